@@ -1,0 +1,1 @@
+"""Meshwright: programs that run on many devices."""

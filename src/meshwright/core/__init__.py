@@ -1,0 +1,1 @@
+"""Programs, their types and the shape of an op. Names no op."""

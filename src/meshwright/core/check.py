@@ -1,0 +1,76 @@
+"""The checker: every variable is given before it is used, once, and every equation has the type its op says."""
+
+from __future__ import annotations
+
+from meshwright.core.program import Atom, Eqn, Literal, Program, Var
+from meshwright.core.text import print_program
+from meshwright.errors import CheckError, MeshwrightError
+
+
+def check(program: Program, stage: str = "") -> Program:
+    """Return ``program`` if it is right; otherwise a ``CheckError`` shows the equation, its line and its neighbours.
+
+    >>> from meshwright.core.text import parse_program
+    >>> p = check(parse_program("program(a: f32[3]) { b: f32[3] = neg a  return b }"))
+    """
+    known: set[Var] = set()
+    for var in (*(v for v, _ in program.constants), *program.inputs):
+        if var in known:
+            raise _error(program, None, "an input is listed twice", stage)
+        known.add(var)
+    for index, eqn in enumerate(program.eqns):
+        for atom in eqn.inputs:
+            if atom.__class__ is not Literal and atom not in known:
+                raise _error(program, index, f"it uses a {atom.type.short()} that is not defined before it", stage)
+        for _, region in eqn.regions():
+            check(region, stage)
+        try:
+            types = eqn.op.type(*[a.type for a in eqn.inputs], **eqn.params)
+        except (MeshwrightError, TypeError, ValueError) as error:
+            raise _error(program, index, getattr(error, "what", str(error)), stage) from error
+        expected = types if isinstance(types, tuple) else (types,)
+        actual = tuple(v.type for v in eqn.outputs)
+        if expected != actual:
+            raise _error(program, index, f"its result is {_show(actual)}, but the op gives {_show(expected)}", stage)
+        for var in eqn.outputs:
+            if var in known:
+                raise _error(program, index, "it defines a variable a second time", stage)
+            known.add(var)
+    for atom in program.outputs:
+        if atom.__class__ is not Literal and atom not in known:
+            raise _error(program, len(program.eqns), f"a returned {atom.type.short()} is not defined", stage)
+    return program
+
+
+def _show(types: tuple[object, ...]) -> str:
+    return ", ".join(str(t.short()) for t in types)  # type: ignore[attr-defined]
+
+
+def _error(program: Program, index: int | None, why: str, stage: str) -> CheckError:
+    lines = print_program(_flat(program)).split("\n")
+    first = 1 + len(program.constants)
+    at = 0 if index is None else first + index
+    shown = [f"{'>' if n == at else ' '} {lines[n]}" for n in range(max(0, at - 2), min(len(lines), at + 3))]
+    source = program.eqns[index].source if index is not None and index < len(program.eqns) else None
+    where = "\n".join(shown) + (f"\nwritten at {source.show()}" if source else "")
+    return CheckError(
+        f"The program{f' after {stage}' if stage else ''} is not well formed.",
+        where=where,
+        why=why,
+        fix="correct the equation marked with >",
+    )
+
+
+def _flat(program: Program) -> Program:
+    """The program with its regions left out, so that each equation is one line."""
+
+    def without(value: object) -> object:
+        if isinstance(value, Program):
+            return "…"
+        return tuple(without(item) for item in value) if isinstance(value, tuple) else value
+
+    def strip(eqn: Eqn) -> Eqn:
+        return Eqn(eqn.op, eqn.inputs, {k: without(v) for k, v in eqn.params.items()}, eqn.outputs, eqn.source)
+
+    outputs: tuple[Atom, ...] = program.outputs
+    return Program(program.inputs, tuple(strip(e) for e in program.eqns), outputs, program.constants)

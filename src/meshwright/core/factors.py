@@ -1,0 +1,160 @@
+"""Factor rules: einsum-like text from which shapes, propagation, partitioning and batching follow.
+
+A factor is an index that an op iterates over. Each dim of each operand and result is a product of factors, major to
+minor: a matmul is ``i k, k j -> i j``, a reshape that splits a dim is ``(i j) -> i j``. A factor that appears in no
+result is *reduced*: a device that holds a part of it owes the combination (``sum``, ``max``, …) with the others.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from math import prod
+
+from meshwright.core.types import TensorType
+from meshwright.errors import TextError
+
+Dims = tuple[tuple[str, ...], ...]  # per dim, its factors from major to minor
+
+
+@dataclass(frozen=True)
+class Factors:
+    """The factor rule of one op on operands of given shapes.
+
+    ``replicated`` factors must be whole on every device, ``permuted`` ones may stay split at the price of talking to
+    neighbours, ``blocked`` ones are never propagated along. All others pass through or are reduced by ``combine``.
+
+    >>> rule = Factors.parse("i k, k j -> i j", sizes={"i": 2, "k": 3, "j": 4})
+    >>> sorted(rule.reduced), str(rule)
+    (['k'], 'i k, k j -> i j  sum=k')
+    """
+
+    operands: tuple[Dims, ...]
+    results: tuple[Dims, ...]
+    sizes: dict[str, int]
+    replicated: frozenset[str] = frozenset()
+    permuted: frozenset[str] = frozenset()
+    blocked: frozenset[str] = frozenset()
+    combine: str = "sum"
+    reduced: frozenset[str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        returned = {name for dims in self.results for dim in dims for name in dim}
+        special = self.replicated | self.permuted
+        object.__setattr__(self, "reduced", frozenset(self.sizes) - returned - special)
+
+    @property
+    def passing(self) -> frozenset[str]:
+        """The factors that appear in a result and ask for nothing."""
+        return frozenset(self.sizes) - self.reduced - self.replicated - self.permuted
+
+    @property
+    def iterations(self) -> int:
+        """How many points the op iterates over: the product of all factors."""
+        return prod(self.sizes.values())
+
+    @staticmethod
+    def parse(
+        text: str,
+        sizes: dict[str, int],
+        *,
+        replicated: Iterable[str] = (),
+        permuted: Iterable[str] = (),
+        blocked: Iterable[str] = (),
+        combine: str = "sum",
+    ) -> Factors:
+        """Read ``i k, k j -> i j``; parentheses group the factors of one dim."""
+        if text.count("->") != 1:
+            raise TextError(f"A factor rule has one arrow: {text!r}", fix='"i k, k j -> i j"')
+        left, right = (tuple(_parse_dims(part) for part in side.split(",")) for side in text.split("->"))
+        return Factors(
+            left, right, dict(sizes), frozenset(replicated), frozenset(permuted), frozenset(blocked), combine
+        )
+
+    def __str__(self) -> str:
+        def show(dims: Dims) -> str:
+            return " ".join(dim[0] if len(dim) == 1 else "(" + " ".join(dim) + ")" for dim in dims)
+
+        text = f"{', '.join(map(show, self.operands))} -> {', '.join(map(show, self.results))}"
+        for label, names in (
+            (self.combine, self.reduced),
+            ("replicated", self.replicated),
+            ("permuted", self.permuted),
+            ("blocked", self.blocked),
+        ):
+            if names:
+                text += f"  {label}={','.join(sorted(names))}"
+        return text
+
+
+def _parse_dims(text: str) -> Dims:
+    groups = re.findall(r"\(([^()]*)\)|(\S+)", text)
+    return tuple(tuple(group.split()) if not single else (single,) for group, single in groups)
+
+
+def names(count: int) -> list[str]:
+    """``count`` factor names: i, j, …, z, z_1, z_2, …"""
+    letters = "ijklmnopqrstuvwxyz"
+    return [letters[n] if n < len(letters) else f"z_{n - len(letters) + 1}" for n in range(count)]
+
+
+def pointwise(operands: Sequence[TensorType], results: Sequence[TensorType], params: object = None) -> Factors:
+    """One factor per dim, shared by everything; rank-0 operands have none.
+
+    >>> import numpy as np
+    >>> t = TensorType((2, 3), np.dtype("float32"))
+    >>> str(pointwise([t, t], [t]))
+    'i j, i j -> i j'
+    """
+    shape = results[0].shape
+    letters = names(len(shape))
+    dims = tuple((letter,) for letter in letters)
+    return Factors(
+        tuple(dims if t.ndim else () for t in operands),
+        tuple(dims for _ in results),
+        dict(zip(letters, shape, strict=True)),
+    )
+
+
+class FactorBuilder:
+    """Builds a rule dim by dim: ``add`` makes a factor and puts it on one dim of some tensors.
+
+    Tensors are numbered operands first, then results; a dim that is never mentioned gets a factor of its own.
+    """
+
+    def __init__(self, operands: Sequence[TensorType], results: Sequence[TensorType]) -> None:
+        self._types = [*operands, *results]
+        self._operand_count = len(operands)
+        self._dims: list[list[list[str]]] = [[[] for _ in t.shape] for t in self._types]
+        self._sizes: dict[str, int] = {}
+        self._kinds: dict[str, set[str]] = {"replicated": set(), "permuted": set(), "blocked": set()}
+        self._letters = iter(names(10_000))
+
+    def add(self, size: int, *places: tuple[int, int], kind: str = "", blocked: bool = False) -> str:
+        """A factor of ``size`` appended (as the minor one) to each (tensor, dim) of ``places``."""
+        name = next(self._letters)
+        self._sizes[name] = size
+        for tensor, dim in places:
+            self._dims[tensor][dim].append(name)
+        if kind:
+            self._kinds[kind].add(name)
+        if blocked:
+            self._kinds["blocked"].add(name)
+        return name
+
+    def build(self, combine: str = "sum") -> Factors:
+        for tensor, t in enumerate(self._types):
+            for dim, size in enumerate(t.shape):
+                if not self._dims[tensor][dim]:
+                    self.add(size, (tensor, dim), kind="replicated")
+        dims = tuple(tuple(tuple(factors) for factors in tensor) for tensor in self._dims)
+        return Factors(
+            dims[: self._operand_count],
+            dims[self._operand_count :],
+            self._sizes,
+            frozenset(self._kinds["replicated"]),
+            frozenset(self._kinds["permuted"]),
+            frozenset(self._kinds["blocked"]),
+            combine,
+        )

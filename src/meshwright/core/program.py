@@ -1,0 +1,192 @@
+"""Programs: frozen, typed, printable lists of equations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from meshwright.core.source import Source
+from meshwright.core.types import TensorType
+
+if TYPE_CHECKING:
+    from meshwright.core.op import Op
+
+Params = Mapping[str, Any]
+
+
+class Var:
+    """A value of a program, given once. It has a type and no name: names belong to the text."""
+
+    __slots__ = ("type",)
+
+    def __init__(self, type: TensorType) -> None:
+        self.type = type
+
+    def __repr__(self) -> str:
+        return f"Var({self.type.short()})"
+
+
+class Literal:
+    """A number written where it is used."""
+
+    __slots__ = ("type", "value")
+
+    def __init__(self, value: bool | int | float | complex, type: TensorType) -> None:
+        self.value = value
+        self.type = type
+
+    def key(self) -> tuple[str, TensorType]:
+        """What makes two literals the same; ``repr`` tells 0.0 from -0.0 and lets nan equal nan."""
+        return repr(self.value), self.type
+
+    def __repr__(self) -> str:
+        return f"{self.value}:{self.type.short()}"
+
+
+Atom = Var | Literal
+
+
+class Eqn:
+    """``outputs = op inputs params``, and the user's line it came from. Frozen by convention: passes make new ones."""
+
+    __slots__ = ("inputs", "op", "outputs", "params", "source")
+
+    def __init__(
+        self, op: Op, inputs: Sequence[Atom], params: Params, outputs: Sequence[Var], source: Source | None = None
+    ) -> None:
+        self.op = op
+        self.inputs = inputs
+        self.params = params
+        self.outputs = outputs
+        self.source = source
+
+    def regions(self) -> Iterator[tuple[str, Program]]:
+        """The programs among the params, by name; those in a tuple are numbered."""
+        for name, value in self.params.items():
+            if isinstance(value, Program):
+                yield name, value
+            elif isinstance(value, tuple):
+                for index, item in enumerate(value):
+                    if isinstance(item, Program):
+                        yield f"{name}[{index}]", item
+
+    def __repr__(self) -> str:
+        outs = ", ".join(v.type.short() for v in self.outputs)
+        return f"{outs} = {self.op.name} {' '.join(a.type.short() for a in self.inputs)}"
+
+
+@dataclass(frozen=True)
+class Missing:
+    """A constant known by its digest alone: what text keeps of a large array."""
+
+    digest: str
+
+
+def digest(array: np.ndarray[Any, Any]) -> str:
+    """The name of an array's contents in the text."""
+    return sha256(np.ascontiguousarray(array).tobytes()).hexdigest()[:16]
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+    """A function of ``inputs`` computed by ``eqns`` in order. ``constants`` are arrays bound to vars beforehand.
+
+    Two programs are equal when they are the same up to the names of their variables; source lines do not count.
+
+    >>> import meshwright as mw, meshwright.numpy as mnp
+    >>> print(mw.make_program(lambda x: mnp.sin(x) * 2)(mnp.ones(3)).to_text(sources=False))
+    program(a: f32[3]) {
+      b: f32[3] = sin a
+      c: f32[3] = mul b 2.0
+      return c
+    }
+    """
+
+    inputs: tuple[Var, ...]
+    eqns: tuple[Eqn, ...]
+    outputs: tuple[Atom, ...]
+    constants: tuple[tuple[Var, Any], ...] = ()
+
+    @property
+    def in_types(self) -> tuple[TensorType, ...]:
+        return tuple(v.type for v in self.inputs)
+
+    @property
+    def out_types(self) -> tuple[TensorType, ...]:
+        return tuple(a.type for a in self.outputs)
+
+    def __str__(self) -> str:
+        return self.to_text()
+
+    def to_text(self, *, sources: bool = True, constants: bool = False) -> str:
+        """The program as text: with the user's lines as comments, and (``constants``) large arrays in full."""
+        return _printer(self, sources, constants)
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Program) and (self is other or canonical_key(self) == canonical_key(other))
+
+    def __hash__(self) -> int:
+        return hash(canonical_key(self))
+
+
+_printer: Callable[[Program, bool, bool], str]
+
+
+def set_printer(printer: Callable[[Program, bool, bool], str]) -> None:
+    """Called once by ``core.text``, which imports this module."""
+    global _printer
+    _printer = printer
+
+
+def canonical_key(program: Program) -> tuple[Any, ...]:
+    """A value equal for two programs exactly when they are equal up to names. Computed once per program."""
+    found = program.__dict__.get("_key")
+    if found is not None:
+        return found  # type: ignore[no-any-return]
+    number: dict[int, int] = {}
+
+    def define(var: Var) -> TensorType:
+        number[id(var)] = len(number)
+        return var.type
+
+    def use(atom: Atom) -> Any:
+        return atom.key() if isinstance(atom, Literal) else number[id(atom)]
+
+    constants = tuple(
+        (define(v), value.digest if isinstance(value, Missing) else digest(value)) for v, value in program.constants
+    )
+    inputs = tuple(define(v) for v in program.inputs)
+    eqns = tuple(
+        (
+            eqn.op.name,
+            tuple(use(a) for a in eqn.inputs),
+            param_key(eqn.params),
+            tuple(define(v) for v in eqn.outputs),
+        )
+        for eqn in program.eqns
+    )
+    key = (constants, inputs, eqns, tuple(use(a) for a in program.outputs))
+    object.__setattr__(program, "_key", key)
+    return key
+
+
+def param_key(params: Params) -> tuple[Any, ...]:
+    """The params as a hashable value; ``True`` and ``1`` differ, and so do ``1`` and ``1.0``."""
+    return tuple((name, _value_key(params[name])) for name in sorted(params))
+
+
+def _value_key(value: Any) -> Any:
+    if isinstance(value, Program):
+        return canonical_key(value)
+    if isinstance(value, tuple):
+        return tuple(_value_key(item) for item in value)
+    if isinstance(value, float | complex):
+        return type(value).__name__, repr(value)
+    return type(value).__name__, value

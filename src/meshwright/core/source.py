@@ -1,0 +1,47 @@
+"""Where in the user's code something was written."""
+
+from __future__ import annotations
+
+import linecache
+import os
+import sys
+from types import CodeType
+from typing import NamedTuple
+
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_internal: dict[CodeType, bool] = {}
+
+
+class Source(NamedTuple):
+    """A line of a file."""
+
+    file: str
+    line: int
+
+    def __str__(self) -> str:
+        return f"{os.path.basename(self.file)}:{self.line}"
+
+    def show(self) -> str:
+        """``loss.py:41   total = partial + bias``: the place and the text of the line."""
+        text = linecache.getline(self.file, self.line).strip()
+        return f"{self}   {text}" if text else str(self)
+
+
+def user_source() -> Source | None:
+    """The innermost line being executed outside this package."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        internal = _internal.get(code)
+        if internal is None:
+            internal = _internal[code] = code.co_filename.startswith(_PACKAGE) or code.co_filename.startswith("<frozen")
+        if not internal:
+            return Source(code.co_filename, frame.f_lineno)
+        frame = frame.f_back  # type: ignore[assignment]
+    return None
+
+
+def here() -> str:
+    """The user's line for an error's ``where``."""
+    source = user_source()
+    return source.show() if source else ""

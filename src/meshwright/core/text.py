@@ -1,0 +1,464 @@
+"""Programs as text, and back: ``parse_program(str(p)) == p``.
+
+    program(a: f32[8,4], b: f32[4]) {
+      const c: f32[2] = [1.0, 2.0]
+      d: f32[8,4] = broadcast_in_dim b dims=(1,) shape=(8, 4)  # mlp.py:12
+      e: f32[8,4] = add a d  # mlp.py:12
+      f: f32[8,4] = mul e 2.0
+      return f
+    }
+
+A bare ``2.0``, ``2`` or ``True`` is a weak f32, a weak i32, a bool; any other literal names its type: ``2.0:bf16``.
+Params are numbers, strings, tuples, dtypes, types and programs. A constant of more than ``LARGEST_INLINE`` elements is
+kept by the digest of its contents.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from meshwright.core import dtypes
+from meshwright.core.op import REGISTRY
+from meshwright.core.program import Atom, Eqn, Literal, Missing, Program, Var, digest, set_printer
+from meshwright.core.source import Source
+from meshwright.core.types import TensorType
+from meshwright.errors import TextError
+
+LARGEST_INLINE = 16
+_BARE = {float: TensorType((), dtypes.FLOAT32, True), int: TensorType((), dtypes.INT32, True)}
+_BARE[bool] = TensorType((), dtypes.BOOL)
+
+
+def print_program(program: Program, sources: bool = True, constants: bool = False) -> str:
+    """The text of a program; ``sources`` adds the user's lines, ``constants`` writes large arrays in full."""
+    return "\n".join(_lines(program, _Names(), sources, constants))
+
+
+set_printer(print_program)
+
+
+class _Names:
+    """Gives vars the names a, b, …, z, ba, bb, … in the order they are first seen."""
+
+    def __init__(self) -> None:
+        self._names: dict[Var, str] = {}
+
+    def __call__(self, atom: Atom) -> str:
+        if isinstance(atom, Literal):
+            return _print_literal(atom)
+        name = self._names.get(atom)
+        if name is None:
+            name = self._names[atom] = _letters(len(self._names))
+        return name
+
+
+def _letters(n: int) -> str:
+    text = ""
+    while True:
+        n, digit = divmod(n, 26)
+        text = chr(ord("a") + digit) + text
+        if not n:
+            return text if text not in ("const", "return", "program", "inf", "nan") else text + "_"
+
+
+def _print_literal(literal: Literal) -> str:
+    text = repr(literal.value)
+    bare = _BARE.get(type(literal.value))
+    return text if literal.type is bare else f"{text}:{literal.type.short().removesuffix('[]')}"
+
+
+def _lines(program: Program, name: _Names, sources: bool, full: bool) -> list[str]:
+    lines = [f"program({', '.join(f'{name(v)}: {v.type.short()}' for v in program.inputs)}) {{"]
+    for var, value in program.constants:
+        lines.append(f"  const {name(var)}: {var.type.short()} = {_print_constant(value, full)}")
+    for eqn in program.eqns:
+        inputs = [name(a) for a in eqn.inputs]  # named before the outputs, so that text order is program order
+        head = ", ".join(f"{name(v)}: {v.type.short()}" for v in eqn.outputs)
+        params = [_print_param(key, eqn.params[key], name, sources, full) for key in sorted(eqn.params)]
+        body = " ".join([eqn.op.name, *inputs, *params])
+        comment = f"  # {eqn.source}" if sources and eqn.source else ""
+        lines.extend(f"  {line}" for line in f"{head + ' ' if head else ''}= {body}{comment}".split("\n"))
+    outputs = ", ".join(name(a) for a in program.outputs)
+    lines.append(f"  return {outputs}" if outputs else "  return")
+    lines.append("}")
+    return lines
+
+
+def _print_constant(value: Any, full: bool) -> str:
+    if isinstance(value, Missing):
+        return f"@{value.digest}"
+    if value.size <= LARGEST_INLINE:
+        items = value.ravel().tolist()
+        return "[" + ", ".join(repr(float(x) if value.dtype.kind == "V" else x) for x in items) + "]"
+    if full:
+        return f"@{digest(value)} '{base64.b64encode(np.ascontiguousarray(value).tobytes()).decode()}'"
+    return f"@{digest(value)}"
+
+
+def _print_param(key: str, value: Any, name: _Names, sources: bool, full: bool) -> str:
+    return f"{key}={_print_value(value, name, sources, full)}"
+
+
+def _print_value(value: Any, name: _Names, sources: bool, full: bool) -> str:
+    if isinstance(value, Program):
+        return "\n".join(_lines(value, name, sources, full))
+    if isinstance(value, tuple):
+        items = [_print_value(item, name, sources, full) for item in value]
+        return f"({', '.join(items)}{',' if len(items) == 1 else ''})"
+    if isinstance(value, np.dtype):
+        return dtypes.short_name(value)
+    if isinstance(value, TensorType):
+        return value.short()
+    if value is None or isinstance(value, bool | int | float | complex | str):
+        return repr(value)
+    raise TypeError(f"param {key_of(value)} cannot be written as text")
+
+
+def key_of(value: Any) -> str:
+    return f"{type(value).__name__} {value!r}"
+
+
+# Reading
+
+_TOKENS = re.compile(
+    r"""(?P<space>[ \t]+)|(?P<newline>\n)|(?P<comment>\#[^\n]*)
+      |(?P<number>[-+]?(?:\d+\.\d*(?:[eE][-+]?\d+)?|\d+[eE][-+]?\d+|\d+|inf\b|nan\b)j?)
+      |(?P<string>'(?:[^'\\\n]|\\.)*'|"(?:[^"\\\n]|\\.)*")
+      |(?P<word>[A-Za-z_][A-Za-z_0-9]*)
+      |(?P<digest>@[0-9a-f]+)
+      |(?P<sign>[-=:,(){}\[\]~+])""",
+    re.VERBOSE,
+)
+
+
+class _Reader:
+    """Tokens of a text with one token of lookahead; every error points at a character."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.tokens: list[tuple[str, str, int]] = []
+        self.next = 0
+        position = 0
+        while position < len(text):
+            match = _TOKENS.match(text, position)
+            if match is None:
+                raise self.error_at(position, f"the character {text[position]!r} means nothing here")
+            if match.lastgroup not in ("space", "newline"):
+                self.tokens.append((match.lastgroup or "", match.group(), position))
+            position = match.end()
+        self.tokens.append(("end", "the end of the text", len(text)))
+        self.source: Source | None = None
+
+    def error_at(self, position: int, why: str) -> TextError:
+        before = self.text[:position]
+        line = before.count("\n")
+        column = position - (before.rfind("\n") + 1)
+        shown = self.text.split("\n")[line] if self.text else ""
+        return TextError(
+            f"This is not a program: line {line + 1}, column {column + 1}.",
+            where=f"{shown}\n{' ' * column}^",
+            why=why,
+            fix="write equations as `c: f32[8,4] = add a b`, inside `program(a: f32[8,4], …) { … return c }`",
+        )
+
+    def error(self, why: str) -> TextError:
+        return self.error_at(self.peek_full()[2], why)
+
+    def peek_full(self) -> tuple[str, str, int]:
+        index = self.next
+        while self.tokens[index][0] == "comment":
+            index += 1
+        return self.tokens[index]
+
+    def peek(self) -> str:
+        return self.peek_full()[1]
+
+    def take(self, expected: str | None = None) -> tuple[str, str]:
+        while self.tokens[self.next][0] == "comment":
+            self.next += 1
+        kind, text, _ = self.tokens[self.next]
+        if expected is not None and text != expected:
+            raise self.error(f"expected {expected!r}, found {text!r}")
+        if kind == "end":
+            raise self.error("the text ends too early")
+        self.next += 1
+        return kind, text
+
+    def accept(self, text: str) -> bool:
+        if self.peek_full()[0] != "end" and self.peek() == text:
+            self.take()
+            return True
+        return False
+
+    def word(self, what: str) -> str:
+        kind, text, _ = self.peek_full()
+        if kind != "word":
+            raise self.error(f"expected {what}, found {text!r}")
+        self.take()
+        return text
+
+    def trailing_source(self) -> Source | None:
+        """The source written as a comment right after what was just read."""
+        kind, text, _ = self.tokens[self.next]
+        match = re.fullmatch(r"#\s*(\S.*):(\d+)\s*", text) if kind == "comment" else None
+        return Source(match[1], int(match[2])) if match else None
+
+
+def parse_program(text: str) -> Program:
+    """Read a program.
+
+    >>> text = "program(a: f32[3]) { b: f32[3] = neg a  return b }"
+    >>> parse_program(text).out_types
+    (f32[3],)
+    """
+    reader = _Reader(text)
+    program = _parse_program(reader, {})
+    if reader.peek_full()[0] != "end":
+        raise reader.error(f"expected the end of the text, found {reader.peek()!r}")
+    return program
+
+
+def parse_type(text: str) -> TensorType:
+    """Read a type such as ``f32[8,4]``."""
+    reader = _Reader(text)
+    result = _parse_type(reader)
+    if reader.peek_full()[0] != "end":
+        raise reader.error(f"expected the end of the text, found {reader.peek()!r}")
+    return result
+
+
+def _parse_type(reader: _Reader) -> TensorType:
+    weak = reader.accept("~")
+    name = reader.peek()
+    if name not in dtypes.SHORT_NAMES:
+        raise reader.error(f"{name!r} is not a dtype; there are {', '.join(dtypes.SHORT_NAMES)}")
+    reader.take()
+    shape: list[int] = []
+    reader.take("[")
+    while not reader.accept("]"):
+        shape.append(_parse_size(reader))
+        if reader.peek() != "]":
+            reader.take(",")
+    varying: list[str] = []
+    unreduced: list[str] = []
+    if reader.peek() == "{":
+        reader.take()
+        while not reader.accept("}"):
+            axis = reader.word("a mesh axis")
+            if axis == "U" and reader.accept(":"):
+                unreduced.append(reader.word("a mesh axis"))
+            else:
+                varying.append(axis)
+            reader.accept(",")
+    return TensorType(tuple(shape), dtypes.SHORT_NAMES[name], weak, varying=tuple(varying), unreduced=tuple(unreduced))
+
+
+def _parse_size(reader: _Reader) -> int:
+    kind, text, _ = reader.peek_full()
+    if kind != "number" or not text.isdigit():
+        raise reader.error(f"expected a size, found {text!r}")
+    reader.take()
+    return int(text)
+
+
+def _parse_var(reader: _Reader, names: dict[str, Var]) -> Var:
+    position = reader.peek_full()[2]
+    name = reader.word("a name")
+    if name in names:
+        raise reader.error_at(position, f"{name!r} is given twice")
+    reader.take(":")
+    var = Var(_parse_type(reader))
+    names[name] = var
+    return var
+
+
+def _parse_list(reader: _Reader, end: str, item: Callable[[], Any]) -> list[Any]:
+    items = []
+    while not reader.accept(end):
+        items.append(item())
+        if reader.peek() != end:
+            reader.take(",")
+    return items
+
+
+def _parse_program(reader: _Reader, outer: dict[str, Var]) -> Program:
+    names: dict[str, Var] = {}
+    reader.take("program")
+    reader.take("(")
+    inputs = _parse_list(reader, ")", lambda: _parse_var(reader, names))
+    reader.take("{")
+    constants = []
+    while reader.accept("const"):
+        var = _parse_var(reader, names)
+        reader.take("=")
+        constants.append((var, _parse_constant(reader, var.type)))
+    eqns: list[Eqn] = []
+    while reader.peek() != "return":
+        eqns.append(_parse_eqn(reader, names))
+    reader.take("return")
+    outputs: list[Atom] = []
+    while reader.peek() != "}":
+        outputs.append(_parse_atom(reader, names))
+        if not reader.accept(","):
+            break
+    reader.take("}")
+    return Program(tuple(inputs), tuple(eqns), tuple(outputs), tuple(constants))
+
+
+def _parse_eqn(reader: _Reader, names: dict[str, Var]) -> Eqn:
+    heads: list[tuple[str, TensorType]] = []
+    while reader.peek() != "=":
+        position = reader.peek_full()[2]
+        name = reader.word("the name of a result, or `return`")
+        if name in names:
+            raise reader.error_at(position, f"{name!r} is given twice")
+        reader.take(":")
+        heads.append((name, _parse_type(reader)))
+        if reader.peek() != "=":
+            reader.take(",")
+    reader.take("=")
+    position = reader.peek_full()[2]
+    op_name = reader.word("an op")
+    op = REGISTRY.get(op_name)
+    if op is None:
+        raise reader.error_at(position, f"there is no op {op_name!r}")
+    inputs: list[Atom] = []
+    params: dict[str, Any] = {}
+    while not _ends_equation(reader):
+        if _is_param(reader):
+            key = reader.word("a param")
+            reader.take("=")
+            params[key] = _parse_value(reader, names)
+        else:
+            inputs.append(_parse_atom(reader, names))
+    source = reader.trailing_source()
+    outputs = [Var(t) for _, t in heads]
+    for (name, _), var in zip(heads, outputs, strict=True):
+        names[name] = var
+    return Eqn(op, tuple(inputs), params, tuple(outputs), source)
+
+
+def _following(reader: _Reader, count: int) -> list[str]:
+    """The next ``count`` tokens, comments left out."""
+    found: list[str] = []
+    index = reader.next
+    while len(found) < count and index < len(reader.tokens):
+        if reader.tokens[index][0] != "comment":
+            found.append(reader.tokens[index][1])
+        index += 1
+    return found
+
+
+def _is_param(reader: _Reader) -> bool:
+    return reader.peek_full()[0] == "word" and _following(reader, 2)[1:] == ["="]
+
+
+def _ends_equation(reader: _Reader) -> bool:
+    """Whether what follows is `return`, the head of the next equation (`name: type`), or a headless one (`= op`)."""
+    if reader.peek() in ("return", "}", "="):
+        return True
+    return (
+        reader.peek_full()[0] == "word"
+        and reader.peek() not in ("True", "False")
+        and (_following(reader, 2)[1:] == [":"])
+    )
+
+
+def _parse_atom(reader: _Reader, names: dict[str, Var]) -> Atom:
+    kind, text, position = reader.peek_full()
+    if kind == "word" and text not in ("True", "False"):
+        reader.take()
+        if text not in names:
+            raise reader.error_at(position, f"{text!r} is not defined before this line")
+        return names[text]
+    value = _parse_number(reader)
+    if reader.accept(":"):
+        weak = reader.accept("~")
+        name = reader.word("a dtype")
+        if name not in dtypes.SHORT_NAMES:
+            raise reader.error_at(position, f"{name!r} is not a dtype")
+        return Literal(value, TensorType((), dtypes.SHORT_NAMES[name], weak))
+    if type(value) not in _BARE:
+        raise reader.error_at(position, "a complex literal names its type: (1+2j):c64")
+    return Literal(value, _BARE[type(value)])
+
+
+def _parse_number(reader: _Reader) -> Any:
+    kind, text, position = reader.peek_full()
+    if text in ("True", "False"):
+        reader.take()
+        return text == "True"
+    if text == "(":
+        reader.take()
+        parts = ""
+        while not reader.accept(")"):
+            parts += reader.take()[1]
+        try:
+            return complex(parts)
+        except ValueError:
+            raise reader.error_at(position, f"({parts}) is not a complex number") from None
+    if text in ("inf", "nan") or kind == "number":
+        reader.take()
+        if text.endswith("j"):
+            return complex(text)
+        return int(text) if re.fullmatch(r"[-+]?\d+", text) else float(text)
+    if text == "-":
+        reader.take()
+        return -_parse_number(reader)
+    raise reader.error(f"expected a value, found {text!r}")
+
+
+def _parse_value(reader: _Reader, names: dict[str, Var]) -> Any:
+    kind, text, _ = reader.peek_full()
+    if text == "program":
+        return _parse_program(reader, names)
+    if text == "(":
+        if _is_complex(reader):
+            return _parse_number(reader)
+        reader.take()
+        return tuple(_parse_list(reader, ")", lambda: _parse_value(reader, names)))
+    if kind == "string":
+        reader.take()
+        return _unquote(text)
+    if text == "None":
+        reader.take()
+        return None
+    if text == "~" or text in dtypes.SHORT_NAMES:
+        if text != "~" and _following(reader, 2)[1:] != ["["]:
+            reader.take()
+            return dtypes.SHORT_NAMES[text]
+        return _parse_type(reader)
+    return _parse_number(reader)
+
+
+def _is_complex(reader: _Reader) -> bool:
+    """Whether `(` starts a complex number such as (1+2j) rather than a tuple."""
+    tokens = _following(reader, 5)
+    ends = tokens.index(")") if ")" in tokens else -1
+    return ends > 1 and "," not in tokens[:ends] and tokens[ends - 1].endswith("j")
+
+
+def _unquote(text: str) -> str:
+    return re.sub(r"\\(.)", lambda m: {"n": "\n", "t": "\t"}.get(m[1], m[1]), text[1:-1])
+
+
+def _parse_constant(reader: _Reader, type: TensorType) -> Any:
+    kind, text, position = reader.peek_full()
+    if kind == "digest":
+        reader.take()
+        if reader.peek_full()[0] != "string":
+            return Missing(text[1:])
+        raw = base64.b64decode(_unquote(reader.take()[1]), validate=True)
+        if len(raw) != type.nbytes:
+            raise reader.error_at(position, f"the data has {len(raw)} bytes, the type {type.short()} {type.nbytes}")
+        return np.frombuffer(raw, type.dtype).reshape(type.shape).copy()
+    reader.take("[")
+    items = _parse_list(reader, "]", lambda: _parse_number(reader))
+    if len(items) != type.size:
+        raise reader.error_at(position, f"{len(items)} elements given for the type {type.short()}")
+    return np.asarray(items, type.dtype).reshape(type.shape)

@@ -1,0 +1,349 @@
+"""Tracing: a function run on tracers leaves behind the program of what it did.
+
+``apply`` is the one way an op is used. With no trace going on it computes; inside one it adds an equation to the
+innermost builder. A value from outside a builder (an array, or a tracer of an enclosing trace) is *captured*: it becomes
+an extra leading input, and the caller of ``trace`` decides how to pass it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from meshwright.core import dtypes
+from meshwright.core.program import Atom, Eqn, Literal, Params, Program, Var
+from meshwright.core.source import Source, here, user_source
+from meshwright.core.types import TensorType
+from meshwright.errors import MeshwrightError, ShapeError, TracerError
+
+if TYPE_CHECKING:
+    from meshwright.core.op import Op
+
+
+class Value:
+    """What programs compute with: a concrete ``Array`` or a ``Tracer``. Operators and methods are added by the frontend."""
+
+    __slots__ = ("__weakref__",)
+    type: TensorType
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.type.shape
+
+    @property
+    def dtype(self) -> dtypes.DType:
+        return self.type.dtype
+
+    @property
+    def ndim(self) -> int:
+        return self.type.ndim
+
+    @property
+    def size(self) -> int:
+        return self.type.size
+
+    @property
+    def weak_type(self) -> bool:
+        return self.type.weak
+
+
+class Array(Value):
+    """An array of known contents."""
+
+    __slots__ = ("_data", "type")
+
+    def __init__(self, data: Any, type: TensorType) -> None:
+        self._data = data
+        self.type = type
+
+    @property
+    def data(self) -> Any:
+        """The contents; an error after the array was donated."""
+        if self._data is None:
+            raise MeshwrightError(
+                f"This array {self.type} was donated to a jitted function and no longer has contents.",
+                where=here(),
+                why="donate_argnums lets the function overwrite its argument",
+                fix="use the function's result instead, or do not donate this argument",
+            )
+        return self._data
+
+
+class Tracer(Value):
+    """A value of the program being traced."""
+
+    __slots__ = ("builder", "type", "var")
+
+    def __init__(self, builder: Builder, var: Var) -> None:
+        self.builder = builder
+        self.var = var
+        self.type = var.type
+
+
+class _State(threading.local):
+    builder: Builder | None = None  # the innermost trace going on
+    source: Source | None = None  # set while a transform replays an equation
+
+
+state = _State()
+_namespace: Any = None
+
+
+def set_namespace(namespace: Any) -> None:
+    """Choose the array namespace that concrete values are computed with."""
+    global _namespace
+    _namespace = namespace
+
+
+class Builder:
+    """A program in the making. ``level`` is how many traces are open around it."""
+
+    __slots__ = ("captured", "closed", "eqns", "inputs", "known", "level", "parent")
+
+    def __init__(self, parent: Builder | None) -> None:
+        self.parent = parent
+        self.level: int = parent.level + 1 if parent else 0
+        self.inputs: list[Var] = []
+        self.eqns: list[Eqn] = []
+        self.captured: dict[int, tuple[Var, Value]] = {}
+        self.known: dict[Var, Any] | None = None  # values of the inputs, when tracing was asked to keep them
+        self.closed = False
+
+    def input(self, type: TensorType) -> Tracer:
+        var = Var(type)
+        self.inputs.append(var)
+        return Tracer(self, var)
+
+    def atom(self, x: Any) -> Atom:
+        """How an equation of this builder refers to ``x``."""
+        if x.__class__ is Tracer:
+            if x.builder is self and not self.closed:
+                return x.var  # type: ignore[no-any-return]
+            if x.builder.closed:
+                raise leaked(x)
+        elif x.type.ndim == 0 and x.__class__ is Array:
+            return Literal(python_number(x.data), x.type)
+        found = self.captured.get(id(x))
+        if found is None:
+            found = self.captured[id(x)] = (Var(x.type), x)
+        return found[0]
+
+    def emit(self, op: Op, atoms: Sequence[Atom], params: Params, types: Any) -> Any:
+        """Add an equation and return its outputs as tracers: one, or a tuple where ``types`` is a tuple."""
+        source = state.source or user_source()
+        if types.__class__ is tuple:
+            outs = [Var(t) for t in types]
+            self.eqns.append(Eqn(op, atoms, params, outs, source))
+            return tuple(Tracer(self, v) for v in outs)
+        var = Var(types)
+        self.eqns.append(Eqn(op, atoms, params, (var,), source))
+        return Tracer(self, var)
+
+    def finish(self, outputs: Sequence[Any]) -> tuple[Program, list[Value]]:
+        """The program and the captured values, which are its leading inputs."""
+        outs = tuple(self.atom(x) for x in outputs)
+        captured = list(self.captured.values())
+        self.closed = True
+        inputs = tuple(var for var, _ in captured) + tuple(self.inputs)
+        return Program(inputs, tuple(self.eqns), outs), [value for _, value in captured]
+
+
+def apply(op: Op, args: Sequence[Any], params: Params) -> Any:
+    """Use an op: compute it, or add it to the program being traced.
+
+    A Python number among ``args`` takes the dtype of the last array operand.
+    """
+    builder = state.builder
+    for x in args:
+        if x.__class__ is Tracer and (builder is None or x.builder.level > builder.level):
+            builder = x.builder
+    if builder is None:
+        return _compute(op, args, params)
+    atoms: list[Any] = []
+    numbers = False
+    for x in args:
+        if isinstance(x, Value):
+            atoms.append(builder.atom(x))
+        elif isinstance(x, bool | int | float | complex):
+            numbers = True
+            atoms.append(x)
+        else:
+            atoms.append(builder.atom(to_array(x)))
+    if numbers:
+        dtype = _number_dtype(atoms)
+        atoms = [a if isinstance(a, Var | Literal) else _literal(a, dtype) for a in atoms]
+    types = op.type(*[a.type for a in atoms], **params)
+    return builder.emit(op, atoms, params, types)
+
+
+def _number_dtype(operands: Sequence[Any]) -> dtypes.DType:
+    for x in reversed(operands):
+        if not isinstance(x, bool | int | float | complex):
+            return x.type.dtype  # type: ignore[no-any-return]
+    return dtypes.promote(*(dtypes.of_python_scalar(x) for x in operands))[0]
+
+
+def _literal(value: Any, dtype: dtypes.DType) -> Literal:
+    return Literal(python_number(np.asarray(value, dtype)), TensorType((), dtype, True))
+
+
+def python_number(scalar: Any) -> bool | int | float | complex:
+    """The Python number equal to a rank-0 array."""
+    kind = scalar.dtype.kind
+    return scalar.item() if kind in "biufc" else float(scalar)  # type: ignore[no-any-return]
+
+
+def _compute(op: Op, args: Sequence[Any], params: Params) -> Any:
+    operands: list[Any] = [x if isinstance(x, bool | int | float | complex) else to_array(x) for x in args]
+    if not all(x.__class__ is Array for x in operands):
+        dtype = _number_dtype(operands)
+        operands = [
+            x if x.__class__ is Array else Array(np.asarray(x, dtype), TensorType((), dtype, True)) for x in operands
+        ]
+    types = op.type(*[x.type for x in operands], **params)
+    with np.errstate(all="ignore"):
+        outs = op.evaluate(_namespace, *[x.data for x in operands], **params)
+    if types.__class__ is tuple:
+        return tuple(Array(np.asarray(out), t) for out, t in zip(outs, types, strict=True))
+    return Array(np.asarray(outs), types)  # type: ignore[arg-type]
+
+
+def to_array(x: Any) -> Value:
+    """``x`` as a value: NumPy arrays, Python numbers and nested lists become arrays at the width in force."""
+    if isinstance(x, Value):
+        return x
+    if isinstance(x, bool | int | float | complex):
+        dtype, weak = dtypes.of_python_scalar(x)
+        return Array(np.asarray(x, dtype), TensorType((), dtype, weak))
+    data = np.asarray(x)
+    if not dtypes.is_supported(data.dtype):
+        raise ShapeError(
+            f"A value of type {type(x).__name__} with dtype {data.dtype} is not an array of numbers.",
+            where=here(),
+            why=f"arrays hold {', '.join(dtypes.SHORT_NAMES)}",
+            fix="pass an array of numbers, or mark the argument static: mw.jit(f, static_argnums=…)",
+        )
+    data = data.astype(dtypes.canonical(data.dtype), copy=False)
+    return Array(data, TensorType(data.shape, data.dtype))
+
+
+def type_of(x: Any) -> TensorType:
+    """The type of a value, array or number."""
+    return to_array(x).type
+
+
+@contextmanager
+def building(builder: Builder | None) -> Iterator[None]:
+    """Make ``builder`` the one ops are added to."""
+    before, state.builder = state.builder, builder
+    source, state.source = state.source, None
+    try:
+        yield
+    finally:
+        state.builder, state.source = before, source
+
+
+@contextmanager
+def at_source(source: Source | None) -> Iterator[None]:
+    """Give equations added here the line of the one they are made from."""
+    before, state.source = state.source, source or state.source
+    try:
+        yield
+    finally:
+        state.source = before
+
+
+def trace(
+    function: Callable[..., Sequence[Any]], types: Sequence[TensorType], known: Sequence[Value] | None = None
+) -> tuple[Program, list[Value]]:
+    """The program of ``function`` on values of ``types``, and the outside values that became its leading inputs.
+
+    With ``known`` (the actual arguments), Python may branch on traced values: they are computed when asked for.
+    """
+    builder = Builder(state.builder)
+    try:
+        tracers = [builder.input(t) for t in types]
+        if known is not None:
+            builder.known = {t.var: x for t, x in zip(tracers, known, strict=True)}
+        with building(builder):
+            outputs = function(*tracers)
+            return builder.finish([to_array(x) for x in outputs])
+    finally:
+        builder.closed = True
+
+
+def close(program: Program, captured: Sequence[Value]) -> Program:
+    """The program with its captured arrays bound as constants."""
+    constants = tuple((var, x.data) for var, x in zip(program.inputs, captured, strict=False))  # type: ignore[attr-defined]
+    return Program(program.inputs[len(captured) :], program.eqns, program.outputs, constants)
+
+
+def run(program: Program, args: Sequence[Any]) -> list[Value]:
+    """Apply a program's equations to ``args``, in the trace going on or by computing."""
+    env: dict[Atom, Any] = dict(zip(program.inputs, args, strict=True))
+    for var, data in program.constants:
+        env[var] = Array(data, var.type)
+    for eqn in program.eqns:
+        with at_source(eqn.source):
+            outs = apply(eqn.op, [read(env, a) for a in eqn.inputs], eqn.params)
+        write(env, eqn, outs)
+    return [read(env, a) for a in program.outputs]
+
+
+def read(env: dict[Atom, Any], atom: Atom) -> Any:
+    """The value of an atom while walking a program."""
+    if atom.__class__ is Literal:
+        return Array(np.asarray(atom.value, atom.type.dtype), atom.type)
+    return env[atom]
+
+
+def write(env: dict[Atom, Any], eqn: Eqn, outs: Any) -> None:
+    """Bind the outputs of an equation to what ``apply`` returned."""
+    if outs.__class__ is tuple or outs.__class__ is list:
+        env.update(zip(eqn.outputs, outs, strict=True))
+    else:
+        env[eqn.outputs[0]] = outs
+
+
+def concrete(tracer: Tracer) -> Any:
+    """The contents of a traced value where they follow from known ones, else None."""
+    builder = tracer.builder
+    if builder.known is None or builder.closed:
+        return None
+    needed: set[Var] = {tracer.var}
+    slice_: list[Eqn] = []
+    for eqn in reversed(builder.eqns):
+        if any(v in needed for v in eqn.outputs):
+            slice_.append(eqn)
+            needed.update(a for a in eqn.inputs if isinstance(a, Var))
+    env: dict[Atom, Any] = dict(builder.known)
+    env.update(builder.captured.values())
+    for var, value in list(env.items()):
+        if isinstance(value, Tracer):
+            if var not in needed:
+                continue
+            data = concrete(value)
+            if data is None:
+                return None
+            env[var] = Array(data, value.type)
+    with building(None):
+        for eqn in reversed(slice_):
+            write(env, eqn, apply(eqn.op, [read(env, a) for a in eqn.inputs], eqn.params))
+    return env[tracer.var].data
+
+
+def leaked(x: Tracer) -> TracerError:
+    """The error for a tracer used after its trace ended."""
+    made = next((eqn for eqn in x.builder.eqns if x.var in eqn.outputs), None)
+    origin = f"\nit was made at {made.source.show()}" if made and made.source else ""
+    return TracerError(
+        f"A traced value {x.type} is used after the function it belongs to has returned.",
+        where=here(),
+        why="inside jit, grad, vmap or scan a value stands for many runs and has no contents of its own;"
+        f" it was kept in a global, an attribute or a closure{origin}",
+        fix="return the value from the function, and use what the call returns",
+    )

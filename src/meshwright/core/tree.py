@@ -1,0 +1,30 @@
+"""Nested containers of arrays (pytrees), by optree. ``None`` is an empty tree, dicts are in key order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import optree
+
+Tree = Any
+TreeDef = optree.PyTreeSpec
+
+flatten = optree.tree_flatten
+unflatten = optree.tree_unflatten
+leaves = optree.tree_leaves
+structure = optree.tree_structure
+
+
+def map(function: Callable[..., Any], tree: Tree, *rest: Tree, is_leaf: Callable[[Any], bool] | None = None) -> Tree:
+    """``function`` applied to each leaf of ``tree`` and the matching leaves of ``rest``.
+
+    >>> map(lambda x, y: x + y, {"a": 1}, {"a": 2})
+    {'a': 3}
+    """
+    return optree.tree_map(function, tree, *rest, is_leaf=is_leaf)
+
+
+def path_names(tree: Tree) -> list[str]:
+    """How each leaf of ``tree`` is reached, as Python would write it: ``['w'][0]``."""
+    return [accessor.codify("") for accessor in optree.tree_accessors(tree)]

@@ -1,0 +1,96 @@
+"""The one type: dtype and shape, and per mesh axis where a value is and what it owes."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from meshwright.core.dtypes import DType, short_name
+
+Shape = tuple[int, ...]
+
+
+class TensorType:
+    """The type of a value. Equal types are the same object, so comparing them is free.
+
+    ``weak`` marks a value that came from a Python number and yields to the dtype it meets. ``sharding``, ``varying``
+    and ``unreduced`` say, per mesh axis, how the value is laid out: split over a dim, different on each device, or a
+    summand on each device.
+
+    >>> str(TensorType((8, 4), np.dtype("float32")))
+    'float32[8,4]'
+    >>> TensorType((8, 4), np.dtype("float32"), varying=("i",)).short()
+    'f32[8,4]{i}'
+    """
+
+    __slots__ = ("__weakref__", "dtype", "ndim", "shape", "sharding", "size", "unreduced", "varying", "weak")
+
+    shape: Shape
+    dtype: DType
+    weak: bool
+    sharding: Any
+    varying: tuple[str, ...]
+    unreduced: tuple[str, ...]
+    ndim: int
+    size: int
+
+    _interned: dict[tuple[Any, ...], TensorType] = {}
+
+    def __new__(
+        cls,
+        shape: Shape,
+        dtype: DType,
+        weak: bool = False,
+        sharding: Any = None,
+        varying: tuple[str, ...] = (),
+        unreduced: tuple[str, ...] = (),
+    ) -> TensorType:
+        key = (shape, dtype, weak, sharding, varying, unreduced)
+        found = cls._interned.get(key)
+        if found is not None:
+            return found
+        self = super().__new__(cls)
+        fields = (*key, len(shape), prod(shape))
+        names = ("shape", "dtype", "weak", "sharding", "varying", "unreduced", "ndim", "size")
+        for name, value in zip(names, fields, strict=True):
+            object.__setattr__(self, name, value)
+        cls._interned[key] = self
+        return self
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError("a TensorType is immutable; use .with_(…)")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return TensorType, (self.shape, self.dtype, self.weak, self.sharding, self.varying, self.unreduced)
+
+    def with_(self, **changes: Any) -> TensorType:
+        """This type with some fields replaced."""
+        fields = {name: getattr(self, name) for name in ("shape", "dtype", "weak", "sharding", "varying", "unreduced")}
+        return TensorType(**{**fields, **changes})
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one whole value of this type."""
+        return self.size * self.dtype.itemsize
+
+    def short(self) -> str:
+        """As a program prints it: ``f32[8,4]``, weak ``~f32[]``."""
+        return ("~" if self.weak else "") + short_name(self.dtype) + self._layout()
+
+    def _layout(self) -> str:
+        dims = self.sharding.type_dims(self.shape) if self.sharding is not None else [str(n) for n in self.shape]
+        marks = [*self.varying, *(f"U:{axis}" for axis in self.unreduced)]
+        return f"[{','.join(dims)}]" + ("{" + ",".join(marks) + "}" if marks else "")
+
+    def __str__(self) -> str:
+        return self.dtype.name + self._layout()
+
+    def __repr__(self) -> str:
+        return self.short()
+
+
+def tensor(shape: Shape, dtype: Any, weak: bool = False) -> TensorType:
+    """A plain type from a shape and anything NumPy takes for a dtype."""
+    return TensorType(tuple(shape), np.dtype(dtype), weak)

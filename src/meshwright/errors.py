@@ -1,0 +1,50 @@
+"""Errors a user can meet: what happened, where in their code, why, and what to write instead."""
+
+from __future__ import annotations
+
+
+class MeshwrightError(Exception):
+    """One clear error: ``what``, then ``at``, ``why`` and ``fix`` on lines of their own.
+
+    >>> print(MeshwrightError("Shapes differ.", why="3 is not 4", fix="x[:3]"))
+    Shapes differ.
+      why:  3 is not 4
+      fix:  x[:3]
+    """
+
+    def __init__(self, what: str, *, where: str = "", why: str = "", fix: str = "") -> None:
+        self.what, self.where, self.why, self.fix = what, where, why, fix
+        super().__init__(what)
+
+    def __str__(self) -> str:
+        lines = [self.what]
+        for label, text in (("at:", self.where), ("why:", self.why), ("fix:", self.fix)):
+            if text:
+                first, *rest = text.splitlines()
+                lines.append(f"  {label:<5} {first}")
+                lines.extend(f"        {line}" for line in rest)
+        return "\n".join(lines)
+
+
+class ShapeError(MeshwrightError, TypeError):
+    """Shapes or dtypes that an operation cannot take."""
+
+
+class TreeError(MeshwrightError, TypeError):
+    """A pytree of the wrong structure."""
+
+
+class TracerError(MeshwrightError, TypeError):
+    """A traced value used where only a concrete one can be."""
+
+
+class DifferentiationError(MeshwrightError, TypeError):
+    """A derivative that does not exist or is not defined."""
+
+
+class CheckError(MeshwrightError):
+    """A program that breaks a rule of the language: a defect of the stage that produced it."""
+
+
+class TextError(MeshwrightError, ValueError):
+    """Text that is not a program (or a type, or a factor rule); the message points at the character."""

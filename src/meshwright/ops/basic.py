@@ -1,0 +1,498 @@
+"""The ops other rules are made of: add, neg, mul, convert, and the rearrangements with their duals.
+
+``broadcast_in_dim`` and ``reduce_sum`` are each other's transpose, and ``reshape`` and ``transpose`` their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from meshwright.core import dtypes
+from meshwright.core.factors import FactorBuilder, Factors, pointwise
+from meshwright.core.op import Cost, Linear, Linearity, Op, Operand, Sample, Types, Value, define_op
+from meshwright.core.program import Params
+from meshwright.core.trace import Array
+from meshwright.core.types import Shape, TensorType
+from meshwright.ops.rules import (
+    Ufunc,
+    bad_operands,
+    keep_weak,
+    move_cost,
+    pointwise_cost,
+    pointwise_samples,
+    pointwise_type,
+    traffic,
+)
+
+# Rules made of ops
+
+
+class Derivatives:
+    """The jvp of an op with one result from one function per operand: ``f(t, out, *primals, **params)``.
+
+    ``None`` instead of a function says the op is locally constant in that operand.
+    """
+
+    def __init__(self, *functions: Callable[..., Value] | None) -> None:
+        self.functions = functions
+
+    def __call__(
+        self, op: Op, primals: Sequence[Value], tangents: Sequence[Value | None], params: Params
+    ) -> tuple[list[Value], list[Value | None]]:
+        out = op(*primals, **params)
+        total: Value | None = None
+        for function, tangent in zip(self.functions, tangents, strict=True):
+            if tangent is not None and function is not None:
+                term = function(tangent, out, *primals, **params)
+                if term.ndim < out.ndim:
+                    term = broadcast_scalar(term, out.shape)
+                total = term if total is None else add(total, term)
+        return [out], [total]
+
+
+def linear_jvp(
+    op: Op, primals: Sequence[Value], tangents: Sequence[Value | None], params: Params
+) -> tuple[list[Value], list[Value | None]]:
+    """An op jointly linear in all operands: the tangent of the result is the op of the tangents."""
+    out = op(*primals, **params)
+    if all(t is None for t in tangents):
+        return [out], [None]
+    full = [zeros_like(x) if t is None else t for x, t in zip(primals, tangents, strict=True)]
+    return [out], [op(*full, **params)]
+
+
+def pointwise_batch(
+    op: Op, size: int, args: Sequence[Value], batched: Sequence[bool], params: Params
+) -> tuple[list[Value], list[bool]]:
+    """The op on operands made equal in shape again, batch first."""
+    rank = max(x.ndim - b for x, b in zip(args, batched, strict=True))
+    aligned = []
+    for x, is_batched in zip(args, batched, strict=True):
+        inner = x.ndim - is_batched
+        if (is_batched and inner == rank) or (not is_batched and inner == 0):
+            aligned.append(x)
+        else:
+            shape = next((y.shape[b:] for y, b in zip(args, batched, strict=True) if y.ndim - b == rank), ())
+            dims = tuple(range(0 if is_batched else 1, x.ndim + (0 if is_batched else 1)))
+            aligned.append(broadcast_in_dim(x, shape=(size, *shape), dims=dims))
+    outs = op(*aligned, **params)
+    outs = list(outs) if isinstance(outs, tuple) else [outs]
+    return outs, [True] * len(outs)
+
+
+def scalar_like(x: Value, value: float) -> Value:
+    """A rank-0 value of ``x``'s dtype."""
+    return Array(np.asarray(value, x.type.dtype), TensorType((), x.type.dtype, True))
+
+
+def zeros_like(x: Value) -> Value:
+    """Zeros of ``x``'s type."""
+    return zeros(x.type)
+
+
+def zeros(type: TensorType) -> Value:
+    """Zeros of a type; not stored, whatever the size."""
+    zero = Array(np.zeros((), type.dtype), TensorType((), type.dtype))
+    return zero if type.ndim == 0 else broadcast_in_dim(zero, shape=type.shape, dims=())
+
+
+def broadcast_scalar(x: Value, shape: tuple[int, ...]) -> Value:
+    """A rank-0 value at every place of ``shape``."""
+    return broadcast_in_dim(x, shape=shape, dims=()) if shape else x
+
+
+def unbroadcast(ct: Value, operand: Linear) -> Value:
+    """The cotangent of a rank-0 operand that met arrays of higher rank: the sum of all."""
+    if operand.type.ndim == ct.ndim:
+        return ct
+    return reduce_sum(ct, axes=tuple(range(ct.ndim)))
+
+
+# Arithmetic
+
+
+def _add_transpose(
+    op: Op, cts: Sequence[Value | None], inputs: Sequence[Value | Linear], params: Params
+) -> list[Value | None]:
+    return [unbroadcast(cts[0], x) if isinstance(x, Linear) else None for x in inputs]
+
+
+add: Op = define_op(
+    "add",
+    type=pointwise_type("add", 2, dtypes.ALL),
+    factors=pointwise,
+    linear=Linearity.JOINTLY,
+    jvp=Derivatives(lambda t, out, x, y: t, lambda t, out, x, y: t),
+    transpose=_add_transpose,
+    batch=pointwise_batch,
+    evaluate=Ufunc("add"),
+    cost=pointwise_cost(),
+    samples=pointwise_samples(2),
+)
+
+
+def _mul_transpose(
+    op: Op, cts: Sequence[Value | None], inputs: Sequence[Value | Linear], params: Params
+) -> list[Value | None]:
+    x, y = inputs
+    if isinstance(x, Linear):
+        return [unbroadcast(mul(cts[0], y), x), None]
+    return [None, unbroadcast(mul(cts[0], x), y)]
+
+
+mul: Op = define_op(
+    "mul",
+    type=pointwise_type("mul", 2, dtypes.ALL),
+    factors=pointwise,
+    linear=Linearity.EACH,
+    jvp=Derivatives(lambda t, out, x, y: mul(t, y), lambda t, out, x, y: mul(x, t)),
+    transpose=_mul_transpose,
+    batch=pointwise_batch,
+    evaluate=Ufunc("multiply"),
+    cost=pointwise_cost(),
+    samples=pointwise_samples(2),
+)
+
+neg: Op = define_op(
+    "neg",
+    type=pointwise_type("neg", 1, dtypes.NUMBERS),
+    factors=pointwise,
+    linear=Linearity.JOINTLY,
+    jvp=linear_jvp,
+    transpose=lambda op, cts, inputs, params: [neg(cts[0])],
+    batch=pointwise_batch,
+    evaluate=Ufunc("negative"),
+    cost=pointwise_cost(),
+    dtypes=dtypes.NUMBERS,
+    samples=pointwise_samples(1),
+)
+
+
+def _convert_jvp(
+    op: Op, primals: Sequence[Value], tangents: Sequence[Value | None], params: Params
+) -> tuple[list[Value], list[Value | None]]:
+    out = op(*primals, **params)
+    if tangents[0] is None or not dtypes.is_inexact(params["dtype"]):
+        return [out], [None]
+    return [out], [convert(tangents[0], dtype=params["dtype"], weak=params["weak"])]
+
+
+def _convert_evaluate(xp: Any, x: Any, dtype: Any, weak: bool) -> Any:
+    if dtypes.is_complex(x.dtype) and not dtypes.is_complex(dtype):
+        x = xp.real(x)
+    return xp.astype(x, dtype)
+
+
+convert: Op = define_op(
+    "convert",
+    type=lambda x, dtype, weak: TensorType(x.shape, dtype, weak),
+    factors=pointwise,
+    linear=Linearity.JOINTLY,
+    jvp=_convert_jvp,
+    transpose=lambda op, cts, inputs, params: [
+        convert(cts[0], dtype=inputs[0].type.dtype, weak=inputs[0].type.weak)  # type: ignore[union-attr]
+    ],
+    batch=pointwise_batch,
+    evaluate=_convert_evaluate,
+    cost=pointwise_cost(),
+    samples=lambda: [
+        Sample((Operand((2, 4)),), {"dtype": dtype, "weak": False})
+        for dtype in (dtypes.FLOAT32, dtypes.BFLOAT16, dtypes.INT32, dtypes.COMPLEX64)
+    ],
+)
+
+# broadcast_in_dim and reduce_sum
+
+
+def _broadcast_type(x: TensorType, shape: Shape, dims: tuple[int, ...]) -> TensorType:
+    fits = len(dims) == x.ndim and all(
+        0 <= d < len(shape) and n in (1, shape[d]) for n, d in zip(x.shape, dims, strict=False)
+    )
+    if not fits or list(dims) != sorted(set(dims)):
+        raise bad_operands(
+            "broadcast_in_dim",
+            [x],
+            f"its dims, placed at {dims}, do not fit into {shape}",
+            "give one increasing position per dim; a dim keeps its size or grows from 1",
+        )
+    return keep_weak(x, shape)
+
+
+def _broadcast_factors(operands: Types, results: Types, params: Params) -> Factors:
+    build = FactorBuilder(operands, results)
+    source = {d: n for n, d in enumerate(params["dims"])}
+    for dim, size in enumerate(results[0].shape):
+        places = [(1, dim)]
+        if dim in source and operands[0].shape[source[dim]] == size:
+            places.append((0, source[dim]))
+        build.add(size, *places)
+    for dim, d in enumerate(params["dims"]):
+        if operands[0].shape[dim] != results[0].shape[d]:
+            build.add(1, (0, dim))
+    return build.build()
+
+
+def _broadcast_transpose(
+    op: Op, cts: Sequence[Value | None], inputs: Sequence[Value | Linear], params: Params
+) -> list[Value | None]:
+    ct, operand, dims = cts[0], inputs[0].type, params["dims"]
+    added = tuple(d for d in range(ct.ndim) if d not in dims)  # type: ignore[union-attr]
+    grown = tuple(d for n, d in zip(operand.shape, dims, strict=True) if n != params["shape"][d])
+    if added or grown:
+        ct = reduce_sum(ct, axes=tuple(sorted(added + grown)))
+    return [reshape(ct, shape=operand.shape) if grown else ct]
+
+
+def _broadcast_batch(
+    op: Op, size: int, args: Sequence[Value], batched: Sequence[bool], params: Params
+) -> tuple[list[Value], list[bool]]:
+    dims = (0, *(d + 1 for d in params["dims"]))
+    return [op(args[0], shape=(size, *params["shape"]), dims=dims)], [True]
+
+
+def _broadcast_evaluate(xp: Any, x: Any, shape: Shape, dims: tuple[int, ...]) -> Any:
+    kept = [1] * len(shape)
+    for n, d in zip(x.shape, dims, strict=True):
+        kept[d] = n
+    return xp.broadcast_to(xp.reshape(x, tuple(kept)), shape)
+
+
+broadcast_in_dim: Op = define_op(
+    "broadcast_in_dim",
+    type=_broadcast_type,
+    factors=_broadcast_factors,
+    linear=Linearity.JOINTLY,
+    jvp=linear_jvp,
+    transpose=_broadcast_transpose,
+    batch=_broadcast_batch,
+    evaluate=_broadcast_evaluate,
+    cost=move_cost,
+    localize=lambda params, operands, results: {**params, "shape": results[0].shape},
+    samples=lambda: [
+        Sample((Operand((4,)),), {"shape": (2, 4), "dims": (1,)}),
+        Sample((Operand((2, 1)),), {"shape": (2, 3, 4), "dims": (0, 2)}),
+        Sample((Operand(()),), {"shape": (2, 3), "dims": ()}),
+    ],
+)
+
+
+def reduced_shape(op: str, x: TensorType, axes: tuple[int, ...]) -> Shape:
+    """The shape left after dropping ``axes``, which must be increasing dims of ``x``."""
+    if list(axes) != sorted(set(axes)) or any(not 0 <= a < x.ndim for a in axes):
+        raise bad_operands(
+            op, [x], f"axes {axes} are not increasing dims of a rank-{x.ndim} array", f"axes between 0 and {x.ndim - 1}"
+        )
+    return tuple(n for d, n in enumerate(x.shape) if d not in axes)
+
+
+def reduce_type(op: str, allowed: Sequence[Any]) -> Callable[..., TensorType]:
+    """The type rule of a reduction over ``axes``."""
+
+    def rule(x: TensorType, axes: tuple[int, ...]) -> TensorType:
+        if x.dtype not in allowed:
+            raise bad_operands(
+                op, [x], f"{op} does not take {dtypes.short_name(x.dtype)}", "convert it first: x.astype(…)"
+            )
+        return keep_weak(x, reduced_shape(op, x, axes))
+
+    return rule
+
+
+def reduce_factors(combine: str) -> Callable[[Types, Types, Params], Factors]:
+    """Reduced dims are factors combined by ``combine``; the others pass through."""
+
+    def rule(operands: Types, results: Types, params: Params) -> Factors:
+        build = FactorBuilder(operands, results)
+        kept = 0
+        for dim, size in enumerate(operands[0].shape):
+            if dim in params["axes"]:
+                build.add(size, (0, dim))
+            else:
+                build.add(size, (0, dim), (1, kept))
+                kept += 1
+        return build.build(combine)
+
+    return rule
+
+
+def reduce_batch(
+    op: Op, size: int, args: Sequence[Value], batched: Sequence[bool], params: Params
+) -> tuple[list[Value], list[bool]]:
+    """A reduction whose axes stand one dim further right."""
+    outs = op(*args, **{**params, "axes": tuple(a + 1 for a in params["axes"])})
+    outs = list(outs) if isinstance(outs, tuple) else [outs]
+    return outs, [True] * len(outs)
+
+
+def reduce_cost(operands: Types, results: Types, params: Params) -> Cost:
+    """One operation per element read."""
+    return Cost(float(operands[0].size), traffic(operands, results))
+
+
+def reduce_samples() -> list[Sample]:
+    """Reductions over no, one, several and all axes."""
+    return [Sample((Operand((2, 3, 4)),), {"axes": axes}) for axes in ((1,), (0, 2), (0, 1, 2), ())]
+
+
+def _reduce_sum_transpose(
+    op: Op, cts: Sequence[Value | None], inputs: Sequence[Value | Linear], params: Params
+) -> list[Value | None]:
+    shape = inputs[0].type.shape
+    dims = tuple(d for d in range(len(shape)) if d not in params["axes"])
+    return [broadcast_in_dim(cts[0], shape=shape, dims=dims)]
+
+
+reduce_sum: Op = define_op(
+    "reduce_sum",
+    type=reduce_type("reduce_sum", dtypes.NUMBERS),
+    factors=reduce_factors("sum"),
+    linear=Linearity.JOINTLY,
+    jvp=linear_jvp,
+    transpose=_reduce_sum_transpose,
+    batch=reduce_batch,
+    evaluate=lambda xp, x, axes: xp.sum(x, axis=axes, dtype=x.dtype),
+    cost=reduce_cost,
+    dtypes=dtypes.NUMBERS,
+    samples=reduce_samples,
+)
+
+# reshape and transpose
+
+
+def _reshape_type(x: TensorType, shape: Shape) -> TensorType:
+    if prod(shape) != x.size or any(n < 0 for n in shape):
+        raise bad_operands(
+            "reshape", [x], f"{x.size} elements do not fill {shape}", f"mnp.reshape(x, …) with {x.size} elements in all"
+        )
+    return keep_weak(x, shape)
+
+
+def _reshape_factors(operands: Types, results: Types, params: Params) -> Factors:
+    """Walk both shapes from the left, cutting them into the largest factors they share.
+
+    A dim whose cuts do not line up with the other side gets factors of its own, which must be whole on each device.
+    """
+    build = FactorBuilder(operands, results)
+    sides: tuple[list[tuple[int, int]], list[tuple[int, int]]] = (
+        [(d, n) for d, n in enumerate(operands[0].shape) if n != 1],
+        [(d, n) for d, n in enumerate(results[0].shape) if n != 1],
+    )
+    if operands[0].size:
+        _match_reshape(build, *sides)
+    for tensor, t in enumerate((operands[0], results[0])):
+        for dim, n in enumerate(t.shape):
+            if n == 1:
+                build.add(1, (tensor, dim))
+    return build.build()
+
+
+def _match_reshape(build: FactorBuilder, left: list[tuple[int, int]], right: list[tuple[int, int]]) -> None:
+    i = j = 0
+    while i < len(left) and j < len(right):
+        # The shortest runs of dims with equal products are reshaped into each other.
+        stop_i, stop_j = i + 1, j + 1
+        size_i, size_j = left[i][1], right[j][1]
+        while size_i != size_j:
+            if size_i < size_j:
+                size_i *= left[stop_i][1]
+                stop_i += 1
+            else:
+                size_j *= right[stop_j][1]
+                stop_j += 1
+        _match_run(build, left[i:stop_i], right[j:stop_j])
+        i, j = stop_i, stop_j
+
+
+def _match_run(build: FactorBuilder, left: list[tuple[int, int]], right: list[tuple[int, int]]) -> None:
+    """One run: cut at every boundary of either side, as long as the boundaries nest."""
+    pending = [list(left), list(right)]
+    while pending[0] and pending[1]:
+        (a, n), (b, m) = pending[0][0], pending[1][0]
+        common = int(np.gcd(n, m))
+        if common != min(n, m):
+            for tensor, rest in enumerate(pending):
+                for dim, size in rest:
+                    build.add(size, (tensor, dim), kind="replicated")
+            return
+        build.add(common, (0, a), (1, b))
+        for tensor, (dim, size) in enumerate(((a, n), (b, m))):
+            pending[tensor].pop(0)
+            if size != common:
+                pending[tensor].insert(0, (dim, size // common))
+
+
+reshape: Op = define_op(
+    "reshape",
+    type=_reshape_type,
+    factors=_reshape_factors,
+    linear=Linearity.JOINTLY,
+    jvp=linear_jvp,
+    transpose=lambda op, cts, inputs, params: [reshape(cts[0], shape=inputs[0].type.shape)],
+    batch=lambda op, size, args, batched, params: ([op(args[0], shape=(size, *params["shape"]))], [True]),
+    evaluate=lambda xp, x, shape: xp.reshape(x, shape),
+    cost=move_cost,
+    localize=lambda params, operands, results: {"shape": results[0].shape},
+    samples=lambda: [
+        Sample((Operand((2, 6)),), {"shape": (2, 2, 3)}),
+        Sample((Operand((4, 6)),), {"shape": (24,)}),
+        Sample((Operand((2, 1, 6)),), {"shape": (4, 3)}),
+        Sample((Operand((6,)),), {"shape": (6, 1)}),
+    ],
+)
+
+
+def _transpose_type(x: TensorType, permutation: tuple[int, ...]) -> TensorType:
+    if sorted(permutation) != list(range(x.ndim)):
+        raise bad_operands(
+            "transpose",
+            [x],
+            f"{permutation} is not a permutation of its {x.ndim} dims",
+            f"permutation={tuple(reversed(range(x.ndim)))}",
+        )
+    return keep_weak(x, tuple(x.shape[p] for p in permutation))
+
+
+def _transpose_factors(operands: Types, results: Types, params: Params) -> Factors:
+    build = FactorBuilder(operands, results)
+    for dim, source in enumerate(params["permutation"]):
+        build.add(results[0].shape[dim], (0, source), (1, dim))
+    return build.build()
+
+
+def inverse(permutation: Sequence[int]) -> tuple[int, ...]:
+    """The permutation that undoes ``permutation``."""
+    return tuple(sorted(range(len(permutation)), key=permutation.__getitem__))
+
+
+transpose: Op = define_op(
+    "transpose",
+    type=_transpose_type,
+    factors=_transpose_factors,
+    linear=Linearity.JOINTLY,
+    jvp=linear_jvp,
+    transpose=lambda op, cts, inputs, params: [transpose(cts[0], permutation=inverse(params["permutation"]))],
+    batch=lambda op, size, args, batched, params: (
+        [op(args[0], permutation=(0, *(p + 1 for p in params["permutation"])))],
+        [True],
+    ),
+    evaluate=lambda xp, x, permutation: xp.permute_dims(x, permutation),
+    cost=move_cost,
+    samples=lambda: [
+        Sample((Operand((2, 3, 4)),), {"permutation": (2, 0, 1)}),
+        Sample((Operand((2, 3)),), {"permutation": (1, 0)}),
+        Sample((Operand(()),), {"permutation": ()}),
+    ],
+)
+
+
+def move_dim(x: Value, source: int, target: int) -> Value:
+    """``x`` with dim ``source`` at position ``target``, the others in order."""
+    if source == target:
+        return x
+    order = [d for d in range(x.ndim) if d != source]
+    order.insert(target, source)
+    return transpose(x, permutation=tuple(order))

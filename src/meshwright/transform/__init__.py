@@ -1,0 +1,1 @@
+"""Programs to programs: derivatives, transposes, batching, simplification."""

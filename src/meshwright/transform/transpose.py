@@ -1,0 +1,69 @@
+"""Transposition: run a program backward in the inputs it is linear in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from meshwright.core.op import Linear, No
+from meshwright.core.program import Atom, Eqn, Literal, Program, Var
+from meshwright.core.trace import Array, apply, read, state
+from meshwright.ops.basic import add
+from meshwright.transform.derivative import no_rule
+
+
+def transpose_program(
+    program: Program, linear: Sequence[bool], args: Sequence[Any | None], cts: Sequence[Any | None]
+) -> list[Any | None]:
+    """The cotangents of all inputs (None where zero or not linear) for the cotangents of the outputs.
+
+    Inputs marked ``linear`` have no value in ``args``. Equations that do not depend on them are run forward first.
+    """
+    values: dict[Atom, Any] = {
+        v: x for v, x, is_linear in zip(program.inputs, args, linear, strict=True) if not is_linear
+    }
+    for var, data in program.constants:
+        values[var] = Array(data, var.type)
+    outer = state.source
+    backward: list[Eqn] = []
+    unknown: set[Var] = {v for v, is_linear in zip(program.inputs, linear, strict=True) if is_linear}
+    try:
+        for eqn in program.eqns:
+            if any(a in unknown for a in eqn.inputs if a.__class__ is Var):
+                backward.append(eqn)
+                unknown.update(eqn.outputs)
+            else:
+                state.source = eqn.source or outer
+                outs = apply(eqn.op, [read(values, a) for a in eqn.inputs], eqn.params)
+                values.update(zip(eqn.outputs, outs if outs.__class__ is tuple else (outs,), strict=True))
+        return _pull(program, backward, unknown, values, cts)
+    finally:
+        state.source = outer
+
+
+def _pull(
+    program: Program, backward: list[Eqn], unknown: set[Var], values: dict[Atom, Any], cts: Sequence[Any | None]
+) -> list[Any | None]:
+    outer = state.source
+    ct_of: dict[Atom, Any] = {}
+
+    def accumulate(atom: Atom, ct: Any | None) -> None:
+        if ct is not None and atom.__class__ is not Literal:
+            ct_of[atom] = add(ct_of[atom], ct) if atom in ct_of else ct
+
+    for atom, ct in zip(program.outputs, cts, strict=True):
+        accumulate(atom, ct)
+    for eqn in reversed(backward):
+        out_cts = [ct_of.pop(v, None) for v in eqn.outputs]
+        if all(ct is None for ct in out_cts):
+            continue
+        state.source = eqn.source or outer
+        rule = eqn.op.transpose
+        if isinstance(rule, No):
+            raise no_rule(eqn, "transpose", rule.reason)
+        inputs = [Linear(a.type) if a in unknown else read(values, a) for a in eqn.inputs]
+        in_cts = rule(eqn.op, out_cts, inputs, eqn.params)
+        for atom, ct in zip(eqn.inputs, in_cts, strict=True):
+            if ct is not None and atom in unknown:
+                accumulate(atom, ct)
+    return [ct_of.get(v) if v in unknown else None for v in program.inputs]
