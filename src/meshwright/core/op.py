@@ -1,7 +1,7 @@
 """What an op is: one object that holds every rule about it.
 
 Rules are written with the same functions users call, so a rule applied to traced values extends the program being
-traced, and applied to concrete ones computes. A rule that cannot be is ``No("reason")``; a rule left out fails at import.
+traced, and applied to concrete ones computes. A rule that cannot be is ``No("reason")``; one left out fails at import.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class Operand:
-    """An operand to test an op with: a shape, a dtype (None: each the op takes), and the range values are drawn from."""
+    """An operand to test an op with: a shape, a dtype (None: each the op takes), and the range of its values."""
 
     shape: Shape
     dtype: DType | None = None

@@ -1,8 +1,8 @@
 """Tracing: a function run on tracers leaves behind the program of what it did.
 
 ``apply`` is the one way an op is used. With no trace going on it computes; inside one it adds an equation to the
-innermost builder. A value from outside a builder (an array, or a tracer of an enclosing trace) is *captured*: it becomes
-an extra leading input, and the caller of ``trace`` decides how to pass it.
+innermost builder. A value from outside a builder (an array, or a tracer of an enclosing trace) is *captured*: it
+becomes an extra leading input, and the caller of ``trace`` decides how to pass it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Value:
-    """What programs compute with: a concrete ``Array`` or a ``Tracer``. Operators and methods are added by the frontend."""
+    """What programs compute with: a concrete ``Array`` or a ``Tracer``. The frontend adds operators and methods."""
 
     __slots__ = ("__weakref__",)
     type: TensorType
@@ -320,7 +320,8 @@ def concrete(tracer: Tracer) -> Any:
         if any(v in needed for v in eqn.outputs):
             slice_.append(eqn)
             needed.update(a for a in eqn.inputs if isinstance(a, Var))
-    env: dict[Atom, Any] = dict(builder.known)
+    env: dict[Atom, Any] = {}
+    env.update(builder.known)
     env.update(builder.captured.values())
     for var, value in list(env.items()):
         if isinstance(value, Tracer):

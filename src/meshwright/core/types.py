@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import prod
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -36,7 +36,7 @@ class TensorType:
     ndim: int
     size: int
 
-    _interned: dict[tuple[Any, ...], TensorType] = {}
+    _interned: ClassVar[dict[tuple[Any, ...], TensorType]] = {}
 
     def __new__(
         cls,
