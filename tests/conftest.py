@@ -1,0 +1,32 @@
+"""Settings that tests ask for by name: 64-bit types on or off, in Meshwright and in JAX alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import jax
+import pytest
+
+from meshwright.core.dtypes import config
+
+jax.config.update("jax_platforms", "cpu")
+
+
+@pytest.fixture
+def x64() -> Iterator[None]:
+    """Keep 64-bit types for the length of one test."""
+    before = config.enable_x64
+    config.enable_x64 = True
+    with jax.enable_x64(True):
+        yield
+    config.enable_x64 = before
+
+
+@pytest.fixture
+def x32() -> Iterator[None]:
+    """Narrow 64-bit types to 32-bit ones for the length of one test."""
+    before = config.enable_x64
+    config.enable_x64 = False
+    with jax.enable_x64(False):
+        yield
+    config.enable_x64 = before

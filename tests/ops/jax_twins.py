@@ -1,0 +1,181 @@
+"""The JAX function that computes what an op computes, on the same operands and from our params."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.extend.random
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+Twin = Callable[..., Any]
+
+
+def _pointwise(function: Twin) -> Twin:
+    return lambda *xs, **params: function(*jnp.broadcast_arrays(*xs), **params)
+
+
+def _or_on_bools(function: Twin, on_bools: Twin) -> Twin:
+    """``function``, which JAX does not define on bools."""
+    return _pointwise(lambda x, y: (on_bools if x.dtype == np.bool_ else function)(x, y))
+
+
+# Elementwise ops whose JAX function has the same operands and no params.
+_SAME = (
+    "sub", "div", "rem", "pow", "neg", "abs", "sign", "square", "nextafter", "atan2",
+    "exp", "exp2", "expm1", "log", "log1p", "sqrt", "rsqrt", "cbrt", "logistic",
+    "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh",
+    "erf", "erfc", "erf_inv", "lgamma", "digamma", "ceil", "floor", "is_finite",
+    "eq", "ne", "lt", "le", "gt", "ge", "clamp", "real", "imag", "complex", "conj",
+    "shift_left", "shift_right_arithmetic", "shift_right_logical", "population_count", "clz",
+)  # fmt: skip
+
+_ROUNDING = {True: lax.RoundingMethod.AWAY_FROM_ZERO, False: lax.RoundingMethod.TO_NEAREST_EVEN}
+
+POINTWISE: dict[str, Twin] = {
+    **{name: _pointwise(getattr(lax, name)) for name in _SAME},
+    "add": _or_on_bools(lax.add, lax.bitwise_or),
+    "mul": _or_on_bools(lax.mul, lax.bitwise_and),
+    "maximum": _pointwise(lax.max),
+    "minimum": _pointwise(lax.min),
+    "and": _pointwise(lax.bitwise_and),
+    "or": _pointwise(lax.bitwise_or),
+    "xor": _pointwise(lax.bitwise_xor),
+    "not": lax.bitwise_not,
+    "integer_pow": lambda x, exponent: lax.integer_pow(x, exponent),
+    "round": lambda x, away: lax.round(x, _ROUNDING[away]),
+    "select": _pointwise(lax.select),
+    "reduce_precision": lambda x, exponent_bits, mantissa_bits: lax.reduce_precision(x, exponent_bits, mantissa_bits),
+    "stop_gradient": lax.stop_gradient,
+    "convert": lambda x, dtype, weak: lax.convert_element_type(x, dtype),
+}
+
+_MODES = {
+    "clip": lax.GatherScatterMode.CLIP,
+    "fill": lax.GatherScatterMode.FILL_OR_DROP,
+    "drop": lax.GatherScatterMode.FILL_OR_DROP,
+    "promise": lax.GatherScatterMode.PROMISE_IN_BOUNDS,
+}
+
+
+def _gather(x: Any, indices: Any, **params: Any) -> Any:
+    numbers = lax.GatherDimensionNumbers(
+        offset_dims=params["offset_dims"],
+        collapsed_slice_dims=params["collapsed_dims"],
+        start_index_map=params["start_index_map"],
+        operand_batching_dims=params["operand_batch_dims"],
+        start_indices_batching_dims=params["indices_batch_dims"],
+    )
+    return lax.gather(x, indices, numbers, params["slice_sizes"], mode=_MODES[params["mode"]])
+
+
+def _scatter(function: Twin) -> Twin:
+    def twin(x: Any, indices: Any, updates: Any, **params: Any) -> Any:
+        numbers = lax.ScatterDimensionNumbers(
+            update_window_dims=params["update_window_dims"],
+            inserted_window_dims=params["inserted_window_dims"],
+            scatter_dims_to_operand_dims=params["scatter_dims_to_operand_dims"],
+            operand_batching_dims=params["operand_batch_dims"],
+            scatter_indices_batching_dims=params["scatter_indices_batch_dims"],
+        )
+        mode = _MODES[params["mode"]]
+        return function(x, indices, updates, numbers, unique_indices=params["unique"], mode=mode)
+
+    return twin
+
+
+def _conv(x: Any, w: Any, **params: Any) -> Any:
+    return lax.conv_general_dilated(
+        x,
+        w,
+        params["strides"],
+        params["padding"],
+        lhs_dilation=params["lhs_dilation"],
+        rhs_dilation=params["rhs_dilation"],
+        dimension_numbers=lax.ConvDimensionNumbers(*params["dims"]),
+        feature_group_count=params["feature_groups"],
+        batch_group_count=params["batch_groups"],
+    )
+
+
+def _window(reducer: Twin, initial: Callable[[Any], Any]) -> Twin:
+    def twin(x: Any, window: Any, strides: Any, padding: Any, base_dilation: Any, window_dilation: Any) -> Any:
+        start = np.asarray(initial(x.dtype), x.dtype)
+        return lax.reduce_window(x, start, reducer, window, strides, padding, base_dilation, window_dilation)
+
+    return twin
+
+
+def _lowest(dtype: Any) -> Any:
+    return -np.inf if jnp.issubdtype(dtype, jnp.inexact) else np.iinfo(dtype).min
+
+
+def _highest(dtype: Any) -> Any:
+    return np.inf if jnp.issubdtype(dtype, jnp.inexact) else np.iinfo(dtype).max
+
+
+_FFT = {kind: lax.FftType[kind.upper()] for kind in ("fft", "ifft", "rfft", "irfft")}
+
+TWINS: dict[str, Twin] = {
+    **POINTWISE,
+    # basic
+    "broadcast_in_dim": lambda x, shape, dims: lax.broadcast_in_dim(x, shape, dims),
+    "reduce_sum": lambda x, axes: lax.reduce_sum(x, axes),
+    "reshape": lambda x, shape: lax.reshape(x, shape),
+    "transpose": lambda x, permutation: lax.transpose(x, permutation),
+    # elementwise in all but shape or number of results
+    "bitcast": lambda x, dtype: lax.bitcast_convert_type(x, dtype),
+    "optimization_barrier": lambda *xs: lax.optimization_barrier(xs),
+    # shape
+    "reverse": lambda x, dims: lax.rev(x, dims),
+    "concatenate": lambda *xs, dim: lax.concatenate(xs, dim),
+    "slice": lambda x, starts, limits, strides: lax.slice(x, starts, limits, strides),
+    "pad": lambda x, value, low, high, interior: lax.pad(x, value, tuple(zip(low, high, interior, strict=True))),
+    "iota": lambda dtype, shape, dim: lax.broadcasted_iota(dtype, shape, dim),
+    # indexing
+    "dynamic_slice": lambda x, *starts, sizes: lax.dynamic_slice(x, starts, sizes),
+    "dynamic_update_slice": lambda x, update, *starts: lax.dynamic_update_slice(x, update, starts),
+    "gather": _gather,
+    "scatter_add": _scatter(lax.scatter_add),
+    "scatter_set": _scatter(lax.scatter),
+    "scatter_max": _scatter(lax.scatter_max),
+    "scatter_min": _scatter(lax.scatter_min),
+    "scatter_mul": _scatter(lax.scatter_mul),
+    # contraction
+    "dot_general": lambda x, y, contract, batch, dtype=None: lax.dot_general(
+        x, y, (contract, batch), preferred_element_type=dtype
+    ),
+    "conv_general_dilated": _conv,
+    # reduction
+    "reduce_max": lambda x, axes: lax.reduce_max(x, axes),
+    "reduce_min": lambda x, axes: lax.reduce_min(x, axes),
+    "reduce_prod": lambda x, axes: lax.reduce_prod(x, axes),
+    "reduce_and": lambda x, axes: lax.reduce_and(x, axes),
+    "reduce_or": lambda x, axes: lax.reduce_or(x, axes),
+    "argmax": lambda x, axis, dtype: lax.argmax(x, axis, dtype),
+    "argmin": lambda x, axis, dtype: lax.argmin(x, axis, dtype),
+    "cumsum": lambda x, axis, reverse: lax.cumsum(x, axis, reverse),
+    "cumprod": lambda x, axis, reverse: lax.cumprod(x, axis, reverse),
+    "cummax": lambda x, axis, reverse: lax.cummax(x, axis, reverse),
+    "cummin": lambda x, axis, reverse: lax.cummin(x, axis, reverse),
+    "cumlogsumexp": lambda x, axis, reverse: lax.cumlogsumexp(x, axis, reverse),
+    # window
+    "reduce_window_sum": _window(lax.add, lambda dtype: 0),
+    "reduce_window_max": _window(lax.max, _lowest),
+    "reduce_window_min": _window(lax.min, _highest),
+    # sorting
+    "sort": lambda *xs, dim, num_keys: tuple(lax.sort(xs, dim, is_stable=True, num_keys=num_keys)),
+    "top_k": lambda x, k: tuple(lax.top_k(x, k)),
+    # linalg
+    "fft": lambda x, kind, lengths: lax.fft(x, _FFT[kind], lengths),
+    "cholesky": lambda x: lax.linalg.cholesky(x, symmetrize_input=False),
+    "triangular_solve": lambda a, b, **params: lax.linalg.triangular_solve(a, b, **params),
+    # random
+    "threefry2x32": lambda k1, k2, x1, x2: tuple(jax.extend.random.threefry2x32_p.bind(k1, k2, x1, x2)),
+}
+
+# Ops that JAX has nothing to compare with; their values are checked by tests of their own.
+WITHOUT_TWIN: frozenset[str] = frozenset()

@@ -1,0 +1,451 @@
+"""Every op, walked: its value, derivatives, batching, text, factor rule and cost, against JAX and brute force.
+
+An op is found in the registry and tested on its own ``samples()``. To test one: ``pytest tests/ops -k "-tanh-"``; one
+check of one: ``-k "loop and -tanh-"``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import pkgutil
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import product
+from typing import Any
+
+import jax
+import ml_dtypes
+import numpy as np
+import pytest
+
+import meshwright.engine.namespace
+import meshwright.ops
+from meshwright.core import dtypes
+from meshwright.core.check import check
+from meshwright.core.dtypes import DType, short_name
+from meshwright.core.op import REGISTRY, Linearity, No, Op, Sample
+from meshwright.core.program import Program
+from meshwright.core.text import parse_program
+from meshwright.core.trace import apply, run, to_array, trace
+from meshwright.core.types import TensorType
+from meshwright.errors import DifferentiationError
+from meshwright.transform.batch import batch_program
+from meshwright.transform.derivative import jvp_program, linearize_program
+from meshwright.transform.transpose import transpose_program
+from tests.ops.comparing import assert_close, wide
+from tests.ops.drawing import draw, draw_like, edge_operands, stack
+from tests.ops.jax_twins import POINTWISE, TWINS, WITHOUT_TWIN
+from tests.ops.splitting import run_in_parts, split_of
+
+MODULES = [f"meshwright.ops.{module.name}" for module in pkgutil.iter_modules(meshwright.ops.__path__)]
+for _module in MODULES:
+    with suppress(ImportError):  # which is a failure of its own below, and not of every other op
+        importlib.import_module(_module)
+
+# Ops with regions, which have tests of their own; every other op has samples and is walked here.
+WITH_REGIONS = frozenset({"scan", "while", "cond", "custom_jvp_call", "custom_vjp_call", "checkpoint"})
+WALKED = [op for name, op in sorted(REGISTRY.items()) if name not in WITH_REGIONS]
+
+# Dtypes for checks where one of a kind stands for the others.
+MAIN = (dtypes.FLOAT32, dtypes.BFLOAT16, dtypes.INT32, dtypes.UINT8, dtypes.BOOL, dtypes.COMPLEX64)
+SMOOTH = (dtypes.FLOAT64, dtypes.COMPLEX128, dtypes.BFLOAT16)
+ONE = (dtypes.FLOAT32, dtypes.INT32, dtypes.UINT32, dtypes.BOOL, dtypes.COMPLEX64)
+
+# Units in the last place by which a value may differ from JAX's, where it is not the dtype's default.
+ULPS = {dtypes.FLOAT64: 32.0, dtypes.COMPLEX128: 64.0, dtypes.FLOAT32: 32.0, dtypes.COMPLEX64: 64.0}
+DEFAULT_ULPS = 4.0
+
+# The derivative that JAX gives differs on purpose from the slope of the function.
+NOT_THE_SLOPE = frozenset({"stop_gradient", "reduce_precision"})
+
+# Families for which a factor that could be split must not be marked as one that cannot.
+NEVER_TOO_STRICT = frozenset(POINTWISE) | {
+    "broadcast_in_dim", "transpose", "dot_general", "optimization_barrier",
+    "reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """One sample of an op at one dtype."""
+
+    op: Op
+    index: int
+    sample: Sample
+    dtype: DType | None
+
+    def __str__(self) -> str:
+        return f"-{self.op.name}-{self.index}-{short_name(self.dtype) if self.dtype else 'fixed'}-"
+
+    def operands(self, *key: object) -> list[Any]:
+        return draw(self.sample, self.dtype, self.op.name, self.index, *key)
+
+    @property
+    def ulps(self) -> float:
+        return ULPS.get(self.dtype, DEFAULT_ULPS) if self.dtype else ULPS[dtypes.FLOAT32]
+
+
+def cases(chosen: Sequence[DType], *, first: Sequence[DType] = (), differentiable: bool = False) -> list[Case]:
+    """Each sample of each op at those of its dtypes that are ``chosen``; the first sample also at ``first``.
+
+    An op that takes none of them is tested at the first dtype it takes.
+    """
+    found = []
+    for op in WALKED:
+        for index, sample in enumerate(op.samples()):
+            if all(operand.dtype is not None for operand in sample.operands):
+                found.append(Case(op, index, sample, None))
+                continue
+            wanted = {*chosen, *(first if index == 0 else ())}
+            taken = [d for d in op.dtypes if d in wanted]
+            if not taken and not differentiable:
+                taken = [op.dtypes[0]]
+            found.extend(Case(op, index, sample, d) for d in taken)
+    if differentiable:
+        found = [c for c in found if any(_has_tangent(c, n) for n in range(len(c.sample.operands)))]
+    return found
+
+
+def _has_tangent(case: Case, operand: int) -> bool:
+    dtype = case.sample.operands[operand].dtype or case.dtype
+    return dtype is not None and dtypes.is_inexact(dtype)
+
+
+def walk(found: Sequence[Case]) -> Any:
+    return pytest.mark.parametrize("case", found, ids=str)
+
+
+@pytest.fixture(autouse=True)
+def _sixty_four_bits(x64: None) -> Iterator[None]:
+    yield
+
+
+def call(op: Op, operands: Sequence[Any], params: Any) -> list[Any]:
+    """The results of an op as arrays."""
+    outs = op(*operands, **params)
+    return [x.data for x in (outs if isinstance(outs, tuple) else (outs,))]
+
+
+def types_of(values: Sequence[Any]) -> list[TensorType]:
+    return [to_array(x).type for x in values]
+
+
+@lru_cache(maxsize=256)
+def traced(case: Case) -> Program:
+    """The program of one equation."""
+
+    def function(*xs: Any) -> list[Any]:
+        outs = apply(case.op, xs, case.sample.params)
+        return list(outs) if isinstance(outs, tuple) else [outs]
+
+    program, captured = trace(function, types_of(case.operands()))
+    assert not captured
+    return program
+
+
+def twin(case: Case, *operands: Any) -> list[Any]:
+    outs = TWINS[case.op.name](*operands, **case.sample.params)
+    return list(outs) if isinstance(outs, tuple | list) else [outs]
+
+
+def active(case: Case) -> list[bool]:
+    return [_has_tangent(case, n) for n in range(len(case.sample.operands))]
+
+
+# Samples and twins
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_every_module_of_ops_imports(module: str) -> None:
+    importlib.import_module(module)
+
+
+@pytest.mark.parametrize("op", WALKED, ids=lambda op: f"-{op.name}-")
+def test_every_op_has_samples(op: Op) -> None:
+    assert op.samples(), f"{op.name} has no samples; without them none of its rules is tested"
+
+
+@pytest.mark.parametrize("op", WALKED, ids=lambda op: f"-{op.name}-")
+def test_every_op_has_a_twin_in_jax(op: Op) -> None:
+    assert (op.name in TWINS) != (op.name in WITHOUT_TWIN), "give it one in tests/ops/jax_twins.py"
+
+
+# Values
+
+
+@walk(cases(MAIN, first=dtypes.ALL))
+def test_the_value_is_that_of_jax(case: Case) -> None:
+    operands = case.operands()
+    outs = case.op(*operands, **case.sample.params)
+    outs = outs if isinstance(outs, tuple) else (outs,)
+    for out in outs:
+        assert (out.data.dtype, out.data.shape) == (out.type.dtype, out.type.shape), "the value is not of its type"
+    if case.op.name in WITHOUT_TWIN:
+        return
+    expected = twin(case, *operands)
+    for index, (out, value) in enumerate(zip(outs, expected, strict=True)):
+        assert_close(out.data, value, ulps=case.ulps, context=f"result {index}")
+
+
+@walk([case for case in cases(dtypes.ALL) if case.op.name in POINTWISE])
+def test_the_value_at_edges_is_that_of_jax(case: Case) -> None:
+    operands = edge_operands(case.sample, case.dtype)
+    actual = call(case.op, operands, case.sample.params)
+    for out, value in zip(actual, twin(case, *operands), strict=True):
+        assert_close(out, value, ulps=case.ulps, pointwise=True)
+
+
+# Derivatives
+
+
+def jvp(case: Case, operands: Sequence[Any], tangents: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """Our results and tangents as arrays; zero tangents are made."""
+    primals = [to_array(x) for x in operands]
+    outs, out_tangents = jvp_program(traced(case), primals, [None if t is None else to_array(t) for t in tangents])
+    for out, t in zip(outs, out_tangents, strict=True):
+        assert t is None or (t.dtype, t.shape) == (out.dtype, out.shape), f"tangent {t.type} for {out.type}"
+        assert t is None or dtypes.is_inexact(t.dtype), "an integer has a tangent"
+    return [x.data for x in outs], [
+        np.zeros(x.shape, x.dtype) if t is None else t.data for x, t in zip(outs, out_tangents, strict=True)
+    ]
+
+
+def tangents_of(case: Case, operands: Sequence[Any]) -> list[Any]:
+    return [draw_like(x, "tangent", n) if a else None for n, (x, a) in enumerate(zip(operands, active(case)))]
+
+
+def jax_derivatives(case: Case, operands: Sequence[Any], tangents: Sequence[Any], cts: Sequence[Any]) -> Any:
+    """JAX's results, tangents of the inexact ones, and cotangents of the active operands."""
+    where = [n for n, a in enumerate(active(case)) if a]
+
+    def function(*chosen: Any) -> list[Any]:
+        full = list(operands)
+        for n, x in zip(where, chosen, strict=True):
+            full[n] = x
+        return [x for x in twin(case, *full) if dtypes.is_inexact(x.dtype)]
+
+    chosen = [operands[n] for n in where]
+    forward = lambda xs, ts: jax.jvp(function, xs, ts)
+    backward = lambda xs, ys: jax.vjp(function, *xs)[1](ys)
+    if cts:
+        return jax.jit(backward)(chosen, list(cts))
+    return jax.jit(forward)(chosen, [tangents[n] for n in where])
+
+
+DIFFERENTIABLE = cases(SMOOTH, differentiable=True)
+
+
+@walk(DIFFERENTIABLE)
+def test_the_jvp_is_that_of_jax(case: Case) -> None:
+    operands = case.operands()
+    tangents = tangents_of(case, operands)
+    if isinstance(case.op.jvp, No):
+        with pytest.raises(DifferentiationError) as error:
+            jvp(case, operands, tangents)
+        assert error.value.why == case.op.jvp.reason
+        return
+    outs, out_tangents = jvp(case, operands, tangents)
+    for out, value in zip(outs, call(case.op, operands, case.sample.params), strict=True):
+        assert_close(out, value, ulps=case.ulps, context="the value beside the derivative")
+    alone = np.zeros(len(outs), object)
+    for n, t in enumerate(tangents):
+        if t is not None:
+            only = [t if m == n else None for m in range(len(tangents))]
+            alone = alone + np.array([*[wide(x) for x in jvp(case, operands, only)[1]], None], object)[:-1]
+    for out, total, t in zip(outs, alone, out_tangents, strict=True):
+        if dtypes.is_inexact(out.dtype):
+            assert_close(np.asarray(total).astype(t.dtype), t, ulps=4 * case.ulps, context="tangents one at a time")
+    if case.op.name in WITHOUT_TWIN:
+        return
+    _, expected = jax_derivatives(case, operands, tangents, ())
+    inexact = [t for t in out_tangents if dtypes.is_inexact(t.dtype)]
+    for t, value in zip(inexact, expected, strict=True):
+        assert_close(t, value, ulps=4 * case.ulps, context="tangent")
+
+
+@walk([c for c in DIFFERENTIABLE if c.dtype in (dtypes.FLOAT64, dtypes.COMPLEX128)])
+def test_the_jvp_is_the_slope(case: Case) -> None:
+    if isinstance(case.op.jvp, No) or case.op.name in NOT_THE_SLOPE:
+        return
+    operands = case.operands()
+    step = 1e-6
+    for direction in (1.0, 1j) if case.dtype == dtypes.COMPLEX128 else (1.0,):
+        tangents = [
+            None if t is None else t * direction if t.dtype.kind == "c" else t for t in tangents_of(case, operands)
+        ]
+        outs, out_tangents = jvp(case, operands, tangents)
+        ahead, behind = (
+            call(
+                case.op,
+                [x if t is None else (x + sign * step * t).astype(x.dtype) for x, t in zip(operands, tangents)],
+                case.sample.params,
+            )
+            for sign in (1, -1)
+        )
+        for out, t, up, down in zip(outs, out_tangents, ahead, behind, strict=True):
+            if out.dtype in (dtypes.FLOAT64, dtypes.COMPLEX128):
+                np.testing.assert_allclose(t, (up - down) / (2 * step), rtol=2e-6, atol=2e-8)
+
+
+def assert_adjoint(ahead: Sequence[tuple[Any, Any]], back: Sequence[tuple[Any, Any]]) -> None:
+    """<ct, J t> = <J^T ct, t>, where <a, b> is the real part of the sum of products, up to the coarsest dtype's eps."""
+    products = [np.ravel(wide(a) * wide(b)) for pairs in (ahead, back) for a, b in pairs]
+    coarsest = max(float(ml_dtypes.finfo(dtypes.real_part(x.dtype)).eps) for pairs in (ahead, back) for x, _ in pairs)
+    bound = 16 * coarsest * sum(float(np.abs(p).sum()) for p in products) + 1e-30
+    left, right = (
+        sum(float(np.sum(p).real) for p in group) for group in (products[: len(ahead)], products[len(ahead) :])
+    )
+    assert abs(left - right) <= bound, f"<ct, J t> = {left}, <J^T ct, t> = {right}"
+
+
+def cotangents_of(values: Sequence[Any]) -> list[Any]:
+    return [draw_like(x, "cotangent", n) for n, x in enumerate(values)]
+
+
+@walk(DIFFERENTIABLE)
+def test_the_vjp_is_that_of_jax(case: Case) -> None:
+    operands = case.operands()
+    primals = [to_array(x) for x in operands]
+    program = traced(case)
+    if isinstance(case.op.linearize, No):
+        with pytest.raises(DifferentiationError) as error:
+            linearize_program(program, primals, active(case))
+        assert error.value.why == case.op.linearize.reason
+        return
+    outs, linear = linearize_program(program, primals, active(case))
+    check(linear.program)
+    assert parse_program(str(linear.program)) == linear.program
+    tangents = tangents_of(case, operands)
+    given = [to_array(t) for t in tangents if t is not None]
+    pushed = [x.data for x in run(linear.program, [*linear.residuals, *given])]
+    expected = [t for t, kept in zip(jvp(case, operands, tangents)[1], linear.nonzero, strict=True) if kept]
+    for actual, value in zip(pushed, expected, strict=True):
+        assert_close(actual, value, ulps=4 * case.ulps, context="linearize against jvp")
+    cts = cotangents_of(pushed)
+    flags = [False] * len(linear.residuals) + [True] * len(given)
+    pulled = transpose_program(
+        linear.program, flags, [*linear.residuals, *[None] * len(given)], [to_array(ct) for ct in cts]
+    )[len(linear.residuals) :]
+    for t, ct in zip(given, pulled, strict=True):
+        assert ct is None or (ct.dtype, ct.shape) == (t.dtype, t.shape), f"cotangent {ct.type} for {t.type}"
+    arrays = [np.zeros(t.shape, t.dtype) if ct is None else ct.data for t, ct in zip(given, pulled, strict=True)]
+    assert_adjoint(list(zip(cts, pushed, strict=True)), [(ct, t.data) for ct, t in zip(arrays, given, strict=True)])
+    if case.op.name in WITHOUT_TWIN:
+        return
+    inexact = [n for n, x in enumerate(outs) if dtypes.is_inexact(x.dtype)]
+    full = iter(cts)
+    jax_cts = [next(full) if linear.nonzero[n] else np.zeros(outs[n].shape, outs[n].dtype) for n in inexact]
+    if not jax_cts:
+        return
+    for ct, value in zip(arrays, jax_derivatives(case, operands, tangents, jax_cts), strict=True):
+        assert_close(ct, value, ulps=4 * case.ulps, context="cotangent")
+
+
+@walk([c for c in DIFFERENTIABLE if c.op.linear is not Linearity.NONE])
+def test_a_linear_op_and_its_transpose_are_adjoint(case: Case) -> None:
+    operands = case.operands()
+    program = traced(case)
+    inexact = [n for n, a in enumerate(active(case)) if a]
+    ways = {
+        Linearity.JOINTLY: [inexact],
+        Linearity.EACH: [[n] for n in inexact],
+        Linearity.FIRST: [inexact[:1]] if inexact[:1] == [0] else [],
+    }[case.op.linear]
+    for chosen in ways:
+        flags = [n in chosen for n in range(len(operands))]
+        ts = [draw_like(x, "linear", n) if f else x for n, (x, f) in enumerate(zip(operands, flags))]
+        outs = call(case.op, ts, case.sample.params)
+        if not all(dtypes.is_inexact(x.dtype) for x in outs):
+            continue
+        cts = cotangents_of(outs)
+        args = [None if f else to_array(x) for x, f in zip(operands, flags, strict=True)]
+        pulled = transpose_program(program, flags, args, [to_array(ct) for ct in cts])
+        assert_adjoint(
+            list(zip(cts, outs, strict=True)), [(pulled[n].data, ts[n]) for n in chosen if pulled[n] is not None]
+        )
+        for n in chosen:
+            ct = pulled[n]
+            assert ct is None or (ct.dtype, ct.shape) == (ts[n].dtype, ts[n].shape), f"operand {n}: {ct.type}"
+
+
+# Batching
+
+
+BATCH = 3
+
+
+@walk([c for c in cases(ONE[:1]) if c.sample.operands])
+def test_batching_is_a_loop(case: Case) -> None:
+    examples = [case.operands("example", n) for n in range(BATCH)]
+    program = traced(case)
+    if isinstance(case.op.batch, No):
+        return
+    for flags in product([True, False], repeat=len(case.sample.operands)):
+        if not any(flags):
+            continue
+        rows = [[x if f else examples[0][i] for i, (x, f) in enumerate(zip(row, flags))] for row in examples]
+        args = [stack([row[i] for row in rows]) if f else rows[0][i] for i, f in enumerate(flags)]
+        outs, out_flags = batch_program(program, BATCH, [to_array(x) for x in args], flags)
+        looped = [call(case.op, row, case.sample.params) for row in rows]
+        for index, (out, f) in enumerate(zip(outs, out_flags, strict=True)):
+            expected = stack([row[index] for row in looped])
+            actual = out.data if f else stack([out.data] * BATCH)
+            assert out.data.dtype == out.type.dtype
+            assert_close(actual, expected, ulps=case.ulps, context=f"batched {flags}, result {index}")
+
+
+# Text
+
+
+@walk(cases(MAIN))
+def test_its_programs_survive_text_and_check(case: Case) -> None:
+    program = traced(case)
+    programs = [program]
+    types = types_of(case.operands())
+    if any(active(case)) and not isinstance(case.op.linearize, No):
+
+        def both(*xs: Any) -> list[Any]:
+            outs, linear = linearize_program(program, xs, active(case))
+            programs.append(linear.program)
+            return [*outs, *linear.residuals]
+
+        programs.append(trace(both, types)[0])
+    if types and not isinstance(case.op.batch, No):
+        batched = [t.with_(shape=(BATCH, *t.shape)) for t in types]
+        flags = [True] * len(types)
+        programs.append(trace(lambda *xs: batch_program(program, BATCH, xs, flags)[0], batched)[0])
+    for p in programs:
+        check(p)
+        assert parse_program(str(p)) == p
+        assert str(parse_program(str(p))) == str(p)
+
+
+# Factors
+
+
+@walk([c for c in cases(ONE[:1]) if not isinstance(c.op.factors, No)])
+def test_parts_along_its_factors_make_up_the_whole(case: Case) -> None:
+    operands = case.operands()
+    whole = call(case.op, operands, case.sample.params)
+    results = [TensorType(x.shape, x.dtype) for x in whole]
+    rule = case.op.factors(types_of(operands), results, case.sample.params)  # type: ignore[operator]
+    tensors = [*zip(operands, rule.operands, strict=True), *zip(whole, rule.results, strict=True)]
+    free = rule.passing | rule.reduced
+    for x, dims in tensors:
+        names = [name for dim in dims for name in dim]
+        assert len(dims) == x.ndim, f"{rule}: {len(dims)} dims for shape {x.shape}"
+        assert len(set(names)) == len(names), f"{rule}: a factor stands twice in one tensor"
+        for n, dim in zip(x.shape, dims, strict=True):
+            if set(dim) <= free:
+                assert math.prod(rule.sizes[name] for name in dim) == n, f"{rule}: factors {dim} of a dim of size {n}"
+    assert {name for _, dims in tensors for dim in dims for name in dim} == set(rule.sizes), f"{rule}: unused factors"
+    for name in sorted(free):
+        split = split_of(rule, name)
+        if split is None:
+            continue
+        parts = run_in_parts(case.op, operands, results, case.sample.params, rule, split)
+        for index, (actual, expected) in enumerate(zip(parts, whole, strict=True)):
+            assert_close(actual, expected, ulps=case.ulps, context=f"{rule} split {split.parts}, result {index}")
