@@ -184,7 +184,19 @@ def _convert_jvp(
 def _convert_evaluate(xp: Any, x: Any, dtype: Any, weak: bool) -> Any:
     if dtypes.is_complex(x.dtype) and not dtypes.is_complex(dtype):
         x = xp.real(x)
+    if dtypes.is_integer(dtype) and not (dtypes.is_integer(x.dtype) or x.dtype == dtypes.BOOL):
+        return _to_integer(xp, x, dtype)
     return xp.astype(x, dtype)
+
+
+def _to_integer(xp: Any, x: Any, dtype: Any) -> Any:
+    """Toward zero; what does not fit becomes the nearest integer that does, and NaN becomes 0."""
+    limits = np.iinfo(dtype)
+    low, high = float(limits.min), float(int(limits.max) + 1)  # powers of two, so exact
+    x = xp.astype(x, dtypes.FLOAT32) if x.dtype.itemsize < 4 else x
+    whole = xp.astype(xp.where((x >= low) & (x < high), x, xp.zeros_like(x)), dtype)
+    whole = xp.where(x >= high, xp.asarray(limits.max, dtype=dtype), whole)
+    return xp.where(x < low, xp.asarray(limits.min, dtype=dtype), whole)
 
 
 convert: Op = define_op(
@@ -201,7 +213,7 @@ convert: Op = define_op(
     cost=pointwise_cost(),
     samples=lambda: [
         Sample((Operand((2, 4)),), {"dtype": dtype, "weak": False})
-        for dtype in (dtypes.FLOAT32, dtypes.BFLOAT16, dtypes.INT32, dtypes.COMPLEX64)
+        for dtype in map(dtypes.SHORT_NAMES.__getitem__, ("f32", "bf16", "i32", "c64", "bool", "u8", "i64"))
     ],
 )
 
