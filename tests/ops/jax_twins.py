@@ -23,6 +23,10 @@ def _or_on_bools(function: Twin, on_bools: Twin) -> Twin:
     return _pointwise(lambda x, y: (on_bools if x.dtype == np.bool_ else function)(x, y))
 
 
+def _as_real(x: Any, dtype: Any) -> Any:
+    return lax.real(x) if x.dtype.kind == "c" and np.dtype(dtype).kind != "c" else x
+
+
 # Elementwise ops whose JAX function has the same operands and no params.
 _SAME = (
     "sub", "div", "rem", "pow", "neg", "abs", "sign", "square", "nextafter", "atan2",
@@ -50,7 +54,7 @@ POINTWISE: dict[str, Twin] = {
     "select": _pointwise(lax.select),
     "reduce_precision": lambda x, exponent_bits, mantissa_bits: lax.reduce_precision(x, exponent_bits, mantissa_bits),
     "stop_gradient": lax.stop_gradient,
-    "convert": lambda x, dtype, weak: lax.convert_element_type(x, dtype),
+    "convert": lambda x, dtype, weak: lax.convert_element_type(_as_real(x, dtype), dtype),
 }
 
 _MODES = {

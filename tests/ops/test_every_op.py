@@ -11,7 +11,7 @@ import math
 import pkgutil
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
 from typing import Any
@@ -26,23 +26,24 @@ import meshwright.ops
 from meshwright.core import dtypes
 from meshwright.core.check import check
 from meshwright.core.dtypes import DType, short_name
+from meshwright.core.factors import Factors
 from meshwright.core.op import REGISTRY, Linearity, No, Op, Sample
 from meshwright.core.program import Program
 from meshwright.core.text import parse_program
 from meshwright.core.trace import apply, run, to_array, trace
 from meshwright.core.types import TensorType
-from meshwright.errors import DifferentiationError
+from meshwright.errors import DifferentiationError, MeshwrightError
 from meshwright.transform.batch import batch_program
 from meshwright.transform.derivative import jvp_program, linearize_program
 from meshwright.transform.transpose import transpose_program
 from tests.ops.comparing import assert_close, wide
 from tests.ops.drawing import draw, draw_like, edge_operands, stack
 from tests.ops.jax_twins import POINTWISE, TWINS, WITHOUT_TWIN
-from tests.ops.splitting import run_in_parts, split_of
+from tests.ops.splitting import COMBINE, Split, run_in_parts, split_of
 
 MODULES = [f"meshwright.ops.{module.name}" for module in pkgutil.iter_modules(meshwright.ops.__path__)]
 for _module in MODULES:
-    with suppress(ImportError):  # which is a failure of its own below, and not of every other op
+    with suppress(Exception):  # which is a failure of its own below, and not of every other op
         importlib.import_module(_module)
 
 # Ops with regions, which have tests of their own; every other op has samples and is walked here.
@@ -60,6 +61,9 @@ DEFAULT_ULPS = 4.0
 
 # The derivative that JAX gives differs on purpose from the slope of the function.
 NOT_THE_SLOPE = frozenset({"stop_gradient", "reduce_precision"})
+
+# Ops all of whose factors must be whole on every device.
+NEVER_SPLIT: frozenset[str] = frozenset()
 
 # Families for which a factor that could be split must not be marked as one that cannot.
 NEVER_TOO_STRICT = frozenset(POINTWISE) | {
@@ -426,26 +430,89 @@ def test_its_programs_survive_text_and_check(case: Case) -> None:
 # Factors
 
 
-@walk([c for c in cases(ONE[:1]) if not isinstance(c.op.factors, No)])
-def test_parts_along_its_factors_make_up_the_whole(case: Case) -> None:
-    operands = case.operands()
-    whole = call(case.op, operands, case.sample.params)
-    results = [TensorType(x.shape, x.dtype) for x in whole]
-    rule = case.op.factors(types_of(operands), results, case.sample.params)  # type: ignore[operator]
-    tensors = [*zip(operands, rule.operands, strict=True), *zip(whole, rule.results, strict=True)]
-    free = rule.passing | rule.reduced
+RULED = [case for case in cases(ONE[:1]) if not isinstance(case.op.factors, No)]
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A call done in one piece, to compare parts with."""
+
+    case: Case
+    operands: list[Any]
+    results: list[Any]
+    rule: Factors
+
+    @staticmethod
+    def of(case: Case) -> Whole:
+        operands = case.operands()
+        results = call(case.op, operands, case.sample.params)
+        rule = case.op.factors(types_of(operands), types_of(results), case.sample.params)  # type: ignore[operator]
+        return Whole(case, operands, results, rule)
+
+    def assert_equals_its_parts(self, rule: Factors, split: Split) -> None:
+        parts = run_in_parts(self.case.op, self.operands, types_of(self.results), self.case.sample.params, rule, split)
+        for index, (actual, expected) in enumerate(zip(parts, self.results, strict=True)):
+            context = f"{rule} split {split.parts}, result {index}"
+            assert_close(actual, expected, ulps=self.case.ulps, context=context)
+
+
+@walk(RULED)
+def test_its_factor_rule_fits_its_shapes(case: Case) -> None:
+    whole = Whole.of(case)
+    rule = whole.rule
+    tensors = [*zip(whole.operands, rule.operands, strict=True), *zip(whole.results, rule.results, strict=True)]
     for x, dims in tensors:
         names = [name for dim in dims for name in dim]
         assert len(dims) == x.ndim, f"{rule}: {len(dims)} dims for shape {x.shape}"
+        assert all(dims), f"{rule}: a dim without factors"
         assert len(set(names)) == len(names), f"{rule}: a factor stands twice in one tensor"
         for n, dim in zip(x.shape, dims, strict=True):
-            if set(dim) <= free:
+            if set(dim) <= rule.passing | rule.reduced:
                 assert math.prod(rule.sizes[name] for name in dim) == n, f"{rule}: factors {dim} of a dim of size {n}"
     assert {name for _, dims in tensors for dim in dims for name in dim} == set(rule.sizes), f"{rule}: unused factors"
-    for name in sorted(free):
-        split = split_of(rule, name)
+    assert not rule.replicated & rule.permuted, f"{rule}: a factor of two kinds"
+
+
+@walk(RULED)
+def test_parts_along_its_factors_make_up_the_whole(case: Case) -> None:
+    whole = Whole.of(case)
+    for name in sorted(whole.rule.passing | whole.rule.reduced):
+        split = split_of(whole.rule, name)
+        if split is not None:
+            whole.assert_equals_its_parts(whole.rule, split)
+
+
+@pytest.mark.parametrize("op", list(dict.fromkeys(case.op for case in RULED)), ids=lambda op: f"-{op.name}-")
+def test_some_sample_has_a_factor_to_split(op: Op) -> None:
+    rules = [Whole.of(case).rule for case in RULED if case.op is op]
+    splits = [split_of(rule, name) for rule in rules for name in rule.passing | rule.reduced]
+    assert any(splits) or op.name in NEVER_SPLIT, f"no factor of {[str(rule) for rule in rules]} can be split"
+
+
+@walk([case for case in RULED if case.op.name in NEVER_TOO_STRICT])
+def test_no_factor_that_could_be_split_is_held_whole(case: Case) -> None:
+    whole = Whole.of(case)
+    rule = whole.rule
+    for name in rule.replicated | rule.permuted | rule.blocked:
+        freed = replace(rule, replicated=rule.replicated - {name}, permuted=rule.permuted - {name})
+        split = split_of(freed, name)
         if split is None:
             continue
-        parts = run_in_parts(case.op, operands, results, case.sample.params, rule, split)
-        for index, (actual, expected) in enumerate(zip(parts, whole, strict=True)):
-            assert_close(actual, expected, ulps=case.ulps, context=f"{rule} split {split.parts}, result {index}")
+        for combine in COMBINE:
+            try:
+                whole.assert_equals_its_parts(replace(freed, combine=combine), split)
+            except (AssertionError, MeshwrightError):
+                continue
+            raise AssertionError(f"{rule}: {name} can be split: {freed}")
+
+
+# Cost
+
+
+@walk(cases(ONE[:1]))
+def test_its_cost_is_a_finite_amount_of_work(case: Case) -> None:
+    operands = case.operands()
+    results = call(case.op, operands, case.sample.params)
+    cost = case.op.cost(types_of(operands), types_of(results), case.sample.params)
+    assert math.isfinite(cost.flops) and cost.flops >= 0
+    assert math.isfinite(cost.nbytes) and cost.nbytes > 0
