@@ -108,17 +108,58 @@ def _conv(x: Any, w: Any, **params: Any) -> Any:
 def _window(reducer: Twin, initial: Callable[[Any], Any]) -> Twin:
     def twin(x: Any, window: Any, strides: Any, padding: Any, base_dilation: Any, window_dilation: Any) -> Any:
         start = np.asarray(initial(x.dtype), x.dtype)
+        if reducer is not lax.add and any(step > 1 for step in window_dilation):  # which has no vjp in JAX
+            stacked = _windows(x, start, window, strides, padding, base_dilation, window_dilation)
+            return (jnp.max if reducer is lax.max else jnp.min)(stacked, axis=0)
         return lax.reduce_window(x, start, reducer, window, strides, padding, base_dilation, window_dilation)
 
     return twin
 
 
 def _lowest(dtype: Any) -> Any:
-    return -np.inf if jnp.issubdtype(dtype, jnp.inexact) else np.iinfo(dtype).min
+    if dtype == np.bool_:
+        return False
+    if jnp.issubdtype(dtype, jnp.integer):
+        return np.iinfo(dtype).min
+    return -np.inf if np.isinf(np.asarray(np.inf, dtype)) else jnp.finfo(dtype).min
 
 
 def _highest(dtype: Any) -> Any:
-    return np.inf if jnp.issubdtype(dtype, jnp.inexact) else np.iinfo(dtype).max
+    if dtype == np.bool_:
+        return True
+    if jnp.issubdtype(dtype, jnp.integer):
+        return np.iinfo(dtype).max
+    return np.inf if np.isinf(np.asarray(np.inf, dtype)) else jnp.finfo(dtype).max
+
+
+def _select_and_gather_add(t: Any, x: Any, select: str, **params: Any) -> Any:
+    """From each window of ``t``, the element standing where the window of ``x`` has its first extreme."""
+    worst = np.asarray((_lowest if select == "max" else _highest)(x.dtype), x.dtype)
+    values, tangents = _windows(x, worst, **params), _windows(t, np.zeros((), t.dtype), **params)
+    chosen = (jnp.argmax if select == "max" else jnp.argmin)(values, axis=0)
+    return jnp.take_along_axis(tangents, chosen[None], axis=0)[0]
+
+
+def _windows(
+    x: Any, value: Any, window: Any, strides: Any, padding: Any, base_dilation: Any, window_dilation: Any
+) -> Any:
+    """The elements of every window, on a new leading dim."""
+    x = lax.pad(x, value, [(low, high, d - 1) for (low, high), d in zip(padding, base_dilation, strict=True)])
+    reach = [(w - 1) * d for w, d in zip(window, window_dilation, strict=True)]
+    found = []
+    for place in np.ndindex(*window):
+        starts = [p * d for p, d in zip(place, window_dilation, strict=True)]
+        limits = [n - r + start for n, r, start in zip(x.shape, reach, starts, strict=True)]
+        found.append(lax.slice(x, starts, limits, strides))
+    return jnp.stack(found)
+
+
+def _select_and_scatter_add(source: Any, x: Any, **params: Any) -> Any:
+    """The transpose of ``_select_and_gather_add`` in its first operand; integers go through f64, which holds them."""
+    dtype = source.dtype if jnp.issubdtype(source.dtype, jnp.inexact) else np.dtype(np.float64)
+    like = jax.ShapeDtypeStruct(x.shape, dtype)
+    back = jax.linear_transpose(lambda t: _select_and_gather_add(t, x, **params), like)
+    return back(source.astype(dtype))[0].astype(source.dtype)
 
 
 _FFT = {kind: lax.FftType[kind.upper()] for kind in ("fft", "ifft", "rfft", "irfft")}
@@ -170,12 +211,14 @@ TWINS: dict[str, Twin] = {
     "reduce_window_sum": _window(lax.add, lambda dtype: 0),
     "reduce_window_max": _window(lax.max, _lowest),
     "reduce_window_min": _window(lax.min, _highest),
+    "select_and_gather_add": _select_and_gather_add,
+    "select_and_scatter_add": _select_and_scatter_add,
     # sorting
     "sort": lambda *xs, dim, num_keys: tuple(lax.sort(xs, dim, is_stable=True, num_keys=num_keys)),
     "top_k": lambda x, k: tuple(lax.top_k(x, k)),
     # linalg
     "fft": lambda x, kind, lengths: lax.fft(x, _FFT[kind], lengths),
-    "cholesky": lambda x: lax.linalg.cholesky(x, symmetrize_input=False),
+    "cholesky": lambda x: lax.linalg.cholesky(x),
     "triangular_solve": lambda a, b, **params: lax.linalg.triangular_solve(a, b, **params),
     # random
     "threefry2x32": lambda k1, k2, x1, x2: tuple(jax.extend.random.threefry2x32_p.bind(k1, k2, x1, x2)),
