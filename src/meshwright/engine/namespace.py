@@ -1,16 +1,30 @@
 """NumPy as the array namespace that ``evaluate`` rules are written against.
 
-A rule takes from ``xp`` the names NumPy has, and these, which NumPy lacks: ``astype``, ``permute_dims``, ``function``.
+A rule takes from ``xp`` the names NumPy has, and these, which NumPy lacks:
+
+- ``astype(x, dtype)``, ``permute_dims(x, dims)``;
+- ``add_parts(shape, dtype, [(place, part), …])``: zeros with each part added at its place;
+- ``cholesky(x)``, ``solve_triangular(a, b, lower, unit_diagonal)``, ``top_k(x, k)``;
+- ``function(program)``: a region as a function of arrays that returns a tuple (added by ``engine.compile``).
+
+Functions that NumPy wraps in Python are taken here without the wrapper, which costs more than a small array's work.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextvars import copy_context
+from math import prod
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
 from meshwright.core.trace import set_namespace
+from meshwright.engine.linear_algebra import cholesky, solve_triangular
+from meshwright.engine.ordering import top_k
+
+SMALL_BYTES = 8192  # below this, filling an array is faster than making a view that repeats elements
 
 
 class NumpyNamespace(SimpleNamespace):
@@ -23,8 +37,74 @@ class NumpyNamespace(SimpleNamespace):
 
 
 def _astype(x: Any, dtype: Any) -> Any:
-    return np.asarray(x).astype(dtype)
+    return x.astype(dtype)
 
 
-NUMPY = NumpyNamespace(astype=_astype, permute_dims=np.transpose)
+def _reshape(x: Any, shape: Any) -> Any:
+    return x.reshape(shape)
+
+
+def _permute_dims(x: Any, dims: Any) -> Any:
+    return x.transpose(dims)
+
+
+def fill(x: Any, shape: tuple[int, ...], dtype: Any) -> Any:
+    """``x`` broadcast to ``shape`` in memory of its own."""
+    out = np.empty(shape, dtype)
+    out[...] = x
+    return out
+
+
+def _broadcast_to(x: Any, shape: tuple[int, ...]) -> Any:
+    if prod(shape) * x.dtype.itemsize <= SMALL_BYTES:
+        return fill(x, shape, x.dtype)
+    return np.broadcast_to(x, shape)
+
+
+def _reduction(ufunc: np.ufunc) -> Callable[..., Any]:
+    reduce = ufunc.reduce
+
+    def function(x: Any, axis: Any = None, **options: Any) -> Any:
+        return reduce(x, axis, **options)
+
+    return function
+
+
+def _add_parts(shape: tuple[int, ...], dtype: Any, parts: Any) -> Any:
+    total = np.zeros(shape, dtype)
+    for place, part in parts:
+        total[place] += part
+    return total
+
+
+NUMPY = NumpyNamespace(
+    add_parts=_add_parts,
+    cholesky=cholesky,
+    solve_triangular=solve_triangular,
+    top_k=top_k,
+    astype=_astype,
+    broadcast_to=_broadcast_to,
+    permute_dims=_permute_dims,
+    reshape=_reshape,
+    sum=_reduction(np.add),
+    prod=_reduction(np.multiply),
+    max=_reduction(np.maximum),
+    min=_reduction(np.minimum),
+    all=_reduction(np.logical_and),
+    any=_reduction(np.logical_or),
+)
 set_namespace(NUMPY)
+
+
+def _error_state() -> tuple[Any, Any]:
+    """The context variable that holds NumPy's error state, and the state in which nothing warns.
+
+    ``np.errstate`` sets and resets this variable too, but spends ten times as long on it.
+    """
+    before, after = copy_context(), copy_context()
+    after.run(np.seterr, all="ignore")
+    ((variable, quiet),) = [(v, state) for v, state in after.items() if v not in before or before[v] is not state]
+    return variable, quiet
+
+
+ERROR_STATE, QUIET = _error_state()
