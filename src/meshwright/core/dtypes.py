@@ -165,6 +165,13 @@ _ABOVE: dict[_Node, tuple[_Node, ...]] = {
     COMPLEX128: (),
 }
 
+# How an error calls a weak node, and the dtype to convert to instead.
+_PYTHON_NUMBERS: dict[_Node, tuple[str, str]] = {
+    "i*": ("a Python int", "int32"),
+    "f*": ("a Python float", "float32"),
+    "c*": ("a Python complex", "complex64"),
+}
+
 
 @cache
 def _upper_bounds(node: _Node) -> frozenset[_Node]:
@@ -177,7 +184,8 @@ def _join(a: _Node, b: _Node) -> _Node:
     for node in common:
         if common == _upper_bounds(node):
             return node
-    raise TypeError(f"{a} and {b} have no implicit promotion; convert one of them: x.astype({b})")
+    (first, _), (second, name) = (_PYTHON_NUMBERS.get(node, (str(node), str(node))) for node in (a, b))
+    raise TypeError(f"{first} and {second} have no implicit promotion; convert one of them: x.astype('{name}')")
 
 
 def _node(dtype: DType, weak: bool) -> _Node:
