@@ -70,6 +70,8 @@ class Array(Value):
                 why="donate_argnums lets the function overwrite its argument",
                 fix="use the function's result instead, or do not donate this argument",
             )
+        if self._data.__class__ is not np.ndarray:
+            self._data = np.asarray(self._data)
         return self._data
 
 

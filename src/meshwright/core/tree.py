@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import optree
@@ -10,10 +11,12 @@ import optree
 Tree = Any
 TreeDef = optree.PyTreeSpec
 
-flatten = optree.tree_flatten
+NAMESPACE = "meshwright"  # of the container classes users register
+
+flatten = partial(optree.tree_flatten, namespace=NAMESPACE)
 unflatten = optree.tree_unflatten
-leaves = optree.tree_leaves
-structure = optree.tree_structure
+leaves = partial(optree.tree_leaves, namespace=NAMESPACE)
+structure = partial(optree.tree_structure, namespace=NAMESPACE)
 
 
 def map(function: Callable[..., Any], tree: Tree, *rest: Tree, is_leaf: Callable[[Any], bool] | None = None) -> Tree:
@@ -22,9 +25,9 @@ def map(function: Callable[..., Any], tree: Tree, *rest: Tree, is_leaf: Callable
     >>> map(lambda x, y: x + y, {"a": 1}, {"a": 2})
     {'a': 3}
     """
-    return optree.tree_map(function, tree, *rest, is_leaf=is_leaf)
+    return optree.tree_map(function, tree, *rest, is_leaf=is_leaf, namespace=NAMESPACE)
 
 
 def path_names(tree: Tree) -> list[str]:
     """How each leaf of ``tree`` is reached, as Python would write it: ``['w'][0]``."""
-    return [accessor.codify("") for accessor in optree.tree_accessors(tree)]
+    return [accessor.codify("") for accessor in optree.tree_accessors(tree, namespace=NAMESPACE)]

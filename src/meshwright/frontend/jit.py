@@ -1,0 +1,221 @@
+"""jit: trace once per argument types, compile once, then call."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from functools import update_wrapper
+from typing import Any
+
+import numpy as np
+
+from meshwright.core import dtypes, tree
+from meshwright.core.check import check
+from meshwright.core.source import here
+from meshwright.core.trace import Array, Tracer, leaked, run, state
+from meshwright.core.types import TensorType
+from meshwright.engine.compile import compile_program
+from meshwright.errors import MeshwrightError
+from meshwright.frontend.tracing import Traced, leaf_value, trace_flat
+from meshwright.transform.simplify import cse, dce
+
+Function = Callable[..., Any]
+Statics = tuple[tuple[int | str, Any], ...]
+
+
+class Compiled:
+    """A program ready to run on arrays of fixed types."""
+
+    __slots__ = ("call", "donated", "out_tree", "out_types", "program")
+
+    def __init__(self, traced: Traced, donated: tuple[bool, ...]) -> None:
+        self.program = check(cse(dce(traced.closed)), "simplification")
+        self.call = compile_program(self.program, donated=donated)
+        self.donated = [n for n, given in enumerate(donated) if given]
+        self.out_types = self.program.out_types
+        self.out_tree = traced.out_tree
+
+
+class Jitted:
+    """A function compiled for each combination of argument types it meets."""
+
+    def __init__(
+        self, fun: Function, static_argnums: tuple[int, ...], static_argnames: tuple[str, ...], donate: tuple[int, ...]
+    ) -> None:
+        update_wrapper(self, fun)
+        self.fun = fun
+        self.static_argnums = static_argnums
+        self.static_argnames = static_argnames
+        self.donate = donate
+        self._compiled: dict[Any, Compiled] = {}
+        self._traced: dict[Any, Traced] = {}
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        statics: Statics = ()
+        if self.static_argnums or self.static_argnames:
+            statics, args, kwargs = self._separate(args, kwargs)
+        leaves, in_tree = tree.flatten((args, kwargs))
+        if state.builder is not None:
+            return self._inline(leaves, in_tree, statics)
+        data, types = [], []
+        for x in leaves:
+            value = x if x.__class__ is Array else _concrete(x)
+            contents = value._data
+            data.append(value.data if contents is None else contents)
+            types.append(value.type)
+        key = (in_tree, statics, dtypes.config._enable_x64, *types)
+        compiled = self._compiled.get(key)
+        if compiled is None:
+            compiled = self._compile(in_tree, statics, types)
+            self._compiled[key] = compiled
+        if compiled.donated:
+            _take(leaves, data, compiled.donated)
+        outs = [Array(x, t) for x, t in zip(compiled.call(*data), compiled.out_types, strict=True)]
+        return tree.unflatten(compiled.out_tree, outs)
+
+    def _separate(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Statics, tuple[Any, ...], dict[str, Any]]:
+        """The static arguments, as hashable values with their places, and the others."""
+        numbers = [n % len(args) for n in self.static_argnums if -len(args) <= n < len(args)]
+        statics: list[tuple[int | str, Any]] = [(n, args[n]) for n in numbers]
+        statics += [(name, kwargs[name]) for name in self.static_argnames if name in kwargs]
+        for place, value in statics:
+            try:
+                hash(value)
+            except TypeError:
+                raise MeshwrightError(
+                    f"The static argument {place!r} is a {type(value).__name__}, which cannot be hashed.",
+                    where=here(),
+                    why="a static argument is part of the key under which the compiled function is kept",
+                    fix="pass a tuple instead of a list, or do not mark the argument static",
+                ) from None
+        rest = tuple(x for n, x in enumerate(args) if n not in numbers)
+        return tuple(statics), rest, {k: v for k, v in kwargs.items() if k not in self.static_argnames}
+
+    def _with_statics(self, statics: Statics) -> Function:
+        if not statics:
+            return self.fun
+        at = {place: value for place, value in statics if isinstance(place, int)}
+        named = {place: value for place, value in statics if isinstance(place, str)}
+
+        def function(*args: Any, **kwargs: Any) -> Any:
+            rest = iter(args)
+            full = [at[n] if n in at else next(rest) for n in range(len(args) + len(at))]
+            return self.fun(*full, **kwargs, **named)
+
+        return function
+
+    def _compile(self, in_tree: tree.TreeDef, statics: Statics, types: Sequence[TensorType]) -> Compiled:
+        traced = trace_flat(self._with_statics(statics), in_tree, types)
+        donated = _donated_leaves(in_tree, self.donate, statics)
+        return Compiled(traced, donated)
+
+    def _inline(self, leaves: Sequence[Any], in_tree: tree.TreeDef, statics: Statics) -> Any:
+        """Inside another trace: add this function's equations to it, tracing it once per argument types."""
+        values = [leaf_value(x, "An argument of a jitted function") for x in leaves]
+        types = [x.type for x in values]
+        key = (in_tree, statics, dtypes.config._enable_x64, *types)
+        traced = self._traced.get(key)
+        if traced is None:
+            traced = trace_flat(self._with_statics(statics), in_tree, types)
+            if all(isinstance(x, Array) for x in traced.captured):
+                self._traced[key] = traced
+        return tree.unflatten(traced.out_tree, run(traced.program, [*traced.captured, *values]))
+
+
+def _concrete(x: Any) -> Array:
+    value = leaf_value(x, "An argument of a jitted function")
+    if isinstance(value, Tracer):
+        raise leaked(value)  # no trace is going on, so its own is over
+    assert isinstance(value, Array)
+    return value
+
+
+def _donated_leaves(in_tree: tree.TreeDef, donate: Sequence[int], statics: Statics) -> tuple[bool, ...]:
+    """Which leaves belong to a donated argument; ``donate`` counts the arguments as the user wrote them."""
+    if not donate:
+        return ()
+    args, kwargs = tree.unflatten(in_tree, range(in_tree.num_leaves))
+    static = {place for place, _ in statics}
+    places = [n for n in range(len(args) + len(static)) if n not in static][: len(args)]
+    flags: list[bool] = []
+    for place, arg in zip(places, args, strict=True):
+        flags += [place in donate] * len(tree.leaves(arg))
+    return (*flags, *[False] * len(tree.leaves(kwargs)))
+
+
+def _take(leaves: Sequence[Any], data: list[Any], donated: Sequence[int]) -> None:
+    """Take the contents of donated arrays away from them; what is not ours to overwrite is copied."""
+    for n in donated:
+        x = leaves[n]
+        if x.__class__ is Array and x._data.__class__ is np.ndarray and x._data.base is None and x._data.flags.writeable:
+            x._data = None
+        else:
+            data[n] = np.array(data[n])
+
+
+def jit(
+    fun: Function | None = None,
+    *,
+    static_argnums: int | Sequence[int] | None = None,
+    static_argnames: str | Sequence[str] | None = None,
+    donate_argnums: int | Sequence[int] | None = None,
+    donate_argnames: str | Sequence[str] | None = None,
+    in_shardings: Any = None,
+    out_shardings: Any = None,
+) -> Any:
+    """Compile ``fun`` for the types of its arguments, once for each combination.
+
+    Static arguments are Python values the function may branch on; the contents of donated ones may be overwritten.
+
+    >>> import meshwright.numpy as mnp
+    >>> @jit
+    ... def f(x):
+    ...     return mnp.sum(x * 2)
+    >>> float(f(mnp.ones(3)))
+    6.0
+    """
+    if fun is None:
+        return lambda f: jit(
+            f,
+            static_argnums=static_argnums,
+            static_argnames=static_argnames,
+            donate_argnums=donate_argnums,
+            donate_argnames=donate_argnames,
+            in_shardings=in_shardings,
+            out_shardings=out_shardings,
+        )
+    for name, given in (("in_shardings", in_shardings), ("out_shardings", out_shardings)):
+        if given is not None:
+            raise MeshwrightError(
+                f"jit does not take {name} yet.",
+                where=here(),
+                why="programs run on one device",
+                fix=f"leave {name} out",
+            )
+    numbers, names = _match_names(fun, _ints(static_argnums), _strings(static_argnames))
+    donate, _ = _match_names(fun, _ints(donate_argnums), _strings(donate_argnames))
+    return Jitted(fun, numbers, names, donate)
+
+
+def _ints(given: int | Sequence[int] | None) -> tuple[int, ...]:
+    return () if given is None else (given,) if isinstance(given, int) else tuple(given)
+
+
+def _strings(given: str | Sequence[str] | None) -> tuple[str, ...]:
+    return () if given is None else (given,) if isinstance(given, str) else tuple(given)
+
+
+def _match_names(fun: Function, numbers: tuple[int, ...], names: tuple[str, ...]) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """The positions and the names of arguments given as either."""
+    if not numbers and not names:
+        return (), ()
+    try:
+        parameters = [
+            p.name for p in inspect.signature(fun).parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+        ]
+    except (TypeError, ValueError):
+        return numbers, names
+    found = {n % len(parameters) if -len(parameters) <= n < len(parameters) else n for n in numbers}
+    found |= {parameters.index(name) for name in names if name in parameters}
+    both = {parameters[n] for n in found if n < len(parameters)} | set(names)
+    return tuple(sorted(found)), tuple(sorted(both))

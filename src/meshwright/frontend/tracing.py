@@ -1,0 +1,156 @@
+"""From a Python function of pytrees to a program of arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from meshwright.core import dtypes, tree
+from meshwright.core.check import check
+from meshwright.core.program import Program
+from meshwright.core.source import here
+from meshwright.core.trace import Array, Value, close, to_array, trace
+from meshwright.core.types import TensorType
+from meshwright.errors import ShapeError, TracerError, TreeError
+from meshwright.transform.simplify import dce
+
+
+class ShapeDtypeStruct:
+    """A shape and a dtype in the place of an array.
+
+    >>> ShapeDtypeStruct((2, 3), "float32")
+    ShapeDtypeStruct(shape=(2, 3), dtype=float32)
+    """
+
+    __slots__ = ("type",)
+
+    def __init__(self, shape: Sequence[int], dtype: Any, *, weak_type: bool = False) -> None:
+        self.type = TensorType(tuple(int(n) for n in shape), dtypes.as_dtype(dtype), weak_type)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.type.shape
+
+    @property
+    def dtype(self) -> dtypes.DType:
+        return self.type.dtype
+
+    @property
+    def ndim(self) -> int:
+        return self.type.ndim
+
+    @property
+    def size(self) -> int:
+        return self.type.size
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ShapeDtypeStruct) and self.type is other.type
+
+    def __hash__(self) -> int:
+        return hash(self.type)
+
+    def __repr__(self) -> str:
+        return f"ShapeDtypeStruct(shape={self.shape}, dtype={self.dtype.name})"
+
+
+def typeof(x: Any) -> TensorType:
+    """The type of a value: ``float32[3,4]``.
+
+    >>> print(typeof(1.5))
+    float32[]
+    """
+    return leaf_type(x)
+
+
+def leaf_type(x: Any) -> TensorType:
+    """The type of a leaf: an array, a number, or a ShapeDtypeStruct in its place."""
+    return x.type if isinstance(x, Value | ShapeDtypeStruct) else to_array(x).type
+
+
+def leaf_value(x: Any, where: str) -> Value:
+    """A leaf as a value, or an error that names the argument it came from."""
+    if isinstance(x, Value):
+        return x
+    try:
+        return to_array(x)
+    except (ShapeError, TypeError, ValueError):
+        raise TreeError(
+            f"{where} is a {type(x).__name__}, not an array or a number.",
+            where=here(),
+            why="the leaves of arguments must be arrays, NumPy arrays or numbers",
+            fix="pass an array, or mark the argument static: mw.jit(f, static_argnums=…)",
+        ) from None
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A traced function: its program, the outside values that are the program's leading inputs, and its output tree."""
+
+    program: Program
+    captured: list[Value]
+    out_tree: tree.TreeDef
+
+    @property
+    def closed(self) -> Program:
+        """The program with its captured arrays as constants."""
+        for value in self.captured:
+            if not isinstance(value, Array):
+                raise TracerError(
+                    f"The function uses a traced value {value.type} of an enclosing trace.",
+                    where=here(),
+                    why="a program that stands alone can close over concrete arrays only",
+                    fix="pass the value as an argument",
+                )
+        return close(self.program, self.captured)
+
+
+def trace_flat(
+    function: Callable[..., Any],
+    in_tree: tree.TreeDef,
+    types: Sequence[TensorType],
+    known: Sequence[Value] | None = None,
+) -> Traced:
+    """Trace ``function(*args, **kwargs)`` where ``in_tree`` is the tree of ``(args, kwargs)``."""
+    out_trees: list[tree.TreeDef] = []
+
+    def flat(*leaves: Any) -> list[Value]:
+        args, kwargs = tree.unflatten(in_tree, leaves)
+        outs, out_tree = tree.flatten(function(*args, **kwargs))
+        out_trees.append(out_tree)
+        return [leaf_value(x, "A result of the function") for x in outs]
+
+    program, captured = trace(flat, types, known)
+    return Traced(program, captured, out_trees[0])
+
+
+def make_program(function: Callable[..., Any]) -> Callable[..., Program]:
+    """The program of ``function`` for given arguments (arrays, numbers or ``ShapeDtypeStruct``s).
+
+    >>> import meshwright.numpy as mnp
+    >>> print(make_program(lambda x: mnp.sin(x) * 2)(mnp.ones(3)).to_text(sources=False))
+    program(a: f32[3]) {
+      b: f32[3] = sin a
+      c: f32[3] = mul b 2.0
+      return c
+    }
+    """
+
+    def maker(*args: Any, **kwargs: Any) -> Program:
+        leaves, in_tree = tree.flatten((args, kwargs))
+        return check(dce(trace_flat(function, in_tree, [leaf_type(x) for x in leaves]).closed), "tracing")
+
+    return maker
+
+
+def eval_shape(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """The shapes and dtypes ``function`` returns, without computing anything.
+
+    >>> import meshwright.numpy as mnp
+    >>> eval_shape(lambda x: x @ x.T, ShapeDtypeStruct((2, 3), "float32"))
+    ShapeDtypeStruct(shape=(2, 2), dtype=float32)
+    """
+    leaves, in_tree = tree.flatten((args, kwargs))
+    traced = trace_flat(function, in_tree, [leaf_type(x) for x in leaves])
+    outs = [ShapeDtypeStruct(t.shape, t.dtype, weak_type=t.weak) for t in traced.program.out_types]
+    return tree.unflatten(traced.out_tree, outs)
