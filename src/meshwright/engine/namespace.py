@@ -3,8 +3,12 @@
 A rule takes from ``xp`` the names NumPy has, and these, which NumPy lacks:
 
 - ``astype(x, dtype)``, ``permute_dims(x, dims)``;
+- ``pad_interior``, ``dynamic_slice``, ``dynamic_update_slice``, ``gather_windows``, ``scatter_windows`` (``engine.windows``);
 - ``add_parts(shape, dtype, [(place, part), …])``: zeros with each part added at its place;
 - ``cholesky(x)``, ``solve_triangular(a, b, lower, unit_diagonal)``, ``top_k(x, k)``;
+- ``logistic``, ``rsqrt``, ``erf``, ``erfc``, ``erf_inv``, ``lgamma``, ``digamma`` of x, ``polygamma(x, order)``;
+- ``complex(re, im)``, ``population_count(x)``, ``clz(x)``, ``bitcast(x, dtype)``,
+  ``reduce_precision(x, exponent_bits, mantissa_bits)``;
 - ``function(program)``: a region as a function of arrays that returns a tuple (added by ``engine.compile``).
 
 Functions that NumPy wraps in Python are taken here without the wrapper, which costs more than a small array's work.
@@ -21,8 +25,10 @@ from typing import Any
 import numpy as np
 
 from meshwright.core.trace import set_namespace
+from meshwright.engine import special
 from meshwright.engine.linear_algebra import cholesky, solve_triangular
 from meshwright.engine.ordering import top_k
+from meshwright.engine.windows import dynamic_slice, dynamic_update_slice, gather_windows, pad_interior, scatter_windows
 
 SMALL_BYTES = 8192  # below this, filling an array is faster than making a view that repeats elements
 
@@ -82,6 +88,24 @@ NUMPY = NumpyNamespace(
     cholesky=cholesky,
     solve_triangular=solve_triangular,
     top_k=top_k,
+    logistic=special.logistic,
+    rsqrt=special.rsqrt,
+    erf=special.erf,
+    erfc=special.erfc,
+    erf_inv=special.erf_inv,
+    lgamma=special.lgamma,
+    digamma=special.digamma,
+    polygamma=special.polygamma,
+    complex=special.complex_from,
+    population_count=special.population_count,
+    clz=special.clz,
+    bitcast=special.bitcast,
+    reduce_precision=special.reduce_precision,
+    dynamic_slice=dynamic_slice,
+    dynamic_update_slice=dynamic_update_slice,
+    gather_windows=gather_windows,
+    pad_interior=pad_interior,
+    scatter_windows=scatter_windows,
     astype=_astype,
     broadcast_to=_broadcast_to,
     permute_dims=_permute_dims,

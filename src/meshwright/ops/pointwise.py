@@ -1,0 +1,44 @@
+"""How an elementwise op is defined: the rules all of them share are given here, the others where the op is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from meshwright.core.dtypes import INEXACT, DType
+from meshwright.core.factors import pointwise
+from meshwright.core.op import JvpRule, Linearity, No, Op, Sample, TransposeRule, define_op
+from meshwright.ops.basic import pointwise_batch
+from meshwright.ops.rules import not_linear, pointwise_cost, pointwise_samples, pointwise_type, zero_jvp
+
+# Additions and multiplications in one evaluation of a function that has no instruction of its own.
+TRANSCENDENTAL = 10.0
+
+
+def pointwise_op(
+    name: str,
+    *,
+    arity: int = 1,
+    dtypes: tuple[DType, ...] = INEXACT,
+    result: Callable[[DType], DType] | None = None,
+    evaluate: Callable[..., Any],
+    jvp: JvpRule | No = zero_jvp,
+    linear: Linearity = Linearity.NONE,
+    transpose: TransposeRule | None = None,
+    flops: float = 1.0,
+    samples: Callable[[], Sequence[Sample]] | None = None,
+) -> Op:
+    """An op on ``arity`` operands of one of ``dtypes`` and one shape; constant where no ``jvp`` is given."""
+    return define_op(
+        name,
+        type=pointwise_type(name, arity, dtypes, result),
+        factors=pointwise,
+        linear=linear,
+        jvp=jvp,
+        transpose=transpose or not_linear(name),
+        batch=pointwise_batch,
+        evaluate=evaluate,
+        cost=pointwise_cost(flops),
+        dtypes=dtypes,
+        samples=samples or pointwise_samples(arity),
+    )
