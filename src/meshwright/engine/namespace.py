@@ -3,7 +3,8 @@
 A rule takes from ``xp`` the names NumPy has, and these, which NumPy lacks:
 
 - ``astype(x, dtype)``, ``permute_dims(x, dims)``;
-- ``pad_interior``, ``dynamic_slice``, ``dynamic_update_slice``, ``gather_windows``, ``scatter_windows`` (``engine.windows``);
+- ``pad_interior``, ``dynamic_slice``, ``dynamic_update_slice``, ``gather_windows``, ``scatter_windows``: see
+  ``engine.windows``;
 - ``add_parts(shape, dtype, [(place, part), …])``: zeros with each part added at its place;
 - ``cholesky(x)``, ``solve_triangular(a, b, lower, unit_diagonal)``, ``top_k(x, k)``;
 - ``logistic``, ``rsqrt``, ``erf``, ``erfc``, ``erf_inv``, ``lgamma``, ``digamma`` of x, ``polygamma(x, order)``;
@@ -25,9 +26,10 @@ from typing import Any
 import numpy as np
 
 from meshwright.core.trace import set_namespace
-from meshwright.engine import special
+from meshwright.engine import random_special, special
 from meshwright.engine.linear_algebra import cholesky, solve_triangular
 from meshwright.engine.ordering import top_k
+from meshwright.engine.threefry import threefry2x32
 from meshwright.engine.windows import dynamic_slice, dynamic_update_slice, gather_windows, pad_interior, scatter_windows
 
 SMALL_BYTES = 8192  # below this, filling an array is faster than making a view that repeats elements
@@ -106,6 +108,12 @@ NUMPY = NumpyNamespace(
     gather_windows=gather_windows,
     pad_interior=pad_interior,
     scatter_windows=scatter_windows,
+    threefry2x32=threefry2x32,
+    fma=random_special.fma,
+    reproducible_log=random_special.log,
+    reproducible_log1p=random_special.log1p,
+    reproducible_erf=random_special.erf,
+    reproducible_erf_inv=random_special.erf_inv,
     astype=_astype,
     broadcast_to=_broadcast_to,
     permute_dims=_permute_dims,

@@ -1,0 +1,73 @@
+"""Elementwise kernels run a cache-sized chunk at a time, and large arrays by several threads."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+Kernel = Callable[..., None]  # kernel(*operand chunks, *result chunks): 1-D arrays of one length, or of stride 0
+
+_PER_THREAD = 1 << 17  # elements below which another thread costs more than it saves
+
+
+def map_chunks(
+    make_kernel: Callable[[int], Kernel], operands: Sequence[Any], results: Sequence[Any], chunk: int
+) -> tuple[Any, ...]:
+    """New arrays of dtypes ``results``, each chunk of them written by ``make_kernel(length)``'s kernel.
+
+    A kernel owns its scratch memory (of ``length`` elements at most), so every thread makes its own.
+    """
+    shape = np.broadcast_shapes(*(x.shape for x in operands))
+    outs = [np.empty(shape, dtype) for dtype in results]
+    size = outs[0].size
+    if size == 0:
+        return tuple(outs)
+    length = min(chunk, size)
+    arrays = [*operands, *outs]
+    flags: Any = ["external_loop", "buffered", "ranged", "delay_bufalloc"]
+    uses: Any = [["readonly"]] * len(operands) + [["writeonly"]] * len(outs)
+
+    def run(start: int, stop: int) -> None:
+        kernel = make_kernel(length)
+        chunks: Any = np.nditer(arrays, flags, uses, order="C", buffersize=length)
+        with np.errstate(all="ignore"), chunks:
+            chunks.iterrange = (start, stop)
+            chunks.reset()
+            for views in chunks:
+                kernel(*views)
+
+    threads = max(1, min(_cpus(), size // _PER_THREAD))
+    bounds = [size * n // threads for n in range(threads + 1)]
+    _run_all([(run, start, stop) for start, stop in pairwise(bounds)])
+    return tuple(outs)
+
+
+def _cpus() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _run_all(calls: Sequence[tuple[Any, ...]]) -> None:
+    """Make the calls at the same time; the first one in this thread."""
+    failures: list[BaseException] = []
+
+    def call(function: Any, *args: Any) -> None:
+        try:
+            function(*args)
+        except BaseException as failure:
+            failures.append(failure)
+
+    others = [threading.Thread(target=call, args=each) for each in calls[1:]]
+    for thread in others:
+        thread.start()
+    call(*calls[0])
+    for thread in others:
+        thread.join()
+    if failures:
+        raise failures[0]
