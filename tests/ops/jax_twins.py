@@ -54,12 +54,15 @@ POINTWISE: dict[str, Twin] = {
     "select": _pointwise(lax.select),
     "reduce_precision": lambda x, exponent_bits, mantissa_bits: lax.reduce_precision(x, exponent_bits, mantissa_bits),
     "stop_gradient": lax.stop_gradient,
+    **{f"reproducible_{name}": getattr(lax, name) for name in ("log", "log1p", "erf", "erf_inv")},
+    "fma": jax.jit(_pointwise(lambda x, y, z: x * y + z)),  # compiled into one instruction
     "convert": lambda x, dtype, weak: lax.convert_element_type(_as_real(x, dtype), dtype),
 }
 
 _MODES = {
     "clip": lax.GatherScatterMode.CLIP,
     "fill": lax.GatherScatterMode.FILL_OR_DROP,
+    "zero": lax.GatherScatterMode.FILL_OR_DROP,
     "drop": lax.GatherScatterMode.FILL_OR_DROP,
     "promise": lax.GatherScatterMode.PROMISE_IN_BOUNDS,
 }
@@ -73,7 +76,8 @@ def _gather(x: Any, indices: Any, **params: Any) -> Any:
         operand_batching_dims=params["operand_batch_dims"],
         start_indices_batching_dims=params["indices_batch_dims"],
     )
-    return lax.gather(x, indices, numbers, params["slice_sizes"], mode=_MODES[params["mode"]])
+    filled = 0 if params["mode"] == "zero" else None
+    return lax.gather(x, indices, numbers, params["slice_sizes"], mode=_MODES[params["mode"]], fill_value=filled)
 
 
 def _scatter(function: Twin) -> Twin:
@@ -108,7 +112,8 @@ def _conv(x: Any, w: Any, **params: Any) -> Any:
 def _window(reducer: Twin, initial: Callable[[Any], Any]) -> Twin:
     def twin(x: Any, window: Any, strides: Any, padding: Any, base_dilation: Any, window_dilation: Any) -> Any:
         start = np.asarray(initial(x.dtype), x.dtype)
-        if reducer is not lax.add and any(step > 1 for step in window_dilation):  # which has no vjp in JAX
+        unusual = any(step > 1 for step in window_dilation) or np.min(padding) < 0
+        if reducer is not lax.add and unusual:  # which has no vjp in JAX
             stacked = _windows(x, start, window, strides, padding, base_dilation, window_dilation)
             return (jnp.max if reducer is lax.max else jnp.min)(stacked, axis=0)
         return lax.reduce_window(x, start, reducer, window, strides, padding, base_dilation, window_dilation)
@@ -221,7 +226,7 @@ TWINS: dict[str, Twin] = {
     "cholesky": lambda x: lax.linalg.cholesky(x),
     "triangular_solve": lambda a, b, **params: lax.linalg.triangular_solve(a, b, **params),
     # random
-    "threefry2x32": lambda k1, k2, x1, x2: tuple(jax.extend.random.threefry2x32_p.bind(k1, k2, x1, x2)),
+    "threefry2x32": _pointwise(lambda *xs: tuple(jax.extend.random.threefry2x32_p.bind(*xs))),
 }
 
 # Ops that JAX has nothing to compare with; their values are checked by tests of their own.
