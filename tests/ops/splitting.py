@@ -64,15 +64,26 @@ def split_of(rule: Factors, factor: str) -> Split | None:
     return Split(parts)
 
 
+def _pieces(shape: Sequence[int], dims: Dims, sizes: dict[str, int]) -> list[tuple[str, int]]:
+    """The factors of all dims with their sizes; a dim that its factors do not fill is one piece, which is never cut."""
+    found: list[tuple[str, int]] = []
+    for n, dim in zip(shape, dims, strict=True):
+        pieces = [(name, sizes[name]) for name in dim]
+        found.extend(pieces if prod(size for _, size in pieces) == n else [("", n)])
+    return found
+
+
 def _grid(array: np.ndarray[Any, Any], dims: Dims, sizes: dict[str, int]) -> np.ndarray[Any, Any]:
     """The array with one dim per factor."""
-    return array.reshape([sizes[name] for dim in dims for name in dim])
+    return array.reshape([size for _, size in _pieces(array.shape, dims, sizes)])
 
 
-def _window(dims: Dims, sizes: dict[str, int], split: Split, place: dict[str, int]) -> tuple[slice, ...]:
+def _window(
+    shape: Sequence[int], dims: Dims, sizes: dict[str, int], split: Split, place: dict[str, int]
+) -> tuple[slice, ...]:
     found = []
-    for name in (name for dim in dims for name in dim):
-        length = sizes[name] // split.parts.get(name, 1)
+    for name, size in _pieces(shape, dims, sizes):
+        length = size // split.parts.get(name, 1)
         start = place.get(name, 0) * length
         found.append(slice(start, start + length))
     return tuple(found)
@@ -94,7 +105,7 @@ def part(
     """What one device holds of ``array``."""
     if not is_cut(dims, split):
         return array
-    piece = _grid(array, dims, sizes)[_window(dims, sizes, split, place)]
+    piece = _grid(array, dims, sizes)[_window(array.shape, dims, sizes, split, place)]
     return piece.reshape(local_shape(dims, array.shape, sizes, split))
 
 
@@ -131,7 +142,7 @@ def run_in_parts(
         whole = np.zeros(t.shape, t.dtype)
         grid = _grid(whole, dims, rule.sizes) if names else whole
         for key, found in pieces[index].items():
-            window = _window(dims, rule.sizes, split, dict(zip(names, key, strict=True)))
+            window = _window(t.shape, dims, rule.sizes, split, dict(zip(names, key, strict=True)))
             value = _combine(found, rule, split)
             if names:
                 grid[window] = value.reshape(grid[window].shape)
