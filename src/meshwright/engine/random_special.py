@@ -267,6 +267,7 @@ def _fma_float64(x: Any, y: Any, z: Any, scale: float = 1.0) -> Any:
     t, t_error = _two_sum(z, p_error)
     s, s_error = _two_sum(p, t)
     total = s + _round_to_odd(*_two_sum(t_error, s_error))
+    total = np.where(total == 0, x * y + z, total)  # for the sign of zero
     unsure = ~np.isfinite(total)
     if unsure.any():
         # Something on the way is infinite or overflows; if only because of its size, not so when scaled down.
