@@ -17,14 +17,15 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import lru_cache, partial
+from inspect import signature
 from keyword import iskeyword
 from types import CodeType, FunctionType
 from typing import Any
 
 import numpy as np
 
-from meshwright.core.dtypes import DType
+from meshwright.core.dtypes import BOOL, DType, is_inexact
 from meshwright.core.program import Atom, Eqn, Missing, Program, Var
 from meshwright.core.types import TensorType
 from meshwright.engine.memory import Memory, Result, result_of
@@ -123,7 +124,7 @@ class _Writer:
         self.free: list[str] = []  # names that hold nothing
         # Buffers that hold nothing of interest, by type, until the next equation that allocates: (name, out argument).
         self.idle: dict[TensorType, list[tuple[str, str]]] = {}
-        self.ufuncs: dict[str, tuple[str, np.ufunc | None]] = {}
+        self.ufuncs: dict[str, tuple[str, str | None]] = {}
         self.rules: dict[Callable[..., Any], str] = {}
         self.numbers: dict[tuple[str, DType], str] = {}
         inputs = self.program.inputs
@@ -204,31 +205,31 @@ class _Writer:
 
     # What is known of an equation
 
-    def ufunc(self, eqn: Eqn) -> tuple[str, np.ufunc | None] | None:
-        """The name of the function that an elementwise equation calls, and the function where it takes ``out``."""
-        rule = eqn.op.evaluate
-        if not isinstance(rule, Ufunc):
+    def ufunc(self, eqn: Eqn) -> tuple[str, str | None] | None:
+        """The name of the function that an elementwise equation calls, and how it takes ``out``, if it does."""
+        known = _ufunc_name(eqn)
+        if known is None:
             return None
-        found = self.ufuncs.get(rule.name)
+        found = self.ufuncs.get(known)
         if found is None:
-            function = getattr(self.namespace, rule.name)
-            takes_out = self.numpy and isinstance(function, np.ufunc) and not function.signature and function.nout == 1
-            name = function.__name__ if takes_out else ""
+            function = getattr(self.namespace, known)
+            out = _out_keyword(function) if self.numpy else None
+            name = function.__name__ if isinstance(function, np.ufunc) else ""
             if getattr(np, name, None) is function:
                 self.bound[name] = function
             else:
                 name = self.bind("u", function)
-            found = self.ufuncs[rule.name] = (name, function if takes_out else None)
+            found = self.ufuncs[known] = (name, out)
         return found
 
-    def is_plain_ufunc(self, eqn: Eqn) -> bool:
+    def takes_out(self, eqn: Eqn) -> bool:
         found = self.ufunc(eqn)
         return found is not None and found[1] is not None
 
     def result(self, eqn: Eqn, lazy: bool) -> Result:
         if not self.numpy or lazy:
             return Result.SHARED
-        if self.is_plain_ufunc(eqn):
+        if self.takes_out(eqn):
             return Result.FRESH
         name = eqn.op.name
         if name == "reshape" or name in _IDENTITIES or _same_dtype(eqn):
@@ -244,7 +245,7 @@ class _Writer:
             return frozenset()
         needed: set[Atom] = set(self.program.outputs)
         for eqn in self.program.eqns:
-            if not self.is_plain_ufunc(eqn) or not any(
+            if not self.takes_out(eqn) or not any(
                 a.type.shape == eqn.outputs[0].type.shape and a not in made for a in eqn.inputs
             ):
                 needed.update(eqn.inputs)
@@ -300,21 +301,17 @@ class _Writer:
             self.drop([name for buffers in self.idle.values() for name, _ in buffers])
             self.idle.clear()
 
-    def write_ufunc(self, index: int, eqn: Eqn, name: str, function: np.ufunc | None) -> None:
+    def write_ufunc(self, index: int, eqn: Eqn, name: str, keyword: str | None) -> None:
         arguments = ", ".join([self.atom(a) for a in eqn.inputs])
-        if function is None:
-            self.release_idle()
-            self.write(index, eqn, f"{name}({arguments})")
-            return
-        out = self.buffer(index, eqn)
+        out = None if keyword is None else self.buffer(index, eqn)
         if out is not None:
-            self.write(index, eqn, f"{name}({arguments}, {out[1]})", out)
+            self.write(index, eqn, f"{name}({arguments}, {keyword}{out[1]})", out)
             return
         self.release_idle()
-        if eqn.outputs[0].type.ndim == 0:
+        if keyword is not None and eqn.outputs[0].type.ndim == 0:
             # Without an array to write to, NumPy returns a scalar, which is a slow operand later on.
             self.bound["empty"] = np.empty
-            arguments += f", empty((), {self.bind('k', eqn.outputs[0].type.dtype)})"
+            arguments += f", {keyword}empty((), {self.bind('k', eqn.outputs[0].type.dtype)})"
         self.write(index, eqn, f"{name}({arguments})")
 
     def buffer(self, index: int, eqn: Eqn) -> tuple[str, str] | None:
@@ -385,6 +382,30 @@ def _buffer_type(var: Var) -> TensorType:
     t = var.type
     plain = not t.weak and t.sharding is None and not t.varying and not t.unreduced
     return t if plain else TensorType(t.shape, t.dtype)
+
+
+def _ufunc_name(eqn: Eqn) -> str | None:
+    """The namespace's elementwise function that an equation is one call of."""
+    rule = eqn.op.evaluate
+    if isinstance(rule, Ufunc):
+        return rule.name
+    name, dtype = eqn.op.name, eqn.inputs[0].type.dtype if eqn.inputs else BOOL
+    if name == "div" and is_inexact(dtype):
+        return "divide"
+    if name == "integer_pow" and eqn.params["exponent"] == 2 and dtype.itemsize >= 4:
+        return "square"
+    return None
+
+
+@lru_cache(maxsize=256)
+def _out_keyword(function: Any) -> str | None:
+    """How an elementwise function is told where to write: ``""`` by position, ``"out="``, or None if it cannot be."""
+    if isinstance(function, np.ufunc):
+        return "" if function.signature is None and function.nout == 1 else None
+    try:
+        return "out=" if "out" in signature(function).parameters else None
+    except (TypeError, ValueError):
+        return None
 
 
 def _same_dtype(eqn: Eqn) -> bool:
