@@ -1,4 +1,4 @@
-"""The command line: ``meshwright COMMAND``. Exit code 0; 1 where the answer is no; 2 for bad input, with one message."""
+"""The command line: ``meshwright COMMAND``. Exit code 0, 1 (the answer is no) or 2 (bad input, one message)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     0
     """
     parser = argparse.ArgumentParser(
-        prog="meshwright", description="Array programs on many devices: typed, differentiated, laid out, run and costed."
+        prog="meshwright",
+        description="Array programs on many devices: typed, differentiated, laid out, run and costed.",
     )
     parser.add_argument("--version", action="store_true", help="print the version and exit")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")

@@ -43,7 +43,7 @@ def steps() -> Iterator[Step]:
     same = mw.parse_program(text) == program
     yield Step(
         "Meshwright traces it into a typed program",
-        f"{text}\n\nEvery line has a type and the line of yours it came from; read back from text it is the same program: {same}.",
+        f"{text}\n\nEach line has a type and names the line of yours it came from. Read back from text: same = {same}.",
         {"equations": len(program.eqns), "round_trip": same},
     )
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import lru_cache
 from typing import Any
 
 from meshwright.core.dtypes import ALL, DType
@@ -142,11 +143,15 @@ def define_op(
     linearize: JvpRule | No | None = None,
     dtypes: tuple[DType, ...] = ALL,
 ) -> Op:
-    """Make an op and enter it in the registry. Without a ``linearize`` rule, the jvp rule serves."""
+    """Make an op and enter it in the registry. Without a ``linearize`` rule, the jvp rule serves.
+
+    The type rule of an op without regions is asked once for the same types and params.
+    """
     if name in REGISTRY:
         raise ValueError(f"op {name!r} is defined twice")
+    rule = type if isinstance(factors, No) else lru_cache(maxsize=4096)(type)
     op = Op(
-        name, type, factors, linear, jvp, linearize or jvp, transpose, batch, evaluate, cost, localize, dtypes, samples
+        name, rule, factors, linear, jvp, linearize or jvp, transpose, batch, evaluate, cost, localize, dtypes, samples
     )
     REGISTRY[name] = op
     return op

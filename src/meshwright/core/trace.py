@@ -112,7 +112,7 @@ class Builder:
         self.inputs: list[Var] = []
         self.eqns: list[Eqn] = []
         self.captured: dict[int, tuple[Var, Value]] = {}
-        self.known: dict[Var, Any] | None = None  # values of the inputs, when tracing was asked to keep them
+        self.known: dict[Atom, Any] | None = None  # values of the inputs, when tracing was asked to keep them
         self.closed = False
 
     def input(self, type: TensorType) -> Tracer:

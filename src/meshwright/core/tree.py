@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -13,10 +13,10 @@ TreeDef = optree.PyTreeSpec
 
 NAMESPACE = "meshwright"  # of the container classes users register
 
-flatten = partial(optree.tree_flatten, namespace=NAMESPACE)
-unflatten = optree.tree_unflatten
-leaves = partial(optree.tree_leaves, namespace=NAMESPACE)
-structure = partial(optree.tree_structure, namespace=NAMESPACE)
+flatten: Callable[[Tree], tuple[list[Any], TreeDef]] = partial(optree.tree_flatten, namespace=NAMESPACE)
+unflatten: Callable[[TreeDef, Iterable[Any]], Any] = optree.tree_unflatten
+leaves: Callable[[Tree], list[Any]] = partial(optree.tree_leaves, namespace=NAMESPACE)
+structure: Callable[[Tree], TreeDef] = partial(optree.tree_structure, namespace=NAMESPACE)
 
 
 def map(function: Callable[..., Any], tree: Tree, *rest: Tree, is_leaf: Callable[[Any], bool] | None = None) -> Tree:

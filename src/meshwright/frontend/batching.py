@@ -117,7 +117,7 @@ def _batch_size(values: list[Value], axes: list[int | None], names: list[str], g
     return next(iter(sizes))
 
 
-def _place(x: Value, is_batched: bool, axis: int | None, size: int) -> Value:
+def _place(x: Value, is_batched: bool, axis: int | None, size: int) -> Any:
     if axis is None:
         if is_batched:
             raise ShapeError(

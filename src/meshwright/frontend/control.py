@@ -7,12 +7,13 @@ from typing import Any
 
 from meshwright.core import dtypes, tree
 from meshwright.core.source import here
-from meshwright.core.trace import Array, Value, concrete, run, state
+from meshwright.core.trace import Array, Value, run
 from meshwright.core.types import TensorType
-from meshwright.errors import MeshwrightError, ShapeError, TracerError, TreeError
+from meshwright.errors import MeshwrightError, ShapeError, TreeError
 from meshwright.frontend.tracing import Traced, leaf_value, trace_flat
 from meshwright.ops import control
 from meshwright.ops.basic import convert
+from meshwright.ops.elementwise import ne
 
 Function = Callable[..., Any]
 
@@ -55,7 +56,9 @@ def _settle_carry(
         types = wider
         found = traced(types)
     _check_carry(what, structure, types, found)
-    return [x if x.type is t else convert(x, dtype=t.dtype, weak=t.weak) for x, t in zip(init, types, strict=True)], found
+    return [
+        x if x.type is t else convert(x, dtype=t.dtype, weak=t.weak) for x, t in zip(init, types, strict=True)
+    ], found
 
 
 def _check_carry(what: str, structure: tree.TreeDef, types: list[TensorType], found: Traced) -> None:
@@ -251,12 +254,12 @@ def cond(pred: Any, true_fun: Function, false_fun: Function, *operands: Any) -> 
             fix="mnp.where(pred, x, y) chooses element by element; pred.any() or pred.all() makes one bool",
         )
     if test.dtype != dtypes.BOOL:
-        test = leaf_value(test != 0, "The predicate of cond")
+        test = ne(test, 0)
     return _cond(convert(test, dtype=dtypes.INT32, weak=False), [false_fun, true_fun], operands, "cond")
 
 
 def _cond(index: Value, branches: Sequence[Function], operands: Sequence[Any], what: str) -> Any:
-    values, structure = _values(tuple(operands), f"An operand of {what}")
+    values, _ = _values(tuple(operands), f"An operand of {what}")
     types = [x.type for x in values]
     in_tree = tree.structure((tuple(operands), {}))
     traced = [trace_flat(branch, in_tree, types) for branch in branches]

@@ -124,9 +124,7 @@ class custom_jvp(Generic[F]):
         n_call, n_rule = len(call.captured), len(pushed.captured)
         # The outside values that either region uses become operands of both, with tangents the rule does not look at.
         all_types = [*(x.type for x in captured), *types]
-        call_program = control.region(
-            lambda *xs: run(call.program, [*xs[:n_call], *xs[n_call + n_rule :]]), all_types
-        )
+        call_program = control.region(lambda *xs: run(call.program, [*xs[:n_call], *xs[n_call + n_rule :]]), all_types)
 
         def rule_program(*xs: Any) -> list[Any]:
             primals, tangents = xs[: len(all_types)], xs[len(all_types) :]
@@ -211,7 +209,7 @@ def _trace_bwd(
             raise TreeError(
                 f"The bwd rule of a custom vjp must return a tuple of {len(args)}, one cotangent per argument.",
                 where=here(),
-                why=f"it returned {f'{len(found)} of them' if isinstance(found, tuple | list) else type(found).__name__}",
+                why=f"it returned {len(found) if isinstance(found, tuple | list) else type(found).__name__}",
                 fix="return (ct_x,)" if len(args) == 1 else "return ct_x, ct_y, …",
             )
         flat_cts: list[Any] = []
@@ -234,7 +232,7 @@ def _trace_bwd(
     return trace_flat(pull, flat_tree, [*res_types, *out_types])
 
 
-def _fit(ct: Any, type: TensorType) -> Value:
+def _fit(ct: Any, type: TensorType) -> Any:
     if ct is None:
         return zeros(type)
     value = leaf_value(ct, "A cotangent")
@@ -275,7 +273,9 @@ def _bind_vjp(call: Traced, forward: Traced, backward: Traced, values: Sequence[
     )  # fmt: skip
 
 
-def checkpoint(fun: Function | None = None, *, prevent_cse: bool = True, static_argnums: int | Sequence[int] = ()) -> Any:
+def checkpoint(
+    fun: Function | None = None, *, prevent_cse: bool = True, static_argnums: int | Sequence[int] = ()
+) -> Any:
     """``fun``, whose derivative recomputes its intermediate values instead of keeping them.
 
     >>> import meshwright as mw, meshwright.numpy as mnp

@@ -6,28 +6,27 @@ from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any
 
+import numpy as np
+
 from meshwright.core import dtypes, tree
 from meshwright.core.source import here
-from meshwright.core.trace import Array, Value, run, trace
+from meshwright.core.trace import Array, Value, run
 from meshwright.core.types import TensorType
 from meshwright.errors import DifferentiationError, TreeError
 from meshwright.frontend.tracing import Traced, leaf_type, leaf_value, trace_flat
-from meshwright.ops.basic import convert, scalar_like, zeros
+from meshwright.ops.basic import convert, zeros
 from meshwright.transform.derivative import Linearized, jvp_program, linearize_program
 from meshwright.transform.transpose import transpose_program
 
 Function = Callable[..., Any]
 
 
-def _known(values: Sequence[Value]) -> Sequence[Value]:
-    """The arguments, so that Python may look at traced values that follow from concrete ones."""
-    return values
-
-
-def _trace_on(function: Function, args: Sequence[Any], kwargs: dict[str, Any] | None = None) -> tuple[Traced, list[Value]]:
+def _trace_on(
+    function: Function, args: Sequence[Any], kwargs: dict[str, Any] | None = None
+) -> tuple[Traced, list[Value]]:
     leaves, in_tree = tree.flatten((tuple(args), kwargs or {}))
     values = [leaf_value(x, f"Argument {n}") for n, x in enumerate(leaves)]
-    return trace_flat(function, in_tree, [v.type for v in values], _known(values)), values
+    return trace_flat(function, in_tree, [v.type for v in values], values), values
 
 
 def _differentiable(x: Value) -> bool:
@@ -99,10 +98,12 @@ def value_and_grad(
 
         traced, values = _trace_on(of_selected, [args[n] for n in positions])
         _check_inputs(values, [args[n] for n in positions], holomorphic)
-        n_main = 1 if not has_aux else tree.structure(tree.unflatten(traced.out_tree, traced.program.outputs)[0]).num_leaves
+        n_main = (
+            1 if not has_aux else tree.structure(tree.unflatten(traced.out_tree, traced.program.outputs)[0]).num_leaves
+        )
         _check_output(traced.program.out_types[:n_main], traced, has_aux, holomorphic)
         outs, pull = _vjp_values(traced, values)
-        seed = convert(scalar_like(outs[0], 1.0), dtype=outs[0].type.dtype, weak=False)
+        seed = Array(np.ones((), outs[0].dtype), TensorType((), outs[0].dtype))
         cts = pull([seed, *[None] * (len(outs) - 1)])
         grads = [zeros(x.type) if ct is None else _strengthen(ct, x.type) for ct, x in zip(cts, values, strict=True)]
         gradient = tree.unflatten(tree.structure(tuple(args[n] for n in positions)), grads)
@@ -155,7 +156,7 @@ def _check_output(types: Sequence[TensorType], traced: Traced, has_aux: bool, ho
     wanted = has_aux or traced.out_tree.num_leaves == 1
     if len(types) != 1 or not wanted:
         raise DifferentiationError(
-            f"grad needs a function that returns one scalar, but this one returns a tree of {traced.out_tree.num_leaves}.",
+            f"grad needs a function that returns one scalar, but this one returns {traced.out_tree.num_leaves} values.",
             where=here(),
             why="a gradient is the derivative of one number",
             fix="return the scalar alone, or (scalar, aux) with has_aux=True",
@@ -250,7 +251,8 @@ def vjp(fun: Function, *primals: Any, has_aux: bool = False) -> Any:
         cts = [_cotangent_for(x, t) for x, t in zip(outs, leaves, strict=False)]
         found = pull([*cts, *[None] * (len(outs) - len(cts))])
         return tree.unflatten(
-            in_tree, [zeros(x.type) if c is None else _strengthen(c, x.type) for c, x in zip(found, values, strict=True)]
+            in_tree,
+            [zeros(x.type) if c is None else _strengthen(c, x.type) for c, x in zip(found, values, strict=True)],
         )
 
     return (out[0], backward, out[1]) if has_aux else (out, backward)
@@ -324,7 +326,10 @@ def linear_transpose(fun: Function, *primals: Any) -> Function:
         cts = [_strengthen(leaf_value(c, "A cotangent"), t) for c, t in zip(ct_leaves, outs, strict=True)]
         flags = [False] * len(traced.captured) + [True] * len(types)
         found = transpose_program(traced.program, flags, [*traced.captured, *[None] * len(types)], cts)
-        full = [zeros(t) if c is None else _strengthen(c, t) for c, t in zip(found[len(traced.captured) :], types, strict=True)]
+        full = [
+            zeros(t) if c is None else _strengthen(c, t)
+            for c, t in zip(found[len(traced.captured) :], types, strict=True)
+        ]
         return tree.unflatten(in_tree, full)[0]
 
     return transposed

@@ -73,7 +73,9 @@ class Jitted:
         outs = [Array(x, t) for x, t in zip(compiled.call(*data), compiled.out_types, strict=True)]
         return tree.unflatten(compiled.out_tree, outs)
 
-    def _separate(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Statics, tuple[Any, ...], dict[str, Any]]:
+    def _separate(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Statics, tuple[Any, ...], dict[str, Any]]:
         """The static arguments, as hashable values with their places, and the others."""
         numbers = [n % len(args) for n in self.static_argnums if -len(args) <= n < len(args)]
         statics: list[tuple[int | str, Any]] = [(n, args[n]) for n in numbers]
@@ -147,7 +149,12 @@ def _take(leaves: Sequence[Any], data: list[Any], donated: Sequence[int]) -> Non
     """Take the contents of donated arrays away from them; what is not ours to overwrite is copied."""
     for n in donated:
         x = leaves[n]
-        if x.__class__ is Array and x._data.__class__ is np.ndarray and x._data.base is None and x._data.flags.writeable:
+        if (
+            x.__class__ is Array
+            and x._data.__class__ is np.ndarray
+            and x._data.base is None
+            and x._data.flags.writeable
+        ):
             x._data = None
         else:
             data[n] = np.array(data[n])
@@ -205,13 +212,17 @@ def _strings(given: str | Sequence[str] | None) -> tuple[str, ...]:
     return () if given is None else (given,) if isinstance(given, str) else tuple(given)
 
 
-def _match_names(fun: Function, numbers: tuple[int, ...], names: tuple[str, ...]) -> tuple[tuple[int, ...], tuple[str, ...]]:
+def _match_names(
+    fun: Function, numbers: tuple[int, ...], names: tuple[str, ...]
+) -> tuple[tuple[int, ...], tuple[str, ...]]:
     """The positions and the names of arguments given as either."""
     if not numbers and not names:
         return (), ()
     try:
         parameters = [
-            p.name for p in inspect.signature(fun).parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+            p.name
+            for p in inspect.signature(fun).parameters.values()
+            if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
         ]
     except (TypeError, ValueError):
         return numbers, names

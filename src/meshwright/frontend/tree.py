@@ -63,7 +63,9 @@ def register_node(
     return cls
 
 
-def register_dataclass(cls: type[T], data_fields: Sequence[str] | None = None, meta_fields: Sequence[str] = ()) -> type[T]:
+def register_dataclass(
+    cls: type[T], data_fields: Sequence[str] | None = None, meta_fields: Sequence[str] = ()
+) -> type[T]:
     """Make a dataclass a container whose ``data_fields`` are children and ``meta_fields`` are part of the structure.
 
     >>> import dataclasses

@@ -7,7 +7,7 @@ from typing import Any
 
 from meshwright.core import dtypes
 from meshwright.core.op import Cost, Linear, Linearity, No, Op, Types, Value, define_op
-from meshwright.core.program import Params, Program
+from meshwright.core.program import Atom, Params, Program
 from meshwright.core.trace import Tracer, close, run, trace
 from meshwright.core.types import TensorType
 from meshwright.errors import DifferentiationError, ShapeError
@@ -27,9 +27,7 @@ def region(function: Callable[..., Sequence[Any]], types: Sequence[TensorType]) 
     return close(*trace(function, types))
 
 
-def region_with(
-    function: Callable[..., tuple[Sequence[Any], Any]], types: Sequence[TensorType]
-) -> tuple[Program, Any]:
+def region_with(function: Callable[..., tuple[Sequence[Any], Any]], types: Sequence[TensorType]) -> tuple[Program, Any]:
     """The region of a function that returns its outputs and something to know about them."""
     facts = []
 
@@ -90,6 +88,15 @@ def fixpoint(initial: Mask, step: Callable[[Mask], tuple[Mask, Any]]) -> tuple[M
         if joined == mask:
             return mask, result
         mask = joined
+
+
+def depends(program: Program, mask: Sequence[bool]) -> Mask:
+    """Which outputs depend on the inputs that the mask marks."""
+    found: set[Atom] = set(pick(program.inputs, mask))
+    for eqn in program.eqns:
+        if not found.isdisjoint(eqn.inputs):
+            found.update(eqn.outputs)
+    return tuple(a in found for a in program.outputs)
 
 
 def same_type(a: TensorType, b: TensorType) -> bool:
@@ -266,6 +273,10 @@ def _scan_transpose(
     consts, init, xs = cut(inputs, n_consts, n_carry)
     types = cut(body.in_types, n_consts, n_carry)
     linear = [tuple(isinstance(x, Linear) for x in group) for group in (consts, init, xs)]
+    # A carry may start from a known value, which is zero if the scan is linear, and become linear on the way.
+    linear[1], _ = fixpoint(
+        linear[1], lambda carry_mask: (depends(body, (*linear[0], *carry_mask, *linear[2]))[:n_carry], None)
+    )
     if not all(linear[1]):
         raise DifferentiationError(
             "This scan cannot be transposed.",
@@ -299,7 +310,8 @@ def _scan_transpose(
         length=params["length"], reverse=not params["reverse"],
     )  # fmt: skip
     ct_consts, ct_init, ct_xs = cut(outs, len(summed), n_carry)
-    return spread(ct_consts, linear[0]) + ct_init + spread(ct_xs, linear[2])
+    started = [ct if isinstance(x, Linear) else None for ct, x in zip(ct_init, init, strict=True)]
+    return spread(ct_consts, linear[0]) + started + spread(ct_xs, linear[2])
 
 
 def fill(values: Sequence[Any], linear: Mask) -> list[Any]:

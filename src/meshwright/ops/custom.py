@@ -9,7 +9,6 @@ from meshwright.core.op import Linear, Linearity, No, Op, Value, define_op
 from meshwright.core.program import Params, Program
 from meshwright.core.source import here
 from meshwright.core.trace import run, state
-from meshwright.core.types import TensorType
 from meshwright.errors import DifferentiationError
 from meshwright.ops.basic import reduce_sum
 from meshwright.ops.control import (
@@ -17,8 +16,8 @@ from meshwright.ops.control import (
     Mask,
     batch_type,
     broadcast_batch,
-    fill,
     cut,
+    fill,
     instantiate,
     pick,
     present,

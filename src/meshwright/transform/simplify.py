@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from meshwright.core.program import Atom, Eqn, Literal, Program, Var, param_key
+from meshwright.core.program import Atom, Eqn, Literal, Program
 
 
 def dce(program: Program) -> Program:
@@ -25,27 +25,35 @@ def dce(program: Program) -> Program:
 
 
 def cse(program: Program) -> Program:
-    """Compute equal expressions once. Regions are compared by identity of their program.
+    """Compute equal expressions once, inside regions too. Two equations with regions are never taken for equal:
+    checkpoint relies on computing twice.
 
-    b: f32[3] = sin a            b: f32[3] = sin a
-    c: f32[3] = sin a     ==>    d: f32[3] = add b b
-    d: f32[3] = add b c          return d
-    return d
+        b: f32[3] = sin a            b: f32[3] = sin a
+        c: f32[3] = sin a     ==>    d: f32[3] = add b b
+        d: f32[3] = add b c          return d
+        return d
     """
+    return _cse(program, {})
+
+
+def _cse(program: Program, done: dict[int, Program]) -> Program:
     same: dict[Atom, Atom] = {}
     seen: dict[Any, Eqn] = {}
     kept: list[Eqn] = []
     for eqn in program.eqns:
         inputs = tuple([same.get(a, a) for a in eqn.inputs])
+        if any(True for _ in eqn.regions()):
+            params = {name: _cse_regions(value, done) for name, value in eqn.params.items()}
+            kept.append(Eqn(eqn.op, inputs, params, eqn.outputs, eqn.source))
+            continue
         key = (
             eqn.op.name,
             tuple([a.key() if a.__class__ is Literal else a for a in inputs]),  # type: ignore[union-attr]
-            _params_identity(eqn),
+            tuple(eqn.params.items()),
         )
         found = seen.get(key)
         if found is None:
-            fresh = Eqn(eqn.op, inputs, eqn.params, eqn.outputs, eqn.source)
-            seen[key] = fresh
+            fresh = seen[key] = Eqn(eqn.op, inputs, eqn.params, eqn.outputs, eqn.source)
             kept.append(fresh)
         else:
             same.update(zip(eqn.outputs, found.outputs, strict=True))
@@ -53,20 +61,10 @@ def cse(program: Program) -> Program:
     return Program(program.inputs, tuple(kept), outputs, program.constants)
 
 
-def _params_identity(eqn: Eqn) -> Any:
-    for _, _region in eqn.regions():
-        return id(eqn)  # a region is never merged with another: checkpoint relies on recomputing
-    return param_key(eqn.params)
-
-
-def uses(program: Program) -> dict[Var, int]:
-    """How often each variable is read, outputs included."""
-    count: dict[Var, int] = {}
-    for eqn in program.eqns:
-        for atom in eqn.inputs:
-            if isinstance(atom, Var):
-                count[atom] = count.get(atom, 0) + 1
-    for atom in program.outputs:
-        if isinstance(atom, Var):
-            count[atom] = count.get(atom, 0) + 1
-    return count
+def _cse_regions(value: Any, done: dict[int, Program]) -> Any:
+    """A param with its programs simplified; a program that occurs twice stays one object."""
+    if isinstance(value, Program):
+        if id(value) not in done:
+            done[id(value)] = dce(_cse(value, done))
+        return done[id(value)]
+    return tuple(_cse_regions(item, done) for item in value) if isinstance(value, tuple) else value
