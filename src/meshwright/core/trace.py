@@ -170,7 +170,7 @@ def apply(op: Op, args: Sequence[Any], params: Params) -> Any:
     for x in args:
         if isinstance(x, Value):
             atoms.append(builder.atom(x))
-        elif isinstance(x, bool | int | float | complex):
+        elif is_number(x):
             numbers = True
             atoms.append(x)
         else:
@@ -182,9 +182,17 @@ def apply(op: Op, args: Sequence[Any], params: Params) -> Any:
     return builder.emit(op, atoms, params, types)
 
 
+def is_number(x: Any) -> bool:
+    """Whether ``x`` is a Python number; NumPy's scalars are arrays, though some derive from one."""
+    return x.__class__ in _NUMBERS or (isinstance(x, bool | int | float | complex) and not isinstance(x, np.generic))
+
+
+_NUMBERS = frozenset({bool, int, float, complex})
+
+
 def _number_dtype(operands: Sequence[Any]) -> dtypes.DType:
     for x in reversed(operands):
-        if not isinstance(x, bool | int | float | complex):
+        if not is_number(x):
             return x.type.dtype  # type: ignore[no-any-return]
     return dtypes.promote(*(dtypes.of_python_scalar(x) for x in operands))[0]
 
@@ -200,7 +208,7 @@ def python_number(scalar: Any) -> bool | int | float | complex:
 
 
 def _compute(op: Op, args: Sequence[Any], params: Params) -> Any:
-    operands: list[Any] = [x if isinstance(x, bool | int | float | complex) else to_array(x) for x in args]
+    operands: list[Any] = [x if is_number(x) else to_array(x) for x in args]
     if not all(x.__class__ is Array for x in operands):
         dtype = _number_dtype(operands)
         operands = [
@@ -218,7 +226,7 @@ def to_array(x: Any) -> Value:
     """``x`` as a value: NumPy arrays, Python numbers and nested lists become arrays at the width in force."""
     if isinstance(x, Value):
         return x
-    if isinstance(x, bool | int | float | complex):
+    if is_number(x):
         dtype, weak = dtypes.of_python_scalar(x)
         return Array(np.asarray(x, dtype), TensorType((), dtype, weak))
     data = np.asarray(x)
