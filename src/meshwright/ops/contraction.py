@@ -142,9 +142,9 @@ def _dot_batch(
 ) -> tuple[list[Value], list[bool]]:
     x, y = args
     x_batched, y_batched = batched
-    shift = lambda dims, by: tuple(d + by for d in dims)
     (xc, yc), (xb, yb) = params["contract"], params["batch"]
-    xc, xb, yc, yb = shift(xc, x_batched), shift(xb, x_batched), shift(yc, y_batched), shift(yb, y_batched)
+    xc, xb = (tuple(d + x_batched for d in dims) for dims in (xc, xb))
+    yc, yb = (tuple(d + y_batched for d in dims) for dims in (yc, yb))
     if x_batched and y_batched:
         return [op(x, y, contract=(xc, yc), batch=((0, *xb), (0, *yb)), dtype=params["dtype"])], [True]
     # The batch of one operand is one more free dim of it, the first of that operand's.
