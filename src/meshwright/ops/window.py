@@ -17,7 +17,6 @@ from itertools import product
 from math import prod
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from meshwright.core import dtypes
@@ -34,6 +33,8 @@ Place = tuple[slice, ...]
 
 REALS = dtypes.INTEGERS + dtypes.FLOATS
 ORDERED = (dtypes.BOOL, *REALS)
+
+_E4M3FN_MAX = 448.0  # this dtype has no infinity
 
 # Types
 
@@ -187,7 +188,7 @@ def lowest(dtype: DType) -> Any:
         return False
     if dtypes.is_integer(dtype):
         return np.iinfo(dtype).min
-    return float(ml_dtypes.finfo(dtype).min) if dtype == dtypes.FLOAT8_E4M3FN else -np.inf
+    return -_E4M3FN_MAX if dtype == dtypes.FLOAT8_E4M3FN else -np.inf
 
 
 @lru_cache(maxsize=64)
@@ -197,7 +198,7 @@ def highest(dtype: DType) -> Any:
         return True
     if dtypes.is_integer(dtype):
         return np.iinfo(dtype).max
-    return float(ml_dtypes.finfo(dtype).max) if dtype == dtypes.FLOAT8_E4M3FN else np.inf
+    return _E4M3FN_MAX if dtype == dtypes.FLOAT8_E4M3FN else np.inf
 
 
 def _reduce_windows(
@@ -262,74 +263,61 @@ def _places(counts: Shape, window: Shape, strides: Shape, window_dilation: Shape
 
 
 @lru_cache(maxsize=64)
-def _first_inside(
+def _inside(
     shape: Shape, window: Shape, strides: Shape, padding: Pairs, base_dilation: Shape, window_dilation: Shape
 ) -> tuple[Any, ...]:
-    """Per place, in which windows it is the first that holds an element and not padding; () where nothing is padded.
+    """Per place, in which windows it holds an element and not padding; () where nothing is padded.
 
     A dim without padding has size 1 here.
     """
     padded = [tuple(pair) != (0, 0) or step != 1 for pair, step in zip(padding, base_dilation, strict=True)]
     if not any(padded):
         return ()
-    counts = window_counts(shape, window, strides, padding, base_dilation, window_dilation)
-    counts = tuple(count if p else 1 for count, p in zip(counts, padded, strict=True))
     real = np.ones((), bool)
     for n, (low, high), step, p in zip(shape, padding, base_dilation, padded, strict=True):
-        place = np.arange(dilated(n, step) + low + high if p else 1) - low
-        real = real[..., None] & ((place >= 0) & (place < n * step) & (place % step == 0))
-    seen, found = np.zeros(counts, bool), []
-    for place in _places(counts, window, strides, window_dilation):
-        here = real[tuple(where if p else slice(None) for where, p in zip(place, padded, strict=True))]
-        found.append(here & ~seen)
-        seen = seen | here
-    return tuple(found)
+        position = np.arange(dilated(n, step) + low + high if p else 1) - low
+        real = real[..., None] & ((position >= 0) & (position < n * step) & (position % step == 0))
+    counts = window_counts(shape, window, strides, padding, base_dilation, window_dilation)
+    return tuple(
+        real[tuple(where if p else slice(None) for where, p in zip(place, padded, strict=True))]
+        for place in _places(counts, window, strides, window_dilation)
+    )
 
 
-def _takeovers(xp: Any, x: Any, select: str, **params: Any) -> Iterator[tuple[Place, Any]]:
-    """Walk the places of a window: (place, in which windows it holds more than all places before).
+def _selected(xp: Any, x: Any, select: str, **params: Any) -> Iterator[tuple[Place, Any]]:
+    """Walk the places of a window: (place, in which windows it holds the selected element).
 
-    The last place a window is marked at holds its first largest element. NaN is larger than all numbers (and, for
-    "min", smaller), as in ``reduce_window_max``; padding is chosen only where there is nothing else.
+    Selected is the first of a window's largest (smallest) elements, or its first NaN; padding never is.
     """
-    identity = lowest(x.dtype) if select == "max" else highest(x.dtype)
-    no_less = xp.less_equal if select == "max" else xp.greater_equal
-    counts = window_counts(tuple(x.shape), **params)
-    first_inside = _first_inside(tuple(x.shape), **params)
+    largest = select == "max"
+    identity = lowest(x.dtype) if largest else highest(x.dtype)
+    extreme = _reduce_windows(xp, x, xp.maximum if largest else xp.minimum, identity, **params)
+    inside = _inside(tuple(x.shape), **params)
     spread = _spread(xp, x, identity, params["padding"], params["base_dilation"])
-    best = None
-    for n, place in enumerate(_places(counts, params["window"], params["strides"], params["window_dilation"])):
+    places = _places(tuple(extreme.shape), params["window"], params["strides"], params["window_dilation"])
+    found: Any = None
+    for index, place in enumerate(places):
         candidate = spread[place]
-        if best is None:
-            best = candidate
-            yield place, xp.ones(counts, dtype=bool)
-            continue
-        better = xp.logical_not(no_less(candidate, best))
+        match = candidate == extreme
         if dtypes.is_float(x.dtype):
-            better = better & (best == best)
-        if first_inside:
-            better = better | first_inside[n]
-        best = xp.where(better, candidate, best)
-        yield place, better
+            match = match | (candidate != candidate)
+        if inside:
+            match = match & inside[index]
+        yield place, match if found is None else match & ~found
+        found = match if found is None else found | match
 
 
 def _select_gather_evaluate(xp: Any, tangents: Any, x: Any, select: str, **params: Any) -> Any:
     spread = _spread(xp, tangents, 0, params["padding"], params["base_dilation"])
-    chosen: Any = None
-    for place, better in _takeovers(xp, x, select, **params):
-        chosen = spread[place] if chosen is None else xp.where(better, spread[place], chosen)
+    chosen = xp.zeros((), dtype=tangents.dtype)
+    for place, selected in _selected(xp, x, select, **params):
+        chosen = xp.where(selected, spread[place], chosen)
     return chosen
 
 
 def _select_scatter_evaluate(xp: Any, source: Any, x: Any, select: str, **params: Any) -> Any:
-    places = []
-    choice: Any = None
-    for place, better in _takeovers(xp, x, select, **params):
-        index = len(places)
-        choice = xp.zeros(source.shape, dtype=xp.int32) if choice is None else xp.where(better, index, choice)
-        places.append(place)
     zero = xp.zeros((), dtype=source.dtype)
-    parts = [(place, xp.where(choice == index, source, zero)) for index, place in enumerate(places)]
+    parts = ((place, xp.where(chosen, source, zero)) for place, chosen in _selected(xp, x, select, **params))
     sizes = zip(x.shape, params["padding"], params["base_dilation"], strict=True)
     shape = tuple(dilated(n, step) + low + high for n, (low, high), step in sizes)
     return _gathered(xp, xp.add_parts(shape, source.dtype, parts), params["padding"], params["base_dilation"])
