@@ -104,7 +104,9 @@ def _windows(x: Array, dims: Ints, sizes: Ints, writeable: bool = False) -> Arra
         shape[dim] = size
     starts = [x.shape[dim] - size + 1 for dim, size in zip(dims, sizes, strict=True)]
     strides = [x.strides[dim] for dim in dims]
-    return as_strided(x, (*starts, *shape), (*strides, *x.strides), writeable=writeable)
+    raw = x if x.dtype.isbuiltin == 1 else x.view(f"u{x.itemsize}")  # as_strided knows NumPy's own dtypes
+    view = as_strided(raw, (*starts, *shape), (*strides, *x.strides), writeable=writeable)
+    return view if raw is x else view.view(x.dtype)
 
 
 def _linear(indices: Sequence[Array], shape: Ints) -> Array:
@@ -168,7 +170,7 @@ def _combine_rows(out: Array, rows: Array, updates: Array, how: str) -> None:
     if how == "set":
         out[rows] = updates
         return
-    if out.dtype.kind == "V":  # a narrow float NumPy does not know: add in single precision, round once
+    if out.dtype.isbuiltin != 1:  # a narrow float, slow in NumPy: combine in single precision and round once
         wide = out.astype(np.float32)
         _combine_rows(wide, rows, updates.astype(np.float32), how)
         out[...] = wide

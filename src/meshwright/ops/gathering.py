@@ -1,0 +1,594 @@
+"""gather and scatter_add, each the other's transpose, and what all scatters share.
+
+Both speak of *windows*: blocks of an operand, all of one size, each beginning where an index vector says. The index
+vectors are the last dim of ``indices``; component ``k`` counts along dim ``start_index_map[k]`` of the operand
+(``scatter_dims_to_operand_dims[k]``). The result of a gather, and the updates of a scatter, have one window per index
+vector: the dims of a window stand at ``offset_dims`` (``update_window_dims``), the other dims are those of ``indices``.
+A window has one element, and no dim, along the collapsed (inserted) dims of the operand and along its batch dims; a
+batch dim goes step by step with a dim of ``indices``.
+
+A window that sticks out of the operand is treated by ``mode``: ``clip`` moves it in; ``drop`` (of a scatter) leaves it
+out; ``fill`` (of a gather) reads NaN, the lowest integer, the highest unsigned one or True; ``zero`` reads 0, and so is
+linear: the derivative of ``fill``. ``promise`` says that there is none: one that is there all the same is clipped by a
+gather and dropped by a scatter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NoReturn
+
+import numpy as np
+
+from meshwright.core import dtypes
+from meshwright.core.factors import FactorBuilder, Factors
+from meshwright.core.op import Cost, Linear, Linearity, Op, Operand, Sample, Types, Value, define_op
+from meshwright.core.program import Params
+from meshwright.core.types import Shape, TensorType
+from meshwright.ops.basic import zeros
+from meshwright.ops.rules import bad_operands
+from meshwright.ops.shape import batch_first
+
+Ints = tuple[int, ...]
+
+_GATHER_MODES = ("clip", "fill", "zero", "promise")
+_SCATTER_MODES = ("clip", "drop", "promise")
+# The mode that reads, or writes, exactly the windows that the other op wrote, or read.
+_READING = {"clip": "clip", "drop": "zero", "promise": "promise"}
+_WRITING = {"clip": "clip", "fill": "drop", "zero": "drop", "promise": "promise"}
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Where windows lie: the dimension numbers of a gather, which are also those of the scatter that undoes it."""
+
+    window_dims: Ints
+    dropped: Ints
+    operand_batch: Ints
+    indices_batch: Ints
+    index_map: Ints
+
+    @staticmethod
+    def of_gather(params: Params) -> Windows:
+        names = ("offset_dims", "collapsed_dims", "operand_batch_dims", "indices_batch_dims", "start_index_map")
+        return Windows(*(params[name] for name in names))
+
+    @staticmethod
+    def of_scatter(params: Params) -> Windows:
+        return Windows(
+            params["update_window_dims"],
+            params["inserted_window_dims"],
+            params["operand_batch_dims"],
+            params["scatter_indices_batch_dims"],
+            params["scatter_dims_to_operand_dims"],
+        )
+
+    def gather(self, slice_sizes: Ints, mode: str) -> dict[str, Any]:
+        """The params of a gather of these windows."""
+        return {
+            "offset_dims": self.window_dims,
+            "collapsed_dims": self.dropped,
+            "operand_batch_dims": self.operand_batch,
+            "indices_batch_dims": self.indices_batch,
+            "start_index_map": self.index_map,
+            "slice_sizes": slice_sizes,
+            "mode": mode,
+        }
+
+    def scatter(self, mode: str, unique: bool) -> dict[str, Any]:
+        """The params of a scatter into these windows."""
+        return {
+            "update_window_dims": self.window_dims,
+            "inserted_window_dims": self.dropped,
+            "operand_batch_dims": self.operand_batch,
+            "scatter_indices_batch_dims": self.indices_batch,
+            "scatter_dims_to_operand_dims": self.index_map,
+            "mode": mode,
+            "unique": unique,
+        }
+
+    def along(self, rank: int) -> list[int | None]:
+        """Per dim of the operand, the dim of the result (or updates) that runs along it."""
+        kept = iter(self.window_dims)
+        return [None if d in self.dropped or d in self.operand_batch else next(kept) for d in range(rank)]
+
+    def sizes(self, rank: int, updates: Shape) -> Ints:
+        """The size of a window along each dim of the operand, from the shape of the updates."""
+        return tuple(1 if u is None else updates[u] for u in self.along(rank))
+
+    def in_batch_of_operands(self) -> Windows:
+        """The windows when operand and result have a new dim 0, along which a window is whole."""
+        return Windows(
+            (0, *_later(self.window_dims)),
+            _later(self.dropped),
+            _later(self.operand_batch),
+            self.indices_batch,
+            _later(self.index_map),
+        )
+
+    def in_batch_of_indices(self) -> Windows:
+        """The windows when indices and result have a new dim 0."""
+        return Windows(
+            _later(self.window_dims), self.dropped, self.operand_batch, _later(self.indices_batch), self.index_map
+        )
+
+    def in_batch(self) -> Windows:
+        """The windows when operand, indices and result have a new dim 0, walked together."""
+        return Windows(
+            _later(self.window_dims),
+            _later(self.dropped),
+            (0, *_later(self.operand_batch)),
+            (0, *_later(self.indices_batch)),
+            _later(self.index_map),
+        )
+
+
+def _later(dims: Ints) -> Ints:
+    return tuple(d + 1 for d in dims)
+
+
+# Types
+
+
+def _check(op: str, types: Types, windows: Windows, rank: int, mode: str, modes: Sequence[str]) -> None:
+    """Refuse dimension numbers that do not fit an operand, indices, and a result or updates of rank ``rank``."""
+    x, indices = types[0], types[1]
+
+    def refuse(why: str, fix: str) -> NoReturn:
+        raise bad_operands(op, types, why, fix)
+
+    if not dtypes.is_integer(indices.dtype) or not indices.ndim:
+        refuse("indices are integers, with the index vectors as their last dim", "indices[..., None].astype('int32')")
+    if mode not in modes:
+        refuse(f"there is no mode {mode!r}", f"mode={' or '.join(map(repr, modes))}")
+    for name, dims, limit in (
+        ("window", windows.window_dims, rank),
+        ("dropped", windows.dropped, x.ndim),
+        ("operand batch", windows.operand_batch, x.ndim),
+    ):
+        if list(dims) != sorted(set(dims)) or any(not 0 <= d < limit for d in dims):
+            refuse(f"the {name} dims {dims} are not increasing dims below {limit}", f"dims={tuple(sorted(set(dims)))}")
+    for name, dims, limit in (
+        ("indices batch", windows.indices_batch, indices.ndim - 1),
+        ("indexed", windows.index_map, x.ndim),
+    ):
+        if len(set(dims)) != len(dims) or any(not 0 <= d < limit for d in dims):
+            refuse(f"the {name} dims {dims} are not distinct dims below {limit}", "name each dim once")
+    if len(windows.index_map) != indices.shape[-1]:
+        refuse(
+            f"index vectors of {indices.shape[-1]} components are to index the dims {windows.index_map}",
+            "give one operand dim per component: the last dim of indices",
+        )
+    if set(windows.operand_batch) & {*windows.dropped, *windows.index_map}:
+        refuse("a batch dim is also dropped or indexed", "name a batch dim of the operand nowhere else")
+    if [x.shape[d] for d in windows.operand_batch] != [indices.shape[d] for d in windows.indices_batch]:
+        refuse(
+            f"batch dims {windows.operand_batch} of the operand and {windows.indices_batch} of indices differ in size",
+            "pair batch dims of equal size",
+        )
+    if len(windows.window_dims) != x.ndim - len(windows.dropped) - len(windows.operand_batch):
+        refuse(
+            f"{x.ndim - len(windows.dropped) - len(windows.operand_batch)} dims of the operand are neither dropped nor "
+            f"batch dims, but windows have the dims {windows.window_dims}",
+            "name one window dim for each of them",
+        )
+
+
+@lru_cache(maxsize=4096)
+def _gather_type(x: TensorType, indices: TensorType, **params: Any) -> TensorType:
+    types, sizes, windows = (x, indices), params["slice_sizes"], Windows.of_gather(params)
+    rank = max(indices.ndim - 1, 0) + len(windows.window_dims)
+    _check("gather", types, windows, rank, params["mode"], _GATHER_MODES)
+    if len(sizes) != x.ndim or any(not 0 <= n <= size for n, size in zip(sizes, x.shape, strict=True)):
+        raise bad_operands("gather", types, f"windows of {sizes} do not fit into {x.shape}", f"slice_sizes={x.shape}")
+    along = windows.along(x.ndim)
+    if any(u is None and n != 1 for u, n in zip(along, sizes, strict=True)):
+        raise bad_operands(
+            "gather",
+            types,
+            f"windows of {sizes} have more than one element along a collapsed or batch dim",
+            f"slice_sizes={tuple(1 if u is None else n for u, n in zip(along, sizes, strict=True))}",
+        )
+    offsets = dict(zip(along, sizes, strict=True))
+    batch = iter(indices.shape[:-1])
+    return TensorType(tuple(offsets[r] if r in offsets else next(batch) for r in range(rank)), x.dtype, x.weak)
+
+
+def scatter_type(op: str, allowed: Sequence[dtypes.DType]) -> Callable[..., TensorType]:
+    """The type rule of a scatter: that of its operand."""
+
+    @lru_cache(maxsize=4096)
+    def rule(x: TensorType, indices: TensorType, updates: TensorType, **params: Any) -> TensorType:
+        types, windows = (x, indices, updates), Windows.of_scatter(params)
+        _check(op, types, windows, updates.ndim, params["mode"], _SCATTER_MODES)
+        if updates.dtype != x.dtype or x.dtype not in allowed:
+            taken = ", ".join(map(dtypes.short_name, allowed))
+            why = f"{op} takes an operand and updates of one dtype: {taken}"
+            raise bad_operands(op, types, why, "updates.astype(x.dtype)")
+        batch = tuple(n for u, n in enumerate(updates.shape) if u not in windows.window_dims)
+        if batch != indices.shape[:-1]:
+            raise bad_operands(
+                op,
+                types,
+                f"there are {indices.shape[:-1]} index vectors and {batch} windows in the updates",
+                f"mnp.broadcast_to(updates, …) to {indices.shape[:-1]} windows",
+            )
+        sizes = windows.sizes(x.ndim, updates.shape)
+        along = windows.along(x.ndim)
+        if any(n > size for n, size, u in zip(sizes, x.shape, along, strict=True) if u is not None):
+            raise bad_operands(op, types, f"windows of {sizes} do not fit into {x.shape}", "smaller updates")
+        return x if x.weak == updates.weak else x.with_(weak=False)
+
+    return rule
+
+
+# Evaluation
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """How windows are found in arrays of given shapes."""
+
+    batch: Shape  # of the index vectors
+    dims: Ints  # the dims of the operand along which windows begin somewhere
+    sizes: Ints  # of a window along ``dims``
+    starts: tuple[tuple[str, int, int], ...]  # per dim: ("index", component, last start), ("batch", dim, size), …
+    checked: tuple[tuple[int, int], ...]  # (component, last start) for every component
+    order: Ints  # dims of the result or updates: those of the index vectors, then those of a window
+    squeeze: tuple[int | slice, ...]  # windows with all the operand's dims -> without the dropped ones
+    expand: tuple[slice | None, ...]  # and back
+    empty: bool  # whether the operand has no window at all
+
+
+@lru_cache(maxsize=4096)
+def _plan(windows: Windows, x: Shape, indices: Shape, sizes: Ints) -> _Plan:
+    component = {d: k for k, d in enumerate(windows.index_map)}
+    batch_of = dict(zip(windows.operand_batch, windows.indices_batch, strict=True))
+    dims, starts = [], []
+    for d, (size, n) in enumerate(zip(x, sizes, strict=True)):
+        if d in batch_of:
+            starts.append(("batch", batch_of[d], size))
+        elif size == n:
+            continue  # a whole dim: there is one place to begin
+        elif d in component:
+            starts.append(("index", component[d], size - n))
+        else:
+            starts.append(("first", 0, 0))
+        dims.append(d)
+    batch = indices[:-1]
+    along = windows.along(len(x))
+    rank = len(batch) + len(windows.window_dims)
+    return _Plan(
+        batch,
+        tuple(dims),
+        tuple(sizes[d] for d in dims),
+        tuple(starts),
+        tuple((k, x[d] - sizes[d]) for d, k in component.items()),
+        (*(r for r in range(rank) if r not in windows.window_dims), *windows.window_dims),
+        (slice(None),) * len(batch) + tuple(0 if u is None else slice(None) for u in along),
+        (slice(None),) * len(batch) + tuple(None if u is None else slice(None) for u in along),
+        any(n > size for n, size in zip(sizes, x, strict=True)),
+    )
+
+
+def _starts(xp: Any, plan: _Plan, indices: Any) -> list[Any]:
+    """Where windows begin along each of the plan's dims, moved into bounds, and together of the shape ``batch``."""
+    found = []
+    rank = len(plan.batch)
+    highest = int(np.iinfo(indices.dtype).max)
+    for source, k, last in plan.starts:
+        if source == "index":
+            found.append(xp.minimum(xp.maximum(indices[..., k], 0), max(0, min(last, highest))))
+        elif source == "batch":
+            shape = [1] * rank
+            shape[k] = last
+            found.append(xp.reshape(xp.arange(last), tuple(shape)))
+        else:
+            found.append(xp.reshape(xp.arange(1), (1,) * rank))
+    if found and all(source != "index" for source, _, _ in plan.starts):
+        found[0] = xp.broadcast_to(found[0], plan.batch)
+    return found
+
+
+def _valid(xp: Any, plan: _Plan, indices: Any) -> Any:
+    """Which windows lie within the operand; None if there is nothing to check."""
+    highest = int(np.iinfo(indices.dtype).max)
+    valid: Any = None
+    for k, last in plan.checked:
+        index = indices[..., k]
+        inside = xp.logical_and(index >= 0, index <= min(last, highest))
+        valid = inside if valid is None else xp.logical_and(valid, inside)
+    return valid
+
+
+def fill_value(dtype: dtypes.DType) -> Any:
+    """What mode ``fill`` reads out of bounds."""
+    if dtypes.is_inexact(dtype):
+        return float("nan")
+    if dtype == dtypes.BOOL:
+        return True
+    info = np.iinfo(dtype)
+    return int(info.min) if info.min < 0 else int(info.max)
+
+
+def _gather_evaluate(xp: Any, x: Any, indices: Any, **params: Any) -> Any:
+    plan = _plan(Windows.of_gather(params), x.shape, indices.shape, params["slice_sizes"])
+    mode = params["mode"]
+    valid = _valid(xp, plan, indices) if mode in ("fill", "zero") else None
+    fill = fill_value(x.dtype) if mode == "fill" else 0
+    if plan.dims:
+        out = xp.gather_windows(x, _starts(xp, plan, indices), plan.dims, plan.sizes, valid, fill)
+    else:
+        out = xp.broadcast_to(x, plan.batch + x.shape)
+        if valid is not None:
+            inside = xp.reshape(valid, plan.batch + (1,) * x.ndim)
+            out = xp.where(inside, out, xp.asarray(fill, dtype=x.dtype))
+    return xp.permute_dims(out[plan.squeeze], _inverse(plan.order))
+
+
+@lru_cache(maxsize=4096)
+def _inverse(order: Ints) -> Ints:
+    return tuple(sorted(range(len(order)), key=order.__getitem__))
+
+
+def scatter_evaluate(how: str) -> Callable[..., Any]:
+    """Evaluation of the scatter that combines by ``how``."""
+
+    def evaluate(xp: Any, x: Any, indices: Any, updates: Any, **params: Any) -> Any:
+        windows = Windows.of_scatter(params)
+        plan = _plan(windows, x.shape, indices.shape, windows.sizes(x.ndim, updates.shape))
+        clipped = params["mode"] == "clip" and not plan.empty
+        valid = None if clipped else _valid(xp, plan, indices)
+        ordered = xp.permute_dims(updates, plan.order)[plan.expand]
+        return xp.scatter_windows(x, _starts(xp, plan, indices), plan.dims, ordered, how, valid, params["unique"])
+
+    return evaluate
+
+
+# gather
+
+
+def _gather_factors(operands: Types, results: Types, params: Params) -> Factors:
+    """Whole window dims and batch dims pass. An indexed dim may stay split: each device reads what it holds."""
+    build = FactorBuilder(operands, results)
+    windows, x = Windows.of_gather(params), operands[0]
+    batch_of = dict(zip(windows.indices_batch, windows.operand_batch, strict=True))
+    dim_along = {u: d for d, u in enumerate(windows.along(x.ndim)) if u is not None}
+    batch = 0
+    for r, size in enumerate(results[0].shape):
+        if r not in dim_along:
+            places = [(1, batch), (2, r)]
+            if batch in batch_of:
+                places.insert(0, (0, batch_of[batch]))
+            build.add(size, *places)
+            batch += 1
+            continue
+        d = dim_along[r]
+        if size == x.shape[d]:
+            build.add(size, (0, d), (2, r))
+        elif size == 1:
+            build.add(x.shape[d], (0, d), kind="permuted")
+            build.add(1, (2, r), kind="replicated")
+        else:
+            build.add(x.shape[d], (0, d), (2, r), kind="replicated", blocked=True)
+    for d in windows.dropped:
+        build.add(x.shape[d], (0, d), kind="permuted" if x.shape[d] > 1 else "replicated")
+    return build.build()
+
+
+def _gather_jvp(
+    op: Op, primals: Sequence[Value], tangents: Sequence[Value | None], params: Params
+) -> tuple[list[Value], list[Value | None]]:
+    x, indices = primals
+    out = op(x, indices, **params)
+    if tangents[0] is None:
+        return [out], [None]
+    mode = "zero" if params["mode"] == "fill" else params["mode"]
+    return [out], [op(tangents[0], indices, **{**params, "mode": mode})]
+
+
+def _gather_transpose(
+    op: Op, cts: Sequence[Value | None], inputs: Sequence[Value | Linear], params: Params
+) -> list[Value | None]:
+    x, indices = inputs
+    scatter = Windows.of_gather(params).scatter(_WRITING[params["mode"]], unique=False)
+    return [scatter_add(zeros(x.type), indices, cts[0], **scatter), None]
+
+
+def _gather_batch(
+    op: Op, size: int, args: Sequence[Value], batched: Sequence[bool], params: Params
+) -> tuple[list[Value], list[bool]]:
+    windows, sizes = Windows.of_gather(params), params["slice_sizes"]
+    if not batched[1]:
+        windows, sizes = windows.in_batch_of_operands(), (size, *sizes)
+    elif not batched[0]:
+        windows = windows.in_batch_of_indices()
+    else:
+        windows, sizes = windows.in_batch(), (1, *sizes)
+    return [op(*args, **windows.gather(sizes, params["mode"]))], [True]
+
+
+def _gather_localize(params: Params, operands: Types, results: Types) -> Params:
+    along = Windows.of_gather(params).along(operands[0].ndim)
+    return {**params, "slice_sizes": tuple(1 if u is None else results[0].shape[u] for u in along)}
+
+
+def _gather_samples() -> list[Sample]:
+    rows = Windows((2,), (0,), (), (), (0,))
+    blocks = Windows((0, 2), (1,), (), (), (2, 1))
+    beside = Windows((2,), (2,), (0,), (0,), (2,))
+    crossed = Windows((0,), (), (0, 2), (1, 0), (1,))
+    whole = Windows((1, 2), (), (), (), (1, 0))
+    none = Windows((1, 2), (), (), (), ())
+    element = Windows((), (0,), (), (), (0,))
+    scalar = Windows((), (0, 1), (), (), (0, 1))
+
+    def sample(x: Shape, indices: Shape, params: dict[str, Any], low: int, high: int, dtype: Any = None) -> Sample:
+        return Sample((Operand(x, dtype), Operand(indices, dtypes.INT32, low, high)), params)
+
+    return [
+        sample((5, 4), (2, 3, 1), rows.gather((1, 4), "clip"), -2, 7),
+        sample((5, 4), (2, 3, 1), rows.gather((1, 4), "fill"), 0, 4),
+        sample((5, 4), (2, 3, 1), rows.gather((1, 4), "zero"), -2, 7),
+        sample((5, 4), (2, 3, 1), rows.gather((1, 4), "promise"), 0, 4),
+        *(sample((5, 4), (2, 3, 1), rows.gather((1, 4), "fill"), -2, 7, t) for t in (dtypes.INT32, dtypes.UINT8)),
+        sample((4, 3, 6), (5, 2), blocks.gather((4, 1, 3), "clip"), -1, 5),
+        sample((4, 3, 6), (5, 2), blocks.gather((2, 1, 3), "zero"), -1, 5),
+        sample((3, 4, 5), (3, 2, 1), beside.gather((1, 4, 1), "clip"), -1, 6),
+        sample((3, 4, 2), (2, 3, 1), crossed.gather((1, 2, 1), "zero"), -1, 4),
+        sample((4, 3), (2, 2), whole.gather((1, 3), "zero"), -1, 3),
+        sample((2, 3), (4, 0), none.gather((2, 2), "clip"), 0, 0),
+        sample((2, 3), (2,), scalar.gather((1, 1), "clip"), 0, 2),
+        Sample((Operand((5,)), Operand((4, 1), dtypes.UINT8, 0, 9)), element.gather((1,), "clip")),
+    ]
+
+
+gather: Op = define_op(
+    "gather",
+    type=_gather_type,
+    factors=_gather_factors,
+    linear=Linearity.FIRST,
+    jvp=_gather_jvp,
+    transpose=_gather_transpose,
+    batch=_gather_batch,
+    evaluate=_gather_evaluate,
+    cost=lambda operands, results, params: Cost(0.0, float(2 * results[0].nbytes + operands[1].nbytes)),
+    localize=_gather_localize,
+    samples=_gather_samples,
+)
+
+# scatter_add, and the rules of all scatters
+
+
+def scatter_factors(kind: str = "", combine: str = "sum") -> Callable[[Types, Types, Params], Factors]:
+    """The factor rule of a scatter; ``kind`` is that of the dims of index vectors that are not batch dims."""
+
+    def rule(operands: Types, results: Types, params: Params) -> Factors:
+        build = FactorBuilder(operands, results)
+        windows, (x, _, updates) = Windows.of_scatter(params), operands
+        batch_of = dict(zip(windows.indices_batch, windows.operand_batch, strict=True))
+        dim_along = {u: d for d, u in enumerate(windows.along(x.ndim)) if u is not None}
+        batch = 0
+        for u, size in enumerate(updates.shape):
+            if u in dim_along:
+                d = dim_along[u]
+                if size == x.shape[d]:
+                    build.add(size, (0, d), (2, u), (3, d))
+                else:
+                    build.add(x.shape[d], (0, d), (3, d), kind="replicated")
+                    build.add(size, (2, u), kind="replicated")
+                continue
+            if batch in batch_of:
+                d = batch_of[batch]
+                build.add(size, (0, d), (1, batch), (2, u), (3, d))
+            else:
+                build.add(size, (1, batch), (2, u), kind=kind)
+            batch += 1
+        for d in windows.dropped:
+            build.add(x.shape[d], (0, d), (3, d), kind="permuted")
+        return build.build(combine)
+
+    return rule
+
+
+def scatter_batch(
+    op: Op, size: int, args: Sequence[Value], batched: Sequence[bool], params: Params
+) -> tuple[list[Value], list[bool]]:
+    """One scatter into a batch of operands: a whole window dim more, or with batched indices, a batch dim more."""
+    windows = Windows.of_scatter(params)
+    x, indices, updates = args
+    x, updates = batch_first(x, batched[0], size), batch_first(updates, batched[2], size)
+    windows = windows.in_batch() if batched[1] else windows.in_batch_of_operands()
+    return [op(x, indices, updates, **windows.scatter(params["mode"], params["unique"]))], [True]
+
+
+def scatter_cost(flops: float) -> Callable[[Types, Types, Params], Cost]:
+    """``flops`` per update; the operand is updated in place, so what is not updated is not touched."""
+
+    def rule(operands: Types, results: Types, params: Params) -> Cost:
+        _, indices, updates = operands
+        return Cost(flops * updates.size, float(3 * updates.nbytes + indices.nbytes))
+
+    return rule
+
+
+def read_back(x: Value, indices: Value, updates: TensorType, params: Params) -> Value:
+    """The windows of ``x`` that a scatter of ``updates`` with these params writes."""
+    windows = Windows.of_scatter(params)
+    sizes = windows.sizes(x.ndim, updates.shape)
+    return gather(x, indices, **windows.gather(sizes, _READING[params["mode"]]))
+
+
+def _scatter_add_jvp(
+    op: Op, primals: Sequence[Value], tangents: Sequence[Value | None], params: Params
+) -> tuple[list[Value], list[Value | None]]:
+    x, indices, _ = primals
+    out, (t, _, t_updates) = op(*primals, **params), tangents
+    if t_updates is None:
+        return [out], [t]
+    return [out], [op(zeros(x.type) if t is None else t, indices, t_updates, **params)]
+
+
+def _scatter_add_transpose(
+    op: Op, cts: Sequence[Value | None], inputs: Sequence[Value | Linear], params: Params
+) -> list[Value | None]:
+    x, indices, updates = inputs
+    return [
+        cts[0] if isinstance(x, Linear) else None,
+        None,
+        read_back(cts[0], indices, updates.type, params) if isinstance(updates, Linear) else None,
+    ]
+
+
+def _distinct_rows(arrays: list[Any]) -> list[Any]:
+    """Index vectors made distinct by counting up along the first dim of indices."""
+    x, indices, updates = arrays
+    count = np.arange(indices.shape[0], dtype=indices.dtype).reshape(-1, *(1,) * (indices.ndim - 1))
+    return [x, np.broadcast_to(count, indices.shape).copy(), updates]
+
+
+def scatter_samples(*, repeated: dtypes.DType | None = None) -> list[Sample]:
+    """Scatters with distinct and with repeated indices; the latter at the dtype ``repeated``, if given."""
+    rows = Windows((1,), (0,), (), (), (0,))
+    grid = Windows((2,), (0,), (), (), (0,))
+    blocks = Windows((0, 2), (1,), (), (), (2, 1))
+    beside = Windows((2,), (2,), (0,), (0,), (2,))
+    crossed = Windows((0,), (), (0, 2), (1, 0), (1,))
+    element = Windows((), (0,), (), (), (0,))
+    scalar = Windows((), (0, 1), (), (), (0, 1))
+
+    def sample(x: Shape, indices: Shape, updates: Shape, params: dict[str, Any], low: int, high: int) -> Sample:
+        dtype = None if params["unique"] else repeated
+        index = Operand(indices, dtypes.INT32, low, high)
+        prepare = _distinct_rows if params["unique"] else None
+        return Sample((Operand(x, dtype), index, Operand(updates, dtype)), params, prepare)
+
+    return [
+        sample((5, 4), (3, 1), (3, 4), rows.scatter("clip", True), 0, 4),
+        sample((2, 4), (3, 1), (3, 4), rows.scatter("drop", True), 0, 4),
+        sample((5, 4), (6, 1), (6, 4), rows.scatter("promise", False), 0, 4),
+        sample((5, 4), (2, 3, 1), (2, 3, 4), grid.scatter("drop", False), -2, 7),
+        sample((4, 3, 6), (5, 2), (4, 5, 3), blocks.scatter("drop", False), -1, 5),
+        sample((4, 3, 6), (5, 2), (2, 5, 3), blocks.scatter("drop", False), 0, 2),
+        sample((3, 4, 5), (3, 2, 1), (3, 2, 4), beside.scatter("drop", False), -1, 6),
+        sample((3, 4, 2), (2, 3, 1), (2, 2, 3), crossed.scatter("drop", False), -1, 4),
+        sample((2, 3), (2,), (), scalar.scatter("drop", False), 0, 1),
+        sample((5,), (6, 1), (6,), element.scatter("clip", False), 0, 4),
+    ]
+
+
+scatter_add: Op = define_op(
+    "scatter_add",
+    type=scatter_type("scatter_add", dtypes.NUMBERS),
+    factors=scatter_factors(kind="permuted"),
+    linear=Linearity.JOINTLY,
+    jvp=_scatter_add_jvp,
+    transpose=_scatter_add_transpose,
+    batch=scatter_batch,
+    evaluate=scatter_evaluate("add"),
+    cost=scatter_cost(1.0),
+    dtypes=dtypes.NUMBERS,
+    samples=scatter_samples,
+)
