@@ -186,8 +186,10 @@ TWINS: dict[str, Twin] = {
     "pad": lambda x, value, low, high, interior: lax.pad(x, value, tuple(zip(low, high, interior, strict=True))),
     "iota": lambda dtype, shape, dim: lax.broadcasted_iota(dtype, shape, dim),
     # indexing
-    "dynamic_slice": lambda x, *starts, sizes: lax.dynamic_slice(x, starts, sizes),
-    "dynamic_update_slice": lambda x, update, *starts: lax.dynamic_update_slice(x, update, starts),
+    "dynamic_slice": lambda x, *starts, sizes: lax.dynamic_slice(x, starts, sizes, allow_negative_indices=False),
+    "dynamic_update_slice": lambda x, update, *starts: lax.dynamic_update_slice(
+        x, update, starts, allow_negative_indices=False
+    ),
     "gather": _gather,
     "scatter_add": _scatter(lax.scatter_add),
     "scatter_set": _scatter(lax.scatter),

@@ -284,7 +284,7 @@ def test_the_jvp_is_the_slope(case: Case) -> None:
         ahead, behind = (
             call(
                 case.op,
-                [x if t is None else (x + sign * step * t).astype(x.dtype) for x, t in zip(operands, tangents)],
+                [x if t is None else np.asarray(x + sign * step * t, x.dtype) for x, t in zip(operands, tangents)],
                 case.sample.params,
             )
             for sign in (1, -1)
