@@ -30,6 +30,10 @@ class ShapeError(MeshwrightError, TypeError):
     """Shapes or dtypes that an operation cannot take."""
 
 
+class IndexingError(MeshwrightError, IndexError):
+    """An index that an array does not have."""
+
+
 class TreeError(MeshwrightError, TypeError):
     """A pytree of the wrong structure."""
 

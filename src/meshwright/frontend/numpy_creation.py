@@ -1,0 +1,467 @@
+"""Functions of ``meshwright.numpy`` that make arrays."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from meshwright.core import dtypes
+from meshwright.core.dtypes import DType
+from meshwright.core.op import Value
+from meshwright.core.source import here
+from meshwright.core.trace import Array, to_array
+from meshwright.core.types import Shape, TensorType
+from meshwright.errors import ShapeError
+from meshwright.frontend.numpy_logic import absolute, either, greater_equal
+from meshwright.frontend.numpy_math import add, divide, floor, log10, multiply, power, sign, subtract
+from meshwright.frontend.operands import (
+    ArrayLike,
+    DTypeLike,
+    axis_of,
+    broadcast,
+    convert,
+    is_number,
+    known,
+    no_sharding,
+    promote_operands,
+    stack_values,
+    static_int,
+    static_shape,
+    strong,
+    value,
+)
+from meshwright.ops import basic, elementwise
+from meshwright.ops.shape import iota, pad, slice_
+
+
+def array(
+    object: ArrayLike,
+    dtype: DTypeLike = None,
+    copy: bool = True,
+    order: str | None = "K",
+    ndmin: int = 0,
+    *,
+    device: Any = None,
+    out_sharding: Any = None,
+) -> Value:
+    """An array of numbers, nested lists, NumPy arrays or other arrays.
+
+    >>> import meshwright.numpy as mnp
+    >>> mnp.array([[1, 2], [3, 4]])
+    Array([[1, 2],
+           [3, 4]], dtype=int32)
+    """
+    no_sharding(device=device, out_sharding=out_sharding)
+    if copy and isinstance(object, np.ndarray):
+        object = object.copy()
+    made = value(object)
+    if dtype is not None:
+        made = strong(convert(made, dtypes.as_dtype(dtype)))
+    if made.ndim < ndmin:
+        made = basic.reshape(made, shape=(1,) * (ndmin - made.ndim) + made.shape)
+    return made
+
+
+def asarray(
+    a: ArrayLike,
+    dtype: DTypeLike = None,
+    order: str | None = None,
+    *,
+    copy: bool | None = None,
+    device: Any = None,
+    out_sharding: Any = None,
+) -> Value:
+    """``a`` as an array, itself where it is one."""
+    return array(a, dtype, bool(copy), device=device, out_sharding=out_sharding)
+
+
+def copy(a: ArrayLike, order: str | None = None) -> Value:
+    """An array equal to ``a`` with contents of its own."""
+    a = value(a)
+    return Array(np.array(a.data), a.type) if a.__class__ is Array else a
+
+
+def _filled(shape: Any, fill: ArrayLike, dtype: DTypeLike, default: DType | None) -> Value:
+    shape = static_shape(shape)
+    if any(n < 0 for n in shape):
+        raise ShapeError(f"A shape {shape} has a negative size.", where=here(), why="sizes are 0 or more", fix="abs(n)")
+    fill = value(fill)
+    if dtype is not None:
+        fill = strong(convert(fill, dtypes.as_dtype(dtype)))
+    elif default is not None:
+        fill = strong(convert(fill, default))
+    return broadcast(fill, shape)
+
+
+def zeros(shape: Any, dtype: DTypeLike = None, *, device: Any = None, out_sharding: Any = None) -> Value:
+    """Zeros.
+
+    >>> import meshwright.numpy as mnp
+    >>> mnp.zeros((2, 2))
+    Array([[0., 0.],
+           [0., 0.]], dtype=float32)
+    """
+    no_sharding(device=device, out_sharding=out_sharding)
+    return _filled(shape, 0, dtype, dtypes.default_float())
+
+
+def ones(shape: Any, dtype: DTypeLike = None, *, device: Any = None, out_sharding: Any = None) -> Value:
+    """Ones."""
+    no_sharding(device=device, out_sharding=out_sharding)
+    return _filled(shape, 1, dtype, dtypes.default_float())
+
+
+def empty(shape: Any, dtype: DTypeLike = None, *, device: Any = None, out_sharding: Any = None) -> Value:
+    """Zeros: an array without contents does not exist here."""
+    no_sharding(device=device, out_sharding=out_sharding)
+    return _filled(shape, 0, dtype, dtypes.default_float())
+
+
+def full(
+    shape: Any, fill_value: ArrayLike, dtype: DTypeLike = None, *, device: Any = None, out_sharding: Any = None
+) -> Value:
+    """An array with ``fill_value`` everywhere, broadcast where it is an array."""
+    no_sharding(device=device, out_sharding=out_sharding)
+    return _filled(shape, fill_value, dtype, None)
+
+
+def zeros_like(
+    a: ArrayLike, dtype: DTypeLike = None, shape: Any = None, *, device: Any = None, out_sharding: Any = None
+) -> Value:
+    """Zeros of the shape and dtype of ``a``."""
+    return full_like(a, 0, dtype, shape, device=device, out_sharding=out_sharding)
+
+
+def ones_like(
+    a: ArrayLike, dtype: DTypeLike = None, shape: Any = None, *, device: Any = None, out_sharding: Any = None
+) -> Value:
+    """Ones of the shape and dtype of ``a``."""
+    return full_like(a, 1, dtype, shape, device=device, out_sharding=out_sharding)
+
+
+def empty_like(
+    prototype: ArrayLike, dtype: DTypeLike = None, shape: Any = None, *, device: Any = None, out_sharding: Any = None
+) -> Value:
+    """Zeros of the shape and dtype of ``prototype``."""
+    return full_like(prototype, 0, dtype, shape, device=device, out_sharding=out_sharding)
+
+
+def full_like(
+    a: ArrayLike,
+    fill_value: ArrayLike,
+    dtype: DTypeLike = None,
+    shape: Any = None,
+    *,
+    device: Any = None,
+    out_sharding: Any = None,
+) -> Value:
+    """``fill_value`` everywhere, in the shape and dtype of ``a``; ``a`` may be a ShapeDtypeStruct."""
+    no_sharding(device=device, out_sharding=out_sharding)
+    if not (hasattr(a, "shape") and hasattr(a, "dtype")):
+        a = value(a)
+    have, weak = (dtypes.canonical(np.dtype(a.dtype)), getattr(a, "weak_type", False))
+    shape = static_shape(a.shape if shape is None else shape)
+    if dtype is not None:
+        have, weak = dtypes.as_dtype(dtype), False
+    if is_number(fill_value):
+        fill: Value = Array(np.asarray(fill_value).astype(have), TensorType((), have, weak))
+    else:
+        fill = convert(value(fill_value), have, weak)
+    return broadcast(fill, shape)
+
+
+# Ranges
+
+
+def arange(
+    start: ArrayLike,
+    stop: ArrayLike | None = None,
+    step: ArrayLike | None = None,
+    dtype: DTypeLike = None,
+    *,
+    device: Any = None,
+    out_sharding: Any = None,
+) -> Value:
+    """Numbers from ``start`` (or 0) up to but not including ``stop``, ``step`` apart.
+
+    >>> import meshwright.numpy as mnp
+    >>> mnp.arange(2, 8, 3)
+    Array([2, 5], dtype=int32)
+    """
+    no_sharding(device=device, out_sharding=out_sharding)
+    fix = "pass the bounds of mnp.arange as Python numbers; as arguments of a jitted function, make them static: mw.jit(f, static_argnums=…)"
+    given = [x if is_number(x) or x is None else known(x, "mnp.arange", fix)[()] for x in (start, stop, step)]
+    if dtype is None:
+        target = to_result(x for x in given if x is not None)
+    else:
+        target = dtypes.as_dtype(dtype)
+    first, last, stride = (
+        (0, given[0], 1) if given[1] is None else (given[0], given[1], 1 if step is None else given[2])
+    )
+    if stride == 0:
+        raise ShapeError("mnp.arange cannot take step=0.", where=here(), why="it never gets anywhere", fix="step=1")
+    if stop is None and step is not None:
+        stride, last = given[2], given[0]
+    count = max(0, math.ceil((last - first) / stride))
+    if not all(isinstance(x, int | np.integer) for x in (first, stride)):
+        # Rounding is NumPy's, element by element, not that of float32 arithmetic.
+        return to_array(np.arange(first, last, stride, dtype=None).astype(target))
+    counted: Value = iota(dtype=target, shape=(count,), dim=0)
+    if stride != 1:
+        counted = multiply(counted, int(stride))
+    return add(counted, int(first)) if first != 0 else counted
+
+
+def to_result(numbers: Any) -> DType:
+    """The dtype that Python and NumPy numbers promote to, no longer weak."""
+    keys = [
+        dtypes.of_python_scalar(x) if is_number(x) else (dtypes.canonical(np.asarray(x).dtype), False) for x in numbers
+    ]
+    return dtypes.promote(*keys)[0]
+
+
+def linspace(
+    start: ArrayLike,
+    stop: ArrayLike,
+    num: int = 50,
+    endpoint: bool = True,
+    retstep: bool = False,
+    dtype: DTypeLike = None,
+    axis: int = 0,
+    *,
+    device: Any = None,
+) -> Any:
+    """``num`` numbers evenly spaced from ``start`` to ``stop``.
+
+    >>> import meshwright.numpy as mnp
+    >>> mnp.linspace(0, 1, 5)
+    Array([0.  , 0.25, 0.5 , 0.75, 1.  ], dtype=float32)
+    """
+    no_sharding(device=device)
+    num = static_int(num, "num of mnp.linspace")
+    first, last = (value(x) for x in promote_operands((start, stop), inexact=True))
+    computed = first.type.dtype
+    target = computed if dtype is None else dtypes.as_dtype(dtype)
+    shape = np.broadcast_shapes(first.shape, last.shape)
+    axis = axis_of(axis, len(shape) + 1, "mnp.linspace")
+    first, last = broadcast(first, shape), broadcast(last, shape)
+    spaces = num - 1 if endpoint else num
+    step: Value = divide(subtract(last, first), spaces) if spaces > 0 else full_like(first, math.nan)
+    if num <= 0:
+        out = zeros((0, *shape), computed)
+    elif num == 1:
+        out = basic.reshape(first, shape=(1, *shape))
+    else:
+        places = basic.reshape(
+            iota(dtype=dtypes.real_part(computed), shape=(num,), dim=0), shape=(num,) + (1,) * len(shape)
+        )
+        fraction = divide(places, spaces)
+        # Both ends weighted, so that the last one is exact.
+        out = add(multiply(first, subtract(1.0, fraction)), multiply(last, fraction))
+        if endpoint:
+            is_last = greater_equal(places, num - 1)
+            out = either(is_last, last, out)
+    out = basic.move_dim(out, 0, axis)
+    if dtypes.is_integer(target) and not dtypes.is_integer(computed):
+        out = floor(out)
+    out = strong(convert(out, target))
+    return (out, step) if retstep else out
+
+
+def logspace(
+    start: ArrayLike,
+    stop: ArrayLike,
+    num: int = 50,
+    endpoint: bool = True,
+    base: ArrayLike = 10.0,
+    dtype: DTypeLike = None,
+    axis: int = 0,
+) -> Value:
+    """``num`` numbers from ``base**start`` to ``base**stop``, their logarithms evenly spaced."""
+    out = power(base, linspace(start, stop, num, endpoint, axis=axis))
+    return out if dtype is None else convert(out, dtypes.as_dtype(dtype))
+
+
+def geomspace(
+    start: ArrayLike, stop: ArrayLike, num: int = 50, endpoint: bool = True, dtype: DTypeLike = None, axis: int = 0
+) -> Value:
+    """``num`` numbers from ``start`` to ``stop``, each a constant multiple of the one before."""
+    first, last = (value(x) for x in promote_operands((start, stop), inexact=True))
+    out = multiply(sign(first), logspace(log10(absolute(first)), log10(absolute(last)), num, endpoint, axis=axis))
+    return out if dtype is None else convert(out, dtypes.as_dtype(dtype))
+
+
+# Matrices
+
+
+def eye(
+    N: int, M: int | None = None, k: int = 0, dtype: DTypeLike = None, *, device: Any = None, out_sharding: Any = None
+) -> Value:
+    """Ones on the ``k``-th diagonal of ``N`` rows and ``M`` columns, zeros elsewhere."""
+    no_sharding(device=device, out_sharding=out_sharding)
+    shape = (static_int(N, "N of mnp.eye"), static_int(N if M is None else M, "M of mnp.eye"))
+    return convert(_compare_places(shape, static_int(k, "k of mnp.eye"), "eq"), _dtype_or_float(dtype))
+
+
+def identity(n: int, dtype: DTypeLike = None) -> Value:
+    """The identity matrix."""
+    return eye(n, dtype=dtype)
+
+
+def tri(N: int, M: int | None = None, k: int = 0, dtype: DTypeLike = None) -> Value:
+    """Ones on and below the ``k``-th diagonal."""
+    shape = (static_int(N, "N of mnp.tri"), static_int(N if M is None else M, "M of mnp.tri"))
+    return convert(_compare_places(shape, static_int(k, "k of mnp.tri"), "ge"), _dtype_or_float(dtype))
+
+
+def _dtype_or_float(dtype: DTypeLike) -> DType:
+    return dtypes.default_float() if dtype is None else dtypes.as_dtype(dtype)
+
+
+def _compare_places(shape: Shape, k: int, relation: str) -> Value:
+    """Row + k against column, at every place of a matrix."""
+    rows = iota(dtype=dtypes.INT32, shape=shape, dim=0)
+    columns = iota(dtype=dtypes.INT32, shape=shape, dim=1)
+    return getattr(elementwise, relation)(add(rows, k) if k else rows, columns)
+
+
+def _triangle(m: ArrayLike, k: int, name: str) -> tuple[Value, Value]:
+    m = value(m)
+    if m.ndim < 2:
+        raise ShapeError(
+            f"{name} cannot take {m.type.short()}.", where=here(), why="it needs two dims or more", fix="m[None, :]"
+        )
+    mask = _compare_places(m.shape[-2:], k, "ge")
+    return m, broadcast(mask, m.shape)
+
+
+def tril(m: ArrayLike, k: int = 0) -> Value:
+    """``m`` with zeros above the ``k``-th diagonal."""
+    m, mask = _triangle(m, k, "mnp.tril")
+    return either(mask, m, basic.scalar_like(m, 0))
+
+
+def triu(m: ArrayLike, k: int = 0) -> Value:
+    """``m`` with zeros below the ``k``-th diagonal."""
+    m, mask = _triangle(m, k - 1, "mnp.triu")
+    return either(mask, basic.scalar_like(m, 0), m)
+
+
+def diag(v: ArrayLike, k: int = 0) -> Value:
+    """The matrix with ``v`` on its diagonal, or the diagonal of the matrix ``v``."""
+    v = value(v)
+    if v.ndim == 1:
+        size = v.shape[0] + abs(k)
+        padded = _shifted(v, k, size)
+        mask = _compare_places((size, size), k, "eq")
+        return either(mask, broadcast(padded, (size, size)), basic.scalar_like(v, 0))
+    if v.ndim == 2:
+        return diagonal(v, k)
+    raise ShapeError(
+        f"mnp.diag cannot take {v.type.short()}.", where=here(), why="it needs one or two dims", fix="mnp.diagonal(v)"
+    )
+
+
+def _shifted(v: Value, k: int, size: int) -> Value:
+    """``v`` at columns ``max(k, 0)`` and on of a row of ``size``."""
+    before = max(k, 0)
+    if not k:
+        return v
+    return pad(v, basic.scalar_like(v, 0), low=(before,), high=(size - before - v.shape[0],), interior=(0,))
+
+
+def diagflat(v: ArrayLike, k: int = 0) -> Value:
+    """The matrix with all elements of ``v`` on its diagonal."""
+    v = value(v)
+    return diag(basic.reshape(v, shape=(v.size,)), k)
+
+
+def diagonal(a: ArrayLike, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Value:
+    """The elements whose positions along two dims differ by ``offset``."""
+    a = value(a)
+    first, second = (axis_of(x, a.ndim, "mnp.diagonal") for x in (axis1, axis2))
+    rest = tuple(d for d in range(a.ndim) if d not in (first, second))
+    a = basic.transpose(a, permutation=(*rest, first, second))
+    rows, columns = a.shape[-2:]
+    start_row, start_column = max(-offset, 0), max(offset, 0)
+    count = max(0, min(rows - start_row, columns - start_column))
+    lead = a.shape[:-2]
+    flat = basic.reshape(a, shape=(*lead, rows * columns))
+    # Diagonal elements stand columns + 1 apart in the flattened matrix.
+    start = start_row * columns + start_column
+    limit = start + (count - 1) * (columns + 1) + 1 if count else start
+    full = len(lead)
+    return slice_(
+        flat,
+        starts=(0,) * full + (start if count else 0,),
+        limits=(*lead, limit if count else 0),
+        strides=(1,) * full + (columns + 1,),
+    )
+
+
+def meshgrid(*xi: ArrayLike, copy: bool = True, sparse: bool = False, indexing: str = "xy") -> list[Value]:
+    """The coordinates of a grid, one array per dim."""
+    if indexing not in ("xy", "ij"):
+        raise ShapeError(
+            f"mnp.meshgrid cannot take indexing={indexing!r}.",
+            where=here(),
+            why="it is 'xy' or 'ij'",
+            fix="indexing='ij'",
+        )
+    vectors = [basic.reshape(value(x), shape=(value(x).size,)) for x in xi]
+    order = list(range(len(vectors)))
+    if indexing == "xy" and len(order) > 1:
+        order[0], order[1] = 1, 0
+    shape = tuple(vectors[d].shape[0] for d in order)
+    grids = []
+    for vector, dim in zip(vectors, order, strict=True):
+        kept = tuple(vector.shape[0] if d == dim else 1 for d in range(len(shape)))
+        grids.append(basic.broadcast_in_dim(vector, shape=kept if sparse else shape, dims=(dim,)))
+    return grids
+
+
+def indices(dimensions: Sequence[int], dtype: DTypeLike = None, sparse: bool = False) -> Any:
+    """The position of every place of an array, one array per dim."""
+    shape = static_shape(dimensions)
+    target = dtypes.default_int() if dtype is None else dtypes.as_dtype(dtype)
+    if sparse:
+        ranges = [iota(dtype=target, shape=(n,), dim=0) for n in shape]
+        return tuple(meshgrid(*ranges, sparse=True, indexing="ij"))
+    places = [iota(dtype=target, shape=shape, dim=d) for d in range(len(shape))]
+    return stack_values(places, 0) if places else zeros((0,), target)
+
+
+def tril_indices(n: int, k: int = 0, m: int | None = None) -> tuple[Value, Value]:
+    """The rows and columns of the elements on and below the ``k``-th diagonal."""
+    rows, columns = np.tril_indices(n, k, m)
+    return to_array(rows.astype(dtypes.default_int())), to_array(columns.astype(dtypes.default_int()))
+
+
+def triu_indices(n: int, k: int = 0, m: int | None = None) -> tuple[Value, Value]:
+    """The rows and columns of the elements on and above the ``k``-th diagonal."""
+    rows, columns = np.triu_indices(n, k, m)
+    return to_array(rows.astype(dtypes.default_int())), to_array(columns.astype(dtypes.default_int()))
+
+
+def diag_indices(n: int, ndim: int = 2) -> tuple[Value, ...]:
+    """The places of the main diagonal."""
+    return (arange(n),) * ndim
+
+
+def fromfunction(function: Callable[..., Any], shape: Any, *, dtype: DTypeLike = float, **arguments: Any) -> Any:
+    """``function`` of the positions of every place of ``shape``."""
+    places = [
+        iota(dtype=dtypes.as_dtype(dtype), shape=static_shape(shape), dim=d) for d in range(len(static_shape(shape)))
+    ]
+    return function(*places, **arguments)
+
+
+def vander(x: ArrayLike, N: int | None = None, increasing: bool = False) -> Value:
+    """The powers of ``x`` as columns."""
+    x = value(x)
+    count = x.shape[0] if N is None else N
+    columns = arange(count) if increasing else subtract(count - 1, arange(count))
+    return power(basic.reshape(x, shape=(x.shape[0], 1)), basic.reshape(columns, shape=(1, count)))

@@ -1,0 +1,147 @@
+"""The dtypes of ``meshwright.numpy``, and questions about them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from meshwright.core import dtypes
+from meshwright.core.dtypes import DType
+from meshwright.core.op import Value
+from meshwright.frontend.operands import VALUES, ArrayLike, DTypeLike, convert, result_key, strong, value
+
+
+class ScalarType:
+    """A dtype that can be called: ``mnp.float32(3)`` is an array, ``mnp.zeros(3, mnp.float32)`` has it as dtype.
+
+    >>> import meshwright.numpy as mnp
+    >>> mnp.float32(3)
+    Array(3., dtype=float32)
+    >>> mnp.zeros(2, mnp.int8).dtype == mnp.int8
+    True
+    """
+
+    __slots__ = ("dtype",)
+
+    def __init__(self, dtype: DType) -> None:
+        self.dtype = dtype
+
+    def __call__(self, x: ArrayLike = 0) -> Value:
+        return strong(convert(value(x), dtypes.canonical(self.dtype)))
+
+    @property
+    def __name__(self) -> str:
+        return self.dtype.name
+
+    def __eq__(self, other: object) -> bool:
+        try:
+            return self.dtype == np.dtype(other)  # type: ignore[call-overload,no-any-return]
+        except TypeError:
+            return NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.dtype)
+
+    def __repr__(self) -> str:
+        return f"meshwright.numpy.{self.dtype.name}"
+
+
+bool_ = ScalarType(dtypes.BOOL)
+int8, int16, int32, int64 = map(ScalarType, dtypes.SIGNED)
+uint8, uint16, uint32, uint64 = map(ScalarType, dtypes.UNSIGNED)
+float16, bfloat16 = ScalarType(dtypes.FLOAT16), ScalarType(dtypes.BFLOAT16)
+float32, float64 = ScalarType(dtypes.FLOAT32), ScalarType(dtypes.FLOAT64)
+float8_e4m3fn, float8_e5m2 = ScalarType(dtypes.FLOAT8_E4M3FN), ScalarType(dtypes.FLOAT8_E5M2)
+complex64, complex128 = map(ScalarType, dtypes.COMPLEXES)
+single, double, csingle, cdouble = float32, float64, complex64, complex128
+
+# The kinds of dtypes that ``issubdtype`` knows.
+generic, number, integer, inexact = np.generic, np.number, np.integer, np.inexact
+signedinteger, unsignedinteger = np.signedinteger, np.unsignedinteger
+floating, complexfloating = np.floating, np.complexfloating
+
+
+def _plain(dtype: DTypeLike) -> DType:
+    return dtype.type.dtype if dtype.__class__ in VALUES else dtypes.as_dtype(dtype)  # type: ignore[no-any-return]
+
+
+def finfo(dtype: DTypeLike) -> Any:
+    """The limits of a floating dtype.
+
+    >>> import meshwright.numpy as mnp
+    >>> float(mnp.finfo(mnp.bfloat16).eps)
+    0.0078125
+    """
+    return ml_dtypes.finfo(dtypes.real_part(_plain(dtype)))
+
+
+def iinfo(dtype: DTypeLike) -> Any:
+    """The limits of an integer dtype."""
+    return np.iinfo(_plain(dtype))
+
+
+def promote_types(a: DTypeLike, b: DTypeLike) -> DType:
+    """The dtype that two dtypes promote to.
+
+    >>> import meshwright.numpy as mnp
+    >>> mnp.promote_types("bfloat16", "float16")
+    dtype('float32')
+    """
+    return dtypes.promote(result_key(a), result_key(b))[0]
+
+
+def result_type(*operands: Any) -> DType:
+    """The dtype of a result of arrays, numbers and dtypes together."""
+    return dtypes.promote(*(result_key(x) for x in operands))[0]
+
+
+def issubdtype(dtype: DTypeLike, kind: Any) -> bool:
+    """Whether a dtype is of a kind such as ``mnp.floating``, or equal to another.
+
+    >>> import meshwright.numpy as mnp
+    >>> mnp.issubdtype(mnp.bfloat16, mnp.floating)
+    True
+    """
+    given = np.dtype(dtype.type.dtype if dtype.__class__ in VALUES else dtype)
+    if not (isinstance(kind, type) and issubclass(kind, np.generic)) or np.issubdtype(given, kind):
+        return (
+            bool(np.issubdtype(given, np.dtype(kind)))
+            if not isinstance(kind, type)
+            else bool(given == np.dtype(kind)) or bool(np.issubdtype(given, kind))
+        )
+    # The floats that NumPy lacks have no place in its hierarchy.
+    return dtypes.is_float(given) and kind in (np.floating, np.inexact, np.number, np.generic)
+
+
+def can_cast(source: DTypeLike, target: DTypeLike, casting: str = "safe") -> bool:
+    """Whether NumPy would convert a dtype into another under a rule."""
+    return bool(np.can_cast(_plain(source), _plain(target), casting=casting))  # type: ignore[arg-type]
+
+
+def isdtype(dtype: DTypeLike, kind: Any) -> bool:
+    """Whether a dtype is of a kind of the array API: ``"real floating"``, ``"integral"``, …"""
+    given = _plain(dtype)
+    if isinstance(kind, tuple):
+        return any(isdtype(given, k) for k in kind)
+    kinds = {
+        "bool": (dtypes.BOOL,),
+        "signed integer": dtypes.SIGNED,
+        "unsigned integer": dtypes.UNSIGNED,
+        "integral": dtypes.INTEGERS,
+        "real floating": dtypes.FLOATS,
+        "complex floating": dtypes.COMPLEXES,
+        "numeric": dtypes.NUMBERS,
+    }
+    return given in kinds[kind] if isinstance(kind, str) and kind in kinds else given == np.dtype(kind)
+
+
+def iscomplexobj(x: ArrayLike) -> bool:
+    """Whether ``x`` has a complex dtype."""
+    return dtypes.is_complex(value(x).type.dtype)
+
+
+def isrealobj(x: ArrayLike) -> bool:
+    """Whether ``x`` has a dtype that is not complex."""
+    return not iscomplexobj(x)

@@ -1,0 +1,508 @@
+"""Sorting, searching, sets and quantiles of ``meshwright.numpy``."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from meshwright.core import dtypes
+from meshwright.core.op import Value
+from meshwright.core.source import here
+from meshwright.core.trace import to_array
+from meshwright.errors import ShapeError
+from meshwright.frontend.indexing import At
+from meshwright.frontend.numpy_logic import (
+    either,
+    equal,
+    isnan,
+    less,
+    less_equal,
+    logical_and,
+    logical_not,
+    logical_or,
+    not_equal,
+)
+from meshwright.frontend.numpy_math import (
+    add,
+    ceil,
+    clip,
+    divide,
+    floor,
+    floor_divide,
+    isclose,
+    multiply,
+    remainder,
+    subtract,
+)
+from meshwright.frontend.numpy_reduction import all as all_
+from meshwright.frontend.numpy_reduction import any as any_
+from meshwright.frontend.numpy_reduction import cumsum, sum
+from meshwright.frontend.numpy_shape import concatenate, cut, flip, moveaxis, ravel
+from meshwright.frontend.numpy_take import take, take_along_axis
+from meshwright.frontend.operands import (
+    ArrayLike,
+    Axis,
+    as_bool,
+    axes_of,
+    axis_of,
+    broadcast,
+    convert,
+    known,
+    promote_operands,
+    static_int,
+    to_inexact,
+    value,
+)
+from meshwright.ops import basic
+from meshwright.ops.shape import iota
+
+# Sorting
+
+
+def sort(
+    a: ArrayLike,
+    axis: int | None = -1,
+    *,
+    kind: None = None,
+    order: None = None,
+    stable: bool = True,
+    descending: bool = False,
+) -> Value:
+    """The elements in increasing order along ``axis``, NaN last.
+
+    >>> import meshwright.numpy as mnp
+    >>> mnp.sort(mnp.array([3, 1, 2]))
+    Array([1, 2, 3], dtype=int32)
+    """
+    x = value(a)
+    if axis is None:
+        x, axis = ravel(x), 0
+    dim = axis_of(axis, x.ndim, "mnp.sort")
+    (out,) = sorting.sort(x, dim=dim, num_keys=1)
+    return flip(out, dim) if descending else out
+
+
+def argsort(
+    a: ArrayLike,
+    axis: int | None = -1,
+    *,
+    kind: None = None,
+    order: None = None,
+    stable: bool = True,
+    descending: bool = False,
+) -> Value:
+    """The places of the elements in increasing order along ``axis``; equal ones stay in order."""
+    x = value(a)
+    if axis is None:
+        x, axis = ravel(x), 0
+    dim = axis_of(axis, x.ndim, "mnp.argsort")
+    places = iota(dtype=dtypes.default_int(), shape=x.shape, dim=dim)
+    if not descending:
+        return sorting.sort(x, places, dim=dim, num_keys=1)[1]
+    # Reversed before and after, so that equal elements stay in order.
+    ordered = sorting.sort(flip(x, dim), flip(places, dim), dim=dim, num_keys=1)[1]
+    return flip(ordered, dim)
+
+
+def lexsort(keys: Any, axis: int = -1) -> Value:
+    """The places that sort by the last key, then the one before, and so on."""
+    columns = [value(k) for k in keys]
+    dim = axis_of(axis, columns[0].ndim, "mnp.lexsort")
+    places = iota(dtype=dtypes.default_int(), shape=columns[0].shape, dim=dim)
+    return sorting.sort(*reversed(columns), places, dim=dim, num_keys=len(columns))[-1]
+
+
+def partition(a: ArrayLike, kth: int, axis: int = -1) -> Value:
+    """The elements such that those before place ``kth`` are not larger, those after not smaller: sorted, here."""
+    return sort(a, axis)
+
+
+def argpartition(a: ArrayLike, kth: int, axis: int = -1) -> Value:
+    """The places that ``partition`` the elements."""
+    return argsort(a, axis)
+
+
+# Searching
+
+
+def searchsorted(
+    a: ArrayLike, v: ArrayLike, side: str = "left", sorter: ArrayLike | None = None, *, method: str = "scan"
+) -> Value:
+    """Where in the sorted ``a`` to insert ``v``: before equal elements, or after with ``side="right"``.
+
+    >>> import meshwright.numpy as mnp
+    >>> mnp.searchsorted(mnp.array([1, 2, 2, 5]), mnp.array([2, 9]))
+    Array([1, 4], dtype=int32)
+    """
+    if side not in ("left", "right"):
+        raise ShapeError(
+            f"mnp.searchsorted cannot take side={side!r}.",
+            where=here(),
+            why="it is 'left' or 'right'",
+            fix="side='left'",
+        )
+    ordered, wanted = (value(x) for x in promote_operands((a, v)))
+    if ordered.ndim != 1:
+        raise ShapeError(
+            f"mnp.searchsorted cannot search {ordered.type.short()}.",
+            where=here(),
+            why="it needs one dim",
+            fix="a.ravel()",
+        )
+    if sorter is not None:
+        ordered = take(ordered, sorter)
+    size = ordered.shape[0]
+    kind = dtypes.default_int()
+    low = basic.zeros(wanted.type.with_(dtype=kind, weak=False))
+    if size == 0:
+        return low
+    high = add(low, size)
+    # Halve [low, high] until it is one place.
+    for _ in range(size.bit_length()):
+        middle = floor_half(add(low, high))
+        there = take(ordered, middle, mode="clip")
+        before = less(there, wanted) if side == "left" else less_equal(there, wanted)
+        if dtypes.is_inexact(there.type.dtype):
+            nan_before = logical_not(isnan(there)) if side == "left" else isnan(wanted)
+            before = logical_or(before, logical_and(isnan(wanted), nan_before))
+        before = logical_and(before, less(low, high))
+        low, high = either(before, add(middle, 1), low), either(before, high, middle)
+    return low
+
+
+def floor_half(x: Value) -> Value:
+    """Half of integers that are not negative."""
+    return x >> 1
+
+
+def digitize(x: ArrayLike, bins: ArrayLike, right: bool = False) -> Value:
+    """The number of the bin each element falls into."""
+    edges = value(bins)
+    side = "left" if right else "right"
+    rising = searchsorted(edges, x, side)
+    if edges.shape[0] < 2:
+        return rising
+    falling = subtract(edges.shape[0], searchsorted(flip(edges), x, "right" if right else "left"))
+    return either(less(edges[-1], edges[0]), falling, rising)
+
+
+def nonzero(a: ArrayLike, *, size: int | None = None, fill_value: Any = None) -> tuple[Value, ...]:
+    """The places of the nonzero elements, one array per dim. Of a traced array, the number ``size`` must be given.
+
+    >>> import meshwright.numpy as mnp
+    >>> mnp.nonzero(mnp.array([0, 5, 6]))
+    (Array([1, 2], dtype=int32),)
+    """
+    x = value(a)
+    kind = dtypes.default_int()
+    if size is None:
+        data = known(
+            x, "mnp.nonzero", "give the number of places: mnp.nonzero(x, size=…), or keep the shape: mnp.where(x, y, 0)"
+        )
+        return tuple(to_array(places.astype(kind)) for places in np.nonzero(np.atleast_1d(data)))
+    size = static_int(size, "size of mnp.nonzero")
+    x = x if x.ndim else basic.reshape(x, shape=(1,))
+    mask = ravel(as_bool(x))
+    counted = cumsum(convert(mask, kind)) if mask.size else convert(mask, kind)
+    # The n-th nonzero element is written to place n; the others to none.
+    targets = either(mask, subtract(counted, 1), size)
+    flat = At(basic.zeros(targets.type.with_(shape=(size,), weak=False)))[targets].set(
+        iota(dtype=kind, shape=mask.shape, dim=0), mode="drop"
+    )
+    total = counted[-1] if mask.size else value(np.asarray(0, kind))
+    filled = less(iota(dtype=kind, shape=(size,), dim=0), total)
+    fills = fill_value if isinstance(fill_value, tuple) else (0 if fill_value is None else fill_value,) * x.ndim
+    out: list[Value] = []
+    stride = 1
+    for n, fill in zip(reversed(x.shape), reversed(fills), strict=True):
+        place = remainder(floor_divide(flat, stride), n) if n else flat
+        out.append(either(filled, place, convert(value(fill), kind)))
+        stride *= n
+    return tuple(reversed(out))
+
+
+def where(
+    condition: ArrayLike,
+    x: ArrayLike = None,
+    y: ArrayLike = None,
+    /,
+    *,
+    size: int | None = None,
+    fill_value: Any = None,
+) -> Any:
+    """``x`` where ``condition`` holds, else ``y``; without them, the places where it holds.
+
+    >>> import meshwright.numpy as mnp
+    >>> mnp.where(mnp.array([True, False]), 1.0, mnp.array([5.0, 6.0]))
+    Array([1., 6.], dtype=float32)
+    """
+    if x is None and y is None:
+        return nonzero(condition, size=size, fill_value=fill_value)
+    if x is None or y is None:
+        raise ShapeError(
+            "mnp.where got one of its two choices.", where=here(), why="it needs both or none", fix="mnp.where(c, x, y)"
+        )
+    return either(condition, x, y)
+
+
+def flatnonzero(a: ArrayLike, *, size: int | None = None, fill_value: Any = None) -> Value:
+    """The places of the nonzero elements of the flattened array."""
+    return nonzero(ravel(a), size=size, fill_value=fill_value)[0]
+
+
+def argwhere(a: ArrayLike, *, size: int | None = None, fill_value: Any = None) -> Value:
+    """The places of the nonzero elements, one row per element."""
+    x = value(a)
+    if x.ndim == 0:
+        return basic.reshape(nonzero(x, size=size)[0], shape=(-1, 1))[:, :0]
+    columns = [basic.reshape(p, shape=(p.size, 1)) for p in nonzero(x, size=size, fill_value=fill_value)]
+    return concatenate(columns, 1)
+
+
+# Counting and sets
+
+
+def bincount(x: ArrayLike, weights: ArrayLike | None = None, minlength: int = 0, *, length: int | None = None) -> Value:
+    """How often each of 0, 1, … occurs in ``x``. Of a traced array, the ``length`` of the result must be given."""
+    counted = value(x)
+    if length is None:
+        data = known(counted, "mnp.bincount", "give the size of the result: mnp.bincount(x, length=…)")
+        length = builtin_max(minlength, int(np.max(data)) + 1 if data.size else 0)
+    amounts = value(1 if weights is None else weights)
+    dtype = dtypes.default_int() if weights is None else amounts.type.dtype
+    empty = basic.zeros(value(np.zeros((), dtype)).type.with_(shape=(static_int(length, "length"),)))
+    return At(empty)[clip(counted, 0)].add(amounts)
+
+
+def builtin_max(a: int, b: int) -> int:
+    """The larger of two Python numbers."""
+    return a if a > b else b
+
+
+def unique(
+    ar: ArrayLike,
+    return_index: bool = False,
+    return_inverse: bool = False,
+    return_counts: bool = False,
+    axis: int | None = None,
+    *,
+    equal_nan: bool = True,
+    size: int | None = None,
+    fill_value: Any = None,
+    sorted: bool = True,
+) -> Any:
+    """The different elements in increasing order. Of a traced array, their number ``size`` must be given.
+
+    >>> import meshwright.numpy as mnp
+    >>> mnp.unique(mnp.array([3, 1, 3]))
+    Array([1, 3], dtype=int32)
+    """
+    x = value(ar)
+    if size is None:
+        fix = "give the number of results: mnp.unique(x, size=…); shorter ones are filled up"
+        found = np.unique(
+            known(x, "mnp.unique", fix), return_index, return_inverse, return_counts, axis, equal_nan=equal_nan
+        )
+        kind = dtypes.default_int()
+        if not isinstance(found, tuple):
+            return to_array(found)
+        return tuple(to_array(part if n == 0 else part.astype(kind)) for n, part in enumerate(found))
+    if axis is not None and x.ndim != 1:
+        raise ShapeError(
+            "mnp.unique with size= takes no axis=.", where=here(), why="rows have no order here", fix="leave out axis="
+        )
+    return _unique_of_size(ravel(x), size, fill_value, (return_index, return_inverse, return_counts), x.shape)
+
+
+def _unique_of_size(x: Value, size: int, fill: Any, wanted: tuple[bool, bool, bool], shape: tuple[int, ...]) -> Any:
+    kind = dtypes.default_int()
+    total = x.shape[0]
+    order = argsort(x)
+    ordered = take(x, order, mode="clip")
+    differs = not_equal(cut(ordered, 0, 1, total), cut(ordered, 0, 0, total - 1))
+    if dtypes.is_inexact(x.type.dtype):
+        later, earlier = cut(ordered, 0, 1, total), cut(ordered, 0, 0, total - 1)
+        differs = logical_and(differs, logical_not(logical_and(isnan(later), isnan(earlier))))
+    first = concatenate([basic.broadcast_in_dim(value(np.True_), shape=(1,), dims=()), differs])
+    (places,) = nonzero(first, size=size, fill_value=total)
+    count = sum(convert(first, kind))
+    real = less(iota(dtype=kind, shape=(size,), dim=0), count)
+    found = take(ordered, places, mode="clip")
+    filler = ordered[0] if fill is None else convert(value(fill), x.type.dtype)
+    out: list[Value] = [either(real, found, filler)]
+    if wanted[0]:
+        index = take(order, places, mode="clip")
+        out.append(either(real, index, order[0]) if fill is None else either(real, index, 0))
+    if wanted[1]:
+        group = subtract(cumsum(convert(first, kind)), 1)
+        inverse = At(basic.zeros(group.type))[order].set(group)
+        out.append(basic.reshape(inverse, shape=shape))
+    if wanted[2]:
+        ends = concatenate(
+            [cut(places, 0, 1, size), basic.broadcast_in_dim(value(np.asarray(total, kind)), shape=(1,), dims=())]
+        )
+        out.append(either(real, subtract(ends, places), 0))
+    return out[0] if len(out) == 1 else tuple(out)
+
+
+def isin(element: ArrayLike, test_elements: ArrayLike, assume_unique: bool = False, invert: bool = False) -> Value:
+    """Whether each element occurs among ``test_elements``."""
+    x, tests = (value(v) for v in promote_operands((element, test_elements)))
+    same = equal(basic.reshape(x, shape=(*x.shape, 1)), ravel(tests))
+    found = any_(same, -1)
+    return logical_not(found) if invert else found
+
+
+def array_equal(a1: ArrayLike, a2: ArrayLike, equal_nan: bool = False) -> Value:
+    """Whether two arrays have one shape and equal elements."""
+    x, y = value(a1), value(a2)
+    if x.shape != y.shape:
+        return to_array(np.asarray(False))
+    same = equal(x, y)
+    return all_(logical_or(same, logical_and(isnan(x), isnan(y))) if equal_nan else same)
+
+
+def array_equiv(a1: ArrayLike, a2: ArrayLike) -> Value:
+    """Whether two arrays are equal after broadcasting."""
+    x, y = value(a1), value(a2)
+    try:
+        np.broadcast_shapes(x.shape, y.shape)
+    except ValueError:
+        return to_array(np.asarray(False))
+    return all_(equal(x, y))
+
+
+def allclose(
+    a: ArrayLike, b: ArrayLike, rtol: ArrayLike = 1e-05, atol: ArrayLike = 1e-08, equal_nan: bool = False
+) -> Value:
+    """Whether all elements are close, as ``isclose`` says."""
+    return all_(isclose(a, b, rtol, atol, equal_nan))
+
+
+# Quantiles
+
+
+def quantile(
+    a: ArrayLike,
+    q: ArrayLike,
+    axis: Axis = None,
+    out: None = None,
+    overwrite_input: bool = False,
+    method: str = "linear",
+    keepdims: bool = False,
+) -> Value:
+    """The value below which a share ``q`` of the elements lies.
+
+    >>> import meshwright.numpy as mnp
+    >>> mnp.quantile(mnp.array([1.0, 2.0, 3.0, 4.0]), 0.5)
+    Array(2.5, dtype=float32)
+    """
+    return _quantile(a, q, axis, method, keepdims, ignore_nan=False)
+
+
+def nanquantile(
+    a: ArrayLike,
+    q: ArrayLike,
+    axis: Axis = None,
+    out: None = None,
+    overwrite_input: bool = False,
+    method: str = "linear",
+    keepdims: bool = False,
+) -> Value:
+    """The quantile of the elements that are not NaN."""
+    return _quantile(a, q, axis, method, keepdims, ignore_nan=True)
+
+
+_METHODS = ("linear", "lower", "higher", "midpoint", "nearest")
+
+
+def _quantile(a: ArrayLike, q: ArrayLike, axis: Axis, method: str, keepdims: bool, ignore_nan: bool) -> Value:
+    if method not in _METHODS:
+        raise ShapeError(
+            f"mnp.quantile cannot take method={method!r}.",
+            where=here(),
+            why=f"the methods are {', '.join(_METHODS)}",
+            fix="method='linear'",
+        )
+    x, share = value(a), value(q)
+    dtype = to_inexact(x.type.dtype)
+    x, share = convert(x, dtype), convert(share, dtype)
+    rank = x.ndim
+    axes = axes_of(axis, rank, "mnp.quantile")
+    kept = tuple(d for d in range(rank) if d not in axes)
+    lead = tuple(x.shape[d] for d in kept)
+    rows = basic.transpose(x, permutation=(*kept, *axes)) if axes else x
+    rows = sort(basic.reshape(rows, shape=(*lead, math.prod(x.shape[d] for d in axes))))
+    count = rows.shape[-1]
+    missing = isnan(rows)
+    valid = sum(logical_not(missing), -1, keepdims=True)
+    # One row of positions per place of the other dims, one column per share.
+    last = subtract(convert(valid, dtype), 1.0) if ignore_nan else basic.scalar_like(rows, count - 1)
+    place = multiply(ravel(share), last)
+    place = broadcast(place, (*lead, share.size))
+    below, above = floor(place), ceil(place)
+    kind = dtypes.default_int()
+    low, high = (take_along_axis(rows, clip(convert(p, kind), 0, count - 1), -1, mode="clip") for p in (below, above))
+    found = _between(low, high, subtract(place, below), method)
+    bad = equal(valid, 0) if ignore_nan else any_(missing, -1, keepdims=True)
+    found = either(bad, math.nan, found)
+    found = basic.reshape(moveaxis(found, -1, 0), shape=(*share.shape, *lead))
+    if keepdims:
+        shape = tuple(1 if d in axes else n for d, n in enumerate(x.shape))
+        found = basic.reshape(found, shape=(*share.shape, *shape))
+    return found
+
+
+def _between(low: Value, high: Value, fraction: Value, method: str) -> Value:
+    match method:
+        case "lower":
+            return low
+        case "higher":
+            return high
+        case "midpoint":
+            return multiply(add(low, high), 0.5)
+        case "nearest":
+            return either(less_equal(fraction, 0.5), low, high)
+    return add(multiply(low, subtract(1.0, fraction)), multiply(high, fraction))
+
+
+def percentile(
+    a: ArrayLike,
+    q: ArrayLike,
+    axis: Axis = None,
+    out: None = None,
+    overwrite_input: bool = False,
+    method: str = "linear",
+    keepdims: bool = False,
+) -> Value:
+    """The value below which ``q`` percent of the elements lie."""
+    return quantile(a, divide(q, 100), axis, method=method, keepdims=keepdims)
+
+
+def nanpercentile(
+    a: ArrayLike,
+    q: ArrayLike,
+    axis: Axis = None,
+    out: None = None,
+    overwrite_input: bool = False,
+    method: str = "linear",
+    keepdims: bool = False,
+) -> Value:
+    """The percentile of the elements that are not NaN."""
+    return nanquantile(a, divide(q, 100), axis, method=method, keepdims=keepdims)
+
+
+def median(
+    a: ArrayLike, axis: Axis = None, out: None = None, overwrite_input: bool = False, keepdims: bool = False
+) -> Value:
+    """The middle element, or the mean of the two in the middle."""
+    return quantile(a, 0.5, axis, method="midpoint", keepdims=keepdims)
+
+
+def nanmedian(
+    a: ArrayLike, axis: Axis = None, out: None = None, overwrite_input: bool = False, keepdims: bool = False
+) -> Value:
+    """The median of the elements that are not NaN."""
+    return nanquantile(a, 0.5, axis, method="midpoint", keepdims=keepdims)

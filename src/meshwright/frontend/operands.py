@@ -1,0 +1,378 @@
+"""From what users pass (arrays, tracers, Python and NumPy numbers) to what ops take: one dtype, one shape.
+
+A Python number stays a number, which an op writes into the program as a literal, and a rank-0 operand stays rank 0:
+elementwise ops spread it themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from meshwright.core import dtypes
+from meshwright.core.dtypes import BOOL, DType
+from meshwright.core.op import Op, Value
+from meshwright.core.source import here
+from meshwright.core.trace import Array, Tracer, apply, concrete, to_array
+from meshwright.core.trace import Value as ValueClass
+from meshwright.core.types import Shape, TensorType
+from meshwright.errors import MeshwrightError, ShapeError, TracerError
+from meshwright.ops import basic, elementwise
+from meshwright.ops import shape as shape_ops
+
+ArrayLike = Any  # an array, a tracer, a NumPy array, a number, or nested lists of them
+DTypeLike = Any  # mnp.float32, "float32", np.float32, float, …
+Axis = int | tuple[int, ...] | None
+
+VALUES = frozenset((Array, Tracer))
+_NUMBERS = frozenset((bool, int, float, complex))
+# Which dtypes take a Python number of a class as it is, without being promoted by it.
+_TAKES: dict[type, frozenset[DType]] = {
+    bool: frozenset(dtypes.ALL),
+    int: frozenset(dtypes.NUMBERS),
+    float: frozenset(dtypes.INEXACT),
+    complex: frozenset(dtypes.COMPLEXES),
+}
+_NO_DTYPES: frozenset[DType] = frozenset()
+
+
+def is_number(x: object) -> bool:
+    """Whether ``x`` is a Python number, which is weakly typed; NumPy's scalars are arrays."""
+    return x.__class__ in _NUMBERS or (isinstance(x, bool | int | float | complex) and not isinstance(x, np.generic))
+
+
+def is_operand(x: object) -> bool:
+    """Whether an operator takes ``x`` beside an array; otherwise Python tries the other operand's method."""
+    return (
+        x.__class__ in VALUES
+        or x.__class__ in _NUMBERS
+        or isinstance(x, np.ndarray | np.generic | bool | int | float | complex)
+        or (hasattr(x, "__array__") and not isinstance(x, type))
+    )
+
+
+def value(x: ArrayLike) -> Value:
+    """``x`` as an array or tracer."""
+    if x.__class__ in VALUES:
+        return x
+    if isinstance(x, np.generic):
+        x = np.asarray(x)
+    elif isinstance(x, list | tuple):
+        return _stacked(x)
+    return to_array(x)
+
+
+def _stacked(x: Sequence[Any]) -> Value:
+    """Nested lists as one array; those that hold arrays are promoted and stacked."""
+    if not _holds_values(x):
+        return to_array(np.asarray(x))
+    parts = promote_operands([value(item) for item in x])
+    shapes = {part.shape for part in parts}
+    if len(shapes) > 1:
+        raise ShapeError(
+            f"A list of arrays of shapes {', '.join(map(str, sorted(shapes)))} is not one array.",
+            where=here(),
+            why="the items of a list become the first dim, so they need one shape",
+            fix="mnp.concatenate([…]) joins arrays along a dim they have",
+        )
+    return stack_values(parts, 0)
+
+
+def _holds_values(x: Any) -> bool:
+    return isinstance(x, ValueClass) or (isinstance(x, list | tuple) and any(_holds_values(item) for item in x))
+
+
+def stack_values(parts: Sequence[Value], axis: int) -> Value:
+    """Values of one type along a new dim."""
+    shape = parts[0].shape
+    longer = (*shape[:axis], 1, *shape[axis:])
+    rows = [basic.reshape(part, shape=longer) for part in parts]
+    if len(rows) == 1:
+        return rows[0]
+    return shape_ops.concatenate(*rows, dim=axis)
+
+
+# One dtype
+
+
+@lru_cache(maxsize=256)
+def _inexact(dtype: DType, x64: bool) -> DType:
+    if dtypes.is_inexact(dtype):
+        return dtype
+    return dtypes.canonical(dtypes.FLOAT64) if dtype.itemsize == 8 else dtypes.FLOAT32
+
+
+def to_inexact(dtype: DType) -> DType:
+    """The floating dtype that stands for ``dtype`` where only floating ones make sense."""
+    return _inexact(dtype, dtypes.config._enable_x64)
+
+
+def convert(x: Value, dtype: DType, weak: bool = False) -> Value:
+    """``x`` in another dtype; nothing where it has it. A known scalar is converted on the spot."""
+    have = x.type
+    if have.dtype == dtype:
+        return x
+    if x.__class__ is Array and have.ndim == 0:
+        data = np.asarray(x.data)
+        if have.dtype.kind == "c" and dtype.kind != "c":
+            data = data.real
+        return Array(data.astype(dtype), TensorType((), dtype, weak))
+    return apply(basic.convert, (x,), {"dtype": dtype, "weak": weak})
+
+
+def strong(x: Value) -> Value:
+    """``x`` with a dtype that no longer yields to others."""
+    have = x.type
+    return apply(basic.convert, (x,), {"dtype": have.dtype, "weak": False}) if have.weak else x
+
+
+def promote_operands(operands: Sequence[ArrayLike], inexact: bool = False) -> list[Any]:
+    """The operands in the dtype they promote to. Python numbers stay numbers beside an array."""
+    xs = [x if is_number(x) else value(x) for x in operands]
+    keys = tuple((x.type.dtype, x.type.weak) if x.__class__ in VALUES else dtypes.of_python_scalar(x) for x in xs)
+    dtype, weak = dtypes.promote(*keys)
+    if inexact:
+        dtype = to_inexact(dtype)
+    if not any(x.__class__ in VALUES for x in xs):
+        return [Array(np.asarray(x, dtype), TensorType((), dtype, weak)) for x in xs]
+    return [convert(x, dtype, weak) if x.__class__ in VALUES else x for x in xs]
+
+
+def result_key(x: ArrayLike) -> tuple[DType, bool]:
+    """The (dtype, weak) with which an operand, or a dtype, enters promotion."""
+    if is_number(x):
+        return dtypes.of_python_scalar(x)
+    if x.__class__ in VALUES:
+        return x.type.dtype, x.type.weak
+    if isinstance(x, np.ndarray | np.generic):
+        return dtypes.canonical(x.dtype), False
+    if x is int or x is float or x is complex:
+        return dtypes.of_python_scalar(x())
+    if isinstance(x, list | tuple):
+        return value(x).type.dtype, False
+    return dtypes.as_dtype(x), False
+
+
+# One shape
+
+
+@lru_cache(maxsize=4096)
+def broadcast_shapes(*shapes: Shape) -> Shape | None:
+    """The shape that ``shapes`` broadcast to, or None."""
+    rank = max(map(len, shapes))
+    out = []
+    for dim in range(-rank, 0):
+        sizes = {shape[dim] for shape in shapes if -dim <= len(shape)} - {1}
+        if len(sizes) > 1:
+            return None
+        out.append(sizes.pop() if sizes else 1)
+    return tuple(out)
+
+
+@lru_cache(maxsize=1024)
+def _trailing(rank: int, out_rank: int) -> tuple[int, ...]:
+    return tuple(range(out_rank - rank, out_rank))
+
+
+def broadcast(x: Value, shape: Shape) -> Value:
+    """``x`` in a shape it broadcasts to."""
+    have = x.type
+    if have.shape == shape:
+        return x
+    return apply(basic.broadcast_in_dim, (x,), {"shape": shape, "dims": _trailing(have.ndim, len(shape))})
+
+
+def broadcast_operands(operands: list[Any], name: str = "the operation") -> list[Any]:
+    """Operands in one shape; numbers and rank-0 values stay as they are."""
+    shapes = {x.type.shape for x in operands if x.__class__ in VALUES and x.type.ndim}
+    if len(shapes) <= 1:
+        return operands
+    shape = broadcast_shapes(*shapes)
+    if shape is None:
+        raise _no_broadcast(name, [x.type for x in operands if x.__class__ in VALUES])
+    return [broadcast(x, shape) if x.__class__ in VALUES and x.type.ndim else x for x in operands]
+
+
+def _no_broadcast(name: str, types: Sequence[TensorType]) -> ShapeError:
+    shown = " and ".join(t.short() for t in types)
+    rank = max(t.ndim for t in types)
+    for dim in range(-1, -rank - 1, -1):
+        sizes = sorted({t.shape[dim] for t in types if -dim <= t.ndim} - {1})
+        if len(sizes) > 1:
+            break
+    return ShapeError(
+        f"{name} cannot broadcast {shown}.",
+        where=here(),
+        why=f"counted from the right, dim {dim} has sizes {' and '.join(map(str, sizes))}, and neither is 1",
+        fix=_broadcast_fix(types),
+    )
+
+
+def _broadcast_fix(types: Sequence[TensorType]) -> str:
+    """A new dim of size 1 where that makes two shapes fit."""
+    if len(types) == 2:
+        for name, (t, other) in zip("xy", (types, tuple(reversed(types))), strict=True):
+            for dim in range(1, t.ndim + 1):
+                if broadcast_shapes((*t.shape[:dim], 1, *t.shape[dim:]), other.shape) is not None:
+                    index = ", ".join([":"] * dim + ["None"] + [":"] * (t.ndim - dim))
+                    return f"add a dim to broadcast over: {name}[{index}]"
+    return "give the arrays one shape: mnp.reshape, x[:, None], or a slice"
+
+
+# Elementwise functions of one, two and more operands
+
+
+def binary(op: Op, x: ArrayLike, y: ArrayLike) -> Value:
+    """An elementwise op of two operands in the dtype and shape they promote and broadcast to."""
+    x_class, y_class = x.__class__, y.__class__
+    if x_class in VALUES:
+        if y_class in VALUES:
+            if x.type is y.type:
+                return apply(op, (x, y), {})
+        elif x.type.dtype in _TAKES.get(y_class, _NO_DTYPES):
+            return apply(op, (x, y), {})
+    elif y_class in VALUES and y.type.dtype in _TAKES.get(x_class, _NO_DTYPES):
+        return apply(op, (x, y), {})
+    return nary(op, x, y)
+
+
+def nary(op: Op, *operands: ArrayLike, inexact: bool = False) -> Value:
+    """An elementwise op of any operands."""
+    return apply(op, broadcast_operands(promote_operands(operands, inexact), op.name), {})
+
+
+def inexact_binary(op: Op, x: ArrayLike, y: ArrayLike) -> Value:
+    """As ``binary``, in a floating dtype: integers become floats first."""
+    if x.__class__ in VALUES and y.__class__ in VALUES and x.type is y.type and dtypes.is_inexact(x.type.dtype):
+        return apply(op, (x, y), {})
+    return nary(op, x, y, inexact=True)
+
+
+def unary(op: Op, x: ArrayLike) -> Value:
+    """An elementwise op of one operand."""
+    return apply(op, (x if x.__class__ in VALUES else value(x),), {})
+
+
+def inexact_unary(op: Op, x: ArrayLike) -> Value:
+    """An elementwise op of one operand in a floating dtype: integers become floats first."""
+    if x.__class__ not in VALUES:
+        x = value(x)
+    have = x.type
+    if have.dtype not in _INEXACT:
+        x = convert(x, to_inexact(have.dtype), have.weak)
+    return apply(op, (x,), {})
+
+
+_INEXACT = frozenset(dtypes.INEXACT)
+
+
+def as_bool(x: ArrayLike) -> Value:
+    """``x != 0``; a boolean as it is."""
+    x = value(x)
+    return x if x.type.dtype == BOOL else apply(elementwise.ne, (x, 0), {})
+
+
+# Axes
+
+
+def axis_of(axis: Any, rank: int, name: str) -> int:
+    """A dim counted from the left, from one that may be counted from the right."""
+    try:
+        found = int(axis.__index__())
+    except AttributeError:
+        raise ShapeError(
+            f"{name} cannot take axis={axis!r}.", where=here(), why="an axis is an integer", fix="axis=0"
+        ) from None
+    if not -rank <= found < rank:
+        raise ShapeError(
+            f"{name} cannot take axis={found} of an array of rank {rank}.",
+            where=here(),
+            why=f"its axes are {-rank} to {rank - 1}" if rank else "a rank-0 array has no axes",
+            fix=f"axis={rank - 1 if found > 0 else -rank}" if rank else "x.reshape(1), or leave axis out",
+        )
+    return found + rank if found < 0 else found
+
+
+def axes_of(axis: Any, rank: int, name: str) -> tuple[int, ...]:
+    """Increasing dims from an axis, several, or None for all."""
+    if axis is None:
+        return tuple(range(rank))
+    if not isinstance(axis, tuple | list):
+        return (axis_of(axis, rank, name),)
+    found = sorted(axis_of(a, rank, name) for a in axis)
+    if len(set(found)) != len(found):
+        raise ShapeError(
+            f"{name} cannot take axis={axis!r}.",
+            where=here(),
+            why="it names a dim twice",
+            fix=f"axis={tuple(sorted(set(found)))}",
+        )
+    return tuple(found)
+
+
+# Values that Python, not the program, needs to know
+
+
+def known(x: Any, what: str, fix: str) -> Any:
+    """The contents of ``x`` as NumPy data, where ``what`` needs them now."""
+    if x.__class__ is Array:
+        return x.data
+    if x.__class__ is Tracer:
+        data = concrete(x)
+        if data is None:
+            raise not_known(x, what, fix)
+        return data
+    return np.asarray(x)
+
+
+def not_known(x: Tracer, what: str, fix: str) -> TracerError:
+    """The error for a traced value whose contents Python asks for."""
+    made = next((eqn for eqn in reversed(x.builder.eqns) if x.var in eqn.outputs), None)
+    origin = f"\nthe value was made at {made.source.show()}" if made is not None and made.source else ""
+    return TracerError(
+        f"{what} needs the contents of a traced value {x.type}.",
+        where=here(),
+        why="the function is being traced: the value stands for every run and has no contents yet" + origin,
+        fix=fix,
+    )
+
+
+def static_int(x: Any, what: str) -> int:
+    """A size or position that must be known while tracing."""
+    if x.__class__ is int:
+        return x  # type: ignore[no-any-return]
+    if isinstance(x, ValueClass):
+        fix = f"pass {what} as a Python int; as an argument of a jitted function, make it static: mw.jit(f, static_argnums=…)"
+        return int(known(x, what, fix))
+    try:
+        return int(x.__index__())
+    except (AttributeError, TypeError):
+        raise ShapeError(f"{what} is {x!r}.", where=here(), why="it must be an integer", fix="int(…)") from None
+
+
+def static_shape(shape: Any, what: str = "a shape") -> Shape:
+    """A shape from an integer or a sequence of integers."""
+    if shape.__class__ is tuple and all(n.__class__ is int for n in shape):
+        found: Shape = shape
+    elif isinstance(shape, list | tuple):
+        found = tuple(static_int(n, what) for n in shape)
+    elif isinstance(shape, np.ndarray) or (isinstance(shape, ValueClass) and shape.ndim):
+        found = tuple(int(n) for n in np.asarray(shape))
+    else:
+        found = (static_int(shape, what),)
+    return found
+
+
+def no_sharding(**arguments: Any) -> None:
+    """Refuse a placement of the result."""
+    for name, given in arguments.items():
+        if given is not None:
+            raise MeshwrightError(
+                f"{name}= is given, and shardings are not supported yet.",
+                where=here(),
+                why="every array is held whole",
+                fix=f"leave out {name}=",
+            )
