@@ -22,8 +22,8 @@ def top_k(x: Array, k: int) -> tuple[Array, Array]:
     n = x.shape[-1]
     if keys.dtype.itemsize < 8:
         # A key above the complement of its index is one integer of 64 bits, and no two of these are equal.
-        index = np.arange(n, dtype=np.int64)
-        packed = (keys.astype(np.int64) << 32) | (0xFFFFFFFF - index)
+        wide = keys.astype(np.int64) - (2**31 if keys.dtype.kind == "u" else 0)
+        packed = (wide << 32) | (0xFFFFFFFF - np.arange(n))
         if 0 < k < n:
             packed = np.partition(packed, n - k, axis=-1)[..., n - k :]
         packed = np.sort(packed, axis=-1)[..., ::-1][..., :k]

@@ -25,8 +25,9 @@ from meshwright.core.factors import FactorBuilder, Factors
 from meshwright.core.op import Cost, Linear, Linearity, Op, Operand, Sample, Types, Value, define_op
 from meshwright.core.program import Params
 from meshwright.core.types import Shape, TensorType
-from meshwright.ops.basic import Derivatives, broadcast_in_dim, linear_jvp, pointwise_batch, zeros
+from meshwright.ops.basic import Derivatives, linear_jvp, pointwise_batch, zeros
 from meshwright.ops.rules import bad_operands, check_dtype, keep_weak, linear_in_first_jvp, not_linear, traffic
+from meshwright.ops.shape import batch_first
 
 Pairs = tuple[tuple[int, int], ...]
 Place = tuple[slice, ...]
@@ -147,10 +148,7 @@ def _window_batch(
 def _scatter_batch(
     op: Op, size: int, args: Sequence[Value], batched: Sequence[bool], params: Params
 ) -> tuple[list[Value], list[bool]]:
-    full = [
-        x if b else broadcast_in_dim(x, shape=(size, *x.shape), dims=tuple(range(1, x.ndim + 1)))
-        for x, b in zip(args, batched, strict=True)
-    ]
+    full = [batch_first(x, b, size) for x, b in zip(args, batched, strict=True)]
     return [op(*full, **_with_batch_dim(params))], [True]
 
 
