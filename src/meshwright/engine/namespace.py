@@ -6,7 +6,7 @@ A rule takes from ``xp`` the names NumPy has, and these, which NumPy lacks:
 - ``pad_interior``, ``dynamic_slice``, ``dynamic_update_slice``, ``gather_windows``, ``scatter_windows``: see
   ``engine.windows``;
 - ``add_parts(shape, dtype, [(place, part), …])``: zeros with each part added at its place;
-- ``cholesky(x)``, ``solve_triangular(a, b, lower, unit_diagonal)``, ``top_k(x, k)``;
+- ``conv_general_dilated(x, w, …)``, ``cholesky(x)``, ``solve_triangular(a, b, lower, unit_diagonal)``, ``top_k(x, k)``;
 - ``logistic``, ``rsqrt``, ``erf``, ``erfc``, ``erf_inv``, ``lgamma``, ``digamma`` of x, ``polygamma(x, order)``;
 - ``complex(re, im)``, ``population_count(x)``, ``clz(x)``, ``bitcast(x, dtype)``,
   ``reduce_precision(x, exponent_bits, mantissa_bits)``;
@@ -27,6 +27,7 @@ import numpy as np
 
 from meshwright.core.trace import set_namespace
 from meshwright.engine import random_special, special
+from meshwright.engine.convolution import conv_general_dilated
 from meshwright.engine.linear_algebra import cholesky, solve_triangular
 from meshwright.engine.ordering import top_k
 from meshwright.engine.threefry import threefry2x32
@@ -87,11 +88,13 @@ def _add_parts(shape: tuple[int, ...], dtype: Any, parts: Any) -> Any:
 
 NUMPY = NumpyNamespace(
     add_parts=_add_parts,
+    conv_general_dilated=conv_general_dilated,
     cholesky=cholesky,
     solve_triangular=solve_triangular,
     top_k=top_k,
     logistic=special.logistic,
     rsqrt=special.rsqrt,
+    nextafter=special.nextafter,
     erf=special.erf,
     erfc=special.erfc,
     erf_inv=special.erf_inv,

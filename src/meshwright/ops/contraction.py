@@ -1,4 +1,4 @@
-"""Contractions: dot_general and convolution."""
+"""dot_general; the other contraction, convolution, comes from ``convolution``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ from meshwright.core.op import Cost, Linear, Linearity, Op, Operand, Sample, Typ
 from meshwright.core.program import Params
 from meshwright.core.types import Shape, TensorType
 from meshwright.ops.basic import Derivatives, move_dim, transpose
+from meshwright.ops.convolution import conv_general_dilated
 from meshwright.ops.rules import bad_operands, traffic
+
+__all__ = ["blas_layout", "conv_general_dilated", "dot_general", "free_dims"]
 
 DimPairs = tuple[tuple[int, ...], tuple[int, ...]]  # dims of the left operand, and those of the right they meet
 
@@ -194,12 +197,17 @@ def _as_matrices(xp: Any, x: Any, order: tuple[int, ...] | None, batch: int, spl
     if split is not None:
         shape = x.shape
         x = xp.reshape(x, (*shape[:batch], prod(shape[batch:split]), prod(shape[split:])))
-    if x.__class__ is np.ndarray and not x.flags.c_contiguous:
+    return blas_layout(x) if x.__class__ is np.ndarray else x
+
+
+def blas_layout(x: Any) -> Any:
+    """A NumPy array whose last two dims are a matrix that BLAS takes as it is, transposed or not; else a copy."""
+    if not x.flags.c_contiguous:
         (rows, columns), (row, column), item = x.shape[-2:], x.strides[-2:], x.itemsize
         by_rows = column == item and row >= columns * item
         by_columns = row == item and column >= rows * item
         if not (by_rows or by_columns or rows == 1 or columns == 1):
-            x = np.ascontiguousarray(x)
+            return np.ascontiguousarray(x)
     return x
 
 
