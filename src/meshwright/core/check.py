@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from meshwright.core.program import Atom, Eqn, Literal, Program, Var
+import re
+
+from meshwright.core.program import Atom, Eqn, Literal, Missing, Program, Var
 from meshwright.core.text import print_program
+from meshwright.core.types import TensorType
 from meshwright.errors import CheckError, MeshwrightError
 
 
@@ -14,6 +17,10 @@ def check(program: Program, stage: str = "") -> Program:
     >>> p = check(parse_program("program(a: f32[3]) { b: f32[3] = neg a  return b }"))
     """
     known: set[Var] = set()
+    for var, value in program.constants:
+        if not isinstance(value, Missing) and (value.shape, value.dtype) != (var.type.shape, var.type.dtype):
+            given = TensorType(value.shape, value.dtype)
+            raise _error(program, None, f"a constant {var.type.short()} has contents {given.short()}", stage)
     for var in (*(v for v, _ in program.constants), *program.inputs):
         if var in known:
             raise _error(program, None, "an input is listed twice", stage)
@@ -26,8 +33,8 @@ def check(program: Program, stage: str = "") -> Program:
             check(region, stage)
         try:
             types = eqn.op.type(*[a.type for a in eqn.inputs], **eqn.params)
-        except (MeshwrightError, TypeError, ValueError) as error:
-            raise _error(program, index, getattr(error, "what", str(error)), stage) from error
+        except Exception as error:  # a rule may stumble in any way over params that are not its own
+            raise _error(program, index, _reason(eqn, error), stage) from error
         expected = types if isinstance(types, tuple) else (types,)
         actual = tuple(v.type for v in eqn.outputs)
         if expected != actual:
@@ -40,6 +47,13 @@ def check(program: Program, stage: str = "") -> Program:
         if atom.__class__ is not Literal and atom not in known:
             raise _error(program, len(program.eqns), f"a returned {atom.type.short()} is not defined", stage)
     return program
+
+
+def _reason(eqn: Eqn, error: Exception) -> str:
+    if isinstance(error, MeshwrightError):
+        return f"{error.what.removesuffix('.')}: {error.why}" if error.why else error.what
+    # "rule() missing 1 required argument: 'shape'" is about the op, whatever its rule is called.
+    return re.sub(r"^[\w.<>]+\(\)", eqn.op.name, str(error)) or type(error).__name__
 
 
 def _show(types: tuple[object, ...]) -> str:

@@ -87,8 +87,13 @@ class Missing:
 
 
 def digest(array: np.ndarray[Any, Any]) -> str:
-    """The name of an array's contents in the text."""
-    return sha256(np.ascontiguousarray(array).tobytes()).hexdigest()[:16]
+    """The name of an array's contents in the text; all NaNs are one, as the text has one word for them."""
+    data = np.ascontiguousarray(array)
+    if data.dtype.kind == "c":
+        data = data.view(data.real.dtype)
+    if data.dtype.kind not in "biu" and np.isnan(data).any():
+        data = np.where(np.isnan(data), np.asarray(np.nan, data.dtype), data)
+    return sha256(data.tobytes()).hexdigest()[:16]
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,7 +15,9 @@ kept by the digest of its contents.
 
 from __future__ import annotations
 
+import ast
 import base64
+import binascii
 import re
 from collections.abc import Callable
 from typing import Any
@@ -26,6 +28,7 @@ from meshwright.core import dtypes
 from meshwright.core.op import REGISTRY
 from meshwright.core.program import Atom, Eqn, Literal, Missing, Program, Var, digest, set_printer
 from meshwright.core.source import Source
+from meshwright.core.trace import python_number
 from meshwright.core.types import TensorType
 from meshwright.errors import TextError
 
@@ -40,6 +43,9 @@ def print_program(program: Program, sources: bool = True, constants: bool = Fals
 
 
 set_printer(print_program)
+
+
+_TAKEN = frozenset({"const", "return", "program", "inf", "nan", "infj", "nanj"})
 
 
 class _Names:
@@ -63,13 +69,20 @@ def _letters(n: int) -> str:
         n, digit = divmod(n, 26)
         text = chr(ord("a") + digit) + text
         if not n:
-            return text if text not in ("const", "return", "program", "inf", "nan") else text + "_"
+            return text if text not in _TAKEN else text + "_"
 
 
 def _print_literal(literal: Literal) -> str:
-    text = repr(literal.value)
+    text = _print_number(literal.value, literal.type.dtype)
     bare = _BARE.get(type(literal.value))
     return text if literal.type is bare else f"{text}:{literal.type.short().removesuffix('[]')}"
+
+
+def _print_number(value: Any, dtype: dtypes.DType) -> str:
+    """The shortest text that reads back as ``value`` at ``dtype``: 0.1, not 0.10000000149011612, for an f32."""
+    if dtype in (dtypes.FLOAT16, dtypes.FLOAT32):
+        return str(dtype.type(value))
+    return repr(float(value) if dtypes.is_float(dtype) else value)
 
 
 def _lines(program: Program, name: _Names, sources: bool, full: bool) -> list[str]:
@@ -93,8 +106,7 @@ def _print_constant(value: Any, full: bool) -> str:
     if isinstance(value, Missing):
         return f"@{value.digest}"
     if value.size <= LARGEST_INLINE:
-        items = value.ravel().tolist()
-        return "[" + ", ".join(repr(float(x) if value.dtype.kind == "V" else x) for x in items) + "]"
+        return "[" + ", ".join(_print_number(x, value.dtype) for x in value.ravel().tolist()) + "]"
     if full:
         return f"@{digest(value)} '{base64.b64encode(np.ascontiguousarray(value).tobytes()).decode()}'"
     return f"@{digest(value)}"
@@ -127,7 +139,7 @@ def key_of(value: Any) -> str:
 
 _TOKENS = re.compile(
     r"""(?P<space>[ \t]+)|(?P<newline>\n)|(?P<comment>\#[^\n]*)
-      |(?P<number>[-+]?(?:\d+\.\d*(?:[eE][-+]?\d+)?|\d+[eE][-+]?\d+|\d+|inf\b|nan\b)j?)
+      |(?P<number>[-+]?(?:\d+\.\d*(?:[eE][-+]?\d+)?|\d+[eE][-+]?\d+|\d+|(?:inf|nan)(?=j?\b))j?)
       |(?P<string>'(?:[^'\\\n]|\\.)*'|"(?:[^"\\\n]|\\.)*")
       |(?P<word>[A-Za-z_][A-Za-z_0-9]*)
       |(?P<digest>@[0-9a-f]+)
@@ -169,6 +181,11 @@ class _Reader:
     def error(self, why: str) -> TextError:
         return self.error_at(self.peek_full()[2], why)
 
+    def expected(self, what: str) -> TextError:
+        """The error for what comes next not being ``what``."""
+        kind, text, position = self.peek_full()
+        return self.error_at(position, f"expected {what}, found {text if kind == 'end' else repr(text)}")
+
     def peek_full(self) -> tuple[str, str, int]:
         index = self.next
         while self.tokens[index][0] == "comment":
@@ -183,9 +200,9 @@ class _Reader:
             self.next += 1
         kind, text, _ = self.tokens[self.next]
         if expected is not None and text != expected:
-            raise self.error(f"expected {expected!r}, found {text!r}")
+            raise self.expected(repr(expected))
         if kind == "end":
-            raise self.error("the text ends too early")
+            raise self.expected("more")
         self.next += 1
         return kind, text
 
@@ -198,7 +215,7 @@ class _Reader:
     def word(self, what: str) -> str:
         kind, text, _ = self.peek_full()
         if kind != "word":
-            raise self.error(f"expected {what}, found {text!r}")
+            raise self.expected(what)
         self.take()
         return text
 
@@ -219,7 +236,7 @@ def parse_program(text: str) -> Program:
     reader = _Reader(text)
     program = _parse_program(reader, {})
     if reader.peek_full()[0] != "end":
-        raise reader.error(f"expected the end of the text, found {reader.peek()!r}")
+        raise reader.expected("the end of the text")
     return program
 
 
@@ -228,16 +245,13 @@ def parse_type(text: str) -> TensorType:
     reader = _Reader(text)
     result = _parse_type(reader)
     if reader.peek_full()[0] != "end":
-        raise reader.error(f"expected the end of the text, found {reader.peek()!r}")
+        raise reader.expected("the end of the text")
     return result
 
 
 def _parse_type(reader: _Reader) -> TensorType:
     weak = reader.accept("~")
-    name = reader.peek()
-    if name not in dtypes.SHORT_NAMES:
-        raise reader.error(f"{name!r} is not a dtype; there are {', '.join(dtypes.SHORT_NAMES)}")
-    reader.take()
+    name = _parse_dtype_name(reader)
     shape: list[int] = []
     reader.take("[")
     while not reader.accept("]"):
@@ -258,10 +272,18 @@ def _parse_type(reader: _Reader) -> TensorType:
     return TensorType(tuple(shape), dtypes.SHORT_NAMES[name], weak, varying=tuple(varying), unreduced=tuple(unreduced))
 
 
+def _parse_dtype_name(reader: _Reader) -> str:
+    name = reader.peek()
+    if name not in dtypes.SHORT_NAMES:
+        raise reader.expected(f"a dtype ({', '.join(dtypes.SHORT_NAMES)})")
+    reader.take()
+    return name
+
+
 def _parse_size(reader: _Reader) -> int:
     kind, text, _ = reader.peek_full()
     if kind != "number" or not text.isdigit():
-        raise reader.error(f"expected a size, found {text!r}")
+        raise reader.expected("a size")
     reader.take()
     return int(text)
 
@@ -298,7 +320,7 @@ def _parse_program(reader: _Reader, outer: dict[str, Var]) -> Program:
         reader.take("=")
         constants.append((var, _parse_constant(reader, var.type)))
     eqns: list[Eqn] = []
-    while reader.peek() != "return":
+    while not (reader.peek_full()[0] == "word" and reader.peek() == "return"):
         eqns.append(_parse_eqn(reader, names))
     reader.take("return")
     outputs: list[Atom] = []
@@ -355,12 +377,14 @@ def _following(reader: _Reader, count: int) -> list[str]:
 
 
 def _is_param(reader: _Reader) -> bool:
-    return reader.peek_full()[0] == "word" and _following(reader, 2)[1:] == ["="]
+    """Whether `name=` follows; an `=` on the next line starts an equation without results."""
+    kind, name, position = reader.peek_full()
+    return kind == "word" and re.match(r"[ \t]*=", reader.text[position + len(name) :]) is not None
 
 
 def _ends_equation(reader: _Reader) -> bool:
     """Whether what follows is `return`, the head of the next equation (`name: type`), or a headless one (`= op`)."""
-    if reader.peek() in ("return", "}", "="):
+    if reader.peek() in ("return", "}", "=") or reader.peek_full()[0] == "end":
         return True
     return (
         reader.peek_full()[0] == "word"
@@ -379,13 +403,28 @@ def _parse_atom(reader: _Reader, names: dict[str, Var]) -> Atom:
     value = _parse_number(reader)
     if reader.accept(":"):
         weak = reader.accept("~")
-        name = reader.word("a dtype")
-        if name not in dtypes.SHORT_NAMES:
-            raise reader.error_at(position, f"{name!r} is not a dtype")
-        return Literal(value, TensorType((), dtypes.SHORT_NAMES[name], weak))
-    if type(value) not in _BARE:
+        type_ = TensorType((), dtypes.SHORT_NAMES[_parse_dtype_name(reader)], weak)
+    elif type(value) in _BARE:
+        type_ = _BARE[type(value)]
+    else:
         raise reader.error_at(position, "a complex literal names its type: (1+2j):c64")
-    return Literal(value, _BARE[type(value)])
+    return Literal(_at_dtype(reader, position, value, type_.dtype), type_)
+
+
+def _at_dtype(reader: _Reader, position: int, value: Any, dtype: dtypes.DType) -> Any:
+    """The number of ``dtype`` that ``value`` stands for."""
+    if dtype == dtypes.BOOL:
+        fits = isinstance(value, bool)
+    elif isinstance(value, bool):
+        fits = False
+    elif dtypes.is_integer(dtype):
+        fits = isinstance(value, int) and np.iinfo(dtype).min <= value <= np.iinfo(dtype).max
+    else:
+        fits = dtypes.is_complex(dtype) or not isinstance(value, complex)
+    if not fits:
+        raise reader.error_at(position, f"{value!r} is not a value of {dtypes.short_name(dtype)}")
+    with np.errstate(over="ignore"):
+        return python_number(np.asarray(value, dtype))
 
 
 def _parse_number(reader: _Reader) -> Any:
@@ -410,7 +449,7 @@ def _parse_number(reader: _Reader) -> Any:
     if text == "-":
         reader.take()
         return -_parse_number(reader)
-    raise reader.error(f"expected a value, found {text!r}")
+    raise reader.expected("a value")
 
 
 def _parse_value(reader: _Reader, names: dict[str, Var]) -> Any:
@@ -423,8 +462,7 @@ def _parse_value(reader: _Reader, names: dict[str, Var]) -> Any:
         reader.take()
         return tuple(_parse_list(reader, ")", lambda: _parse_value(reader, names)))
     if kind == "string":
-        reader.take()
-        return _unquote(text)
+        return _parse_string(reader)
     if text == "None":
         reader.take()
         return None
@@ -440,11 +478,17 @@ def _is_complex(reader: _Reader) -> bool:
     """Whether `(` starts a complex number such as (1+2j) rather than a tuple."""
     tokens = _following(reader, 5)
     ends = tokens.index(")") if ")" in tokens else -1
-    return ends > 1 and "," not in tokens[:ends] and tokens[ends - 1].endswith("j")
+    return ends > 1 and not {"(", ","} & set(tokens[1:ends]) and tokens[ends - 1].endswith("j")
 
 
-def _unquote(text: str) -> str:
-    return re.sub(r"\\(.)", lambda m: {"n": "\n", "t": "\t"}.get(m[1], m[1]), text[1:-1])
+def _parse_string(reader: _Reader) -> str:
+    text = reader.peek()
+    try:
+        value: str = ast.literal_eval(text)
+    except (SyntaxError, ValueError):
+        raise reader.error(f"{text} is not a string") from None
+    reader.take()
+    return value
 
 
 def _parse_constant(reader: _Reader, type: TensorType) -> Any:
@@ -453,12 +497,20 @@ def _parse_constant(reader: _Reader, type: TensorType) -> Any:
         reader.take()
         if reader.peek_full()[0] != "string":
             return Missing(text[1:])
-        raw = base64.b64decode(_unquote(reader.take()[1]), validate=True)
+        try:
+            raw = base64.b64decode(_parse_string(reader), validate=True)
+        except binascii.Error:
+            raise reader.error_at(position, "the data is not base64") from None
         if len(raw) != type.nbytes:
             raise reader.error_at(position, f"the data has {len(raw)} bytes, the type {type.short()} {type.nbytes}")
         return np.frombuffer(raw, type.dtype).reshape(type.shape).copy()
     reader.take("[")
-    items = _parse_list(reader, "]", lambda: _parse_number(reader))
+    items = _parse_list(reader, "]", lambda: _parse_element(reader, type.dtype))
     if len(items) != type.size:
         raise reader.error_at(position, f"{len(items)} elements given for the type {type.short()}")
     return np.asarray(items, type.dtype).reshape(type.shape)
+
+
+def _parse_element(reader: _Reader, dtype: dtypes.DType) -> Any:
+    position = reader.peek_full()[2]
+    return _at_dtype(reader, position, _parse_number(reader), dtype)
