@@ -55,7 +55,7 @@ from meshwright.frontend.operands import (
     to_inexact,
     value,
 )
-from meshwright.ops import basic
+from meshwright.ops import basic, sorting
 from meshwright.ops.shape import iota
 
 # Sorting

@@ -119,7 +119,7 @@ def _extreme(largest: bool, a: ArrayLike, axis: Axis, keepdims: bool, initial: A
     x = a if a.__class__ in VALUES else value(a)
     name = "mnp.max" if largest else "mnp.min"
     axes = axes_of(axis, x.type.ndim, name)
-    if initial is None and any(x.type.shape[d] == 0 for d in axes):
+    if initial is None and 0 in [x.type.shape[d] for d in axes]:
         raise ShapeError(
             f"{name} of {x.type.short()} over dims {axes} is the extreme of nothing.",
             where=here(),

@@ -1,0 +1,316 @@
+"""The part of ``meshwright.lax`` with convolutions and pooling."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from meshwright.core import dtypes
+from meshwright.core.op import Op, Value
+from meshwright.core.source import here
+from meshwright.core.types import Shape
+from meshwright.errors import ShapeError
+from meshwright.frontend import lax, numpy_logic, numpy_math
+from meshwright.frontend.operands import ArrayLike, DTypeLike, axes_of, convert, static_shape, value
+from meshwright.ops import basic, elementwise, reduction, window
+from meshwright.ops.convolution import conv_general_dilated as conv_op
+from meshwright.ops.shape import reverse
+
+Pairs = tuple[tuple[int, int], ...]
+
+
+class ConvDimensionNumbers(NamedTuple):
+    """Where batch, features and spatial dims are: (batch, feature, *spatial) of the input and the result, and
+    (output feature, input feature, *spatial) of the kernel."""
+
+    lhs_spec: tuple[int, ...]
+    rhs_spec: tuple[int, ...]
+    out_spec: tuple[int, ...]
+
+
+def conv_dimension_numbers(lhs_shape: Sequence[int], rhs_shape: Sequence[int], dimension_numbers: Any) -> Any:
+    """Dimension numbers from strings such as ``("NHWC", "HWIO", "NHWC")``, or None for batch and features first.
+
+    >>> from meshwright import lax
+    >>> lax.conv_dimension_numbers((1, 8, 8, 3), (3, 3, 3, 5), ("NHWC", "HWIO", "NHWC")).rhs_spec
+    (3, 2, 0, 1)
+    """
+    rank = len(lhs_shape)
+    if isinstance(dimension_numbers, ConvDimensionNumbers):
+        return dimension_numbers
+    if dimension_numbers is None:
+        return ConvDimensionNumbers(*(tuple(range(rank)),) * 3)
+    texts = tuple(dimension_numbers)
+    if not all(isinstance(t, str) for t in texts):
+        return ConvDimensionNumbers(*(tuple(t) for t in texts))
+    lhs, rhs, out = texts
+    spatial = [c for c in rhs if c not in "OI"]
+    for text, first in ((lhs, "NC"), (rhs, "OI"), (out, "NC")):
+        if len(text) != rank or sorted(text) != sorted([*first, *spatial]):
+            raise ShapeError(
+                f"Dimension numbers {texts} do not fit a convolution of rank {rank}.",
+                where=here(),
+                why=f"'{text}' must have {first[0]}, {first[1]} and the kernel's spatial dims once each",
+                fix='("NCHW", "OIHW", "NCHW") or ("NHWC", "HWIO", "NHWC")',
+            )
+    return ConvDimensionNumbers(
+        *(tuple(text.index(c) for c in (*first, *spatial)) for text, first in ((lhs, "NC"), (rhs, "OI"), (out, "NC")))
+    )
+
+
+def padtype_to_pads(in_shape: Any, window_shape: Any, window_strides: Any, padding: str) -> list[tuple[int, int]]:
+    """How much to pad for "SAME", "SAME_LOWER" or "VALID"."""
+    name = padding.upper()
+    if name == "VALID":
+        return [(0, 0)] * len(in_shape)
+    if name not in ("SAME", "SAME_LOWER"):
+        raise ShapeError(
+            f"padding={padding!r} is not known.",
+            where=here(),
+            why="it is 'SAME', 'SAME_LOWER' or 'VALID'",
+            fix="'SAME'",
+        )
+    pads = []
+    for size, width, stride in zip(in_shape, window_shape, window_strides, strict=True):
+        total = max((-(-size // stride) - 1) * stride + width - size, 0)
+        less, more = total // 2, total - total // 2
+        pads.append((less, more) if name == "SAME" else (more, less))
+    return pads
+
+
+def _dilated(size: int, dilation: int) -> int:
+    return (size - 1) * dilation + 1 if size else 0
+
+
+def _padding(padding: Any, sizes: Sequence[int], widths: Sequence[int], strides: Sequence[int]) -> Pairs:
+    pads = padtype_to_pads(sizes, widths, strides, padding) if isinstance(padding, str) else padding
+    return tuple((int(low), int(high)) for low, high in pads)
+
+
+def conv_general_dilated(
+    lhs: ArrayLike,
+    rhs: ArrayLike,
+    window_strides: Sequence[int],
+    padding: Any,
+    lhs_dilation: Sequence[int] | None = None,
+    rhs_dilation: Sequence[int] | None = None,
+    dimension_numbers: Any = None,
+    feature_group_count: int = 1,
+    batch_group_count: int = 1,
+    precision: Any = None,
+    preferred_element_type: DTypeLike = None,
+) -> Value:
+    """The convolution of ``lhs`` with the kernel ``rhs``.
+
+    >>> import meshwright.numpy as mnp
+    >>> from meshwright import lax
+    >>> image, kernel = mnp.ones((1, 8, 8, 3)), mnp.ones((3, 3, 3, 5))
+    >>> lax.conv_general_dilated(image, kernel, (2, 2), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")).shape
+    (1, 4, 4, 5)
+    """
+    x, w = value(lhs), value(rhs)
+    numbers = conv_dimension_numbers(x.shape, w.shape, dimension_numbers)
+    spatial = x.ndim - 2
+    spread = (1,) * spatial if lhs_dilation is None else static_shape(tuple(lhs_dilation))
+    holes = (1,) * spatial if rhs_dilation is None else static_shape(tuple(rhs_dilation))
+    strides = static_shape(tuple(window_strides))
+    sizes = [_dilated(x.shape[d], n) for d, n in zip(numbers.lhs_spec[2:], spread, strict=True)]
+    widths = [_dilated(w.shape[d], n) for d, n in zip(numbers.rhs_spec[2:], holes, strict=True)]
+    target = None if preferred_element_type is None else dtypes.as_dtype(preferred_element_type)
+    if target is not None:
+        x, w = convert(x, target), convert(w, target)
+    return conv_op(
+        x,
+        w,
+        strides=strides,
+        padding=_padding(padding, sizes, widths, strides),
+        lhs_dilation=spread,
+        rhs_dilation=holes,
+        dims=tuple(numbers),
+        feature_groups=feature_group_count,
+        batch_groups=batch_group_count,
+    )
+
+
+def conv(
+    lhs: ArrayLike,
+    rhs: ArrayLike,
+    window_strides: Sequence[int],
+    padding: Any,
+    precision: Any = None,
+    preferred_element_type: DTypeLike = None,
+) -> Value:
+    """The convolution of arrays with batch and features first."""
+    return conv_general_dilated(
+        lhs, rhs, window_strides, padding, precision=precision, preferred_element_type=preferred_element_type
+    )
+
+
+def conv_with_general_padding(
+    lhs: ArrayLike,
+    rhs: ArrayLike,
+    window_strides: Sequence[int],
+    padding: Any,
+    lhs_dilation: Sequence[int] | None,
+    rhs_dilation: Sequence[int] | None,
+    precision: Any = None,
+    preferred_element_type: DTypeLike = None,
+) -> Value:
+    """The convolution of arrays with batch and features first, padded and dilated."""
+    return conv_general_dilated(lhs, rhs, window_strides, padding, lhs_dilation, rhs_dilation)
+
+
+def conv_transpose(
+    lhs: ArrayLike,
+    rhs: ArrayLike,
+    strides: Sequence[int],
+    padding: Any,
+    rhs_dilation: Sequence[int] | None = None,
+    dimension_numbers: Any = None,
+    transpose_kernel: bool = False,
+    precision: Any = None,
+    preferred_element_type: DTypeLike = None,
+) -> Value:
+    """The convolution that enlarges by ``strides``; with ``transpose_kernel``, the gradient of the forward one."""
+    x, w = value(lhs), value(rhs)
+    if dimension_numbers is None:
+        spatial_names = "HWD"[: x.ndim - 2] if x.ndim <= 4 else "DHW"[: x.ndim - 2]
+        dimension_numbers = (f"N{spatial_names}C", f"{spatial_names}IO", f"N{spatial_names}C")
+    numbers = conv_dimension_numbers(x.shape, w.shape, dimension_numbers)
+    holes = (1,) * (x.ndim - 2) if rhs_dilation is None else static_shape(tuple(rhs_dilation))
+    widths = [_dilated(w.shape[d], n) for d, n in zip(numbers.rhs_spec[2:], holes, strict=True)]
+    if isinstance(padding, str):
+        padding = [_transpose_padding(k, s, padding) for k, s in zip(widths, strides, strict=True)]
+    if transpose_kernel:
+        out_feature, in_feature, *spatial = numbers.rhs_spec
+        w = reverse(w, dims=tuple(sorted(spatial)))
+        w = basic.transpose(w, permutation=_swapped(w.ndim, out_feature, in_feature))
+    ones = (1,) * (x.ndim - 2)
+    return conv_general_dilated(
+        x, w, ones, padding, strides, holes, numbers, preferred_element_type=preferred_element_type
+    )
+
+
+def _swapped(rank: int, a: int, b: int) -> tuple[int, ...]:
+    return tuple(b if d == a else a if d == b else d for d in range(rank))
+
+
+def _transpose_padding(width: int, stride: int, padding: str) -> tuple[int, int]:
+    if padding.upper() == "SAME":
+        total = width + stride - 2
+        before = width - 1 if stride > width - 1 else -(-total // 2)
+    else:
+        total = width + stride - 2 + max(width - stride, 0)
+        before = width - 1
+    return before, total - before
+
+
+# Reductions by a function
+
+
+def _named(computation: Any) -> str:
+    """Which combination a function is."""
+    known = {
+        "add": (lax.add, numpy_math.add, operator.add),
+        "mul": (lax.mul, numpy_math.multiply, operator.mul),
+        "max": (lax.max, numpy_math.maximum),
+        "min": (lax.min, numpy_math.minimum),
+        "and": (lax.bitwise_and, numpy_logic.bitwise_and, numpy_logic.logical_and, operator.and_),
+        "or": (lax.bitwise_or, numpy_logic.bitwise_or, numpy_logic.logical_or, operator.or_),
+    }
+    for name, functions in known.items():
+        if any(computation is f for f in functions):
+            return name
+    raise ShapeError(
+        f"A reduction by {getattr(computation, '__name__', computation)} is not known.",
+        where=here(),
+        why="reductions combine by add, mul, max, min, bitwise_and or bitwise_or",
+        fix="lax.add, lax.max, …; for another function, mw.lax.scan",
+    )
+
+
+_COMBINE: dict[str, Op] = {
+    "add": basic.add,
+    "mul": basic.mul,
+    "max": elementwise.maximum,
+    "min": elementwise.minimum,
+    "and": elementwise.and_,
+    "or": elementwise.or_,
+}
+_REDUCE: dict[str, Op] = {
+    "add": basic.reduce_sum,
+    "mul": reduction.reduce_prod,
+    "max": reduction.reduce_max,
+    "min": reduction.reduce_min,
+    "and": reduction.reduce_and,
+    "or": reduction.reduce_or,
+}
+_WINDOW: dict[str, Op] = {
+    "add": window.reduce_window_sum,
+    "max": window.reduce_window_max,
+    "min": window.reduce_window_min,
+}
+
+
+def _is_neutral(init: Value, name: str) -> bool:
+    """Whether a start value changes nothing; a traced one may."""
+    data = getattr(init, "_data", None)
+    if data is None:
+        return False
+    dtype = init.type.dtype
+    if name in ("max", "min") and dtype != dtypes.BOOL:
+        edge = window.lowest(dtype) if name == "max" else window.highest(dtype)
+        return bool(np.asarray(data) == np.asarray(edge, dtype))
+    neutral = {"add": 0, "mul": 1, "max": False, "min": True, "and": True if dtype == dtypes.BOOL else -1, "or": 0}
+    return bool(np.asarray(data) == np.asarray(neutral[name]).astype(dtype))
+
+
+def reduce(operands: ArrayLike, init_values: ArrayLike, computation: Any, dimensions: Sequence[int]) -> Value:
+    """The elements over ``dimensions`` combined by ``lax.add``, ``lax.max``, …, starting from ``init_values``."""
+    x, name = value(operands), _named(computation)
+    init = convert(value(init_values), x.type.dtype)
+    out = _REDUCE[name](x, axes=axes_of(tuple(dimensions), x.ndim, "lax.reduce"))
+    return out if _is_neutral(init, name) else _COMBINE[name](out, init)
+
+
+def reduce_window(
+    operand: ArrayLike,
+    init_value: ArrayLike,
+    computation: Any,
+    window_dimensions: Sequence[int],
+    window_strides: Sequence[int],
+    padding: Any,
+    base_dilation: Sequence[int] | None = None,
+    window_dilation: Sequence[int] | None = None,
+) -> Value:
+    """The elements of every window combined by ``lax.add``, ``lax.max`` or ``lax.min``: pooling.
+
+    >>> import meshwright.numpy as mnp
+    >>> from meshwright import lax
+    >>> lax.reduce_window(mnp.arange(6.0), -mnp.inf, lax.max, (2,), (2,), "VALID")
+    Array([1., 3., 5.], dtype=float32)
+    """
+    x, name = value(operand), _named(computation)
+    op = _WINDOW.get(name)
+    if op is None:
+        raise ShapeError(
+            f"lax.reduce_window cannot combine by {name}.", where=here(), why="it is add, max or min", fix="lax.max"
+        )
+    widths, strides = static_shape(tuple(window_dimensions)), static_shape(tuple(window_strides))
+    spread = (1,) * x.ndim if base_dilation is None else static_shape(tuple(base_dilation))
+    holes = (1,) * x.ndim if window_dilation is None else static_shape(tuple(window_dilation))
+    sizes: Shape = tuple(_dilated(n, d) for n, d in zip(x.shape, spread, strict=True))
+    reach = [_dilated(n, d) for n, d in zip(widths, holes, strict=True)]
+    out = op(
+        x,
+        window=widths,
+        strides=strides,
+        padding=_padding(padding, sizes, reach, strides),
+        base_dilation=spread,
+        window_dilation=holes,
+    )
+    init = convert(value(init_value), x.type.dtype)
+    return out if _is_neutral(init, name) else _COMBINE[name](out, init)

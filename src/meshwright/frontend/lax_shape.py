@@ -1,0 +1,327 @@
+"""The part of ``meshwright.lax`` that makes, rearranges, reduces, sorts and multiplies arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+from meshwright.core import dtypes
+from meshwright.core.op import Op, Value
+from meshwright.core.source import here
+from meshwright.core.trace import apply
+from meshwright.core.types import Shape
+from meshwright.errors import ShapeError
+from meshwright.frontend import numpy_creation, numpy_shape
+from meshwright.frontend.operands import (
+    ArrayLike,
+    DTypeLike,
+    axes_of,
+    axis_of,
+    convert,
+    no_sharding,
+    promote_operands,
+    static_int,
+    static_shape,
+    value,
+)
+from meshwright.frontend.operands import broadcast_shapes as common_shape
+from meshwright.ops import basic, cumulative, reduction, sorting
+from meshwright.ops import shape as shape_ops
+from meshwright.ops.contraction import dot_general as dot_general_op
+
+# Making
+
+
+def full(shape: Any, fill_value: ArrayLike, dtype: DTypeLike = None, *, sharding: Any = None) -> Value:
+    """An array with ``fill_value`` everywhere."""
+    no_sharding(sharding=sharding)
+    return numpy_creation.full(shape, fill_value, dtype)
+
+
+def full_like(
+    x: ArrayLike, fill_value: ArrayLike, dtype: DTypeLike = None, shape: Any = None, sharding: Any = None
+) -> Value:
+    """``fill_value`` everywhere, in the shape and dtype of ``x``."""
+    no_sharding(sharding=sharding)
+    return numpy_creation.full_like(x, fill_value, dtype, shape)
+
+
+def iota(dtype: DTypeLike, size: int) -> Value:
+    """0, 1, …, ``size - 1``."""
+    return shape_ops.iota(dtype=dtypes.as_dtype(dtype), shape=(static_int(size, "size of lax.iota"),), dim=0)
+
+
+def broadcasted_iota(dtype: DTypeLike, shape: Any, dimension: int, *, out_sharding: Any = None) -> Value:
+    """The position along one dim, at every place of ``shape``.
+
+    >>> from meshwright import lax
+    >>> lax.broadcasted_iota(int, (2, 3), 1)
+    Array([[0, 1, 2],
+           [0, 1, 2]], dtype=int32)
+    """
+    no_sharding(out_sharding=out_sharding)
+    sizes = static_shape(shape)
+    dim = axis_of(dimension, len(sizes), "lax.broadcasted_iota")
+    return shape_ops.iota(dtype=dtypes.as_dtype(dtype), shape=sizes, dim=dim)
+
+
+# Rearranging
+
+
+def reshape(
+    operand: ArrayLike, new_sizes: Any, dimensions: Sequence[int] | None = None, *, out_sharding: Any = None
+) -> Value:
+    """The elements in another shape, read in the order of ``dimensions``."""
+    no_sharding(out_sharding=out_sharding)
+    x = value(operand)
+    if dimensions is not None:
+        x = transpose(x, dimensions)
+    return basic.reshape(x, shape=static_shape(new_sizes))
+
+
+def transpose(operand: ArrayLike, permutation: Sequence[int]) -> Value:
+    """The dims in another order."""
+    return basic.transpose(value(operand), permutation=tuple(static_int(d, "permutation") for d in permutation))
+
+
+def broadcast(operand: ArrayLike, sizes: Sequence[int], *, out_sharding: Any = None) -> Value:
+    """``operand`` repeated along new leading dims."""
+    no_sharding(out_sharding=out_sharding)
+    x, lead = value(operand), static_shape(sizes)
+    dims = tuple(range(len(lead), len(lead) + x.ndim))
+    return basic.broadcast_in_dim(x, shape=lead + x.shape, dims=dims)
+
+
+def broadcast_in_dim(
+    operand: ArrayLike, shape: Any, broadcast_dimensions: Sequence[int], *, out_sharding: Any = None
+) -> Value:
+    """``operand`` repeated to fill ``shape``; its dims stand at ``broadcast_dimensions`` there."""
+    no_sharding(out_sharding=out_sharding)
+    dims = tuple(static_int(d, "broadcast_dimensions") for d in broadcast_dimensions)
+    return basic.broadcast_in_dim(value(operand), shape=static_shape(shape), dims=dims)
+
+
+def broadcast_shapes(*shapes: Sequence[int]) -> Shape:
+    """The shape that ``shapes`` broadcast to."""
+    found = common_shape(*(tuple(s) for s in shapes)) if shapes else ()
+    if found is None:
+        raise ShapeError(
+            f"Shapes {', '.join(str(tuple(s)) for s in shapes)} do not broadcast.",
+            where=here(),
+            why="counted from the right, sizes are equal or 1",
+            fix="x[:, None] adds a dim of size 1",
+        )
+    return found
+
+
+def squeeze(array: ArrayLike, dimensions: Sequence[int] | int) -> Value:
+    """Without some dims of size 1."""
+    return numpy_shape.squeeze(array, tuple(dimensions) if not isinstance(dimensions, int) else dimensions)
+
+
+def expand_dims(array: ArrayLike, dimensions: Sequence[int]) -> Value:
+    """With new dims of size 1."""
+    return numpy_shape.expand_dims(array, tuple(dimensions) if not isinstance(dimensions, int) else dimensions)
+
+
+def collapse(operand: ArrayLike, start_dimension: int, stop_dimension: int | None = None) -> Value:
+    """Neighbouring dims as one."""
+    x = value(operand)
+    start = axis_of(start_dimension, x.ndim, "lax.collapse")
+    stop = x.ndim if stop_dimension is None else stop_dimension + (x.ndim if stop_dimension < 0 else 0)
+    shape = (*x.shape[:start], prod(x.shape[start:stop]), *x.shape[stop:])
+    return basic.reshape(x, shape=shape)
+
+
+def concatenate(operands: Sequence[ArrayLike], dimension: int) -> Value:
+    """The arrays one after another along a dim."""
+    parts = [value(x) for x in operands]
+    dim = axis_of(dimension, parts[0].ndim, "lax.concatenate")
+    return parts[0] if len(parts) == 1 else shape_ops.concatenate(*parts, dim=dim)
+
+
+def pad(operand: ArrayLike, padding_value: ArrayLike, padding_config: Sequence[tuple[int, int, int]]) -> Value:
+    """``operand`` with ``padding_value`` before, after and between neighbours; negative widths cut off."""
+    low, high, interior = (tuple(int(entry[n]) for entry in padding_config) for n in range(3))
+    x = value(operand)
+    fill = convert(value(padding_value), x.type.dtype)
+    return shape_ops.pad(x, fill, low=low, high=high, interior=interior)
+
+
+def rev(operand: ArrayLike, dimensions: Sequence[int]) -> Value:
+    """In reverse order along some dims."""
+    x = value(operand)
+    return shape_ops.reverse(x, dims=axes_of(tuple(dimensions), x.ndim, "lax.rev"))
+
+
+# Reductions
+
+
+def _reduction(op: Op, operand: ArrayLike, axes: Sequence[int]) -> Value:
+    x = value(operand)
+    return apply(op, (x,), {"axes": axes_of(tuple(axes), x.ndim, f"lax.{op.name}")})
+
+
+def reduce_sum(operand: ArrayLike, axes: Sequence[int]) -> Value:
+    """The sum over ``axes``."""
+    return _reduction(basic.reduce_sum, operand, axes)
+
+
+def reduce_prod(operand: ArrayLike, axes: Sequence[int]) -> Value:
+    """The product over ``axes``."""
+    return _reduction(reduction.reduce_prod, operand, axes)
+
+
+def reduce_max(operand: ArrayLike, axes: Sequence[int]) -> Value:
+    """The largest element over ``axes``."""
+    return _reduction(reduction.reduce_max, operand, axes)
+
+
+def reduce_min(operand: ArrayLike, axes: Sequence[int]) -> Value:
+    """The smallest element over ``axes``."""
+    return _reduction(reduction.reduce_min, operand, axes)
+
+
+def reduce_and(operand: ArrayLike, axes: Sequence[int]) -> Value:
+    """Whether all elements hold over ``axes``, or their common bits."""
+    return _reduction(reduction.reduce_and, operand, axes)
+
+
+def reduce_or(operand: ArrayLike, axes: Sequence[int]) -> Value:
+    """Whether some element holds over ``axes``, or all their bits."""
+    return _reduction(reduction.reduce_or, operand, axes)
+
+
+def argmax(operand: ArrayLike, axis: int, index_dtype: DTypeLike) -> Value:
+    """The place of the first largest element along ``axis``."""
+    x = value(operand)
+    return reduction.argmax(x, axis=axis_of(axis, x.ndim, "lax.argmax"), dtype=dtypes.as_dtype(index_dtype))
+
+
+def argmin(operand: ArrayLike, axis: int, index_dtype: DTypeLike) -> Value:
+    """The place of the first smallest element along ``axis``."""
+    x = value(operand)
+    return reduction.argmin(x, axis=axis_of(axis, x.ndim, "lax.argmin"), dtype=dtypes.as_dtype(index_dtype))
+
+
+def _scan(op: Op, operand: ArrayLike, axis: int, reverse: bool) -> Value:
+    x = value(operand)
+    return op(x, axis=axis_of(axis, x.ndim, f"lax.{op.name}"), reverse=reverse)
+
+
+def cumsum(operand: ArrayLike, axis: int = 0, reverse: bool = False) -> Value:
+    """The sums up to each place."""
+    return _scan(cumulative.cumsum, operand, axis, reverse)
+
+
+def cumprod(operand: ArrayLike, axis: int = 0, reverse: bool = False) -> Value:
+    """The products up to each place."""
+    return _scan(cumulative.cumprod, operand, axis, reverse)
+
+
+def cummax(operand: ArrayLike, axis: int = 0, reverse: bool = False) -> Value:
+    """The largest elements up to each place."""
+    return _scan(cumulative.cummax, operand, axis, reverse)
+
+
+def cummin(operand: ArrayLike, axis: int = 0, reverse: bool = False) -> Value:
+    """The smallest elements up to each place."""
+    return _scan(cumulative.cummin, operand, axis, reverse)
+
+
+def cumlogsumexp(operand: ArrayLike, axis: int = 0, reverse: bool = False) -> Value:
+    """The logarithms of the sums of exponentials up to each place."""
+    return _scan(cumulative.cumlogsumexp, operand, axis, reverse)
+
+
+# Sorting
+
+
+def sort(operand: Any, dimension: int = -1, is_stable: bool = True, num_keys: int = 1) -> Any:
+    """An array sorted along a dim, or several sorted together by the first ``num_keys`` of them."""
+    several = isinstance(operand, list | tuple)
+    arrays = [value(x) for x in operand] if several else [value(operand)]
+    dim = axis_of(dimension, arrays[0].ndim, "lax.sort")
+    outs = sorting.sort(*arrays, dim=dim, num_keys=num_keys)
+    outs = outs if isinstance(outs, tuple) else (outs,)
+    return tuple(outs) if several else outs[0]
+
+
+def sort_key_val(
+    keys: ArrayLike, values: ArrayLike, dimension: int = -1, is_stable: bool = True
+) -> tuple[Value, Value]:
+    """``keys`` sorted along a dim, and ``values`` in the same order."""
+    ordered, moved = sort((keys, values), dimension, is_stable)
+    return ordered, moved
+
+
+def top_k(operand: ArrayLike, k: int, *, axis: int = -1) -> tuple[Value, Value]:
+    """The ``k`` largest elements along a dim, largest first, and their places.
+
+    >>> import meshwright.numpy as mnp
+    >>> from meshwright import lax
+    >>> lax.top_k(mnp.array([1.0, 4.0, 3.0]), 2)[1]
+    Array([1, 2], dtype=int32)
+    """
+    x = value(operand)
+    dim = axis_of(axis, x.ndim, "lax.top_k")
+    last = x.ndim - 1
+    found = sorting.top_k(basic.move_dim(x, dim, last), k=static_int(k, "k of lax.top_k"))
+    largest, places = (basic.move_dim(v, last, dim) for v in found)
+    return largest, places
+
+
+# Products
+
+
+def dot_general(
+    lhs: ArrayLike,
+    rhs: ArrayLike,
+    dimension_numbers: Any,
+    precision: Any = None,
+    preferred_element_type: DTypeLike = None,
+    *,
+    out_sharding: Any = None,
+) -> Value:
+    """The sum of products over contracted dims, for each place of the batch dims.
+
+    >>> import meshwright.numpy as mnp
+    >>> from meshwright import lax
+    >>> lax.dot_general(mnp.ones((5, 2, 3)), mnp.ones((5, 3, 4)), (((2,), (1,)), ((0,), (0,)))).shape
+    (5, 2, 4)
+    """
+    no_sharding(out_sharding=out_sharding)
+    x, y = value(lhs), value(rhs)
+    contract, batch = (
+        (
+            tuple(axis_of(d, x.ndim, "lax.dot_general") for d in left),
+            tuple(axis_of(d, y.ndim, "lax.dot_general") for d in right),
+        )
+        for left, right in dimension_numbers
+    )
+    kind = None if preferred_element_type is None else dtypes.as_dtype(preferred_element_type)
+    return dot_general_op(x, y, contract=contract, batch=batch, dtype=kind)
+
+
+def dot(
+    lhs: ArrayLike,
+    rhs: ArrayLike,
+    *,
+    dimension_numbers: Any = None,
+    precision: Any = None,
+    preferred_element_type: DTypeLike = None,
+    out_sharding: Any = None,
+) -> Value:
+    """The product of vectors and matrices."""
+    x, y = value(lhs), value(rhs)
+    if dimension_numbers is None:
+        dimension_numbers = (((x.ndim - 1,), (0,)), ((), ()))
+    return dot_general(x, y, dimension_numbers, precision, preferred_element_type, out_sharding=out_sharding)
+
+
+def batch_matmul(lhs: ArrayLike, rhs: ArrayLike, precision: Any = None) -> Value:
+    """The matrix products of two stacks of matrices."""
+    x, y = promote_operands((value(lhs), value(rhs)))
+    lead = tuple(range(x.ndim - 2))
+    return dot_general(x, y, (((x.ndim - 1,), (x.ndim - 2,)), (lead, lead)))

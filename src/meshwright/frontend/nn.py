@@ -1,0 +1,394 @@
+"""``meshwright.nn``: activations, softmax and what else neural networks are made of, as ``jax.nn`` has them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from meshwright.core import dtypes
+from meshwright.core.op import Value
+from meshwright.core.source import here
+from meshwright.core.trace import apply
+from meshwright.errors import ShapeError
+from meshwright.frontend.einsum import einsum
+from meshwright.frontend.numpy_dtypes import finfo
+from meshwright.frontend.numpy_logic import absolute, either, equal, greater, greater_equal, isfinite, less_equal
+from meshwright.frontend.numpy_math import (
+    add,
+    divide,
+    exp,
+    expm1,
+    log,
+    logaddexp,
+    maximum,
+    minimum,
+    multiply,
+    negative,
+    sign,
+    sqrt,
+    square,
+    subtract,
+    tanh,
+)
+from meshwright.frontend.numpy_reduction import max, mean, sum
+from meshwright.frontend.numpy_shape import expand_dims, split, squeeze
+from meshwright.frontend.operands import (
+    VALUES,
+    ArrayLike,
+    Axis,
+    DTypeLike,
+    axes_of,
+    axis_of,
+    broadcast,
+    convert,
+    inexact_unary,
+    promote_operands,
+    static_int,
+    to_inexact,
+    value,
+)
+from meshwright.ops import basic, elementwise
+from meshwright.ops.shape import iota
+
+__all__ = [
+    "celu",
+    "dot_product_attention",
+    "elu",
+    "gelu",
+    "glu",
+    "hard_sigmoid",
+    "hard_silu",
+    "hard_swish",
+    "hard_tanh",
+    "identity",
+    "leaky_relu",
+    "log_sigmoid",
+    "log_softmax",
+    "logsumexp",
+    "mish",
+    "one_hot",
+    "relu",
+    "relu6",
+    "selu",
+    "sigmoid",
+    "silu",
+    "soft_sign",
+    "softmax",
+    "softplus",
+    "squareplus",
+    "standardize",
+    "swish",
+    "tanh",
+]
+
+
+def _inexact(x: ArrayLike) -> Value:
+    """``x`` in a floating dtype."""
+    x = x if x.__class__ in VALUES else value(x)
+    return convert(x, to_inexact(x.type.dtype), x.type.weak)
+
+
+# Activations
+
+
+def identity(x: ArrayLike) -> Value:
+    """``x`` itself."""
+    return value(x)
+
+
+def relu(x: ArrayLike, /) -> Value:
+    """``max(x, 0)``, with derivative 0 at 0.
+
+    >>> import meshwright as mw, meshwright.numpy as mnp
+    >>> mw.nn.relu(mnp.array([-1.0, 0.0, 2.0]))
+    Array([0., 0., 2.], dtype=float32)
+    """
+    # A choice rather than a maximum: its derivative at 0 is that of the branch taken, and NaN stays NaN.
+    x = value(x)
+    return apply(elementwise.select, (apply(elementwise.le, (x, 0), {}), 0, x), {})
+
+
+def relu6(x: ArrayLike, /) -> Value:
+    """``min(max(x, 0), 6)``, with derivative 0 at the ends."""
+    x = value(x)
+    return either(less_equal(x, 0), 0, either(greater_equal(x, 6), 6, x))
+
+
+def sigmoid(x: ArrayLike, /) -> Value:
+    """``1 / (1 + exp(-x))``."""
+    return inexact_unary(elementwise.logistic, x)
+
+
+def log_sigmoid(x: ArrayLike, /) -> Value:
+    """The logarithm of the sigmoid."""
+    return negative(softplus(negative(_inexact(x))))
+
+
+def softplus(x: ArrayLike, /) -> Value:
+    """``log(1 + exp(x))``."""
+    return logaddexp(x, 0.0)
+
+
+def soft_sign(x: ArrayLike, /) -> Value:
+    """``x / (1 + |x|)``."""
+    x = _inexact(x)
+    return divide(x, add(absolute(x), 1.0))
+
+
+def silu(x: ArrayLike, /) -> Value:
+    """``x * sigmoid(x)``."""
+    x = _inexact(x)
+    return apply(basic.mul, (x, apply(elementwise.logistic, (x,), {})), {})
+
+
+swish = silu
+
+
+def mish(x: ArrayLike, /) -> Value:
+    """``x * tanh(softplus(x))``."""
+    x = _inexact(x)
+    return multiply(x, tanh(softplus(x)))
+
+
+def gelu(x: ArrayLike, approximate: bool = True) -> Value:
+    """``x`` times the share of a normal distribution below ``x``, by a tanh unless ``approximate`` is false."""
+    x = _inexact(x)
+    if approximate:
+        cubic = add(x, multiply(apply(elementwise.integer_pow, (x,), {"exponent": 3}), 0.044715))
+        share = multiply(add(tanh(multiply(cubic, math.sqrt(2 / math.pi))), 1.0), 0.5)
+        return multiply(x, share)
+    return multiply(multiply(x, 0.5), apply(elementwise.erfc, (multiply(x, -math.sqrt(0.5)),), {}))
+
+
+def elu(x: ArrayLike, alpha: ArrayLike = 1.0) -> Value:
+    """``x`` above zero, ``alpha * (exp(x) - 1)`` below."""
+    x = _inexact(x)
+    positive = greater(x, 0)
+    # The branch not taken sees 0, so that it has no infinite derivative.
+    return either(positive, x, multiply(alpha, expm1(either(positive, 0.0, x))))
+
+
+def leaky_relu(x: ArrayLike, negative_slope: ArrayLike = 1e-2) -> Value:
+    """``x`` above zero, ``negative_slope * x`` below."""
+    x = _inexact(x)
+    return either(greater_equal(x, 0), x, multiply(negative_slope, x))
+
+
+def selu(x: ArrayLike, /) -> Value:
+    """``elu`` scaled so that layers keep mean 0 and variance 1."""
+    return multiply(1.0507009873554804934193349852946, elu(x, 1.6732632423543772848170429916717))
+
+
+def celu(x: ArrayLike, alpha: ArrayLike = 1.0) -> Value:
+    """``max(x, 0) + alpha * (exp(min(x, 0) / alpha) - 1)``."""
+    x = _inexact(x)
+    return add(maximum(x, 0.0), multiply(alpha, expm1(divide(minimum(x, 0.0), alpha))))
+
+
+def glu(x: ArrayLike, axis: int = -1) -> Value:
+    """The first half of a dim times the sigmoid of the second."""
+    x = value(x)
+    dim = axis_of(axis, x.ndim, "nn.glu")
+    if x.shape[dim] % 2:
+        raise ShapeError(
+            f"nn.glu cannot halve {x.type.short()} along dim {dim}.",
+            where=here(),
+            why=f"its size {x.shape[dim]} is odd",
+            fix="make the layer before it twice as wide",
+        )
+    first, second = split(x, 2, dim)
+    return multiply(first, sigmoid(second))
+
+
+def hard_tanh(x: ArrayLike, /) -> Value:
+    """``x`` limited to lie between -1 and 1."""
+    x = value(x)
+    return either(greater(x, 1), 1, either(greater(-1, x), -1, x))
+
+
+def hard_sigmoid(x: ArrayLike, /) -> Value:
+    """A sigmoid of three straight pieces: ``relu6(x + 3) / 6``."""
+    return divide(relu6(add(x, 3.0)), 6.0)
+
+
+def hard_silu(x: ArrayLike, /) -> Value:
+    """``x * hard_sigmoid(x)``."""
+    x = _inexact(x)
+    return multiply(x, hard_sigmoid(x))
+
+
+hard_swish = hard_silu
+
+
+def squareplus(x: ArrayLike, b: ArrayLike = 4) -> Value:
+    """``(x + sqrt(x**2 + b)) / 2``."""
+    x = _inexact(x)
+    return divide(add(x, sqrt(add(square(x), b))), 2.0)
+
+
+# Softmax
+
+
+def _peak(x: Value, axis: Axis, where: ArrayLike | None, initial: ArrayLike | None) -> Value:
+    """The largest element, as a constant: what it cancels against has no derivative."""
+    top = max(
+        x, axis, keepdims=True, where=where, initial=-math.inf if where is not None and initial is None else initial
+    )
+    return apply(elementwise.stop_gradient, (top,), {})
+
+
+def softmax(x: ArrayLike, axis: Axis = -1, where: ArrayLike | None = None, initial: ArrayLike | None = None) -> Value:
+    """``exp(x)`` divided by its sum over ``axis``.
+
+    >>> import meshwright as mw, meshwright.numpy as mnp
+    >>> mw.nn.softmax(mnp.zeros(4))
+    Array([0.25, 0.25, 0.25, 0.25], dtype=float32)
+    """
+    x = _inexact(x)
+    powers = exp(subtract(x if where is None else either(where, x, -math.inf), _peak(x, axis, where, initial)))
+    out = divide(powers, sum(powers, axis, keepdims=True))
+    return out if where is None else either(where, out, 0.0)
+
+
+def log_softmax(
+    x: ArrayLike, axis: Axis = -1, where: ArrayLike | None = None, initial: ArrayLike | None = None
+) -> Value:
+    """The logarithm of the softmax."""
+    x = _inexact(x)
+    shifted = subtract(x if where is None else either(where, x, -math.inf), _peak(x, axis, where, initial))
+    out = subtract(shifted, log(sum(exp(shifted), axis, keepdims=True)))
+    return out if where is None else either(where, out, -math.inf)
+
+
+def logsumexp(
+    a: ArrayLike,
+    axis: Axis = None,
+    b: ArrayLike | None = None,
+    keepdims: bool = False,
+    return_sign: bool = False,
+    where: ArrayLike | None = None,
+) -> Any:
+    """The logarithm of the sum of ``b * exp(a)``, without overflow.
+
+    >>> import meshwright as mw, meshwright.numpy as mnp
+    >>> mw.nn.logsumexp(mnp.array([1000.0, 1000.0]))
+    Array(1000.6931, dtype=float32)
+    """
+    if b is None:
+        x, weights = _inexact(a), None
+    else:
+        x, weights = (value(v) for v in promote_operands((a, b), inexact=True))
+        # A weight of zero leaves its term out, also where exp(a) is infinite.
+        x = either(equal(weights, 0), -math.inf, x)
+    axes = axes_of(axis, x.ndim, "logsumexp")
+    peak = _peak(x, axes, where, None)
+    peak = either(isfinite(peak), peak, 0.0)
+    terms = exp(subtract(x, peak))
+    terms = terms if weights is None else multiply(weights, terms)
+    total = sum(terms, axes, keepdims=True, where=where)
+    direction = sign(total) if return_sign else None
+    if return_sign:
+        total = absolute(total)
+    elif weights is not None:
+        total = either(greater(0, total), math.nan, total)
+    out = add(log(total), peak)
+    if not keepdims:
+        out = squeeze(out, axes)
+        direction = None if direction is None else squeeze(direction, axes)
+    return (out, direction) if return_sign else out
+
+
+# Layers
+
+
+def standardize(
+    x: ArrayLike,
+    axis: Axis = -1,
+    mean: ArrayLike | None = None,
+    variance: ArrayLike | None = None,
+    epsilon: ArrayLike = 1e-5,
+    where: ArrayLike | None = None,
+) -> Value:
+    """``x`` shifted and scaled to mean 0 and variance 1 over ``axis``."""
+    x = _inexact(x)
+    if mean is None:
+        mean = _mean(x, axis, where)
+    if variance is None:
+        variance = subtract(_mean(square(x), axis, where), square(value(mean)))
+    return multiply(subtract(x, mean), apply(elementwise.rsqrt, (add(variance, epsilon),), {}))
+
+
+def _mean(x: Value, axis: Axis, where: ArrayLike | None) -> Value:
+    return mean(x, axis, keepdims=True, where=where)
+
+
+def one_hot(x: ArrayLike, num_classes: int, *, dtype: DTypeLike = None, axis: int = -1) -> Value:
+    """A new dim of ``num_classes`` that is 1 at place ``x`` and 0 elsewhere.
+
+    >>> import meshwright as mw, meshwright.numpy as mnp
+    >>> mw.nn.one_hot(mnp.array([0, 2]), 3)
+    Array([[1., 0., 0.],
+           [0., 0., 1.]], dtype=float32)
+    """
+    x = value(x)
+    count = static_int(num_classes, "num_classes of one_hot")
+    dim = axis_of(axis, x.ndim + 1, "nn.one_hot")
+    kind = dtypes.default_float() if dtype is None else dtypes.as_dtype(dtype)
+    shape = (*x.shape[:dim], count, *x.shape[dim:])
+    classes = iota(dtype=x.type.dtype, shape=shape, dim=dim)
+    return convert(equal(broadcast(expand_dims(x, dim), shape), classes), kind)
+
+
+def dot_product_attention(
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
+    bias: ArrayLike | None = None,
+    mask: ArrayLike | None = None,
+    *,
+    scale: float | None = None,
+    is_causal: bool = False,
+    implementation: str | None = None,
+) -> Value:
+    """Attention of queries ``(…, T, N, H)`` to keys and values ``(…, S, K, H)``; N is a multiple of K.
+
+    >>> import meshwright as mw, meshwright.numpy as mnp
+    >>> q, kv = mnp.ones((1, 5, 4, 8)), mnp.ones((1, 5, 2, 8))
+    >>> mw.nn.dot_product_attention(q, kv, kv, is_causal=True).shape
+    (1, 5, 4, 8)
+    """
+    q, k, v = (_inexact(x) for x in promote_operands((query, key, value)))
+    heads, groups = q.shape[-2], k.shape[-2]
+    if heads % groups:
+        raise ShapeError(
+            f"nn.dot_product_attention cannot share {groups} keys among {heads} query heads.",
+            where=here(),
+            why=f"{heads} is not a multiple of {groups}",
+            fix="as many query heads as key heads, or a multiple",
+        )
+    shape, depth = q.shape, q.shape[-1]
+    # Query heads that share a key head stand together: N = K * G.
+    q = basic.reshape(q, shape=(*shape[:-2], groups, heads // groups, depth))
+    wide = dtypes.FLOAT32 if q.type.dtype.itemsize < 4 else None
+    logits = einsum("...tkgh,...skh->...kgts", q, k, preferred_element_type=wide)
+    logits = multiply(logits, 1 / math.sqrt(depth) if scale is None else scale)
+    lengths = logits.shape[-2:]
+    if bias is not None:
+        logits = add(logits, _per_group(bias, heads, groups))
+    lowest = -0.7 * float(finfo(logits.type.dtype).max)
+    if mask is not None:
+        logits = either(_per_group(mask, heads, groups), logits, lowest)
+    if is_causal:
+        rows, columns = (iota(dtype=dtypes.INT32, shape=lengths, dim=d) for d in (0, 1))
+        logits = either(greater_equal(rows, columns), logits, lowest)
+    weights = convert(softmax(logits), v.type.dtype)
+    out = einsum("...kgts,...skh->...tkgh", weights, v)
+    return basic.reshape(out, shape=(*shape[:-1], v.shape[-1]))
+
+
+def _per_group(x: ArrayLike, heads: int, groups: int) -> Value:
+    """Something per head, (…, N or 1, T, S), with the heads of a group in a dim of their own."""
+    x = value(x)
+    lead, count, rest = x.shape[:-3], x.shape[-3], x.shape[-2:]
+    split_ = (groups, heads // groups) if count == heads else (1, 1)
+    return basic.reshape(x, shape=(*lead, *split_, *rest))
