@@ -36,15 +36,14 @@ def solve_triangular(a: Array, b: Array, lower: bool, unit_diagonal: bool) -> Ar
     a = np.triu(a, 1 if unit_diagonal else 0)
     if unit_diagonal:
         a = a + np.eye(n, dtype=a.dtype)
-    if not unit_diagonal and not np.diagonal(a, axis1=-2, axis2=-1).all():
-        return _substitute(a, b)
-    return _solve_upper(a, b)
+    regular = np.diagonal(a, axis1=-2, axis2=-1).all() and np.isfinite(a).all()
+    return _solve_upper(a, b) if regular else _substitute(a, b)
 
 
 def _solve_upper(a: Array, b: Array) -> Array:
     n = a.shape[-1]
     if n <= _DIRECT:
-        # Elimination finds zeros below the diagonal, so it neither swaps rows nor rounds.
+        # Elimination meets zeros below the diagonal, so it neither swaps rows nor rounds.
         return np.linalg.solve(a, b)
     half = n // 2
     bottom = _solve_upper(a[..., half:, half:], b[..., half:, :])
@@ -53,7 +52,7 @@ def _solve_upper(a: Array, b: Array) -> Array:
 
 
 def _substitute(a: Array, b: Array) -> Array:
-    """Back substitution row by row, which divides by the zeros of a singular matrix."""
+    """Back substitution row by row: it divides by zeros, and keeps infinities where they belong."""
     x = b.copy()
     with np.errstate(all="ignore"):
         for row in range(a.shape[-1] - 1, -1, -1):
