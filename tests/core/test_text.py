@@ -481,7 +481,7 @@ FIX = "  fix:  write equations as `c: f32[8,4] = add a b`, inside `program(a: f3
         ("program(a: f32[3]) { b: f32[3] = neg a; return b }", 1, 39, "the character ';' means nothing here"),
         ("program(a: f32[3]) { b: f32[3] = neg 1j return b }", 1, 38, "a complex literal names its type: (1+2j):c64"),
         (
-            "program(a: f32[3]) { b: f32[3] = neg (1+2) return b }",
+            "program(a: f32[3]) { b: f32[3] = neg (1) return b }",
             1,
             38,
             "a complex literal names its type: (1+2j):c64",

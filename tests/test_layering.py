@@ -1,0 +1,183 @@
+"""Architecture is a test: who may import whom, and where imports stand."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import meshwright
+
+ROOT = Path(meshwright.__file__).parent
+
+# From the bottom up. A module may import modules of its own layer and of those below; a name ending in `.*` stands for
+# a whole package, and a module belongs to the layer that names it most exactly.
+LAYERS: tuple[tuple[str, ...], ...] = (
+    ("errors",),
+    ("core.*",),
+    ("ops.rules",),
+    ("ops.basic",),
+    ("ops.*",),
+    ("transform.*",),
+    ("ops.control", "ops.custom"),
+    ("engine.*",),
+    ("frontend.*",),
+    ("numpy.*", "lax", "nn", "random", "tree"),
+    ("meshwright",),
+    ("tour", "cli", "__main__"),
+)
+
+REQUIRED = frozenset({"numpy", "ml_dtypes", "optree", "rich"})
+EXTRAS = frozenset({"jax", "jaxlib", "onnx", "torch", "array_api_compat", "highspy"})
+MAY_USE_EXTRAS = ("engine", "interop")
+
+
+@dataclass(frozen=True)
+class Import:
+    """One imported module: absolute name, line, and where the statement stands."""
+
+    target: str
+    line: int
+    at_top: bool
+    for_types: bool
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(part for part in parts if part != "__init__") or "meshwright"
+
+
+MODULES = {module_name(path): path for path in sorted(ROOT.rglob("*.py"))}
+
+
+def layer_of(module: str) -> int | None:
+    """The index of the layer that names ``module`` most exactly."""
+    best: tuple[int, int] | None = None
+    for index, names in enumerate(LAYERS):
+        for name in names:
+            package = name.removesuffix(".*")
+            if name == module or (name != package and (module == package or module.startswith(package + "."))):
+                best = max(best or (0, 0), (len(name), index))
+    return best[1] if best else None
+
+
+@cache
+def imports(module: str) -> tuple[Import, ...]:
+    tree = ast.parse(MODULES[module].read_text(encoding="utf-8"))
+    return tuple(_walk(tree, at_top=True, for_types=False))
+
+
+def _walk(node: ast.AST, at_top: bool, for_types: bool) -> Iterator[Import]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Import):
+            for alias in child.names:
+                yield Import(alias.name, child.lineno, at_top, for_types)
+        elif isinstance(child, ast.ImportFrom):
+            for alias in child.names:
+                yield Import(_resolve(child, alias.name), child.lineno, at_top, for_types)
+        else:
+            inside = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+            typing = isinstance(child, ast.If) and ast.unparse(child.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
+            yield from _walk(child, at_top and not inside, for_types or typing)
+
+
+def _resolve(node: ast.ImportFrom, name: str) -> str:
+    """``from meshwright.core import dtypes`` imports a module, ``from meshwright.errors import TextError`` a name."""
+    assert node.level == 0, f"line {node.lineno}: imports are absolute"
+    inner = f"{node.module}.{name}"
+    return inner if inner.removeprefix("meshwright.") in MODULES else str(node.module)
+
+
+def own(found: Import) -> str | None:
+    """The imported module of this package, named from the package's root."""
+    if found.target == "meshwright":
+        return "meshwright"
+    return found.target.removeprefix("meshwright.") if found.target.startswith("meshwright.") else None
+
+
+every_module = pytest.mark.parametrize("module", MODULES)
+
+
+@every_module
+def test_a_module_has_a_place_in_the_layers(module: str) -> None:
+    assert layer_of(module) is not None, f"name {module} in LAYERS"
+
+
+@every_module
+def test_a_module_imports_only_its_own_layer_and_those_below(module: str) -> None:
+    layer = layer_of(module)
+    assert layer is not None
+    wrong = []
+    for found in imports(module):
+        target = own(found)
+        if target is not None and (layer_of(target) is None or layer_of(target) > layer):  # type: ignore[operator]
+            wrong.append(f"{MODULES[module]}:{found.line} imports {found.target}, which stands above it")
+    assert wrong == []
+
+
+@every_module
+def test_imports_stand_at_the_top_of_the_file(module: str) -> None:
+    wrong = [
+        f"{MODULES[module]}:{found.line} imports {found.target} inside a function"
+        for found in imports(module)
+        if not found.at_top and found.target.split(".")[0] not in EXTRAS
+    ]
+    assert wrong == []
+
+
+@every_module
+def test_optional_extras_are_imported_only_when_asked_for_and_only_by_engines_and_interop(module: str) -> None:
+    wrong = []
+    for found in imports(module):
+        package = found.target.split(".")[0]
+        if package in EXTRAS and not found.for_types:
+            if module.split(".")[0] not in MAY_USE_EXTRAS:
+                wrong.append(f"{MODULES[module]}:{found.line} imports {package}, which {MAY_USE_EXTRAS} alone may")
+            elif found.at_top:
+                wrong.append(f"{MODULES[module]}:{found.line} imports {package} before it is asked for")
+    assert wrong == []
+
+
+@every_module
+def test_nothing_else_is_imported_than_what_the_package_requires(module: str) -> None:
+    known = REQUIRED | EXTRAS | {"meshwright"} | sys.stdlib_module_names
+    assert {found.target.split(".")[0] for found in imports(module)} - known == set()
+
+
+def test_modules_do_not_import_each_other_in_a_circle() -> None:
+    graph = {
+        module: {own(found) for found in imports(module) if found.at_top and not found.for_types} & MODULES.keys()
+        for module in MODULES
+    }
+    done: set[str] = set()
+
+    def visit(module: str, path: list[str]) -> None:
+        assert module not in path, " -> ".join([*path[path.index(module) :], module])
+        if module not in done:
+            for target in sorted(graph[module]):
+                visit(target, [*path, module])
+            done.add(module)
+
+    for module in graph:
+        visit(module, [])
+
+
+def test_the_layers_are_read_as_meant() -> None:
+    order = [
+        "errors",
+        "core.types",
+        "ops.rules",
+        "ops.basic",
+        "ops.window",
+        "transform.batch",
+        "ops.control",
+        "engine.x",
+    ]
+    assert [layer_of(module) for module in order] == list(range(len(order)))
+    assert layer_of("frontend.lax") == layer_of("frontend")
+    assert layer_of("somewhere") is None
