@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from functools import update_wrapper, wraps
 from typing import Any, Generic, TypeVar
@@ -32,8 +33,6 @@ def _join_args(fixed: Sequence[Any], rest: Sequence[Any], nondiff: Sequence[int]
 
 def _bind_kwargs(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
     """Arguments given by name, and defaults, in their positions."""
-    import inspect
-
     bound = inspect.signature(function).bind(*args, **kwargs)
     bound.apply_defaults()
     return bound.args
