@@ -53,7 +53,8 @@ def _reason(eqn: Eqn, error: Exception) -> str:
     if isinstance(error, MeshwrightError):
         return f"{error.what.removesuffix('.')}: {error.why}" if error.why else error.what
     # "rule() missing 1 required argument: 'shape'" is about the op, whatever its rule is called.
-    return re.sub(r"^[\w.<>]+\(\)", eqn.op.name, str(error)) or type(error).__name__
+    text, named = re.subn(r"^[\w.<>]+\(\)", eqn.op.name, str(error) or type(error).__name__)
+    return text if named else f"{eqn.op.name}: {text}"
 
 
 def _show(types: tuple[object, ...]) -> str:

@@ -8,6 +8,7 @@ result is *reduced*: a device that holds a part of it owes the combination (``su
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from math import prod
@@ -67,7 +68,14 @@ class Factors:
         """Read ``i k, k j -> i j``; parentheses group the factors of one dim."""
         if text.count("->") != 1:
             raise TextError(f"A factor rule has one arrow: {text!r}", fix='"i k, k j -> i j"')
-        left, right = (tuple(_parse_dims(part) for part in side.split(",")) for side in text.split("->"))
+        left, right = (tuple(_parse_dims(text, part) for part in side.split(",")) for side in text.split("->"))
+        used = {name for dims in (*left, *right) for dim in dims for name in dim}
+        if used != set(sizes):
+            raise TextError(
+                f"The sizes of a factor rule do not fit it: {text!r}",
+                why=f"it has the factors {_show(used)}, the sizes are for {_show(sizes)}",
+                fix=f"sizes={{{', '.join(f'{name!r}: …' for name in sorted(used))}}}",
+            )
         return Factors(
             left, right, dict(sizes), frozenset(replicated), frozenset(permuted), frozenset(blocked), combine
         )
@@ -77,6 +85,7 @@ class Factors:
             return " ".join(dim[0] if len(dim) == 1 else "(" + " ".join(dim) + ")" for dim in dims)
 
         text = f"{', '.join(map(show, self.operands))} -> {', '.join(map(show, self.results))}"
+        text = re.sub(" +", " ", text).strip()  # a scalar has no factors, and leaves no gap
         for label, names in (
             (self.combine, self.reduced),
             ("replicated", self.replicated),
@@ -88,15 +97,38 @@ class Factors:
         return text
 
 
-def _parse_dims(text: str) -> Dims:
-    groups = re.findall(r"\(([^()]*)\)|(\S+)", text)
-    return tuple(tuple(group.split()) if not single else (single,) for group, single in groups)
+def _parse_dims(text: str, part: str) -> Dims:
+    groups = re.findall(r"\(([^()]*)\)|([^\s()]+)", part)
+    if re.sub(r"\([^()]*\)|[^\s()]+", "", part).strip():
+        raise TextError(
+            f"A parenthesis of a factor rule does not match: {text!r}",
+            why="parentheses group the factors of one dim, and are not nested",
+            fix='"(i j) k -> i (j k)"',
+        )
+    found = tuple(tuple(group.split()) if not single else (single,) for group, single in groups)
+    twice = [name for name, count in Counter(name for dim in found for name in dim).items() if count > 1]
+    if twice:
+        raise TextError(
+            f"A factor stands twice in one tensor: {text!r}",
+            why=f"{part.strip()!r} has {_show(twice)} more than once; a diagonal is not a factor rule",
+            fix="give each dim factors of its own",
+        )
+    return found
+
+
+def _show(names: Iterable[str]) -> str:
+    return ", ".join(sorted(names)) or "none"
+
+
+def name(index: int) -> str:
+    """The factor name with a number: i, j, …, z, z_1, z_2, …"""
+    letters = "ijklmnopqrstuvwxyz"
+    return letters[index] if index < len(letters) else f"z_{index - len(letters) + 1}"
 
 
 def names(count: int) -> list[str]:
-    """``count`` factor names: i, j, …, z, z_1, z_2, …"""
-    letters = "ijklmnopqrstuvwxyz"
-    return [letters[n] if n < len(letters) else f"z_{n - len(letters) + 1}" for n in range(count)]
+    """The first ``count`` factor names."""
+    return [name(index) for index in range(count)]
 
 
 def pointwise(operands: Sequence[TensorType], results: Sequence[TensorType], params: object = None) -> Factors:
@@ -129,19 +161,18 @@ class FactorBuilder:
         self._dims: list[list[list[str]]] = [[[] for _ in t.shape] for t in self._types]
         self._sizes: dict[str, int] = {}
         self._kinds: dict[str, set[str]] = {"replicated": set(), "permuted": set(), "blocked": set()}
-        self._letters = iter(names(10_000))
 
     def add(self, size: int, *places: tuple[int, int], kind: str = "", blocked: bool = False) -> str:
         """A factor of ``size`` appended (as the minor one) to each (tensor, dim) of ``places``."""
-        name = next(self._letters)
-        self._sizes[name] = size
+        factor = name(len(self._sizes))
+        self._sizes[factor] = size
         for tensor, dim in places:
-            self._dims[tensor][dim].append(name)
+            self._dims[tensor][dim].append(factor)
         if kind:
-            self._kinds[kind].add(name)
+            self._kinds[kind].add(factor)
         if blocked:
-            self._kinds["blocked"].add(name)
-        return name
+            self._kinds["blocked"].add(factor)
+        return factor
 
     def build(self, combine: str = "sum") -> Factors:
         for tensor, t in enumerate(self._types):
