@@ -84,13 +84,16 @@ def gather_windows(
     else:
         out = _windows(x, dims, sizes)[tuple(starts)]
     if valid is not None and not valid.all():
+        if not out.flags.writeable:  # a single window is a view
+            out = out.copy()
         out[np.broadcast_to(~valid, out.shape[: out.ndim - x.ndim])] = fill
     return out
 
 
 def _take(x: Array, start: Array, dim: int) -> Array:
     """Single slices along one dim, with that dim kept."""
-    taken = np.expand_dims(x.take(start, axis=dim, mode="clip"), dim + start.ndim)
+    taken = x.take(start, axis=dim, mode="clip")
+    taken = taken.reshape(*taken.shape[: dim + start.ndim], 1, *x.shape[dim + 1 :])
     if dim == 0:
         return taken
     batch = tuple(range(dim, dim + start.ndim))
@@ -202,4 +205,4 @@ def _combine_wide_rows(out: Array, rows: Array, updates: Array, ufunc: np.ufunc)
         done += size
     for n in order[done:].tolist():
         row = out[rows[n]]
-        ufunc(row, updates[n], row)
+        ufunc(row, updates[n], out=row)

@@ -14,7 +14,8 @@ from meshwright.core.op import Cost, Linear, Linearity, Op, Operand, Sample, Typ
 from meshwright.core.program import Params
 from meshwright.core.types import Shape, TensorType
 from meshwright.ops.basic import convert, reshape, zeros
-from meshwright.ops.gathering import Windows, gather, scatter_add
+from meshwright.ops.gathering import gather, scatter_add
+from meshwright.ops.index_windows import Windows
 from meshwright.ops.rules import bad_operands, keep_weak, linear_in_first_jvp, move_cost
 from meshwright.ops.scattering import scatter_max, scatter_min, scatter_mul, scatter_set
 from meshwright.ops.shape import batch_first, concatenate
