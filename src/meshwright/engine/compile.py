@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.core.dtypes import BOOL, DType, is_inexact
+from meshwright.core.dtypes import BOOL, DType, is_float, is_inexact
 from meshwright.core.program import Atom, Eqn, Missing, Program, Var
 from meshwright.core.types import TensorType
 from meshwright.engine.memory import Memory, Result, result_of
@@ -149,6 +149,8 @@ class _Writer:
                 self.write_ufunc(index, eqn, *ufunc)
             elif not self.numpy:
                 self.write_call(index, eqn)
+            elif (reduction := _reduction(eqn)) is not None:
+                self.write_reduction(index, eqn, reduction)
             elif eqn.op.name in _IDENTITIES or _same_dtype(eqn):
                 self.write_alias(index, eqn)
             elif eqn.op.name == "broadcast_in_dim":
@@ -229,7 +231,7 @@ class _Writer:
     def result(self, eqn: Eqn, lazy: bool) -> Result:
         if not self.numpy or lazy:
             return Result.SHARED
-        if self.takes_out(eqn):
+        if self.takes_out(eqn) or _reduction(eqn) is not None:
             return Result.FRESH
         name = eqn.op.name
         if name == "reshape" or name in _IDENTITIES or _same_dtype(eqn):
@@ -302,17 +304,31 @@ class _Writer:
             self.idle.clear()
 
     def write_ufunc(self, index: int, eqn: Eqn, name: str, keyword: str | None) -> None:
-        arguments = ", ".join([self.atom(a) for a in eqn.inputs])
-        out = None if keyword is None else self.buffer(index, eqn)
+        call = f"{name}({', '.join([self.atom(a) for a in eqn.inputs])}"
+        if keyword is None:
+            self.release_idle()
+            self.write(index, eqn, f"{call})")
+        else:
+            self.write_into_buffer(index, eqn, call, keyword)
+
+    def write_reduction(self, index: int, eqn: Eqn, ufunc: np.ufunc) -> None:
+        name = f"{ufunc.__name__}_reduce"
+        self.bound[name] = ufunc.reduce
+        params = f"{self.bind('k', eqn.params['axes'])}, {self.bind('k', eqn.outputs[0].type.dtype)}"
+        self.write_into_buffer(index, eqn, f"{name}({self.atom(eqn.inputs[0])}, {params}", "")
+
+    def write_into_buffer(self, index: int, eqn: Eqn, call: str, keyword: str) -> None:
+        """``call``, which still lacks where to write."""
+        out = self.buffer(index, eqn)
         if out is not None:
-            self.write(index, eqn, f"{name}({arguments}, {keyword}{out[1]})", out)
+            self.write(index, eqn, f"{call}, {keyword}{out[1]})", out)
             return
         self.release_idle()
-        if keyword is not None and eqn.outputs[0].type.ndim == 0:
+        if eqn.outputs[0].type.ndim == 0:
             # Without an array to write to, NumPy returns a scalar, which is a slow operand later on.
             self.bound["empty"] = np.empty
-            arguments += f", {keyword}empty((), {self.bind('k', eqn.outputs[0].type.dtype)})"
-        self.write(index, eqn, f"{name}({arguments})")
+            call += f", {keyword}empty((), {self.bind('k', eqn.outputs[0].type.dtype)})"
+        self.write(index, eqn, f"{call})")
 
     def buffer(self, index: int, eqn: Eqn) -> tuple[str, str] | None:
         """Memory of the result's type to write to: an operand's, else an idle one."""
@@ -397,11 +413,25 @@ def _ufunc_name(eqn: Eqn) -> str | None:
     return None
 
 
+_REDUCTIONS = {"reduce_sum": np.add, "reduce_prod": np.multiply, "reduce_max": np.maximum, "reduce_min": np.minimum}
+
+
+def _reduction(eqn: Eqn) -> np.ufunc | None:
+    """The ufunc whose ``reduce`` an equation is one call of; narrow floats and empty dims need the op's own rule."""
+    ufunc = _REDUCTIONS.get(eqn.op.name)
+    if ufunc is None or not eqn.params["axes"]:
+        return None
+    operand = eqn.inputs[0].type
+    return None if operand.size == 0 or (is_float(operand.dtype) and operand.dtype.itemsize < 4) else ufunc
+
+
 @lru_cache(maxsize=256)
 def _out_keyword(function: Any) -> str | None:
     """How an elementwise function is told where to write: ``""`` by position, ``"out="``, or None if it cannot be."""
     if isinstance(function, np.ufunc):
-        return "" if function.signature is None and function.nout == 1 else None
+        if function.signature is not None or function.nout != 1:
+            return None
+        return "out=" if function in (np.maximum, np.minimum) else ""  # which warn about three positional arguments
     try:
         return "out=" if "out" in signature(function).parameters else None
     except (TypeError, ValueError):
