@@ -30,3 +30,15 @@ def x32() -> Iterator[None]:
     with jax.enable_x64(False):
         yield
     config.enable_x64 = before
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run all checks of one case one after another, so that what JAX computed for one serves the next."""
+
+    def order(item: pytest.Item) -> tuple[str, str, int, str]:
+        callspec = getattr(item, "callspec", None)
+        case = callspec.params.get("case") if callspec else None
+        file = str(item.path)
+        return (file, case.op.name, case.index, str(case.dtype)) if hasattr(case, "sample") else (file, "", 0, "")
+
+    items.sort(key=order)
