@@ -324,20 +324,19 @@ def _select_scatter_evaluate(xp: Any, source: Any, x: Any, select: str, **params
 # Samples
 
 
-def _geometries(*, cropped: bool = True) -> list[tuple[Shape, Params]]:
-    """Shapes and params: disjoint and overlapping windows, a dim without windows, padding, both dilations."""
-    found = [
+def _geometries() -> list[tuple[Shape, Params]]:
+    """Shapes and params: disjoint and overlapping windows, a dim without windows, padding, cropping, dilations."""
+    found: list[tuple[Any, ...]] = [
         ((4, 6), (2, 3), (2, 3), ((0, 0), (0, 0)), (1, 1), (1, 1)),
         ((2, 5), (1, 3), (1, 2), ((0, 0), (1, 1)), (1, 1), (1, 1)),
         ((3, 4), (2, 2), (1, 1), ((1, 0), (0, 1)), (1, 1), (1, 1)),
         ((4, 3), (2, 2), (2, 1), ((1, 1), (0, 1)), (1, 2), (1, 1)),
         ((6, 4), (3, 2), (1, 2), ((0, 1), (0, 0)), (1, 1), (2, 1)),
+        ((6, 2), (2, 1), (1, 1), ((-1, -2), (0, 0)), (1, 1), (1, 1)),
+        ((6,), (6,), (1,), ((5, 0),), (1,), (1,)),
     ]
-    if cropped:
-        found.append(((6, 2), (2, 1), (1, 1), ((-1, -2), (0, 0)), (1, 1), (1, 1)))
-        found.append(((6,), (6,), (1,), ((5, 0),), (1,), (1,)))  # type: ignore[arg-type]
     names = ("window", "strides", "padding", "base_dilation", "window_dilation")
-    return [(shape, dict(zip(names, params, strict=True))) for shape, *params in found]  # type: ignore[misc]
+    return [(shape, dict(zip(names, params, strict=True))) for shape, *params in found]
 
 
 def _window_samples() -> list[Sample]:
