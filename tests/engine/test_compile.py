@@ -21,6 +21,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import meshwright as mw
+import meshwright.numpy as mnp
 import meshwright.ops
 from meshwright.core import dtypes
 from meshwright.core.dtypes import DType, short_name
@@ -303,6 +305,40 @@ def test_a_donated_input_is_written_to_only_if_its_memory_is_its_own() -> None:
         before = kept.copy()
         np.testing.assert_array_equal(function(kept)[0], -before)
         np.testing.assert_array_equal(kept, before)
+
+
+def test_jit_overwrites_a_donated_argument_that_nobody_else_can_see() -> None:
+    update = mw.jit(lambda p, g: p - 0.5 * g, donate_argnums=0)
+    p, g = mnp.ones(1000), mnp.ones(1000)
+    p = p + 0
+    for n in range(3):
+        place, before = p.data.ctypes.data, p
+        p = update(p, g)
+        assert p.data.ctypes.data == place
+        np.testing.assert_array_equal(p, 1 - 0.5 * (n + 1))
+        with pytest.raises(MeshwrightError, match="donated"):
+            _ = before.data
+
+
+def test_jit_leaves_alone_what_others_see_of_a_donated_argument() -> None:
+    scale = mw.jit(lambda x: x * 5, donate_argnums=0)
+    x = mnp.ones(4) + 1
+    scale(mw.jit(lambda x: x)(x))  # the same contents in another array
+    np.testing.assert_array_equal(x, 2)
+    view = x.reshape(2, 2)
+    scale(x)
+    np.testing.assert_array_equal(view, 2)
+    constant = mnp.ones(4) + 2
+    get = mw.jit(lambda: constant)
+    scale(get())
+    np.testing.assert_array_equal(get(), 3)
+    theirs = np.ones(4, np.float32)
+    scale(mnp.asarray(theirs))
+    scale(theirs)
+    np.testing.assert_array_equal(theirs, 1)
+    x = mnp.ones(4) + 1
+    _, same = mw.jit(lambda x, y: (x * 5, y), donate_argnums=0)(x, x)
+    np.testing.assert_array_equal(same, 2)
 
 
 def test_a_literal_has_exactly_its_dtype() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from functools import update_wrapper
+from sys import getrefcount
 from typing import Any
 
 import numpy as np
@@ -69,6 +70,7 @@ class Jitted:
             compiled = self._compile(in_tree, statics, types)
             self._compiled[key] = compiled
         if compiled.donated:
+            del contents, value  # which refer to the last argument
             _take(leaves, data, compiled.donated)
         outs = [Array(x, t) for x, t in zip(compiled.call(*data), compiled.out_types, strict=True)]
         return tree.unflatten(compiled.out_tree, outs)
@@ -146,18 +148,23 @@ def _donated_leaves(in_tree: tree.TreeDef, donate: Sequence[int], statics: Stati
 
 
 def _take(leaves: Sequence[Any], data: list[Any], donated: Sequence[int]) -> None:
-    """Take the contents of donated arrays away from them; what is not ours to overwrite is copied."""
+    """Take the contents of donated arrays away from them. What anybody else still refers to (another array, a view, a
+    program's constant, a second argument) is passed on as read-only."""
     for n in donated:
-        x = leaves[n]
-        if (
-            x.__class__ is Array
-            and x._data.__class__ is np.ndarray
-            and x._data.base is None
-            and x._data.flags.writeable
-        ):
-            x._data = None
-        else:
-            data[n] = np.array(data[n])
+        if leaves[n].__class__ is Array:
+            leaves[n]._data = None
+    for n in donated:
+        if data[n].__class__ is np.ndarray and getrefcount(data[n]) > _ONE_REFERENCE:
+            data[n] = data[n].view()
+            data[n].flags.writeable = False
+
+
+def _count_one() -> int:
+    only = [object()]
+    return getrefcount(only[0])
+
+
+_ONE_REFERENCE = _count_one()  # what getrefcount says of an object that nothing but a list refers to
 
 
 def jit(
