@@ -176,7 +176,8 @@ TWINS: dict[str, Twin] = {
     "reduce_sum": lambda x, axes: lax.reduce_sum(x, axes),
     "reshape": lambda x, shape: lax.reshape(x, shape),
     "transpose": lambda x, permutation: lax.transpose(x, permutation),
-    # elementwise in all but shape or number of results
+    # elementwise in all but shape, number of results or domain
+    "polygamma": lambda x, order: lax.polygamma(jnp.full_like(x, order), x),  # nan left of 0, where ours goes on
     "bitcast": lambda x, dtype: lax.bitcast_convert_type(x, dtype),
     "optimization_barrier": lambda *xs: lax.optimization_barrier(xs),
     # shape

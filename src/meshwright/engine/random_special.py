@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.engine import special
+from meshwright.engine import random_special_f64
 from meshwright.engine.chunks import Kernel, map_chunks
 
 _CHUNK = 1 << 15
@@ -58,22 +58,27 @@ _ERF_RANGE = _F32(3.7439213)
 
 def log(x: Any) -> Any:
     """Natural logarithm; subnormal float32 numbers count as zero."""
-    return _map(_log, np.log, x)
+    return _map(_log, random_special_f64.log, x)
 
 
 def log1p(x: Any) -> Any:
     """log(1 + x)."""
-    return _map(_log1p, np.log1p, x)
+    return _map(_log1p, random_special_f64.log1p, x)
 
 
 def erf(x: Any) -> Any:
     """Error function."""
-    return _map(_erf, special.erf, x)
+    return _map(_erf, random_special_f64.erf, x)
 
 
 def erf_inv(x: Any) -> Any:
     """Inverse error function."""
-    return _map(_erf_inv, special.erf_inv, x)
+    return _map(_erf_inv, random_special_f64.erf_inv, x)
+
+
+def tan(x: Any) -> Any:
+    """Tangent; of float32 as the rounding of the float64 one, like C libraries have it."""
+    return np.tan(x) if x.dtype == np.float64 else np.tan(x.astype(np.float64)).astype(_F32).astype(x.dtype)
 
 
 def fma(x: Any, y: Any, z: Any) -> Any:

@@ -108,3 +108,4 @@ reproducible_erf: Op = _reproducible("erf", -2.0, 2.0, lambda t, out, x: mul(t, 
 reproducible_erf_inv: Op = _reproducible(
     "erf_inv", -0.8, 0.8, lambda t, out, x: mul(t, mul(exp(square(out)), sqrt(pi) / 2))
 )
+reproducible_tan: Op = _reproducible("tan", -1.2, 1.2, lambda t, out, x: mul(t, add(square(out), 1.0)))
