@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from meshwright.frontend.control import cond, fori_loop, map, scan, switch, while_loop
 from meshwright.frontend.lax import (
     Precision,
     RoundingMethod,
@@ -181,6 +182,7 @@ __all__ = [
     "collapse",
     "complex",
     "concatenate",
+    "cond",
     "conj",
     "conv",
     "conv_dimension_numbers",
@@ -214,6 +216,7 @@ __all__ = [
     "expand_dims",
     "expm1",
     "floor",
+    "fori_loop",
     "full",
     "full_like",
     "gather",
@@ -230,6 +233,7 @@ __all__ = [
     "log1p",
     "logistic",
     "lt",
+    "map",
     "max",
     "min",
     "mul",
@@ -256,6 +260,7 @@ __all__ = [
     "rev",
     "round",
     "rsqrt",
+    "scan",
     "scatter",
     "scatter_add",
     "scatter_max",
@@ -278,8 +283,10 @@ __all__ = [
     "squeeze",
     "stop_gradient",
     "sub",
+    "switch",
     "tan",
     "tanh",
     "top_k",
     "transpose",
+    "while_loop",
 ]

@@ -11,6 +11,7 @@ import numpy as np
 
 from meshwright.core.source import Source
 from meshwright.core.types import TensorType
+from meshwright.errors import MeshwrightError
 
 if TYPE_CHECKING:
     from meshwright.core.op import Op
@@ -84,6 +85,34 @@ class Missing:
     """A constant known by its digest alone: what text keeps of a large array."""
 
     digest: str
+
+
+class Rule:
+    """A user's Python function kept as a param: text keeps its name alone, so a program read back cannot use it."""
+
+    __slots__ = ("function", "name")
+
+    def __init__(self, name: str, function: Callable[..., Any] | None = None) -> None:
+        self.name = name
+        self.function = function
+
+    def __call__(self, *args: Any) -> Any:
+        if self.function is None:
+            raise MeshwrightError(
+                f"The derivative rule {self.name!r} is not part of this program.",
+                why="the program was read from text, which keeps the name of a user's rule and not its Python code",
+                fix="trace the function again with mw.make_program(f)(…)",
+            )
+        return self.function(*args)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Rule) and self.name == other.name
+
+    def __hash__(self) -> int:
+        return hash(("Rule", self.name))
+
+    def __repr__(self) -> str:
+        return f"rule({self.name!r})"
 
 
 def digest(array: np.ndarray[Any, Any]) -> str:

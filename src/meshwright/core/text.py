@@ -9,8 +9,8 @@
     }
 
 A bare ``2.0``, ``2`` or ``True`` is a weak f32, a weak i32, a bool; any other literal names its type: ``2.0:bf16``.
-Params are numbers, strings, tuples, dtypes, types and programs. A constant of more than ``LARGEST_INLINE`` elements is
-kept by the digest of its contents.
+Params are numbers, strings, tuples, dtypes, types, programs and the names of users' rules. A constant of more than
+``LARGEST_INLINE`` elements is kept by the digest of its contents.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import numpy as np
 
 from meshwright.core import dtypes
 from meshwright.core.op import REGISTRY
-from meshwright.core.program import Atom, Eqn, Literal, Missing, Program, Var, digest, set_printer
+from meshwright.core.program import Atom, Eqn, Literal, Missing, Program, Rule, Var, digest, set_printer
 from meshwright.core.source import Source
 from meshwright.core.trace import python_number
 from meshwright.core.types import TensorType
@@ -126,7 +126,7 @@ def _print_value(value: Any, name: _Names, sources: bool, full: bool) -> str:
         return dtypes.short_name(value)
     if isinstance(value, TensorType):
         return value.short()
-    if value is None or isinstance(value, bool | int | float | complex | str):
+    if value is None or isinstance(value, bool | int | float | complex | str | Rule):
         return repr(value)
     raise TypeError(f"param {key_of(value)} cannot be written as text")
 
@@ -466,6 +466,12 @@ def _parse_value(reader: _Reader, names: dict[str, Var]) -> Any:
     if text == "None":
         reader.take()
         return None
+    if text == "rule":
+        reader.take()
+        reader.take("(")
+        rule = Rule(_parse_string(reader))
+        reader.take(")")
+        return rule
     if text == "~" or text in dtypes.SHORT_NAMES:
         if text != "~" and _following(reader, 2)[1:] != ["["]:
             reader.take()

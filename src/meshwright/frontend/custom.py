@@ -8,11 +8,11 @@ from functools import update_wrapper, wraps
 from typing import Any, Generic, TypeVar
 
 from meshwright.core import tree
+from meshwright.core.program import Rule
 from meshwright.core.source import here
-from meshwright.core.trace import Value, run
 from meshwright.core.types import TensorType
 from meshwright.errors import MeshwrightError, TreeError
-from meshwright.frontend.tracing import Traced, leaf_value, trace_flat
+from meshwright.frontend.tracing import leaf_value, trace_flat
 from meshwright.ops import control, custom
 from meshwright.ops.basic import zeros
 
@@ -95,9 +95,9 @@ class custom_jvp(Generic[F]):
         values = [leaf_value(x, "An argument") for x in leaves]
         types = [x.type for x in values]
         call = trace_flat(lambda *xs: self.fun(*_join_args(fixed, xs, self.nondiff)), structure, types)
-        n = len(values)
+        n, out_types = len(values), call.program.out_types
 
-        def both(*flat: Any) -> Any:
+        def push(*flat: Any) -> list[Any]:
             primals, tangents = (tree.unflatten(structure, part)[0] for part in (flat[:n], flat[n:]))
             result = rule(*fixed, primals, tangents)
             if not isinstance(result, tuple | list) or len(result) != 2:
@@ -107,36 +107,20 @@ class custom_jvp(Generic[F]):
                     why=f"it returned {type(result).__name__}",
                     fix="return out, tangent",
                 )
-            out, tangent = result
-            if tree.structure(out) != tree.structure(tangent):
-                raise TreeError(
-                    "A custom jvp rule returned an output and a tangent of different structures.",
-                    where=here(),
-                    why=f"{tree.structure(out)} is not {tree.structure(tangent)}",
-                    fix="return one tangent for each output",
-                )
-            return out, tangent
-
-        flat_tree = tree.structure((tuple(range(2 * n)), {}))
-        pushed = trace_flat(both, flat_tree, types + types)
-        captured = [*call.captured, *pushed.captured]
-        n_call, n_rule = len(call.captured), len(pushed.captured)
-        # The outside values that either region uses become operands of both, with tangents the rule does not look at.
-        all_types = [*(x.type for x in captured), *types]
-        call_program = control.region(lambda *xs: run(call.program, [*xs[:n_call], *xs[n_call + n_rule :]]), all_types)
-
-        def rule_program(*xs: Any) -> list[Any]:
-            primals, tangents = xs[: len(all_types)], xs[len(all_types) :]
-            outs = run(
-                pushed.program,
-                [*primals[n_call : n_call + n_rule], *primals[n_call + n_rule :], *tangents[n_call + n_rule :]],
-            )
-            wanted = [*call_program.out_types, *call_program.out_types]
-            return [control.as_type(x, t) for x, t in zip(outs, wanted, strict=True)]
+            for part, what in zip(result, ("an output", "a tangent"), strict=True):
+                if tree.structure(part) != call.out_tree:
+                    raise TreeError(
+                        f"A custom jvp rule returned {what} of another structure than the function's result.",
+                        where=here(),
+                        why=f"{tree.structure(part)} is not {call.out_tree}",
+                        fix="return one output and one tangent for each result of the function",
+                    )
+            outs = [leaf_value(x, "A result of a custom jvp rule") for x in tree.leaves(result)]
+            return [_fit(x, t, "A custom jvp rule") for x, t in zip(outs, [*out_types, *out_types], strict=True)]
 
         outs = custom.custom_jvp_call(
-            *captured, *values,
-            call=call_program, jvp=control.region(rule_program, all_types + all_types), captured=len(captured),
+            *call.captured, *values,
+            call=call.program, jvp=Rule(_name(rule), push), captured=len(call.captured),
         )  # fmt: skip
         return tree.unflatten(call.out_tree, outs)
 
@@ -172,104 +156,77 @@ class custom_vjp(Generic[F]):
         values = [leaf_value(x, "An argument") for x in leaves]
         types = [x.type for x in values]
         call = trace_flat(lambda *xs: self.fun(*_join_args(fixed, xs, self.nondiff)), structure, types)
-        forward = trace_flat(lambda *xs: fwd(*_join_args(fixed, xs, self.nondiff)), structure, types)
-        pair = tree.unflatten(forward.out_tree, range(forward.out_tree.num_leaves))
-        if not isinstance(pair, tuple | list) or len(pair) != 2 or tree.structure(pair[0]) != call.out_tree:
-            raise TreeError(
-                "The fwd rule of a custom vjp must return a pair (out, residuals).",
-                where=here(),
-                why=f"the function returns {call.out_tree}, its fwd rule {forward.out_tree}",
-                fix="return f(x), (x,)",
-            )
-        n_out = len(call.program.outputs)
-        res_tree = tree.structure(pair[1])
-        res_types = forward.program.out_types[n_out:]
         out_types = call.program.out_types
-        backward = _trace_bwd(bwd, fixed, res_tree, res_types, call.out_tree, out_types, rest, types)
-        outs = _bind_vjp(call, forward, backward, values)
+
+        def forward(*flat: Any) -> tuple[list[Any], list[Any], Rule]:
+            xs = tree.unflatten(structure, flat)[0]
+            pair = fwd(*_join_args(fixed, xs, self.nondiff))
+            if not isinstance(pair, tuple | list) or len(pair) != 2 or tree.structure(pair[0]) != call.out_tree:
+                raise TreeError(
+                    "The fwd rule of a custom vjp must return a pair (out, residuals).",
+                    where=here(),
+                    why=f"the function returns {call.out_tree}, its fwd rule {tree.structure(pair)}",
+                    fix="return f(x), (x,)",
+                )
+            outs = [leaf_value(x, "A result of a fwd rule") for x in tree.leaves(pair[0])]
+            saved, saved_tree = tree.flatten(pair[1])
+
+            def backward(*values: Any) -> list[Any]:
+                residuals = tree.unflatten(saved_tree, values[: len(saved)])
+                found = bwd(*fixed, residuals, tree.unflatten(call.out_tree, values[len(saved) :]))
+                return _cotangents(found, rest, types)
+
+            fitted = [_fit(x, t, "A fwd rule") for x, t in zip(outs, out_types, strict=True)]
+            return fitted, [leaf_value(x, "A residual") for x in saved], Rule(_name(bwd), backward)
+
+        outs = custom.custom_vjp_call(
+            *call.captured, *values,
+            call=call.program, vjp=Rule(_name(fwd), forward), captured=len(call.captured),
+        )  # fmt: skip
         return tree.unflatten(call.out_tree, outs)
 
 
-def _trace_bwd(
-    bwd: Function,
-    fixed: Sequence[Any],
-    res_tree: tree.TreeDef,
-    res_types: Sequence[TensorType],
-    out_tree: tree.TreeDef,
-    out_types: Sequence[TensorType],
-    args: Sequence[Any],
-    types: Sequence[TensorType],
-) -> Traced:
-    n = len(res_types)
+def _name(rule: Function) -> str:
+    return getattr(rule, "__name__", type(rule).__name__)
 
-    def pull(*flat: Any) -> list[Any]:
-        found = bwd(*fixed, tree.unflatten(res_tree, flat[:n]), tree.unflatten(out_tree, flat[n:]))
-        if not isinstance(found, tuple | list) or len(found) != len(args):
+
+def _cotangents(found: Any, args: Sequence[Any], types: Sequence[TensorType]) -> list[Any]:
+    """What a bwd rule returned, checked against the arguments and flattened."""
+    if not isinstance(found, tuple | list) or len(found) != len(args):
+        raise TreeError(
+            f"The bwd rule of a custom vjp must return a tuple of {len(args)}, one cotangent per argument.",
+            where=here(),
+            why=f"it returned {len(found) if isinstance(found, tuple | list) else type(found).__name__}",
+            fix="return (ct_x,)" if len(args) == 1 else "return ct_x, ct_y, …",
+        )
+    flat: list[Any] = []
+    for ct, arg in zip(found, args, strict=True):
+        wanted = tree.structure(arg)
+        if ct is None:
+            flat += [None] * wanted.num_leaves
+        elif tree.structure(ct) != wanted:
             raise TreeError(
-                f"The bwd rule of a custom vjp must return a tuple of {len(args)}, one cotangent per argument.",
+                "The bwd rule of a custom vjp returned a cotangent of another structure than its argument.",
                 where=here(),
-                why=f"it returned {len(found) if isinstance(found, tuple | list) else type(found).__name__}",
-                fix="return (ct_x,)" if len(args) == 1 else "return ct_x, ct_y, …",
+                why=f"{tree.structure(ct)} is not {wanted}",
+                fix="return cotangents with the same containers and keys as the arguments",
             )
-        flat_cts: list[Any] = []
-        for ct, arg in zip(found, args, strict=True):
-            wanted = tree.structure(arg)
-            if ct is None:
-                flat_cts += [None] * wanted.num_leaves
-            elif tree.structure(ct) != wanted:
-                raise TreeError(
-                    "The bwd rule of a custom vjp returned a cotangent of another structure than its argument.",
-                    where=here(),
-                    why=f"{tree.structure(ct)} is not {wanted}",
-                    fix="return cotangents with the same containers and keys as the arguments",
-                )
-            else:
-                flat_cts += tree.leaves(ct)
-        return [_fit(ct, t) for ct, t in zip(flat_cts, types, strict=True)]
-
-    flat_tree = tree.structure((tuple(range(n + len(out_types))), {}))
-    return trace_flat(pull, flat_tree, [*res_types, *out_types])
+        else:
+            flat += tree.leaves(ct)
+    return [zeros(t) if ct is None else _fit(ct, t, "A bwd rule") for ct, t in zip(flat, types, strict=True)]
 
 
-def _fit(ct: Any, type: TensorType) -> Any:
-    if ct is None:
-        return zeros(type)
-    value = leaf_value(ct, "A cotangent")
+def _fit(x: Any, type: TensorType, rule: str) -> Any:
+    """A value a rule returned, in the type it must have."""
+    value = leaf_value(x, f"A result of {rule.lower()}")
     if value.shape != type.shape:
         raise TreeError(
-            f"The bwd rule of a custom vjp returned a cotangent {value.type} for an argument {type}.",
+            f"{rule} returned {value.type} where {type} belongs.",
             where=here(),
-            why="a cotangent has the shape of its argument",
+            why="derivatives have the shape of what they are the derivative of",
             fix=f"reshape or sum it to {type.shape}",
         )
     return control.as_type(value, type)
-
-
-def _bind_vjp(call: Traced, forward: Traced, backward: Traced, values: Sequence[Value]) -> Any:
-    """One op whose operands are the arguments and every outside value its three regions use."""
-    captured = [*call.captured, *forward.captured, *backward.captured]
-    a, b, c = len(call.captured), len(forward.captured), len(backward.captured)
-    n_out = len(call.program.outputs)
-    all_types = [*(x.type for x in captured), *(x.type for x in values)]
-
-    def run_fwd(*xs: Any) -> list[Any]:
-        outs = run(forward.program, [*xs[a : a + b], *xs[a + b + c :]])
-        fitted = [control.as_type(x, t) for x, t in zip(outs, call.program.out_types, strict=False)]
-        return fitted + outs[n_out:] + list(xs[a + b : a + b + c])
-
-    def run_bwd(*xs: Any) -> list[Any]:
-        n_res = len(forward.program.outputs) - n_out
-        residuals, outside, cts = control.cut(xs, n_res, c)
-        found = run(backward.program, [*outside, *residuals, *cts])
-        return [*(zeros(x.type) for x in captured), *found]
-
-    call_program = control.region(lambda *xs: run(call.program, [*xs[:a], *xs[a + b + c :]]), all_types)
-    fwd_program = control.region(run_fwd, all_types)
-    bwd_types = [*fwd_program.out_types[n_out:], *fwd_program.out_types[:n_out]]
-    return custom.custom_vjp_call(
-        *captured, *values,
-        call=call_program, fwd=fwd_program, bwd=control.region(run_bwd, bwd_types), captured=len(captured),
-    )  # fmt: skip
 
 
 def checkpoint(

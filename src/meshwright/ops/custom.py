@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from meshwright.core.op import Linear, Linearity, No, Op, Value, define_op
-from meshwright.core.program import Params, Program
+from meshwright.core.op import Cost, Linear, Linearity, No, Op, Value, define_op
+from meshwright.core.program import Params, Program, Rule
 from meshwright.core.source import here
 from meshwright.core.trace import run, state
+from meshwright.core.types import TensorType
 from meshwright.errors import DifferentiationError
 from meshwright.ops.basic import reduce_sum
 from meshwright.ops.control import (
@@ -26,6 +27,7 @@ from meshwright.ops.control import (
     region_with,
     spread,
 )
+from meshwright.ops.rules import traffic
 from meshwright.transform.batch import batch_program
 from meshwright.transform.derivative import jvp_program, linearize_program
 from meshwright.transform.simplify import dce
@@ -58,28 +60,37 @@ def _refuse_captured(tangents: Sequence[Value | None], captured: int) -> None:
         )
 
 
-# custom_jvp_call: ``jvp`` takes primals, then all tangents, and returns outputs, then their tangents
+# custom_jvp_call: ``jvp`` takes the primals and tangents of the arguments, and returns outputs, then their tangents.
+# The first ``captured`` operands are what ``call`` closes over.
 
 
 def _custom_jvp(
     op: Op, primals: Sequence[Value], tangents: Sequence[Value | None], params: Params
 ) -> tuple[list[Value], list[Value | None]]:
-    _refuse_captured(tangents, params["captured"])
-    full = [instantiate(t, x.type) for t, x in zip(tangents, primals, strict=True)]
-    outs = run(params["jvp"], [*primals, *full])
+    n = params["captured"]
+    _refuse_captured(tangents, n)
+    full = [instantiate(t, x.type) for t, x in zip(tangents[n:], primals[n:], strict=True)]
+    outs = params["jvp"](*primals[n:], *full)
     half = len(params["call"].outputs)
     return outs[:half], list(outs[half:])
+
+
+def _batched_rule(rule: Rule, size: int, mask: Sequence[bool], types: Sequence[TensorType]) -> Rule:
+    """The rule for a batch, given the types of one example's arguments; every output is batched."""
+
+    def function(*args: Value) -> list[Value]:
+        return run(_batched(region(rule, types), size, mask), args)
+
+    return Rule(rule.name, function)
 
 
 def _custom_jvp_batch(
     op: Op, size: int, args: Sequence[Value], batched: Sequence[bool], params: Params
 ) -> tuple[list[Value], list[bool]]:
-    outs = op(
-        *args,
-        call=_batched(params["call"], size, batched),
-        jvp=_batched(params["jvp"], size, [*batched, *batched]),
-        captured=params["captured"],
-    )
+    n = params["captured"]
+    types = params["call"].in_types[n:]
+    jvp = _batched_rule(params["jvp"], size, [*batched[n:], *batched[n:]], [*types, *types])
+    outs = op(*args, call=_batched(params["call"], size, batched), jvp=jvp, captured=n)
     return list(outs), [True] * len(outs)
 
 
@@ -96,17 +107,19 @@ custom_jvp_call: Op = define_op(
     samples=lambda: [],
 )
 
-# custom_vjp_call: ``fwd`` returns outputs, then residuals; ``bwd`` takes residuals, then cotangents of all outputs
+# custom_vjp_call: ``vjp`` takes the arguments and returns outputs, residuals, and the rule that takes residuals and the
+# cotangents of all outputs to the cotangents of the arguments.
 
 
 def _custom_vjp_linearize(
     op: Op, primals: Sequence[Value], tangents: Sequence[Value | None], params: Params
 ) -> tuple[list[Value], list[Value | None]]:
-    _refuse_captured(tangents, params["captured"])
-    outs, residuals = cut(run(params["fwd"], primals), len(params["call"].outputs))
-    full = [instantiate(t, x.type) for t, x in zip(tangents, primals, strict=True)]
+    n = params["captured"]
+    _refuse_captured(tangents, n)
+    outs, residuals, backward = params["vjp"](*primals[n:])
+    full = [instantiate(t, x.type) for t, x in zip(tangents[n:], primals[n:], strict=True)]
     out_tangents = custom_vjp_tangents(
-        *residuals, *full, bwd=params["bwd"], residuals=len(residuals), types=params["call"].out_types
+        *residuals, *full, backward=backward, residuals=len(residuals), types=params["call"].out_types
     )
     return outs, list(out_tangents)
 
@@ -114,41 +127,46 @@ def _custom_vjp_linearize(
 def _custom_vjp_batch(
     op: Op, size: int, args: Sequence[Value], batched: Sequence[bool], params: Params
 ) -> tuple[list[Value], list[bool]]:
-    n_out = len(params["call"].outputs)
-    fwd = _batched(params["fwd"], size, batched)
-    bwd = params["bwd"]
+    n, call, vjp = params["captured"], params["call"], params["vjp"]
+    mask = batched[n:]
 
-    def backward(*values: Any) -> list[Any]:
-        cts, flags = batch_program(bwd, size, values, [True] * len(values))
-        return [_fit_cotangent(ct, b, wanted, size) for ct, b, wanted in zip(cts, flags, batched, strict=True)]
+    def forward(*values: Value) -> tuple[list[Value], list[Value], Rule]:
+        def pair(*one: Value) -> tuple[list[Value], Rule]:
+            outs, residuals, backward = vjp(*one)
+            return [*outs, *residuals], backward
 
-    bwd_types = [*fwd.out_types[n_out:], *fwd.out_types[:n_out]]
-    outs = op(
-        *args,
-        call=_batched(params["call"], size, batched),
-        fwd=fwd,
-        bwd=region(backward, bwd_types),
-        captured=params["captured"],
-    )
+        program, backward = region_with(pair, call.in_types[n:])
+        outs, residuals = cut(run(_batched(program, size, mask), values), len(call.outputs))
+        one_types = [*program.out_types[len(call.outputs) :], *call.out_types]
+        return outs, residuals, _batched_backward(backward, size, [True] * len(one_types), one_types, mask)
+
+    outs = op(*args, call=_batched(call, size, batched), vjp=Rule(vjp.name, forward), captured=n)
     return list(outs), [True] * len(outs)
 
 
-def _fit_cotangent(ct: Value, is_batched: bool, wanted: bool, size: int) -> Value:
-    """The cotangent of an operand that all examples share is the sum of theirs."""
-    full = broadcast_batch(ct, is_batched, size)
-    return full if wanted else reduce_sum(full, axes=(0,))
+def _batched_backward(
+    backward: Rule, size: int, mask: Sequence[bool], types: Sequence[TensorType], wanted: Sequence[bool]
+) -> Rule:
+    """The backward rule for a batch: the cotangent of an argument that all examples share is the sum of theirs."""
+
+    def function(*args: Value) -> list[Value]:
+        cts, flags = batch_program(region(backward, types), size, args, mask)
+        full = [broadcast_batch(ct, b, size) for ct, b in zip(cts, flags, strict=True)]
+        return [ct if own else reduce_sum(ct, axes=(0,)) for ct, own in zip(full, wanted, strict=True)]
+
+    return Rule(backward.name, function)
 
 
 custom_vjp_call: Op = define_op(
     "custom_vjp_call",
-    type=lambda *types, call, fwd, bwd, captured: call.out_types,
+    type=lambda *types, call, vjp, captured: call.out_types,
     factors=NO_FACTORS,
     linear=Linearity.NONE,
     jvp=No("a function with a custom vjp has no forward-mode derivative; give it a custom_jvp instead"),
     linearize=_custom_vjp_linearize,
     transpose=lambda op, cts, inputs, params: _transpose_call(params["call"], cts, inputs),
     batch=_custom_vjp_batch,
-    evaluate=lambda xp, *args, call, fwd, bwd, captured: tuple(xp.function(call)(*args)),
+    evaluate=lambda xp, *args, call, vjp, captured: tuple(xp.function(call)(*args)),
     cost=lambda operands, results, params: program_cost(params["call"]),
     samples=lambda: [],
 )
@@ -167,37 +185,30 @@ def _tangents_transpose(
 ) -> list[Value | None]:
     n = params["residuals"]
     full = [instantiate(ct, t) for ct, t in zip(cts, params["types"], strict=True)]
-    return [*[None] * n, *run(params["bwd"], [*inputs[:n], *full])]
+    return [*[None] * n, *params["backward"](*inputs[:n], *full)]
 
 
 def _tangents_batch(
     op: Op, size: int, args: Sequence[Value], batched: Sequence[bool], params: Params
 ) -> tuple[list[Value], list[bool]]:
-    n = params["residuals"]
-    tangent_mask = batched[n:]
-    residual_mask = [*batched[:n], *[True] * len(params["types"])]
-    bwd = params["bwd"]
-
-    def backward(*values: Any) -> list[Any]:
-        cts, flags = batch_program(bwd, size, values, residual_mask)
-        return [_fit_cotangent(ct, b, wanted, size) for ct, b, wanted in zip(cts, flags, tangent_mask, strict=True)]
-
-    types = tuple(batch_type(t, True, size) for t in params["types"])
-    in_types = [x.type for x in args[:n]] + list(types)
-    outs = op(*args, bwd=region(backward, in_types), residuals=n, types=types)
+    n, types = params["residuals"], params["types"]
+    one = [x.type.with_(shape=x.shape[1:]) if b else x.type for x, b in zip(args[:n], batched, strict=False)]
+    mask = [*batched[:n], *[True] * len(types)]
+    backward = _batched_backward(params["backward"], size, mask, [*one, *types], batched[n:])
+    outs = op(*args, backward=backward, residuals=n, types=tuple(batch_type(t, True, size) for t in types))
     return list(outs), [True] * len(outs)
 
 
 custom_vjp_tangents: Op = define_op(
     "custom_vjp_tangents",
-    type=lambda *inputs, bwd, residuals, types: types,
+    type=lambda *inputs, backward, residuals, types: types,
     factors=NO_FACTORS,
     linear=Linearity.NONE,
     jvp=No("it stands for a derivative known only backward"),
     transpose=_tangents_transpose,
     batch=_tangents_batch,
     evaluate=_no_forward_mode,
-    cost=lambda operands, results, params: program_cost(params["bwd"]),
+    cost=lambda operands, results, params: Cost(0.0, traffic(operands, results)),
     samples=lambda: [],
 )
 

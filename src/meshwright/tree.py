@@ -1,0 +1,27 @@
+"""Pytrees: nested containers of arrays."""
+
+from meshwright.core.tree import flatten, leaves, map, structure, unflatten
+from meshwright.frontend.tree import (
+    all,
+    flatten_with_path,
+    map_with_path,
+    reduce,
+    register_dataclass,
+    register_node,
+    transpose,
+)
+
+__all__ = [
+    "all",
+    "flatten",
+    "flatten_with_path",
+    "leaves",
+    "map",
+    "map_with_path",
+    "reduce",
+    "register_dataclass",
+    "register_node",
+    "structure",
+    "transpose",
+    "unflatten",
+]
