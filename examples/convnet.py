@@ -1,6 +1,6 @@
 """A small residual convolutional network for images.
 
-    python examples/convnet.py
+python examples/convnet.py
 """
 
 from dataclasses import dataclass

@@ -1,6 +1,6 @@
 """A multilayer perceptron trained to fit random targets.
 
-    python examples/mlp.py
+python examples/mlp.py
 """
 
 from dataclasses import dataclass

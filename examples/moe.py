@@ -1,6 +1,6 @@
 """A mixture of experts: each token is sent to its top-k experts, each of which takes a limited number of tokens.
 
-    python examples/moe.py
+python examples/moe.py
 """
 
 from dataclasses import dataclass

@@ -1,6 +1,6 @@
 """A decoder-only transformer: RMSNorm, rotary positions, grouped-query attention, SwiGLU, cross-entropy.
 
-    python examples/transformer.py
+python examples/transformer.py
 """
 
 from dataclasses import dataclass

@@ -65,7 +65,7 @@ def steps() -> Iterator[Step]:
     @mw.jit
     def train_step(params: Any) -> Any:
         value, gradient = mw.value_and_grad(loss)(params, x, y)
-        return value, mw.tree.map(lambda p, g: p - 0.3 * g, params, gradient)
+        return value, mw.tree.map(lambda p, g: p - 0.1 * g, params, gradient)
 
     losses = []
     for _ in range(30):

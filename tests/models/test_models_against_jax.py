@@ -1,7 +1,7 @@
 """The four example models: the same text, with only the imports replaced, runs under JAX; the numbers are equal."""
 
 import pathlib
-import types
+import sys
 from functools import partial
 
 import jax
@@ -10,27 +10,12 @@ import pytest
 
 import meshwright as mw
 
-EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
+sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "examples"))
+
+from twins import load
+
 MODELS = ("mlp", "transformer", "convnet", "moe")
 VARIANTS = [(scan, checkpoint) for scan in (False, True) for checkpoint in (False, True)]
-
-
-def load(name: str, package: str) -> types.ModuleType:
-    text = (EXAMPLES / f"{name}.py").read_text()
-    if package == "jax":
-        text = text.replace("import meshwright as mw", "import jax as mw")
-        text = text.replace("import meshwright.numpy", "import jax.numpy").replace("from meshwright", "from jax")
-    module = types.ModuleType(f"{name}_{package}")
-    module.__file__ = str(EXAMPLES / f"{name}.py")
-    import sys
-
-    sys.modules[module.__name__] = module
-    exec(compile(text, module.__file__, "exec"), module.__dict__)
-    return module
-
-
-def as_numpy(tree):
-    return [np.asarray(x) for x in jax.tree.leaves(jax.tree.map(np.asarray, tree))]
 
 
 @pytest.mark.parametrize("scan, checkpoint", VARIANTS)

@@ -34,11 +34,16 @@ def user_source() -> Source | None:
         code = frame.f_code
         internal = _internal.get(code)
         if internal is None:
-            internal = _internal[code] = code.co_filename.startswith(_PACKAGE) or code.co_filename.startswith("<frozen")
+            internal = _internal[code] = _is_internal(code.co_filename)
         if not internal:
             return Source(code.co_filename, frame.f_lineno)
         frame = frame.f_back  # type: ignore[assignment]
     return None
+
+
+def _is_internal(file: str) -> bool:
+    """Whether a file is part of the package; the tour is written as a user would."""
+    return (file.startswith(_PACKAGE) and file != _PACKAGE + "tour.py") or file.startswith("<frozen")
 
 
 def here() -> str:
