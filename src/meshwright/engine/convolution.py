@@ -17,7 +17,7 @@ from meshwright.ops.contraction import blas_layout
 from meshwright.ops.convolution import DimNumbers, dilated
 
 # Windows are copied this much at a time, so that they are still in cache when they are multiplied.
-BUFFER_BYTES = 2 << 20
+BUFFER_BYTES = 4 << 20
 
 # With so many kernel elements or fewer, a group of one feature is faster element by element than as a matrix.
 FEW = 64
@@ -51,6 +51,16 @@ def conv_general_dilated(
         return found.transpose(inverse(out))
     if dtype != compute:
         x, w = x.astype(compute), w.astype(compute)
+    phases = [
+        spread if stride == dilation == 1 else 1
+        for spread, stride, dilation in zip(lhs_dilation, strides, rhs_dilation, strict=True)
+    ]
+    if prod(phases) > 1:
+        groups_of = {"feature_groups": feature_groups, "batch_groups": batch_groups}
+        rest = tuple(d if p == 1 else 1 for d, p in zip(lhs_dilation, phases, strict=True))
+        params = {"strides": strides, "lhs_dilation": rest, "rhs_dilation": rhs_dilation, "dims": dims, **groups_of}
+        found = _by_phase(x, w, phases, counts, padding, params)
+        return _back(found, dtype)
     x, w = _spread(x, lhs[2:], padding, lhs_dilation).transpose(lhs), w.transpose(rhs)
     # From here on the dims are: group, batch, feature, *space and group, output feature, input feature, *window.
     if batch_groups > 1:
@@ -63,9 +73,7 @@ def conv_general_dilated(
     windows = as_strided(x, (*x.shape[:3], *counts, *window), (*x.strides[:3], *steps, *hops), writeable=False)
     alone = groups > 1 and x.shape[2] == 1 and prod(window) <= FEW
     found = _by_element(windows, w) if alone else _by_matrices(windows, w, out)
-    if dtype != compute:
-        found = found.astype(dtype)
-    found = found.swapaxes(0, 1)
+    found = _back(found, dtype).swapaxes(0, 1)
     return found.reshape(found.shape[0], -1, *counts).transpose(inverse(out))
 
 
@@ -76,6 +84,39 @@ def _compute_dtype(x: Any, w: Any) -> Any:
         bound = largest[0] * largest[1] * w.size
         return x.dtype if bound >= 1 << 53 else dtypes.FLOAT32 if bound < 1 << 24 else dtypes.FLOAT64
     return dtypes.FLOAT32 if x.dtype in dtypes.FLOATS and x.dtype.itemsize < 4 else x.dtype
+
+
+def _back(x: Any, dtype: Any) -> Any:
+    """``x`` in the dtype of the result; exact integers wrap around."""
+    if x.dtype == dtype:
+        return x
+    return x.astype(np.int64).astype(dtype) if dtype.kind in "iu" else x.astype(dtype)
+
+
+def _by_phase(
+    x: Any, w: Any, phases: list[int], counts: list[int], padding: tuple[tuple[int, int], ...], params: dict[str, Any]
+) -> Any:
+    """A convolution of a dilated input without its zeros, by the phase of the output along the dilated dims.
+
+    With dilation d, output o = f + d t meets input i and kernel element k where o + k = low + d i. So those of one
+    phase f meet only k = j + d m for one j, and i = t + m - (low - f - j) / d: a convolution with part of the kernel.
+    """
+    lhs, rhs, out = params["dims"]
+    shape = [x.shape[lhs[0]] // params["batch_groups"], w.shape[rhs[0]], *counts]
+    total = np.zeros([shape[out.index(d)] for d in range(len(shape))], x.dtype)
+    for place in product(*(range(n) for n in phases)):
+        part, target, pads = [slice(None)] * w.ndim, [slice(None)] * w.ndim, list(padding)
+        for n, (phase, step) in enumerate(zip(place, phases, strict=True)):
+            if step > 1:
+                first = (padding[n][0] - phase) % step
+                low = (padding[n][0] - phase - first) // step
+                taps, places = len(range(first, w.shape[rhs[n + 2]], step)), len(range(phase, counts[n], step))
+                part[rhs[n + 2]], target[out[n + 2]] = slice(first, None, step), slice(phase, None, step)
+                pads[n] = low, places + taps - 1 - x.shape[lhs[n + 2]] - low
+        kernel, results = w[tuple(part)], total[tuple(target)]
+        if kernel.size and results.size:
+            results[...] = conv_general_dilated(x, kernel, padding=tuple(pads), **params)
+    return total
 
 
 def _spread(x: Any, dims: Sequence[int], padding: Sequence[tuple[int, int]], dilation: Sequence[int]) -> Any:
@@ -91,7 +132,7 @@ def _spread(x: Any, dims: Sequence[int], padding: Sequence[tuple[int, int]], dil
 def _by_element(windows: Any, w: Any) -> Any:
     """Groups of one input feature: a weighted sum of shifted inputs, in the order the input has in memory."""
     spatial = (windows.ndim - 3) // 2
-    axes = sorted([0, 1, *range(3, 3 + spatial)], key=lambda a: -windows.strides[a])
+    axes = sorted([0, 1, *range(3, 3 + spatial)], key=lambda a: -abs(windows.strides[a]))
     group = axes.index(0)
     spread = (slice(None),) * (group + 1) + (None,)
     total: Any = None
@@ -116,7 +157,7 @@ def _by_matrices(windows: Any, w: Any, out: tuple[int, ...]) -> Any:
 
     # The dims of a matrix are taken in the order of memory, so that copying runs along it.
     def outer_first(axis: int) -> int:
-        return -int(windows.strides[axis])
+        return -abs(int(windows.strides[axis]))
 
     rows = sorted([a for a in (1, *range(3, 3 + spatial)) if a not in batch], key=outer_first)
     columns = sorted([2, *range(3 + spatial, windows.ndim)], key=outer_first)
@@ -166,7 +207,7 @@ def _matrix(x: Any, batch: list[int], rows: list[int], columns: list[int]) -> An
     """``x`` as batch dims and a matrix, the dim that is inner in memory inner; copied only where it must be."""
 
     def innermost(axes: list[int]) -> tuple[int, int]:
-        return min(((x.strides[a], -x.shape[a]) for a in axes if x.shape[a] > 1), default=(1 << 62, 0))
+        return min(((abs(x.strides[a]), -x.shape[a]) for a in axes if x.shape[a] > 1), default=(1 << 62, 0))
 
     turned = innermost(rows) < innermost(columns)
     first, second = (columns, rows) if turned else (rows, columns)
