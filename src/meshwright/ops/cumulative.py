@@ -23,7 +23,7 @@ NARROW = tuple(d for d in dtypes.FLOATS if d.itemsize < 4)
 
 def through_f32(xp: Any, x: Any, function: Callable[[Any], Any]) -> Any:
     """``function`` of ``x``, computed in f32 and rounded once where ``x`` is a narrower float."""
-    if x.dtype in NARROW:
+    if x.dtype.itemsize < 4 and x.dtype in NARROW:
         return xp.astype(function(xp.astype(x, dtypes.FLOAT32)), x.dtype)
     return function(x)
 

@@ -88,7 +88,7 @@ def highest(dtype: DType) -> Any:
 
 def _extreme(name: str, identity: Callable[[DType], Any]) -> Callable[..., Any]:
     def evaluate(xp: Any, x: Any, axes: tuple[int, ...]) -> Any:
-        if any(x.shape[a] == 0 for a in axes):
+        if not x.size:
             shape = tuple(n for d, n in enumerate(x.shape) if d not in axes)
             return xp.full(shape, identity(x.dtype), dtype=x.dtype)
         return through_f32(xp, x, lambda x: getattr(xp, name)(x, axis=axes)) if axes else x
@@ -244,7 +244,7 @@ def _position_type(op: str) -> Callable[..., TensorType]:
 
 def _position(name: str) -> Callable[..., Any]:
     def evaluate(xp: Any, x: Any, axis: int, dtype: DType) -> Any:
-        if x.dtype in NARROW:
+        if x.dtype.itemsize < 4 and x.dtype in NARROW:
             x = xp.astype(x, dtypes.FLOAT32)
         return xp.astype(getattr(xp, name)(x, axis=axis), dtype)
 
