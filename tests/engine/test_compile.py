@@ -234,6 +234,11 @@ TORTURES: dict[str, str] = {
         e: f32[1000,3] = neg d
         f: f32[1000,3] = add d e
         return e, f, d""",
+    "many repeated elements, read for the last time": """
+        c: f32[3] = reduce_sum a axes=(0,)
+        d: f32[1000,3] = broadcast_in_dim c shape=(1000, 3) dims=(1,)
+        e: f32[1000,3] = neg d
+        return e""",
     "a broadcast of what is then overwritten": """
         c: f32[2,3] = mul a b
         d: f32[4,2,3] = broadcast_in_dim c shape=(4, 2, 3) dims=(1, 2)
