@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import optree
+
+from meshwright.core.source import here
+from meshwright.errors import TreeError
 
 Tree = Any
 TreeDef = optree.PyTreeSpec
@@ -25,9 +28,31 @@ def map(function: Callable[..., Any], tree: Tree, *rest: Tree, is_leaf: Callable
     >>> map(lambda x, y: x + y, {"a": 1}, {"a": 2})
     {'a': 3}
     """
-    return optree.tree_map(function, tree, *rest, is_leaf=is_leaf, namespace=NAMESPACE)
+    leaves, treedef = optree.tree_flatten(tree, is_leaf, namespace=NAMESPACE)
+    columns = [leaves]
+    for other in rest:
+        try:
+            columns.append(treedef.flatten_up_to(other))
+        except ValueError as error:
+            raise TreeError(
+                "tree.map is given trees of different structures.",
+                where=here(),
+                why=str(error).split("\n")[0],
+                fix="pass trees with the same containers and keys; mw.tree.structure(x) shows them",
+            ) from None
+    return optree.tree_unflatten(treedef, [function(*row) for row in zip(*columns, strict=True)])
 
 
 def path_names(tree: Tree) -> list[str]:
     """How each leaf of ``tree`` is reached, as Python would write it: ``['w'][0]``."""
     return [accessor.codify("") for accessor in optree.tree_accessors(tree, namespace=NAMESPACE)]
+
+
+def argument_names(args: Sequence[Tree], kwargs: Mapping[str, Tree] | None = None) -> list[str]:
+    """What to call each leaf of a call's arguments.
+
+    >>> argument_names([1.0, {"w": 2.0}], {"rate": 3.0})
+    ['argument 0', "argument 1['w']", "argument 'rate'"]
+    """
+    named = {**dict(enumerate(args)), **dict(sorted((kwargs or {}).items()))}
+    return [f"argument {key!r}{path}" for key, arg in named.items() for path in path_names(arg)]

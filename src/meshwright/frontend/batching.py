@@ -47,9 +47,9 @@ def vmap(
     @wraps(fun)
     def batched(*args: Any, **kwargs: Any) -> Any:
         leaves, in_tree = tree.flatten((args, kwargs))
-        values = [leaf_value(x, "An argument of vmap") for x in leaves]
+        values = [leaf_value(x, "an argument of vmap") for x in leaves]
         axes = _axes_for(in_axes, args, "in_axes") + [0] * len(tree.leaves(kwargs))
-        size = _batch_size(values, axes, tree.path_names(args) + tree.path_names(kwargs), axis_size)
+        size = _batch_size(values, axes, tree.argument_names(args, kwargs), axis_size)
         flags = [axis is not None for axis in axes]
         moved = [x if axis is None else move_dim(x, axis % x.ndim, 0) for x, axis in zip(values, axes, strict=True)]
         types = [x.type.with_(shape=x.shape[1:]) if b else x.type for x, b in zip(moved, flags, strict=True)]
@@ -98,7 +98,7 @@ def _batch_size(values: list[Value], axes: list[int | None], names: list[str], g
             continue
         if not -x.ndim <= axis < x.ndim:
             raise ShapeError(
-                f"vmap is to map dim {axis} of the argument at {name}, which is {x.type}.",
+                f"vmap is to map dim {axis} of {name}, which is {x.type}.",
                 where=here(),
                 why=f"it has {x.ndim} dims",
                 fix="use in_axes=None for an argument that all examples share",

@@ -96,8 +96,8 @@ def scan(
     >>> float(total), sums.tolist()
     (6.0, [1.0, 3.0, 6.0])
     """
-    start, carry_tree = _values(init, "The carry of scan")
-    rows, xs_tree = _values(xs, "A scanned array")
+    start, carry_tree = _values(init, "the carry of scan")
+    rows, xs_tree = _values(xs, "a scanned array")
     steps = _scan_length(rows, length)
     row_types = [x.type.with_(shape=x.shape[1:]) for x in rows]
 
@@ -161,7 +161,7 @@ def while_loop(cond_fun: Function, body_fun: Function, init_val: Any) -> Any:
     >>> int(while_loop(lambda n: n < 100, lambda n: n * 2, 1))
     128
     """
-    start, structure = _values(init_val, "The carry of while_loop")
+    start, structure = _values(init_val, "the carry of while_loop")
 
     def traced(types: list[TensorType]) -> Traced:
         found = _trace_on(body_fun, [structure], types)
@@ -199,7 +199,7 @@ def fori_loop(lower: Any, upper: Any, body_fun: Function, init_val: Any, *, unro
 
         start = Array(_int_data(first), TensorType((), dtypes.default_int()))
         return scan(step, (start, init_val), None, length=steps)[0][1]
-    low, high = leaf_value(lower, "The lower bound"), leaf_value(upper, "The upper bound")
+    low, high = leaf_value(lower, "the lower bound"), leaf_value(upper, "the upper bound")
     dtype = dtypes.promote((low.dtype, low.type.weak), (high.dtype, high.type.weak))[0]
     low, high = (convert(x, dtype=dtype, weak=False) for x in (low, high))
 
@@ -228,7 +228,7 @@ def switch(index: Any, branches: Sequence[Function], *operands: Any) -> Any:
         raise MeshwrightError(
             "switch needs at least one branch.", where=here(), why="the list is empty", fix="lax.switch(i, [f, g], x)"
         )
-    choice = leaf_value(index, "The index of switch")
+    choice = leaf_value(index, "the index of switch")
     if choice.shape != () or not dtypes.is_integer(choice.dtype):
         raise ShapeError(
             f"The index of switch is {choice.type}.",
@@ -245,7 +245,7 @@ def cond(pred: Any, true_fun: Function, false_fun: Function, *operands: Any) -> 
     >>> float(cond(True, lambda x: x + 1, lambda x: x - 1, 1.0))
     2.0
     """
-    test = leaf_value(pred, "The predicate of cond")
+    test = leaf_value(pred, "the predicate of cond")
     if test.shape != ():
         raise ShapeError(
             f"The predicate of cond is {test.type}.",
@@ -259,7 +259,7 @@ def cond(pred: Any, true_fun: Function, false_fun: Function, *operands: Any) -> 
 
 
 def _cond(index: Value, branches: Sequence[Function], operands: Sequence[Any], what: str) -> Any:
-    values, _ = _values(tuple(operands), f"An operand of {what}")
+    values, _ = _values(tuple(operands), f"an operand of {what}")
     types = [x.type for x in values]
     in_tree = tree.structure((tuple(operands), {}))
     traced = [trace_flat(branch, in_tree, types) for branch in branches]

@@ -92,7 +92,7 @@ class custom_jvp(Generic[F]):
             raise _no_rule(getattr(self.fun, "__name__", "This function"), "defjvp")
         fixed, rest = _split_args(_bind_kwargs(self.fun, args, kwargs), self.nondiff)
         leaves, structure = tree.flatten((tuple(rest), {}))
-        values = [leaf_value(x, "An argument") for x in leaves]
+        values = [leaf_value(x, "an argument") for x in leaves]
         types = [x.type for x in values]
         call = trace_flat(lambda *xs: self.fun(*_join_args(fixed, xs, self.nondiff)), structure, types)
         n, out_types = len(values), call.program.out_types
@@ -115,7 +115,7 @@ class custom_jvp(Generic[F]):
                         why=f"{tree.structure(part)} is not {call.out_tree}",
                         fix="return one output and one tangent for each result of the function",
                     )
-            outs = [leaf_value(x, "A result of a custom jvp rule") for x in tree.leaves(result)]
+            outs = [leaf_value(x, "a result of a custom jvp rule") for x in tree.leaves(result)]
             return [_fit(x, t, "A custom jvp rule") for x, t in zip(outs, [*out_types, *out_types], strict=True)]
 
         outs = custom.custom_jvp_call(
@@ -153,7 +153,7 @@ class custom_vjp(Generic[F]):
         fwd, bwd = self.rules
         fixed, rest = _split_args(_bind_kwargs(self.fun, args, kwargs), self.nondiff)
         leaves, structure = tree.flatten((tuple(rest), {}))
-        values = [leaf_value(x, "An argument") for x in leaves]
+        values = [leaf_value(x, "an argument") for x in leaves]
         types = [x.type for x in values]
         call = trace_flat(lambda *xs: self.fun(*_join_args(fixed, xs, self.nondiff)), structure, types)
         out_types = call.program.out_types
@@ -168,7 +168,7 @@ class custom_vjp(Generic[F]):
                     why=f"the function returns {call.out_tree}, its fwd rule {tree.structure(pair)}",
                     fix="return f(x), (x,)",
                 )
-            outs = [leaf_value(x, "A result of a fwd rule") for x in tree.leaves(pair[0])]
+            outs = [leaf_value(x, "a result of a fwd rule") for x in tree.leaves(pair[0])]
             saved, saved_tree = tree.flatten(pair[1])
 
             def backward(*values: Any) -> list[Any]:
@@ -177,7 +177,7 @@ class custom_vjp(Generic[F]):
                 return _cotangents(found, rest, types)
 
             fitted = [_fit(x, t, "A fwd rule") for x, t in zip(outs, out_types, strict=True)]
-            return fitted, [leaf_value(x, "A residual") for x in saved], Rule(_name(bwd), backward)
+            return fitted, [leaf_value(x, "a residual") for x in saved], Rule(_name(bwd), backward)
 
         outs = custom.custom_vjp_call(
             *call.captured, *values,
@@ -218,7 +218,7 @@ def _cotangents(found: Any, args: Sequence[Any], types: Sequence[TensorType]) ->
 
 def _fit(x: Any, type: TensorType, rule: str) -> Any:
     """A value a rule returned, in the type it must have."""
-    value = leaf_value(x, f"A result of {rule.lower()}")
+    value = leaf_value(x, f"a result of {rule.lower()}")
     if value.shape != type.shape:
         raise TreeError(
             f"{rule} returned {value.type} where {type} belongs.",
@@ -246,7 +246,7 @@ def checkpoint(
     def recomputed(*args: Any, **kwargs: Any) -> Any:
         fixed, rest = _split_args(args, static)
         leaves, in_tree = tree.flatten((tuple(rest), kwargs))
-        values = [leaf_value(x, "An argument") for x in leaves]
+        values = [leaf_value(x, "an argument") for x in leaves]
         found = trace_flat(
             lambda *xs, **named: fun(*_join_args(fixed, xs, static), **named), in_tree, [x.type for x in values]
         )

@@ -25,7 +25,8 @@ def _trace_on(
     function: Function, args: Sequence[Any], kwargs: dict[str, Any] | None = None
 ) -> tuple[Traced, list[Value]]:
     leaves, in_tree = tree.flatten((tuple(args), kwargs or {}))
-    values = [leaf_value(x, f"Argument {n}") for n, x in enumerate(leaves)]
+    names = tree.argument_names(args, kwargs)
+    values = [leaf_value(x, name) for x, name in zip(leaves, names, strict=True)]
     return trace_flat(function, in_tree, [v.type for v in values], values), values
 
 
@@ -78,7 +79,7 @@ def value_and_grad(
                     f"grad is asked for argument {n}, but the call has {len(args)} positional arguments.",
                     where=here(),
                     why="argnums counts positional arguments from 0",
-                    fix=f"argnums between 0 and {len(args) - 1}, and pass the argument by position",
+                    fix=f"mw.grad(f, argnums={len(args) - 1}), or pass the argument by position",
                 )
         positions = [n % len(args) for n in numbers]
 
@@ -97,7 +98,7 @@ def value_and_grad(
             return out
 
         traced, values = _trace_on(of_selected, [args[n] for n in positions])
-        _check_inputs(values, [args[n] for n in positions], holomorphic)
+        _check_inputs(values, [args[n] for n in positions], positions, holomorphic)
         n_main = (
             1 if not has_aux else tree.structure(tree.unflatten(traced.out_tree, traced.program.outputs)[0]).num_leaves
         )
@@ -133,19 +134,19 @@ def _strengthen(ct: Value, type: TensorType) -> Value:
     return ct if ct.type is type else convert(ct, dtype=type.dtype, weak=type.weak)
 
 
-def _check_inputs(values: Sequence[Value], args: Sequence[Any], holomorphic: bool) -> None:
-    names = tree.path_names(tuple(args))
+def _check_inputs(values: Sequence[Value], args: Sequence[Any], positions: Sequence[int], holomorphic: bool) -> None:
+    names = [f"argument {n}{path}" for n, arg in zip(positions, args, strict=True) for path in tree.path_names(arg)]
     for value, name in zip(values, names, strict=True):
         if not _differentiable(value):
             raise DifferentiationError(
-                f"grad needs real inputs, but the one at {name} is {value.type}.",
+                f"grad needs real inputs, but {name} is {value.type}.",
                 where=here(),
                 why="integers and booleans have no derivative",
                 fix="x.astype('float32'), or leave the argument out of argnums",
             )
         if dtypes.is_complex(value.type.dtype) and not holomorphic:
             raise DifferentiationError(
-                f"grad needs real inputs, but the one at {name} is {value.type}.",
+                f"grad needs real inputs, but {name} is {value.type}.",
                 where=here(),
                 why="the derivative of a complex function is a number only if the function is holomorphic",
                 fix="mw.grad(f, holomorphic=True), or use mw.vjp",
@@ -179,7 +180,7 @@ def _check_output(types: Sequence[TensorType], traced: Traced, has_aux: bool, ho
 
 
 def _describe(out: Any) -> str:
-    return f"a tuple of {len(out)}" if isinstance(out, tuple) else f"a {type(out).__name__}"
+    return f"a tuple of {len(out)}" if isinstance(out, tuple) else f"a {type(out).__name__.lower()}"
 
 
 def jvp(fun: Function, primals: Sequence[Any], tangents: Sequence[Any], has_aux: bool = False) -> Any:
@@ -213,7 +214,7 @@ def jvp(fun: Function, primals: Sequence[Any], tangents: Sequence[Any], has_aux:
 
 
 def _tangent_for(x: Value, t: Any) -> Value | None:
-    value = leaf_value(t, "A tangent")
+    value = leaf_value(t, "a tangent")
     if not _differentiable(x):
         return None
     if value.type.shape != x.type.shape or (value.type.dtype != x.type.dtype and not value.type.weak):
@@ -259,7 +260,7 @@ def vjp(fun: Function, *primals: Any, has_aux: bool = False) -> Any:
 
 
 def _cotangent_for(x: Value, t: Any) -> Value | None:
-    value = leaf_value(t, "A cotangent")
+    value = leaf_value(t, "a cotangent")
     if not _differentiable(x):
         return None
     if value.type.shape != x.type.shape or (value.type.dtype != x.type.dtype and not value.type.weak):
@@ -323,7 +324,7 @@ def linear_transpose(fun: Function, *primals: Any) -> Function:
                 why=f"{structure} is not {traced.out_tree}",
                 fix="give one cotangent for each result",
             )
-        cts = [_strengthen(leaf_value(c, "A cotangent"), t) for c, t in zip(ct_leaves, outs, strict=True)]
+        cts = [_strengthen(leaf_value(c, "a cotangent"), t) for c, t in zip(ct_leaves, outs, strict=True)]
         flags = [False] * len(traced.captured) + [True] * len(types)
         found = transpose_program(traced.program, flags, [*traced.captured, *[None] * len(types)], cts)
         full = [

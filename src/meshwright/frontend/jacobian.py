@@ -65,7 +65,7 @@ def jacfwd(fun: Function, argnums: int | Sequence[int] = 0) -> Function:
     def jacobian_of(*args: Any) -> Any:
         of_selected, chosen = _select(fun, argnums, args)
         leaves, in_tree = tree.flatten(chosen)
-        values = [leaf_value(x, "An argument") for x in leaves]
+        values = [leaf_value(x, "an argument") for x in leaves]
 
         def push(*tangents: Any) -> Any:
             return jvp(of_selected, tree.unflatten(in_tree, values), tree.unflatten(in_tree, tangents))[1]

@@ -13,7 +13,7 @@ import numpy as np
 from meshwright.core import dtypes, tree
 from meshwright.core.check import check
 from meshwright.core.source import here
-from meshwright.core.trace import Array, Tracer, leaked, run, state
+from meshwright.core.trace import Array, Tracer, leaked, run, state, to_array
 from meshwright.core.types import TensorType
 from meshwright.engine.compile import compile_program
 from meshwright.errors import MeshwrightError
@@ -60,7 +60,7 @@ class Jitted:
             return self._inline(leaves, in_tree, statics)
         data, types = [], []
         for x in leaves:
-            value = x if x.__class__ is Array else _concrete(x)
+            value = x if x.__class__ is Array else _concrete(x, args, kwargs)
             contents = value._data
             data.append(value.data if contents is None else contents)
             types.append(value.type)
@@ -115,7 +115,7 @@ class Jitted:
 
     def _inline(self, leaves: Sequence[Any], in_tree: tree.TreeDef, statics: Statics) -> Any:
         """Inside another trace: add this function's equations to it, tracing it once per argument types."""
-        values = [leaf_value(x, "An argument of a jitted function") for x in leaves]
+        values = [leaf_value(x, "an argument of a jitted function") for x in leaves]
         types = [x.type for x in values]
         key = (in_tree, statics, dtypes.config._enable_x64, *types)
         traced = self._traced.get(key)
@@ -126,8 +126,13 @@ class Jitted:
         return tree.unflatten(traced.out_tree, run(traced.program, [*traced.captured, *values]))
 
 
-def _concrete(x: Any) -> Array:
-    value = leaf_value(x, "An argument of a jitted function")
+def _concrete(x: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Array:
+    """A leaf of the arguments as an array; the arguments are there to name it in an error."""
+    try:
+        value = to_array(x)
+    except (MeshwrightError, TypeError, ValueError):
+        found = zip(tree.leaves((args, kwargs)), tree.argument_names(args, kwargs), strict=True)
+        value = leaf_value(x, next(name for leaf, name in found if leaf is x))
     if isinstance(value, Tracer):
         raise leaked(value)  # no trace is going on, so its own is over
     assert isinstance(value, Array)

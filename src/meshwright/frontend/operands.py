@@ -37,6 +37,7 @@ _TAKES: dict[type, frozenset[DType]] = {
     complex: frozenset(dtypes.COMPLEXES),
 }
 _NO_DTYPES: frozenset[DType] = frozenset()
+_INEXACT = frozenset(dtypes.INEXACT)
 
 
 def is_number(x: object) -> bool:
@@ -212,12 +213,13 @@ def _no_broadcast(name: str, types: Sequence[TensorType]) -> ShapeError:
 
 
 def _broadcast_fix(types: Sequence[TensorType]) -> str:
-    """A new dim of size 1 where that makes two shapes fit."""
+    """New dims of size 1 where they make two shapes fit, best in the array of lower rank."""
     if len(types) == 2:
-        for name, (t, other) in zip("xy", (types, tuple(reversed(types))), strict=True):
-            for dim in range(1, t.ndim + 1):
-                if broadcast_shapes((*t.shape[:dim], 1, *t.shape[dim:]), other.shape) is not None:
-                    index = ", ".join([":"] * dim + ["None"] + [":"] * (t.ndim - dim))
+        for name, t, other in sorted((("x", *types), ("y", *reversed(types))), key=lambda entry: entry[1].ndim):
+            for dim in range(t.ndim, 0, -1):
+                added = max(1, other.ndim - t.ndim)
+                if broadcast_shapes((*t.shape[:dim], *(1,) * added, *t.shape[dim:]), other.shape) is not None:
+                    index = ", ".join([":"] * dim + ["None"] * added + [":"] * (t.ndim - dim))
                     return f"add a dim to broadcast over: {name}[{index}]"
     return "give the arrays one shape: mnp.reshape, x[:, None], or a slice"
 
@@ -258,15 +260,15 @@ def unary(op: Op, x: ArrayLike) -> Value:
 
 def inexact_unary(op: Op, x: ArrayLike) -> Value:
     """An elementwise op of one operand in a floating dtype: integers become floats first."""
+    return apply(op, (inexact(x),), {})
+
+
+def inexact(x: ArrayLike) -> Value:
+    """``x`` in a floating dtype: integers become floats."""
     if x.__class__ not in VALUES:
         x = value(x)
     have = x.type
-    if have.dtype not in _INEXACT:
-        x = convert(x, to_inexact(have.dtype), have.weak)
-    return apply(op, (x,), {})
-
-
-_INEXACT = frozenset(dtypes.INEXACT)
+    return x if have.dtype in _INEXACT else convert(x, to_inexact(have.dtype), have.weak)
 
 
 def as_bool(x: ArrayLike) -> Value:
@@ -333,7 +335,7 @@ def not_known(x: Tracer, what: str, fix: str) -> TracerError:
     made = next((eqn for eqn in reversed(x.builder.eqns) if x.var in eqn.outputs), None)
     origin = f"\nthe value was made at {made.source.show()}" if made is not None and made.source else ""
     return TracerError(
-        f"{what} needs the contents of a traced value {x.type}.",
+        f"{what[0].upper()}{what[1:]} needs the contents of a traced value {x.type}.",
         where=here(),
         why="the function is being traced: the value stands for every run and has no contents yet" + origin,
         fix=fix,
@@ -345,7 +347,7 @@ def static_int(x: Any, what: str) -> int:
     if x.__class__ is int:
         return x  # type: ignore[no-any-return]
     if isinstance(x, ValueClass):
-        fix = f"pass {what} as a Python int; as an argument of a jitted function, make it static: mw.jit(f, static_argnums=…)"
+        fix = f"pass {what} as a Python int; make an argument of a jitted function static:\nmw.jit(f, static_argnums=…)"
         return int(known(x, what, fix))
     try:
         return int(x.__index__())

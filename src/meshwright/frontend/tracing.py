@@ -68,18 +68,18 @@ def leaf_type(x: Any) -> TensorType:
     return x.type if isinstance(x, Value | ShapeDtypeStruct) else to_array(x).type
 
 
-def leaf_value(x: Any, where: str) -> Value:
-    """A leaf as a value, or an error that names the argument it came from."""
+def leaf_value(x: Any, what: str) -> Value:
+    """A leaf as a value, or an error that says what it is: "a result of the function", "argument 0['w']"."""
     if isinstance(x, Value):
         return x
     try:
         return to_array(x)
     except (ShapeError, TypeError, ValueError):
         raise TreeError(
-            f"{where} is a {type(x).__name__}, not an array or a number.",
+            f"{what[0].upper()}{what[1:]} is not an array or a number: its type is {type(x).__name__}.",
             where=here(),
-            why="the leaves of arguments must be arrays, NumPy arrays or numbers",
-            fix="pass an array, or mark the argument static: mw.jit(f, static_argnums=…)",
+            why="the leaves of what goes in and comes out must be arrays, NumPy arrays or numbers",
+            fix="pass an array, or mark an argument static: mw.jit(f, static_argnums=…)",
         ) from None
 
 
@@ -118,7 +118,7 @@ def trace_flat(
         args, kwargs = tree.unflatten(in_tree, leaves)
         outs, out_tree = tree.flatten(function(*args, **kwargs))
         out_trees.append(out_tree)
-        return [leaf_value(x, "A result of the function") for x in outs]
+        return [leaf_value(x, "a result of the function") for x in outs]
 
     program, captured = trace(flat, types, known)
     return Traced(program, captured, out_trees[0])
