@@ -247,9 +247,9 @@ class _Writer:
             return frozenset()
         needed: set[Atom] = set(self.program.outputs)
         for eqn in self.program.eqns:
-            if not self.takes_out(eqn) or not any(
-                a.type.shape == eqn.outputs[0].type.shape and a not in made for a in eqn.inputs
-            ):
+            shape, name = eqn.outputs[0].type.shape, _ufunc_name(eqn)
+            broadcasts = name is not None and isinstance(getattr(self.namespace, name), np.ufunc)
+            if not broadcasts or not any(a.type.shape == shape and a not in made for a in eqn.inputs):
                 needed.update(eqn.inputs)
         return frozenset(made - needed)
 
