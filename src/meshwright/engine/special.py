@@ -11,6 +11,7 @@ from functools import lru_cache, partial
 from math import factorial, log, pi, sqrt
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 Array = Any  # of NumPy
@@ -379,7 +380,8 @@ def _polygamma_right(order: int, x: Array) -> Array:
 def _polygamma_left(order: int, x: Array) -> Array:
     """The reflection (-1)^n psi_n(1 - x) - psi_n(x) = (d/dx)^n pi cot(pi x)."""
     near = x - np.rint(x)
-    cotangent = np.where(near == 0, np.nan, 1 / np.tan(pi * near))
+    # Both sides of a pole go the same way if the order is odd.
+    cotangent = np.where(near == 0, np.inf if order % 2 else np.nan, 1 / np.tan(pi * near))
     mirrored = _polygamma_right(order, 1 - x)
     reflected = pi ** (order + 1) * _horner(cotangent, _cotangent_derivative(order))
     return (-mirrored if order % 2 else mirrored) - reflected
@@ -391,7 +393,7 @@ def _polygamma(x: Array, order: int) -> Array:
 
 
 def polygamma(x: Any, order: int, out: Array | None = None) -> Array:
-    """The ``order``-th derivative of digamma; nan at its poles."""
+    """The ``order``-th derivative of digamma; at its poles nan, or infinite if the order is odd."""
     return _blocked(partial(_polygamma, order=order))(x, out)
 
 
@@ -446,7 +448,10 @@ def bitcast(x: Any, dtype: Any) -> Array:
     return x.view(dtype)[..., 0] if x.dtype.itemsize < dtype.itemsize else x.view(dtype)
 
 
-_FORMATS = {  # bits of the mantissa and of the exponent
+_FORMATS = {  # bits of the mantissa and of the exponent, of those with infinities
+    np.dtype(ml_dtypes.float8_e5m2): (2, 5),
+    np.dtype(np.float16): (10, 5),
+    np.dtype(ml_dtypes.bfloat16): (7, 8),
     np.dtype(np.float32): (23, 8),
     np.dtype(np.float64): (52, 11),
 }

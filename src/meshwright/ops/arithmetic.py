@@ -12,7 +12,18 @@ from meshwright.core.factors import FactorBuilder, Factors, pointwise
 from meshwright.core.op import Cost, Linear, Linearity, No, Op, Operand, Sample, Types, Value, define_op
 from meshwright.core.program import Params
 from meshwright.core.types import TensorType
-from meshwright.ops.basic import Derivatives, convert, linear_jvp, mul, neg, pointwise_batch, unbroadcast, zeros_like
+from meshwright.ops.basic import (
+    Derivatives,
+    convert,
+    linear_jvp,
+    mul,
+    neg,
+    pointwise_batch,
+    scalar_like,
+    unbroadcast,
+    zeros_like,
+)
+from meshwright.ops.choice import ge, select
 from meshwright.ops.pointwise import pointwise_op
 from meshwright.ops.rules import Ufunc, bad_operands, check_dtype, move_cost, pointwise_samples, traffic
 
@@ -214,8 +225,10 @@ conj: Op = pointwise_op(
 
 
 def _abs_derivative(t: Value, out: Value, x: Value) -> Value:
-    """d|x| = Re(t conj(x)) / |x|, taken to be 0 at 0."""
-    return real(mul(t, conj(sign(x)))) if dtypes.is_complex(x.dtype) else mul(t, sign(x))
+    """d|x| = Re(t conj(x)) / |x|; at 0 it is taken to be t if x is real, and 0 if it is complex."""
+    if dtypes.is_complex(x.dtype):
+        return real(mul(t, conj(sign(x))))
+    return mul(t, select(ge(x, 0), scalar_like(x, 1), scalar_like(x, -1)))
 
 
 def _sign(xp: Any, x: Any) -> Any:
