@@ -52,7 +52,13 @@ class Value:
 
 
 class Array(Value):
-    """An array of known contents."""
+    """An array of known contents.
+
+    >>> import meshwright.numpy as mnp
+    >>> x = mnp.array([1.0, 2.0])
+    >>> isinstance(x, Array), x.shape, x.dtype
+    (True, (2,), dtype('float32'))
+    """
 
     __slots__ = ("_data", "type")
 
