@@ -24,8 +24,8 @@ from meshwright.ops.basic import (
     zeros_like,
 )
 from meshwright.ops.choice import ge, select
-from meshwright.ops.pointwise import pointwise_op
-from meshwright.ops.rules import Ufunc, bad_operands, check_dtype, move_cost, pointwise_samples, traffic
+from meshwright.ops.pointwise import constant_op, pointwise_op
+from meshwright.ops.rules import Ufunc, bad_operands, check_dtype, move_cost, pointwise_samples, traffic, zero_jvp
 
 # Subtraction, division, remainder
 
@@ -269,9 +269,9 @@ def _round(xp: Any, x: Any, away: bool) -> Any:
     return xp.copysign(size, x)
 
 
-ceil: Op = pointwise_op("ceil", dtypes=FLOATS, evaluate=Ufunc("ceil"))
-floor: Op = pointwise_op("floor", dtypes=FLOATS, evaluate=Ufunc("floor"))
-round_: Op = pointwise_op(
+ceil: Op = constant_op("ceil", dtypes=FLOATS, evaluate=Ufunc("ceil"))
+floor: Op = constant_op("floor", dtypes=FLOATS, evaluate=Ufunc("floor"))
+round_: Op = constant_op(
     "round",
     dtypes=FLOATS,
     evaluate=_round,
@@ -291,6 +291,7 @@ stop_gradient: Op = pointwise_op(
     "stop_gradient",
     dtypes=ALL,
     evaluate=lambda xp, x: x,
+    jvp=zero_jvp,
     linear=Linearity.JOINTLY,
     transpose=lambda op, cts, inputs, params: list(cts),
     flops=0.0,

@@ -12,7 +12,7 @@ from meshwright.core.op import Linearity, Op, Operand, Sample, Types, define_op
 from meshwright.core.program import Params
 from meshwright.core.types import TensorType
 from meshwright.ops.basic import Derivatives, pointwise_batch
-from meshwright.ops.pointwise import pointwise_op
+from meshwright.ops.pointwise import constant_op
 from meshwright.ops.rules import (
     Ufunc,
     bad_operands,
@@ -26,10 +26,10 @@ from meshwright.ops.rules import (
 
 # Logic: of truth values, or of each bit of integers
 
-and_: Op = pointwise_op("and", arity=2, dtypes=(BOOL, *INTEGERS), evaluate=Ufunc("bitwise_and"))
-or_: Op = pointwise_op("or", arity=2, dtypes=(BOOL, *INTEGERS), evaluate=Ufunc("bitwise_or"))
-xor: Op = pointwise_op("xor", arity=2, dtypes=(BOOL, *INTEGERS), evaluate=Ufunc("bitwise_xor"))
-not_: Op = pointwise_op("not", dtypes=(BOOL, *INTEGERS), evaluate=Ufunc("invert"))
+and_: Op = constant_op("and", arity=2, dtypes=(BOOL, *INTEGERS), evaluate=Ufunc("bitwise_and"))
+or_: Op = constant_op("or", arity=2, dtypes=(BOOL, *INTEGERS), evaluate=Ufunc("bitwise_or"))
+xor: Op = constant_op("xor", arity=2, dtypes=(BOOL, *INTEGERS), evaluate=Ufunc("bitwise_xor"))
+not_: Op = constant_op("not", dtypes=(BOOL, *INTEGERS), evaluate=Ufunc("invert"))
 
 # Shifts: by the width or more (a negative amount counts as more), every bit is shifted out
 
@@ -49,22 +49,22 @@ def _with_sign(signed: bool) -> Callable[[Any, Any, Any], Any]:
 
 
 _shift_samples = pointwise_samples(2, 0, 9)
-shift_left: Op = pointwise_op(
+shift_left: Op = constant_op(
     "shift_left", arity=2, dtypes=INTEGERS, evaluate=Ufunc("left_shift"), samples=_shift_samples
 )
-shift_right_arithmetic: Op = pointwise_op(
+shift_right_arithmetic: Op = constant_op(
     "shift_right_arithmetic", arity=2, dtypes=INTEGERS, evaluate=_with_sign(True), samples=_shift_samples
 )
-shift_right_logical: Op = pointwise_op(
+shift_right_logical: Op = constant_op(
     "shift_right_logical", arity=2, dtypes=INTEGERS, evaluate=_with_sign(False), samples=_shift_samples
 )
 
 # Counts
 
-population_count: Op = pointwise_op(
+population_count: Op = constant_op(
     "population_count", dtypes=INTEGERS, evaluate=Ufunc("population_count"), samples=pointwise_samples(1, -99, 99)
 )
-clz: Op = pointwise_op("clz", dtypes=INTEGERS, evaluate=Ufunc("clz"), samples=pointwise_samples(1, -99, 99))
+clz: Op = constant_op("clz", dtypes=INTEGERS, evaluate=Ufunc("clz"), samples=pointwise_samples(1, -99, 99))
 
 # Bits of floats
 

@@ -11,7 +11,7 @@ from meshwright.core.program import Params
 from meshwright.core.types import TensorType
 from meshwright.ops.basic import Derivatives, broadcast_scalar, mul, pointwise_batch, scalar_like, unbroadcast
 from meshwright.ops.bits import and_
-from meshwright.ops.pointwise import pointwise_op
+from meshwright.ops.pointwise import constant_op, pointwise_op
 from meshwright.ops.rules import Ufunc, bad_operands, pointwise_cost, pointwise_type
 
 _ORDERED = (BOOL, *INTEGERS, *FLOATS)
@@ -23,13 +23,13 @@ def _truth(dtype: DType) -> DType:
 
 # Comparisons: with nan, only ne holds
 
-eq: Op = pointwise_op("eq", arity=2, dtypes=ALL, result=_truth, evaluate=Ufunc("equal"))
-ne: Op = pointwise_op("ne", arity=2, dtypes=ALL, result=_truth, evaluate=Ufunc("not_equal"))
-lt: Op = pointwise_op("lt", arity=2, dtypes=_ORDERED, result=_truth, evaluate=Ufunc("less"))
-le: Op = pointwise_op("le", arity=2, dtypes=_ORDERED, result=_truth, evaluate=Ufunc("less_equal"))
-gt: Op = pointwise_op("gt", arity=2, dtypes=_ORDERED, result=_truth, evaluate=Ufunc("greater"))
-ge: Op = pointwise_op("ge", arity=2, dtypes=_ORDERED, result=_truth, evaluate=Ufunc("greater_equal"))
-is_finite: Op = pointwise_op("is_finite", dtypes=FLOATS, result=_truth, evaluate=Ufunc("isfinite"))
+eq: Op = constant_op("eq", arity=2, dtypes=ALL, result=_truth, evaluate=Ufunc("equal"))
+ne: Op = constant_op("ne", arity=2, dtypes=ALL, result=_truth, evaluate=Ufunc("not_equal"))
+lt: Op = constant_op("lt", arity=2, dtypes=_ORDERED, result=_truth, evaluate=Ufunc("less"))
+le: Op = constant_op("le", arity=2, dtypes=_ORDERED, result=_truth, evaluate=Ufunc("less_equal"))
+gt: Op = constant_op("gt", arity=2, dtypes=_ORDERED, result=_truth, evaluate=Ufunc("greater"))
+ge: Op = constant_op("ge", arity=2, dtypes=_ORDERED, result=_truth, evaluate=Ufunc("greater_equal"))
+is_finite: Op = constant_op("is_finite", dtypes=FLOATS, result=_truth, evaluate=Ufunc("isfinite"))
 
 # select
 

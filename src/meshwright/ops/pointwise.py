@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from meshwright.core.dtypes import INEXACT, DType
@@ -22,13 +23,13 @@ def pointwise_op(
     dtypes: tuple[DType, ...] = INEXACT,
     result: Callable[[DType], DType] | None = None,
     evaluate: Callable[..., Any],
-    jvp: JvpRule | No = zero_jvp,
+    jvp: JvpRule | No,
     linear: Linearity = Linearity.NONE,
     transpose: TransposeRule | None = None,
     flops: float = 1.0,
     samples: Callable[[], Sequence[Sample]] | None = None,
 ) -> Op:
-    """An op on ``arity`` operands of one of ``dtypes`` and one shape; constant where no ``jvp`` is given."""
+    """An op on ``arity`` operands of one of ``dtypes`` and one shape."""
     return define_op(
         name,
         type=pointwise_type(name, arity, dtypes, result),
@@ -42,3 +43,7 @@ def pointwise_op(
         dtypes=dtypes,
         samples=samples or pointwise_samples(arity),
     )
+
+
+# An op of integers or truth values, or one that is constant almost everywhere: what it returns has no tangent.
+constant_op = partial(pointwise_op, jvp=zero_jvp)
