@@ -8,7 +8,7 @@ differs from a single one for about one value in 2**29, and for none of the 2**2
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -21,38 +21,42 @@ _F32 = np.float32
 _TINY, _HALF = np.finfo(_F32).tiny, _F32(0.5)
 
 
-def _held(*values: float) -> tuple[Any, ...]:
-    """float32 numbers, held as float64."""
-    return tuple(np.float64(_F32(value)) for value in values)
+def _held(*polynomials: tuple[float, ...]) -> Any:
+    """Coefficients of float32, held as float64: for each power, highest first, a column of one per polynomial."""
+    return np.array(polynomials, _F32).astype(np.float64).T[..., None]
 
 
 # log(1 + r) = r - r²/2 + r³ P(r) for r in [√½ - 1, √2 - 1], P of degree 8 in three parts (Cephes logf).
-_LOG_HIGH = _held(0.070376836, -0.1151461, 0.116769984)
-_LOG_MIDDLE = _held(-0.12420141, 0.14249323, -0.16668057)
-_LOG_LOW = _held(0.20000714, -0.24999994, 0.3333333)
+_LOG = _held(
+    (0.070376836, -0.1151461, 0.116769984), (-0.12420141, 0.14249323, -0.16668057), (0.20000714, -0.24999994, 0.3333333)
+)
 _LN2_HIGH, _LN2_LOW = _F32(0.693359375), _F32(-2.12194440e-4)
 _SQRT_HALF_BITS, _ONE_BITS = (np.array(x, _F32).view(np.int32) for x in (0.70710677, 1.0))
 _MANTISSA, _MANTISSA_WIDTH, _BIAS = np.int32(0x7FFFFF), np.int32(23), np.int32(127)
 
 # log(1 + x) = x - x²/2 + x³ N(x)/D(x) for |x| < √2 - 1 (Cephes log1p).
-_LOG1P_NUMERATOR = _held(4.527e-05, 0.49854103, 6.5787325, 29.911919, 60.94967, 57.112965, 20.039553)
-_LOG1P_DENOMINATOR = _held(1.0, 15.062909, 83.04757, 221.7624, 309.09872, 216.42789, 60.11866)
+_LOG1P = _held(
+    (4.527e-05, 0.49854103, 6.5787325, 29.911919, 60.94967, 57.112965, 20.039553),
+    (1.0, 15.062909, 83.04757, 221.7624, 309.09872, 216.42789, 60.11866),
+)
 _LOG1P_RANGE = _F32(0.41421357)
 
 # erf_inv(x) = x P(w), w = -log(1 - x²): one polynomial in w - 2.5 below 5, one in √w - 3 above (Giles,
 # "Approximating the erfinv function", 2012).
-_ERF_INV_CENTRE = _held(
+_ERF_INV_CENTRE = _held((
     2.8102264e-08, 3.4327394e-07, -3.5233877e-06, -4.3915065e-06, 0.00021858087, -0.001253725, -0.0041776816,
     0.24664073, 1.5014094,
-)  # fmt: skip
-_ERF_INV_TAIL = _held(
+))  # fmt: skip
+_ERF_INV_TAIL = _held((
     -0.00020021426, 0.00010095056, 0.0013493432, -0.0036734284, 0.0057395077, -0.0076224613, 0.0094388705, 1.001674,
     2.8329768,
-)  # fmt: skip
+))  # fmt: skip
 
 # erf(x) = x N(x²)/D(x²) for |x| below 3.74, ±1 above (Eigen).
-_ERF_NUMERATOR = _held(0.00022905065, 0.003408291, 0.050955694, 0.18520832, 1.1283791)
-_ERF_DENOMINATOR = _held(-1.1791603e-07, 2.3547966e-05, 0.0010179626, 0.01407047, 0.11098505, 0.49746925, 1.0)
+_ERF = _held(
+    (0.0, 0.0, 0.00022905065, 0.003408291, 0.050955694, 0.18520832, 1.1283791),
+    (-1.1791603e-07, 2.3547966e-05, 0.0010179626, 0.01407047, 0.11098505, 0.49746925, 1.0),
+)
 _ERF_RANGE = _F32(3.7439213)
 
 
@@ -94,7 +98,7 @@ def fma(x: Any, y: Any, z: Any) -> Any:
     return map_chunks(make_kernel, (x, y, z), (x.dtype,), _CHUNK)[0]
 
 
-# Kernels write ``out`` from ``x``; ``wide`` and ``narrow`` are rows of float64 and float32 scratch of the same length.
+# Kernels write ``out`` from ``x``. Of scratch they have rows of float64 and of float32, as long as ``x``.
 
 _Function = Callable[[Any, Any, Any, Any], None]
 
@@ -107,30 +111,31 @@ def _map(function: _Function, wide_function: Callable[[Any], Any], x: Any) -> An
         return _map(function, wide_function, x.astype(_F32)).astype(x.dtype)
 
     def make_kernel(length: int) -> Kernel:
-        wide, narrow = np.empty((4, length)), np.empty((6, length), _F32)
+        wide, narrow = np.empty((5, length)), np.empty((8, length), _F32)
         return lambda x, out: function(x, out, wide[:, : x.size], narrow[:, : x.size])
 
     return map_chunks(make_kernel, (x,), (_F32,), _CHUNK)[0]
 
 
-def _multiply_add(total: Any, x: Any, c: Any, spare: Any) -> None:
-    """total = total * x + c, rounded to float32."""
+def _multiply_add(total: Any, x: Any, c: Any, result: Any) -> None:
+    """result = total * x + c in float32, from float64."""
     np.multiply(total, x, out=total)
     np.add(total, c, out=total)
-    spare[...] = total
-    total[...] = spare
+    result[...] = total
 
 
-def _polynomial(total: Any, x: Any, coefficients: Sequence[Any], spare: Any) -> None:
-    """total = coefficients[0] * x**n + … + coefficients[n], by Horner's rule."""
+def _polynomials(x: Any, coefficients: Any, total: Any, result: Any) -> None:
+    """Several polynomials of x by Horner's rule, one in each row of ``result``; x and ``total`` are float64."""
     total[...] = coefficients[0]
-    for c in coefficients[1:]:
-        _multiply_add(total, x, c, spare)
+    for n, c in enumerate(coefficients[1:]):
+        if n:
+            total[...] = result
+        _multiply_add(total, x, c, result)
 
 
 def _log(x: Any, out: Any, wide: Any, narrow: Any) -> None:
-    r, r2, exponent, spare = narrow[:4]
-    r_wide, r3_wide, total, part = wide
+    r, r2, exponent, rounded = narrow[0], narrow[1], narrow[2], narrow[3:6]
+    r_wide, r3_wide, parts = wide[0], wide[1], wide[2:5]
     # x = 2**exponent * (1 + r) with 1 + r in [√½, √2): counting from √½, exponent and mantissa come apart as they are.
     bits, whole = r.view(np.int32), r2.view(np.int32)
     np.maximum(x, _TINY, out=r)
@@ -144,19 +149,22 @@ def _log(x: Any, out: Any, wide: Any, narrow: Any) -> None:
 
     np.multiply(r, r, out=r2)
     r_wide[...] = r
-    np.multiply(r2, r, out=spare)
-    r3_wide[...] = spare
-    _polynomial(total, r_wide, _LOG_HIGH, spare)
-    for coefficients in (_LOG_MIDDLE, _LOG_LOW):
-        _polynomial(part, r_wide, coefficients, spare)
-        _multiply_add(total, r3_wide, part, spare)
-    np.multiply(exponent, _LN2_LOW, out=spare)
-    part[...] = spare
-    _multiply_add(total, r3_wide, part, spare)
+    np.multiply(r2, r, out=rounded[0])
+    r3_wide[...] = rounded[0]
+    _polynomials(r_wide, _LOG, parts, rounded)
+    parts[...] = rounded
+    total, middle, low = parts
+    _multiply_add(total, r3_wide, middle, rounded[0])
+    total[...] = rounded[0]
+    _multiply_add(total, r3_wide, low, rounded[0])
+    total[...] = rounded[0]
+    np.multiply(exponent, _LN2_LOW, out=rounded[0])
+    low[...] = rounded[0]
+    _multiply_add(total, r3_wide, low, rounded[0])
     # Products by ½ and by the 9 leading bits of ln 2 are exact, so that these need no fused multiply-add.
     np.multiply(r2, _HALF, out=r2)
     np.subtract(r, r2, out=r)
-    np.add(r, spare, out=r)
+    np.add(r, rounded[0], out=r)
     np.multiply(exponent, _LN2_HIGH, out=exponent)
     np.add(r, exponent, out=out)
 
@@ -166,16 +174,13 @@ def _log(x: Any, out: Any, wide: Any, narrow: Any) -> None:
 
 
 def _log1p_near_zero(x: Any, out: Any, wide: Any, narrow: Any) -> None:
-    x2, spare, quotient = narrow[:3]
-    x_wide, numerator, denominator, _ = wide
-    x_wide[...] = x
-    _polynomial(numerator, x_wide, _LOG1P_NUMERATOR, spare)
-    _polynomial(denominator, x_wide, _LOG1P_DENOMINATOR, spare)
-    np.divide(numerator, denominator, out=numerator)
-    quotient[...] = numerator
+    x2, quotient, rounded = narrow[0], narrow[1], narrow[2:4]
+    wide[0] = x
+    _polynomials(wide[0], _LOG1P, wide[1:3], rounded)
+    np.divide(rounded[0], rounded[1], out=quotient)
     np.multiply(x, x, out=x2)
-    np.multiply(x2, x, out=spare)
-    np.multiply(spare, quotient, out=quotient)
+    np.multiply(x2, x, out=rounded[0])
+    np.multiply(rounded[0], quotient, out=quotient)
     np.multiply(x2, _HALF, out=x2)
     np.subtract(quotient, x2, out=quotient)
     np.add(x, quotient, out=out)
@@ -187,7 +192,7 @@ def _log1p(x: Any, out: Any, wide: Any, narrow: Any) -> None:
     if n == x.size:
         _log1p_near_zero(x, out, wide, narrow)
         return
-    sorted_x, result = narrow[4:]
+    sorted_x, result = narrow[6:]
     order = np.concatenate((np.flatnonzero(near), np.flatnonzero(~near)))
     np.take(x, order, out=sorted_x, mode="clip")
     if n:
@@ -198,35 +203,30 @@ def _log1p(x: Any, out: Any, wide: Any, narrow: Any) -> None:
 
 
 def _erf_inv(x: Any, out: Any, wide: Any, narrow: Any) -> None:
-    np.multiply(x, x, out=narrow[3])
-    np.negative(narrow[3], out=narrow[3])
-    _log1p(narrow[3], out, wide, narrow)
+    minus_x2, w = narrow[5], narrow[0]
+    np.multiply(x, x, out=minus_x2)
+    np.negative(minus_x2, out=minus_x2)
+    _log1p(minus_x2, out, wide, narrow)
     tail = np.flatnonzero(~(out > -5))
-    w = narrow[0]
-    np.sqrt(np.negative(out[tail]), out=w[: tail.size])
-    w_tail = np.subtract(w[: tail.size], _F32(3)).astype(np.float64)
+    w_tail = np.subtract(np.sqrt(np.negative(out[tail])), _F32(3)).astype(np.float64)
     np.subtract(_F32(-2.5), out, out=w)
     wide[0] = w
-    _polynomial(wide[1], wide[0], _ERF_INV_CENTRE, out)
+    _polynomials(wide[0], _ERF_INV_CENTRE, wide[1:2], out[None])
     if tail.size:
-        total, spare = np.empty_like(w_tail), np.empty(tail.size, _F32)
-        _polynomial(total, w_tail, _ERF_INV_TAIL, spare)
-        spare[np.abs(x[tail]) == 1] = np.inf
-        out[tail] = spare
+        value = np.empty((1, tail.size), _F32)
+        _polynomials(w_tail, _ERF_INV_TAIL, w_tail[None].copy(), value)
+        out[tail] = np.where(np.abs(x[tail]) == 1, np.inf, value[0])
     np.multiply(out, x, out=out)
 
 
 def _erf(x: Any, out: Any, wide: Any, narrow: Any) -> None:
-    within, x2, spare = narrow[:3]
-    x2_wide, numerator, denominator, _ = wide
+    within, x2, rounded = narrow[0], narrow[1], narrow[2:4]
     np.clip(x, -_ERF_RANGE, _ERF_RANGE, out=within)
     np.multiply(within, within, out=x2)
-    x2_wide[...] = x2
-    _polynomial(denominator, x2_wide, _ERF_DENOMINATOR, spare)
-    _polynomial(numerator, x2_wide, _ERF_NUMERATOR, spare)
-    np.multiply(within, spare, out=spare)
-    x2[...] = denominator
-    np.divide(spare, x2, out=out)
+    wide[0] = x2
+    _polynomials(wide[0], _ERF, wide[1:3], rounded)
+    np.multiply(within, rounded[0], out=within)
+    np.divide(within, rounded[1], out=out)
     outside = np.abs(x) >= _ERF_RANGE
     if outside.any():
         np.copyto(out, np.copysign(_F32(1), x), where=outside)

@@ -63,7 +63,7 @@ def randint(
 
     >>> import meshwright as mw
     >>> np.asarray(mw.random.randint(mw.random.key(0), (4,), 0, 10))
-    array([0, 0, 0, 0], dtype=int32)
+    array([9, 0, 2, 3], dtype=int32)
     """
     no_sharding(out_sharding=out_sharding)
     one = checked_key("randint", key)
@@ -139,7 +139,7 @@ def permutation(
 
     >>> import meshwright as mw
     >>> np.asarray(mw.random.permutation(mw.random.key(0), 5))
-    array([3, 1, 4, 2, 0], dtype=int32)
+    array([0, 1, 4, 3, 2], dtype=int32)
     """
     no_sharding(out_sharding=out_sharding)
     one = checked_key("permutation", key)
@@ -324,7 +324,7 @@ def categorical(
             f"categorical cannot draw shape {out} from logits {scores.type.short()} along axis {axis}.",
             where=here(),
             why=f"the shape ends in that of the logits without the axis, {batch}",
-            fix=f"shape={(*extra, *batch)}",
+            fix=f"shape={(*(extra or out), *batch)}",
         )
     depth = checked_mode("categorical", mode)
     if replace:

@@ -38,6 +38,7 @@ from meshwright.ops.random import threefry2x32
 from meshwright.ops.shape import concatenate, iota, slice_
 
 IMPLEMENTATION = "threefry2x32"
+PLACES_IN_A_WORD = 2**32
 
 
 class Sampler:
@@ -188,7 +189,7 @@ def bits(key: ArrayLike, shape: Any = (), dtype: DTypeLike = None, *, out_shardi
 
     >>> import meshwright as mw
     >>> np.asarray(mw.random.bits(mw.random.key(0), (2,)))
-    array([1797259609, 2579123966], dtype=uint32)
+    array([4070199207, 4202968722], dtype=uint32)
     """
     no_sharding(out_sharding=out_sharding)
     wanted = checked_dtype("bits", np.uint64 if dtype is None else dtype, dtypes.UNSIGNED)
@@ -224,7 +225,7 @@ def _hash(key: Value, shape: Shape) -> tuple[Value, Value]:
 def _places(shape: Shape) -> tuple[Any, Any]:
     if not shape:
         return 0, 0
-    dtype = UINT32 if prod(shape) <= 2**32 else UINT64
+    dtype = UINT32 if prod(shape) <= PLACES_IN_A_WORD else UINT64
     total: Any = None
     stride = prod(shape)
     for dim, size in enumerate(shape):
@@ -328,13 +329,14 @@ def fitting_shape(name: str, shape: Any, **parameters: Value) -> Shape:
     shapes = [x.shape for x in parameters.values()]
     found = broadcast_shapes(*shapes) if shape is None else checked_shape(name, shape)
     together = None if found is None else broadcast_shapes(found, *shapes)
-    if together is None or together != found:
+    if found is None or together != found:
         shown = " and ".join(f"{what} {x.type.short()}" for what, x in parameters.items() if x.ndim)
+        over = "over one shape" if shape is None else f"over shape {found}"
         raise ShapeError(
-            f"{name} cannot spread {shown} over shape {found}.",
+            f"{name} cannot spread {shown} {over}.",
             where=here(),
             why="the shape of the samples is one that every parameter broadcasts to",
-            fix=f"shape={together}" if together is not None else f"shape={shapes[0]}, with parameters of that shape",
+            fix=f"shape={together}" if together else "give the parameters one shape, or sizes of 1",
         )
     return found
 
