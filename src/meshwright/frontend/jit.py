@@ -27,7 +27,7 @@ Statics = tuple[tuple[int | str, Any], ...]
 class Compiled:
     """A program ready to run on arrays of fixed types."""
 
-    __slots__ = ("call", "donated", "out_tree", "out_types", "program")
+    __slots__ = ("call", "donated", "out_tree", "out_types", "program", "single")
 
     def __init__(self, traced: Traced, donated: tuple[bool, ...]) -> None:
         self.program = check(cse(dce(traced.closed)), "simplification")
@@ -35,6 +35,13 @@ class Compiled:
         self.donated = [n for n, given in enumerate(donated) if given]
         self.out_types = self.program.out_types
         self.out_tree = traced.out_tree
+        self.single = traced.out_tree.is_leaf()
+
+    def run(self, data: Sequence[Any]) -> Any:
+        """The outputs for the contents of the arguments, in the containers the function returned them in."""
+        if self.single:
+            return Array(self.call(*data)[0], self.out_types[0])
+        return tree.unflatten(self.out_tree, map(Array, self.call(*data), self.out_types))
 
 
 class Jitted:
@@ -49,9 +56,25 @@ class Jitted:
         self.static_argnames = static_argnames
         self.donate = donate
         self._compiled: dict[Any, Compiled] = {}
+        self._plain: dict[Any, Compiled] = {}  # those for positional arrays alone, by their types
         self._traced: dict[Any, Traced] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._plain and not kwargs and state.builder is None:
+            key: list[Any] = [dtypes.config._enable_x64]
+            data: list[Any] = []
+            for x in args:
+                if x.__class__ is not Array or x._data is None:
+                    break
+                key.append(x.type)
+                data.append(x._data)
+            else:
+                compiled = self._plain.get(tuple(key))
+                if compiled is not None:
+                    return compiled.run(data)
+        return self._call(args, kwargs)
+
+    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         statics: Statics = ()
         if self.static_argnums or self.static_argnames:
             statics, args, kwargs = self._separate(args, kwargs)
@@ -69,11 +92,12 @@ class Jitted:
         if compiled is None:
             compiled = self._compile(in_tree, statics, types)
             self._compiled[key] = compiled
+            if not kwargs and not statics and not compiled.donated and all(x.__class__ is Array for x in args):
+                self._plain[(dtypes.config._enable_x64, *types)] = compiled
         if compiled.donated:
             del contents, value  # which refer to the last argument
             _take(leaves, data, compiled.donated)
-        outs = [Array(x, t) for x, t in zip(compiled.call(*data), compiled.out_types, strict=True)]
-        return tree.unflatten(compiled.out_tree, outs)
+        return compiled.run(data)
 
     def _separate(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
