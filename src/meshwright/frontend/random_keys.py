@@ -68,16 +68,19 @@ def key(seed: ArrayLike, *, impl: str | None = None, dtype: str | None = None) -
     >>> np.asarray(mw.random.key(42))
     array([ 0, 42], dtype=uint32)
     """
-    for given in (impl, dtype):
-        if given not in (None, IMPLEMENTATION):
+    _check_implementation(impl, dtype)
+    return stack_values(_seed_words(seed), 0)
+
+
+def _check_implementation(*names: str | None) -> None:
+    for name in names:
+        if name not in (None, IMPLEMENTATION):
             raise MeshwrightError(
-                f"There is no random number generator {given!r}.",
+                f"There is no random number generator {name!r}.",
                 where=here(),
                 why=f"keys belong to {IMPLEMENTATION}, whose numbers do not depend on the layout of an array",
                 fix="mw.random.key(seed)",
             )
-    words = _seed_words(seed)
-    return stack_values(words, 0)
 
 
 def PRNGKey(seed: ArrayLike, *, impl: str | None = None) -> Value:
@@ -117,8 +120,7 @@ def key_data(keys: ArrayLike) -> Value:
 
 def wrap_key_data(key_bits_array: ArrayLike, *, impl: str | None = None, dtype: str | None = None) -> Value:
     """One or more keys from their words, which here are the keys themselves."""
-    if (impl or dtype or IMPLEMENTATION) != IMPLEMENTATION:
-        key(0, impl=impl, dtype=dtype)
+    _check_implementation(impl, dtype)
     return checked_keys("wrap_key_data", key_bits_array)
 
 
@@ -157,14 +159,15 @@ def rows_of_split(key: Value) -> tuple[Value, Value]:
 def fold_in(key: ArrayLike, data: ArrayLike) -> Value:
     """A new key from a key and an integer, say the number of a step or a layer."""
     one = checked_key("fold_in", key)
-    if is_number(data) and isinstance(data, int) and not 0 <= data < 2**32:
+    number = is_number(data) and isinstance(data, int)
+    if number and not 0 <= data < 2**32:
         raise ShapeError(
             f"fold_in cannot take data={data}.",
             where=here(),
             why="data is a 32-bit unsigned integer",
             fix=f"mw.random.fold_in(key, {data % 2**32})",
         )
-    x = value(np.uint32(data)) if isinstance(data, int) and is_number(data) else value(data)
+    x = value(np.uint32(data) if number else data)
     if not dtypes.is_integer(x.dtype) or x.ndim:
         raise ShapeError(
             f"fold_in cannot take data of type {x.type.short()}.",
