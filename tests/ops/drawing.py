@@ -40,10 +40,22 @@ def draw_operand(generator: np.random.Generator, operand: Operand, dtype: DType 
 
 
 def draw(sample: Sample, dtype: DType | None, *key: object) -> Arrays:
-    """The operands of a call; another ``key`` gives other values."""
+    """The operands of a call, which no one may write to; another ``key`` gives other values."""
     generator = rng(*key)
     arrays = [draw_operand(generator, operand, dtype) for operand in sample.operands]
-    return [np.asarray(x) for x in sample.prepare(arrays)] if sample.prepare else arrays
+    arrays = [np.array(x) for x in sample.prepare(arrays)] if sample.prepare else arrays
+    for x in arrays:
+        x.flags.writeable = False
+    return arrays
+
+
+def strided(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """An equal array whose elements lie backward and apart in memory."""
+    spread = np.zeros([2 * n for n in reversed(x.shape)], x.dtype).T
+    view = spread[(*(slice(None, None, -2) for _ in x.shape), ...)]
+    view[...] = x
+    view.flags.writeable = False
+    return view
 
 
 def draw_like(array: np.ndarray[Any, Any], *key: object) -> np.ndarray[Any, Any]:

@@ -38,7 +38,7 @@ from meshwright.transform.derivative import jvp_program, linearize_program
 from meshwright.transform.transpose import transpose_program
 from tests.ops.comparing import assert_close, wide
 from tests.ops.differences import COMPLEX_DERIVATIVE, at_edges
-from tests.ops.drawing import draw, draw_like, edge_operands, stack
+from tests.ops.drawing import draw, draw_like, edge_operands, stack, strided
 from tests.ops.jax_twins import POINTWISE, TWINS, WITHOUT_TWIN
 from tests.ops.splitting import COMBINE, Split, run_in_parts, split_of
 
@@ -214,6 +214,25 @@ def test_the_value_at_edges_is_that_of_jax(case: Case) -> None:
     compared = ~at_edges(case.op.name, operands, case.sample.params)
     for out, value in zip(actual, twin(case, *operands), strict=True):
         assert_close(out[compared], np.asarray(value)[compared], ulps=case.ulps, pointwise=True)
+
+
+@walk(cases(ONE[:1]))
+def test_the_value_does_not_depend_on_how_operands_lie_in_memory(case: Case) -> None:
+    operands = case.operands()
+    actual = call(case.op, [strided(x) for x in operands], case.sample.params)
+    for out, value in zip(actual, call(case.op, operands, case.sample.params), strict=True):
+        assert_close(out, value, ulps=case.ulps)
+
+
+@walk([case for case in at_its_edges() if case.dtype in (None, *MAIN) or case.dtype == case.op.dtypes[0]])
+def test_a_pointwise_op_takes_each_element_alone_and_none_at_all(case: Case) -> None:
+    operands = [np.broadcast_to(x, (2, 4)) for x in case.operands()]
+    (whole,) = call(case.op, operands, case.sample.params)
+    (none,) = call(case.op, [x[:, :0] for x in operands], case.sample.params)
+    assert (none.dtype, none.shape) == (whole.dtype, (2, 0))
+    for place in np.ndindex(2, 4):
+        (one,) = call(case.op, [np.asarray(x[place]) for x in operands], case.sample.params)
+        assert_close(one, np.asarray(whole[place]), ulps=case.ulps, context=f"{place}")
 
 
 # Derivatives
@@ -402,24 +421,22 @@ def test_a_linear_op_and_its_transpose_are_adjoint(case: Case) -> None:
 BATCH = 3
 
 
-@walk([c for c in cases(ONE[:1]) if c.sample.operands])
+@walk([c for c in cases(ONE[:1]) if c.sample.operands and not isinstance(c.op.batch, No)])
 def test_batching_is_a_loop(case: Case) -> None:
-    examples = [case.operands("example", n) for n in range(BATCH)]
     program = traced(case)
-    if isinstance(case.op.batch, No):
-        return
-    for flags in product([True, False], repeat=len(case.sample.operands)):
-        if not any(flags):
-            continue
+    every = (True,) * len(case.sample.operands)
+    ways = [(BATCH, flags) for flags in product([True, False], repeat=len(every)) if any(flags)]
+    for size, flags in [*ways, (1, every)]:
+        examples = [case.operands("example", n) for n in range(size)]
         rows = [[x if f else examples[0][i] for i, (x, f) in enumerate(zip(row, flags))] for row in examples]
         args = [stack([row[i] for row in rows]) if f else rows[0][i] for i, f in enumerate(flags)]
-        outs, out_flags = batch_program(program, BATCH, [to_array(x) for x in args], flags)
+        outs, out_flags = batch_program(program, size, [to_array(x) for x in args], flags)
         looped = [call(case.op, row, case.sample.params) for row in rows]
         for index, (out, f) in enumerate(zip(outs, out_flags, strict=True)):
             expected = stack([row[index] for row in looped])
-            actual = out.data if f else stack([out.data] * BATCH)
+            actual = out.data if f else stack([out.data] * size)
             assert out.data.dtype == out.type.dtype
-            assert_close(actual, expected, ulps=case.ulps, context=f"batched {flags}, result {index}")
+            assert_close(actual, expected, ulps=case.ulps, context=f"{size} batched {flags}, result {index}")
 
 
 # Text
