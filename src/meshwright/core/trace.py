@@ -84,11 +84,11 @@ class Array(Value):
 class Tracer(Value):
     """A value of the program being traced."""
 
-    __slots__ = ("builder", "type", "var")
+    __slots__ = ("builder", "type", "variable")
 
     def __init__(self, builder: Builder, var: Var) -> None:
         self.builder = builder
-        self.var = var
+        self.variable = var
         self.type = var.type
 
 
@@ -130,7 +130,7 @@ class Builder:
         """How an equation of this builder refers to ``x``."""
         if x.__class__ is Tracer:
             if x.builder is self and not self.closed:
-                return x.var  # type: ignore[no-any-return]
+                return x.variable  # type: ignore[no-any-return]
             if x.builder.closed:
                 raise leaked(x)
         elif x.type.ndim == 0 and x.__class__ is Array:
@@ -284,7 +284,7 @@ def trace(
     try:
         tracers = [builder.input(t) for t in types]
         if known is not None:
-            builder.known = {t.var: x for t, x in zip(tracers, known, strict=True)}
+            builder.known = {t.variable: x for t, x in zip(tracers, known, strict=True)}
         with building(builder):
             outputs = function(*tracers)
             return builder.finish([to_array(x) for x in outputs])
@@ -330,7 +330,7 @@ def concrete(tracer: Tracer) -> Any:
     builder = tracer.builder
     if builder.known is None or builder.closed:
         return None
-    needed: set[Var] = {tracer.var}
+    needed: set[Var] = {tracer.variable}
     slice_: list[Eqn] = []
     for eqn in reversed(builder.eqns):
         if any(v in needed for v in eqn.outputs):
@@ -350,12 +350,12 @@ def concrete(tracer: Tracer) -> Any:
     with building(None):
         for eqn in reversed(slice_):
             write(env, eqn, apply(eqn.op, [read(env, a) for a in eqn.inputs], eqn.params))
-    return env[tracer.var].data
+    return env[tracer.variable].data
 
 
 def leaked(x: Tracer) -> TracerError:
     """The error for a tracer used after its trace ended."""
-    made = next((eqn for eqn in x.builder.eqns if x.var in eqn.outputs), None)
+    made = next((eqn for eqn in x.builder.eqns if x.variable in eqn.outputs), None)
     origin = f"\nit was made at {made.source.show()}" if made and made.source else ""
     return TracerError(
         f"A traced value {x.type} is used after the function it belongs to has returned.",

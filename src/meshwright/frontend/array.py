@@ -14,6 +14,7 @@ from meshwright.core.trace import Array, Tracer, apply, concrete
 from meshwright.core.trace import Value as ValueClass
 from meshwright.errors import ShapeError
 from meshwright.frontend import (
+    numpy_arithmetic,
     numpy_creation,
     numpy_linalg,
     numpy_logic,
@@ -58,6 +59,13 @@ def _reflected(op: Op, self: Value, other: Any) -> Any:
     if self.type.dtype in _TAKES.get(other.__class__, _NO_DTYPES):
         return apply(op, (other, self), {})
     return nary(op, other, self) if is_operand(other) else NotImplemented
+
+
+def _ordered(op: Op, self: Value, other: Any) -> Any:
+    """A comparison by order, which complex numbers have in NumPy only."""
+    if self.type.dtype.kind == "c" and is_operand(other):
+        return numpy_logic.ordered(op, self, other)
+    return _operator(op, self, other)
 
 
 def _contents(x: Any, what: str, fix: str) -> Any:
@@ -128,28 +136,28 @@ class Methods:
         return inexact_binary(elementwise.div, other, self) if is_operand(other) else NotImplemented
 
     def __floordiv__(self, other: Any) -> Any:
-        return numpy_math.floor_divide(self, other) if is_operand(other) else NotImplemented
+        return numpy_arithmetic.floor_divide(self, other) if is_operand(other) else NotImplemented
 
     def __rfloordiv__(self, other: Any) -> Any:
-        return numpy_math.floor_divide(other, self) if is_operand(other) else NotImplemented
+        return numpy_arithmetic.floor_divide(other, self) if is_operand(other) else NotImplemented
 
     def __mod__(self, other: Any) -> Any:
-        return numpy_math.remainder(self, other) if is_operand(other) else NotImplemented
+        return numpy_arithmetic.remainder(self, other) if is_operand(other) else NotImplemented
 
     def __rmod__(self, other: Any) -> Any:
-        return numpy_math.remainder(other, self) if is_operand(other) else NotImplemented
+        return numpy_arithmetic.remainder(other, self) if is_operand(other) else NotImplemented
 
     def __divmod__(self, other: Any) -> Any:
-        return numpy_math.divmod(self, other) if is_operand(other) else NotImplemented
+        return numpy_arithmetic.divmod(self, other) if is_operand(other) else NotImplemented
 
     def __rdivmod__(self, other: Any) -> Any:
-        return numpy_math.divmod(other, self) if is_operand(other) else NotImplemented
+        return numpy_arithmetic.divmod(other, self) if is_operand(other) else NotImplemented
 
     def __pow__(self, other: Any) -> Any:
-        return numpy_math.power(self, other) if is_operand(other) else NotImplemented
+        return numpy_arithmetic.power(self, other) if is_operand(other) else NotImplemented
 
     def __rpow__(self, other: Any) -> Any:
-        return numpy_math.power(other, self) if is_operand(other) else NotImplemented
+        return numpy_arithmetic.power(other, self) if is_operand(other) else NotImplemented
 
     def __matmul__(self, other: Any) -> Any:
         return numpy_linalg.matmul(self, other) if is_operand(other) else NotImplemented
@@ -167,7 +175,8 @@ class Methods:
         return numpy_logic.absolute(self)
 
     def __round__(self, digits: int | None = None) -> Any:
-        return numpy_math.round(self, digits or 0)
+        rounded = numpy_math.round(self, digits or 0)
+        return astype(rounded, int) if digits is None and dtypes.is_float(self.type.dtype) else rounded
 
     # Bits
 
@@ -213,16 +222,16 @@ class Methods:
         return _operator(elementwise.ne, self, other)
 
     def __lt__(self, other: Any) -> Any:
-        return _operator(elementwise.lt, self, other)
+        return _ordered(elementwise.lt, self, other)
 
     def __le__(self, other: Any) -> Any:
-        return _operator(elementwise.le, self, other)
+        return _ordered(elementwise.le, self, other)
 
     def __gt__(self, other: Any) -> Any:
-        return _operator(elementwise.gt, self, other)
+        return _ordered(elementwise.gt, self, other)
 
     def __ge__(self, other: Any) -> Any:
-        return _operator(elementwise.ge, self, other)
+        return _ordered(elementwise.ge, self, other)
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -291,7 +300,7 @@ class Methods:
 
     @property
     def at(self) -> At:
-        """``x.at[index].set(y)``: a new array with ``y`` at ``index``; also add, multiply, divide, power, min, max, get.
+        """``x.at[index].set(y)``: a new array with ``y`` at ``index``; also add, multiply, divide, min, max, get.
 
         >>> import meshwright.numpy as mnp
         >>> mnp.zeros(3).at[1].set(5.0)
@@ -514,7 +523,7 @@ class Methods:
 
     def clip(self, min: ArrayLike | None = None, max: ArrayLike | None = None) -> Any:
         """Limited to lie between ``min`` and ``max``."""
-        return numpy_math.clip(self, min, max)
+        return numpy_arithmetic.clip(self, min, max)
 
     def round(self, decimals: int = 0, out: None = None) -> Any:
         """Rounded, halves to even."""

@@ -20,8 +20,8 @@ from meshwright.core.trace import Array, Tracer, apply, concrete, to_array
 from meshwright.core.trace import Value as ValueClass
 from meshwright.core.types import Shape
 from meshwright.errors import IndexingError, ShapeError
+from meshwright.frontend.numpy_arithmetic import add, divide, maximum, minimum, multiply, power
 from meshwright.frontend.numpy_logic import either
-from meshwright.frontend.numpy_math import add, divide, maximum, minimum, multiply, power
 from meshwright.frontend.operands import (
     ArrayLike,
     broadcast,
@@ -29,6 +29,7 @@ from meshwright.frontend.operands import (
     convert,
     not_known,
     promote_operands,
+    strong,
     value,
 )
 from meshwright.ops import basic, elementwise, indexing
@@ -50,7 +51,7 @@ class Position(NamedTuple):
     """One place along a dim, or an array of them. ``dim`` is None for a lone boolean, which uses up no dim."""
 
     dim: int | None
-    at: Any  # an int, a NumPy array of integers, or a tracer; counted from the left where it is known
+    at: Any  # an int, a NumPy array of integers, or a tracer; counted from the left, perhaps outside
 
 
 class NewDim(NamedTuple):
@@ -108,6 +109,8 @@ def _entry(entry: Any) -> Any:
         entry = value(entry) if entry else np.zeros(0, np.int32)
     if isinstance(entry, Array):
         entry = np.asarray(entry.data)
+        if entry.ndim == 0 and entry.dtype.kind in "iu":
+            return entry
     if isinstance(entry, Tracer):
         if entry.type.dtype == BOOL:
             data = concrete(entry)
@@ -115,8 +118,8 @@ def _entry(entry: Any) -> Any:
                 raise not_known(
                     entry,
                     "A boolean mask as an index",
-                    "keep the shape and choose: mnp.where(mask, x, 0); to change elements: x = mnp.where(mask, new, x);\n"
-                    "for places, mnp.nonzero(mask, size=…)",
+                    "keep the shape and choose: mnp.where(mask, x, 0); to change elements:\n"
+                    "x = mnp.where(mask, new, x); for places: mnp.nonzero(mask, size=…)",
                 )
             return np.asarray(data)
         if not dtypes.is_integer(entry.type.dtype):
@@ -184,8 +187,11 @@ def _mask_positions(mask: np.ndarray[Any, Any], dim: int, x: Value) -> list[Posi
 
 
 def _inside(at: Any, dim: int, x: Value, clamp: bool) -> Any:
-    """A position counted from the left. Known integers must lie within, arrays are left to the mode of the gather."""
+    """A position counted from the left. A Python integer must lie within; where those of arrays may lie, traced or
+    not, is left to whoever reads or writes."""
     size = x.type.shape[dim]
+    if isinstance(at, np.ndarray) and at.ndim == 0:
+        return int(at) + (size if at < 0 else 0)
     if at.__class__ is int:
         if not -size <= at < size and not clamp:
             raise IndexingError(
@@ -218,7 +224,14 @@ def index(x: Value, key: Any) -> Value:
         return _gather(x, items, "clip")
     if any(p.at.__class__ is not int for p in positions):  # type: ignore[union-attr]
         return _dynamic_slice(x, items)
-    return _static_slice(x, tuple(items))
+    return _static_slice(x, tuple(_clamped(item, x.type.shape) for item in items))
+
+
+def _clamped(item: Item, shape: Shape) -> Item:
+    """A known position moved into the array, as a traced one is."""
+    if item.__class__ is Position and item.at.__class__ is int and item.dim is not None:  # type: ignore[union-attr]
+        return Position(item.dim, min(max(item.at, 0), shape[item.dim] - 1))  # type: ignore[union-attr]
+    return item
 
 
 @lru_cache(maxsize=4096)
@@ -265,7 +278,10 @@ def _cut(x: Value, params: dict[str, Any] | None, reversed_dims: tuple[int, ...]
 
 def _dynamic_slice(x: Value, items: Sequence[Item]) -> Value:
     """Traced scalars: one element along their dims, after the known part of the index."""
-    known = tuple(i if i.__class__ is not Position or i.at.__class__ is int else Position(i.dim, None) for i in items)  # type: ignore[union-attr]
+    known = tuple(
+        _clamped(i, x.type.shape) if i.__class__ is not Position or i.at.__class__ is int else Position(i.dim, None)  # type: ignore[union-attr]
+        for i in items
+    )
     params, reversed_dims, _, final = _static_plan(x.type.shape, known)
     x = _cut(x, params, reversed_dims)
     starts: list[Any] = [0] * x.type.ndim
@@ -509,7 +525,7 @@ def _scatter(
     y = broadcast(y, layout.final)
     if layout.final != layout.plain:
         y = basic.reshape(y, shape=layout.plain)
-    if op is indexing.scatter_set and mode is None and all(_is_window(i) for i in items):
+    if op is indexing.scatter_set and mode is None and all(_is_window(i, x.type.shape) for i in items):
         return _update_slice(x, y, items)
     gather_mode = {None: "drop", "drop": "drop", "fill": "drop", "clip": "clip", "promise_in_bounds": "promise"}.get(
         mode
@@ -537,10 +553,12 @@ def _whole_mask(x: Value, key: Any) -> Any:
     return mask if mask.ndim and mask.type.shape == x.type.shape[: mask.ndim] else None
 
 
-def _is_window(item: Item) -> bool:
+def _is_window(item: Item, shape: Shape) -> bool:
     if isinstance(item, Range):
         return item.step == 1
-    return isinstance(item, NewDim) or (item.at.__class__ is int and item.dim is not None)
+    if isinstance(item, NewDim):
+        return True
+    return item.at.__class__ is int and item.dim is not None and 0 <= item.at < shape[item.dim]
 
 
 def _update_slice(x: Value, y: Value, items: Sequence[Item]) -> Value:
@@ -554,7 +572,7 @@ def _update_slice(x: Value, y: Value, items: Sequence[Item]) -> Value:
     if y.type.shape != tuple(sizes):
         y = basic.reshape(y, shape=tuple(sizes))
     if y.type.shape == x.type.shape:
-        return y
+        return y if x.type.weak else strong(y)
     kind = dtypes.default_int()
     return apply(indexing.dynamic_update_slice, (x, y, *(to_array(np.asarray(s, kind)) for s in starts)), {})
 

@@ -13,7 +13,7 @@ from meshwright.core.op import Op, Value
 from meshwright.core.source import here
 from meshwright.core.types import Shape
 from meshwright.errors import ShapeError
-from meshwright.frontend import lax, numpy_logic, numpy_math
+from meshwright.frontend import lax, numpy_arithmetic, numpy_logic
 from meshwright.frontend.operands import ArrayLike, DTypeLike, axes_of, convert, static_shape, value
 from meshwright.ops import basic, elementwise, reduction, window
 from meshwright.ops.convolution import conv_general_dilated as conv_op
@@ -214,10 +214,10 @@ def _transpose_padding(width: int, stride: int, padding: str) -> tuple[int, int]
 def _named(computation: Any) -> str:
     """Which combination a function is."""
     known = {
-        "add": (lax.add, numpy_math.add, operator.add),
-        "mul": (lax.mul, numpy_math.multiply, operator.mul),
-        "max": (lax.max, numpy_math.maximum),
-        "min": (lax.min, numpy_math.minimum),
+        "add": (lax.add, numpy_arithmetic.add, operator.add),
+        "mul": (lax.mul, numpy_arithmetic.multiply, operator.mul),
+        "max": (lax.max, numpy_arithmetic.maximum),
+        "min": (lax.min, numpy_arithmetic.minimum),
         "and": (lax.bitwise_and, numpy_logic.bitwise_and, numpy_logic.logical_and, operator.and_),
         "or": (lax.bitwise_or, numpy_logic.bitwise_or, numpy_logic.logical_or, operator.or_),
     }

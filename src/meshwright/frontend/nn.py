@@ -11,29 +11,23 @@ from meshwright.core.source import here
 from meshwright.core.trace import apply
 from meshwright.errors import ShapeError
 from meshwright.frontend.einsum import einsum
-from meshwright.frontend.numpy_dtypes import finfo
-from meshwright.frontend.numpy_logic import absolute, either, equal, greater, greater_equal, isfinite, less_equal
-from meshwright.frontend.numpy_math import (
+from meshwright.frontend.numpy_arithmetic import (
     add,
     divide,
-    exp,
-    expm1,
-    log,
-    logaddexp,
     maximum,
     minimum,
     multiply,
     negative,
     sign,
-    sqrt,
     square,
     subtract,
-    tanh,
 )
+from meshwright.frontend.numpy_dtypes import finfo
+from meshwright.frontend.numpy_logic import absolute, either, equal, greater, greater_equal, isfinite, less_equal
+from meshwright.frontend.numpy_math import exp, expm1, log, logaddexp, sqrt, tanh
 from meshwright.frontend.numpy_reduction import max, mean, sum
 from meshwright.frontend.numpy_shape import expand_dims, split, squeeze
 from meshwright.frontend.operands import (
-    VALUES,
     ArrayLike,
     Axis,
     DTypeLike,
@@ -41,10 +35,10 @@ from meshwright.frontend.operands import (
     axis_of,
     broadcast,
     convert,
+    inexact,
     inexact_unary,
     promote_operands,
     static_int,
-    to_inexact,
     value,
 )
 from meshwright.ops import basic, elementwise
@@ -82,12 +76,6 @@ __all__ = [
 ]
 
 
-def _inexact(x: ArrayLike) -> Value:
-    """``x`` in a floating dtype."""
-    x = x if x.__class__ in VALUES else value(x)
-    return convert(x, to_inexact(x.type.dtype), x.type.weak)
-
-
 # Activations
 
 
@@ -110,7 +98,7 @@ def relu(x: ArrayLike, /) -> Value:
 
 def relu6(x: ArrayLike, /) -> Value:
     """``min(max(x, 0), 6)``, with derivative 0 at the ends."""
-    x = value(x)
+    x = inexact(x)
     return either(less_equal(x, 0), 0, either(greater_equal(x, 6), 6, x))
 
 
@@ -121,7 +109,7 @@ def sigmoid(x: ArrayLike, /) -> Value:
 
 def log_sigmoid(x: ArrayLike, /) -> Value:
     """The logarithm of the sigmoid."""
-    return negative(softplus(negative(_inexact(x))))
+    return negative(softplus(negative(inexact(x))))
 
 
 def softplus(x: ArrayLike, /) -> Value:
@@ -131,13 +119,13 @@ def softplus(x: ArrayLike, /) -> Value:
 
 def soft_sign(x: ArrayLike, /) -> Value:
     """``x / (1 + |x|)``."""
-    x = _inexact(x)
+    x = inexact(x)
     return divide(x, add(absolute(x), 1.0))
 
 
 def silu(x: ArrayLike, /) -> Value:
     """``x * sigmoid(x)``."""
-    x = _inexact(x)
+    x = inexact(x)
     return apply(basic.mul, (x, apply(elementwise.logistic, (x,), {})), {})
 
 
@@ -146,13 +134,13 @@ swish = silu
 
 def mish(x: ArrayLike, /) -> Value:
     """``x * tanh(softplus(x))``."""
-    x = _inexact(x)
+    x = inexact(x)
     return multiply(x, tanh(softplus(x)))
 
 
 def gelu(x: ArrayLike, approximate: bool = True) -> Value:
     """``x`` times the share of a normal distribution below ``x``, by a tanh unless ``approximate`` is false."""
-    x = _inexact(x)
+    x = inexact(x)
     if approximate:
         cubic = add(x, multiply(apply(elementwise.integer_pow, (x,), {"exponent": 3}), 0.044715))
         share = multiply(add(tanh(multiply(cubic, math.sqrt(2 / math.pi))), 1.0), 0.5)
@@ -162,7 +150,7 @@ def gelu(x: ArrayLike, approximate: bool = True) -> Value:
 
 def elu(x: ArrayLike, alpha: ArrayLike = 1.0) -> Value:
     """``x`` above zero, ``alpha * (exp(x) - 1)`` below."""
-    x = _inexact(x)
+    x = inexact(x)
     positive = greater(x, 0)
     # The branch not taken sees 0, so that it has no infinite derivative.
     return either(positive, x, multiply(alpha, expm1(either(positive, 0.0, x))))
@@ -170,7 +158,7 @@ def elu(x: ArrayLike, alpha: ArrayLike = 1.0) -> Value:
 
 def leaky_relu(x: ArrayLike, negative_slope: ArrayLike = 1e-2) -> Value:
     """``x`` above zero, ``negative_slope * x`` below."""
-    x = _inexact(x)
+    x = inexact(x)
     return either(greater_equal(x, 0), x, multiply(negative_slope, x))
 
 
@@ -181,7 +169,7 @@ def selu(x: ArrayLike, /) -> Value:
 
 def celu(x: ArrayLike, alpha: ArrayLike = 1.0) -> Value:
     """``max(x, 0) + alpha * (exp(min(x, 0) / alpha) - 1)``."""
-    x = _inexact(x)
+    x = inexact(x)
     return add(maximum(x, 0.0), multiply(alpha, expm1(divide(minimum(x, 0.0), alpha))))
 
 
@@ -213,7 +201,7 @@ def hard_sigmoid(x: ArrayLike, /) -> Value:
 
 def hard_silu(x: ArrayLike, /) -> Value:
     """``x * hard_sigmoid(x)``."""
-    x = _inexact(x)
+    x = inexact(x)
     return multiply(x, hard_sigmoid(x))
 
 
@@ -222,7 +210,7 @@ hard_swish = hard_silu
 
 def squareplus(x: ArrayLike, b: ArrayLike = 4) -> Value:
     """``(x + sqrt(x**2 + b)) / 2``."""
-    x = _inexact(x)
+    x = inexact(x)
     return divide(add(x, sqrt(add(square(x), b))), 2.0)
 
 
@@ -244,7 +232,7 @@ def softmax(x: ArrayLike, axis: Axis = -1, where: ArrayLike | None = None, initi
     >>> mw.nn.softmax(mnp.zeros(4))
     Array([0.25, 0.25, 0.25, 0.25], dtype=float32)
     """
-    x = _inexact(x)
+    x = inexact(x)
     powers = exp(subtract(x if where is None else either(where, x, -math.inf), _peak(x, axis, where, initial)))
     out = divide(powers, sum(powers, axis, keepdims=True))
     return out if where is None else either(where, out, 0.0)
@@ -254,7 +242,7 @@ def log_softmax(
     x: ArrayLike, axis: Axis = -1, where: ArrayLike | None = None, initial: ArrayLike | None = None
 ) -> Value:
     """The logarithm of the softmax."""
-    x = _inexact(x)
+    x = inexact(x)
     shifted = subtract(x if where is None else either(where, x, -math.inf), _peak(x, axis, where, initial))
     out = subtract(shifted, log(sum(exp(shifted), axis, keepdims=True)))
     return out if where is None else either(where, out, -math.inf)
@@ -275,7 +263,7 @@ def logsumexp(
     Array(1000.6931, dtype=float32)
     """
     if b is None:
-        x, weights = _inexact(a), None
+        x, weights = inexact(a), None
     else:
         x, weights = (value(v) for v in promote_operands((a, b), inexact=True))
         # A weight of zero leaves its term out, also where exp(a) is infinite.
@@ -310,7 +298,7 @@ def standardize(
     where: ArrayLike | None = None,
 ) -> Value:
     """``x`` shifted and scaled to mean 0 and variance 1 over ``axis``."""
-    x = _inexact(x)
+    x = inexact(x)
     if mean is None:
         mean = _mean(x, axis, where)
     if variance is None:
@@ -357,7 +345,7 @@ def dot_product_attention(
     >>> mw.nn.dot_product_attention(q, kv, kv, is_causal=True).shape
     (1, 5, 4, 8)
     """
-    q, k, v = (_inexact(x) for x in promote_operands((query, key, value)))
+    q, k, v = (inexact(x) for x in promote_operands((query, key, value)))
     heads, groups = q.shape[-2], k.shape[-2]
     if heads % groups:
         raise ShapeError(

@@ -15,8 +15,9 @@ from meshwright.core.source import here
 from meshwright.core.trace import Array, to_array
 from meshwright.core.types import Shape, TensorType
 from meshwright.errors import ShapeError
+from meshwright.frontend.numpy_arithmetic import add, divide, multiply, power, sign, subtract
 from meshwright.frontend.numpy_logic import absolute, either, greater_equal
-from meshwright.frontend.numpy_math import add, divide, floor, log10, multiply, power, sign, subtract
+from meshwright.frontend.numpy_math import floor, log10
 from meshwright.frontend.operands import (
     ArrayLike,
     DTypeLike,
@@ -192,7 +193,7 @@ def arange(
     Array([2, 5], dtype=int32)
     """
     no_sharding(device=device, out_sharding=out_sharding)
-    fix = "pass the bounds of mnp.arange as Python numbers; as arguments of a jitted function, make them static: mw.jit(f, static_argnums=…)"
+    fix = "pass the bounds as Python numbers; make arguments of a jitted function static: mw.jit(f, static_argnums=…)"
     given = [x if is_number(x) or x is None else known(x, "mnp.arange", fix)[()] for x in (start, stop, step)]
     if dtype is None:
         target = to_result(x for x in given if x is not None)
@@ -249,7 +250,7 @@ def linspace(
     axis = axis_of(axis, len(shape) + 1, "mnp.linspace")
     first, last = broadcast(first, shape), broadcast(last, shape)
     spaces = num - 1 if endpoint else num
-    step: Value = divide(subtract(last, first), spaces) if spaces > 0 else full_like(first, math.nan)
+    step: Value = strong(divide(subtract(last, first), spaces) if spaces > 0 else full_like(first, math.nan))
     if num <= 0:
         out = zeros((0, *shape), computed)
     elif num == 1:

@@ -105,14 +105,11 @@ def issubdtype(dtype: DTypeLike, kind: Any) -> bool:
     True
     """
     given = np.dtype(dtype.type.dtype if dtype.__class__ in VALUES else dtype)
-    if not (isinstance(kind, type) and issubclass(kind, np.generic)) or np.issubdtype(given, kind):
-        return (
-            bool(np.issubdtype(given, np.dtype(kind)))
-            if not isinstance(kind, type)
-            else bool(given == np.dtype(kind)) or bool(np.issubdtype(given, kind))
-        )
+    if not (isinstance(kind, type) and issubclass(kind, np.generic)):
+        kind = np.dtype(kind).type
     # The floats that NumPy lacks have no place in its hierarchy.
-    return dtypes.is_float(given) and kind in (np.floating, np.inexact, np.number, np.generic)
+    extra = dtypes.is_float(given) and kind in (np.floating, np.inexact, np.number, np.generic)
+    return extra or bool(np.issubdtype(given, kind))
 
 
 def can_cast(source: DTypeLike, target: DTypeLike, casting: str = "safe") -> bool:

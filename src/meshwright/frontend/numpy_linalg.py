@@ -13,9 +13,9 @@ from meshwright.core.source import here
 from meshwright.core.trace import apply
 from meshwright.core.types import Shape, TensorType
 from meshwright.errors import ShapeError
+from meshwright.frontend.numpy_arithmetic import multiply, subtract
 from meshwright.frontend.numpy_creation import diagonal
 from meshwright.frontend.numpy_logic import conjugate
-from meshwright.frontend.numpy_math import multiply, subtract
 from meshwright.frontend.numpy_reduction import sum
 from meshwright.frontend.numpy_shape import cut, moveaxis, ravel, stack
 from meshwright.frontend.operands import (

@@ -6,9 +6,11 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from meshwright.core import dtypes
 from meshwright.core.dtypes import BOOL
-from meshwright.core.op import Value
+from meshwright.core.op import Op, Value
 from meshwright.core.source import here
 from meshwright.core.trace import apply
 from meshwright.errors import ShapeError
@@ -38,24 +40,37 @@ def not_equal(x: ArrayLike, y: ArrayLike, /) -> Value:
     return binary(elementwise.ne, x, y)
 
 
+def ordered(op: Op, x: ArrayLike, y: ArrayLike) -> Value:
+    """A comparison by order; complex numbers compare by their real parts, then by their imaginary parts."""
+    if not (_is_complex(x) or _is_complex(y)):
+        return binary(op, x, y)
+    x, y = (value(v) for v in promote_operands((x, y)))
+    same = equal(real(x), real(y))
+    return either(same, binary(op, imag(x), imag(y)), binary(op, real(x), real(y)))
+
+
+def _is_complex(x: ArrayLike) -> bool:
+    return x.type.dtype.kind == "c" if x.__class__ in VALUES else np.iscomplexobj(x)
+
+
 def less(x: ArrayLike, y: ArrayLike, /) -> Value:
     """``x < y``."""
-    return binary(elementwise.lt, x, y)
+    return ordered(elementwise.lt, x, y)
 
 
 def less_equal(x: ArrayLike, y: ArrayLike, /) -> Value:
     """``x <= y``."""
-    return binary(elementwise.le, x, y)
+    return ordered(elementwise.le, x, y)
 
 
 def greater(x: ArrayLike, y: ArrayLike, /) -> Value:
     """``x > y``."""
-    return binary(elementwise.gt, x, y)
+    return ordered(elementwise.gt, x, y)
 
 
 def greater_equal(x: ArrayLike, y: ArrayLike, /) -> Value:
     """``x >= y``."""
-    return binary(elementwise.ge, x, y)
+    return ordered(elementwise.ge, x, y)
 
 
 def logical_and(x: ArrayLike, y: ArrayLike, /) -> Value:
@@ -108,28 +123,28 @@ def bitwise_count(x: ArrayLike, /) -> Value:
 
 def left_shift(x: ArrayLike, y: ArrayLike, /) -> Value:
     """``x << y``."""
-    return binary(elementwise.shift_left, *_integers(x, y))
+    return binary(elementwise.shift_left, *no_booleans(x, y))
 
 
 def right_shift(x: ArrayLike, y: ArrayLike, /) -> Value:
     """``x >> y``; a negative number keeps its sign."""
-    x, y = _integers(x, y)
-    logical = _dtype_of(x, y) in dtypes.UNSIGNED
+    x, y = no_booleans(x, y)
+    logical = dtype_of(x, y) in dtypes.UNSIGNED
     return binary(elementwise.shift_right_logical if logical else elementwise.shift_right_arithmetic, x, y)
 
 
 bitwise_left_shift, bitwise_right_shift = left_shift, right_shift
 
 
-def _integers(x: ArrayLike, y: ArrayLike) -> list[Any]:
+def no_booleans(x: ArrayLike, y: ArrayLike) -> list[Any]:
     """Promoted operands, booleans as integers."""
     found = promote_operands((x, y))
-    if _dtype_of(*found) == BOOL:
+    if dtype_of(*found) == BOOL:
         return [convert(value(v), dtypes.default_int()) for v in found]
     return found
 
 
-def _dtype_of(*operands: Any) -> dtypes.DType:
+def dtype_of(*operands: Any) -> dtypes.DType:
     """The one dtype of promoted operands."""
     return next(x.type.dtype for x in operands if x.__class__ in VALUES)
 

@@ -13,6 +13,7 @@ from meshwright.core.source import here
 from meshwright.core.trace import to_array
 from meshwright.errors import ShapeError
 from meshwright.frontend.indexing import At
+from meshwright.frontend.numpy_arithmetic import add, clip, divide, floor_divide, isclose, multiply, remainder, subtract
 from meshwright.frontend.numpy_logic import (
     either,
     equal,
@@ -24,18 +25,7 @@ from meshwright.frontend.numpy_logic import (
     logical_or,
     not_equal,
 )
-from meshwright.frontend.numpy_math import (
-    add,
-    ceil,
-    clip,
-    divide,
-    floor,
-    floor_divide,
-    isclose,
-    multiply,
-    remainder,
-    subtract,
-)
+from meshwright.frontend.numpy_math import ceil, floor
 from meshwright.frontend.numpy_reduction import all as all_
 from meshwright.frontend.numpy_reduction import any as any_
 from meshwright.frontend.numpy_reduction import cumsum, sum
@@ -333,17 +323,13 @@ def _unique_of_size(x: Value, size: int, fill: Any, wanted: tuple[bool, bool, bo
     filler = ordered[0] if fill is None else convert(value(fill), x.type.dtype)
     out: list[Value] = [either(real, found, filler)]
     if wanted[0]:
-        index = take(order, places, mode="clip")
-        out.append(either(real, index, order[0]) if fill is None else either(real, index, 0))
+        out.append(either(real, take(order, places, mode="clip"), order[0]))
+    group = subtract(cumsum(convert(first, kind)), 1)
     if wanted[1]:
-        group = subtract(cumsum(convert(first, kind)), 1)
         inverse = At(basic.zeros(group.type))[order].set(group)
         out.append(basic.reshape(inverse, shape=shape))
     if wanted[2]:
-        ends = concatenate(
-            [cut(places, 0, 1, size), basic.broadcast_in_dim(value(np.asarray(total, kind)), shape=(1,), dims=())]
-        )
-        out.append(either(real, subtract(ends, places), 0))
+        out.append(At(basic.zeros(group.type.with_(shape=(size,))))[group].add(1))
     return out[0] if len(out) == 1 else tuple(out)
 
 

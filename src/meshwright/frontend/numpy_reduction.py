@@ -12,8 +12,9 @@ from meshwright.core.op import Op, Value
 from meshwright.core.source import here
 from meshwright.core.trace import apply
 from meshwright.errors import ShapeError
+from meshwright.frontend.numpy_arithmetic import add, divide, maximum, minimum, multiply, square, subtract
 from meshwright.frontend.numpy_logic import conjugate, either, isnan, logical_not, not_equal
-from meshwright.frontend.numpy_math import add, divide, maximum, minimum, multiply, sqrt, square, subtract
+from meshwright.frontend.numpy_math import sqrt
 from meshwright.frontend.operands import (
     VALUES,
     ArrayLike,

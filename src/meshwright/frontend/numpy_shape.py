@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import pairwise
 from math import prod
 from typing import Any
 
@@ -381,7 +382,7 @@ def array_split(ary: ArrayLike, indices_or_sections: Any, axis: int = 0) -> list
         edges = [0]
         for n in range(parts):
             edges.append(edges[-1] + small + (n < larger))
-    return [cut(x, dim, a, max(a, b)) for a, b in zip(edges, edges[1:], strict=False)]
+    return [cut(x, dim, a, max(a, b)) for a, b in pairwise(edges)]
 
 
 def split(ary: ArrayLike, indices_or_sections: Any, axis: int = 0) -> list[Value]:

@@ -13,8 +13,8 @@ from meshwright.core.source import here
 from meshwright.core.trace import Array
 from meshwright.errors import ShapeError
 from meshwright.frontend.indexing import At
+from meshwright.frontend.numpy_arithmetic import add, clip, divide, multiply, remainder, subtract
 from meshwright.frontend.numpy_logic import either, less
-from meshwright.frontend.numpy_math import add, clip, divide, multiply, remainder, subtract
 from meshwright.frontend.numpy_reduction import cumsum
 from meshwright.frontend.numpy_shape import concatenate, cut, flip, ravel
 from meshwright.frontend.operands import (

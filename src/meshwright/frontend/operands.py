@@ -332,7 +332,7 @@ def known(x: Any, what: str, fix: str) -> Any:
 
 def not_known(x: Tracer, what: str, fix: str) -> TracerError:
     """The error for a traced value whose contents Python asks for."""
-    made = next((eqn for eqn in reversed(x.builder.eqns) if x.var in eqn.outputs), None)
+    made = next((eqn for eqn in reversed(x.builder.eqns) if x.variable in eqn.outputs), None)
     origin = f"\nthe value was made at {made.source.show()}" if made is not None and made.source else ""
     return TracerError(
         f"{what[0].upper()}{what[1:]} needs the contents of a traced value {x.type}.",

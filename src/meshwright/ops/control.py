@@ -215,11 +215,11 @@ def _scan_linearize(
     def with_carry(carry_mask: Mask) -> tuple[Mask, Any]:
         def forward(*args: Any) -> tuple[list[Any], Any]:
             outs, linear = linearize_program(body, args, (*const_mask, *carry_mask, *xs_mask))
-            position = {arg.var: n for n, arg in enumerate(args)}
+            position = {arg.variable: n for n, arg in enumerate(args)}
             found: list[tuple[str, Any]] = []  # where the linear scan gets each residual from
             saved: list[Any] = []
             for r in linear.residuals:
-                n = position.get(r.var, -1) if isinstance(r, Tracer) else -1
+                n = position.get(r.variable, -1) if isinstance(r, Tracer) else -1
                 if 0 <= n < n_consts:
                     found.append(("const", n))
                 elif n >= n_consts + n_carry:
