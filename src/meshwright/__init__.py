@@ -1,6 +1,9 @@
 """Meshwright: programs that run on many devices."""
 
-from meshwright import lax, nn, numpy, random, tree
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from meshwright import numpy, tree
 from meshwright.core.dtypes import config
 from meshwright.core.program import Program
 from meshwright.core.text import parse_program
@@ -13,7 +16,19 @@ from meshwright.frontend.jacobian import hessian, jacfwd, jacobian, jacrev
 from meshwright.frontend.jit import jit
 from meshwright.frontend.tracing import ShapeDtypeStruct, eval_shape, make_program, typeof
 
+if TYPE_CHECKING:
+    from meshwright import lax, nn, random
+
 remat = checkpoint
+
+_ON_FIRST_USE = ("lax", "nn", "random")  # modules that need not be loaded to start
+
+
+def __getattr__(name: str) -> Any:
+    if name in _ON_FIRST_USE:
+        return import_module(f"meshwright.{name}")
+    raise AttributeError(f"module 'meshwright' has no attribute {name!r}")
+
 
 __all__ = [
     "Array",

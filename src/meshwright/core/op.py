@@ -6,11 +6,12 @@ traced, and applied to concrete ones computes. A rule that cannot be is ``No("re
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from meshwright.core.dtypes import ALL, DType
 from meshwright.core.factors import Factors
@@ -22,15 +23,13 @@ Value = Any  # a traced or concrete value
 Types = Sequence[TensorType]
 
 
-@dataclass(frozen=True)
-class No:
+class No(NamedTuple):
     """A rule that does not exist, and why; the reason ends an error message."""
 
     reason: str
 
 
-@dataclass(frozen=True)
-class Linear:
+class Linear(NamedTuple):
     """Stands, in a transpose rule, for an operand the op is linear in: its value is unknown, its type is not."""
 
     type: TensorType
@@ -45,16 +44,14 @@ class Linearity(Enum):
     FIRST = "first"  # in the first operand only, as div, dynamic_slice
 
 
-@dataclass(frozen=True)
-class Cost:
+class Cost(NamedTuple):
     """Work of one call: floating-point (or integer) operations, and bytes read and written."""
 
     flops: float
     nbytes: float
 
 
-@dataclass(frozen=True)
-class Operand:
+class Operand(NamedTuple):
     """An operand to test an op with: a shape, a dtype (None: each the op takes), and the range of its values."""
 
     shape: Shape
@@ -63,12 +60,11 @@ class Operand:
     high: float = 2.0
 
 
-@dataclass(frozen=True)
-class Sample:
+class Sample(NamedTuple):
     """One call to test an op with. ``prepare`` turns drawn arrays into valid operands (say, a positive matrix)."""
 
     operands: tuple[Operand, ...]
-    params: dict[str, Any] = field(default_factory=dict)
+    params: Mapping[str, Any] = MappingProxyType({})
     prepare: Callable[[list[Any]], list[Any]] | None = None
 
 
@@ -81,7 +77,7 @@ CostRule = Callable[[Types, Types, Params], Cost]
 LocalizeRule = Callable[[Params, Types, Types], Params]
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False)
 class Op:
     """An operation and all its rules.
 

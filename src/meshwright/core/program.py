@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -80,8 +80,7 @@ class Eqn:
         return f"{outs} = {self.op.name} {' '.join(a.type.short() for a in self.inputs)}"
 
 
-@dataclass(frozen=True)
-class Missing:
+class Missing(NamedTuple):
     """A constant known by its digest alone: what text keeps of a large array."""
 
     digest: str

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from meshwright.core import dtypes, tree
 from meshwright.core.check import check
@@ -83,8 +82,7 @@ def leaf_value(x: Any, what: str) -> Value:
         ) from None
 
 
-@dataclass(frozen=True)
-class Traced:
+class Traced(NamedTuple):
     """A traced function: its program, the outside values that are the program's leading inputs, and its output tree."""
 
     program: Program

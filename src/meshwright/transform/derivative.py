@@ -4,8 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from meshwright.core import dtypes
 from meshwright.core.op import No
@@ -23,8 +22,7 @@ def jvp_program(
     return _push(program, primals, tangents, "jvp")
 
 
-@dataclass(frozen=True)
-class Linearized:
+class Linearized(NamedTuple):
     """A linear program: inputs are ``residuals`` (values kept from the forward run), then the active tangents.
 
     Its outputs are the tangents of those outputs that ``nonzero`` marks.
