@@ -52,3 +52,7 @@ class CheckError(MeshwrightError):
 
 class TextError(MeshwrightError, ValueError):
     """Text that is not a program (or a type, or a factor rule); the message points at the character."""
+
+
+class HardwareError(MeshwrightError, ValueError):
+    """A chip, a topology or a layout on it that cannot be."""
