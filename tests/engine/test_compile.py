@@ -11,6 +11,7 @@ import tracemalloc
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -565,14 +566,11 @@ def test_the_same_program_runs_on_jax_numpy(drawn: tuple[Program, list[Any]]) ->
 def test_a_param_name_is_never_run() -> None:
     shout: list[Any] = []
     base = REGISTRY["neg"]
-    fields = {name: getattr(base, name) for name in Op.__slots__}  # type: ignore[attr-defined]
-    odd = Op(
-        **{
-            **fields,
-            "name": "odd",
-            "type": lambda x, **params: x,
-            "evaluate": lambda xp, x, **params: shout.append(params) or xp.negative(x),
-        }
+    odd = replace(
+        base,
+        name="odd",
+        type=lambda x, **params: x,
+        evaluate=lambda xp, x, **params: shout.append(params) or xp.negative(x),
     )
     x, y = Var(tensor((2,), F32)), Var(tensor((2,), F32))
     for params in ({"class": 1}, {"a=1)\nraise SystemExit\n#": 2}, {"plain": 3}):
