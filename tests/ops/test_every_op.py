@@ -1,7 +1,7 @@
 """Every op, walked: its value, derivatives, batching, text, factor rule and cost, against JAX and brute force.
 
-An op is found in the registry and tested on its own ``samples()``. To test one: ``pytest tests/ops -k "-tanh-"``; one
-check of one: ``-k "loop and -tanh-"``.
+An op is found in the registry and tested on its own ``samples()``. To test one: ``pytest tests/ops -k ":tanh:"``; one
+check of one: ``-k "loop and :tanh:"``.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Case:
     dtype: DType | None
 
     def __str__(self) -> str:
-        return f"-{self.op.name}-{self.index}-{short_name(self.dtype) if self.dtype else 'fixed'}-"
+        return f":{self.op.name}:{self.index}:{short_name(self.dtype) if self.dtype else 'fixed'}:"
 
     def operands(self, *key: object) -> list[Any]:
         return draw(self.sample, self.dtype, self.op.name, self.index, *key)
@@ -170,12 +170,12 @@ def test_every_module_of_ops_imports(module: str) -> None:
     importlib.import_module(module)
 
 
-@pytest.mark.parametrize("op", WALKED, ids=lambda op: f"-{op.name}-")
+@pytest.mark.parametrize("op", WALKED, ids=lambda op: f":{op.name}:")
 def test_every_op_has_samples(op: Op) -> None:
     assert op.samples(), f"{op.name} has no samples; without them none of its rules is tested"
 
 
-@pytest.mark.parametrize("op", WALKED, ids=lambda op: f"-{op.name}-")
+@pytest.mark.parametrize("op", WALKED, ids=lambda op: f":{op.name}:")
 def test_every_op_has_a_twin_in_jax(op: Op) -> None:
     assert (op.name in TWINS) != (op.name in WITHOUT_TWIN), "give it one in tests/ops/jax_twins.py"
 
@@ -520,7 +520,7 @@ def test_parts_along_its_factors_make_up_the_whole(case: Case) -> None:
             whole.assert_equals_its_parts(whole.rule, split)
 
 
-@pytest.mark.parametrize("op", list(dict.fromkeys(case.op for case in RULED)), ids=lambda op: f"-{op.name}-")
+@pytest.mark.parametrize("op", list(dict.fromkeys(case.op for case in RULED)), ids=lambda op: f":{op.name}:")
 def test_some_sample_has_a_factor_to_split(op: Op) -> None:
     rules = [Whole.of(case).rule for case in RULED if case.op is op]
     splits = [split_of(rule, name) for rule in rules for name in rule.passing | rule.reduced]
