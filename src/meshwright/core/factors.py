@@ -42,12 +42,13 @@ class Factors:
 
     def __post_init__(self) -> None:
         returned = {name for dims in self.results for dim in dims for name in dim}
-        special = self.replicated | self.permuted
-        object.__setattr__(self, "reduced", frozenset(self.sizes) - returned - special)
+        kept = returned | self.replicated | self.permuted
+        # A factor of size 1 cannot be split, so it never owes anything.
+        object.__setattr__(self, "reduced", frozenset(n for n, s in self.sizes.items() if n not in kept and s != 1))
 
     @property
     def passing(self) -> frozenset[str]:
-        """The factors that appear in a result and ask for nothing."""
+        """The factors that ask for nothing: those of a result, and those of size 1."""
         return frozenset(self.sizes) - self.reduced - self.replicated - self.permuted
 
     @property

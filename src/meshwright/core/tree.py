@@ -54,5 +54,5 @@ def argument_names(args: Sequence[Tree], kwargs: Mapping[str, Tree] | None = Non
     >>> argument_names([1.0, {"w": 2.0}], {"rate": 3.0})
     ['argument 0', "argument 1['w']", "argument 'rate'"]
     """
-    named = {**dict(enumerate(args)), **dict(sorted((kwargs or {}).items()))}
-    return [f"argument {key!r}{path}" for key, arg in named.items() for path in path_names(arg)]
+    named = [*enumerate(args), *sorted((kwargs or {}).items())]
+    return [f"argument {key!r}{path}" for key, arg in named for path in path_names(arg)]
