@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from meshwright.frontend import lax_linalg as linalg
 from meshwright.frontend.control import cond, fori_loop, map, scan, switch, while_loop
 from meshwright.frontend.lax import (
     Precision,
@@ -90,6 +91,7 @@ from meshwright.frontend.lax_conv import (
     reduce,
     reduce_window,
 )
+from meshwright.frontend.lax_linalg import FftType, fft
 from meshwright.frontend.lax_shape import (
     argmax,
     argmin,
@@ -149,6 +151,7 @@ from meshwright.frontend.lax_window import (
 
 __all__ = [
     "ConvDimensionNumbers",
+    "FftType",
     "GatherDimensionNumbers",
     "GatherScatterMode",
     "Precision",
@@ -215,6 +218,7 @@ __all__ = [
     "exp2",
     "expand_dims",
     "expm1",
+    "fft",
     "floor",
     "fori_loop",
     "full",
@@ -229,6 +233,7 @@ __all__ = [
     "is_finite",
     "le",
     "lgamma",
+    "linalg",
     "log",
     "log1p",
     "logistic",

@@ -32,6 +32,7 @@ from meshwright.frontend.operands import (
     ArrayLike,
     Axis,
     DTypeLike,
+    as_bool,
     convert,
     inexact_binary,
     is_operand,
@@ -312,7 +313,7 @@ class Methods:
         return _show(self)
 
     def __str__(self) -> str:
-        return str(np.asarray(self.data)) if self.__class__ is Array else _show(self)  # type: ignore[attr-defined]
+        return str(np.asarray(self.data)) if isinstance(self, Array) else _show(self)
 
     def __format__(self, spec: str) -> str:
         if spec and self.type.ndim == 0:
@@ -407,9 +408,8 @@ class Methods:
 
     def transpose(self, *axes: Any) -> Any:
         """With the dims in another order, by default reversed."""
-        if len(axes) == 1 and (axes[0] is None or isinstance(axes[0], tuple | list)):
-            axes = axes[0]
-        return numpy_shape.transpose(self, axes or None)
+        given = axes[0] if len(axes) == 1 and not isinstance(axes[0], int) else axes
+        return numpy_shape.transpose(self, given or None)
 
     def swapaxes(self, axis1: int, axis2: int) -> Any:
         """With two dims exchanged."""
@@ -559,7 +559,7 @@ def astype(x: ArrayLike, dtype: DTypeLike, /, *, copy: bool = False) -> Value:
     x = numpy_creation.asarray(x)
     target = dtypes.default_float() if dtype is None else dtypes.as_dtype(dtype)
     if target == dtypes.BOOL:
-        return numpy_logic.as_bool(x)
+        return as_bool(x)
     return strong(convert(x, target))
 
 

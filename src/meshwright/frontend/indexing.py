@@ -39,11 +39,11 @@ from meshwright.ops import shape as shape_ops
 
 
 class Range(NamedTuple):
-    """``start, start + step, …``: ``count`` places along a dim."""
+    """``start, start + step, …``: ``length`` places along a dim."""
 
     dim: int
     start: int
-    count: int
+    length: int
     step: int
 
 
@@ -325,14 +325,14 @@ def _layout(items: Sequence[Item]) -> Layout:
     for n, item in enumerate(items):
         if isinstance(item, Range):
             dims.append(item.dim)
-            final.append(item.count)
+            final.append(item.length)
         elif isinstance(item, NewDim):
             final.append(1)
         elif together and places and n == places[0]:
             first = len(dims)
             dims += [None] * len(common)
             final += common
-    counts = {item.dim: item.count for item in items if isinstance(item, Range)}
+    counts = {item.dim: item.length for item in items if isinstance(item, Range)}
     rest = iter(common)
     plain = tuple(counts[d] if d is not None else next(rest) for d in dims)
     return Layout(tuple(dims), first, common, tuple(final), plain)
@@ -566,7 +566,7 @@ def _update_slice(x: Value, y: Value, items: Sequence[Item]) -> Value:
     starts, sizes = [0] * x.type.ndim, [1] * x.type.ndim
     for item in items:
         if isinstance(item, Range):
-            starts[item.dim], sizes[item.dim] = item.start, item.count
+            starts[item.dim], sizes[item.dim] = item.start, item.length
         elif isinstance(item, Position):
             starts[item.dim] = item.at  # type: ignore[index]
     if y.type.shape != tuple(sizes):
@@ -591,9 +591,9 @@ def _scatter_windows(
             components[item.dim] = _placed(item.at, spread, layout)
         elif isinstance(item, Range) and item.step != 1:
             n = spread.index(layout.dims.index(item.dim))
-            places = item.start + item.step * np.arange(item.count)
+            places = item.start + item.step * np.arange(item.length)
             components[item.dim] = places.reshape((-1,) + (1,) * (len(shape) - n - 1))
-        elif isinstance(item, Range) and (item.start or item.count != x.type.shape[item.dim]):
+        elif isinstance(item, Range) and (item.start or item.length != x.type.shape[item.dim]):
             components[item.dim] = item.start
     dims = tuple(sorted(components))
     indices = (

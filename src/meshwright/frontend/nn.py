@@ -259,7 +259,7 @@ def logsumexp(
     """The logarithm of the sum of ``b * exp(a)``, without overflow.
 
     >>> import meshwright as mw, meshwright.numpy as mnp
-    >>> mw.nn.logsumexp(mnp.array([1000.0, 1000.0])).round(2)
+    >>> mw.nn.logsumexp(mnp.array([1000.0, 1.0])).round(2)
     Array(1000.69, dtype=float32)
     """
     if b is None:

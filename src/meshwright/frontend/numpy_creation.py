@@ -28,6 +28,7 @@ from meshwright.frontend.operands import (
     known,
     no_sharding,
     promote_operands,
+    result_key,
     stack_values,
     static_int,
     static_shape,
@@ -194,34 +195,28 @@ def arange(
     """
     no_sharding(device=device, out_sharding=out_sharding)
     fix = "pass the bounds as Python numbers; make arguments of a jitted function static: mw.jit(f, static_argnums=…)"
-    given = [x if is_number(x) or x is None else known(x, "mnp.arange", fix)[()] for x in (start, stop, step)]
-    if dtype is None:
-        target = to_result(x for x in given if x is not None)
-    else:
-        target = dtypes.as_dtype(dtype)
-    first, last, stride = (
-        (0, given[0], 1) if given[1] is None else (given[0], given[1], 1 if step is None else given[2])
-    )
+    bounds: list[Any] = [
+        x if x is None or is_number(x) else known(x, "mnp.arange", fix)[()] for x in (start, stop, step)
+    ]
+    given = [x for x in bounds if x is not None]
+    target = dtypes.promote(*map(result_key, given))[0] if dtype is None else dtypes.as_dtype(dtype)
+    first, last, stride = bounds
+    if last is None:
+        first, last = 0, first
+    stride = 1 if stride is None else stride
     if stride == 0:
         raise ShapeError("mnp.arange cannot take step=0.", where=here(), why="it never gets anywhere", fix="step=1")
-    if stop is None and step is not None:
-        stride, last = given[2], given[0]
     count = max(0, math.ceil((last - first) / stride))
     if not all(isinstance(x, int | np.integer) for x in (first, stride)):
         # Rounding is NumPy's, element by element, not that of float32 arithmetic.
         return to_array(np.arange(first, last, stride, dtype=None).astype(target))
-    counted: Value = iota(dtype=target, shape=(count,), dim=0)
+    if first == 0 and stride == 1:
+        return iota(dtype=target, shape=(count,), dim=0)
+    kind = target if dtypes.is_integer(target) else dtypes.default_int()
+    counted: Value = iota(dtype=kind, shape=(count,), dim=0)
     if stride != 1:
         counted = multiply(counted, int(stride))
-    return add(counted, int(first)) if first != 0 else counted
-
-
-def to_result(numbers: Any) -> DType:
-    """The dtype that Python and NumPy numbers promote to, no longer weak."""
-    keys = [
-        dtypes.of_python_scalar(x) if is_number(x) else (dtypes.canonical(np.asarray(x).dtype), False) for x in numbers
-    ]
-    return dtypes.promote(*keys)[0]
+    return convert(add(counted, int(first)) if first != 0 else counted, target)
 
 
 def linspace(

@@ -54,7 +54,7 @@ uint8, uint16, uint32, uint64 = map(ScalarType, dtypes.UNSIGNED)
 float16, bfloat16 = ScalarType(dtypes.FLOAT16), ScalarType(dtypes.BFLOAT16)
 float32, float64 = ScalarType(dtypes.FLOAT32), ScalarType(dtypes.FLOAT64)
 float8_e4m3fn, float8_e5m2 = ScalarType(dtypes.FLOAT8_E4M3FN), ScalarType(dtypes.FLOAT8_E5M2)
-complex64, complex128 = map(ScalarType, dtypes.COMPLEXES)
+complex64, complex128 = ScalarType(dtypes.COMPLEX64), ScalarType(dtypes.COMPLEX128)
 single, double, csingle, cdouble = float32, float64, complex64, complex128
 
 # The kinds of dtypes that ``issubdtype`` knows.
@@ -74,7 +74,7 @@ def finfo(dtype: DTypeLike) -> Any:
     >>> float(mnp.finfo(mnp.bfloat16).eps)
     0.0078125
     """
-    return ml_dtypes.finfo(dtypes.real_part(_plain(dtype)))
+    return ml_dtypes.finfo(dtypes.real_part(_plain(dtype)))  # type: ignore[no-untyped-call]
 
 
 def iinfo(dtype: DTypeLike) -> Any:

@@ -292,9 +292,9 @@ def unique(
     x = value(ar)
     if size is None:
         fix = "give the number of results: mnp.unique(x, size=…); shorter ones are filled up"
-        found = np.unique(
-            known(x, "mnp.unique", fix), return_index, return_inverse, return_counts, axis, equal_nan=equal_nan
-        )
+        data = known(x, "mnp.unique", fix)
+        unique_of: Any = np.unique
+        found = unique_of(data, return_index, return_inverse, return_counts, axis, equal_nan=equal_nan)
         kind = dtypes.default_int()
         if not isinstance(found, tuple):
             return to_array(found)

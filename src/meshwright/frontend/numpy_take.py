@@ -228,7 +228,7 @@ def _roll(x: Value, shift: Any, dim: int) -> Value:
     if size == 0:
         return x
     if isinstance(shift, Array):
-        shift = shift.item()
+        shift = int(shift.data)
     if is_number(shift) or isinstance(shift, np.integer):
         by = int(shift) % size
         return concatenate([cut(x, dim, size - by, size), cut(x, dim, 0, size - by)], dim) if by else x
@@ -273,7 +273,7 @@ def pad(array: ArrayLike, pad_width: Any, mode: str = "constant", **options: Any
     """
     x = value(array)
     if isinstance(pad_width, dict):
-        pairs = [(0, 0)] * x.ndim
+        pairs: list[Any] = [(0, 0)] * x.ndim
         for d, pair in pad_width.items():
             pairs[axis_of(d, x.ndim, "mnp.pad")] = pair if isinstance(pair, tuple | list) else (pair, pair)
         pad_width = pairs

@@ -27,7 +27,7 @@ ArrayLike = Any  # an array, a tracer, a NumPy array, a number, or nested lists 
 DTypeLike = Any  # mnp.float32, "float32", np.float32, float, …
 Axis = int | tuple[int, ...] | None
 
-VALUES = frozenset((Array, Tracer))
+VALUES: frozenset[Any] = frozenset((Array, Tracer))
 _NUMBERS = frozenset((bool, int, float, complex))
 # Which dtypes take a Python number of a class as it is, without being promoted by it.
 _TAKES: dict[type, frozenset[DType]] = {
@@ -215,7 +215,8 @@ def _no_broadcast(name: str, types: Sequence[TensorType]) -> ShapeError:
 def _broadcast_fix(types: Sequence[TensorType]) -> str:
     """New dims of size 1 where they make two shapes fit, best in the array of lower rank."""
     if len(types) == 2:
-        for name, t, other in sorted((("x", *types), ("y", *reversed(types))), key=lambda entry: entry[1].ndim):
+        pairs = [("x", types[0], types[1]), ("y", types[1], types[0])]
+        for name, t, other in sorted(pairs, key=lambda entry: entry[1].ndim):
             for dim in range(t.ndim, 0, -1):
                 added = max(1, other.ndim - t.ndim)
                 if broadcast_shapes((*t.shape[:dim], *(1,) * added, *t.shape[dim:]), other.shape) is not None:
@@ -248,8 +249,13 @@ def nary(op: Op, *operands: ArrayLike, inexact: bool = False) -> Value:
 
 def inexact_binary(op: Op, x: ArrayLike, y: ArrayLike) -> Value:
     """As ``binary``, in a floating dtype: integers become floats first."""
-    if x.__class__ in VALUES and y.__class__ in VALUES and x.type is y.type and dtypes.is_inexact(x.type.dtype):
-        return apply(op, (x, y), {})
+    x_class, y_class = x.__class__, y.__class__
+    if x_class in VALUES and x.type.dtype in _INEXACT:
+        if y_class in VALUES:
+            if x.type is y.type:
+                return apply(op, (x, y), {})
+        elif x.type.dtype in _TAKES.get(y_class, _NO_DTYPES):
+            return apply(op, (x, y), {})
     return nary(op, x, y, inexact=True)
 
 

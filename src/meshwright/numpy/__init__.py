@@ -7,7 +7,9 @@ Array(14., dtype=float32)
 
 from __future__ import annotations
 
+from importlib import import_module
 from math import e, inf, nan, pi
+from typing import TYPE_CHECKING, Any
 
 from meshwright.core.trace import Array as ndarray
 from meshwright.frontend.array import astype
@@ -322,7 +324,17 @@ from meshwright.frontend.numpy_take import (
     take_along_axis,
 )
 
+if TYPE_CHECKING:
+    from meshwright.numpy import fft, linalg
+
 newaxis = None
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("fft", "linalg"):  # loaded when used
+        return import_module(f"meshwright.numpy.{name}")
+    raise AttributeError(f"module 'meshwright.numpy' has no attribute {name!r}")
+
 
 __all__ = [
     "abs",
@@ -427,6 +439,7 @@ __all__ = [
     "expm1",
     "eye",
     "fabs",
+    "fft",
     "finfo",
     "fix",
     "flatnonzero",
@@ -489,6 +502,7 @@ __all__ = [
     "less",
     "less_equal",
     "lexsort",
+    "linalg",
     "linspace",
     "log",
     "log1p",

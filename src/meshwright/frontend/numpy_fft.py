@@ -1,0 +1,176 @@
+"""Fourier transforms of ``meshwright.numpy``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod, sqrt
+from typing import Any
+
+from meshwright.core import dtypes
+from meshwright.core.op import Value
+from meshwright.core.source import here
+from meshwright.errors import ShapeError
+from meshwright.frontend.numpy_arithmetic import divide, multiply
+from meshwright.frontend.numpy_creation import arange
+from meshwright.frontend.numpy_shape import concatenate, cut, moveaxis
+from meshwright.frontend.numpy_take import pad, roll
+from meshwright.frontend.operands import (
+    ArrayLike,
+    DTypeLike,
+    axis_of,
+    convert,
+    inexact,
+    static_int,
+    static_shape,
+    value,
+)
+from meshwright.ops.linalg import fft as fft_op
+
+_NORMS = {None: "backward", "backward": "backward", "ortho": "ortho", "forward": "forward"}
+
+
+def _transform(kind: str, a: ArrayLike, s: Any, axes: Any, norm: str | None) -> Value:
+    """The transform over ``axes``, each cut or padded with zeros to its length in ``s``."""
+    name = f"mnp.fft.{kind}"
+    if norm not in _NORMS:
+        raise ShapeError(
+            f"{name} cannot take norm={norm!r}.",
+            where=here(),
+            why="it is 'backward', 'ortho' or 'forward'",
+            fix="norm='ortho'",
+        )
+    x = inexact(value(a))
+    if kind == "rfft":
+        if dtypes.is_complex(x.type.dtype):
+            raise ShapeError(f"{name} cannot take {x.type.short()}.", where=here(), why="it takes reals", fix="x.real")
+        x = convert(x, dtypes.FLOAT32) if x.type.dtype.itemsize < 4 else x
+    elif not dtypes.is_complex(x.type.dtype):
+        x = convert(x, dtypes.COMPLEX128 if x.type.dtype.itemsize == 8 else dtypes.COMPLEX64)
+    if axes is None:
+        axes = range(x.ndim - (x.ndim if s is None else len(s)), x.ndim)
+    dims = [axis_of(d, x.ndim, name) for d in axes]
+    lengths = [x.shape[d] for d in dims] if s is None else list(static_shape(tuple(s), "a length of a transform"))
+    if kind == "irfft" and s is None:
+        lengths[-1] = 2 * (lengths[-1] - 1)
+    if any(n < 1 for n in lengths):
+        raise ShapeError(f"{name} cannot take lengths {lengths}.", where=here(), why="they are 1 or more", fix="n=8")
+    kept = [*lengths[:-1], lengths[-1] // 2 + 1] if kind == "irfft" else lengths
+    for d, n in zip(dims, kept, strict=True):
+        x = _resized(x, d, n)
+    last = list(range(x.ndim - len(dims), x.ndim))
+    out = fft_op(moveaxis(x, dims, last), kind=kind, lengths=tuple(lengths))
+    out = moveaxis(out, last, dims)
+    count = prod(lengths)
+    forward = kind in ("fft", "rfft")
+    scale = {
+        "backward": 1.0,
+        "ortho": 1 / sqrt(count) if forward else sqrt(count),
+        "forward": 1 / count if forward else float(count),
+    }[_NORMS[norm]]
+    return out if scale == 1.0 else multiply(out, scale)
+
+
+def _resized(x: Value, dim: int, length: int) -> Value:
+    have = x.shape[dim]
+    if length <= have:
+        return cut(x, dim, 0, length)
+    return pad(x, [(0, length - have if d == dim else 0) for d in range(x.ndim)])
+
+
+def _one(kind: str, a: ArrayLike, n: int | None, axis: int, norm: str | None) -> Value:
+    return _transform(kind, a, None if n is None else (n,), (axis,), norm)
+
+
+def fft(a: ArrayLike, n: int | None = None, axis: int = -1, norm: str | None = None) -> Value:
+    """The discrete Fourier transform along a dim.
+
+    >>> import meshwright.numpy as mnp
+    >>> mnp.fft.fft(mnp.array([1.0, 0.0, 0.0, 0.0])).real
+    Array([1., 1., 1., 1.], dtype=float32)
+    """
+    return _one("fft", a, n, axis, norm)
+
+
+def ifft(a: ArrayLike, n: int | None = None, axis: int = -1, norm: str | None = None) -> Value:
+    """The inverse of ``fft``."""
+    return _one("ifft", a, n, axis, norm)
+
+
+def rfft(a: ArrayLike, n: int | None = None, axis: int = -1, norm: str | None = None) -> Value:
+    """The transform of real numbers: the half that determines the other."""
+    return _one("rfft", a, n, axis, norm)
+
+
+def irfft(a: ArrayLike, n: int | None = None, axis: int = -1, norm: str | None = None) -> Value:
+    """The inverse of ``rfft``; ``n`` is the length of the result, by default even."""
+    return _one("irfft", a, n, axis, norm)
+
+
+def fft2(a: ArrayLike, s: Any = None, axes: Sequence[int] = (-2, -1), norm: str | None = None) -> Value:
+    """The transform over two dims."""
+    return _transform("fft", a, s, axes, norm)
+
+
+def ifft2(a: ArrayLike, s: Any = None, axes: Sequence[int] = (-2, -1), norm: str | None = None) -> Value:
+    """The inverse of ``fft2``."""
+    return _transform("ifft", a, s, axes, norm)
+
+
+def rfft2(a: ArrayLike, s: Any = None, axes: Sequence[int] = (-2, -1), norm: str | None = None) -> Value:
+    """The transform of real numbers over two dims."""
+    return _transform("rfft", a, s, axes, norm)
+
+
+def irfft2(a: ArrayLike, s: Any = None, axes: Sequence[int] = (-2, -1), norm: str | None = None) -> Value:
+    """The inverse of ``rfft2``."""
+    return _transform("irfft", a, s, axes, norm)
+
+
+def fftn(a: ArrayLike, s: Any = None, axes: Sequence[int] | None = None, norm: str | None = None) -> Value:
+    """The transform over several dims, by default all."""
+    return _transform("fft", a, s, axes, norm)
+
+
+def ifftn(a: ArrayLike, s: Any = None, axes: Sequence[int] | None = None, norm: str | None = None) -> Value:
+    """The inverse of ``fftn``."""
+    return _transform("ifft", a, s, axes, norm)
+
+
+def rfftn(a: ArrayLike, s: Any = None, axes: Sequence[int] | None = None, norm: str | None = None) -> Value:
+    """The transform of real numbers over several dims."""
+    return _transform("rfft", a, s, axes, norm)
+
+
+def irfftn(a: ArrayLike, s: Any = None, axes: Sequence[int] | None = None, norm: str | None = None) -> Value:
+    """The inverse of ``rfftn``."""
+    return _transform("irfft", a, s, axes, norm)
+
+
+def fftfreq(n: int, d: float = 1.0, *, dtype: DTypeLike = None) -> Value:
+    """The frequencies of the results of ``fft``."""
+    n = static_int(n, "n of mnp.fft.fftfreq")
+    kind = dtypes.default_float() if dtype is None else dtypes.as_dtype(dtype)
+    half = (n - 1) // 2 + 1
+    return divide(convert(concatenate([arange(half), arange(-(n // 2), 0)]), kind), d * n)
+
+
+def rfftfreq(n: int, d: float = 1.0, *, dtype: DTypeLike = None) -> Value:
+    """The frequencies of the results of ``rfft``."""
+    kind = dtypes.default_float() if dtype is None else dtypes.as_dtype(dtype)
+    return divide(convert(arange(static_int(n, "n of mnp.fft.rfftfreq") // 2 + 1), kind), d * n)
+
+
+def fftshift(x: ArrayLike, axes: Any = None) -> Value:
+    """The frequency zero moved to the middle."""
+    return _shifted(value(x), axes, 1)
+
+
+def ifftshift(x: ArrayLike, axes: Any = None) -> Value:
+    """The inverse of ``fftshift``."""
+    return _shifted(value(x), axes, -1)
+
+
+def _shifted(x: Value, axes: Any, sign: int) -> Value:
+    given = range(x.ndim) if axes is None else axes if isinstance(axes, list | tuple) else (axes,)
+    dims = tuple(axis_of(d, x.ndim, "mnp.fft.fftshift") for d in given)
+    return roll(x, tuple(sign * (x.shape[d] // 2) for d in dims), dims)
