@@ -20,14 +20,15 @@ ROOT = Path(meshwright.__file__).parent
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors",),
     ("core.*",),
+    ("hardware.*",),
     ("ops.rules",),
     ("ops.basic",),
     ("ops.*",),
     ("transform.*",),
-    ("ops.control", "ops.custom"),
+    ("ops.regions", "ops.scan", "ops.control", "ops.custom"),
     ("engine.*",),
     ("frontend.*",),
-    ("numpy.*", "lax", "nn", "random", "tree"),
+    ("numpy.*", "lax", "nn", "random", "sharding", "tree"),
     ("meshwright",),
     ("tour", "cli", "__main__"),
 )
@@ -174,6 +175,7 @@ def test_the_layers_are_read_as_meant() -> None:
     order = [
         "errors",
         "core.types",
+        "hardware.chips",
         "ops.rules",
         "ops.basic",
         "ops.window",

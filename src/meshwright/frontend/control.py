@@ -11,7 +11,8 @@ from meshwright.core.trace import Array, Value, run
 from meshwright.core.types import TensorType
 from meshwright.errors import MeshwrightError, ShapeError, TreeError
 from meshwright.frontend.tracing import Traced, leaf_value, trace_flat
-from meshwright.ops import control
+from meshwright.ops import control, regions
+from meshwright.ops import scan as scan_op
 from meshwright.ops.basic import convert
 from meshwright.ops.elementwise import ne
 
@@ -28,7 +29,7 @@ def _trace_on(function: Function, structures: Sequence[tree.TreeDef], types: Seq
     sizes = [s.num_leaves for s in structures]
 
     def split(*leaves: Any) -> Any:
-        parts = control.cut(leaves, *sizes)[: len(sizes)]
+        parts = regions.cut(leaves, *sizes)[: len(sizes)]
         return function(*(tree.unflatten(s, part) for s, part in zip(structures, parts, strict=True)))
 
     in_tree = tree.structure((tuple(range(sum(sizes))), {}))
@@ -65,7 +66,7 @@ def _check_carry(what: str, structure: tree.TreeDef, types: list[TensorType], fo
     outs = found.program.out_types[: len(types)]
     names = tree.path_names(tree.unflatten(structure, range(len(types))))
     for name, before, after in zip(names, types, outs, strict=False):
-        if not control.same_type(before, after):
+        if not regions.same_type(before, after):
             raise ShapeError(
                 f"{what} changes the type of its carry{' at ' + name if name else ''}: "
                 f"it takes {before} and returns {after}.",
@@ -122,7 +123,7 @@ def scan(
 
     start, found = _settle_carry("The body of scan", start, carry_tree, traced)
     body = _weak_carry(found, len(found.captured), [x.type for x in start])
-    outs = control.scan(
+    outs = scan_op.scan(
         *found.captured, *start, *rows,
         body=body, consts=len(found.captured), carry=len(start), length=steps, reverse=bool(reverse),
     )  # fmt: skip
@@ -137,9 +138,9 @@ def _weak_carry(found: Traced, consts: int, types: list[TensorType]) -> Any:
 
     def body(*args: Any) -> list[Any]:
         outs = run(program, args)
-        return [control.as_type(x, t) for x, t in zip(outs, types, strict=False)] + outs[n:]
+        return [regions.as_type(x, t) for x, t in zip(outs, types, strict=False)] + outs[n:]
 
-    return control.region(body, program.in_types)
+    return regions.region(body, program.in_types)
 
 
 def _scan_length(rows: list[Value], length: int | None) -> int:
@@ -279,9 +280,9 @@ def _cond(index: Value, branches: Sequence[Function], operands: Sequence[Any], w
         def branch(*args: Any) -> list[Any]:
             at = {id(x): a for x, a in zip(captured, args, strict=False)}
             outs = run(t.program, [*(at[id(x)] for x in t.captured), *args[len(captured) :]])
-            return [control.as_type(x, wanted) for x, wanted in zip(outs, out_types, strict=True)]
+            return [regions.as_type(x, wanted) for x, wanted in zip(outs, out_types, strict=True)]
 
-        return control.region(branch, [*(x.type for x in captured), *types])
+        return regions.region(branch, [*(x.type for x in captured), *types])
 
     outs = control.cond(index, *captured, *values, branches=tuple(fitted(t) for t in traced))
     return tree.unflatten(first.out_tree, outs)

@@ -13,7 +13,7 @@ from meshwright.core.source import here
 from meshwright.core.types import TensorType
 from meshwright.errors import MeshwrightError, TreeError
 from meshwright.frontend.tracing import leaf_value, trace_flat
-from meshwright.ops import control, custom
+from meshwright.ops import custom, regions
 from meshwright.ops.basic import zeros
 
 Function = Callable[..., Any]
@@ -226,7 +226,7 @@ def _fit(x: Any, type: TensorType, rule: str) -> Any:
             why="derivatives have the shape of what they are the derivative of",
             fix=f"reshape or sum it to {type.shape}",
         )
-    return control.as_type(value, type)
+    return regions.as_type(value, type)
 
 
 def checkpoint(

@@ -206,23 +206,24 @@ def jvp(fun: Function, primals: Sequence[Any], tangents: Sequence[Any], has_aux:
             why=f"{structure} is not {tree.structure((tuple(primals), {}))}",
             fix="give one tangent of the same shape and dtype for each primal",
         )
-    ts = [_tangent_for(x, t) for x, t in zip(values, leaves, strict=True)]
+    ts = [_fit(x, t, "tangent", "primal") for x, t in zip(values, leaves, strict=True)]
     outs, out_ts = jvp_program(traced.program, [*traced.captured, *values], [*[None] * len(traced.captured), *ts])
     full = [zeros(x.type) if t is None else t for x, t in zip(outs, out_ts, strict=True)]
     out, tangent = tree.unflatten(traced.out_tree, outs), tree.unflatten(traced.out_tree, full)
     return (out[0], tangent[0], out[1]) if has_aux else (out, tangent)
 
 
-def _tangent_for(x: Value, t: Any) -> Value | None:
-    value = leaf_value(t, "a tangent")
+def _fit(x: Value, t: Any, what: str, owner: str) -> Value | None:
+    """A tangent or cotangent in the type of what it belongs to; None where that has no derivative."""
+    value = leaf_value(t, f"a {what}")
     if not _differentiable(x):
         return None
     if value.type.shape != x.type.shape or (value.type.dtype != x.type.dtype and not value.type.weak):
         raise DifferentiationError(
-            f"A tangent of type {value.type} does not fit the primal {x.type}.",
+            f"A {what} of type {value.type} does not fit the {owner} {x.type}.",
             where=here(),
-            why="a tangent has the shape and dtype of its primal",
-            fix=f"mnp.asarray(tangent, '{x.type.dtype.name}').reshape({x.type.shape})",
+            why=f"a {what} has the shape and dtype of its {owner}",
+            fix=f"mnp.asarray({what}, '{x.type.dtype.name}').reshape({x.type.shape})",
         )
     return _strengthen(value, x.type)
 
@@ -249,7 +250,7 @@ def vjp(fun: Function, *primals: Any, has_aux: bool = False) -> Any:
                 why=f"{structure} is not {main}",
                 fix="give one cotangent for each result",
             )
-        cts = [_cotangent_for(x, t) for x, t in zip(outs, leaves, strict=False)]
+        cts = [_fit(x, t, "cotangent", "result") for x, t in zip(outs, leaves, strict=False)]
         found = pull([*cts, *[None] * (len(outs) - len(cts))])
         return tree.unflatten(
             in_tree,
@@ -257,20 +258,6 @@ def vjp(fun: Function, *primals: Any, has_aux: bool = False) -> Any:
         )
 
     return (out[0], backward, out[1]) if has_aux else (out, backward)
-
-
-def _cotangent_for(x: Value, t: Any) -> Value | None:
-    value = leaf_value(t, "a cotangent")
-    if not _differentiable(x):
-        return None
-    if value.type.shape != x.type.shape or (value.type.dtype != x.type.dtype and not value.type.weak):
-        raise DifferentiationError(
-            f"A cotangent of type {value.type} does not fit the result {x.type}.",
-            where=here(),
-            why="a cotangent has the shape and dtype of the result it belongs to",
-            fix=f"mnp.asarray(cotangent, '{x.type.dtype.name}').reshape({x.type.shape})",
-        )
-    return _strengthen(value, x.type)
 
 
 def linearize(fun: Function, *primals: Any) -> tuple[Any, Function]:
@@ -294,7 +281,7 @@ def linearize(fun: Function, *primals: Any) -> tuple[Any, Function]:
                 why=f"{tree.structure(tuple(tangents))} is not {tree.structure(tuple(primals))}",
                 fix="give one tangent of the same shape and dtype for each primal",
             )
-        ts = [_tangent_for(x, t) for x, t, f in zip(values, leaves, flags, strict=True) if f]
+        ts = [_fit(x, t, "tangent", "primal") for x, t, f in zip(values, leaves, flags, strict=True) if f]
         found = iter(run(linear.program, [*linear.residuals, *ts]))
         full = [next(found) if kept else zeros(x.type) for x, kept in zip(outs, linear.nonzero, strict=True)]
         return tree.unflatten(traced.out_tree, full)

@@ -1,2 +1,2 @@
-"""The ops, each defined once with all its rules. First-order ops stand below ``transform``; ``control`` and ``custom``,
-whose rules transform their regions, stand above it."""
+"""The ops, each defined once with all its rules. First-order ops stand below ``transform``; ``scan``, ``control`` and
+``custom``, whose rules transform their regions, stand above it."""

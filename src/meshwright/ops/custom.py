@@ -12,7 +12,7 @@ from meshwright.core.trace import run, state
 from meshwright.core.types import TensorType
 from meshwright.errors import DifferentiationError
 from meshwright.ops.basic import reduce_sum
-from meshwright.ops.control import (
+from meshwright.ops.regions import (
     NO_FACTORS,
     Mask,
     batch_type,

@@ -1,0 +1,121 @@
+"""What rules of ops with regions are made of: tracing a region, masks over operands, fixpoints of carries, batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from meshwright.core.op import Cost, No, Value
+from meshwright.core.program import Atom, Program
+from meshwright.core.trace import close, trace
+from meshwright.core.types import TensorType
+from meshwright.ops.basic import broadcast_in_dim, convert, zeros
+
+Mask = tuple[bool, ...]
+NO_FACTORS = No("propagation goes through its regions, not over it")
+
+
+def region(function: Callable[..., Sequence[Any]], types: Sequence[TensorType]) -> Program:
+    """The program of ``function`` for use as a region: what it captures, if anything, is constant."""
+    return close(*trace(function, types))
+
+
+def region_with(function: Callable[..., tuple[Sequence[Any], Any]], types: Sequence[TensorType]) -> tuple[Program, Any]:
+    """The region of a function that returns its outputs and something to know about them."""
+    facts = []
+
+    def outputs_only(*args: Any) -> Sequence[Any]:
+        outputs, fact = function(*args)
+        facts.append(fact)
+        return outputs
+
+    return region(outputs_only, types), facts[0]
+
+
+def program_cost(program: Program) -> Cost:
+    """The work of a whole program, region ops included."""
+    costs = [e.op.cost([a.type for a in e.inputs], [v.type for v in e.outputs], e.params) for e in program.eqns]
+    return Cost(sum(c.flops for c in costs), sum(c.nbytes for c in costs))
+
+
+def instantiate(value: Value | None, type: TensorType) -> Value:
+    """A value where None stands for zero."""
+    return zeros(type) if value is None else value
+
+
+def as_type(value: Value, type: TensorType) -> Value:
+    """``value`` with the weakness of ``type``, so that a loop's carry keeps its type."""
+    return value if value.type is type else convert(value, dtype=type.dtype, weak=type.weak)
+
+
+def pick(items: Sequence[Any], mask: Sequence[bool]) -> list[Any]:
+    """The items that the mask marks."""
+    return [item for item, keep in zip(items, mask, strict=True) if keep]
+
+
+def spread(items: Sequence[Any], mask: Sequence[bool]) -> list[Any]:
+    """The items in the places that the mask marks, None elsewhere."""
+    rest = iter(items)
+    return [next(rest) if keep else None for keep in mask]
+
+
+def present(values: Sequence[Any]) -> Mask:
+    return tuple(v is not None for v in values)
+
+
+def cut(items: Sequence[Any], *sizes: int) -> list[list[Any]]:
+    """Consecutive parts of the given sizes, and the rest."""
+    parts, start = [], 0
+    for size in sizes:
+        parts.append(list(items[start : start + size]))
+        start += size
+    return [*parts, list(items[start:])]
+
+
+def fixpoint(initial: Mask, step: Callable[[Mask], tuple[Mask, Any]]) -> tuple[Mask, Any]:
+    """The least mask above ``initial`` that ``step`` does not grow, and what ``step`` returned with it."""
+    mask = initial
+    while True:
+        grown, result = step(mask)
+        joined = tuple(a or b for a, b in zip(mask, grown, strict=True))
+        if joined == mask:
+            return mask, result
+        mask = joined
+
+
+def depends(program: Program, mask: Sequence[bool]) -> Mask:
+    """Which outputs depend on the inputs that the mask marks."""
+    found: set[Atom] = set(pick(program.inputs, mask))
+    for eqn in program.eqns:
+        if not found.isdisjoint(eqn.inputs):
+            found.update(eqn.outputs)
+    return tuple(a in found for a in program.outputs)
+
+
+def same_type(a: TensorType, b: TensorType) -> bool:
+    """Equal but for weakness."""
+    return a.shape == b.shape and a.dtype == b.dtype
+
+
+def same_types(left: Sequence[TensorType], right: Sequence[TensorType]) -> bool:
+    return len(left) == len(right) and all(map(same_type, left, right))
+
+
+def show_types(types: Sequence[TensorType]) -> str:
+    return ", ".join(t.short() for t in types)
+
+
+def fill(values: Sequence[Any], linear: Mask) -> list[Any]:
+    """The values in the places that are not linear."""
+    return spread(values, [not is_linear for is_linear in linear])
+
+
+def broadcast_batch(x: Value, is_batched: bool, size: int) -> Value:
+    """``x`` with a batch dim in front, repeated if it has none."""
+    if is_batched:
+        return x
+    return broadcast_in_dim(x, shape=(size, *x.shape), dims=tuple(range(1, x.ndim + 1)))
+
+
+def batch_type(t: TensorType, is_batched: bool, size: int) -> TensorType:
+    return t.with_(shape=(size, *t.shape)) if is_batched else t
