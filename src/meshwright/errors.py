@@ -50,6 +50,14 @@ class CheckError(MeshwrightError):
     """A program that breaks a rule of the language: a defect of the stage that produced it."""
 
 
+class MeshError(MeshwrightError, ValueError):
+    """A mesh that cannot be, or one that is missing."""
+
+
+class ShardingError(MeshwrightError, ValueError):
+    """A sharding that breaks a rule of the representation, or does not fit what it is used for."""
+
+
 class TextError(MeshwrightError, ValueError):
     """Text that is not a program (or a type, or a factor rule); the message points at the character."""
 

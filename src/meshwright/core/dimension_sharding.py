@@ -1,0 +1,99 @@
+"""The sharding of one dim, and the ways of writing one down."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, ClassVar
+
+from meshwright.core.axes import Axes, AxisRef, total_size
+from meshwright.core.mesh import BaseMesh
+from meshwright.core.partition_spec import read_axis
+from meshwright.core.sharding_check import resolve, written
+from meshwright.core.sharding_text import WrittenAxis, WrittenDim
+
+
+class DimensionSharding:
+    """The axes that split one dim, major to minor; whether more may be added (open); and when that is decided.
+
+    Equal ones are the same object.
+
+    >>> x, y = AxisRef.full("x", 2), AxisRef.full("y", 4)
+    >>> print(DimensionSharding((x, y)), DimensionSharding((x,), is_open=True, priority=1))
+    {"x", "y"} {"x", ?}p1
+    """
+
+    __slots__ = ("__weakref__", "axes", "is_open", "priority")
+
+    axes: Axes
+    is_open: bool
+    priority: int | None
+
+    _interned: ClassVar[dict[tuple[Axes, bool, int | None], DimensionSharding]] = {}
+
+    def __new__(
+        cls, axes: Iterable[AxisRef] = (), is_open: bool = False, priority: int | None = None
+    ) -> DimensionSharding:
+        key = (tuple(axes), is_open, priority)
+        found = cls._interned.get(key)
+        if found is None:
+            found = super().__new__(cls)
+            for name, value in zip(("axes", "is_open", "priority"), key, strict=True):
+                object.__setattr__(found, name, value)
+            found = cls._interned.setdefault(key, found)
+        return found
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError("a DimensionSharding is immutable; use .with_(…)")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return DimensionSharding, (self.axes, self.is_open, self.priority)
+
+    def with_(self, **changes: Any) -> DimensionSharding:
+        """This one with some fields replaced."""
+        fields = {"axes": self.axes, "is_open": self.is_open, "priority": self.priority}
+        return DimensionSharding(**{**fields, **changes})
+
+    @property
+    def shards(self) -> int:
+        """How many ways the dim is split."""
+        return total_size(self.axes)
+
+    def __str__(self) -> str:
+        inside = ", ".join([*map(str, self.axes), *["?"] * self.is_open])
+        return f"{{{inside}}}" + ("" if self.priority is None else f"p{self.priority}")
+
+    def __repr__(self) -> str:
+        return f"DimensionSharding({self})"
+
+
+def written_dim(dim: Any) -> WrittenDim:
+    """A dim given as a DimensionSharding, as axes, or as None."""
+    if isinstance(dim, DimensionSharding):
+        return WrittenDim(tuple(map(written, dim.axes)), dim.is_open, dim.priority)
+    return WrittenDim(written_axes(() if dim is None else dim))
+
+
+def written_axes(axes: str | AxisRef | Iterable[str | AxisRef]) -> tuple[WrittenAxis, ...]:
+    """Axes given by name or reference, one or several."""
+    given = (axes,) if isinstance(axes, str | AxisRef) else axes
+    return tuple(read_axis(axis) if isinstance(axis, str) else written(axis) for axis in given)
+
+
+def named_axis(mesh: BaseMesh, text: str) -> WrittenAxis:
+    """An axis of a partition spec: a name of the mesh's, or a part of one."""
+    return WrittenAxis(text) if text in mesh.axis_by_name else read_axis(text)
+
+
+def axis_set(mesh: BaseMesh, names: Iterable[str]) -> tuple[WrittenAxis, ...]:
+    """A set of axes in the order of the mesh; those it does not have are last."""
+    place = {name: index for index, name in enumerate(mesh.axis_names)}
+    axes = [named_axis(mesh, name) for name in names]
+    return tuple(sorted(axes, key=lambda a: (place.get(a.name, len(place)), a.name, a.pre or 1, a.size or 0)))
+
+
+def resolved(
+    mesh: BaseMesh, dims: Iterable[WrittenDim], replicated: Sequence[WrittenAxis], unreduced: Sequence[WrittenAxis]
+) -> tuple[tuple[DimensionSharding, ...], Axes, Axes]:
+    """The parts of a sharding that were written, once they are checked."""
+    found = tuple(DimensionSharding(resolve(mesh, dim.axes), dim.is_open, dim.priority) for dim in dims)
+    return found, resolve(mesh, replicated), resolve(mesh, unreduced)

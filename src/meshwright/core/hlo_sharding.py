@@ -1,0 +1,297 @@
+"""HLO's text of a sharding: tiles of devices, ``{devices=[2,1,2]<=[2,2]T(1,0) last_tile_dim_replicate}``.
+
+The tiles are an array of device numbers with one dim per dim of the tensor and one more for each kind of device that
+shares a tile: ``manual``, ``unreduced``, ``replicated``, in this order. ``<=[2,2]T(1,0)`` is the array 0, 1, 2, 3
+reshaped to [2,2], transposed by (1,0) and reshaped to the tiles' dims: digits of the device number in another order. An
+array that is not of this kind is written out, ``{devices=[2,2]0,3,1,2}``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import NamedTuple
+
+import numpy as np
+
+from meshwright.core.axes import Axes, in_mesh_order
+from meshwright.core.mesh import AxisType, BaseMesh, Mesh
+from meshwright.core.placement import (
+    Digit,
+    Digits,
+    axes_of,
+    digits_of,
+    independent,
+    merged,
+    order_steps,
+    positions_in_order,
+    through,
+)
+from meshwright.core.sharding_text import Reader
+from meshwright.core.source import here
+from meshwright.errors import ShardingError
+
+KINDS = ("manual", "unreduced", "replicated")
+
+
+class Tiles(NamedTuple):
+    """The sizes of the tiles' dims, the kinds of the last of them, and the devices as digits or as a list.
+
+    Without tiles (``dims`` is None) each device has the whole tensor, shared as ``kinds`` says, or only ``device`` has.
+    """
+
+    dims: tuple[int, ...] | None = None
+    kinds: tuple[str, ...] = ()
+    digits: Digits | None = None
+    devices: tuple[int, ...] | None = None
+    device: int | None = None
+
+    @property
+    def size(self) -> int:
+        """How many devices there are."""
+        return prod(self.dims or ())
+
+    def per_dim(self) -> tuple[Digits, ...] | None:
+        """The digits of each dim of the tiles; None if a dim ends inside a digit, or the devices have no digits."""
+        digits = self.digits
+        if digits is None and self.devices is not None:
+            steps = order_steps(self.devices)
+            digits = None if steps is None else tuple(Digit(s.image, s.size) for s in reversed(steps))
+        if digits is None or self.dims is None:
+            return None
+        left, result = list(digits), []
+        for size in self.dims:
+            taken: list[Digit] = []
+            while size > 1:
+                digit = left.pop(0)
+                if size % digit.size == 0:
+                    taken.append(digit)
+                    size //= digit.size
+                elif digit.size % size == 0:
+                    taken.append(Digit(digit.stride * (digit.size // size), size))
+                    left.insert(0, Digit(digit.stride, digit.size // size))
+                    size = 1
+                else:
+                    return None
+            result.append(merged(taken))
+        return tuple(result)
+
+    def listed(self) -> tuple[int, ...]:
+        """The devices in the order of the tiles."""
+        if self.devices is not None:
+            return self.devices
+        return tuple(positions_in_order(self.digits or ()).tolist())
+
+
+def tiles_text(
+    dims: Sequence[Digits], tail: Sequence[tuple[str, Digits]], device_order: tuple[int, ...] | None = None
+) -> str:
+    """The text of a tensor with these digits per dim and per kind of sharing, over all devices.
+
+    >>> tiles_text([(Digit(1, 2),), ()], [("replicated", (Digit(2, 2),))])
+    '{devices=[2,1,2]<=[2,2]T(1,0) last_tile_dim_replicate}'
+    """
+    tail = [(kind, digits) for kind in KINDS for found, digits in tail if found == kind and digits]
+    sizes = [prod(digit.size for digit in digits) for digits in (*dims, *(digits for _, digits in tail))]
+    if all(size == 1 for size in sizes[: len(dims)]) and len(tail) <= 1:
+        return f"{{{tail[0][0] if tail else 'replicated'}}}"
+    digits = merged(digit for part in (*dims, *(digits for _, digits in tail)) for digit in part)
+    if device_order is None:
+        devices = "<=" + _iota_text(digits)
+    else:
+        ids = np.array(device_order)[positions_in_order(digits)].reshape(sizes)
+        if tail and tail[-1][0] == "replicated":
+            ids.sort(axis=-1)
+        devices = ",".join(map(str, ids.ravel().tolist()))
+    kinds = [kind for kind, _ in tail]
+    end = " last_tile_dim_replicate" if kinds == ["replicated"] else f" last_tile_dims={{{', '.join(kinds)}}}"
+    return f"{{devices=[{','.join(map(str, sizes))}]{devices}{end if kinds else ''}}}"
+
+
+def _iota_text(digits: Digits) -> str:
+    """The digits as a reshape and transpose of 0, 1, 2, …"""
+    by_stride = sorted(range(len(digits)), key=lambda i: -digits[i].stride)
+    shape = ",".join(str(digits[i].size) for i in by_stride)
+    places = {i: place for place, i in enumerate(by_stride)}
+    turn = ",".join(str(places[i]) for i in range(len(digits)))
+    return f"[{shape}]" + (f"T({turn})" if len(digits) > 1 else "")
+
+
+def read_tiles(text: str) -> Tiles:
+    """Read HLO's text of a sharding; an error points at the character."""
+    reader = Reader(text, "HLO sharding")
+    reader.take("{")
+    word = next((w for w in ("devices", "maximal", *KINDS) if reader.sees(w)), None)
+    if word is None:
+        raise reader.expected("`devices=`, `replicated`, `manual`, `unreduced` or `maximal device=`")
+    reader.take(word)
+    if word == "devices":
+        tiles = _read_tiled(reader)
+    elif word == "maximal":
+        reader.take("device")
+        reader.take("=")
+        tiles = Tiles(device=reader.integer())
+    else:
+        tiles = Tiles(kinds=(word,))
+    reader.take("}")
+    reader.finish()
+    return tiles
+
+
+def _read_tiled(reader: Reader) -> Tiles:
+    reader.take("=")
+    reader.take("[")
+    dims = reader.listed(reader.integer, "]", may_be_empty=False)
+    count, at = prod(dims), reader.at
+    if min(dims) < 1:
+        raise reader.error("a tile dim has at least one tile", at - 1)
+    digits: Digits | None = None
+    devices: tuple[int, ...] | None = None
+    if reader.accept("<"):
+        digits = _read_iota(reader, count)
+    else:
+        numbers = [reader.integer()]
+        while reader.accept(","):
+            numbers.append(reader.integer())
+        devices = tuple(numbers)
+        if sorted(devices) != list(range(count)):
+            raise reader.error(f"{count} tiles hold each of the devices 0, …, {count - 1} once", at)
+    at = reader.at
+    kinds: tuple[str, ...] = ()
+    if reader.accept("last_tile_dim_replicate"):
+        kinds = ("replicated",)
+    elif reader.accept("last_tile_dims"):
+        reader.take("=")
+        reader.take("{")
+        kinds = reader.listed(lambda: reader.token("word", "a kind of sharing"), "}", may_be_empty=False)
+    if any(kind not in KINDS for kind in kinds) or len(set(kinds)) < len(kinds) or len(kinds) > len(dims):
+        raise reader.error(f"the kinds are {', '.join(KINDS)}, each once, for the last of {len(dims)} dims", at)
+    return Tiles(dims, kinds, digits, devices)
+
+
+def _read_iota(reader: Reader, count: int) -> Digits:
+    """``=[2,2]T(1,0)``, after a ``<``."""
+    reader.take("=")
+    at = reader.at
+    reader.take("[")
+    shape = reader.listed(reader.integer, "]", may_be_empty=False)
+    if prod(shape) != count:
+        raise reader.error(f"these are {prod(shape)} devices, and there are {count} tiles", at)
+    turn = tuple(range(len(shape)))
+    if reader.sees("T") or len(shape) > 1:
+        reader.take("T")
+        at = reader.at
+        reader.take("(")
+        turn = reader.listed(reader.integer, ")", may_be_empty=False)
+        if sorted(turn) != list(range(len(shape))):
+            raise reader.error(f"a transpose of {len(shape)} dims is an order of 0, …, {len(shape) - 1}", at)
+    strides = [prod(shape[i + 1 :]) for i in range(len(shape))]
+    return merged(Digit(strides[i], shape[i]) for i in turn)
+
+
+# Between tiles and axes
+
+
+def axes_to_hlo(
+    mesh: BaseMesh, dims: Sequence[Axes], unreduced: Axes, reduction: str, order: tuple[int, ...] | None
+) -> str:
+    """HLO's text of a tensor split over these axes; ``order`` numbers the devices."""
+    if mesh.is_maximal and mesh.order is not None:
+        return f"{{maximal device={mesh.order[0]}}}"
+    if unreduced and reduction != "sum":
+        raise not_expressible(f"HLO cannot say that a {reduction} is owed.", "its unreduced tiles owe a sum")
+    used = [*(axis for axes in dims for axis in axes), *unreduced]
+    left = mesh.unused(used)
+    manual = [axis for axis in left if axis.name in mesh.manual_axes]
+    kept = [axis for axis in left if axis.name not in mesh.manual_axes]
+    parts = [digits_of(mesh, axes) for axes in dims]
+    tail = [digits_of(mesh, axes) for axes in (manual, unreduced, kept)]
+    if not independent(digit for part in (*parts, *tail) for digit in part):
+        raise not_expressible(
+            f"The sub-axes {', '.join(map(str, used))} are no tiles.", "no reshape of their axis has all of them"
+        )
+    steps = order_steps(order) if order is not None else None
+    if steps is not None:
+        moved = [through(part, steps) for part in (*parts, *tail)]
+        if None not in moved:
+            whole = [part for part in moved if part is not None]
+            parts, tail, order = whole[: len(parts)], whole[len(parts) :], None
+    tail = [merged(sorted(digits, reverse=True)) for digits in tail]
+    return tiles_text(parts, list(zip(KINDS, tail, strict=True)), order)
+
+
+def axes_from_hlo(
+    tiles: Tiles, mesh: BaseMesh | None, ndim: int | None, order: tuple[int, ...] | None
+) -> tuple[BaseMesh, tuple[Axes, ...], Axes]:
+    """The mesh, the axes of each dim and the unreduced axes; ``order`` is how the tiles number the mesh's devices."""
+    if tiles.device is not None:
+        return Mesh(np.array(tiles.device), (), name=""), (), ()
+    rank = len(tiles.dims) - len(tiles.kinds) if tiles.dims is not None else ndim
+    if rank is None or (mesh is None and tiles.kinds in (("manual",), ("unreduced",)) and tiles.dims is None):
+        what = "how many dims the tensor has" if rank is None else "which devices there are"
+        raise not_expressible("The text does not say enough.", f"it does not say {what}; give mesh= and ndim=")
+    if ndim is not None and rank != ndim:
+        raise not_expressible(f"The tiles are those of a tensor of {rank} dims, not {ndim}.", "the ranks differ")
+    if tiles.dims is None:
+        mesh = Mesh([], (), name="") if mesh is None else mesh
+        if tiles.kinds == ("manual",):
+            mesh = _with_manual(mesh, mesh.axes)
+        return mesh, ((),) * rank, mesh.axes if tiles.kinds == ("unreduced",) else ()
+    if mesh is None:
+        mesh, axes = _mesh_for(tiles)
+    else:
+        axes = _axes_on(mesh, tiles, order)
+    kinds = dict(zip(tiles.kinds, axes[rank:], strict=True))
+    if "manual" in kinds:
+        mesh = _with_manual(mesh, kinds["manual"])
+    return mesh, axes[:rank], in_mesh_order(kinds.get("unreduced", ()), mesh.axis_names)
+
+
+def _mesh_for(tiles: Tiles) -> tuple[Mesh, tuple[Axes, ...]]:
+    """A mesh with an axis for each digit; if the tiles have none, with an axis for each dim and a device order."""
+    dims = tiles.per_dim()
+    order: tuple[int, ...] | None = None
+    if dims is None:
+        order, sizes = tiles.listed(), tiles.dims or ()
+        strides = [prod(sizes[i + 1 :]) for i in range(len(sizes))]
+        dims = tuple(merged([Digit(stride, size)]) for stride, size in zip(strides, sizes, strict=True))
+    found = sorted({digit for digits in dims for digit in digits}, reverse=True)
+    names = {digit: f"_axis_{i}" for i, digit in enumerate(found)}
+    shape = [digit.size for digit in found]
+    ids = np.arange(prod(shape)) if order is None else np.array(order)
+    mesh = Mesh(ids.reshape(shape), tuple(names.values()), name="") if found else Mesh([0], ("_axis_0",), name="")
+    return mesh, tuple(tuple(mesh.axis_by_name[names[digit]] for digit in digits) for digits in dims)
+
+
+def _axes_on(mesh: BaseMesh, tiles: Tiles, order: tuple[int, ...] | None) -> tuple[Axes, ...]:
+    if mesh.size != tiles.size:
+        raise not_expressible(
+            f"The tiles are over {tiles.size} devices and the mesh {mesh} has {mesh.size}.", "the numbers differ"
+        )
+    if order is not None or tiles.devices is not None:
+        positions = np.array(tiles.listed())
+        if order is not None:
+            positions = np.argsort(np.array(order))[positions]
+        grid = positions.reshape(tiles.dims)
+        if "replicated" in tiles.kinds:  # devices that hold the same may stand in any order
+            grid = np.sort(grid, axis=tiles.kinds.index("replicated") - len(tiles.kinds))
+        tiles = tiles._replace(digits=None, devices=tuple(grid.ravel().tolist()))
+    dims = tiles.per_dim()
+    found = tuple(axes for axes in (axes_of(mesh, digits) for digits in dims or ()) if axes is not None)
+    if dims is None or len(found) < len(dims):
+        raise not_expressible(f"The tiles follow no axes of the mesh {mesh}.", "a tile ends inside an axis")
+    return found
+
+
+def _with_manual(mesh: BaseMesh, axes: Axes) -> BaseMesh:
+    if not all(axis.is_full for axis in axes):
+        raise not_expressible(f"A part of {axes[0].name!r} is manual.", "an axis of a mesh is manual as a whole")
+    names = {axis.name for axis in axes}
+    types = (AxisType.Manual if n in names else t for n, t in zip(mesh.axis_names, mesh.axis_types, strict=True))
+    return mesh.with_(axis_types=tuple(types))
+
+
+def not_expressible(what: str, why: str) -> ShardingError:
+    """The error for a sharding that one of two languages cannot say."""
+    fix = "compare placements with .is_equivalent_to, or reshard to a sharding that both can say"
+    return ShardingError(what, where=here(), why=why, fix=fix)

@@ -1,0 +1,478 @@
+"""Meshes: a named, multi-dimensional view of devices, and the mesh that is current.
+
+The device at coordinates ``(i, j, …)`` is the one at that row-major position, mapped through the mesh's device order if
+it has one. Several meshes may view the same devices.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Mapping, Sequence
+from contextvars import ContextVar
+from functools import cached_property
+from math import prod
+from types import TracebackType
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.core.axes import Axes, AxisRef, difference
+from meshwright.core.mesh_check import bad_size, check_axes, check_ids, check_sizes
+from meshwright.core.sharding_text import WrittenMesh, mesh_text, read_mesh, symbol
+from meshwright.core.source import here
+from meshwright.errors import MeshError
+
+
+class AxisType(enum.Enum):
+    """How the sharding over a mesh axis is decided.
+
+    ``Auto``: by propagation. ``Explicit``: it is part of every value's type. ``Manual``: by the code of one device.
+
+    >>> AxisType.Auto, AxisType.Explicit, AxisType.Manual
+    (Auto, Explicit, Manual)
+    """
+
+    Auto = "auto"
+    Explicit = "explicit"
+    Manual = "manual"
+
+    def __repr__(self) -> str:
+        return self.name
+
+    __str__ = __repr__
+
+
+class Device:
+    """One device: its number and its kind. Equal devices are the same object.
+
+    >>> Device(0, "tpu"), str(Device(0, "tpu"))
+    (TpuDevice(id=0), 'TPU 0')
+    """
+
+    __slots__ = ("__weakref__", "id", "kind")
+
+    id: int
+    kind: str
+
+    _interned: ClassVar[dict[tuple[int, str], Device]] = {}
+
+    def __new__(cls, id: int, kind: str = "cpu") -> Device:
+        found = cls._interned.get((id, kind))
+        if found is None:
+            found = super().__new__(cls)
+            object.__setattr__(found, "id", id)
+            object.__setattr__(found, "kind", kind)
+            found = cls._interned.setdefault((id, kind), found)
+        return found
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError("a Device is immutable")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Device, (self.id, self.kind)
+
+    @property
+    def platform(self) -> str:
+        """The first word of the kind: ``tpu`` of ``tpu v5e``."""
+        return self.kind.split()[0]
+
+    def __repr__(self) -> str:
+        return f"{self.platform.capitalize()}Device(id={self.id})"
+
+    def __str__(self) -> str:
+        return f"{self.platform.upper()} {self.id}"
+
+
+class BaseMesh:
+    """What a mesh with devices and one without have in common: named axes with sizes and types."""
+
+    axis_names: tuple[str, ...]
+    axis_sizes: tuple[int, ...]
+    axis_types: tuple[AxisType, ...]
+    name: str | None
+    order: tuple[int, ...] | None = None
+    size: int
+
+    def __init__(
+        self, sizes: tuple[int, ...], names: Iterable[str], types: Any, name: str | None, where: str = ""
+    ) -> None:
+        self.axis_names, self.axis_sizes = check_axes(names, sizes, where), sizes
+        self.axis_types = _axis_types(types, len(sizes), where)
+        self.name = name
+        self.size = prod(sizes) if sizes else 0
+
+    # Axes
+
+    @property
+    def shape(self) -> dict[str, int]:
+        """The size of each axis by name."""
+        return dict(zip(self.axis_names, self.axis_sizes, strict=True))
+
+    @cached_property
+    def axes(self) -> Axes:
+        """The whole axes, in order."""
+        return tuple(map(AxisRef.full, self.axis_names, self.axis_sizes))
+
+    @cached_property
+    def axis_by_name(self) -> Mapping[str, AxisRef]:
+        """The whole axes by name."""
+        return {axis.name: axis for axis in self.axes}
+
+    @cached_property
+    def strides(self) -> Mapping[str, int]:
+        """By how much a device's position grows with its coordinate along each axis."""
+        return {name: prod(self.axis_sizes[i + 1 :]) for i, name in enumerate(self.axis_names)}
+
+    def unused(self, axes: Iterable[AxisRef]) -> Axes:
+        """What is left of the mesh's axes without ``axes``, in mesh order."""
+        return difference(self.axes, axes)
+
+    @property
+    def empty(self) -> bool:
+        """Whether the mesh has no devices: it stands for any mesh."""
+        return self.size == 0
+
+    @property
+    def is_maximal(self) -> bool:
+        """Whether the mesh is one device and nothing else, ``<[], device_ids=[3]>``."""
+        return not self.axis_names and self.order is not None
+
+    def _of_type(self, type: AxisType) -> tuple[str, ...]:
+        return tuple(name for name, found in zip(self.axis_names, self.axis_types, strict=True) if found is type)
+
+    @property
+    def auto_axes(self) -> tuple[str, ...]:
+        """The names of the axes of type Auto."""
+        return self._of_type(AxisType.Auto)
+
+    @property
+    def explicit_axes(self) -> tuple[str, ...]:
+        """The names of the axes of type Explicit."""
+        return self._of_type(AxisType.Explicit)
+
+    @property
+    def manual_axes(self) -> tuple[str, ...]:
+        """The names of the axes of type Manual."""
+        return self._of_type(AxisType.Manual)
+
+    def with_(self, **changes: Any) -> BaseMesh:
+        """This mesh with some of its fields replaced."""
+        raise NotImplementedError
+
+    @property
+    def abstract_mesh(self) -> AbstractMesh:
+        """The mesh without its devices."""
+        return AbstractMesh(self.axis_sizes, self.axis_names, self.axis_types, name=self.name)
+
+    # Equality does not look at the name: two names for one mesh are one mesh.
+
+    def _key(self) -> tuple[Any, ...]:
+        return self.axis_names, self.axis_sizes, self.axis_types
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((type(self), self._key()))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        return type(self) is type(other) and self._key() == other._key()  # type: ignore[attr-defined]
+
+    # Text
+
+    def __str__(self) -> str:
+        return mesh_text(tuple(zip(self.axis_names, self.axis_sizes, strict=True)), self.order)
+
+    def declaration(self) -> str:
+        """As a module declares it: ``sdy.mesh @mesh = <["x"=2, "y"=4]>``."""
+        return f"sdy.mesh {symbol(self.name or 'mesh')} = {self}"
+
+    def reference(self) -> str:
+        """As a sharding refers to it: ``@mesh``, or written out if its name is the empty one."""
+        return f"mesh{self}" if self.name == "" else symbol(self.name or "mesh")
+
+    def short(self) -> str:
+        """As the repr of a sharding shows it: ``Mesh('x': 2, 'y': 4, axis_types=(Auto, Auto))``."""
+        axes = "".join(f"{name!r}: {size}, " for name, size in self.shape.items())
+        return f"{type(self).__name__}({axes}axis_types={self.axis_types})" if axes else f"{type(self).__name__}()"
+
+
+class AbstractMesh(BaseMesh):
+    """A mesh of axes and sizes, without devices.
+
+    >>> AbstractMesh((2, 4), ("x", "y"))
+    AbstractMesh('x': 2, 'y': 4, axis_types=(Auto, Auto))
+    """
+
+    def __init__(
+        self,
+        axis_sizes: Sequence[int],
+        axis_names: str | Sequence[str],
+        axis_types: AxisType | Sequence[AxisType] | None = None,
+        *,
+        name: str | None = None,
+    ) -> None:
+        names = (axis_names,) if isinstance(axis_names, str) else axis_names
+        super().__init__(check_sizes(axis_sizes, here()), names, axis_types, name, here())
+
+    def with_(self, **changes: Any) -> AbstractMesh:
+        """This mesh with some of axis_sizes, axis_names, axis_types, name replaced."""
+        fields = {key: getattr(self, key) for key in ("axis_sizes", "axis_names", "axis_types", "name")}
+        return AbstractMesh(**{**fields, **changes})
+
+    @property
+    def abstract_mesh(self) -> AbstractMesh:
+        """The mesh itself."""
+        return self
+
+    def __repr__(self) -> str:
+        return self.short()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _abstract_mesh, (self.axis_sizes, self.axis_names, self.axis_types, self.name)
+
+
+class Mesh(BaseMesh):
+    """Devices, given by number (or as ``Device`` objects) in an array with one named dim per axis.
+
+    >>> mesh = Mesh([[0, 1], [2, 3]], ("x", "y"))
+    >>> mesh.shape, mesh.size
+    ({'x': 2, 'y': 2}, 4)
+    >>> print(mesh, Mesh([1, 0], "x"))
+    <["x"=2, "y"=2]> <["x"=2], device_ids=[1, 0]>
+    >>> mesh.devices[0, 1]
+    CpuDevice(id=1)
+    """
+
+    kind: str
+
+    def __init__(
+        self,
+        devices: Any,
+        axis_names: str | Sequence[str],
+        axis_types: AxisType | Sequence[AxisType] | None = None,
+        *,
+        kind: str | None = None,
+        name: str | None = None,
+    ) -> None:
+        where = here()
+        grid = np.asarray(devices)
+        names = (axis_names,) if isinstance(axis_names, str) else tuple(axis_names)
+        if grid.size and isinstance(grid.flat[0], Device):
+            kinds = {device.kind for device in grid.flat}
+            kind = kind or min(kinds)
+            grid = np.array([device.id for device in grid.flat], int).reshape(grid.shape)
+        elif grid.size and not np.issubdtype(grid.dtype, np.integer):
+            raise MeshError(
+                f"A mesh cannot be made of {grid.dtype} values.",
+                where=where,
+                why="its devices are numbers, or entries of mesh.devices",
+                fix='mw.Mesh(np.arange(8).reshape(2, 4), ("x", "y"))',
+            )
+        shape = () if not names and not grid.size else grid.shape
+        if len(shape) != len(names):
+            raise MeshError(
+                f"{len(names)} axis names {names} were given for devices of {grid.ndim} dims {grid.shape}.",
+                where=where,
+                why="each dim of the devices is one axis of the mesh",
+                fix=f"mw.Mesh(devices.reshape({', '.join(['…'] * len(names))}), {names})",
+            )
+        self.kind = kind or "cpu"
+        self._set(shape, names, axis_types, name, tuple(grid.ravel().tolist()) if grid.size else None, where)
+
+    def _set(
+        self,
+        sizes: tuple[int, ...],
+        names: tuple[str, ...],
+        types: Any,
+        name: str | None,
+        ids: tuple[int, ...] | None,
+        where: str,
+    ) -> None:
+        super().__init__(sizes, names, types, name, where)
+        if ids is not None:
+            check_ids(ids, sizes, where)
+            if not sizes:
+                self.size = 1
+            elif ids == tuple(range(len(ids))):
+                ids = None
+        self.order = ids
+
+    @classmethod
+    def _of(
+        cls,
+        sizes: tuple[int, ...],
+        names: tuple[str, ...],
+        types: Any = None,
+        ids: tuple[int, ...] | None = None,
+        kind: str = "cpu",
+        name: str | None = None,
+        where: str = "",
+    ) -> Mesh:
+        """A mesh from its parts, without an array of devices."""
+        self = cls.__new__(cls)
+        self.kind = kind
+        self._set(sizes, names, types, name, ids, where)
+        return self
+
+    @classmethod
+    def parse(cls, text: str) -> Mesh:
+        """Read a mesh: ``<["x"=2, "y"=4]>``, with ``device_ids=[…]``, or a whole ``sdy.mesh @name = <…>``.
+
+        >>> Mesh.parse('sdy.mesh @m = <["x"=2, "y"=2], device_ids=[0, 2, 1, 3]>').declaration()
+        'sdy.mesh @m = <["x"=2, "y"=2], device_ids=[0, 2, 1, 3]>'
+        """
+        written, reader = read_mesh(text)
+        return cls.from_written(written, reader.pointing)
+
+    @classmethod
+    def from_written(cls, written: WrittenMesh, pointing: Any) -> Mesh:
+        """The mesh that was written; ``pointing`` shows a place of the text it was written in."""
+        for name, size, at in written.axes:
+            if size < 1:
+                raise bad_size(name, size, pointing(at))
+        names = tuple(name for name, _, _ in written.axes)
+        sizes = tuple(size for _, size, _ in written.axes)
+        ids = written.device_ids
+        if ids is not None:
+            check_ids(ids, sizes, pointing(written.ids_at), exact=True)
+        place = next((at for i, (name, _, at) in enumerate(written.axes) if name in names[:i]), 0)
+        return cls._of(sizes, names, None, ids, "cpu", written.name, pointing(place))
+
+    def with_(self, **changes: Any) -> Mesh:
+        """This mesh with some of axis_types, kind, name replaced."""
+        fields = {"axis_types": self.axis_types, "kind": self.kind, "name": self.name, **changes}
+        types, kind, name = (fields.pop(key) for key in ("axis_types", "kind", "name"))
+        if fields:
+            raise TypeError(f"a mesh has no {', '.join(fields)} to replace")
+        return Mesh._of(self.axis_sizes, self.axis_names, types, self.order, kind, name, here())
+
+    # Devices
+
+    @cached_property
+    def device_ids(self) -> NDArray[np.int64]:
+        """The number of the device at each place."""
+        ids = np.arange(self.size) if self.order is None else np.array(self.order, np.int64)
+        ids = ids.reshape(self.axis_sizes if not self.empty else (0,))
+        ids.flags.writeable = False
+        return ids
+
+    @cached_property
+    def devices(self) -> NDArray[Any]:
+        """The device at each place."""
+        ids = self.device_ids
+        devices = np.empty(ids.shape, object)
+        devices.reshape(-1)[:] = [Device(id, self.kind) for id in ids.ravel().tolist()]
+        devices.flags.writeable = False
+        return devices
+
+    def _key(self) -> tuple[Any, ...]:
+        return (*super()._key(), self.order, self.kind)
+
+    def __repr__(self) -> str:
+        if self.is_maximal:
+            return f"Mesh(device={self.devices[()]!r})"
+        return f"Mesh(axis_sizes={self.axis_sizes}, axis_names={self.axis_names}, axis_types={self.axis_types})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Mesh._of, (self.axis_sizes, self.axis_names, self.axis_types, self.order, self.kind, self.name)
+
+
+def _abstract_mesh(sizes: Any, names: Any, types: Any, name: Any) -> AbstractMesh:
+    return AbstractMesh(sizes, names, types, name=name)
+
+
+def make_mesh(
+    axis_shapes: Sequence[int],
+    axis_names: str | Sequence[str],
+    axis_types: AxisType | Sequence[AxisType] | None = None,
+    kind: str = "cpu",
+    devices: Sequence[int | Device] | None = None,
+    *,
+    name: str | None = None,
+) -> Mesh:
+    """A mesh over as many virtual devices as it needs.
+
+    ``kind`` is what the devices are called. ``devices`` (numbers, or ``Device`` objects) gives the devices and their
+    order; by default they are numbered along the mesh, major to minor. Four devices of kind ``"tpu"`` are the chips of
+    one host, a square whose first coordinate runs fastest: an axis along all of them takes the coordinates in order,
+    0, 2, 1, 3.
+
+    >>> mesh = make_mesh((2, 4), ("x", "y"))
+    >>> mesh
+    Mesh(axis_sizes=(2, 4), axis_names=('x', 'y'), axis_types=(Auto, Auto))
+    >>> mesh.shape["y"], mesh.size, print(mesh)
+    <["x"=2, "y"=4]>
+    (4, 8, None)
+    """
+    where = here()
+    names = (axis_names,) if isinstance(axis_names, str) else tuple(axis_names)
+    sizes = check_sizes(axis_shapes, where)
+    ids: tuple[int, ...] | None = None
+    if devices is not None:
+        given = np.asarray(devices).ravel().tolist()
+        kind = next((device.kind for device in given if isinstance(device, Device)), kind)
+        ids = tuple(device.id if isinstance(device, Device) else int(device) for device in given)
+    elif kind.split()[:1] == ["tpu"] and prod(sizes) == 4 and 4 in sizes:
+        ids = (0, 2, 1, 3)
+    return Mesh._of(sizes, names, axis_types, ids, kind, name, where)
+
+
+def _axis_types(types: Any, count: int, where: str) -> tuple[AxisType, ...]:
+    if types is None:
+        return (AxisType.Auto,) * count
+    found = (types,) * count if isinstance(types, AxisType) else tuple(types)
+    if len(found) != count or not all(isinstance(type, AxisType) for type in found):
+        raise MeshError(
+            f"axis_types={types!r} does not fit a mesh of {count} axes.",
+            where=where,
+            why="each axis has one type: AxisType.Auto, AxisType.Explicit or AxisType.Manual",
+            fix=f"axis_types=(mw.AxisType.Auto,) * {count}",
+        )
+    return found
+
+
+# The current mesh
+
+_current: ContextVar[BaseMesh | None] = ContextVar("current_mesh", default=None)
+
+
+def get_mesh() -> BaseMesh | None:
+    """The mesh set by ``set_mesh``, or None."""
+    return _current.get()
+
+
+class set_mesh:
+    """Make a mesh the current one: from here on, or for the length of a ``with`` block.
+
+    >>> mesh = make_mesh((2,), ("x",))
+    >>> with set_mesh(mesh):
+    ...     get_mesh() is mesh
+    True
+    >>> get_mesh() is None
+    True
+    """
+
+    def __init__(self, mesh: BaseMesh | None) -> None:
+        if mesh is not None and not isinstance(mesh, BaseMesh):
+            raise MeshError(
+                f"set_mesh cannot take {mesh!r}.",
+                where=here(),
+                why="it is not a mesh",
+                fix='mw.set_mesh(mw.make_mesh((2, 4), ("x", "y")))',
+            )
+        self._mesh = mesh
+        self._before = _current.get()
+        _current.set(mesh)
+
+    def __enter__(self) -> BaseMesh | None:
+        return self._mesh
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        _current.set(self._before)

@@ -1,0 +1,176 @@
+"""Partition specs: for each dim of an array, the mesh axes it is split over."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any, ClassVar
+
+from meshwright.core.axes import AxisRef
+from meshwright.core.sharding_text import WrittenAxis
+from meshwright.core.source import here
+from meshwright.errors import ShardingError
+
+_SUB_AXIS = r"(.+):\((-?\d+)\)(-?\d+)"
+
+
+class _Unconstrained:
+    """Stands for a dim that may be sharded in any way."""
+
+    def __repr__(self) -> str:
+        return "UNCONSTRAINED"
+
+    def __reduce__(self) -> str:
+        return "UNCONSTRAINED"
+
+
+UNCONSTRAINED = _Unconstrained()
+
+Entry = None | str | tuple[str, ...] | _Unconstrained
+
+
+class PartitionSpec:
+    """For each dim of an array: None, an axis, several axes from major to minor, or ``P.UNCONSTRAINED``.
+
+    Dims that are not mentioned are not split. A part of an axis is written ``"x:(1)2"``. ``unreduced`` names the axes
+    over which each device holds a summand (``sum`` is another word for it), ``replicated`` the axes that must not be
+    used to split the array further. Equal specs are the same object.
+
+    >>> P("x", None, ("y", "z:(1)2"), unreduced={"w"})
+    P('x', None, ('y', 'z:(1)2'), unreduced={'w'})
+    >>> P(("x",)) is P("x"), P(sum="i") is P(unreduced={"i"})
+    (True, True)
+    """
+
+    __slots__ = ("__weakref__", "partitions", "replicated", "unreduced")
+
+    UNCONSTRAINED: ClassVar[_Unconstrained] = UNCONSTRAINED
+    partitions: tuple[Entry, ...]
+    unreduced: frozenset[str]
+    replicated: frozenset[str]
+
+    _interned: ClassVar[dict[tuple[Any, ...], PartitionSpec]] = {}
+
+    def __new__(
+        cls,
+        *partitions: Any,
+        unreduced: str | AxisRef | Iterable[str | AxisRef] = (),
+        replicated: str | AxisRef | Iterable[str | AxisRef] = (),
+        sum: str | AxisRef | Iterable[str | AxisRef] = (),
+    ) -> PartitionSpec:
+        key = (
+            tuple(_entry(entry) for entry in partitions),
+            frozenset(_names(unreduced)) | frozenset(_names(sum)),
+            frozenset(_names(replicated)),
+        )
+        found = cls._interned.get(key)
+        if found is None:
+            found = super().__new__(cls)
+            for name, value in zip(("partitions", "unreduced", "replicated"), key, strict=True):
+                object.__setattr__(found, name, value)
+            found = cls._interned.setdefault(key, found)
+        return found
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError("a PartitionSpec is immutable; use .update(…)")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (self.partitions, self.unreduced, self.replicated)
+
+    def update(
+        self,
+        partitions: Iterable[Any] | None = None,
+        unreduced: Iterable[str] | None = None,
+        replicated: Iterable[str] | None = None,
+    ) -> PartitionSpec:
+        """This spec with some of its parts replaced."""
+        return PartitionSpec(
+            *(self.partitions if partitions is None else partitions),
+            unreduced=self.unreduced if unreduced is None else unreduced,
+            replicated=self.replicated if replicated is None else replicated,
+        )
+
+    # A spec is a sequence of its entries.
+
+    def __len__(self) -> int:
+        return len(self.partitions)
+
+    def __iter__(self) -> Iterator[Entry]:
+        return iter(self.partitions)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.partitions[index]
+
+    def __add__(self, other: PartitionSpec | tuple[Any, ...]) -> PartitionSpec:
+        if isinstance(other, tuple):
+            return self.update((*self.partitions, *other))
+        return PartitionSpec(
+            *self.partitions,
+            *other.partitions,
+            unreduced=self.unreduced | other.unreduced,
+            replicated=self.replicated | other.replicated,
+        )
+
+    def __radd__(self, other: tuple[Any, ...]) -> PartitionSpec:
+        return self.update((*other, *self.partitions))
+
+    def index(self, entry: Any) -> int:
+        """The first dim with this entry."""
+        return self.partitions.index(_entry(entry))
+
+    def count(self, entry: Any) -> int:
+        """How many dims have this entry."""
+        return self.partitions.count(_entry(entry))
+
+    def __repr__(self) -> str:
+        entries = repr(self.partitions)[1:-1]
+        sets = [
+            f"{key}={{{', '.join(map(repr, sorted(axes)))}}}"
+            for key, axes in (("replicated", self.replicated), ("unreduced", self.unreduced))
+            if axes
+        ]
+        return f"P({', '.join([entries.rstrip(',')] * bool(entries) + sets) if sets else entries})"
+
+
+P = PartitionSpec
+
+
+def _rebuild(partitions: Any, unreduced: Any, replicated: Any) -> PartitionSpec:
+    return PartitionSpec(*partitions, unreduced=unreduced, replicated=replicated)
+
+
+def _entry(entry: Any) -> Entry:
+    if entry is None or isinstance(entry, str | _Unconstrained):
+        return entry
+    if isinstance(entry, AxisRef):
+        return entry.short()
+    if isinstance(entry, tuple | list) and all(isinstance(axis, str | AxisRef) for axis in entry):
+        names = _names(entry)
+        return names if len(names) > 1 else (names[0] if names else None)
+    raise ShardingError(
+        f"A partition spec cannot have the entry {entry!r}.",
+        where=here(),
+        why='an entry is None, an axis "x", a part of one "x:(1)2", a tuple of these, or P.UNCONSTRAINED',
+        fix='P("x", None, ("y", "z"))',
+    )
+
+
+def entry_axes(entry: Entry) -> tuple[str, ...]:
+    """The axes of an entry, major to minor."""
+    if entry is None or isinstance(entry, _Unconstrained):
+        return ()
+    return (entry,) if isinstance(entry, str) else entry
+
+
+def _names(axes: str | AxisRef | Iterable[str | AxisRef]) -> tuple[str, ...]:
+    if isinstance(axes, str | AxisRef):
+        axes = (axes,)
+    return tuple(axis.short() if isinstance(axis, AxisRef) else axis for axis in axes)
+
+
+def read_axis(text: str | AxisRef) -> WrittenAxis:
+    """An axis as types and specs write it: ``x``, ``x:(1)2``."""
+    match = re.fullmatch(_SUB_AXIS, text if isinstance(text, str) else text.short(), re.ASCII | re.DOTALL)
+    if match is None:
+        return WrittenAxis(text if isinstance(text, str) else text.name)
+    return WrittenAxis(match[1], int(match[2]), int(match[3]))

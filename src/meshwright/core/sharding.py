@@ -1,0 +1,447 @@
+"""Shardings: how a tensor is laid out on a mesh, dim by dim.
+
+A ``TensorSharding`` is the whole representation: open and closed dims, priorities, replicated and unreduced axes. A
+``NamedSharding`` is what users write: a mesh and a partition spec, for arrays of any rank the spec reaches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+from meshwright.core.axes import Axes, AxisRef
+from meshwright.core.dimension_sharding import (
+    DimensionSharding,
+    axis_set,
+    named_axis,
+    resolved,
+    written_axes,
+    written_dim,
+)
+from meshwright.core.hlo_sharding import axes_from_hlo, axes_to_hlo, not_expressible, read_tiles
+from meshwright.core.mesh import BaseMesh, Device, Mesh, get_mesh
+from meshwright.core.partition_spec import P, PartitionSpec, entry_axes
+from meshwright.core.placement import (
+    Index,
+    Layout,
+    block_size,
+    digits_of,
+    position_indices,
+    same_placement,
+)
+from meshwright.core.sharding_check import UnknownMeshError, check_sharding, rank_error
+from meshwright.core.sharding_text import REDUCTIONS, WrittenDim, WrittenSharding, read_sharding, symbol
+from meshwright.core.source import here
+from meshwright.errors import MeshError, ShardingError
+
+
+class TensorSharding:
+    """How a tensor is laid out on a mesh.
+
+    A dim is a ``DimensionSharding``, or (closed, without priority) an axis ``"x"``, ``"x:(1)2"``, several, or None.
+
+    >>> mesh = Mesh.parse('<["x"=2, "y"=4, "z"=2]>')
+    >>> sharding = TensorSharding(mesh, ["x", ("z", "y")])
+    >>> print(sharding, sharding.local_shape((4, 8)))
+    #sdy.sharding<@mesh, [{"x"}, {"z", "y"}]> (2, 1)
+    """
+
+    mesh: BaseMesh
+    dims: tuple[DimensionSharding, ...]
+    replicated: Axes
+    unreduced: Axes
+    reduction: str
+
+    def __init__(
+        self,
+        mesh: BaseMesh,
+        dims: Iterable[Any],
+        replicated: Iterable[str | AxisRef] = (),
+        unreduced: Iterable[str | AxisRef] = (),
+        reduction: str = "sum",
+    ) -> None:
+        if reduction not in REDUCTIONS:
+            raise ShardingError(
+                f"Axes cannot be unreduced by {reduction!r}.",
+                where=here(),
+                why=f"the reductions are {', '.join(REDUCTIONS)}",
+                fix='reduction="sum"',
+            )
+        parts = [written_dim(dim) for dim in dims], written_axes(replicated), written_axes(unreduced)
+        check_sharding(mesh, *parts, lambda at: here())
+        self._set(mesh, *resolved(mesh, *parts), reduction)
+
+    def _set(
+        self,
+        mesh: BaseMesh,
+        dims: tuple[DimensionSharding, ...],
+        replicated: Axes,
+        unreduced: Axes,
+        reduction: str,
+    ) -> None:
+        self.mesh, self.dims, self.replicated, self.unreduced = mesh, dims, replicated, unreduced
+        self.reduction = reduction if unreduced else "sum"
+
+    @classmethod
+    def unchecked(
+        cls,
+        mesh: BaseMesh,
+        dims: tuple[DimensionSharding, ...],
+        replicated: Axes = (),
+        unreduced: Axes = (),
+        reduction: str = "sum",
+    ) -> TensorSharding:
+        """A sharding whose parts are known to satisfy the rules."""
+        self = cls.__new__(cls)
+        self._set(mesh, dims, replicated, unreduced, reduction)
+        return self
+
+    @classmethod
+    def parse(
+        cls, text: str, mesh: BaseMesh | Iterable[BaseMesh] | Mapping[str, BaseMesh] | None = None
+    ) -> TensorSharding:
+        """Read a sharding. ``mesh`` is the mesh it names, or several to choose from; by default the current one.
+
+        >>> mesh = Mesh.parse('<["x"=2, "y"=8]>')
+        >>> print(TensorSharding.parse('sharding<@mesh, [{"x"}, {"y":(2)2, ?}p1]>', mesh))
+        #sdy.sharding<@mesh, [{"x"}, {"y":(2)2, ?}p1]>
+        """
+        found, reader = read_sharding(text)
+        if isinstance(found.mesh, str):
+            on = _find_mesh(found.mesh, mesh, reader.pointing(found.mesh_at))
+        else:
+            on = Mesh.from_written(found.mesh, reader.pointing).with_(name="")
+        return cls._from_written(found, on, reader.pointing)
+
+    @classmethod
+    def _from_written(cls, found: WrittenSharding, mesh: BaseMesh, pointing: Any) -> TensorSharding:
+        if found.shape is not None and len(found.shape) != len(found.dims) and not mesh.is_maximal:
+            raise rank_error("a sharding", len(found.dims), found.shape, pointing(found.mesh_at))
+        parts = found.dims, found.replicated, found.unreduced
+        check_sharding(mesh, *parts, pointing)
+        return cls.unchecked(mesh, *resolved(mesh, *parts), found.reduction)
+
+    def with_(self, **changes: Any) -> TensorSharding:
+        """This sharding with some fields replaced."""
+        fields = {key: getattr(self, key) for key in ("mesh", "dims", "replicated", "unreduced", "reduction")}
+        return TensorSharding(**{**fields, **changes})
+
+    # Size and shape
+
+    @property
+    def rank(self) -> int:
+        """The number of dims; a sharding on a single device fits tensors of any rank."""
+        return len(self.dims)
+
+    @property
+    def shards(self) -> tuple[int, ...]:
+        """How many ways each dim is split."""
+        return tuple(dim.shards for dim in self.dims)
+
+    def check_shape(self, shape: Sequence[int]) -> None:
+        """Raise unless a tensor of this shape can be sharded so; any size can, any other rank cannot."""
+        if len(shape) != len(self.dims) and not self.mesh.is_maximal:
+            raise rank_error(str(self), len(self.dims), shape, here())
+
+    def local_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """The shape on a single device, padding included: each dim divided by its shards, rounded up."""
+        self.check_shape(shape)
+        if self.mesh.is_maximal:
+            return tuple(shape)
+        return tuple(map(block_size, shape, self.shards))
+
+    def padding(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """By how much each dim must grow for its shards to be equal.
+
+        >>> sharding = TensorSharding(Mesh.parse('<["x"=8, "y"=2, "z"=3]>'), ["x", "y", "z"])
+        >>> sharding.local_shape((7, 3, 8)), sharding.padding((7, 3, 8))
+        ((1, 2, 3), (1, 1, 1))
+        """
+        local = self.local_shape(shape)
+        if self.mesh.is_maximal:
+            return (0,) * len(shape)
+        return tuple(block * shards - size for block, shards, size in zip(local, self.shards, shape, strict=True))
+
+    def padded_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """The shape with its padding."""
+        return tuple(size + more for size, more in zip(shape, self.padding(shape), strict=True))
+
+    # Placement
+
+    @cached_property
+    def layout(self) -> Layout:
+        """The digits of a device's position that each dim and the unreduced axes take."""
+        dims = tuple(digits_of(self.mesh, dim.axes) for dim in self.dims)
+        return Layout(self.mesh.size, self.mesh.order, dims, digits_of(self.mesh, self.unreduced), self.reduction)
+
+    @cached_property
+    def is_fully_replicated(self) -> bool:
+        """Whether every device holds the whole tensor, with no sum owed."""
+        return not self.layout.unreduced and not any(self.layout.dims)
+
+    def devices_indices_map(self, shape: Sequence[int]) -> dict[Device, Index]:
+        """For each device, the part of a tensor of this shape that it holds; without padding."""
+        self.check_shape(shape)
+        if not isinstance(self.mesh, Mesh):
+            raise _no_devices(self.mesh)
+        layout = self.layout
+        if self.mesh.is_maximal:
+            layout = layout._replace(dims=((),) * len(shape))
+        return dict(zip(self.mesh.devices.flat, position_indices(layout, shape), strict=True))
+
+    def is_equivalent_to(self, other: TensorSharding | NamedSharding, ndim: int | None = None) -> bool:
+        """Whether each device holds the same part of a tensor under both, whatever its size; meshes may differ.
+
+        Open dims, priorities and explicit replication do not matter: they say what may be decided later.
+
+        >>> full, xy = Mesh.parse('<["devices"=8]>'), Mesh.parse('<["x"=4, "y"=2]>')
+        >>> by_parts = TensorSharding(full, ["devices:(1)4", "devices:(4)2"])
+        >>> TensorSharding(xy, ["x", "y"]).is_equivalent_to(by_parts)
+        True
+        """
+        if isinstance(other, NamedSharding):
+            other = other.to_tensor_sharding(self.rank if ndim is None else ndim)
+        if self.mesh.is_maximal or other.mesh.is_maximal:
+            return _one_device(self) is not None and _one_device(self) == _one_device(other)
+        if self.mesh.empty or other.mesh.empty:  # stands for any mesh
+            return self.rank == other.rank and self.is_fully_replicated and other.is_fully_replicated
+        return same_placement(self.layout, other.layout)
+
+    # Text
+
+    def __str__(self) -> str:
+        parts = [self.mesh.reference(), f"[{', '.join(map(str, self.dims))}]"]
+        if self.replicated:
+            parts.append(f"replicated={{{', '.join(map(str, self.replicated))}}}")
+        if self.unreduced:
+            kind = "" if self.reduction == "sum" else self.reduction
+            parts.append(f"unreduced={kind}{{{', '.join(map(str, self.unreduced))}}}")
+        return f"#sdy.sharding<{', '.join(parts)}>"
+
+    __repr__ = __str__
+
+    def type_dims(self, shape: Sequence[int]) -> list[str]:
+        """The dims as a type shows them: ``2048@x``, ``8@(x,y)``, ``8@x:(1)2``."""
+        if self.mesh.is_maximal:
+            return [str(size) for size in shape]
+        self.check_shape(shape)
+        return [_type_dim(size, dim.axes) for size, dim in zip(shape, self.dims, strict=True)]
+
+    def to_hlo(self) -> str:
+        """HLO's text of the sharding.
+
+        >>> mesh = Mesh.parse('<["x"=2, "y"=2]>')
+        >>> TensorSharding(mesh, ["y", None]).to_hlo()
+        '{devices=[2,1,2]<=[2,2]T(1,0) last_tile_dim_replicate}'
+        """
+        return self._hlo(self.mesh.order)
+
+    def _hlo(self, order: tuple[int, ...] | None) -> str:
+        return axes_to_hlo(self.mesh, [dim.axes for dim in self.dims], self.unreduced, self.reduction, order)
+
+    @classmethod
+    def from_hlo(cls, text: str, mesh: BaseMesh | None = None, ndim: int | None = None) -> TensorSharding:
+        """Read HLO's text. Without ``mesh`` one is made that has the axes needed, named ``_axis_0``, ``_axis_1``, …
+
+        ``ndim`` is the rank of the tensor where the text does not say, as in ``{replicated}``.
+
+        >>> print(TensorSharding.from_hlo("{devices=[2,1,4]<=[8] last_tile_dim_replicate}"))
+        #sdy.sharding<mesh<["_axis_0"=2, "_axis_1"=4]>, [{"_axis_0"}, {}]>
+        """
+        return cls._from_hlo(text, mesh, ndim, None if mesh is None else mesh.order)
+
+    @classmethod
+    def _from_hlo(
+        cls, text: str, mesh: BaseMesh | None, ndim: int | None, order: tuple[int, ...] | None
+    ) -> TensorSharding:
+        on, dims, unreduced = axes_from_hlo(read_tiles(text), mesh, ndim, order)
+        return cls.unchecked(on, tuple(map(DimensionSharding, dims)), (), unreduced)
+
+    def to_named(self) -> NamedSharding:
+        """The same placement as a mesh and a partition spec: ``{?}`` is unconstrained, priorities are left out."""
+        if self.reduction != "sum":
+            why = f"a spec's unreduced axes owe a sum, not a {self.reduction}"
+            raise not_expressible(f"{self} is no partition spec.", why)
+        entries = [
+            P.UNCONSTRAINED if dim.is_open and not dim.axes else tuple(axis.short() for axis in dim.axes)
+            for dim in self.dims
+        ]
+        return NamedSharding(self.mesh, P(*entries, unreduced=self.unreduced, replicated=self.replicated))
+
+    # Equality
+
+    def _key(self) -> tuple[Any, ...]:
+        return self.mesh, self.dims, self.replicated, self.unreduced, self.reduction
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash(self._key())
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        return isinstance(other, TensorSharding) and self._key() == other._key()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return TensorSharding.unchecked, self._key()
+
+
+class NamedSharding:
+    """A mesh and a partition spec: how an array of the spec's rank or a higher one is laid out.
+
+    >>> mesh = Mesh([[0, 1], [2, 3]], ("x", "y"))
+    >>> sharding = NamedSharding(mesh, P("x", None))
+    >>> sharding
+    NamedSharding(mesh=Mesh('x': 2, 'y': 2, axis_types=(Auto, Auto)), spec=P('x', None))
+    >>> sharding.shard_shape((4, 6)), sharding.to_hlo()
+    ((2, 6), '{devices=[2,1,2]<=[4] last_tile_dim_replicate}')
+    """
+
+    mesh: BaseMesh
+    spec: PartitionSpec
+
+    def __init__(self, mesh: BaseMesh, spec: PartitionSpec) -> None:
+        if not isinstance(mesh, BaseMesh):
+            raise ShardingError(
+                f"NamedSharding cannot take {mesh!r} for a mesh.",
+                where=here(),
+                why="the mesh comes first, the partition spec second",
+                fix=f"mw.NamedSharding(mesh, {spec if isinstance(spec, PartitionSpec) else 'spec'})",
+            )
+        self.mesh = mesh
+        self.spec = spec if isinstance(spec, PartitionSpec) else P(*spec)
+        self._tensor = self._build()
+
+    def _build(self) -> TensorSharding:
+        dims = []
+        for entry in self.spec.partitions:
+            axes = tuple(named_axis(self.mesh, axis) for axis in entry_axes(entry))
+            dims.append(WrittenDim(axes, is_open=entry is P.UNCONSTRAINED))
+        sets = axis_set(self.mesh, self.spec.replicated), axis_set(self.mesh, self.spec.unreduced)
+        check_sharding(self.mesh, dims, *sets, lambda at: here())
+        return TensorSharding.unchecked(self.mesh, *resolved(self.mesh, dims, *sets))
+
+    def to_tensor_sharding(self, ndim: int | None = None) -> TensorSharding:
+        """The whole representation, for tensors of ``ndim`` dims (as many as the spec has, by default)."""
+        rank = self._tensor.rank
+        if ndim is None or ndim == rank or self.mesh.is_maximal:
+            return self._tensor
+        if ndim < rank:
+            raise rank_error(repr(self.spec), rank, (0,) * ndim, here())
+        more = (DimensionSharding(),) * (ndim - rank)
+        found = self._tensor
+        return TensorSharding.unchecked(self.mesh, (*found.dims, *more), found.replicated, found.unreduced)
+
+    def _for(self, shape: Sequence[int]) -> TensorSharding:
+        if len(shape) < self._tensor.rank:
+            raise rank_error(repr(self.spec), self._tensor.rank, shape, here())
+        return self.to_tensor_sharding(len(shape))
+
+    def shard_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """The shape on a single device; a dim that its axes do not divide is rounded up."""
+        return self._for(shape).local_shape(shape)
+
+    local_shape = shard_shape
+
+    def devices_indices_map(self, shape: Sequence[int]) -> dict[Device, Index]:
+        """For each device, the part of an array of this shape that it holds."""
+        return self._for(shape).devices_indices_map(shape)
+
+    def is_equivalent_to(self, other: NamedSharding | TensorSharding, ndim: int) -> bool:
+        """Whether each device holds the same part of an array of ``ndim`` dims under both; meshes may differ."""
+        return self.to_tensor_sharding(ndim).is_equivalent_to(other, ndim)
+
+    @property
+    def is_fully_replicated(self) -> bool:
+        """Whether every device holds the whole array, with no sum owed."""
+        return self._tensor.is_fully_replicated
+
+    @property
+    def num_devices(self) -> int:
+        """The number of devices of the mesh."""
+        return self.mesh.size
+
+    @property
+    def device_set(self) -> set[Device]:
+        """The devices of the mesh."""
+        if not isinstance(self.mesh, Mesh):
+            raise _no_devices(self.mesh)
+        return set(self.mesh.devices.flat)
+
+    def to_hlo(self, ndim: int | None = None) -> str:
+        """HLO's text for arrays of ``ndim`` dims; devices are numbered by their position in the mesh, as JAX does."""
+        return self.to_tensor_sharding(ndim)._hlo(None)
+
+    @classmethod
+    def from_hlo(cls, text: str, mesh: BaseMesh | None = None, ndim: int | None = None) -> NamedSharding:
+        """Read HLO's text; devices are numbered by their position in the mesh."""
+        return TensorSharding._from_hlo(text, mesh, ndim, None).to_named()
+
+    def to_named(self) -> NamedSharding:
+        """The sharding itself."""
+        return self
+
+    def type_dims(self, shape: Sequence[int]) -> list[str]:
+        """The dims as a type shows them."""
+        return self._for(shape).type_dims(shape)
+
+    def __hash__(self) -> int:
+        return hash((self.mesh, self.spec))
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        return isinstance(other, NamedSharding) and self.spec is other.spec and self.mesh == other.mesh
+
+    def __repr__(self) -> str:
+        return f"NamedSharding(mesh={self.mesh.short()}, spec={self.spec})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return NamedSharding, (self.mesh, self.spec)
+
+
+def _find_mesh(name: str, given: Any, where: str) -> BaseMesh:
+    if given is None:
+        given = get_mesh()
+    if isinstance(given, BaseMesh) and given.name in (None, name):
+        return given if name == (given.name or "mesh") else given.with_(name=name)
+    meshes: dict[str, BaseMesh] = {}
+    if isinstance(given, BaseMesh):
+        meshes = {given.name or "mesh": given}
+    elif isinstance(given, Mapping):
+        meshes = dict(given)
+    elif given is not None:
+        meshes = {mesh.name or "mesh": mesh for mesh in given}
+    if name in meshes:
+        found = meshes[name]
+        return found if name == (found.name or "mesh") else found.with_(name=name)
+    raise UnknownMeshError(
+        f"There is no mesh {symbol(name)}.",
+        where=where,
+        why=f"the meshes are {', '.join(map(symbol, meshes))}" if meshes else "no mesh was given, and none is set",
+        fix=f"write {' or '.join(map(symbol, meshes))}" if meshes else "with mw.set_mesh(mesh): …",
+    )
+
+
+def _no_devices(mesh: BaseMesh) -> MeshError:
+    return MeshError(
+        f"{mesh.short()} has no devices.",
+        where=here(),
+        why="an abstract mesh has axes and sizes only",
+        fix=f"mw.make_mesh({mesh.axis_sizes}, {mesh.axis_names})",
+    )
+
+
+def _one_device(sharding: TensorSharding) -> int | None:
+    """The only device of a mesh, if it has only one."""
+    mesh = sharding.mesh
+    return None if mesh.size != 1 else 0 if mesh.order is None else mesh.order[0]
+
+
+def _type_dim(size: int, axes: Axes) -> str:
+    names = [axis.short() for axis in axes]
+    return str(size) if not names else f"{size}@{names[0]}" if len(names) == 1 else f"{size}@({','.join(names)})"
