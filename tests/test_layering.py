@@ -25,7 +25,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("ops.basic",),
     ("ops.*",),
     ("transform.*",),
-    ("ops.regions", "ops.scan", "ops.control", "ops.custom"),
+    ("ops.regions", "ops.scan", "ops.control", "ops.custom", "ops.every"),
     ("engine.*",),
     ("frontend.*",),
     ("numpy.*", "lax", "nn", "random", "sharding", "tree"),

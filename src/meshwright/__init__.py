@@ -5,7 +5,10 @@ from typing import TYPE_CHECKING, Any
 
 from meshwright import numpy, tree
 from meshwright.core.dtypes import config
+from meshwright.core.mesh import AbstractMesh, AxisType, Mesh, make_mesh, set_mesh
+from meshwright.core.partition_spec import P, PartitionSpec
 from meshwright.core.program import Program
+from meshwright.core.sharding import NamedSharding
 from meshwright.core.text import parse_program
 from meshwright.core.trace import Array
 from meshwright.errors import MeshwrightError
@@ -15,13 +18,15 @@ from meshwright.frontend.derivatives import grad, jvp, linear_transpose, lineari
 from meshwright.frontend.jacobian import hessian, jacfwd, jacobian, jacrev
 from meshwright.frontend.jit import jit
 from meshwright.frontend.tracing import ShapeDtypeStruct, eval_shape, make_program, typeof
+from meshwright.ops import every as _every_op  # noqa: F401  (fills the registry)
 
 if TYPE_CHECKING:
-    from meshwright import lax, nn, random
+    from meshwright import hardware, lax, nn, random, sharding
+    from meshwright.hardware.matmul_plan import plan_matmul
 
 remat = checkpoint
 
-_ON_FIRST_USE = ("lax", "nn", "random")  # modules that need not be loaded to start
+_ON_FIRST_USE = ("hardware", "lax", "nn", "random", "sharding")  # modules that need not be loaded to start
 
 
 def __getattr__(name: str) -> Any:
@@ -31,8 +36,14 @@ def __getattr__(name: str) -> Any:
 
 
 __all__ = [
+    "AbstractMesh",
     "Array",
+    "AxisType",
+    "Mesh",
     "MeshwrightError",
+    "NamedSharding",
+    "P",
+    "PartitionSpec",
     "Program",
     "ShapeDtypeStruct",
     "checkpoint",
@@ -41,6 +52,7 @@ __all__ = [
     "custom_vjp",
     "eval_shape",
     "grad",
+    "hardware",
     "hessian",
     "jacfwd",
     "jacobian",
@@ -50,12 +62,16 @@ __all__ = [
     "lax",
     "linear_transpose",
     "linearize",
+    "make_mesh",
     "make_program",
     "nn",
     "numpy",
     "parse_program",
+    "plan_matmul",
     "random",
     "remat",
+    "set_mesh",
+    "sharding",
     "tree",
     "typeof",
     "value_and_grad",

@@ -522,3 +522,18 @@ def test_a_malformed_type_is_refused_at_the_character() -> None:
         "               ^",
         "  why:  expected the end of the text, found 'x'",
     ]
+
+
+def test_importing_the_package_fills_the_registry() -> None:
+    """Ops are known to the reader of programs before the module that users call them from is loaded."""
+    import subprocess
+    import sys
+
+    code = (
+        "import meshwright, pkgutil, importlib, meshwright.ops\n"
+        "from meshwright.core.op import REGISTRY\n"
+        "before = set(REGISTRY)\n"
+        "for m in pkgutil.iter_modules(meshwright.ops.__path__): importlib.import_module('meshwright.ops.' + m.name)\n"
+        "assert before == set(REGISTRY), set(REGISTRY) - before\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -122,7 +122,7 @@ def scan(
         return found
 
     start, found = _settle_carry("The body of scan", start, carry_tree, traced)
-    body = _weak_carry(found, len(found.captured), [x.type for x in start])
+    body = _weak_carry(found, [x.type for x in start])
     outs = scan_op.scan(
         *found.captured, *start, *rows,
         body=body, consts=len(found.captured), carry=len(start), length=steps, reverse=bool(reverse),
@@ -130,7 +130,7 @@ def scan(
     return tree.unflatten(found.out_tree, outs)  # type: ignore[no-any-return]
 
 
-def _weak_carry(found: Traced, consts: int, types: list[TensorType]) -> Any:
+def _weak_carry(found: Traced, types: list[TensorType]) -> Any:
     """The body with a carry exactly as weak as it is given."""
     program, n = found.program, len(types)
     if all(a is b for a, b in zip(program.out_types, types, strict=False)):
@@ -179,7 +179,7 @@ def while_loop(cond_fun: Function, body_fun: Function, init_val: Any) -> Any:
     test = _trace_on(cond_fun, [structure], [x.type for x in start])
     outs = control.while_(
         *test.captured, *body.captured, *start,
-        cond=test.program, body=_weak_carry(body, len(body.captured), [x.type for x in start]),
+        cond=test.program, body=_weak_carry(body, [x.type for x in start]),
         cond_consts=len(test.captured), body_consts=len(body.captured),
     )  # fmt: skip
     return tree.unflatten(structure, outs)
