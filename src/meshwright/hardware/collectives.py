@@ -1,0 +1,201 @@
+"""What collectives cost, and where one way to do them overtakes another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from meshwright.core.source import here
+from meshwright.errors import HardwareError
+from meshwright.hardware.chips import Chip, get
+from meshwright.hardware.links import CollectiveCost
+from meshwright.hardware.models import MODELS
+from meshwright.hardware.placement import group_size
+from meshwright.hardware.topology import Axes, Topology
+
+KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "permute", "broadcast", "reduce")
+MODES = ("exact", "asymptotic", "calibrated")
+_ALIASES = {
+    "collective_permute": "permute",
+    "ppermute": "permute",
+    "psum": "all_reduce",
+    "psum_scatter": "reduce_scatter",
+}
+
+
+def collective_seconds(
+    kind: str,
+    bytes: float,
+    topology: Topology,
+    axes: Axes = None,
+    mode: str = "exact",
+    model: str = "links",
+    **options: Any,
+) -> float:
+    """The modelled time of a collective on ``bytes`` bytes of one group over ``axes``; see `collective_cost`.
+
+    >>> from meshwright import hardware
+    >>> v5e = hardware.Topology("tpu v5e", (8, 4), mesh={"x": 8, "y": 4})
+    >>> hardware.collective_seconds("all_gather", 2048 * 8192 * 2, v5e, "y")
+    0.0005592405333333334
+    """
+    return collective_cost(kind, bytes, topology, axes, mode, model, **options).seconds
+
+
+def collective_cost(
+    kind: str,
+    bytes: float,
+    topology: Topology,
+    axes: Axes = None,
+    mode: str = "exact",
+    model: str = "links",
+    **options: Any,
+) -> CollectiveCost:
+    """The terms of a collective's time.
+
+    ``mode`` is ``"exact"``; ``"asymptotic"``, for large groups, as textbooks have it; or ``"calibrated"``, exact
+    with the efficiencies and launch times that were measured. ``model`` names another way to reckon, see `models`.
+
+    >>> from meshwright import hardware
+    >>> ring = hardware.Topology("tpu v5e", 8, wrap=True)
+    >>> cost = hardware.collective_cost("all_gather", 1e5, ring, mode="asymptotic")
+    >>> round(cost.bandwidth_seconds * 1e6, 2), round(cost.latency_seconds * 1e6, 2), cost.bound
+    (1.11, 4.0, 'latency')
+    """
+    name = kind.lower().replace("-", "_")
+    name = _ALIASES.get(name, name)
+    _known("collective", name, KINDS)
+    _known("mode", mode, MODES)
+    _known("model", model, tuple(MODELS))
+    spans = topology.spans(axes)
+    if bytes < 0:
+        raise HardwareError(f"A collective cannot move {bytes} bytes.", where=here(), why="sizes are positive", fix="0")
+    if group_size(spans) == 1:
+        return CollectiveCost(name, bytes, 1, 0.0, 0.0, model=model)
+    exact = mode != "asymptotic"
+    cost = replace(MODELS[model](name, bytes, topology, spans, exact, **options), model=model)
+    return cost if mode != "calibrated" or model == "nccl" else _calibrated(cost, topology)
+
+
+def _calibrated(cost: CollectiveCost, topology: Topology) -> CollectiveCost:
+    """With the efficiency reached by large messages, and the launch of small ones.
+
+    A bandwidth that saturates as ``V / (V + half)`` is a fixed cost: the time of ``half`` bytes.
+    """
+    chip = topology.chip
+    bandwidth = cost.bandwidth_seconds / chip.known(f"{cost.network}_efficiency", 1.0)
+    half = chip.known("half_bandwidth_bytes", 0.0) if cost.network == "link" else 0.0
+    launch = chip.known("launch_seconds", 0.0) + (bandwidth * half / cost.bytes if cost.bytes else 0.0)
+    return replace(cost, bandwidth_seconds=bandwidth, launch_seconds=launch)
+
+
+def _known(what: str, name: str, names: tuple[str, ...]) -> None:
+    if name not in names:
+        raise HardwareError(
+            f"There is no {what} {name!r}.", where=here(), why=f"there are {', '.join(names)}", fix=f"{names[0]!r}"
+        )
+
+
+def point_to_point(
+    bytes: float, topology: Topology, source: tuple[int, ...], target: tuple[int, ...]
+) -> CollectiveCost:
+    """One message, over every shortest way at once.
+
+    >>> from meshwright import hardware
+    >>> cost = hardware.point_to_point(16777216, hardware.Topology("tpu v5e", (4, 4)), (0, 0), (3, 3))
+    >>> cost.latency_seconds, cost.bandwidth_seconds
+    (6e-06, 0.0001864135111111111)
+    """
+    hops, ports, chip = topology.hops(source, target), topology.ports(source, target), topology.chip
+    if not hops:
+        return CollectiveCost("send", bytes, 1, 0.0, 0.0)
+    if topology.switched:
+        return CollectiveCost("send", bytes, 2, bytes / chip.nvlink_bytes_per_s, chip.nvlink_hop_seconds)
+    return CollectiveCost("send", bytes, 2, bytes / (ports * chip.link_bytes_per_s), round(hops * chip.hop_seconds, 12))
+
+
+def latency_bound_bytes(
+    kind: str, topology: Topology, axes: Axes = None, mode: str = "exact", model: str = "links", **options: Any
+) -> float:
+    """The size below which a collective is bound by latency.
+
+    >>> from meshwright import hardware
+    >>> round(hardware.latency_bound_bytes("all_gather", hardware.Topology("tpu v5e", 8, wrap=True), mode="asymptotic"))
+    360000
+    """
+    cost = collective_cost(kind, 2.0**30, topology, axes, mode, model, **options)
+    return cost.latency_seconds * 2.0**30 / cost.bandwidth_seconds if cost.bandwidth_seconds else 0.0
+
+
+def latency_bound_hop_bytes(chip: str | Chip) -> float:
+    """The message below which one hop is bound by latency.
+
+    >>> round(latency_bound_hop_bytes("tpu v5e"))
+    45000
+    """
+    found = get(chip)
+    if found.kind == "gpu":
+        return found.nvlink_bytes_per_s * found.nvlink_hop_seconds
+    return found.link_bytes_per_s * found.hop_seconds
+
+
+def collective_bytes_per_s(
+    kind: str, topology: Topology, axes: Axes = None, mode: str = "exact", model: str = "links", **options: Any
+) -> float:
+    """The rate large arrays reach: V over the bandwidth term.
+
+    >>> from meshwright import hardware
+    >>> round(hardware.collective_bytes_per_s("all_gather", hardware.Topology("h100", 256)) / 1e9)
+    413
+    """
+    cost = collective_cost(kind, 2.0**30, topology, axes, mode, model, **options)
+    return 2.0**30 / cost.bandwidth_seconds
+
+
+def bus_bytes_per_s(kind: str, bytes: float, group: int, seconds: float) -> float:
+    """The "bus bandwidth" that nccl-tests prints: the time freed of what depends on the group's size.
+
+    >>> from meshwright import hardware
+    >>> t = hardware.collective_seconds("all_reduce", 1e9, hardware.Topology("h100", 8))
+    >>> round(bus_bytes_per_s("all_reduce", 1e9, 8, t) / 1e9)
+    450
+    """
+    name = kind.lower().replace("-", "_")
+    factor = {"all_reduce": 2 * (group - 1) / group, "broadcast": 1.0, "reduce": 1.0}.get(name, (group - 1) / group)
+    return factor * bytes / seconds
+
+
+def crossover(
+    first: Callable[[float], float], second: Callable[[float], float], low: float, high: float
+) -> float | None:
+    """Where two costs are equal between ``low`` and ``high``, or None if one is below the other at both ends.
+
+    >>> crossover(lambda v: 5 + v, lambda v: 2 * v, 1, 100)
+    5.0
+    """
+
+    def gap(value: float) -> float:
+        return first(value) - second(value)
+
+    at_low, at_high = gap(low), gap(high)
+    if at_low == 0 or at_high == 0:
+        return low if at_low == 0 else high
+    if (at_low > 0) == (at_high > 0):
+        return None
+    while True:
+        middle = (low + high) / 2
+        # Costs are straight lines in pieces: a secant step lands on the crossing of the piece both ends are on.
+        secant = low - at_low * (high - low) / (at_high - at_low)
+        for value in (secant, middle):
+            if not low < value < high:
+                continue
+            at = gap(value)
+            if at == 0:
+                return value
+            if (at > 0) == (at_low > 0):
+                low, at_low = value, at
+            else:
+                high, at_high = value, at
+        if high - low <= 1e-13 * max(abs(low), abs(high)) or not low < (low + high) / 2 < high:
+            return (low + high) / 2

@@ -1,0 +1,506 @@
+"""Products of split matrices: which case it is, what must be communicated, and which way is fastest where."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import product
+from math import prod
+from typing import Any
+
+from meshwright.core.source import here
+from meshwright.errors import HardwareError, TextError
+from meshwright.hardware.chips import Chip, dtype_name, item_bytes
+from meshwright.hardware.collectives import collective_cost, crossover
+from meshwright.hardware.conversion import Step, convert
+from meshwright.hardware.layouts import Layout, parse_layout
+from meshwright.hardware.links import CollectiveCost
+from meshwright.hardware.roofline import Roofline, work
+from meshwright.hardware.topology import Topology, for_mesh, mesh_sizes
+
+CASES = {
+    1: "the contracted index is whole, and no axis splits an index of each operand",
+    2: "one operand alone is split along the contracted index",
+    3: "both operands are split alike along the contracted index",
+    4: "one axis splits an index of each operand, and the result cannot have both",
+}
+_KEPT_AXES = 4  # on meshes of more axes, those that no array uses are left idle
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is asked: the layouts, sizes and machine."""
+
+    left: Layout
+    right: Layout
+    result: Layout
+    mesh: dict[str, int]
+    sizes: dict[str, float]
+    dtype: str
+    topology: Topology
+    mode: str
+    overlap: bool
+
+    @property
+    def indices(self) -> tuple[str, ...]:
+        """Every index once."""
+        return tuple(dict.fromkeys((*self.left.indices, *self.right.indices)))
+
+    @property
+    def contracted(self) -> tuple[str, ...]:
+        """The indices that are summed over."""
+        return tuple(index for index in self.indices if index not in self.result.indices)
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """One way to do it: where each mesh axis splits the product, and the steps before and after."""
+
+    problem: Problem = field(repr=False)
+    axes: Mapping[str, tuple[str, ...]]
+    before: tuple[Step, ...]
+    after: tuple[Step, ...]
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """Slices and collectives in order; the product stands between ``before`` and ``after``."""
+        return (*self.before, *self.after)
+
+    @property
+    def collectives(self) -> tuple[Step, ...]:
+        """The steps that communicate."""
+        return tuple(step for step in self.steps if step.kind != "slice")
+
+    @property
+    def name(self) -> str:
+        """``AllGather_x(A), multiply``."""
+        before = [step.name for step in self.before if step.kind != "slice"]
+        return ", ".join([*before, "multiply", *(step.name for step in self.after if step.kind != "slice")])
+
+    @cached_property
+    def costs(self) -> tuple[CollectiveCost, ...]:
+        """The terms of each collective."""
+        p = self.problem
+        options: dict[str, dict[str, Any]] = {"permute": {"shift": None}}
+        return tuple(
+            collective_cost(
+                step.kind,
+                step.elements(p.sizes, p.mesh) * item_bytes(p.dtype),
+                p.topology,
+                step.axes,
+                p.mode,
+                **options.get(step.kind, {}),
+            )
+            for step in self.collectives
+        )
+
+    @cached_property
+    def work(self) -> Roofline:
+        """The product on one device, beside its communication."""
+        p = self.problem
+        split = {index: prod(p.mesh[axis] for axis in axes) for index, axes in self.axes.items()}
+        local = {index: p.sizes[index] / split.get(index, 1) for index in p.indices}
+        elements = sum(prod(local[index] for index in one.indices) for one in (p.left, p.right, p.result))
+        flops = 2 * prod(local.values())
+        alone = work(flops, elements * item_bytes(p.dtype), p.topology.chip, p.dtype, p.mode)
+        return alone.with_communication(self.communication_seconds)
+
+    @property
+    def flops(self) -> float:
+        """FLOPs of one device."""
+        return self.work.flops
+
+    @property
+    def total_flops(self) -> float:
+        """FLOPs of all devices; more than the product needs if devices repeat each other's work."""
+        return self.flops * prod(self.problem.mesh.values())
+
+    @property
+    def bytes_received_per_device(self) -> float:
+        """Bytes that each device takes in."""
+        p = self.problem
+        return sum(step.received(p.sizes, p.mesh) for step in self.collectives) * item_bytes(p.dtype)
+
+    @property
+    def bandwidth_seconds(self) -> float:
+        """The bandwidth terms of its collectives."""
+        return sum(cost.bandwidth_seconds for cost in self.costs)
+
+    @property
+    def latency_seconds(self) -> float:
+        """The latency terms of its collectives, and their launches."""
+        return sum(cost.latency_seconds + cost.launch_seconds for cost in self.costs)
+
+    @property
+    def communication_seconds(self) -> float:
+        """Its collectives one after another."""
+        return sum((cost.seconds for cost in self.costs), 0.0)
+
+    @property
+    def seconds(self) -> float:
+        """The whole: communication, then compute; or the longer of them if the plan overlaps them."""
+        return self.work.seconds if self.problem.overlap else self.work.serial_seconds
+
+    def at(self, **sizes: float) -> Alternative:
+        """The same steps for other sizes.
+
+        >>> plan = plan_matmul("A[I,J] @ B[J_x,K] -> C[I,K]", {"x": 4}, {"I": 512, "J": 8192, "K": 8192})
+        >>> plan.best.at(I=65536).work.flops / plan.best.work.flops
+        128.0
+        """
+        p = self.problem
+        other = Problem(p.left, p.right, p.result, p.mesh, {**p.sizes, **sizes}, p.dtype, p.topology, p.mode, p.overlap)
+        return Alternative(other, self.axes, self.before, self.after)
+
+    def __str__(self) -> str:
+        product = f"{self.problem.left.name} @ {self.problem.right.name}"
+        split = [f"{index} over {''.join(axes)}" for index, axes in self.axes.items() if axes]
+        return "\n".join([*map(str, self.before), f"multiply {product}" + (f", {', '.join(split)}" if split else ""),
+                          *map(str, self.after)])  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Regime:
+    """An alternative, and the scales of all sizes between which it is the fastest."""
+
+    low: float
+    high: float
+    alternative: Alternative
+
+    def __str__(self) -> str:
+        low, high = _scale(self.low), _scale(self.high)
+        return f"sizes × {low}" if self.low == self.high else f"sizes × {low} … × {high}"
+
+
+@dataclass(frozen=True)
+class MatmulPlan:
+    """The answer: the case, every sensible alternative from the fastest on, and which wins where."""
+
+    problem: Problem
+    cases: dict[str, int]
+    natural: str
+    every: tuple[Alternative, ...] = field(repr=False)
+
+    @property
+    def case(self) -> int:
+        """Seed 001's case, 1 to 4: the highest of its axes'."""
+        return max(self.cases.values(), default=1)
+
+    @cached_property
+    def alternatives(self) -> tuple[Alternative, ...]:
+        """Those that no other beats in FLOPs, bandwidth and latency at once, the fastest first."""
+
+        def measures(one: Alternative) -> tuple[float, float, float]:
+            return one.flops, one.bandwidth_seconds, one.latency_seconds
+
+        kept = [
+            one
+            for one in self.every
+            if not any(
+                all(a <= b for a, b in zip(measures(other), measures(one))) and measures(other) != measures(one)
+                for other in self.every
+            )
+        ]
+        fewest: dict[tuple[object, ...], int] = {}
+        for one in kept:
+            key = measures(one)
+            fewest[key] = min(fewest.get(key, len(one.steps)), len(one.steps))
+        return tuple(one for one in kept if len(one.steps) == fewest[measures(one)])
+
+    @property
+    def best(self) -> Alternative:
+        """The fastest."""
+        return self.every[0]
+
+    @property
+    def collectives(self) -> tuple[Step, ...]:
+        """The collectives of the fastest."""
+        return self.best.collectives
+
+    @property
+    def seconds(self) -> float:
+        """The time of the fastest."""
+        return self.best.seconds
+
+    def find(self, *collectives: str) -> Alternative:
+        """The fastest alternative with exactly these collectives, by name.
+
+        >>> plan = plan_matmul("A[I,J] @ B[J_x,K] -> C[I,K]", {"x": 4}, {"I": 512, "J": 8192, "K": 8192})
+        >>> plan.find("AllGather_x(B)").name
+        'AllGather_x(B), multiply'
+        """
+        for one in self.every:
+            if tuple(step.name for step in one.collectives) == collectives:
+                return one
+        names = "; ".join(", ".join(step.name for step in one.collectives) or "none" for one in self.every)
+        raise HardwareError(
+            f"No alternative has the collectives {', '.join(collectives) or 'none'}.",
+            where=here(),
+            why=f"there are: {names}",
+            fix="plan.best",
+        )
+
+    def crossover(
+        self,
+        index: str,
+        first: Alternative,
+        second: Alternative,
+        measure: str = "seconds",
+        low: float = 1.0,
+        high: float = 2.0**40,
+    ) -> float | None:
+        """The size of ``index`` at which two alternatives are equal in ``measure``, the other sizes as they are.
+
+        >>> sizes = {"B": 128, "D": 8192, "F": 32768}
+        >>> plan = plan_matmul("A[B,D] @ W[D_x,F] -> C[B,F]", {"x": 4}, sizes, mode="asymptotic")
+        >>> reduce, gather = plan.find("AllReduce_x(C)"), plan.find("AllGather_x(W)")
+        >>> plan.crossover("B", reduce, gather, "bandwidth_seconds")
+        4096.0
+        """
+        return crossover(
+            lambda size: float(getattr(first.at(**{index: size}), measure)),
+            lambda size: float(getattr(second.at(**{index: size}), measure)),
+            low,
+            high,
+        )
+
+    @cached_property
+    def regimes(self) -> tuple[Regime, ...]:
+        """Which alternative is the fastest as all sizes shrink and grow together, from 1/4096 to 4096 times."""
+        out: list[Regime] = []
+        for power in range(-12, 13):
+            scale = 2.0**power
+            scaled = {index: size * scale for index, size in self.problem.sizes.items()}
+            if min(scaled.values()) < 1:
+                continue
+            winner = min(self.every, key=lambda one: (one.at(**scaled).seconds, len(one.steps)))
+            if out and out[-1].alternative is winner:
+                out[-1] = Regime(out[-1].low, scale, winner)
+            else:
+                out.append(Regime(scale, scale, winner))
+        return tuple(out)
+
+    def __str__(self) -> str:
+        p = self.problem
+        sizes = " ".join(f"{index}={size:g}" for index, size in p.sizes.items())
+        mesh = " ".join(f"{name}={size}" for name, size in p.mesh.items())
+        lines = [
+            f"{p.left} @ {p.right} -> {p.result}",
+            f"{p.dtype}, {sizes}, mesh {mesh}, on {p.topology.text} ({p.mode})",
+            f"case {self.case}: {CASES[self.case]}",
+            f"natural result: {self.natural}",
+            "",
+        ]
+        shown = self.alternatives
+        width = max(len(one.name) for one in shown)
+        lines.append(
+            f"   {'':<{width}}  {'FLOPs':>8}  {'received':>9}  {'compute':>8}  {'comms':>8}  {'total':>8}  bound"
+        )
+        for number, one in enumerate(shown, 1):
+            lines.append(
+                f"{number:>2} {one.name:<{width}}  {one.flops:>8.2g}  {_bytes(one.bytes_received_per_device):>9}  "
+                f"{_time(max(one.work.compute_seconds, one.work.memory_seconds)):>8}  "
+                f"{_time(one.communication_seconds):>8}  {_time(one.seconds):>8}  {one.work.bound}"
+            )
+        lines += ["", "fastest, as all sizes grow:"]
+        lines += [f"  {regime!s:<26}  {regime.alternative.name}" for regime in self.regimes]
+        return "\n".join(lines)
+
+
+def plan_matmul(
+    text: str,
+    mesh: object,
+    sizes: Mapping[str, int],
+    dtype: object = "bf16",
+    topology: Topology | Chip | str = "tpu v5e",
+    *,
+    mode: str = "exact",
+    overlap: bool = False,
+) -> MatmulPlan:
+    """Plan a product of split arrays, written in the index notation of seed 001.
+
+    ``A[I_x,J]`` is split along I over mesh axis x, ``I_xy`` over x and then y, ``{U_x}`` still owes a sum over x.
+    ``topology`` is a machine, or a chip to build one of the mesh's shape from.
+
+    >>> import meshwright as mw
+    >>> plan = mw.plan_matmul("A[I,J_x] @ B[J_x,K] -> C[I,K]", {"x": 4}, {"I": 1024, "J": 4096, "K": 1024})
+    >>> plan.case, plan.best.name
+    (3, 'multiply, AllReduce_x(C)')
+    >>> print(plan.best)
+    multiply A @ B, J over x
+    AllReduce_x(C[I,K]{U_x}) -> C[I,K]
+    """
+    axes = mesh_sizes(mesh)
+    left, right, result = _parse(text, axes)
+    wanted = dict.fromkeys((*left.indices, *right.indices))
+    missing = [index for index in wanted if index not in sizes]
+    if missing:
+        raise HardwareError(
+            f"No size for {', '.join(missing)}.",
+            where=here(),
+            why=f"the indices are {', '.join(wanted)}",
+            fix=f"sizes={{{', '.join(f'{index!r}: {sizes.get(index, 1024)}' for index in wanted)}}}",
+        )
+    machine = topology if isinstance(topology, Topology) else for_mesh(topology, axes)
+    if dict(machine.mesh) != axes:
+        machine = Topology(machine.chip, machine.shape, mesh=axes, wrap=machine.wrap, slices=machine.slices)
+    cases, natural, target = _natural(left, right, result, axes, text)
+    problem = Problem(
+        left, right, target, axes, {index: sizes[index] for index in wanted}, dtype_name(dtype), machine, mode, overlap
+    )
+    found: dict[tuple[str, ...], Alternative] = {}
+    for one in _alternatives(problem):
+        key = tuple(map(str, one.steps))
+        if key not in found or one.flops < found[key].flops:
+            found[key] = one
+    ordered = sorted(found.values(), key=lambda one: (one.seconds, one.communication_seconds, len(one.steps)))
+    return MatmulPlan(problem, cases, natural, tuple(ordered))
+
+
+def _parse(text: str, mesh: Mapping[str, int]) -> tuple[Layout, Layout, Layout | None]:
+    left, at = parse_layout(text, mesh)
+    times = re.compile(r"\s*(?:@|·|\*)").match(text, at)
+    if times is None:
+        raise _unreadable(text, at, "A product was expected.", "operands are joined by @")
+    right, at = parse_layout(text, mesh, times.end())
+    arrow = re.compile(r"\s*(?:->|→)").match(text, at)
+    result = None
+    if arrow is not None:
+        result, at = parse_layout(text, mesh, arrow.end())
+    if text[at:].strip():
+        raise _unreadable(text, at, "There is more after the product.", "a plan is about one product")
+    both = {*left.indices, *right.indices}
+    if result is not None:
+        alone = [
+            index
+            for index in both
+            if index not in result.indices and not (index in left.indices and index in right.indices)
+        ]
+        new = [index for index in result.indices if index not in both]
+        if alone or new:
+            index = sorted([*alone, *new])[0]
+            why = (
+                "the result has it and no operand does"
+                if new
+                else "one operand has it, and neither the other nor the result"
+            )
+            raise _unreadable(text, text.find(index), f"Index {index!r} has nowhere to go.", why)
+    return left, right, result  # type: ignore[return-value]
+
+
+def _unreadable(text: str, at: int, what: str, why: str) -> TextError:
+    return TextError(
+        f"{what}\n    {text}\n    {' ' * at}^", where=here(), why=why, fix='"A[I_x,J] @ B[J,K_y] -> C[I,K]"'
+    )
+
+
+def _natural(
+    left: Layout, right: Layout, result: Layout | None, mesh: Mapping[str, int], text: str
+) -> tuple[dict[str, int], str, Layout]:
+    """The case of each axis, the result that needs no communication, and the result that is wanted."""
+    shared = [index for index in left.indices if index in right.indices]
+    indices = result.indices if result is not None else tuple(
+        index for index in dict.fromkeys((*left.indices, *right.indices)) if index not in shared
+    )  # fmt: skip
+    summed = [index for index in shared if index not in indices]
+    cases: dict[str, int] = {}
+    owed: list[str] = [*left.unreduced, *(axis for axis in right.unreduced if axis not in left.unreduced)]
+    for axis in mesh:
+        at = [next((i for i, axes in zip(one.indices, one.axes) if axis in axes), None) for one in (left, right)]
+        contracted = [index in summed for index in at]
+        if all(contracted) and at[0] == at[1]:
+            cases[axis] = 3
+            owed.append(axis)
+        elif any(contracted):
+            cases[axis] = 2
+        elif at[0] is not None and at[1] is not None and at[0] != at[1]:
+            cases[axis] = 4
+        elif at != [None, None]:
+            cases[axis] = 1
+    split = []
+    for index in indices:
+        found = [one.of(index) for one in (left, right) if index in one.indices]
+        split.append(max(found, key=len))
+    natural = Layout(result.name if result else "C", indices, tuple(split), tuple(dict.fromkeys(owed)))
+    used = [*natural.used, *natural.unreduced]
+    valid = len(set(used)) == len(used)
+    partial = any(case == 2 for case in cases.values())
+    shown = (
+        f"{natural}, which is invalid"
+        if not valid
+        else f"{natural}, once the contracted index is whole"
+        if partial
+        else str(natural)
+    )
+    if result is None and not valid:
+        raise _unreadable(text, len(text), "The result must be written out.", f"the natural one, {natural}, is invalid")
+    return cases, shown, result or natural
+
+
+def _alternatives(problem: Problem) -> Iterator[Alternative]:
+    """Every assignment of mesh axes to indices, converted to and from."""
+    mesh = problem.mesh
+    used = {axis for one in (problem.left, problem.right, problem.result) for axis in (*one.used, *one.unreduced)}
+    names = [axis for axis, size in mesh.items() if size > 1 and (axis in used or len(mesh) <= _KEPT_AXES)]
+    options = [
+        [None, *problem.indices, *(["U"] if axis in (*problem.left.unreduced, *problem.right.unreduced) else [])]
+        for axis in names
+    ]
+    for chosen in product(*options):
+        given = dict(zip(names, chosen))
+        carried = tuple(axis for axis, index in given.items() if index == "U")
+        for split in _orders(problem, given):
+            operands = []
+            for one, other in ((problem.left, problem.right), (problem.right, problem.left)):
+                carries = tuple(axis for axis in one.unreduced if axis in carried)
+                if any(axis in other.unreduced for axis in carries) and one is problem.right:
+                    carries = tuple(axis for axis in carries if axis not in other.unreduced)
+                wanted = Layout(one.name, one.indices, tuple(split[index] for index in one.indices), carries)
+                operands.append(convert(one, wanted))
+            owed = [*(axis for index in problem.contracted for axis in split[index]), *carried]
+            partial = Layout(
+                problem.result.name,
+                problem.result.indices,
+                tuple(split[index] for index in problem.result.indices),
+                tuple(axis for axis in mesh if axis in owed),
+            )
+            after = convert(partial, problem.result)
+            if operands[0] is None or operands[1] is None or after is None:
+                continue
+            yield Alternative(problem, split, (*operands[0], *operands[1]), tuple(after))
+
+
+def _orders(problem: Problem, given: Mapping[str, str | None]) -> Iterator[dict[str, tuple[str, ...]]]:
+    """The orders of an index's axes that an array has already, or that of the mesh."""
+    choices: list[list[tuple[str, ...]]] = []
+    for index in problem.indices:
+        axes = [axis for axis, chosen in given.items() if chosen == index]
+        orders = {tuple(axes)}
+        for one in (problem.left, problem.right, problem.result):
+            if index in one.indices and len(axes) > 1:
+                has = [axis for axis in one.of(index) if axis in axes]
+                orders.add((*has, *(axis for axis in axes if axis not in has)))
+        choices.append(sorted(orders))
+    for orders_of in product(*choices):
+        yield dict(zip(problem.indices, orders_of))
+
+
+def _time(seconds: float) -> str:
+    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
+        if seconds >= scale:
+            return f"{seconds / scale:.3g} {unit}"
+    return f"{seconds / 1e-9:.3g} ns" if seconds else "0"
+
+
+def _bytes(count: float) -> str:
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= scale:
+            return f"{count / scale:.3g} {unit}"
+    return f"{count:.0f} B"
+
+
+def _scale(value: float) -> str:
+    return f"{value:g}" if value >= 1 else f"1/{1 / value:g}"
+
