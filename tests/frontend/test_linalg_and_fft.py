@@ -1,9 +1,9 @@
 """``mnp.linalg``, ``mnp.fft`` and ``lax.linalg`` against JAX."""
 
-import meshwright.numpy as mnp
 import numpy as np
 import pytest
 
+import meshwright.numpy as mnp
 from meshwright.errors import ShapeError
 from tests.frontend.against_jax import compare, draw
 
@@ -27,26 +27,47 @@ CASES = {
     "norm complex": lambda m: m.np.linalg.norm(m.np.asarray(C), axis=0),
     "vector_norm": lambda m: m.np.linalg.vector_norm(m.np.asarray(X), axis=(0, 1)),
     "matrix_norm": lambda m: m.np.linalg.matrix_norm(m.np.asarray(X)),
-    "cholesky": lambda m: [m.np.linalg.cholesky(m.np.asarray(POSITIVE)), m.np.linalg.cholesky(m.np.asarray(POSITIVE), upper=True)],  # noqa: E501
+    "cholesky": lambda m: [
+        m.np.linalg.cholesky(m.np.asarray(POSITIVE)),
+        m.np.linalg.cholesky(m.np.asarray(POSITIVE), upper=True),
+    ],
     "multi_dot": lambda m: m.np.linalg.multi_dot([m.np.ones((2, 3)), m.np.ones((3, 4)), m.np.ones((4, 2))]),
     "matrix_power": lambda m: m.np.linalg.matrix_power(m.np.asarray(SQUARE), 5),
     "triangular_solve": lambda m: [
-        m.lax.linalg.triangular_solve(m.np.asarray(LOWER), m.np.asarray(SQUARE), left_side=left, lower=True, transpose_a=t)
+        m.lax.linalg.triangular_solve(
+            m.np.asarray(LOWER), m.np.asarray(SQUARE), left_side=left, lower=True, transpose_a=t
+        )
         for left in (False, True)
         for t in (False, True)
     ],
-    "fft": lambda m: [m.np.fft.fft(m.np.asarray(X)), m.np.fft.fft(m.np.asarray(C), 4), m.np.fft.fft(m.np.asarray(C), 9)],
+    "fft": lambda m: [
+        m.np.fft.fft(m.np.asarray(X)),
+        m.np.fft.fft(m.np.asarray(C), 4),
+        m.np.fft.fft(m.np.asarray(C), 9),
+    ],
     "fft axis": lambda m: m.np.fft.fft(m.np.asarray(X), axis=1, norm="ortho"),
     "ifft": lambda m: [m.np.fft.ifft(m.np.asarray(C), norm=n) for n in ("backward", "ortho", "forward")],
     "rfft": lambda m: [m.np.fft.rfft(m.np.asarray(X)), m.np.fft.rfft(m.np.asarray(X), 5, 1)],
-    "irfft": lambda m: [m.np.fft.irfft(m.np.asarray(C)), m.np.fft.irfft(m.np.asarray(C), 9), m.np.fft.irfft(m.np.asarray(C), 5)],  # noqa: E501
-    "fft2": lambda m: [m.np.fft.fft2(m.np.asarray(X)), m.np.fft.ifft2(m.np.asarray(C)), m.np.fft.rfft2(m.np.asarray(X))],
-    "fftn": lambda m: [m.np.fft.fftn(m.np.asarray(X)), m.np.fft.rfftn(m.np.asarray(X), (4, 6), (0, 2)), m.np.fft.irfftn(m.np.asarray(C))],  # noqa: E501
+    "irfft": lambda m: [
+        m.np.fft.irfft(m.np.asarray(C)),
+        m.np.fft.irfft(m.np.asarray(C), 9),
+        m.np.fft.irfft(m.np.asarray(C), 5),
+    ],
+    "fft2": lambda m: [
+        m.np.fft.fft2(m.np.asarray(X)),
+        m.np.fft.ifft2(m.np.asarray(C)),
+        m.np.fft.rfft2(m.np.asarray(X)),
+    ],
+    "fftn": lambda m: [
+        m.np.fft.fftn(m.np.asarray(X)),
+        m.np.fft.rfftn(m.np.asarray(X), (4, 6), (0, 2)),
+        m.np.fft.irfftn(m.np.asarray(C)),
+    ],
     "frequencies": lambda m: [m.np.fft.fftfreq(7, 0.5), m.np.fft.rfftfreq(8), m.np.fft.fftfreq(4)],
     "shift": lambda m: [m.np.fft.fftshift(m.np.asarray(X)), m.np.fft.ifftshift(m.np.asarray(X), 1)],
     "integers": lambda m: m.np.fft.fft(m.np.arange(4)),
     "lax.fft": lambda m: [m.lax.fft(m.np.asarray(C), "FFT", (6,)), m.lax.fft(m.np.asarray(X), "RFFT", (3, 4))],
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -119,12 +119,16 @@ X, W = draw((2, 3, 8, 7)), draw((4, 3, 3, 2), seed=1)
 SORTED = np.array([[3, 1, 2], [1, 1, 0]], np.int32)
 
 LAX = {
-    "elementwise": lambda m: [getattr(m.lax, f)(m.np.asarray(X)) for f in ["neg", "abs", "sign", "exp", "sin", "tanh", "floor", "square"]],
+    "elementwise": lambda m: [
+        getattr(m.lax, f)(m.np.asarray(X)) for f in ["neg", "abs", "sign", "exp", "sin", "tanh", "floor", "square"]
+    ],
     "elementwise domain": lambda m: [
-        getattr(m.lax, f)(m.np.asarray(np.abs(X) + 0.1)) for f in ["log", "sqrt", "rsqrt", "log1p", "cbrt", "lgamma", "digamma", "erf"]
+        getattr(m.lax, f)(m.np.asarray(np.abs(X) + 0.1))
+        for f in ["log", "sqrt", "rsqrt", "log1p", "cbrt", "lgamma", "digamma", "erf"]
     ],
     "pairs": lambda m: [
-        getattr(m.lax, f)(m.np.asarray(X), m.np.asarray(X[::-1])) for f in ["add", "sub", "mul", "div", "max", "min", "atan2", "rem", "eq", "ge"]
+        getattr(m.lax, f)(m.np.asarray(X), m.np.asarray(X[::-1]))
+        for f in ["add", "sub", "mul", "div", "max", "min", "atan2", "rem", "eq", "ge"]
     ],
     "scalars": lambda m: [m.lax.add(m.np.asarray(X), 1.0), m.lax.max(m.np.asarray(X), 0.0)],
     "bits": lambda m: [
@@ -135,52 +139,104 @@ LAX = {
         m.lax.bitwise_not(m.np.asarray(SORTED)),
     ],
     "powers": lambda m: [m.lax.pow(m.np.asarray(np.abs(X)), 2.5), m.lax.integer_pow(m.np.asarray(X), 3)],
-    "round": lambda m: [m.lax.round(m.np.array([0.5, 1.5, -2.5])), m.lax.round(m.np.array([0.5, 1.5]), m.lax.RoundingMethod.TO_NEAREST_EVEN)],  # noqa: E501
+    "round": lambda m: [
+        m.lax.round(m.np.array([0.5, 1.5, -2.5])),
+        m.lax.round(m.np.array([0.5, 1.5]), m.lax.RoundingMethod.TO_NEAREST_EVEN),
+    ],
     "clamp": lambda m: m.lax.clamp(-1.0, m.np.asarray(X), 1.0),
     "select": lambda m: m.lax.select(m.np.asarray(X) > 0, m.np.asarray(X), -m.np.asarray(X)),
     "select_n": lambda m: m.lax.select_n(m.np.array([0, 2, 1]), m.np.zeros(3), m.np.ones(3), m.np.full(3, 2.0)),
-    "convert": lambda m: [m.lax.convert_element_type(m.np.asarray(X), "int32"), m.lax.bitcast_convert_type(m.np.asarray(X), "int32")],  # noqa: E501
+    "convert": lambda m: [
+        m.lax.convert_element_type(m.np.asarray(X), "int32"),
+        m.lax.bitcast_convert_type(m.np.asarray(X), "int32"),
+    ],
     "full": lambda m: [m.lax.full((2,), 3.0), m.lax.full_like(m.np.asarray(X), 2)],
     "iota": lambda m: [m.lax.iota("int32", 3), m.lax.broadcasted_iota("float32", (2, 3), 1)],
     "reshape": lambda m: [m.lax.reshape(m.np.asarray(X), (6, 56)), m.lax.collapse(m.np.asarray(X), 1, 3)],
-    "broadcast": lambda m: [m.lax.broadcast(m.np.arange(3), (2,)), m.lax.broadcast_in_dim(m.np.arange(3), (3, 2), (0,))],
+    "broadcast": lambda m: [
+        m.lax.broadcast(m.np.arange(3), (2,)),
+        m.lax.broadcast_in_dim(m.np.arange(3), (3, 2), (0,)),
+    ],
     "squeeze": lambda m: [m.lax.squeeze(m.np.ones((1, 2)), (0,)), m.lax.expand_dims(m.np.ones(2), (0, 2))],
     "concatenate": lambda m: m.lax.concatenate([m.np.asarray(X), m.np.asarray(X)], 1),
     "pad": lambda m: m.lax.pad(m.np.asarray(SORTED), 7, ((1, 0, 0), (-1, 2, 1))),
     "rev": lambda m: m.lax.rev(m.np.asarray(X), (1, 3)),
-    "reductions": lambda m: [getattr(m.lax, f"reduce_{f}")(m.np.asarray(X), (1, 3)) for f in ("sum", "max", "min", "prod")],
-    "reduce": lambda m: [m.lax.reduce(m.np.asarray(X), 0.0, m.lax.add, (0,)), m.lax.reduce(m.np.asarray(X), 1.0, m.lax.max, (0, 1))],  # noqa: E501
+    "reductions": lambda m: [
+        getattr(m.lax, f"reduce_{f}")(m.np.asarray(X), (1, 3)) for f in ("sum", "max", "min", "prod")
+    ],
+    "reduce": lambda m: [
+        m.lax.reduce(m.np.asarray(X), 0.0, m.lax.add, (0,)),
+        m.lax.reduce(m.np.asarray(X), 1.0, m.lax.max, (0, 1)),
+    ],
     "argmax": lambda m: [m.lax.argmax(m.np.asarray(X), 1, "int32"), m.lax.argmin(m.np.asarray(X), 2, "int32")],
-    "cumulative": lambda m: [getattr(m.lax, f)(m.np.asarray(X), 2, reverse=r) for f in ("cumsum", "cummax", "cumlogsumexp") for r in (False, True)],  # noqa: E501
-    "sort": lambda m: [m.lax.sort(m.np.asarray(X), 1), m.lax.sort((m.np.asarray(SORTED), m.np.asarray(SORTED) * 2), num_keys=2)],  # noqa: E501
+    "cumulative": lambda m: [
+        getattr(m.lax, f)(m.np.asarray(X), 2, reverse=r)
+        for f in ("cumsum", "cummax", "cumlogsumexp")
+        for r in (False, True)
+    ],
+    "sort": lambda m: [
+        m.lax.sort(m.np.asarray(X), 1),
+        m.lax.sort((m.np.asarray(SORTED), m.np.asarray(SORTED) * 2), num_keys=2),
+    ],
     "sort_key_val": lambda m: m.lax.sort_key_val(m.np.asarray(SORTED), m.np.arange(6).reshape(2, 3)),
     "top_k": lambda m: m.lax.top_k(m.np.asarray(X), 3),
     "dot_general": lambda m: m.lax.dot_general(m.np.asarray(X), m.np.asarray(X), (((3,), (3,)), ((0, 1), (0, 1)))),
     "dot": lambda m: [m.lax.dot(m.np.ones((2, 3)), m.np.ones((3, 4))), m.lax.dot(m.np.ones(3), m.np.ones(3))],
     "batch_matmul": lambda m: m.lax.batch_matmul(m.np.asarray(X), m.np.asarray(X.swapaxes(2, 3))),
-    "slice": lambda m: [m.lax.slice(m.np.asarray(X), (0, 1, 0, 2), (2, 3, 8, 7), (1, 1, 3, 2)), m.lax.slice_in_dim(m.np.asarray(X), 1, -2, 2, axis=2)],  # noqa: E501
+    "slice": lambda m: [
+        m.lax.slice(m.np.asarray(X), (0, 1, 0, 2), (2, 3, 8, 7), (1, 1, 3, 2)),
+        m.lax.slice_in_dim(m.np.asarray(X), 1, -2, 2, axis=2),
+    ],
     "index_in_dim": lambda m: m.lax.index_in_dim(m.np.asarray(X), -1, 2, keepdims=False),
-    "dynamic_slice": lambda m: [m.lax.dynamic_slice(m.np.asarray(SORTED), (m.np.array(1), m.np.array(2)), (1, 2)), m.lax.dynamic_slice(m.np.asarray(SORTED), (-1, -2), (1, 2))],  # noqa: E501
+    "dynamic_slice": lambda m: [
+        m.lax.dynamic_slice(m.np.asarray(SORTED), (m.np.array(1), m.np.array(2)), (1, 2)),
+        m.lax.dynamic_slice(m.np.asarray(SORTED), (-1, -2), (1, 2)),
+    ],
     "dynamic_slice_in_dim": lambda m: m.lax.dynamic_slice_in_dim(m.np.asarray(X), m.np.array(-3), 2, axis=2),
     "dynamic_index_in_dim": lambda m: m.lax.dynamic_index_in_dim(m.np.asarray(X), 2, 2, keepdims=False),
     "dynamic_update_slice": lambda m: m.lax.dynamic_update_slice(m.np.zeros((3, 4)), m.np.ones((2, 2)), (2, -1)),
-    "dynamic_update_slice_in_dim": lambda m: m.lax.dynamic_update_slice_in_dim(m.np.zeros((3, 4)), m.np.ones((3, 2)), 1, axis=1),  # noqa: E501
-    "dynamic_update_index_in_dim": lambda m: m.lax.dynamic_update_index_in_dim(m.np.zeros((3, 4)), m.np.ones((3,)), 1, axis=1),  # noqa: E501
+    "dynamic_update_slice_in_dim": lambda m: m.lax.dynamic_update_slice_in_dim(
+        m.np.zeros((3, 4)), m.np.ones((3, 2)), 1, axis=1
+    ),
+    "dynamic_update_index_in_dim": lambda m: m.lax.dynamic_update_index_in_dim(
+        m.np.zeros((3, 4)), m.np.ones((3,)), 1, axis=1
+    ),
     "gather": lambda m: [
-        m.lax.gather(m.np.asarray(X[0, 0]), m.np.array([[0], [9]]), m.lax.GatherDimensionNumbers((1,), (0,), (0,)), (1, 7), mode=mode, fill_value=fill)  # noqa: E501
+        m.lax.gather(
+            m.np.asarray(X[0, 0]),
+            m.np.array([[0], [9]]),
+            m.lax.GatherDimensionNumbers((1,), (0,), (0,)),
+            (1, 7),
+            mode=mode,
+            fill_value=fill,
+        )
         for mode, fill in (("clip", None), ("fill", None), ("fill", 3.0))
     ],
     "scatter": lambda m: [
-        getattr(m.lax, f)(m.np.asarray(X[0, 0]), m.np.array([[0], [9], [2]]), m.np.ones((3, 7)), m.lax.ScatterDimensionNumbers((1,), (0,), (0,)))  # noqa: E501
+        getattr(m.lax, f)(
+            m.np.asarray(X[0, 0]),
+            m.np.array([[0], [9], [2]]),
+            m.np.ones((3, 7)),
+            m.lax.ScatterDimensionNumbers((1,), (0,), (0,)),
+        )
         for f in ("scatter", "scatter_add", "scatter_mul", "scatter_min", "scatter_max")
     ],
     "conv": lambda m: [m.lax.conv(m.np.asarray(X), m.np.asarray(W), (1, 2), p) for p in ("SAME", "VALID")],
     "conv dims": lambda m: m.lax.conv_general_dilated(
-        m.np.asarray(X.transpose(0, 2, 3, 1)), m.np.asarray(W.transpose(2, 3, 1, 0)), (2, 1), ((1, 2), (0, 3)),
-        rhs_dilation=(2, 1), dimension_numbers=("NHWC", "HWIO", "NHWC"),
+        m.np.asarray(X.transpose(0, 2, 3, 1)),
+        m.np.asarray(W.transpose(2, 3, 1, 0)),
+        (2, 1),
+        ((1, 2), (0, 3)),
+        rhs_dilation=(2, 1),
+        dimension_numbers=("NHWC", "HWIO", "NHWC"),
     ),
     "conv groups": lambda m: m.lax.conv_general_dilated(
-        m.np.asarray(X), m.np.asarray(draw((6, 1, 2, 2))), (1, 1), ((1, 0), (0, 1)), lhs_dilation=(2, 1), feature_group_count=3
+        m.np.asarray(X),
+        m.np.asarray(draw((6, 1, 2, 2))),
+        (1, 1),
+        ((1, 0), (0, 1)),
+        lhs_dilation=(2, 1),
+        feature_group_count=3,
     ),
     "conv_transpose": lambda m: [
         m.lax.conv_transpose(m.np.asarray(X.transpose(0, 2, 3, 1)), m.np.asarray(W.transpose(2, 3, 1, 0)), (2, 3), p)
@@ -193,8 +249,12 @@ LAX = {
     ],
     "barrier": lambda m: m.lax.optimization_barrier((m.np.ones(2), m.np.zeros(3))),
     "stop_gradient": lambda m: m.lax.stop_gradient([m.np.ones(2), m.np.arange(3)]),
-    "complex": lambda m: [m.lax.complex(m.np.ones(2), m.np.arange(2.0)), m.lax.conj(m.np.array([1 + 2j])), m.lax.real(m.np.array([1 + 2j]))],  # noqa: E501
-}  # fmt: skip
+    "complex": lambda m: [
+        m.lax.complex(m.np.ones(2), m.np.arange(2.0)),
+        m.lax.conj(m.np.array([1 + 2j])),
+        m.lax.real(m.np.array([1 + 2j])),
+    ],
+}
 
 
 @pytest.mark.parametrize("name", LAX)

@@ -4,11 +4,11 @@ from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
-import meshwright.numpy as mnp
 import numpy as np
 import pytest
 
 import meshwright as mw
+import meshwright.numpy as mnp
 from meshwright import lax, nn
 from tests.frontend.against_jax import draw
 
@@ -52,7 +52,12 @@ FUNCTIONS = {
     "reshape": lambda m, x: x.reshape(2, 2, 6).transpose(2, 0, 1).ravel() * m.np.arange(24.0),
     "diagonals": lambda m, x: [m.np.diag(x[0]) ** 2, m.np.diagonal(x) ** 2, m.np.tril(x) ** 2, m.np.trace(x) ** 2],
     "powers": lambda m, x: [x**3, m.np.abs(x) ** 2.5, m.np.sqrt(m.np.abs(x)), m.np.cbrt(m.np.abs(x)), 2.0**x],
-    "logarithms": lambda m, x: [m.np.log(m.np.abs(x)), m.np.logaddexp(x, x[::-1]), m.np.log2(m.np.abs(x)), m.np.exp2(x)],
+    "logarithms": lambda m, x: [
+        m.np.log(m.np.abs(x)),
+        m.np.logaddexp(x, x[::-1]),
+        m.np.log2(m.np.abs(x)),
+        m.np.exp2(x),
+    ],
     "trigonometry": lambda m, x: [m.np.tan(x / 3), m.np.arctan2(x, x[::-1]), m.np.sinc(x), m.np.hypot(x, 2.0)],
     "rounding": lambda m, x: [m.np.floor(x) * x, m.np.round(x) * x, x % 0.7, m.np.sign(x) * x],
     "linalg": lambda m, x: [m.np.linalg.norm(x, axis=1), m.np.linalg.cholesky(x @ x.T + 3 * m.np.eye(4))],
@@ -73,8 +78,12 @@ FUNCTIONS = {
     ],
     "nan-aware": lambda m, x: [m.np.nansum(x**2), m.np.nanmean(x), m.np.nanmax(x, 0)],
     "stop_gradient": lambda m, x: x * m.lax.stop_gradient(x),
-    "kron cross outer": lambda m, x: [m.np.kron(x[:2, :2], x[:2, :2]), m.np.cross(x[:, :3], x[:, 3:]), m.np.outer(x[0], x[1])],  # noqa: E501
-}  # fmt: skip
+    "kron cross outer": lambda m, x: [
+        m.np.kron(x[:2, :2], x[:2, :2]),
+        m.np.cross(x[:, :3], x[:, 3:]),
+        m.np.outer(x[0], x[1]),
+    ],
+}
 
 
 def total(m, function, x):

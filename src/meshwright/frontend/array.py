@@ -10,7 +10,7 @@ import numpy as np
 from meshwright.core import dtypes
 from meshwright.core.op import Op, Value
 from meshwright.core.source import here
-from meshwright.core.trace import Array, Tracer, apply, concrete
+from meshwright.core.trace import Array, Tracer, apply
 from meshwright.core.trace import Value as ValueClass
 from meshwright.errors import ShapeError
 from meshwright.frontend import (
@@ -19,26 +19,20 @@ from meshwright.frontend import (
     numpy_linalg,
     numpy_logic,
     numpy_math,
-    numpy_order,
     numpy_reduction,
     numpy_shape,
-    numpy_take,
 )
-from meshwright.frontend.indexing import At, index
+from meshwright.frontend.array_methods import NUMBER_FIX, Methods, astype, one_element
+from meshwright.frontend.indexing import index
+from meshwright.frontend.indexing_update import At
 from meshwright.frontend.operands import (
-    _NO_DTYPES,
-    _TAKES,
+    NO_DTYPES,
+    TAKES,
     VALUES,
-    ArrayLike,
-    Axis,
-    DTypeLike,
-    as_bool,
-    convert,
     inexact_binary,
     is_operand,
+    known,
     nary,
-    not_known,
-    strong,
 )
 from meshwright.ops import basic, elementwise
 
@@ -49,7 +43,7 @@ def _operator(op: Op, self: Value, other: Any) -> Any:
     if other_class in VALUES:
         if self.type is other.type:
             return apply(op, (self, other), {})
-    elif self.type.dtype in _TAKES.get(other_class, _NO_DTYPES):
+    elif self.type.dtype in TAKES.get(other_class, NO_DTYPES):
         return apply(op, (self, other), {})
     elif not is_operand(other):
         return NotImplemented
@@ -57,7 +51,7 @@ def _operator(op: Op, self: Value, other: Any) -> Any:
 
 
 def _reflected(op: Op, self: Value, other: Any) -> Any:
-    if self.type.dtype in _TAKES.get(other.__class__, _NO_DTYPES):
+    if self.type.dtype in TAKES.get(other.__class__, NO_DTYPES):
         return apply(op, (other, self), {})
     return nary(op, other, self) if is_operand(other) else NotImplemented
 
@@ -69,39 +63,15 @@ def _ordered(op: Op, self: Value, other: Any) -> Any:
     return _operator(op, self, other)
 
 
-def _contents(x: Any, what: str, fix: str) -> Any:
-    """What Python asks of an array by ``what``; a tracer has it only where its inputs are known."""
-    if x.__class__ is Array:
-        return x.data
-    data = concrete(x)
-    if data is None:
-        raise not_known(x, what, fix)
-    return data
-
-
-def _one_element(x: Value, what: str) -> None:
-    if x.type.size != 1:
-        raise ShapeError(
-            f"{what} of an array {x.type}.",
-            where=here(),
-            why=f"it has {x.type.size} elements, and {what} needs one",
-            fix="x.any() or x.all() for a truth value, x[0] or x.sum() for a number",
-        )
-
-
 _BRANCH_FIX = (
     "choose between values with mnp.where(condition, x, y), or between computations with\n"
     "mw.lax.cond(condition, f, g, *operands); an argument that Python branches on can be made static:\n"
     "mw.jit(f, static_argnums=…)"
 )
-_NUMBER_FIX = (
-    "keep the value an array: use mnp functions instead of Python's; a size or a count must be known while\n"
-    "tracing: make the argument static with mw.jit(f, static_argnums=…)"
-)
 
 
-class Methods:
-    """What ``Array`` and ``Tracer`` share."""
+class Operators:
+    """What ``Array`` and ``Tracer`` share: what Python itself calls."""
 
     __array_priority__ = 100
     type: Any
@@ -239,35 +209,35 @@ class Methods:
     # What Python asks for
 
     def __bool__(self) -> bool:
-        _one_element(self, "bool()")
-        return bool(_contents(self, "`if`, `while`, `and`, `or`, `not` or bool()", _BRANCH_FIX).reshape(()))
+        one_element(self, "bool()")
+        return bool(known(self, "`if`, `while`, `and`, `or`, `not` or bool()", _BRANCH_FIX).reshape(()))
 
     def __int__(self) -> int:
-        _one_element(self, "int()")
-        return int(_contents(self, "int()", _NUMBER_FIX).reshape(()))
+        one_element(self, "int()")
+        return int(known(self, "int()", NUMBER_FIX).reshape(()))
 
     def __float__(self) -> float:
-        _one_element(self, "float()")
-        return float(_contents(self, "float()", _NUMBER_FIX).reshape(()))
+        one_element(self, "float()")
+        return float(known(self, "float()", NUMBER_FIX).reshape(()))
 
     def __complex__(self) -> complex:
-        _one_element(self, "complex()")
-        return complex(_contents(self, "complex()", _NUMBER_FIX).reshape(()))
+        one_element(self, "complex()")
+        return complex(known(self, "complex()", NUMBER_FIX).reshape(()))
 
     def __index__(self) -> int:
         if not dtypes.is_integer(self.type.dtype) or self.type.ndim:
             raise TypeError(f"only an integer array of rank 0 is an index, not {self.type}")
-        return int(_contents(self, "a Python index, range() or size", _NUMBER_FIX))
+        return int(known(self, "a Python index, range() or size", NUMBER_FIX))
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
-        data = np.asarray(_contents(self, "NumPy", "call the function of the same name in meshwright.numpy"))
+        data = np.asarray(known(self, "NumPy", "call the function of the same name in meshwright.numpy"))
         if dtype is not None:
             data = data.astype(dtype)
         return data.copy() if copy else data
 
     def __dlpack__(self, **options: Any) -> Any:
         fix = "hand it on after the traced function has returned"
-        return np.ascontiguousarray(_contents(self, "DLPack", fix)).__dlpack__(**options)
+        return np.ascontiguousarray(known(self, "DLPack", fix)).__dlpack__(**options)
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return np.zeros(0).__dlpack_device__()  # type: ignore[return-value]
@@ -317,7 +287,7 @@ class Methods:
 
     def __format__(self, spec: str) -> str:
         if spec and self.type.ndim == 0:
-            return format(_contents(self, "a format", _NUMBER_FIX)[()], spec)
+            return format(known(self, "a format", NUMBER_FIX)[()], spec)
         return format(str(self), spec)
 
     def __copy__(self) -> Any:
@@ -325,242 +295,6 @@ class Methods:
 
     def __deepcopy__(self, memo: Any) -> Any:
         return numpy_creation.copy(self)
-
-    # Contents and layout
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the whole array."""
-        return self.type.nbytes  # type: ignore[no-any-return]
-
-    @property
-    def itemsize(self) -> int:
-        """Bytes of one element."""
-        return self.type.dtype.itemsize  # type: ignore[no-any-return]
-
-    @property
-    def T(self) -> Any:
-        """With the dims in reverse order."""
-        return numpy_shape.transpose(self)
-
-    @property
-    def mT(self) -> Any:
-        """With the last two dims exchanged."""
-        return numpy_shape.matrix_transpose(self)
-
-    @property
-    def real(self) -> Any:
-        """The real part."""
-        return numpy_logic.real(self)
-
-    @property
-    def imag(self) -> Any:
-        """The imaginary part."""
-        return numpy_logic.imag(self)
-
-    @property
-    def flat(self) -> Any:
-        """The elements one by one."""
-        return iter(numpy_shape.ravel(self))
-
-    def item(self, *args: int) -> bool | int | float | complex:
-        """One element as a Python number."""
-        data = np.asarray(_contents(self, ".item()", _NUMBER_FIX))
-        if not args:
-            _one_element(self, ".item()")
-        found = data.item(*args)
-        return found if isinstance(found, bool | int | float | complex) else float(found)
-
-    def tolist(self) -> Any:
-        """The contents as nested lists of Python numbers."""
-        return np.asarray(_contents(self, ".tolist()", _NUMBER_FIX)).tolist()
-
-    def copy(self) -> Any:
-        """An equal array with contents of its own."""
-        return numpy_creation.copy(self)
-
-    def block_until_ready(self) -> Any:
-        """The array itself; what has been computed is ready."""
-        return self
-
-    def astype(self, dtype: DTypeLike, copy: bool = False) -> Any:
-        """In another dtype."""
-        return astype(self, dtype)
-
-    def view(self, dtype: DTypeLike) -> Any:
-        """The same bits as another dtype."""
-        return elementwise.bitcast(self, dtype=dtypes.as_dtype(dtype))
-
-    # Rearranging
-
-    def reshape(self, *shape: Any, order: str = "C") -> Any:
-        """The elements in another shape; one size may be -1."""
-        wanted = shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape
-        return numpy_shape.reshape(self, wanted, order)
-
-    def ravel(self, order: str = "C") -> Any:
-        """The elements in one dim."""
-        return numpy_shape.ravel(self, order)
-
-    def flatten(self, order: str = "C") -> Any:
-        """The elements in one dim."""
-        return numpy_shape.ravel(self, order)
-
-    def transpose(self, *axes: Any) -> Any:
-        """With the dims in another order, by default reversed."""
-        given = axes[0] if len(axes) == 1 and not isinstance(axes[0], int) else axes
-        return numpy_shape.transpose(self, given or None)
-
-    def swapaxes(self, axis1: int, axis2: int) -> Any:
-        """With two dims exchanged."""
-        return numpy_shape.swapaxes(self, axis1, axis2)
-
-    def squeeze(self, axis: Any = None) -> Any:
-        """Without dims of size 1."""
-        return numpy_shape.squeeze(self, axis)
-
-    def repeat(self, repeats: Any, axis: int | None = None, *, total_repeat_length: int | None = None) -> Any:
-        """With each element repeated."""
-        return numpy_take.repeat(self, repeats, axis, total_repeat_length=total_repeat_length)
-
-    def diagonal(self, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Any:
-        """A diagonal."""
-        return numpy_creation.diagonal(self, offset, axis1, axis2)
-
-    def take(self, indices: ArrayLike, axis: int | None = None, mode: str | None = None, **options: Any) -> Any:
-        """The elements at ``indices``."""
-        return numpy_take.take(self, indices, axis, mode=mode, **options)
-
-    # Reductions
-
-    def sum(
-        self, axis: Axis = None, dtype: DTypeLike = None, out: None = None, keepdims: bool = False, **options: Any
-    ) -> Any:
-        """The sum."""
-        return numpy_reduction.sum(self, axis, dtype, None, keepdims, **options)
-
-    def prod(
-        self, axis: Axis = None, dtype: DTypeLike = None, out: None = None, keepdims: bool = False, **options: Any
-    ) -> Any:
-        """The product."""
-        return numpy_reduction.prod(self, axis, dtype, None, keepdims, **options)
-
-    def mean(
-        self, axis: Axis = None, dtype: DTypeLike = None, out: None = None, keepdims: bool = False, **options: Any
-    ) -> Any:
-        """The mean."""
-        return numpy_reduction.mean(self, axis, dtype, None, keepdims, **options)
-
-    def var(
-        self,
-        axis: Axis = None,
-        dtype: DTypeLike = None,
-        out: None = None,
-        ddof: float = 0,
-        keepdims: bool = False,
-        **options: Any,
-    ) -> Any:
-        """The variance."""
-        return numpy_reduction.var(self, axis, dtype, None, ddof, keepdims, **options)
-
-    def std(
-        self,
-        axis: Axis = None,
-        dtype: DTypeLike = None,
-        out: None = None,
-        ddof: float = 0,
-        keepdims: bool = False,
-        **options: Any,
-    ) -> Any:
-        """The standard deviation."""
-        return numpy_reduction.std(self, axis, dtype, None, ddof, keepdims, **options)
-
-    def max(self, axis: Axis = None, out: None = None, keepdims: bool = False, **options: Any) -> Any:
-        """The largest element."""
-        return numpy_reduction.max(self, axis, None, keepdims, **options)
-
-    def min(self, axis: Axis = None, out: None = None, keepdims: bool = False, **options: Any) -> Any:
-        """The smallest element."""
-        return numpy_reduction.min(self, axis, None, keepdims, **options)
-
-    def ptp(self, axis: Axis = None, out: None = None, keepdims: bool = False) -> Any:
-        """The largest element minus the smallest."""
-        return numpy_reduction.ptp(self, axis, None, keepdims)
-
-    def any(self, axis: Axis = None, out: None = None, keepdims: bool = False, **options: Any) -> Any:
-        """Whether some element is nonzero."""
-        return numpy_reduction.any(self, axis, None, keepdims, **options)
-
-    def all(self, axis: Axis = None, out: None = None, keepdims: bool = False, **options: Any) -> Any:
-        """Whether every element is nonzero."""
-        return numpy_reduction.all(self, axis, None, keepdims, **options)
-
-    def argmax(self, axis: int | None = None, out: None = None, keepdims: bool = False) -> Any:
-        """The place of the largest element."""
-        return numpy_reduction.argmax(self, axis, None, keepdims)
-
-    def argmin(self, axis: int | None = None, out: None = None, keepdims: bool = False) -> Any:
-        """The place of the smallest element."""
-        return numpy_reduction.argmin(self, axis, None, keepdims)
-
-    def cumsum(self, axis: int | None = None, dtype: DTypeLike = None, out: None = None) -> Any:
-        """The sums up to each place."""
-        return numpy_reduction.cumsum(self, axis, dtype)
-
-    def cumprod(self, axis: int | None = None, dtype: DTypeLike = None, out: None = None) -> Any:
-        """The products up to each place."""
-        return numpy_reduction.cumprod(self, axis, dtype)
-
-    def trace(self, offset: int = 0, axis1: int = 0, axis2: int = 1, dtype: DTypeLike = None, out: None = None) -> Any:
-        """The sum of a diagonal."""
-        return numpy_linalg.trace(self, offset, axis1, axis2, dtype)
-
-    # The rest
-
-    def dot(self, b: ArrayLike, **options: Any) -> Any:
-        """The dot product."""
-        return numpy_linalg.dot(self, b, **options)
-
-    def clip(self, min: ArrayLike | None = None, max: ArrayLike | None = None) -> Any:
-        """Limited to lie between ``min`` and ``max``."""
-        return numpy_arithmetic.clip(self, min, max)
-
-    def round(self, decimals: int = 0, out: None = None) -> Any:
-        """Rounded, halves to even."""
-        return numpy_math.round(self, decimals)
-
-    def conj(self) -> Any:
-        """The complex conjugate."""
-        return numpy_logic.conjugate(self)
-
-    def conjugate(self) -> Any:
-        """The complex conjugate."""
-        return numpy_logic.conjugate(self)
-
-    def sort(self, axis: int | None = -1, *, stable: bool = True, descending: bool = False) -> Any:
-        """The elements in increasing order."""
-        return numpy_order.sort(self, axis, stable=stable, descending=descending)
-
-    def argsort(self, axis: int | None = -1, *, stable: bool = True, descending: bool = False) -> Any:
-        """The places of the elements in increasing order."""
-        return numpy_order.argsort(self, axis, stable=stable, descending=descending)
-
-    def searchsorted(self, v: ArrayLike, side: str = "left", sorter: ArrayLike | None = None) -> Any:
-        """Where to insert ``v`` to keep the array sorted."""
-        return numpy_order.searchsorted(self, v, side, sorter)
-
-    def nonzero(self, *, size: int | None = None, fill_value: Any = None) -> Any:
-        """The places of the nonzero elements."""
-        return numpy_order.nonzero(self, size=size, fill_value=fill_value)
-
-
-def astype(x: ArrayLike, dtype: DTypeLike, /, *, copy: bool = False) -> Value:
-    """``x`` in another dtype."""
-    x = numpy_creation.asarray(x)
-    target = dtypes.default_float() if dtype is None else dtypes.as_dtype(dtype)
-    if target == dtypes.BOOL:
-        return as_bool(x)
-    return strong(convert(x, target))
 
 
 def _show(x: Any) -> str:
@@ -580,7 +314,7 @@ def _show(x: Any) -> str:
 
 def _install() -> None:
     skipped = {"__module__", "__dict__", "__weakref__", "__doc__", "__annotations__", "__qualname__"}
-    for name, member in vars(Methods).items():
+    for name, member in (*vars(Operators).items(), *vars(Methods).items()):
         if name not in skipped:
             setattr(ValueClass, name, member)
 

@@ -6,7 +6,7 @@ ops that do: slices and reverses where all is known, a dynamic_slice for traced 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -14,22 +14,19 @@ import numpy as np
 
 from meshwright.core import dtypes
 from meshwright.core.dtypes import BOOL
-from meshwright.core.op import Op, Value
+from meshwright.core.op import Value
 from meshwright.core.source import here
 from meshwright.core.trace import Array, Tracer, apply, concrete, to_array
 from meshwright.core.trace import Value as ValueClass
 from meshwright.core.types import Shape
 from meshwright.errors import IndexingError, ShapeError
-from meshwright.frontend.numpy_arithmetic import add, divide, maximum, minimum, multiply, power
 from meshwright.frontend.numpy_logic import either
 from meshwright.frontend.operands import (
-    ArrayLike,
     broadcast,
     broadcast_shapes,
     convert,
     not_known,
     promote_operands,
-    strong,
     value,
 )
 from meshwright.ops import basic, elementwise, indexing
@@ -61,7 +58,7 @@ class NewDim(NamedTuple):
 Item = Range | Position | NewDim
 
 
-def _items(x: Value, key: Any, clamp: bool = False) -> list[Item]:
+def read_index(x: Value, key: Any, clamp: bool = False) -> list[Item]:
     """The items of an index, one per dim of ``x`` and per new dim. ``clamp`` lets known positions lie outside."""
     shape = x.type.shape
     entries = list(key) if isinstance(key, tuple) else [key]
@@ -218,13 +215,13 @@ def _rank(at: Any) -> int:
 
 def index(x: Value, key: Any) -> Value:
     """``x[key]``."""
-    items = _items(x, key)
+    items = read_index(x, key)
     positions = [item for item in items if item.__class__ is Position]
     if any(_rank(p.at) for p in positions):  # type: ignore[union-attr]
-        return _gather(x, items, "clip")
+        return gather_items(x, items, "clip")
     if any(p.at.__class__ is not int for p in positions):  # type: ignore[union-attr]
         return _dynamic_slice(x, items)
-    return _static_slice(x, tuple(_clamped(item, x.type.shape) for item in items))
+    return static_slice(x, tuple(_clamped(item, x.type.shape) for item in items))
 
 
 def _clamped(item: Item, shape: Shape) -> Item:
@@ -262,7 +259,7 @@ def _static_plan(shape: Shape, items: tuple[Item, ...]) -> tuple[dict[str, Any] 
     return params, tuple(reversed_dims), cut, tuple(final)
 
 
-def _static_slice(x: Value, items: tuple[Item, ...]) -> Value:
+def static_slice(x: Value, items: tuple[Item, ...]) -> Value:
     params, reversed_dims, cut, final = _static_plan(x.type.shape, items)
     x = _cut(x, params, reversed_dims)
     return x if cut == final else apply(basic.reshape, (x,), {"shape": final})
@@ -305,7 +302,7 @@ class Layout(NamedTuple):
     plain: Shape  # and without them
 
 
-def _layout(items: Sequence[Item]) -> Layout:
+def layout_of(items: Sequence[Item]) -> Layout:
     places = [n for n, item in enumerate(items) if item.__class__ is Position]
     shapes = [np.shape(items[n].at) if isinstance(items[n].at, int | np.ndarray) else items[n].at.shape for n in places]  # type: ignore[union-attr]
     common = broadcast_shapes(*shapes) if shapes else ()
@@ -338,7 +335,7 @@ def _layout(items: Sequence[Item]) -> Layout:
     return Layout(tuple(dims), first, common, tuple(final), plain)
 
 
-def _vectors(components: Sequence[Any], shape: Shape) -> Value:
+def index_vectors(components: Sequence[Any], shape: Shape) -> Value:
     """Index vectors: the components, each spread over ``shape``, side by side in a last dim."""
     if all(isinstance(c, int | np.ndarray) for c in components):
         stacked = np.stack([np.broadcast_to(c, shape) for c in components], -1)
@@ -352,14 +349,14 @@ def _vectors(components: Sequence[Any], shape: Shape) -> Value:
     return shape_ops.concatenate(*columns, dim=len(shape))
 
 
-def _gather(x: Value, items: Sequence[Item], mode: str, fill_value: Any = None) -> Value:
+def gather_items(x: Value, items: Sequence[Item], mode: str, fill_value: Any = None) -> Value:
     """Arrays of positions, after the ranges of the index."""
     ranges = tuple(Position(i.dim, None) if isinstance(i, Position) and i.dim is not None else i for i in items)
     params, reversed_dims, _, _ = _static_plan(
         x.type.shape, tuple(i for i in ranges if not isinstance(i, Position) or i.dim is not None)
     )
     x = _cut(x, params, reversed_dims)
-    layout = _layout(items)
+    layout = layout_of(items)
     chosen = [i for i in items if isinstance(i, Position) and i.dim is not None]
     if not chosen:
         # Lone booleans: a new dim of size 1 or 0.
@@ -373,7 +370,7 @@ def _gather(x: Value, items: Sequence[Item], mode: str, fill_value: Any = None) 
         dims = tuple(i.dim for i in chosen)
         out = apply(
             indexing.gather,
-            (x, _vectors([i.at for i in chosen], layout.positions)),
+            (x, index_vectors([i.at for i in chosen], layout.positions)),
             {
                 "offset_dims": tuple(n for n, d in enumerate(layout.dims) if d is not None),
                 "collapsed_dims": dims,
@@ -399,229 +396,3 @@ def _valid(x: Value, chosen: Sequence[Position], layout: Layout) -> Value:
         flags = inside if flags is None else elementwise.and_(flags, inside)
     dims = tuple(range(layout.first, layout.first + len(layout.positions)))
     return basic.broadcast_in_dim(flags, shape=layout.plain, dims=dims)
-
-
-# Writing with an index
-
-
-class At:
-    """What ``x.at`` is: ``x.at[index]`` is then a place to read and to write."""
-
-    __slots__ = ("array",)
-
-    def __init__(self, array: Value) -> None:
-        self.array = array
-
-    def __getitem__(self, key: Any) -> Place:
-        return Place(self.array, key)
-
-    def __repr__(self) -> str:
-        return f"{self.array!r}.at"
-
-
-class Place:
-    """A place of an array: its methods return a new array that differs there. Outside the array, nothing changes."""
-
-    __slots__ = ("array", "key")
-
-    def __init__(self, array: Value, key: Any) -> None:
-        self.array = array
-        self.key = key
-
-    def get(
-        self,
-        *,
-        indices_are_sorted: bool = False,
-        unique_indices: bool = False,
-        mode: str | None = None,
-        fill_value: ArrayLike | None = None,
-        wrap_negative_indices: bool = True,
-    ) -> Value:
-        """The elements; positions outside are clamped, or with ``mode="fill"`` give ``fill_value``."""
-        if mode in ("fill", "drop") or fill_value is not None:
-            return _gather(self.array, _items(self.array, self.key, clamp=True), "fill", fill_value)
-        items = _items(self.array, self.key, clamp=True)
-        if any(isinstance(i, Position) for i in items):
-            return _gather(self.array, items, "promise" if mode == "promise_in_bounds" else "clip")
-        return _static_slice(self.array, tuple(items))
-
-    def set(self, values: ArrayLike, **options: Any) -> Value:
-        """``values`` at the place."""
-        return _scatter(self, indexing.scatter_set, values, lambda x, y: y, **options)
-
-    def add(self, values: ArrayLike, **options: Any) -> Value:
-        """``values`` added; where an index occurs twice, both count."""
-        return _scatter(self, indexing.scatter_add, values, add, **options)
-
-    def subtract(self, values: ArrayLike, **options: Any) -> Value:
-        """``values`` subtracted."""
-        return self.add(elementwise_negative(values), **options)
-
-    def multiply(self, values: ArrayLike, **options: Any) -> Value:
-        """Multiplied by ``values``."""
-        return _scatter(self, indexing.scatter_mul, values, multiply, **options)
-
-    mul = multiply
-
-    def min(self, values: ArrayLike, **options: Any) -> Value:
-        """The smaller of what is there and ``values``."""
-        return _scatter(self, indexing.scatter_min, values, minimum, **options)
-
-    def max(self, values: ArrayLike, **options: Any) -> Value:
-        """The larger of what is there and ``values``."""
-        return _scatter(self, indexing.scatter_max, values, maximum, **options)
-
-    def divide(self, values: ArrayLike, **options: Any) -> Value:
-        """Divided by ``values``."""
-        return divide(self.array, Place(_ones(self.array), self.key).multiply(values, **options))
-
-    def power(self, values: ArrayLike, **options: Any) -> Value:
-        """Raised to ``values``."""
-        return power(self.array, Place(_ones(self.array), self.key).multiply(values, **options))
-
-    def apply(self, function: Callable[[Value], Value], **options: Any) -> Value:
-        """``function`` of what is there; an index that occurs twice is written once."""
-        return self.set(function(self.get()), **options)
-
-    def __repr__(self) -> str:
-        return f"{self.array!r}.at[{self.key!r}]"
-
-
-def elementwise_negative(values: ArrayLike) -> Value:
-    return basic.neg(value(values))
-
-
-def _ones(x: Value) -> Value:
-    return broadcast(basic.scalar_like(x, 1), x.type.shape)
-
-
-def _scatter(
-    place: Place,
-    op: Op,
-    values: ArrayLike,
-    combine: Callable[[Value, Value], Value],
-    *,
-    indices_are_sorted: bool = False,
-    unique_indices: bool = False,
-    mode: str | None = None,
-    wrap_negative_indices: bool = True,
-) -> Value:
-    x = place.array
-    y = convert(value(values), x.type.dtype)
-    mask = _whole_mask(x, place.key)
-    if mask is not None and y.type.ndim == 0:
-        dims = tuple(range(mask.ndim))
-        mask = basic.broadcast_in_dim(mask, shape=x.type.shape, dims=dims) if mask.ndim < x.type.ndim else mask
-        return either(mask, combine(x, y), x)
-    items = _items(x, place.key, clamp=mode in ("drop", "fill", "clip"))
-    layout = _layout(items)
-    if broadcast_shapes(y.type.shape, layout.final) != layout.final:
-        raise ShapeError(
-            f"Values {y.type.short()} do not fit a place of shape {layout.final} of {x.type}.",
-            where=here(),
-            why="they are broadcast to the shape of the place",
-            fix=f"values of shape {layout.final}, or a number",
-        )
-    y = broadcast(y, layout.final)
-    if layout.final != layout.plain:
-        y = basic.reshape(y, shape=layout.plain)
-    if op is indexing.scatter_set and mode is None and all(_is_window(i, x.type.shape) for i in items):
-        return _update_slice(x, y, items)
-    gather_mode = {None: "drop", "drop": "drop", "fill": "drop", "clip": "clip", "promise_in_bounds": "promise"}.get(
-        mode
-    )
-    if gather_mode is None:
-        raise ShapeError(
-            f"x.at[…] cannot take mode={mode!r}.",
-            where=here(),
-            why="it is 'drop', 'clip' or 'promise_in_bounds'",
-            fix="mode='drop'",
-        )
-    return _scatter_windows(x, y, items, layout, op, gather_mode, unique_indices)
-
-
-def _whole_mask(x: Value, key: Any) -> Any:
-    """The index as one boolean array that covers leading dims of ``x``, if it is."""
-    if isinstance(key, tuple) and len(key) == 1:
-        key = key[0]
-    if isinstance(key, Array | Tracer) and key.type.dtype == BOOL:
-        mask: Any = key
-    elif isinstance(key, np.ndarray) and key.dtype == np.bool_:
-        mask = to_array(key)
-    else:
-        return None
-    return mask if mask.ndim and mask.type.shape == x.type.shape[: mask.ndim] else None
-
-
-def _is_window(item: Item, shape: Shape) -> bool:
-    if isinstance(item, Range):
-        return item.step == 1
-    if isinstance(item, NewDim):
-        return True
-    return item.at.__class__ is int and item.dim is not None and 0 <= item.at < shape[item.dim]
-
-
-def _update_slice(x: Value, y: Value, items: Sequence[Item]) -> Value:
-    """A window at a known place."""
-    starts, sizes = [0] * x.type.ndim, [1] * x.type.ndim
-    for item in items:
-        if isinstance(item, Range):
-            starts[item.dim], sizes[item.dim] = item.start, item.length
-        elif isinstance(item, Position):
-            starts[item.dim] = item.at  # type: ignore[index]
-    if y.type.shape != tuple(sizes):
-        y = basic.reshape(y, shape=tuple(sizes))
-    if y.type.shape == x.type.shape:
-        return y if x.type.weak else strong(y)
-    kind = dtypes.default_int()
-    return apply(indexing.dynamic_update_slice, (x, y, *(to_array(np.asarray(s, kind)) for s in starts)), {})
-
-
-def _scatter_windows(
-    x: Value, y: Value, items: Sequence[Item], layout: Layout, op: Op, mode: str, unique: bool
-) -> Value:
-    """Ranges of step 1 are windows; other ranges, and the positions, say where windows are."""
-    ranges = {i.dim: i for i in items if isinstance(i, Range)}
-    window_dims = [d for d in layout.dims if d is not None and ranges[d].step == 1]
-    spread = [n for n, d in enumerate(layout.dims) if d not in window_dims]  # dims of y that are dims of the indices
-    shape = tuple(layout.plain[n] for n in spread)
-    components: dict[int, Any] = {}
-    for item in items:
-        if isinstance(item, Position) and item.dim is not None:
-            components[item.dim] = _placed(item.at, spread, layout)
-        elif isinstance(item, Range) and item.step != 1:
-            n = spread.index(layout.dims.index(item.dim))
-            places = item.start + item.step * np.arange(item.length)
-            components[item.dim] = places.reshape((-1,) + (1,) * (len(shape) - n - 1))
-        elif isinstance(item, Range) and (item.start or item.length != x.type.shape[item.dim]):
-            components[item.dim] = item.start
-    dims = tuple(sorted(components))
-    indices = (
-        _vectors([components[d] for d in dims], shape)
-        if dims
-        else basic.zeros(value(np.int32(0)).type.with_(shape=(*shape, 0)))
-    )
-    return apply(
-        op,
-        (x, indices, y),
-        {
-            "update_window_dims": tuple(n for n, d in enumerate(layout.dims) if d in window_dims),
-            "inserted_window_dims": tuple(d for d in range(x.type.ndim) if d not in window_dims),
-            "operand_batch_dims": (),
-            "scatter_indices_batch_dims": (),
-            "scatter_dims_to_operand_dims": dims,
-            "mode": mode,
-            "unique": unique,
-        },
-    )
-
-
-def _placed(at: Any, spread: Sequence[int], layout: Layout) -> Any:
-    """An array of positions with its dims where those of all positions stand among ``spread``."""
-    if at.__class__ is int:
-        return at
-    after = sum(1 for n in spread if n >= layout.first + len(layout.positions))
-    if not after or not at.ndim:
-        return at
-    longer = (*at.shape, *(1,) * after)
-    return at.reshape(longer) if isinstance(at, np.ndarray) else basic.reshape(at, shape=longer)

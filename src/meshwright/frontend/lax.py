@@ -21,7 +21,7 @@ from meshwright.frontend.operands import (
     strong,
     value,
 )
-from meshwright.ops import basic, elementwise
+from meshwright.ops import basic, elementwise, special
 
 
 class Precision(Enum):
@@ -352,6 +352,17 @@ def shift_right_logical(x: ArrayLike, y: ArrayLike) -> Value:
 def complex(x: ArrayLike, y: ArrayLike) -> Value:
     """``x + i y``."""
     return _binary(elementwise.complex, x, y)
+
+
+def reciprocal(x: ArrayLike) -> Value:
+    """``1 / x``."""
+    return apply(elementwise.div, (1, value(x)), {})
+
+
+def polygamma(m: int, x: ArrayLike) -> Value:
+    """The ``m``-th derivative of ``digamma``, for a Python integer ``m``."""
+    order = static_int(m, "m of lax.polygamma")
+    return digamma(x) if order == 0 else apply(special.polygamma, (value(x),), {"order": order})
 
 
 def conj(x: ArrayLike, input_dtype: Any = None) -> Value:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from math import prod
 from typing import Any
 
@@ -139,6 +140,23 @@ def concatenate(operands: Sequence[ArrayLike], dimension: int) -> Value:
     parts = [value(x) for x in operands]
     dim = axis_of(dimension, parts[0].ndim, "lax.concatenate")
     return parts[0] if len(parts) == 1 else shape_ops.concatenate(*parts, dim=dim)
+
+
+def split(operand: ArrayLike, sizes: Sequence[int], axis: int = 0) -> tuple[Value, ...]:
+    """An array cut along a dim into parts of the given sizes."""
+    x = value(operand)
+    dim = axis_of(axis, x.ndim, "lax.split")
+    edges = [0]
+    for size in sizes:
+        edges.append(edges[-1] + static_int(size, "a size of lax.split"))
+    if edges[-1] != x.shape[dim]:
+        raise ShapeError(
+            f"lax.split cannot cut {x.type.short()} along dim {dim} into {tuple(sizes)}.",
+            where=here(),
+            why=f"the sizes add up to {edges[-1]}, and the dim has {x.shape[dim]}",
+            fix="sizes that add up to the size of the dim",
+        )
+    return tuple(numpy_shape.cut(x, dim, a, b) for a, b in pairwise(edges))
 
 
 def pad(operand: ArrayLike, padding_value: ArrayLike, padding_config: Sequence[tuple[int, int, int]]) -> Value:

@@ -290,6 +290,21 @@ def scatter_add(
     return _scatter(indexing.scatter_add, operand, scatter_indices, updates, dimension_numbers, unique_indices, mode)
 
 
+def scatter_sub(
+    operand: ArrayLike,
+    scatter_indices: ArrayLike,
+    updates: ArrayLike,
+    dimension_numbers: ScatterDimensionNumbers,
+    *,
+    indices_are_sorted: bool = False,
+    unique_indices: bool = False,
+    mode: Any = None,
+) -> Value:
+    """``operand`` with ``updates`` subtracted at the indexed windows."""
+    less = basic.neg(value(updates))
+    return _scatter(indexing.scatter_add, operand, scatter_indices, less, dimension_numbers, unique_indices, mode)
+
+
 def scatter_mul(
     operand: ArrayLike,
     scatter_indices: ArrayLike,

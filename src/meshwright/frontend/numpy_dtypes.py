@@ -55,6 +55,7 @@ float16, bfloat16 = ScalarType(dtypes.FLOAT16), ScalarType(dtypes.BFLOAT16)
 float32, float64 = ScalarType(dtypes.FLOAT32), ScalarType(dtypes.FLOAT64)
 float8_e4m3fn, float8_e5m2 = ScalarType(dtypes.FLOAT8_E4M3FN), ScalarType(dtypes.FLOAT8_E5M2)
 complex64, complex128 = ScalarType(dtypes.COMPLEX64), ScalarType(dtypes.COMPLEX128)
+int_, uint, float_, complex_ = int64, uint64, float64, complex128  # of the default width
 single, double, csingle, cdouble = float32, float64, complex64, complex128
 
 # The kinds of dtypes that ``issubdtype`` knows.
@@ -132,6 +133,16 @@ def isdtype(dtype: DTypeLike, kind: Any) -> bool:
         "numeric": dtypes.NUMBERS,
     }
     return given in kinds[kind] if isinstance(kind, str) and kind in kinds else given == np.dtype(kind)
+
+
+def isscalar(element: Any) -> bool:
+    """Whether ``element`` is a number or an array of rank 0."""
+    return np.isscalar(element) or (element.__class__ in VALUES and element.ndim == 0)
+
+
+def iterable(y: Any) -> bool:
+    """Whether ``y`` can be iterated over."""
+    return bool(np.iterable(y)) and getattr(y, "ndim", 1) != 0
 
 
 def iscomplexobj(x: ArrayLike) -> bool:

@@ -12,7 +12,7 @@ from meshwright.core.op import Value
 from meshwright.core.source import here
 from meshwright.core.trace import Array
 from meshwright.errors import ShapeError
-from meshwright.frontend.indexing import At
+from meshwright.frontend.indexing_update import At
 from meshwright.frontend.numpy_arithmetic import add, clip, divide, multiply, remainder, subtract
 from meshwright.frontend.numpy_logic import either, less
 from meshwright.frontend.numpy_reduction import cumsum

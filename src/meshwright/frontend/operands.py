@@ -30,13 +30,13 @@ Axis = int | tuple[int, ...] | None
 VALUES: frozenset[Any] = frozenset((Array, Tracer))
 _NUMBERS = frozenset((bool, int, float, complex))
 # Which dtypes take a Python number of a class as it is, without being promoted by it.
-_TAKES: dict[type, frozenset[DType]] = {
+TAKES: dict[type, frozenset[DType]] = {
     bool: frozenset(dtypes.ALL),
     int: frozenset(dtypes.NUMBERS),
     float: frozenset(dtypes.INEXACT),
     complex: frozenset(dtypes.COMPLEXES),
 }
-_NO_DTYPES: frozenset[DType] = frozenset()
+NO_DTYPES: frozenset[DType] = frozenset()
 _INEXACT = frozenset(dtypes.INEXACT)
 
 
@@ -235,9 +235,9 @@ def binary(op: Op, x: ArrayLike, y: ArrayLike) -> Value:
         if y_class in VALUES:
             if x.type is y.type:
                 return apply(op, (x, y), {})
-        elif x.type.dtype in _TAKES.get(y_class, _NO_DTYPES):
+        elif x.type.dtype in TAKES.get(y_class, NO_DTYPES):
             return apply(op, (x, y), {})
-    elif y_class in VALUES and y.type.dtype in _TAKES.get(x_class, _NO_DTYPES):
+    elif y_class in VALUES and y.type.dtype in TAKES.get(x_class, NO_DTYPES):
         return apply(op, (x, y), {})
     return nary(op, x, y)
 
@@ -254,7 +254,7 @@ def inexact_binary(op: Op, x: ArrayLike, y: ArrayLike) -> Value:
         if y_class in VALUES:
             if x.type is y.type:
                 return apply(op, (x, y), {})
-        elif x.type.dtype in _TAKES.get(y_class, _NO_DTYPES):
+        elif x.type.dtype in TAKES.get(y_class, NO_DTYPES):
             return apply(op, (x, y), {})
     return nary(op, x, y, inexact=True)
 

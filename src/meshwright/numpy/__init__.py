@@ -11,10 +11,16 @@ from importlib import import_module
 from math import e, inf, nan, pi
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+import meshwright.frontend.array  # noqa: F401  gives arrays their operators
 from meshwright.core.trace import Array as ndarray
-from meshwright.frontend.array import astype
+from meshwright.frontend.array_methods import astype
 from meshwright.frontend.einsum import (
     einsum,
+)
+from meshwright.frontend.lax_shape import (
+    broadcast_shapes,
 )
 from meshwright.frontend.numpy_arithmetic import (
     add,
@@ -86,6 +92,7 @@ from meshwright.frontend.numpy_dtypes import (
     cdouble,
     complex64,
     complex128,
+    complex_,
     complexfloating,
     csingle,
     double,
@@ -95,6 +102,7 @@ from meshwright.frontend.numpy_dtypes import (
     float16,
     float32,
     float64,
+    float_,
     floating,
     generic,
     iinfo,
@@ -103,16 +111,20 @@ from meshwright.frontend.numpy_dtypes import (
     int16,
     int32,
     int64,
+    int_,
     integer,
     iscomplexobj,
     isdtype,
     isrealobj,
+    isscalar,
     issubdtype,
+    iterable,
     number,
     promote_types,
     result_type,
     signedinteger,
     single,
+    uint,
     uint8,
     uint16,
     uint32,
@@ -243,6 +255,23 @@ from meshwright.frontend.numpy_order import (
     unique,
     where,
 )
+from meshwright.frontend.numpy_places import (
+    apply_along_axis,
+    block,
+    compress,
+    delete,
+    extract,
+    fill_diagonal,
+    gcd,
+    insert,
+    ix_,
+    lcm,
+    ravel_multi_index,
+    tril_indices_from,
+    triu_indices_from,
+    unravel_index,
+    vectorize,
+)
 from meshwright.frontend.numpy_reduction import (
     all,
     amax,
@@ -313,6 +342,22 @@ from meshwright.frontend.numpy_shape import (
     vsplit,
     vstack,
 )
+from meshwright.frontend.numpy_statistics import (
+    convolve,
+    corrcoef,
+    correlate,
+    cov,
+    cumulative_prod,
+    cumulative_sum,
+    ediff1d,
+    gradient,
+    histogram,
+    histogram_bin_edges,
+    nancumprod,
+    nancumsum,
+    polyval,
+    trapezoid,
+)
 from meshwright.frontend.numpy_take import (
     choose,
     interp,
@@ -328,12 +373,30 @@ if TYPE_CHECKING:
     from meshwright.numpy import fft, linalg
 
 newaxis = None
+euler_gamma = 0.5772156649015329
+dtype = np.dtype
+bool = bool_
 
 
 def __getattr__(name: str) -> Any:
     if name in ("fft", "linalg"):  # loaded when used
         return import_module(f"meshwright.numpy.{name}")
     raise AttributeError(f"module 'meshwright.numpy' has no attribute {name!r}")
+
+
+def from_dlpack(x: Any, /, *, device: Any = None, copy: Any = None) -> Any:
+    """An array of any object with DLPack's methods."""
+    return asarray(np.from_dlpack(x), device=device)
+
+
+def array_repr(arr: Any, max_line_width: Any = None, precision: Any = None, suppress_small: Any = None) -> str:
+    """The text of an array, as ``repr`` gives it."""
+    return repr(asarray(arr))
+
+
+def array_str(a: Any, max_line_width: Any = None, precision: Any = None, suppress_small: Any = None) -> str:
+    """The contents of an array as text."""
+    return str(asarray(a))
 
 
 __all__ = [
@@ -349,6 +412,7 @@ __all__ = [
     "angle",
     "any",
     "append",
+    "apply_along_axis",
     "arange",
     "arccos",
     "arccosh",
@@ -366,7 +430,9 @@ __all__ = [
     "array",
     "array_equal",
     "array_equiv",
+    "array_repr",
     "array_split",
+    "array_str",
     "asarray",
     "asin",
     "asinh",
@@ -388,8 +454,11 @@ __all__ = [
     "bitwise_or",
     "bitwise_right_shift",
     "bitwise_xor",
+    "block",
+    "bool",
     "bool_",
     "broadcast_arrays",
+    "broadcast_shapes",
     "broadcast_to",
     "can_cast",
     "cbrt",
@@ -400,22 +469,31 @@ __all__ = [
     "column_stack",
     "complex64",
     "complex128",
+    "complex_",
     "complexfloating",
+    "compress",
     "concat",
     "concatenate",
     "conj",
     "conjugate",
+    "convolve",
     "copy",
     "copysign",
+    "corrcoef",
+    "correlate",
     "cos",
     "cosh",
     "count_nonzero",
+    "cov",
     "cross",
     "csingle",
     "cumprod",
     "cumsum",
+    "cumulative_prod",
+    "cumulative_sum",
     "deg2rad",
     "degrees",
+    "delete",
     "diag",
     "diag_indices",
     "diagflat",
@@ -428,18 +506,23 @@ __all__ = [
     "double",
     "dsplit",
     "dstack",
+    "dtype",
     "e",
+    "ediff1d",
     "einsum",
     "empty",
     "empty_like",
     "equal",
+    "euler_gamma",
     "exp",
     "exp2",
     "expand_dims",
     "expm1",
+    "extract",
     "eye",
     "fabs",
     "fft",
+    "fill_diagonal",
     "finfo",
     "fix",
     "flatnonzero",
@@ -451,6 +534,7 @@ __all__ = [
     "float16",
     "float32",
     "float64",
+    "float_",
     "float_power",
     "floating",
     "floor",
@@ -458,14 +542,19 @@ __all__ = [
     "fmax",
     "fmin",
     "fmod",
+    "from_dlpack",
     "fromfunction",
     "full",
     "full_like",
+    "gcd",
     "generic",
     "geomspace",
+    "gradient",
     "greater",
     "greater_equal",
     "heaviside",
+    "histogram",
+    "histogram_bin_edges",
     "hsplit",
     "hstack",
     "hypot",
@@ -476,10 +565,12 @@ __all__ = [
     "inexact",
     "inf",
     "inner",
+    "insert",
     "int8",
     "int16",
     "int32",
     "int64",
+    "int_",
     "integer",
     "interp",
     "invert",
@@ -495,8 +586,12 @@ __all__ = [
     "isposinf",
     "isreal",
     "isrealobj",
+    "isscalar",
     "issubdtype",
+    "iterable",
+    "ix_",
     "kron",
+    "lcm",
     "ldexp",
     "left_shift",
     "less",
@@ -532,6 +627,8 @@ __all__ = [
     "nan_to_num",
     "nanargmax",
     "nanargmin",
+    "nancumprod",
+    "nancumsum",
     "nanmax",
     "nanmean",
     "nanmedian",
@@ -558,6 +655,7 @@ __all__ = [
     "percentile",
     "permute_dims",
     "pi",
+    "polyval",
     "positive",
     "pow",
     "power",
@@ -569,6 +667,7 @@ __all__ = [
     "rad2deg",
     "radians",
     "ravel",
+    "ravel_multi_index",
     "real",
     "reciprocal",
     "remainder",
@@ -611,24 +710,30 @@ __all__ = [
     "tile",
     "trace",
     "transpose",
+    "trapezoid",
     "tri",
     "tril",
     "tril_indices",
+    "tril_indices_from",
     "triu",
     "triu_indices",
+    "triu_indices_from",
     "true_divide",
     "trunc",
+    "uint",
     "uint8",
     "uint16",
     "uint32",
     "uint64",
     "unique",
+    "unravel_index",
     "unsignedinteger",
     "unstack",
     "vander",
     "var",
     "vdot",
     "vecdot",
+    "vectorize",
     "vsplit",
     "vstack",
     "where",

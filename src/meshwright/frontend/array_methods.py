@@ -1,0 +1,284 @@
+"""The methods of arrays and tracers; each is the function of the same name in ``meshwright.numpy``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from meshwright.core import dtypes
+from meshwright.core.op import Value
+from meshwright.core.source import here
+from meshwright.errors import ShapeError
+from meshwright.frontend import (
+    numpy_arithmetic,
+    numpy_creation,
+    numpy_linalg,
+    numpy_logic,
+    numpy_math,
+    numpy_order,
+    numpy_reduction,
+    numpy_shape,
+    numpy_take,
+)
+from meshwright.frontend.operands import ArrayLike, Axis, DTypeLike, as_bool, convert, known, strong
+from meshwright.ops import elementwise
+
+
+def one_element(x: Value, what: str) -> None:
+    """Refuse what only one element can give."""
+    if x.type.size != 1:
+        raise ShapeError(
+            f"{what} of an array {x.type}.",
+            where=here(),
+            why=f"it has {x.type.size} elements, and {what} needs one",
+            fix="x.any() or x.all() for a truth value, x[0] or x.sum() for a number",
+        )
+
+
+NUMBER_FIX = (
+    "keep the value an array: use mnp functions instead of Python's; a size or a count must be known while\n"
+    "tracing: make the argument static with mw.jit(f, static_argnums=…)"
+)
+
+
+class Methods:
+    """What ``Array`` and ``Tracer`` share: contents, rearrangements, reductions."""
+
+    type: Any
+
+    # Contents and layout
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the whole array."""
+        return self.type.nbytes  # type: ignore[no-any-return]
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one element."""
+        return self.type.dtype.itemsize  # type: ignore[no-any-return]
+
+    @property
+    def T(self) -> Any:
+        """With the dims in reverse order."""
+        return numpy_shape.transpose(self)
+
+    @property
+    def mT(self) -> Any:
+        """With the last two dims exchanged."""
+        return numpy_shape.matrix_transpose(self)
+
+    @property
+    def real(self) -> Any:
+        """The real part."""
+        return numpy_logic.real(self)
+
+    @property
+    def imag(self) -> Any:
+        """The imaginary part."""
+        return numpy_logic.imag(self)
+
+    @property
+    def flat(self) -> Any:
+        """The elements one by one."""
+        return iter(numpy_shape.ravel(self))
+
+    def item(self, *args: int) -> bool | int | float | complex:
+        """One element as a Python number."""
+        data = np.asarray(known(self, ".item()", NUMBER_FIX))
+        if not args:
+            one_element(self, ".item()")
+        found = data.item(*args)
+        return found if isinstance(found, bool | int | float | complex) else float(found)
+
+    def tolist(self) -> Any:
+        """The contents as nested lists of Python numbers."""
+        return np.asarray(known(self, ".tolist()", NUMBER_FIX)).tolist()
+
+    def copy(self) -> Any:
+        """An equal array with contents of its own."""
+        return numpy_creation.copy(self)
+
+    def block_until_ready(self) -> Any:
+        """The array itself; what has been computed is ready."""
+        return self
+
+    def astype(self, dtype: DTypeLike, copy: bool = False) -> Any:
+        """In another dtype."""
+        return astype(self, dtype)
+
+    def view(self, dtype: DTypeLike) -> Any:
+        """The same bits as another dtype."""
+        return elementwise.bitcast(self, dtype=dtypes.as_dtype(dtype))
+
+    # Rearranging
+
+    def reshape(self, *shape: Any, order: str = "C") -> Any:
+        """The elements in another shape; one size may be -1."""
+        wanted = shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape
+        return numpy_shape.reshape(self, wanted, order)
+
+    def ravel(self, order: str = "C") -> Any:
+        """The elements in one dim."""
+        return numpy_shape.ravel(self, order)
+
+    def flatten(self, order: str = "C") -> Any:
+        """The elements in one dim."""
+        return numpy_shape.ravel(self, order)
+
+    def transpose(self, *axes: Any) -> Any:
+        """With the dims in another order, by default reversed."""
+        given = axes[0] if len(axes) == 1 and not isinstance(axes[0], int) else axes
+        return numpy_shape.transpose(self, given or None)
+
+    def swapaxes(self, axis1: int, axis2: int) -> Any:
+        """With two dims exchanged."""
+        return numpy_shape.swapaxes(self, axis1, axis2)
+
+    def squeeze(self, axis: Any = None) -> Any:
+        """Without dims of size 1."""
+        return numpy_shape.squeeze(self, axis)
+
+    def repeat(self, repeats: Any, axis: int | None = None, *, total_repeat_length: int | None = None) -> Any:
+        """With each element repeated."""
+        return numpy_take.repeat(self, repeats, axis, total_repeat_length=total_repeat_length)
+
+    def diagonal(self, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Any:
+        """A diagonal."""
+        return numpy_creation.diagonal(self, offset, axis1, axis2)
+
+    def take(self, indices: ArrayLike, axis: int | None = None, mode: str | None = None, **options: Any) -> Any:
+        """The elements at ``indices``."""
+        return numpy_take.take(self, indices, axis, mode=mode, **options)
+
+    # Reductions
+
+    def sum(
+        self, axis: Axis = None, dtype: DTypeLike = None, out: None = None, keepdims: bool = False, **options: Any
+    ) -> Any:
+        """The sum."""
+        return numpy_reduction.sum(self, axis, dtype, None, keepdims, **options)
+
+    def prod(
+        self, axis: Axis = None, dtype: DTypeLike = None, out: None = None, keepdims: bool = False, **options: Any
+    ) -> Any:
+        """The product."""
+        return numpy_reduction.prod(self, axis, dtype, None, keepdims, **options)
+
+    def mean(
+        self, axis: Axis = None, dtype: DTypeLike = None, out: None = None, keepdims: bool = False, **options: Any
+    ) -> Any:
+        """The mean."""
+        return numpy_reduction.mean(self, axis, dtype, None, keepdims, **options)
+
+    def var(
+        self,
+        axis: Axis = None,
+        dtype: DTypeLike = None,
+        out: None = None,
+        ddof: float = 0,
+        keepdims: bool = False,
+        **options: Any,
+    ) -> Any:
+        """The variance."""
+        return numpy_reduction.var(self, axis, dtype, None, ddof, keepdims, **options)
+
+    def std(
+        self,
+        axis: Axis = None,
+        dtype: DTypeLike = None,
+        out: None = None,
+        ddof: float = 0,
+        keepdims: bool = False,
+        **options: Any,
+    ) -> Any:
+        """The standard deviation."""
+        return numpy_reduction.std(self, axis, dtype, None, ddof, keepdims, **options)
+
+    def max(self, axis: Axis = None, out: None = None, keepdims: bool = False, **options: Any) -> Any:
+        """The largest element."""
+        return numpy_reduction.max(self, axis, None, keepdims, **options)
+
+    def min(self, axis: Axis = None, out: None = None, keepdims: bool = False, **options: Any) -> Any:
+        """The smallest element."""
+        return numpy_reduction.min(self, axis, None, keepdims, **options)
+
+    def ptp(self, axis: Axis = None, out: None = None, keepdims: bool = False) -> Any:
+        """The largest element minus the smallest."""
+        return numpy_reduction.ptp(self, axis, None, keepdims)
+
+    def any(self, axis: Axis = None, out: None = None, keepdims: bool = False, **options: Any) -> Any:
+        """Whether some element is nonzero."""
+        return numpy_reduction.any(self, axis, None, keepdims, **options)
+
+    def all(self, axis: Axis = None, out: None = None, keepdims: bool = False, **options: Any) -> Any:
+        """Whether every element is nonzero."""
+        return numpy_reduction.all(self, axis, None, keepdims, **options)
+
+    def argmax(self, axis: int | None = None, out: None = None, keepdims: bool = False) -> Any:
+        """The place of the largest element."""
+        return numpy_reduction.argmax(self, axis, None, keepdims)
+
+    def argmin(self, axis: int | None = None, out: None = None, keepdims: bool = False) -> Any:
+        """The place of the smallest element."""
+        return numpy_reduction.argmin(self, axis, None, keepdims)
+
+    def cumsum(self, axis: int | None = None, dtype: DTypeLike = None, out: None = None) -> Any:
+        """The sums up to each place."""
+        return numpy_reduction.cumsum(self, axis, dtype)
+
+    def cumprod(self, axis: int | None = None, dtype: DTypeLike = None, out: None = None) -> Any:
+        """The products up to each place."""
+        return numpy_reduction.cumprod(self, axis, dtype)
+
+    def trace(self, offset: int = 0, axis1: int = 0, axis2: int = 1, dtype: DTypeLike = None, out: None = None) -> Any:
+        """The sum of a diagonal."""
+        return numpy_linalg.trace(self, offset, axis1, axis2, dtype)
+
+    # The rest
+
+    def dot(self, b: ArrayLike, **options: Any) -> Any:
+        """The dot product."""
+        return numpy_linalg.dot(self, b, **options)
+
+    def clip(self, min: ArrayLike | None = None, max: ArrayLike | None = None) -> Any:
+        """Limited to lie between ``min`` and ``max``."""
+        return numpy_arithmetic.clip(self, min, max)
+
+    def round(self, decimals: int = 0, out: None = None) -> Any:
+        """Rounded, halves to even."""
+        return numpy_math.round(self, decimals)
+
+    def conj(self) -> Any:
+        """The complex conjugate."""
+        return numpy_logic.conjugate(self)
+
+    def conjugate(self) -> Any:
+        """The complex conjugate."""
+        return numpy_logic.conjugate(self)
+
+    def sort(self, axis: int | None = -1, *, stable: bool = True, descending: bool = False) -> Any:
+        """The elements in increasing order."""
+        return numpy_order.sort(self, axis, stable=stable, descending=descending)
+
+    def argsort(self, axis: int | None = -1, *, stable: bool = True, descending: bool = False) -> Any:
+        """The places of the elements in increasing order."""
+        return numpy_order.argsort(self, axis, stable=stable, descending=descending)
+
+    def searchsorted(self, v: ArrayLike, side: str = "left", sorter: ArrayLike | None = None) -> Any:
+        """Where to insert ``v`` to keep the array sorted."""
+        return numpy_order.searchsorted(self, v, side, sorter)
+
+    def nonzero(self, *, size: int | None = None, fill_value: Any = None) -> Any:
+        """The places of the nonzero elements."""
+        return numpy_order.nonzero(self, size=size, fill_value=fill_value)
+
+
+def astype(x: ArrayLike, dtype: DTypeLike, /, *, copy: bool = False) -> Value:
+    """``x`` in another dtype."""
+    x = numpy_creation.asarray(x)
+    target = dtypes.default_float() if dtype is None else dtypes.as_dtype(dtype)
+    if target == dtypes.BOOL:
+        return as_bool(x)
+    return strong(convert(x, target))

@@ -1,0 +1,240 @@
+"""Statistics and sequences of ``meshwright.numpy``: covariance, histograms, convolution, polynomials, differences."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from meshwright.core import dtypes
+from meshwright.core.op import Value
+from meshwright.core.source import here
+from meshwright.errors import ShapeError
+from meshwright.frontend.numpy_arithmetic import add, divide, multiply, subtract
+from meshwright.frontend.numpy_creation import diagonal, linspace
+from meshwright.frontend.numpy_linalg import matmul
+from meshwright.frontend.numpy_logic import conjugate, either, equal, real
+from meshwright.frontend.numpy_math import sqrt
+from meshwright.frontend.numpy_order import bincount, searchsorted
+from meshwright.frontend.numpy_reduction import cumprod, cumsum, diff, max, mean, min, sum
+from meshwright.frontend.numpy_shape import atleast_2d, concatenate, cut, flip, matrix_transpose, moveaxis, ravel
+from meshwright.frontend.operands import ArrayLike, DTypeLike, axis_of, convert, inexact, promote_operands, value
+from meshwright.ops import basic
+from meshwright.ops.convolution import conv_general_dilated
+
+# Covariance and histograms
+
+
+def cov(
+    m: ArrayLike, y: ArrayLike | None = None, rowvar: bool = True, bias: bool = False, ddof: int | None = None
+) -> Value:
+    """The covariances of variables, one per row."""
+    x = atleast_2d(inexact(value(m)))
+    x = x if rowvar or x.shape[0] == 1 else matrix_transpose(x)
+    if y is not None:
+        other = atleast_2d(inexact(value(y)))
+        x = concatenate([x, other if rowvar or other.shape[0] == 1 else matrix_transpose(other)], 0)
+    offset = (0 if bias else 1) if ddof is None else ddof
+    centered = subtract(x, mean(x, 1, keepdims=True))
+    found = divide(matmul(centered, conjugate(matrix_transpose(centered))), x.shape[1] - offset)
+    return basic.reshape(found, shape=()) if found.size == 1 else found
+
+
+def corrcoef(x: ArrayLike, y: ArrayLike | None = None, rowvar: bool = True) -> Value:
+    """The correlations of variables, one per row."""
+    found = cov(x, y, rowvar)
+    if not found.ndim:
+        return divide(found, found)
+    spread = sqrt(real(diagonal(found)))
+    return divide(divide(found, spread[:, None]), spread[None, :])
+
+
+def histogram_bin_edges(
+    a: ArrayLike, bins: ArrayLike = 10, range: Any = None, weights: ArrayLike | None = None
+) -> Value:
+    """The edges of equal bins from the smallest to the largest element."""
+    if np.ndim(bins):
+        return value(bins)
+    x = ravel(inexact(value(a)))
+    low, high = (min(x), max(x)) if range is None else (inexact(value(range[0])), inexact(value(range[1])))
+    flat = equal(low, high)
+    low, high = either(flat, subtract(low, 0.5), low), either(flat, add(high, 0.5), high)
+    return linspace(low, high, int(bins) + 1, dtype=x.dtype)
+
+
+def histogram(
+    a: ArrayLike,
+    bins: ArrayLike = 10,
+    range: Any = None,
+    weights: ArrayLike | None = None,
+    density: bool | None = None,
+) -> tuple[Value, Value]:
+    """How many elements fall into each bin, and the edges of the bins; the last bin holds its right edge.
+
+    >>> import meshwright.numpy as mnp
+    >>> mnp.histogram(mnp.array([1.0, 2.0, 2.5, 4.0]), bins=3)[0]
+    Array([1., 2., 1.], dtype=float32)
+    """
+    x = ravel(inexact(value(a)))
+    edges = histogram_bin_edges(x, bins, range)
+    amounts = convert(value(1.0), x.dtype) if weights is None else ravel(weights)
+    places = searchsorted(edges, x, "right")
+    places = either(equal(x, edges[-1]), edges.shape[0] - 1, places)
+    # Place 0 is left of the first edge, the last one right of the last.
+    counts = bincount(places, amounts, length=edges.shape[0] + 1)
+    counts = cut(counts, 0, 1, edges.shape[0])
+    if density:
+        counts = divide(divide(counts, diff(edges)), sum(counts))
+    return counts, edges
+
+
+# Convolution
+
+
+def convolve(
+    a: ArrayLike, v: ArrayLike, mode: str = "full", *, precision: Any = None, preferred_element_type: DTypeLike = None
+) -> Value:
+    """The convolution of two vectors.
+
+    >>> import meshwright.numpy as mnp
+    >>> mnp.convolve(mnp.array([1.0, 2.0, 3.0]), mnp.array([1.0, 1.0]))
+    Array([1., 3., 5., 3.], dtype=float32)
+    """
+    x, kernel = (value(w) for w in promote_operands((a, v), inexact=True))
+    if x.shape[0] < kernel.shape[0]:
+        x, kernel = kernel, x
+    return _slide(x, flip(kernel), mode, "mnp.convolve")
+
+
+def correlate(
+    a: ArrayLike, v: ArrayLike, mode: str = "valid", *, precision: Any = None, preferred_element_type: DTypeLike = None
+) -> Value:
+    """The correlation of two vectors."""
+    x, kernel = (value(w) for w in promote_operands((a, v), inexact=True))
+    if x.shape[0] < kernel.shape[0]:
+        return flip(_slide(kernel, conjugate(x), mode, "mnp.correlate"))
+    return _slide(x, conjugate(kernel), mode, "mnp.correlate")
+
+
+def _slide(x: Value, kernel: Value, mode: str, name: str) -> Value:
+    """The sums of products of a kernel with what it lies on, at every place."""
+    if x.ndim != 1 or kernel.ndim != 1 or not kernel.shape[0]:
+        raise ShapeError(
+            f"{name} cannot take {x.type.short()} and {kernel.type.short()}.",
+            where=here(),
+            why="it takes two vectors that are not empty",
+            fix="x.ravel()",
+        )
+    n = kernel.shape[0]
+    widths = {"full": (n - 1, n - 1), "same": (n // 2, n - n // 2 - 1), "valid": (0, 0)}
+    if mode not in widths:
+        raise ShapeError(
+            f"{name} cannot take mode={mode!r}.", where=here(), why="it is full, same or valid", fix="mode='same'"
+        )
+    out = conv_general_dilated(
+        basic.reshape(x, shape=(1, 1, x.shape[0])),
+        basic.reshape(kernel, shape=(1, 1, n)),
+        strides=(1,),
+        padding=(widths[mode],),
+        lhs_dilation=(1,),
+        rhs_dilation=(1,),
+        dims=((0, 1, 2),) * 3,
+        feature_groups=1,
+        batch_groups=1,
+    )
+    return basic.reshape(out, shape=(out.size,))
+
+
+# Sequences
+
+
+def polyval(p: ArrayLike, x: ArrayLike, *, unroll: int = 16) -> Value:
+    """The polynomial with coefficients ``p``, highest first, at ``x``."""
+    coefficients, points = (value(v) for v in promote_operands((p, x)))
+    total: Value = basic.zeros(points.type.with_(weak=False))
+    for n in range(coefficients.shape[0]):
+        total = add(multiply(total, points), coefficients[n])
+    return total
+
+
+def trapezoid(y: ArrayLike, x: ArrayLike | None = None, dx: ArrayLike = 1.0, axis: int = -1) -> Value:
+    """The integral of ``y`` by trapezoids."""
+    heights = moveaxis(inexact(value(y)), axis, -1)
+    last = heights.ndim - 1
+    widths: ArrayLike = dx
+    if x is not None:
+        places = value(x)
+        widths = diff(places if places.ndim == 1 else moveaxis(places, axis, -1))
+    size = heights.shape[last]
+    middle = add(cut(heights, last, 1, size), cut(heights, last, 0, size - 1))
+    return multiply(sum(multiply(widths, middle), -1), 0.5)
+
+
+def ediff1d(ary: ArrayLike, to_end: ArrayLike | None = None, to_begin: ArrayLike | None = None) -> Value:
+    """The differences of neighbours of the flattened array."""
+    parts = [diff(ravel(ary))]
+    if to_begin is not None:
+        parts.insert(0, convert(ravel(to_begin), parts[0].dtype))
+    if to_end is not None:
+        parts.append(convert(ravel(to_end), parts[0].dtype))
+    return concatenate(parts)
+
+
+def cumulative_sum(
+    x: ArrayLike, /, *, axis: int | None = None, dtype: DTypeLike = None, include_initial: bool = False
+) -> Value:
+    """The sums up to each place, with a zero first if ``include_initial``."""
+    return _from_start(cumsum(x, 0 if axis is None else axis, dtype), 0 if axis is None else axis, include_initial, 0)
+
+
+def cumulative_prod(
+    x: ArrayLike, /, *, axis: int | None = None, dtype: DTypeLike = None, include_initial: bool = False
+) -> Value:
+    """The products up to each place, with a one first if ``include_initial``."""
+    return _from_start(cumprod(x, 0 if axis is None else axis, dtype), 0 if axis is None else axis, include_initial, 1)
+
+
+def _from_start(running: Value, axis: int, include: bool, first: int) -> Value:
+    if not include:
+        return running
+    d = axis_of(axis, running.ndim, "mnp.cumulative_sum")
+    shape = (*running.shape[:d], 1, *running.shape[d + 1 :])
+    return concatenate([basic.broadcast_scalar(basic.scalar_like(running, first), shape), running], d)
+
+
+def gradient(f: ArrayLike, *varargs: Any, axis: Any = None) -> Any:
+    """The slopes of ``f`` along its dims, from differences of neighbours, equally spaced."""
+    x = inexact(value(f))
+    given = range(x.ndim) if axis is None else axis if isinstance(axis, list | tuple) else (axis,)
+    dims = [axis_of(d, x.ndim, "mnp.gradient") for d in given]
+    steps = varargs or (1.0,)
+    steps = steps * len(dims) if len(steps) == 1 else steps
+    out = []
+    for d, step in zip(dims, steps, strict=True):
+        if np.ndim(step) or x.shape[d] < 2:
+            raise ShapeError(
+                f"mnp.gradient cannot take dim {d} of {x.type.short()}.",
+                where=here(),
+                why="it needs two elements or more and one number as their distance",
+                fix="mnp.gradient(f, 0.5)",
+            )
+        n = x.shape[d]
+        inner = divide(subtract(cut(x, d, 2, n), cut(x, d, 0, n - 2)), 2.0) if n > 2 else None
+        first = subtract(cut(x, d, 1, 2), cut(x, d, 0, 1))
+        last = subtract(cut(x, d, n - 1, n), cut(x, d, n - 2, n - 1))
+        out.append(divide(concatenate([p for p in (first, inner, last) if p is not None], d), step))
+    return out[0] if len(out) == 1 else out
+
+
+def nancumsum(a: ArrayLike, axis: int | None = None, dtype: DTypeLike = None, out: None = None) -> Value:
+    """The sums up to each place, NaN counted as zero."""
+    return cumsum(_replaced(value(a), 0), axis, dtype)
+
+
+def nancumprod(a: ArrayLike, axis: int | None = None, dtype: DTypeLike = None, out: None = None) -> Value:
+    """The products up to each place, NaN counted as one."""
+    return cumprod(_replaced(value(a), 1), axis, dtype)
+
+
+def _replaced(x: Value, number: int) -> Value:
+    return either(x != x, basic.scalar_like(x, number), x) if dtypes.is_inexact(x.type.dtype) else x
