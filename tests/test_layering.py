@@ -37,8 +37,8 @@ REQUIRED = frozenset({"numpy", "ml_dtypes", "optree", "rich"})
 EXTRAS = frozenset({"jax", "jaxlib", "onnx", "torch", "array_api_compat", "highspy"})
 MAY_USE_EXTRAS = ("engine", "interop")
 
-# Imports inside functions: a command imports what it runs, so that the others start at once.
-LATE = {"cli": {"meshwright.tour", "rich.console", "rich.rule"}}
+# Imports inside functions: a command imports what it runs, so that the others start at once; hashlib loads OpenSSL.
+LATE = {"core.program": {"hashlib"}, "cli": {"meshwright.tour", "rich.console", "rich.rule"}}
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from meshwright import numpy, tree
 from meshwright.core.dtypes import config
-from meshwright.core.mesh import AbstractMesh, AxisType, Mesh, make_mesh, set_mesh
-from meshwright.core.partition_spec import P, PartitionSpec
 from meshwright.core.program import Program
-from meshwright.core.sharding import NamedSharding
 from meshwright.core.text import parse_program
 from meshwright.core.trace import Array
 from meshwright.errors import MeshwrightError
@@ -22,17 +19,30 @@ from meshwright.ops import every as _every_op  # noqa: F401  (fills the registry
 
 if TYPE_CHECKING:
     from meshwright import hardware, lax, nn, random, sharding
+    from meshwright.core.mesh import AbstractMesh, AxisType, Mesh, make_mesh, set_mesh
+    from meshwright.core.partition_spec import P, PartitionSpec
+    from meshwright.core.sharding import NamedSharding
     from meshwright.hardware.matmul_plan import plan_matmul
 
 remat = checkpoint
 
-_ON_FIRST_USE = ("hardware", "lax", "nn", "random", "sharding")  # modules that need not be loaded to start
+# Names that need not be there to start, and the modules they come from; a module comes from itself.
+_ON_FIRST_USE = {
+    **{name: f"meshwright.{name}" for name in ("hardware", "lax", "nn", "random", "sharding")},
+    **dict.fromkeys(("AbstractMesh", "AxisType", "Mesh", "make_mesh", "set_mesh"), "meshwright.core.mesh"),
+    **dict.fromkeys(("P", "PartitionSpec"), "meshwright.core.partition_spec"),
+    "NamedSharding": "meshwright.core.sharding",
+    "plan_matmul": "meshwright.hardware.matmul_plan",
+}
 
 
 def __getattr__(name: str) -> Any:
-    if name in _ON_FIRST_USE:
-        return import_module(f"meshwright.{name}")
-    raise AttributeError(f"module 'meshwright' has no attribute {name!r}")
+    source = _ON_FIRST_USE.get(name)
+    if source is None:
+        raise AttributeError(f"module 'meshwright' has no attribute {name!r}")
+    module = import_module(source)
+    value = globals()[name] = module if source == f"meshwright.{name}" else getattr(module, name)
+    return value
 
 
 __all__ = [

@@ -18,7 +18,7 @@ from meshwright.core.trace import Array, close, trace
 from meshwright.core.types import TensorType, tensor
 from meshwright.errors import TextError
 from meshwright.ops.basic import add, mul, neg
-from meshwright.ops.control import scan
+from meshwright.ops.scan import scan
 
 
 def one_equation(op: Op, inputs: list[Any], result: TensorType, params: dict[str, Any] | None = None) -> Program:

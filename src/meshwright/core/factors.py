@@ -10,8 +10,8 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from math import prod
+from typing import NamedTuple
 
 from meshwright.core.types import TensorType
 from meshwright.errors import TextError
@@ -19,8 +19,7 @@ from meshwright.errors import TextError
 Dims = tuple[tuple[str, ...], ...]  # per dim, its factors from major to minor
 
 
-@dataclass(frozen=True)
-class Factors:
+class Factors(NamedTuple):
     """The factor rule of one op on operands of given shapes.
 
     ``replicated`` factors must be whole on every device, ``permuted`` ones may stay split at the price of talking to
@@ -38,13 +37,13 @@ class Factors:
     permuted: frozenset[str] = frozenset()
     blocked: frozenset[str] = frozenset()
     combine: str = "sum"
-    reduced: frozenset[str] = field(init=False)
 
-    def __post_init__(self) -> None:
+    @property
+    def reduced(self) -> frozenset[str]:
+        """The factors of no result. One of size 1 cannot be split, so it never owes anything and does not count."""
         returned = {name for dims in self.results for dim in dims for name in dim}
         kept = returned | self.replicated | self.permuted
-        # A factor of size 1 cannot be split, so it never owes anything.
-        object.__setattr__(self, "reduced", frozenset(n for n, s in self.sizes.items() if n not in kept and s != 1))
+        return frozenset(name for name, size in self.sizes.items() if name not in kept and size != 1)
 
     @property
     def passing(self) -> frozenset[str]:

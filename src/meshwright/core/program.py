@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from hashlib import sha256
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -121,6 +120,8 @@ def digest(array: np.ndarray[Any, Any]) -> str:
         data = data.view(data.real.dtype)
     if data.dtype.kind not in "biu" and np.isnan(data).any():
         data = np.where(np.isnan(data), np.asarray(np.nan, data.dtype), data)
+    from hashlib import sha256  # loads OpenSSL, which few programs need
+
     return sha256(data.tobytes()).hexdigest()[:16]
 
 

@@ -16,7 +16,6 @@ Params are numbers, strings, tuples, dtypes, types, programs and the names of us
 from __future__ import annotations
 
 import ast
-import base64
 import binascii
 import re
 from collections.abc import Callable
@@ -108,7 +107,9 @@ def _print_constant(value: Any, full: bool) -> str:
     if value.size <= LARGEST_INLINE:
         return "[" + ", ".join(_print_number(x, value.dtype) for x in value.ravel().tolist()) + "]"
     if full:
-        return f"@{digest(value)} '{base64.b64encode(np.ascontiguousarray(value).tobytes()).decode()}'"
+        return (
+            f"@{digest(value)} '{binascii.b2a_base64(np.ascontiguousarray(value).tobytes(), newline=False).decode()}'"
+        )
     return f"@{digest(value)}"
 
 
@@ -504,7 +505,7 @@ def _parse_constant(reader: _Reader, type: TensorType) -> Any:
         if reader.peek_full()[0] != "string":
             return Missing(text[1:])
         try:
-            raw = base64.b64decode(_parse_string(reader), validate=True)
+            raw = binascii.a2b_base64(_parse_string(reader), strict_mode=True)
         except binascii.Error:
             raise reader.error_at(position, "the data is not base64") from None
         if len(raw) != type.nbytes:

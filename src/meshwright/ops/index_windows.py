@@ -16,9 +16,8 @@ gather and dropped by a scatter.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
@@ -32,8 +31,7 @@ from meshwright.ops.rules import bad_operands
 Ints = tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class Windows:
+class Windows(NamedTuple):
     """Where windows lie: the dimension numbers of a gather, which are also those of the scatter that undoes it."""
 
     window_dims: Ints
@@ -165,8 +163,7 @@ def check_windows(op: str, types: Types, windows: Windows, rank: int, mode: str,
         )
 
 
-@dataclass(frozen=True)
-class Plan:
+class Plan(NamedTuple):
     """How windows are found in arrays of given shapes."""
 
     batch: Shape  # of the index vectors
