@@ -231,13 +231,19 @@ class Operators:
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
         data = np.asarray(known(self, "NumPy", "call the function of the same name in meshwright.numpy"))
-        if dtype is not None:
-            data = data.astype(dtype)
-        return data.copy() if copy else data
+        if dtype is not None and data.dtype != dtype:
+            return data.astype(dtype)
+        if copy:
+            return data.copy()
+        # A view that cannot be written to: arrays do not change.
+        seen = data.view()
+        seen.flags.writeable = False
+        return seen
 
     def __dlpack__(self, **options: Any) -> Any:
         fix = "hand it on after the traced function has returned"
-        return np.ascontiguousarray(known(self, "DLPack", fix)).__dlpack__(**options)
+        data = np.ascontiguousarray(known(self, "DLPack", fix))
+        return (data if data.flags.writeable else data.copy()).__dlpack__(**options)
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return np.zeros(0).__dlpack_device__()  # type: ignore[return-value]

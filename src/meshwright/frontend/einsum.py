@@ -172,7 +172,6 @@ def _plan(
         joined = _contract(steps, i, j, labels, kept, result if last else None, sizes, dtype)
         labels = [x for n, x in enumerate(labels) if n not in (i, j)] + [joined]
     if labels[0] != result:
-        # A label may have been held by size-1 dims alone that were dropped: none is, since its size is then 1.
         steps.append((0, None, basic.transpose, {"permutation": tuple(labels[0].index(c) for c in result)}))
     return tuple(steps)
 

@@ -26,7 +26,7 @@ from meshwright.frontend.numpy_dtypes import finfo
 from meshwright.frontend.numpy_logic import absolute, either, equal, greater, greater_equal, isfinite, less_equal
 from meshwright.frontend.numpy_math import exp, expm1, log, logaddexp, sqrt, tanh
 from meshwright.frontend.numpy_reduction import max, mean, sum
-from meshwright.frontend.numpy_shape import expand_dims, split, squeeze
+from meshwright.frontend.numpy_shape import expand_dims, split
 from meshwright.frontend.operands import (
     ArrayLike,
     Axis,
@@ -217,12 +217,26 @@ def squareplus(x: ArrayLike, b: ArrayLike = 4) -> Value:
 # Softmax
 
 
-def _peak(x: Value, axis: Axis, where: ArrayLike | None, initial: ArrayLike | None) -> Value:
+def _peak(x: Value, axes: tuple[int, ...], where: ArrayLike | None, initial: ArrayLike | None) -> Value:
     """The largest element, as a constant: what it cancels against has no derivative."""
-    top = max(
-        x, axis, keepdims=True, where=where, initial=-math.inf if where is not None and initial is None else initial
-    )
-    return apply(elementwise.stop_gradient, (top,), {})
+    start = -math.inf if where is not None and initial is None else initial
+    return apply(elementwise.stop_gradient, (max(x, axes, where=where, initial=start),), {})
+
+
+def _spread(reduced: Value, axes: tuple[int, ...], shape: tuple[int, ...]) -> Value:
+    """What was reduced over ``axes``, at every place of ``shape`` again."""
+    dims = tuple(d for d in range(len(shape)) if d not in axes)
+    return apply(basic.broadcast_in_dim, (reduced,), {"shape": shape, "dims": dims}) if shape else reduced
+
+
+def _shifted(
+    x: ArrayLike, axis: Axis, where: ArrayLike | None, initial: ArrayLike | None
+) -> tuple[Value, tuple[int, ...]]:
+    """``x`` with its largest element over ``axis`` at 0 and what does not count at -inf, and the axes."""
+    x = inexact(x)
+    axes = axes_of(axis, x.ndim, "nn.softmax")
+    peak = _spread(_peak(x, axes, where, initial), axes, x.shape)
+    return subtract(x if where is None else either(where, x, -math.inf), peak), axes
 
 
 def softmax(x: ArrayLike, axis: Axis = -1, where: ArrayLike | None = None, initial: ArrayLike | None = None) -> Value:
@@ -232,9 +246,9 @@ def softmax(x: ArrayLike, axis: Axis = -1, where: ArrayLike | None = None, initi
     >>> mw.nn.softmax(mnp.zeros(4))
     Array([0.25, 0.25, 0.25, 0.25], dtype=float32)
     """
-    x = inexact(x)
-    powers = exp(subtract(x if where is None else either(where, x, -math.inf), _peak(x, axis, where, initial)))
-    out = divide(powers, sum(powers, axis, keepdims=True))
+    shifted, axes = _shifted(x, axis, where, initial)
+    powers = exp(shifted)
+    out = divide(powers, _spread(sum(powers, axes), axes, powers.shape))
     return out if where is None else either(where, out, 0.0)
 
 
@@ -242,9 +256,8 @@ def log_softmax(
     x: ArrayLike, axis: Axis = -1, where: ArrayLike | None = None, initial: ArrayLike | None = None
 ) -> Value:
     """The logarithm of the softmax."""
-    x = inexact(x)
-    shifted = subtract(x if where is None else either(where, x, -math.inf), _peak(x, axis, where, initial))
-    out = subtract(shifted, log(sum(exp(shifted), axis, keepdims=True)))
+    shifted, axes = _shifted(x, axis, where, initial)
+    out = subtract(shifted, _spread(log(sum(exp(shifted), axes)), axes, shifted.shape))
     return out if where is None else either(where, out, -math.inf)
 
 
@@ -268,21 +281,23 @@ def logsumexp(
         x, weights = (value(v) for v in promote_operands((a, b), inexact=True))
         # A weight of zero leaves its term out, also where exp(a) is infinite.
         x = either(equal(weights, 0), -math.inf, x)
+    if where is not None:
+        x = either(where, x, -math.inf)
     axes = axes_of(axis, x.ndim, "logsumexp")
-    peak = _peak(x, axes, where, None)
+    peak = _peak(x, axes, None, None)
     peak = either(isfinite(peak), peak, 0.0)
-    terms = exp(subtract(x, peak))
+    terms = exp(subtract(x, _spread(peak, axes, x.shape)))
     terms = terms if weights is None else multiply(weights, terms)
-    total = sum(terms, axes, keepdims=True, where=where)
+    total = sum(terms, axes)
     direction = sign(total) if return_sign else None
     if return_sign:
         total = absolute(total)
     elif weights is not None:
         total = either(greater(0, total), math.nan, total)
     out = add(log(total), peak)
-    if not keepdims:
-        out = squeeze(out, axes)
-        direction = None if direction is None else squeeze(direction, axes)
+    if keepdims:
+        out = expand_dims(out, axes)
+        direction = None if direction is None else expand_dims(direction, axes)
     return (out, direction) if return_sign else out
 
 
