@@ -272,8 +272,8 @@ def logsumexp(
     """The logarithm of the sum of ``b * exp(a)``, without overflow.
 
     >>> import meshwright as mw, meshwright.numpy as mnp
-    >>> mw.nn.logsumexp(mnp.array([1000.0, 1.0])).round(2)
-    Array(1000.69, dtype=float32)
+    >>> mw.nn.logsumexp(mnp.array([1000.0, 1.0]))
+    Array(1000., dtype=float32)
     """
     if b is None:
         x, weights = inexact(a), None
