@@ -20,12 +20,11 @@ from meshwright.core.placement import (
     Digit,
     Digits,
     axes_of,
+    digits_in_order,
     digits_of,
     independent,
     merged,
-    order_steps,
     positions_in_order,
-    through,
 )
 from meshwright.core.sharding_text import Reader
 from meshwright.core.source import here
@@ -55,8 +54,7 @@ class Tiles(NamedTuple):
         """The digits of each dim of the tiles; None if a dim ends inside a digit, or the devices have no digits."""
         digits = self.digits
         if digits is None and self.devices is not None:
-            steps = order_steps(self.devices)
-            digits = None if steps is None else tuple(Digit(s.image, s.size) for s in reversed(steps))
+            digits = digits_in_order(self.devices)
         if digits is None or self.dims is None:
             return None
         left, result = list(digits), []
@@ -95,14 +93,15 @@ def tiles_text(
     sizes = [prod(digit.size for digit in digits) for digits in (*dims, *(digits for _, digits in tail))]
     if all(size == 1 for size in sizes[: len(dims)]) and len(tail) <= 1:
         return f"{{{tail[0][0] if tail else 'replicated'}}}"
-    digits = merged(digit for part in (*dims, *(digits for _, digits in tail)) for digit in part)
-    if device_order is None:
-        devices = "<=" + _iota_text(digits)
-    else:
-        ids = np.array(device_order)[positions_in_order(digits)].reshape(sizes)
+    digits: Digits | None = merged(digit for part in (*dims, *(digits for _, digits in tail)) for digit in part)
+    listed: list[int] = []
+    if device_order is not None:
+        ids = np.array(device_order)[positions_in_order(digits or ())].reshape(sizes)
         if tail and tail[-1][0] == "replicated":
-            ids.sort(axis=-1)
-        devices = ",".join(map(str, ids.ravel().tolist()))
+            ids.sort(axis=-1)  # devices that hold the same may stand in any order
+        listed = ids.ravel().tolist()
+        digits = digits_in_order(tuple(listed))
+    devices = ",".join(map(str, listed)) if digits is None else "<=" + _iota_text(digits)
     kinds = [kind for kind, _ in tail]
     end = " last_tile_dim_replicate" if kinds == ["replicated"] else f" last_tile_dims={{{', '.join(kinds)}}}"
     return f"{{devices=[{','.join(map(str, sizes))}]{devices}{end if kinds else ''}}}"
@@ -210,13 +209,6 @@ def axes_to_hlo(
         raise not_expressible(
             f"The sub-axes {', '.join(map(str, used))} are no tiles.", "no reshape of their axis has all of them"
         )
-    steps = order_steps(order) if order is not None else None
-    if steps is not None:
-        moved = [through(part, steps) for part in (*parts, *tail)]
-        if None not in moved:
-            whole = [part for part in moved if part is not None]
-            parts, tail, order = whole[: len(parts)], whole[len(parts) :], None
-    tail = [merged(sorted(digits, reverse=True)) for digits in tail]
     return tiles_text(parts, list(zip(KINDS, tail, strict=True)), order)
 
 
@@ -273,7 +265,7 @@ def _axes_on(mesh: BaseMesh, tiles: Tiles, order: tuple[int, ...] | None) -> tup
         if order is not None:
             positions = np.argsort(np.array(order))[positions]
         grid = positions.reshape(tiles.dims)
-        if "replicated" in tiles.kinds:  # devices that hold the same may stand in any order
+        if "replicated" in tiles.kinds:
             grid = np.sort(grid, axis=tiles.kinds.index("replicated") - len(tiles.kinds))
         tiles = tiles._replace(digits=None, devices=tuple(grid.ravel().tolist()))
     dims = tiles.per_dim()

@@ -148,6 +148,12 @@ def through(digits: Digits, steps: Sequence[Step]) -> Digits | None:
     return merged(result)
 
 
+def digits_in_order(order: tuple[int, ...]) -> Digits | None:
+    """The digits whose combinations, counted up from the last, are these numbers; None if there are none."""
+    steps = order_steps(order)
+    return None if steps is None else tuple(Digit(step.image, step.size) for step in reversed(steps))
+
+
 def ranks(order: tuple[int, ...]) -> tuple[int, ...]:
     """The numbers of an order replaced by 0, …, n - 1."""
     if max(order) < len(order):

@@ -31,7 +31,7 @@ from meshwright.core.placement import (
     same_placement,
 )
 from meshwright.core.sharding_check import UnknownMeshError, check_sharding, rank_error
-from meshwright.core.sharding_text import REDUCTIONS, WrittenDim, WrittenSharding, read_sharding, symbol
+from meshwright.core.sharding_text import REDUCTIONS, WrittenDim, read_sharding, symbol
 from meshwright.core.source import here
 from meshwright.errors import MeshError, ShardingError
 
@@ -99,9 +99,14 @@ class TensorSharding:
 
     @classmethod
     def parse(
-        cls, text: str, mesh: BaseMesh | Iterable[BaseMesh] | Mapping[str, BaseMesh] | None = None
+        cls,
+        text: str,
+        mesh: BaseMesh | Iterable[BaseMesh] | Mapping[str, BaseMesh] | None = None,
+        shape: Sequence[int] | None = None,
     ) -> TensorSharding:
         """Read a sharding. ``mesh`` is the mesh it names, or several to choose from; by default the current one.
+
+        ``shape`` is that of the tensor, if it is known and the text does not say it.
 
         >>> mesh = Mesh.parse('<["x"=2, "y"=8]>')
         >>> print(TensorSharding.parse('sharding<@mesh, [{"x"}, {"y":(2)2, ?}p1]>', mesh))
@@ -112,15 +117,12 @@ class TensorSharding:
             on = _find_mesh(found.mesh, mesh, reader.pointing(found.mesh_at))
         else:
             on = Mesh.from_written(found.mesh, reader.pointing).with_(name="")
-        return cls._from_written(found, on, reader.pointing)
-
-    @classmethod
-    def _from_written(cls, found: WrittenSharding, mesh: BaseMesh, pointing: Any) -> TensorSharding:
-        if found.shape is not None and len(found.shape) != len(found.dims) and not mesh.is_maximal:
-            raise rank_error("a sharding", len(found.dims), found.shape, pointing(found.mesh_at))
+        shape = found.shape if shape is None else shape
         parts = found.dims, found.replicated, found.unreduced
-        check_sharding(mesh, *parts, pointing)
-        return cls.unchecked(mesh, *resolved(mesh, *parts), found.reduction)
+        if shape is not None and len(shape) != len(found.dims) and not on.is_maximal:
+            raise rank_error("a sharding", len(found.dims), shape, reader.pointing(found.mesh_at))
+        check_sharding(on, *parts, reader.pointing)
+        return cls.unchecked(on, *resolved(on, *parts), found.reduction)
 
     def with_(self, **changes: Any) -> TensorSharding:
         """This sharding with some fields replaced."""

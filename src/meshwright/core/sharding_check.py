@@ -1,8 +1,9 @@
-"""What a sharding must satisfy: each rule of the representation with its own error, in the order Shardy checks them."""
+"""What a sharding must satisfy: each rule of the representation with its own error, in about the order of Shardy's."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from math import inf
 
 from meshwright.core.axes import AxisRef, quoted
 from meshwright.core.mesh import BaseMesh
@@ -73,8 +74,8 @@ def check_sharding(
         _check_priority(position, dim, where)
         _check_axes(mesh, dim.axes, seen, by_name, where)
     for key, axes in (("replicated", replicated), ("unreduced", unreduced)):
-        _check_axes(mesh, axes, seen, by_name, where)
         _check_order(mesh, key, axes, where)
+        _check_axes(mesh, axes, seen, by_name, where)
     for name, used in by_name.items():
         if len(used) > 1 or used[0].pre is not None:
             _check_parts(name, mesh.axis_by_name[name].size, used, where)
@@ -97,6 +98,16 @@ def _check_priority(position: int, dim: WrittenDim, where: Where) -> None:
         )
 
 
+def _check_name(mesh: BaseMesh, axis: WrittenAxis, where: Where) -> None:
+    if axis.name not in mesh.axis_by_name:
+        raise UnknownAxisError(
+            f"The mesh has no axis {quoted(axis.name)}.",
+            where=where(axis.at),
+            why=f"the mesh is {_axes_text(mesh)}",
+            fix=f"use {' or '.join(map(quoted, mesh.axis_names))}" if mesh.axis_names else "leave the axis out",
+        )
+
+
 def _check_axes(
     mesh: BaseMesh,
     axes: Sequence[WrittenAxis],
@@ -106,8 +117,7 @@ def _check_axes(
 ) -> None:
     before: WrittenAxis | None = None
     for axis in axes:
-        if axis.name not in mesh.axis_by_name:
-            raise unknown_axis(mesh, axis.name, where(axis.at))
+        _check_name(mesh, axis, where)
         if axis[:3] in seen:
             raise RepeatedAxisError(
                 f"The axis {axis} appears twice.",
@@ -138,8 +148,10 @@ def _mergeable(first: WrittenAxis, second: WrittenAxis) -> bool:
 
 
 def _check_order(mesh: BaseMesh, key: str, axes: Sequence[WrittenAxis], where: Where) -> None:
+    for axis in axes:
+        _check_name(mesh, axis, where)
     position = {name: index for index, name in enumerate(mesh.axis_names)}
-    ordered = sorted(axes, key=lambda axis: (position[axis.name], *_extent(axis, mesh.axis_by_name[axis.name].size)))
+    ordered = sorted(axes, key=lambda axis: (position[axis.name], *_extent(axis)))
     if ordered != list(axes):
         first = next(axis for axis, right in zip(axes, ordered, strict=True) if axis != right)
         raise AxisOrderError(
@@ -150,8 +162,8 @@ def _check_order(mesh: BaseMesh, key: str, axes: Sequence[WrittenAxis], where: W
         )
 
 
-def _extent(axis: WrittenAxis, whole: int) -> tuple[int, int]:
-    return (1, whole) if axis.pre is None or axis.size is None else (axis.pre, axis.size)
+def _extent(axis: WrittenAxis) -> tuple[int, float]:
+    return (1, inf) if axis.pre is None or axis.size is None else (axis.pre, axis.size)
 
 
 def _check_parts(name: str, whole: int, used: list[WrittenAxis], where: Where) -> None:
@@ -165,7 +177,7 @@ def _check_parts(name: str, whole: int, used: list[WrittenAxis], where: Where) -
             fix=f"leave out one of {full}, {part}",
         )
     before: WrittenAxis | None = None
-    for axis in sorted(used, key=lambda axis: _extent(axis, whole)):
+    for axis in sorted(used, key=_extent):
         check_part(axis, whole, where)
         if before is not None:
             assert before.pre and before.size and axis.pre and axis.size
@@ -221,16 +233,6 @@ def _overlap(first: AxisRef, second: AxisRef, where: str) -> OverlapError:
         where=where,
         why=f"{shared} is part of both" if shared is not None else f"no reshape of {quoted(first.name)} has them both",
         fix=f"{left} in place of {first}" if left is not None else f"leave out one of {first}, {second}",
-    )
-
-
-def unknown_axis(mesh: BaseMesh, name: str, where: str) -> UnknownAxisError:
-    """The error for an axis that the mesh does not have."""
-    return UnknownAxisError(
-        f"The mesh has no axis {quoted(name)}.",
-        where=where,
-        why=f"the mesh is {_axes_text(mesh)}",
-        fix=f"use {' or '.join(map(quoted, mesh.axis_names))}" if mesh.axis_names else "leave the axis out",
     )
 
 
