@@ -10,7 +10,7 @@ from meshwright.core.source import here
 from meshwright.errors import HardwareError
 from meshwright.hardware.chips import Chip, get
 from meshwright.hardware.links import CollectiveCost
-from meshwright.hardware.models import MODELS
+from meshwright.hardware.models import MODELS, OPTIONS
 from meshwright.hardware.placement import group_size
 from meshwright.hardware.topology import Axes, Topology
 
@@ -68,6 +68,17 @@ def collective_cost(
     _known("collective", name, KINDS)
     _known("mode", mode, MODES)
     _known("model", model, tuple(MODELS))
+    known = (*OPTIONS.get(model, ()), *(("shift", "split") if name == "permute" and model == "links" else ()))
+    unknown = next((option for option in options if option not in known), None)
+    if unknown is not None:
+        raise HardwareError(
+            f"The model {model!r} has no option {unknown!r} for {name}.",
+            where=here(),
+            why=f"its options are {', '.join(known)}" if known else "it has none",
+            fix=next(
+                (f"model={other!r}" for other, taken in OPTIONS.items() if unknown in taken), f"leave {unknown} out"
+            ),
+        )
     spans = topology.spans(axes)
     if bytes < 0:
         raise HardwareError(f"A collective cannot move {bytes} bytes.", where=here(), why="sizes are positive", fix="0")

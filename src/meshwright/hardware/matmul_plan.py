@@ -503,4 +503,3 @@ def _bytes(count: float) -> str:
 
 def _scale(value: float) -> str:
     return f"{value:g}" if value >= 1 else f"1/{1 / value:g}"
-

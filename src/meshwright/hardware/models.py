@@ -155,6 +155,14 @@ MODELS: dict[str, Callable[..., CollectiveCost]] = {
 }
 
 
+# What each model can be told besides the collective; a permute on links also how far.
+OPTIONS: dict[str, tuple[str, ...]] = {
+    "chain": ("chunks",),
+    "idle axes": ("idle",),
+    "nccl": ("algorithm", "protocol", "bus_bytes_per_s"),
+}
+
+
 def models() -> dict[str, str]:
     """The named models and what they say.
 

@@ -1,0 +1,192 @@
+"""Plans of split products: the seed's cases, steps that do what their layouts say, and who wins where."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+
+import meshwright as mw
+from meshwright import hardware as hw
+from meshwright.hardware.conversion import convert
+from meshwright.hardware.layouts import Layout
+
+MESH = {"x": 2, "y": 4}
+SIZES = {"I": 4096, "J": 8192, "K": 4096}
+
+
+@pytest.mark.parametrize(
+    ("text", "case", "collectives"),
+    [
+        ("A[I_x,J] @ B[J,K] -> C[I_x,K]", 1, ()),
+        ("A[I_x,J] @ B[J,K_y] -> C[I_x,K_y]", 1, ()),
+        ("A[I_x,J] @ B[J,K_y] -> C[I,K]", 1, ("AllGather_xy(C)",)),
+        ("A[I,J_x] @ B[J,K] -> C[I,K]", 2, ("AllGather_x(A)",)),
+        ("A[I,J_x] @ B[J,K] -> C[I,K]", 2, ("AllReduce_x(C)",)),
+        ("A[I,J_xy] @ B[J,K] -> C[I,K]", 2, ("AllGather_xy(A)",)),
+        ("A[I,J_x] @ B[J_x,K] -> C[I,K]", 3, ("AllReduce_x(C)",)),
+        ("A[I,J_x] @ B[J_x,K] -> C[I,K_x]", 3, ("ReduceScatter_x(C)",)),
+        ("A[I,J_x] @ B[J_x,K] -> C[I,K]{U_x}", 3, ()),
+        ("A[I_x,J] @ B[J,K_x] -> C[I,K_x]", 4, ("AllGather_x(A)",)),
+        ("A[I_x,J] @ B[J,K_x] -> C[I_x,K]", 4, ("AllGather_x(B)",)),
+        ("A[I_x,J_y] @ B[J_y,K] -> C[I_x,K]", 3, ("AllReduce_y(C)",)),
+        ("A[I,J]{U_x} @ B[J,K] -> C[I,K]", 1, ("AllReduce_x(C)",)),
+        ("A[I,J]{U_x} @ B[J,K] -> C[I_x,K]", 1, ("ReduceScatter_x(C)",)),
+        ("A[I,J]{U_x} @ B[J,K]{U_x} -> C[I,K]{U_x}", 1, ("AllReduce_x(B)",)),
+    ],
+)
+def test_the_cases_of_the_seed(text, case, collectives):
+    plan = mw.plan_matmul(text, MESH, SIZES)
+    assert plan.case == case
+    assert plan.find(*collectives).steps is not None
+
+
+def layouts(indices, mesh, unreduced=False):
+    """Every layout of an array over a mesh, axes in every order."""
+    places = [*indices, None, *(["U"] if unreduced else [])]
+    for chosen in product(places, repeat=len(mesh)):
+        given = dict(zip(mesh, chosen))
+        for order in (list(mesh), list(mesh)[::-1]):
+            axes = tuple(tuple(axis for axis in order if given[axis] == index) for index in indices)
+            yield Layout("A", tuple(indices), axes, tuple(axis for axis in mesh if given[axis] == "U"))
+
+
+def held(layout, sizes, mesh):
+    """For each device, the elements it holds, as a mask."""
+    out = {}
+    for place in product(*map(range, mesh.values())):
+        at = dict(zip(mesh, place))
+        masks = []
+        for index, axes in zip(layout.indices, layout.axes):
+            block, parts = 0, 1
+            for axis in axes:
+                block, parts = block * mesh[axis] + at[axis], parts * mesh[axis]
+            length = sizes[index] // parts
+            mask = np.zeros(sizes[index], bool)
+            mask[block * length : (block + 1) * length] = True
+            masks.append(mask)
+        out[place] = np.multiply.outer(*masks) if len(masks) == 2 else masks[0]
+    return out
+
+
+@pytest.mark.parametrize("mesh", [{"x": 2, "y": 2}, {"x": 2, "y": 3}])
+def test_every_step_moves_what_its_collective_can(mesh):
+    """From every layout to every other one: each device gets its next part from the devices of its group, and no
+    others.
+    """
+    sizes = {"I": 12, "J": 12}
+    for source, target in product(layouts("IJ", mesh, True), layouts("IJ", mesh)):
+        steps = convert(source, target)
+        now = source
+        for step in steps:
+            assert step.before == now
+            now = step.after
+            check_step(step, sizes, mesh)
+        assert now == target
+        if not source.unreduced:
+            received = sum(step.received(sizes, mesh) for step in steps)
+            specs = [[list(axes) for axes in one.axes] for one in (source, target)]
+            assert received >= hw.missing_bytes((12, 12), *specs, mesh, "int8") - 1e-9 or "permute" in [
+                s.kind for s in steps
+            ]
+
+
+def check_step(step, sizes, mesh):
+    before, after = held(step.before, sizes, mesh), held(step.after, sizes, mesh)
+    for place in before:
+        group = [
+            other for other in before if all(a == b or axis in step.axes for axis, a, b in zip(mesh, place, other))
+        ]
+        union = np.logical_or.reduce([before[other] for other in group])
+        assert not (after[place] & ~union).any(), f"{step} needs more than its group holds"
+        if step.kind == "slice":
+            assert not (after[place] & ~before[place]).any()
+        if step.kind == "all_gather":
+            assert (after[place] == union).all(), f"{step} gathers blocks that are not the minor ones"
+        if step.kind == "permute":
+            assert sum((before[other] == after[place]).all() for other in group) >= 1
+        if step.kind in ("all_reduce", "reduce_scatter"):
+            assert set(step.before.unreduced) - set(step.after.unreduced) == set(step.axes)
+        if step.kind in ("all_to_all", "permute"):
+            assert before[place].sum() == after[place].sum()
+
+
+def test_a_sum_cannot_be_taken_apart():
+    whole, parts = Layout("A", ("I",), ((),)), Layout("A", ("I",), ((),), ("x",))
+    assert convert(whole, parts) is None
+    with pytest.raises(mw.MeshwrightError, match="No alternative has"):
+        mw.plan_matmul("A[I,J_x] @ B[J_x,K] -> C[I,K]{U_x}", MESH, SIZES).find("AllReduce_x(C)")
+
+
+@pytest.mark.parametrize(
+    "text", ["A[I_x,J] @ B[J,K_y] -> C[I,K]", "A[I,J_x] @ B[J,K] -> C[I,K]", "A[I_x,J] @ B[J,K_x] -> C[I,K_x]"]
+)
+@pytest.mark.parametrize("chip", ["tpu v5e", "h100"])
+def test_alternatives_are_ordered_and_none_is_beaten_in_everything(text, chip):
+    plan = mw.plan_matmul(text, MESH, SIZES, topology=chip)
+    times = [one.seconds for one in plan.every]
+    assert times == sorted(times) and plan.best in plan.alternatives
+    for one, other in product(plan.alternatives, repeat=2):
+        better = (
+            other.flops < one.flops,
+            other.bandwidth_seconds < one.bandwidth_seconds,
+            other.latency_seconds < one.latency_seconds,
+        )
+        assert not all(better)
+
+
+def test_work_is_shared_or_repeated():
+    sizes = {"B": 1024, "D": 4096, "F": 16384}
+    plan = mw.plan_matmul(
+        "A[B_X,D] @ W[D,F_Y] -> C[B_X,F_Y]", {"X": 4, "Y": 8, "Z": 4}, sizes, topology=hw.Topology("tpu v5p", (4, 8, 4))
+    )
+    once = 2 * 1024 * 4096 * 16384
+    assert plan.find().total_flops == 4 * once
+    assert min(one.total_flops for one in plan.every) == once
+
+
+def test_who_wins_where():
+    """A[B,D] W[D_x,F]: gathering weights for large batches, reducing outputs for small ones; they meet at B = D/2."""
+    plan = mw.plan_matmul(
+        "A[B,D] @ W[D_x,F] -> C[B,F]",
+        {"x": 4},
+        {"B": 64, "D": 8192, "F": 8192},
+        topology=hw.Topology("tpu v5p", 4, wrap=True),
+        mode="asymptotic",
+    )
+    reduce, gather = plan.find("AllReduce_x(C)"), plan.find("AllGather_x(W)")
+    assert reduce.bandwidth_seconds < gather.bandwidth_seconds
+    assert plan.crossover("B", reduce, gather, "bandwidth_seconds") == pytest.approx(4096)
+    assert reduce.at(B=8192).bandwidth_seconds > gather.at(B=8192).bandwidth_seconds
+    assert plan.crossover("F", reduce, gather, "bandwidth_seconds") is None
+    regimes = plan.regimes
+    assert [regime.low for regime in regimes] == sorted(regime.low for regime in regimes)
+    for regime in regimes:
+        scaled = {index: size * regime.low for index, size in plan.problem.sizes.items()}
+        assert regime.alternative.at(**scaled).seconds == min(one.at(**scaled).seconds for one in plan.every)
+
+
+def test_batched_products_and_long_axis_names():
+    mesh = {"data": 2, "model": 4}
+    plan = mw.plan_matmul(
+        "Q[B_data,T,H_model] · W[H_model,D] → O[B_data,T,D]", mesh, {"B": 8, "T": 128, "H": 512, "D": 512}
+    )
+    assert (plan.case, plan.cases) == (3, {"data": 1, "model": 3})
+    assert plan.find("AllReduce_model(O)").total_flops == 2 * 8 * 128 * 512 * 512
+    split = mw.plan_matmul(
+        "Q[B_{data,model},I,J] @ K[B_{data,model},J,L] -> S[B_{data,model},I,L]", mesh, {"B": 8, "I": 4, "J": 4, "L": 4}
+    )
+    assert split.case == 1 and split.best.collectives == ()
+    assert str(split.problem.left) == "Q[B_{data,model},I,J]"
+
+
+def test_without_a_result_the_natural_one_is_meant():
+    plan = mw.plan_matmul("A[I_x,J_y] @ B[J_y,K]", MESH, SIZES)
+    assert str(plan.problem.result) == "C[I_x,K]{U_y}"
+    assert plan.best.communication_seconds == 0
+
+
+def test_a_mesh_object_and_a_dtype_object():
+    mesh = mw.make_mesh((2, 4), ("x", "y"))
+    plan = mw.plan_matmul("A[I_x,J] @ B[J,K_y] -> C[I,K]", mesh, SIZES, np.dtype("float32"))
+    assert plan.problem.dtype == "f32"
+    assert plan.best.bytes_received_per_device == pytest.approx(7 / 8 * 4096 * 4096 * 4)
