@@ -243,7 +243,7 @@ def test_layouts_that_cannot_be():
 def test_products_that_cannot_be_read():
     expect(
         lambda: mw.plan_matmul("A[I_x,J] @ B[J,K_z] -> C[I,K]", {"x": 2, "y": 2}, SIZES),
-        "The mesh has no axis 'z'.\n    A[I_x,J] @ B[J,K_z] -> C[I,K]\n                    ^",
+        "The mesh has no axis 'z'.\n    A[I_x,J] @ B[J,K_z] -> C[I,K]\n                     ^",
         "its axes are x, y",
         "_x",
     )

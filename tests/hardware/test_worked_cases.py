@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.hardware.worked_cases import ANSWERS, CASES, answer, within
+from tests.hardware.worked_cases import ANSWERS, BEGIN, CASES, END, PAGE, answer, table, within
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -15,3 +15,8 @@ def test_a_worked_case_is_reproduced(name):
 def test_every_case_is_asked():
     assert len(CASES) == 134
     assert set(ANSWERS) == set(CASES)
+
+
+def test_the_documentation_lists_every_case():
+    """`python -m tests.hardware.worked_cases` writes the table."""
+    assert BEGIN + table() + END in PAGE.read_text(encoding="utf-8")

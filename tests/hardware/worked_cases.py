@@ -416,3 +416,38 @@ def iteration(i: Inputs) -> float:
         sequence_parallel=selective,
         dtype="f16",
     ).seconds
+
+
+def table() -> str:
+    """The worked cases as a table: what is expected, what the model says, and where the expectation comes from."""
+    lines = [
+        "| | question | hardware | expected | modelled | off by | allowed | source |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for name, case in CASES.items():
+        value, expected, unit = answer(name), case["expected"]["value"], case["expected"]["unit"]
+        off = f"{100 * (value / expected - 1):+.1f} %" if expected else f"{value:g}"
+        allowed = {"rel": "{:.3g} %", "factor": "× {:g}", "abs": "{:g}"}
+        ((how, much),) = case["tolerance"].items()
+        cells = [
+            name,
+            case["question"],
+            case["hardware"],
+            f"{expected:.5g} {unit}",
+            f"{value:.5g}",
+            off.replace("+0.0 %", "0").replace("-0.0 %", "0"),
+            allowed[how].format(100 * much if how == "rel" else much),
+            case["source"],
+        ]
+        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join(lines)
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "costs.md"
+BEGIN, END = "<!-- worked cases -->\n", "\n<!-- end of worked cases -->"
+
+
+if __name__ == "__main__":
+    text = PAGE.read_text(encoding="utf-8")
+    before, after = text.index(BEGIN) + len(BEGIN), text.index(END)
+    PAGE.write_text(text[:before] + table() + text[after:], encoding="utf-8")

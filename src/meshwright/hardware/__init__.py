@@ -8,6 +8,7 @@
 'memory'
 """
 
+from meshwright.errors import HardwareError
 from meshwright.hardware.chips import Chip, Fact, dtype_name, get, item_bytes, names
 from meshwright.hardware.collectives import (
     bus_bytes_per_s,
@@ -91,6 +92,7 @@ __all__ = [
     "Chip",
     "CollectiveCost",
     "Fact",
+    "HardwareError",
     "Layout",
     "Roofline",
     "Span",

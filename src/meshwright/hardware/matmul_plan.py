@@ -97,14 +97,23 @@ class Alternative:
         )
 
     @cached_property
+    def _local(self) -> dict[str, float]:
+        """The sizes of one device's part of the product."""
+        p = self.problem
+        return {index: p.sizes[index] / prod(p.mesh[axis] for axis in self.axes.get(index, ())) for index in p.indices}
+
+    @cached_property
+    def _elements(self) -> tuple[float, ...]:
+        """Elements of one device's operands and result."""
+        p = self.problem
+        return tuple(prod(self._local[index] for index in one.indices) for one in (p.left, p.right, p.result))
+
+    @cached_property
     def work(self) -> Roofline:
         """The product on one device, beside its communication."""
         p = self.problem
-        split = {index: prod(p.mesh[axis] for axis in axes) for index, axes in self.axes.items()}
-        local = {index: p.sizes[index] / split.get(index, 1) for index in p.indices}
-        elements = sum(prod(local[index] for index in one.indices) for one in (p.left, p.right, p.result))
-        flops = 2 * prod(local.values())
-        alone = work(flops, elements * item_bytes(p.dtype), p.topology.chip, p.dtype, p.mode)
+        moved = sum(self._elements) * item_bytes(p.dtype)
+        alone = work(2 * prod(self._local.values()), moved, p.topology.chip, p.dtype, p.mode)
         return alone.with_communication(self.communication_seconds)
 
     @property
@@ -142,6 +151,22 @@ class Alternative:
     def seconds(self) -> float:
         """The whole: communication, then compute; or the longer of them if the plan overlaps them."""
         return self.work.seconds if self.problem.overlap else self.work.serial_seconds
+
+    def scaled_seconds(self, scale: float) -> float:
+        """The whole if all sizes were ``scale`` times as large.
+
+        Bytes grow with the rank of their array, FLOPs with the number of indices; latencies stay.
+        """
+        p, work = self.problem, self.work
+        communication = sum(
+            cost.launch_seconds + max(cost.bandwidth_seconds * scale ** len(step.before.indices), cost.latency_seconds)
+            for step, cost in zip(self.collectives, self.costs)
+        )
+        ranks = [len(one.indices) for one in (p.left, p.right, p.result)]
+        grown = sum(elements * scale**rank for elements, rank in zip(self._elements, ranks))
+        memory = work.memory_seconds * grown / sum(self._elements)
+        compute = max(work.compute_seconds * scale ** len(p.indices), memory)
+        return max(compute, communication) if p.overlap else compute + communication
 
     def at(self, **sizes: float) -> Alternative:
         """The same steps for other sizes.
@@ -272,10 +297,9 @@ class MatmulPlan:
         out: list[Regime] = []
         for power in range(-12, 13):
             scale = 2.0**power
-            scaled = {index: size * scale for index, size in self.problem.sizes.items()}
-            if min(scaled.values()) < 1:
+            if min(self.problem.sizes.values()) * scale < 1:
                 continue
-            winner = min(self.every, key=lambda one: (one.at(**scaled).seconds, len(one.steps)))
+            winner = min(self.every, key=lambda one: (one.scaled_seconds(scale), len(one.steps)))
             if out and out[-1].alternative is winner:
                 out[-1] = Regime(out[-1].low, scale, winner)
             else:
@@ -380,13 +404,16 @@ def _parse(text: str, mesh: Mapping[str, int]) -> tuple[Layout, Layout, Layout |
         ]
         new = [index for index in result.indices if index not in both]
         if alone or new:
-            index = sorted([*alone, *new])[0]
+            index = min([*alone, *new])
             why = (
                 "the result has it and no operand does"
-                if new
+                if index in new
                 else "one operand has it, and neither the other nor the result"
             )
-            raise _unreadable(text, text.find(index), f"Index {index!r} has nowhere to go.", why)
+            found = re.search(rf"[\[,]\s*{index}(?![A-Za-z0-9])", text)
+            raise _unreadable(
+                text, found.end() - len(index) if found else 0, f"Index {index!r} has nowhere to go.", why
+            )
     return left, right, result  # type: ignore[return-value]
 
 

@@ -16,9 +16,7 @@ from meshwright.hardware.topology import Axes, Topology
 def _seed(
     kind: str, bytes: float, topology: Topology, spans: tuple[Span, ...], exact: bool, **_: Any
 ) -> CollectiveCost:
-    """Seed 001: max(V / 2nW, N·T/2) over n axes, twice for an all-reduce, a quarter of the bandwidth term for an
-    all-to-all.
-    """
+    """Seed 001: max(V / 2nW, N·T/2) over n axes, twice for an all-reduce, a quarter for an all-to-all."""
     _only("seed 001", kind, ("all_gather", "reduce_scatter", "all_reduce", "all_to_all"))
     size, chip = group_size(spans), topology.chip
     times, share = (2 if kind == "all_reduce" else 1), (1 / 4 if kind == "all_to_all" else 1)
