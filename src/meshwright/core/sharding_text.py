@@ -276,7 +276,7 @@ def read_sharding(text: str) -> tuple[WrittenSharding, Reader]:
     while reader.accept(","):
         key = next((k for k in ("replicated", "unreduced") if k not in lists and reader.sees(k)), None)
         if key is None:
-            raise reader.expected("`replicated={…}` or `unreduced={…}`, each at most once,")
+            raise reader.expected("`replicated={…}` or `unreduced={…}`, each at most once")
         reader.take(key)
         reader.take("=")
         if key == "unreduced" and any(reader.sees(kind) for kind in REDUCTIONS):
@@ -308,7 +308,7 @@ def _dim(reader: Reader) -> WrittenDim:
     if reader.tokens[reader.next][0] == "word":
         text = reader.tokens[reader.next][1]
         if not re.fullmatch(r"p(0|[1-9][0-9]*)", text, re.ASCII) or int(text[1:]) > LARGEST:
-            raise reader.expected("a priority such as `p1`, without leading zeros,")
+            raise reader.expected("a priority such as `p1`, without leading zeros")
         reader.next += 1
         priority = int(text[1:])
     return WrittenDim(tuple(axes), is_open, priority, at)
