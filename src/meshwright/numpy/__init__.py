@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import meshwright.frontend.array  # noqa: F401  gives arrays their operators
-from meshwright.core.trace import Array as ndarray
+from meshwright.core.trace import Value as ndarray  # tracers too, as a function being traced sees them
 from meshwright.frontend.array_methods import astype
 from meshwright.frontend.einsum import (
     einsum,
