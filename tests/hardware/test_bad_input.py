@@ -63,6 +63,18 @@ def test_a_rate_that_a_chip_does_not_have():
         "hardware.get('tpu 7x', int8_flops_per_s=…)",
     )
     expect(
+        lambda: hw.get("tpu 7x").int8_flops_per_s,
+        "The data of tpu 7x has no int8_flops_per_s.",
+        "its source says so",
+        "hardware.get('tpu 7x', int8_flops_per_s=…)",
+    )
+    expect(
+        lambda: hw.matmul(8, 8, 8, "h100", mode="fast"),
+        "There is no mode 'fast'.",
+        "there are exact, asymptotic, calibrated",
+        "'exact'",
+    )
+    expect(
         lambda: hw.item_bytes("bf15"),
         "No element type is called 'bf15'.",
         "there are bf16, f16, f32, tf32, f64, fp8, fp4, int4, int8, int16, int32, int64, bool",

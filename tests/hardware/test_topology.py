@@ -1,5 +1,7 @@
 """Machines: wraparound, where meshes lie, and the models of collectives by name."""
 
+from math import prod
+
 import pytest
 
 import meshwright as mw
@@ -74,6 +76,23 @@ def test_more_mesh_axes_than_a_chip_has_dimensions():
     t = hw.for_mesh("tpu v5e", {"a": 2, "b": 2, "c": 4})
     assert t.shape == (2, 8)
     assert sorted(span for spans in t.mapping.values() for span in spans) == [Span(0, 2), Span(1, 2, 4), Span(1, 4)]
+
+
+@pytest.mark.parametrize(
+    ("chip", "mesh", "shape", "slices"),
+    [
+        ("tpu v5e", {"x": 32}, (16, 2), 1),
+        ("tpu v5e", {"x": 64, "y": 4}, (16, 16), 1),
+        ("tpu v5e", {"data": 64, "model": 16}, (16, 16), 4),
+        ("tpu v5p", {"x": 8, "y": 64}, (8, 8, 8), 1),
+        ("tpu 7x", {"x": 4, "y": 4, "z": 4, "w": 2}, (4, 4, 8), 1),
+        ("h100", {"x": 3, "y": 8}, (24,), 1),
+    ],
+)
+def test_a_machine_for_a_mesh(chip, mesh, shape, slices):
+    t = hw.for_mesh(chip, mesh)
+    assert (t.shape, t.slices) == (shape, slices)
+    assert {name: prod(span.size for span in spans) for name, spans in t.mapping.items()} == mesh
 
 
 def test_levels_of_a_fat_tree():

@@ -55,13 +55,13 @@ class Chip:
     def __getattr__(self, name: str) -> float:
         if name.startswith("_") or name in ("facts", "name", "kind"):
             raise AttributeError(name)
-        if name not in self.facts:
+        if name not in self.facts or self.facts[name].value is None:
             if name not in known_numbers():
                 raise AttributeError(f"a chip has no number {name!r}{_nearest(name, known_numbers())}")
             raise HardwareError(
                 f"The data of {self.name} has no {name}.",
                 where=here(),
-                why="none of the sources at hand gives it",
+                why="its source says so" if name in self.facts else "none of the sources at hand gives it",
                 fix=f"hardware.get({self.name!r}, {name}=…)",
             )
         value: float = self.facts[name].value

@@ -12,10 +12,10 @@ from meshwright.hardware.chips import Chip, get
 from meshwright.hardware.links import CollectiveCost
 from meshwright.hardware.models import MODELS, OPTIONS
 from meshwright.hardware.placement import group_size
+from meshwright.hardware.roofline import MODES
 from meshwright.hardware.topology import Axes, Topology
 
 KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "permute", "broadcast", "reduce")
-MODES = ("exact", "asymptotic", "calibrated")
 _ALIASES = {
     "collective_permute": "permute",
     "ppermute": "permute",

@@ -12,6 +12,7 @@ from meshwright.hardware.chips import Chip, get, item_bytes
 from meshwright.hardware.topology import Topology
 
 Machine = str | Chip | Topology
+MODES = ("exact", "asymptotic", "calibrated")  # the first two differ for collectives only
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,10 @@ def work(flops: float, bytes: float, machine: Machine, dtype: object = "bf16", m
     >>> work(1e12, 0, "h100").seconds
     0.0010111223458038423
     """
+    if mode not in MODES:
+        raise HardwareError(
+            f"There is no mode {mode!r}.", where=here(), why=f"there are {', '.join(MODES)}", fix=f"{MODES[0]!r}"
+        )
     chip, count = _chips(machine)
     calibrated = mode == "calibrated"
     rate = chip.flops_per_s(dtype) * (chip.known("matmul_efficiency", 1.0) if calibrated else 1.0)

@@ -410,20 +410,54 @@ def mesh_sizes(mesh: object) -> dict[str, int]:
 
 
 def for_mesh(chip: str | Chip, mesh: object) -> Topology:
-    """A machine of the mesh's own shape: one physical axis per mesh axis, the last ones folded together where a
-    chip has fewer.
+    """A machine for a mesh: of the mesh's own shape if there is one, else the most wrapped and most even that holds
+    it.
+
+    Mesh axes beyond a chip's dimensions are folded together; what is larger than a pod becomes slices.
 
     >>> for_mesh("tpu v5e", {"x": 2, "y": 4})
     Topology('tpu v5e', 2x4, mesh x=2 y=4)
+    >>> for_mesh("tpu v5e", {"data": 32, "model": 16})
+    Topology('tpu v5e', 16x16, wrap=0,1, slices=2, mesh data=32 model=16)
     """
     sizes, found = mesh_sizes(mesh), get(chip)
     lengths = [size for size in sizes.values() if size > 1] or [1]
+    total = prod(lengths)
     if found.kind == "gpu":
-        return Topology(found, prod(lengths), mesh=sizes)
+        node = int(found.nvlink_domain)
+        return Topology(found, total if total <= node else ceil(total / node) * node, mesh=sizes)
     dims = int(found.torus_dims)
-    if len(lengths) > dims:
-        lengths = [*lengths[: dims - 1], prod(lengths[dims - 1 :])]
-    return Topology(found, tuple(lengths), mesh=sizes)
+    folded = lengths if len(lengths) <= dims else [*lengths[: dims - 1], prod(lengths[dims - 1 :])]
+    fact = found.facts.get("pod_shape")
+    pod = sorted(fact.value if fact else [], reverse=True)
+    if all(a <= b for a, b in zip(sorted(folded, reverse=True), pod)):
+        return Topology(found, tuple(folded), mesh=sizes)
+    for slices in (n for n in range(1, total + 1) if total % n == 0):
+        shapes = [
+            shape
+            for shape in _factorings(total // slices, dims)
+            if all(a <= b for a, b in zip(sorted(shape, reverse=True), pod)) and place(sizes, shape, slices) is not None
+        ]
+        if shapes:
+            machines = [Topology(found, shape, mesh=sizes, slices=slices) for shape in shapes]
+            return max(machines, key=lambda machine: (sum(machine.wrap), -max(machine.shape), machine.shape))
+    return Topology(found, tuple(folded), mesh=sizes)
+
+
+def _factorings(number: int, count: int) -> Iterable[tuple[int, ...]]:
+    """Every way to write a number as a product of ``count`` factors, in order.
+
+    >>> list(_factorings(4, 2))
+    [(1, 4), (2, 2), (4, 1)]
+    """
+    if count == 1:
+        return [(number,)]
+    return [
+        (first, *rest)
+        for first in range(1, number + 1)
+        if number % first == 0
+        for rest in _factorings(number // first, count - 1)
+    ]
 
 
 def _shape(chip: Chip, shape: int | str | Sequence[int] | Mapping[str, int]) -> tuple[int, ...]:
