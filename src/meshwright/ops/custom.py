@@ -8,10 +8,10 @@ from typing import Any
 from meshwright.core.op import Cost, Linear, Linearity, No, Op, Value, define_op
 from meshwright.core.program import Params, Program, Rule
 from meshwright.core.source import here
-from meshwright.core.trace import run, state
+from meshwright.core.trace import run, state, trace
 from meshwright.core.types import TensorType
 from meshwright.errors import DifferentiationError
-from meshwright.ops.basic import reduce_sum
+from meshwright.ops.basic import reduce_sum, zeros
 from meshwright.ops.regions import (
     NO_FACTORS,
     Mask,
@@ -75,6 +75,23 @@ def _custom_jvp(
     return outs[:half], list(outs[half:])
 
 
+def _custom_jvp_linearize(
+    op: Op, primals: Sequence[Value], tangents: Sequence[Value | None], params: Params
+) -> tuple[list[Value], list[Value | None]]:
+    """The rule is linear in the tangents, so it is its own derivative by them, here at zero. Taken that way, values and
+    tangents come apart even where the rule computes both at once, say in one loop."""
+    n = params["captured"]
+    _refuse_captured(tangents, n)
+    values, mask = list(primals[n:]), present(tangents[n:])
+    values += [zeros(x.type) for x in values]
+    program, captured = trace(params["jvp"], [x.type for x in values], values)
+    fixed = len(captured) + len(mask)
+    outs, linear = linearize_program(program, [*captured, *values], [False] * fixed + list(mask))
+    half = len(params["call"].outputs)
+    out_ts = spread(run(linear.program, [*linear.residuals, *pick(tangents[n:], mask)]), linear.nonzero)
+    return outs[:half], out_ts[half:]
+
+
 def _batched_rule(rule: Rule, size: int, mask: Sequence[bool], types: Sequence[TensorType]) -> Rule:
     """The rule for a batch, given the types of one example's arguments; every output is batched."""
 
@@ -100,6 +117,7 @@ custom_jvp_call: Op = define_op(
     factors=NO_FACTORS,
     linear=Linearity.NONE,
     jvp=_custom_jvp,
+    linearize=_custom_jvp_linearize,
     transpose=lambda op, cts, inputs, params: _transpose_call(params["call"], cts, inputs),
     batch=_custom_jvp_batch,
     evaluate=lambda xp, *args, call, jvp, captured: tuple(xp.function(call)(*args)),
