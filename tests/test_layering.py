@@ -38,7 +38,13 @@ EXTRAS = frozenset({"jax", "jaxlib", "onnx", "torch", "array_api_compat", "highs
 MAY_USE_EXTRAS = ("engine", "interop")
 
 # Imports inside functions: a command imports what it runs, so that the others start at once; hashlib loads OpenSSL.
-LATE = {"core.program": {"hashlib"}, "cli": {"meshwright.tour", "rich.console", "rich.rule"}}
+# Shardings are loaded when an array is first put onto devices.
+LATE = {
+    "core.program": {"hashlib"},
+    "frontend.array_placement": {"meshwright.frontend.shards"},
+    "frontend.operands": {"meshwright.frontend.placing"},
+    "cli": {"meshwright.tour", "rich.console", "rich.rule"},
+}
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from meshwright.core.mesh import AbstractMesh, AxisType, Mesh, make_mesh, set_mesh
     from meshwright.core.partition_spec import P, PartitionSpec
     from meshwright.core.sharding import NamedSharding
+    from meshwright.frontend.placing import device_get, device_put
     from meshwright.hardware.matmul_plan import plan_matmul
 
 remat = checkpoint
@@ -32,6 +33,7 @@ _ON_FIRST_USE = {
     **dict.fromkeys(("AbstractMesh", "AxisType", "Mesh", "make_mesh", "set_mesh"), "meshwright.core.mesh"),
     **dict.fromkeys(("P", "PartitionSpec"), "meshwright.core.partition_spec"),
     "NamedSharding": "meshwright.core.sharding",
+    **dict.fromkeys(("device_get", "device_put"), "meshwright.frontend.placing"),
     "plan_matmul": "meshwright.hardware.matmul_plan",
 }
 
@@ -60,6 +62,8 @@ __all__ = [
     "config",
     "custom_jvp",
     "custom_vjp",
+    "device_get",
+    "device_put",
     "eval_shape",
     "grad",
     "hardware",

@@ -6,6 +6,7 @@
 """
 
 from meshwright.core.axes import AxisRef
+from meshwright.core.device_sharding import SingleDeviceSharding
 from meshwright.core.dimension_sharding import DimensionSharding
 from meshwright.core.mesh import AbstractMesh, AxisType, Device, Mesh, get_mesh, make_mesh, set_mesh
 from meshwright.core.partition_spec import P, PartitionSpec
@@ -22,6 +23,7 @@ __all__ = [
     "NamedSharding",
     "P",
     "PartitionSpec",
+    "SingleDeviceSharding",
     "TensorSharding",
     "count_shardings",
     "enumerate_shardings",

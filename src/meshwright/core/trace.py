@@ -60,11 +60,12 @@ class Array(Value):
     (True, (2,), dtype('float32'))
     """
 
-    __slots__ = ("_data", "type")
+    __slots__ = ("_data", "_sharding", "type")
 
-    def __init__(self, data: Any, type: TensorType) -> None:
-        self._data = data
+    def __init__(self, data: Any, type: TensorType, sharding: Any = None) -> None:
+        self._data = data  # the global contents, once, however many devices hold them
         self.type = type
+        self._sharding = sharding  # where they are; None: they were put nowhere
 
     @property
     def data(self) -> Any:

@@ -14,6 +14,9 @@ from meshwright.core.trace import Array, Tracer, apply
 from meshwright.core.trace import Value as ValueClass
 from meshwright.errors import ShapeError
 from meshwright.frontend import (
+    array_placement as _array_placement,  # noqa: F401  (gives Array what it says of devices)
+)
+from meshwright.frontend import (
     numpy_arithmetic,
     numpy_creation,
     numpy_linalg,

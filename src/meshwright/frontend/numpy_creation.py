@@ -12,7 +12,7 @@ from meshwright.core import dtypes
 from meshwright.core.dtypes import DType
 from meshwright.core.op import Value
 from meshwright.core.source import here
-from meshwright.core.trace import Array, to_array
+from meshwright.core.trace import Array, state, to_array
 from meshwright.core.types import Shape, TensorType
 from meshwright.errors import ShapeError
 from meshwright.frontend.numpy_arithmetic import add, divide, multiply, power, sign, subtract
@@ -26,7 +26,7 @@ from meshwright.frontend.operands import (
     convert,
     is_number,
     known,
-    no_sharding,
+    placed,
     promote_operands,
     result_key,
     stack_values,
@@ -56,7 +56,6 @@ def array(
     Array([[1, 2],
            [3, 4]], dtype=int32)
     """
-    no_sharding(device=device, out_sharding=out_sharding)
     if copy and isinstance(object, np.ndarray):
         object = object.copy()
     made = value(object)
@@ -64,7 +63,7 @@ def array(
         made = strong(convert(made, dtypes.as_dtype(dtype)))
     if made.ndim < ndmin:
         made = basic.reshape(made, shape=(1,) * (ndmin - made.ndim) + made.shape)
-    return made
+    return placed(made, device, out_sharding)
 
 
 def asarray(
@@ -83,7 +82,7 @@ def asarray(
 def copy(a: ArrayLike, order: str | None = None) -> Value:
     """An array equal to ``a`` with contents of its own."""
     a = value(a)
-    return Array(np.array(a.data), a.type) if a.__class__ is Array else a
+    return Array(np.array(a.data), a.type, a._sharding) if a.__class__ is Array else a
 
 
 def _filled(shape: Any, fill: ArrayLike, dtype: DTypeLike, default: DType | None) -> Value:
@@ -106,28 +105,24 @@ def zeros(shape: Any, dtype: DTypeLike = None, *, device: Any = None, out_shardi
     Array([[0., 0.],
            [0., 0.]], dtype=float32)
     """
-    no_sharding(device=device, out_sharding=out_sharding)
-    return _filled(shape, 0, dtype, dtypes.default_float())
+    return placed(_filled(shape, 0, dtype, dtypes.default_float()), device, out_sharding)
 
 
 def ones(shape: Any, dtype: DTypeLike = None, *, device: Any = None, out_sharding: Any = None) -> Value:
     """Ones."""
-    no_sharding(device=device, out_sharding=out_sharding)
-    return _filled(shape, 1, dtype, dtypes.default_float())
+    return placed(_filled(shape, 1, dtype, dtypes.default_float()), device, out_sharding)
 
 
 def empty(shape: Any, dtype: DTypeLike = None, *, device: Any = None, out_sharding: Any = None) -> Value:
     """Zeros: an array without contents does not exist here."""
-    no_sharding(device=device, out_sharding=out_sharding)
-    return _filled(shape, 0, dtype, dtypes.default_float())
+    return placed(_filled(shape, 0, dtype, dtypes.default_float()), device, out_sharding)
 
 
 def full(
     shape: Any, fill_value: ArrayLike, dtype: DTypeLike = None, *, device: Any = None, out_sharding: Any = None
 ) -> Value:
     """An array with ``fill_value`` everywhere, broadcast where it is an array."""
-    no_sharding(device=device, out_sharding=out_sharding)
-    return _filled(shape, fill_value, dtype, None)
+    return placed(_filled(shape, fill_value, dtype, None), device, out_sharding)
 
 
 def zeros_like(
@@ -160,11 +155,12 @@ def full_like(
     device: Any = None,
     out_sharding: Any = None,
 ) -> Value:
-    """``fill_value`` everywhere, in the shape and dtype of ``a``; ``a`` may be a ShapeDtypeStruct."""
-    no_sharding(device=device, out_sharding=out_sharding)
+    """``fill_value`` everywhere, in the shape and dtype and on the devices of ``a``; also of a ShapeDtypeStruct."""
     if not (hasattr(a, "shape") and hasattr(a, "dtype")):
         a = value(a)
     have, weak = (dtypes.canonical(np.dtype(a.dtype)), getattr(a, "weak_type", False))
+    if shape is None and device is None and out_sharding is None and state.builder is None:
+        device = a._sharding if a.__class__ is Array else getattr(a, "sharding", None)
     shape = static_shape(a.shape if shape is None else shape)
     if dtype is not None:
         have, weak = dtypes.as_dtype(dtype), False
@@ -172,7 +168,7 @@ def full_like(
         fill: Value = Array(np.asarray(fill_value).astype(have), TensorType((), have, weak))
     else:
         fill = convert(value(fill_value), have, weak)
-    return broadcast(fill, shape)
+    return placed(broadcast(fill, shape), device, out_sharding)
 
 
 # Ranges
@@ -193,7 +189,10 @@ def arange(
     >>> mnp.arange(2, 8, 3)
     Array([2, 5], dtype=int32)
     """
-    no_sharding(device=device, out_sharding=out_sharding)
+    return placed(_counted(start, stop, step, dtype), device, out_sharding)
+
+
+def _counted(start: ArrayLike, stop: ArrayLike | None, step: ArrayLike | None, dtype: DTypeLike) -> Value:
     fix = "pass the bounds as Python numbers; make arguments of a jitted function static: mw.jit(f, static_argnums=…)"
     bounds: list[Any] = [
         x if x is None or is_number(x) else known(x, "mnp.arange", fix)[()] for x in (start, stop, step)
@@ -229,6 +228,7 @@ def linspace(
     axis: int = 0,
     *,
     device: Any = None,
+    out_sharding: Any = None,
 ) -> Any:
     """``num`` numbers evenly spaced from ``start`` to ``stop``.
 
@@ -236,7 +236,6 @@ def linspace(
     >>> mnp.linspace(0, 1, 5)
     Array([0.  , 0.25, 0.5 , 0.75, 1.  ], dtype=float32)
     """
-    no_sharding(device=device)
     num = static_int(num, "num of mnp.linspace")
     first, last = (value(x) for x in promote_operands((start, stop), inexact=True))
     computed = first.type.dtype
@@ -263,7 +262,7 @@ def linspace(
     out = basic.move_dim(out, 0, axis)
     if dtypes.is_integer(target) and not dtypes.is_integer(computed):
         out = floor(out)
-    out = strong(convert(out, target))
+    out = placed(strong(convert(out, target)), device, out_sharding)
     return (out, step) if retstep else out
 
 
@@ -297,9 +296,9 @@ def eye(
     N: int, M: int | None = None, k: int = 0, dtype: DTypeLike = None, *, device: Any = None, out_sharding: Any = None
 ) -> Value:
     """Ones on the ``k``-th diagonal of ``N`` rows and ``M`` columns, zeros elsewhere."""
-    no_sharding(device=device, out_sharding=out_sharding)
     shape = (static_int(N, "N of mnp.eye"), static_int(N if M is None else M, "M of mnp.eye"))
-    return convert(_compare_places(shape, static_int(k, "k of mnp.eye"), "eq"), _dtype_or_float(dtype))
+    made = convert(_compare_places(shape, static_int(k, "k of mnp.eye"), "eq"), _dtype_or_float(dtype))
+    return placed(made, device, out_sharding)
 
 
 def identity(n: int, dtype: DTypeLike = None) -> Value:

@@ -384,3 +384,12 @@ def no_sharding(**arguments: Any) -> None:
                 why="every array is held whole",
                 fix=f"leave out {name}=",
             )
+
+
+def placed(x: Value, device: Any, out_sharding: Any = None) -> Value:
+    """A new array where its maker's ``device=`` or ``out_sharding=`` says."""
+    if device is None and out_sharding is None:
+        return x
+    from meshwright.frontend.placing import put_created
+
+    return put_created(x, device, out_sharding)

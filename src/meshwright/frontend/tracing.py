@@ -22,10 +22,11 @@ class ShapeDtypeStruct:
     ShapeDtypeStruct(shape=(2, 3), dtype=float32)
     """
 
-    __slots__ = ("type",)
+    __slots__ = ("sharding", "type")
 
-    def __init__(self, shape: Sequence[int], dtype: Any, *, weak_type: bool = False) -> None:
+    def __init__(self, shape: Sequence[int], dtype: Any, *, sharding: Any = None, weak_type: bool = False) -> None:
         self.type = TensorType(tuple(int(n) for n in shape), dtypes.as_dtype(dtype), weak_type)
+        self.sharding = sharding
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -44,22 +45,25 @@ class ShapeDtypeStruct:
         return self.type.size
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, ShapeDtypeStruct) and self.type is other.type
+        return isinstance(other, ShapeDtypeStruct) and self.type is other.type and self.sharding == other.sharding
 
     def __hash__(self) -> int:
-        return hash(self.type)
+        return hash((self.type, self.sharding))
 
     def __repr__(self) -> str:
-        return f"ShapeDtypeStruct(shape={self.shape}, dtype={self.dtype.name})"
+        sharding = f", sharding={self.sharding}" if self.sharding is not None else ""
+        return f"ShapeDtypeStruct(shape={self.shape}, dtype={self.dtype.name}{sharding})"
 
 
 def typeof(x: Any) -> TensorType:
-    """The type of a value: ``float32[3,4]``.
+    """The type of a value: ``float32[3,4]``; of an array on a mesh with its sharding: ``float32[3@x,4@(y,z)]``.
 
     >>> print(typeof(1.5))
     float32[]
     """
-    return leaf_type(x)
+    type = leaf_type(x)
+    sharding: Any = x._sharding if x.__class__ is Array else getattr(x, "sharding", None)
+    return type.with_(sharding=sharding.to_tensor_sharding(type.ndim)) if hasattr(sharding, "spec") else type
 
 
 def leaf_type(x: Any) -> TensorType:

@@ -1,0 +1,188 @@
+"""device_put and device_get: trees of arrays to and from devices."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import optree
+
+from meshwright.core import tree
+from meshwright.core.device_sharding import SingleDeviceSharding
+from meshwright.core.mesh import BaseMesh, Device, Mesh, get_mesh
+from meshwright.core.partition_spec import P, PartitionSpec
+from meshwright.core.sharding import NamedSharding, TensorSharding
+from meshwright.core.source import here
+from meshwright.core.trace import Array, Tracer, Value
+from meshwright.core.types import Shape
+from meshwright.errors import MeshError, ShardingError, TracerError, TreeError
+from meshwright.frontend.shards import Sharding
+from meshwright.frontend.tracing import leaf_value
+
+PLACES = (NamedSharding, TensorSharding, SingleDeviceSharding, PartitionSpec, Device)
+EXAMPLE = 'mw.NamedSharding(mesh, mw.P("x", None))'
+
+
+def device_put(
+    x: Any, device: Any = None, *, src: Any = None, donate: bool = False, may_alias: bool | None = None
+) -> Any:
+    """The arrays of a tree on other devices.
+
+    ``device`` says where: a sharding, a device, a ``P`` on the current mesh, or None for "as it is"; for several arrays
+    a tree of these, which may stop early: what it says at a place holds for all arrays there. Dims need not be
+    divisible. No bytes move: an array keeps its contents once, and the devices hold views of them.
+
+    >>> import meshwright as mw
+    >>> import meshwright.numpy as mnp
+    >>> mesh = mw.make_mesh((2, 2), ("x", "y"))
+    >>> x = device_put(mnp.ones((4, 6)), mw.NamedSharding(mesh, mw.P("x", "y")))
+    >>> print(mw.typeof(x), x.addressable_shards[3].index)
+    float32[4@x,6@y] (slice(2, 4, None), slice(3, 6, None))
+    """
+    if x.__class__ is Array and isinstance(device, PLACES):
+        return put(x, device)
+    leaves, structure = tree.flatten(x)
+    places = spread(device, x, "device_put")
+    names = tree.path_names(x)
+    found = []
+    for leaf, place, name in zip(leaves, places, names, strict=True):
+        if isinstance(leaf, np.ndarray) and leaf.flags.writeable and not may_alias:
+            leaf = leaf.copy()  # an array does not change, whatever its owner does with this one
+        value = leaf_value(leaf, f"a leaf {name} given to device_put" if name else "what is given to device_put")
+        found.append(value if place is None else put(value, place, name))
+    return tree.unflatten(structure, found)
+
+
+def device_get(x: Any) -> Any:
+    """The arrays of a tree as NumPy arrays, which cannot be written to; other leaves as they are.
+
+    >>> import meshwright.numpy as mnp
+    >>> device_get({"w": mnp.arange(3), "step": 7})
+    {'w': array([0, 1, 2], dtype=int32), 'step': 7}
+    """
+    return tree.map(lambda leaf: np.asarray(leaf) if isinstance(leaf, Value) else leaf, x)
+
+
+def put(x: Value, place: Any, name: str = "") -> Array:
+    """An array on the devices that ``place`` says; ``name`` is how errors call it."""
+    if not isinstance(x, Array):
+        raise traced(x, "device_put")
+    return Array(x.data, x.type, sharding_for(place, x.type.shape, name))
+
+
+def put_created(x: Value, device: Any, out_sharding: Any) -> Array:
+    """A new array where ``device=`` or ``out_sharding=`` of the function that made it says."""
+    if device is not None and out_sharding is not None:
+        raise ShardingError(
+            "device= and out_sharding= are both given.",
+            where=here(),
+            why="each says where the result goes",
+            fix="leave out one of them",
+        )
+    place, name = (device, "device") if out_sharding is None else (out_sharding, "out_sharding")
+    if not isinstance(x, Array):
+        raise traced(x, f"{name}=")
+    return Array(x.data, x.type, sharding_for(place, x.type.shape))
+
+
+def traced(x: Value, what: str) -> TracerError:
+    """The error for placing a traced value."""
+    assert isinstance(x, Tracer)
+    return TracerError(
+        f"{what} is given for a traced value {x.type}.",
+        where=here(),
+        why="the function is being traced: the value stands for every run and is on no device yet",
+        fix="y = mw.device_put(f(x), sharding) after the call; inside the function,\n"
+        "mw.lax.with_sharding_constraint(x, sharding) says how a value is laid out, and in_shardings= and\n"
+        "out_shardings= of mw.jit how arguments and results are",
+    )
+
+
+def sharding_for(place: Any, shape: Shape, name: str = "") -> Sharding:
+    """The sharding that ``place`` means for an array of this shape, or an error that says why it cannot be."""
+    if isinstance(place, SingleDeviceSharding):
+        return place
+    if isinstance(place, Device):
+        return SingleDeviceSharding(place)
+    if isinstance(place, PartitionSpec):
+        place = NamedSharding(_current_mesh(place), place)
+    elif not isinstance(place, NamedSharding | TensorSharding):
+        raise _no_place(place)
+    whole = place.to_tensor_sharding() if isinstance(place, NamedSharding) else place
+    if not isinstance(whole.mesh, Mesh) or whole.mesh.empty:
+        raise _no_devices(whole.mesh)
+    if whole.mesh.is_maximal:
+        return SingleDeviceSharding(whole.mesh.devices.item())
+    if whole.unreduced:
+        axes = ", ".join(axis.short() for axis in whole.unreduced)
+        raise ShardingError(
+            f"An array cannot be put onto a sharding that is unreduced over {axes}.",
+            where=here(),
+            why="an array has contents; of an unreduced value each device holds a summand only",
+            fix="leave out unreduced: " + repr(whole.with_(unreduced=()).to_named().spec),
+        )
+    rank = whole.rank
+    if rank > len(shape) or (rank < len(shape) and isinstance(place, TensorSharding)):
+        shown = place.spec if isinstance(place, NamedSharding) else place
+        raise ShardingError(
+            f"{f'The array {name}' if name else 'An array'} of shape {shape} cannot be put onto {shown}.",
+            where=here(),
+            why=f"the sharding has {rank} dim{'s' * (rank != 1)}, the array {len(shape)}",
+            fix=repr(P(*whole.to_named().spec.partitions[: len(shape)], *[None] * (len(shape) - rank))),
+        )
+    named = place if isinstance(place, NamedSharding) else place.to_named()
+    if P.UNCONSTRAINED in named.spec.partitions:
+        entries = [None if entry is P.UNCONSTRAINED else entry for entry in named.spec.partitions]
+        named = NamedSharding(named.mesh, named.spec.update(entries))
+    return named
+
+
+def spread(places: Any, full: Any, what: str) -> list[Any]:
+    """For each leaf of ``full``, what ``places`` says there; None where it says nothing."""
+    if places is None or isinstance(places, PLACES):
+        return [places] * len(tree.leaves(full))
+    said, structure = optree.tree_flatten(
+        places, lambda x: x is None or isinstance(x, PLACES), namespace=tree.NAMESPACE
+    )
+    try:
+        below = structure.flatten_up_to(full)
+    except ValueError as error:
+        raise TreeError(
+            f"{what} is given places that do not fit the tree of arrays.",
+            where=here(),
+            why=str(error).split("\n")[0],
+            fix="give one sharding for everything, or one for each part: {'w': sharding, 'b': None}",
+        ) from None
+    return [place for place, part in zip(said, below, strict=True) for _ in tree.leaves(part)]
+
+
+def _current_mesh(spec: PartitionSpec) -> BaseMesh:
+    mesh = get_mesh()
+    if mesh is None:
+        raise MeshError(
+            f"{spec} is given without a mesh.",
+            where=here(),
+            why="a spec names axes of the current mesh, and none is set",
+            fix=f"mw.NamedSharding(mesh, mw.{spec}), or with mw.set_mesh(mesh): …",
+        )
+    return mesh
+
+
+def _no_devices(mesh: BaseMesh) -> MeshError:
+    return MeshError(
+        f"An array cannot be put onto {mesh.short()}.",
+        where=here(),
+        why="the mesh has no devices",
+        fix=f"mw.make_mesh({mesh.axis_sizes or (2, 4)}, {mesh.axis_names or ('x', 'y')})",
+    )
+
+
+def _no_place(place: Any) -> ShardingError:
+    what = "a mesh" if isinstance(place, BaseMesh) else repr(place)
+    return ShardingError(
+        f"An array cannot be put onto {what}.",
+        where=here(),
+        why="a place is a sharding, a device, or a P on the current mesh"
+        + ("; a mesh does not say how the array is split" if isinstance(place, BaseMesh) else ""),
+        fix=EXAMPLE,
+    )

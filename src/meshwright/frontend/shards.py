@@ -1,0 +1,123 @@
+"""Where the contents of an array are: its sharding and the part of it on each device.
+
+An array keeps its global contents once. What a device holds is a view of them, so replicas cost nothing and putting an
+array onto other devices moves no bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from html import escape
+from typing import Any
+
+import numpy as np
+
+from meshwright.core.device_sharding import SingleDeviceSharding
+from meshwright.core.mesh import Device
+from meshwright.core.placement import Index, block_numbers
+from meshwright.core.sharding import NamedSharding, TensorSharding
+from meshwright.core.trace import Array
+from meshwright.core.types import Shape, TensorType
+
+Sharding = NamedSharding | SingleDeviceSharding
+
+DEFAULT = SingleDeviceSharding(Device(0))  # of an array that was put nowhere
+
+
+class Shard:
+    """The part of an array on one device: ``device``, ``index`` into the array, ``replica_id``, ``data``.
+
+    Devices that hold the same part have replica ids 0, 1, …
+
+    >>> import meshwright as mw
+    >>> import meshwright.numpy as mnp
+    >>> mesh = mw.make_mesh((2,), ("x",))
+    >>> x = mnp.arange(5, device=mw.NamedSharding(mesh, mw.P("x")))
+    >>> x.addressable_shards[1]
+    Shard(device=CpuDevice(id=1), index=(slice(3, 5, None),), replica_id=0, data=[3 4])
+    """
+
+    __slots__ = ("_array", "device", "index", "replica_id")
+
+    def __init__(self, array: Array, device: Device, index: Index, replica_id: int) -> None:
+        self._array = array
+        self.device = device
+        self.index = index
+        self.replica_id = replica_id
+
+    @property
+    def data(self) -> Array:
+        """What the device holds, without padding: a view of the array's contents."""
+        part = self._array.data[self.index]
+        have = self._array.type
+        return Array(part, TensorType(part.shape, have.dtype, have.weak), SingleDeviceSharding(self.device))
+
+    def __repr__(self) -> str:
+        return (
+            f"Shard(device={self.device!r}, index={self.index}, replica_id={self.replica_id}, "
+            f"data={np.asarray(self.data)})"
+        )
+
+
+def sharding_of(x: Array) -> Sharding:
+    """The sharding of an array: the one it was put onto, or the first device."""
+    return DEFAULT if x._sharding is None else x._sharding
+
+
+def shards_of(x: Array) -> list[Shard]:
+    """The part of the array on each device, in the order of the mesh."""
+    sharding = sharding_of(x).to_tensor_sharding(x.type.ndim)
+    return [Shard(x, *row) for row in parts(sharding, x.type.shape)]
+
+
+def shard_data(x: Array, number: int) -> Array:
+    """What the ``number``-th device of the mesh holds."""
+    return Shard(x, *parts(sharding_of(x).to_tensor_sharding(x.type.ndim), x.type.shape)[number]).data
+
+
+@lru_cache(maxsize=64)
+def parts(sharding: TensorSharding, shape: Shape) -> tuple[tuple[Device, Index, int], ...]:
+    """For each device: what it holds of an array of this shape, and how many devices before it hold the same."""
+    held = sharding.devices_indices_map(shape)
+    return tuple(zip(held.keys(), held.values(), _replica_ids(sharding), strict=True))
+
+
+def _replica_ids(sharding: TensorSharding) -> list[int]:
+    layout = sharding.layout
+    positions = np.arange(layout.size)
+    block = np.zeros(layout.size, np.int64)
+    for digits in layout.dims:
+        numbers = block_numbers(digits, positions)
+        block = block * (int(numbers.max(initial=0)) + 1) + numbers
+    order = np.argsort(block, kind="stable")
+    ordered = block[order]
+    first = np.r_[True, ordered[1:] != ordered[:-1]]
+    begins = np.maximum.accumulate(np.where(first, positions, 0))
+    ids = np.empty_like(positions)
+    ids[order] = positions - begins
+    return ids.tolist()  # type: ignore[no-any-return]
+
+
+def distinct_parts(sharding: Sharding, shape: Shape) -> list[Index]:
+    """The parts of an array that some device holds, each once; those without elements are left out."""
+    table = parts(sharding.to_tensor_sharding(len(shape)), shape)
+    return [index for _, index, replica in table if replica == 0 and all(_extents(index, shape))]
+
+
+def _extents(index: Index, shape: Sequence[int]) -> list[int]:
+    return [len(range(*part.indices(size))) for part, size in zip(index, shape, strict=True)]
+
+
+def as_html(x: Array) -> str:
+    """A table of the array's shape, dtype and sharding."""
+    sharding = sharding_of(x)
+    rows: dict[str, Any] = {"shape": x.type.shape, "dtype": x.type.dtype.name}
+    if isinstance(sharding, SingleDeviceSharding):
+        rows["device"] = sharding.device
+    else:
+        rows["sharding"] = sharding.spec
+        rows["mesh"] = ", ".join(f"{name}: {size}" for name, size in sharding.mesh.shape.items())
+        rows["shard"] = sharding.shard_shape(x.type.shape)
+    cells = "".join(f"<tr><th>{name}</th><td>{escape(str(value))}</td></tr>" for name, value in rows.items())
+    return f"<table>{cells}</table>"
