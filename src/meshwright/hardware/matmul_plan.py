@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -11,47 +10,17 @@ from math import prod
 from typing import Any
 
 from meshwright.core.source import here
-from meshwright.errors import HardwareError, TextError
+from meshwright.errors import HardwareError
 from meshwright.hardware.chips import Chip, dtype_name, item_bytes
 from meshwright.hardware.collectives import collective_cost, crossover
 from meshwright.hardware.conversion import Step, convert
-from meshwright.hardware.layouts import Layout, parse_layout
+from meshwright.hardware.layouts import Layout
 from meshwright.hardware.links import CollectiveCost
+from meshwright.hardware.products import CASES, Problem, natural_result, parse_product
 from meshwright.hardware.roofline import Roofline, work
 from meshwright.hardware.topology import Topology, for_mesh, mesh_sizes
 
-CASES = {
-    1: "the contracted index is whole, and no axis splits an index of each operand",
-    2: "one operand alone is split along the contracted index",
-    3: "both operands are split alike along the contracted index",
-    4: "one axis splits an index of each operand, and the result cannot have both",
-}
 _KEPT_AXES = 4  # on meshes of more axes, those that no array uses are left idle
-
-
-@dataclass(frozen=True)
-class Problem:
-    """What is asked: the layouts, sizes and machine."""
-
-    left: Layout
-    right: Layout
-    result: Layout
-    mesh: dict[str, int]
-    sizes: dict[str, float]
-    dtype: str
-    topology: Topology
-    mode: str
-    overlap: bool
-
-    @property
-    def indices(self) -> tuple[str, ...]:
-        """Every index once."""
-        return tuple(dict.fromkeys((*self.left.indices, *self.right.indices)))
-
-    @property
-    def contracted(self) -> tuple[str, ...]:
-        """The indices that are summed over."""
-        return tuple(index for index in self.indices if index not in self.result.indices)
 
 
 @dataclass(frozen=True)
@@ -357,7 +326,7 @@ def plan_matmul(
     AllReduce_x(C[I,K]{U_x}) -> C[I,K]
     """
     axes = mesh_sizes(mesh)
-    left, right, result = _parse(text, axes)
+    left, right, result = parse_product(text, axes)
     wanted = dict.fromkeys((*left.indices, *right.indices))
     missing = [index for index in wanted if index not in sizes]
     if missing:
@@ -370,7 +339,7 @@ def plan_matmul(
     machine = topology if isinstance(topology, Topology) else for_mesh(topology, axes)
     if dict(machine.mesh) != axes:
         machine = Topology(machine.chip, machine.shape, mesh=axes, wrap=machine.wrap, slices=machine.slices)
-    cases, natural, target = _natural(left, right, result, axes, text)
+    cases, natural, target = natural_result(left, right, result, axes, text)
     problem = Problem(
         left, right, target, axes, {index: sizes[index] for index in wanted}, dtype_name(dtype), machine, mode, overlap
     )
@@ -381,89 +350,6 @@ def plan_matmul(
             found[key] = one
     ordered = sorted(found.values(), key=lambda one: (one.seconds, one.communication_seconds, len(one.steps)))
     return MatmulPlan(problem, cases, natural, tuple(ordered))
-
-
-def _parse(text: str, mesh: Mapping[str, int]) -> tuple[Layout, Layout, Layout | None]:
-    left, at = parse_layout(text, mesh)
-    times = re.compile(r"\s*(?:@|·|\*)").match(text, at)
-    if times is None:
-        raise _unreadable(text, at, "A product was expected.", "operands are joined by @")
-    right, at = parse_layout(text, mesh, times.end())
-    arrow = re.compile(r"\s*(?:->|→)").match(text, at)
-    result = None
-    if arrow is not None:
-        result, at = parse_layout(text, mesh, arrow.end())
-    if text[at:].strip():
-        raise _unreadable(text, at, "There is more after the product.", "a plan is about one product")
-    both = {*left.indices, *right.indices}
-    if result is not None:
-        alone = [
-            index
-            for index in both
-            if index not in result.indices and not (index in left.indices and index in right.indices)
-        ]
-        new = [index for index in result.indices if index not in both]
-        if alone or new:
-            index = min([*alone, *new])
-            why = (
-                "the result has it and no operand does"
-                if index in new
-                else "one operand has it, and neither the other nor the result"
-            )
-            found = re.search(rf"[\[,]\s*{index}(?![A-Za-z0-9])", text)
-            raise _unreadable(
-                text, found.end() - len(index) if found else 0, f"Index {index!r} has nowhere to go.", why
-            )
-    return left, right, result  # type: ignore[return-value]
-
-
-def _unreadable(text: str, at: int, what: str, why: str) -> TextError:
-    return TextError(
-        f"{what}\n    {text}\n    {' ' * at}^", where=here(), why=why, fix='"A[I_x,J] @ B[J,K_y] -> C[I,K]"'
-    )
-
-
-def _natural(
-    left: Layout, right: Layout, result: Layout | None, mesh: Mapping[str, int], text: str
-) -> tuple[dict[str, int], str, Layout]:
-    """The case of each axis, the result that needs no communication, and the result that is wanted."""
-    shared = [index for index in left.indices if index in right.indices]
-    indices = result.indices if result is not None else tuple(
-        index for index in dict.fromkeys((*left.indices, *right.indices)) if index not in shared
-    )  # fmt: skip
-    summed = [index for index in shared if index not in indices]
-    cases: dict[str, int] = {}
-    owed: list[str] = [*left.unreduced, *(axis for axis in right.unreduced if axis not in left.unreduced)]
-    for axis in mesh:
-        at = [next((i for i, axes in zip(one.indices, one.axes) if axis in axes), None) for one in (left, right)]
-        contracted = [index in summed for index in at]
-        if all(contracted) and at[0] == at[1]:
-            cases[axis] = 3
-            owed.append(axis)
-        elif any(contracted):
-            cases[axis] = 2
-        elif at[0] is not None and at[1] is not None and at[0] != at[1]:
-            cases[axis] = 4
-        elif at != [None, None]:
-            cases[axis] = 1
-    split = []
-    for index in indices:
-        found = [one.of(index) for one in (left, right) if index in one.indices]
-        split.append(max(found, key=len))
-    natural = Layout(result.name if result else "C", indices, tuple(split), tuple(dict.fromkeys(owed)))
-    used = [*natural.used, *natural.unreduced]
-    valid = len(set(used)) == len(used)
-    partial = any(case == 2 for case in cases.values())
-    shown = (
-        f"{natural}, which is invalid"
-        if not valid
-        else f"{natural}, once the contracted index is whole"
-        if partial
-        else str(natural)
-    )
-    if result is None and not valid:
-        raise _unreadable(text, len(text), "The result must be written out.", f"the natural one, {natural}, is invalid")
-    return cases, shown, result or natural
 
 
 def _alternatives(problem: Problem) -> Iterator[Alternative]:
