@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable, Mapping, Sequence
 from contextvars import ContextVar
-from functools import cached_property
+from functools import cached_property, partial
 from math import prod
 from types import TracebackType
 from typing import Any, ClassVar
@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.core.axes import Axes, AxisRef, difference
-from meshwright.core.mesh_check import bad_size, check_axes, check_ids, check_sizes
+from meshwright.core.mesh_check import Where, bad_size, check_axes, check_ids, check_sizes
 from meshwright.core.sharding_text import WrittenMesh, mesh_text, read_mesh, symbol
 from meshwright.core.source import here
 from meshwright.errors import MeshError
@@ -95,12 +95,18 @@ class BaseMesh:
     size: int
 
     def __init__(
-        self, sizes: tuple[int, ...], names: Iterable[str], types: Any, name: str | None, where: str = ""
+        self, sizes: tuple[int, ...], names: Iterable[str], types: Any, name: str | None, where: Where = here
     ) -> None:
-        self.axis_names, self.axis_sizes = check_axes(names, sizes, where), sizes
-        self.axis_types = _axis_types(types, len(sizes), where)
-        self.name = name
-        self.size = prod(sizes) if sizes else 0
+        self.__dict__.update(
+            axis_names=check_axes(names, sizes, where),
+            axis_sizes=sizes,
+            axis_types=_axis_types(types, len(sizes), where),
+            name=name,
+            size=prod(sizes) if sizes else 0,
+        )
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError("a mesh is immutable; use .with_(…)")
 
     # Axes
 
@@ -160,7 +166,7 @@ class BaseMesh:
         """This mesh with some of its fields replaced."""
         raise NotImplementedError
 
-    @property
+    @cached_property
     def abstract_mesh(self) -> AbstractMesh:
         """The mesh without its devices."""
         return AbstractMesh(self.axis_sizes, self.axis_names, self.axis_types, name=self.name)
@@ -217,14 +223,14 @@ class AbstractMesh(BaseMesh):
         name: str | None = None,
     ) -> None:
         names = (axis_names,) if isinstance(axis_names, str) else axis_names
-        super().__init__(check_sizes(axis_sizes, here()), names, axis_types, name, here())
+        super().__init__(check_sizes(axis_sizes, here), names, axis_types, name)
 
     def with_(self, **changes: Any) -> AbstractMesh:
         """This mesh with some of axis_sizes, axis_names, axis_types, name replaced."""
         fields = {key: getattr(self, key) for key in ("axis_sizes", "axis_names", "axis_types", "name")}
         return AbstractMesh(**{**fields, **changes})
 
-    @property
+    @cached_property
     def abstract_mesh(self) -> AbstractMesh:
         """The mesh itself."""
         return self
@@ -259,7 +265,6 @@ class Mesh(BaseMesh):
         kind: str | None = None,
         name: str | None = None,
     ) -> None:
-        where = here()
         grid = np.asarray(devices)
         names = (axis_names,) if isinstance(axis_names, str) else tuple(axis_names)
         if grid.size and isinstance(grid.flat[0], Device):
@@ -269,7 +274,7 @@ class Mesh(BaseMesh):
         elif grid.size and not np.issubdtype(grid.dtype, np.integer):
             raise MeshError(
                 f"A mesh cannot be made of {grid.dtype} values.",
-                where=where,
+                where=here(),
                 why="its devices are numbers, or entries of mesh.devices",
                 fix='mw.Mesh(np.arange(8).reshape(2, 4), ("x", "y"))',
             )
@@ -277,12 +282,12 @@ class Mesh(BaseMesh):
         if len(shape) != len(names):
             raise MeshError(
                 f"{len(names)} axis names {names} were given for devices of {grid.ndim} dims {grid.shape}.",
-                where=where,
+                where=here(),
                 why="each dim of the devices is one axis of the mesh",
                 fix=f"mw.Mesh(devices.reshape({', '.join(['…'] * len(names))}), {names})",
             )
-        self.kind = kind or "cpu"
-        self._set(shape, names, axis_types, name, tuple(grid.ravel().tolist()) if grid.size else None, where)
+        self.__dict__.update(kind=kind or "cpu")
+        self._set(shape, names, axis_types, name, tuple(grid.ravel().tolist()) if grid.size else None, here)
 
     def _set(
         self,
@@ -291,16 +296,14 @@ class Mesh(BaseMesh):
         types: Any,
         name: str | None,
         ids: tuple[int, ...] | None,
-        where: str,
+        where: Where,
     ) -> None:
         super().__init__(sizes, names, types, name, where)
         if ids is not None:
             check_ids(ids, sizes, where)
-            if not sizes:
-                self.size = 1
-            elif ids == tuple(range(len(ids))):
+            if sizes and ids == tuple(range(len(ids))):
                 ids = None
-        self.order = ids
+        self.__dict__.update(order=ids, size=1 if ids and not sizes else self.size)
 
     @classmethod
     def _of(
@@ -311,11 +314,11 @@ class Mesh(BaseMesh):
         ids: tuple[int, ...] | None = None,
         kind: str = "cpu",
         name: str | None = None,
-        where: str = "",
+        where: Where = here,
     ) -> Mesh:
         """A mesh from its parts, without an array of devices."""
         self = cls.__new__(cls)
-        self.kind = kind
+        self.__dict__.update(kind=kind)
         self._set(sizes, names, types, name, ids, where)
         return self
 
@@ -334,14 +337,14 @@ class Mesh(BaseMesh):
         """The mesh that was written; ``pointing`` shows a place of the text it was written in."""
         for name, size, at in written.axes:
             if size < 1:
-                raise bad_size(name, size, pointing(at))
+                raise bad_size(name, size, partial(pointing, at))
         names = tuple(name for name, _, _ in written.axes)
         sizes = tuple(size for _, size, _ in written.axes)
         ids = written.device_ids
         if ids is not None:
-            check_ids(ids, sizes, pointing(written.ids_at), exact=True)
+            check_ids(ids, sizes, lambda: pointing(written.ids_at), exact=True)
         place = next((at for i, (name, _, at) in enumerate(written.axes) if name in names[:i]), 0)
-        return cls._of(sizes, names, None, ids, "cpu", written.name, pointing(place))
+        return cls._of(sizes, names, None, ids, "cpu", written.name, lambda: pointing(place))
 
     def with_(self, **changes: Any) -> Mesh:
         """This mesh with some of axis_types, kind, name replaced."""
@@ -349,7 +352,7 @@ class Mesh(BaseMesh):
         types, kind, name = (fields.pop(key) for key in ("axis_types", "kind", "name"))
         if fields:
             raise TypeError(f"a mesh has no {', '.join(fields)} to replace")
-        return Mesh._of(self.axis_sizes, self.axis_names, types, self.order, kind, name, here())
+        return Mesh._of(self.axis_sizes, self.axis_names, types, self.order, kind, name)
 
     # Devices
 
@@ -409,9 +412,8 @@ def make_mesh(
     <["x"=2, "y"=4]>
     (4, 8, None)
     """
-    where = here()
     names = (axis_names,) if isinstance(axis_names, str) else tuple(axis_names)
-    sizes = check_sizes(axis_shapes, where)
+    sizes = check_sizes(axis_shapes, here)
     ids: tuple[int, ...] | None = None
     if devices is not None:
         given = np.asarray(devices).ravel().tolist()
@@ -419,17 +421,17 @@ def make_mesh(
         ids = tuple(device.id if isinstance(device, Device) else int(device) for device in given)
     elif kind.split()[:1] == ["tpu"] and prod(sizes) == 4 and 4 in sizes:
         ids = (0, 2, 1, 3)
-    return Mesh._of(sizes, names, axis_types, ids, kind, name, where)
+    return Mesh._of(sizes, names, axis_types, ids, kind, name)
 
 
-def _axis_types(types: Any, count: int, where: str) -> tuple[AxisType, ...]:
+def _axis_types(types: Any, count: int, where: Where) -> tuple[AxisType, ...]:
     if types is None:
         return (AxisType.Auto,) * count
     found = (types,) * count if isinstance(types, AxisType) else tuple(types)
     if len(found) != count or not all(isinstance(type, AxisType) for type in found):
         raise MeshError(
             f"axis_types={types!r} does not fit a mesh of {count} axes.",
-            where=where,
+            where=where(),
             why="each axis has one type: AxisType.Auto, AxisType.Explicit or AxisType.Manual",
             fix=f"axis_types=(mw.AxisType.Auto,) * {count}",
         )

@@ -80,8 +80,11 @@ class TensorSharding:
         unreduced: Axes,
         reduction: str,
     ) -> None:
-        self.mesh, self.dims, self.replicated, self.unreduced = mesh, dims, replicated, unreduced
-        self.reduction = reduction if unreduced else "sum"
+        reduction = reduction if unreduced else "sum"
+        self.__dict__.update(mesh=mesh, dims=dims, replicated=replicated, unreduced=unreduced, reduction=reduction)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError("a TensorSharding is immutable; use .with_(…)")
 
     @classmethod
     def unchecked(
@@ -305,6 +308,8 @@ class NamedSharding:
 
     mesh: BaseMesh
     spec: PartitionSpec
+    _tensor: TensorSharding
+    _by_rank: dict[int, TensorSharding]
 
     def __init__(self, mesh: BaseMesh, spec: PartitionSpec) -> None:
         if not isinstance(mesh, BaseMesh):
@@ -314,9 +319,12 @@ class NamedSharding:
                 why="the mesh comes first, the partition spec second",
                 fix=f"mw.NamedSharding(mesh, {spec if isinstance(spec, PartitionSpec) else 'spec'})",
             )
-        self.mesh = mesh
-        self.spec = spec if isinstance(spec, PartitionSpec) else P(*spec)
-        self._tensor = self._build()
+        spec = spec if isinstance(spec, PartitionSpec) else P(*spec)
+        self.__dict__.update(mesh=mesh, spec=spec)
+        self.__dict__.update(_tensor=self._build(), _by_rank={})
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError("a NamedSharding is immutable")
 
     def _build(self) -> TensorSharding:
         dims = []
@@ -329,14 +337,16 @@ class NamedSharding:
 
     def to_tensor_sharding(self, ndim: int | None = None) -> TensorSharding:
         """The whole representation, for tensors of ``ndim`` dims (as many as the spec has, by default)."""
-        rank = self._tensor.rank
-        if ndim is None or ndim == rank or self.mesh.is_maximal:
-            return self._tensor
-        if ndim < rank:
-            raise rank_error(repr(self.spec), rank, (0,) * ndim, here())
-        more = (DimensionSharding(),) * (ndim - rank)
-        found = self._tensor
-        return TensorSharding.unchecked(self.mesh, (*found.dims, *more), found.replicated, found.unreduced)
+        own = self._tensor
+        if ndim is None or ndim == own.rank or self.mesh.is_maximal:
+            return own
+        if ndim < own.rank:
+            raise rank_error(repr(self.spec), own.rank, (0,) * ndim, here())
+        found = self._by_rank.get(ndim)
+        if found is None:
+            dims = (*own.dims, *(DimensionSharding(),) * (ndim - own.rank))
+            found = self._by_rank[ndim] = TensorSharding.unchecked(self.mesh, dims, own.replicated, own.unreduced)
+        return found
 
     def _for(self, shape: Sequence[int]) -> TensorSharding:
         if len(shape) < self._tensor.rank:
@@ -373,6 +383,13 @@ class NamedSharding:
         if not isinstance(self.mesh, Mesh):
             raise _no_devices(self.mesh)
         return set(self.mesh.devices.flat)
+
+    addressable_devices = device_set
+
+    @property
+    def is_fully_addressable(self) -> bool:
+        """Whether this process reaches every device: it makes them."""
+        return True
 
     def to_hlo(self, ndim: int | None = None) -> str:
         """HLO's text for arrays of ``ndim`` dims; devices are numbered by their position in the mesh, as JAX does."""
