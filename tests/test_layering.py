@@ -28,12 +28,13 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("ops.regions", "ops.scan", "ops.control", "ops.custom", "ops.every"),
     ("engine.*",),
     ("frontend.*",),
-    ("numpy.*", "lax", "nn", "random", "sharding", "tree"),
+    ("report.*",),
+    ("numpy.*", "debug", "lax", "nn", "random", "sharding", "tree"),
     ("meshwright",),
     ("tour", "cli", "__main__"),
 )
 
-REQUIRED = frozenset({"numpy", "ml_dtypes", "optree", "rich"})
+REQUIRED = frozenset({"numpy", "ml_dtypes", "optree", "rich", "safetensors"})
 EXTRAS = frozenset({"jax", "jaxlib", "onnx", "torch", "array_api_compat", "highspy"})
 MAY_USE_EXTRAS = ("engine", "interop")
 
@@ -43,7 +44,15 @@ LATE = {
     "core.program": {"hashlib"},
     "frontend.array_placement": {"meshwright.frontend.shards"},
     "frontend.operands": {"meshwright.frontend.placing"},
-    "cli": {"meshwright.tour", "rich.console", "rich.rule"},
+    "report.visualize": {"rich.console", "rich.text"},
+    "cli": {
+        "meshwright.report.html",
+        "meshwright.report.spec_text",
+        "meshwright.report.visualize",
+        "meshwright.tour",
+        "rich.console",
+        "rich.rule",
+    },
 }
 
 

@@ -18,22 +18,26 @@ from meshwright.frontend.tracing import ShapeDtypeStruct, eval_shape, make_progr
 from meshwright.ops import every as _every_op  # noqa: F401  (fills the registry)
 
 if TYPE_CHECKING:
-    from meshwright import hardware, lax, nn, random, sharding
+    from meshwright import debug, hardware, lax, nn, random, sharding
     from meshwright.core.mesh import AbstractMesh, AxisType, Mesh, make_mesh, set_mesh
     from meshwright.core.partition_spec import P, PartitionSpec
     from meshwright.core.sharding import NamedSharding
+    from meshwright.frontend.loading import load
     from meshwright.frontend.placing import device_get, device_put
+    from meshwright.frontend.saving import save
     from meshwright.hardware.matmul_plan import plan_matmul
 
 remat = checkpoint
 
 # Names that need not be there to start, and the modules they come from; a module comes from itself.
 _ON_FIRST_USE = {
-    **{name: f"meshwright.{name}" for name in ("hardware", "lax", "nn", "random", "sharding")},
+    **{name: f"meshwright.{name}" for name in ("debug", "hardware", "lax", "nn", "random", "sharding")},
     **dict.fromkeys(("AbstractMesh", "AxisType", "Mesh", "make_mesh", "set_mesh"), "meshwright.core.mesh"),
     **dict.fromkeys(("P", "PartitionSpec"), "meshwright.core.partition_spec"),
     "NamedSharding": "meshwright.core.sharding",
     **dict.fromkeys(("device_get", "device_put"), "meshwright.frontend.placing"),
+    "load": "meshwright.frontend.loading",
+    "save": "meshwright.frontend.saving",
     "plan_matmul": "meshwright.hardware.matmul_plan",
 }
 
@@ -62,6 +66,7 @@ __all__ = [
     "config",
     "custom_jvp",
     "custom_vjp",
+    "debug",
     "device_get",
     "device_put",
     "eval_shape",
@@ -76,6 +81,7 @@ __all__ = [
     "lax",
     "linear_transpose",
     "linearize",
+    "load",
     "make_mesh",
     "make_program",
     "nn",
@@ -84,6 +90,7 @@ __all__ = [
     "plan_matmul",
     "random",
     "remat",
+    "save",
     "set_mesh",
     "sharding",
     "tree",

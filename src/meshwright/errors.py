@@ -64,3 +64,7 @@ class TextError(MeshwrightError, ValueError):
 
 class HardwareError(MeshwrightError, ValueError):
     """A chip, a topology or a layout on it that cannot be."""
+
+
+class StorageError(MeshwrightError, ValueError):
+    """What is on disk is not, or no longer, what was saved."""
