@@ -9,7 +9,7 @@ from meshwright.core.op import Cost, Linear, Linearity, Op, Types, Value, define
 from meshwright.core.program import Params, Program
 from meshwright.core.trace import Tracer, run
 from meshwright.core.types import TensorType
-from meshwright.errors import DifferentiationError, ShapeError
+from meshwright.errors import ShapeError
 from meshwright.ops.basic import add, move_dim, zeros
 from meshwright.ops.regions import (
     NO_FACTORS,
@@ -33,6 +33,7 @@ from meshwright.ops.regions import (
 )
 from meshwright.transform.batch import batch_program
 from meshwright.transform.derivative import jvp_program, linearize_program
+from meshwright.transform.simplify import dce
 from meshwright.transform.transpose import transpose_program
 
 
@@ -199,11 +200,7 @@ def _scan_transpose(
         linear[1], lambda carry_mask: (depends(body, (*linear[0], *carry_mask, *linear[2]))[:n_carry], None)
     )
     if not all(linear[1]):
-        raise DifferentiationError(
-            "This scan cannot be transposed.",
-            why="it carries a value that does not depend linearly on the transposed inputs",
-            fix="take the gradient with mw.grad or mw.vjp, which separate the two",
-        )
+        return _transpose_after_known(op, cts, inputs, params, linear)
     fixed = [x for x, is_linear in zip(consts, linear[0], strict=True) if not is_linear]
     stepped = [x for x, is_linear in zip(xs, linear[2], strict=True) if not is_linear]
     ct_carry, ct_ys = cut(cts, n_carry)
@@ -233,6 +230,45 @@ def _scan_transpose(
     ct_consts, ct_init, ct_xs = cut(outs, len(summed), n_carry)
     started = [ct if isinstance(x, Linear) else None for ct, x in zip(ct_init, init, strict=True)]
     return spread(ct_consts, linear[0]) + started + spread(ct_xs, linear[2])
+
+
+def _transpose_after_known(
+    op: Op, cts: Sequence[Value | None], inputs: Sequence[Value | Linear], params: Params, linear: Sequence[Mask]
+) -> list[Value | None]:
+    """What a loop carries that does not depend on its linear inputs (a counter, say) is run ahead; the linear rest of
+    the loop then reads it row by row."""
+    body, n_consts, n_carry = params["body"], params["consts"], params["carry"]
+    consts, init, xs = cut(inputs, n_consts, n_carry)
+    in_types = cut(body.in_types, n_consts, n_carry)
+    known = tuple(not is_linear for is_linear in linear[1])
+    groups = zip((consts, init, xs), linear, strict=True)
+    fixed, start, stepped = (pick(group, [not is_linear for is_linear in mask]) for group, mask in groups)
+    ahead = dce(Program(body.inputs, body.eqns, tuple(pick(body.outputs[:n_carry], known)), body.constants))
+
+    def step(*args: Any) -> list[Any]:
+        fixed_, state, stepped_ = cut(args, len(fixed), len(start))
+        values = fill(fixed_, linear[0]) + fill(state, linear[1]) + fill(stepped_, linear[2])
+        return run(ahead, [instantiate(x, t) for x, t in zip(values, body.in_types, strict=True)]) + state
+
+    step_types = [x.type for x in [*fixed, *start]] + [_slice_type(x.type) for x in stepped]
+    steps = {"length": params["length"], "reverse": params["reverse"]}
+    ran = op(*fixed, *start, *stepped, body=dce(region(step, step_types)), consts=len(fixed), carry=len(start), **steps)
+
+    def rest(*args: Any) -> list[Any]:
+        consts_, carry, xs_, past = cut(args, n_consts, sum(linear[1]), len(xs))
+        state = [old if x is None else x for x, old in zip(spread(carry, linear[1]), spread(past, known), strict=True)]
+        outs = run(body, [*consts_, *state, *xs_])
+        return pick(outs[:n_carry], linear[1]) + outs[n_carry:]
+
+    rest_types = [*in_types[0], *pick(in_types[1], linear[1]), *in_types[2], *pick(in_types[1], known)]
+    found = _scan_transpose(
+        op,
+        [*pick(cts[:n_carry], linear[1]), *cts[n_carry:]],
+        [*consts, *pick(init, linear[1]), *xs, *ran[len(start) :]],
+        {"body": region(rest, rest_types), "consts": n_consts, "carry": sum(linear[1]), **steps},
+    )
+    ct_consts, ct_init, ct_xs, _ = cut(found, n_consts, sum(linear[1]), len(xs))
+    return ct_consts + spread(ct_init, linear[1]) + ct_xs
 
 
 def _scan_batch(
