@@ -235,7 +235,7 @@ def test_a_program_equals_jax_by_every_route(case, route):
         expected = ROUTES[route](jax, case(jax, jax.numpy, jax.lax))
     except TypeError as error:  # JAX's refusal of forward mode through a custom vjp
         assert case in BACKWARD_ONLY and route in FORWARD, error
-        with pytest.raises(mw.MeshwrightError, match="no forward-mode derivative|has no derivative"):
+        with pytest.raises(mw.MeshwrightError, match=r"no forward-mode derivative|has no derivative"):
             ROUTES[route](mw, case(mw, mw.numpy, mw.lax))
         return
     actual = ROUTES[route](mw, case(mw, mw.numpy, mw.lax))
