@@ -63,6 +63,7 @@ def save(path: str | os.PathLike[str], tree: Any, *, file_bytes: int = 1 << 28) 
     structure = structure_to_json(tree, "", leaves)
     arrays = [None if _is_plain(leaf) else _as_array(leaf, name) for name, leaf in leaves]
     directory = Path(path)
+    _prepare(directory)
     with _alone_in(directory):
         prefix = os.urandom(8).hex()
         writer = _Writer(directory, prefix, file_bytes)
@@ -181,9 +182,8 @@ def _as_array(x: Any, name: str) -> Array:
     return Array(data, TensorType(data.shape, data.dtype))  # in its own width, whatever that of arrays is
 
 
-@contextmanager
-def _alone_in(directory: Path) -> Iterator[None]:
-    """Make the directory, refuse one that holds other things, and keep other processes from saving to it meanwhile."""
+def _prepare(directory: Path) -> None:
+    """Make the directory, or refuse one that holds other things."""
     made = not directory.exists()
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -204,6 +204,11 @@ def _alone_in(directory: Path) -> Iterator[None]:
         )
     if made:
         _sync_directory(directory.parent)
+
+
+@contextmanager
+def _alone_in(directory: Path) -> Iterator[None]:
+    """Keep other processes from saving to the directory meanwhile."""
     handle = os.open(directory, os.O_RDONLY)
     try:
         if fcntl is not None:
