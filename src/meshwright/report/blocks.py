@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from math import prod
 from typing import NamedTuple
@@ -61,10 +61,13 @@ class Blocks(NamedTuple):
 
     def label(self, block: tuple[int, ...], bare: bool = False) -> str:
         """The devices of a block: ``TPU 0,2``, and ``TPU 0+2`` where each holds a summand."""
-        groups = [listed(group) for group in _ends(self.devices[block].tolist())]
-        if len(self.devices[block]) > len(groups):
-            groups.insert(-1, "…")
-        return self.joined_by.join(groups) if bare else f"{self.kind} {self.joined_by.join(groups)}"
+        groups = self.devices[block].tolist()
+        text = self.joined_by.join(listed(group) for group in groups)
+        if len(groups) > 1 and self.devices[block].size > MOST_LISTED:
+            ends = groups if len(groups) <= 3 else [*groups[:2], groups[-1]]
+            shown = [listed(group, most=2) for group in ends]
+            text = self.joined_by.join(shown if len(groups) <= 3 else [*shown[:2], "…", shown[-1]])
+        return text if bare else f"{self.kind} {text}"
 
 
 def blocks_of(shape: tuple[int, ...], sharding: TensorSharding) -> Blocks:
@@ -110,23 +113,18 @@ def kind_of(mesh: BaseMesh) -> str:
     return mesh.kind.split()[0].upper() if isinstance(mesh, Mesh) and mesh.kind.strip() else "device"
 
 
-def listed(ids: Sequence[int]) -> str:
-    """Numbers in increasing order; a long list is shortened.
+def listed(ids: Sequence[int], most: int = MOST_LISTED) -> str:
+    """Numbers in increasing order; a list of more than ``most`` is shortened.
 
     >>> listed([0, 2]), listed(range(16)), listed(range(0, 32, 2)), listed([*range(8), *range(16, 24)])
     ('0,2', '0-15', '0,2,…,30', '0-7,16-23')
     """
-    if len(ids) <= MOST_LISTED:
+    if len(ids) <= most:
         return ",".join(map(str, ids))
     steps = {after - before for before, after in pairwise(ids)}
-    if len(steps) == 1 and steps != {1}:
+    if len(ids) > 3 and len(steps) == 1 and steps != {1}:
         return f"{ids[0]},{ids[1]},…,{ids[-1]}"
     breaks = [place for place in range(1, len(ids)) if ids[place] != ids[place - 1] + 1]
     bounds = list(zip([0, *breaks], [*breaks, len(ids)], strict=True))
     runs = [f"{ids[a]}-{ids[b - 1]}" if b > a + 1 else str(ids[a]) for a, b in bounds]
     return ",".join(runs if len(runs) <= 4 else [*runs[:2], "…", runs[-1]])
-
-
-def _ends(groups: list[list[int]]) -> Iterable[list[int]]:
-    few = len(groups) <= MOST_LISTED
-    return groups if few else [*groups[:2], groups[-1]]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from meshwright.report.drawing import Cell, Drawing, Grid, Table
 
-MOST_CELLS, MOST_ROWS, MOST_GRIDS = 256, 31, 32
+MOST_CELLS, MOST_ROWS, MOST_GRIDS = 256, 31, 16
 
 Segment = tuple[str, int | None]
 Line = list[Segment]
