@@ -2,11 +2,11 @@
 
 import jax
 import jax.numpy as jnp
-import meshwright.numpy as mnp
 import numpy as np
 import pytest
 
 import meshwright as mw
+import meshwright.numpy as mnp
 from meshwright import lax
 
 X = np.array([0.3, -0.7, 1.2], np.float32)
