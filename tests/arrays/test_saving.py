@@ -350,7 +350,7 @@ def test_what_cannot_be_saved(tmp_path):
         "  why:  keys are written as JSON: strings, numbers, True, False and None\n"
         "  fix:  use a string as the key: '(1, 2)'"
     )
-    assert message(lambda: mw.jit(lambda x: mw.save(tmp_path / "a", x))(1.0)).startswith("Mw.save needs the contents")
+    assert message(lambda: mw.jit(lambda x: mw.save(tmp_path / "a", x))(1.0)).startswith("Saving needs the contents")
     assert not (tmp_path / "a").exists()
 
 

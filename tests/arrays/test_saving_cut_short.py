@@ -1,11 +1,14 @@
-"""A process that is killed while it saves leaves the old checkpoint, the new one, or none: never a wrong one."""
+"""A process that is killed while it saves leaves the old checkpoint, the new one, or none: never a wrong one.
+
+Nor does one that loads meanwhile see a wrong one.
+"""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 
-# Both run in a process of their own, which forks one child per crash: what they load is the same for all of them.
+# All run in a process of their own, which forks its children, so that the package is imported once.
 COMMON = """
 import os, random, signal, sys, time
 import numpy as np
@@ -112,6 +115,28 @@ print(len(outcomes), outcomes.count(1))
 """
 )
 
+WHILE_SAVING = (
+    COMMON
+    + """
+mw.save(path, tree(0), file_bytes=3000)
+pids = []
+for saver in range(2):
+    pids.append(os.fork())
+    if pids[-1] == 0:
+        save_all(path, 1000 * saver)
+        os._exit(1)
+try:
+    end, seen = time.monotonic() + 2, set()
+    while time.monotonic() < end:
+        seen.add(check(path))
+finally:
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+print(len(seen))
+"""
+)
+
 
 def run(script, tmp_path):
     done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, timeout=120)
@@ -128,3 +153,8 @@ def test_killed_at_every_step(tmp_path):
     steps, old = run(AT_EVERY_STEP, tmp_path)
     assert steps > 15
     assert 5 < old < steps
+
+
+def test_two_processes_save_while_a_third_loads(tmp_path):
+    (seen,) = run(WHILE_SAVING, tmp_path)
+    assert seen > 3

@@ -170,7 +170,7 @@ def _as_array(x: Any, name: str) -> Array:
         x.data  # noqa: B018  (an error if it was donated)
         return x
     if isinstance(x, Value):
-        known(x, "mw.save", "save what the traced function returns")
+        known(x, "saving", "save what the traced function returns")
     data = np.asarray(x)
     if not dtypes.is_supported(data.dtype) or not isinstance(x, np.ndarray | np.generic):
         raise TreeError(
