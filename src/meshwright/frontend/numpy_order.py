@@ -492,3 +492,18 @@ def nanmedian(
 ) -> Value:
     """The median of the elements that are not NaN."""
     return nanquantile(a, 0.5, axis, method="midpoint", keepdims=keepdims)
+
+
+def interp(x: ArrayLike, xp: ArrayLike, fp: ArrayLike, left: Any = None, right: Any = None) -> Value:
+    """The piecewise linear function through the points (``xp``, ``fp``), at ``x``."""
+    x, places, heights = value(x), value(xp), value(fp)
+    last = places.shape[0] - 1
+    above = clip(searchsorted(places, x, "right"), 1, last)
+    below = subtract(above, 1)
+    x0, x1, y0, y1 = (take(v, i, mode="clip") for v in (places, heights) for i in (below, above))
+    width = subtract(x1, x0)
+    flat = width == 0
+    slope = divide(subtract(x, x0), either(flat, 1.0, width))
+    found = add(y0, either(flat, 0.0, multiply(slope, subtract(y1, y0))))
+    found = either(less(x, places[0]), heights[0] if left is None else left, found)
+    return either(less(places[-1], x), heights[-1] if right is None else right, found)

@@ -13,7 +13,7 @@ from meshwright.core.source import here
 from meshwright.core.trace import Array
 from meshwright.errors import ShapeError
 from meshwright.frontend.indexing_update import At
-from meshwright.frontend.numpy_arithmetic import add, clip, divide, multiply, remainder, subtract
+from meshwright.frontend.numpy_arithmetic import add, clip, remainder, subtract
 from meshwright.frontend.numpy_logic import either, less
 from meshwright.frontend.numpy_reduction import cumsum
 from meshwright.frontend.numpy_shape import concatenate, cut, flip, ravel
@@ -358,20 +358,3 @@ def choose(a: ArrayLike, choices: Any, out: None = None, mode: str = "raise") ->
     common = np.broadcast_shapes(picks.shape, stacked.shape[1:])
     stacked = broadcast(stacked, (stacked.shape[0], *common)) if stacked.ndim == len(common) + 1 else stacked
     return take_along_axis(stacked, broadcast(picks, (1, *common)), 0)[0]
-
-
-def interp(x: ArrayLike, xp: ArrayLike, fp: ArrayLike, left: Any = None, right: Any = None) -> Value:
-    """The piecewise linear function through the points (``xp``, ``fp``), at ``x``."""
-    from meshwright.frontend.numpy_order import searchsorted
-
-    x, places, heights = value(x), value(xp), value(fp)
-    last = places.shape[0] - 1
-    above = clip(searchsorted(places, x, "right"), 1, last)
-    below = subtract(above, 1)
-    x0, x1, y0, y1 = (take(v, i, mode="clip") for v in (places, heights) for i in (below, above))
-    width = subtract(x1, x0)
-    flat = width == 0
-    slope = divide(subtract(x, x0), either(flat, 1.0, width))
-    found = add(y0, either(flat, 0.0, multiply(slope, subtract(y1, y0))))
-    found = either(less(x, places[0]), heights[0] if left is None else left, found)
-    return either(less(places[-1], x), heights[-1] if right is None else right, found)

@@ -92,9 +92,7 @@ def traced(x: Value, what: str) -> TracerError:
         f"{what} is given for a traced value {x.type}.",
         where=here(),
         why="the function is being traced: the value stands for every run and is on no device yet",
-        fix="y = mw.device_put(f(x), sharding) after the call; inside the function,\n"
-        "mw.lax.with_sharding_constraint(x, sharding) says how a value is laid out, and in_shardings= and\n"
-        "out_shardings= of mw.jit how arguments and results are",
+        fix="y = mw.device_put(f(x), sharding) after the call",
     )
 
 

@@ -240,6 +240,7 @@ from meshwright.frontend.numpy_order import (
     bincount,
     digitize,
     flatnonzero,
+    interp,
     isin,
     lexsort,
     median,
@@ -360,7 +361,6 @@ from meshwright.frontend.numpy_statistics import (
 )
 from meshwright.frontend.numpy_take import (
     choose,
-    interp,
     pad,
     put_along_axis,
     repeat,
