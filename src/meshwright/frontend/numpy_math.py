@@ -100,8 +100,10 @@ def _apart(x: ArrayLike, y: ArrayLike, name: str) -> tuple[Value, Value, Value, 
     """The larger of two, the smaller minus the larger, whether that is undefined (NaN, or two equal infinities; it is
     then given as 0, which keeps derivatives finite), and the sum, which is the result there."""
     x, y = broadcast_operands(promote_operands((x, y), inexact=True), name)
-    larger = maximum(x, y)
-    difference = subtract(minimum(x, y), larger)
+    # Chosen rather than maximum and minimum, whose derivative at equal operands is right once and not twice.
+    behind = less(x, y)
+    larger = either(behind, y, x)
+    difference = subtract(either(behind, x, y), larger)
     undefined = isnan(difference)
     return larger, either(undefined, 0.0, difference), undefined, add(x, y)
 

@@ -12,7 +12,21 @@ from meshwright.core.op import JvpRule, Linear, Linearity, Op, Operand, Sample, 
 from meshwright.core.program import Params
 from meshwright.core.types import TensorType
 from meshwright.ops.basic import add, convert, linear_jvp, mul, neg
-from meshwright.ops.elementwise import abs_, div, eq, exp, log1p, logistic, maximum, minimum, select, sub
+from meshwright.ops.elementwise import (
+    and_,
+    div,
+    eq,
+    exp,
+    is_finite,
+    log1p,
+    logistic,
+    lt,
+    maximum,
+    minimum,
+    not_,
+    select,
+    sub,
+)
 from meshwright.ops.rules import bad_operands, check_dtype, keep_weak, not_linear, pointwise_cost
 from meshwright.ops.shape import concatenate, pad, reverse, slice_
 
@@ -176,8 +190,10 @@ def _combine_extremes(extreme: Op) -> Callable[[Pair, Pair], Pair]:
 def _combine_logsumexps(left: Pair, right: Pair) -> Pair:
     (a, ta), (b, tb) = left, right
     # d log(e^a + e^b) = da / (1 + e^(b-a)) + db / (1 + e^(a-b)); equal infinities differ by nothing.
-    ahead = select(eq(a, b), 0.0, sub(a, b))
-    out = add(maximum(a, b), log1p(exp(neg(abs_(ahead)))))
+    # The larger is chosen, as maximum has no second derivative where a = b.
+    ahead = select(and_(eq(a, b), not_(is_finite(a))), 0.0, sub(a, b))
+    behind = lt(a, b)
+    out = add(select(behind, b, a), log1p(exp(select(behind, ahead, neg(ahead)))))
     return out, add(mul(ta, logistic(ahead)), mul(tb, logistic(neg(ahead))))
 
 
