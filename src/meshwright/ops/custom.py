@@ -249,13 +249,23 @@ def _checkpoint_jvp(
     return outs, spread(out_ts, nonzero)
 
 
+def _uses(program: Program, op: Op) -> bool:
+    return any(eqn.op is op or any(_uses(region, op) for _, region in eqn.regions()) for eqn in program.eqns)
+
+
 def _checkpoint_linearize(
     op: Op, primals: Sequence[Value], tangents: Sequence[Value | None], params: Params
 ) -> tuple[list[Value], list[Value | None]]:
     """Keep the inputs alone: the tangents come from a checkpoint that runs the program again."""
     program, mask = params["program"], present(tangents)
     n = len(primals)
-    outs = op(*primals, program=program)
+
+    def differentiated(*args: Any) -> list[Any]:
+        return linearize_program(program, args, mask)[0]
+
+    # The value of a differentiated custom vjp is what its fwd rule says, and that has derivatives of its own.
+    forward = dce(region(differentiated, program.in_types)) if _uses(program, custom_vjp_call) else program
+    outs = op(*primals, program=forward)
 
     def tangents_only(*args: Any) -> tuple[list[Any], Mask]:
         _, linear = linearize_program(program, args[:n], mask)
