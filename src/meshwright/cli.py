@@ -49,7 +49,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.print_help()
         return 0
     try:
-        return _visualize(args) if args.command == "visualize" else _tour(args.json)
+        code = _visualize(args) if args.command == "visualize" else _tour(args.json)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:  # the reader has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except OSError as error:
+        print(f"The output cannot be written: {error.strerror}.", file=sys.stderr)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 2
     except MeshwrightError as error:
         if error.where == here():  # the line that started the command
             error.where = ""

@@ -235,10 +235,11 @@ import numpy as np
 import meshwright as mw
 import meshwright.numpy as mnp
 
+source = np.full((4096, 4096), 7, np.float32)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 tracemalloc.start()
 mesh = mw.make_mesh((64, 64), ("x", "y"))
-x = mw.device_put(mnp.asarray(np.full((4096, 4096), 7, np.float32)), mw.NamedSharding(mesh, mw.P()))
+x = mw.device_put(mnp.asarray(source), mw.NamedSharding(mesh, mw.P()))
 assert x.nbytes == np.asarray(x).nbytes == 64 * 2**20 and np.asarray(x)[-1, -1] == 7
 shards = x.addressable_shards
 assert len(shards) == 4096 and len({shard.device for shard in shards}) == 4096

@@ -296,7 +296,7 @@ def test_a_predicate_that_is_an_array():
 def test_a_static_argument_that_cannot_be_hashed():
     expect(
         lambda: mw.jit(lambda x, sizes: x, static_argnums=1)(1.0, [1]),
-        "The static argument 1 is a list, which cannot be hashed.",
+        "The static argument 1 cannot be hashed: its type is list.",
         "a static argument is part of the key under which the compiled function is kept",
         "pass a tuple instead of a list, or do not mark the argument static",
     )
@@ -333,3 +333,66 @@ def test_every_error_is_a_meshwright_error_and_a_builtin_one():
         lax.add(mnp.ones(3), mnp.ones(4))
     with pytest.raises(ValueError):
         mw.parse_program("nonsense")
+
+
+@pytest.mark.parametrize("name", ["jit", "grad", "vmap", "checkpoint", "custom_jvp", "custom_vjp", "make_program"])
+def test_what_is_not_a_function(name):
+    expect(
+        lambda: getattr(mw, name)(3),
+        f"{name} is given 3, which is not a function.",
+        f"mw.{name} takes a function and returns one",
+        f"mw.{name}(f)(x), where f computes what you want from x",
+    )
+
+
+def test_a_static_argument_that_is_not_there():
+    expect(
+        lambda: mw.jit(abs, static_argnums=5),
+        "jit is given argument 5, which the function does not have.",
+        "abs takes x",
+        "a position between 0 and 0",
+    )
+
+
+def test_a_cotangent_that_does_not_fit():
+    expect(
+        lambda: mw.linear_transpose(lambda x: x * 2, X)(mnp.ones(3)),
+        "A cotangent of type float32[3] does not fit the result float32[3,4].",
+        "a cotangent has the shape and dtype of its result",
+        "mnp.asarray(cotangent, 'float32').reshape((3, 4))",
+    )
+
+
+def test_a_batch_put_where_there_is_no_dim():
+    expect(
+        lambda: mw.vmap(lambda x: x, out_axes=5)(X),
+        "vmap is to put the batch at dim 5 of a result of rank 2.",
+        "with its batch the result has that many dims",
+        "out_axes between -2 and 1",
+    )
+
+
+def test_an_argument_differentiated_twice():
+    expect(
+        lambda: mw.grad(lambda a, b: a, argnums=(0, 0))(1.0, 2.0),
+        "grad is asked for one argument twice: argnums=(0, 0).",
+        "the call gives each argument one gradient",
+        "argnums=(0,)",
+    )
+
+
+def test_the_jacobian_by_an_integer():
+    expect(
+        lambda: mw.jacfwd(lambda x: x)(1),
+        "A Jacobian needs real or complex inputs, but argument 0 is int32[].",
+        "integers and booleans have no derivative",
+        "x.astype('float32'), or leave the argument out of argnums",
+    )
+
+
+@pytest.mark.parametrize("use", [lambda x: mw.vmap(lambda z: z)(x), lambda x: mw.jvp(lambda z: z, (x,), (x,))])
+def test_a_leaked_tracer_as_an_argument(use):
+    kept = []
+    mw.jit(lambda x: kept.append(x) or x)(1.0)
+    with pytest.raises(mw.MeshwrightError, match="is used after the function it belongs to has returned"):
+        use(kept[0])

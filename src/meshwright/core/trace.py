@@ -111,7 +111,7 @@ def set_namespace(namespace: Any) -> None:
 class Builder:
     """A program in the making. ``level`` is how many traces are open around it."""
 
-    __slots__ = ("captured", "closed", "eqns", "inputs", "known", "level", "parent")
+    __slots__ = ("captured", "closed", "copied", "eqns", "inputs", "known", "level", "parent")
 
     def __init__(self, parent: Builder | None) -> None:
         self.parent = parent
@@ -119,6 +119,7 @@ class Builder:
         self.inputs: list[Var] = []
         self.eqns: list[Eqn] = []
         self.captured: dict[int, tuple[Var, Value]] = {}
+        self.copied: dict[int, tuple[Any, Array]] = {}  # NumPy arrays that the trace met, and the arrays made of them
         self.known: dict[Atom, Any] | None = None  # values of the inputs, when tracing was asked to keep them
         self.closed = False
 
@@ -230,9 +231,21 @@ def _compute(op: Op, args: Sequence[Any], params: Params) -> Any:
 
 
 def to_array(x: Any) -> Value:
-    """``x`` as a value: NumPy arrays, Python numbers and nested lists become arrays at the width in force."""
+    """``x`` as a value: NumPy arrays, Python numbers and nested lists become arrays at the width in force.
+
+    Arrays do not change, so what a NumPy array holds is copied: once per trace, however often the trace uses it.
+    """
     if isinstance(x, Value):
         return x
+    if state.builder is not None and isinstance(x, np.ndarray):
+        seen = state.builder.copied
+        if id(x) not in seen:
+            seen[id(x)] = (x, _copied(x))
+        return seen[id(x)][1]
+    return _copied(x)
+
+
+def _copied(x: Any) -> Array:
     if is_number(x):
         dtype, weak = dtypes.of_python_scalar(x)
         return Array(np.asarray(x, dtype), TensorType((), dtype, weak))
@@ -244,7 +257,7 @@ def to_array(x: Any) -> Value:
             why=f"arrays hold {', '.join(dtypes.SHORT_NAMES)}",
             fix="pass an array of numbers, or mark the argument static: mw.jit(f, static_argnums=…)",
         )
-    data = data.astype(dtypes.canonical(data.dtype), copy=False)
+    data = data.astype(dtypes.canonical(data.dtype), copy=data is x or data.base is not None)
     return Array(data, TensorType(data.shape, data.dtype))
 
 

@@ -245,8 +245,12 @@ class Operators:
 
     def __dlpack__(self, **options: Any) -> Any:
         fix = "hand it on after the traced function has returned"
-        data = np.ascontiguousarray(known(self, "DLPack", fix))
-        return (data if data.flags.writeable else data.copy()).__dlpack__(**options)
+        data = np.ascontiguousarray(known(self, "DLPack", fix)).view()
+        data.flags.writeable = False
+        try:
+            return data.__dlpack__(**options)
+        except BufferError:  # a consumer that does not know of memory it may only read
+            return data.copy().__dlpack__(**options)
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return np.zeros(0).__dlpack_device__()  # type: ignore[return-value]

@@ -12,7 +12,7 @@ from meshwright.core import tree
 from meshwright.core.source import here
 from meshwright.core.trace import Value
 from meshwright.errors import MeshwrightError, ShapeError, TreeError
-from meshwright.frontend.tracing import leaf_value, trace_flat
+from meshwright.frontend.tracing import check_function, leaf_value, trace_flat
 from meshwright.ops.basic import broadcast_in_dim, move_dim
 from meshwright.transform.batch import batch_program
 
@@ -36,6 +36,7 @@ def vmap(
     >>> vmap(mnp.dot, in_axes=(0, None))(mnp.ones((2, 3)), mnp.ones(3)).tolist()
     [3.0, 3.0]
     """
+    check_function(fun, "vmap")
     if axis_name is not None or spmd_axis_name is not None:
         raise MeshwrightError(
             "vmap with a named axis is not supported.",
@@ -127,6 +128,14 @@ def _place(x: Value, is_batched: bool, axis: int | None, size: int) -> Any:
                 fix="out_axes=0, or reduce over the batch after vmap",
             )
         return x
+    rank = x.ndim if is_batched else x.ndim + 1
+    if not -rank <= axis < rank:
+        raise ShapeError(
+            f"vmap is to put the batch at dim {axis} of a result of rank {rank}.",
+            where=here(),
+            why="with its batch the result has that many dims",
+            fix=f"out_axes between {-rank} and {rank - 1}",
+        )
     if not is_batched:
         x = broadcast_in_dim(x, shape=(size, *x.shape), dims=tuple(range(1, x.ndim + 1)))
     return move_dim(x, 0, axis % x.ndim)

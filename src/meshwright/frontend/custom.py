@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from functools import update_wrapper, wraps
+from types import MethodType
 from typing import Any, Generic, TypeVar
 
 from meshwright.core import tree
@@ -12,7 +13,7 @@ from meshwright.core.program import Rule
 from meshwright.core.source import here
 from meshwright.core.types import TensorType
 from meshwright.errors import MeshwrightError, TreeError
-from meshwright.frontend.tracing import leaf_value, trace_flat
+from meshwright.frontend.tracing import argument_numbers, check_function, leaf_value, trace_flat
 from meshwright.ops import custom, regions
 from meshwright.ops.basic import zeros
 
@@ -62,11 +63,16 @@ class custom_jvp(Generic[F]):
     30.0
     """
 
-    def __init__(self, fun: F, nondiff_argnums: Sequence[int] = ()) -> None:
+    def __init__(self, fun: F, nondiff_argnums: int | Sequence[int] = ()) -> None:
+        check_function(fun, "custom_jvp")
         update_wrapper(self, fun)
         self.fun = fun
-        self.nondiff = tuple(nondiff_argnums)
+        self.nondiff = argument_numbers(nondiff_argnums, "custom_jvp", "nondiff_argnums")
         self.jvp: Function | None = None
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        """In a class, a method."""
+        return self if instance is None else MethodType(self, instance)
 
     def defjvp(self, jvp: Function, symbolic_zeros: bool = False) -> Function:
         """Give the rule: ``jvp(primals, tangents) -> (out, out_tangent)``."""
@@ -137,14 +143,21 @@ class custom_vjp(Generic[F]):
     30.0
     """
 
-    def __init__(self, fun: F, nondiff_argnums: Sequence[int] = ()) -> None:
+    def __init__(self, fun: F, nondiff_argnums: int | Sequence[int] = ()) -> None:
+        check_function(fun, "custom_vjp")
         update_wrapper(self, fun)
         self.fun = fun
-        self.nondiff = tuple(nondiff_argnums)
+        self.nondiff = argument_numbers(nondiff_argnums, "custom_vjp", "nondiff_argnums")
         self.rules: tuple[Function, Function] | None = None
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        """In a class, a method."""
+        return self if instance is None else MethodType(self, instance)
 
     def defvjp(self, fwd: Function, bwd: Function) -> None:
         """Give the rules: ``fwd(*args) -> (out, residuals)`` and ``bwd(residuals, cotangent) -> cotangents``."""
+        check_function(fwd, "custom_vjp")
+        check_function(bwd, "custom_vjp")
         self.rules = (fwd, bwd)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -240,10 +253,12 @@ def checkpoint(
     """
     if fun is None:
         return lambda f: checkpoint(f, prevent_cse=prevent_cse, static_argnums=static_argnums)
-    static = (static_argnums,) if isinstance(static_argnums, int) else tuple(static_argnums)
+    check_function(fun, "checkpoint")
+    numbers = argument_numbers(static_argnums, "checkpoint", "static_argnums")
 
     @wraps(fun)
     def recomputed(*args: Any, **kwargs: Any) -> Any:
+        static = [n % len(args) for n in numbers if -len(args) <= n < len(args)]
         fixed, rest = _split_args(args, static)
         leaves, in_tree = tree.flatten((tuple(rest), kwargs))
         values = [leaf_value(x, "an argument") for x in leaves]

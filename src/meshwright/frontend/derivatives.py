@@ -13,7 +13,14 @@ from meshwright.core.source import here
 from meshwright.core.trace import Array, Value, run
 from meshwright.core.types import TensorType
 from meshwright.errors import DifferentiationError, TreeError
-from meshwright.frontend.tracing import Traced, leaf_type, leaf_value, trace_flat
+from meshwright.frontend.tracing import (
+    Traced,
+    argument_numbers,
+    check_function,
+    leaf_type,
+    leaf_value,
+    trace_flat,
+)
 from meshwright.ops.basic import convert, zeros
 from meshwright.transform.derivative import Linearized, jvp_program, linearize_program
 from meshwright.transform.transpose import transpose_program
@@ -69,7 +76,8 @@ def value_and_grad(
     >>> float(value), gradient.tolist()
     (5.0, [2.0, 4.0])
     """
-    numbers = (argnums,) if isinstance(argnums, int) else tuple(argnums)
+    check_function(fun, "grad")
+    numbers = argument_numbers(argnums, "grad", "argnums")
 
     @wraps(fun)
     def differentiated(*args: Any, **kwargs: Any) -> Any:
@@ -82,6 +90,13 @@ def value_and_grad(
                     fix=f"mw.grad(f, argnums={len(args) - 1}), or pass the argument by position",
                 )
         positions = [n % len(args) for n in numbers]
+        if len(set(positions)) != len(positions):
+            raise DifferentiationError(
+                f"grad is asked for one argument twice: argnums={numbers}.",
+                where=here(),
+                why="the call gives each argument one gradient",
+                fix=f"argnums={tuple(dict.fromkeys(positions))}",
+            )
 
         def of_selected(*selected: Any) -> Any:
             full = list(args)
@@ -144,12 +159,12 @@ def _check_inputs(values: Sequence[Value], args: Sequence[Any], positions: Seque
                 why="integers and booleans have no derivative",
                 fix="x.astype('float32'), or leave the argument out of argnums",
             )
-        if dtypes.is_complex(value.type.dtype) and not holomorphic:
+        if holomorphic and not dtypes.is_complex(value.type.dtype):
             raise DifferentiationError(
-                f"grad needs real inputs, but {name} is {value.type}.",
+                f"grad of a holomorphic function needs complex inputs, but {name} is {value.type}.",
                 where=here(),
-                why="the derivative of a complex function is a number only if the function is holomorphic",
-                fix="mw.grad(f, holomorphic=True), or use mw.vjp",
+                why="holomorphic=True says that the derivative is a complex number",
+                fix="leave holomorphic out, or x.astype('complex64')",
             )
 
 
@@ -206,26 +221,26 @@ def jvp(fun: Function, primals: Sequence[Any], tangents: Sequence[Any], has_aux:
             why=f"{structure} is not {tree.structure((tuple(primals), {}))}",
             fix="give one tangent of the same shape and dtype for each primal",
         )
-    ts = [_fit(x, t, "tangent", "primal") for x, t in zip(values, leaves, strict=True)]
+    ts = [_fit(x.type, t, "tangent", "primal") for x, t in zip(values, leaves, strict=True)]
     outs, out_ts = jvp_program(traced.program, [*traced.captured, *values], [*[None] * len(traced.captured), *ts])
     full = [zeros(x.type) if t is None else t for x, t in zip(outs, out_ts, strict=True)]
     out, tangent = tree.unflatten(traced.out_tree, outs), tree.unflatten(traced.out_tree, full)
     return (out[0], tangent[0], out[1]) if has_aux else (out, tangent)
 
 
-def _fit(x: Value, t: Any, what: str, owner: str) -> Value | None:
+def _fit(type: TensorType, t: Any, what: str, owner: str) -> Value | None:
     """A tangent or cotangent in the type of what it belongs to; None where that has no derivative."""
     value = leaf_value(t, f"a {what}")
-    if not _differentiable(x):
+    if not dtypes.is_inexact(type.dtype):
         return None
-    if value.type.shape != x.type.shape or (value.type.dtype != x.type.dtype and not value.type.weak):
+    if value.type.shape != type.shape or (value.type.dtype != type.dtype and not value.type.weak):
         raise DifferentiationError(
-            f"A {what} of type {value.type} does not fit the {owner} {x.type}.",
+            f"A {what} of type {value.type} does not fit the {owner} {type}.",
             where=here(),
             why=f"a {what} has the shape and dtype of its {owner}",
-            fix=f"mnp.asarray({what}, '{x.type.dtype.name}').reshape({x.type.shape})",
+            fix=f"mnp.asarray({what}, '{type.dtype.name}').reshape({type.shape})",
         )
-    return _strengthen(value, x.type)
+    return _strengthen(value, type)
 
 
 def vjp(fun: Function, *primals: Any, has_aux: bool = False) -> Any:
@@ -250,7 +265,7 @@ def vjp(fun: Function, *primals: Any, has_aux: bool = False) -> Any:
                 why=f"{structure} is not {main}",
                 fix="give one cotangent for each result",
             )
-        cts = [_fit(x, t, "cotangent", "result") for x, t in zip(outs, leaves, strict=False)]
+        cts = [_fit(x.type, t, "cotangent", "result") for x, t in zip(outs, leaves, strict=False)]
         found = pull([*cts, *[None] * (len(outs) - len(cts))])
         return tree.unflatten(
             in_tree,
@@ -281,7 +296,7 @@ def linearize(fun: Function, *primals: Any) -> tuple[Any, Function]:
                 why=f"{tree.structure(tuple(tangents))} is not {tree.structure(tuple(primals))}",
                 fix="give one tangent of the same shape and dtype for each primal",
             )
-        ts = [_fit(x, t, "tangent", "primal") for x, t, f in zip(values, leaves, flags, strict=True) if f]
+        ts = [_fit(x.type, t, "tangent", "primal") for x, t, f in zip(values, leaves, flags, strict=True) if f]
         found = iter(run(linear.program, [*linear.residuals, *ts]))
         full = [next(found) if kept else zeros(x.type) for x, kept in zip(outs, linear.nonzero, strict=True)]
         return tree.unflatten(traced.out_tree, full)
@@ -311,7 +326,7 @@ def linear_transpose(fun: Function, *primals: Any) -> Function:
                 why=f"{structure} is not {traced.out_tree}",
                 fix="give one cotangent for each result",
             )
-        cts = [_strengthen(leaf_value(c, "a cotangent"), t) for c, t in zip(ct_leaves, outs, strict=True)]
+        cts = [_fit(t, c, "cotangent", "result") for c, t in zip(ct_leaves, outs, strict=True)]
         flags = [False] * len(traced.captured) + [True] * len(types)
         found = transpose_program(traced.program, flags, [*traced.captured, *[None] * len(types)], cts)
         full = [

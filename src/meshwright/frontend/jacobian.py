@@ -8,12 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.core import tree
+from meshwright.core import dtypes, tree
+from meshwright.core.source import here
 from meshwright.core.trace import Array, Value
 from meshwright.core.types import TensorType
+from meshwright.errors import DifferentiationError
 from meshwright.frontend.batching import vmap
 from meshwright.frontend.derivatives import jvp, vjp
-from meshwright.frontend.tracing import leaf_value
+from meshwright.frontend.tracing import argument_numbers, leaf_value
 from meshwright.ops.basic import move_dim, reshape
 
 Function = Callable[..., Any]
@@ -42,7 +44,25 @@ def _cut(rows: Value, leaves: Sequence[Value]) -> list[Value]:
 
 
 def _select(fun: Function, argnums: int | Sequence[int], args: Sequence[Any]) -> tuple[Function, tuple[Any, ...]]:
-    numbers = (argnums,) if isinstance(argnums, int) else tuple(argnums)
+    numbers = argument_numbers(argnums, "jacobian", "argnums")
+    for n in numbers:
+        if not -len(args) <= n < len(args):
+            raise DifferentiationError(
+                f"A Jacobian is asked for argument {n}, but the call has {len(args)} positional arguments.",
+                where=here(),
+                why="argnums counts positional arguments from 0",
+                fix=f"argnums={len(args) - 1}, or pass the argument by position",
+            )
+    chosen = [args[n] for n in numbers]
+    for name, leaf in zip(tree.argument_names(chosen), tree.leaves(chosen), strict=True):
+        found = leaf_value(leaf, name)
+        if not dtypes.is_inexact(found.dtype):
+            raise DifferentiationError(
+                f"A Jacobian needs real or complex inputs, but {name} is {found.type}.",
+                where=here(),
+                why="integers and booleans have no derivative",
+                fix="x.astype('float32'), or leave the argument out of argnums",
+            )
 
     def of_selected(*selected: Any) -> Any:
         full = list(args)
@@ -50,7 +70,7 @@ def _select(fun: Function, argnums: int | Sequence[int], args: Sequence[Any]) ->
             full[n] = x
         return fun(*full)
 
-    return of_selected, tuple(args[n] for n in numbers)
+    return of_selected, tuple(chosen)
 
 
 def jacfwd(fun: Function, argnums: int | Sequence[int] = 0) -> Function:

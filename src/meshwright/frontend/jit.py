@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from functools import update_wrapper
 from sys import getrefcount
+from types import MethodType
 from typing import Any
 
 import numpy as np
@@ -17,11 +18,12 @@ from meshwright.core.trace import Array, Tracer, leaked, run, state, to_array
 from meshwright.core.types import TensorType
 from meshwright.engine.compile import compile_program
 from meshwright.errors import MeshwrightError
-from meshwright.frontend.tracing import Traced, leaf_value, trace_flat
+from meshwright.frontend.tracing import Traced, argument_numbers, check_function, leaf_value, trace_flat
 from meshwright.transform.simplify import cse, dce
 
 Function = Callable[..., Any]
-Statics = tuple[tuple[int | str, Any], ...]
+Static = tuple[int | str, type, Any]  # a place, and the value with its type: 1, 1.0 and True differ
+Statics = tuple[Static, ...]
 
 
 class Compiled:
@@ -74,6 +76,10 @@ class Jitted:
                     return compiled.run(data)
         return self._call(args, kwargs)
 
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        """A jitted function in a class is a method."""
+        return self if instance is None else MethodType(self, instance)
+
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         statics: Statics = ()
         if self.static_argnums or self.static_argnames:
@@ -104,14 +110,14 @@ class Jitted:
     ) -> tuple[Statics, tuple[Any, ...], dict[str, Any]]:
         """The static arguments, as hashable values with their places, and the others."""
         numbers = [n % len(args) for n in self.static_argnums if -len(args) <= n < len(args)]
-        statics: list[tuple[int | str, Any]] = [(n, args[n]) for n in numbers]
-        statics += [(name, kwargs[name]) for name in self.static_argnames if name in kwargs]
-        for place, value in statics:
+        statics: list[Static] = [(n, type(args[n]), args[n]) for n in numbers]
+        statics += [(name, type(kwargs[name]), kwargs[name]) for name in self.static_argnames if name in kwargs]
+        for place, _, value in statics:
             try:
                 hash(value)
             except TypeError:
                 raise MeshwrightError(
-                    f"The static argument {place!r} is a {type(value).__name__}, which cannot be hashed.",
+                    f"The static argument {place!r} cannot be hashed: its type is {type(value).__name__}.",
                     where=here(),
                     why="a static argument is part of the key under which the compiled function is kept",
                     fix="pass a tuple instead of a list, or do not mark the argument static",
@@ -122,8 +128,8 @@ class Jitted:
     def _with_statics(self, statics: Statics) -> Function:
         if not statics:
             return self.fun
-        at = {place: value for place, value in statics if isinstance(place, int)}
-        named = {place: value for place, value in statics if isinstance(place, str)}
+        at = {place: value for place, _, value in statics if isinstance(place, int)}
+        named = {place: value for place, _, value in statics if isinstance(place, str)}
 
         def function(*args: Any, **kwargs: Any) -> Any:
             rest = iter(args)
@@ -168,7 +174,7 @@ def _donated_leaves(in_tree: tree.TreeDef, donate: Sequence[int], statics: Stati
     if not donate:
         return ()
     args, kwargs = tree.unflatten(in_tree, range(in_tree.num_leaves))
-    static = {place for place, _ in statics}
+    static = {place for place, _, _ in statics}
     places = [n for n in range(len(args) + len(static)) if n not in static][: len(args)]
     flags: list[bool] = []
     for place, arg in zip(places, args, strict=True):
@@ -227,6 +233,7 @@ def jit(
             in_shardings=in_shardings,
             out_shardings=out_shardings,
         )
+    check_function(fun, "jit")
     for name, given in (("in_shardings", in_shardings), ("out_shardings", out_shardings)):
         if given is not None:
             raise MeshwrightError(
@@ -241,11 +248,20 @@ def jit(
 
 
 def _ints(given: int | Sequence[int] | None) -> tuple[int, ...]:
-    return () if given is None else (given,) if isinstance(given, int) else tuple(given)
+    return () if given is None else argument_numbers(given, "jit", "positions of arguments")
 
 
 def _strings(given: str | Sequence[str] | None) -> tuple[str, ...]:
-    return () if given is None else (given,) if isinstance(given, str) else tuple(given)
+    names = () if given is None else (given,) if isinstance(given, str) else tuple(given)
+    for name in names:
+        if not isinstance(name, str):
+            raise MeshwrightError(
+                f"jit is given {name!r} as the name of an argument.",
+                where=here(),
+                why="static_argnames and donate_argnames are strings",
+                fix="static_argnames=('config',)",
+            )
+    return names
 
 
 def _match_names(
@@ -255,13 +271,30 @@ def _match_names(
     if not numbers and not names:
         return (), ()
     try:
-        parameters = [
-            p.name
-            for p in inspect.signature(fun).parameters.values()
-            if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
-        ]
+        declared = inspect.signature(fun).parameters.values()
     except (TypeError, ValueError):
         return numbers, names
+    every = {p.name for p in declared}
+    parameters = [p.name for p in declared if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    variadic = any(p.kind is p.VAR_POSITIONAL for p in declared)
+    named = any(p.kind is p.VAR_KEYWORD for p in declared)
+    places = f"{fun.__name__} takes {', '.join(parameters)}" if hasattr(fun, "__name__") else str(parameters)
+    for n in numbers:
+        if not -len(parameters) <= n < len(parameters) and not variadic:
+            raise MeshwrightError(
+                f"jit is given argument {n}, which the function does not have.",
+                where=here(),
+                why=places,
+                fix=f"a position between 0 and {max(len(parameters) - 1, 0)}",
+            )
+    for name in names:
+        if name not in every and not named:
+            raise MeshwrightError(
+                f"jit is given argument {name!r}, which the function does not have.",
+                where=here(),
+                why=places,
+                fix="the name of one of its arguments",
+            )
     found = {n % len(parameters) if -len(parameters) <= n < len(parameters) else n for n in numbers}
     found |= {parameters.index(name) for name in names if name in parameters}
     both = {parameters[n] for n in found if n < len(parameters)} | set(names)

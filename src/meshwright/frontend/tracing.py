@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -9,9 +10,9 @@ from meshwright.core import dtypes, tree
 from meshwright.core.check import check
 from meshwright.core.program import Program
 from meshwright.core.source import here
-from meshwright.core.trace import Array, Value, close, to_array, trace
+from meshwright.core.trace import Array, Tracer, Value, close, leaked, to_array, trace
 from meshwright.core.types import TensorType
-from meshwright.errors import ShapeError, TracerError, TreeError
+from meshwright.errors import MeshwrightError, ShapeError, TracerError, TreeError
 from meshwright.transform.simplify import dce
 
 
@@ -74,6 +75,8 @@ def leaf_type(x: Any) -> TensorType:
 def leaf_value(x: Any, what: str) -> Value:
     """A leaf as a value, or an error that says what it is: "a result of the function", "argument 0['w']"."""
     if isinstance(x, Value):
+        if x.__class__ is Tracer and x.builder.closed:
+            raise leaked(x)
         return x
     try:
         return to_array(x)
@@ -84,6 +87,31 @@ def leaf_value(x: Any, what: str) -> Value:
             why="the leaves of what goes in and comes out must be arrays, NumPy arrays or numbers",
             fix="pass an array, or mark an argument static: mw.jit(f, static_argnums=…)",
         ) from None
+
+
+def check_function(fun: Any, transformation: str) -> None:
+    """Refuse what cannot be called, before it fails somewhere inside."""
+    if not callable(fun):
+        raise MeshwrightError(
+            f"{transformation} is given {fun!r}, which is not a function.",
+            where=here(),
+            why=f"mw.{transformation} takes a function and returns one",
+            fix=f"mw.{transformation}(f)(x), where f computes what you want from x",
+        )
+
+
+def argument_numbers(given: Any, transformation: str, meaning: str) -> tuple[int, ...]:
+    """Positions of arguments as a tuple, from one number or several."""
+    numbers = tuple(given) if isinstance(given, tuple | list | set | frozenset | range) else (given,)
+    for n in numbers:
+        if isinstance(n, bool) or not hasattr(n, "__index__"):
+            raise MeshwrightError(
+                f"{transformation} is given {n!r} among the {meaning}.",
+                where=here(),
+                why="positions are counted from 0",
+                fix="one number, or a tuple of numbers such as (0, 1)",
+            )
+    return tuple(operator.index(n) for n in numbers)
 
 
 class Traced(NamedTuple):
@@ -137,6 +165,8 @@ def make_program(function: Callable[..., Any]) -> Callable[..., Program]:
       return c
     }
     """
+
+    check_function(function, "make_program")
 
     def maker(*args: Any, **kwargs: Any) -> Program:
         leaves, in_tree = tree.flatten((args, kwargs))
