@@ -105,7 +105,7 @@ The program is not well formed.
         ("reshape a", "reshape missing 1 required positional argument: 'shape'"),
         ("reshape a axis=1 shape=(3,)", "reshape got an unexpected keyword argument 'axis'"),
         ("reshape a shape=(4,)", "reshape cannot take f32[3]: 3 elements do not fill (4,)"),
-        ("reshape a shape=3", "reshape: 'int' object is not iterable"),
+        ("reshape a shape=3", "shape is a tuple of ints, not 3"),
         (
             "reduce_sum a axes=(1,)",
             "reduce_sum cannot take f32[3]: axes (1,) are not increasing dims of a rank-1 array",

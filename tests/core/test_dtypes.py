@@ -142,6 +142,26 @@ def test_wide_dtypes_narrow_unless_64_bits_are_on() -> None:
     assert [dtypes.canonical(d) for d in wide] == list(wide)
 
 
+def test_a_setting_that_does_not_exist_is_refused() -> None:
+    for name in ("enable_x65", "jax_enable_x64", "_enabled"):
+        with pytest.raises(AttributeError) as error:
+            setattr(dtypes.config, name, True)
+        assert str(error.value) == f"no setting {name!r}; there is: enable_x64"
+    with pytest.raises(AttributeError) as error:
+        dtypes.config.update("enable_x65", True)
+    assert str(error.value) == "no setting 'enable_x65'; there is: enable_x64"
+
+
+@pytest.mark.parametrize("value", ["yes", 1, 0.0, None])
+def test_a_width_is_a_bool(value: Any) -> None:
+    with pytest.raises(TypeError) as error:
+        dtypes.config.enable_x64 = value
+    assert str(error.value) == f"enable_x64 is True or False, not {value!r}"
+    with pytest.raises(TypeError):
+        dtypes.config.update("enable_x64", value)
+    assert dtypes.config.enable_x64 is False
+
+
 def test_every_dtype_has_a_short_name_that_reads_back() -> None:
     assert [dtypes.SHORT_NAMES[dtypes.short_name(d)] for d in dtypes.ALL] == list(dtypes.ALL)
 

@@ -49,8 +49,15 @@ class Config:
     False
     """
 
+    __slots__ = ("_enable_x64",)
+
     def __init__(self) -> None:
         self._enable_x64 = False
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name not in ("enable_x64", "_enable_x64"):
+            raise AttributeError(f"no setting {name!r}; there is: enable_x64")
+        object.__setattr__(self, name, value)
 
     @property
     def enable_x64(self) -> bool:
@@ -65,6 +72,8 @@ class Config:
         """Set ``name`` (also in its ``jax_`` spelling) to ``value``."""
         if name.removeprefix("jax_") != "enable_x64":
             raise AttributeError(f"no setting {name!r}; there is: enable_x64")
+        if not isinstance(value, bool | np.bool_):
+            raise TypeError(f"enable_x64 is True or False, not {value!r}")
         self._enable_x64 = bool(value)
 
 

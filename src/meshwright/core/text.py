@@ -18,7 +18,8 @@ from __future__ import annotations
 import ast
 import binascii
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,10 @@ from meshwright.core.types import TensorType
 from meshwright.errors import TextError
 
 LARGEST_INLINE = 16
+DEEPEST = 100  # regions and tuples inside each other; the reader and the printer call themselves for each
+_MOST_DIGITS = 100  # of an integer; Python itself refuses to read some thousands
+_LARGEST_SIZE = 2**63 - 1
+_SHOWN = 160  # characters of a line in an error
 _BARE = {float: TensorType((), dtypes.FLOAT32, True), int: TensorType((), dtypes.INT32, True)}
 _BARE[bool] = TensorType((), dtypes.BOOL)
 
@@ -141,19 +146,33 @@ def key_of(value: Any) -> str:
 _TOKENS = re.compile(
     r"""(?P<space>[ \t]+)|(?P<newline>\n)|(?P<comment>\#[^\n]*)
       |(?P<number>[-+]?(?:\d+\.\d*(?:[eE][-+]?\d+)?|\d+[eE][-+]?\d+|\d+|(?:inf|nan)(?=j?\b))j?)
-      |(?P<string>'(?:[^'\\\n]|\\.)*'|"(?:[^"\\\n]|\\.)*")
+      |(?P<string>'[^'\\\n]*(?:\\.[^'\\\n]*)*'|"[^"\\\n]*(?:\\.[^"\\\n]*)*")
       |(?P<word>[A-Za-z_][A-Za-z_0-9]*)
       |(?P<digest>@[0-9a-f]+)
       |(?P<sign>[-=:,(){}\[\]~+])""",
-    re.VERBOSE,
+    re.VERBOSE | re.ASCII,
 )
+_EQUALS = re.compile(r"[ \t]*=")
+_SOURCE = re.compile(r"#\s*(\S.*):([0-9]{1,9})\s*")
+# The escapes that ``repr`` writes; Python warns about some others.
+_STRING = re.compile(
+    r"""(['"])(?:[^\\]|\\(?:[\\'"nrt]|x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U(?:000[0-9a-fA-F]|0010)[0-9a-fA-F]{4}))*\1"""
+)
+
+
+def _brief(text: str) -> str:
+    """A token as an error shows it."""
+    return text if len(text) <= 60 else f"{text[:40]}…{text[-10:]}"
 
 
 class _Reader:
     """Tokens of a text with one token of lookahead; every error points at a character."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, what: str) -> None:
+        if not isinstance(text, str):
+            raise _not_text(text, what)
         self.text = text
+        self.depth = 0
         self.tokens: list[tuple[str, str, int]] = []
         self.next = 0
         position = 0
@@ -172,9 +191,16 @@ class _Reader:
         line = before.count("\n")
         column = position - (before.rfind("\n") + 1)
         shown = self.text.split("\n")[line] if self.text else ""
+        if len(shown) > _SHOWN:
+            first = max(0, min(column - _SHOWN // 2, len(shown) - _SHOWN))
+            rest = "…" if first + _SHOWN < len(shown) else ""
+            shown = ("…" if first else "") + shown[first : first + _SHOWN] + rest
+            caret = column - first + (1 if first else 0)
+        else:
+            caret = column
         return TextError(
             f"This is not a program: line {line + 1}, column {column + 1}.",
-            where=f"{shown}\n{' ' * column}^",
+            where=f"{shown}\n{' ' * caret}^",
             why=why,
             fix="write equations as `c: f32[8,4] = add a b`, inside `program(a: f32[8,4], …) { … return c }`",
         )
@@ -185,7 +211,7 @@ class _Reader:
     def expected(self, what: str) -> TextError:
         """The error for what comes next not being ``what``."""
         kind, text, position = self.peek_full()
-        return self.error_at(position, f"expected {what}, found {text if kind == 'end' else repr(text)}")
+        return self.error_at(position, f"expected {what}, found {text if kind == 'end' else repr(_brief(text))}")
 
     def peek_full(self) -> tuple[str, str, int]:
         index = self.next
@@ -223,8 +249,30 @@ class _Reader:
     def trailing_source(self) -> Source | None:
         """The source written as a comment right after what was just read."""
         kind, text, _ = self.tokens[self.next]
-        match = re.fullmatch(r"#\s*(\S.*):(\d+)\s*", text) if kind == "comment" else None
+        match = _SOURCE.fullmatch(text) if kind == "comment" else None
         return Source(match[1], int(match[2])) if match else None
+
+    @contextmanager
+    def deeper(self) -> Iterator[None]:
+        """Around what is inside something else: the text may nest ``DEEPEST`` levels."""
+        if self.depth == DEEPEST:
+            raise self.error(f"regions and tuples nest more than {DEEPEST} deep")
+        self.depth += 1
+        yield
+        self.depth -= 1
+
+
+def _not_text(given: object, what: str) -> TextError:
+    if isinstance(given, Program):
+        fix = "str(program)"
+    elif isinstance(given, bytes | bytearray):
+        fix = "text.decode()"
+    else:
+        fix = "'program(a: f32[3]) { b: f32[3] = neg a  return b }'" if what == "a program" else "'f32[8,4]'"
+    article = "an" if type(given).__name__[0] in "aeiouAEIOU" else "a"
+    return TextError(
+        f"This is not {what}.", why=f"it is read from a str, not from {article} {type(given).__name__}", fix=fix
+    )
 
 
 def parse_program(text: str) -> Program:
@@ -234,7 +282,7 @@ def parse_program(text: str) -> Program:
     >>> parse_program(text).out_types
     (f32[3],)
     """
-    reader = _Reader(text)
+    reader = _Reader(text, "a program")
     program = _parse_program(reader, {})
     if reader.peek_full()[0] != "end":
         raise reader.expected("the end of the text")
@@ -243,7 +291,7 @@ def parse_program(text: str) -> Program:
 
 def parse_type(text: str) -> TensorType:
     """Read a type such as ``f32[8,4]``."""
-    reader = _Reader(text)
+    reader = _Reader(text, "a type")
     result = _parse_type(reader)
     if reader.peek_full()[0] != "end":
         raise reader.expected("the end of the text")
@@ -282,9 +330,20 @@ def _parse_dtype_name(reader: _Reader) -> str:
 
 
 def _parse_size(reader: _Reader) -> int:
-    kind, text, _ = reader.peek_full()
+    kind, text, position = reader.peek_full()
     if kind != "number" or not text.isdigit():
         raise reader.expected("a size")
+    size = _parse_int(reader)
+    if size > _LARGEST_SIZE:
+        raise reader.error_at(position, f"the size {_brief(text)} is more than {_LARGEST_SIZE}")
+    return size
+
+
+def _parse_int(reader: _Reader) -> int:
+    text = reader.peek()
+    digits = len(text.lstrip("+-"))
+    if digits > _MOST_DIGITS:
+        raise reader.error(f"the integer has {digits} digits, and at most {_MOST_DIGITS} are read")
     reader.take()
     return int(text)
 
@@ -293,7 +352,7 @@ def _parse_var(reader: _Reader, names: dict[str, Var]) -> Var:
     position = reader.peek_full()[2]
     name = reader.word("a name")
     if name in names:
-        raise reader.error_at(position, f"{name!r} is given twice")
+        raise reader.error_at(position, f"{_brief(name)!r} is given twice")
     reader.take(":")
     var = Var(_parse_type(reader))
     names[name] = var
@@ -338,8 +397,8 @@ def _parse_eqn(reader: _Reader, names: dict[str, Var]) -> Eqn:
     while reader.peek() != "=":
         position = reader.peek_full()[2]
         name = reader.word("the name of a result, or `return`")
-        if name in names:
-            raise reader.error_at(position, f"{name!r} is given twice")
+        if name in names or any(name == other for other, _ in heads):
+            raise reader.error_at(position, f"{_brief(name)!r} is given twice")
         reader.take(":")
         heads.append((name, _parse_type(reader)))
         if reader.peek() != "=":
@@ -349,11 +408,13 @@ def _parse_eqn(reader: _Reader, names: dict[str, Var]) -> Eqn:
     op_name = reader.word("an op")
     op = REGISTRY.get(op_name)
     if op is None:
-        raise reader.error_at(position, f"there is no op {op_name!r}")
+        raise reader.error_at(position, f"there is no op {_brief(op_name)!r}")
     inputs: list[Atom] = []
     params: dict[str, Any] = {}
     while not _ends_equation(reader):
         if _is_param(reader):
+            if reader.peek() in params:
+                raise reader.error(f"the param {_brief(reader.peek())!r} is given twice")
             key = reader.word("a param")
             reader.take("=")
             params[key] = _parse_value(reader, names)
@@ -380,7 +441,7 @@ def _following(reader: _Reader, count: int) -> list[str]:
 def _is_param(reader: _Reader) -> bool:
     """Whether `name=` follows; an `=` on the next line starts an equation without results."""
     kind, name, position = reader.peek_full()
-    return kind == "word" and re.match(r"[ \t]*=", reader.text[position + len(name) :]) is not None
+    return kind == "word" and _EQUALS.match(reader.text, position + len(name)) is not None
 
 
 def _ends_equation(reader: _Reader) -> bool:
@@ -399,7 +460,7 @@ def _parse_atom(reader: _Reader, names: dict[str, Var]) -> Atom:
     if kind == "word" and text not in ("True", "False"):
         reader.take()
         if text not in names:
-            raise reader.error_at(position, f"{text!r} is not defined before this line")
+            raise reader.error_at(position, f"{_brief(text)!r} is not defined before this line")
         return names[text]
     value = _parse_number(reader)
     if reader.accept(":"):
@@ -424,6 +485,8 @@ def _at_dtype(reader: _Reader, position: int, value: Any, dtype: dtypes.DType) -
         fits = dtypes.is_complex(dtype) or not isinstance(value, complex)
     if not fits:
         raise reader.error_at(position, f"{value!r} is not a value of {dtypes.short_name(dtype)}")
+    if dtypes.is_float(dtype):
+        value = float(value)
     with np.errstate(over="ignore"):
         return python_number(np.asarray(value, dtype))
 
@@ -441,14 +504,16 @@ def _parse_number(reader: _Reader) -> Any:
         try:
             return complex(parts)
         except ValueError:
-            raise reader.error_at(position, f"({parts}) is not a complex number") from None
+            raise reader.error_at(position, f"({_brief(parts)}) is not a complex number") from None
     if text in ("inf", "nan") or kind == "number":
+        if text.lstrip("+-").isdigit():
+            return _parse_int(reader)
         reader.take()
-        if text.endswith("j"):
-            return complex(text)
-        return int(text) if re.fullmatch(r"[-+]?\d+", text) else float(text)
+        return complex(text) if text.endswith("j") else float(text)
     if text == "-":
         reader.take()
+        if reader.peek() in ("-", "True", "False"):
+            raise reader.expected("a number")
         return -_parse_number(reader)
     raise reader.expected("a value")
 
@@ -456,12 +521,14 @@ def _parse_number(reader: _Reader) -> Any:
 def _parse_value(reader: _Reader, names: dict[str, Var]) -> Any:
     kind, text, _ = reader.peek_full()
     if text == "program":
-        return _parse_program(reader, names)
+        with reader.deeper():
+            return _parse_program(reader, names)
     if text == "(":
         if _is_complex(reader):
             return _parse_number(reader)
-        reader.take()
-        return tuple(_parse_list(reader, ")", lambda: _parse_value(reader, names)))
+        with reader.deeper():
+            reader.take()
+            return tuple(_parse_list(reader, ")", lambda: _parse_value(reader, names)))
     if kind == "string":
         return _parse_string(reader)
     if text == "None":
@@ -489,11 +556,15 @@ def _is_complex(reader: _Reader) -> bool:
 
 
 def _parse_string(reader: _Reader) -> str:
-    text = reader.peek()
+    kind, text, _ = reader.peek_full()
+    if kind != "string":
+        raise reader.expected("a string")
     try:
+        if _STRING.fullmatch(text) is None:
+            raise ValueError
         value: str = ast.literal_eval(text)
     except (SyntaxError, ValueError):
-        raise reader.error(f"{text} is not a string") from None
+        raise reader.error(f"{_brief(text)} is not a string") from None
     reader.take()
     return value
 
@@ -506,16 +577,28 @@ def _parse_constant(reader: _Reader, type: TensorType) -> Any:
             return Missing(text[1:])
         try:
             raw = binascii.a2b_base64(_parse_string(reader), strict_mode=True)
-        except binascii.Error:
+        except ValueError:
             raise reader.error_at(position, "the data is not base64") from None
         if len(raw) != type.nbytes:
             raise reader.error_at(position, f"the data has {len(raw)} bytes, the type {type.short()} {type.nbytes}")
-        return np.frombuffer(raw, type.dtype).reshape(type.shape).copy()
+        if type.dtype == dtypes.BOOL and raw.translate(None, b"\0\1"):
+            raise reader.error_at(position, "the data of a bool has bytes other than 0 and 1")
+        array = _shaped(reader, position, np.frombuffer(raw, type.dtype), type).copy()
+        if digest(array) != text[1:]:
+            raise reader.error_at(position, f"the digest is {_brief(text)}, that of the data @{digest(array)}")
+        return array
     reader.take("[")
     items = _parse_list(reader, "]", lambda: _parse_element(reader, type.dtype))
     if len(items) != type.size:
         raise reader.error_at(position, f"{len(items)} elements given for the type {type.short()}")
-    return np.asarray(items, type.dtype).reshape(type.shape)
+    return _shaped(reader, position, np.asarray(items, type.dtype), type)
+
+
+def _shaped(reader: _Reader, position: int, flat: Any, type: TensorType) -> Any:
+    try:
+        return flat.reshape(type.shape)
+    except (ValueError, OverflowError):  # more dims, or empty ones beside larger ones, than NumPy holds
+        raise reader.error_at(position, f"NumPy has no array of the type {_brief(type.short())}") from None
 
 
 def _parse_element(reader: _Reader, dtype: dtypes.DType) -> Any:
