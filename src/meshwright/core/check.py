@@ -11,9 +11,9 @@ import numpy as np
 
 from meshwright.core import dtypes
 from meshwright.core.op import Op
+from meshwright.core.printing import print_program
 from meshwright.core.program import Atom, Eqn, Literal, Missing, Program, Var
 from meshwright.core.source import Source
-from meshwright.core.text import print_program
 from meshwright.core.types import TensorType
 from meshwright.errors import CheckError, MeshwrightError
 
