@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import optree
 
 from meshwright.core import tree
+from meshwright.core.source import here
+from meshwright.errors import TreeError
 
 T = TypeVar("T")
 
@@ -22,6 +24,13 @@ def reduce(function: Callable[[Any, Any], Any], pytree: Any, initializer: Any = 
     found = tree.leaves(pytree)
     if initializer is not None:
         found = [initializer, *found]
+    if not found:
+        raise TreeError(
+            "tree.reduce is given a tree without leaves.",
+            where=here(),
+            why="there is nothing to start from",
+            fix="mw.tree.reduce(f, tree, 0) starts from 0",
+        )
     total = found[0]
     for leaf in found[1:]:
         total = function(total, leaf)
@@ -43,14 +52,64 @@ def flatten_with_path(pytree: Any) -> tuple[list[tuple[tuple[Any, ...], Any]], t
     return list(zip(paths, leaves, strict=True)), structure
 
 
+def leaves_with_path(pytree: Any) -> list[tuple[tuple[Any, ...], Any]]:
+    """The leaves, each with the keys that lead to it, without the structure.
+
+    >>> leaves_with_path({"a": [1, 2]})
+    [(('a', 0), 1), (('a', 1), 2)]
+    """
+    return flatten_with_path(pytree)[0]
+
+
+def unflatten(structure: tree.TreeDef, leaves: Iterable[Any]) -> Any:
+    """The tree of a structure and its leaves.
+
+    >>> unflatten(tree.structure({"a": 0, "b": 0}), [1, 2])
+    {'a': 1, 'b': 2}
+    """
+    found = list(leaves)
+    if len(found) != structure.num_leaves:
+        raise TreeError(
+            f"tree.unflatten is given {len(found)} leaves for a structure of {structure.num_leaves}.",
+            where=here(),
+            why=f"the structure is {structure}",
+            fix="pass one value per leaf, in the order of mw.tree.leaves",
+        )
+    return tree.unflatten(structure, found)
+
+
 def map_with_path(function: Callable[..., Any], pytree: Any, *rest: Any) -> Any:
-    """``function(path, leaf, …)`` for each leaf."""
-    return optree.tree_map_with_path(function, pytree, *rest, namespace=tree.NAMESPACE)
+    """``function(path, leaf, …)`` for each leaf.
+
+    >>> map_with_path(lambda path, x: (path, x), {"a": 1})
+    {'a': (('a',), 1)}
+    """
+    pairs, structure = flatten_with_path(pytree)
+    columns: list[list[Any]] = [[path for path, _ in pairs], [leaf for _, leaf in pairs]]
+    for other in rest:
+        try:
+            columns.append(structure.flatten_up_to(other))
+        except ValueError as error:
+            raise TreeError(
+                "tree.map_with_path is given trees of different structures.",
+                where=here(),
+                why=str(error).split("\n")[0],
+                fix="pass trees with the same containers and keys; mw.tree.structure(x) shows them",
+            ) from None
+    return tree.unflatten(structure, [function(*row) for row in zip(*columns, strict=True)])
 
 
 def transpose(outer: tree.TreeDef, inner: tree.TreeDef, pytree: Any) -> Any:
     """An ``outer`` tree of ``inner`` trees turned inside out."""
-    return optree.tree_transpose(outer, inner, pytree)
+    try:
+        return optree.tree_transpose(outer, inner, pytree)
+    except (TypeError, ValueError) as error:
+        raise TreeError(
+            "tree.transpose is given a tree that is not an outer tree of inner trees.",
+            where=here(),
+            why=str(error).split("\n")[0],
+            fix="mw.tree.structure(x) shows the structure of a tree",
+        ) from None
 
 
 def register_node(
@@ -76,6 +135,13 @@ def register_dataclass(
     >>> tree.map(lambda x: x + 1, Layer(1.0))
     Layer(w=2.0)
     """
+    if data_fields is None and not dataclasses.is_dataclass(cls):
+        raise TreeError(
+            f"tree.register_dataclass is given {cls!r}.",
+            where=here(),
+            why="it is not a dataclass, and no fields are named",
+            fix="put @dataclasses.dataclass under @mw.tree.register_dataclass, or name the fields: data_fields=[…]",
+        )
     names = tuple(
         data_fields
         if data_fields is not None
