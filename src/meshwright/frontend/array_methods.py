@@ -21,7 +21,7 @@ from meshwright.frontend import (
     numpy_shape,
     numpy_take,
 )
-from meshwright.frontend.operands import ArrayLike, Axis, DTypeLike, as_bool, convert, known, strong
+from meshwright.frontend.operands import ArrayLike, Axis, DTypeLike, as_bool, as_dtype, convert, known, strong
 from meshwright.ops import elementwise
 
 
@@ -96,6 +96,14 @@ class Methods:
         """The contents as nested lists of Python numbers."""
         return np.asarray(known(self, ".tolist()", NUMBER_FIX)).tolist()
 
+    def tobytes(self, order: Any = "C") -> bytes:
+        """The contents as bytes, in row-major order."""
+        return np.asarray(known(self, ".tobytes()", NUMBER_FIX)).tobytes(order)
+
+    def is_deleted(self) -> bool:
+        """Whether the contents are gone, given to a jitted function that may overwrite them."""
+        return getattr(self, "_data", self) is None
+
     def copy(self) -> Any:
         """An equal array with contents of its own."""
         return numpy_creation.copy(self)
@@ -110,7 +118,7 @@ class Methods:
 
     def view(self, dtype: DTypeLike) -> Any:
         """The same bits as another dtype."""
-        return elementwise.bitcast(self, dtype=dtypes.as_dtype(dtype))
+        return elementwise.bitcast(self, dtype=as_dtype(dtype))
 
     # Rearranging
 
@@ -278,7 +286,7 @@ class Methods:
 def astype(x: ArrayLike, dtype: DTypeLike, /, *, copy: bool = False) -> Value:
     """``x`` in another dtype."""
     x = numpy_creation.asarray(x)
-    target = dtypes.default_float() if dtype is None else dtypes.as_dtype(dtype)
+    target = dtypes.default_float() if dtype is None else as_dtype(dtype)
     if target == dtypes.BOOL:
         return as_bool(x)
     return strong(convert(x, target))

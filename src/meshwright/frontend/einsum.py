@@ -19,7 +19,7 @@ from meshwright.core.source import here
 from meshwright.core.trace import apply
 from meshwright.core.types import Shape
 from meshwright.errors import ShapeError
-from meshwright.frontend.operands import ArrayLike, DTypeLike, convert, no_sharding, promote_operands, value
+from meshwright.frontend.operands import ArrayLike, DTypeLike, as_dtype, convert, no_sharding, promote_operands, value
 from meshwright.ops import basic
 from meshwright.ops.contraction import dot_general
 from meshwright.ops.shape import slice_
@@ -53,7 +53,7 @@ def einsum(
         subscripts, operands = _from_lists(subscripts, operands)
     values = [value(x) for x in promote_operands([value(x) for x in operands])] if operands else []
     terms, result = _parse(subscripts, tuple(x.type.ndim for x in values))
-    wanted = None if preferred_element_type is None else dtypes.as_dtype(preferred_element_type)
+    wanted = None if preferred_element_type is None else as_dtype(preferred_element_type)
     for index, partner, op, params in _plan(subscripts, terms, result, tuple(x.type.shape for x in values), wanted):
         if partner is None:
             values[index] = apply(op, (values[index],), params)
@@ -68,6 +68,14 @@ def einsum(
 def _from_lists(first: ArrayLike, rest: Sequence[Any]) -> tuple[str, tuple[Any, ...]]:
     """The other calling form, ``einsum(x, [0, 1], y, [1, 2], [0, 2])``, as text."""
     given = (first, *rest)
+    lists = given[1::2] + (given[-1:] if len(given) % 2 else ())
+    if len(given) < 2 or not all(isinstance(sub, list | tuple) for sub in lists):
+        raise ShapeError(
+            f"mnp.einsum cannot take {len(given)} arguments without subscripts.",
+            where=here(),
+            why="its first argument is text, or each operand is followed by a list of labels",
+            fix="mnp.einsum('ij,jk->ik', x, y)",
+        )
     text = [
         "...".join("".join(ascii_letters[n] for n in part) for part in _around_ellipsis(sub)) for sub in given[1::2]
     ]

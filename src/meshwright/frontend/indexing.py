@@ -151,6 +151,13 @@ def _dims_used(entry: Any) -> int:
 
 def _range(entry: slice, dim: int, size: int) -> Range:
     bounds = [b if b is None or b.__class__ is int else _bound(b) for b in (entry.start, entry.stop, entry.step)]
+    if bounds[2] == 0:
+        raise IndexingError(
+            "A slice has step 0.",
+            where=here(),
+            why="it never gets anywhere",
+            fix="x[::1], or x[::-1] to reverse",
+        )
     start, stop, step = slice(*bounds).indices(size)
     return Range(dim, start, len(range(start, stop, step)), step)
 
@@ -165,7 +172,14 @@ def _bound(bound: Any) -> int:
                 "a slice of known length at a traced place: mw.lax.dynamic_slice_in_dim(x, start, length, axis=0)",
             )
         bound = data
-    return int(bound)
+    if isinstance(bound, Array):
+        bound = np.asarray(bound.data)
+    try:
+        return int(bound.__index__())
+    except (AttributeError, TypeError):
+        raise ShapeError(
+            f"A slice has the bound {bound!r}.", where=here(), why="bounds are integers or None", fix="int(…)"
+        ) from None
 
 
 def _mask_positions(mask: np.ndarray[Any, Any], dim: int, x: Value) -> list[Position]:

@@ -15,7 +15,9 @@ from meshwright.frontend.operands import (
     VALUES,
     ArrayLike,
     DTypeLike,
+    as_dtype,
     convert,
+    fitting,
     is_number,
     static_int,
     strong,
@@ -47,7 +49,12 @@ def _unary(op: Op, x: ArrayLike) -> Value:
 
 
 def _binary(op: Op, x: ArrayLike, y: ArrayLike) -> Value:
-    return apply(op, (_operand(x), _operand(y)), {})
+    x, y = _operand(x), _operand(y)
+    if x.__class__ not in VALUES and y.__class__ in VALUES:
+        x = fitting(x, y.type.dtype)
+    elif y.__class__ not in VALUES and x.__class__ in VALUES:
+        y = fitting(y, x.type.dtype)
+    return apply(op, (x, y), {})
 
 
 def _operand(x: ArrayLike) -> Any:
@@ -417,12 +424,12 @@ def reduce_precision(operand: ArrayLike, exponent_bits: int, mantissa_bits: int)
 
 def convert_element_type(operand: ArrayLike, new_dtype: DTypeLike) -> Value:
     """``operand`` in another dtype."""
-    return strong(convert(value(operand), dtypes.as_dtype(new_dtype)))
+    return strong(convert(value(operand), as_dtype(new_dtype)))
 
 
 def bitcast_convert_type(operand: ArrayLike, new_dtype: DTypeLike) -> Value:
     """The bits of ``operand`` read as another dtype."""
-    return elementwise.bitcast(value(operand), dtype=dtypes.as_dtype(new_dtype))
+    return elementwise.bitcast(value(operand), dtype=as_dtype(new_dtype))
 
 
 def stop_gradient(x: Any) -> Any:

@@ -14,7 +14,7 @@ from meshwright.core.source import here
 from meshwright.core.types import Shape
 from meshwright.errors import ShapeError
 from meshwright.frontend import lax, numpy_arithmetic, numpy_logic
-from meshwright.frontend.operands import ArrayLike, DTypeLike, axes_of, convert, static_shape, value
+from meshwright.frontend.operands import ArrayLike, DTypeLike, as_dtype, axes_of, convert, static_shape, value
 from meshwright.ops import basic, elementwise, reduction, window
 from meshwright.ops.convolution import conv_general_dilated as conv_op
 from meshwright.ops.shape import reverse
@@ -90,6 +90,28 @@ def _padding(padding: Any, sizes: Sequence[int], widths: Sequence[int], strides:
     return tuple((int(low), int(high)) for low, high in pads)
 
 
+def _check_ranks(x: Value, w: Value) -> None:
+    """Refuse arrays that cannot be the input and the kernel of a convolution."""
+    if x.ndim < 2 or x.ndim != w.ndim:
+        raise ShapeError(
+            f"A convolution cannot take {x.type.short()} and {w.type.short()}.",
+            where=here(),
+            why="input and kernel have one rank: batch, features and the spatial dims",
+            fix="x[None, None] adds batch and features; for vectors, mnp.convolve(x, w)",
+        )
+
+
+def _one_per_dim(name: str, what: str, given: Shape, dims: int) -> None:
+    """Refuse settings of windows other than one positive number per dim."""
+    if len(given) != dims or any(n < 1 for n in given):
+        raise ShapeError(
+            f"{name} cannot take {what}={given}.",
+            where=here(),
+            why=f"it is one number, 1 or more, for each of {dims} dims",
+            fix=f"{what}={(1,) * dims}",
+        )
+
+
 def conv_general_dilated(
     lhs: ArrayLike,
     rhs: ArrayLike,
@@ -112,14 +134,17 @@ def conv_general_dilated(
     (1, 4, 4, 5)
     """
     x, w = value(lhs), value(rhs)
+    _check_ranks(x, w)
     numbers = conv_dimension_numbers(x.shape, w.shape, dimension_numbers)
     spatial = x.ndim - 2
     spread = (1,) * spatial if lhs_dilation is None else static_shape(tuple(lhs_dilation))
     holes = (1,) * spatial if rhs_dilation is None else static_shape(tuple(rhs_dilation))
     strides = static_shape(tuple(window_strides))
+    for what, given in (("window_strides", strides), ("lhs_dilation", spread), ("rhs_dilation", holes)):
+        _one_per_dim("A convolution", what, given, spatial)
     sizes = [_dilated(x.shape[d], n) for d, n in zip(numbers.lhs_spec[2:], spread, strict=True)]
     widths = [_dilated(w.shape[d], n) for d, n in zip(numbers.rhs_spec[2:], holes, strict=True)]
-    target = None if preferred_element_type is None else dtypes.as_dtype(preferred_element_type)
+    target = None if preferred_element_type is None else as_dtype(preferred_element_type)
     if target is not None:
         x, w = convert(x, target), convert(w, target)
     return conv_op(
@@ -176,6 +201,7 @@ def conv_transpose(
 ) -> Value:
     """The convolution that enlarges by ``strides``; with ``transpose_kernel``, the gradient of the forward one."""
     x, w = value(lhs), value(rhs)
+    _check_ranks(x, w)
     if dimension_numbers is None:
         spatial_names = "HWD"[: x.ndim - 2] if x.ndim <= 4 else "DHW"[: x.ndim - 2]
         dimension_numbers = (f"N{spatial_names}C", f"{spatial_names}IO", f"N{spatial_names}C")
@@ -302,6 +328,14 @@ def reduce_window(
     widths, strides = static_shape(tuple(window_dimensions)), static_shape(tuple(window_strides))
     spread = (1,) * x.ndim if base_dilation is None else static_shape(tuple(base_dilation))
     holes = (1,) * x.ndim if window_dilation is None else static_shape(tuple(window_dilation))
+    settings = {
+        "window_dimensions": widths,
+        "window_strides": strides,
+        "base_dilation": spread,
+        "window_dilation": holes,
+    }
+    for what, given in settings.items():
+        _one_per_dim("lax.reduce_window", what, given, x.ndim)
     sizes: Shape = tuple(_dilated(n, d) for n, d in zip(x.shape, spread, strict=True))
     reach = [_dilated(n, d) for n, d in zip(widths, holes, strict=True)]
     out = op(

@@ -7,7 +7,6 @@ from itertools import pairwise
 from math import prod
 from typing import Any
 
-from meshwright.core import dtypes
 from meshwright.core.op import Op, Value
 from meshwright.core.source import here
 from meshwright.core.trace import apply
@@ -17,13 +16,16 @@ from meshwright.frontend import numpy_creation, numpy_shape
 from meshwright.frontend.operands import (
     ArrayLike,
     DTypeLike,
+    as_dtype,
     axes_of,
     axis_of,
     convert,
+    no_negative,
     no_sharding,
     promote_operands,
     static_int,
     static_shape,
+    static_size,
     value,
 )
 from meshwright.frontend.operands import broadcast_shapes as common_shape
@@ -50,7 +52,7 @@ def full_like(
 
 def iota(dtype: DTypeLike, size: int) -> Value:
     """0, 1, …, ``size - 1``."""
-    return shape_ops.iota(dtype=dtypes.as_dtype(dtype), shape=(static_int(size, "size of lax.iota"),), dim=0)
+    return shape_ops.iota(dtype=as_dtype(dtype), shape=(static_size(size, "size of lax.iota"),), dim=0)
 
 
 def broadcasted_iota(dtype: DTypeLike, shape: Any, dimension: int, *, out_sharding: Any = None) -> Value:
@@ -63,8 +65,9 @@ def broadcasted_iota(dtype: DTypeLike, shape: Any, dimension: int, *, out_shardi
     """
     no_sharding(out_sharding=out_sharding)
     sizes = static_shape(shape)
+    no_negative(sizes, "a size of lax.broadcasted_iota")
     dim = axis_of(dimension, len(sizes), "lax.broadcasted_iota")
-    return shape_ops.iota(dtype=dtypes.as_dtype(dtype), shape=sizes, dim=dim)
+    return shape_ops.iota(dtype=as_dtype(dtype), shape=sizes, dim=dim)
 
 
 # Rearranging
@@ -214,13 +217,13 @@ def reduce_or(operand: ArrayLike, axes: Sequence[int]) -> Value:
 def argmax(operand: ArrayLike, axis: int, index_dtype: DTypeLike) -> Value:
     """The place of the first largest element along ``axis``."""
     x = value(operand)
-    return reduction.argmax(x, axis=axis_of(axis, x.ndim, "lax.argmax"), dtype=dtypes.as_dtype(index_dtype))
+    return reduction.argmax(x, axis=axis_of(axis, x.ndim, "lax.argmax"), dtype=as_dtype(index_dtype))
 
 
 def argmin(operand: ArrayLike, axis: int, index_dtype: DTypeLike) -> Value:
     """The place of the first smallest element along ``axis``."""
     x = value(operand)
-    return reduction.argmin(x, axis=axis_of(axis, x.ndim, "lax.argmin"), dtype=dtypes.as_dtype(index_dtype))
+    return reduction.argmin(x, axis=axis_of(axis, x.ndim, "lax.argmin"), dtype=as_dtype(index_dtype))
 
 
 def _scan(op: Op, operand: ArrayLike, axis: int, reverse: bool) -> Value:
@@ -293,6 +296,22 @@ def top_k(operand: ArrayLike, k: int, *, axis: int = -1) -> tuple[Value, Value]:
 # Products
 
 
+def _two_pairs(numbers: Any) -> Any:
+    """Dimension numbers of a product, refused unless they are pairs of sequences."""
+    try:
+        (a, b), (c, d) = numbers
+        if all(hasattr(dims, "__iter__") for dims in (a, b, c, d)):
+            return (a, b), (c, d)
+    except (TypeError, ValueError):
+        pass
+    raise ShapeError(
+        f"lax.dot_general cannot take dimension_numbers={numbers!r}.",
+        where=here(),
+        why="they are ((contracted of x, contracted of y), (batch of x, batch of y)), each a sequence of dims",
+        fix="(((1,), (0,)), ((), ())) for a product of matrices",
+    )
+
+
 def dot_general(
     lhs: ArrayLike,
     rhs: ArrayLike,
@@ -316,9 +335,9 @@ def dot_general(
             tuple(axis_of(d, x.ndim, "lax.dot_general") for d in left),
             tuple(axis_of(d, y.ndim, "lax.dot_general") for d in right),
         )
-        for left, right in dimension_numbers
+        for left, right in _two_pairs(dimension_numbers)
     )
-    kind = None if preferred_element_type is None else dtypes.as_dtype(preferred_element_type)
+    kind = None if preferred_element_type is None else as_dtype(preferred_element_type)
     return dot_general_op(x, y, contract=contract, batch=batch, dtype=kind)
 
 

@@ -31,6 +31,7 @@ from meshwright.frontend.operands import (
     ArrayLike,
     Axis,
     DTypeLike,
+    as_dtype,
     axes_of,
     axis_of,
     broadcast,
@@ -38,7 +39,7 @@ from meshwright.frontend.operands import (
     inexact,
     inexact_unary,
     promote_operands,
-    static_int,
+    static_size,
     value,
 )
 from meshwright.ops import basic, elementwise
@@ -219,7 +220,7 @@ def squareplus(x: ArrayLike, b: ArrayLike = 4) -> Value:
 
 def _peak(x: Value, axes: tuple[int, ...], where: ArrayLike | None, initial: ArrayLike | None) -> Value:
     """The largest element, as a constant: what it cancels against has no derivative."""
-    start = -math.inf if where is not None and initial is None else initial
+    start = -math.inf if initial is None and (where is not None or 0 in x.shape) else initial
     return apply(elementwise.stop_gradient, (max(x, axes, where=where, initial=start),), {})
 
 
@@ -230,11 +231,11 @@ def _spread(reduced: Value, axes: tuple[int, ...], shape: tuple[int, ...]) -> Va
 
 
 def _shifted(
-    x: ArrayLike, axis: Axis, where: ArrayLike | None, initial: ArrayLike | None
+    x: ArrayLike, axis: Axis, where: ArrayLike | None, initial: ArrayLike | None, name: str
 ) -> tuple[Value, tuple[int, ...]]:
     """``x`` with its largest element over ``axis`` at 0 and what does not count at -inf, and the axes."""
     x = inexact(x)
-    axes = axes_of(axis, x.ndim, "nn.softmax")
+    axes = axes_of(axis, x.ndim, name)
     peak = _spread(_peak(x, axes, where, initial), axes, x.shape)
     return subtract(x if where is None else either(where, x, -math.inf), peak), axes
 
@@ -246,7 +247,7 @@ def softmax(x: ArrayLike, axis: Axis = -1, where: ArrayLike | None = None, initi
     >>> mw.nn.softmax(mnp.zeros(4))
     Array([0.25, 0.25, 0.25, 0.25], dtype=float32)
     """
-    shifted, axes = _shifted(x, axis, where, initial)
+    shifted, axes = _shifted(x, axis, where, initial, "nn.softmax")
     powers = exp(shifted)
     out = divide(powers, _spread(sum(powers, axes), axes, powers.shape))
     return out if where is None else either(where, out, 0.0)
@@ -256,7 +257,7 @@ def log_softmax(
     x: ArrayLike, axis: Axis = -1, where: ArrayLike | None = None, initial: ArrayLike | None = None
 ) -> Value:
     """The logarithm of the softmax."""
-    shifted, axes = _shifted(x, axis, where, initial)
+    shifted, axes = _shifted(x, axis, where, initial, "nn.log_softmax")
     out = subtract(shifted, _spread(log(sum(exp(shifted), axes)), axes, shifted.shape))
     return out if where is None else either(where, out, -math.inf)
 
@@ -283,7 +284,7 @@ def logsumexp(
         x = either(equal(weights, 0), -math.inf, x)
     if where is not None:
         x = either(where, x, -math.inf)
-    axes = axes_of(axis, x.ndim, "logsumexp")
+    axes = axes_of(axis, x.ndim, "nn.logsumexp")
     peak = _peak(x, axes, None, None)
     peak = either(isfinite(peak), peak, 0.0)
     terms = exp(subtract(x, _spread(peak, axes, x.shape)))
@@ -334,9 +335,9 @@ def one_hot(x: ArrayLike, num_classes: int, *, dtype: DTypeLike = None, axis: in
            [0., 0., 1.]], dtype=float32)
     """
     x = value(x)
-    count = static_int(num_classes, "num_classes of one_hot")
+    count = static_size(num_classes, "num_classes of one_hot")
     dim = axis_of(axis, x.ndim + 1, "nn.one_hot")
-    kind = dtypes.default_float() if dtype is None else dtypes.as_dtype(dtype)
+    kind = dtypes.default_float() if dtype is None else as_dtype(dtype)
     shape = (*x.shape[:dim], count, *x.shape[dim:])
     classes = iota(dtype=x.type.dtype, shape=shape, dim=dim)
     return convert(equal(broadcast(expand_dims(x, dim), shape), classes), kind)
@@ -361,6 +362,13 @@ def dot_product_attention(
     (1, 5, 4, 8)
     """
     q, k, v = (inexact(x) for x in promote_operands((query, key, value)))
+    if any(x.ndim < 3 for x in (q, k, v)):
+        raise ShapeError(
+            f"nn.dot_product_attention cannot take {', '.join(x.type.short() for x in (q, k, v))}.",
+            where=here(),
+            why="queries, keys and values have dims (…, length, heads, depth)",
+            fix="x[:, None, :] adds a dim for one head",
+        )
     heads, groups = q.shape[-2], k.shape[-2]
     if heads % groups:
         raise ShapeError(

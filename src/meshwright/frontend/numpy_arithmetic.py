@@ -30,6 +30,7 @@ from meshwright.frontend.numpy_logic import (
 from meshwright.frontend.operands import (
     VALUES,
     ArrayLike,
+    as_dtype,
     binary,
     broadcast_operands,
     convert,
@@ -88,7 +89,8 @@ def floor_divide(x: ArrayLike, y: ArrayLike, /) -> Value:
 def _float_divmod(x: ArrayLike, y: ArrayLike) -> tuple[Value, Value]:
     """The rounded-down quotient and the remainder of floats, exact where x / y is not."""
     remainder_ = binary(elementwise.rem, x, y)
-    quotient = divide(subtract(x, remainder_), y)
+    # Division by zero leaves no remainder to take off: the quotient is infinite, or NaN for 0 / 0.
+    quotient = divide(either(equal(y, 0), x, subtract(x, remainder_)), y)
     adjust = logical_and(not_equal(remainder_, 0), not_equal(sign(y), sign(remainder_)))
     remainder_ = either(adjust, add(remainder_, y), remainder_)
     quotient = either(adjust, subtract(quotient, 1), quotient)
@@ -103,7 +105,7 @@ def unary_round(x: Value) -> Value:
 def remainder(x: ArrayLike, y: ArrayLike, /) -> Value:
     """``x % y``: the remainder with the sign of ``y``."""
     x, y = no_booleans(x, y)
-    truncated = binary(elementwise.rem, x, y)
+    truncated = _truncated_remainder(x, y)
     if dtype_of(x, y) in dtypes.UNSIGNED:
         return truncated
     adjust = logical_and(not_equal(less(truncated, 0), less(y, 0)), not_equal(truncated, 0))
@@ -115,7 +117,15 @@ mod = remainder
 
 def fmod(x: ArrayLike, y: ArrayLike, /) -> Value:
     """The remainder with the sign of ``x``, as in C."""
-    return binary(elementwise.rem, *no_booleans(x, y))
+    return _truncated_remainder(*no_booleans(x, y))
+
+
+def _truncated_remainder(x: ArrayLike, y: ArrayLike) -> Value:
+    """The remainder with the sign of ``x``; that of a division of integers by zero is 0."""
+    found = binary(elementwise.rem, x, y)
+    if not dtypes.is_integer(found.type.dtype) or (y.__class__ is int and y != 0):
+        return found
+    return either(equal(y, 0), 0, found)
 
 
 def divmod(x: ArrayLike, y: ArrayLike, /) -> tuple[Value, Value]:
@@ -215,7 +225,7 @@ def signbit(x: ArrayLike, /) -> Value:
     dtype = x.type.dtype
     if dtype == BOOL or dtypes.is_integer(dtype):
         return less(x, 0) if dtype != BOOL else not_equal(x, x)
-    bits = dtypes.as_dtype(f"int{8 * dtype.itemsize}") if dtype.itemsize < 8 else dtypes.INT64
+    bits = as_dtype(f"int{8 * dtype.itemsize}") if dtype.itemsize < 8 else dtypes.INT64
     return less(apply(elementwise.bitcast, (x,), {"dtype": bits}), 0)
 
 

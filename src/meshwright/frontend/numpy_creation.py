@@ -21,17 +21,21 @@ from meshwright.frontend.numpy_math import floor, log10
 from meshwright.frontend.operands import (
     ArrayLike,
     DTypeLike,
+    as_dtype,
     axis_of,
     broadcast,
     convert,
+    fitting,
     is_number,
     known,
+    numbers,
     placed,
     promote_operands,
     result_key,
     stack_values,
     static_int,
     static_shape,
+    static_size,
     strong,
     value,
 )
@@ -58,9 +62,7 @@ def array(
     """
     if copy and isinstance(object, np.ndarray):
         object = object.copy()
-    made = value(object)
-    if dtype is not None:
-        made = strong(convert(made, dtypes.as_dtype(dtype)))
+    made = value(object) if dtype is None else numbers(object, as_dtype(dtype))
     if made.ndim < ndmin:
         made = basic.reshape(made, shape=(1,) * (ndmin - made.ndim) + made.shape)
     return placed(made, device, out_sharding)
@@ -89,12 +91,16 @@ def _filled(shape: Any, fill: ArrayLike, dtype: DTypeLike, default: DType | None
     shape = static_shape(shape)
     if any(n < 0 for n in shape):
         raise ShapeError(f"A shape {shape} has a negative size.", where=here(), why="sizes are 0 or more", fix="abs(n)")
-    fill = value(fill)
-    if dtype is not None:
-        fill = strong(convert(fill, dtypes.as_dtype(dtype)))
-    elif default is not None:
-        fill = strong(convert(fill, default))
-    return broadcast(fill, shape)
+    kind = default if dtype is None else as_dtype(dtype)
+    if kind is None:
+        return broadcast(value(fill), shape)
+    return broadcast(_number(fill, kind, False) if is_number(fill) else strong(convert(value(fill), kind)), shape)
+
+
+def _number(x: Any, dtype: DType, weak: bool) -> Value:
+    """A Python number as a scalar; an integer wraps around to one of the dtype's."""
+    data = np.asarray(fitting(x, dtype))
+    return Array((data.real if dtype.kind != "c" else data).astype(dtype), TensorType((), dtype, weak))
 
 
 def zeros(shape: Any, dtype: DTypeLike = None, *, device: Any = None, out_sharding: Any = None) -> Value:
@@ -163,9 +169,9 @@ def full_like(
         device = a._sharding if a.__class__ is Array else getattr(a, "sharding", None)
     shape = static_shape(a.shape if shape is None else shape)
     if dtype is not None:
-        have, weak = dtypes.as_dtype(dtype), False
+        have, weak = as_dtype(dtype), False
     if is_number(fill_value):
-        fill: Value = Array(np.asarray(fill_value).astype(have), TensorType((), have, weak))
+        fill = _number(fill_value, have, weak)
     else:
         fill = convert(value(fill_value), have, weak)
     return placed(broadcast(fill, shape), device, out_sharding)
@@ -198,14 +204,22 @@ def _counted(start: ArrayLike, stop: ArrayLike | None, step: ArrayLike | None, d
         x if x is None or is_number(x) else known(x, "mnp.arange", fix)[()] for x in (start, stop, step)
     ]
     given = [x for x in bounds if x is not None]
-    target = dtypes.promote(*map(result_key, given))[0] if dtype is None else dtypes.as_dtype(dtype)
+    target = dtypes.promote(*map(result_key, given))[0] if dtype is None else as_dtype(dtype)
     first, last, stride = bounds
     if last is None:
         first, last = 0, first
     stride = 1 if stride is None else stride
     if stride == 0:
         raise ShapeError("mnp.arange cannot take step=0.", where=here(), why="it never gets anywhere", fix="step=1")
-    count = max(0, math.ceil((last - first) / stride))
+    length = (last - first) / stride
+    if not math.isfinite(length):
+        raise ShapeError(
+            f"mnp.arange cannot count from {first} to {last} by {stride}.",
+            where=here(),
+            why="the number of steps is not finite",
+            fix="finite bounds; mnp.linspace(start, stop, num) takes the number of elements",
+        )
+    count = max(0, math.ceil(length))
     if not all(isinstance(x, int | np.integer) for x in (first, stride)):
         # Rounding is NumPy's, element by element, not that of float32 arithmetic.
         return to_array(np.arange(first, last, stride, dtype=None).astype(target))
@@ -236,10 +250,10 @@ def linspace(
     >>> mnp.linspace(0, 1, 5)
     Array([0.  , 0.25, 0.5 , 0.75, 1.  ], dtype=float32)
     """
-    num = static_int(num, "num of mnp.linspace")
+    num = static_size(num, "num of mnp.linspace")
     first, last = (value(x) for x in promote_operands((start, stop), inexact=True))
     computed = first.type.dtype
-    target = computed if dtype is None else dtypes.as_dtype(dtype)
+    target = computed if dtype is None else as_dtype(dtype)
     shape = np.broadcast_shapes(first.shape, last.shape)
     axis = axis_of(axis, len(shape) + 1, "mnp.linspace")
     first, last = broadcast(first, shape), broadcast(last, shape)
@@ -277,7 +291,7 @@ def logspace(
 ) -> Value:
     """``num`` numbers from ``base**start`` to ``base**stop``, their logarithms evenly spaced."""
     out = power(base, linspace(start, stop, num, endpoint, axis=axis))
-    return out if dtype is None else convert(out, dtypes.as_dtype(dtype))
+    return out if dtype is None else convert(out, as_dtype(dtype))
 
 
 def geomspace(
@@ -286,7 +300,7 @@ def geomspace(
     """``num`` numbers from ``start`` to ``stop``, each a constant multiple of the one before."""
     first, last = (value(x) for x in promote_operands((start, stop), inexact=True))
     out = multiply(sign(first), logspace(log10(absolute(first)), log10(absolute(last)), num, endpoint, axis=axis))
-    return out if dtype is None else convert(out, dtypes.as_dtype(dtype))
+    return out if dtype is None else convert(out, as_dtype(dtype))
 
 
 # Matrices
@@ -296,7 +310,7 @@ def eye(
     N: int, M: int | None = None, k: int = 0, dtype: DTypeLike = None, *, device: Any = None, out_sharding: Any = None
 ) -> Value:
     """Ones on the ``k``-th diagonal of ``N`` rows and ``M`` columns, zeros elsewhere."""
-    shape = (static_int(N, "N of mnp.eye"), static_int(N if M is None else M, "M of mnp.eye"))
+    shape = (static_size(N, "N of mnp.eye"), static_size(N if M is None else M, "M of mnp.eye"))
     made = convert(_compare_places(shape, static_int(k, "k of mnp.eye"), "eq"), _dtype_or_float(dtype))
     return placed(made, device, out_sharding)
 
@@ -308,12 +322,12 @@ def identity(n: int, dtype: DTypeLike = None) -> Value:
 
 def tri(N: int, M: int | None = None, k: int = 0, dtype: DTypeLike = None) -> Value:
     """Ones on and below the ``k``-th diagonal."""
-    shape = (static_int(N, "N of mnp.tri"), static_int(N if M is None else M, "M of mnp.tri"))
+    shape = (static_size(N, "N of mnp.tri"), static_size(N if M is None else M, "M of mnp.tri"))
     return convert(_compare_places(shape, static_int(k, "k of mnp.tri"), "ge"), _dtype_or_float(dtype))
 
 
 def _dtype_or_float(dtype: DTypeLike) -> DType:
-    return dtypes.default_float() if dtype is None else dtypes.as_dtype(dtype)
+    return dtypes.default_float() if dtype is None else as_dtype(dtype)
 
 
 def _compare_places(shape: Shape, k: int, relation: str) -> Value:
@@ -421,7 +435,7 @@ def meshgrid(*xi: ArrayLike, copy: bool = True, sparse: bool = False, indexing: 
 def indices(dimensions: Sequence[int], dtype: DTypeLike = None, sparse: bool = False) -> Any:
     """The position of every place of an array, one array per dim."""
     shape = static_shape(dimensions)
-    target = dtypes.default_int() if dtype is None else dtypes.as_dtype(dtype)
+    target = dtypes.default_int() if dtype is None else as_dtype(dtype)
     if sparse:
         ranges = [iota(dtype=target, shape=(n,), dim=0) for n in shape]
         return tuple(meshgrid(*ranges, sparse=True, indexing="ij"))
@@ -448,9 +462,7 @@ def diag_indices(n: int, ndim: int = 2) -> tuple[Value, ...]:
 
 def fromfunction(function: Callable[..., Any], shape: Any, *, dtype: DTypeLike = float, **arguments: Any) -> Any:
     """``function`` of the positions of every place of ``shape``."""
-    places = [
-        iota(dtype=dtypes.as_dtype(dtype), shape=static_shape(shape), dim=d) for d in range(len(static_shape(shape)))
-    ]
+    places = [iota(dtype=as_dtype(dtype), shape=static_shape(shape), dim=d) for d in range(len(static_shape(shape)))]
     return function(*places, **arguments)
 
 

@@ -10,7 +10,15 @@ import numpy as np
 from meshwright.core import dtypes
 from meshwright.core.dtypes import DType
 from meshwright.core.op import Value
-from meshwright.frontend.operands import VALUES, ArrayLike, DTypeLike, convert, result_key, strong, value
+from meshwright.frontend.operands import (
+    VALUES,
+    ArrayLike,
+    DTypeLike,
+    as_dtype,
+    numbers,
+    result_key,
+    value,
+)
 
 
 class ScalarType:
@@ -29,7 +37,7 @@ class ScalarType:
         self.dtype = dtype
 
     def __call__(self, x: ArrayLike = 0) -> Value:
-        return strong(convert(value(x), dtypes.canonical(self.dtype)))
+        return numbers(x, dtypes.canonical(self.dtype))
 
     @property
     def __name__(self) -> str:
@@ -65,7 +73,7 @@ floating, complexfloating = np.floating, np.complexfloating
 
 
 def _plain(dtype: DTypeLike) -> DType:
-    return dtype.type.dtype if dtype.__class__ in VALUES else dtypes.as_dtype(dtype)  # type: ignore[no-any-return]
+    return dtype.type.dtype if dtype.__class__ in VALUES else as_dtype(dtype)  # type: ignore[no-any-return]
 
 
 def finfo(dtype: DTypeLike) -> Any:

@@ -17,6 +17,7 @@ from meshwright.frontend.numpy_take import pad, roll
 from meshwright.frontend.operands import (
     ArrayLike,
     DTypeLike,
+    as_dtype,
     axis_of,
     convert,
     inexact,
@@ -149,14 +150,14 @@ def irfftn(a: ArrayLike, s: Any = None, axes: Sequence[int] | None = None, norm:
 def fftfreq(n: int, d: float = 1.0, *, dtype: DTypeLike = None) -> Value:
     """The frequencies of the results of ``fft``."""
     n = static_int(n, "n of mnp.fft.fftfreq")
-    kind = dtypes.default_float() if dtype is None else dtypes.as_dtype(dtype)
+    kind = dtypes.default_float() if dtype is None else as_dtype(dtype)
     half = (n - 1) // 2 + 1
     return divide(convert(concatenate([arange(half), arange(-(n // 2), 0)]), kind), d * n)
 
 
 def rfftfreq(n: int, d: float = 1.0, *, dtype: DTypeLike = None) -> Value:
     """The frequencies of the results of ``rfft``."""
-    kind = dtypes.default_float() if dtype is None else dtypes.as_dtype(dtype)
+    kind = dtypes.default_float() if dtype is None else as_dtype(dtype)
     return divide(convert(arange(static_int(n, "n of mnp.fft.rfftfreq") // 2 + 1), kind), d * n)
 
 

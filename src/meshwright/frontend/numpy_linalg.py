@@ -22,6 +22,7 @@ from meshwright.frontend.operands import (
     VALUES,
     ArrayLike,
     DTypeLike,
+    as_dtype,
     axis_of,
     broadcast,
     broadcast_shapes,
@@ -45,7 +46,7 @@ def _two(x: ArrayLike, y: ArrayLike) -> list[Value]:
 
 
 def _result_dtype(preferred: DTypeLike) -> dtypes.DType | None:
-    return None if preferred is None else dtypes.as_dtype(preferred)
+    return None if preferred is None else as_dtype(preferred)
 
 
 def _mismatch(name: str, x: TensorType, y: TensorType, n: int, m: int, d: int, e: int) -> ShapeError:

@@ -107,7 +107,14 @@ def cholesky(a: ArrayLike, *, upper: bool = False, symmetrize_input: bool = True
            [1., 1.]], dtype=float32)
     """
     x = inexact(value(a))
-    if symmetrize_input and x.ndim >= 2:
+    if x.ndim < 2 or x.shape[-1] != x.shape[-2]:
+        raise ShapeError(
+            f"mnp.linalg.cholesky cannot take {x.type.short()}.",
+            where=here(),
+            why="it takes a square matrix, or a stack of them",
+            fix="x @ x.mT is one",
+        )
+    if symmetrize_input:
         x = multiply(basic.add(x, conjugate(matrix_transpose(x))), 0.5)
     lower = linalg.cholesky(x)
     return conjugate(matrix_transpose(lower)) if upper else lower

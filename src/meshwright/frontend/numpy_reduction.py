@@ -21,6 +21,7 @@ from meshwright.frontend.operands import (
     Axis,
     DTypeLike,
     as_bool,
+    as_dtype,
     axes_of,
     axis_of,
     broadcast,
@@ -71,7 +72,7 @@ def _sum_or_product(
         target = _sum_dtype(have, dtypes.config._enable_x64)
         weak = x.type.weak
     else:
-        target, weak = dtypes.as_dtype(dtype), False
+        target, weak = as_dtype(dtype), False
     # Halves are summed in float32: their own sums lose digits.
     computed = dtypes.FLOAT32 if target in _SMALL_FLOATS else target
     if have != computed:
@@ -217,7 +218,7 @@ def mean(
 ) -> Value:
     """The mean over some dims, or all; of integers, a float."""
     x = a if a.__class__ in VALUES else value(a)
-    target = to_inexact(x.type.dtype) if dtype is None else dtypes.as_dtype(dtype)
+    target = to_inexact(x.type.dtype) if dtype is None else as_dtype(dtype)
     computed = dtypes.FLOAT32 if target in _SMALL_FLOATS else target
     axes = axes_of(axis, x.type.ndim, "mnp.mean")
     weak = x.type.weak and dtype is None
@@ -265,7 +266,7 @@ def var(
     """The variance: the mean square distance from the mean, over ``n - ddof``."""
     x = value(a)
     have = to_inexact(x.type.dtype)
-    target = dtypes.real_part(have) if dtype is None else dtypes.as_dtype(dtype)
+    target = dtypes.real_part(have) if dtype is None else as_dtype(dtype)
     computed = dtypes.FLOAT32 if have in _SMALL_FLOATS else have
     axes = axes_of(axis, x.type.ndim, "mnp.var")
     x = convert(x, computed)
@@ -343,7 +344,7 @@ def _scan(op: Op, a: ArrayLike, axis: int | None, dtype: DTypeLike, reverse: boo
     if axis is None:
         x, axis = basic.reshape(x, shape=(x.size,)), 0
     dim = axis_of(axis, x.ndim, f"mnp.{op.name}")
-    target = x.type.dtype if dtype is None else dtypes.as_dtype(dtype)
+    target = x.type.dtype if dtype is None else as_dtype(dtype)
     if target == BOOL:
         x = convert(x, dtypes.default_int())
         out = op(x, axis=dim, reverse=reverse)

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.core import dtypes
 from meshwright.core.op import Value
 from meshwright.core.source import here
 from meshwright.core.trace import apply
@@ -19,12 +18,15 @@ from meshwright.errors import ShapeError
 from meshwright.frontend.operands import (
     VALUES,
     ArrayLike,
+    as_dtype,
     axes_of,
     axis_of,
     broadcast,
     broadcast_shapes,
     convert,
+    items_of,
     known,
+    no_negative,
     no_sharding,
     promote_operands,
     stack_values,
@@ -283,7 +285,7 @@ def concatenate(arrays: Any, axis: int | None = 0, dtype: Any = None) -> Value:
     >>> mnp.concatenate([mnp.array([1, 2]), mnp.array([3])])
     Array([1, 2, 3], dtype=int32)
     """
-    parts = [value(x) for x in arrays]
+    parts = [value(x) for x in items_of(arrays, "mnp.concatenate")]
     if not parts:
         raise ShapeError("mnp.concatenate got no arrays.", where=here(), why="it joins one or more", fix="mnp.zeros(0)")
     parts = promote_operands(parts)
@@ -304,7 +306,7 @@ def concatenate(arrays: Any, axis: int | None = 0, dtype: Any = None) -> Value:
                 fix="mnp.reshape or mnp.pad one of them first; mnp.stack makes a new dim",
             )
     joined = parts[0] if len(parts) == 1 else shape_ops.concatenate(*parts, dim=dim)
-    return joined if dtype is None else convert(joined, dtypes.as_dtype(dtype))
+    return joined if dtype is None else convert(joined, as_dtype(dtype))
 
 
 concat = concatenate
@@ -312,7 +314,8 @@ concat = concatenate
 
 def stack(arrays: Any, axis: int = 0, out: None = None, dtype: Any = None) -> Value:
     """Arrays of one shape along a new dim."""
-    parts = promote_operands([value(x) for x in arrays]) if len(arrays) else []
+    given = items_of(arrays, "mnp.stack")
+    parts = promote_operands([value(x) for x in given]) if given else []
     if not parts or any(x.shape != parts[0].shape for x in parts):
         shown = ", ".join(x.type.short() for x in parts)
         raise ShapeError(
@@ -322,17 +325,17 @@ def stack(arrays: Any, axis: int = 0, out: None = None, dtype: Any = None) -> Va
             fix="mnp.concatenate joins arrays along a dim they have",
         )
     stacked = stack_values(parts, axis_of(axis, parts[0].ndim + 1, "mnp.stack"))
-    return stacked if dtype is None else convert(stacked, dtypes.as_dtype(dtype))
+    return stacked if dtype is None else convert(stacked, as_dtype(dtype))
 
 
 def vstack(tup: Any, dtype: Any = None) -> Value:
     """The arrays under one another."""
-    return concatenate([atleast_2d(x) for x in tup], 0, dtype)
+    return concatenate([atleast_2d(x) for x in items_of(tup, "mnp.vstack")], 0, dtype)
 
 
 def hstack(tup: Any, dtype: Any = None) -> Value:
     """The arrays side by side."""
-    parts = [atleast_1d(x) for x in tup]
+    parts = [atleast_1d(x) for x in items_of(tup, "mnp.hstack")]
     return concatenate(parts, 0 if parts[0].ndim == 1 else 1, dtype)
 
 
@@ -431,6 +434,7 @@ def tile(A: ArrayLike, reps: Any) -> Value:
     """``A`` repeated ``reps`` times along each dim."""
     x = value(A)
     counts = static_shape(reps, "reps of mnp.tile")
+    no_negative(counts, "a count of mnp.tile")
     rank = max(x.ndim, len(counts))
     counts = (1,) * (rank - len(counts)) + counts
     sizes = (1,) * (rank - x.ndim) + x.shape

@@ -18,6 +18,7 @@ from meshwright.frontend.numpy_logic import either, less
 from meshwright.frontend.numpy_reduction import cumsum
 from meshwright.frontend.numpy_shape import concatenate, cut, flip, ravel
 from meshwright.frontend.operands import (
+    VALUES,
     ArrayLike,
     axis_of,
     broadcast,
@@ -25,6 +26,7 @@ from meshwright.frontend.operands import (
     convert,
     is_number,
     known,
+    no_negative,
     static_int,
     value,
 )
@@ -179,6 +181,7 @@ def repeat(
     if total_repeat_length is None or is_number(repeats):
         fix = "give the size of the result: mnp.repeat(x, repeats, total_repeat_length=…)"
         counts = np.asarray(known(repeats, "mnp.repeat", fix)).reshape(-1)
+        no_negative(counts.tolist(), "a count of mnp.repeat")
         if counts.size == 1 and total_repeat_length is None:
             return _repeat_equally(x, int(counts[0]), dim)
         if counts.size not in (1, size):
@@ -228,9 +231,9 @@ def _roll(x: Value, shift: Any, dim: int) -> Value:
     if size == 0:
         return x
     if isinstance(shift, Array):
-        shift = int(shift.data)
-    if is_number(shift) or isinstance(shift, np.integer):
-        by = int(shift) % size
+        shift = shift.data[()]
+    if shift.__class__ not in VALUES:
+        by = static_int(shift, "the shift of mnp.roll") % size
         return concatenate([cut(x, dim, size - by, size), cut(x, dim, 0, size - by)], dim) if by else x
     # Two copies side by side hold every rotation as a slice.
     start = remainder(basic.neg(shift), size)

@@ -6,7 +6,8 @@ elementwise ops spread it themselves.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -29,13 +30,14 @@ Axis = int | tuple[int, ...] | None
 
 VALUES: frozenset[Any] = frozenset((Array, Tracer))
 _NUMBERS = frozenset((bool, int, float, complex))
-# Which dtypes take a Python number of a class as it is, without being promoted by it.
-TAKES: dict[type, frozenset[DType]] = {
+# Which dtypes take a Python number of a class without being promoted by it, once it fits.
+_TAKES_FITTING: dict[type, frozenset[DType]] = {
     bool: frozenset(dtypes.ALL),
     int: frozenset(dtypes.NUMBERS),
     float: frozenset(dtypes.INEXACT),
     complex: frozenset(dtypes.COMPLEXES),
 }
+TAKES = {bool: frozenset(dtypes.ALL)}  # and which take it as it is
 NO_DTYPES: frozenset[DType] = frozenset()
 _INEXACT = frozenset(dtypes.INEXACT)
 
@@ -63,13 +65,95 @@ def value(x: ArrayLike) -> Value:
         x = np.asarray(x)
     elif isinstance(x, list | tuple):
         return _stacked(x)
+    elif isinstance(x, int):
+        _check_range(x, x, dtypes.default_int())
     return to_array(x)
+
+
+def numbers(x: ArrayLike, dtype: DType) -> Value:
+    """``x`` as a strong array of ``dtype``. Python integers, also in lists, must be among the dtype's numbers."""
+    if not is_number(x) and (not isinstance(x, list | tuple) or _holds_values(x)):
+        return strong(convert(value(x), dtype))
+    data = _gathered(x)
+    if dtypes.is_integer(dtype) and _integers(data):
+        _check_range(data.min(), data.max(), dtype)
+    if not _integers(data) and (data.dtype.kind == "O" or dtypes.is_integer(dtype) or data.dtype.kind == "c"):
+        return strong(convert(to_array(data), dtype))
+    if data.dtype.kind == "O" and dtypes.is_inexact(dtype):
+        data = np.asarray([fitting(n, dtype) for n in data.flat], np.float64).reshape(data.shape)
+    with np.errstate(all="ignore"):
+        return Array(data.astype(dtype), TensorType(data.shape, dtype))
+
+
+def _gathered(x: Any) -> np.ndarray[Any, Any]:
+    """Numbers in nested lists as NumPy data; integers wider than 64 bits stay Python's."""
+    try:
+        return np.asarray(x)
+    except ValueError:
+        raise ShapeError(
+            "A list whose rows differ in length is not one array.",
+            where=here(),
+            why="all rows at one depth become one dim, so they have one length",
+            fix="pad the rows to one length, or keep a list of arrays: [mnp.array(row) for row in rows]",
+        ) from None
+
+
+def _integers(data: np.ndarray[Any, Any]) -> bool:
+    """Whether there are integers, all of them."""
+    if data.dtype.kind == "O":
+        return data.size > 0 and all(isinstance(n, int) for n in data.flat)
+    return data.size > 0 and data.dtype.kind in "iu"
+
+
+def _check_range(low: Any, high: Any, dtype: DType) -> None:
+    """Refuse integers that are not among those of a dtype."""
+    limits = np.iinfo(dtype)
+    if limits.min <= low and high <= limits.max:
+        return
+    raise ShapeError(
+        f"The Python integer {high if high > limits.max else low} is not a number of {dtype.name}.",
+        where=here(),
+        why=f"{dtype.name} holds {limits.min} to {limits.max}",
+        fix="a float: mnp.array(float(n)), or a wider dtype; 64-bit ones need mw.config.update('enable_x64', True)",
+    )
+
+
+def fitting(x: Any, dtype: DType) -> Any:
+    """A Python number as one that NumPy converts to ``dtype`` in silence: integers wrap, large floats are infinite.
+
+    An integer outside both the dtype and the default one is an error.
+    """
+    if isinstance(x, bool | complex):
+        return x
+    if dtypes.is_integer(dtype):
+        if not isinstance(x, int):
+            return x
+        limits = np.iinfo(dtype)
+        if limits.min <= x <= limits.max:
+            return x
+        _check_range(x, x, dtypes.default_int())
+        span = 1 << limits.bits
+        return (x - limits.min) % span + limits.min
+    if -128 <= x <= 127 or dtype not in _INEXACT:
+        return x
+    try:
+        near = float(x)
+    except OverflowError:
+        near = math.copysign(math.inf, 1 if x > 0 else -1)
+    with np.errstate(all="ignore"):
+        stored = float(np.asarray(near).astype(dtypes.real_part(dtype)))
+    return near if math.isfinite(stored) else stored
 
 
 def _stacked(x: Sequence[Any]) -> Value:
     """Nested lists as one array; those that hold arrays are promoted and stacked."""
     if not _holds_values(x):
-        return to_array(np.asarray(x))
+        data = _gathered(x)
+        if data.dtype.itemsize == 8 and _integers(data):
+            wide = data.dtype.kind == "u"
+            _check_range(data.min(), data.max(), dtypes.canonical(dtypes.UINT64) if wide else dtypes.default_int())
+        with np.errstate(all="ignore"):
+            return to_array(data)
     parts = promote_operands([value(item) for item in x])
     shapes = {part.shape for part in parts}
     if len(shapes) > 1:
@@ -138,8 +222,8 @@ def promote_operands(operands: Sequence[ArrayLike], inexact: bool = False) -> li
     if inexact:
         dtype = to_inexact(dtype)
     if not any(x.__class__ in VALUES for x in xs):
-        return [Array(np.asarray(x, dtype), TensorType((), dtype, weak)) for x in xs]
-    return [convert(x, dtype, weak) if x.__class__ in VALUES else x for x in xs]
+        return [Array(np.asarray(fitting(x, dtype), dtype), TensorType((), dtype, weak)) for x in xs]
+    return [convert(x, dtype, weak) if x.__class__ in VALUES else fitting(x, dtype) for x in xs]
 
 
 def result_key(x: ArrayLike) -> tuple[DType, bool]:
@@ -154,7 +238,20 @@ def result_key(x: ArrayLike) -> tuple[DType, bool]:
         return dtypes.of_python_scalar(x())
     if isinstance(x, list | tuple):
         return value(x).type.dtype, False
-    return dtypes.as_dtype(x), False
+    return as_dtype(x), False
+
+
+def as_dtype(spec: DTypeLike) -> DType:
+    """The dtype meant by a name, a NumPy scalar type, a Python type or a dtype, at the width in force."""
+    try:
+        return dtypes.as_dtype(spec)
+    except TypeError:
+        raise ShapeError(
+            f"{spec!r} is not a dtype.",
+            where=here(),
+            why=f"the dtypes are {', '.join(d.name for d in dtypes.ALL)}",
+            fix="dtype='float32'",
+        ) from None
 
 
 # One shape
@@ -235,15 +332,25 @@ def binary(op: Op, x: ArrayLike, y: ArrayLike) -> Value:
         if y_class in VALUES:
             if x.type is y.type:
                 return apply(op, (x, y), {})
-        elif x.type.dtype in TAKES.get(y_class, NO_DTYPES):
+        elif x.type.dtype in _TAKES_FITTING.get(y_class, NO_DTYPES):
+            if y_class is not complex and not 0 <= y <= 127:
+                y = fitting(y, x.type.dtype)
             return apply(op, (x, y), {})
-    elif y_class in VALUES and y.type.dtype in TAKES.get(x_class, NO_DTYPES):
+    elif y_class in VALUES and y.type.dtype in _TAKES_FITTING.get(x_class, NO_DTYPES):
+        if x_class is not complex and not 0 <= x <= 127:
+            x = fitting(x, y.type.dtype)
         return apply(op, (x, y), {})
-    return nary(op, x, y)
+    return _promoted(op, (x, y), False)
 
 
 def nary(op: Op, *operands: ArrayLike, inexact: bool = False) -> Value:
     """An elementwise op of any operands."""
+    if len(operands) == 2 and not inexact:
+        return binary(op, *operands)
+    return _promoted(op, operands, inexact)
+
+
+def _promoted(op: Op, operands: Sequence[ArrayLike], inexact: bool) -> Value:
     return apply(op, broadcast_operands(promote_operands(operands, inexact), op.name), {})
 
 
@@ -254,7 +361,9 @@ def inexact_binary(op: Op, x: ArrayLike, y: ArrayLike) -> Value:
         if y_class in VALUES:
             if x.type is y.type:
                 return apply(op, (x, y), {})
-        elif x.type.dtype in TAKES.get(y_class, NO_DTYPES):
+        elif x.type.dtype in _TAKES_FITTING.get(y_class, NO_DTYPES):
+            if y_class is not complex and not 0 <= y <= 127:
+                y = fitting(y, x.type.dtype)
             return apply(op, (x, y), {})
     return nary(op, x, y, inexact=True)
 
@@ -341,11 +450,16 @@ def not_known(x: Tracer, what: str, fix: str) -> TracerError:
     made = next((eqn for eqn in reversed(x.builder.eqns) if x.variable in eqn.outputs), None)
     origin = f"\nthe value was made at {made.source.show()}" if made is not None and made.source else ""
     return TracerError(
-        f"{what[0].upper()}{what[1:]} needs the contents of a traced value {x.type}.",
+        f"{sentence(what)} needs the contents of a traced value {x.type}.",
         where=here(),
         why="the function is being traced: the value stands for every run and has no contents yet" + origin,
         fix=fix,
     )
+
+
+def sentence(what: str) -> str:
+    """A phrase as the start of a sentence; a name in code stays as it is."""
+    return what[0].upper() + what[1:] if what.split(" ")[0] in ("a", "an", "the") else what
 
 
 def static_int(x: Any, what: str) -> int:
@@ -358,7 +472,37 @@ def static_int(x: Any, what: str) -> int:
     try:
         return int(x.__index__())
     except (AttributeError, TypeError):
-        raise ShapeError(f"{what} is {x!r}.", where=here(), why="it must be an integer", fix="int(…)") from None
+        raise ShapeError(
+            f"{sentence(what)} is {x!r}.", where=here(), why="it must be an integer", fix="int(…)"
+        ) from None
+
+
+def static_size(x: Any, what: str) -> int:
+    """A size that must be known while tracing: an integer, 0 or more."""
+    found = static_int(x, what)
+    no_negative((found,), what)
+    return found
+
+
+def no_negative(sizes: Iterable[int], what: str) -> None:
+    """Refuse sizes below 0."""
+    for size in sizes:
+        if size < 0:
+            raise ShapeError(f"{sentence(what)} is {size}.", where=here(), why="a size is 0 or more", fix="max(n, 0)")
+
+
+def items_of(x: Any, name: str) -> list[Any]:
+    """The items of what must be a sequence of arrays."""
+    if isinstance(x, list | tuple) or (hasattr(x, "ndim") and x.ndim):
+        return list(x)
+    if hasattr(x, "__iter__") and not hasattr(x, "ndim"):
+        return list(x)
+    raise ShapeError(
+        f"{name} cannot take {x.type if x.__class__ in VALUES else repr(x)}.",
+        where=here(),
+        why="it takes a sequence of arrays",
+        fix=f"{name}([x, y])",
+    )
 
 
 def static_shape(shape: Any, what: str = "a shape") -> Shape:
