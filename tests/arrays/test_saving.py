@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import errno
 import json
 import os
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+import safetensors.numpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,6 +20,7 @@ import meshwright.numpy as mnp
 from meshwright.core import dtypes
 from meshwright.core.trace import Array
 from meshwright.core.types import TensorType
+from meshwright.errors import StorageError
 from meshwright.frontend import saving
 from tests.arrays.random_places import places, shapes
 
@@ -330,12 +334,29 @@ def test_a_sharding_that_an_array_cannot_have(saved):
     )
 
 
-def test_a_class_without_like(tmp_path):
-    mw.save(tmp_path / "a", [Layer(1, 2)])
-    assert message(lambda: mw.load(tmp_path / "a")) == (
-        "[0] was saved from a tests.arrays.test_saving.Layer.\n"
-        "  why:  a checkpoint holds arrays and not the code of classes\n"
-        "  fix:  mw.load(path, like=…) with a tree that has such a container there"
+def test_classes_come_back_as_plain_containers_without_like(tmp_path):
+    tree = [Layer(1, {"pair": Pair(np.ones(4), 2)}), collections.OrderedDict(b=3, a=4), collections.deque([5])]
+    mw.save(tmp_path / "a", tree)
+    for like in (None, on("x")):
+        found = mw.load(tmp_path / "a", like)
+        assert same_bits(found[0]["b"]["pair"].pop("first"), np.ones(4))
+        assert found == [{"w": 1, "b": {"pair": {"second": 2}}}, {"b": 3, "a": 4}, [5]]
+    again = mw.load(tmp_path / "a", like=mw.load(tmp_path / "a"))
+    assert again[1:] == [{"b": 3, "a": 4}, [5]]
+
+
+def test_a_class_that_has_moved(tmp_path):
+    there = collections.namedtuple("NT", "first second", module="__main__")
+    mw.save(tmp_path / "a", there(1, np.ones(2)))
+    found = mw.load(tmp_path / "a", like=Pair(None, on("x")))
+    assert isinstance(found, Pair)
+    assert found.first == 1
+    assert same_bits(found.second, np.ones(2))
+    other = collections.namedtuple("NT", "first third", module="__main__")
+    assert message(lambda: mw.load(tmp_path / "a", like=other(None, None))) == (
+        "The tree has other keys in like= than in the checkpoint.\n"
+        "  why:  the checkpoint has no 'third' and also 'second'\n"
+        "  fix:  give like= the keys 'first', 'second', or one sharding for all of them"
     )
 
 
@@ -365,3 +386,119 @@ def test_where_nothing_can_be_saved(tmp_path):
         "  why:  it is a file, or in one; a checkpoint is a directory\n"
         f"  fix:  mw.save('{tmp_path}/thesis.tex.checkpoint', tree)"
     )
+
+
+def test_a_layout_of_another_program_is_kept(tmp_path):
+    for text in ('{"format": "other"}', "[1]", "", '{"a": ' * 10**5):
+        (tmp_path / "layout.json").write_text(text)
+        assert message(lambda: mw.save(tmp_path, 1)) == (
+            f"Nothing can be saved to {tmp_path}.\n"
+            "  why:  the directory holds other things: a layout.json of another program\n"
+            f"  fix:  mw.save('{tmp_path}/checkpoint', tree)"
+        )
+        assert (tmp_path / "layout.json").read_text() == text
+        assert os.listdir(tmp_path) == ["layout.json"]
+    (tmp_path / "layout.json").write_text('{"format": "meshwright", "ver')  # a damaged one of our own
+    mw.save(tmp_path, 1)
+    assert mw.load(tmp_path) == 1
+
+
+def test_what_cut_short_saves_left_is_removed(tmp_path):
+    for name in (".tmpAb3dE9", "0123456789abcdef-layout.json", "0123456789abcdef-00007.safetensors"):
+        (tmp_path / name).write_bytes(b"left")
+    mw.save(tmp_path, 3)
+    assert os.listdir(tmp_path) == ["layout.json"]
+
+
+def test_other_programs_read_the_files(tmp_path):
+    tree = {"b": np.ones(3, np.float64), "a": np.array(True), "c": np.arange(5, dtype=np.int8), "e": np.ones((2, 2))}
+    mw.save(tmp_path, tree)
+    found = safetensors.numpy.load_file(data_file(tmp_path))
+    assert len(found) == 4
+    assert same_bits(found["['a'][]"], tree["a"])
+    assert same_bits(found["['e'][0:2,0:2]"], tree["e"])
+
+
+@pytest.mark.parametrize("path", [None, 3, b"a", "", "a\0b", "\ud800", "x" * 300, "/dev/null/a", "/proc/nothing"])
+@pytest.mark.parametrize("do", [lambda path: mw.save(path, 1), mw.load], ids=["save", "load"])
+def test_paths_that_are_none(path, do):
+    with pytest.raises(StorageError) as caught:
+        do(path)
+    assert caught.value.where
+    assert caught.value.why
+    assert caught.value.fix
+
+
+@pytest.mark.parametrize("calls", range(6))
+def test_a_full_disk_leaves_what_was_there(tmp_path, monkeypatch, calls):
+    left = [calls]
+
+    def fsync(handle):
+        left[0] -= 1
+        if left[0] < 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    tree = [np.ones(3), np.ones(4)]
+    mw.save(tmp_path / "old", 1)
+    before = os.listdir(tmp_path / "old")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fsync)
+        if calls < 4:
+            assert message(lambda: mw.save(tmp_path / "old", tree, file_bytes=1)) == (
+                f"Nothing can be saved to {tmp_path}/old.\n  why:  No space left on device\n"
+                "  fix:  free some space, or save to another disk"
+            )
+            assert os.listdir(tmp_path / "old") == before
+            assert mw.load(tmp_path / "old") == 1
+        left[0] = calls
+        message(lambda: mw.save(tmp_path / "new" / "deep", tree, file_bytes=1))
+    if calls < 5:
+        assert not (tmp_path / "new").exists()
+
+
+def test_trees_that_are_too_deep(tmp_path):
+    tree = []
+    tree.append(tree)
+    what = "The tree is nested more than 100 deep, and cannot be saved."
+    assert message(lambda: mw.save(tmp_path / "a", tree)).startswith(what)
+    tree = 1
+    for _ in range(100):
+        tree = {"a": tree}
+    mw.save(tmp_path / "a", tree)
+    assert mw.load(tmp_path / "a") == tree
+    assert message(lambda: mw.save(tmp_path / "b", [tree])).startswith(what)
+    assert not (tmp_path / "b").exists()
+
+
+def test_integers_of_any_length(tmp_path):
+    numbers = [10**5000, -(10**5000), 10**570, 2**1900, 2**1901 - 1]
+    mw.save(tmp_path, numbers)
+    assert mw.load(tmp_path) == numbers
+    assert message(lambda: mw.save(tmp_path, {10**5000: 1})).startswith("A key of 16610 bits of the tree cannot")
+    assert message(lambda: mw.save(tmp_path, {float("nan"): 1})).startswith("A key nan of the tree cannot")
+
+
+def test_arrays_that_cannot_be_saved(tmp_path):
+    for data in (np.ones(2, np.longdouble), np.array(["a"]), np.ones(2, ">f4"), np.array([None]), np.datetime64("now")):
+        assert message(lambda data=data: mw.save(tmp_path / "a", {"w": data})).startswith(
+            f"['w'] cannot be saved: its dtype is {data.dtype}.\n"
+        )
+    masked = np.ma.masked_array([1.0, 2.0], [True, False])
+    assert message(lambda: mw.save(tmp_path / "a", masked)).startswith(
+        "The tree cannot be saved: it is a masked array."
+    )
+    assert message(lambda: mw.save(tmp_path / "a", 1, file_bytes=0)).startswith("file_bytes is 0.")
+    assert not (tmp_path / "a").exists()
+
+
+def test_threads_that_save_to_one_path(tmp_path):
+    def work(number):
+        for step in range(10):
+            mw.save(tmp_path / "new" / "a", [number, np.full(50, number), np.full(step, number)], file_bytes=1)
+            found, whole, _ = mw.load(tmp_path / "new" / "a")
+            assert (np.asarray(whole) == found).all()
+
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(work, range(6)))
+    found = mw.load(tmp_path / "new" / "a")
+    assert len(os.listdir(tmp_path / "new" / "a")) == len(found)

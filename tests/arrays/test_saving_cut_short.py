@@ -92,7 +92,7 @@ def crash_at(step, where, version):
         count = [step]
         for name in ("fsync", "replace", "unlink", "mkdir", "open"):
             setattr(os, name, dying(getattr(os, name), count))
-        saving.save_file = dying(saving.save_file, count)
+        saving._file_parts = dying(saving._file_parts, count)
         mw.save(where, tree(version), file_bytes=3000)
         os._exit(0)
     return os.waitpid(pid, 0)[1] == 0
@@ -138,6 +138,25 @@ print(len(seen))
 )
 
 
+TOGETHER = (
+    COMMON
+    + """
+pids = []
+for saver in range(4):
+    pids.append(os.fork())
+    if pids[-1] == 0:
+        status = 1
+        try:
+            for version in range(12):
+                mw.save(fresh + "/deep", tree(100 * saver + version), file_bytes=3000)
+            status = 0
+        finally:
+            os._exit(status)
+print(sum(os.waitpid(pid, 0)[1] != 0 for pid in pids), check(fresh + "/deep") % 100)
+"""
+)
+
+
 def run(script, tmp_path):
     done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
@@ -158,3 +177,7 @@ def test_killed_at_every_step(tmp_path):
 def test_two_processes_save_while_a_third_loads(tmp_path):
     (seen,) = run(WHILE_SAVING, tmp_path)
     assert seen > 3
+
+
+def test_processes_that_save_to_one_path_all_succeed(tmp_path):
+    assert run(TOGETHER, tmp_path) == [0, 11]

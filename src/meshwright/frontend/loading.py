@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from math import prod
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
 
+from meshwright.core.dtypes import DType
 from meshwright.core.mesh import BaseMesh, get_mesh
 from meshwright.core.partition_spec import P
 from meshwright.core.sharding import NamedSharding
@@ -20,18 +21,26 @@ from meshwright.core.types import TensorType
 from meshwright.errors import MeshwrightError, StorageError, TreeError
 from meshwright.frontend.placing import PLACES, sharding_for
 from meshwright.frontend.saved_layout import (
+    CONTAINERS,
     DTYPES,
+    MAX_JSON_BYTES,
+    STORED_NAMES,
     Json,
+    as_directory,
     close_level,
     number_from_json,
     open_level,
+    open_regular,
     path_step,
+    plain_kind,
+    read_json,
     read_layout,
+    stored_type,
 )
 from meshwright.frontend.saving import checksum
 from meshwright.frontend.tracing import ShapeDtypeStruct
 
-_CONTAINERS = ("dict", "list", "tuple")
+_OPEN_FILES = 16  # at once
 _AS_SAVED = object()  # a place: the sharding the array was saved with, if there is a mesh for it
 
 
@@ -48,7 +57,9 @@ def load(path: str | os.PathLike[str], like: Any = None, *, mesh: BaseMesh | Non
     ``like`` says where the arrays go: a sharding, or a tree of shardings, arrays or ``ShapeDtypeStruct``s of the saved
     structure, which may stop early. Shapes and dtypes it gives are checked. It may be on any mesh: shards are cut
     anew. Where it says nothing, arrays get the spec they were saved with, on ``mesh`` or the current mesh if that has
-    the axes, and are whole on one device otherwise. Containers of registered classes are made like those in ``like``.
+    the axes, and are whole on one device otherwise. Containers of classes (namedtuples,
+    registered classes) are made like those in ``like`` if the fields agree, wherever the class is defined now; where
+    ``like`` says nothing of them they come back as dicts of their fields.
 
     >>> import tempfile
     >>> import meshwright as mw
@@ -60,7 +71,7 @@ def load(path: str | os.PathLike[str], like: Any = None, *, mesh: BaseMesh | Non
     >>> print(mw.typeof(found["w"]), found["step"])
     float32[4@x] 7
     """
-    directory = Path(path)
+    directory = as_directory(path, "load")
     while True:
         layout = read_layout(directory)
         try:
@@ -102,13 +113,6 @@ def _plan(node: Json, like: Any, name: str, leaves: list[Json]) -> Any:
         if isinstance(node, int):
             return Wanted(node, place)
         ((kind, parts),) = node.items()
-        if kind not in _CONTAINERS:
-            raise TreeError(
-                f"{name or 'The tree'} was saved from a {kind}.",
-                where=here(),
-                why="a checkpoint holds arrays and not the code of classes",
-                fix="mw.load(path, like=…) with a tree that has such a container there",
-            )
         children = [_plan(child, like, name + path_step(kind, key), leaves) for key, child in parts]
         return _Branch(lambda found: close_level(kind, [key for key, _ in parts], found), children)
     if like is None:
@@ -121,9 +125,10 @@ def _plan(node: Json, like: Any, name: str, leaves: list[Json]) -> Any:
     if not isinstance(node, dict):
         raise _mismatch(name, _node_text(node), level.kind)
     ((kind, parts),) = node.items()
-    if kind != level.kind:
-        raise _mismatch(name, kind, level.kind)
     saved = dict(parts)
+    of_classes = kind not in CONTAINERS and level.kind not in CONTAINERS
+    if not of_classes and level.kind not in (kind, plain_kind(kind, list(saved))):
+        raise _mismatch(name, kind, level.kind)
     if saved.keys() != set(level.keys):
         missing = [key for key in level.keys if key not in saved]
         extra = [key for key in saved if key not in level.keys]
@@ -193,12 +198,24 @@ def _leaf_text(like: Any) -> str:
 # Contents
 
 
+class _File(NamedTuple):
+    """A data file whose header was checked."""
+
+    file: BinaryIO
+    tensors: dict[str, Json]
+    start: int  # of the first tensor
+
+
+class _Damaged(Exception):
+    """What is wrong with a data file."""
+
+
 class _Reader:
     """Reads leaves from the files of one layout."""
 
     def __init__(self, directory: Path, layout: Json, mesh: BaseMesh | None) -> None:
         self.directory, self.layout, self.mesh = directory, layout, mesh
-        self.files: dict[int, Any] = {}
+        self.files: dict[int, _File] = {}
 
     @contextmanager
     def opened(self) -> Iterator[_Reader]:
@@ -206,8 +223,8 @@ class _Reader:
         try:
             yield self
         finally:
-            for file in self.files.values():
-                file.__exit__(None, None, None)
+            for found in self.files.values():
+                found.file.close()
 
     def leaf(self, wanted: Wanted) -> Any:
         """One leaf, where it is wanted."""
@@ -218,14 +235,27 @@ class _Reader:
         place = self._saved_place(entry) if wanted.place is _AS_SAVED else wanted.place
         sharding = None if place is None else sharding_for(place, shape, entry["name"])
         shards = entry["shards"]
-        if len(shards) == 1 and tuple(shards[0]["shape"]) == shape:
-            data = self._tensor(shards[0], entry)
-        else:
-            data = np.empty(shape, dtype)
-            for shard in shards:
-                part = tuple(slice(at, at + n) for at, n in zip(shard["offset"], shard["shape"], strict=True))
-                data[part] = self._tensor(shard, entry)
+        for shard in shards:  # so that room is made only for what is there
+            self._find(shard, dtype)
+        try:
+            data = self._join(shards, shape, dtype)
+        except MemoryError:
+            raise StorageError(
+                f"{entry['name'] or 'The array'} cannot be loaded: there is no memory for it.",
+                where=here(),
+                why=f"{_saved_type(entry)} takes {prod(shape) * dtype.itemsize} bytes",
+                fix="free some memory, or load on a machine with more of it",
+            ) from None
         return Array(data, TensorType(shape, dtype, entry.get("weak", False)), sharding)
+
+    def _join(self, shards: list[Json], shape: tuple[int, ...], dtype: DType) -> Any:
+        if len(shards) == 1:
+            return self._tensor(shards[0], dtype)
+        data = np.empty(shape, dtype)
+        for shard in shards:
+            part = tuple(slice(at, at + n) for at, n in zip(shard["offset"], shard["shape"], strict=True))
+            data[part] = self._tensor(shard, dtype)
+        return data
 
     def _saved_place(self, entry: Json) -> NamedSharding | None:
         """The sharding the array was saved with, on the mesh that was given or is current."""
@@ -239,41 +269,63 @@ class _Reader:
                 raise
             return None
 
-    def _tensor(self, shard: Json, entry: Json) -> Any:
+    def _tensor(self, shard: Json, dtype: DType) -> Any:
         """The contents of a shard, checked, in the array's dtype."""
-        file = self._open(shard["file"])
+        found, start, size = self._find(shard, dtype)
         name = self.layout["files"][shard["file"]]["name"]
+        data = np.empty(size, np.uint8)
         try:
-            tensor = file.get_tensor(shard["key"])
-        except (SafetensorError, OSError) as error:
-            raise self._damaged(name, f"{shard['key']}: {error}") from None
-        if checksum(tensor) != shard["crc32"]:
+            found.file.seek(start)
+            got = found.file.readinto(data)  # type: ignore[attr-defined]
+        except OSError as error:
+            raise self._damaged(name, f"{shard['key']}: {error.strerror}") from None
+        if got != size or checksum(data) != shard["crc32"]:
             raise self._damaged(name, f"the checksum of {shard['key']} is not the one that was saved")
-        dtype = DTYPES[entry["dtype"]]
-        if "stored_as" in entry:
-            tensor = tensor.view(dtype)
-        return tensor.reshape(shard["shape"])
+        if dtype.kind == "b" and data.max() > 1:
+            raise self._damaged(name, f"{shard['key']} has elements that are neither True nor False")
+        return data.view(dtype).reshape(shard["shape"])
 
-    def _open(self, number: int) -> Any:
-        if number not in self.files:
-            entry = self.layout["files"][number]
-            path = self.directory / entry["name"]
-            try:
-                size = path.stat().st_size
-                if size != entry["bytes"]:
-                    raise self._damaged(entry["name"], f"it has {size} bytes, and {entry['bytes']} were written")
-                self.files[number] = safe_open(path, framework="np")
-            except FileNotFoundError:
-                raise _Gone(
-                    StorageError(
-                        f"The checkpoint {self.directory} lacks {entry['name']}.",
-                        where=here(),
-                        why="its layout names this file, and the file is not there",
-                        fix="copy the whole directory, or load another checkpoint",
-                    )
-                ) from None
-            except SafetensorError as error:
-                raise self._damaged(entry["name"], str(error)) from None
+    def _find(self, shard: Json, dtype: DType) -> tuple[_File, int, int]:
+        """The file of a shard, and where in it the shard is: at which byte, and how many."""
+        found = self._open(shard["file"])
+        name, key = self.layout["files"][shard["file"]]["name"], shard["key"]
+        stored, shape = stored_type(dtype, shard["shape"])
+        if key not in found.tensors:
+            raise self._damaged(name, f"it has no {key}")
+        tensor = found.tensors[key]
+        if tensor["dtype"] != STORED_NAMES[stored] or tensor["shape"] != shape:
+            raise self._damaged(name, f"{key} is not the {stored.name}{shape} that the layout says")
+        start, end = tensor["data_offsets"]
+        if end - start != prod(shape) * stored.itemsize:
+            raise self._damaged(name, f"{key} does not have the bytes of a {stored.name}{shape}")
+        return found, found.start + start, end - start
+
+    def _open(self, number: int) -> _File:
+        if number in self.files:
+            return self.files[number]
+        if len(self.files) >= _OPEN_FILES:
+            self.files.pop(next(iter(self.files))).file.close()
+        entry = self.layout["files"][number]
+        try:
+            file = os.fdopen(open_regular(self.directory / entry["name"]), "rb")
+        except FileNotFoundError:
+            raise _Gone(
+                StorageError(
+                    f"The checkpoint {self.directory} lacks {entry['name']}.",
+                    where=here(),
+                    why="its layout names this file, and the file is not there",
+                    fix="copy the whole directory, or load another checkpoint",
+                )
+            ) from None
+        except (OSError, ValueError) as error:
+            raise self._damaged(entry["name"], getattr(error, "strerror", None) or str(error)) from None
+        try:
+            tensors, start = _read_header(file, entry["bytes"])
+        except (OSError, ValueError, _Damaged) as error:
+            file.close()
+            why = str(error) if isinstance(error, _Damaged) else f"its header cannot be read: {error}"
+            raise self._damaged(entry["name"], why) from None
+        self.files[number] = _File(file, tensors, start)
         return self.files[number]
 
     def _damaged(self, name: str, why: str) -> StorageError:
@@ -283,3 +335,35 @@ class _Reader:
             why=why,
             fix="copy the file again, or load another checkpoint",
         )
+
+
+def _read_header(file: BinaryIO, written: int) -> tuple[dict[str, Json], int]:
+    """The tensors of a safetensors file, which fill it without gaps, and where the first one starts."""
+    size = os.fstat(file.fileno()).st_size
+    if size != written:
+        raise _Damaged(f"it has {size} bytes, and {written} were written")
+    length = int.from_bytes(file.read(8), "little")
+    if not 2 <= length <= min(size - 8, MAX_JSON_BYTES):
+        raise _Damaged("its header has a size that it cannot have")
+    tensors = read_json(file.read(length))
+    if type(tensors) is not dict:
+        raise _Damaged("its header is not one")
+    tensors.pop("__metadata__", None)
+    spans = []
+    for tensor in tensors.values():
+        span = tensor.get("data_offsets") if type(tensor) is dict else None
+        if type(span) is not list or len(span) != 2 or any(type(at) is not int for at in span):
+            raise _Damaged("its header does not say where the tensors are")
+        if type(tensor.get("dtype")) is not str or type(tensor.get("shape")) is not list:
+            raise _Damaged("its header does not say what the tensors are")
+        if any(type(n) is not int for n in tensor["shape"]):
+            raise _Damaged("its header does not say what the tensors are")
+        spans.append(tuple(span))
+    end = 0
+    for start, stop in sorted(spans):
+        if start != end or stop < start:
+            raise _Damaged("its tensors do not follow each other")
+        end = stop
+    if end != size - 8 - length:
+        raise _Damaged("its tensors do not fill it")
+    return tensors, 8 + length

@@ -2,21 +2,23 @@
 
 The data goes into files of new names. ``layout.json``, which names them, is written beside itself and renamed into
 place when all of them are on disk: that rename is the moment at which the new checkpoint takes the old one's place.
-Files that no layout names any more are removed after it.
+Files that no layout names any more, and what saves that were cut short left behind, are removed after it.
 """
 
 from __future__ import annotations
 
+import errno
+import json
 import os
 import re
+import stat
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors.numpy import save_file
 
 from meshwright.core import dtypes
 from meshwright.core.placement import Index
@@ -26,11 +28,17 @@ from meshwright.core.types import TensorType
 from meshwright.errors import StorageError, TreeError
 from meshwright.frontend.operands import known
 from meshwright.frontend.saved_layout import (
+    FORMAT,
     LAYOUT,
+    MAX_JSON_BYTES,
     STORED_AS,
+    STORED_NAMES,
     Json,
+    as_directory,
     layout_text,
     number_to_json,
+    open_regular,
+    read_json,
     structure_to_json,
 )
 from meshwright.frontend.shards import distinct_parts, sharding_of
@@ -41,7 +49,17 @@ except ImportError:  # elsewhere two processes that save to one path at once are
     fcntl = None  # type: ignore[assignment]
 
 SMALL_SHARD_BYTES = 1 << 16  # an array with smaller shards is stored in one piece
-_OURS = re.compile(r"[0-9a-f]{16}-(\d{5}\.safetensors|layout\.json)")
+# The names of what is saved and of what waits to be; the last is what the safetensors package left when it was killed.
+_OURS = re.compile(r"[0-9a-f]{16}-([0-9]{5,9}\.safetensors|layout\.json)|\.tmp[A-Za-z0-9]{6}")
+_FIXES = {
+    errno.ENOSPC: "free some space, or save to another disk",
+    errno.EDQUOT: "free some space, or save to another disk",
+    errno.EFBIG: "save in smaller files: mw.save(path, tree, file_bytes=1 << 24)",
+    errno.EACCES: "save to a directory of your own, or change the rights of this one",
+    errno.EPERM: "save to a directory of your own, or change the rights of this one",
+    errno.EROFS: "save to a disk that can be written to",
+    errno.ENAMETOOLONG: "use a shorter name",
+}
 
 
 def save(path: str | os.PathLike[str], tree: Any, *, file_bytes: int = 1 << 28) -> None:
@@ -59,32 +77,66 @@ def save(path: str | os.PathLike[str], tree: Any, *, file_bytes: int = 1 << 28) 
     >>> mw.load(path)
     {'w': Array([0, 1, 2, 3], dtype=int32), 'step': 7}
     """
+    directory = as_directory(path, "save")
+    if type(file_bytes) is not int or file_bytes < 1:
+        why = "files are closed at about this number of bytes"
+        fix = "mw.save(path, tree, file_bytes=1 << 28)"
+        raise StorageError(f"file_bytes is {file_bytes!r:.80}.", where=here(), why=why, fix=fix)
     leaves: list[tuple[str, Any]] = []
     structure = structure_to_json(tree, "", leaves)
     arrays = [None if _is_plain(leaf) else _as_array(leaf, name) for name, leaf in leaves]
-    directory = Path(path)
-    _prepare(directory)
-    with _alone_in(directory):
-        prefix = os.urandom(8).hex()
-        writer = _Writer(directory, prefix, file_bytes)
+    made: list[Path] = []
+    try:
+        with _alone_in(directory, made):
+            _refuse_others(directory)
+            _write(directory, structure, leaves, arrays, file_bytes)
+    except BaseException as error:
+        _remove_empty(made)
+        if isinstance(error, OSError):
+            raise _cannot(directory, error) from None
+        raise
+
+
+def _write(
+    directory: Path, structure: Json, leaves: list[tuple[str, Any]], arrays: list[Array | None], file_bytes: int
+) -> None:
+    """Write everything and put it in place, or leave nothing behind."""
+    prefix = os.urandom(8).hex()
+    writer = _Writer(directory, prefix, file_bytes)
+    waiting = directory / f"{prefix}-{LAYOUT}"
+    try:
         written = [
             {"name": name, "number": number_to_json(leaf)} if array is None else writer.add(name, array)
             for (name, leaf), array in zip(leaves, arrays, strict=True)
         ]
         writer.flush()
-        text = layout_text({"tree": structure, "leaves": written, "files": writer.files})
-        waiting = directory / f"{prefix}-{LAYOUT}"
-        with open(waiting, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
+        text = layout_text({"tree": structure, "leaves": written, "files": writer.files}).encode()
+        if len(text) > MAX_JSON_BYTES:
+            raise StorageError(
+                f"Nothing can be saved to {directory}.",
+                where=here(),
+                why=f"the structure of the tree takes {len(text)} bytes, and {MAX_JSON_BYTES} at most are read again",
+                fix="save large strings as arrays of bytes, or the tree in several parts",
+            )
+        _write_file(waiting, [text])
         _sync_directory(directory)
         os.replace(waiting, directory / LAYOUT)
-        _sync_directory(directory)
-        kept = {entry["name"] for entry in writer.files}
-        for found in sorted(directory.iterdir()):
-            if _OURS.fullmatch(found.name) and found.name not in kept:
-                found.unlink(missing_ok=True)
+    except BaseException:
+        for name in sorted(os.listdir(directory)):
+            if name.startswith(prefix):
+                _remove(directory / name)
+        raise
+    _sync_directory(directory)
+    kept = {entry["name"] for entry in writer.files}
+    for name in sorted(os.listdir(directory)):
+        if _OURS.fullmatch(name) and name not in kept:
+            _remove(directory / name)
+
+
+def _remove(path: Path) -> None:
+    """Remove a file if that can be done: what is left behind does no harm, and the next save tries again."""
+    with suppress(OSError):
+        os.unlink(path)
 
 
 class _Writer:
@@ -132,11 +184,35 @@ class _Writer:
         if not self.pending:
             return
         path = self.directory / f"{self.prefix}-{len(self.files):05}.safetensors"
-        save_file(self.pending, path)
-        with open(path, "rb+") as file:
-            os.fsync(file.fileno())
-            self.files.append({"name": path.name, "bytes": os.fstat(file.fileno()).st_size})
+        size = _write_file(path, _file_parts(self.pending))
+        self.files.append({"name": path.name, "bytes": size})
         self.pending, self.pending_bytes = {}, 0
+
+
+def _file_parts(tensors: dict[str, Any]) -> Iterator[Any]:
+    """The bytes of a safetensors file: the size of the header, the header, the tensors.
+
+    Those of the widest elements come first, so that all are aligned.
+    """
+    tensors = dict(sorted(tensors.items(), key=lambda item: (-item[1].itemsize, item[0])))
+    header, end = {}, 0
+    for key, tensor in tensors.items():
+        start, end = end, end + tensor.nbytes
+        header[key] = {"dtype": STORED_NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    yield len(text).to_bytes(8, "little") + text
+    for tensor in tensors.values():
+        yield _bytes_of(tensor)
+
+
+def _write_file(path: Path, parts: Iterable[Any]) -> int:
+    """Write a new file, down to the disk; its size."""
+    with open(path, "xb") as file:
+        size = sum(file.write(part) for part in parts)
+        file.flush()
+        os.fsync(file.fileno())
+    return size
 
 
 def _pieces(x: Array) -> list[Index]:
@@ -158,7 +234,11 @@ def _stored(data: Any) -> Any:
 
 def checksum(tensor: Any) -> int:
     """Of the bytes of a contiguous array."""
-    return zlib.crc32(tensor.reshape(-1).view(np.uint8))
+    return zlib.crc32(_bytes_of(tensor))
+
+
+def _bytes_of(tensor: Any) -> Any:
+    return tensor.reshape(-1).view(np.uint8)
 
 
 def _is_plain(x: Any) -> bool:
@@ -170,31 +250,44 @@ def _as_array(x: Any, name: str) -> Array:
         x.data  # noqa: B018  (an error if it was donated)
         return x
     if isinstance(x, Value):
-        known(x, "saving", "save what the traced function returns")
-    data = np.asarray(x)
-    if not dtypes.is_supported(data.dtype) or not isinstance(x, np.ndarray | np.generic):
+        known(x, "Saving", "save what the traced function returns")
+    if not isinstance(x, np.ndarray | np.generic):
         raise TreeError(
             f"{name or 'The tree'} cannot be saved: its type is {type(x).__name__}.",
             where=here(),
             why="the leaves of a saved tree are arrays, numbers and strings",
             fix="convert it to an array, or leave it out of the tree",
         )
+    if isinstance(x, np.ma.MaskedArray):
+        raise TreeError(
+            f"{name or 'The tree'} cannot be saved: it is a masked array.",
+            where=here(),
+            why="a checkpoint has no masks, and without its mask the array is another",
+            fix='save both: {"data": x.data, "mask": np.ma.getmaskarray(x)}, or x.filled(0)',
+        )
+    data = np.asarray(x)
+    if not dtypes.is_supported(data.dtype):
+        raise TreeError(
+            f"{name or 'The tree'} cannot be saved: its dtype is {data.dtype}.",
+            where=here(),
+            why=f"arrays are saved with the dtypes {', '.join(dtype.name for dtype in dtypes.ALL)}",
+            fix="convert it to one of them: x.astype(np.float32)",
+        )
     return Array(data, TensorType(data.shape, data.dtype))  # in its own width, whatever that of arrays is
 
 
-def _prepare(directory: Path) -> None:
-    """Make the directory, or refuse one that holds other things."""
-    made = not directory.exists()
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-    except (FileExistsError, NotADirectoryError):
-        raise StorageError(
-            f"Nothing can be saved to {directory}.",
-            where=here(),
-            why="it is a file, or in one; a checkpoint is a directory",
-            fix=f"mw.save({str(directory) + '.checkpoint'!r}, tree)",
-        ) from None
-    foreign = [f.name for f in sorted(directory.iterdir()) if f.name != LAYOUT and not _OURS.fullmatch(f.name)]
+# The directory
+
+
+def _refuse_others(directory: Path) -> None:
+    """An error if the directory holds what ``save`` did not put there."""
+    foreign = []
+    for name in sorted(os.listdir(directory)):
+        ours = name == LAYOUT or _OURS.fullmatch(name) is not None
+        if not ours or not stat.S_ISREG(os.lstat(directory / name).st_mode):
+            foreign.append(name)
+    if not foreign and not _is_free(directory / LAYOUT):
+        foreign = [f"a {LAYOUT} of another program"]
     if foreign:
         raise StorageError(
             f"Nothing can be saved to {directory}.",
@@ -202,20 +295,87 @@ def _prepare(directory: Path) -> None:
             why=f"the directory holds other things: {', '.join(foreign[:3])}{', …' * (len(foreign) > 3)}",
             fix=f"mw.save({str(directory / 'checkpoint')!r}, tree)",
         )
-    if made:
-        _sync_directory(directory.parent)
+
+
+def _is_free(layout: Path) -> bool:
+    """Whether there is no layout, or one that ``save`` wrote, be it damaged."""
+    try:
+        with os.fdopen(open_regular(layout), "rb") as file:
+            text = file.read(MAX_JSON_BYTES)
+    except FileNotFoundError:
+        return True
+    if text.startswith(f'{{"format": "{FORMAT}"'.encode()):
+        return True
+    try:
+        found = read_json(text)
+    except ValueError:
+        return False
+    return isinstance(found, dict) and found.get("format") == FORMAT
 
 
 @contextmanager
-def _alone_in(directory: Path) -> Iterator[None]:
-    """Keep other processes from saving to the directory meanwhile."""
-    handle = os.open(directory, os.O_RDONLY)
+def _alone_in(directory: Path, made: list[Path]) -> Iterator[None]:
+    """Make the directory, and keep other threads and processes from saving to it meanwhile."""
+    while True:
+        _make(directory, made)
+        handle = os.open(directory, os.O_RDONLY)
+        try:
+            _lock(handle)
+            if _is_still(directory, handle):
+                yield
+                return
+        finally:
+            os.close(handle)
+
+
+def _make(directory: Path, made: list[Path]) -> None:
+    missing = [d for d in (directory, *directory.parents) if not os.path.lexists(d)]
+    for new in reversed(missing):
+        try:
+            os.mkdir(new)
+        except FileExistsError:
+            continue
+        made.append(new)
+        _sync_directory(new.parent)
+    if not directory.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, "it is a file, or in one; a checkpoint is a directory")
+
+
+def _lock(handle: int) -> None:
+    if fcntl is None:
+        return
     try:
-        if fcntl is not None:
-            fcntl.flock(handle, fcntl.LOCK_EX)  # until the handle is closed, also by the end of the process
-        yield
-    finally:
-        os.close(handle)
+        fcntl.flock(handle, fcntl.LOCK_EX)  # until the handle is closed, also by the end of the process
+    except OSError as error:
+        if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):  # some network disks have no locks
+            raise
+
+
+def _is_still(directory: Path, handle: int) -> bool:
+    """Whether the directory was not removed, or replaced, while the lock was waited for."""
+    try:
+        return os.path.samestat(os.stat(directory), os.fstat(handle))
+    except FileNotFoundError:
+        return False
+
+
+def _remove_empty(made: list[Path]) -> None:
+    """Remove the directories that a save made and has left empty."""
+    for directory in reversed(made):
+        try:
+            os.rmdir(directory)
+        except OSError:
+            return
+
+
+def _cannot(directory: Path, error: OSError) -> StorageError:
+    why, fix = error.strerror or str(error), _FIXES.get(error.errno or 0, "save to another directory")
+    if error.errno == errno.ENOTDIR:
+        why = "it is a file, or in one; a checkpoint is a directory"
+        fix = f"mw.save({str(directory) + '.checkpoint'!r}, tree)"
+    shown = str(directory)
+    shown = shown if len(shown) < 300 else f"{shown[:300]}…"
+    return StorageError(f"Nothing can be saved to {shown}.", where=here(), why=why, fix=fix)
 
 
 def _sync_directory(directory: Path) -> None:

@@ -148,8 +148,8 @@ def register_dataclass(
         else [f.name for f in dataclasses.fields(cls) if f.name not in meta_fields]  # type: ignore[arg-type]
     )
 
-    def flatten(x: Any) -> tuple[list[Any], tuple[Any, ...]]:
-        return [getattr(x, name) for name in names], tuple(getattr(x, name) for name in meta_fields)
+    def flatten(x: Any) -> tuple[list[Any], tuple[Any, ...], tuple[str, ...]]:
+        return [getattr(x, name) for name in names], tuple(getattr(x, name) for name in meta_fields), names
 
     def unflatten(meta: tuple[Any, ...], children: Sequence[Any]) -> Any:
         made = object.__new__(cls)
@@ -157,4 +157,6 @@ def register_dataclass(
             object.__setattr__(made, name, value)
         return made
 
-    return register_node(cls, flatten, unflatten)
+    register: Callable[..., Any] = optree.register_pytree_node
+    register(cls, flatten, unflatten, path_entry_type=optree.GetAttrEntry, namespace=tree.NAMESPACE)
+    return cls
