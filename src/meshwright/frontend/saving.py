@@ -299,15 +299,15 @@ def _refuse_others(directory: Path) -> None:
 
 def _is_free(layout: Path) -> bool:
     """Whether there is no layout, or one that ``save`` wrote, be it damaged."""
+    start = f'{{"format": "{FORMAT}"'.encode()
     try:
         with os.fdopen(open_regular(layout), "rb") as file:
-            text = file.read(MAX_JSON_BYTES)
+            text = file.read(len(start))
+            if text == start:
+                return True
+            found = read_json(text + file.read(MAX_JSON_BYTES))
     except FileNotFoundError:
         return True
-    if text.startswith(f'{{"format": "{FORMAT}"'.encode()):
-        return True
-    try:
-        found = read_json(text)
     except ValueError:
         return False
     return isinstance(found, dict) and found.get("format") == FORMAT
