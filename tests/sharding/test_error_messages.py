@@ -164,7 +164,7 @@ def test_the_line_and_column_of_a_longer_text():
     [
         ('<["x"=0]>', 2, 'The mesh axis "x" has size 0.', '"x"=1, or leave the axis out'),
         ('<["x"=2, "x"=2]>', 9, 'Two axes of the mesh are named "x".', 'rename one of them: "x2"'),
-        ('<["x"=2], device_ids=[-1, 0]>', 21, "The device id -1 is negative.", "0"),
+        ('<["x"=2], device_ids=[-1, 0]>', 22, "The device id -1 is negative.", "0"),
         (
             "<[], device_ids=[0, 1]>", 16, "A mesh without axes has 2 devices.",
             '<["x"=2], device_ids=[0, 1]>, or device_ids=[0]',
@@ -173,7 +173,7 @@ def test_the_line_and_column_of_a_longer_text():
             '<["x"=2], device_ids=[2, 0, 1]>', 21, "The axes have 2 places and 3 devices are given.",
             "give 2 devices, or none for the order 0, 1, 2, …",
         ),
-        ('<["x"=2], device_ids=[1, 1]>', 21, "The device 1 is given twice.", "give each device once"),
+        ('<["x"=2], device_ids=[1, 1]>', 25, "The device 1 is given twice.", "give each device once"),
         ('<["x"=2], device_ids=[7, 5]>', 21, "The device ids [7, 5] are not an order of 0, …, 1.", "device_ids=[1, 0]"),
     ],
 )  # fmt: skip

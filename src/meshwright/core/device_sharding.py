@@ -9,6 +9,9 @@ from typing import Any
 from meshwright.core.mesh import Device, Mesh
 from meshwright.core.placement import Index
 from meshwright.core.sharding import NamedSharding, TensorSharding
+from meshwright.core.sharding_check import checked_shape
+from meshwright.core.source import here
+from meshwright.errors import ShardingError
 
 
 class SingleDeviceSharding:
@@ -22,6 +25,13 @@ class SingleDeviceSharding:
     device: Device
 
     def __init__(self, device: Device) -> None:
+        if not isinstance(device, Device):
+            raise ShardingError(
+                f"SingleDeviceSharding cannot take {device!r} for a device.",
+                where=here(),
+                why="a device is a Device, or an entry of mesh.devices",
+                fix="mw.sharding.SingleDeviceSharding(mw.sharding.Device(0))",
+            )
         self.device = device
 
     @cached_property
@@ -39,13 +49,13 @@ class SingleDeviceSharding:
 
     def shard_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
         """The shape on the device: the whole."""
-        return tuple(shape)
+        return checked_shape(shape)
 
     local_shape = shard_shape
 
     def devices_indices_map(self, shape: Sequence[int]) -> dict[Device, Index]:
         """The device and what it holds: everything."""
-        return {self.device: (slice(None),) * len(shape)}
+        return {self.device: (slice(None),) * len(checked_shape(shape))}
 
     def is_equivalent_to(self, other: SingleDeviceSharding | NamedSharding | TensorSharding, ndim: int) -> bool:
         """Whether the other sharding is on this one device too."""

@@ -10,6 +10,8 @@ from meshwright.core.mesh import BaseMesh
 from meshwright.core.partition_spec import read_axis
 from meshwright.core.sharding_check import resolve, written
 from meshwright.core.sharding_text import WrittenAxis, WrittenDim
+from meshwright.core.source import here
+from meshwright.errors import ShardingError
 
 
 class DimensionSharding:
@@ -36,6 +38,7 @@ class DimensionSharding:
         key = (tuple(axes), is_open, priority)
         found = cls._interned.get(key)
         if found is None:
+            _check_parts(*key)
             found = super().__new__(cls)
             for name, value in zip(("axes", "is_open", "priority"), key, strict=True):
                 object.__setattr__(found, name, value)
@@ -66,6 +69,23 @@ class DimensionSharding:
         return f"DimensionSharding({self})"
 
 
+def _check_parts(axes: tuple[Any, ...], is_open: Any, priority: Any) -> None:
+    if not all(isinstance(axis, AxisRef) for axis in axes):
+        what, fix = f"the axes {axes!r}", "DimensionSharding((mesh.axis_by_name['x'],))"
+    elif not isinstance(is_open, bool):
+        what, fix = f"is_open={is_open!r}", "is_open=True"
+    elif priority is not None and (not isinstance(priority, int) or isinstance(priority, bool)):
+        what, fix = f"priority={priority!r}", "priority=1"
+    else:
+        return
+    raise ShardingError(
+        f"A DimensionSharding cannot have {what}.",
+        where=here(),
+        why="it is made of AxisRefs, whether it is open, and an integer priority or None",
+        fix=fix,
+    )
+
+
 def written_dim(dim: Any) -> WrittenDim:
     """A dim given as a DimensionSharding, as axes, or as None."""
     if isinstance(dim, DimensionSharding):
@@ -75,7 +95,14 @@ def written_dim(dim: Any) -> WrittenDim:
 
 def written_axes(axes: str | AxisRef | Iterable[str | AxisRef]) -> tuple[WrittenAxis, ...]:
     """Axes given by name or reference, one or several."""
-    given = (axes,) if isinstance(axes, str | AxisRef) else axes
+    given = tuple(axes) if isinstance(axes, Iterable) and not isinstance(axes, str) else (axes,)
+    if not all(isinstance(axis, str | AxisRef) for axis in given):
+        raise ShardingError(
+            f"A tensor cannot be sharded over {axes!r}.",
+            where=here(),
+            why='axes are given by name, "x", or as a part, "x:(1)2", one or several',
+            fix='"x", or ("x", "y:(1)2")',
+        )
     return tuple(read_axis(axis) if isinstance(axis, str) else written(axis) for axis in given)
 
 

@@ -8,7 +8,7 @@ array that is not of this kind is written out, ``{devices=[2,2]0,3,1,2}``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import NamedTuple
 
@@ -16,6 +16,7 @@ import numpy as np
 
 from meshwright.core.axes import Axes, in_mesh_order
 from meshwright.core.mesh import AxisType, BaseMesh, Mesh
+from meshwright.core.mesh_check import MOST_DEVICES, check_listable
 from meshwright.core.placement import (
     Digit,
     Digits,
@@ -44,6 +45,8 @@ class Tiles(NamedTuple):
     digits: Digits | None = None
     devices: tuple[int, ...] | None = None
     device: int | None = None
+    at: int = 1  # where the text says what the tiles are
+    kinds_at: int = 1
 
     @property
     def size(self) -> int:
@@ -74,10 +77,11 @@ class Tiles(NamedTuple):
             result.append(merged(taken))
         return tuple(result)
 
-    def listed(self) -> tuple[int, ...]:
+    def listed(self, where: Callable[[], str]) -> tuple[int, ...]:
         """The devices in the order of the tiles."""
         if self.devices is not None:
             return self.devices
+        check_listable(self.size, 0, where)
         return tuple(positions_in_order(self.digits or ()).tolist())
 
 
@@ -116,7 +120,7 @@ def _iota_text(digits: Digits) -> str:
     return f"[{shape}]" + (f"T({turn})" if len(digits) > 1 else "")
 
 
-def read_tiles(text: str) -> Tiles:
+def read_tiles(text: str) -> tuple[Tiles, Reader]:
     """Read HLO's text of a sharding; an error points at the character."""
     reader = Reader(text, "HLO sharding")
     reader.take("{")
@@ -129,32 +133,43 @@ def read_tiles(text: str) -> Tiles:
     elif word == "maximal":
         reader.take("device")
         reader.take("=")
+        at = reader.at
         tiles = Tiles(device=reader.integer())
+        if tiles.device is not None and tiles.device < 0:
+            raise reader.error("devices are numbered from 0", at)
     else:
         tiles = Tiles(kinds=(word,))
     reader.take("}")
     reader.finish()
-    return tiles
+    return tiles, reader
 
 
 def _read_tiled(reader: Reader) -> Tiles:
     reader.take("=")
+    dims_at = reader.at
     reader.take("[")
     dims = reader.listed(reader.integer, "]", may_be_empty=False)
     count, at = prod(dims), reader.at
     if min(dims) < 1:
         raise reader.error("a tile dim has at least one tile", at - 1)
+    if count > MOST_DEVICES:
+        raise reader.error("there are at most 2**1024 tiles", dims_at)
     digits: Digits | None = None
     devices: tuple[int, ...] | None = None
     if reader.accept("<"):
         digits = _read_iota(reader, count)
     else:
-        numbers = [reader.integer()]
-        while reader.accept(","):
+        numbers: list[int] = []
+        places: list[int] = []
+        while not numbers or reader.accept(","):
+            places.append(reader.at)
             numbers.append(reader.integer())
         devices = tuple(numbers)
-        if sorted(devices) != list(range(count)):
-            raise reader.error(f"{count} tiles hold each of the devices 0, …, {count - 1} once", at)
+        if len(devices) != count or not set(devices).issuperset(range(count)):
+            first = {number: i for i, number in reversed(list(enumerate(devices)))}
+            wrong = (i for i, number in enumerate(devices) if not 0 <= number < count or first[number] < i)
+            place = places[next(wrong)] if len(devices) == count else at
+            raise reader.error(f"{count} tiles hold each of the devices 0, …, {count - 1} once", place)
     at = reader.at
     kinds: tuple[str, ...] = ()
     if reader.accept("last_tile_dim_replicate"):
@@ -165,7 +180,7 @@ def _read_tiled(reader: Reader) -> Tiles:
         kinds = reader.listed(lambda: reader.token("word", "a kind of sharing"), "}", may_be_empty=False)
     if any(kind not in KINDS for kind in kinds) or len(set(kinds)) < len(kinds) or len(kinds) > len(dims):
         raise reader.error(f"the kinds are {', '.join(KINDS)}, each once, for the last of {len(dims)} dims", at)
-    return Tiles(dims, kinds, digits, devices)
+    return Tiles(dims, kinds, digits, devices, at=dims_at, kinds_at=at)
 
 
 def _read_iota(reader: Reader, count: int) -> Digits:
@@ -174,6 +189,10 @@ def _read_iota(reader: Reader, count: int) -> Digits:
     at = reader.at
     reader.take("[")
     shape = reader.listed(reader.integer, "]", may_be_empty=False)
+    if min(shape) < 1:
+        raise reader.error("a dim has at least one device", at)
+    if prod(shape) > MOST_DEVICES:
+        raise reader.error("there are at most 2**1024 devices", at)
     if prod(shape) != count:
         raise reader.error(f"these are {prod(shape)} devices, and there are {count} tiles", at)
     turn = tuple(range(len(shape)))
@@ -213,55 +232,78 @@ def axes_to_hlo(
 
 
 def axes_from_hlo(
-    tiles: Tiles, mesh: BaseMesh | None, ndim: int | None, order: tuple[int, ...] | None
+    tiles: Tiles,
+    mesh: BaseMesh | None,
+    ndim: int | None,
+    order: tuple[int, ...] | None,
+    where: Callable[[int], str],
 ) -> tuple[BaseMesh, tuple[Axes, ...], Axes]:
-    """The mesh, the axes of each dim and the unreduced axes; ``order`` is how the tiles number the mesh's devices."""
+    """The mesh, the axes of each dim and the unreduced axes; ``order`` is how the tiles number the mesh's devices.
+
+    ``where`` shows a place of the text that was read.
+    """
     if tiles.device is not None:
-        return Mesh(np.array(tiles.device), (), name=""), (), ()
+        return Mesh._of((), (), None, (tiles.device,), name=""), (), ()
     rank = len(tiles.dims) - len(tiles.kinds) if tiles.dims is not None else ndim
     if rank is None or (mesh is None and tiles.kinds in (("manual",), ("unreduced",)) and tiles.dims is None):
         what = "how many dims the tensor has" if rank is None else "which devices there are"
-        raise not_expressible("The text does not say enough.", f"it does not say {what}; give mesh= and ndim=")
+        given = "mesh, " * (mesh is not None or rank is not None or tiles.kinds != ("replicated",))
+        raise ShardingError(
+            "The text does not say enough.",
+            where=where(tiles.at),
+            why=f"{{{tiles.kinds[0]}}} is said of tensors of any rank on any devices: it does not say {what}",
+            fix=f"from_hlo(text, {given}ndim={2 if rank is None else rank})",
+        )
     if ndim is not None and rank != ndim:
-        raise not_expressible(f"The tiles are those of a tensor of {rank} dims, not {ndim}.", "the ranks differ")
+        shared = f"the last {len(tiles.kinds)} for devices that share a tile" if tiles.kinds else "one for each dim"
+        raise ShardingError(
+            f"The tiles are those of a tensor of {rank} dims, not {ndim}.",
+            where=where(tiles.at),
+            why=f"the tiles have {len(tiles.dims or ())} dims, {shared}" if tiles.dims else "the ranks differ",
+            fix=f"ndim={rank}, or leave ndim out",
+        )
     if tiles.dims is None:
         mesh = Mesh([], (), name="") if mesh is None else mesh
         if tiles.kinds == ("manual",):
-            mesh = _with_manual(mesh, mesh.axes)
+            mesh = _with_manual(mesh, mesh.axes, where(tiles.kinds_at))
         return mesh, ((),) * rank, mesh.axes if tiles.kinds == ("unreduced",) else ()
     if mesh is None:
-        mesh, axes = _mesh_for(tiles)
+        mesh, axes = _mesh_for(tiles, where)
     else:
-        axes = _axes_on(mesh, tiles, order)
+        axes = _axes_on(mesh, tiles, order, where)
     kinds = dict(zip(tiles.kinds, axes[rank:], strict=True))
     if "manual" in kinds:
-        mesh = _with_manual(mesh, kinds["manual"])
+        mesh = _with_manual(mesh, kinds["manual"], where(tiles.kinds_at))
     return mesh, axes[:rank], in_mesh_order(kinds.get("unreduced", ()), mesh.axis_names)
 
 
-def _mesh_for(tiles: Tiles) -> tuple[Mesh, tuple[Axes, ...]]:
+def _mesh_for(tiles: Tiles, where: Callable[[int], str]) -> tuple[Mesh, tuple[Axes, ...]]:
     """A mesh with an axis for each digit; if the tiles have none, with an axis for each dim and a device order."""
     dims = tiles.per_dim()
     order: tuple[int, ...] | None = None
     if dims is None:
-        order, sizes = tiles.listed(), tiles.dims or ()
+        order, sizes = tiles.listed(lambda: where(tiles.at)), tiles.dims or ()
         strides = [prod(sizes[i + 1 :]) for i in range(len(sizes))]
         dims = tuple(merged([Digit(stride, size)]) for stride, size in zip(strides, sizes, strict=True))
     found = sorted({digit for digits in dims for digit in digits}, reverse=True)
     names = {digit: f"_axis_{i}" for i, digit in enumerate(found)}
-    shape = [digit.size for digit in found]
-    ids = np.arange(prod(shape)) if order is None else np.array(order)
-    mesh = Mesh(ids.reshape(shape), tuple(names.values()), name="") if found else Mesh([0], ("_axis_0",), name="")
+    shape = tuple(digit.size for digit in found) or (1,)
+    mesh = Mesh._of(shape, tuple(names.values()) or ("_axis_0",), None, order, name="")
     return mesh, tuple(tuple(mesh.axis_by_name[names[digit]] for digit in digits) for digits in dims)
 
 
-def _axes_on(mesh: BaseMesh, tiles: Tiles, order: tuple[int, ...] | None) -> tuple[Axes, ...]:
+def _axes_on(
+    mesh: BaseMesh, tiles: Tiles, order: tuple[int, ...] | None, where: Callable[[int], str]
+) -> tuple[Axes, ...]:
     if mesh.size != tiles.size:
-        raise not_expressible(
-            f"The tiles are over {tiles.size} devices and the mesh {mesh} has {mesh.size}.", "the numbers differ"
+        raise ShardingError(
+            f"The tiles are over {tiles.size} devices and the mesh {mesh} has {mesh.size}.",
+            where=where(tiles.at),
+            why=f"the product of the tile dims is {tiles.size}, and every device has its tile",
+            fix=f'mw.make_mesh(({tiles.size},), ("x",)), or from_hlo(text) for a mesh that is made for it',
         )
     if order is not None or tiles.devices is not None:
-        positions = np.array(tiles.listed())
+        positions = np.array(tiles.listed(lambda: where(tiles.at)))
         if order is not None:
             positions = np.argsort(np.array(order))[positions]
         grid = positions.reshape(tiles.dims)
@@ -271,13 +313,24 @@ def _axes_on(mesh: BaseMesh, tiles: Tiles, order: tuple[int, ...] | None) -> tup
     dims = tiles.per_dim()
     found = tuple(axes for axes in (axes_of(mesh, digits) for digits in dims or ()) if axes is not None)
     if dims is None or len(found) < len(dims):
-        raise not_expressible(f"The tiles follow no axes of the mesh {mesh}.", "a tile ends inside an axis")
+        raise ShardingError(
+            f"The tiles follow no axes of the mesh {mesh}.",
+            where=where(tiles.at),
+            why="along an axis or a part of one, device numbers grow by equal steps, and those of the tiles do not",
+            fix="from_hlo(text) for a mesh that is made for it",
+        )
     return found
 
 
-def _with_manual(mesh: BaseMesh, axes: Axes) -> BaseMesh:
-    if not all(axis.is_full for axis in axes):
-        raise not_expressible(f"A part of {axes[0].name!r} is manual.", "an axis of a mesh is manual as a whole")
+def _with_manual(mesh: BaseMesh, axes: Axes, where: str) -> BaseMesh:
+    part = next((axis for axis in axes if not axis.is_full), None)
+    if part is not None:
+        raise ShardingError(
+            f"A part of {part.name!r} is manual.",
+            where=where,
+            why="an axis of a mesh is manual as a whole",
+            fix=f"a mesh with {part} as an axis of its own, or from_hlo(text) for one that is made for it",
+        )
     names = {axis.name for axis in axes}
     types = (AxisType.Manual if n in names else t for n, t in zip(mesh.axis_names, mesh.axis_types, strict=True))
     return mesh.with_(axis_types=tuple(types))

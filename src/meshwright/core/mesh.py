@@ -12,13 +12,25 @@ from contextvars import ContextVar
 from functools import cached_property, partial
 from math import prod
 from types import TracebackType
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.core.axes import Axes, AxisRef, difference
-from meshwright.core.mesh_check import Where, bad_size, check_axes, check_ids, check_sizes
+from meshwright.core.device import Device as Device
+from meshwright.core.device import device_numbers
+from meshwright.core.mesh_check import (
+    Where,
+    bad_size,
+    check_axes,
+    check_ids,
+    check_kind,
+    check_listable,
+    check_name,
+    check_names,
+    check_sizes,
+)
 from meshwright.core.sharding_text import WrittenMesh, mesh_text, read_mesh, symbol
 from meshwright.core.source import here
 from meshwright.errors import MeshError
@@ -43,47 +55,6 @@ class AxisType(enum.Enum):
     __str__ = __repr__
 
 
-class Device:
-    """One device: its number and its kind. Equal devices are the same object.
-
-    >>> Device(0, "tpu"), str(Device(0, "tpu"))
-    (TpuDevice(id=0), 'TPU 0')
-    """
-
-    __slots__ = ("__weakref__", "id", "kind")
-
-    id: int
-    kind: str
-
-    _interned: ClassVar[dict[tuple[int, str], Device]] = {}
-
-    def __new__(cls, id: int, kind: str = "cpu") -> Device:
-        found = cls._interned.get((id, kind))
-        if found is None:
-            found = super().__new__(cls)
-            object.__setattr__(found, "id", id)
-            object.__setattr__(found, "kind", kind)
-            found = cls._interned.setdefault((id, kind), found)
-        return found
-
-    def __setattr__(self, name: str, value: object) -> None:
-        raise AttributeError("a Device is immutable")
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Device, (self.id, self.kind)
-
-    @property
-    def platform(self) -> str:
-        """The first word of the kind: ``tpu`` of ``tpu v5e``."""
-        return self.kind.split()[0]
-
-    def __repr__(self) -> str:
-        return f"{self.platform.capitalize()}Device(id={self.id})"
-
-    def __str__(self) -> str:
-        return f"{self.platform.upper()} {self.id}"
-
-
 class BaseMesh:
     """What a mesh with devices and one without have in common: named axes with sizes and types."""
 
@@ -101,7 +72,7 @@ class BaseMesh:
             axis_names=check_axes(names, sizes, where),
             axis_sizes=sizes,
             axis_types=_axis_types(types, len(sizes), where),
-            name=name,
+            name=check_name(name, where),
             size=prod(sizes) if sizes else 0,
         )
 
@@ -222,8 +193,7 @@ class AbstractMesh(BaseMesh):
         *,
         name: str | None = None,
     ) -> None:
-        names = (axis_names,) if isinstance(axis_names, str) else axis_names
-        super().__init__(check_sizes(axis_sizes, here), names, axis_types, name)
+        super().__init__(check_sizes(axis_sizes, here), check_names(axis_names, here), axis_types, name)
 
     def with_(self, **changes: Any) -> AbstractMesh:
         """This mesh with some of axis_sizes, axis_names, axis_types, name replaced."""
@@ -265,19 +235,9 @@ class Mesh(BaseMesh):
         kind: str | None = None,
         name: str | None = None,
     ) -> None:
-        grid = np.asarray(devices)
-        names = (axis_names,) if isinstance(axis_names, str) else tuple(axis_names)
-        if grid.size and isinstance(grid.flat[0], Device):
-            kinds = {device.kind for device in grid.flat}
-            kind = kind or min(kinds)
-            grid = np.array([device.id for device in grid.flat], int).reshape(grid.shape)
-        elif grid.size and not np.issubdtype(grid.dtype, np.integer):
-            raise MeshError(
-                f"A mesh cannot be made of {grid.dtype} values.",
-                where=here(),
-                why="its devices are numbers, or entries of mesh.devices",
-                fix='mw.Mesh(np.arange(8).reshape(2, 4), ("x", "y"))',
-            )
+        grid, own_kind = device_numbers(devices)
+        names = check_names(axis_names, here)
+        kind = check_kind(kind, here) if kind is not None else own_kind or "cpu"
         shape = () if not names and not grid.size else grid.shape
         if len(shape) != len(names):
             raise MeshError(
@@ -286,7 +246,7 @@ class Mesh(BaseMesh):
                 why="each dim of the devices is one axis of the mesh",
                 fix=f"mw.Mesh(devices.reshape({', '.join(['…'] * len(names))}), {names})",
             )
-        self.__dict__.update(kind=kind or "cpu")
+        self.__dict__.update(kind=kind)
         self._set(shape, names, axis_types, name, tuple(grid.ravel().tolist()) if grid.size else None, here)
 
     def _set(
@@ -342,7 +302,8 @@ class Mesh(BaseMesh):
         sizes = tuple(size for _, size, _ in written.axes)
         ids = written.device_ids
         if ids is not None:
-            check_ids(ids, sizes, lambda: pointing(written.ids_at), exact=True)
+            places = written.id_places
+            check_ids(ids, sizes, lambda: pointing(written.ids_at), lambda i: str(pointing(places[i])), exact=True)
         place = next((at for i, (name, _, at) in enumerate(written.axes) if name in names[:i]), 0)
         return cls._of(sizes, names, None, ids, "cpu", written.name, lambda: pointing(place))
 
@@ -352,13 +313,14 @@ class Mesh(BaseMesh):
         types, kind, name = (fields.pop(key) for key in ("axis_types", "kind", "name"))
         if fields:
             raise TypeError(f"a mesh has no {', '.join(fields)} to replace")
-        return Mesh._of(self.axis_sizes, self.axis_names, types, self.order, kind, name)
+        return Mesh._of(self.axis_sizes, self.axis_names, types, self.order, check_kind(kind, here), name)
 
     # Devices
 
     @cached_property
     def device_ids(self) -> NDArray[np.int64]:
         """The number of the device at each place."""
+        check_listable(self.size, len(self.axis_sizes), here)
         ids = np.arange(self.size) if self.order is None else np.array(self.order, np.int64)
         ids = ids.reshape(self.axis_sizes if not self.empty else (0,))
         ids.flags.writeable = False
@@ -401,8 +363,8 @@ def make_mesh(
     """A mesh over as many virtual devices as it needs.
 
     ``kind`` is what the devices are called. ``devices`` (numbers, or ``Device`` objects) gives the devices and their
-    order; by default they are numbered along the mesh, major to minor. Four devices of kind ``"tpu"`` are the chips of
-    one host, a square whose first coordinate runs fastest: an axis along all of them takes the coordinates in order,
+    order; by default they are numbered along the mesh, major to minor. Four devices of kind ``"tpu"`` on one axis are
+    the chips of one host, a square whose first coordinate runs fastest: the axis takes the coordinates in order,
     0, 2, 1, 3.
 
     >>> mesh = make_mesh((2, 4), ("x", "y"))
@@ -412,14 +374,12 @@ def make_mesh(
     <["x"=2, "y"=4]>
     (4, 8, None)
     """
-    names = (axis_names,) if isinstance(axis_names, str) else tuple(axis_names)
-    sizes = check_sizes(axis_shapes, here)
+    names, sizes, kind = check_names(axis_names, here), check_sizes(axis_shapes, here), check_kind(kind, here)
     ids: tuple[int, ...] | None = None
     if devices is not None:
-        given = np.asarray(devices).ravel().tolist()
-        kind = next((device.kind for device in given if isinstance(device, Device)), kind)
-        ids = tuple(device.id if isinstance(device, Device) else int(device) for device in given)
-    elif kind.split()[:1] == ["tpu"] and prod(sizes) == 4 and 4 in sizes:
+        grid, own_kind = device_numbers(devices)
+        kind, ids = own_kind or kind, tuple(grid.ravel().tolist())
+    elif kind.strip().lower() == "tpu" and sizes == (4,):
         ids = (0, 2, 1, 3)
     return Mesh._of(sizes, names, axis_types, ids, kind, name)
 
@@ -427,8 +387,12 @@ def make_mesh(
 def _axis_types(types: Any, count: int, where: Where) -> tuple[AxisType, ...]:
     if types is None:
         return (AxisType.Auto,) * count
-    found = (types,) * count if isinstance(types, AxisType) else tuple(types)
-    if len(found) != count or not all(isinstance(type, AxisType) for type in found):
+    found = (types,) * count if isinstance(types, AxisType) else tuple(types) if isinstance(types, Iterable) else ()
+    if (
+        len(found) != count
+        or not isinstance(types, AxisType | Iterable)
+        or not all(isinstance(type, AxisType) for type in found)
+    ):
         raise MeshError(
             f"axis_types={types!r} does not fit a mesh of {count} axes.",
             where=where(),

@@ -2,29 +2,121 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from math import prod
 from typing import Any
 
 import numpy as np
 
 from meshwright.core.axes import quoted
+from meshwright.core.sharding_text import LARGEST
 from meshwright.errors import MeshError
 
 Where = Callable[[], str]
 
+MOST_DEVICES = 2**1024
+MOST_LISTED = 2**22
+MOST_DIMS = 64  # of a NumPy array
+
 
 def check_sizes(sizes: Any, where: Where) -> tuple[int, ...]:
     """The sizes as a tuple of ints."""
-    given = (sizes,) if isinstance(sizes, int | np.integer) else tuple(sizes)
-    if not all(isinstance(size, int | np.integer) for size in given):
+    listed = isinstance(sizes, Iterable) and not isinstance(sizes, str | bytes)
+    given = tuple(sizes) if listed else (sizes,)
+    if not all(isinstance(size, int | np.integer) and not isinstance(size, bool) for size in given):
         raise MeshError(
-            f"The sizes of a mesh are integers, not {given}.",
+            f"The sizes of a mesh are integers, not {_short(given if listed else sizes)}.",
             where=where(),
             why="each is a number of devices",
             fix='mw.make_mesh((2, 4), ("x", "y"))',
         )
+    if any(size > LARGEST for size in given):
+        raise MeshError(
+            "A size of the mesh does not fit into 64 bits.",
+            where=where(),
+            why=f"an axis has at most {LARGEST} devices",
+            fix='mw.make_mesh((2, 4), ("x", "y"))',
+        )
     return tuple(int(size) for size in given)
+
+
+def check_names(names: Any, where: Where) -> tuple[Any, ...]:
+    """The names of axes as a tuple, given as one or several."""
+    if isinstance(names, str):
+        return (names,)
+    if not isinstance(names, Iterable) or isinstance(names, bytes):
+        raise MeshError(
+            f"Axis names cannot be {_short(names)}.",
+            where=where(),
+            why="they are a string, or several strings, one for each axis",
+            fix='("x", "y")',
+        )
+    return tuple(names)
+
+
+def check_name(name: Any, where: Where) -> str | None:
+    """The name of a mesh, if it has one."""
+    if name is not None and not isinstance(name, str):
+        raise MeshError(f"A mesh cannot be named {_short(name)}.", where=where(), why="names are strings", fix='"mesh"')
+    return name
+
+
+def check_kind(kind: Any, where: Where) -> str:
+    """What devices are called."""
+    if not isinstance(kind, str) or not kind.strip():
+        raise MeshError(
+            f"Devices cannot be of kind {_short(kind)}.",
+            where=where(),
+            why="the kind is what they are called, a string of at least one word",
+            fix='kind="tpu v5e"',
+        )
+    return str(kind)
+
+
+def bad_device(id: Any, where: Where) -> MeshError:
+    """The error for what is no number of a device."""
+    return MeshError(
+        f"A device cannot have the number {_short(id)}.",
+        where=where(),
+        why="devices are numbered 0, 1, 2, …",
+        fix="mw.sharding.Device(0)",
+    )
+
+
+def bad_devices(devices: Any, where: Where) -> MeshError:
+    """The error for what are no devices in rows and columns."""
+    return MeshError(
+        f"A mesh cannot be made of {_short(devices)}.",
+        where=where(),
+        why="its devices are whole numbers, or entries of mesh.devices, in rows of one length",
+        fix='mw.Mesh(np.arange(8).reshape(2, 4), ("x", "y"))',
+    )
+
+
+def check_listable(count: int, dims: int, where: Where) -> None:
+    """Raise if there are more devices than one can list, or than an array has dims for."""
+    if count > MOST_LISTED:
+        raise MeshError(
+            f"{count} devices are too many to list.",
+            where=where(),
+            why=f"up to {MOST_LISTED} are; more are known by their mesh's axes alone",
+            fix="ask for shapes and placements, .shard_shape(…) or .is_equivalent_to(…), or take a smaller mesh",
+        )
+    if dims > MOST_DIMS:
+        raise MeshError(
+            f"The devices of a mesh of {dims} axes cannot be listed.",
+            where=where(),
+            why=f"an array has at most {MOST_DIMS} dims",
+            fix="leave out the axes of size 1",
+        )
+
+
+def _short(thing: Any) -> str:
+    try:
+        text = repr(thing)
+    except ValueError:  # an integer with very many digits
+        text = f"a {type(thing).__name__} that is too long to show"
+    return text if len(text) <= 60 and "\n" not in text else f"a {type(thing).__name__} such as {text[:40]}…"
 
 
 def bad_size(name: str, size: int, where: Where) -> MeshError:
@@ -42,41 +134,68 @@ def check_axes(names: Iterable[Any], sizes: tuple[int, ...], where: Where) -> tu
     found = tuple(names)
     if len(found) != len(sizes):
         raise MeshError(
-            f"A mesh of shape {sizes} needs {len(sizes)} axis names, not {len(found)}.",
+            f"A mesh of shape {_short(sizes)} needs {len(sizes)} axis names, not {len(found)}.",
             where=where(),
             why="each dim of the mesh is one named axis",
             fix=f"mw.make_mesh({sizes}, {tuple('xyzwabcdefgh'[: len(sizes)])})",
         )
+    seen: set[str] = set()
+    count = 1
     for position, name in enumerate(found):
         if not isinstance(name, str):
             raise MeshError(
-                f"A mesh axis cannot be named {name!r}.", where=where(), why="names are strings", fix=f'"{name}"'
+                f"A mesh axis cannot be named {_short(name)}.", where=where(), why="names are strings", fix='"x"'
             )
         if sizes[position] < 1:
             raise bad_size(name, sizes[position], where)
-        if name in found[:position]:
+        count *= sizes[position]
+        if count > MOST_DEVICES:
+            raise MeshError(
+                f"With the axis {quoted(name)} the mesh has too many devices.",
+                where=where(),
+                why="there are at most 2**1024",
+                fix=f"a smaller {quoted(name)}, or leave the axis out",
+            )
+        if name in seen:
             raise MeshError(
                 f"Two axes of the mesh are named {quoted(name)}.",
                 where=where(),
                 why="shardings refer to axes by name",
                 fix=f"rename one of them: {quoted(name + '2')}",
             )
+        seen.add(name)
     return found
 
 
-def check_ids(ids: tuple[int, ...], sizes: tuple[int, ...], where: Where, exact: bool = False) -> None:
-    """Each device once, as many as the axes say; in text (``exact``) they are the numbers from 0 up."""
-    negative = next((id for id in ids if id < 0), None)
+def check_ids(
+    ids: tuple[int, ...],
+    sizes: tuple[int, ...],
+    where: Where,
+    where_id: Callable[[int], str] | None = None,
+    exact: bool = False,
+) -> None:
+    """Each device once, as many as the axes say; in text (``exact``) they are the numbers from 0 up.
+
+    ``where`` is the place of the list, ``where_id`` that of one of its entries.
+    """
+
+    def place(position: int) -> str:
+        return where() if where_id is None else where_id(position)
+
+    negative = next((position for position, id in enumerate(ids) if id < 0), None)
     if negative is not None:
         raise MeshError(
-            f"The device id {negative} is negative.", where=where(), why="devices are numbered from 0", fix="0"
+            f"The device id {ids[negative]} is negative.",
+            where=place(negative),
+            why="devices are numbered from 0",
+            fix="0",
         )
     if not sizes and len(ids) > 1:
         raise MeshError(
             f"A mesh without axes has {len(ids)} devices.",
             where=where(),
             why="without axes it stands for one device",
-            fix=f'<["x"={len(ids)}], device_ids=[{", ".join(map(str, ids))}]>, or device_ids=[{ids[0]}]',
+            fix=f'<["x"={len(ids)}], device_ids=[{_some(ids)}]>, or device_ids=[{ids[0]}]',
         )
     if sizes and len(ids) != prod(sizes):
         raise MeshError(
@@ -86,17 +205,24 @@ def check_ids(ids: tuple[int, ...], sizes: tuple[int, ...], where: Where, exact:
             fix=f"give {prod(sizes)} devices, or none for the order 0, 1, 2, …",
         )
     if len(set(ids)) != len(ids):
-        repeated = next(id for i, id in enumerate(ids) if id in ids[:i])
+        first = {id: position for position, id in reversed(list(enumerate(ids)))}
+        repeated = next(position for position, id in enumerate(ids) if first[id] < position)
         raise MeshError(
-            f"The device {repeated} is given twice.",
-            where=where(),
+            f"The device {ids[repeated]} is given twice.",
+            where=place(repeated),
             why="each device has one place in a mesh",
             fix="give each device once",
         )
     if exact and sizes and max(ids) >= len(ids):
+        rank = {id: position for position, id in enumerate(sorted(ids))}
         raise MeshError(
-            f"The device ids [{', '.join(map(str, ids))}] are not an order of 0, …, {len(ids) - 1}.",
+            f"The device ids [{_some(ids)}] are not an order of 0, …, {len(ids) - 1}.",
             where=where(),
             why="every mesh of a program views all of its devices, each numbered once",
-            fix=f"device_ids=[{', '.join(str(sorted(ids).index(id)) for id in ids)}]",
+            fix=f"device_ids=[{_some([rank[id] for id in ids])}]",
         )
+
+
+def _some(ids: Sequence[int], most: int = 64) -> str:
+    shown = [*map(str, ids[:most]), *["…"] * (len(ids) > most)]
+    return ", ".join(shown)

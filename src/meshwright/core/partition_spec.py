@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any, ClassVar
 
 from meshwright.core.axes import AxisRef
-from meshwright.core.sharding_text import WrittenAxis
+from meshwright.core.sharding_text import WrittenAxis, pointing, read_integer
 from meshwright.core.source import here
-from meshwright.errors import ShardingError
+from meshwright.errors import ShardingError, TextError
 
 _SUB_AXIS = r"(.+):\((-?\d+)\)(-?\d+)"
 
@@ -60,8 +61,8 @@ class PartitionSpec:
     ) -> PartitionSpec:
         key = (
             tuple(_entry(entry) for entry in partitions),
-            frozenset(_names(unreduced)) | frozenset(_names(sum)),
-            frozenset(_names(replicated)),
+            frozenset(_set("unreduced", unreduced)) | frozenset(_set("sum", sum)),
+            frozenset(_set("replicated", replicated)),
         )
         found = cls._interned.get(key)
         if found is None:
@@ -162,15 +163,45 @@ def entry_axes(entry: Entry) -> tuple[str, ...]:
     return (entry,) if isinstance(entry, str) else entry
 
 
+def _set(key: str, axes: Any) -> tuple[str, ...]:
+    if axes == ():
+        return ()
+    one = isinstance(axes, str | AxisRef)
+    given = tuple(axes) if isinstance(axes, Iterable) and not one else (axes,)
+    if not all(isinstance(axis, str | AxisRef) for axis in given):
+        raise ShardingError(
+            f"A partition spec cannot have {key}={axes!r}.",
+            where=here(),
+            why='it is an axis "x", a part of one "x:(1)2", or a set of these',
+            fix=f'P(…, {key}={{"x", "y"}})',
+        )
+    return _names(given)
+
+
 def _names(axes: str | AxisRef | Iterable[str | AxisRef]) -> tuple[str, ...]:
     if isinstance(axes, str | AxisRef):
         axes = (axes,)
     return tuple(axis.short() if isinstance(axis, AxisRef) else axis for axis in axes)
 
 
-def read_axis(text: str | AxisRef) -> WrittenAxis:
-    """An axis as types and specs write it: ``x``, ``x:(1)2``."""
-    match = re.fullmatch(_SUB_AXIS, text if isinstance(text, str) else text.short(), re.ASCII | re.DOTALL)
+def read_axis(text: str, where: Callable[[int], str] | None = None) -> WrittenAxis:
+    """An axis as types and specs write it: ``x``, ``x:(1)2``; ``where`` shows a place of the text."""
+    match = re.fullmatch(_SUB_AXIS, text, re.ASCII | re.DOTALL)
     if match is None:
-        return WrittenAxis(text if isinstance(text, str) else text.name)
-    return WrittenAxis(match[1], int(match[2]), int(match[3]))
+        return WrittenAxis(text)
+    pre, size = (_signed(match, group, where or partial(pointing, text)) for group in (2, 3))
+    return WrittenAxis(match[1], pre, size)
+
+
+def _signed(match: re.Match[str], group: int, where: Callable[[int], str]) -> int:
+    digits = match[group]
+    value = read_integer(digits.lstrip("-"))
+    if value is None:
+        at = match.start(group)
+        raise TextError(
+            f"This is not a part of an axis: character {at + 1}.",
+            where=where(at),
+            why="the integer does not fit into 64 bits",
+            fix=f"{match[1]}:(1)2",
+        )
+    return -value if digits.startswith("-") else value

@@ -22,6 +22,8 @@ from numpy.typing import NDArray
 
 from meshwright.core.axes import Axes, AxisRef, append
 from meshwright.core.mesh import BaseMesh
+from meshwright.core.mesh_check import check_listable
+from meshwright.core.source import here
 
 Index = tuple[slice, ...]
 
@@ -194,6 +196,7 @@ def _canonical(layout: Layout, order: tuple[int, ...] | None) -> tuple[Digits, .
 
 def _same_tables(one: Layout, other: Layout) -> bool:
     """The same question by listing devices."""
+    check_listable(one.size, 0, here)
     first, second = _table(one), _table(other)
     return all(np.array_equal(a, b) for a, b in zip(first, second, strict=True))
 

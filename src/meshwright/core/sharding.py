@@ -30,7 +30,14 @@ from meshwright.core.placement import (
     position_indices,
     same_placement,
 )
-from meshwright.core.sharding_check import UnknownMeshError, check_sharding, rank_error
+from meshwright.core.sharding_check import (
+    UnknownMeshError,
+    check_sharding,
+    checked_count,
+    checked_mesh,
+    checked_shape,
+    rank_error,
+)
 from meshwright.core.sharding_text import REDUCTIONS, WrittenDim, read_sharding, symbol
 from meshwright.core.source import here
 from meshwright.errors import MeshError, ShardingError
@@ -67,6 +74,14 @@ class TensorSharding:
                 where=here(),
                 why=f"the reductions are {', '.join(REDUCTIONS)}",
                 fix='reduction="sum"',
+            )
+        checked_mesh(mesh, "TensorSharding")
+        if isinstance(dims, str | AxisRef) or not isinstance(dims, Iterable):
+            raise ShardingError(
+                f"TensorSharding cannot take {dims!r} for its dims.",
+                where=here(),
+                why="they are a list with an entry for each dim of the tensor",
+                fix='TensorSharding(mesh, ["x", None])',
             )
         parts = [written_dim(dim) for dim in dims], written_axes(replicated), written_axes(unreduced)
         check_sharding(mesh, *parts, lambda at: here())
@@ -120,7 +135,7 @@ class TensorSharding:
             on = _find_mesh(found.mesh, mesh, reader.pointing(found.mesh_at))
         else:
             on = Mesh.from_written(found.mesh, reader.pointing).with_(name="")
-        shape = found.shape if shape is None else shape
+        shape = found.shape if shape is None else checked_shape(shape)
         parts = found.dims, found.replicated, found.unreduced
         if shape is not None and len(shape) != len(found.dims) and not on.is_maximal:
             raise rank_error("a sharding", len(found.dims), shape, reader.pointing(found.mesh_at))
@@ -146,6 +161,7 @@ class TensorSharding:
 
     def check_shape(self, shape: Sequence[int]) -> None:
         """Raise unless a tensor of this shape can be sharded so; any size can, any other rank cannot."""
+        shape = checked_shape(shape)
         if len(shape) != len(self.dims) and not self.mesh.is_maximal:
             raise rank_error(str(self), len(self.dims), shape, here())
 
@@ -205,8 +221,17 @@ class TensorSharding:
         >>> TensorSharding(xy, ["x", "y"]).is_equivalent_to(by_parts)
         True
         """
-        if isinstance(other, NamedSharding):
+        if not isinstance(other, TensorSharding):
+            if not hasattr(other, "to_tensor_sharding"):
+                raise ShardingError(
+                    f"{other!r} is not a sharding.",
+                    where=here(),
+                    why="a sharding is compared to a NamedSharding, a TensorSharding or a SingleDeviceSharding",
+                    fix='mw.NamedSharding(mesh, mw.P("x"))',
+                )
             other = other.to_tensor_sharding(self.rank if ndim is None else ndim)
+        if _of_different_kinds(self.mesh, other.mesh):
+            return False
         if self.mesh.is_maximal or other.mesh.is_maximal:
             return _one_device(self) is not None and _one_device(self) == _one_device(other)
         if self.mesh.empty or other.mesh.empty:  # stands for any mesh
@@ -254,13 +279,15 @@ class TensorSharding:
         >>> print(TensorSharding.from_hlo("{devices=[2,1,4]<=[8] last_tile_dim_replicate}"))
         #sdy.sharding<mesh<["_axis_0"=2, "_axis_1"=4]>, [{"_axis_0"}, {}]>
         """
-        return cls._from_hlo(text, mesh, ndim, None if mesh is None else mesh.order)
+        return cls._from_hlo(text, mesh, ndim, None if mesh is None else checked_mesh(mesh, "from_hlo").order)
 
     @classmethod
     def _from_hlo(
         cls, text: str, mesh: BaseMesh | None, ndim: int | None, order: tuple[int, ...] | None
     ) -> TensorSharding:
-        on, dims, unreduced = axes_from_hlo(read_tiles(text), mesh, ndim, order)
+        tiles, reader = read_tiles(text)
+        ndim = None if ndim is None else checked_count(ndim, "dims")
+        on, dims, unreduced = axes_from_hlo(tiles, mesh, ndim, order, reader.pointing)
         return cls.unchecked(on, tuple(map(DimensionSharding, dims)), (), unreduced)
 
     def to_named(self) -> NamedSharding:
@@ -319,7 +346,15 @@ class NamedSharding:
                 why="the mesh comes first, the partition spec second",
                 fix=f"mw.NamedSharding(mesh, {spec if isinstance(spec, PartitionSpec) else 'spec'})",
             )
-        spec = spec if isinstance(spec, PartitionSpec) else P(*spec)
+        if not isinstance(spec, PartitionSpec):
+            if not isinstance(spec, tuple | list):
+                raise ShardingError(
+                    f"NamedSharding cannot take {spec!r} for a partition spec.",
+                    where=here(),
+                    why="a partition spec says for each dim which axes split it",
+                    fix="mw.NamedSharding(mesh, mw.P())" if spec is None else 'mw.NamedSharding(mesh, mw.P("x"))',
+                )
+            spec = P(*spec)
         self.__dict__.update(mesh=mesh, spec=spec)
         self.__dict__.update(_tensor=self._build(), _by_rank={})
 
@@ -340,6 +375,7 @@ class NamedSharding:
         own = self._tensor
         if ndim is None or ndim == own.rank or self.mesh.is_maximal:
             return own
+        ndim = checked_count(ndim, "dims")
         if ndim < own.rank:
             raise rank_error(repr(self.spec), own.rank, (0,) * ndim, here())
         found = self._by_rank.get(ndim)
@@ -349,6 +385,7 @@ class NamedSharding:
         return found
 
     def _for(self, shape: Sequence[int]) -> TensorSharding:
+        shape = checked_shape(shape)
         if len(shape) < self._tensor.rank:
             raise rank_error(repr(self.spec), self._tensor.rank, shape, here())
         return self.to_tensor_sharding(len(shape))
@@ -398,7 +435,8 @@ class NamedSharding:
     @classmethod
     def from_hlo(cls, text: str, mesh: BaseMesh | None = None, ndim: int | None = None) -> NamedSharding:
         """Read HLO's text; devices are numbered by their position in the mesh."""
-        return TensorSharding._from_hlo(text, mesh, ndim, None).to_named()
+        on = None if mesh is None else checked_mesh(mesh, "from_hlo")
+        return TensorSharding._from_hlo(text, on, ndim, None).to_named()
 
     def to_named(self) -> NamedSharding:
         """The sharding itself."""
@@ -433,8 +471,13 @@ def _find_mesh(name: str, given: Any, where: str) -> BaseMesh:
         meshes = {given.name or "mesh": given}
     elif isinstance(given, Mapping):
         meshes = dict(given)
+    elif isinstance(given, Iterable) and not isinstance(given, str):
+        found_meshes = list(given)
+        meshes = {mesh.name or "mesh": mesh for mesh in found_meshes if isinstance(mesh, BaseMesh)}
+        if len(meshes) < len(found_meshes):
+            checked_mesh(next((mesh for mesh in found_meshes if not isinstance(mesh, BaseMesh)), None), "parse")
     elif given is not None:
-        meshes = {mesh.name or "mesh": mesh for mesh in given}
+        checked_mesh(given, "parse")
     if name in meshes:
         found = meshes[name]
         return found if name == (found.name or "mesh") else found.with_(name=name)
@@ -453,6 +496,12 @@ def _no_devices(mesh: BaseMesh) -> MeshError:
         why="an abstract mesh has axes and sizes only",
         fix=f"mw.make_mesh({mesh.axis_sizes}, {mesh.axis_names})",
     )
+
+
+def _of_different_kinds(one: BaseMesh, other: BaseMesh) -> bool:
+    """Whether both meshes have devices, and none in common for being of another kind."""
+    both = isinstance(one, Mesh) and isinstance(other, Mesh) and not one.empty and not other.empty
+    return both and one.kind != other.kind  # type: ignore[attr-defined]
 
 
 def _one_device(sharding: TensorSharding) -> int | None:

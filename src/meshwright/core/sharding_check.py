@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from math import inf
+from typing import Any
 
 from meshwright.core.axes import AxisRef, quoted
 from meshwright.core.mesh import BaseMesh
 from meshwright.core.sharding_text import WrittenAxis, WrittenDim, mesh_text
-from meshwright.errors import ShardingError
+from meshwright.core.source import here
+from meshwright.errors import ShapeError, ShardingError
 
 Where = Callable[[int], str]
 
@@ -234,6 +236,46 @@ def _overlap(first: AxisRef, second: AxisRef, where: str) -> OverlapError:
         why=f"{shared} is part of both" if shared is not None else f"no reshape of {quoted(first.name)} has them both",
         fix=f"{left} in place of {first}" if left is not None else f"leave out one of {first}, {second}",
     )
+
+
+def checked_shape(shape: Any) -> tuple[int, ...]:
+    """The shape of a tensor as a tuple of ints."""
+    if type(shape) is tuple and all(type(size) is int and size >= 0 for size in shape):
+        return shape
+    listed = isinstance(shape, Iterable) and not isinstance(shape, str | bytes)
+    sizes = [size.__index__() if hasattr(size, "__index__") else -1 for size in shape] if listed else [-1]
+    if any(size < 0 for size in sizes):
+        raise ShapeError(
+            f"{shape!r} is not a shape.",
+            where=here(),
+            why="a shape is a tuple of sizes, whole numbers of at least 0",
+            fix=f"({shape},)" if isinstance(shape, int) and shape >= 0 else "(64, 64)",
+        )
+    return tuple(sizes)
+
+
+def checked_count(value: Any, what: str) -> int:
+    """A number of dims or axes."""
+    if not hasattr(value, "__index__") or isinstance(value, bool) or value.__index__() < 0:
+        raise ShardingError(
+            f"{value!r} is no number of {what}.",
+            where=here(),
+            why="it is a whole number of at least 0",
+            fix="2",
+        )
+    return int(value.__index__())
+
+
+def checked_mesh(mesh: Any, taker: str) -> BaseMesh:
+    """A mesh, which comes first."""
+    if not isinstance(mesh, BaseMesh):
+        raise ShardingError(
+            f"{taker} cannot take {mesh!r} for a mesh.",
+            where=here(),
+            why="the mesh comes first, how it is used second",
+            fix='mw.make_mesh((2, 4), ("x", "y"))',
+        )
+    return mesh
 
 
 def rank_error(sharding: str, rank: int, shape: Sequence[int], where: str) -> RankError:

@@ -9,6 +9,7 @@ from math import comb, factorial
 from meshwright.core.mesh import BaseMesh
 from meshwright.core.partition_spec import Entry, P
 from meshwright.core.sharding import NamedSharding
+from meshwright.core.sharding_check import checked_count, checked_mesh
 
 
 def enumerate_shardings(mesh: BaseMesh, ndim: int, compound: bool = False) -> list[NamedSharding]:
@@ -23,6 +24,8 @@ def enumerate_shardings(mesh: BaseMesh, ndim: int, compound: bool = False) -> li
     >>> [sharding.spec for sharding in enumerate_shardings(mesh, 1, compound=True)]
     [P(None,), P('x',), P('y',), P(('x', 'y'),), P(('y', 'x'),)]
     """
+    checked_mesh(mesh, "enumerate_shardings")
+    ndim = checked_count(ndim, "dims")
     entries = _compound(mesh.axis_names, ndim) if compound else _simple(mesh.axis_names, ndim)
     return [NamedSharding(mesh, P(*dims)) for dims in entries]
 
@@ -53,7 +56,7 @@ def count_shardings(mesh_axes: int, array_dims: int, compound: bool = False) -> 
     >>> count_shardings(2, 2), count_shardings(2, 2, compound=True), count_shardings(3, 3)
     (7, 11, 34)
     """
-    m, n = mesh_axes, array_dims
+    m, n = checked_count(mesh_axes, "mesh axes"), checked_count(array_dims, "dims")
     if compound:
         return sum(comb(m, k) * factorial(k) * comb(k + n - 1, k) for k in range(m + 1)) if n else 1
     return sum(comb(m, k) * comb(n, k) * factorial(k) for k in range(min(m, n) + 1))

@@ -17,10 +17,14 @@ from functools import cache
 from typing import NamedTuple, TypeVar
 
 from meshwright.core.axes import quoted
+from meshwright.core.source import here
 from meshwright.errors import TextError
 
 REDUCTIONS = ("sum", "max", "min")
 LARGEST = 2**63 - 1
+_MOST_DIGITS = 19  # as many as LARGEST has
+_AROUND = 80  # characters shown of a long line on either side of a place
+_MOST_FOUND = 40  # characters shown of what was found instead
 
 Item = TypeVar("Item")
 
@@ -52,6 +56,7 @@ class WrittenMesh(NamedTuple):
     axes: tuple[tuple[str, int, int], ...]  # name, size, place
     device_ids: tuple[int, ...] | None
     ids_at: int
+    id_places: tuple[int, ...] = ()
     name: str | None = None
 
 
@@ -77,6 +82,38 @@ _FIXES = {
     "sharding": 'write a sharding as #sdy.sharding<@mesh, [{"x"}, {"y":(1)2, ?}p1], replicated={"z"}, unreduced={"w"}>',
     "HLO sharding": "{replicated}, {maximal device=0} or {devices=[2,1,2]<=[2,2]T(1,0) last_tile_dim_replicate}",
 }
+
+
+def read_integer(digits: str) -> int | None:
+    """The number that decimal or ``0x`` digits stand for; None if it does not fit into 64 bits.
+
+    >>> read_integer("007"), read_integer("0x10"), read_integer("9" * 5000)
+    (7, 16, None)
+    """
+    hexadecimal = digits.startswith("0x")
+    plain = digits[2:] if hexadecimal else digits
+    plain = plain.lstrip("0") or "0"
+    if len(plain) > _MOST_DIGITS:
+        return None
+    value = int(plain, 16 if hexadecimal else 10)
+    return value if value <= LARGEST else None
+
+
+def pointing(text: str, at: int) -> str:
+    """The line of a text that has place ``at``, with a mark under it; of a long line, the part around the place.
+
+    >>> print(pointing("x=2,y=oops", 6))
+    x=2,y=oops
+          ^
+    """
+    start = text.rfind("\n", 0, at) + 1
+    end = text.find("\n", at)
+    line, column = text[start : len(text) if end < 0 else end], at - start
+    if len(line) > 2 * _AROUND:
+        first, last = max(column - _AROUND, 0), column + _AROUND
+        left, right = "…" * (first > 0), "…" * (last < len(line))
+        line, column = left + line[first:last] + right, column - first + len(left)
+    return f"{line}\n{' ' * column}^"
 
 
 def unquoted(text: str) -> str:
@@ -106,10 +143,21 @@ def _tokens() -> re.Pattern[str]:
     )
 
 
+def _a(kind: str) -> str:
+    return f"{'an' if kind[0] == 'H' else 'a'} {kind}"
+
+
 class Reader:
     """Tokens of a text; every error points at a character."""
 
     def __init__(self, text: str, kind: str) -> None:
+        if not isinstance(text, str):
+            raise TextError(
+                f"A {type(text).__name__} is not the text of {_a(kind)}.",
+                where=here(),
+                why="text is a str",
+                fix="text.decode()" if isinstance(text, bytes) else _FIXES.get(kind, "a str"),
+            )
         self.text, self.kind = text, kind
         self.tokens: list[tuple[str, str, int]] = []
         self.next = 0
@@ -126,9 +174,7 @@ class Reader:
 
     def pointing(self, at: int) -> str:
         """The line of the text that has place ``at``, with a mark under it."""
-        before = self.text[:at]
-        column = at - (before.rfind("\n") + 1)
-        return f"{self.text.split(chr(10))[before.count(chr(10))]}\n{' ' * column}^"
+        return pointing(self.text, at)
 
     def error(self, why: str, at: int | None = None) -> TextError:
         at = self.at if at is None else at
@@ -136,7 +182,7 @@ class Reader:
         line, column = before.count("\n") + 1, at - before.rfind("\n")
         place = f"line {line}, column {column}" if "\n" in self.text else f"character {column}"
         return TextError(
-            f"This is not {'an' if self.kind[0] == 'H' else 'a'} {self.kind}: {place}.",
+            f"This is not {_a(self.kind)}: {place}.",
             where=self.pointing(at),
             why=why,
             fix=_FIXES[self.kind],
@@ -144,6 +190,7 @@ class Reader:
 
     def expected(self, what: str) -> TextError:
         kind, text, _ = self.tokens[self.next]
+        text = text if len(text) <= _MOST_FOUND else text[:_MOST_FOUND] + "…"
         return self.error(f"expected {what}, found {text if kind == 'end' else f'`{text}`'}")
 
     @property
@@ -174,8 +221,8 @@ class Reader:
         at = self.at
         sign = -1 if self.accept("-") else 1
         text = self.token("integer", "an integer")
-        value = int(text, 16 if text.startswith("0x") else 10)
-        if value > LARGEST:
+        value = read_integer(text)
+        if value is None:
             raise self.error("the integer does not fit into 64 bits", at)
         return sign * value
 
@@ -238,6 +285,7 @@ def _mesh_body(reader: Reader, strict: bool) -> WrittenMesh:
         reader.take("[")
     axes = reader.listed(axis, "]" if bracketed else ">", may_be_empty=bracketed)
     ids: tuple[int, ...] | None = None
+    places: tuple[int, ...] = ()
     ids_at = -1
     if braces and bracketed:
         reader.take(">")
@@ -246,12 +294,13 @@ def _mesh_body(reader: Reader, strict: bool) -> WrittenMesh:
         reader.take("=")
         ids_at = reader.at
         reader.take("[")
-        ids = reader.listed(reader.integer, "]", may_be_empty=False)
+        listed = reader.listed(lambda: (reader.at, reader.integer()), "]", may_be_empty=False)
+        places, ids = tuple(at for at, _ in listed), tuple(id for _, id in listed)
     if braces:
         reader.take("}")
     elif bracketed:
         reader.take(">")
-    return WrittenMesh(axes, ids, ids_at)
+    return WrittenMesh(axes, ids, ids_at, places)
 
 
 # Shardings
@@ -307,10 +356,12 @@ def _dim(reader: Reader) -> WrittenDim:
     priority = None
     if reader.tokens[reader.next][0] == "word":
         text = reader.tokens[reader.next][1]
-        if not re.fullmatch(r"p(0|[1-9][0-9]*)", text, re.ASCII) or int(text[1:]) > LARGEST:
+        if not re.fullmatch(r"p(0|[1-9][0-9]*)", text, re.ASCII):
             raise reader.expected("a priority such as `p1`, without leading zeros")
+        priority = read_integer(text[1:])
+        if priority is None:
+            raise reader.error("the priority does not fit into 64 bits")
         reader.next += 1
-        priority = int(text[1:])
     return WrittenDim(tuple(axes), is_open, priority, at)
 
 
@@ -333,7 +384,13 @@ def _tensor_shape(reader: Reader) -> tuple[int, ...] | None:
         raise reader.expected("a type such as tensor<4x8xf32>")
     while reader.at < match.end() and reader.tokens[reader.next][0] != "end":
         reader.next += 1
-    return tuple(int(size) for size in match[1].split("x")[:-1])
+    shape = []
+    for size in re.finditer("[0-9]+", match[1]):
+        value = read_integer(size[0])
+        if value is None:
+            raise reader.error("the size does not fit into 64 bits", match.start(1) + size.start())
+        shape.append(value)
+    return tuple(shape)
 
 
 # Writing

@@ -9,6 +9,9 @@ from types import CodeType
 from typing import NamedTuple
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_STANDARD = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
+_INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+_CALLS_BACK = ("numpy", "optree")  # packages through which this one calls itself
 _internal: dict[CodeType, bool] = {}
 
 
@@ -28,7 +31,7 @@ class Source(NamedTuple):
 
 
 def user_source() -> Source | None:
-    """The innermost line being executed outside this package."""
+    """The innermost line being executed outside this package and what it calls itself through."""
     frame = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
@@ -42,8 +45,16 @@ def user_source() -> Source | None:
 
 
 def _is_internal(file: str) -> bool:
-    """Whether a file is part of the package; the tour is written as a user would."""
-    return (file.startswith(_PACKAGE) and file != _PACKAGE + "tour.py") or file.startswith("<frozen")
+    """Whether a file is part of the package, of the standard library, or of what calls the package back.
+
+    The tour is written as a user would.
+    """
+    if file.startswith(_PACKAGE):
+        return file != _PACKAGE + "tour.py"
+    for folder in _INSTALLED:
+        if folder in file:
+            return file.rpartition(folder)[2].split(os.sep)[0] in _CALLS_BACK
+    return file.startswith((_STANDARD, "<frozen"))
 
 
 def here() -> str:

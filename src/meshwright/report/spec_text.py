@@ -10,10 +10,8 @@ from meshwright.core.mesh import BaseMesh, Mesh, make_mesh
 from meshwright.core.partition_spec import read_axis
 from meshwright.core.sharding import TensorSharding
 from meshwright.core.sharding_check import check_sharding, rank_error
-from meshwright.core.sharding_text import Reader, WrittenAxis, WrittenDim
+from meshwright.core.sharding_text import Reader, WrittenAxis, WrittenDim, pointing, read_integer
 from meshwright.errors import MeshError, MeshwrightError, ShapeError, TextError
-
-_LARGEST_SIZE = 2**63 - 1
 
 
 def read_mesh(text: str, kind: str = "cpu") -> Mesh:
@@ -26,20 +24,41 @@ def read_mesh(text: str, kind: str = "cpu") -> Mesh:
         raise MeshError("Devices cannot have an empty kind.", why="it is what they are called", fix="--kind tpu")
     if not text.strip() or any(sign in text for sign in '<>[]"@#'):
         return Mesh.parse(text).with_(kind=kind)
-    names, sizes = [], []
+    names, sizes, at = [], [], 0
     for part in text.split(","):
         match = re.fullmatch(r"\s*([^=]+?)\s*=\s*([0-9]+)\s*", part, re.ASCII)
         if match is None:
             raise TextError(
-                f"{part!r} is not an axis of a mesh.", where=text, why="an axis has a name and a size", fix="x=2,y=4"
+                f"{_short(part)} is not an axis of a mesh.",
+                where=pointing(text, at),
+                why="an axis has a name and a size",
+                fix="x=2,y=4",
             )
         names.append(match[1])
-        sizes.append(int(match[2]))
+        sizes.append(_size(text, at + match.start(2), match[2], "a mesh", "x=2,y=4"))
+        at += len(part) + 1
     try:
         return make_mesh(sizes, names, kind=kind)
     except MeshwrightError as error:
-        error.where = text
+        error.where = pointing(text, 0)
         raise
+
+
+def _size(text: str, at: int, digits: str, kind: str, fix: str) -> int:
+    """The number with these digits at place ``at`` of the text."""
+    value = read_integer(digits)
+    if value is None:
+        raise TextError(
+            f"This is not {kind}: character {at + 1}.",
+            where=pointing(text, at),
+            why="the integer does not fit into 64 bits",
+            fix=fix,
+        )
+    return value
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) <= 60 else text[:60] + "…")
 
 
 def read_shape(text: str) -> tuple[int, ...]:
@@ -48,14 +67,19 @@ def read_shape(text: str) -> tuple[int, ...]:
     >>> read_shape("64x8"), read_shape("7"), read_shape("")
     ((64, 8), (7,), ())
     """
-    parts = re.split(r"[x×,]", text.strip().strip("()[]"))
+    inside = text.strip().strip("()[]")
+    parts = re.split(r"[x×,]", inside)
     if parts == [""]:
         return ()
     if parts[-1].strip() == "":
         parts.pop()
-    sizes = [int(part) if re.fullmatch(r"\s*[0-9]+\s*", part, re.ASCII) else -1 for part in parts]
-    if not all(0 <= size <= _LARGEST_SIZE for size in sizes):
-        raise ShapeError(f"{text!r} is not a shape.", why="a shape is sizes with an x between them", fix="64x64")
+    if not all(re.fullmatch(r"\s*[0-9]+\s*", part, re.ASCII) for part in parts):
+        raise ShapeError(f"{_short(text)} is not a shape.", why="a shape is sizes with an x between them", fix="64x64")
+    sizes, at = [], text.index(inside)
+    for part in parts:
+        place = at + len(part) - len(part.lstrip())
+        sizes.append(_size(text, place, part.strip(), "a shape", "64x64"))
+        at += len(part) + 1
     return tuple(sizes)
 
 
@@ -95,7 +119,7 @@ class _SpecReader(Reader):
         """``x``, ``x:(1)2``, ``"x"``, ``"x:(1)2"``."""
         at, kind = self.at, self.tokens[self.next][0]
         if kind == "string":
-            return read_axis(self.name())._replace(at=at)
+            return read_axis(self.name(), lambda place: self.pointing(at + 1 + place))._replace(at=at)
         name = self.token("word", "an axis such as x, or None")
         if not self.accept(":"):
             return WrittenAxis(name, None, None, at)
