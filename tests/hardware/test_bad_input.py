@@ -306,3 +306,63 @@ def test_a_train_step_that_does_not_fit():
         "and recompute is one of none, selective, full",
         "tensor=8, pipeline=1, data=1",
     )
+
+
+V5E = Topology("tpu v5e", (4, 4))
+
+
+def test_arguments_of_the_wrong_type():
+    expect(lambda: hw.get(None), "No chip is called None.", CHIPS, "hardware.get('tpu 7x')")
+    expect(
+        lambda: Topology("tpu v5e", None),
+        "None is not the shape of a machine.",
+        "a shape is the number of chips along each axis, all positive",
+        "Topology('tpu v5e', (4, 4))",
+    )
+    for bytes in ("a", float("nan"), float("inf"), None):
+        expect(
+            lambda: hw.collective_seconds("all_gather", bytes, V5E),  # noqa: B023
+            f"A collective cannot move {bytes!r} bytes.",
+            "sizes are positive",
+            "0",
+        )
+    expect(
+        lambda: hw.collective_seconds("all_gather", 1, "tpu v5e"),
+        "'tpu v5e' is not a topology.",
+        "what a collective costs depends on how the chips are joined",
+        'hardware.Topology("tpu v5e", (4, 4))',
+    )
+    for kind in (None, ["all_gather"]):
+        with pytest.raises(hw.HardwareError, match="There is no collective"):
+            hw.collective_seconds(kind, 1, V5E)
+
+
+def test_the_sizes_of_a_product_are_numbers():
+    for size in ("a", -3, 0, float("nan"), None):
+        expect(
+            lambda: mw.plan_matmul("A[I,J] @ B[J,K]", {"x": 4}, {**SIZES, "J": size}),  # noqa: B023
+            f"The size of J is {size!r}.",
+            "it is a number of elements, at least 1",
+            "sizes={'J': 1024, …}",
+        )
+    expect(
+        lambda: mw.plan_matmul("A[I,J] @ B[J,K]", {"x": 4}, None),
+        "None are not the sizes of a product.",
+        "they are a dict with the size of each index",
+        "sizes={'I': 1024, 'J': 1024, 'K': 1024}",
+    )
+    expect(
+        lambda: mw.plan_matmul(None, {"x": 4}, SIZES),
+        "None is not the text of an array.",
+        "text is a str",
+        '"A[I_x,J]"',
+    )
+
+
+def test_the_line_shown_is_the_users_not_the_standard_librarys():
+    expect(
+        lambda: mw.plan_matmul("A[I,J_x] @ B[J_x,K]", {"x": 4}, SIZES, "int8", "tpu 7x"),
+        "tpu 7x has no rate for int8.",
+        "the sources give bf16, fp8",
+        "hardware.get('tpu 7x', int8_flops_per_s=…)",
+    )

@@ -123,3 +123,43 @@ def test_bad_input_is_one_message_and_exit_code_2(arguments: list[str], says: st
     printed = capsys.readouterr()
     assert printed.out == "" and says in printed.err.splitlines()[0] and "Traceback" not in printed.err
     assert "why:" in printed.err and "fix:" in printed.err and "test_command.py" not in printed.err
+
+
+LONG = "9" * 5000
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--mesh", f"x=2,y={LONG}"], "This is not a mesh: character 7."),
+        (["--mesh", f'<["x"={LONG}]>'], "This is not a mesh: character 7."),
+        (["--mesh", "x=2", "--shape", f"8x{LONG}", "x"], "This is not a shape: character 3."),
+        (["--mesh", "x=2", "--shape", "8", f"x:(1){LONG}"], "This is not a partition spec: character 6."),
+        (["--mesh", "x=2", "--shape", "8", f"P('x:(1){LONG}')"], "This is not a part of an axis: character 6."),
+        (["--mesh", "x=2", "--shape", "8", f"{{devices=[{LONG}]<=[2]}}"], "This is not an HLO sharding: character 11."),
+    ],
+)
+def test_a_number_of_thousands_of_digits_is_pointed_at(arguments: list[str], says: str, capsys: Printed) -> None:
+    assert main(["visualize", *arguments]) == 2
+    what, at, *_ = capsys.readouterr().err.splitlines()
+    assert what == says and at.startswith("  at:   ") and at.endswith("…") and len(at) < 200
+
+
+def test_too_long_a_size_is_told_whole(capsys: Printed) -> None:
+    assert main(["visualize", "--mesh", "x=2,y=99999999999999999999"]) == 2
+    assert capsys.readouterr().err == (
+        "This is not a mesh: character 7.\n"
+        "  at:   x=2,y=99999999999999999999\n"
+        "              ^\n"
+        "  why:  the integer does not fit into 64 bits\n"
+        "  fix:  x=2,y=4\n"
+    )
+
+
+def test_a_mesh_of_very_many_devices_is_drawn(capsys: Printed) -> None:
+    twos = ",".join(f"a{i}=2" for i in range(60))
+    for mesh in ("x=1099511627776", twos):
+        assert main(["visualize", "--mesh", mesh]) == 0
+        assert "CPU devices" in capsys.readouterr().out
+    assert main(["visualize", "--mesh", "x=1099511627776", "--json"]) == 2
+    assert "1099511627776 devices are too many to list." in capsys.readouterr().err

@@ -8,6 +8,7 @@ import types
 from html.parser import HTMLParser
 from itertools import product
 from math import prod
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -425,3 +426,38 @@ def test_a_picture_is_its_text() -> None:
     drawn = picture((4,), on(P("x"), x=2))
     assert str(drawn) == repr(drawn) == as_text((4,), on(P("x"), x=2))
     assert mesh_facts(mw.make_mesh((2, 1), ("x", "y")))["devices"] == [[0], [1]]
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        ({"scale": float("nan")}, "A picture cannot have the scale nan."),
+        ({"scale": float("inf")}, "A picture cannot have the scale inf."),
+        ({"scale": "a"}, "A picture cannot have the scale 'a'."),
+        ({"scale": -1}, "A picture cannot have the scale -1."),
+        ({"scale": 1e9}, "A picture cannot have the scale 1000000000.0."),
+        ({"min_width": None}, "A picture cannot have min_width=None."),
+        ({"max_width": 1.5}, "A picture cannot have max_width=1.5."),
+        ({"color_map": "red"}, "'red' is not a color map."),
+    ],
+)
+def test_the_options_of_a_picture_are_checked(options, what):
+    for arguments in ((on(P("x"), x=2).mesh,), ((8, 8), on(P("x"), x=2))):
+        with pytest.raises(mw.MeshwrightError) as caught:
+            as_text(*arguments, **options)
+        error = caught.value
+        assert error.what == what and error.why and error.fix and error.where.startswith("test_visualize.py:")
+
+
+def test_a_bad_scale_is_told_whole():
+    with pytest.raises(mw.MeshwrightError) as caught:
+        as_text((8, 8), on(P("x"), x=2), scale=float("nan"))
+    source = 'as_text((8, 8), on(P("x"), x=2), scale=float("nan"))'
+    lines = Path(__file__).read_text(encoding="utf-8").splitlines()
+    line = next(i for i, text in enumerate(lines, 1) if text.strip() == source)
+    assert str(caught.value) == (
+        "A picture cannot have the scale nan.\n"
+        f"  at:   test_visualize.py:{line}   {source}\n"
+        "  why:  1 makes a matrix 10 lines high, and 100 is the most\n"
+        "  fix:  scale=1.0"
+    )

@@ -304,7 +304,7 @@ def get(name: str | Chip, *, prefer: str = "", **numbers: Any) -> Chip:
     if isinstance(name, Chip):
         chip = name
     else:
-        key = _plain(name)
+        key = _plain(name) if isinstance(name, str) else ""
         if key not in _aliases():
             close = difflib.get_close_matches(key, _aliases(), n=1, cutoff=0.0)[0]
             raise HardwareError(

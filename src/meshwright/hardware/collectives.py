@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from math import inf
 from typing import Any
+
+import numpy as np
 
 from meshwright.core.source import here
 from meshwright.errors import HardwareError
@@ -63,8 +66,8 @@ def collective_cost(
     >>> round(cost.bandwidth_seconds * 1e6, 2), round(cost.latency_seconds * 1e6, 2), cost.bound
     (1.11, 4.0, 'latency')
     """
-    name = kind.lower().replace("-", "_")
-    name = _ALIASES.get(name, name)
+    name = kind.lower().replace("-", "_") if isinstance(kind, str) else kind
+    name = _ALIASES.get(name, name) if isinstance(name, str) else name
     _known("collective", name, KINDS)
     _known("mode", mode, MODES)
     _known("model", model, tuple(MODELS))
@@ -79,9 +82,18 @@ def collective_cost(
                 (f"model={other!r}" for other, taken in OPTIONS.items() if unknown in taken), f"leave {unknown} out"
             ),
         )
+    if not isinstance(topology, Topology):
+        raise HardwareError(
+            f"{topology!r} is not a topology.",
+            where=here(),
+            why="what a collective costs depends on how the chips are joined",
+            fix='hardware.Topology("tpu v5e", (4, 4))',
+        )
     spans = topology.spans(axes)
-    if bytes < 0:
-        raise HardwareError(f"A collective cannot move {bytes} bytes.", where=here(), why="sizes are positive", fix="0")
+    if not isinstance(bytes, int | float | np.integer | np.floating) or not 0 <= bytes < inf:
+        raise HardwareError(
+            f"A collective cannot move {bytes!r} bytes.", where=here(), why="sizes are positive", fix="0"
+        )
     if group_size(spans) == 1:
         return CollectiveCost(name, bytes, 1, 0.0, 0.0, model=model)
     exact = mode != "asymptotic"

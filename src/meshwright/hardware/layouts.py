@@ -69,6 +69,8 @@ def parse_layout(text: str, mesh: Mapping[str, int], position: int = 0) -> tuple
     >>> layout.axes, layout.unreduced, end
     ((('x', 'y'), ()), ('z',), 14)
     """
+    if not isinstance(text, str):
+        raise TextError(f"{text!r} is not the text of an array.", where=here(), why="text is a str", fix='"A[I_x,J]"')
     found = _ARRAY.match(text, position)
     if found is None:
         raise _text_error(text, position, "An array was expected.", "arrays are written A[I_x,J]", "A[I_x,J]")

@@ -6,8 +6,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import product
-from math import prod
+from math import inf, prod
 from typing import Any
+
+import numpy as np
 
 from meshwright.core.source import here
 from meshwright.errors import HardwareError
@@ -328,6 +330,13 @@ def plan_matmul(
     axes = mesh_sizes(mesh)
     left, right, result = parse_product(text, axes)
     wanted = dict.fromkeys((*left.indices, *right.indices))
+    if not isinstance(sizes, Mapping):
+        raise HardwareError(
+            f"{sizes!r} are not the sizes of a product.",
+            where=here(),
+            why="they are a dict with the size of each index",
+            fix=f"sizes={{{', '.join(f'{index!r}: 1024' for index in wanted)}}}",
+        )
     missing = [index for index in wanted if index not in sizes]
     if missing:
         raise HardwareError(
@@ -336,6 +345,19 @@ def plan_matmul(
             why=f"the indices are {', '.join(wanted)}",
             fix=f"sizes={{{', '.join(f'{index!r}: {sizes.get(index, 1024)}' for index in wanted)}}}",
         )
+    for index in wanted:
+        size = sizes[index]
+        if (
+            not isinstance(size, int | float | np.integer | np.floating)
+            or isinstance(size, bool)
+            or not 1 <= size < inf
+        ):
+            raise HardwareError(
+                f"The size of {index} is {size!r}.",
+                where=here(),
+                why="it is a number of elements, at least 1",
+                fix=f"sizes={{{index!r}: 1024, …}}",
+            )
     machine = topology if isinstance(topology, Topology) else for_mesh(topology, axes)
     if dict(machine.mesh) != axes:
         machine = Topology(machine.chip, machine.shape, mesh=axes, wrap=machine.wrap, slices=machine.slices)

@@ -4,10 +4,12 @@ network.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from math import ceil, prod
 from typing import Any, NamedTuple
 
+from meshwright.core.sharding_text import read_integer
 from meshwright.core.source import here
 from meshwright.errors import HardwareError
 from meshwright.hardware.chips import Chip, get
@@ -465,9 +467,11 @@ def _shape(chip: Chip, shape: int | str | Sequence[int] | Mapping[str, int]) -> 
     if isinstance(shape, int):
         lengths = (shape,)
     elif isinstance(shape, str):
-        lengths = [int(part) if part.isdigit() else part for part in shape.lower().split("x")]
-    else:
+        lengths = [read_integer(part) if re.fullmatch("[0-9]+", part) else part for part in shape.lower().split("x")]
+    elif isinstance(shape, Iterable):
         lengths = shape.values() if isinstance(shape, Mapping) else shape
+    else:
+        lengths = ()
     out = tuple(lengths)
     if not out or not all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in out):
         raise HardwareError(

@@ -11,16 +11,19 @@ from itertools import product
 from math import prod
 from typing import NamedTuple
 
-import numpy as np
-
 from meshwright.core.axes import AxisRef, quoted
 from meshwright.core.mesh import AxisType, BaseMesh, Mesh
 from meshwright.core.sharding import TensorSharding
+from meshwright.errors import MeshwrightError
 from meshwright.report.blocks import Blocks, kind_of
 
 MOST_CELLS = 1024
 HEIGHT_TO_WIDTH = 2.5  # a character is that much higher than wide
 BASE_HEIGHT = 10  # lines of a whole matrix
+
+
+class PictureError(MeshwrightError, ValueError):
+    """A picture that cannot be drawn so."""
 
 
 class Sizes(NamedTuple):
@@ -159,7 +162,7 @@ def block_table(blocks: Blocks, first: int = 12, last: int = 4) -> Table:
     """The blocks one by one: the first ones and the last ones."""
 
     def line(number: int) -> tuple[str, ...]:
-        block = tuple(map(int, np.unravel_index(number, blocks.counts)))
+        block = _coordinates(number, blocks.counts)
         return f"({', '.join(map(str, block))})", blocks.index_text(block), blocks.label(block)
 
     total = blocks.number
@@ -170,6 +173,15 @@ def block_table(blocks: Blocks, first: int = 12, last: int = 4) -> Table:
     title = f"{_by(blocks.shape)} in {total} block{'s' * (total != 1)} of {_by(blocks.block_shape)}"
     on = f"{blocks.devices.size} {blocks.kind}" + " devices" * (blocks.kind != "device")
     return Table(f"{title} on {on}", ("block", "holds", "devices"), tuple(lines))
+
+
+def _coordinates(number: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
+    """The place with this number, counted up from the last coordinate."""
+    found: list[int] = []
+    for size in reversed(sizes):
+        number, place = divmod(number, size)
+        found.append(place)
+    return tuple(reversed(found))
 
 
 def _by(shape: tuple[int, ...]) -> str:
@@ -221,7 +233,7 @@ def _mesh_slices(mesh: BaseMesh, most: int | None, bare: bool) -> tuple[tuple[Gr
     def grid(slice: int | None) -> Grid:
         if slice is None:
             return Grid("…")
-        places = zip(names[:-2], np.unravel_index(slice, lead), strict=True)
+        places = zip(names[:-2], _coordinates(slice, lead), strict=True)
 
         def cell(i: int | None, j: int | None) -> Cell:
             if i is None or j is None:

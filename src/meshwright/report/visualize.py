@@ -20,8 +20,19 @@ from meshwright.errors import MeshError, ShapeError, ShardingError, TracerError
 from meshwright.report.blocks import blocks_of, device_numbers, kind_of
 from meshwright.report.boxes import ASCII, Line, plain, text_lines
 from meshwright.report.colors import ColorMap, color, ink
-from meshwright.report.drawing import MOST_CELLS, Drawing, Sizes, captions_of, drawings_of_blocks, drawings_of_mesh
+from meshwright.report.drawing import (
+    MOST_CELLS,
+    Drawing,
+    PictureError,
+    Sizes,
+    captions_of,
+    drawings_of_blocks,
+    drawings_of_mesh,
+)
 from meshwright.report.html import fragment
+
+MOST_SCALE = 100
+MOST_WIDTH = 10_000
 
 Sharding = NamedSharding | TensorSharding | SingleDeviceSharding | PartitionSpec
 
@@ -123,6 +134,7 @@ def picture(
     │ TPU 2,3  │
     └──────────┘
     """
+    _check_options(scale, min_width, max_width, color_map)
     if isinstance(what, BaseMesh) and sharding is None:
         mesh = what
         return Picture(lambda: drawings_of_mesh(mesh), max_width, color_map)
@@ -208,6 +220,33 @@ def mesh_facts(mesh: BaseMesh) -> dict[str, Any]:
 
 
 # What was given
+
+
+def _check_options(scale: Any, min_width: Any, max_width: Any, color_map: Any) -> None:
+    """Raise unless a picture can be that large."""
+    number = isinstance(scale, int | float | np.integer | np.floating) and not isinstance(scale, bool)
+    if not number or not 0 <= scale <= MOST_SCALE:
+        raise PictureError(
+            f"A picture cannot have the scale {scale!r}.",
+            where=here(),
+            why=f"1 makes a matrix 10 lines high, and {MOST_SCALE} is the most",
+            fix="scale=1.0",
+        )
+    for name, width, usual in (("min_width", min_width, 9), ("max_width", max_width, 80)):
+        if not isinstance(width, int | np.integer) or isinstance(width, bool) or not 0 <= width <= MOST_WIDTH:
+            raise PictureError(
+                f"A picture cannot have {name}={width!r}.",
+                where=here(),
+                why=f"it is a whole number of characters, at most {MOST_WIDTH}",
+                fix=f"{name}={usual}",
+            )
+    if color_map is not None and not callable(color_map):
+        raise PictureError(
+            f"{_short(color_map)} is not a color map.",
+            where=here(),
+            why="it is a function from 0 … 1 to red, green and blue",
+            fix="color_map=lambda x: (x, 0.5, 1 - x)",
+        )
 
 
 def checked_shape(shape: Any) -> tuple[int, ...]:
