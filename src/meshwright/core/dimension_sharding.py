@@ -13,6 +13,8 @@ from meshwright.core.sharding_text import WrittenAxis, WrittenDim
 from meshwright.core.source import here
 from meshwright.errors import ShardingError
 
+_AXES_FIX = 'DimensionSharding((mesh.axis_by_name["x"],))'
+
 
 class DimensionSharding:
     """The axes that split one dim, major to minor; whether more may be added (open); and when that is decided.
@@ -35,8 +37,11 @@ class DimensionSharding:
     def __new__(
         cls, axes: Iterable[AxisRef] = (), is_open: bool = False, priority: int | None = None
     ) -> DimensionSharding:
-        key = (tuple(axes), is_open, priority)
-        found = cls._interned.get(key)
+        try:
+            key = (tuple(axes), is_open, priority)
+            found = cls._interned.get(key)
+        except TypeError:  # no list, or one of lists
+            raise _bad_part(f"the axes {axes!r}", _AXES_FIX) from None
         if found is None:
             _check_parts(*key)
             found = super().__new__(cls)
@@ -71,14 +76,15 @@ class DimensionSharding:
 
 def _check_parts(axes: tuple[Any, ...], is_open: Any, priority: Any) -> None:
     if not all(isinstance(axis, AxisRef) for axis in axes):
-        what, fix = f"the axes {axes!r}", "DimensionSharding((mesh.axis_by_name['x'],))"
-    elif not isinstance(is_open, bool):
-        what, fix = f"is_open={is_open!r}", "is_open=True"
-    elif priority is not None and (not isinstance(priority, int) or isinstance(priority, bool)):
-        what, fix = f"priority={priority!r}", "priority=1"
-    else:
-        return
-    raise ShardingError(
+        raise _bad_part(f"the axes {axes!r}", _AXES_FIX)
+    if not isinstance(is_open, bool):
+        raise _bad_part(f"is_open={is_open!r}", "is_open=True")
+    if priority is not None and (not isinstance(priority, int) or isinstance(priority, bool)):
+        raise _bad_part(f"priority={priority!r}", "priority=1")
+
+
+def _bad_part(what: str, fix: str) -> ShardingError:
+    return ShardingError(
         f"A DimensionSharding cannot have {what}.",
         where=here(),
         why="it is made of AxisRefs, whether it is open, and an integer priority or None",

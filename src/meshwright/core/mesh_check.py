@@ -30,7 +30,7 @@ def check_sizes(sizes: Any, where: Where) -> tuple[int, ...]:
             why="each is a number of devices",
             fix='mw.make_mesh((2, 4), ("x", "y"))',
         )
-    if any(size > LARGEST for size in given):
+    if any(abs(size) > LARGEST for size in given):
         raise MeshError(
             "A size of the mesh does not fit into 64 bits.",
             where=where(),

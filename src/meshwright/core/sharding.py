@@ -470,7 +470,7 @@ def _find_mesh(name: str, given: Any, where: str) -> BaseMesh:
     if isinstance(given, BaseMesh):
         meshes = {given.name or "mesh": given}
     elif isinstance(given, Mapping):
-        meshes = dict(given)
+        meshes = {str(key): checked_mesh(mesh, "parse") for key, mesh in given.items()}
     elif isinstance(given, Iterable) and not isinstance(given, str):
         found_meshes = list(given)
         meshes = {mesh.name or "mesh": mesh for mesh in found_meshes if isinstance(mesh, BaseMesh)}

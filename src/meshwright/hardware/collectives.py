@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from math import inf
 from typing import Any
 
 import numpy as np
@@ -90,7 +89,7 @@ def collective_cost(
             fix='hardware.Topology("tpu v5e", (4, 4))',
         )
     spans = topology.spans(axes)
-    if not isinstance(bytes, int | float | np.integer | np.floating) or not 0 <= bytes < inf:
+    if not isinstance(bytes, int | float | np.integer | np.floating) or not 0 <= bytes < 1e300:
         raise HardwareError(
             f"A collective cannot move {bytes!r} bytes.", where=here(), why="sizes are positive", fix="0"
         )

@@ -31,6 +31,7 @@ from meshwright.report.drawing import (
 )
 from meshwright.report.html import fragment
 
+MOST_RANK = 62  # of the dims of a NumPy array two are for the devices of a block
 MOST_SCALE = 100
 MOST_WIDTH = 10_000
 
@@ -255,11 +256,11 @@ def checked_shape(shape: Any) -> tuple[int, ...]:
         dims = tuple(index(size) for size in ((shape,) if isinstance(shape, int) else shape))
     except TypeError:
         dims = (-1,)
-    if any(size < 0 for size in dims):
+    if any(size < 0 for size in dims) or len(dims) > MOST_RANK:
         raise ShapeError(
-            f"{shape!r} is not a shape.",
+            f"{_short(shape)} is not a shape.",
             where=here(),
-            why="a shape is a tuple of sizes, none of them negative",
+            why=f"a shape is a tuple of at most {MOST_RANK} sizes, none of them negative",
             fix="mw.debug.visualize_sharding((64, 64), sharding)",
         )
     return dims
