@@ -12,7 +12,7 @@ from meshwright.core.trace import run
 from meshwright.core.types import TensorType
 from meshwright.errors import ShapeError
 from meshwright.ops.basic import broadcast_in_dim, zeros
-from meshwright.ops.elementwise import eq, le, select
+from meshwright.ops.elementwise import eq, ge, le, select, stop_gradient
 from meshwright.ops.reduction import reduce_or
 from meshwright.ops.regions import (
     NO_FACTORS,
@@ -343,16 +343,29 @@ def _cond_batch_each(
     size: int, index: Value, operands: Sequence[Value], mask: Mask, branches: Sequence[Program]
 ) -> tuple[list[Value], list[bool]]:
     """Each example takes a branch of its own: run all branches and select row by row."""
-    results = []
-    for branch in branches:
-        outs, flags = batch_program(branch, size, operands, mask)
-        results.append([broadcast_batch(x, b, size) for x, b in zip(outs, flags, strict=True)])
-    chosen = results[-1]
-    for n in reversed(range(len(branches) - 1)):
+    chosen: list[Value] = []
+    last = len(branches) - 1
+    for n in reversed(range(len(branches))):
         # out-of-range indices take the nearest branch
-        here = eq(index, n) if n else le(index, 0)
-        chosen = [_select_rows(here, mine, other) for mine, other in zip(results[n], chosen, strict=True)]
+        here = le(index, 0) if n == 0 else ge(index, last) if n == last else eq(index, n)
+        args, batched = operands, mask
+        if last:
+            # No derivative comes back from the rows of other branches, where it may be 0 · inf.
+            inexact = [dtypes.is_inexact(x.dtype) for x in operands]
+            batched = tuple(b or cut_off for b, cut_off in zip(mask, inexact, strict=True))
+            args = [
+                _differentiable_rows(here, broadcast_batch(x, b, size)) if cut_off else x
+                for x, b, cut_off in zip(operands, mask, inexact, strict=True)
+            ]
+        outs, flags = batch_program(branches[n], size, args, batched)
+        mine = [broadcast_batch(x, b, size) for x, b in zip(outs, flags, strict=True)]
+        chosen = [_select_rows(here, x, other) for x, other in zip(mine, chosen, strict=True)] if chosen else mine
     return chosen, [True] * len(chosen)
+
+
+def _differentiable_rows(here: Value, x: Value) -> Value:
+    """``x``, with a derivative only in the rows that ``here`` marks."""
+    return _select_rows(here, x, stop_gradient(x))
 
 
 def _cond_cost(operands: Types, results: Types, params: Params) -> Cost:
