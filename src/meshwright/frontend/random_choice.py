@@ -79,15 +79,15 @@ def randint(
 
 
 def _bound(what: str, x: ArrayLike) -> Value:
-    try:
-        given = value(x)
-    except OverflowError:
+    info = np.iinfo(default_int())
+    if isinstance(x, int) and not info.min <= x <= info.max:
         raise ShapeError(
             f"randint cannot take {what}={x}.",
             where=here(),
             why=f"it does not fit into {default_int().name}",
-            fix=f"{what}=np.uint32({x})" if 0 < int(x) < 2**32 else "mw.config.update('enable_x64', True)",
-        ) from None
+            fix=f"{what}=np.uint32({x})" if 0 < x < 2**32 else "mw.config.update('enable_x64', True)",
+        )
+    given = value(x)
     if dtypes.is_complex(given.dtype) or given.dtype == dtypes.BOOL:
         raise ShapeError(
             f"randint cannot take {what} of type {given.type.short()}.",
