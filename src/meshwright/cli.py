@@ -15,6 +15,7 @@ from meshwright.errors import MeshwrightError
 # Each command is the module of its name in meshwright.commands; only the one asked for is loaded.
 COMMANDS = {
     "tour": "the main job in a minute",
+    "matmul": "ways to multiply two split matrices, and which is the fastest",
     "visualize": "which devices hold which part of a tensor",
 }
 
