@@ -68,3 +68,7 @@ class HardwareError(MeshwrightError, ValueError):
 
 class StorageError(MeshwrightError, ValueError):
     """What is on disk is not, or no longer, what was saved."""
+
+
+class DeviceError(MeshwrightError, ValueError):
+    """Devices of a device program that cannot be: shared, missing, on the wrong level, or not known."""

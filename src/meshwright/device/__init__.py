@@ -1,0 +1,1 @@
+"""Device programs: values on devices, nested pmap, device maps, and transforms that compose."""

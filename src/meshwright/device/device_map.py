@@ -1,0 +1,186 @@
+"""Device maps: trees of devices, of any depth and any fan-out, that say which devices a nested pmap runs on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from meshwright.errors import DeviceError
+
+Path = tuple[int, ...]
+
+
+@dataclass(frozen=True, init=False, repr=False)
+class DeviceMap:
+    """A tree of devices: a dict from devices to what stands below them, or a list of devices.
+
+    Each device stands in one place. A device may also stand among its own children: it then leads its group, as 1 and
+    2 do in the example.
+
+    >>> m = DeviceMap({1: [1, 3], 2: [2, 4]})
+    >>> m.lookup(()), m.lookup((2,)), m.depth, m.fan_outs
+    ((1, 2), (2, 4), 2, (2, 2))
+    >>> m[1], DeviceMap([1, 2]), DeviceMap.grid(2, 2)
+    (DeviceMap([1, 3]), DeviceMap([1, 2]), DeviceMap({1: [1, 2], 3: [3, 4]}))
+    """
+
+    nodes: tuple[tuple[int, DeviceMap | None], ...]
+
+    def __init__(self, devices: Mapping[int, Any] | Sequence[int] | DeviceMap) -> None:
+        object.__setattr__(self, "nodes", _nodes(devices))
+        self._check()
+
+    @staticmethod
+    def grid(*fan_outs: int, first: int = 1) -> DeviceMap:
+        """A regular tree over consecutive devices, each group led by its first."""
+        return DeviceMap(_grid(fan_outs, first))
+
+    def keys(self) -> tuple[int, ...]:
+        """The devices of the top level."""
+        return tuple(device for device, _ in self.nodes)
+
+    def __getitem__(self, key: int) -> DeviceMap:
+        for device, below in self.nodes:
+            if device == key:
+                if below is None:
+                    raise DeviceError(
+                        f"Device {key} has no devices below it in the device map.",
+                        why=f"the map is {self}: {key} is a leaf",
+                        fix=f"DeviceMap({{…, {key}: [{key}, …]}})",
+                    )
+                return below
+        raise DeviceError(
+            f"The device map has no key {key}.",
+            why=f"its keys are {', '.join(map(str, self.keys()))}",
+            fix=f"device_keys=[{self.keys()[0]}]",
+        )
+
+    def lookup(self, keys: Sequence[int]) -> tuple[int, ...]:
+        """The devices below a path of keys; no keys: the top level."""
+        below = self
+        for key in keys:
+            below = below[key]
+        return below.keys()
+
+    def below(self, keys: Sequence[int]) -> DeviceMap | None:
+        """What stands below a path of keys, None for a leaf."""
+        found: DeviceMap | None = self
+        for key in keys:
+            assert found is not None
+            found = dict(found.nodes).get(key) if key in set(found.keys()) else found[key]
+        return found
+
+    @property
+    def depth(self) -> int:
+        """The number of levels."""
+        return 1 + max((below.depth for _, below in self.nodes if below is not None), default=0)
+
+    @property
+    def fan_outs(self) -> tuple[int, ...] | None:
+        """The number of devices at each level of a regular tree, None where groups differ."""
+        inner = {below.fan_outs if below is not None else () for _, below in self.nodes}
+        if len(inner) != 1 or None in inner:
+            return None
+        (rest,) = inner
+        assert rest is not None
+        return (len(self.nodes), *rest)
+
+    def fan_out(self, level: int) -> int | None:
+        """The number of children every node of a level has, None where they differ or there is no such level."""
+        if level == 0:
+            return len(self.nodes)
+        found = {below.fan_out(level - 1) if below is not None else None for _, below in self.nodes}
+        return found.pop() if len(found) == 1 else None
+
+    def devices(self) -> frozenset[int]:
+        """Every device of the tree."""
+        inside = (below.devices() for _, below in self.nodes if below is not None)
+        return frozenset(self.keys()).union(*inside)
+
+    def paths(self) -> Iterator[Path]:
+        """The path of each node, parents first."""
+        for device, below in self.nodes:
+            yield (device,)
+            if below is not None:
+                yield from ((device, *rest) for rest in below.paths())
+
+    def _check(self) -> None:
+        if not self.nodes:
+            raise DeviceError("A device map has no devices.", why="the tree is empty", fix="DeviceMap([1, 2])")
+        owner: dict[int, Path] = {}
+        for path in self.paths():
+            device = path[-1]
+            earlier = owner.setdefault(device, path)
+            if earlier is not path and path != (*earlier, *(device,) * (len(path) - len(earlier))):
+                raise DeviceError(
+                    f"Device {device} stands in two places of a device map.",
+                    why=f"it is at {_show(earlier)} and at {_show(path)}; two parts of the program would share it",
+                    fix="give each group devices of its own; a device repeats only below itself, as 1 in {1: [1, 3]}",
+                )
+
+    def __repr__(self) -> str:
+        return f"DeviceMap({self})"
+
+    def __str__(self) -> str:
+        if all(below is None for _, below in self.nodes):
+            return f"[{', '.join(map(str, self.keys()))}]"
+        inside = (f"{device}: {below if below is not None else None}" for device, below in self.nodes)
+        return f"{{{', '.join(inside)}}}"
+
+
+def _show(path: Path) -> str:
+    return "device_map" + "".join(f"[{key}]" for key in path)
+
+
+def _nodes(given: Any) -> tuple[tuple[int, DeviceMap | None], ...]:
+    if isinstance(given, DeviceMap):
+        return given.nodes
+    if isinstance(given, Mapping):
+        pairs = [(key, None if below is None else _inner(below)) for key, below in given.items()]
+    elif isinstance(given, Sequence) and not isinstance(given, str):
+        pairs = [(key, None) for key in given]
+    else:
+        raise _not_devices(given)
+    found = []
+    for key, below in pairs:
+        number = getattr(key, "base", key)
+        if not isinstance(number, int) or isinstance(number, bool) or number < 0:
+            raise _not_devices(key)
+        found.append((number, below))
+    keys = [key for key, _ in found]
+    for key in keys:
+        if keys.count(key) > 1:
+            raise DeviceError(
+                f"Device {key} is listed twice in a device map.",
+                why=f"{keys} are the devices of one group",
+                fix=f"{list(dict.fromkeys(keys))}",
+            )
+    return tuple(found)
+
+
+def _inner(given: Any) -> DeviceMap:
+    """A part of a map; the whole is checked once."""
+    made = object.__new__(DeviceMap)
+    nodes = _nodes(given)
+    object.__setattr__(made, "nodes", nodes)
+    if not nodes:
+        raise DeviceError("A group of a device map has no devices.", why="its list is empty", fix="{1: [1, 3]}")
+    return made
+
+
+def _not_devices(given: object) -> DeviceError:
+    return DeviceError(
+        f"{given!r} is not a device or a tree of devices.",
+        why="a device is a whole number from 0; a map is a list of devices, or a dict from devices to maps",
+        fix="DeviceMap({1: [1, 3], 2: [2, 4]})",
+    )
+
+
+def _grid(fan_outs: Sequence[int], first: int) -> Any:
+    if len(fan_outs) == 1:
+        return list(range(first, first + fan_outs[0]))
+    step = 1
+    for n in fan_outs[1:]:
+        step *= n
+    return {first + i * step: _grid(fan_outs[1:], first + i * step) for i in range(fan_outs[0])}

@@ -1,0 +1,173 @@
+"""The reference: a device program run on NumPy, replica by replica."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from meshwright.device.dims import bind, solve
+from meshwright.device.function import Eqn, Function, Number, Value
+from meshwright.device.machine import Group, Item, Leaf, Machine, Scope
+from meshwright.device.resolve import as_device_map, resolve, symbols_of
+from meshwright.device.tensor_ops import evaluate
+from meshwright.device.types import Tensor, Tuple, Type
+from meshwright.errors import ShapeError
+
+_REDUCE = {
+    "sum": np.add,
+    "max": np.maximum,
+    "min": np.minimum,
+    "or": np.logical_or,
+    "and": np.logical_and,
+    "prod": np.multiply,
+}
+
+
+class Arrays:
+    """The domain of NumPy arrays."""
+
+    def compute(self, eqn: Eqn, args: Sequence[Leaf | Number], params: Mapping[str, Any], device: int) -> list[Leaf]:
+        if eqn.op == "constant":
+            return [Leaf(params["value"], device)]
+        arrays = [np.asarray(x.value, x.dtype) if isinstance(x, Number) else x.data for x in args]
+        return [Leaf(np.asarray(y), device) for y in evaluate(eqn.op, arrays, params)]
+
+    def scatter(self, eqn: Eqn, x: Leaf, dim: int, devices: Sequence[int]) -> list[Leaf]:
+        return [Leaf(part, d) for part, d in zip(np.split(x.data, len(devices), dim), devices, strict=True)]
+
+    def broadcast(self, eqn: Eqn, x: Leaf, devices: Sequence[int]) -> list[Leaf]:
+        return [Leaf(x.data, d) for d in devices]
+
+    def gather(self, eqn: Eqn, xs: Sequence[Leaf], dim: int, device: int) -> Leaf:
+        return Leaf(np.concatenate([x.data for x in xs], dim), device)
+
+    def _total(self, xs: Sequence[Leaf], how: str) -> Any:
+        total = xs[0].data
+        for x in xs[1:]:
+            total = _REDUCE[how](total, x.data)
+        return total
+
+    def allreduce(self, eqn: Eqn, xs: Sequence[Leaf], how: str) -> list[Leaf]:
+        total = self._total(xs, how)
+        return [Leaf(total, x.device) for x in xs]
+
+    def allgather(self, eqn: Eqn, xs: Sequence[Leaf], dim: int) -> list[Leaf]:
+        whole = np.concatenate([x.data for x in xs], dim)
+        return [Leaf(whole, x.device) for x in xs]
+
+    def reduce_scatter(self, eqn: Eqn, xs: Sequence[Leaf], dim: int) -> list[Leaf]:
+        parts = np.split(self._total(xs, "sum"), len(xs), dim)
+        return [Leaf(part, x.device) for part, x in zip(parts, xs, strict=True)]
+
+    def own_part(self, eqn: Eqn, xs: Sequence[Leaf], dim: int) -> list[Leaf]:
+        return [Leaf(np.split(x.data, len(xs), dim)[n], x.device) for n, x in enumerate(xs)]
+
+    def send(self, eqn: Eqn, x: Leaf, device: int) -> Leaf:
+        return Leaf(x.data, device)
+
+    def split(self, eqn: Eqn, x: Leaf, dim: int, parts: int) -> list[Leaf]:
+        return [Leaf(part, x.device) for part in np.split(x.data, parts, dim)]
+
+    def annotate(self, value: Value, item: Item, scope: Scope) -> None:
+        pass
+
+
+def execute(fn: Function, inputs: Mapping[str, Any] | Sequence[Any], device_map: Any = None) -> Any:
+    """The outputs of a device program: one array, or a tuple of them.
+
+    Inputs are arrays by name or in order. A tuple of copies is returned as one array, another tuple as a tuple.
+
+    >>> from meshwright import dist
+    >>> import numpy as np
+    >>> fn = dist.parse("def f(x: Tensor[(B,), 0]): xs = scatter(x, dim=0, device_keys=[]) s = allreduce(xs) return s")
+    >>> dist.execute(fn, {"x": np.arange(4.0, dtype=np.float32)}, [1, 2])
+    array([2., 4.], dtype=float32)
+    """
+    arrays = _arrays(fn, inputs)
+    sizes = _sizes(fn, arrays)
+    # The walk over types comes first: it finds what is wrong before anything is computed.
+    resolve(fn, device_map, **sizes)
+    items = [_item(v, x) for v, x in zip(fn.inputs, arrays, strict=True)]
+    outs = [_result(item) for item in Machine(Arrays(), as_device_map(device_map, fn), sizes).run(fn, items)]
+    return outs[0] if len(outs) == 1 else tuple(outs)
+
+
+def _arrays(fn: Function, inputs: Mapping[str, Any] | Sequence[Any]) -> list[Any]:
+    names = [v.name for v in fn.inputs]
+    if isinstance(inputs, Mapping):
+        wrong = [n for n in names if n not in inputs] + [n for n in inputs if n not in names]
+        if wrong:
+            raise ShapeError(
+                f"{fn.name} has the inputs {', '.join(names)}.",
+                why=f"given are {', '.join(map(str, inputs))}",
+                fix=f"{{{', '.join(f'{n!r}: …' for n in names)}}}",
+            )
+        given = [inputs[n] for n in names]
+    else:
+        given = list(inputs)
+        if len(given) != len(names):
+            raise ShapeError(
+                f"{fn.name} takes {len(names)} inputs, not {len(given)}.",
+                why=", ".join(names),
+                fix="one array per input",
+            )
+    return [
+        tuple(map(np.asarray, x)) if isinstance(x, tuple | list) and isinstance(v.type, Tuple) else np.asarray(x)
+        for x, v in zip(given, fn.inputs, strict=True)
+    ]
+
+
+def _sizes(fn: Function, arrays: Sequence[Any]) -> dict[str, int]:
+    """The numbers that symbols must be for the inputs to have the shapes of the arrays."""
+    sizes: dict[str, int] = {}
+    pairs: list[tuple[str, Tensor, Any]] = []
+
+    def collect(name: str, type: Type | None, x: Any) -> None:
+        if isinstance(type, Tuple):
+            for inner, part in zip(type.items, x, strict=True):
+                collect(name, inner, part)
+        elif type is not None:
+            pairs.append((name, type, x))
+
+    for v, x in zip(fn.inputs, arrays, strict=True):
+        collect(v.name, v.type, x)
+    for name, type, x in pairs:
+        if len(type.shape) != x.ndim or x.dtype != type.dtype:
+            raise _wrong_input(name, type, x)
+        for size, n in zip(type.shape, x.shape, strict=True):
+            left = bind(size, sizes)
+            if left != n:
+                solved = solve(left, n)
+                if solved is None:
+                    raise _wrong_input(name, type, x, sizes)
+                sizes[solved[0]] = solved[1]
+    known = symbols_of(fn)
+    return {name: n for name, n in sizes.items() if name in known}
+
+
+def _wrong_input(name: str, type: Tensor, x: Any, sizes: Mapping[str, int] | None = None) -> ShapeError:
+    bound = "".join(f", {k} = {v}" for k, v in (sizes or {}).items())
+    return ShapeError(
+        f"The input {name} does not fit.",
+        why=f"it is {x.dtype}{list(x.shape)}, and {name} is {type}{bound}",
+        fix=f"{name} = np.zeros(({', '.join(map(str, type.shape))},), np.{type.dtype})",
+    )
+
+
+def _item(value: Value, x: Any) -> Item:
+    def make(type: Type | None, part: Any) -> Item:
+        if isinstance(type, Tuple):
+            return Group(tuple(make(inner, p) for inner, p in zip(type.items, part, strict=True)))
+        assert isinstance(type, Tensor)
+        assert isinstance(type.device.base, int)
+        return Leaf(part, type.device.base)
+
+    return make(value.type, x)
+
+
+def _result(item: Item) -> Any:
+    if isinstance(item, Leaf):
+        return item.data
+    return _result(item.items[0]) if item.same else tuple(_result(inner) for inner in item.items)

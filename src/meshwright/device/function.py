@@ -1,0 +1,281 @@
+"""Device programs: functions whose values stand on devices, with pmaps as regions, and their text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from meshwright.core.dtypes import BOOL, FLOAT32, INT32, DType, short_name
+from meshwright.core.printing import print_program
+from meshwright.core.program import Program, digest
+from meshwright.device.device_map import DeviceMap
+from meshwright.device.dims import Dim
+from meshwright.device.types import Device, Tensor, Type
+
+LARGEST_INLINE = 16
+
+
+@dataclass(frozen=True, eq=False)
+class Value:
+    """A value of a device program, given once; ``type`` is what the text says about it, None where it says nothing."""
+
+    name: str
+    type: Type | None = None
+
+    def __repr__(self) -> str:
+        return f"{self.name}: {self.type}" if self.type is not None else self.name
+
+
+@dataclass(frozen=True)
+class Number:
+    """A number written where it is used; it has no device."""
+
+    value: bool | int | float | complex
+    dtype: DType = FLOAT32
+
+    def __str__(self) -> str:
+        bare = {bool: BOOL, int: INT32, float: FLOAT32}.get(type(self.value))
+        text = (
+            str(np.float32(self.value))
+            if self.dtype == FLOAT32 and not isinstance(self.value, complex)
+            else repr(self.value)
+        )
+        return text if bare == self.dtype else f"{text}:{short_name(self.dtype)}"
+
+
+Operand = Value | Number
+
+
+@dataclass(frozen=True, eq=False)
+class Eqn:
+    """``outputs = op(inputs, attributes)``; ``body`` is the function of a pmap or a call."""
+
+    op: str
+    inputs: tuple[Operand, ...]
+    outputs: tuple[Value, ...]
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    body: Function | None = None
+
+    @property
+    def values(self) -> tuple[Value, ...]:
+        """The operands that are values."""
+        return tuple(x for x in self.inputs if isinstance(x, Value))
+
+    def __repr__(self) -> str:
+        return f"{', '.join(map(repr, self.outputs))} = {self.op}({', '.join(map(_operand, self.inputs))})"
+
+
+@dataclass(frozen=True, eq=False)
+class Function:
+    """A device program. The body of a pmap is one too: ``variable`` then stands for the device it runs on.
+
+    Two functions are equal when they are the same up to names of values.
+    """
+
+    name: str
+    inputs: tuple[Value, ...]
+    eqns: tuple[Eqn, ...]
+    outputs: tuple[Value, ...]
+    device_map: DeviceMap | None = None
+    variable: str | None = None
+    slips: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return print_function(self)
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Function) and canonical(self) == canonical(other)
+
+    def __hash__(self) -> int:
+        return hash(canonical(self))
+
+    def with_(self, **changes: Any) -> Function:
+        """This function with some fields replaced."""
+        return replace(self, **changes)
+
+    def input(self, name: str) -> Value | None:
+        """The input of that name."""
+        return next((v for v in self.inputs if v.name == name), None)
+
+    def bodies(self) -> Iterator[Function]:
+        """The functions of its pmaps and calls, each once."""
+        seen: set[int] = set()
+        for eqn in self.eqns:
+            if eqn.body is not None and id(eqn.body) not in seen:
+                seen.add(id(eqn.body))
+                yield eqn.body
+
+
+def canonical(fn: Function, outer: Mapping[str, str] | None = None) -> tuple[Any, ...]:
+    """A value equal for two functions exactly when they are equal up to names of values and device variables."""
+    number: dict[Value, int] = {}
+    variables = dict(outer or {})
+    if fn.variable is not None:
+        variables[fn.variable] = f"${len(variables)}"
+
+    def typed(type: Type | None) -> str:
+        return _typed(type, variables)
+
+    def define(value: Value) -> tuple[int, str]:
+        number[value] = len(number)
+        return number[value], typed(value.type)
+
+    def use(x: Operand) -> Any:
+        return ("number", str(x)) if isinstance(x, Number) else number.get(x, x.name)
+
+    inputs = tuple(define(v) for v in fn.inputs)
+    eqns = tuple(
+        (
+            eqn.op,
+            tuple(use(x) for x in eqn.inputs),
+            tuple(sorted((k, _attribute_key(v, variables)) for k, v in eqn.attributes.items())),
+            canonical(eqn.body, variables) if eqn.body is not None else None,
+            tuple(define(v) for v in eqn.outputs),
+        )
+        for eqn in fn.eqns
+    )
+    return inputs, eqns, tuple(use(v) for v in fn.outputs), str(fn.device_map)
+
+
+def _typed(type: Type | None, variables: Mapping[str, str]) -> str:
+    if isinstance(type, Tensor):
+        if isinstance(type.device.base, str):
+            device = replace(type.device, base=variables.get(type.device.base, type.device.base))
+            return str(type.on(device))
+        return str(type)
+    if type is None:
+        return ""
+    return f"Tuple[{', '.join(_typed(item, variables) for item in type.items)}{'...' if type.more else ''}]"
+
+
+def _attribute_key(value: Any, variables: Mapping[str, str]) -> str:
+    if isinstance(value, Device) and isinstance(value.base, str):
+        return str(replace(value, base=variables.get(value.base, value.base)))
+    if isinstance(value, tuple):
+        return f"({', '.join(_attribute_key(item, variables) for item in value)})"
+    if isinstance(value, str):
+        return variables.get(value, value)
+    if isinstance(value, np.ndarray):
+        return f"@{digest(value)}"
+    return print_attribute(value)
+
+
+# Text
+
+
+def print_function(fn: Function) -> str:
+    """The function in the notation `parse` reads; names used twice get numbers."""
+    return "\n".join(_lines(fn, {}))
+
+
+_RESERVED = frozenset({"return", "def", "lambda", "device_map", "Tensor", "Tuple", "DeviceMap"})
+
+
+class _Names:
+    def __init__(self) -> None:
+        self.names: dict[Value, str] = {}
+        self.taken: set[str] = set(_RESERVED)
+
+    def __call__(self, value: Operand) -> str:
+        if isinstance(value, Number):
+            return str(value)
+        name = self.names.get(value)
+        if name is None:
+            name = value.name
+            count = 1
+            while name in self.taken:
+                count += 1
+                name = f"{value.name}_{count}"
+            self.taken.add(name)
+            self.names[value] = name
+        return name
+
+
+def _lines(fn: Function, bodies: dict[int, str]) -> list[str]:
+    names = _Names()
+    params = ", ".join(_declare(v, names) for v in fn.inputs)
+    lines = [f"def {fn.name}({params}):"]
+    if fn.device_map is not None:
+        lines.append(f"    device_map: DeviceMap = {fn.device_map}")
+    lines.extend(f"    {line}" for line in _statements(fn, names))
+    return lines
+
+
+def _statements(fn: Function, names: _Names) -> list[str]:
+    lines: list[str] = []
+    for eqn in fn.eqns:
+        lines.extend(_statement(eqn, names))
+    lines.append(f"return {', '.join(names(v) for v in fn.outputs)}")
+    return lines
+
+
+def _declare(value: Value, names: _Names) -> str:
+    return names(value) if value.type is None else f"{names(value)}: {value.type}"
+
+
+def _statement(eqn: Eqn, names: _Names) -> list[str]:
+    inputs = [names(x) for x in eqn.inputs]
+    attributes = [f"{name}={print_attribute(value)}" for name, value in eqn.attributes.items()]
+    head = ", ".join(_declare(v, names) for v in eqn.outputs)
+    if eqn.body is None:
+        return [f"{head} = {eqn.op}({', '.join([*inputs, *attributes])})"]
+    inner = _Names()
+    params = ", ".join(_declare(v, inner) for v in eqn.body.inputs)
+    operands = f"({', '.join(inputs)}{',' if len(inputs) == 1 else ''})"
+    return [
+        f"{head} = {eqn.op}(",
+        f"    lambda {eqn.body.variable}:",
+        f"    lambda ({params}): {{",
+        *(f"        {line}" for line in _statements(eqn.body, inner)),
+        "    },",
+        f"    {', '.join([*attributes, operands])}",
+        ")",
+    ]
+
+
+def _operand(x: Operand) -> str:
+    return str(x) if isinstance(x, Number) else x.name
+
+
+def print_attribute(value: Any) -> str:
+    """An attribute as text."""
+    if isinstance(value, list | tuple):
+        # Devices and keys are lists, as in scatter(x, dim=0, devices=[1, 2]); params of ops are tuples.
+        items = [print_attribute(item) for item in value]
+        if isinstance(value, Keys):
+            return f"[{', '.join(items)}]"
+        return f"({', '.join(items)}{',' if len(items) == 1 else ''})"
+    if isinstance(value, Device | Dim):
+        return str(value)
+    if isinstance(value, np.dtype):
+        return short_name(value)
+    if isinstance(value, Program):
+        return f"program({print_program(value, sources=False, constants=True)!r})"
+    if isinstance(value, np.ndarray):
+        if value.size > LARGEST_INLINE:
+            return f"@{digest(value)}"
+        return f"array({value.tolist()!r})"
+    if isinstance(value, _Name):
+        return str(value)
+    return repr(value)
+
+
+class _Name(str):
+    """A device variable among keys: printed without quotes."""
+
+    __slots__ = ()
+
+
+class Keys(tuple[Any, ...]):
+    """A list of devices or keys among the attributes, printed with brackets."""
+
+    __slots__ = ()
+
+    def __new__(cls, items: Sequence[Any] = ()) -> Keys:
+        return super().__new__(cls, (_Name(item) if isinstance(item, str) else item for item in items))

@@ -1,0 +1,440 @@
+"""The one walk over a device program: which device each value is on, with pmaps run replica by replica.
+
+What a value *is* belongs to a domain: arrays for `execute`, types and flat equations for `resolve`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from meshwright.device.device_map import DeviceMap, Path
+from meshwright.device.dims import Dim, bind
+from meshwright.device.function import Eqn, Function, Keys, Number, Value
+from meshwright.device.tensor_ops import tensor_op
+from meshwright.device.types import Device, Type
+from meshwright.errors import DeviceError, MeshwrightError, ShapeError
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """A tensor at run time: what the domain knows of it, and its device."""
+
+    data: Any
+    device: int
+
+
+@dataclass(frozen=True)
+class Group:
+    """A tuple at run time; ``same``: its elements are copies of one value."""
+
+    items: tuple[Item, ...]
+    same: bool = False
+
+
+Item = Leaf | Group
+
+
+class Domain(Protocol):
+    """What happens to data: each method is one op on tensors of known devices."""
+
+    def compute(
+        self, eqn: Eqn, args: Sequence[Leaf | Number], params: Mapping[str, Any], device: int
+    ) -> list[Leaf]: ...
+    def scatter(self, eqn: Eqn, x: Leaf, dim: int, devices: Sequence[int]) -> list[Leaf]: ...
+    def broadcast(self, eqn: Eqn, x: Leaf, devices: Sequence[int]) -> list[Leaf]: ...
+    def gather(self, eqn: Eqn, xs: Sequence[Leaf], dim: int, device: int) -> Leaf: ...
+    def allreduce(self, eqn: Eqn, xs: Sequence[Leaf], how: str) -> list[Leaf]: ...
+    def allgather(self, eqn: Eqn, xs: Sequence[Leaf], dim: int) -> list[Leaf]: ...
+    def reduce_scatter(self, eqn: Eqn, xs: Sequence[Leaf], dim: int) -> list[Leaf]: ...
+    def own_part(self, eqn: Eqn, xs: Sequence[Leaf], dim: int) -> list[Leaf]: ...
+    def send(self, eqn: Eqn, x: Leaf, device: int) -> Leaf: ...
+    def split(self, eqn: Eqn, x: Leaf, dim: int, parts: int) -> list[Leaf]: ...
+    def annotate(self, value: Value, item: Item, scope: Scope) -> None: ...
+
+
+@dataclass
+class Scope:
+    """What a body sees: the devices its variables stand for, sizes bound so far, values."""
+
+    variables: dict[str, int] = field(default_factory=dict)
+    paths: dict[str, Path | None] = field(default_factory=dict)
+    path: Path | None = ()
+    sizes: dict[str, int] = field(default_factory=dict)
+    values: dict[Value, Item] = field(default_factory=dict)
+
+    def inner(self, variable: str | None, device: int, path: Path | None) -> Scope:
+        names = dict(self.variables)
+        paths = dict(self.paths)
+        if variable is not None:
+            names[variable], paths[variable] = device, path
+        return Scope(names, paths, path, dict(self.sizes))
+
+
+COLLECTIVES = ("allreduce", "allgather", "reduce_scatter", "own_part")
+STRUCTURAL = frozenset(
+    {"scatter", "broadcast", "gather", "send", "pmap", "call", "split", "item", "tuple", *COLLECTIVES}
+)
+
+
+class Machine:
+    """Runs functions over a domain on a device map."""
+
+    def __init__(self, domain: Domain, device_map: DeviceMap | None, sizes: Mapping[str, int] | None = None) -> None:
+        self.domain = domain
+        self.device_map = device_map
+        self.sizes = dict(sizes or {})
+        self.touched: list[set[int]] = [set()]
+
+    def run(self, fn: Function, inputs: Sequence[Item]) -> list[Item]:
+        """The outputs of a function on inputs that stand on their devices."""
+        scope = Scope(sizes=dict(self.sizes))
+        return self._body(fn, inputs, scope)
+
+    def _body(self, fn: Function, inputs: Sequence[Item], scope: Scope) -> list[Item]:
+        if len(inputs) != len(fn.inputs):
+            raise ShapeError(
+                f"{fn.name or 'A pmap'} takes {len(fn.inputs)} values, not {len(inputs)}.",
+                why=f"its inputs are {', '.join(v.name for v in fn.inputs)}",
+                fix="pass one tuple per input",
+            )
+        for value, item in zip(fn.inputs, inputs, strict=True):
+            self.domain.annotate(value, item, scope)
+            scope.values[value] = item
+        for eqn in fn.eqns:
+            try:
+                outs = self._eqn(eqn, scope)
+                for value, item in zip(eqn.outputs, outs, strict=True):
+                    self.domain.annotate(value, item, scope)
+                    scope.values[value] = item
+            except MeshwrightError as error:
+                if not error.where:
+                    error.where = repr(eqn)
+                raise
+        return [self._value(v, scope) for v in fn.outputs]
+
+    def _value(self, value: Value, scope: Scope) -> Item:
+        found = scope.values.get(value)
+        if found is None:
+            raise DeviceError(
+                f"{value.name} is used where it is not defined.",
+                why="the body of a pmap sees its own inputs only",
+                fix=f"pass {value.name} to the pmap, as a tuple with one element per device",
+            )
+        return found
+
+    # Devices
+
+    def device(self, device: Device | int, scope: Scope) -> int:
+        """The number of a device that may be a variable, a sub-device or an offset."""
+        if isinstance(device, int):
+            return device
+        base = device.base
+        if base is None:
+            raise DeviceError("A device is not known.", why="it is written `?`", fix="name a device: 0, d, or d.1")
+        if base == "device_map":
+            return self._nth(self._map("device_map").keys(), device, "device_map")
+        if isinstance(base, str):
+            if base not in scope.variables:
+                raise _unbound(base, scope)
+            number = scope.variables[base]
+            if device.sub is not None:
+                path = scope.paths[base]
+                if path is None:
+                    raise DeviceError(
+                        f"{device} is not a device.",
+                        why=f"{base} is device {number}, which is not on this level of the device map",
+                        fix=f"a device map with {number} on this level, such as {{{number}: [{number}, …]}}",
+                    )
+                number = self._nth(self._map(str(device)).lookup(path), replace(device, offset=0), base)
+        else:
+            number = base
+        return number + device.offset
+
+    def _nth(self, devices: Sequence[int], device: Device, base: str) -> int:
+        sub = device.sub or 0
+        if not 0 <= sub < len(devices):
+            raise DeviceError(
+                f"{device} is not a device.",
+                why=f"there are {len(devices)} devices below {base}: {', '.join(map(str, devices))}",
+                fix=f"{base}.{len(devices) - 1}",
+            )
+        return devices[sub]
+
+    def _map(self, wanted: str) -> DeviceMap:
+        if self.device_map is None:
+            raise DeviceError(
+                "There is no device map.",
+                why=f"{wanted} is looked up in one",
+                fix="pass one: dist.resolve(fn, dist.DeviceMap({1: [1, 3], 2: [2, 4]}))",
+            )
+        return self.device_map
+
+    def targets(self, eqn: Eqn, scope: Scope) -> list[int]:
+        """The devices a scatter or broadcast spreads over."""
+        if "devices" in eqn.attributes:
+            found = [self.device(d, scope) for d in eqn.attributes["devices"]]
+            if len(set(found)) < len(found):
+                raise DeviceError(
+                    f"A {eqn.op} has the same device twice.",
+                    why=f"its devices are {', '.join(map(str, found))}",
+                    fix=f"devices={sorted(set(found))}",
+                )
+        else:
+            keys = eqn.attributes.get("device_keys", Keys())
+            path = []
+            for key in keys:
+                if isinstance(key, str):
+                    if key not in scope.variables:
+                        raise _unbound(key, scope)
+                    path.append(scope.variables[key])
+                else:
+                    path.append(key if isinstance(key, int) else self.device(key, scope))
+            found = list(self._map(f"device_keys={list(keys)}").lookup(path))
+        parts = eqn.attributes.get("parts")
+        if isinstance(parts, Dim):
+            ((name, _),) = parts.powers
+            scope.sizes[name] = len(found)
+        return found
+
+    def _path_of(self, device: int, scope: Scope) -> Path | None:
+        if self.device_map is None or scope.path is None:
+            return None
+        below = self.device_map.below(scope.path)
+        return (*scope.path, device) if below is not None and device in set(below.keys()) else None
+
+    # Equations
+
+    def _eqn(self, eqn: Eqn, scope: Scope) -> list[Item]:
+        if eqn.op == "pmap":
+            return self._pmap(eqn, scope)
+        if eqn.op == "call":
+            return self._call(eqn, scope)
+        args = [x if isinstance(x, Number) else self._value(x, scope) for x in eqn.inputs]
+        if eqn.op in STRUCTURAL:
+            outs = self._structural(eqn, args, scope)
+        elif tensor_op(eqn.op) is None:
+            raise DeviceError(
+                f"There is no op {eqn.op}.",
+                why="it is neither a tensor op nor an op of device programs",
+                fix=f"one of {', '.join(sorted(STRUCTURAL))}, or a tensor op such as MatMul, add, tanh",
+            )
+        else:
+            outs = self._tensor(eqn, args, scope)
+        for item in outs:
+            self._touch(item)
+        return outs
+
+    def _touch(self, item: Item) -> None:
+        if isinstance(item, Leaf):
+            self.touched[-1].add(item.device)
+        else:
+            for inner in item.items:
+                self._touch(inner)
+
+    def _tensor(self, eqn: Eqn, args: Sequence[Any], scope: Scope) -> list[Item]:
+        first = next((x for x in args if isinstance(x, Leaf)), None)
+        home = first.device if first is not None else self._home(args, scope)
+        leaves = [x if isinstance(x, Number) else leaf(x, eqn, home) for x in args]
+        devices = {x.device for x in leaves if isinstance(x, Leaf)}
+        if len(devices) > 1:
+            shown = ", ".join(
+                f"{v.name} on {x.device}"
+                for v, x in zip(eqn.inputs, leaves, strict=True)
+                if isinstance(x, Leaf) and isinstance(v, Value)
+            )
+            raise DeviceError(
+                f"The operands of {eqn.op} are on different devices.",
+                why=shown,
+                fix=f"send({eqn.values[-1].name}, to_device={min(devices)}) first",
+            )
+        params = {name: _bound(value, scope.sizes) for name, value in eqn.attributes.items() if name != "device"}
+        if "device" in eqn.attributes:
+            home = self.device(eqn.attributes["device"], scope)
+        return list(self.domain.compute(eqn, leaves, params, devices.pop() if devices else home))
+
+    def _home(self, args: Sequence[Any], scope: Scope) -> int:
+        """Where an op without operands runs: a copy of its operand's device, or the device of the body."""
+        for x in args:
+            if isinstance(x, Group):
+                return first_leaf(x).device
+        return scope.variables[list(scope.variables)[-1]] if scope.variables else 0
+
+    def _structural(self, eqn: Eqn, args: Sequence[Any], scope: Scope) -> list[Item]:
+        op, attributes, domain = eqn.op, eqn.attributes, self.domain
+        if op == "tuple":
+            return [Group(tuple(args))]
+        if op == "item":
+            group = _group(args[0], eqn)
+            index = attributes["index"]
+            if not 0 <= index < len(group.items):
+                raise ShapeError(
+                    f"A tuple of {len(group.items)} has no item {index}.", fix=f"index={len(group.items) - 1}"
+                )
+            return [group.items[index]]
+        if op == "scatter":
+            devices = self.targets(eqn, scope)
+            parts = domain.scatter(eqn, leaf(args[0], eqn), _dim(eqn), devices)
+            return _packed(eqn, Group(tuple(parts)))
+        if op == "broadcast":
+            devices = self.targets(eqn, scope)
+            return _packed(eqn, Group(tuple(domain.broadcast(eqn, leaf(args[0], eqn), devices)), same=True))
+        if op == "send":
+            to = self.device(_attribute(eqn, "to_device"), scope)
+            x = leaf(args[0], eqn, to)
+            return [x if x.device == to else domain.send(eqn, x, to)]
+        if op == "split":
+            parts_count = _bound(_attribute(eqn, "parts"), scope.sizes)
+            return _packed(eqn, Group(tuple(domain.split(eqn, leaf(args[0], eqn), _dim(eqn), parts_count))))
+        group = args[0] if len(args) == 1 else Group(tuple(args))
+        if not isinstance(group, Group):
+            raise ShapeError(
+                f"{op} takes a tuple.",
+                why=f"{eqn.values[0].name} is one tensor",
+                fix=f"{op} of what scatter, broadcast or pmap gives",
+            )
+        leaves = [leaf(item, eqn) for item in group.items]
+        devices_used = [x.device for x in leaves]
+        if op != "gather" and len(set(devices_used)) < len(leaves):
+            raise DeviceError(
+                f"{op} has two tensors on one device.",
+                why=f"they are on {', '.join(map(str, devices_used))}",
+                fix="one tensor per device; add those that share one first",
+            )
+        if op == "gather":
+            return [domain.gather(eqn, leaves, _dim(eqn), self.device(_attribute(eqn, "to_device"), scope))]
+        if op == "allreduce":
+            return _packed(eqn, Group(tuple(domain.allreduce(eqn, leaves, attributes.get("reduce", "sum"))), same=True))
+        if op == "allgather":
+            return _packed(eqn, Group(tuple(domain.allgather(eqn, leaves, _dim(eqn))), same=True))
+        if op == "own_part":
+            if not group.same:
+                raise ShapeError(
+                    "own_part takes copies of one value.",
+                    why=f"the elements of {eqn.values[0].name} differ",
+                    fix=f"allgather({eqn.values[0].name}, dim=0) first",
+                )
+            return _packed(eqn, Group(tuple(domain.own_part(eqn, leaves, _dim(eqn)))))
+        return _packed(eqn, Group(tuple(domain.reduce_scatter(eqn, leaves, _dim(eqn)))))
+
+    def _pmap(self, eqn: Eqn, scope: Scope) -> list[Item]:
+        body = eqn.body
+        assert body is not None
+        groups = [_group(self._value(v, scope), eqn, v.name) for v in eqn.values]
+        lengths = [len(g.items) for g in groups]
+        if not groups or len(set(lengths)) > 1:
+            shown = ", ".join(f"{v.name} has {n}" for v, n in zip(eqn.values, lengths, strict=True))
+            raise ShapeError(
+                "The tuples of a pmap differ in length." if groups else "A pmap has no operands.",
+                why=shown or "a pmap runs once per element of its tuples",
+                fix="scatter or broadcast them over the same devices",
+            )
+        owner: dict[int, int] = {}
+        columns: list[list[Item]] = [[] for _ in body.outputs]
+        for n in range(lengths[0]):
+            outs, used = self._replica(eqn, body, [g.items[n] for g in groups], scope)
+            for device in used:
+                if owner.setdefault(device, n) != n:
+                    raise DeviceError(
+                        f"Two replicas of a pmap use device {device}.",
+                        why=f"replicas {owner[device]} and {n} of {eqn.outputs[0].name} both place values on it",
+                        fix="give each replica devices of its own: a device map such as {1: [1, 3], 2: [2, 4]}",
+                    )
+            for column, item in zip(columns, outs, strict=True):
+                column.append(item)
+        self.touched[-1].update(owner)
+        same = all(g.same for g in groups)
+        return [Group(tuple(column), same) for column in columns]
+
+    def _replica(self, eqn: Eqn, body: Function, items: Sequence[Item], scope: Scope) -> tuple[list[Item], set[int]]:
+        first = first_leaf(next((x for x in items if isinstance(x, Leaf)), items[0]))
+        inputs = [x if isinstance(x, Leaf) or not x.same else leaf(x, eqn, first.device) for x in items]
+        for value, x in zip(eqn.values, inputs, strict=True):
+            if isinstance(x, Leaf) and x.device != first.device:
+                raise DeviceError(
+                    f"The operands of a {eqn.op} are on different devices.",
+                    why=f"{eqn.values[0].name} is on {first.device}, {value.name} on {x.device}",
+                    fix="scatter or broadcast them over the same devices, in the same order",
+                )
+        self.touched.append({first.device})
+        inner = scope.inner(body.variable, first.device, self._path_of(first.device, scope))
+        outs = self._body(body, inputs, inner)
+        return outs, self.touched.pop()
+
+    def _call(self, eqn: Eqn, scope: Scope) -> list[Item]:
+        assert eqn.body is not None
+        outs, used = self._replica(eqn, eqn.body, [self._value(v, scope) for v in eqn.values], scope)
+        self.touched[-1].update(used)
+        return outs
+
+
+def _bound(value: Any, sizes: Mapping[str, int]) -> Any:
+    if isinstance(value, Dim):
+        return bind(value, sizes)
+    return type(value)(_bound(item, sizes) for item in value) if type(value) is tuple else value
+
+
+def _packed(eqn: Eqn, group: Group) -> list[Item]:
+    """One tuple, or its elements where the equation names each of them."""
+    return [group] if len(eqn.outputs) == 1 else list(group.items)
+
+
+def _unbound(name: str, scope: Scope) -> DeviceError:
+    known = ", ".join(scope.variables) or "none"
+    return DeviceError(
+        f"The device variable {name} is not bound here.",
+        why=f"it belongs to no enclosing pmap; the variables here are: {known}",
+        fix=f"use it inside `pmap(lambda {name}: lambda (…): {{…}}, …)`",
+    )
+
+
+def _dim(eqn: Eqn) -> int:
+    found = _attribute(eqn, "dim")
+    if not isinstance(found, int) or isinstance(found, bool):
+        raise ShapeError(f"The dim of {eqn.op} is a whole number.", why=f"it is {found!r}", fix="dim=0")
+    return found
+
+
+def _attribute(eqn: Eqn, name: str) -> Any:
+    if name not in eqn.attributes:
+        raise ShapeError(
+            f"{eqn.op} needs {name}.", why="it does not follow from the operands", fix=f"{eqn.op}(…, {name}=0)"
+        )
+    return eqn.attributes[name]
+
+
+def _group(item: Item, eqn: Eqn, name: str = "") -> Group:
+    if isinstance(item, Group):
+        return item
+    name = name or eqn.values[0].name
+    raise ShapeError(
+        f"{eqn.op} takes tuples.",
+        why=f"{name} is one tensor, on device {item.device}",
+        fix=f"broadcast({name}, device_keys=[]) or scatter({name}, dim=0, device_keys=[]) first",
+    )
+
+
+def first_leaf(item: Item) -> Leaf:
+    """The first tensor of a (nested) tuple."""
+    while isinstance(item, Group):
+        item = item.items[0]
+    return item
+
+
+def leaf(item: Item, eqn: Eqn, near: int | None = None) -> Leaf:
+    """A tensor where one is wanted: a tuple of copies stands for the copy on device ``near``, or else the first."""
+    if isinstance(item, Leaf):
+        return item
+    if not item.same:
+        raise ShapeError(
+            f"{eqn.op} takes a tensor where it is given a tuple.",
+            why=f"{eqn.values[0].name} has {len(item.items)} different elements",
+            fix="gather or allreduce it first; a tuple of copies may stand for one of them",
+        )
+    copies = [leaf(inner, eqn, near) for inner in item.items]
+    return next((x for x in copies if x.device == near), copies[0])
+
+
+def as_item(type: Type, data: Any, device: int) -> Leaf:
+    return Leaf(data, device)

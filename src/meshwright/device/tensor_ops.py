@@ -1,0 +1,272 @@
+"""Tensor ops of device programs: those of the registry, and the few that have a name of their own here.
+
+Every fact comes from a factor rule. Symbolic dims are given numbers that occur nowhere else, and read back from the
+result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from meshwright.core.dtypes import FLOAT32, DType
+from meshwright.core.factors import Factors, names
+from meshwright.core.op import REGISTRY, Cost, Linearity, No
+from meshwright.core.program import Program
+from meshwright.core.types import TensorType
+from meshwright.device.dims import Dim, Size, Sizes
+from meshwright.device.function import Number
+from meshwright.device.types import Tensor
+from meshwright.engine import compile as _compile  # noqa: F401  (runs the regions of scan and cond)
+from meshwright.engine.namespace import NUMPY
+from meshwright.errors import MeshwrightError, ShapeError
+from meshwright.ops import every as _every  # noqa: F401  (fills the registry)
+
+Arg = tuple[Sizes, DType]
+Params = Mapping[str, Any]
+
+
+class Named(NamedTuple):
+    """An op of device programs alone: its factor rule for given ranks, and its value."""
+
+    factors: Callable[[Sequence[TensorType]], str]
+    evaluate: Callable[..., Any]
+    linear: Linearity
+    flops_per_point: float = 1.0
+
+
+def _rank(t: TensorType) -> str:
+    return " ".join(names(t.ndim))
+
+
+def _matmul(types: Sequence[TensorType]) -> str:
+    """``b i k, k j -> b i j``; a right operand of higher rank has the batch dims of the left."""
+    x, y = types
+    if x.ndim < 1 or y.ndim not in (2, x.ndim) or (y.ndim > 2 and y.ndim != x.ndim):
+        raise ShapeError(
+            f"MatMul cannot take {x.short()}, {y.short()}.",
+            why="it takes a matrix on the right, or equal batch dims on both sides",
+            fix="dot_general(x, y, contract=…, batch=…, dtype=None)",
+        )
+    batch = [f"b{n}" for n in range(x.ndim - 1 - (y.ndim > 1 and x.ndim > 1))]
+    rows = ["i"] if x.ndim > 1 else []
+    shared = batch if y.ndim > 2 else []
+    return f"{' '.join([*batch, *rows, 'k'])}, {' '.join([*shared, 'k', 'j'])} -> {' '.join([*batch, *rows, 'j'])}"
+
+
+def _same(count: int) -> Callable[[Sequence[TensorType]], str]:
+    def rule(types: Sequence[TensorType]) -> str:
+        return ", ".join(_rank(t) for t in types) + " -> " + ", ".join([_rank(types[0])] * count)
+
+    return rule
+
+
+def _sgd(types: Sequence[TensorType]) -> str:
+    """Weights, then their gradients, give new weights; each pair has factors of its own."""
+    half = len(types) // 2
+    sides = [" ".join(f"{letter}{n}" for letter in names(t.ndim)) for n, t in enumerate(types[:half])]
+    return f"{', '.join([*sides, *sides])} -> {', '.join(sides)}"
+
+
+def _matmul_grad(x: Any, w: Any, dy: Any) -> tuple[Any, Any]:
+    return dy @ w.T, x.T @ dy
+
+
+NAMED: dict[str, Named] = {
+    "MatMul": Named(_matmul, np.matmul, Linearity.EACH, 2.0),
+    "MatMulGrad": Named(lambda types: "i k, k j, i j -> i k, k j", _matmul_grad, Linearity.NONE, 4.0),
+    "Relu": Named(_same(1), lambda x: np.maximum(x, 0), Linearity.NONE),
+    "ReluGrad": Named(_same(1), lambda x, dy: np.where(x > 0, dy, 0).astype(dy.dtype), Linearity.NONE),
+    "Loss": Named(_same(1), lambda y, z, n: np.square(y - z) / n, Linearity.NONE, 3.0),
+    "LossGrad": Named(_same(1), lambda y, z, n: 2 * (y - z) / n, Linearity.NONE, 3.0),
+    "SGDOptimizer": Named(
+        _sgd,
+        lambda *xs, lr=0.01: tuple(w - lr * g for w, g in zip(xs[: len(xs) // 2], xs[len(xs) // 2 :], strict=True)),
+        Linearity.NONE,
+        2.0,
+    ),
+    "Identity": Named(_same(1), lambda x: x, Linearity.JOINTLY, 0.0),
+}
+_BY_LOWER = {**{name.lower(): name for name in REGISTRY}, **{name.lower(): name for name in NAMED}}
+# `gather` is the collective; the op that takes windows out of a tensor goes by another name.
+RENAMED = {"gather": "take_windows"}
+_ORIGINAL = {new: old for old, new in RENAMED.items()}
+
+
+def tensor_op(name: str) -> str | None:
+    """The name of a tensor op as programs print it, whatever the case; None for anything else."""
+    if name in _ORIGINAL or name in NAMED or (name in REGISTRY and name not in RENAMED):
+        return name
+    found = _BY_LOWER.get(name.lower())
+    return found if found not in RENAMED else None
+
+
+def registry_name(name: str) -> str:
+    """The registry's name of a tensor op."""
+    return _ORIGINAL.get(name, name)
+
+
+def signature(x: Tensor | Number) -> Arg:
+    """What inference needs to know of an operand."""
+    return ((), x.dtype) if isinstance(x, Number) else (x.shape, x.dtype)
+
+
+# Symbolic dims as numbers
+
+
+_WITNESSES: dict[Dim, int] = {}
+_DIMS: dict[int, Dim] = {}
+_FIRST_WITNESS = 1_000_000_007
+
+
+def _witness(size: Any) -> Any:
+    if isinstance(size, Dim):
+        found = _WITNESSES.get(size)
+        if found is None:
+            found = _WITNESSES[size] = _FIRST_WITNESS + 2 * len(_WITNESSES)
+            _DIMS[found] = size
+        return found
+    return tuple(_witness(item) for item in size) if isinstance(size, tuple) else size
+
+
+def _unwitness(size: Any) -> Any:
+    if isinstance(size, tuple):
+        return tuple(_unwitness(item) for item in size)
+    if isinstance(size, int) and not isinstance(size, bool) and size >= _FIRST_WITNESS:
+        if size not in _DIMS:
+            raise ShapeError(
+                "The sizes of this op do not follow from symbols.",
+                why="it joins or cuts dims whose sizes are not known",
+                fix="give the sizes as numbers: dist.resolve(fn, device_map, B=8, …)",
+            )
+        return _DIMS[size]
+    return size
+
+
+def plain(arg: Arg) -> TensorType:
+    """A type with every symbol replaced by a number of its own."""
+    return TensorType(_witness(arg[0]), arg[1])
+
+
+@lru_cache(maxsize=16384)
+def _infer(name: str, args: tuple[Arg, ...], params: tuple[tuple[str, Any], ...]) -> tuple[Arg, ...]:
+    types = [plain(arg) for arg in args]
+    given = {key: _witness(value) for key, value in params}
+    if name in NAMED:
+        rule = _named_factors(name, types)
+        shapes = [tuple(_size(dim, rule) for dim in dims) for dims in rule.results]
+        return tuple((_unwitness(shape), types[0].dtype) for shape in shapes)
+    found = REGISTRY[name].type(*types, **given)
+    results = found if isinstance(found, tuple) else (found,)
+    return tuple((_unwitness(t.shape), t.dtype) for t in results)
+
+
+def infer(name: str, args: Sequence[Arg], params: Params) -> tuple[Arg, ...]:
+    """Shapes and dtypes of an op's results."""
+    key = tuple(params.items())
+    try:
+        return _infer(registry_name(name), tuple(args), key)
+    except TypeError as error:
+        if isinstance(error, MeshwrightError):
+            raise
+        if "unhashable" in str(error):
+            return _infer.__wrapped__(registry_name(name), tuple(args), key)
+        text = str(error).replace("rule()", name).replace("<lambda>()", name)
+        raise ShapeError(
+            f"{name} cannot be used so.", why=text, fix=f"{name}(…) as `print(dist.from_program(p))` writes it"
+        ) from error
+
+
+def _size(dim: Sequence[str], rule: Factors) -> int:
+    size = 1
+    for factor in dim:
+        size *= rule.sizes[factor]
+    return size
+
+
+def _named_factors(name: str, types: Sequence[TensorType]) -> Factors:
+    text = NAMED[name].factors(types)
+    sides = text.split("->")[0].split(",")
+    sizes: dict[str, int] = {}
+    if len(sides) != len(types):
+        raise ShapeError(
+            f"{name} takes {len(sides)} operands, not {len(types)}.", why=f"its rule is {text}", fix=f"{name}(…)"
+        )
+    for side, t in zip(sides, types, strict=True):
+        if t.ndim == 0:
+            continue
+        letters = side.split()
+        for letter, n in zip(letters, t.shape, strict=False):
+            if len(letters) != t.ndim or sizes.setdefault(letter, n) != n:
+                shown = ", ".join(str(_show(t)) for t in types)
+                raise ShapeError(
+                    f"{name} cannot take {shown}.",
+                    why=f"its dims are {text}, and {letter} has two sizes",
+                    fix=f"{name} of tensors whose dims agree",
+                )
+    return Factors.parse(
+        ", ".join(" " if t.ndim == 0 else s for s, t in zip(sides, types, strict=True)) + " -> " + text.split("->")[1],
+        sizes,
+    )
+
+
+def _show(t: TensorType) -> str:
+    return f"({', '.join(str(_DIMS.get(n, n)) for n in t.shape)})"
+
+
+def factors(name: str, args: Sequence[Arg], results: Sequence[Arg], params: Params) -> Factors | None:
+    """The factor rule of a call, None for an op that has none and needs its operands whole."""
+    types, outs = [plain(a) for a in args], [plain(a) for a in results]
+    if name in NAMED:
+        return _named_factors(name, types)
+    rule = REGISTRY[registry_name(name)].factors
+    return None if isinstance(rule, No) else rule(types, outs, _witnessed(params))
+
+
+def _witnessed(params: Params) -> dict[str, Any]:
+    return {key: _witness(value) for key, value in params.items()}
+
+
+def localize(name: str, params: Params, args: Sequence[Arg], results: Sequence[Arg]) -> Params:
+    """The params of the same op on shards of those types."""
+    if name in NAMED:
+        return params
+    found = REGISTRY[registry_name(name)].localize(
+        _witnessed(params), [plain(a) for a in args], [plain(a) for a in results]
+    )
+    return {key: _unwitness(value) if not isinstance(value, Program) else value for key, value in found.items()}
+
+
+def linearity(name: str) -> Linearity:
+    return NAMED[name].linear if name in NAMED else REGISTRY[registry_name(name)].linear
+
+
+def evaluate(name: str, arrays: Sequence[Any], params: Params) -> tuple[Any, ...]:
+    """The results of an op on arrays."""
+    if name in NAMED:
+        found = NAMED[name].evaluate(*arrays, **params)
+    else:
+        with np.errstate(all="ignore"):
+            found = REGISTRY[registry_name(name)].evaluate(NUMPY, *arrays, **params)
+    return tuple(found) if isinstance(found, tuple | list) else (found,)
+
+
+def cost(name: str, args: Sequence[Arg], results: Sequence[Arg], params: Params) -> Cost:
+    """Work of one call; dims must be numbers."""
+    types, outs = [plain(a) for a in args], [plain(a) for a in results]
+    if name in NAMED:
+        rule = _named_factors(name, types)
+        nbytes = float(sum(t.nbytes for t in (*types, *outs)))
+        return Cost(NAMED[name].flops_per_point * rule.iterations, nbytes)
+    return REGISTRY[registry_name(name)].cost(types, outs, params)
+
+
+def number(value: Any, dtype: DType = FLOAT32) -> Number:
+    return Number(value, dtype)
+
+
+def is_symbolic(shape: Sequence[Size]) -> bool:
+    return any(isinstance(n, Dim) for n in shape)

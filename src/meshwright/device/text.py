@@ -1,0 +1,596 @@
+"""Reading device programs.
+
+    def matmul(wA: Tensor[(F, H), 0], x: Tensor[(B, F), 0]):
+        device_map: DeviceMap = {1: [1, 3], 2: [2, 4]}
+        xs: Tuple[Tensor[(B/2, F), 1], Tensor[(B/2, F), 2]] = scatter(x, dim=0, device_keys=[])
+        …
+        return a
+
+Line breaks and indentation do not matter. A *slip* is a name or a bracket that cannot be meant: a value that does not
+exist where it is used, or does not have the annotated type, while exactly one other does. A slip is corrected, with a
+warning that says how; ``strict=True`` makes it an error.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from meshwright.core.dtypes import SHORT_NAMES
+from meshwright.core.text import parse_program
+from meshwright.device.device_map import DeviceMap
+from meshwright.device.dims import Dim, Size, divide, solve
+from meshwright.device.function import Eqn, Function, Keys, Number, Operand, Value
+from meshwright.device.machine import STRUCTURAL
+from meshwright.device.tensor_ops import infer, signature, tensor_op
+from meshwright.device.types import UNKNOWN, Device, Tensor, Tuple, Type, elements
+from meshwright.errors import MeshwrightError, TextError
+
+_TOKEN = re.compile(
+    r"(?P<skip>\s+|\#[^\n]*)|(?P<number>\d+\.\d*(?:[eE][-+]?\d+)?|\d+[eE][-+]?\d+|\d+)|(?P<string>'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\")"
+    r"|(?P<name>[A-Za-z_]\w*)|(?P<mark>\.\.\.|[-()\[\]{}:,=./*+?@])"
+)
+
+
+class SlipWarning(UserWarning):
+    """A slip in the text of a device program that was corrected."""
+
+
+class _Token(NamedTuple):
+    kind: str
+    text: str
+    start: int
+
+
+def parse(text: str, *, strict: bool = False) -> Function:
+    """Read a device program; ``str`` prints it back.
+
+    >>> fn = parse("def f(x: Tensor[(B, F), 0], w: Tensor[(F, H), 0]): y: Tensor[(B, H), 0] = MatMul(x, w) return y")
+    >>> print(fn)
+    def f(x: Tensor[(B, F), 0], w: Tensor[(F, H), 0]):
+        y: Tensor[(B, H), 0] = MatMul(x, w)
+        return y
+    >>> parse(str(fn)) == fn
+    True
+    """
+    reader = _Reader(text, strict)
+    fn = reader.function()
+    for slip in fn.slips:
+        warnings.warn(slip, SlipWarning, stacklevel=2)
+    return fn
+
+
+def _tokens(text: str) -> list[_Token]:
+    found = []
+    at = 0
+    while at < len(text):
+        match = _TOKEN.match(text, at)
+        if match is None:
+            raise _error(text, at, f"{text[at]!r} is not part of a device program.")
+        if match.lastgroup != "skip":
+            found.append(_Token(str(match.lastgroup), match.group(), at))
+        at = match.end()
+    return [*found, _Token("end", "", len(text))]
+
+
+def _error(text: str, at: int, what: str, why: str = "", fix: str = "") -> TextError:
+    start = text.rfind("\n", 0, at) + 1
+    end = text.find("\n", at)
+    line = text[start : end if end >= 0 else len(text)]
+    number = text.count("\n", 0, at) + 1
+    shown, column = (
+        (line, at - start) if len(line) <= 160 else (line[max(0, at - start - 60) :][:120], min(60, at - start))
+    )
+    return TextError(
+        what,
+        where=f"line {number}\n{shown}\n{' ' * column}^",
+        why=why,
+        fix=fix or "y: Tensor[(B, H), 0] = MatMul(x, w)",
+    )
+
+
+class _Scope(NamedTuple):
+    values: dict[str, Value]
+
+
+class _Reader:
+    def __init__(self, text: str, strict: bool) -> None:
+        if not isinstance(text, str):
+            raise TextError(
+                "dist.parse reads text.", why=f"it is given {type(text).__name__}", fix='dist.parse("def f(…): …")'
+            )
+        self.text = text
+        self.strict = strict
+        self.tokens = _tokens(text)
+        self.at = 0
+        self.slips: list[str] = []
+        self.device_map: DeviceMap | None = None
+
+    # Tokens
+
+    @property
+    def token(self) -> _Token:
+        return self.tokens[self.at]
+
+    def peek(self, offset: int = 1) -> str:
+        return self.tokens[min(self.at + offset, len(self.tokens) - 1)].text
+
+    def next(self) -> _Token:
+        token = self.token
+        self.at += 1
+        return token
+
+    def fail(self, what: str, why: str = "", fix: str = "", at: int | None = None) -> TextError:
+        return _error(self.text, self.token.start if at is None else at, what, why, fix)
+
+    def expect(self, text: str) -> _Token:
+        if self.token.text != text:
+            found = repr(self.token.text) if self.token.kind != "end" else "the end"
+            raise self.fail(f"{text!r} is expected here, not {found}.")
+        return self.next()
+
+    def accept(self, text: str) -> bool:
+        if self.token.text == text and self.token.kind in ("mark", "name"):
+            self.at += 1
+            return True
+        return False
+
+    def name(self, what: str) -> str:
+        if self.token.kind != "name":
+            found = repr(self.token.text) if self.token.kind != "end" else "the end"
+            raise self.fail(f"{what} is expected here, not {found}.")
+        return self.next().text
+
+    def slip(self, message: str, at: int, fix: str) -> None:
+        if self.strict:
+            raise self.fail(f"A slip: {message}.", "the text is read strictly", fix, at)
+        line = self.text.count("\n", 0, at) + 1
+        self.slips.append(f"line {line}: {message}; read as {fix}")
+
+    # Structure
+
+    def function(self) -> Function:
+        self.expect("def")
+        name = self.name("the name of the function")
+        self.expect("(")
+        inputs = self.parameters(")")
+        self.expect(":")
+        scope = _Scope({v.name: v for v in inputs})
+        eqns, outputs = self.statements(scope, "end")
+        if self.token.kind != "end":
+            raise self.fail("There is more after the function's return.", fix="one function per text")
+        return Function(name, tuple(inputs), tuple(eqns), tuple(outputs), self.device_map, None, tuple(self.slips))
+
+    def parameters(self, close: str) -> list[Value]:
+        found: list[Value] = []
+        while not self.accept(close):
+            at = self.token.start
+            name = self.name("the name of an input")
+            type = self.type() if self.accept(":") else None
+            if any(v.name == name for v in found):
+                raise self.fail(f"The input {name} is listed twice.", fix="give each input a name of its own", at=at)
+            found.append(Value(name, type))
+            if self.token.text != close:
+                self.expect(",")
+        return found
+
+    def statements(self, scope: _Scope, close: str) -> tuple[list[Eqn], list[Value]]:
+        eqns: list[Eqn] = []
+        while True:
+            if self.accept("return"):
+                outputs = [self.use(scope)]
+                while self.accept(","):
+                    outputs.append(self.use(scope))
+                return eqns, outputs
+            if self.token.kind == "end" or self.token.text == close:
+                raise self.fail("A function ends in a return.", fix="return y")
+            made = self.statement(scope)
+            if made is not None:
+                eqns.append(made)
+
+    def use(self, scope: _Scope) -> Value:
+        at = self.token.start
+        name = self.name("the name of a value")
+        if name not in scope.values:
+            raise self.undefined(name, at, scope)
+        return scope.values[name]
+
+    def undefined(self, name: str, at: int, scope: _Scope) -> TextError:
+        known = ", ".join(scope.values) or "none"
+        return self.fail(
+            f"{name} is not defined here.",
+            f"a body sees its own inputs only; the values here are: {known}",
+            f"pass {name} to the pmap, or use one of the values above",
+            at,
+        )
+
+    def statement(self, scope: _Scope) -> Eqn | None:
+        targets: list[tuple[str, Type | None]] = []
+        start = self.token.start
+        while True:
+            name = self.name("a statement")
+            type: Type | None = None
+            if self.accept(":"):
+                if name == "device_map" and self.accept("DeviceMap"):
+                    pass
+                else:
+                    type = self.type()
+            targets.append((name, type))
+            if not self.accept(","):
+                break
+        self.expect("=")
+        if len(targets) == 1 and self.token.text in "{[" and targets[0][1] is None:
+            self.set_map(self.tree(), start)
+            return None
+        if self.token.text == "(" and self.peek() == "...":
+            for mark in ("(", "...", ")"):
+                self.expect(mark)
+            return None
+        eqn = self.expression(scope, [Value(name, type) for name, type in targets])
+        for value in eqn.outputs:
+            if value.name in scope.values:
+                raise self.fail(f"{value.name} is defined twice.", fix="give each value a name of its own", at=start)
+            scope.values[value.name] = value
+        return eqn
+
+    def set_map(self, tree: Any, at: int) -> None:
+        found = DeviceMap(tree)
+        if self.device_map is not None and self.device_map != found:
+            raise self.fail(
+                "There are two device maps.", f"{self.device_map} and {found}", "one device map per program", at
+            )
+        self.device_map = found
+
+    def tree(self) -> Any:
+        """A dict of devices, or a list."""
+        if self.accept("["):
+            items = []
+            while not self.accept("]"):
+                items.append(self.integer())
+                if self.token.text != "]":
+                    self.expect(",")
+            return items
+        self.expect("{")
+        found: dict[int, Any] = {}
+        while not self.accept("}"):
+            at = self.token.start
+            key = self.integer()
+            if key in found:
+                raise self.fail(
+                    f"The key {key} of a device map is written twice.", fix="give each group a key of its own", at=at
+                )
+            self.expect(":")
+            found[key] = None if self.accept("None") else self.tree()
+            if self.token.text != "}":
+                self.expect(",")
+        return found
+
+    def integer(self) -> int:
+        if self.token.kind != "number" or not self.token.text.isdigit():
+            raise self.fail("A whole number is expected here.", fix="devices are numbers: 0, 1, 2, …")
+        return int(self.next().text)
+
+    def expression(self, scope: _Scope, outputs: Sequence[Value]) -> Eqn:
+        at = self.token.start
+        if self.token.text == "(":
+            self.next()
+            items: list[Operand] = []
+            while not self.accept(")"):
+                items.append(self.use(scope))
+                if self.token.text != ")":
+                    self.expect(",")
+            return Eqn("tuple", tuple(items), tuple(outputs))
+        name = self.name("an op")
+        self.expect("(")
+        if name in ("pmap", "call"):
+            return self.region(name, scope, outputs)
+        op = name if name in STRUCTURAL or name == "constant" else tensor_op(name)
+        if op is None:
+            raise self.fail(
+                f"There is no op {name}.",
+                "it is neither a tensor op nor an op of device programs",
+                f"one of {', '.join(sorted(STRUCTURAL))}, or a tensor op such as MatMul, add, tanh",
+                at,
+            )
+        if op != name:
+            self.slip(f"the op {name} is written {op}", at, op)
+        operands: list[Operand | tuple[str, int]] = []
+        attributes: dict[str, Any] = {}
+        while not self.accept(")"):
+            if self.token.kind == "name" and self.peek() == "=":
+                key = self.next().text
+                self.next()
+                self.attribute(key, attributes)
+            elif self.token.kind == "name" and self.token.text not in ("inf", "nan"):
+                operands.append((self.token.text, self.next().start))
+            else:
+                operands.append(self.number())
+            if self.token.text != ")":
+                self.expect(",")
+        inputs = self.operands(op, operands, attributes, scope, outputs)
+        return Eqn(op, inputs, tuple(outputs), attributes)
+
+    def region(self, op: str, scope: _Scope, outputs: Sequence[Value]) -> Eqn:
+        self.expect("lambda")
+        variable = self.name("a device variable")
+        self.expect(":")
+        self.expect("lambda")
+        self.expect("(")
+        inputs = self.parameters(")")
+        self.expect(":")
+        self.expect("{")
+        eqns, returned = self.statements(_Scope({v.name: v for v in inputs}), "}")
+        self.expect("}")
+        body = Function("", tuple(inputs), tuple(eqns), tuple(returned), None, variable)
+        operands: list[Operand] = []
+        while self.accept(","):
+            if self.token.kind == "name" and self.peek() == "=":
+                at = self.next().start
+                self.expect("=")
+                self.set_map(self.tree(), at)
+            else:
+                self.expect("(")
+                while not self.accept(")"):
+                    operands.append(self.use(scope))
+                    if self.token.text != ")":
+                        self.expect(",")
+        self.expect(")")
+        return Eqn(op, tuple(operands), tuple(outputs), {}, body)
+
+    def operands(
+        self,
+        op: str,
+        given: Sequence[Operand | tuple[str, int]],
+        attributes: dict[str, Any],
+        scope: _Scope,
+        outputs: Sequence[Value],
+    ) -> tuple[Operand, ...]:
+        found: list[Operand | None] = [scope.values.get(x[0]) if isinstance(x, tuple) else x for x in given]
+        annotated = outputs[0].type if len(outputs) == 1 else None
+        for n, x in enumerate(given):
+            if not isinstance(x, tuple):
+                continue
+            missing = found[n] is None
+            if not missing and (annotated is None or _fits(op, found, attributes, annotated)):
+                continue
+            candidates = []
+            if annotated is not None and (missing or len(given) == 1):
+                for value in scope.values.values():
+                    tried = [*found[:n], value, *found[n + 1 :]]
+                    if value is not found[n] and None not in tried and _fits(op, tried, attributes, annotated):
+                        candidates.append(value)
+            if len(candidates) == 1:
+                why = f"{x[0]} is not defined here" if missing else f"{op}({x[0]}) has not the annotated type"
+                self.slip(why, x[1], f"{op}({candidates[0].name})" if len(given) == 1 else candidates[0].name)
+                found[n] = candidates[0]
+            elif missing:
+                raise self.undefined(x[0], x[1], scope)
+        return tuple(x for x in found if x is not None)
+
+    # Attributes
+
+    def attribute(self, key: str, attributes: dict[str, Any]) -> None:
+        if key == "devices" and self.token.text == "device_map":
+            self.next()
+            keys: list[Any] = []
+            if self.accept("."):
+                for mark in ("keys", "(", ")"):
+                    self.expect(mark)
+            while self.accept("["):
+                keys.append(self.key())
+                self.expect("]")
+            attributes["device_keys"] = Keys(keys)
+        elif key in ("devices", "device_keys"):
+            self.expect("[")
+            items: list[Any] = []
+            while not self.accept("]"):
+                items.append(self.key() if key == "device_keys" else self.device())
+                if self.token.text != "]":
+                    self.expect(",")
+            plain = [d.base if isinstance(d, Device) and d.is_concrete and not d.offset else d for d in items]
+            attributes[key] = Keys(plain)
+        elif key in ("to_device", "device"):
+            attributes[key] = self.device()
+        else:
+            attributes[key] = self.literal()
+
+    def key(self) -> Any:
+        return self.integer() if self.token.kind == "number" else self.name("a device or a device variable")
+
+    def device(self) -> Device:
+        if self.accept("?"):
+            return UNKNOWN
+        if self.token.kind == "number":
+            # "1.2" would be read as one number; devices with a number have nothing below them in the text.
+            return Device(self.integer())
+        base = self.name("a device")
+        if self.accept("."):
+            return Device(base, self.integer())
+        if self.token.kind == "number" and self.token.text.startswith("."):
+            return Device(base, int(self.next().text[1:]))
+        if self.accept("+"):
+            return Device(base, None, self.integer())
+        return Device(base)
+
+    def number(self) -> Number:
+        value = self.literal()
+        if isinstance(value, Dim | tuple | str) or value is None:
+            raise self.fail("An operand is the name of a value, or a number.", fix="mul(x, 2.0)")
+        if self.accept(":"):
+            at = self.token.start
+            name = self.name("a dtype")
+            if name not in SHORT_NAMES:
+                raise self.fail(f"There is no dtype {name}.", f"the dtypes are {', '.join(SHORT_NAMES)}", "2.0:f32", at)
+            return Number(value, SHORT_NAMES[name])
+        return Number(value, {bool: np.dtype(bool), int: np.dtype("int32")}.get(type(value), np.dtype("float32")))
+
+    def literal(self) -> Any:
+        if self.accept("("):
+            items = []
+            while not self.accept(")"):
+                items.append(self.literal())
+                if self.token.text != ")":
+                    self.expect(",")
+            return tuple(items)
+        if self.accept("["):
+            found = []
+            while not self.accept("]"):
+                found.append(self.literal())
+                if self.token.text != "]":
+                    self.expect(",")
+            return found
+        if self.accept("-"):
+            return -self.literal()
+        token = self.token
+        if token.kind == "string":
+            self.next()
+            return _unquote(token.text)
+        if token.kind == "mark" and token.text == "@":
+            raise self.fail(
+                "A large constant is known by its digest alone.",
+                "the text keeps the contents of small arrays",
+                "make the program again, or pass the array as an input",
+            )
+        if token.kind == "name":
+            word = token.text
+            if word in ("True", "False", "None", "inf", "nan"):
+                self.next()
+                return {"True": True, "False": False, "None": None, "inf": float("inf"), "nan": float("nan")}[word]
+            if word in SHORT_NAMES:
+                self.next()
+                return SHORT_NAMES[word]
+            if word in ("program", "array") and self.peek() == "(":
+                self.next()
+                self.next()
+                inside = self.literal()
+                self.expect(")")
+                return parse_program(inside) if word == "program" else inside
+        if token.kind == "number" and not token.text.isdigit():
+            self.next()
+            return float(token.text)
+        return self.size()
+
+    # Types
+
+    def type(self) -> Type:
+        at = self.token.start
+        name = self.name("a type")
+        if name == "Tuple":
+            self.expect("[")
+            items: list[Type] = []
+            more = False
+            while not self.accept("]"):
+                if self.token.text == "=":
+                    self.slip("a bracket of a type is not closed", at, "Tuple[…]")
+                    break
+                if self.accept("..."):
+                    more = True
+                else:
+                    items.append(self.type())
+                if self.token.text not in ("]", "="):
+                    self.expect(",")
+            return Tuple(tuple(items), more)
+        if name != "Tensor":
+            raise self.fail(
+                f"There is no type {name}.", "a type is Tensor[(B, F), 0] or Tuple[…]", "Tensor[(B, F), 0]", at
+            )
+        self.expect("[")
+        dtype = np.dtype("float32")
+        if self.token.kind == "name":
+            word = self.next().text
+            if word not in SHORT_NAMES:
+                raise self.fail(
+                    f"There is no dtype {word}.",
+                    f"the dtypes are {', '.join(SHORT_NAMES)}",
+                    "Tensor[f32, (B, F), 0]",
+                    at,
+                )
+            dtype = SHORT_NAMES[word]
+            self.expect(",")
+        self.expect("(")
+        shape: list[Size] = []
+        while not self.accept(")"):
+            shape.append(self.size())
+            if self.token.text != ")":
+                self.expect(",")
+        device = self.device() if self.accept(",") else UNKNOWN
+        self.expect("]")
+        return Tensor(tuple(shape), device, dtype)
+
+    def size(self) -> Size:
+        """``B``, ``8``, ``B/2``, ``2*H``."""
+        found = self.factor()
+        while self.token.text in ("*", "/"):
+            times = self.next().text == "*"
+            other = self.factor()
+            found = found * other if times else divide(found, other)
+        return found
+
+    def factor(self) -> Size:
+        if self.token.kind == "name":
+            return Dim.symbol(self.next().text)
+        if self.token.kind == "number" and self.token.text.isdigit():
+            return int(self.next().text)
+        raise self.fail(
+            f"A size is expected here, not {self.token.text!r}.",
+            "a size is a number, a symbol, or a product or quotient of those",
+            "Tensor[(B/2, 4), 0]",
+        )
+
+
+def _unquote(text: str) -> str:
+    return re.sub(r"\\(.)", lambda m: {"n": "\n", "t": "\t"}.get(m[1], m[1]), text[1:-1])
+
+
+# Slips
+
+
+def _fits(op: str, operands: Sequence[Operand | None], attributes: dict[str, Any], annotated: Type) -> bool:
+    """Whether annotations allow this op on these operands; what cannot be told from them is allowed."""
+    types = []
+    for x in operands:
+        if x is None:
+            return False
+        if isinstance(x, Value) and x.type is None:
+            return True
+        types.append(x if isinstance(x, Number) else x.type)
+    try:
+        want = elements(annotated)
+        rule = _RULES.get(op)
+        if rule is None and op in STRUCTURAL:
+            return True
+        if any(isinstance(t, Tuple) for t in types) != (op in STRUCTURAL and op not in ("scatter", "broadcast")):
+            return False
+        if rule is not None:
+            shape = rule(types[0], attributes, annotated)
+        else:
+            shape = infer(op, [signature(t) for t in types], attributes)[0][0]  # type: ignore[arg-type]
+    except MeshwrightError:
+        return False
+    return len(shape) == len(want.shape) and all(
+        a == b or (solve(b, a) is not None) or (solve(a, b) is not None) for a, b in zip(shape, want.shape, strict=True)
+    )
+
+
+def _scattered(type: Any, attributes: dict[str, Any], annotated: Type) -> tuple[Size, ...]:
+    if not isinstance(annotated, Tuple) or annotated.more or not isinstance(type, Tensor):
+        return elements(annotated).shape
+    dim = attributes.get("dim", 0)
+    if not isinstance(dim, int) or not 0 <= dim < len(type.shape):
+        return ()
+    return type.resized(dim, divide(type.shape[dim], len(annotated.items))).shape
+
+
+_RULES: dict[str, Callable[[Any, dict[str, Any], Type], tuple[Size, ...]]] = {
+    "scatter": _scattered,
+    "broadcast": lambda type, attributes, annotated: type.shape,
+}
+
+
+def with_slips(fn: Function, slips: Sequence[str]) -> Function:
+    return replace(fn, slips=tuple(slips))

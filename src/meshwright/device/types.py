@@ -1,0 +1,116 @@
+"""Types of device programs: tensors on a device, and tuples of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import prod
+
+import numpy as np
+
+from meshwright.core.dtypes import FLOAT32, DType, short_name
+from meshwright.core.types import TensorType
+from meshwright.device.dims import Dim, Size, Sizes
+from meshwright.errors import MeshwrightError, ShapeError
+
+
+@dataclass(frozen=True)
+class Device:
+    """A device: a number, the variable of a pmap, a device near one (``d.1``, ``d+1``), or not yet known (``?``).
+
+    ``d.k`` is the k-th device below d in the device map, ``device_map.k`` the k-th key of the map itself; ``d+k`` is
+    the device with the number k higher.
+
+    >>> [str(d) for d in (Device(3), Device("d"), Device("d", sub=1), Device("d", offset=1), Device())]
+    ['3', 'd', 'd.1', 'd+1', '?']
+    """
+
+    base: int | str | None = None
+    sub: int | None = None
+    offset: int = 0
+
+    @property
+    def is_concrete(self) -> bool:
+        return isinstance(self.base, int)
+
+    def __str__(self) -> str:
+        if self.base is None:
+            return "?"
+        sub = "" if self.sub is None else f".{self.sub}"
+        return f"{self.base}{sub}" + (f"+{self.offset}" if self.offset else "")
+
+
+UNKNOWN = Device()
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor on a device.
+
+    >>> str(Tensor((Dim.symbol("B") / 2, 4), Device(1))), str(Tensor((8,), 0, "int32"))
+    ('Tensor[(B/2, 4), 1]', 'Tensor[i32, (8,), 0]')
+    """
+
+    shape: Sizes
+    device: Device = UNKNOWN
+    dtype: DType = FLOAT32
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.device, Device):
+            object.__setattr__(self, "device", Device(self.device))
+        object.__setattr__(self, "dtype", np.dtype(self.dtype))
+        object.__setattr__(self, "shape", tuple(self.shape))
+
+    def on(self, device: Device) -> Tensor:
+        """The same tensor elsewhere."""
+        return replace(self, device=device)
+
+    def resized(self, dim: int, size: Size) -> Tensor:
+        """This type with another size of one dim."""
+        return replace(self, shape=(*self.shape[:dim], size, *self.shape[dim + 1 :]))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one value; its dims must be numbers."""
+        return prod(_number(n, self) for n in self.shape) * self.dtype.itemsize
+
+    def plain(self) -> TensorType:
+        """The type without its device; its dims must be numbers."""
+        return TensorType(tuple(_number(n, self) for n in self.shape), self.dtype)
+
+    def __str__(self) -> str:
+        dims = ", ".join(map(str, self.shape)) + ("," if len(self.shape) == 1 else "")
+        dtype = "" if self.dtype == FLOAT32 else f"{short_name(self.dtype)}, "
+        return f"Tensor[{dtype}({dims}), {self.device}]"
+
+
+@dataclass(frozen=True)
+class Tuple:
+    """Values side by side, one per device. ``more``: there are as many as there are devices (printed ``...``)."""
+
+    items: tuple[Type, ...]
+    more: bool = False
+
+    def __str__(self) -> str:
+        return f"Tuple[{', '.join([*map(str, self.items), *(['...'] if self.more else [])])}]"
+
+
+Type = Tensor | Tuple
+
+
+def _number(size: Size, type: Tensor) -> int:
+    if isinstance(size, Dim):
+        raise ShapeError(
+            f"The size of a dim of {type} is not known.",
+            why=f"{size} is a symbol without a number",
+            fix=f"dist.resolve(fn, device_map, {size.powers[0][0] if size.powers else 'B'}=8)",
+        )
+    return size
+
+
+def elements(type: Type) -> Tensor:
+    """The tensor a (nested) tuple is made of; the first stands for all."""
+    while isinstance(type, Tuple):
+        if not type.items:
+            raise MeshwrightError("A tuple has no elements.", why="a pmap over nothing has no types", fix="Tuple[…]")
+        type = type.items[0]
+    return type
