@@ -1,0 +1,32 @@
+"""Device programs: values on devices, nested pmap, device maps, transforms that compose.
+
+>>> from meshwright import dist
+>>> fn = dist.parse("def f(x: Tensor[(B, F), 0], w: Tensor[(F, H), 0]): y = MatMul(x, w) return y")
+>>> [str(v.type) for v in dist.resolve(fn, B=8).outputs]
+['Tensor[(8, H), 0]']
+"""
+
+from meshwright.device.device_map import DeviceMap
+from meshwright.device.dims import Dim
+from meshwright.device.execute import execute
+from meshwright.device.function import Eqn, Function, Number, Value
+from meshwright.device.resolve import check, resolve
+from meshwright.device.text import SlipWarning, parse
+from meshwright.device.types import Device, Tensor, Tuple
+
+__all__ = [
+    "Device",
+    "DeviceMap",
+    "Dim",
+    "Eqn",
+    "Function",
+    "Number",
+    "SlipWarning",
+    "Tensor",
+    "Tuple",
+    "Value",
+    "check",
+    "execute",
+    "parse",
+    "resolve",
+]
