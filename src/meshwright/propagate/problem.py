@@ -177,8 +177,8 @@ class Node(NamedTuple):
     ``folds``: its value is constant if all its operands are (a pure elementwise op, broadcast, reshape, slice).
     ``spreads_scalar``: a broadcast of a scalar. ``key``: nodes of equal key, operands and result shardings compute the
     same values, so that equal constants can become one; None if that is not known. ``ref`` is the reader's: whatever it
-    needs to find its op again. The answer is a ``Problem`` too, with every sharding filled in; its nodes keep ``ref``, so
-    do clones of them; nodes that were added have None, and dead nodes are gone.
+    needs to find its op again. The answer is a ``Problem`` too, with every sharding filled in; its nodes and their
+    clones keep ``ref``; nodes that were added have None, and dead nodes are gone.
     """
 
     kind: Kind

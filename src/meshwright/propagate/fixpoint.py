@@ -1,0 +1,299 @@
+"""Steps until nothing changes: which node is visited when.
+
+Nodes are visited in the order of the program; a value that changes puts its maker and its users onto the stack of nodes
+to visit, unless they are on it already. Nodes whose results nobody uses are taken out when it is their turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from meshwright.propagate.graph import FunctionOp, Graph, GraphValue, Known, Op, walk
+from meshwright.propagate.manual import with_manual, without_manual
+from meshwright.propagate.problem import Direction, Kind, Rule
+from meshwright.propagate.step import Changes, step
+
+Directions = tuple[Direction, Direction]  # of the factors that pass through, and of all others
+DirectionOf = Callable[[Op], Directions]
+
+BOTH: Directions = (Direction.BOTH, Direction.BOTH)
+_COMPUTATIONS = (Kind.MANUAL, Kind.NAMED)
+_IDENTITIES = (Kind.CONSTRAINT, Kind.RESHARD, Kind.BARRIER)
+
+
+def both(op: Op) -> Directions:
+    """Every node passes shardings both ways."""
+    return BOTH
+
+
+class Event(NamedTuple):
+    """A value was given a sharding.
+
+    ``by`` is the node, or the function whose result it is; ``values`` are what the node joins, ``before`` their
+    shardings as the step saw them, ``number`` which of them it is. A value of a group that another one changed has that
+    one in ``values`` and no rule.
+    """
+
+    value: GraphValue
+    sharding: Known
+    by: Op | FunctionOp
+    rule: Rule | None
+    values: tuple[GraphValue, ...]
+    before: tuple[Known | None, ...]
+    number: int
+
+
+class Propagation:
+    """The shardings of a graph while they grow."""
+
+    def __init__(self, graph: Graph, *, use_basic: bool = False, conservative: bool = False) -> None:
+        self.graph = graph
+        self.use_basic, self.conservative = use_basic, conservative
+        self.events: list[Event] = []
+        self._steps: dict[object, Changes] = {}
+        self._joined: dict[int, tuple[Rule, tuple[GraphValue, ...], bool, bool]] = {}
+        self._stack: list[Op] = []
+        self._current: Op | None = None
+
+    # One run
+
+    def run(self, direction_of: DirectionOf = both) -> None:
+        """Let shardings pass until nothing changes."""
+        self._exchange_results()
+        order = list(self.graph.walk())
+        order.reverse()
+        self._stack = order
+        for op in order:
+            op.queued = True
+        while order:
+            op = order.pop()
+            if op.erased:
+                continue
+            op.queued = False
+            if is_dead(op):
+                self._current = None
+                self._erase(op)
+                continue
+            self._visit(op, direction_of)
+        self.graph.sweep()
+        self._exchange_results()
+
+    def _visit(self, op: Op, direction_of: DirectionOf) -> None:
+        joined = self._joined.get(id(op))
+        if joined is None:
+            found = self._join(op)
+            if found is None:
+                return
+            joined = self._joined[id(op)] = found
+        rule, values, elementwise, through = joined
+        self._current = op
+        if through:
+            self._visit_manual_edge(op, rule, values, direction_of(op))
+            return
+        directions = direction_of(op) if op.kind is not Kind.BARRIER else (op.direction, op.direction)
+        before = tuple([value.sharding for value in values])
+        for number, sharding in self.step(rule, before, directions, elementwise, op.kind is not Kind.EDGE):
+            self._set(values[number], sharding, op, rule, values, before, number)
+
+    def _join(self, op: Op) -> tuple[Rule, tuple[GraphValue, ...], bool, bool] | None:
+        """What a node joins: its rule, the values that hold the shardings, if it is elementwise, if a region's edge."""
+        if op.kind is Kind.EDGE:
+            shape = op.results[0].shape
+            if shape is None:
+                return None
+            values = tuple(use.value.holder for use in op.sources)
+            owner = op.operands[0].value
+            parent = owner.op if owner.block is None else owner.block.parent
+            manual = isinstance(parent, Op) and parent.kind is Kind.MANUAL
+            return Rule.identity(shape, len(values)), (*values, op.results[0]), False, manual
+        if op.kind in _IDENTITIES:
+            shape = op.results[0].shape
+            if shape is None:
+                return None
+            return Rule.identity(shape), (op.operands[0].value.holder, op.results[0]), True, False
+        if op.rule is None or op.kind is not Kind.OP:
+            return None
+        values = (*(use.value.holder for use in op.operands), *op.results)
+        assert op.node is not None
+        return op.rule, values, op.node.elementwise, False
+
+    def step(
+        self,
+        rule: Rule,
+        before: tuple[Known | None, ...],
+        directions: Directions,
+        elementwise: bool = False,
+        may_be_conservative: bool = True,
+    ) -> Changes:
+        """What one node makes of given shardings; asked twice, it is remembered."""
+        key = (rule, before, directions, elementwise, may_be_conservative)
+        found = self._steps.get(key)
+        if found is None:
+            passing, other = directions
+            per_factor = [
+                Direction.NONE if factor in rule.blocked else passing if factor in rule.passing else other
+                for factor in range(len(rule.sizes))
+            ]
+            found = self._steps[key] = step(
+                rule,
+                before,
+                per_factor,
+                self.graph.sharding,
+                use_basic=self.use_basic,
+                conservative=self.conservative and may_be_conservative,
+                elementwise=elementwise,
+            )
+        return found
+
+    # Changing a sharding
+
+    def _set(
+        self,
+        value: GraphValue,
+        sharding: Known,
+        by: Op | FunctionOp,
+        rule: Rule | None,
+        values: tuple[GraphValue, ...],
+        before: tuple[Known | None, ...],
+        number: int,
+    ) -> None:
+        if not can_hold(value):
+            return
+        hold(self.graph, value, sharding)
+        self.events.append(Event(value, sharding, by, rule, values, before, number))
+        self._notify(value)
+        group = value.groups
+        if group is not None:
+            for member in group.members:
+                if member is not value:
+                    hold(self.graph, member, sharding)
+                    self.events.append(Event(member, sharding, by, None, (value,), (sharding,), 0))
+                    self._notify(member)
+
+    def _notify(self, value: GraphValue) -> None:
+        """Put everybody who sees the value onto the stack, its first user on top."""
+        op = value.op
+        if op is not None:
+            if op.kind is Kind.EDGE:
+                for target in targets_of(op):
+                    if target is not op.operands[0].value:
+                        self._notify_users(target)
+            self._push(op)
+        self._notify_users(value)
+
+    def _notify_users(self, value: GraphValue) -> None:
+        for use in reversed(value.uses):
+            edge = use.edge
+            if edge is None:
+                self._push(use.op)
+                continue
+            if use.op.kind not in _COMPUTATIONS:
+                self._push(edge)
+
+    def _push(self, op: Op) -> None:
+        if not op.queued and op is not self._current:
+            op.queued = True
+            self._stack.append(op)
+
+    def _erase(self, op: Op) -> None:
+        """Take out a dead node; whoever made its operands may be dead now too."""
+        inner = [op, *(one for block in op.blocks for one in walk(block))]
+        for one in reversed(inner):
+            for use in one.operands:
+                others: set[int] = set()
+                for other in use.value.uses:
+                    if other.op is not one:
+                        others.add(id(other.op))
+                maker = use.value.op
+                if maker is not None and len(others) <= 1 and maker is not op:
+                    self._push(maker)
+            for use in one.operands:
+                use.drop()
+            one.erased = True
+
+    # Special places
+
+    def _exchange_results(self) -> None:
+        """The values that main returns and the shardings written for its results learn from each other."""
+        main = self.graph.main
+        if main is None:
+            return
+        for number, use in enumerate(main.block.terminator.operands):
+            value = use.value.holder
+            if value.shape is None:
+                continue
+            rule = Rule.identity(value.shape)
+            before = (value.sharding, main.result_shardings[number])
+            for place, sharding in self.step(rule, before, BOTH):
+                if place == 0:
+                    self._set(value, sharding, main, rule, (value, value), before, 0)
+                else:
+                    main.result_shardings[number] = sharding
+
+    def _visit_manual_edge(self, op: Op, rule: Rule, values: tuple[GraphValue, ...], directions: Directions) -> None:
+        """An edge into or out of a manual computation: outside, dims have the manual axes first."""
+        owner, graph, own = op.operands[0].value, self.graph, values[-1].sharding
+        enters = owner.block is not None
+        parent = owner.op if owner.block is None else owner.block.parent
+        assert isinstance(parent, Op) and parent.node is not None
+        manual = parent.node.manual_axes
+        written = parent.in_shardings if enters else parent.out_shardings
+        assert written is not None
+        outside = written[owner.index]
+        seen = own
+        if enters:
+            seen = with_manual(graph, outside, own or graph.open_sharding(outside.mesh, len(rule.sizes)), manual)
+        elif own is not None:
+            seen = without_manual(graph, own, manual)
+        before = (*(value.sharding for value in values[:-1]), seen)
+        for number, sharding in self.step(rule, before, directions, False, False):
+            if number == len(values) - 1:
+                if enters:
+                    sharding = without_manual(graph, sharding, manual)
+                else:
+                    sharding = with_manual(graph, outside, sharding, manual)
+            self._set(values[number], sharding, op, rule, values, before, number)
+
+
+def can_hold(value: GraphValue) -> bool:
+    """Whether a value has a place for a sharding: not the argument of a region that no edge leads into."""
+    return value.block is None or isinstance(value.block.parent, FunctionOp)
+
+
+def hold(graph: Graph, value: GraphValue, sharding: Known) -> None:
+    """Write a sharding; results beside it that have none are then open."""
+    if not can_hold(value):
+        return
+    op = value.op
+    if op is not None and len(op.results) > 1 and all(result.sharding is None for result in op.results):
+        for result in op.results:
+            result.sharding = graph.open_sharding(sharding.mesh, len(result.shape or ()))
+    value.sharding = sharding
+
+
+def targets_of(edge: Op) -> list[GraphValue]:
+    """The values whose sharding an edge holds."""
+    owner = edge.operands[0].value
+    op = owner.op
+    if op is not None and op.kind is Kind.WHILE:
+        return [owner, *(block.arguments[owner.index] for block in op.blocks)]
+    return [owner]
+
+
+def is_dead(op: Op) -> bool:
+    """Whether nobody would miss the node."""
+    for result in op.results:
+        if result.uses:
+            return False
+    return is_pure(op)
+
+
+_NEVER_PURE = (None, Kind.CONSTRAINT, Kind.GROUP, Kind.EDGE, Kind.FUNC_EDGE, Kind.CALL)
+
+
+def is_pure(op: Op) -> bool:
+    """Whether the node does nothing but make its results."""
+    if op.kind in _NEVER_PURE or (op.node is not None and not op.node.pure):
+        return False
+    return all(is_pure(inner) for block in op.blocks for inner in block.ops[:-1])

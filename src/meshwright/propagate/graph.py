@@ -1,0 +1,389 @@
+"""A program that can be changed: ops in blocks, values with the list of their uses, shardings as they are known.
+
+``GraphValue.uses`` has the newest use last. Their order decides in which order ops are visited, and so, now and then,
+what propagation finds. Shardings are interned per graph, so equal ones are one object.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from meshwright.core.axes import Axes
+from meshwright.core.dimension_sharding import DimensionSharding
+from meshwright.core.mesh import BaseMesh
+from meshwright.core.sharding import TensorSharding
+from meshwright.propagate.problem import Block, Direction, Function, Kind, Node, Problem, Rule, Value
+
+OPEN = DimensionSharding(is_open=True)
+CLOSED = DimensionSharding()
+
+
+class Known(TensorSharding):
+    """A sharding of which a graph has only one object, so that it is compared and hashed by identity."""
+
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
+
+    def plain(self) -> TensorSharding:
+        """The sharding as everybody else knows it."""
+        return TensorSharding.unchecked(self.mesh, self.dims, self.replicated, self.unreduced, self.reduction)
+
+
+class Use:
+    """One operand of one op."""
+
+    __slots__ = ("edge", "index", "op", "value")
+
+    def __init__(self, op: Op, index: int, value: GraphValue) -> None:
+        self.op, self.index, self.value = op, index, value
+        self.edge: Op | None = None  # what flows along this operand, if it is a source of an edge
+        value.uses.append(self)
+
+    def set(self, value: GraphValue) -> None:
+        """Make the operand another value."""
+        self.value.uses.remove(self)
+        self.value = value
+        value.uses.append(self)
+
+    def drop(self) -> None:
+        """The operand is no longer."""
+        self.value.uses.remove(self)
+
+
+class GraphValue:
+    """A value: the result of ``op`` with number ``index``, or that argument of ``block``.
+
+    ``edge`` is the data-flow edge that this value is a target of; the edge then holds its sharding.
+    """
+
+    __slots__ = ("block", "edge", "groups", "index", "op", "origin", "shape", "sharding", "uses")
+
+    def __init__(self, shape: tuple[int, ...] | None, op: Op | None, block: GraphBlock | None, index: int) -> None:
+        self.shape, self.op, self.block, self.index = shape, op, block, index
+        self.uses: list[Use] = []
+        self.sharding: Known | None = None
+        self.edge: Op | None = None
+        self.groups: Group | None = None
+        self.origin: Value | None = None
+
+    @property
+    def holder(self) -> GraphValue:
+        """The value that holds the sharding: the result of the edge this is a target of, or itself."""
+        return self if self.edge is None else self.edge.results[0]
+
+    @property
+    def known(self) -> Known | None:
+        """The sharding of the value."""
+        return self.sharding if self.edge is None else self.edge.results[0].sharding
+
+    @property
+    def is_argument(self) -> bool:
+        return self.block is not None
+
+    def replace_uses(self, value: GraphValue, but: Op | None = None) -> None:
+        """Let all uses (but those by one op) be uses of another value: the newest first, so that their order turns."""
+        for use in self.uses[::-1]:
+            if use.op is not but:
+                use.set(value)
+
+
+class Group:
+    """Values that have one sharding."""
+
+    __slots__ = ("members",)
+
+    def __init__(self) -> None:
+        self.members: list[GraphValue] = []
+
+
+class GraphBlock:
+    """The block of a region; the last of its ops is the terminator."""
+
+    __slots__ = ("arguments", "ops", "parent")
+
+    def __init__(self, parent: Op | FunctionOp) -> None:
+        self.parent = parent
+        self.arguments: list[GraphValue] = []
+        self.ops: list[Op] = []
+
+    @property
+    def terminator(self) -> Op:
+        return self.ops[-1]
+
+    def insert_before(self, place: Op, op: Op) -> None:
+        op.parent = self
+        self.ops.insert(self.ops.index(place), op)
+
+    def insert_after(self, place: Op, op: Op) -> None:
+        op.parent = self
+        self.ops.insert(self.ops.index(place) + 1, op)
+
+
+class Op:
+    """A node of the graph. ``node`` holds its facts; a terminator has none."""
+
+    __slots__ = (
+        "blocks",
+        "callee",
+        "direction",
+        "erased",
+        "group",
+        "in_shardings",
+        "kind",
+        "node",
+        "operands",
+        "out_shardings",
+        "parent",
+        "queued",
+        "results",
+        "rule",
+        "sources",
+    )
+
+    def __init__(self, kind: Kind | None, node: Node | None, parent: GraphBlock | None) -> None:
+        self.kind, self.node, self.parent = kind, node, parent
+        self.operands: list[Use] = []
+        self.results: list[GraphValue] = []
+        self.blocks: list[GraphBlock] = []
+        self.rule: Rule | None = node.rule if node else None
+        self.in_shardings: list[Known] | None = None
+        self.out_shardings: list[Known] | None = None
+        self.callee = ""
+        self.group = 0
+        self.direction = Direction.BOTH
+        self.queued = False
+        self.erased = False
+        self.sources: list[Use] = []
+
+    def add_result(self, shape: tuple[int, ...] | None) -> GraphValue:
+        value = GraphValue(shape, self, None, len(self.results))
+        self.results.append(value)
+        return value
+
+    def use(self, values: Sequence[GraphValue]) -> None:
+        """Give the op its operands."""
+        self.operands = [Use(self, index, value) for index, value in enumerate(values)]
+
+    def __repr__(self) -> str:
+        label = self.node.name if self.node and self.node.name else self.kind.value if self.kind else "return"
+        return f"<{label} {id(self):x}>"
+
+
+class FunctionOp:
+    """A function."""
+
+    __slots__ = ("block", "name", "origin", "private", "result_shardings", "result_where")
+
+    def __init__(self, name: str, private: bool) -> None:
+        self.name, self.private = name, private
+        self.block = GraphBlock(self)
+        self.result_shardings: list[Known | None] = []
+        self.result_where: tuple[str, ...] = ()
+        self.origin = name
+
+
+class Graph:
+    """The functions of a problem as ops that can be moved, copied and erased."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.meshes = problem.meshes
+        self._shardings: dict[Any, Known] = {}
+        self.functions: list[FunctionOp] = []
+        values: list[GraphValue | None] = [None] * len(problem.values)
+        for function in problem.functions:
+            self._function(function, problem, values)
+        self.link_edges()
+
+    @property
+    def main(self) -> FunctionOp | None:
+        """The only function, or the one of that name."""
+        if len(self.functions) == 1:
+            return self.functions[0]
+        return next((function for function in self.functions if function.name == "main"), None)
+
+    # Shardings
+
+    def sharding(
+        self,
+        mesh: BaseMesh,
+        dims: tuple[DimensionSharding, ...],
+        replicated: Axes = (),
+        unreduced: Axes = (),
+        reduction: str = "sum",
+    ) -> Known:
+        """The one object for a sharding."""
+        key = (mesh.name, mesh, dims, replicated, unreduced, reduction)
+        found = self._shardings.get(key)
+        if found is None:
+            found = Known.__new__(Known)
+            found._set(mesh, dims, replicated, unreduced, reduction)
+            self._shardings[key] = found
+        return found
+
+    def intern(self, sharding: TensorSharding | None) -> Known | None:
+        """The one object for a sharding from outside."""
+        return None if sharding is None else self.interned(sharding)
+
+    def interned(self, sharding: TensorSharding) -> Known:
+        return self.sharding(sharding.mesh, sharding.dims, sharding.replicated, sharding.unreduced, sharding.reduction)
+
+    def open_sharding(self, mesh: BaseMesh, rank: int) -> Known:
+        """Nothing is known, and everything is allowed."""
+        return self.sharding(mesh, (OPEN,) * rank)
+
+    # Building
+
+    def _function(self, function: Function, problem: Problem, values: list[GraphValue | None]) -> None:
+        op = FunctionOp(function.name, function.private)
+        op.result_shardings = [self.intern(sharding) for sharding in function.result_shardings]
+        op.result_where = function.result_where
+        self._block(op.block, function.block, problem, values)
+        self.functions.append(op)
+
+    def _value(self, value: GraphValue, number: int, problem: Problem, values: list[GraphValue | None]) -> GraphValue:
+        written = problem.values[number]
+        value.shape, value.origin = written.shape, written
+        value.sharding = self.intern(written.sharding)
+        values[number] = value
+        return value
+
+    def _block(self, block: GraphBlock, given: Block, problem: Problem, values: list[GraphValue | None]) -> None:
+        for index, number in enumerate(given.arguments):
+            block.arguments.append(self._value(GraphValue(None, None, block, index), number, problem, values))
+        for node in given.nodes:
+            op = Op(node.kind, node, block)
+            block.ops.append(op)
+            for region in node.regions:
+                inner = GraphBlock(op)
+                op.blocks.append(inner)
+                self._block(inner, region, problem, values)
+            op.callee, op.direction, op.group = node.callee, node.direction, node.group
+            op.use([_made(values, number) for number in node.operands])
+            if node.in_shardings is not None:
+                op.in_shardings = [self.interned(sharding) for sharding in node.in_shardings]
+            if node.out_shardings is not None:
+                op.out_shardings = [self.interned(sharding) for sharding in node.out_shardings]
+            for number in node.results:
+                self._value(op.add_result(None), number, problem, values)
+        terminator = Op(None, None, block)
+        block.ops.append(terminator)
+        terminator.use([_made(values, number) for number in given.returns])
+
+    def link_edges(self) -> None:
+        """Find the sources and targets of each edge that is in the program."""
+        for op in self.walk():
+            if op.kind is Kind.EDGE:
+                self.link_edge(op)
+
+    def link_edge(self, edge: Op) -> None:
+        """Find the sources and targets of an edge."""
+        owner = edge.operands[0].value
+        edge.sources, targets = edge_of(owner)
+        for source in edge.sources:
+            source.edge = edge
+        for target in targets:
+            target.edge = edge
+
+    # Walking
+
+    def walk(self) -> Iterator[Op]:
+        """All ops of all functions, an op before those inside it."""
+        for function in self.functions:
+            yield from walk(function.block)
+
+    # Changing
+
+    def sweep(self) -> None:
+        """Take the ops that were erased out of their blocks."""
+        for function in self.functions:
+            _sweep(function.block)
+
+    # The answer
+
+    def problem(self) -> Problem:
+        """The program as it is now."""
+        numbers: dict[int, int] = {}
+        values: list[Value] = []
+        kept: list[GraphValue] = []
+
+        def number(value: GraphValue) -> int:
+            if id(value) not in numbers:
+                numbers[id(value)] = len(values)
+                kept.append(value)
+                origin = value.origin or Value(None)
+                values.append(Value(value.shape, _plain(value.sharding), origin.name, origin.where))
+            return numbers[id(value)]
+
+        def block(given: GraphBlock) -> Block:
+            arguments = tuple(map(number, given.arguments))
+            nodes = tuple(node(op) for op in given.ops[:-1])
+            return Block(arguments, nodes, tuple(number(use.value) for use in given.terminator.operands))
+
+        def node(op: Op) -> Node:
+            assert op.kind is not None
+            base = op.node or Node(op.kind, (), ())
+            return base._replace(
+                kind=op.kind,
+                operands=tuple(number(use.value) for use in op.operands),
+                regions=tuple(map(block, op.blocks)),
+                results=tuple(map(number, op.results)),
+                in_shardings=None if op.in_shardings is None else tuple(s.plain() for s in op.in_shardings),
+                out_shardings=None if op.out_shardings is None else tuple(s.plain() for s in op.out_shardings),
+                callee=op.callee,
+                group=op.group,
+                direction=op.direction,
+            )
+
+        functions = tuple(
+            Function(f.name, block(f.block), tuple(map(_plain, f.result_shardings)), f.private, f.result_where)
+            for f in self.functions
+        )
+        return Problem(tuple(values), functions, self.meshes)
+
+
+def _plain(sharding: Known | None) -> TensorSharding | None:
+    return None if sharding is None else sharding.plain()
+
+
+def walk(block: GraphBlock) -> Iterator[Op]:
+    """All ops of a block, an op before those inside it."""
+    for op in block.ops:
+        yield op
+        for inner in op.blocks:
+            yield from walk(inner)
+
+
+def _sweep(block: GraphBlock) -> None:
+    if any(op.erased for op in block.ops):
+        block.ops = [op for op in block.ops if not op.erased]
+    for op in block.ops:
+        for inner in op.blocks:
+            _sweep(inner)
+
+
+def edge_of(owner: GraphValue) -> tuple[list[Use], list[GraphValue]]:
+    """What flows into an owner, and where that is seen: the owner first."""
+    index = owner.index
+    if owner.block is not None:  # the argument of a computation
+        parent = owner.block.parent
+        if isinstance(parent, FunctionOp) or parent.kind not in (Kind.MANUAL, Kind.NAMED):
+            return [], [owner]
+        return [parent.operands[index]], [owner]
+    op = owner.op
+    assert op is not None
+    returned = [block.terminator.operands[index] for block in op.blocks if op.kind is not Kind.WHILE]
+    if op.kind is Kind.WHILE:
+        condition, body = op.blocks
+        sources = [op.operands[index], body.terminator.operands[index]]
+        return sources, [owner, condition.arguments[index], body.arguments[index]]
+    if op.kind is Kind.FENCE:
+        return [op.operands[index]], [owner]
+    return returned, [owner]
+
+
+def _made(values: list[GraphValue | None], number: int) -> GraphValue:
+    value = values[number]
+    if value is None:
+        raise ValueError(f"value {number} is used before it is made")
+    return value

@@ -1,0 +1,32 @@
+"""Shardings on the two sides of a manual computation: outside, each dim has its manual axes first."""
+
+from __future__ import annotations
+
+from meshwright.core.dimension_sharding import DimensionSharding
+from meshwright.propagate.graph import Graph, Known
+
+
+def with_manual(graph: Graph, outside: Known, inside: Known, manual: tuple[str, ...]) -> Known:
+    """A sharding inside a manual computation as seen from outside: the manual axes come first in each dim."""
+    dims = tuple(
+        DimensionSharding((*(axis for axis in out.axes if axis.name in manual), *inner.axes), inner.is_open)
+        for out, inner in zip(outside.dims, inside.dims, strict=True)
+    )
+    return graph.sharding(inside.mesh, dims, outside.replicated, outside.unreduced, outside.reduction)
+
+
+def without_manual(graph: Graph, sharding: Known, manual: tuple[str, ...]) -> Known:
+    """A sharding outside of a manual computation as seen from inside: without the manual axes."""
+    dims = tuple(
+        dim
+        if not dim.axes
+        else DimensionSharding(tuple(axis for axis in dim.axes if axis.name not in manual), dim.is_open)
+        for dim in sharding.dims
+    )
+    return graph.sharding(
+        sharding.mesh,
+        dims,
+        tuple(axis for axis in sharding.replicated if axis.name not in manual),
+        tuple(axis for axis in sharding.unreduced if axis.name not in manual),
+        sharding.reduction,
+    )
