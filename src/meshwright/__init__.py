@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from meshwright.frontend.placing import device_get, device_put
     from meshwright.frontend.saving import save
     from meshwright.hardware.matmul_plan import plan_matmul
+    from meshwright.partition.reshard import plan_reshard
 
 remat = checkpoint
 
@@ -39,6 +40,7 @@ _ON_FIRST_USE = {
     "load": "meshwright.frontend.loading",
     "save": "meshwright.frontend.saving",
     "plan_matmul": "meshwright.hardware.matmul_plan",
+    "plan_reshard": "meshwright.partition.reshard",
 }
 
 
@@ -89,6 +91,7 @@ __all__ = [
     "numpy",
     "parse_program",
     "plan_matmul",
+    "plan_reshard",
     "random",
     "remat",
     "save",

@@ -16,6 +16,7 @@ from meshwright.errors import MeshwrightError
 COMMANDS = {
     "tour": "the main job in a minute",
     "matmul": "ways to multiply two split matrices, and which is the fastest",
+    "reshard": "how an array gets from one sharding to another, and what that costs",
     "visualize": "which devices hold which part of a tensor",
 }
 

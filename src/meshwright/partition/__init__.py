@@ -1,0 +1,1 @@
+"""Partitioning: from global programs to local ones with explicit collectives."""

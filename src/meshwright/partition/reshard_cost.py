@@ -1,0 +1,86 @@
+"""How long the steps of a reshard plan take on a machine."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+from meshwright.core.axes import Axes, AxisRef
+from meshwright.core.mesh import BaseMesh
+from meshwright.core.source import here
+from meshwright.errors import HardwareError
+from meshwright.hardware.chips import Chip
+from meshwright.hardware.collectives import collective_seconds
+from meshwright.hardware.placement import Span
+from meshwright.hardware.topology import Topology, for_mesh
+from meshwright.partition.reshard_blocks import Blocks
+from meshwright.partition.reshard_steps import AllGather, AllToAll, Permute, ReshardStep, Rounds
+
+
+def topology_for(hardware: Any, mesh: BaseMesh) -> Topology:
+    """A machine on which the mesh lies: as given, laid on the one given, or one made of the chip named."""
+    if isinstance(hardware, str | Chip):
+        return for_mesh(hardware, mesh)
+    if not isinstance(hardware, Topology):
+        raise HardwareError(
+            f"{hardware!r} is not a machine.",
+            where=here(),
+            why="what a plan costs depends on the chips and how they are joined",
+            fix='plan.seconds("tpu v5e"), or plan.seconds(hardware.Topology("tpu v5e", (4, 4), mesh=mesh))',
+        )
+    if not hardware.mesh:
+        return Topology(hardware.chip, hardware.shape, mesh=mesh, wrap=hardware.wrap, slices=hardware.slices)
+    if dict(hardware.mesh) != mesh.shape:
+        raise HardwareError(
+            f"The plan's mesh is {_sizes(mesh.shape)}, the machine's {_sizes(hardware.mesh)}.",
+            where=here(),
+            why="the steps of a plan go over the axes of its mesh",
+            fix=f"Topology({hardware.chip.name!r}, {hardware.shape}, mesh={mesh.shape})",
+        )
+    return hardware
+
+
+def _sizes(shape: dict[str, int]) -> str:
+    return ", ".join(f"{name}={size}" for name, size in shape.items())
+
+
+def step_seconds(step: ReshardStep, local_bytes: float, unit_bytes: int, topology: Topology) -> float:
+    """The modelled time of a step on arrays of ``local_bytes`` a device; blocks count in ``unit_bytes``."""
+    if not step.collectives:
+        return 0.0
+    axes, refined = _refined(step.axes, topology)
+    if isinstance(step, Blocks):
+        cells = [prod(found.shape) * unit_bytes * step.devices for found in step.rounds]
+        return sum(collective_seconds("permute", size, refined, axes, shift=None) for size in cells)
+    if isinstance(step, Permute | Rounds):
+        size = local_bytes * step.group / step.collectives
+        return step.collectives * collective_seconds("permute", size, refined, axes, shift=None)
+    size = local_bytes * step.group if isinstance(step, AllGather | AllToAll) else local_bytes
+    return collective_seconds(step.kind, size, refined, axes)
+
+
+def _refined(axes: Axes, topology: Topology) -> tuple[tuple[str, ...] | None, Topology]:
+    """The machine with a mesh that has these parts of axes as axes."""
+    if not axes:
+        return None, topology
+    if all(axis.is_full for axis in axes):
+        return tuple(axis.name for axis in axes), topology
+    spans = {axis.short(): _part(topology.mapping[axis.name], axis) for axis in axes}
+    mesh = {axis.short(): axis.size for axis in axes}
+    on = Topology(topology.chip, topology.shape, mesh=mesh, mapping=spans, wrap=topology.wrap, slices=topology.slices)
+    return tuple(mesh), on
+
+
+def _part(spans: tuple[Span, ...], axis: AxisRef) -> tuple[Span, ...]:
+    """Where a part of an axis lies on the chips, if the axis lies on these."""
+    found: list[Span] = []
+    below = 1
+    first, last = axis.post, axis.post * axis.size
+    for span in reversed(spans):
+        low, high = max(first, below), min(last, below * span.size)
+        if low < high:
+            if low % below or high % low or (below * span.size) % high:
+                return spans  # it is no part of the machine's axes: as costly as the whole
+            found.insert(0, Span(span.axis, high // low, span.stride * (low // below)))
+        below *= span.size
+    return tuple(found)

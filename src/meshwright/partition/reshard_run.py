@@ -1,0 +1,276 @@
+"""A reshard plan carried out on NumPy arrays, one for each device: what its steps mean, word for word."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import product
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.core.axes import AxisRef
+from meshwright.core.placement import Digit, digits_of
+from meshwright.core.source import here
+from meshwright.errors import ShapeError
+from meshwright.partition.reshard import ReshardPlan, View
+from meshwright.partition.reshard_blocks import Blocks
+from meshwright.partition.reshard_steps import (
+    AllGather,
+    AllReduce,
+    AllToAll,
+    Expand,
+    Mask,
+    Permute,
+    Place,
+    ReduceScatter,
+    ReshardStep,
+    Rounds,
+    Slice,
+    cycle_moves,
+)
+
+Shard = NDArray[Any]
+REDUCE: dict[str, Any] = {"sum": np.add, "max": np.maximum, "min": np.minimum, "prod": np.multiply}
+
+
+def run_plan(plan: ReshardPlan, shards: Sequence[Shard]) -> list[Shard]:
+    """The shards of the target, given those of the source, padding included; both in the order of device numbers.
+
+    >>> import numpy as np
+    >>> from meshwright.core.mesh import make_mesh
+    >>> from meshwright.core.partition_spec import P
+    >>> from meshwright.core.sharding import NamedSharding
+    >>> from meshwright.partition.reshard import plan_reshard
+    >>> mesh = make_mesh((2,), ("x",))
+    >>> plan = plan_reshard((2, 2), "f32", NamedSharding(mesh, P("x")), NamedSharding(mesh, P(None, "x")))
+    >>> run_plan(plan, [np.array([[0, 1]]), np.array([[2, 3]])])
+    [array([[0],
+           [2]]), array([[1],
+           [3]])]
+    """
+    local = plan.source.local_shape(plan.shape)
+    if len(shards) != plan.num_devices or any(np.shape(shard) != local for shard in shards):
+        raise ShapeError(
+            f"These are not the shards of {plan.source}.",
+            where=here(),
+            why=f"there are {plan.num_devices} devices, and each holds an array of shape {local}, padding included",
+            fix="one array for each device, in the order of their numbers",
+        )
+    order = range(plan.num_devices) if plan.order is None else plan.order
+    arrays = [np.asarray(shards[rank]) for rank in order]
+    arrays = [_fit(array, _sizes(plan.views[0])) for array in arrays]
+    machine = _Machine(plan)
+    for index, step in enumerate(plan.steps):
+        arrays = machine.run(step, arrays, plan.views[index], plan.views[index + 1])
+    done = [_fit(array, plan.target.local_shape(plan.shape)) for array in arrays]
+    result: list[Shard] = [done[0]] * len(done)
+    for array, rank in zip(done, order, strict=True):
+        result[rank] = array
+    return result
+
+
+def _sizes(view: View) -> tuple[int, ...]:
+    return tuple(prod(digit.size for digit in dim) for dim in view)
+
+
+def _fit(array: Shard, shape: tuple[int, ...]) -> Shard:
+    """The array cropped, or padded with zeros, to a shape."""
+    array = array[tuple(slice(0, size) for size in shape)]
+    return np.pad(array, [(0, size - has) for size, has in zip(shape, array.shape, strict=True)])
+
+
+def _axis(view: View, place: Place) -> int:
+    """Where a digit stands among all digits of a view."""
+    before = sum(len(dim) for dim in view[: place.dim])
+    return before + [digit.digit for digit in view[place.dim]].index(place.digit)
+
+
+def _opened(array: Shard, view: View) -> Shard:
+    return array.reshape([digit.size for dim in view for digit in dim])
+
+
+class _Machine:
+    """The devices of a plan's mesh and their coordinates."""
+
+    def __init__(self, plan: ReshardPlan) -> None:
+        self.plan = plan
+        self.size = plan.num_devices
+
+    def digit(self, axis: AxisRef) -> Digit:
+        assert self.plan.mesh is not None
+        return digits_of(self.plan.mesh, (axis,))[0]
+
+    def coordinate(self, device: int, axis: AxisRef) -> int:
+        digit = self.digit(axis)
+        return device // digit.stride % digit.size
+
+    def moved(self, device: int, axis: AxisRef, value: int) -> int:
+        """The device that differs from this one along one axis only."""
+        return device + (value - self.coordinate(device, axis)) * self.digit(axis).stride
+
+    def run(self, step: ReshardStep, arrays: list[Shard], before: View, after: View) -> list[Shard]:
+        if isinstance(step, Blocks):
+            return self.blocks(step, arrays)
+        opened = [_opened(array, before) for array in arrays]
+        rule: Callable[..., list[Shard]] = getattr(self, type(step).__name__.lower())
+        return [array.reshape(_sizes(after)) for array in rule(step, opened, before, after)]
+
+    def slice(self, step: Slice | ReduceScatter, arrays: list[Shard], before: View, after: View) -> list[Shard]:
+        found = []
+        for device, array in enumerate(arrays):
+            index: list[Any] = [slice(None)] * array.ndim
+            for part in step.parts:
+                index[_axis(before, part.place)] = self.coordinate(device, part.axis)
+            found.append(array[tuple(index)])
+        return found
+
+    def expand(self, step: Expand, arrays: list[Shard], before: View, after: View) -> list[Shard]:
+        found, empty = [], _identity(arrays[0].dtype, self.plan.target.reduction)
+        for device, array in enumerate(arrays):
+            whole = np.full([digit.size for dim in after for digit in dim], empty, array.dtype)
+            index: list[Any] = [slice(None)] * whole.ndim
+            for part in step.parts:
+                index[_axis(after, part.place)] = self.coordinate(device, part.axis)
+            whole[tuple(index)] = array
+            found.append(whole)
+        return found
+
+    def allgather(self, step: AllGather, arrays: list[Shard], before: View, after: View) -> list[Shard]:
+        found = []
+        for device, array in enumerate(arrays):
+            whole = np.empty([digit.size for dim in after for digit in dim], array.dtype)
+            for values in product(*(range(part.axis.size) for part in step.parts)):
+                sender = device
+                index: list[Any] = [slice(None)] * whole.ndim
+                for part, value in zip(step.parts, values, strict=True):
+                    sender = self.moved(sender, part.axis, value)
+                    index[_axis(after, part.place)] = value
+                whole[tuple(index)] = arrays[sender]
+            found.append(whole)
+        return found
+
+    def allreduce(self, step: AllReduce, arrays: list[Shard], before: View, after: View) -> list[Shard]:
+        return self.reduced(step.axes, step.reduction, arrays)
+
+    def reduced(self, axes: Sequence[AxisRef], reduction: str, arrays: list[Shard]) -> list[Shard]:
+        for axis in axes:
+            arrays = [
+                REDUCE[reduction].reduce([arrays[self.moved(device, axis, value)] for value in range(axis.size)])
+                for device in range(self.size)
+            ]
+        return arrays
+
+    def reducescatter(self, step: ReduceScatter, arrays: list[Shard], before: View, after: View) -> list[Shard]:
+        return self.slice(step, self.reduced(step.axes, step.reduction, arrays), before, after)
+
+    def mask(self, step: Mask, arrays: list[Shard], before: View, after: View) -> list[Shard]:
+        if step.reduction in ("max", "min"):
+            return arrays  # of equal values each is the largest and the smallest
+        empty = _identity(arrays[0].dtype, step.reduction)
+        return [
+            array if not any(self.coordinate(device, axis) for axis in step.axes) else np.full_like(array, empty)
+            for device, array in enumerate(arrays)
+        ]
+
+    def permute(self, step: Permute, arrays: list[Shard], before: View, after: View) -> list[Shard]:
+        found = list(arrays)
+        for device, array in enumerate(arrays):
+            receiver = device
+            for move in step.moves:
+                receiver = self.moved(receiver, move.target, self.coordinate(device, move.source))
+            found[receiver] = array
+        return found
+
+    def alltoall(self, step: AllToAll, arrays: list[Shard], before: View, after: View) -> list[Shard]:
+        found = []
+        for device, array in enumerate(arrays):
+            whole = np.empty([digit.size for dim in after for digit in dim], array.dtype)
+            for values in product(*(range(swap.axes[0].size) for swap in step.swaps)):
+                sender = device
+                take: list[Any] = [slice(None)] * array.ndim
+                put: list[Any] = [slice(None)] * whole.ndim
+                for swap, value in zip(step.swaps, values, strict=True):
+                    sender = self.moved(sender, swap.axes[0], value)
+                    take[_axis(before, swap.split)] = self.coordinate(device, swap.axes[0])
+                    put[_axis(after, swap.join)] = value
+                whole[tuple(put)] = arrays[sender][tuple(take)]
+            found.append(whole)
+        return found
+
+    def rounds(self, step: Rounds, arrays: list[Shard], before: View, after: View) -> list[Shard]:
+        found = [np.empty([digit.size for dim in after for digit in dim], array.dtype) for array in arrays]
+        moves = [move for axes in step.cycles for move in cycle_moves(axes)]
+        for round in step.rounds():
+            receivers = set()
+            for device, array in enumerate(arrays):
+                receiver = device
+                for move in moves:
+                    receiver = self.moved(receiver, move.target, self.coordinate(device, move.source))
+                take: list[Any] = [slice(None)] * array.ndim
+                for path, shift in zip(step.paths, round.shifts, strict=True):
+                    value = (self.coordinate(device, path.axes[-1]) + shift) % path.axes[0].size
+                    take[_axis(before, path.split)] = value
+                    for axis, following in zip(path.axes, path.axes[1:], strict=False):
+                        receiver = self.moved(receiver, following, self.coordinate(device, axis))
+                    receiver = self.moved(receiver, path.axes[0], value)
+                receivers.add(receiver)
+                put: list[Any] = [slice(None)] * found[receiver].ndim
+                for path, shift in zip(step.paths, round.shifts, strict=True):
+                    own = self.coordinate(receiver, path.axes[0])
+                    put[_axis(after, path.join)] = (own - shift) % path.axes[0].size
+                found[receiver][tuple(put)] = array[tuple(take)]
+            assert len(receivers) == self.size, "a round is a permutation"
+        return found
+
+    def blocks(self, step: Blocks, arrays: list[Shard]) -> list[Shard]:
+        units = self.plan.units
+        shape = [size * unit for size, unit in zip(step.shape, units, strict=True)]
+        found = [np.zeros(shape, array.dtype) for array in arrays]
+        for device in range(self.size):
+            number = self.number(device, step)
+            for round in (*step.rounds, *step.copies):
+                assert (
+                    len({send.target for send in round.sends})
+                    == len({s.source for s in round.sends})
+                    == len(round.sends)
+                )
+                for send in round.sends:
+                    if send.target == number:
+                        sender = self.at(device, step, send.source)
+                        take = _box(send.take, round.shape, units)
+                        found[device][_box(send.put, round.shape, units)] = arrays[sender][take]
+        return found
+
+    def number(self, device: int, step: Blocks) -> int:
+        """The number of a device along the axes of a step."""
+        if not step.over:
+            return device
+        number = 0
+        for axis in step.over:
+            number = number * axis.size + self.coordinate(device, axis)
+        return number
+
+    def at(self, device: int, step: Blocks, number: int) -> int:
+        """The device of this number that is like ``device`` along all other axes."""
+        if not step.over:
+            return number
+        for axis in reversed(step.over):
+            device = self.moved(device, axis, number % axis.size)
+            number //= axis.size
+        return device
+
+
+def _box(offset: Sequence[int], shape: Sequence[int], units: Sequence[int]) -> tuple[slice, ...]:
+    return tuple(slice(o * u, (o + s) * u) for o, s, u in zip(offset, shape, units, strict=True))
+
+
+def _identity(dtype: Any, reduction: str) -> Any:
+    """What changes nothing when it is reduced."""
+    if reduction in ("max", "min"):
+        if np.issubdtype(dtype, np.integer):
+            info = np.iinfo(dtype)
+            return info.min if reduction == "max" else info.max
+        return -np.inf if reduction == "max" else np.inf
+    return 1 if reduction == "prod" else 0

@@ -1,0 +1,393 @@
+"""The ways from one sharding to another.
+
+Where both sides have common digits, atoms and digits form paths and cycles: a digit leads from the atom it lies on in
+the source to its atom in the target, and every atom has at most one digit each way. A path may begin with a digit that
+the target splits and the source holds whole, and end with one of the opposite kind:
+
+- from a split digit to an atom that is idle in the source: slice the digit by that atom, and the path is a cycle;
+- from an atom that is idle in the target to a joined digit: close the cycle, and gather the digit over that atom;
+- from an idle atom to an idle atom: close the cycle;
+- from a split digit to a joined digit: an all-to-all over the atom, or over several a path of rounds.
+
+Slices come first and gathers last, so no array in between is larger than both ends. Every device receives just the
+bytes it lacks: one that agrees with all cycles and paths keeps its part and is left out. An unreduced atom is put on a
+digit by a reduce-scatter, or freed by an all-reduce, and then is like any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import product
+from math import prod
+from typing import NamedTuple
+
+import numpy as np
+
+from meshwright.core.axes import AxisRef
+from meshwright.core.placement import Digit, Digits, block_numbers, block_size
+from meshwright.partition.reshard_blocks import Split, blocks_step
+from meshwright.partition.reshard_steps import (
+    AllGather,
+    AllReduce,
+    AllToAll,
+    Expand,
+    Mapped,
+    Mask,
+    Part,
+    Path,
+    Permute,
+    Place,
+    ReduceScatter,
+    ReshardStep,
+    Rounds,
+    Slice,
+)
+from meshwright.partition.reshard_structure import Frame, Piece, Structure, tables
+
+Name = Callable[[Digit], AxisRef]
+Digitwise = dict[Place, Piece]
+
+
+class Sketch(NamedTuple):
+    """A way to reshard: the digits of each dim, what is left of each dim, where the digits lie at first, the steps.
+
+    A dim without common digits has its local sizes at both ends instead; its digits are those sums are scattered to.
+    """
+
+    digits: tuple[tuple[int, ...], ...]
+    rest: tuple[int, ...]
+    ends: tuple[tuple[int, int] | None, ...]
+    start: Mapped
+    steps: tuple[ReshardStep, ...]
+
+
+class Ways(NamedTuple):
+    """What is to be done with digits that all have a place: slices, closed cycles, open paths, gathers."""
+
+    slices: tuple[tuple[Place, Digit], ...]
+    cycles: tuple[Digits, ...]
+    paths: tuple[tuple[Digits, Place, Place], ...]
+    gathers: tuple[tuple[Place, Digit], ...]
+
+
+def ways(pieces: Digitwise) -> Ways:
+    """Follow the digits from atom to atom."""
+    leaving = {piece.source: place for place, piece in pieces.items() if piece.source is not None}
+    entered = {piece.target for piece in pieces.values() if piece.target is not None}
+    slices, cycles, paths, gathers = [], [], [], []
+    done: set[Digit] = set()
+
+    def follow(first: Digit) -> tuple[Digits, Place | None]:
+        """The atoms from here on, and the digit that is joined at the end."""
+        atoms = [first]
+        while (place := leaving.get(atoms[-1])) is not None:
+            following = pieces[place].target
+            if following is None or following == first:
+                break
+            atoms.append(following)
+        else:
+            place = None
+        done.update(atoms)
+        return tuple(atoms), place if place is not None and pieces[place].target is None else None
+
+    for place, piece in pieces.items():
+        if piece.source is None and piece.target is not None:
+            atoms, joined = follow(piece.target)
+            if joined is not None:
+                paths.append((atoms, place, joined))
+            else:
+                slices.append((place, atoms[-1]))
+                cycles.append(atoms)
+    for atom in (*(atom for atom in leaving if atom not in entered), *leaving):
+        if atom not in done:
+            atoms, joined = follow(atom)
+            cycles.append(atoms)
+            if joined is not None:
+                gathers.append((joined, atom))
+    return Ways(tuple(slices), tuple(c for c in cycles if len(c) > 1), tuple(paths), tuple(gathers))
+
+
+# Where both sides have common digits
+
+
+def sketches(
+    parts: Structure, rest: Sequence[int], name: Name, reduction: str, sums_by: str, idle: bool
+) -> list[Sketch]:
+    """Every way that may be the cheapest; with ``idle``, those that gather over idle axes too."""
+    pieces: Digitwise = {
+        Place(dim, digit): piece for dim, found in enumerate(parts.dims) for digit, piece in enumerate(found or ())
+    }
+    first, last, mask = _introductions(pieces, parts.introduced)
+    for place in first:
+        pieces[place] = pieces[place]._replace(source=None)
+    for place, atom in last:
+        pieces[place] = pieces[place]._replace(target=atom)
+    start = {p: piece.source for p, piece in pieces.items()}
+    start.update(first)
+    found: list[Sketch] = []
+    for choice in _reductions(parts, pieces, rest, idle):
+        found += _sketches_of(choice, parts, rest, name, reduction)
+    expand = [Expand(_parts(first.items(), name))] if first else []
+    closing: list[ReshardStep] = [Expand(_parts(last, name))] if last else []
+    closing += [Mask(tuple(map(name, mask)), sums_by)] if mask else []
+    named = {place: name(atom) for place, atom in start.items() if atom is not None}
+    return [sketch._replace(start=named, steps=(*expand, *sketch.steps, *closing)) for sketch in found]
+
+
+def _parts(pairs: Iterable[tuple[Place, Digit]], name: Name) -> tuple[Part, ...]:
+    return tuple(Part(*place, name(atom)) for place, atom in sorted(pairs))
+
+
+def _introductions(
+    pieces: Digitwise, introduced: Digits
+) -> tuple[dict[Place, Digit], list[tuple[Place, Digit]], Digits]:
+    """Digits on atoms that will owe sums: to expand at first, or last; and such atoms that are idle."""
+    first: dict[Place, Digit] = {}
+    last: list[tuple[Place, Digit]] = []
+    for place, piece in pieces.items():
+        if piece.source is not None and piece.source in introduced:
+            if piece.target is None:
+                last.append((place, piece.source))
+            else:
+                first[place] = piece.source
+    used = {*first.values(), *(atom for _, atom in last)}
+    return first, last, tuple(atom for atom in introduced if atom not in used)
+
+
+class Choice(NamedTuple):
+    """Digits once sums are taken care of: atoms that are reduced whole or onto digits, and what is sliced before."""
+
+    pieces: Digitwise
+    whole: Digits
+    scattered: tuple[tuple[Place, Digit], ...]
+    sliced: tuple[tuple[Place, Digit], ...]
+    rest: tuple[int, ...]
+
+
+def _reductions(parts: Structure, pieces: Digitwise, rest: Sequence[int], idle: bool) -> Iterator[Choice]:
+    """Every way to reduce: each owed atom onto a digit that is to be split, onto a spare digit, or whole."""
+    split = [place for place, piece in pieces.items() if piece.source is None and piece.target is not None]
+    options: list[list[Place | str]] = [
+        [*(place for place in split if pieces[place].size == atom.size), "spare", "whole"] for atom in parts.owed
+    ]
+    for picks in product(*options):
+        places = [pick for pick in picks if isinstance(pick, Place)]
+        if len(set(places)) < len(places):
+            continue
+        spare = [atom for atom, pick in zip(parts.owed, picks, strict=True) if pick == "spare"]
+        for extra in {(), parts.idle if parts.owed or idle else ()}:
+            room = _room([*spare, *extra], rest)
+            if (spare or extra) and room is None:
+                continue
+            now = dict(pieces)
+            scattered: list[tuple[Place, Digit]] = []
+            for atom, pick in zip(parts.owed, picks, strict=True):
+                if isinstance(pick, Place):
+                    now[pick] = now[pick]._replace(source=atom)
+                    scattered.append((pick, atom))
+            left = list(rest)
+            sliced: list[tuple[Place, Digit]] = []
+            if room is not None:
+                digit = len(parts.dims[room] or ())
+                for index, atom in enumerate((*extra, *spare)):
+                    place = Place(room, digit + index)
+                    now[place] = Piece(atom.size, atom, None)
+                    (scattered if index >= len(extra) else sliced).append((place, atom))
+                    left[room] //= atom.size
+            whole = tuple(atom for atom, pick in zip(parts.owed, picks, strict=True) if pick == "whole")
+            yield Choice(now, whole, tuple(scattered), tuple(sliced), tuple(left))
+
+
+def _room(atoms: Sequence[Digit], rest: Sequence[int]) -> int | None:
+    """A dim whose rest can be split by all the atoms."""
+    size = prod(atom.size for atom in atoms)
+    return next((dim for dim, left in enumerate(rest) if left and left % size == 0), None) if atoms else None
+
+
+def _sketches_of(choice: Choice, parts: Structure, rest: Sequence[int], name: Name, reduction: str) -> Iterator[Sketch]:
+    todo = ways(choice.pieces)
+    if any(atom in choice.whole for _, atom in todo.slices):
+        return  # all-reduce and slice: a reduce-scatter is among the choices
+    counts = [len(dim or ()) for dim in parts.dims]
+    for place in choice.pieces:
+        counts[place.dim] = max(counts[place.dim], place.digit + 1)
+    digits = tuple(
+        tuple(choice.pieces[Place(dim, digit)].size for digit in range(count)) for dim, count in enumerate(counts)
+    )
+    before: list[ReshardStep] = []
+    if slices := _parts((*todo.slices, *choice.sliced), name):
+        before.append(Slice(slices))
+    if choice.scattered:
+        before.append(ReduceScatter(_parts(choice.scattered, name), reduction))
+    if choice.whole:
+        before.append(AllReduce(tuple(map(name, choice.whole)), reduction))
+    after: list[ReshardStep] = [AllGather(_parts(todo.gathers, name))] if todo.gathers else []
+    for exchange in _exchanges(todo, name):
+        yield Sketch(digits, choice.rest, (None,) * len(digits), {}, (*before, *exchange, *after))
+
+
+def _exchanges(todo: Ways, name: Name) -> Iterator[list[ReshardStep]]:
+    """The moves at constant size: each byte once, or in two collectives where that takes many rounds."""
+    cycles = tuple(tuple(map(name, atoms)) for atoms in todo.cycles)
+    paths = tuple(Path(tuple(map(name, atoms)), split, join) for atoms, split, join in todo.paths)
+    if not paths:
+        yield [Permute(cycles)] if cycles else []
+        return
+    long = tuple(path.axes for path in paths if len(path.axes) > 1)
+    swaps = AllToAll(tuple(Path(path.axes[:1], path.split, path.join) for path in paths))
+    if not cycles and not long:
+        yield [swaps]
+        return
+    yield [Rounds(cycles, paths)]
+    yield [Permute((*cycles, *long)), swaps]
+
+
+# Where they do not
+
+
+def block_sketches(
+    found: Frame, parts: Structure | None, shape: Sequence[int], name: Name, reduction: str, sums_by: str
+) -> list[Sketch]:
+    """Slices and sums, blocks in rounds, gathers; sums are scattered over dims without digits, or reduced whole."""
+    scatters = (True, False) if parts is not None and parts.owed else (False,)
+    return [_block_sketch(found, parts, shape, name, reduction, sums_by, scatter) for scatter in scatters]
+
+
+def _block_sketch(
+    found: Frame,
+    parts: Structure | None,
+    shape: Sequence[int],
+    name: Name,
+    reduction: str,
+    sums_by: str,
+    scatter: bool,
+) -> Sketch:
+    if parts is None:
+        splits = [
+            Split(size, *one, *other)
+            for size, one, other in zip(shape, tables(found.source), tables(found.target), strict=True)
+        ]
+        both = tuple((block_size(s.size, s.source_blocks), block_size(s.size, s.target_blocks)) for s in splits)
+        step = blocks_step(splits, found.source.size, (), ())
+        return Sketch(((),) * len(splits), (1,) * len(splits), both, {}, (step,))
+    pieces: dict[Place, Piece] = {
+        Place(dim, digit): piece for dim, dims in enumerate(parts.dims) for digit, piece in enumerate(dims or ())
+    }
+    busy = {
+        digit for dim, dims in enumerate(parts.dims) if dims is None for digit in _atoms(found.source.dims[dim], parts)
+    }
+    aimed = {
+        digit for dim, dims in enumerate(parts.dims) if dims is None for digit in _atoms(found.target.dims[dim], parts)
+    }
+    busy |= {piece.source for piece in pieces.values() if piece.source}
+    aimed |= {piece.target for piece in pieces.values() if piece.target}
+    sliced: list[tuple[Place, Digit]] = []
+    scattered: list[tuple[Place, Digit]] = []
+    gathers: list[tuple[Place, Digit]] = []
+    source = {place: piece.source for place, piece in pieces.items() if piece.source}
+    target = {place: piece.target for place, piece in pieces.items() if piece.target}
+    start = {place: name(atom) for place, atom in source.items()}
+    for dim, dims in enumerate(parts.dims):
+        for digit, piece in enumerate(dims or ()):
+            place = Place(dim, digit)
+            if piece.source is None and piece.target is not None:
+                if piece.target in busy or (piece.target in parts.source_sums and piece.target not in parts.owed):
+                    break
+                (scattered if piece.target in parts.owed else sliced).append((place, piece.target))
+                source[place] = piece.target
+            elif piece.target is None and piece.source is not None:
+                if piece.source in aimed:
+                    break
+                gathers.append((place, piece.source))
+                target[place] = piece.source
+    whole = [atom for atom in parts.owed if atom not in {atom for _, atom in scattered}]
+    minor: dict[int, list[Digit]] = {}
+    for atom in list(whole) if scatter else ():
+        for dim, dims in enumerate(parts.dims):
+            blocks = _count(found.source.dims[dim]) * _count(minor.get(dim, ()))
+            if dims is None and shape[dim] % (blocks * atom.size) == 0:
+                scattered.append((Place(dim, len(minor.get(dim, ()))), atom))
+                minor.setdefault(dim, []).append(atom)
+                whole.remove(atom)
+                break
+    rest = tuple(
+        1 if dims is None else block_size(size, prod(piece.size for piece in dims))
+        for size, dims in zip(shape, parts.dims, strict=True)
+    )
+    steps: list[ReshardStep] = [Slice(_parts(sliced, name))] if sliced else []
+    steps += [ReduceScatter(_parts(scattered, name), reduction)] if scattered else []
+    steps += [AllReduce(tuple(map(name, whole)), reduction)] if whole else []
+    lists = [_sides(found, parts, dim, source, target, shape[dim], rest[dim]) for dim in range(len(shape))]
+    lists = [(left, (*one, *minor.get(dim, ())), other) for dim, (left, one, other) in enumerate(lists)]
+    over = [a for a in reversed(parts.atoms) if any(a in one or a in other for _, one, other in lists)]
+    strides: dict[Digit, int] = {}
+    devices = 1
+    for atom in reversed(over):
+        strides[atom] = devices
+        devices *= atom.size
+    numbers = np.arange(devices)
+
+    def split(size: int, one: Digits, other: Digits) -> Split:
+        sides = [tuple(Digit(strides[atom], atom.size) for atom in side) for side in (one, other)]
+        return Split(
+            size,
+            prod(digit.size for digit in one),
+            block_numbers(sides[0], numbers),
+            prod(digit.size for digit in other),
+            block_numbers(sides[1], numbers),
+        )
+
+    mapped = [(place, name(atom)) for place, atom in target.items()]
+    steps.append(blocks_step([split(*each) for each in lists], devices, tuple(map(name, over)), mapped))
+    steps += [AllGather(_parts(gathers, name))] if gathers else []
+    steps += [Mask(tuple(map(name, parts.introduced)), sums_by)] if parts.introduced else []
+    digits = tuple(
+        tuple(piece.size for piece in (minor.get(dim, ()) if dims is None else dims))
+        for dim, dims in enumerate(parts.dims)
+    )
+    ends = tuple(
+        None
+        if dims is not None
+        else (block_size(size, _count(found.source.dims[dim])), block_size(size, _count(found.target.dims[dim])))
+        for dim, (size, dims) in enumerate(zip(shape, parts.dims, strict=True))
+    )
+    return Sketch(digits, rest, ends, start, tuple(steps))
+
+
+def _count(digits: Iterable[Digit]) -> int:
+    return prod(digit.size for digit in digits)
+
+
+def _atoms(digits: Digits, parts: Structure) -> Digits:
+    """The atoms of some digits, in their order."""
+    return tuple(
+        atom
+        for digit in digits
+        for atom in reversed(parts.atoms)
+        if digit.stride <= atom.stride and atom.stride * atom.size <= digit.stride * digit.size
+    )
+
+
+def _sides(
+    found: Frame,
+    parts: Structure,
+    dim: int,
+    source: dict[Place, Digit],
+    target: dict[Place, Digit],
+    size: int,
+    rest: int,
+) -> tuple[int, Digits, Digits]:
+    """What of a dim is left to exchange, and the atoms of both sides: digits kept at the major end are left out."""
+    dims = parts.dims[dim]
+    if dims is None:
+        return size, _atoms(found.source.dims[dim], parts), _atoms(found.target.dims[dim], parts)
+    kept = 0
+    while kept < len(dims) and source.get(Place(dim, kept)) == target.get(Place(dim, kept)) is not None:
+        kept += 1
+    places = [Place(dim, digit) for digit in range(kept, len(dims))]
+    left = rest * prod(piece.size for piece in dims[kept:])
+    return (
+        left,
+        tuple(source[place] for place in places if place in source),
+        tuple(target[place] for place in places if place in target),
+    )
