@@ -15,6 +15,7 @@ from meshwright.errors import MeshwrightError
 # Each command is the module of its name in meshwright.commands; only the one asked for is loaded.
 COMMANDS = {
     "tour": "the main job in a minute",
+    "calibrate": "measure the machine at hand and write its numbers to a chip file",
     "matmul": "ways to multiply two split matrices, and which is the fastest",
     "reshard": "how an array gets from one sharding to another, and what that costs",
     "visualize": "which devices hold which part of a tensor",

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import difflib
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 from meshwright.core.source import here
@@ -195,6 +197,7 @@ _STAND_INS: dict[str, dict[str, tuple[tuple[str, float], ...]]] = {
         "int4": (("int8", 1.0), ("fp8", 1.0)),
         "fp4": (("fp8", 1.0), ("bf16", 1.0)),
     },
+    "cpu": {},
 }
 
 
@@ -239,12 +242,20 @@ def _fact(entry: Mapping[str, Any]) -> Fact:
     return Fact(value, tuple(entry["source"]), entry.get("note", ""), tuple(map(_fact, entry.get("other", ()))))
 
 
+def _facts(numbers: Mapping[str, Any]) -> dict[str, Fact]:
+    return {key: _fact(number) for key, number in numbers.items()}
+
+
 @cache
 def _chips() -> dict[str, Chip]:
-    return {
-        name: Chip(name, entry["kind"], {key: _fact(number) for key, number in entry["numbers"].items()})
-        for name, entry in data()["chips"].items()
-    }
+    """The chips of the data file, with what was measured on one of them where that is kept beside it."""
+    out = {}
+    for name, entry in data()["chips"].items():
+        measured = files("meshwright.hardware").joinpath(f"measured_{name.replace(' ', '_')}.json")
+        found = json.loads(measured.read_text(encoding="utf-8"))["numbers"] if measured.is_file() else {}
+        numbers = entry["numbers"] | {key: number for key, number in found.items() if key not in entry["numbers"]}
+        out[name] = Chip(name, entry["kind"], _facts(numbers))
+    return out
 
 
 @cache
@@ -270,6 +281,7 @@ _CALIBRATED = (
     "net_efficiency",
     "launch_seconds",
     "half_bandwidth_bytes",
+    "kernels",
 )
 
 
@@ -291,8 +303,34 @@ def names() -> tuple[str, ...]:
     return tuple(_chips())
 
 
-def get(name: str | Chip, *, prefer: str = "", **numbers: Any) -> Chip:
-    """A chip by its name or an alias; ``prefer`` names the source to believe where sources disagree.
+def read_chip(path: str | os.PathLike[str]) -> Chip:
+    """The chip in a file that ``meshwright calibrate`` wrote."""
+    try:
+        read = json.loads(Path(path).read_text(encoding="utf-8"))
+        why = ""
+    except OSError as error:
+        why = error.strerror or str(error)
+    except ValueError as error:
+        why = f"it is not JSON: {error}"
+    else:
+        try:
+            if read["kind"] not in _STAND_INS:
+                raise ValueError
+            return Chip(str(read["name"]), read["kind"], _facts(read["numbers"]))
+        except (TypeError, KeyError, ValueError, AttributeError):
+            why = f"it has no name, kind ({', '.join(_STAND_INS)}) and numbers, each with a value and a source"
+    raise HardwareError(
+        f"{os.fspath(path)} is not the file of a chip.",
+        where=here(),
+        why=why,
+        fix="meshwright calibrate --out chip.json",
+    )
+
+
+def get(name: str | os.PathLike[str] | Chip, *, prefer: str = "", **numbers: Any) -> Chip:
+    """A chip by its name or an alias, or from a file that ``meshwright calibrate`` wrote.
+
+    ``prefer`` names the source to believe where sources disagree.
 
     >>> get("TPU v5e").hbm_bytes_per_s, get("TPU v5e", prefer="cloud docs").hbm_bytes_per_s
     (810000000000.0, 819000000000.0)
@@ -303,6 +341,8 @@ def get(name: str | Chip, *, prefer: str = "", **numbers: Any) -> Chip:
     """
     if isinstance(name, Chip):
         chip = name
+    elif isinstance(name, os.PathLike) or (isinstance(name, str) and name.endswith(".json")):
+        chip = read_chip(name)
     else:
         key = _plain(name) if isinstance(name, str) else ""
         if key not in _aliases():

@@ -1,0 +1,69 @@
+"""``meshwright calibrate``: measure the machine at hand and write its numbers to a chip file."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import sys
+from dataclasses import asdict
+from typing import Any
+
+from meshwright.commands.files import write_whole
+from meshwright.engine.measuring.run import BACKENDS, available, measure, raw_text
+from meshwright.errors import MeshwrightError
+from meshwright.hardware.calibration import Calibration, calibrate, read_measurements
+
+
+def describe(parser: argparse.ArgumentParser) -> None:
+    """The arguments of the command."""
+    parser.description = (
+        "Measure the machine at hand, fit its numbers to some of the measurements and say how well they predict the "
+        "others. Needs a machine that does nothing else meanwhile."
+    )
+    parser.add_argument("--out", metavar="CHIP.json", help="write the chip's numbers; hardware.get reads the file")
+    parser.add_argument("--from", dest="raw", metavar="RAW.json", help="fit these measurements instead of making any")
+    parser.add_argument("--keep", metavar="RAW.json", help="write the measurements too")
+    parser.add_argument("--engine", choices=sorted(BACKENDS), help="what measures (default: jax, torch or numpy)")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes: a test of the command, not of the machine")
+    parser.add_argument("--json", action="store_true", help="print the numbers and all predictions as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure, fit, report, write."""
+    if args.raw is not None:
+        raw = read_measurements(args.raw)
+    else:
+        engine = args.engine or available()
+        if engine != "numpy" and importlib.util.find_spec(engine) is None:
+            raise MeshwrightError(
+                f"The machine cannot be measured through {engine}.", why="it is not installed", fix="--engine numpy"
+            )
+        raw = measure(engine, quick=args.quick, say=_progress)
+        if sys.stderr.isatty():
+            print(end="\r\033[K", file=sys.stderr)
+    found = calibrate(raw)
+    if args.keep is not None:
+        write_whole(args.keep, raw_text(raw))
+    if args.out is not None:
+        write_whole(args.out, found.file)
+    print(json.dumps(facts(found), indent=2) if args.json else found.text)
+    return 0
+
+
+def _progress(line: str) -> None:
+    if sys.stderr.isatty():
+        print(f"\r\033[K{line[:78]}", end="", file=sys.stderr, flush=True)
+
+
+def facts(found: Calibration) -> dict[str, Any]:
+    """A calibration as JSON: the machine, its numbers, each case with its prediction."""
+    return {
+        "device": found.name,
+        "framework": found.framework,
+        "machine": dict(found.machine),
+        "kernels": asdict(found.kernels),
+        "cases": [{**asdict(one), "error": one.error} for one in found.compared],
+        "median_error": found.errors("held out", "step")[0],
+        "worst_error": found.errors("held out", "step")[1],
+    }

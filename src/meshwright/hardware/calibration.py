@@ -1,0 +1,294 @@
+"""From measurements of a machine to its numbers, and how well these predict what they were not fitted to."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from math import copysign, inf, log
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from meshwright.core.source import here
+from meshwright.errors import HardwareError
+from meshwright.hardware.chips import Chip, Fact, get
+from meshwright.hardware.kernels import CONVOLUTIONS, MOVING, Kernels
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A measured time and the one predicted for it."""
+
+    name: str
+    part: str
+    op: str
+    measured: float
+    predicted: float
+
+    @property
+    def error(self) -> float:
+        """The prediction's error relative to the measurement: 0.1 is 10 % too long."""
+        return self.predicted / self.measured - 1
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """A measured machine: where it was measured, its numbers, and every case compared."""
+
+    name: str
+    machine: Mapping[str, Any]
+    framework: str
+    kernels: Kernels
+    compared: tuple[Compared, ...]
+
+    def of(self, *parts: str) -> tuple[Compared, ...]:
+        """The cases of some parts: "calibration", "held out", "step"."""
+        return tuple(one for one in self.compared if one.part in parts)
+
+    def errors(self, *parts: str) -> tuple[float, float]:
+        """The median and the worst error of some parts, by size."""
+        found = [abs(one.error) for one in self.of(*parts)]
+        return (median(found), max(found)) if found else (0.0, 0.0)
+
+    @property
+    def chip(self) -> Chip:
+        """The chip of this name with measured efficiencies, or one of which only the measurements are known."""
+        k, label = self.kernels, ("measured",)
+        note = f"through {self.framework} {self.machine.get('version', '')}".rstrip()
+        platform = str(self.machine.get("platform", "cpu"))
+        kind = platform if platform in ("tpu", "cpu") else "gpu"
+        facts: dict[str, Fact] = {}
+        try:
+            base = get(self.name)
+        except HardwareError:
+            name = self.name
+            facts["hbm_bytes_per_s"] = Fact(k.bytes_per_s, label, note)
+            facts |= {f"{dtype}_flops_per_s": Fact(rate, label, note) for dtype, rate in k.flops_per_s.items()}
+        else:
+            name, kind, facts = base.name, base.kind, dict(base.facts)
+            dtype = "bf16" if "bf16" in k.flops_per_s else next(iter(k.flops_per_s))
+            share = k.flops_per_s[dtype] / base.flops_per_s(dtype)
+            facts["matmul_efficiency"] = Fact(round(share, 4), label, f"{dtype}, {note}")
+            facts["hbm_efficiency"] = Fact(round(k.bytes_per_s / base.hbm_bytes_per_s, 4), label, note)
+        facts["kernels"] = Fact(asdict(k), label, note)
+        return Chip(name, kind, facts)
+
+    @property
+    def file(self) -> str:
+        """The text of a chip file: the chip's numbers, where they come from, and how well they predict."""
+        chip = self.chip
+        numbers = {name: _entry(fact) for name, fact in chip.facts.items()}
+        parts = {"fitted to": ("calibration",), "unseen": ("held out", "step")}
+        errors = {
+            what: dict(zip(("cases", "median", "worst"), (len(self.of(*which)), *self.errors(*which))))
+            for what, which in parts.items()
+        }
+        about = {"device": self.name, "framework": self.framework, "machine": dict(self.machine), "errors": errors}
+        return (
+            json.dumps({"name": chip.name, "kind": chip.kind, "measured": about, "numbers": numbers}, indent=1) + "\n"
+        )
+
+    @property
+    def text(self) -> str:
+        """The table of what the fit has not seen, and the errors."""
+        k = self.kernels
+        lines = [
+            f"{self.name}, measured through {self.framework} {self.machine.get('version', '')}".rstrip(),
+            f"  memory    {k.bytes_per_s / 1e9:10.4g} GB/s",
+            *(f"  {dtype:<9} {rate / 1e12:10.4g} TFLOP/s in products" for dtype, rate in k.flops_per_s.items()),
+            f"  launch    {k.launch_seconds * 1e6:10.4g} µs a kernel, {k.call_seconds * 1e6:.4g} µs a call",
+            "",
+        ]
+        for part, what in (("held out", "unseen ops"), ("step", "train steps")):
+            rows = self.of(part)
+            if rows:
+                width = max(len(one.name) for one in rows)
+                lines.append(f"{what:<{width}}     measured   predicted    error")
+                lines += [
+                    f"{one.name:<{width}}  {_time(one.measured):>11} {_time(one.predicted):>11} {one.error:+8.1%}"
+                    for one in rows
+                ]
+                lines.append("")
+        for parts, what in ((("calibration",), "fitted to"), (("held out", "step"), "unseen")):
+            middle, worst = self.errors(*parts)
+            lines.append(f"{what}: {len(self.of(*parts))} cases, median error {middle:.1%}, worst {worst:.1%}")
+        return "\n".join(lines)
+
+
+def _entry(fact: Fact) -> dict[str, Any]:
+    entry: dict[str, Any] = {"value": fact.value, "source": list(fact.source)}
+    if fact.note:
+        entry["note"] = fact.note
+    if fact.other:
+        entry["other"] = [_entry(one) for one in fact.other]
+    return entry
+
+
+def _time(seconds: float) -> str:
+    scale, unit = (1e3, "ms") if seconds >= 1e-3 else (1e6, "µs")
+    return f"{seconds * scale:.4g} {unit}"
+
+
+def read_measurements(path: str | Path) -> dict[str, Any]:
+    """The raw measurements that ``benchmarks/measure.py`` wrote."""
+    try:
+        raw = json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise HardwareError(
+            f"{path} cannot be read.", where=here(), why=error.strerror or str(error), fix=_MEASURE
+        ) from error
+    except ValueError as error:
+        raise HardwareError(f"{path} is not JSON.", where=here(), why=str(error), fix=_MEASURE) from error
+    check_measurements(raw, str(path))
+    return raw  # type: ignore[no-any-return]
+
+
+_MEASURE = "python benchmarks/measure.py --out raw.json"
+
+
+def check_measurements(raw: object, name: str) -> None:
+    """That these are measurements: what a fit needs is there and of the right type."""
+    why = ""
+    if not isinstance(raw, dict) or not {"format", "framework", "machine", "measurements"} <= raw.keys():
+        why = "it has no format, framework, machine and measurements"
+    elif raw["format"] != 1:
+        why = f"its format is {raw['format']!r}, and 1 is read"
+    elif not isinstance(raw["machine"], dict) or not isinstance(raw["measurements"], list):
+        why = "its machine is not a dict or its measurements are not a list"
+    else:
+        for number, row in enumerate(raw["measurements"], 1):
+            needed = {"name", "part", "op", "dtype", "seconds", "work"}
+            if not isinstance(row, dict):
+                why = f"measurement {number} is not a dict"
+            elif not needed <= row.keys():
+                why = f"measurement {number} has no {', '.join(sorted(needed - set(row)))}"
+            elif not isinstance(row["seconds"], list) or not all(
+                isinstance(value, int | float) and 0 < value < inf for value in row["seconds"]
+            ):
+                why = f"the seconds of measurement {number} are not positive numbers"
+            elif not row["seconds"]:
+                why = f"measurement {number} has no seconds"
+    if why:
+        raise HardwareError(f"{name} holds no measurements.", where=here(), why=why, fix=_MEASURE)
+
+
+def calibrate(raw: Mapping[str, Any]) -> Calibration:
+    """Fit the numbers of a machine to the part "calibration" of its measurements, and predict all of them."""
+    machine, framework = raw["machine"], raw["framework"]
+    on_cpu = machine.get("platform") == "cpu"
+    # Other programs on a CPU only add to a time; on an accelerator clocks go up and down.
+    middle: Callable[[Sequence[float]], float] = min if on_cpu else median
+    rows = [{**row, "time": float(middle(row["seconds"]))} for row in raw["measurements"] if _known(row)]
+    shown = [row for row in rows if row["part"] == "calibration"]
+    kernels = fit(shown, units=machine.get("units") or 1, tiled=not on_cpu)
+    compared = tuple(
+        Compared(row["name"], row["part"], row["op"], row["time"], kernels.seconds(row["work"]))
+        for row in rows
+        if row["part"] in ("calibration", "held out", "step") and _rated(row, kernels)
+    )
+    return Calibration(str(machine.get("device", "machine")), machine, framework, kernels, compared)
+
+
+def _known(row: Row) -> bool:
+    return all(one["kind"] in (*MOVING, *CONVOLUTIONS, "matmul", "attention") for one in row["work"])
+
+
+def _rated(row: Row, kernels: Kernels) -> bool:
+    return all(one.get("dtype", "") in ("", *kernels.flops_per_s) for one in row["work"])
+
+
+def fit(rows: Sequence[Row], units: int, tiled: bool) -> Kernels:
+    """The numbers under which the rows' times are closest, by least squares of their logarithms.
+
+    Memory and products are fitted together, then the share of their rates that each other kind of kernel reaches, to
+    the cases that show it.
+    """
+    calls = [row["time"] for row in rows if row["op"] == "nothing"]
+    products = [row for row in rows if {one["kind"] for one in row["work"]} == {"matmul"}]
+    streams = [row for row in rows if {one["kind"] for one in row["work"]} == {"stream"} and row["op"] != "nothing"]
+    types = sorted({one["dtype"] for row in products for one in row["work"]})
+    if not streams or not products:
+        raise HardwareError(
+            "A machine is not fitted to these measurements.",
+            where=here(),
+            why=f"of {len(rows)} cases {len(streams)} are elementwise and {len(products)} are products",
+            fix=_MEASURE,
+        )
+    fastest = max(sum(one["read"] + one["written"] for one in row["work"]) / row["time"] for row in streams)
+    rates = {dtype: max(_flops(row) / row["time"] for row in products if _types(row) == {dtype}) for dtype in types}
+    start = Kernels(units, tiled, min(calls, default=0.0), 2e-6, fastest, 1e-6, rates, dict.fromkeys(types, 10.0))
+
+    def numbers(x: Sequence[float]) -> Kernels:
+        launch, memory, fill, *rest = x
+        rate, edge = dict(zip(types, rest)), dict(zip(types, rest[len(types) :]))
+        return replace(start, launch_seconds=launch, bytes_per_s=memory, fill_seconds=fill, flops_per_s=rate, edge=edge)
+
+    first = [start.launch_seconds, fastest, start.fill_seconds, *(1.1 * rates[dtype] for dtype in types)]
+    found = numbers(search(lambda x: _errors(numbers(x), [*streams, *products]), [*first, *(10.0 for _ in types)]))
+    for kind in (*MOVING[1:], *CONVOLUTIONS, "attention"):
+        found = _with_share(found, kind, [row for row in rows if _shows(row, kind)])
+    return found
+
+
+def _with_share(kernels: Kernels, kind: str, rows: Sequence[Row]) -> Kernels:
+    """The numbers with the share of bandwidth or rate that kernels of a kind reach, if any row shows it."""
+
+    def shared(x: Sequence[float]) -> Kernels:
+        return replace(kernels, share={**kernels.share, kind: x[0]})
+
+    return shared(search(lambda x: _errors(shared(x), rows), [1.0])) if rows else kernels
+
+
+def _shows(row: Row, kind: str) -> bool:
+    """Whether a case shows a kind of kernel: it has no other but streams."""
+    return kind in (kinds := {one["kind"] for one in row["work"]}) and kinds <= {kind, "stream"}
+
+
+def _types(row: Row) -> set[str]:
+    return {one["dtype"] for one in row["work"]}
+
+
+def _flops(row: Row) -> float:
+    return float(sum(2 * one["batch"] * one["m"] * one["k"] * one["n"] * one["count"] for one in row["work"]))
+
+
+def _errors(kernels: Kernels, rows: Iterable[Row]) -> list[float]:
+    """The error of each row's logarithm; beyond 30 % it grows as its root, so that no outlier rules."""
+    out = []
+    for row in rows:
+        off = log(kernels.seconds(row["work"]) / float(row["time"]))
+        out.append(off if abs(off) < 0.3 else copysign((0.6 * abs(off) - 0.09) ** 0.5, off))
+    return out
+
+
+def search(function: Callable[[Sequence[float]], Sequence[float]], start: Sequence[float]) -> list[float]:
+    """Positive numbers that make the squares of a function's results small (Levenberg and Marquardt), in logarithms.
+
+    >>> [round(x, 2) for x in search(lambda x: [x[0] * x[1] - 6, x[0] - 2], [1.0, 1.0])]
+    [2.0, 3.0]
+    """
+    x, damping = np.log(np.array(start, float)), 1e-2
+    values = np.array(function(np.exp(x)))
+    for _ in range(60):
+        step = 2e-3
+        slopes = np.stack([(np.array(function(np.exp(x + step * one))) - values) / step for one in np.eye(len(x))], 1)
+        square, downhill = slopes.T @ slopes, slopes.T @ values
+        before = values @ values
+        while damping < 1e6:
+            scale = np.diag(np.maximum(np.diag(square), 1e-6))
+            move = np.clip(np.linalg.solve(square + damping * scale, -downhill), -1.0, 1.0)
+            tried = np.array(function(np.exp(x + move)))
+            if tried @ tried < before:
+                x, values, damping = x + move, tried, max(damping / 5, 1e-9)
+                break
+            damping *= 4
+        else:
+            break
+        if before - values @ values < 1e-9 * before:
+            break
+    return [float(value) for value in np.exp(x)]

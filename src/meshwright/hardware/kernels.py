@@ -1,0 +1,138 @@
+"""How long kernels take on a machine that was measured: a roofline with launches, tiles and waves.
+
+A kernel takes ``launch + max(compute, memory)``. Memory is bytes over the bandwidth that kernels of its kind reach.
+A product is cut into tiles, one at a time per compute unit, so that it takes whole waves of tiles:
+
+    compute = waves · (fill + 2·rows·columns·k / (rate per unit) · (1 + edge·(1/rows + 1/columns)))
+
+for the tile, and the number of parts k is split into, that make it shortest, as libraries choose them. ``fill`` is a
+tile's start and end, and ``edge`` what a tile of finite size loads beyond what it multiplies. A program cannot run
+faster than the host can call it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from math import ceil
+from typing import Any
+
+from meshwright.core.source import here
+from meshwright.errors import HardwareError
+from meshwright.hardware.chips import Chip, get, item_bytes
+
+# Rows and columns of the tiles that matrix units of GPUs are given.
+TILES = ((256, 128), (128, 256), (128, 192), (128, 128), (128, 64), (64, 128), (64, 256), (64, 64), (64, 32), (64, 16))
+SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 32)
+MOVING = ("stream", "reduce", "normalize", "transpose", "gather", "scatter")
+CONVOLUTIONS = ("conv", "conv_input_grad", "conv_filter_grad")
+
+Work = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """The numbers of a measured machine, and the times they predict."""
+
+    units: int
+    tiled: bool
+    call_seconds: float
+    launch_seconds: float
+    bytes_per_s: float
+    fill_seconds: float
+    flops_per_s: Mapping[str, float]
+    edge: Mapping[str, float]
+    share: Mapping[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, chip: str | Chip) -> Kernels:
+        """The numbers of a chip that was measured, or of the file that ``meshwright calibrate`` wrote."""
+        numbers: Any = get(chip).kernels
+        return cls(**numbers)
+
+    def seconds(self, work: Iterable[Work]) -> float:
+        """The time of a program: its kernels one after another, or the call if that takes longer."""
+        return max(self.call_seconds, sum(self.kernel_seconds(one) * int(one.get("count", 1)) for one in work))
+
+    def kernel_seconds(self, one: Work) -> float:
+        """The time of one kernel, its launch included."""
+        kind = one["kind"]
+        if kind in MOVING:
+            return self.moving(kind, one["read"] + one["written"])
+        if kind == "matmul":
+            return self.matmul(one["m"], one["k"], one["n"], one["dtype"], batch=one.get("batch", 1))
+        if kind in CONVOLUTIONS:
+            return self.convolution(one)
+        if kind == "attention":
+            compute = float(one["flops"]) / (self._rate(one["dtype"]) * self._share(kind))
+            return self.launch_seconds + max(compute, float(one["bytes"]) / self.bytes_per_s)
+        raise HardwareError(
+            f"No kernel is of the kind {kind!r}.",
+            where=here(),
+            why=f"there are {', '.join((*MOVING, 'matmul', *CONVOLUTIONS, 'attention'))}",
+            fix="{'kind': 'stream', 'read': …, 'written': …}",
+        )
+
+    def moving(self, kind: str, bytes: float) -> float:
+        """The time of a kernel that does little but read and write.
+
+        >>> chip = Kernels(132, True, 0.0, 2e-6, 4e12, 1e-6, {"bf16": 8e14}, {"bf16": 20.0})
+        >>> round(chip.moving("stream", 4e8) * 1e6)
+        102
+        """
+        return self.launch_seconds + bytes / (self.bytes_per_s * self._share(kind))
+
+    def matmul(self, m: int, k: int, n: int, dtype: object = "bf16", *, batch: int = 1, kind: str = "matmul") -> float:
+        """The time of ``batch`` products of ``[m, k]`` and ``[k, n]``.
+
+        >>> chip = Kernels(132, True, 0.0, 2e-6, 4e12, 1e-6, {"bf16": 8e14}, {"bf16": 20.0})
+        >>> round(chip.matmul(4096, 4096, 4096) * 1e6)
+        227
+        """
+        moved = batch * (m * k + k * n + m * n) * item_bytes(dtype)
+        return self._product(m, k, n, dtype, batch, moved, kind)
+
+    def convolution(self, one: Work) -> float:
+        """A convolution or the gradient of one, as the product it amounts to; arrays are read and written once."""
+        pixels, window = one["images"] * one["side"] ** 2, one["kernel"] ** 2
+        channels, features = one["in"], one["out"]
+        m, k, n = {
+            "conv": (pixels, channels * window, features),
+            "conv_input_grad": (pixels, features * window, channels),
+            "conv_filter_grad": (channels * window, pixels, features),
+        }[one["kind"]]
+        moved = (pixels * (channels + features) + channels * features * window) * item_bytes(one["dtype"])
+        return self._product(m, k, n, one["dtype"], 1, moved, one["kind"])
+
+    def _product(self, m: int, k: int, n: int, dtype: object, batch: int, moved: float, kind: str) -> float:
+        compute = self._compute(m, k, n, str(dtype), batch) / self._share(kind)
+        return self.launch_seconds + max(compute, moved / self.bytes_per_s)
+
+    def _compute(self, m: int, k: int, n: int, dtype: str, batch: int) -> float:
+        rate, edge = self._rate(dtype), self.edge[dtype]
+        if not self.tiled:
+            return batch * (self.fill_seconds + 2 * m * k * n / rate * (1 + edge * (1 / m + 1 / n)))
+        best = float("inf")
+        for rows, columns in TILES:
+            tiles = batch * ceil(m / rows) * ceil(n / columns)
+            whole = 2 * rows * columns * k * self.units / rate * (1 + edge * (1 / rows + 1 / columns))
+            for parts in SPLITS:
+                waves = ceil(tiles * parts / self.units)
+                partial = 0.0 if parts == 1 else 8 * batch * m * n * parts / self.bytes_per_s
+                best = min(best, waves * (self.fill_seconds + whole / parts) + partial)
+                if tiles * parts > 4 * self.units:
+                    break
+        return best
+
+    def _share(self, kind: str) -> float:
+        return self.share.get(kind, 1.0)
+
+    def _rate(self, dtype: str) -> float:
+        if dtype not in self.flops_per_s:
+            raise HardwareError(
+                f"No products of {dtype} were measured.",
+                where=here(),
+                why=f"those of {', '.join(self.flops_per_s)} were",
+                fix=f"dtype={next(iter(self.flops_per_s), 'f32')!r}",
+            )
+        return self.flops_per_s[dtype]
