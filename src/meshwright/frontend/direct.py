@@ -45,7 +45,8 @@ def _leaves(x: Any, what: str) -> Any:
 
 def choose(index: Any, branches: Sequence[Function], operands: Sequence[Any], what: str) -> Any:
     """Call the branch that ``index`` names, clamped into range."""
-    number = min(max(int(leaf_value(index, f"the index of {what}")), 0), len(branches) - 1)
+    chosen: Any = leaf_value(index, f"the index of {what}")
+    number = min(max(int(chosen), 0), len(branches) - 1)
     return _leaves(branches[number](*operands), f"a result of {what}")
 
 

@@ -1,0 +1,244 @@
+"""Calls of kernels: what ``pallas_call`` is given, and how it runs on all devices of a mesh."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from meshwright.core import trace, tree
+from meshwright.core.source import Source
+from meshwright.core.types import TensorType
+from meshwright.frontend import direct
+from meshwright.kernel.blocks import BlockSpec
+from meshwright.kernel.faults import KernelError
+from meshwright.kernel.language import scoped
+from meshwright.kernel.machine import Machine
+from meshwright.kernel.memory import Data, poison
+from meshwright.kernel.pipeline import Pipeline
+from meshwright.kernel.refs import Ref
+from meshwright.kernel.schedules import Adversarial, Schedule, Seeded, nth
+from meshwright.kernel.spaces import MemorySpace, MemoryType
+from meshwright.kernel.tasks import Task
+from meshwright.kernel.tasks import state as task_state
+
+
+@dataclass(frozen=True)
+class Debug:
+    """How to look for mistakes: ``races`` and reads of what nobody wrote, over ``schedules`` legal orders of the run.
+
+    ``order`` says what is known of copies: ``"fifo"``, those on one link arrive in the order they were sent; None,
+    nothing. With one schedule it also chooses it: ``"adversarial"`` or ``"seeded"``. ``replay`` runs one schedule of an
+    exploration again.
+
+    >>> Debug(races=True, seed=0, schedules=64)
+    Debug(races=True, seed=0, schedules=64, order=None, replay=None)
+    """
+
+    races: bool = True
+    seed: int = 0
+    schedules: int = 1
+    order: str | None = None
+    replay: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.order not in (None, "fifo", "adversarial", "seeded") or self.schedules < 1:
+            raise KernelError(
+                f"Debug is given order={self.order!r} and schedules={self.schedules}.",
+                why="the order is 'fifo', 'adversarial' or 'seeded', and at least one schedule is run",
+                fix="pl.Debug(races=True, seed=0, schedules=64)",
+            )
+
+
+@dataclass(frozen=True)
+class CompilerParams:
+    """What a kernel asks of the machine it runs on."""
+
+    dimension_semantics: Any = None
+    collective_id: int | None = None
+    vmem_limit_bytes: int | None = None
+    has_side_effects: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """One ``pallas_call``, with its operands flattened."""
+
+    kernel: Callable[..., Any]
+    name: str
+    grid: tuple[Any, ...]
+    in_specs: tuple[BlockSpec, ...]
+    out_specs: tuple[BlockSpec, ...]
+    labels: tuple[str, ...]  # what the kernel calls its arguments, then its outputs and scratch memory
+    out_types: tuple[TensorType, ...]
+    in_trees: tuple[tree.TreeDef, ...]  # one per argument
+    out_trees: tuple[tree.TreeDef, ...]
+    scratch: Any
+    scalars: int  # how many arguments are numbers that index maps see
+    aliases: tuple[tuple[int, int], ...]
+    params: CompilerParams = field(default_factory=CompilerParams)
+    debug: Debug | None = None
+    cores: int = 1
+    source: Source | None = None
+
+    def __repr__(self) -> str:
+        return f"<kernel {self.name}>"
+
+
+def run_kernel(call: Call, mesh: dict[str, int], inputs: Sequence[Sequence[Data]]) -> list[list[Data]]:
+    """Run a kernel on all devices of a mesh (axis sizes in order; none: one device); inputs and results per device."""
+    debug = call.debug
+    if debug is None:
+        return _run(call, mesh, inputs, Schedule(True), False)
+    in_order = debug.order == "fifo"
+    if debug.replay is not None or debug.schedules > 1:
+        return _explore(call, mesh, inputs, debug, in_order)
+    kinds: dict[str, Callable[[], Schedule]] = {"adversarial": Adversarial, "seeded": lambda: Seeded(debug.seed)}
+    return _run(call, mesh, inputs, kinds.get(debug.order or "", lambda: Schedule(in_order))(), debug.races)
+
+
+def _explore(
+    call: Call, mesh: dict[str, int], inputs: Sequence[Sequence[Data]], debug: Debug, in_order: bool
+) -> list[list[Data]]:
+    """Run several schedules; the first one's results, or the first mistake."""
+    first = Schedule(in_order)
+    results = None
+    for number in range(debug.schedules) if debug.replay is None else dict.fromkeys((0, debug.replay)):
+        schedule = nth(number, debug.seed, first.decisions, in_order) if number else first
+        try:
+            found = _run(call, mesh, inputs, schedule, debug.races and (debug.replay is None or number == debug.replay))
+        except KernelError as error:
+            if number:
+                error.why += (
+                    f"\nin schedule {number} ({schedule.name}); "
+                    f"to repeat it: pl.Debug(races={debug.races}, seed={debug.seed}, replay={number})"
+                )
+            raise
+        results = found if results is None else results
+    assert results is not None
+    return results
+
+
+class _Place:
+    """Where the running task is, for ``lax.axis_index``."""
+
+    def axis_index(self, name: str) -> int:
+        assert task_state.task is not None
+        return task_state.task.coordinates[name]
+
+    def axis_size(self, name: str) -> int:
+        assert task_state.task is not None
+        return task_state.task.machine.mesh[name]
+
+
+def _run(
+    call: Call, mesh: dict[str, int], inputs: Sequence[Sequence[Data]], schedule: Schedule, races: bool
+) -> list[list[Data]]:
+    limit = call.params.vmem_limit_bytes
+    machine = Machine(
+        mesh,
+        cores=call.cores,
+        schedule=schedule,
+        races=races,
+        # Without an id of its own a kernel starts behind a barrier of all devices.
+        all_entered=call.params.collective_id is None,
+        limits={MemorySpace.VMEM: limit} if limit is not None else {},
+        home=call.source,
+    )
+    machine.collective_id = call.params.collective_id
+    ready = [_prepare(call, machine, task, inputs[task.device]) for task in machine.tasks]
+    before = direct.state.place, trace.state.manual
+    direct.state.place, trace.state.manual = _Place(), None
+    try:
+        with trace.building(None), np.errstate(all="ignore"):
+            machine.run(lambda task: ready[task.entity].run())
+        machine.finish()
+    finally:
+        direct.state.place, trace.state.manual = before
+    return [[ref.data for ref in operands.outs] for operands in ready[:: call.cores]]
+
+
+@dataclass
+class _Operands:
+    """The memory of one task, and the pipeline that the call is."""
+
+    task: Task
+    pipeline: Pipeline
+    ins: list[Ref]
+    outs: list[Ref]
+
+    def run(self) -> None:
+        self.pipeline.run(self.task, [*self.ins, *self.outs])
+
+
+def _prepare(call: Call, machine: Machine, task: Task, inputs: Sequence[Data]) -> _Operands:
+    """Allocate what a call needs on one core: the same addresses everywhere, before any device starts."""
+    shared = task.core > 0
+    scalar_leaves = sum(t.num_leaves for t in call.in_trees[: call.scalars])
+    to_out = dict(call.aliases)
+    arguments = zip(call.labels, (*call.in_trees, *call.out_trees), strict=False)
+    names = [name for name, t in arguments for _ in range(t.num_leaves)]
+
+    def operand(key: Any, label: str, space: MemorySpace, data: Data, initialized: bool) -> Ref:
+        found = machine.memory.get((task.device, -1, key)) if shared and not space.addressable else None
+        if found is None:
+            kind = MemoryType(space, data.shape, data.dtype)
+            found = machine.allocate(task, key, label, kind, data if initialized else None)
+        return Ref(found)
+
+    outs: list[Ref] = []
+    of_out = {out: n for n, out in to_out.items()}
+    for n, t in enumerate(call.out_types):
+        label = names[len(inputs) + n]
+        given = inputs[of_out[n]].copy() if n in of_out else None
+        outs.append(
+            operand(
+                ("out", n), label, MemorySpace.ANY, poison(t.shape, t.dtype) if given is None else given, n in of_out
+            )
+        )
+    scalars: list[Ref] = []
+    ins: list[Ref] = []
+    for n, data in enumerate(inputs):
+        if n < scalar_leaves:
+            scalars.append(operand(("scalar", n), names[n], MemorySpace.SMEM, np.array(data), True))
+        elif n in to_out:
+            ins.append(outs[to_out[n]])
+        else:
+            ref = operand(("in", n), names[n], MemorySpace.ANY, np.asarray(data), True)
+            ref.buffer.readonly = True
+            ins.append(ref)
+    made: list[Any] = []
+    if isinstance(call.scratch, dict):
+        parts = {name: (name, wanted) for name, wanted in call.scratch.items()}
+        scratch: Any = {k: _allocated(task, name, wanted, made) for k, (name, wanted) in parts.items()}
+    else:
+        rest = [*call.labels[len(call.in_trees) + len(call.out_trees) :], *["scratch memory"] * len(call.scratch)]
+        scratch = [_allocated(task, name, wanted, made) for name, wanted in zip(rest, call.scratch, strict=False)]
+    heads = _cut(scalars, call.in_trees[: call.scalars])
+
+    def body(*refs: Ref) -> Any:
+        n = len(ins)
+        args = [*heads, *_cut(refs[:n], call.in_trees[call.scalars :])]
+        args += _cut(refs[n:], call.out_trees)
+        if isinstance(scratch, dict):
+            return call.kernel(*args, **scratch)
+        return call.kernel(*args, *scratch)
+
+    pipeline = Pipeline(body, call.grid, call.in_specs, call.out_specs, [False] * len(outs))
+    pipeline.scalars = tuple(scalars)
+    return _Operands(task, pipeline, ins, outs)
+
+
+def _allocated(task: Task, name: str, wanted: Any, made: list[Any]) -> Any:
+    return tree.map(lambda leaf: scoped(task, leaf, name, made), wanted)
+
+
+def _cut(refs: Sequence[Ref], trees: Sequence[tree.TreeDef]) -> list[Any]:
+    """Refs as the trees that arguments were."""
+    out, at = [], 0
+    for one in trees:
+        out.append(tree.unflatten(one, refs[at : at + one.num_leaves]))
+        at += one.num_leaves
+    return out

@@ -1,0 +1,179 @@
+"""``pallas_call``: a function of arrays from a function of refs."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from meshwright.core import dtypes, tree
+from meshwright.core.source import here, user_source
+from meshwright.core.trace import Array, state
+from meshwright.core.types import TensorType
+from meshwright.frontend.tracing import leaf_value
+from meshwright.kernel.blocks import BlockSpec, GridSpec
+from meshwright.kernel.call import Call, CompilerParams, Debug, run_kernel
+from meshwright.kernel.faults import KernelError
+from meshwright.kernel.indexing import as_int
+
+
+def pallas_call(
+    kernel: Callable[..., Any],
+    out_shape: Any = None,
+    *,
+    grid_spec: GridSpec | None = None,
+    grid: Any = (),
+    in_specs: Any = None,
+    out_specs: Any = None,
+    scratch_shapes: Any = (),
+    input_output_aliases: Any = None,
+    compiler_params: Any = None,
+    mosaic_params: Any = None,
+    debug: Debug | bool | None = None,
+    interpret: Any = None,
+    name: str | None = None,
+    cost_estimate: Any = None,
+) -> Callable[..., Any]:
+    """A function of arrays that runs ``kernel`` on refs to them, once per grid step.
+
+    >>> import meshwright as mw, meshwright.numpy as mnp
+    >>> from meshwright import pallas as pl
+    >>> def double(x_ref, out_ref):
+    ...     out_ref[...] = x_ref[...] * 2
+    >>> pl.pallas_call(double, out_shape=mw.ShapeDtypeStruct((3,), mnp.float32))(mnp.arange(3.0))
+    Array([0., 2., 4.], dtype=float32)
+    """
+    spec = grid_spec or GridSpec(grid, in_specs, out_specs, scratch_shapes)
+    many = isinstance(out_shape, tuple | list) or out_shape is None
+    outs = list(out_shape or ()) if many else [out_shape]
+    given_out_specs = spec.out_specs if many else [spec.out_specs]
+    source = user_source()
+    params = compiler_params if compiler_params is not None else mosaic_params
+    if not isinstance(params, CompilerParams):
+        params = CompilerParams(**_only_known(params or {}))
+    if debug is not None and not isinstance(debug, Debug):
+        debug = Debug() if debug else None
+
+    def call(*args: Any) -> Any:
+        flat = [tree.flatten(arg) for arg in args]
+        leaves = [
+            leaf_value(leaf, f"argument {n} of the kernel") for n, (found, _) in enumerate(flat) for leaf in found
+        ]
+        in_trees = tuple(structure for _, structure in flat)
+        out_flat = [tree.flatten(out) for out in outs]
+        head = spec.num_scalar_prefetch
+        built = Call(
+            kernel=kernel,
+            name=str(name or getattr(kernel, "__name__", "kernel")),
+            grid=_sizes(spec.grid),
+            in_specs=tuple(_specs(spec.in_specs, in_trees[head:], "in_specs")),
+            out_specs=tuple(_specs(given_out_specs, [t for _, t in out_flat], "out_specs")),
+            labels=_labels(kernel, len(in_trees), len(out_flat)),
+            out_types=tuple(_type(leaf) for found, _ in out_flat for leaf in found),
+            in_trees=in_trees,
+            out_trees=tuple(t for _, t in out_flat),
+            scratch=spec.scratch_shapes if isinstance(spec.scratch_shapes, dict) else list(spec.scratch_shapes or ()),
+            scalars=head,
+            aliases=tuple(sorted(dict(input_output_aliases or {}).items())),
+            params=params,
+            debug=debug,
+            source=source,
+        )
+        _check_aliases(built, leaves)
+        results = _apply(built, leaves)
+        if out_shape is None:
+            return None
+        parts, at = [], 0
+        for t in built.out_trees:
+            parts.append(tree.unflatten(t, results[at : at + t.num_leaves]))
+            at += t.num_leaves
+        return (tuple(parts) if isinstance(out_shape, tuple) else parts) if many else parts[0]
+
+    return call
+
+
+def _apply(call: Call, leaves: list[Any]) -> list[Any]:
+    if state.builder is None and all(leaf.__class__ is Array for leaf in leaves):
+        found = run_kernel(call, {}, [[leaf.data for leaf in leaves]])[0]
+        return [Array(np.asarray(data), t) for data, t in zip(found, call.out_types, strict=True)]
+    raise KernelError("A kernel is called in a function being traced.", where=here())
+
+
+def _labels(kernel: Callable[..., Any], inputs: int, outputs: int) -> tuple[str, ...]:
+    """What the kernel calls its refs, where it names them one by one."""
+    try:
+        parameters = list(inspect.signature(kernel).parameters.values())
+    except (TypeError, ValueError):
+        parameters = []
+    names = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    if len(names) < inputs + outputs or any(p.kind is p.VAR_POSITIONAL for p in parameters):
+        return (*(f"input {n}" for n in range(inputs)), *(f"output {n}" for n in range(outputs)))
+    return tuple(names)
+
+
+def _only_known(params: Any) -> dict[str, Any]:
+    """Parameters of this machine; those of others say how a compiler works, not what a kernel computes."""
+    if "mosaic" in params:
+        params = params["mosaic"]
+    return {name: value for name, value in params.items() if name in CompilerParams.__dataclass_fields__}
+
+
+def _sizes(grid: Any) -> tuple[int, ...]:
+    sizes = tuple(as_int(n) for n in (grid if isinstance(grid, tuple | list) else (grid,)))
+    if any(n < 0 for n in sizes):
+        raise KernelError(f"The grid is {sizes}.", where=here(), why="sizes are not negative", fix="grid=(4, 4)")
+    return sizes
+
+
+def _type(out: Any) -> TensorType:
+    if not (hasattr(out, "shape") and hasattr(out, "dtype")):
+        raise KernelError(
+            f"out_shape has {out!r} in it.",
+            where=here(),
+            why="each result needs a shape and a dtype",
+            fix="out_shape=mw.ShapeDtypeStruct((8, 128), mnp.float32)",
+        )
+    return TensorType(tuple(int(n) for n in out.shape), dtypes.canonical(np.dtype(out.dtype)))
+
+
+def _specs(specs: Any, trees: Any, what: str) -> list[BlockSpec]:
+    """A spec per operand: given for each argument, for its leaves, or for none."""
+    leaves = sum(t.num_leaves for t in trees)
+    if specs is None:
+        return [BlockSpec()] * leaves
+    given = list(specs) if isinstance(specs, tuple | list) else [specs]
+    if len(given) == 1 and given[0] is None:
+        given *= len(trees)
+    if len(given) != len(trees):
+        raise KernelError(
+            f"{what} has {len(given)} specs for {len(trees)} operands.",
+            where=here(),
+            why="there is one for each",
+            fix=f"{what}=[pl.BlockSpec(…), …], one per operand",
+        )
+    out: list[BlockSpec] = []
+    for spec, t in zip(given, trees, strict=True):
+        found = [spec] * t.num_leaves if spec is None or isinstance(spec, BlockSpec) else tree.leaves(spec)
+        out += [one if isinstance(one, BlockSpec) else BlockSpec() for one in found]
+    return out
+
+
+def _check_aliases(call: Call, leaves: list[Any]) -> None:
+    for source, target in call.aliases:
+        if not (0 <= source < len(leaves) and 0 <= target < len(call.out_types)):
+            raise KernelError(
+                f"input_output_aliases names input {source} and output {target}.",
+                where=here(),
+                why=f"there are {len(leaves)} inputs and {len(call.out_types)} outputs",
+                fix="input_output_aliases={0: 0}",
+            )
+        given, wanted = leaves[source].type, call.out_types[target]
+        if given.shape != wanted.shape or given.dtype != wanted.dtype:
+            raise KernelError(
+                f"Input {source}, {given}, and output {target}, {wanted}, cannot be the same memory.",
+                where=here(),
+                why="their shapes or dtypes differ",
+                fix="an output of the input's shape and dtype",
+            )

@@ -1,0 +1,53 @@
+"""What can be wrong with a kernel, one class per kind of mistake."""
+
+from __future__ import annotations
+
+from meshwright.errors import MeshwrightError
+
+
+class KernelError(MeshwrightError, RuntimeError):
+    """A kernel that is wrong, or a use of the kernel language that cannot be."""
+
+
+class RaceError(KernelError):
+    """Two accesses to the same memory, at least one a write, that nothing orders."""
+
+
+class DeadlockError(KernelError):
+    """Devices that wait for signals nobody can send."""
+
+
+class SemaphoreError(KernelError):
+    """A semaphore left non-zero, or used in a way its kind does not allow."""
+
+
+class UnfinishedCopyError(KernelError):
+    """A copy that was started and never waited for."""
+
+
+class UninitializedError(KernelError):
+    """Memory read before anything was written to it."""
+
+
+class BoundsError(KernelError, IndexError):
+    """An index, a slice or a block outside the memory it is taken from."""
+
+
+class CopyError(KernelError, TypeError):
+    """A copy or a store between memories of different shapes or dtypes."""
+
+
+class BarrierError(KernelError):
+    """Memory of a device used before that device is known to be ready for it."""
+
+
+class DeviceIdError(KernelError, ValueError):
+    """A device id that names no device."""
+
+
+class CapacityError(KernelError, MemoryError):
+    """More memory of a space than a core has."""
+
+
+class ScopeError(KernelError):
+    """Memory used outside the scope it was made for."""

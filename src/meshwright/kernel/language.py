@@ -1,0 +1,222 @@
+"""What a kernel's body says beside loads, stores and copies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ContextDecorator
+from typing import Any
+
+import numpy as np
+
+from meshwright.core import tree
+from meshwright.core.source import here
+from meshwright.core.trace import Array, to_array
+from meshwright.core.types import TensorType
+from meshwright.frontend.direct import integer
+from meshwright.kernel.faults import KernelError
+from meshwright.kernel.indexing import Slice, as_int
+from meshwright.kernel.refs import Ref, load, store
+from meshwright.kernel.semaphores import SemaphoreRef
+from meshwright.kernel.spaces import MemoryType, Semaphores, SemaphoreType
+from meshwright.kernel.tasks import Task, current
+
+
+def program_id(axis: int) -> Array:
+    """The index of the grid step along a grid axis, in the innermost pipeline."""
+    return integer(_grid("program_id", axis)[0][axis])
+
+
+def num_programs(axis: int) -> Array:
+    """The size of the grid along an axis, in the innermost pipeline."""
+    return integer(_grid("num_programs", axis)[1][axis])
+
+
+def _grid(what: str, axis: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    task = current(what)
+    grid = task.grids[-1] if task.grids else ((), ())
+    if not 0 <= axis < len(grid[0]):
+        raise KernelError(
+            f"{what}({axis}) is asked of a grid of {len(grid[0])} axes.",
+            where=here(),
+            why=f"the innermost grid is {grid[1]}",
+            fix="pl.pallas_call(…, grid=(…)) with one size per axis",
+        )
+    return grid
+
+
+def when(condition: Any) -> Callable[[Callable[[], Any]], None]:
+    """Run the decorated function now, if the condition holds."""
+    hold = bool(condition)
+
+    def decorate(function: Callable[[], Any]) -> None:
+        if hold:
+            function()
+
+    return decorate
+
+
+def loop(lower: Any, upper: Any, *, step: Any = 1, unroll: Any = None) -> Callable[[Callable[[Any], Any]], None]:
+    """Run the decorated function for each index from ``lower`` to ``upper``."""
+    indices = range(as_int(lower), as_int(upper), as_int(step))
+
+    def decorate(function: Callable[[Any], Any]) -> None:
+        for i in indices:
+            function(integer(i))
+
+    return decorate
+
+
+def multiple_of(x: Any, values: int | Any) -> Any:
+    """``x``, which must be a multiple of ``values``: a promise, held to."""
+    for value in values if isinstance(values, tuple | list) else (values,):
+        data = np.asarray(x)
+        if (data % value).any():
+            raise KernelError(
+                f"{data} is promised to be a multiple of {value}.",
+                where=here(),
+                why="memory is addressed by that promise",
+                fix=f"pl.multiple_of(n * {value}, {value})",
+            )
+    return x
+
+
+def run_scoped(function: Callable[..., Any], *types: Any, **named: Any) -> Any:
+    """Call ``function`` with memory and semaphores that live while it runs, and return what it returns."""
+    task = current("run_scoped")
+    made: list[Any] = []
+
+    def refs(wanted: Any, name: str) -> Any:
+        return tree.map(lambda leaf: _scoped(task, leaf, name, made), wanted)
+
+    args = [refs(wanted, f"scoped memory {n}") for n, wanted in enumerate(types)]
+    kwargs = {name: refs(wanted, name) for name, wanted in named.items()}
+    result = function(*args, **kwargs)
+    close_scope(task, made)
+    return result
+
+
+def _scoped(task: Task, wanted: Any, name: str, made: list[Any]) -> Any:
+    if isinstance(wanted, MemoryType) and not wanted.space.addressable:
+        raise KernelError(
+            f"run_scoped is asked for {wanted}.",
+            where=here(),
+            why="main memory is allocated before a kernel starts",
+            fix="make it an output of the call: out_shape=[…], out_specs=pl.BlockSpec(memory_space=pl.ANY)",
+        )
+    return scoped(task, wanted, name, made)
+
+
+def scoped(task: Task, wanted: Any, name: str, made: list[Any]) -> Ref | SemaphoreRef:
+    """Memory at the next free address of a task; ``made`` is what to give back."""
+    if isinstance(wanted, SemaphoreType):
+        wanted = Semaphores(wanted)
+    if not isinstance(wanted, MemoryType | Semaphores):
+        raise KernelError(
+            f"Scratch memory is asked for with {wanted!r}.",
+            where=here(),
+            why="it needs a memory space, a shape and a dtype",
+            fix="pltpu.VMEM((8, 128), mnp.float32), or pltpu.SemaphoreType.DMA",
+        )
+    found = task.machine.allocate(task, ("scoped", len(task.scopes)), name, wanted)
+    task.scopes.append(found)
+    made.append(found)
+    return SemaphoreRef(found) if isinstance(wanted, Semaphores) else Ref(found)
+
+
+def close_scope(task: Task, made: list[Any]) -> None:
+    """Give back memory, the last first."""
+    for found in reversed(made):
+        task.machine.free(task, found)
+        task.scopes.pop()
+
+
+class trace(ContextDecorator):
+    """Name what happens inside, for timelines: ``with pltpu.trace("dots"):``, or as a decorator."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __enter__(self) -> trace:
+        current("trace").regions.append(self.name)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        current("trace").regions.pop()
+
+
+def masked_load(ref: Ref, idx: Any = ..., *, mask: Any = None, other: Any = None) -> Array:
+    """``ref[idx]``; where ``mask`` is false, ``other`` (zero), and memory there is not read."""
+    if mask is None:
+        return load(ref, idx)
+    places, allowed = _lanes(ref, idx, mask)
+    data = np.zeros(allowed.shape, ref.dtype)
+    if other is not None:
+        data[...] = np.asarray(other)
+    if allowed.any():
+        data[allowed] = load(ref, tuple(place[allowed] for place in places)).data
+    return Array(data, TensorType(data.shape, data.dtype))
+
+
+def masked_store(ref: Ref, idx: Any, val: Any, *, mask: Any = None) -> None:
+    """``ref[idx] = val``; where ``mask`` is false, nothing is written."""
+    if mask is None:
+        store(ref, idx, val)
+        return
+    places, allowed = _lanes(ref, idx, mask)
+    if allowed.any():
+        array = to_array(val)
+        data = np.broadcast_to(array.data, allowed.shape)[allowed]  # type: ignore[attr-defined]
+        store(
+            ref,
+            tuple(place[allowed] for place in places),
+            Array(data, TensorType(data.shape, data.dtype, array.type.weak)),
+        )
+
+
+def _lanes(ref: Ref, idx: Any, mask: Any) -> tuple[list[Any], Any]:
+    """Per dim of the ref the index of every element that ``idx`` selects, and which of them the mask allows."""
+    keys = list(idx) if isinstance(idx, tuple) else [idx]
+    if Ellipsis in keys:
+        n = keys.index(Ellipsis)
+        keys[n : n + 1] = [slice(None)] * (ref.ndim - len(keys) + 1)
+    keys += [slice(None)] * (ref.ndim - len(keys))
+    columns: list[Any] = []
+    for key, size in zip(keys, ref.shape, strict=True):
+        if isinstance(key, Slice):
+            columns.append(as_int(key.start) + key.stride * np.arange(key.size))
+        elif isinstance(key, slice):
+            columns.append(np.arange(size)[key])
+        else:
+            columns.append(np.asarray(as_int(key)))
+    rank = sum(column.ndim for column in columns)
+    places, dim = [], 0
+    for column in columns:
+        if column.ndim:
+            column = column.reshape([-1 if n == dim else 1 for n in range(rank)])
+            dim += 1
+        places.append(column)
+    shape = np.broadcast_shapes(*(place.shape for place in places))
+    allowed = np.broadcast_to(np.asarray(mask), shape)
+    return [np.broadcast_to(place, shape) for place in places], allowed
+
+
+def cdiv(a: int, b: int) -> int:
+    """How many pieces of ``b`` cover ``a``.
+
+    >>> cdiv(7, 4)
+    2
+    """
+    return -(-a // b)
+
+
+def debug_print(text: str, *values: Any) -> None:
+    """Print values of the kernel, with the device they are of: ``debug_print("x = {}", x)``."""
+    task = current("debug_print")
+    print(f"[{task.name}] {text.format(*values)}")
+
+
+def debug_check(condition: Any, message: Any) -> None:
+    """Stop the kernel where a condition does not hold."""
+    task = current("debug_check")
+    if not bool(condition):
+        raise KernelError(f"A check fails on {task.name}: {message}", where=here())

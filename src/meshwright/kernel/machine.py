@@ -1,0 +1,373 @@
+"""The machine: every core of every device runs its task, one thread in all, deterministically.
+
+A task runs until it waits for a semaphore that is not there yet; then the schedule says what happens next: another
+task, or a copy. When nothing can happen and tasks still wait, that is a deadlock, and it is said at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+from typing import Any
+
+import greenlet  # type: ignore[import-untyped]
+import numpy as np
+
+from meshwright.core.source import Source, _is_internal
+from meshwright.kernel.faults import CapacityError, DeadlockError, SemaphoreError, UnfinishedCopyError
+from meshwright.kernel.history import History, Shadow
+from meshwright.kernel.memory import Buffer, Data, poison
+from meshwright.kernel.schedules import Schedule
+from meshwright.kernel.semaphores import Semaphore, SemaphoreArray, Signal
+from meshwright.kernel.spaces import MemorySpace, MemoryType, Semaphores, SemaphoreType
+from meshwright.kernel.tasks import Task, state
+from meshwright.kernel.transfers import Transfer
+
+
+class Machine:
+    """Devices of a mesh, their memories and what is under way between them."""
+
+    def __init__(
+        self,
+        mesh: dict[str, int],
+        *,
+        cores: int = 1,
+        schedule: Schedule | None = None,
+        races: bool = False,
+        all_entered: bool = True,
+        limits: dict[MemorySpace, int] | None = None,
+        home: Source | None = None,
+    ) -> None:
+        self.mesh = mesh
+        self.sizes = tuple(mesh.values())
+        self.size = prod(self.sizes)
+        self.cores = cores
+        self.schedule = schedule or Schedule()
+        self.limits = limits or {}
+        self.home = home
+        self.memory: dict[tuple[int, int, Any], Any] = {}
+        self.ready: list[Task] = []
+        self.pending: list[Transfer] = []
+        self.signallers: dict[Any, set[tuple[str, Source | None]]] = {}
+        self.tasks = [
+            Task(self, device * cores + core, device, core, self.coordinates(device))
+            for device in range(self.size)
+            for core in range(cores)
+        ]
+        self.history = History(self.tasks) if races else None
+        self.hub: Any = None
+        self.copies = 0
+        self.collective_id: int | None = None
+        if self.history is not None:
+            for task in self.tasks:
+                # Event 1 of a task is its entering the kernel; after a barrier at entry all know of all.
+                task.clock = np.full(len(self.tasks), int(all_entered), np.int64)
+                self.history.event(task, "starts", home)
+
+    def coordinates(self, device: int) -> dict[str, int]:
+        """Where a device is on the mesh."""
+        position: list[int] = []
+        for n in reversed(self.sizes):
+            position.append(device % n)
+            device //= n
+        return dict(zip(self.mesh, reversed(position), strict=True))
+
+    def device_name(self, device: int, core: int = 0) -> str:
+        """``device 3 (x=1, y=1)``; one axis needs no coordinates."""
+        name = f"device {device}"
+        if len(self.sizes) > 1:
+            name += " (" + ", ".join(f"{axis}={n}" for axis, n in self.coordinates(device).items()) + ")"
+        return name + (f" core {core}" if self.cores > 1 and core >= 0 else "")
+
+    # Memory
+
+    def allocate(
+        self, task: Task, key: Any, label: str, wanted: MemoryType | Semaphores, data: Data | None = None
+    ) -> Any:
+        """Memory or semaphores for a task, at the address ``key``; with ``data``, holding it."""
+        made: Buffer | SemaphoreArray
+        if isinstance(wanted, Semaphores):
+            made = SemaphoreArray(key, label, wanted.kind, wanted.shape, task.device, task.core)
+        else:
+            core = task.core if wanted.space.addressable else -1
+            self._count(task, wanted, label)
+            contents = poison(wanted.shape, wanted.dtype) if data is None else data
+            made = Buffer(key, label, wanted.space, contents, task.device, core)
+            if self.history is not None:
+                made.shadow = Shadow(self.history, made, data is not None)
+        if self.history is not None:
+            made.birth = int(task.clock[task.entity])
+        self.memory[(task.device, made.core, key)] = made
+        return made
+
+    def _count(self, task: Task, wanted: MemoryType, label: str) -> None:
+        used = task.used.get(wanted.space, 0) + wanted.nbytes
+        limit = self.limits.get(wanted.space)
+        if limit is not None and used > limit:
+            source = task.source()
+            raise CapacityError(
+                f"The kernel needs {used} bytes of {wanted.space.name}, a core has {limit}.",
+                where=source.show() if source else "",
+                why=f"{label} is {wanted}, {wanted.nbytes} bytes, beside {used - wanted.nbytes} in use",
+                fix="smaller blocks, or fewer buffers per block",
+            )
+        task.used[wanted.space] = used
+
+    def free(self, task: Task, made: Buffer | SemaphoreArray) -> None:
+        """Give memory back; nothing may be under way to it."""
+        made.alive = False
+        del self.memory[(made.device, made.core, made.key)]
+        if isinstance(made, SemaphoreArray):
+            self.check_spent(made)
+            return
+        task.used[made.space] -= made.data.nbytes
+        for copy in self.pending:
+            if copy.src.buffer is made or copy.dst.buffer is made:
+                raise self._unfinished(copy, f"the scope of {made.label} ends")
+
+    def check_spent(self, array: SemaphoreArray) -> None:
+        """Require that every semaphore is zero, with nothing under way to it."""
+        for semaphore in array:
+            copies = [s.copy for s in semaphore.signals if s.copy is not None]
+            if copies:
+                raise self._unfinished(copies[0], f"the scope of {array.label} ends")
+            if semaphore.count:
+                signal = semaphore.signals[-1] if semaphore.signals else None
+                raise SemaphoreError(
+                    f"The semaphore {semaphore.label} of {self.device_name(array.device, array.core)} "
+                    f"is left at {semaphore.count}.",
+                    where=signal.source.show() if signal and signal.source else "",
+                    why="every signal must be waited for: the next kernel starts from zero"
+                    + (f"; {signal.sender.name} sent the last one" if signal else ""),
+                    fix=f"pltpu.semaphore_wait({array.label}, {semaphore.count})",
+                )
+
+    def _unfinished(self, copy: Transfer, when: str) -> UnfinishedCopyError:
+        return UnfinishedCopyError(
+            f"{copy.name[0].upper()}{copy.name[1:]} is not waited for when {when}.",
+            where=copy.source.show() if copy.source else "",
+            why="it may still be under way, and its semaphore keeps its bytes",
+            fix="copy.wait(), or for a remote copy copy.wait_send() on the sender and copy.wait_recv() on the receiver",
+        )
+
+    # Signals
+
+    def signal(self, task: Task, semaphore: Semaphore, amount: int) -> None:
+        """Add to a semaphore of any device."""
+        if self.schedule.interrupts:
+            self.pause(task)
+        source = task.source()
+        self.signallers.setdefault(semaphore.array.key, set()).add((task.name, source))
+        semaphore.signals.append(Signal(amount, task, source, task.entity))
+        if self.history is not None:
+            self.history.event(task, "signals", source)
+        semaphore.time = max(semaphore.time, task.time)
+        self.arrive(semaphore, amount)
+
+    def arrive(self, semaphore: Semaphore, amount: int) -> None:
+        """A signal comes."""
+        semaphore.count += amount
+        waiter = semaphore.waiter
+        if waiter is not None and semaphore.count >= waiter.need:
+            semaphore.waiter = None
+            waiter.waiting = None
+            self.ready.append(waiter)
+
+    def wait(self, task: Task, semaphore: Semaphore, value: int, why: str, take: bool = True) -> None:
+        """Run others until a semaphore holds ``value``, then take it."""
+        if self.schedule.interrupts:
+            self.pause(task)
+        while semaphore.count < value:
+            task.waiting, task.need, task.why = semaphore, value, why
+            semaphore.waiter = task
+            self.hub.switch()
+        task.time = max(task.time, semaphore.time)
+        proved = semaphore.take(value) if take else semaphore.proved(value) if self.history is not None else []
+        if self.history is None or not proved:
+            return
+        for signal in proved:
+            clock: Any = signal.clock if signal.copy is None else signal.copy.clock
+            np.maximum(task.clock, clock, out=task.clock)
+        number = self.history.event(task, "waits", None)
+        for signal in proved:
+            copy = signal.copy
+            if copy is None:
+                continue
+            if signal.part != "read":
+                copy.write_over = copy.write_over or (task.entity, number)
+            if signal.part != "write":
+                copy.read_over = (task.entity, number)
+                shadow = copy.src.buffer.shadow
+                if shadow is not None:
+                    shadow.read_is_over(copy, task, number)
+
+    # Copies
+
+    def start(self, copy: Transfer, send: Semaphore | None, receive: Semaphore) -> None:
+        """Let a copy begin; ``send`` and ``receive`` are told when it has read and written."""
+        task = copy.starter
+        if self.schedule.interrupts:
+            self.pause(task)
+        copy.number = self.copies
+        self.copies += 1
+        copy.finish = task.time
+        if self.history is not None:
+            self.history.event(task, "copies", copy.source)
+            copy.clock = task.clock.copy()
+            self.history.copies.append(copy)
+            away = self.tasks[copy.device * self.cores + copy.core]
+            if away is not task:
+                self.history.require_birth(
+                    copy.clock, away, receive.array.birth, "A copy to another device starts", copy.source
+                )
+        chain = copy.link if self.schedule.links_in_order else ("copy", copy.number)
+        if send is not None:
+            copy.send = (send, Signal(copy.nbytes, task, copy.source, chain, copy, "read"))
+            send.signals.append(copy.send[1])
+        copy.receive = (receive, Signal(copy.nbytes, task, copy.source, chain, copy, "write" if send else "both"))
+        receive.signals.append(copy.receive[1])
+        self.signallers.setdefault(receive.array.key, set()).add((task.name, copy.source))
+        self.pending.append(copy)
+
+    def move(self, copy: Transfer) -> None:
+        """The next part of a copy happens: its read, its write, or both."""
+        if copy.payload is None:
+            copy.read()
+            if copy.send is not None:
+                copy.send[0].time = max(copy.send[0].time, copy.finish)
+                self.arrive(copy.send[0], copy.nbytes)
+            if self.schedule.in_parts:
+                return
+        copy.write()
+        self.pending.remove(copy)
+        assert copy.receive is not None
+        copy.receive[0].time = max(copy.receive[0].time, copy.finish)
+        self.arrive(copy.receive[0], copy.nbytes)
+
+    def movable(self) -> list[Transfer]:
+        """The copies that may move on: all, or the first of each link where links keep order."""
+        if not self.schedule.links_in_order:
+            return self.pending
+        heads: dict[Any, Transfer] = {}
+        for copy in self.pending:
+            heads.setdefault(copy.link, copy)
+        return list(heads.values())
+
+    # Running
+
+    def pause(self, task: Task) -> None:
+        """Let the schedule decide whether the task goes on."""
+        self.ready.insert(0, task)
+        self.hub.switch()
+
+    def run(self, body: Callable[[Task], Any]) -> list[Any]:
+        """Run ``body`` as every task, and return what each returned."""
+        results: list[Any] = [None] * len(self.tasks)
+        self.hub = greenlet.getcurrent()
+
+        def main(task: Task) -> None:
+            results[task.entity] = body(task)
+            task.done = True
+
+        for task in self.tasks:
+            task.greenlet = greenlet.greenlet(main)
+            self.ready.append(task)
+        before = state.task
+        try:
+            self._loop()
+        finally:
+            state.task = before
+            for task in self.tasks:
+                if task.greenlet is not None and not task.greenlet.dead and task.greenlet:
+                    state.task = task
+                    task.greenlet.throw()
+            state.task = before
+        return results
+
+    def _loop(self) -> None:
+        ready, choose = self.ready, self.schedule.choose
+        while True:
+            copies = self.movable() if self.pending and (not ready or self.schedule.interrupts) else []
+            if not ready and not copies:
+                break
+            chosen = choose(ready, copies)
+            if chosen.__class__ is Task:
+                ready.remove(chosen)
+                state.task = chosen
+                try:
+                    if chosen.greenlet:
+                        chosen.greenlet.switch()
+                    else:
+                        chosen.greenlet.switch(chosen)
+                except Exception as error:
+                    if self.size * self.cores > 1:
+                        error.add_note(f"in the kernel on {chosen.name}")
+                    raise
+                finally:
+                    state.task = None
+            else:
+                self.move(chosen)
+        if not all(task.done for task in self.tasks):
+            raise self._deadlock()
+
+    def _deadlock(self) -> DeadlockError:
+        stuck = [task for task in self.tasks if not task.done]
+        shown = stuck[:8]
+        lines, reasons = [], []
+        for task in shown:
+            source = _suspended_at(task) or self.home
+            semaphore = task.waiting
+            assert semaphore is not None
+            lines.append(f"{source.show() if source else 'the pipeline'}   ({task.name} {task.why})")
+            held = f"{task.name} needs {task.need} of {semaphore.label}, which is at {semaphore.count}; "
+            senders = sorted(
+                self.signallers.get(semaphore.array.key, ()), key=lambda found: (found[0], found[1] or ("", 0))
+            )
+            if senders:
+                at = dict.fromkeys(str(source) for _, source in senders if source)
+                names = list(dict.fromkeys(name for name, _ in senders))
+                held += f"it has been signalled at {', '.join(at)} by {_some(names)}"
+            else:
+                held += "no device has signalled it"
+            reasons.append(held)
+        if len(stuck) > len(shown):
+            lines.append(f"and {len(stuck) - len(shown)} more devices")
+        over = [task.name for task in self.tasks if task.done]
+        if over:
+            reasons.append(f"{_some(over)} {'has' if len(over) == 1 else 'have'} returned")
+        what = "waits for a signal" if len(stuck) == 1 else "wait for signals"
+        return DeadlockError(
+            f"The kernel cannot go on: {len(stuck)} of {len(self.tasks)} devices {what} that nobody will send.",
+            where="\n".join(lines),
+            why="\n".join(reasons),
+            fix="send as many signals to each device as it waits for, and start every copy that is waited for",
+        )
+
+    def finish(self) -> None:
+        """Require that nothing is left over: no copy under way and every semaphore zero."""
+        for made in list(self.memory.values()):
+            if isinstance(made, SemaphoreArray) and made.alive:
+                self.check_spent(made)
+
+    def barrier(self, device: int, core: int) -> SemaphoreArray:
+        """The barrier semaphore of a device, there before the kernel starts."""
+        key = ("barrier", self.collective_id)
+        found = self.memory.get((device, core, key))
+        if found is None:
+            found = SemaphoreArray(key, "the barrier semaphore", SemaphoreType.BARRIER, (), device, core)
+            self.memory[(device, core, key)] = found
+        return found  # type: ignore[no-any-return]
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+
+
+def _suspended_at(task: Task) -> Source | None:
+    """The user's line at which a task has stopped."""
+    frame = task.greenlet.gr_frame if task.greenlet is not None else None
+    while frame is not None:
+        if not _is_internal(frame.f_code.co_filename):
+            return Source(frame.f_code.co_filename, frame.f_lineno)
+        frame = frame.f_back
+    return None

@@ -1,0 +1,533 @@
+"""Pipelines: a body run over a grid while blocks of its operands come and go.
+
+Each step, in this order: start to fetch what a later step needs; wait for what this step needs; run the body; start
+to write back a block the next step no longer writes. A block that the next step works on again stays where it is.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from meshwright.core import tree
+from meshwright.core.source import here
+from meshwright.kernel.blocks import Blocks, BlockSpec, Buffered
+from meshwright.kernel.faults import KernelError
+from meshwright.kernel.indexing import as_int
+from meshwright.kernel.language import close_scope, scoped
+from meshwright.kernel.refs import Ref
+from meshwright.kernel.spaces import MemorySpace, MemoryType, Semaphores, SemaphoreType
+from meshwright.kernel.tasks import Task, current
+from meshwright.kernel.windows import Window, add_into, copy_into
+
+
+class PipelineArg(NamedTuple):
+    """Something for each operand of a pipeline, by what it is to the pipeline."""
+
+    input: Any
+    out: Any
+    in_out: Any
+
+
+PipelineRefs = PipelineArg
+PipelineBuffers = PipelineArg  # per operand the slots (current, next)
+PipelineAllocations = PipelineArg
+
+
+@dataclass(frozen=True)
+class PipelineCallbackArgs:
+    """What a callback of a pipeline is given."""
+
+    pipeline_specs: PipelineArg
+    pipeline_refs: PipelineArg
+    pipeline_buffer_refs: PipelineArg
+    pipeline_allocations: PipelineArg
+    pipeline_buffers: PipelineArg
+    make_pipeline_refs: Callable[..., PipelineArg]
+    start_pipeline_prefetch: Callable[..., tuple[Any, Any]]
+
+
+class PipelinePrefetchArgs(NamedTuple):
+    """What to prefetch: the operands of the next run, and the buffers to fetch into."""
+
+    pipeline_refs: PipelineArg
+    pipeline_allocations: PipelineArg
+    pipeline_buffers: PipelineArg
+
+
+class Allocation(NamedTuple):
+    """Scratch memory of one operand of a pipeline: its slots and a semaphore for each."""
+
+    slots: Any
+    semaphores: Any
+
+
+def broadcast(prefix: Any, count: int, what: str) -> list[bool]:
+    """A flag per operand from one for all or a list of them; a list of one stands for all."""
+    values = list(prefix) if isinstance(prefix, tuple | list) else [prefix] * count
+    if len(values) == 1:
+        values *= count
+    if len(values) != count:
+        raise KernelError(
+            f"{what} has {len(values)} flags for {count} operands.",
+            where=here(),
+            why="it is one flag for all, or one for each",
+            fix="[True, False]",
+        )
+    return [bool(value) for value in values]
+
+
+class Pipeline:
+    """A body, a grid and how each operand is cut; called with refs, in the order inputs, outputs."""
+
+    def __init__(
+        self,
+        body: Callable[..., Any],
+        grid: Sequence[Any],
+        in_specs: Sequence[BlockSpec],
+        out_specs: Sequence[BlockSpec],
+        accumulate: Sequence[bool],
+        *,
+        no_pipelining: bool = False,
+    ) -> None:
+        if no_pipelining:
+            in_specs, out_specs = [_unbuffered(s) for s in in_specs], [_unbuffered(s) for s in out_specs]
+        self.body = body
+        self.grid = tuple(as_int(n) for n in grid)
+        self.in_specs = list(in_specs)
+        self.out_specs = list(out_specs)
+        self.accumulate = list(accumulate)
+        self.scalars: tuple[Any, ...] = ()  # refs that index maps see after the grid indices
+
+    # Memory
+
+    def allocation_types(self, types: Sequence[Any]) -> PipelineArg:
+        """The scratch memory the pipeline needs, for operands of these types."""
+        n = len(self.in_specs)
+        inputs = [_allocation(spec, t) for spec, t in zip(self.in_specs, types[:n], strict=True)]
+        outs = [_allocation(spec, t) for spec, t in zip(self.out_specs, types[n:], strict=True)]
+        again = [
+            _allocation(spec, t) for spec, t, add in zip(self.out_specs, types[n:], self.accumulate, strict=True) if add
+        ]
+        return PipelineArg(inputs, outs, again)
+
+    def windows(self, allocations: PipelineArg) -> PipelineArg:
+        """Windows over allocated memory."""
+        return PipelineArg(*([_window(a) for a in group] for group in allocations))
+
+    # Running
+
+    def run(
+        self,
+        task: Task,
+        refs: Sequence[Ref],
+        scratches: Sequence[Any] = (),
+        windows: PipelineArg | None = None,
+        **callbacks: Any,
+    ) -> None:
+        """Run the body over the grid."""
+        if len(refs) != len(self.in_specs) + len(self.out_specs):
+            raise KernelError(
+                f"A pipeline of {len(self.in_specs)} inputs and {len(self.out_specs)} outputs gets {len(refs)} refs.",
+                where=here(),
+                why="it takes one ref per in_spec and one per out_spec",
+                fix="emit_pipeline(…)(x_ref, y_ref, out_ref)",
+            )
+        made: list[Any] = []
+        if windows is None:
+            types = self.allocation_types(refs)
+            windows = self.windows(
+                tree.map(lambda wanted: scoped(task, wanted, "a buffer of the pipeline", made), types)
+            )
+        Run(self, task, windows, refs, scratches, **callbacks).go()
+        close_scope(task, made)
+
+    def make_refs(self, *refs: Ref) -> PipelineArg:
+        """Refs by what they are to the pipeline; an accumulating output is both ``out`` and ``in_out``."""
+        n = len(self.in_specs)
+        outs = list(refs[n:])
+        return PipelineArg(list(refs[:n]), outs, [ref for ref, add in zip(outs, self.accumulate, strict=True) if add])
+
+    def block_index(self, blocks: Blocks, step: int, cache: dict[int, tuple[Any, ...]]) -> tuple[Any, ...]:
+        found = cache.get(step)
+        if found is None:
+            found = cache[step] = blocks.index((*self.indices(step), *self.scalars))
+            cache.pop(step - 8, None)
+        return found
+
+    def indices(self, step: int) -> tuple[int, ...]:
+        """The grid indices of a step; the last axis runs fastest."""
+        out = []
+        for n in reversed(self.grid):
+            out.append(step % n)
+            step //= n
+        return tuple(reversed(out))
+
+
+def _allocation(spec: BlockSpec, operand: Any) -> Allocation | None:
+    """Slots and semaphores for one operand; none where the kernel works on the operand's own memory."""
+    space = getattr(operand, "memory_space", None) or getattr(operand, "space", MemorySpace.ANY)
+    wanted = spec.memory_space or MemorySpace.VMEM
+    if not wanted.addressable or space is wanted:
+        return None
+    shape = tuple(operand.shape)
+    if spec.block_shape is not None and len(shape) != len(spec.block_shape):
+        shape = tuple(1 if n is None else 1 << 62 for n in spec.block_shape)
+    sizes = Blocks(spec, shape, "an operand").sizes
+    mode = spec.pipeline_mode or Buffered(2)
+    count = 1 if spec.index_map is None and spec.pipeline_mode is None else mode.buffer_count
+    return Allocation(MemoryType(wanted, (count, *sizes), operand.dtype), Semaphores(SemaphoreType.DMA, (count,)))
+
+
+def _unbuffered(spec: BlockSpec) -> BlockSpec:
+    return BlockSpec(
+        spec.block_shape,
+        spec.index_map,
+        memory_space=spec.memory_space,
+        indexing_mode=spec.indexing_mode,
+        pipeline_mode=Buffered(1),
+    )
+
+
+def _window(allocation: Any) -> Window | None:
+    return None if allocation is None else Window(allocation.slots, allocation.semaphores)
+
+
+class _Operand:
+    """One operand in one run: its window, or a view of its own memory where there is none."""
+
+    __slots__ = ("blocks", "cache", "ref", "run", "window")
+
+    def __init__(self, run: Run, window: Window | None, ref: Ref, spec: BlockSpec, label: str) -> None:
+        self.run = run
+        self.ref = ref
+        self.blocks = Blocks(spec, ref.shape, label)
+        self.cache: dict[int, tuple[Any, ...]] = {}
+        self.window = window
+        if window is not None:
+            window.bind(ref, self.blocks)
+            window.lookahead = spec.pipeline_mode is not None and spec.pipeline_mode.use_lookahead
+
+    def index(self, step: int) -> tuple[Any, ...]:
+        return self.run.pipeline.block_index(self.blocks, step, self.cache)
+
+    def changes(self, step: int) -> bool:
+        """Whether a step works on another block than the one before."""
+        return step == 0 or self.index(step) != self.index(step - 1)
+
+    def direct(self, step: int) -> Ref:
+        """The block in the operand's own memory."""
+        if self.blocks.whole or not self.ref.memory_space.addressable:
+            return self.ref
+        box = self.blocks.box(self.index(step))
+        cut = tuple(slice(a, b) if k else a for a, b, k in zip(box.starts, box.stops, self.blocks.kept, strict=True))
+        return self.ref.at[cut]
+
+
+class Run:
+    """One run of a pipeline over its grid."""
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        task: Task,
+        windows: PipelineArg,
+        refs: Sequence[Ref],
+        scratches: Sequence[Any],
+        *,
+        init_allocations: Any = None,
+        prologue: Callable[[Any], Any] | None = None,
+        epilogue: Callable[[Any], Any] | None = None,
+        out_prologue: Callable[[Any], Any] | None = None,
+        out_epilogue: Callable[[Any], Any] | None = None,
+        allocations: Any = None,
+    ) -> None:
+        self.pipeline = pipeline
+        self.task = task
+        self.windows = windows
+        self.scratches = list(scratches)
+        self.allocations = allocations
+        self.grouped = pipeline.make_refs(*refs)
+        self.fresh = init_allocations is not None and bool(init_allocations)
+        self.prologue, self.epilogue = prologue, epilogue
+        self.out_prologue, self.out_epilogue = out_prologue, out_epilogue
+        specs = pipeline.in_specs
+        self.inputs = [
+            _Operand(self, w, r, s, f"input {n} of the pipeline")
+            for n, (w, r, s) in enumerate(zip(windows.input, self.grouped.input, specs, strict=True))
+        ]
+        self.outs = [
+            _Operand(self, w, r, s, f"output {n} of the pipeline")
+            for n, (w, r, s) in enumerate(zip(windows.out, self.grouped.out, pipeline.out_specs, strict=True))
+        ]
+        adding = [n for n, add in enumerate(pipeline.accumulate) if add]
+        self.sums = {
+            n: _Operand(self, w, self.grouped.out[n], pipeline.out_specs[n], f"output {n} of the pipeline")
+            for n, w in zip(adding, windows.in_out, strict=True)
+        }
+        # A fresh run has no sums to go on from.
+        self.reading = [*self.inputs, *([] if self.fresh else self.sums.values())]
+        if self.fresh:
+            for group in windows:
+                for window in group:
+                    if window is not None:
+                        window.reset()
+        self.steps = 1
+        for n in pipeline.grid:
+            self.steps *= n
+
+    def go(self) -> None:
+        """All steps."""
+        task, grid = self.task, self.pipeline.grid
+        if self.steps == 0:
+            return
+        self._start()
+        task.grids.append(((0,) * len(grid), grid))
+        for step, indices in enumerate(itertools.product(*map(range, grid))):
+            task.grids[-1] = (indices, grid)
+            self._step(step)
+        task.grids.pop()
+        self._end()
+
+    # The parts of a step
+
+    def _start(self) -> None:
+        """Before the first step: fetch the first blocks, unless an earlier run has."""
+        n, m = len(self.inputs), len(self.sums)
+        (skip_in, skip_sum), (force_in, force_sum) = (False, False), (False, False)
+        if self.prologue is not None:
+            (skip_in, skip_sum), (force_in, force_sum) = self.prologue(self._arguments())
+        skipped = broadcast(skip_in, n, "The prologue's skip condition") + broadcast(skip_sum, m, "The prologue")
+        forced = broadcast(force_in, n, "The prologue's wait") + broadcast(force_sum, m, "The prologue's wait")
+        self.wait_first: dict[int, bool] = {}
+        for operand, skip, force in zip([*self.inputs, *self.sums.values()], skipped, forced, strict=True):
+            window = operand.window
+            if window is None or operand not in self.reading:
+                continue
+            changed = window.last is None or window.last != operand.index(0)
+            self.wait_first[id(operand)] = not skip or force or changed
+            window.target = 1 if skip else 0
+            if not skip:
+                self._fetch_ahead(operand, max(window.count - 2, 0), window.arrived)
+        if not (self.out_prologue is not None and bool(self.out_prologue(self._arguments()))):
+            for out in self.outs:
+                if out.window is not None:
+                    out.window.await_left(self.task)
+
+    def _settle(self, operand: _Operand, step: int) -> None:
+        """Before a sum is read again, let the copy that writes it be over."""
+        for n, total in self.sums.items():
+            window = self.outs[n].window
+            if total is operand and window is not None:
+                window.await_left(self.task, operand.index(step))
+
+    def _fetch_ahead(self, operand: _Operand, limit: int, oldest: int) -> None:
+        """Start the fetches of steps up to ``limit``; with lookahead, of as many changed blocks as there is room for.
+
+        ``oldest`` is the number of the oldest block that is still needed.
+        """
+        window = operand.window
+        assert window is not None
+        while window.target < self.steps:
+            if window.lookahead:
+                if window.started - oldest >= window.count:
+                    return
+            elif window.target > limit:
+                return
+            if operand.changes(window.target):
+                self._settle(operand, window.target)
+                window.fetch(self.task, operand.index(window.target))
+            window.target += 1
+
+    def _step(self, step: int) -> None:
+        task, last = self.task, step == self.steps - 1
+        reading = [operand for operand in self.reading if operand.window is not None]
+        comes = [self.wait_first[id(x)] if step == 0 else x.changes(step) for x in reading]
+        for operand, new in zip(reading, comes, strict=True):
+            window = operand.window
+            assert window is not None
+            self._fetch_ahead(operand, step + window.count - 1, window.arrived - (not new))
+        if last and self.epilogue is not None:
+            self.epilogue(self._arguments())
+        for operand, new in zip(reading, comes, strict=True):
+            if new:
+                operand.window.await_fetch(task, operand.index(step))  # type: ignore[union-attr]
+        for out in self.outs:
+            if out.window is not None and out.changes(step):
+                out.window.open(task)
+        self._body(step)
+        for n, out in enumerate(self.outs):
+            if out.window is not None and (last or out.changes(step + 1)):
+                self._write_back(n, out, step, last)
+
+    def _body(self, step: int) -> None:
+        refs = [
+            operand.window.current if operand.window is not None else operand.direct(step) for operand in self.inputs
+        ]
+        refs += [out.window.open_view if out.window is not None else out.direct(step) for out in self.outs]
+        result = self.pipeline.body(*refs, *self.scratches)
+        if result is not None:
+            raise KernelError(
+                f"The body of a kernel returns {type(result).__name__}.",
+                where=here(),
+                why="results are what it stores to its output refs",
+                fix="out_ref[...] = value",
+            )
+
+    def _write_back(self, n: int, out: _Operand, step: int, last: bool) -> None:
+        window = out.window
+        assert window is not None
+        total = self.sums.get(n)
+        if total is not None and total.window is not None:
+            sums = total.window
+            if not self.fresh or sums.arrived:
+                add_into(window.slot(window.opened - 1), sums.slot(sums.arrived - 1), self.task)
+            if last and out.index(0) == out.index(step):
+                # The next run goes on with this block: it finds the sum so far where it looks for it.
+                if not sums.arrived:
+                    sums.started = sums.arrived = 1
+                copy_into(sums.slot(sums.arrived - 1), window.slot(window.opened - 1), self.task)
+        window.leave(self.task, out.index(step))
+
+    def _end(self) -> None:
+        """After the last step: wait for what is still being written, unless a later run will."""
+        for operand in (*self.inputs, *self.sums.values()):
+            if operand.window is not None:
+                operand.window.last = operand.index(self.steps - 1)
+        if self.out_epilogue is not None and bool(self.out_epilogue(self._arguments())):
+            return
+        for out in self.outs:
+            if out.window is not None:
+                out.window.await_left(self.task)
+
+    # Callbacks
+
+    def _arguments(self) -> PipelineCallbackArgs:
+        def buffers(operands: Sequence[_Operand]) -> list[tuple[int, int]]:
+            return [_pair(operand.window) for operand in operands]
+
+        return PipelineCallbackArgs(
+            pipeline_specs=PipelineArg(self.pipeline.in_specs, self.pipeline.out_specs, self.pipeline.accumulate),
+            pipeline_refs=self.grouped,
+            pipeline_buffer_refs=self.windows,
+            pipeline_allocations=self.allocations,
+            pipeline_buffers=PipelineArg(buffers(self.inputs), buffers(self.outs), buffers(list(self.sums.values()))),
+            make_pipeline_refs=self.pipeline.make_refs,
+            start_pipeline_prefetch=self._prefetch,
+        )
+
+    def _prefetch(
+        self, prefetch_args: PipelinePrefetchArgs, *, force_copy: Any = (False, False), force_skip: Any = (False, False)
+    ) -> tuple[Any, Any]:
+        """Start to fetch the first blocks of the next run: those that change, and those that are forced."""
+        refs = prefetch_args.pipeline_refs
+        n, m = len(self.inputs), len(self.sums)
+        forced = broadcast(force_copy[0], n, "force_copy") + broadcast(force_copy[1], m, "force_copy")
+        skipped = broadcast(force_skip[0], n, "force_skip") + broadcast(force_skip[1], m, "force_skip")
+        operands = [*self.inputs, *self.sums.values()]
+        for operand, ref, force, skip in zip(operands, [*refs.input, *refs.in_out], forced, skipped, strict=True):
+            window = operand.window
+            if window is None or skip:
+                continue
+            if force or operand.index(0) != operand.index(self.steps - 1):
+                self._settle(operand, 0)
+                own, window.ref = window.ref, ref
+                window.fetch(self.task, operand.index(0))
+                window.ref = own
+        return (
+            [_pair(operand.window) for operand in self.inputs],
+            [_pair(operand.window) for operand in self.sums.values()],
+        )
+
+
+def _pair(window: Window | None) -> tuple[int, int]:
+    """The slots (current, next) of a window."""
+    if window is None:
+        return (0, 0)
+    return (max(window.started - 1, 0) % window.count, window.started % window.count)
+
+
+def emit_pipeline(
+    body: Callable[..., Any],
+    *,
+    grid: Any,
+    in_specs: Any = (),
+    out_specs: Any = (),
+    should_accumulate_out: Any = False,
+    dimension_semantics: Any = None,
+    core_axis: int | None = None,
+    no_pipelining: bool = False,
+) -> Callable[..., None]:
+    """A function of refs that runs ``body`` over a grid while blocks of the refs' memory come and go."""
+    pipeline = _pipeline(body, grid, in_specs, out_specs, should_accumulate_out, no_pipelining)
+
+    def run(*refs: Ref, scratches: Sequence[Any] = (), scratchs: Sequence[Any] = (), allocations: Any = None) -> None:
+        task = current("emit_pipeline")
+        windows = None if allocations is None else _bound(pipeline, task, allocations)
+        pipeline.run(task, refs, [*scratches, *scratchs], windows)
+
+    return run
+
+
+def emit_pipeline_with_allocations(
+    body: Callable[..., Any],
+    *,
+    grid: Any,
+    in_specs: Any = (),
+    out_specs: Any = (),
+    should_accumulate_out: Any = False,
+    dimension_semantics: Any = None,
+) -> tuple[Callable[..., None], Callable[..., PipelineArg]]:
+    """As ``emit_pipeline``, with memory that outlives one run: the pipeline, and a function that says what it needs.
+
+    The memory is made by the parent (as scratch memory of its call) and passed as ``allocations``; a run may then leave
+    fetches for the next one and writes that the next one waits for, as its callbacks say.
+    """
+    pipeline = _pipeline(body, grid, in_specs, out_specs, should_accumulate_out, False)
+
+    def run(
+        *refs: Ref,
+        scratches: Sequence[Any] = (),
+        scratchs: Sequence[Any] = (),
+        allocations: Any = None,
+        init_allocations: Any = False,
+        prologue: Callable[[Any], Any] | None = None,
+        epilogue: Callable[[Any], Any] | None = None,
+        out_prologue: Callable[[Any], Any] | None = None,
+        out_epilogue: Callable[[Any], Any] | None = None,
+    ) -> None:
+        task = current("emit_pipeline_with_allocations")
+        windows = None if allocations is None else _bound(pipeline, task, allocations)
+        pipeline.run(
+            task, refs, [*scratches, *scratchs], windows,
+            init_allocations=init_allocations, prologue=prologue, epilogue=epilogue,
+            out_prologue=out_prologue, out_epilogue=out_epilogue, allocations=allocations,
+        )  # fmt: skip
+
+    return run, lambda *types: pipeline.allocation_types(types)
+
+
+def _pipeline(
+    body: Callable[..., Any], grid: Any, in_specs: Any, out_specs: Any, accumulate: Any, no_pipelining: bool
+) -> Pipeline:
+    sizes = grid if isinstance(grid, tuple | list) else (grid,)
+    ins, outs = specs_list(in_specs), specs_list(out_specs)
+    return Pipeline(
+        body, sizes, ins, outs, broadcast(accumulate, len(outs), "should_accumulate_out"), no_pipelining=no_pipelining
+    )
+
+
+def specs_list(specs: Any) -> list[BlockSpec]:
+    """Specs as a list: of one, or of a container's leaves."""
+    return [spec if isinstance(spec, BlockSpec) else BlockSpec() for spec in tree.leaves(specs)]
+
+
+def _bound(pipeline: Pipeline, task: Task, allocations: Any) -> PipelineArg:
+    """The windows over memory of the parent; the same ones each time, so that they know how far they are."""
+    key = id(allocations)
+    known = task.windows.get(key)
+    if known is None:
+        known = task.windows[key] = (allocations, pipeline.windows(allocations))
+    return known[1]  # type: ignore[no-any-return]

@@ -1,0 +1,223 @@
+"""Refs: memory as a kernel sees it. Reading gives arrays, ``.at`` gives smaller refs."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import numpy as np
+
+from meshwright.core import dtypes, trace
+from meshwright.core.source import here
+from meshwright.core.trace import Array
+from meshwright.core.types import TensorType
+from meshwright.errors import TracerError
+from meshwright.kernel.faults import CopyError, KernelError, ScopeError
+from meshwright.kernel.indexing import resolve
+from meshwright.kernel.memory import Bitcast, Buffer, Data, Path, Reshape, reshaped
+from meshwright.kernel.spaces import MemorySpace
+from meshwright.kernel.tasks import current
+
+
+class Ref:
+    """A view of memory: ``ref[index]`` loads, ``ref[index] = value`` stores, ``ref.at[index]`` is a smaller view."""
+
+    __slots__ = ("buffer", "data", "path")
+
+    def __init__(self, buffer: Buffer, data: Data | None = None, path: Path = ()) -> None:
+        self.buffer = buffer
+        self.data = buffer.data if data is None else data
+        self.path = path
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.data.shape  # type: ignore[no-any-return]
+
+    @property
+    def dtype(self) -> dtypes.DType:
+        return self.data.dtype  # type: ignore[no-any-return]
+
+    @property
+    def ndim(self) -> int:
+        return self.data.ndim
+
+    @property
+    def size(self) -> int:
+        return self.data.size
+
+    @property
+    def memory_space(self) -> MemorySpace:
+        return self.buffer.space
+
+    @property
+    def at(self) -> _At:
+        """``ref.at[index]``: the part of the memory that ``index`` selects."""
+        return _At(self)
+
+    def __len__(self) -> int:
+        return int(self.data.shape[0])
+
+    def __repr__(self) -> str:
+        return f"<ref to {self.buffer.label}: {self.memory_space.name} {self.dtype.name}{list(self.shape)}>"
+
+    def reshape(self, *shape: Any) -> Ref:
+        """The same memory in another shape."""
+        sizes = tuple(int(n) for n in (shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape))
+        if -1 in sizes:
+            rest = -int(np.prod(sizes))
+            sizes = tuple(self.data.size // rest if n == -1 else n for n in sizes)
+        return Ref(self.buffer, reshaped(self.data, sizes), (*self.path, Reshape(sizes)))
+
+    def bitcast(self, dtype: Any) -> Ref:
+        """The same bits as numbers of another dtype of the same width."""
+        wanted = dtypes.as_dtype(dtype)
+        if wanted.itemsize != self.dtype.itemsize:
+            raise CopyError(
+                f"A ref of {self.dtype.name} cannot be seen as {wanted.name}.",
+                where=here(),
+                why=f"their widths are {self.dtype.itemsize} and {wanted.itemsize} bytes",
+                fix="load the value and convert that: lax.bitcast_convert_type(ref[...], …)",
+            )
+        return Ref(self.buffer, self.data.view(wanted), (*self.path, Bitcast(wanted)))
+
+    def __getitem__(self, key: Any) -> Array:
+        return load(self, key)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        store(self, key, value)
+
+    def __array__(self, *_: Any, **__: Any) -> NoReturn:
+        raise CopyError(
+            f"A ref to {self.buffer.label} is used as an array.",
+            where=here(),
+            why="a ref is memory; its value is what a load returns",
+            fix="ref[...]",
+        )
+
+
+class _At:
+    __slots__ = ("ref",)
+
+    def __init__(self, ref: Ref) -> None:
+        self.ref = ref
+
+    def __getitem__(self, key: Any) -> Ref:
+        ref = self.ref
+        index, selects = resolve(ref.data.shape, key)
+        if not selects:
+            raise KernelError(
+                "A ref is sliced with an array of indices.",
+                where=here(),
+                why="a view of memory has a start, a size and a stride per dim",
+                fix="load with the indices, ref[indices], or loop over them: ref.at[indices[i]]",
+            )
+        if Ellipsis not in index and all(k.__class__ is int for k in index) and len(index) == ref.data.ndim:
+            index = (*index, Ellipsis)
+        return Ref(ref.buffer, ref.data[index], (*ref.path, index))
+
+
+def check_reachable(buffer: Buffer, verb: str) -> None:
+    """Refuse loads and stores of memory that only copies reach, or that is gone, and those inside a trace."""
+    if trace.state.builder is not None:
+        raise TracerError(
+            f"A ref is {verb} in a function being traced.",
+            where=here(),
+            why="jit, grad and vmap run a function once for many calls, memory would be used only then",
+            fix="load before the call and store its result: ref[...] = f(ref[...])",
+        )
+    if not buffer.alive:
+        raise ScopeError(
+            f"{buffer.label} is {verb} after its scope has ended.",
+            where=here(),
+            why="memory of run_scoped lives while its function runs",
+            fix="use it inside the function given to pl.run_scoped",
+        )
+    if not buffer.space.addressable:
+        raise KernelError(
+            f"{buffer.label} is {verb} directly, but it is in {buffer.space.name}.",
+            where=here(),
+            why="compute reaches VMEM and SMEM; main memory is reached by copies",
+            fix="pltpu.sync_copy(ref, vmem_ref), or give the operand a BlockSpec without memory_space",
+        )
+
+
+def load(ref: Ref, key: Any) -> Array:
+    """The value of memory."""
+    task = current("A ref")
+    buffer = ref.buffer
+    if trace.state.builder is not None or not buffer.alive or not buffer.space.addressable:
+        check_reachable(buffer, "read")
+    if key is Ellipsis:
+        found = ref.data
+        if buffer.shadow is not None:
+            buffer.shadow.read_by_task(task, ref.path)
+    else:
+        index, _ = resolve(ref.data.shape, key)
+        found = ref.data[index]
+        if buffer.shadow is not None:
+            buffer.shadow.read_by_task(task, (*ref.path, as_view(ref.data, index)))
+    data = np.array(found)
+    return Array(data, TensorType(data.shape, data.dtype))
+
+
+def as_view(data: Data, index: Any) -> Any:
+    """An index that gives an array, of rank 0 if need be."""
+    if Ellipsis in index or len(index) != data.ndim or any(k.__class__ is not int for k in index):
+        return index
+    return (*index, Ellipsis)
+
+
+def store(ref: Ref, key: Any, value: Any) -> None:
+    """Write a value to memory."""
+    task = current("A ref")
+    buffer = ref.buffer
+    if trace.state.builder is not None or not buffer.alive or not buffer.space.addressable:
+        check_reachable(buffer, "written")
+    index, selects = resolve(ref.data.shape, key)
+    index = as_view(ref.data, index) if selects else index
+    target = ref.data[index]
+    data = fitted(value, target.shape, ref.data.dtype, buffer.label)
+    if buffer.shadow is not None:
+        buffer.shadow.write_by_task(task, (*ref.path, index))
+    ref.data[index] = data
+
+
+def fitted(value: Any, shape: tuple[int, ...], dtype: dtypes.DType, label: str) -> Data:
+    """A value as the elements to store: of the memory's dtype, and of its shape or one number."""
+    array = value if value.__class__ is Array else _array(value, label)
+    data: Data = array.data
+    if data.dtype != dtype:
+        if not array.type.weak or dtypes.promote((array.dtype, True), (dtype, False))[0] != dtype:
+            raise CopyError(
+                f"A value of {array.dtype.name} is stored to {label}, which holds {dtype.name}.",
+                where=here(),
+                why="a store does not convert",
+                fix=f"ref[...] = value.astype('{dtype.name}')",
+            )
+        data = data.astype(dtype)
+    if data.shape != shape and data.shape != ():
+        raise CopyError(
+            f"A value of shape {data.shape} is stored to {shape} of {label}.",
+            where=here(),
+            why="a store writes one element to each place",
+            fix=f"ref[...] = mnp.broadcast_to(value, {shape})",
+        )
+    return data
+
+
+def _array(value: Any, label: str) -> Array:
+    if isinstance(value, Ref):
+        raise CopyError(
+            f"A ref is stored to {label}.",
+            where=here(),
+            why="a ref is memory; its value is what a load returns",
+            fix="ref[...] = other_ref[...]",
+        )
+    array = trace.to_array(value)
+    if not isinstance(array, Array):
+        raise TracerError(
+            f"A traced value is stored to {label}.",
+            where=here(),
+            why="kernel bodies run on values; this one belongs to a function being traced around the kernel",
+            fix="pass the value to the kernel as an argument",
+        )
+    return array

@@ -1,0 +1,81 @@
+"""Memory spaces and kinds of semaphores, and the types that scratch memory is asked for with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from math import prod
+from typing import Any
+
+from meshwright.core import dtypes
+from meshwright.core.dtypes import DType
+
+
+@dataclass(frozen=True)
+class MemoryType:
+    """Memory to allocate: ``VMEM((8, 128), mnp.float32)``."""
+
+    space: MemorySpace
+    shape: tuple[int, ...]
+    dtype: DType
+
+    @property
+    def nbytes(self) -> int:
+        return prod(self.shape) * self.dtype.itemsize
+
+    def __str__(self) -> str:
+        return f"{self.space.name}({self.shape}, {self.dtype.name})"
+
+
+class MemorySpace(Enum):
+    """Where memory is. ``ANY`` is main memory, which only copies reach; compute reads and writes VMEM and SMEM.
+
+    >>> print(MemorySpace.VMEM((8, 128), "float32"))
+    VMEM((8, 128), float32)
+    """
+
+    ANY = "any"
+    HBM = "hbm"
+    VMEM = "vmem"
+    SMEM = "smem"
+    CMEM = "cmem"
+    SEMAPHORE = "semaphore"
+
+    def __call__(self, shape: Sequence[int], dtype: Any) -> MemoryType:
+        return MemoryType(self, tuple(int(n) for n in shape), dtypes.as_dtype(dtype))
+
+    @property
+    def addressable(self) -> bool:
+        """Whether loads and stores reach it."""
+        return self not in (MemorySpace.ANY, MemorySpace.HBM)
+
+
+@dataclass(frozen=True)
+class Semaphores:
+    """An array of semaphores to allocate: ``SemaphoreType.DMA((2,))``."""
+
+    kind: SemaphoreType
+    shape: tuple[int, ...] = ()
+
+
+class SemaphoreType(Enum):
+    """Kinds of semaphores: counted by signals (regular, barrier), or by the bytes of copies (DMA).
+
+    >>> SemaphoreType.DMA((2,))
+    Semaphores(kind=<SemaphoreType.DMA: 'DMA'>, shape=(2,))
+    """
+
+    REGULAR = "regular"
+    DMA = "DMA"
+    BARRIER = "barrier"
+
+    def __call__(self, shape: Sequence[int]) -> Semaphores:
+        return Semaphores(self, tuple(int(n) for n in shape))
+
+
+class DeviceIdType(Enum):
+    """How a device is named: by mesh coordinates (a tuple or a dict), or by its number."""
+
+    MESH = "mesh"
+    LOGICAL = "logical"

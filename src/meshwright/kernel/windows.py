@@ -1,0 +1,170 @@
+"""Windows: the buffers through which a pipeline sees one operand, a block at a time.
+
+Blocks are numbered as they come: block ``n`` of a window lives in slot ``n mod count``. Four counters say how far it
+is: ``started`` and ``arrived`` for blocks fetched, ``opened`` and the list ``leaving`` for blocks written back.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from meshwright.core.source import here
+from meshwright.kernel.blocks import Blocks, Box
+from meshwright.kernel.faults import KernelError
+from meshwright.kernel.memory import fill_poison
+from meshwright.kernel.refs import Ref
+from meshwright.kernel.semaphores import Semaphore, SemaphoreRef
+from meshwright.kernel.tasks import Task
+from meshwright.kernel.transfers import Transfer
+
+
+class Window:
+    """The buffers of one operand. ``slots`` is memory of shape (count, *block), ``semaphores`` one for each slot."""
+
+    __slots__ = (
+        "arrived", "blocks", "count", "last", "leaving", "lookahead", "opened", "ref", "semaphores", "slots", "started",
+        "target",
+    )  # fmt: skip
+
+    def __init__(self, slots: Ref, semaphores: SemaphoreRef) -> None:
+        self.slots = slots
+        self.semaphores = semaphores
+        self.count = slots.shape[0]
+        self.lookahead = False
+        self.reset()
+
+    def reset(self) -> None:
+        """Start anew, with nothing under way."""
+        self.started = self.arrived = self.opened = self.target = 0
+        self.leaving: list[tuple[int, tuple[Any, ...]]] = []  # block numbers and indices whose copy out is under way
+        self.last: tuple[Any, ...] | None = None  # the index of the last block of the previous run
+
+    def bind(self, ref: Ref, blocks: Blocks) -> None:
+        """Say which memory the window is on."""
+        self.ref = ref
+        self.blocks = blocks
+
+    def semaphore(self, number: int) -> Semaphore:
+        return self.semaphores.cells[number % self.count]  # type: ignore[no-any-return]
+
+    def slot(self, number: int) -> Ref:
+        """The buffer of a block, in the operand's rank."""
+        slots = self.slots
+        index = (number % self.count,)
+        return Ref(slots.buffer, slots.data[index], (*slots.path, index))
+
+    def view(self, number: int) -> Ref:
+        """The buffer of a block as the kernel sees it."""
+        whole = self.slot(number)
+        kept: tuple[Any, ...] = self.blocks.kept
+        if 0 not in kept:
+            return whole
+        if whole.data.ndim == kept.count(0):
+            kept = (*kept, Ellipsis)
+        return Ref(whole.buffer, whole.data[kept], (*whole.path, kept))
+
+    def _parts(self, number: int, index: tuple[Any, ...], incoming: bool) -> tuple[Ref, Ref]:
+        """The block in the operand and in its slot, both cut to what lies inside the operand."""
+        box: Box = self.blocks.box(index)
+        shape = self.blocks.shape
+        slot = self.slot(number)
+        inner, outer = [], []
+        cut = False
+        for start, stop, size, n in zip(box.starts, box.stops, self.blocks.sizes, shape, strict=True):
+            first, end = max(start, 0), min(stop, n)
+            end = max(end, first)
+            outer.append(slice(first, end))
+            inner.append(slice(first - start, end - start))
+            cut = cut or end - first != size
+        if cut and incoming:
+            fill_poison(slot.data)
+            if slot.buffer.shadow is not None:
+                slot.buffer.shadow.fill(slot.path)
+        ref = self.ref
+        outside, inside = tuple(outer), tuple(inner)
+        return (
+            Ref(ref.buffer, ref.data[outside], (*ref.path, outside)),
+            Ref(slot.buffer, slot.data[inside], (*slot.path, inside)) if cut else slot,
+        )
+
+    # Blocks that come
+
+    def fetch(self, task: Task, index: tuple[Any, ...]) -> None:
+        """Start to copy a block into the next slot."""
+        number = self.started
+        self.started += 1
+        outside, inside = self._parts(number, index, True)
+        task.machine.start(Transfer(task, outside, inside, task.device, task.core, False), None, self.semaphore(number))
+
+    def await_fetch(self, task: Task, index: tuple[Any, ...]) -> None:
+        """Wait for the next block, which becomes the current one."""
+        number = self.arrived
+        self.arrived += 1
+        outside, _ = self._parts(number, index, False)
+        task.machine.wait(task, self.semaphore(number), outside.data.nbytes, "waits for a block of the pipeline")
+
+    @property
+    def current(self) -> Ref:
+        """The block that was fetched last, as the kernel sees it."""
+        if not self.arrived:
+            raise KernelError(
+                f"A pipeline uses a block of {self.blocks.label} that was never fetched.",
+                where=here(),
+                why="its prologue skips the first copy, and nothing was fetched before",
+                fix="skip the copy only where an earlier run has prefetched it, and pass init_allocations in the first",
+            )
+        return self.view(self.arrived - 1)
+
+    # Blocks that go
+
+    def open(self, task: Task) -> None:
+        """Take the next slot for a new block, once what left from it is gone."""
+        number = self.opened
+        self.opened += 1
+        while self.leaving and self.leaving[0][0] <= number - self.count:
+            self.await_leave(task)
+
+    def leave(self, task: Task, index: tuple[Any, ...]) -> None:
+        """Start to copy the current block out."""
+        number = self.opened - 1
+        outside, inside = self._parts(number, index, False)
+        task.machine.start(Transfer(task, inside, outside, task.device, task.core, False), None, self.semaphore(number))
+        self.leaving.append((number, index))
+
+    def await_leave(self, task: Task) -> None:
+        """Wait for the oldest copy out."""
+        number, index = self.leaving.pop(0)
+        outside, _ = self._parts(number, index, False)
+        task.machine.wait(
+            task, self.semaphore(number), outside.data.nbytes, "waits for a block of the pipeline to be written"
+        )
+
+    def await_left(self, task: Task, index: tuple[Any, ...] | None = None) -> None:
+        """Wait for copies out: all of them, or up to the last of one block."""
+        while self.leaving and (index is None or any(at == index for _, at in self.leaving)):
+            self.await_leave(task)
+
+    @property
+    def open_view(self) -> Ref:
+        """The block being written, as the kernel sees it."""
+        return self.view(self.opened - 1)
+
+
+def add_into(target: Ref, other: Ref, task: Task) -> None:
+    """``target += other`` in memory, as the pipeline does it when it accumulates."""
+    for ref, write in ((other, False), (target, False), (target, True)):
+        shadow = ref.buffer.shadow
+        if shadow is not None:
+            (shadow.write_by_task if write else shadow.read_by_task)(task, ref.path)
+    with np.errstate(all="ignore"):
+        target.data[...] += other.data
+
+
+def copy_into(target: Ref, other: Ref, task: Task) -> None:
+    """``target = other`` between buffers of the pipeline."""
+    if other.buffer.shadow is not None and target.buffer.shadow is not None:
+        other.buffer.shadow.read_by_task(task, other.path)
+        target.buffer.shadow.write_by_task(task, target.path)
+    target.data[...] = other.data

@@ -1,0 +1,99 @@
+"""``meshwright.pallas.tpu`` (``pltpu``): memories, copies, semaphores and pipelines of a chip."""
+
+from __future__ import annotations
+
+from meshwright.kernel.blocks import PrefetchScalarGridSpec
+from meshwright.kernel.call import CompilerParams
+from meshwright.kernel.copies import (
+    async_copy,
+    async_remote_copy,
+    device_id,
+    get_barrier_semaphore,
+    make_async_copy,
+    make_async_remote_copy,
+    semaphore_read,
+    semaphore_signal,
+    semaphore_wait,
+    sync_copy,
+)
+from meshwright.kernel.faults import (
+    BarrierError,
+    BoundsError,
+    CapacityError,
+    CopyError,
+    DeadlockError,
+    DeviceIdError,
+    KernelError,
+    RaceError,
+    ScopeError,
+    SemaphoreError,
+    UnfinishedCopyError,
+    UninitializedError,
+)
+from meshwright.kernel.language import run_scoped, trace
+from meshwright.kernel.pipeline import (
+    PipelineAllocations,
+    PipelineBuffers,
+    PipelineCallbackArgs,
+    PipelinePrefetchArgs,
+    PipelineRefs,
+    emit_pipeline,
+    emit_pipeline_with_allocations,
+)
+from meshwright.kernel.spaces import DeviceIdType, MemorySpace, SemaphoreType
+
+TPUMemorySpace = MemorySpace
+TPUCompilerParams = CompilerParams
+ANY = MemorySpace.ANY
+HBM = MemorySpace.HBM
+VMEM = MemorySpace.VMEM
+SMEM = MemorySpace.SMEM
+CMEM = MemorySpace.CMEM
+SEMAPHORE = MemorySpace.SEMAPHORE
+
+__all__ = [
+    "ANY",
+    "CMEM",
+    "HBM",
+    "SEMAPHORE",
+    "SMEM",
+    "VMEM",
+    "BarrierError",
+    "BoundsError",
+    "CapacityError",
+    "CompilerParams",
+    "CopyError",
+    "DeadlockError",
+    "DeviceIdError",
+    "DeviceIdType",
+    "KernelError",
+    "MemorySpace",
+    "PipelineAllocations",
+    "PipelineBuffers",
+    "PipelineCallbackArgs",
+    "PipelinePrefetchArgs",
+    "PipelineRefs",
+    "PrefetchScalarGridSpec",
+    "RaceError",
+    "ScopeError",
+    "SemaphoreError",
+    "SemaphoreType",
+    "TPUCompilerParams",
+    "TPUMemorySpace",
+    "UnfinishedCopyError",
+    "UninitializedError",
+    "async_copy",
+    "async_remote_copy",
+    "device_id",
+    "emit_pipeline",
+    "emit_pipeline_with_allocations",
+    "get_barrier_semaphore",
+    "make_async_copy",
+    "make_async_remote_copy",
+    "run_scoped",
+    "semaphore_read",
+    "semaphore_signal",
+    "semaphore_wait",
+    "sync_copy",
+    "trace",
+]
