@@ -9,6 +9,7 @@
 """
 
 from meshwright.errors import HardwareError
+from meshwright.hardware.calibration import Calibration, Compared, calibrate, read_measurements
 from meshwright.hardware.chips import Chip, Fact, dtype_name, get, item_bytes, names
 from meshwright.hardware.collectives import (
     bus_bytes_per_s,
@@ -20,6 +21,7 @@ from meshwright.hardware.collectives import (
     latency_bound_hop_bytes,
     point_to_point,
 )
+from meshwright.hardware.kernels import Kernels
 from meshwright.hardware.layouts import (
     Layout,
     copies,
@@ -89,10 +91,13 @@ from meshwright.hardware.transformer import (
 )
 
 __all__ = [
+    "Calibration",
     "Chip",
     "CollectiveCost",
+    "Compared",
     "Fact",
     "HardwareError",
+    "Kernels",
     "Layout",
     "Roofline",
     "Span",
@@ -104,6 +109,7 @@ __all__ = [
     "attention_critical_tokens",
     "best_data_parallelism",
     "bus_bytes_per_s",
+    "calibrate",
     "collective_bytes_per_s",
     "collective_cost",
     "collective_matmul_threshold",
@@ -148,6 +154,7 @@ __all__ = [
     "parse_layout",
     "point_to_point",
     "prefill_seconds",
+    "read_measurements",
     "reduction",
     "sequences_that_fit",
     "shard_bytes",
