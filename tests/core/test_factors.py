@@ -132,12 +132,13 @@ def test_a_builder_appends_factors_major_to_minor() -> None:
     assert str(build.build()) == "(i j) -> i j"
 
 
-def test_a_dim_no_one_mentions_must_be_whole() -> None:
+def test_a_dim_no_one_mentions_is_not_split() -> None:
     build = FactorBuilder(types("f32[2,5]"), types("f32[2,7]"))
     build.add(2, (0, 0), (1, 0))
     rule = build.build()
-    assert str(rule) == "i j -> i k  replicated=j,k"
-    assert rule.sizes == {"i": 2, "j": 5, "k": 7}
+    assert str(rule) == "i j -> i k  guarded=j,k"
+    assert rule.sizes == {"i": 2, "j": 1, "k": 1}
+    assert rule.separable == {"i"}
 
 
 def test_a_builder_knows_all_kinds() -> None:
@@ -145,10 +146,21 @@ def test_a_builder_knows_all_kinds() -> None:
     build.add(2, (0, 0), (1, 0), kind="permuted")
     build.add(3, (0, 1), (1, 1), kind="replicated", blocked=True)
     build.add(4, (0, 2), (1, 2), blocked=True)
-    build.add(5, (0, 3))
+    build.add(5, (0, 3), kind="reduced")
     rule = build.build(combine="max")
     assert str(rule) == "i j k l -> i j k  max=l  replicated=j  permuted=i  blocked=j,k"
     assert rule.passing == {"k"}
+    assert rule.separable == {"k", "l"}
+
+
+def test_what_is_guarded_is_not_separable_whatever_its_kind() -> None:
+    build = FactorBuilder(types("f32[2,3,4]"), types("f32[2,3]"))
+    build.add(2, (0, 0), (1, 0), kind="permuted", guarded=False)
+    build.add(3, (0, 1), (1, 1), guarded=True)
+    build.add(4, (0, 2), kind="reduced", guarded=True)
+    rule = build.build()
+    assert str(rule) == "i j k -> i j  sum=k  permuted=i  guarded=j,k"
+    assert (rule.passing, rule.separable) == ({"j"}, {"i"})
 
 
 # The rules of ops, as text
@@ -160,7 +172,7 @@ def test_a_builder_knows_all_kinds() -> None:
         ("add", "f32[2,3] f32[2,3]", {}, "i j, i j -> i j"),
         ("add", "f32[2,3] f32[]", {}, "i j, -> i j"),
         ("broadcast_in_dim", "f32[4]", {"shape": (2, 4), "dims": (1,)}, "j -> i j"),
-        ("broadcast_in_dim", "f32[2,1]", {"shape": (2, 3, 4), "dims": (0, 2)}, "i l -> i j k"),
+        ("broadcast_in_dim", "f32[2,1]", {"shape": (2, 3, 4), "dims": (0, 2)}, "i k -> i j l"),
         ("broadcast_in_dim", "f32[]", {"shape": (2, 3), "dims": ()}, "-> i j"),
         ("transpose", "f32[2,3,4]", {"permutation": (2, 0, 1)}, "j k i -> i j k"),
         ("reduce_sum", "f32[2,3,4]", {"axes": (0, 2)}, "i j k -> j  sum=i,k"),
@@ -173,10 +185,11 @@ def test_a_builder_knows_all_kinds() -> None:
         ("reshape", "f32[8,4]", {"shape": (2, 16)}, "(i j) k -> i (j k)"),
         ("reshape", "f32[2,6]", {"shape": (2, 2, 3)}, "i (j k) -> i j k"),
         ("reshape", "f32[4,6]", {"shape": (24,)}, "i j -> (i j)"),
-        ("reshape", "f32[2,1,6]", {"shape": (4, 3)}, "i l (j k) -> (i j) k"),
-        ("reshape", "f32[2,3]", {"shape": (3, 2)}, "i j -> k l  replicated=i,j,k,l"),
-        ("reshape", "f32[4,2,3]", {"shape": (4, 3, 2)}, "i j k -> i l m  replicated=j,k,l,m"),
-        ("reshape", "f32[0,3]", {"shape": (3, 0)}, "i j -> k l  replicated=i,j,k,l"),
+        ("reshape", "f32[2,1,6]", {"shape": (4, 3)}, "i j (k l) -> (i k) l"),
+        ("reshape", "f32[2,3]", {"shape": (3, 2)}, "i k -> j l  guarded=i,j,k,l"),
+        ("reshape", "f32[4,2,3]", {"shape": (4, 3, 2)}, "i j l -> i k m  guarded=j,k,l,m"),
+        ("reshape", "f32[0,3]", {"shape": (3, 0)}, "i j -> k l  guarded=i,j,k,l"),
+        ("reshape", "f32[6,4]", {"shape": (8, 3)}, "(i j) l -> (i k) m  guarded=j,k,l,m"),
     ],
 )
 def test_the_rule_of_an_op(op: str, operands: str, params: dict[str, Any], rule: str) -> None:

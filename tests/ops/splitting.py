@@ -57,7 +57,7 @@ def split_of(rule: Factors, factor: str) -> Split | None:
                 for major in dim[: dim.index(name)] if name in dim else ():
                     if rule.sizes[major] == 1 or parts.get(major) == rule.sizes[major]:
                         continue
-                    if major not in rule.passing | rule.reduced:
+                    if major not in rule.separable:
                         return None
                     parts[major] = rule.sizes[major]
                     waiting.append(major)

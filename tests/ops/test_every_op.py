@@ -11,7 +11,7 @@ import math
 import pkgutil
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
 from typing import Any
@@ -505,7 +505,7 @@ def test_its_factor_rule_fits_its_shapes(case: Case) -> None:
         assert all(dims), f"{rule}: a dim without factors"
         assert len(set(names)) == len(names), f"{rule}: a factor stands twice in one tensor"
         for n, dim in zip(x.shape, dims, strict=True):
-            if set(dim) <= rule.passing | rule.reduced:
+            if set(dim) <= rule.separable:
                 assert math.prod(rule.sizes[name] for name in dim) == n, f"{rule}: factors {dim} of a dim of size {n}"
     assert {name for _, dims in tensors for dim in dims for name in dim} == set(rule.sizes), f"{rule}: unused factors"
     assert not rule.replicated & rule.permuted, f"{rule}: a factor of two kinds"
@@ -514,7 +514,7 @@ def test_its_factor_rule_fits_its_shapes(case: Case) -> None:
 @walk(RULED)
 def test_parts_along_its_factors_make_up_the_whole(case: Case) -> None:
     whole = Whole.of(case)
-    for name in sorted(whole.rule.passing | whole.rule.reduced):
+    for name in sorted(whole.rule.separable):
         split = split_of(whole.rule, name)
         if split is not None:
             whole.assert_equals_its_parts(whole.rule, split)
@@ -523,7 +523,7 @@ def test_parts_along_its_factors_make_up_the_whole(case: Case) -> None:
 @pytest.mark.parametrize("op", list(dict.fromkeys(case.op for case in RULED)), ids=lambda op: f":{op.name}:")
 def test_some_sample_has_a_factor_to_split(op: Op) -> None:
     rules = [Whole.of(case).rule for case in RULED if case.op is op]
-    splits = [split_of(rule, name) for rule in rules for name in rule.passing | rule.reduced]
+    splits = [split_of(rule, name) for rule in rules for name in rule.separable]
     assert any(splits) or op.name in NEVER_SPLIT, f"no factor of {[str(rule) for rule in rules]} can be split"
 
 
@@ -531,14 +531,20 @@ def test_some_sample_has_a_factor_to_split(op: Op) -> None:
 def test_no_factor_that_could_be_split_is_held_whole(case: Case) -> None:
     whole = Whole.of(case)
     rule = whole.rule
-    for name in rule.replicated | rule.permuted | rule.blocked:
-        freed = replace(rule, replicated=rule.replicated - {name}, permuted=rule.permuted - {name})
+    returned = {name for dims in rule.results for dim in dims for name in dim}
+    for name in rule.replicated | rule.permuted | rule.blocked | rule.guarded:
+        freed = rule._replace(
+            replicated=rule.replicated - {name},
+            permuted=rule.permuted - {name},
+            guarded=rule.guarded - {name},
+            reduced=rule.reduced | ({name} - returned),
+        )
         split = split_of(freed, name)
         if split is None:
             continue
         for combine in COMBINE:
             try:
-                whole.assert_equals_its_parts(replace(freed, combine=combine), split)
+                whole.assert_equals_its_parts(freed._replace(combine=combine), split)
             except (AssertionError, MeshwrightError):
                 continue
             raise AssertionError(f"{rule}: {name} can be split: {freed}")

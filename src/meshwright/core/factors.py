@@ -23,7 +23,12 @@ class Factors(NamedTuple):
     """The factor rule of one op on operands of given shapes.
 
     ``replicated`` factors must be whole on every device, ``permuted`` ones may stay split at the price of talking to
-    neighbours, ``blocked`` ones are never propagated along. All others pass through or are reduced by ``combine``.
+    neighbours, ``reduced`` ones are in no result and owe the combination ``combine``; all others pass through. These
+    kinds, and ``blocked`` (never propagated along), are what propagation looks at.
+
+    ``guarded`` factors are those along which the op on parts does not give the parts of the results, whatever their
+    kind: neighbours must be seen, indices into a split dim be shifted and masked, a cut that does not line up be moved.
+    A factor of size 1 on a longer dim is one of them: it stands for a dim that nothing is known about.
 
     >>> rule = Factors.parse("i k, k j -> i j", sizes={"i": 2, "k": 3, "j": 4})
     >>> sorted(rule.reduced), str(rule)
@@ -37,18 +42,18 @@ class Factors(NamedTuple):
     permuted: frozenset[str] = frozenset()
     blocked: frozenset[str] = frozenset()
     combine: str = "sum"
-
-    @property
-    def reduced(self) -> frozenset[str]:
-        """The factors of no result. One of size 1 cannot be split, so it never owes anything and does not count."""
-        returned = {name for dims in self.results for dim in dims for name in dim}
-        kept = returned | self.replicated | self.permuted
-        return frozenset(name for name, size in self.sizes.items() if name not in kept and size != 1)
+    reduced: frozenset[str] = frozenset()
+    guarded: frozenset[str] = frozenset()
 
     @property
     def passing(self) -> frozenset[str]:
-        """The factors that ask for nothing: those of a result, and those of size 1."""
+        """The factors that ask for nothing."""
         return frozenset(self.sizes) - self.reduced - self.replicated - self.permuted
+
+    @property
+    def separable(self) -> frozenset[str]:
+        """The factors along which the op on parts gives the parts of the results, or what ``combine`` makes them of."""
+        return frozenset(self.sizes) - self.replicated - self.guarded
 
     @property
     def iterations(self) -> int:
@@ -76,9 +81,10 @@ class Factors(NamedTuple):
                 why=f"it has the factors {_show(used)}, the sizes are for {_show(sizes)}",
                 fix=f"sizes={{{', '.join(f'{name!r}: …' for name in sorted(used))}}}",
             )
-        return Factors(
-            left, right, dict(sizes), frozenset(replicated), frozenset(permuted), frozenset(blocked), combine
-        )
+        returned = {name for dims in right for dim in dims for name in dim}
+        whole, moved = frozenset(replicated), frozenset(permuted)
+        reduced = frozenset(name for name in sizes if name not in returned | whole | moved)
+        return Factors(left, right, dict(sizes), whole, moved, frozenset(blocked), combine, reduced, guarded=moved)
 
     def __str__(self) -> str:
         def show(dims: Dims) -> str:
@@ -91,6 +97,7 @@ class Factors(NamedTuple):
             ("replicated", self.replicated),
             ("permuted", self.permuted),
             ("blocked", self.blocked),
+            ("guarded", self.guarded - self.permuted),
         ):
             if names:
                 text += f"  {label}={','.join(sorted(names))}"
@@ -152,7 +159,7 @@ def pointwise(operands: Sequence[TensorType], results: Sequence[TensorType], par
 class FactorBuilder:
     """Builds a rule dim by dim: ``add`` makes a factor and puts it on one dim of some tensors.
 
-    Tensors are numbered operands first, then results; a dim that is never mentioned gets a factor of its own.
+    Tensors are numbered operands first, then results; a dim that is never mentioned gets a guarded factor of size 1.
     """
 
     def __init__(self, operands: Sequence[TensorType], results: Sequence[TensorType]) -> None:
@@ -160,10 +167,17 @@ class FactorBuilder:
         self._operand_count = len(operands)
         self._dims: list[list[list[str]]] = [[[] for _ in t.shape] for t in self._types]
         self._sizes: dict[str, int] = {}
-        self._kinds: dict[str, set[str]] = {"replicated": set(), "permuted": set(), "blocked": set()}
+        self._kinds: dict[str, set[str]] = {kind: set() for kind in ("replicated", "permuted", "reduced")}
+        self._blocked: set[str] = set()
+        self._guarded: set[str] = set()
 
-    def add(self, size: int, *places: tuple[int, int], kind: str = "", blocked: bool = False) -> str:
-        """A factor of ``size`` appended (as the minor one) to each (tensor, dim) of ``places``."""
+    def add(
+        self, size: int, *places: tuple[int, int], kind: str = "", blocked: bool = False, guarded: bool | None = None
+    ) -> str:
+        """A factor of ``size`` appended (as the minor one) to each (tensor, dim) of ``places``.
+
+        A permuted factor is guarded unless said otherwise.
+        """
         factor = name(len(self._sizes))
         self._sizes[factor] = size
         for tensor, dim in places:
@@ -171,14 +185,16 @@ class FactorBuilder:
         if kind:
             self._kinds[kind].add(factor)
         if blocked:
-            self._kinds["blocked"].add(factor)
+            self._blocked.add(factor)
+        if guarded or (guarded is None and kind == "permuted"):
+            self._guarded.add(factor)
         return factor
 
     def build(self, combine: str = "sum") -> Factors:
         for tensor, t in enumerate(self._types):
             for dim, size in enumerate(t.shape):
                 if not self._dims[tensor][dim]:
-                    self.add(size, (tensor, dim), kind="replicated")
+                    self.add(1, (tensor, dim), guarded=size != 1)
         dims = tuple(tuple(tuple(factors) for factors in tensor) for tensor in self._dims)
         return Factors(
             dims[: self._operand_count],
@@ -186,6 +202,8 @@ class FactorBuilder:
             self._sizes,
             frozenset(self._kinds["replicated"]),
             frozenset(self._kinds["permuted"]),
-            frozenset(self._kinds["blocked"]),
+            frozenset(self._blocked),
             combine,
+            frozenset(self._kinds["reduced"]),
+            frozenset(self._guarded),
         )

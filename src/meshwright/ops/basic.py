@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import prod
+from math import gcd, prod
 from typing import Any
 
 import numpy as np
@@ -241,10 +241,9 @@ def _broadcast_factors(operands: Types, results: Types, params: Params) -> Facto
         places = [(1, dim)]
         if dim in source and operands[0].shape[source[dim]] == size:
             places.append((0, source[dim]))
+        elif dim in source:
+            build.add(1, (0, source[dim]))
         build.add(size, *places)
-    for dim, d in enumerate(params["dims"]):
-        if operands[0].shape[dim] != results[0].shape[d]:
-            build.add(1, (0, dim))
     return build.build()
 
 
@@ -322,7 +321,7 @@ def reduce_factors(combine: str) -> Callable[[Types, Types, Params], Factors]:
         kept = 0
         for dim, size in enumerate(operands[0].shape):
             if dim in params["axes"]:
-                build.add(size, (0, dim))
+                build.add(size, (0, dim), kind="reduced")
             else:
                 build.add(size, (0, dim), (1, kept))
                 kept += 1
@@ -386,55 +385,52 @@ def _reshape_type(x: TensorType, shape: Shape) -> TensorType:
 def _reshape_factors(operands: Types, results: Types, params: Params) -> Factors:
     """Walk both shapes from the left, cutting them into the largest factors they share.
 
-    A dim whose cuts do not line up with the other side gets factors of its own, which must be whole on each device.
+    Where the cuts of the two sides do not line up, each side gets factors of its own until they do again.
     """
     build = FactorBuilder(operands, results)
-    sides: tuple[list[tuple[int, int]], list[tuple[int, int]]] = (
-        [(d, n) for d, n in enumerate(operands[0].shape) if n != 1],
-        [(d, n) for d, n in enumerate(results[0].shape) if n != 1],
-    )
     if operands[0].size:
-        _match_reshape(build, *sides)
-    for tensor, t in enumerate((operands[0], results[0])):
-        for dim, n in enumerate(t.shape):
-            if n == 1:
-                build.add(1, (tensor, dim))
+        _cut_both(build, (operands[0].shape, results[0].shape))
     return build.build()
 
 
-def _match_reshape(build: FactorBuilder, left: list[tuple[int, int]], right: list[tuple[int, int]]) -> None:
-    i = j = 0
-    while i < len(left) and j < len(right):
-        # The shortest runs of dims with equal products are reshaped into each other.
-        stop_i, stop_j = i + 1, j + 1
-        size_i, size_j = left[i][1], right[j][1]
-        while size_i != size_j:
-            if size_i < size_j:
-                size_i *= left[stop_i][1]
-                stop_i += 1
-            else:
-                size_j *= right[stop_j][1]
-                stop_j += 1
-        _match_run(build, left[i:stop_i], right[j:stop_j])
-        i, j = stop_i, stop_j
+def _cut_both(build: FactorBuilder, shapes: tuple[Shape, Shape]) -> None:
+    at = [0, 0]  # the dim each side is in
+    left = [0, 0]  # what is left of it; 0 before its first factor
+    done = [1, 1]  # the product of the factors so far
 
+    def take(side: int, size: int) -> tuple[int, int]:
+        """``size`` off the dim of one side, whose place is returned."""
+        place = (side, at[side])
+        done[side] *= size
+        left[side] //= size
+        if left[side] == 1:
+            at[side], left[side] = at[side] + 1, 0
+        return place
 
-def _match_run(build: FactorBuilder, left: list[tuple[int, int]], right: list[tuple[int, int]]) -> None:
-    """One run: cut at every boundary of either side, as long as the boundaries nest."""
-    pending = [list(left), list(right)]
-    while pending[0] and pending[1]:
-        (a, n), (b, m) = pending[0][0], pending[1][0]
-        common = int(np.gcd(n, m))
-        if common != min(n, m):
-            for tensor, rest in enumerate(pending):
-                for dim, size in rest:
-                    build.add(size, (tensor, dim), kind="replicated")
-            return
-        build.add(common, (0, a), (1, b))
-        for tensor, (dim, size) in enumerate(((a, n), (b, m))):
-            pending[tensor].pop(0)
-            if size != common:
-                pending[tensor].insert(0, (dim, size // common))
+    while at[0] < len(shapes[0]) or at[1] < len(shapes[1]):
+        for side in (0, 1):
+            while at[side] < len(shapes[side]) and not left[side]:
+                left[side] = shapes[side][at[side]]
+                if left[side] == 1:
+                    build.add(1, take(side, 1))
+        if not left[0] or not left[1]:
+            for side in (0, 1):
+                if left[side]:
+                    build.add(left[side], take(side, left[side]), guarded=True)
+            continue
+        common = gcd(*left)
+        if done[0] != done[1]:
+            behind = 0 if done[0] < done[1] else 1
+            ratio, rest = divmod(done[1 - behind], done[behind])
+            if rest or left[behind] % ratio:
+                ratio = left[behind] // common if left[behind] > common else left[behind]
+            build.add(ratio, take(behind, ratio), guarded=True)
+        elif common > 1:
+            build.add(common, take(0, common), take(1, common))
+        else:
+            for side in (0, 1):
+                size = left[side]
+                build.add(size, take(side, size), guarded=True)
 
 
 reshape: Op = define_op(

@@ -92,6 +92,9 @@ def _bitcast_factors(operands: Types, results: Types, params: Params) -> Factors
     build = FactorBuilder(operands, results)
     for dim in range(min(operands[0].ndim, results[0].ndim)):
         build.add(operands[0].shape[dim], (0, dim), (1, dim))
+    for tensor, t in enumerate((operands[0], results[0])):
+        if t.ndim > min(operands[0].ndim, results[0].ndim):
+            build.add(t.shape[-1], (tensor, t.ndim - 1), kind="replicated")
     return build.build()
 
 

@@ -89,7 +89,7 @@ def _dot_factors(operands: Types, results: Types, params: Params) -> Factors:
             build.add(operands[operand].shape[d], (operand, d), (2, out))
             out += 1
     for d, e in zip(xc, yc, strict=True):
-        build.add(x.shape[d], (0, d), (1, e))
+        build.add(x.shape[d], (0, d), (1, e), kind="reduced")
     return build.build("or" if results[0].dtype == dtypes.BOOL else "sum")
 
 

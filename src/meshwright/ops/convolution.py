@@ -82,11 +82,12 @@ def _conv_factors(operands: Types, results: Types, params: Params) -> Factors:
     build = FactorBuilder(operands, results)
     filled: set[tuple[int, int]] = set()
 
-    def add(size: int, *places: tuple[int, int], kind: str = "") -> None:
-        """A factor of ``size``; one of size 1 only where the dims have none yet."""
-        if size > 1 or not filled.intersection(places):
-            filled.update(places)
-            build.add(size, *places, kind=kind)
+    def add(size: int, *places: tuple[int, int], kind: str = "", guarded: bool | None = None) -> None:
+        """A factor of ``size``; one of size 1 only on those dims that have none yet."""
+        where = [place for place in places if size > 1 or place not in filled]
+        if where:
+            filled.update(where)
+            build.add(size, *where, kind=kind, guarded=guarded)
 
     groups, batch_groups = params["feature_groups"], params["batch_groups"]
     if batch_groups > 1:
@@ -95,24 +96,21 @@ def _conv_factors(operands: Types, results: Types, params: Params) -> Factors:
     for n in range(x.ndim - 2):
         size, window, count = x.shape[lhs[n + 2]], w.shape[rhs[n + 2]], result.shape[out[n + 2]]
         at_x, at_w, at_out = (0, lhs[n + 2]), (1, rhs[n + 2]), (2, out[n + 2])
-        if _abut(params, n, size, window, count) and (params["strides"][n] == window or count == 1):
-            # The windows lie side by side: the dim is (window, place in the window).
-            if count > 1 or window == 1:
-                add(count, at_x, at_out)
-            if window > 1:
-                add(window, at_x, at_w)
-            continue
-        # Windows overlap or stick out: neighbours must be seen, and each factor takes what is left of the dim.
+        # Windows that lie side by side make up the dim: (which window, which place in it). Others overlap or stick out,
+        # so that neighbours must be seen; then each factor takes what is left of the dim.
+        side_by_side = _abut(params, n, size, window, count) and (params["strides"][n] == window or count == 1)
+        guarded = not side_by_side or window > count > 1
         left = size
-        pairs = [(count, (at_x, at_out)), (window, (at_x, at_w))]
-        for extent, places in sorted(pairs, key=lambda pair: -pair[0]):
+        pairs = [(count, (at_x, at_out), "permuted"), (window, (at_x, at_w), "reduced")]
+        for extent, places, kind in sorted(pairs, key=lambda pair: -pair[0]):
             if min(extent, left) > 1:
-                add(min(extent, left), *places, kind="permuted")
-                left = -(-left // min(extent, left))
+                add(min(extent, left), *places, kind=kind, guarded=guarded)
+                left //= min(extent, left)
     if groups > 1:
         add(groups, (0, lhs[1]), (1, rhs[0]), (2, out[1]))
-    add(w.shape[rhs[1]], (0, lhs[1]), (1, rhs[1]))
-    add(w.shape[rhs[0]] // (groups * batch_groups), (1, rhs[0]), (2, out[1]))
+    add(w.shape[rhs[1]], (0, lhs[1]), (1, rhs[1]), kind="reduced")
+    if w.shape[rhs[0]] > groups * batch_groups:
+        add(w.shape[rhs[0]] // (groups * batch_groups), (1, rhs[0]), (2, out[1]))
     return build.build()
 
 

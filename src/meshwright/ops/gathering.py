@@ -121,7 +121,8 @@ def scatter_evaluate(how: str) -> Callable[..., Any]:
 
 
 def _gather_factors(operands: Types, results: Types, params: Params) -> Factors:
-    """Whole window dims and batch dims pass. An indexed dim may stay split: each device reads what it holds."""
+    """Whole window dims and batch dims pass. An indexed dim may stay split: each device reads what it holds, zeros
+    elsewhere, and the sum of all is the result; its indices must be shifted for that."""
     build = FactorBuilder(operands, results)
     windows, x = Windows.of_gather(params), operands[0]
     batch_of = dict(zip(windows.indices_batch, windows.operand_batch, strict=True))
@@ -139,12 +140,13 @@ def _gather_factors(operands: Types, results: Types, params: Params) -> Factors:
         if size == x.shape[d]:
             build.add(size, (0, d), (2, r))
         elif size == 1:
-            build.add(x.shape[d], (0, d), kind="permuted")
+            build.add(x.shape[d], (0, d), kind="reduced", guarded=True)
             build.add(1, (2, r), kind="replicated")
         else:
             build.add(x.shape[d], (0, d), (2, r), kind="replicated", blocked=True)
     for d in windows.dropped:
-        build.add(x.shape[d], (0, d), kind="permuted" if x.shape[d] > 1 else "replicated")
+        build.add(x.shape[d], (0, d), kind="reduced" if x.shape[d] > 1 else "replicated", guarded=x.shape[d] > 1)
+    build.add(operands[1].shape[-1], (1, operands[1].ndim - 1), kind="replicated")
     return build.build()
 
 
@@ -232,8 +234,13 @@ gather: Op = define_op(
 # scatter_add, and the rules of all scatters
 
 
-def scatter_factors(kind: str = "", combine: str = "sum") -> Callable[[Types, Types, Params], Factors]:
-    """The factor rule of a scatter; ``kind`` is that of the dims of index vectors that are not batch dims."""
+def scatter_factors(
+    kind: str = "reduced", combine: str = "sum", once: bool = False
+) -> Callable[[Types, Types, Params], Factors]:
+    """The factor rule of a scatter; ``kind`` is that of the dims of index vectors that are not batch dims.
+
+    ``once``: the operand takes part in the combination, so that it must stand on one of the devices only.
+    """
 
     def rule(operands: Types, results: Types, params: Params) -> Factors:
         build = FactorBuilder(operands, results)
@@ -254,10 +261,11 @@ def scatter_factors(kind: str = "", combine: str = "sum") -> Callable[[Types, Ty
                 d = batch_of[batch]
                 build.add(size, (0, d), (1, batch), (2, u), (3, d))
             else:
-                build.add(size, (1, batch), (2, u), kind=kind)
+                build.add(size, (1, batch), (2, u), kind=kind, guarded=once)
             batch += 1
         for d in windows.dropped:
-            build.add(x.shape[d], (0, d), (3, d), kind="permuted")
+            build.add(x.shape[d], (0, d), (3, d), guarded=x.shape[d] > 1)
+        build.add(operands[1].shape[-1], (1, operands[1].ndim - 1), kind="replicated")
         return build.build(combine)
 
     return rule
@@ -352,7 +360,7 @@ def scatter_samples(*, repeated: dtypes.DType | None = None) -> list[Sample]:
 scatter_add: Op = define_op(
     "scatter_add",
     type=scatter_type("scatter_add", dtypes.NUMBERS),
-    factors=scatter_factors(kind="permuted"),
+    factors=scatter_factors(once=True),
     linear=Linearity.JOINTLY,
     jvp=_scatter_add_jvp,
     transpose=_scatter_add_transpose,

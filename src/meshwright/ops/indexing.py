@@ -144,7 +144,7 @@ def _dynamic_update_slice_factors(operands: Types, results: Types, params: Param
         if size == written:
             build.add(size, (0, dim), (1, dim), (result, dim))
         else:
-            build.add(size, (0, dim), (result, dim), kind="permuted")
+            build.add(size, (0, dim), (result, dim), guarded=True)
             build.add(written, (1, dim), kind="replicated")
     return build.build()
 

@@ -247,8 +247,11 @@ def _solve_factors(operands: Types, results: Types, params: Params) -> Factors:
     rows = rank - 2 if params["left_side"] != params["transpose_a"] else rank - 1
     columns = 2 * rank - 3 - rows
     n = operands[0].shape[-1]
-    build.add(n, (0, rows), (1, solved), kind="replicated")
-    build.add(operands[1].shape[free], (1, free), (2, free), kind="replicated")
+    for dim in (rank - 2, rank - 1):
+        if dim == solved:
+            build.add(n, (0, rows), (1, dim), kind="replicated")
+        else:
+            build.add(operands[1].shape[free], (1, free), (2, free), kind="replicated")
     build.add(n, (0, columns), (2, solved), kind="replicated")
     return build.build()
 

@@ -140,7 +140,7 @@ def _scatter_mul_transpose(
 scatter_mul: Op = define_op(
     "scatter_mul",
     type=scatter_type("scatter_mul", dtypes.NUMBERS),
-    factors=scatter_factors(kind="permuted"),
+    factors=scatter_factors(combine="prod", once=True),
     linear=Linearity.FIRST,
     jvp=_scatter_mul_jvp,
     transpose=_scatter_mul_transpose,

@@ -151,10 +151,11 @@ def _slice_type(
 
 
 def changed_dims_permuted(operands: Types, results: Types, identity: Sequence[bool]) -> Factors:
-    """Dims that stay as they are pass; of the others, what is next to a cut moves between neighbours."""
+    """Dims that keep their size pass; of the others, what is next to a cut moves between neighbours."""
     build = FactorBuilder(operands, results)
-    for dim, size in enumerate(operands[0].shape):
-        build.add(size, (0, dim), (len(operands), dim), kind="" if identity[dim] else "permuted")
+    for dim, (size, new) in enumerate(zip(operands[0].shape, results[0].shape, strict=True)):
+        kind = "" if size == new else "permuted"
+        build.add(size, (0, dim), (len(operands), dim), kind=kind, guarded=not identity[dim])
     return build.build()
 
 
