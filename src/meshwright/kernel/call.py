@@ -14,6 +14,7 @@ from meshwright.core.types import TensorType
 from meshwright.frontend import direct
 from meshwright.kernel.blocks import BlockSpec
 from meshwright.kernel.faults import KernelError
+from meshwright.kernel.history import race_error
 from meshwright.kernel.language import scoped
 from meshwright.kernel.machine import Machine
 from meshwright.kernel.memory import Data, poison
@@ -155,8 +156,15 @@ def _run(
         with trace.building(None), np.errstate(all="ignore"):
             machine.run(lambda task: ready[task.entity].run())
         machine.finish()
+    except Exception as error:
+        # What goes wrong after a race goes wrong because of it.
+        if machine.history is not None and machine.history.races:
+            raise race_error(list(machine.history.races.values())) from error
+        raise
     finally:
         direct.state.place, trace.state.manual = before
+    if machine.history is not None and machine.history.races:
+        raise race_error(list(machine.history.races.values()))
     return [[ref.data for ref in operands.outs] for operands in ready[:: call.cores]]
 
 

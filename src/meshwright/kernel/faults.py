@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from meshwright.errors import MeshwrightError
 
 
@@ -10,7 +12,9 @@ class KernelError(MeshwrightError, RuntimeError):
 
 
 class RaceError(KernelError):
-    """Two accesses to the same memory, at least one a write, that nothing orders."""
+    """Two accesses to the same memory, at least one a write, that nothing orders; ``races`` are all that were found."""
+
+    races: tuple[Any, ...] = ()
 
 
 class DeadlockError(KernelError):

@@ -39,6 +39,48 @@ class Event(NamedTuple):
     source: Source | None
 
 
+class Access(NamedTuple):
+    """A read or a write: by whom, and at which line."""
+
+    who: str
+    verb: str
+    source: Source | None
+
+    def show(self) -> str:
+        return f"{self.source.show() if self.source else 'a line of the call'}   ({self.who} {self.verb})"
+
+
+class Race(NamedTuple):
+    """Two accesses to the same memory that nothing orders."""
+
+    memory: str
+    device: str
+    first: Access
+    second: Access
+    why: str
+    copy: Any
+
+
+def race_error(races: list[Race]) -> RaceError:
+    """The error for what was found: the first race in full, and the lines of the others."""
+    race = races[0]
+    more = "".join(
+        f"\nalso  {other.first.show()}\nand   {other.second.show()}\n      {other.why}" for other in races[1:8]
+    )
+    error = RaceError(
+        f"Two accesses to {race.memory} of {race.device} race."
+        if len(races) == 1
+        else f"{len(races)} pairs of accesses race; first, two to {race.memory} of {race.device}.",
+        where=f"{race.first.show()}\n{race.second.show()}",
+        why=race.why + more,
+        fix="signal a semaphore after the first, and wait for it before the second"
+        if race.copy is None
+        else "wait for the copy, on a semaphore of its own, before the other access",
+    )
+    error.races = tuple(races)
+    return error
+
+
 class Actor(Protocol):
     """A task or a copy: something that knows of events."""
 
@@ -52,6 +94,7 @@ class History:
         self.tasks = tasks
         self.events: list[list[Event]] = [[Event("starts", None)] for _ in tasks]
         self.copies: list[Transfer] = []
+        self.races: dict[Any, Race] = {}  # by the two lines
 
     def event(self, task: Task, verb: str, source: Source | None) -> int:
         """Count an event of a task."""
@@ -210,18 +253,13 @@ class Shadow:
     def _race(
         self, first: str, did: str, at: Source | None, second: str, does: str, source: Source | None, copy: Any
     ) -> None:
-        where = [f"{at.show() if at else 'an earlier line'}   ({first} {did})"]
-        where.append(f"{source.show() if source else 'a later line'}   ({second} {does})")
+        key = (at, did, source, does)
+        races = self.history.races
+        if key in races:
+            return
         device = self.history.tasks[0].machine.device_name(self.buffer.device, self.buffer.core)
-        if copy is None:
-            why = "no signal, wait or barrier orders the two"
-            fix = "signal a semaphore after the first, and wait for it before the second"
-        else:
-            why = copy.never_proved_over(did)
-            fix = "wait for the copy, on a semaphore of its own, before the other access"
-        raise RaceError(
-            f"Two accesses to {self.buffer.label} of {device} race.", where="\n".join(where), why=why, fix=fix
-        )
+        why = "no signal, wait or barrier orders the two" if copy is None else copy.never_proved_over(did)
+        races[key] = Race(self.buffer.label, device, Access(first, did, at), Access(second, does, source), why, copy)
 
 
 def _distinct(view: Data) -> tuple[int, ...]:

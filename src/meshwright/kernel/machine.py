@@ -199,7 +199,8 @@ class Machine:
                 copy.read_over = (task.entity, number)
                 shadow = copy.src.buffer.shadow
                 if shadow is not None:
-                    shadow.read_is_over(copy, task, number)
+                    # In the layer of the task's reads, the event stands for the copy's read.
+                    shadow.read_is_over(copy, task, self.history.event(task, "reads", copy.source))
 
     # Copies
 
