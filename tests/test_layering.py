@@ -25,7 +25,16 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("ops.basic",),
     ("ops.*",),
     ("transform.*",),
-    ("ops.regions", "ops.scan", "ops.control", "ops.custom", "ops.every"),
+    (
+        "ops.regions",
+        "ops.scan",
+        "ops.control",
+        "ops.custom",
+        "ops.fused_sums",
+        "ops.stacked",
+        "ops.shard_map",
+        "ops.every",
+    ),
     ("propagate.*",),
     ("partition.*",),
     ("engine.*",),
@@ -46,10 +55,11 @@ REQUIRED = frozenset({"greenlet", "numpy", "ml_dtypes", "optree", "rich", "safet
 EXTRAS = frozenset({"jax", "jaxlib", "onnx", "torch", "array_api_compat", "highspy"})
 MAY_USE_EXTRAS = ("engine", "interop")
 
-# Imports inside functions: hashlib loads OpenSSL.
+# Imports inside functions: hashlib loads OpenSSL, and few programs have a partition spec.
 # Shardings are loaded when an array is first put onto devices.
 LATE = {
     "core.program": {"hashlib"},
+    "core.text": {"meshwright.core.partition_spec"},
     "frontend.array_placement": {"meshwright.frontend.shards"},
     "frontend.operands": {"meshwright.frontend.placing"},
     "report.visualize": {"rich.console", "rich.text"},

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from meshwright.frontend.loading import load
     from meshwright.frontend.placing import device_get, device_put
     from meshwright.frontend.saving import save
+    from meshwright.frontend.shard_map import shard_map, shmap
     from meshwright.hardware.matmul_plan import plan_matmul
     from meshwright.partition.reshard import plan_reshard
 
@@ -41,6 +42,7 @@ _ON_FIRST_USE = {
     "save": "meshwright.frontend.saving",
     "plan_matmul": "meshwright.hardware.matmul_plan",
     "plan_reshard": "meshwright.partition.reshard",
+    **dict.fromkeys(("shard_map", "shmap"), "meshwright.frontend.shard_map"),
 }
 
 
@@ -96,7 +98,9 @@ __all__ = [
     "remat",
     "save",
     "set_mesh",
+    "shard_map",
     "sharding",
+    "shmap",
     "tree",
     "typeof",
     "value_and_grad",

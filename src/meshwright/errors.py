@@ -30,6 +30,10 @@ class ShapeError(MeshwrightError, TypeError):
     """Shapes or dtypes that an operation cannot take."""
 
 
+class VarianceError(ShapeError):
+    """A value that differs between devices where it must not, or the reverse; or one whose sum is still owed."""
+
+
 class IndexingError(MeshwrightError, IndexError):
     """An index that an array does not have."""
 

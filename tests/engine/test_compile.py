@@ -32,7 +32,8 @@ from meshwright.core.program import Eqn, Literal, Missing, Program, Var
 from meshwright.core.text import parse_program
 from meshwright.core.trace import Array, apply, close, run, to_array, trace
 from meshwright.core.types import TensorType, tensor
-from meshwright.engine.compile import compile_program, inline_calls, region_functions
+from meshwright.engine.compile import compile_program, region_functions
+from meshwright.ops.stacked import inline_calls
 from meshwright.engine.memory import Result, result_of
 from meshwright.engine.namespace import NUMPY
 from meshwright.errors import MeshwrightError

@@ -12,7 +12,7 @@ import numpy as np
 from meshwright.core import dtypes
 from meshwright.core.op import Op
 from meshwright.core.printing import print_program
-from meshwright.core.program import Atom, Eqn, Literal, Missing, Program, Var
+from meshwright.core.program import Atom, Eqn, Literal, Missing, Program, Var, operand_types
 from meshwright.core.source import Source
 from meshwright.core.types import TensorType
 from meshwright.errors import CheckError, MeshwrightError
@@ -43,7 +43,7 @@ def check(program: Program, stage: str = "") -> Program:
         if wrong:
             raise _error(program, index, wrong, stage)
         try:
-            types = eqn.op.type(*[a.type for a in eqn.inputs], **eqn.params)
+            types = eqn.op.type(*operand_types(eqn.op, eqn.inputs), **eqn.params)
         except Exception as error:  # a rule may stumble in any way over params that are not its own
             raise _error(program, index, _reason(eqn, error), stage) from error
         expected = types if isinstance(types, tuple) else (types,)

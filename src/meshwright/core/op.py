@@ -9,15 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from functools import lru_cache
+from functools import lru_cache, wraps
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from meshwright.core.dtypes import ALL, DType
 from meshwright.core.factors import Factors
-from meshwright.core.program import Params
+from meshwright.core.program import Eqn, Params
+from meshwright.core.source import here
 from meshwright.core.trace import apply
-from meshwright.core.types import Shape, TensorType
+from meshwright.core.types import Shape, TensorType, Variance, union
+from meshwright.errors import VarianceError
 
 Value = Any  # a traced or concrete value
 Types = Sequence[TensorType]
@@ -75,6 +77,8 @@ TransposeRule = Callable[["Op", Sequence[Value | None], Sequence[Value | Linear]
 BatchRule = Callable[["Op", int, Sequence[Value], Sequence[bool], Params], tuple[list[Value], list[bool]]]
 CostRule = Callable[[Types, Types, Params], Cost]
 LocalizeRule = Callable[[Params, Types, Types], Params]
+PruneRule = Callable[[Eqn, Sequence[bool]], Eqn]
+StackRule = Callable[[str, int, Value, bool, Params], tuple[Value, bool]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,6 +95,10 @@ class Op:
     - ``evaluate(xp, *arrays, **params)``: the value, on any array namespace.
     - ``cost(operands, results, params)``: work on those types.
     - ``localize(params, operands, results)``: the params of the same op on smaller shards of those types.
+    - ``variance``: whether operands must agree in variance, or the type rule decides.
+    - ``stack(axis, size, x, stacked, params) -> (out, stacked)``: a collective, when the devices along one of its axes
+      are rows of an array (dim 0, if ``stacked``); None for every other op.
+    - ``prune(eqn, live)``: an equation with a region without the results that are not ``live``, or None.
     - ``dtypes``: what an operand without a dtype of its own may be; ``samples()``: calls to test the op with.
     """
 
@@ -105,6 +113,9 @@ class Op:
     evaluate: Callable[..., Any]
     cost: CostRule
     localize: LocalizeRule
+    variance: Variance
+    stack: StackRule | None
+    prune: PruneRule | None
     dtypes: tuple[DType, ...]
     samples: Callable[[], Sequence[Sample]]
 
@@ -137,6 +148,9 @@ def define_op(
     samples: Callable[[], Sequence[Sample]],
     localize: LocalizeRule = same_params,
     linearize: JvpRule | No | None = None,
+    variance: Variance = Variance.EQUAL,
+    stack: StackRule | None = None,
+    prune: PruneRule | None = None,
     dtypes: tuple[DType, ...] = ALL,
 ) -> Op:
     """Make an op and enter it in the registry. Without a ``linearize`` rule, the jvp rule serves.
@@ -145,9 +159,77 @@ def define_op(
     """
     if name in REGISTRY:
         raise ValueError(f"op {name!r} is defined twice")
-    rule = type if isinstance(factors, No) else lru_cache(maxsize=4096)(type)
+    rule = _with_variance(name, linear, type) if variance is Variance.EQUAL else type
     op = Op(
-        name, rule, factors, linear, jvp, linearize or jvp, transpose, batch, evaluate, cost, localize, dtypes, samples
+        name=name,
+        type=rule if isinstance(factors, No) else lru_cache(maxsize=4096)(rule),
+        factors=factors,
+        linear=linear,
+        jvp=jvp,
+        linearize=linearize or jvp,
+        transpose=transpose,
+        batch=batch,
+        evaluate=evaluate,
+        cost=cost,
+        localize=localize,
+        variance=variance,
+        stack=stack,
+        prune=prune,
+        dtypes=dtypes,
+        samples=samples,
     )
     REGISTRY[name] = op
     return op
+
+
+def _with_variance(name: str, linear: Linearity, rule: TypeRule) -> TypeRule:
+    """The type rule of a first-order op from its rule for plain types: operands agree in what they vary over, results
+    vary likewise, and a sum that is still owed is handed on by what is linear."""
+
+    @wraps(rule)
+    def typed(*types: TensorType, **params: Any) -> TensorType | tuple[TensorType, ...]:
+        if not any(t.varying or t.unreduced for t in types):
+            return rule(*types, **params)
+        varying = union(t.varying for t in types)
+        if any(t.varying != varying for t in types):
+            raise VarianceError(
+                f"{name} cannot take {', '.join(t.short() for t in types)}.",
+                where=here(),
+                why="its operands differ in the mesh axes they vary over",
+                fix=_lift_fix(types, varying),
+            )
+        unreduced = _owed(name, linear, types)
+        found = rule(*[t.with_(varying=(), unreduced=()) for t in types], **params)
+        if isinstance(found, tuple):
+            return tuple(t.with_(varying=varying, unreduced=unreduced) for t in found)
+        return found.with_(varying=varying, unreduced=unreduced)
+
+    return typed
+
+
+def _lift_fix(types: Types, varying: tuple[str, ...]) -> str:
+    number, t = next((n, t) for n, t in enumerate(types) if t.varying != varying)
+    missing = tuple(axis for axis in varying if axis not in t.varying)
+    return f"lift operand {number}, {t.short()}: lax.pbroadcast(x, {(missing[0] if len(missing) == 1 else missing)!r})"
+
+
+def _owed(name: str, linear: Linearity, types: Types) -> tuple[str, ...]:
+    """The axes over which the result of an op is still to be summed."""
+    owed = [t.unreduced for t in types]
+    some = [axes for axes in owed if axes]
+    if not some:
+        return ()
+    jointly = linear is Linearity.JOINTLY and len(set(owed)) == 1
+    each = linear is Linearity.EACH and len(some) == 1
+    first = linear is Linearity.FIRST and len(some) == 1 and bool(owed[0])
+    if jointly or each or first:
+        return some[0]
+    raise VarianceError(
+        f"{name} cannot take {', '.join(t.short() for t in types)}.",
+        where=here(),
+        why="each device holds a summand of an unreduced value, and "
+        + (
+            f"{name} of the sum is not the sum of {name}" if linear is Linearity.NONE else "the operands owe other sums"
+        ),
+        fix="sum it first: mw.reshard(x, mw.P())",
+    )

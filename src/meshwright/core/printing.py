@@ -107,6 +107,8 @@ def _print_value(value: Any, name: _Names, sources: bool, full: bool) -> str:
         return dtypes.short_name(value)
     if isinstance(value, TensorType):
         return value.short()
+    if hasattr(value, "partitions"):  # a partition spec, whose class not every program needs to load
+        return repr(value)
     if value is None or isinstance(value, bool | int | float | complex | str | Rule):
         return repr(value)
     raise TypeError(f"param {key_of(value)} cannot be written as text")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from meshwright.core.source import Source
-from meshwright.core.types import TensorType
+from meshwright.core.types import TensorType, Variance, union
 from meshwright.errors import MeshwrightError
 
 if TYPE_CHECKING:
@@ -77,6 +77,15 @@ class Eqn:
     def __repr__(self) -> str:
         outs = ", ".join(v.type.short() for v in self.outputs)
         return f"{outs} = {self.op.name} {' '.join(a.type.short() for a in self.inputs)}"
+
+
+def operand_types(op: Op, atoms: Sequence[Atom]) -> list[TensorType]:
+    """The types that an op's type rule sees: a number written in its place varies as the other operands do."""
+    types = [a.type for a in atoms]
+    if op.variance is Variance.OWN or not any(t.varying for t in types):
+        return types
+    varying = union(t.varying for t in types)
+    return [t.with_(varying=varying) if a.__class__ is Literal else t for a, t in zip(atoms, types, strict=True)]
 
 
 class Missing(NamedTuple):

@@ -31,7 +31,7 @@ from meshwright.core.program import Atom, Eqn, Literal, Missing, Program, Rule, 
 from meshwright.core.source import Source
 from meshwright.core.trace import python_number
 from meshwright.core.types import TensorType
-from meshwright.errors import TextError
+from meshwright.errors import MeshwrightError, TextError
 
 DEEPEST = 100  # regions and tuples inside each other; the reader and the printer call themselves for each
 _MOST_DIGITS = 100  # of an integer; Python itself refuses to read some thousands
@@ -208,13 +208,25 @@ def _parse_type(reader: _Reader) -> TensorType:
     if reader.peek() == "{":
         reader.take()
         while not reader.accept("}"):
-            axis = reader.word("a mesh axis")
-            if axis == "U" and reader.accept(":"):
-                unreduced.append(reader.word("a mesh axis"))
+            if reader.peek() == "U" and _following(reader, 2)[1:] == [":"]:
+                reader.take()
+                reader.take()
+                unreduced.append(_parse_axis(reader))
             else:
-                varying.append(axis)
+                varying.append(_parse_axis(reader))
             reader.accept(",")
     return TensorType(tuple(shape), dtypes.SHORT_NAMES[name], weak, varying=tuple(varying), unreduced=tuple(unreduced))
+
+
+def _parse_axis(reader: _Reader) -> str:
+    """A mesh axis, ``x``, or a part of one, ``x:(1)2``."""
+    name = reader.word("a mesh axis")
+    if not reader.accept(":"):
+        return name
+    reader.take("(")
+    before = _parse_size(reader)
+    reader.take(")")
+    return f"{name}:({before}){_parse_size(reader)}"
 
 
 def _parse_dtype_name(reader: _Reader) -> str:
@@ -430,6 +442,8 @@ def _parse_value(reader: _Reader, names: dict[str, Var]) -> Any:
     if text == "None":
         reader.take()
         return None
+    if text == "P":
+        return _parse_spec(reader, names)
     if text == "rule":
         reader.take()
         reader.take("(")
@@ -442,6 +456,31 @@ def _parse_value(reader: _Reader, names: dict[str, Var]) -> Any:
             return dtypes.SHORT_NAMES[text]
         return _parse_type(reader)
     return _parse_number(reader)
+
+
+def _parse_spec(reader: _Reader, names: dict[str, Var]) -> Any:
+    """A partition spec: ``P('x', None, unreduced={'y'})``."""
+    from meshwright.core.partition_spec import PartitionSpec  # few programs have one
+
+    position = reader.peek_full()[2]
+    reader.take()
+    reader.take("(")
+    entries: list[Any] = []
+    sets: dict[str, Any] = {}
+    while not reader.accept(")"):
+        if _is_param(reader):
+            key = reader.word("a set of axes")
+            reader.take("=")
+            reader.take("{")
+            sets[key] = _parse_list(reader, "}", lambda: _parse_string(reader))
+        else:
+            entries.append(_parse_value(reader, names))
+        if reader.peek() != ")":
+            reader.take(",")
+    try:
+        return PartitionSpec(*entries, **sets)
+    except (TypeError, MeshwrightError) as error:
+        raise reader.error_at(position, str(error).split("\n")[0]) from None
 
 
 def _is_complex(reader: _Reader) -> bool:

@@ -8,16 +8,17 @@ becomes an extra leading input, and the caller of ``trace`` decides how to pass 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from meshwright.core import dtypes
-from meshwright.core.program import Atom, Eqn, Literal, Params, Program, Var
+from meshwright.core.program import Atom, Eqn, Literal, Params, Program, Var, operand_types
 from meshwright.core.source import Source, here, user_source
-from meshwright.core.types import TensorType
+from meshwright.core.types import TensorType, Variance, union
 from meshwright.errors import MeshwrightError, ShapeError, TracerError
 
 if TYPE_CHECKING:
@@ -93,13 +94,36 @@ class Tracer(Value):
         self.type = var.type
 
 
+@dataclass(frozen=True)
+class Manual:
+    """What code written for one device can know: the mesh axes it runs over by hand.
+
+    ``mesh`` is the whole mesh; ``axes`` are the sizes of those axes; ``level`` the trace of the body each belongs to;
+    ``parts`` the parts of an axis that was cut, by its name; ``automatic`` whether values are lifted where they must
+    vary.
+    """
+
+    mesh: Any
+    axes: Mapping[str, int]
+    level: Mapping[str, int]
+    parts: Mapping[str, tuple[str, ...]]
+    automatic: bool
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """What a program traced here depends on."""
+        return tuple(self.axes.items()), tuple(self.parts.items()), self.automatic
+
+
 class _State(threading.local):
     builder: Builder | None = None  # the innermost trace going on
     source: Source | None = None  # set while a transform replays an equation
+    manual: Manual | None = None  # set while code for one device is traced
 
 
 state = _State()
 _namespace: Any = None
+_pbroadcast: Op | None = None
 
 
 def set_namespace(namespace: Any) -> None:
@@ -108,18 +132,26 @@ def set_namespace(namespace: Any) -> None:
     _namespace = namespace
 
 
+def set_pbroadcast(op: Op) -> None:
+    """Name the op that lifts a value which is the same on all devices to one that may differ."""
+    global _pbroadcast
+    _pbroadcast = op
+
+
 class Builder:
     """A program in the making. ``level`` is how many traces are open around it."""
 
-    __slots__ = ("captured", "closed", "copied", "eqns", "inputs", "known", "level", "parent")
+    __slots__ = ("captured", "closed", "copied", "eqns", "floor", "inputs", "known", "level", "lifted", "parent")
 
-    def __init__(self, parent: Builder | None) -> None:
+    def __init__(self, parent: Builder | None, floor: tuple[str, ...] = ()) -> None:
+        self.floor = floor  # the mesh axes that what is captured must vary over
         self.parent = parent
         self.level: int = parent.level + 1 if parent else 0
         self.inputs: list[Var] = []
         self.eqns: list[Eqn] = []
         self.captured: dict[int, tuple[Var, Value]] = {}
         self.copied: dict[int, tuple[Any, Array]] = {}  # NumPy arrays that the trace met, and the arrays made of them
+        self.lifted: dict[Any, tuple[Any, Tracer]] = {}  # values that were made to vary, and over which axes
         self.known: dict[Atom, Any] | None = None  # values of the inputs, when tracing was asked to keep them
         self.closed = False
 
@@ -137,10 +169,45 @@ class Builder:
                 raise leaked(x)
         elif x.type.ndim == 0 and x.__class__ is Array:
             return Literal(python_number(x.data), x.type)
+        if self.floor and self.parent is not None:
+            x = self.parent.lift(x, union((x.type.varying, self.floor)))
         found = self.captured.get(id(x))
         if found is None:
             found = self.captured[id(x)] = (Var(x.type), x)
         return found[0]
+
+    def agree(self, args: Sequence[Any], atoms: list[Atom]) -> list[Atom]:
+        """The operands of a first-order op, lifted until they vary over the same mesh axes."""
+        varying = union(a.type.varying for a in atoms)
+        manual = state.manual
+        if manual is not None and not manual.automatic and state.source is None:
+            return atoms  # the user asked to write every pbroadcast, and the type rule names those that are missing
+        return [
+            a if a.__class__ is Literal or a.type.varying == varying else self.atom(self.lift(x, varying))
+            for x, a in zip(args, atoms, strict=True)
+        ]
+
+    def lift(self, x: Any, varying: tuple[str, ...]) -> Any:
+        """``x`` as a value that varies over ``varying``, too: lifted once, in the outermost trace where that can be.
+
+        So a value that a loop closes over is lifted before the loop, and the transpose has one sum, after it.
+        """
+        axes = tuple(axis for axis in varying if axis not in x.type.varying)
+        if not axes:
+            return x
+        home: Builder = self
+        if state.manual is not None:
+            level = x.builder.level if x.__class__ is Tracer else 0
+            level = max(level, *(state.manual.level.get(axis, 0) for axis in axes))
+            while home.level > level and home.parent is not None:
+                home = home.parent
+        key = (x.variable if x.__class__ is Tracer else id(x), axes)
+        found = home.lifted.get(key)
+        if found is None:
+            assert _pbroadcast is not None
+            type = x.type.with_(varying=union((x.type.varying, axes)))
+            found = home.lifted[key] = (x, home.emit(_pbroadcast, [home.atom(x)], {"axes": axes}, type))
+        return found[1]
 
     def emit(self, op: Op, atoms: Sequence[Atom], params: Params, types: Any) -> Any:
         """Add an equation and return its outputs as tracers: one, or a tuple where ``types`` is a tuple."""
@@ -186,8 +253,24 @@ def apply(op: Op, args: Sequence[Any], params: Params) -> Any:
     if numbers:
         dtype = _number_dtype(atoms)
         atoms = [a if isinstance(a, Var | Literal) else _literal(a, dtype) for a in atoms]
-    types = op.type(*[a.type for a in atoms], **params)
+    if op.variance is Variance.EQUAL and any(a.type.varying for a in atoms):
+        if any(a.type.varying != atoms[0].type.varying for a in atoms):
+            atoms = builder.agree(args, atoms)
+        types = op.type(*operand_types(op, atoms), **params)
+    else:
+        types = op.type(*[a.type for a in atoms], **params)
     return builder.emit(op, atoms, params, types)
+
+
+def lift(x: Any, varying: tuple[str, ...]) -> Any:
+    """``x`` as a value that varies over ``varying``, too."""
+    if all(axis in x.type.varying for axis in varying):
+        return x
+    builder = state.builder
+    if x.__class__ is Tracer and (builder is None or x.builder.level > builder.level):
+        builder = x.builder
+    assert builder is not None, "a value varies over a mesh axis inside of a trace only"
+    return builder.lift(x, varying)
 
 
 def is_number(x: Any) -> bool:
@@ -288,13 +371,17 @@ def at_source(source: Source | None) -> Iterator[None]:
 
 
 def trace(
-    function: Callable[..., Sequence[Any]], types: Sequence[TensorType], known: Sequence[Value] | None = None
+    function: Callable[..., Sequence[Any]],
+    types: Sequence[TensorType],
+    known: Sequence[Value] | None = None,
+    floor: tuple[str, ...] = (),
 ) -> tuple[Program, list[Value]]:
     """The program of ``function`` on values of ``types``, and the outside values that became its leading inputs.
 
     With ``known`` (the actual arguments), Python may branch on traced values: they are computed when asked for.
+    Outside values come in as varying over the mesh axes ``floor`` at least.
     """
-    builder = Builder(state.builder)
+    builder = Builder(state.builder, floor)
     try:
         tracers = [builder.input(t) for t in types]
         if known is not None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from enum import Enum
 from math import prod
 from typing import Any, ClassVar
 
@@ -10,6 +12,13 @@ import numpy as np
 from meshwright.core.dtypes import DType, short_name
 
 Shape = tuple[int, ...]
+
+
+class Variance(Enum):
+    """Who says over which mesh axes the results of an op differ between devices."""
+
+    EQUAL = "equal"  # operands agree (or are lifted until they do), and results vary as they do
+    OWN = "own"  # the op's type rule: collectives, and ops with regions
 
 
 class TensorType:
@@ -89,6 +98,12 @@ class TensorType:
 
     def __repr__(self) -> str:
         return self.short()
+
+
+def union(sets: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
+    """The mesh axes in any of the sets, in the order types have them."""
+    found = {axis for axes in sets for axis in axes}
+    return tuple(sorted(found))
 
 
 def tensor(shape: Shape, dtype: Any, weak: bool = False) -> TensorType:

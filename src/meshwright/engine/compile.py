@@ -26,18 +26,17 @@ from typing import Any
 import numpy as np
 
 from meshwright.core.dtypes import BOOL, DType, is_float, is_inexact
-from meshwright.core.program import Atom, Eqn, Missing, Program, Var
+from meshwright.core.program import Atom, Eqn, Missing, Program, Var, operand_types
 from meshwright.core.types import TensorType
 from meshwright.engine.memory import Memory, Result, result_of
 from meshwright.engine.namespace import ERROR_STATE, NUMPY, QUIET, SMALL_BYTES, NumpyNamespace, fill
 from meshwright.errors import MeshwrightError
 from meshwright.ops.rules import Ufunc
+from meshwright.ops.stacked import inline_calls
 from meshwright.transform.simplify import dce
 
 Function = Callable[..., tuple[Any, ...]]
 
-# Calls that only run a region, and the param that holds it.
-_CALLS = {"custom_jvp_call": "call", "custom_vjp_call": "call", "checkpoint": "program"}
 _IDENTITIES = frozenset({"stop_gradient"})
 
 
@@ -72,36 +71,6 @@ def region_functions(namespace: Any) -> Callable[[Program], Function]:
 
 
 NUMPY.function = region_functions(NUMPY)
-
-
-def inline_calls(program: Program) -> Program:
-    """The program with the calls that only run a region replaced by the region's equations."""
-    if not any(eqn.op.name in _CALLS for eqn in program.eqns):
-        return program
-    eqns: list[Eqn] = []
-    constants = list(program.constants)
-    env: dict[Atom, Atom] = {}
-
-    def rename(var: Var) -> Var:
-        env[var] = renamed = Var(var.type)
-        return renamed
-
-    def walk(inner: Program, top: bool) -> None:
-        for eqn in inner.eqns:
-            inputs = [env.get(a, a) for a in eqn.inputs]
-            region = eqn.params.get(_CALLS.get(eqn.op.name, ""))
-            if region is None:
-                outputs = eqn.outputs if top else [rename(v) for v in eqn.outputs]
-                eqns.append(Eqn(eqn.op, inputs, eqn.params, outputs, eqn.source))
-                continue
-            constants.extend((rename(var), data) for var, data in region.constants)
-            env.update(zip(region.inputs, inputs, strict=True))
-            walk(region, False)
-            env.update(zip(eqn.outputs, [env.get(a, a) for a in region.outputs], strict=True))
-
-    walk(program, True)
-    outputs = tuple(env.get(a, a) for a in program.outputs)
-    return Program(program.inputs, tuple(eqns), outputs, tuple(constants))
 
 
 def _writable(x: Any) -> Any:
@@ -389,7 +358,7 @@ class _Writer:
         if name is None:
             name = self.rules[rule] = self.bind("e", rule)
         single = len(eqn.outputs) == 1
-        unpack = single and isinstance(eqn.op.type(*[a.type for a in eqn.inputs], **eqn.params), tuple)
+        unpack = single and isinstance(eqn.op.type(*operand_types(eqn.op, eqn.inputs), **eqn.params), tuple)
         self.write(index, eqn, f"{name}({', '.join(arguments)})", unpack=unpack)
 
 

@@ -7,9 +7,10 @@ from typing import Any
 
 from meshwright.core import dtypes, tree
 from meshwright.core.source import here
-from meshwright.core.trace import Array, Value, run
-from meshwright.core.types import TensorType
-from meshwright.errors import MeshwrightError, ShapeError, TreeError
+from meshwright.core.trace import Array, Value, lift, run, state
+from meshwright.core.types import TensorType, union
+from meshwright.errors import MeshwrightError, ShapeError, TreeError, VarianceError
+from meshwright.frontend import direct
 from meshwright.frontend.tracing import Traced, leaf_value, trace_flat
 from meshwright.ops import control, regions
 from meshwright.ops import scan as scan_op
@@ -24,7 +25,9 @@ def _values(x: Any, what: str) -> tuple[list[Value], tree.TreeDef]:
     return [leaf_value(leaf, what) for leaf in leaves], structure
 
 
-def _trace_on(function: Function, structures: Sequence[tree.TreeDef], types: Sequence[TensorType]) -> Traced:
+def _trace_on(
+    function: Function, structures: Sequence[tree.TreeDef], types: Sequence[TensorType], floor: tuple[str, ...] = ()
+) -> Traced:
     """Trace a function of several trees."""
     sizes = [s.num_leaves for s in structures]
 
@@ -33,16 +36,16 @@ def _trace_on(function: Function, structures: Sequence[tree.TreeDef], types: Seq
         return function(*(tree.unflatten(s, part) for s, part in zip(structures, parts, strict=True)))
 
     in_tree = tree.structure((tuple(range(sum(sizes))), {}))
-    return trace_flat(split, in_tree, types)
+    return trace_flat(split, in_tree, types, floor=floor)
 
 
 def _carry_type(value: TensorType, result: TensorType) -> TensorType:
-    """A weakly typed start (a Python number) takes the type that the loop gives it."""
-    if value.weak and value.shape == result.shape and value.dtype != result.dtype:
-        return result
-    if value.weak and not result.weak and value.shape == result.shape:
-        return result
-    return value
+    """A weakly typed start (a Python number) takes the type that the loop gives it, and a start that is the same on
+    all devices varies as what becomes of it."""
+    varying = union((value.varying, result.varying))
+    if value.weak and value.shape == result.shape and (value.dtype != result.dtype or not result.weak):
+        value = result
+    return value if value.varying == varying else value.with_(varying=varying)
 
 
 def _settle_carry(
@@ -52,21 +55,23 @@ def _settle_carry(
     types = [x.type for x in init]
     found = traced(types)
     n = len(types)
-    wider = [_carry_type(t, r) for t, r in zip(types, found.program.out_types[:n], strict=False)]
-    if len(wider) == n and wider != types:
-        types = wider
-        found = traced(types)
+    while True:  # what varies may come to meet, step by step, all that is carried
+        wider = [_carry_type(t, r) for t, r in zip(types, found.program.out_types[:n], strict=False)]
+        settled = len(wider) != n or all(t.varying == w.varying for t, w in zip(types, wider, strict=True))
+        if len(wider) == n and wider != types:
+            types = wider
+            found = traced(types)
+        if settled:
+            break
     _check_carry(what, structure, types, found)
-    return [
-        x if x.type is t else convert(x, dtype=t.dtype, weak=t.weak) for x, t in zip(init, types, strict=True)
-    ], found
+    return [regions.as_type(x, t) for x, t in zip(init, types, strict=True)], found
 
 
 def _check_carry(what: str, structure: tree.TreeDef, types: list[TensorType], found: Traced) -> None:
     outs = found.program.out_types[: len(types)]
     names = tree.path_names(tree.unflatten(structure, range(len(types))))
     for name, before, after in zip(names, types, outs, strict=False):
-        if not regions.same_type(before, after):
+        if before.shape != after.shape or before.dtype != after.dtype:
             raise ShapeError(
                 f"{what} changes the type of its carry{' at ' + name if name else ''}: "
                 f"it takes {before} and returns {after}.",
@@ -97,9 +102,11 @@ def scan(
     >>> float(total), sums.tolist()
     (6.0, [1.0, 3.0, 6.0])
     """
-    start, carry_tree = _values(init, "the carry of scan")
     rows, xs_tree = _values(xs, "a scanned array")
     steps = _scan_length(rows, length)
+    if direct.state.place is not None:
+        return direct.rows(f, init, xs, steps, reverse)
+    start, carry_tree = _values(init, "the carry of scan")
     row_types = [x.type.with_(shape=x.shape[1:]) for x in rows]
 
     def traced(types: list[TensorType]) -> Traced:
@@ -162,10 +169,12 @@ def while_loop(cond_fun: Function, body_fun: Function, init_val: Any) -> Any:
     >>> int(while_loop(lambda n: n < 100, lambda n: n * 2, 1))
     128
     """
+    if direct.state.place is not None:
+        return direct.repeat(cond_fun, body_fun, init_val, "while_loop")
     start, structure = _values(init_val, "the carry of while_loop")
 
     def traced(types: list[TensorType]) -> Traced:
-        found = _trace_on(body_fun, [structure], types)
+        found = _trace_on(body_fun, [structure], types, decided)
         if found.out_tree != structure:
             raise TreeError(
                 "The body of while_loop returns another structure than it takes.",
@@ -175,8 +184,15 @@ def while_loop(cond_fun: Function, body_fun: Function, init_val: Any) -> Any:
             )
         return found
 
-    start, body = _settle_carry("The body of while_loop", start, structure, traced)
-    test = _trace_on(cond_fun, [structure], [x.type for x in start])
+    decided: tuple[str, ...] = ()  # where devices decide differently when to stop, all that the loop works on varies
+    while True:
+        start, body = _settle_carry("The body of while_loop", start, structure, traced)
+        test = _trace_on(cond_fun, [structure], [x.type for x in start], decided)
+        found = union(t.varying for t in test.program.out_types)
+        if set(found) <= set(decided):
+            break
+        decided = union((decided, found))
+        start = [lift(x, union((x.type.varying, decided))) for x in start]
     outs = control.while_(
         *test.captured, *body.captured, *start,
         cond=test.program, body=_weak_carry(body, [x.type for x in start]),
@@ -191,6 +207,8 @@ def fori_loop(lower: Any, upper: Any, body_fun: Function, init_val: Any, *, unro
     >>> int(fori_loop(0, 5, lambda i, total: total + i, 0))
     10
     """
+    if direct.state.place is not None:
+        return direct.count(lower, upper, body_fun, init_val)
     if _static_int(lower) and _static_int(upper):
         first, steps = int(lower), max(int(upper) - int(lower), 0)
 
@@ -260,10 +278,14 @@ def cond(pred: Any, true_fun: Function, false_fun: Function, *operands: Any) -> 
 
 
 def _cond(index: Value, branches: Sequence[Function], operands: Sequence[Any], what: str) -> Any:
+    if direct.state.place is not None:
+        return direct.choose(index, branches, operands, what)
     values, _ = _values(tuple(operands), f"an operand of {what}")
+    decided = index.type.varying  # where devices take different branches, all that the branches work on varies
+    values = [lift(x, union((x.type.varying, decided))) for x in values]
     types = [x.type for x in values]
     in_tree = tree.structure((tuple(operands), {}))
-    traced = [trace_flat(branch, in_tree, types) for branch in branches]
+    traced = [trace_flat(branch, in_tree, types, floor=decided) for branch in branches]
     first = traced[0]
     for number, other in enumerate(traced[1:], 1):
         if other.out_tree != first.out_tree:
@@ -273,7 +295,7 @@ def _cond(index: Value, branches: Sequence[Function], operands: Sequence[Any], w
                 why=f"branch 0 returns {first.out_tree}, branch {number} returns {other.out_tree}",
                 fix="return the same containers with the same keys from every branch",
             )
-    out_types = _join_types(traced, what)
+    out_types = _join_types(traced, what, decided)
     captured = list({id(x): x for t in traced for x in t.captured}.values())
 
     def fitted(t: Traced) -> Any:
@@ -288,8 +310,9 @@ def _cond(index: Value, branches: Sequence[Function], operands: Sequence[Any], w
     return tree.unflatten(first.out_tree, outs)
 
 
-def _join_types(traced: Sequence[Traced], what: str) -> list[TensorType]:
-    """The type of each result: Python numbers take the dtype of the other branches."""
+def _join_types(traced: Sequence[Traced], what: str, decided: tuple[str, ...]) -> list[TensorType]:
+    """The type of each result: Python numbers take the dtype of the other branches, and a result varies as it does in
+    any of them."""
     joined = []
     for n in range(len(traced[0].program.outputs)):
         found = [t.program.out_types[n] for t in traced]
@@ -302,7 +325,16 @@ def _join_types(traced: Sequence[Traced], what: str) -> list[TensorType]:
                     why=f"result {n} is {found[0]} in branch 0 and {found[number or 1]} in branch {number or 1}",
                     fix="convert with .astype(…) or reshape so that all branches agree",
                 )
-        joined.append(strong)
+        varying = union((decided, *(t.varying for t in found)))
+        if len({t.varying for t in found}) > 1 and state.manual is not None and not state.manual.automatic:
+            raise VarianceError(
+                f"The branches of {what} return values of different variance.",
+                where=here(),
+                why=f"result {n} is {' and '.join(t.short() for t in found)}",
+                fix=f"lax.pbroadcast(x, {(varying[0] if len(varying) == 1 else varying)!r}) in the branch where it is "
+                "the same on all devices",
+            )
+        joined.append(strong.with_(varying=varying))
     return joined
 
 

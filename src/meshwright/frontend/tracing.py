@@ -140,6 +140,7 @@ def trace_flat(
     in_tree: tree.TreeDef,
     types: Sequence[TensorType],
     known: Sequence[Value] | None = None,
+    floor: tuple[str, ...] = (),
 ) -> Traced:
     """Trace ``function(*args, **kwargs)`` where ``in_tree`` is the tree of ``(args, kwargs)``."""
     out_trees: list[tree.TreeDef] = []
@@ -150,7 +151,7 @@ def trace_flat(
         out_trees.append(out_tree)
         return [leaf_value(x, "a result of the function") for x in outs]
 
-    program, captured = trace(flat, types, known)
+    program, captured = trace(flat, types, known, floor)
     return Traced(program, captured, out_trees[0])
 
 

@@ -15,7 +15,7 @@ from meshwright.core import dtypes
 from meshwright.core.factors import FactorBuilder, Factors, pointwise
 from meshwright.core.op import Cost, Linear, Linearity, Op, Operand, Sample, Types, Value, define_op
 from meshwright.core.program import Params
-from meshwright.core.trace import Array
+from meshwright.core.trace import Array, lift
 from meshwright.core.types import Shape, TensorType
 from meshwright.ops.rules import (
     Ufunc,
@@ -97,7 +97,7 @@ def zeros_like(x: Value) -> Value:
 def zeros(type: TensorType) -> Value:
     """Zeros of a type; not stored, whatever the size."""
     zero = Array(np.zeros((), type.dtype), TensorType((), type.dtype))
-    return zero if type.ndim == 0 else broadcast_in_dim(zero, shape=type.shape, dims=())
+    return lift(zero if type.ndim == 0 else broadcast_in_dim(zero, shape=type.shape, dims=()), type.varying)
 
 
 def broadcast_scalar(x: Value, shape: tuple[int, ...]) -> Value:

@@ -8,10 +8,12 @@ from typing import Any
 from meshwright.core import dtypes
 from meshwright.core.op import Cost, Linear, Linearity, No, Op, Types, Value, define_op
 from meshwright.core.program import Params, Program
+from meshwright.core.source import here
 from meshwright.core.trace import run
-from meshwright.core.types import TensorType
-from meshwright.errors import ShapeError
+from meshwright.core.types import TensorType, Variance, union
+from meshwright.errors import ShapeError, VarianceError
 from meshwright.ops.basic import broadcast_in_dim, zeros
+from meshwright.ops.collective import meets
 from meshwright.ops.elementwise import eq, ge, le, select, stop_gradient
 from meshwright.ops.reduction import reduce_or
 from meshwright.ops.regions import (
@@ -50,6 +52,7 @@ def _while_type(
             why="it must return one bool scalar",
             fix="return a comparison such as `i < n`",
         )
+    _refuse_meeting("while", cond.out_types[0].varying, (cond, body))
     if not same_types(body.out_types, carry):
         raise ShapeError(
             "The body of a while loop does not return what it is given.",
@@ -168,6 +171,7 @@ while_: Op = define_op(
     "while",
     type=_while_type,
     factors=NO_FACTORS,
+    variance=Variance.OWN,
     linear=Linearity.NONE,
     jvp=_while_jvp,
     linearize=_while_linearize,
@@ -193,9 +197,24 @@ def _cond_type(index: TensorType, *operands: TensorType, branches: tuple[Program
                 why=f"one returns ({show_types(first.out_types)}), another ({show_types(branch.out_types)})",
                 fix="return values of the same shapes and dtypes from every branch",
             )
+    _refuse_meeting("cond", index.varying, branches)
     return tuple(
-        t.with_(weak=all(branch.out_types[n].weak for branch in branches)) for n, t in enumerate(first.out_types)
+        t.with_(weak=all(branch.out_types[n].weak for branch in branches), varying=union((t.varying, index.varying)))
+        for n, t in enumerate(first.out_types)
     )
+
+
+def _refuse_meeting(what: str, varying: tuple[str, ...], regions: Sequence[Program]) -> None:
+    """Devices that take different ways must not wait for each other on one of them."""
+    for axis in varying:
+        if any(meets(region, axis) for region in regions):
+            raise VarianceError(
+                f"A collective over {axis} is inside of a {what} that devices along {axis} decide differently.",
+                where=here(),
+                why="a device that goes another way never comes to the collective, and the others wait for it",
+                fix=f"do the collective outside of the {what}, or decide by a value that is the same on all devices: "
+                f"lax.pmax(pred.astype('int32'), {axis!r}) > 0",
+            )
 
 
 def _cond_evaluate(xp: Any, index: Any, *operands: Any, branches: tuple[Program, ...]) -> tuple[Any, ...]:
@@ -347,19 +366,21 @@ def _cond_batch_each(
     last = len(branches) - 1
     for n in reversed(range(len(branches))):
         # out-of-range indices take the nearest branch
-        here = le(index, 0) if n == 0 else ge(index, last) if n == last else eq(index, n)
+        chosen_here = le(index, 0) if n == 0 else ge(index, last) if n == last else eq(index, n)
         args, batched = operands, mask
         if last:
             # No derivative comes back from the rows of other branches, where it may be 0 · inf.
             inexact = [dtypes.is_inexact(x.dtype) for x in operands]
             batched = tuple(b or cut_off for b, cut_off in zip(mask, inexact, strict=True))
             args = [
-                _differentiable_rows(here, broadcast_batch(x, b, size)) if cut_off else x
+                _differentiable_rows(chosen_here, broadcast_batch(x, b, size)) if cut_off else x
                 for x, b, cut_off in zip(operands, mask, inexact, strict=True)
             ]
         outs, flags = batch_program(branches[n], size, args, batched)
         mine = [broadcast_batch(x, b, size) for x, b in zip(outs, flags, strict=True)]
-        chosen = [_select_rows(here, x, other) for x, other in zip(mine, chosen, strict=True)] if chosen else mine
+        chosen = (
+            [_select_rows(chosen_here, x, other) for x, other in zip(mine, chosen, strict=True)] if chosen else mine
+        )
     return chosen, [True] * len(chosen)
 
 
@@ -377,6 +398,7 @@ cond: Op = define_op(
     "cond",
     type=_cond_type,
     factors=NO_FACTORS,
+    variance=Variance.OWN,
     linear=Linearity.NONE,
     jvp=_cond_jvp,
     linearize=_cond_linearize,

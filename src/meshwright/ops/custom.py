@@ -9,9 +9,10 @@ from meshwright.core.op import Cost, Linear, Linearity, No, Op, Value, define_op
 from meshwright.core.program import Params, Program, Rule
 from meshwright.core.source import here
 from meshwright.core.trace import run, state, trace
-from meshwright.core.types import TensorType
+from meshwright.core.types import TensorType, Variance
 from meshwright.errors import DifferentiationError
 from meshwright.ops.basic import reduce_sum, zeros
+from meshwright.ops.collective import psum
 from meshwright.ops.regions import (
     NO_FACTORS,
     Mask,
@@ -115,6 +116,7 @@ custom_jvp_call: Op = define_op(
     "custom_jvp_call",
     type=lambda *types, call, jvp, captured: call.out_types,
     factors=NO_FACTORS,
+    variance=Variance.OWN,
     linear=Linearity.NONE,
     jvp=_custom_jvp,
     linearize=_custom_jvp_linearize,
@@ -179,6 +181,7 @@ custom_vjp_call: Op = define_op(
     "custom_vjp_call",
     type=lambda *types, call, vjp, captured: call.out_types,
     factors=NO_FACTORS,
+    variance=Variance.OWN,
     linear=Linearity.NONE,
     jvp=No("a function with a custom vjp has no forward-mode derivative; give it a custom_jvp instead"),
     linearize=_custom_vjp_linearize,
@@ -203,7 +206,16 @@ def _tangents_transpose(
 ) -> list[Value | None]:
     n = params["residuals"]
     full = [instantiate(ct, t) for ct, t in zip(cts, params["types"], strict=True)]
-    return [*[None] * n, *params["backward"](*inputs[:n], *full)]
+    found = params["backward"](*inputs[:n], *full)
+    return [*[None] * n, *(_as_cotangent(ct, x.type) for ct, x in zip(found, inputs[n:], strict=True))]
+
+
+def _as_cotangent(ct: Value | None, type: TensorType) -> Value | None:
+    """The rule is about one device: what it gives back for an argument that all devices share is summed over them."""
+    if ct is None:
+        return None
+    axes = tuple(axis for axis in ct.type.varying if axis not in type.varying)
+    return psum(ct, axes=axes) if axes else ct
 
 
 def _tangents_batch(
@@ -221,6 +233,7 @@ custom_vjp_tangents: Op = define_op(
     "custom_vjp_tangents",
     type=lambda *inputs, backward, residuals, types: types,
     factors=NO_FACTORS,
+    variance=Variance.OWN,
     linear=Linearity.NONE,
     jvp=No("it stands for a derivative known only backward"),
     transpose=_tangents_transpose,
@@ -310,6 +323,7 @@ checkpoint: Op = define_op(
     "checkpoint",
     type=lambda *types, program: program.out_types,
     factors=NO_FACTORS,
+    variance=Variance.OWN,
     linear=Linearity.NONE,
     jvp=_checkpoint_jvp,
     linearize=_checkpoint_linearize,

@@ -2,6 +2,7 @@
 
 from meshwright.ops import (
     basic,
+    collective,
     contraction,
     control,
     cumulative,
@@ -13,12 +14,14 @@ from meshwright.ops import (
     reduction,
     scan,
     shape,
+    shard_map,
     sorting,
     window,
 )
 
 MODULES = (
     basic,
+    collective,
     contraction,
     control,
     cumulative,
@@ -30,6 +33,7 @@ MODULES = (
     reduction,
     scan,
     shape,
+    shard_map,
     sorting,
     window,
 )

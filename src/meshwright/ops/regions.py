@@ -7,9 +7,10 @@ from typing import Any
 
 from meshwright.core.op import Cost, No, Value
 from meshwright.core.program import Atom, Program
-from meshwright.core.trace import close, trace
+from meshwright.core.trace import close, lift, trace
 from meshwright.core.types import TensorType
 from meshwright.ops.basic import broadcast_in_dim, convert, zeros
+from meshwright.transform.batch import batch_axis
 
 Mask = tuple[bool, ...]
 NO_FACTORS = No("propagation goes through its regions, not over it")
@@ -44,8 +45,10 @@ def instantiate(value: Value | None, type: TensorType) -> Value:
 
 
 def as_type(value: Value, type: TensorType) -> Value:
-    """``value`` with the weakness of ``type``, so that a loop's carry keeps its type."""
-    return value if value.type is type else convert(value, dtype=type.dtype, weak=type.weak)
+    """``value`` with the weakness and the variance of ``type``, so that a loop's carry keeps its type."""
+    if value.dtype != type.dtype or value.type.weak != type.weak:
+        value = convert(value, dtype=type.dtype, weak=type.weak)
+    return lift(value, type.varying)
 
 
 def pick(items: Sequence[Any], mask: Sequence[bool]) -> list[Any]:
@@ -94,7 +97,7 @@ def depends(program: Program, mask: Sequence[bool]) -> Mask:
 
 def same_type(a: TensorType, b: TensorType) -> bool:
     """Equal but for weakness."""
-    return a.shape == b.shape and a.dtype == b.dtype
+    return a.shape == b.shape and a.dtype == b.dtype and a.varying == b.varying and a.unreduced == b.unreduced
 
 
 def same_types(left: Sequence[TensorType], right: Sequence[TensorType]) -> bool:
@@ -118,4 +121,8 @@ def broadcast_batch(x: Value, is_batched: bool, size: int) -> Value:
 
 
 def batch_type(t: TensorType, is_batched: bool, size: int) -> TensorType:
+    """The type of a value in a batch; where the batch is the devices along an axis, nothing varies over it any more."""
+    axis = batch_axis()
+    if axis in t.varying:
+        t = t.with_(varying=tuple(a for a in t.varying if a != axis))
     return t.with_(shape=(size, *t.shape)) if is_batched else t

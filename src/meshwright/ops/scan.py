@@ -8,7 +8,7 @@ from typing import Any
 from meshwright.core.op import Cost, Linear, Linearity, Op, Types, Value, define_op
 from meshwright.core.program import Params, Program
 from meshwright.core.trace import Tracer, run
-from meshwright.core.types import TensorType
+from meshwright.core.types import TensorType, Variance
 from meshwright.errors import ShapeError
 from meshwright.ops.basic import add, move_dim, zeros
 from meshwright.ops.regions import (
@@ -313,6 +313,7 @@ scan: Op = define_op(
     "scan",
     type=_scan_type,
     factors=NO_FACTORS,
+    variance=Variance.OWN,
     linear=Linearity.NONE,
     jvp=_scan_jvp,
     linearize=_scan_linearize,

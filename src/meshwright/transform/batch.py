@@ -2,13 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from meshwright.core.op import No
-from meshwright.core.program import Atom, Literal, Program
+from meshwright.core.program import Atom, Eqn, Literal, Program
 from meshwright.core.trace import Array, apply, read, state
 from meshwright.errors import MeshwrightError
+
+
+class _State(threading.local):
+    axis: str | None = None  # the mesh axis whose devices are the examples of the batch
+    spmd: tuple[str, ...] = ()  # the mesh axes that the batch itself is to be split over
+
+
+_state = _State()
+
+
+@contextmanager
+def batching_over(axis: str | None, spmd: tuple[str, ...] = ()) -> Iterator[None]:
+    """Let the batch be the devices along a mesh axis, so that collectives over it work across the batch; or let the
+    batch be split over the axes ``spmd`` where it enters a shard_map."""
+    before = _state.axis, _state.spmd
+    _state.axis, _state.spmd = axis, spmd
+    try:
+        yield
+    finally:
+        _state.axis, _state.spmd = before
+
+
+def batch_axis() -> str | None:
+    """The mesh axis whose devices are the batch."""
+    return _state.axis
+
+
+def spmd_axes() -> tuple[str, ...]:
+    """The mesh axes that the batch is to be split over."""
+    return _state.spmd
 
 
 def batch_program(
@@ -25,7 +57,12 @@ def batch_program(
             state.source = eqn.source or outer
             ins = [read(values, a) for a in eqn.inputs]
             flags = [a.__class__ is not Literal and a in is_batched for a in eqn.inputs]
-            if not any(flags):
+            if _state.axis is not None and _state.axis in eqn.params.get("axes", ()) and eqn.op.stack is not None:
+                x, stacked = (ins[0], flags[0]) if ins else (None, False)
+                out, stacked = eqn.op.stack(_state.axis, size, x, stacked, eqn.params)
+                outs: Sequence[Any] = (out,)
+                is_batched.update(eqn.outputs if stacked else ())
+            elif not any(flags) and not _reaches(eqn, _state.axis):
                 outs = apply(eqn.op, ins, eqn.params)
                 outs = outs if outs.__class__ is tuple else (outs,)
             else:
@@ -45,4 +82,18 @@ def batch_program(
     return (
         [read(values, a) for a in program.outputs],
         [a.__class__ is not Literal and a in is_batched for a in program.outputs],
+    )
+
+
+def _reaches(eqn: Eqn, axis: str | None) -> bool:
+    """Whether a region of the equation has a collective over the axis: it is another for each device."""
+    return axis is not None and any(uses_axis(region, axis) for _, region in eqn.regions())
+
+
+def uses_axis(program: Program, axis: str) -> bool:
+    """Whether a collective over a mesh axis, or a value that varies over it, is anywhere in the program."""
+    return any(
+        (eqn.op.stack is not None and axis in eqn.params["axes"])
+        or any(uses_axis(region, axis) for _, region in eqn.regions())
+        for eqn in program.eqns
     )

@@ -17,7 +17,10 @@ def dce(program: Program) -> Program:
     live: set[Atom] = set(program.outputs)
     kept: list[Eqn] = []
     for eqn in reversed(program.eqns):
-        if any(v in live for v in eqn.outputs):
+        found = [v in live for v in eqn.outputs]
+        if any(found):
+            if eqn.op.prune is not None and not all(found):
+                eqn = eqn.op.prune(eqn, found)
             kept.append(eqn)
             live.update(eqn.inputs)
     constants = tuple((v, x) for v, x in program.constants if v in live)

@@ -7,7 +7,7 @@ from typing import Any
 
 from meshwright.core.op import Linear, No
 from meshwright.core.program import Atom, Eqn, Literal, Program, Var
-from meshwright.core.trace import Array, apply, read, state
+from meshwright.core.trace import Array, apply, lift, read, state
 from meshwright.ops.basic import add
 from meshwright.transform.derivative import no_rule
 
@@ -49,6 +49,7 @@ def _pull(
 
     def accumulate(atom: Atom, ct: Any | None) -> None:
         if ct is not None and atom.__class__ is not Literal:
+            ct = lift(ct, atom.type.varying)
             ct_of[atom] = add(ct_of[atom], ct) if atom in ct_of else ct
 
     for atom, ct in zip(program.outputs, cts, strict=True):

@@ -1,0 +1,385 @@
+"""shard_map: a function written for one device, run by all devices of a mesh, each on its own blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial, wraps
+from itertools import pairwise
+from typing import Any
+
+import optree
+
+from meshwright.core import tree
+from meshwright.core.mesh import BaseMesh, Mesh, get_mesh
+from meshwright.core.partition_spec import PartitionSpec
+from meshwright.core.sharding import NamedSharding
+from meshwright.core.source import here
+from meshwright.core.trace import Array, Manual, Value, lift, state
+from meshwright.core.types import TensorType, union
+from meshwright.errors import MeshError, MeshwrightError, ShardingError, TreeError, VarianceError
+from meshwright.frontend.collectives import CutNeeded, manual_axes
+from meshwright.frontend.tracing import Traced, check_function, leaf_value, trace_flat
+from meshwright.ops import shard_map as op
+
+Function = Callable[..., Any]
+Cuts = frozenset[tuple[str, int, int]]  # parts of axes: name, what lies before, size
+
+
+def shard_map(
+    f: Function | None = None,
+    *,
+    mesh: BaseMesh | None = None,
+    in_specs: Any = None,
+    out_specs: Any = None,
+    auto_pbroadcast: bool = True,
+    axis_names: Iterable[str] | None = None,
+    check_vma: bool = True,
+) -> Any:
+    """``f``, written for one device, run on every device of a mesh.
+
+    ``in_specs`` says how each argument is cut into blocks, ``out_specs`` how results are put together: a ``P``, or a
+    tree of them that is a prefix of the arguments. Axes that a spec does not name leave the value whole: all devices
+    get the same, and must return the same. ``P(sum="i")`` sums what the devices return. ``axis_names`` are the axes
+    that ``f`` is written for (all, if not given). With ``auto_pbroadcast=False`` every ``lax.pbroadcast`` is yours to
+    write.
+
+    >>> import meshwright as mw, meshwright.numpy as mnp
+    >>> from meshwright import lax
+    >>> mesh = mw.make_mesh((4,), ("i",))
+    >>> @mw.shard_map(mesh=mesh, in_specs=mw.P("i"), out_specs=mw.P())
+    ... def total(x):
+    ...     return lax.psum(x.sum(), "i")
+    >>> float(total(mnp.arange(8.0)))
+    28.0
+    """
+    given = {"mesh": mesh, "in_specs": in_specs, "out_specs": out_specs, "auto_pbroadcast": auto_pbroadcast,
+             "axis_names": axis_names, "check_vma": check_vma}  # fmt: skip
+    if f is None:
+        return partial(shard_map, **given)
+    check_function(f, "shard_map")
+    for name, specs in (("in_specs", in_specs), ("out_specs", out_specs)):
+        if specs is None:
+            raise ShardingError(
+                f"shard_map needs {name}.",
+                where=here(),
+                why="they say how arguments are cut and results put together",
+                fix=f"{name}=mw.P('i'), or mw.P() for what is the same on all devices",
+            )
+    if not check_vma:
+        raise MeshwrightError(
+            "shard_map has no check_vma=False.",
+            where=here(),
+            why="what varies over which axis is part of every type, and decides what is right",
+            fix="leave check_vma out; a result that is the same on all devices without the type saying so leaves by "
+            "out_specs=mw.P(replicated={'i'})",
+        )
+
+    @wraps(f)
+    def mapped(*args: Any) -> Any:
+        return _Call(f, _mesh(mesh), axis_names, in_specs, out_specs, auto_pbroadcast)(args)
+
+    return mapped
+
+
+def shmap(*args: Any, **options: Any) -> Any:
+    """``shard_map`` with the specs by position: ``shmap(f, in_specs, out_specs)``, also through ``partial``.
+
+    >>> import meshwright as mw, meshwright.numpy as mnp
+    >>> mw.set_mesh(mw.make_mesh((8,), ("i",))).__enter__().size
+    8
+    >>> shmap(lambda x: mw.lax.psum(x, "i"), mw.P("i"), mw.P())(mnp.arange(8.0)).tolist()
+    [28.0]
+    >>> _ = mw.set_mesh(None)
+    """
+    functions = [x for x in args if callable(x)]
+    specs = [x for x in args if not callable(x)]
+    if len(functions) > 1 or len(specs) > 2:
+        raise ShardingError(
+            f"shmap is given {len(functions)} functions and {len(specs)} specs.",
+            where=here(),
+            why="it takes a function, in_specs and out_specs",
+            fix="mw.shmap(f, mw.P('i'), mw.P())",
+        )
+    options = {**dict(zip(("in_specs", "out_specs"), specs, strict=False)), **options}
+    return shard_map(*functions, **options) if functions else partial(shmap, **options)
+
+
+def _mesh(given: BaseMesh | None) -> BaseMesh:
+    mesh = given if given is not None else state.manual.mesh if state.manual is not None else get_mesh()
+    if not isinstance(mesh, BaseMesh) or mesh.empty:
+        raise MeshError(
+            "shard_map has no mesh." if given is None else f"shard_map is given {given!r} as its mesh.",
+            where=here(),
+            why="none was given, and none is current" if given is None else "it is not a mesh with devices",
+            fix="mesh=mw.make_mesh((8,), ('i',)), or mw.set_mesh(mesh) before the call",
+        )
+    return mesh
+
+
+def _manual_names(mesh: BaseMesh, axis_names: Iterable[str] | None) -> tuple[str, ...]:
+    """The axes that the function is written for, in the order of the mesh."""
+    taken = tuple(state.manual.axes) + tuple(state.manual.parts) if state.manual is not None else ()
+    if axis_names is None or not tuple(axis_names):
+        names = tuple(name for name in mesh.axis_names if name not in taken)
+    else:
+        wanted = (axis_names,) if isinstance(axis_names, str) else tuple(axis_names)
+        for name in wanted:
+            if name not in mesh.axis_names or name in taken:
+                raise MeshError(
+                    f"shard_map's axis_names has {name!r}.",
+                    where=here(),
+                    why="an enclosing shard_map works over it already"
+                    if name in taken
+                    else f"the mesh has the axes {', '.join(mesh.axis_names)}",
+                    fix=f"axis_names={ {n for n in mesh.axis_names if n not in taken} or set()!r}",
+                )
+        names = tuple(name for name in mesh.axis_names if name in wanted)
+    if not names:
+        raise MeshError(
+            "shard_map has no mesh axis to work over.",
+            where=here(),
+            why=f"enclosing shard_maps work over all axes of the mesh: {', '.join(mesh.axis_names)}",
+            fix="leave the inner shard_map out, or give the outer one axis_names={…}",
+        )
+    return names
+
+
+class _Call:
+    """One call: the mesh with its axes cut where parts of them are named, and the specs in these terms."""
+
+    def __init__(
+        self,
+        function: Function,
+        mesh: BaseMesh,
+        axis_names: Iterable[str] | None,
+        in_specs: Any,
+        out_specs: Any,
+        automatic: bool,
+    ) -> None:
+        self.function = function
+        self.mesh = mesh
+        self.names = _manual_names(mesh, axis_names)
+        self.in_specs, self.out_specs = in_specs, out_specs
+        self.automatic = bool(automatic)
+        self.cuts: Cuts = frozenset()
+
+    def __call__(self, args: tuple[Any, ...]) -> Any:
+        leaves, in_tree = tree.flatten((args, {}))
+        values = [leaf_value(x, "an argument of shard_map") for x in leaves]
+        labels = tree.argument_names(args)
+        prefix = self.in_specs if isinstance(self.in_specs, PartitionSpec) else _as_tuple(self.in_specs, args)
+        specs = _specs_for(prefix, args, "in_specs")
+        while True:
+            try:
+                return self.run(values, labels, specs, in_tree)
+            except CutNeeded as needed:
+                self.cuts |= {needed.cut}
+
+    def run(self, values: list[Value], labels: list[str], specs: list[Any], in_tree: tree.TreeDef) -> Any:
+        manual, axes = self.manual()
+        in_specs = [
+            self.spec(spec, x.type, f"argument {label}", manual, "in_specs")
+            for spec, x, label in zip(specs, values, labels, strict=True)
+        ]
+        types = [_block(x.type, spec, axes, label) for x, spec, label in zip(values, in_specs, labels, strict=True)]
+        out_specs: list[PartitionSpec] = []
+
+        def body(*args: Any) -> Any:
+            with _running(manual):
+                result = self.function(*args)
+                leaves, out_tree = tree.flatten(result)
+                outs = [leaf_value(x, "a result of the function") for x in leaves]
+                written = _specs_for(self.out_specs, result, "out_specs")
+                names = tree.path_names(result)
+                out_specs[:] = [
+                    self.spec(spec, x.type, f"result{f' {name}' if name else ''}", manual, "out_specs")
+                    for spec, x, name in zip(written, outs, names, strict=True)
+                ]
+                found = [self.leave(x, s, n) for x, s, n in zip(outs, out_specs, names, strict=True)]
+            return tree.unflatten(out_tree, found)
+
+        traced = trace_flat(body, in_tree, types)
+        outs = op.shard_map(
+            *traced.captured, *values,
+            body=traced.program, mesh=axes, manual=self.here(manual),
+            in_specs=(*_captured_specs(traced), *in_specs), out_specs=tuple(out_specs),
+        )  # fmt: skip
+        if isinstance(self.mesh, Mesh):
+            for x, spec in zip(outs, out_specs, strict=True):
+                if x.__class__ is Array:
+                    x._sharding = NamedSharding(self.mesh, spec)
+        return tree.unflatten(traced.out_tree, outs)
+
+    # Axes
+
+    def manual(self) -> tuple[Manual, op.MeshAxes]:
+        """What the function can know, and the axes of the mesh as the program has them."""
+        outer = state.manual
+        parts = {name: _cut_axis(name, self.mesh.shape[name], self.cuts) for name in self.names}
+        axes = {axis: size for found in parts.values() for axis, size in found}
+        level = state.builder.level + 1 if state.builder is not None else 0
+        cut = {name: tuple(axis for axis, _ in found) for name, found in parts.items() if len(found) > 1}
+        manual = Manual(
+            self.mesh,
+            {**(outer.axes if outer else {}), **axes},
+            {**(outer.level if outer else {}), **dict.fromkeys(axes, level)},
+            {**(outer.parts if outer else {}), **cut},
+            self.automatic,
+        )
+        whole = [
+            part
+            for name, size in self.mesh.shape.items()
+            for part in (parts.get(name) or _outer_parts(name, size, outer))
+        ]
+        return manual, tuple(whole)
+
+    def here(self, manual: Manual) -> tuple[str, ...]:
+        """The axes of this shard_map, in the order of the mesh."""
+        return tuple(axis for name in self.names for axis in manual.parts.get(name, (name,)))
+
+    # Specs
+
+    def spec(self, spec: Any, t: TensorType, what: str, manual: Manual, argument: str) -> PartitionSpec:
+        """A spec in terms of the axes of the program, checked against the value it is for."""
+        if not isinstance(spec, PartitionSpec):
+            raise ShardingError(
+                f"shard_map's {argument} has {spec!r} for {what}.",
+                where=here(),
+                why="how a value is cut is said by a partition spec",
+                fix="mw.P('i'), or mw.P() for a value that is the same on all devices",
+            )
+        if len(spec.partitions) > t.ndim:
+            raise ShardingError(
+                f"shard_map's {argument} has {spec} for {what}, which is {t}.",
+                where=here(),
+                why=f"it names {len(spec.partitions)} dims, and the value has {t.ndim}",
+                fix=f"mw.P({', '.join(map(repr, spec.partitions[: t.ndim]))})",
+            )
+
+        def axes(entry: Any) -> tuple[str, ...]:
+            names = () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry)
+            return tuple(axis for name in names for axis in self.axes(name, spec, what, manual, argument))
+
+        if PartitionSpec.UNCONSTRAINED in spec.partitions:
+            raise ShardingError(
+                f"shard_map's {argument} has {spec} for {what}.",
+                where=here(),
+                why="inside a shard_map every dim is cut as its spec says",
+                fix="None instead of P.UNCONSTRAINED",
+            )
+        found = PartitionSpec(
+            *(axes(entry) or None for entry in spec.partitions),
+            unreduced=[axis for name in sorted(spec.unreduced) for axis in axes(name)],
+            replicated=[axis for name in sorted(spec.replicated) for axis in axes(name)],
+        )
+        used = [*op.split_axes(found), *found.unreduced, *found.replicated]
+        twice = next((axis for axis in used if used.count(axis) > 1), None)
+        if twice is not None:
+            raise ShardingError(
+                f"shard_map's {argument} has {spec} for {what}.",
+                where=here(),
+                why=f"it names the mesh axis {twice!r} twice",
+                fix="name each axis once in a spec",
+            )
+        return found
+
+    def axes(self, name: str, spec: PartitionSpec, what: str, manual: Manual, argument: str) -> tuple[str, ...]:
+        own = Manual(self.mesh, {axis: manual.axes[axis] for axis in self.here(manual)}, {}, manual.parts, True)
+        try:
+            return manual_axes(name, own, "a spec")
+        except MeshError as error:
+            raise ShardingError(
+                f"shard_map's {argument} has {spec} for {what}: there is no mesh axis {name!r} to cut it along.",
+                where=here(),
+                why=error.why,
+                fix=error.fix,
+            ) from None
+
+    def leave(self, x: Value, spec: PartitionSpec, name: str) -> Value:
+        """A result as its spec wants it, or an error if it differs between devices that must return the same."""
+        assert state.manual is not None
+        wanted = op.varying_axes(spec)
+        mine = self.here(state.manual)
+        extra = tuple(axis for axis in x.type.varying if axis in mine and axis not in wanted)
+        label = f"Result{f' {name}' if name else ''}"
+        if extra:
+            axes = repr(extra[0] if len(extra) == 1 else extra)
+            raise VarianceError(
+                f"{label} of the function is {x.type}, but out_specs has {spec}.",
+                where=here(),
+                why=f"it may differ between devices along {', '.join(extra)}; by the spec all return the same",
+                fix=f"lax.psum(x, {axes}) or lax.pmean(x, {axes}) if it is a sum or a mean over devices,"
+                f" lax.all_gather_invariant(x, {axes}) if it is gathered, or out_specs=mw.P({axes}) to join the blocks",
+            )
+        missing = tuple(axis for axis in wanted if axis not in x.type.varying)
+        if missing and not self.automatic:
+            axes = repr(missing[0] if len(missing) == 1 else missing)
+            raise VarianceError(
+                f"{label} of the function is {x.type}, but out_specs has {spec}.",
+                where=here(),
+                why=f"it is the same on all devices along {', '.join(missing)}",
+                fix=f"lax.pbroadcast(x, {axes}), or leave {axes} out of the spec",
+            )
+        return lift(x, union((x.type.varying, wanted)))  # type: ignore[no-any-return]
+
+
+def _captured_specs(traced: Traced) -> list[PartitionSpec]:
+    return [PartitionSpec()] * len(traced.captured)
+
+
+def _outer_parts(name: str, size: int, outer: Manual | None) -> list[tuple[str, int]]:
+    if outer is not None and name in outer.parts:
+        return [(axis, outer.axes[axis]) for axis in outer.parts[name]]
+    return [(name, size)]
+
+
+def _cut_axis(name: str, size: int, cuts: Cuts) -> list[tuple[str, int]]:
+    """An axis as the parts it is cut into, from major to minor, with their sizes."""
+    places = sorted({1, size} | {n for axis, before, part in cuts if axis == name for n in (before, before * part)})
+    for low, high in pairwise(places):
+        if high % low:
+            raise ShardingError(
+                f"Parts of the mesh axis {name!r} overlap without dividing each other.",
+                where=here(),
+                why=f"one ends at {low}, another at {high}, and {low} does not divide {high}",
+                fix="parts that begin where others end, such as 'x:(1)2' and 'x:(2)4'",
+            )
+    if len(places) <= 2:
+        return [(name, size)]
+    return [(f"{name}:({low}){high // low}", high // low) for low, high in pairwise(places)]
+
+
+def _block(t: TensorType, spec: PartitionSpec, axes: op.MeshAxes, label: str) -> TensorType:
+    try:
+        return op.block_type(t, spec, axes)
+    except MeshwrightError as error:
+        raise type(error)(f"Argument {label}: {error.what}", where=here(), why=error.why, fix=error.fix) from None
+
+
+@contextmanager
+def _running(manual: Manual) -> Iterator[None]:
+    before, state.manual = state.manual, manual
+    try:
+        yield
+    finally:
+        state.manual = before
+
+
+def _as_tuple(specs: Any, args: Sequence[Any]) -> Any:
+    return tuple(specs) if isinstance(specs, list) and len(specs) == len(args) else specs
+
+
+def _specs_for(specs: Any, target: Any, name: str) -> list[Any]:
+    """One spec per leaf of ``target``, from a prefix of its tree."""
+    try:
+        found = optree.broadcast_prefix(specs, target, none_is_leaf=False, namespace=tree.NAMESPACE)
+    except ValueError as error:
+        what = "arguments" if name == "in_specs" else "results"
+        raise TreeError(
+            f"shard_map's {name} does not fit the {what}.",
+            where=here(),
+            why=str(error).split("\n")[0],
+            fix=f"{name}=mw.P(…) for all, or one entry per {what[:-1]}",
+        ) from None
+    return list(found)
