@@ -402,7 +402,8 @@ class Maker:
         assert value is not None
         rank = len(self.shape_of(value))
         sharding = self.sharding(rank, scope, closed=self.random.choice((0.4, 1.0)))
-        sharding = sharding.with_(unreduced=())
+        if self.random.random() < 0.5:
+            sharding = sharding.with_(unreduced=())
         body = str(sharding).removeprefix("#sdy.sharding")
         return self.add(
             scope,
@@ -647,7 +648,7 @@ class Maker:
     def fill(self, scope: Scope, ops: int) -> None:
         features = self.features
         choices = [self.elementwise] * 4 + [self.transpose, self.reshape, self.reshape, self.dot, self.dot]
-        choices += [self.broadcast, self.constraint]
+        choices += [self.broadcast, self.constraint, self.constraint]
         if features.rules:
             choices += [self.custom] * 3
         if features.constants:

@@ -10,6 +10,7 @@ from jax._src.interpreters import mlir
 from jaxlib.mlir import ir, passmanager
 from jaxlib.mlir.dialects import sdy
 
+from meshwright.core.axes import quoted
 from meshwright.core.sharding import TensorSharding
 from meshwright.propagate.graph import Graph, GraphBlock, GraphValue
 from meshwright.propagate.problem import Kind
@@ -115,6 +116,8 @@ def _show_block(block: Any, lines: list[str], number: _Numbers, with_uses: bool)
         line += f" {'; '.join(shardings)}"
         if name == "sdy.sharding_group":
             line += f" {ir.IntegerAttr(attributes['group_id']).value}"
+        if name == "sdy.manual_computation":
+            line += f" {attributes['manual_axes']}"
         if name == "func.call":
             line += f" {ir.FlatSymbolRefAttr(attributes['callee']).value}"
         for key in ("in_shardings", "out_shardings"):
@@ -169,6 +172,8 @@ def _show_graph_block(block: GraphBlock, lines: list[str], number: _Numbers, wit
         line += f"{operands} {'; '.join(_sharding(value.sharding) for value in op.results)}"
         if op.kind is Kind.GROUP:
             line += f" {op.group}"
+        if op.kind is Kind.MANUAL:
+            line += f" #sdy<manual_axes{{{', '.join(map(quoted, op.manual_axes))}}}>"
         if op.kind is Kind.CALL:
             line += f" {op.callee}"
         for key, found in (("in_shardings", op.in_shardings), ("out_shardings", op.out_shardings)):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from meshwright.core.axes import in_mesh_order
-from meshwright.propagate.graph import Graph, GraphValue, Known, Op
+from meshwright.core.axes import Axes, in_mesh_order
+from meshwright.core.dimension_sharding import DimensionSharding
+from meshwright.propagate.graph import Graph, GraphValue, Known, Op, walk
 from meshwright.propagate.manual import without_manual
 from meshwright.propagate.problem import Kind
 
@@ -25,8 +26,8 @@ def add_edges_of(graph: Graph, op: Op) -> None:
         for index, argument in enumerate(block.arguments):
             if argument.shape is not None:
                 sharding = op.in_shardings[index] if op.in_shardings else None
-                if sharding is not None and op.kind is Kind.MANUAL and op.node is not None:
-                    sharding = without_manual(graph, sharding, op.node.manual_axes)
+                if sharding is not None and op.kind is Kind.MANUAL:
+                    sharding = without_manual(graph, sharding, op.manual_axes)
                 edges.append(_edge(graph, argument, sharding))
         for edge in edges:
             edge.parent = block
@@ -59,17 +60,87 @@ def _edge(graph: Graph, owner: GraphValue, sharding: Known | None) -> Op:
 def clean_manual_axes(graph: Graph) -> None:
     """Manual axes in the order of the mesh; those that an in or out sharding does not use are replicated there."""
     for op in graph.walk():
-        if op.kind is not Kind.MANUAL or op.node is None:
+        if op.kind is not Kind.MANUAL:
             continue
         for shardings in (op.in_shardings, op.out_shardings):
             for index, sharding in enumerate(shardings or ()):
                 assert shardings is not None
                 used = {axis.name for dim in sharding.dims for axis in dim.axes}
                 used |= {axis.name for axis in (*sharding.replicated, *sharding.unreduced)}
-                missing = [name for name in op.node.manual_axes if name not in used]
+                missing = [name for name in op.manual_axes if name not in used]
                 if missing and not sharding.mesh.empty:
                     axes = (*sharding.replicated, *(sharding.mesh.axis_by_name[name] for name in missing))
                     replicated = in_mesh_order(axes, sharding.mesh.axis_names)
                     shardings[index] = graph.sharding(
                         sharding.mesh, sharding.dims, replicated, sharding.unreduced, sharding.reduction
                     )
+
+
+def remove_size_one_axes(graph: Graph) -> None:
+    """Take axes of size 1 out of all shardings: they split nothing."""
+    cleaned: dict[Known, Known] = {}
+
+    def clean(sharding: Known) -> Known:
+        found = cleaned.get(sharding)
+        if found is None:
+            found = cleaned[sharding] = _without_size_one(graph, sharding)
+        return found
+
+    for function in graph.functions:
+        for value in function.block.arguments:
+            value.sharding = value.sharding and clean(value.sharding)
+        function.result_shardings = [sharding and clean(sharding) for sharding in function.result_shardings]
+    for op in graph.walk():
+        for value in op.results:
+            value.sharding = value.sharding and clean(value.sharding)
+        if op.in_shardings is not None:
+            op.in_shardings = [clean(sharding) for sharding in op.in_shardings]
+        if op.out_shardings is not None:
+            op.out_shardings = [clean(sharding) for sharding in op.out_shardings]
+
+
+def _without_size_one(graph: Graph, sharding: Known) -> Known:
+    if 1 not in sharding.mesh.axis_sizes:
+        return sharding
+
+    def kept(axes: Axes) -> Axes:
+        return tuple(axis for axis in axes if axis.size != 1)
+
+    dims = []
+    for dim in sharding.dims:
+        axes = kept(dim.axes)
+        priority = dim.priority if axes or dim.is_open else None
+        dims.append(DimensionSharding(axes, dim.is_open, priority))
+    return graph.sharding(
+        sharding.mesh, tuple(dims), kept(sharding.replicated), kept(sharding.unreduced), sharding.reduction
+    )
+
+
+def share_result_shardings(graph: Graph) -> None:
+    """A call's results have the shardings of its function's, where nothing was written for them."""
+    functions = {function.name: function for function in graph.functions}
+    for op in graph.walk():
+        if op.kind is Kind.CALL and all(value.sharding is None for value in op.results):
+            given = functions[op.callee].result_shardings
+            mesh = next((sharding.mesh for sharding in given if sharding is not None), None)
+            if mesh is not None:
+                for value, sharding in zip(op.results, given, strict=True):
+                    value.sharding = sharding or graph.open_sharding(mesh, len(value.shape or ()))
+
+
+def remove_unused_functions(graph: Graph) -> None:
+    """Private functions that nobody calls are gone."""
+    functions = {function.name: function for function in graph.functions}
+    live: set[str] = set()
+    todo = [function.name for function in graph.functions if not function.private]
+    while todo:
+        name = todo.pop()
+        if name not in live:
+            live.add(name)
+            todo.extend(op.callee for op in walk(functions[name].block) if op.kind is Kind.CALL)
+    for function in graph.functions:
+        if function.name not in live:
+            for op in walk(function.block):
+                for use in op.operands:
+                    use.drop()
+    graph.functions = [function for function in graph.functions if function.name in live]

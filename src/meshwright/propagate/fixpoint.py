@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from meshwright.propagate.graph import FunctionOp, Graph, GraphValue, Known, Op, walk
+from meshwright.propagate.graph import FunctionOp, Graph, GraphValue, Group, Known, Op, can_hold, hold, walk
+from meshwright.propagate.groups import form_groups
 from meshwright.propagate.manual import with_manual, without_manual
 from meshwright.propagate.problem import Direction, Kind, Rule
 from meshwright.propagate.step import Changes, step
@@ -44,6 +45,23 @@ class Event(NamedTuple):
     number: int
 
 
+class Joined(NamedTuple):
+    """What a node joins: ``seen`` are its values, ``values`` those that hold their shardings."""
+
+    rule: Rule
+    seen: tuple[GraphValue, ...]
+    values: tuple[GraphValue, ...]
+    groups: tuple[Group | None, ...] | None
+    elementwise: bool
+    is_manual_edge: bool
+
+    @staticmethod
+    def of(rule: Rule, seen: tuple[GraphValue, ...], elementwise: bool = False, is_manual_edge: bool = False) -> Joined:
+        groups = tuple(value.groups for value in seen)
+        holders = tuple(value.holder for value in seen)
+        return Joined(rule, seen, holders, groups if any(groups) else None, elementwise, is_manual_edge)
+
+
 class Propagation:
     """The shardings of a graph while they grow."""
 
@@ -52,7 +70,8 @@ class Propagation:
         self.use_basic, self.conservative = use_basic, conservative
         self.events: list[Event] = []
         self._steps: dict[object, Changes] = {}
-        self._joined: dict[int, tuple[Rule, tuple[GraphValue, ...], bool, bool]] = {}
+        self.told = form_groups(graph)
+        self._joined: dict[int, Joined] = {}
         self._stack: list[Op] = []
         self._current: Op | None = None
 
@@ -86,37 +105,36 @@ class Propagation:
             if found is None:
                 return
             joined = self._joined[id(op)] = found
-        rule, values, elementwise, through = joined
         self._current = op
-        if through:
-            self._visit_manual_edge(op, rule, values, direction_of(op))
+        if joined.is_manual_edge:
+            self._visit_manual_edge(op, joined, direction_of(op))
             return
         directions = direction_of(op) if op.kind is not Kind.BARRIER else (op.direction, op.direction)
+        rule, values = joined.rule, joined.values
         before = tuple([value.sharding for value in values])
-        for number, sharding in self.step(rule, before, directions, elementwise, op.kind is not Kind.EDGE):
-            self._set(values[number], sharding, op, rule, values, before, number)
+        for number, sharding in self.step(rule, before, directions, joined.elementwise, op.kind is not Kind.EDGE):
+            self._set(joined, number, sharding, op, before)
 
-    def _join(self, op: Op) -> tuple[Rule, tuple[GraphValue, ...], bool, bool] | None:
-        """What a node joins: its rule, the values that hold the shardings, if it is elementwise, if a region's edge."""
+    def _join(self, op: Op) -> Joined | None:
+        """What a node joins, if it passes anything on."""
         if op.kind is Kind.EDGE:
             shape = op.results[0].shape
             if shape is None:
                 return None
-            values = tuple(use.value.holder for use in op.sources)
             owner = op.operands[0].value
             parent = owner.op if owner.block is None else owner.block.parent
             manual = isinstance(parent, Op) and parent.kind is Kind.MANUAL
-            return Rule.identity(shape, len(values)), (*values, op.results[0]), False, manual
+            sources = [use.value for use in op.sources]
+            return Joined.of(Rule.identity(shape, len(sources)), (*sources, op.results[0]), False, manual)
         if op.kind in _IDENTITIES:
             shape = op.results[0].shape
             if shape is None:
                 return None
-            return Rule.identity(shape), (op.operands[0].value.holder, op.results[0]), True, False
+            return Joined.of(Rule.identity(shape), (op.operands[0].value, op.results[0]), True)
         if op.rule is None or op.kind is not Kind.OP:
             return None
-        values = (*(use.value.holder for use in op.operands), *op.results)
         assert op.node is not None
-        return op.rule, values, op.node.elementwise, False
+        return Joined.of(op.rule, (*(use.value for use in op.operands), *op.results), op.node.elementwise)
 
     def step(
         self,
@@ -149,27 +167,22 @@ class Propagation:
     # Changing a sharding
 
     def _set(
-        self,
-        value: GraphValue,
-        sharding: Known,
-        by: Op | FunctionOp,
-        rule: Rule | None,
-        values: tuple[GraphValue, ...],
-        before: tuple[Known | None, ...],
-        number: int,
+        self, joined: Joined, number: int, sharding: Known, by: Op | FunctionOp, before: tuple[Known | None, ...]
     ) -> None:
+        value = joined.values[number]
         if not can_hold(value):
             return
         hold(self.graph, value, sharding)
-        self.events.append(Event(value, sharding, by, rule, values, before, number))
+        self.events.append(Event(value, sharding, by, joined.rule, joined.values, before, number))
         self._notify(value)
-        group = value.groups
+        group = joined.groups[number] if joined.groups else None
         if group is not None:
             for member in group.members:
-                if member is not value:
-                    hold(self.graph, member, sharding)
-                    self.events.append(Event(member, sharding, by, None, (value,), (sharding,), 0))
-                    self._notify(member)
+                if member is not joined.seen[number]:
+                    holder = member.holder
+                    hold(self.graph, holder, sharding)
+                    self.events.append(Event(holder, sharding, by, None, (value,), (sharding,), 0))
+                    self._notify(holder)
 
     def _notify(self, value: GraphValue) -> None:
         """Put everybody who sees the value onto the stack, its first user on top."""
@@ -220,24 +233,25 @@ class Propagation:
         if main is None:
             return
         for number, use in enumerate(main.block.terminator.operands):
-            value = use.value.holder
-            if value.shape is None:
+            shape = use.value.shape
+            if shape is None:
                 continue
-            rule = Rule.identity(value.shape)
-            before = (value.sharding, main.result_shardings[number])
-            for place, sharding in self.step(rule, before, BOTH):
+            joined = Joined.of(Rule.identity(shape), (use.value,))
+            before = (use.value.known, main.result_shardings[number])
+            for place, sharding in self.step(joined.rule, before, BOTH):
                 if place == 0:
-                    self._set(value, sharding, main, rule, (value, value), before, 0)
+                    self._set(joined, 0, sharding, main, before)
                 else:
                     main.result_shardings[number] = sharding
 
-    def _visit_manual_edge(self, op: Op, rule: Rule, values: tuple[GraphValue, ...], directions: Directions) -> None:
+    def _visit_manual_edge(self, op: Op, joined: Joined, directions: Directions) -> None:
         """An edge into or out of a manual computation: outside, dims have the manual axes first."""
+        rule, values = joined.rule, joined.values
         owner, graph, own = op.operands[0].value, self.graph, values[-1].sharding
         enters = owner.block is not None
         parent = owner.op if owner.block is None else owner.block.parent
-        assert isinstance(parent, Op) and parent.node is not None
-        manual = parent.node.manual_axes
+        assert isinstance(parent, Op)
+        manual = parent.manual_axes
         written = parent.in_shardings if enters else parent.out_shardings
         assert written is not None
         outside = written[owner.index]
@@ -253,23 +267,7 @@ class Propagation:
                     sharding = without_manual(graph, sharding, manual)
                 else:
                     sharding = with_manual(graph, outside, sharding, manual)
-            self._set(values[number], sharding, op, rule, values, before, number)
-
-
-def can_hold(value: GraphValue) -> bool:
-    """Whether a value has a place for a sharding: not the argument of a region that no edge leads into."""
-    return value.block is None or isinstance(value.block.parent, FunctionOp)
-
-
-def hold(graph: Graph, value: GraphValue, sharding: Known) -> None:
-    """Write a sharding; results beside it that have none are then open."""
-    if not can_hold(value):
-        return
-    op = value.op
-    if op is not None and len(op.results) > 1 and all(result.sharding is None for result in op.results):
-        for result in op.results:
-            result.sharding = graph.open_sharding(sharding.mesh, len(result.shape or ()))
-    value.sharding = sharding
+            self._set(joined, number, sharding, op, before)
 
 
 def targets_of(edge: Op) -> list[GraphValue]:

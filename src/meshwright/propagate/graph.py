@@ -131,6 +131,7 @@ class Op:
         "group",
         "in_shardings",
         "kind",
+        "manual_axes",
         "node",
         "operands",
         "out_shardings",
@@ -150,6 +151,7 @@ class Op:
         self.in_shardings: list[Known] | None = None
         self.out_shardings: list[Known] | None = None
         self.callee = ""
+        self.manual_axes: tuple[str, ...] = node.manual_axes if node else ()
         self.group = 0
         self.direction = Direction.BOTH
         self.queued = False
@@ -297,7 +299,37 @@ class Graph:
     def sweep(self) -> None:
         """Take the ops that were erased out of their blocks."""
         for function in self.functions:
-            _sweep(function.block)
+            sweep(function.block)
+
+    def clone(self, op: Op, mapping: dict[GraphValue, GraphValue]) -> Op:
+        """A copy of an op and of all inside it, which uses what ``mapping`` says instead of what the op uses."""
+        copy = Op(op.kind, op.node, None)
+        copy.callee, copy.direction, copy.group = op.callee, op.direction, op.group
+        copy.manual_axes = op.manual_axes
+        copy.in_shardings = None if op.in_shardings is None else list(op.in_shardings)
+        copy.out_shardings = None if op.out_shardings is None else list(op.out_shardings)
+        copy.use([mapping.get(use.value, use.value) for use in op.operands])
+        for block in op.blocks:
+            inner = GraphBlock(copy)
+            copy.blocks.append(inner)
+            self.clone_block(block, inner, mapping)
+        for value in op.results:
+            new = copy.add_result(value.shape)
+            new.sharding, new.origin = value.sharding, value.origin
+            mapping[value] = new
+        return copy
+
+    def clone_block(self, block: GraphBlock, copy: GraphBlock, mapping: dict[GraphValue, GraphValue]) -> None:
+        """Fill a block with a copy of another's arguments and ops."""
+        for value in block.arguments:
+            new = GraphValue(value.shape, None, copy, value.index)
+            new.sharding, new.origin = value.sharding, value.origin
+            copy.arguments.append(new)
+            mapping[value] = new
+        for op in block.ops:
+            new_op = self.clone(op, mapping)
+            new_op.parent = copy
+            copy.ops.append(new_op)
 
     # The answer
 
@@ -332,6 +364,7 @@ class Graph:
                 out_shardings=None if op.out_shardings is None else tuple(s.plain() for s in op.out_shardings),
                 callee=op.callee,
                 group=op.group,
+                manual_axes=op.manual_axes,
                 direction=op.direction,
             )
 
@@ -354,12 +387,55 @@ def walk(block: GraphBlock) -> Iterator[Op]:
             yield from walk(inner)
 
 
-def _sweep(block: GraphBlock) -> None:
+def can_hold(value: GraphValue) -> bool:
+    """Whether a value has a place for a sharding: not the argument of a region that no edge leads into."""
+    return value.block is None or isinstance(value.block.parent, FunctionOp)
+
+
+def hold(graph: Graph, value: GraphValue, sharding: Known) -> None:
+    """Write a sharding; results beside it that have none are then open."""
+    if not can_hold(value):
+        return
+    op = value.op
+    if op is not None and len(op.results) > 1 and all(result.sharding is None for result in op.results):
+        for result in op.results:
+            result.sharding = graph.open_sharding(sharding.mesh, len(result.shape or ()))
+    value.sharding = sharding
+
+
+def callees_first(graph: Graph) -> list[FunctionOp]:
+    """The functions in order, each after those that it calls."""
+    functions = {function.name: function for function in graph.functions}
+    found: dict[str, FunctionOp] = {}
+
+    def visit(function: FunctionOp) -> None:
+        if function.name in found:
+            return
+        for op in walk(function.block):
+            if op.kind is Kind.CALL:
+                visit(functions[op.callee])
+        found[function.name] = function
+
+    for function in graph.functions:
+        visit(function)
+    return list(found.values())
+
+
+def inside_first(block: GraphBlock) -> Iterator[Op]:
+    """All ops of a block, an op after those inside it."""
+    for op in block.ops:
+        for inner in op.blocks:
+            yield from inside_first(inner)
+        yield op
+
+
+def sweep(block: GraphBlock) -> None:
+    """Take the ops that were erased out of a block."""
     if any(op.erased for op in block.ops):
         block.ops = [op for op in block.ops if not op.erased]
     for op in block.ops:
         for inner in op.blocks:
-            _sweep(inner)
+            sweep(inner)
 
 
 def edge_of(owner: GraphValue) -> tuple[list[Use], list[GraphValue]]:

@@ -1,0 +1,142 @@
+"""Constants before and after propagation: every user has one of its own, so that they tie nobody together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from meshwright.propagate.graph import FunctionOp, Graph, GraphBlock, GraphValue, Op, callees_first, inside_first, sweep
+from meshwright.propagate.problem import Kind
+
+
+def split_constants(graph: Graph) -> None:
+    """Copy each constant expression, and each broadcast of a scalar, for each of its users."""
+    splitter = _Splitter(graph)
+    for function in callees_first(graph):
+        for op in list(inside_first(function.block)):
+            if op.kind is Kind.NAMED:
+                splitter.split(op.blocks[0])
+        splitter.split(function.block)
+
+
+class _Splitter:
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.functions = {function.name: function for function in graph.functions}
+        self.taken = set(self.functions)
+        self.keeps: dict[str, bool] = {}
+
+    def split(self, body: GraphBlock) -> None:
+        """Split what is in a block, but for computations in it, which are done already."""
+        self.constants: dict[Op, None] = {}
+        self.spread: dict[Op, None] = {}
+        self.before: dict[Op, list[Op]] = {}
+        for op in list(_walk_outside(body)):
+            if op.kind is Kind.GROUP:
+                op.operands[0].set(op.operands[0].value)
+                continue
+            if self.is_constant(op):
+                self.constants[op] = None
+                continue
+            if op.node is not None and op.node.spreads_scalar:
+                self.spread[op] = None
+                continue
+            for use in op.operands:
+                maker = use.value.op
+                if maker is not None and (maker in self.constants or maker in self.spread):
+                    use.set(self.copy(use.value, {}))
+                else:
+                    use.set(use.value)
+        self.insert(body)
+        for op in reversed([*self.constants, *self.spread]):
+            _erase_unused(op)
+        sweep(body)
+
+    def is_constant(self, op: Op) -> bool:
+        """Whether the op makes the same value at every run."""
+        return self.keeps_constant(op) and all(
+            use.value.op is not None and use.value.op in self.constants for use in op.operands
+        )
+
+    def body_keeps(self, op: Op) -> bool:
+        """Whether a computation is made of ops only whose results are constant if their operands are."""
+        if op.kind is Kind.NAMED:
+            return all(map(self.keeps_constant, op.blocks[0].ops[:-1]))
+        known = self.keeps.get(op.callee)
+        if known is None:
+            body = self.functions[op.callee].block.ops[:-1]
+            known = self.keeps[op.callee] = all(map(self.keeps_constant, body))
+        return known
+
+    def keeps_constant(self, op: Op) -> bool:
+        """Whether an op's results are constant if its operands are."""
+        if op.kind in (Kind.NAMED, Kind.CALL):
+            return self.body_keeps(op)
+        if op.kind in (Kind.BARRIER, Kind.RESHARD, Kind.GROUP):
+            return True
+        return op.kind is Kind.OP and op.node is not None and (op.node.constant or op.node.folds)
+
+    def copy(self, value: GraphValue, mapping: dict[GraphValue, GraphValue]) -> GraphValue:
+        """A copy of what makes a value, right before the original; scalars are shared."""
+        if value in mapping:
+            return mapping[value]
+        op = value.op
+        if op is None or value.shape == ():
+            return value
+        for use in op.operands:
+            if use.value.op is not None and (use.value.op in self.constants):
+                self.copy(use.value, mapping)
+        copy = self.graph.clone(op, mapping)
+        place = self.before.setdefault(op, [])
+        place.append(copy)
+        if op.kind is Kind.CALL:
+            copy.callee = self.copy_function(op.callee)
+        for use in reversed(value.uses):
+            if use.op.kind is Kind.GROUP:
+                place.append(self.graph.clone(use.op, mapping))
+        return mapping[value]
+
+    def copy_function(self, name: str) -> str:
+        """A copy of a function under a new name."""
+        function = self.functions[name]
+        number = 0
+        while f"{name}_{number}" in self.taken:
+            number += 1
+        copy = FunctionOp(f"{name}_{number}", True)
+        self.taken.add(copy.name)
+        copy.result_shardings, copy.result_where = list(function.result_shardings), function.result_where
+        copy.origin = function.origin
+        self.graph.clone_block(function.block, copy.block, {})
+        self.graph.functions.append(copy)
+        return copy.name
+
+    def insert(self, block: GraphBlock) -> None:
+        """Put the copies into the program."""
+        ops: list[Op] = []
+        for op in block.ops:
+            for copy in self.before.get(op, ()):
+                copy.parent = block
+                ops.append(copy)
+            ops.append(op)
+            for inner in op.blocks:
+                self.insert(inner)
+        block.ops = ops
+
+
+def _walk_outside(block: GraphBlock) -> Iterator[Op]:
+    """All ops of a block, an op before those inside it, without those inside named computations."""
+    for op in block.ops:
+        yield op
+        if op.kind is not Kind.NAMED:
+            for inner in op.blocks:
+                yield from _walk_outside(inner)
+
+
+def _erase_unused(op: Op) -> None:
+    """Erase an op and the groups it is in, unless somebody else uses it."""
+    users = [use.op for value in op.results for use in value.uses]
+    if all(user.kind is Kind.GROUP for user in users):
+        for gone in (*users, op):
+            for inner in (gone, *(one for block in gone.blocks for one in inside_first(block))):
+                for use in inner.operands:
+                    use.drop()
+                inner.erased = True
