@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from meshwright.core.sharding import NamedSharding
     from meshwright.frontend.loading import load
     from meshwright.frontend.placing import device_get, device_put
+    from meshwright.frontend.resharding import reshard
     from meshwright.frontend.saving import save
     from meshwright.frontend.shard_map import shard_map, shmap
     from meshwright.hardware.matmul_plan import plan_matmul
@@ -39,6 +40,7 @@ _ON_FIRST_USE = {
     "NamedSharding": "meshwright.core.sharding",
     **dict.fromkeys(("device_get", "device_put"), "meshwright.frontend.placing"),
     "load": "meshwright.frontend.loading",
+    "reshard": "meshwright.frontend.resharding",
     "save": "meshwright.frontend.saving",
     "plan_matmul": "meshwright.hardware.matmul_plan",
     "plan_reshard": "meshwright.partition.reshard",
@@ -96,6 +98,7 @@ __all__ = [
     "plan_reshard",
     "random",
     "remat",
+    "reshard",
     "save",
     "set_mesh",
     "shard_map",

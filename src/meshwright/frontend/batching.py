@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import wraps
 from typing import Any
 
@@ -10,11 +11,12 @@ import optree
 
 from meshwright.core import tree
 from meshwright.core.source import here
-from meshwright.core.trace import Value
+from meshwright.core.trace import Manual, Value, state
+from meshwright.core.types import TensorType, union
 from meshwright.errors import MeshwrightError, ShapeError, TreeError
 from meshwright.frontend.tracing import check_function, leaf_value, trace_flat
 from meshwright.ops.basic import broadcast_in_dim, move_dim
-from meshwright.transform.batch import batch_program
+from meshwright.transform.batch import batch_program, batching_over
 
 Function = Callable[..., Any]
 
@@ -25,24 +27,27 @@ def vmap(
     out_axes: Any = 0,
     axis_name: str | None = None,
     axis_size: int | None = None,
-    spmd_axis_name: str | None = None,
+    spmd_axis_name: str | Sequence[str] | None = None,
 ) -> Function:
     """``fun`` applied to each example of a batch.
 
     ``in_axes`` says which dim of each argument is the batch (None: the same for all examples), as one number, a tuple
-    with one entry per argument, or a tree of them; ``out_axes`` where the batch goes in the results.
+    with one entry per argument, or a tree of them; ``out_axes`` where the batch goes in the results. With ``axis_name``
+    the examples can work together: collectives over that name go over the batch. ``spmd_axis_name`` names mesh axes
+    that a ``shard_map`` inside splits the batch over.
 
     >>> import meshwright.numpy as mnp
     >>> vmap(mnp.dot, in_axes=(0, None))(mnp.ones((2, 3)), mnp.ones(3)).tolist()
     [3.0, 3.0]
     """
     check_function(fun, "vmap")
-    if axis_name is not None or spmd_axis_name is not None:
+    spmd = () if spmd_axis_name is None else (spmd_axis_name,) if isinstance(spmd_axis_name, str) else spmd_axis_name
+    if not all(isinstance(name, str) for name in (*spmd, *((axis_name,) if axis_name is not None else ()))):
         raise MeshwrightError(
-            "vmap with a named axis is not supported.",
+            f"vmap is given {axis_name!r} and {spmd_axis_name!r} as the names of axes.",
             where=here(),
-            why="named axes belong to collectives, which vmap does not provide",
-            fix="leave axis_name out, and reduce over the batch outside of vmap",
+            why="axes are named by strings",
+            fix="axis_name='batch'",
         )
 
     @wraps(fun)
@@ -54,16 +59,46 @@ def vmap(
         flags = [axis is not None for axis in axes]
         moved = [x if axis is None else move_dim(x, axis % x.ndim, 0) for x, axis in zip(values, axes, strict=True)]
         types = [x.type.with_(shape=x.shape[1:]) if b else x.type for x, b in zip(moved, flags, strict=True)]
-        traced = trace_flat(fun, in_tree, types)
-        outs, out_flags = batch_program(
-            traced.program, size, [*traced.captured, *moved], [False] * len(traced.captured) + flags
-        )
+        if axis_name is not None:
+            types = [_varying(t, axis_name) if b else t for t, b in zip(types, flags, strict=True)]
+        with _named(axis_name, size):
+            traced = trace_flat(fun, in_tree, types)
+        with batching_over(axis_name, tuple(spmd)):
+            outs, out_flags = batch_program(
+                traced.program, size, [*traced.captured, *moved], [False] * len(traced.captured) + flags
+            )
         placeholders = tree.unflatten(traced.out_tree, range(len(outs)))
         targets = _axes_for(out_axes, placeholders, "out_axes")
         placed = [_place(x, b, axis, size) for x, b, axis in zip(outs, out_flags, targets, strict=True)]
         return tree.unflatten(traced.out_tree, placed)
 
     return batched
+
+
+def _varying(t: TensorType, axis: str) -> TensorType:
+    return t.with_(varying=union((t.varying, (axis,))))
+
+
+@contextmanager
+def _named(axis: str | None, size: int) -> Iterator[None]:
+    """Let collectives over ``axis`` be written in the function being traced."""
+    before = state.manual
+    if axis is not None:
+        if before is not None and (axis in before.axes or axis in before.parts):
+            raise MeshwrightError(
+                f"vmap's axis_name {axis!r} is the name of an axis that is there already.",
+                where=here(),
+                why="a collective could not tell them apart",
+                fix="another name",
+            )
+        level = state.builder.level + 1 if state.builder is not None else 0
+        outer = before or Manual(None, {}, {}, {}, True)
+        axes, levels = {**outer.axes, axis: size}, {**outer.level, axis: level}
+        state.manual = Manual(outer.mesh, axes, levels, outer.parts, outer.automatic)
+    try:
+        yield
+    finally:
+        state.manual = before
 
 
 def _axes_for(axes: Any, target: Any, name: str) -> list[int | None]:

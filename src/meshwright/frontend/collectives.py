@@ -153,7 +153,7 @@ def psum(x: Any, axis_name: AxisName, *, axis_index_groups: Any = None) -> Any:
     if is_number(x) and not _strict():
         return x * prod(sizes)
 
-    def one(x: Value) -> Value:
+    def one(x: Value) -> Any:
         if x.dtype == dtypes.BOOL:
             x = convert(x, dtype=dtypes.INT32, weak=False)
         absent = [] if _strict() else _absent(x, axes)
@@ -176,7 +176,7 @@ def pmean(x: Any, axis_name: AxisName, *, axis_index_groups: Any = None) -> Any:
     _no_groups("pmean", axis_index_groups)
     axes, sizes = resolve("pmean", axis_name)
 
-    def one(x: Value) -> Value:
+    def one(x: Value) -> Any:
         if not dtypes.is_inexact(x.dtype):
             x = convert(x, dtype=dtypes.default_float(), weak=False)
         absent = [] if _strict() else _absent(x, axes)
@@ -192,7 +192,7 @@ def _extreme(name: str, op: Any, x: Any, axis_name: AxisName, groups: Any) -> An
     _no_groups(name, groups)
     axes, _ = resolve(name, axis_name)
 
-    def one(x: Value) -> Value:
+    def one(x: Value) -> Any:
         present = axes if _strict() else tuple(axis for axis in axes if axis in x.type.varying)
         return op(x, axes=present) if present else x
 
@@ -255,16 +255,16 @@ def _dim(op: str, axis: int, rank: int) -> int:
 def _gather(name: str, op: Any, x: Any, axis_name: AxisName, axis: int, tiled: bool) -> Any:
     axes, sizes = resolve(name, axis_name)
 
-    def one(x: Value) -> Value:
+    def one(x: Value) -> Any:
         dim = _dim(name, axis, x.ndim if tiled else x.ndim + 1)
         if not tiled:
             x = reshape(x, shape=(*x.shape[:dim], 1, *x.shape[dim:]))
         if _strict():
-            return op(x, axes=axes, sizes=sizes, dim=dim)  # type: ignore[no-any-return]
+            return op(x, axes=axes, sizes=sizes, dim=dim)
         absent = _absent(x, axes)
         if len(absent) == len(axes):  # what all devices hold need not be sent
             return ops.repeated(x, dim, prod(sizes))
-        return op(_lifted(x, axes), axes=axes, sizes=sizes, dim=dim)  # type: ignore[no-any-return]
+        return op(_lifted(x, axes), axes=axes, sizes=sizes, dim=dim)
 
     return _each(name, one, x)
 
@@ -326,7 +326,7 @@ def psum_scatter(
     axes, sizes = resolve("psum_scatter", axis_name)
     count = prod(sizes)
 
-    def one(x: Value) -> Value:
+    def one(x: Value) -> Any:
         dim = _dim("psum_scatter", scatter_dimension if axis is None else axis, x.ndim)
         _untiled("psum_scatter", x, dim, count, tiled)
         if not _strict() and len(_absent(x, axes)) == len(axes):
@@ -349,7 +349,7 @@ def pscatter(x: Any, axis_name: AxisName, *, axis: int = 0, tiled: bool = True) 
     """
     axes, sizes = resolve("pscatter", axis_name)
 
-    def one(x: Value) -> Value:
+    def one(x: Value) -> Any:
         dim = _dim("pscatter", axis, x.ndim)
         _untiled("pscatter", x, dim, prod(sizes), tiled)
         x = ops.pscatter(x, axes=axes, sizes=sizes, dim=dim)
@@ -373,7 +373,7 @@ def all_to_all(
     axes, sizes = resolve("all_to_all", axis_name)
     count = prod(sizes)
 
-    def one(x: Value) -> Value:
+    def one(x: Value) -> Any:
         split, concat = _dim("all_to_all", split_axis, x.ndim), _dim("all_to_all", concat_axis, x.ndim)
         _untiled("all_to_all", x, split, count, tiled)
         target = concat if tiled else split
@@ -407,7 +407,7 @@ def ppermute(x: Any, axis_name: AxisName, perm: Iterable[tuple[int, int]]) -> An
             fix="perm=[(i, (i + 1) % n) for i in range(n)]",
         ) from None
 
-    def one(x: Value) -> Value:
+    def one(x: Value) -> Any:
         known = not _strict() and len(_absent(x, axes)) == len(axes)
         if known and {t for _, t in pairs} == set(range(prod(sizes))) == {s for s, _ in pairs}:
             return x  # everybody gets what everybody has

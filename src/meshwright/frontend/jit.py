@@ -147,7 +147,8 @@ class Jitted:
         """Inside another trace: add this function's equations to it, tracing it once per argument types."""
         values = [leaf_value(x, "an argument of a jitted function") for x in leaves]
         types = [x.type for x in values]
-        key = (in_tree, statics, dtypes.config._enable_x64, *types)
+        around = None if state.manual is None else state.manual.key
+        key = (in_tree, statics, dtypes.config._enable_x64, around, *types)
         traced = self._traced.get(key)
         if traced is None:
             traced = trace_flat(self._with_statics(statics), in_tree, types)

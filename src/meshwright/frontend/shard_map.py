@@ -183,6 +183,7 @@ class _Call:
             for spec, x, label in zip(specs, values, labels, strict=True)
         ]
         types = [_block(x.type, spec, axes, label) for x, spec, label in zip(values, in_specs, labels, strict=True)]
+        written: list[PartitionSpec] = []  # the specs of results as the user wrote them, one for each
         out_specs: list[PartitionSpec] = []
 
         def body(*args: Any) -> Any:
@@ -190,7 +191,7 @@ class _Call:
                 result = self.function(*args)
                 leaves, out_tree = tree.flatten(result)
                 outs = [leaf_value(x, "a result of the function") for x in leaves]
-                written = _specs_for(self.out_specs, result, "out_specs")
+                written[:] = _specs_for(self.out_specs, result, "out_specs")
                 names = tree.path_names(result)
                 out_specs[:] = [
                     self.spec(spec, x.type, f"result{f' {name}' if name else ''}", manual, "out_specs")
@@ -206,7 +207,7 @@ class _Call:
             in_specs=(*_captured_specs(traced), *in_specs), out_specs=tuple(out_specs),
         )  # fmt: skip
         if isinstance(self.mesh, Mesh):
-            for x, spec in zip(outs, out_specs, strict=True):
+            for x, spec in zip(outs, written, strict=True):
                 if x.__class__ is Array:
                     x._sharding = NamedSharding(self.mesh, spec)
         return tree.unflatten(traced.out_tree, outs)

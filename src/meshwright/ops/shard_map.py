@@ -42,7 +42,7 @@ from meshwright.ops.regions import (
     spread,
 )
 from meshwright.ops.stacked import stacked_program
-from meshwright.transform.batch import batch_axis, batch_program, spmd_axes
+from meshwright.transform.batch import batch_axis, batch_program, batching_over, spmd_axes
 from meshwright.transform.derivative import jvp_program, linearize_program
 from meshwright.transform.simplify import dce
 from meshwright.transform.transpose import transpose_program
@@ -273,7 +273,7 @@ def _batch(
 ) -> tuple[list[Value], list[bool]]:
     """Each device runs its body on a batch of blocks; the batch may be split over further axes."""
     body, sizes = params["body"], dict(params["mesh"])
-    spmd = () if batch_axis() is not None else spmd_axes()
+    spmd = spmd_axes()
     _check_spmd(spmd, size, params)
     local = size // prod(sizes[axis] for axis in spmd)
     manual = union_in_order(params["mesh"], (*params["manual"], *spmd))
@@ -283,7 +283,8 @@ def _batch(
         return spec.update((entry, *spec.partitions)) if is_batched else spec
 
     def step(*values: Any) -> tuple[list[Any], list[bool]]:
-        outs, flags = batch_program(body, local, values, batched)
+        with batching_over(batch_axis()):
+            outs, flags = batch_program(body, local, values, batched)
         wanted = [union((varying_axes(placed(spec, b)), _outer(x.type.varying, manual)))
                   for x, spec, b in zip(outs, params["out_specs"], flags, strict=True)]  # fmt: skip
         return [as_type(x, x.type.with_(varying=v)) for x, v in zip(outs, wanted, strict=True)], flags

@@ -1,0 +1,37 @@
+"""reshard: the same value laid out in another way."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from meshwright.core import tree
+from meshwright.core.trace import Array, Value
+from meshwright.frontend.placing import put, spread
+from meshwright.frontend.tracing import leaf_value
+from meshwright.ops.collective import finish_sum
+
+
+def reshard(x: Any, sharding: Any) -> Any:
+    """The arrays of a tree in another layout: a sharding, or a ``P`` on the current mesh.
+
+    A value of which each device holds a summand, ``{U:i}``, becomes the sum.
+
+    >>> import meshwright as mw, meshwright.numpy as mnp
+    >>> mesh = mw.make_mesh((4,), ("i",))
+    >>> y = mw.shard_map(lambda x: x, mesh=mesh, in_specs=mw.P("i"), out_specs=mw.P(sum="i"))(mnp.arange(8.0))
+    >>> z = reshard(y, mw.NamedSharding(mesh, mw.P()))
+    >>> print(mw.typeof(y), mw.typeof(z), z.tolist())
+    float32[2]{U:i} float32[2] [12.0, 16.0]
+    """
+    leaves, structure = tree.flatten(x)
+    places = spread(sharding, x, "reshard")
+    found = [
+        _one(leaf_value(leaf, "what is given to reshard"), place) for leaf, place in zip(leaves, places, strict=True)
+    ]
+    return tree.unflatten(structure, found)
+
+
+def _one(x: Value, place: Any) -> Value:
+    if x.type.unreduced:
+        x = finish_sum(x, axes=x.type.unreduced)
+    return put(x, place) if x.__class__ is Array and place is not None else x
