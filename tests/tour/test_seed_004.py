@@ -10,16 +10,12 @@ Slips of the document, and what is run instead:
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
-import pytest
 
 import meshwright as mw
 import meshwright.numpy as jnp
-from meshwright import lax
 from meshwright import pallas as pl
 from meshwright.pallas import tpu as pltpu
 from tests.kernel.driver import on_devices

@@ -19,7 +19,7 @@ import numpy as np
 
 from meshwright.core.source import Source
 from meshwright.kernel.faults import BarrierError, RaceError, UninitializedError
-from meshwright.kernel.memory import Buffer, Data, Path, mark
+from meshwright.kernel.memory import Buffer, Data, Path, mark, put
 
 if TYPE_CHECKING:
     from meshwright.kernel.tasks import Task
@@ -160,7 +160,7 @@ class Shadow:
                 )
             self._after_write(task, value, "reads", task.name, source)
         number = self.history.event(task, "reads", source)
-        mark(self._layer(task.entity), path)[...] = number
+        put(self._layer(task.entity), path, number)
 
     def write_by_task(self, task: Task, path: Path) -> None:
         """A store."""
@@ -169,7 +169,7 @@ class Shadow:
         for value in _distinct(view):
             self._after_write(task, value, "writes", task.name, source)
         self._after_reads(task, path, task.entity, "writes", task.name, source)
-        view[...] = (task.entity + 1) << _EVENT_BITS | self.history.event(task, "writes", source)
+        put(self.writes, path, (task.entity + 1) << _EVENT_BITS | self.history.event(task, "writes", source))
 
     # Accesses of copies
 

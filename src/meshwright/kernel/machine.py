@@ -209,6 +209,8 @@ class Machine:
         task = copy.starter
         if self.schedule.interrupts:
             self.pause(task)
+        if not copy.nbytes:
+            return
         copy.number = self.copies
         self.copies += 1
         copy.finish = task.time

@@ -51,6 +51,15 @@ def mark(data: Data, path: Path) -> Data:
     return follow(data, tuple(step for step in path if not isinstance(step, Bitcast)))
 
 
+def put(data: Data, path: Path, value: int) -> None:
+    """Mark the part of an array that a path selects; its last step may be an array of indices."""
+    steps = tuple(step for step in path if not isinstance(step, Bitcast))
+    if steps and not isinstance(steps[-1], Reshape):
+        follow(data, steps[:-1])[steps[-1]] = value
+    else:
+        follow(data, steps)[...] = value
+
+
 def poison(shape: tuple[int, ...], dtype: DType) -> Data:
     """Memory nobody has written to: NaN, or the least number of an integer dtype."""
     data = np.empty(shape, dtype)

@@ -110,8 +110,7 @@ class _At:
                 why="a view of memory has a start, a size and a stride per dim",
                 fix="load with the indices, ref[indices], or loop over them: ref.at[indices[i]]",
             )
-        if Ellipsis not in index and all(k.__class__ is int for k in index) and len(index) == ref.data.ndim:
-            index = (*index, Ellipsis)
+        index = as_view(ref.data, index)
         return Ref(ref.buffer, ref.data[index], (*ref.path, index))
 
 
@@ -161,7 +160,7 @@ def load(ref: Ref, key: Any) -> Array:
 
 def as_view(data: Data, index: Any) -> Any:
     """An index that gives an array, of rank 0 if need be."""
-    if Ellipsis in index or len(index) != data.ndim or any(k.__class__ is not int for k in index):
+    if len(index) != data.ndim or any(k.__class__ is not int for k in index):
         return index
     return (*index, Ellipsis)
 
