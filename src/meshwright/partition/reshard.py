@@ -382,18 +382,16 @@ def _dtype(given: Any) -> DType:
 
 
 def _ends(shape: tuple[int, ...], src: Any, dst: Any) -> tuple[TensorSharding, TensorSharding]:
-    source, target = (_sharding(given, len(shape), name) for given, name in ((src, "src"), (dst, "dst")))
+    source, target = (_sharding(given, shape, name) for given, name in ((src, "src"), (dst, "dst")))
     rank = len(shape)
     source, target = _on_any_mesh(source, target.mesh, rank), _on_any_mesh(target, source.mesh, rank)
     source.check_shape(shape)
     target.check_shape(shape)
-    one, other = source.mesh, target.mesh
-    if one is not other and _numbers(one, other) is not None:
-        mine, theirs = _numbers(one, other) or ("", "")
+    if source.mesh is not target.mesh and (why := _apart(source.mesh, target.mesh)):
         raise MeshError(
             "An array cannot be resharded from one set of devices to another.",
             where=here(),
-            why=f"the source is on {mine}, the target on {theirs}",
+            why=why,
             fix="mw.device_put(x, dst) copies an array to other devices",
         )
     if source.unreduced and target.unreduced and source.reduction != target.reduction:
@@ -408,13 +406,13 @@ def _ends(shape: tuple[int, ...], src: Any, dst: Any) -> tuple[TensorSharding, T
     return source, target
 
 
-def _sharding(given: Any, rank: int, name: str) -> TensorSharding:
+def _sharding(given: Any, shape: tuple[int, ...], name: str) -> TensorSharding:
     if isinstance(given, TensorSharding):
         return given
     if isinstance(given, PartitionSpec):
         mesh = get_mesh()
         if mesh is not None:
-            return NamedSharding(mesh, given).to_tensor_sharding(rank)
+            return _sharding(NamedSharding(mesh, given), shape, name)
         raise ShardingError(
             f"{name}={given} has no mesh.",
             where=here(),
@@ -422,7 +420,8 @@ def _sharding(given: Any, rank: int, name: str) -> TensorSharding:
             fix=f"mw.NamedSharding(mesh, {given})",
         )
     if hasattr(given, "to_tensor_sharding"):
-        found = given.to_tensor_sharding(rank)
+        given.shard_shape(shape)  # raises if it does not fit
+        found = given.to_tensor_sharding(len(shape))
         assert isinstance(found, TensorSharding)
         return found
     raise ShardingError(
@@ -446,22 +445,20 @@ def _on_any_mesh(sharding: TensorSharding, other: BaseMesh, rank: int) -> Tensor
     return sharding
 
 
-def _numbers(one: BaseMesh, other: BaseMesh) -> tuple[str, str] | None:
-    """How the devices of two meshes differ, if they do."""
+def _apart(one: BaseMesh, other: BaseMesh) -> str:
+    """How the devices of two meshes differ; nothing if they do not."""
     if one.size != other.size:
-        return _devices(one.size), _devices(other.size)
-    if isinstance(one, Mesh) and isinstance(other, Mesh):
-        if one.kind != other.kind:
-            return f"{_devices(one.size)} of kind {one.kind}", f"{_devices(other.size)} of kind {other.kind}"
-        if one.order != other.order:
-            mine, theirs = (sorted(mesh.order or range(mesh.size)) for mesh in (one, other))
-            if mine != theirs:
-                first = next(a for a, b in zip(mine, theirs, strict=True) if a != b)
-                second = next(b for a, b in zip(mine, theirs, strict=True) if a != b)
-                return f"device {min(first, second)}" if first < second else f"device {first}", (
-                    f"device {second} in its place"
-                )
-    return None
+        return f"the source is on {_devices(one.size)}, the target on {_devices(other.size)}"
+    if (
+        not isinstance(one, Mesh)
+        or not isinstance(other, Mesh)
+        or (one.kind == other.kind and one.order == other.order)
+    ):
+        return ""
+    if one.kind != other.kind:
+        return f"the source is on devices of kind {one.kind}, the target on devices of kind {other.kind}"
+    left = set(one.order or range(one.size)) - set(other.order or range(other.size))
+    return f"device {min(left)} is in the mesh of the source only" if left else ""
 
 
 def _devices(count: int) -> str:

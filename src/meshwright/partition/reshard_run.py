@@ -35,8 +35,10 @@ Shard = NDArray[Any]
 REDUCE: dict[str, Any] = {"sum": np.add, "max": np.maximum, "min": np.minimum, "prod": np.multiply}
 
 
-def run_plan(plan: ReshardPlan, shards: Sequence[Shard]) -> list[Shard]:
+def run_plan(plan: ReshardPlan, shards: Sequence[Shard], received: list[int] | None = None) -> list[Shard]:
     """The shards of the target, given those of the source, padding included; both in the order of device numbers.
+
+    A list given as ``received`` gets the number of elements that each device took in from others.
 
     >>> import numpy as np
     >>> from meshwright.core.mesh import make_mesh
@@ -68,6 +70,9 @@ def run_plan(plan: ReshardPlan, shards: Sequence[Shard]) -> list[Shard]:
     result: list[Shard] = [done[0]] * len(done)
     for array, rank in zip(done, order, strict=True):
         result[rank] = array
+    if received is not None:
+        by_rank = dict(zip(order, machine.received, strict=True))
+        received[:] = [by_rank[rank] for rank in range(len(done))]
     return result
 
 
@@ -97,6 +102,7 @@ class _Machine:
     def __init__(self, plan: ReshardPlan) -> None:
         self.plan = plan
         self.size = plan.num_devices
+        self.received = [0] * self.size
 
     def digit(self, axis: AxisRef) -> Digit:
         assert self.plan.mesh is not None
@@ -109,6 +115,10 @@ class _Machine:
     def moved(self, device: int, axis: AxisRef, value: int) -> int:
         """The device that differs from this one along one axis only."""
         return device + (value - self.coordinate(device, axis)) * self.digit(axis).stride
+
+    def sent(self, sender: int, receiver: int, elements: int) -> None:
+        """Count what another device took in."""
+        self.received[receiver] += elements * (sender != receiver)
 
     def run(self, step: ReshardStep, arrays: list[Shard], before: View, after: View) -> list[Shard]:
         if isinstance(step, Blocks):
@@ -148,11 +158,15 @@ class _Machine:
                     sender = self.moved(sender, part.axis, value)
                     index[_axis(after, part.place)] = value
                 whole[tuple(index)] = arrays[sender]
+                self.sent(sender, device, arrays[sender].size)
             found.append(whole)
         return found
 
     def allreduce(self, step: AllReduce, arrays: list[Shard], before: View, after: View) -> list[Shard]:
-        return self.reduced(step.axes, step.reduction, arrays)
+        found = self.reduced(step.axes, step.reduction, arrays)
+        for device in range(self.size):  # as a reduce-scatter and an all-gather
+            self.received[device] += 2 * arrays[device].size * (step.group - 1) // step.group
+        return found
 
     def reduced(self, axes: Sequence[AxisRef], reduction: str, arrays: list[Shard]) -> list[Shard]:
         for axis in axes:
@@ -163,7 +177,10 @@ class _Machine:
         return arrays
 
     def reducescatter(self, step: ReduceScatter, arrays: list[Shard], before: View, after: View) -> list[Shard]:
-        return self.slice(step, self.reduced(step.axes, step.reduction, arrays), before, after)
+        found = self.slice(step, self.reduced(step.axes, step.reduction, arrays), before, after)
+        for device in range(self.size):
+            self.received[device] += found[device].size * (step.group - 1)
+        return found
 
     def mask(self, step: Mask, arrays: list[Shard], before: View, after: View) -> list[Shard]:
         if step.reduction in ("max", "min"):
@@ -181,6 +198,7 @@ class _Machine:
             for move in step.moves:
                 receiver = self.moved(receiver, move.target, self.coordinate(device, move.source))
             found[receiver] = array
+            self.sent(device, receiver, array.size)
         return found
 
     def alltoall(self, step: AllToAll, arrays: list[Shard], before: View, after: View) -> list[Shard]:
@@ -195,7 +213,8 @@ class _Machine:
                     sender = self.moved(sender, swap.axes[0], value)
                     take[_axis(before, swap.split)] = self.coordinate(device, swap.axes[0])
                     put[_axis(after, swap.join)] = value
-                whole[tuple(put)] = arrays[sender][tuple(take)]
+                whole[tuple(put)] = part = arrays[sender][tuple(take)]
+                self.sent(sender, device, part.size)
             found.append(whole)
         return found
 
@@ -220,7 +239,8 @@ class _Machine:
                 for path, shift in zip(step.paths, round.shifts, strict=True):
                     own = self.coordinate(receiver, path.axes[0])
                     put[_axis(after, path.join)] = (own - shift) % path.axes[0].size
-                found[receiver][tuple(put)] = array[tuple(take)]
+                found[receiver][tuple(put)] = part = array[tuple(take)]
+                self.sent(device, receiver, part.size)
             assert len(receivers) == self.size, "a round is a permutation"
         return found
 
@@ -239,8 +259,9 @@ class _Machine:
                 for send in round.sends:
                     if send.target == number:
                         sender = self.at(device, step, send.source)
-                        take = _box(send.take, round.shape, units)
-                        found[device][_box(send.put, round.shape, units)] = arrays[sender][take]
+                        part = arrays[sender][_box(send.take, round.shape, units)]
+                        found[device][_box(send.put, round.shape, units)] = part
+                        self.sent(sender, device, part.size)
         return found
 
     def number(self, device: int, step: Blocks) -> int:
