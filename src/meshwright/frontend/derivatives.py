@@ -146,7 +146,8 @@ def grad(fun: Function, argnums: int | Sequence[int] = 0, has_aux: bool = False,
 
 def _strengthen(ct: Value, type: TensorType) -> Value:
     """A gradient has the dtype and weakness of what it is the gradient of."""
-    return ct if ct.type is type else convert(ct, dtype=type.dtype, weak=type.weak)
+    same = ct.type.dtype == type.dtype and ct.type.weak == type.weak
+    return ct if same else convert(ct, dtype=type.dtype, weak=type.weak)
 
 
 def _check_inputs(values: Sequence[Value], args: Sequence[Any], positions: Sequence[int], holomorphic: bool) -> None:
