@@ -18,7 +18,7 @@ from meshwright.frontend.tracing import ShapeDtypeStruct, eval_shape, make_progr
 from meshwright.ops import every as _every_op  # noqa: F401  (fills the registry)
 
 if TYPE_CHECKING:
-    from meshwright import debug, dist, hardware, lax, nn, random, sharding
+    from meshwright import debug, dist, hardware, lax, nn, pallas, random, sharding
     from meshwright.core.mesh import AbstractMesh, AxisType, Mesh, make_mesh, set_mesh
     from meshwright.core.partition_spec import P, PartitionSpec
     from meshwright.core.sharding import NamedSharding
@@ -34,7 +34,10 @@ remat = checkpoint
 
 # Names that need not be there to start, and the modules they come from; a module comes from itself.
 _ON_FIRST_USE = {
-    **{name: f"meshwright.{name}" for name in ("debug", "dist", "hardware", "lax", "nn", "random", "sharding")},
+    **{
+        name: f"meshwright.{name}"
+        for name in ("debug", "dist", "hardware", "lax", "nn", "pallas", "random", "sharding")
+    },
     **dict.fromkeys(("AbstractMesh", "AxisType", "Mesh", "make_mesh", "set_mesh"), "meshwright.core.mesh"),
     **dict.fromkeys(("P", "PartitionSpec"), "meshwright.core.partition_spec"),
     "NamedSharding": "meshwright.core.sharding",
@@ -93,6 +96,7 @@ __all__ = [
     "make_program",
     "nn",
     "numpy",
+    "pallas",
     "parse_program",
     "plan_matmul",
     "plan_reshard",

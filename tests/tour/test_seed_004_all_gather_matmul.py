@@ -22,7 +22,6 @@ import meshwright.numpy as jnp
 from meshwright import lax
 from meshwright import pallas as pl
 from meshwright.pallas import tpu as pltpu
-from tests.kernel.driver import on_devices
 
 
 def existing_matmul_kernel(x_ref, y_ref, z_ref, acc_ref, *, acc_steps):
@@ -35,10 +34,6 @@ def existing_matmul_kernel(x_ref, y_ref, z_ref, acc_ref, *, acc_steps):
     @pl.when(pl.program_id(2) == acc_steps - 1)
     def _():
         z_ref[...] = acc_ref[...].astype(z_ref.dtype)
-
-
-def axis_index(name):
-    return pltpu.device_id()
 
 
 def make_kernel(num_devices, m, sharded_k, sharded_n, tm, tk, tn, debug=None):
@@ -95,7 +90,7 @@ def make_kernel(num_devices, m, sharded_k, sharded_n, tm, tk, tn, debug=None):
         is_end = jnp.logical_and(step == steps - 1, is_end_of_step)
         compute_buffer = lax.rem(step, 2)
         send_buffer = 1 - compute_buffer
-        my_id = axis_index("x")
+        my_id = lax.axis_index("x")
         right_neighbor = lax.rem(my_id + 1, num_devices)
         left_neighbor = lax.rem(my_id - 1, num_devices)
         left_neighbor = jnp.where(left_neighbor < 0, left_neighbor + num_devices, left_neighbor)
@@ -272,14 +267,21 @@ SHAPES = [(16, 16, 16, 8, 8, 8), (16, 16, 8, 8, 8, 8), (8, 16, 8, 8, 8, 8), (8, 
 
 
 def run(devices: int, shape: tuple[int, ...], debug: pl.Debug | None = None) -> tuple[Any, Any]:
-    """The gathered product, and what NumPy says it is."""
+    """The product of a left side and a right side cut along their columns, and what NumPy says it is."""
     m, sharded_k, sharded_n = shape[:3]
     generator = np.random.default_rng(0)
     x = generator.normal(size=(m, sharded_k * devices)).astype(np.float32)
     y = generator.normal(size=(sharded_k * devices, sharded_n * devices)).astype(np.float32)
-    inputs = [[a, b] for a, b in zip(np.split(x, devices, 1), np.split(y, devices, 1), strict=True)]
-    outs = on_devices(make_kernel(devices, *shape, debug=debug), {"x": devices}, inputs)
-    return np.concatenate([out for out, _ in outs], 1), x @ y
+    columns = mw.P(None, "x")
+    matmul = mw.jit(
+        mw.shard_map(
+            lambda lhs, rhs: make_kernel(devices, *shape, debug=debug)(lhs, rhs)[0],
+            mesh=mw.make_mesh((devices,), ("x",)),
+            in_specs=(columns, columns),
+            out_specs=columns,
+        )
+    )
+    return matmul(x, y), x @ y
 
 
 @pytest.mark.parametrize("devices", [2, 4, 8])

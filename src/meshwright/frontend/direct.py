@@ -25,7 +25,7 @@ Function = Callable[..., Any]
 class Place(Protocol):
     """Where the running body is on its mesh."""
 
-    def axis_index(self, name: str) -> int:
+    def axis_index(self, name: str) -> Any:
         """Its coordinate along a mesh axis."""
 
     def axis_size(self, name: str) -> int:

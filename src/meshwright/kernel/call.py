@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from meshwright.core import trace, tree
-from meshwright.core.source import Source
+from meshwright.core.source import Source, here
 from meshwright.core.types import TensorType
 from meshwright.frontend import direct
 from meshwright.kernel.blocks import BlockSpec
@@ -22,8 +22,7 @@ from meshwright.kernel.pipeline import Pipeline
 from meshwright.kernel.refs import Ref
 from meshwright.kernel.schedules import Adversarial, Schedule, Seeded, nth
 from meshwright.kernel.spaces import MemorySpace, MemoryType
-from meshwright.kernel.tasks import Task
-from meshwright.kernel.tasks import state as task_state
+from meshwright.kernel.tasks import Task, current
 
 
 @dataclass(frozen=True)
@@ -125,13 +124,24 @@ def _explore(
 class _Place:
     """Where the running task is, for ``lax.axis_index``."""
 
-    def axis_index(self, name: str) -> int:
-        assert task_state.task is not None
-        return task_state.task.coordinates[name]
+    def axis_index(self, name: str) -> Any:
+        task = current("lax.axis_index")
+        self._check(task, name)
+        return direct.integer(task.coordinates[name])
 
     def axis_size(self, name: str) -> int:
-        assert task_state.task is not None
-        return task_state.task.machine.mesh[name]
+        task = current("lax.axis_size")
+        self._check(task, name)
+        return task.machine.mesh[name]
+
+    def _check(self, task: Task, name: str) -> None:
+        if name not in task.machine.mesh:
+            raise KernelError(
+                f"A kernel asks for the mesh axis {name!r}.",
+                where=here(),
+                why=f"it runs over {', '.join(map(repr, task.machine.mesh)) or 'no axis'}",
+                fix="call it in a shard_map over that axis",
+            )
 
 
 def _run(

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from functools import partial
+from itertools import count
 from typing import Any
 
 import numpy as np
 
 from meshwright.core import dtypes, tree
+from meshwright.core.program import Rule
 from meshwright.core.source import here, user_source
 from meshwright.core.trace import Array, state
 from meshwright.core.types import TensorType
 from meshwright.frontend.tracing import leaf_value
+from meshwright.kernel import operation
 from meshwright.kernel.blocks import BlockSpec, GridSpec
 from meshwright.kernel.call import Call, CompilerParams, Debug, run_kernel
 from meshwright.kernel.faults import KernelError
 from meshwright.kernel.indexing import as_int
+from meshwright.ops.collective import axis_index
 
 
 def pallas_call(
@@ -98,7 +103,15 @@ def _apply(call: Call, leaves: list[Any]) -> list[Any]:
     if state.builder is None and all(leaf.__class__ is Array for leaf in leaves):
         found = run_kernel(call, {}, [[leaf.data for leaf in leaves]])[0]
         return [Array(np.asarray(data), t) for data, t in zip(found, call.out_types, strict=True)]
-    raise KernelError("A kernel is called in a function being traced.", where=here())
+    manual = state.manual
+    mesh = tuple(manual.axes.items()) if manual is not None else ()
+    # Every call is a kernel of its own: its number keeps programs apart that differ in nothing else.
+    rule = Rule(f"{call.name}#{next(_serial)}", partial(run_kernel, call))
+    places = [axis_index(axes=(axis,), sizes=(size,)) for axis, size in mesh]
+    return list(operation.pallas_call(*places, *leaves, kernel=rule, mesh=mesh, out=call.out_types, rows=()))
+
+
+_serial = count()
 
 
 def _labels(kernel: Callable[..., Any], inputs: int, outputs: int) -> tuple[str, ...]:

@@ -1,0 +1,87 @@
+"""A kernel as one op of a program: its evaluation starts the machine, on all devices at once.
+
+``mesh`` are the axes of the ``shard_map`` it is called in, with their sizes; the first operands are the device's
+coordinates along them, so that every device has a call of its own even where the operands are the same. ``rows`` are
+the dims in front of all operands, as batching puts them there: devices along a mesh axis, or examples of a ``vmap``,
+which have no name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from meshwright.core.op import Cost, Linearity, No, Op, Types, Value, define_op
+from meshwright.core.program import Params, Rule
+from meshwright.core.types import TensorType, Variance
+from meshwright.ops.basic import broadcast_in_dim
+from meshwright.transform.batch import batch_axis
+
+Axes = tuple[tuple[str, int], ...]
+
+
+def _type(
+    *types: TensorType, kernel: Rule, mesh: Axes, out: tuple[TensorType, ...], rows: Axes
+) -> tuple[TensorType, ...]:
+    """Results may differ between all devices; those that are rows already do not count."""
+    named = {axis for axis, _ in rows}
+    varying = tuple(sorted(axis for axis, _ in mesh if axis not in named))
+    front = tuple(size for _, size in rows)
+    return tuple(t.with_(shape=front + t.shape, varying=varying) for t in out)
+
+
+def _batch(
+    op: Op, size: int, args: Sequence[Value], batched: Sequence[bool], params: Params
+) -> tuple[list[Value], list[bool]]:
+    axis = batch_axis()
+    known = {name for name, _ in params["rows"]}
+    name = axis if axis is not None and axis in dict(params["mesh"]) and axis not in known else ""
+    operands = [
+        x if is_batched else broadcast_in_dim(x, shape=(size, *x.shape), dims=tuple(range(1, x.ndim + 1)))
+        for x, is_batched in zip(args, batched, strict=True)
+    ]
+    outs = op(*operands, **{**params, "rows": ((name, size), *params["rows"])})
+    return list(outs), [True] * len(outs)
+
+
+def _evaluate(
+    xp: Any, *arrays: Any, kernel: Rule, mesh: Axes, out: tuple[TensorType, ...], rows: Axes
+) -> tuple[Any, ...]:
+    inputs = [np.asarray(x) for x in arrays[len(mesh) :]]
+    front = tuple(size for _, size in rows)
+    results = tuple(np.empty(front + t.shape, t.dtype) for t in out)
+    examples = [range(size) if not name else range(1) for name, size in rows]
+    devices = list(product(*(range(size) for _, size in mesh)))
+    for example in product(*examples):
+        places = []
+        for device in devices:
+            at = dict(zip((name for name, _ in mesh), device, strict=True))
+            places.append(tuple(at[name] if name else n for (name, _), n in zip(rows, example, strict=True)))
+        found = kernel(dict(mesh), [[x[place] for x in inputs] for place in places])
+        for place, row in zip(places, found, strict=True):
+            for result, data in zip(results, row, strict=True):
+                result[place] = data
+    return results
+
+
+def _cost(operands: Types, results: Types, params: Params) -> Cost:
+    """What a kernel computes is not known without running it; that it reads and writes its operands is."""
+    return Cost(0.0, float(sum(t.nbytes for t in (*operands, *results))))
+
+
+pallas_call: Op = define_op(
+    "pallas_call",
+    type=_type,
+    factors=No("a kernel says itself how its operands are cut"),
+    linear=Linearity.NONE,
+    jvp=No("a kernel has no derivative of its own; give it one: mw.custom_vjp around the call"),
+    transpose=No("a kernel is not linear; give it a derivative: mw.custom_vjp around the call"),
+    batch=_batch,
+    evaluate=_evaluate,
+    cost=_cost,
+    variance=Variance.OWN,
+    samples=lambda: [],
+)
