@@ -79,9 +79,7 @@ def collectives(repeats: int) -> Iterator[Row]:
     my_mesh = mw.make_mesh((8,), ("i",))
     for name, function in COLLECTIVES.items():
         out = "" if name == "psum" else "i"
-        ours = mw.jit(
-            mw.shard_map(function(mw.lax), mesh=my_mesh, in_specs=mw.P("i"), out_specs=mw.P(*out))
-        )
+        ours = mw.jit(mw.shard_map(function(mw.lax), mesh=my_mesh, in_specs=mw.P("i"), out_specs=mw.P(*out)))
         theirs = jax.jit(jax.shard_map(function(jax.lax), mesh=mesh, in_specs=jax.P("i"), out_specs=jax.P(*out)))
         for size, label in ((2**10, "1 KB"), (2**20, "1 MB"), (2**24, "16 MB")):
             x = np.random.default_rng(0).normal(size=(8 * (size // 4),)).astype(np.float32)

@@ -3,7 +3,7 @@
 c: f32[8,4,5] = dot_general a b batch=((0,), (0,)) contract=((1,), (1,))
 d: f32[4,5] = reduce_sum c axes=(0,)
                                              ==>
-d: f32[4,5] = dot_general a b batch=((), ()) contract=((1, 0), (1, 0))
+d: f32[4,5] = dot_general a b batch=((), ()) contract=((0, 1), (0, 1))
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class _Fusion:
             kept = [n for n in range(len(left_batch)) if n not in axes]
             params = {
                 **eqn.params,
-                "contract": (left + tuple(left_batch[a] for a in axes), right + tuple(right_batch[a] for a in axes)),
+                "contract": (tuple(left_batch[a] for a in axes) + left, tuple(right_batch[a] for a in axes) + right),
                 "batch": (tuple(left_batch[n] for n in kept), tuple(right_batch[n] for n in kept)),
             }
             return self.emit(eqn.op, [renamed.get(a, a) for a in eqn.inputs], params, source)
@@ -72,6 +72,8 @@ class _Fusion:
                 return None
             rest = [p for n, p in enumerate(order) if n not in axes]
             ranks = tuple(sorted(rest).index(p) for p in rest)
+            if ranks == tuple(sorted(ranks)):
+                return inner
             return self.emit(transpose, [inner], {"permutation": ranks}, source)
         if eqn.op is neg:
             inner = self.summed(eqn.inputs[0], axes, source, renamed)
