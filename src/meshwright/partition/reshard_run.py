@@ -11,11 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.core.axes import AxisRef
-from meshwright.core.placement import Digit, digits_of
+from meshwright.core.mesh import BaseMesh
 from meshwright.core.source import here
 from meshwright.errors import ShapeError
 from meshwright.partition.reshard import ReshardPlan, View
 from meshwright.partition.reshard_blocks import Blocks
+from meshwright.partition.reshard_pairs import block_pairs, digit, permute_pairs, receivers
 from meshwright.partition.reshard_steps import (
     AllGather,
     AllReduce,
@@ -28,7 +29,6 @@ from meshwright.partition.reshard_steps import (
     ReshardStep,
     Rounds,
     Slice,
-    cycle_moves,
 )
 
 Shard = NDArray[Any]
@@ -104,17 +104,18 @@ class _Machine:
         self.size = plan.num_devices
         self.received = [0] * self.size
 
-    def digit(self, axis: AxisRef) -> Digit:
+    @property
+    def mesh(self) -> BaseMesh:
         assert self.plan.mesh is not None
-        return digits_of(self.plan.mesh, (axis,))[0]
+        return self.plan.mesh
 
     def coordinate(self, device: int, axis: AxisRef) -> int:
-        digit = self.digit(axis)
-        return device // digit.stride % digit.size
+        stride, size = digit(self.mesh, axis)
+        return device // stride % size
 
     def moved(self, device: int, axis: AxisRef, value: int) -> int:
         """The device that differs from this one along one axis only."""
-        return device + (value - self.coordinate(device, axis)) * self.digit(axis).stride
+        return device + (value - self.coordinate(device, axis)) * digit(self.mesh, axis).stride
 
     def sent(self, sender: int, receiver: int, elements: int) -> None:
         """Count what another device took in."""
@@ -193,12 +194,9 @@ class _Machine:
 
     def permute(self, step: Permute, arrays: list[Shard], before: View, after: View) -> list[Shard]:
         found = list(arrays)
-        for device, array in enumerate(arrays):
-            receiver = device
-            for move in step.moves:
-                receiver = self.moved(receiver, move.target, self.coordinate(device, move.source))
-            found[receiver] = array
-            self.sent(device, receiver, array.size)
+        for sender, receiver in permute_pairs(self.mesh, step):
+            found[receiver] = arrays[sender]
+            self.sent(sender, receiver, arrays[sender].size)
         return found
 
     def alltoall(self, step: AllToAll, arrays: list[Shard], before: View, after: View) -> list[Shard]:
@@ -220,67 +218,32 @@ class _Machine:
 
     def rounds(self, step: Rounds, arrays: list[Shard], before: View, after: View) -> list[Shard]:
         found = [np.empty([digit.size for dim in after for digit in dim], array.dtype) for array in arrays]
-        moves = [move for axes in step.cycles for move in cycle_moves(axes)]
         for round in step.rounds():
-            receivers = set()
-            for device, array in enumerate(arrays):
-                receiver = device
-                for move in moves:
-                    receiver = self.moved(receiver, move.target, self.coordinate(device, move.source))
-                take: list[Any] = [slice(None)] * array.ndim
-                for path, shift in zip(step.paths, round.shifts, strict=True):
-                    value = (self.coordinate(device, path.axes[-1]) + shift) % path.axes[0].size
-                    take[_axis(before, path.split)] = value
-                    for axis, following in zip(path.axes, path.axes[1:], strict=False):
-                        receiver = self.moved(receiver, following, self.coordinate(device, axis))
-                    receiver = self.moved(receiver, path.axes[0], value)
-                receivers.add(receiver)
+            for sender, receiver in enumerate(receivers(self.mesh, step, round).tolist()):
+                take: list[Any] = [slice(None)] * arrays[sender].ndim
                 put: list[Any] = [slice(None)] * found[receiver].ndim
                 for path, shift in zip(step.paths, round.shifts, strict=True):
-                    own = self.coordinate(receiver, path.axes[0])
-                    put[_axis(after, path.join)] = (own - shift) % path.axes[0].size
-                found[receiver][tuple(put)] = part = array[tuple(take)]
-                self.sent(device, receiver, part.size)
-            assert len(receivers) == self.size, "a round is a permutation"
+                    size = path.axes[0].size
+                    take[_axis(before, path.split)] = (self.coordinate(sender, path.axes[-1]) + shift) % size
+                    put[_axis(after, path.join)] = (self.coordinate(receiver, path.axes[0]) - shift) % size
+                found[receiver][tuple(put)] = part = arrays[sender][tuple(take)]
+                self.sent(sender, receiver, part.size)
         return found
 
     def blocks(self, step: Blocks, arrays: list[Shard]) -> list[Shard]:
         units = self.plan.units
         shape = [size * unit for size, unit in zip(step.shape, units, strict=True)]
         found = [np.zeros(shape, array.dtype) for array in arrays]
-        for device in range(self.size):
-            number = self.number(device, step)
-            for round in (*step.rounds, *step.copies):
-                assert (
-                    len({send.target for send in round.sends})
-                    == len({s.source for s in round.sends})
-                    == len(round.sends)
-                )
-                for send in round.sends:
-                    if send.target == number:
-                        sender = self.at(device, step, send.source)
-                        part = arrays[sender][_box(send.take, round.shape, units)]
-                        found[device][_box(send.put, round.shape, units)] = part
-                        self.sent(sender, device, part.size)
+        for round in (*step.rounds, *step.copies):
+            pairs = block_pairs(self.plan.mesh, step, round)
+            for end in (1, 2):
+                assert len({pair[end] for pair in pairs}) == len(pairs), "a device sends and receives once in a round"
+            for index, sender, receiver in pairs:
+                send = round.sends[index]
+                part = arrays[sender][_box(send.take, round.shape, units)]
+                found[receiver][_box(send.put, round.shape, units)] = part
+                self.sent(sender, receiver, part.size)
         return found
-
-    def number(self, device: int, step: Blocks) -> int:
-        """The number of a device along the axes of a step."""
-        if not step.over:
-            return device
-        number = 0
-        for axis in step.over:
-            number = number * axis.size + self.coordinate(device, axis)
-        return number
-
-    def at(self, device: int, step: Blocks, number: int) -> int:
-        """The device of this number that is like ``device`` along all other axes."""
-        if not step.over:
-            return number
-        for axis in reversed(step.over):
-            device = self.moved(device, axis, number % axis.size)
-            number //= axis.size
-        return device
 
 
 def _box(offset: Sequence[int], shape: Sequence[int], units: Sequence[int]) -> tuple[slice, ...]:

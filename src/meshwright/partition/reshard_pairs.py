@@ -1,0 +1,84 @@
+"""Who sends to whom in the permutes of a reshard plan, as positions on its mesh."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.core.axes import Axes, AxisRef
+from meshwright.core.mesh import BaseMesh
+from meshwright.core.placement import Digit, digits_of
+from meshwright.partition.reshard_blocks import BlockRound, Blocks
+from meshwright.partition.reshard_steps import Permute, Round, Rounds, cycle_moves
+
+Positions = NDArray[np.int64]
+
+
+def digit(mesh: BaseMesh, axis: AxisRef) -> Digit:
+    """The digit of a device's position along an axis."""
+    return digits_of(mesh, (axis,))[0]
+
+
+def coordinates(mesh: BaseMesh, axis: AxisRef) -> Positions:
+    """The coordinate along an axis at each position."""
+    stride, size = digit(mesh, axis)
+    found: Positions = np.arange(mesh.size) // stride % size
+    return found
+
+
+def receivers(mesh: BaseMesh, step: Permute | Rounds, round: Round | None = None) -> Positions:
+    """The position to which each position sends, in one round of a step; some send to themselves.
+
+    >>> from meshwright.core.mesh import make_mesh
+    >>> mesh = make_mesh((2, 2), ("x", "y"))
+    >>> receivers(mesh, Permute((mesh.axes,)))
+    array([0, 2, 1, 3])
+    """
+    found = np.arange(mesh.size)
+    goes: list[tuple[AxisRef, Positions]] = []
+    for axes in step.cycles:
+        goes += [(move.target, coordinates(mesh, move.source)) for move in cycle_moves(axes)]
+    if isinstance(step, Rounds):
+        assert round is not None
+        for path, shift in zip(step.paths, round.shifts, strict=True):
+            first, last = path.axes[0], path.axes[-1]
+            goes.append((first, (coordinates(mesh, last) + shift) % first.size))
+            goes += [(there, coordinates(mesh, one)) for one, there in zip(path.axes, path.axes[1:], strict=False)]
+    for axis, value in goes:
+        found += (value - coordinates(mesh, axis)) * digit(mesh, axis).stride
+    return found
+
+
+def block_pairs(mesh: BaseMesh | None, step: Blocks, round: BlockRound) -> list[tuple[int, int, int]]:
+    """For each send of a round, and each group of devices that makes it: its index, the sender and the receiver."""
+    if mesh is None or not step.over:
+        return [(index, send.source, send.target) for index, send in enumerate(round.sends)]
+    numbers = np.zeros(mesh.size, np.int64)
+    for axis in step.over:
+        numbers = numbers * axis.size + coordinates(mesh, axis)
+    places = np.argsort(numbers, kind="stable").reshape(step.devices, -1)
+    return [
+        (index, int(place) + _offset(mesh, step.over, send.source) - _offset(mesh, step.over, send.target), int(place))
+        for index, send in enumerate(round.sends)
+        for place in places[send.target]
+    ]
+
+
+def _offset(mesh: BaseMesh, axes: Axes, number: int) -> int:
+    """The position of a number along some axes, at 0 along the others."""
+    found = 0
+    for axis in reversed(axes):
+        found += number % axis.size * digit(mesh, axis).stride
+        number //= axis.size
+    return found
+
+
+def permute_pairs(mesh: BaseMesh, step: Permute | Rounds, round: Round | None = None) -> list[tuple[int, int]]:
+    """The source and target positions of a permute, without those that keep what they have.
+
+    >>> from meshwright.core.mesh import make_mesh
+    >>> mesh = make_mesh((2, 2), ("x", "y"))
+    >>> permute_pairs(mesh, Permute((mesh.axes,)))
+    [(1, 2), (2, 1)]
+    """
+    return [(sender, to) for sender, to in enumerate(receivers(mesh, step, round).tolist()) if sender != to]
