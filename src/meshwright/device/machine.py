@@ -86,6 +86,7 @@ class Machine:
         self.device_map = device_map
         self.sizes = dict(sizes or {})
         self.touched: list[set[int]] = [set()]
+        self.uses: dict[int, list[frozenset[int]]] = {}
 
     def run(self, fn: Function, inputs: Sequence[Item]) -> list[Item]:
         """The outputs of a function on inputs that stand on their devices."""
@@ -344,12 +345,25 @@ class Machine:
             for column, item in zip(columns, outs, strict=True):
                 column.append(item)
         self.touched[-1].update(owner)
-        same = all(g.same for g in groups)
-        return [Group(tuple(column), same) for column in columns]
+        same = [all(groups[n].same for n in used) for used in self._uses(body)]
+        return [Group(tuple(column), copies) for column, copies in zip(columns, same, strict=True)]
+
+    def _uses(self, body: Function) -> list[frozenset[int]]:
+        """The inputs each output of a body depends on: from copies come copies."""
+        found = self.uses.get(id(body))
+        if found is None:
+            uses: dict[Value, frozenset[int]] = {v: frozenset({n}) for n, v in enumerate(body.inputs)}
+            for eqn in body.eqns:
+                every = frozenset(range(len(eqn.values)))
+                inner = self._uses(eqn.body) if eqn.body is not None else [every] * len(eqn.outputs)
+                for out, used in zip(eqn.outputs, inner, strict=True):
+                    uses[out] = frozenset().union(*(uses[eqn.values[n]] for n in used))
+            found = self.uses[id(body)] = [uses[v] for v in body.outputs]
+        return found
 
     def _replica(self, eqn: Eqn, body: Function, items: Sequence[Item], scope: Scope) -> tuple[list[Item], set[int]]:
         first = first_leaf(next((x for x in items if isinstance(x, Leaf)), items[0]))
-        inputs = [x if isinstance(x, Leaf) or not x.same else leaf(x, eqn, first.device) for x in items]
+        inputs = [x if isinstance(x, Leaf) or not x.same else self._near(x, eqn, first.device) for x in items]
         for value, x in zip(eqn.values, inputs, strict=True):
             if isinstance(x, Leaf) and x.device != first.device:
                 raise DeviceError(
@@ -360,7 +374,14 @@ class Machine:
         self.touched.append({first.device})
         inner = scope.inner(body.variable, first.device, self._path_of(first.device, scope))
         outs = self._body(body, inputs, inner)
+        # A replica answers on its own device: of copies, the one there counts.
+        outs = [self._near(x, eqn, first.device) if isinstance(x, Group) and x.same else x for x in outs]
         return outs, self.touched.pop()
+
+    def _near(self, item: Group, eqn: Eqn, device: int) -> Leaf:
+        """The copy on a device; where there is none, the first is sent there."""
+        found = leaf(item, eqn, device)
+        return found if found.device == device else self.domain.send(eqn, found, device)
 
     def _call(self, eqn: Eqn, scope: Scope) -> list[Item]:
         assert eqn.body is not None

@@ -146,6 +146,11 @@ def _unwitness(size: Any) -> Any:
     return size
 
 
+def sized(size: int) -> Size:
+    """The size that a number stands for, a symbol's included."""
+    return _DIMS.get(size, size)
+
+
 def plain(arg: Arg) -> TensorType:
     """A type with every symbol replaced by a number of its own."""
     return TensorType(_witness(arg[0]), arg[1])

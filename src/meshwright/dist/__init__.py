@@ -9,24 +9,38 @@
 from meshwright.device.device_map import DeviceMap
 from meshwright.device.dims import Dim
 from meshwright.device.execute import execute
+from meshwright.device.from_program import from_program
 from meshwright.device.function import Eqn, Function, Number, Value
+from meshwright.device.pipeline import pipeline_parallel
+from meshwright.device.recompute import recompute
 from meshwright.device.resolve import check, resolve
+from meshwright.device.schedule import SCHEDULES, Schedule, Task
 from meshwright.device.text import SlipWarning, parse
+from meshwright.device.transforms import data_parallel, horizontal_parallel, zero
 from meshwright.device.types import Device, Tensor, Tuple
 
 __all__ = [
+    "SCHEDULES",
     "Device",
     "DeviceMap",
     "Dim",
     "Eqn",
     "Function",
     "Number",
+    "Schedule",
     "SlipWarning",
+    "Task",
     "Tensor",
     "Tuple",
     "Value",
     "check",
+    "data_parallel",
     "execute",
+    "from_program",
+    "horizontal_parallel",
     "parse",
+    "pipeline_parallel",
+    "recompute",
     "resolve",
+    "zero",
 ]

@@ -1,0 +1,119 @@
+"""Which dims horizontal parallelism splits: the most work for the least communication, no op twice."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import NamedTuple
+
+from meshwright.device.classes import Classes, Place, divides, leading, signatures, tensor_of
+from meshwright.device.dims import Dim, Size
+from meshwright.device.function import Eqn, Function, Value
+from meshwright.device.spread import Planner
+from meshwright.device.tensor_ops import cost
+from meshwright.device.types import Tensor
+from meshwright.errors import ShapeError
+
+TYPICAL = 1024  # what a symbol counts for where only comparisons matter
+
+
+class _Candidate(NamedTuple):
+    root: Place
+    work: float
+    moved: float
+    eqns: frozenset[Eqn]
+
+
+def choose_classes(
+    bodies: Sequence[Function], classes: Classes, parts: Size, taken: frozenset[Place], known: bool
+) -> frozenset[Place]:
+    """The classes to split in all bodies of a level; ``taken`` are not among them, and hold the batch if ``known``."""
+    inputs = dict.fromkeys(classes.root(p) for body in bodies for p in _places(body.inputs))
+    returned = {classes.root(p) for body in bodies for p in _places(body.outputs)}
+    members: dict[Place, list[Place]] = {}
+    for place, root in classes.members():
+        members.setdefault(root, []).append(place)
+    found = []
+    for root in inputs:
+        if root in taken or not all(_divisible(place, parts) for place in members[root]):
+            continue
+        if not known and root in returned:
+            continue
+        candidate = _evaluate(bodies, classes, root, parts)
+        if candidate is not None:
+            found.append(candidate)
+    if not found and not known and any(_contractions(body) for body in bodies):
+        raise ShapeError(
+            "Horizontal parallelism cannot tell the batch from the weights.",
+            why="every dim that could be split is also a dim of a result",
+            fix=f"horizontal_parallel(fn, batch={{{bodies[0].inputs[-1].name!r}: 0}}, …)",
+        )
+    chosen: list[_Candidate] = []
+    for candidate in sorted(found, key=lambda c: (c.moved / c.work, -c.work)):
+        if not any(candidate.eqns & other.eqns for other in chosen):
+            chosen.append(candidate)
+    return frozenset(c.root for c in chosen)
+
+
+def _places(values: Sequence[Value]) -> list[Place]:
+    return [(v, d) for v in values for d in range(len(tensor_of(v).shape))]
+
+
+def _divisible(place: Place, parts: Size) -> bool:
+    size = tensor_of(place[0]).shape[place[1]]
+    return (isinstance(size, int) and size == 1) or divides(size, parts)
+
+
+def _contractions(body: Function) -> list[Eqn]:
+    return [eqn for eqn in body.eqns if eqn.op in ("MatMul", "dot_general", "MatMulGrad", "conv_general_dilated")]
+
+
+def _evaluate(bodies: Sequence[Function], classes: Classes, root: Place, parts: Size) -> _Candidate | None:
+    """The work a class parallelizes and the bytes it moves; None for one that would have to be put together again."""
+    eqns: dict[Eqn, float] = {}
+    for body in bodies:
+        for eqn in body.eqns:
+            rule = classes.rules.get(eqn)
+            if rule is None or not rule.reduced:
+                continue
+            for x, dims in zip((*eqn.inputs, *eqn.outputs), (*rule.operands, *rule.results), strict=True):
+                if not isinstance(x, Value):
+                    continue
+                for d in range(len(dims)):
+                    if leading(dims, d, rule) in classes.splittable(eqn) and classes.root((x, d)) == root:
+                        eqns[eqn] = eqns.get(eqn) or _flops(eqn)
+    work = sum(eqns.values())
+    if not work:
+        return None
+    moved = 0.0
+    for body in bodies:
+        planner = Planner(body, classes, frozenset({root}), parts)
+        if any(c.op in ("allgather", "own_part") for c in planner.plan.conversions):
+            return None
+        moved += sum(2.0 * _nbytes(c.source[0]) for c in planner.plan.conversions)
+        for v in body.outputs:
+            kind = planner.original[v].kind if v in planner.original else "copy"
+            moved += {"copy": 0.0, "part": 1.0, "summand": 2.0}[kind] * _nbytes(v)
+    return _Candidate(root, work, moved, frozenset(eqns))
+
+
+def _number(size: Size) -> int:
+    return int(size.coefficient * TYPICAL) if isinstance(size, Dim) else size
+
+
+def _nbytes(value: Value) -> float:
+    t = tensor_of(value)
+    return float(prod(_number(n) for n in t.shape) * t.dtype.itemsize)
+
+
+def _typical(value: Value) -> Value:
+    t = tensor_of(value)
+    return Value(value.name, Tensor(tuple(_number(n) for n in t.shape), t.device, t.dtype))
+
+
+def _flops(eqn: Eqn) -> float:
+    """Work of an equation; symbols count as a typical size."""
+    inputs = [_typical(x) if isinstance(x, Value) else x for x in eqn.inputs]
+    outputs = [_typical(v) for v in eqn.outputs]
+    params = {k: v for k, v in eqn.attributes.items() if k != "device"}
+    return cost(eqn.op, signatures(inputs), signatures(outputs), params).flops

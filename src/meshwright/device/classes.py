@@ -1,0 +1,163 @@
+"""Which dims go together: splitting one of a class across devices splits them all.
+
+A class is found from factor rules alone: dims that lead with the same factor of an op are of one class, and so are a
+dim and the same dim after a scatter, a send or a pmap's boundary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from meshwright.core.factors import Dims, Factors
+from meshwright.core.op import Linearity
+from meshwright.device.dims import Size
+from meshwright.device.function import Eqn, Function, Number, Operand, Value
+from meshwright.device.tensor_ops import Arg, factors, linearity, signature
+from meshwright.device.types import Tensor, elements
+
+Place = tuple[Value, int]  # a dim of a value; of a tuple, that dim of its elements
+
+
+class Classes:
+    """A union of places, over a function and the bodies of its pmaps."""
+
+    def __init__(self, fn: Function) -> None:
+        self._parent: dict[Place, Place] = {}
+        self._seen: set[int] = set()
+        self.rules: dict[Eqn, Factors | None] = {}
+        self._free: dict[Eqn, frozenset[str]] = {}
+        self._zeros: set[Value] = set()
+        self.walk(fn)
+
+    def root(self, place: Place) -> Place:
+        """What stands for the class of a place."""
+        parent = self._parent.setdefault(place, place)
+        while parent != self._parent[parent]:
+            self._parent[parent] = parent = self._parent[self._parent[parent]]
+        return parent
+
+    def join(self, a: Place, b: Place) -> None:
+        self._parent[self.root(a)] = self.root(b)
+
+    def walk(self, fn: Function) -> None:
+        if id(fn) in self._seen:
+            return
+        self._seen.add(id(fn))
+        for eqn in fn.eqns:
+            if eqn.body is not None:
+                for outer, inner in zip(eqn.values, eqn.body.inputs, strict=True):
+                    self.same(outer, inner)
+                    # A body that several equations share is given the same value by all of them, or not known.
+                    alone = all(outer in other.values for other in fn.eqns if other.body is eqn.body)
+                    self._zeros |= {inner} if alone and outer in self._zeros else set()
+                self.walk(eqn.body)
+                for inner, outer in zip(eqn.body.outputs, eqn.outputs, strict=True):
+                    self.same(outer, inner)
+                    self._zeros |= {outer} if inner in self._zeros else set()
+            elif is_tensor_eqn(eqn):
+                self.tensor(eqn)
+            else:
+                for x in eqn.values:
+                    for out in eqn.outputs:
+                        self.same(x, out)
+                        self._zeros |= {out} if x in self._zeros and len(eqn.values) == 1 else set()
+
+    def same(self, a: Value, b: Value) -> None:
+        for dim in range(len(tensor_of(a).shape)):
+            self.join((a, dim), (b, dim))
+
+    def tensor(self, eqn: Eqn) -> None:
+        rule = self.rules[eqn] = rule_of(eqn)
+        if _is_zero(eqn):
+            self._zeros.update(eqn.outputs)
+        if rule is None:
+            return
+        free = self._free[eqn] = self._splittable(eqn, rule)
+        first: dict[str, Place] = {}
+        for operand, dims in zip((*eqn.inputs, *eqn.outputs), (*rule.operands, *rule.results), strict=True):
+            if isinstance(operand, Number):
+                continue
+            for dim in range(len(dims)):
+                factor = leading(dims, dim, rule)
+                if factor is not None and factor in free and factor not in rule.blocked:
+                    self.join((operand, dim), first.setdefault(factor, (operand, dim)))
+
+    def _splittable(self, eqn: Eqn, rule: Factors) -> frozenset[str]:
+        free = frozenset(rule.sizes) - rule.replicated - rule.permuted - rule.guarded
+        if linearity(eqn.op) is not Linearity.JOINTLY or rule.combine != "sum":
+            return free
+        # A sum onto something, such as scatter_add, may be split where that something is zero: each part adds it.
+        owing = set(rule.reduced & rule.guarded)
+        for x, dims in zip(eqn.inputs, rule.operands, strict=True):
+            if not (isinstance(x, Value) and x in self._zeros):
+                owing &= {name for dim in dims for name in dim}
+        return free | owing
+
+    def splittable(self, eqn: Eqn) -> frozenset[str]:
+        """The factors along which the op on parts gives parts, or summands, of the results."""
+        return self._free.get(eqn, frozenset())
+
+    def members(self) -> Iterator[tuple[Place, Place]]:
+        """Every place met so far, with what stands for its class."""
+        for place in list(self._parent):
+            yield place, self.root(place)
+
+
+def is_tensor_eqn(eqn: Eqn) -> bool:
+    """Whether an equation computes on one device."""
+    return eqn.op not in _MOVES and eqn.body is None
+
+
+_MOVES = frozenset(
+    [
+        "scatter",
+        "broadcast",
+        "gather",
+        "send",
+        "split",
+        "item",
+        "tuple",
+        "allreduce",
+        "allgather",
+        "reduce_scatter",
+        "own_part",
+    ]
+)
+
+
+def tensor_of(x: Operand) -> Tensor:
+    """The type of an operand; of a tuple, that of its elements."""
+    if isinstance(x, Number):
+        return Tensor((), dtype=x.dtype)
+    assert x.type is not None, f"{x.name} has no type"
+    return elements(x.type)
+
+
+def signatures(operands: Sequence[Operand]) -> list[Arg]:
+    return [signature(tensor_of(x)) for x in operands]
+
+
+def rule_of(eqn: Eqn) -> Factors | None:
+    """The factor rule of an equation, None for one that needs its operands whole."""
+    if eqn.op == "constant":
+        return None
+    params = {key: value for key, value in eqn.attributes.items() if key != "device"}
+    return factors(eqn.op, signatures(eqn.inputs), signatures(eqn.outputs), params)
+
+
+def _is_zero(eqn: Eqn) -> bool:
+    if eqn.op == "constant":
+        return not eqn.attributes["value"].any()
+    return eqn.op == "broadcast_in_dim" and isinstance(eqn.inputs[0], Number) and eqn.inputs[0].value == 0
+
+
+def leading(dims: Dims, dim: int, rule: Factors) -> str | None:
+    """The factor that a split of a dim splits: its major one, sizes of 1 aside."""
+    return next((factor for factor in dims[dim] if rule.sizes[factor] != 1), None)
+
+
+def divides(size: Size, parts: Size) -> bool:
+    """Whether a dim can be cut; where a symbol decides, resolution will tell."""
+    if isinstance(size, int) and size <= 1:
+        return False
+    return not isinstance(size, int) or not isinstance(parts, int) or size % parts == 0

@@ -1,0 +1,83 @@
+"""Recomputation: the backward pass computes again what the forward pass would have had to keep."""
+
+from __future__ import annotations
+
+from math import isqrt
+
+from meshwright.device.function import Eqn, Function, Number, Operand, Value
+from meshwright.device.phases import cut_by_cost, forward_equations, loss_of
+from meshwright.device.transforms import Keys, at_level
+from meshwright.device.typing import typed
+from meshwright.errors import ShapeError
+
+
+def recompute(fn: Function, segments: int | None = None, device_keys: Keys = ()) -> Function:
+    """Keep the values between segments of the forward pass alone; the backward pass runs each segment again.
+
+    Segments are cut by cost; about the square root of the number of equations, unless ``segments`` says otherwise. The
+    last segment is kept as it is: the backward pass begins with it.
+
+    >>> import meshwright as mw, meshwright.numpy as mnp
+    >>> from meshwright import dist
+    >>> loss = lambda w, x: mnp.sum(mnp.sin(mnp.sin(x * w)))
+    >>> fn = dist.from_program(mw.make_program(mw.value_and_grad(loss))(mnp.ones(3), mnp.ones(3)), ["w", "x"])
+    >>> len(fn.eqns), len(dist.recompute(fn, segments=2).eqns)
+    (8, 10)
+    """
+    if segments is not None and (not isinstance(segments, int) or segments < 1):
+        raise ShapeError(
+            "The number of segments is a whole number from 1.", why=f"it is {segments!r}", fix="segments=4"
+        )
+    return at_level(typed(fn), device_keys, lambda body, depth: _recompute(body, segments))
+
+
+def _recompute(body: Function, segments: int | None) -> Function:
+    if loss_of(body) is None:
+        raise ShapeError(
+            "There is no loss, so that nothing goes back.",
+            why="recompute takes a training program: its first output without dims is the loss",
+            fix="dist.from_program(mw.make_program(mw.value_and_grad(loss))(…))",
+        )
+    forward = forward_equations(body, body.eqns)
+    known = set(forward)
+    backward = [eqn for eqn in body.eqns if eqn not in known]
+    count = min(segments or max(1, isqrt(len(forward))), len(forward))
+    stage = cut_by_cost(forward, count)
+    made = {v: stage[eqn] for eqn in forward for v in eqn.outputs}
+    # What a later segment reads is kept; all else of a segment is computed again, except in the last.
+    kept = {v for eqn in forward for v in eqn.values if v in made and made[v] != stage[eqn]} | set(body.outputs)
+    by_segment = {n: [eqn for eqn in forward if stage[eqn] == n] for n in range(count)}
+    again: dict[int, dict[Value, Value]] = {}
+    eqns = list(forward)
+
+    def use(x: Operand) -> Operand:
+        if isinstance(x, Number) or x not in made or x in kept or made[x] == count - 1:
+            return x
+        n = made[x]
+        if n not in again:
+            again[n] = _copy(by_segment[n], kept, backward, eqns)
+        return again[n][x]
+
+    for eqn in backward:
+        inputs = tuple(use(x) for x in eqn.inputs)
+        eqns.append(Eqn(eqn.op, inputs, eqn.outputs, eqn.attributes, eqn.body))
+    return body.with_(eqns=tuple(eqns))
+
+
+def _copy(segment: list[Eqn], kept: set[Value], backward: list[Eqn], eqns: list[Eqn]) -> dict[Value, Value]:
+    """Run again the equations of a segment that the backward pass needs."""
+    wanted = {v for eqn in backward for v in eqn.values}
+    needed = []
+    for eqn in reversed(segment):
+        if any(v in wanted and v not in kept for v in eqn.outputs):
+            needed.append(eqn)
+            wanted.update(eqn.values)
+    copies: dict[Value, Value] = {}
+    for eqn in reversed(needed):
+        inputs = tuple(copies.get(x, x) if isinstance(x, Value) else x for x in eqn.inputs)
+        outputs = []
+        for v in eqn.outputs:
+            copies[v] = Value(f"{v.name}_again", v.type)
+            outputs.append(copies[v])
+        eqns.append(Eqn(eqn.op, inputs, tuple(outputs), eqn.attributes, eqn.body))
+    return copies

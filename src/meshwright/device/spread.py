@@ -1,0 +1,416 @@
+"""Spreading a sequence of equations over the devices of one level.
+
+Every value gets a layout: a copy on each device, a part of a dim on each, or a summand on each. Factor rules say which
+parts an op needs and what it gives; where a layout does not fit, a collective converts it. Equations between
+collectives become one pmap:
+
+    a = MatMul(x, wA)                  ys = pmap(lambda d: lambda (x, wA, wB): {
+    y = MatMul(a, wB)            ==>       a = MatMul(x, wA); y = MatMul(a, wB); return y
+    return y                           }, (xs, wAs, wBs))
+                                       y = allreduce(ys)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from meshwright.core.factors import Factors
+from meshwright.core.op import Linearity
+from meshwright.device.classes import Classes, Place, divides, leading, signatures, tensor_of
+from meshwright.device.dims import Size, divide
+from meshwright.device.function import Eqn, Function, Keys, Number, Operand, Value
+from meshwright.device.tensor_ops import linearity, localize, sized
+from meshwright.device.types import UNKNOWN, Device, Tensor, Tuple
+
+
+class Layout(NamedTuple):
+    """``copy``, ``part`` of a dim, or ``summand`` under a reduction."""
+
+    kind: str
+    dim: int = 0
+    how: str = "sum"
+
+
+COPY = Layout("copy")
+
+
+@dataclass(frozen=True)
+class Level:
+    """The devices a body is spread over: how many, how they are looked up, and what to call things."""
+
+    parts: Size
+    keys: tuple[Any, ...]
+    variable: str
+    tag: str
+    home: Device
+    devices: tuple[int, ...] = ()
+
+
+@dataclass
+class Plan:
+    """What each equation does on parts, and the conversions between."""
+
+    steps: list[Step] = field(default_factory=list)
+    conversions: list[Conversion] = field(default_factory=list)
+    depth: dict[Version, int] = field(default_factory=dict)
+    made: set[Version] = field(default_factory=set)
+    inputs: dict[Version, None] = field(default_factory=dict)
+
+
+Version = tuple[Value, Layout]
+
+
+class Step(NamedTuple):
+    """An equation on parts."""
+
+    eqn: Eqn
+    operands: tuple[Version | Number, ...]
+    results: tuple[Version, ...]
+    depth: int
+
+
+class Conversion(NamedTuple):
+    """A collective that gives a value another layout."""
+
+    op: str
+    source: Version
+    target: Version
+    depth: int
+
+
+class Planner:
+    """Walks a body forward and decides layouts."""
+
+    def __init__(
+        self, body: Function, classes: Classes, split: frozenset[Place], parts: Size, *, sharded: int = 0
+    ) -> None:
+        self.body, self.classes, self.split, self.parts = body, classes, split, parts
+        self.sharded = sharded  # how much of an update is split: 1 states, 2 gradients, 3 parameters
+        self.plan = Plan()
+        self.original: dict[Value, Layout] = {}
+        self.inputs = set(body.inputs)
+        self.updates = self.update_equations() if sharded else frozenset()
+        for eqn in body.eqns:
+            self.step(eqn)
+        for value in body.outputs:
+            if value in self.inputs and value not in self.original:
+                self.version(value, self.wanted(value))
+
+    # Layouts of values
+
+    def wanted(self, value: Value) -> Layout:
+        """The layout a value has by its class."""
+        shape = tensor_of(value).shape
+        for dim in range(len(shape)):
+            if self.classes.root((value, dim)) in self.split and divides(shape[dim], self.parts):
+                return Layout("part", dim)
+        return COPY
+
+    def current(self, value: Value) -> Layout:
+        return self.original.get(value) or self.wanted(value)
+
+    def version(self, value: Value, layout: Layout) -> Version:
+        """A value in a layout, converted if it has another."""
+        found = (value, layout)
+        if found in self.plan.depth:
+            return found
+        if value in self.inputs and value not in self.original:
+            first = layout
+            if self.sharded >= 3 and layout == COPY and self.shard_of(value) is not None:
+                first = self.shard_of(value) or layout
+            self.original[value] = first
+            self.plan.inputs[value, first] = None
+            self.plan.depth[value, first] = 0
+            return self.version(value, layout)
+        have = self.original[value]
+        if have.kind == "part" and layout.kind == "part":
+            return self.convert("own_part", self.version(value, COPY), found)
+        if have.kind == "summand":
+            if layout.kind == "part" and have.how == "sum" and self.sharded != 1:
+                return self.convert("reduce_scatter", (value, have), found)
+            if layout.kind == "part":
+                return self.convert("own_part", self.version(value, COPY), found)
+            return self.convert("allreduce", (value, have), found)
+        return self.convert("allgather" if have.kind == "part" else "own_part", (value, have), found)
+
+    def convert(self, op: str, source: Version, target: Version) -> Version:
+        # What a segment makes leaves it as a tuple, so that a collective on it belongs to the next one.
+        depth = self.plan.depth[source] + (source in self.plan.made)
+        self.plan.depth[target] = depth
+        self.plan.conversions.append(Conversion(op, source, target, depth))
+        return target
+
+    def shard_of(self, value: Value) -> Layout | None:
+        shape = tensor_of(value).shape
+        batched = any(self.classes.root((value, d)) in self.split for d in range(len(shape)))
+        found = None if batched else next((d for d, n in enumerate(shape) if divides(n, self.parts)), None)
+        return None if found is None else Layout("part", found)
+
+    # Equations
+
+    def step(self, eqn: Eqn) -> None:
+        values = [x for x in eqn.inputs if isinstance(x, Value)]
+        rule = self.classes.rules[eqn]
+        factor = self.factor(eqn, rule) if rule is not None else None
+        if factor is None and self.passes_sum(eqn, values):
+            layouts = [self.current(x) if isinstance(x, Value) else COPY for x in eqn.inputs]
+            self.emit(eqn, layouts, [Layout("summand")] * len(eqn.outputs))
+            return
+        if factor is None and rule is not None and eqn in self.updates:
+            factor = self.shard_factor(eqn, rule)
+        if factor is None or rule is None:
+            self.emit(eqn, [COPY] * len(eqn.inputs), [COPY] * len(eqn.outputs))
+            return
+        layouts = [
+            _place(dims, factor, rule) if isinstance(x, Value) else COPY
+            for x, dims in zip(eqn.inputs, rule.operands, strict=True)
+        ]
+        results = []
+        for dims in rule.results:
+            placed = _place(dims, factor, rule)
+            results.append(placed if placed is not COPY else Layout("summand", how=rule.combine))
+        self.emit(eqn, layouts, results)
+
+    def emit(self, eqn: Eqn, layouts: Sequence[Layout], results: Sequence[Layout]) -> None:
+        operands: list[Version | Number] = []
+        for x, layout in zip(eqn.inputs, layouts, strict=True):
+            operands.append(self.version(x, layout) if isinstance(x, Value) else x)
+        depth = max((self.plan.depth[v] for v in operands if not isinstance(v, Number)), default=0)
+        made = []
+        for value, layout in zip(eqn.outputs, results, strict=True):
+            self.original[value] = layout
+            self.plan.depth[value, layout] = depth
+            self.plan.made.add((value, layout))
+            made.append((value, layout))
+        self.plan.steps.append(Step(eqn, tuple(operands), tuple(made), depth))
+
+    def factor(self, eqn: Eqn, rule: Factors) -> str | None:
+        """The factor to split an equation along: that of its result's class, or of an operand that is split already."""
+        for value, dims in zip(eqn.outputs, rule.results, strict=True):
+            layout = self.wanted(value)
+            if layout.kind == "part":
+                found = leading(dims, layout.dim, rule)
+                if found is not None and self.allowed(found, eqn, rule):
+                    return found
+        for x, dims in zip(eqn.inputs, rule.operands, strict=True):
+            layout = self.current(x) if isinstance(x, Value) else COPY
+            if layout.kind == "part" and not (self.sharded >= 3 and self.is_shard(x)):
+                found = leading(dims, layout.dim, rule)
+                if found is not None and self.allowed(found, eqn, rule):
+                    return found
+        return None
+
+    def is_shard(self, x: Operand) -> bool:
+        return isinstance(x, Value) and x in self.inputs and self.wanted(x) == COPY
+
+    def allowed(self, factor: str, eqn: Eqn, rule: Factors) -> bool:
+        if factor not in self.classes.splittable(eqn) or not divides(sized(rule.sizes[factor]), self.parts):
+            return False
+        for dims in (*rule.operands, *rule.results):
+            for dim, names in enumerate(dims):
+                if factor in names and leading(dims, dim, rule) != factor:
+                    return False
+        reduced = factor in rule.reduced
+        return reduced or all(any(factor in names for names in dims) for dims in rule.results) or len(rule.results) > 1
+
+    def passes_sum(self, eqn: Eqn, values: Sequence[Value]) -> bool:
+        """Whether summands in give summands out: the op is linear in what is owed."""
+        owed = [x for x in eqn.inputs if isinstance(x, Value) and self.owes(x)]
+        if not owed or any(not np.issubdtype(tensor_of(v).dtype, np.inexact) for v in (*eqn.outputs, *owed)):
+            return False
+        if any(self.current(x).kind == "part" for x in values) or eqn.op == "constant":
+            return False
+        kind = linearity(eqn.op)
+        if kind is Linearity.JOINTLY:
+            return len(owed) == len(eqn.inputs)
+        if kind is Linearity.EACH:
+            return len(owed) == 1
+        return kind is Linearity.FIRST and owed == [eqn.inputs[0]]
+
+    def owes(self, value: Value) -> bool:
+        found = self.original.get(value)
+        return found is not None and found.kind == "summand" and found.how == "sum"
+
+    def update_equations(self) -> frozenset[Eqn]:
+        """The equations of updates: those after a reduction, and what only they use, such as a decayed moment."""
+        steps = Planner(self.body, self.classes, self.split, self.parts).plan.steps
+        found = {step.eqn for step in steps if step.depth > 0}
+        uses: dict[Value, list[Eqn]] = {}
+        for eqn in self.body.eqns:
+            for v in eqn.values:
+                uses.setdefault(v, []).append(eqn)
+        for step in reversed(steps):
+            whole = all(v[1] == COPY for v in (*step.operands, *step.results) if not isinstance(v, Number))
+            after = [eqn for v in step.eqn.outputs for eqn in uses.get(v, ())]
+            if whole and after and all(eqn in found for eqn in after):
+                found.add(step.eqn)
+        return frozenset(found)
+
+    def shard_factor(self, eqn: Eqn, rule: Factors) -> str | None:
+        for dims in rule.results:
+            for dim in range(len(dims)):
+                found = leading(dims, dim, rule)
+                if found is not None and self.allowed(found, eqn, rule) and found not in rule.reduced:
+                    return found
+        return None
+
+
+def _place(dims: Any, factor: str, rule: Factors) -> Layout:
+    for dim, names in enumerate(dims):
+        if factor in names:
+            return Layout("part", dim)
+    return COPY
+
+
+# Writing the spread program
+
+
+class Writer:
+    """Turns a plan into equations: scatter and broadcast, pmaps, collectives, gather."""
+
+    def __init__(self, body: Function, plan: Plan, original: Mapping[Value, Layout], level: Level) -> None:
+        self.body, self.plan, self.original, self.level = body, plan, original, level
+        self.eqns: list[Eqn] = []
+        self.tuples: dict[Version, Value] = {}
+        self.needed = self._needed()
+
+    def _needed(self) -> set[Version]:
+        """Versions that leave the segment they are made in."""
+        made = {v: step.depth for step in self.plan.steps for v in step.results}
+        found = {c.source for c in self.plan.conversions}
+        for step in self.plan.steps:
+            for v in step.operands:
+                if not isinstance(v, Number) and made.get(v, step.depth) != step.depth:
+                    found.add(v)
+        return found | {(v, self.original[v]) for v in self.body.outputs if v in self.original}
+
+    def write(self) -> Function:
+        for version in self.plan.inputs:
+            self.spread_input(version)
+        last = max([s.depth for s in self.plan.steps] + [c.depth for c in self.plan.conversions], default=0)
+        for depth in range(last + 1):
+            # A conversion of depth n feeds the segment of depth n; those of one depth may build on each other.
+            for conversion in self.plan.conversions:
+                if conversion.depth == depth:
+                    self.conversion(conversion)
+            self.segment([s for s in self.plan.steps if s.depth == depth])
+        outputs = tuple(self.output(v) for v in self.body.outputs)
+        return self.body.with_(eqns=tuple(self.eqns), outputs=outputs)
+
+    def local(self, version: Version, device: Device) -> Tensor:
+        value, layout = version
+        found = tensor_of(value).on(device)
+        if layout.kind == "part":
+            return found.resized(layout.dim, divide(found.shape[layout.dim], self.level.parts))
+        return found
+
+    def tuple_type(self, version: Version) -> Tuple:
+        devices = [Device(d) for d in self.level.devices]
+        if devices:
+            return Tuple(tuple(self.local(version, d) for d in devices))
+        if isinstance(self.level.parts, int):
+            return Tuple((self.local(version, UNKNOWN),) * self.level.parts)
+        return Tuple((self.local(version, UNKNOWN),), more=True)
+
+    def named(self, version: Version) -> Value:
+        return Value(f"{version[0].name}s_{self.level.tag}", self.tuple_type(version))
+
+    def spread_input(self, version: Version) -> None:
+        value, layout = version
+        out = self.tuples[version] = self.named(version)
+        attributes: dict[str, Any] = {"device_keys": Keys(self.level.keys)}
+        if not isinstance(self.level.parts, int):
+            attributes["parts"] = self.level.parts
+        if layout.kind == "part":
+            attributes = {"dim": layout.dim, **attributes}
+        self.eqns.append(Eqn("scatter" if layout.kind == "part" else "broadcast", (value,), (out,), attributes))
+
+    def conversion(self, conversion: Conversion) -> None:
+        out = self.tuples[conversion.target] = self.named(conversion.target)
+        attributes: dict[str, Any] = {}
+        if conversion.op == "allreduce":
+            how = conversion.source[1].how
+            attributes = {} if how == "sum" else {"reduce": how}
+        elif conversion.op == "allgather":
+            attributes = {"dim": conversion.source[1].dim}
+        else:
+            attributes = {"dim": conversion.target[1].dim}
+        self.eqns.append(Eqn(conversion.op, (self.tuples[conversion.source],), (out,), attributes))
+
+    def segment(self, steps: Sequence[Step]) -> None:
+        if not steps:
+            return
+        device = Device(self.level.variable)
+        inner: dict[Version, Value] = {}
+        inputs: dict[Version, Value] = {}
+        eqns = []
+        for step in steps:
+            operands: list[Operand] = []
+            for v in step.operands:
+                if isinstance(v, Number):
+                    operands.append(v)
+                    continue
+                if v not in inner:
+                    inner[v] = inputs[v] = Value(v[0].name, self.local(v, device))
+                operands.append(inner[v])
+            results = []
+            for v in step.results:
+                inner[v] = Value(v[0].name, self.local(v, device))
+                results.append(inner[v])
+            eqns.append(Eqn(step.eqn.op, tuple(operands), tuple(results), self.attributes(step, operands, results)))
+        leaving = [v for step in steps for v in step.results if v in self.needed]
+        if not inputs:
+            # A pmap runs on the devices of its operands; equations without any follow those of an input.
+            carrier = self.carrier()
+            inputs[carrier] = Value(carrier[0].name, self.local(carrier, device))
+        body = Function(
+            "", tuple(inputs.values()), tuple(eqns), tuple(inner[v] for v in leaving), None, self.level.variable
+        )
+        outs = []
+        for v in leaving:
+            self.tuples[v] = self.named(v)
+            outs.append(self.tuples[v])
+        if outs:
+            self.eqns.append(Eqn("pmap", tuple(self.tuples[v] for v in inputs), tuple(outs), {}, body))
+
+    def carrier(self) -> Version:
+        if not self.plan.inputs:
+            version = (self.body.inputs[0], COPY)
+            self.plan.inputs[version] = None
+            self.spread_input(version)
+        return next(iter(self.plan.inputs))
+
+    def attributes(self, step: Step, operands: Sequence[Operand], results: Sequence[Value]) -> dict[str, Any]:
+        given = {key: value for key, value in step.eqn.attributes.items() if key != "device"}
+        kept = {"device": Device(self.level.variable)} if "device" in step.eqn.attributes else {}
+        if step.eqn.op == "constant" or all(layout == COPY for _, layout in _versions(step)):
+            return {**given, **kept}
+        return {**localize(step.eqn.op, given, signatures(operands), signatures(results)), **kept}
+
+    def output(self, value: Value) -> Value:
+        layout = self.original.get(value)
+        if layout is None:
+            return value
+        found = self.tuples[value, layout]
+        whole = tensor_of(value).on(self.level.home)
+        if layout.kind == "part":
+            out = Value(f"{value.name}_{self.level.tag}", whole)
+            self.eqns.append(Eqn("gather", (found,), (out,), {"dim": layout.dim, "to_device": self.level.home}))
+            return out
+        if layout.kind == "summand":
+            if (value, COPY) not in self.tuples:
+                self.conversion(Conversion("allreduce", (value, layout), (value, COPY), 0))
+            found = self.tuples[value, COPY]
+        if not self.level.home.is_concrete:
+            return found
+        out = Value(f"{value.name}_{self.level.tag}", whole)
+        self.eqns.append(Eqn("send", (found,), (out,), {"to_device": self.level.home}))
+        return out
+
+
+def _versions(step: Step) -> list[Version]:
+    return [v for v in step.operands if not isinstance(v, Number)] + list(step.results)

@@ -1,0 +1,260 @@
+"""Transforms of device programs: pure functions that apply to the whole program or to the body of a pmap.
+
+``device_keys`` says both: ``[]`` spreads the program itself over the keys of the device map, ``["d"]`` the bodies of
+the pmaps whose variable is d over ``device_map[d]``, ``["d", "dd"]`` those inside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from meshwright.device.choose import choose_classes
+from meshwright.device.classes import Classes, Place, divides, is_tensor_eqn, tensor_of
+from meshwright.device.dims import Dim, Size
+from meshwright.device.function import Eqn, Function, Value
+from meshwright.device.spread import Level, Planner, Writer
+from meshwright.device.types import Device
+from meshwright.device.typing import typed
+from meshwright.errors import DeviceError, ShapeError
+
+Keys = Sequence[int | str]
+Batch = Mapping[str, int]
+
+
+def data_parallel(fn: Function, batch: Batch, device_keys: Keys = (), *, parts: int | None = None) -> Function:
+    """Each device computes on a part of the batch; what is summed over the batch is reduced over the devices.
+
+    ``batch`` names the inputs of ``fn`` that have a batch dim, and the dim.
+
+    >>> from meshwright import dist
+    >>> fn = dist.parse("def f(w: Tensor[(F, H), 0], x: Tensor[(B, F), 0]): y = MatMul(x, w) return y")
+    >>> print(dist.data_parallel(fn.with_(device_map=dist.DeviceMap([1, 2])), batch={"x": 0}))
+    def f(w: Tensor[(F, H), 0], x: Tensor[(B, F), 0]):
+        device_map: DeviceMap = [1, 2]
+        xs_dp: Tuple[Tensor[(B/2, F), 1], Tensor[(B/2, F), 2]] = scatter(x, dim=0, device_keys=[])
+        ws_dp: Tuple[Tensor[(F, H), 1], Tensor[(F, H), 2]] = broadcast(w, device_keys=[])
+        ys_dp: Tuple[Tensor[(B/2, H), 1], Tensor[(B/2, H), 2]] = pmap(
+            lambda d:
+            lambda (x: Tensor[(B/2, F), d], w: Tensor[(F, H), d]): {
+                y: Tensor[(B/2, H), d] = MatMul(x, w)
+                return y
+            },
+            (xs_dp, ws_dp)
+        )
+        y_dp: Tensor[(B, H), 0] = gather(ys_dp, dim=0, to_device=0)
+        return y_dp
+    """
+    fn = typed(fn)
+
+    def choose(bodies: Sequence[Function], classes: Classes, size: Size) -> frozenset[Place]:
+        return _named_classes(fn, bodies, classes, batch, size)
+
+    return _spread(fn, device_keys, parts, "dp", choose)
+
+
+def zero(fn: Function, batch: Batch, stage: int = 2, device_keys: Keys = (), *, parts: int | None = None) -> Function:
+    """Data parallelism whose updates are split over the devices as well.
+
+    Stage 1: each device updates a part of every parameter, from gradients all devices hold. Stage 2: gradients are
+    reduce-scattered, so that a device has the part it needs. Stage 3: parameters are split as well, and gathered where
+    they are used.
+
+    >>> from meshwright import dist
+    >>> inputs = "w: Tensor[(8,), 0], x: Tensor[(4, 8), 0]"
+    >>> fn = dist.parse(f"def f({inputs}): g = reduce_sum(x, axes=(0,)) v = sub(w, g) return v")
+    >>> spread = dist.zero(fn.with_(device_map=dist.DeviceMap([1, 2])), batch={"x": 0})
+    >>> [eqn.op for eqn in spread.eqns]
+    ['scatter', 'scatter', 'pmap', 'reduce_scatter', 'pmap', 'gather']
+    """
+    if stage not in (1, 2, 3):
+        raise ShapeError("The stage of zero is 1, 2 or 3.", why=f"it is {stage!r}", fix="stage=2")
+    fn = typed(fn)
+
+    def choose(bodies: Sequence[Function], classes: Classes, size: Size) -> frozenset[Place]:
+        return _named_classes(fn, bodies, classes, batch, size)
+
+    return _spread(fn, device_keys, parts, "zero", choose, sharded=stage)
+
+
+def horizontal_parallel(
+    fn: Function,
+    batch: Batch | None = None,
+    device_keys: Keys = (),
+    *,
+    split: Mapping[str, int] | None = None,
+    parts: int | None = None,
+) -> Function:
+    """Each device computes with a part of the weights: columns of one, the matching rows of the next, then one sum.
+
+    Which dims are split follows from factor rules: those that parallelize most for the least communication, none of
+    them a batch dim. ``batch`` names those; a dim that an enclosing level splits is left alone as well. ``split`` says
+    which dims of inputs to split instead.
+
+    >>> from meshwright import dist
+    >>> inputs = "a: Tensor[(F, H), 0], b: Tensor[(H, C), 0], x: Tensor[(B, F), 0]"
+    >>> fn = dist.parse(f"def f({inputs}): h = MatMul(x, a) y = MatMul(h, b) return y")
+    >>> spread = dist.horizontal_parallel(fn.with_(device_map=dist.DeviceMap([1, 2])))
+    >>> [(eqn.op, eqn.attributes.get("dim")) for eqn in spread.eqns]
+    [('broadcast', None), ('scatter', 1), ('scatter', 0), ('pmap', None), ('allreduce', None), ('send', None)]
+    """
+
+    def choose(bodies: Sequence[Function], classes: Classes, size: Size) -> frozenset[Place]:
+        if split is not None:
+            return _named_classes(fn, bodies, classes, split, size)
+        kept = _named_classes(fn, bodies, classes, batch, None) if batch is not None else frozenset()
+        taken = kept | _scattered(fn, classes)
+        return choose_classes(bodies, classes, size, taken, known=bool(taken))
+
+    fn = typed(fn)
+    return _spread(fn, device_keys, parts, "hp", choose)
+
+
+Choose = Callable[[Sequence[Function], Classes, Size], frozenset[Place]]
+
+
+def _spread(fn: Function, keys: Keys, parts: int | None, tag: str, choose: Choose, *, sharded: int = 0) -> Function:
+    classes = Classes(fn)
+    bodies: list[tuple[Function, int]] = []
+
+    def look(body: Function, depth: int) -> Function:
+        bodies.append((body, depth))
+        return body
+
+    # The bodies of one level share their classes: what one of them splits, all of them hold in parts.
+    at_level(fn, keys, look)
+    size = level_of(fn, *bodies[0], keys, parts, tag).parts
+    split = choose([body for body, _ in bodies], classes, size)
+    if not split:
+        raise ShapeError(
+            "There is no dim to split on this level.",
+            why="no product has a dim that divides by the number of devices and is neither the batch nor split already",
+            fix="data_parallel(fn, batch=…), or sizes that divide",
+        )
+
+    def spread(body: Function, depth: int) -> Function:
+        level = level_of(fn, body, depth, keys, parts, tag)
+        planner = Planner(body, classes, split, level.parts, sharded=sharded)
+        return Writer(body, planner.plan, planner.original, level).write()
+
+    return at_level(fn, keys, spread)
+
+
+def at_level(fn: Function, keys: Keys, change: Callable[[Function, int], Function]) -> Function:
+    """Apply a change to the program (no variables among the keys), or to the bodies that the variables name."""
+    variables = [key for key in keys if isinstance(key, str)]
+    done: dict[int, Function] = {}
+
+    def descend(body: Function, left: Sequence[str], depth: int) -> Function:
+        if not left:
+            check_plain(body, keys)
+            return change(body, depth)
+        found = [eqn for eqn in body.eqns if eqn.body is not None and eqn.body.variable == left[0]]
+        if not found:
+            known = sorted({eqn.body.variable or "" for eqn in body.eqns if eqn.body is not None})
+            raise DeviceError(
+                f"No pmap here binds the device variable {left[0]}.",
+                why=f"the variables on this level are: {', '.join(known) or 'none'}",
+                fix=f"device_keys={[*variables[:depth], *known[:1]]}",
+            )
+        eqns = []
+        for eqn in body.eqns:
+            if eqn in found:
+                assert eqn.body is not None
+                if id(eqn.body) not in done:
+                    done[id(eqn.body)] = descend(eqn.body, left[1:], depth + 1)
+                eqn = Eqn(eqn.op, eqn.inputs, eqn.outputs, eqn.attributes, done[id(eqn.body)])
+            eqns.append(eqn)
+        return body.with_(eqns=tuple(eqns))
+
+    return descend(fn, variables, 0)
+
+
+def check_plain(body: Function, keys: Keys) -> None:
+    """Refuse to spread what is spread already."""
+    for eqn in body.eqns:
+        if not is_tensor_eqn(eqn):
+            inner = sorted({b.variable or "" for b in body.bodies()})
+            raise DeviceError(
+                "The program is already spread on this level.",
+                where=repr(eqn),
+                why=f"device_keys={list(keys)} names a level that has {eqn.op}",
+                fix=f"device_keys={[*keys, *inner[:1]]}" if inner else "transform the program before it is resolved",
+            )
+
+
+def level_of(fn: Function, body: Function, depth: int, keys: Keys, parts: int | None, tag: str) -> Level:
+    """What is known of the devices below a body."""
+    size: Size | None = parts
+    devices: tuple[int, ...] = ()
+    if fn.device_map is not None:
+        if all(isinstance(key, int) for key in keys):
+            devices = fn.device_map.lookup([key for key in keys if isinstance(key, int)])
+            size = len(devices)
+        else:
+            size = fn.device_map.fan_out(len(keys)) or size
+        if parts is not None and size is not None and size != parts:
+            raise DeviceError(
+                f"parts={parts} is not the number of devices.",
+                why=f"the device map {fn.device_map} has {size} on this level",
+                fix=f"parts={size}",
+            )
+    home = Device(body.variable) if body.variable is not None else _home(body)
+    return Level(
+        size if size is not None else Dim.symbol("N" * (depth + 1)), tuple(keys), "d" * (depth + 1), tag, home, devices
+    )
+
+
+def _home(body: Function) -> Device:
+    found = tensor_of(body.inputs[0]).device if body.inputs else Device(0)
+    return found if found.is_concrete else Device(0)
+
+
+def _named_classes(
+    fn: Function, bodies: Sequence[Function], classes: Classes, batch: Batch | None, parts: Size | None
+) -> frozenset[Place]:
+    """The classes of named dims; names are those of the program's inputs, or of a body's."""
+    found = set()
+    for name, dim in (batch or {}).items():
+        value = next((v for f in (fn, *bodies) for v in [f.input(name)] if v is not None), None)
+        if value is None:
+            known = ", ".join(v.name for v in fn.inputs)
+            raise ShapeError(
+                f"{fn.name} has no input {name}.",
+                why=f"its inputs are {known}",
+                fix=f"batch={{{fn.inputs[-1].name!r}: 0}}",
+            )
+        type = tensor_of(value)
+        if not isinstance(dim, int) or not 0 <= dim < len(type.shape):
+            raise ShapeError(f"The input {name} has no dim {dim}.", why=f"it is {type}", fix=f"batch={{{name!r}: 0}}")
+        found.add(classes.root((value, dim)))
+        here = [p for body in bodies for p in _in_body(body, classes, (value, dim))]
+        for place in here:
+            size = tensor_of(place[0]).shape[place[1]]
+            if parts is not None and not divides(size, parts):
+                raise ShapeError(
+                    f"A dim of size {size} does not divide into {parts} equal parts.",
+                    why=f"dim {dim} of {name} is split over {parts} devices",
+                    fix=f"a size that is a multiple of {parts}, or another number of devices",
+                )
+    if not found and parts is not None:
+        raise ShapeError(
+            "There is nothing to split.", why="no batch dim is named", fix=f"batch={{{fn.inputs[-1].name!r}: 0}}"
+        )
+    return frozenset(found)
+
+
+def _in_body(body: Function, classes: Classes, place: Place) -> list[Place]:
+    root = classes.root(place)
+    places: list[tuple[Value, int]] = [(v, d) for v in body.inputs for d in range(len(tensor_of(v).shape))]
+    return [p for p in places if classes.root(p) == root]
+
+
+def _scattered(fn: Function, classes: Classes) -> frozenset[Place]:
+    """The classes that a level of the program splits already."""
+    found: set[Place] = set()
+    for eqn in fn.eqns:
+        if eqn.op in ("scatter", "split"):
+            found.add(classes.root((eqn.outputs[0], eqn.attributes["dim"])))
+        if eqn.body is not None:
+            found |= _scattered(eqn.body, classes)
+    return frozenset(found)

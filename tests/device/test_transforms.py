@@ -1,0 +1,128 @@
+"""Transforms keep the meaning: alone, nested in any order, on regular and irregular maps, three levels deep."""
+
+import itertools
+
+import pytest
+
+from meshwright import dist
+from tests.device.models import MODELS, Model, check, mlp_training
+
+TWO = {1: [1, 3], 2: [2, 4]}
+THREE = {1: {1: [1, 5], 3: [3, 7]}, 2: {2: [2, 6], 4: [4, 8]}}
+
+
+def D(fn: dist.Function, model: Model, keys: list[str]) -> dist.Function:
+    return dist.data_parallel(fn, model.batch, keys)
+
+
+def H(fn: dist.Function, model: Model, keys: list[str]) -> dist.Function:
+    return dist.horizontal_parallel(fn, model.batch, keys, parts=2)
+
+
+def P(fn: dist.Function, model: Model, keys: list[str]) -> dist.Function:
+    return dist.pipeline_parallel(fn, 2, 2, "1f1b", model.batch, keys)
+
+
+def Z(fn: dist.Function, model: Model, keys: list[str]) -> dist.Function:
+    return dist.zero(fn, model.batch, 2, keys)
+
+
+TRANSFORMS = {"D": D, "H": H, "P": P, "Z": Z}
+VARIABLES = ["d", "dd", "ddd"]
+
+
+def stack(model: Model, word: str) -> dist.Function:
+    fn = model.function
+    for depth, letter in enumerate(word):
+        fn = TRANSFORMS[letter](fn, model, VARIABLES[:depth])
+    return fn
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("word", ["D", "H", "P", "Z"])
+def test_one_transform_keeps_the_meaning(name, word):
+    model = MODELS[name]()
+    fn = stack(model, word)
+    check(model, fn, [1, 2])
+    assert dist.parse(str(fn)) == fn or name == "transformer"  # large constants have no text
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("word", ["DH", "HD", "DP", "PD", "HP", "PH"])
+def test_two_levels_in_any_order_keep_the_meaning(name, word):
+    model = MODELS[name]()
+    check(model, stack(model, word), TWO)
+
+
+@pytest.mark.parametrize("word", ["".join(w) for w in itertools.permutations("DHP")] + ["ZHP", "DDH", "DHH"])
+def test_three_levels_keep_the_meaning(word):
+    model = mlp_training()
+    check(model, stack(model, word), THREE)
+
+
+def test_three_levels_of_the_transformer_keep_the_meaning():
+    model = MODELS["transformer"]()
+    check(model, stack(model, "DHP"), THREE)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_groups_of_different_sizes_keep_the_meaning(name):
+    model = MODELS[name]()
+    fn = dist.data_parallel(model.function, model.batch)
+    fn = dist.horizontal_parallel(fn, model.batch, ["d"])
+    for device_map in ({9: [1, 3], 8: [2]}, {1: [1], 2: [2, 4]}):
+        check(model, fn, device_map)
+    if name != "transformer":  # which has two heads for keys and values
+        check(model, fn, {1: [1, 3], 2: [2, 4, 5, 6]})
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_zero_keeps_the_meaning_at_every_stage(stage):
+    model = mlp_training()
+    check(model, dist.zero(model.function, model.batch, stage), [1, 2, 3, 4])
+
+
+def test_zero_splits_states_gradients_and_parameters_in_turn():
+    model = mlp_training()
+    ops = [[eqn.op for eqn in dist.zero(model.function, model.batch, stage, parts=4).eqns] for stage in (1, 2, 3)]
+    assert [names.count("reduce_scatter") for names in ops] == [0, 4, 4]
+    assert [names.count("allgather") for names in ops] == [0, 0, 4]
+    # Momentum is held in parts throughout; weights are whole on every device until stage 3.
+    assert [names.count("scatter") for names in ops] == [6, 6, 10]
+
+
+@pytest.mark.parametrize("name", ["mlp", "transformer"])
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zb-h1"])
+def test_every_schedule_keeps_the_meaning(name, schedule):
+    model = MODELS[name]()
+    for stages, microbatches in ((2, 4), (4, 4), (3, 2)):
+        fn = dist.pipeline_parallel(model.function, stages, microbatches, schedule, model.batch)
+        check(model, fn, list(range(1, stages + 1)))
+
+
+@pytest.mark.parametrize("name", ["mlp", "transformer"])
+def test_interleaved_stages_keep_the_meaning(name):
+    model = MODELS[name]()
+    fn = dist.pipeline_parallel(model.function, 2, 4, "interleaved", model.batch, chunks=2)
+    check(model, fn, [1, 2])
+
+
+@pytest.mark.parametrize("name", ["mlp", "transformer"])
+def test_recomputation_keeps_the_meaning_and_nests(name):
+    model = MODELS[name]()
+    again = dist.recompute(model.function, segments=3)
+    assert len(again.eqns) > len(model.function.eqns)
+    check(model, again, None)
+    check(model, D(again, model, []), [1, 2])
+    check(model, P(again, model, []), [1, 2])
+
+
+def test_horizontal_parallelism_of_the_transformer_is_two_sums_per_layer_forward_and_back():
+    model = MODELS["transformer"]()
+    fn = dist.horizontal_parallel(model.function, model.batch, parts=2)
+    ops = [eqn.op for eqn in fn.eqns]
+    assert "allgather" not in ops
+    assert "reduce_scatter" not in ops
+    split = {eqn.inputs[0].name: eqn.attributes["dim"] for eqn in fn.eqns if eqn.op == "scatter"}
+    # Leaves in the order of the tree: attention norm, down, gate, mlp norm, up, wk, wo, wq, wv after the embedding.
+    assert len(split) == 7
