@@ -31,6 +31,7 @@ class Features:
 
     ops: int = 8
     regions: bool = True
+    named: bool = True
     groups: bool = True
     priorities: bool = True
     barriers: bool = True
@@ -68,6 +69,7 @@ class Maker:
         self.names: list[str] = []
         self.count = 0
         self.functions: list[Function] = []
+        self.groups: dict[int, tuple[tuple[int, ...], tuple[str, ...]]] = {}  # shape and bound axes
         self.texts: list[str] = []
         self.callees: list[tuple[str, list[tuple[int, ...]], list[tuple[int, ...]]]] = []
         self.shapes = [self.shape() for _ in range(3)]
@@ -418,14 +420,14 @@ class Maker:
     def group(self, scope: Scope) -> list[int]:
         value = self.pick(scope)
         assert value is not None
-        number = self.random.choice((0, 1, 2, 5))
         shape = self.shape_of(value)
-        key = (number, scope.bound)
-        table = self.__dict__.setdefault("group_shapes", {})
-        if any(n == number and (s, b) != (shape, scope.bound) for n, s, b in table.values()):
-            return []
-        table[len(table)] = (number, shape, scope.bound)
-        del key
+        fitting = [number for number, found in self.groups.items() if found == (shape, scope.bound)]
+        if fitting and self.random.random() < 0.8:
+            number = self.random.choice(fitting)
+        else:
+            number = self.random.choice([n for n in range(9) if n not in self.groups] or [9])
+            if self.groups.setdefault(number, (shape, scope.bound)) != (shape, scope.bound):
+                return []
         self.add(
             scope,
             Kind.GROUP,
@@ -654,11 +656,13 @@ class Maker:
         if features.constants:
             choices += [self.constant] * 2
         if features.groups:
-            choices.append(self.group)
+            choices += [self.group] * 2
         if features.barriers:
             choices += [self.barrier, self.fence]
         if features.regions and scope.depth < 2:
-            choices += [self.loop, self.case, self.named]
+            choices += [self.loop, self.case]
+            if features.named:
+                choices.append(self.named)
         if features.manual and scope.depth < 2:
             choices += [self.manual]
         if features.calls:

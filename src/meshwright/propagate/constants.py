@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from meshwright.propagate.graph import FunctionOp, Graph, GraphBlock, GraphValue, Op, callees_first, inside_first, sweep
+from meshwright.propagate.graph import (
+    Graph,
+    GraphBlock,
+    GraphValue,
+    Op,
+    callees_first,
+    copy_function,
+    inside_first,
+    sweep,
+)
 from meshwright.propagate.problem import Kind
 
 
@@ -22,12 +31,11 @@ class _Splitter:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.functions = {function.name: function for function in graph.functions}
-        self.taken = set(self.functions)
         self.keeps: dict[str, bool] = {}
 
     def split(self, body: GraphBlock) -> None:
         """Split what is in a block, but for computations in it, which are done already."""
-        self.constants: dict[Op, None] = {}
+        self.constants: dict[Op | None, None] = {}
         self.spread: dict[Op, None] = {}
         self.before: dict[Op, list[Op]] = {}
         for op in list(_walk_outside(body)):
@@ -48,7 +56,8 @@ class _Splitter:
                     use.set(use.value)
         self.insert(body)
         for op in reversed([*self.constants, *self.spread]):
-            _erase_unused(op)
+            if op is not None:
+                _erase_unused(op)
         sweep(body)
 
     def is_constant(self, op: Op) -> bool:
@@ -89,25 +98,11 @@ class _Splitter:
         place = self.before.setdefault(op, [])
         place.append(copy)
         if op.kind is Kind.CALL:
-            copy.callee = self.copy_function(op.callee)
+            copy.callee = copy_function(self.graph, self.functions[op.callee]).name
         for use in reversed(value.uses):
             if use.op.kind is Kind.GROUP:
                 place.append(self.graph.clone(use.op, mapping))
         return mapping[value]
-
-    def copy_function(self, name: str) -> str:
-        """A copy of a function under a new name."""
-        function = self.functions[name]
-        number = 0
-        while f"{name}_{number}" in self.taken:
-            number += 1
-        copy = FunctionOp(f"{name}_{number}", True)
-        self.taken.add(copy.name)
-        copy.result_shardings, copy.result_where = list(function.result_shardings), function.result_where
-        copy.origin = function.origin
-        self.graph.clone_block(function.block, copy.block, {})
-        self.graph.functions.append(copy)
-        return copy.name
 
     def insert(self, block: GraphBlock) -> None:
         """Put the copies into the program."""

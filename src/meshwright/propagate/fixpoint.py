@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from meshwright.propagate.graph import FunctionOp, Graph, GraphValue, Group, Known, Op, can_hold, hold, walk
+from meshwright.propagate.graph import FunctionOp, Graph, GraphValue, Known, Op, can_hold, hold, walk
 from meshwright.propagate.groups import form_groups
 from meshwright.propagate.manual import with_manual, without_manual
 from meshwright.propagate.problem import Direction, Kind, Rule
@@ -46,20 +46,16 @@ class Event(NamedTuple):
 
 
 class Joined(NamedTuple):
-    """What a node joins: ``seen`` are its values, ``values`` those that hold their shardings."""
+    """What a node joins: its rule, and the values that hold the shardings of its operands and results."""
 
     rule: Rule
-    seen: tuple[GraphValue, ...]
     values: tuple[GraphValue, ...]
-    groups: tuple[Group | None, ...] | None
     elementwise: bool
     is_manual_edge: bool
 
     @staticmethod
     def of(rule: Rule, seen: tuple[GraphValue, ...], elementwise: bool = False, is_manual_edge: bool = False) -> Joined:
-        groups = tuple(value.groups for value in seen)
-        holders = tuple(value.holder for value in seen)
-        return Joined(rule, seen, holders, groups if any(groups) else None, elementwise, is_manual_edge)
+        return Joined(rule, tuple([value.holder for value in seen]), elementwise, is_manual_edge)
 
 
 class Propagation:
@@ -175,10 +171,9 @@ class Propagation:
         hold(self.graph, value, sharding)
         self.events.append(Event(value, sharding, by, joined.rule, joined.values, before, number))
         self._notify(value)
-        group = joined.groups[number] if joined.groups else None
-        if group is not None:
-            for member in group.members:
-                if member is not joined.seen[number]:
+        if value.groups is not None:
+            for member in value.groups.members:
+                if member is not value:
                     holder = member.holder
                     hold(self.graph, holder, sharding)
                     self.events.append(Event(holder, sharding, by, None, (value,), (sharding,), 0))

@@ -403,6 +403,23 @@ def hold(graph: Graph, value: GraphValue, sharding: Known) -> None:
     value.sharding = sharding
 
 
+def copy_function(graph: Graph, function: FunctionOp) -> FunctionOp:
+    """A copy of a function under a new name, at the end of the program."""
+    taken = {other.name for other in graph.functions}
+    number = 0
+    while f"{function.name}_{number}" in taken:
+        number += 1
+    copy = FunctionOp(f"{function.name}_{number}", True)
+    copy.result_shardings, copy.result_where = list(function.result_shardings), function.result_where
+    copy.origin = function.origin
+    graph.clone_block(function.block, copy.block, {})
+    for op in walk(copy.block):
+        if op.kind is Kind.EDGE:
+            graph.link_edge(op)
+    graph.functions.append(copy)
+    return copy
+
+
 def callees_first(graph: Graph) -> list[FunctionOp]:
     """The functions in order, each after those that it calls."""
     functions = {function.name: function for function in graph.functions}

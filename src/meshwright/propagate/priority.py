@@ -65,10 +65,15 @@ def by_op(propagation: Propagation) -> None:
 
 
 class _Place(NamedTuple):
-    """Where a sharding was written: on a value, or in a list of a function or computation."""
+    """Where a sharding was written: on a value, or for a function's result."""
 
     holder: GraphValue | list[Any]
     number: int = 0
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the value was taken out because nobody uses it."""
+        return isinstance(self.holder, GraphValue) and self.holder.op is not None and self.holder.op.erased
 
     def read(self) -> Known:
         found = self.holder.sharding if isinstance(self.holder, GraphValue) else self.holder[self.number]
@@ -99,6 +104,9 @@ def by_user(propagation: Propagation, inner: Callable[[Propagation], None] = by_
     for priority in sorted(priorities):
         for place, sharding in held:
             if any(dim.priority == priority for dim in sharding.dims):
+                if place.is_gone:
+                    propagation.told.append(f"A value with {sharding} is used by nobody, its priorities do nothing.")
+                    continue
                 place.write(_release(graph, sharding, place.read(), priority))
         inner(propagation)
 
@@ -115,9 +123,6 @@ def _written(graph: Graph) -> list[_Place]:
         )
     for op in graph.walk():
         found.extend(_Place(value) for value in op.results if value.sharding is not None and value.edge is None)
-        for shardings in (op.in_shardings, op.out_shardings):
-            if shardings is not None:
-                found.extend(_Place(shardings, number) for number in range(len(shardings)))
     return found
 
 

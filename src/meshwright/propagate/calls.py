@@ -1,0 +1,83 @@
+"""Calls before and after propagation: each is propagated through as if its function were written in its place."""
+
+from __future__ import annotations
+
+from meshwright.propagate.before import add_edges_of
+from meshwright.propagate.graph import (
+    FunctionOp,
+    Graph,
+    GraphValue,
+    Known,
+    Op,
+    callees_first,
+    copy_function,
+    walk,
+)
+from meshwright.propagate.problem import Kind, Node
+
+
+def flatten_calls(graph: Graph) -> None:
+    """Give each call a function of its own."""
+    functions = {function.name: function for function in graph.functions}
+    called: set[str] = set()
+
+    def visit(function: FunctionOp) -> None:
+        for op in list(walk(function.block)):
+            if op.kind is not Kind.CALL:
+                continue
+            if op.callee in called:
+                copy = copy_function(graph, functions[op.callee])
+                functions[copy.name] = copy
+                op.callee = copy.name
+                visit(copy)
+            called.add(op.callee)
+
+    for function in callees_first(graph):
+        visit(function)
+
+
+def import_calls(graph: Graph) -> None:
+    """Put each function in the place of its only call, as a named computation."""
+    functions = {function.name: function for function in graph.functions}
+    called: set[str] = set()
+    for function in callees_first(graph):
+        for op in list(walk(function.block)):
+            if op.kind is Kind.CALL:
+                called.add(op.callee)
+                _import_call(graph, op, functions[op.callee])
+    graph.functions = [function for function in graph.functions if function.name not in called]
+    for op in list(graph.walk()):
+        if op.kind is Kind.NAMED and op.results and op.results[0].edge is None:
+            add_edges_of(graph, op)
+
+
+def _import_call(graph: Graph, call: Op, function: FunctionOp) -> None:
+    node = call.node._replace(kind=Kind.NAMED) if call.node else Node(Kind.NAMED, (), ())
+    named = Op(Kind.NAMED, node, call.parent)
+    named.callee = function.origin
+    named.in_shardings = _filled(graph, function.block.arguments)
+    named.out_shardings = _filled(graph, call.results)
+    named.use([use.value for use in call.operands])
+    block = function.block
+    block.parent = named
+    for argument in block.arguments:
+        argument.sharding = None
+    for use in block.terminator.operands:
+        use.set(use.value)  # as by a new op
+    named.blocks.append(block)
+    for value in call.results:
+        new = named.add_result(value.shape)
+        new.origin = value.origin
+        value.replace_uses(new)
+    for use in call.operands:
+        use.drop()
+    assert call.parent is not None
+    call.parent.ops[call.parent.ops.index(call)] = named
+
+
+def _filled(graph: Graph, values: list[GraphValue]) -> list[Known] | None:
+    """The shardings of some values, those that have none open; None if none has any."""
+    mesh = next((value.sharding.mesh for value in values if value.sharding is not None), None)
+    if mesh is None:
+        return None
+    return [value.sharding or graph.open_sharding(mesh, len(value.shape or ())) for value in values]
