@@ -1,0 +1,304 @@
+"""A reshard plan as equations of a local program: what `reshard_run` does to the arrays of all devices, said by one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from meshwright.core.axes import Axes, AxisRef
+from meshwright.core.mesh import AbstractMesh, BaseMesh
+from meshwright.core.op import Value
+from meshwright.core.source import here
+from meshwright.core.trace import Array, lift
+from meshwright.core.types import TensorType, union
+from meshwright.errors import ShardingError
+from meshwright.ops.basic import add, broadcast_scalar, mul, reshape
+from meshwright.ops.choice import select
+from meshwright.ops.collective import (
+    all_gather_invariant,
+    all_to_all,
+    axis_index,
+    permuted,
+    pmax,
+    pmin,
+    ppermute,
+    pscatter,
+    psum,
+    psum_scatter,
+)
+from meshwright.ops.elementwise import eq, rem, sub
+from meshwright.ops.gathering import gather
+from meshwright.ops.indexing import dynamic_slice, dynamic_update_slice
+from meshwright.ops.reduction import reduce_prod
+from meshwright.ops.shape import pad, slice_
+from meshwright.partition.reshard import ReshardPlan, View
+from meshwright.partition.reshard_blocks import Blocks
+from meshwright.partition.reshard_pairs import block_pairs, receivers
+from meshwright.partition.reshard_steps import (
+    AllGather,
+    AllReduce,
+    AllToAll,
+    Expand,
+    Mask,
+    OnParts,
+    Permute,
+    Place,
+    ReduceScatter,
+    ReshardStep,
+    Rounds,
+)
+
+Names = Callable[[AxisRef], tuple[tuple[str, int], ...]]  # the axes of the program that make up an axis, with sizes
+
+
+def emit_plan(plan: ReshardPlan, x: Value, names: Names, note: Callable[[int], None] = lambda index: None) -> Value:
+    """The local value in the target sharding, from that in the source sharding; ``note`` is told before each step."""
+    if plan.steps and plan.mesh is None:
+        raise ShardingError(
+            f"{plan.source} cannot become {plan.target} inside of a program.",
+            where=here(),
+            why="their meshes order the same devices in ways that have no axes in common",
+            fix="mw.device_put(x, sharding) between two programs",
+        )
+    emitter = _Emitter(plan, names)
+    x = _fit(x, _sizes(plan.views[0]))
+    for index, step in enumerate(plan.steps):
+        note(index)
+        x = emitter.step(step, x, plan.views[index], plan.views[index + 1])
+    return _fit(x, plan.target.local_shape(plan.shape))
+
+
+def _sizes(view: View) -> tuple[int, ...]:
+    return tuple(prod(digit.size for digit in dim) for dim in view)
+
+
+def _digits(view: View) -> list[Place]:
+    return [Place(dim, digit.digit) for dim, digits in enumerate(view) for digit in digits]
+
+
+def _open_shape(view: View) -> tuple[int, ...]:
+    return tuple(digit.size for dim in view for digit in dim)
+
+
+def _fit(x: Value, shape: tuple[int, ...]) -> Value:
+    """``x`` cropped, or padded with zeros, to a shape."""
+    if x.shape == shape:
+        return x
+    limits = tuple(map(min, x.shape, shape))
+    if limits != x.shape:
+        x = slice_(x, starts=(0,) * x.ndim, limits=limits, strides=(1,) * x.ndim)
+    if limits != shape:
+        high = tuple(n - m for n, m in zip(shape, limits, strict=True))
+        zero = Array(np.zeros((), x.dtype), TensorType((), x.dtype))
+        x = pad(x, zero, low=(0,) * x.ndim, high=high, interior=(0,) * x.ndim)
+    return x
+
+
+class _Emitter:
+    def __init__(self, plan: ReshardPlan, names: Names) -> None:
+        self.plan = plan
+        self.names = names
+
+    def axes(self, axes: Sequence[AxisRef]) -> dict[str, Any]:
+        """The params ``axes`` and ``sizes`` of a collective."""
+        found = [pair for axis in axes for pair in self.names(axis)]
+        return {"axes": tuple(name for name, _ in found), "sizes": tuple(size for _, size in found)}
+
+    def index(self, axes: Sequence[AxisRef]) -> Value:
+        """A device's coordinate along axes taken together."""
+        position: Value | None = None
+        for axis in axes:
+            for name, size in self.names(axis):
+                one = axis_index(axes=(name,), sizes=(size,))
+                position = one if position is None else add(mul(position, size), one)
+        return position
+
+    def varying(self, x: Value, axes: Sequence[AxisRef]) -> Value:
+        return lift(x, union((x.type.varying, self.axes(axes)["axes"])))
+
+    def step(self, step: ReshardStep, x: Value, before: View, after: View) -> Value:
+        if isinstance(step, Blocks):
+            return self.blocks(step, x)
+        x = reshape(x, shape=_open_shape(before))
+        rule: Callable[..., Value] = getattr(self, type(step).__name__.lower())
+        return reshape(rule(step, x, before, after), shape=_sizes(after))
+
+    # Local steps
+
+    def slice(self, step: OnParts, x: Value, before: View, after: View) -> Value:
+        order = _digits(before)
+        for part in step.parts:
+            dim = order.index(part.place)
+            params = self.axes([part.axis])
+            if not set(params["axes"]) & set(x.type.varying):
+                x = pscatter(x, **params, dim=dim)
+            else:
+                starts = [self.index([part.axis]) if d == dim else 0 for d in range(x.ndim)]
+                sizes = tuple(1 if d == dim else n for d, n in enumerate(x.shape))
+                x = dynamic_slice(x, *_indices(starts), sizes=sizes)
+        return x
+
+    def expand(self, step: Expand, x: Value, before: View, after: View) -> Value:
+        order, placed = _digits(after), {part.place: part.axis for part in step.parts}
+        shape = _open_shape(after)
+        x = reshape(x, shape=tuple(1 if place in placed else n for place, n in zip(order, shape, strict=True)))
+        starts = [self.index([placed[place]]) if place in placed else 0 for place in order]
+        whole = broadcast_scalar(_identity(x, self.plan.target.reduction), shape)
+        return dynamic_update_slice(whole, x, *_indices(starts))
+
+    def mask(self, step: Mask, x: Value, before: View, after: View) -> Value:
+        if step.reduction in ("max", "min"):
+            return self.varying(x, step.axes)
+        first = eq(self.index(step.axes), 0)
+        return select(broadcast_scalar(first, x.shape), x, broadcast_scalar(_identity(x, step.reduction), x.shape))
+
+    # Collectives
+
+    def allgather(self, step: AllGather, x: Value, before: View, after: View) -> Value:
+        sizes = tuple(part.axis.size for part in step.parts)
+        rows = self.varying(reshape(x, shape=(1, *x.shape)), step.axes)
+        rows = all_gather_invariant(rows, **self.axes(step.axes), dim=0)
+        rows = reshape(rows, shape=(*sizes, *x.shape))
+        return _arranged(rows, [part.place for part in step.parts] + _digits(before), after)
+
+    def allreduce(self, step: AllReduce, x: Value, before: View, after: View) -> Value:
+        return self.reduced(x, step.axes, step.reduction)
+
+    def reduced(self, x: Value, axes: Axes, reduction: str) -> Value:
+        params = self.axes(axes)
+        x = self.varying(x, axes)
+        if reduction == "prod":
+            rows = all_gather_invariant(reshape(x, shape=(1, *x.shape)), **params, dim=0)
+            return reduce_prod(rows, axes=(0,))
+        return {"sum": psum, "max": pmax, "min": pmin}[reduction](x, axes=params["axes"])
+
+    def reducescatter(self, step: ReduceScatter, x: Value, before: View, after: View) -> Value:
+        if step.reduction != "sum":
+            return self.slice(step, self.reduced(x, step.axes, step.reduction), before, after)
+        order = _digits(before)
+        front = [order.index(part.place) for part in step.parts]
+        rest = [d for d in range(x.ndim) if d not in front]
+        x = permuted(self.varying(x, step.axes), front + rest)
+        shape = tuple(x.shape[len(front) :])
+        x = reshape(x, shape=(prod(x.shape[: len(front)]), *shape))
+        return psum_scatter(x, **self.axes(step.axes), dim=0)
+
+    def alltoall(self, step: AllToAll, x: Value, before: View, after: View) -> Value:
+        order = _digits(before)
+        front = [order.index(swap.split) for swap in step.swaps]
+        rest = [d for d in range(x.ndim) if d not in front]
+        x = permuted(self.varying(x, step.axes), front + rest)
+        sizes, shape = x.shape[: len(front)], x.shape[len(front) :]
+        x = reshape(x, shape=(prod(sizes), *shape))
+        x = all_to_all(x, **self.axes(step.axes), split=0, concat=0)
+        x = reshape(x, shape=(*sizes, *shape))
+        return _arranged(x, [swap.join for swap in step.swaps] + [order[d] for d in rest], after)
+
+    def permute(self, step: Permute, x: Value, before: View, after: View) -> Value:
+        mesh, params = self.involved(step.axes)
+        pairs = tuple(enumerate(receivers(mesh, step).tolist()))
+        return ppermute(lift(x, union((x.type.varying, params["axes"]))), **params, permutation=pairs)
+
+    def involved(self, axes: Axes) -> tuple[BaseMesh, dict[str, Any]]:
+        """The whole axes that some axes are parts of, as a mesh, and the axes of the program that make them up."""
+        assert self.plan.mesh is not None
+        found = {axis.name for axis in axes}
+        whole = [axis for axis in self.plan.mesh.axes if axis.name in found]
+        mesh = AbstractMesh(tuple(a.size for a in whole), tuple(a.name for a in whole))
+        return mesh, self.axes(whole)
+
+    def rounds(self, step: Rounds, x: Value, before: View, after: View) -> Value:
+        mesh, params = self.involved(step.axes)
+        x = lift(x, union((x.type.varying, params["axes"])))
+        order, target = _digits(before), _digits(after)
+        whole: Value = lift(broadcast_scalar(_identity(x, "sum"), _open_shape(after)), x.type.varying)
+        for round in step.rounds():
+            starts: list[Any] = [0] * x.ndim
+            ends: list[Any] = [0] * whole.ndim
+            for path, shift in zip(step.paths, round.shifts, strict=True):
+                size = path.axes[0].size
+                starts[order.index(path.split)] = rem(add(self.index([path.axes[-1]]), shift), size)
+                ends[target.index(path.join)] = rem(add(sub(self.index([path.axes[0]]), shift), size), size)
+            split = {order.index(path.split) for path in step.paths}
+            part = dynamic_slice(
+                x, *_indices(starts), sizes=tuple(1 if d in split else n for d, n in enumerate(x.shape))
+            )
+            pairs = tuple(enumerate(receivers(mesh, step, round).tolist()))
+            part = ppermute(part, **params, permutation=pairs)
+            joined = {path.join for path in step.paths}
+            part = reshape(part, shape=tuple(1 if p in joined else n for p, n in zip(target, whole.shape, strict=True)))
+            whole = dynamic_update_slice(whole, part, *_indices(ends))
+        return whole
+
+    def blocks(self, step: Blocks, x: Value) -> Value:
+        """Cells between blocks that do not line up: where each device takes and puts them is read from tables."""
+        mesh = self.plan.mesh
+        assert mesh is not None
+        units = self.plan.units
+        params = self.axes(mesh.axes)
+        x = lift(x, union((x.type.varying, params["axes"])))
+        shape = tuple(size * unit for size, unit in zip(step.shape, units, strict=True))
+        whole: Value = lift(broadcast_scalar(_identity(x, "sum"), shape), x.type.varying)
+        position = self.index(mesh.axes)
+        for round in (*step.rounds, *step.copies):
+            cell = tuple(n * unit for n, unit in zip(round.shape, units, strict=True))
+            take = np.zeros((mesh.size, len(shape)), np.int32)
+            put, takes_part = np.zeros_like(take), np.zeros(mesh.size, bool)
+            pairs = []
+            for index, sender, receiver in block_pairs(mesh, step, round):
+                send = round.sends[index]
+                take[sender] = [o * unit for o, unit in zip(send.take, units, strict=True)]
+                put[receiver] = [o * unit for o, unit in zip(send.put, units, strict=True)]
+                takes_part[receiver] = True
+                pairs.append((sender, receiver))
+            part = dynamic_slice(x, *_row(take, position), sizes=cell)
+            if any(sender != receiver for sender, receiver in pairs):
+                part = ppermute(part, **params, permutation=tuple(sorted(pairs)))
+            ends = _row(put, position)
+            now = dynamic_slice(whole, *ends, sizes=cell)
+            mine = reshape(_row(takes_part[:, None].astype(np.int32), position)[0], shape=())
+            part = select(broadcast_scalar(eq(mine, 1), cell), part, now)
+            whole = dynamic_update_slice(whole, part, *ends)
+        return whole
+
+
+def _arranged(x: Value, places: Sequence[Place], after: View) -> Value:
+    """``x``, whose dims are the digits ``places``, with its dims in the order of a view."""
+    return permuted(x, [places.index(place) for place in _digits(after)])
+
+
+def _indices(starts: Sequence[Any]) -> list[Value]:
+    """Start indices of one dtype; numbers stand for themselves."""
+    return [
+        Array(np.asarray(start, np.int32), TensorType((), np.dtype("int32"))) if isinstance(start, int) else start
+        for start in starts
+    ]
+
+
+def _row(table: Any, position: Value) -> list[Value]:
+    """The entries of one row of a table."""
+    values = Array(table, TensorType(table.shape, table.dtype))
+    row = gather(
+        values, reshape(position, shape=(1, 1)), offset_dims=(1,), collapsed_dims=(0,), operand_batch_dims=(),
+        indices_batch_dims=(), start_index_map=(0,), slice_sizes=(1, table.shape[1]), mode="clip",
+    )  # fmt: skip
+    found = []
+    for n in range(table.shape[1]):
+        one = slice_(row, starts=(0, n), limits=(1, n + 1), strides=(1, 1))
+        found.append(reshape(one, shape=()))
+    return found
+
+
+def _identity(x: Value, reduction: str) -> Value:
+    """What changes nothing when it is reduced with others, as a scalar of ``x``'s dtype."""
+    integer = x.dtype.kind in "iu"
+    if reduction in ("max", "min"):
+        limits = np.iinfo(x.dtype) if integer else None
+        low, high = (limits.min, limits.max) if limits else (-np.inf, np.inf)
+        value: Any = low if reduction == "max" else high
+    else:
+        value = 1 if reduction == "prod" else 0
+    return Array(np.asarray(value, x.dtype), TensorType((), x.dtype))
