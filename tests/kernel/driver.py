@@ -4,25 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
-from unittest import mock
 
 import numpy as np
 
-import meshwright.numpy as mnp
-from meshwright.kernel import calling
-from meshwright.kernel.call import Call, run_kernel
+import meshwright as mw
+from meshwright import tree
 
 
 def on_devices(
     call: Callable[..., Any], mesh: dict[str, int], inputs: Sequence[Sequence[Any]]
 ) -> list[list[np.ndarray]]:
-    """Run ``pl.pallas_call(…)`` on all devices at once."""
-    built: list[Call] = []
+    """Run ``pl.pallas_call(…)`` on all devices of a mesh, in a jitted shard_map over all its axes."""
+    rows = mw.P(tuple(mesh))
 
-    def keep(kernel_call: Call, leaves: list[Any]) -> list[Any]:
-        built.append(kernel_call)
-        return [mnp.zeros(t.shape, t.dtype) for t in kernel_call.out_types]
+    def body(*blocks: Any) -> Any:
+        return tuple(out[None] for out in tree.leaves(call(*(block[0] for block in blocks))))
 
-    with mock.patch.object(calling, "_apply", keep):
-        call(*inputs[0])
-    return run_kernel(built[0], mesh, [[np.asarray(x) for x in row] for row in inputs])
+    stacked = [np.stack([row[n] for row in inputs]) for n in range(len(inputs[0]))]
+    devices = mw.make_mesh(tuple(mesh.values()), tuple(mesh))
+    found = mw.jit(mw.shard_map(body, mesh=devices, in_specs=rows, out_specs=rows))(*stacked)
+    return [[np.asarray(out)[device] for out in found] for device in range(len(inputs))]

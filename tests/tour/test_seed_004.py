@@ -80,16 +80,28 @@ def test_data_is_moved_in_a_scope_inside_a_kernel():
 
 
 def test_data_is_moved_in_scratch_memory_that_lives_as_long_as_the_call():
+    def kernel(out_ref, src_ref, dst_ref, *sems):
+        @pl.when(pl.program_id(0) == 0)
+        def _():
+            src_ref[...] = jnp.full(src_ref.shape, 1.0) + pltpu.device_id()
+            move_data(src_ref, dst_ref, *sems)
+
+        out_ref[...] = dst_ref[0:8] + pl.program_id(0)
+
     call = pl.pallas_call(
-        move_data,
+        kernel,
+        out_shape=mw.ShapeDtypeStruct((8, 128), jnp.float32),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=0,
+            grid=(3,),
             # Could also use other memory spaces and input/outputs.
             scratch_shapes=[src_data, dst_data, *((semaphore,) * 3)],
         ),
         compiler_params=COLLECTIVE,
+        debug=pl.Debug(schedules=8),
     )
-    assert on_devices(call, {"x": 2}, [[], []]) == [[], []]
+    for device, (out,) in enumerate(on_devices(call, {"x": 2}, [[], []])):
+        np.testing.assert_array_equal(out, np.full((8, 128), device + 3.0))
 
 
 def test_the_swap_of_the_first_listing_without_its_last_copy():

@@ -18,7 +18,7 @@ from meshwright.kernel.history import race_error
 from meshwright.kernel.language import scoped
 from meshwright.kernel.machine import Machine
 from meshwright.kernel.memory import Data, poison
-from meshwright.kernel.pipeline import Pipeline
+from meshwright.kernel.pipeline import Allocation, Pipeline, PipelineArg
 from meshwright.kernel.refs import Ref
 from meshwright.kernel.schedules import Adversarial, Schedule, Seeded, nth
 from meshwright.kernel.spaces import MemorySpace, MemoryType
@@ -186,9 +186,10 @@ class _Operands:
     pipeline: Pipeline
     ins: list[Ref]
     outs: list[Ref]
+    windows: Any
 
     def run(self) -> None:
-        self.pipeline.run(self.task, [*self.ins, *self.outs])
+        self.pipeline.run(self.task, [*self.ins, *self.outs], windows=self.windows)
 
 
 def _prepare(call: Call, machine: Machine, task: Task, inputs: Sequence[Data]) -> _Operands:
@@ -246,7 +247,14 @@ def _prepare(call: Call, machine: Machine, task: Task, inputs: Sequence[Data]) -
 
     pipeline = Pipeline(body, call.grid, call.in_specs, call.out_specs, [False] * len(outs))
     pipeline.scalars = tuple(scalars)
-    return _Operands(task, pipeline, ins, outs)
+    wanted = pipeline.allocation_types([*ins, *outs])
+    labels = [f"the window of {name}" for name in (*names[scalar_leaves : len(inputs)], *names[len(inputs) :])]
+    slots = [
+        None if one is None else Allocation(*(scoped(task, part, label, made) for part in one))
+        for one, label in zip((*wanted.input, *wanted.out), labels, strict=True)
+    ]
+    windows = pipeline.windows(PipelineArg(slots[: len(ins)], slots[len(ins) :], []))
+    return _Operands(task, pipeline, ins, outs, windows)
 
 
 def _allocated(task: Task, name: str, wanted: Any, made: list[Any]) -> Any:

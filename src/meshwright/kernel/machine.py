@@ -122,7 +122,7 @@ class Machine:
             return
         task.used[made.space] -= made.data.nbytes
         for copy in self.pending:
-            if copy.src.buffer is made or copy.dst.buffer is made:
+            if copy.uses(made):
                 raise self._unfinished(copy, f"the scope of {made.label} ends")
 
     def check_spent(self, array: SemaphoreArray) -> None:

@@ -79,6 +79,13 @@ class Transfer:
             data[...] = payload
         self.payload = None
 
+    def uses(self, buffer: Buffer) -> bool:
+        """Whether the copy has still to read or write a buffer."""
+        if self.payload is None and self.src.buffer is buffer:
+            return True
+        here = (self.device, self.core) if buffer.core >= 0 else (self.device, -1)
+        return here == (buffer.device, buffer.core) and self.dst.buffer.key == buffer.key
+
     def target(self) -> Buffer:
         """The buffer the copy writes to, which must still be there."""
         own = self.dst.buffer
