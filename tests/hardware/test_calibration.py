@@ -13,12 +13,13 @@ import pytest
 
 from meshwright import hardware
 from meshwright.cli import main
-from meshwright.engine.measuring.cases import SCALES, cases, operands
+from meshwright.engine.measuring.cases import SCALES, Case, cases, operands
 from meshwright.engine.measuring.run import measure, raw_text
 from meshwright.engine.measuring.work import work
 from meshwright.errors import HardwareError
-from meshwright.hardware.calibration import calibrate, check_measurements, read_measurements, search
+from meshwright.hardware.calibration import calibrate, check_measurements, compare, read_measurements, search
 from meshwright.hardware.kernels import CONVOLUTIONS, MOVING, Kernels
+from tests.hardware.measured_machines import BEGIN, END, PAGE, compared, measurements, table
 
 Printed = pytest.CaptureFixture[str]
 ROOT = Path(__file__).parent.parent.parent
@@ -27,13 +28,17 @@ MADE_UP = Kernels(
     units=100,
     tiled=True,
     call_seconds=6e-6,
+    start_seconds=5e-6,
     launch_seconds=3e-6,
     bytes_per_s=2e12,
+    elements_per_s=4e11,
     fill_seconds=2e-6,
     flops_per_s={"bf16": 4e14, "f32": 1.5e14},
     edge={"bf16": 20.0, "f32": 8.0},
-    share={"reduce": 0.9, "normalize": 0.8, "transpose": 0.7, "gather": 0.6, "scatter": 0.5, "conv": 0.8,
-           "conv_input_grad": 0.7, "conv_filter_grad": 0.6, "attention": 0.65},
+    share={"operands": 0.85, "reduce": 0.9, "normalize": 0.8, "transpose": 0.7, "gather": 0.6, "scatter": 0.5,
+           "conv": 0.8, "conv_input_grad": 0.7, "conv_filter_grad": 0.6},
+    row_bytes=2e5,
+    exponentials_per_s=2e12,
 )  # fmt: skip
 
 
@@ -115,7 +120,7 @@ def test_a_chip_that_is_known_gets_efficiencies() -> None:
 
 def test_whole_waves_of_tiles() -> None:
     """A tile more than fills the units takes another wave."""
-    coarse = Kernels(4, True, 0, 0, 1e18, 1.0, {"bf16": 1e30}, {"bf16": 0.0})
+    coarse = Kernels(4, True, 0, 0, 0, 1e18, 1e18, 1.0, {"bf16": 1e30}, {"bf16": 0.0})
     assert coarse.matmul(256, 64, 4 * 128) == pytest.approx(1.0)
     assert coarse.matmul(257, 64, 4 * 128) == pytest.approx(2.0)
     assert coarse.matmul(256, 64, 128, batch=4) == pytest.approx(1.0)
@@ -267,3 +272,41 @@ def test_every_case_runs_through_jax() -> None:
     assert {row["op"] for row in raw["measurements"] if row["part"] == "step"} == {
         "mlp_step", "transformer_step", "conv_step"
     }  # fmt: skip
+
+
+def test_an_h200_is_predicted_within_the_bar() -> None:
+    """At least 20 unseen ops and 3 train steps: median error at most 10 %, the worst at most 30 %."""
+    raw = measurements("h200_jax")
+    assert raw["failed"] == []
+    found = calibrate(raw)
+    assert len(found.of("held out")) == 38 and len(found.of("step")) == 3
+    for parts in (("held out",), ("step",), ("held out", "step")):
+        middle, worst = found.errors(*parts)
+        assert middle <= 0.1 and worst <= 0.3
+
+
+def test_the_h200_that_comes_with_the_package_is_that_fit() -> None:
+    chip, found = hardware.get("h200"), calibrate(measurements("h200_jax")).chip
+    assert chip.facts.keys() == found.facts.keys()
+    assert chip.fact("hbm_efficiency").source == ("measured",)
+    for name in ("hbm_efficiency", "matmul_efficiency"):
+        assert getattr(chip, name) == pytest.approx(getattr(found, name), rel=0.05)
+    for ours, theirs in zip(compared(), compare(measurements("h200_jax"), Kernels.of(found)), strict=True):
+        assert ours.predicted == pytest.approx(theirs.predicted, rel=0.05)
+
+
+def test_the_documentation_lists_every_unseen_case() -> None:
+    """`python -m tests.hardware.measured_machines` writes the table."""
+    assert BEGIN + table() + END in PAGE.read_text(encoding="utf-8")
+
+
+def test_through_eager_torch_kernels_of_a_kind_differ_more() -> None:
+    middle, worst = calibrate(measurements("h200_torch")).errors("held out", "step")
+    assert middle <= 0.1 and worst <= 0.5
+
+
+@pytest.mark.parametrize("framework", ["jax", "torch"])
+def test_kept_measurements_list_the_work_that_is_described_now(framework: str) -> None:
+    """`python benchmarks/measure.py --describe RAW --out RAW` brings them up to date."""
+    for row in measurements(f"h200_{framework}")["measurements"]:
+        assert row["work"] == work(Case(row["part"], row["op"], row["dtype"], row["sizes"]), framework)

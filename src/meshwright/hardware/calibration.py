@@ -85,7 +85,7 @@ class Calibration:
         numbers = {name: _entry(fact) for name, fact in chip.facts.items()}
         parts = {"fitted to": ("calibration",), "unseen": ("held out", "step")}
         errors = {
-            what: dict(zip(("cases", "median", "worst"), (len(self.of(*which)), *self.errors(*which))))
+            what: {"cases": len(self.of(*which)), "median": self.errors(*which)[0], "worst": self.errors(*which)[1]}
             for what, which in parts.items()
         }
         about = {"device": self.name, "framework": self.framework, "machine": dict(self.machine), "errors": errors}
@@ -179,19 +179,34 @@ def check_measurements(raw: object, name: str) -> None:
 
 def calibrate(raw: Mapping[str, Any]) -> Calibration:
     """Fit the numbers of a machine to the part "calibration" of its measurements, and predict all of them."""
-    machine, framework = raw["machine"], raw["framework"]
-    on_cpu = machine.get("platform") == "cpu"
-    # Other programs on a CPU only add to a time; on an accelerator clocks go up and down.
-    middle: Callable[[Sequence[float]], float] = min if on_cpu else median
-    rows = [{**row, "time": float(middle(row["seconds"]))} for row in raw["measurements"] if _known(row)]
-    shown = [row for row in rows if row["part"] == "calibration"]
-    kernels = fit(shown, units=machine.get("units") or 1, tiled=not on_cpu)
-    compared = tuple(
-        Compared(row["name"], row["part"], row["op"], row["time"], kernels.seconds(row["work"]))
-        for row in rows
+    machine = raw["machine"]
+    shown = [row for row in timed(raw) if row["part"] == "calibration"]
+    kernels = fit(shown, units=machine.get("units") or 1, tiled=machine.get("platform") != "cpu")
+    name = str(machine.get("device", "machine"))
+    return Calibration(name, machine, raw["framework"], kernels, compare(raw, kernels))
+
+
+def compare(raw: Mapping[str, Any], kernels: Kernels) -> tuple[Compared, ...]:
+    """Every measurement and what the numbers predict for it."""
+    return tuple(
+        Compared(row["name"], row["part"], row["op"], row["time"], _predicted(kernels, row))
+        for row in timed(raw)
         if row["part"] in ("calibration", "held out", "step") and _rated(row, kernels)
     )
-    return Calibration(str(machine.get("device", "machine")), machine, framework, kernels, compared)
+
+
+def timed(raw: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The measurements of kernels that are modelled, each with its time.
+
+    On an accelerator, where clocks go up and down, that is the median of its repetitions; on a CPU, where other
+    programs only add to it, the least.
+    """
+    middle: Callable[[Sequence[float]], float] = min if raw["machine"].get("platform") == "cpu" else median
+    return [{**row, "time": float(middle(row["seconds"]))} for row in raw["measurements"] if _known(row)]
+
+
+def _predicted(kernels: Kernels, row: Row) -> float:
+    return kernels.seconds(row["work"], calls=1 / row.get("together", 1))
 
 
 def _known(row: Row) -> bool:
@@ -220,18 +235,26 @@ def fit(rows: Sequence[Row], units: int, tiled: bool) -> Kernels:
             fix=_MEASURE,
         )
     fastest = max(sum(one["read"] + one["written"] for one in row["work"]) / row["time"] for row in streams)
+    busiest = max(sum(one.get("elements", 0) for one in row["work"]) / row["time"] for row in streams)
     rates = {dtype: max(_flops(row) / row["time"] for row in products if _types(row) == {dtype}) for dtype in types}
-    start = Kernels(units, tiled, min(calls, default=0.0), 2e-6, fastest, 1e-6, rates, dict.fromkeys(types, 10.0))
+    call = min(calls, default=0.0)
 
     def numbers(x: Sequence[float]) -> Kernels:
-        launch, memory, fill, *rest = x
+        start, launch, memory, elements, fill, operands, *rest = x
         rate, edge = dict(zip(types, rest)), dict(zip(types, rest[len(types) :]))
-        return replace(start, launch_seconds=launch, bytes_per_s=memory, fill_seconds=fill, flops_per_s=rate, edge=edge)
+        return Kernels(units, tiled, call, start, launch, memory, elements, fill, rate, edge, {"operands": operands})
 
-    first = [start.launch_seconds, fastest, start.fill_seconds, *(1.1 * rates[dtype] for dtype in types)]
-    found = numbers(search(lambda x: _errors(numbers(x), [*streams, *products]), [*first, *(10.0 for _ in types)]))
-    for kind in (*MOVING[1:], *CONVOLUTIONS, "attention"):
+    first = [3e-6, 1e-6, fastest, busiest or 1e30, 1e-6, 0.9, *(1.1 * rates[dtype] for dtype in types)]
+    first += [10.0 for _ in types]
+    found = numbers(search(lambda x: _errors(numbers(x), [*streams, *products]), first))
+    for kind in (*MOVING[1:], *CONVOLUTIONS):
         found = _with_share(found, kind, [row for row in rows if _shows(row, kind)])
+    attention = [row for row in rows if _shows(row, "attention")]
+    if attention:
+        exponentials = search(
+            lambda x: _errors(replace(found, exponentials_per_s=x[0]), attention), [found.exponentials_per_s]
+        )
+        found = replace(found, exponentials_per_s=exponentials[0])
     return found
 
 
@@ -239,9 +262,11 @@ def _with_share(kernels: Kernels, kind: str, rows: Sequence[Row]) -> Kernels:
     """The numbers with the share of bandwidth or rate that kernels of a kind reach, if any row shows it."""
 
     def shared(x: Sequence[float]) -> Kernels:
-        return replace(kernels, share={**kernels.share, kind: x[0]})
+        room = x[1] if kind == "normalize" else kernels.row_bytes
+        return replace(kernels, share={**kernels.share, kind: x[0]}, row_bytes=room)
 
-    return shared(search(lambda x: _errors(shared(x), rows), [1.0])) if rows else kernels
+    first = [1.0, kernels.row_bytes] if kind == "normalize" else [1.0]
+    return shared(search(lambda x: _errors(shared(x), rows), first)) if rows else kernels
 
 
 def _shows(row: Row, kind: str) -> bool:
@@ -261,7 +286,7 @@ def _errors(kernels: Kernels, rows: Iterable[Row]) -> list[float]:
     """The error of each row's logarithm; beyond 30 % it grows as its root, so that no outlier rules."""
     out = []
     for row in rows:
-        off = log(kernels.seconds(row["work"]) / float(row["time"]))
+        off = log(_predicted(kernels, row) / float(row["time"]))
         out.append(off if abs(off) < 0.3 else copysign((0.6 * abs(off) - 0.09) ** 0.5, off))
     return out
 

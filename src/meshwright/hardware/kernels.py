@@ -1,13 +1,17 @@
 """How long kernels take on a machine that was measured: a roofline with launches, tiles and waves.
 
-A kernel takes ``launch + max(compute, memory)``. Memory is bytes over the bandwidth that kernels of its kind reach.
-A product is cut into tiles, one at a time per compute unit, so that it takes whole waves of tiles:
+A program takes ``start + Σ kernels``, or the host's call if that takes longer. A kernel takes ``launch + max(compute,
+memory)``. Memory is bytes over the bandwidth that kernels of its kind reach, or elements over the rate at which
+threads get through them. A product is cut into tiles, one at a time per compute unit, so that it takes whole waves:
 
-    compute = waves · (fill + 2·rows·columns·k / (rate per unit) · (1 + edge·(1/rows + 1/columns)))
+    compute = waves · (fill + 2·rows·columns·k / (rate per unit) · slower)
+    slower = (1 + edge·(1/rows + 1/columns)) / (1 + edge·(1/256 + 1/128))
 
-for the tile, and the number of parts k is split into, that make it shortest, as libraries choose them. ``fill`` is a
-tile's start and end, and ``edge`` what a tile of finite size loads beyond what it multiplies. A program cannot run
-faster than the host can call it.
+for the tile, and the number of parts k is split into, that make it shortest, as libraries choose them. ``rate`` is
+that of the largest tile, ``fill`` a tile's start and end, and ``edge`` what small tiles load beyond what they multiply.
+On a CPU the whole product is one tile, and its rate that of a large one. A kernel that keeps a row on the chip reads
+and writes less at once the longer the row: ``bytes / bandwidth · (1 + row / room)``. Fused attention takes the time of
+its products and then that of its exponentials.
 """
 
 from __future__ import annotations
@@ -21,8 +25,13 @@ from meshwright.core.source import here
 from meshwright.errors import HardwareError
 from meshwright.hardware.chips import Chip, get, item_bytes
 
-# Rows and columns of the tiles that matrix units of GPUs are given.
-TILES = ((256, 128), (128, 256), (128, 192), (128, 128), (128, 64), (64, 128), (64, 256), (64, 64), (64, 32), (64, 16))
+# Rows and columns of the tiles that matrix units of GPUs are given; their sums must fit into registers.
+TILES = tuple(
+    (rows, columns)
+    for rows in (64, 128, 176, 256)
+    for columns in (16, 32, 64, 96, 128, 160, 192, 256)
+    if rows * columns <= 2**15
+)
 SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 32)
 MOVING = ("stream", "reduce", "normalize", "transpose", "gather", "scatter")
 CONVOLUTIONS = ("conv", "conv_input_grad", "conv_filter_grad")
@@ -37,12 +46,16 @@ class Kernels:
     units: int
     tiled: bool
     call_seconds: float
+    start_seconds: float
     launch_seconds: float
     bytes_per_s: float
+    elements_per_s: float
     fill_seconds: float
     flops_per_s: Mapping[str, float]
     edge: Mapping[str, float]
     share: Mapping[str, float] = field(default_factory=dict)
+    row_bytes: float = 1e5
+    exponentials_per_s: float = 4e12
 
     @classmethod
     def of(cls, chip: str | Chip) -> Kernels:
@@ -50,21 +63,25 @@ class Kernels:
         numbers: Any = get(chip).kernels
         return cls(**numbers)
 
-    def seconds(self, work: Iterable[Work]) -> float:
-        """The time of a program: its kernels one after another, or the call if that takes longer."""
-        return max(self.call_seconds, sum(self.kernel_seconds(one) * int(one.get("count", 1)) for one in work))
+    def seconds(self, work: Iterable[Work], calls: float = 1.0) -> float:
+        """The time of a program: its kernels one after another, or the call if that takes longer.
+
+        ``calls`` is less than 1 if the work is one of several parts of a program.
+        """
+        kernels = sum(self.kernel_seconds(one) * int(one.get("count", 1)) for one in work)
+        return max(self.call_seconds * calls, self.start_seconds * calls + kernels)
 
     def kernel_seconds(self, one: Work) -> float:
         """The time of one kernel, its launch included."""
         kind = one["kind"]
         if kind in MOVING:
-            return self.moving(kind, one["read"] + one["written"])
+            return self.moving(kind, one["read"] + one["written"], one.get("elements", 0), one.get("row", 0))
         if kind == "matmul":
             return self.matmul(one["m"], one["k"], one["n"], one["dtype"], batch=one.get("batch", 1))
         if kind in CONVOLUTIONS:
             return self.convolution(one)
         if kind == "attention":
-            compute = float(one["flops"]) / (self._rate(one["dtype"]) * self._share(kind))
+            compute: float = one["flops"] / self._rate(one["dtype"]) + one["exponentials"] / self.exponentials_per_s
             return self.launch_seconds + max(compute, float(one["bytes"]) / self.bytes_per_s)
         raise HardwareError(
             f"No kernel is of the kind {kind!r}.",
@@ -73,19 +90,26 @@ class Kernels:
             fix="{'kind': 'stream', 'read': …, 'written': …}",
         )
 
-    def moving(self, kind: str, bytes: float) -> float:
+    def moving(self, kind: str, bytes: float, elements: float = 0, row: float = 0) -> float:
         """The time of a kernel that does little but read and write.
 
-        >>> chip = Kernels(132, True, 0.0, 2e-6, 4e12, 1e-6, {"bf16": 8e14}, {"bf16": 20.0})
-        >>> round(chip.moving("stream", 4e8) * 1e6)
-        102
+        ``elements`` are those that an elementwise kernel goes through, ``row`` the bytes that a norm keeps on chip.
+
+        >>> chip = Kernels(132, True, 0.0, 0.0, 2e-6, 4e12, 8e11, 1e-6, {"bf16": 8e14}, {"bf16": 20.0})
+        >>> round(chip.moving("stream", 4e8) * 1e6), round(chip.moving("stream", 4e8, 1e8) * 1e6)
+        (102, 127)
         """
-        return self.launch_seconds + bytes / (self.bytes_per_s * self._share(kind))
+        memory = bytes / (self.bytes_per_s * self._share(kind))
+        if kind in ("stream", "gather"):
+            memory = max(memory, elements / self.elements_per_s)
+        if kind == "normalize":
+            memory *= 1 + row / self.row_bytes
+        return self.launch_seconds + memory
 
     def matmul(self, m: int, k: int, n: int, dtype: object = "bf16", *, batch: int = 1, kind: str = "matmul") -> float:
         """The time of ``batch`` products of ``[m, k]`` and ``[k, n]``.
 
-        >>> chip = Kernels(132, True, 0.0, 2e-6, 4e12, 1e-6, {"bf16": 8e14}, {"bf16": 20.0})
+        >>> chip = Kernels(132, True, 0.0, 0.0, 2e-6, 4e12, 8e11, 1e-6, {"bf16": 8e14}, {"bf16": 20.0})
         >>> round(chip.matmul(4096, 4096, 4096) * 1e6)
         225
         """
@@ -106,7 +130,7 @@ class Kernels:
 
     def _product(self, m: int, k: int, n: int, dtype: object, batch: int, moved: float, kind: str) -> float:
         compute = self._compute(m, k, n, str(dtype), batch) / self._share(kind)
-        return self.launch_seconds + max(compute, moved / self.bytes_per_s)
+        return self.launch_seconds + max(compute, moved / (self.bytes_per_s * self._share("operands")))
 
     def _compute(self, m: int, k: int, n: int, dtype: str, batch: int) -> float:
         rate, edge = self._rate(dtype), self.edge[dtype]
@@ -115,7 +139,8 @@ class Kernels:
         best = float("inf")
         for rows, columns in TILES:
             tiles = batch * ceil(m / rows) * ceil(n / columns)
-            whole = 2 * rows * columns * k * self.units / rate * (1 + edge * (1 / rows + 1 / columns))
+            slower = (1 + edge * (1 / rows + 1 / columns)) / (1 + edge * (1 / 256 + 1 / 128))
+            whole = 2 * rows * columns * k * self.units / rate * slower
             for parts in SPLITS:
                 waves = ceil(tiles * parts / self.units)
                 partial = 0.0 if parts == 1 else 8 * batch * m * n * parts / self.bytes_per_s
