@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import product
+from itertools import combinations, product
 
 import numpy as np
 import pytest
@@ -43,6 +43,33 @@ def test_even_pairs_move_what_is_lacking_and_no_more(sizes: tuple[int, ...], dim
 @pytest.mark.slow
 def test_even_pairs_of_three_dims_on_three_axes() -> None:
     at_the_bound((2, 2, 2), 3)
+
+
+# Sums: the share of pairs above the bound, and the worst of them.
+SUMS = {
+    ((2, 2), 1): (0.08, 1.25),
+    ((2, 2), 2): (0.052, 1.25),
+    ((2, 4), 2): (0.052, 1.125),
+    ((4, 4), 2): (0.052, 1.125),
+    ((2, 2, 2), 1): (0.1875, 1.25),
+}
+
+
+@pytest.mark.parametrize(("sizes", "dims"), SUMS)
+def test_sums_take_the_fewest_messages_or_nearly(sizes: tuple[int, ...], dims: int) -> None:
+    mesh = mw.make_mesh(sizes, ("x", "y", "z")[: len(sizes)])
+    every = enumerate_shardings(mesh, dims, compound=True)
+    ratios = []
+    for one, other in product(every, every):
+        free = [axis.name for axis in mesh.unused(a for dim in one.to_tensor_sharding(dims).dims for a in dim.axes)]
+        for count in range(1, len(free) + 1):
+            for axes in combinations(free, count):
+                owing = mw.NamedSharding(mesh, one.spec.update(unreduced=axes))
+                plan = mw.plan_reshard((96,) * dims, "f32", owing, other)
+                assert plan.total_bytes >= plan.total_lower_bound_bytes and not plan.exceeds_memory
+                ratios.append(plan.total_bytes / plan.total_lower_bound_bytes)
+    share, worst = sum(ratio > 1 for ratio in ratios) / len(ratios), max(ratios)
+    assert share <= SUMS[sizes, dims][0] and worst == SUMS[sizes, dims][1], (share, worst)
 
 
 # Blocks that reach over an array's end are moved with their padding: so much more than is lacking, at most.

@@ -49,6 +49,7 @@ def plan(mesh: str, shape: tuple[int, ...], source: str, target: str, **options:
         ("x=4", (64, 64), "unreduced={x}", "None", ["all_reduce over x"]),
         ("x=4", (64, 64), "x", "unreduced={x}", ["expand dim 0 over x"]),
         ("x=4", (64, 64), "None", "unreduced={x}", ["mask over x"]),
+        ("x=2,y=2", (64, 64), "y", "x,unreduced={y}", ["select dim 0 from y onto x"]),
     ],
 )  # fmt: skip
 def test_steps(mesh: str, shape: tuple[int, ...], source: str, target: str, steps: list[str]) -> None:
@@ -75,7 +76,7 @@ def test_text() -> None:
     assert str(plan("x=2", (4,), "x", "x")).splitlines()[1] == "  nothing to do"
     assert repr(plan("x=2", (4,), "x", "None")) == "<ReshardPlan all_gather dim 0 over x>"
     assert str(plan("x=2", (4,), "x,unreduced={}", "unreduced={x}")).startswith("f32[4@x] → f32[4]{U:x}")
-    wide = str(plan("x=2,y=2", (64, 64), "None,y", "None,x,unreduced={y}"))
+    wide = str(plan("x=2,y=2", (64, 64), "x,unreduced={y}", "y,unreduced={x}"))
     assert wide.endswith("memory    16.4 kB at most, more than either end: no smaller way is known")
 
 

@@ -18,9 +18,7 @@ def describe(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", metavar="SRC", help=f"the sharding it has: {spec_help}")
     parser.add_argument("target", metavar="DST", help="the sharding it is to have")
     parser.add_argument("--mesh", required=True, help="x=2,y=4 (or sdy: '<[\"x\"=2]>')")
-    parser.add_argument(
-        "--target-mesh", metavar="MESH", help="the mesh of DST, if it is another"
-    )
+    parser.add_argument("--target-mesh", metavar="MESH", help="the mesh of DST, if it is another")
     parser.add_argument("--shape", required=True, help="64x64")
     parser.add_argument("--dtype", default="f32", help="the type of its elements (default: f32)")
     parser.add_argument("--hardware", metavar="CHIP", help="plan for the least time on this chip, such as 'tpu v5e'")

@@ -28,6 +28,7 @@ from meshwright.partition.reshard_steps import (
     ReduceScatter,
     ReshardStep,
     Rounds,
+    Select,
     Slice,
 )
 
@@ -147,6 +148,18 @@ class _Machine:
             whole[tuple(index)] = array
             found.append(whole)
         return found
+
+    def select(self, step: Select, arrays: list[Shard], before: View, after: View) -> list[Shard]:
+        empty = _identity(arrays[0].dtype, self.plan.target.reduction)
+        return [
+            array
+            if all(
+                self.coordinate(device, part.axis) == self.coordinate(device, axis)
+                for part, axis in zip(step.parts, step.onto, strict=True)
+            )
+            else np.full_like(array, empty)
+            for device, array in enumerate(arrays)
+        ]
 
     def allgather(self, step: AllGather, arrays: list[Shard], before: View, after: View) -> list[Shard]:
         found = []

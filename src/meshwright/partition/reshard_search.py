@@ -40,6 +40,7 @@ from meshwright.partition.reshard_steps import (
     ReduceScatter,
     ReshardStep,
     Rounds,
+    Select,
     Slice,
 )
 from meshwright.partition.reshard_structure import Frame, Piece, Structure, tables
@@ -126,12 +127,11 @@ def sketches(
     start.update(first)
     found: list[Sketch] = []
     for choice in _reductions(parts, pieces, rest, idle):
-        found += _sketches_of(choice, parts, rest, name, reduction)
-    expand = [Expand(_parts(first.items(), name))] if first else []
+        found += _sketches_of(choice, parts, first, name, reduction)
     closing: list[ReshardStep] = [Expand(_parts(last, name))] if last else []
     closing += [Mask(tuple(map(name, mask)), sums_by)] if mask else []
     named = {place: name(atom) for place, atom in start.items() if atom is not None}
-    return [sketch._replace(start=named, steps=(*expand, *sketch.steps, *closing)) for sketch in found]
+    return [sketch._replace(start=named, steps=(*sketch.steps, *closing)) for sketch in found]
 
 
 def _parts(pairs: Iterable[tuple[Place, Digit]], name: Name) -> tuple[Part, ...]:
@@ -170,12 +170,15 @@ def _reductions(parts: Structure, pieces: Digitwise, rest: Sequence[int], idle: 
     options: list[list[Place | str]] = [
         [*(place for place in split if pieces[place].size == atom.size), "spare", "whole"] for atom in parts.owed
     ]
+    used = {piece.source for piece in pieces.values()}
+    free = tuple(a for a in parts.atoms if a not in used and a not in (*parts.source_sums, *parts.introduced))
+    extras = {(), parts.idle, free} if parts.owed else {(), parts.idle} if idle else {()}
     for picks in product(*options):
         places = [pick for pick in picks if isinstance(pick, Place)]
         if len(set(places)) < len(places):
             continue
         spare = [atom for atom, pick in zip(parts.owed, picks, strict=True) if pick == "spare"]
-        for extra in {(), parts.idle if parts.owed or idle else ()}:
+        for extra in extras:
             room = _room([*spare, *extra], rest)
             if (spare or extra) and room is None:
                 continue
@@ -204,7 +207,9 @@ def _room(atoms: Sequence[Digit], rest: Sequence[int]) -> int | None:
     return next((dim for dim, left in enumerate(rest) if left and left % size == 0), None) if atoms else None
 
 
-def _sketches_of(choice: Choice, parts: Structure, rest: Sequence[int], name: Name, reduction: str) -> Iterator[Sketch]:
+def _sketches_of(
+    choice: Choice, parts: Structure, first: dict[Place, Digit], name: Name, reduction: str
+) -> Iterator[Sketch]:
     todo = ways(choice.pieces)
     if any(atom in choice.whole for _, atom in todo.slices):
         return  # all-reduce and slice: a reduce-scatter is among the choices
@@ -215,7 +220,13 @@ def _sketches_of(choice: Choice, parts: Structure, rest: Sequence[int], name: Na
         tuple(choice.pieces[Place(dim, digit)].size for digit in range(count)) for dim, count in enumerate(counts)
     )
     before: list[ReshardStep] = []
-    if slices := _parts((*todo.slices, *choice.sliced), name):
+    onto = {place: atom for place, atom in todo.slices if place in first}
+    if expanded := _parts(((place, atom) for place, atom in first.items() if place not in onto), name):
+        before.append(Expand(expanded))
+    if onto:
+        kept = _parts(((place, first[place]) for place in onto), name)
+        before.append(Select(kept, tuple(name(onto[part.place]) for part in kept)))
+    if slices := _parts((*(each for each in todo.slices if each[0] not in onto), *choice.sliced), name):
         before.append(Slice(slices))
     if choice.scattered:
         before.append(ReduceScatter(_parts(choice.scattered, name), reduction))

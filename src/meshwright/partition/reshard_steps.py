@@ -155,6 +155,33 @@ class Expand(OnParts):
         return 0
 
 
+@dataclass(frozen=True)
+class Select(OnParts):
+    """Devices with equal coordinates along a part's axis and its new one keep their array, others have zeros.
+
+    It is what `Expand` and `Slice` would do to one digit: the sum is owed over the axis it leaves. Nothing is sent.
+    """
+
+    onto: Axes
+    kind = "select"
+
+    def after(self, mapped: Mapped) -> dict[Place, AxisRef]:
+        """The digits are on their new axes."""
+        moved = {part.place: axis for part, axis in zip(self.parts, self.onto, strict=True)}
+        return {place: moved.get(place, axis) for place, axis in mapped.items()}
+
+    @property
+    def collectives(self) -> int:
+        """None: it is local."""
+        return 0
+
+    def __str__(self) -> str:
+        return f"{self.kind} " + ", ".join(
+            f"dim {part.dim} from {part.axis.short()} onto {axis.short()}"
+            for part, axis in zip(self.parts, self.onto, strict=True)
+        )
+
+
 class AllGather(OnParts):
     """Each device receives the other parts of the digits from the devices along the axes."""
 

@@ -11,6 +11,7 @@ The two sides of a dim have no common digits if their blocks do not nest: 2 bloc
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from fractions import Fraction
 from itertools import pairwise
 from math import gcd, prod
 from typing import NamedTuple
@@ -204,13 +205,14 @@ def lower_bound(found: Frame, parts: Structure | None, shape: Sequence[int]) -> 
     """What must be received: the elements of each device's target shard that it does not hold.
 
     A sum of k summands that is wanted at c places takes k - 1 messages until the first device knows it, and c - 1 more
-    until the others do: no message completes more than one of them. Where the target splits an array into summands that
-    the source does not have, anything could be a summand, and the bound is 0.
+    until the others do: no message completes more than one of them. If no device that wants it has a summand, it takes
+    one more. Where the target splits an array into summands that the source does not have, anything could be a summand,
+    and the bound is 0.
     """
     if parts is not None and parts.introduced:
         return Bound(0, 0)
     if parts is not None and parts.owed:
-        return _sum_bound(found, parts.owed, shape)
+        return _sum_bound(found, parts, shape)
     if parts is None or any(
         pieces is None or size % prod(piece.size for piece in pieces)
         for size, pieces in zip(shape, parts.dims, strict=True)
@@ -219,26 +221,29 @@ def lower_bound(found: Frame, parts: Structure | None, shape: Sequence[int]) -> 
     every = [piece for pieces in parts.dims for piece in pieces or ()]
     shard = prod(shape) // prod(piece.size for piece in every if piece.target is not None)
     gathered = prod(piece.size for piece in every if piece.target is None)
-    agreeing = _agreeing([(p.source, p.target) for p in every if p.source and p.target], parts.devices)
-    worst = shard if agreeing < parts.devices else shard - shard // gathered
-    return Bound(worst, parts.devices * shard - agreeing * (shard // gathered))
+    number = {atom: index for index, atom in enumerate(parts.atoms)}
+    moved = [(number[p.source], number[p.target]) for p in every if p.source and p.target]
+    agree = agreeing(moved, [atom.size for atom in parts.atoms])
+    worst = shard if agree < parts.devices else shard - shard // gathered
+    return Bound(worst, parts.devices * shard - agree * (shard // gathered))
 
 
-def _agreeing(pairs: Iterable[tuple[Digit, Digit]], devices: int) -> int:
-    """How many devices have equal coordinates along both atoms of every pair."""
-    leader: dict[Digit, Digit] = {}
+def agreeing(pairs: Iterable[tuple[int, int]], sizes: Sequence[int]) -> int:
+    """How many lists of numbers below ``sizes`` have equal ones at both places of every pair."""
+    leader = list(range(len(sizes)))
 
-    def find(atom: Digit) -> Digit:
-        while atom in leader:
-            atom = leader[atom]
-        return atom
+    def find(place: int) -> int:
+        while leader[place] != place:
+            place = leader[place]
+        return place
 
+    count = prod(sizes)
     for one, other in pairs:
         first, second = find(one), find(other)
         if first != second:
             leader[first] = second
-            devices //= first.size
-    return devices
+            count //= sizes[first]
+    return count
 
 
 def _listed_bound(found: Frame, shape: Sequence[int]) -> Bound:
@@ -259,17 +264,32 @@ def _interval(size: int, blocks: int, numbers: NDArray[np.int64]) -> tuple[NDArr
     return np.minimum(numbers * step, size), np.minimum((numbers + 1) * step, size)
 
 
-def _sum_bound(found: Frame, owed: Digits, shape: Sequence[int]) -> Bound:
-    summands = prod(atom.size for atom in owed)
+def _sum_bound(found: Frame, parts: Structure, shape: Sequence[int]) -> Bound:
+    summands = prod(atom.size for atom in parts.owed)
     sums = prod(digit.size for digit in found.source.unreduced) // summands
     blocks = prod(digit.size for digits in found.target.dims for digit in digits)
     copies = found.target.size // (blocks * sums)
-    total = sums * prod(shape) * (summands + copies - 2)
+    messages = summands + copies - 1 - _near(parts)
+    total = int(sums * prod(shape) * messages)
     shard = prod(
         block_size(size, prod(digit.size for digit in digits))
         for size, digits in zip(shape, found.target.dims, strict=True)
     )
     return Bound(max(total // found.target.size, shard), total)
+
+
+def _near(parts: Structure) -> Fraction:
+    """The share of elements of which some device that wants them has a summand; 1 where that is not known.
+
+    Along an atom that splits one digit in the source and another in the target, the two must have the same value.
+    """
+    if None in parts.dims:
+        return Fraction(1)
+    every = [piece for pieces in parts.dims for piece in pieces or ()]
+    leaving = {piece.source: index for index, piece in enumerate(every) if piece.source is not None}
+    pairs = [(leaving[piece.target], index) for index, piece in enumerate(every) if piece.target in leaving]
+    free = agreeing(pairs, [piece.size for piece in every])
+    return Fraction(free, prod(piece.size for piece in every))
 
 
 def tables(layout: Layout) -> list[tuple[int, NDArray[np.int64]]]:
