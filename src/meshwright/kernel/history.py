@@ -151,6 +151,8 @@ class Shadow:
         view = mark(self.writes, path)
         for value in _distinct(view):
             if value == 0 or value & _UNDEFINED:
+                if self._coming(task, path, source):
+                    continue
                 raise UninitializedError(
                     f"{task.name} reads memory that nothing was written to.",
                     where=source.show() if source else "",
@@ -161,6 +163,14 @@ class Shadow:
             self._after_write(task, value, "reads", task.name, source)
         number = self.history.event(task, "reads", source)
         put(self._layer(task.entity), path, number)
+
+    def _coming(self, task: Task, path: Path, source: Source | None) -> bool:
+        """Whether a copy under way will write what a task reads: that is a race, lost this time."""
+        for copy in task.machine.pending:
+            if copy.lands_in(self.buffer) and self._overlap(path, copy.dst.path):
+                self._race(copy.name, "writes", copy.source, task.name, "reads", source, copy)
+                return True
+        return False
 
     def write_by_task(self, task: Task, path: Path) -> None:
         """A store."""

@@ -132,7 +132,7 @@ class Machine:
             if copies:
                 raise self._unfinished(copies[0], f"the scope of {array.label} ends")
             if semaphore.count:
-                signal = semaphore.signals[-1] if semaphore.signals else None
+                signal = semaphore.last
                 raise SemaphoreError(
                     f"The semaphore {semaphore.label} of {self.device_name(array.device, array.core)} "
                     f"is left at {semaphore.count}.",
@@ -158,7 +158,8 @@ class Machine:
             self.pause(task)
         source = task.source()
         self.signallers.setdefault(semaphore.array.key, set()).add((task.name, source))
-        semaphore.signals.append(Signal(amount, task, source, task.entity))
+        semaphore.last = Signal(amount, task, source, task.entity)
+        semaphore.signals.append(semaphore.last)
         if self.history is not None:
             self.history.event(task, "signals", source)
         semaphore.time = max(semaphore.time, task.time)

@@ -39,7 +39,7 @@ class Signal:
 class Semaphore:
     """One counter of one device."""
 
-    __slots__ = ("array", "count", "index", "signals", "spent", "time", "waiter")
+    __slots__ = ("array", "count", "index", "last", "signals", "spent", "time", "waiter")
 
     def __init__(self, array: SemaphoreArray, index: tuple[int, ...]) -> None:
         self.array = array
@@ -49,6 +49,7 @@ class Semaphore:
         self.waiter: Task | None = None
         self.signals: list[Signal] = []  # those no wait has proved to have come yet
         self.spent = 0  # how much of them was waited for all the same
+        self.last: Signal | None = None
 
     @property
     def label(self) -> str:

@@ -81,8 +81,10 @@ class Transfer:
 
     def uses(self, buffer: Buffer) -> bool:
         """Whether the copy has still to read or write a buffer."""
-        if self.payload is None and self.src.buffer is buffer:
-            return True
+        return (self.payload is None and self.src.buffer is buffer) or self.lands_in(buffer)
+
+    def lands_in(self, buffer: Buffer) -> bool:
+        """Whether the copy writes to a buffer."""
         here = (self.device, self.core) if buffer.core >= 0 else (self.device, -1)
         return here == (buffer.device, buffer.core) and self.dst.buffer.key == buffer.key
 
