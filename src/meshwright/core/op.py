@@ -224,12 +224,15 @@ def _owed(name: str, linear: Linearity, types: Types) -> tuple[str, ...]:
     first = linear is Linearity.FIRST and len(some) == 1 and bool(owed[0])
     if jointly or each or first:
         return some[0]
+    reasons = {
+        Linearity.NONE: f"{name} of the sum is not the sum of {name}",
+        Linearity.JOINTLY: f"{name} takes operands that owe the same sum",
+        Linearity.EACH: f"{name} takes one operand that owes a sum",
+        Linearity.FIRST: f"{name} is linear in its first operand alone",
+    }
     raise VarianceError(
         f"{name} cannot take {', '.join(t.short() for t in types)}.",
         where=here(),
-        why="each device holds a summand of an unreduced value, and "
-        + (
-            f"{name} of the sum is not the sum of {name}" if linear is Linearity.NONE else "the operands owe other sums"
-        ),
+        why=f"each device holds a summand of an unreduced value, and {reasons[linear]}",
         fix="sum it first: mw.reshard(x, mw.P())",
     )

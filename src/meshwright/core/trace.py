@@ -167,7 +167,7 @@ class Builder:
                 return x.variable  # type: ignore[no-any-return]
             if x.builder.closed:
                 raise leaked(x)
-        elif x.type.ndim == 0 and x.__class__ is Array:
+        elif x.type.ndim == 0 and x.__class__ is Array and not x.type.unreduced:
             return Literal(python_number(x.data), x.type)
         if self.floor and self.parent is not None:
             x = self.parent.lift(x, union((x.type.varying, self.floor)))

@@ -97,8 +97,9 @@ def manual_axes(name: str, manual: Manual, op: str) -> tuple[str, ...]:
         f"{op} names the mesh axis {name!r}, which is not there.",
         where=here(),
         why=why,
-        fix=f"one of {', '.join(map(repr, known))}"
-        + (f", or shard_map(…, axis_names={{{whole!r}, …}})" if "the mesh has it" in why else ""),
+        fix=f"axis_names={{{', '.join(map(repr, (*known, whole)))}}} in the shard_map"
+        if "the mesh has it" in why
+        else " or ".join(map(repr, known)),
     )
 
 
@@ -179,8 +180,9 @@ def pmean(x: Any, axis_name: AxisName, *, axis_index_groups: Any = None) -> Any:
     def one(x: Value) -> Any:
         if not dtypes.is_inexact(x.dtype):
             x = convert(x, dtype=dtypes.default_float(), weak=False)
-        absent = [] if _strict() else _absent(x, axes)
-        present = [n for n in range(len(axes)) if n not in absent]
+        if _strict():
+            ops.need_varying("pmean", x.type, axes)
+        present = [n for n in range(len(axes)) if n not in _absent(x, axes)]
         if not present:
             return x
         return div(ops.psum(x, axes=tuple(axes[n] for n in present)), prod(sizes[n] for n in present))
@@ -246,7 +248,9 @@ def _dim(op: str, axis: int, rank: int) -> int:
         raise ShapeError(
             f"{op} is given dim {axis!r} of a value of rank {rank}.",
             where=here(),
-            why=f"its dims are 0 to {rank - 1}" if rank else "a scalar has no dims",
+            why=("its only dim is 0" if rank == 1 else f"its dims are 0 to {rank - 1}")
+            if rank
+            else "a scalar has no dims",
             fix=f"a dim between {-rank} and {rank - 1}" if rank else "x[None], a vector of one element",
         )
     return axis % rank

@@ -76,7 +76,14 @@ def shard_map(
         )
 
     @wraps(f)
-    def mapped(*args: Any) -> Any:
+    def mapped(*args: Any, **keywords: Any) -> Any:
+        if keywords:
+            raise MeshwrightError(
+                f"A function under shard_map is called with {', '.join(f'{name}=…' for name in keywords)}.",
+                where=here(),
+                why="in_specs has one entry for each argument by position",
+                fix=f"pass {', '.join(keywords)} by position",
+            )
         return _Call(f, _mesh(mesh), axis_names, in_specs, out_specs, auto_pbroadcast)(args)
 
     return mapped
@@ -132,7 +139,7 @@ def _manual_names(mesh: BaseMesh, axis_names: Iterable[str] | None) -> tuple[str
                     why="an enclosing shard_map works over it already"
                     if name in taken
                     else f"the mesh has the axes {', '.join(mesh.axis_names)}",
-                    fix=f"axis_names={ {n for n in mesh.axis_names if n not in taken} or set()!r}",
+                    fix=_free_axes([n for n in mesh.axis_names if n not in taken]),
                 )
         names = tuple(name for name in mesh.axis_names if name in wanted)
     if not names:
@@ -140,9 +147,15 @@ def _manual_names(mesh: BaseMesh, axis_names: Iterable[str] | None) -> tuple[str
             "shard_map has no mesh axis to work over.",
             where=here(),
             why=f"enclosing shard_maps work over all axes of the mesh: {', '.join(mesh.axis_names)}",
-            fix="leave the inner shard_map out, or give the outer one axis_names={…}",
+            fix=_free_axes([]),
         )
     return names
+
+
+def _free_axes(names: Sequence[str]) -> str:
+    if not names:
+        return "leave the inner shard_map out, or leave it an axis: axis_names={…} in the outer one"
+    return f"axis_names={{{', '.join(map(repr, names))}}}"
 
 
 class _Call:
@@ -179,7 +192,7 @@ class _Call:
     def run(self, values: list[Value], labels: list[str], specs: list[Any], in_tree: tree.TreeDef) -> Any:
         manual, axes = self.manual()
         in_specs = [
-            self.spec(spec, x.type, f"argument {label}", manual, "in_specs")
+            self.spec(spec, x.type, label, manual, "in_specs")
             for spec, x, label in zip(specs, values, labels, strict=True)
         ]
         types = [_block(x.type, spec, axes, label) for x, spec, label in zip(values, in_specs, labels, strict=True)]
@@ -194,13 +207,14 @@ class _Call:
                 written[:] = _specs_for(self.out_specs, result, "out_specs")
                 names = tree.path_names(result)
                 out_specs[:] = [
-                    self.spec(spec, x.type, f"result{f' {name}' if name else ''}", manual, "out_specs")
+                    self.spec(spec, x.type, f"the result{f' {name}' if name else ''}", manual, "out_specs")
                     for spec, x, name in zip(written, outs, names, strict=True)
                 ]
                 found = [self.leave(x, s, n) for x, s, n in zip(outs, out_specs, names, strict=True)]
             return tree.unflatten(out_tree, found)
 
         traced = trace_flat(body, in_tree, types)
+        _check_captured(traced)
         outs = op.shard_map(
             *traced.captured, *values,
             body=traced.program, mesh=axes, manual=self.here(manual),
@@ -251,11 +265,14 @@ class _Call:
                 fix="mw.P('i'), or mw.P() for a value that is the same on all devices",
             )
         if len(spec.partitions) > t.ndim:
+            fix = f"mw.P({', '.join(map(repr, spec.partitions[: t.ndim]))})"
+            if argument == "out_specs" and spec.partitions[t.ndim] is not None:
+                fix = "return x[None]: the dim to join along" + (f", or {fix}" if not t.varying else "")
             raise ShardingError(
                 f"shard_map's {argument} has {spec} for {what}, which is {t}.",
                 where=here(),
-                why=f"it names {len(spec.partitions)} dims, and the value has {t.ndim}",
-                fix=f"mw.P({', '.join(map(repr, spec.partitions[: t.ndim]))})",
+                why=f"a spec has at most one entry per dim, and the value has {t.ndim or 'none'}",
+                fix=fix,
             )
 
         def axes(entry: Any) -> tuple[str, ...]:
@@ -290,11 +307,12 @@ class _Call:
         try:
             return manual_axes(name, own, "a spec")
         except MeshError as error:
+            taken = state.manual is not None and name in (*manual.axes, *manual.parts)
             raise ShardingError(
                 f"shard_map's {argument} has {spec} for {what}: there is no mesh axis {name!r} to cut it along.",
                 where=here(),
-                why=error.why,
-                fix=error.fix,
+                why="an enclosing shard_map has cut along it already" if taken else error.why,
+                fix=f"leave {name!r} out of the spec" if taken else error.fix,
             ) from None
 
     def leave(self, x: Value, spec: PartitionSpec, name: str) -> Value:
@@ -306,12 +324,15 @@ class _Call:
         label = f"Result{f' {name}' if name else ''}"
         if extra:
             axes = repr(extra[0] if len(extra) == 1 else extra)
+            example = f": out_specs=mw.P({axes})" if not spec.partitions else ""
             raise VarianceError(
                 f"{label} of the function is {x.type}, but out_specs has {spec}.",
                 where=here(),
                 why=f"it may differ between devices along {', '.join(extra)}; by the spec all return the same",
-                fix=f"lax.psum(x, {axes}) or lax.pmean(x, {axes}) if it is a sum or a mean over devices,"
-                f" lax.all_gather_invariant(x, {axes}) if it is gathered, or out_specs=mw.P({axes}) to join the blocks",
+                fix=f"lax.psum(x, {axes}) or lax.pmean(x, {axes}) if it is a sum or a mean over devices\n"
+                + (f"lax.all_gather_invariant(x, {axes}) if every device needs all of it\n" if x.ndim else "")
+                + ("or" if x.ndim else "or return x[None], and")
+                + f" name {axes} in the spec to join what the devices return{example}",
             )
         missing = tuple(axis for axis in wanted if axis not in x.type.varying)
         if missing and not self.automatic:
@@ -323,6 +344,18 @@ class _Call:
                 fix=f"lax.pbroadcast(x, {axes}), or leave {axes} out of the spec",
             )
         return lift(x, union((x.type.varying, wanted)))  # type: ignore[no-any-return]
+
+
+def _check_captured(traced: Traced) -> None:
+    owed = next((x.type for x in traced.captured if x.type.unreduced), None)
+    if owed is not None:
+        raise VarianceError(
+            f"A function under shard_map closes over a value {owed.short()}.",
+            where=here(),
+            why="each device holds a summand of it, and what a function closes over comes in whole",
+            fix=f"make it an argument with in_specs=mw.{PartitionSpec(unreduced=owed.unreduced)!r},"
+            " or sum it first: mw.reshard(x, mw.P())",
+        )
 
 
 def _captured_specs(traced: Traced) -> list[PartitionSpec]:
@@ -355,7 +388,9 @@ def _block(t: TensorType, spec: PartitionSpec, axes: op.MeshAxes, label: str) ->
     try:
         return op.block_type(t, spec, axes)
     except MeshwrightError as error:
-        raise type(error)(f"Argument {label}: {error.what}", where=here(), why=error.why, fix=error.fix) from None
+        raise type(error)(
+            f"shard_map cannot take {label}: {error.what}", where=here(), why=error.why, fix=error.fix
+        ) from None
 
 
 @contextmanager
@@ -375,12 +410,19 @@ def _specs_for(specs: Any, target: Any, name: str) -> list[Any]:
     """One spec per leaf of ``target``, from a prefix of its tree."""
     try:
         found = optree.broadcast_prefix(specs, target, none_is_leaf=False, namespace=tree.NAMESPACE)
-    except ValueError as error:
+    except ValueError:
         what = "arguments" if name == "in_specs" else "results"
+        none = ", and mw.P() instead of None for what is the same on all devices"
         raise TreeError(
             f"shard_map's {name} does not fit the {what}.",
             where=here(),
-            why=str(error).split("\n")[0],
-            fix=f"{name}=mw.P(…) for all, or one entry per {what[:-1]}",
+            why=f"{name} is {_outline(specs, 'P')}, and the {what} are {_outline(target, '*')}",
+            fix=f"{name}=mw.P(…) for all, or one entry per {what[:-1]}{none if 'None' in _outline(specs, 'P') else ''}",
         ) from None
     return list(found)
+
+
+def _outline(x: Any, leaf: str) -> str:
+    """The structure of a tree, with a mark for each leaf."""
+    text = repr(tree.map(lambda _: leaf, x)).replace(f"'{leaf}'", leaf)
+    return text if len(text) <= 200 else f"{text[:200]}…"

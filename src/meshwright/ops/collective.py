@@ -57,7 +57,8 @@ Axes = tuple[str, ...]
 NO_FACTORS = No("it works across devices, inside of what was partitioned by hand")
 
 
-def _need_varying(op: str, x: TensorType, axes: Axes) -> None:
+def need_varying(op: str, x: TensorType, axes: Axes) -> None:
+    """Refuse an operand that is the same on all devices along one of the axes."""
     missing = tuple(axis for axis in axes if axis not in x.varying)
     if missing:
         name = missing[0] if len(missing) == 1 else missing
@@ -65,7 +66,7 @@ def _need_varying(op: str, x: TensorType, axes: Axes) -> None:
             f"{op} over {', '.join(axes)} cannot take {x.short()}.",
             where=here(),
             why=f"it is the same on all devices along {', '.join(missing)}, and {op} takes a value that varies",
-            fix=f"lax.{op}(lax.pbroadcast(x, {name!r}), …), or leave the {op} out",
+            fix=f"lax.{op}(lax.pbroadcast(x, {name!r}), …) if a copy from each device is meant, or leave the {op} out",
         )
 
 
@@ -151,7 +152,7 @@ def scaled(x: Value, factor: int) -> Value:
 def _psum_type(x: TensorType, axes: Axes) -> TensorType:
     if x.dtype == dtypes.BOOL:
         raise bad_operands("psum", [x], "a sum of bools is not a bool", "x.astype('int32') first")
-    _need_varying("psum", x, axes)
+    need_varying("psum", x, axes)
     return x.with_(varying=_without(x, axes))
 
 
@@ -234,7 +235,7 @@ def repeated(x: Value, dim: int, count: int) -> Value:
 
 def _gather_type(op: str, invariant: bool) -> Callable[..., TensorType]:
     def rule(x: TensorType, axes: Axes, sizes: tuple[int, ...], dim: int) -> TensorType:
-        _need_varying(op, x, axes)
+        need_varying(op, x, axes)
         varying = _without(x, axes) if invariant else x.varying
         return x.with_(shape=_joined(op, x, dim, prod(sizes)), varying=varying)
 
@@ -244,7 +245,7 @@ def _gather_type(op: str, invariant: bool) -> Callable[..., TensorType]:
 def _scatter_type(op: str, summed: bool) -> Callable[..., TensorType]:
     def rule(x: TensorType, axes: Axes, sizes: tuple[int, ...], dim: int) -> TensorType:
         if summed:
-            _need_varying(op, x, axes)
+            need_varying(op, x, axes)
         else:
             _need_invariant(op, x, axes, "lax.psum_scatter(x, …) sums what differs and scatters the sum")
         return x.with_(shape=_cut(op, x, dim, prod(sizes)), varying=union((x.varying, axes)))
@@ -333,7 +334,7 @@ pscatter: Op = _collective(
 
 
 def _all_to_all_type(x: TensorType, axes: Axes, sizes: tuple[int, ...], split: int, concat: int) -> TensorType:
-    _need_varying("all_to_all", x, axes)
+    need_varying("all_to_all", x, axes)
     cut = x.with_(shape=_cut("all_to_all", x, split, prod(sizes)))
     return cut.with_(shape=_joined("all_to_all", cut, concat, prod(sizes)))
 
@@ -380,7 +381,7 @@ all_to_all: Op = _collective(
 def _ppermute_type(
     x: TensorType, axes: Axes, sizes: tuple[int, ...], permutation: tuple[tuple[int, int], ...]
 ) -> TensorType:
-    _need_varying("ppermute", x, axes)
+    need_varying("ppermute", x, axes)
     count = prod(sizes)
     for side, ends in (("source", [s for s, _ in permutation]), ("target", [t for _, t in permutation])):
         wrong = [p for p in ends if not 0 <= p < count]
@@ -388,9 +389,9 @@ def _ppermute_type(
             raise bad_operands(
                 "ppermute",
                 [x],
-                f"there is no device {wrong[0]} along {', '.join(axes)}, which have {count}"
+                f"the positions along {', '.join(axes)} are 0 to {count - 1}, and {wrong[0]} is a {side}"
                 if wrong
-                else f"a device is a {side} twice",
+                else f"{next(p for p in ends if ends.count(p) > 1)} is a {side} twice",
                 f"perm=[(i, (i + 1) % {count}) for i in range({count})]",
             )
     return x
@@ -486,7 +487,7 @@ ppermute: Op = _collective(
 
 def _extreme_type(op: str) -> Callable[..., TensorType]:
     def rule(x: TensorType, axes: Axes) -> TensorType:
-        _need_varying(op, x, axes)
+        need_varying(op, x, axes)
         return x.with_(varying=_without(x, axes))
 
     return rule

@@ -93,10 +93,10 @@ def block_type(t: TensorType, spec: PartitionSpec, mesh: MeshAxes) -> TensorType
         shape.append(n // parts)
     if set(t.unreduced) != set(spec.unreduced):
         raise VarianceError(
-            f"A value {t.short()} does not enter a shard_map by {spec}.",
+            f"{t.short()} does not enter by {spec}.",
             where=here(),
-            why="each device holds a summand of it" if t.unreduced else "it is no sum that is still owed",
-            fix=f"in_specs={spec.update(unreduced=t.unreduced)!r}"
+            why="each device holds a summand of it" if t.unreduced else "it is whole, and not a summand on each device",
+            fix=f"in_specs=mw.{spec.update(unreduced=t.unreduced)!r}"
             + (", or sum it first: mw.reshard(x, mw.P())" if t.unreduced else ""),
         )
     return t.with_(shape=tuple(shape), varying=union((t.varying, varying_axes(spec))), unreduced=())
