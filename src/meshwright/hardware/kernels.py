@@ -111,7 +111,7 @@ class Kernels:
 
         >>> chip = Kernels(132, True, 0.0, 0.0, 2e-6, 4e12, 8e11, 1e-6, {"bf16": 8e14}, {"bf16": 20.0})
         >>> round(chip.matmul(4096, 4096, 4096) * 1e6)
-        225
+        183
         """
         moved = batch * (m * k + k * n + m * n) * item_bytes(dtype)
         return self._product(m, k, n, dtype, batch, moved, kind)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass, field
+from math import exp, log
 
 ITEM = {"bf16": 2, "f32": 4}
 
@@ -178,6 +180,60 @@ def cases(scale: Scale) -> list[Case]:
 
 
 # What an op is called with.
+
+
+def random_cases(scale: Scale, count: int, seed: int) -> list[Case]:
+    """Ops of random kinds and sizes, none of which is among the cases: to test a model that is finished."""
+    chance = random.Random(seed)
+    known = {case.name for case in cases(scale)}
+    d, r, e = scale.dim, scale.row, scale.element
+    out: dict[str, Case] = {}
+
+    def size(low: int, high: int, step: int) -> int:
+        return max(step, round(exp(chance.uniform(log(low), log(high))) / step) * step)
+
+    while len(out) < count:
+        family = chance.choice(("matmul", "matmul", "matmul", "elementwise", "rows", "lookup", "attention", "conv"))
+        dtype = chance.choice(("bf16", "bf16", "f32"))
+        if family == "matmul":
+            batch = chance.choice((1, 1, 1, size(8, 128, 8)))
+            low, high = (512, 10240) if batch == 1 else (128, 2048)
+            m, k, n = (size(low, high, 64) for _ in range(3))
+            case = Case("held out", "matmul", dtype, {"batch": r(batch), "m": d(m), "k": d(k), "n": d(n)})
+        elif family == "elementwise":
+            op = chance.choice(("add", "exp", "axpy", "relu", "tanh", "gelu", "swiglu", "mask", "bias_relu"))
+            case = Case("held out", op, dtype, {"elements": e(size(2**24, 2**28, 8192))})
+        elif family == "rows":
+            ops = (
+                "sum_rows",
+                "mean_rows",
+                "max_rows",
+                "sum_columns",
+                "softmax",
+                "log_softmax",
+                "layer_norm",
+                "rms_norm",
+            )
+            columns = size(512, 16384, 128)
+            rows = size(2**24, 2**28, 8 * columns) // columns
+            case = Case("held out", chance.choice((*ops, "transpose")), dtype, {"rows": r(rows), "columns": columns})
+        elif family == "lookup":
+            columns, indices = size(512, 8192, 128), size(8192, 65536, 1024)
+            sizes = {"table": r(size(8192, 131072, 1024)), "columns": columns, "indices": r(indices)}
+            op = chance.choice(("gather", "gather", "scatter"))
+            case = Case("held out", op, "f32" if op == "scatter" else dtype, sizes)
+        elif family == "attention":
+            sizes = {"batch": chance.randint(1, 8), "heads": 8 * chance.randint(1, 4), "tokens": d(size(512, 4096, 256)),
+                     "head": chance.choice((64, 128))}  # fmt: skip
+            case = Case("held out", chance.choice(("attention", "fused_attention")), "bf16", sizes)
+        else:
+            op = chance.choice(("conv", "conv_input_grad", "conv_filter_grad"))
+            sizes = {"images": r(32 * chance.randint(1, 8)), "side": chance.choice((14, 28, 56)),
+                     "in": 64 * chance.randint(1, 6), "out": 64 * chance.randint(1, 6), "kernel": chance.choice((1, 3, 3))}  # fmt: skip
+            case = Case("held out", op, "bf16", sizes)
+        if case.name not in known:
+            out[case.name] = case
+    return list(out.values())
 
 
 def operands(case: Case) -> list[tuple[tuple[int, ...], str]]:

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.engine.measuring.cases import ITEM, SCALES, Case, Unsupported, cases, operands
+from meshwright.engine.measuring.cases import ITEM, SCALES, Case, Unsupported, cases, operands, random_cases
 from meshwright.engine.measuring.with_jax import Jax
 from meshwright.engine.measuring.with_numpy import Numpy
 from meshwright.engine.measuring.with_torch import Torch
@@ -125,6 +125,8 @@ def measure(
     quick: bool = False,
     size: str = "",
     budget: float = 330.0,
+    draw: int = 0,
+    seed: int = 0,
     say: Callable[[str], None] = lambda line: None,
     save: Callable[[dict[str, Any]], None] = lambda raw: None,
 ) -> dict[str, Any]:
@@ -145,7 +147,7 @@ def measure(
         "measurements": [],
         "failed": [],
     }  # fmt: skip
-    todo = [*cases(scale), *backend.collectives(scale)]
+    todo = random_cases(scale, draw, seed) if draw else [*cases(scale), *backend.collectives(scale)]
     if framework == "numpy":  # what is bf16 elsewhere is f32 here, once
         plain = (Case(case.part, case.op, "f32", case.sizes) for case in todo if case.part != "step")
         todo = list({case.name: case for case in reversed(list(plain))}.values())[::-1]
@@ -153,7 +155,7 @@ def measure(
     saved = 0.0
     if backend.on_accelerator:  # clocks rise with load
         with suppress(Exception):
-            measure_case(backend, next(case for case in todo if case.part == "check"), 3, 0.2)
+            measure_case(backend, cases(scale)[-2], 3, 0.2)
     for number, case in enumerate(todo, 1):
         start = time.perf_counter()
         if clock.spent > budget:
@@ -229,6 +231,8 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="tiny sizes: a test of this script, not of the machine")
     parser.add_argument("--size", choices=sorted(SCALES), default="", help="sizes for what (default: by the device)")
     parser.add_argument("--budget", type=float, default=330.0, metavar="SECONDS", help="time for the whole run")
+    parser.add_argument("--random", type=int, default=0, metavar="N", help="N ops of random kinds and sizes instead")
+    parser.add_argument("--seed", type=int, default=0, help="which random ops")
     parser.add_argument("--describe", metavar="RAW", help="only write RAW's measurements with their work listed anew")
     args = parser.parse_args()
     if args.describe:
@@ -244,6 +248,8 @@ def main() -> int:
         quick=args.quick,
         size=args.size,
         budget=args.budget,
+        draw=args.random,
+        seed=args.seed,
         say=lambda line: print(line, flush=True),
         save=lambda raw: write(args.out, raw),
     )
