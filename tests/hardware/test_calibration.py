@@ -13,7 +13,7 @@ import pytest
 
 from meshwright import hardware
 from meshwright.cli import main
-from meshwright.engine.measuring.cases import SCALES, Case, cases, operands
+from meshwright.engine.measuring.cases import SCALES, Case, cases, operands, random_cases
 from meshwright.engine.measuring.run import measure, raw_text
 from meshwright.engine.measuring.work import work
 from meshwright.errors import HardwareError
@@ -82,6 +82,18 @@ def test_there_are_unseen_ops_and_steps_and_each_has_its_work() -> None:
                 assert one["count"] >= 1
             if case.part != "step":
                 assert operands(case)
+
+
+def test_random_cases_are_new_and_follow_from_their_seed() -> None:
+    scale = SCALES["accelerator"]
+    drawn = random_cases(scale, 100, 3)
+    assert drawn == random_cases(scale, 100, 3) != random_cases(scale, 100, 4)
+    assert len({case.name for case in drawn}) == 100
+    assert not {case.name for case in drawn} & {case.name for case in cases(scale)}
+    for case in drawn:
+        assert case.part == "held out"
+        assert operands(case)
+        assert 1e-6 < Kernels.of("h200").seconds(work(case, "jax")) < 0.05
 
 
 def test_the_work_of_a_step_has_its_flops() -> None:

@@ -223,13 +223,14 @@ def random_cases(scale: Scale, count: int, seed: int) -> list[Case]:
             op = chance.choice(("gather", "gather", "scatter"))
             case = Case("held out", op, "f32" if op == "scatter" else dtype, sizes)
         elif family == "attention":
-            sizes = {"batch": chance.randint(1, 8), "heads": 8 * chance.randint(1, 4), "tokens": d(size(512, 4096, 256)),
-                     "head": chance.choice((64, 128))}  # fmt: skip
+            sizes = {"batch": chance.randint(1, 8), "heads": 8 * chance.randint(1, 4)}
+            sizes |= {"tokens": d(size(512, 4096, 256)), "head": chance.choice((64, 128))}
             case = Case("held out", chance.choice(("attention", "fused_attention")), "bf16", sizes)
         else:
             op = chance.choice(("conv", "conv_input_grad", "conv_filter_grad"))
-            sizes = {"images": r(32 * chance.randint(1, 8)), "side": chance.choice((14, 28, 56)),
-                     "in": 64 * chance.randint(1, 6), "out": 64 * chance.randint(1, 6), "kernel": chance.choice((1, 3, 3))}  # fmt: skip
+            sizes = {"images": r(32 * chance.randint(1, 8)), "side": chance.choice((14, 28, 56))}
+            sizes |= {"in": 64 * chance.randint(1, 6), "out": 64 * chance.randint(1, 6)}
+            sizes["kernel"] = chance.choice((1, 3, 3))
             case = Case("held out", op, "bf16", sizes)
         if case.name not in known:
             out[case.name] = case
