@@ -81,3 +81,22 @@ def _filled(graph: Graph, values: list[GraphValue]) -> list[Known] | None:
     if mesh is None:
         return None
     return [value.sharding or graph.open_sharding(mesh, len(value.shape or ())) for value in values]
+
+
+def order_functions(graph: Graph) -> None:
+    """Put main first, then functions as they are first called; those that nobody calls keep their place at the end."""
+    functions = {function.name: function for function in graph.functions}
+    found: dict[str, FunctionOp] = {}
+
+    def visit(function: FunctionOp) -> None:
+        if function.name in found:
+            return
+        found[function.name] = function
+        for op in walk(function.block):
+            if op.kind is Kind.CALL:
+                visit(functions[op.callee])
+
+    main = graph.main
+    for function in ([main] if main else []) + graph.functions:
+        visit(function)
+    graph.functions = list(found.values())

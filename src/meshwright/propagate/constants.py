@@ -55,9 +55,9 @@ class _Splitter:
                 else:
                     use.set(use.value)
         self.insert(body)
-        for op in reversed([*self.constants, *self.spread]):
-            if op is not None:
-                _erase_unused(op)
+        for made in reversed([*self.constants, *self.spread]):
+            if made is not None:
+                _erase_unused(made)
         sweep(body)
 
     def is_constant(self, op: Op) -> bool:

@@ -175,7 +175,7 @@ class Op:
 class FunctionOp:
     """A function."""
 
-    __slots__ = ("block", "name", "origin", "private", "result_shardings", "result_where")
+    __slots__ = ("block", "manual_axes", "name", "origin", "private", "result_shardings", "result_where")
 
     def __init__(self, name: str, private: bool) -> None:
         self.name, self.private = name, private
@@ -183,6 +183,7 @@ class FunctionOp:
         self.result_shardings: list[Known | None] = []
         self.result_where: tuple[str, ...] = ()
         self.origin = name
+        self.manual_axes: tuple[str, ...] = ()
 
 
 class Graph:

@@ -1,0 +1,147 @@
+"""Passes over a problem, by name: those that propagate, those before and after, and the pipelines made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+
+from meshwright.errors import MeshwrightError
+from meshwright.propagate import after, before, calls, constants, constraints, groups
+from meshwright.propagate.fixpoint import Event, Propagation
+from meshwright.propagate.graph import Graph
+from meshwright.propagate.priority import by_op, by_user
+from meshwright.propagate.problem import Problem
+
+Strategy = Callable[[Propagation], None]
+
+
+def _once(propagation: Propagation) -> None:
+    propagation.run()
+
+
+STRATEGIES: Mapping[str, Strategy] = {
+    "sdy-basic-propagate": _once,
+    "sdy-aggressive-propagate": _once,
+    "sdy-op-priority-propagate": by_op,
+    "sdy-user-priority-propagate": by_user,
+}
+
+PASSES: Mapping[str, Callable[[Graph], None]] = {
+    "symbol-dce": before.remove_unused_functions,
+    "sdy-remove-size-one-axes": before.remove_size_one_axes,
+    "sdy-propagate-sharding-from-func-to-call": before.share_result_shardings,
+    "sdy-constant-or-scalar-splitter": constants.split_constants,
+    "sdy-manual-axes-cleanup": before.clean_manual_axes,
+    "sdy-add-data-flow-edges": before.add_edges,
+    "sdy-flatten-call-graph": calls.flatten_calls,
+    "sdy-import-func-calls": calls.import_calls,
+    "sdy-apply-sharding-constraints": constraints.apply_constraints,
+    "sdy-sharding-group-import": groups.import_groups,
+    "sdy-pre-order-funcs": calls.order_functions,
+    "sdy-export-named-computations": after.export_computations,
+    "sdy-propagate-to-func-results": after.results_from_returns,
+    "sdy-unflatten-call-graph": after.unflatten_calls,
+    "sdy-insert-func-call-reshards": after.reshard_calls,
+    "sdy-constant-or-scalar-merger": after.merge_constants,
+    "sdy-sink-data-flow-edges": after.sink_edges,
+    "sdy-remove-sharding-groups": after.remove_groups,
+    "sdy-sharding-constraint-to-reshard": after.constraints_to_reshards,
+    "sdy-update-non-divisible-input-output-shardings": after.make_divisible,
+    "sdy-remove-sub-axes-in-input-output-shardings": after.remove_sub_axes,
+    "sdy-close-shardings": after.close_shardings,
+}
+
+_IMPORT = (
+    "symbol-dce",
+    "sdy-remove-size-one-axes",
+    "sdy-propagate-sharding-from-func-to-call",
+    "sdy-constant-or-scalar-splitter",
+    "symbol-dce",
+    "sdy-manual-axes-cleanup",
+    "sdy-add-data-flow-edges",
+)
+_EXPORT = (
+    "sdy-constant-or-scalar-merger",
+    "sdy-sink-data-flow-edges",
+    "sdy-remove-sharding-groups",
+    "sdy-sharding-constraint-to-reshard",
+    "sdy-update-non-divisible-input-output-shardings",
+    "sdy-remove-sub-axes-in-input-output-shardings",
+    "sdy-close-shardings",
+)
+
+PIPELINES: Mapping[str, tuple[str, ...]] = {
+    "sdy-import-pipeline": _IMPORT,
+    "sdy-export-pipeline": _EXPORT,
+    "sdy-propagation-pipeline": (
+        *_IMPORT,
+        "sdy-flatten-call-graph",
+        "symbol-dce",
+        "sdy-import-func-calls",
+        "symbol-dce",
+        "sdy-apply-sharding-constraints",
+        "sdy-sharding-group-import",
+        "sdy-pre-order-funcs",
+        "sdy-user-priority-propagate",
+        "sdy-export-named-computations",
+        "sdy-propagate-to-func-results",
+        "sdy-unflatten-call-graph",
+        "symbol-dce",
+        "sdy-insert-func-call-reshards",
+        *_EXPORT,
+    ),
+}
+
+
+class Answer:
+    """What passes made of a problem.
+
+    ``problem`` is the program with its shardings, ``graph`` the same as propagation knows it, ``events`` what changed
+    when and why, ``told`` what a user should know.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.events: list[Event] = []
+        self.told: list[str] = []
+
+    @cached_property
+    def problem(self) -> Problem:
+        return self.graph.problem()
+
+
+def run(problem: Problem, passes: Sequence[str], *, conservative: bool = False) -> Answer:
+    """Run passes and pipelines in order. ``conservative``: nothing is ever sharded over a part of an axis.
+
+    >>> from meshwright.core.mesh import Mesh
+    >>> from meshwright.core.sharding import TensorSharding
+    >>> from meshwright.propagate.problem import Block, Function, Kind, Node, Rule, Value
+    >>> given = TensorSharding.parse('sharding<@mesh, [{"x"}, {?}]>', Mesh.parse('<["x"=2]>'))
+    >>> negate = Node(Kind.OP, (0,), (1,), Rule.identity((4, 8)), elementwise=True)
+    >>> main = Function("main", Block((0,), (negate,), (1,)), (None,))
+    >>> answer = run(Problem((Value((4, 8), given), Value((4, 8))), (main,)), ["sdy-basic-propagate"])
+    >>> answer.problem.functions[0].result_shardings
+    (#sdy.sharding<@mesh, [{"x", ?}, {?}]>,)
+    """
+    answer = Answer(Graph(problem))
+    for name in passes:
+        for one in PIPELINES.get(name, (name,)):
+            _run_pass(answer, one, conservative)
+    return answer
+
+
+def _run_pass(answer: Answer, name: str, conservative: bool) -> None:
+    strategy = STRATEGIES.get(name)
+    if strategy is not None:
+        use_basic = name == "sdy-basic-propagate"
+        propagation = Propagation(answer.graph, use_basic=use_basic, conservative=conservative)
+        strategy(propagation)
+        answer.events += propagation.events
+        answer.told += propagation.told
+    elif name in PASSES:
+        PASSES[name](answer.graph)
+    else:
+        known = ", ".join(sorted({*STRATEGIES, *PASSES, *PIPELINES}))
+        raise MeshwrightError(
+            f"There is no pass {name!r}.", why=f"the passes are {known}", fix="sdy-propagation-pipeline"
+        )
