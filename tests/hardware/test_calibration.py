@@ -205,6 +205,27 @@ def test_the_command_fits_a_file(tmp_path: Path, capsys: Printed) -> None:
     assert capsys.readouterr().err.startswith("The data of made up has no nvlink_domain.")
 
 
+def test_the_command_tests_with_other_measurements(tmp_path: Path, capsys: Printed) -> None:
+    raw, other = made_up(), made_up()
+    held = [row for row in raw["measurements"] if row["part"] == "held out"]
+    raw["measurements"] = [row for row in raw["measurements"] if row not in held]
+    other["measurements"] = held
+    for name, content in (("raw", raw), ("other", other)):
+        (tmp_path / f"{name}.json").write_text(raw_text(content))
+    files = ["--from", str(tmp_path / "raw.json"), "--test", str(tmp_path / "other.json")]
+    assert main(["calibrate", *files, "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert sum(case["part"] == "held out" for case in printed["cases"]) == len(held)
+    other["framework"] = "torch"
+    (tmp_path / "other.json").write_text(raw_text(other))
+    assert main(["calibrate", *files]) == 2
+    assert capsys.readouterr().err == (
+        "The measurements to test with are of another machine.\n"
+        "  why:  they are of made up through torch, the others of made up through jax\n"
+        "  fix:  python benchmarks/measure.py --framework jax --out raw.json\n"
+    )
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -23,6 +23,7 @@ def describe(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--out", metavar="CHIP.json", help="write the chip's numbers; hardware.get reads the file")
     parser.add_argument("--from", dest="raw", metavar="RAW.json", help="fit these measurements instead of making any")
+    parser.add_argument("--test", metavar="RAW.json", help="predict these measurements of the same machine too")
     parser.add_argument("--keep", metavar="RAW.json", help="write the measurements too")
     parser.add_argument("--engine", choices=sorted(BACKENDS), help="what measures (default: jax, torch or numpy)")
     parser.add_argument("--quick", action="store_true", help="tiny sizes: a test of the command, not of the machine")
@@ -43,6 +44,8 @@ def run(args: argparse.Namespace) -> int:
         if sys.stderr.isatty():
             print(end="\r\033[K", file=sys.stderr)
     found = calibrate(raw)
+    if args.test is not None:
+        found = found.tested(read_measurements(args.test))
     if args.keep is not None:
         write_whole(args.keep, raw_text(raw))
     if args.out is not None:

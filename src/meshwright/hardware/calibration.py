@@ -46,6 +46,20 @@ class Calibration:
     kernels: Kernels
     compared: tuple[Compared, ...]
 
+    def tested(self, raw: Mapping[str, Any]) -> Calibration:
+        """The same numbers, compared with other measurements of the same machine through the same framework too."""
+        other = (str(raw["machine"].get("device", "machine")), raw["framework"])
+        if other != (self.name, self.framework):
+            raise HardwareError(
+                "The measurements to test with are of another machine.",
+                where=here(),
+                why=f"they are of {other[0]} through {other[1]}, the others of {self.name} through {self.framework}",
+                fix=_MEASURE.replace("--out", f"--framework {self.framework} --out"),
+            )
+        seen = {one.name for one in self.compared}
+        more = tuple(one for one in compare(raw, self.kernels) if one.name not in seen)
+        return replace(self, compared=(*self.compared, *more))
+
     def of(self, *parts: str) -> tuple[Compared, ...]:
         """The cases of some parts: "calibration", "held out", "step"."""
         return tuple(one for one in self.compared if one.part in parts)
