@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -64,7 +64,6 @@ class Case:
     build: Callable[[Kit], Callable[..., Any]]
     args: Sequence[Any]
     orders: int = 1  # 0: values only; 1: gradient and jvp, too; 2: also the derivative of the gradient
-    options: dict[str, Any] = field(default_factory=dict)
 
     def arrays(self, seed: int = 0) -> tuple[Any, ...]:
         """The arguments with shapes filled in."""
@@ -106,7 +105,7 @@ def weights(out: Any, seed: int = 1) -> list[Any]:
     return [random.normal(size=np.shape(x)) if differentiable(x) else None for x in out]
 
 
-def everything(kit: Kit, f: Callable[..., Any], orders: int, scale: list[Any]) -> Callable[..., Any]:
+def everything(kit: Kit, f: Callable[..., Any], orders: int, scale: list[Any], jvp: bool = True) -> Callable[..., Any]:
     """A function of arguments and tangents: the value of ``f``, its gradients, its jvp, and those of the gradient."""
     package, np_ = kit.package, kit.np
     leaves = jax.tree.leaves if kit.is_jax else mw.tree.leaves
@@ -131,7 +130,8 @@ def everything(kit: Kit, f: Callable[..., Any], orders: int, scale: list[Any]) -
         if orders and places:
             gradient = package.grad(loss, argnums=tuple(range(len(places))))
             found["gradient"] = gradient(*given)
-            found["jvp"] = package.jvp(active, given, tangents)[1]
+            if jvp:
+                found["jvp"] = package.jvp(active, given, tangents)[1]
             if orders > 1:
                 found["jvp of gradient"] = package.jvp(gradient, given, tangents)[1]
         return found
@@ -139,7 +139,7 @@ def everything(kit: Kit, f: Callable[..., Any], orders: int, scale: list[Any]) -
     return run
 
 
-def check_case(case: Case, rtol: float = 1e-9, atol: float = 1e-11) -> None:
+def check_case(case: Case, rtol: float = 1e-9, atol: float = 1e-11, jvp: bool = True) -> None:
     """Compare everything with JAX: eagerly and under jit; and check the program of it all, and its text."""
     args = case.arrays()
     places = tuple(n for n, a in enumerate(args) if all(differentiable(x) for x in jax.tree.leaves(a)) and orders_of(a))
@@ -148,9 +148,9 @@ def check_case(case: Case, rtol: float = 1e-9, atol: float = 1e-11) -> None:
     theirs, ours = case.build(JAX), case.build(OURS)
     shapes = jax.tree.leaves(jax.eval_shape(jax.jit(theirs), *args))
     scale = weights(shapes)
-    reference = jax.jit(everything(JAX, theirs, case.orders, scale), static_argnums=1, compiler_options=QUICK)
+    reference = jax.jit(everything(JAX, theirs, case.orders, scale, jvp), static_argnums=1, compiler_options=QUICK)
     expected = reference(args, places, tangents)
-    whole = everything(OURS, ours, case.orders, scale)
+    whole = everything(OURS, ours, case.orders, scale, jvp)
     eager = whole(args, places, tangents)
     compare("eager", eager, expected, rtol, atol)
     jitted = mw.jit(whole, static_argnums=1)(args, places, tangents)

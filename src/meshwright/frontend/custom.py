@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import update_wrapper, wraps
 from types import MethodType
 from typing import Any, Generic, TypeVar
@@ -11,6 +12,7 @@ from typing import Any, Generic, TypeVar
 from meshwright.core import tree
 from meshwright.core.program import Rule
 from meshwright.core.source import here
+from meshwright.core.trace import state
 from meshwright.core.types import TensorType
 from meshwright.errors import MeshwrightError, TreeError
 from meshwright.frontend.tracing import argument_numbers, check_function, leaf_value, trace_flat
@@ -46,6 +48,24 @@ def _no_rule(name: str, method: str) -> MeshwrightError:
         why="the function was wrapped but its rule was never given",
         fix=f"{name}.{method}(…) before calling it",
     )
+
+
+def _in_place(rule: Function) -> Function:
+    """A rule that a transform will run, when it does, over the mesh axes that the function is called over now."""
+    manual = state.manual
+    if manual is None:
+        return rule
+
+    def run(*args: Any) -> Any:
+        before = state.manual
+        level = state.builder.level if state.builder is not None else 0
+        state.manual = replace(manual, level=dict.fromkeys(manual.axes, level))
+        try:
+            return rule(*args)
+        finally:
+            state.manual = before
+
+    return run
 
 
 class custom_jvp(Generic[F]):
@@ -126,7 +146,7 @@ class custom_jvp(Generic[F]):
 
         outs = custom.custom_jvp_call(
             *call.captured, *values,
-            call=call.program, jvp=Rule(_name(rule), push), captured=len(call.captured),
+            call=call.program, jvp=Rule(_name(rule), _in_place(push)), captured=len(call.captured),
         )  # fmt: skip
         return tree.unflatten(call.out_tree, outs)
 
@@ -190,11 +210,11 @@ class custom_vjp(Generic[F]):
                 return _cotangents(found, rest, types)
 
             fitted = [_fit(x, t, "A fwd rule") for x, t in zip(outs, out_types, strict=True)]
-            return fitted, [leaf_value(x, "a residual") for x in saved], Rule(_name(bwd), backward)
+            return fitted, [leaf_value(x, "a residual") for x in saved], Rule(_name(bwd), _in_place(backward))
 
         outs = custom.custom_vjp_call(
             *call.captured, *values,
-            call=call.program, vjp=Rule(_name(fwd), forward), captured=len(call.captured),
+            call=call.program, vjp=Rule(_name(fwd), _in_place(forward)), captured=len(call.captured),
         )  # fmt: skip
         return tree.unflatten(call.out_tree, outs)
 
