@@ -30,9 +30,9 @@ MeshAxes = tuple[tuple[str, int], ...]
 _CALLS = {"custom_jvp_call": "call", "custom_vjp_call": "call", "checkpoint": "program"}
 
 
-def inline_calls(program: Program) -> Program:
+def inline_calls(program: Program, shard_maps: bool = True) -> Program:
     """The program with the calls that only run a region, and shard_maps, replaced by equations; in regions, too."""
-    if not _has_calls(program):
+    if not _has_calls(program, shard_maps):
         return program
     eqns: list[Eqn] = []
     constants = list(program.constants)
@@ -45,10 +45,10 @@ def inline_calls(program: Program) -> Program:
     def walk(inner: Program, top: bool) -> None:
         for eqn in inner.eqns:
             inputs = [env.get(a, a) for a in eqn.inputs]
-            called = _called(eqn)
+            called = _called(eqn, shard_maps)
             if called is None:
                 outputs = eqn.outputs if top else [rename(v) for v in eqn.outputs]
-                params = {name: _inline_param(value) for name, value in eqn.params.items()}
+                params = {name: _inline_param(value, shard_maps) for name, value in eqn.params.items()}
                 eqns.append(Eqn(eqn.op, inputs, params, outputs, eqn.source))
                 continue
             constants.extend((rename(var), data) for var, data in called.constants)
@@ -61,23 +61,25 @@ def inline_calls(program: Program) -> Program:
     return Program(program.inputs, tuple(eqns), outputs, tuple(constants))
 
 
-def _has_calls(program: Program) -> bool:
+def _has_calls(program: Program, shard_maps: bool) -> bool:
     return any(
-        eqn.op.name in _CALLS or eqn.op.name == "shard_map" or any(_has_calls(inner) for _, inner in eqn.regions())
+        eqn.op.name in _CALLS
+        or (shard_maps and eqn.op.name == "shard_map")
+        or any(_has_calls(inner, shard_maps) for _, inner in eqn.regions())
         for eqn in program.eqns
     )
 
 
-def _called(eqn: Eqn) -> Program | None:
+def _called(eqn: Eqn, shard_maps: bool) -> Program | None:
     if eqn.op.name == "shard_map":
-        return stacked_program(**eqn.params)
+        return stacked_program(**eqn.params) if shard_maps else None
     return eqn.params.get(_CALLS.get(eqn.op.name, ""))
 
 
-def _inline_param(value: Any) -> Any:
+def _inline_param(value: Any, shard_maps: bool) -> Any:
     if isinstance(value, Program):
-        return inline_calls(value)
-    return tuple(map(_inline_param, value)) if isinstance(value, tuple) else value
+        return inline_calls(value, shard_maps)
+    return tuple(_inline_param(item, shard_maps) for item in value) if isinstance(value, tuple) else value
 
 
 @lru_cache(maxsize=256)

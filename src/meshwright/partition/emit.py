@@ -122,9 +122,9 @@ class _Emitter:
     def step(self, step: ReshardStep, x: Value, before: View, after: View) -> Value:
         if isinstance(step, Blocks):
             return self.blocks(step, x)
-        x = reshape(x, shape=_open_shape(before))
+        x = _shaped(x, _open_shape(before))
         rule: Callable[..., Value] = getattr(self, type(step).__name__.lower())
-        return reshape(rule(step, x, before, after), shape=_sizes(after))
+        return _shaped(rule(step, x, before, after), _sizes(after))
 
     # Local steps
 
@@ -144,7 +144,7 @@ class _Emitter:
     def expand(self, step: Expand, x: Value, before: View, after: View) -> Value:
         order, placed = _digits(after), {part.place: part.axis for part in step.parts}
         shape = _open_shape(after)
-        x = reshape(x, shape=tuple(1 if place in placed else n for place, n in zip(order, shape, strict=True)))
+        x = _shaped(x, tuple(1 if place in placed else n for place, n in zip(order, shape, strict=True)))
         starts = [self.index([placed[place]]) if place in placed else 0 for place in order]
         whole = broadcast_scalar(_identity(x, self.plan.target.reduction), shape)
         return dynamic_update_slice(whole, x, *_indices(starts))
@@ -159,9 +159,9 @@ class _Emitter:
 
     def allgather(self, step: AllGather, x: Value, before: View, after: View) -> Value:
         sizes = tuple(part.axis.size for part in step.parts)
-        rows = self.varying(reshape(x, shape=(1, *x.shape)), step.axes)
+        rows = self.varying(_shaped(x, (1, *x.shape)), step.axes)
         rows = all_gather_invariant(rows, **self.axes(step.axes), dim=0)
-        rows = reshape(rows, shape=(*sizes, *x.shape))
+        rows = _shaped(rows, (*sizes, *x.shape))
         return _arranged(rows, [part.place for part in step.parts] + _digits(before), after)
 
     def allreduce(self, step: AllReduce, x: Value, before: View, after: View) -> Value:
@@ -171,7 +171,7 @@ class _Emitter:
         params = self.axes(axes)
         x = self.varying(x, axes)
         if reduction == "prod":
-            rows = all_gather_invariant(reshape(x, shape=(1, *x.shape)), **params, dim=0)
+            rows = all_gather_invariant(_shaped(x, (1, *x.shape)), **params, dim=0)
             return reduce_prod(rows, axes=(0,))
         return {"sum": psum, "max": pmax, "min": pmin}[reduction](x, axes=params["axes"])
 
@@ -183,7 +183,7 @@ class _Emitter:
         rest = [d for d in range(x.ndim) if d not in front]
         x = permuted(self.varying(x, step.axes), front + rest)
         shape = tuple(x.shape[len(front) :])
-        x = reshape(x, shape=(prod(x.shape[: len(front)]), *shape))
+        x = _shaped(x, (prod(x.shape[: len(front)]), *shape))
         return psum_scatter(x, **self.axes(step.axes), dim=0)
 
     def alltoall(self, step: AllToAll, x: Value, before: View, after: View) -> Value:
@@ -192,9 +192,9 @@ class _Emitter:
         rest = [d for d in range(x.ndim) if d not in front]
         x = permuted(self.varying(x, step.axes), front + rest)
         sizes, shape = x.shape[: len(front)], x.shape[len(front) :]
-        x = reshape(x, shape=(prod(sizes), *shape))
+        x = _shaped(x, (prod(sizes), *shape))
         x = all_to_all(x, **self.axes(step.axes), split=0, concat=0)
-        x = reshape(x, shape=(*sizes, *shape))
+        x = _shaped(x, (*sizes, *shape))
         return _arranged(x, [swap.join for swap in step.swaps] + [order[d] for d in rest], after)
 
     def permute(self, step: Permute, x: Value, before: View, after: View) -> Value:
@@ -229,7 +229,7 @@ class _Emitter:
             pairs = tuple(enumerate(receivers(mesh, step, round).tolist()))
             part = ppermute(part, **params, permutation=pairs)
             joined = {path.join for path in step.paths}
-            part = reshape(part, shape=tuple(1 if p in joined else n for p, n in zip(target, whole.shape, strict=True)))
+            part = _shaped(part, tuple(1 if p in joined else n for p, n in zip(target, whole.shape, strict=True)))
             whole = dynamic_update_slice(whole, part, *_indices(ends))
         return whole
 
@@ -259,7 +259,7 @@ class _Emitter:
                 part = ppermute(part, **params, permutation=tuple(sorted(pairs)))
             ends = _row(put, position)
             now = dynamic_slice(whole, *ends, sizes=cell)
-            mine = reshape(_row(takes_part[:, None].astype(np.int32), position)[0], shape=())
+            mine = _shaped(_row(takes_part[:, None].astype(np.int32), position)[0], ())
             part = select(broadcast_scalar(eq(mine, 1), cell), part, now)
             whole = dynamic_update_slice(whole, part, *ends)
         return whole
@@ -268,6 +268,10 @@ class _Emitter:
 def _arranged(x: Value, places: Sequence[Place], after: View) -> Value:
     """``x``, whose dims are the digits ``places``, with its dims in the order of a view."""
     return permuted(x, [places.index(place) for place in _digits(after)])
+
+
+def _shaped(x: Value, shape: tuple[int, ...]) -> Value:
+    return x if x.shape == shape else reshape(x, shape=shape)
 
 
 def _indices(starts: Sequence[Any]) -> list[Value]:
@@ -282,13 +286,13 @@ def _row(table: Any, position: Value) -> list[Value]:
     """The entries of one row of a table."""
     values = Array(table, TensorType(table.shape, table.dtype))
     row = gather(
-        values, reshape(position, shape=(1, 1)), offset_dims=(1,), collapsed_dims=(0,), operand_batch_dims=(),
+        values, _shaped(position, (1, 1)), offset_dims=(1,), collapsed_dims=(0,), operand_batch_dims=(),
         indices_batch_dims=(), start_index_map=(0,), slice_sizes=(1, table.shape[1]), mode="clip",
     )  # fmt: skip
     found = []
     for n in range(table.shape[1]):
         one = slice_(row, starts=(0, n), limits=(1, n + 1), strides=(1, 1))
-        found.append(reshape(one, shape=()))
+        found.append(_shaped(one, ()))
     return found
 
 

@@ -1,0 +1,226 @@
+"""Which axes split which factor of an op: the choice that costs least in all.
+
+A choice gives each factor the axes it is split over. The operands must then be laid out accordingly, and the results
+come out so; a split factor that is reduced leaves a sum that is owed. The cost of a choice is what it takes to bring the
+operands there from where they are, and the results to where they are wanted, plus the work left to each device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from itertools import product
+from math import prod
+from typing import NamedTuple
+
+from meshwright.core.axes import Axes, AxisRef, overlap
+from meshwright.core.factors import Factors
+from meshwright.core.mesh import BaseMesh
+from meshwright.core.op import Linearity
+from meshwright.core.sharding import TensorSharding
+from meshwright.core.types import TensorType
+from meshwright.partition.layouts import finished, layout, reshard_bytes
+from meshwright.propagate.problem import Rule
+from meshwright.propagate.project import project, shapes_of
+
+FLOPS_PER_BYTE = 2000.0  # what a chip computes in the time that it receives a byte: 2,000 to 4,000 on those of today
+MOST_TRIED = 512
+
+Assignment = dict[int, Axes]  # by the number of a factor
+
+
+class Choice(NamedTuple):
+    """How an op is split: layouts for its operands, and those its results come out in."""
+
+    operands: tuple[TensorSharding, ...]
+    results: tuple[TensorSharding, ...]
+    cost: float
+
+
+class Question(NamedTuple):
+    """What a choice depends on; equal questions have one answer."""
+
+    mesh: BaseMesh
+    rule: Rule
+    separable: frozenset[int]
+    reduced: frozenset[int]
+    combine: str
+    linear: Linearity
+    operand_types: tuple[TensorType, ...]
+    result_types: tuple[TensorType, ...]
+    have: tuple[TensorSharding, ...]
+    want: tuple[TensorSharding | None, ...]
+
+
+def question(
+    mesh: BaseMesh,
+    factors: Factors,
+    linear: Linearity,
+    operand_types: Sequence[TensorType],
+    result_types: Sequence[TensorType],
+    have: Sequence[TensorSharding],
+    want: Sequence[TensorSharding | None],
+) -> Question:
+    """The question for one equation."""
+    number = {name: n for n, name in enumerate(factors.sizes)}
+    return Question(
+        mesh,
+        Rule.of(factors),
+        frozenset(number[name] for name in factors.separable),
+        frozenset(number[name] for name in factors.reduced),
+        factors.combine,
+        linear,
+        tuple(operand_types),
+        tuple(result_types),
+        tuple(have),
+        tuple(want),
+    )
+
+
+@lru_cache(maxsize=16384)
+def choose(asked: Question) -> Choice:
+    """The cheapest choice."""
+    best: Choice | None = None
+    for assignment in _assignments(asked):
+        for owed in _owed(asked, assignment):
+            found = _choice(asked, assignment, owed)
+            if found is not None and (best is None or found.cost < best.cost):
+                best = found
+    assert best is not None, "to split nothing is always possible"
+    return best
+
+
+def _assignments(asked: Question) -> Iterator[Assignment]:
+    """Assignments worth trying: what the layouts at hand suggest, in every order of precedence; for ops with few
+    factors every assignment of whole axes; and none."""
+    shapes, count = shapes_of(asked.rule)
+    known: list[TensorSharding | None] = [*asked.have, *asked.want]
+    suggested: list[dict[int, Axes]] = []
+    for shape, sharding in zip(shapes, known, strict=True):
+        found = {}
+        if sharding is not None:
+            for factor, (axes, overflow, _, _) in project(shape, sharding).items():
+                if axes and not overflow and factor in asked.separable:
+                    found[factor] = axes
+        suggested.append(found)
+    seen: set[tuple[tuple[int, Axes], ...]] = set()
+
+    def fresh(assignment: Assignment) -> bool:
+        key = tuple(sorted((f, a) for f, a in assignment.items() if a))
+        if key in seen or len(seen) >= MOST_TRIED:
+            return False
+        seen.add(key)
+        return True
+
+    tensors = range(len(shapes))
+    for first in tensors:
+        for order in (
+            [first, *(t for t in tensors if t != first)],
+            [first, *(t for t in reversed(tensors) if t != first)],
+        ):
+            merged: Assignment = {}
+            for t in order:
+                merged = _merge(merged, suggested[t])
+            if fresh(merged):
+                yield merged
+        if fresh(suggested[first]):
+            yield dict(suggested[first])
+    if fresh({}):
+        yield {}
+    places = sorted(asked.separable)
+    used = {axis.name for found in suggested for axes in found.values() for axis in axes}
+    axes = [axis for axis in asked.mesh.axes if axis.name in used]
+    if asked.reduced and (len(places) + 1) ** len(axes) <= MOST_TRIED:
+        for spots in product([None, *places], repeat=len(axes)):
+            tried: Assignment = {}
+            for axis, place in zip(axes, spots, strict=True):
+                if place is not None:
+                    tried[place] = (*tried.get(place, ()), axis)
+            if fresh(tried):
+                yield tried
+
+
+def _merge(assignment: Assignment, more: Assignment) -> Assignment:
+    """An assignment extended by another as far as no axis is used twice."""
+    found = dict(assignment)
+    for factor, axes in more.items():
+        have = found.get(factor, ())
+        if axes[: len(have)] != have:
+            continue
+        taken = [axis for other, used in found.items() if other != factor for axis in used]
+        kept: Axes = have
+        for axis in axes[len(have) :]:
+            if overlap((axis,), (*taken, *kept)):
+                break
+            kept = (*kept, axis)
+        if kept:
+            found[factor] = kept
+    return found
+
+
+def _owed(asked: Question, assignment: Assignment) -> Iterator[tuple[Axes, ...]]:
+    """For each operand the axes over which it may still be owed a sum: none, and what the op hands on."""
+    nothing = ((),) * len(asked.have)
+    yield nothing
+    owed = tuple(s.unreduced if s.reduction == "sum" else () for s in asked.have)
+    if not any(owed):
+        return
+    used = [axis for axes in assignment.values() for axis in axes]
+    jointly = asked.linear is Linearity.JOINTLY and len(set(owed)) == 1
+    each = asked.linear is Linearity.EACH and sum(map(bool, owed)) == 1
+    first = asked.linear is Linearity.FIRST and bool(owed[0]) and not any(owed[1:])
+    if (jointly or each or first) and not overlap(next(filter(None, owed)), used):
+        yield owed
+
+
+def _choice(asked: Question, assignment: Assignment, owed: tuple[Axes, ...]) -> Choice | None:
+    """The layouts of an assignment and its cost; None if it is no layout."""
+    shapes, count = shapes_of(asked.rule)
+    types = (*asked.operand_types, *asked.result_types)
+    dims: list[tuple[Axes, ...]] = []
+    for shape, t in zip(shapes, types, strict=True):
+        found = _dims(shape.dims, shape.sizes, assignment, t)
+        if found is None:
+            return None
+        dims.append(found)
+    mesh = asked.mesh
+    operands = tuple(layout(mesh, d, u) for d, u in zip(dims[:count], owed, strict=True))
+    if asked.combine == "sum":
+        sums = [axis for factor in sorted(asked.reduced) for axis in assignment.get(factor, ())]
+        handed = next(filter(None, owed), ())
+        results = tuple(layout(mesh, d, (*handed, *sums)) for d in dims[count:])
+    else:
+        sums = [axis for factor in sorted(asked.reduced) for axis in assignment.get(factor, ())]
+        if sums and any(owed):
+            return None
+        results = tuple(layout(mesh, d, tuple(sums), asked.combine) for d in dims[count:])
+    moved = 0
+    for t, have, need in zip(asked.operand_types, asked.have, operands, strict=True):
+        moved += reshard_bytes(t, have, need)
+    for t, natural, want in zip(asked.result_types, results, asked.want, strict=True):
+        moved += reshard_bytes(t, natural, finished(natural) if want is None else want)
+    split = prod(axis.size for axes in assignment.values() for axis in axes)
+    flops = 2.0 * prod(asked.rule.sizes) / split if asked.rule.sizes else 0.0
+    return Choice(operands, results, moved * FLOPS_PER_BYTE + flops)
+
+
+def _dims(
+    dims: tuple[tuple[int, ...], ...], sizes: tuple[int, ...], assignment: Assignment, t: TensorType
+) -> tuple[Axes, ...] | None:
+    """The axes of each dim of a tensor; None if they would not be the major part of a dim, or not divide a factor that
+    shares its dim with others."""
+    found: list[Axes] = []
+    for factors, n in zip(dims, t.shape, strict=True):
+        axes: tuple[AxisRef, ...] = ()
+        full = True
+        for factor in factors:
+            mine = assignment.get(factor, ())
+            parts = prod(axis.size for axis in mine)
+            if mine and not full:
+                return None
+            if parts > 1 and (sizes[factor] % parts or n % parts):
+                return None
+            axes += mine
+            full = full and parts == sizes[factor]
+        found.append(axes)
+    return tuple(found)

@@ -1,0 +1,62 @@
+"""Layouts of local values: closed shardings, and the bytes between them."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from meshwright.core.axes import Axes, AxisRef, merged
+from meshwright.core.dimension_sharding import DimensionSharding
+from meshwright.core.dtypes import DType
+from meshwright.core.mesh import BaseMesh
+from meshwright.core.sharding import TensorSharding
+from meshwright.core.types import Shape, TensorType
+from meshwright.partition.reshard import ReshardPlan, plan_reshard
+
+
+@lru_cache(maxsize=65536)
+def layout(mesh: BaseMesh, dims: tuple[Axes, ...], unreduced: Axes = (), reduction: str = "sum") -> TensorSharding:
+    """The closed sharding with these axes on each dim."""
+    found = tuple(DimensionSharding(merged(axes)) for axes in dims)
+    return TensorSharding.unchecked(mesh, found, (), merged(unreduced), reduction)
+
+
+def replicated(mesh: BaseMesh, rank: int) -> TensorSharding:
+    """The layout of a value that all devices hold whole."""
+    return layout(mesh, ((),) * rank)
+
+
+def closed(sharding: TensorSharding) -> TensorSharding:
+    """A sharding without what only propagation reads: open dims, priorities, axes kept replicated."""
+    dims = tuple(dim.axes for dim in sharding.dims)
+    return layout(sharding.mesh, dims, sharding.unreduced, sharding.reduction)
+
+
+def finished(sharding: TensorSharding) -> TensorSharding:
+    """The layout once the sum that is owed is taken."""
+    return layout(sharding.mesh, tuple(dim.axes for dim in sharding.dims)) if sharding.unreduced else sharding
+
+
+def axes_used(sharding: TensorSharding) -> list[AxisRef]:
+    """The axes that a value differs along between devices."""
+    return [axis for dim in sharding.dims for axis in dim.axes] + list(sharding.unreduced)
+
+
+def is_even(sharding: TensorSharding, shape: Shape) -> bool:
+    """Whether all devices hold blocks without padding."""
+    return all(n % parts == 0 for n, parts in zip(shape, sharding.shards, strict=True))
+
+
+def local_type(t: TensorType, sharding: TensorSharding) -> TensorType:
+    """The plain type of a device's block."""
+    return t.with_(shape=sharding.local_shape(t.shape), sharding=None)
+
+
+@lru_cache(maxsize=65536)
+def reshard_plan(shape: Shape, dtype: DType, source: TensorSharding, target: TensorSharding) -> ReshardPlan:
+    """The cheapest way from one layout to another."""
+    return plan_reshard(shape, dtype, source, target)
+
+
+def reshard_bytes(t: TensorType, source: TensorSharding, target: TensorSharding) -> int:
+    """What the device that receives most takes in."""
+    return 0 if source == target else reshard_plan(t.shape, t.dtype, source, target).bytes_received_per_device

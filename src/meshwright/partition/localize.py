@@ -1,0 +1,210 @@
+"""From a global program to the program of one device.
+
+Each value is kept as the versions of it that devices hold: at first as the equation that made it left it, later also
+as others needed it. An equation is run on the layouts that `choose` finds for it; a sum that is owed is handed on by
+what is linear, and taken where something else needs it, into the layout that is needed there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from meshwright.core.axes import AxisRef
+from meshwright.core.mesh import BaseMesh
+from meshwright.core.op import No, Value
+from meshwright.core.partition_spec import read_axis
+from meshwright.core.program import Atom, Eqn, Literal, Program, Var
+from meshwright.core.sharding import TensorSharding
+from meshwright.core.sharding_check import resolve
+from meshwright.core.source import Source
+from meshwright.core.trace import Array, at_source, read, state
+from meshwright.core.types import TensorType
+from meshwright.partition.choose import Choice, choose, question
+from meshwright.partition.emit import emit_plan
+from meshwright.partition.layouts import local_type, replicated, reshard_bytes, reshard_plan
+
+
+class Record(NamedTuple):
+    """A collective that was put into the program, and why."""
+
+    kind: str
+    axes: tuple[str, ...]
+    bytes_received_per_device: int
+    total_bytes: int
+    source: Source | None
+    why: str
+    value: TensorType
+    times: int  # how often it runs: inside loops more than once
+
+
+class Version(NamedTuple):
+    """A value as devices hold it."""
+
+    layout: TensorSharding
+    value: Value
+
+
+Special = Callable[["Localizer", Eqn], list[Version]]
+SPECIAL: dict[str, Special] = {}  # ops that are partitioned in a way of their own, by name
+
+
+class CutNeeded(Exception):
+    """A part of an axis is needed that the program's mesh is not cut at yet."""
+
+    def __init__(self, axis: AxisRef) -> None:
+        super().__init__(axis.short())
+        self.axis = axis
+
+
+@dataclass
+class Localizer:
+    """The state of one partitioning: the mesh, what propagation wants, what was recorded."""
+
+    mesh: BaseMesh
+    wanted: Mapping[Var, TensorSharding]
+    atoms: Mapping[AxisRef, tuple[tuple[str, int], ...]]  # the axes of the local program that make up each whole axis
+    records: list[Record] = field(default_factory=list)
+    times: int = 1
+    _versions: dict[Atom, list[Version]] = field(default_factory=dict)
+
+    # Axes
+
+    def names(self, axis: AxisRef) -> tuple[tuple[str, int], ...]:
+        """The axes of the local program that make up an axis or a part of one."""
+        whole = AxisRef.full(axis.name, axis.whole)
+        found, before = [], 1
+        for name, size in self.atoms[whole]:
+            if before >= axis.pre and before * size <= axis.next:
+                found.append((name, size))
+            before *= size
+        covered = 1
+        for _, size in found:
+            covered *= size
+        if covered != axis.size:
+            raise CutNeeded(axis)
+        return tuple(found)
+
+    def part(self, name: str) -> AxisRef:
+        """The axis of the mesh, or the part of one, that a name of a hand-written program stands for."""
+        return resolve(self.mesh, (read_axis(name),))[0]
+
+    def renamed(self, names: Sequence[str]) -> tuple[str, ...]:
+        """The axes of the local program for names of a hand-written one."""
+        return tuple(found for name in names for found, _ in self.names(self.part(name)))
+
+    def size(self, name: str) -> int:
+        """The size of an axis of the local program."""
+        return next(size for pairs in self.atoms.values() for found, size in pairs if found == name)
+
+    def constant(self, var: Var, data: Any) -> Array:
+        """A constant of the program."""
+        return Array(data, var.type)
+
+    # Values
+
+    def versions(self, atom: Atom) -> list[Version]:
+        """A value as devices hold it, in every layout it has been needed in."""
+        if atom.__class__ is Literal:
+            return [Version(replicated(self.mesh, 0), read({}, atom))]
+        return self._versions[atom]
+
+    def define(self, var: Var, version: Version) -> None:
+        """Enter a value."""
+        self._versions[var] = [version]
+
+    def best(self, atom: Atom, owed: bool) -> TensorSharding:
+        """The layout that a value is thought to be in: where its sum is taken, unless ``owed`` admits another."""
+        versions = self.versions(atom)
+        if owed:
+            return versions[0].layout
+        return next((v.layout for v in versions if not v.layout.unreduced), versions[0].layout)
+
+    def get(self, atom: Atom, need: TensorSharding, why: str) -> Value:
+        """A value in a layout, resharded from the version that is nearest to it."""
+        versions = self.versions(atom)
+        for version in versions:
+            if version.layout == need:
+                return version.value
+        nearest = min(versions, key=lambda version: reshard_bytes(atom.type, version.layout, need))
+        value = self.reshard(nearest, need, atom.type, why)
+        if atom.__class__ is not Literal:
+            versions.append(Version(need, value))
+        return value
+
+    def reshard(self, version: Version, need: TensorSharding, t: TensorType, why: str) -> Value:
+        """A version in another layout; its collectives are recorded."""
+        if version.layout == need:
+            return version.value
+        plan = reshard_plan(t.shape, t.dtype, version.layout, need)
+        value = emit_plan(plan, version.value, self.names)
+        for step, received in zip(plan.steps, plan.step_bytes, strict=True):
+            if step.collectives:
+                axes = tuple(axis.short() for axis in step.axes)
+                total = received * self.mesh.size
+                source = state.source
+                self.records.append(Record(step.kind, axes, received, total, source, why, t, self.times))
+        return value
+
+    # Equations
+
+    def run(self, program: Program) -> None:
+        """Localize every equation; inputs must be defined."""
+        for var, data in program.constants:
+            self.define(var, Version(replicated(self.mesh, var.type.ndim), Array(data, var.type)))
+        for eqn in program.eqns:
+            with at_source(eqn.source):
+                special = SPECIAL.get(eqn.op.name)
+                results = special(self, eqn) if special is not None else self.equation(eqn)
+            for var, version in zip(eqn.outputs, results, strict=True):
+                self.define(var, version)
+
+    def equation(self, eqn: Eqn) -> list[Version]:
+        """An equation run on blocks, by its factor rule."""
+        choice = self.choice(eqn)
+        values = [
+            self.get(atom, need, _why(eqn, n, need))
+            for n, (atom, need) in enumerate(zip(eqn.inputs, choice.operands, strict=True))
+        ]
+        return self.apply(eqn, values, choice.operands, choice.results)
+
+    def choice(self, eqn: Eqn) -> Choice:
+        """The layouts that an equation is run on."""
+        operand_types = [a.type for a in eqn.inputs]
+        result_types = [v.type for v in eqn.outputs]
+        if isinstance(eqn.op.factors, No):
+            whole = tuple(replicated(self.mesh, t.ndim) for t in operand_types)
+            return Choice(whole, tuple(replicated(self.mesh, t.ndim) for t in result_types), 0.0)
+        factors = eqn.op.factors(operand_types, result_types, eqn.params)
+        have = [self.best(a, owed=True) for a in eqn.inputs]
+        want = [self.wanted.get(v) for v in eqn.outputs]
+        found = choose(question(self.mesh, factors, eqn.op.linear, operand_types, result_types, have, want))
+        if any(layout_.unreduced for layout_ in have):
+            settled = [self.best(a, owed=False) for a in eqn.inputs]
+            if settled != have:
+                other = choose(question(self.mesh, factors, eqn.op.linear, operand_types, result_types, settled, want))
+                found = min(found, other, key=lambda choice: choice.cost)
+        return found
+
+    def apply(
+        self, eqn: Eqn, values: Sequence[Value], operands: Sequence[TensorSharding], results: Sequence[TensorSharding]
+    ) -> list[Version]:
+        """An equation on blocks in the given layouts."""
+        operand_types = [local_type(a.type, s) for a, s in zip(eqn.inputs, operands, strict=True)]
+        result_types = [local_type(v.type, s) for v, s in zip(eqn.outputs, results, strict=True)]
+        params = eqn.op.localize(eqn.params, operand_types, result_types)
+        outs = eqn.op(*values, **params)
+        outs = list(outs) if isinstance(outs, tuple) else [outs]
+        return [Version(s, x) for s, x in zip(results, outs, strict=True)]
+
+    @contextmanager
+    def inside(self, times: int) -> Iterator[Localizer]:
+        """A localizer for a region that runs ``times`` times; it shares the records."""
+        yield Localizer(self.mesh, self.wanted, self.atoms, self.records, self.times * times)
+
+
+def _why(eqn: Eqn, number: int, need: TensorSharding) -> str:
+    place = "its operand" if len(eqn.inputs) == 1 else f"operand {number}"
+    return f"{eqn.op.name} runs on {place} laid out as [{', '.join(need.type_dims(eqn.inputs[number].type.shape))}]"

@@ -1,0 +1,135 @@
+"""partition: a global program with layouts becomes one shard_map whose body is the program of one device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from meshwright.core.axes import AxisRef
+from meshwright.core.mesh import BaseMesh
+from meshwright.core.op import Value
+from meshwright.core.partition_spec import PartitionSpec
+from meshwright.core.program import Program, Var
+from meshwright.core.sharding import TensorSharding
+from meshwright.core.trace import Array, lift
+from meshwright.core.types import TensorType, union
+from meshwright.ops.regions import region, region_with
+from meshwright.ops.shape import pad, slice_
+from meshwright.ops.shard_map import block_type, shard_map, varying_axes
+from meshwright.ops.stacked import inline_calls
+from meshwright.partition import places, regions
+from meshwright.partition.layouts import closed, finished
+from meshwright.partition.localize import CutNeeded, Localizer, Record, Version
+
+RULES = (places, regions)  # which enter the ops that are partitioned in a way of their own
+
+
+class Partitioned(NamedTuple):
+    """A program on all devices, the layouts of its results, and the collectives that were put in."""
+
+    program: Program
+    out_shardings: tuple[TensorSharding, ...]
+    records: tuple[Record, ...]
+
+    @property
+    def local(self) -> Program:
+        """The program of one device."""
+        return next(eqn.params["body"] for eqn in self.program.eqns if eqn.op is shard_map)  # type: ignore[no-any-return]
+
+
+def partition(
+    program: Program,
+    mesh: BaseMesh,
+    in_shardings: Sequence[TensorSharding],
+    out_shardings: Sequence[TensorSharding | None],
+    wanted: Mapping[Var, TensorSharding],
+) -> Partitioned:
+    """The program of all devices for operands in the given layouts.
+
+    ``wanted`` are layouts that propagation found for values inside; results without a layout come out as they are.
+    """
+    program = inline_calls(program, shard_maps=False)
+    cuts: set[AxisRef] = set()
+    while True:
+        try:
+            return _partition(program, mesh, in_shardings, out_shardings, wanted, cuts)
+        except CutNeeded as needed:
+            cuts.add(needed.axis)
+
+
+def _atoms(mesh: BaseMesh, cuts: set[AxisRef]) -> dict[AxisRef, tuple[tuple[str, int], ...]]:
+    """Each axis as the parts that it is cut into."""
+    found = {}
+    for whole in mesh.axes:
+        at = sorted({1, whole.size} | {n for cut in cuts if cut.name == whole.name for n in (cut.pre, cut.next)})
+        parts = [whole.part(low, high) for low, high in pairwise(at)] or [whole]
+        found[whole] = tuple((part.short(), part.size) for part in parts)
+    return found
+
+
+def _partition(
+    program: Program,
+    mesh: BaseMesh,
+    in_shardings: Sequence[TensorSharding],
+    out_shardings: Sequence[TensorSharding | None],
+    wanted: Mapping[Var, TensorSharding],
+    cuts: set[AxisRef],
+) -> Partitioned:
+    atoms = _atoms(mesh, cuts)
+    local = Localizer(mesh, {var: closed(s) for var, s in wanted.items()}, atoms)
+    axes = tuple(pair for pairs in atoms.values() for pair in pairs)
+    layouts = [closed(s) for s in in_shardings]
+    in_specs = tuple(_spec(local, s) for s in layouts)
+    padded = [t.with_(shape=s.padded_shape(t.shape)) for t, s in zip(program.in_types, layouts, strict=True)]
+    blocks = [block_type(t, spec, axes) for t, spec in zip(padded, in_specs, strict=True)]
+
+    def body(*values: Value) -> tuple[list[Value], list[TensorSharding]]:
+        for var, layout, value in zip(program.inputs, layouts, values, strict=True):
+            local.define(var, Version(layout, value))
+        local.run(program)
+        found = []
+        for atom, given in zip(program.outputs, out_shardings, strict=True):
+            need = finished(local.best(atom, owed=False)) if given is None else closed(given)
+            value = local.get(atom, need, "a result is returned so")
+            found.append((lift(value, union((value.type.varying, varying_axes(_spec(local, need))))), need))
+        return [value for value, _ in found], [need for _, need in found]
+
+    block_program, results = region_with(body, blocks)
+    out_specs = []
+    for t, layout in zip(block_program.out_types, results, strict=True):
+        spec = _spec(local, layout)
+        extra = [axis for axis in t.varying if axis not in varying_axes(spec)]
+        out_specs.append(spec.update(replicated=extra))
+
+    def whole(*values: Value) -> list[Value]:
+        given = [_padded(x, t.shape) for x, t in zip(values, padded, strict=True)]
+        outs = shard_map(
+            *given, body=block_program, mesh=axes, manual=tuple(name for name, _ in axes),
+            in_specs=in_specs, out_specs=tuple(out_specs),
+        )  # fmt: skip
+        return [_cropped(x, t) for x, t in zip(outs, program.out_types, strict=True)]
+
+    return Partitioned(region(whole, program.in_types), tuple(results), tuple(local.records))
+
+
+def _spec(local: Localizer, sharding: TensorSharding) -> PartitionSpec:
+    """A layout in terms of the axes of the local program."""
+    dims = [tuple(name for axis in dim.axes for name, _ in local.names(axis)) or None for dim in sharding.dims]
+    return PartitionSpec(*dims, unreduced=[name for axis in sharding.unreduced for name, _ in local.names(axis)])
+
+
+def _padded(x: Value, shape: tuple[int, ...]) -> Value:
+    if x.shape == shape:
+        return x
+    high = tuple(n - m for n, m in zip(shape, x.shape, strict=True))
+    zero = Array(np.zeros((), x.dtype), TensorType((), x.dtype))
+    return pad(x, zero, low=(0,) * x.ndim, high=high, interior=(0,) * x.ndim)
+
+
+def _cropped(x: Value, t: TensorType) -> Value:
+    if x.shape == t.shape:
+        return x
+    return slice_(x, starts=(0,) * x.ndim, limits=t.shape, strides=(1,) * x.ndim)

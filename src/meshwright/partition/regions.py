@@ -1,0 +1,221 @@
+"""Loops, branches and hand-written parts: their regions are localized like the program around them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from meshwright.core.axes import Axes
+from meshwright.core.op import Value
+from meshwright.core.partition_spec import PartitionSpec
+from meshwright.core.program import Atom, Eqn, Program, Var
+from meshwright.core.sharding import TensorSharding
+from meshwright.core.trace import apply, lift, read, run, write
+from meshwright.core.types import TensorType, union
+from meshwright.ops.control import cond, while_
+from meshwright.ops.regions import as_type, cut, region_with
+from meshwright.ops.scan import scan
+from meshwright.ops.shard_map import dim_axes
+from meshwright.partition.layouts import closed, finished, layout, replicated
+from meshwright.partition.localize import SPECIAL, Localizer, Version
+
+
+def _row(sharding: TensorSharding) -> TensorSharding:
+    """The layout of a row of an array whose first dim is whole."""
+    return layout(sharding.mesh, tuple(dim.axes for dim in sharding.dims[1:]))
+
+
+def _stack(sharding: TensorSharding) -> TensorSharding:
+    return layout(sharding.mesh, ((), *(dim.axes for dim in sharding.dims)))
+
+
+def _settled(local: Localizer, atom: Atom) -> TensorSharding:
+    return finished(local.best(atom, owed=False))
+
+
+def _region(
+    local: Localizer,
+    program: Program,
+    layouts: Sequence[TensorSharding],
+    types: Sequence[TensorType],
+    results: Sequence[TensorSharding | None],
+    times: int,
+) -> tuple[Program, list[TensorSharding]]:
+    """A region on blocks of the given layouts; results in the given ones, or as they come out, sums taken."""
+
+    def body(*values: Value) -> tuple[list[Value], list[TensorSharding]]:
+        with local.inside(times) as inner:
+            for var, sharding, value in zip(program.inputs, layouts, values, strict=True):
+                inner.define(var, Version(sharding, value))
+            inner.run(program)
+            found = []
+            for atom, wanted in zip(program.outputs, results, strict=True):
+                need = wanted or _settled(inner, atom)
+                found.append((inner.get(atom, need, "a region returns it so"), need))
+        return [value for value, _ in found], [need for _, need in found]
+
+    program_, needs = region_with(body, types)
+    return program_, needs
+
+
+def _carry_layouts(local: Localizer, inside: Sequence[Var], init: Sequence[Atom]) -> list[TensorSharding]:
+    """One layout for each value that a loop carries: what propagation found for it, or where it starts."""
+    found = []
+    for var, atom in zip(inside, init, strict=True):
+        wanted = local.wanted.get(var)
+        found.append(finished(closed(wanted)) if wanted is not None else _settled(local, atom))
+    return found
+
+
+def _grown(types: Sequence[TensorType], program: Program) -> list[TensorType]:
+    """The types of a carry, varying also as what the body returns for it."""
+    outs = program.out_types[: len(types)]
+    return [t.with_(varying=union((t.varying, o.varying))) for t, o in zip(types, outs, strict=True)]
+
+
+def _with_carry(program: Program, types: Sequence[TensorType]) -> Program:
+    """The region with a carry of exactly these types."""
+
+    def body(*values: Value) -> tuple[list[Value], None]:
+        outs = run(program, values)
+        return [as_type(x, t) for x, t in zip(outs, types, strict=False)] + outs[len(types) :], None
+
+    return region_with(body, program.in_types)[0]
+
+
+def _scan(local: Localizer, eqn: Eqn) -> list[Version]:
+    params = eqn.params
+    body, n_consts, n_carry = params["body"], params["consts"], params["carry"]
+    consts, init, xs = cut(eqn.inputs, n_consts, n_carry)
+    const_vars, carry_vars, row_vars = cut(body.inputs, n_consts, n_carry)
+    const_layouts = [_settled(local, atom) for atom in consts]
+    carry_layouts = _carry_layouts(local, carry_vars, init)
+    row_layouts = []
+    for var, atom in zip(row_vars, xs, strict=True):
+        wanted = local.wanted.get(var)
+        row_layouts.append(finished(closed(wanted)) if wanted is not None else _row(_settled(local, atom)))
+    why = "a loop reads it row by row"
+    const_values = [local.get(a, s, "a loop uses it") for a, s in zip(consts, const_layouts, strict=True)]
+    init_values = [local.get(a, s, "a loop starts with it") for a, s in zip(init, carry_layouts, strict=True)]
+    rows = [local.get(a, _stack(s), why) for a, s in zip(xs, row_layouts, strict=True)]
+    row_types = [x.type.with_(shape=x.shape[1:]) for x in rows]
+    carry_types = [x.type for x in init_values]
+    layouts = [*const_layouts, *carry_layouts, *row_layouts]
+    y_wanted = [local.wanted.get(v) for v in eqn.outputs[n_carry:]]
+    y_layouts = [_row(finished(closed(w))) if w is not None and not w.dims[0].axes else None for w in y_wanted]
+    while True:
+        types = [*(x.type for x in const_values), *carry_types, *row_types]
+        program, needs = _region(local, body, layouts, types, [*carry_layouts, *y_layouts], params["length"])
+        grown = _grown(carry_types, program)
+        if grown == carry_types:
+            break
+        carry_types = grown
+    outs = scan(
+        *const_values, *(as_type(x, t) for x, t in zip(init_values, carry_types, strict=True)), *rows,
+        **{**params, "body": _with_carry(program, carry_types)},
+    )  # fmt: skip
+    found = [*carry_layouts, *(_stack(s) for s in needs[n_carry:])]
+    return [Version(s, x) for s, x in zip(found, outs, strict=True)]
+
+
+def _while(local: Localizer, eqn: Eqn) -> list[Version]:
+    params = eqn.params
+    test, body, n_test, n_body = (params[k] for k in ("cond", "body", "cond_consts", "body_consts"))
+    test_consts, body_consts, init = cut(eqn.inputs, n_test, n_body)
+    test_layouts = [_settled(local, atom) for atom in test_consts]
+    body_layouts = [_settled(local, atom) for atom in body_consts]
+    carry_layouts = _carry_layouts(local, body.inputs[n_body:], init)
+    values = [
+        [local.get(a, s, "a loop uses it") for a, s in zip(atoms, layouts, strict=True)]
+        for atoms, layouts in ((test_consts, test_layouts), (body_consts, body_layouts), (init, carry_layouts))
+    ]
+    carry_types = [x.type for x in values[2]]
+    decided = [replicated(local.mesh, 0)]
+    while True:
+        body_types = [*(x.type for x in values[1]), *carry_types]
+        program, _ = _region(local, body, [*body_layouts, *carry_layouts], body_types, carry_layouts, 1)
+        grown = _grown(carry_types, program)
+        if grown == carry_types:
+            break
+        carry_types = grown
+    test_types = [*(x.type for x in values[0]), *carry_types]
+    tested, _ = _region(local, test, [*test_layouts, *carry_layouts], test_types, decided, 1)
+    start = [as_type(x, t) for x, t in zip(values[2], carry_types, strict=True)]
+    outs = while_(
+        *values[0], *values[1], *start,
+        cond=tested, body=_with_carry(program, carry_types), cond_consts=n_test, body_consts=n_body,
+    )  # fmt: skip
+    return [Version(s, x) for s, x in zip(carry_layouts, outs, strict=True)]
+
+
+def _cond(local: Localizer, eqn: Eqn) -> list[Version]:
+    index, *operands = eqn.inputs
+    chosen = local.get(index, replicated(local.mesh, 0), "it decides which branch is taken")
+    layouts = [_settled(local, atom) for atom in operands]
+    values = [local.get(a, s, "a branch uses it") for a, s in zip(operands, layouts, strict=True)]
+    wanted: list[TensorSharding | None] = []
+    for var in eqn.outputs:
+        found = local.wanted.get(var)
+        wanted.append(finished(closed(found)) if found is not None else None)
+    types = [x.type for x in values]
+    programs = []
+    for branch in eqn.params["branches"]:
+        program, needs = _region(local, branch, layouts, types, wanted, 1)
+        wanted = list(needs)  # the other branches return the same layouts
+        programs.append(program)
+    joined = [union(p.out_types[n].varying for p in programs) for n in range(len(eqn.outputs))]
+    fitted = []
+    for program in programs:
+        out_types = [t.with_(varying=v) for t, v in zip(program.out_types, joined, strict=True)]
+        fitted.append(_with_carry(program, out_types))
+    outs = cond(chosen, *values, branches=tuple(fitted))
+    return [Version(s, x) for s, x in zip(needs, outs, strict=True)]
+
+
+def _shard_map(local: Localizer, eqn: Eqn) -> list[Version]:
+    """A part written for one device: its operands are brought into its layouts, and its equations run as they are."""
+    params = eqn.params
+
+    def spec_layout(spec: PartitionSpec, rank: int, owed: Any) -> TensorSharding:
+        dims: list[Axes] = []
+        for dim in range(rank):
+            dims.append(tuple(local.part(name) for name in dim_axes(spec, dim)))
+        return layout(local.mesh, tuple(dims), tuple(local.part(name) for name in sorted(owed)))
+
+    values = []
+    for n, (atom, spec, var) in enumerate(zip(eqn.inputs, params["in_specs"], params["body"].inputs, strict=True)):
+        need = spec_layout(spec, atom.type.ndim, spec.unreduced)
+        value = local.get(atom, need, f"operand {n} of a shard_map is laid out by {spec}")
+        values.append(lift(value, union((value.type.varying, local.renamed(var.type.varying)))))
+    outs = _run_renamed(local, params["body"], values)
+    found = []
+    for x, var, spec in zip(outs, eqn.outputs, params["out_specs"], strict=True):
+        found.append(Version(spec_layout(spec, var.type.ndim, spec.unreduced), x))
+    return found
+
+
+def _run_renamed(local: Localizer, program: Program, values: Sequence[Value]) -> list[Value]:
+    """A program's equations, with collectives over the axes that make up those they name."""
+    env: dict[Atom, Any] = dict(zip(program.inputs, values, strict=True))
+    env.update((var, local.constant(var, data)) for var, data in program.constants)
+    for eqn in program.eqns:
+        params = eqn.params
+        if eqn.op.stack is not None:
+            axes = local.renamed(params["axes"])
+            params = {**params, "axes": axes}
+            if "sizes" in params:
+                params = {**params, "sizes": tuple(local.size(axis) for axis in axes)}
+        elif any(True for _ in eqn.regions()):
+            params = {name: _renamed_region(local, value) for name, value in params.items()}
+        write(env, eqn, apply(eqn.op, [read(env, a) for a in eqn.inputs], params))
+    return [read(env, a) for a in program.outputs]
+
+
+def _renamed_region(local: Localizer, value: Any) -> Any:
+    if isinstance(value, Program):
+        types = [t.with_(varying=local.renamed(t.varying)) for t in value.in_types]
+        return region_with(lambda *args: (_run_renamed(local, value, args), None), types)[0]
+    return tuple(_renamed_region(local, item) for item in value) if isinstance(value, tuple) else value
+
+
+SPECIAL.update({"scan": _scan, "while": _while, "cond": _cond, "shard_map": _shard_map})
