@@ -16,7 +16,9 @@ FUNCTION_PASSES = ("populate-op-sharding-rules", "insert-explicit-reshards", "re
 
 @cache
 def context() -> Any:
-    return mlir.make_ir_context()
+    found = mlir.make_ir_context()
+    found.enable_multithreading(False)  # so that a child process can go on with it
+    return found
 
 
 def apply(text: str, *passes: str) -> str:

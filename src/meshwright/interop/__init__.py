@@ -1,0 +1,1 @@
+"""Programs of others: StableHLO and sdy as MLIR has them."""
