@@ -1,8 +1,8 @@
 """Which axes split which factor of an op: the choice that costs least in all.
 
 A choice gives each factor the axes it is split over. The operands must then be laid out accordingly, and the results
-come out so; a split factor that is reduced leaves a sum that is owed. The cost of a choice is what it takes to bring the
-operands there from where they are, and the results to where they are wanted, plus the work left to each device.
+come out so; a split factor that is reduced leaves a sum that is owed. The cost of a choice is what it takes to bring
+the operands there from where they are, and the results to where they are wanted, plus the work left to each device.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def choose(asked: Question) -> Choice:
 def _assignments(asked: Question) -> Iterator[Assignment]:
     """Assignments worth trying: what the layouts at hand suggest, in every order of precedence; for ops with few
     factors every assignment of whole axes; and none."""
-    shapes, count = shapes_of(asked.rule)
+    shapes, _ = shapes_of(asked.rule)
     known: list[TensorSharding | None] = [*asked.have, *asked.want]
     suggested: list[dict[int, Axes]] = []
     for shape, sharding in zip(shapes, known, strict=True):
@@ -114,10 +114,8 @@ def _assignments(asked: Question) -> Iterator[Assignment]:
 
     tensors = range(len(shapes))
     for first in tensors:
-        for order in (
-            [first, *(t for t in tensors if t != first)],
-            [first, *(t for t in reversed(tensors) if t != first)],
-        ):
+        others = [t for t in tensors if t != first]
+        for order in ([first, *others], [first, *reversed(others)]):
             merged: Assignment = {}
             for t in order:
                 merged = _merge(merged, suggested[t])
@@ -129,11 +127,11 @@ def _assignments(asked: Question) -> Iterator[Assignment]:
         yield {}
     places = sorted(asked.separable)
     used = {axis.name for found in suggested for axes in found.values() for axis in axes}
-    axes = [axis for axis in asked.mesh.axes if axis.name in used]
-    if asked.reduced and (len(places) + 1) ** len(axes) <= MOST_TRIED:
-        for spots in product([None, *places], repeat=len(axes)):
+    whole = [axis for axis in asked.mesh.axes if axis.name in used]
+    if asked.reduced and (len(places) + 1) ** len(whole) <= MOST_TRIED:
+        for spots in product([None, *places], repeat=len(whole)):
             tried: Assignment = {}
-            for axis, place in zip(axes, spots, strict=True):
+            for axis, place in zip(whole, spots, strict=True):
                 if place is not None:
                     tried[place] = (*tried.get(place, ()), axis)
             if fresh(tried):

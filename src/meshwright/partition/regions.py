@@ -87,7 +87,7 @@ def _scan(local: Localizer, eqn: Eqn) -> list[Version]:
     params = eqn.params
     body, n_consts, n_carry = params["body"], params["consts"], params["carry"]
     consts, init, xs = cut(eqn.inputs, n_consts, n_carry)
-    const_vars, carry_vars, row_vars = cut(body.inputs, n_consts, n_carry)
+    _, carry_vars, row_vars = cut(body.inputs, n_consts, n_carry)
     const_layouts = [_settled(local, atom) for atom in consts]
     carry_layouts = _carry_layouts(local, carry_vars, init)
     row_layouts = []
