@@ -245,6 +245,22 @@ def test_the_command_refuses_other_files(
     assert not Path("chip.json").exists()
 
 
+def test_a_folder_that_is_not_there_is_told_before_measuring(capsys: Printed) -> None:
+    assert main(["calibrate", "--out", "/nowhere/chip.json"]) == 2
+    assert capsys.readouterr().err == (
+        "/nowhere/chip.json cannot be written.\n"
+        "  why:  there is no folder /nowhere\n"
+        "  fix:  name a file in a folder that exists\n"
+    )
+
+
+def test_what_could_not_be_measured_is_said() -> None:
+    raw = made_up()
+    why = {7: "no time left", 8: "unsupported: no kernel"}
+    raw["failed"] = [{"op": "conv", "dtype": "bf16", "sizes": {"side": side}, "why": why[side]} for side in why]
+    assert calibrate(raw).text.splitlines()[-1] == "not measured: conv bf16 {'side': 7}: no time left"
+
+
 def test_files_that_are_no_chips(tmp_path: Path) -> None:
     path = tmp_path / "chip.json"
     for text in (

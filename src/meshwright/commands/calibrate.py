@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import os
 import sys
 from dataclasses import asdict
 from typing import Any
@@ -32,6 +33,14 @@ def describe(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure, fit, report, write."""
+    for path in (args.out, args.keep):  # before the work, not after it
+        folder = os.path.dirname(os.path.abspath(path)) if path is not None else "."
+        if not os.path.isdir(folder):
+            raise MeshwrightError(
+                f"{path} cannot be written.",
+                why=f"there is no folder {folder}",
+                fix="name a file in a folder that exists",
+            )
     if args.raw is not None:
         raw = read_measurements(args.raw)
     else:
@@ -67,6 +76,7 @@ def facts(found: Calibration) -> dict[str, Any]:
         "machine": dict(found.machine),
         "kernels": asdict(found.kernels),
         "cases": [{**asdict(one), "error": one.error} for one in found.compared],
+        "failed": list(found.failed),
         "median_error": found.errors("held out", "step")[0],
         "worst_error": found.errors("held out", "step")[1],
     }

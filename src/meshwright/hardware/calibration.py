@@ -45,6 +45,7 @@ class Calibration:
     framework: str
     kernels: Kernels
     compared: tuple[Compared, ...]
+    failed: tuple[str, ...] = ()
 
     def tested(self, raw: Mapping[str, Any]) -> Calibration:
         """The same numbers, compared with other measurements of the same machine through the same framework too."""
@@ -131,6 +132,7 @@ class Calibration:
         for parts, what in ((("calibration",), "fitted to"), (("held out", "step"), "unseen")):
             middle, worst = self.errors(*parts)
             lines.append(f"{what}: {len(self.of(*parts))} cases, median error {middle:.1%}, worst {worst:.1%}")
+        lines += [f"not measured: {one}" for one in self.failed]
         return "\n".join(lines)
 
 
@@ -197,7 +199,9 @@ def calibrate(raw: Mapping[str, Any]) -> Calibration:
     shown = [row for row in timed(raw) if row["part"] == "calibration"]
     kernels = fit(shown, units=machine.get("units") or 1, tiled=machine.get("platform") != "cpu")
     name = str(machine.get("device", "machine"))
-    return Calibration(name, machine, raw["framework"], kernels, compare(raw, kernels))
+    failed = [row for row in raw.get("failed", ()) if not row["why"].startswith("unsupported")]
+    said = tuple(f"{row['op']} {row['dtype']} {row['sizes']}: {row['why']}" for row in failed)
+    return Calibration(name, machine, raw["framework"], kernels, compare(raw, kernels), said)
 
 
 def compare(raw: Mapping[str, Any], kernels: Kernels) -> tuple[Compared, ...]:
