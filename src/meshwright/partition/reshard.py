@@ -13,7 +13,7 @@ from functools import cached_property, lru_cache
 from math import ceil, gcd, lcm, prod
 from typing import Any, NamedTuple
 
-from meshwright.core.axes import AxisRef
+from meshwright.core.axes import Axes, AxisRef
 from meshwright.core.dtypes import DType, as_dtype, short_name
 from meshwright.core.mesh import BaseMesh, Mesh, get_mesh
 from meshwright.core.partition_spec import PartitionSpec
@@ -73,6 +73,13 @@ class ReshardPlan:
     def mesh(self) -> BaseMesh | None:
         """The mesh whose axes the steps name; None if they number devices by rank."""
         return self._found.frame.mesh
+
+    @property
+    def atoms(self) -> Axes:
+        """The parts of axes, major to minor, of which those of all steps are made; none if devices are listed."""
+        if self.mesh is None or self._found.parts is None:
+            return ()
+        return tuple(axis for atom in reversed(self._found.parts.atoms) for axis in axes_of(self.mesh, (atom,)) or ())
 
     @property
     def order(self) -> tuple[int, ...] | None:

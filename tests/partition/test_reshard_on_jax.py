@@ -1,0 +1,76 @@
+"""Plans turned into the code of one device and run by JAX: every kind of step, and random pairs."""
+
+from __future__ import annotations
+
+import random
+from itertools import islice
+
+import numpy as np
+import pytest
+
+import meshwright as mw
+from meshwright.errors import ShardingError
+from meshwright.partition.reshard import ReshardPlan
+from meshwright.report.spec_text import read_mesh, read_spec
+from tests.partition.reshard_on_jax import run_on_jax
+from tests.partition.resharding import factors, random_sharding, shards, whole
+
+
+def check_on_jax(plan: ReshardPlan) -> None:
+    rng = np.random.default_rng(0)
+    x = rng.integers(-100, 100, plan.shape)
+    after = run_on_jax(plan, shards(x, plan.source, rng))
+    assert (whole(after, plan.target, plan.shape) == x).all(), plan
+
+
+@pytest.mark.parametrize(
+    ("mesh", "shape", "source", "target", "kinds"),
+    [
+        ("x=2,y=4", (16, 16), "x", "None,y", ["Slice", "AllGather"]),
+        ("x=2,y=4", (8, 16), "(x,y)", "None,(y,x)", ["AllToAll"]),
+        ("x=2,y=2", (8, 8), "x,y", "y", ["Permute", "AllGather"]),
+        ("x=2,y=2,z=2", (8, 8, 8), "None,x,y", "x,y", ["Rounds"]),
+        ("x=2,y=3", (12, 6), "x,y", "y,x", ["Blocks"]),
+        ("x=2,y=4", (5, 6), "x", "(x,y)", ["Blocks"]),
+        ("x=2,y=4", (7, 9), "x,y", "y", None),
+        ("x=2,y=4", (16, 16), "None,x,unreduced={y}", "y,x", ["ReduceScatter"]),
+        ("x=2,y=4", (16, 16), "None,x,unreduced={y}", "None,x", ["AllReduce"]),
+        ("x=2,y=4", (16, 16), "unreduced={y}", "None", ["Slice", "ReduceScatter", "AllGather"]),
+        ("x=2,y=4", (16, 16), "x", "unreduced={x,y}", ["Expand", "Mask"]),
+        ("x=2,y=2", (8, 8), "y", "x,unreduced={y}", ["Select"]),
+    ],
+)
+def test_each_kind_of_step(
+    mesh: str, shape: tuple[int, ...], source: str, target: str, kinds: list[str] | None
+) -> None:
+    on = read_mesh(mesh)
+    plan = mw.plan_reshard(shape, "i32", read_spec(source, on, shape), read_spec(target, on, shape))
+    assert kinds is None or [type(step).__name__ for step in plan.steps] == kinds
+    check_on_jax(plan)
+
+
+def random_plans(seed: int) -> list[ReshardPlan]:
+    rng, found = random.Random(seed), []
+    while len(found) < 40:
+        sizes = factors(rng, rng.choice([4, 6, 8]))
+        mesh = mw.make_mesh(sizes, tuple("abc"[: len(sizes)]))
+        rank = rng.randint(1, 3)
+        shape = tuple(rng.choice((24, 12, 8, 7, 5)) for _ in range(rank))
+        try:
+            plan = mw.plan_reshard(shape, "i32", *(random_sharding(rng, mesh, rank, sums=True) for _ in range(2)))
+        except ShardingError:
+            continue
+        found += [plan] if plan.steps else []
+    return found
+
+
+def test_some_random_plans() -> None:
+    for plan in islice(random_plans(0), 8):
+        check_on_jax(plan)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(1, 6))
+def test_random_plans(seed: int) -> None:
+    for plan in random_plans(seed):
+        check_on_jax(plan)
