@@ -174,7 +174,7 @@ class ModuleReader:
             constant=constant,
             folds=(elementwise and name not in _SCALARS_BESIDE) or name in _FOLDS,
             spreads_scalar=spreads,
-            key=_key(op) if constant or spreads else None,
+            key=_key(op) if (constant and name != "stablehlo.iota") or spreads else None,
         )
 
     def _special(self, op: Any, kind: Kind, attributes: Any, node: Node) -> Node:
