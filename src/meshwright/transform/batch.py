@@ -86,13 +86,13 @@ def batch_program(
 
 
 def _reaches(eqn: Eqn, axis: str | None) -> bool:
-    """Whether a region of the equation has a collective over the axis: it is another for each device."""
+    """Whether a region of the equation has anything to do with the axis: without it, it is another region."""
     return axis is not None and any(uses_axis(region, axis) for _, region in eqn.regions())
 
 
 def uses_axis(program: Program, axis: str) -> bool:
     """Whether a collective over a mesh axis, or a value that varies over it, is anywhere in the program."""
-    return any(
+    return any(axis in v.type.varying for v in program.inputs) or any(
         (eqn.op.stack is not None and axis in eqn.params["axes"])
         or any(uses_axis(region, axis) for _, region in eqn.regions())
         for eqn in program.eqns
