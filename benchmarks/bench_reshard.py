@@ -11,11 +11,9 @@ import argparse
 import json
 import os
 import random
-import re
 import sys
 from dataclasses import asdict, dataclass
 from itertools import product
-from math import prod
 from statistics import fmean
 from time import perf_counter
 from typing import Any
@@ -26,6 +24,7 @@ os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"  # XLA warns of each array that it repl
 
 import jax
 import numpy as np
+from hlo_bytes import moved_bytes
 
 import meshwright as mw
 from meshwright.core.sharding_space import enumerate_shardings
@@ -33,12 +32,6 @@ from meshwright.core.sharding_space import enumerate_shardings
 CASES = (((2, 2), 1), ((2, 2), 2), ((2, 4), 1), ((2, 4), 2), ((2, 4), 3), ((2, 3), 2), ((4, 4), 2), ((2, 2, 2), 2),
          ((2, 2, 2), 3))  # fmt: skip
 SIZE = 48
-ITEM = 4
-
-_KINDS = "all-gather|all-to-all|all-reduce|reduce-scatter|collective-permute"
-_RESULT = re.compile(rf"= (.*?) ({_KINDS})\(")
-_STARTED = re.compile(rf" ({_KINDS}|ragged-all-to-all|collective-broadcast)-start\(| ragged-all-to-all\(")
-_SHAPE = re.compile(r"\w+\[([\d,]*)\]")
 
 
 @dataclass(frozen=True)
@@ -64,44 +57,6 @@ class Row:
     def passed(self) -> bool:
         """Whether no plan is above the bound or above XLA's."""
         return self.ours_above == 0 and self.above_xla == 0
-
-
-def moved_bytes(text: str, devices: int) -> tuple[int, int]:
-    """Bytes that all devices receive in a compiled module, and its number of collectives."""
-    total, count = 0.0, 0
-    for line in text.splitlines():
-        if _STARTED.search(line):
-            raise ValueError(f"a collective in an unknown form: {line.strip()}")
-        found = _RESULT.search(line)
-        if found is None:
-            continue
-        size = ITEM * sum(prod(map(int, filter(None, s.split(",")))) for s in _SHAPE.findall(found[1]))
-        count += 1
-        kind = found[2]
-        if kind == "collective-permute":
-            pairs = re.findall(r"\{(\d+),(\d+)\}", line.split("source_target_pairs=")[1])
-            total += size * sum(one != other for one, other in pairs)
-            continue
-        group = _group(line)
-        share = {"all-gather": (group - 1) / group, "all-to-all": (group - 1) / group,
-                 "all-reduce": 2 * (group - 1) / group, "reduce-scatter": group - 1}[kind]  # fmt: skip
-        total += devices * size * share
-    return round(total), count
-
-
-def _group(line: str) -> int:
-    """The size of the groups of a collective: ``[4,2]<=[8]``, ``{{0,1},{2,3}}`` or ``mesh['a'=2,'b'=4] {'b':(1)2}``."""
-    text = line.split("replica_groups=")[1]
-    if iota := re.match(r"\[(\d+),(\d+)\]", text):
-        return int(iota[2])
-    if listed := re.match(r"\{\{([\d,]+)\}", text):
-        return len(listed[1].split(","))
-    named = re.match(r"mesh\[(.*?)\][^{]*\{(.*?)\}", text)
-    if named is None:
-        raise ValueError(f"replica groups in an unknown form: {text}")
-    sizes = dict(re.findall(r"'(\w+)'=(\d+)", named[1]))
-    used = re.findall(r"'(\w+)'(?::\(\d+\)(\d+))?", named[2])
-    return prod(int(part or sizes[axis]) for axis, part in used)
 
 
 def measure(sizes: tuple[int, ...], dims: int, sample: int, rng: random.Random) -> Row:

@@ -74,8 +74,8 @@ def _names(axes: Axes) -> tuple[str, ...]:
     return tuple(axis.short() for axis in axes)
 
 
-def run_on_jax(plan: ReshardPlan, shards: list[Any]) -> list[Any]:
-    """The target shards, in the order of device numbers, computed by JAX on as many CPU devices."""
+def compiled(plan: ReshardPlan) -> Any:
+    """The plan as XLA compiles it for as many CPU devices; arrays have the devices, by number, for a first dim."""
     assert plan.order is None and plan.atoms
     names, sizes = _names(plan.atoms), [axis.size for axis in plan.atoms]
     mesh = jax.sharding.Mesh(np.array(jax.devices("cpu")[: plan.num_devices]).reshape(sizes), names)
@@ -85,4 +85,12 @@ def run_on_jax(plan: ReshardPlan, shards: list[Any]) -> list[Any]:
         return lower_plan(plan, x[0], JaxOps(plan.atoms))[None]
 
     run = jax.jit(jax.shard_map(one, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False))
-    return list(np.asarray(run(np.stack(shards).astype(np.int32))))
+    shape = plan.num_devices, *plan.source.local_shape(plan.shape)
+    return run.lower(jax.ShapeDtypeStruct(shape, np.int32)).compile()
+
+
+def run_on_jax(plan: ReshardPlan, shards: list[Any]) -> list[Any]:
+    """The target shards, in the order of device numbers."""
+    program = compiled(plan)
+    x = jax.device_put(np.stack(shards).astype(np.int32), program.input_shardings[0][0])
+    return list(np.asarray(program(x)))

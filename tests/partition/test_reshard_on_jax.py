@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import random
-from itertools import islice
+from importlib.util import module_from_spec, spec_from_file_location
+from itertools import islice, product
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import meshwright as mw
+from meshwright.core.sharding_space import enumerate_shardings
 from meshwright.errors import ShardingError
 from meshwright.partition.reshard import ReshardPlan
 from meshwright.report.spec_text import read_mesh, read_spec
-from tests.partition.reshard_on_jax import run_on_jax
+from tests.partition.reshard_on_jax import compiled, run_on_jax
 from tests.partition.resharding import factors, random_sharding, shards, whole
 
 
@@ -62,6 +66,26 @@ def random_plans(seed: int) -> list[ReshardPlan]:
             continue
         found += [plan] if plan.steps else []
     return found
+
+
+def moved_bytes() -> Any:
+    """The function of the benchmark that reads what a compiled module moves."""
+    path = Path(__file__).parents[2] / "benchmarks" / "hlo_bytes.py"
+    found = spec_from_file_location("hlo_bytes", path)
+    assert found is not None and found.loader is not None
+    module = module_from_spec(found)
+    found.loader.exec_module(module)
+    return module.moved_bytes
+
+
+@pytest.mark.parametrize("sizes", [(2, 4), (2, 3), (2, 2, 2)])
+def test_xla_compiles_a_plan_to_just_its_collectives(sizes: tuple[int, ...]) -> None:
+    mesh = mw.make_mesh(sizes, ("x", "y", "z")[: len(sizes)])
+    every, count = enumerate_shardings(mesh, 2, compound=True), moved_bytes()
+    for one, other in random.Random(0).sample(list(product(every, every)), 12):
+        plan = mw.plan_reshard((24, 24), "i32", one, other)
+        text = compiled(plan).as_text()
+        assert count(text, mesh.size) == (plan.total_bytes, plan.num_collectives), plan
 
 
 def test_some_random_plans() -> None:
