@@ -149,13 +149,13 @@ def _nodes(given: Any) -> tuple[tuple[int, DeviceMap | None], ...]:
             raise _not_devices(key)
         found.append((number, below))
     keys = [key for key, _ in found]
-    for key in keys:
-        if keys.count(key) > 1:
-            raise DeviceError(
-                f"Device {key} is listed twice in a device map.",
-                why=f"{keys} are the devices of one group",
-                fix=f"{list(dict.fromkeys(keys))}",
-            )
+    if len(set(keys)) < len(keys):
+        key = next(key for n, key in enumerate(keys) if key in keys[:n])
+        raise DeviceError(
+            f"Device {key} is listed twice in a device map.",
+            why=f"{keys} are the devices of one group",
+            fix=f"{list(dict.fromkeys(keys))}",
+        )
     return tuple(found)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from meshwright.device.dims import bind, solve
 from meshwright.device.function import Eqn, Function, Number, Value
-from meshwright.device.machine import Group, Item, Leaf, Machine, Scope
+from meshwright.device.machine import Group, Item, Leaf, Machine, Members, Scope
 from meshwright.device.resolve import as_device_map, resolve, symbols_of
 from meshwright.device.tensor_ops import evaluate
 from meshwright.device.types import Tensor, Tuple, Type
@@ -40,7 +40,7 @@ class Arrays:
     def broadcast(self, eqn: Eqn, x: Leaf, devices: Sequence[int]) -> list[Leaf]:
         return [Leaf(x.data, d) for d in devices]
 
-    def gather(self, eqn: Eqn, xs: Sequence[Leaf], dim: int, device: int) -> Leaf:
+    def gather(self, eqn: Eqn, xs: Sequence[Leaf], dim: int, device: int, members: Members) -> Leaf:
         return Leaf(np.concatenate([x.data for x in xs], dim), device)
 
     def _total(self, xs: Sequence[Leaf], how: str) -> Any:
@@ -49,19 +49,19 @@ class Arrays:
             total = _REDUCE[how](total, x.data)
         return total
 
-    def allreduce(self, eqn: Eqn, xs: Sequence[Leaf], how: str) -> list[Leaf]:
+    def allreduce(self, eqn: Eqn, xs: Sequence[Leaf], how: str, members: Members) -> list[Leaf]:
         total = self._total(xs, how)
         return [Leaf(total, x.device) for x in xs]
 
-    def allgather(self, eqn: Eqn, xs: Sequence[Leaf], dim: int) -> list[Leaf]:
+    def allgather(self, eqn: Eqn, xs: Sequence[Leaf], dim: int, members: Members) -> list[Leaf]:
         whole = np.concatenate([x.data for x in xs], dim)
         return [Leaf(whole, x.device) for x in xs]
 
-    def reduce_scatter(self, eqn: Eqn, xs: Sequence[Leaf], dim: int) -> list[Leaf]:
+    def reduce_scatter(self, eqn: Eqn, xs: Sequence[Leaf], dim: int, members: Members) -> list[Leaf]:
         parts = np.split(self._total(xs, "sum"), len(xs), dim)
         return [Leaf(part, x.device) for part, x in zip(parts, xs, strict=True)]
 
-    def own_part(self, eqn: Eqn, xs: Sequence[Leaf], dim: int) -> list[Leaf]:
+    def own_part(self, eqn: Eqn, xs: Sequence[Leaf], dim: int, members: Members) -> list[Leaf]:
         return [Leaf(np.split(x.data, len(xs), dim)[n], x.device) for n, x in enumerate(xs)]
 
     def send(self, eqn: Eqn, x: Leaf, device: int) -> Leaf:
@@ -88,7 +88,7 @@ def execute(fn: Function, inputs: Mapping[str, Any] | Sequence[Any], device_map:
     arrays = _arrays(fn, inputs)
     sizes = _sizes(fn, arrays)
     # The walk over types comes first: it finds what is wrong before anything is computed.
-    resolve(fn, device_map, **sizes)
+    resolve(fn, device_map, fold=False, **sizes)
     items = [_item(v, x) for v, x in zip(fn.inputs, arrays, strict=True)]
     outs = [_result(item) for item in Machine(Arrays(), as_device_map(device_map, fn), sizes).run(fn, items)]
     return outs[0] if len(outs) == 1 else tuple(outs)

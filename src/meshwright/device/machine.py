@@ -31,9 +31,11 @@ class Group:
 
     items: tuple[Item, ...]
     same: bool = False
+    members: tuple[int, ...] = ()  # every device, where one element stands for many alike
 
 
 Item = Leaf | Group
+Members = tuple[int, ...]
 
 
 class Domain(Protocol):
@@ -44,11 +46,11 @@ class Domain(Protocol):
     ) -> list[Leaf]: ...
     def scatter(self, eqn: Eqn, x: Leaf, dim: int, devices: Sequence[int]) -> list[Leaf]: ...
     def broadcast(self, eqn: Eqn, x: Leaf, devices: Sequence[int]) -> list[Leaf]: ...
-    def gather(self, eqn: Eqn, xs: Sequence[Leaf], dim: int, device: int) -> Leaf: ...
-    def allreduce(self, eqn: Eqn, xs: Sequence[Leaf], how: str) -> list[Leaf]: ...
-    def allgather(self, eqn: Eqn, xs: Sequence[Leaf], dim: int) -> list[Leaf]: ...
-    def reduce_scatter(self, eqn: Eqn, xs: Sequence[Leaf], dim: int) -> list[Leaf]: ...
-    def own_part(self, eqn: Eqn, xs: Sequence[Leaf], dim: int) -> list[Leaf]: ...
+    def gather(self, eqn: Eqn, xs: Sequence[Leaf], dim: int, device: int, members: Members) -> Leaf: ...
+    def allreduce(self, eqn: Eqn, xs: Sequence[Leaf], how: str, members: Members) -> list[Leaf]: ...
+    def allgather(self, eqn: Eqn, xs: Sequence[Leaf], dim: int, members: Members) -> list[Leaf]: ...
+    def reduce_scatter(self, eqn: Eqn, xs: Sequence[Leaf], dim: int, members: Members) -> list[Leaf]: ...
+    def own_part(self, eqn: Eqn, xs: Sequence[Leaf], dim: int, members: Members) -> list[Leaf]: ...
     def send(self, eqn: Eqn, x: Leaf, device: int) -> Leaf: ...
     def split(self, eqn: Eqn, x: Leaf, dim: int, parts: int) -> list[Leaf]: ...
     def annotate(self, value: Value, item: Item, scope: Scope) -> None: ...
@@ -81,8 +83,17 @@ STRUCTURAL = frozenset(
 class Machine:
     """Runs functions over a domain on a device map."""
 
-    def __init__(self, domain: Domain, device_map: DeviceMap | None, sizes: Mapping[str, int] | None = None) -> None:
+    def __init__(
+        self,
+        domain: Domain,
+        device_map: DeviceMap | None,
+        sizes: Mapping[str, int] | None = None,
+        *,
+        fold: bool = False,
+    ) -> None:
         self.domain = domain
+        self.fold = fold
+        self.alike: dict[Path, bool] = {}
         self.device_map = device_map
         self.sizes = dict(sizes or {})
         self.touched: list[set[int]] = [set()]
@@ -172,8 +183,17 @@ class Machine:
             )
         return self.device_map
 
-    def targets(self, eqn: Eqn, scope: Scope) -> list[int]:
-        """The devices a scatter or broadcast spreads over."""
+    def _alike(self, path: Path) -> bool:
+        """Whether the devices below a path all have the same tree below them."""
+        found = self.alike.get(path)
+        if found is None:
+            below = self.device_map.below(path) if self.device_map is not None else None
+            found = self.alike[path] = below is not None and below.fan_outs is not None
+        return found
+
+    def targets(self, eqn: Eqn, scope: Scope) -> tuple[list[int], bool]:
+        """The devices a scatter or broadcast spreads over, and whether the first of them stands for all."""
+        folded = False
         if "devices" in eqn.attributes:
             found = [self.device(d, scope) for d in eqn.attributes["devices"]]
             if len(set(found)) < len(found):
@@ -193,11 +213,12 @@ class Machine:
                 else:
                     path.append(key if isinstance(key, int) else self.device(key, scope))
             found = list(self._map(f"device_keys={list(keys)}").lookup(path))
+            folded = self.fold and self._alike(tuple(path))
         parts = eqn.attributes.get("parts")
         if isinstance(parts, Dim):
             ((name, _),) = parts.powers
             scope.sizes[name] = len(found)
-        return found
+        return found, folded
 
     def _path_of(self, device: int, scope: Scope) -> Path | None:
         if self.device_map is None or scope.path is None:
@@ -275,12 +296,13 @@ class Machine:
                 )
             return [group.items[index]]
         if op == "scatter":
-            devices = self.targets(eqn, scope)
+            devices, folded = self.targets(eqn, scope)
             parts = domain.scatter(eqn, leaf(args[0], eqn), _dim(eqn), devices)
-            return _packed(eqn, Group(tuple(parts)))
+            return _packed(eqn, self._fold(parts, False, devices, folded))
         if op == "broadcast":
-            devices = self.targets(eqn, scope)
-            return _packed(eqn, Group(tuple(domain.broadcast(eqn, leaf(args[0], eqn), devices)), same=True))
+            devices, folded = self.targets(eqn, scope)
+            copies = domain.broadcast(eqn, leaf(args[0], eqn), devices)
+            return _packed(eqn, self._fold(copies, True, devices, folded))
         if op == "send":
             to = self.device(_attribute(eqn, "to_device"), scope)
             x = leaf(args[0], eqn, to)
@@ -297,6 +319,7 @@ class Machine:
             )
         leaves = [leaf(item, eqn) for item in group.items]
         devices_used = [x.device for x in leaves]
+        members = group.members or tuple(devices_used)
         if op != "gather" and len(set(devices_used)) < len(leaves):
             raise DeviceError(
                 f"{op} has two tensors on one device.",
@@ -304,11 +327,12 @@ class Machine:
                 fix="one tensor per device; add those that share one first",
             )
         if op == "gather":
-            return [domain.gather(eqn, leaves, _dim(eqn), self.device(_attribute(eqn, "to_device"), scope))]
+            return [domain.gather(eqn, leaves, _dim(eqn), self.device(_attribute(eqn, "to_device"), scope), members)]
         if op == "allreduce":
-            return _packed(eqn, Group(tuple(domain.allreduce(eqn, leaves, attributes.get("reduce", "sum"))), same=True))
+            totals = domain.allreduce(eqn, leaves, attributes.get("reduce", "sum"), members)
+            return _packed(eqn, Group(tuple(totals), True, group.members))
         if op == "allgather":
-            return _packed(eqn, Group(tuple(domain.allgather(eqn, leaves, _dim(eqn))), same=True))
+            return _packed(eqn, Group(tuple(domain.allgather(eqn, leaves, _dim(eqn), members)), True, group.members))
         if op == "own_part":
             if not group.same:
                 raise ShapeError(
@@ -316,8 +340,12 @@ class Machine:
                     why=f"the elements of {eqn.values[0].name} differ",
                     fix=f"allgather({eqn.values[0].name}, dim=0) first",
                 )
-            return _packed(eqn, Group(tuple(domain.own_part(eqn, leaves, _dim(eqn)))))
-        return _packed(eqn, Group(tuple(domain.reduce_scatter(eqn, leaves, _dim(eqn)))))
+            return _packed(eqn, Group(tuple(domain.own_part(eqn, leaves, _dim(eqn), members)), False, group.members))
+        parts = domain.reduce_scatter(eqn, leaves, _dim(eqn), members)
+        return _packed(eqn, Group(tuple(parts), False, group.members))
+
+    def _fold(self, items: Sequence[Leaf], same: bool, devices: Sequence[int], folded: bool) -> Group:
+        return Group((items[0],), same, tuple(devices)) if folded else Group(tuple(items), same)
 
     def _pmap(self, eqn: Eqn, scope: Scope) -> list[Item]:
         body = eqn.body
@@ -346,7 +374,8 @@ class Machine:
                 column.append(item)
         self.touched[-1].update(owner)
         same = [all(groups[n].same for n in used) for used in self._uses(body)]
-        return [Group(tuple(column), copies) for column, copies in zip(columns, same, strict=True)]
+        members = next((g.members for g in groups if g.members), ())
+        return [Group(tuple(column), copies, members) for column, copies in zip(columns, same, strict=True)]
 
     def _uses(self, body: Function) -> list[frozenset[int]]:
         """The inputs each output of a body depends on: from copies come copies."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import isqrt
 
 from meshwright.device.function import Eqn, Function, Number, Operand, Value
-from meshwright.device.phases import cut_by_cost, forward_equations, loss_of
+from meshwright.device.phases import ancestors, cut_by_cost, forward_equations, loss_of
 from meshwright.device.transforms import Keys, at_level
 from meshwright.device.typing import typed
 from meshwright.errors import ShapeError
@@ -22,7 +22,7 @@ def recompute(fn: Function, segments: int | None = None, device_keys: Keys = ())
     >>> loss = lambda w, x: mnp.sum(mnp.sin(mnp.sin(x * w)))
     >>> fn = dist.from_program(mw.make_program(mw.value_and_grad(loss))(mnp.ones(3), mnp.ones(3)), ["w", "x"])
     >>> len(fn.eqns), len(dist.recompute(fn, segments=2).eqns)
-    (8, 10)
+    (10, 11)
     """
     if segments is not None and (not isinstance(segments, int) or segments < 1):
         raise ShapeError(
@@ -61,7 +61,9 @@ def _recompute(body: Function, segments: int | None) -> Function:
     for eqn in backward:
         inputs = tuple(use(x) for x in eqn.inputs)
         eqns.append(Eqn(eqn.op, inputs, eqn.outputs, eqn.attributes, eqn.body))
-    return body.with_(eqns=tuple(eqns))
+    whole = body.with_(eqns=tuple(eqns))
+    used = ancestors(whole, whole.outputs)  # what only the backward pass needed is no longer computed before it
+    return whole.with_(eqns=tuple(eqn for eqn in eqns if eqn in used))
 
 
 def _copy(segment: list[Eqn], kept: set[Value], backward: list[Eqn], eqns: list[Eqn]) -> dict[Value, Value]:

@@ -9,7 +9,7 @@ from typing import Any
 from meshwright.device.device_map import DeviceMap
 from meshwright.device.dims import Dim, Size, bind, divide, is_whole, solve
 from meshwright.device.function import Eqn, Function, Keys, Number, Value
-from meshwright.device.machine import Group, Item, Leaf, Machine, Scope, first_leaf
+from meshwright.device.machine import Group, Item, Leaf, Machine, Members, Scope, first_leaf
 from meshwright.device.tensor_ops import infer, signature
 from meshwright.device.types import Device, Tensor, Tuple, Type, elements
 from meshwright.errors import DeviceError, ShapeError
@@ -18,7 +18,8 @@ from meshwright.errors import DeviceError, ShapeError
 class Flat:
     """The domain of types: data are the values of the flat program being written."""
 
-    def __init__(self, symbols: frozenset[str]) -> None:
+    def __init__(self, symbols: frozenset[str], *, fold: bool = False) -> None:
+        self.fold = fold
         self.eqns: list[Eqn] = []
         self.symbols = symbols
         self.count: dict[tuple[str, int], int] = {}
@@ -52,35 +53,39 @@ class Flat:
 
     def scatter(self, eqn: Eqn, x: Leaf, dim: int, devices: Sequence[int]) -> list[Leaf]:
         part = _part(eqn, x.data.type, dim, len(devices))
-        return self.emit(eqn, "scatter", [x], [part.on(Device(d)) for d in devices], dim=dim, devices=Keys(devices))
+        made = devices[:1] if self.fold else devices
+        return self.emit(eqn, "scatter", [x], [part.on(Device(d)) for d in made], dim=dim, devices=Keys(devices))
 
     def broadcast(self, eqn: Eqn, x: Leaf, devices: Sequence[int]) -> list[Leaf]:
-        return self.emit(eqn, "broadcast", [x], [x.data.type.on(Device(d)) for d in devices], devices=Keys(devices))
+        made = devices[:1] if self.fold else devices
+        return self.emit(eqn, "broadcast", [x], [x.data.type.on(Device(d)) for d in made], devices=Keys(devices))
 
-    def gather(self, eqn: Eqn, xs: Sequence[Leaf], dim: int, device: int) -> Leaf:
-        whole = _joined(eqn, xs, dim).on(Device(device))
-        return self.emit(eqn, "gather", xs, [whole], dim=dim, to_device=Device(device))[0]
+    def gather(self, eqn: Eqn, xs: Sequence[Leaf], dim: int, device: int, members: Members) -> Leaf:
+        whole = _joined(eqn, xs, dim, len(members)).on(Device(device))
+        return self.emit(eqn, "gather", xs, [whole], dim=dim, to_device=Device(device), **_group(xs, members))[0]
 
-    def allreduce(self, eqn: Eqn, xs: Sequence[Leaf], how: str) -> list[Leaf]:
+    def allreduce(self, eqn: Eqn, xs: Sequence[Leaf], how: str, members: Members) -> list[Leaf]:
         _equal(eqn, xs)
         extra = {} if how == "sum" else {"reduce": how}
-        return self.emit(eqn, "allreduce", xs, [x.data.type for x in xs], **extra)
+        return self.emit(eqn, "allreduce", xs, [x.data.type for x in xs], **extra, **_group(xs, members))
 
-    def allgather(self, eqn: Eqn, xs: Sequence[Leaf], dim: int) -> list[Leaf]:
-        whole = _joined(eqn, xs, dim)
-        return self.emit(eqn, "allgather", xs, [whole.on(Device(x.device)) for x in xs], dim=dim)
+    def allgather(self, eqn: Eqn, xs: Sequence[Leaf], dim: int, members: Members) -> list[Leaf]:
+        whole = _joined(eqn, xs, dim, len(members))
+        types = [whole.on(Device(x.device)) for x in xs]
+        return self.emit(eqn, "allgather", xs, types, dim=dim, **_group(xs, members))
 
-    def reduce_scatter(self, eqn: Eqn, xs: Sequence[Leaf], dim: int) -> list[Leaf]:
+    def reduce_scatter(self, eqn: Eqn, xs: Sequence[Leaf], dim: int, members: Members) -> list[Leaf]:
         _equal(eqn, xs)
-        part = _part(eqn, xs[0].data.type, dim, len(xs))
-        return self.emit(eqn, "reduce_scatter", xs, [part.on(Device(x.device)) for x in xs], dim=dim)
+        part = _part(eqn, xs[0].data.type, dim, len(members))
+        types = [part.on(Device(x.device)) for x in xs]
+        return self.emit(eqn, "reduce_scatter", xs, types, dim=dim, **_group(xs, members))
 
-    def own_part(self, eqn: Eqn, xs: Sequence[Leaf], dim: int) -> list[Leaf]:
-        part = _part(eqn, xs[0].data.type, dim, len(xs))
+    def own_part(self, eqn: Eqn, xs: Sequence[Leaf], dim: int, members: Members) -> list[Leaf]:
+        part = _part(eqn, xs[0].data.type, dim, len(members))
         return [
             self.emit(eqn, "item", [Leaf(parts, x.device)], [part.on(Device(x.device))], index=n)[0]
             for n, x in enumerate(xs)
-            for parts in [self._split(eqn, x, dim, len(xs), part)]
+            for parts in [self._split(eqn, x, dim, len(members), part)]
         ]
 
     def _split(self, eqn: Eqn, x: Leaf, dim: int, parts: int, part: Tensor) -> Value:
@@ -111,7 +116,7 @@ class Flat:
             )
         if isinstance(written, Tuple):
             assert isinstance(item, Group)
-            if not written.more and len(written.items) != len(item.items):
+            if not written.more and len(written.items) != len(item.members or item.items):
                 raise ShapeError(
                     f"{name} has {len(item.items)} elements, its annotation {len(written.items)}.",
                     why=f"it is written {written}, and is {show(item)}",
@@ -193,12 +198,17 @@ def _equal(eqn: Eqn, xs: Sequence[Leaf]) -> None:
             )
 
 
-def _joined(eqn: Eqn, xs: Sequence[Leaf], dim: int) -> Tensor:
+def _group(xs: Sequence[Leaf], members: Members) -> dict[str, Any]:
+    """The members of a collective, where one operand stands for all."""
+    return {"members": Keys(members)} if len(members) > len(xs) else {}
+
+
+def _joined(eqn: Eqn, xs: Sequence[Leaf], dim: int, count: int) -> Tensor:
     first: Tensor = xs[0].data.type
     if not 0 <= dim < len(first.shape):
         raise ShapeError(f"{eqn.op} cannot join along dim {dim}.", why=f"the parts are {first}", fix="dim=0")
     _equal(eqn, xs)
-    return first.resized(dim, first.shape[dim] * len(xs))
+    return first.resized(dim, first.shape[dim] * count)
 
 
 def symbols_of(fn: Function) -> frozenset[str]:
@@ -244,10 +254,12 @@ def as_device_map(given: Any, fn: Function) -> DeviceMap | None:
     return DeviceMap(given) if given is not None else fn.device_map
 
 
-def resolve(fn: Function, device_map: Any = None, **sizes: int) -> Function:
+def resolve(fn: Function, device_map: Any = None, *, fold: bool = False, **sizes: int) -> Function:
     """The flat program: no pmaps, every value a tensor on a device with a number; sizes of symbols may be given.
 
-    Every annotation is checked on the way: shapes, devices, lengths of tuples, replicas that share a device.
+    Every annotation is checked on the way: shapes, devices, lengths of tuples, replicas that share a device. With
+    ``fold``, devices that do the same are written once: the first of a group stands for all, and its collectives name
+    their ``members``.
 
     >>> from meshwright import dist
     >>> fn = dist.parse("def f(x: Tensor[(B, F), 0]): xs = scatter(x, dim=0, device_keys=[]) return xs")
@@ -263,9 +275,9 @@ def resolve(fn: Function, device_map: Any = None, **sizes: int) -> Function:
             why=f"its symbols are {', '.join(sorted(symbols_of(fn))) or 'none'}",
             fix="name a symbol of the inputs' shapes",
         )
-    domain = Flat(symbols_of(fn) - set(sizes))
+    domain = Flat(symbols_of(fn) - set(sizes), fold=fold)
     inputs = input_items(fn, domain, sizes)
-    outs = Machine(domain, as_device_map(device_map, fn), sizes).run(fn, inputs)
+    outs = Machine(domain, as_device_map(device_map, fn), sizes, fold=fold).run(fn, inputs)
     return Function(
         fn.name,
         tuple(v for item in inputs for v in _flat_values(item)),

@@ -8,6 +8,7 @@
 
 from meshwright.device.device_map import DeviceMap
 from meshwright.device.dims import Dim
+from meshwright.device.distir import DistIR
 from meshwright.device.execute import execute
 from meshwright.device.from_program import from_program
 from meshwright.device.function import Eqn, Function, Number, Value
@@ -15,19 +16,25 @@ from meshwright.device.pipeline import pipeline_parallel
 from meshwright.device.recompute import recompute
 from meshwright.device.resolve import check, resolve
 from meshwright.device.schedule import SCHEDULES, Schedule, Task
+from meshwright.device.simulate import simulate
+from meshwright.device.simulation import Simulation
 from meshwright.device.text import SlipWarning, parse
 from meshwright.device.transforms import data_parallel, horizontal_parallel, zero
 from meshwright.device.types import Device, Tensor, Tuple
+from meshwright.device.unrolled import MLP
 
 __all__ = [
+    "MLP",
     "SCHEDULES",
     "Device",
     "DeviceMap",
     "Dim",
+    "DistIR",
     "Eqn",
     "Function",
     "Number",
     "Schedule",
+    "Simulation",
     "SlipWarning",
     "Task",
     "Tensor",
@@ -42,5 +49,6 @@ __all__ = [
     "pipeline_parallel",
     "recompute",
     "resolve",
+    "simulate",
     "zero",
 ]

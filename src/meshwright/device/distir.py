@@ -1,0 +1,110 @@
+"""The assumptions of DistIR's simulator, to the letter; what is a defect of it can be switched off.
+
+One clock per device, no overlap, links of one bandwidth and no latency. A product costs its operands' traffic plus its
+operations, an elementwise op its operands' traffic plus one operation per element.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from meshwright.device.function import Eqn, Value
+from meshwright.device.types import Tensor
+
+_FREE = frozenset({"scatter", "broadcast", "split", "item", "tuple", "Identity", "constant"})
+_LAUNCH_ONLY = frozenset({"concatenate", "reshape", "slice", "broadcast_in_dim", "take_windows"})
+_ONE_OPERAND = frozenset({"Loss", "LossGrad", "Relu", "transpose", "convert"})
+
+
+@dataclass(frozen=True)
+class DistIR:
+    """DistIR's machine and cost model.
+
+    The switches, all on by default, are what its code does and its model does not mean:
+
+    - ``last_update_only``: of an update of several parameters, the last alone is charged;
+    - ``allgather_doubled``: an allgather costs 2(n-1)/n of its input, instead of (n-1) times it;
+    - ``gather_by_item_size``: a gather counts bytes times the item size;
+    - ``loss_reads_one_operand``: losses are charged for one operand instead of two.
+
+    >>> from meshwright import dist
+    >>> step = dist.MLP(layers=8, dim=512, batch=256).unrolled()
+    >>> result = dist.simulate(step, assumptions=dist.DistIR())
+    >>> f"{result.seconds:.9g}", result.peak_bytes
+    ('0.000715033748', {1: 19398660})
+    """
+
+    flops_per_s: float = 1.4e13
+    dram_bytes_per_s: float = 9e11
+    link_bytes_per_s: float = 25e9 / 8
+    launch_seconds: float = 10e-6
+    last_update_only: bool = True
+    allgather_doubled: bool = True
+    gather_by_item_size: bool = True
+    loss_reads_one_operand: bool = True
+
+    @property
+    def overlap(self) -> bool:
+        return False
+
+    def is_communication(self, eqn: Eqn) -> bool:
+        return eqn.op in ("send", "allreduce", "allgather", "reduce_scatter", "gather")
+
+    def in_place(self, eqn: Eqn) -> bool:
+        return eqn.op == "SGDOptimizer"
+
+    def seconds(self, eqn: Eqn) -> dict[int, float]:
+        devices = [_type(v).device.base for v in (*eqn.values, *eqn.outputs)] if eqn.op not in _FREE else []
+        cost = 0.0 if eqn.op in _FREE else self._collective(eqn) if self.is_communication(eqn) else self._compute(eqn)
+        return {d: cost for d in devices if isinstance(d, int)}
+
+    def _collective(self, eqn: Eqn) -> float:
+        n = len(eqn.attributes.get("members", eqn.values))
+        nbytes = _type(eqn.values[0]).nbytes
+        if eqn.op == "send":
+            return nbytes / self.link_bytes_per_s
+        if eqn.op == "allreduce":
+            return 2 * (n - 1) / n * nbytes / self.link_bytes_per_s
+        if eqn.op == "allgather":
+            return (2 * (n - 1) / n if self.allgather_doubled else n - 1) * nbytes / self.link_bytes_per_s
+        if eqn.op == "gather":
+            again = _type(eqn.values[0]).dtype.itemsize if self.gather_by_item_size else 1
+            return nbytes * again / self.link_bytes_per_s
+        return (n - 1) / n * nbytes / self.link_bytes_per_s
+
+    def _compute(self, eqn: Eqn) -> float:
+        types = [_type(v) for v in eqn.values]
+        if eqn.op in _LAUNCH_ONLY:
+            return self.launch_seconds
+        if eqn.op == "MatMul":
+            return self._product(types[0], types[1])
+        if eqn.op == "MatMulGrad":
+            x, w, dy = types
+            turned = Tensor((w.shape[1], w.shape[0]), w.device, w.dtype)
+            flat = Tensor((x.shape[1], x.shape[0]), x.device, x.dtype)
+            return self._product(dy, turned) + self._product(flat, dy)
+        if eqn.op == "SGDOptimizer":
+            half = len(types) // 2
+            charged = types[half - 1 : half] if self.last_update_only else types[:half]
+            return sum(self._elementwise(t, 2) for t in charged)
+        operands = sum(1 for t in types if t.shape)
+        if eqn.op in _ONE_OPERAND and (self.loss_reads_one_operand or not eqn.op.startswith("Loss")):
+            operands = 1
+        largest = max(types, key=lambda t: t.nbytes, default=_type(eqn.outputs[0]))
+        return self._elementwise(largest, max(1, operands))
+
+    def _product(self, x: Tensor, y: Tensor) -> float:
+        (m, k), n = x.plain().shape, y.plain().shape[1]
+        traffic = x.dtype.itemsize * (m * k + k * n)
+        return self.launch_seconds + traffic / self.dram_bytes_per_s + 2 * m * k * n / self.flops_per_s
+
+    def _elementwise(self, t: Tensor, operands: int) -> float:
+        count = t.plain().size
+        return (
+            self.launch_seconds + t.dtype.itemsize * count * operands / self.dram_bytes_per_s + count / self.flops_per_s
+        )
+
+
+def _type(value: Value) -> Tensor:
+    assert isinstance(value.type, Tensor), f"{value.name} is no tensor of a resolved program"
+    return value.type

@@ -1,0 +1,43 @@
+"""`dist.simulate`: a device program on a machine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from meshwright.device.function import Function
+from meshwright.device.on_topology import OnTopology
+from meshwright.device.resolve import resolve
+from meshwright.device.simulation import Assumptions, Simulation, run
+from meshwright.errors import MeshwrightError
+
+
+def simulate(
+    fn: Function,
+    device_map: Any = None,
+    topology: Any = None,
+    *,
+    assumptions: Assumptions | None = None,
+    fold: bool = True,
+    events: bool = True,
+    **sizes: int,
+) -> Simulation:
+    """When each op runs and what memory it takes: on a `hardware.Topology`, or under assumptions of your own.
+
+    Devices that do the same under the device map are simulated once (``fold``): the first of a group stands for all.
+
+    >>> from meshwright import dist
+    >>> fn = dist.parse("def f(x: Tensor[(1024, 1024), 0]): y = MatMul(x, x) return y")
+    >>> result = dist.simulate(fn, assumptions=dist.DistIR())
+    >>> f"{result.seconds * 1e6:.1f} us", result.peak_bytes
+    ('172.7 us', {0: 8388608})
+    """
+    if assumptions is None and topology is not None:
+        assumptions = OnTopology(topology)
+    if assumptions is None:
+        raise MeshwrightError(
+            "There is no machine to simulate on.",
+            why="neither a topology nor assumptions are given",
+            fix='dist.simulate(fn, device_map, mw.hardware.Topology("h100", 8))',
+        )
+    flat = resolve(fn, device_map, fold=fold, **sizes)
+    return run(flat, assumptions, events=events)
