@@ -444,6 +444,11 @@ def _parse_value(reader: _Reader, names: dict[str, Var]) -> Any:
         return None
     if text == "P":
         return _parse_spec(reader, names)
+    if text == "UNCONSTRAINED":
+        from meshwright.core.partition_spec import UNCONSTRAINED
+
+        reader.take()
+        return UNCONSTRAINED
     if text == "rule":
         reader.take()
         reader.take("(")

@@ -103,7 +103,9 @@ def _scan(local: Localizer, eqn: Eqn) -> list[Version]:
     layouts = [*const_layouts, *carry_layouts, *row_layouts]
     y_wanted = [local.wanted.get(v) for v in eqn.outputs[n_carry:]]
     y_layouts = [_row(finished(closed(w))) if w is not None and not w.dims[0].axes else None for w in y_wanted]
+    recorded = len(local.records)
     while True:
+        del local.records[recorded:]
         types = [*(x.type for x in const_values), *carry_types, *row_types]
         program, needs = _region(local, body, layouts, types, [*carry_layouts, *y_layouts], params["length"])
         grown = _grown(carry_types, program)
@@ -131,7 +133,9 @@ def _while(local: Localizer, eqn: Eqn) -> list[Version]:
     ]
     carry_types = [x.type for x in values[2]]
     decided = [replicated(local.mesh, 0)]
+    recorded = len(local.records)
     while True:
+        del local.records[recorded:]
         body_types = [*(x.type for x in values[1]), *carry_types]
         program, _ = _region(local, body, [*body_layouts, *carry_layouts], body_types, carry_layouts, 1)
         grown = _grown(carry_types, program)
@@ -218,4 +222,13 @@ def _renamed_region(local: Localizer, value: Any) -> Any:
     return tuple(_renamed_region(local, item) for item in value) if isinstance(value, tuple) else value
 
 
-SPECIAL.update({"scan": _scan, "while": _while, "cond": _cond, "shard_map": _shard_map})
+def _constraint(local: Localizer, eqn: Eqn) -> list[Version]:
+    """A layout that the user asked for."""
+    wanted = local.wanted.get(eqn.outputs[0])
+    need = closed(wanted) if wanted is not None else _settled(local, eqn.inputs[0])
+    return [Version(need, local.get(eqn.inputs[0], need, f"it is constrained to {eqn.params['spec']}"))]
+
+
+SPECIAL.update(
+    {"sharding_constraint": _constraint, "scan": _scan, "while": _while, "cond": _cond, "shard_map": _shard_map}
+)

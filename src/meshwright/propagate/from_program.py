@@ -1,0 +1,302 @@
+"""A traced program as a problem of propagation, and the shardings that were found for its variables.
+
+A scan is a loop that takes rows from arrays outside, and puts rows into arrays that it carries along. A part written
+for one device is a fence: its operands and results have the shardings that its specs say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from meshwright.core.axes import AxisRef
+from meshwright.core.dimension_sharding import DimensionSharding
+from meshwright.core.factors import Factors, pointwise
+from meshwright.core.mesh import BaseMesh
+from meshwright.core.op import No
+from meshwright.core.partition_spec import PartitionSpec, read_axis
+from meshwright.core.program import Atom, Eqn, Program, Var
+from meshwright.core.sharding import TensorSharding
+from meshwright.core.sharding_check import resolve
+from meshwright.core.types import Shape
+from meshwright.propagate.problem import Block, Direction, Function, Kind, Node, Problem, Rule, Value
+from meshwright.propagate.run import Answer, run
+
+PASSES = (
+    "sdy-add-data-flow-edges",
+    "sdy-apply-sharding-constraints",
+    "sdy-user-priority-propagate",
+    "sdy-sink-data-flow-edges",
+)
+
+
+class Propagated:
+    """What propagation found for a program: a sharding for each variable, and the answer with its reasons."""
+
+    def __init__(self, answer: Answer, numbers: Mapping[Var, int], found: Mapping[Var, TensorSharding]) -> None:
+        self.answer = answer
+        self.numbers = numbers
+        self.shardings = found
+
+
+def propagate_program(
+    program: Program,
+    mesh: BaseMesh,
+    in_shardings: Sequence[TensorSharding | None],
+    out_shardings: Sequence[TensorSharding | None],
+) -> Propagated:
+    """The shardings of all values of a program, regions included."""
+    reader = _Reader(mesh)
+    for var, sharding in zip(program.inputs, in_shardings, strict=True):
+        reader.number[var] = reader.value(var.type.shape, sharding)
+    arguments = tuple(reader.number[var] for var in program.inputs)
+    reader.block(program)
+    returns = tuple(reader.atom(atom) for atom in program.outputs)
+    main = Function("main", Block(arguments, tuple(reader.nodes), returns), tuple(out_shardings))
+    answer = run(Problem(tuple(reader.values), (main,), (mesh,)), PASSES)
+    return Propagated(answer, reader.number, reader.read(answer, program))
+
+
+class _Ref(NamedTuple):
+    """The variables that a node stands for: its results, and the arguments of its regions."""
+
+    results: tuple[Var, ...]
+    arguments: tuple[tuple[Var, ...], ...] = ()
+
+
+class _Reader:
+    def __init__(self, mesh: BaseMesh) -> None:
+        self.mesh = mesh
+        self.values: list[Value] = []
+        self.nodes: list[Node] = []
+        self.number: dict[Var, int] = {}
+
+    def value(self, shape: Shape, sharding: TensorSharding | None = None, where: str = "") -> int:
+        self.values.append(Value(shape, sharding, where=where))
+        return len(self.values) - 1
+
+    def atom(self, atom: Atom) -> int:
+        """The number of a value; a literal is a constant of its own."""
+        if isinstance(atom, Var):
+            if atom not in self.number:
+                self.number[atom] = self.value(atom.type.shape)
+            return self.number[atom]
+        number = self.value(())
+        self.nodes.append(Node(Kind.OP, (), (number,), Rule((), ((),), (), ()), constant=True))
+        return number
+
+    def block(self, program: Program) -> None:
+        for var, _ in program.constants:
+            self.node(
+                Rule((), (_dims(var.type.ndim),), var.type.shape, range(var.type.ndim)), (), (var,), constant=True
+            )
+        for eqn in program.eqns:
+            special = getattr(self, f"_{eqn.op.name}", None)
+            if special is not None:
+                special(eqn)
+            else:
+                self.equation(eqn)
+
+    def node(self, rule: Rule | None, operands: Sequence[Atom], results: Sequence[Var], **facts: Any) -> None:
+        where = facts.pop("where", "")
+        numbers = tuple(self.atom(a) for a in operands)
+        outs = tuple(self.atom(v) for v in results)
+        self.nodes.append(Node(Kind.OP, numbers, outs, rule, where=where, ref=_Ref(tuple(results)), **facts))
+
+    def same(self, operands: Sequence[Atom], result: Var) -> None:
+        """Values that have one sharding."""
+        rule = Rule.identity(result.type.shape, len(operands))
+        self.node(rule, operands, (result,), elementwise=True, passes=Direction.BOTH)
+
+    def equation(self, eqn: Eqn) -> None:
+        where = str(eqn.source) if eqn.source else ""
+        if isinstance(eqn.op.factors, No):
+            self.node(None, eqn.inputs, eqn.outputs, where=where)
+            return
+        factors = eqn.op.factors([a.type for a in eqn.inputs], [v.type for v in eqn.outputs], eqn.params)
+        facts = _facts(eqn, factors)
+        self.node(Rule.of(factors), eqn.inputs, eqn.outputs, where=where, name=eqn.op.name, **facts)
+
+    # Regions
+
+    def region(self, arguments: Sequence[Var], build: Callable[[], Sequence[Atom]]) -> Block:
+        """A block of nodes of its own."""
+        outer, self.nodes = self.nodes, []
+        numbers = tuple(self.atom(var) for var in arguments)
+        returns = tuple(self.atom(atom) for atom in build())
+        block, self.nodes = Block(numbers, tuple(self.nodes), returns), outer
+        return block
+
+    def loop(
+        self,
+        init: Sequence[Atom],
+        results: Sequence[Var],
+        test: Block,
+        body: Block,
+        arguments: tuple[Sequence[Var], Sequence[Var]],
+        where: str,
+    ) -> None:
+        operands = tuple(self.atom(a) for a in init)
+        outs = tuple(self.atom(v) for v in results)
+        ref = _Ref(tuple(results), tuple(map(tuple, arguments)))
+        self.nodes.append(Node(Kind.WHILE, operands, outs, regions=(test, body), pure=False, where=where, ref=ref))
+
+    def _scan(self, eqn: Eqn) -> None:
+        """Rows are taken from scanned arrays, and put into arrays that the loop carries along."""
+        body, consts, carry = eqn.params["body"], eqn.params["consts"], eqn.params["carry"]
+        fixed, init, xs = eqn.inputs[:consts], eqn.inputs[consts : consts + carry], eqn.inputs[consts + carry :]
+        stacks = eqn.outputs[carry:]
+        empty, before, after = ([Var(v.type) for v in stacks] for _ in range(3))
+        for var in empty:
+            self.fresh(var)
+
+        def steps() -> Sequence[Atom]:
+            for atom, var in zip(fixed, body.inputs, strict=False):
+                self.same([atom], var)
+            for atom, var in zip(xs, body.inputs[consts + carry :], strict=True):
+                self.node(_rows(atom.type.shape), [atom], [var], passes=Direction.BOTH)
+            self.block(body)
+            for row, old, new in zip(body.outputs[carry:], before, after, strict=True):
+                self.node(_update(new.type.shape), [old, row], [new], passes=Direction.BOTH)
+            return [*body.outputs[:carry], *after]
+
+        carried = [*body.inputs[consts : consts + carry], *before]
+        inside = self.region(carried, steps)
+        ignored = [Var(v.type) for v in carried]
+        unused = self.region(ignored, lambda: [])
+        self.loop([*init, *empty], eqn.outputs, unused, inside, (ignored, carried), str(eqn.source or ""))
+
+    def fresh(self, var: Var) -> None:
+        """A value made out of nothing."""
+        rule = Rule((), (_dims(var.type.ndim),), var.type.shape, range(var.type.ndim))
+        self.node(rule, (), (var,), constant=True)
+
+    def _while(self, eqn: Eqn) -> None:
+        test, body = eqn.params["cond"], eqn.params["body"]
+        n_test, n_body = eqn.params["cond_consts"], eqn.params["body_consts"]
+        cut = n_test + n_body
+
+        def run(program: Program, consts: Sequence[Atom]) -> Callable[[], Sequence[Atom]]:
+            def steps() -> Sequence[Atom]:
+                for atom, var in zip(consts, program.inputs, strict=False):
+                    self.same([atom], var)
+                self.block(program)
+                return program.outputs
+
+            return steps
+
+        tested = self.region(test.inputs[n_test:], run(test, eqn.inputs[:n_test]))
+        inside = self.region(body.inputs[n_body:], run(body, eqn.inputs[n_test:cut]))
+        arguments = test.inputs[n_test:], body.inputs[n_body:]
+        self.loop(eqn.inputs[cut:], eqn.outputs, tested, inside, arguments, str(eqn.source or ""))
+
+    def _cond(self, eqn: Eqn) -> None:
+        blocks = []
+        for branch in eqn.params["branches"]:
+
+            def steps(branch: Program = branch) -> Sequence[Atom]:
+                for atom, var in zip(eqn.inputs[1:], branch.inputs, strict=True):
+                    self.same([atom], var)
+                self.block(branch)
+                return branch.outputs
+
+            blocks.append(self.region([], steps))
+        operands, outs = (self.atom(eqn.inputs[0]),), tuple(self.atom(v) for v in eqn.outputs)
+        where = str(eqn.source or "")
+        node = Node(
+            Kind.CASE, operands, outs, regions=tuple(blocks), pure=False, where=where, ref=_Ref(tuple(eqn.outputs))
+        )
+        self.nodes.append(node)
+
+    def _shard_map(self, eqn: Eqn) -> None:
+        where = str(eqn.source) if eqn.source else ""
+        operands = []
+        for atom, spec in zip(eqn.inputs, eqn.params["in_specs"], strict=True):
+            number = self.value(atom.type.shape, self.by_spec(spec, atom.type.ndim), where)
+            self.nodes.append(Node(Kind.CONSTRAINT, (self.atom(atom),), (number,), elementwise=True, where=where))
+            operands.append(number)
+        results = []
+        for var, spec in zip(eqn.outputs, eqn.params["out_specs"], strict=True):
+            self.number[var] = self.value(var.type.shape, self.by_spec(spec, var.type.ndim), where)
+            results.append(self.number[var])
+        node = Node(
+            Kind.OP, tuple(operands), tuple(results), None, pure=False, where=where, ref=_Ref(tuple(eqn.outputs))
+        )
+        self.nodes.append(node)
+
+    def by_spec(self, spec: PartitionSpec, rank: int) -> TensorSharding:
+        """What the spec of a shard_map says: other axes are free."""
+        dims = []
+        for dim in range(rank):
+            entry = spec.partitions[dim] if dim < len(spec.partitions) else None
+            if entry is PartitionSpec.UNCONSTRAINED:
+                dims.append(DimensionSharding((), is_open=True))
+                continue
+            names: Any = () if entry is None else (entry,) if isinstance(entry, str) else entry
+            dims.append(DimensionSharding(self.axes(names)))
+        return TensorSharding(self.mesh, dims)
+
+    def axes(self, names: Sequence[str]) -> tuple[AxisRef, ...]:
+        return resolve(self.mesh, [read_axis(name) for name in names])
+
+    # The answer
+
+    def read(self, answer: Answer, program: Program) -> dict[Var, TensorSharding]:
+        """The sharding of each variable, closed."""
+        problem = answer.problem
+        found: dict[Var, TensorSharding] = {}
+
+        def enter(var: Var, number: int) -> None:
+            sharding = problem.values[number].sharding
+            if sharding is not None:
+                found[var] = sharding
+
+        def walk(block: Block) -> None:
+            for node in block.nodes:
+                ref = node.ref or _Ref(())
+                for var, number in zip(ref.results, node.results, strict=False):
+                    enter(var, number)
+                for region in node.regions:
+                    walk(region)
+                for region, variables in zip(node.regions, ref.arguments, strict=False):
+                    for var, number in zip(variables, region.arguments, strict=True):
+                        enter(var, number)
+
+        block = problem.functions[0].block
+        for var, number in zip(program.inputs, block.arguments, strict=True):
+            enter(var, number)
+        walk(block)
+        return found
+
+
+def _dims(rank: int) -> tuple[tuple[int, ...], ...]:
+    return tuple((dim,) for dim in range(rank))
+
+
+def _rows(shape: Shape) -> Rule:
+    """An array and its rows: the first dim is whole, the others are the rows'."""
+    whole, row = _dims(len(shape)), tuple((dim,) for dim in range(1, len(shape)))
+    return Rule((whole,), (row,), shape, range(1, len(shape)))
+
+
+def _update(shape: Shape) -> Rule:
+    """An array with one of its rows replaced."""
+    whole, row = _dims(len(shape)), tuple((dim,) for dim in range(1, len(shape)))
+    return Rule((whole, row), (whole,), shape, range(1, len(shape)))
+
+
+def _facts(eqn: Eqn, factors: Factors) -> dict[str, Any]:
+    """What decides when and in which direction an op passes shardings on, read off its factor rule."""
+    if eqn.op.factors is pointwise:
+        return {"elementwise": True, "passes": Direction.BOTH}
+    if not eqn.inputs:
+        return {"constant": True}
+    shared = set(factors.sizes)
+    plain = not (factors.reduced or factors.replicated or factors.permuted)
+    operands = [{f for dim in dims for f in dim} for dims in factors.operands if dims]
+    results = [{f for dim in dims for f in dim} for dims in factors.results]
+    if plain and len(eqn.inputs) == 1 and all(t == shared for t in (*operands, *results)):
+        return {"passes": Direction.BOTH}  # a rearrangement
+    if plain and len(eqn.inputs) == 1 and results == [shared]:
+        return {"backward_only": True, "spreads_scalar": not eqn.inputs[0].type.ndim}
+    return {}
