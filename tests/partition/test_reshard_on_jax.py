@@ -56,12 +56,13 @@ def test_each_kind_of_step(
 def random_plans(seed: int) -> list[ReshardPlan]:
     rng, found = random.Random(seed), []
     while len(found) < 40:
-        sizes = factors(rng, rng.choice([4, 6, 8]))
-        mesh = mw.make_mesh(sizes, tuple("abc"[: len(sizes)]))
+        devices = rng.choice([4, 6, 8])
+        shapes = [factors(rng, devices) for _ in range(2)]
+        meshes = [mw.make_mesh(sizes, tuple("abc"[: len(sizes)])) for sizes in shapes]
         rank = rng.randint(1, 3)
         shape = tuple(rng.choice((24, 12, 8, 7, 5)) for _ in range(rank))
         try:
-            plan = mw.plan_reshard(shape, "i32", *(random_sharding(rng, mesh, rank, sums=True) for _ in range(2)))
+            plan = mw.plan_reshard(shape, "i32", *(random_sharding(rng, mesh, rank, sums=True) for mesh in meshes))
         except ShardingError:
             continue
         found += [plan] if plan.steps else []

@@ -200,10 +200,10 @@ def test_sums_of_different_kinds_or_on_meshes_without_common_axes_are_refused() 
         "  fix:  reshard to a sharding without unreduced axes first"
     )
     two, three = mw.make_mesh((2, 3), ("a", "b")), mw.make_mesh((3, 2), ("c", "d"))
-    assert message((6,), "f32", TensorSharding(two, [None], unreduced=["a"]), TensorSharding(three, ["c"])) == (
-        "A sum cannot be carried from one mesh to another that cuts the devices differently.\n"
-        '  why:  <["a"=2, "b"=3]> and <["c"=3, "d"=2]> have no common parts of axes to reduce over\n'
-        "  fix:  reshard on the source's mesh to a sharding without unreduced axes first"
+    assert message((6,), "f32", TensorSharding(two, ["a"]), TensorSharding(three, [None], unreduced=["c"])) == (
+        "A sum cannot be owed on a mesh that cuts the devices differently.\n"
+        '  why:  <["a"=2, "b"=3]> and <["c"=3, "d"=2]> have no common parts of axes to owe it over\n'
+        "  fix:  leave out the unreduced axes of dst"
     )
 
 

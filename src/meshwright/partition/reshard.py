@@ -70,15 +70,15 @@ class ReshardPlan:
         return self._sketch.steps
 
     @property
-    def mesh(self) -> BaseMesh | None:
-        """The mesh whose axes the steps name; None if they number devices by rank."""
+    def mesh(self) -> BaseMesh:
+        """The mesh whose axes the steps name: the source's, or the target's if the source is whole everywhere."""
         return self._found.frame.mesh
 
     @property
     def atoms(self) -> Axes:
-        """The parts of axes, major to minor, of which those of all steps are made; none if devices are listed."""
-        if self.mesh is None or self._found.parts is None:
-            return ()
+        """The axes or parts of axes, major to minor, of which those of all steps are made."""
+        if self._found.parts is None:
+            return tuple(axis for axis in self.mesh.axes if axis.size > 1)
         return tuple(axis for atom in reversed(self._found.parts.atoms) for axis in axes_of(self.mesh, (atom,)) or ())
 
     @property
@@ -183,7 +183,7 @@ class ReshardPlan:
         >>> f"{plan.seconds('tpu v5e') * 1e6:.0f} us"
         '559 us'
         """
-        topology = topology_for(hardware, self.mesh or self.source.mesh)
+        topology = topology_for(hardware, self.mesh)
         before = self.local_bytes
         return sum(
             step_seconds(step, size, self._scale, topology) for step, size in zip(self.steps, before, strict=False)
@@ -344,12 +344,12 @@ def _find(source: TensorSharding, target: TensorSharding, base: tuple[int, ...],
     def name(atom: Digit) -> AxisRef:
         found = names.get(atom)
         if found is None:
-            axes = axes_of(placed.mesh, (atom,)) if placed.mesh is not None else None
+            axes = axes_of(placed.mesh, (atom,))
             assert axes is not None and len(axes) == 1, "atoms are parts of the mesh's axes"
             found = names[atom] = axes[0]
         return found
 
-    if parts is None and (source.unreduced or target.unreduced):
+    if parts is None and target.unreduced:
         raise _no_common_axes(source, target)
     if parts is None or None in parts.dims:
         blocks = block_sketches(placed, parts, base, name, source.reduction, target.reduction)
@@ -474,8 +474,8 @@ def _devices(count: int) -> str:
 
 def _no_common_axes(source: TensorSharding, target: TensorSharding) -> ShardingError:
     return ShardingError(
-        "A sum cannot be carried from one mesh to another that cuts the devices differently.",
+        "A sum cannot be owed on a mesh that cuts the devices differently.",
         where=here(),
-        why=f"{source.mesh} and {target.mesh} have no common parts of axes to reduce over",
-        fix="reshard on the source's mesh to a sharding without unreduced axes first",
+        why=f"{source.mesh} and {target.mesh} have no common parts of axes to owe it over",
+        fix="leave out the unreduced axes of dst",
     )

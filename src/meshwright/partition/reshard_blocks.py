@@ -54,8 +54,7 @@ class Split(NamedTuple):
 class Blocks(ReshardStep):
     """Rounds of permutes of cells, and the cells that each device has already.
 
-    Devices are numbered along the axes, major to minor; without axes, by rank. Offsets and shapes count in the plan's
-    units.
+    Devices are numbered along the axes, major to minor. Offsets and shapes count in the plan's units.
     """
 
     over: Axes
@@ -89,7 +88,7 @@ class Blocks(ReshardStep):
         return Received(Fraction(max(taken)), Fraction(sum(taken), self.devices))
 
     def __str__(self) -> str:
-        over = f" over {axes_text(self.over)}" if self.over else ""
+        over = f" over {axes_text(self.over)}"
         rounds = "1 permute" if len(self.rounds) == 1 else f"{len(self.rounds)} rounds of permute"
         return f"{rounds} of blocks{over}" if self.rounds else f"rearrange blocks{over}"
 

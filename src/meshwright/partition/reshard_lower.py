@@ -12,7 +12,6 @@ from math import prod
 from typing import Any, Protocol
 
 from meshwright.core.axes import Axes, AxisRef
-from meshwright.core.mesh import BaseMesh
 from meshwright.partition.reshard import ReshardPlan, View
 from meshwright.partition.reshard_blocks import BlockRound, Blocks
 from meshwright.partition.reshard_pairs import block_pairs, permute_pairs
@@ -86,9 +85,7 @@ class LocalOps(Protocol):
 
 def lower_plan(plan: ReshardPlan, x: Value, ops: LocalOps) -> Value:
     """The target shard of a device, given its source shard."""
-    if plan.mesh is None:
-        raise NotImplementedError("a plan between orders of devices that share no axes")
-    code = _Code(plan, plan.mesh, ops)
+    code = _Code(plan, ops)
     x = ops.fitted(x, _sizes(plan.views[0]))
     for index, step in enumerate(plan.steps):
         before, after = plan.views[index], plan.views[index + 1]
@@ -116,8 +113,8 @@ def _axis(view: View, place: Place) -> int:
 class _Code:
     """The code of one device, step by step, on arrays with one dim for each digit."""
 
-    def __init__(self, plan: ReshardPlan, mesh: BaseMesh, ops: LocalOps) -> None:
-        self.plan, self.mesh, self.ops = plan, mesh, ops
+    def __init__(self, plan: ReshardPlan, ops: LocalOps) -> None:
+        self.plan, self.mesh, self.ops = plan, plan.mesh, ops
 
     def run(self, step: ReshardStep, x: Value, before: View, after: View) -> Value:
         ops = self.ops

@@ -49,10 +49,8 @@ def receivers(mesh: BaseMesh, step: Permute | Rounds, round: Round | None = None
     return found
 
 
-def block_pairs(mesh: BaseMesh | None, step: Blocks, round: BlockRound) -> list[tuple[int, int, int]]:
+def block_pairs(mesh: BaseMesh, step: Blocks, round: BlockRound) -> list[tuple[int, int, int]]:
     """For each send of a round, and each group of devices that makes it: its index, the sender and the receiver."""
-    if mesh is None or not step.over:
-        return [(index, send.source, send.target) for index, send in enumerate(round.sends)]
     numbers = np.zeros(mesh.size, np.int64)
     for axis in step.over:
         numbers = numbers * axis.size + coordinates(mesh, axis)

@@ -107,7 +107,6 @@ class _Machine:
 
     @property
     def mesh(self) -> BaseMesh:
-        assert self.plan.mesh is not None
         return self.plan.mesh
 
     def coordinate(self, device: int, axis: AxisRef) -> int:

@@ -24,7 +24,7 @@ from typing import NamedTuple
 import numpy as np
 
 from meshwright.core.axes import AxisRef
-from meshwright.core.placement import Digit, Digits, block_numbers, block_size
+from meshwright.core.placement import Digit, Digits, axes_of, block_numbers, block_size
 from meshwright.partition.reshard_blocks import Split, blocks_step
 from meshwright.partition.reshard_steps import (
     AllGather,
@@ -279,8 +279,11 @@ def _block_sketch(
             for size, one, other in zip(shape, tables(found.source), tables(found.target), strict=True)
         ]
         both = tuple((block_size(s.size, s.source_blocks), block_size(s.size, s.target_blocks)) for s in splits)
-        step = blocks_step(splits, found.source.size, (), ())
-        return Sketch(((),) * len(splits), (1,) * len(splits), both, {}, (step,))
+        owed = axes_of(found.mesh, found.source.unreduced) or ()
+        first: tuple[ReshardStep, ...] = (AllReduce(owed, reduction),) if owed else ()
+        every = tuple(axis for axis in found.mesh.axes if axis.size > 1)
+        step = blocks_step(splits, found.source.size, every, ())
+        return Sketch(((),) * len(splits), (1,) * len(splits), both, {}, (*first, step))
     pieces: dict[Place, Piece] = {
         Place(dim, digit): piece for dim, dims in enumerate(parts.dims) for digit, piece in enumerate(dims or ())
     }

@@ -78,18 +78,18 @@ class Structure(NamedTuple):
 class Frame(NamedTuple):
     """Both layouts over the same numbering of devices.
 
-    ``mesh`` names the axes of that numbering, and ``order`` gives the rank of each of its devices by number. Without a
-    mesh the devices are numbered by rank, and the layouts are tables.
+    Devices are numbered by their position on ``mesh``, whose axes steps name; ``order`` gives the rank of each by
+    position. Where the target is not made of digits of this number, its layout has an order of its own.
     """
 
-    mesh: BaseMesh | None
+    mesh: BaseMesh
     order: tuple[int, ...] | None
     source: Layout
     target: Layout
 
 
 def frame(source: Layout, target: Layout, source_mesh: BaseMesh, target_mesh: BaseMesh) -> Frame:
-    """A numbering of the devices in which both layouts are digits, if there is one."""
+    """A numbering of the devices in which the source's layout is digits, and the target's too if there is one."""
     one = None if source.order is None else ranks(source.order)
     other = None if target.order is None else ranks(target.order)
     bare_source, bare_target = source._replace(order=None), target._replace(order=None)
@@ -107,7 +107,9 @@ def frame(source: Layout, target: Layout, source_mesh: BaseMesh, target_mesh: Ba
             return Frame(
                 source_mesh, one, bare_source, bare_target._replace(dims=tuple(found[:-1]), unreduced=found[-1])
             )
-    return Frame(None, None, source._replace(order=one), target._replace(order=other))
+    place = {rank: position for position, rank in enumerate(one or range(source.size))}
+    seen = tuple(place[rank] for rank in (other or range(target.size)))
+    return Frame(source_mesh, one, bare_source, target._replace(order=seen))
 
 
 def _through(digits: Digits, there: Sequence[Step], back: Sequence[Step]) -> Digits | None:
@@ -120,7 +122,7 @@ def _through(digits: Digits, there: Sequence[Step], back: Sequence[Step]) -> Dig
 
 def structure(found: Frame, shape: Sequence[int]) -> Structure | None:
     """The common digits of both layouts; None if the axes themselves have no common parts."""
-    if found.mesh is None:
+    if found.target.order is not None:
         return None
     source, target = found.source, found.target
     cuts = {1, source.size}
@@ -293,7 +295,7 @@ def _near(parts: Structure) -> Fraction:
 
 
 def tables(layout: Layout) -> list[tuple[int, NDArray[np.int64]]]:
-    """For each dim, the number of its blocks and the block of each device by rank."""
+    """For each dim, the number of its blocks and the block of each device by its number."""
     positions = np.arange(layout.size)
     if layout.order is not None:
         positions = np.argsort(np.array(layout.order), kind="stable")
