@@ -7,6 +7,7 @@ task, or a copy. When nothing can happen and tasks still wait, that is a deadloc
 from __future__ import annotations
 
 from collections.abc import Callable
+from heapq import heappop, heappush
 from math import prod
 from typing import Any
 
@@ -15,10 +16,11 @@ import numpy as np
 
 from meshwright.core.source import Source, _is_internal
 from meshwright.kernel.faults import CapacityError, DeadlockError, SemaphoreError, UnfinishedCopyError
-from meshwright.kernel.history import History, Shadow
+from meshwright.kernel.history import History
 from meshwright.kernel.memory import Buffer, Data, poison
 from meshwright.kernel.schedules import Schedule
 from meshwright.kernel.semaphores import Semaphore, SemaphoreArray, Signal
+from meshwright.kernel.shadow import Shadow
 from meshwright.kernel.spaces import MemorySpace, MemoryType, Semaphores, SemaphoreType
 from meshwright.kernel.tasks import Task, state
 from meshwright.kernel.transfers import Transfer
@@ -47,8 +49,9 @@ class Machine:
         self.home = home
         self.memory: dict[tuple[int, int, Any], Any] = {}
         self.ready: list[Task] = []
-        self.pending: list[Transfer] = []
-        self.signallers: dict[Any, set[tuple[str, Source | None]]] = {}
+        self.pending: dict[int, Transfer] = {}  # the copies under way, by number: in the order they were started
+        self.due: list[tuple[float, int]] = []  # a heap of when they are over
+        self.signallers: dict[Any, set[tuple[int, Source | None]]] = {}  # who ever signalled what, from which line
         self.tasks = [
             Task(self, device * cores + core, device, core, self.coordinates(device))
             for device in range(self.size)
@@ -121,7 +124,7 @@ class Machine:
             self.check_spent(made)
             return
         task.used[made.space] -= made.data.nbytes
-        for copy in self.pending:
+        for copy in self.pending.values():
             if copy.uses(made):
                 raise self._unfinished(copy, f"the scope of {made.label} ends")
 
@@ -157,7 +160,7 @@ class Machine:
         if self.schedule.interrupts:
             self.pause(task)
         source = task.source()
-        self.signallers.setdefault(semaphore.array.key, set()).add((task.name, source))
+        self.signallers.setdefault(semaphore.array.key, set()).add((task.entity, source))
         semaphore.last = Signal(amount, task, source, task.entity)
         semaphore.signals.append(semaphore.last)
         if self.history is not None:
@@ -230,8 +233,10 @@ class Machine:
             send.signals.append(copy.send[1])
         copy.receive = (receive, Signal(copy.nbytes, task, copy.source, chain, copy, "write" if send else "both"))
         receive.signals.append(copy.receive[1])
-        self.signallers.setdefault(receive.array.key, set()).add((task.name, copy.source))
-        self.pending.append(copy)
+        self.signallers.setdefault(receive.array.key, set()).add((task.entity, copy.source))
+        self.pending[copy.number] = copy
+        if self.schedule.in_turn:
+            heappush(self.due, (copy.finish, copy.number))
 
     def move(self, copy: Transfer) -> None:
         """The next part of a copy happens: its read, its write, or both."""
@@ -243,7 +248,7 @@ class Machine:
             if self.schedule.in_parts:
                 return
         copy.write()
-        self.pending.remove(copy)
+        del self.pending[copy.number]
         assert copy.receive is not None
         copy.receive[0].time = max(copy.receive[0].time, copy.finish)
         self.arrive(copy.receive[0], copy.nbytes)
@@ -251,9 +256,9 @@ class Machine:
     def movable(self) -> list[Transfer]:
         """The copies that may move on: all, or the first of each link where links keep order."""
         if not self.schedule.links_in_order:
-            return self.pending
+            return list(self.pending.values())
         heads: dict[Any, Transfer] = {}
-        for copy in self.pending:
+        for copy in self.pending.values():
             heads.setdefault(copy.link, copy)
         return list(heads.values())
 
@@ -289,12 +294,14 @@ class Machine:
         return results
 
     def _loop(self) -> None:
-        ready, choose = self.ready, self.schedule.choose
-        while True:
-            copies = self.movable() if self.pending and (not ready or self.schedule.interrupts) else []
-            if not ready and not copies:
-                break
-            chosen = choose(ready, copies)
+        ready, schedule = self.ready, self.schedule
+        while ready or self.pending:
+            chosen: Any
+            if schedule.in_turn:
+                schedule.decisions += 1
+                chosen = ready[0] if ready else self.pending[heappop(self.due)[1]]
+            else:
+                chosen = schedule.choose(ready, self.movable() if not ready or schedule.interrupts else [])
             if chosen.__class__ is Task:
                 ready.remove(chosen)
                 state.task = chosen
@@ -329,7 +336,7 @@ class Machine:
             )
             if senders:
                 at = dict.fromkeys(str(source) for _, source in senders if source)
-                names = list(dict.fromkeys(name for name, _ in senders))
+                names = list(dict.fromkeys(self.tasks[entity].name for entity, _ in senders))
                 held += f"it has been signalled at {', '.join(at)} by {_some(names)}"
             else:
                 held += "no device has signalled it"

@@ -13,7 +13,7 @@ from meshwright.kernel.indexing import Index
 from meshwright.kernel.spaces import MemorySpace, MemoryType
 
 if TYPE_CHECKING:
-    from meshwright.kernel.history import Shadow
+    from meshwright.kernel.shadow import Shadow
 
 Data = np.ndarray[Any, Any]
 

@@ -12,10 +12,12 @@ class Schedule:
 
     ``links_in_order``: whether copies on one link are known to arrive in the order they were sent.
     ``interrupts``: tasks may be interrupted wherever they signal, wait or copy.
+    ``in_turn``: the first ready task, else the copy that is over first, without asking ``choose``.
     ``in_parts``: a copy's read and write are two things that happen.
     """
 
     name = "fifo"
+    in_turn = True
     interrupts = False
     in_parts = False
 
@@ -26,17 +28,14 @@ class Schedule:
     def choose(self, tasks: Sequence[Any], copies: Sequence[Any]) -> Any:
         """The task to run or the copy to move on."""
         self.decisions += 1
-        return tasks[0] if tasks else min(copies, key=_finish)
-
-
-def _finish(copy: Any) -> float:
-    return copy.finish  # type: ignore[no-any-return]
+        return tasks[0] if tasks else copies[0]
 
 
 class Adversarial(Schedule):
     """Copies are over as late as possible, the newest first."""
 
     name = "adversarial"
+    in_turn = False
 
     def choose(self, tasks: Sequence[Any], copies: Sequence[Any]) -> Any:
         self.decisions += 1
@@ -46,6 +45,7 @@ class Adversarial(Schedule):
 class Seeded(Schedule):
     """Anything that may happen next is equally likely; the same seed gives the same run."""
 
+    in_turn = False
     interrupts = True
     in_parts = True
 
@@ -63,6 +63,7 @@ class Seeded(Schedule):
 class Delayed(Schedule):
     """As in order, but at the decisions in ``delays`` what would have come first is passed over."""
 
+    in_turn = False
     interrupts = True
     in_parts = True
 

@@ -1,0 +1,142 @@
+"""Shadows: beside every buffer, who last touched what; each access is held against those before it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from meshwright.core.source import Source
+from meshwright.kernel.faults import UninitializedError
+from meshwright.kernel.history import Access, History, Race
+from meshwright.kernel.marks import UNDEFINED, Marks
+from meshwright.kernel.memory import Buffer, Path, mark
+
+if TYPE_CHECKING:
+    from meshwright.kernel.tasks import Task
+    from meshwright.kernel.transfers import Transfer
+
+_EVENT_BITS = 40
+_EVENT_MASK = (1 << _EVENT_BITS) - 1
+_COPY = 1 << 61  # a write by a copy: the rest of the mark is the copy's number
+_INITIAL = 1 << _EVENT_BITS  # written before the kernel started
+
+
+class Shadow:
+    """Who last wrote and read each part of a buffer."""
+
+    __slots__ = ("buffer", "copies_reading", "history", "marks")
+
+    def __init__(self, history: History, buffer: Buffer, initialized: bool) -> None:
+        self.history = history
+        self.buffer = buffer
+        self.marks = Marks(buffer.data.shape, _INITIAL if initialized else 0)
+        self.copies_reading: list[tuple[Transfer, Path]] = []
+
+    # Accesses of tasks
+
+    def read_by_task(self, task: Task, path: Path) -> None:
+        """A load."""
+        source = task.source()
+        for value in self.marks.written(path):
+            if value == 0 or value & UNDEFINED:
+                if self._coming(task, path, source):
+                    continue
+                raise self._uninitialized(task, path, source)
+            self._after_write(task, value, "reads", task, source)
+        self.marks.read(path, task.entity, self.history.event(task, "reads", source))
+
+    def write_by_task(self, task: Task, path: Path) -> None:
+        """A store."""
+        source = task.source()
+        for value in self.marks.written(path):
+            self._after_write(task, value, "writes", task, source)
+        self._after_reads(task, path, task.entity, source)
+        self.marks.write(path, (task.entity + 1) << _EVENT_BITS | self.history.event(task, "writes", source))
+
+    def _uninitialized(self, task: Task, path: Path, source: Source | None) -> UninitializedError:
+        missing = self.marks.undefined(path)
+        total = mark(self.buffer.data, path).size
+        count = int(missing.sum()) if isinstance(missing, np.ndarray) else total
+        return UninitializedError(
+            f"{task.name} reads memory that nothing was written to.",
+            where=source.show() if source else "",
+            why=f"{count} of the {total} elements of {self.buffer.label} it reads have no value yet",
+            fix="store to it first, or wait for the copy that fills it",
+        )
+
+    def _coming(self, task: Task, path: Path, source: Source | None) -> bool:
+        """Whether a copy under way will write what a task reads: that is a race, lost this time."""
+        for copy in task.machine.pending.values():
+            if copy.lands_in(self.buffer) and self.marks.overlap(path, copy.dst.path):
+                self._race(copy, "writes", copy.source, task, "reads", source, copy)
+                return True
+        return False
+
+    # Accesses of copies
+
+    def read_by_copy(self, copy: Transfer, path: Path) -> Any:
+        """The source of a copy; which of its elements have no value, where that is so."""
+        undefined = False
+        for value in self.marks.written(path):
+            undefined = undefined or value == 0 or value & UNDEFINED != 0
+            self._after_write(copy, value, "reads", copy, copy.source)
+        self.copies_reading.append((copy, path))
+        return self.marks.undefined(path) if undefined else None
+
+    def write_by_copy(self, copy: Transfer, path: Path, undefined: Any) -> None:
+        """The destination of a copy."""
+        for value in self.marks.written(path):
+            self._after_write(copy, value, "writes", copy, copy.source)
+        self._after_reads(copy, path, -1, copy.source)
+        self.marks.write(path, _COPY | copy.number, undefined)
+
+    def read_is_over(self, copy: Transfer, task: Task, number: int) -> None:
+        """A task waited until a copy had read: from now on it is as if the task had read."""
+        for n, (other, path) in enumerate(self.copies_reading):
+            if other is copy:
+                del self.copies_reading[n]
+                self.marks.read(path, task.entity, number)
+                return
+
+    def fill(self, path: Path) -> None:
+        """Padding: elements that have a value, though an arbitrary one."""
+        self.marks.write(path, _INITIAL)
+
+    # Order
+
+    def _after_write(self, who: Any, value: int, verb: str, actor: Any, source: Source | None) -> None:
+        """Require that the last write, as marked by ``value``, happened before what ``who`` does."""
+        value &= ~UNDEFINED
+        if value & _COPY:
+            copy = self.history.copies[value & ~_COPY]
+            if copy is not who and not self.history.knows_write(who, copy):
+                self._race(copy, "writes", copy.source, actor, verb, source, copy)
+        elif value:
+            entity, number = (value >> _EVENT_BITS) - 1, value & _EVENT_MASK
+            if who.clock[entity] < number:
+                event = self.history.events[entity][number]
+                self._race(self.history.tasks[entity], event.verb, event.source, actor, verb, source, None)
+
+    def _after_reads(self, who: Any, path: Path, own: int, source: Source | None) -> None:
+        """Require that all reads happened before what ``who`` writes; ``own`` reads come before in any case."""
+        for entity, last in self.marks.last_reads(path):
+            if entity != own and last > who.clock[entity]:
+                event = self.history.events[entity][last]
+                self._race(self.history.tasks[entity], "reads", event.source, who, "writes", source, None)
+        for copy, read in self.copies_reading:
+            if copy is not who and not self.history.knows_read(who, copy) and self.marks.overlap(path, read):
+                self._race(copy, "reads", copy.source, who, "writes", source, copy)
+
+    def _race(
+        self, first: Any, did: str, at: Source | None, second: Any, does: str, source: Source | None, copy: Any
+    ) -> None:
+        """Keep a race, once for each pair of lines; ``first`` and ``second`` are tasks or copies."""
+        key = (at, did, source, does)
+        races = self.history.races
+        if key in races:
+            return
+        device = self.history.tasks[0].machine.device_name(self.buffer.device, self.buffer.core)
+        why = "no signal, wait or barrier orders the two" if copy is None else copy.never_proved_over(did)
+        accesses = Access(first.name, did, at), Access(second.name, does, source)
+        races[key] = Race(self.buffer.label, device, *accesses, why, copy)
