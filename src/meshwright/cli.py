@@ -17,7 +17,9 @@ COMMANDS = {
     "tour": "the main job in a minute",
     "calibrate": "measure the machine at hand and write its numbers to a chip file",
     "matmul": "ways to multiply two split matrices, and which is the fastest",
+    "opt": "run sharding passes on a module of StableHLO and sdy",
     "reshard": "how an array gets from one sharding to another, and what that costs",
+    "rules": "the factor rules of ops",
     "visualize": "which devices hold which part of a tensor",
 }
 

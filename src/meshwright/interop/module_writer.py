@@ -147,16 +147,17 @@ class ModuleWriter:
     def _renamed(self, node: Node, place: Any) -> Any:
         from jaxlib.mlir import ir
 
-        text = str(node.ref)
-        types = [value.type for value in node.ref.results]
+        (made,) = [value.type for value in node.ref.results]
         try:
             value = node.ref.attributes["value"]
-        except TypeError:  # the bindings cannot say what a constant of complex numbers is
-            found = re.search(r"(dense<.*>) : tensor", text, re.DOTALL)
+        except TypeError:  # the bindings cannot hold a constant of complex numbers, but they can read one
+            found = re.search(r"(dense<.*>) : tensor", str(node.ref), re.DOTALL)
             assert found is not None
-            value = ir.Attribute.parse(f"{found[1]} : {types[0]}")
+            op = ir.Operation.parse(f'"{self._constants}"() <{{value = {found[1]} : {made}}}> : () -> {made}')
+            place.insert(op)
+            return op
         return ir.Operation.create(
-            self._constants, results=types, attributes={"value": value}, loc=node.ref.location, ip=place
+            self._constants, results=[made], attributes={"value": value}, loc=node.ref.location, ip=place
         )
 
     def _shardings(self, node: Node) -> list[TensorSharding | None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from meshwright.core.factors import Factors
 from meshwright.core.sharding_text import unquoted
 from meshwright.interop.mlir_context import Types, boolean, context, integer, keyword, string
 from meshwright.interop.module_shardings import Shardings, meshes_of
@@ -59,7 +60,7 @@ class ModuleReader:
         self._names = names
         self._values: list[Value] = []
         self._numbers: dict[Any, int] = {}
-        self._made: dict[int, Rule] = {}
+        self._made: dict[int, tuple[Factors, Rule]] = {}
         self._identity: dict[Any, Rule] = {}
         self._defined: set[str] = set()
 
@@ -145,9 +146,7 @@ class ModuleReader:
 
     def _plain(self, op: Any, name: str, node: Node) -> Node:
         factors = self.rules(op)
-        rule = None if factors is None else self._made.get(id(factors))
-        if factors is not None and rule is None:
-            rule = self._made[id(factors)] = Rule.of(factors)
+        rule = None if factors is None else self._rule(factors)
         elementwise = name in ELEMENTWISE or (name == "stablehlo.bitcast_convert" and self._same_width(op))
         passes = Direction.NONE
         if elementwise or name in _THROUGH:
@@ -176,6 +175,13 @@ class ModuleReader:
             spreads_scalar=spreads,
             key=_key(op) if (constant and name != "stablehlo.iota") or spreads else None,
         )
+
+    def _rule(self, factors: Factors) -> Rule:
+        """The rule with numbered factors; ``factors`` is kept, so that its identity stays its own."""
+        found = self._made.get(id(factors))
+        if found is None:
+            found = self._made[id(factors)] = (factors, Rule.of(factors))
+        return found[1]
 
     def _special(self, op: Any, kind: Kind, attributes: Any, node: Node) -> Node:
         changes: dict[str, Any] = {"pure": node.name not in _EFFECTS}

@@ -88,6 +88,14 @@ def twin(instance: Instance) -> Match | None:
     return None if read is None else read(instance)
 
 
+def spellings() -> dict[str, list[str]]:
+    """What StableHLO calls our ops."""
+    found: dict[str, list[str]] = {}
+    for theirs, ours in (*SAME.items(), *_OTHERS):
+        found.setdefault(ours, []).append(theirs)
+    return found
+
+
 def body_operation(region: Any) -> str:
     """The name of the op that a region of two scalars applies to them in their order; "" if it does anything else.
 
@@ -364,3 +372,36 @@ _READERS: dict[str, Callable[[Instance], Match | None]] = {
     "stablehlo.triangular_solve": _triangular_solve,
     "chlo.top_k": lambda x: plain_match(x, _op("top_k"), k=integer(x.attributes["k"])),
 }
+
+# Our ops by the names of those that become them, for people.
+_OTHERS = (
+    ("stablehlo.bitcast_convert", "bitcast"),
+    ("stablehlo.broadcast_in_dim", "broadcast_in_dim"),
+    ("stablehlo.cholesky", "cholesky"),
+    *(("stablehlo.compare", name) for name in ("eq", "ne", "lt", "le", "gt", "ge")),
+    ("stablehlo.concatenate", "concatenate"),
+    ("stablehlo.convert", "convert"),
+    ("stablehlo.convolution", "conv_general_dilated"),
+    ("stablehlo.dot_general", "dot_general"),
+    ("stablehlo.dot", "dot_general"),
+    ("stablehlo.dynamic_slice", "dynamic_slice"),
+    ("stablehlo.dynamic_update_slice", "dynamic_update_slice"),
+    ("stablehlo.fft", "fft"),
+    ("stablehlo.gather", "gather"),
+    ("stablehlo.iota", "iota"),
+    ("stablehlo.pad", "pad"),
+    *(("stablehlo.reduce", f"reduce_{name}") for name in ("sum", "prod", "max", "min", "and", "or")),
+    ("stablehlo.reduce_precision", "reduce_precision"),
+    *(("stablehlo.reduce_window", f"reduce_window_{name}") for name in ("sum", "max", "min")),
+    ("stablehlo.reshape", "reshape"),
+    ("stablehlo.reverse", "reverse"),
+    ("stablehlo.round_nearest_afz", "round"),
+    ("stablehlo.round_nearest_even", "round"),
+    *(("stablehlo.scatter", f"scatter_{name}") for name in ("add", "mul", "max", "min", "set")),
+    ("stablehlo.select_and_scatter", "select_and_scatter_add"),
+    ("stablehlo.slice", "slice"),
+    ("stablehlo.sort", "sort"),
+    ("stablehlo.transpose", "transpose"),
+    ("stablehlo.triangular_solve", "triangular_solve"),
+    ("chlo.top_k", "top_k"),
+)

@@ -1,0 +1,78 @@
+"""``meshwright opt``: read a module of StableHLO and sdy, run passes on it, print it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+
+from meshwright.errors import MeshwrightError
+from meshwright.interop.mlir_context import parse_module
+from meshwright.interop.passes import apply_passes, pass_names
+
+SPLIT = "// -----"
+
+
+def describe(parser: argparse.ArgumentParser) -> None:
+    """The arguments of the command."""
+    parser.description = (
+        "Run passes, in the order given, on a module of StableHLO and sdy, and print it as sdy_opt does."
+    )
+    parser.add_argument("file", metavar="FILE.mlir", help="the module; - reads standard input")
+    parser.add_argument(
+        "-split-input-file",
+        "--split-input-file",
+        action="store_true",
+        help=f"FILE has several modules, between {SPLIT}",
+    )
+    parser.add_argument("--json", action="store_true", help="print the modules and the warnings as JSON")
+    passes = parser.add_argument_group("passes")
+    for name in pass_names():
+        passes.add_argument(f"-{name}", f"--{name}", action="append_const", const=name, dest="passes")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Read, run, print; warnings go to standard error."""
+    text = _read(args.file)
+    parts = _split(text) if args.split_input_file else [(0, text)]
+    found = []
+    for skipped, part in parts:
+        module = parse_module("\n" * skipped + part, "standard input" if args.file == "-" else args.file)
+        passed = apply_passes(module, args.passes or [])
+        found.append({"module": str(passed.module), "warnings": passed.warnings})
+        if not args.json:
+            for warning in passed.warnings:
+                print(f"warning: {warning}", file=sys.stderr)
+    if args.json:
+        print(json.dumps(found if args.split_input_file else found[0], indent=2))
+    else:
+        print(f"{SPLIT}\n".join(f"{entry['module']}\n" for entry in found), end="")
+    return 0
+
+
+def _read(path: str) -> str:
+    try:
+        if path == "-":
+            return sys.stdin.read()
+        with open(path, encoding="utf-8") as file:
+            return file.read()
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise MeshwrightError(
+            f"{path} cannot be read.", why=why, fix="name a file with a module, or - for standard input"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise MeshwrightError(
+            f"{path} cannot be read.", why="it is not text in UTF-8", fix="a module as text"
+        ) from error
+
+
+def _split(text: str) -> list[tuple[int, str]]:
+    """The modules of a file, each with the number of lines before it."""
+    found: list[tuple[int, str]] = []
+    start, lines = 0, text.splitlines(keepends=True)
+    for at, line in enumerate([*lines, SPLIT]):
+        if line.startswith(SPLIT):
+            found.append((start, "".join(lines[start:at])))
+            start = at + 1
+    return found
