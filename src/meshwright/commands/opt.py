@@ -15,15 +15,13 @@ SPLIT = "// -----"
 
 def describe(parser: argparse.ArgumentParser) -> None:
     """The arguments of the command."""
-    parser.description = (
-        "Run passes, in the order given, on a module of StableHLO and sdy, and print it as sdy_opt does."
-    )
+    parser.description = "Run passes, in the order given, on a module of StableHLO and sdy; print it as sdy_opt does."
     parser.add_argument("file", metavar="FILE.mlir", help="the module; - reads standard input")
     parser.add_argument(
         "-split-input-file",
         "--split-input-file",
         action="store_true",
-        help=f"FILE has several modules, between {SPLIT}",
+        help=f"FILE has modules between lines {SPLIT}",
     )
     parser.add_argument("--json", action="store_true", help="print the modules and the warnings as JSON")
     passes = parser.add_argument_group("passes")
@@ -57,14 +55,13 @@ def _read(path: str) -> str:
         with open(path, encoding="utf-8") as file:
             return file.read()
     except OSError as error:
-        why = error.strerror or str(error)
-        raise MeshwrightError(
-            f"{path} cannot be read.", why=why, fix="name a file with a module, or - for standard input"
-        ) from error
+        raise _unreadable(path, error.strerror or str(error)) from error
     except UnicodeDecodeError as error:
-        raise MeshwrightError(
-            f"{path} cannot be read.", why="it is not text in UTF-8", fix="a module as text"
-        ) from error
+        raise _unreadable(path, "it is not text in UTF-8") from error
+
+
+def _unreadable(path: str, why: str) -> MeshwrightError:
+    return MeshwrightError(f"{path} cannot be read.", why=why, fix="name a file with a module, or - for standard input")
 
 
 def _split(text: str) -> list[tuple[int, str]]:

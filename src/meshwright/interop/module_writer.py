@@ -96,7 +96,8 @@ class ModuleWriter:
         entries = [ir.DictAttr(part) for part in ir.ArrayAttr(old)] if old is not None else [None] * len(shardings)
         new = []
         for entry, sharding in zip(entries, shardings, strict=True):
-            found = {} if entry is None else {item.name: item.attr for item in entry if item.name != SHARDING}
+            found = {} if entry is None else {entry[i].name: entry[i].attr for i in range(len(entry))}
+            found.pop(SHARDING, None)
             if sharding is not None:
                 found[SHARDING] = self._attribute(str(sharding))
             new.append(ir.DictAttr.get(found))

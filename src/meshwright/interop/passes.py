@@ -27,12 +27,8 @@ class Passed(NamedTuple):
 
 def pass_names() -> tuple[str, ...]:
     """Every pass and pipeline there is."""
-    return (
-        *STRATEGIES,
-        "sdy-propagation-pipeline",
-        POPULATE,
-        *sorted({*PASSES, *PIPELINES} - {"sdy-propagation-pipeline"}),
-    )
+    first = (*STRATEGIES, "sdy-propagation-pipeline", POPULATE)
+    return (*first, *sorted({*PASSES, *PIPELINES}.difference(first)))
 
 
 def apply_passes(module: Any, passes: Sequence[str], names: bool = False) -> Passed:
