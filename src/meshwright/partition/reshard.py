@@ -78,7 +78,7 @@ class ReshardPlan:
     def atoms(self) -> Axes:
         """The axes or parts of axes, major to minor, of which those of all steps are made."""
         if self._found.parts is None:
-            return tuple(axis for axis in self.mesh.axes if axis.size > 1)
+            return self.steps[-1].axes
         return tuple(axis for atom in reversed(self._found.parts.atoms) for axis in axes_of(self.mesh, (atom,)) or ())
 
     @property

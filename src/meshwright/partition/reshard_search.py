@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from meshwright.core.axes import AxisRef
+from meshwright.core.axes import AxisRef, cut
 from meshwright.core.placement import Digit, Digits, axes_of, block_numbers, block_size
 from meshwright.partition.reshard_blocks import Split, blocks_step
 from meshwright.partition.reshard_steps import (
@@ -281,7 +281,7 @@ def _block_sketch(
         both = tuple((block_size(s.size, s.source_blocks), block_size(s.size, s.target_blocks)) for s in splits)
         owed = axes_of(found.mesh, found.source.unreduced) or ()
         first: tuple[ReshardStep, ...] = (AllReduce(owed, reduction),) if owed else ()
-        every = tuple(axis for axis in found.mesh.axes if axis.size > 1)
+        every = tuple(axis for axis in cut(found.mesh.axes, owed) if axis.size > 1)
         step = blocks_step(splits, found.source.size, every, ())
         return Sketch(((),) * len(splits), (1,) * len(splits), both, {}, (*first, step))
     pieces: dict[Place, Piece] = {
