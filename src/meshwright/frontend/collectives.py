@@ -63,9 +63,16 @@ def resolve(op: str, axis_name: Any) -> tuple[tuple[str, ...], tuple[int, ...]]:
             f"{op} names the mesh axis {repeated!r} twice.",
             where=here(),
             why="the devices along an axis take part once",
-            fix=f"lax.{op}(x, {tuple(dict.fromkeys(names))!r})",
+            fix=f"lax.{op}(x, {_widest(names, manual, op)!r})",
         )
     return tuple(found), tuple(manual.axes[axis] for axis in found)
+
+
+def _widest(names: Iterable[str], manual: Manual, op: str) -> str | tuple[str, ...]:
+    """The names without those that others of them contain."""
+    axes = {name: set(manual_axes(name, manual, op)) for name in names}
+    kept = tuple(name for name in axes if not any(axes[name] < other for other in axes.values()))
+    return kept[0] if len(kept) == 1 else kept
 
 
 def manual_axes(name: str, manual: Manual, op: str) -> tuple[str, ...]:

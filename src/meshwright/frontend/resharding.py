@@ -5,6 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from meshwright.core import tree
+from meshwright.core.mesh import get_mesh
+from meshwright.core.partition_spec import PartitionSpec
+from meshwright.core.sharding import NamedSharding
 from meshwright.core.trace import Array, Value
 from meshwright.frontend.placing import put, spread
 from meshwright.frontend.tracing import leaf_value
@@ -12,7 +15,7 @@ from meshwright.ops.collective import finish_sum
 
 
 def reshard(x: Any, sharding: Any) -> Any:
-    """The arrays of a tree in another layout: a sharding, or a ``P`` on the current mesh.
+    """The arrays of a tree in another layout: a sharding, or a ``P`` on the current mesh or else on that of the array.
 
     A value of which each device holds a summand, ``{U:i}``, becomes the sum.
 
@@ -32,6 +35,9 @@ def reshard(x: Any, sharding: Any) -> Any:
 
 
 def _one(x: Value, place: Any) -> Value:
+    if isinstance(place, PartitionSpec) and get_mesh() is None and x.__class__ is Array:
+        before = x._sharding
+        place = NamedSharding(before.mesh, place) if isinstance(before, NamedSharding) else place
     if x.type.unreduced:
         x = finish_sum(x, axes=x.type.unreduced)
     return put(x, place) if x.__class__ is Array and place is not None else x
