@@ -61,6 +61,7 @@ LATE = {
     "core.program": {"hashlib"},
     "core.text": {"meshwright.core.partition_spec"},
     "frontend.array_placement": {"meshwright.frontend.shards"},
+    "frontend.jit": {"meshwright.frontend.partitioning"},
     "frontend.operands": {"meshwright.frontend.placing"},
     "report.visualize": {"rich.console", "rich.text"},
 }

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from meshwright.core.partition_spec import P, PartitionSpec
     from meshwright.core.sharding import NamedSharding
     from meshwright.frontend.loading import load
+    from meshwright.frontend.partitioning import no_implicit_comms
     from meshwright.frontend.placing import device_get, device_put
     from meshwright.frontend.resharding import reshard
     from meshwright.frontend.saving import save
@@ -43,6 +44,7 @@ _ON_FIRST_USE = {
     "NamedSharding": "meshwright.core.sharding",
     **dict.fromkeys(("device_get", "device_put"), "meshwright.frontend.placing"),
     "load": "meshwright.frontend.loading",
+    "no_implicit_comms": "meshwright.frontend.partitioning",
     "reshard": "meshwright.frontend.resharding",
     "save": "meshwright.frontend.saving",
     "plan_matmul": "meshwright.hardware.matmul_plan",
@@ -95,6 +97,7 @@ __all__ = [
     "make_mesh",
     "make_program",
     "nn",
+    "no_implicit_comms",
     "numpy",
     "pallas",
     "parse_program",

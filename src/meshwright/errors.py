@@ -62,6 +62,10 @@ class ShardingError(MeshwrightError, ValueError):
     """A sharding that breaks a rule of the representation, or does not fit what it is used for."""
 
 
+class CommunicationError(MeshwrightError):
+    """A collective where none is allowed."""
+
+
 class TextError(MeshwrightError, ValueError):
     """Text that is not a program (or a type, or a factor rule); the message points at the character."""
 

@@ -18,7 +18,8 @@ from meshwright.core.trace import Array, Tracer, leaked, run, state, to_array
 from meshwright.core.types import TensorType
 from meshwright.engine.compile import compile_program
 from meshwright.errors import MeshwrightError
-from meshwright.frontend.tracing import Traced, argument_numbers, check_function, leaf_value, trace_flat
+from meshwright.frontend.compiled import Compiled, Lowered
+from meshwright.frontend.tracing import Traced, argument_numbers, check_function, leaf_type, leaf_value, trace_flat
 from meshwright.transform.simplify import cse, dce
 
 Function = Callable[..., Any]
@@ -26,14 +27,23 @@ Static = tuple[int | str, type, Any]  # a place, and the value with its type: 1,
 Statics = tuple[Static, ...]
 
 
-class Compiled:
+class Executable:
     """A program ready to run on arrays of fixed types."""
 
-    __slots__ = ("call", "donated", "out_tree", "out_types", "program", "single")
+    __slots__ = ("call", "donated", "out_shardings", "out_tree", "out_types", "placed", "program", "single")
 
-    def __init__(self, traced: Traced, donated: tuple[bool, ...]) -> None:
+    def __init__(self, traced: Traced, donated: tuple[bool, ...], placement: Any = None) -> None:
         self.program = check(cse(dce(traced.closed)), "simplification")
-        self.call = compile_program(self.program, donated=donated)
+        self.placed: Any = None  # what is known about a program on a mesh
+        self.out_shardings: Sequence[Any] = (None,) * len(self.program.outputs)
+        run = self.program
+        if placement is not None:
+            from meshwright.frontend.partitioning import put_on_mesh
+
+            self.placed = put_on_mesh(self.program, placement, traced.out_tree)
+            self.out_shardings = self.placed.out_shardings
+            run = check(self.placed.program, "partitioning")
+        self.call = compile_program(run, donated=donated)
         self.donated = [n for n, given in enumerate(donated) if given]
         self.out_types = self.program.out_types
         self.out_tree = traced.out_tree
@@ -42,23 +52,31 @@ class Compiled:
     def run(self, data: Sequence[Any]) -> Any:
         """The outputs for the contents of the arguments, in the containers the function returned them in."""
         if self.single:
-            return Array(self.call(*data)[0], self.out_types[0])
-        return tree.unflatten(self.out_tree, map(Array, self.call(*data), self.out_types))
+            return Array(self.call(*data)[0], self.out_types[0], self.out_shardings[0])
+        return tree.unflatten(self.out_tree, map(Array, self.call(*data), self.out_types, self.out_shardings))
 
 
 class Jitted:
     """A function compiled for each combination of argument types it meets."""
 
     def __init__(
-        self, fun: Function, static_argnums: tuple[int, ...], static_argnames: tuple[str, ...], donate: tuple[int, ...]
+        self,
+        fun: Function,
+        static_argnums: tuple[int, ...],
+        static_argnames: tuple[str, ...],
+        donate: tuple[int, ...],
+        in_shardings: Any,
+        out_shardings: Any,
     ) -> None:
         update_wrapper(self, fun)
         self.fun = fun
+        self.in_shardings = in_shardings
+        self.out_shardings = out_shardings
         self.static_argnums = static_argnums
         self.static_argnames = static_argnames
         self.donate = donate
-        self._compiled: dict[Any, Compiled] = {}
-        self._plain: dict[Any, Compiled] = {}  # those for positional arrays alone, by their types
+        self._compiled: dict[Any, Executable] = {}
+        self._plain: dict[Any, Executable] = {}  # those for positional arrays alone, by their types
         self._traced: dict[Any, Traced] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -66,7 +84,7 @@ class Jitted:
             key: list[Any] = [dtypes.config._enable_x64]
             data: list[Any] = []
             for x in args:
-                if x.__class__ is not Array or x._data is None:
+                if x.__class__ is not Array or x._data is None or x._sharding is not None:
                     break
                 key.append(x.type)
                 data.append(x._data)
@@ -87,23 +105,48 @@ class Jitted:
         leaves, in_tree = tree.flatten((args, kwargs))
         if state.builder is not None:
             return self._inline(leaves, in_tree, statics)
-        data, types = [], []
+        data, types, places = [], [], []
         for x in leaves:
             value = x if x.__class__ is Array else _concrete(x, args, kwargs)
             contents = value._data
             data.append(value.data if contents is None else contents)
             types.append(value.type)
-        key = (in_tree, statics, dtypes.config._enable_x64, *types)
+            places.append(value._sharding)
+        key = (in_tree, statics, dtypes.config._enable_x64, *places, *types)
         compiled = self._compiled.get(key)
         if compiled is None:
-            compiled = self._compile(in_tree, statics, types)
+            placement = self._placement(args, kwargs, places, types)
+            compiled = self._compile(in_tree, statics, types, placement)
             self._compiled[key] = compiled
-            if not kwargs and not statics and not compiled.donated and all(x.__class__ is Array for x in args):
+            plain = not kwargs and not statics and placement is None and not compiled.donated
+            if plain and all(x.__class__ is Array for x in args):
                 self._plain[(dtypes.config._enable_x64, *types)] = compiled
         if compiled.donated:
             del contents, value  # which refer to the last argument
             _take(leaves, data, compiled.donated)
         return compiled.run(data)
+
+    def lower(self, *args: Any, **kwargs: Any) -> Lowered:
+        """The function traced for these arguments (arrays, or ``ShapeDtypeStruct``s in their place).
+
+        >>> import meshwright.numpy as mnp
+        >>> print(jit(lambda x: x * 2).lower(mnp.ones(3)).program.to_text(sources=False))
+        program(a: f32[3]) {
+          b: f32[3] = mul a 2.0
+          return b
+        }
+        """
+        statics, args, kwargs = self._separate(args, kwargs)
+        leaves, in_tree = tree.flatten((args, kwargs))
+        types = tuple(leaf_type(x) for x in leaves)
+        places = [x._sharding if x.__class__ is Array else getattr(x, "sharding", None) for x in leaves]
+        traced = trace_flat(self._with_statics(statics), in_tree, types)
+
+        def compiled() -> Compiled:
+            placement = self._placement(args, kwargs, places, types)
+            return Compiled(Executable(traced, (), placement), in_tree, types)
+
+        return Lowered(compiled, check(cse(dce(traced.closed)), "simplification"))
 
     def _separate(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -138,10 +181,21 @@ class Jitted:
 
         return function
 
-    def _compile(self, in_tree: tree.TreeDef, statics: Statics, types: Sequence[TensorType]) -> Compiled:
+    def _placement(self, args: Any, kwargs: Any, places: Sequence[Any], types: Sequence[TensorType]) -> Any:
+        """Where arguments are and results go; None if nobody says anything."""
+        if self.in_shardings is None and self.out_shardings is None and all(place is None for place in places):
+            return None
+        from meshwright.frontend.partitioning import placement_of
+
+        shapes = [t.shape for t in types]
+        return placement_of(args, kwargs, places, shapes, self.in_shardings, self.out_shardings)
+
+    def _compile(
+        self, in_tree: tree.TreeDef, statics: Statics, types: Sequence[TensorType], placement: Any
+    ) -> Executable:
         traced = trace_flat(self._with_statics(statics), in_tree, types)
         donated = _donated_leaves(in_tree, self.donate, statics)
-        return Compiled(traced, donated)
+        return Executable(traced, donated, placement)
 
     def _inline(self, leaves: Sequence[Any], in_tree: tree.TreeDef, statics: Statics) -> Any:
         """Inside another trace: add this function's equations to it, tracing it once per argument types."""
@@ -235,17 +289,9 @@ def jit(
             out_shardings=out_shardings,
         )
     check_function(fun, "jit")
-    for name, given in (("in_shardings", in_shardings), ("out_shardings", out_shardings)):
-        if given is not None:
-            raise MeshwrightError(
-                f"jit does not take {name} yet.",
-                where=here(),
-                why="programs run on one device",
-                fix=f"leave {name} out",
-            )
     numbers, names = _match_names(fun, _ints(static_argnums), _strings(static_argnames))
     donate, _ = _match_names(fun, _ints(donate_argnums), _strings(donate_argnames))
-    return Jitted(fun, numbers, names, donate)
+    return Jitted(fun, numbers, names, donate, in_shardings, out_shardings)
 
 
 def _ints(given: int | Sequence[int] | None) -> tuple[int, ...]:

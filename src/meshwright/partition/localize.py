@@ -68,6 +68,7 @@ class Localizer:
     atoms: Mapping[AxisRef, tuple[tuple[str, int], ...]]  # the axes of the local program that make up each whole axis
     records: list[Record] = field(default_factory=list)
     times: int = 1
+    made: dict[Atom, Source | None] = field(default_factory=dict)  # the line that each value comes from
     _versions: dict[Atom, list[Version]] = field(default_factory=dict)
 
     # Axes
@@ -129,7 +130,8 @@ class Localizer:
             if version.layout == need:
                 return version.value
         nearest = min(versions, key=lambda version: reshard_bytes(atom.type, version.layout, need))
-        value = self.reshard(nearest, need, atom.type, why)
+        with at_source(state.source or self.made.get(atom)):
+            value = self.reshard(nearest, need, atom.type, why)
         if atom.__class__ is not Literal:
             versions.append(Version(need, value))
         return value
@@ -160,6 +162,7 @@ class Localizer:
                 results = special(self, eqn) if special is not None else self.equation(eqn)
             for var, version in zip(eqn.outputs, results, strict=True):
                 self.define(var, version)
+                self.made[var] = eqn.source
 
     def equation(self, eqn: Eqn) -> list[Version]:
         """An equation run on blocks, by its factor rule."""

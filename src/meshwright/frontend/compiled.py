@@ -1,0 +1,98 @@
+"""What the compiler did: ``f.lower(*args)`` is the traced program, ``.compile()`` the one that runs, with reasons."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from meshwright.core import tree
+from meshwright.core.program import Program
+from meshwright.core.source import here
+from meshwright.core.trace import Array, to_array
+from meshwright.errors import ShapeError
+
+if TYPE_CHECKING:
+    from meshwright.frontend.jit import Executable
+    from meshwright.frontend.partitioning import Collective
+
+
+class Compiled:
+    """A function compiled for arguments of given types and places. Calling it runs it."""
+
+    def __init__(self, executable: Executable, in_tree: tree.TreeDef, types: tuple[Any, ...]) -> None:
+        self._executable = executable
+        self._in_tree = in_tree
+        self._types = types
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        leaves, in_tree = tree.flatten((args, kwargs))
+        values = [to_array(x) for x in leaves]
+        if in_tree != self._in_tree or any(x.type is not t for x, t in zip(values, self._types, strict=True)):
+            shown = ", ".join(str(x.type) for x in values)
+            raise ShapeError(
+                f"This compiled function cannot take ({shown}).",
+                where=here(),
+                why=f"it was compiled for ({', '.join(map(str, self._types))})",
+                fix="f(*args) compiles for what it is given",
+            )
+        return self._executable.run([x.data for x in values if isinstance(x, Array)])
+
+    @property
+    def program(self) -> Program:
+        """The program of one device; of the only one, if nothing is on a mesh."""
+        placed = self._executable.placed
+        return placed.local if placed is not None else self._executable.program  # type: ignore[no-any-return]
+
+    @property
+    def global_program(self) -> Program:
+        """The program before it was partitioned."""
+        return self._executable.program
+
+    @property
+    def collectives(self) -> list[Collective]:
+        """What devices send each other, in program order, each with its reason."""
+        placed = self._executable.placed
+        return list(placed.collectives) if placed is not None else []
+
+    @property
+    def in_shardings(self) -> Any:
+        """The shardings of the arguments, in their containers; None for what is on no mesh."""
+        placed = self._executable.placed
+        found = placed.in_shardings if placed is not None else [None] * len(self._types)
+        return tree.unflatten(self._in_tree, found)
+
+    @property
+    def out_shardings(self) -> Any:
+        """The shardings of the results, in their containers; None for what is on no mesh."""
+        return tree.unflatten(self._executable.out_tree, self._executable.out_shardings)
+
+    def explain(self) -> str:
+        """Every collective with its bytes, its line and its reason.
+
+        >>> import meshwright as mw, meshwright.numpy as mnp
+        >>> mesh = mw.make_mesh((4,), ("x",))
+        >>> x = mw.device_put(mnp.ones((8, 16)), mw.NamedSharding(mesh, mw.P("x")))
+        >>> print(mw.jit(lambda x: x.sum(0)).lower(x).compile().explain().splitlines()[0])
+        1 collective: all_reduce 1; 96 bytes received per device
+        """
+        found = self.collectives
+        if not found:
+            return "no collectives: no device needs what another has"
+        kinds = Counter(c.kind for c in found for _ in range(c.times))
+        received = sum(c.bytes_received_per_device * c.times for c in found)
+        counts = ", ".join(f"{kind} {n}" for kind, n in kinds.items())
+        total = sum(kinds.values())
+        lines = [f"{total} collective{'s' * (total > 1)}: {counts}; {received} bytes received per device"]
+        return "\n".join([*lines, *(str(c) for c in found)])
+
+
+class Lowered:
+    """A function traced for given arguments."""
+
+    def __init__(self, compile: Any, traced: Program) -> None:
+        self._compile = compile
+        self.program = traced
+
+    def compile(self) -> Compiled:
+        """The program that runs."""
+        return self._compile()  # type: ignore[no-any-return]

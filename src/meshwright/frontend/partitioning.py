@@ -1,0 +1,200 @@
+"""Programs on a mesh: shardings of arguments and results, propagated, partitioned and explained."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from meshwright.core import tree
+from meshwright.core.mesh import BaseMesh, Mesh, get_mesh
+from meshwright.core.partition_spec import PartitionSpec
+from meshwright.core.program import Program
+from meshwright.core.sharding import NamedSharding, TensorSharding
+from meshwright.core.source import Source, here
+from meshwright.core.types import TensorType
+from meshwright.errors import CommunicationError, MeshError, ShardingError
+from meshwright.frontend.placing import sharding_for, spread
+from meshwright.hardware.collectives import collective_seconds
+from meshwright.ops.stacked import inline_calls
+from meshwright.partition.layouts import closed, replicated
+from meshwright.partition.localize import Record
+from meshwright.partition.partition import partition
+from meshwright.partition.reshard_cost import topology_for
+from meshwright.propagate.from_program import Propagated, propagate_program
+
+
+class Placement(NamedTuple):
+    """Where the arguments of a program are and where its results go, as far as that was said."""
+
+    mesh: Mesh
+    in_shardings: tuple[NamedSharding | None, ...]
+    out_shardings: Any  # a prefix of the tree of results
+
+
+@dataclass(frozen=True)
+class Collective:
+    """A collective of a partitioned program: what it moves, and why it is there.
+
+    ``times`` is how often it runs: more than once inside of a loop.
+    """
+
+    kind: str
+    axes: tuple[str, ...]
+    bytes_received_per_device: int
+    total_bytes: int
+    source: Source | None
+    why: str
+    value: TensorType
+    times: int
+    mesh: BaseMesh
+
+    def seconds(self, hardware: Any) -> float:
+        """The modelled time of one run on a topology, or a machine of the named chip."""
+        topology = topology_for(hardware, self.mesh)
+        return collective_seconds(self.kind, self.bytes_received_per_device, topology, self.axes)
+
+    def __str__(self) -> str:
+        times = f" × {self.times}" if self.times > 1 else ""
+        where = f"  {self.source}" if self.source else ""
+        return (
+            f"{self.kind} over {', '.join(self.axes)}: {self.bytes_received_per_device} bytes per device{times}"
+            f"  {self.value.short()}{where}\n    {self.why}"
+        )
+
+
+class OnMesh(NamedTuple):
+    """A program for all devices of a mesh, and what is known about it."""
+
+    program: Program
+    local: Program
+    mesh: Mesh
+    in_shardings: tuple[NamedSharding, ...]
+    out_shardings: tuple[NamedSharding, ...]
+    collectives: tuple[Collective, ...]
+    propagated: Propagated
+
+
+def placement_of(
+    args: Sequence[Any],
+    kwargs: Any,
+    found: Sequence[Any],
+    shapes: Sequence[tuple[int, ...]],
+    in_shardings: Any,
+    out_shardings: Any,
+) -> Placement | None:
+    """Where things are: by ``in_shardings``, or else where the arguments are; None if nobody says anything."""
+    given: list[Any] = [None] * len(shapes)
+    if in_shardings is not None:
+        written = spread(_as_tuple(in_shardings, args), tuple(args), "jit's in_shardings")
+        given[: len(written)] = written
+    chosen: list[NamedSharding | None] = []
+    for place, own, shape in zip(given, found, shapes, strict=True):
+        sharding = sharding_for(place, shape) if place is not None else own
+        chosen.append(sharding if isinstance(sharding, NamedSharding) else None)
+    meshes: list[BaseMesh] = [s.mesh for s in chosen if s is not None]
+    meshes += [s.mesh for s in tree.leaves(out_shardings) if isinstance(s, NamedSharding)]
+    if not meshes and any(isinstance(s, PartitionSpec) for s in tree.leaves(out_shardings)):
+        current = get_mesh()
+        meshes += [current] if current is not None else []
+    if not meshes:
+        return None
+    other = next((mesh for mesh in meshes if mesh != meshes[0]), None)
+    if other is not None:
+        raise MeshError(
+            "The arguments and results of one program are on different meshes.",
+            where=here(),
+            why=f"one is on {meshes[0]}, another on {other}",
+            fix="mw.device_put(x, mw.NamedSharding(mesh, spec)) with one mesh for all",
+        )
+    assert isinstance(meshes[0], Mesh)
+    return Placement(meshes[0], tuple(chosen), out_shardings)
+
+
+def _as_tuple(shardings: Any, args: Sequence[Any]) -> Any:
+    if isinstance(shardings, list) or (isinstance(shardings, tuple) and len(shardings) == len(args)):
+        return tuple(shardings)
+    return shardings
+
+
+_silent: ContextVar[bool] = ContextVar("no_implicit_comms", default=False)
+
+
+@contextmanager
+def no_implicit_comms() -> Iterator[None]:
+    """Inside, a program that needs a collective nobody wrote is an error when it is compiled.
+
+    >>> import meshwright as mw, meshwright.numpy as mnp
+    >>> mesh = mw.make_mesh((2,), ("x",))
+    >>> x = mw.device_put(mnp.ones((4, 4)), mw.NamedSharding(mesh, mw.P("x")))
+    >>> with no_implicit_comms():
+    ...     _ = mw.jit(lambda x: x * 2)(x)
+    """
+    token = _silent.set(True)
+    try:
+        yield
+    finally:
+        _silent.reset(token)
+
+
+def put_on_mesh(program: Program, placement: Placement, out_tree: tree.TreeDef) -> OnMesh:
+    """Propagate what was said about shardings, and partition."""
+    mesh = placement.mesh
+    program = inline_calls(program, shard_maps=False)
+    given = [
+        None if s is None else s.to_tensor_sharding(v.type.ndim)
+        for s, v in zip(placement.in_shardings, program.inputs, strict=True)
+    ]
+    results = tree.unflatten(out_tree, range(out_tree.num_leaves))
+    written = spread(placement.out_shardings, results, "jit's out_shardings")
+    outs = [
+        None if place is None else _out_sharding(place, t) for place, t in zip(written, program.out_types, strict=True)
+    ]
+    propagated = propagate_program(program, mesh, given, outs)
+    ins = [
+        s if s is not None else propagated.shardings.get(v, replicated(mesh, v.type.ndim))
+        for s, v in zip(given, program.inputs, strict=True)
+    ]
+    wanted = [
+        out if out is not None else propagated.shardings.get(atom)  # type: ignore[arg-type]
+        for out, atom in zip(outs, program.outputs, strict=True)
+    ]
+    done = partition(program, mesh, ins, wanted, propagated.shardings)
+    collectives = tuple(_collective(record, mesh) for record in done.records)
+    if collectives and _silent.get():
+        first = collectives[0]
+        raise CommunicationError(
+            f"The program needs {len(collectives)} collective{'s' * (len(collectives) > 1)} that nobody wrote.",
+            where=first.source.show() if first.source else here(),
+            why=f"the first is {first.kind} over {', '.join(first.axes)}: {first.why}",
+            fix="lay the arrays out so that no data moves, or leave mw.no_implicit_comms()",
+        )
+    return OnMesh(
+        done.program,
+        done.local,
+        mesh,
+        tuple(closed(s).to_named() for s in ins),
+        tuple(s.to_named() for s in done.out_shardings),
+        collectives,
+        propagated,
+    )
+
+
+def _out_sharding(place: Any, t: TensorType) -> TensorSharding:
+    spec = place.spec if isinstance(place, NamedSharding) else place
+    if isinstance(spec, PartitionSpec) and len(spec) > t.ndim:
+        raise ShardingError(
+            f"A result {t} cannot go out as {spec}.",
+            where=here(),
+            why=f"the spec has {len(spec)} dims, the result {t.ndim}",
+            fix=f"out_shardings={PartitionSpec(*spec.partitions[: t.ndim])!r}",
+        )
+    found = sharding_for(place, t.shape)
+    assert isinstance(found, NamedSharding)
+    return found.to_tensor_sharding(t.ndim)
+
+
+def _collective(record: Record, mesh: BaseMesh) -> Collective:
+    return Collective(*record, mesh=mesh)
