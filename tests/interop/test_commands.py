@@ -1,0 +1,127 @@
+"""``meshwright opt`` and ``meshwright rules``: what they print, and what they say about bad input."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from meshwright.cli import main
+
+MODULE = """\
+sdy.mesh @mesh = <["a"=2, "b"=4]>
+func.func @main(%x: tensor<8x16xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"a"}, {?}]>}) -> tensor<8x16xf32> {
+  %0 = stablehlo.negate %x : tensor<8x16xf32>
+  return %0 : tensor<8x16xf32>
+}
+"""
+NEGATED = """\
+    %0 = stablehlo.negate %arg0 {sdy.sharding = #sdy.sharding_per_value<[<@mesh, [{"a", ?}, {?}]>]>} : tensor<8x16xf32>
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    path = tmp_path / "module.mlir"
+    path.write_text(MODULE)
+    return str(path)
+
+
+def test_a_file_is_propagated_through(file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["opt", file, "-sdy-basic-propagate"]) == 0
+    assert NEGATED in capsys.readouterr().out
+
+
+def test_passes_run_in_the_order_they_are_given(file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["opt", file, "-sdy-close-shardings", "-sdy-basic-propagate"]) == 0
+    first = capsys.readouterr().out
+    assert main(["opt", file, "-sdy-basic-propagate", "-sdy-close-shardings"]) == 0
+    second = capsys.readouterr().out
+    assert '[{"a", ?}, {?}]' in first
+    assert '[{"a", ?}, {?}]' not in second and '[{"a"}, {}]' in second
+
+
+def test_standard_input_with_two_modules(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(f"{MODULE}// -----\n{MODULE}"))
+    assert main(["opt", "-", "-split-input-file", "-sdy-basic-propagate"]) == 0
+    one, two = capsys.readouterr().out.split("// -----\n")
+    assert one == two and NEGATED in one
+
+
+def test_an_op_without_a_rule_passes_through_with_a_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "module.mlir"
+    path.write_text(
+        MODULE.replace("stablehlo.negate %x :", "stablehlo.custom_call @strange(%x) : (tensor<8x16xf32>) ->")
+    )
+    assert main(["opt", str(path), "-sdy-basic-propagate", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["warnings"] == ["no sharding rule is known for strange: nothing is propagated through it"]
+    assert "custom_call @strange(%arg0) : (tensor<8x16xf32>) -> tensor<8x16xf32>" in found["module"]
+
+
+def test_a_malformed_module_is_shown_with_line_and_column(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "module.mlir"
+    path.write_text(MODULE.replace("stablehlo.negate", "stablehlo.negatte"))
+    assert main(["opt", str(path)]) == 2
+    assert (
+        capsys.readouterr().err
+        == f"""\
+The module cannot be read: custom op 'stablehlo.negatte' is unknown
+  at:   {path}:3:8
+  why:  this is there:
+          %0 = stablehlo.negatte %x : tensor<8x16xf32>
+               ^
+"""
+    )
+
+
+def test_a_second_module_is_shown_with_its_line_in_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "module.mlir"
+    path.write_text(f"{MODULE}// -----\n{MODULE.replace('@mesh, [', '@mush, [')}")
+    assert main(["opt", str(path), "-split-input-file"]) == 2
+    message = capsys.readouterr().err
+    assert "unknown mesh: @mush" in message and f"{path}:8:1" in message
+
+
+def test_a_file_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["opt", "nowhere.mlir"]) == 2
+    assert (
+        capsys.readouterr().err
+        == """\
+nowhere.mlir cannot be read.
+  why:  No such file or directory
+  fix:  name a file with a module, or - for standard input
+"""
+    )
+
+
+def test_the_rule_of_an_op_in_both_syntaxes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["rules", "stablehlo.transpose"]) == 0
+    assert capsys.readouterr().out.startswith("""\
+transpose, stablehlo.transpose
+
+  f32[2,3,4] -> f32[4,2,3]  permutation=(2, 0, 1)
+  j k i -> i j k
+  #sdy.op_sharding_rule<([j, k, i])->([i, j, k]) {i=4, j=2, k=3}>
+""")
+
+
+def test_the_rules_of_all_ops(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["rules", "--json"]) == 0
+    found = {entry["op"]: entry["rule"] for entry in json.loads(capsys.readouterr().out)}
+    assert found["dot_general"] == "i k, k j -> i j  sum=k"
+    assert len(found) > 100
+
+
+def test_an_op_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["rules", "dot_genral"]) == 2
+    assert (
+        capsys.readouterr().err
+        == """\
+There is no op 'dot_genral'.
+  why:  it is neither an op of meshwright nor one of StableHLO that it knows
+  fix:  meshwright rules dot_general
+"""
+    )

@@ -1,0 +1,41 @@
+"""Passes on modules against Shardy's: the module read, propagated and written is, letter for letter, Shardy's."""
+
+from __future__ import annotations
+
+import pytest
+
+from meshwright.interop.mlir_context import parse_module
+from meshwright.interop.module_writer import write_module
+from meshwright.interop.passes import apply_passes
+from meshwright.interop.problem_reader import read_problem
+from tests.oracle.random_modules import EVERYTHING, Recipe, random_module
+from tests.oracle.shardy import apply_apart
+
+STRATEGIES = ("basic", "aggressive", "op-priority", "user-priority")
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_module_that_nothing_was_done_to_is_written_as_it_was_read(seed: int) -> None:
+    module = parse_module(random_module(seed, Recipe(features=(*EVERYTHING, "named"))))
+    assert str(write_module(module, read_problem(module))) == str(module)
+
+
+def assert_same(seed: int, strategy: str) -> None:
+    text = random_module(seed, Recipe(features=()))
+    expected = apply_apart(text, f"{strategy}-propagate")
+    if expected is not None:
+        assert str(apply_passes(parse_module(text), [f"sdy-{strategy}-propagate"]).module) == expected, f"seed {seed}"
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("seed", range(30))
+def test_a_function_is_propagated_through_as_shardy_does(seed: int, strategy: str) -> None:
+    assert_same(seed, strategy)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("first", range(1000, 6000, 500))
+def test_many_functions_are_propagated_through_as_shardy_does(first: int, strategy: str) -> None:
+    for seed in range(first, first + 500):
+        assert_same(seed, strategy)
