@@ -252,3 +252,138 @@ def test_a_kernel_may_have_a_derivative():
 
     double.defvjp(lambda x: (double(x), None), lambda _, ct: (2 * ct,))
     assert mw.grad(lambda x: double(x).sum())(mnp.ones(3)).tolist() == [2.0, 2.0, 2.0]
+
+
+def test_a_copy_is_started_in_one_kernel_and_waited_for_in_the_next():
+    """The semaphores are results of the first kernel and operands of the second."""
+
+    def start(x_ref, out_ref, send, receive):
+        n = lax.axis_size("x")
+        right = lax.rem(lax.axis_index("x") + 1, n)
+        pltpu.make_async_remote_copy(x_ref, out_ref, send, receive, device_id={"x": right}).start()
+
+    def done(x_ref, came_ref, send, receive, out_ref):
+        pltpu.make_async_remote_copy(x_ref, came_ref, send, receive, device_id={"x": 0}).wait()
+
+    semaphore = pl.BlockSpec(memory_space=pltpu.SEMAPHORE)
+
+    def permute(x):
+        came, send, receive = pl.pallas_call(
+            start, [struct((4, 8)), DMA, DMA], in_specs=[ANY], out_specs=[ANY, semaphore, semaphore], debug=MANY
+        )(x)
+        return pl.pallas_call(
+            done, struct((4, 8)), in_specs=[ANY, ANY, semaphore, semaphore], out_specs=ANY,
+            input_output_aliases={1: 0}, debug=MANY,
+        )(x, came, send, receive)  # fmt: skip
+
+    x = numbers(4, 4, 8)
+    np.testing.assert_array_equal(run(permute, x), np.roll(x, 1, 0))
+
+
+def all_gather_matmul(devices, m, k, n, t, debug=None):
+    """The left side goes round while the blocks that are here are multiplied; each slot has semaphores of its own."""
+
+    def body(x_ref, y_ref, z_ref, acc_ref):
+        step = pl.program_id(2)
+
+        @pl.when(step == 0)
+        def _():
+            acc_ref[...] = mnp.zeros_like(acc_ref)
+
+        acc_ref[...] += x_ref[...] @ y_ref[...]
+
+        @pl.when(step == pl.num_programs(2) - 1)
+        def _():
+            z_ref[...] = acc_ref[...]
+
+    def kernel(lhs_ref, rhs_ref, out_ref, slots_ref, acc_ref, local, send, receive, room):
+        me = lax.axis_index("x")
+        left, right = lax.rem(me + devices - 1, devices), lax.rem(me + 1, devices)
+        first = pltpu.async_copy(lhs_ref, slots_ref.at[0], local)
+        barrier(left, right)
+        first.wait()
+        for step in range(devices):
+            slot = step % 2
+            copy = pltpu.make_async_remote_copy(
+                slots_ref.at[slot], slots_ref.at[1 - slot], send, receive.at[slot], device_id={"x": right}
+            )
+            if step < devices - 1:
+                if step:
+                    pltpu.semaphore_wait(room)
+                copy.start()
+            rows = pl.ds(lax.rem(me - step + devices, devices) * k, k)
+            pltpu.emit_pipeline(
+                body,
+                grid=(m // t, n // t, k // t),
+                in_specs=[
+                    pl.BlockSpec((t, t), lambda i, j, k: (i, k)),
+                    pl.BlockSpec((t, t), lambda i, j, k: (k, j)),
+                ],
+                out_specs=pl.BlockSpec((t, t), lambda i, j, k: (i, j)),
+                should_accumulate_out=step > 0,
+            )(slots_ref.at[slot], rhs_ref.at[rows], out_ref, scratches=[acc_ref])
+            if step < devices - 1:
+                copy.wait()
+            if step < devices - 2:
+                pltpu.semaphore_signal(room, device_id={"x": left})
+
+    return pl.pallas_call(
+        kernel, [struct((m, n)), struct((2, m, k))], in_specs=[ANY, ANY], out_specs=[ANY, ANY],
+        scratch_shapes=[pltpu.VMEM((t, t), mnp.float32), DMA, DMA, DMA((2,)), REGULAR],
+        compiler_params=COLLECTIVE, debug=debug,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("devices", [2, 4, 8])
+def test_an_all_gather_matmul_without_the_hazards_of_the_document(devices):
+    m, k, n, t = 8, 8, 8, 4
+    x, y = numbers(m, k * devices), numbers(k * devices, n * devices)
+    call = all_gather_matmul(devices, m, k, n, t, pl.Debug(schedules=16 if devices == 4 else 4))
+    inputs = [list(pair) for pair in zip(np.split(x, devices, 1), np.split(y, devices, 1), strict=True)]
+    outs = on_devices(call, {"x": devices}, inputs)
+    np.testing.assert_array_equal(np.concatenate([out for out, _ in outs], 1), x @ y)
+
+
+@pytest.mark.parametrize("devices", [2, 4, 8])
+def test_a_matmul_whose_partial_sums_go_round(devices):
+    """Each device multiplies its columns by its rows; block by block the sums are handed on and added to."""
+    m, k, n = 4, 8, 8
+
+    def body(x_ref, y_ref, z_ref):
+        z_ref[...] = x_ref[...] @ y_ref[...]
+
+    def kernel(lhs_ref, rhs_ref, out_ref, sums_ref, local, send, receive, room):
+        me = lax.axis_index("x")
+        left, right = lax.rem(me + devices - 1, devices), lax.rem(me + 1, devices)
+        barrier(left, right)
+        for step in range(devices):
+            slot = step % 2
+            block = lax.rem(me - step - 1 + 2 * devices, devices)
+            pltpu.emit_pipeline(
+                body,
+                grid=(n // 4,),
+                in_specs=[pl.BlockSpec((m, k), lambda j: (0, 0)), pl.BlockSpec((k, 4), lambda j: (0, j))],
+                out_specs=pl.BlockSpec((m, 4), lambda j: (0, j)),
+                should_accumulate_out=step > 0,
+            )(lhs_ref.at[pl.ds(block * m, m)], rhs_ref, sums_ref.at[slot])
+            if step == devices - 1:
+                pltpu.async_copy(sums_ref.at[slot], out_ref, local).wait()
+                break
+            if step:
+                pltpu.semaphore_wait(room)
+            copy = pltpu.make_async_remote_copy(
+                sums_ref.at[slot], sums_ref.at[1 - slot], send, receive.at[slot], device_id={"x": right}
+            )
+            copy.start()
+            copy.wait()
+            if step < devices - 2:
+                pltpu.semaphore_signal(room, device_id={"x": left})
+
+    call = pl.pallas_call(
+        kernel, [struct((m, n)), struct((2, m, n))], in_specs=[ANY, ANY], out_specs=[ANY, ANY],
+        scratch_shapes=[DMA, DMA, DMA((2,)), REGULAR], compiler_params=COLLECTIVE, debug=MANY,
+    )  # fmt: skip
+    x, y = numbers(m * devices, k * devices), numbers(k * devices, n)
+    inputs = [list(pair) for pair in zip(np.split(x, devices, 1), np.split(y, devices, 0), strict=True)]
+    outs = on_devices(call, {"x": devices}, inputs)
+    np.testing.assert_array_equal(np.concatenate([out for out, _ in outs]), x @ y)

@@ -10,8 +10,6 @@ from meshwright.kernel.indexing import as_int
 from meshwright.kernel.spaces import DeviceIdType
 from meshwright.kernel.tasks import Task
 
-CORE_AXIS = "core"
-
 
 def device_of(task: Task, device_id: Any, kind: DeviceIdType = DeviceIdType.MESH) -> tuple[int, int]:
     """The device and core that ``device_id`` names, seen from a task."""
@@ -44,7 +42,7 @@ def _by_axes(task: Task, device_id: dict[Any, Any]) -> tuple[int, int]:
     place = dict(task.coordinates)
     core = task.core
     for axes, value in device_id.items():
-        if axes == CORE_AXIS and CORE_AXIS not in machine.mesh:
+        if axes == machine.core_axis and axes not in machine.mesh:
             core = _checked(task, as_int(value), machine.cores, device_id)
             continue
         names = axes if isinstance(axes, tuple) else (axes,)

@@ -21,7 +21,8 @@ from meshwright.kernel.memory import Data, poison
 from meshwright.kernel.pipeline import Allocation, Pipeline, PipelineArg
 from meshwright.kernel.refs import Ref
 from meshwright.kernel.schedules import Adversarial, Schedule, Seeded, nth
-from meshwright.kernel.spaces import MemorySpace, MemoryType
+from meshwright.kernel.semaphores import SemaphoreRef
+from meshwright.kernel.spaces import MemorySpace, MemoryType, Semaphores, SemaphoreType
 from meshwright.kernel.tasks import Task, current
 
 
@@ -59,6 +60,7 @@ class CompilerParams:
     dimension_semantics: Any = None
     collective_id: int | None = None
     vmem_limit_bytes: int | None = None
+    num_cores: int = 1
     has_side_effects: bool = False
 
 
@@ -72,7 +74,8 @@ class Call:
     in_specs: tuple[BlockSpec, ...]
     out_specs: tuple[BlockSpec, ...]
     labels: tuple[str, ...]  # what the kernel calls its arguments, then its outputs and scratch memory
-    out_types: tuple[TensorType, ...]
+    out_types: tuple[TensorType, ...]  # of semaphores, the type of their counts
+    out_semaphores: tuple[Semaphores | None, ...]
     in_trees: tuple[tree.TreeDef, ...]  # one per argument
     out_trees: tuple[tree.TreeDef, ...]
     scratch: Any
@@ -81,6 +84,7 @@ class Call:
     params: CompilerParams = field(default_factory=CompilerParams)
     debug: Debug | None = None
     cores: int = 1
+    core_axis: str = "core"
     source: Source | None = None
 
     def __repr__(self) -> str:
@@ -126,11 +130,15 @@ class _Place:
 
     def axis_index(self, name: str) -> Any:
         task = current("lax.axis_index")
+        if name == task.machine.core_axis and name not in task.machine.mesh:
+            return direct.integer(task.core)
         self._check(task, name)
         return direct.integer(task.coordinates[name])
 
     def axis_size(self, name: str) -> int:
         task = current("lax.axis_size")
+        if name == task.machine.core_axis and name not in task.machine.mesh:
+            return task.machine.cores
         self._check(task, name)
         return task.machine.mesh[name]
 
@@ -157,6 +165,7 @@ def _run(
         all_entered=call.params.collective_id is None,
         limits={MemorySpace.VMEM: limit} if limit is not None else {},
         home=call.source,
+        core_axis=call.core_axis,
     )
     machine.collective_id = call.params.collective_id
     ready = [_prepare(call, machine, task, inputs[task.device]) for task in machine.tasks]
@@ -165,6 +174,7 @@ def _run(
     try:
         with trace.building(None), np.errstate(all="ignore"):
             machine.run(lambda task: ready[task.entity].run())
+        results = [[_taken(ref) for ref in operands.outs] for operands in ready[:: call.cores]]
         machine.finish()
     except Exception as error:
         # What goes wrong after a race goes wrong because of it.
@@ -175,7 +185,12 @@ def _run(
         direct.state.place, trace.state.manual = before
     if machine.history is not None and machine.history.races:
         raise race_error(list(machine.history.races.values()))
-    return [[ref.data for ref in operands.outs] for operands in ready[:: call.cores]]
+    return results
+
+
+def _taken(ref: Any) -> Any:
+    """A result: what is in memory, or the counts of semaphores, which go on in the next kernel."""
+    return ref.array.hand_over() if isinstance(ref, SemaphoreRef) else ref.data
 
 
 @dataclass
@@ -184,8 +199,8 @@ class _Operands:
 
     task: Task
     pipeline: Pipeline
-    ins: list[Ref]
-    outs: list[Ref]
+    ins: list[Any]
+    outs: list[Any]
     windows: Any
 
     def run(self) -> None:
@@ -207,10 +222,14 @@ def _prepare(call: Call, machine: Machine, task: Task, inputs: Sequence[Data]) -
             found = machine.allocate(task, key, label, kind, data if initialized else None)
         return Ref(found)
 
-    outs: list[Ref] = []
+    outs: list[Any] = []
     of_out = {out: n for n, out in to_out.items()}
     for n, t in enumerate(call.out_types):
         label = names[len(inputs) + n]
+        semaphores = call.out_semaphores[n]
+        if semaphores is not None:
+            outs.append(SemaphoreRef(machine.allocate(task, ("out", n), label, semaphores)))
+            continue
         given = inputs[of_out[n]].copy() if n in of_out else None
         outs.append(
             operand(
@@ -218,12 +237,16 @@ def _prepare(call: Call, machine: Machine, task: Task, inputs: Sequence[Data]) -
             )
         )
     scalars: list[Ref] = []
-    ins: list[Ref] = []
+    ins: list[Any] = []
     for n, data in enumerate(inputs):
         if n < scalar_leaves:
             scalars.append(operand(("scalar", n), names[n], MemorySpace.SMEM, np.array(data), True))
         elif n in to_out:
             ins.append(outs[to_out[n]])
+        elif call.in_specs[n - scalar_leaves].memory_space is MemorySpace.SEMAPHORE:
+            array = machine.allocate(task, ("in", n), names[n], Semaphores(SemaphoreType.DMA, data.shape))
+            array.restore(data)
+            ins.append(SemaphoreRef(array))
         else:
             ref = operand(("in", n), names[n], MemorySpace.ANY, np.asarray(data), True)
             ref.buffer.readonly = True
@@ -246,6 +269,8 @@ def _prepare(call: Call, machine: Machine, task: Task, inputs: Sequence[Data]) -
         return call.kernel(*args, *scratch)
 
     pipeline = Pipeline(body, call.grid, call.in_specs, call.out_specs, [False] * len(outs))
+    if call.params.num_cores > 1:
+        pipeline.divide(task, call.params.dimension_semantics)
     pipeline.scalars = tuple(scalars)
     wanted = pipeline.allocation_types([*ins, *outs])
     labels = [f"the window of {name}" for name in (*names[scalar_leaves : len(inputs)], *names[len(inputs) :])]

@@ -21,6 +21,7 @@ from meshwright.kernel.blocks import BlockSpec, GridSpec
 from meshwright.kernel.call import Call, CompilerParams, Debug, run_kernel
 from meshwright.kernel.faults import KernelError
 from meshwright.kernel.indexing import as_int
+from meshwright.kernel.spaces import Semaphores, SemaphoreType
 from meshwright.ops.collective import axis_index
 
 
@@ -40,6 +41,7 @@ def pallas_call(
     interpret: Any = None,
     name: str | None = None,
     cost_estimate: Any = None,
+    core_mesh: tuple[str, int] | None = None,
 ) -> Callable[..., Any]:
     """A function of arrays that runs ``kernel`` on refs to them, once per grid step.
 
@@ -77,6 +79,7 @@ def pallas_call(
             out_specs=tuple(_specs(given_out_specs, [t for _, t in out_flat], "out_specs")),
             labels=_labels(kernel, len(in_trees), len(out_flat)),
             out_types=tuple(_type(leaf) for found, _ in out_flat for leaf in found),
+            out_semaphores=tuple(_semaphores(leaf) for found, _ in out_flat for leaf in found),
             in_trees=in_trees,
             out_trees=tuple(t for _, t in out_flat),
             scratch=spec.scratch_shapes if isinstance(spec.scratch_shapes, dict) else list(spec.scratch_shapes or ()),
@@ -84,6 +87,8 @@ def pallas_call(
             aliases=tuple(sorted(dict(input_output_aliases or {}).items())),
             params=params,
             debug=debug,
+            cores=params.num_cores if core_mesh is None else core_mesh[1],
+            core_axis="core" if core_mesh is None else core_mesh[0],
             source=source,
         )
         _check_aliases(built, leaves)
@@ -140,7 +145,14 @@ def _sizes(grid: Any) -> tuple[int, ...]:
     return sizes
 
 
+def _semaphores(out: Any) -> Semaphores | None:
+    return Semaphores(out) if isinstance(out, SemaphoreType) else out if isinstance(out, Semaphores) else None
+
+
 def _type(out: Any) -> TensorType:
+    semaphores = _semaphores(out)
+    if semaphores is not None:
+        return TensorType(semaphores.shape, dtypes.INT32)
     if not (hasattr(out, "shape") and hasattr(out, "dtype")):
         raise KernelError(
             f"out_shape has {out!r} in it.",
@@ -156,7 +168,7 @@ def _specs(specs: Any, trees: Any, what: str) -> list[BlockSpec]:
     leaves = sum(t.num_leaves for t in trees)
     if specs is None:
         return [BlockSpec()] * leaves
-    given = list(specs) if isinstance(specs, tuple | list) else [specs]
+    given = list(specs) if isinstance(specs, tuple | list) else [specs] * len(trees)
     if len(given) == 1 and given[0] is None:
         given *= len(trees)
     if len(given) != len(trees):

@@ -39,11 +39,13 @@ class Machine:
         all_entered: bool = True,
         limits: dict[MemorySpace, int] | None = None,
         home: Source | None = None,
+        core_axis: str = "core",
     ) -> None:
         self.mesh = mesh
         self.sizes = tuple(mesh.values())
         self.size = prod(self.sizes)
         self.cores = cores
+        self.core_axis = core_axis
         self.schedule = schedule or Schedule()
         self.limits = limits or {}
         self.home = home

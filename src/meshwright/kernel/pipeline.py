@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 from meshwright.core import tree
@@ -99,7 +100,28 @@ class Pipeline:
         self.in_specs = list(in_specs)
         self.out_specs = list(out_specs)
         self.accumulate = list(accumulate)
+        self.first = (0,) * len(self.grid)  # where the part of the grid that this core runs starts
+        self.whole = self.grid
         self.scalars: tuple[Any, ...] = ()  # refs that index maps see after the grid indices
+
+    def divide(self, task: Task, semantics: Any) -> None:
+        """Let each core run a part of the grid: of the first parallel axis that they divide, or of the longest one."""
+        cores = task.machine.cores
+        names = [getattr(name, "value", name) for name in semantics or ()]
+        parallel = [n for n, name in enumerate(names) if name == "parallel"]
+        if not parallel:
+            raise KernelError(
+                f"A grid is to be divided among {cores} cores, but no axis of it is parallel.",
+                where=here(),
+                why="the steps of other axes must be run in order",
+                fix='dimension_semantics=("parallel", "arbitrary")',
+            )
+        even = [n for n in parallel if self.grid[n] % cores == 0]
+        chosen = even[0] if even else max(parallel, key=lambda n: self.grid[n])
+        size, more = divmod(self.grid[chosen], cores)
+        start = task.core * size + min(task.core, more)
+        self.first = tuple(start if n == chosen else 0 for n in range(len(self.grid)))
+        self.grid = tuple(size + (task.core < more) if n == chosen else k for n, k in enumerate(self.grid))
 
     # Memory
 
@@ -163,14 +185,14 @@ class Pipeline:
         for n in reversed(self.grid):
             out.append(step % n)
             step //= n
-        return tuple(reversed(out))
+        return tuple(a + b for a, b in zip(reversed(out), self.first, strict=True))
 
 
 def _allocation(spec: BlockSpec, operand: Any) -> Allocation | None:
     """Slots and semaphores for one operand; none where the kernel works on the operand's own memory."""
     space = getattr(operand, "memory_space", None) or getattr(operand, "space", MemorySpace.ANY)
     wanted = spec.memory_space or MemorySpace.VMEM
-    if not wanted.addressable or space is wanted:
+    if not wanted.addressable or space is wanted or space is MemorySpace.SEMAPHORE:
         return None
     shape = tuple(operand.shape)
     if spec.block_shape is not None and len(shape) != len(spec.block_shape):
@@ -219,7 +241,7 @@ class _Operand:
 
     def direct(self, step: int) -> Ref:
         """The block in the operand's own memory."""
-        if self.blocks.whole or not self.ref.memory_space.addressable:
+        if self.blocks.whole or not self.ref.memory_space.addressable or self.ref.memory_space is MemorySpace.SEMAPHORE:
             return self.ref
         box = self.blocks.box(self.index(step))
         cut = tuple(slice(a, b) if k else a for a, b, k in zip(box.starts, box.stops, self.blocks.kept, strict=True))
@@ -280,13 +302,14 @@ class Run:
 
     def go(self) -> None:
         """All steps."""
-        task, grid = self.task, self.pipeline.grid
+        task, whole = self.task, self.pipeline.whole
         if self.steps == 0:
             return
         self._start()
-        task.grids.append(((0,) * len(grid), grid))
-        for step, indices in enumerate(itertools.product(*map(range, grid))):
-            task.grids[-1] = (indices, grid)
+        task.grids.append((self.pipeline.first, whole))
+        ranges = (range(a, a + n) for a, n in zip(self.pipeline.first, self.pipeline.grid, strict=True))
+        for step, indices in enumerate(itertools.product(*ranges)):
+            task.grids[-1] = (indices, whole)
             self._step(step)
         task.grids.pop()
         self._end()
@@ -458,15 +481,21 @@ def emit_pipeline(
     should_accumulate_out: Any = False,
     dimension_semantics: Any = None,
     core_axis: int | None = None,
+    core_axis_name: str | None = None,
     no_pipelining: bool = False,
 ) -> Callable[..., None]:
     """A function of refs that runs ``body`` over a grid while blocks of the refs' memory come and go."""
-    pipeline = _pipeline(body, grid, in_specs, out_specs, should_accumulate_out, no_pipelining)
+    make = partial(_pipeline, body, grid, in_specs, out_specs, should_accumulate_out, no_pipelining)
+    pipeline = make()
 
     def run(*refs: Ref, scratches: Sequence[Any] = (), scratchs: Sequence[Any] = (), allocations: Any = None) -> None:
         task = current("emit_pipeline")
         windows = None if allocations is None else _bound(pipeline, task, allocations)
-        pipeline.run(task, refs, [*scratches, *scratchs], windows)
+        mine = pipeline
+        if (core_axis is not None or core_axis_name is not None) and task.machine.cores > 1:
+            mine = make()
+            mine.divide(task, dimension_semantics)
+        mine.run(task, refs, [*scratches, *scratchs], windows)
 
     return run
 

@@ -9,7 +9,7 @@ import numpy as np
 from meshwright.core.source import Source, here
 from meshwright.kernel.faults import SemaphoreError
 from meshwright.kernel.indexing import resolve
-from meshwright.kernel.spaces import SemaphoreType
+from meshwright.kernel.spaces import MemorySpace, SemaphoreType
 
 if TYPE_CHECKING:
     from meshwright.kernel.tasks import Task
@@ -104,6 +104,20 @@ class SemaphoreArray:
         for index in np.ndindex(shape):
             self.cells[index] = Semaphore(self, index)
 
+    def restore(self, counts: Any) -> None:
+        """Go on from the counts of an earlier kernel."""
+        for semaphore, count in zip(self, counts.flat, strict=True):
+            semaphore.count = int(count)
+            semaphore.spent = -semaphore.count  # nothing more is to be learnt from waiting for it
+
+    def hand_over(self) -> Any:
+        """The counts, for a later kernel; nothing is left here."""
+        counts = np.zeros(self.cells.shape, np.int32)
+        for semaphore in self:
+            counts[semaphore.index] = semaphore.count
+            semaphore.count, semaphore.signals = 0, []
+        return counts
+
     def __iter__(self) -> Any:
         return iter(self.cells.flat)
 
@@ -121,6 +135,10 @@ class SemaphoreRef:
     @property
     def shape(self) -> tuple[int, ...]:
         return () if self.cells.__class__ is Semaphore else self.cells.shape  # type: ignore[no-any-return]
+
+    @property
+    def memory_space(self) -> MemorySpace:
+        return MemorySpace.SEMAPHORE
 
     @property
     def at(self) -> _At:

@@ -23,6 +23,7 @@ from meshwright.kernel.blocks import (
 from meshwright.kernel.call import Debug
 from meshwright.kernel.calling import pallas_call
 from meshwright.kernel.copies import semaphore_read, semaphore_signal, semaphore_wait
+from meshwright.kernel.cores import kernel
 from meshwright.kernel.indexing import ds
 from meshwright.kernel.language import (
     cdiv,
@@ -61,6 +62,7 @@ __all__ = [
     "debug_print",
     "ds",
     "dslice",
+    "kernel",
     "load",
     "loop",
     "multiple_of",

@@ -16,6 +16,7 @@ from meshwright.kernel.copies import (
     semaphore_wait,
     sync_copy,
 )
+from meshwright.kernel.cores import TensorCoreMesh, create_tensorcore_mesh
 from meshwright.kernel.faults import (
     BarrierError,
     BoundsError,
@@ -80,10 +81,12 @@ __all__ = [
     "SemaphoreType",
     "TPUCompilerParams",
     "TPUMemorySpace",
+    "TensorCoreMesh",
     "UnfinishedCopyError",
     "UninitializedError",
     "async_copy",
     "async_remote_copy",
+    "create_tensorcore_mesh",
     "device_id",
     "emit_pipeline",
     "emit_pipeline_with_allocations",
