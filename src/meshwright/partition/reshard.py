@@ -24,7 +24,8 @@ from meshwright.core.source import here
 from meshwright.errors import MeshError, ShapeError, ShardingError
 from meshwright.partition.reshard_blocks import Blocks
 from meshwright.partition.reshard_cost import step_seconds, topology_for
-from meshwright.partition.reshard_search import Sketch, block_sketches, sketches
+from meshwright.partition.reshard_direct import direct_sketches
+from meshwright.partition.reshard_search import Sketch, sketches
 from meshwright.partition.reshard_steps import Mapped, Place, Received, ReshardStep
 from meshwright.partition.reshard_structure import Bound, Frame, Structure, frame, lower_bound, structure
 
@@ -352,7 +353,7 @@ def _find(source: TensorSharding, target: TensorSharding, base: tuple[int, ...],
     if parts is None and target.unreduced:
         raise _no_common_axes(source, target)
     if parts is None or None in parts.dims:
-        blocks = block_sketches(placed, parts, base, name, source.reduction, target.reduction)
+        blocks = direct_sketches(placed, parts, base, name, source.reduction, target.reduction)
         return _Found(placed, parts, tuple(sorted(blocks, key=lambda sketch: _score(sketch, base))))
     rest = [
         -(-size // prod(piece.size for piece in pieces or ())) for size, pieces in zip(base, parts.dims, strict=True)

@@ -21,11 +21,8 @@ from itertools import product
 from math import prod
 from typing import NamedTuple
 
-import numpy as np
-
-from meshwright.core.axes import AxisRef, cut
-from meshwright.core.placement import Digit, Digits, axes_of, block_numbers, block_size
-from meshwright.partition.reshard_blocks import Split, blocks_step
+from meshwright.core.axes import AxisRef
+from meshwright.core.placement import Digit, Digits
 from meshwright.partition.reshard_steps import (
     AllGather,
     AllReduce,
@@ -43,7 +40,7 @@ from meshwright.partition.reshard_steps import (
     Select,
     Slice,
 )
-from meshwright.partition.reshard_structure import Frame, Piece, Structure, tables
+from meshwright.partition.reshard_structure import Piece, Structure
 
 Name = Callable[[Digit], AxisRef]
 Digitwise = dict[Place, Piece]
@@ -108,7 +105,7 @@ def ways(pieces: Digitwise) -> Ways:
     return Ways(tuple(slices), tuple(c for c in cycles if len(c) > 1), tuple(paths), tuple(gathers))
 
 
-# Where both sides have common digits
+# All ways
 
 
 def sketches(
@@ -128,13 +125,13 @@ def sketches(
     found: list[Sketch] = []
     for choice in _reductions(parts, pieces, rest, idle):
         found += _sketches_of(choice, parts, first, name, reduction)
-    closing: list[ReshardStep] = [Expand(_parts(last, name))] if last else []
+    closing: list[ReshardStep] = [Expand(on_parts(last, name))] if last else []
     closing += [Mask(tuple(map(name, mask)), sums_by)] if mask else []
     named = {place: name(atom) for place, atom in start.items() if atom is not None}
     return [sketch._replace(start=named, steps=(*sketch.steps, *closing)) for sketch in found]
 
 
-def _parts(pairs: Iterable[tuple[Place, Digit]], name: Name) -> tuple[Part, ...]:
+def on_parts(pairs: Iterable[tuple[Place, Digit]], name: Name) -> tuple[Part, ...]:
     return tuple(Part(*place, name(atom)) for place, atom in sorted(pairs))
 
 
@@ -221,18 +218,18 @@ def _sketches_of(
     )
     before: list[ReshardStep] = []
     onto = {place: atom for place, atom in todo.slices if place in first}
-    if expanded := _parts(((place, atom) for place, atom in first.items() if place not in onto), name):
+    if expanded := on_parts(((place, atom) for place, atom in first.items() if place not in onto), name):
         before.append(Expand(expanded))
     if onto:
-        kept = _parts(((place, first[place]) for place in onto), name)
+        kept = on_parts(((place, first[place]) for place in onto), name)
         before.append(Select(kept, tuple(name(onto[part.place]) for part in kept)))
-    if slices := _parts((*(each for each in todo.slices if each[0] not in onto), *choice.sliced), name):
+    if slices := on_parts((*(each for each in todo.slices if each[0] not in onto), *choice.sliced), name):
         before.append(Slice(slices))
     if choice.scattered:
-        before.append(ReduceScatter(_parts(choice.scattered, name), reduction))
+        before.append(ReduceScatter(on_parts(choice.scattered, name), reduction))
     if choice.whole:
         before.append(AllReduce(tuple(map(name, choice.whole)), reduction))
-    after: list[ReshardStep] = [AllGather(_parts(todo.gathers, name))] if todo.gathers else []
+    after: list[ReshardStep] = [AllGather(on_parts(todo.gathers, name))] if todo.gathers else []
     for exchange in _exchanges(todo, name):
         yield Sketch(digits, choice.rest, (None,) * len(digits), {}, (*before, *exchange, *after))
 
@@ -251,157 +248,3 @@ def _exchanges(todo: Ways, name: Name) -> Iterator[list[ReshardStep]]:
         return
     yield [Rounds(cycles, paths)]
     yield [Permute((*cycles, *long)), swaps]
-
-
-# Where they do not
-
-
-def block_sketches(
-    found: Frame, parts: Structure | None, shape: Sequence[int], name: Name, reduction: str, sums_by: str
-) -> list[Sketch]:
-    """Slices and sums, blocks in rounds, gathers; sums are scattered over dims without digits, or reduced whole."""
-    scatters = (True, False) if parts is not None and parts.owed else (False,)
-    return [_block_sketch(found, parts, shape, name, reduction, sums_by, scatter) for scatter in scatters]
-
-
-def _block_sketch(
-    found: Frame,
-    parts: Structure | None,
-    shape: Sequence[int],
-    name: Name,
-    reduction: str,
-    sums_by: str,
-    scatter: bool,
-) -> Sketch:
-    if parts is None:
-        splits = [
-            Split(size, *one, *other)
-            for size, one, other in zip(shape, tables(found.source), tables(found.target), strict=True)
-        ]
-        both = tuple((block_size(s.size, s.source_blocks), block_size(s.size, s.target_blocks)) for s in splits)
-        owed = axes_of(found.mesh, found.source.unreduced) or ()
-        first: tuple[ReshardStep, ...] = (AllReduce(owed, reduction),) if owed else ()
-        every = tuple(axis for axis in cut(found.mesh.axes, owed) if axis.size > 1)
-        step = blocks_step(splits, found.source.size, every, ())
-        return Sketch(((),) * len(splits), (1,) * len(splits), both, {}, (*first, step))
-    pieces: dict[Place, Piece] = {
-        Place(dim, digit): piece for dim, dims in enumerate(parts.dims) for digit, piece in enumerate(dims or ())
-    }
-    busy = {
-        digit for dim, dims in enumerate(parts.dims) if dims is None for digit in _atoms(found.source.dims[dim], parts)
-    }
-    aimed = {
-        digit for dim, dims in enumerate(parts.dims) if dims is None for digit in _atoms(found.target.dims[dim], parts)
-    }
-    busy |= {piece.source for piece in pieces.values() if piece.source}
-    aimed |= {piece.target for piece in pieces.values() if piece.target}
-    sliced: list[tuple[Place, Digit]] = []
-    scattered: list[tuple[Place, Digit]] = []
-    gathers: list[tuple[Place, Digit]] = []
-    source = {place: piece.source for place, piece in pieces.items() if piece.source}
-    target = {place: piece.target for place, piece in pieces.items() if piece.target}
-    start = {place: name(atom) for place, atom in source.items()}
-    for dim, dims in enumerate(parts.dims):
-        for digit, piece in enumerate(dims or ()):
-            place = Place(dim, digit)
-            if piece.source is None and piece.target is not None:
-                if piece.target in busy or (piece.target in parts.source_sums and piece.target not in parts.owed):
-                    break
-                (scattered if piece.target in parts.owed else sliced).append((place, piece.target))
-                source[place] = piece.target
-            elif piece.target is None and piece.source is not None:
-                if piece.source in aimed:
-                    break
-                gathers.append((place, piece.source))
-                target[place] = piece.source
-    whole = [atom for atom in parts.owed if atom not in {atom for _, atom in scattered}]
-    minor: dict[int, list[Digit]] = {}
-    for atom in list(whole) if scatter else ():
-        for dim, dims in enumerate(parts.dims):
-            blocks = _count(found.source.dims[dim]) * _count(minor.get(dim, ()))
-            if dims is None and shape[dim] % (blocks * atom.size) == 0:
-                scattered.append((Place(dim, len(minor.get(dim, ()))), atom))
-                minor.setdefault(dim, []).append(atom)
-                whole.remove(atom)
-                break
-    rest = tuple(
-        1 if dims is None else block_size(size, prod(piece.size for piece in dims))
-        for size, dims in zip(shape, parts.dims, strict=True)
-    )
-    steps: list[ReshardStep] = [Slice(_parts(sliced, name))] if sliced else []
-    steps += [ReduceScatter(_parts(scattered, name), reduction)] if scattered else []
-    steps += [AllReduce(tuple(map(name, whole)), reduction)] if whole else []
-    lists = [_sides(found, parts, dim, source, target, shape[dim], rest[dim]) for dim in range(len(shape))]
-    lists = [(left, (*one, *minor.get(dim, ())), other) for dim, (left, one, other) in enumerate(lists)]
-    over = [a for a in reversed(parts.atoms) if any(a in one or a in other for _, one, other in lists)]
-    strides: dict[Digit, int] = {}
-    devices = 1
-    for atom in reversed(over):
-        strides[atom] = devices
-        devices *= atom.size
-    numbers = np.arange(devices)
-
-    def split(size: int, one: Digits, other: Digits) -> Split:
-        sides = [tuple(Digit(strides[atom], atom.size) for atom in side) for side in (one, other)]
-        return Split(
-            size,
-            prod(digit.size for digit in one),
-            block_numbers(sides[0], numbers),
-            prod(digit.size for digit in other),
-            block_numbers(sides[1], numbers),
-        )
-
-    mapped = [(place, name(atom)) for place, atom in target.items()]
-    steps.append(blocks_step([split(*each) for each in lists], devices, tuple(map(name, over)), mapped))
-    steps += [AllGather(_parts(gathers, name))] if gathers else []
-    steps += [Mask(tuple(map(name, parts.introduced)), sums_by)] if parts.introduced else []
-    digits = tuple(
-        tuple(piece.size for piece in (minor.get(dim, ()) if dims is None else dims))
-        for dim, dims in enumerate(parts.dims)
-    )
-    ends = tuple(
-        None
-        if dims is not None
-        else (block_size(size, _count(found.source.dims[dim])), block_size(size, _count(found.target.dims[dim])))
-        for dim, (size, dims) in enumerate(zip(shape, parts.dims, strict=True))
-    )
-    return Sketch(digits, rest, ends, start, tuple(steps))
-
-
-def _count(digits: Iterable[Digit]) -> int:
-    return prod(digit.size for digit in digits)
-
-
-def _atoms(digits: Digits, parts: Structure) -> Digits:
-    """The atoms of some digits, in their order."""
-    return tuple(
-        atom
-        for digit in digits
-        for atom in reversed(parts.atoms)
-        if digit.stride <= atom.stride and atom.stride * atom.size <= digit.stride * digit.size
-    )
-
-
-def _sides(
-    found: Frame,
-    parts: Structure,
-    dim: int,
-    source: dict[Place, Digit],
-    target: dict[Place, Digit],
-    size: int,
-    rest: int,
-) -> tuple[int, Digits, Digits]:
-    """What of a dim is left to exchange, and the atoms of both sides: digits kept at the major end are left out."""
-    dims = parts.dims[dim]
-    if dims is None:
-        return size, _atoms(found.source.dims[dim], parts), _atoms(found.target.dims[dim], parts)
-    kept = 0
-    while kept < len(dims) and source.get(Place(dim, kept)) == target.get(Place(dim, kept)) is not None:
-        kept += 1
-    places = [Place(dim, digit) for digit in range(kept, len(dims))]
-    left = rest * prod(piece.size for piece in dims[kept:])
-    return (
-        left,
-        tuple(source[place] for place in places if place in source),
-        tuple(target[place] for place in places if place in target),
-    )

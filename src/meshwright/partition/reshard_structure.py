@@ -137,7 +137,7 @@ def structure(found: Frame, shape: Sequence[int]) -> Structure | None:
         atoms = tuple(Digit(low, high // low) for low, high in pairwise(sorted(cuts)))
         dims: list[Pieces | None] = []
         for dim, (one, other) in enumerate(zip(source.dims, target.dims, strict=True)):
-            pieces = None if dim in apart else _aligned(_cut(one, atoms), _cut(other, atoms))
+            pieces = None if dim in apart else _aligned(atoms_of(one, atoms), atoms_of(other, atoms))
             if isinstance(pieces, set):
                 if _nested(cuts | pieces):
                     cuts |= pieces
@@ -148,7 +148,7 @@ def structure(found: Frame, shape: Sequence[int]) -> Structure | None:
                 apart.add(dim)
             dims.append(pieces)
         else:
-            sums = _cut(source.unreduced, atoms), _cut(target.unreduced, atoms)
+            sums = atoms_of(source.unreduced, atoms), atoms_of(target.unreduced, atoms)
             return Structure(source.size, tuple(dims), *sums, atoms)
 
 
@@ -156,7 +156,7 @@ def _nested(cuts: Iterable[int]) -> bool:
     return all(after % before == 0 for before, after in pairwise(sorted(cuts)))
 
 
-def _cut(digits: Digits, atoms: Digits) -> Digits:
+def atoms_of(digits: Digits, atoms: Digits) -> Digits:
     """The atoms of the digits, in their order."""
     return tuple(
         atom

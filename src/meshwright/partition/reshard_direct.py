@@ -1,0 +1,172 @@
+"""The way from one sharding to another where their blocks do not nest: blocks are sent directly.
+
+Digits that some dims have in common still help: a digit that only the target splits, by an atom that is idle in the
+source, is sliced first, and one that only the source splits, by an atom that is idle in the target, is gathered last.
+What is left between is exchanged in rounds of permutes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from math import prod
+
+import numpy as np
+
+from meshwright.core.axes import cut
+from meshwright.core.placement import Digit, Digits, axes_of, block_numbers, block_size
+from meshwright.partition.reshard_blocks import Blocks, Split, blocks_step
+from meshwright.partition.reshard_search import Name, Sketch, on_parts
+from meshwright.partition.reshard_steps import (
+    AllGather,
+    AllReduce,
+    Mask,
+    Place,
+    ReduceScatter,
+    ReshardStep,
+    Slice,
+)
+from meshwright.partition.reshard_structure import Frame, Structure, atoms_of, tables
+
+
+def direct_sketches(
+    found: Frame, parts: Structure | None, shape: Sequence[int], name: Name, reduction: str, sums_by: str
+) -> list[Sketch]:
+    """Sums are scattered over dims without common digits, or reduced whole."""
+    if parts is None:
+        return [_listed(found, shape, reduction)]
+    ways = [_Direct(found, parts, shape, scatter) for scatter in ((True, False) if parts.owed else (False,))]
+    return [way.sketch(name, reduction, sums_by) for way in ways]
+
+
+def _listed(found: Frame, shape: Sequence[int], reduction: str) -> Sketch:
+    """All devices exchange with each other: their axes have no common parts."""
+    splits = [
+        Split(size, *one, *other)
+        for size, one, other in zip(shape, tables(found.source), tables(found.target), strict=True)
+    ]
+    ends = tuple((block_size(s.size, s.source_blocks), block_size(s.size, s.target_blocks)) for s in splits)
+    owed = axes_of(found.mesh, found.source.unreduced) or ()
+    first: tuple[ReshardStep, ...] = (AllReduce(owed, reduction),) if owed else ()
+    over = tuple(axis for axis in cut(found.mesh.axes, owed) if axis.size > 1)
+    step = blocks_step(splits, found.source.size, over, ())
+    return Sketch(((),) * len(splits), (1,) * len(splits), ends, {}, (*first, step))
+
+
+class _Direct:
+    """Where digits lie before and after the exchange, and what is sliced, scattered, reduced and gathered around it."""
+
+    def __init__(self, found: Frame, parts: Structure, shape: Sequence[int], scatter: bool) -> None:
+        self.found, self.parts, self.shape = found, parts, shape
+        self.source: dict[Place, Digit] = {}
+        self.target: dict[Place, Digit] = {}
+        for dim, pieces in enumerate(parts.dims):
+            for digit, piece in enumerate(pieces or ()):
+                if piece.source is not None:
+                    self.source[Place(dim, digit)] = piece.source
+                if piece.target is not None:
+                    self.target[Place(dim, digit)] = piece.target
+        self.start = dict(self.source)
+        self.sliced: list[tuple[Place, Digit]] = []
+        self.scattered: list[tuple[Place, Digit]] = []
+        self.gathered: list[tuple[Place, Digit]] = []
+        self._around()
+        self.whole = [atom for atom in parts.owed if atom not in {atom for _, atom in self.scattered}]
+        self.minor: dict[int, list[Digit]] = {}  # digits of dims without common ones, for sums
+        if scatter:
+            self._scatter()
+        self.rest = tuple(
+            1 if pieces is None else block_size(size, prod(piece.size for piece in pieces))
+            for size, pieces in zip(shape, parts.dims, strict=True)
+        )
+
+    def _around(self) -> None:
+        """Slice and gather what can be; only digits next to those that are split, so that blocks stay whole."""
+        parts, sides = self.parts, (self.found.source, self.found.target)
+        apart = [dim for dim, pieces in enumerate(parts.dims) if pieces is None]
+        busy, aimed = ({a for dim in apart for a in atoms_of(side.dims[dim], parts.atoms)} for side in sides)
+        busy |= {*self.source.values(), *parts.source_sums} - {*parts.owed}
+        aimed |= {*self.target.values()}
+        for dim, pieces in enumerate(parts.dims):
+            for digit, piece in enumerate(pieces or ()):
+                place = Place(dim, digit)
+                if piece.source is None and piece.target is not None:
+                    if piece.target in busy:
+                        break
+                    (self.scattered if piece.target in parts.owed else self.sliced).append((place, piece.target))
+                    self.source[place] = piece.target
+                elif piece.target is None and piece.source is not None:
+                    if piece.source in aimed:
+                        break
+                    self.gathered.append((place, piece.source))
+                    self.target[place] = piece.source
+
+    def _scatter(self) -> None:
+        """Put atoms that owe sums onto the minor ends of blocks that they divide."""
+        for atom in list(self.whole):
+            for dim, pieces in enumerate(self.parts.dims):
+                digits = self.minor.get(dim, [])
+                blocks = _count(self.found.source.dims[dim]) * _count(digits)
+                if pieces is None and self.shape[dim] % (blocks * atom.size) == 0:
+                    self.scattered.append((Place(dim, len(digits)), atom))
+                    self.minor[dim] = [*digits, atom]
+                    self.whole.remove(atom)
+                    break
+
+    def sketch(self, name: Name, reduction: str, sums_by: str) -> Sketch:
+        """The steps."""
+        parts = self.parts
+        steps: list[ReshardStep] = [Slice(on_parts(self.sliced, name))] if self.sliced else []
+        steps += [ReduceScatter(on_parts(self.scattered, name), reduction)] if self.scattered else []
+        steps += [AllReduce(tuple(map(name, self.whole)), reduction)] if self.whole else []
+        steps.append(self._exchange(name))
+        steps += [AllGather(on_parts(self.gathered, name))] if self.gathered else []
+        steps += [Mask(tuple(map(name, parts.introduced)), sums_by)] if parts.introduced else []
+        digits, ends = [], []
+        for dim, (size, pieces) in enumerate(zip(self.shape, parts.dims, strict=True)):
+            digits.append(tuple(each.size for each in (self.minor.get(dim, ()) if pieces is None else pieces)))
+            sides = (block_size(size, _count(side.dims[dim])) for side in (self.found.source, self.found.target))
+            ends.append(None if pieces is not None else (next(sides), next(sides)))
+        start = {place: name(atom) for place, atom in self.start.items()}
+        return Sketch(tuple(digits), self.rest, tuple(ends), start, tuple(steps))
+
+    def _exchange(self, name: Name) -> Blocks:
+        """The rounds, among the devices along the atoms that are not the same on both sides."""
+        sides = [self._sides(dim) for dim in range(len(self.shape))]
+        over = [atom for atom in reversed(self.parts.atoms) if any(atom in (*a, *b) for _, a, b in sides)]
+        digits: dict[Digit, Digit] = {}
+        devices = 1
+        for atom in reversed(over):
+            digits[atom] = Digit(devices, atom.size)
+            devices *= atom.size
+        numbers = np.arange(devices)
+        splits = [
+            Split(
+                size,
+                _count(source),
+                block_numbers(tuple(digits[atom] for atom in source), numbers),
+                _count(target),
+                block_numbers(tuple(digits[atom] for atom in target), numbers),
+            )
+            for size, source, target in sides
+        ]
+        mapped = [(place, name(atom)) for place, atom in self.target.items()]
+        return blocks_step(splits, devices, tuple(map(name, over)), mapped)
+
+    def _sides(self, dim: int) -> tuple[int, Digits, Digits]:
+        """What of a dim is exchanged, and the atoms of both sides: digits kept at the major end are left out."""
+        pieces = self.parts.dims[dim]
+        if pieces is None:
+            one, other = (atoms_of(side.dims[dim], self.parts.atoms) for side in (self.found.source, self.found.target))
+            return self.shape[dim], (*one, *self.minor.get(dim, ())), other
+        places = [Place(dim, digit) for digit in range(len(pieces))]
+        while places and self.source.get(places[0]) == self.target.get(places[0]) is not None:
+            places.pop(0)
+        return (
+            self.rest[dim] * prod(pieces[place.digit].size for place in places),
+            tuple(self.source[place] for place in places if place in self.source),
+            tuple(self.target[place] for place in places if place in self.target),
+        )
+
+
+def _count(digits: Iterable[Digit]) -> int:
+    return prod(digit.size for digit in digits)
