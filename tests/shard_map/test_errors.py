@@ -226,15 +226,23 @@ def test_a_part_and_the_whole_of_an_axis():
 
 
 def test_a_collective_outside_of_shard_map():
-    fix = "mw.shard_map(f, mesh=mesh, in_specs=…, out_specs=…)(x), where f calls lax."
+    fix = (
+        "mw.shard_map(f, mesh=mesh, in_specs=…, out_specs=…)(x), where f calls lax.{}; "
+        "over a batch, mw.vmap(f, axis_name='i')(x)"
+    )
     why = "a collective is what the devices of a mesh compute together, each running the function of a shard_map"
-    expect(lambda: lax.psum(X, "i"), "psum over 'i' is used outside of a shard_map.", why, fix + "psum")
-    expect(lambda: lax.axis_index("i"), "axis_index over 'i' is used outside of a shard_map.", why, fix + "axis_index")
+    expect(lambda: lax.psum(X, "i"), "psum over 'i' is used outside of a shard_map.", why, fix.format("psum"))
+    expect(
+        lambda: lax.axis_index("i"),
+        "axis_index over 'i' is used outside of a shard_map.",
+        why,
+        fix.format("axis_index"),
+    )
     expect(
         lambda: mw.jit(lambda x: lax.all_gather(x, "i"))(X),
         "all_gather over 'i' is used outside of a shard_map.",
         why,
-        fix + "all_gather",
+        fix.format("all_gather"),
     )
 
 
@@ -805,3 +813,54 @@ def test_a_collective_along_another_axis_is_right():
         return lax.cond(x[0] > 3, lambda: lax.psum(both, "j"), lambda: x)
 
     close(smap(body, P("i"), P("i"))(X), np.where(np.repeat(X[::2], 2) > 3, 2 * X, X))
+
+
+# Batches with names
+
+
+def test_axes_that_a_vmap_does_not_have():
+    expect(
+        lambda: mw.vmap(lambda x: lax.psum(x, "c"), axis_name="b")(M),
+        "psum names the mesh axis 'c', which is not there.",
+        "the axes here are b",
+        "'b'",
+    )
+    expect(
+        lambda: mw.vmap(lambda x: lax.psum(x, "b:(1)2"), axis_name="b")(M),
+        "psum names the mesh axis 'b:(1)2', which is not there.",
+        "'b' is the axis of a vmap, and parts are of mesh axes",
+        "'b'",
+    )
+    close(mw.vmap(lambda x: lax.psum(x, "b"), axis_name="b", out_axes=None)(M), M.sum(0))
+
+
+def test_a_vmap_over_an_axis_that_is_there():
+    expect(
+        lambda: smap(lambda x: mw.vmap(lambda x: lax.psum(x, "i"), axis_name="i")(x), P("i"), P())(M),
+        "vmap's axis_name 'i' is the name of an axis that is there already.",
+        "a collective could not tell them apart",
+        "another name",
+    )
+
+
+def test_batches_that_cannot_be_split():
+    total = smap(lambda x: lax.psum(x, "i"), P("i"), P(), axis_names={"i"})
+    expect(
+        lambda: mw.vmap(total, spmd_axis_name="k")(M),
+        "vmap cannot split its batch over the mesh axis 'k'.",
+        "the mesh has the axes i, j",
+        "spmd_axis_name=… with an axis of the mesh that the shard_map leaves alone",
+    )
+    expect(
+        lambda: mw.vmap(total, spmd_axis_name="i")(M),
+        "vmap cannot split its batch over the mesh axis 'i'.",
+        "the shard_map inside works over i by hand",
+        "spmd_axis_name=… with an axis of the mesh that the shard_map leaves alone",
+    )
+    expect(
+        lambda: mw.vmap(total, spmd_axis_name="j")(M[:3]),
+        "vmap cannot split a batch of 3 over 2 devices.",
+        "3 is not a multiple of 2",
+        "a batch of 4",
+    )
+    close(mw.vmap(total, spmd_axis_name="j")(M), M.sum(1, keepdims=True))

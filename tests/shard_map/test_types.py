@@ -672,3 +672,26 @@ def test_regions_on_lifted_values_alone(function):
         )  # fmt: skip
         for found, expected in zip(mw.jvp(mapped, (w,), (t,)), mw.jvp(function, (w,), (t,)), strict=True):
             np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+# Where names come from
+
+
+def test_a_shard_map_inside_of_a_named_vmap_takes_the_current_mesh():
+    x = np.arange(24, dtype=np.float32).reshape(3, 8)
+    with mw.set_mesh(MESH):
+        total = mw.shard_map(lambda x: lax.psum(lax.psum(x, "i"), "b"), in_specs=P("i"), out_specs=P())
+        found = mw.vmap(total, axis_name="b")(x)
+    np.testing.assert_array_equal(found, np.tile(x.reshape(12, 2).sum(0), (3, 1)))
+
+
+def test_an_inner_shard_map_may_name_a_part_of_an_axis_of_the_outer_one():
+    def inner(x):
+        return lax.psum(x, "i:(1)2") * (1 + lax.axis_index("j"))
+
+    def outer(x):
+        return mw.shard_map(inner, in_specs=P("j"), out_specs=P("j"), axis_names={"j"})(x)
+
+    x = np.arange(8, dtype=np.float32)
+    mapped = mw.shard_map(outer, mesh=MESH, in_specs=P("i"), out_specs=P("i:(2)2"), axis_names={"i"})
+    np.testing.assert_array_equal(mapped(x), (x[:4] + x[4:]) * [1, 2, 1, 2])

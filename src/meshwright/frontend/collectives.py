@@ -38,7 +38,8 @@ def _manual(op: str, axis_name: Any) -> Manual:
             f"{op} over {axis_name!r} is used outside of a shard_map.",
             where=here(),
             why="a collective is what the devices of a mesh compute together, each running the function of a shard_map",
-            fix=f"mw.shard_map(f, mesh=mesh, in_specs=…, out_specs=…)(x), where f calls lax.{op}",
+            fix=f"mw.shard_map(f, mesh=mesh, in_specs=…, out_specs=…)(x), where f calls lax.{op};"
+            f" over a batch, mw.vmap(f, axis_name={axis_name!r})(x)",
         )
     return state.manual
 
@@ -83,7 +84,9 @@ def manual_axes(name: str, manual: Manual, op: str) -> tuple[str, ...]:
         return manual.parts[name]
     whole, before, size = _part(name)
     known = tuple(dict.fromkeys(_part(axis)[0] for axis in manual.axes))
-    if whole in known and before:
+    if whole in known and before and (manual.mesh is None or whole not in manual.mesh.axis_names):
+        why = f"{whole!r} is the axis of a vmap, and parts are of mesh axes"
+    elif whole in known and before:
         sizes = [(_part(axis), manual.axes[axis]) for axis in manual.parts.get(whole, (whole,))]
         total = prod(n for _, n in sizes)
         if total % (before * size) == 0 and size > 1:

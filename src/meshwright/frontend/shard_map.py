@@ -113,7 +113,8 @@ def shmap(*args: Any, **options: Any) -> Any:
 
 
 def _mesh(given: BaseMesh | None) -> BaseMesh:
-    mesh = given if given is not None else state.manual.mesh if state.manual is not None else get_mesh()
+    enclosing = state.manual.mesh if state.manual is not None else None
+    mesh = given if given is not None else enclosing if enclosing is not None else get_mesh()
     if not isinstance(mesh, BaseMesh) or mesh.empty:
         raise MeshError(
             "shard_map has no mesh." if given is None else f"shard_map is given {given!r} as its mesh.",
@@ -187,6 +188,8 @@ class _Call:
             try:
                 return self.run(values, labels, specs, in_tree)
             except CutNeeded as needed:
+                if needed.cut[0] not in self.names:  # an enclosing shard_map's
+                    raise
                 self.cuts |= {needed.cut}
 
     def run(self, values: list[Value], labels: list[str], specs: list[Any], in_tree: tree.TreeDef) -> Any:
