@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from functools import partial
 from itertools import count
@@ -21,6 +20,7 @@ from meshwright.kernel.blocks import BlockSpec, GridSpec
 from meshwright.kernel.call import Call, CompilerParams, Debug, run_kernel
 from meshwright.kernel.faults import KernelError
 from meshwright.kernel.indexing import as_int
+from meshwright.kernel.language import parameter_names
 from meshwright.kernel.spaces import Semaphores, SemaphoreType
 from meshwright.ops.collective import axis_index
 
@@ -121,12 +121,8 @@ _serial = count()
 
 def _labels(kernel: Callable[..., Any], inputs: int, outputs: int) -> tuple[str, ...]:
     """What the kernel calls its refs, where it names them one by one."""
-    try:
-        parameters = list(inspect.signature(kernel).parameters.values())
-    except (TypeError, ValueError):
-        parameters = []
-    names = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    if len(names) < inputs + outputs or any(p.kind is p.VAR_POSITIONAL for p in parameters):
+    names = parameter_names(kernel)
+    if len(names) < inputs + outputs:
         return (*(f"input {n}" for n in range(inputs)), *(f"output {n}" for n in range(outputs)))
     return tuple(names)
 

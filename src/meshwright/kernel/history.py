@@ -52,11 +52,15 @@ class Race(NamedTuple):
     copy: Any
 
 
+def _inset(text: str) -> str:
+    return text.replace("\n", "\n      ")
+
+
 def race_error(races: list[Race]) -> RaceError:
     """The error for what was found: the first race in full, and the lines of the others."""
     race = races[0]
     more = "".join(
-        f"\nalso  {other.first.show()}\nand   {other.second.show()}\n      {other.why}" for other in races[1:8]
+        f"\nalso  {other.first.show()}\nand   {other.second.show()}\n      {_inset(other.why)}" for other in races[1:8]
     )
     error = RaceError(
         f"Two accesses to {race.memory} of {race.device} race."

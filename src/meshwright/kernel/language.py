@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from contextlib import ContextDecorator
 from typing import Any
@@ -88,11 +89,23 @@ def run_scoped(function: Callable[..., Any], *types: Any, **named: Any) -> Any:
     def refs(wanted: Any, name: str) -> Any:
         return tree.map(lambda leaf: _scoped(task, leaf, name, made), wanted)
 
-    args = [refs(wanted, f"scoped memory {n}") for n, wanted in enumerate(types)]
+    names = [*parameter_names(function), *(f"scoped memory {n}" for n in range(len(types)))]
+    args = [refs(wanted, name) for wanted, name in zip(types, names, strict=False)]
     kwargs = {name: refs(wanted, name) for name, wanted in named.items()}
     result = function(*args, **kwargs)
     close_scope(task, made)
     return result
+
+
+def parameter_names(function: Callable[..., Any]) -> list[str]:
+    """What a function calls its arguments, where it names them one by one."""
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        return []
+    if any(p.kind is p.VAR_POSITIONAL for p in parameters):
+        return []
+    return [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
 
 
 def _scoped(task: Task, wanted: Any, name: str, made: list[Any]) -> Any:
