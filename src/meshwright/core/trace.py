@@ -224,6 +224,9 @@ class Builder:
         """The program and the captured values, which are its leading inputs."""
         outs = tuple(self.atom(x) for x in outputs)
         captured = list(self.captured.values())
+        if state.manual is not None:  # what was captured and then lifted outside is not used in here
+            used = {a for eqn in self.eqns for a in eqn.inputs} | set(outs)
+            captured = [(var, x) for var, x in captured if var in used]
         self.closed = True
         inputs = tuple(var for var, _ in captured) + tuple(self.inputs)
         return Program(inputs, tuple(self.eqns), outs), [value for _, value in captured]
