@@ -1,0 +1,5 @@
+"""StableHLO with sdy: ``load`` reads a module as a program, ``dump`` writes a program as a module."""
+
+from meshwright.interop.loading import load
+
+__all__ = ["load"]
