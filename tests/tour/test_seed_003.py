@@ -113,3 +113,82 @@ def test_strict_reading_refuses_a_slip_with_the_line():
         "  why:  the text is read strictly\n"
         "  fix:  broadcast(wA)"
     )
+
+
+SEQUENTIAL_CHAIN = dist.parse("""
+def matmul(wA: Tensor[(F, H), 0], wB: Tensor[(H, C), 0], x: Tensor[(B, F), 0]):
+    a: Tensor[(B, H), 0] = MatMul(x, wA)
+    y: Tensor[(B, C), 0] = MatMul(a, wB)
+    return y
+""")
+
+
+def without_types(fn: dist.Function) -> dist.Function:
+    """The program alone: what its annotations leave open (`?`) or say in symbols is compared by resolving it."""
+    env: dict[dist.Value, dist.Value] = {}
+
+    def bare(v: dist.Value) -> dist.Value:
+        return env.setdefault(v, dist.Value(v.name))
+
+    eqns = [
+        dist.Eqn(
+            eqn.op,
+            tuple(bare(x) if isinstance(x, dist.Value) else x for x in eqn.inputs),
+            tuple(bare(v) for v in eqn.outputs),
+            eqn.attributes,
+            without_types(eqn.body) if eqn.body is not None else None,
+        )
+        for eqn in fn.eqns
+    ]
+    return fn.with_(inputs=tuple(map(bare, fn.inputs)), eqns=tuple(eqns), outputs=tuple(map(bare, fn.outputs)))
+
+
+def test_data_parallelism_of_the_sequential_program_is_the_listed_program():
+    fn = dist.data_parallel(SEQUENTIAL_CHAIN.with_(device_map=MAP), batch={"x": 0}, device_keys=[])
+    assert fn == read("PROPOSAL_DATA_PARALLEL")
+
+
+def test_horizontal_parallelism_inside_is_the_listed_program():
+    fn = dist.data_parallel(SEQUENTIAL_CHAIN.with_(device_map=MAP), batch={"x": 0}, device_keys=[])
+    fn = dist.horizontal_parallel(fn, device_keys=["d"])
+    assert without_types(fn) == without_types(read("PROPOSAL_NESTED"))
+    resolved, listed = dist.resolve(fn), dist.resolve(read("PROPOSAL_NESTED"))
+    assert resolved == listed
+
+
+def test_a_column_alone_is_split_and_gathered_as_listed():
+    fn = dist.parse("def matmul(wA: Tensor[(F, H), 0], x: Tensor[(B, F), 0]): a = MatMul(x, wA) return a")
+    fn = dist.data_parallel(fn.with_(device_map=MAP), batch={"x": 0})
+    fn = dist.horizontal_parallel(fn, device_keys=["d"])
+    listed = read("DEVICE_MAPS")
+    assert without_types(fn) == without_types(listed)
+
+
+def test_the_map_may_come_at_resolution_and_be_irregular():
+    fn = dist.horizontal_parallel(dist.data_parallel(SEQUENTIAL_CHAIN, batch={"x": 0}), device_keys=["d"])
+    x = inputs_of(fn)
+    for device_map in (MAP, {1: [1, 3, 5], 2: [2, 4]}, {7: [1], 8: [2, 4, 6]}):
+        found = dist.execute(fn, x, device_map)
+        np.testing.assert_allclose(found, expected(x), rtol=1e-5, atol=1e-5)
+    assert devices_of(dist.resolve(fn, {1: [1, 3, 5], 2: [2, 4]}, H=6)) == {0, 1, 2, 3, 4, 5}
+
+
+def test_an_outer_gather_takes_the_copy_on_the_replicas_own_device():
+    flat = dist.resolve(read("PROPOSAL_NESTED"))
+    gather = next(eqn for eqn in flat.eqns if eqn.op == "gather")
+    assert [v.type.device.base for v in gather.inputs] == [1, 2]
+
+
+def test_sub_devices_are_children_in_the_map_and_arithmetic_is_on_numbers():
+    fn = read("SUB_DEVICES")
+    flat = dist.resolve(fn, {1: [1, 9], 2: [2, 8]})
+    assert devices_of(flat) == {0, 1, 2, 8, 9}
+    arithmetic = dist.resolve(read("DEVICE_ARITHMETIC"))
+    assert [v.type.device.base for eqn in arithmetic.eqns if eqn.op == "gather" for v in eqn.inputs] == [
+        1,
+        2,
+        3,
+        4,
+        1,
+        3,
+    ]

@@ -6,7 +6,7 @@ operations, an elementwise op its operands' traffic plus one operation per eleme
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from meshwright.device.function import Eqn, Value
 from meshwright.device.types import Tensor
@@ -42,6 +42,7 @@ class DistIR:
     allgather_doubled: bool = True
     gather_by_item_size: bool = True
     loss_reads_one_operand: bool = True
+    _known: dict[tuple[object, ...], float] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def overlap(self) -> bool:
@@ -54,9 +55,17 @@ class DistIR:
         return eqn.op == "SGDOptimizer"
 
     def seconds(self, eqn: Eqn) -> dict[int, float]:
-        devices = [_type(v).device.base for v in (*eqn.values, *eqn.outputs)] if eqn.op not in _FREE else []
-        cost = 0.0 if eqn.op in _FREE else self._collective(eqn) if self.is_communication(eqn) else self._compute(eqn)
-        return {d: cost for d in devices if isinstance(d, int)}
+        if eqn.op in _FREE:
+            return {}
+        types = [_type(v) for v in eqn.values or eqn.outputs]
+        key = (eqn.op, len(eqn.attributes.get("members", ())), types[0].dtype.itemsize, *[t.shape for t in types])
+        cost = self._known.get(key)
+        if cost is None:
+            cost = self._collective(eqn) if self.is_communication(eqn) else self._compute(eqn)
+            self._known[key] = cost
+        found = {t.device.base: cost for t in types}
+        found.update((_type(v).device.base, cost) for v in eqn.outputs)
+        return found  # type: ignore[return-value]
 
     def _collective(self, eqn: Eqn) -> float:
         n = len(eqn.attributes.get("members", eqn.values))
@@ -95,14 +104,34 @@ class DistIR:
 
     def _product(self, x: Tensor, y: Tensor) -> float:
         (m, k), n = x.plain().shape, y.plain().shape[1]
-        traffic = x.dtype.itemsize * (m * k + k * n)
-        return self.launch_seconds + traffic / self.dram_bytes_per_s + 2 * m * k * n / self.flops_per_s
+        return self.product_seconds(m, k, n, 1, x.dtype.itemsize)
 
     def _elementwise(self, t: Tensor, operands: int) -> float:
-        count = t.plain().size
-        return (
-            self.launch_seconds + t.dtype.itemsize * count * operands / self.dram_bytes_per_s + count / self.flops_per_s
-        )
+        return self.pointwise_seconds(t.plain().size, operands, t.dtype.itemsize)
+
+    # For the search, which knows sizes alone.
+
+    @property
+    def blocking(self) -> bool:
+        return True
+
+    def product_seconds(self, m: int, k: int, n: int, batch: int, itemsize: int) -> float:
+        """A product; DistIR leaves out batch dims."""
+        traffic = itemsize * (m * k + k * n)
+        return self.launch_seconds + traffic / self.dram_bytes_per_s + 2 * m * k * n / self.flops_per_s
+
+    def pointwise_seconds(self, count: int, operands: int, itemsize: int) -> float:
+        traffic = itemsize * count * operands
+        return self.launch_seconds + traffic / self.dram_bytes_per_s + count / self.flops_per_s
+
+    def group_seconds(self, kind: str, nbytes: float, count: int, stride: int) -> float:
+        return 2 * (count - 1) / count * nbytes / self.link_bytes_per_s
+
+    def hop_seconds(self, nbytes: float, stride: int) -> float:
+        return nbytes / self.link_bytes_per_s
+
+    def join_seconds(self) -> float:
+        return self.launch_seconds
 
 
 def _type(value: Value) -> Tensor:

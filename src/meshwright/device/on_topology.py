@@ -22,6 +22,7 @@ from meshwright.hardware.roofline import work
 from meshwright.hardware.topology import Topology
 
 _LOCAL = frozenset({"split", "item", "tuple"})
+_DTYPES = {1: "int8", 2: "bf16", 4: "f32", 8: "f64"}
 _KINDS = {"allreduce": "all_reduce", "allgather": "all_gather", "reduce_scatter": "reduce_scatter"}
 
 
@@ -92,6 +93,28 @@ class OnTopology:
             return work(flops, nbytes, self.topology.chip, known, self.mode).seconds
         except HardwareError:
             return work(flops, nbytes, self.topology.chip, "bf16", self.mode).seconds
+
+    # For the search, which knows sizes alone.
+
+    blocking = False
+
+    def product_seconds(self, m: int, k: int, n: int, batch: int, itemsize: int) -> float:
+        """A product at the chip's roofline."""
+        moved = float(itemsize * batch * (m * k + k * n + m * n))
+        return self.work(2.0 * batch * m * k * n, moved, _DTYPES.get(itemsize, "f32"))
+
+    def pointwise_seconds(self, count: int, operands: int, itemsize: int) -> float:
+        return self.work(float(count), float(itemsize * count * (operands + 1)), _DTYPES.get(itemsize, "f32"))
+
+    def group_seconds(self, kind: str, nbytes: float, count: int, stride: int) -> float:
+        """A collective over ``count`` devices that stand ``stride`` apart."""
+        return self._collective(kind, float(nbytes), 1, count, stride)
+
+    def hop_seconds(self, nbytes: float, stride: int) -> float:
+        return self.send(nbytes, 1, min(1 + stride, self.topology.size))
+
+    def join_seconds(self) -> float:
+        return 0.0
 
     # Communication
 

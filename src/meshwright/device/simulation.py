@@ -6,11 +6,10 @@ operands are there and the clocks it needs are free; equations are taken in prog
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
-from meshwright.device.function import Eqn, Function, Number, Value
+from meshwright.device.function import Eqn, Function, Value
 from meshwright.device.types import Tensor
 from meshwright.errors import DeviceError
 
@@ -62,87 +61,71 @@ class Simulation:
         return self.events
 
 
-def _devices(values: Sequence[Any]) -> list[int]:
-    found: dict[int, None] = {}
-    for v in values:
-        if isinstance(v, Value):
-            for t in _tensors(v):
-                if not isinstance(t.device.base, int):
-                    raise DeviceError(
-                        f"{v.name} is not on a device with a number.",
-                        why=f"it is {t}; a program is resolved before it is simulated",
-                        fix="dist.resolve(fn, device_map)",
-                    )
-                found[t.device.base] = None
-    return list(found)
-
-
-def _tensors(value: Value) -> list[Tensor]:
+def _places(value: Value) -> list[tuple[int, int]]:
+    """The devices a value is on, and the bytes it takes there."""
     if isinstance(value.type, Tensor):
-        return [value.type]
+        device = value.type.device.base
+        if not isinstance(device, int):
+            raise DeviceError(
+                f"{value.name} is not on a device with a number.",
+                why=f"it is {value.type}; a program is resolved before it is simulated",
+                fix="dist.resolve(fn, device_map)",
+            )
+        return [(device, value.type.nbytes)]
     assert value.type is not None, value.name
-    return [t for item in value.type.items for t in _tensors(Value("", item))]
+    return [place for item in value.type.items for place in _places(Value(value.name, item))]
 
 
 def run(fn: Function, assumptions: Assumptions, *, events: bool = True) -> Simulation:
     """Simulate a resolved program."""
+    places: dict[Value, list[tuple[int, int]]] = {}
+    by_type: dict[int, list[tuple[int, int]]] = {}
+    uses: dict[Value, int] = {}
+    for v in (*fn.inputs, *(v for eqn in fn.eqns for v in eqn.outputs)):
+        found = by_type.get(id(v.type))
+        if found is None:
+            found = by_type[id(v.type)] = _places(v)
+        places[v] = found
+    for eqn in fn.eqns:
+        for x in eqn.inputs:
+            if x.__class__ is Value:
+                uses[x] = uses.get(x, 0) + 1  # type: ignore[index, arg-type]
     clock: dict[int, float] = {}
-    wire: dict[int, float] = {}
-    done: dict[Value, float] = {}
-    busy: dict[int, float] = {}
     live: dict[int, int] = {}
     for v in fn.inputs:
-        for t in _tensors(v):
-            (device,) = _devices([v]) if isinstance(v.type, Tensor) else (t.device.base,)
-            assert isinstance(device, int)
-            live[device] = live.get(device, 0) + t.nbytes
-            busy.setdefault(device, 0.0)
-    base = dict(live)
-    peak = dict(live)
-    inputs = set(fn.inputs)
-    uses: dict[Value, int] = {}
+        uses[v] = -1  # never released
+        for device, nbytes in places[v]:
+            live[device] = live.get(device, 0) + nbytes
+    busy = dict.fromkeys(live, 0.0)
+    wire: dict[int, float] = {} if assumptions.overlap else clock
+    base, peak = dict(live), dict(live)
+    done: dict[Value, float] = {}
+    timeline: list[Event] = []
     for eqn in fn.eqns:
-        for v in eqn.values:
-            uses[v] = uses.get(v, 0) + 1
-    found: list[Event] = []
-    for eqn in fn.eqns:
-        used = _devices((*eqn.values, *eqn.outputs))
+        values = eqn.values
+        used = {device for v in (*values, *eqn.outputs) for device, _ in places[v]}
         costs = assumptions.seconds(eqn)
         talks = assumptions.is_communication(eqn)
-        lanes = wire if talks and assumptions.overlap else clock
-        start = max([done.get(v, 0.0) for v in eqn.values] + [lanes.get(d, 0.0) for d in used], default=0.0)
-        if not assumptions.overlap:
-            start = max([start, *(clock.get(d, 0.0) for d in used)])
+        lanes = wire if talks else clock
+        start = max([done.get(v, 0.0) for v in values] + [lanes.get(device, 0.0) for device in used], default=0.0)
+        end = start
         for device in used:
             seconds = costs.get(device, 0.0)
             lanes[device] = start + seconds
-            if not talks or not assumptions.overlap:
-                busy[device] = busy.get(device, 0.0) + seconds
-            else:
-                busy.setdefault(device, 0.0)
+            end = max(end, start + seconds)
+            busy[device] = busy.get(device, 0.0) + (0.0 if talks and assumptions.overlap else seconds)
             if events:
-                name = eqn.outputs[0].name if eqn.outputs else eqn.op
-                found.append(Event(device, name, eqn.op, start, seconds, talks))
-        end = start + max(costs.values(), default=0.0)
+                timeline.append(Event(device, eqn.outputs[0].name, eqn.op, start, seconds, talks))
+        in_place = assumptions.in_place(eqn)
         for v in eqn.outputs:
             done[v] = end
-        if not assumptions.in_place(eqn):
-            for v in eqn.outputs:
-                for t in _tensors(v):
-                    device = t.device.base
-                    assert isinstance(device, int)
-                    live[device] = live.get(device, 0) + t.nbytes
-                    peak[device] = max(peak.get(device, 0), live[device])
-        for v in eqn.values:
+            for device, nbytes in () if in_place else places[v]:
+                live[device] = live.get(device, 0) + nbytes
+                peak[device] = max(peak.get(device, 0), live[device])
+        for v in values:
             uses[v] -= 1
-            if not uses[v] and v not in inputs:
-                for t in _tensors(v):
-                    device = t.device.base
-                    assert isinstance(device, int)
-                    live[device] -= t.nbytes
+            if not uses[v]:
+                for device, nbytes in places[v]:
+                    live[device] -= nbytes
     total = max([*clock.values(), *wire.values()], default=0.0)
-    return Simulation(total, peak, base, busy, found)
-
-
-def number_of(x: object) -> bool:
-    return isinstance(x, Number)
+    return Simulation(total, peak, base, busy, timeline)

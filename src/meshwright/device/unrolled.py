@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from meshwright.core.dtypes import FLOAT32, INT32
-from meshwright.device.function import Eqn, Function, Value
+from meshwright.device.function import Eqn, Function, Keys, Value
 from meshwright.device.schedule import Task
 from meshwright.device.types import Device, Tensor
 from meshwright.errors import ShapeError
@@ -82,23 +82,45 @@ class MLP:
                 fix=f"layers={2 * pipeline}",
             )
 
-    def unrolled(self, data: int = 1, horizontal: int = 1, pipeline: int = 1, microbatches: int = 1) -> Function:
-        """The step on devices 1 … data·horizontal·pipeline, stages of one group side by side."""
+    def unrolled(
+        self, data: int = 1, horizontal: int = 1, pipeline: int = 1, microbatches: int = 1, *, fold: bool = False
+    ) -> Function:
+        """The step on devices 1 … data·horizontal·pipeline, stages of one group side by side.
+
+        With ``fold``, the first device of each group stands for all, and collectives name their ``members``.
+        """
         self.check(data, horizontal, pipeline, microbatches)
-        return _Writer(self, data, horizontal, pipeline, microbatches).write()
+        return _Writer(self, data, horizontal, pipeline, microbatches, fold).write()
 
 
 class _Writer:
-    def __init__(self, mlp: MLP, data: int, horizontal: int, pipeline: int, microbatches: int) -> None:
+    def __init__(self, mlp: MLP, data: int, horizontal: int, pipeline: int, microbatches: int, fold: bool) -> None:
         self.mlp, self.D, self.H, self.P, self.K = mlp, data, horizontal, pipeline, microbatches
+        self.replicas, self.shards = (range(1), range(1)) if fold else (range(data), range(horizontal))
         self.rows = mlp.batch // data // microbatches
         self.per_stage = mlp.layers // pipeline
         self.eqns: list[Eqn] = []
         self.inputs: list[Value] = []
         self.env: dict[tuple[object, ...], Value] = {}
+        self.types: dict[tuple[object, tuple[int, ...]], Tensor] = {}
+        self.devices = {
+            (i, j, stage): Device(1 + (i * horizontal + j) * pipeline + stage)
+            for i in self.replicas
+            for j in self.shards
+            for stage in range(pipeline)
+        }
 
     def device(self, i: int, j: int, stage: int) -> Device:
-        return Device(1 + (i * self.H + j) * self.P + stage)
+        return self.devices[i, j, stage]
+
+    def number(self, i: int, j: int, stage: int) -> int:
+        return 1 + (i * self.H + j) * self.P + stage
+
+    def typed(self, device: Device, shape: tuple[int, ...]) -> Tensor:
+        found = self.types.get((device.base, shape))
+        if found is None:
+            found = self.types[device.base, shape] = Tensor(shape, device, FLOAT32)
+        return found
 
     def weight_shape(self, layer: int) -> tuple[int, int]:
         part = self.mlp.dim // self.H
@@ -112,14 +134,14 @@ class _Writer:
         name: str,
         **attributes: object,
     ) -> list[Value]:
-        outs = [Value(f"{name}_{device}", Tensor(shape, device, FLOAT32)) for device, shape in shapes]
+        outs = [Value(f"{name}_{device.base}", self.typed(device, shape)) for device, shape in shapes]
         self.eqns.append(Eqn(op, tuple(inputs), tuple(outs), attributes))
         return outs
 
     def write(self) -> Function:
         steps = alternating(self.P, self.K)
         self.declare()
-        for i in range(self.D):
+        for i in self.replicas:
             for step in steps:
                 for stage, task in step:
                     (self.forward if task.phase == "F" else self.backward)(i, stage, task.microbatch)
@@ -137,8 +159,8 @@ class _Writer:
             self.env[key] = value
             self.inputs.append(value)
 
-        for i in range(self.D):
-            for j in range(self.H):
+        for i in self.replicas:
+            for j in self.shards:
                 for layer in range(self.mlp.layers):
                     at = self.device(i, j, layer // self.per_stage)
                     declare(("w", i, j, layer), f"w{layer}", self.weight_shape(layer), at)
@@ -152,7 +174,14 @@ class _Writer:
         return range(stage * self.per_stage, (stage + 1) * self.per_stage)
 
     def group(self, i: int, stage: int) -> list[Device]:
-        return [self.device(i, j, stage) for j in range(self.H)]
+        return [self.device(i, j, stage) for j in self.shards]
+
+    def sum_over_group(
+        self, parts: Sequence[Value], i: int, stage: int, shape: tuple[int, ...], name: str
+    ) -> list[Value]:
+        members = [self.number(i, j, stage) for j in range(self.H)]
+        made = [(d, shape) for d in self.group(i, stage)]
+        return self.emit("allreduce", parts, made, name, **_members(parts, members))
 
     def forward(self, i: int, stage: int, k: int) -> None:
         for layer in self.layers(stage):
@@ -163,7 +192,7 @@ class _Writer:
                 x, w = self.env["act", i, j, layer - 1, k], self.env["w", i, j, layer]
                 made += self.emit("MatMul", (x, w), [(at, shape)], f"a{layer}.{k}")
             if self.H > 1 and layer % 2:
-                made = self.emit("allreduce", made, [(d, shape) for d in self.group(i, stage)], f"a{layer}.{k}")
+                made = self.sum_over_group(made, i, stage, shape, f"a{layer}.{k}")
             for j, at in enumerate(self.group(i, stage)):
                 self.env["pre", i, j, layer, k] = made[j]
                 self.env["act", i, j, layer, k] = self.emit("Relu", (made[j],), [(at, shape)], f"r{layer}.{k}")[0]
@@ -194,7 +223,7 @@ class _Writer:
                 outs.append(self.emit("MatMulGrad", (x, w, inner[j]), shapes, f"d{layer}.{k}"))
             sent = [dx for dx, _ in outs]
             if self.H > 1 and layer % 2 == 0:
-                sent = self.emit("allreduce", sent, [(d, (self.rows, rows)) for d in devices], f"dx{layer}.{k}")
+                sent = self.sum_over_group(sent, i, stage, (self.rows, rows), f"dx{layer}.{k}")
             for j, at in enumerate(devices):
                 if layer:
                     self.env["grad", i, j, layer, k] = sent[j]
@@ -225,7 +254,7 @@ class _Writer:
         kind, target = ("act", stage + 1) if task.phase == "F" else ("grad", stage - 1)
         if not 0 <= target < self.P:
             return
-        for j in range(self.H):
+        for j in self.shards:
             at = self.device(i, j, target)
             x = self.env[kind, i, j, edge, k]
             self.env[kind, i, j, edge, k] = self.emit("send", (x,), [(at, shape)], x.name, to_device=at)[0]
@@ -234,15 +263,15 @@ class _Writer:
         for layer in range(self.mlp.layers):
             stage = layer // self.per_stage
             shape = self.weight_shape(layer)
-            for j in range(self.H) if self.D > 1 else ():
-                group = [(self.device(i, j, stage), shape) for i in range(self.D)]
-                summed = self.emit(
-                    "allreduce", [self.env["dw", i, j, layer] for i in range(self.D)], group, f"dw{layer}"
-                )
-                for i in range(self.D):
+            for j in self.shards if self.D > 1 else ():
+                group = [(self.device(i, j, stage), shape) for i in self.replicas]
+                parts = [self.env["dw", i, j, layer] for i in self.replicas]
+                members = [self.number(i, j, stage) for i in range(self.D)]
+                summed = self.emit("allreduce", parts, group, f"dw{layer}", **_members(parts, members))
+                for i in self.replicas:
                     self.env["dw", i, j, layer] = summed[i]
-        for i in range(self.D):
-            for j in range(self.H):
+        for i in self.replicas:
+            for j in self.shards:
                 for stage in range(self.P):
                     layers = self.layers(stage)
                     at = self.device(i, j, stage)
@@ -250,3 +279,8 @@ class _Writer:
                     new = self.emit("SGDOptimizer", operands, [(at, self.weight_shape(n)) for n in layers], "w")
                     for n, value in zip(layers, new, strict=True):
                         self.env["new", i, j, n] = value
+
+
+def _members(parts: Sequence[Value], members: Sequence[int]) -> dict[str, object]:
+    """The members of a collective, where one operand stands for all."""
+    return {"members": Keys(members)} if len(members) > len(parts) else {}

@@ -12,10 +12,13 @@ from meshwright.device.distir import DistIR
 from meshwright.device.execute import execute
 from meshwright.device.from_program import from_program
 from meshwright.device.function import Eqn, Function, Number, Value
+from meshwright.device.layered import GPT
+from meshwright.device.on_topology import OnTopology
 from meshwright.device.pipeline import pipeline_parallel
 from meshwright.device.recompute import recompute
 from meshwright.device.resolve import check, resolve
 from meshwright.device.schedule import SCHEDULES, Schedule, Task
+from meshwright.device.search import Estimate, SearchResult, Strategy, estimate, grid_search, strategies
 from meshwright.device.simulate import simulate
 from meshwright.device.simulation import Simulation
 from meshwright.device.text import SlipWarning, parse
@@ -24,6 +27,7 @@ from meshwright.device.types import Device, Tensor, Tuple
 from meshwright.device.unrolled import MLP
 
 __all__ = [
+    "GPT",
     "MLP",
     "SCHEDULES",
     "Device",
@@ -31,24 +35,31 @@ __all__ = [
     "Dim",
     "DistIR",
     "Eqn",
+    "Estimate",
     "Function",
     "Number",
+    "OnTopology",
     "Schedule",
+    "SearchResult",
     "Simulation",
     "SlipWarning",
+    "Strategy",
     "Task",
     "Tensor",
     "Tuple",
     "Value",
     "check",
     "data_parallel",
+    "estimate",
     "execute",
     "from_program",
+    "grid_search",
     "horizontal_parallel",
     "parse",
     "pipeline_parallel",
     "recompute",
     "resolve",
     "simulate",
+    "strategies",
     "zero",
 ]
