@@ -139,7 +139,7 @@ def cyclic_wait(schedule: Schedule, at: Sequence[int], done: Mapping[tuple[int, 
     return DeviceError(
         f"The schedule {schedule.name} waits for itself.",
         why="\n".join(lines),
-        fix="run each task after what it waits for; dist.schedules.one_f_one_b(stages, microbatches) is in order",
+        fix="run each task after what it waits for; dist.SCHEDULES['1f1b'](stages, microbatches) is in order",
     )
 
 

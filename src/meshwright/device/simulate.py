@@ -8,6 +8,7 @@ from meshwright.device.function import Function
 from meshwright.device.on_topology import OnTopology
 from meshwright.device.resolve import resolve
 from meshwright.device.simulation import Assumptions, Simulation, run
+from meshwright.device.types import Tensor
 from meshwright.errors import MeshwrightError
 
 
@@ -39,5 +40,11 @@ def simulate(
             why="neither a topology nor assumptions are given",
             fix='dist.simulate(fn, device_map, mw.hardware.Topology("h100", 8))',
         )
-    flat = resolve(fn, device_map, fold=fold, **sizes)
+    flat = fn if not sizes and _is_flat(fn) else resolve(fn, device_map, fold=fold, **sizes)
     return run(flat, assumptions, events=events)
+
+
+def _is_flat(fn: Function) -> bool:
+    """Whether every value is a tensor on a device with a number already."""
+    values = (*fn.inputs, *(v for eqn in fn.eqns for v in eqn.outputs))
+    return all(isinstance(v.type, Tensor) and v.type.device.is_concrete for v in values) and not any(fn.bodies())
