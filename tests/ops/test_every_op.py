@@ -47,11 +47,12 @@ for _module in MODULES:
     with suppress(Exception):  # which is a failure of its own below, and not of every other op
         importlib.import_module(_module)
 
-# Ops with regions, which have tests of their own; every other op has samples and is walked here.
+# Ops with regions and across devices, which have tests of their own; every other op has samples and is walked here.
 WITH_REGIONS = frozenset(
-    {"scan", "while", "cond", "custom_jvp_call", "custom_vjp_call", "custom_vjp_tangents", "checkpoint"}
+    {"scan", "while", "cond", "custom_jvp_call", "custom_vjp_call", "custom_vjp_tangents", "checkpoint", "shard_map"}
 )
-WALKED = [op for name, op in sorted(REGISTRY.items()) if name not in WITH_REGIONS]
+ACROSS_DEVICES = frozenset({"finish_sum", *(name for name, op in REGISTRY.items() if op.stack is not None)})
+WALKED = [op for name, op in sorted(REGISTRY.items()) if name not in WITH_REGIONS | ACROSS_DEVICES]
 
 # Dtypes for checks where one of a kind stands for the others.
 MAIN = (dtypes.FLOAT32, dtypes.INT32, dtypes.COMPLEX64)

@@ -14,6 +14,7 @@ from math import prod
 from typing import NamedTuple
 
 from meshwright.core.axes import Axes, AxisRef, overlap
+from meshwright.core.dtypes import BOOL
 from meshwright.core.factors import Factors
 from meshwright.core.mesh import BaseMesh
 from meshwright.core.op import Linearity
@@ -25,6 +26,8 @@ from meshwright.propagate.project import project, shapes_of
 
 FLOPS_PER_BYTE = 2000.0  # what a chip computes in the time that it receives a byte: 2,000 to 4,000 on those of today
 MOST_TRIED = 512
+
+_OF_BOOLS = {"and": "min", "or": "max"}  # how devices combine them
 
 Assignment = dict[int, Axes]  # by the number of a factor
 
@@ -63,12 +66,15 @@ def question(
 ) -> Question:
     """The question for one equation."""
     number = {name: n for n, name in enumerate(factors.sizes)}
+    separable = factors.separable
+    if factors.combine in _OF_BOOLS and operand_types[0].dtype != BOOL:
+        separable -= factors.reduced  # devices combine bits of bools only
     return Question(
         mesh,
         Rule.of(factors),
-        frozenset(number[name] for name in factors.separable),
+        frozenset(number[name] for name in separable),
         frozenset(number[name] for name in factors.reduced),
-        factors.combine,
+        _OF_BOOLS.get(factors.combine, factors.combine),
         linear,
         tuple(operand_types),
         tuple(result_types),

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from meshwright.core import dtypes
 from meshwright.core.axes import Axes, AxisRef
 from meshwright.core.mesh import AbstractMesh, BaseMesh
 from meshwright.core.op import Value
@@ -15,7 +16,7 @@ from meshwright.core.source import here
 from meshwright.core.trace import Array, lift
 from meshwright.core.types import TensorType, union
 from meshwright.errors import ShardingError
-from meshwright.ops.basic import add, broadcast_scalar, mul, reshape
+from meshwright.ops.basic import add, broadcast_scalar, convert, mul, reshape
 from meshwright.ops.choice import select
 from meshwright.ops.collective import (
     all_gather_invariant,
@@ -173,6 +174,9 @@ class _Emitter:
         if reduction == "prod":
             rows = all_gather_invariant(_shaped(x, (1, *x.shape)), **params, dim=0)
             return reduce_prod(rows, axes=(0,))
+        if x.dtype == dtypes.BOOL:  # all is the least of them, any the largest
+            number = self.reduced(convert(x, dtype=dtypes.INT32, weak=False), axes, reduction)
+            return convert(number, dtype=dtypes.BOOL, weak=False)
         return {"sum": psum, "max": pmax, "min": pmin}[reduction](x, axes=params["axes"])
 
     def reducescatter(self, step: ReduceScatter, x: Value, before: View, after: View) -> Value:

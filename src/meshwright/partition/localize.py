@@ -22,6 +22,7 @@ from meshwright.core.sharding_check import resolve
 from meshwright.core.source import Source
 from meshwright.core.trace import Array, at_source, read, state
 from meshwright.core.types import TensorType
+from meshwright.ops.basic import zeros
 from meshwright.partition.choose import Choice, choose, question
 from meshwright.partition.emit import emit_plan
 from meshwright.partition.layouts import local_type, replicated, reshard_bytes, reshard_plan
@@ -140,6 +141,8 @@ class Localizer:
         """A version in another layout; its collectives are recorded."""
         if version.layout == need:
             return version.value
+        if t.size == 0:
+            return zeros(local_type(t, need))
         plan = reshard_plan(t.shape, t.dtype, version.layout, need)
         value = emit_plan(plan, version.value, self.names)
         for step, received in zip(plan.steps, plan.step_bytes, strict=True):
