@@ -50,6 +50,7 @@ def plan(mesh: str, shape: tuple[int, ...], source: str, target: str, **options:
         ("x=4", (64, 64), "x", "unreduced={x}", ["expand dim 0 over x"]),
         ("x=4", (64, 64), "None", "unreduced={x}", ["mask over x"]),
         ("x=2,y=2", (64, 64), "y", "x,unreduced={y}", ["select dim 0 from y onto x"]),
+        ("x=2,y=2", (8, 8), "x,unreduced={y}", "y,unreduced={x}", ["all_reduce over y", "select dim 0 from x onto y"]),
     ],
 )  # fmt: skip
 def test_steps(mesh: str, shape: tuple[int, ...], source: str, target: str, steps: list[str]) -> None:
@@ -76,8 +77,8 @@ def test_text() -> None:
     assert str(plan("x=2", (4,), "x", "x")).splitlines()[1] == "  nothing to do"
     assert repr(plan("x=2", (4,), "x", "None")) == "<ReshardPlan all_gather dim 0 over x>"
     assert str(plan("x=2", (4,), "x,unreduced={}", "unreduced={x}")).startswith("f32[4@x] → f32[4]{U:x}")
-    wide = str(plan("x=2,y=2", (64, 64), "x,unreduced={y}", "y,unreduced={x}"))
-    assert wide.endswith("memory    16.4 kB at most, more than either end: no smaller way is known")
+    padded = str(plan("x=4,y=6", (5, 8), "unreduced={y}", "(x,y)"))
+    assert padded.endswith("memory    192 B at most, more than either end: no smaller way is known")
 
 
 def test_steps_say_what_they_do_to_digits() -> None:
@@ -107,6 +108,15 @@ def test_more_devices_make_no_longer_plans(target: str) -> None:
     large = plan("x=128,y=128", (2**15, 2**15), "x,y", target)
     assert [type(step) for step in small.steps] == [type(step) for step in large.steps]
     assert large.total_bytes == large.total_lower_bound_bytes
+
+
+def test_many_sums_do_not_take_long() -> None:
+    mesh = ",".join(f"a{index}=2" for index in range(12))
+    owed = ",".join(f"a{index}" for index in range(12))
+    found = plan(mesh, (4096, 64), f"unreduced={{{owed}}}", f"({owed})")
+    assert [str(step) for step in found.steps] == [f"reduce_scatter dim 0 over ({owed})"]
+    assert found.total_bytes == found.total_lower_bound_bytes
+    assert [step.kind for step in plan(mesh, (4096, 64), f"unreduced={{{owed}}}", "None").steps] == ["all_reduce"]
 
 
 # Time

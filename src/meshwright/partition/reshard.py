@@ -354,18 +354,19 @@ def _find(source: TensorSharding, target: TensorSharding, base: tuple[int, ...],
         raise _no_common_axes(source, target)
     if parts is None or None in parts.dims:
         blocks = direct_sketches(placed, parts, base, name, source.reduction, target.reduction)
-        return _Found(placed, parts, tuple(sorted(blocks, key=lambda sketch: _score(sketch, base))))
+        return _Found(placed, parts, tuple(sorted(blocks, key=_score)))
     rest = [
         -(-size // prod(piece.size for piece in pieces or ())) for size, pieces in zip(base, parts.dims, strict=True)
     ]
     every = sketches(parts, rest, name, source.reduction, target.reduction, idle)
-    return _Found(placed, parts, tuple(sorted(every, key=lambda sketch: _score(sketch, base))))
+    return _Found(placed, parts, tuple(sorted(every, key=_score)))
 
 
-def _score(sketch: Sketch, base: tuple[int, ...]) -> tuple[bool, Fraction, int, Fraction]:
-    received, maps, units = _received(sketch), _maps(sketch), (1,) * len(base)
-    views = [_view(sketch, index, mapped, units) for index, mapped in enumerate(maps)]
-    sizes = _local_sizes(views, maps, base)
+def _score(sketch: Sketch) -> tuple[bool, Fraction, int, Fraction]:
+    """Memory with padding, which alone is no reason for another way; bytes, collectives, bytes of the worst device."""
+    received, units = _received(sketch), (1,) * len(sketch.digits)
+    views = [_view(sketch, index, mapped, units) for index, mapped in enumerate(_maps(sketch))]
+    sizes = [prod(digit.size for dim in view for digit in dim) for view in views]
     return (
         max(sizes) > max(sizes[0], sizes[-1]),
         sum((r.mean for r in received), Fraction(0)),

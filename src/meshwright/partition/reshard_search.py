@@ -44,6 +44,7 @@ from meshwright.partition.reshard_structure import Piece, Structure
 
 Name = Callable[[Digit], AxisRef]
 Digitwise = dict[Place, Piece]
+MOST_PICKS = 300
 
 
 class Sketch(NamedTuple):
@@ -163,14 +164,10 @@ class Choice(NamedTuple):
 
 def _reductions(parts: Structure, pieces: Digitwise, rest: Sequence[int], idle: bool) -> Iterator[Choice]:
     """Every way to reduce: each owed atom onto a digit that is to be split, onto a spare digit, or whole."""
-    split = [place for place, piece in pieces.items() if piece.source is None and piece.target is not None]
-    options: list[list[Place | str]] = [
-        [*(place for place in split if pieces[place].size == atom.size), "spare", "whole"] for atom in parts.owed
-    ]
     used = {piece.source for piece in pieces.values()}
     free = tuple(a for a in parts.atoms if a not in used and a not in (*parts.source_sums, *parts.introduced))
     extras = {(), parts.idle, free} if parts.owed else {(), parts.idle} if idle else {()}
-    for picks in product(*options):
+    for picks in _picks(parts.owed, pieces):
         places = [pick for pick in picks if isinstance(pick, Place)]
         if len(set(places)) < len(places):
             continue
@@ -198,6 +195,21 @@ def _reductions(parts: Structure, pieces: Digitwise, rest: Sequence[int], idle: 
             yield Choice(now, whole, tuple(scattered), tuple(sliced), tuple(left))
 
 
+Pick = Place | str
+
+
+def _picks(owed: Digits, pieces: Digitwise) -> Iterable[tuple[Pick, ...]]:
+    """Where the sums may go: all combinations, or where these are very many the natural ones."""
+    split = {place: piece.target for place, piece in pieces.items() if piece.source is None and piece.target}
+    options: list[list[Pick]] = [
+        [*(place for place in split if pieces[place].size == atom.size), "spare", "whole"] for atom in owed
+    ]
+    if prod(map(len, options)) <= MOST_PICKS:
+        return product(*options)
+    own = {atom: place for place, atom in split.items()}
+    return [tuple(own.get(atom, other) for atom in owed) for other in ("spare", "whole")]
+
+
 def _room(atoms: Sequence[Digit], rest: Sequence[int]) -> int | None:
     """A dim whose rest can be split by all the atoms."""
     size = prod(atom.size for atom in atoms)
@@ -208,27 +220,31 @@ def _sketches_of(
     choice: Choice, parts: Structure, first: dict[Place, Digit], name: Name, reduction: str
 ) -> Iterator[Sketch]:
     todo = ways(choice.pieces)
-    if any(atom in choice.whole for _, atom in todo.slices):
-        return  # all-reduce and slice: a reduce-scatter is among the choices
     counts = [len(dim or ()) for dim in parts.dims]
     for place in choice.pieces:
         counts[place.dim] = max(counts[place.dim], place.digit + 1)
     digits = tuple(
         tuple(choice.pieces[Place(dim, digit)].size for digit in range(count)) for dim, count in enumerate(counts)
     )
-    before: list[ReshardStep] = []
     onto = {place: atom for place, atom in todo.slices if place in first}
+    slices = [each for each in todo.slices if each[0] not in onto]
+    before: list[ReshardStep] = []
     if expanded := on_parts(((place, atom) for place, atom in first.items() if place not in onto), name):
         before.append(Expand(expanded))
-    if onto:
-        kept = on_parts(((place, first[place]) for place in onto), name)
-        before.append(Select(kept, tuple(name(onto[part.place]) for part in kept)))
-    if slices := on_parts((*(each for each in todo.slices if each[0] not in onto), *choice.sliced), name):
-        before.append(Slice(slices))
+
+    def cuts(atoms: Sequence[Digit], more: Iterable[tuple[Place, Digit]] = ()) -> Iterator[ReshardStep]:
+        """Selections and slices by these atoms."""
+        if kept := on_parts(((place, first[place]) for place, atom in onto.items() if atom in atoms), name):
+            yield Select(kept, tuple(name(onto[part.place]) for part in kept))
+        if sliced := on_parts((*(each for each in slices if each[1] in atoms), *more), name):
+            yield Slice(sliced)
+
+    before += cuts([atom for atom in parts.atoms if atom not in choice.whole], choice.sliced)
     if choice.scattered:
         before.append(ReduceScatter(on_parts(choice.scattered, name), reduction))
     if choice.whole:
         before.append(AllReduce(tuple(map(name, choice.whole)), reduction))
+    before += cuts(choice.whole)
     after: list[ReshardStep] = [AllGather(on_parts(todo.gathers, name))] if todo.gathers else []
     for exchange in _exchanges(todo, name):
         yield Sketch(digits, choice.rest, (None,) * len(digits), {}, (*before, *exchange, *after))
