@@ -50,6 +50,7 @@ from meshwright.partition.reshard_steps import (
     ReduceScatter,
     ReshardStep,
     Rounds,
+    Select,
 )
 
 Names = Callable[[AxisRef], tuple[tuple[str, int], ...]]  # the axes of the program that make up an axis, with sizes
@@ -155,6 +156,11 @@ class _Emitter:
             return self.varying(x, step.axes)
         first = eq(self.index(step.axes), 0)
         return select(broadcast_scalar(first, x.shape), x, broadcast_scalar(_identity(x, step.reduction), x.shape))
+
+    def select(self, step: Select, x: Value, before: View, after: View) -> Value:
+        same = eq(self.index(step.axes), self.index(step.onto))
+        empty = broadcast_scalar(_identity(x, self.plan.target.reduction), x.shape)
+        return select(broadcast_scalar(same, x.shape), x, empty)
 
     # Collectives
 
