@@ -736,6 +736,54 @@ def test_what_is_linear_does():
         close(found, expected)
 
 
+def test_what_rounds_is_not_linear():
+    whole = smap(lambda x: x.astype("int32"), P("i"), P(sum="i"))(X)
+    expect(
+        lambda: OWED.astype("int32"),
+        "convert cannot take f32[2]{U:i}.",
+        SUMMAND + "convert of the sum is not the sum of convert",
+        "sum it first: mw.reshard(x, mw.P())",
+    )
+    expect(
+        lambda: lax.div(whole, 2),
+        "div cannot take i32[2]{U:i}, ~i32[].",
+        SUMMAND + "div of the sum is not the sum of div",
+        "sum it first: mw.reshard(x, mw.P())",
+    )
+    close(lax.div(mw.reshard(whole, P()), 2), SUM // 2)
+
+
+def test_bools_are_not_summed():
+    expect(
+        lambda: smap(lambda x: x > 3, P("i"), P(sum="i"))(X),
+        "Result of the function is bool[2]{i}, but out_specs has P(unreduced={'i'}).",
+        "a sum of bools is not a bool",
+        "x.astype('int32'), whose sum counts",
+    )
+    close(smap(lambda x: (x > 3).astype("int32"), P("i"), P(sum="i"))(X), (X > 3).reshape(4, 2).sum(0))
+
+
+def test_branches_of_which_one_owes_a_sum():
+    expect(
+        lambda: mw.jit(lambda x, y: lax.cond(True, lambda: x, lambda: y))(OWED, Y),
+        "The branches of a cond do not fit together.",
+        "one returns (f32[2]), another (f32[2]{U:i})",
+        "return values of the same types from every branch",
+    )
+
+
+def test_a_summand_is_not_to_be_seen():
+    expect(
+        lambda: OWED.addressable_shards[0].data,
+        "There is no telling what one device holds of a value f32[2]{U:i}.",
+        "each device holds a summand, and their sum is all that is kept",
+        "mw.reshard(x, mw.P()).addressable_shards",
+    )
+    assert "data=a summand" in repr(OWED.addressable_shards[0])
+    close(mw.reshard(OWED, P()).addressable_shards[3].data, SUM)
+    assert mw.typeof(mw.device_put(OWED, mw.NamedSharding(MESH, P()))).short() == "f32[2]"
+
+
 def test_how_a_sum_that_is_owed_enters():
     expect(
         lambda: smap(lambda x: x, P(), P())(OWED),

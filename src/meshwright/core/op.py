@@ -13,7 +13,7 @@ from functools import lru_cache, wraps
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from meshwright.core.dtypes import ALL, DType
+from meshwright.core.dtypes import ALL, DType, is_inexact
 from meshwright.core.factors import Factors
 from meshwright.core.program import Eqn, Params
 from meshwright.core.source import here
@@ -198,8 +198,8 @@ def _with_variance(name: str, linear: Linearity, rule: TypeRule) -> TypeRule:
                 why="its operands differ in the mesh axes they vary over",
                 fix=_lift_fix(types, varying),
             )
-        unreduced = _owed(name, linear, types)
         found = rule(*[t.with_(varying=(), unreduced=()) for t in types], **params)
+        unreduced = _owed(name, linear, types, found)
         if isinstance(found, tuple):
             return tuple(t.with_(varying=varying, unreduced=unreduced) for t in found)
         return found.with_(varying=varying, unreduced=unreduced)
@@ -213,12 +213,15 @@ def _lift_fix(types: Types, varying: tuple[str, ...]) -> str:
     return f"lift operand {number}, {t.short()}: lax.pbroadcast(x, {(missing[0] if len(missing) == 1 else missing)!r})"
 
 
-def _owed(name: str, linear: Linearity, types: Types) -> tuple[str, ...]:
+def _owed(name: str, linear: Linearity, types: Types, results: TensorType | tuple[TensorType, ...]) -> tuple[str, ...]:
     """The axes over which the result of an op is still to be summed."""
     owed = [t.unreduced for t in types]
     some = [axes for axes in owed if axes]
     if not some:
         return ()
+    whole = isinstance(results, TensorType) and not is_inexact(results.dtype)
+    if whole and (name == "div" or any(is_inexact(t.dtype) for t in types)):
+        linear = Linearity.NONE  # it rounds
     jointly = linear is Linearity.JOINTLY and len(set(owed)) == 1
     each = linear is Linearity.EACH and len(some) == 1
     first = linear is Linearity.FIRST and len(some) == 1 and bool(owed[0])

@@ -67,7 +67,8 @@ def put(x: Value, place: Any, name: str = "") -> Array:
     """An array on the devices that ``place`` says; ``name`` is how errors call it."""
     if not isinstance(x, Array):
         raise traced(x, "device_put")
-    return Array(x.data, x.type, sharding_for(place, x.type.shape, name))
+    type = x.type.with_(unreduced=()) if x.type.unreduced else x.type  # what was owed is in the contents
+    return Array(x.data, type, sharding_for(place, type.shape, name))
 
 
 def put_created(x: Value, device: Any, out_sharding: Any) -> Array:

@@ -10,7 +10,7 @@ from typing import Any
 
 import optree
 
-from meshwright.core import tree
+from meshwright.core import dtypes, tree
 from meshwright.core.mesh import BaseMesh, Mesh, get_mesh
 from meshwright.core.partition_spec import PartitionSpec
 from meshwright.core.sharding import NamedSharding
@@ -336,6 +336,13 @@ class _Call:
                 + (f"lax.all_gather_invariant(x, {axes}) if every device needs all of it\n" if x.ndim else "")
                 + ("or" if x.ndim else "or return x[None], and")
                 + f" name {axes} in the spec to join what the devices return{example}",
+            )
+        if spec.unreduced and x.dtype == dtypes.BOOL:
+            raise VarianceError(
+                f"{label} of the function is {x.type}, but out_specs has {spec}.",
+                where=here(),
+                why="a sum of bools is not a bool",
+                fix="x.astype('int32'), whose sum counts",
             )
         missing = tuple(axis for axis in wanted if axis not in x.type.varying)
         if missing and not self.automatic:

@@ -17,8 +17,10 @@ from meshwright.core.device_sharding import SingleDeviceSharding
 from meshwright.core.mesh import Device
 from meshwright.core.placement import Index, block_numbers
 from meshwright.core.sharding import NamedSharding, TensorSharding
+from meshwright.core.source import here
 from meshwright.core.trace import Array
 from meshwright.core.types import Shape, TensorType
+from meshwright.errors import VarianceError
 
 Sharding = NamedSharding | SingleDeviceSharding
 
@@ -49,14 +51,21 @@ class Shard:
     @property
     def data(self) -> Array:
         """What the device holds, without padding: a view of the array's contents."""
-        part = self._array.data[self.index]
         have = self._array.type
+        if have.unreduced:
+            raise VarianceError(
+                f"There is no telling what one device holds of a value {have.short()}.",
+                where=here(),
+                why="each device holds a summand, and their sum is all that is kept",
+                fix="mw.reshard(x, mw.P()).addressable_shards",
+            )
+        part = self._array.data[self.index]
         return Array(part, TensorType(part.shape, have.dtype, have.weak), SingleDeviceSharding(self.device))
 
     def __repr__(self) -> str:
         return (
             f"Shard(device={self.device!r}, index={self.index}, replica_id={self.replica_id}, "
-            f"data={np.asarray(self.data)})"
+            f"data={'a summand' if self._array.type.unreduced else np.asarray(self.data)})"
         )
 
 

@@ -194,8 +194,9 @@ def _cond_type(index: TensorType, *operands: TensorType, branches: tuple[Program
         if not same_types(branch.in_types, operands) or not same_types(branch.out_types, first.out_types):
             raise ShapeError(
                 "The branches of a cond do not fit together.",
+                where=here(),
                 why=f"one returns ({show_types(first.out_types)}), another ({show_types(branch.out_types)})",
-                fix="return values of the same shapes and dtypes from every branch",
+                fix="return values of the same types from every branch",
             )
     _refuse_meeting("cond", index.varying, branches)
     return tuple(
