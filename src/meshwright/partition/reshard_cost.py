@@ -67,6 +67,8 @@ def _refined(axes: Axes, topology: Topology) -> tuple[tuple[str, ...] | None, To
         return tuple(axis.name for axis in axes), topology
     spans = {axis.short(): _part(topology.mapping[axis.name], axis) for axis in axes}
     mesh = {axis.short(): axis.size for axis in axes}
+    if any(prod(span.size for span in spans[name]) != size for name, size in mesh.items()):
+        return tuple(dict.fromkeys(axis.name for axis in axes)), topology  # as costly as the whole axes
     on = Topology(topology.chip, topology.shape, mesh=mesh, mapping=spans, wrap=topology.wrap, slices=topology.slices)
     return tuple(mesh), on
 
@@ -80,7 +82,7 @@ def _part(spans: tuple[Span, ...], axis: AxisRef) -> tuple[Span, ...]:
         low, high = max(first, below), min(last, below * span.size)
         if low < high:
             if low % below or high % low or (below * span.size) % high:
-                return spans  # it is no part of the machine's axes: as costly as the whole
+                return spans  # it is no part of the machine's axes
             found.insert(0, Span(span.axis, high // low, span.stride * (low // below)))
         below *= span.size
     return tuple(found)
