@@ -17,7 +17,7 @@ from meshwright.kernel.faults import KernelError
 from meshwright.kernel.history import race_error
 from meshwright.kernel.language import scoped
 from meshwright.kernel.machine import Machine
-from meshwright.kernel.memory import Data, poison
+from meshwright.kernel.memory import Data
 from meshwright.kernel.pipeline import Allocation, Pipeline, PipelineArg
 from meshwright.kernel.refs import Ref
 from meshwright.kernel.schedules import Adversarial, Schedule, Seeded, nth
@@ -183,6 +183,7 @@ def _run(
         raise
     finally:
         direct.state.place, trace.state.manual = before
+        machine.close()
     if machine.history is not None and machine.history.races:
         raise race_error(list(machine.history.races.values()))
     return results
@@ -215,12 +216,9 @@ def _prepare(call: Call, machine: Machine, task: Task, inputs: Sequence[Data]) -
     arguments = zip(call.labels, (*call.in_trees, *call.out_trees), strict=False)
     names = [name for name, t in arguments for _ in range(t.num_leaves)]
 
-    def operand(key: Any, label: str, space: MemorySpace, data: Data, initialized: bool) -> Ref:
-        found = machine.memory.get((task.device, -1, key)) if shared and not space.addressable else None
-        if found is None:
-            kind = MemoryType(space, data.shape, data.dtype)
-            found = machine.allocate(task, key, label, kind, data if initialized else None)
-        return Ref(found)
+    def operand(key: Any, label: str, kind: MemoryType, data: Data | None) -> Ref:
+        found = machine.memory.get((task.device, -1, key)) if shared and not kind.space.addressable else None
+        return Ref(found or machine.allocate(task, key, label, kind, data))
 
     outs: list[Any] = []
     of_out = {out: n for n, out in to_out.items()}
@@ -231,16 +229,13 @@ def _prepare(call: Call, machine: Machine, task: Task, inputs: Sequence[Data]) -
             outs.append(SemaphoreRef(machine.allocate(task, ("out", n), label, semaphores)))
             continue
         given = inputs[of_out[n]].copy() if n in of_out else None
-        outs.append(
-            operand(
-                ("out", n), label, MemorySpace.ANY, poison(t.shape, t.dtype) if given is None else given, n in of_out
-            )
-        )
+        outs.append(operand(("out", n), label, MemoryType(MemorySpace.ANY, t.shape, t.dtype), given))
     scalars: list[Ref] = []
     ins: list[Any] = []
     for n, data in enumerate(inputs):
         if n < scalar_leaves:
-            scalars.append(operand(("scalar", n), names[n], MemorySpace.SMEM, np.array(data), True))
+            kind = MemoryType(MemorySpace.SMEM, data.shape, data.dtype)
+            scalars.append(operand(("scalar", n), names[n], kind, np.array(data)))
         elif n in to_out:
             ins.append(outs[to_out[n]])
         elif call.in_specs[n - scalar_leaves].memory_space is MemorySpace.SEMAPHORE:
@@ -248,7 +243,7 @@ def _prepare(call: Call, machine: Machine, task: Task, inputs: Sequence[Data]) -
             array.restore(data)
             ins.append(SemaphoreRef(array))
         else:
-            ref = operand(("in", n), names[n], MemorySpace.ANY, np.asarray(data), True)
+            ref = operand(("in", n), names[n], MemoryType(MemorySpace.ANY, data.shape, data.dtype), data)
             ref.buffer.readonly = True
             ins.append(ref)
     made: list[Any] = []

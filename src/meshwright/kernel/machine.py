@@ -242,18 +242,22 @@ class Machine:
 
     def move(self, copy: Transfer) -> None:
         """The next part of a copy happens: its read, its write, or both."""
+        in_parts = self.schedule.in_parts
         if copy.payload is None:
-            copy.read()
+            copy.read(keep=in_parts)
             if copy.send is not None:
                 copy.send[0].time = max(copy.send[0].time, copy.finish)
                 self.arrive(copy.send[0], copy.nbytes)
-            if self.schedule.in_parts:
+            if in_parts:
                 return
         copy.write()
         del self.pending[copy.number]
         assert copy.receive is not None
-        copy.receive[0].time = max(copy.receive[0].time, copy.finish)
-        self.arrive(copy.receive[0], copy.nbytes)
+        semaphore = copy.receive[0]
+        semaphore.time = max(semaphore.time, copy.finish)
+        self.arrive(semaphore, copy.nbytes)
+        if self.history is None:
+            copy.send = copy.receive = None
 
     def movable(self) -> list[Transfer]:
         """The copies that may move on: all, or the first of each link where links keep order."""
@@ -361,6 +365,18 @@ class Machine:
         for made in list(self.memory.values()):
             if isinstance(made, SemaphoreArray) and made.alive:
                 self.check_spent(made)
+
+    def close(self) -> None:
+        """Let go of memory at once: what is left refers to itself in circles."""
+        for made in self.memory.values():
+            if isinstance(made, Buffer):
+                made.shadow = None
+        self.memory.clear()
+        for task in self.tasks:
+            task.windows.clear()
+            task.scopes.clear()
+        for copy in self.history.copies if self.history is not None else ():
+            copy.send = copy.receive = None
 
     def barrier(self, device: int, core: int) -> SemaphoreArray:
         """The barrier semaphore of a device, there before the kernel starts."""

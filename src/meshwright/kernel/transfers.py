@@ -56,18 +56,19 @@ class Transfer:
         to = f" to {machine.device_name(self.device, self.core)}" if away else ""
         return f"the copy of {self.starter.name}{to}"
 
-    def read(self) -> None:
-        """Read the source."""
+    def read(self, keep: bool) -> None:
+        """Read the source; ``keep`` what was read, unless the write follows at once."""
         buffer = self.src.buffer
         if not buffer.alive:
             raise self._gone(buffer)
         if buffer.shadow is not None:
             self.undefined = buffer.shadow.read_by_copy(self, self.src.path)
-        self.payload = self.src.data.copy()
+        if keep:
+            self.payload = self.src.data.copy()
 
     def write(self) -> None:
         """Write the destination: the memory at the same address of the device the copy goes to."""
-        payload = self.payload
+        payload = self.src.data if self.payload is None else self.payload
         buffer = self.target()
         data = follow(buffer.data, self.dst.path) if buffer is not self.dst.buffer else self.dst.data
         if buffer.shadow is not None:
