@@ -119,6 +119,7 @@ class _State(threading.local):
     builder: Builder | None = None  # the innermost trace going on
     source: Source | None = None  # set while a transform replays an equation
     manual: Manual | None = None  # set while code for one device is traced
+    meshes: list[Any] | None = None  # where the meshes that a function names are noted while jit traces it
 
 
 state = _State()
@@ -141,10 +142,23 @@ def set_pbroadcast(op: Op) -> None:
 class Builder:
     """A program in the making. ``level`` is how many traces are open around it."""
 
-    __slots__ = ("captured", "closed", "copied", "eqns", "floor", "inputs", "known", "level", "lifted", "parent")
+    __slots__ = (
+        "captured",
+        "closed",
+        "copied",
+        "eqns",
+        "floor",
+        "floored",
+        "inputs",
+        "known",
+        "level",
+        "lifted",
+        "parent",
+    )
 
     def __init__(self, parent: Builder | None, floor: tuple[str, ...] = ()) -> None:
         self.floor = floor  # the mesh axes that what is captured must vary over
+        self.floored: bool = bool(floor) or (parent is not None and parent.floored)
         self.parent = parent
         self.level: int = parent.level + 1 if parent else 0
         self.inputs: list[Var] = []
@@ -169,12 +183,22 @@ class Builder:
                 raise leaked(x)
         elif x.type.ndim == 0 and x.__class__ is Array and not x.type.unreduced:
             return Literal(python_number(x.data), x.type)
-        if self.floor and self.parent is not None:
-            x = self.parent.lift(x, union((x.type.varying, self.floor)))
+        if self.floored:
+            x = self.entering(x)
         found = self.captured.get(id(x))
         if found is None:
             found = self.captured[id(x)] = (Var(x.type), x)
         return found[0]
+
+    def entering(self, x: Any) -> Any:
+        """``x`` as all traces that it enters on its way here demand it, lifted outside of the first of them."""
+        outermost, floor = None, x.type.varying
+        builder: Builder | None = self
+        while builder is not None and builder is not getattr(x, "builder", None):
+            if builder.floor:
+                outermost, floor = builder, union((floor, builder.floor))
+            builder = builder.parent
+        return x if outermost is None or outermost.parent is None else outermost.parent.lift(x, floor)
 
     def agree(self, args: Sequence[Any], atoms: list[Atom]) -> list[Atom]:
         """The operands of a first-order op, lifted until they vary over the same mesh axes."""

@@ -133,7 +133,7 @@ def _no_groups(op: str, groups: Any) -> None:
 
 
 def _each(op: str, function: Callable[[Value], Value], x: Any) -> Any:
-    return tree.map(lambda leaf: function(leaf_value(leaf, f"an operand of {op}")), x)
+    return tree.map(lambda leaf: function(leaf_value(leaf, f"an operand of {op}", enter=False)), x)
 
 
 def _absent(x: Value, axes: Sequence[str]) -> list[int]:

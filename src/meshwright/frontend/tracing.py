@@ -10,7 +10,7 @@ from meshwright.core import dtypes, tree
 from meshwright.core.check import check
 from meshwright.core.program import Program
 from meshwright.core.source import here
-from meshwright.core.trace import Array, Tracer, Value, close, leaked, to_array, trace
+from meshwright.core.trace import Array, Tracer, Value, close, leaked, state, to_array, trace
 from meshwright.core.types import TensorType
 from meshwright.errors import MeshwrightError, ShapeError, TracerError, TreeError
 from meshwright.transform.simplify import dce
@@ -72,11 +72,16 @@ def leaf_type(x: Any) -> TensorType:
     return x.type if isinstance(x, Value | ShapeDtypeStruct) else to_array(x).type
 
 
-def leaf_value(x: Any, what: str) -> Value:
-    """A leaf as a value, or an error that says what it is: "a result of the function", "argument 0['w']"."""
+def leaf_value(x: Any, what: str, enter: bool = True) -> Value:
+    """A leaf as a value, or an error that says what it is: "a result of the function", "argument 0['w']".
+
+    In a branch or a loop that devices decide differently, a value from outside is taken as it ``enter``s there.
+    """
     if isinstance(x, Value):
         if x.__class__ is Tracer and x.builder.closed:
             raise leaked(x)
+        if enter and state.builder is not None and state.builder.floored and (x.__class__ is Tracer or x.ndim):
+            return state.builder.entering(x)  # type: ignore[no-any-return]
         return x
     try:
         return to_array(x)
