@@ -1,4 +1,4 @@
-"""The ops of `reshard_lower` in JAX, and plans carried out by it on CPU devices."""
+"""The ops of `reshard_lowering` in JAX, and plans carried out by it on CPU devices."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jax import lax
 
 from meshwright.core.axes import Axes, AxisRef
 from meshwright.partition.reshard import ReshardPlan
-from meshwright.partition.reshard_lower import lower_plan
+from tests.partition.reshard_lowering import lower_plan
 
 
 class JaxOps:

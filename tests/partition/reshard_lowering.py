@@ -1,7 +1,6 @@
-"""The steps of a reshard plan as code for one device: local ops and collectives over named axes.
+"""The steps of a reshard plan as code for one device, in the ops of any library that has collectives over named axes.
 
-`lower_plan` is written against `LocalOps`, so that the same lines trace a local program, or run on any library that has
-such collectives. Every device runs the same code; what differs is its coordinates.
+Every device runs the same code; what differs is its coordinates.
 """
 
 from __future__ import annotations
