@@ -411,6 +411,24 @@ def test_keyword_arguments():
     close(smap(lambda x, scale: x * scale, (P("i"), P()), P("i"))(X, 2.0), 2 * X)
 
 
+def test_an_argument_that_is_no_array():
+    expect(
+        lambda: smap(lambda x, mode: x, (P("i"), P()), P("i"))(X, "fast"),
+        "Argument 1 of shard_map is not an array or a number: its type is str.",
+        "the leaves of what goes in and comes out must be arrays, NumPy arrays or numbers",
+        "pass an array, or mark an argument static: mw.jit(f, static_argnums=…)",
+    )
+    close(smap(lambda x, mode: x, (P("i"), P()), P("i"))(X, None), X)
+
+
+def test_branching_in_python():
+    with pytest.raises(mw.MeshwrightError) as caught:
+        smap(lambda x: x if lax.psum(x.sum(), "i") > 0 else -x, P("i"), P("i"))(X)
+    assert "needs the contents of a traced value bool[]" in caught.value.what
+    assert "mw.lax.cond(condition, f, g, *operands)" in caught.value.fix
+    close(smap(lambda x: lax.cond(lax.psum(x.sum(), "i") > 0, lambda: x, lambda: -x), P("i"), P("i"))(X), X)
+
+
 def test_too_much_by_position():
     expect(
         lambda: mw.shmap(lambda x: x, P("i"), P("i"), MESH)(X),

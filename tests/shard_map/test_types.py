@@ -696,3 +696,80 @@ def test_an_inner_shard_map_may_name_a_part_of_an_axis_of_the_outer_one():
     x = np.arange(8, dtype=np.float32)
     mapped = mw.shard_map(outer, mesh=MESH, in_specs=P("i"), out_specs=P("i:(2)2"), axis_names={"i"})
     np.testing.assert_array_equal(mapped(x), (x[:4] + x[4:]) * [1, 2, 1, 2])
+
+
+def test_a_jitted_function_is_traced_for_each_mesh_it_is_used_on():
+    total = mw.jit(lambda x: lax.psum(x, "i") * lax.axis_size("i"))
+    x = np.arange(8, dtype=np.float32)
+    for size in (2, 8, 4, 2):
+        mesh = mw.make_mesh((size,), ("i",))
+        found = mw.shard_map(total, mesh=mesh, in_specs=P("i"), out_specs=P())(x)
+        np.testing.assert_array_equal(found, size * x.reshape(size, -1).sum(0))
+
+
+# Programs with these types are read back from their text
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: mw.shard_map(lambda x: lax.psum(x, "i"), mesh=MESH, in_specs=P("i"), out_specs=P())(x),
+        lambda x: 2 * mw.shard_map(lambda x: x, mesh=MESH, in_specs=P("i"), out_specs=P(sum="i"))(x),
+        lambda x: mw.shard_map(lambda x: lax.psum(x, "i:(1)2"), mesh=MESH, in_specs=P("i"), out_specs=P("i:(2)2"))(x),
+        lambda x: mw.shard_map(
+            lambda x: lax.scan(lambda c, row: (c + row, c), mnp.zeros(()), x)[1],
+            mesh=MESH, in_specs=P(("i", "j")), out_specs=P(("i", "j")),
+        )(x),
+        lambda x: mw.shard_map(lambda x: x, mesh=MESH, in_specs=P(replicated={"j"}), out_specs=P("j"))(x),
+        mw.grad(lambda x: mw.shard_map(
+            lambda x: lax.pmean(mnp.sum(lax.all_gather(x, "i") ** 2), "i"), mesh=MESH, in_specs=P("i"), out_specs=P()
+        )(x)),
+    ],
+)  # fmt: skip
+def test_texts_are_read_back(function):
+    found = make_program(function)(ShapeDtypeStruct((8,), "float32"))
+    assert mw.parse_program(str(found)) == found
+
+
+# Sums that are owed, between shard_maps
+
+A = np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32)
+W = np.random.default_rng(1).normal(size=(4, 3)).astype(np.float32)
+
+
+def owed(w):
+    return mw.shard_map(lambda a, w: a.T @ (a @ w), mesh=MESH, in_specs=(P("i"), P()), out_specs=P(sum="i"))(A, w)
+
+
+def reduced(w):
+    return mnp.sum(mnp.tanh(mw.reshard(owed(w), mw.NamedSharding(MESH, P()))) ** 2)
+
+
+def scattered(w):
+    scatter = mw.shard_map(lambda h: lax.psum_scatter(h, "i"), mesh=MESH, in_specs=P(sum="i"), out_specs=P("i"))
+    return mnp.sum(mnp.tanh(scatter(2 * owed(w)) / 2) ** 2)
+
+
+def without_devices(w):
+    return mnp.sum(mnp.tanh(A.T @ (A @ w)) ** 2)
+
+
+@pytest.mark.parametrize("function", [reduced, scattered])
+def test_derivatives_through_a_sum_that_is_owed(function):
+    transforms = [
+        lambda f: f(W),
+        lambda f: mw.grad(f)(W),
+        lambda f: mw.jit(mw.grad(f))(W),
+        lambda f: mw.grad(mw.checkpoint(f))(W),
+        lambda f: mw.jvp(mw.grad(f), (W,), (W,))[1],
+        lambda f: mw.vmap(f)(mnp.stack([W, W / 2])),
+        lambda f: mw.vmap(mw.grad(f))(mnp.stack([W, W / 2])),
+    ]
+    for transform in transforms:
+        np.testing.assert_allclose(transform(function), transform(without_devices), rtol=2e-3, atol=1e-4)
+
+
+def test_a_scatter_of_summands_transposes_to_a_gather():
+    found = make_program(mw.grad(scattered))(W)
+    assert count(found, "psum_scatter") == 1 and count(found, "all_gather") == 1
+    assert count(found, "psum") == 1  # of the gradient of w, which all devices share

@@ -180,8 +180,8 @@ class _Call:
 
     def __call__(self, args: tuple[Any, ...]) -> Any:
         leaves, in_tree = tree.flatten((args, {}))
-        values = [leaf_value(x, "an argument of shard_map") for x in leaves]
         labels = tree.argument_names(args)
+        values = [leaf_value(x, f"{label} of shard_map") for x, label in zip(leaves, labels, strict=True)]
         prefix = self.in_specs if isinstance(self.in_specs, PartitionSpec) else _as_tuple(self.in_specs, args)
         specs = _specs_for(prefix, args, "in_specs")
         while True:
