@@ -321,7 +321,7 @@ def _check_sort(x: Instance, match: Match, operands: list[Any]) -> list[Any]:
     last = ops[-2] if len(ops) > 1 else None
     compares = last is not None and last.name == "stablehlo.compare" and ops[-1].operands[0] == last.results[0]
     used = {value for op in ops for value in op.operands}
-    if not compares or keyword(last.attributes["comparison_direction"]) != "LT" or used & others:
+    if last is None or not compares or keyword(last.attributes["comparison_direction"]) != "LT" or used & others:
         raise _unsupported(x.op, "its region is not one that orders by the first operand, smallest first")
     return operands
 
@@ -329,9 +329,12 @@ def _check_sort(x: Instance, match: Match, operands: list[Any]) -> list[Any]:
 def _check_select_and_scatter(x: Instance, match: Match, operands: list[Any]) -> list[Any]:
     select, scatter = x.op.regions
     ops = [op.operation for op in select.blocks[0].operations]
-    largest = ops[0].name == "stablehlo.compare" and keyword(ops[0].attributes["comparison_direction"]) in ("GE", "GT")
-    if not largest or body_operation(scatter) != "add" or not _is_start(operands[2], "sum"):
-        raise _unsupported(x.op, "its regions are not those that add to the largest element, starting from zero")
+    found = keyword(ops[0].attributes["comparison_direction"]) if ops[0].name == "stablehlo.compare" else ""
+    straight = list(ops[0].operands) == list(select.blocks[0].arguments)
+    direction = {"GE": "max", "LE": "min"}.get(found)
+    if not straight or direction is None or body_operation(scatter) != "add" or not _is_start(operands[2], "sum"):
+        raise _unsupported(x.op, "its regions are not those that add to the first largest element, starting from zero")
+    match.params["select"] = direction  # type: ignore[index]
     return operands
 
 

@@ -17,7 +17,7 @@ ELEMENTWISE = frozenset(name for name in SAME if name.startswith("stablehlo.")) 
     "stablehlo.compare", "stablehlo.convert", "stablehlo.reduce_precision", "stablehlo.round_nearest_afz",
     "stablehlo.round_nearest_even",
 }  # fmt: skip
-# Elementwise for the direction of propagation, but no constant expressions.
+# Elementwise for the direction of propagation, but no constant expressions where a scalar stands beside tensors.
 _SCALARS_BESIDE = frozenset({"stablehlo.select", "stablehlo.clamp"})
 _THROUGH = frozenset({"stablehlo.reshape", "stablehlo.transpose"})
 _FORWARD = frozenset({"stablehlo.dynamic_slice", "stablehlo.dynamic_update_slice"})
@@ -171,10 +171,13 @@ class ModuleReader:
             backward_only=broadcast,
             pure=pure,
             constant=constant,
-            folds=(elementwise and name not in _SCALARS_BESIDE) or name in _FOLDS,
+            folds=elementwise or name in _FOLDS,
             spreads_scalar=spreads,
             key=_key(op) if (constant and name != "stablehlo.iota") or spreads else None,
         )
+
+    def _same_shapes(self, node: Node) -> bool:
+        return len({self._values[number].shape for number in (*node.operands, *node.results)}) == 1
 
     def _rule(self, factors: Factors) -> Rule:
         """The rule with numbered factors; ``factors`` is kept, so that its identity stays its own."""
