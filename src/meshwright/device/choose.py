@@ -33,15 +33,17 @@ def choose_classes(
     members: dict[Place, list[Place]] = {}
     for place, root in classes.members():
         members.setdefault(root, []).append(place)
-    found = []
-    for root in inputs:
-        if root in taken or not all(_divisible(place, parts) for place in members[root]):
-            continue
-        if not known and root in returned:
-            continue
-        candidate = _evaluate(bodies, classes, root, parts)
-        if candidate is not None:
-            found.append(candidate)
+    roots = [
+        root
+        for root in inputs
+        if root not in taken
+        and all(_divisible(place, parts) for place in members[root])
+        and (known or root not in returned)
+    ]
+    # Dims whose parts are never put together again come first; where there are none, any that parallelizes will do.
+    found = [c for root in roots if (c := _evaluate(bodies, classes, root, parts, gathers=False)) is not None]
+    if not found:
+        found = [c for root in roots if (c := _evaluate(bodies, classes, root, parts, gathers=True)) is not None]
     if not found and not known and any(_contractions(body) for body in bodies):
         raise ShapeError(
             "Horizontal parallelism cannot tell the batch from the weights.",
@@ -68,8 +70,10 @@ def _contractions(body: Function) -> list[Eqn]:
     return [eqn for eqn in body.eqns if eqn.op in ("MatMul", "dot_general", "MatMulGrad", "conv_general_dilated")]
 
 
-def _evaluate(bodies: Sequence[Function], classes: Classes, root: Place, parts: Size) -> _Candidate | None:
-    """The work a class parallelizes and the bytes it moves; None for one that would have to be put together again."""
+def _evaluate(
+    bodies: Sequence[Function], classes: Classes, root: Place, parts: Size, *, gathers: bool
+) -> _Candidate | None:
+    """The work a class parallelizes and the bytes it moves; None for one that must be put together, unless allowed."""
     eqns: dict[Eqn, float] = {}
     for body in bodies:
         for eqn in body.eqns:
@@ -88,7 +92,7 @@ def _evaluate(bodies: Sequence[Function], classes: Classes, root: Place, parts: 
     moved = 0.0
     for body in bodies:
         planner = Planner(body, classes, frozenset({root}), parts)
-        if any(c.op in ("allgather", "own_part") for c in planner.plan.conversions):
+        if not gathers and any(c.op in ("allgather", "own_part") for c in planner.plan.conversions):
             return None
         moved += sum(2.0 * _nbytes(c.source[0]) for c in planner.plan.conversions)
         for v in body.outputs:

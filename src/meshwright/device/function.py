@@ -65,7 +65,9 @@ class Eqn:
         return tuple(x for x in self.inputs if isinstance(x, Value))
 
     def __repr__(self) -> str:
-        return f"{', '.join(map(repr, self.outputs))} = {self.op}({', '.join(map(_operand, self.inputs))})"
+        attributes = [f"{name}={print_attribute(value)}" for name, value in self.attributes.items()]
+        operands = ", ".join([*map(_operand, self.inputs), *attributes])
+        return f"{', '.join(map(repr, self.outputs))} = {self.op}({operands})"
 
 
 @dataclass(frozen=True, eq=False)

@@ -144,11 +144,11 @@ class OnTopology:
         if source == target:
             return 0.0
         topology, chip = self.topology, self.topology.chip
-        if not source or not target:
-            return nbytes / chip.memory_bytes_per_s("pcie")
         for device in (source, target):
             if device > topology.size:
                 raise self.outside(device)
+        if not source or not target:
+            return nbytes / chip.memory_bytes_per_s("pcie")
         if topology.switched and len(topology.levels) > 1:
             node = topology.levels[1]
             if (source - 1) // node.size != (target - 1) // node.size:

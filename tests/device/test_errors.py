@@ -1,0 +1,224 @@
+"""Bad input: one clear error each, whole messages."""
+
+import pytest
+
+import meshwright as mw
+from meshwright import dist
+
+SEQUENTIAL = dist.parse(
+    "def f(wA: Tensor[(4, 6), 0], wB: Tensor[(6, 2), 0], x: Tensor[(8, 4), 0]):"
+    " a = MatMul(x, wA) y = MatMul(a, wB) return y"
+)
+DATA = dist.data_parallel(SEQUENTIAL, {"x": 0})
+NESTED = dist.horizontal_parallel(DATA, device_keys=["d"], parts=2)
+ARITHMETIC = """def f(x: Tensor[(8,), 0]):
+    xs = scatter(x, dim=0, devices=[1, 2])
+    ys = pmap(lambda d: lambda (xi: Tensor[(4,), d]): {
+        zs = broadcast(xi, devices=[d, d+1])
+        ws = pmap(lambda dd: lambda (z: Tensor[(4,), dd]): { w = neg(z) return w }, (zs,))
+        return ws
+    }, (xs,))
+    return ys"""
+
+CASES = {
+    "two_levels": (
+        lambda: dist.DeviceMap({1: [2, 3], 2: [4, 5]}),
+        "Device 2 stands in two places of a device map.\n"
+        "  why:  it is at device_map[1][2] and at device_map[2]; two parts of the program would share it\n"
+        "  fix:  give each group devices of its own; a device repeats only below itself, as 1 in {1: [1, 3]}",
+    ),
+    "shared": (
+        lambda: dist.DeviceMap({1: [1, 3], 2: [2, 3]}),
+        "Device 3 stands in two places of a device map.\n"
+        "  why:  it is at device_map[1][3] and at device_map[2][3]; two parts of the program would share it\n"
+        "  fix:  give each group devices of its own; a device repeats only below itself, as 1 in {1: [1, 3]}",
+    ),
+    "twice": (
+        lambda: dist.DeviceMap([1, 1]),
+        "Device 1 is listed twice in a device map.\n  why:  [1, 1] are the devices of one group\n  fix:  [1]",
+    ),
+    "notdev": (
+        lambda: dist.DeviceMap({"a": [1]}),
+        "'a' is not a device or a tree of devices.\n"
+        "  why:  a device is a whole number from 0; a map is a list of devices, or a dict from devices to maps\n"
+        "  fix:  DeviceMap({1: [1, 3], 2: [2, 4]})",
+    ),
+    "empty": (
+        lambda: dist.DeviceMap([]),
+        "A device map has no devices.\n  why:  the tree is empty\n  fix:  DeviceMap([1, 2])",
+    ),
+    "overlap": (
+        lambda: dist.resolve(dist.parse(ARITHMETIC)),
+        "Two replicas of a pmap use device 2.\n"
+        "  at:   ys = pmap(xs)\n"
+        "  why:  replicas 0 and 1 of ys both place values on it\n"
+        "  fix:  give each replica devices of its own: a device map such as {1: [1, 3], 2: [2, 4]}",
+    ),
+    "missing_key": (
+        lambda: dist.resolve(
+            dist.parse("def f(x: Tensor[(8,), 0]): xs = scatter(x, dim=0, device_keys=[5]) return xs"), {1: [1, 3]}
+        ),
+        "The device map has no key 5.\n"
+        "  at:   xs = scatter(x, dim=0, device_keys=[5])\n"
+        "  why:  its keys are 1\n"
+        "  fix:  device_keys=[1]",
+    ),
+    "leaf": (
+        lambda: dist.resolve(NESTED, [1, 2]),
+        "Device 1 has no devices below it in the device map.\n"
+        "  at:   xs_hp: Tuple[Tensor[(8/N, 4), ?], Tensor[(8/N, 4), ?]] = broadcast(x, device_keys=[d])\n"
+        "  why:  the map is [1, 2]: 1 is a leaf\n"
+        "  fix:  DeviceMap({…, 1: [1, …]})",
+    ),
+    "nomap": (
+        lambda: dist.resolve(DATA),
+        "There is no device map.\n"
+        "  at:   xs_dp: Tuple[Tensor[(8/N, 4), ?], ...] = scatter(x, dim=0, device_keys=[], parts=N)\n"
+        "  why:  device_keys=[] is looked up in one\n"
+        "  fix:  pass one: dist.resolve(fn, dist.DeviceMap({1: [1, 3], 2: [2, 4]}))",
+    ),
+    "unequal": (
+        lambda: dist.resolve(
+            dist.parse(
+                "def f(x: Tensor[(8,), 0]): xs = scatter(x, dim=0, devices=[1, 2]) ys = broadcast(x, devices=[1, 2,"
+                " 3]) zs = pmap(lambda d: lambda (a: Tensor[(4,), d], b: Tensor[(8,), d]): { c = neg(a) return c },"
+                " (xs, ys)) return zs"
+            )
+        ),
+        "The tuples of a pmap differ in length.\n"
+        "  at:   zs = pmap(xs, ys)\n"
+        "  why:  xs has 2, ys has 3\n"
+        "  fix:  scatter or broadcast them over the same devices",
+    ),
+    "notdivide": (
+        lambda: dist.resolve(DATA, [1, 2, 3]),
+        "Dim 0 of size 8 does not divide into 3 equal parts.\n"
+        "  at:   xs_dp: Tuple[Tensor[(8/N, 4), ?], ...] = scatter(x, dim=0, device_keys=[], parts=N)\n"
+        "  why:  scatter gives each of 3 devices the same number of elements\n"
+        "  fix:  a size that is a multiple of 3, or another number of devices",
+    ),
+    "notdivide2": (
+        lambda: dist.data_parallel(SEQUENTIAL.with_(device_map=dist.DeviceMap([1, 2, 3])), {"x": 0}),
+        "A dim of size 8 does not divide into 3 equal parts.\n"
+        "  why:  dim 0 of x is split over 3 devices\n"
+        "  fix:  a size that is a multiple of 3, or another number of devices",
+    ),
+    "different": (
+        lambda: dist.resolve(dist.parse("def f(x: Tensor[(8,), 0], y: Tensor[(8,), 1]): z = add(x, y) return z")),
+        "The operands of add are on different devices.\n"
+        "  at:   z = add(x, y)\n"
+        "  why:  x on 0, y on 1\n"
+        "  fix:  send(y, to_device=0) first",
+    ),
+    "unknown": (
+        lambda: dist.resolve(dist.parse("def f(x: Tensor[(8,), ?]): z = neg(x) return z")),
+        "The device of the input x is not known.\n  why:  it is written Tensor[(8,), ?]\n  fix:  x: Tensor[(8,), 0]",
+    ),
+    "annotation": (
+        lambda: dist.resolve(dist.parse("def f(x: Tensor[(8,), 0]): z: Tensor[(8,), 1] = neg(x) return z")),
+        "z is on another device than its annotation says.\n"
+        "  at:   z: Tensor[(8,), 1] = neg(x)\n"
+        "  why:  it is written Tensor[(8,), 1], and is on device 0\n"
+        "  fix:  z: Tensor[(8,), 0]",
+    ),
+    "shape": (
+        lambda: dist.resolve(dist.parse("def f(x: Tensor[(B, F), 0]): z: Tensor[(F, B), 0] = neg(x) return z")),
+        "z is not what its annotation says.\n"
+        "  at:   z: Tensor[(F, B), 0] = neg(x)\n"
+        "  why:  it is written Tensor[(F, B), 0], and is Tensor[(B, F), 0]: dim 0 is B, not F\n"
+        "  fix:  z: Tensor[(B, F), 0]",
+    ),
+    "variable": (
+        lambda: dist.resolve(dist.parse("def f(x: Tensor[(8,), 0]): z = send(x, to_device=d) return z")),
+        "The device variable d is not bound here.\n"
+        "  at:   z = send(x, to_device=d)\n"
+        "  why:  it belongs to no enclosing pmap; the variables here are: none\n"
+        "  fix:  use it inside `pmap(lambda d: lambda (…): {…}, …)`",
+    ),
+    "undefined": (
+        lambda: dist.parse("def f(x: Tensor[(8,), 0]): z = neg(y) return z"),
+        "y is not defined here.\n"
+        "  at:   line 1\n"
+        "        def f(x: Tensor[(8,), 0]): z = neg(y) return z\n"
+        "                                           ^\n"
+        "  why:  a body sees its own inputs only; the values here are: x\n"
+        "  fix:  pass y to the pmap, or use one of the values above",
+    ),
+    "op": (
+        lambda: dist.parse("def f(x: Tensor[(8,), 0]): z = frobnicate(x) return z"),
+        "There is no op frobnicate.\n"
+        "  at:   line 1\n"
+        "        def f(x: Tensor[(8,), 0]): z = frobnicate(x) return z\n"
+        "                                       ^\n"
+        "  why:  it is neither a tensor op nor an op of device programs\n"
+        "  fix:  one of allgather, allreduce, broadcast, call, gather, item, own_part, pmap, reduce_scatter,"
+        " scatter, send, split, tuple, or a tensor op such as MatMul, add, tanh",
+    ),
+    "again": (
+        lambda: dist.data_parallel(DATA, {"x": 0}),
+        "The program is already spread on this level.\n"
+        "  at:   xs_dp: Tuple[Tensor[(8/N, 4), ?], ...] = scatter(x, dim=0, device_keys=[], parts=N)\n"
+        "  why:  device_keys=[] names a level that has scatter\n"
+        "  fix:  device_keys=['d']",
+    ),
+    "var": (
+        lambda: dist.horizontal_parallel(DATA, device_keys=["e"]),
+        "No pmap here binds the device variable e.\n"
+        "  why:  the variables on this level are: d\n"
+        "  fix:  device_keys=['d']",
+    ),
+    "batchname": (
+        lambda: dist.data_parallel(SEQUENTIAL, {"q": 0}),
+        "f has no input q.\n  why:  its inputs are wA, wB, x\n  fix:  batch={'x': 0}",
+    ),
+    "whichbatch": (
+        lambda: dist.pipeline_parallel(
+            dist.parse("def f(w: Tensor[(4, 6), 0], x: Tensor[(8, 4), 0]): a = MatMul(x, w) y = tanh(a) return y"), 2, 2
+        ),
+        "The pipeline cannot tell which dim is the batch.\n"
+        "  why:  2 dims are carried by every result\n"
+        "  fix:  pipeline_parallel(fn, …, batch={'x': 0})",
+    ),
+    "stages": (
+        lambda: dist.pipeline_parallel(SEQUENTIAL, 3, 1),
+        "A program of 2 equations has no 3 stages.\n  why:  each stage runs one equation at least\n  fix:  stages=2",
+    ),
+    "fanout": (
+        lambda: dist.pipeline_parallel(SEQUENTIAL.with_(device_map=dist.DeviceMap([1, 2, 3])), 2, 2),
+        "A pipeline of 2 stages does not fit 3 devices.\n"
+        "  why:  the device map [1, 2, 3] has 3 devices on this level\n"
+        "  fix:  stages=3",
+    ),
+    "machine": (
+        lambda: dist.simulate(DATA, [1, 2]),
+        "There is no machine to simulate on.\n"
+        "  why:  neither a topology nor assumptions are given\n"
+        '  fix:  dist.simulate(fn, device_map, mw.hardware.Topology("h100", 8))',
+    ),
+    "chips": (
+        lambda: dist.simulate(DATA, [1, 9], mw.hardware.Topology("h100", 4)),
+        "The machine has no chip for device 9.\n"
+        "  why:  h100 4 has 4 chips: devices 1 to 4\n"
+        "  fix:  a larger topology, or devices up to 4",
+    ),
+    "input": (
+        lambda: dist.execute(SEQUENTIAL, {"x": 1}),
+        "f has the inputs wA, wB, x.\n  why:  given are x\n  fix:  {'wA': …, 'wB': …, 'x': …}",
+    ),
+    "noreturn": (
+        lambda: dist.parse("def f(x: Tensor[(8,), 0]): z = neg(x)"),
+        "A function ends in a return.\n"
+        "  at:   line 1\n"
+        "        def f(x: Tensor[(8,), 0]): z = neg(x)\n"
+        "                                             ^\n"
+        "  fix:  return y",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_bad_input_is_one_clear_error(name):
+    act, message = CASES[name]
+    with pytest.raises(mw.MeshwrightError) as error:
+        act()
+    assert str(error.value) == message
