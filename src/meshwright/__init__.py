@@ -18,7 +18,7 @@ from meshwright.frontend.tracing import ShapeDtypeStruct, eval_shape, make_progr
 from meshwright.ops import every as _every_op  # noqa: F401  (fills the registry)
 
 if TYPE_CHECKING:
-    from meshwright import debug, dist, hardware, lax, nn, pallas, random, sharding
+    from meshwright import debug, dist, hardware, interop, lax, nn, pallas, random, sharding
     from meshwright.core.mesh import AbstractMesh, AxisType, Mesh, make_mesh, set_mesh
     from meshwright.core.partition_spec import P, PartitionSpec
     from meshwright.core.sharding import NamedSharding
@@ -37,7 +37,7 @@ remat = checkpoint
 _ON_FIRST_USE = {
     **{
         name: f"meshwright.{name}"
-        for name in ("debug", "dist", "hardware", "lax", "nn", "pallas", "random", "sharding")
+        for name in ("debug", "dist", "hardware", "interop", "lax", "nn", "pallas", "random", "sharding")
     },
     **dict.fromkeys(("AbstractMesh", "AxisType", "Mesh", "make_mesh", "set_mesh"), "meshwright.core.mesh"),
     **dict.fromkeys(("P", "PartitionSpec"), "meshwright.core.partition_spec"),
@@ -85,6 +85,7 @@ __all__ = [
     "grad",
     "hardware",
     "hessian",
+    "interop",
     "jacfwd",
     "jacobian",
     "jacrev",

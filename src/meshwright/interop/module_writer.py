@@ -9,7 +9,7 @@ from typing import Any
 from meshwright.core.sharding import TensorSharding
 from meshwright.interop.mlir_context import context, string
 from meshwright.interop.module_shardings import filled_text, per_value_text
-from meshwright.interop.module_walk import RULE, SHARDING
+from meshwright.interop.module_walk import SHARDING
 from meshwright.propagate.problem import Block, Function, Kind, Node, Problem
 
 _NAMES = {
@@ -24,7 +24,7 @@ _REBUILT = frozenset({Kind.WHILE, Kind.CASE, Kind.MANUAL, Kind.NAMED, Kind.CALL}
 class ModuleWriter:
     """Writes a problem that was read from ``module`` and changed. The module itself stays as it is.
 
-    ``constants`` renames ``stablehlo.constant``; ``keep_rules`` leaves rules that are written on ops.
+    ``constants`` renames ``stablehlo.constant``.
     """
 
     def __init__(self, module: Any, problem: Problem, constants: str = "stablehlo.constant") -> None:
@@ -240,13 +240,3 @@ def _location(value: Any) -> Any:
 def write_module(module: Any, problem: Problem, constants: str = "stablehlo.constant") -> Any:
     """The module of a problem that was read from ``module`` and changed since."""
     return ModuleWriter(module, problem, constants).write()
-
-
-def drop_rules(module: Any) -> None:
-    """Remove the rules that are written on ops but are not a user's own."""
-    from meshwright.interop.module_walk import walk
-
-    with context():
-        for op in walk(module.operation):
-            if RULE in op.attributes and not str(op.attributes[RULE]).endswith(", custom>"):
-                del op.attributes[RULE]
