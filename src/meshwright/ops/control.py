@@ -37,6 +37,7 @@ from meshwright.ops.regions import (
 )
 from meshwright.transform.batch import batch_program
 from meshwright.transform.derivative import jvp_program, linearize_program
+from meshwright.transform.simplify import dce
 from meshwright.transform.transpose import transpose_program
 
 # while
@@ -250,6 +251,22 @@ def _cond_jvp(
     return values, spread(out_ts, union)
 
 
+def _without_constants(program: Program, kept: int, varying: tuple[str, ...]) -> tuple[Program, Program, list[int]]:
+    """A branch without those results after the first few that devices which take different branches have in common;
+    the program of these; and where each result is, among what is left and then these.
+
+    All that enters the branch varies over the axes along which devices decide differently. So what does not is made of
+    nothing that enters, and can be computed again."""
+    outputs = program.outputs[kept:]
+    constant = [not set(varying) <= set(a.type.varying) for a in outputs]
+    left, common = (pick(outputs, [c is wanted for c in constant]) for wanted in (False, True))
+    places = [n for n, c in enumerate(constant) if not c] + [n for n, c in enumerate(constant) if c]
+    alone = dce(Program(program.inputs, program.eqns, tuple(common), program.constants))
+    rest = Program(program.inputs, program.eqns, (*program.outputs[:kept], *left), program.constants)
+    order = [places.index(n) for n in range(len(outputs))]
+    return rest, Program((), alone.eqns, alone.outputs, alone.constants), order
+
+
 def _cond_linearize(
     op: Op, primals: Sequence[Value], tangents: Sequence[Value | None], params: Params
 ) -> tuple[list[Value], list[Value | None]]:
@@ -267,7 +284,8 @@ def _cond_linearize(
             return outs + found.residuals, found
 
         program, found = region_with(forward, [x.type for x in operands])
-        linear.append(found)
+        program, constants, order = _without_constants(program, n_out, index.type.varying)
+        linear.append((found, constants, order))
         needed.append((program, program.out_types[n_out:]))
 
     slots: list[TensorType] = []
@@ -295,20 +313,21 @@ def _cond_linearize(
 
     forward_branches = tuple(saving(program, mine) for (program, _), mine in zip(needed, places, strict=True))
     outs, saved = cut(op(index, *operands, branches=forward_branches), n_out)
-    union = tuple(map(any, zip(*(found.nonzero for found in linear), strict=True)))
+    union = tuple(map(any, zip(*(found.nonzero for found, _, _ in linear), strict=True)))
     active_types = [x.type for x in pick(operands, mask)]
 
-    def tangent_branch(found: Any, mine: list[int]) -> Program:
+    def tangent_branch(found: Any, constants: Program, order: list[int], mine: list[int]) -> Program:
         def push(*args: Any) -> list[Any]:
             residuals, ts = cut(args, len(slots))
-            out_ts = spread(run(found.program, [*(residuals[s] for s in mine), *ts]), found.nonzero)
+            given = [*(residuals[s] for s in mine), *run(constants, [])]
+            out_ts = spread(run(found.program, [*(given[n] for n in order), *ts]), found.nonzero)
             return pick([instantiate(t, x.type) for t, x in zip(out_ts, outs, strict=True)], union)
 
         return region(push, [*slots, *active_types])
 
     out_ts = op(
         index, *saved, *pick(tangents[1:], mask),
-        branches=tuple(tangent_branch(found, mine) for found, mine in zip(linear, places, strict=True)),
+        branches=tuple(tangent_branch(*found, mine) for found, mine in zip(linear, places, strict=True)),
     )  # fmt: skip
     return outs, spread(out_ts, union)
 
