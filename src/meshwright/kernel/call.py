@@ -191,7 +191,10 @@ def _run(
 
 def _taken(ref: Any) -> Any:
     """A result: what is in memory, or the counts of semaphores, which go on in the next kernel."""
-    return ref.array.hand_over() if isinstance(ref, SemaphoreRef) else ref.data
+    if isinstance(ref, SemaphoreRef):
+        return ref.array.hand_over()
+    ref.buffer.settle()
+    return ref.data
 
 
 @dataclass

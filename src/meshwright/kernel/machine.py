@@ -15,8 +15,10 @@ import greenlet  # type: ignore[import-untyped]
 import numpy as np
 
 from meshwright.core.source import Source, _is_internal
+from meshwright.kernel.clock import Clock
 from meshwright.kernel.faults import CapacityError, DeadlockError, SemaphoreError, UnfinishedCopyError
 from meshwright.kernel.history import History
+from meshwright.kernel.marks import Marks
 from meshwright.kernel.memory import Buffer, Data, poison
 from meshwright.kernel.schedules import Schedule
 from meshwright.kernel.semaphores import Semaphore, SemaphoreArray, Signal
@@ -40,12 +42,14 @@ class Machine:
         limits: dict[MemorySpace, int] | None = None,
         home: Source | None = None,
         core_axis: str = "core",
+        clock: Clock | None = None,
     ) -> None:
         self.mesh = mesh
         self.sizes = tuple(mesh.values())
         self.size = prod(self.sizes)
         self.cores = cores
         self.core_axis = core_axis
+        self.clock = clock or Clock()
         self.schedule = schedule or Schedule()
         self.limits = limits or {}
         self.home = home
@@ -96,8 +100,14 @@ class Machine:
         else:
             core = task.core if wanted.space.addressable else -1
             self._count(task, wanted, label)
-            contents = poison(wanted.shape, wanted.dtype) if data is None else data
-            made = Buffer(key, label, wanted.space, contents, task.device, core)
+            # Filling large memory costs as much as writing it, and most of it is written by copies before it is read.
+            late = data is None and core < 0 and wanted.nbytes > 1 << 16
+            if data is None:
+                data_or_poison = np.empty(wanted.shape, wanted.dtype) if late else poison(wanted.shape, wanted.dtype)
+            else:
+                data_or_poison = data
+            made = Buffer(key, label, wanted.space, data_or_poison, task.device, core)
+            made.unfilled = Marks(wanted.shape, 0) if late else None
             if self.history is not None:
                 made.shadow = Shadow(self.history, made, data is not None)
         if self.history is not None:
@@ -219,7 +229,7 @@ class Machine:
             return
         copy.number = self.copies
         self.copies += 1
-        copy.finish = task.time
+        copy.finish = self.clock.finish(copy, task.time)
         if self.history is not None:
             self.history.event(task, "copies", copy.source)
             copy.clock = task.clock.copy()

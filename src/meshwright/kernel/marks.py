@@ -7,6 +7,7 @@ Once two parts overlap without being equal, the buffer gets a mark per element.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -72,7 +73,7 @@ class Part:
 
 
 def _apart(a: Box, b: Box) -> bool:
-    return any(stop <= start or end <= first for (first, stop), (start, end) in zip(a, b, strict=True))
+    return any(min(stop, end) <= max(first, start) for (first, stop), (start, end) in zip(a, b, strict=True))
 
 
 class Marks:
@@ -174,6 +175,18 @@ class Marks:
             return
         for entity, layer in self.reads.items():
             yield entity, int(mark(layer, path).max(initial=0))
+
+    def unwritten(self) -> Any:
+        """The elements that nobody has written to: a mask, all (True) or None."""
+        if self.parts is not None:
+            written = [part for part in self.parts.values() if part.write]
+            if not written:
+                return True
+            if sum(prod(stop - start for start, stop in part.box) for part in written) == prod(self.shape):
+                return None
+            self._refine(self.parts)
+        missing = self.writes == 0
+        return missing if missing.any() else None
 
     def overlap(self, a: Path, b: Path) -> bool:
         """Whether two paths select a common element."""

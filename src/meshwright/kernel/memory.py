@@ -13,6 +13,7 @@ from meshwright.kernel.indexing import Index
 from meshwright.kernel.spaces import MemorySpace, MemoryType
 
 if TYPE_CHECKING:
+    from meshwright.kernel.marks import Marks
     from meshwright.kernel.shadow import Shadow
 
 Data = np.ndarray[Any, Any]
@@ -81,7 +82,7 @@ def fill_poison(data: Data) -> None:
 class Buffer:
     """An allocation of one device. ``key`` is its address: the same on all devices that run the same kernel."""
 
-    __slots__ = ("alive", "birth", "core", "data", "device", "key", "label", "readonly", "shadow", "space")
+    __slots__ = ("alive", "birth", "core", "data", "device", "key", "label", "readonly", "shadow", "space", "unfilled")
 
     def __init__(self, key: Any, label: str, space: MemorySpace, data: Data, device: int, core: int) -> None:
         self.key = key
@@ -93,11 +94,23 @@ class Buffer:
         self.alive = True
         self.readonly = False
         self.shadow: Shadow | None = None
+        self.unfilled: Marks | None = None  # what was written, while the rest is not even poison yet
         self.birth = 0  # the event of its device at which it came to be
 
     @property
     def type(self) -> MemoryType:
         return MemoryType(self.space, self.data.shape, self.data.dtype)
+
+    def settle(self) -> None:
+        """Poison what was never written, where that was put off."""
+        written, self.unfilled = self.unfilled, None
+        if written is not None:
+            missing = written.unwritten()
+            if missing is True:
+                fill_poison(self.data)
+            elif missing is not None:
+                rest = poison((int(missing.sum()),), self.data.dtype)
+                self.data[missing] = rest
 
 
 def reshaped(data: Data, shape: tuple[int, ...]) -> Data:

@@ -61,6 +61,8 @@ class Transfer:
         buffer = self.src.buffer
         if not buffer.alive:
             raise self._gone(buffer)
+        if buffer.unfilled is not None and buffer.unfilled.written(self.src.path) != (1,):
+            buffer.settle()
         if buffer.shadow is not None:
             self.undefined = buffer.shadow.read_by_copy(self, self.src.path)
         if keep:
@@ -73,6 +75,11 @@ class Transfer:
         data = follow(buffer.data, self.dst.path) if buffer is not self.dst.buffer else self.dst.data
         if buffer.shadow is not None:
             buffer.shadow.write_by_copy(self, self.dst.path, self.undefined)
+        if buffer.unfilled is not None:
+            if self.add:
+                buffer.settle()
+            else:
+                buffer.unfilled.write(self.dst.path, 1)
         if self.add:
             with np.errstate(all="ignore"):
                 data += payload
