@@ -169,6 +169,7 @@ from meshwright.frontend.lax_window import (
     slice,
     slice_in_dim,
 )
+from meshwright.frontend.resharding import with_sharding_constraint
 
 __all__ = [
     "ConvDimensionNumbers",
@@ -334,4 +335,5 @@ __all__ = [
     "top_k",
     "transpose",
     "while_loop",
+    "with_sharding_constraint",
 ]

@@ -12,6 +12,7 @@ from meshwright.core.mesh import AbstractMesh, AxisType, Device, Mesh, get_mesh,
 from meshwright.core.partition_spec import P, PartitionSpec
 from meshwright.core.sharding import NamedSharding, TensorSharding
 from meshwright.core.sharding_space import count_shardings, enumerate_shardings
+from meshwright.frontend.resharding import reshard
 
 __all__ = [
     "AbstractMesh",
@@ -29,5 +30,6 @@ __all__ = [
     "enumerate_shardings",
     "get_mesh",
     "make_mesh",
+    "reshard",
     "set_mesh",
 ]

@@ -10,8 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache, wraps
+from importlib import import_module
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from meshwright.core.dtypes import ALL, DType, is_inexact
 from meshwright.core.factors import Factors
@@ -126,7 +127,26 @@ class Op:
         return f"<op {self.name}>"
 
 
-REGISTRY: dict[str, Op] = {}
+class Registry(dict[str, Op]):
+    """All ops by name. Those that need meshes and specs are loaded when they are first asked for."""
+
+    LATE: ClassVar[dict[str, str]] = {
+        "shard_map": "meshwright.ops.shard_map",
+        "sharding_constraint": "meshwright.ops.placement",
+    }
+
+    def __missing__(self, name: str) -> Op:
+        if name not in self.LATE:
+            raise KeyError(name)
+        import_module(self.LATE[name])
+        return self[name]
+
+    def find(self, name: str) -> Op | None:
+        """The op of this name, if there is one."""
+        return self[name] if name in self or name in self.LATE else None
+
+
+REGISTRY = Registry()
 
 
 def same_params(params: Params, operands: Types, results: Types) -> Params:

@@ -314,7 +314,7 @@ def _parse_eqn(reader: _Reader, names: dict[str, Var]) -> Eqn:
     reader.take("=")
     position = reader.peek_full()[2]
     op_name = reader.word("an op")
-    op = REGISTRY.get(op_name)
+    op = REGISTRY.find(op_name)
     if op is None:
         raise reader.error_at(position, f"there is no op {_brief(op_name)!r}")
     inputs: list[Atom] = []

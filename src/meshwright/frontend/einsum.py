@@ -19,7 +19,7 @@ from meshwright.core.source import here
 from meshwright.core.trace import apply
 from meshwright.core.types import Shape
 from meshwright.errors import ShapeError
-from meshwright.frontend.operands import ArrayLike, DTypeLike, as_dtype, convert, no_sharding, promote_operands, value
+from meshwright.frontend.operands import ArrayLike, DTypeLike, as_dtype, convert, placed, promote_operands, value
 from meshwright.ops import basic
 from meshwright.ops.contraction import dot_general
 from meshwright.ops.shape import slice_
@@ -48,7 +48,6 @@ def einsum(
     >>> mnp.einsum("bqhd,bkhd->bhqk", q, q).shape
     (2, 4, 5, 5)
     """
-    no_sharding(out_sharding=out_sharding)
     if not isinstance(subscripts, str):
         subscripts, operands = _from_lists(subscripts, operands)
     values = [value(x) for x in promote_operands([value(x) for x in operands])] if operands else []
@@ -62,7 +61,7 @@ def einsum(
             values = [v for n, v in enumerate(values) if n not in (index, partner)]
             values.append(apply(op, (x, y), params))
     found = values[0]
-    return found if wanted is None else convert(found, wanted)
+    return placed(found if wanted is None else convert(found, wanted), None, out_sharding)
 
 
 def _from_lists(first: ArrayLike, rest: Sequence[Any]) -> tuple[str, tuple[Any, ...]]:

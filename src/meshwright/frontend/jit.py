@@ -140,10 +140,9 @@ class Jitted:
         leaves, in_tree = tree.flatten((args, kwargs))
         types = tuple(leaf_type(x) for x in leaves)
         places = [x._sharding if x.__class__ is Array else getattr(x, "sharding", None) for x in leaves]
-        traced = trace_flat(self._with_statics(statics), in_tree, types)
+        traced, placement = self._trace(in_tree, statics, types, self._placement(args, kwargs, places, types))
 
         def compiled() -> Compiled:
-            placement = self._placement(args, kwargs, places, types)
             return Compiled(Executable(traced, (), placement), in_tree, types)
 
         return Lowered(compiled, check(cse(dce(traced.closed)), "simplification"))
@@ -193,9 +192,24 @@ class Jitted:
     def _compile(
         self, in_tree: tree.TreeDef, statics: Statics, types: Sequence[TensorType], placement: Any
     ) -> Executable:
-        traced = trace_flat(self._with_statics(statics), in_tree, types)
+        traced, placement = self._trace(in_tree, statics, types, placement)
         donated = _donated_leaves(in_tree, self.donate, statics)
         return Executable(traced, donated, placement)
+
+    def _trace(
+        self, in_tree: tree.TreeDef, statics: Statics, types: Sequence[TensorType], placement: Any
+    ) -> tuple[Traced, Any]:
+        """The traced function, and where things are: a mesh that only the function itself names counts, too."""
+        before, state.meshes = state.meshes, []
+        try:
+            traced = trace_flat(self._with_statics(statics), in_tree, types)
+            if placement is None and state.meshes:
+                from meshwright.frontend.partitioning import Placement
+
+                placement = Placement(state.meshes[0], (None,) * len(types), None)
+        finally:
+            state.meshes = before
+        return traced, placement
 
     def _inline(self, leaves: Sequence[Any], in_tree: tree.TreeDef, statics: Statics) -> Any:
         """Inside another trace: add this function's equations to it, tracing it once per argument types."""

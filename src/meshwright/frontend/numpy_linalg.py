@@ -26,7 +26,7 @@ from meshwright.frontend.operands import (
     axis_of,
     broadcast,
     broadcast_shapes,
-    no_sharding,
+    placed,
     promote_operands,
     static_int,
     value,
@@ -112,8 +112,6 @@ def matmul(
     >>> (mnp.ones((4, 2, 3)) @ mnp.ones((3, 5))).shape
     (4, 2, 5)
     """
-    if out_sharding is not None:
-        no_sharding(out_sharding=out_sharding)
     x, y = _two(a, b)
     tx, ty = x.type, y.type
     if not tx.ndim or not ty.ndim:
@@ -142,7 +140,9 @@ def matmul(
     if preferred_element_type is not None:
         params = {**params, "dtype": _result_dtype(preferred_element_type)}
     out = apply(dot_general, (x, y), params)
-    return out if order is None else apply(basic.transpose, (out,), {"permutation": order})
+    if order is not None:
+        out = apply(basic.transpose, (out,), {"permutation": order})
+    return out if out_sharding is None else placed(out, None, out_sharding)
 
 
 def dot(
@@ -154,14 +154,14 @@ def dot(
     out_sharding: Any = None,
 ) -> Value:
     """The sum of products over the last dim of ``a`` and the second to last (or only) dim of ``b``."""
-    no_sharding(out_sharding=out_sharding)
     x, y = _two(a, b)
     if not x.ndim or not y.ndim:
         return multiply(x, y)
     d, e = x.ndim - 1, max(y.ndim - 2, 0)
     if x.shape[d] != y.shape[e]:
         raise _mismatch("mnp.dot", x.type, y.type, x.shape[d], y.shape[e], d, e)
-    return dot_general(x, y, contract=((d,), (e,)), batch=((), ()), dtype=_result_dtype(preferred_element_type))
+    out = dot_general(x, y, contract=((d,), (e,)), batch=((), ()), dtype=_result_dtype(preferred_element_type))
+    return placed(out, None, out_sharding)
 
 
 def tensordot(
@@ -174,7 +174,6 @@ def tensordot(
     out_sharding: Any = None,
 ) -> Value:
     """The sum of products over the pairs of dims in ``axes``, or over the last and first ``axes`` dims."""
-    no_sharding(out_sharding=out_sharding)
     x, y = _two(a, b)
     if isinstance(axes, int | np.integer):
         count = int(axes)
@@ -194,7 +193,8 @@ def tensordot(
     for d, e in zip(left, right, strict=True):
         if x.shape[d] != y.shape[e]:
             raise _mismatch("mnp.tensordot", x.type, y.type, x.shape[d], y.shape[e], d, e)
-    return dot_general(x, y, contract=(left, right), batch=((), ()), dtype=_result_dtype(preferred_element_type))
+    out = dot_general(x, y, contract=(left, right), batch=((), ()), dtype=_result_dtype(preferred_element_type))
+    return placed(out, None, out_sharding)
 
 
 def vdot(a: ArrayLike, b: ArrayLike, *, precision: Any = None, preferred_element_type: DTypeLike = None) -> Value:

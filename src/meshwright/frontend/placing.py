@@ -13,11 +13,12 @@ from meshwright.core.mesh import BaseMesh, Device, Mesh, get_mesh
 from meshwright.core.partition_spec import P, PartitionSpec
 from meshwright.core.sharding import NamedSharding, TensorSharding
 from meshwright.core.source import here
-from meshwright.core.trace import Array, Tracer, Value
+from meshwright.core.trace import Array, Value, state
 from meshwright.core.types import Shape
-from meshwright.errors import MeshError, ShardingError, TracerError, TreeError
+from meshwright.errors import MeshError, ShardingError, TreeError
 from meshwright.frontend.shards import Sharding
 from meshwright.frontend.tracing import leaf_value
+from meshwright.ops.placement import sharding_constraint
 
 PLACES = (NamedSharding, TensorSharding, SingleDeviceSharding, PartitionSpec, Device)
 EXAMPLE = 'mw.NamedSharding(mesh, mw.P("x", None))'
@@ -63,15 +64,30 @@ def device_get(x: Any) -> Any:
     return tree.map(lambda leaf: np.asarray(leaf) if isinstance(leaf, Value) else leaf, x)
 
 
-def put(x: Value, place: Any, name: str = "") -> Array:
-    """An array on the devices that ``place`` says; ``name`` is how errors call it."""
+def put(x: Value, place: Any, name: str = "") -> Value:
+    """An array on the devices that ``place`` says; ``name`` is how errors call it. A traced one is constrained."""
     if not isinstance(x, Array):
-        raise traced(x, "device_put")
+        return constrained(x, place, name)
     type = x.type.with_(unreduced=()) if x.type.unreduced else x.type  # what was owed is in the contents
     return Array(x.data, type, sharding_for(place, type.shape, name))
 
 
-def put_created(x: Value, device: Any, out_sharding: Any) -> Array:
+def constrained(x: Value, place: Any, name: str = "") -> Value:
+    """A traced value that is to be laid out in a given way where the program runs on a mesh."""
+    spec = place.spec if isinstance(place, NamedSharding) else place
+    plain = place
+    if isinstance(spec, PartitionSpec) and spec.unreduced:
+        plain = spec.update(unreduced=())
+        plain = NamedSharding(place.mesh, plain) if isinstance(place, NamedSharding) else plain
+    found = sharding_for(plain, x.type.shape, name)
+    if not isinstance(found, NamedSharding):
+        return x
+    if state.meshes is not None:
+        state.meshes.append(found.mesh)
+    return sharding_constraint(x, spec=spec if isinstance(spec, PartitionSpec) else found.spec)  # type: ignore[no-any-return]
+
+
+def put_created(x: Value, device: Any, out_sharding: Any) -> Value:
     """A new array where ``device=`` or ``out_sharding=`` of the function that made it says."""
     if device is not None and out_sharding is not None:
         raise ShardingError(
@@ -80,21 +96,8 @@ def put_created(x: Value, device: Any, out_sharding: Any) -> Array:
             why="each says where the result goes",
             fix="leave out one of them",
         )
-    place, name = (device, "device") if out_sharding is None else (out_sharding, "out_sharding")
-    if not isinstance(x, Array):
-        raise traced(x, f"{name}=")
-    return Array(x.data, x.type, sharding_for(place, x.type.shape))
-
-
-def traced(x: Value, what: str) -> TracerError:
-    """The error for placing a traced value."""
-    assert isinstance(x, Tracer)
-    return TracerError(
-        f"{what} is given for a traced value {x.type}.",
-        where=here(),
-        why="the function is being traced: the value stands for every run and is on no device yet",
-        fix="y = mw.device_put(f(x), sharding) after the call",
-    )
+    place = device if out_sharding is None else out_sharding
+    return put(x, place)
 
 
 def sharding_for(place: Any, shape: Shape, name: str = "") -> Sharding:

@@ -40,4 +40,17 @@ def _one(x: Value, place: Any) -> Value:
         place = NamedSharding(before.mesh, place) if isinstance(before, NamedSharding) else place
     if x.type.unreduced:
         x = finish_sum(x, axes=x.type.unreduced)
-    return put(x, place) if x.__class__ is Array and place is not None else x
+    return x if place is None else put(x, place)
+
+
+def with_sharding_constraint(x: Any, shardings: Any) -> Any:
+    """The arrays of a tree, which are to be laid out so: what propagation starts from, and what the program ensures.
+
+    >>> import meshwright as mw, meshwright.numpy as mnp
+    >>> mesh = mw.make_mesh((2, 2), ("x", "y"))
+    >>> rows = mw.NamedSharding(mesh, mw.P("x"))
+    >>> f = mw.jit(lambda x: with_sharding_constraint(x * 2, rows) + 1)
+    >>> print(mw.typeof(f(mnp.ones((4, 4)))))
+    float32[4@x,4]
+    """
+    return reshard(x, shardings)

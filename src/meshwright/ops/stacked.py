@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from meshwright.core.op import Value
-from meshwright.core.partition_spec import PartitionSpec
 from meshwright.core.program import Atom, Eqn, Program, Var
 from meshwright.core.trace import run
 from meshwright.core.types import TensorType
@@ -23,6 +22,9 @@ from meshwright.ops.regions import batch_type, region, region_with
 from meshwright.ops.shape import concatenate
 from meshwright.transform.batch import batch_program, batching_over
 from meshwright.transform.simplify import cse, dce
+
+if TYPE_CHECKING:
+    from meshwright.core.partition_spec import PartitionSpec
 
 MeshAxes = tuple[tuple[str, int], ...]
 

@@ -45,6 +45,7 @@ from meshwright.partition.reshard_steps import (
     Expand,
     Mask,
     OnParts,
+    Part,
     Permute,
     Place,
     ReduceScatter,
@@ -124,9 +125,30 @@ class _Emitter:
     def step(self, step: ReshardStep, x: Value, before: View, after: View) -> Value:
         if isinstance(step, Blocks):
             return self.blocks(step, x)
+        tiled = self.tiled(step, x, before, after)
+        if tiled is not None:
+            return tiled
         x = _shaped(x, _open_shape(before))
         rule: Callable[..., Value] = getattr(self, type(step).__name__.lower())
         return _shaped(rule(step, x, before, after), _sizes(after))
+
+    def tiled(self, step: ReshardStep, x: Value, before: View, after: View) -> Value | None:
+        """A step on whole dims, where the digits it works on are the major ones of their dims."""
+        if isinstance(step, AllGather):
+            dim = _major(step.parts, after)
+            if dim is not None:
+                return all_gather_invariant(self.varying(x, step.axes), **self.axes(step.axes), dim=dim)
+        elif isinstance(step, ReduceScatter) and step.reduction == "sum":
+            dim = _major(step.parts, before)
+            if dim is not None:
+                return psum_scatter(self.varying(x, step.axes), **self.axes(step.axes), dim=dim)
+        elif isinstance(step, AllToAll):
+            split = _major([swap.split for swap in step.swaps], before)
+            join = _major([swap.join for swap in step.swaps], after)
+            if split is not None and join is not None:
+                x = self.varying(x, step.axes)
+                return all_to_all(x, **self.axes(step.axes), split=split, concat=join)
+        return None
 
     # Local steps
 
@@ -273,6 +295,13 @@ class _Emitter:
             part = select(broadcast_scalar(eq(mine, 1), cell), part, now)
             whole = dynamic_update_slice(whole, part, *ends)
         return whole
+
+
+def _major(parts: Sequence[Place | Part], view: View) -> int | None:
+    """The dim whose major digits are these, in this order; None if there is none."""
+    dim = parts[0].dim
+    places = [digit.digit for digit in view[dim]][: len(parts)]
+    return dim if [(part.dim, part.digit) for part in parts] == [(dim, digit) for digit in places] else None
 
 
 def _arranged(x: Value, places: Sequence[Place], after: View) -> Value:

@@ -226,6 +226,9 @@ def _constraint(local: Localizer, eqn: Eqn) -> list[Version]:
     """A layout that the user asked for."""
     wanted = local.wanted.get(eqn.outputs[0])
     need = closed(wanted) if wanted is not None else _settled(local, eqn.inputs[0])
+    owed = tuple(local.part(name) for name in sorted(eqn.params["spec"].unreduced))
+    if owed:
+        need = layout(local.mesh, tuple(dim.axes for dim in need.dims), owed)
     return [Version(need, local.get(eqn.inputs[0], need, f"it is constrained to {eqn.params['spec']}"))]
 
 

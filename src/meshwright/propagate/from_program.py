@@ -224,8 +224,14 @@ class _Reader:
         )
         self.nodes.append(node)
 
+    def _sharding_constraint(self, eqn: Eqn) -> None:
+        where, (var,) = str(eqn.source or ""), eqn.outputs
+        number = self.number[var] = self.value(var.type.shape, self.by_spec(eqn.params["spec"], var.type.ndim), where)
+        operands, ref = (self.atom(eqn.inputs[0]),), _Ref((var,))
+        self.nodes.append(Node(Kind.CONSTRAINT, operands, (number,), elementwise=True, where=where, ref=ref))
+
     def by_spec(self, spec: PartitionSpec, rank: int) -> TensorSharding:
-        """What the spec of a shard_map says: other axes are free."""
+        """What a spec says of a tensor."""
         dims = []
         for dim in range(rank):
             entry = spec.partitions[dim] if dim < len(spec.partitions) else None
