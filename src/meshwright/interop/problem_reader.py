@@ -17,8 +17,6 @@ ELEMENTWISE = frozenset(name for name in SAME if name.startswith("stablehlo.")) 
     "stablehlo.compare", "stablehlo.convert", "stablehlo.reduce_precision", "stablehlo.round_nearest_afz",
     "stablehlo.round_nearest_even",
 }  # fmt: skip
-# Elementwise for the direction of propagation, but no constant expressions where a scalar stands beside tensors.
-_SCALARS_BESIDE = frozenset({"stablehlo.select", "stablehlo.clamp"})
 _THROUGH = frozenset({"stablehlo.reshape", "stablehlo.transpose"})
 _FORWARD = frozenset({"stablehlo.dynamic_slice", "stablehlo.dynamic_update_slice"})
 _FOLDS = frozenset({"stablehlo.broadcast_in_dim", "stablehlo.reshape", "stablehlo.slice"})
@@ -175,9 +173,6 @@ class ModuleReader:
             spreads_scalar=spreads,
             key=_key(op) if (constant and name != "stablehlo.iota") or spreads else None,
         )
-
-    def _same_shapes(self, node: Node) -> bool:
-        return len({self._values[number].shape for number in (*node.operands, *node.results)}) == 1
 
     def _rule(self, factors: Factors) -> Rule:
         """The rule with numbered factors; ``factors`` is kept, so that its identity stays its own."""
