@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import faulthandler
+import os
+import pickle
+import resource
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
@@ -33,15 +37,61 @@ NAMES = {
 
 @cache
 def context() -> Any:
-    return mlir.make_ir_context()
+    made = mlir.make_ir_context()
+    made.enable_multithreading(False)  # so that a fork of this process can use it
+    return made
+
+
+ON_FUNCTIONS = (
+    "sdy-constant-or-scalar-merger",
+    "sdy-sink-data-flow-edges",
+    "sdy-sharding-constraint-to-reshard",
+)
+
+
+def spelled(name: str) -> str:
+    """A pass as a pass manager wants it."""
+    if name in ON_FUNCTIONS:
+        return f"func.func({name})"
+    if name == "sdy-import-func-calls":
+        return f"{name}{{add-data-flow-edges-on-named-computations=true}}"
+    return name
 
 
 def run(text: str, passes: Sequence[str]) -> Any:
     """The module after some passes."""
     with context():
         module = ir.Module.parse(text)
-        passmanager.PassManager.parse(f"builtin.module({','.join(passes)})").run(module.operation)
+        names = ",".join(map(spelled, passes))
+        passmanager.PassManager.parse(f"builtin.module({names})").run(module.operation)
         return module
+
+
+def shown_apart(text: str, passes: Sequence[str]) -> list[str] | None:
+    """The lines of the module after some passes, in a process of its own; None if Shardy refuses or does not survive.
+
+    Shardy uses memory that it freed when an op that has priorities turns out to be dead.
+    """
+    context()
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(reading)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+        faulthandler.disable()
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        try:
+            found = show_module(run(text, passes))
+        except ir.MLIRError:
+            os._exit(1)
+        with os.fdopen(writing, "wb") as file:
+            pickle.dump(found, file)
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as file:
+        data = file.read()
+    os.waitpid(child, 0)
+    return pickle.loads(data) if data else None
 
 
 def bare(text: object) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import count
 from math import gcd
 
 from meshwright.core.axes import Axes, AxisRef
@@ -224,14 +225,19 @@ def remove_sub_axes(graph: Graph) -> None:
 def export_computations(graph: Graph) -> None:
     """Each named computation becomes a call of a function of its own."""
     taken = {function.name for function in graph.functions}
+    numbers = count()  # shared by all names
     for function in list(graph.functions):
         for op in list(inside_first(function.block)):
             if op.kind is Kind.NAMED:
-                _export(graph, op, taken)
+                name = op.callee
+                while name in taken:
+                    name = f"{op.callee}_{next(numbers)}"
+                taken.add(name)
+                _export(graph, op, name)
     graph.sweep()
 
 
-def _export(graph: Graph, op: Op, taken: set[str]) -> None:
+def _export(graph: Graph, op: Op, name: str) -> None:
     block = op.blocks[0]
     for edge in [one for one in block.ops if one.kind is Kind.EDGE and one.operands[0].value.block is block]:
         sink_edge(graph, edge)
@@ -239,10 +245,6 @@ def _export(graph: Graph, op: Op, taken: set[str]) -> None:
         if value.edge is not None:
             sink_edge(graph, value.edge)
     block.ops = [one for one in block.ops if not one.erased]
-    name, number = op.callee, 0
-    while name in taken:
-        name, number = f"{op.callee}_{number}", number + 1
-    taken.add(name)
     function = FunctionOp(name, True)
     function.origin = op.callee
     function.manual_axes = _bound_axes(op)

@@ -208,6 +208,8 @@ class Propagation:
         """Take out a dead node; whoever made its operands may be dead now too."""
         inner = [op, *(one for block in op.blocks for one in walk(block))]
         for one in reversed(inner):
+            if one.erased:
+                continue
             for use in one.operands:
                 others: set[int] = set()
                 for other in use.value.uses:

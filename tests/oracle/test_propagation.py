@@ -1,0 +1,86 @@
+"""Propagation beside Shardy's own passes: the same shardings on the same values."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("jaxlib.mlir")
+
+from meshwright.errors import MeshwrightError
+from meshwright.interop.mlir_context import parse_module
+from meshwright.interop.problem_reader import read_problem
+from meshwright.propagate.problem import Problem
+from meshwright.propagate.run import PIPELINES, STRATEGIES, run
+from tests.oracle.random_modules import random_module
+from tests.propagate.random_problems import Features, Maker
+from tests.propagate.shardy import show_graph, shown_apart
+
+_WHOLE = PIPELINES["sdy-propagation-pipeline"]
+_IMPORTED = _WHOLE[: _WHOLE.index("sdy-user-priority-propagate")]
+CHAINS = {name: (*_IMPORTED, name) for name in STRATEGIES} | {"pipeline": _WHOLE}
+# Import adds edges to named computations that are in the program from the beginning a second time, and Shardy refuses.
+IMPORTED = Features(named=False)
+# Without import, an op of a region has no edge, and values may be in several groups.
+BARE = Features(regions=False, groups=False, calls=False, manual=False)
+
+
+def agree(problem: Problem, text: str, passes: tuple[str, ...]) -> bool | None:
+    """Whether both find the same; None where Shardy finds nothing."""
+    try:
+        answer = run(problem, passes)
+    except MeshwrightError as error:
+        found = str(error).splitlines()
+    else:
+        if any("is used by nobody" in line for line in answer.told):
+            return None
+        found = show_graph(answer.graph)
+    wanted = shown_apart(text, passes)
+    return None if wanted is None else wanted == found
+
+
+def disagreements(seeds: range, passes: tuple[str, ...], features: Features | None) -> tuple[list[int], int]:
+    """The seeds whose programs come out differently, and how many were compared."""
+    wrong, compared = [], 0
+    for seed in seeds:
+        if features is None:
+            text = random_module(seed)
+            problem = read_problem(parse_module(text))
+        else:
+            problem, text = Maker(seed, features).program()
+        same = agree(problem, text, passes)
+        compared += same is not None
+        if same is False:
+            wrong.append(seed)
+    return wrong, compared
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_strategy_alone(strategy: str) -> None:
+    wrong, compared = disagreements(range(60), (strategy,), BARE)
+    assert (wrong, compared > 50) == ([], True)
+
+
+@pytest.mark.parametrize("chain", CHAINS)
+def test_random_programs(chain: str) -> None:
+    wrong, compared = disagreements(range(60), CHAINS[chain], IMPORTED)
+    assert (wrong, compared > 50) == ([], True)
+
+
+@pytest.mark.parametrize("chain", CHAINS)
+def test_random_modules_of_all_ops(chain: str) -> None:
+    wrong, compared = disagreements(range(40), CHAINS[chain], None)
+    assert (wrong, compared > 30) == ([], True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chain", CHAINS)
+@pytest.mark.parametrize("part", range(10))
+def test_many_random_programs(part: int, chain: str) -> None:
+    assert disagreements(range(1000 + 1000 * part, 2000 + 1000 * part), CHAINS[chain], IMPORTED)[0] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chain", CHAINS)
+@pytest.mark.parametrize("part", range(10))
+def test_many_random_modules_of_all_ops(part: int, chain: str) -> None:
+    assert disagreements(range(1000 + 1000 * part, 2000 + 1000 * part), CHAINS[chain], None)[0] == []
