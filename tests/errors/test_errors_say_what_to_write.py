@@ -322,12 +322,6 @@ def test_assignment_to_an_element():
     )
 
 
-@pytest.mark.parametrize("name", ["in_shardings", "out_shardings"])
-def test_shardings_are_refused_not_ignored(name):
-    with pytest.raises(mw.MeshwrightError, match=f"jit does not take {name} yet"):
-        mw.jit(lambda x: x, **{name: 1})
-
-
 def test_every_error_is_a_meshwright_error_and_a_builtin_one():
     with pytest.raises(TypeError):
         lax.add(mnp.ones(3), mnp.ones(4))
