@@ -62,7 +62,7 @@ class Eqn:
     @property
     def values(self) -> tuple[Value, ...]:
         """The operands that are values."""
-        return tuple(x for x in self.inputs if isinstance(x, Value))
+        return tuple([x for x in self.inputs if x.__class__ is Value])  # type: ignore[misc]
 
     def __repr__(self) -> str:
         attributes = [f"{name}={print_attribute(value)}" for name, value in self.attributes.items()]

@@ -76,56 +76,89 @@ def _places(value: Value) -> list[tuple[int, int]]:
     return [place for item in value.type.items for place in _places(Value(value.name, item))]
 
 
+class _Fact(NamedTuple):
+    costs: dict[int, float]
+    talks: bool
+    allocated: list[tuple[int, int]]
+
+
+class _Facts:
+    """What is to be known of equations; those without attributes that have the types of another are like it."""
+
+    def __init__(self, assumptions: Assumptions) -> None:
+        self.assumptions = assumptions
+        self.known: dict[tuple[object, ...], _Fact] = {}
+        self.placed: dict[int, list[tuple[int, int]]] = {}
+
+    def places(self, value: Value) -> list[tuple[int, int]]:
+        found = self.placed.get(id(value.type))
+        if found is None:
+            found = self.placed[id(value.type)] = _places(value)
+        return found
+
+    def of(self, eqn: Eqn) -> _Fact:
+        if eqn.attributes and eqn.op != "allreduce":
+            return self.made(eqn)
+        # Types are alive as long as the program is, so that their identity is theirs alone.
+        members = len(eqn.attributes.get("members", ()))
+        key = (eqn.op, members, *[id(x.type) for x in eqn.values], 0, *[id(v.type) for v in eqn.outputs])
+        found = self.known.get(key)
+        if found is None:
+            found = self.known[key] = self.made(eqn)
+        return found
+
+    def made(self, eqn: Eqn) -> _Fact:
+        used = {device: 0.0 for v in (*eqn.values, *eqn.outputs) for device, _ in self.places(v)}
+        used.update(self.assumptions.seconds(eqn))
+        places = [] if self.assumptions.in_place(eqn) else [p for v in eqn.outputs for p in self.places(v)]
+        return _Fact(used, self.assumptions.is_communication(eqn), places)
+
+
 def run(fn: Function, assumptions: Assumptions, *, events: bool = True) -> Simulation:
     """Simulate a resolved program."""
-    places: dict[Value, list[tuple[int, int]]] = {}
-    by_type: dict[int, list[tuple[int, int]]] = {}
+    facts = _Facts(assumptions)
     uses: dict[Value, int] = {}
-    for v in (*fn.inputs, *(v for eqn in fn.eqns for v in eqn.outputs)):
-        found = by_type.get(id(v.type))
-        if found is None:
-            found = by_type[id(v.type)] = _places(v)
-        places[v] = found
     for eqn in fn.eqns:
         for x in eqn.inputs:
             if x.__class__ is Value:
                 uses[x] = uses.get(x, 0) + 1  # type: ignore[index, arg-type]
-    clock: dict[int, float] = {}
     live: dict[int, int] = {}
     for v in fn.inputs:
         uses[v] = -1  # never released
-        for device, nbytes in places[v]:
+        for device, nbytes in facts.places(v):
             live[device] = live.get(device, 0) + nbytes
+    clock: dict[int, float] = {}
     busy = dict.fromkeys(live, 0.0)
     wire: dict[int, float] = {} if assumptions.overlap else clock
     base, peak = dict(live), dict(live)
     done: dict[Value, float] = {}
     timeline: list[Event] = []
     for eqn in fn.eqns:
-        values = eqn.values
-        used = {device for v in (*values, *eqn.outputs) for device, _ in places[v]}
-        costs = assumptions.seconds(eqn)
-        talks = assumptions.is_communication(eqn)
-        lanes = wire if talks else clock
-        start = max([done.get(v, 0.0) for v in values] + [lanes.get(device, 0.0) for device in used], default=0.0)
+        fact = facts.of(eqn)
+        lanes = wire if fact.talks else clock
+        start = 0.0
+        for x in eqn.inputs:
+            start = max(start, done.get(x, 0.0))  # type: ignore[arg-type]
+        for device in fact.costs:
+            start = max(start, lanes.get(device, 0.0))
         end = start
-        for device in used:
-            seconds = costs.get(device, 0.0)
-            lanes[device] = start + seconds
-            end = max(end, start + seconds)
-            busy[device] = busy.get(device, 0.0) + (0.0 if talks and assumptions.overlap else seconds)
+        for device, seconds in fact.costs.items():
+            lanes[device] = finish = start + seconds
+            end = max(end, finish)
+            busy[device] = busy.get(device, 0.0) + (0.0 if fact.talks and assumptions.overlap else seconds)
             if events:
-                timeline.append(Event(device, eqn.outputs[0].name, eqn.op, start, seconds, talks))
-        in_place = assumptions.in_place(eqn)
+                timeline.append(Event(device, eqn.outputs[0].name, eqn.op, start, seconds, fact.talks))
         for v in eqn.outputs:
             done[v] = end
-            for device, nbytes in () if in_place else places[v]:
-                live[device] = live.get(device, 0) + nbytes
-                peak[device] = max(peak.get(device, 0), live[device])
-        for v in values:
-            uses[v] -= 1
-            if not uses[v]:
-                for device, nbytes in places[v]:
-                    live[device] -= nbytes
+        for device, nbytes in fact.allocated:
+            live[device] = now = live.get(device, 0) + nbytes
+            if now > peak.get(device, 0):
+                peak[device] = now
+        for x in eqn.inputs:
+            if x.__class__ is Value:
+                uses[x] -= 1  # type: ignore[index]
+                if not uses[x]:  # type: ignore[index]
+                    for device, nbytes in facts.places(x):  # type: ignore[arg-type]
+                        live[device] -= nbytes
     total = max([*clock.values(), *wire.values()], default=0.0)
     return Simulation(total, peak, base, busy, timeline)
