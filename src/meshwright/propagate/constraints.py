@@ -19,13 +19,13 @@ def apply_constraints(graph: Graph) -> None:
         if op.kind is Kind.CONSTRAINT:
             sharding = op.results[0].sharding
             assert sharding is not None
-            _apply(graph, op.operands[0].value, sharding, op)
+            _apply(graph, op.operands[0].value, sharding, op, op)
         elif op.kind is Kind.MANUAL:
             for use, sharding in zip(list(op.operands), op.in_shardings or (), strict=True):
-                _apply(graph, use.value, sharding, None)
+                _apply(graph, use.value, sharding, op, None)
 
 
-def _apply(graph: Graph, value: GraphValue, sharding: Known, constraint: Op | None) -> None:
+def _apply(graph: Graph, value: GraphValue, sharding: Known, op: Op, constraint: Op | None) -> None:
     if value.shape is None or value.known is not None or any(dim.is_open for dim in sharding.dims):
         return
     if any(_constrains_otherwise(use.op, use.index, sharding) for use in value.uses):
@@ -35,6 +35,7 @@ def _apply(graph: Graph, value: GraphValue, sharding: Known, constraint: Op | No
         _constrain_edge(graph, value, sharding, constraint)
     else:
         hold(graph, value, sharding)
+        value.given_by = constraint.results[0] if constraint is not None else op
 
 
 def _constrains_otherwise(op: Op, index: int, sharding: Known) -> bool:

@@ -57,7 +57,7 @@ class GraphValue:
     ``edge`` is the data-flow edge that this value is a target of; the edge then holds its sharding.
     """
 
-    __slots__ = ("block", "edge", "groups", "index", "op", "origin", "shape", "sharding", "uses")
+    __slots__ = ("block", "edge", "given_by", "groups", "index", "op", "origin", "shape", "sharding", "uses")
 
     def __init__(self, shape: tuple[int, ...] | None, op: Op | None, block: GraphBlock | None, index: int) -> None:
         self.shape, self.op, self.block, self.index = shape, op, block, index
@@ -65,6 +65,7 @@ class GraphValue:
         self.sharding: Known | None = None
         self.edge: Op | None = None
         self.groups: Group | None = None
+        self.given_by: GraphValue | Op | None = None  # whose sharding was copied here before propagation
         self.origin: Value | None = None
 
     @property

@@ -91,7 +91,10 @@ def form_groups(graph: Graph) -> list[str]:
             )
             values = [_constrain(graph, value, known[0]) for value in values]
         elif known:
+            giver = next(value.holder for value in values if value.known is known[0])
             for value in values:
+                if value.holder.sharding is not known[0]:
+                    value.holder.given_by = giver
                 hold(graph, value.holder, known[0])
         group = Group()
         group.members = values
