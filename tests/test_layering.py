@@ -44,7 +44,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("simulate.*",),
     ("interop.*",),
     ("report.*",),
-    ("numpy.*", "debug", "dist.*", "lax", "nn", "pallas.*", "random", "sharding", "tree"),
+    ("numpy.*", "debug", "dist.*", "lax", "nn", "pallas.*", "random", "sharding", "testing", "tree"),
     ("meshwright",),
     ("tour",),
     ("commands.*",),

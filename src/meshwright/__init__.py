@@ -18,12 +18,12 @@ from meshwright.frontend.tracing import ShapeDtypeStruct, eval_shape, make_progr
 from meshwright.ops import every as _every_op  # noqa: F401  (fills the registry)
 
 if TYPE_CHECKING:
-    from meshwright import debug, dist, hardware, interop, lax, nn, pallas, random, sharding
+    from meshwright import debug, dist, hardware, interop, lax, nn, pallas, random, sharding, testing
     from meshwright.core.mesh import AbstractMesh, AxisType, Mesh, make_mesh, set_mesh
     from meshwright.core.partition_spec import P, PartitionSpec
     from meshwright.core.sharding import NamedSharding
     from meshwright.frontend.loading import load
-    from meshwright.frontend.partitioning import no_implicit_comms
+    from meshwright.frontend.partitioning import check_partitioned, no_implicit_comms
     from meshwright.frontend.placing import device_get, device_put
     from meshwright.frontend.resharding import reshard
     from meshwright.frontend.saving import save
@@ -37,14 +37,14 @@ remat = checkpoint
 _ON_FIRST_USE = {
     **{
         name: f"meshwright.{name}"
-        for name in ("debug", "dist", "hardware", "interop", "lax", "nn", "pallas", "random", "sharding")
+        for name in ("debug", "dist", "hardware", "interop", "lax", "nn", "pallas", "random", "sharding", "testing")
     },
     **dict.fromkeys(("AbstractMesh", "AxisType", "Mesh", "make_mesh", "set_mesh"), "meshwright.core.mesh"),
     **dict.fromkeys(("P", "PartitionSpec"), "meshwright.core.partition_spec"),
     "NamedSharding": "meshwright.core.sharding",
     **dict.fromkeys(("device_get", "device_put"), "meshwright.frontend.placing"),
     "load": "meshwright.frontend.loading",
-    "no_implicit_comms": "meshwright.frontend.partitioning",
+    **dict.fromkeys(("check_partitioned", "no_implicit_comms"), "meshwright.frontend.partitioning"),
     "reshard": "meshwright.frontend.resharding",
     "save": "meshwright.frontend.saving",
     "plan_matmul": "meshwright.hardware.matmul_plan",
@@ -73,6 +73,7 @@ __all__ = [
     "PartitionSpec",
     "Program",
     "ShapeDtypeStruct",
+    "check_partitioned",
     "checkpoint",
     "config",
     "custom_jvp",
@@ -112,6 +113,7 @@ __all__ = [
     "shard_map",
     "sharding",
     "shmap",
+    "testing",
     "tree",
     "typeof",
     "value_and_grad",

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from meshwright.core import tree
+from meshwright.core.dtypes import is_inexact
 from meshwright.core.mesh import BaseMesh, Mesh, get_mesh
 from meshwright.core.partition_spec import PartitionSpec
 from meshwright.core.program import Program
 from meshwright.core.sharding import NamedSharding, TensorSharding
 from meshwright.core.source import Source, here
+from meshwright.core.trace import Array, to_array
 from meshwright.core.types import TensorType
-from meshwright.errors import CommunicationError, MeshError, ShardingError
+from meshwright.errors import CommunicationError, MeshError, MeshwrightError, ShardingError
+from meshwright.frontend.derivatives import grad
+from meshwright.frontend.jit import jit
 from meshwright.frontend.placing import sharding_for, spread
 from meshwright.hardware.collectives import collective_seconds
+from meshwright.ops.elementwise import tanh
 from meshwright.ops.stacked import inline_calls
 from meshwright.partition.layouts import closed, replicated
 from meshwright.partition.localize import Record
@@ -198,3 +205,45 @@ def _out_sharding(place: Any, t: TensorType) -> TensorSharding:
 
 def _collective(record: Record, mesh: BaseMesh) -> Collective:
     return Collective(*record, mesh=mesh)
+
+
+def check_partitioned(
+    f: Callable[..., Any], *args: Any, grads: bool = True, rtol: float = 1e-4, atol: float = 1e-5, **shardings: Any
+) -> None:
+    """Raise unless ``f`` on placed arguments gives what it gives on one device; with ``grads`` also its gradients.
+
+    ``in_shardings`` and ``out_shardings`` are passed on to jit.
+
+    >>> import meshwright as mw, meshwright.numpy as mnp
+    >>> mesh = mw.make_mesh((4,), ("x",))
+    >>> x = mw.device_put(mnp.ones((8, 16)), mw.NamedSharding(mesh, mw.P("x")))
+    >>> check_partitioned(lambda x: mnp.tanh(x).sum(0), x)
+    """
+    plain = tree.map(lambda x: Array(to_array(x).data, to_array(x).type), args)  # type: ignore[attr-defined]
+    _compare("result", jit(f, **shardings)(*args), jit(f)(*plain), rtol, atol)
+    if not grads:
+        return
+    inexact = tuple(n for n, x in enumerate(args) if all(is_inexact(to_array(leaf).dtype) for leaf in tree.leaves(x)))
+    if not inexact:
+        return
+
+    def total(*values: Any) -> Any:
+        outs = [x for x in tree.leaves(f(*values)) if is_inexact(to_array(x).dtype)]
+        return sum(tanh(x).sum() for x in outs)
+
+    slopes = grad(total, argnums=inexact)
+    given = {"in_shardings": shardings["in_shardings"]} if "in_shardings" in shardings else {}
+    _compare("gradient", jit(slopes, **given)(*args), jit(slopes)(*plain), rtol, atol)
+
+
+def _compare(what: str, found: Any, expected: Any, rtol: float, atol: float) -> None:
+    for name, x, y in zip(tree.path_names(expected), tree.leaves(found), tree.leaves(expected), strict=True):
+        a, b = np.asarray(x).astype(np.float64), np.asarray(y).astype(np.float64)
+        if not np.allclose(a, b, rtol=rtol, atol=atol, equal_nan=True):
+            worst = float(np.nanmax(np.abs(a - b)))
+            raise MeshwrightError(
+                f"The partitioned program gives another {what}{f' {name}' if name else ''}.",
+                where=here(),
+                why=f"it differs from the unpartitioned one by up to {worst:.3g}, more than rtol={rtol}, atol={atol}",
+                fix="sums in another order differ a little: a larger rtol; anything more is a defect of Meshwright",
+            )
