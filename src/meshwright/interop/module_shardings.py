@@ -24,18 +24,52 @@ def meshes_of(module: Any) -> dict[str, Mesh]:
 
 
 class Shardings:
-    """The shardings of a module, each read once."""
+    """The shardings of a module, each read once.
 
-    def __init__(self, meshes: dict[str, Mesh]) -> None:
-        self.meshes = meshes
+    ``lifted``: meshes that are equal become one, and meshes written inside a sharding are declared. ``meshes`` are then
+    those that remain, ``dropped`` the names that are gone, ``added`` the names that are new.
+    """
+
+    def __init__(self, meshes: dict[str, Mesh], lifted: bool = False) -> None:
+        self._names: dict[str, Mesh] = dict(meshes)
         self._read: dict[Any, Any] = {}
+        self._lifted = lifted
+        self.added: list[str] = []
+        if lifted:
+            first: dict[str, Mesh] = {}
+            self._names = {name: first.setdefault(str(mesh), mesh) for name, mesh in meshes.items()}
+
+    @property
+    def meshes(self) -> dict[str, Mesh]:
+        return {name: mesh for name, mesh in self._names.items() if mesh.name == name}
+
+    @property
+    def dropped(self) -> set[str]:
+        return {name for name, mesh in self._names.items() if mesh.name != name}
 
     def one(self, attribute: Any) -> TensorSharding:
         """``#sdy.sharding<…>``."""
         found = self._read.get(attribute)
         if found is None:
-            found = self._read[attribute] = TensorSharding.parse(str(attribute), self.meshes)
+            found = TensorSharding.parse(str(attribute), self._names)
+            if self._lifted and not found.mesh.name:
+                mesh = self._declared(found.mesh)
+                parts = found.dims, found.replicated, found.unreduced, found.reduction
+                found = TensorSharding.unchecked(mesh, *parts)
+            self._read[attribute] = found
         return found  # type: ignore[no-any-return]
+
+    def _declared(self, mesh: Any) -> Mesh:
+        """The mesh of these axes that has a name; a new one is called mesh, mesh_0, mesh_1, …"""
+        for known in self._names.values():
+            if str(known) == str(mesh):
+                return known
+        name, number = "mesh", 0
+        while name in self._names:
+            name, number = f"mesh_{number}", number + 1
+        self._names[name] = mesh.with_(name=name)
+        self.added.append(name)
+        return self._names[name]
 
     def several(self, attribute: Any) -> tuple[TensorSharding, ...]:
         """``#sdy.sharding_per_value<[<…>, <…>]>``."""

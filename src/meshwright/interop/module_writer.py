@@ -6,9 +6,10 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from meshwright.core.axes import quoted
 from meshwright.core.sharding import TensorSharding
 from meshwright.interop.mlir_context import context, string
-from meshwright.interop.module_shardings import filled_text, per_value_text
+from meshwright.interop.module_shardings import Shardings, filled_text, per_value_text
 from meshwright.interop.module_walk import SHARDING
 from meshwright.propagate.problem import Block, Function, Kind, Node, Problem
 
@@ -24,11 +25,17 @@ _REBUILT = frozenset({Kind.WHILE, Kind.CASE, Kind.MANUAL, Kind.NAMED, Kind.CALL}
 class ModuleWriter:
     """Writes a problem that was read from ``module`` and changed. The module itself stays as it is.
 
-    ``constants`` renames ``stablehlo.constant``.
+    ``constants`` renames ``stablehlo.constant``; ``lifted`` says which meshes are gone and which are new.
     """
 
-    def __init__(self, module: Any, problem: Problem, constants: str = "stablehlo.constant") -> None:
-        self._module, self._problem, self._constants = module, problem, constants
+    def __init__(
+        self,
+        module: Any,
+        problem: Problem,
+        constants: str = "stablehlo.constant",
+        lifted: Shardings | None = None,
+    ) -> None:
+        self._module, self._problem, self._constants, self._lifted = module, problem, constants, lifted
         self._values: dict[int, Any] = {}
         self._parsed: dict[Any, Any] = {}
         self._originals: dict[str, Any] = {}
@@ -44,16 +51,44 @@ class ModuleWriter:
             for name, attribute in self._module.operation.attributes.items():
                 new.operation.attributes[name] = attribute
             place = ir.InsertionPoint(new.body)
+            before, after = [], []
             for op in self._module.body.operations:
-                if op.operation.name != "func.func":
-                    op.operation.clone(ip=place)
-                else:
+                if op.operation.name == "func.func":
                     self._originals[string(op.attributes["sym_name"])] = op.operation
+                else:
+                    (after if self._originals else before).append(op.operation)
             for function in self._problem.functions:
                 self._sign(function)
+            for op in before:
+                self._declaration(op, place)
             for function in self._problem.functions:
                 self._function(function, place)
+            for op in after:
+                self._declaration(op, place)
+            if self._lifted is not None:
+                for name in self._lifted.added:
+                    text = f"sdy.mesh @{name} = {self._lifted.meshes[name]}"
+                    self._described(ir.Operation.parse(text), place)
             return new
+
+    def _declaration(self, op: Any, place: Any) -> None:
+        if self._lifted is None or op.name != "sdy.mesh":
+            op.clone(ip=place)
+        elif string(op.attributes["sym_name"]) not in self._lifted.dropped:
+            self._described(op.clone(), place)
+
+    def _described(self, op: Any, place: Any) -> None:
+        """A mesh, with what it is in StableHLO's own words."""
+        from jaxlib.mlir.dialects import sdy
+
+        mesh = sdy.MeshAttr(op.attributes["mesh"])
+        axes = ", ".join(
+            f"{{name = {quoted(axis.name)}, size = {axis.size} : i64}}" for axis in map(sdy.MeshAxisAttr, mesh.axes)
+        )
+        ids = list(mesh.device_ids)
+        order = f", device_ids = dense<{ids if len(ids) > 1 else ids[0]}> : tensor<{len(ids)}xi64>" if ids else ""
+        op.attributes["stablehlo.mesh"] = self._attribute(f"{{axes = [{axes}]{order}}}")
+        place.insert(op)
 
     # Functions
 
@@ -171,6 +206,8 @@ class ModuleWriter:
         shapes = (self._problem.values[number].shape for number in node.results)
         text = filled_text(self._shardings(node), [0 if shape is None else len(shape) for shape in shapes])
         if "out_sharding" in op.attributes:
+            (sharding,) = self._shardings(node)
+            op.attributes["out_sharding"] = self._attribute(str(sharding))
             return
         if text is not None:
             op.attributes[SHARDING] = self._attribute(text)
@@ -237,6 +274,8 @@ def _location(value: Any) -> Any:
     return value.location
 
 
-def write_module(module: Any, problem: Problem, constants: str = "stablehlo.constant") -> Any:
+def write_module(
+    module: Any, problem: Problem, constants: str = "stablehlo.constant", lifted: Shardings | None = None
+) -> Any:
     """The module of a problem that was read from ``module`` and changed since."""
-    return ModuleWriter(module, problem, constants).write()
+    return ModuleWriter(module, problem, constants, lifted).write()

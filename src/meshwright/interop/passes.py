@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from meshwright.errors import MeshwrightError
-from meshwright.interop.mlir_context import context, string
+from meshwright.interop.mlir_context import context
 from meshwright.interop.module_writer import write_module
 from meshwright.interop.populate import populate_rules
 from meshwright.interop.problem_reader import ModuleReader
@@ -56,27 +56,20 @@ def apply_passes(module: Any, passes: Sequence[str], names: bool = False) -> Pas
 
 def _propagated(module: Any, passes: Sequence[str], warnings: list[str], names: bool) -> tuple[Any, Answer]:
     single = [one for name in passes for one in PIPELINES.get(name, (name,))]
-    reader = ModuleReader(module, names)
+    lifted = any(name in PIPELINES and _SPLITTER in PIPELINES[name] for name in passes)
+    reader = ModuleReader(module, names, lifted)
     answer = run(reader.read(), passes)
     warnings += [text for text in (*reader.warnings, *answer.told) if text not in warnings]
     constants = "sdy.constant" if _SPLITTER in single else "stablehlo.constant"
-    new = write_module(module, answer.problem, constants)
+    new = write_module(module, answer.problem, constants, reader.shardings if lifted else None)
     if any(name in PIPELINES and _LAST_OF_EXPORT in PIPELINES[name] for name in passes):
-        _describe_meshes(new)
+        _clean(new)
     return new, answer
 
 
-def _describe_meshes(module: Any) -> None:
-    """Say on each mesh what it is in StableHLO's own words, as Shardy's export does."""
-    from jaxlib.mlir import ir
-    from jaxlib.mlir.dialects import sdy
+def _clean(module: Any) -> None:
+    """Let MLIR fold and drop what nobody uses, as at the end of Shardy's export."""
+    from jaxlib.mlir.passmanager import PassManager
 
     with context():
-        for op in module.body.operations:
-            if op.operation.name == "sdy.mesh" and string(op.attributes["sym_name"]):
-                mesh = sdy.MeshAttr(op.attributes["mesh"])
-                axes = ", ".join(
-                    f"{{name = {ir.StringAttr.get(axis.name)}, size = {axis.size} : i64}}"
-                    for axis in map(sdy.MeshAxisAttr, mesh.axes)
-                )
-                op.operation.attributes["stablehlo.mesh"] = ir.Attribute.parse(f"{{axes = [{axes}]}}")
+        PassManager.parse("builtin.module(canonicalize{enable-patterns=sdy-collective})").run(module.operation)
