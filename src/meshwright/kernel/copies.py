@@ -122,7 +122,18 @@ def make_async_copy(src_ref: Ref, dst_ref: Ref, sem: SemaphoreRef) -> Copy:
 
 
 def async_copy(src_ref: Ref, dst_ref: Ref, sem: SemaphoreRef, *, priority: int = 0, add: bool = False) -> Copy:
-    """Start a copy between memories of one device."""
+    """Start a copy between memories of one device.
+
+    >>> import meshwright as mw, meshwright.numpy as mnp
+    >>> from meshwright import pallas as pl
+    >>> from meshwright.pallas import tpu as pltpu
+    >>> def kernel(x_ref, out_ref, sem):
+    ...     copy = pltpu.async_copy(x_ref, out_ref, sem)
+    ...     copy.wait()
+    >>> call = pl.pallas_call(kernel, mw.ShapeDtypeStruct((2,), mnp.float32), scratch_shapes=[pltpu.SemaphoreType.DMA])
+    >>> call(mnp.array([1.0, 2.0]))
+    Array([1., 2.], dtype=float32)
+    """
     copy = make_async_copy(src_ref, dst_ref, sem)
     copy.start(priority, add)
     return copy
@@ -148,7 +159,20 @@ def async_remote_copy(
     device_id: Any,
     device_id_type: DeviceIdType = DeviceIdType.MESH,
 ) -> Copy:
-    """Start a copy to another device."""
+    """Start a copy to another device.
+
+    >>> import meshwright as mw, meshwright.numpy as mnp
+    >>> from meshwright import lax, pallas as pl
+    >>> from meshwright.pallas import tpu as pltpu
+    >>> def swap(x_ref, out_ref, send, receive):
+    ...     other = 1 - lax.axis_index("x")
+    ...     pltpu.async_remote_copy(x_ref, out_ref, send, receive, device_id={"x": other}).wait()
+    >>> semaphores = [pltpu.SemaphoreType.DMA] * 2
+    >>> call = pl.pallas_call(swap, mw.ShapeDtypeStruct((1,), mnp.float32), scratch_shapes=semaphores)
+    >>> mesh = mw.make_mesh((2,), ("x",))
+    >>> mw.shard_map(call, mesh=mesh, in_specs=mw.P("x"), out_specs=mw.P("x"))(mnp.array([1.0, 2.0]))
+    Array([2., 1.], dtype=float32)
+    """
     copy = make_async_remote_copy(src_ref, dst_ref, send_sem, recv_sem, device_id, device_id_type)
     copy.start()
     return copy
@@ -177,7 +201,20 @@ def semaphore_signal(
     device_id_type: DeviceIdType = DeviceIdType.MESH,
     core_index: Any = None,
 ) -> None:
-    """Add to a semaphore, of this device or another."""
+    """Add to a semaphore, of this device or another.
+
+    >>> import meshwright as mw, meshwright.numpy as mnp
+    >>> from meshwright import pallas as pl
+    >>> from meshwright.pallas import tpu as pltpu
+    >>> def kernel(out_ref, sem):
+    ...     pltpu.semaphore_signal(sem, 3)
+    ...     pltpu.semaphore_wait(sem, 2)
+    ...     out_ref[0] = pltpu.semaphore_read(sem)
+    ...     pltpu.semaphore_wait(sem)
+    >>> semaphores = [pltpu.SemaphoreType.REGULAR]
+    >>> pl.pallas_call(kernel, mw.ShapeDtypeStruct((1,), mnp.int32), scratch_shapes=semaphores)()
+    Array([1], dtype=int32)
+    """
     task = current("semaphore_signal")
     _require(sem, SemaphoreType.REGULAR, "A signal")
     device, core = device_of(task, device_id, device_id_type)

@@ -23,7 +23,16 @@ from meshwright.kernel.tasks import Task, current
 
 
 def program_id(axis: int) -> Array:
-    """The index of the grid step along a grid axis, in the innermost pipeline."""
+    """The index of the grid step along a grid axis, in the innermost pipeline.
+
+    >>> import meshwright as mw, meshwright.numpy as mnp
+    >>> from meshwright import pallas as pl
+    >>> def kernel(out_ref):
+    ...     out_ref[0] = pl.program_id(0)
+    >>> one = pl.BlockSpec((1,), lambda i: (i,))
+    >>> pl.pallas_call(kernel, mw.ShapeDtypeStruct((3,), mnp.int32), grid=(3,), out_specs=one)()
+    Array([0, 1, 2], dtype=int32)
+    """
     return integer(_grid("program_id", axis)[0][axis])
 
 
@@ -46,7 +55,13 @@ def _grid(what: str, axis: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def when(condition: Any) -> Callable[[Callable[[], Any]], None]:
-    """Run the decorated function now, if the condition holds."""
+    """Run the decorated function now, if the condition holds.
+
+    >>> @when(1 + 1 == 2)
+    ... def _():
+    ...     print("so it is")
+    so it is
+    """
     hold = bool(condition)
 
     def decorate(function: Callable[[], Any]) -> None:
@@ -57,7 +72,15 @@ def when(condition: Any) -> Callable[[Callable[[], Any]], None]:
 
 
 def loop(lower: Any, upper: Any, *, step: Any = 1, unroll: Any = None) -> Callable[[Callable[[Any], Any]], None]:
-    """Run the decorated function for each index from ``lower`` to ``upper``."""
+    """Run the decorated function for each index from ``lower`` to ``upper``.
+
+    >>> @loop(0, 3)
+    ... def _(i):
+    ...     print(i)
+    0
+    1
+    2
+    """
     indices = range(as_int(lower), as_int(upper), as_int(step))
 
     def decorate(function: Callable[[Any], Any]) -> None:
@@ -68,7 +91,11 @@ def loop(lower: Any, upper: Any, *, step: Any = 1, unroll: Any = None) -> Callab
 
 
 def multiple_of(x: Any, values: int | Any) -> Any:
-    """``x``, which must be a multiple of ``values``: a promise, held to."""
+    """``x``, which must be a multiple of ``values``: a promise, held to.
+
+    >>> multiple_of(256, 128)
+    256
+    """
     for value in values if isinstance(values, tuple | list) else (values,):
         data = np.asarray(x)
         if (data % value).any():
@@ -82,7 +109,19 @@ def multiple_of(x: Any, values: int | Any) -> Any:
 
 
 def run_scoped(function: Callable[..., Any], *types: Any, **named: Any) -> Any:
-    """Call ``function`` with memory and semaphores that live while it runs, and return what it returns."""
+    """Call ``function`` with memory and semaphores that live while it runs, and return what it returns.
+
+    >>> import meshwright as mw, meshwright.numpy as mnp
+    >>> from meshwright import pallas as pl
+    >>> from meshwright.pallas import tpu as pltpu
+    >>> def kernel(x_ref, out_ref):
+    ...     def twice(scratch):
+    ...         scratch[...] = x_ref[...] * 2
+    ...         out_ref[...] = scratch[...]
+    ...     pl.run_scoped(twice, pltpu.VMEM((2,), mnp.float32))
+    >>> pl.pallas_call(kernel, mw.ShapeDtypeStruct((2,), mnp.float32))(mnp.array([1.0, 2.0]))
+    Array([2., 4.], dtype=float32)
+    """
     task = current("run_scoped")
     made: list[Any] = []
 

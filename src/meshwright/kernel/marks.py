@@ -24,6 +24,9 @@ def box_of(shape: tuple[int, ...], path: Path) -> Box | None:
     """The start and stop along each dim of what a path selects; None if it is no box."""
     if not path:
         return tuple((0, n) for n in shape)
+    only: Any = path[0]
+    if len(path) == 1 and len(only) == 1 and only[0].__class__ is int and only.__class__ is tuple:
+        return ((only[0], only[0] + 1), *((0, n) for n in shape[1:]))
     starts, stops, steps = [0] * len(shape), list(shape), [1] * len(shape)
     view = list(range(len(shape)))
     for step in path:
@@ -31,6 +34,8 @@ def box_of(shape: tuple[int, ...], path: Path) -> Box | None:
             continue
         if isinstance(step, Reshape):
             return None
+        if step[0] is Ellipsis and len(step) == 1:
+            continue
         at, kept = 0, []
         for key in step:
             if key is Ellipsis:
@@ -79,7 +84,7 @@ def _apart(a: Box, b: Box) -> bool:
 class Marks:
     """The marks of one buffer; ``initial`` is the mark of what nobody has written to yet."""
 
-    __slots__ = ("initial", "parts", "reads", "scratch", "shape", "writes")
+    __slots__ = ("initial", "last", "parts", "reads", "scratch", "shape", "writes")
 
     def __init__(self, shape: tuple[int, ...], initial: int) -> None:
         self.shape = shape
@@ -88,15 +93,19 @@ class Marks:
         self.writes: Any = None  # per element, once parts are not enough
         self.reads: dict[int, Data] = {}
         self.scratch: Data | None = None
+        self.last: tuple[Path, Part] | None = None  # what was asked for last: an access asks several times
 
     def part(self, path: Path) -> Part | None:
         """The part that a path selects, or None where there are marks per element."""
         if self.parts is None:
             return None
+        if self.last is not None and self.last[0] is path:
+            return self.last[1]
         box = box_of(self.shape, path)
         if box is not None:
             found = self.parts.get(box)
             if found is not None:
+                self.last = (path, found)
                 return found
             if any(start >= stop for start, stop in box):
                 return Part(box, self.initial)
@@ -108,7 +117,7 @@ class Marks:
 
     def _refine(self, parts: dict[Box, Part]) -> None:
         """From marks per part to marks per element."""
-        self.parts = None
+        self.parts = self.last = None
         self.writes = np.full(self.shape, self.initial, np.int64) if self.initial else np.zeros(self.shape, np.int64)
         for part in parts.values():
             where = tuple(slice(start, stop) for start, stop in part.box)

@@ -17,6 +17,7 @@ import numpy as np
 from meshwright.core.op import Cost, Linearity, No, Op, Types, Value, define_op
 from meshwright.core.program import Params, Rule
 from meshwright.core.types import TensorType, Variance
+from meshwright.kernel.faults import KernelError
 from meshwright.ops.basic import broadcast_in_dim
 from meshwright.transform.batch import batch_axis
 
@@ -50,6 +51,18 @@ def _batch(
 def _evaluate(
     xp: Any, *arrays: Any, kernel: Rule, mesh: Axes, out: tuple[TensorType, ...], rows: Axes
 ) -> tuple[Any, ...]:
+    if kernel.function is None:
+        raise KernelError(
+            f"The kernel {kernel.name!r} is not part of this program.",
+            why="the program was read from text, which keeps the name of a kernel and not its Python code",
+            fix="trace the function again with mw.make_program(f)(…)",
+        )
+    if not all(isinstance(x, np.ndarray | np.generic) for x in arrays):
+        raise KernelError(
+            f"The kernel {kernel.name!r} is run on arrays of {type(arrays[-1]).__module__.split('.')[0]}.",
+            why="kernels run on the machine of the NumPy engine",
+            fix='mw.set_engine("numpy"), or engine="numpy" where the function is compiled',
+        )
     inputs = [np.asarray(x) for x in arrays[len(mesh) :]]
     front = tuple(size for _, size in rows)
     results = tuple(np.empty(front + t.shape, t.dtype) for t in out)

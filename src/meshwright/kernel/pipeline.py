@@ -484,7 +484,19 @@ def emit_pipeline(
     core_axis_name: str | None = None,
     no_pipelining: bool = False,
 ) -> Callable[..., None]:
-    """A function of refs that runs ``body`` over a grid while blocks of the refs' memory come and go."""
+    """A function of refs that runs ``body`` over a grid while blocks of the refs' memory come and go.
+
+    >>> import meshwright as mw, meshwright.numpy as mnp
+    >>> from meshwright import pallas as pl
+    >>> spec, whole = pl.BlockSpec((2,), lambda i: (i,)), pl.BlockSpec(memory_space=pl.ANY)
+    >>> def add_index(x_ref, out_ref):
+    ...     out_ref[...] = x_ref[...] + pl.program_id(0)
+    >>> def kernel(x_ref, out_ref):
+    ...     emit_pipeline(add_index, grid=(3,), in_specs=[spec], out_specs=spec)(x_ref, out_ref)
+    >>> call = pl.pallas_call(kernel, mw.ShapeDtypeStruct((6,), mnp.float32), in_specs=[whole], out_specs=whole)
+    >>> call(mnp.zeros(6))
+    Array([0., 0., 1., 1., 2., 2.], dtype=float32)
+    """
     make = partial(_pipeline, body, grid, in_specs, out_specs, should_accumulate_out, no_pipelining)
     pipeline = make()
 

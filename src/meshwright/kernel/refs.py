@@ -171,10 +171,15 @@ def store(ref: Ref, key: Any, value: Any) -> None:
     buffer = ref.buffer
     if trace.state.builder is not None or not buffer.alive or not buffer.space.addressable:
         check_reachable(buffer, "written")
+    if key is Ellipsis:
+        data = fitted(value, ref.data.shape, ref.data.dtype, buffer.label)
+        if buffer.shadow is not None:
+            buffer.shadow.write_by_task(task, ref.path)
+        ref.data[...] = data
+        return
     index, selects = resolve(ref.data.shape, key)
     index = as_view(ref.data, index) if selects else index
-    target = ref.data[index]
-    data = fitted(value, target.shape, ref.data.dtype, buffer.label)
+    data = fitted(value, ref.data[index].shape, ref.data.dtype, buffer.label)
     if buffer.shadow is not None:
         buffer.shadow.write_by_task(task, (*ref.path, index))
     ref.data[index] = data
