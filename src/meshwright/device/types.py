@@ -32,6 +32,13 @@ class Device:
     def is_concrete(self) -> bool:
         return isinstance(self.base, int)
 
+    def child(self, index: int) -> Device:
+        """The device that stands at ``index`` below this one in the device map."""
+        return Device(self.base, index)
+
+    def __add__(self, offset: int) -> Device:
+        return Device(self.base, self.sub, self.offset + offset)
+
     def __str__(self) -> str:
         if self.base is None:
             return "?"

@@ -6,6 +6,20 @@
 ['Tensor[(8, H), 0]']
 """
 
+from typing import Any
+
+from meshwright.device.build import (
+    allgather,
+    allreduce,
+    broadcast,
+    function,
+    gather,
+    pmap,
+    reduce_scatter,
+    scatter,
+    send,
+    tensor,
+)
 from meshwright.device.device_map import DeviceMap
 from meshwright.device.dims import Dim
 from meshwright.device.distir import DistIR
@@ -48,18 +62,32 @@ __all__ = [
     "Tensor",
     "Tuple",
     "Value",
+    "allgather",
+    "allreduce",
+    "broadcast",
     "check",
     "data_parallel",
     "estimate",
     "execute",
     "from_program",
+    "function",
+    "gather",
     "grid_search",
     "horizontal_parallel",
     "parse",
     "pipeline_parallel",
+    "pmap",
     "recompute",
+    "reduce_scatter",
     "resolve",
+    "scatter",
+    "send",
     "simulate",
     "strategies",
     "zero",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Every tensor op is a name here: ``dist.MatMul``, ``dist.tanh``."""
+    return tensor(name)

@@ -1,0 +1,274 @@
+"""Device programs written in Python: a function on handles leaves behind the program of what it did.
+
+@dist.function
+def matmul(wA: dist.Tensor(("F", "H"), 0), x: dist.Tensor(("B", "F"), 0)):
+    xs = dist.scatter(x, dim=0, devices=[1, 2])
+    …
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from meshwright.core.dtypes import FLOAT32, INT32
+from meshwright.core.source import here
+from meshwright.device.dims import Dim
+from meshwright.device.function import Eqn, Function, Keys, Number, Operand, Value
+from meshwright.device.tensor_ops import tensor_op
+from meshwright.device.types import Device, Tensor, Tuple, Type, elements
+from meshwright.device.typing import typed
+from meshwright.errors import DeviceError, ShapeError
+
+_BUILDERS: list[_Builder] = []
+
+
+class Handle:
+    """A value of the program being written."""
+
+    def __init__(self, value: Value, builder: _Builder) -> None:
+        self.value, self.builder = value, builder
+
+    @property
+    def type(self) -> Type | None:
+        return self.value.type
+
+    def __repr__(self) -> str:
+        return repr(self.value)
+
+    def __add__(self, other: Any) -> Handle:
+        return _only(emit("add", (self, other)))
+
+    def __sub__(self, other: Any) -> Handle:
+        return _only(emit("sub", (self, other)))
+
+    def __mul__(self, other: Any) -> Handle:
+        return _only(emit("mul", (self, other)))
+
+    def __matmul__(self, other: Any) -> Handle:
+        return _only(emit("MatMul", (self, other)))
+
+    def __getitem__(self, index: int) -> Handle:
+        return _only(emit("item", (self,), index=index))
+
+
+class _Builder:
+    def __init__(self, depth: int) -> None:
+        self.depth = depth
+        self.eqns: list[Eqn] = []
+        self.count = 0
+
+    def fresh(self, stem: str) -> str:
+        self.count += 1
+        return f"{stem}{self.count}"
+
+
+def function(build: Callable[..., Any]) -> Function:
+    """The program of a Python function whose parameters are annotated with types.
+
+    >>> from meshwright import dist
+    >>> @dist.function
+    ... def matmul(wA: dist.Tensor(("F", "H"), 0), x: dist.Tensor(("B", "F"), 0)):
+    ...     xs = dist.scatter(x, dim=0, devices=[1, 2])
+    ...     ws = dist.broadcast(wA, devices=[1, 2])
+    ...     ys = dist.pmap(lambda d: lambda x, w: dist.MatMul(x, w), (xs, ws))
+    ...     return dist.gather(ys, dim=0, to_device=0)
+    >>> [eqn.op for eqn in matmul.eqns], str(matmul.outputs[0].type)
+    (['scatter', 'broadcast', 'pmap', 'gather'], 'Tensor[(B, H), 0]')
+    """
+    inputs = []
+    for name, parameter in inspect.signature(build, eval_str=True).parameters.items():
+        if not isinstance(parameter.annotation, Tensor | Tuple):
+            raise DeviceError(
+                f"The input {name} of {build.__name__} has no type.",
+                where=here(),
+                why="a device program knows the shape and device of its inputs",
+                fix=f"def {build.__name__}({name}: dist.Tensor((8, 4), 0), …)",
+            )
+        inputs.append(Value(name, _sized(parameter.annotation)))
+    return _trace(build, inputs, build.__name__, None, 0)
+
+
+def _sized(type: Type) -> Type:
+    """Names among the sizes of a type are symbols."""
+    if isinstance(type, Tuple):
+        return Tuple(tuple(_sized(item) for item in type.items), type.more)
+    return Tensor(tuple(Dim.symbol(n) if isinstance(n, str) else n for n in type.shape), type.device, type.dtype)
+
+
+def _trace(build: Callable[..., Any], inputs: Sequence[Value], name: str, variable: str | None, depth: int) -> Function:
+    builder = _Builder(depth)
+    _BUILDERS.append(builder)
+    try:
+        returned = build(*(Handle(v, builder) for v in inputs))
+    finally:
+        _BUILDERS.pop()
+    outs = returned if isinstance(returned, tuple | list) else (returned,)
+    for out in outs:
+        _check(out, builder, "a result")
+    return Function(name, tuple(inputs), tuple(builder.eqns), tuple(out.value for out in outs), None, variable)
+
+
+def _check(x: Any, builder: _Builder, what: str) -> None:
+    if not isinstance(x, Handle):
+        raise DeviceError(
+            f"{x!r} is not a value of the program.",
+            where=here(),
+            why=f"{what} of a device program is a value it was given or made",
+            fix="pass arrays to dist.execute; in the function, use its parameters",
+        )
+    if x.builder is not builder:
+        raise DeviceError(
+            f"{x.value.name} is used where it is not defined.",
+            where=here(),
+            why="the body of a pmap sees its own inputs only",
+            fix=f"pass {x.value.name} to the pmap, as a tuple with one element per device",
+        )
+
+
+def emit(
+    op: str, operands: Sequence[Any], results: int = 1, body: Function | None = None, **attributes: Any
+) -> list[Handle]:
+    """Write an equation into the function being built."""
+    if not _BUILDERS:
+        raise DeviceError(
+            f"dist.{op} is used outside of a device program.",
+            where=here(),
+            why="it writes an equation into the function being built",
+            fix="@dist.function\ndef f(x: dist.Tensor((8, 4), 0)): …",
+        )
+    builder = _BUILDERS[-1]
+    inputs: list[Operand] = []
+    for x in operands:
+        if isinstance(x, bool | int | float) and not isinstance(x, Handle):
+            inputs.append(_number(x, operands))
+            continue
+        _check(x, builder, "an operand")
+        inputs.append(x.value)
+    outputs = [Value(builder.fresh(op.lower()[0])) for _ in range(results)]
+    eqn = Eqn(op, tuple(inputs), tuple(outputs), attributes, body)
+    made = _with_types(eqn)
+    builder.eqns.append(made)
+    return [Handle(v, builder) for v in made.outputs]
+
+
+def _number(x: bool | int | float, operands: Sequence[Any]) -> Number:
+    """A number of the dtype it meets."""
+    met = next((y.type for y in operands if isinstance(y, Handle) and y.type is not None), None)
+    if met is None:
+        return Number(x, INT32 if isinstance(x, int) else FLOAT32)
+    dtype = elements(met).dtype
+    return Number(float(x) if dtype.kind not in "biu" else x, dtype)
+
+
+def _with_types(eqn: Eqn) -> Eqn:
+    """Types that follow from the operands; where a device map decides, resolution will tell."""
+    inputs = tuple(dict.fromkeys(eqn.values))
+    if any(v.type is None for v in inputs):
+        return eqn
+    try:
+        return typed(Function("", inputs, (eqn,), eqn.outputs)).eqns[0]
+    except DeviceError:
+        return eqn
+
+
+def _only(handles: Sequence[Handle]) -> Handle:
+    return handles[0]
+
+
+def _keys(given: Sequence[Any]) -> Keys:
+    """Devices or keys; a variable is known by its name."""
+    plain = [d.base if isinstance(d, Device) and d.sub is None and not d.offset else d for d in given]
+    return Keys(plain)
+
+
+def _targets(devices: Any, device_keys: Any) -> dict[str, Any]:
+    if (devices is None) == (device_keys is None):
+        raise ShapeError(
+            "The devices are given once.", where=here(), why="either devices or device_keys", fix="device_keys=[]"
+        )
+    if devices is not None:
+        found = [Device(d) if isinstance(d, str) else d for d in devices]
+        return {
+            "devices": Keys([d.base if isinstance(d, Device) and d.is_concrete and not d.offset else d for d in found])
+        }
+    return {"device_keys": _keys(device_keys)}
+
+
+def scatter(x: Handle, dim: int, devices: Any = None, device_keys: Any = None) -> Handle:
+    """A part of ``x`` on each device."""
+    return _only(emit("scatter", (x,), dim=dim, **_targets(devices, device_keys)))
+
+
+def broadcast(x: Handle, devices: Any = None, device_keys: Any = None) -> Handle:
+    """A copy of ``x`` on each device."""
+    return _only(emit("broadcast", (x,), **_targets(devices, device_keys)))
+
+
+def gather(xs: Handle, dim: int, to_device: Any) -> Handle:
+    """The parts of a tuple joined on one device."""
+    return _only(emit("gather", (xs,), dim=dim, to_device=_device(to_device)))
+
+
+def allreduce(xs: Handle, reduce: str = "sum") -> Handle:
+    """The sum (or max, min) of a tuple on each of its devices."""
+    return _only(emit("allreduce", (xs,)) if reduce == "sum" else emit("allreduce", (xs,), reduce=reduce))
+
+
+def allgather(xs: Handle, dim: int) -> Handle:
+    """The parts of a tuple joined on each of its devices."""
+    return _only(emit("allgather", (xs,), dim=dim))
+
+
+def reduce_scatter(xs: Handle, dim: int) -> Handle:
+    """A part of the sum of a tuple on each of its devices."""
+    return _only(emit("reduce_scatter", (xs,), dim=dim))
+
+
+def send(x: Handle, to_device: Any) -> Handle:
+    """``x`` on another device."""
+    return _only(emit("send", (x,), to_device=_device(to_device)))
+
+
+def _device(given: Any) -> Device:
+    return given if isinstance(given, Device) else Device(given)
+
+
+def pmap(body: Callable[[Device], Callable[..., Any]], operands: Sequence[Handle]) -> Any:
+    """Run a body once per device: ``pmap(lambda d: lambda x, w: …, (xs, ws))``; d stands for the device."""
+    if not _BUILDERS:
+        emit("pmap", ())
+    builder = _BUILDERS[-1]
+    variable = "d" * (builder.depth + 1)
+    inner = body(Device(variable))
+    names = list(inspect.signature(inner).parameters)
+    if len(names) != len(operands):
+        raise ShapeError(
+            f"The body of a pmap takes {len(names)} values, not {len(operands)}.",
+            where=here(),
+            why=f"its parameters are {', '.join(names)}",
+            fix="one tuple per parameter",
+        )
+    inputs = []
+    for name, x in zip(names, operands, strict=True):
+        _check(x, builder, "an operand")
+        type = elements(x.type).on(Device(variable)) if x.type is not None else None
+        inputs.append(Value(name, type))
+    made = _trace(inner, inputs, "", variable, builder.depth + 1)
+    outs = emit("pmap", operands, len(made.outputs), made)
+    return outs[0] if len(outs) == 1 else tuple(outs)
+
+
+def tensor(name: str) -> Callable[..., Any]:
+    """A tensor op as a function of handles and params."""
+    op = tensor_op(name)
+    if op is None:
+        raise AttributeError(f"meshwright.dist has no op {name!r}")
+
+    def call(*operands: Any, **params: Any) -> Handle:
+        return _only(emit(op, operands, **params))
+
+    call.__name__ = call.__qualname__ = op
+    call.__doc__ = f"The tensor op {op}, in a device program."
+    return call
