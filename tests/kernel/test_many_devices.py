@@ -11,6 +11,7 @@ import meshwright as mw
 import meshwright.numpy as mnp
 from meshwright import lax
 from meshwright import pallas as pl
+from meshwright.engine.compile import compile_program
 from meshwright.pallas import tpu as pltpu
 from tests.kernel.collectives import (
     ANY,
@@ -387,3 +388,21 @@ def test_a_matmul_whose_partial_sums_go_round(devices):
     inputs = [list(pair) for pair in zip(np.split(x, devices, 1), np.split(y, devices, 0), strict=True)]
     outs = on_devices(call, {"x": devices}, inputs)
     np.testing.assert_array_equal(np.concatenate([out for out, _ in outs]), x @ y)
+
+
+def test_a_kernel_is_not_run_by_some_devices_only():
+    def f(x):
+        return lax.cond(lax.axis_index("x") == 0, lambda x: right_permute(x.shape)(x), lambda x: x, x)
+
+    mesh = mw.make_mesh((4,), ("x",))
+    with pytest.raises(mw.MeshwrightError, match="inside of a cond that devices along x decide differently"):
+        mw.shard_map(f, mesh=mesh, in_specs=mw.P("x"), out_specs=mw.P("x"))(mnp.arange(8.0))
+
+
+def test_a_program_read_from_text_says_that_its_kernel_is_not_there():
+    def f(x):
+        return pl.pallas_call(lambda x_ref, out_ref: None, struct((2,)), name="double")(x)
+
+    program = mw.parse_program(str(mw.make_program(f)(mnp.ones(2))))
+    with pytest.raises(pltpu.KernelError, match=r"The kernel 'double#\d+' is not part of this program"):
+        compile_program(program)(np.ones(2, np.float32))

@@ -559,9 +559,10 @@ SILENT = (pbroadcast, pscatter, axis_index)  # nothing is sent
 
 
 def meets(program: Program, axis: str) -> bool:
-    """Whether the devices along an axis wait for each other anywhere in the program."""
+    """Whether the devices along an axis wait for each other anywhere in the program; in a kernel they may."""
     return any(
         (eqn.op.stack is not None and eqn.op not in SILENT and axis in eqn.params["axes"])
+        or (eqn.op.name == "pallas_call" and axis in dict(eqn.params["mesh"]))
         or any(meets(region, axis) for _, region in eqn.regions())
         for eqn in program.eqns
     )
