@@ -551,6 +551,7 @@ axis_index: Op = _collective(
     jvp=zero_jvp,
     transpose=No("it has no operands"),
     batch=No("it has no operands"),
+    cost=lambda operands, results, params: Cost(0.0, 0.0),
     stack=lambda axis, size, x, stacked, params: (iota(dtype=dtypes.INT32, shape=(size,), dim=0), True),
 )
 
