@@ -59,7 +59,7 @@ class Rules:
                 tuple(value.type for value in op.results),
             )
             if len(op.regions):
-                key = (*key, tuple(str(region.blocks[0]) for region in op.regions if len(region.blocks)))
+                key = (*key, tuple(_body_key(region.blocks[0]) for region in op.regions if len(region.blocks)))
         if key is not None and key in self._made:
             return self._made[key]
         if written is not None:
@@ -70,3 +70,22 @@ class Rules:
         if key is not None:
             self._made[key] = rule
         return rule
+
+
+def _body_key(block: Any) -> tuple[Any, ...]:
+    """What a block does, comparable: printing a block would number the whole module around it."""
+    numbers = {value: number for number, value in enumerate(block.arguments)}
+    found: list[Any] = []
+    for inner in block.operations:
+        op = inner.operation
+        regions = tuple(_body_key(inside) for region in op.regions for inside in region.blocks)
+        operands = tuple(numbers.get(value, value) for value in op.operands)
+        types = tuple(value.type for value in op.results)
+        try:
+            attributes: Any = tuple(dict(op.attributes.items()).values())
+        except TypeError:  # the bindings cannot say what a constant of complex numbers is
+            attributes = str(op)
+        found.append((op.name, operands, types, attributes, regions))
+        for value in op.results:
+            numbers[value] = len(numbers)
+    return tuple(found)
