@@ -67,12 +67,21 @@ def run(text: str, passes: Sequence[str]) -> Any:
         return module
 
 
-def shown_apart(text: str, passes: Sequence[str]) -> list[str] | None:
-    """The lines of the module after some passes, in a process of its own; None if Shardy refuses or does not survive.
+def shown_apart(texts: Sequence[str], passes: Sequence[str]) -> list[list[str] | None]:
+    """The lines of each module after some passes, made in a process apart; None where Shardy refuses or dies.
 
     Shardy uses memory that it freed when an op that has priorities turns out to be dead.
     """
     context()
+    found: list[list[str] | None] = []
+    while len(found) < len(texts):
+        found += _in_child(texts[len(found) :], passes)
+        if len(found) < len(texts):
+            found.append(None)  # it died here
+    return found
+
+
+def _in_child(texts: Sequence[str], passes: Sequence[str]) -> list[list[str] | None]:
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -80,18 +89,25 @@ def shown_apart(text: str, passes: Sequence[str]) -> list[str] | None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
         faulthandler.disable()
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        try:
-            found = show_module(run(text, passes))
-        except ir.MLIRError:
-            os._exit(1)
         with os.fdopen(writing, "wb") as file:
-            pickle.dump(found, file)
+            for text in texts:
+                try:
+                    lines = show_module(run(text, passes))
+                except ir.MLIRError:
+                    lines = None
+                pickle.dump(lines, file)
+                file.flush()
         os._exit(0)
     os.close(writing)
+    found: list[list[str] | None] = []
     with os.fdopen(reading, "rb") as file:
-        data = file.read()
+        try:
+            while len(found) < len(texts):
+                found.append(pickle.load(file))
+        except (EOFError, pickle.UnpicklingError):
+            pass
     os.waitpid(child, 0)
-    return pickle.loads(data) if data else None
+    return found
 
 
 def bare(text: object) -> str:
