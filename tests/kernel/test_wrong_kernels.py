@@ -326,6 +326,14 @@ def a_block_outside(x_ref, out_ref):
     out_ref[0:2] = x_ref[...]
 
 
+TILES = pl.Debug(tiles=True)
+
+
+@wrong(pltpu.AlignmentError, debug=TILES, grid=(2,), in_specs=[pl.BlockSpec((4, 16), lambda i: (i, 0))])
+def a_block_of_half_a_tile(x_ref, out_ref):
+    out_ref[...] = mnp.zeros_like(out_ref)
+
+
 @wrong(pltpu.CopyError, 1, [DMA], None)
 def a_copy_of_another_shape(x_ref, out_ref, sem):
     pltpu.async_copy(x_ref.at[0:4], out_ref, sem).wait()  # here

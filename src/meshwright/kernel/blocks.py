@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from meshwright.core.dtypes import DType
 from meshwright.core.source import here
-from meshwright.kernel.faults import BoundsError, KernelError
+from meshwright.kernel.faults import AlignmentError, BoundsError, KernelError
 from meshwright.kernel.indexing import Slice, as_int
 from meshwright.kernel.spaces import MemorySpace
 
@@ -157,6 +158,19 @@ class Blocks:
             starts.append(start)
             stops.append(stop)
         return Box(tuple(starts), tuple(stops))
+
+    def require_tiles(self, dtype: DType) -> None:
+        """Refuse blocks whose last two dims are neither whole tiles nor all of the operand."""
+        rows = 8 * max(4 // dtype.itemsize, 1)  # narrow numbers share the 32 bits of a lane
+        for dim, tile in ((-1, 128), (-2, rows)):
+            if -dim > len(self.sizes) or self.sizes[dim] % tile == 0 or self.sizes[dim] == self.shape[dim]:
+                continue
+            raise AlignmentError(
+                f"A block of {self.label} has {self.sizes[dim]} elements along dim {len(self.sizes) + dim}.",
+                where=here(),
+                why=f"memory is made of tiles of {rows} x 128 for {dtype.name}, and the operand has {self.shape[dim]}",
+                fix=f"a multiple of {tile}, or the whole dim: {self.shape[dim]}",
+            )
 
     def _outside(self, index: tuple[Any, ...], dim: int, why: str) -> BoundsError:
         return BoundsError(

@@ -32,10 +32,10 @@ class Debug:
 
     ``order`` says what is known of copies: ``"fifo"``, those on one link arrive in the order they were sent; None,
     nothing. With one schedule it also chooses it: ``"adversarial"`` or ``"seeded"``. ``replay`` runs one schedule of an
-    exploration again.
+    exploration again. ``tiles`` asks that blocks in VMEM be made of whole tiles, as a compiler for a TPU would.
 
     >>> Debug(races=True, seed=0, schedules=64)
-    Debug(races=True, seed=0, schedules=64, order=None, replay=None)
+    Debug(races=True, seed=0, schedules=64, order=None, replay=None, tiles=False)
     """
 
     races: bool = True
@@ -43,6 +43,7 @@ class Debug:
     schedules: int = 1
     order: str | None = None
     replay: int | None = None
+    tiles: bool = False
 
     def __post_init__(self) -> None:
         if self.order not in (None, "fifo", "adversarial", "seeded") or self.schedules < 1:
@@ -166,6 +167,7 @@ def _run(
         limits={MemorySpace.VMEM: limit} if limit is not None else {},
         home=call.source,
         core_axis=call.core_axis,
+        tiles=call.debug is not None and call.debug.tiles,
     )
     machine.collective_id = call.params.collective_id
     ready = [_prepare(call, machine, task, inputs[task.device]) for task in machine.tasks]

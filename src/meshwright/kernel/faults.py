@@ -37,6 +37,10 @@ class BoundsError(KernelError, IndexError):
     """An index, a slice or a block outside the memory it is taken from."""
 
 
+class AlignmentError(KernelError, ValueError):
+    """A block that is not made of whole tiles of memory."""
+
+
 class CopyError(KernelError, TypeError):
     """A copy or a store between memories of different shapes or dtypes."""
 

@@ -43,6 +43,7 @@ class Machine:
         home: Source | None = None,
         core_axis: str = "core",
         clock: Clock | None = None,
+        tiles: bool = False,
     ) -> None:
         self.mesh = mesh
         self.sizes = tuple(mesh.values())
@@ -50,6 +51,7 @@ class Machine:
         self.cores = cores
         self.core_axis = core_axis
         self.clock = clock or Clock()
+        self.tiles = tiles
         self.schedule = schedule or Schedule()
         self.limits = limits or {}
         self.home = home

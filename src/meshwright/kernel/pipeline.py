@@ -230,6 +230,8 @@ class _Operand:
         self.window = window
         if window is not None:
             window.bind(ref, self.blocks)
+            if run.task.machine.tiles and window.slots.memory_space is MemorySpace.VMEM:
+                self.blocks.require_tiles(ref.dtype)
             window.lookahead = spec.pipeline_mode is not None and spec.pipeline_mode.use_lookahead
 
     def index(self, step: int) -> tuple[Any, ...]:

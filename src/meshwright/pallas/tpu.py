@@ -18,6 +18,7 @@ from meshwright.kernel.copies import (
 )
 from meshwright.kernel.cores import TensorCoreMesh, create_tensorcore_mesh
 from meshwright.kernel.faults import (
+    AlignmentError,
     BarrierError,
     BoundsError,
     CapacityError,
@@ -59,6 +60,7 @@ __all__ = [
     "SEMAPHORE",
     "SMEM",
     "VMEM",
+    "AlignmentError",
     "BarrierError",
     "BoundsError",
     "CapacityError",
