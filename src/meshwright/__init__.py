@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from meshwright.frontend.shard_map import shard_map, shmap
     from meshwright.hardware.matmul_plan import plan_matmul
     from meshwright.partition.reshard import plan_reshard
+    from meshwright.simulate.spmd import simulate
 
 remat = checkpoint
 
@@ -39,6 +40,7 @@ _ON_FIRST_USE = {
         name: f"meshwright.{name}"
         for name in ("debug", "dist", "hardware", "interop", "lax", "nn", "pallas", "random", "sharding", "testing")
     },
+    "simulate": "meshwright.simulate",
     **dict.fromkeys(("AbstractMesh", "AxisType", "Mesh", "make_mesh", "set_mesh"), "meshwright.core.mesh"),
     **dict.fromkeys(("P", "PartitionSpec"), "meshwright.core.partition_spec"),
     "NamedSharding": "meshwright.core.sharding",
@@ -113,6 +115,7 @@ __all__ = [
     "shard_map",
     "sharding",
     "shmap",
+    "simulate",
     "testing",
     "tree",
     "typeof",

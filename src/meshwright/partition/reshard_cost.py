@@ -65,7 +65,7 @@ def _refined(axes: Axes, topology: Topology) -> tuple[tuple[str, ...] | None, To
         return None, topology
     if all(axis.is_full for axis in axes):
         return tuple(axis.name for axis in axes), topology
-    spans = {axis.short(): _part(topology.mapping[axis.name], axis) for axis in axes}
+    spans = {axis.short(): spans_of_part(topology.mapping[axis.name], axis) for axis in axes}
     mesh = {axis.short(): axis.size for axis in axes}
     if any(prod(span.size for span in spans[name]) != size for name, size in mesh.items()):
         return tuple(dict.fromkeys(axis.name for axis in axes)), topology  # as costly as the whole axes
@@ -73,7 +73,7 @@ def _refined(axes: Axes, topology: Topology) -> tuple[tuple[str, ...] | None, To
     return tuple(mesh), on
 
 
-def _part(spans: tuple[Span, ...], axis: AxisRef) -> tuple[Span, ...]:
+def spans_of_part(spans: tuple[Span, ...], axis: AxisRef) -> tuple[Span, ...]:
     """Where a part of an axis lies on the chips, if the axis lies on these."""
     found: list[Span] = []
     below = 1

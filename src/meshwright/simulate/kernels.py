@@ -1,0 +1,266 @@
+"""Which kernels a program becomes: what is fused, what is written to memory, what each kernel reads.
+
+Compilers fuse chains of elementwise ops, so that only what leaves a chain is written. The rules here:
+
+- Reshapes, lifts between devices and transposes that only products read are views: they cost nothing.
+- Products, convolutions, collectives, scatters, sorts and loops are kernels of their own.
+- Everything else is fused. A cheap elementwise value that is read by fused ops alone is computed where it is read, as
+  often as that is; an expensive one (``exp``, ``gather``, a reduction) is computed once, and written if several kernels
+  read it.
+- A reduction over trailing dims whose rows fit on the chip may have its readers in its kernel (softmax, norms). Any
+  other is the end of its kernel.
+- Kernels of one level that hand arrays to each other are one; numbers are a kernel of their own. The level of a value
+  is the number of kernels of their own, and ends of kernels, on the longest way to it; so kernels never wait for each
+  other in a circle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
+
+from meshwright.core.program import Atom, Eqn, Program, Var
+
+ROW_BYTES = 2**17  # of the longest row that a kernel keeps on the chip
+
+
+VIEWS = frozenset({"reshape", "pbroadcast", "stop_gradient", "sharding_constraint", "optimization_barrier"})
+CHEAP = frozenset(
+    {"add", "sub", "mul", "neg", "abs", "maximum", "minimum", "select", "clamp", "sign", "square", "integer_pow"}
+    | {"and", "or", "not", "xor", "eq", "ne", "lt", "le", "gt", "ge", "is_finite", "floor", "ceil", "round"}
+    | {"shift_left", "shift_right_logical", "shift_right_arithmetic", "real", "imag", "conj", "complex", "fma"}
+    | {"convert", "reduce_precision", "bitcast", "broadcast_in_dim", "iota", "axis_index", "slice", "dynamic_slice"}
+    | {"pscatter", "pad", "reverse"}
+)
+REDUCTIONS = frozenset({"reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or"})
+ALONE = frozenset(
+    {"dot_general", "conv_general_dilated", "fft", "cholesky", "triangular_solve", "sort", "top_k"}
+    | {"argmax", "argmin", "cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"}
+    | {"scatter_add", "scatter_set", "scatter_max", "scatter_min", "scatter_mul", "dynamic_update_slice"}
+    | {"reduce_window_sum", "reduce_window_max", "reduce_window_min"}
+    | {"select_and_gather_add", "select_and_scatter_add"}
+    | {"psum", "pmax", "pmin", "all_gather", "all_gather_invariant", "psum_scatter", "all_to_all", "ppermute"}
+    | {"scan", "while", "cond", "shard_map", "finish_sum", "custom_vjp_tangents"}
+)
+PARTIAL = frozenset({"slice", "dynamic_slice", "gather", "pscatter"})  # ops that read a part of their first operand
+
+
+@dataclass
+class Kernel:
+    """Equations that run as one, the values that they read from memory with the bytes of each, and those written."""
+
+    eqns: list[Eqn]
+    reads: dict[Var, int] = field(default_factory=dict)
+    writes: list[Var] = field(default_factory=list)
+    alone: bool = False
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes read and written."""
+        return sum(self.reads.values()) + sum(v.type.nbytes for v in self.writes)
+
+
+@dataclass
+class Kernels:
+    """The kernels of a program in an order in which they can run, and the value that each view is of."""
+
+    kernels: list[Kernel]
+    views: dict[Var, Atom]
+
+    def stored(self, atom: Atom) -> Atom:
+        """The value in whose memory an atom is."""
+        return stored(atom, self.views)
+
+
+def stored(atom: Atom, views: dict[Var, Atom]) -> Atom:
+    """The value in whose memory an atom is."""
+    while atom.__class__ is Var and atom in views:
+        atom = views[atom]
+    return atom
+
+
+def fuse(program: Program, fused: bool = True) -> Kernels:
+    """The kernels of a program; without ``fused`` every equation is one."""
+    views = _views(program)
+    eqns = [eqn for eqn in program.eqns if eqn.outputs and not all(v in views for v in eqn.outputs)]
+    if not fused:
+        return Kernels([_kernel(eqn, views) for eqn in eqns], views)
+    return Kernels(_Fusion(program, eqns, views).run(), views)
+
+
+def _views(program: Program) -> dict[Var, Atom]:
+    """The values that are another value in other words."""
+    readers: dict[Atom, set[str]] = {}
+    for eqn in program.eqns:
+        for atom in eqn.inputs:
+            readers.setdefault(atom, set()).add(eqn.op.name)
+    for atom in program.outputs:
+        readers.setdefault(atom, set()).add("return")
+    found: dict[Var, Atom] = {}
+    for eqn in program.eqns:
+        name = eqn.op.name
+        if (
+            name in VIEWS
+            or (name == "convert" and eqn.inputs[0].type.dtype == eqn.params["dtype"])
+            or (name == "broadcast_in_dim" and eqn.inputs[0].type.size == eqn.outputs[0].type.size)
+            or (name == "transpose" and readers.get(eqn.outputs[0], set()) <= {"dot_general"})
+        ):
+            found.update(zip(eqn.outputs, eqn.inputs, strict=True))
+    return found
+
+
+def _kernel(eqn: Eqn, views: dict[Var, Atom]) -> Kernel:
+    reads = {}
+    for atom in eqn.inputs:
+        root = stored(atom, views)
+        if root.__class__ is Var:
+            reads[root] = root.type.nbytes
+    return Kernel([eqn], reads, list(eqn.outputs), alone=True)  # type: ignore[arg-type]
+
+
+def is_row_reduction(eqn: Eqn) -> bool:
+    """Whether an equation reduces trailing dims whose rows stay on the chip."""
+    if eqn.op.name not in REDUCTIONS:
+        return False
+    operand, axes = eqn.inputs[0].type, eqn.params["axes"]
+    if not axes or sorted(axes) != list(range(operand.ndim - len(axes), operand.ndim)) or len(axes) == operand.ndim:
+        return False
+    row = operand.dtype.itemsize
+    for axis in axes:
+        row *= operand.shape[axis]
+    return row <= ROW_BYTES
+
+
+class _Fusion:
+    """One pass forward for levels, one backward that gives each equation its kernels, one that puts them in order."""
+
+    def __init__(self, program: Program, eqns: Sequence[Eqn], views: dict[Var, Atom]) -> None:
+        self.program, self.eqns, self.views = program, eqns, views
+        self.made: dict[Var, int] = {v: n for n, eqn in enumerate(eqns) for v in eqn.outputs}
+        self.level: list[int] = []
+        self.parent: list[int] = []  # of kernels that became one
+        self.kernel_level: list[int] = []
+        self.homes: list[set[int]] = [set() for _ in eqns]  # the kernels that an equation runs in
+        self.kept: set[Var] = set()  # values that are written to memory
+
+    def sources(self, eqn: Eqn) -> Iterable[Var]:
+        for atom in eqn.inputs:
+            root = stored(atom, self.views)
+            if root.__class__ is Var:
+                yield root  # type: ignore[misc]
+
+    def run(self) -> list[Kernel]:
+        self.levels()
+        self.assign()
+        return self.collect()
+
+    def ends(self, n: int) -> bool:
+        """Whether what reads the results of an equation is in a later kernel."""
+        eqn = self.eqns[n]
+        name = eqn.op.name
+        if name in ALONE:
+            return True
+        if name in REDUCTIONS:
+            return not is_row_reduction(eqn)
+        return name not in CHEAP and all(v.type.size <= 1 for v in eqn.outputs)
+
+    def levels(self) -> None:
+        for eqn in self.eqns:
+            level = 0
+            for var in self.sources(eqn):
+                made = self.made.get(var)
+                if made is not None:
+                    level = max(level, self.level[made] + (1 if self.ends(made) else 0))
+            self.level.append(level)
+
+    def find(self, kernel: int) -> int:
+        parent = self.parent
+        while parent[kernel] != kernel:
+            parent[kernel] = parent[parent[kernel]]
+            kernel = parent[kernel]
+        return kernel
+
+    def new(self, level: int) -> int:
+        self.parent.append(len(self.parent))
+        self.kernel_level.append(level)
+        return len(self.parent) - 1
+
+    def assign(self) -> None:
+        readers: list[list[int]] = [[] for _ in self.eqns]
+        for n, eqn in enumerate(self.eqns):
+            for var in set(self.sources(eqn)):
+                if var in self.made:
+                    readers[self.made[var]].append(n)
+        returned = {stored(atom, self.views) for atom in self.program.outputs}
+        for n in reversed(range(len(self.eqns))):
+            eqn = self.eqns[n]
+            if eqn.op.name in ALONE:
+                self.homes[n] = {self.new(-1)}
+                self.kept.update(eqn.outputs)
+                continue
+            level = self.level[n]
+            homes = {self.find(k) for reader in readers[n] for k in self.homes[reader]
+                     if self.eqns[reader].op.name not in ALONE}  # fmt: skip
+            must = any(v in returned for v in eqn.outputs) or any(self.eqns[r].op.name in ALONE for r in readers[n])
+            if not must and not self.ends(n):
+                reduction = eqn.op.name in REDUCTIONS
+                near = all(self.kernel_level[k] == level for k in homes)
+                if (eqn.op.name in CHEAP and len(homes) <= 8) or (len(homes) == 1 and (near or not reduction)):
+                    self.homes[n] = homes
+                    continue
+            self.kept.update(eqn.outputs)
+            same = [] if self.ends(n) else [k for k in homes if self.kernel_level[k] == level]
+            home = same[0] if same else self.new(level)
+            for other in same[1:]:
+                self.parent[other] = home
+            self.homes[n] = {home}
+
+    def collect(self) -> list[Kernel]:
+        members: dict[int, list[int]] = {}
+        for n, homes in enumerate(self.homes):
+            for home in {self.find(k) for k in homes}:
+                members.setdefault(home, []).append(n)
+        kernels: list[Kernel] = []
+        for numbers in members.values():
+            inside = {v for n in numbers for v in self.eqns[n].outputs}
+            kernel = Kernel([self.eqns[n] for n in numbers], alone=self.eqns[numbers[0]].op.name in ALONE)
+            for n in numbers:
+                eqn = self.eqns[n]
+                for at, atom in enumerate(eqn.inputs):
+                    var = stored(atom, self.views)
+                    if var.__class__ is Var and var not in inside:
+                        part = eqn.op.name in PARTIAL and at == 0
+                        bytes = eqn.outputs[0].type.nbytes if part else var.type.nbytes
+                        kernel.reads[var] = min(var.type.nbytes, kernel.reads.get(var, 0) + bytes)  # type: ignore[index]
+                home_here = len(self.homes[n]) == 1
+                kernel.writes += [v for v in eqn.outputs if v in self.kept and home_here]
+            kernels.append(kernel)
+        first = {id(k): numbers[0] for k, numbers in zip(kernels, members.values(), strict=True)}
+        # A kernel stands where its first written value does: what is computed again elsewhere says nothing about it.
+        for kernel, numbers in zip(kernels, members.values(), strict=True):
+            own = [n for n in numbers if any(v in self.kept for v in self.eqns[n].outputs)]
+            first[id(kernel)] = own[0] if own else numbers[0]
+        return _in_order(kernels, first)
+
+
+def _in_order(kernels: list[Kernel], place: dict[int, int]) -> list[Kernel]:
+    """As near to the program's order as what they read from each other allows."""
+    maker = {v: n for n, kernel in enumerate(kernels) for v in kernel.writes}
+    waits = [len({maker[v] for v in kernel.reads if v in maker}) for kernel in kernels]
+    readers: list[list[int]] = [[] for _ in kernels]
+    for n, kernel in enumerate(kernels):
+        for made in {maker[v] for v in kernel.reads if v in maker}:
+            readers[made].append(n)
+    ready = [(place[id(kernel)], n) for n, kernel in enumerate(kernels) if not waits[n]]
+    heapify(ready)
+    out: list[Kernel] = []
+    while ready:
+        _, n = heappop(ready)
+        out.append(kernels[n])
+        for reader in readers[n]:
+            waits[reader] -= 1
+            if not waits[reader]:
+                heappush(ready, (place[id(kernels[reader])], reader))
+    assert len(out) == len(kernels), "kernels wait for each other in a circle"
+    return out

@@ -1,0 +1,319 @@
+"""How long kernels and collectives take on a machine, and which of its parts they keep busy.
+
+``mode="exact"`` is the roofline: a kernel takes the larger of its FLOPs over the chip's rate and its bytes over the
+memory's bandwidth. ``mode="calibrated"`` uses what was measured: the kernel model of a chip that has one, else its
+efficiencies. FLOPs of fused elementwise kernels do not count: memory bounds them. Collectives take what
+``hardware.collective_cost`` says and keep the links of their axes busy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+from typing import Any, NamedTuple
+
+from meshwright.core.axes import AxisRef
+from meshwright.core.program import Eqn
+from meshwright.core.source import here
+from meshwright.errors import HardwareError
+from meshwright.hardware.chips import Chip, dtype_name
+from meshwright.hardware.collectives import collective_cost
+from meshwright.hardware.kernels import Kernels as Measured
+from meshwright.hardware.placement import DCN, Span
+from meshwright.hardware.roofline import work
+from meshwright.hardware.topology import Topology, for_mesh
+from meshwright.partition.reshard_cost import spans_of_part
+from meshwright.simulate.kernels import REDUCTIONS, Kernel, is_row_reduction
+
+COMPUTE = "compute"
+KINDS = {
+    "psum": "all_reduce",
+    "pmax": "all_reduce",
+    "pmin": "all_reduce",
+    "all_gather": "all_gather",
+    "all_gather_invariant": "all_gather",
+    "psum_scatter": "reduce_scatter",
+    "all_to_all": "all_to_all",
+    "ppermute": "permute",
+}
+PRODUCTS = frozenset({"dot_general", "conv_general_dilated"})
+
+
+class Took(NamedTuple):
+    """What a kernel or collective takes: the parts of the machine it keeps busy, and for how long.
+
+    ``products`` are the FLOPs of matrix products alone; ``axes`` are those that a collective works along; ``moved``
+    is what a device receives in it. ``bound`` says what decides: "compute", "memory", "bandwidth" or "latency".
+    """
+
+    seconds: float
+    units: tuple[str, ...]
+    bound: str
+    flops: float = 0.0
+    nbytes: float = 0.0
+    products: float = 0.0
+    axes: tuple[str, ...] = ()
+    moved: float = 0.0
+    dtype: str = ""
+
+
+def machine_for(hardware: object, axes: Mapping[str, int]) -> Topology:
+    """The machine for a mesh: the one given with the mesh laid on it, or one made of the chip named.
+
+    >>> machine_for("tpu v5e", {"x": 2, "y": 4})
+    Topology('tpu v5e', 2x4, mesh x=2 y=4)
+    """
+    wholes = _whole_axes(axes)
+    if isinstance(hardware, str | Chip):
+        return for_mesh(hardware, wholes)
+    if not isinstance(hardware, Topology):
+        raise HardwareError(
+            f"{hardware!r} is not a machine.",
+            where=here(),
+            why="what a program costs depends on the chips and how they are joined",
+            fix='mw.hardware.Topology("tpu v5e", (4, 4)), or the name of a chip',
+        )
+    if not hardware.mesh:
+        return Topology(hardware.chip, hardware.shape, mesh=wholes, wrap=hardware.wrap, slices=hardware.slices)
+    wrong = {name: size for name, size in wholes.items() if hardware.mesh.get(name) != size}
+    if wrong:
+        raise HardwareError(
+            f"The program's mesh is {_sizes(wholes)}, the machine's {_sizes(hardware.mesh)}.",
+            where=here(),
+            why="collectives work along the axes of the program's mesh",
+            fix=f"Topology({hardware.chip.name!r}, {hardware.shape}, mesh={dict(wholes)})",
+        )
+    return hardware
+
+
+def _sizes(mesh: Mapping[str, int]) -> str:
+    return ", ".join(f"{name}={size}" for name, size in mesh.items())
+
+
+def _split_name(name: str) -> tuple[str, int, int] | None:
+    """``x:(2)4`` as ("x", 2, 4); None for a whole axis."""
+    head, colon, tail = name.rpartition(":(")
+    if not colon:
+        return None
+    pre, _, size = tail.partition(")")
+    return head, int(pre), int(size)
+
+
+def _whole_axes(axes: Mapping[str, int]) -> dict[str, int]:
+    """The axes that parts such as ``x:(1)2``, ``x:(2)4`` are parts of, with their sizes."""
+    found: dict[str, int] = {}
+    for name, size in axes.items():
+        part = _split_name(name)
+        whole = part[0] if part else name
+        found[whole] = found.get(whole, 1) * size
+    return found
+
+
+class Machine:
+    """A topology, and what ops take on it. Answers are kept: a layer that comes again costs nothing to ask about."""
+
+    def __init__(self, topology: Topology, axes: Mapping[str, int], mode: str = "exact") -> None:
+        self.topology, self.axes, self.mode = self._with_parts(topology, axes), dict(axes), mode
+        self.chip = topology.chip
+        work(0, 0, self.chip, mode=mode)  # refuses an unknown mode
+        measured = mode == "calibrated" and "kernels" in self.chip.facts
+        self.measured = Measured.of(self.chip) if measured else None
+        self.notes: dict[str, None] = {}
+        self._collectives: dict[object, Took] = {}
+        self._kernels: dict[object, Took] = {}
+
+    @staticmethod
+    def _with_parts(topology: Topology, axes: Mapping[str, int]) -> Topology:
+        """The machine with parts of mesh axes as axes of their own, each where its whole lies."""
+        if all(_split_name(name) is None for name in axes):
+            return topology
+        spans: dict[str, tuple[Span, ...]] = {}
+        for name in axes:
+            part = _split_name(name)
+            if part is None:
+                spans[name] = topology.mapping[name]
+            else:
+                whole, pre, size = part
+                spans[name] = spans_of_part(topology.mapping[whole], AxisRef(whole, pre, size, topology.mesh[whole]))
+        return Topology(topology.chip, topology.shape, mesh=dict(axes), mapping=spans, wrap=topology.wrap,
+                        slices=topology.slices)  # fmt: skip
+
+    # Kernels
+
+    def kernel(self, kernel: Kernel) -> Took:
+        """What a kernel takes."""
+        eqn = kernel.eqns[0]
+        if kernel.alone:
+            key: object = (eqn.op, tuple(a.type for a in eqn.inputs), tuple(v.type for v in eqn.outputs),
+                           eqn.params.get("contract"), eqn.params.get("batch"))  # fmt: skip
+            found = self._kernels.get(key)
+            if found is None:
+                found = self._kernels[key] = self._product(eqn) if eqn.op.name in PRODUCTS else self._other(eqn)
+            return found
+        return self._fused(kernel)
+
+    def _work(self, flops: float, nbytes: float, dtype: str, products: float) -> Took:
+        cost = work(flops, nbytes, self.chip, dtype, self.mode)
+        return Took(cost.seconds, (COMPUTE,), cost.bound, flops, nbytes, products, dtype=dtype)
+
+    def _dtype(self, eqn: Eqn) -> str:
+        """The dtype at whose rate an equation computes; what is left out of products is computed as f32 is."""
+        name = dtype_name(eqn.inputs[0].type.dtype) if eqn.inputs else "f32"
+        if name.startswith("c"):
+            return "f32"
+        try:
+            self.chip.flops_per_s(name)
+        except HardwareError:
+            stand_in = "int8" if name.startswith(("i", "u")) and name.endswith("8") else "f32"
+            if eqn.op.name in PRODUCTS:
+                self.notes[f"products of {name} are taken to run at the rate of {stand_in}"] = None
+            return stand_in
+        return name
+
+    def _product(self, eqn: Eqn) -> Took:
+        cost = eqn.op.cost([a.type for a in eqn.inputs], [v.type for v in eqn.outputs], eqn.params)
+        dtype = self._dtype(eqn)
+        took = self._work(cost.flops, cost.nbytes, dtype, cost.flops)
+        if self.measured is None or dtype not in self.measured.flops_per_s:
+            return took
+        batch, m, k, n = _matmul_sizes(eqn, cost.flops)
+        seconds = self.measured.matmul(m, k, n, dtype, batch=batch)
+        if took.bound == "memory":
+            launch = self.measured.launch_seconds
+            seconds = max(seconds, launch + cost.nbytes / self.measured.bytes_per_s)
+        return took._replace(seconds=seconds)
+
+    def _other(self, eqn: Eqn) -> Took:
+        """Scatters, sorts, windows: their own count of work."""
+        cost = eqn.op.cost([a.type for a in eqn.inputs], [v.type for v in eqn.outputs], eqn.params)
+        if self.measured is not None:
+            kind = "scatter" if eqn.op.name.startswith("scatter") else "stream"
+            elements = float(eqn.outputs[0].type.size)
+            seconds = self.measured.moving(kind, cost.nbytes, elements)
+            return Took(seconds, (COMPUTE,), "memory", cost.flops, cost.nbytes)
+        return self._work(cost.flops, cost.nbytes, "f32", 0.0)
+
+    def _fused(self, kernel: Kernel) -> Took:
+        flops = 0.0
+        for eqn in kernel.eqns:
+            flops += eqn.op.cost([a.type for a in eqn.inputs], [v.type for v in eqn.outputs], eqn.params).flops
+        nbytes = float(kernel.nbytes)
+        if self.measured is None:
+            seconds = work(0, nbytes, self.chip, mode=self.mode).seconds
+        else:
+            seconds = self.measured.kernel_seconds(_moving(kernel))
+        return Took(seconds, (COMPUTE,), "memory", flops, nbytes)
+
+    # Collectives
+
+    def collective(self, eqn: Eqn) -> Took:
+        """What a collective takes."""
+        operand, result = eqn.inputs[0].type, eqn.outputs[0].type
+        name, axes = eqn.op.name, eqn.params["axes"]
+        permutation = eqn.params.get("permutation")
+        key = (name, operand, result, axes, None if permutation is None else id(permutation))
+        found = self._collectives.get(key)
+        if found is None:
+            found = self._collectives[key] = self._collective(eqn)
+        return found
+
+    def _collective(self, eqn: Eqn) -> Took:
+        operand, result = eqn.inputs[0].type, eqn.outputs[0].type
+        name, axes = eqn.op.name, tuple(eqn.params["axes"])
+        missing = [axis for axis in axes if axis not in self.axes]
+        if missing:
+            raise HardwareError(
+                f"The program talks along the axis {missing[0]!r}, and the mesh is {_sizes(self.axes) or 'empty'}.",
+                where=eqn.source.show() if eqn.source else here(),
+                why="a local program does not say how large its mesh is",
+                fix=f"mw.simulate(program, topology, mesh_axes={{{missing[0]!r}: …}})",
+            )
+        sizes = tuple(self.axes[axis] for axis in axes)
+        given = eqn.params.get("sizes")
+        if given is not None and tuple(given) != sizes:
+            raise HardwareError(
+                f"The program is written for {_sizes(dict(zip(axes, given, strict=True)))}, "
+                f"the mesh is {_sizes(self.axes)}.",
+                where=eqn.source.show() if eqn.source else here(),
+                why=f"its {name} has a result of another shape on another mesh",
+                fix=f"mesh_axes={dict(zip(axes, given, strict=True))}",
+            )
+        group, kind = prod(sizes), KINDS[name]
+        size = {"all_gather": result.nbytes, "all_to_all": group * operand.nbytes, "permute": group * operand.nbytes}
+        options: dict[str, Any] = {"shift": shift_of(eqn.params["permutation"], sizes)} if kind == "permute" else {}
+        volume = size.get(kind, operand.nbytes)
+        cost = collective_cost(kind, volume, self.topology, axes, self.mode, **options)
+        others = (group - 1) / group
+        moved = {
+            "all_gather": others * result.nbytes,
+            "reduce_scatter": others * operand.nbytes,
+            "all_reduce": 2 * others * operand.nbytes,
+            "all_to_all": others * operand.nbytes,
+        }.get(kind, float(operand.nbytes) if group > 1 else 0.0)
+        flops = float(operand.size) if kind in ("all_reduce", "reduce_scatter") else 0.0
+        return Took(cost.seconds, self.links(axes), cost.bound, flops, 0.0, axes=axes, moved=moved)
+
+    def links(self, axes: tuple[str, ...]) -> tuple[str, ...]:
+        """The networks that a collective along mesh axes keeps busy: links of a torus by axis, NVLink, the network."""
+        spans = [span for span in self.topology.spans(axes) if span.size > 1]
+        if not self.topology.switched:
+            return tuple(dict.fromkeys("dcn" if s.axis == DCN else f"links {s.axis}" for s in spans))
+        node, found = self.topology.node_size, []
+        if any(span.stride < node for span in spans):
+            found.append("nvlink")
+        if any(span.stride * span.size > node for span in spans):
+            found.append("network")
+        return tuple(found)
+
+    def lying_on(self, unit: str) -> tuple[str, ...]:
+        """The mesh axes that use a network."""
+        return tuple(name for name in self.axes if self.axes[name] > 1 and unit in self.links((name,)))
+
+
+def shift_of(permutation: tuple[tuple[int, int], ...], sizes: tuple[int, ...]) -> int | None:
+    """How far along the last axis every device sends, or None where they differ or leave that axis.
+
+    >>> shift_of(((0, 1), (1, 2), (2, 3)), (4,)), shift_of(((0, 3), (1, 0), (2, 1), (3, 2)), (4,))
+    (1, -1)
+    >>> shift_of(((0, 2), (1, 0)), (4,)) is None
+    True
+    """
+    last = sizes[-1]
+    steps = {(target - source) % last for source, target in permutation if source // last == target // last}
+    if len(steps) != 1 or any(source // last != target // last for source, target in permutation):
+        return None
+    (step,) = steps
+    return step if step <= last // 2 else step - last
+
+
+def _matmul_sizes(eqn: Eqn, flops: float) -> tuple[int, int, int, int]:
+    """The batch and the three sizes of the product that an equation is."""
+    left, right, out = eqn.inputs[0].type, eqn.inputs[1].type, eqn.outputs[0].type
+    if eqn.op.name == "dot_general":
+        contract, batch = eqn.params["contract"], eqn.params["batch"]
+        b = prod(left.shape[d] for d in batch[0])
+        k = prod(left.shape[d] for d in contract[0])
+        return b, max(1, left.size // max(1, b * k)), k, max(1, right.size // max(1, b * k))
+    # A convolution as the product it amounts to: positions by what each is computed from by features.
+    k = max(1, round(flops / 2 / max(1, out.size)))
+    features = min(out.shape, default=1) if out.ndim < 2 else out.shape[1]
+    return 1, max(1, out.size // features), k, features
+
+
+def _moving(kernel: Kernel) -> dict[str, object]:
+    """A fused kernel in the words of the measured model."""
+    reductions = [eqn for eqn in kernel.eqns if eqn.op.name in REDUCTIONS]
+    written = sum(v.type.nbytes for v in kernel.writes)
+    read = sum(kernel.reads.values())
+    elements = max([v.type.size for v in kernel.writes] + [v.type.size for v in kernel.reads], default=0)
+    rows = [eqn for eqn in reductions if is_row_reduction(eqn) and eqn.outputs[0] not in kernel.writes]
+    if rows:
+        row = max(4 * eqn.inputs[0].type.size / max(1, eqn.outputs[0].type.size) for eqn in rows)
+        return {"kind": "normalize", "read": read, "written": written, "row": row}
+    kind = "reduce" if reductions else "stream"
+    names = {eqn.op.name for eqn in kernel.eqns}
+    if kind == "stream" and "transpose" in names:
+        kind = "transpose"
+    elif kind == "stream" and "gather" in names:
+        kind = "gather"
+    return {"kind": kind, "read": read, "written": written, "elements": elements}

@@ -1,0 +1,230 @@
+"""The event engine: when each task runs, on the parts of one device and its links.
+
+A task starts when the tasks before it are done and every part it needs is free. A device computes one kernel at a
+time; a collective keeps the links of its axes busy and runs beside kernels. Out of a window of the program, ready tasks
+start in the program's order or in that of the longest way to the end, whichever ends sooner: so a transfer that is
+waited for does not stop what could run, and what a transfer waits for comes first.
+
+The iterations of a loop may overlap by one: a task waits for what it reads, and for the end of the iteration before the
+last. A few iterations are played; those left out take as long as the middle ones of these, and no less than the busiest
+part of the machine needs for one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from heapq import heappop, heappush
+from typing import NamedTuple
+
+from meshwright.simulate.tasks import Block, Task
+
+WINDOW = 64  # tasks beyond the first unfinished one that may start
+ITERATIONS = 6  # of a loop that are played one by one
+
+OVERLAPS = ("loops", "steps", "none")
+
+
+class Event(NamedTuple):
+    """A task on the clock: when, how long, on which parts of the device. ``rest`` stands for iterations not shown."""
+
+    task: Task
+    start: float
+    seconds: float
+    depth: int = 0
+    rest: int = 0
+
+    @property
+    def end(self) -> float:
+        return self.start + self.seconds
+
+
+class Played(NamedTuple):
+    """A block on the clock: how long it takes, when each of its tasks starts, and the events of all."""
+
+    seconds: float
+    starts: tuple[float, ...]
+    events: tuple[Event, ...]
+
+
+class Player:
+    """Plays blocks. A block that comes again takes as long as before."""
+
+    def __init__(self, overlap: str) -> None:
+        self.overlap = overlap
+        self.blocks: dict[int, Played] = {}
+        self.loops: dict[tuple[int, int], Played] = {}
+
+    def play(self, block: Block) -> Played:
+        """One run of a block."""
+        found = self.blocks.get(id(block))
+        if found is None:
+            found = self.blocks[id(block)] = self._play(block)
+        return found
+
+    def _play(self, block: Block) -> Played:
+        tasks = block.tasks
+        inner = [self.loop(task) if task.body is not None else None for task in tasks]
+        seconds = [task.took.seconds if played is None else played.seconds for task, played in zip(tasks, inner)]
+        starts = self.order(tasks, seconds, [task.after for task in tasks])
+        events: list[Event] = []
+        for task, start, length, played in zip(tasks, starts, seconds, inner, strict=True):
+            events.append(Event(task, start, length))
+            if played is not None:
+                events += [e._replace(start=e.start + start, depth=e.depth + 1) for e in played.events]
+        total = max((start + length for start, length in zip(starts, seconds)), default=0.0)
+        return Played(total, tuple(starts), tuple(events))
+
+    def loop(self, task: Task) -> Played:
+        """All iterations of a loop: the first few as they come, the others as the last of these."""
+        assert task.body is not None
+        found = self.loops.get((id(task.body), task.times))
+        if found is None:
+            found = self.loops[id(task.body), task.times] = self._loop(task, task.body)
+        return found
+
+    def _loop(self, task: Task, body: Block) -> Played:
+        count = min(task.times, ITERATIONS)
+        talks = any(len(t.took.units) > 1 or t.took.axes for t in body.tasks)
+        if count < 2 or self.overlap != "loops" or not talks:
+            once = self.play(body)
+            rest = task.times - 1
+            events = list(once.events) if task.times else []
+            if rest > 0:
+                events.append(Event(task, once.seconds, rest * once.seconds, rest=rest))
+            return Played(task.times * once.seconds, (0.0,) if task.times else (), tuple(events))
+        size = len(body.tasks) + 1  # the tasks of an iteration, and its end
+        inner = [self.loop(t) if t.body is not None else None for t in body.tasks]
+        lengths = [t.took.seconds if p is None else p.seconds for t, p in zip(body.tasks, inner, strict=True)]
+        tasks: list[Task] = []
+        seconds: list[float] = []
+        after: list[tuple[int, ...]] = []
+        nothing = Task("", "", None, task.took._replace(seconds=0.0, units=()))
+        for n in range(count):
+            base = n * size
+            waits: dict[int, list[int]] = {}
+            for reader, maker in task.carried if n else ():
+                waits.setdefault(reader, []).append(base - size + maker)
+            for number, one in enumerate(body.tasks):
+                barrier = (base - size - 1,) if n > 1 else ()
+                tasks.append(one)
+                seconds.append(lengths[number])
+                after.append((*(base + a for a in one.after), *waits.get(number, ()), *barrier))
+            tasks.append(nothing)
+            seconds.append(0.0)
+            before = (base - 1,) if n else ()
+            after.append((*range(base, base + size - 1), *before))
+        starts = self.order(tasks, seconds, after)
+        ends = [starts[n * size + size - 1] for n in range(count)]
+        rest = task.times - count
+        middle = count // 2
+        each = max((ends[-2] - ends[-2 - middle]) / middle if rest else 0.0, _busiest(body.tasks, lengths))
+        events = []
+        for number, (one, start, length) in enumerate(zip(tasks, starts, seconds, strict=True)):
+            if one is nothing:
+                continue
+            events.append(Event(one, start, length))
+            played = inner[number % size]
+            if played is not None:
+                events += [e._replace(start=e.start + start, depth=e.depth + 1) for e in played.events]
+        if rest:
+            events.append(Event(task, ends[-1], rest * each, rest=rest))
+        return Played(ends[-1] + rest * each, tuple(starts), tuple(events))
+
+    def order(self, tasks: Sequence[Task], seconds: Sequence[float], after: Sequence[Sequence[int]]) -> list[float]:
+        """When each task starts."""
+        if self.overlap == "none":
+            return _serial(seconds)
+        by_program = _schedule(tasks, seconds, after, list(range(len(tasks))))
+        if not any(task.took.axes or len(task.took.units) > 1 for task in tasks):
+            return by_program
+        ways = _ways(seconds, after)
+        by_way = _schedule(tasks, seconds, after, [-way for way in ways])
+        ends = [max(start + length for start, length in zip(s, seconds)) for s in (by_program, by_way)]
+        return by_way if ends[1] < ends[0] * (1 - 1e-9) else by_program
+
+
+def _busiest(tasks: Sequence[Task], seconds: Sequence[float]) -> float:
+    """The least time in which the parts of the machine get through some tasks."""
+    busy: dict[str, float] = {}
+    for task, length in zip(tasks, seconds, strict=True):
+        for unit in task.took.units:
+            busy[unit] = busy.get(unit, 0.0) + length
+    return max(busy.values(), default=0.0)
+
+
+def _serial(seconds: Sequence[float]) -> list[float]:
+    starts, now = [], 0.0
+    for length in seconds:
+        starts.append(now)
+        now += length
+    return starts
+
+
+def _ways(seconds: Sequence[float], after: Sequence[Sequence[int]]) -> list[float]:
+    """The longest way from the start of each task to the end; tasks come after those they wait for."""
+    ways = list(seconds)
+    beyond = [0.0] * len(ways)
+    for n in reversed(range(len(ways))):
+        ways[n] += beyond[n]
+        for before in after[n]:
+            beyond[before] = max(beyond[before], ways[n])
+    return ways
+
+
+def _schedule(
+    tasks: Sequence[Task], seconds: Sequence[float], after: Sequence[Sequence[int]], priority: Sequence[float]
+) -> list[float]:
+    """List scheduling: at each moment the most urgent ready tasks whose parts are free."""
+    count = len(tasks)
+    waits = [len(set(a)) for a in after]
+    readers: list[list[int]] = [[] for _ in range(count)]
+    for n, a in enumerate(after):
+        for before in set(a):
+            readers[before].append(n)
+    free: dict[str, float] = {}
+    queues: dict[tuple[str, ...], list[tuple[float, int]]] = {}
+    held: list[int] = []  # ready, but beyond the window
+    done = [False] * count
+    starts = [0.0] * count
+    running: list[tuple[float, int]] = []
+    first, now = 0, 0.0
+
+    def admit(n: int) -> None:
+        if n < first + WINDOW:
+            heappush(queues.setdefault(tasks[n].took.units, []), (priority[n], n))
+        else:
+            heappush(held, n)
+
+    for n in range(count):
+        if not waits[n]:
+            admit(n)
+    left = count
+    while left:
+        while True:
+            # Every queue holds tasks that need the same parts, so that its head decides for all of it.
+            best: tuple[float, int] | None = None
+            for units, queue in queues.items():
+                if queue and (best is None or queue[0] < best) and all(free.get(u, 0.0) <= now for u in units):
+                    best = queue[0]
+            if best is None:
+                break
+            n = best[1]
+            heappop(queues[tasks[n].took.units])
+            starts[n] = now
+            for unit in tasks[n].took.units:
+                free[unit] = now + seconds[n]
+            heappush(running, (now + seconds[n], n))
+        now, _ = running[0]
+        while running and running[0][0] <= now:
+            _, n = heappop(running)
+            done[n] = True
+            left -= 1
+            for reader in readers[n]:
+                waits[reader] -= 1
+                if not waits[reader]:
+                    admit(reader)
+        while first < count and done[first]:
+            first += 1
+        while held and held[0] < first + WINDOW:
+            admit(heappop(held))
+    return starts

@@ -1,0 +1,328 @@
+"""What a simulation found: time, memory, what bounds it, where the time goes; and its pictures."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from meshwright.core.source import here
+from meshwright.errors import MeshwrightError
+from meshwright.hardware.topology import Topology
+from meshwright.simulate.machine import COMPUTE, Machine
+from meshwright.simulate.memory import MemoryUse, size_text
+from meshwright.simulate.schedule import Event
+from meshwright.simulate.tasks import Block, Task
+
+
+class Share(NamedTuple):
+    """A part of the work: what it is, how often it comes, its seconds on the machine's parts, FLOPs and bytes."""
+
+    name: str
+    times: int
+    seconds: float
+    flops: float
+    nbytes: float
+    moved: float
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """One device of a machine that runs a program: they all do the same at the same time."""
+
+    seconds: float
+    timeline: tuple[Event, ...]
+    memory: MemoryUse
+    topology: Topology
+    mesh: dict[str, int]
+    notes: tuple[str, ...]
+    block: Block = field(repr=False)
+    machine: Machine = field(repr=False)
+
+    @property
+    def peak_bytes_per_device(self) -> int:
+        """The most that the memory of a device holds at a time."""
+        return self.memory.peak_bytes
+
+    @property
+    def fits(self) -> bool:
+        """Whether that is no more than the chip has."""
+        return self.memory.peak_bytes <= self.topology.chip.hbm_bytes
+
+    # Sums over tasks, with loops counted in full.
+
+    def leaves(self) -> Iterator[tuple[Task, int]]:
+        """Every kernel and collective, and how often it runs."""
+        yield from _leaves(self.block, 1)
+
+    @property
+    def flops(self) -> float:
+        """Floating-point operations of one device."""
+        return sum(times * task.took.flops for task, times in self.leaves())
+
+    @property
+    def product_flops(self) -> float:
+        """Those of matrix products and convolutions."""
+        return sum(times * task.took.products for task, times in self.leaves())
+
+    @property
+    def compute_seconds(self) -> float:
+        """How long a device computes, or moves memory for it."""
+        return sum(times * task.took.seconds for task, times in self.leaves() if COMPUTE in task.took.units)
+
+    @property
+    def communication_seconds(self) -> float:
+        """How long collectives take, one after another."""
+        return sum(times * task.took.seconds for task, times in self.leaves() if task.took.axes)
+
+    @property
+    def exposed_seconds(self) -> float:
+        """Time in which a device waits for communication."""
+        return max(0.0, self.seconds - self.compute_seconds)
+
+    @property
+    def mfu(self) -> float:
+        """The share of the chip's peak rate that products reach; what is computed twice counts twice."""
+        if not self.seconds:
+            return 0.0
+        work: dict[str, float] = {}
+        for task, times in self.leaves():
+            if task.took.products:
+                work[task.took.dtype] = work.get(task.took.dtype, 0.0) + times * task.took.products
+        peak = sum(flops / self.topology.chip.flops_per_s(dtype) for dtype, flops in work.items())
+        return peak / self.seconds
+
+    def axis_seconds(self) -> dict[str, float]:
+        """Seconds of collectives along each mesh axis, or along several at once.
+
+        >>> from meshwright.simulate import simulate
+        >>> import meshwright as mw
+        >>> f = lambda x: mw.lax.psum(x, "i")
+        >>> g = mw.shard_map(f, mesh=mw.make_mesh((8,), ("i",)), in_specs=mw.P("i"), out_specs=mw.P())
+        >>> result = simulate(mw.make_program(g)(mw.numpy.ones((8, 1024))), "tpu v5e")
+        >>> {axis: round(seconds * 1e6) for axis, seconds in result.axis_seconds().items()}
+        {'i': 14}
+        """
+        found: dict[str, float] = {}
+        for task, times in self.leaves():
+            if task.took.axes:
+                name = ",".join(task.took.axes)
+                found[name] = found.get(name, 0.0) + times * task.took.seconds
+        return found
+
+    def unit_seconds(self) -> dict[str, float]:
+        """How long each part of the machine is busy: "compute" and its networks."""
+        found = {COMPUTE: 0.0}
+        for task, times in self.leaves():
+            for unit in task.took.units:
+                found[unit] = found.get(unit, 0.0) + times * task.took.seconds
+        return found
+
+    @property
+    def bound(self) -> str:
+        """What decides the time, and how far it is from what comes next.
+
+        ``communication-bound on axis model by 2.1x``: collectives along it take 2.1 times as long as all kernels.
+        """
+        axes = self.axis_seconds()
+        compute = self.compute_seconds
+        worst = max(axes, key=lambda axis: axes[axis], default="")
+        if worst and axes[worst] > compute:
+            by = f" by {axes[worst] / compute:.1f}x" if compute else ""
+            return f"communication-bound on {'axes' if ',' in worst else 'axis'} {worst}{by}"
+        busy = {"compute": 0.0, "memory": 0.0}
+        for task, times in self.leaves():
+            if task.took.bound in busy:
+                busy[task.took.bound] += times * task.took.seconds
+        kind = max(busy, key=lambda name: busy[name])
+        if not compute:
+            return "nothing to do"
+        if not worst or not axes[worst]:
+            return f"{kind}-bound, without communication"
+        return f"{kind}-bound by {compute / axes[worst]:.1f}x over {'axes' if ',' in worst else 'axis'} {worst}"
+
+    def by_op(self) -> list[Share]:
+        """The work by op, from the longest on; "fused" are chains of elementwise ops and reductions."""
+        return self._by(lambda task: task.op)
+
+    def by_line(self) -> list[Share]:
+        """The work by the line of the user's code that it came from, from the longest on."""
+        return self._by(lambda task: str(task.source) if task.source else "(no line)")
+
+    def _by(self, key: Callable[[Task], str]) -> list[Share]:
+        found: dict[str, Share] = {}
+        for task, times in self.leaves():
+            took, name = task.took, key(task)
+            old = found.get(name, Share(name, 0, 0.0, 0.0, 0.0, 0.0))
+            found[name] = Share(
+                name,
+                old.times + times,
+                old.seconds + times * took.seconds,
+                old.flops + times * took.flops,
+                old.nbytes + times * took.nbytes,
+                old.moved + times * took.moved,
+            )
+        return sorted(found.values(), key=lambda share: (-share.seconds, share.name))
+
+    # Texts and files
+
+    def __str__(self) -> str:
+        chip = self.topology.chip
+        devices = f"{self.topology.size:,} chips" if self.topology.size > 1 else "1 chip"
+        mesh = ", mesh " + " ".join(f"{name}={size}" for name, size in self.mesh.items()) if self.mesh else ""
+        room = f"of {size_text(chip.hbm_bytes)}" if "hbm_bytes" in chip.facts else ""
+        spill = "" if not room or self.fits else "  DOES NOT FIT"
+        hidden = self.communication_seconds - min(self.communication_seconds, self.exposed_seconds)
+        lines = [
+            f"{time_text(self.seconds)} on {self.topology.text} ({devices}{mesh}), {self.machine.mode}",
+            f"  {self.bound}",
+            f"  compute {time_text(self.compute_seconds)}, communication {time_text(self.communication_seconds)}"
+            + (f", {hidden / self.communication_seconds:.0%} of it hidden" if self.communication_seconds else ""),
+            f"  {self.flops:.3g} FLOPs a device, MFU {self.mfu:.1%}",
+            f"  memory {size_text(self.peak_bytes_per_device)} {room}{spill}".rstrip(),
+        ]
+        lines += [f"  note: {note}" for note in self.notes]
+        return "\n".join(lines)
+
+    def breakdown(self, rows: int = 12) -> str:
+        """The longest ops and lines as tables."""
+        total = sum(share.seconds for share in self.by_op()) or 1.0
+        parts = []
+        for title, shares in (("op", self.by_op()), ("line", self.by_line())):
+            width = max([len(title), *(len(share.name) for share in shares[:rows])])
+            heads = f"{'times':>7}  {'time':>9}  {'share':>5}  {'FLOPs':>9}  {'memory':>9}  received"
+            lines = [f"{title:<{width}}  {heads}"]
+            for share in shares[:rows]:
+                lines.append(
+                    f"{share.name:<{width}}  {share.times:>7}  {time_text(share.seconds):>9}  "
+                    f"{share.seconds / total:>5.0%}  {share.flops:>9.3g}  {size_text(share.nbytes):>9}  "
+                    f"{size_text(share.moved):>8}".rstrip()
+                )
+            if len(shares) > rows:
+                lines.append(f"and {len(shares) - rows} more")
+            parts.append("\n".join(lines))
+        return "\n\n".join(parts)
+
+    def gantt(self, width: int = 72) -> str:
+        """The timeline as text: a row for each part of the machine, busy where it is filled."""
+        units = list(self.unit_seconds())
+        names = {unit: self._unit_name(unit) for unit in units}
+        label = max(len(name) for name in names.values())
+        lines = []
+        for unit in units:
+            cells = [0.0] * width
+            for start, end in self._busy(unit):
+                _fill(cells, start, end, self.seconds)
+            lines.append(f"{names[unit]:<{label}} |{''.join(_cell(c) for c in cells)}|")
+        lines.append(f"{'':<{label}}  0{time_text(self.seconds):>{width - 1}}")
+        return "\n".join(lines)
+
+    def _unit_name(self, unit: str) -> str:
+        axes = self.machine.lying_on(unit) if unit != COMPUTE else ()
+        return f"{unit} ({', '.join(axes)})" if axes else unit
+
+    def _busy(self, unit: str) -> Iterator[tuple[float, float]]:
+        """When a part of the machine is busy; what is not shown of a loop is spread evenly over its time."""
+        for event in self.timeline:
+            if event.rest:
+                # Iterations not played one by one: the part's share of an iteration, as one stretch for each.
+                busy = min(event.seconds, event.rest * _unit_time(event.task, unit))
+                each, used = event.seconds / event.rest, busy / event.rest
+                count = min(event.rest, 4096)
+                for n in range(count):
+                    at = event.start + event.seconds * n / count
+                    yield at, at + used * event.rest / count if each else at
+            elif event.task.body is None and unit in event.task.took.units:
+                yield event.start, event.end
+
+    def to_perfetto(self, path: str | os.PathLike[str]) -> None:
+        """Write the timeline for https://ui.perfetto.dev or chrome://tracing: a track for each part of the machine."""
+        folder, name = os.path.split(os.path.abspath(path))
+        unfinished = ""
+        try:
+            handle, unfinished = tempfile.mkstemp(dir=folder, prefix=f".{name}.")
+            with open(handle, "w", encoding="utf-8") as file:
+                json.dump(self.perfetto(), file)
+            os.chmod(unfinished, 0o644)
+            os.replace(unfinished, path)
+        except OSError as error:
+            raise MeshwrightError(
+                f"{os.fspath(path)} cannot be written.",
+                where=here(),
+                why=error.strerror or str(error),
+                fix="name a file in a folder that exists",
+            ) from error
+        finally:
+            if unfinished and os.path.exists(unfinished):
+                os.remove(unfinished)
+
+    def perfetto(self) -> dict[str, Any]:
+        """The timeline as trace events, in microseconds."""
+        tracks = {unit: n + 1 for n, unit in enumerate(self.unit_seconds())}
+        events: list[dict[str, Any]] = [
+            {"ph": "M", "pid": 1, "name": "process_name", "args": {"name": f"one device of {self.topology.text}"}},
+        ]
+        for unit, track in tracks.items():
+            events.append({"ph": "M", "pid": 1, "tid": track, "name": "thread_name",
+                           "args": {"name": self._unit_name(unit)}})  # fmt: skip
+        for event in self.timeline:
+            task = event.task
+            if task.body is not None and not event.rest:
+                continue
+            name = f"{event.rest} more steps of {task.name}" if event.rest else task.name
+            args = {
+                "op": task.op,
+                "line": str(task.source) if task.source else "",
+                "flops": task.took.flops,
+                "memory bytes": task.took.nbytes,
+                "bytes received": task.took.moved,
+                "bound": task.took.bound,
+            }
+            for unit in task.took.units:
+                events.append({"ph": "X", "pid": 1, "tid": tracks.get(unit, 0), "name": name, "cat": task.op,
+                               "ts": event.start * 1e6, "dur": event.seconds * 1e6, "args": args})  # fmt: skip
+        return {"traceEvents": events, "displayTimeUnit": "ns"}
+
+
+def _leaves(block: Block, times: int) -> Iterator[tuple[Task, int]]:
+    for task in block.tasks:
+        if task.body is None:
+            yield task, times
+        else:
+            yield from _leaves(task.body, times * task.times)
+
+
+def _unit_time(task: Task, unit: str) -> float:
+    """How long one iteration of a loop keeps a part of the machine busy."""
+    assert task.body is not None
+    return sum(times * one.took.seconds for one, times in _leaves(task.body, 1) if unit in one.took.units)
+
+
+def time_text(seconds: float) -> str:
+    """Three digits and a unit.
+
+    >>> time_text(0.00123), time_text(4.5e-6), time_text(90)
+    ('1.23 ms', '4.5 µs', '90 s')
+    """
+    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
+        if seconds >= 0.9995 * scale:
+            return f"{seconds / scale:.3g} {unit}" if seconds < 999.5 * scale else f"{seconds / scale:.0f} {unit}"
+    return f"{seconds * 1e9:.3g} ns"
+
+
+def _fill(cells: list[float], start: float, end: float, total: float) -> None:
+    """Add a stretch of time to the cells it covers, each by the share of it that is covered."""
+    if not total:
+        return
+    scale = len(cells) / total
+    low, high = start * scale, min(end * scale, len(cells))
+    first = int(low)
+    for n in range(first, min(len(cells), int(high) + 1)):
+        cells[n] += max(0.0, min(high, n + 1) - max(low, n))
+
+
+def _cell(share: float) -> str:
+    return " ░▒▓█"[min(4, int(share * 4 + 0.5))]

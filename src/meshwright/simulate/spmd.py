@@ -1,0 +1,77 @@
+"""``simulate``: how long a program takes on machines that need not be at hand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from meshwright.core.program import Program
+from meshwright.core.source import here
+from meshwright.errors import MeshwrightError
+from meshwright.simulate.machine import Machine, machine_for
+from meshwright.simulate.memory import memory
+from meshwright.simulate.schedule import OVERLAPS, Player
+from meshwright.simulate.simulation import Simulation
+from meshwright.simulate.tasks import Reader, local_program
+
+
+def simulate(
+    program: Any,
+    topology: Any,
+    mesh_axes: Mapping[str, int] | None = None,
+    *,
+    mode: str = "exact",
+    overlap: str = "loops",
+    while_steps: int | None = None,
+    donated: Sequence[bool] = (),
+) -> Simulation:
+    """One run of a program on a machine: its time and timeline, memory, and what bounds it.
+
+    ``program`` is the program of one device with collectives, whose mesh is ``mesh_axes`` or the topology's; a program
+    with a shard_map; or what ``jit(…).lower(…).compile()`` returned. ``topology`` is a `hardware.Topology` or the name
+    of a chip. ``mode="calibrated"`` uses what was measured of the chip. ``overlap`` says what may run at once: "loops"
+    lets transfers of one iteration run beside the one before, "steps" keeps iterations apart, "none" runs one task
+    after another. ``while_steps`` is how often while loops run.
+
+    >>> import meshwright as mw
+    >>> mesh = mw.make_mesh((2, 4), ("data", "model"))
+    >>> def mlp(x, w1, w2):
+    ...     return mw.lax.psum(mw.nn.relu(x @ w1) @ w2, "model")
+    >>> specs = (mw.P("data"), mw.P(None, "model"), mw.P("model"))
+    >>> f = mw.shard_map(mlp, mesh=mesh, in_specs=specs, out_specs=mw.P("data"))
+    >>> shape = lambda *dims: mw.ShapeDtypeStruct(dims, "bfloat16")
+    >>> program = mw.make_program(f)(shape(4096, 4096), shape(4096, 16384), shape(16384, 4096))
+    >>> print(simulate(program, "tpu v5e"))  # doctest: +ELLIPSIS
+    1.3 ms on tpu v5e 2x4 (8 chips, mesh data=2 model=4), exact
+      compute-bound by 1.3x over axis model
+    ...
+    """
+    if overlap not in OVERLAPS:
+        raise MeshwrightError(
+            f"There is no overlap {overlap!r}.", where=here(), why=f"there are {', '.join(OVERLAPS)}", fix="'loops'"
+        )
+    local, axes = read_program(program, mesh_axes)
+    if not axes:
+        axes = dict(getattr(topology, "mesh", {}) or {})
+    machine = Machine(machine_for(topology, axes), axes, mode)
+    block = Reader(machine, while_steps).block(local)
+    played = Player(overlap).play(block)
+    order = sorted(range(len(block.tasks)), key=lambda n: (played.starts[n], n))
+    use = memory(block.program, donated=donated, kernels=block.kernels, order=order)
+    return Simulation(played.seconds, played.events, use, machine.topology, axes, tuple(machine.notes), block, machine)
+
+
+def read_program(program: Any, mesh_axes: Mapping[str, int] | None = None) -> tuple[Program, dict[str, int]]:
+    """The program of one device and the mesh it is for, from whatever has them."""
+    found = program if isinstance(program, Program) else getattr(program, "program", None)
+    if not isinstance(found, Program):
+        raise MeshwrightError(
+            f"{program!r} is not a program.",
+            where=here(),
+            why="a simulation plays a program, which knows the shapes of its arguments",
+            fix="mw.simulate(mw.make_program(f)(*args), topology)",
+        )
+    if mesh_axes is None and not isinstance(program, Program):
+        mesh = getattr(program, "mesh", None)
+        mesh_axes = dict(getattr(mesh, "shape", {}) or {}) or None
+    return local_program(found, mesh_axes)

@@ -1,0 +1,241 @@
+"""A program as tasks: kernels and collectives of one device, loops as tasks that hold the tasks of one iteration.
+
+All devices of a mesh run the same program at the same time, so one of them is looked at, however many there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from meshwright.core.program import Atom, Eqn, Program, Var
+from meshwright.core.source import Source, here
+from meshwright.errors import MeshwrightError
+from meshwright.ops.stacked import inline_calls
+from meshwright.simulate.kernels import Kernels, fuse
+from meshwright.simulate.machine import COMPUTE, KINDS, Machine, Took
+
+
+@dataclass(eq=False)
+class Task:
+    """One kernel, collective or loop: what it is called, what it takes, and the tasks before it.
+
+    ``after`` are numbers of tasks of the same list. A loop has the tasks of one iteration in ``body``, which run
+    ``times`` times; ``carried`` are pairs: a task of one iteration that waits for a task of the one before.
+    """
+
+    name: str
+    op: str
+    source: Source | None
+    took: Took
+    after: tuple[int, ...] = ()
+    reads: tuple[Var, ...] = ()
+    writes: tuple[Var, ...] = ()
+    body: Block | None = None
+    times: int = 1
+    carried: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass
+class Block:
+    """The tasks of a program, in an order in which they can run, and the program they are of."""
+
+    program: Program
+    kernels: Kernels
+    tasks: list[Task]
+    makers: dict[Var, int] = field(default_factory=dict)
+
+
+class Reader:
+    """Turns programs into tasks on a machine. A region that comes again is read once."""
+
+    def __init__(self, machine: Machine, while_steps: int | None = None, fused: bool = True) -> None:
+        self.machine, self.while_steps, self.fused = machine, while_steps, fused
+        self.known: dict[int, tuple[Program, Block]] = {}
+
+    def block(self, program: Program) -> Block:
+        """The tasks of a program."""
+        found = self.known.get(id(program))
+        if found is not None:
+            return found[1]
+        whole = inline_calls(program, shard_maps=False)
+        kernels = fuse(whole, self.fused)
+        block = Block(whole, kernels, [])
+        for number, kernel in enumerate(kernels.kernels):
+            eqn = kernel.eqns[-1] if not kernel.alone else kernel.eqns[0]
+            after = tuple(sorted({block.makers[v] for v in kernel.reads if v in block.makers}))
+            reads, writes = tuple(kernel.reads), tuple(kernel.writes)
+            task = Task("", eqn.op.name, eqn.source, _NOTHING, after, reads, writes)
+            name = eqn.op.name
+            if name in KINDS:
+                task.took = self.machine.collective(eqn)
+                task.name = f"{KINDS[name]} {','.join(task.took.axes)} {eqn.outputs[0].type.short()}"
+            elif name == "scan":
+                self.loop(task, eqn, eqn.params["length"], eqn.params["consts"], eqn.params["carry"])
+            elif name == "while":
+                self.unknown_loop(task, eqn)
+            elif name == "cond":
+                self.branches(task, eqn)
+            elif name == "shard_map":
+                raise _inside(eqn)
+            else:
+                task.took = self.machine.kernel(kernel)
+                task.op = "fused" if len(kernel.eqns) > 1 else name
+                task.name = _name(kernel.eqns, eqn)
+            block.tasks.append(task)
+            block.makers.update((v, number) for v in kernel.writes)
+        self.known[id(program)] = (program, block)
+        return block
+
+    def loop(self, task: Task, eqn: Eqn, length: int, consts: int, carry: int) -> None:
+        body = self.block(eqn.params["body"])
+        task.body, task.times = body, length
+        task.name = f"scan of {length} steps"
+        task.took = _of_block(body, length)
+        task.carried = _carried(body, body.program.inputs[consts : consts + carry], body.program.outputs[:carry])
+
+    def unknown_loop(self, task: Task, eqn: Eqn) -> None:
+        if self.while_steps is None:
+            raise MeshwrightError(
+                "The program has a while loop, and how often it runs is not known.",
+                where=eqn.source.show() if eqn.source else here(),
+                why="a while loop ends when its condition says so, which depends on values",
+                fix="while_steps=100, or a lax.scan, whose length is known",
+            )
+        body, carry = self.block(eqn.params["body"]), len(eqn.outputs)
+        task.body, task.times = body, self.while_steps
+        task.name = f"while, {self.while_steps} steps assumed"
+        task.took = _of_block(body, self.while_steps)
+        inputs = body.program.inputs[len(body.program.inputs) - carry :]
+        task.carried = _carried(body, inputs, body.program.outputs)
+
+    def branches(self, task: Task, eqn: Eqn) -> None:
+        """The branch that takes longest."""
+        blocks = [self.block(branch) for branch in eqn.params["branches"]]
+        body = max(blocks, key=lambda block: sum(t.took.seconds for t in block.tasks))
+        where = f" at {eqn.source}" if eqn.source else ""
+        self.machine.notes[f"of the {len(blocks)} branches of the cond{where} the longest is taken"] = None
+        task.body, task.name = body, "cond, its longest branch"
+        task.took = _of_block(body, 1)
+
+
+_NOTHING = Took(0.0, (COMPUTE,), "memory")
+
+
+def _of_block(block: Block, times: int) -> Took:
+    """The sums over a block, ``times`` times; its time is found when it is played."""
+    units = dict.fromkeys([COMPUTE, *(unit for task in block.tasks for unit in task.took.units)])
+    took = [task.took for task in block.tasks]
+    return Took(
+        times * sum(t.seconds for t in took),
+        tuple(units),
+        "loop",
+        times * sum(t.flops for t in took),
+        times * sum(t.nbytes for t in took),
+        times * sum(t.products for t in took),
+        moved=times * sum(t.moved for t in took),
+    )
+
+
+def _carried(block: Block, inputs: tuple[Var, ...], outputs: tuple[Atom, ...]) -> tuple[tuple[int, int], ...]:
+    """Which tasks of an iteration wait for which of the one before: readers of a carry for those that make it."""
+    maker: dict[Var, int] = {}
+    for var, atom in zip(inputs, outputs, strict=True):
+        root = block.kernels.stored(atom)
+        if root in block.makers:
+            maker[var] = block.makers[root]  # type: ignore[index]
+    pairs = {(number, maker[v]) for number, task in enumerate(block.tasks) for v in task.reads if v in maker}
+    return tuple(sorted(pairs))
+
+
+def _name(eqns: list[Eqn], last: Eqn) -> str:
+    shapes = last.outputs[0].type.short().split("{")[0]
+    if len(eqns) == 1:
+        if last.op.name == "dot_general":
+            left, right = (a.type.short().split("{")[0] for a in last.inputs)
+            return f"dot_general {left} {right}"
+        return f"{last.op.name} {shapes}"
+    return f"{last.op.name} {shapes} and {len(eqns) - 1} more"
+
+
+def _inside(eqn: Eqn) -> MeshwrightError:
+    return MeshwrightError(
+        "A shard_map stands inside of another region.",
+        where=eqn.source.show() if eqn.source else here(),
+        why="a loop or another shard_map around it would have to be divided between devices, too",
+        fix="put the loop into the function that is given to shard_map",
+    )
+
+
+def local_program(program: Program, mesh_axes: Mapping[str, int] | None) -> tuple[Program, dict[str, int]]:
+    """The program of one device, and the mesh: of a global program, the body of its shard_map.
+
+    What stands around a shard_map is run whole by every device, so it may only touch values that all have whole.
+    """
+    program = inline_calls(program, shard_maps=False)
+    maps = [eqn for eqn in program.eqns if eqn.op.name == "shard_map"]
+    if not maps:
+        return program, dict(mesh_axes or {})
+    mesh = dict(maps[0].params["mesh"])
+    for eqn in maps:
+        if dict(eqn.params["mesh"]) != mesh or (mesh_axes is not None and dict(mesh_axes) != mesh):
+            other = mesh_axes if mesh_axes is not None else dict(eqn.params["mesh"])
+            raise MeshwrightError(
+                f"The program has a shard_map over {mesh} and another mesh of {dict(other)}.",
+                where=eqn.source.show() if eqn.source else here(),
+                why="one machine is simulated, with one mesh on it",
+                fix="use one mesh throughout",
+            )
+    return _flattened(program, mesh), mesh
+
+
+def _flattened(program: Program, mesh: dict[str, int]) -> Program:
+    """The bodies of shard_maps one after another, on blocks."""
+    env: dict[Atom, Atom] = {}
+    split: dict[Atom, Any] = {}  # the spec of a value that devices hold in parts
+    renamed: dict[Var, Var] = {}
+    eqns: list[Eqn] = []
+    constants = list(program.constants)
+
+    def refuse(eqn: Eqn, atom: Atom, why: str) -> MeshwrightError:
+        return MeshwrightError(
+            f"{eqn.op.name} works on {atom.type.short()} between shard_maps.",
+            where=eqn.source.show() if eqn.source else here(),
+            why=why,
+            fix="put it into the function given to shard_map, or let mw.jit(f, in_shardings=…) divide all of it",
+        )
+
+    for eqn in program.eqns:
+        if eqn.op.name != "shard_map":
+            for atom in eqn.inputs:
+                if atom in split:
+                    raise refuse(eqn, atom, f"devices hold parts of it, {split[atom]}, and the op is on the whole")
+            eqns.append(Eqn(eqn.op, [env.get(a, a) for a in eqn.inputs], eqn.params, eqn.outputs, eqn.source))
+            continue
+        body = inline_calls(eqn.params["body"], shard_maps=False)
+        inner: dict[Atom, Atom] = {}
+        for atom, var, spec in zip(eqn.inputs, body.inputs, eqn.params["in_specs"], strict=True):
+            cut = _is_cut(spec)
+            if atom in split and split[atom] != spec:
+                raise refuse(eqn, atom, f"devices hold parts of it, {split[atom]}, and it is wanted as {spec}")
+            if cut and atom not in split:
+                if atom in program.inputs and atom not in renamed:
+                    renamed[atom] = env[atom] = Var(var.type)  # type: ignore[index]
+                    split[atom] = spec
+                elif atom.__class__ is Var:
+                    raise refuse(eqn, atom, f"it is whole on every device, and wanted as {spec}")
+            inner[var] = env.get(atom, atom)
+        constants.extend(body.constants)
+        for e in body.eqns:
+            eqns.append(Eqn(e.op, [inner.get(a, a) for a in e.inputs], e.params, e.outputs, e.source))
+        for var, atom, spec in zip(eqn.outputs, body.outputs, eqn.params["out_specs"], strict=True):
+            env[var] = inner.get(atom, atom)
+            if _is_cut(spec):
+                split[var] = spec
+    inputs = tuple(renamed.get(v, v) for v in program.inputs)
+    return Program(inputs, tuple(eqns), tuple(env.get(a, a) for a in program.outputs), tuple(constants))
+
+
+def _is_cut(spec: Any) -> bool:
+    return any(entry is not None for entry in spec.partitions) or bool(spec.unreduced)
