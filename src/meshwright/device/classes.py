@@ -12,7 +12,7 @@ from meshwright.core.factors import Dims, Factors
 from meshwright.core.op import Linearity
 from meshwright.device.dims import Size
 from meshwright.device.function import Eqn, Function, Number, Operand, Value
-from meshwright.device.tensor_ops import Arg, factors, linearity, signature
+from meshwright.device.tensor_ops import Arg, factors, infer, linearity, signature
 from meshwright.device.types import Tensor, elements
 
 Place = tuple[Value, int]  # a dim of a value; of a tuple, that dim of its elements
@@ -142,6 +142,7 @@ def rule_of(eqn: Eqn) -> Factors | None:
     if eqn.op == "constant":
         return None
     params = {key: value for key, value in eqn.attributes.items() if key != "device"}
+    infer(eqn.op, signatures(eqn.inputs), params)  # says what is wrong before the factor rule stumbles over it
     return factors(eqn.op, signatures(eqn.inputs), signatures(eqn.outputs), params)
 
 

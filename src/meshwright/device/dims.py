@@ -78,7 +78,7 @@ Sizes = tuple[Size, ...]
 
 
 def _plain(coefficient: Fraction, powers: dict[str, int]) -> Size:
-    left = tuple(sorted((name, power) for name, power in powers.items() if power))
+    left = tuple(sorted((name, power) for name, power in powers.items() if power and coefficient))
     if not left and coefficient.denominator == 1:
         return int(coefficient)
     return Dim(coefficient, left)

@@ -262,7 +262,7 @@ def print_attribute(value: Any) -> str:
     if isinstance(value, np.ndarray):
         if value.size > LARGEST_INLINE:
             return f"@{digest(value)}"
-        return f"array({value.tolist()!r})"
+        return f"array({value.tolist()!r}, {short_name(value.dtype)})"
     if isinstance(value, _Name):
         return str(value)
     return repr(value)

@@ -74,10 +74,23 @@ class Scope:
         return Scope(names, paths, path, dict(self.sizes))
 
 
-COLLECTIVES = ("allreduce", "allgather", "reduce_scatter", "own_part")
-STRUCTURAL = frozenset(
-    {"scatter", "broadcast", "gather", "send", "pmap", "call", "split", "item", "tuple", *COLLECTIVES}
-)
+# The ops of device programs, and the attributes they may have.
+ATTRIBUTES: dict[str, frozenset[str]] = {
+    "scatter": frozenset({"dim", "devices", "device_keys", "parts"}),
+    "broadcast": frozenset({"devices", "device_keys", "parts"}),
+    "gather": frozenset({"dim", "to_device", "members"}),
+    "allreduce": frozenset({"reduce", "members"}),
+    "allgather": frozenset({"dim", "members"}),
+    "reduce_scatter": frozenset({"dim", "members"}),
+    "own_part": frozenset({"dim", "members"}),
+    "send": frozenset({"to_device"}),
+    "split": frozenset({"dim", "parts"}),
+    "item": frozenset({"index"}),
+    "tuple": frozenset(),
+    "pmap": frozenset(),
+    "call": frozenset(),
+}
+STRUCTURAL = frozenset(ATTRIBUTES)
 
 
 class Machine:
@@ -285,12 +298,18 @@ class Machine:
 
     def _structural(self, eqn: Eqn, args: Sequence[Any], scope: Scope) -> list[Item]:
         op, attributes, domain = eqn.op, eqn.attributes, self.domain
+        if not args or any(isinstance(x, Number) for x in args):
+            raise ShapeError(
+                f"{op} takes values.",
+                why="a number has no device" if args else "it is given none",
+                fix=f"{op}(x, …) of a value x",
+            )
         if op == "tuple":
             return [Group(tuple(args))]
         if op == "item":
             group = _group(args[0], eqn)
-            index = attributes["index"]
-            if not 0 <= index < len(group.items):
+            index = _attribute(eqn, "index")
+            if not isinstance(index, int) or not 0 <= index < len(group.items):
                 raise ShapeError(
                     f"A tuple of {len(group.items)} has no item {index}.", fix=f"index={len(group.items) - 1}"
                 )

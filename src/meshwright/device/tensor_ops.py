@@ -6,6 +6,7 @@ result.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -166,22 +167,30 @@ def _infer(name: str, args: tuple[Arg, ...], params: tuple[tuple[str, Any], ...]
         return tuple((_unwitness(shape), types[0].dtype) for shape in shapes)
     found = REGISTRY[name].type(*types, **given)
     results = found if isinstance(found, tuple) else (found,)
+    wrong = next((t.dtype for t in results if not isinstance(t.dtype, np.dtype)), None)
+    if wrong is not None:
+        raise TypeError(f"{_unwitness(wrong)} is not a dtype")
     return tuple((_unwitness(t.shape), t.dtype) for t in results)
 
 
 def infer(name: str, args: Sequence[Arg], params: Params) -> tuple[Arg, ...]:
     """Shapes and dtypes of an op's results."""
-    key = tuple(params.items())
+    found = registry_name(name)
     try:
-        return _infer(registry_name(name), tuple(args), key)
-    except TypeError as error:
-        if isinstance(error, MeshwrightError):
-            raise
-        if "unhashable" in str(error):
-            return _infer.__wrapped__(registry_name(name), tuple(args), key)
-        text = str(error).replace("rule()", name).replace("<lambda>()", name)
+        key = tuple(params.items())
+        try:
+            hash(key)
+        except TypeError:  # a param such as an array is no key of a cache
+            return _infer.__wrapped__(found, tuple(args), key)
+        return _infer(found, tuple(args), key)
+    except MeshwrightError:
+        raise
+    except Exception as error:  # a rule may stumble in any way over operands and params that are not its own
+        text = re.sub(r"^[\w.<>]+\(\)", name, str(error) or type(error).__name__)
         raise ShapeError(
-            f"{name} cannot be used so.", why=text, fix=f"{name}(…) as `print(dist.from_program(p))` writes it"
+            f"{name} cannot be used so.",
+            why=text,
+            fix=f"{name}(…) with the operands and params of the op of that name",
         ) from error
 
 

@@ -26,7 +26,7 @@ from meshwright.core.text import parse_program
 from meshwright.device.device_map import DeviceMap
 from meshwright.device.dims import Dim, Size, divide, solve
 from meshwright.device.function import Eqn, Function, Keys, Number, Operand, Value
-from meshwright.device.machine import STRUCTURAL
+from meshwright.device.machine import ATTRIBUTES, STRUCTURAL
 from meshwright.device.tensor_ops import infer, signature, tensor_op
 from meshwright.device.types import UNKNOWN, Device, Tensor, Tuple, Type, elements
 from meshwright.errors import MeshwrightError, TextError
@@ -312,6 +312,14 @@ class _Reader:
                 operands.append(self.number())
             if self.token.text != ")":
                 self.expect(",")
+        unknown = next((key for key in attributes if op in STRUCTURAL and key not in ATTRIBUTES[op]), None)
+        if unknown is not None:
+            raise self.fail(
+                f"{op} has no attribute {unknown}.",
+                f"its attributes are {', '.join(sorted(ATTRIBUTES[op])) or 'none'}",
+                f"{op}(x, {', '.join(sorted(ATTRIBUTES[op])[:1])}=…)" if ATTRIBUTES[op] else f"{op}(x)",
+                at,
+            )
         inputs = self.operands(op, operands, attributes, scope, outputs)
         return Eqn(op, inputs, tuple(outputs), attributes)
 
@@ -339,7 +347,15 @@ class _Reader:
                     operands.append(self.use(scope))
                     if self.token.text != ")":
                         self.expect(",")
-        self.expect(")")
+        at = self.expect(")").start
+        for what, given, taken in (("operands", operands, inputs), ("results", outputs, returned)):
+            if len(given) != len(taken):
+                raise self.fail(
+                    f"A {op} has {len(given)} {what}, its body {len(taken)}.",
+                    f"the body's are {', '.join(v.name for v in taken) or 'none'}",
+                    f"{op}(lambda {variable}: lambda (…): {{…}}, ({', '.join(v.name for v in inputs)}))",
+                    at,
+                )
         return Eqn(op, tuple(operands), tuple(outputs), {}, body)
 
     def operands(
@@ -468,12 +484,21 @@ class _Reader:
                 self.next()
                 self.next()
                 inside = self.literal()
+                dtype = self.literal() if word == "array" and self.accept(",") else np.dtype("float32")
                 self.expect(")")
-                return parse_program(inside) if word == "program" else inside
+                return parse_program(inside) if word == "program" else self.array(inside, dtype)
         if token.kind == "number" and not token.text.isdigit():
             self.next()
             return float(token.text)
         return self.size()
+
+    def array(self, inside: Any, dtype: Any) -> Any:
+        try:
+            return np.asarray(inside, dtype)
+        except (TypeError, ValueError) as error:
+            raise self.fail(
+                "An array is a list of numbers and a dtype.", str(error), "array([1.0, 2.0], f32)"
+            ) from error
 
     # Types
 
@@ -527,7 +552,10 @@ class _Reader:
         found = self.factor()
         while self.token.text in ("*", "/"):
             times = self.next().text == "*"
+            at = self.token.start
             other = self.factor()
+            if other == 0 and not times:
+                raise self.fail("A size cannot be divided by 0.", "there would be no devices", "B/2", at)
             found = found * other if times else divide(found, other)
         return found
 
