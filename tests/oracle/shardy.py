@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -31,15 +33,33 @@ def apply(text: str, *passes: str) -> str:
         return str(module)
 
 
-def apply_apart(text: str, *passes: str) -> str | None:
-    """The same in a process of its own: None where Shardy refuses the module or does not survive it."""
+@cache
+def _without_reshards() -> str:
+    """Shardy's pipeline but for the one pass of its export that adds reshards, which is the partitioner's work."""
+    with context():
+        passes = str(PassManager.parse("builtin.module(sdy-propagation-pipeline)"))
+    passes = re.sub(r"func\.func\(sdy-insert-explicit-reshards[^)]*\),", "", passes)
+    passes = re.sub(r"canonicalize\{.*top-down=false\}", "canonicalize{enable-patterns=sdy-collective}", passes)
+    return passes.replace(" module-dump-directory=", "").replace("sdy-save-module,", "")
+
+
+def pipeline_without_reshards(text: str) -> str:
+    """The module after Shardy's pipeline, as far as it is about propagation."""
+    with context():
+        module = ir.Module.parse(text)
+        PassManager.parse(_without_reshards()).run(module.operation)
+        return str(module)
+
+
+def apart(function: Callable[..., str], *args: str) -> str | None:
+    """What a function gives in a process of its own: None where Shardy refuses the module or does not survive it."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(reading)
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
         try:
-            found = apply(text, *passes)
+            found = function(*args)
         except ir.MLIRError:
             os._exit(1)
         with os.fdopen(writing, "wb") as file:
@@ -50,3 +70,8 @@ def apply_apart(text: str, *passes: str) -> str | None:
         data = file.read()
     os.waitpid(child, 0)
     return pickle.loads(data) if data else None
+
+
+def apply_apart(text: str, *passes: str) -> str | None:
+    """``apply`` in a process of its own."""
+    return apart(apply, text, *passes)

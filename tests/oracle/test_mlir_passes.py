@@ -9,7 +9,7 @@ from meshwright.interop.module_writer import write_module
 from meshwright.interop.passes import apply_passes
 from meshwright.interop.problem_reader import read_problem
 from tests.oracle.random_modules import EVERYTHING, Recipe, random_module
-from tests.oracle.shardy import apply_apart
+from tests.oracle.shardy import apart, apply_apart, pipeline_without_reshards
 
 STRATEGIES = ("basic", "aggressive", "op-priority", "user-priority")
 
@@ -39,3 +39,22 @@ def test_a_function_is_propagated_through_as_shardy_does(seed: int, strategy: st
 def test_many_functions_are_propagated_through_as_shardy_does(first: int, strategy: str) -> None:
     for seed in range(first, first + 500):
         assert_same(seed, strategy)
+
+
+def assert_same_pipeline(seed: int) -> None:
+    text = random_module(seed)
+    expected = apart(pipeline_without_reshards, text)
+    if expected is not None:
+        assert str(apply_passes(parse_module(text), ["sdy-propagation-pipeline"]).module) == expected, f"seed {seed}"
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_module_goes_through_the_pipeline_as_through_shardy_s(seed: int) -> None:
+    assert_same_pipeline(seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(1000, 11000, 500))
+def test_many_modules_go_through_the_pipeline_as_through_shardy_s(first: int) -> None:
+    for seed in range(first, first + 500):
+        assert_same_pipeline(seed)

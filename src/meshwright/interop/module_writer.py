@@ -51,7 +51,8 @@ class ModuleWriter:
             for name, attribute in self._module.operation.attributes.items():
                 new.operation.attributes[name] = attribute
             place = ir.InsertionPoint(new.body)
-            before, after = [], []
+            before: list[Any] = []
+            after: list[Any] = []
             for op in self._module.body.operations:
                 if op.operation.name == "func.func":
                     self._originals[string(op.attributes["sym_name"])] = op.operation
@@ -92,19 +93,14 @@ class ModuleWriter:
 
     # Functions
 
-    def _original(self, name: str) -> Any:
-        """The function of that name, or the one it was copied from: copies have a number after the name."""
-        while name not in self._originals:
-            shorter = re.sub(r"_\d+$", "", name)
-            if shorter == name:
-                return None
-            name = shorter
-        return self._originals[name]
+    def _original(self, function: Function) -> Any:
+        """The function that it is, or is a copy of; a name may have been given to another one since."""
+        return self._originals[function.origin or function.name]
 
     def _sign(self, function: Function) -> None:
         from jaxlib.mlir import ir
 
-        original = self._original(function.name)
+        original = self._original(function)
         if original is not None:
             kind = ir.FunctionType(ir.TypeAttr(original.attributes["function_type"]).value)
             self._signatures[function.name] = list(kind.results)
@@ -112,7 +108,7 @@ class ModuleWriter:
     def _function(self, function: Function, place: Any) -> None:
         from jaxlib.mlir import ir
 
-        original = self._original(function.name)
+        original = self._original(function)
         attributes = dict(original.attributes.items())
         attributes["sym_name"] = ir.StringAttr.get(function.name)
         if function.private:

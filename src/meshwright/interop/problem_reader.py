@@ -110,7 +110,7 @@ class ModuleReader:
         kind = _KINDS.get(name, Kind.OP)
         operands = tuple(self._numbers[value] for value in op.operands)
         regions: tuple[Block, ...] = ()
-        if len(op.regions) and (kind is not Kind.OP or self._captures(op)):
+        if len(op.regions) and (kind is not Kind.OP or self._matters(op)):
             regions = tuple(self._block(region.blocks[0]) for region in op.regions if len(region.blocks))
         attributes = op.attributes
         results = list(op.results)
@@ -130,13 +130,15 @@ class ModuleReader:
             return (None,) * count
         return (self.shardings.one(attribute),) if not _is_list(attribute) else self.shardings.several(attribute)
 
-    def _captures(self, op: Any) -> bool:
-        """Whether a region uses values from outside."""
+    def _matters(self, op: Any) -> bool:
+        """Whether a region that is no control flow uses values from outside, or has shardings in it."""
         inside: set[Any] = set()
         for region in op.regions:
             for block in region.blocks:
                 inside.update(block.arguments)
         for inner in walk(op):
+            if inner.name.startswith(("sdy.", "func.")) or SHARDING in inner.attributes:
+                return True
             if any(value not in inside and value in self._numbers for value in inner.operands):
                 return True
             inside.update(inner.results)

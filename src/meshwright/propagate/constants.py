@@ -98,7 +98,8 @@ class _Splitter:
         place = self.before.setdefault(op, [])
         place.append(copy)
         if op.kind is Kind.CALL:
-            copy.callee = copy_function(self.graph, self.functions[op.callee]).name
+            made = copy_function(self.graph, self.functions[op.callee])
+            copy.callee, self.functions[made.name] = made.name, made
         for use in reversed(value.uses):
             if use.op.kind is Kind.GROUP:
                 place.append(self.graph.clone(use.op, mapping))

@@ -371,7 +371,9 @@ class Graph:
             )
 
         functions = tuple(
-            Function(f.name, block(f.block), tuple(map(_plain, f.result_shardings)), f.private, f.result_where)
+            Function(
+                f.name, block(f.block), tuple(map(_plain, f.result_shardings)), f.private, f.result_where, f.origin
+            )
             for f in self.functions
         )
         return Problem(tuple(values), functions, self.meshes)

@@ -209,6 +209,7 @@ class Function(NamedTuple):
     """A function: its block, whose arguments carry their shardings, and the shardings written for its results.
 
     ``private``: it may be removed if nobody calls it. ``result_where``: where the result shardings were written.
+    ``origin``: in an answer, the name of the function it was copied from.
     """
 
     name: str
@@ -216,6 +217,7 @@ class Function(NamedTuple):
     result_shardings: tuple[TensorSharding | None, ...]
     private: bool = False
     result_where: tuple[str, ...] = ()
+    origin: str = ""
 
 
 class Problem(NamedTuple):

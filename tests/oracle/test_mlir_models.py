@@ -1,0 +1,43 @@
+"""What JAX makes of models, propagated through and compared with Shardy letter for letter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from meshwright.interop.mlir_context import parse_module
+from meshwright.interop.passes import apply_passes
+from meshwright.interop.populate import populate_rules
+from tests.oracle.jax_models import DEEP, MODELS
+from tests.oracle.shardy import apply, pipeline_without_reshards
+
+STRATEGIES = ("basic", "aggressive", "op-priority", "user-priority")
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_every_op_has_the_rule_of_shardy(model: str) -> None:
+    text = MODELS[model]()
+    module = parse_module(text)
+    populate_rules(module)
+    assert str(module) == apply(text, "populate-op-sharding-rules")
+
+
+def assert_same(make: Callable[[], str]) -> None:
+    text = make()
+    for strategy in STRATEGIES:
+        found = apply_passes(parse_module(text), [f"sdy-{strategy}-propagate"]).module
+        assert str(found) == apply(text, f"{strategy}-propagate"), strategy
+    found = apply_passes(parse_module(text), ["sdy-propagation-pipeline"]).module
+    assert str(found) == pipeline_without_reshards(text)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_shardings_are_those_of_shardy(model: str) -> None:
+    assert_same(MODELS[model])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", DEEP)
+def test_shardings_of_deep_models_are_those_of_shardy(model: str) -> None:
+    assert_same(DEEP[model])
