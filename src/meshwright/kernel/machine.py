@@ -135,6 +135,7 @@ class Machine:
         made.alive = False
         del self.memory[(made.device, made.core, made.key)]
         if isinstance(made, SemaphoreArray):
+            made.scoped = True
             self.check_spent(made)
             return
         task.used[made.space] -= made.data.nbytes
@@ -147,7 +148,8 @@ class Machine:
         for semaphore in array:
             copies = [s.copy for s in semaphore.signals if s.copy is not None]
             if copies:
-                raise self._unfinished(copies[0], f"the scope of {array.label} ends")
+                when = f"the scope of {array.label} ends" if array.scoped else "the kernel ends"
+                raise self._unfinished(copies[0], when)
             if semaphore.count:
                 signal = semaphore.last
                 raise SemaphoreError(

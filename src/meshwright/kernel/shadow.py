@@ -132,7 +132,7 @@ class Shadow:
         self, first: Any, did: str, at: Source | None, second: Any, does: str, source: Source | None, copy: Any
     ) -> None:
         """Keep a race, once for each pair of lines; ``first`` and ``second`` are tasks or copies."""
-        key = (at, source)
+        key = frozenset((at, source))
         races = self.history.races
         if key in races:
             return

@@ -1,0 +1,158 @@
+"""What errors say, word for word, and that a schedule is run again as it was."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+
+import meshwright as mw
+import meshwright.numpy as mnp
+from meshwright import pallas as pl
+from meshwright.kernel.machine import Machine
+from meshwright.pallas import tpu as pltpu
+from tests.kernel import test_wrong_kernels as wrong
+from tests.kernel.test_many_devices import both_ways_all_gather, numbers
+from tests.kernel.test_many_devices import run as run_kernel
+from tests.kernel.test_one_device import nested_matmul
+
+MESSAGES = {
+    "load_before_the_copy_is_waited_for": """\
+Two accesses to scratch of device 0 race.
+  at:   FILE:N   copy = pltpu.async_copy(x_ref, scratch, sem)  # here   (the copy of device 0 writes)
+        FILE:N   out_ref[...] = scratch[...]  # here   (device 0 reads)
+  why:  no wait for the copy comes before the access
+  fix:  wait for the copy, on a semaphore of its own, before the other access""",
+    "a_shared_semaphore_tells_of_the_other_copy": """\
+Two accesses to a of device 0 race.
+  at:   FILE:N   first = pltpu.async_copy(x_ref, a, sem)  # here   (the copy of device 0 writes)
+        FILE:N   out_ref[...] = a[...]  # here   (device 0 reads)
+  why:  the semaphore sem is shared: what was waited for may have been the signal of
+        FILE:N   second = pltpu.async_copy(x_ref, b, sem)
+  fix:  wait for the copy, on a semaphore of its own, before the other access""",
+    "cyclic_wait": """\
+The kernel cannot go on: 2 of 2 devices wait for signals that nobody will send.
+  at:   FILE:N   pltpu.semaphore_wait(sem)  # here   (device 0 waits)
+        FILE:N   pltpu.semaphore_wait(sem)  # here   (device 1 waits)
+  why:  device 0 needs 1 of sem, which is at 0; no device has signalled it
+        device 1 needs 1 of sem, which is at 0; no device has signalled it
+  fix:  send as many signals to each device as it waits for, and start every copy that is waited for""",
+    "one_device_does_not_send": """\
+The kernel cannot go on: 1 of 4 devices waits for a signal that nobody will send.
+  at:   FILE:N   copy.wait_recv()  # here   (device 2 waits for a copy to come)
+  why:  device 2 needs 512 of receive, which is at 0; it has been signalled at FILE:N by device 0, device 2, device 3
+        device 0, device 1, device 3 have returned
+  fix:  send as many signals to each device as it waits for, and start every copy that is waited for""",
+    "a_copy_nobody_waits_for": """\
+The copy of device 0 is not waited for when the kernel ends.
+  at:   FILE:N   pltpu.async_copy(x_ref, out_ref, sem)  # here
+  why:  it may still be under way, and its semaphore keeps its bytes
+  fix:  copy.wait(), or for a remote copy copy.wait_send() on the sender and copy.wait_recv() on the receiver""",
+    "a_signal_nobody_waits_for": """\
+The semaphore sem of device 0 is left at 1.
+  at:   FILE:N   pltpu.semaphore_signal(sem, 3)  # here
+  why:  every signal must be waited for: the next kernel starts from zero; device 0 sent the last one
+  fix:  pltpu.semaphore_wait(sem, 1)""",
+    "half_of_scratch_is_written": """\
+device 0 reads memory that nothing was written to.
+  at:   FILE:N   out_ref[...] = scratch[...]  # here
+  why:  64 of the 128 elements of scratch it reads have no value yet
+  fix:  store to it first, or wait for the copy that fills it""",
+    "a_slice_outside": """\
+A slice of 4 elements from 6 leaves a dim of 8.
+  at:   FILE:N   out_ref[0:4] = x_ref[pl.ds(6, 4)]  # here
+  why:  the ref has shape (8, 16)
+  fix:  pl.ds(start, 4) with 0 <= start <= 4""",
+    "a_copy_of_another_dtype": """\
+A copy goes from float32[8, 16] of the window of x_ref to bfloat16[8, 16] of scratch.
+  at:   FILE:N   pltpu.async_copy(x_ref, scratch, sem).wait()  # here
+  why:  a copy moves bytes: source and destination have one dtype
+  fix:  load, convert and store: dst_ref[...] = src_ref[...].astype('bfloat16')""",
+    "a_device_that_is_not_there": """\
+device 3 names device {'x': 4}.
+  at:   FILE:N   pltpu.async_remote_copy(x_ref, out_ref, send, receive, device_id={"x": right}).wait()  # here
+  why:  4 is not from 0 to 3
+  fix:  lax.rem(my_id + 1, num_devices)""",
+    "main_memory_is_loaded": """\
+x_ref is read directly, but it is in ANY.
+  at:   FILE:N   out_ref[...] = x_ref[...]  # here
+  why:  compute reaches VMEM and SMEM; main memory is reached by copies
+  fix:  pltpu.sync_copy(ref, vmem_ref), or give the operand a BlockSpec without memory_space""",
+}
+
+
+def message(name: str) -> str:
+    with pytest.raises(pltpu.KernelError) as caught:
+        wrong.run(name)
+    return re.sub(r"test_wrong_kernels\.py:\d+", "FILE:N", str(caught.value))
+
+
+@pytest.mark.parametrize("name", MESSAGES)
+def test_the_whole_message(name):
+    assert message(name) == MESSAGES[name]
+
+
+def races(debug: pl.Debug) -> pltpu.RaceError:
+    with pytest.raises(pltpu.RaceError) as caught:
+        run_kernel(both_ways_all_gather(4, (2, 8), debug), numbers(4, 2, 8))
+    return caught.value
+
+
+def test_an_exploration_is_the_same_each_time_and_its_schedules_can_be_run_again():
+    first, again = (races(pl.Debug(schedules=64, seed=3)) for _ in range(2))
+    assert str(first) == str(again)
+    number = int(re.search(r"in schedule (\d+)", str(first))[1])  # type: ignore[index]
+    assert str(races(pl.Debug(seed=3, replay=number))) == str(first)
+
+
+def test_orders_can_be_chosen_for_one_run():
+    def outcome(debug: pl.Debug) -> str:
+        try:
+            run_kernel(both_ways_all_gather(4, (2, 8), debug), numbers(4, 2, 8))
+        except pltpu.RaceError as error:
+            return str(error)
+        return "clean"
+
+    assert outcome(pl.Debug(order="adversarial")) != "clean" == outcome(pl.Debug(order="fifo"))
+    seeded = [pl.Debug(order="seeded", seed=seed) for seed in range(12)]
+    outcomes = [outcome(debug) for debug in seeded]
+    assert outcomes == [outcome(debug) for debug in seeded] and len(set(outcomes)) > 1
+
+
+def copies_of(call: Any, *args: Any) -> int:
+    """How many copies a kernel starts."""
+    with mock.patch.object(Machine, "start", autospec=True, side_effect=Machine.start) as start:
+        call(*args)
+    return start.call_count
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+@pytest.mark.parametrize("lookahead", [False, True])
+def test_a_block_is_fetched_once_while_it_is_used(count, lookahead):
+    # 2 x 3 output blocks of 1 step each along k: the left block changes with i alone.
+    x, y = np.ones((16, 8), np.float32), np.ones((8, 24), np.float32)
+    call = nested_matmul(16, 8, 24, 8, pl.Buffered(count, lookahead))
+    assert copies_of(call, x, y) == 2 + 6 + 6
+
+
+def test_an_error_of_python_says_on_which_device():
+    def kernel(x_ref, out_ref):
+        if pltpu.device_id() == 2:
+            raise ZeroDivisionError("by zero")
+        out_ref[...] = x_ref[...]
+
+    call = pl.pallas_call(kernel, wrong.struct((2, 4)))
+    with pytest.raises(ZeroDivisionError) as caught:
+        run_kernel(call, np.zeros((4, 2, 4), np.float32))
+    assert caught.value.__notes__ == ["in the kernel on device 2"]
+
+
+def test_a_ref_is_not_used_in_a_traced_function():
+    def kernel(x_ref, out_ref):
+        out_ref[...] = mw.jit(lambda: x_ref[...] * 2)()
+
+    with pytest.raises(mw.MeshwrightError, match="A ref is read in a function being traced"):
+        pl.pallas_call(kernel, wrong.struct((2,)))(mnp.ones(2))
