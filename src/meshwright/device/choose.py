@@ -85,7 +85,7 @@ def _evaluate(
                     continue
                 for d in range(len(dims)):
                     if leading(dims, d, rule) in classes.splittable(eqn) and classes.root((x, d)) == root:
-                        eqns[eqn] = eqns.get(eqn) or _flops(eqn)
+                        eqns[eqn] = eqns.get(eqn) or flops_of(eqn)
     work = sum(eqns.values())
     if not work:
         return None
@@ -94,10 +94,10 @@ def _evaluate(
         planner = Planner(body, classes, frozenset({root}), parts)
         if not gathers and any(c.op in ("allgather", "own_part") for c in planner.plan.conversions):
             return None
-        moved += sum(2.0 * _nbytes(c.source[0]) for c in planner.plan.conversions)
+        moved += sum(2.0 * nbytes_of(c.source[0]) for c in planner.plan.conversions)
         for v in body.outputs:
             kind = planner.original[v].kind if v in planner.original else "copy"
-            moved += {"copy": 0.0, "part": 1.0, "summand": 2.0}[kind] * _nbytes(v)
+            moved += {"copy": 0.0, "part": 1.0, "summand": 2.0}[kind] * nbytes_of(v)
     return _Candidate(root, work, moved, frozenset(eqns))
 
 
@@ -105,7 +105,7 @@ def _number(size: Size) -> int:
     return int(size.coefficient * TYPICAL) if isinstance(size, Dim) else size
 
 
-def _nbytes(value: Value) -> float:
+def nbytes_of(value: Value) -> float:
     t = tensor_of(value)
     return float(prod(_number(n) for n in t.shape) * t.dtype.itemsize)
 
@@ -115,7 +115,7 @@ def _typical(value: Value) -> Value:
     return Value(value.name, Tensor(tuple(_number(n) for n in t.shape), t.device, t.dtype))
 
 
-def _flops(eqn: Eqn) -> float:
+def flops_of(eqn: Eqn) -> float:
     """Work of an equation; symbols count as a typical size."""
     inputs = [_typical(x) if isinstance(x, Value) else x for x in eqn.inputs]
     outputs = [_typical(v) for v in eqn.outputs]

@@ -13,7 +13,7 @@ from meshwright.device.device_map import DeviceMap, Path
 from meshwright.device.dims import Dim, bind
 from meshwright.device.function import Eqn, Function, Keys, Number, Value
 from meshwright.device.tensor_ops import tensor_op
-from meshwright.device.types import Device, Type
+from meshwright.device.types import Device
 from meshwright.errors import DeviceError, MeshwrightError, ShapeError
 
 
@@ -503,7 +503,3 @@ def leaf(item: Item, eqn: Eqn, near: int | None = None) -> Leaf:
         )
     copies = [leaf(inner, eqn, near) for inner in item.items]
     return next((x for x in copies if x.device == near), copies[0])
-
-
-def as_item(type: Type, data: Any, device: int) -> Leaf:
-    return Leaf(data, device)

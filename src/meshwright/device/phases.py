@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from meshwright.device.choose import _flops, _nbytes
+from meshwright.device.choose import flops_of, nbytes_of
 from meshwright.device.classes import tensor_of
 from meshwright.device.function import Eqn, Function, Value
 from meshwright.errors import ShapeError
@@ -48,7 +48,7 @@ def cut_by_cost(eqns: Sequence[Eqn], stages: int) -> dict[Eqn, int]:
             why="each stage runs one equation at least",
             fix=f"stages={max(len(eqns), 1)}",
         )
-    costs = [_flops(eqn) + sum(_nbytes(v) for v in eqn.outputs) for eqn in eqns]
+    costs = [flops_of(eqn) + sum(nbytes_of(v) for v in eqn.outputs) for eqn in eqns]
     low, high = max(costs, default=0.0), sum(costs)
     for _ in range(60):
         middle = (low + high) / 2

@@ -18,7 +18,7 @@ from meshwright.device.phases import (
 from meshwright.device.schedule import SCHEDULES, Schedule, Task, forward_only
 from meshwright.device.spread import COPY, Layout, Planner, Step, Version
 from meshwright.device.tensor_ops import localize
-from meshwright.device.transforms import Batch, Keys, _home, _named_classes, _scattered, at_level
+from meshwright.device.transforms import Batch, Keys, at_level, home_of, named_classes, scattered_classes
 from meshwright.device.types import Device, Tensor, Tuple
 from meshwright.device.typing import typed
 from meshwright.errors import DeviceError, ShapeError
@@ -61,7 +61,7 @@ def pipeline_parallel(
         if microbatches == 1:
             split: frozenset[Place] = frozenset()
         elif batch is not None:
-            split = _named_classes(fn, [body], classes, batch, microbatches)
+            split = named_classes(fn, [body], classes, batch, microbatches)
         else:
             split = _found_batch(fn, body, classes)
         return _Pipeline(body, classes, split, stages, microbatches, schedule, chunks, device_keys, depth, fn).write()
@@ -71,7 +71,7 @@ def pipeline_parallel(
 
 def _found_batch(fn: Function, body: Function, classes: Classes) -> frozenset[Place]:
     """The batch where it is plain: what an enclosing level scatters, or the one dim that every result carries."""
-    taken = _scattered(fn, classes)
+    taken = scattered_classes(fn, classes)
     inputs = [(v, d) for v in body.inputs for d in range(len(tensor_of(v).shape))]
     here = {classes.root(p) for p in inputs} & taken
     found = []
@@ -119,7 +119,7 @@ class _Pipeline:
     ) -> None:
         self.body, self.count, self.keys = body, microbatches, keys
         self.variable = "d" * (depth + 1)
-        self.home = Device(body.variable) if body.variable is not None else _home(body)
+        self.home = Device(body.variable) if body.variable is not None else home_of(body)
         self.planner = Planner(body, classes, split, microbatches)
         self.plan = self.planner.plan
         devices = stages if isinstance(stages, int) else len(stages) + 1

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from meshwright.core.dtypes import FLOAT32, DType
+from meshwright.core.dtypes import DType
 from meshwright.core.factors import Factors, names
 from meshwright.core.op import REGISTRY, Cost, Linearity, No
 from meshwright.core.program import Program
@@ -276,11 +276,3 @@ def cost(name: str, args: Sequence[Arg], results: Sequence[Arg], params: Params)
         nbytes = float(sum(t.nbytes for t in (*types, *outs)))
         return Cost(NAMED[name].flops_per_point * rule.iterations, nbytes)
     return REGISTRY[registry_name(name)].cost(types, outs, params)
-
-
-def number(value: Any, dtype: DType = FLOAT32) -> Number:
-    return Number(value, dtype)
-
-
-def is_symbolic(shape: Sequence[Size]) -> bool:
-    return any(isinstance(n, Dim) for n in shape)

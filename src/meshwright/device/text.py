@@ -15,8 +15,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,27 +23,18 @@ import numpy as np
 from meshwright.core.dtypes import SHORT_NAMES
 from meshwright.core.text import parse_program
 from meshwright.device.device_map import DeviceMap
-from meshwright.device.dims import Dim, Size, divide, solve
+from meshwright.device.dims import Dim, Size, divide
 from meshwright.device.function import Eqn, Function, Keys, Number, Operand, Value
 from meshwright.device.machine import ATTRIBUTES, STRUCTURAL
-from meshwright.device.tensor_ops import infer, signature, tensor_op
-from meshwright.device.types import UNKNOWN, Device, Tensor, Tuple, Type, elements
-from meshwright.errors import MeshwrightError, TextError
-
-_TOKEN = re.compile(
-    r"(?P<skip>\s+|\#[^\n]*)|(?P<number>\d+\.\d*(?:[eE][-+]?\d+)?|\d+[eE][-+]?\d+|\d+)|(?P<string>'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\")"
-    r"|(?P<name>[A-Za-z_]\w*)|(?P<mark>\.\.\.|[-()\[\]{}:,=./*+?@])"
-)
+from meshwright.device.slips import fits
+from meshwright.device.tensor_ops import tensor_op
+from meshwright.device.tokens import Token, error_at, tokens
+from meshwright.device.types import UNKNOWN, Device, Tensor, Tuple, Type
+from meshwright.errors import TextError
 
 
 class SlipWarning(UserWarning):
     """A slip in the text of a device program that was corrected."""
-
-
-class _Token(NamedTuple):
-    kind: str
-    text: str
-    start: int
 
 
 def parse(text: str, *, strict: bool = False) -> Function:
@@ -65,35 +55,6 @@ def parse(text: str, *, strict: bool = False) -> Function:
     return fn
 
 
-def _tokens(text: str) -> list[_Token]:
-    found = []
-    at = 0
-    while at < len(text):
-        match = _TOKEN.match(text, at)
-        if match is None:
-            raise _error(text, at, f"{text[at]!r} is not part of a device program.")
-        if match.lastgroup != "skip":
-            found.append(_Token(str(match.lastgroup), match.group(), at))
-        at = match.end()
-    return [*found, _Token("end", "", len(text))]
-
-
-def _error(text: str, at: int, what: str, why: str = "", fix: str = "") -> TextError:
-    start = text.rfind("\n", 0, at) + 1
-    end = text.find("\n", at)
-    line = text[start : end if end >= 0 else len(text)]
-    number = text.count("\n", 0, at) + 1
-    shown, column = (
-        (line, at - start) if len(line) <= 160 else (line[max(0, at - start - 60) :][:120], min(60, at - start))
-    )
-    return TextError(
-        what,
-        where=f"line {number}\n{shown}\n{' ' * column}^",
-        why=why,
-        fix=fix or "y: Tensor[(B, H), 0] = MatMul(x, w)",
-    )
-
-
 class _Scope(NamedTuple):
     values: dict[str, Value]
 
@@ -106,7 +67,7 @@ class _Reader:
             )
         self.text = text
         self.strict = strict
-        self.tokens = _tokens(text)
+        self.tokens = tokens(text)
         self.at = 0
         self.slips: list[str] = []
         self.device_map: DeviceMap | None = None
@@ -114,21 +75,21 @@ class _Reader:
     # Tokens
 
     @property
-    def token(self) -> _Token:
+    def token(self) -> Token:
         return self.tokens[self.at]
 
     def peek(self, offset: int = 1) -> str:
         return self.tokens[min(self.at + offset, len(self.tokens) - 1)].text
 
-    def next(self) -> _Token:
+    def next(self) -> Token:
         token = self.token
         self.at += 1
         return token
 
     def fail(self, what: str, why: str = "", fix: str = "", at: int | None = None) -> TextError:
-        return _error(self.text, self.token.start if at is None else at, what, why, fix)
+        return error_at(self.text, self.token.start if at is None else at, what, why, fix)
 
-    def expect(self, text: str) -> _Token:
+    def expect(self, text: str) -> Token:
         if self.token.text != text:
             found = repr(self.token.text) if self.token.kind != "end" else "the end"
             raise self.fail(f"{text!r} is expected here, not {found}.")
@@ -372,13 +333,13 @@ class _Reader:
             if not isinstance(x, tuple):
                 continue
             missing = found[n] is None
-            if not missing and (annotated is None or _fits(op, found, attributes, annotated)):
+            if not missing and (annotated is None or fits(op, found, attributes, annotated)):
                 continue
             candidates = []
             if annotated is not None and (missing or len(given) == 1):
                 for value in scope.values.values():
                     tried = [*found[:n], value, *found[n + 1 :]]
-                    if value is not found[n] and None not in tried and _fits(op, tried, attributes, annotated):
+                    if value is not found[n] and None not in tried and fits(op, tried, attributes, annotated):
                         candidates.append(value)
             if len(candidates) == 1:
                 why = f"{x[0]} is not defined here" if missing else f"{op}({x[0]}) has not the annotated type"
@@ -573,52 +534,3 @@ class _Reader:
 
 def _unquote(text: str) -> str:
     return re.sub(r"\\(.)", lambda m: {"n": "\n", "t": "\t"}.get(m[1], m[1]), text[1:-1])
-
-
-# Slips
-
-
-def _fits(op: str, operands: Sequence[Operand | None], attributes: dict[str, Any], annotated: Type) -> bool:
-    """Whether annotations allow this op on these operands; what cannot be told from them is allowed."""
-    types = []
-    for x in operands:
-        if x is None:
-            return False
-        if isinstance(x, Value) and x.type is None:
-            return True
-        types.append(x if isinstance(x, Number) else x.type)
-    try:
-        want = elements(annotated)
-        rule = _RULES.get(op)
-        if rule is None and op in STRUCTURAL:
-            return True
-        if any(isinstance(t, Tuple) for t in types) != (op in STRUCTURAL and op not in ("scatter", "broadcast")):
-            return False
-        if rule is not None:
-            shape = rule(types[0], attributes, annotated)
-        else:
-            shape = infer(op, [signature(t) for t in types], attributes)[0][0]  # type: ignore[arg-type]
-    except MeshwrightError:
-        return False
-    return len(shape) == len(want.shape) and all(
-        a == b or (solve(b, a) is not None) or (solve(a, b) is not None) for a, b in zip(shape, want.shape, strict=True)
-    )
-
-
-def _scattered(type: Any, attributes: dict[str, Any], annotated: Type) -> tuple[Size, ...]:
-    if not isinstance(annotated, Tuple) or annotated.more or not isinstance(type, Tensor):
-        return elements(annotated).shape
-    dim = attributes.get("dim", 0)
-    if not isinstance(dim, int) or not 0 <= dim < len(type.shape):
-        return ()
-    return type.resized(dim, divide(type.shape[dim], len(annotated.items))).shape
-
-
-_RULES: dict[str, Callable[[Any, dict[str, Any], Type], tuple[Size, ...]]] = {
-    "scatter": _scattered,
-    "broadcast": lambda type, attributes, annotated: type.shape,
-}
-
-
-def with_slips(fn: Function, slips: Sequence[str]) -> Function:
-    return replace(fn, slips=tuple(slips))

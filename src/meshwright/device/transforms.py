@@ -47,7 +47,7 @@ def data_parallel(fn: Function, batch: Batch, device_keys: Keys = (), *, parts: 
     fn = typed(fn)
 
     def choose(bodies: Sequence[Function], classes: Classes, size: Size) -> frozenset[Place]:
-        return _named_classes(fn, bodies, classes, batch, size)
+        return named_classes(fn, bodies, classes, batch, size)
 
     return _spread(fn, device_keys, parts, "dp", choose)
 
@@ -71,7 +71,7 @@ def zero(fn: Function, batch: Batch, stage: int = 2, device_keys: Keys = (), *, 
     fn = typed(fn)
 
     def choose(bodies: Sequence[Function], classes: Classes, size: Size) -> frozenset[Place]:
-        return _named_classes(fn, bodies, classes, batch, size)
+        return named_classes(fn, bodies, classes, batch, size)
 
     return _spread(fn, device_keys, parts, "zero", choose, sharded=stage)
 
@@ -100,9 +100,9 @@ def horizontal_parallel(
 
     def choose(bodies: Sequence[Function], classes: Classes, size: Size) -> frozenset[Place]:
         if split is not None:
-            return _named_classes(fn, bodies, classes, split, size)
-        kept = _named_classes(fn, bodies, classes, batch, None) if batch is not None else frozenset()
-        taken = kept | _scattered(fn, classes)
+            return named_classes(fn, bodies, classes, split, size)
+        kept = named_classes(fn, bodies, classes, batch, None) if batch is not None else frozenset()
+        taken = kept | scattered_classes(fn, classes)
         return choose_classes(bodies, classes, size, taken, known=bool(taken))
 
     fn = typed(fn)
@@ -198,18 +198,18 @@ def level_of(fn: Function, body: Function, depth: int, keys: Keys, parts: int | 
                 why=f"the device map {fn.device_map} has {size} on this level",
                 fix=f"parts={size}",
             )
-    home = Device(body.variable) if body.variable is not None else _home(body)
+    home = Device(body.variable) if body.variable is not None else home_of(body)
     return Level(
         size if size is not None else Dim.symbol("N" * (depth + 1)), tuple(keys), "d" * (depth + 1), tag, home, devices
     )
 
 
-def _home(body: Function) -> Device:
+def home_of(body: Function) -> Device:
     found = tensor_of(body.inputs[0]).device if body.inputs else Device(0)
     return found if found.is_concrete else Device(0)
 
 
-def _named_classes(
+def named_classes(
     fn: Function, bodies: Sequence[Function], classes: Classes, batch: Batch | None, parts: Size | None
 ) -> frozenset[Place]:
     """The classes of named dims; names are those of the program's inputs, or of a body's."""
@@ -249,12 +249,12 @@ def _in_body(body: Function, classes: Classes, place: Place) -> list[Place]:
     return [p for p in places if classes.root(p) == root]
 
 
-def _scattered(fn: Function, classes: Classes) -> frozenset[Place]:
+def scattered_classes(fn: Function, classes: Classes) -> frozenset[Place]:
     """The classes that a level of the program splits already."""
     found: set[Place] = set()
     for eqn in fn.eqns:
         if eqn.op in ("scatter", "split"):
             found.add(classes.root((eqn.outputs[0], eqn.attributes["dim"])))
         if eqn.body is not None:
-            found |= _scattered(eqn.body, classes)
+            found |= scattered_classes(eqn.body, classes)
     return frozenset(found)

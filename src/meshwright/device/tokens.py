@@ -1,0 +1,48 @@
+"""The tokens of a device program's text, and errors that point at them."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from meshwright.errors import TextError
+
+_TOKEN = re.compile(
+    r"(?P<skip>\s+|\#[^\n]*)|(?P<number>\d+\.\d*(?:[eE][-+]?\d+)?|\d+[eE][-+]?\d+|\d+)|(?P<string>'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\")"
+    r"|(?P<name>[A-Za-z_]\w*)|(?P<mark>\.\.\.|[-()\[\]{}:,=./*+?@])"
+)
+
+
+class Token(NamedTuple):
+    kind: str
+    text: str
+    start: int
+
+
+def tokens(text: str) -> list[Token]:
+    found = []
+    at = 0
+    while at < len(text):
+        match = _TOKEN.match(text, at)
+        if match is None:
+            raise error_at(text, at, f"{text[at]!r} is not part of a device program.")
+        if match.lastgroup != "skip":
+            found.append(Token(str(match.lastgroup), match.group(), at))
+        at = match.end()
+    return [*found, Token("end", "", len(text))]
+
+
+def error_at(text: str, at: int, what: str, why: str = "", fix: str = "") -> TextError:
+    start = text.rfind("\n", 0, at) + 1
+    end = text.find("\n", at)
+    line = text[start : end if end >= 0 else len(text)]
+    number = text.count("\n", 0, at) + 1
+    shown, column = (
+        (line, at - start) if len(line) <= 160 else (line[max(0, at - start - 60) :][:120], min(60, at - start))
+    )
+    return TextError(
+        what,
+        where=f"line {number}\n{shown}\n{' ' * column}^",
+        why=why,
+        fix=fix or "y: Tensor[(B, H), 0] = MatMul(x, w)",
+    )
