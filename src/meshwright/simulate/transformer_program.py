@@ -291,9 +291,16 @@ def check(shape: TransformerShape, strategy: Strategy, batch: int, sequence: int
 
 
 def train_program(
-    shape: TransformerShape, strategy: Strategy, batch: int, sequence: int, dtype: Any = "bfloat16"
+    shape: TransformerShape,
+    strategy: Strategy,
+    batch: int,
+    sequence: int,
+    dtype: Any = "bfloat16",
+    optimizer: bool = True,
 ) -> Program:
     """A train step with Adam on ``batch`` sequences: parameters and moments in, the loss and both out.
+
+    Without ``optimizer``: parameters in, the loss and the gradient out.
 
     >>> shape = TransformerShape(layers=2, width=64, hidden=256, heads=4, head_dim=16, vocab=128)
     >>> program = train_program(shape, Strategy(data=2, tensor=2), batch=4, sequence=32)
@@ -303,18 +310,19 @@ def train_program(
     check(shape, strategy, batch, sequence)
     params = parameters(shape, dtype)
     moments = tree.map(lambda p: ShapeDtypeStruct(p.shape, "float32"), params)
-    layout = specs(params, strategy)
+    layout, rows = specs(params, strategy), _batch(strategy)
+    tokens = ShapeDtypeStruct((batch, sequence), "int32")
+    gradient = value_and_grad(partial(loss, strategy=strategy))
+    if not optimizer:
+        return make_program(_mapped(gradient, strategy, (layout, rows), (P(), layout)))(params, tokens)
 
     def step(params: Any, m: Any, v: Any, tokens: Any) -> Any:
-        value, gradient = value_and_grad(loss)(params, tokens, strategy)
-        updated = tree.map(_adam, params, gradient, m, v)
+        value, found = gradient(params, tokens)
         structure = tree.flatten(params)[1]
-        rows = tree.leaves(updated)
-        parts = [tree.unflatten(structure, rows[n::3]) for n in range(3)]
-        return value, *parts
+        updated = tree.leaves(tree.map(_adam, params, found, m, v))
+        return value, *(tree.unflatten(structure, updated[n::3]) for n in range(3))
 
-    tokens = ShapeDtypeStruct((batch, sequence), "int32")
-    held, results = (layout, layout, layout, _batch(strategy)), (P(), layout, layout, layout)
+    held, results = (layout, layout, layout, rows), (P(), layout, layout, layout)
     return make_program(_mapped(step, strategy, held, results))(params, moments, moments, tokens)
 
 
