@@ -1,4 +1,8 @@
-"""``meshwright.testing``: what a test can say about a compiled program."""
+"""``meshwright.testing``: what a test can say about a compiled program.
+
+>>> import meshwright as mw
+>>> assert_comms(mw.jit(lambda x: x * 2).lower(1.0).compile(), exact=True)
+"""
 
 from __future__ import annotations
 

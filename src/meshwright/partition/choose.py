@@ -33,11 +33,17 @@ Assignment = dict[int, Axes]  # by the number of a factor
 
 
 class Choice(NamedTuple):
-    """How an op is split: layouts for its operands, and those its results come out in."""
+    """How an op is split: layouts for its operands, and those its results come out in.
+
+    ``padded`` are dims of operands, as (operand, dim), that are combined with others and whose blocks end in padding:
+    there must stand what changes nothing in a ``combine``.
+    """
 
     operands: tuple[TensorSharding, ...]
     results: tuple[TensorSharding, ...]
     cost: float
+    padded: tuple[tuple[int, int], ...] = ()
+    combine: str = "sum"
 
 
 class Question(NamedTuple):
@@ -53,6 +59,7 @@ class Question(NamedTuple):
     result_types: tuple[TensorType, ...]
     have: tuple[TensorSharding, ...]
     want: tuple[TensorSharding | None, ...]
+    addends: tuple[int, ...]  # how many sums like this one each result meets before anything else happens to it
 
 
 def question(
@@ -63,6 +70,7 @@ def question(
     result_types: Sequence[TensorType],
     have: Sequence[TensorSharding],
     want: Sequence[TensorSharding | None],
+    addends: Sequence[int],
 ) -> Question:
     """The question for one equation."""
     number = {name: n for n, name in enumerate(factors.sizes)}
@@ -80,6 +88,7 @@ def question(
         tuple(result_types),
         tuple(have),
         tuple(want),
+        tuple(addends),
     )
 
 
@@ -198,21 +207,39 @@ def _choice(asked: Question, assignment: Assignment, owed: tuple[Axes, ...]) -> 
         if sums and any(owed):
             return None
         results = tuple(layout(mesh, d, tuple(sums), asked.combine) for d in dims[count:])
-    moved = 0
+    moved = 0.0
     for t, have, need in zip(asked.operand_types, asked.have, operands, strict=True):
         moved += reshard_bytes(t, have, need)
-    for t, natural, want in zip(asked.result_types, results, asked.want, strict=True):
-        moved += reshard_bytes(t, natural, finished(natural) if want is None else want)
+    for t, natural, want, addends in zip(asked.result_types, results, asked.want, asked.addends, strict=True):
+        after = reshard_bytes(t, natural, finished(natural) if want is None else want)
+        moved += after / addends if natural.unreduced else after  # sums that meet are added before they are taken
     split = prod(axis.size for axes in assignment.values() for axis in axes)
     flops = 2.0 * prod(asked.rule.sizes) / split if asked.rule.sizes else 0.0
-    return Choice(operands, results, moved * FLOPS_PER_BYTE + flops)
+    padded = _padded(asked, assignment)
+    return Choice(operands, results, moved * FLOPS_PER_BYTE + flops, padded, asked.combine)
+
+
+def _padded(asked: Question, assignment: Assignment) -> tuple[tuple[int, int], ...]:
+    """The dims of operands that are combined and end in padding."""
+    shapes, count = shapes_of(asked.rule)
+    uneven = {
+        factor
+        for factor in asked.reduced
+        if asked.rule.sizes[factor] % prod(axis.size for axis in assignment.get(factor, ()))
+    }
+    return tuple(
+        (n, dim)
+        for n, shape in enumerate(shapes[:count])
+        for dim, factors in enumerate(shape.dims)
+        if uneven.intersection(factors)
+    )
 
 
 def _dims(
     dims: tuple[tuple[int, ...], ...], sizes: tuple[int, ...], assignment: Assignment, t: TensorType
 ) -> tuple[Axes, ...] | None:
     """The axes of each dim of a tensor; None if they would not be the major part of a dim, or not divide a factor that
-    shares its dim with others."""
+    shares its dim with others: a dim that is one factor may end in padding."""
     found: list[Axes] = []
     for factors, n in zip(dims, t.shape, strict=True):
         axes: tuple[AxisRef, ...] = ()
@@ -222,9 +249,14 @@ def _dims(
             parts = prod(axis.size for axis in mine)
             if mine and not full:
                 return None
-            if parts > 1 and (sizes[factor] % parts or n % parts):
+            if parts > 1 and (sizes[factor] % parts or n % parts) and (n == 1 or not _alone(factor, factors, sizes)):
                 return None
             axes += mine
             full = full and parts == sizes[factor]
         found.append(axes)
     return tuple(found)
+
+
+def _alone(factor: int, factors: tuple[int, ...], sizes: tuple[int, ...]) -> bool:
+    """Whether a dim of these factors is one of them."""
+    return sizes[factor] > 1 and all(other == factor or sizes[other] == 1 for other in factors)

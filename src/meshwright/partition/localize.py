@@ -12,7 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from meshwright.core.axes import AxisRef
+from meshwright.core.axes import Axes, AxisRef
+from meshwright.core.factors import Factors
 from meshwright.core.mesh import BaseMesh
 from meshwright.core.op import No, Value
 from meshwright.core.partition_spec import read_axis
@@ -22,7 +23,8 @@ from meshwright.core.sharding_check import resolve
 from meshwright.core.source import Source
 from meshwright.core.trace import Array, at_source, read, state
 from meshwright.core.types import TensorType
-from meshwright.ops.basic import zeros
+from meshwright.ops.basic import add, zeros
+from meshwright.partition.blocks import identity, without_padding
 from meshwright.partition.choose import Choice, choose, question
 from meshwright.partition.emit import emit_plan
 from meshwright.partition.layouts import local_type, replicated, reshard_bytes, reshard_plan
@@ -69,6 +71,7 @@ class Localizer:
     atoms: Mapping[AxisRef, tuple[tuple[str, int], ...]]  # the axes of the local program that make up each whole axis
     records: list[Record] = field(default_factory=list)
     times: int = 1
+    addends: dict[Var, int] = field(default_factory=dict)
     made: dict[Atom, Source | None] = field(default_factory=dict)  # the line that each value comes from
     _versions: dict[Atom, list[Version]] = field(default_factory=dict)
 
@@ -145,18 +148,24 @@ class Localizer:
             return zeros(local_type(t, need))
         plan = reshard_plan(t.shape, t.dtype, version.layout, need)
         value = emit_plan(plan, version.value, self.names)
-        for step, received in zip(plan.steps, plan.step_bytes, strict=True):
+        for step, received, total in zip(plan.steps, plan.step_bytes, plan.step_total_bytes, strict=True):
             if step.collectives:
                 axes = tuple(axis.short() for axis in step.axes)
-                total = received * self.mesh.size
                 source = state.source
                 self.records.append(Record(step.kind, axes, received, total, source, why, t, self.times))
         return value
+
+    def record(self, kind: str, axes: Axes, received: int, why: str, t: TensorType) -> None:
+        """Enter a collective in which each device receives so many bytes."""
+        names = tuple(axis.short() for axis in axes)
+        total = received * self.mesh.size
+        self.records.append(Record(kind, names, received, total, state.source, why, t, self.times))
 
     # Equations
 
     def run(self, program: Program) -> None:
         """Localize every equation; inputs must be defined."""
+        self.addends.update(_addends(program))
         for var, data in program.constants:
             self.define(var, Version(replicated(self.mesh, var.type.ndim), Array(data, var.type)))
         for eqn in program.eqns:
@@ -169,29 +178,44 @@ class Localizer:
 
     def equation(self, eqn: Eqn) -> list[Version]:
         """An equation run on blocks, by its factor rule."""
-        choice = self.choice(eqn)
-        values = [
+        return self.chosen(eqn, self.choice(eqn))
+
+    def operands(self, eqn: Eqn, choice: Choice) -> list[Value]:
+        """The operands of an equation in the layouts of a choice."""
+        return [
             self.get(atom, need, _why(eqn, n, need))
             for n, (atom, need) in enumerate(zip(eqn.inputs, choice.operands, strict=True))
         ]
+
+    def chosen(self, eqn: Eqn, choice: Choice) -> list[Version]:
+        """An equation run on the blocks of a choice."""
+        values = self.operands(eqn, choice)
+        for n, dim in choice.padded:
+            place = (dim, choice.operands[n].dims[dim].axes, eqn.inputs[n].type.shape[dim])
+            values[n] = without_padding(self.names, values[n], [place], identity(values[n].dtype, choice.combine))
         return self.apply(eqn, values, choice.operands, choice.results)
 
-    def choice(self, eqn: Eqn) -> Choice:
-        """The layouts that an equation is run on."""
+    def choice(self, eqn: Eqn, factors: Factors | None = None) -> Choice:
+        """The layouts that an equation is run on, by its factor rule or another."""
         operand_types = [a.type for a in eqn.inputs]
         result_types = [v.type for v in eqn.outputs]
         if isinstance(eqn.op.factors, No):
             whole = tuple(replicated(self.mesh, t.ndim) for t in operand_types)
             return Choice(whole, tuple(replicated(self.mesh, t.ndim) for t in result_types), 0.0)
-        factors = eqn.op.factors(operand_types, result_types, eqn.params)
+        factors = factors or eqn.op.factors(operand_types, result_types, eqn.params)
         have = [self.best(a, owed=True) for a in eqn.inputs]
         want = [self.wanted.get(v) for v in eqn.outputs]
-        found = choose(question(self.mesh, factors, eqn.op.linear, operand_types, result_types, have, want))
+        addends = [self.addends.get(v, 1) for v in eqn.outputs]
+
+        def ask(layouts: list[TensorSharding]) -> Choice:
+            types = operand_types, result_types
+            return choose(question(self.mesh, factors, eqn.op.linear, *types, layouts, want, addends))
+
+        found = ask(have)
         if any(layout_.unreduced for layout_ in have):
             settled = [self.best(a, owed=False) for a in eqn.inputs]
             if settled != have:
-                other = choose(question(self.mesh, factors, eqn.op.linear, operand_types, result_types, settled, want))
-                found = min(found, other, key=lambda choice: choice.cost)
+                found = min(found, ask(settled), key=lambda choice: choice.cost)
         return found
 
     def apply(
@@ -209,6 +233,27 @@ class Localizer:
     def inside(self, times: int) -> Iterator[Localizer]:
         """A localizer for a region that runs ``times`` times; it shares the records."""
         yield Localizer(self.mesh, self.wanted, self.atoms, self.records, self.times * times)
+
+
+def _addends(program: Program) -> dict[Var, int]:
+    """For each value that is only added to others, how many values are added up in all."""
+    uses: dict[Atom, list[Eqn]] = {}
+    for eqn in program.eqns:
+        for atom in eqn.inputs:
+            uses.setdefault(atom, []).append(eqn)
+    kept = set(program.outputs)
+
+    def adds(var: Var) -> Eqn | None:
+        found = uses.get(var, [])
+        return found[0] if len(found) == 1 and found[0].op is add and var not in kept else None
+
+    totals: dict[Var, int] = {}
+    for eqn in reversed(program.eqns):
+        for var in eqn.outputs:
+            sum_ = adds(var)
+            if sum_ is not None:
+                totals[var] = totals.get(sum_.outputs[0], 1) + 1
+    return totals
 
 
 def _why(eqn: Eqn, number: int, need: TensorSharding) -> str:

@@ -20,11 +20,11 @@ from meshwright.ops.regions import region, region_with
 from meshwright.ops.shape import pad, slice_
 from meshwright.ops.shard_map import block_type, shard_map, varying_axes
 from meshwright.ops.stacked import inline_calls
-from meshwright.partition import places, regions
+from meshwright.partition import indexing, places, prefix, regions
 from meshwright.partition.layouts import closed, finished
 from meshwright.partition.localize import CutNeeded, Localizer, Record, Version
 
-RULES = (places, regions)  # which enter the ops that are partitioned in a way of their own
+RULES = (indexing, places, prefix, regions)  # which enter the ops that are partitioned in a way of their own
 
 
 class Partitioned(NamedTuple):
@@ -79,7 +79,11 @@ def _partition(
     cuts: set[AxisRef],
 ) -> Partitioned:
     atoms = _atoms(mesh, cuts)
-    local = Localizer(mesh, {var: closed(s) for var, s in wanted.items()}, atoms)
+    known = {var: closed(s) for var, s in wanted.items()}
+    for atom, s in zip(program.outputs, out_shardings, strict=True):
+        if s is not None and isinstance(atom, Var):
+            known.setdefault(atom, closed(s))
+    local = Localizer(mesh, known, atoms)
     axes = tuple(pair for pairs in atoms.values() for pair in pairs)
     layouts = [closed(s) for s in in_shardings]
     in_specs = tuple(_spec(local, s) for s in layouts)

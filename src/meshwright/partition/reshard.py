@@ -124,6 +124,11 @@ class ReshardPlan:
         return tuple(ceil(received.most) for received in self._received)
 
     @property
+    def step_total_bytes(self) -> tuple[int, ...]:
+        """Bytes that all devices take in during each step."""
+        return tuple(ceil(self.num_devices * received.mean) for received in self._received)
+
+    @property
     def bytes_received_per_device(self) -> int:
         """Bytes that the device that receives most takes in."""
         return ceil(sum(received.most for received in self._received))
