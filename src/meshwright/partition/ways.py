@@ -1,0 +1,59 @@
+"""Ways to run an equation on blocks: each has a factor rule of its own, and may send more; the cheapest runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from meshwright.core.axes import Axes
+from meshwright.core.factors import Factors
+from meshwright.core.program import Eqn
+from meshwright.partition.choose import FLOPS_PER_BYTE, Choice
+from meshwright.partition.localize import Localizer, Version
+
+Extra = Callable[[Choice], float | None]
+Run = Callable[[Choice], list[Version]]
+
+
+class Way(NamedTuple):
+    """A way to run an equation.
+
+    ``extra`` are the bytes that a device receives besides what brings operands and results into the layouts of the
+    choice; None if the way cannot run on them.
+    """
+
+    factors: Factors
+    extra: Extra
+    run: Run
+
+
+def cheapest(local: Localizer, eqn: Eqn, ways: Sequence[Way], plain: bool = True) -> list[Version]:
+    """The equation run in the cheapest way; ``plain`` is that of the op's own factors."""
+    best: tuple[float, Run, Choice] | None = None
+    if plain:
+        choice = local.choice(eqn)
+        best = (choice.cost, lambda choice: local.chosen(eqn, choice), choice)
+    for way in ways:
+        choice = local.choice(eqn, way.factors)
+        if best is not None and choice.cost >= best[0]:
+            continue
+        extra = way.extra(choice)
+        if extra is not None:
+            cost = choice.cost + extra * FLOPS_PER_BYTE
+            if best is None or cost < best[0]:
+                best = (cost, way.run, choice)
+    assert best is not None
+    return best[1](best[2])
+
+
+def parts(axes: Axes) -> int:
+    """Into how many blocks axes split a dim."""
+    count = 1
+    for axis in axes:
+        count *= axis.size
+    return count
+
+
+def nothing(choice: Choice) -> float:
+    """A way that sends nothing besides."""
+    return 0.0
