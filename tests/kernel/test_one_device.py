@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -478,3 +479,42 @@ def test_adding_copies_and_reshaped_refs():
 
     x = numbers(4, 4)
     close(pl.pallas_call(kernel, out(2, 8))(x), 1 + x.reshape(2, 8))
+
+
+@debugs
+def test_semaphores_count_are_read_and_waited_for_without_taking(debug):
+    def kernel(out_ref, sems):
+        pltpu.semaphore_signal(sems.at[1, 0], 3)
+        pltpu.semaphore_wait(sems.at[1, 0], 2, decrement=False)
+        out_ref[0] = pltpu.semaphore_read(sems.at[1].at[0])
+        pltpu.semaphore_wait(sems.at[1, 0], 2)
+        out_ref[1] = pltpu.semaphore_read(sems.at[1, 0])
+        pltpu.semaphore_wait(sems.at[1, 0])
+        out_ref[2] = pltpu.semaphore_read(sems.at[1, 0]) + pltpu.semaphore_read(sems.at[0, 0])
+
+    scratch = [pltpu.SemaphoreType.REGULAR((2, 1))]
+    assert pl.pallas_call(kernel, out(3, dtype=mnp.int32), scratch_shapes=scratch, debug=debug)().tolist() == [3, 1, 0]
+
+
+@debugs
+def test_scratch_memory_by_name_and_partial_kernels(debug):
+    def kernel(scale, x_ref, out_ref, *, total, copied):
+        pltpu.async_copy(x_ref, total, copied).wait()
+        out_ref[...] = total[...] * scale
+
+    x = numbers(4, 8)
+    call = pl.pallas_call(
+        partial(kernel, 3.0), out(4, 8), in_specs=[ANY], debug=debug,
+        scratch_shapes={"total": pltpu.VMEM((4, 8), F32), "copied": pltpu.SemaphoreType.DMA},
+    )  # fmt: skip
+    close(call(x), 3 * x)
+
+
+def test_an_empty_grid_leaves_poison_and_an_empty_output_is_empty():
+    def kernel(out_ref):
+        out_ref[...] = mnp.zeros_like(out_ref)
+
+    spec = pl.BlockSpec((1, 2), lambda i: (i, 0))
+    assert np.isnan(np.asarray(pl.pallas_call(kernel, out(2, 2), grid=(0,), out_specs=spec)())).all()
+    large = pl.pallas_call(lambda out_ref: None, out(300, 300), out_specs=ANY)()
+    assert np.isnan(np.asarray(large)).all()

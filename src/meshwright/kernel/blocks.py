@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from meshwright.core.dtypes import DType
@@ -179,6 +180,12 @@ class Blocks:
             why=f"{why}; the operand has shape {self.shape}, its blocks {self.sizes}",
             fix="a smaller grid, or another index map",
         )
+
+
+@lru_cache(maxsize=512)
+def blocks_of(spec: BlockSpec, shape: tuple[int, ...], label: str) -> Blocks:
+    """The blocks of an operand; the same for all devices."""
+    return Blocks(spec, shape, label)
 
 
 def _mode(dim: Any, size: int, indexing_mode: Any) -> Blocked | Squeezed | Element | BoundedSlice:

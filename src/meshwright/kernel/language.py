@@ -261,6 +261,11 @@ def cdiv(a: int, b: int) -> int:
     return -(-a // b)
 
 
+def delay(nanos: Any) -> None:
+    """Let time pass on this core."""
+    current("delay").time += as_int(nanos) * 1e-9
+
+
 def debug_print(text: str, *values: Any) -> None:
     """Print values of the kernel, with the device they are of: ``debug_print("x = {}", x)``."""
     task = current("debug_print")

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from meshwright.core import tree
 from meshwright.core.source import here
-from meshwright.kernel.blocks import Blocks, BlockSpec, Buffered
+from meshwright.kernel.blocks import Blocks, BlockSpec, Buffered, blocks_of
 from meshwright.kernel.faults import KernelError
 from meshwright.kernel.indexing import as_int
 from meshwright.kernel.language import close_scope, scoped
@@ -197,7 +197,7 @@ def _allocation(spec: BlockSpec, operand: Any) -> Allocation | None:
     shape = tuple(operand.shape)
     if spec.block_shape is not None and len(shape) != len(spec.block_shape):
         shape = tuple(1 if n is None else 1 << 62 for n in spec.block_shape)
-    sizes = Blocks(spec, shape, "an operand").sizes
+    sizes = blocks_of(spec, shape, "an operand").sizes
     mode = spec.pipeline_mode or Buffered(2)
     count = 1 if spec.index_map is None and spec.pipeline_mode is None else mode.buffer_count
     return Allocation(MemoryType(wanted, (count, *sizes), operand.dtype), Semaphores(SemaphoreType.DMA, (count,)))
@@ -225,7 +225,7 @@ class _Operand:
     def __init__(self, run: Run, window: Window | None, ref: Ref, spec: BlockSpec, label: str) -> None:
         self.run = run
         self.ref = ref
-        self.blocks = Blocks(spec, ref.shape, label)
+        self.blocks = blocks_of(spec, ref.shape, label)
         self.cache: dict[int, tuple[Any, ...]] = {}
         self.window = window
         if window is not None:
@@ -484,6 +484,7 @@ def emit_pipeline(
     dimension_semantics: Any = None,
     core_axis: int | None = None,
     core_axis_name: str | None = None,
+    trace_scopes: bool = True,
     no_pipelining: bool = False,
 ) -> Callable[..., None]:
     """A function of refs that runs ``body`` over a grid while blocks of the refs' memory come and go.
