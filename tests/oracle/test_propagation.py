@@ -20,8 +20,8 @@ _IMPORTED = _WHOLE[: _WHOLE.index("sdy-user-priority-propagate")]
 CHAINS = {name: (*_IMPORTED, name) for name in STRATEGIES} | {"pipeline": _WHOLE}
 # Import adds edges to named computations that are in the program from the beginning a second time, and Shardy refuses.
 IMPORTED = Features(named=False)
-# Without import, an op of a region has no edge, and values may be in several groups.
-BARE = Features(regions=False, groups=False, calls=False, manual=False)
+# Without import, values may be in several groups, which Shardy does not survive.
+BARE = Features(groups=False)
 
 
 def found_by_us(problem: Problem, passes: tuple[str, ...]) -> list[str] | None:
@@ -68,6 +68,12 @@ def test_random_programs(chain: str) -> None:
 def test_random_modules_of_all_ops(chain: str) -> None:
     wrong, compared = disagreements(range(40), CHAINS[chain], None)
     assert (wrong, compared > 30) == ([], True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_strategy_alone_many_times(strategy: str) -> None:
+    assert disagreements(range(1000, 6000), (strategy,), BARE)[0] == []
 
 
 @pytest.mark.slow

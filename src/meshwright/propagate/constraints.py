@@ -34,8 +34,8 @@ def _apply(graph: Graph, value: GraphValue, sharding: Known, op: Op, constraint:
     if holder.op is not None and holder.op.kind is Kind.EDGE:
         _constrain_edge(graph, value, sharding, constraint)
     else:
-        hold(graph, value, sharding)
-        value.given_by = constraint.results[0] if constraint is not None else op
+        hold(graph, holder, sharding)
+        holder.given_by = constraint.results[0] if constraint is not None else op
 
 
 def _constrains_otherwise(op: Op, index: int, sharding: Known) -> bool:

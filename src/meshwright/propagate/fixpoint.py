@@ -66,6 +66,9 @@ class Propagation:
         self.use_basic, self.conservative = use_basic, conservative
         self.events: list[Event] = []
         self._steps: dict[object, Changes] = {}
+        self._computations = [op for op in graph.walk() if op.kind in _COMPUTATIONS]
+        for op in self._computations:
+            self._begin(op)
         self.told = form_groups(graph)
         self._joined: dict[int, Joined] = {}
         self._stack: list[Op] = []
@@ -93,6 +96,35 @@ class Propagation:
             self._visit(op, direction_of)
         self.graph.sweep()
         self._exchange_results()
+
+    def _begin(self, op: Op) -> None:
+        """Where there are no edges, the results and arguments of a computation hold what it says of them."""
+        for value, sharding in zip(op.results, op.out_shardings or (), strict=False):
+            value.sharding = sharding if value.edge is None else None
+        for value, sharding in zip(op.blocks[0].arguments, op.in_shardings or (), strict=False):
+            inside = without_manual(self.graph, sharding, op.manual_axes)
+            value.sharding = inside if value.edge is None else None
+
+    def finish(self) -> None:
+        """Write what was found for the results and arguments of a computation where it says it."""
+        for op in self._computations:
+            arguments = op.blocks[0].arguments
+            op.out_shardings = self._written(op.results) or op.out_shardings
+            inside = self._written(arguments)
+            if inside is not None:
+                outside = op.in_shardings or inside
+                op.in_shardings = [
+                    with_manual(self.graph, out, inner, op.manual_axes)
+                    for out, inner in zip(outside, inside, strict=True)
+                ]
+            for value in (*op.results, *arguments):
+                value.sharding = None
+
+    def _written(self, values: list[GraphValue]) -> list[Known] | None:
+        mesh = next((value.sharding.mesh for value in values if value.sharding is not None), None)
+        if mesh is None:
+            return None
+        return [value.sharding or self.graph.open_sharding(mesh, len(value.shape or ())) for value in values]
 
     def _visit(self, op: Op, direction_of: DirectionOf) -> None:
         joined = self._joined.get(id(op))

@@ -57,13 +57,26 @@ class GraphValue:
     ``edge`` is the data-flow edge that this value is a target of; the edge then holds its sharding.
     """
 
-    __slots__ = ("block", "edge", "given_by", "groups", "index", "op", "origin", "shape", "sharding", "uses")
+    __slots__ = (
+        "block",
+        "edge",
+        "given_by",
+        "groups",
+        "index",
+        "op",
+        "origin",
+        "shape",
+        "sharding",
+        "target_of",
+        "uses",
+    )
 
     def __init__(self, shape: tuple[int, ...] | None, op: Op | None, block: GraphBlock | None, index: int) -> None:
         self.shape, self.op, self.block, self.index = shape, op, block, index
         self.uses: list[Use] = []
         self.sharding: Known | None = None
         self.edge: Op | None = None
+        self.target_of: GraphValue | None = None  # the result of a loop that its argument becomes, if there is no edge
         self.groups: Group | None = None
         self.given_by: GraphValue | Op | None = None  # whose sharding was copied here before propagation
         self.origin: Value | None = None
@@ -71,12 +84,14 @@ class GraphValue:
     @property
     def holder(self) -> GraphValue:
         """The value that holds the sharding: the result of the edge this is a target of, or itself."""
-        return self if self.edge is None else self.edge.results[0]
+        if self.edge is not None:
+            return self.edge.results[0]
+        return self if self.target_of is None else self.target_of
 
     @property
     def known(self) -> Known | None:
         """The sharding of the value."""
-        return self.sharding if self.edge is None else self.edge.results[0].sharding
+        return self.holder.sharding
 
     @property
     def is_argument(self) -> bool:
@@ -270,6 +285,7 @@ class Graph:
                 op.out_shardings = [self.interned(sharding) for sharding in node.out_shardings]
             for number in node.results:
                 self._value(op.add_result(None), number, problem, values)
+            set_targets(op)
         terminator = Op(None, None, block)
         block.ops.append(terminator)
         terminator.use([_made(values, number) for number in given.returns])
@@ -319,6 +335,7 @@ class Graph:
             new = copy.add_result(value.shape)
             new.sharding, new.origin = value.sharding, value.origin
             mapping[value] = new
+        set_targets(copy)
         return copy
 
     def clone_block(self, block: GraphBlock, copy: GraphBlock, mapping: dict[GraphValue, GraphValue]) -> None:
@@ -392,8 +409,11 @@ def walk(block: GraphBlock) -> Iterator[Op]:
 
 
 def can_hold(value: GraphValue) -> bool:
-    """Whether a value has a place for a sharding: not the argument of a region that no edge leads into."""
-    return value.block is None or isinstance(value.block.parent, FunctionOp)
+    """Whether a value has a place for a sharding: not the argument of a loop that no edge leads into."""
+    if value.block is None:
+        return True
+    parent = value.block.parent
+    return isinstance(parent, FunctionOp) or parent.kind in (Kind.MANUAL, Kind.NAMED)
 
 
 def hold(graph: Graph, value: GraphValue, sharding: Known) -> None:
@@ -477,6 +497,14 @@ def edge_of(owner: GraphValue) -> tuple[list[Use], list[GraphValue]]:
     if op.kind is Kind.FENCE:
         return [op.operands[index]], [owner]
     return returned, [owner]
+
+
+def set_targets(op: Op) -> None:
+    """Let the arguments of a loop's regions know which result they become."""
+    if op.kind is Kind.WHILE:
+        for block in op.blocks:
+            for argument, result in zip(block.arguments, op.results, strict=True):
+                argument.target_of = result
 
 
 def _made(values: list[GraphValue | None], number: int) -> GraphValue:

@@ -136,6 +136,7 @@ def _run_pass(answer: Answer, name: str, conservative: bool) -> None:
         use_basic = name == "sdy-basic-propagate"
         propagation = Propagation(answer.graph, use_basic=use_basic, conservative=conservative)
         strategy(propagation)
+        propagation.finish()
         answer.events += propagation.events
         answer.told += propagation.told
     elif name in PASSES:
