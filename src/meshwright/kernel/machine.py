@@ -177,8 +177,7 @@ class Machine:
             self.pause(task)
         source = task.source()
         self.signallers.setdefault(semaphore.array.key, set()).add((task.entity, source))
-        semaphore.last = Signal(amount, task, source, task.entity)
-        semaphore.signals.append(semaphore.last)
+        semaphore.add(Signal(amount, task, source, task.entity))
         if self.history is not None:
             self.history.event(task, "signals", source)
         semaphore.time = max(semaphore.time, task.time)
@@ -246,9 +245,9 @@ class Machine:
         chain = copy.link if self.schedule.links_in_order else ("copy", copy.number)
         if send is not None:
             copy.send = (send, Signal(copy.nbytes, task, copy.source, chain, copy, "read"))
-            send.signals.append(copy.send[1])
+            send.add(copy.send[1])
         copy.receive = (receive, Signal(copy.nbytes, task, copy.source, chain, copy, "write" if send else "both"))
-        receive.signals.append(copy.receive[1])
+        receive.add(copy.receive[1])
         self.signallers.setdefault(receive.array.key, set()).add((task.entity, copy.source))
         self.pending[copy.number] = copy
         if self.schedule.in_turn:

@@ -39,7 +39,7 @@ class Signal:
 class Semaphore:
     """One counter of one device."""
 
-    __slots__ = ("array", "count", "index", "last", "signals", "spent", "time", "waiter")
+    __slots__ = ("array", "chains", "count", "index", "last", "longest", "signals", "spent", "time", "total", "waiter")
 
     def __init__(self, array: SemaphoreArray, index: tuple[int, ...]) -> None:
         self.array = array
@@ -47,43 +47,61 @@ class Semaphore:
         self.count = 0
         self.time = 0.0  # when it was last signalled
         self.waiter: Task | None = None
-        self.signals: list[Signal] = []  # those no wait has proved to have come yet
-        self.spent = 0  # how much of them was waited for all the same
         self.last: Signal | None = None
+        self.spent = 0  # how much was waited for of signals that no wait has proved to have come
+        self.forget()
+
+    def forget(self) -> None:
+        """Start anew, with no signal that is still to be proved."""
+        self.signals: list[Signal] = []
+        self.total = 0  # of their amounts
+        self.chains: dict[Any, int] = {}  # the same by chain
+        self.longest = 0  # no chain has ever had more
 
     @property
     def label(self) -> str:
         return self.array.label + (str(list(self.index)) if self.index else "")
 
+    def add(self, signal: Signal) -> None:
+        """A signal is on its way."""
+        self.last = signal
+        self.signals.append(signal)
+        self.total += signal.amount
+        chain = self.chains[signal.chain] = self.chains.get(signal.chain, 0) + signal.amount
+        self.longest = max(self.longest, chain)
+
     def proved(self, value: int) -> list[Signal]:
         """The signals that must have come for a wait to have taken ``value``, in addition to what was taken before.
 
-        All signals together are ``total``. Without a signal and the later ones of its chain only ``rest`` could have
-        come; if that is less than what was taken, the signal has come.
+        All signals together are ``total``. Without a signal and the later ones of its chain, ``total - later`` could
+        have come; if that is less than what was taken, the signal has come.
         """
-        taken = self.spent + value
-        total = sum(s.amount for s in self.signals)
-        if taken >= total:
+        left = self.total - (self.spent + value)
+        if left <= 0:
             return list(self.signals)
+        if left >= self.longest:
+            return []
         later: dict[Any, int] = {}
         found = []
         for signal in reversed(self.signals):
             later[signal.chain] = later.get(signal.chain, 0) + signal.amount
-            if total - later[signal.chain] < taken:
+            if later[signal.chain] > left:
                 found.append(signal)
         return found
 
     def take(self, value: int) -> list[Signal]:
         """Take ``value`` from the counter; the signals that are now proved to have come."""
         self.count -= value
-        if len(self.signals) == 1 and self.signals[0].amount == value and not self.spent:
-            found, self.signals = self.signals, []
-            return found
         found = self.proved(value)
         self.spent += value - sum(s.amount for s in found)
-        if found:
+        if len(found) == len(self.signals):
+            self.forget()
+        elif found:
             gone = set(map(id, found))
             self.signals = [s for s in self.signals if id(s) not in gone]
+            for signal in found:
+                self.total -= signal.amount
+                self.chains[signal.chain] -= signal.amount
         return found
 
 
@@ -116,7 +134,8 @@ class SemaphoreArray:
         counts = np.zeros(self.cells.shape, np.int32)
         for semaphore in self:
             counts[semaphore.index] = semaphore.count
-            semaphore.count, semaphore.signals = 0, []
+            semaphore.count = 0
+            semaphore.forget()
         return counts
 
     def __iter__(self) -> Any:
