@@ -1,4 +1,13 @@
-"""Programs of others: StableHLO and sdy as MLIR has them (``interop.mlir``)."""
+"""Programs of others: StableHLO and sdy as MLIR has them (``interop.mlir``).
+
+>>> import meshwright as mw
+>>> text = '''func.func @main(%x: tensor<3xf32>) -> tensor<3xf32> {
+...   %0 = stablehlo.tanh %x : tensor<3xf32>
+...   return %0 : tensor<3xf32>
+... }'''
+>>> [eqn.op.name for eqn in mw.interop.mlir.load(text).eqns]
+['tanh']
+"""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

@@ -182,8 +182,13 @@ class _Loader:
     # Control flow
 
     def constant(self, op: Any, operands: list[Any], env: dict[Any, Any]) -> Sequence[Any]:
+        """One number for all is stored once."""
         t = self.type(op.results[0], op)
-        return [Array(_numbers(op, t), t)]
+        found = _numbers(op, t)
+        if found.size > 1 and (found == found.flat[0]).all():
+            scalar = TensorType((), t.dtype)
+            return [REGISTRY["broadcast_in_dim"](Array(found.flat[0].reshape(()), scalar), shape=t.shape, dims=())]
+        return [Array(found, t)]
 
     def call(self, op: Any, operands: list[Any], env: dict[Any, Any]) -> Sequence[Any]:
         name = str(op.attributes["callee"]).removeprefix("@").strip('"')
