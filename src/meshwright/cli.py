@@ -16,10 +16,12 @@ from meshwright.errors import MeshwrightError
 COMMANDS = {
     "tour": "the main job in a minute",
     "calibrate": "measure the machine at hand and write its numbers to a chip file",
+    "cost": "what a program costs on a machine: FLOPs, bytes, communication, memory",
     "matmul": "ways to multiply two split matrices, and which is the fastest",
     "opt": "run sharding passes on a module of StableHLO and sdy",
     "reshard": "how an array gets from one sharding to another, and what that costs",
     "rules": "the factor rules of ops",
+    "simulate": "how long a program takes on a machine, as a timeline",
     "visualize": "which devices hold which part of a tensor",
 }
 

@@ -90,7 +90,7 @@ def _sizes(mesh: Mapping[str, int]) -> str:
     return ", ".join(f"{name}={size}" for name, size in mesh.items())
 
 
-def _split_name(name: str) -> tuple[str, int, int] | None:
+def split_name(name: str) -> tuple[str, int, int] | None:
     """``x:(2)4`` as ("x", 2, 4); None for a whole axis."""
     head, colon, tail = name.rpartition(":(")
     if not colon:
@@ -103,7 +103,7 @@ def _whole_axes(axes: Mapping[str, int]) -> dict[str, int]:
     """The axes that parts such as ``x:(1)2``, ``x:(2)4`` are parts of, with their sizes."""
     found: dict[str, int] = {}
     for name, size in axes.items():
-        part = _split_name(name)
+        part = split_name(name)
         whole = part[0] if part else name
         found[whole] = found.get(whole, 1) * size
     return found
@@ -125,11 +125,11 @@ class Machine:
     @staticmethod
     def _with_parts(topology: Topology, axes: Mapping[str, int]) -> Topology:
         """The machine with parts of mesh axes as axes of their own, each where its whole lies."""
-        if all(_split_name(name) is None for name in axes):
+        if all(split_name(name) is None for name in axes):
             return topology
         spans: dict[str, tuple[Span, ...]] = {}
         for name in axes:
-            part = _split_name(name)
+            part = split_name(name)
             if part is None:
                 spans[name] = topology.mapping[name]
             else:

@@ -187,11 +187,31 @@ class Simulation:
         lines += [f"  note: {note}" for note in self.notes]
         return "\n".join(lines)
 
+    def cost(self) -> str:
+        """The work of a device as a table, whatever overlaps: FLOPs, memory traffic, communication, memory."""
+        nbytes = sum(times * task.took.nbytes for task, times in self.leaves())
+        lines = [
+            f"one device of {self.topology.text}",
+            f"  {self.flops:.3g} FLOPs, {self.product_flops:.3g} of them in products",
+            f"  {size_text(nbytes)} of memory traffic"
+            + (f", {self.flops / nbytes:.3g} FLOPs a byte" if nbytes else ""),
+            f"  compute {time_text(self.compute_seconds)}",
+        ]
+        moved: dict[str, float] = {}
+        for task, times in self.leaves():
+            if task.took.axes:
+                name = ",".join(task.took.axes)
+                moved[name] = moved.get(name, 0.0) + times * task.took.moved
+        seconds = self.axis_seconds()
+        lines += [f"  along {axis}: {size_text(moved[axis])} received, {time_text(seconds[axis])}" for axis in moved]
+        return "\n".join([*lines, f"  {self.bound}", "", self.breakdown(), "", str(self.memory)])
+
     def breakdown(self, rows: int = 12) -> str:
-        """The longest ops and lines as tables."""
+        """The longest ops and, unless all is from one line, lines as tables."""
         total = sum(share.seconds for share in self.by_op()) or 1.0
         parts = []
-        for title, shares in (("op", self.by_op()), ("line", self.by_line())):
+        tables = [("op", self.by_op()), ("line", self.by_line())]
+        for title, shares in tables if len(tables[1][1]) > 1 else tables[:1]:
             width = max([len(title), *(len(share.name) for share in shares[:rows])])
             heads = f"{'times':>7}  {'time':>9}  {'share':>5}  {'FLOPs':>9}  {'memory':>9}  received"
             lines = [f"{title:<{width}}  {heads}"]

@@ -12,7 +12,7 @@ from meshwright.simulate.machine import Machine, machine_for
 from meshwright.simulate.memory import memory
 from meshwright.simulate.schedule import OVERLAPS, Player
 from meshwright.simulate.simulation import Simulation
-from meshwright.simulate.tasks import Reader, local_program
+from meshwright.simulate.tasks import Reader, local_program, with_parts
 
 
 def simulate(
@@ -63,7 +63,7 @@ def simulate(
 
 def read_program(program: Any, mesh_axes: Mapping[str, int] | None = None) -> tuple[Program, dict[str, int]]:
     """The program of one device and the mesh it is for, from whatever has them."""
-    found = program if isinstance(program, Program) else getattr(program, "program", None)
+    found = program if isinstance(program, Program) else getattr(program, "local", getattr(program, "program", None))
     if not isinstance(found, Program):
         raise MeshwrightError(
             f"{program!r} is not a program.",
@@ -74,4 +74,5 @@ def read_program(program: Any, mesh_axes: Mapping[str, int] | None = None) -> tu
     if mesh_axes is None and not isinstance(program, Program):
         mesh = getattr(program, "mesh", None)
         mesh_axes = dict(getattr(mesh, "shape", {}) or {}) or None
-    return local_program(found, mesh_axes)
+    local, axes = local_program(found, mesh_axes)
+    return local, with_parts(local, axes)

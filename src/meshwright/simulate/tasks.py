@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from meshwright.core.program import Atom, Eqn, Program, Var
@@ -14,7 +15,7 @@ from meshwright.core.source import Source, here
 from meshwright.errors import MeshwrightError
 from meshwright.ops.stacked import inline_calls
 from meshwright.simulate.kernels import Kernels, fuse
-from meshwright.simulate.machine import COMPUTE, KINDS, Machine, Took
+from meshwright.simulate.machine import COMPUTE, KINDS, Machine, Took, split_name
 
 
 @dataclass(eq=False)
@@ -188,6 +189,31 @@ def local_program(program: Program, mesh_axes: Mapping[str, int] | None) -> tupl
                 fix="use one mesh throughout",
             )
     return _flattened(program, mesh), mesh
+
+
+def with_parts(program: Program, axes: Mapping[str, int]) -> dict[str, int]:
+    """The mesh with an axis as the parts that a program talks along, ``x:(1)2`` and ``x:(2)4``, if it does so."""
+    cuts: dict[str, set[int]] = {}
+    for name in _spoken(program):
+        part = split_name(name)
+        if part is not None and name not in axes and part[0] in axes:
+            cuts.setdefault(part[0], {1, axes[part[0]]}).update((part[1], part[1] * part[2]))
+    found: dict[str, int] = {}
+    for name, size in axes.items():
+        at = sorted(cuts.get(name, ()))
+        parts = {f"{name}:({low}){high // low}": high // low for low, high in pairwise(at)}
+        found.update(parts or {name: size})
+    return found
+
+
+def _spoken(program: Program) -> set[str]:
+    """The axes that collectives of a program work along."""
+    found: set[str] = set()
+    for eqn in program.eqns:
+        found.update(eqn.params["axes"] if eqn.op.name in KINDS else ())
+        for _, region in eqn.regions():
+            found |= _spoken(region)
+    return found
 
 
 def _flattened(program: Program, mesh: dict[str, int]) -> Program:

@@ -1,0 +1,30 @@
+"""``meshwright cost``: the work of a program on a machine, op by op, without a timeline."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from meshwright.commands.machines import read_machine
+from meshwright.commands.programs import describe_program, simulated
+from meshwright.commands.simulate import facts
+
+
+def describe(parser: argparse.ArgumentParser) -> None:
+    """The arguments of the command."""
+    parser.description = "What a program costs: FLOPs, memory traffic, bytes over each axis of the mesh, memory."
+    describe_program(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Count and print."""
+    args.overlap = "none"  # one task after another: sums do not depend on a schedule
+    result = simulated(args, read_machine(args.hardware))
+    if args.json:
+        found = facts(result)
+        for name in ("seconds", "exposed_seconds", "mfu"):
+            del found[name]
+        print(json.dumps(found, indent=2))
+        return 0
+    print(result.cost())
+    return 0

@@ -1,0 +1,71 @@
+"""``meshwright simulate``: a program on a machine, as a timeline."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+from meshwright.commands.machines import read_machine
+from meshwright.commands.programs import describe_program, simulated
+from meshwright.simulate.simulation import Share, Simulation
+
+
+def describe(parser: argparse.ArgumentParser) -> None:
+    """The arguments of the command."""
+    parser.description = "Play a program on a machine: its time, what bounds it, a Gantt chart, where the time goes."
+    describe_program(parser)
+    parser.add_argument("--perfetto", metavar="FILE", help="write the timeline for https://ui.perfetto.dev")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Simulate and print; 1 if the program does not fit into the chip's memory."""
+    result = simulated(args, read_machine(args.hardware))
+    if args.perfetto:
+        result.to_perfetto(args.perfetto)
+    if args.json:
+        print(json.dumps(facts(result), indent=2))
+    else:
+        print(result, result.gantt(), result.breakdown(), result.memory, sep="\n\n")
+    return 0 if result.fits else 1
+
+
+def facts(result: Simulation) -> dict[str, Any]:
+    """A simulation as JSON has it."""
+    use = result.memory
+    return {
+        "hardware": result.topology.text,
+        "devices": result.topology.size,
+        "mesh": dict(result.mesh),
+        "mode": result.machine.mode,
+        "seconds": result.seconds,
+        "bound": result.bound,
+        "compute_seconds": result.compute_seconds,
+        "communication_seconds": result.communication_seconds,
+        "exposed_seconds": result.exposed_seconds,
+        "axis_seconds": result.axis_seconds(),
+        "unit_seconds": result.unit_seconds(),
+        "flops": result.flops,
+        "mfu": result.mfu,
+        "fits": result.fits,
+        "memory": {
+            "peak_bytes_per_device": use.peak_bytes,
+            "argument_bytes": use.argument_bytes,
+            "output_bytes": use.output_bytes,
+            "temporary_bytes": use.temporary_bytes,
+        },
+        "by_op": [_share(share) for share in result.by_op()],
+        "by_line": [_share(share) for share in result.by_line()],
+        "notes": list(result.notes),
+    }
+
+
+def _share(share: Share) -> dict[str, Any]:
+    return {
+        "name": share.name,
+        "times": share.times,
+        "seconds": share.seconds,
+        "flops": share.flops,
+        "memory_bytes": share.nbytes,
+        "bytes_received": share.moved,
+    }
