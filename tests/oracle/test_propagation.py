@@ -24,10 +24,10 @@ IMPORTED = Features(named=False)
 BARE = Features(groups=False)
 
 
-def found_by_us(problem: Problem, passes: tuple[str, ...]) -> list[str] | None:
+def found_by_us(problem: Problem, passes: tuple[str, ...], conservative: bool = False) -> list[str] | None:
     """The lines of the answer, or of the error; None where Shardy would use memory that it freed."""
     try:
-        answer = run(problem, passes)
+        answer = run(problem, passes, conservative=conservative)
     except MeshwrightError as error:
         return str(error).splitlines()
     return None if any("is used by nobody" in line for line in answer.told) else show_graph(answer.graph)
@@ -56,6 +56,15 @@ def disagreements(seeds: range, passes: tuple[str, ...], features: Features | No
 def test_a_strategy_alone(strategy: str) -> None:
     wrong, compared = disagreements(range(60), (strategy,), BARE)
     assert (wrong, compared > 50) == ([], True)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_strategy_alone_that_never_cuts_an_axis(strategy: str) -> None:
+    programs = [Maker(seed, BARE).program() for seed in range(60)]
+    ours = [found_by_us(problem, (strategy,), conservative=True) for problem, _ in programs]
+    theirs = shown_apart([text for _, text in programs], (f"{strategy}{{conservative-propagation=true}}",))
+    compared = [(one, other) for one, other in zip(ours, theirs, strict=True) if one and other]
+    assert len(compared) > 50 and all(one == other for one, other in compared)
 
 
 @pytest.mark.parametrize("chain", CHAINS)

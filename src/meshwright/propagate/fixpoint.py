@@ -20,6 +20,7 @@ DirectionOf = Callable[[Op], Directions]
 
 BOTH: Directions = (Direction.BOTH, Direction.BOTH)
 _COMPUTATIONS = (Kind.MANUAL, Kind.NAMED)
+_WHOLE_OR_PART = (Kind.EDGE, Kind.BARRIER)  # never conservative
 _IDENTITIES = (Kind.CONSTRAINT, Kind.RESHARD, Kind.BARRIER)
 
 
@@ -140,7 +141,7 @@ class Propagation:
         directions = direction_of(op) if op.kind is not Kind.BARRIER else (op.direction, op.direction)
         rule, values = joined.rule, joined.values
         before = tuple([value.sharding for value in values])
-        for number, sharding in self.step(rule, before, directions, joined.elementwise, op.kind is not Kind.EDGE):
+        for number, sharding in self.step(rule, before, directions, joined.elementwise, op.kind not in _WHOLE_OR_PART):
             self._set(joined, number, sharding, op, before)
 
     def _join(self, op: Op) -> Joined | None:
@@ -267,7 +268,7 @@ class Propagation:
                 continue
             joined = Joined.of(Rule.identity(shape), (use.value,))
             before = (use.value.known, main.result_shardings[number])
-            for place, sharding in self.step(joined.rule, before, BOTH):
+            for place, sharding in self.step(joined.rule, before, BOTH, False, False):
                 if place == 0:
                     self._set(joined, 0, sharding, main, before)
                 else:

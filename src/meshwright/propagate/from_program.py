@@ -44,17 +44,20 @@ def propagate_program(
     mesh: BaseMesh,
     in_shardings: Sequence[TensorSharding | None],
     out_shardings: Sequence[TensorSharding | None],
+    fixed: Mapping[Var, TensorSharding] | None = None,
 ) -> Propagated:
-    """The shardings of all values of a program, regions included."""
-    reader = _Reader(mesh)
+    """The shardings of all values of a program, regions included; ``fixed`` are those that are known beforehand."""
+    reader = _Reader(mesh, fixed or {})
     for var, sharding in zip(program.inputs, in_shardings, strict=True):
-        reader.number[var] = reader.value(var.type.shape, sharding)
+        reader.number[var] = reader.value(var.type.shape, sharding or reader.fixed.get(var))
     arguments = tuple(reader.number[var] for var in program.inputs)
     reader.block(program)
     returns = tuple(reader.atom(atom) for atom in program.outputs)
     main = Function("main", Block(arguments, tuple(reader.nodes), returns), tuple(out_shardings))
     answer = run(Problem(tuple(reader.values), (main,), (mesh,)), PASSES)
-    return Propagated(answer, reader.number, reader.read(answer, program))
+    found = reader.read(answer, program)
+    found.update((var, sharding) for var, sharding in reader.fixed.items() if sharding.unreduced)
+    return Propagated(answer, reader.number, found)
 
 
 class _Ref(NamedTuple):
@@ -65,8 +68,9 @@ class _Ref(NamedTuple):
 
 
 class _Reader:
-    def __init__(self, mesh: BaseMesh) -> None:
+    def __init__(self, mesh: BaseMesh, fixed: Mapping[Var, TensorSharding]) -> None:
         self.mesh = mesh
+        self.fixed = fixed
         self.values: list[Value] = []
         self.nodes: list[Node] = []
         self.number: dict[Var, int] = {}
@@ -79,7 +83,7 @@ class _Reader:
         """The number of a value; a literal is a constant of its own."""
         if isinstance(atom, Var):
             if atom not in self.number:
-                self.number[atom] = self.value(atom.type.shape)
+                self.number[atom] = self.value(atom.type.shape, self.fixed.get(atom))
             return self.number[atom]
         number = self.value(())
         self.nodes.append(Node(Kind.OP, (), (number,), Rule((), ((),), (), ()), constant=True))
@@ -226,7 +230,8 @@ class _Reader:
 
     def _sharding_constraint(self, eqn: Eqn) -> None:
         where, (var,) = str(eqn.source or ""), eqn.outputs
-        number = self.number[var] = self.value(var.type.shape, self.by_spec(eqn.params["spec"], var.type.ndim), where)
+        sharding = self.fixed.get(var) or self.by_spec(eqn.params["spec"], var.type.ndim)
+        number = self.number[var] = self.value(var.type.shape, sharding, where)
         operands, ref = (self.atom(eqn.inputs[0]),), _Ref((var,))
         self.nodes.append(Node(Kind.CONSTRAINT, operands, (number,), elementwise=True, where=where, ref=ref))
 
