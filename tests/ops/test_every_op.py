@@ -51,7 +51,9 @@ for _module in MODULES:
 WITH_REGIONS = frozenset(
     {"scan", "while", "cond", "custom_jvp_call", "custom_vjp_call", "custom_vjp_tangents", "checkpoint", "shard_map"}
 )
-ACROSS_DEVICES = frozenset({"finish_sum", "pallas_call", *(name for name, op in REGISTRY.items() if op.stack is not None)})
+ACROSS_DEVICES = frozenset(
+    {"finish_sum", "pallas_call", *(name for name, op in REGISTRY.items() if op.stack is not None)}
+)
 WALKED = [op for name, op in sorted(REGISTRY.items()) if name not in WITH_REGIONS | ACROSS_DEVICES]
 
 # Dtypes for checks where one of a kind stands for the others.
