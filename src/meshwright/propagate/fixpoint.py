@@ -193,6 +193,11 @@ class Propagation:
             )
         return found
 
+    @property
+    def different_steps(self) -> int:
+        """How many steps were taken that were not remembered."""
+        return len(self._steps)
+
     # Changing a sharding
 
     def _set(

@@ -97,13 +97,14 @@ class Answer:
     """What passes made of a problem.
 
     ``problem`` is the program with its shardings, ``graph`` the same as propagation knows it, ``events`` what changed
-    when and why, ``told`` what a user should know.
+    when and why, ``told`` what a user should know, ``steps`` how many different steps there were.
     """
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.events: list[Event] = []
         self.told: list[str] = []
+        self.steps = 0
 
     @cached_property
     def problem(self) -> Problem:
@@ -139,6 +140,7 @@ def _run_pass(answer: Answer, name: str, conservative: bool) -> None:
         propagation.finish()
         answer.events += propagation.events
         answer.told += propagation.told
+        answer.steps += propagation.different_steps
     elif name in PASSES:
         PASSES[name](answer.graph)
     else:
