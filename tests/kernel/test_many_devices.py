@@ -406,3 +406,14 @@ def test_a_program_read_from_text_says_that_its_kernel_is_not_there():
     program = mw.parse_program(str(mw.make_program(f)(mnp.ones(2))))
     with pytest.raises(pltpu.KernelError, match=r"The kernel 'double#\d+' is not part of this program"):
         compile_program(program)(np.ones(2, np.float32))
+
+
+def test_a_kernel_in_a_loop_of_the_program():
+    def f(x):
+        return lax.scan(lambda c, _: (right_permute(c.shape)(c), None), x, None, length=3)[0]
+
+    mesh = mw.make_mesh((4,), ("x",))
+    g = mw.jit(mw.shard_map(f, mesh=mesh, in_specs=mw.P("x"), out_specs=mw.P("x")))
+    np.testing.assert_array_equal(g(mnp.arange(8.0)), np.roll(np.arange(8.0), 6))
+    whole = mw.jit(mw.shard_map(lambda: f(mnp.ones((1, 2))), mesh=mesh, in_specs=(), out_specs=mw.P("x")))
+    np.testing.assert_array_equal(whole(), np.ones((4, 2)))
