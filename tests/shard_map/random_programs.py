@@ -91,9 +91,43 @@ class Manual:
 
         return mw.shard_map(body, mesh=mesh, in_specs=tuple(specs), out_specs=outs, **options)
 
+    def on_one_axis(self) -> Any:
+        """The program as a shard_map over a mesh with one axis, of which the axes are parts."""
+        names: dict[str, str] = {}
+        before = 1
+        for axis, size in self.mesh.items():
+            names[axis] = f"m:({before}){size}"
+            before *= size
+
+        def spec(dims: tuple[Axes, Axes]) -> Any:
+            return mw.P(*(tuple(names[a] for a in d) or None for d in dims))
+
+        body = renamed(self.body, names)
+        return mw.shard_map(
+            lambda *blocks: tuple(on_device(body, list(blocks))),
+            mesh=mw.make_mesh((before,), ("m",)),
+            in_specs=tuple(map(spec, self.in_specs)),
+            out_specs=tuple(map(spec, self.out_specs)),
+        )
+
     def reference(self, *args: Any) -> tuple[Any, ...]:
         """The same without devices."""
         return Reference(self).whole(args)
+
+
+def renamed(program: Inner, names: dict[str, str]) -> Inner:
+    """The steps with other names of axes."""
+
+    def rename(what: Any) -> Any:
+        if isinstance(what, str):
+            return names.get(what, what)
+        return tuple(map(rename, what)) if isinstance(what, tuple) else what
+
+    steps = [
+        Step(s.name, s.operands, rename(s.what), tuple(renamed(inner, names) for inner in s.inner))
+        for s in program.steps
+    ]
+    return Inner(tuple(steps), program.results)
 
 
 # What one device does

@@ -89,6 +89,8 @@ def manual_axes(name: str, manual: Manual, op: str) -> tuple[str, ...]:
     elif whole in known and before:
         sizes = [(_part(axis), manual.axes[axis]) for axis in manual.parts.get(whole, (whole,))]
         total = prod(n for _, n in sizes)
+        if (before, size) == (1, total):
+            return manual.parts.get(whole, (whole,))
         if total % (before * size) == 0 and size > 1:
             inside = tuple(
                 axis
