@@ -85,6 +85,27 @@ def test_a_second_module_is_shown_with_its_line_in_the_file(tmp_path: Path, caps
     assert "unknown mesh: @mush" in message and f"{path}:8:1" in message
 
 
+def test_every_axis_is_explained(file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["opt", file, "-sdy-basic-propagate", "--explain"]) == 0
+    assert (
+        capsys.readouterr().out
+        == """\
+%arg0, dim 0, over "a": written at line 2:17
+%0, dim 0, over "a": through stablehlo.negate at line 3:8
+  from %arg0, dim 0, over "a": written at line 2:17
+"""
+    )
+    assert main(["opt", file, "--explain"]) == 2
+    assert (
+        capsys.readouterr().err
+        == """\
+There is nothing to explain.
+  why:  no pass propagates
+  fix:  meshwright opt FILE.mlir -sdy-user-priority-propagate --explain
+"""
+    )
+
+
 def test_a_file_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["opt", "nowhere.mlir"]) == 2
     assert (

@@ -5,12 +5,15 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from typing import Any
 
 from meshwright.errors import MeshwrightError
 from meshwright.interop.mlir_context import parse_module
 from meshwright.interop.passes import apply_passes, pass_names
+from meshwright.propagate.why import explain
 
 SPLIT = "// -----"
+_FIX = "meshwright opt FILE.mlir -sdy-user-priority-propagate --explain"
 
 
 def describe(parser: argparse.ArgumentParser) -> None:
@@ -24,6 +27,9 @@ def describe(parser: argparse.ArgumentParser) -> None:
         help=f"FILE has modules between lines {SPLIT}",
     )
     parser.add_argument("--json", action="store_true", help="print the modules and the warnings as JSON")
+    parser.add_argument(
+        "--explain", action="store_true", help="print, instead of the modules, where each axis of each value came from"
+    )
     passes = parser.add_argument_group("passes")
     for name in pass_names():
         passes.add_argument(f"-{name}", f"--{name}", action="append_const", const=name, dest="passes")
@@ -36,13 +42,20 @@ def run(args: argparse.Namespace) -> int:
     found = []
     for skipped, part in parts:
         module = parse_module("\n" * skipped + part, "standard input" if args.file == "-" else args.file)
-        passed = apply_passes(module, args.passes or [])
-        found.append({"module": str(passed.module), "warnings": passed.warnings})
+        passed = apply_passes(module, args.passes or [], names=args.explain)
+        entry: dict[str, Any] = {"module": str(passed.module), "warnings": passed.warnings}
+        if args.explain:
+            if passed.answer is None:
+                raise MeshwrightError("There is nothing to explain.", why="no pass propagates", fix=_FIX)
+            entry["why"] = list(explain(passed.answer))
+        found.append(entry)
         if not args.json:
             for warning in passed.warnings:
                 print(f"warning: {warning}", file=sys.stderr)
     if args.json:
         print(json.dumps(found if args.split_input_file else found[0], indent=2))
+    elif args.explain:
+        print(f"\n{SPLIT}\n".join("\n".join(entry["why"]) for entry in found))
     else:
         print(f"{SPLIT}\n".join(f"{entry['module']}\n" for entry in found), end="")
     return 0

@@ -95,7 +95,8 @@ class ModuleReader:
     def _number(self, value: Any, sharding: Any = None) -> int:
         number = self._numbers[value] = len(self._values)
         t = self.types(value.type)
-        self._values.append(Value(None if t is None else t.shape, sharding, value.get_name() if self._names else ""))
+        name, where = (value.get_name(), place_of(value)) if self._names else ("", "")
+        self._values.append(Value(None if t is None else t.shape, sharding, name, where))
         return number
 
     def _block(self, block: Any, arguments: list[int] | None = None) -> Block:
@@ -116,7 +117,7 @@ class ModuleReader:
         results = list(op.results)
         written = self._written(kind, attributes, len(results))
         numbers = tuple(self._number(value, sharding) for value, sharding in zip(results, written, strict=True))
-        where = str(op.location) if self._names else ""
+        where = place_of(op) if self._names else ""
         node = Node(kind, operands, numbers, regions=regions, name=name, where=where, ref=op)
         if kind is Kind.OP:
             return self._plain(op, name, node)
@@ -222,6 +223,11 @@ class ModuleReader:
         text = f"no sharding rule is known for {name}: nothing is propagated through it"
         if text not in self.warnings:
             self.warnings.append(text)
+
+
+def place_of(thing: Any) -> str:
+    """Where a value or an op was written: ``line 3:8``, or what the module itself says about that."""
+    return str(thing.location).removeprefix("loc(").removesuffix(")").replace('"-":', "line ")
 
 
 def _is_list(attribute: Any) -> bool:
