@@ -9,7 +9,7 @@ from meshwright.interop.module_writer import write_module
 from meshwright.interop.passes import apply_passes
 from meshwright.interop.problem_reader import read_problem
 from tests.oracle.random_modules import EVERYTHING, Recipe, random_module
-from tests.oracle.shardy import apart, apply_apart, pipeline_without_reshards
+from tests.oracle.shardy import apart, apply, pipeline_without_reshards
 
 STRATEGIES = ("basic", "aggressive", "op-priority", "user-priority")
 
@@ -22,9 +22,8 @@ def test_a_module_that_nothing_was_done_to_is_written_as_it_was_read(seed: int) 
 
 def assert_same(seed: int, strategy: str) -> None:
     text = random_module(seed, Recipe(features=()))
-    expected = apply_apart(text, f"{strategy}-propagate")
-    if expected is not None:
-        assert str(apply_passes(parse_module(text), [f"sdy-{strategy}-propagate"]).module) == expected, f"seed {seed}"
+    expected = apply(text, f"{strategy}-propagate")
+    assert str(apply_passes(parse_module(text), [f"sdy-{strategy}-propagate"]).module) == expected, f"seed {seed}"
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -41,20 +40,20 @@ def test_many_functions_are_propagated_through_as_shardy_does(first: int, strate
         assert_same(seed, strategy)
 
 
-def assert_same_pipeline(seed: int) -> None:
-    text = random_module(seed)
-    expected = apart(pipeline_without_reshards, text)
-    if expected is not None:
-        assert str(apply_passes(parse_module(text), ["sdy-propagation-pipeline"]).module) == expected, f"seed {seed}"
+def piped(text: str) -> str:
+    return str(apply_passes(parse_module(text), ["sdy-propagation-pipeline"]).module)
 
 
 @pytest.mark.parametrize("seed", range(60))
 def test_a_module_goes_through_the_pipeline_as_through_shardy_s(seed: int) -> None:
-    assert_same_pipeline(seed)
+    text = random_module(seed)
+    assert piped(text) == pipeline_without_reshards(text)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("first", range(1000, 11000, 500))
 def test_many_modules_go_through_the_pipeline_as_through_shardy_s(first: int) -> None:
     for seed in range(first, first + 500):
-        assert_same_pipeline(seed)
+        text = random_module(seed)
+        expected = apart(pipeline_without_reshards, text)  # Shardy does not survive one in a thousand
+        assert expected is None or piped(text) == expected, f"seed {seed}"
