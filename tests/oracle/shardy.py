@@ -70,8 +70,3 @@ def apart(function: Callable[..., str], *args: str) -> str | None:
         data = file.read()
     os.waitpid(child, 0)
     return pickle.loads(data) if data else None
-
-
-def apply_apart(text: str, *passes: str) -> str | None:
-    """``apply`` in a process of its own."""
-    return apart(apply, text, *passes)
