@@ -84,3 +84,34 @@ def test_a_defect_switched_off_costs_more(switch):
     meant = dist.simulate(fn, assumptions=replace(dist.DistIR(), **{switch: False}))
     assert meant.seconds > exact.seconds
     assert meant.peak_bytes == exact.peak_bytes
+
+
+def one_update_per_weight(fn: dist.Function) -> dist.Function:
+    """An update of all weights is one op with a factor rule per weight; split, each goes the way of its weight."""
+    *eqns, update = fn.eqns
+    count = len(update.outputs)
+    pairs = zip(update.inputs[:count], update.inputs[count:], update.outputs, strict=True)
+    return fn.with_(eqns=(*eqns, *(dist.Eqn("SGDOptimizer", (w, g), (new,)) for w, g, new in pairs)))
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if row["pipeline"] == 1], ids=name_of)
+@pytest.mark.parametrize("fold", [False, True])
+def test_the_transforms_give_distirs_numbers_too(row, fold):
+    """Data and horizontal parallelism of the sequential step, nested; which weights are split follows from its ops."""
+    data, horizontal, batch = row["data"], row["horizontal"], {"x0_1": 0, "z0_1": 0}
+    fn = one_update_per_weight(dist.MLP(row["layers"], row["dim"], row["batch"]).unrolled())
+    if data > 1:
+        fn = dist.data_parallel(fn, batch)
+    if horizontal > 1:
+        fn = dist.horizontal_parallel(fn, batch, ["d"] if data > 1 else [], parts=horizontal)
+    degrees = [n for n in (data, horizontal) if n > 1]
+    device_map = dist.DeviceMap.grid(*degrees) if degrees else None
+    result = dist.simulate(
+        dist.keep_in_place(fn), device_map, assumptions=dist.DistIR(), steady=True, fold=fold, events=False
+    )
+    # DistIR charges one of the updates of a device.
+    uncharged = (row["layers"] - 1) * dist.DistIR().pointwise_seconds(row["dim"] ** 2 // horizontal, 2, 4)
+    assert result.seconds - uncharged == pytest.approx(row["seconds"], rel=1e-6)
+    assert result.peak_bytes == {d: row["peak_bytes"][d - 1] for d in result.peak_bytes}
+    assert result.base_bytes == {d: row["base_bytes"][d - 1] for d in result.base_bytes}
+    assert len(result.peak_bytes) == (1 if fold else data * horizontal)

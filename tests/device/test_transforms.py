@@ -51,13 +51,17 @@ def test_one_transform_keeps_the_meaning(name, word):
 @pytest.mark.parametrize("word", ["DH", "HD", "DP", "PD", "HP", "PH"])
 def test_two_levels_in_any_order_keep_the_meaning(name, word):
     model = MODELS[name]()
-    check(model, stack(model, word), TWO)
+    fn = stack(model, word)
+    check(model, fn, TWO)
+    check(model, dist.keep_in_place(fn), TWO)
 
 
 @pytest.mark.parametrize("word", ["".join(w) for w in itertools.permutations("DHP")] + ["ZHP", "DDH", "DHH"])
 def test_three_levels_keep_the_meaning(word):
     model = mlp_training()
-    check(model, stack(model, word), THREE)
+    fn = stack(model, word)
+    check(model, fn, THREE)
+    check(model, dist.keep_in_place(fn), THREE)
 
 
 def test_three_levels_of_the_transformer_keep_the_meaning():
@@ -126,3 +130,12 @@ def test_horizontal_parallelism_of_the_transformer_is_two_sums_per_layer_forward
     split = {eqn.inputs[0].name: eqn.attributes["dim"] for eqn in fn.eqns if eqn.op == "scatter"}
     # Leaves in the order of the tree: attention norm, down, gate, mlp norm, up, wk, wo, wq, wv after the embedding.
     assert len(split) == 7
+
+
+def test_parts_kept_in_place_are_neither_gathered_nor_scattered_again():
+    model = mlp_training()
+    fn = stack(model, "DH")
+    before, after = ([eqn.op for eqn in dist.resolve(f, TWO).eqns] for f in (fn, dist.keep_in_place(fn)))
+    assert after.count("gather") < before.count("gather")
+    assert after.count("scatter") < before.count("scatter")
+    assert dist.parse(str(dist.keep_in_place(fn))) == dist.keep_in_place(fn)

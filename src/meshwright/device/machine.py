@@ -13,7 +13,7 @@ from meshwright.device.device_map import DeviceMap, Path
 from meshwright.device.dims import Dim, bind
 from meshwright.device.function import Eqn, Function, Keys, Number, Value
 from meshwright.device.tensor_ops import tensor_op
-from meshwright.device.types import Device
+from meshwright.device.types import Device, Tuple, Type
 from meshwright.errors import DeviceError, MeshwrightError, ShapeError
 
 
@@ -336,6 +336,9 @@ class Machine:
                 why=f"{eqn.values[0].name} is one tensor",
                 fix=f"{op} of what scatter, broadcast or pmap gives",
             )
+        inner = [item for item in group.items if isinstance(item, Group)]
+        if op == "allreduce" and inner and (_nested(eqn.outputs[0].type) or not all(item.same for item in inner)):
+            return [self._element_by_element(eqn, group)]
         leaves = [leaf(item, eqn) for item in group.items]
         devices_used = [x.device for x in leaves]
         members = group.members or tuple(devices_used)
@@ -362,6 +365,26 @@ class Machine:
             return _packed(eqn, Group(tuple(domain.own_part(eqn, leaves, _dim(eqn), members)), False, group.members))
         parts = domain.reduce_scatter(eqn, leaves, _dim(eqn), members)
         return _packed(eqn, Group(tuple(parts), False, group.members))
+
+    def _element_by_element(self, eqn: Eqn, group: Group) -> Group:
+        """An allreduce of tuples: the first elements with each other, the second, …"""
+        inner = [item for item in group.items if isinstance(item, Group)]
+        lengths = {len(item.items) for item in inner}
+        if len(inner) < len(group.items) or len(lengths) > 1:
+            raise ShapeError(
+                f"{eqn.op} takes tuples of one length.",
+                why=f"the elements of {eqn.values[0].name} have {', '.join(map(str, sorted(lengths)))} elements",
+                fix="gather the parts first",
+            )
+        how = eqn.attributes.get("reduce", "sum")
+        columns = []
+        for parts in zip(*(item.items for item in inner), strict=True):
+            leaves = [leaf(part, eqn) for part in parts]
+            members = group.members or tuple(x.device for x in leaves)
+            columns.append(self.domain.allreduce(eqn, leaves, how, members))
+        rows = zip(*columns, strict=True)
+        items = tuple(Group(tuple(row), item.same, item.members) for row, item in zip(rows, inner, strict=True))
+        return Group(items, True, group.members)
 
     def _fold(self, items: Sequence[Leaf], same: bool, devices: Sequence[int], folded: bool) -> Group:
         return Group((items[0],), same, tuple(devices)) if folded else Group(tuple(items), same)
@@ -411,7 +434,10 @@ class Machine:
 
     def _replica(self, eqn: Eqn, body: Function, items: Sequence[Item], scope: Scope) -> tuple[list[Item], set[int]]:
         first = first_leaf(next((x for x in items if isinstance(x, Leaf)), items[0]))
-        inputs = [x if isinstance(x, Leaf) or not x.same else self._near(x, eqn, first.device) for x in items]
+        inputs = [
+            x if isinstance(x, Leaf) or not x.same or isinstance(v.type, Tuple) else self._near(x, eqn, first.device)
+            for v, x in zip(body.inputs, items, strict=True)
+        ]
         for value, x in zip(eqn.values, inputs, strict=True):
             if isinstance(x, Leaf) and x.device != first.device:
                 raise DeviceError(
@@ -422,8 +448,11 @@ class Machine:
         self.touched.append({first.device})
         inner = scope.inner(body.variable, first.device, self._path_of(first.device, scope))
         outs = self._body(body, inputs, inner)
-        # A replica answers on its own device: of copies, the one there counts.
-        outs = [self._near(x, eqn, first.device) if isinstance(x, Group) and x.same else x for x in outs]
+        # A replica answers on its own device: of copies, the one there counts. Where a tuple is written, it stays one.
+        outs = [
+            self._near(x, eqn, first.device) if isinstance(x, Group) and x.same and not _tupled(eqn, v) else x
+            for v, x in zip(eqn.outputs, outs, strict=True)
+        ]
         return outs, self.touched.pop()
 
     def _near(self, item: Group, eqn: Eqn, device: int) -> Leaf:
@@ -436,6 +465,15 @@ class Machine:
         outs, used = self._replica(eqn, eqn.body, [self._value(v, scope) for v in eqn.values], scope)
         self.touched[-1].update(used)
         return outs
+
+
+def _nested(type: Type | None) -> bool:
+    return isinstance(type, Tuple) and bool(type.items) and isinstance(type.items[0], Tuple)
+
+
+def _tupled(eqn: Eqn, value: Value) -> bool:
+    """Whether the result of a replica is written as a tuple."""
+    return _nested(value.type) if eqn.op == "pmap" else isinstance(value.type, Tuple)
 
 
 def _bound(value: Any, sizes: Mapping[str, int]) -> Any:

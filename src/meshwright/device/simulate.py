@@ -8,6 +8,7 @@ from meshwright.device.function import Function
 from meshwright.device.on_topology import OnTopology
 from meshwright.device.resolve import resolve
 from meshwright.device.simulation import Assumptions, Simulation, run
+from meshwright.device.steady import steady_state
 from meshwright.device.types import Tensor
 from meshwright.errors import MeshwrightError
 
@@ -19,12 +20,14 @@ def simulate(
     *,
     assumptions: Assumptions | None = None,
     fold: bool = True,
+    steady: bool = False,
     events: bool = True,
     **sizes: int,
 ) -> Simulation:
     """When each op runs and what memory it takes: on a `hardware.Topology`, or under assumptions of your own.
 
     Devices that do the same under the device map are simulated once (``fold``): the first of a group stands for all.
+    ``steady`` leaves out bringing the inputs to their devices and the outputs back, as in the midst of training.
 
     >>> from meshwright import dist
     >>> fn = dist.parse("def f(x: Tensor[(1024, 1024), 0]): y = MatMul(x, x) return y")
@@ -41,7 +44,7 @@ def simulate(
             fix='dist.simulate(fn, device_map, mw.hardware.Topology("h100", 8))',
         )
     flat = fn if not sizes and _is_flat(fn) else resolve(fn, device_map, fold=fold, **sizes)
-    return run(flat, assumptions, events=events)
+    return run(steady_state(flat) if steady else flat, assumptions, events=events)
 
 
 def _is_flat(fn: Function) -> bool:

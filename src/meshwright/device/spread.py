@@ -23,7 +23,7 @@ from meshwright.core.op import Linearity
 from meshwright.device.classes import Classes, Place, divides, leading, signatures, tensor_of
 from meshwright.device.dims import Size, divide
 from meshwright.device.function import Eqn, Function, Keys, Number, Operand, Value
-from meshwright.device.tensor_ops import linearity, localize, sized
+from meshwright.device.tensor_ops import NAMED, linearity, localize, sized
 from meshwright.device.types import UNKNOWN, Device, Tensor, Tuple
 
 
@@ -215,7 +215,9 @@ class Planner:
                 if factor in names and leading(dims, dim, rule) != factor:
                     return False
         reduced = factor in rule.reduced
-        return reduced or all(any(factor in names for names in dims) for dims in rule.results) or len(rule.results) > 1
+        everywhere = all(any(factor in names for names in dims) for dims in rule.results)
+        # The ops named here sum over a factor wherever a result lacks it, also one that another result has.
+        return reduced or everywhere or eqn.op in NAMED
 
     def passes_sum(self, eqn: Eqn, values: Sequence[Value]) -> bool:
         """Whether summands in give summands out: the op is linear in what is owed."""

@@ -14,12 +14,15 @@ _TOKEN = re.compile(
 
 
 class Token(NamedTuple):
+    """A piece of text: its kind, and where it starts."""
+
     kind: str
     text: str
     start: int
 
 
 def tokens(text: str) -> list[Token]:
+    """The text as tokens, the last of them its end; comments and spaces are left out."""
     found = []
     at = 0
     while at < len(text):
@@ -33,6 +36,7 @@ def tokens(text: str) -> list[Token]:
 
 
 def error_at(text: str, at: int, what: str, why: str = "", fix: str = "") -> TextError:
+    """The error that points at a place of the text."""
     start = text.rfind("\n", 0, at) + 1
     end = text.find("\n", at)
     line = text[start : end if end >= 0 else len(text)]

@@ -26,6 +26,7 @@ from meshwright.device.distir import DistIR
 from meshwright.device.execute import execute
 from meshwright.device.from_program import from_program
 from meshwright.device.function import Eqn, Function, Number, Value
+from meshwright.device.in_place import keep_in_place
 from meshwright.device.layered import GPT
 from meshwright.device.on_topology import OnTopology
 from meshwright.device.pipeline import pipeline_parallel
@@ -35,6 +36,7 @@ from meshwright.device.schedule import SCHEDULES, Schedule, Task
 from meshwright.device.search import Estimate, SearchResult, Strategy, estimate, grid_search, strategies
 from meshwright.device.simulate import simulate
 from meshwright.device.simulation import Simulation
+from meshwright.device.steady import steady_state
 from meshwright.device.text import SlipWarning, parse
 from meshwright.device.transforms import data_parallel, horizontal_parallel, zero
 from meshwright.device.types import Device, Tensor, Tuple
@@ -74,6 +76,7 @@ __all__ = [
     "gather",
     "grid_search",
     "horizontal_parallel",
+    "keep_in_place",
     "parse",
     "pipeline_parallel",
     "pmap",
@@ -83,6 +86,7 @@ __all__ = [
     "scatter",
     "send",
     "simulate",
+    "steady_state",
     "strategies",
     "zero",
 ]

@@ -1,0 +1,59 @@
+"""The steady state of a resolved program: inputs where they are used, outputs where they are made."""
+
+from __future__ import annotations
+
+from meshwright.device.function import Eqn, Function, Operand, Value, print_attribute
+
+_MOVES = frozenset({"scatter", "broadcast", "send", "split", "item", "gather"})
+
+
+def steady_state(fn: Function) -> Function:
+    """A resolved program without the moves that bring its inputs to their devices and its outputs back.
+
+        w_1, w_2 = broadcast(w_0, devices=[1, 2])        a_1 = tanh(w_1)
+        a_1 = tanh(w_1)                             ==>  a_2 = tanh(w_2)
+        a_2 = tanh(w_2)                                  return a_1, a_2
+        y_0 = gather(a_1, a_2, dim=0, to_device=0)
+
+    >>> from meshwright import dist
+    >>> body = "y = send(x, to_device=1) z = neg(y) w = send(z, to_device=0)"
+    >>> print(steady_state(dist.resolve(dist.parse(f"def f(x: Tensor[(8,), 0]): {body} return w"))))
+    def f(y_1: Tensor[(8,), 1]):
+        z_1: Tensor[(8,), 1] = neg(y_1)
+        return z_1
+    """
+    placed = dict.fromkeys(fn.inputs)
+    first = set()
+    same: dict[Value, Value] = {}  # what is brought to the same place twice is there once
+    moved: dict[tuple[object, ...], Eqn] = {}
+    eqns = []
+    for eqn in fn.eqns:
+        eqn = Eqn(eqn.op, tuple(_one(x, same) for x in eqn.inputs), eqn.outputs, eqn.attributes)
+        eqns.append(eqn)
+        if eqn.op in _MOVES and eqn.op != "gather" and all(v in placed for v in eqn.values):
+            first.add(eqn)
+            key = (eqn.op, eqn.inputs, *(f"{k}={print_attribute(v)}" for k, v in eqn.attributes.items()))
+            earlier = moved.setdefault(key, eqn)
+            same.update(zip(eqn.outputs, earlier.outputs, strict=True))
+            placed.update(dict.fromkeys(earlier.outputs))
+    fn = fn.with_(eqns=tuple(eqns), outputs=tuple(same.get(v, v) for v in fn.outputs))
+    wanted: dict[Value, None] = {}
+    last = set()
+    for eqn in reversed(fn.eqns):
+        if eqn in first:
+            continue
+        if eqn.op in _MOVES and not any(v in wanted for v in eqn.outputs):
+            last.add(eqn)
+        else:
+            wanted.update(dict.fromkeys(eqn.values))
+    kept = [eqn for eqn in fn.eqns if eqn not in first and eqn not in last]
+    used = {v for eqn in kept for v in eqn.values}
+    inputs = tuple(v for v in placed if v in used)
+    made = {v for eqn in kept for v in eqn.outputs}
+    returned = dict.fromkeys(v for eqn in fn.eqns if eqn in last for v in eqn.values if v in made)
+    outputs = (*(v for v in fn.outputs if v in made), *(v for v in returned if v not in fn.outputs))
+    return Function(fn.name, inputs, tuple(kept), outputs)
+
+
+def _one(x: Operand, same: dict[Value, Value]) -> Operand:
+    return same.get(x, x) if isinstance(x, Value) else x
