@@ -17,6 +17,7 @@ from meshwright.kernel.copies import (
     sync_copy,
 )
 from meshwright.kernel.cores import TensorCoreMesh, create_tensorcore_mesh
+from meshwright.kernel.emitting import emit_pipeline, emit_pipeline_with_allocations
 from meshwright.kernel.faults import (
     AlignmentError,
     BarrierError,
@@ -39,8 +40,6 @@ from meshwright.kernel.pipeline import (
     PipelineCallbackArgs,
     PipelinePrefetchArgs,
     PipelineRefs,
-    emit_pipeline,
-    emit_pipeline_with_allocations,
 )
 from meshwright.kernel.spaces import DeviceIdType, MemorySpace, SemaphoreType
 
