@@ -48,6 +48,10 @@ class DistIR:
     def overlap(self) -> bool:
         return False
 
+    @property
+    def reuses(self) -> bool:
+        return False
+
     def is_communication(self, eqn: Eqn) -> bool:
         return eqn.op in ("send", "allreduce", "allgather", "reduce_scatter", "gather")
 

@@ -97,6 +97,7 @@ class OnTopology:
     # For the search, which knows sizes alone.
 
     blocking = False
+    reuses = True
 
     def product_seconds(self, m: int, k: int, n: int, batch: int, itemsize: int) -> float:
         """A product at the chip's roofline."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from meshwright.device.function import Eqn, Function, Value
+from meshwright.device.tensor_ops import is_elementwise
 from meshwright.device.types import Tensor
 from meshwright.errors import DeviceError
 
@@ -18,6 +19,7 @@ class Assumptions(Protocol):
     """What ops cost, and what may happen at once."""
 
     overlap: bool
+    reuses: bool
 
     def seconds(self, eqn: Eqn) -> dict[int, float]:
         """Time on each device that takes part."""
@@ -114,14 +116,23 @@ class _Facts:
         return _Fact(used, self.assumptions.is_communication(eqn), places)
 
 
+def _last_alike(eqn: Eqn, uses: dict[Value, int]) -> bool:
+    """Whether an operand like the result is read for the last time."""
+    result = eqn.outputs[0].type
+    return any(uses[v] == 1 and v.type == result for v in eqn.values)
+
+
 def run(fn: Function, assumptions: Assumptions, *, events: bool = True) -> Simulation:
     """Simulate a resolved program."""
     facts = _Facts(assumptions)
+    reuses = assumptions.reuses
     uses: dict[Value, int] = {}
     for eqn in fn.eqns:
         for x in eqn.inputs:
             if x.__class__ is Value:
                 uses[x] = uses.get(x, 0) + 1  # type: ignore[index, arg-type]
+    for v in fn.outputs:
+        uses[v] = uses.get(v, 0) + 1  # what is returned stays
     live: dict[int, int] = {}
     for v in fn.inputs:
         uses[v] = -1  # never released
@@ -150,10 +161,12 @@ def run(fn: Function, assumptions: Assumptions, *, events: bool = True) -> Simul
                 timeline.append(Event(device, eqn.outputs[0].name, eqn.op, start, seconds, fact.talks))
         for v in eqn.outputs:
             done[v] = end
+        # An elementwise op may write into an operand of the same size that nobody reads again.
+        over = reuses and is_elementwise(eqn) and _last_alike(eqn, uses)
         for device, nbytes in fact.allocated:
             live[device] = now = live.get(device, 0) + nbytes
-            if now > peak.get(device, 0):
-                peak[device] = now
+            if now - (nbytes if over else 0) > peak.get(device, 0):
+                peak[device] = now - (nbytes if over else 0)
         for x in eqn.inputs:
             if x.__class__ is Value:
                 uses[x] -= 1  # type: ignore[index]

@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from meshwright.core.dtypes import DType
-from meshwright.core.factors import Factors, names
+from meshwright.core.factors import Factors, names, pointwise
 from meshwright.core.op import REGISTRY, Cost, Linearity, No
 from meshwright.core.program import Program
 from meshwright.core.types import TensorType
 from meshwright.device.dims import Dim, Size, Sizes
-from meshwright.device.function import Number
+from meshwright.device.function import Eqn, Number
 from meshwright.device.types import Tensor
 from meshwright.engine import compile as _compile  # noqa: F401  (runs the regions of scan and cond)
 from meshwright.engine.namespace import NUMPY
@@ -252,6 +252,14 @@ def localize(name: str, params: Params, args: Sequence[Arg], results: Sequence[A
         _witnessed(params), [plain(a) for a in args], [plain(a) for a in results]
     )
     return {key: _unwitness(value) if not isinstance(value, Program) else value for key, value in found.items()}
+
+
+def is_elementwise(eqn: Eqn) -> bool:
+    """Whether each element of the one result comes from the same element of the operands."""
+    name = registry_name(eqn.op)
+    return len(eqn.outputs) == 1 and (
+        name in ("Relu", "ReluGrad") or (name in REGISTRY and REGISTRY[name].factors is pointwise)
+    )
 
 
 def linearity(name: str) -> Linearity:
