@@ -149,7 +149,13 @@ def scaled(x: Value, factor: int) -> Value:
 # psum and pbroadcast
 
 
-def _psum_type(x: TensorType, axes: Axes) -> TensorType:
+def _psum_type(*xs: TensorType, axes: Axes) -> TensorType | tuple[TensorType, ...]:
+    """One sum, or several taken at once."""
+    found = tuple(_sum_type(x, axes) for x in xs)
+    return found if len(found) > 1 else found[0]
+
+
+def _sum_type(x: TensorType, axes: Axes) -> TensorType:
     if x.dtype == dtypes.BOOL:
         raise bad_operands("psum", [x], "a sum of bools is not a bool", "x.astype('int32') first")
     need_varying("psum", x, axes)
@@ -162,10 +168,27 @@ def _psum_stack(axis: str, size: int, x: Value, stacked: bool, params: Params) -
     return (psum(total, **rest) if rest["axes"] else total), False
 
 
+def _psum_jvp(
+    op: Op, primals: Sequence[Value], tangents: Sequence[Value | None], params: Params
+) -> tuple[list[Value], list[Value | None]]:
+    outs = op(*primals, **params)
+    outs = list(outs) if isinstance(outs, tuple) else [outs]
+    return outs, [None if t is None else psum(t, **params) for t in tangents]
+
+
+def _psum_batch(
+    op: Op, size: int, args: Sequence[Value], batched: Sequence[bool], params: Params
+) -> tuple[list[Value], list[bool]]:
+    outs = op(*args, **params)
+    return list(outs) if isinstance(outs, tuple) else [outs], list(batched)
+
+
 psum: Op = _collective(
     "psum",
     type=_psum_type,
-    transpose=lambda op, cts, inputs, params: [pbroadcast(cts[0], **params)],
+    jvp=_psum_jvp,
+    transpose=lambda op, cts, inputs, params: [None if ct is None else pbroadcast(ct, **params) for ct in cts],
+    batch=_psum_batch,
     stack=_psum_stack,
     cost=_add_cost,
 )

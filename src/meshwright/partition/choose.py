@@ -172,18 +172,16 @@ def _merge(assignment: Assignment, more: Assignment) -> Assignment:
 
 
 def _owed(asked: Question, assignment: Assignment) -> Iterator[tuple[Axes, ...]]:
-    """For each operand the axes over which it may still be owed a sum: none, and what the op hands on."""
-    nothing = ((),) * len(asked.have)
-    yield nothing
+    """For each operand the axes over which it may still be owed a sum: what the op hands on (of two ways that cost the
+    same, the one that puts the sum off), and none."""
     owed = tuple(s.unreduced if s.reduction == "sum" else () for s in asked.have)
-    if not any(owed):
-        return
     used = [axis for axes in assignment.values() for axis in axes]
     jointly = asked.linear is Linearity.JOINTLY and len(set(owed)) == 1
     each = asked.linear is Linearity.EACH and sum(map(bool, owed)) == 1
     first = asked.linear is Linearity.FIRST and bool(owed[0]) and not any(owed[1:])
-    if (jointly or each or first) and not overlap(next(filter(None, owed)), used):
+    if any(owed) and (jointly or each or first) and not overlap(next(filter(None, owed)), used):
         yield owed
+    yield ((),) * len(asked.have)
 
 
 def _choice(asked: Question, assignment: Assignment, owed: tuple[Axes, ...]) -> Choice | None:

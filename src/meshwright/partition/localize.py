@@ -7,6 +7,7 @@ what is linear, and taken where something else needs it, into the layout that is
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -26,21 +27,9 @@ from meshwright.core.types import TensorType
 from meshwright.ops.basic import add, zeros
 from meshwright.partition.blocks import identity, without_padding
 from meshwright.partition.choose import Choice, choose, question
+from meshwright.partition.combine import Why
 from meshwright.partition.emit import emit_plan
 from meshwright.partition.layouts import local_type, replicated, reshard_bytes, reshard_plan
-
-
-class Record(NamedTuple):
-    """A collective that was put into the program, and why."""
-
-    kind: str
-    axes: tuple[str, ...]
-    bytes_received_per_device: int
-    total_bytes: int
-    source: Source | None
-    why: str
-    value: TensorType
-    times: int  # how often it runs: inside loops more than once
 
 
 class Version(NamedTuple):
@@ -64,14 +53,14 @@ class CutNeeded(Exception):
 
 @dataclass
 class Localizer:
-    """The state of one partitioning: the mesh, what propagation wants, what was recorded."""
+    """The state of one partitioning: the mesh, what propagation wants, why each collective was put in."""
 
     mesh: BaseMesh
     wanted: Mapping[Var, TensorSharding]
     atoms: Mapping[AxisRef, tuple[tuple[str, int], ...]]  # the axes of the local program that make up each whole axis
-    records: list[Record] = field(default_factory=list)
-    times: int = 1
+    whys: dict[Var, Why] = field(default_factory=dict)
     addends: dict[Var, int] = field(default_factory=dict)
+    uses: Counter[Atom] = field(default_factory=Counter)
     made: dict[Atom, Source | None] = field(default_factory=dict)  # the line that each value comes from
     _versions: dict[Atom, list[Version]] = field(default_factory=dict)
 
@@ -141,31 +130,43 @@ class Localizer:
         return value
 
     def reshard(self, version: Version, need: TensorSharding, t: TensorType, why: str) -> Value:
-        """A version in another layout; its collectives are recorded."""
+        """A version in another layout; why there are collectives is remembered."""
         if version.layout == need:
             return version.value
         if t.size == 0:
             return zeros(local_type(t, need))
         plan = reshard_plan(t.shape, t.dtype, version.layout, need)
-        value = emit_plan(plan, version.value, self.names)
-        for step, received, total in zip(plan.steps, plan.step_bytes, plan.step_total_bytes, strict=True):
-            if step.collectives:
-                axes = tuple(axis.short() for axis in step.axes)
-                source = state.source
-                self.records.append(Record(step.kind, axes, received, total, source, why, t, self.times))
-        return value
+        with self.because(why, t):
+            return emit_plan(plan, version.value, self.names)
+
+    @contextmanager
+    def because(self, why: str, t: TensorType) -> Iterator[None]:
+        """Remember for the collectives that are put in here why they are, and for which global value."""
+        builder = state.builder
+        assert builder is not None
+        before = len(builder.eqns)
+        yield
+        for eqn in builder.eqns[before:]:
+            if eqn.op.stack is not None:
+                self.whys.update(dict.fromkeys(eqn.outputs, Why(why, t)))
 
     def record(self, kind: str, axes: Axes, received: int, why: str, t: TensorType) -> None:
-        """Enter a collective in which each device receives so many bytes."""
-        names = tuple(axis.short() for axis in axes)
-        total = received * self.mesh.size
-        self.records.append(Record(kind, names, received, total, state.source, why, t, self.times))
+        """Say why the collectives put in last, which nobody has explained yet, are there."""
+        assert state.builder is not None
+        for eqn in reversed(state.builder.eqns):
+            if eqn.op.stack is not None:
+                if eqn.outputs[0] in self.whys:
+                    return
+                self.whys.update(dict.fromkeys(eqn.outputs, Why(why, t)))
 
     # Equations
 
     def run(self, program: Program) -> None:
         """Localize every equation; inputs must be defined."""
         self.addends.update(_addends(program))
+        self.uses.update(program.outputs)
+        for eqn in program.eqns:
+            self.uses.update(eqn.inputs)
         for var, data in program.constants:
             self.define(var, Version(replicated(self.mesh, var.type.ndim), Array(data, var.type)))
         for eqn in program.eqns:
@@ -203,7 +204,7 @@ class Localizer:
             whole = tuple(replicated(self.mesh, t.ndim) for t in operand_types)
             return Choice(whole, tuple(replicated(self.mesh, t.ndim) for t in result_types), 0.0)
         factors = factors or eqn.op.factors(operand_types, result_types, eqn.params)
-        have = [self.best(a, owed=True) for a in eqn.inputs]
+        have = [self.best(a, owed=self.uses[a] == 1) for a in eqn.inputs]  # a sum that several need is taken once
         want = [self.wanted.get(v) for v in eqn.outputs]
         addends = [self.addends.get(v, 1) for v in eqn.outputs]
 
@@ -229,10 +230,9 @@ class Localizer:
         outs = list(outs) if isinstance(outs, tuple) else [outs]
         return [Version(s, x) for s, x in zip(results, outs, strict=True)]
 
-    @contextmanager
-    def inside(self, times: int) -> Iterator[Localizer]:
-        """A localizer for a region that runs ``times`` times; it shares the records."""
-        yield Localizer(self.mesh, self.wanted, self.atoms, self.records, self.times * times)
+    def inside(self) -> Localizer:
+        """A localizer for a region."""
+        return Localizer(self.mesh, self.wanted, self.atoms, self.whys)
 
 
 def _addends(program: Program) -> dict[Var, int]:

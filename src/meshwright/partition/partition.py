@@ -20,15 +20,17 @@ from meshwright.ops.regions import region, region_with
 from meshwright.ops.shape import pad, slice_
 from meshwright.ops.shard_map import block_type, shard_map, varying_axes
 from meshwright.ops.stacked import inline_calls
-from meshwright.partition import indexing, places, prefix, regions
+from meshwright.partition import halo, indexing, places, prefix, regions, windows
+from meshwright.partition.combine import Record, combine, records
 from meshwright.partition.layouts import closed, finished
-from meshwright.partition.localize import CutNeeded, Localizer, Record, Version
+from meshwright.partition.localize import CutNeeded, Localizer, Version
+from meshwright.transform.simplify import dce
 
-RULES = (indexing, places, prefix, regions)  # which enter the ops that are partitioned in a way of their own
+RULES = (halo, indexing, places, prefix, regions, windows)  # of ops that are partitioned in a way of their own
 
 
 class Partitioned(NamedTuple):
-    """A program on all devices, the layouts of its results, and the collectives that were put in."""
+    """A program on all devices, the layouts of its results, and its collectives."""
 
     program: Program
     out_shardings: tuple[TensorSharding, ...]
@@ -102,6 +104,7 @@ def _partition(
         return [value for value, _ in found], [need for _, need in found]
 
     block_program, results = region_with(body, blocks)
+    block_program = combine(dce(block_program))
     out_specs = []
     for t, layout in zip(block_program.out_types, results, strict=True):
         spec = _spec(local, layout)
@@ -116,7 +119,8 @@ def _partition(
         )  # fmt: skip
         return [_cropped(x, t) for x, t in zip(outs, program.out_types, strict=True)]
 
-    return Partitioned(region(whole, program.in_types), tuple(results), tuple(local.records))
+    found = tuple(records(block_program, dict(axes), local.whys))
+    return Partitioned(region(whole, program.in_types), tuple(results), found)
 
 
 def _spec(local: Localizer, sharding: TensorSharding) -> PartitionSpec:

@@ -10,7 +10,7 @@ from meshwright.core.op import Value
 from meshwright.core.partition_spec import PartitionSpec
 from meshwright.core.program import Atom, Eqn, Program, Var
 from meshwright.core.sharding import TensorSharding
-from meshwright.core.trace import apply, lift, read, run, write
+from meshwright.core.trace import apply, lift, read, write
 from meshwright.core.types import TensorType, union
 from meshwright.ops.control import cond, while_
 from meshwright.ops.regions import as_type, cut, region_with
@@ -39,19 +39,18 @@ def _region(
     layouts: Sequence[TensorSharding],
     types: Sequence[TensorType],
     results: Sequence[TensorSharding | None],
-    times: int,
 ) -> tuple[Program, list[TensorSharding]]:
     """A region on blocks of the given layouts; results in the given ones, or as they come out, sums taken."""
 
     def body(*values: Value) -> tuple[list[Value], list[TensorSharding]]:
-        with local.inside(times) as inner:
-            for var, sharding, value in zip(program.inputs, layouts, values, strict=True):
-                inner.define(var, Version(sharding, value))
-            inner.run(program)
-            found = []
-            for atom, wanted in zip(program.outputs, results, strict=True):
-                need = wanted or _settled(inner, atom)
-                found.append((inner.get(atom, need, "a region returns it so"), need))
+        inner = local.inside()
+        for var, sharding, value in zip(program.inputs, layouts, values, strict=True):
+            inner.define(var, Version(sharding, value))
+        inner.run(program)
+        found = []
+        for atom, wanted in zip(program.outputs, results, strict=True):
+            need = wanted or _settled(inner, atom)
+            found.append((inner.get(atom, need, "a region returns it so"), need))
         return [value for value, _ in found], [need for _, need in found]
 
     program_, needs = region_with(body, types)
@@ -75,12 +74,14 @@ def _grown(types: Sequence[TensorType], program: Program) -> list[TensorType]:
 
 def _with_carry(program: Program, types: Sequence[TensorType]) -> Program:
     """The region with a carry of exactly these types."""
-
-    def body(*values: Value) -> tuple[list[Value], None]:
-        outs = run(program, values)
-        return [as_type(x, t) for x, t in zip(outs, types, strict=False)] + outs[len(types) :], None
-
-    return region_with(body, program.in_types)[0]
+    eqns, outputs = list(program.eqns), list(program.outputs)
+    for n, t in enumerate(types):
+        if outputs[n].type is not t:
+            fitted, _ = region_with(lambda x, t=t: ([as_type(x, t)], None), [outputs[n].type])
+            at: dict[Atom, Atom] = {fitted.inputs[0]: outputs[n]}
+            eqns += [Eqn(e.op, [at.get(a, a) for a in e.inputs], e.params, e.outputs, e.source) for e in fitted.eqns]
+            outputs[n] = at.get(fitted.outputs[0], fitted.outputs[0])
+    return Program(program.inputs, tuple(eqns), tuple(outputs), program.constants)
 
 
 def _scan(local: Localizer, eqn: Eqn) -> list[Version]:
@@ -103,11 +104,9 @@ def _scan(local: Localizer, eqn: Eqn) -> list[Version]:
     layouts = [*const_layouts, *carry_layouts, *row_layouts]
     y_wanted = [local.wanted.get(v) for v in eqn.outputs[n_carry:]]
     y_layouts = [_row(finished(closed(w))) if w is not None and not w.dims[0].axes else None for w in y_wanted]
-    recorded = len(local.records)
     while True:
-        del local.records[recorded:]
         types = [*(x.type for x in const_values), *carry_types, *row_types]
-        program, needs = _region(local, body, layouts, types, [*carry_layouts, *y_layouts], params["length"])
+        program, needs = _region(local, body, layouts, types, [*carry_layouts, *y_layouts])
         grown = _grown(carry_types, program)
         if grown == carry_types:
             break
@@ -133,17 +132,15 @@ def _while(local: Localizer, eqn: Eqn) -> list[Version]:
     ]
     carry_types = [x.type for x in values[2]]
     decided = [replicated(local.mesh, 0)]
-    recorded = len(local.records)
     while True:
-        del local.records[recorded:]
         body_types = [*(x.type for x in values[1]), *carry_types]
-        program, _ = _region(local, body, [*body_layouts, *carry_layouts], body_types, carry_layouts, 1)
+        program, _ = _region(local, body, [*body_layouts, *carry_layouts], body_types, carry_layouts)
         grown = _grown(carry_types, program)
         if grown == carry_types:
             break
         carry_types = grown
     test_types = [*(x.type for x in values[0]), *carry_types]
-    tested, _ = _region(local, test, [*test_layouts, *carry_layouts], test_types, decided, 1)
+    tested, _ = _region(local, test, [*test_layouts, *carry_layouts], test_types, decided)
     start = [as_type(x, t) for x, t in zip(values[2], carry_types, strict=True)]
     outs = while_(
         *values[0], *values[1], *start,
@@ -164,7 +161,7 @@ def _cond(local: Localizer, eqn: Eqn) -> list[Version]:
     types = [x.type for x in values]
     programs = []
     for branch in eqn.params["branches"]:
-        program, needs = _region(local, branch, layouts, types, wanted, 1)
+        program, needs = _region(local, branch, layouts, types, wanted)
         wanted = list(needs)  # the other branches return the same layouts
         programs.append(program)
     joined = [union(p.out_types[n].varying for p in programs) for n in range(len(eqn.outputs))]

@@ -58,10 +58,10 @@ def batch_program(
             ins = [read(values, a) for a in eqn.inputs]
             flags = [a.__class__ is not Literal and a in is_batched for a in eqn.inputs]
             if _state.axis is not None and _state.axis in eqn.params.get("axes", ()) and eqn.op.stack is not None:
-                x, stacked = (ins[0], flags[0]) if ins else (None, False)
-                out, stacked = eqn.op.stack(_state.axis, size, x, stacked, eqn.params)
-                outs: Sequence[Any] = (out,)
-                is_batched.update(eqn.outputs if stacked else ())
+                operands = list(zip(ins, flags, strict=True)) or [(None, False)]
+                found = [eqn.op.stack(_state.axis, size, x, stacked, eqn.params) for x, stacked in operands]
+                outs: Sequence[Any] = [out for out, _ in found]
+                is_batched.update(v for v, (_, stacked) in zip(eqn.outputs, found, strict=True) if stacked)
             elif not any(flags) and not _reaches(eqn, _state.axis):
                 outs = apply(eqn.op, ins, eqn.params)
                 outs = outs if outs.__class__ is tuple else (outs,)

@@ -1,0 +1,170 @@
+"""Sums over the same axes become one collective, and the collectives of a local program as a list."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from math import ceil, prod
+from typing import Any, NamedTuple
+
+from meshwright.core.factors import pointwise
+from meshwright.core.op import Linearity
+from meshwright.core.program import Atom, Eqn, Program, Var
+from meshwright.core.source import Source
+from meshwright.core.types import TensorType
+from meshwright.ops.collective import psum
+
+LARGEST_BYTES = 1 << 25  # of one collective; larger sums gain nothing by waiting for others
+
+KINDS = {
+    "psum": "all_reduce", "pmax": "all_reduce", "pmin": "all_reduce", "all_gather": "all_gather",
+    "all_gather_invariant": "all_gather", "psum_scatter": "reduce_scatter", "all_to_all": "all_to_all",
+    "ppermute": "permute",
+}  # fmt: skip
+
+
+class Why(NamedTuple):
+    """Why a collective was put in, and the global value that it is for."""
+
+    text: str
+    value: TensorType
+
+
+class Record(NamedTuple):
+    """A collective of a local program: what it moves, how often, and why it is there (None: the user wrote it)."""
+
+    kind: str
+    axes: tuple[str, ...]
+    bytes_received_per_device: int
+    total_bytes: int
+    source: Source | None
+    why: Why | None
+    values: tuple[TensorType, ...]
+    times: int
+
+
+def combine(program: Program) -> Program:
+    """The program with sums that can be taken together taken together.
+
+    A sum waits until something needs it. What only leads elementwise from sums to results, such as the update of
+    parameters by their gradients, comes last, so that their sums can wait for each other.
+
+    c: f32[4] = psum a axes=('i',)             d: f32[4] = neg c      c: f32[4], e: f32[8] = psum a b axes=('i',)
+    d: f32[4] = neg c                  ==>     e: f32[8] = psum b     d: f32[4] = neg c
+    e: f32[8] = psum b axes=('i',)
+    """
+    last = _tail(program)
+    order = _Order()
+    for eqn in program.eqns:
+        if eqn not in last:
+            order.add(eqn)
+    rest = [eqn for eqn in program.eqns if eqn in last]
+    while rest:
+        blocked: set[Atom] = set(order.bucket_of)
+        later = []
+        for eqn in rest:
+            if blocked.isdisjoint(eqn.inputs):
+                order.add(eqn)
+                blocked.update(eqn.outputs if eqn.op is psum else ())
+            else:
+                later.append(eqn)
+                blocked.update(eqn.outputs)
+        order.flush_all()
+        rest = later
+    order.flush_all()
+    return Program(program.inputs, tuple(order.eqns), program.outputs, program.constants)
+
+
+def _tail(program: Program) -> set[Eqn]:
+    """Sums, elementwise equations and rearrangements on which nothing but results and others of this kind depend."""
+    needed: set[Atom] = set()
+    found: set[Eqn] = set()
+    for eqn in reversed(program.eqns):
+        light = eqn.op is psum or eqn.op.factors is pointwise or eqn.op.linear is Linearity.JOINTLY
+        if light and needed.isdisjoint(eqn.outputs):
+            found.add(eqn)
+        else:
+            needed.update(eqn.inputs)
+    return found
+
+
+class _Order:
+    """Equations in order, with sums that still wait for others in buckets."""
+
+    def __init__(self) -> None:
+        self.eqns: list[Eqn] = []
+        self.waiting: dict[Any, list[Eqn]] = {}
+        self.bucket_of: dict[Atom, Any] = {}
+
+    def add(self, eqn: Eqn) -> None:
+        """Enter an equation after the sums that it needs."""
+        for atom in eqn.inputs:
+            if atom in self.bucket_of:
+                self.flush(self.bucket_of[atom])
+        if eqn.op is not psum:
+            params = {name: _inside(value) for name, value in eqn.params.items()}
+            self.eqns.append(Eqn(eqn.op, eqn.inputs, params, eqn.outputs, eqn.source))
+            return
+        key = (eqn.params["axes"], eqn.inputs[0].type.dtype)
+        held = sum(a.type.nbytes for e in self.waiting.get(key, ()) for a in e.inputs)
+        if held and held + sum(a.type.nbytes for a in eqn.inputs) > LARGEST_BYTES:
+            self.flush(key)
+        self.waiting.setdefault(key, []).append(eqn)
+        self.bucket_of.update(dict.fromkeys(eqn.outputs, key))
+
+    def flush(self, key: Any) -> None:
+        """Take the sums of a bucket."""
+        found = self.waiting.pop(key)
+        inputs = tuple(a for eqn in found for a in eqn.inputs)
+        outputs = tuple(v for eqn in found for v in eqn.outputs)
+        self.eqns.append(Eqn(psum, inputs, found[0].params, outputs, found[0].source))
+        for var in outputs:
+            del self.bucket_of[var]
+
+    def flush_all(self) -> None:
+        """Take all sums that wait."""
+        for key in list(self.waiting):
+            self.flush(key)
+
+
+def _inside(value: Any) -> Any:
+    if isinstance(value, Program):
+        return combine(value)
+    return tuple(map(_inside, value)) if isinstance(value, tuple) else value
+
+
+def records(program: Program, sizes: Mapping[str, int], whys: Mapping[Var, Why], times: int = 1) -> Iterator[Record]:
+    """The collectives of a local program in order, those in loops as often as they run."""
+    for eqn in program.eqns:
+        kind = KINDS.get(eqn.op.name)
+        if kind is not None and eqn.op.stack is not None:
+            yield _record(kind, eqn, sizes, whys, times)
+        inner = times * (eqn.params["length"] if eqn.op.name == "scan" else 1)
+        for _, region in eqn.regions():
+            yield from records(region, sizes, whys, inner)
+
+
+def _record(kind: str, eqn: Eqn, sizes: Mapping[str, int], whys: Mapping[Var, Why], times: int) -> Record:
+    axes = eqn.params["axes"]
+    group, devices = prod(sizes[axis] for axis in axes), prod(sizes.values())
+    held = sum(a.type.nbytes for a in eqn.inputs)
+    share = {
+        "all_reduce": 2 * (group - 1) / group, "all_gather": group - 1, "reduce_scatter": (group - 1) / group,
+        "all_to_all": (group - 1) / group, "permute": 1,
+    }[kind]  # fmt: skip
+    received = ceil(held * share)
+    total = received * devices
+    if kind == "permute":
+        moving = sum(source != target for source, target in eqn.params["permutation"])
+        received, total = (held if moving else 0), held * moving * devices // group
+    found = [whys.get(v) for v in eqn.outputs]
+    values = tuple(w.value if w is not None else v.type for w, v in zip(found, eqn.outputs, strict=True))
+    return Record(kind, axes, received, total, eqn.source, _joined(found), values, times)
+
+
+def _joined(whys: Sequence[Why | None]) -> Why | None:
+    known = [why for why in whys if why is not None]
+    if not known:
+        return None
+    texts = list(dict.fromkeys(why.text for why in known))
+    more = f" (and {len(known) - 1} more sums taken with it)" if len(known) > 1 else ""
+    return Why(texts[0] + more, known[0].value)
