@@ -21,7 +21,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors",),
     ("core.*",),
     ("hardware.*",),
-    ("ops.rules",),
+    ("ops.rules", "ops.layout"),
     ("ops.basic",),
     ("ops.*",),
     ("transform.*",),
@@ -59,11 +59,15 @@ MAY_USE_EXTRAS = ("engine", "interop")
 # Imports inside functions: hashlib loads OpenSSL, and few programs have a partition spec.
 # Shardings are loaded when an array is first put onto devices.
 LATE = {
+    "core.op": {"meshwright.core.explicit"},
     "core.program": {"hashlib"},
-    "core.text": {"meshwright.core.partition_spec"},
+    "core.text": {"meshwright.core.explicit", "meshwright.core.partition_spec", "meshwright.core.sharding"},
+    "core.trace": {"meshwright.core.explicit"},
     "frontend.array_placement": {"meshwright.frontend.shards"},
-    "frontend.jit": {"meshwright.frontend.partitioning"},
-    "frontend.operands": {"meshwright.frontend.placing"},
+    "frontend.control": {"meshwright.core.explicit"},
+    "frontend.jit": {"meshwright.frontend.explicit", "meshwright.frontend.partitioning"},
+    "frontend.operands": {"meshwright.frontend.explicit", "meshwright.frontend.placing"},
+    "ops.layout": {"meshwright.core.explicit"},
     "report.visualize": {"rich.console", "rich.text"},
 }
 

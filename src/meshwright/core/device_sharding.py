@@ -11,6 +11,7 @@ from meshwright.core.placement import Index
 from meshwright.core.sharding import NamedSharding, TensorSharding
 from meshwright.core.sharding_check import checked_shape
 from meshwright.core.source import here
+from meshwright.core.types import TensorType
 from meshwright.errors import ShardingError
 
 
@@ -46,6 +47,10 @@ class SingleDeviceSharding:
     def to_tensor_sharding(self, ndim: int | None = None) -> TensorSharding:
         """The whole representation, the same for every rank."""
         return self._tensor
+
+    def typed(self, type: TensorType) -> TensorType:
+        """The type of an array on the device: it has no sharding."""
+        return type if type.sharding is None else type.with_(sharding=None)
 
     def shard_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
         """The shape on the device: the whole."""

@@ -128,6 +128,12 @@ class BaseMesh:
         """The names of the axes of type Explicit."""
         return self._of_type(AxisType.Explicit)
 
+    @cached_property
+    def explicit_mesh(self) -> AbstractMesh | None:
+        """The axes of type Explicit as a mesh, which is what the shardings in types are on; None if there are none."""
+        names = self.explicit_axes
+        return AbstractMesh([self.shape[n] for n in names], names, AxisType.Explicit) if names else None
+
     @property
     def manual_axes(self) -> tuple[str, ...]:
         """The names of the axes of type Manual."""

@@ -179,7 +179,7 @@ def define_op(
     """
     if name in REGISTRY:
         raise ValueError(f"op {name!r} is defined twice")
-    rule = _with_variance(name, linear, type) if variance is Variance.EQUAL else type
+    rule = _with_layout(name, linear, factors, type) if variance is Variance.EQUAL else type
     op = Op(
         name=name,
         type=rule if isinstance(factors, No) else lru_cache(maxsize=4096)(rule),
@@ -202,13 +202,14 @@ def define_op(
     return op
 
 
-def _with_variance(name: str, linear: Linearity, rule: TypeRule) -> TypeRule:
+def _with_layout(name: str, linear: Linearity, factors: FactorRule | No, rule: TypeRule) -> TypeRule:
     """The type rule of a first-order op from its rule for plain types: operands agree in what they vary over, results
-    vary likewise, and a sum that is still owed is handed on by what is linear."""
+    vary likewise, a sum that is still owed is handed on by what is linear, and shardings follow the factor rule."""
 
     @wraps(rule)
     def typed(*types: TensorType, **params: Any) -> TensorType | tuple[TensorType, ...]:
-        if not any(t.varying or t.unreduced for t in types):
+        split = any(t.sharding is not None for t in types) or params.get("out_sharding") is not None
+        if not split and not any(t.varying or t.unreduced for t in types):
             return rule(*types, **params)
         varying = union(t.varying for t in types)
         if any(t.varying != varying for t in types):
@@ -218,11 +219,20 @@ def _with_variance(name: str, linear: Linearity, rule: TypeRule) -> TypeRule:
                 why="its operands differ in the mesh axes they vary over",
                 fix=_lift_fix(types, varying),
             )
-        found = rule(*[t.with_(varying=(), unreduced=()) for t in types], **params)
+        found = rule(*[t.with_(varying=(), unreduced=(), sharding=None) for t in types], **params)
         unreduced = _owed(name, linear, types, found)
-        if isinstance(found, tuple):
-            return tuple(t.with_(varying=varying, unreduced=unreduced) for t in found)
-        return found.with_(varying=varying, unreduced=unreduced)
+        results = found if isinstance(found, tuple) else (found,)
+        if split:
+            from meshwright.core.explicit import result_layouts  # no program without a mesh needs to load it
+
+            layouts = result_layouts(name, factors, types, results, params)
+            results = tuple(
+                t.with_(varying=varying, unreduced=union((unreduced, layout.unreduced)), sharding=layout.sharding)
+                for t, layout in zip(results, layouts, strict=True)
+            )
+        else:
+            results = tuple(t.with_(varying=varying, unreduced=unreduced) for t in results)
+        return results if isinstance(found, tuple) else results[0]
 
     return typed
 

@@ -7,10 +7,10 @@ A ``TensorSharding`` is the whole representation: open and closed dims, prioriti
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
-from meshwright.core.axes import Axes, AxisRef
+from meshwright.core.axes import Axes, AxisRef, merged
 from meshwright.core.dimension_sharding import (
     DimensionSharding,
     axis_set,
@@ -40,6 +40,7 @@ from meshwright.core.sharding_check import (
 )
 from meshwright.core.sharding_text import REDUCTIONS, WrittenDim, read_sharding, symbol
 from meshwright.core.source import here
+from meshwright.core.types import TensorType
 from meshwright.errors import MeshError, ShardingError
 
 
@@ -238,6 +239,26 @@ class TensorSharding:
             return self.rank == other.rank and self.is_fully_replicated and other.is_fully_replicated
         return same_placement(self.layout, other.layout)
 
+    # In types
+
+    @cached_property
+    def explicit(self) -> TensorSharding | None:
+        """What of it is part of a type: the axes of type Explicit, on a mesh of these; None if they split nothing."""
+        mesh = self.mesh.explicit_mesh
+        if mesh is None:
+            return None
+        return type_sharding(
+            mesh, tuple(tuple(a for a in dim.axes if a.name in mesh.axis_by_name) for dim in self.dims)
+        )
+
+    def row(self) -> TensorSharding | None:
+        """That of a row in the place of a type's sharding: without dim 0."""
+        return type_sharding(self.mesh, tuple(dim.axes for dim in self.dims[1:]))
+
+    def stack(self) -> TensorSharding | None:
+        """That of an array with these rows in the place of a type's sharding."""
+        return type_sharding(self.mesh, ((), *(dim.axes for dim in self.dims)))
+
     # Text
 
     def __str__(self) -> str:
@@ -390,6 +411,13 @@ class NamedSharding:
             raise rank_error(repr(self.spec), self._tensor.rank, shape, here())
         return self.to_tensor_sharding(len(shape))
 
+    def typed(self, type: TensorType) -> TensorType:
+        """The type of an array that is laid out so: over Explicit axes, the sharding is part of it."""
+        if self.mesh.explicit_mesh is None or self._tensor.rank > type.ndim:
+            return type if type.sharding is None else type.with_(sharding=None)
+        sharding = self.to_tensor_sharding(type.ndim).explicit
+        return type if sharding is type.sharding else type.with_(sharding=sharding)
+
     def shard_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
         """The shape on a single device; a dim that its axes do not divide is rounded up."""
         return self._for(shape).local_shape(shape)
@@ -459,6 +487,14 @@ class NamedSharding:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return NamedSharding, (self.mesh, self.spec)
+
+
+@lru_cache(maxsize=65536)
+def type_sharding(mesh: BaseMesh, dims: tuple[Axes, ...]) -> TensorSharding | None:
+    """The sharding of a type whose dims are split so; None if none is. Equal ones are the same object."""
+    if not any(dims):
+        return None
+    return TensorSharding.unchecked(mesh, tuple(DimensionSharding(merged(axes)) for axes in dims))
 
 
 def _find_mesh(name: str, given: Any, where: str) -> BaseMesh:

@@ -65,7 +65,7 @@ class Array(Value):
 
     def __init__(self, data: Any, type: TensorType, sharding: Any = None) -> None:
         self._data = data  # the global contents, once, however many devices hold them
-        self.type = type
+        self.type = type if sharding is None else sharding.typed(type)
         self._sharding = sharding  # where they are; None: they were put nowhere
 
     @property
@@ -335,9 +335,21 @@ def _compute(op: Op, args: Sequence[Any], params: Params) -> Any:
     types = op.type(*[x.type for x in operands], **params)
     with np.errstate(all="ignore"):
         outs = op.evaluate(_namespace, *[x.data for x in operands], **params)
+    if any(x._sharding is not None for x in operands):
+        return _placed(op, operands, outs, types)
     if types.__class__ is tuple:
         return tuple(Array(np.asarray(out), t) for out, t in zip(outs, types, strict=True))
     return Array(np.asarray(outs), types)  # type: ignore[arg-type]
+
+
+def _placed(op: Op, operands: Sequence[Array], outs: Any, types: Any) -> Any:
+    """The results of an op on arrays that were put somewhere: over Explicit axes they are where their types say."""
+    from meshwright.core.explicit import placement  # no program without a mesh needs to load it
+
+    several = types.__class__ is tuple
+    found = (outs, types) if several else ((outs,), (types,))
+    arrays = [Array(np.asarray(x), t, placement(op.name, operands, t)) for x, t in zip(*found, strict=True)]
+    return tuple(arrays) if several else arrays[0]
 
 
 def to_array(x: Any) -> Value:

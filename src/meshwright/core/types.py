@@ -75,9 +75,19 @@ class TensorType:
         return TensorType, (self.shape, self.dtype, self.weak, self.sharding, self.varying, self.unreduced)
 
     def with_(self, **changes: Any) -> TensorType:
-        """This type with some fields replaced."""
+        """This type with some fields replaced. A sharding does not outlive a change of rank."""
         fields = {name: getattr(self, name) for name in ("shape", "dtype", "weak", "sharding", "varying", "unreduced")}
+        if self.sharding is not None and len(changes.get("shape", self.shape)) != self.ndim:
+            fields["sharding"] = None
         return TensorType(**{**fields, **changes})
+
+    def row(self) -> TensorType:
+        """The type of a row: dim 0 is dropped."""
+        return self.with_(shape=self.shape[1:], sharding=self.sharding and self.sharding.row())
+
+    def stack(self, count: int) -> TensorType:
+        """The type of ``count`` values as the rows of one array, whose dim 0 is whole."""
+        return self.with_(shape=(count, *self.shape), sharding=self.sharding and self.sharding.stack())
 
     @property
     def nbytes(self) -> int:

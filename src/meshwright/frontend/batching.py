@@ -58,7 +58,7 @@ def vmap(
         size = _batch_size(values, axes, tree.argument_names(args, kwargs), axis_size)
         flags = [axis is not None for axis in axes]
         moved = [x if axis is None else move_dim(x, axis % x.ndim, 0) for x, axis in zip(values, axes, strict=True)]
-        types = [x.type.with_(shape=x.shape[1:]) if b else x.type for x, b in zip(moved, flags, strict=True)]
+        types = [x.type.row() if b else x.type for x, b in zip(moved, flags, strict=True)]
         if axis_name is not None:
             types = [_varying(t, axis_name) if b else t for t, b in zip(types, flags, strict=True)]
         with _named(axis_name, size):

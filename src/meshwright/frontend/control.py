@@ -9,7 +9,7 @@ from meshwright.core import dtypes, tree
 from meshwright.core.source import here
 from meshwright.core.trace import Array, Value, lift, run, state
 from meshwright.core.types import TensorType, union
-from meshwright.errors import MeshwrightError, ShapeError, TreeError, VarianceError
+from meshwright.errors import MeshwrightError, ShapeError, ShardingError, TreeError, VarianceError
 from meshwright.frontend import direct
 from meshwright.frontend.tracing import Traced, leaf_value, trace_flat
 from meshwright.ops import control, regions
@@ -79,6 +79,34 @@ def _check_carry(what: str, structure: tree.TreeDef, types: list[TensorType], fo
                 why="every step must return a carry of the type it was given",
                 fix=_carry_fix(before, after),
             )
+        if before.sharding is not after.sharding:
+            raise ShardingError(
+                f"{what} changes the layout of its carry{' at ' + name if name else ''}: "
+                f"it takes {before} and returns {after}.",
+                where=here(),
+                why="every step must return a carry of the type it was given, and the layout over Explicit axes is "
+                "part of it",
+                fix=f"start from mw.reshard(carry, {_spec(after)}), or return mw.reshard(carry, {_spec(before)})",
+            )
+
+
+def _spec(t: TensorType) -> str:
+    from meshwright.core.explicit import spec_of  # no program without a mesh needs to load it
+
+    return f"mw.{spec_of(t)!r}"
+
+
+def _check_rows(rows: list[Value]) -> None:
+    """A loop takes one row after the other: over Explicit axes, which must not split the rows among devices."""
+    for x in rows:
+        if x.type.sharding is not None and x.type.sharding.dims[0].axes:
+            whole = x.type.row().stack(x.shape[0])
+            raise ShardingError(
+                f"scan cannot take the rows of {x.type}.",
+                where=here(),
+                why="dim 0 is split over devices, and every step needs its row on all of them",
+                fix=f"mw.reshard(xs, {_spec(whole)})",
+            )
 
 
 def _carry_fix(before: TensorType, after: TensorType) -> str:
@@ -107,7 +135,8 @@ def scan(
     if direct.state.place is not None:
         return direct.rows(f, init, xs, steps, reverse)
     start, carry_tree = _values(init, "the carry of scan")
-    row_types = [x.type.with_(shape=x.shape[1:]) for x in rows]
+    _check_rows(rows)
+    row_types = [x.type.row() for x in rows]
 
     def traced(types: list[TensorType]) -> Traced:
         found = _trace_on(f, [carry_tree, xs_tree], [*types, *row_types])
@@ -324,6 +353,13 @@ def _join_types(traced: Sequence[Traced], what: str, decided: tuple[str, ...]) -
                     where=here(),
                     why=f"result {n} is {found[0]} in branch 0 and {found[number or 1]} in branch {number or 1}",
                     fix="convert with .astype(…) or reshape so that all branches agree",
+                )
+            if t.sharding is not strong.sharding:
+                raise ShardingError(
+                    f"The branches of {what} return different layouts.",
+                    where=here(),
+                    why=f"result {n} is {found[0]} in branch 0 and {found[number or 1]} in branch {number or 1}",
+                    fix=f"mw.reshard(x, {_spec(strong)}) in the branches where it is another",
                 )
         varying = union((decided, *(t.varying for t in found)))
         if len({t.varying for t in found}) > 1 and state.manual is not None and not state.manual.automatic:

@@ -15,11 +15,22 @@ from typing import Any
 
 from meshwright.core import dtypes
 from meshwright.core.op import Op, Value
+from meshwright.core.program import Params
 from meshwright.core.source import here
 from meshwright.core.trace import apply
 from meshwright.core.types import Shape
 from meshwright.errors import ShapeError
-from meshwright.frontend.operands import ArrayLike, DTypeLike, as_dtype, convert, placed, promote_operands, value
+from meshwright.frontend.operands import (
+    OPEN,
+    ArrayLike,
+    DTypeLike,
+    as_dtype,
+    convert,
+    laid_out_as,
+    placed,
+    promote_operands,
+    value,
+)
 from meshwright.ops import basic
 from meshwright.ops.contraction import dot_general
 from meshwright.ops.shape import slice_
@@ -53,7 +64,13 @@ def einsum(
     values = [value(x) for x in promote_operands([value(x) for x in operands])] if operands else []
     terms, result = _parse(subscripts, tuple(x.type.ndim for x in values))
     wanted = None if preferred_element_type is None else as_dtype(preferred_element_type)
-    for index, partner, op, params in _plan(subscripts, terms, result, tuple(x.type.shape for x in values), wanted):
+    steps = _plan(subscripts, terms, result, tuple(x.type.shape for x in values), wanted)
+    for number, (index, partner, op, params) in enumerate(steps):
+        if out_sharding is not None and op is dot_general and partner is not None:
+            order = next(
+                (after["permutation"] for _, _, op, after in steps[number + 1 :] if op is basic.transpose), None
+            )
+            params = {**params, **_asked(values[index], values[partner], params, len(values) > 2, out_sharding, order)}
         if partner is None:
             values[index] = apply(op, (values[index],), params)
         else:
@@ -62,6 +79,13 @@ def einsum(
             values.append(apply(op, (x, y), params))
     found = values[0]
     return placed(found if wanted is None else convert(found, wanted), None, out_sharding)
+
+
+def _asked(x: Value, y: Value, params: Params, more: bool, out_sharding: Any, order: Any) -> Params:
+    """How a product in an einsum is laid out: the last one as ``out_sharding`` says, others as their operands say."""
+    rank = x.ndim + y.ndim - 2 * len(params["contract"][0]) - len(params["batch"][0])
+    types = (x.type, y.type)
+    return laid_out_as(types, OPEN, rank) if more else laid_out_as(types, out_sharding, rank, order)
 
 
 def _from_lists(first: ArrayLike, rest: Sequence[Any]) -> tuple[str, tuple[Any, ...]]:

@@ -201,8 +201,14 @@ class Jitted:
     ) -> tuple[Traced, Any]:
         """The traced function, and where things are: a mesh that only the function itself names counts, too."""
         before, state.meshes = state.meshes, []
+        if placement is not None:
+            from meshwright.frontend.explicit import typed
+
+            types = typed(types, placement.in_shardings)
         try:
             traced = trace_flat(self._with_statics(statics), in_tree, types)
+            if placement is None:  # arrays from outside whose layout is part of their type
+                state.meshes += [x._sharding.mesh for x in traced.captured if x.__class__ is Array and x.type.sharding]
             if placement is None and state.meshes:
                 from meshwright.frontend.partitioning import Placement
 

@@ -20,8 +20,10 @@ from meshwright.frontend.operands import (
     axes_of,
     axis_of,
     convert,
+    laid_out_as,
     no_negative,
     no_sharding,
+    placed,
     promote_operands,
     static_int,
     static_shape,
@@ -328,7 +330,6 @@ def dot_general(
     >>> lax.dot_general(mnp.ones((5, 2, 3)), mnp.ones((5, 3, 4)), (((2,), (1,)), ((0,), (0,)))).shape
     (5, 2, 4)
     """
-    no_sharding(out_sharding=out_sharding)
     x, y = value(lhs), value(rhs)
     contract, batch = (
         (
@@ -338,7 +339,9 @@ def dot_general(
         for left, right in _two_pairs(dimension_numbers)
     )
     kind = None if preferred_element_type is None else as_dtype(preferred_element_type)
-    return dot_general_op(x, y, contract=contract, batch=batch, dtype=kind)
+    rank = x.ndim + y.ndim - 2 * len(contract[0]) - len(batch[0])
+    asked = laid_out_as((x.type, y.type), out_sharding, rank)
+    return placed(dot_general_op(x, y, contract=contract, batch=batch, dtype=kind, **asked), None, out_sharding)
 
 
 def dot(

@@ -26,6 +26,7 @@ from meshwright.frontend.operands import (
     axis_of,
     broadcast,
     broadcast_shapes,
+    laid_out_as,
     placed,
     promote_operands,
     static_int,
@@ -139,6 +140,9 @@ def matmul(
         y = apply(basic.reshape, (y,), {"shape": short_y})
     if preferred_element_type is not None:
         params = {**params, "dtype": _result_dtype(preferred_element_type)}
+    if out_sharding is not None:
+        rank = len(order) if order is not None else x.ndim + y.ndim - 2 - len(params["batch"][0])
+        params = {**params, **laid_out_as((x.type, y.type), out_sharding, rank, order)}
     out = apply(dot_general, (x, y), params)
     if order is not None:
         out = apply(basic.transpose, (out,), {"permutation": order})
@@ -160,7 +164,9 @@ def dot(
     d, e = x.ndim - 1, max(y.ndim - 2, 0)
     if x.shape[d] != y.shape[e]:
         raise _mismatch("mnp.dot", x.type, y.type, x.shape[d], y.shape[e], d, e)
-    out = dot_general(x, y, contract=((d,), (e,)), batch=((), ()), dtype=_result_dtype(preferred_element_type))
+    asked = laid_out_as((x.type, y.type), out_sharding, x.ndim + y.ndim - 2)
+    dtype = _result_dtype(preferred_element_type)
+    out = dot_general(x, y, contract=((d,), (e,)), batch=((), ()), dtype=dtype, **asked)
     return placed(out, None, out_sharding)
 
 
@@ -193,7 +199,9 @@ def tensordot(
     for d, e in zip(left, right, strict=True):
         if x.shape[d] != y.shape[e]:
             raise _mismatch("mnp.tensordot", x.type, y.type, x.shape[d], y.shape[e], d, e)
-    out = dot_general(x, y, contract=(left, right), batch=((), ()), dtype=_result_dtype(preferred_element_type))
+    asked = laid_out_as((x.type, y.type), out_sharding, x.ndim + y.ndim - 2 * len(left))
+    dtype = _result_dtype(preferred_element_type)
+    out = dot_general(x, y, contract=(left, right), batch=((), ()), dtype=dtype, **asked)
     return placed(out, None, out_sharding)
 
 

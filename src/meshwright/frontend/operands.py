@@ -16,6 +16,7 @@ import numpy as np
 from meshwright.core import dtypes
 from meshwright.core.dtypes import BOOL, DType
 from meshwright.core.op import Op, Value
+from meshwright.core.program import Params
 from meshwright.core.source import here
 from meshwright.core.trace import Array, Tracer, apply, concrete, to_array
 from meshwright.core.trace import Value as ValueClass
@@ -528,6 +529,18 @@ def no_sharding(**arguments: Any) -> None:
                 why="every array is held whole",
                 fix=f"leave out {name}=",
             )
+
+
+OPEN = object()  # an ``out_sharding`` that leaves a product as its operands have it, sums taken
+
+
+def laid_out_as(types: Sequence[TensorType], out_sharding: Any, ndim: int, order: Any = None) -> Params:
+    """The params of a product that is to be laid out as ``out_sharding`` says, its dims then in another ``order``."""
+    if out_sharding is None or all(t.sharding is None for t in types):
+        return {}
+    from meshwright.frontend.explicit import product_params
+
+    return product_params(types, None if out_sharding is OPEN else out_sharding, ndim, order)
 
 
 def placed(x: Value, device: Any, out_sharding: Any = None) -> Value:

@@ -9,6 +9,7 @@ import optree
 
 from meshwright.core import tree
 from meshwright.core.device_sharding import SingleDeviceSharding
+from meshwright.core.explicit import asked_by
 from meshwright.core.mesh import BaseMesh, Device, Mesh, get_mesh
 from meshwright.core.partition_spec import P, PartitionSpec
 from meshwright.core.sharding import NamedSharding, TensorSharding
@@ -68,6 +69,8 @@ def put(x: Value, place: Any, name: str = "") -> Value:
     """An array on the devices that ``place`` says; ``name`` is how errors call it. A traced one is constrained."""
     if not isinstance(x, Array):
         return constrained(x, place, name)
+    if x.type.unreduced and x._sharding == place:
+        return x
     type = x.type.with_(unreduced=()) if x.type.unreduced else x.type  # what was owed is in the contents
     return Array(x.data, type, sharding_for(place, type.shape, name))
 
@@ -79,12 +82,21 @@ def constrained(x: Value, place: Any, name: str = "") -> Value:
     if isinstance(spec, PartitionSpec) and spec.unreduced:
         plain = spec.update(unreduced=())
         plain = NamedSharding(place.mesh, plain) if isinstance(place, NamedSharding) else plain
-    found = sharding_for(plain, x.type.shape, name)
-    if not isinstance(found, NamedSharding):
-        return x
-    if state.meshes is not None:
-        state.meshes.append(found.mesh)
-    return sharding_constraint(x, spec=spec if isinstance(spec, PartitionSpec) else found.spec)  # type: ignore[no-any-return]
+    if isinstance(plain, PartitionSpec) and get_mesh() is None and x.type.sharding is not None:
+        found: Any = NamedSharding(x.type.sharding.mesh, plain)  # the type says which mesh is meant
+    else:
+        found = sharding_for(plain, x.type.shape, name)
+        if not isinstance(found, NamedSharding):
+            return x
+        if state.meshes is not None:
+            state.meshes.append(found.mesh)
+    written = spec if isinstance(spec, PartitionSpec) else found.spec
+    if found.mesh.explicit_mesh is None:
+        return sharding_constraint(x, spec=written)  # type: ignore[no-any-return]
+    if not found.mesh.auto_axes and found.typed(x.type) is x.type and set(written.unreduced) == set(x.type.unreduced):
+        return x  # it is laid out so
+    given = asked_by(NamedSharding(found.mesh, written.update(unreduced=())), x.type.ndim)
+    return sharding_constraint(x, spec=written, out_sharding=given)  # type: ignore[no-any-return]
 
 
 def put_created(x: Value, device: Any, out_sharding: Any) -> Value:

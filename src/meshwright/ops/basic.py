@@ -17,6 +17,7 @@ from meshwright.core.op import Cost, Linear, Linearity, Op, Operand, Sample, Typ
 from meshwright.core.program import Params
 from meshwright.core.trace import Array, lift
 from meshwright.core.types import Shape, TensorType
+from meshwright.ops.layout import laid_out
 from meshwright.ops.rules import (
     Ufunc,
     bad_operands,
@@ -97,7 +98,8 @@ def zeros_like(x: Value) -> Value:
 def zeros(type: TensorType) -> Value:
     """Zeros of a type; not stored, whatever the size."""
     zero = Array(np.zeros((), type.dtype), TensorType((), type.dtype))
-    return lift(zero if type.ndim == 0 else broadcast_in_dim(zero, shape=type.shape, dims=()), type.varying)
+    whole = lift(zero if type.ndim == 0 else broadcast_in_dim(zero, shape=type.shape, dims=()), type.varying)
+    return whole if type.sharding is None else laid_out(whole, type)
 
 
 def broadcast_scalar(x: Value, shape: tuple[int, ...]) -> Value:

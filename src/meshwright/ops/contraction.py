@@ -17,6 +17,7 @@ from meshwright.core.program import Params
 from meshwright.core.types import Shape, TensorType
 from meshwright.ops.basic import Derivatives, move_dim, transpose
 from meshwright.ops.convolution import conv_general_dilated
+from meshwright.ops.layout import as_primal
 from meshwright.ops.rules import bad_operands, traffic
 
 __all__ = ["blas_layout", "conv_general_dilated", "dot_general", "free_dims"]
@@ -45,7 +46,9 @@ def _result_dtype(x: DType, y: DType, wanted: DType | None) -> DType | None:
     return None
 
 
-def _dot_type(x: TensorType, y: TensorType, contract: DimPairs, batch: DimPairs, dtype: DType | None) -> TensorType:
+def _dot_type(
+    x: TensorType, y: TensorType, contract: DimPairs, batch: DimPairs, dtype: DType | None, out_sharding: Any = None
+) -> TensorType:
     result = _result_dtype(x.dtype, y.dtype, dtype)
     if result is None:
         raise bad_operands(
@@ -133,11 +136,22 @@ def _dot_cotangent(
         operands, pairs, batches = (ct, other), (ct_contract, other_free), (ct_batch, other_batch)
     else:
         operands, pairs, batches = (other, ct), (other_free, ct_contract), (other_batch, ct_batch)
-    out = dot_general(*operands, contract=pairs, batch=batches, dtype=own.dtype)
     order = orders[ct_left]
+    asked = as_primal(own, (ct.type, other.type), order)
+    out = dot_general(*operands, contract=pairs, batch=batches, dtype=own.dtype, **asked)
     if order == tuple(range(own.ndim)):
         return out
     return transpose(out, permutation=tuple(order.index(d) for d in range(own.ndim)))
+
+
+def _with_batch(params: Params, position: int) -> Params:
+    """The params of a dot that has the batch as one more dim of its result."""
+    rest = {"dtype": params["dtype"]}
+    if params.get("out_sharding") is not None:
+        spec, mesh = params["out_sharding"]
+        entries = list(spec.partitions) + [None] * (position - len(spec.partitions))
+        rest["out_sharding"] = (spec.update([*entries[:position], spec.UNCONSTRAINED, *entries[position:]]), mesh)
+    return rest
 
 
 def _dot_batch(
@@ -149,14 +163,15 @@ def _dot_batch(
     xc, xb = (tuple(d + x_batched for d in dims) for dims in (xc, xb))
     yc, yb = (tuple(d + y_batched for d in dims) for dims in (yc, yb))
     if x_batched and y_batched:
-        return [op(x, y, contract=(xc, yc), batch=((0, *xb), (0, *yb)), dtype=params["dtype"])], [True]
+        return [op(x, y, contract=(xc, yc), batch=((0, *xb), (0, *yb)), **_with_batch(params, 0))], [True]
     # The batch of one operand is one more free dim of it, the first of that operand's.
     x_free, y_free = x.ndim - len(xc) - len(xb), y.ndim - len(yc) - len(yb)
     if y_batched and not xb and (x_free == 0 or y_free == 1):
         # With the batched operand on the left the batch comes out first, and nothing else changes places.
-        return [op(y, x, contract=(yc, xc), batch=((), ()), dtype=params["dtype"])], [True]
-    out = op(x, y, contract=(xc, yc), batch=(xb, yb), dtype=params["dtype"])
-    return [move_dim(out, len(xb) + (0 if x_batched else x_free), 0)], [True]
+        return [op(y, x, contract=(yc, xc), batch=((), ()), **_with_batch(params, 0))], [True]
+    position = len(xb) + (0 if x_batched else x_free)
+    out = op(x, y, contract=(xc, yc), batch=(xb, yb), **_with_batch(params, position))
+    return [move_dim(out, position, 0)], [True]
 
 
 def _dot_cost(operands: Types, results: Types, params: Params) -> Cost:
@@ -224,7 +239,9 @@ def _compute_dtype(x: DType, y: DType, result: DType) -> DType:
     return dtypes.FLOAT64 if exact else dtypes.FLOAT32
 
 
-def _dot_evaluate(xp: Any, x: Any, y: Any, contract: DimPairs, batch: DimPairs, dtype: DType | None) -> Any:
+def _dot_evaluate(
+    xp: Any, x: Any, y: Any, contract: DimPairs, batch: DimPairs, dtype: DType | None, out_sharding: Any = None
+) -> Any:
     result = _result_dtype(x.dtype, y.dtype, dtype)
     assert result is not None
     compute = _compute_dtype(x.dtype, y.dtype, result)

@@ -12,6 +12,7 @@ from meshwright.core.op import Cost, Linear, Linearity, Op, Operand, Sample, Typ
 from meshwright.core.program import Params
 from meshwright.core.types import Shape, TensorType
 from meshwright.ops.basic import Derivatives, move_dim, reshape, zeros
+from meshwright.ops.layout import as_primal, sums_taken
 from meshwright.ops.rules import bad_operands, traffic
 from meshwright.ops.shape import reverse
 
@@ -35,6 +36,7 @@ def _conv_type(
     dims: DimNumbers,
     feature_groups: int,
     batch_groups: int,
+    out_sharding: Any = None,
 ) -> TensorType:
     def refuse(why: str, fix: str) -> Exception:
         return bad_operands("conv_general_dilated", [x, w], why, fix)
@@ -177,6 +179,7 @@ def _input_cotangent(ct: Value, x: TensorType, w: Value, params: Params) -> Valu
         dims=(out, (rhs[1], rhs[0], *rhs[2:]), lhs),
         feature_groups=groups,
         batch_groups=1,
+        **(as_primal(x, (ct.type, w.type)) if params["batch_groups"] == 1 else sums_taken(x.ndim, (ct.type, w.type))),
     )
     if params["batch_groups"] > 1:
         found = _fold(_split(found, lhs[1], groups), lhs[0])
@@ -208,6 +211,7 @@ def _kernel_cotangent(ct: Value, x: Value, w: TensorType, params: Params) -> Val
         ),
         feature_groups=params["batch_groups"],
         batch_groups=params["feature_groups"],
+        **as_primal(w, (ct.type, x.type)),
     )
 
 
@@ -220,6 +224,8 @@ def _conv_batch(
     """The batch joins a dim: the input's own batch, the kernel's output features, or (both batched) the groups."""
     (x, w), (lhs, rhs, out) = args, params["dims"]
     features, batches = params["feature_groups"], params["batch_groups"]
+    if params.get("out_sharding") is not None:  # the batch joins one of the dims that it is about
+        params = {**params, **sums_taken(len(out), (x.type, w.type))}
     if not batched[1]:
         found = op(_fold(x, lhs[0], batches), w, **params)
         return [_unfold(found, out[0], size)], [True]
@@ -322,7 +328,7 @@ conv_general_dilated: Op = define_op(
     ),
     transpose=_conv_transpose,
     batch=_conv_batch,
-    evaluate=lambda xp, x, w, **params: xp.conv_general_dilated(x, w, **params),
+    evaluate=lambda xp, x, w, out_sharding=None, **params: xp.conv_general_dilated(x, w, **params),
     cost=_conv_cost,
     localize=_conv_localize,
     dtypes=dtypes.NUMBERS,

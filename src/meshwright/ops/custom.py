@@ -222,7 +222,7 @@ def _tangents_batch(
     op: Op, size: int, args: Sequence[Value], batched: Sequence[bool], params: Params
 ) -> tuple[list[Value], list[bool]]:
     n, types = params["residuals"], params["types"]
-    one = [x.type.with_(shape=x.shape[1:]) if b else x.type for x, b in zip(args[:n], batched, strict=False)]
+    one = [x.type.row() if b else x.type for x, b in zip(args[:n], batched, strict=False)]
     mask = [*batched[:n], *[True] * len(types)]
     backward = _batched_backward(params["backward"], size, mask, [*one, *types], batched[n:])
     outs = op(*args, backward=backward, residuals=n, types=tuple(batch_type(t, True, size) for t in types))

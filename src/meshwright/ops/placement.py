@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from meshwright.core.factors import pointwise
-from meshwright.core.op import Cost, Linearity, Op, Operand, Sample, Value, define_op
+from meshwright.core.op import Cost, Linear, Linearity, Op, Operand, Sample, Value, define_op
 from meshwright.core.partition_spec import PartitionSpec
 from meshwright.core.program import Params
 from meshwright.ops.basic import linear_jvp
@@ -14,19 +15,34 @@ from meshwright.ops.basic import linear_jvp
 def _batch(
     op: Op, size: int, args: Sequence[Value], batched: Sequence[bool], params: Params
 ) -> tuple[list[Value], list[bool]]:
-    spec = params["spec"]
-    return [op(args[0], spec=spec.update((PartitionSpec.UNCONSTRAINED, *spec.partitions)))], [True]
+    found: dict[str, Any] = {"spec": _behind(params["spec"])}
+    if params.get("out_sharding") is not None:
+        spec, mesh = params["out_sharding"]
+        found["out_sharding"] = (_behind(spec), mesh)
+    return [op(args[0], **found)], [True]
+
+
+def _behind(spec: PartitionSpec) -> PartitionSpec:
+    """A spec for arrays with one more dim in front, of which it says nothing."""
+    return spec.update((PartitionSpec.UNCONSTRAINED, *spec.partitions))
+
+
+def _transpose(
+    op: Op, cts: Sequence[Value | None], inputs: Sequence[Value | Linear], params: Params
+) -> list[Value | None]:
+    """Where layouts are in types, the transposition itself sees to it that a cotangent has that of its primal."""
+    return [cts[0] if params.get("out_sharding") is not None else op(cts[0], **params)]
 
 
 sharding_constraint: Op = define_op(
     "sharding_constraint",
-    type=lambda x, spec: x,
+    type=lambda x, spec, out_sharding=None: x,
     factors=pointwise,
     linear=Linearity.JOINTLY,
     jvp=linear_jvp,
-    transpose=lambda op, cts, inputs, params: [op(cts[0], **params)],
+    transpose=_transpose,
     batch=_batch,
-    evaluate=lambda xp, x, spec: x,
+    evaluate=lambda xp, x, spec, out_sharding=None: x,
     cost=lambda operands, results, params: Cost(0.0, 0.0),
     samples=lambda: [Sample((Operand((2, 4)),), {"spec": PartitionSpec("x", None)})],
 )

@@ -10,6 +10,7 @@ from meshwright.core.program import Atom, Program
 from meshwright.core.trace import close, lift, trace
 from meshwright.core.types import TensorType
 from meshwright.ops.basic import broadcast_in_dim, convert, zeros
+from meshwright.ops.layout import laid_out
 from meshwright.transform.batch import batch_axis
 
 Mask = tuple[bool, ...]
@@ -45,10 +46,10 @@ def instantiate(value: Value | None, type: TensorType) -> Value:
 
 
 def as_type(value: Value, type: TensorType) -> Value:
-    """``value`` with the weakness and the variance of ``type``, so that a loop's carry keeps its type."""
+    """``value`` with the weakness, the variance and the sharding of ``type``, so that a loop's carry keeps its type."""
     if value.dtype != type.dtype or value.type.weak != type.weak:
         value = convert(value, dtype=type.dtype, weak=type.weak)
-    return lift(value, type.varying)
+    return laid_out(lift(value, type.varying), type)
 
 
 def pick(items: Sequence[Any], mask: Sequence[bool]) -> list[Any]:
@@ -125,4 +126,4 @@ def batch_type(t: TensorType, is_batched: bool, size: int) -> TensorType:
     axis = batch_axis()
     if axis in t.varying:
         t = t.with_(varying=tuple(a for a in t.varying if a != axis))
-    return t.with_(shape=(size, *t.shape)) if is_batched else t
+    return t.stack(size) if is_batched else t

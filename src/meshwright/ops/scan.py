@@ -38,11 +38,11 @@ from meshwright.transform.transpose import transpose_program
 
 
 def _slice_type(t: TensorType) -> TensorType:
-    return t.with_(shape=t.shape[1:])
+    return t.row()
 
 
 def _stack_type(t: TensorType, length: int) -> TensorType:
-    return t.with_(shape=(length, *t.shape))
+    return t.stack(length)
 
 
 def _scan_type(

@@ -99,7 +99,7 @@ def block_type(t: TensorType, spec: PartitionSpec, mesh: MeshAxes) -> TensorType
             fix=f"in_specs=mw.{spec.update(unreduced=t.unreduced)!r}"
             + (", or sum it first: mw.reshard(x, mw.P())" if t.unreduced else ""),
         )
-    return t.with_(shape=tuple(shape), varying=union((t.varying, varying_axes(spec))), unreduced=())
+    return t.with_(shape=tuple(shape), varying=union((t.varying, varying_axes(spec))), unreduced=(), sharding=None)
 
 
 def whole_type(b: TensorType, spec: PartitionSpec, mesh: MeshAxes, manual: Axes) -> TensorType:

@@ -9,6 +9,7 @@ from meshwright.core.op import Linear, No
 from meshwright.core.program import Atom, Eqn, Literal, Program, Var
 from meshwright.core.trace import Array, apply, lift, read, state
 from meshwright.ops.basic import add
+from meshwright.ops.layout import laid_out
 from meshwright.transform.derivative import no_rule
 
 
@@ -49,7 +50,7 @@ def _pull(
 
     def accumulate(atom: Atom, ct: Any | None) -> None:
         if ct is not None and atom.__class__ is not Literal:
-            ct = lift(ct, atom.type.varying)
+            ct = laid_out(lift(ct, atom.type.varying), atom.type)
             ct_of[atom] = add(ct_of[atom], ct) if atom in ct_of else ct
 
     for atom, ct in zip(program.outputs, cts, strict=True):

@@ -1,0 +1,137 @@
+"""Explicit mode: what ``out_sharding=`` of a product asks for, and programs whose types say where values are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from meshwright.core.axes import Axes
+from meshwright.core.dimension_sharding import DimensionSharding
+from meshwright.core.explicit import asked_by, left_open
+from meshwright.core.mesh import BaseMesh, get_mesh
+from meshwright.core.partition_spec import PartitionSpec, entry_axes, read_axis
+from meshwright.core.program import Atom, Eqn, Literal, Params, Program, Var, operand_types
+from meshwright.core.sharding import NamedSharding, TensorSharding
+from meshwright.core.sharding_check import resolve
+from meshwright.core.types import TensorType
+
+
+def product_params(
+    types: Sequence[TensorType], out_sharding: Any, ndim: int, order: Sequence[int] | None = None
+) -> Params:
+    """The params by which a product of operands with shardings in their types is laid out as ``out_sharding`` says.
+
+    Without one, it is as the operands say, with all sums taken. ``order`` is how the dims of the product are permuted
+    afterwards to what ``out_sharding`` is about.
+    """
+    sharding = next((t.sharding for t in types if t.sharding is not None), None)
+    if sharding is None:
+        return {}
+    if out_sharding is None:
+        out_sharding = left_open(ndim)
+    if isinstance(out_sharding, PartitionSpec):
+        current = get_mesh()
+        same = current is not None and current.explicit_mesh == sharding.mesh
+        out_sharding = NamedSharding(current if current is not None and same else sharding.mesh, out_sharding)
+    if not isinstance(out_sharding, NamedSharding) or out_sharding.mesh.explicit_mesh is None:
+        return {}
+    spec, mesh = asked_by(out_sharding, ndim)
+    if order is not None:
+        entries = dict(zip(order, spec.partitions, strict=True))
+        spec = spec.update([entries[d] for d in range(ndim)])
+    return {"out_sharding": (spec, mesh)}
+
+
+def typed(types: Sequence[TensorType], shardings: Sequence[NamedSharding | None]) -> list[TensorType]:
+    """The types of arrays where they are: over Explicit axes, shardings are part of them."""
+    return [t if s is None else s.typed(t) for t, s in zip(types, shardings, strict=True)]
+
+
+class Untyped(NamedTuple):
+    """A program without shardings in its types, and what they said about each of its values."""
+
+    program: Program
+    fixed: Mapping[Var, TensorSharding]
+
+
+def untyped(program: Program, mesh: BaseMesh) -> Untyped:
+    """A program for a mesh with Explicit axes as one of plain types, and the layouts that its types fixed.
+
+    Along Explicit axes a value is laid out as its type says; dims stay open to Auto axes.
+    """
+    if mesh.explicit_mesh is None:
+        return Untyped(program, {})
+    reader = _Stripper(mesh)
+    found = reader.program(program)
+    return Untyped(found, reader.fixed)
+
+
+class _Stripper:
+    def __init__(self, mesh: BaseMesh) -> None:
+        self.mesh = mesh
+        self.explicit = tuple(mesh.axis_by_name[name] for name in mesh.explicit_axes)
+        self.has_auto = bool(mesh.auto_axes)
+        self.fixed: dict[Var, TensorSharding] = {}
+
+    def program(self, program: Program) -> Program:
+        vars: dict[Atom, Var] = {}
+
+        def enter(var: Var) -> Var:
+            vars[var] = found = Var(_plain(var.type))
+            self.fix(found, var.type)
+            return found
+
+        def atom(a: Atom) -> Atom:
+            return a if isinstance(a, Literal) else vars[a]
+
+        constants = tuple((enter(var), value) for var, value in program.constants)
+        inputs = tuple(enter(var) for var in program.inputs)
+        eqns = []
+        for eqn in program.eqns:
+            params = self.params(eqn)
+            operands = tuple(atom(a) for a in eqn.inputs)
+            if eqn.op.name == "finish_sum" and not set(params["axes"]) & set(operands[0].type.unreduced):
+                vars[eqn.outputs[0]] = vars[eqn.inputs[0]]  # whoever uses it takes the sum, into the layout it needs
+                continue
+            types = eqn.op.type(*operand_types(eqn.op, operands), **params)
+            outs = []
+            for var, t in zip(eqn.outputs, types if isinstance(types, tuple) else (types,), strict=True):
+                vars[var] = new = Var(t)
+                spec = params["spec"] if eqn.op.name == "sharding_constraint" else None
+                self.fix(new, var.type, spec)
+                outs.append(new)
+            eqns.append(Eqn(eqn.op, operands, params, tuple(outs), eqn.source))
+        return Program(inputs, tuple(eqns), tuple(atom(a) for a in program.outputs), constants)
+
+    def params(self, eqn: Eqn) -> Params:
+        if eqn.op.name == "shard_map":  # inside, nothing is on the mesh
+            return eqn.params
+        return {key: self.value(value) for key, value in eqn.params.items() if key != "out_sharding"}
+
+    def value(self, value: Any) -> Any:
+        if isinstance(value, Program):
+            return self.program(value)
+        return tuple(self.value(item) for item in value) if value.__class__ is tuple else value
+
+    def fix(self, var: Var, type: TensorType, spec: PartitionSpec | None = None) -> None:
+        """Note the layout that a type says; a spec may add Auto axes to it."""
+        dims: list[Axes] = [()] * type.ndim
+        if type.sharding is not None:
+            dims = [dim.axes for dim in type.sharding.dims]
+        for n, entry in enumerate(spec.partitions if spec is not None else ()):
+            named = resolve(self.mesh, [read_axis(axis) for axis in entry_axes(entry)])
+            if any(axis.name not in self.mesh.explicit_axes for axis in named):
+                dims[n] = named
+        names = {axis.name for axes in dims for axis in axes}
+        owed = [axis for axis in type.unreduced if axis in self.mesh.explicit_axes and axis not in var.type.unreduced]
+        unused = [axis for axis in self.explicit if axis.name not in names and axis.name not in owed]
+        self.fixed[var] = TensorSharding(
+            self.mesh,
+            [DimensionSharding(axes, is_open=self.has_auto) for axes in dims],
+            unused if self.has_auto else (),
+            owed,
+        )
+
+
+def _plain(t: TensorType) -> TensorType:
+    return t if t.sharding is None else t.with_(sharding=None)
