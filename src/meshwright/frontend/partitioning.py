@@ -27,8 +27,8 @@ from meshwright.frontend.placing import sharding_for, spread
 from meshwright.hardware.collectives import collective_seconds
 from meshwright.ops.elementwise import tanh
 from meshwright.ops.stacked import inline_calls
+from meshwright.partition.combine import Record
 from meshwright.partition.layouts import closed, replicated
-from meshwright.partition.localize import Record
 from meshwright.partition.partition import partition
 from meshwright.partition.reshard_cost import topology_for
 from meshwright.propagate.from_program import Propagated, propagate_program
@@ -46,7 +46,8 @@ class Placement(NamedTuple):
 class Collective:
     """A collective of a partitioned program: what it moves, and why it is there.
 
-    ``times`` is how often it runs: more than once inside of a loop.
+    ``times`` is how often it runs: more than once inside of a loop. ``implicit``: nobody wrote it. ``values`` are the
+    global values that it is for.
     """
 
     kind: str
@@ -55,7 +56,8 @@ class Collective:
     total_bytes: int
     source: Source | None
     why: str
-    value: TensorType
+    implicit: bool
+    values: tuple[TensorType, ...]
     times: int
     mesh: BaseMesh
 
@@ -69,7 +71,8 @@ class Collective:
         where = f"  {self.source}" if self.source else ""
         return (
             f"{self.kind} over {', '.join(self.axes)}: {self.bytes_received_per_device} bytes per device{times}"
-            f"  {self.value.short()}{where}\n    {self.why}"
+            f"  {', '.join(t.short() for t in self.values[:3])}{', …' if len(self.values) > 3 else ''}{where}"
+            f"\n    {self.why}"
         )
 
 
@@ -171,10 +174,11 @@ def put_on_mesh(program: Program, placement: Placement, out_tree: tree.TreeDef) 
     ]
     done = partition(program, mesh, ins, wanted, propagated.shardings)
     collectives = tuple(_collective(record, mesh) for record in done.records)
-    if collectives and _silent.get():
-        first = collectives[0]
+    implicit = [one for one in collectives if one.implicit]
+    if implicit and _silent.get():
+        first = implicit[0]
         raise CommunicationError(
-            f"The program needs {len(collectives)} collective{'s' * (len(collectives) > 1)} that nobody wrote.",
+            f"The program needs {len(implicit)} collective{'s' * (len(implicit) > 1)} that nobody wrote.",
             where=first.source.show() if first.source else here(),
             why=f"the first is {first.kind} over {', '.join(first.axes)}: {first.why}",
             fix="lay the arrays out so that no data moves, or leave mw.no_implicit_comms()",
@@ -205,7 +209,11 @@ def _out_sharding(place: Any, t: TensorType) -> TensorSharding:
 
 
 def _collective(record: Record, mesh: BaseMesh) -> Collective:
-    return Collective(*record, mesh=mesh)
+    why = record.why.text if record.why is not None else "the program asks for it"
+    return Collective(
+        record.kind, record.axes, record.bytes_received_per_device, record.total_bytes, record.source, why,
+        record.why is not None, record.values, record.times, mesh,
+    )  # fmt: skip
 
 
 def check_partitioned(
