@@ -29,7 +29,7 @@ from meshwright.partition.blocks import identity, without_padding
 from meshwright.partition.choose import Choice, choose, question
 from meshwright.partition.combine import Why
 from meshwright.partition.emit import emit_plan
-from meshwright.partition.layouts import local_type, replicated, reshard_bytes, reshard_plan
+from meshwright.partition.layouts import finished, local_type, replicated, reshard_bytes, reshard_plan
 
 
 class Version(NamedTuple):
@@ -129,6 +129,14 @@ class Localizer:
             versions.append(Version(need, value))
         return value
 
+    def settle(self, atom: Atom) -> None:
+        """Take a sum that several equations need once, before they do."""
+        owed = self.best(atom, owed=False)
+        if owed.unreduced and self.uses[atom] > 1:
+            wanted = self.wanted.get(atom) if isinstance(atom, Var) else None
+            need = finished(owed) if wanted is None or wanted.unreduced else wanted
+            self.get(atom, need, f"{self.uses[atom]} equations need it")
+
     def reshard(self, version: Version, need: TensorSharding, t: TensorType, why: str) -> Value:
         """A version in another layout; why there are collectives is remembered."""
         if version.layout == need:
@@ -204,7 +212,9 @@ class Localizer:
             whole = tuple(replicated(self.mesh, t.ndim) for t in operand_types)
             return Choice(whole, tuple(replicated(self.mesh, t.ndim) for t in result_types), 0.0)
         factors = factors or eqn.op.factors(operand_types, result_types, eqn.params)
-        have = [self.best(a, owed=self.uses[a] == 1) for a in eqn.inputs]  # a sum that several need is taken once
+        for atom in eqn.inputs:
+            self.settle(atom)
+        have = [self.best(a, owed=self.uses[a] == 1) for a in eqn.inputs]
         want = [self.wanted.get(v) for v in eqn.outputs]
         addends = [self.addends.get(v, 1) for v in eqn.outputs]
 
