@@ -18,7 +18,9 @@ from meshwright.device.types import Tensor, Tuple, Type
 def keep_in_place(fn: Function) -> Function:
     """The same program, with parts that are gathered only to be scattered again left on their devices.
 
-    It applies to every level. A program that transforms have nested moves less after it.
+    It applies to every level where the number of parts is known (a device map of the program, or ``parts=`` of the
+    transform): groups of different sizes have parts that do not meet. A program that transforms have nested moves less
+    after it.
 
     >>> from meshwright import dist
     >>> step = "y = MatMul(x, w) g = dot_general(x, y, contract=((0,), (0,)), batch=((), ()), dtype=None) v = sub(w, g)"
@@ -71,7 +73,7 @@ class _Chain:
             return False
         self.start, self.parts = (eqn, index), made.values[0]
         self.dim, self.keys = made.attributes["dim"], keys.pop()
-        return isinstance(self.parts.type, Tuple)
+        return isinstance(self.parts.type, Tuple) and not self.parts.type.more
 
     def follows(self, value: Value) -> bool:
         """Whether all that use the value scatter it again in the same way, or sum it first."""
