@@ -61,10 +61,16 @@ MAY_USE_EXTRAS = ("engine", "interop")
 LATE = {
     "core.op": {"meshwright.core.explicit"},
     "core.program": {"hashlib"},
-    "core.text": {"meshwright.core.explicit", "meshwright.core.partition_spec", "meshwright.core.sharding"},
+    "core.text": {
+        "meshwright.core.explicit",
+        "meshwright.core.partition_spec",
+        "meshwright.core.sharding",
+        "meshwright.core.sharding_check",
+    },
     "core.trace": {"meshwright.core.explicit"},
     "frontend.array_placement": {"meshwright.frontend.shards"},
     "frontend.control": {"meshwright.core.explicit"},
+    "frontend.compiled": {"meshwright.frontend.explanation"},
     "frontend.jit": {"meshwright.frontend.explicit", "meshwright.frontend.partitioning"},
     "frontend.operands": {"meshwright.frontend.explicit", "meshwright.frontend.placing"},
     "ops.layout": {"meshwright.core.explicit"},

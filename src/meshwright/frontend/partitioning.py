@@ -86,6 +86,10 @@ class OnMesh(NamedTuple):
     out_shardings: tuple[NamedSharding, ...]
     collectives: tuple[Collective, ...]
     propagated: Propagated
+    source: Program  # before it was partitioned
+    placement: Placement
+    out_tree: tree.TreeDef
+    moved: dict[int, TensorSharding]  # the layouts that arguments are first brought into, by number
 
 
 def placement_of(
@@ -191,6 +195,10 @@ def put_on_mesh(program: Program, placement: Placement, out_tree: tree.TreeDef) 
         tuple(s.to_named() for s in done.out_shardings),
         collectives,
         propagated,
+        program,
+        placement,
+        out_tree,
+        done.moved,
     )
 
 

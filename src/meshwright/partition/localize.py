@@ -60,6 +60,7 @@ class Localizer:
     atoms: Mapping[AxisRef, tuple[tuple[str, int], ...]]  # the axes of the local program that make up each whole axis
     whys: dict[Var, Why] = field(default_factory=dict)
     addends: dict[Var, int] = field(default_factory=dict)
+    moved: dict[Atom, TensorSharding] = field(default_factory=dict)  # the layout each value was first brought into
     uses: Counter[Atom] = field(default_factory=Counter)
     made: dict[Atom, Source | None] = field(default_factory=dict)  # the line that each value comes from
     _versions: dict[Atom, list[Version]] = field(default_factory=dict)
@@ -127,6 +128,7 @@ class Localizer:
             value = self.reshard(nearest, need, atom.type, why)
         if atom.__class__ is not Literal:
             versions.append(Version(need, value))
+            self.moved.setdefault(atom, need)
         return value
 
     def settle(self, atom: Atom) -> None:

@@ -35,6 +35,7 @@ class Partitioned(NamedTuple):
     program: Program
     out_shardings: tuple[TensorSharding, ...]
     records: tuple[Record, ...]
+    moved: dict[int, TensorSharding]  # the layouts that arguments were first brought into, by number
 
     @property
     def local(self) -> Program:
@@ -120,7 +121,8 @@ def _partition(
         return [_cropped(x, t) for x, t in zip(outs, program.out_types, strict=True)]
 
     found = tuple(records(block_program, dict(axes), local.whys))
-    return Partitioned(region(whole, program.in_types), tuple(results), found)
+    moved = {n: local.moved[v] for n, v in enumerate(program.inputs) if v in local.moved}
+    return Partitioned(region(whole, program.in_types), tuple(results), found, moved)
 
 
 def _spec(local: Localizer, sharding: TensorSharding) -> PartitionSpec:

@@ -1,0 +1,124 @@
+"""Why a partitioned program communicates as it does, what would be cheaper, and what is held twice."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from meshwright.core.partition_spec import PartitionSpec
+from meshwright.core.sharding import NamedSharding
+from meshwright.core.types import TensorType
+from meshwright.frontend.partitioning import Collective, OnMesh, put_on_mesh
+from meshwright.partition.layouts import axes_used
+from meshwright.partition.reshard import show_bytes
+
+MOST_TRIED = 4  # arguments for which another layout is tried
+SHOWN = 5
+WORTH_SPLITTING = 1 << 20  # bytes
+
+
+class Suggestion(NamedTuple):
+    """A layout for an argument that saves communication: bytes that each device would not receive."""
+
+    argument: str
+    spec: PartitionSpec
+    saved_bytes: int
+
+    def __str__(self) -> str:
+        return f"lay out {self.argument} as {self.spec}: −{show_bytes(self.saved_bytes)} per device"
+
+
+class Held(NamedTuple):
+    """A value that devices hold more than once although an axis is free that could split it."""
+
+    name: str
+    type: TensorType
+    free: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.type.short()}, {show_bytes(self.type.nbytes)}: free {', '.join(self.free)}"
+
+
+def received(collectives: Sequence[Collective]) -> int:
+    """Bytes that a device receives in all."""
+    return sum(c.bytes_received_per_device * c.times for c in collectives)
+
+
+def explain(placed: OnMesh, names: Sequence[str]) -> str:
+    """A table of the collectives, cheaper layouts, and values that could be split further.
+
+    ``names`` are those of the arguments.
+    """
+    found = placed.collectives
+    if not found:
+        return "\n".join(["no collectives: no device needs what another has", *_audit_lines(placed, names)])
+    kinds = Counter(c.kind for c in found for _ in range(c.times))
+    total, bytes_ = sum(kinds.values()), received(found)
+    counts = ", ".join(f"{kind} {n}" for kind, n in kinds.items())
+    lines = [f"{total} collective{'s' * (total > 1)}: {counts}; {bytes_} bytes received per device"]
+    rows = [["kind", "axes", "bytes", "times", "share", "value", "line"]]
+    for c in found:
+        more = ", …" if len(c.values) > 1 else ""
+        rows.append(
+            [
+                c.kind,
+                ",".join(c.axes),
+                str(c.bytes_received_per_device),
+                str(c.times),
+                f"{100 * c.bytes_received_per_device * c.times / bytes_:.0f} %" if bytes_ else "0 %",
+                c.values[0].short() + more,
+                str(c.source or ""),
+            ]
+        )
+    widths = [max(len(row[n]) for row in rows) for n in range(len(rows[0]))]
+    table = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    lines.append(table[0])
+    for text, c in zip(table[1:], found, strict=True):
+        lines += [text, f"    {c.why}"]
+    cheaper = suggestions(placed, names)
+    if cheaper:
+        lines += ["cheaper:", *(f"    {one}" for one in cheaper)]
+    return "\n".join([*lines, *_audit_lines(placed, names)])
+
+
+def suggestions(placed: OnMesh, names: Sequence[str]) -> list[Suggestion]:
+    """Layouts for arguments with which the program would move less, the best first.
+
+    Tried are the layouts that the program brings an argument into when it first uses it.
+    """
+    now = received(placed.collectives)
+    found = []
+    for index, layout in list(placed.moved.items())[:MOST_TRIED]:
+        spec = layout.to_named().spec
+        given = list(placed.placement.in_shardings)
+        given[index] = NamedSharding(placed.mesh, spec)
+        other = put_on_mesh(placed.source, placed.placement._replace(in_shardings=tuple(given)), placed.out_tree)
+        saved = now - received(other.collectives)
+        if saved > 0:
+            found.append(Suggestion(names[index], spec, saved))
+    return sorted(found, key=lambda one: -one.saved_bytes)
+
+
+def audit(placed: OnMesh, names: Sequence[str]) -> list[Held]:
+    """Large arguments and values that leave an axis unused which could split one of their dims, the largest first."""
+    labels = dict(zip(placed.source.inputs, names, strict=True))
+    lines = {v: f"a value of line {e.source}" for e in placed.source.eqns for v in e.outputs}
+    found = []
+    for var, sharding in placed.propagated.shardings.items():
+        if var.type.nbytes < WORTH_SPLITTING or var not in (*labels, *lines):
+            continue
+        used = {axis.name for axis in axes_used(sharding)}
+        local = sharding.local_shape(var.type.shape)
+        free = tuple(a.name for a in placed.mesh.axes if a.name not in used and any(n % a.size == 0 for n in local))
+        if free:
+            found.append(Held(labels.get(var) or lines[var], var.type, free))
+    return sorted(found, key=lambda one: -one.type.nbytes)
+
+
+def _audit_lines(placed: OnMesh, names: Sequence[str]) -> list[str]:
+    held = audit(placed, names)
+    if not held:
+        return []
+    more = [f"    and {len(held) - SHOWN} more"] if len(held) > SHOWN else []
+    return ["whole along a free axis:", *(f"    {one}" for one in held[:SHOWN]), *more]
