@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from meshwright.core import tree
 from meshwright.core.partition_spec import PartitionSpec
 from meshwright.core.sharding import NamedSharding
 from meshwright.core.types import TensorType
@@ -88,12 +89,14 @@ def suggestions(placed: OnMesh, names: Sequence[str]) -> list[Suggestion]:
     Tried are the layouts that the program brings an argument into when it first uses it.
     """
     now = received(placed.collectives)
+    results = tree.unflatten(placed.out_tree, placed.out_shardings)  # stay where they are
     found = []
     for index, layout in list(placed.moved.items())[:MOST_TRIED]:
         spec = layout.to_named().spec
         given = list(placed.placement.in_shardings)
         given[index] = NamedSharding(placed.mesh, spec)
-        other = put_on_mesh(placed.source, placed.placement._replace(in_shardings=tuple(given)), placed.out_tree)
+        placement = placed.placement._replace(in_shardings=tuple(given), out_shardings=results)
+        other = put_on_mesh(placed.source, placement, placed.out_tree)
         saved = now - received(other.collectives)
         if saved > 0:
             found.append(Suggestion(names[index], spec, saved))
