@@ -5,6 +5,7 @@ import itertools
 import pytest
 
 from meshwright import dist
+from meshwright.errors import ShapeError
 from tests.device.models import MODELS, Model, check, mlp_training
 
 TWO = {1: [1, 3], 2: [2, 4]}
@@ -119,6 +120,11 @@ def test_recomputation_keeps_the_meaning_and_nests(name):
     check(model, again, None)
     check(model, D(again, model, []), [1, 2])
     check(model, P(again, model, []), [1, 2])
+    inside = dist.recompute(D(model.function, model, []), 3, ["d"])
+    assert "_again" in str(inside)
+    check(model, inside, [1, 2])
+    with pytest.raises(ShapeError, match="There is no loss"):
+        dist.recompute(MODELS["chain"]().function)
 
 
 def test_horizontal_parallelism_of_the_transformer_is_two_sums_per_layer_forward_and_back():

@@ -41,7 +41,8 @@ def pipeline_parallel(
     ``stages`` is how many devices there are, cut by cost, or the names of the values that end a stage. ``schedule`` is
     the order of the tasks on each device: "gpipe", "1f1b", "interleaved" (with ``chunks`` stages per device), "zb-h1",
     or a `Schedule` of your own. ``batch`` names batch dims, as for `data_parallel`; a forward program with one dim that
-    every result carries needs none.
+    every result carries needs none. In a training program, the first output without dims is the loss: what comes after
+    it goes back through the stages.
 
     >>> from meshwright import dist
     >>> inputs = "a: Tensor[(F, H), 0], b: Tensor[(H, C), 0], x: Tensor[(B, F), 0]"

@@ -28,16 +28,25 @@ def recompute(fn: Function, segments: int | None = None, device_keys: Keys = ())
         raise ShapeError(
             "The number of segments is a whole number from 1.", why=f"it is {segments!r}", fix="segments=4"
         )
-    return at_level(typed(fn), device_keys, lambda body, depth: _recompute(body, segments))
+    trains = []
 
+    def change(body: Function, depth: int) -> Function:
+        if loss_of(body) is None:  # on a level of several bodies, that of an update goes neither forward nor back
+            return body
+        trains.append(body)
+        return _recompute(body, segments)
 
-def _recompute(body: Function, segments: int | None) -> Function:
-    if loss_of(body) is None:
+    found = at_level(typed(fn), device_keys, change)
+    if not trains:
         raise ShapeError(
             "There is no loss, so that nothing goes back.",
             why="recompute takes a training program: its first output without dims is the loss",
             fix="dist.from_program(mw.make_program(mw.value_and_grad(loss))(…))",
         )
+    return found
+
+
+def _recompute(body: Function, segments: int | None) -> Function:
     forward = forward_equations(body, body.eqns)
     known = set(forward)
     backward = [eqn for eqn in body.eqns if eqn not in known]
