@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -14,9 +14,9 @@ from meshwright.core import tree
 from meshwright.core.dtypes import is_inexact
 from meshwright.core.mesh import BaseMesh, Mesh, get_mesh
 from meshwright.core.partition_spec import PartitionSpec
-from meshwright.core.program import Program
+from meshwright.core.program import Atom, Program, Var
 from meshwright.core.sharding import NamedSharding, TensorSharding
-from meshwright.core.source import Source, here
+from meshwright.core.source import Source, here, user_source
 from meshwright.core.trace import Array, to_array
 from meshwright.core.types import TensorType
 from meshwright.errors import CommunicationError, MeshError, MeshwrightError, ShardingError
@@ -59,12 +59,14 @@ class Collective:
     implicit: bool
     values: tuple[TensorType, ...]
     times: int
+    volume: int
     mesh: BaseMesh
 
     def seconds(self, hardware: Any) -> float:
         """The modelled time of one run on a topology, or a machine of the named chip."""
         topology = topology_for(hardware, self.mesh)
-        return collective_seconds(self.kind, self.bytes_received_per_device, topology, self.axes)
+        whole = tuple(dict.fromkeys(axis.split(":(")[0] for axis in self.axes))  # a part costs as much as its axis
+        return collective_seconds(self.kind, self.volume, topology, whole)
 
     def __str__(self) -> str:
         times = f" × {self.times}" if self.times > 1 else ""
@@ -90,6 +92,8 @@ class OnMesh(NamedTuple):
     placement: Placement
     out_tree: tree.TreeDef
     moved: dict[int, TensorSharding]  # the layouts that arguments are first brought into, by number
+    whole: Program  # as it was traced, but for calls
+    vars: Mapping[Atom, Var]  # of ``whole`` to ``source``, where types had shardings
 
 
 def placement_of(
@@ -157,7 +161,8 @@ def no_implicit_comms() -> Iterator[None]:
 def put_on_mesh(program: Program, placement: Placement, out_tree: tree.TreeDef) -> OnMesh:
     """Propagate what was said about shardings, and partition."""
     mesh = placement.mesh
-    program, fixed = untyped(inline_calls(program, shard_maps=False), mesh)
+    whole = inline_calls(program, shard_maps=False)
+    program, fixed, vars = untyped(whole, mesh)
     given = [
         None if s is None else s.to_tensor_sharding(v.type.ndim)
         for s, v in zip(placement.in_shardings, program.inputs, strict=True)
@@ -167,7 +172,8 @@ def put_on_mesh(program: Program, placement: Placement, out_tree: tree.TreeDef) 
     outs = [
         None if place is None else _out_sharding(place, t) for place, t in zip(written, program.out_types, strict=True)
     ]
-    propagated = propagate_program(program, mesh, given, outs, fixed)
+    places = [_where(s) for s in placement.in_shardings], [_where(s) for s in written]
+    propagated = propagate_program(program, mesh, given, outs, fixed, *places)
     ins = [
         s if s is not None else propagated.shardings.get(v, replicated(mesh, v.type.ndim))
         for s, v in zip(given, program.inputs, strict=True)
@@ -199,7 +205,15 @@ def put_on_mesh(program: Program, placement: Placement, out_tree: tree.TreeDef) 
         placement,
         out_tree,
         done.moved,
+        whole,
+        vars,
     )
+
+
+def _where(place: Any) -> str:
+    """The line on which a sharding was written; that of the call, if it was only a spec."""
+    source = place.source if isinstance(place, NamedSharding) else user_source() if place is not None else None
+    return str(source or "")
 
 
 def _out_sharding(place: Any, t: TensorType) -> TensorSharding:
@@ -220,7 +234,7 @@ def _collective(record: Record, mesh: BaseMesh) -> Collective:
     why = record.why.text if record.why is not None else "the program asks for it"
     return Collective(
         record.kind, record.axes, record.bytes_received_per_device, record.total_bytes, record.source, why,
-        record.why is not None, record.values, record.times, mesh,
+        record.why is not None, record.values, record.times, record.volume, mesh,
     )  # fmt: skip
 
 

@@ -40,6 +40,7 @@ class Record(NamedTuple):
     why: Why | None
     values: tuple[TensorType, ...]
     times: int
+    volume: int  # bytes of what one group works on, as costs count it: the gathered array, the summed one
 
 
 def combine(program: Program) -> Program:
@@ -158,7 +159,8 @@ def _record(kind: str, eqn: Eqn, sizes: Mapping[str, int], whys: Mapping[Var, Wh
         received, total = (held if moving else 0), held * moving * devices // group
     found = [whys.get(v) for v in eqn.outputs]
     values = tuple(w.value if w is not None else v.type for w, v in zip(found, eqn.outputs, strict=True))
-    return Record(kind, axes, received, total, eqn.source, _joined(found), values, times)
+    volume = {"all_gather": group * held, "all_to_all": group * held, "permute": group * held}.get(kind, held)
+    return Record(kind, axes, received, total, eqn.source, _joined(found), values, times, volume)
 
 
 def _joined(whys: Sequence[Why | None]) -> Why | None:
