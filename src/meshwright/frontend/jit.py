@@ -13,6 +13,7 @@ import numpy as np
 
 from meshwright.core import dtypes, tree
 from meshwright.core.check import check
+from meshwright.core.mesh import get_mesh
 from meshwright.core.source import here
 from meshwright.core.trace import Array, Tracer, leaked, run, state, to_array
 from meshwright.core.types import TensorType
@@ -81,7 +82,7 @@ class Jitted:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self._plain and not kwargs and state.builder is None:
-            key: list[Any] = [dtypes.config._enable_x64]
+            key: list[Any] = [dtypes.config._enable_x64, get_mesh()]
             data: list[Any] = []
             for x in args:
                 if x.__class__ is not Array or x._data is None or x._sharding is not None:
@@ -112,7 +113,7 @@ class Jitted:
             data.append(value.data if contents is None else contents)
             types.append(value.type)
             places.append(value._sharding)
-        key = (in_tree, statics, dtypes.config._enable_x64, *places, *types)
+        key = (in_tree, statics, dtypes.config._enable_x64, get_mesh(), *places, *types)
         compiled = self._compiled.get(key)
         if compiled is None:
             placement = self._placement(args, kwargs, places, types)
@@ -120,7 +121,7 @@ class Jitted:
             self._compiled[key] = compiled
             plain = not kwargs and not statics and placement is None and not compiled.donated
             if plain and all(x.__class__ is Array for x in args):
-                self._plain[(dtypes.config._enable_x64, *types)] = compiled
+                self._plain[(dtypes.config._enable_x64, get_mesh(), *types)] = compiled
         if compiled.donated:
             del contents, value  # which refer to the last argument
             _take(leaves, data, compiled.donated)
@@ -143,7 +144,7 @@ class Jitted:
         traced, placement = self._trace(in_tree, statics, types, self._placement(args, kwargs, places, types))
 
         def compiled() -> Compiled:
-            return Compiled(Executable(traced, (), placement), in_tree, types)
+            return Compiled(Executable(traced, (), placement), in_tree, types, self._parameters(statics))
 
         return Lowered(compiled, check(cse(dce(traced.closed)), "simplification"))
 
@@ -166,6 +167,16 @@ class Jitted:
                 ) from None
         rest = tuple(x for n, x in enumerate(args) if n not in numbers)
         return tuple(statics), rest, {k: v for k, v in kwargs.items() if k not in self.static_argnames}
+
+    def _parameters(self, statics: Statics) -> list[str]:
+        """The names of the function's positional arguments that are not static."""
+        try:
+            found = inspect.signature(self.fun).parameters.values()
+        except (TypeError, ValueError):
+            return []
+        static = {place for place, _, _ in statics}
+        names = [p.name for p in found if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+        return [name for n, name in enumerate(names) if n not in static]
 
     def _with_statics(self, statics: Statics) -> Function:
         if not statics:
@@ -222,7 +233,7 @@ class Jitted:
         values = [leaf_value(x, "an argument of a jitted function") for x in leaves]
         types = [x.type for x in values]
         around = None if state.manual is None else state.manual.key
-        key = (in_tree, statics, dtypes.config._enable_x64, around, *types)
+        key = (in_tree, statics, dtypes.config._enable_x64, get_mesh(), around, *types)
         traced = self._traced.get(key)
         if traced is None:
             traced = trace_flat(self._with_statics(statics), in_tree, types)

@@ -359,6 +359,12 @@ def _reduce_sum_transpose(
     return [broadcast_in_dim(cts[0], shape=shape, dims=dims)]
 
 
+def _reduce_sum(xp: Any, x: Any, axes: tuple[int, ...]) -> Any:
+    if dtypes.is_float(x.dtype) and x.dtype.itemsize < 4:  # or 256 ones of bfloat16 and any more would sum to 256
+        return xp.sum(x, axis=axes, dtype=dtypes.FLOAT32).astype(x.dtype)
+    return xp.sum(x, axis=axes, dtype=x.dtype)
+
+
 reduce_sum: Op = define_op(
     "reduce_sum",
     type=reduce_type("reduce_sum", dtypes.NUMBERS),
@@ -367,7 +373,7 @@ reduce_sum: Op = define_op(
     jvp=linear_jvp,
     transpose=_reduce_sum_transpose,
     batch=reduce_batch,
-    evaluate=lambda xp, x, axes: xp.sum(x, axis=axes, dtype=x.dtype),
+    evaluate=_reduce_sum,
     cost=reduce_cost,
     dtypes=dtypes.NUMBERS,
     samples=reduce_samples,
