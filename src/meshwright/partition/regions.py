@@ -39,10 +39,13 @@ def _region(
     layouts: Sequence[TensorSharding],
     types: Sequence[TensorType],
     results: Sequence[TensorSharding | None],
-) -> tuple[Program, list[TensorSharding]]:
-    """A region on blocks of the given layouts; results in the given ones, or as they come out, sums taken."""
+) -> tuple[Program, list[TensorSharding], list[TensorSharding]]:
+    """A region on blocks of the given layouts; results in the given ones, or as they come out, sums taken.
 
-    def body(*values: Value) -> tuple[list[Value], list[TensorSharding]]:
+    Also the layouts that its inputs are first brought into.
+    """
+
+    def body(*values: Value) -> tuple[list[Value], tuple[list[TensorSharding], list[TensorSharding]]]:
         inner = local.inside()
         for var, sharding, value in zip(program.inputs, layouts, values, strict=True):
             inner.define(var, Version(sharding, value))
@@ -51,10 +54,11 @@ def _region(
         for atom, wanted in zip(program.outputs, results, strict=True):
             need = wanted or _settled(inner, atom)
             found.append((inner.get(atom, need, "a region returns it so"), need))
-        return [value for value, _ in found], [need for _, need in found]
+        brought = [inner.moved.get(var, sharding) for var, sharding in zip(program.inputs, layouts, strict=True)]
+        return [value for value, _ in found], ([need for _, need in found], brought)
 
-    program_, needs = region_with(body, types)
-    return program_, needs
+    program_, (needs, brought) = region_with(body, types)
+    return program_, needs, brought
 
 
 def _carry_layouts(local: Localizer, inside: Sequence[Var], init: Sequence[Atom]) -> list[TensorSharding]:
@@ -96,20 +100,22 @@ def _scan(local: Localizer, eqn: Eqn) -> list[Version]:
         wanted = local.wanted.get(var)
         row_layouts.append(finished(closed(wanted)) if wanted is not None else _row(_settled(local, atom)))
     why = "a loop reads it row by row"
-    const_values = [local.get(a, s, "a loop uses it") for a, s in zip(consts, const_layouts, strict=True)]
     init_values = [local.get(a, s, "a loop starts with it") for a, s in zip(init, carry_layouts, strict=True)]
     rows = [local.get(a, _stack(s), why) for a, s in zip(xs, row_layouts, strict=True)]
     row_types = [x.type.with_(shape=x.shape[1:]) for x in rows]
     carry_types = [x.type for x in init_values]
-    layouts = [*const_layouts, *carry_layouts, *row_layouts]
     y_wanted = [local.wanted.get(v) for v in eqn.outputs[n_carry:]]
     y_layouts = [_row(finished(closed(w))) if w is not None and not w.dims[0].axes else None for w in y_wanted]
+    hoisted = False  # what every step would bring constants into is brought there once, before the loop
     while True:
+        const_values = [local.get(a, s, "a loop uses it") for a, s in zip(consts, const_layouts, strict=True)]
         types = [*(x.type for x in const_values), *carry_types, *row_types]
-        program, needs = _region(local, body, layouts, types, [*carry_layouts, *y_layouts])
+        layouts = [*const_layouts, *carry_layouts, *row_layouts]
+        program, needs, brought = _region(local, body, layouts, types, [*carry_layouts, *y_layouts])
         grown = _grown(carry_types, program)
-        if grown == carry_types:
+        if grown == carry_types and (hoisted or brought[:n_consts] == const_layouts):
             break
+        const_layouts, hoisted = brought[:n_consts], True
         carry_types = grown
     outs = scan(
         *const_values, *(as_type(x, t) for x, t in zip(init_values, carry_types, strict=True)), *rows,
@@ -134,13 +140,13 @@ def _while(local: Localizer, eqn: Eqn) -> list[Version]:
     decided = [replicated(local.mesh, 0)]
     while True:
         body_types = [*(x.type for x in values[1]), *carry_types]
-        program, _ = _region(local, body, [*body_layouts, *carry_layouts], body_types, carry_layouts)
+        program, _, _ = _region(local, body, [*body_layouts, *carry_layouts], body_types, carry_layouts)
         grown = _grown(carry_types, program)
         if grown == carry_types:
             break
         carry_types = grown
     test_types = [*(x.type for x in values[0]), *carry_types]
-    tested, _ = _region(local, test, [*test_layouts, *carry_layouts], test_types, decided)
+    tested, _, _ = _region(local, test, [*test_layouts, *carry_layouts], test_types, decided)
     start = [as_type(x, t) for x, t in zip(values[2], carry_types, strict=True)]
     outs = while_(
         *values[0], *values[1], *start,
@@ -161,7 +167,7 @@ def _cond(local: Localizer, eqn: Eqn) -> list[Version]:
     types = [x.type for x in values]
     programs = []
     for branch in eqn.params["branches"]:
-        program, needs = _region(local, branch, layouts, types, wanted)
+        program, needs, _ = _region(local, branch, layouts, types, wanted)
         wanted = list(needs)  # the other branches return the same layouts
         programs.append(program)
     joined = [union(p.out_types[n].varying for p in programs) for n in range(len(eqn.outputs))]
