@@ -70,7 +70,7 @@ LATE = {
     "core.trace": {"meshwright.core.explicit"},
     "frontend.array_placement": {"meshwright.frontend.shards"},
     "frontend.control": {"meshwright.core.explicit"},
-    "frontend.compiled": {"meshwright.frontend.explanation"},
+    "frontend.compiled": {"meshwright.frontend.explanation", "meshwright.frontend.sharding_reasons"},
     "frontend.jit": {"meshwright.frontend.explicit", "meshwright.frontend.partitioning"},
     "frontend.operands": {"meshwright.frontend.explicit", "meshwright.frontend.placing"},
     "ops.layout": {"meshwright.core.explicit"},

@@ -39,7 +39,7 @@ from meshwright.core.sharding_check import (
     rank_error,
 )
 from meshwright.core.sharding_text import REDUCTIONS, WrittenDim, read_sharding, symbol
-from meshwright.core.source import here
+from meshwright.core.source import Source, here, user_source
 from meshwright.core.types import TensorType
 from meshwright.errors import MeshError, ShardingError
 
@@ -356,6 +356,7 @@ class NamedSharding:
 
     mesh: BaseMesh
     spec: PartitionSpec
+    source: Source | None  # the user's line that made it
     _tensor: TensorSharding
     _by_rank: dict[int, TensorSharding]
 
@@ -376,7 +377,7 @@ class NamedSharding:
                     fix="mw.NamedSharding(mesh, mw.P())" if spec is None else 'mw.NamedSharding(mesh, mw.P("x"))',
                 )
             spec = P(*spec)
-        self.__dict__.update(mesh=mesh, spec=spec)
+        self.__dict__.update(mesh=mesh, spec=spec, source=user_source())
         self.__dict__.update(_tensor=self._build(), _by_rank={})
 
     def __setattr__(self, name: str, value: object) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from meshwright.core import tree
@@ -14,20 +15,19 @@ from meshwright.errors import ShapeError
 if TYPE_CHECKING:
     from meshwright.frontend.jit import Executable
     from meshwright.frontend.partitioning import Collective
-
-
-def _fits(x: Any, t: TensorType) -> bool:
-    """Whether an array is of a type; one that was put nowhere goes where the type says."""
-    return x.type is t or (x._sharding is None and x.type is t.with_(sharding=None))
+    from meshwright.frontend.sharding_reasons import ShardingReasons
 
 
 class Compiled:
     """A function compiled for arguments of given types and places. Calling it runs it."""
 
-    def __init__(self, executable: Executable, in_tree: tree.TreeDef, types: tuple[Any, ...]) -> None:
+    def __init__(
+        self, executable: Executable, in_tree: tree.TreeDef, types: tuple[Any, ...], parameters: Sequence[str] = ()
+    ) -> None:
         self._executable = executable
         self._in_tree = in_tree
         self._types = types
+        self._parameters = parameters  # what the function calls its arguments, as far as they have names
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         leaves, in_tree = tree.flatten((args, kwargs))
@@ -50,8 +50,9 @@ class Compiled:
 
     @property
     def global_program(self) -> Program:
-        """The program before it was partitioned."""
-        return self._executable.program
+        """The program before it was partitioned, without calls."""
+        placed = self._executable.placed
+        return placed.whole if placed is not None else self._executable.program  # type: ignore[no-any-return]
 
     @property
     def collectives(self) -> list[Collective]:
@@ -88,10 +89,28 @@ class Compiled:
         args, kwargs = tree.unflatten(self._in_tree, range(len(self._types)))
         return explain(placed, tree.argument_names(args, kwargs))
 
+    def explain_sharding(self, value: Any) -> ShardingReasons:
+        """Where each axis of a value's sharding came from: what a user wrote, and the equations on the way.
+
+        ``value`` is an argument or a result by name (``"params['w']"``, ``"result[0]"``), the number of a result, a
+        variable of ``global_program``, or a line (``"model.py:41"``) for all values made there.
+
+        >>> import meshwright as mw, meshwright.numpy as mnp
+        >>> mesh = mw.make_mesh((4,), ("x",))
+        >>> x = mw.device_put(mnp.ones((8, 16)), mw.NamedSharding(mesh, mw.P("x")))
+        >>> compiled = mw.jit(lambda x: mnp.tanh(x).T).lower(x).compile()
+        >>> reason = compiled.explain_sharding(0)[0].reasons[0]
+        >>> reason.dim, [step.op for step in reason.steps]
+        (1, ['transpose', 'tanh', 'argument x'])
+        """
+        from meshwright.frontend.sharding_reasons import explain_sharding
+
+        return explain_sharding(self._executable, self._in_tree, self._parameters, value)
+
 
 def _fits(x: Value, t: TensorType) -> bool:
-    """Whether a value has a type, wherever it is."""
-    return x.type.with_(sharding=None) is t.with_(sharding=None)
+    """Whether a value has a type; one that was put nowhere goes where the type says."""
+    return x.type is t or (getattr(x, "_sharding", None) is None and x.type is t.with_(sharding=None))
 
 
 class Lowered:

@@ -48,10 +48,11 @@ def typed(types: Sequence[TensorType], shardings: Sequence[NamedSharding | None]
 
 
 class Untyped(NamedTuple):
-    """A program without shardings in its types, and what they said about each of its values."""
+    """A program without shardings in its types, what they said about each of its values, and which is which."""
 
     program: Program
     fixed: Mapping[Var, TensorSharding]
+    vars: Mapping[Atom, Var]
 
 
 def untyped(program: Program, mesh: BaseMesh) -> Untyped:
@@ -60,10 +61,10 @@ def untyped(program: Program, mesh: BaseMesh) -> Untyped:
     Along Explicit axes a value is laid out as its type says; dims stay open to Auto axes.
     """
     if mesh.explicit_mesh is None:
-        return Untyped(program, {})
+        return Untyped(program, {}, {})
     reader = _Stripper(mesh)
     found = reader.program(program)
-    return Untyped(found, reader.fixed)
+    return Untyped(found, reader.fixed, reader.vars)
 
 
 class _Stripper:
@@ -72,6 +73,7 @@ class _Stripper:
         self.explicit = tuple(mesh.axis_by_name[name] for name in mesh.explicit_axes)
         self.has_auto = bool(mesh.auto_axes)
         self.fixed: dict[Var, TensorSharding] = {}
+        self.vars: dict[Atom, Var] = {}
 
     def program(self, program: Program) -> Program:
         vars: dict[Atom, Var] = {}
@@ -101,6 +103,7 @@ class _Stripper:
                 self.fix(new, var.type, spec)
                 outs.append(new)
             eqns.append(Eqn(eqn.op, operands, params, tuple(outs), eqn.source))
+        self.vars.update(vars)
         return Program(inputs, tuple(eqns), tuple(atom(a) for a in program.outputs), constants)
 
     def params(self, eqn: Eqn) -> Params:

@@ -71,7 +71,7 @@ def sink_edge(graph: Graph, edge: Op) -> None:
     edge.results[0].replace_uses(owner)
     edge.erased = True
     for value in (owner, *(block.arguments[owner.index] for block in op.blocks if op.kind is Kind.WHILE)):
-        value.edge = None
+        value.edge, value.sunk = None, edge.results[0]
     for source in edge.sources:
         source.edge = None
 

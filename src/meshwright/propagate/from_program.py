@@ -31,9 +31,15 @@ PASSES = (
 
 
 class Propagated:
-    """What propagation found for a program: a sharding for each variable, and the answer with its reasons."""
+    """What propagation found for a program: a sharding for each variable, and the answer with its reasons.
 
-    def __init__(self, answer: Answer, numbers: Mapping[Var, int], found: Mapping[Var, TensorSharding]) -> None:
+    ``numbers`` are those of the program's variables among the values of the problem.
+    """
+
+    def __init__(
+        self, program: Program, answer: Answer, numbers: Mapping[Var, int], found: Mapping[Var, TensorSharding]
+    ) -> None:
+        self.program = program
         self.answer = answer
         self.numbers = numbers
         self.shardings = found
@@ -45,19 +51,26 @@ def propagate_program(
     in_shardings: Sequence[TensorSharding | None],
     out_shardings: Sequence[TensorSharding | None],
     fixed: Mapping[Var, TensorSharding] | None = None,
+    in_where: Sequence[str] = (),
+    out_where: Sequence[str] = (),
 ) -> Propagated:
-    """The shardings of all values of a program, regions included; ``fixed`` are those that are known beforehand."""
+    """The shardings of all values of a program, regions included; ``fixed`` are those that are known beforehand.
+
+    ``in_where`` and ``out_where`` are the lines on which the given shardings were written.
+    """
     reader = _Reader(mesh, fixed or {})
-    for var, sharding in zip(program.inputs, in_shardings, strict=True):
-        reader.number[var] = reader.value(var.type.shape, sharding or reader.fixed.get(var))
+    places = in_where or [""] * len(program.inputs)
+    for var, sharding, where in zip(program.inputs, in_shardings, places, strict=True):
+        reader.number[var] = reader.value(var.type.shape, sharding or reader.fixed.get(var), where)
     arguments = tuple(reader.number[var] for var in program.inputs)
     reader.block(program)
     returns = tuple(reader.atom(atom) for atom in program.outputs)
-    main = Function("main", Block(arguments, tuple(reader.nodes), returns), tuple(out_shardings))
+    block = Block(arguments, tuple(reader.nodes), returns)
+    main = Function("main", block, tuple(out_shardings), result_where=tuple(out_where))
     answer = run(Problem(tuple(reader.values), (main,), (mesh,)), PASSES)
     found = reader.read(answer, program)
     found.update((var, sharding) for var, sharding in reader.fixed.items() if sharding.unreduced)
-    return Propagated(answer, reader.number, found)
+    return Propagated(program, answer, reader.number, found)
 
 
 class _Ref(NamedTuple):
@@ -79,11 +92,11 @@ class _Reader:
         self.values.append(Value(shape, sharding, where=where))
         return len(self.values) - 1
 
-    def atom(self, atom: Atom) -> int:
+    def atom(self, atom: Atom, where: str = "") -> int:
         """The number of a value; a literal is a constant of its own."""
         if isinstance(atom, Var):
             if atom not in self.number:
-                self.number[atom] = self.value(atom.type.shape, self.fixed.get(atom))
+                self.number[atom] = self.value(atom.type.shape, self.fixed.get(atom), where)
             return self.number[atom]
         number = self.value(())
         self.nodes.append(Node(Kind.OP, (), (number,), Rule((), ((),), (), ()), constant=True))
@@ -104,18 +117,19 @@ class _Reader:
     def node(self, rule: Rule | None, operands: Sequence[Atom], results: Sequence[Var], **facts: Any) -> None:
         where = facts.pop("where", "")
         numbers = tuple(self.atom(a) for a in operands)
-        outs = tuple(self.atom(v) for v in results)
+        outs = tuple(self.atom(v, where) for v in results)
         self.nodes.append(Node(Kind.OP, numbers, outs, rule, where=where, ref=_Ref(tuple(results)), **facts))
 
-    def same(self, operands: Sequence[Atom], result: Var) -> None:
-        """Values that have one sharding."""
-        rule = Rule.identity(result.type.shape, len(operands))
-        self.node(rule, operands, (result,), elementwise=True, passes=Direction.BOTH)
+    def enter(self, operand: Atom, result: Var, eqn: Eqn) -> None:
+        """What goes into a region as it is."""
+        rule, name = Rule.identity(result.type.shape), f"the entry of {eqn.op.name}"
+        facts: dict[str, Any] = {"elementwise": True, "passes": Direction.BOTH}
+        self.node(rule, [operand], (result,), where=str(eqn.source or ""), name=name, **facts)
 
     def equation(self, eqn: Eqn) -> None:
         where = str(eqn.source) if eqn.source else ""
         if isinstance(eqn.op.factors, No):
-            self.node(None, eqn.inputs, eqn.outputs, where=where)
+            self.node(None, eqn.inputs, eqn.outputs, where=where, name=eqn.op.name)
             return
         factors = eqn.op.factors([a.type for a in eqn.inputs], [v.type for v in eqn.outputs], eqn.params)
         facts = _facts(eqn, factors)
@@ -134,16 +148,17 @@ class _Reader:
     def loop(
         self,
         init: Sequence[Atom],
-        results: Sequence[Var],
         test: Block,
         body: Block,
         arguments: tuple[Sequence[Var], Sequence[Var]],
-        where: str,
+        eqn: Eqn,
     ) -> None:
+        where = str(eqn.source or "")
         operands = tuple(self.atom(a) for a in init)
-        outs = tuple(self.atom(v) for v in results)
-        ref = _Ref(tuple(results), tuple(map(tuple, arguments)))
-        self.nodes.append(Node(Kind.WHILE, operands, outs, regions=(test, body), pure=False, where=where, ref=ref))
+        outs = tuple(self.atom(v, where) for v in eqn.outputs)
+        ref = _Ref(tuple(eqn.outputs), tuple(map(tuple, arguments)))
+        facts: dict[str, Any] = {"pure": False, "name": eqn.op.name, "where": where, "ref": ref}
+        self.nodes.append(Node(Kind.WHILE, operands, outs, regions=(test, body), **facts))
 
     def _scan(self, eqn: Eqn) -> None:
         """Rows are taken from scanned arrays, and put into arrays that the loop carries along."""
@@ -156,19 +171,20 @@ class _Reader:
 
         def steps() -> Sequence[Atom]:
             for atom, var in zip(fixed, body.inputs, strict=False):
-                self.same([atom], var)
+                self.enter(atom, var, eqn)
+            facts: dict[str, Any] = {"passes": Direction.BOTH, "where": str(eqn.source or "")}
             for atom, var in zip(xs, body.inputs[consts + carry :], strict=True):
-                self.node(_rows(atom.type.shape), [atom], [var], passes=Direction.BOTH)
+                self.node(_rows(atom.type.shape), [atom], [var], name="a row of scan", **facts)
             self.block(body)
             for row, old, new in zip(body.outputs[carry:], before, after, strict=True):
-                self.node(_update(new.type.shape), [old, row], [new], passes=Direction.BOTH)
+                self.node(_update(new.type.shape), [old, row], [new], name="the rows of scan", **facts)
             return [*body.outputs[:carry], *after]
 
         carried = [*body.inputs[consts : consts + carry], *before]
         inside = self.region(carried, steps)
         ignored = [Var(v.type) for v in carried]
         unused = self.region(ignored, lambda: [])
-        self.loop([*init, *empty], eqn.outputs, unused, inside, (ignored, carried), str(eqn.source or ""))
+        self.loop([*init, *empty], unused, inside, (ignored, carried), eqn)
 
     def fresh(self, var: Var) -> None:
         """A value made out of nothing."""
@@ -183,7 +199,7 @@ class _Reader:
         def run(program: Program, consts: Sequence[Atom]) -> Callable[[], Sequence[Atom]]:
             def steps() -> Sequence[Atom]:
                 for atom, var in zip(consts, program.inputs, strict=False):
-                    self.same([atom], var)
+                    self.enter(atom, var, eqn)
                 self.block(program)
                 return program.outputs
 
@@ -192,7 +208,7 @@ class _Reader:
         tested = self.region(test.inputs[n_test:], run(test, eqn.inputs[:n_test]))
         inside = self.region(body.inputs[n_body:], run(body, eqn.inputs[n_test:cut]))
         arguments = test.inputs[n_test:], body.inputs[n_body:]
-        self.loop(eqn.inputs[cut:], eqn.outputs, tested, inside, arguments, str(eqn.source or ""))
+        self.loop(eqn.inputs[cut:], tested, inside, arguments, eqn)
 
     def _cond(self, eqn: Eqn) -> None:
         blocks = []
@@ -200,40 +216,39 @@ class _Reader:
 
             def steps(branch: Program = branch) -> Sequence[Atom]:
                 for atom, var in zip(eqn.inputs[1:], branch.inputs, strict=True):
-                    self.same([atom], var)
+                    self.enter(atom, var, eqn)
                 self.block(branch)
                 return branch.outputs
 
             blocks.append(self.region([], steps))
-        operands, outs = (self.atom(eqn.inputs[0]),), tuple(self.atom(v) for v in eqn.outputs)
-        where = str(eqn.source or "")
-        node = Node(
-            Kind.CASE, operands, outs, regions=tuple(blocks), pure=False, where=where, ref=_Ref(tuple(eqn.outputs))
-        )
-        self.nodes.append(node)
+        where, ref = str(eqn.source or ""), _Ref(tuple(eqn.outputs))
+        operands, outs = (self.atom(eqn.inputs[0]),), tuple(self.atom(v, where) for v in eqn.outputs)
+        facts: dict[str, Any] = {"pure": False, "name": eqn.op.name, "where": where, "ref": ref}
+        self.nodes.append(Node(Kind.CASE, operands, outs, regions=tuple(blocks), **facts))
 
     def _shard_map(self, eqn: Eqn) -> None:
         where = str(eqn.source) if eqn.source else ""
+        facts: dict[str, Any] = {"elementwise": True, "name": "shard_map's in_specs", "where": where}
         operands = []
         for atom, spec in zip(eqn.inputs, eqn.params["in_specs"], strict=True):
             number = self.value(atom.type.shape, self.by_spec(spec, atom.type.ndim), where)
-            self.nodes.append(Node(Kind.CONSTRAINT, (self.atom(atom),), (number,), elementwise=True, where=where))
+            self.nodes.append(Node(Kind.CONSTRAINT, (self.atom(atom),), (number,), **facts))
             operands.append(number)
         results = []
         for var, spec in zip(eqn.outputs, eqn.params["out_specs"], strict=True):
             self.number[var] = self.value(var.type.shape, self.by_spec(spec, var.type.ndim), where)
             results.append(self.number[var])
-        node = Node(
-            Kind.OP, tuple(operands), tuple(results), None, pure=False, where=where, ref=_Ref(tuple(eqn.outputs))
-        )
-        self.nodes.append(node)
+        ref = _Ref(tuple(eqn.outputs))
+        facts = {"pure": False, "name": "shard_map's out_specs", "where": where, "ref": ref}
+        self.nodes.append(Node(Kind.OP, tuple(operands), tuple(results), None, **facts))
 
     def _sharding_constraint(self, eqn: Eqn) -> None:
         where, (var,) = str(eqn.source or ""), eqn.outputs
         sharding = self.fixed.get(var) or self.by_spec(eqn.params["spec"], var.type.ndim)
         number = self.number[var] = self.value(var.type.shape, sharding, where)
         operands, ref = (self.atom(eqn.inputs[0]),), _Ref((var,))
-        self.nodes.append(Node(Kind.CONSTRAINT, operands, (number,), elementwise=True, where=where, ref=ref))
+        facts: dict[str, Any] = {"elementwise": True, "name": eqn.op.name, "where": where, "ref": ref}
+        self.nodes.append(Node(Kind.CONSTRAINT, operands, (number,), **facts))
 
     def by_spec(self, spec: PartitionSpec, rank: int) -> TensorSharding:
         """What a spec says of a tensor."""

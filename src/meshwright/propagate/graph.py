@@ -54,7 +54,8 @@ class Use:
 class GraphValue:
     """A value: the result of ``op`` with number ``index``, or that argument of ``block``.
 
-    ``edge`` is the data-flow edge that this value is a target of; the edge then holds its sharding.
+    ``edge`` is the data-flow edge that this value is a target of; the edge then holds its sharding. ``sunk`` is the
+    result of the edge that it was a target of before the edges were taken out.
     """
 
     __slots__ = (
@@ -67,6 +68,7 @@ class GraphValue:
         "origin",
         "shape",
         "sharding",
+        "sunk",
         "target_of",
         "uses",
     )
@@ -76,6 +78,7 @@ class GraphValue:
         self.uses: list[Use] = []
         self.sharding: Known | None = None
         self.edge: Op | None = None
+        self.sunk: GraphValue | None = None
         self.target_of: GraphValue | None = None  # the result of a loop that its argument becomes, if there is no edge
         self.groups: Group | None = None
         self.given_by: GraphValue | Op | None = None  # whose sharding was copied here before propagation
@@ -212,6 +215,7 @@ class Graph:
         values: list[GraphValue | None] = [None] * len(problem.values)
         for function in problem.functions:
             self._function(function, problem, values)
+        self.by_number = values  # as the problem numbers them
         self.link_edges()
 
     @property

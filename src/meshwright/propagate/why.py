@@ -51,6 +51,11 @@ def label(by: Op | FunctionOp) -> str:
     """What brought an axis, in words."""
     if isinstance(by, FunctionOp):
         return f"the results of {by.name}"
+    if by.kind is Kind.EDGE:
+        owner = by.operands[0].value
+        around = owner.op if owner.block is None else owner.block.parent
+        if isinstance(around, Op) and around.node is not None and around.node.name:
+            by = around
     name = by.node.name if by.node is not None and by.node.name else by.kind.value if by.kind else "return"
     where = f" at {by.node.where}" if by.node is not None and by.node.where else ""
     return name + where
@@ -87,7 +92,7 @@ class Why:
 
         The value is one whose sharding propagation left: an argument, the result of a node, the result of an edge.
         """
-        holder = value.holder
+        holder = value.sunk or value.holder
         sharding = self._last(holder, len(self.events))
         if axis is None:
             if sharding is None or not sharding.dims[dim].axes:
