@@ -1,9 +1,8 @@
-"""Every op on operands in every layout: partitioned, it gives what it gives whole, and so does its transpose."""
+"""Every op on operands in every layout: partitioned, it gives what it gives whole, and so do its derivatives."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import cache
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,27 +10,24 @@ import pytest
 
 import meshwright as mw
 from meshwright.core import dtypes
-from meshwright.core.check import check
-from meshwright.core.mesh import Mesh
-from meshwright.core.op import REGISTRY, Op, Sample
+from meshwright.core.op import REGISTRY, No, Op, Sample
 from meshwright.core.program import Program
 from meshwright.core.sharding import TensorSharding
 from meshwright.core.trace import close, to_array, trace
-from meshwright.engine.compile import compile_program
-from meshwright.partition.layouts import closed
-from meshwright.partition.partition import partition
-from meshwright.propagate.from_program import propagate_program
-from meshwright.sharding import enumerate_shardings
+from meshwright.partition import halo, indexing, prefix, windows
+from meshwright.partition.ways import Way
 from tests.ops.drawing import draw, rng
+from tests.partition.partitioning import assert_same, layouts
 
 MESHES = {name: mw.make_mesh(shape, ("x", "y")) for name, shape in {"2x2": (2, 2), "2x3": (2, 3)}.items()}
 OPS = [op for name, op in sorted(REGISTRY.items()) if op.samples()]
-TRIES = 4
-
-
-@cache
-def layouts(mesh: Mesh, rank: int) -> list[TensorSharding]:
-    return [closed(s.to_tensor_sharding(rank)) for s in enumerate_shardings(mesh, rank, compound=True)]
+OF_THEIR_OWN = [
+    "argmax", "argmin", "concatenate", "conv_general_dilated", "cumlogsumexp", "cummax", "cummin", "cumprod", "cumsum",
+    "dynamic_slice", "dynamic_update_slice", "gather", "pad", "reduce_window_max", "reduce_window_min",
+    "reduce_window_sum", "reverse", "scatter_add", "scatter_max", "scatter_min", "scatter_mul", "scatter_set",
+    "select_and_gather_add", "select_and_scatter_add", "slice", "top_k",
+]  # fmt: skip
+RUNS = {"few": 2, "many": 40}
 
 
 def program_of(op: Op, sample: Sample, arrays: Sequence[Any]) -> Program:
@@ -42,31 +38,108 @@ def program_of(op: Op, sample: Sample, arrays: Sequence[Any]) -> Program:
     return close(*trace(body, [to_array(x).type for x in arrays]))
 
 
+def derivative_of(op: Op, sample: Sample, arrays: Sequence[Any]) -> tuple[Program, list[Any]] | None:
+    """The program of the op's cotangents, and cotangents to give it besides the operands."""
+    floats = [n for n, x in enumerate(arrays) if dtypes.is_inexact(x.dtype)]
+    if isinstance(op.jvp, No) or not floats:
+        return None
+    program = program_of(op, sample, arrays)
+    returned = [n for n, t in enumerate(program.out_types) if dtypes.is_inexact(t.dtype)]
+    if not returned:
+        return None
+    random = rng(op.name, "cotangents")
+    cotangents = [
+        random.uniform(0.5, 1.5, program.out_types[n].shape).astype(program.out_types[n].dtype) for n in returned
+    ]
+
+    def body(*values: Any) -> list[Any]:
+        operands, given = list(values[: len(arrays)]), values[len(arrays) :]
+
+        def function(*inputs: Any) -> tuple[Any, ...]:
+            full = list(operands)
+            for n, x in zip(floats, inputs, strict=True):
+                full[n] = x
+            outs = op(*full, **sample.params)
+            outs = outs if isinstance(outs, tuple) else (outs,)
+            return tuple(outs[n] for n in returned)
+
+        _, back = mw.vjp(function, *(operands[n] for n in floats))
+        return list(back(tuple(given)))
+
+    return close(*trace(body, [to_array(x).type for x in (*arrays, *cotangents)])), cotangents
+
+
 def dtype_of(op: Op) -> Any:
     return next((d for d in (dtypes.FLOAT32, dtypes.INT32, dtypes.UINT32) if d in op.dtypes), op.dtypes[0])
 
 
+def drawn(op: Op, sample: Sample, index: int) -> list[Any]:
+    return [np.asarray(to_array(x)) for x in draw(sample, dtype_of(op), op.name, index)]
+
+
+def in_random_layouts(program: Program, arrays: Sequence[Any], mesh_name: str, tries: int, what: str) -> None:
+    mesh, generator = MESHES[mesh_name], rng(what, mesh_name)
+
+    def one(rank: int) -> TensorSharding:
+        found = layouts(mesh, rank)
+        return found[generator.integers(len(found))]
+
+    for _ in range(tries):
+        ins = [one(x.ndim) for x in arrays]
+        outs = [one(t.ndim) if generator.integers(2) else None for t in program.out_types]
+        assert_same(program, arrays, mesh, ins, outs, what)
+
+
+@pytest.mark.parametrize("runs", ["few", pytest.param("many", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("mesh_name", MESHES)
 @pytest.mark.parametrize("op", OPS, ids=lambda op: f":{op.name}:")
-def test_in_random_layouts(op: Op, mesh_name: str) -> None:
-    mesh = MESHES[mesh_name]
-    generator = rng(op.name, mesh_name)
+def test_in_random_layouts(op: Op, mesh_name: str, runs: str) -> None:
     for index, sample in enumerate(op.samples()):
-        arrays = [np.asarray(to_array(x)) for x in draw(sample, dtype_of(op), op.name, index)]
-        program = program_of(op, sample, arrays)
-        expected = compile_program(program)(*arrays)
-        for _ in range(TRIES):
-            ins = [layouts(mesh, x.ndim)[generator.integers(len(layouts(mesh, x.ndim)))] for x in arrays]
-            outs: list[TensorSharding | None] = [
-                layouts(mesh, t.ndim)[generator.integers(len(layouts(mesh, t.ndim)))] if generator.integers(2) else None
-                for t in program.out_types
-            ]
-            propagated = propagate_program(program, mesh, ins, outs)
-            done = partition(program, mesh, ins, outs, propagated.shardings)
-            check(done.program, "partitioning")
-            found = compile_program(done.program)(*arrays)
-            for x, y in zip(found, expected, strict=True):
-                text = f"{sample.params} {[str(s) for s in ins]} -> {[str(s) for s in outs]}"
-                assert x.dtype == y.dtype, text
-                wide = np.complex128 if x.dtype.kind == "c" else np.float64
-                np.testing.assert_allclose(x.astype(wide), y.astype(wide), rtol=2e-5, atol=2e-5, err_msg=text)
+        arrays = drawn(op, sample, index)
+        what = f"{op.name} {dict(sample.params)}"
+        in_random_layouts(program_of(op, sample, arrays), arrays, mesh_name, RUNS[runs], what)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh_name", MESHES)
+@pytest.mark.parametrize("op", OPS, ids=lambda op: f":{op.name}:")
+def test_backward_in_random_layouts(op: Op, mesh_name: str) -> None:
+    for index, sample in enumerate(op.samples()):
+        arrays = drawn(op, sample, index)
+        found = derivative_of(op, sample, arrays)
+        if found is not None:
+            program, cotangents = found
+            what = f"derivative of {op.name} {dict(sample.params)}"
+            in_random_layouts(program, [*arrays, *cotangents], mesh_name, 12, what)
+
+
+@pytest.fixture
+def own_ways(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An op is run in a way of its own wherever there is one, whatever it costs."""
+
+    generator = rng("ways")
+
+    def eager(original: Callable[..., Any]) -> Callable[..., Any]:
+        def cheapest(local: Any, eqn: Any, ways: Sequence[Way], plain: bool = True) -> Any:
+            for n in generator.permutation(len(ways)):
+                way = ways[n]
+                choice = local.choice(eqn, way.factors)
+                if way.extra(choice) is not None:
+                    return way.run(choice)
+            return original(local, eqn, ways, plain)
+
+        return cheapest
+
+    for module in (halo, indexing, prefix, windows):
+        monkeypatch.setattr(module, "cheapest", eager(module.cheapest))
+
+
+@pytest.mark.parametrize("runs", ["few", pytest.param("many", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("mesh_name", MESHES)
+@pytest.mark.parametrize("name", OF_THEIR_OWN)
+def test_in_ways_of_their_own(own_ways: None, name: str, mesh_name: str, runs: str) -> None:
+    op = REGISTRY[name]
+    for index, sample in enumerate(op.samples()):
+        arrays = drawn(op, sample, index)
+        what = f"{op.name} {dict(sample.params)} in a way of its own"
+        in_random_layouts(program_of(op, sample, arrays), arrays, mesh_name, RUNS[runs], what)

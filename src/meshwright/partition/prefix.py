@@ -30,10 +30,9 @@ def _gathered(local: Localizer, x: Value, axes: Axes, dim: int, why: str, invari
     names, sizes = tuple(name for name, _ in pairs), tuple(size for _, size in pairs)
     x = lift(x, union((x.type.varying, names)))
     op = all_gather_invariant if invariant else all_gather
-    found = op(x, axes=names, sizes=sizes, dim=dim)
-    t = TensorType(found.shape, found.dtype)
-    local.record("all_gather", axes, (parts(axes) - 1) * x.type.nbytes, why, t)
-    return found
+    shape = (*x.shape[:dim], parts(axes) * x.shape[dim], *x.shape[dim + 1 :])
+    with local.because(why, TensorType(shape, x.dtype)):
+        return op(x, axes=names, sizes=sizes, dim=dim)
 
 
 # Running reductions

@@ -172,7 +172,8 @@ def _per_dim(params: Any, dim: int) -> tuple[int, int, int, int, int]:
 
 def _may_select(params: Any, dim: int) -> bool:
     """Whether no window holds padding: that is never selected, which a number in its place could be."""
-    return max(params["padding"][dim]) <= 0
+    low, high = params["padding"][dim]
+    return bool(low <= 0 and high <= 0)
 
 
 def _window(local: Localizer, eqn: Eqn) -> list[Version]:

@@ -1,0 +1,54 @@
+"""Programs partitioned in given layouts, compared with what they are whole."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from meshwright.core.check import check
+from meshwright.core.mesh import Mesh
+from meshwright.core.program import Program
+from meshwright.core.sharding import TensorSharding
+from meshwright.engine.compile import compile_program
+from meshwright.partition.layouts import closed
+from meshwright.partition.partition import Partitioned, partition
+from meshwright.propagate.from_program import propagate_program
+from meshwright.sharding import enumerate_shardings
+
+
+@cache
+def layouts(mesh: Mesh, rank: int) -> list[TensorSharding]:
+    """All layouts of arrays of a rank, compound axes included."""
+    return [closed(s.to_tensor_sharding(rank)) for s in enumerate_shardings(mesh, rank, compound=True)]
+
+
+def partitioned(
+    program: Program, mesh: Mesh, ins: Sequence[TensorSharding], outs: Sequence[TensorSharding | None]
+) -> Partitioned:
+    """The program on all devices, as jit would partition it."""
+    propagated = propagate_program(program, mesh, list(ins), list(outs))
+    return partition(program, mesh, ins, outs, propagated.shardings)
+
+
+def assert_same(
+    program: Program,
+    arrays: Sequence[Any],
+    mesh: Mesh,
+    ins: Sequence[TensorSharding],
+    outs: Sequence[TensorSharding | None],
+    what: str,
+    tolerance: float = 2e-5,
+) -> None:
+    """Partitioned, a program computes what it computes whole."""
+    expected = compile_program(program)(*arrays)
+    done = partitioned(program, mesh, ins, outs)
+    check(done.program, "partitioning")
+    found = compile_program(done.program)(*arrays)
+    for x, y in zip(found, expected, strict=True):
+        text = f"{what} {[str(s) for s in ins]} -> {[str(s) for s in outs]}"
+        assert x.dtype == y.dtype, text
+        wide = np.complex128 if x.dtype.kind == "c" else np.float64
+        np.testing.assert_allclose(x.astype(wide), y.astype(wide), rtol=tolerance, atol=tolerance, err_msg=text)
