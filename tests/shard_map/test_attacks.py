@@ -1,11 +1,14 @@
 """Unusual input to shard_map and its collectives: right numbers or clear errors."""
 
 import numpy as np
+import pytest
 
 import meshwright as mw
 import meshwright.numpy as mnp
 from meshwright import P, lax
 from meshwright.core.mesh import get_mesh
+from meshwright.core.trace import state
+from meshwright.errors import MeshError, ShapeError, ShardingError
 
 MESH = mw.make_mesh((4,), ("i",))
 
@@ -44,3 +47,67 @@ def test_sums_of_narrow_floats_do_not_get_stuck():
     loss = mapped(lambda w, x: lax.psum((w * x).sum(), "i"), (P(), P("i")), P(), mesh)
     assert float(mw.grad(loss)(mnp.array(1, dtype="bfloat16"), ones)) == 512
     assert float(mw.grad(lambda b: mnp.broadcast_to(b, (600,)).sum())(mnp.array(1, dtype="bfloat16"))) == 600
+
+
+@pytest.mark.parametrize("part", ["x:(1)0", "x:(0)2", "x:(1)²", "x:(", "x:()2"])
+def test_malformed_parts_are_refused(part):
+    grid = mw.make_mesh((2, 4), ("x", "y"))
+    with pytest.raises(MeshError) as caught:
+        mapped(lambda v: lax.psum(v, part), P("x"), P("x"), grid)(mnp.arange(8.0))
+    assert caught.value.what == f"psum names the mesh axis {part!r}, which is not there."
+    assert caught.value.why == "a part of an axis is written 'x:(before)size', with positive numbers"
+    with pytest.raises(ShardingError, match="a part of an axis is written"):
+        mapped(lambda v: v, P(part), P(), grid)(mnp.arange(8.0))
+
+
+def test_axes_in_a_set_have_no_order():
+    grid = mw.make_mesh((2, 4), ("x", "y"))
+    rows, x = P(("x", "y")), mnp.arange(8.0)
+    assert mapped(lambda v: lax.psum(v, {"x", "y"}), rows, P(), grid)(x).tolist() == [28]
+    with pytest.raises(MeshError) as caught:
+        mapped(lambda v: lax.all_gather(v, {"x", "y"}), rows, rows, grid)(x)
+    assert caught.value.why == "the first axis is the major one, and a set has no first"
+    assert caught.value.fix == "lax.all_gather(x, ('x', 'y'))"
+
+
+def test_the_fix_for_a_bad_axis_can_be_pasted():
+    for call, fix in (
+        (lambda v: v + lax.axis_index(None), "lax.axis_index('i')"),
+        (lambda v: lax.ppermute(v, 3, [(0, 1)]), "lax.ppermute(x, 'i', perm)"),
+        (lambda v: lax.all_to_all(v, 3, 0, 0), "lax.all_to_all(x, 'i', 0, 0)"),
+        (lambda v: lax.psum(v, ("i", "i")), "lax.psum(x, 'i')"),
+    ):
+        with pytest.raises(MeshError) as caught:
+            mapped(call)(mnp.arange(8.0))
+        assert caught.value.fix == fix
+
+
+def test_no_axes_at_all():
+    x = mnp.arange(8.0)
+    assert mapped(lambda v: v + lax.axis_index(()) + lax.axis_size(()))(x).tolist() == list(range(1, 9))
+    assert mapped(lambda v: lax.psum(v, ()))(x).tolist() == x.tolist()
+
+
+def test_positions_of_a_permutation_are_integers():
+    with pytest.raises(ShapeError) as caught:
+        mapped(lambda v: lax.ppermute(v, "i", [(0.5, 1)]))(mnp.arange(8.0))
+    assert caught.value.what == "ppermute is given [(0.5, 1)] as its permutation."
+
+
+@pytest.mark.parametrize("in_specs, copies", [(P("i"), 4), (P(), 1)])
+def test_a_scattered_sum_of_bools_counts(in_specs, copies):
+    flags = mnp.array([True, False, True, True] * copies)
+    counts = mapped(lambda x: lax.psum_scatter(x, "i"), in_specs)(flags)
+    assert counts.dtype == np.int32 and counts.tolist() == [4, 0, 4, 4]
+
+
+def test_a_failing_body_leaves_nothing_behind():
+    def fails(x):
+        lax.scan(lambda c, _: {}["missing"], x, None, length=2)
+
+    for f in (fails, mw.jit(mapped(fails)), mw.vmap(mapped(fails))):
+        with pytest.raises(KeyError, match="missing"):
+            mapped(fails)(mnp.arange(8.0)) if f is fails else f(mnp.ones((2, 8)))
+        assert state.manual is None and state.builder is None
+    with pytest.raises(MeshError, match="outside of a shard_map"):
+        lax.psum(1.0, "i")

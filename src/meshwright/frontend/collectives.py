@@ -7,9 +7,12 @@ dim. With ``tiled=False`` they add or remove a dim instead.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from math import prod
+from operator import index
 from typing import Any
+
+import numpy as np
 
 from meshwright.core import dtypes, tree
 from meshwright.core.source import here
@@ -53,8 +56,17 @@ def resolve(op: str, axis_name: Any) -> tuple[tuple[str, ...], tuple[int, ...]]:
             f"{op} is given {axis_name!r} as its axis.",
             where=here(),
             why="an axis is named by a string, several by a tuple of strings",
-            fix=f"lax.{op}(x, {next(iter(manual.axes))!r})",
+            fix=_call(op, next(iter(manual.axes))),
         )
+    if isinstance(names, Set) and len(names) > 1:
+        if op not in _ANY_ORDER:
+            raise MeshError(
+                f"{op} is given the set {axis_name!r} as its axes.",
+                where=here(),
+                why="the first axis is the major one, and a set has no first",
+                fix=_call(op, tuple(name for name in manual.axes if name in names)),
+            )
+        names = sorted(names)
     found: list[str] = []
     for name in names:
         found += manual_axes(name, manual, op)
@@ -64,9 +76,19 @@ def resolve(op: str, axis_name: Any) -> tuple[tuple[str, ...], tuple[int, ...]]:
             f"{op} names the mesh axis {repeated!r} twice.",
             where=here(),
             why="the devices along an axis take part once",
-            fix=f"lax.{op}(x, {_widest(names, manual, op)!r})",
+            fix=_call(op, _widest(names, manual, op)),
         )
     return tuple(found), tuple(manual.axes[axis] for axis in found)
+
+
+_ANY_ORDER = ("psum", "pmean", "pmax", "pmin", "pbroadcast", "axis_size")
+
+
+def _call(op: str, axes: str | tuple[str, ...]) -> str:
+    """A call of a collective, to paste."""
+    before = "" if op in ("axis_index", "axis_size") else "x, "
+    after = {"all_to_all": ", 0, 0", "ppermute": ", perm"}.get(op, "")
+    return f"lax.{op}({before}{axes!r}{after})"
 
 
 def _widest(names: Iterable[str], manual: Manual, op: str) -> str | tuple[str, ...]:
@@ -103,6 +125,8 @@ def manual_axes(name: str, manual: Manual, op: str) -> tuple[str, ...]:
         why = f"{whole!r} has size {total}, which has no part of size {size} after one of size {before}"
     elif manual.mesh is not None and whole in manual.mesh.axis_names:
         why = f"the mesh has it, but the function is written for {', '.join(known)} only"
+    elif ":(" in name:
+        why = "a part of an axis is written 'x:(before)size', with positive numbers"
     else:
         why = f"the axes here are {', '.join(known)}"
     raise MeshError(
@@ -119,7 +143,7 @@ def _part(name: str) -> tuple[str, int, int]:
     """``x:(1)2`` as its axis, what lies before it, and its size; zeros for a whole axis."""
     whole, colon, rest = name.rpartition(":(")
     before, bracket, size = rest.partition(")")
-    if colon and bracket and before.isdigit() and size.isdigit():
+    if colon and bracket and before.isdecimal() and size.isdecimal() and int(before) and int(size):
         return whole, int(before), int(size)
     return name, 0, 0
 
@@ -343,6 +367,8 @@ def psum_scatter(
     count = prod(sizes)
 
     def one(x: Value) -> Any:
+        if x.dtype == dtypes.BOOL:
+            x = convert(x, dtype=dtypes.INT32, weak=False)
         dim = _dim("psum_scatter", scatter_dimension if axis is None else axis, x.ndim)
         _untiled("psum_scatter", x, dim, count, tiled)
         if not _strict() and len(_absent(x, axes)) == len(axes):
@@ -414,7 +440,7 @@ def ppermute(x: Any, axis_name: AxisName, perm: Iterable[tuple[int, int]]) -> An
     """
     axes, sizes = resolve("ppermute", axis_name)
     try:
-        pairs = tuple(sorted((int(source), int(target)) for source, target in perm))
+        pairs = tuple(sorted((index(source), index(target)) for source, target in perm))
     except (TypeError, ValueError):
         raise ShapeError(
             f"ppermute is given {perm!r} as its permutation.",
@@ -445,9 +471,9 @@ def axis_index(axis_name: AxisName) -> Any:
     axes, sizes = resolve("axis_index", axis_name)
     position: Value | None = None
     for axis, size in zip(axes, sizes, strict=True):
-        index = ops.axis_index(axes=(axis,), sizes=(size,))
-        position = index if position is None else add(mul(position, size), index)
-    return position
+        here_ = ops.axis_index(axes=(axis,), sizes=(size,))
+        position = here_ if position is None else add(mul(position, size), here_)
+    return leaf_value(np.int32(0), "a position") if position is None else position
 
 
 def axis_size(axis_name: AxisName) -> int:
