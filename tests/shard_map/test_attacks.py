@@ -105,9 +105,13 @@ def test_a_failing_body_leaves_nothing_behind():
     def fails(x):
         lax.scan(lambda c, _: {}["missing"], x, None, length=2)
 
-    for f in (fails, mw.jit(mapped(fails)), mw.vmap(mapped(fails))):
+    for f, x in (
+        (mapped(fails), np.ones(8)),
+        (mw.jit(mapped(fails)), np.ones(8)),
+        (mw.vmap(mapped(fails)), np.ones((2, 8))),
+    ):
         with pytest.raises(KeyError, match="missing"):
-            mapped(fails)(mnp.arange(8.0)) if f is fails else f(mnp.ones((2, 8)))
+            f(mnp.array(x))
         assert state.manual is None and state.builder is None
     with pytest.raises(MeshError, match="outside of a shard_map"):
         lax.psum(1.0, "i")
