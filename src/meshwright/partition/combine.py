@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from math import ceil, prod
 from typing import Any, NamedTuple
 
@@ -69,8 +69,10 @@ def combine(program: Program) -> Program:
             else:
                 later.append(eqn)
                 blocked.update(eqn.outputs)
-        order.flush_all()
         rest = later
+        # First those for which nobody is still to come.
+        coming = {_bucket(eqn) for eqn in rest if eqn.op is psum}
+        order.flush_all(except_for=coming if coming < set(order.waiting) else set())
     order.flush_all()
     return Program(program.inputs, tuple(order.eqns), program.outputs, program.constants)
 
@@ -105,7 +107,7 @@ class _Order:
             params = {name: _inside(value) for name, value in eqn.params.items()}
             self.eqns.append(Eqn(eqn.op, eqn.inputs, params, eqn.outputs, eqn.source))
             return
-        key = (eqn.params["axes"], eqn.inputs[0].type.dtype)
+        key = _bucket(eqn)
         held = sum(a.type.nbytes for e in self.waiting.get(key, ()) for a in e.inputs)
         if held and held + sum(a.type.nbytes for a in eqn.inputs) > LARGEST_BYTES:
             self.flush(key)
@@ -121,10 +123,15 @@ class _Order:
         for var in outputs:
             del self.bucket_of[var]
 
-    def flush_all(self) -> None:
-        """Take all sums that wait."""
-        for key in list(self.waiting):
+    def flush_all(self, except_for: Set[Any] = frozenset()) -> None:
+        """Take all sums that wait, but for some."""
+        for key in [key for key in self.waiting if key not in except_for]:
             self.flush(key)
+
+
+def _bucket(eqn: Eqn) -> Any:
+    """Sums of one bucket can be one collective."""
+    return eqn.params["axes"], eqn.inputs[0].type.dtype
 
 
 def _inside(value: Any) -> Any:
