@@ -115,7 +115,7 @@ def _as_asked(
             dims.append(natural[n])
         else:
             dims.append(resolve(mesh, [read_axis(axis) for axis in entry_axes(entry)]))
-    written = {axis.name for entry, axes in zip(spec.partitions, dims, strict=False) if entry for axis in axes}
+    written = {axis.name for n, axes in enumerate(dims) if not _is_open(spec, n) for axis in axes}
     dims = [  # an axis that the spec gives to one dim is taken from those that it leaves open
         tuple(axis for axis in axes if axis.name not in written) if _is_open(spec, n) else axes
         for n, axes in enumerate(dims)

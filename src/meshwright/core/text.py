@@ -9,6 +9,11 @@
     }
 
 A bare ``2.0``, ``2`` or ``True`` is a weak f32, a weak i32, a bool; any other literal names its type: ``2.0:bf16``.
+Where shardings are part of types, the Explicit axes of the mesh come first, and a dim names those that split it:
+
+    mesh(x=2, y=4)
+    program(a: f32[8@x,4], b: f32[16@(y,x)]) {
+
 Params are numbers, strings, tuples, dtypes, types, programs and the names of users' rules. A constant of more than
 ``LARGEST_INLINE`` elements is kept by the digest of its contents.
 """
@@ -20,7 +25,7 @@ import binascii
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -33,6 +38,11 @@ from meshwright.core.trace import python_number
 from meshwright.core.types import TensorType
 from meshwright.errors import MeshwrightError, TextError
 
+if TYPE_CHECKING:
+    from meshwright.core.axes import AxisRef
+    from meshwright.core.mesh import AbstractMesh
+    from meshwright.core.sharding import TensorSharding
+
 DEEPEST = 100  # regions and tuples inside each other; the reader and the printer call themselves for each
 _MOST_DIGITS = 100  # of an integer; Python itself refuses to read some thousands
 _LARGEST_SIZE = 2**63 - 1
@@ -44,8 +54,8 @@ _TOKENS = re.compile(
       |(?P<number>[-+]?(?:\d+\.\d*(?:[eE][-+]?\d+)?|\d+[eE][-+]?\d+|\d+|(?:inf|nan)(?=j?\b))j?)
       |(?P<string>'[^'\\\n]*(?:\\.[^'\\\n]*)*'|"[^"\\\n]*(?:\\.[^"\\\n]*)*")
       |(?P<word>[A-Za-z_][A-Za-z_0-9]*)
-      |(?P<digest>@[0-9a-f]+)
-      |(?P<sign>[-=:,(){}\[\]~+])""",
+      |(?P<digest>(?<![0-9])@[0-9a-f]+)
+      |(?P<sign>[-=:,(){}\[\]~+@])""",
     re.VERBOSE | re.ASCII,
 )
 _EQUALS = re.compile(r"[ \t]*=")
@@ -81,6 +91,7 @@ class _Reader:
             position = match.end()
         self.tokens.append(("end", "the end of the text", len(text)))
         self.source: Source | None = None
+        self.mesh: AbstractMesh | None = None
 
     def error_at(self, position: int, why: str) -> TextError:
         before = self.text[:position]
@@ -179,6 +190,8 @@ def parse_program(text: str) -> Program:
     (f32[3],)
     """
     reader = _Reader(text, "a program")
+    if reader.accept("mesh"):
+        reader.mesh = _parse_mesh(reader)
     program = _parse_program(reader, {})
     if reader.peek_full()[0] != "end":
         raise reader.expected("the end of the text")
@@ -194,13 +207,73 @@ def parse_type(text: str) -> TensorType:
     return result
 
 
+def _parse_mesh(reader: _Reader) -> AbstractMesh:
+    from meshwright.core.explicit import explicit_mesh  # few programs have one
+
+    position = reader.peek_full()[2]
+    reader.take("(")
+
+    def axis() -> tuple[str, int]:
+        name = reader.word("a mesh axis")
+        reader.take("=")
+        return name, _parse_size(reader)
+
+    axes = tuple(_parse_list(reader, ")", axis))
+    try:
+        return explicit_mesh(axes)
+    except MeshwrightError as error:
+        raise reader.error_at(position, error.what) from None
+
+
+def _parse_split(reader: _Reader) -> tuple[AxisRef, ...]:
+    """The axes that split a dim: ``@x``, ``@(x,y)``, or nothing."""
+    if not reader.accept("@"):
+        return ()
+    if reader.mesh is None:
+        raise reader.error("a dim is split over an axis, and no mesh is given: mesh(x=2, y=4) before the program")
+    several = reader.accept("(")
+    return tuple(_parse_list(reader, ")", lambda: _parse_ref(reader))) if several else (_parse_ref(reader),)
+
+
+def _parse_ref(reader: _Reader) -> AxisRef:
+    from meshwright.core.partition_spec import read_axis  # few programs have one
+    from meshwright.core.sharding_check import resolve
+
+    position = reader.peek_full()[2]
+    text = _parse_axis(reader)
+    assert reader.mesh is not None
+    try:
+        return resolve(reader.mesh, [read_axis(text)])[0]
+    except KeyError:
+        why = f"the mesh has the axes {', '.join(reader.mesh.axis_names)}, and not {_brief(text)}"
+    except (MeshwrightError, ValueError, ZeroDivisionError):
+        why = f"{_brief(text)} is no part of the axis"
+    raise reader.error_at(position, why)
+
+
+def _parse_sharding(reader: _Reader, position: int, dims: list[tuple[AxisRef, ...]]) -> TensorSharding | None:
+    if not any(dims):
+        return None
+    from meshwright.core.sharding import type_sharding  # few programs have one
+
+    axes = [axis for dim in dims for axis in dim]
+    for n, axis in enumerate(axes):
+        if any(axis.overlaps(other) for other in axes[:n]):
+            raise reader.error_at(position, f"{axis.name} splits two dims")
+    assert reader.mesh is not None
+    return type_sharding(reader.mesh, tuple(dims))
+
+
 def _parse_type(reader: _Reader) -> TensorType:
     weak = reader.accept("~")
+    position = reader.peek_full()[2]
     name = _parse_dtype_name(reader)
     shape: list[int] = []
+    dims: list[tuple[AxisRef, ...]] = []
     reader.take("[")
     while not reader.accept("]"):
         shape.append(_parse_size(reader))
+        dims.append(_parse_split(reader))
         if reader.peek() != "]":
             reader.take(",")
     varying: list[str] = []
@@ -215,7 +288,8 @@ def _parse_type(reader: _Reader) -> TensorType:
             else:
                 varying.append(_parse_axis(reader))
             reader.accept(",")
-    return TensorType(tuple(shape), dtypes.SHORT_NAMES[name], weak, varying=tuple(varying), unreduced=tuple(unreduced))
+    sharding = _parse_sharding(reader, position, dims)
+    return TensorType(tuple(shape), dtypes.SHORT_NAMES[name], weak, sharding, tuple(varying), tuple(unreduced))
 
 
 def _parse_axis(reader: _Reader) -> str:
@@ -478,6 +552,8 @@ def _parse_spec(reader: _Reader, names: dict[str, Var]) -> Any:
             reader.take("=")
             reader.take("{")
             sets[key] = _parse_list(reader, "}", lambda: _parse_string(reader))
+        elif reader.accept("UNCONSTRAINED"):
+            entries.append(PartitionSpec.UNCONSTRAINED)
         else:
             entries.append(_parse_value(reader, names))
         if reader.peek() != ")":

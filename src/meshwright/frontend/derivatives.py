@@ -122,6 +122,7 @@ def value_and_grad(
         seed = Array(np.ones((), outs[0].dtype), TensorType((), outs[0].dtype))
         cts = pull([seed, *[None] * (len(outs) - 1)])
         grads = [zeros(x.type) if ct is None else _strengthen(ct, x.type) for ct, x in zip(cts, values, strict=True)]
+        grads = [_beside(ct, x) for ct, x in zip(grads, values, strict=True)]
         gradient = tree.unflatten(tree.structure(tuple(args[n] for n in positions)), grads)
         return tree.unflatten(traced.out_tree, outs), gradient[0] if isinstance(argnums, int) else gradient
 
@@ -142,6 +143,13 @@ def grad(fun: Function, argnums: int | Sequence[int] = 0, has_aux: bool = False,
         return (found, value[1]) if has_aux else found
 
     return gradient
+
+
+def _beside(ct: Value, x: Value) -> Value:
+    """A gradient on the devices of what it is the gradient of, where its type says how it lies there."""
+    if ct.__class__ is Array and x.__class__ is Array and ct.type.sharding is not None and ct._sharding is None:
+        return Array(ct.data, ct.type, x._sharding)
+    return ct
 
 
 def _strengthen(ct: Value, type: TensorType) -> Value:

@@ -69,10 +69,19 @@ def put(x: Value, place: Any, name: str = "") -> Value:
     """An array on the devices that ``place`` says; ``name`` is how errors call it. A traced one is constrained."""
     if not isinstance(x, Array):
         return constrained(x, place, name)
-    if x.type.unreduced and x._sharding == place:
+    if x.type.unreduced and _owes(x, place):
         return x
     type = x.type.with_(unreduced=()) if x.type.unreduced else x.type  # what was owed is in the contents
     return Array(x.data, type, sharding_for(place, type.shape, name))
+
+
+def _owes(x: Array, place: Any) -> bool:
+    """Whether an array that is owed a sum lies as ``place`` says, which leaves the sum open."""
+    spec = place.spec if isinstance(place, NamedSharding) else place
+    if not isinstance(spec, PartitionSpec) or not isinstance(x._sharding, NamedSharding):
+        return False
+    named = NamedSharding(x._sharding.mesh, spec)
+    return set(spec.unreduced) == set(x.type.unreduced) and named.typed(x.type) is x.type
 
 
 def constrained(x: Value, place: Any, name: str = "") -> Value:

@@ -21,6 +21,7 @@ from meshwright.errors import MeshError, MeshwrightError, ShardingError, TreeErr
 from meshwright.frontend.collectives import CutNeeded, manual_axes
 from meshwright.frontend.tracing import Traced, check_function, leaf_value, trace_flat
 from meshwright.ops import shard_map as op
+from meshwright.ops.layout import laid_out
 
 Function = Callable[..., Any]
 Cuts = frozenset[tuple[str, int, int]]  # parts of axes: name, what lies before, size
@@ -227,6 +228,10 @@ class _Call:
             for x, spec in zip(outs, written, strict=True):
                 if x.__class__ is Array:
                     x._sharding = NamedSharding(self.mesh, spec)
+                    x.type = x._sharding.typed(x.type)
+        if self.mesh.explicit_mesh is not None and state.manual is None:
+            placed = [NamedSharding(self.mesh, spec).typed(x.type) for x, spec in zip(outs, written, strict=True)]
+            outs = [laid_out(x, t) for x, t in zip(outs, placed, strict=True)]
         return tree.unflatten(traced.out_tree, outs)
 
     # Axes

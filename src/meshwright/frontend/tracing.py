@@ -26,7 +26,8 @@ class ShapeDtypeStruct:
     __slots__ = ("sharding", "type")
 
     def __init__(self, shape: Sequence[int], dtype: Any, *, sharding: Any = None, weak_type: bool = False) -> None:
-        self.type = TensorType(tuple(int(n) for n in shape), dtypes.as_dtype(dtype), weak_type)
+        type = TensorType(tuple(int(n) for n in shape), dtypes.as_dtype(dtype), weak_type)
+        self.type = sharding.typed(type) if hasattr(sharding, "typed") else type
         self.sharding = sharding
 
     @property
