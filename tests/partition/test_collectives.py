@@ -1,9 +1,7 @@
-"""Which collectives typical programs are partitioned into: none where none is needed, halos and totals instead of
-whole arrays."""
+"""The collectives of usual layouts: how many, of which kind, and why."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,133 +9,96 @@ import pytest
 
 import meshwright as mw
 import meshwright.numpy as mnp
-from meshwright import P, lax
-from meshwright.core import tree
-from meshwright.core.sharding import TensorSharding
-from meshwright.core.trace import close, to_array
-from meshwright.frontend.tracing import trace_flat
-from meshwright.partition.layouts import closed
-from tests.partition.partitioning import partitioned
+from meshwright import P
+from meshwright.core.text import parse_program
+from meshwright.partition.combine import combine
+from meshwright.testing import assert_comms
 
-MESH = mw.make_mesh((2, 4), ("x", "y"))
+MESH = mw.make_mesh((2, 4), ("data", "model"))
 
 
-def layout(spec: P, rank: int) -> TensorSharding:
-    return closed(mw.NamedSharding(MESH, spec).to_tensor_sharding(rank))
+def struct(shape: tuple[int, ...], *spec: Any) -> mw.ShapeDtypeStruct:
+    return mw.ShapeDtypeStruct(shape, "float32", sharding=mw.NamedSharding(MESH, P(*spec)))
 
 
-def collectives(
-    function: Callable[..., Any], arrays: Sequence[Any], ins: Sequence[P], outs: Sequence[P]
-) -> list[tuple[str, int]]:
-    """The kind of each collective, and the bytes that a device receives in it."""
-    _, in_tree = tree.flatten((tuple(arrays), {}))
-    traced = trace_flat(function, in_tree, [to_array(x).type for x in arrays])
-    program = close(traced.program, traced.captured)
-    found = [layout(spec, np.ndim(x)) for spec, x in zip(ins, arrays, strict=True)]
-    wanted = [layout(spec, t.ndim) for spec, t in zip(outs, program.out_types, strict=True)]
-    done = partitioned(program, MESH, found, wanted)
-    return [(record.kind, record.bytes_received_per_device) for record in done.records]
+def loss(params: list[dict[str, Any]], x: Any, y: Any) -> Any:
+    for layer in params:
+        x = x + mnp.tanh(x @ layer["up"]) @ layer["down"]
+    return mnp.mean((x - y) ** 2)
 
 
-def ones(*shape: int) -> Any:
-    return np.ones(shape, np.float32)
+def step(params: Any, x: Any, y: Any) -> Any:
+    value, slopes = mw.value_and_grad(loss)(params, x, y)
+    return value, mw.tree.map(lambda p, g: p - 0.1 * g, params, slopes)
 
 
-ROWS = ones(8, 4096)
-TOKENS = np.zeros((8, 128), np.int32)
-LOGITS = ones(8, 128, 1024)
-IMAGES, KERNEL = ones(8, 64, 64, 16), ones(3, 3, 16, 32)
-CACHE = ones(8, 128, 64)
-STEP = np.int32(3)
-BOTH = P("x", "y")
+def compiled(up: tuple[Any, ...], down: tuple[Any, ...], layers: int = 3, batch: int = 4096, dim: int = 64) -> Any:
+    params = [{"up": struct((dim, 4 * dim), *up), "down": struct((4 * dim, dim), *down)} for _ in range(layers)]
+    x = struct((batch, dim), "data")
+    results = mw.tree.map(lambda s: s.sharding, params)
+    return mw.jit(step, out_shardings=(None, results)).lower(params, x, x).compile()
 
 
-def conv(x: Any, w: Any) -> Any:
-    return lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+def test_data_parallel_takes_all_gradients_in_one_sum() -> None:
+    found = compiled((), ())
+    assert_comms(found, exact=True, all_reduce=1)
+    assert len(found.collectives[0].values) == 7  # six gradients and the loss
 
 
-def pool(x: Any, size: int) -> Any:
-    return lax.reduce_window(x, -np.inf, lax.max, (1, size, size, 1), (1, 2, 2, 1), "VALID")
+def test_tensor_parallel_has_two_sums_per_layer_and_one_for_the_gradients() -> None:
+    found = compiled((None, "model"), ("model",), dim=512, batch=16384)
+    assert_comms(found, exact=True, all_reduce=2 * 3)  # the first layer's input needs no gradient: one sum less
 
 
-def likelihood(logits: Any, labels: Any) -> Any:
-    return -mnp.take_along_axis(mw.nn.log_softmax(logits), labels[..., None], axis=-1).mean()
+def test_fully_sharded_gathers_parameters_and_scatters_gradients() -> None:
+    found = compiled(("data",), ("data",))
+    kinds = [one.kind for one in found.collectives]
+    assert kinds.count("all_gather") == 6
+    assert kinds.count("reduce_scatter") == 6
 
 
-def squares(function: Callable[..., Any], **given: Any) -> Callable[..., Any]:
-    """The gradient of the sum of squares of what a function returns."""
-    return mw.grad(lambda *args: (function(*args) ** 2).sum(), **given)  # type: ignore[no-any-return]
+CASES = {
+    "A[I_x,J] B[J,K] -> C[I_x,K]": (("x", None), (None, None), ("x", None), []),
+    "A[I,J_x] B[J_x,K] -> C[I,K]": ((None, "x"), ("x", None), (None, None), ["all_reduce"]),
+    "A[I,J_x] B[J_x,K] -> C[I_x,K]": ((None, "x"), ("x", None), ("x", None), ["reduce_scatter"]),
+    "A[I_x,J] B[J,K_x] -> C[I,K_x]": (("x", None), (None, "x"), (None, "x"), ["all_gather"]),
+}
 
 
-Case = tuple[Callable[..., Any], Sequence[Any], Sequence[P], Sequence[P], list[tuple[str, int]]]
-ROW_BYTES = 4 * 4  # one column of a device's rows
-CASES: dict[str, Case] = {
-    # A table much larger than what is read from it: partial rows are summed, 2 · 3/4 of them received.
-    "rows of a split table": (
-        lambda table, rows: table[rows], [ones(65536, 64), TOKENS[:, :4]], [P("y"), P("x")], [P("x")],
-        [("all_reduce", 2 * 3 * (4 * 4 * 64 * 4) // 4)],
-    ),
-    "rows of a split table, backward": (
-        lambda table, rows, ct: mw.vjp(lambda table: table[rows], table)[1](ct)[0],
-        [ones(65536, 64), TOKENS[:, :4], ones(8, 4, 64)], [P("y"), P("x"), P("x")], [P("y")],
-        [("all_gather", 4 * 4 * 64 * 4), ("all_gather", 4 * 4 * 4)],
-    ),
-    "rows of a table, backward, many tokens": (
-        lambda table, rows, ct: mw.vjp(lambda table: table[rows], table)[1](ct)[0],
-        [ones(16, 64), TOKENS, ones(8, 128, 64)], [P(), P("x"), P("x")], [P()],
-        [("all_reduce", 16 * 64 * 4)],
-    ),
-    "likelihood of labels, split vocabulary": (
-        likelihood, [LOGITS, TOKENS], [P("x", None, "y"), P("x")], [P()],
-        [("all_reduce", 3072), ("all_reduce", 3072), ("all_reduce", 7)],
-    ),
-    "likelihood of labels, backward": (
-        mw.grad(likelihood), [LOGITS, TOKENS], [P("x", None, "y"), P("x")], [P("x", None, "y")],
-        [("all_reduce", 3072)] * 3,
-    ),
-    "convolution": (conv, [IMAGES, KERNEL], [BOTH, P()], [BOTH], [("permute", 4 * 64 * 16 * 4)] * 2),
-    "pooling": (lambda x: pool(x, 2), [IMAGES], [BOTH], [BOTH], []),
-    "pooling, backward": (squares(lambda x: pool(x, 2)), [IMAGES], [BOTH], [BOTH], []),
-    "running sum": (
-        lambda x: mnp.cumsum(x, axis=1), [ROWS], [BOTH], [BOTH], [("all_gather", 3 * ROW_BYTES)],
-    ),
-    "running sum, backward": (
-        squares(lambda x: mnp.cumsum(x, axis=1)), [ROWS], [BOTH], [BOTH], [("all_gather", 3 * ROW_BYTES)] * 2,
-    ),
-    "position of the largest": (
-        lambda x: mnp.argmax(x, axis=1), [ROWS], [BOTH], [P("x")], [("all_gather", 3 * ROW_BYTES)] * 2,
-    ),
-    "the eight largest": (
-        lambda x: lax.top_k(x, 8), [ROWS], [BOTH], [P("x"), P("x")], [("all_gather", 3 * 8 * ROW_BYTES)] * 2,
-    ),
-    "sorting": (lambda x: mnp.sort(x, axis=1), [ROWS], [BOTH], [BOTH], [("all_gather", 3 * 1024 * ROW_BYTES)]),
-    "the last element": (
-        lambda x: x[:, -1], [CACHE], [BOTH], [P("x")], [("all_reduce", 2 * 3 * (4 * 64 * 4) // 4)],
-    ),
-    "every other element": (lambda x: x[:, ::2], [ROWS], [BOTH], [BOTH], []),
-    "turned around": (lambda x: x[:, ::-1], [ROWS], [BOTH], [BOTH], [("permute", 1024 * ROW_BYTES)]),
-    "moved by one": (
-        lambda x: mnp.pad(x, ((0, 0), (1, 0)))[:, :-1], [ROWS], [BOTH], [BOTH],
-        [("permute", 2 * ROW_BYTES), ("permute", 3 * ROW_BYTES)],  # 4,097 columns are blocks of 1,025
-    ),
-    "an entry of a cache written": (
-        lambda c, u, i: lax.dynamic_update_slice(c, u, (0, i, 0)), [CACHE, ones(8, 1, 64), STEP],
-        [BOTH, P("x"), P()], [BOTH], [],
-    ),
-    "an entry of a cache read": (
-        lambda c, i: lax.dynamic_slice(c, (0, i, 0), (8, 1, 64)), [CACHE, STEP], [BOTH, P()], [P("x")],
-        [("all_reduce", 2 * 3 * (4 * 64 * 4) // 4)],
-    ),
-    "random numbers": (
-        lambda key: mw.random.normal(key, (8, 4096)), [np.zeros(2, np.uint32)], [P()], [BOTH], [],
-    ),
-    "uneven rows, normalized": (
-        lambda x: x / x.sum(1, keepdims=True), [ones(101, 53)], [BOTH], [BOTH], [("all_reduce", 2 * 3 * 51 * 4 // 4)],
-    ),
-}  # fmt: skip
+@pytest.mark.parametrize("case", CASES)
+def test_the_four_cases_of_a_product(case: str) -> None:
+    a, b, c, kinds = CASES[case]
+    mesh = mw.make_mesh((4,), ("x",))
+    rng = np.random.default_rng(0)
+    place = lambda x, spec: mw.device_put(x.astype(np.float32), mw.NamedSharding(mesh, P(*spec)))
+    x, y = place(rng.normal(size=(64, 64)), a), place(rng.normal(size=(64, 64)), b)
+    found = mw.jit(mnp.matmul, out_shardings=mw.NamedSharding(mesh, P(*c))).lower(x, y).compile()
+    assert [one.kind for one in found.collectives] == kinds
+    np.testing.assert_allclose(np.asarray(found(x, y)), np.asarray(x) @ np.asarray(y), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_collectives(name: str) -> None:
-    function, arrays, ins, outs, expected = CASES[name]
-    assert sorted(collectives(function, arrays, ins, outs)) == sorted(expected)
+def test_every_collective_names_the_line_and_the_reason() -> None:
+    found = compiled((None, "model"), ("model",), dim=512, batch=16384)
+    for one in found.collectives:
+        assert one.why
+        assert one.source is not None
+        assert one.source.file.endswith("test_collectives.py")
+
+
+def test_sums_wait_for_each_other() -> None:
+    program = parse_program("""
+        program(a: f32[4]{i}, b: f32[8]{i}) {
+          c: f32[4] = psum a axes=('i',)
+          d: f32[4] = neg c
+          e: f32[8] = psum b axes=('i',)
+          f: f32[8] = neg e
+          return d, f
+        }""")
+    expected = parse_program("""
+        program(a: f32[4]{i}, b: f32[8]{i}) {
+          c: f32[4], e: f32[8] = psum a b axes=('i',)
+          d: f32[4] = neg c
+          f: f32[8] = neg e
+          return d, f
+        }""")
+    assert combine(program) == expected
