@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from meshwright.core import dtypes
 from meshwright.core.axes import Axes
 from meshwright.core.op import Value
 from meshwright.core.partition_spec import PartitionSpec
@@ -12,6 +13,8 @@ from meshwright.core.program import Atom, Eqn, Program, Var
 from meshwright.core.sharding import TensorSharding
 from meshwright.core.trace import apply, lift, read, write
 from meshwright.core.types import TensorType, union
+from meshwright.ops.basic import convert
+from meshwright.ops.collective import meets, pmax
 from meshwright.ops.control import cond, while_
 from meshwright.ops.regions import as_type, cut, region_with
 from meshwright.ops.scan import scan
@@ -78,14 +81,28 @@ def _grown(types: Sequence[TensorType], program: Program) -> list[TensorType]:
 
 def _with_carry(program: Program, types: Sequence[TensorType]) -> Program:
     """The region with a carry of exactly these types."""
-    eqns, outputs = list(program.eqns), list(program.outputs)
     for n, t in enumerate(types):
-        if outputs[n].type is not t:
-            fitted, _ = region_with(lambda x, t=t: ([as_type(x, t)], None), [outputs[n].type])
-            at: dict[Atom, Atom] = {fitted.inputs[0]: outputs[n]}
-            eqns += [Eqn(e.op, [at.get(a, a) for a in e.inputs], e.params, e.outputs, e.source) for e in fitted.eqns]
-            outputs[n] = at.get(fitted.outputs[0], fitted.outputs[0])
-    return Program(program.inputs, tuple(eqns), tuple(outputs), program.constants)
+        if program.outputs[n].type is not t:
+            program = _then(program, n, lambda x, t=t: as_type(x, t))  # type: ignore[misc]
+    return program
+
+
+def _then(program: Program, n: int, function: Callable[[Value], Value]) -> Program:
+    """A program with a function of one of its results in that one's place."""
+    outputs = list(program.outputs)
+    after, _ = region_with(lambda x: ([function(x)], None), [outputs[n].type])
+    at: dict[Atom, Atom] = {after.inputs[0]: outputs[n]}
+    eqns = [Eqn(e.op, [at.get(a, a) for a in e.inputs], e.params, e.outputs, e.source) for e in after.eqns]
+    outputs[n] = at.get(after.outputs[0], after.outputs[0])
+    return Program(program.inputs, (*program.eqns, *eqns), tuple(outputs), (*program.constants, *after.constants))
+
+
+def _agreed(x: Value, regions: Sequence[Program]) -> Value:
+    """A decision that is the same on all devices, also for its type where the regions have collectives."""
+    axes = tuple(axis for axis in x.type.varying if any(meets(region, axis) for region in regions))
+    if not axes:
+        return x
+    return convert(pmax(convert(x, dtype=dtypes.INT32, weak=False), axes=axes), dtype=x.dtype, weak=False)
 
 
 def _scan(local: Localizer, eqn: Eqn) -> list[Version]:
@@ -147,6 +164,7 @@ def _while(local: Localizer, eqn: Eqn) -> list[Version]:
         carry_types = grown
     test_types = [*(x.type for x in values[0]), *carry_types]
     tested, _, _ = _region(local, test, [*test_layouts, *carry_layouts], test_types, decided)
+    tested = _then(tested, 0, lambda x: _agreed(x, (tested, program)))
     start = [as_type(x, t) for x, t in zip(values[2], carry_types, strict=True)]
     outs = while_(
         *values[0], *values[1], *start,
@@ -175,7 +193,7 @@ def _cond(local: Localizer, eqn: Eqn) -> list[Version]:
     for program in programs:
         out_types = [t.with_(varying=v) for t, v in zip(program.out_types, joined, strict=True)]
         fitted.append(_with_carry(program, out_types))
-    outs = cond(chosen, *values, branches=tuple(fitted))
+    outs = cond(_agreed(chosen, fitted), *values, branches=tuple(fitted))
     return [Version(s, x) for s, x in zip(needs, outs, strict=True)]
 
 
