@@ -18,7 +18,7 @@ from meshwright.core.source import here
 from meshwright.core.trace import Array, Tracer, leaked, run, state, to_array
 from meshwright.core.types import TensorType
 from meshwright.engine.compile import compile_program
-from meshwright.errors import MeshwrightError
+from meshwright.errors import MeshError, MeshwrightError
 from meshwright.frontend.compiled import Compiled, Lowered
 from meshwright.frontend.tracing import Traced, argument_numbers, check_function, leaf_type, leaf_value, trace_flat
 from meshwright.transform.simplify import cse, dce
@@ -78,7 +78,7 @@ class Jitted:
         self.donate = donate
         self._compiled: dict[Any, Executable] = {}
         self._plain: dict[Any, Executable] = {}  # those for positional arrays alone, by their types
-        self._traced: dict[Any, Traced] = {}
+        self._traced: dict[Any, tuple[Traced, list[Any]]] = {}  # with the meshes that the function names
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self._plain and not kwargs and state.builder is None:
@@ -226,6 +226,8 @@ class Jitted:
                 placement = Placement(state.meshes[0], (None,) * len(types), None)
         finally:
             state.meshes = before
+            if placement is not None:
+                _check_one_mesh(placement.mesh, state.meshes)
         return traced, placement
 
     def _inline(self, leaves: Sequence[Any], in_tree: tree.TreeDef, statics: Statics) -> Any:
@@ -234,16 +236,35 @@ class Jitted:
         types = [x.type for x in values]
         around = None if state.manual is None else state.manual.key
         key = (in_tree, statics, dtypes.config._enable_x64, get_mesh(), around, *types)
-        traced = self._traced.get(key)
-        if traced is None:
-            traced = trace_flat(self._with_statics(statics), in_tree, types)
-            if all(isinstance(x, Array) for x in traced.captured):
-                self._traced[key] = traced
+        found = self._traced.get(key)
+        if found is None:
+            outer, state.meshes = state.meshes, []
+            try:
+                found = trace_flat(self._with_statics(statics), in_tree, types), state.meshes
+            finally:
+                state.meshes = outer
+            if all(isinstance(x, Array) for x in found[0].captured):
+                self._traced[key] = found
+        traced, meshes = found
+        if state.meshes is not None:
+            state.meshes += meshes
         return tree.unflatten(traced.out_tree, run(traced.program, [*traced.captured, *values]))
 
 
 def _concrete(x: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Array:
     """A leaf of the arguments as an array; the arguments are there to name it in an error."""
+def _check_one_mesh(mesh: Any, named: Sequence[Any]) -> None:
+    """A program runs on one mesh, though the types of its axes may be seen differently."""
+    other = next((one for one in named if str(one) != str(mesh)), None)
+    if other is not None:
+        raise MeshError(
+            "One program names two meshes.",
+            where=here(),
+            why=f"it runs on {mesh}, and a constraint in it is about {other}",
+            fix="mw.NamedSharding(mesh, spec) with one mesh for all, or two jitted functions",
+        )
+
+
     try:
         value = to_array(x)
     except (MeshwrightError, TypeError, ValueError):

@@ -32,6 +32,7 @@ from meshwright.partition.layouts import closed, replicated
 from meshwright.partition.partition import partition
 from meshwright.partition.reshard_cost import topology_for
 from meshwright.propagate.from_program import Propagated, propagate_program
+from meshwright.propagate.own_regions import own_regions
 
 
 class Placement(NamedTuple):
@@ -161,7 +162,7 @@ def no_implicit_comms() -> Iterator[None]:
 def put_on_mesh(program: Program, placement: Placement, out_tree: tree.TreeDef) -> OnMesh:
     """Propagate what was said about shardings, and partition."""
     mesh = placement.mesh
-    whole = inline_calls(program, shard_maps=False)
+    whole = own_regions(inline_calls(program, shard_maps=False))
     program, fixed, vars = untyped(whole, mesh)
     given = [
         None if s is None else s.to_tensor_sharding(v.type.ndim)

@@ -1,0 +1,269 @@
+"""Every axis of every value of a program on a mesh is explained: the chain leads to what a user wrote on some line."""
+
+from __future__ import annotations
+
+import inspect
+import pathlib
+import re
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+import meshwright as mw
+import meshwright.numpy as mnp
+from meshwright import P, lax
+from meshwright.core.axes import AxisRef
+from meshwright.core.program import Eqn, Var
+from meshwright.errors import MeshError, MeshwrightError
+from meshwright.frontend.sharding_reasons import reasons_of
+from meshwright.propagate.graph import FunctionOp, GraphValue, Op
+from meshwright.propagate.problem import Kind, Rule
+from meshwright.propagate.reasons import Reason, Reasons, equations
+from meshwright.propagate.why import Link
+from tests.partition.test_models import LAYOUTS, MESH, MODELS, setting
+
+EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
+HERE = pathlib.Path(__file__)
+XY = mw.make_mesh((2, 2), ("x", "y"))
+
+
+def put(x: Any, *spec: Any) -> Any:
+    return mw.device_put(x, mw.NamedSharding(XY, P(*spec)))
+
+
+def line_of(text: str) -> str:
+    """The line of this file on which a text stands first."""
+    lines = HERE.read_text().splitlines()
+    return f"{HERE.name}:{next(n for n, line in enumerate(lines, 1) if text in line)}"
+
+
+def all_reasons(compiled: Any) -> Reasons:
+    return reasons_of(compiled._executable, compiled._in_tree, compiled._parameters)
+
+
+def is_line(where: str) -> bool:
+    """Whether a line of an example, or of a test, is named that is there and is not empty."""
+    found = re.fullmatch(r"(\w+\.py):(\d+)", where)
+    if found is None:
+        return False
+    path = next(p for p in (EXAMPLES / found[1], HERE.parent / found[1]) if p.exists())
+    return path.read_text().splitlines()[int(found[2]) - 1].strip() != ""
+
+
+def has(sharding: Any, dim: int, axis: AxisRef) -> bool:
+    return sharding is not None and any(one.overlaps(axis) for one in sharding.dims[dim].axes)
+
+
+def stands_for(reasons: Reasons, value: GraphValue) -> set[Any]:
+    """The variables of a value; what a loop carries has one outside and one in each region."""
+    found = {reasons.variable(value)}
+    if value.op is not None and value.op.kind is Kind.EDGE:
+        owner = value.op.operands[0].value
+        assert owner.op is not None
+        found |= {reasons.variable(block.arguments[owner.index]) for block in owner.op.blocks if block.arguments}
+    return found
+
+
+def assert_joined(reasons: Reasons, by: Op, one: Link, other: Link, made: dict[Var, Eqn]) -> None:
+    """The node has both values, and its rule has a factor that is in both dims."""
+    if by.kind is Kind.EDGE:
+        values = [*(use.value for use in by.sources), by.results[0]]
+        rule = Rule.identity(by.results[0].shape or (), len(by.sources))
+    elif by.kind is Kind.CONSTRAINT:
+        values, rule = [by.operands[0].value, by.results[0]], Rule.identity(by.results[0].shape or ())
+    else:
+        assert by.rule is not None and by.node is not None
+        values, rule = [*(use.value for use in by.operands), *by.results], by.rule
+        result = reasons.variable(by.results[0])
+        if result in made and made[result].op.name == by.node.name:  # the equation itself says the same
+            eqn = made[result]
+            types = [a.type for a in eqn.inputs], [v.type for v in eqn.outputs]
+            assert Rule.of(eqn.op.factors(*types, eqn.params)) is rule and by.node.where == str(eqn.source)
+            assert all(
+                stands_for(reasons, link.value).intersection((*eqn.inputs, *eqn.outputs)) for link in (one, other)
+            )
+    tensors = (*rule.operands, *rule.results)
+
+    def factors(link: Link) -> set[int]:
+        dims = [t for v, t in zip(values, tensors, strict=True) if link.value in (v, v.holder, v.sunk)]
+        assert dims, (by, link)
+        return {factor for tensor in dims for factor in tensor[link.dim]}
+
+    assert factors(one) & factors(other), (by, str(one), str(other))
+
+
+def follow(reasons: Reasons, var: Var, reason: Reason, made: dict[Var, Eqn], given: dict[str, Any]) -> None:
+    """Go the way of an axis: each step is one that its equation can make, and at its end somebody wrote the axis."""
+    links = reasons.links(var, reason.dim, reason.axis)
+    assert len(links) == len(reason.steps) and reason.steps[0].var is var
+    for one, other in pairwise(links):
+        assert isinstance(one.by, Op)
+        if one.value.given_by is not other.value:
+            assert_joined(reasons, one.by, one, other, made)
+        beside = reasons.variable(other.value)
+        if beside in reasons.propagated.shardings:
+            assert has(reasons.propagated.shardings[beside], other.dim, reason.axis)
+    origin = reason.origin
+    for step in reason.steps:
+        assert is_line(step.where), step
+    name = origin.op.removeprefix("argument ").removeprefix("out_shardings, ")
+    assert isinstance(links[-1].by, FunctionOp) == origin.op.startswith("out_shardings")
+    assert has(given[name].to_tensor_sharding(len(links[-1].value.shape)), origin.dim, reason.axis), (name, reason)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", MODELS)
+def test_every_axis_of_the_example_models(name: str, layout: str) -> None:
+    module, config, params, batch = setting(name)
+    placed = mw.tree.map(lambda x: mw.device_put(x, mw.NamedSharding(MESH, LAYOUTS[layout]("", x.shape))), params)
+    split = mw.tree.map(lambda x: mw.device_put(x, mw.NamedSharding(MESH, P("data"))), batch)
+    shardings = mw.tree.map(lambda x: x.sharding, placed)
+    step = mw.jit(module.train_step, static_argnames="config", out_shardings=(None, shardings))
+    reasons = all_reasons(step.lower(placed, split, config=config).compile())
+    leaves = mw.tree.leaves((placed, split))
+    given = dict(zip(reasons.names.values(), (x.sharding for x in leaves), strict=True))
+    given |= dict(zip(reasons.out_names[1:], mw.tree.leaves(shardings), strict=True))
+    made = {var: eqn for eqn in equations(reasons.program) for var in eqn.outputs}
+    axes = 0
+    for var, sharding in reasons.propagated.shardings.items():
+        found = reasons.of(var)
+        assert [(r.dim, r.axis) for r in found.reasons] == [(d, a) for d, s in enumerate(sharding.dims) for a in s.axes]
+        for reason in found.reasons:
+            follow(reasons, var, reason, made, given)
+            axes += 1
+    assert axes > 50
+
+
+def model(w: Any, x: Any) -> Any:
+    h = mnp.tanh(x @ w)
+    return h.sum(0)
+
+
+def test_what_is_said_of_a_value() -> None:
+    first, last = inspect.getsourcelines(model)[1] + 1, inspect.getsourcelines(model)[1] + 2
+    w, x = put(mnp.ones((8, 4)), None, "y"), put(mnp.ones((4, 8)), "x")
+    put_line = line_of("mw.device_put(x, mw.NamedSharding(XY")
+    compiled = mw.jit(model).lower(w, x).compile()
+    assert (
+        str(compiled.explain_sharding("w"))
+        == f"""\
+w  f32[8,4]  P(None, 'y')
+  dim 1 over "y"
+    from argument w, dim 1  {put_line}"""
+    )
+    by_line = compiled.explain_sharding(f"test_reasons.py:{first}")
+    assert [one.name for one in by_line] == [
+        f"dot_general at test_reasons.py:{first}",
+        f"tanh at test_reasons.py:{first}",
+    ]
+    assert (
+        str(by_line[1])
+        == f"""\
+tanh at test_reasons.py:{first}  f32[4,4]  P('x', 'y')
+  dim 0 over "x"
+    through tanh            test_reasons.py:{first}
+    through dot_general     test_reasons.py:{first}
+    from argument x, dim 0  {put_line}
+  dim 1 over "y"
+    through tanh            test_reasons.py:{first}
+    through dot_general     test_reasons.py:{first}
+    from argument w, dim 1  {put_line}"""
+    )
+    result = f"""\
+reduce_sum at test_reasons.py:{last}  f32[4]  P('y',)
+  dim 0 over "y"
+    through reduce_sum      test_reasons.py:{last}
+    through tanh            test_reasons.py:{first}
+    through dot_general     test_reasons.py:{first}
+    from argument w, dim 1  {put_line}"""
+    for value in (0, -1, "result", compiled.global_program.outputs[0]):
+        assert str(compiled.explain_sharding(value)) == result
+
+
+def add(a: Any, b: Any) -> Any:
+    return a + b
+
+
+def test_a_conflict_is_shown_with_both_sides() -> None:
+    a, b = put(mnp.ones((4, 4)), "x"), put(mnp.ones((4, 4)), "y")
+    compiled = mw.jit(add).lower(a, b).compile()
+    (found,) = compiled.explain_sharding(0)
+    put_line, line = line_of("mw.device_put(x, mw.NamedSharding(XY"), inspect.getsourcelines(add)[1] + 1
+    assert [str(one) for one in found.conflicts][:1] == [
+        f"""\
+  conflict at add  test_reasons.py:{line}
+    a, dim 0, has "x", from argument a  {put_line}
+    b, dim 0, has "y", from argument b  {put_line}"""
+    ]
+
+
+def test_constraints_specs_and_loops() -> None:
+    def f(x: Any, rows: Any) -> Any:
+        x = lax.with_sharding_constraint(x, mw.NamedSharding(XY, P("x")))
+        y = mw.shard_map(lambda x: x * 2, mesh=XY, in_specs=P(None, "y"), out_specs=P(None, "y"))(x)
+        return x, y, lax.scan(lambda c, row: (c + row, c * row), x[0], rows)
+
+    compiled = mw.jit(f).lower(mnp.ones((4, 4)), mnp.ones((3, 4))).compile()
+    first = inspect.getsourcelines(f)[1] + 1
+    found = compiled.explain_sharding(0)[0].reasons
+    assert [(r.dim, r.origin.op, r.origin.where) for r in found] == [
+        (0, "sharding_constraint", f"test_reasons.py:{first}")
+    ]
+    found = compiled.explain_sharding(1)[0].reasons
+    assert [(r.dim, r.origin.op, r.origin.where) for r in found] == [
+        (1, "shard_map's out_specs", f"test_reasons.py:{first + 1}")
+    ]
+    reasons = all_reasons(compiled)
+    wheres = [s.where for var in reasons.propagated.shardings for r in reasons.of(var).reasons for s in r.steps]
+    assert wheres and all(map(is_line, wheres))
+
+
+def test_layouts_that_are_part_of_types() -> None:
+    mesh = mw.make_mesh((2, 2), ("x", "y"), axis_types=(mw.AxisType.Explicit,) * 2)
+    x = mw.device_put(mnp.ones((4, 4)), mw.NamedSharding(mesh, P("x")))
+    compiled = mw.jit(lambda x: mnp.tanh(x).T).lower(x).compile()
+    (found,) = compiled.explain_sharding(compiled.global_program.outputs[0])
+    assert [(r.dim, str(r.axis), is_line(r.origin.where)) for r in found.reasons] == [(1, '"x"', True)]
+
+
+def test_a_value_that_is_not_there() -> None:
+    x = put(mnp.ones((4, 4)), "x")
+    compiled = mw.jit(lambda weights: weights * 2).lower(x).compile()
+    with pytest.raises(MeshwrightError) as error:
+        compiled.explain_sharding("wieghts")
+    assert error.value.what == "'wieghts' is no value of the program."
+    assert error.value.why == "no argument and no result is called so, and no value is made on such a line"
+    assert error.value.fix == "compiled.explain_sharding('weights')"
+    with pytest.raises(MeshwrightError, match="result 1 is no value of the program"):
+        compiled.explain_sharding(1)
+    with pytest.raises(MeshwrightError, match="it is none of"):
+        compiled.explain_sharding(Var(x.type))
+    with pytest.raises(MeshwrightError, match="There is no sharding to explain"):
+        mw.jit(lambda x: x * 2).lower(mnp.ones(3)).compile().explain_sharding(0)
+
+
+def test_a_program_names_one_mesh() -> None:
+    line = mw.make_mesh((4,), ("x",))
+
+    def constrain(x: Any) -> Any:
+        return lax.with_sharding_constraint(x, mw.NamedSharding(line, P("x")))
+
+    inner = mw.jit(constrain)
+    for f in (constrain, lambda x: inner(x), lambda x: inner(x) * 2):  # the last finds the inner one traced
+        with pytest.raises(MeshError) as error:
+            mw.jit(f).lower(put(mnp.ones((4, 4)), "x"))
+        assert error.value.what == "One program names two meshes."
+        assert error.value.why == 'it runs on <["x"=2, "y"=2]>, and a constraint in it is about <["x"=4]>'
+    part = mw.shard_map(lambda x: x * 2, mesh=line, in_specs=P("x"), out_specs=P("x"))
+    with pytest.raises(MeshError) as error:
+        mw.jit(lambda x: part(x)).lower(put(mnp.ones((4, 4)), "x")).compile()
+    assert error.value.what == "One program names two meshes."
+
+
+def test_two_calls_of_one_loop_are_sharded_each_on_its_own() -> None:
+    layer = mw.jit(lambda x: lax.scan(lambda c, _: (mnp.tanh(c) * 2, None), x, None, length=3)[0])
+    a, b = put(mnp.ones((4, 4)), "x"), put(mnp.ones((4, 4)), None, "y")
+    compiled = mw.jit(lambda a, b: (layer(a), layer(b))).lower(a, b).compile()
+    assert compiled.collectives == []
+    assert [str(s.spec) for s in compiled.out_shardings] == ["P('x', None)", "P(None, 'y')"]
