@@ -335,8 +335,9 @@ def _compute(op: Op, args: Sequence[Any], params: Params) -> Any:
     types = op.type(*[x.type for x in operands], **params)
     with np.errstate(all="ignore"):
         outs = op.evaluate(_namespace, *[x.data for x in operands], **params)
-    if any(x._sharding is not None for x in operands):
-        return _placed(op, operands, outs, types)
+    for x in operands:
+        if x._sharding is not None:
+            return _placed(op, operands, outs, types)
     if types.__class__ is tuple:
         return tuple(Array(np.asarray(out), t) for out, t in zip(outs, types, strict=True))
     return Array(np.asarray(outs), types)  # type: ignore[arg-type]
