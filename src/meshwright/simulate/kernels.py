@@ -80,16 +80,19 @@ def stored(atom: Atom, views: dict[Var, Atom]) -> Atom:
     return atom
 
 
-def fuse(program: Program, fused: bool = True) -> Kernels:
-    """The kernels of a program; without ``fused`` every equation is one."""
-    views = _views(program)
+def fuse(program: Program, fused: bool = True, views_of: frozenset[str] = frozenset()) -> Kernels:
+    """The kernels of a program; without ``fused`` every equation is one.
+
+    ``views_of`` names ops whose results are views of their first operand, beyond those that always are.
+    """
+    views = _views(program, views_of)
     eqns = [eqn for eqn in program.eqns if eqn.outputs and not all(v in views for v in eqn.outputs)]
     if not fused:
         return Kernels([_kernel(eqn, views) for eqn in eqns], views)
     return Kernels(_Fusion(program, eqns, views).run(), views)
 
 
-def _views(program: Program) -> dict[Var, Atom]:
+def _views(program: Program, more: frozenset[str]) -> dict[Var, Atom]:
     """The values that are another value in other words."""
     readers: dict[Atom, set[str]] = {}
     for eqn in program.eqns:
@@ -102,11 +105,12 @@ def _views(program: Program) -> dict[Var, Atom]:
         name = eqn.op.name
         if (
             name in VIEWS
+            or name in more
             or (name == "convert" and eqn.inputs[0].type.dtype == eqn.params["dtype"])
             or (name == "broadcast_in_dim" and eqn.inputs[0].type.size == eqn.outputs[0].type.size)
             or (name == "transpose" and readers.get(eqn.outputs[0], set()) <= {"dot_general"})
         ):
-            found.update(zip(eqn.outputs, eqn.inputs, strict=True))
+            found.update(zip(eqn.outputs, eqn.inputs))
     return found
 
 

@@ -3,12 +3,12 @@
 Arguments are there all the time unless they are donated, in which case they go after their last use. A value is there
 from the kernel that writes it to the last that reads it. A fused kernel writes over an operand of the same size that
 nobody reads again, and so do updates and sums over devices. Views take no memory and keep what they are of. The stacked
-results of a scan are there from its start, its carry once more than outside unless what it starts from dies there.
+results of a scan are there from its start, and its carry once, in the place of what it starts from if that dies there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -87,13 +87,18 @@ def memory(
     *,
     donated: Sequence[bool] = (),
     fused: bool = True,
+    views_of: Collection[str] = (),
+    kept: Collection[str] = (),
+    positions: bool = False,
     order: Sequence[int] | None = None,
     kernels: Kernels | None = None,
 ) -> MemoryUse:
     """What the memory of a device holds while it runs a local program.
 
-    Without ``fused`` every equation's result is written, as on an engine that runs one op at a time. ``order`` is that
-    of the kernels, if it is not the program's.
+    Without ``fused`` every equation's result is written, as on an engine that runs one op at a time; ``views_of`` names
+    ops whose results then are views of their first operand, ``kept`` those whose results are never written over.
+    ``positions`` says that the largest element of each window of a pool is found by positions, as XLA does on CPUs.
+    ``order`` is that of the kernels, if it is not the program's.
 
     >>> import meshwright as mw, meshwright.numpy as mnp
     >>> program = mw.make_program(lambda x: mnp.sum(mnp.exp(x) @ x))(mnp.ones((256, 256)))
@@ -102,16 +107,23 @@ def memory(
     """
     if kernels is None:
         program = inline_calls(program)
-        kernels = fuse(program, fused)
-    use = _Liveness(program, kernels, donated, order).run()
-    return use
+        kernels = fuse(program, fused, frozenset(views_of))
+    return _Liveness(program, kernels, donated, order, fused, frozenset(kept), positions).run()
 
 
 class _Liveness:
     def __init__(
-        self, program: Program, kernels: Kernels, donated: Sequence[bool], order: Sequence[int] | None
+        self,
+        program: Program,
+        kernels: Kernels,
+        donated: Sequence[bool],
+        order: Sequence[int] | None = None,
+        fused: bool = True,
+        kept: frozenset[str] = frozenset(),
+        positions: bool = False,
     ) -> None:
-        self.program, self.kernels = program, kernels
+        self.program, self.kernels, self.fused, self.positions = program, kernels, fused, positions
+        self.kept = {v for eqn in program.eqns if eqn.op.name in kept for v in eqn.outputs}
         self.order = list(order) if order is not None else list(range(len(kernels.kernels)))
         given = list(donated) or [False] * len(program.inputs)
         self.donated = {v for v, flag in zip(program.inputs, given, strict=True) if flag}
@@ -125,36 +137,34 @@ class _Liveness:
                 last[var] = time
         for atom in program.outputs:
             last[stored(atom)] = len(self.order)
-        made: dict[Var, Eqn | None] = dict.fromkeys((*program.inputs, *(v for v, _ in program.constants)))
         arguments = sum(v.type.nbytes for v in program.inputs)
         constants = sum(v.type.nbytes for v, _ in program.constants)
-        live = arguments + constants
-        alive: set[Var] = set(made)
-        peak, at, inside_peak, curve = live, -1, 0, []
-        peak_alive = set(alive)
-        # Beside arguments and constants, results that are returned and temporary values are counted apart.
-        returned = {stored(a) for a in program.outputs}
-        temporary = most = 0
+        made: dict[Var, Eqn | None] = dict.fromkeys((*program.inputs, *(v for v, _ in program.constants)))
+        steps = []
         for time, number in enumerate(self.order):
             kernel = self.kernels.kernels[number]
             dying = [v for v in kernel.reads if last.get(v) == time and v not in self.fixed]
-            new = [v for v in kernel.writes if v not in alive]
-            reused = self.reused(kernel, dying, new)
+            steps.append((kernel, dying, self.reused(kernel, dying, kernel.writes)))
+        returned = {stored(a) for a in program.outputs}
+        live, temporary = arguments + constants, 0
+        alive: set[Var] = set(made)
+        peak, at, inside_peak, most, peak_alive = live, -1, 0, 0, set(alive)
+        curve = []
+        for time, (kernel, dying, reused) in enumerate(steps):
             inside = self.inside(kernel, dying)
-            live += sum(v.type.nbytes for v in new) - reused
+            live += sum(v.type.nbytes for v in kernel.writes if v not in reused)
+            temporary += sum(v.type.nbytes for v in kernel.writes if v not in reused and v not in returned)
             curve.append(live + inside)
+            most = max(most, temporary + inside)
             made.update((v, eqn) for eqn in kernel.eqns for v in eqn.outputs if v in kernel.writes)
-            alive.update(new)
-            own = [v for v in new if v not in returned]
-            temporary += sum(v.type.nbytes for v in own)
-            most = max(most, temporary - self.reused(kernel, dying, own) + inside)
+            alive.update(kernel.writes)
             if live + inside > peak:
-                peak, at, inside_peak, peak_alive = live + inside, time, inside, set(alive)
-            live += reused
-            for var in [*dying, *(v for v in new if v not in last)]:
-                live -= var.type.nbytes
-                temporary -= 0 if var in self.donated else var.type.nbytes
+                peak, at, inside_peak, peak_alive = live + inside, time, inside, alive - set(reused.values())
+            moved = {old for new, old in reused.items() if new not in returned}
+            for var in [*dying, *(v for v in kernel.writes if v not in last)]:
                 alive.discard(var)
+                live -= 0 if var in reused.values() else var.type.nbytes
+                temporary -= 0 if var in self.donated or var in moved else var.type.nbytes
         shown = [_alive(v, made[v], self.program) for v in peak_alive if v.type.nbytes]
         if inside_peak > 0:
             shown.append(Alive("inside of the loop", inside_peak, None))
@@ -163,27 +173,30 @@ class _Liveness:
         out_bytes = sum(a.type.nbytes for a in returned if a.__class__ is Var and a not in self.fixed)
         return MemoryUse(peak, arguments, out_bytes, constants, most, tuple(shown), source, tuple(curve))
 
-    def reused(self, kernel: Kernel, dying: Sequence[Var], new: Sequence[Var]) -> int:
-        """Bytes of results that are written over operands which nobody reads again."""
+    def reused(self, kernel: Kernel, dying: Sequence[Var], new: Sequence[Var]) -> dict[Var, Var]:
+        """Results that are written over operands which nobody reads again, with these."""
         if kernel.alone and kernel.eqns[0].op.name not in IN_PLACE and not _is_elementwise(kernel.eqns[0]):
-            return 0
-        room = [v.type.nbytes for v in dying]
-        total = 0
+            return {}
+        # A compiler writes over any memory of the right size, an engine over an array of the same type.
+        kind = (lambda v: v.type.nbytes) if self.fused else (lambda v: (v.type.shape, v.type.dtype))
+        room = [v for v in dying if v not in self.kept]
+        found: dict[Var, Var] = {}
         for var in new:
-            if var.type.nbytes in room:
-                room.remove(var.type.nbytes)
-                total += var.type.nbytes
-        return total
+            old = next((v for v in room if kind(v) == kind(var)), None)
+            if old is not None:
+                room.remove(old)
+                found[var] = old
+        return found
 
     def inside(self, kernel: Kernel, dying: Sequence[Var]) -> int:
         """Bytes that the iterations of a loop need beside its operands and results."""
         eqn = kernel.eqns[0]
-        if kernel.alone and eqn.op.name == "select_and_scatter_add":
+        if kernel.alone and eqn.op.name == "select_and_scatter_add" and self.positions:
             return _positions(eqn)
         if not kernel.alone or eqn.op.name not in ("scan", "while", "cond"):
             return 0
         if eqn.op.name == "cond":
-            return max(max(0, _inner(branch, 0, 0, 0)) for branch in eqn.params["branches"])
+            return max(_inner(branch, 0, 0) for branch in eqn.params["branches"])
         body: Program = eqn.params["body"]
         if eqn.op.name == "scan":
             consts, carry = eqn.params["consts"], eqn.params["carry"]
@@ -191,37 +204,39 @@ class _Liveness:
             consts, carry = eqn.params["body_consts"], len(eqn.outputs)
         starts = {self.kernels.stored(a) for a in eqn.inputs[len(eqn.inputs) - len(body.inputs) + consts :][:carry]}
         saved = sum(v.type.nbytes for v in dying if v in starts)
-        return _inner(body, consts, carry, len(body.outputs) - carry) - saved
+        return _inner(body, consts, carry) - saved
 
 
-_known: dict[int, tuple[Program, int]] = {}
+def _inner(body: Program, consts: int, carry: int) -> int:
+    """The peak of an iteration beyond operands and results.
 
-
-def _inner(body: Program, consts: int, carry: int, stacked: int) -> int:
-    """The peak of an iteration beyond operands and results: the carry comes in, and goes out into the results."""
+    What is stacked goes straight to its place in the whole. The new carry takes the place of the old one, which is that
+    of the loop's result, if the old one is not read any more when it is written.
+    """
     program = inline_calls(body)
     kernels = fuse(program)
     stored = kernels.stored
-    outside = {v for n, v in enumerate(program.inputs) if n < consts or n >= consts + carry}
-    # What is stacked goes straight to its place in the whole; the new carry is the loop's own result.
-    results = {stored(a) for a in program.outputs}
-    hidden = outside | {r for r in results if r not in program.inputs}
     last: dict[Atom, int] = {}
     for time, kernel in enumerate(kernels.kernels):
         for var in kernel.reads:
             last[var] = time
-    for root in results:
-        last[root] = len(kernels.kernels)
-    live = sum(v.type.nbytes for v in program.inputs if v not in outside)
-    peak = live
-    liveness = _Liveness(program, kernels, [v not in outside for v in program.inputs], None)
+    made = {v: time for time, kernel in enumerate(kernels.kernels) for v in kernel.writes}
+    outside = {*program.inputs, *(v for v, _ in program.constants), *(stored(a) for a in program.outputs[carry:])}
+    for var, atom in zip(program.inputs[consts : consts + carry], program.outputs[:carry]):
+        root = stored(atom)
+        if root in made and last.get(var, -1) <= made[root]:  # type: ignore[index]
+            outside.add(root)
+    for atom in program.outputs:
+        last[stored(atom)] = len(kernels.kernels)
+    liveness = _Liveness(program, kernels, ())
+    live = peak = 0
     for time, kernel in enumerate(kernels.kernels):
-        dying = [v for v in kernel.reads if last.get(v) == time and v not in hidden]
-        new = [v for v in kernel.writes if v not in hidden]
+        dying = [v for v in kernel.reads if last.get(v) == time and v not in outside]
+        new = [v for v in kernel.writes if v not in outside]
         reused = liveness.reused(kernel, dying, new)
-        live += sum(v.type.nbytes for v in new) - reused
+        live += sum(v.type.nbytes for v in new if v not in reused)
         peak = max(peak, live + liveness.inside(kernel, dying))
-        live += reused - sum(v.type.nbytes for v in dying)
+        live -= sum(v.type.nbytes for v in dying if v not in reused.values())
         live -= sum(v.type.nbytes for v in new if v not in last)
     return peak
 

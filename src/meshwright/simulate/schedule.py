@@ -19,7 +19,7 @@ from typing import NamedTuple
 from meshwright.simulate.tasks import Block, Task
 
 WINDOW = 64  # tasks beyond the first unfinished one that may start
-ITERATIONS = 6  # of a loop that are played one by one
+ITERATIONS = 8  # of a loop that are played one by one
 
 OVERLAPS = ("loops", "steps", "none")
 
