@@ -28,6 +28,13 @@ def assert_comms(compiled: Compiled, *, max_bytes: int | None = None, exact: boo
     >>> x = mw.device_put(mnp.ones((8, 16)), mw.NamedSharding(mesh, mw.P("x")))
     >>> assert_comms(mw.jit(lambda x: x.sum(0)).lower(x).compile(), all_reduce=1, all_gather=0, max_bytes=96)
     """
+    if not isinstance(compiled, Compiled):
+        raise MeshwrightError(
+            f"assert_comms is given a {type(compiled).__name__}.",
+            where=here(),
+            why="what is sent is known of a program that is compiled for given arguments",
+            fix="assert_comms(mw.jit(f).lower(*args).compile(), all_gather=1)",
+        )
     for kind in counts:
         if kind not in KINDS:
             raise MeshwrightError(

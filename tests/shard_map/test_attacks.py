@@ -8,7 +8,7 @@ import meshwright.numpy as mnp
 from meshwright import P, lax
 from meshwright.core.mesh import get_mesh
 from meshwright.core.trace import state
-from meshwright.errors import MeshError, ShapeError, ShardingError
+from meshwright.errors import MeshError, ShapeError, ShardingError, VarianceError
 
 MESH = mw.make_mesh((4,), ("i",))
 
@@ -115,3 +115,17 @@ def test_a_failing_body_leaves_nothing_behind():
         assert state.manual is None and state.builder is None
     with pytest.raises(MeshError, match="outside of a shard_map"):
         lax.psum(1.0, "i")
+
+
+def test_a_collective_in_a_switch_that_devices_decide_differently():
+    def body(x):
+        shared = [lambda x: x, lambda x: -x, lambda x: lax.pbroadcast(lax.psum(x, "i"), "i")]
+        return lax.switch(lax.axis_index("i"), shared, x)
+
+    with pytest.raises(VarianceError) as caught:
+        mapped(body)(mnp.arange(8.0))
+    assert caught.value.what == "A collective over i is inside of a switch that devices along i decide differently."
+    assert caught.value.fix == (
+        "do the collective outside of the switch, or decide by a value that is the same on all devices: "
+        "lax.pmax(index, 'i')"
+    )

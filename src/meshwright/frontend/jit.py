@@ -52,6 +52,8 @@ class Executable:
 
     def run(self, data: Sequence[Any]) -> Any:
         """The outputs for the contents of the arguments, in the containers the function returned them in."""
+        if self.placed is not None:
+            self.placed.refuse_implicit()
         if self.single:
             return Array(self.call(*data)[0], self.out_types[0], self.out_shardings[0])
         return tree.unflatten(self.out_tree, map(Array, self.call(*data), self.out_types, self.out_shardings))

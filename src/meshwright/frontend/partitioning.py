@@ -96,6 +96,18 @@ class OnMesh(NamedTuple):
     whole: Program  # as it was traced, but for calls
     vars: Mapping[Atom, Var]  # of ``whole`` to ``source``, where types had shardings
 
+    def refuse_implicit(self) -> None:
+        """Raise if there is a collective that nobody wrote, inside of ``no_implicit_comms``."""
+        implicit = [one for one in self.collectives if one.implicit] if _silent.get() else []
+        if implicit:
+            first = implicit[0]
+            raise CommunicationError(
+                f"The program needs {len(implicit)} collective{'s' * (len(implicit) > 1)} that nobody wrote.",
+                where=first.source.show() if first.source else here(),
+                why=f"the first is {first.kind} over {', '.join(first.axes)}: {first.why}",
+                fix="lay the arrays out so that no data moves, or leave mw.no_implicit_comms()",
+            )
+
 
 def placement_of(
     args: Sequence[Any],
@@ -120,6 +132,9 @@ def placement_of(
         current = get_mesh()
         meshes += [current] if current is not None else []
     if not meshes:
+        for place in tree.leaves(out_shardings):
+            if not isinstance(place, TensorSharding):
+                sharding_for(place, ())  # an error if it is no place, or a spec without a mesh
         return None
     other = next((mesh for mesh in meshes if mesh != meshes[0]), None)
     if other is not None:
@@ -144,7 +159,7 @@ _silent: ContextVar[bool] = ContextVar("no_implicit_comms", default=False)
 
 @contextmanager
 def no_implicit_comms() -> Iterator[None]:
-    """Inside, a program that needs a collective nobody wrote is an error when it is compiled.
+    """Inside, a program that needs a collective nobody wrote is an error when it is compiled, or run again.
 
     >>> import meshwright as mw, meshwright.numpy as mnp
     >>> mesh = mw.make_mesh((2,), ("x",))
@@ -163,6 +178,7 @@ def put_on_mesh(program: Program, placement: Placement, out_tree: tree.TreeDef) 
     """Propagate what was said about shardings, and partition."""
     mesh = placement.mesh
     whole = own_regions(inline_calls(program, shard_maps=False))
+    _check_maps(whole, mesh)
     program, fixed, vars = untyped(whole, mesh)
     given = [
         None if s is None else s.to_tensor_sharding(v.type.ndim)
@@ -185,16 +201,7 @@ def put_on_mesh(program: Program, placement: Placement, out_tree: tree.TreeDef) 
     ]
     done = partition(program, mesh, ins, wanted, propagated.shardings)
     collectives = tuple(_collective(record, mesh) for record in done.records)
-    implicit = [one for one in collectives if one.implicit]
-    if implicit and _silent.get():
-        first = implicit[0]
-        raise CommunicationError(
-            f"The program needs {len(implicit)} collective{'s' * (len(implicit) > 1)} that nobody wrote.",
-            where=first.source.show() if first.source else here(),
-            why=f"the first is {first.kind} over {', '.join(first.axes)}: {first.why}",
-            fix="lay the arrays out so that no data moves, or leave mw.no_implicit_comms()",
-        )
-    return OnMesh(
+    placed = OnMesh(
         done.program,
         done.local,
         mesh,
@@ -209,12 +216,34 @@ def put_on_mesh(program: Program, placement: Placement, out_tree: tree.TreeDef) 
         whole,
         vars,
     )
+    placed.refuse_implicit()
+    return placed
 
 
 def _where(place: Any) -> str:
     """The line on which a sharding was written; that of the call, if it was only a spec."""
     source = place.source if isinstance(place, NamedSharding) else user_source() if place is not None else None
     return str(source or "")
+
+
+def _check_maps(program: Program, mesh: BaseMesh) -> None:
+    """Raise if a shard_map in the program is over another mesh than the one the program runs on."""
+    for eqn in program.eqns:
+        if eqn.op.name == "shard_map":
+            sizes: dict[str, int] = {}
+            for axis, size in eqn.params["mesh"]:
+                name = axis.partition(":(")[0]
+                sizes[name] = sizes.get(name, 1) * size
+            if sizes != dict(mesh.shape):
+                raise MeshError(
+                    "One program names two meshes.",
+                    where=eqn.source.show() if eqn.source else here(),
+                    why=f"it runs on {mesh}, and a shard_map in it is over "
+                    + ", ".join(f"{name}={size}" for name, size in sizes.items()),
+                    fix="mw.device_put(x, mw.NamedSharding(mesh, spec)) with the mesh of the shard_map",
+                )
+        for _, region in eqn.regions():
+            _check_maps(region, mesh)
 
 
 def _out_sharding(place: Any, t: TensorType) -> TensorSharding:
@@ -252,8 +281,9 @@ def check_partitioned(
     >>> check_partitioned(lambda x: mnp.tanh(x).sum(0), x)
     """
     plain = tree.map(lambda x: Array(to_array(x).data, to_array(x).type), args)  # type: ignore[attr-defined]
-    _compare("result", jit(f, **shardings)(*args), jit(f)(*plain), rtol, atol)
-    if not grads:
+    expected = jit(f)(*plain)
+    _compare("result", jit(f, **shardings)(*args), expected, rtol, atol)
+    if not grads or not any(is_inexact(x.dtype) for x in tree.leaves(expected)):
         return
     inexact = tuple(n for n, x in enumerate(args) if all(is_inexact(to_array(leaf).dtype) for leaf in tree.leaves(x)))
     if not inexact:

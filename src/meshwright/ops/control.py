@@ -199,7 +199,7 @@ def _cond_type(index: TensorType, *operands: TensorType, branches: tuple[Program
                 why=f"one returns ({show_types(first.out_types)}), another ({show_types(branch.out_types)})",
                 fix="return values of the same types from every branch",
             )
-    _refuse_meeting("cond", index.varying, branches)
+    _refuse_meeting("cond" if len(branches) == 2 else "switch", index.varying, branches)
     return tuple(
         t.with_(weak=all(branch.out_types[n].weak for branch in branches), varying=union((t.varying, index.varying)))
         for n, t in enumerate(first.out_types)
@@ -210,12 +210,13 @@ def _refuse_meeting(what: str, varying: tuple[str, ...], regions: Sequence[Progr
     """Devices that take different ways must not wait for each other on one of them."""
     for axis in varying:
         if any(meets(region, axis) for region in regions):
+            same = f"lax.pmax(index, {axis!r})" if what == "switch" else f"lax.pmax(pred.astype('int32'), {axis!r}) > 0"
             raise VarianceError(
                 f"A collective over {axis} is inside of a {what} that devices along {axis} decide differently.",
                 where=here(),
                 why="a device that goes another way never comes to the collective, and the others wait for it",
                 fix=f"do the collective outside of the {what}, or decide by a value that is the same on all devices: "
-                f"lax.pmax(pred.astype('int32'), {axis!r}) > 0",
+                f"{same}",
             )
 
 

@@ -1,0 +1,60 @@
+"""Unusual input to programs on a mesh: right numbers or clear errors."""
+
+import numpy as np
+import pytest
+
+import meshwright as mw
+import meshwright.numpy as mnp
+from meshwright import P, lax
+from meshwright.errors import CommunicationError, MeshError, MeshwrightError, ShardingError
+from meshwright.testing import assert_comms
+
+MESH = mw.make_mesh((2, 4), ("x", "y"))
+
+
+def placed(x, *spec):
+    return mw.device_put(mnp.array(x, dtype="float32"), mw.NamedSharding(MESH, P(*spec)))
+
+
+def test_out_shardings_that_are_no_places_are_refused():
+    for place in ("x", 3, object(), np.ones(2)):
+        with pytest.raises(ShardingError, match="An array cannot be put onto"):
+            mw.jit(lambda x: x, out_shardings=place)(mnp.ones(8))
+    with pytest.raises(MeshError) as caught:
+        mw.jit(lambda x: x, out_shardings=P("x"))(mnp.ones(8))
+    assert caught.value.what == "P('x',) is given without a mesh."
+
+
+def test_no_implicit_comms_holds_for_what_is_compiled_already():
+    x, w = placed(np.ones((8, 4)), "x", "y"), placed(np.ones((4, 8)), "y", "x")
+    f = mw.jit(lambda x, w: x @ w)
+    assert float(f(x, w)[0, 0]) == 4
+    compiled = f.lower(x, w).compile()
+    for call in (f, compiled):
+        with mw.no_implicit_comms(), pytest.raises(CommunicationError, match="that nobody wrote"):
+            call(x, w)
+    assert float(f(x, w)[0, 0]) == 4
+
+
+def test_a_shard_map_over_another_mesh_than_that_of_the_arguments():
+    other = mw.make_mesh((2,), ("q",))
+    f = mw.shard_map(lambda x: lax.psum(x, "q"), mesh=other, in_specs=P("q"), out_specs=P())
+    with pytest.raises(MeshError) as caught:
+        mw.jit(f)(placed(np.ones((8, 4)), "x"))
+    assert caught.value.what == "One program names two meshes."
+
+
+def test_check_partitioned_where_there_is_nothing_to_derive():
+    x = placed(np.ones((8, 4)), "x")
+    mw.check_partitioned(lambda x: None, x)
+    mw.check_partitioned(lambda x: x > 0, x)
+
+
+def test_assert_comms_wants_a_compiled_program():
+    x = placed(np.ones((8, 4)), "x")
+    f = mw.jit(lambda x: x.sum(0))
+    for given, name in ((f, "Jitted"), (f.lower(x), "Lowered"), (lambda x: x, "function")):
+        with pytest.raises(MeshwrightError) as caught:
+            assert_comms(given, all_reduce=1)
+        assert caught.value.what == f"assert_comms is given a {name}."
+    assert_comms(f.lower(x).compile(), all_reduce=1)
