@@ -105,13 +105,13 @@ def tiles_text(
             ids.sort(axis=-1)  # devices that hold the same may stand in any order
         listed = ids.ravel().tolist()
         digits = digits_in_order(tuple(listed))
-    devices = ",".join(map(str, listed)) if digits is None else "<=" + _iota_text(digits)
+    devices = ",".join(map(str, listed)) if digits is None else "<=" + iota_text(digits)
     kinds = [kind for kind, _ in tail]
     end = " last_tile_dim_replicate" if kinds == ["replicated"] else f" last_tile_dims={{{', '.join(kinds)}}}"
     return f"{{devices=[{','.join(map(str, sizes))}]{devices}{end if kinds else ''}}}"
 
 
-def _iota_text(digits: Digits) -> str:
+def iota_text(digits: Digits) -> str:
     """The digits as a reshape and transpose of 0, 1, 2, …"""
     by_stride = sorted(range(len(digits)), key=lambda i: -digits[i].stride)
     shape = ",".join(str(digits[i].size) for i in by_stride)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from meshwright.core import tree
 from meshwright.core.program import Program
@@ -18,16 +18,32 @@ if TYPE_CHECKING:
     from meshwright.frontend.sharding_reasons import ShardingReasons
 
 
+class Call(NamedTuple):
+    """What is known of a call of a jitted function: its name, arguments, results, and where they are."""
+
+    name: str
+    parameters: Sequence[str]
+    in_tree: tree.TreeDef
+    out_tree: tree.TreeDef
+    placement: Any
+
+
 class Compiled:
     """A function compiled for arguments of given types and places. Calling it runs it."""
 
     def __init__(
-        self, executable: Executable, in_tree: tree.TreeDef, types: tuple[Any, ...], parameters: Sequence[str] = ()
+        self,
+        executable: Executable,
+        in_tree: tree.TreeDef,
+        types: tuple[Any, ...],
+        parameters: Sequence[str],
+        call: Call,
     ) -> None:
         self._executable = executable
         self._in_tree = in_tree
         self._types = types
         self._parameters = parameters  # what the function calls its arguments, as far as they have names
+        self._call = call
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         leaves, in_tree = tree.flatten((args, kwargs))
@@ -47,6 +63,24 @@ class Compiled:
         """The program of one device; of the only one, if nothing is on a mesh."""
         placed = self._executable.placed
         return placed.local if placed is not None else self._executable.program  # type: ignore[no-any-return]
+
+    def as_text(self, *, iota: bool = True) -> str:
+        """The program of one device as a module of HLO, with its collectives; XLA reads it.
+
+        Partition ``k`` is the device at position ``k`` of the mesh. Groups of devices are ``[2,2]<=[2,2]T(1,0)``, the
+        positions reshaped, transposed and reshaped again; with ``iota=False`` they are listed, ``{{0,2},{1,3}}``.
+
+        >>> import meshwright as mw, meshwright.numpy as mnp
+        >>> mesh = mw.make_mesh((2, 2), ("x", "y"))
+        >>> a = mw.device_put(mnp.ones((8, 16)), mw.NamedSharding(mesh, mw.P("x")))
+        >>> turned = mw.jit(lambda a: a, out_shardings=mw.NamedSharding(mesh, mw.P(None, "x")))
+        >>> lines = turned.lower(a).compile().as_text().splitlines()
+        >>> print(next(line.split(", dim")[0] for line in lines if "all-to-all(" in line).strip())
+        %all-to-all = f32[4,2,8]{2,1,0} all-to-all(%reshape), channel_id=1, replica_groups=[2,2]<=[2,2]T(1,0)
+        """
+        from meshwright.frontend.texts import compiled_text
+
+        return compiled_text(self.program, self._call, self._executable.placed, iota)
 
     @property
     def global_program(self) -> Program:
@@ -116,9 +150,28 @@ def _fits(x: Value, t: TensorType) -> bool:
 class Lowered:
     """A function traced for given arguments."""
 
-    def __init__(self, compile: Any, traced: Program) -> None:
+    def __init__(self, compile: Any, traced: Program, call: Call) -> None:
         self._compile = compile
+        self._call = call
         self.program = traced
+
+    def as_text(self) -> str:
+        """The traced program as a module of StableHLO, with sdy's shardings where they were asked for.
+
+        It is checked and printed by jaxlib, which has to be installed.
+
+        >>> import meshwright as mw, meshwright.numpy as mnp
+        >>> print(mw.jit(lambda x: mnp.tanh(x)).lower(mnp.ones(3)).as_text())
+        module @jit__lambda_ attributes {mhlo.num_partitions = 1 : i32, mhlo.num_replicas = 1 : i32} {
+          func.func public @main(%arg0: tensor<3xf32>) -> (tensor<3xf32> {jax.result_info = "result"}) {
+            %0 = stablehlo.tanh %arg0 : tensor<3xf32>
+            return %0 : tensor<3xf32>
+          }
+        }
+        """
+        from meshwright.frontend.texts import lowered_text
+
+        return lowered_text(self.program, self._call)
 
     def compile(self) -> Compiled:
         """The program that runs."""

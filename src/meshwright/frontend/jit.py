@@ -19,7 +19,7 @@ from meshwright.core.trace import Array, Tracer, leaked, run, state, to_array
 from meshwright.core.types import TensorType
 from meshwright.engine.compile import compile_program
 from meshwright.errors import MeshError, MeshwrightError
-from meshwright.frontend.compiled import Compiled, Lowered
+from meshwright.frontend.compiled import Call, Compiled, Lowered
 from meshwright.frontend.tracing import Traced, argument_numbers, check_function, leaf_type, leaf_value, trace_flat
 from meshwright.transform.simplify import cse, dce
 
@@ -145,10 +145,13 @@ class Jitted:
         places = [x._sharding if x.__class__ is Array else getattr(x, "sharding", None) for x in leaves]
         traced, placement = self._trace(in_tree, statics, types, self._placement(args, kwargs, places, types))
 
-        def compiled() -> Compiled:
-            return Compiled(Executable(traced, (), placement), in_tree, types, self._parameters(statics))
+        name = getattr(self.fun, "__name__", "function")
+        call = Call(name, self._parameters(statics), in_tree, traced.out_tree, placement)
 
-        return Lowered(compiled, check(cse(dce(traced.closed)), "simplification"))
+        def compiled() -> Compiled:
+            return Compiled(Executable(traced, (), placement), in_tree, types, call.parameters, call)
+
+        return Lowered(compiled, check(cse(dce(traced.closed)), "simplification"), call)
 
     def _separate(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]

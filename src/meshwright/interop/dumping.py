@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from json import dumps
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
-from meshwright.core.mesh import BaseMesh, get_mesh
+from meshwright.core.mesh import AbstractMesh, BaseMesh, get_mesh
 from meshwright.core.partition_spec import PartitionSpec
 from meshwright.core.program import Atom, Eqn, Literal, Missing, Params, Program, Var
 from meshwright.core.sharding import NamedSharding, TensorSharding
+from meshwright.core.sharding_text import symbol
 from meshwright.core.trace import close, trace
 from meshwright.core.types import TensorType
 from meshwright.errors import MeshwrightError
 from meshwright.interop.decompositions import DECOMPOSITIONS
 from meshwright.interop.mlir_context import parse_module, type_text
-from meshwright.interop.stablehlo_text import OPS, dense
+from meshwright.interop.stablehlo_collectives import COLLECTIVES
+from meshwright.interop.stablehlo_text import OPS, constrained, dense
 
 Sharding = TensorSharding | NamedSharding | None
+_NOTHING: Mapping[Var, TensorSharding] = MappingProxyType({})
 
 
 def dump(
@@ -27,10 +32,15 @@ def dump(
     mesh: BaseMesh | None = None,
     in_shardings: Sequence[Sharding] | None = None,
     out_shardings: Sequence[Sharding] | None = None,
+    fixed: Mapping[Var, TensorSharding] | None = None,
+    name: str | None = None,
+    result_names: Sequence[str] | None = None,
 ) -> str:
     """The module of a program, as MLIR text: StableHLO, chlo for functions StableHLO lacks, and sdy's shardings.
 
-    ``mesh`` is the one that constraints in the program are about; by default the current one.
+    ``mesh`` is the one that constraints in the program are about; by default the current one. ``fixed`` are shardings
+    that values of the program are held to. A module with a ``name`` is one for as many partitions as the mesh has
+    devices, numbered by their position, and ``result_names`` are noted beside its results.
 
     >>> import meshwright as mw, meshwright.numpy as mnp
     >>> from meshwright.interop import mlir
@@ -45,7 +55,7 @@ def dump(
       }
     }
     """
-    writer = Writer(mesh)
+    writer = Writer(mesh, fixed or {}, by_position=name is not None)
     names = [f"%a{index}" for index in range(len(program.inputs))]
     writer.values.update(zip(program.inputs, names, strict=True))
     returned = writer.program(program)
@@ -54,26 +64,42 @@ def dump(
         for name, var, sharding in zip(names, program.inputs, in_shardings or [None] * len(names), strict=True)
     )
     results = ", ".join(
-        f"{type_text(atom.type)}{writer.placed(sharding, atom.type)}"
-        for atom, sharding in zip(program.outputs, out_shardings or [None] * len(returned), strict=True)
+        f"{type_text(atom.type)}{writer.placed(sharding, atom.type, note)}"
+        for atom, sharding, note in zip(
+            program.outputs, out_shardings or [None] * len(returned), result_names or [""] * len(returned), strict=True
+        )
     )
     types = ", ".join(type_text(atom.type) for atom in program.outputs)
     body = "\n".join(writer.lines)
     meshes = "\n".join(f"sdy.mesh @{name} = {text}" for name, text in writer.meshes.items())
     end = f'"func.return"({", ".join(returned)}) : ({types}) -> ()'
-    text = f"{meshes}\nfunc.func @main({arguments}) -> ({results}) {{\n{body}\n{end}\n}}"
+    text = (
+        f"{meshes}\nfunc.func {'public ' * (name is not None)}@main({arguments}) -> ({results}) {{\n{body}\n{end}\n}}"
+    )
+    if name is not None:
+        count = mesh.size if mesh is not None else 1
+        text = (
+            f"module {symbol(name)} attributes {{mhlo.num_partitions = {count} : i32, mhlo.num_replicas = 1 : i32}} "
+            f"{{\n{text}\n}}"
+        )
     return str(parse_module(text)).rstrip("\n")
 
 
 class Writer:
     """Lines of a function body being written, and the names of the values in it."""
 
-    def __init__(self, mesh: BaseMesh | None = None) -> None:
+    def __init__(
+        self, mesh: BaseMesh | None = None, fixed: Mapping[Var, TensorSharding] = _NOTHING, by_position: bool = False
+    ) -> None:
         self.lines: list[str] = []
         self.values: dict[Var, str] = {}
         self.meshes: dict[str, str] = {}
         self.count = 0
+        self.channels = 0
+        self.axes: Sequence[tuple[str, int]] = ()
         self._mesh = mesh
+        self._fixed = fixed
+        self._by_position = by_position
 
     def name(self) -> str:
         self.count += 1
@@ -129,13 +155,20 @@ class Writer:
             self.values[var] = self.constant(value, var.type)
         for eqn in program.eqns:
             operands = [self.atom(a) for a in eqn.inputs]
-            outs = self.equation(eqn, operands)
-            self.values.update(zip(eqn.outputs, outs, strict=True))
+            if eqn.op.name == "sharding_constraint" and eqn.outputs[0] in self._fixed:
+                outs = [operands[0][0]]
+            else:
+                outs = self.equation(eqn, operands)
+            for var, out in zip(eqn.outputs, outs, strict=True):
+                held = self._fixed.get(var)
+                if held is not None:
+                    out = constrained(self, out, var.type, self.declared(held).removeprefix("#sdy.sharding"))
+                self.values[var] = out
         return [self.atom(a)[0] for a in program.outputs]
 
     def equation(self, eqn: Eqn, operands: list[tuple[str, TensorType]]) -> list[str]:
         """Write one equation; the names of its results."""
-        write = OPS.get(eqn.op.name)
+        write = OPS.get(eqn.op.name) or COLLECTIVES.get(eqn.op.name)
         results = [var.type for var in eqn.outputs]
         if write is not None:
             return write(self, eqn, operands, results)
@@ -187,16 +220,37 @@ class Writer:
 
     # Shardings
 
-    def placed(self, sharding: Sharding, t: TensorType) -> str:
-        if sharding is None:
-            return ""
-        found = sharding.to_tensor_sharding(t.ndim) if isinstance(sharding, NamedSharding) else sharding
-        return f" {{sdy.sharding = {self.declared(found)}}}"
+    def placed(self, sharding: Sharding, t: TensorType, note: str = "") -> str:
+        notes = [f"jax.result_info = {dumps(note)}"] if note else []
+        if sharding is not None:
+            found = sharding.to_tensor_sharding(t.ndim) if isinstance(sharding, NamedSharding) else sharding
+            notes.append(f"sdy.sharding = {self.declared(found)}")
+        return f" {{{', '.join(notes)}}}" if notes else ""
 
     def declared(self, sharding: TensorSharding) -> str:
         """The text of a sharding, whose mesh the module will declare."""
-        self.meshes[sharding.mesh.name or "mesh"] = str(sharding.mesh)
+        mesh, name = sharding.mesh, sharding.mesh.name or "mesh"
+        text = str(mesh.abstract_mesh if self._by_position else mesh)
+        if self.meshes.setdefault(name, text) != text:
+            raise MeshwrightError(
+                f"A module cannot have two meshes called {name}.",
+                why=f"one is {self.meshes[name]}, the other {text}",
+                fix="shardings and shard_maps of one mesh, or meshes with different names",
+            )
         return str(sharding)
+
+    def mesh_of(self, axes: Sequence[tuple[str, int]]) -> BaseMesh:
+        """The mesh of a shard_map."""
+        mesh = self._mesh or get_mesh()
+        if mesh is None or tuple(mesh.shape.items()) != tuple(axes):
+            return AbstractMesh(tuple(size for _, size in axes), tuple(name for name, _ in axes))
+        if getattr(mesh, "order", None) is not None and not self._by_position:
+            raise MeshwrightError(
+                f"A shard_map over {mesh} cannot be written as StableHLO.",
+                why="the groups of its collectives are by positions on the mesh, and the module names devices",
+                fix="mlir.dump(program, mesh=mesh.abstract_mesh)",
+            )
+        return mesh
 
     def constraint(self, spec: PartitionSpec, t: TensorType) -> str:
         mesh = self._mesh or get_mesh()

@@ -8,11 +8,13 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from meshwright.core.mesh import BaseMesh
 from meshwright.core.program import Eqn, Program
+from meshwright.core.sharding import TensorSharding
 from meshwright.core.types import TensorType
 from meshwright.errors import MeshwrightError
 from meshwright.interop.decompositions import clipped_scatter, filled_gather
-from meshwright.interop.mlir_context import SPELLINGS
+from meshwright.interop.mlir_context import type_text
 from meshwright.interop.stablehlo import SAME
 from meshwright.ops.window import highest, lowest
 
@@ -23,6 +25,8 @@ class Body(Protocol):
     """What an op is written into."""
 
     lines: list[str]
+    axes: Sequence[tuple[str, int]]  # of the mesh around, inside of a shard_map
+    channels: int
 
     def name(self) -> str: ...
     def op(
@@ -43,6 +47,8 @@ class Body(Protocol):
     def scalar_region(self, name: str, dtype: Any) -> str: ...
     def decomposed(self, parts: Callable[..., list[Any]], params: Any, operands: Sequence[Operand]) -> list[str]: ...
     def constraint(self, spec: Any, t: TensorType) -> str: ...
+    def declared(self, sharding: TensorSharding) -> str: ...
+    def mesh_of(self, axes: Sequence[tuple[str, int]]) -> BaseMesh: ...
 
 
 Write = Callable[[Any, Eqn, list[Operand], list[TensorType]], list[str]]
@@ -479,10 +485,15 @@ def _inlined(param: str) -> Write:
 
 
 def _constraint(b: Body, eqn: Eqn, operands: list[Operand], results: list[TensorType]) -> list[str]:
-    name, (operand, t) = b.name(), operands[0]
-    kind = f"tensor<{''.join(f'{n}x' for n in t.shape)}{SPELLINGS[t.dtype]}>"
-    b.lines.append(f"{name} = sdy.sharding_constraint {operand} {b.constraint(eqn.params['spec'], t)} : {kind}")
-    return [name]
+    operand, t = operands[0]
+    return [constrained(b, operand, t, b.constraint(eqn.params["spec"], t))]
+
+
+def constrained(b: Body, operand: str, t: TensorType, sharding: str) -> str:
+    """A value that has a sharding."""
+    name = b.name()
+    b.lines.append(f"{name} = sdy.sharding_constraint {operand} {sharding} : {type_text(t)}")
+    return name
 
 
 def _solve(p: Any, types: list[TensorType]) -> str:
