@@ -106,17 +106,20 @@ def choose(asked: Question) -> Choice:
 
 
 def _assignments(asked: Question) -> Iterator[Assignment]:
-    """Assignments worth trying: what the layouts at hand suggest, in every order of precedence; for ops with few
-    factors every assignment of whole axes; and none."""
+    """Assignments worth trying: what the layouts at hand suggest, in every order of precedence; none; and where factors
+    are reduced, or axes split what must be whole, every assignment of whole axes, if these are not too many."""
     shapes, _ = shapes_of(asked.rule)
     known: list[TensorSharding | None] = [*asked.have, *asked.want]
     suggested: list[dict[int, Axes]] = []
+    stuck: set[str] = set()
     for shape, sharding in zip(shapes, known, strict=True):
         found = {}
         if sharding is not None:
             for factor, (axes, overflow, _, _) in project(shape, sharding).items():
                 if axes and not overflow and factor in asked.separable:
                     found[factor] = axes
+                else:
+                    stuck.update(axis.name for axis in axes)
         suggested.append(found)
     seen: set[tuple[tuple[int, Axes], ...]] = set()
 
@@ -142,8 +145,8 @@ def _assignments(asked: Question) -> Iterator[Assignment]:
         yield {}
     places = sorted(asked.separable)
     used = {axis.name for found in suggested for axes in found.values() for axis in axes}
-    whole = [axis for axis in asked.mesh.axes if axis.name in used]
-    if asked.reduced and (len(places) + 1) ** len(whole) <= MOST_TRIED:
+    whole = [axis for axis in asked.mesh.axes if axis.name in used | stuck]
+    if (asked.reduced or stuck) and (len(places) + 1) ** len(whole) <= MOST_TRIED:
         for spots in product([None, *places], repeat=len(whole)):
             tried: Assignment = {}
             for axis, place in zip(whole, spots, strict=True):
