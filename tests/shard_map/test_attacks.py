@@ -129,3 +129,45 @@ def test_a_collective_in_a_switch_that_devices_decide_differently():
         "do the collective outside of the switch, or decide by a value that is the same on all devices: "
         "lax.pmax(index, 'i')"
     )
+
+
+def test_results_by_parts_that_make_up_an_axis():
+    x = mnp.arange(4.0)
+    joined = mapped(lambda x: x, out_specs=P(("i:(1)2", "i:(2)2")))(x)
+    assert joined.tolist() == x.tolist() and joined.sharding.spec == P("i")
+    owed = mapped(lambda x: x, out_specs=P(sum=("i:(1)2", "i:(2)2")))(x)
+    assert owed.sharding.spec == P(sum="i") and mw.reshard(owed, P()).tolist() == [6]
+    whole = mapped(lambda x: x, out_specs=P("i:(1)4"))(x)
+    assert whole.tolist() == x.tolist() and whole.sharding.spec == P("i")
+    swapped = mapped(lambda x: x, P(("i:(2)2", "i:(1)2")))(x)
+    assert swapped.tolist() == [0, 2, 1, 3]
+
+
+def test_an_owed_sum_is_made_in_a_trace_without_a_mesh():
+    def total(x):
+        return mw.reshard(mapped(lambda x: x, out_specs=P(sum="i"))(x), P())
+
+    x = mnp.arange(8.0)
+    assert mw.jit(total)(x).tolist() == [12, 16]
+    assert mw.grad(lambda x: (total(x) ** 2).sum())(x).tolist() == [24, 32] * 4
+
+
+def test_constraints_in_a_body_are_about_the_axes_it_leaves_alone():
+    grid = mw.make_mesh((2, 4), ("x", "y"))
+    x = mnp.arange(8.0)
+
+    def constrained(place):
+        def body(x):
+            return lax.with_sharding_constraint(x * 2, place)
+
+        return mw.shard_map(body, mesh=grid, in_specs=P("x"), out_specs=P("x"), axis_names={"x"})
+
+    for place in (P("y"), mw.NamedSharding(grid, P("y"))):
+        assert constrained(place)(x).tolist() == (2 * x).tolist()
+        assert mw.jit(constrained(place))(x).tolist() == (2 * x).tolist()
+    for place in (P("x"), mw.NamedSharding(grid, P("x"))):
+        with pytest.raises(ShardingError) as caught:
+            constrained(place)(x)
+        assert caught.value.what == "A value inside of a shard_map is to be laid out as P('x',)."
+        assert caught.value.why == "the shard_map has split along x already, and the value is one device's block"
+        assert caught.value.fix == "leave 'x' out of the spec, or out of the axis_names of the shard_map"

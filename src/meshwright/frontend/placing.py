@@ -14,7 +14,7 @@ from meshwright.core.mesh import BaseMesh, Device, Mesh, get_mesh
 from meshwright.core.partition_spec import P, PartitionSpec
 from meshwright.core.sharding import NamedSharding, TensorSharding
 from meshwright.core.source import here
-from meshwright.core.trace import Array, Value, state
+from meshwright.core.trace import Array, Manual, Value, state
 from meshwright.core.types import Shape
 from meshwright.errors import MeshError, ShardingError, TreeError
 from meshwright.frontend.shards import Sharding
@@ -87,6 +87,8 @@ def _owes(x: Array, place: Any) -> bool:
 def constrained(x: Value, place: Any, name: str = "") -> Value:
     """A traced value that is to be laid out in a given way where the program runs on a mesh."""
     spec = place.spec if isinstance(place, NamedSharding) else place
+    if state.manual is not None and isinstance(spec, PartitionSpec):
+        _check_free(spec, state.manual)
     plain = place
     if isinstance(spec, PartitionSpec) and spec.unreduced:
         plain = spec.update(unreduced=())
@@ -106,6 +108,21 @@ def constrained(x: Value, place: Any, name: str = "") -> Value:
         return x  # it is laid out so
     given = asked_by(NamedSharding(found.mesh, written.update(unreduced=())), x.type.ndim)
     return sharding_constraint(x, spec=written, out_sharding=given)  # type: ignore[no-any-return]
+
+
+def _check_free(spec: PartitionSpec, manual: Manual) -> None:
+    """Raise if a spec splits along an axis that an enclosing shard_map has split along already."""
+    taken = {name.partition(":(")[0] for name in (*manual.axes, *manual.parts)}
+    entries = [entry for entry in spec.partitions if isinstance(entry, str | tuple)]
+    names = [name for entry in entries for name in ((entry,) if isinstance(entry, str) else entry)]
+    axis = next((name for name in names if name.partition(":(")[0] in taken), None)
+    if axis is not None:
+        raise ShardingError(
+            f"A value inside of a shard_map is to be laid out as {spec}.",
+            where=here(),
+            why=f"the shard_map has split along {axis} already, and the value is one device's block",
+            fix=f"leave {axis!r} out of the spec, or out of the axis_names of the shard_map",
+        )
 
 
 def put_created(x: Value, device: Any, out_sharding: Any) -> Value:
@@ -180,7 +197,7 @@ def spread(places: Any, full: Any, what: str) -> list[Any]:
 
 
 def _current_mesh(spec: PartitionSpec) -> BaseMesh:
-    mesh = get_mesh()
+    mesh = state.manual.mesh if state.manual is not None and state.manual.mesh is not None else get_mesh()
     if mesh is None:
         raise MeshError(
             f"{spec} is given without a mesh.",

@@ -8,7 +8,7 @@ from meshwright.core import tree
 from meshwright.core.mesh import get_mesh
 from meshwright.core.partition_spec import PartitionSpec
 from meshwright.core.sharding import NamedSharding
-from meshwright.core.trace import Array, Value
+from meshwright.core.trace import Array, Value, state
 from meshwright.frontend.placing import put, spread
 from meshwright.frontend.tracing import leaf_value
 from meshwright.ops.collective import finish_sum
@@ -40,6 +40,8 @@ def _one(x: Value, place: Any) -> Value:
         place = NamedSharding(before.mesh, place) if isinstance(before, NamedSharding) else place
     if x.type.unreduced:
         x = finish_sum(x, axes=x.type.unreduced)
+        if place == PartitionSpec() and get_mesh() is None and state.manual is None:
+            return x  # whole, on whatever mesh the summands are
     return x if place is None else put(x, place)
 
 

@@ -11,8 +11,9 @@ from typing import Any
 import optree
 
 from meshwright.core import dtypes, tree
+from meshwright.core.axes import AxisRef, merged
 from meshwright.core.mesh import BaseMesh, Mesh, get_mesh
-from meshwright.core.partition_spec import PartitionSpec
+from meshwright.core.partition_spec import PartitionSpec, read_axis
 from meshwright.core.sharding import NamedSharding
 from meshwright.core.source import here
 from meshwright.core.trace import Array, Manual, Value, lift, state
@@ -224,6 +225,7 @@ class _Call:
             body=traced.program, mesh=axes, manual=self.here(manual),
             in_specs=(*_captured_specs(traced), *in_specs), out_specs=tuple(out_specs),
         )  # fmt: skip
+        written = [_joined(spec, self.mesh) for spec in written]
         if isinstance(self.mesh, Mesh):
             for x, spec in zip(outs, written, strict=True):
                 if x.__class__ is Array:
@@ -397,6 +399,24 @@ def _cut_axis(name: str, size: int, cuts: Cuts) -> list[tuple[str, int]]:
     if len(places) <= 2:
         return [(name, size)]
     return [(f"{name}:({low}){high // low}", high // low) for low, high in pairwise(places)]
+
+
+def _joined(spec: PartitionSpec, mesh: BaseMesh) -> PartitionSpec:
+    """A spec in which parts of axes that continue each other are one, as a sharding has them."""
+
+    def axes(names: Iterable[str]) -> tuple[AxisRef, ...]:
+        found = [(read_axis(name), mesh.shape[read_axis(name).name]) for name in names]
+        return merged(AxisRef(axis.name, axis.pre or 1, axis.size or whole, whole) for axis, whole in found)
+
+    def entry(names: Any) -> Any:
+        return names if names is None else axes((names,) if isinstance(names, str) else names)
+
+    def together(names: Iterable[str]) -> tuple[AxisRef, ...]:
+        return merged(sorted((ref for name in names for ref in axes([name])), key=lambda ref: (ref.name, ref.pre)))
+
+    return PartitionSpec(
+        *map(entry, spec.partitions), unreduced=together(spec.unreduced), replicated=together(spec.replicated)
+    )
 
 
 def _block(t: TensorType, spec: PartitionSpec, axes: op.MeshAxes, label: str) -> TensorType:
