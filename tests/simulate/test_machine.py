@@ -18,8 +18,8 @@ MACHINE = Topology("tpu v5e", (4, 2), mesh={"x": 4, "y": 2})
 BYTES = 64 * 256 * 2  # of a block
 
 
-def seconds(function: Any, out: Any, varies: Any = P(("x", "y"))) -> float:
-    mapped = mw.shard_map(function, mesh=MESH, in_specs=varies, out_specs=out)
+def seconds(function: Any, out: Any) -> float:
+    mapped = mw.shard_map(function, mesh=MESH, in_specs=P(("x", "y")), out_specs=out)
     return simulate(mw.make_program(mapped)(struct(8 * 64, 256)), MACHINE).communication_seconds
 
 
@@ -97,6 +97,7 @@ def test_calibrated_times_are_those_of_the_measured_kernels() -> None:
     assert simulate(program, "h200").seconds < expected
 
 
+MESHED = Topology("tpu v5e", (4, 2), mesh={"data": 4, "model": 2})
 REFUSED = [
     (
         lambda: simulate(megatron(), "tpu v5f"),
@@ -113,9 +114,9 @@ REFUSED = [
     ),
     (lambda: simulate(megatron(), Topology("tpu v5e", (2, 2, 2))), "tpu v5e 2x2x2 has 3 axes."),
     (
-        lambda: simulate(megatron(), Topology("tpu v5e", (4, 2), mesh={"data": 4, "model": 2})),
+        lambda: simulate(megatron(), MESHED),
         "The program's mesh is data=2, model=4, the machine's data=4, model=2.\n"
-        '  at:   test_machine.py:{}   lambda: simulate(megatron(), Topology("tpu v5e", (4, 2), mesh={{"data": 4, "model": 2}})),\n'
+        "  at:   test_machine.py:{}   lambda: simulate(megatron(), MESHED),\n"
         "  why:  collectives work along the axes of the program's mesh\n"
         "  fix:  Topology('tpu v5e', (4, 2), mesh={{'data': 2, 'model': 4}})",
     ),

@@ -1,0 +1,155 @@
+"""Calculators: what programs say against closed forms; and the programs against each other."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+import meshwright as mw
+from meshwright import hardware
+from meshwright.hardware import Topology
+from meshwright.simulate import transformer
+from meshwright.simulate.transformer import Strategy, TransformerShape
+from meshwright.simulate.transformer_program import loss, parameters, specs
+
+SMALL = TransformerShape(layers=4, width=32, hidden=64, heads=4, kv_heads=4, head_dim=8, vocab=64)
+LLAMA_7B = TransformerShape(layers=32, width=4096, hidden=11008, heads=32, head_dim=128, vocab=32000)
+LLAMA_70B = TransformerShape(layers=80, width=8192, hidden=28672, heads=64, kv_heads=8, head_dim=128, vocab=128256)
+GPT = TransformerShape(layers=4, width=64, hidden=256, heads=4, head_dim=16, vocab=128, gated=False, tied=True)
+
+
+@pytest.mark.parametrize("shape", [SMALL, LLAMA_7B, LLAMA_70B, GPT])
+def test_parameters_and_caches(shape: TransformerShape) -> None:
+    assert transformer.parameter_count(shape) == shape.parameters
+    for dtype in ("bfloat16", "int8"):
+        short = {"bfloat16": "bf16", "int8": "int8"}[dtype]
+        assert transformer.kv_cache_bytes(shape, 100, 3, dtype) == 300 * shape.kv_bytes_per_token(short)
+
+
+@pytest.mark.parametrize("shape", [SMALL, LLAMA_7B, GPT])
+def test_flops_per_token(shape: TransformerShape) -> None:
+    matrices = shape.attention_parameters + shape.mlp_parameters + shape.vocab * shape.width
+    attention = 4 * 256 * shape.heads * shape.head_dim * shape.layers
+    assert transformer.flops_per_token(shape, 256, train=False) == 2 * matrices + attention
+    assert transformer.flops_per_token(shape, 256) == 3 * (2 * matrices + attention)
+    assert transformer.flops_per_token(shape, 256) == pytest.approx(
+        hardware.train_flops(matrices, 1) + 3 * attention, rel=1e-12
+    )
+    again = transformer.flops_per_token(shape, 256, remat=True)
+    # The last product of a layer is not computed again: nothing backward needs its result.
+    layers = 2 * (shape.attention_parameters + shape.mlp_parameters - shape.layers * shape.hidden * shape.width)
+    assert again - transformer.flops_per_token(shape, 256) == layers + attention
+
+
+STRATEGIES = [
+    Strategy(data=4),
+    Strategy(tensor=4),
+    Strategy(data=2, tensor=2, fsdp=True),
+    Strategy(data=2, tensor=2, sequence_parallel=True, remat=False),
+    Strategy(pipeline=2, data=2, microbatches=2),
+    Strategy(pipeline=4, microbatches=4, remat=False),
+]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=str)
+def test_every_strategy_computes_the_same_loss(strategy: Strategy) -> None:
+    rng = np.random.default_rng(0)
+    shapes = parameters(SMALL, "float32")
+    params = mw.tree.map(lambda p: rng.normal(size=p.shape).astype(np.float32) * 0.3, shapes)
+    tokens = rng.integers(0, SMALL.vocab, size=(8, 16)).astype(np.int32)
+    expected = mw.value_and_grad(partial(loss, strategy=Strategy(remat=False)))(params, tokens)
+    layout = specs(shapes, strategy)
+    rows = mw.P("data") if strategy.data > 1 else mw.P()
+    mesh = mw.make_mesh(tuple(strategy.mesh.values()), tuple(strategy.mesh))
+    step = mw.shard_map(
+        mw.value_and_grad(partial(loss, strategy=strategy)),
+        mesh=mesh,
+        in_specs=(layout, rows),
+        out_specs=(mw.P(), layout),
+    )
+    found = mw.jit(step)(params, tokens)
+    np.testing.assert_allclose(np.asarray(found[0]), np.asarray(expected[0]), rtol=1e-5)
+    for a, b in zip(mw.tree.leaves(found[1]), mw.tree.leaves(expected[1]), strict=True):
+        np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=1e-3, atol=1e-5)
+
+
+def test_state_by_strategy() -> None:
+    def state(**options: Any) -> int:
+        return transformer.train_memory(LLAMA_7B, Strategy(**options), batch=8, sequence=512).argument_bytes
+
+    whole = hardware.state_bytes(LLAMA_7B.parameters)
+    assert state(data=8) == pytest.approx(whole, rel=1e-6)
+    assert state(data=8, fsdp=True) == pytest.approx(whole / 8, rel=0.001)
+    assert state(data=2, tensor=4) == pytest.approx(whole / 4, rel=0.001)
+    assert state(pipeline=4, data=2) > whole / 4  # the embeddings are on every stage
+
+
+def test_decoding_takes_what_its_bytes_do() -> None:
+    for tensor, batch, context in ((8, 4, 2048), (8, 32, 8192), (4, 1, 512)):
+        machine = Topology("tpu v5e", tensor, mesh={"tensor": tensor})
+        step = transformer.decode(LLAMA_7B, machine, batch, context, tensor=tensor)
+        parameter_bytes = 2 * (LLAMA_7B.parameters - LLAMA_7B.vocab * LLAMA_7B.width)  # of embeddings, a few rows
+        caches = LLAMA_7B.kv_bytes_per_token() * context
+        closed = hardware.decode_seconds(machine, parameter_bytes, caches, batch)
+        assert step.compute_seconds == pytest.approx(closed, rel=0.1)
+        assert step.seconds == pytest.approx(step.compute_seconds + step.communication_seconds, rel=0.01)
+
+
+WIDE = TransformerShape(layers=2, width=8192, hidden=32768, heads=64, head_dim=128, vocab=1024, gated=False)
+
+
+def test_where_data_parallelism_pays() -> None:
+    """Gradients of P parameters: 6·P·B FLOPs against 4·P bytes of sums, so B = 2/3 · α.
+
+    Memory-bound kernels and attention make compute a little longer, and the threshold a little lower.
+    """
+    machine = Topology("tpu v5p", (4, 4, 4), mesh={"data": 64})
+    found = transformer.data_parallel_tokens(WIDE, machine, 64, sequence=16)
+    closed = 2 / 3 * hardware.data_parallel_tokens(machine, "data")
+    assert 0.75 * closed < found < 1.02 * closed
+
+
+def test_where_tensor_parallelism_pays() -> None:
+    """The MLP alone allows F/α ways; attention, with one sum more for half its FLOPs, allows fewer."""
+    machine = Topology("h100", 8)
+    closed = hardware.tensor_parallel_limit(32768, machine)
+    found = transformer.tensor_parallel_ways(WIDE, "h100", batch=8, sequence=512, most=8)
+    assert closed / 4 < found <= closed
+
+
+@pytest.mark.parametrize("stages", [2, 4])
+@pytest.mark.parametrize("idle", [0.2, 0.1])
+def test_where_pipelines_pay(stages: int, idle: float) -> None:
+    shape = TransformerShape(layers=4, width=1024, hidden=4096, heads=16, head_dim=64, vocab=1024)
+    found = transformer.microbatches_for(shape, "tpu v5e", stages, 256, idle=idle)
+    closed = (stages - 1) * (1 - idle) / idle
+    assert found == pytest.approx(closed, abs=1.01)
+
+
+def test_strategies_are_compared() -> None:
+    found = transformer.compare(
+        LLAMA_7B, "h100", [Strategy(data=8), Strategy(data=8, fsdp=True), Strategy(tensor=8)], batch=16, sequence=2048
+    )
+    best = found.best
+    assert best is not None and best[0].fsdp
+    assert not found.rows[-1][1].fits
+    lines = str(found).splitlines()
+    assert lines[0].split() == ["data", "tensor", "stages", "fsdp", "time", "memory", "bound"]
+    assert len(lines) == 4 and lines[-1].endswith("does not fit")
+    assert transformer.compare(LLAMA_7B, "tpu v5e", [Strategy()], batch=1, sequence=512).best is None
+
+
+def test_what_cannot_be_split_is_refused() -> None:
+    with pytest.raises(mw.MeshwrightError) as caught:
+        transformer.train(SMALL, "h100", Strategy(pipeline=3), 8, 16)
+    error = caught.value
+    assert (error.what, error.why) == (
+        "layers=4 is not split into 3 equal parts.",
+        "pipeline is 3, and every device does the same",
+    )
+    assert error.fix == "layers=6"
+    with pytest.raises(mw.MeshwrightError, match="There is no program for 8 experts"):
+        transformer.parameter_count(TransformerShape(2, 64, 64, heads=4, head_dim=16, vocab=64, experts=8))
