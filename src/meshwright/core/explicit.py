@@ -73,9 +73,12 @@ class Layout(NamedTuple):
 
 
 def result_layouts(
-    name: str, rule: Any, types: Sequence[TensorType], results: Sequence[TensorType], params: Params
+    name: str, rule: Any, product: bool, types: Sequence[TensorType], results: Sequence[TensorType], params: Params
 ) -> list[Layout]:
-    """The layouts of an op's results. ``types`` are those of the operands as they are, ``results`` plain ones."""
+    """The layouts of an op's results. ``types`` are those of the operands as they are, ``results`` plain ones.
+
+    A ``product`` is linear in each operand: what it sums over may be split in several of them.
+    """
     mesh = _one_mesh(name, types, params)
     given: Asked | None = params.get("out_sharding")
     if not callable(rule):
@@ -87,6 +90,7 @@ def result_layouts(
     factors: Factors = rule(plain, results, {k: v for k, v in params.items() if k != "out_sharding"})
     question = _Question(name, types, results, factors)
     if given is None:
+        question.check_sums(product)
         return [Layout(type_sharding(mesh, dims), ()) for dims in question.dims()]
     natural = question.dims(strict=False)
     return [_as_asked(question, given[0], mesh, dims, t) for dims, t in zip(natural, results, strict=True)]
@@ -208,8 +212,6 @@ class _Question:
             other = found.setdefault(factor, split)
             if strict and other.axes != split.axes:
                 raise self._differ(other, split)
-        if strict:
-            self._check_sums(found)
         return [self._result(n, found, strict) for n in range(len(self.results))]
 
     def _result(self, number: int, found: dict[str, _Split], strict: bool) -> Dims:
@@ -254,10 +256,11 @@ class _Question:
         if factor not in factors.reduced and factor not in self.returned:
             raise self._stuck(split.operand, split.dim)
 
-    def _check_sums(self, found: dict[str, _Split]) -> None:
-        for factor in self.factors.reduced:
+    def check_sums(self, product: bool) -> None:
+        """What is summed over is split in one way; in several operands of a product, the sum is left open."""
+        for factor in sorted(self.factors.reduced):
             splits = [s for s in self.splits if s.factor == factor]
-            if len(splits) > 1:
+            if len(splits) > 1 and (product or splits[0].axes != splits[1].axes):
                 raise self._open_sum(splits, self.dims(strict=False)[0])
 
     def _place(self, split: _Split) -> str:

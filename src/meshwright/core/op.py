@@ -225,7 +225,7 @@ def _with_layout(name: str, linear: Linearity, factors: FactorRule | No, rule: T
         if split:
             from meshwright.core.explicit import result_layouts  # no program without a mesh needs to load it
 
-            layouts = result_layouts(name, factors, types, results, params)
+            layouts = result_layouts(name, factors, linear is Linearity.EACH, types, results, params)
             results = tuple(
                 t.with_(varying=varying, unreduced=union((unreduced, layout.unreduced)), sharding=layout.sharding)
                 for t, layout in zip(results, layouts, strict=True)
