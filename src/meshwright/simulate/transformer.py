@@ -84,6 +84,8 @@ def parameter_count(shape: TransformerShape) -> int:
 def flops_per_token(shape: TransformerShape, sequence: int, *, train: bool = True, remat: bool = False) -> float:
     """FLOPs of products per token, forward or in a train step; attention looks at all positions, masked or not.
 
+    Over 512 tokens, attention runs in blocks of queries and is computed again backward.
+
     >>> shape = TransformerShape(layers=4, width=256, hidden=1024, heads=4, head_dim=64, vocab=1000)
     >>> flops_per_token(shape, 128) == 3 * flops_per_token(shape, 128, train=False)
     True
