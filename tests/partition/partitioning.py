@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from meshwright.core import dtypes
 from meshwright.core.check import check
 from meshwright.core.mesh import Mesh
 from meshwright.core.program import Program
@@ -43,6 +44,8 @@ def assert_same(
     tolerance: float = 2e-5,
 ) -> None:
     """Partitioned, a program computes what it computes whole."""
+    if any(dtypes.is_float(t.dtype) and t.dtype.itemsize < 4 for t in (*program.in_types, *program.out_types)):
+        tolerance = max(tolerance, 3e-2)  # sums of parts are rounded before they are summed up
     expected = compile_program(program)(*arrays)
     done = partitioned(program, mesh, ins, outs)
     check(done.program, "partitioning")

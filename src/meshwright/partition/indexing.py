@@ -135,7 +135,8 @@ def _scatter(local: Localizer, eqn: Eqn) -> list[Version]:
     x, indices, updates = (a.type for a in eqn.inputs)
     windows = Windows.of_scatter(eqn.params)
     factors = eqn.op.factors([x, indices, updates], [x], eqn.params)  # type: ignore[operator]
-    written = [d for d in windows.dropped if d in windows.index_map and x.shape[d] > 1]
+    sizes = windows.sizes(x.ndim, updates.shape)
+    written = [d for d in windows.index_map if sizes[d] == 1 < x.shape[d]]
     free = {name for d in written for name in factors.operands[0][d]} | factors.reduced
     combined = _COMBINED.get(eqn.op.name, "sum")
     apart = [
@@ -148,7 +149,6 @@ def _scatter(local: Localizer, eqn: Eqn) -> list[Version]:
         into, vectors, put = local.operands(eqn, choice)
         params = dict(eqn.params)
         if any(choice.operands[0].dims[d].axes for d in written):
-            sizes = windows.sizes(x.ndim, updates.shape)
             last = [x.shape[d] - sizes[d] for d in windows.index_map]
             starts = _block_starts(local, windows, x, choice, written)
             vectors = _shifted(vectors, last, starts, params["mode"] == "clip")
@@ -165,7 +165,8 @@ def _scatter(local: Localizer, eqn: Eqn) -> list[Version]:
         out = eqn.op(into, vectors, put, **params)
         return [Version(choice.results[0], out)]
 
-    ways = [Way(factors, nothing, run), Way(factors._replace(guarded=factors.guarded - free), nothing, run)]
+    freed = factors._replace(guarded=factors.guarded - free, replicated=factors.replicated - free)
+    ways = [Way(factors, nothing, run), Way(freed, nothing, run)]
     return cheapest(local, eqn, ways, plain=False)
 
 
