@@ -171,3 +171,46 @@ def test_constraints_in_a_body_are_about_the_axes_it_leaves_alone():
         assert caught.value.what == "A value inside of a shard_map is to be laid out as P('x',)."
         assert caught.value.why == "the shard_map has split along x already, and the value is one device's block"
         assert caught.value.fix == "leave 'x' out of the spec, or out of the axis_names of the shard_map"
+
+
+def test_axis_names_in_any_container():
+    grid, x = mw.make_mesh((2, 4), ("x", "y")), mnp.arange(8.0)
+    for names in ("x", ["x"], {"x": 1}, (name for name in ["x"])):
+        f = mw.shard_map(lambda x: lax.psum(x, "x"), mesh=grid, in_specs=P("x"), out_specs=P(), axis_names=names)
+        for _ in range(2):
+            assert f(x).tolist() == [4, 6, 8, 10]
+    with pytest.raises(MeshError) as caught:
+        mw.shard_map(lambda x: x, mesh=grid, in_specs=P(), out_specs=P(), axis_names=3)
+    assert caught.value.what == "shard_map is given axis_names=3."
+
+
+def test_a_map_in_a_map_is_over_the_same_mesh():
+    grid = mw.make_mesh((2, 4), ("x", "y"))
+
+    def outer(mesh):
+        def body(x):
+            return mw.shard_map(lambda x: x, mesh=mesh, in_specs=P("y"), out_specs=P("y"), axis_names={"y"})(x)
+
+        return mw.shard_map(body, mesh=grid, in_specs=P("x"), out_specs=P("x"), axis_names={"x"})
+
+    x = mnp.arange(24.0)
+    for mesh in (None, grid, mw.AbstractMesh((2, 4), ("x", "y"))):
+        assert outer(mesh)(x).tolist() == x.tolist()
+    with pytest.raises(MeshError) as caught:
+        outer(mw.make_mesh((2, 3), ("x", "y")))(x)
+    assert caught.value.what == (
+        'shard_map is given the mesh <["x"=2, "y"=3]> inside of a shard_map over <["x"=2, "y"=4]>.'
+    )
+
+
+def test_a_gradient_inside_of_a_body_is_summed():
+    w, x = mnp.ones(2), mnp.arange(8.0)
+
+    def loss(w, x):
+        return (w * x).sum()
+
+    def by_hand(w, x):
+        return lax.psum(mw.grad(loss)(lax.pbroadcast(w, "i"), x), "i")
+
+    whole = mapped(mw.grad(loss), (P(), P("i")), P())(w, x)
+    assert whole.tolist() == mapped(by_hand, (P(), P("i")), P())(w, x).tolist() == [12, 16]

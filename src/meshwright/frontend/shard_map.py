@@ -55,6 +55,7 @@ def shard_map(
     >>> float(total(mnp.arange(8.0)))
     28.0
     """
+    axis_names = _names(axis_names)
     given = {"mesh": mesh, "in_specs": in_specs, "out_specs": out_specs, "auto_pbroadcast": auto_pbroadcast,
              "axis_names": axis_names, "check_vma": check_vma}  # fmt: skip
     if f is None:
@@ -114,6 +115,20 @@ def shmap(*args: Any, **options: Any) -> Any:
     return shard_map(*functions, **options) if functions else partial(shmap, **options)
 
 
+def _names(axis_names: Any) -> tuple[Any, ...] | None:
+    if axis_names is None or isinstance(axis_names, str):
+        return None if axis_names is None else (axis_names,)
+    try:
+        return tuple(axis_names)
+    except TypeError:
+        raise MeshError(
+            f"shard_map is given axis_names={axis_names!r}.",
+            where=here(),
+            why="they are the names of the mesh axes that the function is written for",
+            fix="axis_names={'i'}",
+        ) from None
+
+
 def _mesh(given: BaseMesh | None) -> BaseMesh:
     enclosing = state.manual.mesh if state.manual is not None else None
     mesh = given if given is not None else enclosing if enclosing is not None else get_mesh()
@@ -124,17 +139,23 @@ def _mesh(given: BaseMesh | None) -> BaseMesh:
             why="none was given, and none is current" if given is None else "it is not a mesh with devices",
             fix="mesh=mw.make_mesh((8,), ('i',)), or mw.set_mesh(mesh) before the call",
         )
+    if enclosing is not None and dict(mesh.shape) != dict(enclosing.shape):
+        raise MeshError(
+            f"shard_map is given the mesh {mesh} inside of a shard_map over {enclosing}.",
+            where=here(),
+            why="both are about the same devices",
+            fix="leave out mesh=, and name the axes of the inner one: axis_names={…}",
+        )
     return mesh
 
 
-def _manual_names(mesh: BaseMesh, axis_names: Iterable[str] | None) -> tuple[str, ...]:
+def _manual_names(mesh: BaseMesh, axis_names: tuple[str, ...] | None) -> tuple[str, ...]:
     """The axes that the function is written for, in the order of the mesh."""
     taken = tuple(state.manual.axes) + tuple(state.manual.parts) if state.manual is not None else ()
-    if axis_names is None or not tuple(axis_names):
+    if not axis_names:
         names = tuple(name for name in mesh.axis_names if name not in taken)
     else:
-        wanted = (axis_names,) if isinstance(axis_names, str) else tuple(axis_names)
-        for name in wanted:
+        for name in axis_names:
             if name not in mesh.axis_names or name in taken:
                 raise MeshError(
                     f"shard_map's axis_names has {name!r}.",
@@ -144,7 +165,7 @@ def _manual_names(mesh: BaseMesh, axis_names: Iterable[str] | None) -> tuple[str
                     else f"the mesh has the axes {', '.join(mesh.axis_names)}",
                     fix=_free_axes([n for n in mesh.axis_names if n not in taken]),
                 )
-        names = tuple(name for name in mesh.axis_names if name in wanted)
+        names = tuple(name for name in mesh.axis_names if name in axis_names)
     if not names:
         raise MeshError(
             "shard_map has no mesh axis to work over.",
@@ -168,7 +189,7 @@ class _Call:
         self,
         function: Function,
         mesh: BaseMesh,
-        axis_names: Iterable[str] | None,
+        axis_names: tuple[str, ...] | None,
         in_specs: Any,
         out_specs: Any,
         automatic: bool,
