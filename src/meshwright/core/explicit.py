@@ -55,6 +55,12 @@ def asked_by(sharding: NamedSharding, ndim: int) -> Asked:
     return PartitionSpec(*entries, unreduced=unreduced), tuple(mesh.shape.items())
 
 
+def whole(t: TensorType, dims: Sequence[int]) -> TensorType:
+    """A type whose given dims are not split."""
+    kept = tuple(() if d in dims else axes for d, axes in enumerate(_dims_of(t)))
+    return t.with_(sharding=t.sharding and type_sharding(t.sharding.mesh, kept))
+
+
 def left_open(ndim: int) -> PartitionSpec:
     """The spec that leaves every dim as the operands have it."""
     return PartitionSpec(*[PartitionSpec.UNCONSTRAINED] * ndim)

@@ -19,6 +19,15 @@ def laid_out(x: Value, type: TensorType) -> Value:
     return REGISTRY["sharding_constraint"](x, spec=given[0], out_sharding=given)  # which is loaded late
 
 
+def whole_along(x: Value, dims: Sequence[int]) -> Value:
+    """``x`` with these dims whole on every device, where shardings are part of types."""
+    if x.type.sharding is None:
+        return x
+    from meshwright.core.explicit import whole  # no program without a mesh needs to load it
+
+    return laid_out(x, whole(x.type, dims))
+
+
 def as_primal(own: TensorType, types: Types, order: Sequence[int] | None = None) -> dict[str, Any]:
     """The params that lay a cotangent, computed by a product of values of ``types``, out as its primal: where shardings
     are part of types, and with the dims of the primal in another ``order``."""

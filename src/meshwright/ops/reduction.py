@@ -40,6 +40,7 @@ from meshwright.ops.cumulative import (
     with_a_zero,
 )
 from meshwright.ops.elementwise import div, eq, select
+from meshwright.ops.layout import whole_along
 from meshwright.ops.rules import bad_operands, check_dtype, not_linear, zero_jvp
 from meshwright.ops.shape import pad
 
@@ -157,6 +158,7 @@ def _shift(x: Value, axis: int, by: int, fill: float) -> Value:
 def _reduce_prod_tangent(t: Value, out: Value, x: Value, axes: tuple[int, ...]) -> Value:
     # d prod = sum_k t_k prod_{j != k} x_j, and the product of the others needs no division: it is that of those
     # before times that of those after.
+    x, t = whole_along(x, axes), whole_along(t, axes)
     flat = _flatten(x, axes)
     last = flat.ndim - 1
     before = _shift(cumprod(flat, axis=last, reverse=False), last, 1, 1.0)
