@@ -24,6 +24,7 @@ from meshwright.frontend import (
     numpy_math,
     numpy_reduction,
     numpy_shape,
+    scalars,
 )
 from meshwright.frontend.array_methods import NUMBER_FIX, Methods, astype, one_element
 from meshwright.frontend.indexing import index
@@ -42,6 +43,10 @@ from meshwright.ops import basic, elementwise
 
 def _operator(op: Op, self: Value, other: Any) -> Any:
     """An operator on operands that need no promotion, else with it."""
+    if scalars.state.active:
+        found = scalars.of_two(op.name, self, other)
+        if found is not None:
+            return found
     other_class = other.__class__
     if other_class in VALUES:
         if self.type is other.type:
@@ -54,6 +59,10 @@ def _operator(op: Op, self: Value, other: Any) -> Any:
 
 
 def _reflected(op: Op, self: Value, other: Any) -> Any:
+    if scalars.state.active:
+        found = scalars.of_two(op.name, other, self)
+        if found is not None:
+            return found
     if self.type.dtype in TAKES.get(other.__class__, NO_DTYPES):
         return apply(op, (other, self), {})
     return nary(op, other, self) if is_operand(other) else NotImplemented

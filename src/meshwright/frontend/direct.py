@@ -16,6 +16,7 @@ from meshwright.core.source import here
 from meshwright.core.trace import Array, Value
 from meshwright.core.types import TensorType
 from meshwright.errors import ShapeError, TreeError
+from meshwright.frontend import scalars
 from meshwright.frontend.tracing import leaf_value
 from meshwright.ops.basic import convert
 
@@ -116,15 +117,9 @@ def _same_type(before: Value, after: Value, what: str) -> Value:
     )
 
 
-_small: dict[int, Array] = {}
-
-
 def integer(value: int) -> Array:
     """An integer of the default dtype."""
-    found = _small.get(value)
-    if found is None or found.dtype != dtypes.default_int():
-        dtype = dtypes.default_int()
-        found = Array(np.asarray(value, dtype), TensorType((), dtype))
-        if -1024 <= value <= 65536:
-            _small[value] = found
-    return found
+    dtype = dtypes.default_int()
+    if dtype == scalars.INDEX.dtype and -(1 << 31) <= value < 1 << 31:
+        return scalars.small(value)
+    return Array(np.asarray(value, dtype), TensorType((), dtype))

@@ -22,6 +22,7 @@ from meshwright.core.trace import Array, Tracer, apply, concrete, to_array
 from meshwright.core.trace import Value as ValueClass
 from meshwright.core.types import Shape, TensorType
 from meshwright.errors import MeshwrightError, ShapeError, TracerError
+from meshwright.frontend import scalars
 from meshwright.ops import basic, elementwise
 from meshwright.ops import shape as shape_ops
 
@@ -328,6 +329,10 @@ def _broadcast_fix(types: Sequence[TensorType]) -> str:
 
 def binary(op: Op, x: ArrayLike, y: ArrayLike) -> Value:
     """An elementwise op of two operands in the dtype and shape they promote and broadcast to."""
+    if scalars.state.active:
+        found = scalars.of_two(op.name, x, y)
+        if found is not None:
+            return found
     x_class, y_class = x.__class__, y.__class__
     if x_class in VALUES:
         if y_class in VALUES:

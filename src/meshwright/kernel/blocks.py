@@ -99,10 +99,13 @@ class Box(NamedTuple):
     stops: tuple[int, ...]
 
 
+Cut = tuple[slice, ...]
+
+
 class Blocks:
     """The blocks of one operand: a spec checked against the operand's shape."""
 
-    __slots__ = ("dims", "index_map", "kept", "label", "seen", "shape", "sizes", "whole")
+    __slots__ = ("cut", "dims", "index_map", "kept", "label", "seen", "shape", "sizes", "whole")
 
     def __init__(self, spec: BlockSpec, shape: tuple[int, ...], label: str) -> None:
         self.shape = shape
@@ -120,6 +123,7 @@ class Blocks:
         self.kept = tuple(0 if isinstance(dim, Squeezed) else slice(None) for dim in self.dims)
         self.seen = tuple(n for n, dim in zip(self.sizes, self.dims, strict=True) if not isinstance(dim, Squeezed))
         self.index_map = spec.index_map
+        self.cut: dict[tuple[Any, ...], tuple[Cut, Cut | None]] = {}
         self.whole = spec.index_map is None and self.sizes == shape
 
     def index(self, step: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -159,6 +163,25 @@ class Blocks:
             starts.append(start)
             stops.append(stop)
         return Box(tuple(starts), tuple(stops))
+
+    def parts(self, index: tuple[Any, ...]) -> tuple[Cut, Cut | None]:
+        """What of the operand a block is, and what of the block that is: None for all of it."""
+        found = self.cut.get(index)
+        if found is not None:
+            return found
+        box = self.box(index)
+        inner, outer = [], []
+        whole = True
+        for start, stop, size, n in zip(box.starts, box.stops, self.sizes, self.shape, strict=True):
+            first = max(start, 0)
+            end = max(min(stop, n), first)
+            outer.append(slice(first, end))
+            inner.append(slice(first - start, end - start))
+            whole = whole and end - first == size
+        found = (tuple(outer), None if whole else tuple(inner))
+        if len(self.cut) < 4096:
+            self.cut[index] = found
+        return found
 
     def require_tiles(self, dtype: DType) -> None:
         """Refuse blocks whose last two dims are neither whole tiles nor all of the operand."""

@@ -11,7 +11,7 @@ import numpy as np
 from meshwright.core import trace, tree
 from meshwright.core.source import Source, here
 from meshwright.core.types import TensorType
-from meshwright.frontend import direct
+from meshwright.frontend import direct, scalars
 from meshwright.kernel.blocks import BlockSpec
 from meshwright.kernel.faults import KernelError
 from meshwright.kernel.history import race_error
@@ -92,16 +92,21 @@ class Call:
         return f"<kernel {self.name}>"
 
 
-def run_kernel(call: Call, mesh: dict[str, int], inputs: Sequence[Sequence[Data]]) -> list[list[Data]]:
-    """Run a kernel on all devices of a mesh (axis sizes in order; none: one device); inputs and results per device."""
+def run_kernel(
+    call: Call, mesh: dict[str, int], inputs: Sequence[Sequence[Data]], places: Sequence[Sequence[Data]] | None = None
+) -> list[list[Data]]:
+    """Run a kernel on all devices of a mesh (axis sizes in order; none: one device); inputs and results per device.
+
+    ``places`` is memory for the results; they may be elsewhere all the same.
+    """
     debug = call.debug
     if debug is None:
-        return _run(call, mesh, inputs, Schedule(True), False)
+        return _run(call, mesh, inputs, Schedule(True), False, places)
     in_order = debug.order == "fifo"
     if debug.replay is not None or debug.schedules > 1:
         return _explore(call, mesh, inputs, debug, in_order)
     kinds: dict[str, Callable[[], Schedule]] = {"adversarial": Adversarial, "seeded": lambda: Seeded(debug.seed)}
-    return _run(call, mesh, inputs, kinds.get(debug.order or "", lambda: Schedule(in_order))(), debug.races)
+    return _run(call, mesh, inputs, kinds.get(debug.order or "", lambda: Schedule(in_order))(), debug.races, places)
 
 
 def _explore(
@@ -154,7 +159,12 @@ class _Place:
 
 
 def _run(
-    call: Call, mesh: dict[str, int], inputs: Sequence[Sequence[Data]], schedule: Schedule, races: bool
+    call: Call,
+    mesh: dict[str, int],
+    inputs: Sequence[Sequence[Data]],
+    schedule: Schedule,
+    races: bool,
+    places: Sequence[Sequence[Data]] | None = None,
 ) -> list[list[Data]]:
     limit = call.params.vmem_limit_bytes
     machine = Machine(
@@ -170,9 +180,12 @@ def _run(
         tiles=call.debug is not None and call.debug.tiles,
     )
     machine.collective_id = call.params.collective_id
-    ready = [_prepare(call, machine, task, inputs[task.device]) for task in machine.tasks]
-    before = direct.state.place, trace.state.manual
-    direct.state.place, trace.state.manual = _Place(), None
+    ready = [
+        _prepare(call, machine, task, inputs[task.device], None if places is None else places[task.device])
+        for task in machine.tasks
+    ]
+    before = direct.state.place, trace.state.manual, scalars.state.active
+    direct.state.place, trace.state.manual, scalars.state.active = _Place(), None, True
     try:
         with trace.building(None), np.errstate(all="ignore"):
             machine.run(lambda task: ready[task.entity].run())
@@ -184,7 +197,7 @@ def _run(
             raise race_error(list(machine.history.races.values())) from error
         raise
     finally:
-        direct.state.place, trace.state.manual = before
+        direct.state.place, trace.state.manual, scalars.state.active = before
         machine.close()
     if machine.history is not None and machine.history.races:
         raise race_error(list(machine.history.races.values()))
@@ -213,7 +226,9 @@ class _Operands:
         self.pipeline.run(self.task, [*self.ins, *self.outs], windows=self.windows)
 
 
-def _prepare(call: Call, machine: Machine, task: Task, inputs: Sequence[Data]) -> _Operands:
+def _prepare(
+    call: Call, machine: Machine, task: Task, inputs: Sequence[Data], places: Sequence[Data] | None
+) -> _Operands:
     """Allocate what a call needs on one core: the same addresses everywhere, before any device starts."""
     shared = task.core > 0
     scalar_leaves = sum(t.num_leaves for t in call.in_trees[: call.scalars])
@@ -221,9 +236,9 @@ def _prepare(call: Call, machine: Machine, task: Task, inputs: Sequence[Data]) -
     arguments = zip(call.labels, (*call.in_trees, *call.out_trees), strict=False)
     names = [name for name, t in arguments for _ in range(t.num_leaves)]
 
-    def operand(key: Any, label: str, kind: MemoryType, data: Data | None) -> Ref:
+    def operand(key: Any, label: str, kind: MemoryType, data: Data | None, place: Data | None = None) -> Ref:
         found = machine.memory.get((task.device, -1, key)) if shared and not kind.space.addressable else None
-        return Ref(found or machine.allocate(task, key, label, kind, data))
+        return Ref(found or machine.allocate(task, key, label, kind, data, place))
 
     outs: list[Any] = []
     of_out = {out: n for n, out in to_out.items()}
@@ -234,7 +249,8 @@ def _prepare(call: Call, machine: Machine, task: Task, inputs: Sequence[Data]) -
             outs.append(SemaphoreRef(machine.allocate(task, ("out", n), label, semaphores)))
             continue
         given = inputs[of_out[n]].copy() if n in of_out else None
-        outs.append(operand(("out", n), label, MemoryType(MemorySpace.ANY, t.shape, t.dtype), given))
+        place = None if places is None else places[n]
+        outs.append(operand(("out", n), label, MemoryType(MemorySpace.ANY, t.shape, t.dtype), given, place))
     scalars: list[Ref] = []
     ins: list[Any] = []
     for n, data in enumerate(inputs):

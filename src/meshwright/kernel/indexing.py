@@ -9,6 +9,7 @@ import numpy as np
 from meshwright.core.source import here
 from meshwright.core.trace import Array, Tracer
 from meshwright.errors import TracerError
+from meshwright.frontend.scalars import INDEX
 from meshwright.kernel.faults import BoundsError
 
 Index = tuple[Any, ...]  # integers and slices of NumPy, one per dim
@@ -35,6 +36,8 @@ def as_int(x: Any) -> int:
     """An integer of the kernel as one of Python's."""
     if x.__class__ is int:
         return x  # type: ignore[no-any-return]
+    if x.__class__ is Array and x.type is INDEX:
+        return int(x.data)
     if isinstance(x, Tracer):
         raise TracerError(
             "A traced value is used as an index or a size in a kernel.",
@@ -64,7 +67,9 @@ def resolve(shape: tuple[int, ...], key: Any) -> tuple[Index, bool]:
     views = True
     out: list[Any] = []
     for k, n in zip(keys, shape, strict=False):
-        if k.__class__ is slice:
+        if k.__class__ is int or (k.__class__ is Array and k.type is INDEX):
+            out.append(_position(k, n, shape))
+        elif k.__class__ is slice:
             out.append(k if k.start is k.stop is k.step is None else _python_slice(k, n))
         elif k.__class__ is Slice:
             out.append(_slice(k, n, shape))

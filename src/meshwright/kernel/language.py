@@ -62,7 +62,7 @@ def when(condition: Any) -> Callable[[Callable[[], Any]], None]:
     ...     print("so it is")
     so it is
     """
-    hold = bool(condition)
+    hold = bool(condition.data) if condition.__class__ is Array and not condition.ndim else bool(condition)
 
     def decorate(function: Callable[[], Any]) -> None:
         if hold:

@@ -18,8 +18,8 @@ from meshwright.core.source import Source, _is_internal
 from meshwright.kernel.clock import Clock
 from meshwright.kernel.faults import CapacityError, DeadlockError, SemaphoreError, UnfinishedCopyError
 from meshwright.kernel.history import History
-from meshwright.kernel.marks import Marks
-from meshwright.kernel.memory import Buffer, Data, poison
+from meshwright.kernel.memory import Buffer, Data, fill_poison
+from meshwright.kernel.pool import pool
 from meshwright.kernel.schedules import Schedule
 from meshwright.kernel.semaphores import Semaphore, SemaphoreArray, Signal
 from meshwright.kernel.shadow import Shadow
@@ -93,9 +93,15 @@ class Machine:
     # Memory
 
     def allocate(
-        self, task: Task, key: Any, label: str, wanted: MemoryType | Semaphores, data: Data | None = None
+        self,
+        task: Task,
+        key: Any,
+        label: str,
+        wanted: MemoryType | Semaphores,
+        data: Data | None = None,
+        place: Data | None = None,
     ) -> Any:
-        """Memory or semaphores for a task, at the address ``key``; with ``data``, holding it."""
+        """Memory or semaphores for a task, at the address ``key``; with ``data``, holding it, or at a given place."""
         made: Buffer | SemaphoreArray
         if isinstance(wanted, Semaphores):
             made = SemaphoreArray(key, label, wanted.kind, wanted.shape, task.device, task.core)
@@ -103,13 +109,14 @@ class Machine:
             core = task.core if wanted.space.addressable else -1
             self._count(task, wanted, label)
             # Filling large memory costs as much as writing it, and most of it is written by copies before it is read.
-            late = data is None and core < 0 and wanted.nbytes > 1 << 16
-            if data is None:
-                data_or_poison = np.empty(wanted.shape, wanted.dtype) if late else poison(wanted.shape, wanted.dtype)
-            else:
-                data_or_poison = data
-            made = Buffer(key, label, wanted.space, data_or_poison, task.device, core)
-            made.unfilled = Marks(wanted.shape, 0) if late else None
+            late = data is None and wanted.nbytes > 1 << 16
+            memory = data if data is not None else place
+            if memory is None:
+                memory = pool.empty(wanted.shape, wanted.dtype)
+            if data is None and not late:
+                fill_poison(memory)
+            made = Buffer(key, label, wanted.space, memory, task.device, core)
+            made.unfilled = {} if late else None
             if self.history is not None:
                 made.shadow = Shadow(self.history, made, data is not None)
         if self.history is not None:
@@ -137,6 +144,9 @@ class Machine:
         if isinstance(made, SemaphoreArray):
             made.scoped = True
             self.check_spent(made)
+            if self.history is None:
+                for semaphore in made:
+                    semaphore.forget()
             return
         task.used[made.space] -= made.data.nbytes
         for copy in self.pending.values():
@@ -202,7 +212,11 @@ class Machine:
             self.hub.switch()
         task.time = max(task.time, semaphore.time)
         proved = semaphore.take(value) if take else semaphore.proved(value) if self.history is not None else []
-        if self.history is None or not proved:
+        if self.history is None:
+            for signal in proved:
+                signal.copy = None  # lets go of the memory it was between
+            return
+        if not proved:
             return
         for signal in proved:
             clock: Any = signal.clock if signal.copy is None else signal.copy.clock
@@ -384,12 +398,18 @@ class Machine:
         for made in self.memory.values():
             if isinstance(made, Buffer):
                 made.shadow = None
+            else:
+                for semaphore in made:
+                    semaphore.forget()
+                    semaphore.last = None
         self.memory.clear()
         for task in self.tasks:
             task.windows.clear()
             task.scopes.clear()
-        for copy in self.history.copies if self.history is not None else ():
-            copy.send = copy.receive = None
+        if self.history is not None:
+            for copy in self.history.copies:
+                copy.send = copy.receive = None
+            self.history.copies.clear()
 
     def barrier(self, device: int, core: int) -> SemaphoreArray:
         """The barrier semaphore of a device, there before the kernel starts."""

@@ -7,63 +7,14 @@ Once two parts overlap without being equal, the buffer gets a mark per element.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from math import prod
 from typing import Any
 
 import numpy as np
 
-from meshwright.kernel.memory import Bitcast, Data, Path, Reshape, mark, put
+from meshwright.kernel.memory import Box, Data, Path, apart, box_of, mark, put
 
 UNDEFINED = 1 << 62  # in the mark of a write: what was written has no value
 MOST_PARTS = 256  # as many are searched for overlaps whenever a new one is met
-
-Box = tuple[tuple[int, int], ...]
-
-
-def box_of(shape: tuple[int, ...], path: Path) -> Box | None:
-    """The start and stop along each dim of what a path selects; None if it is no box."""
-    if not path:
-        return tuple((0, n) for n in shape)
-    only: Any = path[0]
-    if len(path) == 1 and len(only) == 1 and only[0].__class__ is int and only.__class__ is tuple:
-        return ((only[0], only[0] + 1), *((0, n) for n in shape[1:]))
-    starts, stops, steps = [0] * len(shape), list(shape), [1] * len(shape)
-    view = list(range(len(shape)))
-    for step in path:
-        if isinstance(step, Bitcast):
-            continue
-        if isinstance(step, Reshape):
-            return None
-        if step[0] is Ellipsis and len(step) == 1:
-            continue
-        at, kept = 0, []
-        for key in step:
-            if key is Ellipsis:
-                skipped = len(view) - (len(step) - 1)
-                kept += view[at : at + skipped]
-                at += skipped
-                continue
-            dim = view[at]
-            at += 1
-            if key.__class__ is int:
-                starts[dim] += key * steps[dim]
-                stops[dim], steps[dim] = starts[dim] + 1, 1
-            elif key.__class__ is slice:
-                kept.append(dim)
-                if key.start is key.stop is key.step is None:
-                    continue
-                size = -((starts[dim] - stops[dim]) // steps[dim])
-                first, end, stride = key.indices(size)
-                count = len(range(first, end, stride))
-                starts[dim] += first * steps[dim]
-                steps[dim] *= stride
-                stops[dim] = starts[dim] + (count - 1) * steps[dim] + 1 if count else starts[dim]
-            else:
-                return None
-        view = kept + view[at:]
-    if any(step != 1 for step in steps):
-        return None
-    return tuple(zip(starts, stops, strict=True))
 
 
 class Part:
@@ -75,10 +26,6 @@ class Part:
         self.box = box
         self.write = write
         self.reads: dict[int, int] = {}
-
-
-def _apart(a: Box, b: Box) -> bool:
-    return any(min(stop, end) <= max(first, start) for (first, stop), (start, end) in zip(a, b, strict=True))
 
 
 class Marks:
@@ -109,7 +56,7 @@ class Marks:
                 return found
             if any(start >= stop for start, stop in box):
                 return Part(box, self.initial)
-            if len(self.parts) < MOST_PARTS and all(_apart(box, other) for other in self.parts):
+            if len(self.parts) < MOST_PARTS and all(apart(box, other) for other in self.parts):
                 found = self.parts[box] = Part(box, self.initial)
                 return found
         self._refine(self.parts)
@@ -185,23 +132,11 @@ class Marks:
         for entity, layer in self.reads.items():
             yield entity, int(mark(layer, path).max(initial=0))
 
-    def unwritten(self) -> Any:
-        """The elements that nobody has written to: a mask, all (True) or None."""
-        if self.parts is not None:
-            written = [part for part in self.parts.values() if part.write]
-            if not written:
-                return True
-            if sum(prod(stop - start for start, stop in part.box) for part in written) == prod(self.shape):
-                return None
-            self._refine(self.parts)
-        missing = self.writes == 0
-        return missing if missing.any() else None
-
     def overlap(self, a: Path, b: Path) -> bool:
         """Whether two paths select a common element."""
         one, other = box_of(self.shape, a), box_of(self.shape, b)
         if one is not None and other is not None:
-            return not _apart(one, other)
+            return not apart(one, other)
         if self.scratch is None:
             self.scratch = np.zeros(self.shape, np.int8)
         put(self.scratch, a, 1)

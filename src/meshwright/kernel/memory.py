@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -13,7 +14,6 @@ from meshwright.kernel.indexing import Index
 from meshwright.kernel.spaces import MemorySpace, MemoryType
 
 if TYPE_CHECKING:
-    from meshwright.kernel.marks import Marks
     from meshwright.kernel.shadow import Shadow
 
 Data = np.ndarray[Any, Any]
@@ -32,6 +32,7 @@ class Bitcast(NamedTuple):
 
 
 Path = tuple[Index | Reshape | Bitcast, ...]
+Box = tuple[tuple[int, int], ...]  # start and stop along each dim
 
 
 def follow(data: Data, path: Path) -> Data:
@@ -59,6 +60,56 @@ def put(data: Data, path: Path, value: int) -> None:
         follow(data, steps[:-1])[steps[-1]] = value
     else:
         follow(data, steps)[...] = value
+
+
+def box_of(shape: tuple[int, ...], path: Path) -> Box | None:
+    """The start and stop along each dim of what a path selects; None if it is no box."""
+    if not path:
+        return tuple((0, n) for n in shape)
+    only: Any = path[0]
+    if len(path) == 1 and len(only) == 1 and only[0].__class__ is int and only.__class__ is tuple:
+        return ((only[0], only[0] + 1), *((0, n) for n in shape[1:]))
+    starts, stops, steps = [0] * len(shape), list(shape), [1] * len(shape)
+    view = list(range(len(shape)))
+    for step in path:
+        if isinstance(step, Bitcast):
+            continue
+        if isinstance(step, Reshape):
+            return None
+        if step[0] is Ellipsis and len(step) == 1:
+            continue
+        at, kept = 0, []
+        for key in step:
+            if key is Ellipsis:
+                skipped = len(view) - (len(step) - 1)
+                kept += view[at : at + skipped]
+                at += skipped
+                continue
+            dim = view[at]
+            at += 1
+            if key.__class__ is int:
+                starts[dim] += key * steps[dim]
+                stops[dim], steps[dim] = starts[dim] + 1, 1
+            elif key.__class__ is slice:
+                kept.append(dim)
+                if key.start is key.stop is key.step is None:
+                    continue
+                size = -((starts[dim] - stops[dim]) // steps[dim])
+                first, end, stride = key.indices(size)
+                count = len(range(first, end, stride))
+                starts[dim] += first * steps[dim]
+                steps[dim] *= stride
+                stops[dim] = starts[dim] + (count - 1) * steps[dim] + 1 if count else starts[dim]
+            else:
+                return None
+        view = kept + view[at:]
+    if any(step != 1 for step in steps):
+        return None
+    return tuple(zip(starts, stops, strict=True))
+
+
+def apart(a: Box, b: Box) -> bool:
+    return any(min(stop, end) <= max(first, start) for (first, stop), (start, end) in zip(a, b, strict=True))
 
 
 def poison(shape: tuple[int, ...], dtype: DType) -> Data:
@@ -94,23 +145,44 @@ class Buffer:
         self.alive = True
         self.readonly = False
         self.shadow: Shadow | None = None
-        self.unfilled: Marks | None = None  # what was written, while the rest is not even poison yet
+        self.unfilled: dict[Box, bool] | None = None  # the parts written, while the rest is not even poison yet
         self.birth = 0  # the event of its device at which it came to be
 
     @property
     def type(self) -> MemoryType:
         return MemoryType(self.space, self.data.shape, self.data.dtype)
 
+    def before_read(self, path: Path) -> None:
+        """Something reads: unless all of it was written as one part, let the rest be poison first."""
+        assert self.unfilled is not None
+        box = box_of(self.data.shape, path)
+        part = self.unfilled.get(box) if box is not None else None
+        if part is None:
+            self.settle()
+
+    def before_write(self, path: Path) -> None:
+        """Something writes: a new part, unless it overlaps another."""
+        assert self.unfilled is not None
+        box = box_of(self.data.shape, path)
+        if box is not None and box in self.unfilled:
+            return
+        if box is None or len(self.unfilled) >= 256 or not all(apart(box, other) for other in self.unfilled):
+            self.settle()
+        else:
+            self.unfilled[box] = True
+
     def settle(self) -> None:
         """Poison what was never written, where that was put off."""
         written, self.unfilled = self.unfilled, None
-        if written is not None:
-            missing = written.unwritten()
-            if missing is True:
-                fill_poison(self.data)
-            elif missing is not None:
-                rest = poison((int(missing.sum()),), self.data.dtype)
-                self.data[missing] = rest
+        if written is None or sum(prod(stop - start for start, stop in box) for box in written) == self.data.size:
+            return
+        if not written:
+            fill_poison(self.data)
+            return
+        missing = np.ones(self.data.shape, np.bool_)
+        for box in written:
+            missing[tuple(slice(start, stop) for start, stop in box)] = False
+        self.data[missing] = poison((int(missing.sum()),), self.data.dtype)
 
 
 def reshaped(data: Data, shape: tuple[int, ...]) -> Data:

@@ -18,6 +18,7 @@ from meshwright.core.op import Cost, Linearity, No, Op, Types, Value, define_op
 from meshwright.core.program import Params, Rule
 from meshwright.core.types import TensorType, Variance
 from meshwright.kernel.faults import KernelError
+from meshwright.kernel.pool import pool
 from meshwright.ops.basic import broadcast_in_dim
 from meshwright.transform.batch import batch_axis
 
@@ -65,7 +66,7 @@ def _evaluate(
         )
     inputs = [np.asarray(x) for x in arrays[len(mesh) :]]
     front = tuple(size for _, size in rows)
-    results = tuple(np.empty(front + t.shape, t.dtype) for t in out)
+    results = tuple(pool.empty(front + t.shape, t.dtype) for t in out)
     examples = [range(size) if not name else range(1) for name, size in rows]
     devices = list(product(*(range(size) for _, size in mesh)))
     for example in product(*examples):
@@ -73,11 +74,18 @@ def _evaluate(
         for device in devices:
             at = dict(zip((name for name, _ in mesh), device, strict=True))
             places.append(tuple(at[name] if name else n for (name, _), n in zip(rows, example, strict=True)))
-        found = kernel(dict(mesh), [[x[place] for x in inputs] for place in places])
-        for place, row in zip(places, found, strict=True):
-            for result, data in zip(results, row, strict=True):
-                result[place] = data
+        memory = [[result[_at(place)] for result in results] for place in places]
+        found = kernel(dict(mesh), [[x[place] for x in inputs] for place in places], memory)
+        for own, row in zip(memory, found, strict=True):
+            for target, data in zip(own, row, strict=True):
+                if data is not target:
+                    target[...] = data
     return results
+
+
+def _at(place: tuple[int, ...]) -> Any:
+    """An index that gives a view, of rank 0 if need be."""
+    return (*place, Ellipsis)
 
 
 def _cost(operands: Types, results: Types, params: Params) -> Cost:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from meshwright.core import tree
 from meshwright.core.source import here
-from meshwright.kernel.blocks import Blocks, BlockSpec, Buffered, blocks_of
+from meshwright.kernel.blocks import BlockSpec, Buffered, blocks_of
 from meshwright.kernel.faults import KernelError
 from meshwright.kernel.indexing import as_int
 from meshwright.kernel.language import close_scope, scoped
@@ -171,13 +171,6 @@ class Pipeline:
         outs = list(refs[n:])
         return PipelineArg(list(refs[:n]), outs, [ref for ref, add in zip(outs, self.accumulate, strict=True) if add])
 
-    def block_index(self, blocks: Blocks, step: int, cache: dict[int, tuple[Any, ...]]) -> tuple[Any, ...]:
-        found = cache.get(step)
-        if found is None:
-            found = cache[step] = blocks.index((*self.indices(step), *self.scalars))
-            cache.pop(step - 8, None)
-        return found
-
     def indices(self, step: int) -> tuple[int, ...]:
         """The grid indices of a step; the last axis runs fastest."""
         out = []
@@ -219,10 +212,10 @@ def _window(allocation: Any) -> Window | None:
 class _Operand:
     """One operand in one run: its window, or a view of its own memory where there is none."""
 
-    __slots__ = ("blocks", "cache", "ref", "run", "window")
+    __slots__ = ("blocks", "cache", "pipeline", "ref", "window")
 
     def __init__(self, run: Run, window: Window | None, ref: Ref, spec: BlockSpec, label: str) -> None:
-        self.run = run
+        self.pipeline = run.pipeline
         self.ref = ref
         self.blocks = blocks_of(spec, ref.shape, label)
         self.cache: dict[int, tuple[Any, ...]] = {}
@@ -234,11 +227,19 @@ class _Operand:
             window.lookahead = spec.pipeline_mode is not None and spec.pipeline_mode.use_lookahead
 
     def index(self, step: int) -> tuple[Any, ...]:
-        return self.run.pipeline.block_index(self.blocks, step, self.cache)
+        found = self.cache.get(step)
+        if found is None:
+            pipeline = self.pipeline
+            found = self.cache[step] = self.blocks.index((*pipeline.indices(step), *pipeline.scalars))
+            self.cache.pop(step - 8, None)
+        return found
 
     def changes(self, step: int) -> bool:
         """Whether a step works on another block than the one before."""
-        return step == 0 or self.index(step) != self.index(step - 1)
+        if step == 0:
+            return True
+        cache = self.cache
+        return (cache.get(step) or self.index(step)) != (cache.get(step - 1) or self.index(step - 1))
 
     def direct(self, step: int) -> Ref:
         """The block in the operand's own memory."""

@@ -147,13 +147,20 @@ def load(ref: Ref, key: Any) -> Array:
         check_reachable(buffer, "read")
     if key is Ellipsis:
         found = ref.data
+        if buffer.unfilled is not None:
+            buffer.before_read(ref.path)
         if buffer.shadow is not None:
             buffer.shadow.read_by_task(task, ref.path)
     else:
         index, _ = resolve(ref.data.shape, key)
         found = ref.data[index]
-        if buffer.shadow is not None:
-            buffer.shadow.read_by_task(task, (*ref.path, as_view(ref.data, index)))
+        if buffer.shadow is not None or buffer.unfilled is not None:
+            path = (*ref.path, as_view(ref.data, index))
+            if buffer.unfilled is not None:
+                buffer.before_read(path)
+                found = ref.data[index]
+            if buffer.shadow is not None:
+                buffer.shadow.read_by_task(task, path)
     data = np.array(found)
     return Array(data, TensorType(data.shape, data.dtype))
 
@@ -173,6 +180,8 @@ def store(ref: Ref, key: Any, value: Any) -> None:
         check_reachable(buffer, "written")
     if key is Ellipsis:
         data = fitted(value, ref.data.shape, ref.data.dtype, buffer.label)
+        if buffer.unfilled is not None:
+            buffer.before_write(ref.path)
         if buffer.shadow is not None:
             buffer.shadow.write_by_task(task, ref.path)
         ref.data[...] = data
@@ -180,6 +189,8 @@ def store(ref: Ref, key: Any, value: Any) -> None:
     index, selects = resolve(ref.data.shape, key)
     index = as_view(ref.data, index) if selects else index
     data = fitted(value, ref.data[index].shape, ref.data.dtype, buffer.label)
+    if buffer.unfilled is not None:
+        buffer.before_write((*ref.path, index))
     if buffer.shadow is not None:
         buffer.shadow.write_by_task(task, (*ref.path, index))
     ref.data[index] = data

@@ -61,8 +61,8 @@ class Transfer:
         buffer = self.src.buffer
         if not buffer.alive:
             raise self._gone(buffer)
-        if buffer.unfilled is not None and buffer.unfilled.written(self.src.path) != (1,):
-            buffer.settle()
+        if buffer.unfilled is not None:
+            buffer.before_read(self.src.path)
         if buffer.shadow is not None:
             self.undefined = buffer.shadow.read_by_copy(self, self.src.path)
         if keep:
@@ -79,7 +79,7 @@ class Transfer:
             if self.add:
                 buffer.settle()
             else:
-                buffer.unfilled.write(self.dst.path, 1)
+                buffer.before_write(self.dst.path)
         if self.add:
             with np.errstate(all="ignore"):
                 data += payload

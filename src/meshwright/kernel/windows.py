@@ -6,12 +6,13 @@ is: ``started`` and ``arrived`` for blocks fetched, ``opened`` and the list ``le
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import numpy as np
 
 from meshwright.core.source import here
-from meshwright.kernel.blocks import Blocks, Box
+from meshwright.kernel.blocks import Blocks
 from meshwright.kernel.faults import KernelError
 from meshwright.kernel.memory import fill_poison
 from meshwright.kernel.refs import Ref
@@ -67,27 +68,26 @@ class Window:
 
     def _parts(self, number: int, index: tuple[Any, ...], incoming: bool) -> tuple[Ref, Ref]:
         """The block in the operand and in its slot, both cut to what lies inside the operand."""
-        box: Box = self.blocks.box(index)
-        shape = self.blocks.shape
+        outside, inside = self.blocks.parts(index)
         slot = self.slot(number)
-        inner, outer = [], []
-        cut = False
-        for start, stop, size, n in zip(box.starts, box.stops, self.blocks.sizes, shape, strict=True):
-            first, end = max(start, 0), min(stop, n)
-            end = max(end, first)
-            outer.append(slice(first, end))
-            inner.append(slice(first - start, end - start))
-            cut = cut or end - first != size
-        if cut and incoming:
+        if inside is not None and incoming:
+            slot.buffer.settle()
             fill_poison(slot.data)
             if slot.buffer.shadow is not None:
                 slot.buffer.shadow.fill(slot.path)
         ref = self.ref
-        outside, inside = tuple(outer), tuple(inner)
         return (
             Ref(ref.buffer, ref.data[outside], (*ref.path, outside)),
-            Ref(slot.buffer, slot.data[inside], (*slot.path, inside)) if cut else slot,
+            slot if inside is None else Ref(slot.buffer, slot.data[inside], (*slot.path, inside)),
         )
+
+    def _nbytes(self, index: tuple[Any, ...]) -> int:
+        """The bytes of a block, without what lies outside the operand."""
+        outside, inside = self.blocks.parts(index)
+        slots = self.slots.data
+        if inside is None:
+            return slots.nbytes // self.count
+        return int(slots.itemsize * prod(part.stop - part.start for part in outside))
 
     # Blocks that come
 
@@ -102,8 +102,7 @@ class Window:
         """Wait for the next block, which becomes the current one."""
         number = self.arrived
         self.arrived += 1
-        outside, _ = self._parts(number, index, False)
-        task.machine.wait(task, self.semaphore(number), outside.data.nbytes, "waits for a block of the pipeline")
+        task.machine.wait(task, self.semaphore(number), self._nbytes(index), "waits for a block of the pipeline")
 
     @property
     def current(self) -> Ref:
@@ -136,9 +135,8 @@ class Window:
     def await_leave(self, task: Task) -> None:
         """Wait for the oldest copy out."""
         number, index = self.leaving.pop(0)
-        outside, _ = self._parts(number, index, False)
         task.machine.wait(
-            task, self.semaphore(number), outside.data.nbytes, "waits for a block of the pipeline to be written"
+            task, self.semaphore(number), self._nbytes(index), "waits for a block of the pipeline to be written"
         )
 
     def await_left(self, task: Task, index: tuple[Any, ...] | None = None) -> None:
@@ -155,6 +153,8 @@ class Window:
 def add_into(target: Ref, other: Ref, task: Task) -> None:
     """``target += other`` in memory, as the pipeline does it when it accumulates."""
     for ref, write in ((other, False), (target, False), (target, True)):
+        if ref.buffer.unfilled is not None:
+            ref.buffer.before_read(ref.path)
         shadow = ref.buffer.shadow
         if shadow is not None:
             (shadow.write_by_task if write else shadow.read_by_task)(task, ref.path)
@@ -164,6 +164,10 @@ def add_into(target: Ref, other: Ref, task: Task) -> None:
 
 def copy_into(target: Ref, other: Ref, task: Task) -> None:
     """``target = other`` between buffers of the pipeline."""
+    if other.buffer.unfilled is not None:
+        other.buffer.before_read(other.path)
+    if target.buffer.unfilled is not None:
+        target.buffer.before_write(target.path)
     if other.buffer.shadow is not None and target.buffer.shadow is not None:
         other.buffer.shadow.read_by_task(task, other.path)
         target.buffer.shadow.write_by_task(task, target.path)
