@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable, Mapping, Sequence
-from contextvars import ContextVar
 from functools import cached_property, partial
 from math import prod
 from types import TracebackType
@@ -18,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.core.axes import Axes, AxisRef, difference
+from meshwright.core.current import current_mesh
 from meshwright.core.device import Device as Device
 from meshwright.core.device import device_numbers
 from meshwright.core.mesh_check import (
@@ -410,12 +410,11 @@ def _axis_types(types: Any, count: int, where: Where) -> tuple[AxisType, ...]:
 
 # The current mesh
 
-_current: ContextVar[BaseMesh | None] = ContextVar("current_mesh", default=None)
-
 
 def get_mesh() -> BaseMesh | None:
     """The mesh set by ``set_mesh``, or None."""
-    return _current.get()
+    found: BaseMesh | None = current_mesh.get()
+    return found
 
 
 class set_mesh:
@@ -438,8 +437,8 @@ class set_mesh:
                 fix='mw.set_mesh(mw.make_mesh((2, 4), ("x", "y")))',
             )
         self._mesh = mesh
-        self._before = _current.get()
-        _current.set(mesh)
+        self._before = current_mesh.get()
+        current_mesh.set(mesh)
 
     def __enter__(self) -> BaseMesh | None:
         return self._mesh
@@ -447,4 +446,4 @@ class set_mesh:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        _current.set(self._before)
+        current_mesh.set(self._before)

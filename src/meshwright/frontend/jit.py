@@ -13,7 +13,7 @@ import numpy as np
 
 from meshwright.core import dtypes, tree
 from meshwright.core.check import check
-from meshwright.core.mesh import get_mesh
+from meshwright.core.current import current_mesh
 from meshwright.core.source import here
 from meshwright.core.trace import Array, Tracer, leaked, run, state, to_array
 from meshwright.core.types import TensorType
@@ -84,7 +84,7 @@ class Jitted:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self._plain and not kwargs and state.builder is None:
-            key: list[Any] = [dtypes.config._enable_x64, get_mesh()]
+            key: list[Any] = [dtypes.config._enable_x64, current_mesh.get()]
             data: list[Any] = []
             for x in args:
                 if x.__class__ is not Array or x._data is None or x._sharding is not None:
@@ -115,7 +115,7 @@ class Jitted:
             data.append(value.data if contents is None else contents)
             types.append(value.type)
             places.append(value._sharding)
-        key = (in_tree, statics, dtypes.config._enable_x64, get_mesh(), *places, *types)
+        key = (in_tree, statics, dtypes.config._enable_x64, current_mesh.get(), *places, *types)
         compiled = self._compiled.get(key)
         if compiled is None:
             placement = self._placement(args, kwargs, places, types)
@@ -123,7 +123,7 @@ class Jitted:
             self._compiled[key] = compiled
             plain = not kwargs and not statics and placement is None and not compiled.donated
             if plain and all(x.__class__ is Array for x in args):
-                self._plain[(dtypes.config._enable_x64, get_mesh(), *types)] = compiled
+                self._plain[(dtypes.config._enable_x64, current_mesh.get(), *types)] = compiled
         if compiled.donated:
             del contents, value  # which refer to the last argument
             _take(leaves, data, compiled.donated)
@@ -229,10 +229,10 @@ class Jitted:
                 from meshwright.frontend.partitioning import Placement
 
                 placement = Placement(state.meshes[0], (None,) * len(types), None)
-        finally:
-            state.meshes = before
             if placement is not None:
                 _check_one_mesh(placement.mesh, state.meshes)
+        finally:
+            state.meshes = before
         return traced, placement
 
     def _inline(self, leaves: Sequence[Any], in_tree: tree.TreeDef, statics: Statics) -> Any:
@@ -240,7 +240,7 @@ class Jitted:
         values = [leaf_value(x, "an argument of a jitted function") for x in leaves]
         types = [x.type for x in values]
         around = None if state.manual is None else state.manual.key
-        key = (in_tree, statics, dtypes.config._enable_x64, get_mesh(), around, *types)
+        key = (in_tree, statics, dtypes.config._enable_x64, current_mesh.get(), around, *types)
         found = self._traced.get(key)
         if found is None:
             outer, state.meshes = state.meshes, []
@@ -256,8 +256,6 @@ class Jitted:
         return tree.unflatten(traced.out_tree, run(traced.program, [*traced.captured, *values]))
 
 
-def _concrete(x: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Array:
-    """A leaf of the arguments as an array; the arguments are there to name it in an error."""
 def _check_one_mesh(mesh: Any, named: Sequence[Any]) -> None:
     """A program runs on one mesh, though the types of its axes may be seen differently."""
     other = next((one for one in named if str(one) != str(mesh)), None)
@@ -270,6 +268,8 @@ def _check_one_mesh(mesh: Any, named: Sequence[Any]) -> None:
         )
 
 
+def _concrete(x: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Array:
+    """A leaf of the arguments as an array; the arguments are there to name it in an error."""
     try:
         value = to_array(x)
     except (MeshwrightError, TypeError, ValueError):
