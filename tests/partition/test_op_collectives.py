@@ -99,6 +99,11 @@ CASES: dict[str, Case] = {
         [("all_reduce", 3072)] * 3,
     ),
     "convolution": (conv, [IMAGES, KERNEL], [BOTH, P()], [BOTH], [("permute", 2 * 16 * 4 * 4)] * 2),
+    # The halo of the input is fetched once, for the convolution and for the gradient of its kernel.
+    "convolution, backward": (
+        squares(conv, argnums=(0, 1)), [IMAGES, KERNEL], [BOTH, P()], [BOTH, P()],
+        [("permute", 2 * 16 * 4 * 4)] * 4 + [("all_reduce", 2 * 7 * (3 * 3 * 4 * 4 * 4) // 8)],
+    ),
     "pooling": (lambda x: pool(x, 2), [IMAGES], [BOTH], [BOTH], []),
     "pooling, backward": (squares(lambda x: pool(x, 2)), [IMAGES], [BOTH], [BOTH], []),
     "running sum": (

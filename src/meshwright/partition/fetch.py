@@ -95,6 +95,22 @@ def fetch(
 ) -> Value:
     """A device's window along a dim of size ``n`` split over ``axes``; ``fill`` is None where nothing that sticks out
     is looked at."""
+    shape = (*x.shape[:dim], length, *x.shape[dim + 1 :])
+    key = (id(x), dim, axes, tuple(starts), length)
+    if key not in local.windows:
+        local.windows[key] = (x, _fetched(local, x, dim, n, axes, starts, length, why))
+    out, position = local.windows[key][1], part_index(local.names, axes)
+    if fill is None or all(start >= 0 and start + length <= n for start in starts):
+        return out
+    place = add(iota(dtype=dtypes.INT32, shape=(length,), dim=0), lookup(list(starts), position))
+    inside = and_(ge(place, 0), lt(place, n))
+    return select(along(inside, dim, shape), out, broadcast_scalar(fill, shape))
+
+
+def _fetched(
+    local: Localizer, x: Value, dim: int, n: int, axes: Axes, starts: Sequence[int], length: int, why: str
+) -> Value:
+    """A device's window, with anything where it sticks out."""
     block = x.shape[dim]
     found = moves(block, tuple(starts), length)
     pairs = [pair for axis in axes for pair in local.names(axis)]
@@ -103,25 +119,20 @@ def fetch(
     position = part_index(local.names, axes)
     parts: list[tuple[Sequence[Piece], int, Value]] = []
     if found.own:
-        parts.append((found.own, max(piece.size for piece in found.own), x))
+        size = max(piece.size for piece in found.own)
+        parts.append((found.own, size, _taken(x, dim, found.own, size, position, len(starts))))
     for round in found.rounds:
         size = max(piece.size for piece in round)
         taken = _taken(x, dim, round, size, position, len(starts))
         permutation = tuple(sorted((piece.source, piece.target) for piece in round))
         with local.because(why, TensorType((*x.shape[:dim], n, *x.shape[dim + 1 :]), x.dtype)):
-            part = ppermute(taken, axes=names, sizes=tuple(size for _, size in pairs), permutation=permutation)
+            part = ppermute(taken, axes=names, sizes=tuple(count for _, count in pairs), permutation=permutation)
         parts.append((round, size, part))
-    own = x if not found.own else _taken(x, dim, found.own, parts[0][1], position, len(starts))
-    parts = [(pieces, size, own if part is x else part) for pieces, size, part in parts]
-    shape = (*x.shape[:dim], length, *x.shape[dim + 1 :])
     out = _side_by_side(parts, dim, length, x)
     if out is None:
+        shape = (*x.shape[:dim], length, *x.shape[dim + 1 :])
         out = _put(parts, dim, shape, block, position, len(starts), x)
-    if fill is None or all(start >= 0 and start + length <= n for start in starts):
-        return out
-    place = add(iota(dtype=dtypes.INT32, shape=(length,), dim=0), lookup(list(starts), position))
-    inside = and_(ge(place, 0), lt(place, n))
-    return select(along(inside, dim, shape), out, broadcast_scalar(fill, shape))
+    return out
 
 
 def fetch_whole(
