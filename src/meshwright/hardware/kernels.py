@@ -114,7 +114,7 @@ class Kernels:
         183
         """
         moved = batch * (m * k + k * n + m * n) * item_bytes(dtype)
-        return self._product(m, k, n, dtype, batch, moved, kind)
+        return self.product(m, k, n, dtype, batch, moved, kind)
 
     def convolution(self, one: Work) -> float:
         """A convolution or the gradient of one, as the product it amounts to; arrays are read and written once."""
@@ -126,9 +126,10 @@ class Kernels:
             "conv_filter_grad": (channels * window, pixels, features),
         }[one["kind"]]
         moved = (pixels * (channels + features) + channels * features * window) * item_bytes(one["dtype"])
-        return self._product(m, k, n, one["dtype"], 1, moved, one["kind"])
+        return self.product(m, k, n, one["dtype"], 1, moved, one["kind"])
 
-    def _product(self, m: int, k: int, n: int, dtype: object, batch: int, moved: float, kind: str) -> float:
+    def product(self, m: int, k: int, n: int, dtype: object, batch: int, moved: float, kind: str) -> float:
+        """The time of products, or of what amounts to them, that read and write ``moved`` bytes in all."""
         compute = self._compute(m, k, n, str(dtype), batch) / self._share(kind)
         return self.launch_seconds + max(compute, moved / (self.bytes_per_s * self._share("operands")))
 

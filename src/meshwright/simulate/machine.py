@@ -176,12 +176,8 @@ class Machine:
         took = self._work(cost.flops, cost.nbytes, dtype, cost.flops)
         if self.measured is None or dtype not in self.measured.flops_per_s:
             return took
-        batch, m, k, n = _matmul_sizes(eqn, cost.flops)
-        seconds = self.measured.matmul(m, k, n, dtype, batch=batch)
-        if took.bound == "memory":
-            launch = self.measured.launch_seconds
-            seconds = max(seconds, launch + cost.nbytes / self.measured.bytes_per_s)
-        return took._replace(seconds=seconds)
+        batch, m, k, n, kind = _product_sizes(eqn, cost.flops)
+        return took._replace(seconds=self.measured.product(m, k, n, dtype, batch, cost.nbytes, kind))
 
     def _other(self, eqn: Eqn) -> Took:
         """Scatters, sorts, windows: their own count of work."""
@@ -286,18 +282,22 @@ def shift_of(permutation: tuple[tuple[int, int], ...], sizes: tuple[int, ...]) -
     return step if step <= last // 2 else step - last
 
 
-def _matmul_sizes(eqn: Eqn, flops: float) -> tuple[int, int, int, int]:
-    """The batch and the three sizes of the product that an equation is."""
+def _product_sizes(eqn: Eqn, flops: float) -> tuple[int, int, int, int, str]:
+    """The batch and the three sizes of the product that an equation amounts to, and what kind it is."""
     left, right, out = eqn.inputs[0].type, eqn.inputs[1].type, eqn.outputs[0].type
     if eqn.op.name == "dot_general":
         contract, batch = eqn.params["contract"], eqn.params["batch"]
         b = prod(left.shape[d] for d in batch[0])
         k = prod(left.shape[d] for d in contract[0])
-        return b, max(1, left.size // max(1, b * k)), k, max(1, right.size // max(1, b * k))
-    # A convolution as the product it amounts to: positions by what each is computed from by features.
+        return b, max(1, left.size // max(1, b * k)), k, max(1, right.size // max(1, b * k)), "matmul"
+    # A convolution: positions by what each is computed from by features. The gradient of a filter has few positions,
+    # each computed from a whole array.
+    _, kernel, result = eqn.params["dims"]
+    features = out.shape[result[1]]
     k = max(1, round(flops / 2 / max(1, out.size)))
-    features = min(out.shape, default=1) if out.ndim < 2 else out.shape[1]
-    return 1, max(1, out.size // features), k, features
+    window, positions = (prod(t.shape[d] for d in dims[2:]) for t, dims in ((right, kernel), (out, result)))
+    kind = "conv_filter_grad" if positions < window else "conv"
+    return 1, max(1, out.size // features), k, features, kind
 
 
 def _moving(kernel: Kernel) -> dict[str, object]:
