@@ -23,6 +23,18 @@ def test_the_module_is_the_function() -> None:
     assert mw.simulate(megatron(), "tpu v5e").seconds == simulate(megatron(), "tpu v5e").seconds
 
 
+def test_what_jit_compiled_is_simulated_on_its_mesh() -> None:
+    mesh = mw.make_mesh((2, 4), ("data", "model"))
+    places = [mw.NamedSharding(mesh, spec) for spec in (mw.P("data"), mw.P(None, "model"), mw.P("model"))]
+    shapes = [struct(4096, 1024), struct(1024, 4096), struct(4096, 1024)]
+    f = mw.jit(lambda x, w1, w2: mw.nn.silu(x @ w1) @ w2, in_shardings=tuple(places), out_shardings=places[0])
+    compiled = f.lower(*shapes).compile()
+    found, by_hand = simulate(compiled, "tpu v5e"), simulate(megatron(), "tpu v5e")
+    assert found.mesh == {"data": 2, "model": 4}
+    assert found.seconds == pytest.approx(by_hand.seconds)
+    assert found.axis_seconds() == by_hand.axis_seconds()
+
+
 def test_the_same_tasks_however_many_devices() -> None:
     """A transformer of 32 layers on 512, 16,384 and a million devices: benchmarks/bench_simulate.py has the times."""
     counts = set()

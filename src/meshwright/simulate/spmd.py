@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from meshwright.core import tree
 from meshwright.core.program import Program
 from meshwright.core.source import here
 from meshwright.errors import MeshwrightError
@@ -72,7 +73,16 @@ def read_program(program: Any, mesh_axes: Mapping[str, int] | None = None) -> tu
             fix="mw.simulate(mw.make_program(f)(*args), topology)",
         )
     if mesh_axes is None and not isinstance(program, Program):
-        mesh = getattr(program, "mesh", None)
-        mesh_axes = dict(getattr(mesh, "shape", {}) or {}) or None
+        mesh_axes = _mesh_of(program)
     local, axes = local_program(found, mesh_axes)
     return local, with_parts(local, axes)
+
+
+def _mesh_of(compiled: Any) -> dict[str, int] | None:
+    """The mesh of a compiled function, its own or that of the first sharding it has."""
+    shardings = tree.leaves((getattr(compiled, "in_shardings", None), getattr(compiled, "out_shardings", None)))
+    for owner in (compiled, *shardings):
+        mesh = getattr(owner, "mesh", None)
+        if mesh is not None:
+            return dict(mesh.shape)
+    return None
