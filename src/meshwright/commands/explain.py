@@ -1,0 +1,86 @@
+"""``meshwright explain``: why a program on a mesh communicates as it does, or why a value of it is sharded so."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+from meshwright.commands.programs import read_program
+from meshwright.errors import MeshwrightError
+from meshwright.frontend.compiled import Compiled
+from meshwright.frontend.jit import Jitted, jit
+from meshwright.frontend.sharding_reasons import ShardingReasons
+
+_FIX = "def example(): return mw.jit(train_step), (params, batch)"
+
+
+def describe(parser: argparse.ArgumentParser) -> None:
+    """The arguments of the command."""
+    parser.description = (
+        "Compile what a function of a Python file returns, a function and its arguments, and print every collective "
+        "with its reason; or, for values, where each axis of their shardings came from."
+    )
+    parser.add_argument(
+        "program",
+        metavar="FILE.py:FUNC",
+        help="FUNC() returns (f, args), (f, args, kwargs) or f.lower(*args).compile()",
+    )
+    parser.add_argument(
+        "--value",
+        action="append",
+        metavar="NAME",
+        help="an argument (params['w']), a result (result[0]) or a line (model.py:41); may be given several times",
+    )
+    parser.add_argument("--json", action="store_true", help="print the answer as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Compile and explain."""
+    compiled = _compiled(args.program)
+    if args.value is None:
+        text = compiled.explain()
+        print(json.dumps({"explanation": text.splitlines()}, indent=2) if args.json else text)
+        return 0
+    found = [compiled.explain_sharding(value) for value in args.value]
+    if args.json:
+        print(json.dumps([entry for one in found for entry in _facts(one)], indent=2, ensure_ascii=False))
+    else:
+        print("\n".join(map(str, found)))
+    return 0
+
+
+def _compiled(program: str) -> Compiled:
+    found: Any = read_program(program)
+    if isinstance(found, Compiled):
+        return found
+    if isinstance(found, tuple) and len(found) in (2, 3) and callable(found[0]) and isinstance(found[1], tuple):
+        f, args, kwargs = (*found, {})[:3]
+        if isinstance(kwargs, dict):
+            return (f if isinstance(f, Jitted) else jit(f)).lower(*args, **kwargs).compile()
+    raise MeshwrightError(
+        f"{program} gives {type(found).__name__}, not a function and its arguments.",
+        why="explain compiles the function for them",
+        fix=_FIX,
+    )
+
+
+def _facts(found: ShardingReasons) -> list[dict[str, Any]]:
+    return [
+        {
+            "value": one.name,
+            "type": one.var.type.short(),
+            "axes": [
+                {
+                    "dim": reason.dim,
+                    "axis": str(reason.axis).replace('"', ""),
+                    "origin": reason.origin.op,
+                    "written": reason.origin.where,
+                    "through": [{"op": step.op, "line": step.where} for step in reason.steps[:-1]],
+                }
+                for reason in one.reasons
+            ],
+            "conflicts": [clash._asdict() for clash in one.conflicts],
+        }
+        for one in found
+    ]
