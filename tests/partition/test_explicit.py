@@ -77,6 +77,7 @@ OPS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str]] = {
     "rows by number": (lambda a: a[mnp.array([1, 5, 2])], (X,), "[3,4]"),
     "largest": (lambda a: mnp.max(a, 0), (XY,), "[4@y]"),
     "concatenate": (lambda a: mnp.concatenate([a, a], 1), (X,), "[8@x,8]"),
+    "join along a split dim": (lambda a: mnp.concatenate([a, 2 * a]), (X,), "[16@x,4]"),
     "uneven": (lambda a: a * a, (put((5, 4), "x"),), "[5@x,4]"),
 }
 

@@ -89,6 +89,8 @@ UNARY: dict[str, Callable[..., Any]] = {
     "cumsum": lambda mod, np, x: np.cumsum(x, 0),
     "half": lambda mod, np, x: x[:4],
     "half of both": lambda mod, np, x: x[2:6, 4:],
+    "join 0": lambda mod, np, x: np.concatenate([x, x], 0),
+    "join 1": lambda mod, np, x: np.concatenate([x, 2 * x], 1),
     "reverse": lambda mod, np, x: x[::-1],
     "where": lambda mod, np, x: np.where(x > 0, x, 0),
     "split 0": lambda mod, np, x: x.reshape(4, 2, 8),

@@ -256,11 +256,16 @@ class _Question:
         """A factor that is split must be summed over, or come out split."""
         factors, factor = self.factors, split.factor
         if factor in factors.replicated:
-            if factor in self.returned:
+            if factor in self.returned and not self._joins(split):
                 raise self._stuck(split.operand, split.dim)
             return
         if factor not in factors.reduced and factor not in self.returned:
             raise self._stuck(split.operand, split.dim)
+
+    def _joins(self, split: _Split) -> bool:
+        """Whether arrays are joined along a dim that all of them are split along in the same way."""
+        same = [s for s in self.splits if s.factor == split.factor and s.axes == split.axes]
+        return self.name == "concatenate" and len(same) == len(self.types)
 
     def check_sums(self, product: bool) -> None:
         """What is summed over is split in one way; in several operands of a product, the sum is left open."""
