@@ -11,13 +11,13 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import product
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from meshwright.core.axes import Axes, AxisRef, overlap
-from meshwright.core.dtypes import BOOL
+from meshwright.core.dtypes import BOOL, DType
 from meshwright.core.factors import Factors
 from meshwright.core.mesh import BaseMesh
-from meshwright.core.op import Linearity
+from meshwright.core.op import Linearity, Op
 from meshwright.core.sharding import TensorSharding
 from meshwright.core.types import TensorType
 from meshwright.partition.layouts import finished, layout, reshard_bytes
@@ -62,9 +62,41 @@ class Question(NamedTuple):
     addends: tuple[int, ...]  # how many sums like this one each result meets before anything else happens to it
 
 
+class Numbered(NamedTuple):
+    """A factor rule with its factors by number."""
+
+    rule: Rule
+    separable: frozenset[int]
+    reduced: frozenset[int]
+    combine: str
+
+
+def numbered(factors: Factors, dtype: DType) -> Numbered:
+    """A factor rule of an op on operands of a dtype."""
+    number = {name: n for n, name in enumerate(factors.sizes)}
+    separable = factors.separable
+    if factors.combine in _OF_BOOLS and dtype != BOOL:
+        separable -= factors.reduced  # devices combine bits of bools only
+    return Numbered(
+        Rule.of(factors),
+        frozenset(number[name] for name in separable),
+        frozenset(number[name] for name in factors.reduced),
+        _OF_BOOLS.get(factors.combine, factors.combine),
+    )
+
+
+@lru_cache(maxsize=16384)
+def rule_of(
+    op: Op, operands: tuple[TensorType, ...], results: tuple[TensorType, ...], params: tuple[tuple[str, Any], ...]
+) -> Numbered:
+    """The factor rule of an op."""
+    factors = op.factors(operands, results, dict(params))  # type: ignore[operator]
+    return numbered(factors, operands[0].dtype if operands else BOOL)
+
+
 def question(
     mesh: BaseMesh,
-    factors: Factors,
+    numbered: Numbered,
     linear: Linearity,
     operand_types: Sequence[TensorType],
     result_types: Sequence[TensorType],
@@ -73,16 +105,9 @@ def question(
     addends: Sequence[int],
 ) -> Question:
     """The question for one equation."""
-    number = {name: n for n, name in enumerate(factors.sizes)}
-    separable = factors.separable
-    if factors.combine in _OF_BOOLS and operand_types[0].dtype != BOOL:
-        separable -= factors.reduced  # devices combine bits of bools only
     return Question(
         mesh,
-        Rule.of(factors),
-        frozenset(number[name] for name in separable),
-        frozenset(number[name] for name in factors.reduced),
-        _OF_BOOLS.get(factors.combine, factors.combine),
+        *numbered,
         linear,
         tuple(operand_types),
         tuple(result_types),

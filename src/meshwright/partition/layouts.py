@@ -46,6 +46,7 @@ def is_even(sharding: TensorSharding, shape: Shape) -> bool:
     return all(n % parts == 0 for n, parts in zip(shape, sharding.shards, strict=True))
 
 
+@lru_cache(maxsize=65536)
 def local_type(t: TensorType, sharding: TensorSharding) -> TensorType:
     """The plain type of a device's block."""
     return t.with_(shape=sharding.local_shape(t.shape), sharding=None)

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 from meshwright.core.axes import Axes, AxisRef
@@ -26,7 +27,7 @@ from meshwright.core.trace import Array, at_source, read, state
 from meshwright.core.types import TensorType
 from meshwright.ops.basic import add, zeros
 from meshwright.partition.blocks import identity, without_padding
-from meshwright.partition.choose import Choice, choose, question
+from meshwright.partition.choose import Choice, choose, numbered, question, rule_of
 from meshwright.partition.combine import Why
 from meshwright.partition.emit import emit_plan
 from meshwright.partition.layouts import finished, local_type, replicated, reshard_bytes, reshard_plan
@@ -118,7 +119,7 @@ class Localizer:
             return versions[0].layout
         return next((v.layout for v in versions if not v.layout.unreduced), versions[0].layout)
 
-    def get(self, atom: Atom, need: TensorSharding, why: str) -> Value:
+    def get(self, atom: Atom, need: TensorSharding, why: str | Callable[[], str]) -> Value:
         """A value in a layout, resharded from the version that is nearest to it."""
         versions = self.versions(atom)
         for version in versions:
@@ -126,7 +127,7 @@ class Localizer:
                 return version.value
         nearest = min(versions, key=lambda version: reshard_bytes(atom.type, version.layout, need))
         with at_source(state.source or self.made.get(atom)):
-            value = self.reshard(nearest, need, atom.type, why)
+            value = self.reshard(nearest, need, atom.type, why if isinstance(why, str) else why())
         if atom.__class__ is not Literal:
             versions.append(Version(need, value))
             self.moved.setdefault(atom, need)
@@ -195,7 +196,7 @@ class Localizer:
     def operands(self, eqn: Eqn, choice: Choice) -> list[Value]:
         """The operands of an equation in the layouts of a choice."""
         return [
-            self.get(atom, need, _why(eqn, n, need))
+            self.get(atom, need, partial(_why, eqn, n, need))
             for n, (atom, need) in enumerate(zip(eqn.inputs, choice.operands, strict=True))
         ]
 
@@ -214,7 +215,10 @@ class Localizer:
         if isinstance(eqn.op.factors, No):
             whole = tuple(replicated(self.mesh, t.ndim) for t in operand_types)
             return Choice(whole, tuple(replicated(self.mesh, t.ndim) for t in result_types), 0.0)
-        factors = factors or eqn.op.factors(operand_types, result_types, eqn.params)
+        if factors is None:
+            rule = rule_of(eqn.op, tuple(operand_types), tuple(result_types), tuple(eqn.params.items()))
+        else:
+            rule = numbered(factors, operand_types[0].dtype)
         for atom in eqn.inputs:
             self.settle(atom)
         have = [self.best(a, owed=self.uses[a] == 1) for a in eqn.inputs]
@@ -223,7 +227,7 @@ class Localizer:
 
         def ask(layouts: list[TensorSharding]) -> Choice:
             types = operand_types, result_types
-            return choose(question(self.mesh, factors, eqn.op.linear, *types, layouts, want, addends))
+            return choose(question(self.mesh, rule, eqn.op.linear, *types, layouts, want, addends))
 
         found = ask(have)
         if any(layout_.unreduced for layout_ in have):

@@ -7,18 +7,19 @@ for one device is a fence: its operands and results have the shardings that its 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from meshwright.core.axes import AxisRef
 from meshwright.core.dimension_sharding import DimensionSharding
 from meshwright.core.factors import Factors, pointwise
 from meshwright.core.mesh import BaseMesh
-from meshwright.core.op import No
+from meshwright.core.op import No, Op
 from meshwright.core.partition_spec import PartitionSpec, read_axis
 from meshwright.core.program import Atom, Eqn, Program, Var
 from meshwright.core.sharding import TensorSharding
 from meshwright.core.sharding_check import resolve
-from meshwright.core.types import Shape
+from meshwright.core.types import Shape, TensorType
 from meshwright.propagate.problem import Block, Direction, Function, Kind, Node, Problem, Rule, Value
 from meshwright.propagate.run import Answer, run
 
@@ -131,9 +132,9 @@ class _Reader:
         if isinstance(eqn.op.factors, No):
             self.node(None, eqn.inputs, eqn.outputs, where=where, name=eqn.op.name)
             return
-        factors = eqn.op.factors([a.type for a in eqn.inputs], [v.type for v in eqn.outputs], eqn.params)
-        facts = _facts(eqn, factors)
-        self.node(Rule.of(factors), eqn.inputs, eqn.outputs, where=where, name=eqn.op.name, **facts)
+        operands, results = tuple(a.type for a in eqn.inputs), tuple(v.type for v in eqn.outputs)
+        rule, facts = _rule(eqn.op, operands, results, tuple(eqn.params.items()))
+        self.node(rule, eqn.inputs, eqn.outputs, where=where, name=eqn.op.name, **facts)
 
     # Regions
 
@@ -311,18 +312,26 @@ def _update(shape: Shape) -> Rule:
     return Rule((whole, row), (whole,), shape, range(1, len(shape)))
 
 
-def _facts(eqn: Eqn, factors: Factors) -> dict[str, Any]:
-    """What decides when and in which direction an op passes shardings on, read off its factor rule."""
-    if eqn.op.factors is pointwise:
+@lru_cache(maxsize=16384)
+def _rule(
+    op: Op, operands: tuple[TensorType, ...], results: tuple[TensorType, ...], params: tuple[tuple[str, Any], ...]
+) -> tuple[Rule, Mapping[str, Any]]:
+    """The rule of an op, and what decides when and in which direction it passes shardings on, read off the rule."""
+    factors = op.factors(operands, results, dict(params))  # type: ignore[operator]
+    return Rule.of(factors), _facts(op, operands, factors)
+
+
+def _facts(op: Op, types: tuple[TensorType, ...], factors: Factors) -> dict[str, Any]:
+    if op.factors is pointwise:
         return {"elementwise": True, "passes": Direction.BOTH}
-    if not eqn.inputs:
+    if not types:
         return {"constant": True}
     shared = set(factors.sizes)
     plain = not (factors.reduced or factors.replicated or factors.permuted)
     operands = [{f for dim in dims for f in dim} for dims in factors.operands if dims]
     results = [{f for dim in dims for f in dim} for dims in factors.results]
-    if plain and len(eqn.inputs) == 1 and all(t == shared for t in (*operands, *results)):
+    if plain and len(types) == 1 and all(t == shared for t in (*operands, *results)):
         return {"passes": Direction.BOTH}  # a rearrangement
-    if plain and len(eqn.inputs) == 1 and results == [shared]:
-        return {"backward_only": True, "spreads_scalar": not eqn.inputs[0].type.ndim}
+    if plain and len(types) == 1 and results == [shared]:
+        return {"backward_only": True, "spreads_scalar": not types[0].ndim}
     return {}
