@@ -6,7 +6,7 @@ import pytest
 import meshwright as mw
 import meshwright.numpy as mnp
 from meshwright import P, lax
-from meshwright.errors import CommunicationError, MeshError, MeshwrightError, ShardingError
+from meshwright.errors import CommunicationError, MeshError, MeshwrightError, ShardingError, TreeError
 from meshwright.testing import assert_comms
 
 MESH = mw.make_mesh((2, 4), ("x", "y"))
@@ -58,3 +58,12 @@ def test_assert_comms_wants_a_compiled_program():
             assert_comms(given, all_reduce=1)
         assert caught.value.what == f"assert_comms is given a {name}."
     assert_comms(f.lower(x).compile(), all_reduce=1)
+
+
+def test_shardings_that_do_not_fit_the_arguments():
+    rows = mw.NamedSharding(MESH, P("x"))
+    for given, shown in (([rows] * 3, "(place, place, place)"), ({"a": rows}, "{'a': place}"), ((None,), "(None,)")):
+        with pytest.raises(TreeError) as caught:
+            mw.jit(lambda x, w: x @ w, in_shardings=given)(mnp.ones((8, 4)), mnp.ones((4, 8)))
+        assert caught.value.what == "jit's in_shardings is given places that do not fit the tree of arrays."
+        assert caught.value.why == f"the places are {shown}, and the arrays (*, *)"

@@ -43,6 +43,16 @@ def map(function: Callable[..., Any], tree: Tree, *rest: Tree, is_leaf: Callable
     return optree.tree_unflatten(treedef, [function(*row) for row in zip(*columns, strict=True)])
 
 
+def outline(tree: Tree, leaf: str, is_leaf: Callable[[Any], bool] | None = None) -> str:
+    """The structure of a tree, with a mark for each leaf.
+
+    >>> outline({"a": 1, "b": [2, None]}, "*")
+    "{'a': *, 'b': [*, None]}"
+    """
+    text = repr(map(lambda _: leaf, tree, is_leaf=is_leaf)).replace(f"'{leaf}'", leaf)
+    return text if len(text) <= 200 else f"{text[:200]}…"
+
+
 def path_names(tree: Tree) -> list[str]:
     """How each leaf of ``tree`` is reached, as Python would write it: ``['w'][0]``."""
     return [accessor.codify("") for accessor in optree.tree_accessors(tree, namespace=NAMESPACE)]

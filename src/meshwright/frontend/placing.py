@@ -186,11 +186,12 @@ def spread(places: Any, full: Any, what: str) -> list[Any]:
     )
     try:
         below = structure.flatten_up_to(full)
-    except ValueError as error:
+    except ValueError:
+        shown = tree.outline(places, "place", lambda x: isinstance(x, PLACES))
         raise TreeError(
             f"{what} is given places that do not fit the tree of arrays.",
             where=here(),
-            why=str(error).split("\n")[0],
+            why=f"the places are {shown}, and the arrays {tree.outline(full, '*')}",
             fix="give one sharding for everything, or one for each part: {'w': sharding, 'b': None}",
         ) from None
     return [place for place, part in zip(said, below, strict=True) for _ in tree.leaves(part)]

@@ -468,17 +468,12 @@ def _specs_for(specs: Any, target: Any, name: str) -> list[Any]:
         found = optree.broadcast_prefix(specs, target, none_is_leaf=False, namespace=tree.NAMESPACE)
     except ValueError:
         what = "arguments" if name == "in_specs" else "results"
-        none = ", and mw.P() instead of None for what is the same on all devices"
+        shown = tree.outline(specs, "P")
+        none = ", and mw.P() instead of None for what is the same on all devices" if "None" in shown else ""
         raise TreeError(
             f"shard_map's {name} does not fit the {what}.",
             where=here(),
-            why=f"{name} is {_outline(specs, 'P')}, and the {what} are {_outline(target, '*')}",
-            fix=f"{name}=mw.P(…) for all, or one entry per {what[:-1]}{none if 'None' in _outline(specs, 'P') else ''}",
+            why=f"{name} is {shown}, and the {what} are {tree.outline(target, '*')}",
+            fix=f"{name}=mw.P(…) for all, or one entry per {what[:-1]}{none}",
         ) from None
     return list(found)
-
-
-def _outline(x: Any, leaf: str) -> str:
-    """The structure of a tree, with a mark for each leaf."""
-    text = repr(tree.map(lambda _: leaf, x)).replace(f"'{leaf}'", leaf)
-    return text if len(text) <= 200 else f"{text[:200]}…"
