@@ -9,15 +9,18 @@ import pytest
 
 import meshwright as mw
 from meshwright.core import dtypes, tree
+from meshwright.core.axes import AxisRef
 from meshwright.core.program import Program
 from meshwright.core.sharding import TensorSharding
 from meshwright.core.trace import close, to_array
 from meshwright.frontend.tracing import trace_flat
+from meshwright.partition.layouts import layout
 from tests.ops.drawing import rng
 from tests.partition.partitioning import assert_same, layouts
 from tests.transform.random_programs import EVERYTHING, ROUNDED, WHILE, Drawn, write
 
 MESHES = [mw.make_mesh(shape, ("x", "y")) for shape in ((2, 2), (2, 3))]
+IN_PARTS = mw.make_mesh((4, 3), ("x", "y"))
 FORWARD = EVERYTHING - {ROUNDED}
 REVERSE = EVERYTHING - {ROUNDED, WHILE}
 
@@ -47,12 +50,26 @@ def backward(one: Drawn, arrays: list[Any]) -> Any:
     return mw.grad(loss, argnums=tuple(one.floats))
 
 
-def compare(function: Any, arrays: list[Any], seed: int, what: str) -> None:
+def layout_of_parts(rank: int, generator: np.random.Generator) -> TensorSharding:
+    """Each axis or part of an axis on some dim, or on none."""
+    x, y = IN_PARTS.axes
+    parts = [x.part(1, 2), x.part(2, 4), y]
+    dims: list[tuple[AxisRef, ...]] = [()] * rank
+    for n in generator.permutation(len(parts)):
+        dim = generator.integers(rank + 1)
+        if dim < rank:
+            dims[dim] = (*dims[dim], parts[n])
+    return layout(IN_PARTS, tuple(dims))
+
+
+def compare(function: Any, arrays: list[Any], seed: int, what: str, in_parts: bool = False) -> None:
     generator = rng("layouts", seed)
-    mesh = MESHES[generator.integers(len(MESHES))]
+    mesh = IN_PARTS if in_parts else MESHES[generator.integers(len(MESHES))]
     program = program_of(function, arrays)
 
     def one(rank: int) -> TensorSharding:
+        if in_parts:
+            return layout_of_parts(rank, generator)
         found = layouts(mesh, rank)
         return found[generator.integers(len(found))]
 
@@ -81,6 +98,12 @@ def test_values(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(20))
 def test_gradients(seed: int) -> None:
     backward_case(seed)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_in_parts_of_axes(seed: int) -> None:
+    one = drawn(seed, FORWARD)
+    compare(one.on(mw), one.arrays(), seed, repr(one), in_parts=True)
 
 
 @pytest.mark.slow
