@@ -145,6 +145,13 @@ def test_different_meshes() -> None:
         '  why:  they are on different meshes, <["x"=2, "y"=2]> and <["x"=2, "y"=2], device_ids=[4, 5, 6, 7]>\n'
         "  fix:  mw.device_put(x, mw.NamedSharding(mesh, spec)) with one mesh for all"
     )
+    auto = mw.make_mesh((2, 2), ("x", "y"))
+    assert message(mw.jit(lambda a, b: a + b), put((8, 4), "x"), put((8, 4), "x", mesh=auto)) == (
+        "The arguments and results of one program are on different meshes.\n"
+        "  why:  one is on Mesh('x': 2, 'y': 2, axis_types=(Explicit, Explicit)), another on Mesh('x': 2, 'y': 2, "
+        "axis_types=(Auto, Auto))\n"
+        "  fix:  mw.device_put(x, mw.NamedSharding(mesh, spec)) with one mesh for all"
+    )
     assert message(mw.jit(lambda a, b: a + b), put((8, 4), "x"), put((8, 4), "a", mesh=other)) == (
         "The arguments and results of one program are on different meshes.\n"
         '  why:  one is on <["x"=2, "y"=2]>, another on <["a"=2, "b"=2]>\n'
@@ -190,6 +197,15 @@ def test_out_shardings_of_the_wrong_rank() -> None:
         "A result float32[4] cannot go out as P('x', 'y').\n"
         "  why:  the spec has 2 dims, the result 1\n"
         "  fix:  out_shardings=P('x',)"
+    )
+
+
+def test_out_sharding_of_the_wrong_rank() -> None:
+    spec = mw.NamedSharding(MESH, P("x", None, None))
+    assert both(lambda a, b: mnp.dot(a, b, out_sharding=spec), put((8, 4), "x"), put((4, 6))) == (
+        "A product of 2 dims cannot be laid out as P('x', None, None).\n"
+        "  why:  the spec has 3 dims\n"
+        "  fix:  out_sharding=mw.P('x', None)"
     )
 
 

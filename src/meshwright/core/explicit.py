@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from meshwright.core.axes import Axes, AxisRef
 from meshwright.core.factors import Factors
-from meshwright.core.mesh import AbstractMesh, AxisType, BaseMesh
+from meshwright.core.mesh import AbstractMesh, AxisType, BaseMesh, both
 from meshwright.core.partition_spec import PartitionSpec, entry_axes, read_axis
 from meshwright.core.program import Params
 from meshwright.core.sharding import NamedSharding, TensorSharding, type_sharding
@@ -361,7 +361,7 @@ def _apart(name: str, types: Sequence[TensorType], one: BaseMesh, other: BaseMes
     return MeshError(
         f"{name} cannot take {', '.join(t.short() for t in types)}.",
         where=here(),
-        why=f"they are on different meshes, {one} and {other}",
+        why="they are on different meshes, " + " and ".join(both(one, other)),
         fix="mw.device_put(x, mw.NamedSharding(mesh, spec)) with one mesh for all",
     )
 

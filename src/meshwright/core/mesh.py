@@ -184,6 +184,12 @@ class BaseMesh:
         return f"{type(self).__name__}({axes}axis_types={self.axis_types})" if axes else f"{type(self).__name__}()"
 
 
+def both(one: BaseMesh, other: BaseMesh) -> tuple[str, str]:
+    """How an error tells two meshes apart: by axes and devices, or else by all that they are."""
+    shown = str(one), str(other)
+    return shown if shown[0] != shown[1] else (one.short(), other.short())
+
+
 class AbstractMesh(BaseMesh):
     """A mesh of axes and sizes, without devices.
 

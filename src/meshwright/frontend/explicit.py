@@ -13,7 +13,9 @@ from meshwright.core.partition_spec import PartitionSpec, entry_axes, read_axis
 from meshwright.core.program import Atom, Eqn, Literal, Params, Program, Var, operand_types
 from meshwright.core.sharding import NamedSharding, TensorSharding
 from meshwright.core.sharding_check import resolve
+from meshwright.core.source import here
 from meshwright.core.types import TensorType
+from meshwright.errors import ShardingError
 
 
 def product_params(
@@ -35,6 +37,13 @@ def product_params(
         out_sharding = NamedSharding(current if current is not None and same else sharding.mesh, out_sharding)
     if not isinstance(out_sharding, NamedSharding) or out_sharding.mesh.explicit_mesh is None:
         return {}
+    if len(out_sharding.spec) > ndim:
+        raise ShardingError(
+            f"A product of {ndim} dims cannot be laid out as {out_sharding.spec}.",
+            where=here(),
+            why=f"the spec has {len(out_sharding.spec)} dims",
+            fix=f"out_sharding=mw.{PartitionSpec(*out_sharding.spec.partitions[:ndim])!r}",
+        )
     spec, mesh = asked_by(out_sharding, ndim)
     if order is not None:
         entries = dict(zip(order, spec.partitions, strict=True))

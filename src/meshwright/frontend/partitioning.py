@@ -12,7 +12,7 @@ import numpy as np
 
 from meshwright.core import tree
 from meshwright.core.dtypes import is_inexact
-from meshwright.core.mesh import BaseMesh, Mesh, get_mesh
+from meshwright.core.mesh import BaseMesh, Mesh, both, get_mesh
 from meshwright.core.partition_spec import PartitionSpec
 from meshwright.core.program import Atom, Program, Var
 from meshwright.core.sharding import NamedSharding, TensorSharding
@@ -141,7 +141,7 @@ def placement_of(
         raise MeshError(
             "The arguments and results of one program are on different meshes.",
             where=here(),
-            why=f"one is on {meshes[0]}, another on {other}",
+            why="one is on " + ", another on ".join(both(meshes[0], other)),
             fix="mw.device_put(x, mw.NamedSharding(mesh, spec)) with one mesh for all",
         )
     assert isinstance(meshes[0], Mesh)
