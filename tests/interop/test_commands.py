@@ -77,6 +77,117 @@ The module cannot be read: custom op 'stablehlo.negatte' is unknown
     )
 
 
+MESH = 'sdy.mesh @mesh = <["a"=2, "b"=4]>\n'
+BAD = {
+    "an unknown mesh": (
+        'func.func @main(%x: tensor<8xf32> {sdy.sharding = #sdy.sharding<@mush, [{"a"}]>}) {\n  return\n}\n',
+        """\
+The module cannot be read: 'func.func' op arg 0 - unknown mesh: @mush
+  at:   PATH:2:1
+  why:  this is there:
+        func.func @main(%x: tensor<8xf32> {sdy.sharding = #sdy.sharding<@mush, [{"a"}]>}) {
+        ^
+""",
+    ),
+    "an unknown axis": (
+        'func.func @main(%x: tensor<8xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"q"}]>}) {\n  return\n}\n',
+        """\
+The module cannot be read: 'func.func' op arg 0 - unknown axis name: "q"
+  at:   PATH:2:1
+  why:  this is there:
+        func.func @main(%x: tensor<8xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"q"}]>}) {
+        ^
+""",
+    ),
+    "an op whose regions are not understood": (
+        """\
+func.func @main(%x: tensor<8xf32>, %b: i1) -> tensor<8xf32> {
+  %r = scf.if %b -> tensor<8xf32> {
+    scf.yield %x : tensor<8xf32>
+  } else {
+    scf.yield %x : tensor<8xf32>
+  }
+  return %r : tensor<8xf32>
+}
+""",
+        """\
+scf.if cannot be propagated through.
+  at:   line 3:8
+  why:  a region of it ends in scf.yield: regions of one block that end in stablehlo.return or sdy.return are understood
+  fix:  stablehlo.case, stablehlo.if or stablehlo.while in its place
+""",
+    ),
+    "a function of several blocks": (
+        """\
+func.func @main(%x: tensor<8xf32>) -> tensor<8xf32> {
+  cf.br ^end(%x : tensor<8xf32>)
+^end(%y: tensor<8xf32>):
+  return %y : tensor<8xf32>
+}
+""",
+        """\
+func.func cannot be propagated through.
+  at:   line 2:1
+  why:  a region of it has 2 blocks: regions of one block that end in stablehlo.return or sdy.return are understood
+  fix:  stablehlo.case, stablehlo.if or stablehlo.while in its place
+""",
+    ),
+    "a group of values that cannot have one sharding": (
+        """\
+func.func @main(%x: tensor<8xf32>, %y: tensor<4xf32>) {
+  sdy.sharding_group %x group_id=0 : tensor<8xf32>
+  sdy.sharding_group %y group_id=0 : tensor<4xf32>
+  return
+}
+""",
+        """\
+Values of the shapes (8,) and (4,) are in one sharding group.
+  why:  the values of a group have one sharding, so they have one shape
+  fix:  give them groups of their own
+""",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_modules(case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text, message = BAD[case]
+    path = tmp_path / "module.mlir"
+    path.write_text(MESH + text)
+    assert main(["opt", str(path), "-sdy-propagation-pipeline"]) == 2
+    assert capsys.readouterr().err == message.replace("PATH", str(path))
+
+
+def test_a_group_of_values_with_different_shardings_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "module.mlir"
+    one, other = (f'tensor<8xf32> {{sdy.sharding = #sdy.sharding<@mesh, [{{"{axis}"}}]>}}' for axis in "ab")
+    path.write_text(f"""\
+{MESH}func.func @main(%x: {one}, %y: {other}) {{
+  sdy.sharding_group %x group_id=0 : tensor<8xf32>
+  sdy.sharding_group %y group_id=0 : tensor<8xf32>
+  return
+}}
+""")
+    assert main(["opt", str(path), "-sdy-propagation-pipeline"]) == 0  # as Shardy: a warning
+    assert capsys.readouterr().err == (
+        "warning: The values of sharding group 0 have different shardings: "
+        '#sdy.sharding<@mesh, [{"a"}]>, #sdy.sharding<@mesh, [{"b"}]>\n'
+    )
+
+
+@pytest.mark.parametrize("name", ["sdy-insert-explicit-reshards", "sdy-reshard-to-collectives"])
+def test_a_pass_that_is_not_there(name: str, file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["opt", file, f"-{name}"]) == 2
+    assert (
+        capsys.readouterr().err
+        == f"""\
+The pass {name!r} is not there.
+  why:  it puts communication into a module; here a program is partitioned when it is compiled
+  fix:  mw.jit(f).lower(*args).compile().collectives, or meshwright reshard for one value
+"""
+    )
+
+
 def test_a_second_module_is_shown_with_its_line_in_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "module.mlir"
     path.write_text(f"{MODULE}// -----\n{MODULE.replace('@mesh, [', '@mush, [')}")

@@ -13,6 +13,8 @@ from meshwright.interop.problem_reader import ModuleReader
 from meshwright.propagate.run import PASSES, PIPELINES, STRATEGIES, Answer, run
 
 POPULATE = "sdy-populate-op-sharding-rules"
+# Passes of Shardy's that put in the communication of a module, which is the partitioner's work here.
+ABSENT = ("sdy-insert-explicit-reshards", "sdy-reshard-to-collectives")
 _SPLITTER = "sdy-constant-or-scalar-splitter"
 _LAST_OF_EXPORT = "sdy-close-shardings"
 
@@ -38,6 +40,12 @@ def apply_passes(module: Any, passes: Sequence[str], names: bool = False) -> Pas
     """
     known = pass_names()
     for name in passes:
+        if name in ABSENT:
+            raise MeshwrightError(
+                f"The pass {name!r} is not there.",
+                why="it puts communication into a module; here a program is partitioned when it is compiled",
+                fix="mw.jit(f).lower(*args).compile().collectives, or meshwright reshard for one value",
+            )
         if name not in known:
             raise MeshwrightError(f"There is no pass {name!r}.", why=f"the passes are {', '.join(known)}")
     warnings: list[str] = []

@@ -6,6 +6,7 @@ from typing import Any
 
 from meshwright.core.factors import Factors
 from meshwright.core.sharding_text import unquoted
+from meshwright.errors import MeshwrightError
 from meshwright.interop.mlir_context import Types, boolean, context, integer, keyword, string
 from meshwright.interop.module_shardings import Shardings, meshes_of
 from meshwright.interop.module_walk import RULE, SHARDING, Rules, walk
@@ -41,6 +42,7 @@ _KINDS = {
     "stablehlo.optimization_barrier": Kind.FENCE,
     "func.call": Kind.CALL,
 }
+_ENDS = frozenset({"func.return", "stablehlo.return", "sdy.return"})
 _OWN_SHARDING = frozenset({Kind.CONSTRAINT, Kind.RESHARD, Kind.EDGE, Kind.FUNC_EDGE})
 _DIRECTIONS = {"NONE": Direction.NONE, "FORWARD": Direction.FORWARD, "BACKWARD": Direction.BACKWARD}
 _KNOWN_DIALECTS = ("stablehlo.", "sdy.", "chlo.")
@@ -83,7 +85,7 @@ class ModuleReader:
             self._number(value, sharding)
             for value, sharding in zip(arguments, self.shardings.of_dictionaries(given, len(arguments)), strict=True)
         ]
-        body = self._block(block, numbers)
+        body = self._block(op, op.regions[0], numbers)
         visibility = attributes.get("sym_visibility")
         return Function(
             string(attributes["sym_name"]),
@@ -99,11 +101,16 @@ class ModuleReader:
         self._values.append(Value(None if t is None else t.shape, sharding, name, where))
         return number
 
-    def _block(self, block: Any, arguments: list[int] | None = None) -> Block:
+    def _block(self, op: Any, region: Any, arguments: list[int] | None = None) -> Block:
+        if len(region.blocks) > 1:
+            raise _not_understood(op, f"has {len(region.blocks)} blocks")
+        block = region.blocks[0]
         if arguments is None:
             arguments = [self._number(value) for value in block.arguments]
-        *ops, end = [op.operation for op in block.operations]
-        nodes = tuple(self._node(op) for op in ops)
+        *ops, end = [inner.operation for inner in block.operations]
+        if end.name not in _ENDS:
+            raise _not_understood(op, f"ends in {end.name}")
+        nodes = tuple(self._node(inner) for inner in ops)
         return Block(tuple(arguments), nodes, tuple(self._numbers[value] for value in end.operands))
 
     def _node(self, op: Any) -> Node:
@@ -112,7 +119,7 @@ class ModuleReader:
         operands = tuple(self._numbers[value] for value in op.operands)
         regions: tuple[Block, ...] = ()
         if len(op.regions) and (kind is not Kind.OP or self._matters(op)):
-            regions = tuple(self._block(region.blocks[0]) for region in op.regions if len(region.blocks))
+            regions = tuple(self._block(op, region) for region in op.regions if len(region.blocks))
         attributes = op.attributes
         results = list(op.results)
         written = self._written(kind, attributes, len(results))
@@ -223,6 +230,15 @@ class ModuleReader:
         text = f"no sharding rule is known for {name}: nothing is propagated through it"
         if text not in self.warnings:
             self.warnings.append(text)
+
+
+def _not_understood(op: Any, why: str) -> MeshwrightError:
+    return MeshwrightError(
+        f"{op.name} cannot be propagated through.",
+        where=place_of(op),
+        why=f"a region of it {why}: regions of one block that end in stablehlo.return or sdy.return are understood",
+        fix="stablehlo.case, stablehlo.if or stablehlo.while in its place",
+    )
 
 
 def place_of(thing: Any) -> str:
