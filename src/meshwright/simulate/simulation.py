@@ -7,6 +7,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any, NamedTuple
 
 from meshwright.core.source import here
@@ -49,8 +50,8 @@ class Simulation:
 
     @property
     def fits(self) -> bool:
-        """Whether that is no more than the chip has."""
-        return self.memory.peak_bytes <= self.topology.chip.hbm_bytes
+        """Whether that is no more than the chip has, as far as that is known."""
+        return self.memory.peak_bytes <= self.topology.chip.known("hbm_bytes", inf)
 
     # Sums over tasks, with loops counted in full.
 
@@ -85,7 +86,11 @@ class Simulation:
 
     @property
     def mfu(self) -> float:
-        """The share of the chip's peak rate that products reach; what is computed twice counts twice."""
+        """The share of the chip's peak rate that products reach.
+
+        What is computed twice counts twice, and so does what a stage of a pipeline computes before its first microbatch
+        is there.
+        """
         if not self.seconds:
             return 0.0
         work: dict[str, float] = {}
