@@ -214,3 +214,10 @@ def test_a_gradient_inside_of_a_body_is_summed():
 
     whole = mapped(mw.grad(loss), (P(), P("i")), P())(w, x)
     assert whole.tolist() == mapped(by_hand, (P(), P("i")), P())(w, x).tolist() == [12, 16]
+
+
+def test_pcast_is_pbroadcast():
+    assert mapped(lambda x: lax.pcast(x, "i", to="varying"), P())(mnp.ones(1)).tolist() == [1] * 4
+    with pytest.raises(mw.MeshwrightError) as caught:
+        mapped(lambda x: lax.pcast(x, "i", to="unreduced"), P())(mnp.ones(1))
+    assert caught.value.what == "pcast is given to='unreduced'."

@@ -279,6 +279,25 @@ def pbroadcast(x: Any, axis_name: AxisName) -> Any:
 pvary = pbroadcast
 
 
+def pcast(x: Any, axis_name: AxisName, *, to: str) -> Any:
+    """``pbroadcast`` by its name in JAX: ``to`` is ``"varying"``.
+
+    >>> import meshwright as mw, meshwright.numpy as mnp
+    >>> mesh = mw.make_mesh((4,), ("i",))
+    >>> f = mw.shard_map(lambda x: pcast(x, "i", to="varying"), mesh=mesh, in_specs=mw.P(), out_specs=mw.P("i"))
+    >>> f(mnp.ones(1)).tolist()
+    [1.0, 1.0, 1.0, 1.0]
+    """
+    if to != "varying":
+        raise MeshwrightError(
+            f"pcast is given to={to!r}.",
+            where=here(),
+            why="it makes values that are the same on all devices into ones that vary",
+            fix=f"lax.pcast(x, {axis_name!r}, to='varying'); a sum that is owed leaves by out_specs=mw.P(sum='i')",
+        )
+    return pbroadcast(x, axis_name)
+
+
 def _dim(op: str, axis: int, rank: int) -> int:
     if isinstance(axis, bool) or not hasattr(axis, "__index__") or not -rank <= axis < rank:
         raise ShapeError(
