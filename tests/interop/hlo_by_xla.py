@@ -9,8 +9,10 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax._src.interpreters.mlir import make_ir_context
 from jax.extend.backend import get_backend
 from jaxlib import _hlo, _jax, xla_client
+from jaxlib.mlir import ir
 
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
 
@@ -61,3 +63,22 @@ def run(text: str, shards: Sequence[Sequence[Any]]) -> list[list[np.ndarray[Any,
 def _sharding(devices: Sequence[Any], rank: int) -> Any:
     mesh = jax.sharding.Mesh(np.array(devices), ("d",))
     return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*(["d"] if rank else [])))
+
+
+def run_partitioned(
+    text: str, mesh: Any, shardings: Sequence[Any], arrays: Sequence[Any]
+) -> list[list[np.ndarray[Any, Any]]]:
+    """The results of a StableHLO module that XLA partitions by its sdy shardings; indexed by result, then by device."""
+    count = mesh.devices.size
+    options = xla_client.CompileOptions()
+    build = options.executable_build_options
+    options.num_partitions = build.num_partitions = count
+    build.use_spmd_partitioning = build.use_shardy_partitioner = True
+    backend = get_backend("cpu")
+    devices = backend.local_devices()[:count]
+    with make_ir_context():
+        module = ir.Module.parse(text)
+        loaded = backend.compile_and_load(module, xla_client.DeviceList(tuple(devices)), options)
+    given = [jax.device_put(x, s) for x, s in zip(arrays, shardings, strict=True)]
+    outs = loaded.execute_sharded(given).disassemble_into_single_device_arrays()
+    return [[np.asarray(x) for x in parts] for parts in outs]

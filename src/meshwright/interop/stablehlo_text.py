@@ -187,7 +187,8 @@ def _dot(p: Any, types: list[TensorType]) -> str:
     return (
         f"dot_dimension_numbers = #stablehlo.dot<lhs_batching_dimensions = {_list(lb)}, "
         f"rhs_batching_dimensions = {_list(rb)}, lhs_contracting_dimensions = {_list(lc)}, "
-        f"rhs_contracting_dimensions = {_list(rc)}>"
+        f"rhs_contracting_dimensions = {_list(rc)}>, "
+        "precision_config = [#stablehlo<precision DEFAULT>, #stablehlo<precision DEFAULT>]"
     )
 
 
