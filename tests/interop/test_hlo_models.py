@@ -1,4 +1,4 @@
-"""The example models on four devices, as HLO: XLA reads it, counts the same collectives, and computes the same numbers."""
+"""The example models on four devices, as HLO: XLA reads it, counts the same collectives and computes the same."""
 
 from __future__ import annotations
 
