@@ -71,3 +71,38 @@ def _run_all(calls: Sequence[tuple[Any, ...]]) -> None:
         thread.join()
     if failures:
         raise failures[0]
+
+
+LARGE_BYTES = 1 << 22  # of an array that several threads sum or copy
+
+
+def sum_rows(ufunc: np.ufunc) -> Callable[..., Any]:
+    """``ufunc.reduce`` over the first dim, by several threads; each element is reduced in the same order as by one."""
+
+    def reduce(x: Any, axes: tuple[int, ...], dtype: Any, out: Any = None) -> Any:
+        if out is None:
+            out = np.empty(x.shape[1:], dtype)
+        _in_parts(lambda part: ufunc.reduce(x[:, part], 0, dtype, out[part]), x.shape[1])
+        return out
+
+    return reduce
+
+
+def reshaped(x: Any, shape: tuple[int, ...]) -> Any:
+    """``x`` in another shape: a view if it can be, else a copy made by several threads."""
+    if x.flags.c_contiguous or x.shape[0] < 2:
+        return x.reshape(shape)
+    out = np.empty(shape, x.dtype)
+    view = out.reshape(x.shape)
+
+    def copy(part: slice) -> None:
+        view[part] = x[part]
+
+    _in_parts(copy, x.shape[0])
+    return out
+
+
+def _in_parts(function: Callable[[slice], Any], size: int) -> None:
+    threads = max(1, min(_cpus(), size))
+    bounds = [size * n // threads for n in range(threads + 1)]
+    _run_all([(function, slice(start, stop)) for start, stop in pairwise(bounds)])

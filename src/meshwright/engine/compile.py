@@ -28,6 +28,7 @@ import numpy as np
 from meshwright.core.dtypes import BOOL, DType, is_float, is_inexact
 from meshwright.core.program import Atom, Eqn, Missing, Program, Var, operand_types
 from meshwright.core.types import TensorType
+from meshwright.engine.chunks import LARGE_BYTES, reshaped, sum_rows
 from meshwright.engine.memory import Memory, Result, result_of
 from meshwright.engine.namespace import ERROR_STATE, NUMPY, QUIET, SMALL_BYTES, NumpyNamespace, fill
 from meshwright.errors import MeshwrightError
@@ -124,6 +125,9 @@ class _Writer:
                 self.write_alias(index, eqn)
             elif eqn.op.name == "broadcast_in_dim":
                 self.write_broadcast(index, eqn, eqn.outputs[0] in lazy)
+            elif eqn.op.name == "reshape" and eqn.outputs[0].type.nbytes >= LARGE_BYTES and eqn.inputs[0].type.ndim:
+                self.bound["reshaped"] = reshaped
+                self.write(index, eqn, f"reshaped({self.atom(eqn.inputs[0])}, {self.bind('k', eqn.params['shape'])})")
             elif eqn.op.name == "reshape":
                 self.write(index, eqn, f"{self.atom(eqn.inputs[0])}.reshape({self.bind('k', eqn.params['shape'])})")
             else:
@@ -281,8 +285,10 @@ class _Writer:
             self.write_into_buffer(index, eqn, call, keyword)
 
     def write_reduction(self, index: int, eqn: Eqn, ufunc: np.ufunc) -> None:
-        name = f"{ufunc.__name__}_reduce"
-        self.bound[name] = ufunc.reduce
+        operand = eqn.inputs[0].type
+        rows = eqn.params["axes"] == (0,) and operand.ndim > 1 and operand.nbytes >= LARGE_BYTES
+        name = f"{ufunc.__name__}_{'rows' if rows else 'reduce'}"
+        self.bound[name] = sum_rows(ufunc) if rows else ufunc.reduce
         params = f"{self.bind('k', eqn.params['axes'])}, {self.bind('k', eqn.outputs[0].type.dtype)}"
         self.write_into_buffer(index, eqn, f"{name}({self.atom(eqn.inputs[0])}, {params}", "")
 
