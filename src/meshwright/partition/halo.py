@@ -17,7 +17,7 @@ from meshwright.partition.choose import Choice
 from meshwright.partition.fetch import fetch, fetch_bytes, fetch_whole, padded, window_at
 from meshwright.partition.layouts import local_type
 from meshwright.partition.localize import SPECIAL, Localizer, Version
-from meshwright.partition.ways import Way, cheapest, nothing, parts
+from meshwright.partition.ways import Way, cheapest, is_split, nothing, parts
 
 
 class Need:
@@ -44,7 +44,7 @@ def _slice(local: Localizer, eqn: Eqn) -> list[Version]:
     starts, limits, strides = (eqn.params[name] for name in ("starts", "limits", "strides"))
     factors = eqn.op.factors([x], [result], eqn.params)  # type: ignore[operator]
     cut = [d for d, (n, m) in enumerate(zip(x.shape, result.shape, strict=True)) if n != m]
-    if not cut or not result.size:
+    if not result.size or not is_split(local, eqn, cut):
         return cheapest(local, eqn, [])
     owing = FactorBuilder([x], [result])
     for d, n in enumerate(x.shape):
@@ -119,7 +119,7 @@ def _pad(local: Localizer, eqn: Eqn) -> list[Version]:
     touched = [
         d for d, n in enumerate(x.shape) if (low[d], high[d]) != (0, 0) or (interior[d] and n > 1)
     ]  # fmt: skip
-    if not touched or not x.size or not result.size:
+    if not x.size or not result.size or not is_split(local, eqn, touched):
         return cheapest(local, eqn, [])
 
     def needs(choice: Choice) -> list[Need]:
@@ -171,7 +171,7 @@ def _reverse(local: Localizer, eqn: Eqn) -> list[Version]:
     x = eqn.inputs[0].type
     factors = eqn.op.factors([x], [x], eqn.params)  # type: ignore[operator]
     dims = eqn.params["dims"]
-    if not dims or not x.size:
+    if not x.size or not is_split(local, eqn, dims):
         return cheapest(local, eqn, [])
 
     def needs(choice: Choice) -> list[Need]:
@@ -206,7 +206,7 @@ def _reverse(local: Localizer, eqn: Eqn) -> list[Version]:
 def _concatenate(local: Localizer, eqn: Eqn) -> list[Version]:
     """A block of the result is a window of every operand; of those that stick in, each place takes the right one."""
     types, result, dim = [a.type for a in eqn.inputs], eqn.outputs[0].type, eqn.params["dim"]
-    if len(types) == 1 or not result.size:
+    if len(types) == 1 or not result.size or not is_split(local, eqn, [dim]):
         return cheapest(local, eqn, [])
     build = FactorBuilder(types, [result])
     split = [

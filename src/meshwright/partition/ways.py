@@ -54,6 +54,15 @@ def parts(axes: Axes) -> int:
     return count
 
 
+def is_split(local: Localizer, eqn: Eqn, dims: Sequence[int]) -> bool:
+    """Whether an operand is split along one of these dims, or the result wanted so, of ops that keep dims in place."""
+    known = [local.best(atom, owed=True) for atom in eqn.inputs if atom.type.ndim]
+    wanted = local.wanted.get(eqn.outputs[0])
+    if wanted is not None:
+        known.append(wanted)
+    return any(layout.dims[d].axes for layout in known for d in dims)
+
+
 def nothing(choice: Choice) -> float:
     """A way that sends nothing besides."""
     return 0.0

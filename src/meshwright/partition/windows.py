@@ -21,7 +21,7 @@ from meshwright.partition.fetch import fetch, padded, window_at
 from meshwright.partition.halo import Need, needed_bytes
 from meshwright.partition.layouts import local_type
 from meshwright.partition.localize import SPECIAL, Localizer, Version
-from meshwright.partition.ways import Way, cheapest, parts
+from meshwright.partition.ways import Way, cheapest, is_split, parts
 
 
 class Reach(NamedTuple):
@@ -98,7 +98,11 @@ def _conv_factors(eqn: Eqn, by_taps: bool) -> Factors:
 def _conv(local: Localizer, eqn: Eqn) -> list[Version]:
     (x, w), result, params = (a.type for a in eqn.inputs), eqn.outputs[0].type, eqn.params
     lhs, rhs, out = params["dims"]
-    if x.ndim == 2 or not x.size or not w.size or not result.size:
+    known = [*zip(params["dims"], (local.best(a, owed=True) for a in eqn.inputs), strict=False)]
+    if eqn.outputs[0] in local.wanted:
+        known.append((out, local.wanted[eqn.outputs[0]]))
+    split = any(layout.dims[d].axes for dims, layout in known for d in dims[2:])
+    if not split or not x.size or not w.size or not result.size:
         return cheapest(local, eqn, [])
 
     def reaches(choice: Choice, by_taps: bool) -> list[Reach] | None:
@@ -181,9 +185,9 @@ def _window(local: Localizer, eqn: Eqn) -> list[Version]:
     types, result, params = [a.type for a in eqn.inputs], eqn.outputs[0].type, eqn.params
     x, name = types[-1], eqn.op.name
     factors = eqn.op.factors(types, [result], params)  # type: ignore[operator]
-    if not x.size or not result.size:
-        return cheapest(local, eqn, [])
     touched = [d for d in range(x.ndim) if set(factors.operands[0][d]) & factors.permuted]
+    if not x.size or not result.size or not is_split(local, eqn, touched):
+        return cheapest(local, eqn, [])
 
     def reaches(choice: Choice) -> list[Reach]:
         found = []
@@ -222,9 +226,9 @@ def _select_and_scatter(local: Localizer, eqn: Eqn) -> list[Version]:
     """Each device looks at all windows that reach into its block, and keeps what falls there."""
     (source, x), params = (a.type for a in eqn.inputs), eqn.params
     plain = eqn.op.factors([source, x], [x], params)  # type: ignore[operator]
-    if not x.size or not source.size:
-        return cheapest(local, eqn, [])
     touched = [d for d in range(x.ndim) if set(plain.operands[1][d]) & plain.permuted]
+    if not x.size or not source.size or not is_split(local, eqn, touched):
+        return cheapest(local, eqn, [])
     build = FactorBuilder([source, x], [x])
     for d, n in enumerate(x.shape):
         build.add(n, (0, d), (1, d), (2, d))
@@ -273,7 +277,7 @@ def _select_and_scatter(local: Localizer, eqn: Eqn) -> list[Version]:
             out = window_at(out, d, [at + low for at in begins], blocks[d], part_index(local.names, axes))
         return [Version(choice.results[0], out)]
 
-    return cheapest(local, eqn, [Way(build.build(), extra, run)] if touched else [])
+    return cheapest(local, eqn, [Way(build.build(), extra, run)])
 
 
 SPECIAL.update(
