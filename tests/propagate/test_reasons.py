@@ -219,6 +219,39 @@ def test_constraints_specs_and_loops() -> None:
     assert wheres and all(map(is_line, wheres))
 
 
+def test_a_result_that_is_asked_for_in_another_layout() -> None:
+    x, there = put(mnp.ones((4, 4)), "x"), mw.NamedSharding(XY, P(None, "y"))
+    line = line_of('there = put(mnp.ones((4, 4)), "x"), mw.NamedSharding(XY, P(None, "y"))')
+    compiled = mw.jit(lambda x: x, out_shardings=there).lower(x).compile()
+    assert (
+        str(compiled.explain_sharding(0))
+        == f"""\
+result  f32[4,4]  P(None, 'y')
+  dim 1 over "y"
+    from out_shardings, result, dim 1  {line}
+x  f32[4,4]  P('x', None)
+  dim 0 over "x"
+    from argument x, dim 0  {line_of("mw.device_put(x, mw.NamedSharding(XY")}"""
+    )
+
+
+def test_branches_loops_and_their_gradients() -> None:
+    def f(w: Any, x: Any, n: Any) -> Any:
+        x = lax.cond(n > 1, lambda x: mnp.tanh(x @ w), lambda x: x * 2, x)
+        y = lax.while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, c[1] * 2), (n, lax.stop_gradient(x)))[1]
+        return (lax.map(lambda row: mnp.sin(row), x) + y).sum()
+
+    w, x = put(mnp.ones((4, 4)), None, "y"), put(mnp.ones((4, 4)), "x")
+    xs = put(mnp.ones((2, 4, 4)), None, "x")
+    for fun, given in ((f, x), (mw.grad(f), x), (mw.vmap(f, (None, 0, None)), xs)):
+        reasons = all_reasons(mw.jit(fun).lower(w, given, mnp.int32(2)).compile())
+        found = [r for var in reasons.propagated.shardings for r in reasons.of(var).reasons]
+        assert len(found) > 10
+        for reason in found:
+            assert all(is_line(step.where) for step in reason.steps), reason
+            assert reason.origin.op in ("argument w", "argument x"), reason
+
+
 def test_layouts_that_are_part_of_types() -> None:
     mesh = mw.make_mesh((2, 2), ("x", "y"), axis_types=(mw.AxisType.Explicit,) * 2)
     x = mw.device_put(mnp.ones((4, 4)), mw.NamedSharding(mesh, P("x")))

@@ -56,37 +56,32 @@ def explain_sharding(
 ) -> ShardingReasons:
     """Why what ``value`` says is sharded as it is."""
     reasons = reasons_of(executable, in_tree, parameters)
-    return ShardingReasons(map(reasons.of, _meant(executable.placed, reasons, value)))
+    return ShardingReasons(_meant(executable.placed, reasons, value))
 
 
-def _meant(placed: Any, reasons: Reasons, value: Any) -> Iterable[Var]:
-    """The variables that a user means."""
+def _meant(placed: Any, reasons: Reasons, value: Any) -> Iterable[Explained]:
+    """What a user means, explained."""
     program = reasons.program
     if isinstance(value, Var):
         var = placed.vars.get(value, value)
         if var in reasons.propagated.numbers:
-            return [var]
+            return [reasons.of(var)]
         raise _unknown("That variable", reasons, "it is none of compiled.global_program")
     if isinstance(value, int) and not isinstance(value, bool):
         if -len(program.outputs) <= value < len(program.outputs):
-            return _result(reasons, value % len(program.outputs))
+            return reasons.of_result(value % len(program.outputs))
         raise _unknown(f"result {value}", reasons, f"there are {len(program.outputs)} results")
     if not isinstance(value, str):
         raise _unknown(repr(value), reasons, "a value is a name, the number of a result, a variable, or a line")
     for var, name in reasons.names.items():
         if name == value:
-            return [var]
+            return [reasons.of(var)]
     if value in reasons.out_names:
-        return _result(reasons, reasons.out_names.index(value))
+        return reasons.of_result(reasons.out_names.index(value))
     lines = list(dict.fromkeys(v for e in equations(program) if str(e.source or "") == value for v in e.outputs))
     if lines:
-        return lines
+        return map(reasons.of, lines)
     raise _unknown(repr(value), reasons, "no argument and no result is called so, and no value is made on such a line")
-
-
-def _result(reasons: Reasons, number: int) -> list[Var]:
-    found = reasons.program.outputs[number]
-    return [found] if isinstance(found, Var) else []  # a number is nowhere in particular
 
 
 def _unknown(what: str, reasons: Reasons, why: str) -> MeshwrightError:

@@ -114,6 +114,22 @@ class Reasons:
             reasons += [Reason(dim, axis, self.steps(var, dim, axis)) for axis in one.axes]
         return Explained(self.name(var), var, sharding, tuple(reasons), tuple(self._clashes(var)))
 
+    def of_result(self, number: int) -> list[Explained]:
+        """Everything about a result; where it is asked for in another layout than it has, that one first."""
+        atom, main = self.program.outputs[number], self.why.graph.functions[0]
+        own = [self.of(atom)] if isinstance(atom, Var) else []  # a number is nowhere in particular
+        asked, has = main.result_shardings[number], self.propagated.shardings.get(atom)  # type: ignore[arg-type]
+        if asked is None or not own or _axes(asked) == _axes(has):
+            return own
+        name = self.out_names[number]
+        where = main.result_where[number] if main.result_where else ""
+        reasons = [
+            Reason(dim, axis, (Step(own[0].var, dim, f"out_shardings, {name}", where),))
+            for dim, one in enumerate(asked.dims)
+            for axis in one.axes
+        ]
+        return [Explained(name, own[0].var, asked, tuple(reasons), ()), *own]
+
     def links(self, var: Var, dim: int, axis: AxisRef) -> list[Link]:
         """The way of an axis as propagation knows it."""
         value = self.why.graph.by_number[self.propagated.numbers[var]]
@@ -187,6 +203,12 @@ class Reasons:
         origin = self._step(links[-1]) if links else None
         came = f", from {origin.op}  {origin.where}".rstrip() if origin is not None else ""
         return f"{name}, dim {dim}, has {', '.join(map(str, axes))}{came}"
+
+
+def _axes(sharding: TensorSharding | None) -> list[tuple[AxisRef, ...]]:
+    """The axes of each dim that has some."""
+    found = [] if sharding is None else [dim.axes for dim in sharding.dims]
+    return found if any(found) else []
 
 
 def _dim_of(conflict: Conflict, value: GraphValue) -> int:
