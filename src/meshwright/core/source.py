@@ -9,6 +9,7 @@ from types import CodeType
 from typing import NamedTuple
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_WRITTEN_AS_USERS = (_PACKAGE + "tour.py", os.path.join(_PACKAGE + "pallas", "ops", ""))
 _STANDARD = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
 _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 _CALLS_BACK = ("numpy", "optree")  # packages through which this one calls itself
@@ -47,10 +48,10 @@ def user_source() -> Source | None:
 def _is_internal(file: str) -> bool:
     """Whether a file is part of the package, of the standard library, or of what calls the package back.
 
-    The tour is written as a user would.
+    The tour and the kernels of ``pallas.ops`` are written as a user would.
     """
     if file.startswith(_PACKAGE):
-        return file != _PACKAGE + "tour.py"
+        return not file.startswith(_WRITTEN_AS_USERS)
     for folder in _INSTALLED:
         if folder in file:
             return file.rpartition(folder)[2].split(os.sep)[0] in _CALLS_BACK

@@ -22,7 +22,7 @@ from meshwright.kernel.spaces import MemoryType, Semaphores, SemaphoreType
 from meshwright.kernel.tasks import Task, current
 
 
-def program_id(axis: int) -> Array:
+def program_id(axis: int) -> Any:
     """The index of the grid step along a grid axis, in the innermost pipeline.
 
     >>> import meshwright as mw, meshwright.numpy as mnp
@@ -36,7 +36,7 @@ def program_id(axis: int) -> Array:
     return integer(_grid("program_id", axis)[0][axis])
 
 
-def num_programs(axis: int) -> Array:
+def num_programs(axis: int) -> Any:
     """The size of the grid along an axis, in the innermost pipeline."""
     return integer(_grid("num_programs", axis)[1][axis])
 

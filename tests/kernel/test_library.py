@@ -1,0 +1,218 @@
+"""The kernels of ``pallas.ops`` against ``lax`` on 2 to 16 devices, over many schedules, with no race."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import meshwright as mw
+import meshwright.numpy as mnp
+from meshwright import lax
+from meshwright import pallas as pl
+from meshwright.pallas import ops
+
+few = pytest.mark.parametrize("devices", [2, 3, 4, 8])
+both = pytest.mark.parametrize("bidirectional", [False, True], ids=["one way", "both ways"])
+
+
+def numbers(*shape: int) -> np.ndarray:
+    return np.random.default_rng(0).integers(-4, 4, size=shape).astype(np.float32)
+
+
+def on_ring(function: Any, devices: int, *arrays: Any) -> np.ndarray:
+    """A row of each array to every device, a row of the result from each."""
+    rows = mw.P("x")
+    mapped = mw.shard_map(
+        lambda *blocks: function(*(block[0] for block in blocks))[None],
+        mesh=mw.make_mesh((devices,), ("x",)), in_specs=rows, out_specs=rows,
+    )  # fmt: skip
+    return np.asarray(mw.jit(mapped)(*arrays))
+
+
+def attend(q: Any, k: Any, v: Any, causal: bool) -> np.ndarray:
+    scores = np.einsum("...id,...jd->...ij", q, k, dtype=np.float64) / np.sqrt(q.shape[-1])
+    if causal:
+        scores = np.where(np.tri(*scores.shape[-2:], dtype=bool), scores, -np.inf)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    return np.einsum("...ij,...jd->...id", weights / weights.sum(-1, keepdims=True), v)
+
+
+# Name, the kernel, what lax says, the shapes that each device has.
+CASES: dict[str, tuple[Any, Any, Any]] = {
+    "right permute": (
+        lambda x, debug: ops.right_permute(x, "x", debug=debug),
+        lambda x: lax.ppermute(x, "x", [(i, (i + 1) % lax.axis_size("x")) for i in range(lax.axis_size("x"))]),
+        lambda n: [(3, 5)],
+    ),
+    "all-gather": (
+        lambda x, debug: ops.all_gather(x, "x", debug=debug),
+        lambda x: lax.all_gather(x, "x", tiled=False),
+        lambda n: [(3, 5)],
+    ),
+    "all-gather both ways": (
+        lambda x, debug: ops.all_gather(x, "x", bidirectional=True, debug=debug),
+        lambda x: lax.all_gather(x, "x", tiled=False),
+        lambda n: [(3, 5)],
+    ),
+    "reduce-scatter": (
+        lambda x, debug: ops.reduce_scatter(x, "x", debug=debug),
+        lambda x: lax.psum_scatter(x, "x", tiled=False),
+        lambda n: [(n, 3, 5)],
+    ),
+    "reduce-scatter both ways": (
+        lambda x, debug: ops.reduce_scatter(x, "x", bidirectional=True, debug=debug),
+        lambda x: lax.psum_scatter(x, "x", tiled=False),
+        lambda n: [(n, 3, 5)],
+    ),
+    "all-reduce": (
+        lambda x, debug: ops.all_reduce(x, "x", debug=debug), lambda x: lax.psum(x, "x"), lambda n: [(3, 5)]
+    ),
+    "all-reduce both ways": (
+        lambda x, debug: ops.all_reduce(x, "x", bidirectional=True, debug=debug),
+        lambda x: lax.psum(x, "x"),
+        lambda n: [(3, 5)],
+    ),
+    "all-to-all": (
+        lambda x, debug: ops.all_to_all(x, "x", debug=debug),
+        lambda x: lax.all_to_all(x, "x", 0, 0, tiled=True),
+        lambda n: [(n, 3, 5)],
+    ),
+    **{
+        f"all-gather matmul{' both ways' * two}{' fused' * fused}": (
+            lambda x, y, debug, two=two, fused=fused: ops.all_gather_matmul(
+                x, y, "x", tiles=(2, 8, 8), bidirectional=two, fused=fused, debug=debug
+            ),
+            lambda x, y: lax.all_gather(x, "x", axis=1, tiled=True) @ y,
+            lambda n: [(4, 8), (8 * n, 8)],
+        )
+        for two in (False, True)
+        for fused in (False, True)
+    },
+    **{
+        f"matmul reduce-scatter{' both ways' * two}": (
+            lambda x, y, debug, two=two: ops.matmul_reduce_scatter(
+                x, y, "x", tiles=(2, 8, 8), bidirectional=two, debug=debug
+            ),
+            lambda x, y: lax.psum_scatter(x @ y, "x", tiled=True),
+            lambda n: [(2 * n, 8), (8, 8)],
+        )
+        for two in (False, True)
+    },
+    **{
+        f"ring attention{' causal' * causal}": (
+            lambda q, k, v, debug, causal=causal: ops.ring_attention(q, k, v, "x", causal=causal, debug=debug),
+            lambda q, k, v, causal=causal: _attention(q, k, v, causal),
+            lambda n: [(2, 4, 8)] * 3,
+        )
+        for causal in (False, True)
+    },
+}  # fmt: skip
+
+
+def _attention(q: Any, k: Any, v: Any, causal: bool) -> Any:
+    """All keys on all devices."""
+    keys, values = (lax.all_gather(a, "x", axis=1, tiled=True) for a in (k, v))
+    scores = q @ mnp.swapaxes(keys, -1, -2) / np.sqrt(q.shape[-1])
+    if causal:
+        row = lax.broadcasted_iota(mnp.int32, scores.shape, 1) + lax.axis_index("x") * q.shape[-2]
+        scores = mnp.where(lax.broadcasted_iota(mnp.int32, scores.shape, 2) <= row, scores, -mnp.inf)
+    return mw.nn.softmax(scores, axis=-1) @ values
+
+
+def check(name: str, devices: int, debug: pl.Debug | None) -> None:
+    kernel, reference, shapes = CASES[name]
+    arrays = [numbers(devices, *shape) for shape in shapes(devices)]
+    found = on_ring(lambda *blocks: kernel(*blocks, debug), devices, *arrays)
+    expected = on_ring(reference, devices, *arrays)
+    if "attention" in name:
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+    else:
+        np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("name", CASES)
+@few
+def test_a_kernel_does_what_lax_does_without_races(name, devices):
+    check(name, devices, pl.Debug())
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_over_64_schedules(name):
+    check(name, 3, pl.Debug(schedules=64))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("devices", [4, 8, 16])
+def test_over_64_schedules_on_more_devices(name, devices):
+    check(name, devices, pl.Debug(schedules=64, seed=devices))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_on_one_device(name):
+    if "permute" not in name:
+        check(name, 1, pl.Debug())
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_on_sixteen_devices(name):
+    check(name, 16, None)
+
+
+@pytest.mark.parametrize("devices", [2, 4])
+@pytest.mark.parametrize("tiles", [(8, 6, 16), (32, 32, 32), (5, 7, 9)])
+def test_collective_products_by_other_tiles(devices, tiles):
+    x, y = numbers(devices, 8 * devices, 12), numbers(devices, 12 * devices, 24)
+    for options in ({}, {"bidirectional": True}, {"fused": True}, {"bidirectional": True, "fused": True}):
+        found = on_ring(lambda x, y, o=options: ops.all_gather_matmul(x, y, "x", tiles=tiles, **o), devices, x, y)
+        np.testing.assert_array_equal(found, [np.concatenate(list(x), axis=1) @ each for each in y])
+        if "fused" not in options:
+            blocks = y[:, :12]
+            found = on_ring(
+                lambda x, y, o=options: ops.matmul_reduce_scatter(x, y, "x", tiles=tiles, **o), devices, x, blocks
+            )
+            np.testing.assert_array_equal(found, np.einsum("dik,dkj->ij", x, blocks).reshape(found.shape))
+
+
+@pytest.mark.parametrize("shape", [(128, 64, 32), (100, 70, 50), (8, 200, 9), (1, 1, 1), (33, 16, 65)])
+def test_matmul_by_tiles_that_need_not_fit(shape):
+    m, k, n = shape
+    x, y = numbers(m, k), numbers(k, n)
+    np.testing.assert_array_equal(ops.matmul(x, y, tiles=(32, 16, 32), debug=pl.Debug()), x @ y)
+
+
+def test_matmul_sums_in_float32():
+    x = mnp.full((8, 4096), 0.01, mnp.bfloat16)
+    found = ops.matmul(x, mnp.ones((4096, 8), mnp.bfloat16))
+    assert found.dtype == mnp.bfloat16
+    np.testing.assert_allclose(np.asarray(found, np.float32), 4096 * float(x[0, 0]), rtol=1e-2)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("shape", [((2, 3, 64, 16), (2, 3, 64, 16)), ((32, 8), (50, 8)), ((4, 33, 8), (4, 33, 8))])
+def test_flash_attention(shape, causal):
+    q, k = (numbers(*s) / 4 for s in shape)
+    v = numbers(*shape[1]) + 1
+    found = ops.flash_attention(q, k, v, causal=causal, blocks=(16, 16), debug=pl.Debug())
+    np.testing.assert_allclose(found, attend(q, k, v, causal), rtol=1e-5, atol=1e-5)
+
+
+def test_a_2d_mesh_has_rings_along_each_axis():
+    mesh = mw.make_mesh((2, 4), ("data", "x"))
+    spec = mw.P(("data", "x"))
+
+    def map_(f: Any) -> Any:
+        return mw.shard_map(f, mesh=mesh, in_specs=spec, out_specs=spec)
+
+    x = numbers(16, 4)
+    found = map_(lambda x: ops.all_reduce(ops.all_reduce(x, "x", debug=True), "data", bidirectional=True, debug=True))(
+        x
+    )
+    np.testing.assert_array_equal(found, np.tile(x.reshape(8, 2, 4).sum(0), (8, 1)))
+
+
+def test_rows_that_cannot_be_scattered_evenly():
+    with pytest.raises(mw.MeshwrightError, match="5 rows are scattered over 2 devices"):
+        on_ring(lambda x, y: ops.matmul_reduce_scatter(x, y, "x"), 2, numbers(2, 5, 4), numbers(2, 4, 4))
