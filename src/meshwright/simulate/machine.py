@@ -204,17 +204,17 @@ class Machine:
 
     def collective(self, eqn: Eqn) -> Took:
         """What a collective takes."""
-        operand, result = eqn.inputs[0].type, eqn.outputs[0].type
+        operands, results = tuple(a.type for a in eqn.inputs), tuple(v.type for v in eqn.outputs)
         name, axes = eqn.op.name, eqn.params["axes"]
         permutation = eqn.params.get("permutation")
-        key = (name, operand, result, axes, None if permutation is None else id(permutation))
+        key = (name, operands, results, axes, None if permutation is None else id(permutation))
         found = self._collectives.get(key)
         if found is None:
             found = self._collectives[key] = self._collective(eqn)
         return found
 
     def _collective(self, eqn: Eqn) -> Took:
-        operand, result = eqn.inputs[0].type, eqn.outputs[0].type
+        held, got = sum(a.type.nbytes for a in eqn.inputs), sum(v.type.nbytes for v in eqn.outputs)
         name, axes = eqn.op.name, tuple(eqn.params["axes"])
         missing = [axis for axis in axes if axis not in self.axes]
         if missing:
@@ -235,18 +235,18 @@ class Machine:
                 fix=f"mesh_axes={dict(zip(axes, given, strict=True))}",
             )
         group, kind = prod(sizes), KINDS[name]
-        size = {"all_gather": result.nbytes, "all_to_all": group * operand.nbytes, "permute": group * operand.nbytes}
+        size = {"all_gather": got, "all_to_all": group * held, "permute": group * held}
         options: dict[str, Any] = {"shift": shift_of(eqn.params["permutation"], sizes)} if kind == "permute" else {}
-        volume = size.get(kind, operand.nbytes)
+        volume = size.get(kind, held)
         cost = collective_cost(kind, volume, self.topology, axes, self.mode, **options)
         others = (group - 1) / group
         moved = {
-            "all_gather": others * result.nbytes,
-            "reduce_scatter": others * operand.nbytes,
-            "all_reduce": 2 * others * operand.nbytes,
-            "all_to_all": others * operand.nbytes,
-        }.get(kind, float(operand.nbytes) if group > 1 else 0.0)
-        flops = float(operand.size) if kind in ("all_reduce", "reduce_scatter") else 0.0
+            "all_gather": others * got,
+            "reduce_scatter": others * held,
+            "all_reduce": 2 * others * held,
+            "all_to_all": others * held,
+        }.get(kind, float(held) if group > 1 else 0.0)
+        flops = float(sum(a.type.size for a in eqn.inputs)) if kind in ("all_reduce", "reduce_scatter") else 0.0
         return Took(cost.seconds, self.links(axes), cost.bound, flops, 0.0, axes=axes, moved=moved)
 
     def links(self, axes: tuple[str, ...]) -> tuple[str, ...]:
