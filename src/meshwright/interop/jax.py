@@ -1,0 +1,134 @@
+"""Functions between here and JAX: ``from_jax`` reads what JAX lowers, ``to_jax`` runs what was compiled here on XLA."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from meshwright.core import tree
+from meshwright.core.partition_spec import PartitionSpec
+from meshwright.core.program import Program
+from meshwright.core.sharding import NamedSharding
+from meshwright.core.source import here
+from meshwright.core.trace import Array
+from meshwright.core.types import TensorType
+from meshwright.errors import MeshwrightError, ShapeError
+from meshwright.frontend.compiled import Compiled
+from meshwright.interop.dumping import dump
+from meshwright.interop.loading import load
+from meshwright.interop.mlir_context import parse_module
+
+
+def _needed() -> None:
+    if find_spec("jax") is None:
+        raise MeshwrightError("JAX is not installed.", fix="pip install 'meshwright[jax]'")
+
+
+def from_jax(f: Callable[..., Any], *args: Any, **kwargs: Any) -> Program:
+    """The program of a JAX function for arguments like these: arrays of either side, or ``ShapeDtypeStruct``s.
+
+    Its inputs are the leaves of the arguments, its outputs those of the results. Shardings become constraints.
+
+    >>> import jax.numpy as jnp, meshwright.numpy as mnp
+    >>> print(from_jax(lambda x: jnp.sin(x) * 2, mnp.ones(3)).to_text(sources=False))
+    program(a: f32[3]) {
+      b: f32[3] = sin a
+      c: f32[3] = broadcast_in_dim 2.0:f32 dims=() shape=(3,)
+      d: f32[3] = mul b c
+      return d
+    }
+    """
+    _needed()
+    import jax
+
+    args, kwargs = tree.map(lambda x: np.asarray(x) if isinstance(x, Array) else x, (args, kwargs))
+    return load(jax.jit(f, keep_unused=True).lower(*args, **kwargs).as_text())
+
+
+def to_jax(compiled: Compiled, devices: Sequence[Any] | None = None) -> Callable[..., Any]:
+    """A function of JAX arrays that runs on XLA what was compiled here, with the collectives that were chosen here.
+
+    ``devices`` are JAX's, in the order of the mesh; by default the first ones. Arguments are put where the compiled
+    function wants them, and results are arrays of JAX. It is called from outside of ``jax.jit``.
+
+    >>> import jax.numpy as jnp, meshwright as mw, meshwright.numpy as mnp
+    >>> f = to_jax(mw.jit(lambda x: mnp.tanh(x).sum()).lower(mnp.ones(3)).compile())
+    >>> print(f"{f(jnp.ones(3)):.4f}")
+    2.2848
+    """
+    _needed()
+    import jax
+
+    placed = compiled._executable.placed
+    program = compiled.global_program if placed is None else placed.program
+    axes = [("device", 1)] if placed is None else list(placed.mesh.shape.items())
+    count = prod(size for _, size in axes)
+    found = list(jax.devices() if devices is None else devices)[:count]
+    if len(found) < count:
+        raise MeshwrightError(
+            f"The function was compiled for {count} devices, and JAX has {len(found)}.",
+            where=here(),
+            why="each device of the mesh runs its own part of the program",
+            fix=f"a mesh of {len(found)}, or XLA_FLAGS=--xla_force_host_platform_device_count={count} for JAX on a CPU",
+        )
+    mesh = jax.sharding.Mesh(np.array(found).reshape([size for _, size in axes]), tuple(name for name, _ in axes))
+    nothing = [None] * (len(program.inputs) + len(program.outputs))
+    given = nothing if placed is None else [*placed.in_shardings, *placed.out_shardings]
+    types = [*program.in_types, *program.out_types]
+    ours = [_even(s, t) for s, t in zip(given, types, strict=True)]
+    spec: Any = jax.sharding.PartitionSpec
+    theirs = [jax.sharding.NamedSharding(mesh, spec(*(() if s is None else s.spec.partitions))) for s in ours]
+    ins, outs = len(program.inputs), compiled._executable.out_tree
+    text = dump(
+        program, mesh=None if placed is None else placed.mesh, in_shardings=ours[:ins], out_shardings=ours[ins:],
+        name="main",
+    )  # fmt: skip
+    loaded = _loaded(text, found)
+
+    def function(*args: Any, **kwargs: Any) -> Any:
+        leaves, in_tree = tree.flatten((args, kwargs))
+        shapes = [(tuple(np.shape(x)), np.dtype(x.dtype)) for x in leaves]
+        if in_tree != compiled._in_tree or shapes != [(t.shape, t.dtype) for t in program.in_types]:
+            raise ShapeError(
+                f"This compiled function cannot take ({', '.join(f'{d}{list(s)}' for s, d in shapes)}).",
+                where=here(),
+                why=f"it was compiled for ({', '.join(map(str, program.in_types))})",
+                fix="to_jax(jitted.lower(*args).compile()) for these arguments",
+            )
+        values = [jax.device_put(x, s) for x, s in zip(leaves, theirs[:ins], strict=True)]
+        parts = loaded.execute_sharded(values).disassemble_into_single_device_arrays()
+        made = [
+            jax.make_array_from_single_device_arrays(t.shape, sharding, list(blocks))
+            for t, sharding, blocks in zip(program.out_types, theirs[ins:], parts, strict=True)
+        ]
+        return tree.unflatten(outs, made)
+
+    return function
+
+
+def _even(sharding: NamedSharding | None, t: TensorType) -> NamedSharding | None:
+    """The sharding, if JAX has it: blocks of one size over whole axes. Otherwise all of the array everywhere."""
+    if sharding is None:
+        return None
+    found = sharding.to_tensor_sharding(t.ndim)
+    whole = all(axis.is_full for dim in found.dims for axis in dim.axes)
+    if whole and found.padded_shape(t.shape) == t.shape:
+        return sharding
+    return NamedSharding(sharding.mesh, PartitionSpec())
+
+
+def _loaded(text: str, devices: Sequence[Any]) -> Any:
+    """The module compiled by XLA for these devices."""
+    from jaxlib import xla_client
+
+    options = xla_client.CompileOptions()
+    build = options.executable_build_options
+    options.num_partitions = build.num_partitions = len(devices)
+    build.use_spmd_partitioning = build.use_shardy_partitioner = True
+    numbers = np.array([[device.id for device in devices]])
+    build.device_assignment = options.device_assignment = xla_client.DeviceAssignment.create(numbers)
+    return devices[0].client.compile_and_load(parse_module(text), xla_client.DeviceList(tuple(devices)), options)
