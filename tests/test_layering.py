@@ -89,6 +89,8 @@ LATE = {
         "meshwright.frontend.explanation",
         "meshwright.frontend.sharding_reasons",
         "meshwright.frontend.texts",
+        "meshwright.simulate.memory",
+        "meshwright.simulate.spmd",
     },
     "frontend.jit": {"meshwright.frontend.explicit", "meshwright.frontend.partitioning"},
     "frontend.operands": {"meshwright.frontend.explicit", "meshwright.frontend.placing"},

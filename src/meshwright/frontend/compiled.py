@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from meshwright.frontend.jit import Executable
     from meshwright.frontend.partitioning import Collective
     from meshwright.frontend.sharding_reasons import ShardingReasons
+    from meshwright.simulate.memory import MemoryUse
+    from meshwright.simulate.simulation import Simulation
 
 
 class Call(NamedTuple):
@@ -122,6 +124,35 @@ class Compiled:
 
         args, kwargs = tree.unflatten(self._in_tree, range(len(self._types)))
         return explain(placed, tree.argument_names(args, kwargs))
+
+    def simulate(self, hardware: Any, **options: Any) -> Simulation:
+        """One run on hardware: a topology, or a machine of the named chip, with its timeline and memory.
+
+        >>> import meshwright as mw, meshwright.numpy as mnp
+        >>> mesh = mw.make_mesh((4,), ("x",))
+        >>> x = mw.device_put(mnp.ones((4096, 4096)), mw.NamedSharding(mesh, mw.P("x")))
+        >>> run = mw.jit(lambda x: x @ x.T).lower(x).compile().simulate("tpu v5e")
+        >>> run.seconds > 0, run.peak_bytes_per_device > 4096 * 4096
+        (True, True)
+        """
+        from meshwright.simulate.spmd import simulate
+
+        return simulate(self, hardware, **options)
+
+    def cost(self, hardware: Any) -> Any:
+        """What it costs on hardware without overlap: see ``Simulation.cost``."""
+        return self.simulate(hardware, overlap="none").cost()
+
+    def memory(self) -> MemoryUse:
+        """What the memory of a device holds at most, and what is alive then.
+
+        >>> import meshwright as mw, meshwright.numpy as mnp
+        >>> mw.jit(lambda x: x * 2).lower(mnp.ones(1024)).compile().memory().peak_bytes
+        8192
+        """
+        from meshwright.simulate.memory import memory
+
+        return memory(self.program)
 
     def explain_sharding(self, value: Any) -> ShardingReasons:
         """Where each axis of a value's sharding came from: what a user wrote, and the equations on the way.

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from meshwright.core.axes import Axes, AxisRef
 from meshwright.core.factors import Factors
 from meshwright.core.mesh import BaseMesh
-from meshwright.core.op import No, Value
+from meshwright.core.op import Linearity, No, Value
 from meshwright.core.partition_spec import read_axis
 from meshwright.core.program import Atom, Eqn, Literal, Program, Var
 from meshwright.core.sharding import TensorSharding
@@ -25,7 +25,7 @@ from meshwright.core.sharding_check import resolve
 from meshwright.core.source import Source
 from meshwright.core.trace import Array, at_source, read, state
 from meshwright.core.types import TensorType
-from meshwright.ops.basic import add, zeros
+from meshwright.ops.basic import add, convert, zeros
 from meshwright.partition.blocks import identity, without_padding
 from meshwright.partition.choose import Choice, choose, numbered, question, rule_of
 from meshwright.partition.combine import Why
@@ -225,9 +225,13 @@ class Localizer:
         want = [self.wanted.get(v) for v in eqn.outputs]
         addends = [self.addends.get(v, 1) for v in eqn.outputs]
 
+        # A sum is taken at its own width: what narrows its summands would round each of them.
+        narrows = eqn.op is convert and result_types[0].dtype.itemsize < operand_types[0].dtype.itemsize
+        linear = Linearity.NONE if narrows else eqn.op.linear
+
         def ask(layouts: list[TensorSharding]) -> Choice:
             types = operand_types, result_types
-            return choose(question(self.mesh, rule, eqn.op.linear, *types, layouts, want, addends))
+            return choose(question(self.mesh, rule, linear, *types, layouts, want, addends))
 
         found = ask(have)
         if any(layout_.unreduced for layout_ in have):
