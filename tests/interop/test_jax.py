@@ -48,6 +48,14 @@ def test_dims_that_do_not_divide() -> None:
     np.testing.assert_allclose(to_jax(compiled)(jnp.arange(10.0)), np.cumsum(np.arange(10.0)) * 2)
 
 
+def test_an_axis_that_is_cut() -> None:
+    mesh = mw.make_mesh((4,), ("i",))
+    x = mw.device_put(mnp.arange(8.0), mw.NamedSharding(mesh, P("i")))
+    compiled = mw.jit(lambda x: x.reshape(2, 4).sum(0)).lower(x).compile()
+    np.testing.assert_allclose(to_jax(compiled)(jnp.arange(8.0)), np.arange(8.0).reshape(2, 4).sum(0))
+    assert "all-reduce(" in compiled.as_text()
+
+
 def test_errors() -> None:
     mesh = mw.make_mesh((4,), ("i",))
     x = mw.device_put(mnp.arange(8.0), mw.NamedSharding(mesh, P("i")))

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from meshwright.core import tree
+from meshwright.core.mesh import AbstractMesh
 from meshwright.core.partition_spec import PartitionSpec
 from meshwright.core.program import Program
 from meshwright.core.sharding import NamedSharding
@@ -21,6 +22,7 @@ from meshwright.frontend.compiled import Compiled
 from meshwright.interop.dumping import dump
 from meshwright.interop.loading import load
 from meshwright.interop.mlir_context import parse_module
+from meshwright.ops.shard_map import MeshAxes
 
 
 def _needed() -> None:
@@ -65,7 +67,16 @@ def to_jax(compiled: Compiled, devices: Sequence[Any] | None = None) -> Callable
 
     placed = compiled._executable.placed
     program = compiled.global_program if placed is None else placed.program
-    axes = [("device", 1)] if placed is None else list(placed.mesh.shape.items())
+    types = [*program.in_types, *program.out_types]
+    ours: list[NamedSharding | None] = [None] * len(types)
+    axes: MeshAxes = (("device", 1),)
+    on: AbstractMesh | None = None
+    if placed is not None:
+        params = next(eqn.params for eqn in program.eqns if eqn.op.name == "shard_map")
+        axes = params["mesh"]
+        on = AbstractMesh(tuple(size for _, size in axes), tuple(name for name, _ in axes))
+        specs = [*params["in_specs"], *params["out_specs"]]
+        ours = [_even(NamedSharding(on, spec.update(replicated=())), t) for spec, t in zip(specs, types, strict=True)]
     count = prod(size for _, size in axes)
     found = list(jax.devices() if devices is None else devices)[:count]
     if len(found) < count:
@@ -76,18 +87,10 @@ def to_jax(compiled: Compiled, devices: Sequence[Any] | None = None) -> Callable
             fix=f"a mesh of {len(found)}, or XLA_FLAGS=--xla_force_host_platform_device_count={count} for JAX on a CPU",
         )
     mesh = jax.sharding.Mesh(np.array(found).reshape([size for _, size in axes]), tuple(name for name, _ in axes))
-    nothing = [None] * (len(program.inputs) + len(program.outputs))
-    given = nothing if placed is None else [*placed.in_shardings, *placed.out_shardings]
-    types = [*program.in_types, *program.out_types]
-    ours = [_even(s, t) for s, t in zip(given, types, strict=True)]
     spec: Any = jax.sharding.PartitionSpec
     theirs = [jax.sharding.NamedSharding(mesh, spec(*(() if s is None else s.spec.partitions))) for s in ours]
     ins, outs = len(program.inputs), compiled._executable.out_tree
-    text = dump(
-        program, mesh=None if placed is None else placed.mesh, in_shardings=ours[:ins], out_shardings=ours[ins:],
-        name="main",
-    )  # fmt: skip
-    loaded = _loaded(text, found)
+    loaded = _loaded(dump(program, mesh=on, in_shardings=ours[:ins], out_shardings=ours[ins:], name="main"), found)
 
     def function(*args: Any, **kwargs: Any) -> Any:
         leaves, in_tree = tree.flatten((args, kwargs))
@@ -110,13 +113,9 @@ def to_jax(compiled: Compiled, devices: Sequence[Any] | None = None) -> Callable
     return function
 
 
-def _even(sharding: NamedSharding | None, t: TensorType) -> NamedSharding | None:
-    """The sharding, if JAX has it: blocks of one size over whole axes. Otherwise all of the array everywhere."""
-    if sharding is None:
-        return None
-    found = sharding.to_tensor_sharding(t.ndim)
-    whole = all(axis.is_full for dim in found.dims for axis in dim.axes)
-    if whole and found.padded_shape(t.shape) == t.shape:
+def _even(sharding: NamedSharding, t: TensorType) -> NamedSharding:
+    """The sharding, if all blocks are of one size, as JAX wants them; otherwise all of the array everywhere."""
+    if sharding.to_tensor_sharding(t.ndim).padded_shape(t.shape) == t.shape:
         return sharding
     return NamedSharding(sharding.mesh, PartitionSpec())
 
