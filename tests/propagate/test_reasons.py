@@ -235,6 +235,15 @@ x  f32[4,4]  P('x', None)
     )
 
 
+def test_what_arguments_are_called() -> None:
+    def f(first: Any, mode: str, *rest: Any, **named: Any) -> Any:
+        return first + rest[0]["a"] + rest[1] + named["last"]
+
+    x = put(mnp.ones((4, 4)), "x")
+    compiled = mw.jit(f, static_argnums=1).lower(x, "mode", {"a": x}, x, last=x).compile()
+    assert list(all_reasons(compiled).names.values()) == ["first", "rest[0]['a']", "rest[1]", "last"]
+
+
 def test_branches_loops_and_their_gradients() -> None:
     def f(w: Any, x: Any, n: Any) -> Any:
         x = lax.cond(n > 1, lambda x: mnp.tanh(x @ w), lambda x: x * 2, x)

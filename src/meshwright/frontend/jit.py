@@ -146,7 +146,7 @@ class Jitted:
         traced, placement = self._trace(in_tree, statics, types, self._placement(args, kwargs, places, types))
 
         name = getattr(self.fun, "__name__", "function")
-        call = Call(name, self._parameters(statics), in_tree, traced.out_tree, placement)
+        call = Call(name, self._parameters(statics, len(args)), in_tree, traced.out_tree, placement)
 
         def compiled() -> Compiled:
             return Compiled(Executable(traced, (), placement), in_tree, types, call.parameters, call)
@@ -173,14 +173,17 @@ class Jitted:
         rest = tuple(x for n, x in enumerate(args) if n not in numbers)
         return tuple(statics), rest, {k: v for k, v in kwargs.items() if k not in self.static_argnames}
 
-    def _parameters(self, statics: Statics) -> list[str]:
-        """The names of the function's positional arguments that are not static."""
+    def _parameters(self, statics: Statics, count: int) -> list[str]:
+        """What the function calls its first ``count`` positional arguments that are not static."""
+        static = [place for place, _, _ in statics if isinstance(place, int)]
         try:
             found = inspect.signature(self.fun).parameters.values()
         except (TypeError, ValueError):
             return []
-        static = {place for place, _, _ in statics}
         names = [p.name for p in found if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+        rest = next((p.name for p in found if p.kind is p.VAR_POSITIONAL), None)
+        if rest is not None:
+            names += [f"{rest}[{n}]" for n in range(count + len(static) - len(names))]
         return [name for n, name in enumerate(names) if n not in static]
 
     def _with_statics(self, statics: Statics) -> Function:

@@ -157,8 +157,8 @@ class Reasons:
             name, _, where = label(by).partition(" at ")
             return Step(var, link.dim, name, where)
         if var in self.names:
-            origin = link.value.origin
-            return Step(var, link.dim, f"argument {self.names[var]}", origin.where if origin is not None else "")
+            origin, name = link.value.origin, self.names[var].removeprefix("argument ")
+            return Step(var, link.dim, f"argument {name}", origin.where if origin is not None else "")
         maker = link.value.op
         if maker is None or maker.node is None:
             return Step(var, link.dim, "its type", self.made.get(var, ("", ""))[1] if var is not None else "")
