@@ -35,6 +35,7 @@ from meshwright.ops.gathering import gather
 from meshwright.ops.indexing import dynamic_slice, dynamic_update_slice
 from meshwright.ops.reduction import reduce_prod
 from meshwright.ops.shape import pad, slice_
+from meshwright.partition.blocks import identity, scalar
 from meshwright.partition.reshard import ReshardPlan, View
 from meshwright.partition.reshard_blocks import Blocks
 from meshwright.partition.reshard_pairs import block_pairs, receivers
@@ -337,11 +338,4 @@ def _row(table: Any, position: Value) -> list[Value]:
 
 def _identity(x: Value, reduction: str) -> Value:
     """What changes nothing when it is reduced with others, as a scalar of ``x``'s dtype."""
-    integer = x.dtype.kind in "iu"
-    if reduction in ("max", "min"):
-        limits = np.iinfo(x.dtype) if integer else None
-        low, high = (limits.min, limits.max) if limits else (-np.inf, np.inf)
-        value: Any = low if reduction == "max" else high
-    else:
-        value = 1 if reduction == "prod" else 0
-    return Array(np.asarray(value, x.dtype), TensorType((), x.dtype))
+    return scalar(identity(x.dtype, reduction), x.dtype)
