@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,9 @@ from meshwright.core import trace, tree
 from meshwright.core.source import Source, here
 from meshwright.core.types import TensorType
 from meshwright.frontend import direct, scalars
+from meshwright.hardware.topology import Topology
 from meshwright.kernel.blocks import BlockSpec
+from meshwright.kernel.clock import Clock
 from meshwright.kernel.faults import KernelError
 from meshwright.kernel.history import race_error
 from meshwright.kernel.language import scoped
@@ -24,6 +27,8 @@ from meshwright.kernel.schedules import Adversarial, Schedule, Seeded, nth
 from meshwright.kernel.semaphores import SemaphoreRef
 from meshwright.kernel.spaces import MemorySpace, MemoryType, Semaphores, SemaphoreType
 from meshwright.kernel.tasks import Task, current
+from meshwright.kernel.timeline import Timeline
+from meshwright.kernel.timing import HardwareClock
 
 
 @dataclass(frozen=True)
@@ -109,6 +114,36 @@ def run_kernel(
     return _run(call, mesh, inputs, kinds.get(debug.order or "", lambda: Schedule(in_order))(), debug.races, places)
 
 
+def run_on_clock(
+    call: Call, mesh: dict[str, int], inputs: Sequence[Sequence[Data]], topology: Topology, dry: bool = True
+) -> Timeline:
+    """How long a kernel takes on the chips of a topology; ``dry``, without its numbers."""
+    clock = HardwareClock(topology, mesh, dry)
+    _run(call, mesh, inputs, Schedule(True), False, None, clock)
+    seconds = max([span.end for span in clock.spans], default=0.0)
+    return Timeline(seconds, tuple(clock.spans), topology, mesh, call.name)
+
+
+@dataclass(frozen=True, eq=False)
+class Runner:
+    """What runs a call: for its results, or for its time."""
+
+    call: Call
+
+    def __call__(
+        self,
+        mesh: dict[str, int],
+        inputs: Sequence[Sequence[Data]],
+        places: Sequence[Sequence[Data]] | None = None,
+    ) -> list[list[Data]]:
+        return run_kernel(self.call, mesh, inputs, places)
+
+    def timeline(self, mesh: dict[str, int], types: Sequence[TensorType], topology: Topology) -> Timeline:
+        """How long the kernel takes on operands of these types."""
+        device = [np.broadcast_to(np.zeros((), t.dtype), t.shape) for t in types]
+        return run_on_clock(self.call, mesh, [device] * prod(mesh.values()), topology)
+
+
 def _explore(
     call: Call, mesh: dict[str, int], inputs: Sequence[Sequence[Data]], debug: Debug, in_order: bool
 ) -> list[list[Data]]:
@@ -165,6 +200,7 @@ def _run(
     schedule: Schedule,
     races: bool,
     places: Sequence[Sequence[Data]] | None = None,
+    clock: Clock | None = None,
 ) -> list[list[Data]]:
     limit = call.params.vmem_limit_bytes
     machine = Machine(
@@ -178,17 +214,21 @@ def _run(
         home=call.source,
         core_axis=call.core_axis,
         tiles=call.debug is not None and call.debug.tiles,
+        clock=clock,
     )
     machine.collective_id = call.params.collective_id
     ready = [
         _prepare(call, machine, task, inputs[task.device], None if places is None else places[task.device])
         for task in machine.tasks
     ]
-    before = direct.state.place, trace.state.manual, scalars.state.active
+    before = direct.state.place, trace.state.manual, scalars.state.active, trace.state.watch
     direct.state.place, trace.state.manual, scalars.state.active = _Place(), None, True
+    trace.state.watch = clock.watch if clock is not None else None
     try:
         with trace.building(None), np.errstate(all="ignore"):
             machine.run(lambda task: ready[task.entity].run())
+        if clock is not None and clock.dry:
+            return []
         results = [[_taken(ref) for ref in operands.outs] for operands in ready[:: call.cores]]
         machine.finish()
     except Exception as error:
@@ -197,7 +237,7 @@ def _run(
             raise race_error(list(machine.history.races.values())) from error
         raise
     finally:
-        direct.state.place, trace.state.manual, scalars.state.active = before
+        direct.state.place, trace.state.manual, scalars.state.active, trace.state.watch = before
         machine.close()
     if machine.history is not None and machine.history.races:
         raise race_error(list(machine.history.races.values()))

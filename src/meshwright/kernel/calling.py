@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from itertools import count
 from typing import Any
 
@@ -17,7 +16,7 @@ from meshwright.core.types import TensorType
 from meshwright.frontend.tracing import leaf_value
 from meshwright.kernel import operation
 from meshwright.kernel.blocks import BlockSpec, GridSpec
-from meshwright.kernel.call import Call, CompilerParams, Debug, run_kernel
+from meshwright.kernel.call import Call, CompilerParams, Debug, Runner, run_kernel
 from meshwright.kernel.faults import KernelError
 from meshwright.kernel.indexing import as_int
 from meshwright.kernel.language import parameter_names
@@ -111,7 +110,7 @@ def _apply(call: Call, leaves: list[Any]) -> list[Any]:
     manual = state.manual
     mesh = tuple(manual.axes.items()) if manual is not None else ()
     # Every call is a kernel of its own: its number keeps programs apart that differ in nothing else.
-    rule = Rule(f"{call.name}#{next(_serial)}", partial(run_kernel, call))
+    rule = Rule(f"{call.name}#{next(_serial)}", Runner(call))
     places = [axis_index(axes=(axis,), sizes=(size,)) for axis, size in mesh]
     return list(operation.pallas_call(*places, *leaves, kernel=rule, mesh=mesh, out=call.out_types, rows=()))
 

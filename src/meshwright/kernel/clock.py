@@ -1,29 +1,31 @@
-"""How long things take. This clock stands still: everything happens in order, at no cost.
-
-One that runs overrides ``copy_seconds`` and moves ``Task.time`` on where a task computes. The machine does the rest:
-copies of one link come one after another, the first to be over happens first, and who waits for a semaphore goes on
-at the time of the signal.
-"""
+"""How long things take. This clock stands still: everything happens in order, at no cost."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from meshwright.kernel.transfers import Transfer
 
+if TYPE_CHECKING:
+    from meshwright.kernel.tasks import Task
+
 
 class Clock:
-    """Times of copies, by the link they take."""
+    """The times of copies and of computing; the machine moves on by them."""
 
-    def __init__(self) -> None:
-        self.free: dict[Any, float] = {}  # when each link has done all it was given
-
-    def copy_seconds(self, copy: Transfer) -> float:
-        """How long a copy takes on a free link."""
-        return 0.0
+    runs = False  # whether anything takes time
+    dry = False  # whether numbers are left out: floats are neither computed nor copied
 
     def finish(self, copy: Transfer, now: float) -> float:
         """When a copy started now is over."""
-        end = max(now, self.free.get(copy.link, 0.0)) + self.copy_seconds(copy)
-        self.free[copy.link] = end
-        return end
+        return now
+
+    def settle(self, task: Task) -> None:
+        """A task signals, waits or copies: what it computed until then has taken its time."""
+
+    def waited(self, task: Task, since: float, why: str) -> None:
+        """A task has waited, from ``since`` until its time now."""
+
+    def watch(self, op: Any, operands: Any, types: Any, params: Any) -> Any:
+        """An op is computed by the running task; its results, if they are not to be computed."""
+        return None

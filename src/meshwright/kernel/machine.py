@@ -183,6 +183,8 @@ class Machine:
 
     def signal(self, task: Task, semaphore: Semaphore, amount: int) -> None:
         """Add to a semaphore of any device."""
+        if self.clock.runs:
+            self.clock.settle(task)
         if self.schedule.interrupts:
             self.pause(task)
         source = task.source()
@@ -190,12 +192,13 @@ class Machine:
         semaphore.add(Signal(amount, task, source, task.entity))
         if self.history is not None:
             self.history.event(task, "signals", source)
-        semaphore.time = max(semaphore.time, task.time)
-        self.arrive(semaphore, amount)
+        self.arrive(semaphore, amount, task.time)
 
-    def arrive(self, semaphore: Semaphore, amount: int) -> None:
+    def arrive(self, semaphore: Semaphore, amount: int, time: float) -> None:
         """A signal comes."""
         semaphore.count += amount
+        if self.clock.runs:
+            heappush(semaphore.times, (time, amount))
         waiter = semaphore.waiter
         if waiter is not None and semaphore.count >= waiter.need:
             semaphore.waiter = None
@@ -204,13 +207,18 @@ class Machine:
 
     def wait(self, task: Task, semaphore: Semaphore, value: int, why: str, take: bool = True) -> None:
         """Run others until a semaphore holds ``value``, then take it."""
+        if self.clock.runs:
+            self.clock.settle(task)
         if self.schedule.interrupts:
             self.pause(task)
         while semaphore.count < value:
             task.waiting, task.need, task.why = semaphore, value, why
             semaphore.waiter = task
             self.hub.switch()
-        task.time = max(task.time, semaphore.time)
+        if self.clock.runs:
+            since = task.time
+            task.time = max(task.time, semaphore.reached(value, take))
+            self.clock.waited(task, since, why)
         proved = semaphore.take(value) if take else semaphore.proved(value) if self.history is not None else []
         if self.history is None:
             for signal in proved:
@@ -240,6 +248,8 @@ class Machine:
     def start(self, copy: Transfer, send: Semaphore | None, receive: Semaphore) -> None:
         """Let a copy begin; ``send`` and ``receive`` are told when it has read and written."""
         task = copy.starter
+        if self.clock.runs:
+            self.clock.settle(task)
         if self.schedule.interrupts:
             self.pause(task)
         if not copy.nbytes:
@@ -273,16 +283,13 @@ class Machine:
         if copy.payload is None:
             copy.read(keep=in_parts)
             if copy.send is not None:
-                copy.send[0].time = max(copy.send[0].time, copy.finish)
-                self.arrive(copy.send[0], copy.nbytes)
+                self.arrive(copy.send[0], copy.nbytes, copy.finish)
             if in_parts:
                 return
         copy.write()
         del self.pending[copy.number]
         assert copy.receive is not None
-        semaphore = copy.receive[0]
-        semaphore.time = max(semaphore.time, copy.finish)
-        self.arrive(semaphore, copy.nbytes)
+        self.arrive(copy.receive[0], copy.nbytes, copy.finish)
         if self.history is None:
             copy.send = copy.receive = None
 
@@ -309,6 +316,7 @@ class Machine:
 
         def main(task: Task) -> None:
             results[task.entity] = body(task)
+            self.clock.settle(task)
             task.done = True
 
         for task in self.tasks:
@@ -332,7 +340,11 @@ class Machine:
             chosen: Any
             if schedule.in_turn:
                 schedule.decisions += 1
-                chosen = ready[0] if ready else self.pending[heappop(self.due)[1]]
+                if ready:
+                    # Who is behind goes first, so that links are taken in the order of time.
+                    chosen = min(ready, key=_time) if self.clock.runs else ready[0]
+                else:
+                    chosen = self.pending[heappop(self.due)[1]]
             else:
                 chosen = schedule.choose(ready, self.movable() if not ready or schedule.interrupts else [])
             if chosen.__class__ is Task:
@@ -419,6 +431,10 @@ class Machine:
             found = SemaphoreArray(key, "the barrier semaphore", SemaphoreType.BARRIER, (), device, core)
             self.memory[(device, core, key)] = found
         return found  # type: ignore[no-any-return]
+
+
+def _time(task: Task) -> float:
+    return task.time
 
 
 def _some(names: list[str]) -> str:

@@ -161,8 +161,13 @@ def load(ref: Ref, key: Any) -> Array:
                 found = ref.data[index]
             if buffer.shadow is not None:
                 buffer.shadow.read_by_task(task, path)
-    data = np.array(found)
+    data = np.array(found) if not task.machine.clock.dry or found.dtype.kind in "biu" else _no_numbers(found)
     return Array(data, TensorType(data.shape, data.dtype))
+
+
+def _no_numbers(like: Data) -> Data:
+    """Zeros that take no memory."""
+    return np.broadcast_to(np.zeros((), like.dtype), like.shape)
 
 
 def as_view(data: Data, index: Any) -> Any:
@@ -184,7 +189,8 @@ def store(ref: Ref, key: Any, value: Any) -> None:
             buffer.before_write(ref.path)
         if buffer.shadow is not None:
             buffer.shadow.write_by_task(task, ref.path)
-        ref.data[...] = data
+        if not task.machine.clock.dry or data.dtype.kind in "biu":
+            ref.data[...] = data
         return
     index, selects = resolve(ref.data.shape, key)
     index = as_view(ref.data, index) if selects else index
@@ -193,7 +199,8 @@ def store(ref: Ref, key: Any, value: Any) -> None:
         buffer.before_write((*ref.path, index))
     if buffer.shadow is not None:
         buffer.shadow.write_by_task(task, (*ref.path, index))
-    ref.data[index] = data
+    if not task.machine.clock.dry or data.dtype.kind in "biu":
+        ref.data[index] = data
 
 
 def fitted(value: Any, shape: tuple[int, ...], dtype: dtypes.DType, label: str) -> Data:

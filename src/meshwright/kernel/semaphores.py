@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -39,13 +40,13 @@ class Signal:
 class Semaphore:
     """One counter of one device."""
 
-    __slots__ = ("array", "chains", "count", "index", "last", "longest", "signals", "spent", "time", "total", "waiter")
+    __slots__ = ("array", "chains", "count", "index", "last", "longest", "signals", "spent", "times", "total", "waiter")
 
     def __init__(self, array: SemaphoreArray, index: tuple[int, ...]) -> None:
         self.array = array
         self.index = index
         self.count = 0
-        self.time = 0.0  # when it was last signalled
+        self.times: list[tuple[float, int]] = []  # a heap: when it was signalled by how much, where time is kept
         self.waiter: Task | None = None
         self.last: Signal | None = None
         self.spent = 0  # how much was waited for of signals that no wait has proved to have come
@@ -61,6 +62,17 @@ class Semaphore:
     @property
     def label(self) -> str:
         return self.array.label + (str(list(self.index)) if self.index else "")
+
+    def reached(self, value: int, take: bool) -> float:
+        """When signals had added up to ``value``; what is taken does not count again."""
+        times = self.times if take else sorted(self.times)
+        left, at = value, 0.0
+        while left > 0 and times:
+            at, amount = heappop(times)
+            if amount > left and take:
+                heappush(times, (at, amount - left))
+            left -= amount
+        return at
 
     def add(self, signal: Signal) -> None:
         """A signal is on its way."""
