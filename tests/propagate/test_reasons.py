@@ -15,13 +15,29 @@ import meshwright.numpy as mnp
 from meshwright import P, lax
 from meshwright.core.axes import AxisRef
 from meshwright.core.program import Eqn, Var
+from meshwright.core.sharding import TensorSharding
 from meshwright.errors import MeshError, MeshwrightError
 from meshwright.frontend.sharding_reasons import reasons_of
+from meshwright.ops.stacked import inline_calls
+from meshwright.propagate.from_program import propagate_program
 from meshwright.propagate.graph import FunctionOp, GraphValue, Op
+from meshwright.propagate.own_regions import own_regions
 from meshwright.propagate.problem import Kind, Rule
 from meshwright.propagate.reasons import Reason, Reasons, equations
 from meshwright.propagate.why import Link
+from tests.ops.drawing import rng
+from tests.partition.partitioning import layouts
 from tests.partition.test_models import LAYOUTS, MESH, MODELS, setting
+from tests.partition.test_random_programs import (
+    FORWARD,
+    IN_PARTS,
+    MESHES,
+    REVERSE,
+    backward,
+    drawn,
+    layout_of_parts,
+    program_of,
+)
 
 EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
 HERE = pathlib.Path(__file__)
@@ -94,7 +110,10 @@ def assert_joined(reasons: Reasons, by: Op, one: Link, other: Link, made: dict[V
 
 
 def follow(reasons: Reasons, var: Var, reason: Reason, made: dict[Var, Eqn], given: dict[str, Any]) -> None:
-    """Go the way of an axis: each step is one that its equation can make, and at its end somebody wrote the axis."""
+    """Go the way of an axis: each step is one that its equation can make, and at its end somebody wrote the axis.
+
+    ``given`` are the shardings that were written, by the names of arguments and results.
+    """
     links = reasons.links(var, reason.dim, reason.axis)
     assert len(links) == len(reason.steps) and reason.steps[0].var is var
     for one, other in pairwise(links):
@@ -105,11 +124,9 @@ def follow(reasons: Reasons, var: Var, reason: Reason, made: dict[Var, Eqn], giv
         if beside in reasons.propagated.shardings:
             assert has(reasons.propagated.shardings[beside], other.dim, reason.axis)
     origin = reason.origin
-    for step in reason.steps:
-        assert is_line(step.where), step
     name = origin.op.removeprefix("argument ").removeprefix("out_shardings, ")
     assert isinstance(links[-1].by, FunctionOp) == origin.op.startswith("out_shardings")
-    assert has(given[name].to_tensor_sharding(len(links[-1].value.shape)), origin.dim, reason.axis), (name, reason)
+    assert has(given[name], origin.dim, reason.axis), (name, reason)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -121,9 +138,9 @@ def test_every_axis_of_the_example_models(name: str, layout: str) -> None:
     shardings = mw.tree.map(lambda x: x.sharding, placed)
     step = mw.jit(module.train_step, static_argnames="config", out_shardings=(None, shardings))
     reasons = all_reasons(step.lower(placed, split, config=config).compile())
-    leaves = mw.tree.leaves((placed, split))
-    given = dict(zip(reasons.names.values(), (x.sharding for x in leaves), strict=True))
-    given |= dict(zip(reasons.out_names[1:], mw.tree.leaves(shardings), strict=True))
+    written = [x.sharding.to_tensor_sharding(x.ndim) for x in mw.tree.leaves((placed, split))]
+    given = dict(zip(reasons.names.values(), written, strict=True))
+    given |= dict(zip(reasons.out_names, reasons.propagated.asked, strict=True))
     made = {var: eqn for eqn in equations(reasons.program) for var in eqn.outputs}
     axes = 0
     for var, sharding in reasons.propagated.shardings.items():
@@ -131,8 +148,45 @@ def test_every_axis_of_the_example_models(name: str, layout: str) -> None:
         assert [(r.dim, r.axis) for r in found.reasons] == [(d, a) for d, s in enumerate(sharding.dims) for a in s.axes]
         for reason in found.reasons:
             follow(reasons, var, reason, made, given)
+            assert all(is_line(step.where) for step in reason.steps), reason
             axes += 1
     assert axes > 50
+
+
+def explained_axes(seed: int) -> int:
+    """How many axes a random program has in a random layout, each of them followed."""
+    one, generator = drawn(seed, FORWARD if seed % 3 else REVERSE), rng("reasons", seed)
+    arrays = one.arrays()
+    function = one.on(mw) if seed % 3 or not one.floats else backward(one, arrays)
+    program = own_regions(inline_calls(program_of(function, arrays), shard_maps=False))
+    mesh = IN_PARTS if seed % 2 else MESHES[0]
+
+    def sharding(rank: int) -> TensorSharding | None:
+        if not generator.integers(3):
+            return None
+        found = layouts(mesh, rank)
+        return layout_of_parts(rank, generator) if seed % 2 else found[generator.integers(len(found))]
+
+    ins, outs = ([sharding(t.ndim) for t in types] for types in (program.in_types, program.out_types))
+    propagated = propagate_program(program, mesh, ins, outs)
+    reasons = Reasons(propagated, [f"a{n}" for n in range(len(ins))], [f"r{n}" for n in range(len(outs))])
+    given = {f"a{n}": s for n, s in enumerate(ins)} | {f"r{n}": s for n, s in enumerate(outs)}
+    made = {var: eqn for eqn in equations(program) for var in eqn.outputs}
+    axes = 0
+    for var in propagated.shardings:
+        for reason in reasons.of(var).reasons:
+            follow(reasons, var, reason, made, given)
+            axes += 1
+    return axes
+
+
+def test_random_programs() -> None:
+    assert sum(map(explained_axes, range(50))) > 500
+
+
+@pytest.mark.slow
+def test_many_random_programs() -> None:
+    assert sum(map(explained_axes, range(1000, 3000))) > 20_000
 
 
 def model(w: Any, x: Any) -> Any:

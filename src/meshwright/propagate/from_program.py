@@ -34,16 +34,23 @@ PASSES = (
 class Propagated:
     """What propagation found for a program: a sharding for each variable, and the answer with its reasons.
 
-    ``numbers`` are those of the program's variables among the values of the problem.
+    ``numbers`` are those of the program's variables among the values of the problem; ``asked`` is how its results
+    were asked for.
     """
 
     def __init__(
-        self, program: Program, answer: Answer, numbers: Mapping[Var, int], found: Mapping[Var, TensorSharding]
+        self,
+        program: Program,
+        answer: Answer,
+        numbers: Mapping[Var, int],
+        found: Mapping[Var, TensorSharding],
+        asked: Sequence[TensorSharding | None],
     ) -> None:
         self.program = program
         self.answer = answer
         self.numbers = numbers
         self.shardings = found
+        self.asked = tuple(asked)
 
 
 def propagate_program(
@@ -71,7 +78,7 @@ def propagate_program(
     answer = run(Problem(tuple(reader.values), (main,), (mesh,)), PASSES)
     found = reader.read(answer, program)
     found.update((var, sharding) for var, sharding in reader.fixed.items() if sharding.unreduced)
-    return Propagated(program, answer, reader.number, found)
+    return Propagated(program, answer, reader.number, found, out_shardings)
 
 
 class _Ref(NamedTuple):

@@ -118,7 +118,7 @@ class Reasons:
         """Everything about a result; where it is asked for in another layout than it has, that one first."""
         atom, main = self.program.outputs[number], self.why.graph.functions[0]
         own = [self.of(atom)] if isinstance(atom, Var) else []  # a number is nowhere in particular
-        asked, has = main.result_shardings[number], self.propagated.shardings.get(atom)  # type: ignore[arg-type]
+        asked, has = self.propagated.asked[number], self.propagated.shardings.get(atom)  # type: ignore[arg-type]
         if asked is None or not own or _axes(asked) == _axes(has):
             return own
         name = self.out_names[number]
@@ -170,7 +170,7 @@ class Reasons:
         """Which result's sharding has the axis, and where that was written."""
         main = self.why.graph.functions[0]
         for number, use in enumerate(main.block.terminator.operands):
-            sharding = main.result_shardings[number]
+            sharding = self.propagated.asked[number]
             same = link.value in (use.value, use.value.holder, use.value.sunk)
             if same and sharding is not None and any(a.overlaps(link.axis) for a in sharding.dims[link.dim].axes):
                 where = main.result_where[number] if main.result_where else ""
