@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ import meshwright as mw
 import meshwright.numpy as mnp
 from meshwright import P, lax
 from tests.interop import hlo_by_xla
+from tests.interop.test_hlo_models import KINDS
 
 MESH = mw.make_mesh((2, 4), ("x", "y"))
 BOTH = P("x", "y")
@@ -64,7 +66,9 @@ CASES: dict[str, tuple[Callable[[Any], Any], P, P, dict[str, int]]] = {
 
 def whole(parts: list[np.ndarray[Any, Any]], x: mw.Array) -> None:
     for part, shard in zip(parts, x.addressable_shards, strict=True):
-        np.testing.assert_allclose(part, np.asarray(shard.data), rtol=1e-5, atol=1e-6)
+        block = np.asarray(shard.data)
+        kept = part[tuple(slice(n) for n in block.shape)]  # without padding
+        np.testing.assert_allclose(kept, block, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -122,3 +126,37 @@ def test_dims_that_do_not_divide_are_padded_blocks() -> None:
     padded = np.pad(np.arange(10.0, dtype=np.float32), (0, 2)).reshape(4, 3)
     (found,) = hlo_by_xla.run(text, [list(padded)])
     np.testing.assert_allclose(np.concatenate(found)[:10], np.asarray(compiled(a)))
+
+
+def check_reshards(shape: tuple[int, ...], pairs: list[tuple[Any, Any]]) -> None:
+    a = mw.random.normal(mw.random.key(0), shape)
+    for source, target in pairs:
+        placed = mw.device_put(a, source)
+        compiled = mw.jit(lambda a: a, out_shardings=target).lower(placed).compile()
+        text = compiled.as_text()
+        counts = dict(Counter(KINDS[c.kind] for c in compiled.collectives))
+        assert hlo_by_xla.count_collectives(text) == counts, (source, target)
+        size = compiled.program.in_types[0].shape
+        blocks = [np.asarray(shard.data) for shard in placed.addressable_shards]
+        padded = [np.pad(x, [(0, n - m) for n, m in zip(size, x.shape, strict=True)]) for x in blocks]
+        (found,) = hlo_by_xla.run(text, [padded])
+        whole(found, compiled(placed))
+
+
+def reshards(mesh: mw.Mesh, rank: int) -> list[tuple[Any, Any]]:
+    layouts = list(mw.sharding.enumerate_shardings(mesh, rank, compound=True))
+    return [(source, target) for source in layouts for target in layouts if source != target]
+
+
+def test_some_reshards() -> None:
+    check_reshards((8, 16), reshards(MESH, 2)[::11])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("sizes", "shape"),
+    [((2, 2), (8, 4)), ((2, 3), (6, 12)), ((2, 4), (16, 8)), ((2, 2), (5, 7)), ((2, 3), (4, 5)), ((2, 4), (7, 12))],
+)
+def test_every_reshard(sizes: tuple[int, int], shape: tuple[int, int]) -> None:
+    mesh = mw.make_mesh(sizes, ("x", "y"))
+    check_reshards(shape, reshards(mesh, 2))
