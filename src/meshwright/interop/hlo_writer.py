@@ -72,7 +72,7 @@ def number_text(number: Any, dtype: DType) -> str:
         return f"({number_text(number.real, half)}, {number_text(number.imag, half)})"
     exact = float(number)
     if exact.is_integer() and abs(exact) < 1e15:
-        return "-0" if exact == 0 and np.signbit(exact) else str(int(exact))
+        return "-0.0" if exact == 0 and np.signbit(exact) else str(int(exact))
     short = str(np.float32(exact))
     with np.errstate(over="ignore", invalid="ignore"):
         same = dtype.itemsize <= 4 and np.asarray(float(short)).astype(dtype) == number
@@ -230,9 +230,12 @@ class Computation:
     def constant(self, value: Any, t: TensorType) -> Value:
         """An array; one number for all its elements is written once and spread."""
         array = np.broadcast_to(np.asarray(value, t.dtype), t.shape)
-        if t.ndim and (not array.size or (array == array.flat[0]).all()):
+        if t.ndim and (not array.size or array.tobytes() == array.flat[0].tobytes() * array.size):
             first = array.flat[0] if array.size else np.zeros((), t.dtype)[()]
             return self.spread(self.constant(first, TensorType((), t.dtype)), t.shape)
+        if t.dtype.kind == "c" and np.isnan(array.real).any():  # which XLA's parser would put into both parts
+            parts = [self.constant(x, TensorType(t.shape, x.dtype)) for x in (array.real, array.imag)]
+            return self.op("complex", parts, [TensorType(t.shape, t.dtype)])[0]
         key = (t.shape, t.dtype, array.tobytes()) if array.size <= 16 else None
         found = self._constants.get(key)
         if found is None:

@@ -64,7 +64,7 @@ def dense(value: np.ndarray[Any, Any], t: TensorType) -> str:
     'dense<3>'
     """
     value = np.ascontiguousarray(value, t.dtype)
-    if value.size and (value.size == 1 or (value == value.flat[0]).all()):
+    if value.size and value.tobytes() == value.flat[0].tobytes() * value.size:  # the two zeros differ
         return f"dense<{_number(value.flat[0], t.dtype)}>"
     if t.dtype.kind == "b" or not value.size:
         words = np.where(value, "true", "false").tolist() if value.size else []
