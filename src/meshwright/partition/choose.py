@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from itertools import product
+from itertools import permutations, product
 from math import prod
 from typing import Any, NamedTuple
 
@@ -26,6 +26,7 @@ from meshwright.propagate.project import project, shapes_of
 
 FLOPS_PER_BYTE = 2000.0  # what a chip computes in the time that it receives a byte: 2,000 to 4,000 on those of today
 MOST_TRIED = 512
+MOST_PLACES = 256  # ways to give the parts of axes to factors, beyond which whole axes must do
 
 _OF_BOOLS = {"and": "min", "or": "max"}  # how devices combine them
 
@@ -168,17 +169,41 @@ def _assignments(asked: Question) -> Iterator[Assignment]:
             yield dict(suggested[first])
     if fresh({}):
         yield {}
-    places = sorted(asked.separable)
     used = {axis.name for found in suggested for axes in found.values() for axis in axes}
     whole = [axis for axis in asked.mesh.axes if axis.name in used | stuck]
-    if (asked.reduced or stuck) and (len(places) + 1) ** len(whole) <= MOST_TRIED:
-        for spots in product([None, *places], repeat=len(whole)):
-            tried: Assignment = {}
-            for axis, place in zip(whole, spots, strict=True):
-                if place is not None:
-                    tried[place] = (*tried.get(place, ()), axis)
-            if fresh(tried):
-                yield tried
+    if asked.reduced and len(asked.operand_types) > 1:
+        parts = [part for axis in whole for part in _prime_parts(axis)]
+        found_more = _everywhere(asked, (parts, whole))
+    else:
+        found_more = _everywhere(asked, (whole,) if asked.reduced or stuck else ())
+    for tried in found_more:
+        if fresh(tried):
+            yield tried
+
+
+def _everywhere(asked: Question, choices: Sequence[Sequence[AxisRef]]) -> Iterator[Assignment]:
+    """Every assignment of pieces of the mesh to factors, in every order: of the first pieces that are few enough."""
+    places = [None, *sorted(asked.separable)]
+    pieces = next((found for found in choices if len(places) ** len(found) <= MOST_PLACES), ())
+    for spots in product(places, repeat=len(pieces)):
+        groups: dict[int, list[AxisRef]] = {}
+        for piece, place in zip(pieces, spots, strict=True):
+            if place is not None:
+                groups.setdefault(place, []).append(piece)
+        for orders in product(*(permutations(group) for group in groups.values())):
+            yield dict(zip(groups, orders, strict=True))
+
+
+def _prime_parts(axis: AxisRef) -> list[AxisRef]:
+    """An axis cut into parts of prime size, from major to minor."""
+    found, rest = [], axis
+    while rest.size > 1:
+        prime = next(n for n in range(2, rest.size + 1) if rest.size % n == 0)
+        found.append(rest.part(rest.pre, rest.pre * prime))
+        if prime == rest.size:
+            break
+        rest = rest.part(rest.pre * prime, rest.next)
+    return found
 
 
 def _merge(assignment: Assignment, more: Assignment) -> Assignment:
