@@ -96,6 +96,20 @@ def test_a_shard_map_over_some_axes_leaves_the_others_open() -> None:
     assert all(np.isin(part, expected).all() for part in found)
 
 
+def test_a_sum_that_is_owed_inside_is_taken_in_the_result() -> None:
+    mesh = mw.make_mesh((2, 2), ("x", "y"), axis_types=(mw.sharding.AxisType.Explicit,) * 2)
+    with mw.set_mesh(mesh):
+        a = mw.device_put(mnp.arange(32.0).reshape(4, 8), mw.NamedSharding(mesh, P(None, "x")))
+        b = mw.device_put(mnp.ones((8, 4)), mw.NamedSharding(mesh, P("x", None)))
+        owed = P(unreduced={"x"})
+        lowered = mw.jit(lambda a, b: mw.reshard(mnp.dot(a, b, out_sharding=owed) * 2, P())).lower(a, b)
+        text = lowered.as_text()
+        assert '<@mesh, [{}, {}], unreduced={"x"}> : tensor<4x4xf32>' in text
+        assert (
+            '-> (tensor<4x4xf32> {jax.result_info = "result", sdy.sharding = #sdy.sharding<@mesh, [{}, {}]>})' in text
+        )
+
+
 def test_collectives_need_a_mesh() -> None:
     compiled = mw.jit(lambda a: a.sum(0)).lower(placed(mnp.ones((4, 4)), "x")).compile()
     with pytest.raises(MeshwrightError) as error:

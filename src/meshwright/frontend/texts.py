@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from meshwright.core import tree
+from meshwright.core.dimension_sharding import DimensionSharding
 from meshwright.core.program import Program
 from meshwright.core.sharding import NamedSharding, TensorSharding
+from meshwright.core.types import TensorType
 from meshwright.frontend.compiled import Call
 from meshwright.frontend.explicit import untyped
 from meshwright.frontend.placing import sharding_for, spread
@@ -43,11 +45,12 @@ def lowered_text(program: Program, call: Call) -> str:
     if placement is None:
         return dump(program, name=_module(call), result_names=_results(call))
     mesh = placement.mesh
-    found = untyped(inline_calls(program, shard_maps=False), mesh)
+    program = inline_calls(program, shard_maps=False)
+    found = untyped(program, mesh)
     written = spread(placement.out_shardings, tree.unflatten(call.out_tree, range(call.out_tree.num_leaves)), "jit")
     outs = [
-        _tensor_sharding(place, atom.type) if place is not None else found.fixed.get(atom)  # type: ignore[arg-type]
-        for place, atom in zip(written, found.program.outputs, strict=True)
+        _tensor_sharding(place, t) if place is not None else _summed(found.fixed.get(atom), t)  # type: ignore[arg-type]
+        for place, atom, t in zip(written, found.program.outputs, program.out_types, strict=True)
     ]
     ins = [
         given if given is not None else found.fixed.get(var)
@@ -59,7 +62,15 @@ def lowered_text(program: Program, call: Call) -> str:
     )  # fmt: skip
 
 
-def _tensor_sharding(place: Any, t: Any) -> TensorSharding:
+def _summed(fixed: TensorSharding | None, t: TensorType) -> TensorSharding | None:
+    """The sharding of a result: a sum that the program leaves to whoever uses it has been taken by then."""
+    if fixed is None or not fixed.unreduced or t.unreduced:
+        return fixed
+    dims = [dim.axes for dim in t.sharding.dims] if t.sharding is not None else [()] * t.ndim
+    return TensorSharding(fixed.mesh, [DimensionSharding(axes) for axes in dims])
+
+
+def _tensor_sharding(place: Any, t: TensorType) -> TensorSharding:
     found = sharding_for(place, t.shape)
     assert isinstance(found, NamedSharding)
     return found.to_tensor_sharding(t.ndim)
