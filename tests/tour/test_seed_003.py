@@ -192,3 +192,24 @@ def test_sub_devices_are_children_in_the_map_and_arithmetic_is_on_numbers():
         1,
         3,
     ]
+
+
+@listing
+def test_a_listing_is_a_mesh_program_too(name):
+    fn = read(name)
+    device_map = {1: [1, 2], 3: [3, 4]} if name == "DEVICE_ARITHMETIC" else None if fn.device_map else MAP
+    x = inputs_of(fn)
+    program = dist.to_mesh(fn, device_map)
+    assert program.mesh.shape == {"d": 2, "dd": 2}
+    np.testing.assert_allclose(program(**x), dist.execute(fn, x, device_map), rtol=1e-5, atol=1e-6)
+
+
+def test_data_and_horizontal_parallelism_is_a_mesh_of_two_axes_and_one_sum():
+    fn = read("PROPOSAL_NESTED")
+    program = dist.to_mesh(fn, **SIZES)
+    assert str(program.mesh) == '<["d"=2, "dd"=2], device_ids=[0, 2, 1, 3]>'
+    assert [tuple(s.spec) for s in program.in_shardings] == [(None, "dd"), ("dd",), ("d",)]
+    assert [tuple(s.spec) for s in program.out_shardings] == [("d",)]
+    (eqn,) = program.program.eqns
+    ops = [inner.op.name for inner in eqn.params["body"].eqns if inner.op.name != "pbroadcast"]
+    assert ops == ["dot_general", "dot_general", "psum"]

@@ -86,7 +86,7 @@ def execute(fn: Function, inputs: Mapping[str, Any] | Sequence[Any], device_map:
     array([2., 4.], dtype=float32)
     """
     arrays = _arrays(fn, inputs)
-    sizes = _sizes(fn, arrays)
+    sizes = array_sizes(fn, arrays)
     # The walk over types comes first: it finds what is wrong before anything is computed.
     resolve(fn, device_map, fold=False, **sizes)
     items = [_item(v, x) for v, x in zip(fn.inputs, arrays, strict=True)]
@@ -119,7 +119,7 @@ def _arrays(fn: Function, inputs: Mapping[str, Any] | Sequence[Any]) -> list[Any
     ]
 
 
-def _sizes(fn: Function, arrays: Sequence[Any]) -> dict[str, int]:
+def array_sizes(fn: Function, arrays: Sequence[Any]) -> dict[str, int]:
     """The numbers that symbols must be for the inputs to have the shapes of the arrays."""
     sizes: dict[str, int] = {}
     pairs: list[tuple[str, Tensor, Any]] = []

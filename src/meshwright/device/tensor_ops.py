@@ -31,7 +31,7 @@ Params = Mapping[str, Any]
 
 
 class Named(NamedTuple):
-    """An op of device programs alone: its factor rule for given ranks, and its value."""
+    """An op of device programs alone: its factor rule for given ranks, and its value by a namespace of functions."""
 
     factors: Callable[[Sequence[TensorType]], str]
     evaluate: Callable[..., Any]
@@ -72,24 +72,24 @@ def _sgd(types: Sequence[TensorType]) -> str:
     return f"{', '.join([*sides, *sides])} -> {', '.join(sides)}"
 
 
-def _matmul_grad(x: Any, w: Any, dy: Any) -> tuple[Any, Any]:
+def _matmul_grad(xp: Any, x: Any, w: Any, dy: Any) -> tuple[Any, Any]:
     return dy @ w.T, x.T @ dy
 
 
 NAMED: dict[str, Named] = {
-    "MatMul": Named(_matmul, np.matmul, Linearity.EACH, 2.0),
+    "MatMul": Named(_matmul, lambda xp, x, y: xp.matmul(x, y), Linearity.EACH, 2.0),
     "MatMulGrad": Named(lambda types: "i k, k j, i j -> i k, k j", _matmul_grad, Linearity.NONE, 4.0),
-    "Relu": Named(_same(1), lambda x: np.maximum(x, 0), Linearity.NONE),
-    "ReluGrad": Named(_same(1), lambda x, dy: np.where(x > 0, dy, 0).astype(dy.dtype), Linearity.NONE),
-    "Loss": Named(_same(1), lambda y, z, n: np.square(y - z) / n, Linearity.NONE, 3.0),
-    "LossGrad": Named(_same(1), lambda y, z, n: 2 * (y - z) / n, Linearity.NONE, 3.0),
+    "Relu": Named(_same(1), lambda xp, x: xp.maximum(x, 0), Linearity.NONE),
+    "ReluGrad": Named(_same(1), lambda xp, x, dy: xp.where(x > 0, dy, 0).astype(dy.dtype), Linearity.NONE),
+    "Loss": Named(_same(1), lambda xp, y, z, n: xp.square(y - z) / n, Linearity.NONE, 3.0),
+    "LossGrad": Named(_same(1), lambda xp, y, z, n: 2 * (y - z) / n, Linearity.NONE, 3.0),
     "SGDOptimizer": Named(
         _sgd,
-        lambda *xs, lr=0.01: tuple(w - lr * g for w, g in zip(xs[: len(xs) // 2], xs[len(xs) // 2 :], strict=True)),
+        lambda xp, *xs, lr=0.01: tuple(w - lr * g for w, g in zip(xs[: len(xs) // 2], xs[len(xs) // 2 :], strict=True)),
         Linearity.NONE,
         2.0,
     ),
-    "Identity": Named(_same(1), lambda x: x, Linearity.JOINTLY, 0.0),
+    "Identity": Named(_same(1), lambda xp, x: x, Linearity.JOINTLY, 0.0),
 }
 _BY_LOWER = {**{name.lower(): name for name in REGISTRY}, **{name.lower(): name for name in NAMED}}
 # `gather` is the collective; the op that takes windows out of a tensor goes by another name.
@@ -269,7 +269,7 @@ def linearity(name: str) -> Linearity:
 def evaluate(name: str, arrays: Sequence[Any], params: Params) -> tuple[Any, ...]:
     """The results of an op on arrays."""
     if name in NAMED:
-        found = NAMED[name].evaluate(*arrays, **params)
+        found = NAMED[name].evaluate(np, *arrays, **params)
     else:
         with np.errstate(all="ignore"):
             found = REGISTRY[registry_name(name)].evaluate(NUMPY, *arrays, **params)

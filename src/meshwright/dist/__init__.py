@@ -38,6 +38,7 @@ from meshwright.device.simulate import simulate
 from meshwright.device.simulation import Simulation
 from meshwright.device.steady import steady_state
 from meshwright.device.text import SlipWarning, parse
+from meshwright.device.to_mesh import MeshProgram, to_mesh
 from meshwright.device.transforms import data_parallel, horizontal_parallel, zero
 from meshwright.device.types import Device, Tensor, Tuple
 from meshwright.device.unrolled import MLP
@@ -53,6 +54,7 @@ __all__ = [
     "Eqn",
     "Estimate",
     "Function",
+    "MeshProgram",
     "Number",
     "OnTopology",
     "Schedule",
@@ -88,6 +90,7 @@ __all__ = [
     "simulate",
     "steady_state",
     "strategies",
+    "to_mesh",
     "zero",
 ]
 

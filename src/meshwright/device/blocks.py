@@ -1,0 +1,283 @@
+"""A device program as the code of one device of a mesh: what scatters, pmaps and collectives are along mesh axes.
+
+On a regular map, the replicas of a pmap do the same, so that one of them is walked for all: a value inside k pmaps is a
+value that varies over the first k mesh axes and is the same along the others. A scatter of an input is put off until it
+is known how every use wants it, a gather until something needs the whole: what is left of them are the specs of inputs
+and outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+from meshwright.core.op import REGISTRY
+from meshwright.core.partition_spec import PartitionSpec
+from meshwright.device.device_map import DeviceMap
+from meshwright.device.function import Eqn, Function, Number, Value
+from meshwright.device.machine import Group, Item, Leaf, Machine, Members, Scope, leaf
+from meshwright.device.tensor_ops import NAMED, registry_name
+from meshwright.device.types import Tuple
+from meshwright.errors import DeviceError
+from meshwright.frontend import collectives
+from meshwright.frontend.lax_shape import concatenate
+from meshwright.frontend.lax_shape import split as split_dim
+from meshwright.frontend.numpy_arithmetic import maximum, square
+from meshwright.frontend.numpy_creation import asarray
+from meshwright.frontend.numpy_linalg import matmul
+from meshwright.frontend.numpy_order import where
+from meshwright.frontend.numpy_reduction import all as every
+from meshwright.frontend.numpy_reduction import any as some
+from meshwright.frontend.numpy_reduction import prod
+
+Steps = tuple[tuple[str, int], ...]  # a mesh axis and the dim that is cut or joined along it, in order
+_FUNCTIONS = SimpleNamespace(matmul=matmul, maximum=maximum, square=square, where=where)
+_REDUCE: dict[str, Callable[[Any, str], Any]] = {
+    "sum": collectives.psum,
+    "max": collectives.pmax,
+    "min": collectives.pmin,
+    "prod": lambda x, axis: prod(collectives.all_gather_invariant(x[None], axis), axis=0),
+    "or": lambda x, axis: some(collectives.all_gather_invariant(x[None], axis), axis=0),
+    "and": lambda x, axis: every(collectives.all_gather_invariant(x[None], axis), axis=0),
+}
+
+
+@dataclass(frozen=True)
+class Part:
+    """An input, or the part of it that scatters have left on each device."""
+
+    source: int
+    steps: Steps = ()
+
+
+class Joined:
+    """A value whose parts are still on their devices: ``steps`` join them, the first first."""
+
+    def __init__(self, data: Any, steps: Steps) -> None:
+        self.data, self.steps = data, steps
+        self.whole: Any = None
+
+
+def spec_of(steps: Iterable[tuple[str, int]]) -> PartitionSpec:
+    """The spec of what is cut in these steps, the first the outermost.
+
+    >>> spec_of([("d", 0), ("dd", 1), ("ddd", 0)])
+    P(('d', 'ddd'), 'dd')
+    """
+    axes: dict[int, list[str]] = {}
+    for axis, dim in steps:
+        axes.setdefault(dim, []).append(axis)
+    entries = [axes.get(dim, []) for dim in range(max(axes, default=-1) + 1)]
+    return PartitionSpec(*(None if not e else e[0] if len(e) == 1 else tuple(e) for e in entries))
+
+
+@dataclass(frozen=True)
+class Output:
+    """An output: its spec; where it is a tuple of different tensors, its first ``levels`` dims are tuples."""
+
+    spec: PartitionSpec
+    levels: int = 0
+
+
+class Blocks:
+    """The domain of one device's blocks. Without ``inputs`` nothing is computed: only specs are found."""
+
+    def __init__(self, axes: Mapping[Members, str], entry: Sequence[Steps], inputs: Sequence[Any] | None) -> None:
+        self.axes, self.entry, self.inputs = axes, entry, inputs
+        self.wanted: dict[int, set[Steps]] = {}
+        self.cut: dict[Part, Any] = {}
+
+    def axis(self, eqn: Eqn, members: Members) -> str | None:
+        """The mesh axis that devices lie along, None for a single one."""
+        if len(members) == 1:
+            return None
+        found = self.axes.get(tuple(members))
+        if found is None:
+            raise _not_a_group(eqn, members)
+        return found
+
+    def read(self, x: Leaf) -> Any:
+        """What a device holds of a value."""
+        data = x.data
+        if isinstance(data, Part):
+            self.wanted.setdefault(data.source, set()).add(data.steps)
+            if self.inputs is None:
+                return None
+            if data not in self.cut:
+                block = self.inputs[data.source]
+                for axis, dim in data.steps[len(self.entry[data.source]) :]:
+                    block = collectives.pscatter(block, axis, axis=dim)
+                self.cut[data] = block
+            return self.cut[data]
+        if isinstance(data, Joined):
+            if data.whole is None and self.inputs is not None:
+                data.whole = data.data
+                for axis, dim in data.steps:
+                    data.whole = collectives.all_gather_invariant(data.whole, axis, axis=dim)
+            return data.whole
+        return data
+
+    def along(self, eqn: Eqn, xs: Sequence[Leaf], members: Members, function: Callable[[Any, str], Any]) -> list[Leaf]:
+        """A collective of one value, along the axis that its members lie along."""
+        if len(xs) > 1:
+            raise _not_a_group(eqn, tuple(x.device for x in xs))
+        axis, data = self.axis(eqn, members), self.read(xs[0])
+        if axis is not None and self.inputs is not None:
+            data = function(data, axis)
+        return [Leaf(data, xs[0].device)]
+
+    def compute(self, eqn: Eqn, args: Sequence[Leaf | Number], params: Mapping[str, Any], device: int) -> list[Leaf]:
+        if eqn.op == "constant":
+            return [Leaf(asarray(params["value"]), device)]
+        data = [asarray(x.value, x.dtype) if isinstance(x, Number) else self.read(x) for x in args]
+        if self.inputs is None:
+            return [Leaf(None, device) for _ in eqn.outputs]
+        if eqn.op in NAMED:
+            found = NAMED[eqn.op].evaluate(_FUNCTIONS, *data, **params)
+        else:
+            found = REGISTRY[registry_name(eqn.op)](*data, **params)
+        return [Leaf(y, device) for y in (found if isinstance(found, tuple | list) else (found,))]
+
+    def scatter(self, eqn: Eqn, x: Leaf, dim: int, devices: Sequence[int]) -> list[Leaf]:
+        axis, data = self.axis(eqn, tuple(devices)), x.data
+        if axis is not None and isinstance(data, Part):
+            data = Part(data.source, (*data.steps, (axis, dim)))
+        elif axis is not None:
+            data = self.read(x)
+            data = collectives.pscatter(data, axis, axis=dim) if self.inputs is not None else None
+        return [Leaf(data, devices[0])]
+
+    def broadcast(self, eqn: Eqn, x: Leaf, devices: Sequence[int]) -> list[Leaf]:
+        self.axis(eqn, tuple(devices))
+        return [Leaf(x.data, devices[0])]
+
+    def gather(self, eqn: Eqn, xs: Sequence[Leaf], dim: int, device: int, members: Members) -> Leaf:
+        if len(xs) > 1:
+            if len({x.device for x in xs}) > 1:
+                raise _not_a_group(eqn, tuple(x.device for x in xs))
+            data = [self.read(x) for x in xs]
+            return Leaf(concatenate(data, dim) if self.inputs is not None else None, device)
+        axis, first = self.axis(eqn, members), xs[0].data
+        if axis is None:
+            return Leaf(first, device)
+        if isinstance(first, Joined):
+            return Leaf(Joined(first.data, (*first.steps, (axis, dim))), device)
+        return Leaf(Joined(self.read(xs[0]), ((axis, dim),)), device)
+
+    def allreduce(self, eqn: Eqn, xs: Sequence[Leaf], how: str, members: Members) -> list[Leaf]:
+        return self.along(eqn, xs, members, _REDUCE[how])
+
+    def allgather(self, eqn: Eqn, xs: Sequence[Leaf], dim: int, members: Members) -> list[Leaf]:
+        return self.along(eqn, xs, members, lambda x, axis: collectives.all_gather_invariant(x, axis, axis=dim))
+
+    def reduce_scatter(self, eqn: Eqn, xs: Sequence[Leaf], dim: int, members: Members) -> list[Leaf]:
+        return self.along(
+            eqn, xs, members, lambda x, axis: collectives.psum_scatter(x, axis, scatter_dimension=dim, tiled=True)
+        )
+
+    def own_part(self, eqn: Eqn, xs: Sequence[Leaf], dim: int, members: Members) -> list[Leaf]:
+        if isinstance(xs[0].data, Part) and len(xs) == 1:
+            return self.scatter(eqn, xs[0], dim, members)
+        return self.along(eqn, xs, members, lambda x, axis: collectives.pscatter(x, axis, axis=dim))
+
+    def send(self, eqn: Eqn, x: Leaf, device: int) -> Leaf:
+        return Leaf(x.data, device)
+
+    def split(self, eqn: Eqn, x: Leaf, dim: int, parts: int) -> list[Leaf]:
+        data = self.read(x)
+        if self.inputs is None:
+            return [Leaf(None, x.device)] * parts
+        return [Leaf(part, x.device) for part in split_dim(data, [data.shape[dim] // parts] * parts, dim)]
+
+    def annotate(self, value: Value, item: Item, scope: Scope) -> None:
+        pass
+
+    def output(self, eqn: Eqn, item: Item) -> tuple[Any, Output]:
+        """An output as it leaves a device, and how the devices' are put together."""
+        axes = []
+        while isinstance(item, Group) and not item.same:
+            if not item.members:
+                raise _not_a_group(eqn, tuple(leaf(x, eqn).device for x in item.items))
+            axes.append(self.axis(eqn, item.members))
+            item = item.items[0]
+        x = leaf(item, eqn)
+        if not axes:
+            if isinstance(x.data, Joined):
+                return x.data.data, Output(spec_of(reversed(x.data.steps)))
+            return self.read(x), Output(PartitionSpec())
+        data = self.read(x)
+        if self.inputs is not None:
+            data = data.reshape((1,) * len(axes) + data.shape)
+        return data, Output(PartitionSpec(*axes), len(axes))
+
+
+class OneForAll(Machine):
+    """Walks the first replica of each pmap, which stands for all of them."""
+
+    domain: Blocks
+
+    def __init__(self, domain: Blocks, device_map: DeviceMap, sizes: Mapping[str, int], homes: frozenset[int]) -> None:
+        super().__init__(domain, device_map, sizes, fold=True)
+        self.homes = homes
+
+    def targets(self, eqn: Eqn, scope: Scope) -> tuple[list[int], bool]:
+        return super().targets(eqn, scope)[0], True
+
+    def _eqn(self, eqn: Eqn, scope: Scope) -> list[Item]:
+        if eqn.op == "send":
+            to = self.device(eqn.attributes["to_device"], scope) if "to_device" in eqn.attributes else None
+            homes = {list(scope.variables.values())[-1]} if scope.variables else self.homes
+            if to is not None and to not in homes:
+                raise DeviceError(
+                    f"A send to device {to} is no mesh program.",
+                    why="one device of a mesh would do what the others do not",
+                    fix="scatter or broadcast over the devices of a group, or dist.execute(fn, inputs, device_map)",
+                )
+        if eqn.op in ("item", "scatter", "broadcast", "own_part", "allreduce", "allgather", "reduce_scatter"):
+            group = scope.values.get(eqn.values[0]) if eqn.values else None
+            taken = eqn.op == "item" and isinstance(group, Group) and bool(group.members)
+            if taken or len(eqn.outputs) > 1:
+                raise DeviceError(
+                    f"One element of what {eqn.op} takes or gives is no mesh program.",
+                    why="it is on one device, and the devices of a mesh all run the same",
+                    fix="use the tuple as a whole: a pmap over it, or a gather",
+                )
+        return super()._eqn(eqn, scope)
+
+
+def outputs(
+    fn: Function,
+    device_map: DeviceMap,
+    axes: Mapping[Members, str],
+    entry: Sequence[Steps],
+    sizes: Mapping[str, int],
+    inputs: Sequence[Any] | None,
+) -> tuple[list[Any], list[Output], Blocks]:
+    """Walk a program as one device: its outputs there, how they are put together, and the walk."""
+    domain = Blocks(axes, entry, inputs)
+    items = []
+    for n, v in enumerate(fn.inputs):
+        if isinstance(v.type, Tuple):
+            raise DeviceError(
+                f"The input {v.name} is a tuple.",
+                why="an input of a mesh program is one array, and its sharding says how it is cut",
+                fix=f"{v.name}: Tensor[…, 0], and scatter({v.name}, dim=0, device_keys=[]) in the program",
+            )
+        assert v.type is not None
+        assert isinstance(v.type.device.base, int)
+        items.append(Leaf(Part(n), v.type.device.base))
+    homes = frozenset(x.device for x in items)
+    found = OneForAll(domain, device_map, sizes, homes).run(fn, items)
+    eqn = Eqn("return", fn.outputs, ())
+    pairs = [domain.output(eqn, item) for item in found]
+    return [data for data, _ in pairs], [out for _, out in pairs], domain
+
+
+def _not_a_group(eqn: Eqn, devices: Members) -> DeviceError:
+    return DeviceError(
+        f"The devices of a {eqn.op} are no group of the device map.",
+        why=f"they are {', '.join(map(str, devices))}; along a mesh axis are the devices of one group, in order",
+        fix="a device map that has them as a group, and device_keys=[] or [d] instead of devices",
+    )

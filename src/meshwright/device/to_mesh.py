@@ -1,0 +1,193 @@
+"""Device programs as mesh programs: the levels of a regular device map are the axes of a mesh."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from itertools import takewhile
+from typing import Any
+
+import numpy as np
+
+from meshwright.core.mesh import Mesh
+from meshwright.core.program import Program
+from meshwright.core.sharding import NamedSharding
+from meshwright.device.blocks import Steps, outputs, spec_of
+from meshwright.device.device_map import DeviceMap
+from meshwright.device.dims import Dim, bind
+from meshwright.device.execute import array_sizes
+from meshwright.device.function import Function
+from meshwright.device.machine import Members
+from meshwright.device.resolve import as_device_map, resolve, symbols_of
+from meshwright.device.types import Tensor
+from meshwright.errors import DeviceError, ShapeError
+from meshwright.frontend.jit import jit
+from meshwright.frontend.shard_map import shard_map
+from meshwright.frontend.tracing import ShapeDtypeStruct, leaf_value, make_program
+
+
+class MeshProgram:
+    """A device program on a mesh: called with whole arrays, in the order of its inputs or by their names.
+
+    ``mesh`` has one axis per level of the device map, ``in_shardings`` and ``out_shardings`` say how inputs and outputs
+    are cut, ``function`` is what runs under ``jit``.
+    """
+
+    def __init__(self, source: Function, device_map: DeviceMap, sizes: Mapping[str, int]) -> None:
+        self.source, self.device_map, self.sizes = source, device_map, dict(sizes)
+        self.mesh = _mesh(device_map)
+        self._axes = _groups(device_map, self.mesh.axis_names)
+        self._check(sizes)
+        nothing: list[Steps] = [() for _ in source.inputs]
+        _, self._outputs, walk = outputs(source, device_map, self._axes, nothing, sizes, None)
+        self._entry = [_common(sorted(walk.wanted.get(n, {()}))) for n in range(len(source.inputs))]
+        self.in_shardings = tuple(NamedSharding(self.mesh, spec_of(steps)) for steps in self._entry)
+        self.out_shardings = tuple(NamedSharding(self.mesh, out.spec) for out in self._outputs)
+        self._jitted = jit(self.function)
+
+    def __repr__(self) -> str:
+        specs = [f"{v.name}: {s.spec}" for v, s in zip(self.source.inputs, self.in_shardings, strict=True)]
+        outs = ", ".join(str(s.spec) for s in self.out_shardings)
+        return f"MeshProgram({self.mesh}, {', '.join(specs)} -> {outs})"
+
+    def function(self, *inputs: Any) -> Any:
+        """The program as a function to trace: ``mw.jit``, ``mw.grad`` and ``mw.make_program`` take it."""
+        values = [leaf_value(x, f"the input {v.name}") for v, x in zip(self.source.inputs, inputs, strict=True)]
+        sizes = array_sizes(self.source, values)
+        for name, n in self.sizes.items():
+            if sizes.get(name, n) != n:
+                raise ShapeError(
+                    f"{name} is {sizes[name]} in the inputs, and {n} in the mesh program.",
+                    why=f"it was made by dist.to_mesh(…, {name}={n})",
+                    fix=f"dist.to_mesh(…, {name}={sizes[name]})",
+                )
+        self._check(sizes)
+
+        def block(*blocks: Any) -> list[Any]:
+            return outputs(self.source, self.device_map, self._axes, self._entry, sizes, blocks)[0]
+
+        run = shard_map(
+            block,
+            mesh=self.mesh,
+            in_specs=tuple(s.spec for s in self.in_shardings),
+            out_specs=[s.spec for s in self.out_shardings],
+        )
+        found = [_tuples(y, out.levels) for y, out in zip(run(*values), self._outputs, strict=True)]
+        return found[0] if len(found) == 1 else tuple(found)
+
+    def __call__(self, *inputs: Any, **by_name: Any) -> Any:
+        names = [v.name for v in self.source.inputs]
+        missing = names[len(inputs) :]
+        if len(inputs) > len(names) or sorted(missing) != sorted(by_name):
+            raise ShapeError(
+                f"{self.source.name} takes {len(names)} inputs: {', '.join(names)}.",
+                why=f"given are {len(inputs)} by position" + (f" and {', '.join(by_name)}" if by_name else ""),
+                fix="one array per input, by position or by name",
+            )
+        return self._jitted(*inputs, *(by_name[name] for name in missing))
+
+    @cached_property
+    def program(self) -> Program:
+        """The traced program, one shard_map; the sizes of its inputs must be known."""
+        unknown = sorted(symbols_of(self.source) - set(self.sizes))
+        if unknown:
+            raise ShapeError(
+                f"The size {unknown[0]} of the mesh program is not known.",
+                why="a traced program has numbers as sizes",
+                fix=f"dist.to_mesh(fn, device_map, {', '.join(f'{name}=8' for name in unknown)})",
+            )
+        return make_program(self.function)(*(self._struct(v.type) for v in self.source.inputs))
+
+    def _check(self, sizes: Mapping[str, int]) -> None:
+        """Types and devices; devices named one by one must be groups of the map, in every replica."""
+        named = _names_devices(self.source)
+        for eqn in resolve(self.source, self.device_map, fold=not named, **sizes).eqns:
+            devices = tuple(getattr(d, "base", d) for d in eqn.attributes.get("devices", ()))
+            if len(devices) > 1 and devices not in self._axes:
+                raise DeviceError(
+                    f"The devices {', '.join(map(str, devices))} are no group of the device map.",
+                    where=repr(eqn),
+                    why=f"the map is {self.device_map}, and along a mesh axis are the devices of one group, in order",
+                    fix="a device map that has them as a group, or device_keys=[] or [d] instead of devices",
+                )
+
+    def _struct(self, type: Any) -> ShapeDtypeStruct:
+        assert isinstance(type, Tensor)
+        shape = [bind(n, self.sizes) for n in type.shape]
+        assert not any(isinstance(n, Dim) for n in shape)
+        return ShapeDtypeStruct(tuple(shape), type.dtype)  # type: ignore[arg-type]
+
+
+def to_mesh(fn: Function, device_map: Any = None, **sizes: int) -> MeshProgram:
+    """A device program on a regular device map as a mesh program: one ``shard_map`` over a mesh.
+
+    Level n of the map is the mesh axis ``d``, ``dd``, ``ddd``, …; devices stand in the mesh as in the map, numbered by
+    their rank. Scatters of inputs become input shardings, gathers of outputs output shardings, collectives those of
+    ``mw.lax``. Pipelines and irregular maps are refused.
+
+    >>> from meshwright import dist
+    >>> import numpy as np
+    >>> fn = dist.parse("def f(x: Tensor[(B, F), 0], w: Tensor[(F, H), 0]): y = MatMul(x, w) return y")
+    >>> fn = dist.horizontal_parallel(dist.data_parallel(fn, {"x": 0}), {"x": 0}, ["d"])
+    >>> program = dist.to_mesh(fn, {1: [1, 3], 2: [2, 4]})
+    >>> program
+    MeshProgram(<["d"=2, "dd"=2], device_ids=[0, 2, 1, 3]>, x: P('d',), w: P(None, 'dd') -> P('d', 'dd'))
+    >>> program(np.ones((4, 3), "f4"), np.ones((3, 2), "f4")).tolist()
+    [[3.0, 3.0], [3.0, 3.0], [3.0, 3.0], [3.0, 3.0]]
+    """
+    found = as_device_map(device_map, fn)
+    if found is None:
+        raise DeviceError(
+            "There is no device map.",
+            why="its levels are the axes of the mesh",
+            fix="dist.to_mesh(fn, {1: [1, 3], 2: [2, 4]})",
+        )
+    if _has_stages(fn):
+        raise DeviceError(
+            "A pipeline is no mesh program.",
+            why="its stages are different programs, and the devices of a mesh all run the same",
+            fix="dist.execute(fn, inputs, device_map), or data_parallel and horizontal_parallel alone",
+        )
+    return MeshProgram(fn, found, sizes)
+
+
+def _mesh(device_map: DeviceMap) -> Mesh:
+    fans = device_map.fan_outs
+    if fans is None:
+        raise DeviceError(
+            f"The device map {device_map} is no mesh.",
+            why="its groups differ in size or depth, and an axis of a mesh has one size",
+            fix="a regular map, such as dist.DeviceMap.grid(2, 4), or dist.execute(fn, inputs, device_map)",
+        )
+    leaves = [path[-1] for path in device_map.paths() if len(path) == len(fans)]
+    rank = {device: n for n, device in enumerate(sorted(leaves))}
+    grid = np.array([rank[device] for device in leaves]).reshape(fans)
+    return Mesh(grid, tuple("d" * (n + 1) for n in range(len(fans))))
+
+
+def _groups(device_map: DeviceMap, names: Sequence[str]) -> dict[Members, str]:
+    """The mesh axis that each group of devices lies along."""
+    found = {device_map.keys(): names[0]}
+    for path in device_map.paths():
+        below = device_map.below(path)
+        if below is not None:
+            found.setdefault(below.keys(), names[len(path)])
+    return found
+
+
+def _has_stages(fn: Function) -> bool:
+    return any(eqn.op == "call" for eqn in fn.eqns) or any(map(_has_stages, fn.bodies()))
+
+
+def _names_devices(fn: Function) -> bool:
+    return any("devices" in eqn.attributes for eqn in fn.eqns) or any(map(_names_devices, fn.bodies()))
+
+
+def _common(wanted: Sequence[Steps]) -> Steps:
+    """The cuts that all uses of an input begin with."""
+    same = takewhile(lambda steps: len(set(steps)) == 1, zip(*wanted, strict=False))
+    return tuple(steps[0] for steps in same)
+
+
+def _tuples(x: Any, levels: int) -> Any:
+    return tuple(_tuples(x[n], levels - 1) for n in range(x.shape[0])) if levels else x
