@@ -61,6 +61,7 @@ class Question(NamedTuple):
     have: tuple[TensorSharding, ...]
     want: tuple[TensorSharding | None, ...]
     addends: tuple[int, ...]  # how many sums like this one each result meets before anything else happens to it
+    thorough: bool = True  # whether parts of axes are tried, which takes long
 
 
 class Numbered(NamedTuple):
@@ -104,6 +105,7 @@ def question(
     have: Sequence[TensorSharding],
     want: Sequence[TensorSharding | None],
     addends: Sequence[int],
+    thorough: bool = True,
 ) -> Question:
     """The question for one equation."""
     return Question(
@@ -115,6 +117,7 @@ def question(
         tuple(have),
         tuple(want),
         tuple(addends),
+        thorough,
     )
 
 
@@ -171,7 +174,7 @@ def _assignments(asked: Question) -> Iterator[Assignment]:
         yield {}
     used = {axis.name for found in suggested for axes in found.values() for axis in axes}
     whole = [axis for axis in asked.mesh.axes if axis.name in used | stuck]
-    if asked.reduced and len(asked.operand_types) > 1:
+    if asked.thorough and asked.reduced and len(asked.operand_types) > 1:
         parts = [part for axis in whole for part in _prime_parts(axis)]
         found_more = _everywhere(asked, (parts, whole))
     else:

@@ -32,6 +32,8 @@ from meshwright.partition.combine import Why
 from meshwright.partition.emit import emit_plan
 from meshwright.partition.layouts import finished, local_type, replicated, reshard_bytes, reshard_plan
 
+SMALL = 32  # equations of a program that is worth the search for the very best
+
 
 class Version(NamedTuple):
     """A value as devices hold it."""
@@ -61,6 +63,7 @@ class Localizer:
     atoms: Mapping[AxisRef, tuple[tuple[str, int], ...]]  # the axes of the local program that make up each whole axis
     whys: dict[Var, Why] = field(default_factory=dict)
     addends: dict[Var, int] = field(default_factory=dict)
+    thorough: bool = True
     moved: dict[Atom, TensorSharding] = field(default_factory=dict)  # the layout each value was first brought into
     uses: Counter[Atom] = field(default_factory=Counter)
     made: dict[Atom, Source | None] = field(default_factory=dict)  # the line that each value comes from
@@ -175,6 +178,7 @@ class Localizer:
 
     def run(self, program: Program) -> None:
         """Localize every equation; inputs must be defined."""
+        self.thorough = len(program.eqns) <= SMALL
         self.addends.update(_addends(program))
         self.uses.update(program.outputs)
         for eqn in program.eqns:
@@ -231,7 +235,7 @@ class Localizer:
 
         def ask(layouts: list[TensorSharding]) -> Choice:
             types = operand_types, result_types
-            return choose(question(self.mesh, rule, linear, *types, layouts, want, addends))
+            return choose(question(self.mesh, rule, linear, *types, layouts, want, addends, self.thorough))
 
         found = ask(have)
         if any(layout_.unreduced for layout_ in have):
