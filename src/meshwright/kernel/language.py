@@ -189,11 +189,15 @@ class trace(ContextDecorator):
         self.name = name
 
     def __enter__(self) -> trace:
-        current("trace").regions.append(self.name)
+        task = current("trace")
+        task.machine.clock.settle(task)
+        task.regions.append(self.name)
         return self
 
     def __exit__(self, *exc: object) -> None:
-        current("trace").regions.pop()
+        task = current("trace")
+        task.machine.clock.settle(task)
+        task.regions.pop()
 
 
 def masked_load(ref: Ref, idx: Any = ..., *, mask: Any = None, other: Any = None) -> Array:

@@ -37,6 +37,8 @@ class Timeline:
     topology: Topology
     mesh: dict[str, int]
     name: str
+    flops: float = 0.0  # of products, on the device with the most
+    nbytes: float = 0.0  # to and from its main memory
 
     def busy(self, device: int, *lanes: str) -> float:
         """How long a device is busy in some of its lanes ("compute", "memory", "links"; overlaps count once)."""

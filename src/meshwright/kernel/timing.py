@@ -33,6 +33,7 @@ class HardwareClock(Clock):
         self.dry = dry
         self.spans: list[Span] = []
         self.free: dict[Link, float] = {}  # when each link and memory has done all it was given
+        self.flops: dict[int, float] = {}  # of products, by task
         self.doing: dict[int, tuple[float, float, str]] = {}  # of each task: seconds of its units, and the longest op
         chip = topology.chip
         self.memory = chip.hbm_bytes_per_s
@@ -97,6 +98,7 @@ class HardwareClock(Clock):
         products, others, _ = self.doing.get(task.entity, (0.0, 0.0, ""))
         cost = op.cost([x.type for x in operands], results, params)
         if op.name in ("dot_general", "conv_general_dilated"):
+            self.flops[task.entity] = self.flops.get(task.entity, 0.0) + cost.flops
             products += cost.flops / self.topology.chip.flops_per_s(operands[0].type.dtype)
         else:
             others += cost.nbytes / self.vmem

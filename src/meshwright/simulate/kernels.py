@@ -41,7 +41,7 @@ ALONE = frozenset(
     | {"reduce_window_sum", "reduce_window_max", "reduce_window_min"}
     | {"select_and_gather_add", "select_and_scatter_add"}
     | {"psum", "pmax", "pmin", "all_gather", "all_gather_invariant", "psum_scatter", "all_to_all", "ppermute"}
-    | {"scan", "while", "cond", "shard_map", "finish_sum", "custom_vjp_tangents"}
+    | {"scan", "while", "cond", "shard_map", "finish_sum", "custom_vjp_tangents", "pallas_call"}
 )
 PARTIAL = frozenset({"slice", "dynamic_slice", "gather", "pscatter"})  # ops that read a part of their first operand
 

@@ -145,10 +145,11 @@ class Machine:
         eqn = kernel.eqns[0]
         if kernel.alone:
             key: object = (eqn.op, tuple(a.type for a in eqn.inputs), tuple(v.type for v in eqn.outputs),
-                           eqn.params.get("contract"), eqn.params.get("batch"))  # fmt: skip
+                           eqn.params.get("contract"), eqn.params.get("batch"), eqn.params.get("kernel"))  # fmt: skip
             found = self._kernels.get(key)
             if found is None:
-                found = self._kernels[key] = self._product(eqn) if eqn.op.name in PRODUCTS else self._other(eqn)
+                rule = self._product if eqn.op.name in PRODUCTS else self._other
+                found = self._kernels[key] = self.written(eqn)[0] if eqn.op.name == "pallas_call" else rule(eqn)
             return found
         return self._fused(kernel)
 
@@ -188,6 +189,17 @@ class Machine:
             seconds = self.measured.moving(kind, cost.nbytes, elements)
             return Took(seconds, (COMPUTE,), "memory", cost.flops, cost.nbytes)
         return self._work(cost.flops, cost.nbytes, "f32", 0.0)
+
+    def written(self, eqn: Eqn) -> tuple[Took, Any]:
+        """What a kernel written by hand takes, and its timeline: it is run on a clock, without its numbers."""
+        mesh, rows = dict(eqn.params["mesh"]), eqn.params["rows"]
+        types = [a.type.with_(shape=a.type.shape[len(rows) :]) for a in eqn.inputs[len(mesh) :]]
+        found = eqn.params["kernel"].function.timeline(mesh, types, self.topology)
+        times = prod(size for name, size in rows if not name)
+        axes = tuple(axis for axis, size in mesh.items() if size > 1)
+        took = Took(times * found.seconds, (COMPUTE, *self.links(axes)), "compute", times * found.flops,
+                    times * found.nbytes, times * found.flops, dtype=self._dtype(eqn))  # fmt: skip
+        return took, found
 
     def _fused(self, kernel: Kernel) -> Took:
         flops = 0.0

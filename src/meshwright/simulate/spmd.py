@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from meshwright.core import tree
-from meshwright.core.program import Program
+from meshwright.core.program import Eqn, Program
 from meshwright.core.source import here
 from meshwright.errors import MeshwrightError
+from meshwright.simulate.kernels import VIEWS
 from meshwright.simulate.machine import Machine, machine_for
 from meshwright.simulate.memory import memory
 from meshwright.simulate.schedule import OVERLAPS, Player
@@ -32,7 +33,8 @@ def simulate(
     with a shard_map; or what ``jit(…).lower(…).compile()`` returned. ``topology`` is a `hardware.Topology` or the name
     of a chip. ``mode="calibrated"`` uses what was measured of the chip. ``overlap`` says what may run at once: "loops"
     lets transfers of one iteration run beside the one before, "steps" keeps iterations apart, "none" runs one task
-    after another. ``while_steps`` is how often while loops run.
+    after another. ``while_steps`` is how often while loops run. Of a program that is one kernel (`pl.pallas_call`), the
+    result is its timeline on all devices.
 
     >>> import meshwright as mw
     >>> mesh = mw.make_mesh((2, 4), ("data", "model"))
@@ -55,11 +57,21 @@ def simulate(
     if not axes:
         axes = dict(getattr(topology, "mesh", {}) or {})
     machine = Machine(machine_for(topology, axes), axes, mode)
+    kernel = _only_kernel(local)
+    if kernel is not None:
+        return machine.written(kernel)[1]  # type: ignore[no-any-return]
     block = Reader(machine, while_steps).block(local)
     played = Player(overlap).play(block)
     order = sorted(range(len(block.tasks)), key=lambda n: (played.starts[n], n))
     use = memory(block.program, donated=donated, kernels=block.kernels, order=order)
     return Simulation(played.seconds, played.events, use, machine.topology, axes, tuple(machine.notes), block, machine)
+
+
+def _only_kernel(program: Program) -> Eqn | None:
+    """The kernel written by hand that a program is, with views of its operands and results."""
+    kernels = [eqn for eqn in program.eqns if eqn.op.name == "pallas_call"]
+    plain = VIEWS | {"axis_index", "slice", "squeeze", "broadcast_in_dim", "pallas_call"}
+    return kernels[0] if len(kernels) == 1 and all(eqn.op.name in plain for eqn in program.eqns) else None
 
 
 def read_program(program: Any, mesh_axes: Mapping[str, int] | None = None) -> tuple[Program, dict[str, int]]:

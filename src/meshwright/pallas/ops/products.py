@@ -10,7 +10,7 @@ from meshwright import lax
 from meshwright import pallas as pl
 from meshwright.core.source import here
 from meshwright.pallas import tpu as pltpu
-from meshwright.pallas.ops.ring import DMA, REGULAR, WHOLE, collective, halves, meet, ring, struct, ways
+from meshwright.pallas.ops.ring import DMA, REGULAR, WHOLE, Way, collective, halves, meet, ring, struct, ways
 
 Tiles = tuple[int, int, int]
 
@@ -88,8 +88,9 @@ def all_gather_matmul(
     """``all_gather(x) @ y``, where the devices have the columns of the left side, each the rows of ``y`` for all.
 
     While a device multiplies what it has, that goes on to the next one, into one of two buffers; who is done with a
-    buffer says so before it is filled again. Both ways, the upper rows go right and the lower ones left. ``fused``
-    keeps one pipeline going: the last step of a product fetches the first tiles of the next.
+    buffer says so before it is filled again. Both ways, half of the columns go right and half left (an odd number of
+    them goes one way). ``fused`` keeps one pipeline going: the last step of a product fetches the first tiles of the
+    next.
 
     >>> import meshwright as mw
     >>> from meshwright.pallas import ops
@@ -99,103 +100,92 @@ def all_gather_matmul(
     >>> g(mnp.ones((8, 32)), mnp.ones((32, 16)))[0, :3]
     Array([32., 32., 32.], dtype=float32)
     """
-    devices = lax.axis_size(axis_name)
     (m, k), n = x.shape, y.shape[1]
-    bidirectional = bidirectional and m > 1
-    cuts = halves(m, bidirectional)
-    fitted = [_fit(tiles, rows, k, n) for _, rows in cuts]
-    pipelines = []
-    for (_, rows), tile in zip(cuts, fitted, strict=True):
-        ins, out = _specs(tile)
-        pipelines.append(
-            pltpu.emit_pipeline_with_allocations(
-                _body(k, tile[1]), grid=_grid(rows, k, n, tile), in_specs=ins, out_specs=out, should_accumulate_out=True
-            )
-        )
+    bidirectional = bidirectional and k % 2 == 0
+    cuts = halves(k, bidirectional)
+    each = cuts[0][1]
+    tile = _fit(tiles, m, each, n)
+    ins, out = _specs(tile)
+    pipeline, allocations = pltpu.emit_pipeline_with_allocations(
+        _body(each, tile[1]), grid=_grid(m, each, n, tile), in_specs=ins, out_specs=out, should_accumulate_out=True
+    )
 
     def kernel(
-        x_ref: Any, y_ref: Any, z_ref: Any, lhs: Any, local: Any, send: Any, receive: Any, room: Any, sums: Any,
+        x_ref: Any, y_ref: Any, z_ref: Any, lhs: Any, local: Any, send: Any, receive: Any, room: Any, acc: Any,
         windows: Any,
     ) -> None:  # fmt: skip
         at = ring(axis_name)
         both = ways(at, bidirectional)
+        runs = [(step, way) for step in range(at.size) for way in both]
+        first, last = runs[0], runs[-1]
+
+        def hand_on(step: int, way: Way) -> Any:
+            """The copy of what is multiplied in a step, to where the next device multiplies it."""
+            slot = step % 2
+            return pltpu.make_async_remote_copy(
+                lhs.at[way.number, slot], lhs.at[way.number, 1 - slot], send.at[way.number],
+                receive.at[way.number, slot], device_id={axis_name: way.target},
+            )  # fmt: skip
+
+        def operands(step: int, way: Way) -> tuple[Any, Any, Any]:
+            rows = pl.ds(way.owner(at, step) * k + cuts[way.number][0], each)
+            return lhs.at[way.number, step % 2], y_ref.at[rows], z_ref
+
         own = []
-        for way, (start, rows) in zip(both, cuts, strict=True):
-            own.append(
-                pltpu.make_async_copy(x_ref.at[pl.ds(start, rows)], lhs.at[0, pl.ds(start, rows)], local.at[way.number])
-            )
+        for way, (start, size) in zip(both, cuts, strict=True):
+            part = x_ref.at[:, pl.ds(start, size)]
+            own.append(pltpu.make_async_copy(part, lhs.at[way.number, 0], local.at[way.number]))
             own[-1].start()
         meet(axis_name, at.left, at.right)
         for copy in own:
             copy.wait()
 
-        for step in range(at.size):
-            slot, last = step % 2, step == at.size - 1
-            copies = []
-            for way, (start, rows) in zip(both, cuts, strict=True):
-                number = way.number
-                copy = pltpu.make_async_remote_copy(
-                    lhs.at[slot, pl.ds(start, rows)], lhs.at[1 - slot, pl.ds(start, rows)], send.at[number],
-                    receive.at[number, slot], device_id={axis_name: way.target},
-                )  # fmt: skip
-                copies.append(copy)
-                if not last:
-                    if step > 0:
-                        pltpu.semaphore_wait(room.at[number])
-                    copy.start()
-            for way, (start, rows), copy in zip(both, cuts, copies, strict=True):
-                number = way.number
-                operands = [
-                    (
-                        lhs.at[s % 2, pl.ds(start, rows)],
-                        y_ref.at[pl.ds(way.owner(at, s) * k, k)],
-                        z_ref.at[pl.ds(start, rows)],
-                    )
-                    for s in (step, step + 1)
-                ]
-                ahead = fused and not last
+        for run, following in zip(runs, [*runs[1:], None], strict=True):
+            step, way = run
+            if step > 0:
+                if not fused:
+                    hand_on(step - 1, way).wait_recv()
+                hand_on(step - 1, way).wait_send()
+                if step < at.size - 1:
+                    pltpu.semaphore_signal(room.at[way.number], device_id={axis_name: way.source})
+                    pltpu.semaphore_wait(room.at[way.number])
+            if step < at.size - 1:
+                hand_on(step, way).start()
 
-                def fetch_next(
-                    found: Any, operands: Any = operands, copy: Any = copy, ahead: bool = ahead
-                ) -> tuple[Any, Any]:
-                    """The last step of a product: what the next one needs has come, so fetch it."""
-                    if not ahead:
-                        return found.pipeline_buffers.input, found.pipeline_buffers.in_out
-                    copy.wait_recv()
-                    refs = found.make_pipeline_refs(*operands[1])
-                    return found.start_pipeline_prefetch(  # type: ignore[no-any-return]
-                        pltpu.PipelinePrefetchArgs(refs, found.pipeline_allocations, found.pipeline_buffers),
-                        force_copy=([True, True], False),
-                    )
-
-                fetched = fused and step > 0
-                pipelines[number][0](
-                    *operands[0],
-                    scratches=[sums[number]],
-                    allocations=windows[number],
-                    init_allocations=step == 0,
-                    prologue=lambda _, fetched=fetched: ((fetched, fetched), ([True, True], False)),
-                    epilogue=fetch_next,
-                    out_prologue=lambda _, step=step: step == 0,
-                    out_epilogue=lambda _, ahead=ahead: ahead,
+            def fetch_next(found: Any, following: Any = following) -> tuple[Any, Any]:
+                """In the last step of a product: once what the next one needs has come, fetch it."""
+                if not fused or following is None:
+                    return found.pipeline_buffers.input, found.pipeline_buffers.in_out
+                if following[0] > 0:
+                    hand_on(following[0] - 1, following[1]).wait_recv()
+                refs = found.make_pipeline_refs(*operands(*following))
+                return found.start_pipeline_prefetch(  # type: ignore[no-any-return]
+                    pltpu.PipelinePrefetchArgs(refs, found.pipeline_allocations, found.pipeline_buffers),
+                    force_copy=([True, True], False),
                 )
-                if not last:
-                    copy.wait_send()
-                    if not fused:
-                        copy.wait_recv()
-                    if step < at.size - 2:
-                        pltpu.semaphore_signal(room.at[number], device_id={axis_name: way.source})
+
+            fetched = fused and run != first
+            pipeline(
+                *operands(step, way),
+                scratches=[acc],
+                allocations=windows,
+                init_allocations=run == first,
+                prologue=lambda _, fetched=fetched: ((fetched, fetched), ([True, True], False)),
+                epilogue=fetch_next,
+                out_prologue=lambda _, run=run: run == first,
+                out_epilogue=lambda _, run=run: fused and run != last,
+            )
 
     memory = [pltpu.ANY((), x.dtype), pltpu.ANY((), y.dtype), pltpu.ANY((), x.dtype)]
+    shapes = [struct((m, n), x.dtype), struct((len(cuts), 2, m, each), x.dtype)]
     return pl.pallas_call(
-        kernel, [struct((m, n), x.dtype), struct((2, m, k), x.dtype)], in_specs=[WHOLE] * 2, out_specs=[WHOLE] * 2,
+        kernel, shapes, in_specs=[WHOLE] * 2, out_specs=[WHOLE] * 2,
         scratch_shapes=[
-            DMA((2,)), DMA((2,)), DMA((2, 2)), REGULAR((2,)),
-            [pltpu.VMEM((tile[0], tile[2]), mnp.float32) for tile in fitted],
-            [allocations(*memory) for _, allocations in pipelines],
+            DMA((2,)), DMA((2,)), DMA((2, 2)), REGULAR((2,)), pltpu.VMEM((tile[0], tile[2]), mnp.float32),
+            allocations(*memory),
         ],
         compiler_params=collective(5), debug=debug,
-    )(x, y)[0] if devices > 1 else matmul(x, y, tiles=tiles, debug=debug)  # fmt: skip
+    )(x, y)[0]  # fmt: skip
 
 
 def matmul_reduce_scatter(

@@ -1,0 +1,158 @@
+"""Kernels on the clock of a machine: how long they take, what overlaps, and where computing hides communication."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+import meshwright as mw
+import meshwright.numpy as mnp
+from meshwright import pallas as pl
+from meshwright.hardware.topology import Topology
+from meshwright.pallas import ops
+from meshwright.pallas import tpu as pltpu
+
+V5E = mw.hardware.get("tpu v5e")
+
+
+def struct(*shape: int) -> mw.ShapeDtypeStruct:
+    return mw.ShapeDtypeStruct(shape, mnp.bfloat16)
+
+
+def gather_matmul(chips: int, m: int, k: int, n: int, **options: Any) -> Any:
+    """The program of an all-gather next to a product, whose chips have ``k`` columns of the left side and ``n``."""
+    columns = mw.P(None, "x")
+    f = mw.shard_map(
+        lambda x, y: ops.all_gather_matmul(x, y, "x", **options),
+        mesh=mw.make_mesh((chips,), ("x",)), in_specs=(columns, columns), out_specs=columns,
+    )  # fmt: skip
+    return mw.make_program(f)(struct(m, k * chips), struct(k * chips, n * chips))
+
+
+def on_line(function: Any, devices: int, shape: tuple[int, ...], machine: Any = "tpu v5e") -> Any:
+    f = mw.shard_map(function, mesh=mw.make_mesh((devices,), ("x",)), in_specs=mw.P("x"), out_specs=mw.P("x"))
+    return mw.simulate(mw.make_program(f)(struct(devices * shape[0], *shape[1:])), machine)
+
+
+def test_a_copy_to_the_next_chip_takes_its_bytes_over_the_link():
+    found = on_line(lambda x: ops.right_permute(x, "x"), 4, (1024, 1024), Topology("tpu v5p", 4, wrap=True))
+    chip = found.topology.chip
+    assert found.seconds == pytest.approx(2 * 1024 * 1024 / chip.link_bytes_per_s + chip.hop_seconds)
+    assert found.lanes(0) == ["to device 1"]
+
+
+def test_on_a_line_the_last_chip_sends_back_over_all_links():
+    found = on_line(lambda x: ops.right_permute(x, "x"), 4, (1024, 1024))
+    expected = 2 * 1024 * 1024 / V5E.link_bytes_per_s
+    ends = {span.device: span.end for span in found.spans if span.lane.startswith("to ")}
+    assert ends[0] == pytest.approx(expected + V5E.hop_seconds)
+    assert ends[3] == pytest.approx(expected + 3 * V5E.hop_seconds)
+
+
+@pytest.mark.parametrize("devices", [4, 8])
+def test_a_ring_all_gather_takes_one_shard_per_step_over_the_link(devices):
+    ring = Topology("tpu v5p", devices, wrap=True)
+    found = on_line(lambda x: ops.all_gather(x, "x"), devices, (1024, 1024), ring)
+    step = 2 * 1024 * 1024 / ring.chip.link_bytes_per_s + ring.chip.hop_seconds
+    local = 2 * 2 * 1024 * 1024 / ring.chip.hbm_bytes_per_s
+    assert found.seconds == pytest.approx((devices - 1) * step + local)
+
+
+def test_both_ways_it_takes_half_as_long():
+    ring = Topology("tpu v5p", 8, wrap=True)
+    one, two = (
+        on_line(lambda x, b=b: ops.all_gather(x, "x", bidirectional=b), 8, (4096, 1024), ring).seconds
+        for b in (False, True)
+    )
+    assert two / one == pytest.approx(4 / 7, rel=0.05)
+
+
+def test_the_pipeline_of_a_product_is_bound_by_memory_or_by_compute():
+    def run(tile: int) -> Any:
+        f = lambda x, y: ops.matmul(x, y, tiles=(tile, tile, tile))
+        return mw.simulate(mw.make_program(f)(struct(2048, 2048), struct(2048, 2048)), "tpu v5e")
+
+    small, large = run(128), run(1024)
+    flops = 2 * 2048**3
+    assert large.flops == flops
+    assert flops / V5E.bf16_flops_per_s <= large.seconds <= 1.1 * flops / V5E.bf16_flops_per_s
+    # Each tile of 128 is used for 128 products of its numbers only: the chip needs 240 FLOPs a byte.
+    read = 2 * 2 * 2048**3 / 128
+    assert small.seconds == pytest.approx(read / V5E.hbm_bytes_per_s, rel=0.05)
+
+
+def test_a_timeline_shows_what_overlaps(tmp_path):
+    program = gather_matmul(4, 2048, 1024, 8192, tiles=(1024, 512, 1024), fused=True)
+    found = mw.simulate(program, "tpu v5e")
+    assert all(found.overlap(device) > 0.95 for device in range(4))
+    assert sum(end - start for start, end in found.bubbles(0)) == pytest.approx(
+        found.seconds - found.busy(0, "compute")
+    )
+    assert str(found).startswith(f"{found.seconds * 1e6:.0f} µs for kernel on tpu v5e 4")
+    rows = found.gantt(width=40).splitlines()
+    assert [row.split("|")[0].strip() for row in rows[:3]] == [
+        "device 0 compute", "device 0 memory", "device 0 to device 1"
+    ]  # fmt: skip
+    assert all(len(row.split("|")[1]) == 40 for row in rows[:-1])
+    found.to_perfetto(tmp_path / "kernel.json")
+    events = json.loads((tmp_path / "kernel.json").read_text())["traceEvents"]
+    assert {event["pid"] for event in events} == {0, 1, 2, 3}
+    assert max(e["ts"] + e["dur"] for e in events if e["ph"] == "X") == pytest.approx(found.seconds * 1e6)
+
+
+def test_regions_name_what_they_hold():
+    def kernel(x_ref: Any, out_ref: Any) -> None:
+        with pltpu.trace("double"):
+            out_ref[...] = x_ref[...] * 2
+
+    program = mw.make_program(pl.pallas_call(kernel, struct(256, 256)))(struct(256, 256))
+    assert {span.name for span in mw.simulate(program, "tpu v5e").spans if span.lane == "compute"} == {"double / mul"}
+
+
+def exposed(machine: Topology, n: int, **options: Any) -> float:
+    """Seconds that the kernel takes longer than on chips whose links take no time; ``n`` columns on each."""
+    program = gather_matmul(machine.size, 2048, 2048, n, tiles=(1024, 512, 1024), **options)
+    free = Topology(machine.chip.replace(link_bytes_per_s=1e18, hop_seconds=0.0), machine.size)
+    return mw.simulate(program, machine).seconds - mw.simulate(program, free).seconds  # type: ignore[no-any-return]
+
+
+def crossover(machine: Topology, sizes: list[int], **options: Any) -> float:
+    """The number of columns (on all chips) at which waiting for links ends: where a line through the waits is zero."""
+    waits = np.array([exposed(machine, n, **options) for n in sizes])
+    assert (np.diff(waits) <= 1e-9).all()
+    waiting = waits > 0.15 * waits[0]
+    slope, start = np.polyfit(np.array(sizes)[waiting], waits[waiting], 1)
+    assert (waits[np.array(sizes) > -1.1 * start / slope] < 0.05 * waits[0]).all()
+    return float(machine.size * -start / slope)
+
+
+@pytest.mark.parametrize("chips", [2, 4])
+def test_computing_hides_communication_from_the_size_that_the_formula_says(chips):
+    """The left side is hidden if n > chips · flops/bw, n being all columns of the right side."""
+    formula = chips * V5E.bf16_flops_per_s / V5E.link_bytes_per_s
+    found = crossover(Topology(V5E, chips), [1024, 2048, 3072, 4096, 5120, 6144], fused=True)
+    assert found == pytest.approx(formula, rel=0.06)
+
+
+def test_on_a_ring_both_ways_half_the_size_is_enough():
+    ring = Topology("tpu v5p", 4, wrap=True)
+    formula = 4 * ring.chip.bf16_flops_per_s / (2 * ring.chip.link_bytes_per_s)
+    found = crossover(ring, [1024, 2048, 3072, 4096], fused=True, bidirectional=True)
+    assert found == pytest.approx(formula, rel=0.1)
+
+
+def test_a_kernel_in_a_larger_program_takes_its_time_there():
+    def kernel_only(x: Any) -> Any:
+        return ops.matmul(x, x, tiles=(512, 512, 512))
+
+    alone = mw.simulate(mw.make_program(kernel_only)(struct(2048, 2048)), "tpu v5e")
+    both = mw.simulate(mw.make_program(lambda x: mnp.tanh(kernel_only(x)))(struct(2048, 2048)), "tpu v5e")
+    assert [share.seconds for share in both.by_op() if share.name == "pallas_call"] == [alone.seconds]
+
+
+def test_with_numbers_the_clock_changes_nothing():
+    x = np.arange(16.0, dtype=np.float32).reshape(4, 4)
+    np.testing.assert_array_equal(ops.matmul(x, x, tiles=(2, 2, 2)), x @ x)
