@@ -85,3 +85,12 @@ def test_a_pipeline_in_simulation_keeps_its_devices_busy_the_longer_the_more_mic
     assert found[0].seconds > found[1].seconds > found[2].seconds
     assert found[0].bubble_fraction > found[1].bubble_fraction > found[2].bubble_fraction
     assert found[0].bubble_fraction == pytest.approx(0.75, abs=0.1)
+
+
+def test_devices_that_a_program_names_one_by_one_are_all_simulated():
+    text = "def f(x: Tensor[(B,), 0]): xs = scatter(x, dim=0, devices=[1, 2]) s = allreduce(xs) return s"
+    fn = dist.parse(text)
+    once, every = (dist.simulate(fn, None, mw.hardware.Topology("h100", 8), fold=fold, B=8) for fold in (True, False))
+    assert once.seconds == every.seconds
+    assert once.peak_bytes == every.peak_bytes
+    assert len(every.peak_bytes) == 3

@@ -259,7 +259,7 @@ def resolve(fn: Function, device_map: Any = None, *, fold: bool = False, **sizes
 
     Every annotation is checked on the way: shapes, devices, lengths of tuples, replicas that share a device. With
     ``fold``, devices that do the same are written once: the first of a group stands for all, and its collectives name
-    their ``members``.
+    their ``members``; devices that a program names one by one are all written.
 
     >>> from meshwright import dist
     >>> fn = dist.parse("def f(x: Tensor[(B, F), 0]): xs = scatter(x, dim=0, device_keys=[]) return xs")
@@ -275,6 +275,7 @@ def resolve(fn: Function, device_map: Any = None, *, fold: bool = False, **sizes
             why=f"its symbols are {', '.join(sorted(symbols_of(fn))) or 'none'}",
             fix="name a symbol of the inputs' shapes",
         )
+    fold = fold and not names_devices(fn)
     domain = Flat(symbols_of(fn) - set(sizes), fold=fold)
     inputs = input_items(fn, domain, sizes)
     outs = Machine(domain, as_device_map(device_map, fn), sizes, fold=fold).run(fn, inputs)
@@ -284,6 +285,14 @@ def resolve(fn: Function, device_map: Any = None, *, fold: bool = False, **sizes
         tuple(domain.eqns),
         tuple(v for item in outs for v in _flat_values(item)),
     )
+
+
+def names_devices(fn: Function) -> bool:
+    """Whether a tuple is spread over devices named one by one, of which the map does not say that they do the same."""
+    return any(
+        "devices" in eqn.attributes and not (len(eqn.outputs) == 1 and isinstance(eqn.outputs[0].type, Tensor))
+        for eqn in fn.eqns
+    ) or any(map(names_devices, fn.bodies()))
 
 
 def _flat_values(item: Item) -> list[Value]:

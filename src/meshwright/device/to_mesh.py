@@ -100,8 +100,7 @@ class MeshProgram:
 
     def _check(self, sizes: Mapping[str, int]) -> None:
         """Types and devices; devices named one by one must be groups of the map, in every replica."""
-        named = _names_devices(self.source)
-        for eqn in resolve(self.source, self.device_map, fold=not named, **sizes).eqns:
+        for eqn in resolve(self.source, self.device_map, fold=True, **sizes).eqns:
             devices = tuple(getattr(d, "base", d) for d in eqn.attributes.get("devices", ()))
             if len(devices) > 1 and devices not in self._axes:
                 raise DeviceError(
@@ -177,10 +176,6 @@ def _groups(device_map: DeviceMap, names: Sequence[str]) -> dict[Members, str]:
 
 def _has_stages(fn: Function) -> bool:
     return any(eqn.op == "call" for eqn in fn.eqns) or any(map(_has_stages, fn.bodies()))
-
-
-def _names_devices(fn: Function) -> bool:
-    return any("devices" in eqn.attributes for eqn in fn.eqns) or any(map(_names_devices, fn.bodies()))
 
 
 def _common(wanted: Sequence[Steps]) -> Steps:
