@@ -11,6 +11,7 @@ from typing import Any
 from meshwright.core import dtypes, tree
 from meshwright.core.op import Op, Value
 from meshwright.core.trace import apply
+from meshwright.frontend import scalars
 from meshwright.frontend.operands import (
     VALUES,
     ArrayLike,
@@ -49,6 +50,10 @@ def _unary(op: Op, x: ArrayLike) -> Value:
 
 
 def _binary(op: Op, x: ArrayLike, y: ArrayLike) -> Value:
+    if scalars.state.active:
+        found = scalars.of_two(op.name, x, y)
+        if found is not None:
+            return found
     x, y = _operand(x), _operand(y)
     if x.__class__ not in VALUES and y.__class__ in VALUES:
         x = fitting(x, y.type.dtype)

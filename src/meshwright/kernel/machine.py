@@ -6,6 +6,7 @@ task, or a copy. When nothing can happen and tasks still wait, that is a deadloc
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from heapq import heappop, heappush
 from math import prod
@@ -323,9 +324,14 @@ class Machine:
             task.greenlet = greenlet.greenlet(main)
             self.ready.append(task)
         before = state.task
+        # What a run makes lives until its end: looking through it for garbage again and again finds none.
+        collecting = gc.isenabled()
+        gc.disable()
         try:
             self._loop()
         finally:
+            if collecting:
+                gc.enable()
             state.task = before
             for task in self.tasks:
                 if task.greenlet is not None and not task.greenlet.dead and task.greenlet:
