@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from functools import update_wrapper
+from functools import partial, update_wrapper
 from sys import getrefcount
 from types import MethodType
 from typing import Any
@@ -14,6 +14,7 @@ import numpy as np
 from meshwright.core import dtypes, tree
 from meshwright.core.check import check
 from meshwright.core.current import current_mesh
+from meshwright.core.program import Program
 from meshwright.core.source import here
 from meshwright.core.trace import Array, Tracer, leaked, run, state, to_array
 from meshwright.core.types import TensorType
@@ -44,11 +45,16 @@ class Executable:
             self.placed = put_on_mesh(self.program, placement, traced.out_tree)
             self.out_shardings = self.placed.out_shardings
             run = check(self.placed.program, "partitioning")
-        self.call = compile_program(run, donated=donated)
+        self.call: Function = partial(self._compile_and_call, run, donated)  # until it is called
         self.donated = [n for n, given in enumerate(donated) if given]
         self.out_types = self.program.out_types
         self.out_tree = traced.out_tree
         self.single = traced.out_tree.is_leaf()
+
+    def _compile_and_call(self, program: Program, donated: tuple[bool, ...], *data: Any) -> tuple[Any, ...]:
+        """The first call: the engine's code is made when it is needed, since programs are also compiled to be read."""
+        self.call = compile_program(program, donated=donated)
+        return self.call(*data)  # type: ignore[no-any-return]
 
     def run(self, data: Sequence[Any]) -> Any:
         """The outputs for the contents of the arguments, in the containers the function returned them in."""
