@@ -22,6 +22,7 @@ COMMANDS = {
     "opt": "run sharding passes on a module of StableHLO and sdy",
     "reshard": "how an array gets from one sharding to another, and what that costs",
     "rules": "the factor rules of ops",
+    "search": "how to spread the training of a model over a machine",
     "simulate": "how long a program takes on a machine, as a timeline",
     "visualize": "which devices hold which part of a tensor",
 }

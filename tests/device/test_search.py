@@ -114,3 +114,12 @@ def test_what_does_not_divide_is_refused():
         " zero=0, recompute=False)\n"
         "  fix:  a batch that is a multiple of 3"
     )
+
+
+def test_estimates_of_another_model_or_machine_in_the_file_are_not_taken(tmp_path):
+    path = tmp_path / "found.csv"
+    mlp, options = dist.MLP(8, 512, 64), {"microbatches": [1], "path": path}
+    for model, chip in ((mlp, "h100"), (dist.MLP(8, 1024, 64), "h100"), (mlp, "a100"), (mlp, "h100")):
+        topology = hardware.Topology(chip, 4)
+        fresh = dist.grid_search(model, topology, 64, microbatches=[1])
+        assert dist.grid_search(model, topology, 64, **options) == fresh

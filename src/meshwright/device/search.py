@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import astuple, dataclass, fields
 from functools import lru_cache, partial
+from hashlib import sha256
 from pathlib import Path
 from typing import Protocol
 
@@ -416,8 +417,8 @@ def grid_search(
     """Cost every strategy on a machine, and sort them: those that fit into memory first, the fastest first.
 
     ``executor`` is any of `concurrent.futures`, or what behaves like one. With ``path``, estimates are kept in a CSV
-    file, and those it has already are not computed again. ``progress`` is called with how many are done, and of how
-    many.
+    file, and those it has already, of the same model and machine, are not computed again. ``progress`` is called with
+    how many are done, and of how many.
 
     >>> from meshwright import dist, hardware
     >>> found = dist.grid_search(dist.GPT(layers=12, dim=768, heads=12), hardware.Topology("h100", 8), batch=64)
@@ -449,7 +450,8 @@ def grid_search(
         "recompute": recompute,
     }
     wanted = list(strategies(model, count, batch, **options))  # type: ignore[arg-type]
-    known = _read(path) if path is not None else {}
+    case = _case(costs, count, itemsize, model, batch, topology, state_bytes, memory_bytes) if path is not None else ""
+    known = _read(path, case) if path is not None else {}
     todo = [s for s in wanted if s not in known]
     one = partial(
         estimate, model, batch=batch, costs=costs, itemsize=itemsize, state_bytes=state_bytes, memory_bytes=memory_bytes
@@ -461,7 +463,7 @@ def grid_search(
         if progress is not None:
             progress(n + 1, len(todo))
     if path is not None:
-        _append(path, done)
+        _append(path, case, done)
     every = done + [known[s] for s in wanted if s in known]
     return SearchResult(tuple(sorted(every, key=lambda e: (not e.fits, e.seconds, e.peak_bytes))))
 
@@ -470,28 +472,42 @@ _NAMES = [f.name for f in fields(Strategy)]
 _NUMBERS = ["seconds", "peak_bytes", "samples_per_s", "bubble_fraction", "fits"]
 
 
-def _append(path: str | Path, estimates: Sequence[Estimate]) -> None:
+def _case(costs: Costs, count: int, itemsize: int, *given: object) -> str:
+    """What estimates in a file depend on; costs, which are code, are told apart by what they say of some work."""
+    said = (
+        costs.product_seconds(512, 1024, 2048, 3, itemsize),
+        costs.pointwise_seconds(3 << 20, 2, itemsize),
+        count > 1 and (costs.group_seconds("allreduce", 3e8, 2, 1), costs.hop_seconds(3e8, 1)),
+        costs.join_seconds(),
+    )
+    return sha256(repr((type(costs).__name__, costs.blocking, itemsize, said, given)).encode()).hexdigest()[:16]
+
+
+def _append(path: str | Path, case: str, estimates: Sequence[Estimate]) -> None:
     new = not Path(path).exists()
     with open(path, "a", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         if new:
-            writer.writerow([*_NAMES, *_NUMBERS])
+            writer.writerow([*_NAMES, *_NUMBERS, "case"])
         for e in estimates:
-            writer.writerow([*astuple(e.strategy), e.seconds, e.peak_bytes, e.samples_per_s, e.bubble_fraction, e.fits])
+            numbers = [getattr(e, name) for name in _NUMBERS]
+            writer.writerow([*astuple(e.strategy), *numbers, case])
 
 
-def _read(path: str | Path) -> dict[Strategy, Estimate]:
+def _read(path: str | Path, case: str) -> dict[Strategy, Estimate]:
     if not Path(path).exists():
         return {}
     found = {}
     with open(path, newline="", encoding="utf-8") as file:
         for row in csv.DictReader(file):
-            if list(row) != [*_NAMES, *_NUMBERS] or None in row.values():
+            if list(row) != [*_NAMES, *_NUMBERS, "case"] or None in row.values():
                 raise ShapeError(
                     f"{path} is not a file of estimates.",
                     why=f"its columns are {', '.join(map(str, row))}",
                     fix="another path, or delete the file",
                 )
+            if row["case"] != case:
+                continue
             strategy = Strategy(
                 int(row["data"]),
                 int(row["horizontal"]),
