@@ -46,7 +46,7 @@ def mlp_step(module: Any, np_: Any, mesh: Any) -> Callable[..., Any]:
 
 def steps(dim: int, hidden: int, batch: int, bar: float, repeats: int) -> Row:
     rng = np.random.default_rng(0)
-    draw = lambda *shape: (rng.normal(size=shape) * 0.05).astype(np.float32)  # noqa: E731
+    draw = lambda *shape: (rng.normal(size=shape) * 0.05).astype(np.float32)
     params = [{"up": draw(dim, hidden), "down": draw(hidden, dim)} for _ in range(LAYERS)]
     x, y = draw(batch, dim), draw(batch, dim)
     auto = jax.sharding.AxisType.Auto
@@ -54,7 +54,7 @@ def steps(dim: int, hidden: int, batch: int, bar: float, repeats: int) -> Row:
     ours = mlp_step(mw, mnp, mw.make_mesh((2, 4), ("data", "model")))
     theirs = mlp_step(jax, jnp, mesh)
     mine = mw.tree.map(mnp.asarray, (params, x, y))
-    place = lambda a, spec: jax.device_put(a, jax.NamedSharding(mesh, spec))  # noqa: E731
+    place = lambda a, spec: jax.device_put(a, jax.NamedSharding(mesh, spec))
     split = {"up": jax.P(None, "model"), "down": jax.P("model", None)}
     others = (
         [{k: place(w, split[k]) for k, w in p.items()} for p in params],

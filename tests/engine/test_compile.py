@@ -33,11 +33,11 @@ from meshwright.core.text import parse_program
 from meshwright.core.trace import Array, apply, close, run, to_array, trace
 from meshwright.core.types import TensorType, tensor
 from meshwright.engine.compile import compile_program, region_functions
-from meshwright.ops.stacked import inline_calls
 from meshwright.engine.memory import Result, result_of
 from meshwright.engine.namespace import NUMPY
 from meshwright.errors import MeshwrightError
 from meshwright.ops.basic import add, broadcast_in_dim, convert, mul, neg, reduce_sum, reshape, transpose
+from meshwright.ops.stacked import inline_calls
 from tests.ops.comparing import assert_close
 from tests.ops.drawing import draw
 

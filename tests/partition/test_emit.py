@@ -49,7 +49,7 @@ def test_every_pair_of_shardings(name: str, rank: int) -> None:
     sizes = MESHES[name]
     mesh = make_mesh(sizes, ("x", "y", "z")[: len(sizes)])
     shape = (int(np.prod(sizes)) * 2,) * rank
-    every = [s for s in enumerate_shardings(mesh, rank, compound=True)]
+    every = list(enumerate_shardings(mesh, rank, compound=True))
     pairs = list(product(every, every))
     rng = np.random.default_rng(0)
     for n in rng.permutation(len(pairs))[:60]:
