@@ -60,6 +60,23 @@ class Schedule:
         """
         return _run(self, {"F": 1.0, "B": 1.0, "W": 1.0, **(seconds or {})})
 
+    def gantt(self) -> str:
+        """A picture: a row per device, a column per unit of time, of which every task takes one; a dot is idle.
+
+        >>> print(one_f_one_b(2, 3).gantt())
+        device 0  F0 F1 ·  B0 F2 B1 ·  B2
+        device 1  ·  F0 B0 F1 B1 F2 B2 ·
+        """
+        timing = self.run()
+        width = max(len(str(task)) for order in self.orders for task in order)
+        rows = []
+        for device, order in enumerate(self.orders):
+            cells = ["·"] * round(timing.seconds)
+            for task in order:
+                cells[round(timing.starts[device, task])] = str(task)
+            rows.append(f"device {device:<{len(str(self.devices - 1))}}  " + " ".join(c.ljust(width) for c in cells))
+        return "\n".join(row.rstrip() for row in rows)
+
 
 class Timing(NamedTuple):
     """What a schedule costs: its length, the idle part of it, and the most activations a device holds."""
