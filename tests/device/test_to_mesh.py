@@ -66,6 +66,12 @@ def test_every_reduction(how):
     agree(dist.parse(text), [np.arange(1.0, 7.0, dtype=np.float32)], [1, 2, 3])
 
 
+@pytest.mark.parametrize("how", ["or", "and"])
+def test_reductions_of_bools(how):
+    body = f"xs = scatter(x, dim=0, device_keys=[]) s = allreduce(xs, reduce={how!r}) return s"
+    agree(dist.parse(f"def f(x: Tensor[bool, (B,), 0]): {body}"), [np.array([1, 0, 1, 1, 0, 0], bool)], [1, 2, 3])
+
+
 @pytest.mark.parametrize(
     "body",
     [
