@@ -44,8 +44,6 @@ SAMPLED = {
     "frontend/test_more_numpy.py": 2,
     "frontend/test_nn.py": 2,
     "random/test_random_against_jax.py": 2,
-    "models/test_models_against_jax.py": 2,
-    "partition/test_every_op.py": 2,
     "shard_map/test_against_jax_collectives.py": 2,
 }
 

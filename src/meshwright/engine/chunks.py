@@ -77,12 +77,21 @@ LARGE_BYTES = 1 << 22  # of an array that several threads sum or copy
 
 
 def sum_rows(ufunc: np.ufunc) -> Callable[..., Any]:
-    """``ufunc.reduce`` over the first dim, by several threads; each element is reduced in the same order as by one."""
+    """``ufunc.reduce`` over the first dim of a large array: floats are summed by BLAS, anything else by threads."""
 
     def reduce(x: Any, axes: tuple[int, ...], dtype: Any, out: Any = None) -> Any:
         if out is None:
             out = np.empty(x.shape[1:], dtype)
-        _in_parts(lambda part: ufunc.reduce(x[:, part], 0, dtype, out[part]), x.shape[1])
+        if (
+            ufunc is np.add
+            and x.dtype == dtype
+            and dtype.char in "fd"
+            and x.flags.c_contiguous
+            and out.flags.c_contiguous
+        ):
+            np.dot(np.ones(x.shape[0], dtype), x.reshape(x.shape[0], -1), out.reshape(-1))
+        else:
+            _in_parts(lambda part: ufunc.reduce(x[:, part], 0, dtype, out[part]), x.shape[1])
         return out
 
     return reduce
