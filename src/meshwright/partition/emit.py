@@ -12,10 +12,8 @@ from meshwright.core import dtypes
 from meshwright.core.axes import Axes, AxisRef
 from meshwright.core.mesh import AbstractMesh, BaseMesh
 from meshwright.core.op import Value
-from meshwright.core.source import here
 from meshwright.core.trace import Array, lift
 from meshwright.core.types import TensorType, union
-from meshwright.errors import ShardingError
 from meshwright.ops.basic import add, broadcast_scalar, convert, mul, reshape
 from meshwright.ops.choice import select
 from meshwright.ops.collective import (
@@ -58,19 +56,11 @@ from meshwright.partition.reshard_steps import (
 Names = Callable[[AxisRef], tuple[tuple[str, int], ...]]  # the axes of the program that make up an axis, with sizes
 
 
-def emit_plan(plan: ReshardPlan, x: Value, names: Names, note: Callable[[int], None] = lambda index: None) -> Value:
-    """The local value in the target sharding, from that in the source sharding; ``note`` is told before each step."""
-    if plan.steps and plan.mesh is None:
-        raise ShardingError(
-            f"{plan.source} cannot become {plan.target} inside of a program.",
-            where=here(),
-            why="their meshes order the same devices in ways that have no axes in common",
-            fix="mw.device_put(x, sharding) between two programs",
-        )
+def emit_plan(plan: ReshardPlan, x: Value, names: Names) -> Value:
+    """The local value in the target sharding, from that in the source sharding."""
     emitter = _Emitter(plan, names)
     x = _fit(x, _sizes(plan.views[0]))
     for index, step in enumerate(plan.steps):
-        note(index)
         x = emitter.step(step, x, plan.views[index], plan.views[index + 1])
     return _fit(x, plan.target.local_shape(plan.shape))
 

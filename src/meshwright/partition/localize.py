@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
-from meshwright.core.axes import Axes, AxisRef
+from meshwright.core.axes import AxisRef
 from meshwright.core.factors import Factors
 from meshwright.core.mesh import BaseMesh
 from meshwright.core.op import Linearity, No, Value
@@ -163,15 +163,6 @@ class Localizer:
         yield
         for eqn in builder.eqns[before:]:
             if eqn.op.stack is not None:
-                self.whys.update(dict.fromkeys(eqn.outputs, Why(why, t)))
-
-    def record(self, kind: str, axes: Axes, received: int, why: str, t: TensorType) -> None:
-        """Say why the collectives put in last, which nobody has explained yet, are there."""
-        assert state.builder is not None
-        for eqn in reversed(state.builder.eqns):
-            if eqn.op.stack is not None:
-                if eqn.outputs[0] in self.whys:
-                    return
                 self.whys.update(dict.fromkeys(eqn.outputs, Why(why, t)))
 
     # Equations
