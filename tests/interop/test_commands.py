@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from meshwright.cli import main
+from meshwright.errors import MeshwrightError
+from meshwright.interop import mlir_context
 
 MODULE = """\
 sdy.mesh @mesh = <["a"=2, "b"=4]>
@@ -256,4 +258,14 @@ There is no op 'dot_genral'.
   why:  it is neither an op of meshwright nor one of StableHLO that it knows
   fix:  meshwright rules dot_general
 """
+    )
+
+
+def test_without_jaxlib_a_module_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    mlir_context.context.cache_clear()
+    monkeypatch.setattr(mlir_context, "find_spec", lambda name: None)
+    with pytest.raises(MeshwrightError) as caught:
+        mlir_context.parse_module("module {}")
+    assert str(caught.value) == (
+        "MLIR is read and written by jaxlib, which is not installed.\n  fix:  pip install 'meshwright[jax]'"
     )

@@ -158,3 +158,10 @@ def test_cost_of_program_text_and_of_a_transformer(capsys: Any, tmp_path: pathli
 def test_bad_input_is_one_message(call: list[str], message: str, capsys: Any) -> None:
     assert main(call) == 2
     assert capsys.readouterr().err.startswith(message)
+
+
+def test_a_program_of_text_is_checked(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "program.txt"
+    file.write_text("program(a: f32[2]) { b: f32[3] = add a a  return b }")
+    assert main(["cost", str(file), "--hardware", "h100"]) == 2
+    assert "its result is f32[3], but the op gives f32[2]" in capsys.readouterr().err

@@ -10,6 +10,7 @@ from dataclasses import MISSING
 from typing import Any
 
 from meshwright.commands.machines import read_sizes
+from meshwright.core.check import check
 from meshwright.core.program import Program
 from meshwright.core.text import parse_program, parse_type
 from meshwright.errors import MeshwrightError, TextError
@@ -89,7 +90,7 @@ def read_program(text: str, types: str | None = None) -> Any:
     """
     path, _, name = text.rpartition(":")
     if not path or os.path.exists(text):
-        return parse_program(_read(text))
+        return check(parse_program(_read(text)), "reading")
     value: Any = _module(path)
     for part in name.split("."):
         if not hasattr(value, part):

@@ -39,9 +39,10 @@ def context() -> Any:
 
 def parse_module(text: str, file: str = "") -> ir.Module:
     """Read a module; an error tells file, line and column, and shows the line."""
+    within = context()  # which says what to install
     from jaxlib.mlir import ir
 
-    with context():
+    with within:
         try:
             return ir.Module.parse(text)
         except ir.MLIRError as error:
