@@ -156,3 +156,78 @@ def test_a_ref_is_not_used_in_a_traced_function():
 
     with pytest.raises(mw.MeshwrightError, match="A ref is read in a function being traced"):
         pl.pallas_call(kernel, wrong.struct((2,)))(mnp.ones(2))
+
+
+def failing(call: Any, *args: Any) -> str:
+    with pytest.raises(pltpu.KernelError) as caught:
+        call(*args)
+    return re.sub(r"test_messages\.py:\d+", "FILE:N", str(caught.value))
+
+
+def test_an_output_block_is_left_once():
+    call = pl.pallas_call(
+        lambda x_ref, out_ref: None,
+        wrong.struct((2, 8)),
+        grid=(4,),
+        in_specs=[pl.BlockSpec((1, 8), lambda i: (i, 0))],
+        out_specs=pl.BlockSpec((1, 8), lambda i: (i % 2, 0)),
+    )
+    assert failing(call, mnp.ones((4, 8))) == (
+        "Block (0, 0) of output 0 of the pipeline is written again after another one.\n"
+        "  at:   FILE:N   out_specs=pl.BlockSpec((1, 8), lambda i: (i % 2, 0)),\n"
+        "  why:  grid step (2,) comes back to it, and the copy that wrote it the first time may still be under way\n"
+        "  fix:  let all steps of a block follow each other: put the axes that the index map does not use last"
+    )
+
+
+def test_index_maps_and_kernels_take_what_they_are_given():
+    call = pl.pallas_call(
+        lambda x_ref, out_ref: None,
+        wrong.struct((2, 8)),
+        grid=(2,),
+        in_specs=[pl.BlockSpec((1, 8), lambda i, j: (i, j))],
+    )
+    assert failing(call, mnp.ones((2, 8))) == (
+        "The index map of input 0 of the pipeline cannot take 1 index.\n"
+        "  at:   FILE:N   in_specs=[pl.BlockSpec((1, 8), lambda i, j: (i, j))],\n"
+        "  why:  it is given one index per grid axis, then the refs of scalars that were prefetched\n"
+        "  fix:  lambda i: (…)"
+    )
+
+    def kernel(x_ref, out_ref, total_ref):
+        pass
+
+    call = pl.pallas_call(kernel, wrong.struct((2, 8)))
+    assert failing(call, mnp.ones((2, 8))) == (
+        "The kernel kernel cannot take the 2 refs it is given.\n"
+        "  at:   FILE:N   call = pl.pallas_call(kernel, wrong.struct((2, 8)))\n"
+        "  why:  missing a required argument: 'total_ref'; it is given 1 operands, 1 results and 0 of scratch memory, "
+        "in this order\n"
+        "  fix:  one parameter for each: def kernel(x_ref, …, out_ref, …, scratch_ref, …)"
+    )
+
+
+def test_axes_of_a_grid_are_parallel_or_not():
+    for names in (("paralel", pltpu.ARBITRARY), ("parallel",)):
+        params = pltpu.CompilerParams(dimension_semantics=names)
+        call = pl.pallas_call(lambda x_ref, out_ref: None, wrong.struct((2,)), grid=(2, 2), compiler_params=params)
+        assert failing(call, mnp.ones(2)).split("\n", 2)[::2] == [
+            f"dimension_semantics is {tuple(getattr(n, 'value', n) for n in names)} for a grid of 2 axes.",
+            "  why:  each axis is one of 'parallel', 'core_parallel', 'subcore_parallel', 'arbitrary'\n"
+            "  fix:  dimension_semantics=('arbitrary', 'arbitrary')",
+        ]
+
+
+def test_a_new_block_of_an_output_has_no_value_though_its_buffer_held_another():
+    def kernel(x_ref, out_ref):
+        @pl.when(pl.program_id(0) < 2)
+        def _():
+            out_ref[...] = mnp.zeros_like(out_ref)
+
+        out_ref[...] += x_ref[...]
+
+    spec = pl.BlockSpec((1, 8), lambda i: (i, 0))
+    call = pl.pallas_call(kernel, wrong.struct((4, 8)), grid=(4,), in_specs=[spec], out_specs=spec, debug=pl.Debug())
+    assert failing(call, mnp.ones((4, 8))).startswith(
+        "device 0 reads memory that nothing was written to.\n  at:   FILE:N"
+    )

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 from meshwright.core.dtypes import DType
-from meshwright.core.source import here
+from meshwright.core.source import Source, here
 from meshwright.kernel.faults import AlignmentError, BoundsError, KernelError
 from meshwright.kernel.indexing import Slice, as_int
 from meshwright.kernel.spaces import MemorySpace
@@ -24,6 +25,9 @@ class Blocked(NamedTuple):
 
 class Squeezed(NamedTuple):
     """A dim of which a block has one element, and which the kernel does not see."""
+
+
+squeezed = Squeezed()
 
 
 class Element(NamedTuple):
@@ -110,11 +114,12 @@ class Blocks:
     def __init__(self, spec: BlockSpec, shape: tuple[int, ...], label: str) -> None:
         self.shape = shape
         self.label = label
+        self.index_map = spec.index_map
         dims = spec.block_shape if spec.block_shape is not None else shape
         if len(dims) != len(shape):
             raise KernelError(
                 f"The block shape of {label} has {len(dims)} dims, the operand {len(shape)}.",
-                where=here(),
+                where=self.where(),
                 why=f"the operand has shape {shape}",
                 fix="one size per dim; None for a dim of one element that the kernel does not see",
             )
@@ -122,7 +127,6 @@ class Blocks:
         self.sizes = tuple(1 if isinstance(dim, Squeezed) else dim.size for dim in self.dims)
         self.kept = tuple(0 if isinstance(dim, Squeezed) else slice(None) for dim in self.dims)
         self.seen = tuple(n for n, dim in zip(self.sizes, self.dims, strict=True) if not isinstance(dim, Squeezed))
-        self.index_map = spec.index_map
         self.cut: dict[tuple[Any, ...], tuple[Cut, Cut | None]] = {}
         self.whole = spec.index_map is None and self.sizes == shape
 
@@ -130,12 +134,16 @@ class Blocks:
         """The block index of a grid step, as Python numbers: equal ones are the same block."""
         if self.index_map is None:
             return (0,) * len(self.dims)
-        found = self.index_map(*step)
+        try:
+            found = self.index_map(*step)
+        except TypeError:
+            self._require_arity(self.index_map, len(step))
+            raise
         values = found if isinstance(found, tuple | list) else (found,)
         if len(values) != len(self.dims):
             raise KernelError(
                 f"The index map of {self.label} returns {len(values)} indices.",
-                where=here(),
+                where=self.where(),
                 why=f"the operand has {len(self.dims)} dims",
                 fix="lambda i, j: (i, j), one index per dim of the operand",
             )
@@ -191,7 +199,7 @@ class Blocks:
                 continue
             raise AlignmentError(
                 f"A block of {self.label} has {self.sizes[dim]} elements along dim {len(self.sizes) + dim}.",
-                where=here(),
+                where=self.where(),
                 why=f"memory is made of tiles of {rows} x 128 for {dtype.name}, and the operand has {self.shape[dim]}",
                 fix=f"a multiple of {tile}, or the whole dim: {self.shape[dim]}",
             )
@@ -199,10 +207,28 @@ class Blocks:
     def _outside(self, index: tuple[Any, ...], dim: int, why: str) -> BoundsError:
         return BoundsError(
             f"Block {index} of {self.label} is outside it, along dim {dim}.",
-            where=here(),
+            where=self.where(),
             why=f"{why}; the operand has shape {self.shape}, its blocks {self.sizes}",
             fix="a smaller grid, or another index map",
         )
+
+    def where(self) -> str:
+        """The line of the index map: blocks come and go while no line of the user's is run."""
+        code = getattr(self.index_map, "__code__", None)
+        return Source(code.co_filename, code.co_firstlineno).show() if code is not None else here()
+
+    def _require_arity(self, index_map: IndexMap, given: int) -> None:
+        """Refuse an index map that does not take as many indices as it is given."""
+        try:
+            inspect.signature(index_map).bind(*range(given))
+        except TypeError:
+            names = ", ".join("ijklmn"[:given] if given <= 6 else (f"i{n}" for n in range(given)))
+            raise KernelError(
+                f"The index map of {self.label} cannot take {given} {'index' if given == 1 else 'indices'}.",
+                where=self.where(),
+                why="it is given one index per grid axis, then the refs of scalars that were prefetched",
+                fix=f"lambda {names}: (…)",
+            ) from None
 
 
 @lru_cache(maxsize=512)

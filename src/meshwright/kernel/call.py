@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import prod
@@ -325,9 +326,14 @@ def _prepare(
         n = len(ins)
         args = [*heads, *_cut(refs[:n], call.in_trees[call.scalars :])]
         args += _cut(refs[n:], call.out_trees)
-        if isinstance(scratch, dict):
-            return call.kernel(*args, **scratch)
-        return call.kernel(*args, *scratch)
+        named = scratch if isinstance(scratch, dict) else {}
+        if not named:
+            args += scratch
+        try:
+            return call.kernel(*args, **named)
+        except TypeError:
+            _require_parameters(call, args, named)
+            raise
 
     pipeline = Pipeline(body, call.grid, call.in_specs, call.out_specs, [False] * len(outs))
     if call.params.num_cores > 1:
@@ -341,6 +347,21 @@ def _prepare(
     ]
     windows = pipeline.windows(PipelineArg(slots[: len(ins)], slots[len(ins) :], []))
     return _Operands(task, pipeline, ins, outs, windows)
+
+
+def _require_parameters(call: Call, args: list[Any], named: dict[str, Any]) -> None:
+    """Refuse a kernel that does not take the refs it is given."""
+    try:
+        inspect.signature(call.kernel).bind(*args, **named)
+    except TypeError as error:
+        scratch = len(call.scratch)
+        raise KernelError(
+            f"The kernel {call.name} cannot take the {len(args) + len(named)} refs it is given.",
+            where=call.source.show() if call.source else "",
+            why=f"{error}; it is given {len(call.in_trees)} operands, {len(call.out_trees)} results and "
+            f"{scratch} of scratch memory, in this order",
+            fix=f"one parameter for each: def {call.name}(x_ref, …, out_ref, …, scratch_ref, …)",
+        ) from None
 
 
 def _allocated(task: Task, name: str, wanted: Any, made: list[Any]) -> Any:

@@ -20,7 +20,7 @@ from meshwright.kernel.call import Call, CompilerParams, Debug, Runner, run_kern
 from meshwright.kernel.faults import KernelError
 from meshwright.kernel.indexing import as_int
 from meshwright.kernel.language import parameter_names
-from meshwright.kernel.spaces import Semaphores, SemaphoreType
+from meshwright.kernel.spaces import SEMANTICS, Semaphores, SemaphoreType, semantics
 from meshwright.ops.collective import axis_index
 
 
@@ -91,6 +91,7 @@ def pallas_call(
             source=source,
         )
         _check_aliases(built, leaves)
+        _check_semantics(built)
         results = _apply(built, leaves)
         if out_shape is None:
             return None
@@ -178,6 +179,19 @@ def _specs(specs: Any, trees: Any, what: str) -> list[BlockSpec]:
         found = [spec] * t.num_leaves if spec is None or isinstance(spec, BlockSpec) else tree.leaves(spec)
         out += [one if isinstance(one, BlockSpec) else BlockSpec() for one in found]
     return out
+
+
+def _check_semantics(call: Call) -> None:
+    if call.params.dimension_semantics is None:
+        return
+    names = [semantics(one) for one in call.params.dimension_semantics]
+    if len(names) != len(call.grid) or not set(names) <= set(SEMANTICS):
+        raise KernelError(
+            f"dimension_semantics is {tuple(names)} for a grid of {len(call.grid)} axes.",
+            where=here(),
+            why=f"each axis is one of {', '.join(map(repr, SEMANTICS))}",
+            fix=f"dimension_semantics={('arbitrary',) * len(call.grid)}",
+        )
 
 
 def _check_aliases(call: Call, leaves: list[Any]) -> None:

@@ -62,7 +62,7 @@ def _evaluate(
         raise KernelError(
             f"The kernel {kernel.name!r} is run on arrays of {type(arrays[-1]).__module__.split('.')[0]}.",
             why="kernels run on the machine of the NumPy engine",
-            fix='mw.set_engine("numpy"), or engine="numpy" where the function is compiled',
+            fix="pass arrays of NumPy, or run the kernel by JAX: mw.interop.pallas.to_jax(pl.pallas_call(…))",
         )
     inputs = [np.asarray(x) for x in arrays[len(mesh) :]]
     front = tuple(size for _, size in rows)

@@ -18,7 +18,7 @@ from meshwright.kernel.faults import KernelError
 from meshwright.kernel.indexing import as_int
 from meshwright.kernel.language import close_scope, scoped
 from meshwright.kernel.refs import Ref
-from meshwright.kernel.spaces import MemorySpace, MemoryType, Semaphores, SemaphoreType
+from meshwright.kernel.spaces import MemorySpace, MemoryType, Semaphores, SemaphoreType, semantics
 from meshwright.kernel.tasks import Task
 from meshwright.kernel.windows import Window, add_into, copy_into
 
@@ -103,11 +103,10 @@ class Pipeline:
         self.whole = self.grid
         self.scalars: tuple[Any, ...] = ()  # refs that index maps see after the grid indices
 
-    def divide(self, task: Task, semantics: Any) -> None:
+    def divide(self, task: Task, named: Any) -> None:
         """Let each core run a part of the grid: of the first parallel axis that they divide, or of the longest one."""
         cores = task.machine.cores
-        names = [getattr(name, "value", name) for name in semantics or ()]
-        parallel = [n for n, name in enumerate(names) if name == "parallel"]
+        parallel = [n for n, name in enumerate(named or ()) if semantics(name) == "parallel"]
         if not parallel:
             raise KernelError(
                 f"A grid is to be divided among {cores} cores, but no axis of it is parallel.",
@@ -212,13 +211,14 @@ def _window(allocation: Any) -> Window | None:
 class _Operand:
     """One operand in one run: its window, or a view of its own memory where there is none."""
 
-    __slots__ = ("blocks", "cache", "pipeline", "ref", "window")
+    __slots__ = ("blocks", "cache", "pipeline", "ref", "visited", "window")
 
     def __init__(self, run: Run, window: Window | None, ref: Ref, spec: BlockSpec, label: str) -> None:
         self.pipeline = run.pipeline
         self.ref = ref
         self.blocks = blocks_of(spec, ref.shape, label)
         self.cache: dict[int, tuple[Any, ...]] = {}
+        self.visited: set[tuple[Any, ...]] = set()
         self.window = window
         if window is not None:
             window.bind(ref, self.blocks)
@@ -240,6 +240,19 @@ class _Operand:
             return True
         cache = self.cache
         return (cache.get(step) or self.index(step)) != (cache.get(step - 1) or self.index(step - 1))
+
+    def require_new(self, step: int) -> None:
+        """Refuse to come back to a block of an output that was left: what was written is no longer in its window."""
+        index = self.index(step)
+        if index in self.visited:
+            raise KernelError(
+                f"Block {index} of {self.blocks.label} is written again after another one.",
+                where=self.blocks.where(),
+                why=f"grid step {self.pipeline.indices(step)} comes back to it, and the copy that wrote it the first "
+                "time may still be under way",
+                fix="let all steps of a block follow each other: put the axes that the index map does not use last",
+            )
+        self.visited.add(index)
 
     def direct(self, step: int) -> Ref:
         """The block in the operand's own memory."""
@@ -379,8 +392,10 @@ class Run:
         for operand, new in zip(reading, comes, strict=True):
             if new:
                 operand.window.await_fetch(task, operand.index(step))  # type: ignore[union-attr]
-        for out in self.outs:
+        for n, out in enumerate(self.outs):
             if out.window is not None and out.changes(step):
+                if n not in self.sums:
+                    out.require_new(step)
                 out.window.open(task)
         self._body(step)
         for n, out in enumerate(self.outs):

@@ -54,6 +54,11 @@ class Shadow:
         self._after_reads(task, path, task.entity, source)
         self.marks.write(path, (task.entity + 1) << _EVENT_BITS | self.history.event(task, "writes", source))
 
+    def clear(self, task: Task, path: Path) -> None:
+        """Memory gets another use: what it holds has no value there."""
+        self.write_by_task(task, path)
+        self.marks.write(path, (task.entity + 1) << _EVENT_BITS | int(task.clock[task.entity]), True)
+
     def _uninitialized(self, task: Task, path: Path, source: Source | None) -> UninitializedError:
         missing = self.marks.undefined(path)
         total = mark(self.buffer.data, path).size

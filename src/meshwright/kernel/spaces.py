@@ -74,6 +74,23 @@ class SemaphoreType(Enum):
         return Semaphores(self, tuple(int(n) for n in shape))
 
 
+class GridDimensionSemantics(Enum):
+    """How the steps along a grid axis depend on each other; a string does as well."""
+
+    PARALLEL = "parallel"
+    CORE_PARALLEL = "core_parallel"
+    SUBCORE_PARALLEL = "subcore_parallel"
+    ARBITRARY = "arbitrary"
+
+
+SEMANTICS = tuple(one.value for one in GridDimensionSemantics)
+
+
+def semantics(one: Any) -> Any:
+    """The name of what an axis is said to be."""
+    return one.value if isinstance(one, GridDimensionSemantics) else one
+
+
 class DeviceIdType(Enum):
     """How a device is named: by mesh coordinates (a tuple or a dict), or by its number."""
 

@@ -124,6 +124,9 @@ class Window:
         self.opened += 1
         while self.leaving and self.leaving[0][0] <= number - self.count:
             self.await_leave(task)
+        shadow = self.slots.buffer.shadow
+        if shadow is not None and number >= self.count:
+            shadow.clear(task, self.slot(number).path)
 
     def leave(self, task: Task, index: tuple[Any, ...]) -> None:
         """Start to copy the current block out."""

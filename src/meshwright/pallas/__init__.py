@@ -19,6 +19,7 @@ from meshwright.kernel.blocks import (
     GridSpec,
     Squeezed,
     no_block_spec,
+    squeezed,
 )
 from meshwright.kernel.call import Debug
 from meshwright.kernel.calling import pallas_call
@@ -76,6 +77,7 @@ __all__ = [
     "semaphore_read",
     "semaphore_signal",
     "semaphore_wait",
+    "squeezed",
     "store",
     "when",
 ]

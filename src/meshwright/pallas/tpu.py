@@ -41,7 +41,7 @@ from meshwright.kernel.pipeline import (
     PipelinePrefetchArgs,
     PipelineRefs,
 )
-from meshwright.kernel.spaces import DeviceIdType, MemorySpace, SemaphoreType
+from meshwright.kernel.spaces import DeviceIdType, GridDimensionSemantics, MemorySpace, SemaphoreType
 
 TPUMemorySpace = MemorySpace
 TPUCompilerParams = CompilerParams
@@ -51,11 +51,15 @@ VMEM = MemorySpace.VMEM
 SMEM = MemorySpace.SMEM
 CMEM = MemorySpace.CMEM
 SEMAPHORE = MemorySpace.SEMAPHORE
+ARBITRARY = GridDimensionSemantics.ARBITRARY
+PARALLEL = GridDimensionSemantics.PARALLEL
 
 __all__ = [
     "ANY",
+    "ARBITRARY",
     "CMEM",
     "HBM",
+    "PARALLEL",
     "SEMAPHORE",
     "SMEM",
     "VMEM",
@@ -68,6 +72,7 @@ __all__ = [
     "DeadlockError",
     "DeviceIdError",
     "DeviceIdType",
+    "GridDimensionSemantics",
     "KernelError",
     "MemorySpace",
     "PipelineAllocations",
