@@ -88,6 +88,16 @@ class BlockSpec:
                 fix="pl.BlockSpec((128, 128), lambda i, j: (i, j))",
             )
 
+    def replace(self, *, pipeline_mode: Buffered) -> BlockSpec:
+        """The same blocks, buffered in another way."""
+        return BlockSpec(
+            self.block_shape,
+            self.index_map,
+            memory_space=self.memory_space,
+            indexing_mode=self.indexing_mode,
+            pipeline_mode=pipeline_mode,
+        )
+
     def __repr__(self) -> str:
         space = f", memory_space={self.memory_space.name}" if self.memory_space else ""
         return f"BlockSpec({self.block_shape}{space})"

@@ -15,6 +15,7 @@ from meshwright.core.source import Source, here
 from meshwright.core.types import TensorType
 from meshwright.frontend import direct, scalars
 from meshwright.hardware.topology import Topology
+from meshwright.kernel.allocations import Allocation
 from meshwright.kernel.blocks import BlockSpec
 from meshwright.kernel.clock import Clock
 from meshwright.kernel.faults import KernelError
@@ -22,7 +23,7 @@ from meshwright.kernel.history import race_error
 from meshwright.kernel.language import scoped
 from meshwright.kernel.machine import Machine
 from meshwright.kernel.memory import Data
-from meshwright.kernel.pipeline import Allocation, Pipeline, PipelineArg
+from meshwright.kernel.pipeline import Pipeline, PipelineArg
 from meshwright.kernel.refs import Ref
 from meshwright.kernel.schedules import Adversarial, Schedule, Seeded, nth
 from meshwright.kernel.semaphores import SemaphoreRef

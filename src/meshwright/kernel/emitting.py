@@ -66,7 +66,8 @@ def emit_pipeline_with_allocations(
     """As ``emit_pipeline``, with memory that outlives one run: the pipeline, and a function that says what it needs.
 
     The memory is made by the parent (as scratch memory of its call) and passed as ``allocations``; a run may then leave
-    fetches for the next one and writes that the next one waits for, as its callbacks say.
+    fetches for the next one and writes that the next one waits for, as its callbacks say. ``postyeet`` is called in
+    the first step of a run, when what the run before it wrote is in main memory.
     """
     pipeline = _pipeline(body, grid, in_specs, out_specs, should_accumulate_out, False)
 
@@ -80,13 +81,14 @@ def emit_pipeline_with_allocations(
         epilogue: Callable[[Any], Any] | None = None,
         out_prologue: Callable[[Any], Any] | None = None,
         out_epilogue: Callable[[Any], Any] | None = None,
+        postyeet: Callable[[Any], Any] | None = None,
     ) -> None:
         task = current("emit_pipeline_with_allocations")
         windows = None if allocations is None else _bound(pipeline, task, allocations)
         pipeline.run(
             task, refs, [*scratches, *scratchs], windows,
             init_allocations=init_allocations, prologue=prologue, epilogue=epilogue,
-            out_prologue=out_prologue, out_epilogue=out_epilogue, allocations=allocations,
+            out_prologue=out_prologue, out_epilogue=out_epilogue, postyeet=postyeet, allocations=allocations,
         )  # fmt: skip
 
     return run, lambda *types: pipeline.allocation_types(types)

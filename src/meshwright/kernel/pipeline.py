@@ -13,12 +13,13 @@ from typing import Any, NamedTuple
 
 from meshwright.core import tree
 from meshwright.core.source import here
+from meshwright.kernel.allocations import allocation, window_of
 from meshwright.kernel.blocks import BlockSpec, Buffered, blocks_of
 from meshwright.kernel.faults import KernelError
 from meshwright.kernel.indexing import as_int
 from meshwright.kernel.language import close_scope, scoped
 from meshwright.kernel.refs import Ref
-from meshwright.kernel.spaces import MemorySpace, MemoryType, Semaphores, SemaphoreType, semantics
+from meshwright.kernel.spaces import MemorySpace, semantics
 from meshwright.kernel.tasks import Task
 from meshwright.kernel.windows import Window, add_into, copy_into
 
@@ -57,13 +58,6 @@ class PipelinePrefetchArgs(NamedTuple):
     pipeline_buffers: PipelineArg
 
 
-class Allocation(NamedTuple):
-    """Scratch memory of one operand of a pipeline: its slots and a semaphore for each."""
-
-    slots: Any
-    semaphores: Any
-
-
 def broadcast(prefix: Any, count: int, what: str) -> list[bool]:
     """A flag per operand from one for all or a list of them; a list of one stands for all."""
     values = list(prefix) if isinstance(prefix, tuple | list) else [prefix] * count
@@ -93,7 +87,8 @@ class Pipeline:
         no_pipelining: bool = False,
     ) -> None:
         if no_pipelining:
-            in_specs, out_specs = [_unbuffered(s) for s in in_specs], [_unbuffered(s) for s in out_specs]
+            once = Buffered(1)
+            in_specs, out_specs = ([s.replace(pipeline_mode=once) for s in specs] for specs in (in_specs, out_specs))
         self.body = body
         self.grid = tuple(as_int(n) for n in grid)
         self.in_specs = list(in_specs)
@@ -126,16 +121,19 @@ class Pipeline:
     def allocation_types(self, types: Sequence[Any]) -> PipelineArg:
         """The scratch memory the pipeline needs, for operands of these types."""
         n = len(self.in_specs)
-        inputs = [_allocation(spec, t) for spec, t in zip(self.in_specs, types[:n], strict=True)]
-        outs = [_allocation(spec, t) for spec, t in zip(self.out_specs, types[n:], strict=True)]
+        inputs = [allocation(spec, t) for spec, t in zip(self.in_specs, types[:n], strict=True)]
+        outs = [allocation(spec, t) for spec, t in zip(self.out_specs, types[n:], strict=True)]
         again = [
-            _allocation(spec, t) for spec, t, add in zip(self.out_specs, types[n:], self.accumulate, strict=True) if add
+            allocation(spec, t) for spec, t, add in zip(self.out_specs, types[n:], self.accumulate, strict=True) if add
         ]
         return PipelineArg(inputs, outs, again)
 
-    def windows(self, allocations: PipelineArg) -> PipelineArg:
-        """Windows over allocated memory."""
-        return PipelineArg(*([_window(a) for a in group] for group in allocations))
+    def windows(self, allocations: Any) -> PipelineArg:
+        """Windows over allocated memory: by what they are to the pipeline, or one per operand, inputs first."""
+        if not isinstance(allocations, PipelineArg):
+            n = len(self.in_specs)
+            allocations = PipelineArg(allocations[:n], allocations[n:], [])
+        return PipelineArg(*([window_of(a) for a in group] for group in allocations))
 
     # Running
 
@@ -177,35 +175,6 @@ class Pipeline:
             out.append(step % n)
             step //= n
         return tuple(a + b for a, b in zip(reversed(out), self.first, strict=True))
-
-
-def _allocation(spec: BlockSpec, operand: Any) -> Allocation | None:
-    """Slots and semaphores for one operand; none where the kernel works on the operand's own memory."""
-    space = getattr(operand, "memory_space", None) or getattr(operand, "space", MemorySpace.ANY)
-    wanted = spec.memory_space or MemorySpace.VMEM
-    if not wanted.addressable or space is wanted or space is MemorySpace.SEMAPHORE:
-        return None
-    shape = tuple(operand.shape)
-    if spec.block_shape is not None and len(shape) != len(spec.block_shape):
-        shape = tuple(1 if n is None else 1 << 62 for n in spec.block_shape)
-    sizes = blocks_of(spec, shape, "an operand").sizes
-    mode = spec.pipeline_mode or Buffered(2)
-    count = 1 if spec.index_map is None and spec.pipeline_mode is None else mode.buffer_count
-    return Allocation(MemoryType(wanted, (count, *sizes), operand.dtype), Semaphores(SemaphoreType.DMA, (count,)))
-
-
-def _unbuffered(spec: BlockSpec) -> BlockSpec:
-    return BlockSpec(
-        spec.block_shape,
-        spec.index_map,
-        memory_space=spec.memory_space,
-        indexing_mode=spec.indexing_mode,
-        pipeline_mode=Buffered(1),
-    )
-
-
-def _window(allocation: Any) -> Window | None:
-    return None if allocation is None else Window(allocation.slots, allocation.semaphores)
 
 
 class _Operand:
@@ -279,6 +248,7 @@ class Run:
         epilogue: Callable[[Any], Any] | None = None,
         out_prologue: Callable[[Any], Any] | None = None,
         out_epilogue: Callable[[Any], Any] | None = None,
+        postyeet: Callable[[Any], Any] | None = None,
         allocations: Any = None,
     ) -> None:
         self.pipeline = pipeline
@@ -289,7 +259,7 @@ class Run:
         self.grouped = pipeline.make_refs(*refs)
         self.fresh = init_allocations is not None and bool(init_allocations)
         self.prologue, self.epilogue = prologue, epilogue
-        self.out_prologue, self.out_epilogue = out_prologue, out_epilogue
+        self.out_prologue, self.out_epilogue, self.postyeet = out_prologue, out_epilogue, postyeet
         specs = pipeline.in_specs
         self.inputs = [
             _Operand(self, w, r, s, f"input {n} of the pipeline")
@@ -306,6 +276,7 @@ class Run:
         }
         # A fresh run has no sums to go on from.
         self.reading = [*self.inputs, *([] if self.fresh else self.sums.values())]
+        self.reading += [out for out in self.outs if out.window is not None and out.window.comes]
         if self.fresh:
             for group in windows:
                 for window in group:
@@ -340,7 +311,10 @@ class Run:
         skipped = broadcast(skip_in, n, "The prologue's skip condition") + broadcast(skip_sum, m, "The prologue")
         forced = broadcast(force_in, n, "The prologue's wait") + broadcast(force_sum, m, "The prologue's wait")
         self.wait_first: dict[int, bool] = {}
-        for operand, skip, force in zip([*self.inputs, *self.sums.values()], skipped, forced, strict=True):
+        first = [*self.inputs, *self.sums.values()]
+        rest = [operand for operand in self.reading if operand not in first]
+        flags = zip([*first, *rest], [*skipped, *[False] * len(rest)], [*forced, *[False] * len(rest)], strict=True)
+        for operand, skip, force in flags:
             window = operand.window
             if window is None or operand not in self.reading:
                 continue
@@ -349,13 +323,22 @@ class Run:
             window.target = 1 if skip else 0
             if not skip:
                 self._fetch_ahead(operand, max(window.count - 2, 0), window.arrived)
-        if not (self.out_prologue is not None and bool(self.out_prologue(self._arguments()))):
-            for out in self.outs:
-                if out.window is not None:
-                    out.window.await_left(self.task)
+        skip_out = self.out_prologue is not None and bool(self.out_prologue(self._arguments()))
+        self.earlier = [0 if out.window is None or skip_out else out.window.opened for out in self.outs]
+
+    def _land(self) -> None:
+        """In the first step: wait for what the run before has left to be written."""
+        for out, number in zip(self.outs, self.earlier, strict=True):
+            if out.window is not None:
+                out.window.await_before(self.task, number)
+        if self.postyeet is not None:
+            self.postyeet(self._arguments())
 
     def _settle(self, operand: _Operand, step: int) -> None:
         """Before a sum is read again, let the copy that writes it be over."""
+        if operand.window is not None and operand.window.comes:
+            operand.window.await_before(self.task, operand.window.started - operand.window.count + 1)
+            operand.window.await_left(self.task, operand.index(step))
         for n, total in self.sums.items():
             window = self.outs[n].window
             if total is operand and window is not None:
@@ -398,6 +381,8 @@ class Run:
                     out.require_new(step)
                 out.window.open(task)
         self._body(step)
+        if step == 0:
+            self._land()
         for n, out in enumerate(self.outs):
             if out.window is not None and (last or out.changes(step + 1)):
                 self._write_back(n, out, step, last)

@@ -25,15 +25,16 @@ class Window:
     """The buffers of one operand. ``slots`` is memory of shape (count, *block), ``semaphores`` one for each slot."""
 
     __slots__ = (
-        "arrived", "blocks", "count", "last", "leaving", "lookahead", "opened", "ref", "semaphores", "slots", "started",
-        "target",
+        "arrived", "blocks", "comes", "count", "last", "leaving", "lookahead", "opened", "ref", "semaphores", "slots",
+        "started", "target",
     )  # fmt: skip
 
-    def __init__(self, slots: Ref, semaphores: SemaphoreRef) -> None:
+    def __init__(self, slots: Ref, semaphores: SemaphoreRef, comes: bool = False) -> None:
         self.slots = slots
         self.semaphores = semaphores
         self.count = slots.shape[0]
         self.lookahead = False
+        self.comes = comes  # of an output: whether its blocks are fetched, too
         self.reset()
 
     def reset(self) -> None:
@@ -122,10 +123,9 @@ class Window:
         """Take the next slot for a new block, once what left from it is gone."""
         number = self.opened
         self.opened += 1
-        while self.leaving and self.leaving[0][0] <= number - self.count:
-            self.await_leave(task)
+        self.await_before(task, number - self.count + 1)
         shadow = self.slots.buffer.shadow
-        if shadow is not None and number >= self.count:
+        if shadow is not None and number >= self.count and not self.comes:
             shadow.clear(task, self.slot(number).path)
 
     def leave(self, task: Task, index: tuple[Any, ...]) -> None:
@@ -141,6 +141,11 @@ class Window:
         task.machine.wait(
             task, self.semaphore(number), self._nbytes(index), "waits for a block of the pipeline to be written"
         )
+
+    def await_before(self, task: Task, number: int) -> None:
+        """Wait for the copies out of the blocks before ``number``."""
+        while self.leaving and self.leaving[0][0] < number:
+            self.await_leave(task)
 
     def await_left(self, task: Task, index: tuple[Any, ...] | None = None) -> None:
         """Wait for copies out: all of them, or up to the last of one block."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from meshwright.kernel.allocations import BufferedRef
 from meshwright.kernel.blocks import PrefetchScalarGridSpec
 from meshwright.kernel.call import CompilerParams
 from meshwright.kernel.copies import (
@@ -66,6 +67,7 @@ __all__ = [
     "AlignmentError",
     "BarrierError",
     "BoundsError",
+    "BufferedRef",
     "CapacityError",
     "CompilerParams",
     "CopyError",

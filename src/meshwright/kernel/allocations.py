@@ -1,0 +1,84 @@
+"""Scratch memory of pipelines: what to make for an operand, and the window over what was made."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from meshwright.core.source import here
+from meshwright.kernel.blocks import BlockSpec, Buffered, blocks_of
+from meshwright.kernel.faults import KernelError
+from meshwright.kernel.spaces import MemorySpace, MemoryType, Semaphores, SemaphoreType
+from meshwright.kernel.windows import Window
+
+
+class Allocation(NamedTuple):
+    """Scratch memory of one operand of a pipeline: its slots and a semaphore for each."""
+
+    slots: Any
+    semaphores: Any
+
+
+class BufferedRef(Allocation):
+    """The window of one operand, to be made by ``run_scoped`` or as scratch memory, and passed among ``allocations``.
+
+    >>> spec = BlockSpec((8, 128), lambda i: (i, 0))
+    >>> BufferedRef.input(spec, "float32", buffer_count=3).slots.shape
+    (3, 8, 128)
+    """
+
+    __slots__ = ()
+
+    @classmethod
+    def input(cls, spec: BlockSpec, dtype_or_type: Any, buffer_count: int = 2) -> BufferedRef:
+        """Blocks that come."""
+        return _buffered(cls, spec, dtype_or_type, buffer_count)
+
+    @classmethod
+    def output(cls, spec: BlockSpec, dtype_or_type: Any, buffer_count: int = 2) -> BufferedRef:
+        """Blocks that go."""
+        return _buffered(cls, spec, dtype_or_type, buffer_count)
+
+    @classmethod
+    def input_output(cls, spec: BlockSpec, dtype_or_type: Any, buffer_count: int = 2) -> BufferedRef:
+        """Blocks of an output that come before the body runs, and go after it: it may add to them."""
+        return _buffered(_InputOutput, spec, dtype_or_type, buffer_count)
+
+
+class _InputOutput(BufferedRef):
+    __slots__ = ()
+
+
+def _buffered(kind: type[BufferedRef], spec: BlockSpec, dtype_or_type: Any, count: int) -> BufferedRef:
+    is_type = all(hasattr(dtype_or_type, name) for name in ("shape", "dtype")) and not isinstance(dtype_or_type, type)
+    operand = dtype_or_type if is_type else MemorySpace.ANY((), dtype_or_type)
+    made = allocation(spec.replace(pipeline_mode=Buffered(count)), operand)
+    if made is None:
+        raise KernelError(
+            f"A BufferedRef is asked for {spec}.",
+            where=here(),
+            why="the body works on that memory itself",
+            fix="None in its place among the allocations",
+        )
+    return kind(*made)
+
+
+def allocation(spec: BlockSpec, operand: Any) -> Allocation | None:
+    """Slots and semaphores for one operand; none where the kernel works on the operand's own memory."""
+    space = getattr(operand, "memory_space", None) or getattr(operand, "space", MemorySpace.ANY)
+    wanted = spec.memory_space or MemorySpace.VMEM
+    if not wanted.addressable or space is wanted or space is MemorySpace.SEMAPHORE:
+        return None
+    shape = tuple(operand.shape)
+    if spec.block_shape is not None and len(shape) != len(spec.block_shape):
+        shape = tuple(1 if n is None else 1 << 62 for n in spec.block_shape)
+    sizes = blocks_of(spec, shape, "an operand").sizes
+    mode = spec.pipeline_mode or Buffered(2)
+    count = 1 if spec.index_map is None and spec.pipeline_mode is None else mode.buffer_count
+    return Allocation(MemoryType(wanted, (count, *sizes), operand.dtype), Semaphores(SemaphoreType.DMA, (count,)))
+
+
+def window_of(allocation: Any) -> Window | None:
+    """The window over what was made for an operand."""
+    if allocation is None:
+        return None
+    return Window(allocation.slots, allocation.semaphores, isinstance(allocation, _InputOutput))
