@@ -78,7 +78,7 @@ class Call:
 
     kernel: Callable[..., Any]
     name: str
-    grid: tuple[Any, ...]
+    grid: tuple[int | None, ...]  # None: the size is one of the last inputs
     in_specs: tuple[BlockSpec, ...]
     out_specs: tuple[BlockSpec, ...]
     labels: tuple[str, ...]  # what the kernel calls its arguments, then its outputs and scratch memory
@@ -147,6 +147,13 @@ class Runner:
 
     def timeline(self, mesh: dict[str, int], types: Sequence[TensorType], topology: Topology) -> Timeline:
         """How long the kernel takes on operands of these types."""
+        if None in self.call.grid:
+            raise KernelError(
+                f"How long {self.call.name} takes is not known before it runs.",
+                where=self.call.source.show() if self.call.source else "",
+                why=f"sizes of its grid are computed: {self.call.grid}",
+                fix="grid=(4, 4), numbers of Python, in the program that is simulated",
+            )
         device = [np.broadcast_to(np.zeros((), t.dtype), t.shape) for t in types]
         return run_on_clock(self.call, mesh, [device] * prod(mesh.values()), topology)
 
@@ -277,6 +284,9 @@ def _prepare(
     call: Call, machine: Machine, task: Task, inputs: Sequence[Data], places: Sequence[Data] | None
 ) -> _Operands:
     """Allocate what a call needs on one core: the same addresses everywhere, before any device starts."""
+    split = len(inputs) - call.grid.count(None)
+    inputs, sizes = inputs[:split], iter(inputs[split:])
+    grid = tuple(int(next(sizes)) if n is None else n for n in call.grid)
     shared = task.core > 0
     scalar_leaves = sum(t.num_leaves for t in call.in_trees[: call.scalars])
     to_out = dict(call.aliases)
@@ -336,7 +346,7 @@ def _prepare(
             _require_parameters(call, args, named)
             raise
 
-    pipeline = Pipeline(body, call.grid, call.in_specs, call.out_specs, [False] * len(outs))
+    pipeline = Pipeline(body, grid, call.in_specs, call.out_specs, [False] * len(outs))
     if call.params.num_cores > 1:
         pipeline.divide(task, call.params.dimension_semantics)
     pipeline.scalars = tuple(scalars)

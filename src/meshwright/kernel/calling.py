@@ -11,7 +11,7 @@ import numpy as np
 from meshwright.core import dtypes, tree
 from meshwright.core.program import Rule
 from meshwright.core.source import here, user_source
-from meshwright.core.trace import Array, state
+from meshwright.core.trace import Array, Tracer, state
 from meshwright.core.types import TensorType
 from meshwright.frontend.tracing import leaf_value
 from meshwright.kernel import operation
@@ -70,10 +70,12 @@ def pallas_call(
         in_trees = tuple(structure for _, structure in flat)
         out_flat = [tree.flatten(out) for out in outs]
         head = spec.num_scalar_prefetch
+        sizes = _sizes(spec.grid)
+        traced = [n for n in sizes if isinstance(n, Tracer)]
         built = Call(
             kernel=kernel,
             name=str(name or getattr(kernel, "__name__", "kernel")),
-            grid=_sizes(spec.grid),
+            grid=tuple(None if isinstance(n, Tracer) else n for n in sizes),
             in_specs=tuple(_specs(spec.in_specs, in_trees[head:], "in_specs")),
             out_specs=tuple(_specs(given_out_specs, [t for _, t in out_flat], "out_specs")),
             labels=_labels(kernel, len(in_trees), len(out_flat)),
@@ -92,7 +94,7 @@ def pallas_call(
         )
         _check_aliases(built, leaves)
         _check_semantics(built)
-        results = _apply(built, leaves)
+        results = _apply(built, [*leaves, *traced])
         if out_shape is None:
             return None
         parts, at = [], 0
@@ -134,9 +136,11 @@ def _only_known(params: Any) -> dict[str, Any]:
     return {name: value for name, value in params.items() if name in CompilerParams.__dataclass_fields__}
 
 
-def _sizes(grid: Any) -> tuple[int, ...]:
-    sizes = tuple(as_int(n) for n in (grid if isinstance(grid, tuple | list) else (grid,)))
-    if any(n < 0 for n in sizes):
+def _sizes(grid: Any) -> tuple[Any, ...]:
+    """The sizes of a grid; those that are traced are operands of the kernel."""
+    given = grid if isinstance(grid, tuple | list) else (grid,)
+    sizes = tuple(n if isinstance(n, Tracer) else as_int(n) for n in given)
+    if any(n < 0 for n in sizes if not isinstance(n, Tracer)):
         raise KernelError(f"The grid is {sizes}.", where=here(), why="sizes are not negative", fix="grid=(4, 4)")
     return sizes
 
