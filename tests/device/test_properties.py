@@ -66,21 +66,21 @@ def trees(draw, depth, regular):
     return make(0, None)
 
 
-def apply(fn, letter, keys, stages):
+def apply(fn, letter, keys, stages, schedule):
     if letter == "D":
         return dist.data_parallel(fn, {"x": 0}, keys)
     if letter == "H":
         return dist.horizontal_parallel(fn, {"x": 0}, keys)
     if letter == "P":
-        return dist.pipeline_parallel(fn, stages, 2, "1f1b", {"x": 0}, keys)
+        return dist.pipeline_parallel(fn, stages, 2, schedule, {"x": 0}, keys)
     return dist.zero(fn, {"x": 0}, int(letter), keys)
 
 
-def run(case, word, device_map, stages=2):
+def run(case, word, device_map, stages=2, schedule="1f1b"):
     fn, inputs, expected, _ = case
     for depth, letter in enumerate(word):
         try:
-            fn = apply(fn, letter, ["d", "dd", "ddd"][:depth], stages)
+            fn = apply(fn, letter, ["d", "dd", "ddd"][:depth], stages, schedule)
         except ShapeError as error:  # where every dim is split already, the next level has nothing left
             assume(letter != "H" or error.what != "There is no dim to split on this level.")
             raise

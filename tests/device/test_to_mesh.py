@@ -2,17 +2,27 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 import meshwright as mw
 import meshwright.numpy as mnp
 from meshwright import dist
+from meshwright.device.staged import Send
 from meshwright.errors import DeviceError, MeshwrightError, ShapeError
 from tests.device.models import MODELS
 from tests.device.test_properties import SETTINGS, models, run, trees
+from tests.device.test_transforms import THREE, TWO, stack
 
 MAP = {1: [1, 3], 2: [2, 4]}
+MAPS = {1: [1, 2], 2: TWO, 3: THREE}
+PIPELINES = ["P", "DP", "PD", "HP", "PH", "DHP", "DPH", "PDH", "3P", "P2"]
+# By number of levels: keys that stand above their groups, keys that lead them.
+SIZED = {
+    1: ([1, 2], [2, 1]),
+    2: ({9: [1, 3], 8: [2, 4]}, TWO),
+    3: ({21: {11: [1, 5], 13: [3, 7]}, 22: {12: [2, 6], 14: [4, 8]}}, THREE),
+}
 CHAIN = dist.parse("def f(x: Tensor[(B, F), 0], w: Tensor[(F, H), 0]): y = MatMul(x, w) return y")
 
 
@@ -39,14 +49,89 @@ def test_a_mesh_program_computes_what_the_device_program_does(case, word, data):
         assert tuple(program.mesh.shape.values()) == dist.DeviceMap(device_map).fan_outs
 
 
-@pytest.mark.parametrize("name", ["mlp", "transformer"])
-@pytest.mark.parametrize("word", ["DH", "3"])
+@settings(SETTINGS, max_examples=15)
+@given(models(), st.sampled_from(PIPELINES), st.booleans(), st.sampled_from(["gpipe", "1f1b", "zb-h1"]))
+def test_a_pipeline_on_meshes_computes_what_the_device_program_does(case, word, leads, schedule):
+    device_map = dist.DeviceMap(SIZED[len(word)][leads])
+    fn = run(case, word, device_map, schedule=schedule)
+    for version in (fn, dist.keep_in_place(fn)):
+        program = agree(version, case[1], device_map)
+        # A stage is the part of the mesh with one index along the axis of the pipeline.
+        axis = word.index("P")
+        grid = program.mesh.device_ids
+        for index, mesh in enumerate(program.meshes.values()):
+            np.testing.assert_array_equal(mesh.device_ids, np.take(grid, [index], axis))
+
+
+@pytest.mark.slow
+@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+@given(models(), st.text("DHP123", min_size=1, max_size=3), st.data())
+def test_any_stack_on_any_mesh(case, word, data):
+    device_map = data.draw(trees(len(word), regular=True))
+    sizes = dist.DeviceMap(device_map).fan_outs
+    stages = {n for n, letter in zip(sizes, word, strict=True) if letter == "P"}
+    assume(len(stages) <= 1)
+    fn = run(case, word, device_map, stages=stages.pop() if stages else 2)
+    agree(fn, case[1], device_map)
+
+
+@pytest.mark.parametrize(
+    ("name", "word"),
+    [("mlp", word) for word in ("DH", "HD", "Z", "P", "DP", "HP", "PD", "PH", "DHP")]
+    + [("transformer", word) for word in ("DH", "HD", "Z", "P", "DP", "PH", "DHP")],
+)
 def test_training_steps(name, word):
     model = MODELS[name]()
-    fn = dist.data_parallel(model.function, model.batch) if word == "DH" else dist.zero(model.function, model.batch, 3)
-    if word == "DH":
-        fn = dist.horizontal_parallel(fn, model.batch, ["d"])
-    agree(fn, model.inputs, MAP)
+    agree(stack(model, word), model.inputs, MAPS[len(word)])
+
+
+def test_zero_on_a_mesh_gathers_parameters():
+    model = MODELS["mlp"]()
+    program = agree(dist.zero(model.function, model.batch, 3), model.inputs, [1, 2])
+    assert [tuple(s.spec) for s in program.in_shardings[:4]] == [("d",)] * 4
+
+
+def test_a_pipeline_sends_what_a_stage_needs_and_sums_where_gradients_are():
+    model = MODELS["mlp"]()
+    program = dist.to_mesh(stack(model, "DPH"), MAPS[3])
+    assert repr(program) == (
+        'MeshPipeline(stage 0: <["d"=2, "dd"=1, "ddd"=2], device_ids=[0, 4, 1, 5]>;'
+        ' stage 1: <["d"=2, "dd"=1, "ddd"=2], device_ids=[2, 6, 3, 7]>; 26 programs, 16 sends)'
+    )
+    sends = [action for action in program.actions if isinstance(action, Send)]
+    assert {(str(a.stage), str(a.target)) for a in sends} == {("stage 0", "stage 1"), ("stage 1", "stage 0")}
+    assert str(sends[0]) == "stage 0: send s_0 to stage 1 P('d',)"
+    # Gradients are summed over microbatches and replicas in parts, as the products of a stage leave them.
+    found = {run.names[0]: [(c.kind, c.axes) for c in compiled.collectives] for run, compiled in program.compiled}
+    assert found["l_0"] == found["bt_0"] == [("all_reduce", ("ddd",))]
+    assert found["bt_sum"] == found["bw_sum"] == found["cc_sum"] == []
+    assert found["bts_dp"] == found["ccs_dp"] == [("all_reduce", ("d",))]
+    assert {kind for kinds in found.values() for kind, _ in kinds} == {"all_reduce"}
+    again = {id(compiled) for run, compiled in program.compiled if run.names[0] in ("l_0", "l_1")}
+    assert len(again) == 1  # microbatches share a program
+
+
+def test_a_pipeline_within_a_pipeline_has_a_mesh_per_stage_of_a_stage():
+    model = MODELS["mlp"]()
+    program = agree(stack(model, "PP"), model.inputs, MAP)
+    assert list(program.meshes) == ["stage 0.0", "stage 0.1", "stage 1.0", "stage 1.1"]
+
+
+def test_interleaved_stages_are_programs_on_the_meshes_of_two_devices():
+    model = MODELS["mlp"]()
+    fn = dist.pipeline_parallel(model.function, 2, 4, "interleaved", model.batch, chunks=2)
+    assert list(agree(fn, model.inputs, [3, 1]).meshes) == ["stage 0", "stage 1"]
+
+
+def test_a_tuple_over_replicas_that_hold_pipelines_comes_out_as_a_tuple():
+    model = MODELS["chain"]()
+    fn = stack(model, "DP")
+    tuples = next(eqn.outputs[0] for eqn in fn.eqns if eqn.op == "pmap")
+    gathered = fn.outputs[0]
+    both = fn.with_(outputs=(tuples, gathered, fn.inputs[0]))
+    found = agree(both, model.inputs, MAP)(*model.inputs)
+    assert isinstance(found[0], tuple)
+    np.testing.assert_array_equal(np.concatenate(found[0]), found[1])
 
 
 def test_three_levels_and_one_that_the_program_does_not_use():
@@ -122,11 +207,9 @@ def test_what_is_no_mesh_program_is_refused_with_the_case():
         "  fix:  a regular map, such as dist.DeviceMap.grid(2, 4), or dist.execute(fn, inputs, device_map)"
     )
     model = MODELS["chain"]()
-    piped = dist.pipeline_parallel(model.function, 2, 2, "1f1b", model.batch)
-    error = refused(lambda: dist.to_mesh(piped, [1, 2]))
-    assert error.value.what == "A pipeline is no mesh program."
-    inside = dist.pipeline_parallel(dist.data_parallel(model.function, model.batch), 2, 2, "1f1b", model.batch, ["d"])
-    assert refused(lambda: dist.to_mesh(inside, MAP)).value.what == "A pipeline is no mesh program."
+    piped = dist.data_parallel(dist.pipeline_parallel(model.function, 2, 2, "1f1b", model.batch), model.batch, ["d"])
+    error = refused(lambda: dist.to_mesh(piped, {1: [1, 3], 2: [2]}))
+    assert error.value.what == "The device map {1: [1, 3], 2: [2]} is no mesh."
     assert refused(lambda: dist.to_mesh(split)).value.what == "There is no device map."
     moved = dist.parse("def f(x: Tensor[(B,), 0]): y = send(x, to_device=2) return y")
     assert refused(lambda: dist.to_mesh(moved, [1, 2])).value.what == "A send to device 2 is no mesh program."

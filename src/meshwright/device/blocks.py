@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,7 +20,7 @@ from meshwright.device.device_map import DeviceMap
 from meshwright.device.function import Eqn, Function, Number, Value
 from meshwright.device.machine import Group, Item, Leaf, Machine, Members, Scope, leaf
 from meshwright.device.tensor_ops import NAMED, registry_name
-from meshwright.device.types import Tuple
+from meshwright.device.types import Tensor
 from meshwright.errors import DeviceError
 from meshwright.frontend import collectives
 from meshwright.frontend.lax_shape import concatenate
@@ -46,9 +47,9 @@ _REDUCE: dict[str, Callable[[Any, str], Any]] = {
 
 @dataclass(frozen=True)
 class Part:
-    """An input, or the part of it that scatters have left on each device."""
+    """What comes in from outside, or the part of it that scatters have left on each device."""
 
-    source: int
+    source: Any
     steps: Steps = ()
 
 
@@ -81,11 +82,24 @@ class Output:
     levels: int = 0
 
 
-class Blocks:
-    """The domain of one device's blocks. Without ``inputs`` nothing is computed: only specs are found."""
+Varying = frozenset[str]  # the mesh axes along which devices hold different values
 
-    def __init__(self, axes: Mapping[Members, str], entry: Sequence[Steps], inputs: Sequence[Any] | None) -> None:
-        self.axes, self.entry, self.inputs = axes, entry, inputs
+
+class Blocks:
+    """The domain of one device's blocks.
+
+    Without ``inputs`` nothing is computed: specs are found, and in place of a block stands what it varies along. Inputs
+    vary along the axes they are cut along, and those that ``varying`` says.
+    """
+
+    def __init__(
+        self,
+        axes: Mapping[Members, str],
+        entry: Sequence[Steps],
+        inputs: Sequence[Any] | None,
+        varying: Sequence[Varying] = (),
+    ) -> None:
+        self.axes, self.entry, self.inputs, self.varying = axes, entry, inputs, varying
         self.wanted: dict[int, set[Steps]] = {}
         self.cut: dict[Part, Any] = {}
 
@@ -104,7 +118,8 @@ class Blocks:
         if isinstance(data, Part):
             self.wanted.setdefault(data.source, set()).add(data.steps)
             if self.inputs is None:
-                return None
+                outside = self.varying[data.source] if self.varying else frozenset()
+                return outside.union(axis for axis, _ in data.steps)
             if data not in self.cut:
                 block = self.inputs[data.source]
                 for axis, dim in data.steps[len(self.entry[data.source]) :]:
@@ -112,28 +127,36 @@ class Blocks:
                 self.cut[data] = block
             return self.cut[data]
         if isinstance(data, Joined):
-            if data.whole is None and self.inputs is not None:
+            if data.whole is None:
                 data.whole = data.data
                 for axis, dim in data.steps:
-                    data.whole = collectives.all_gather_invariant(data.whole, axis, axis=dim)
+                    if self.inputs is None:
+                        data.whole = data.whole - {axis}
+                    else:
+                        data.whole = collectives.all_gather_invariant(data.whole, axis, axis=dim)
             return data.whole
         return data
 
-    def along(self, eqn: Eqn, xs: Sequence[Leaf], members: Members, function: Callable[[Any, str], Any]) -> list[Leaf]:
-        """A collective of one value, along the axis that its members lie along."""
+    def along(
+        self, eqn: Eqn, xs: Sequence[Leaf], members: Members, function: Callable[[Any, str], Any], *, differ: bool
+    ) -> list[Leaf]:
+        """A collective of one value, along the axis that its members lie along; do its results ``differ`` there?"""
         if len(xs) > 1:
             raise _not_a_group(eqn, tuple(x.device for x in xs))
         axis, data = self.axis(eqn, members), self.read(xs[0])
-        if axis is not None and self.inputs is not None:
+        if axis is not None and self.inputs is None:
+            data = data | {axis} if differ else data - {axis}
+        elif axis is not None:
             data = function(data, axis)
         return [Leaf(data, xs[0].device)]
 
     def compute(self, eqn: Eqn, args: Sequence[Leaf | Number], params: Mapping[str, Any], device: int) -> list[Leaf]:
+        if self.inputs is None:
+            varying: Varying = frozenset().union(*(self.read(x) for x in args if isinstance(x, Leaf)))
+            return [Leaf(varying, device) for _ in eqn.outputs]
         if eqn.op == "constant":
             return [Leaf(asarray(params["value"]), device)]
         data = [asarray(x.value, x.dtype) if isinstance(x, Number) else self.read(x) for x in args]
-        if self.inputs is None:
-            return [Leaf(None, device) for _ in eqn.outputs]
         if eqn.op in NAMED:
             found = NAMED[eqn.op].evaluate(_FUNCTIONS, *data, **params)
         else:
@@ -146,7 +169,7 @@ class Blocks:
             data = Part(data.source, (*data.steps, (axis, dim)))
         elif axis is not None:
             data = self.read(x)
-            data = collectives.pscatter(data, axis, axis=dim) if self.inputs is not None else None
+            data = data | {axis} if self.inputs is None else collectives.pscatter(data, axis, axis=dim)
         return [Leaf(data, devices[0])]
 
     def broadcast(self, eqn: Eqn, x: Leaf, devices: Sequence[int]) -> list[Leaf]:
@@ -158,7 +181,7 @@ class Blocks:
             if len({x.device for x in xs}) > 1:
                 raise _not_a_group(eqn, tuple(x.device for x in xs))
             data = [self.read(x) for x in xs]
-            return Leaf(concatenate(data, dim) if self.inputs is not None else None, device)
+            return Leaf(frozenset().union(*data) if self.inputs is None else concatenate(data, dim), device)
         axis, first = self.axis(eqn, members), xs[0].data
         if axis is None:
             return Leaf(first, device)
@@ -167,20 +190,20 @@ class Blocks:
         return Leaf(Joined(self.read(xs[0]), ((axis, dim),)), device)
 
     def allreduce(self, eqn: Eqn, xs: Sequence[Leaf], how: str, members: Members) -> list[Leaf]:
-        return self.along(eqn, xs, members, _REDUCE[how])
+        return self.along(eqn, xs, members, _REDUCE[how], differ=False)
 
     def allgather(self, eqn: Eqn, xs: Sequence[Leaf], dim: int, members: Members) -> list[Leaf]:
-        return self.along(eqn, xs, members, lambda x, axis: collectives.all_gather_invariant(x, axis, axis=dim))
+        whole = partial(collectives.all_gather_invariant, axis=dim)
+        return self.along(eqn, xs, members, whole, differ=False)
 
     def reduce_scatter(self, eqn: Eqn, xs: Sequence[Leaf], dim: int, members: Members) -> list[Leaf]:
-        return self.along(
-            eqn, xs, members, lambda x, axis: collectives.psum_scatter(x, axis, scatter_dimension=dim, tiled=True)
-        )
+        part = partial(collectives.psum_scatter, scatter_dimension=dim, tiled=True)
+        return self.along(eqn, xs, members, part, differ=True)
 
     def own_part(self, eqn: Eqn, xs: Sequence[Leaf], dim: int, members: Members) -> list[Leaf]:
         if isinstance(xs[0].data, Part) and len(xs) == 1:
             return self.scatter(eqn, xs[0], dim, members)
-        return self.along(eqn, xs, members, lambda x, axis: collectives.pscatter(x, axis, axis=dim))
+        return self.along(eqn, xs, members, partial(collectives.pscatter, axis=dim), differ=True)
 
     def send(self, eqn: Eqn, x: Leaf, device: int) -> Leaf:
         return Leaf(x.data, device)
@@ -188,7 +211,7 @@ class Blocks:
     def split(self, eqn: Eqn, x: Leaf, dim: int, parts: int) -> list[Leaf]:
         data = self.read(x)
         if self.inputs is None:
-            return [Leaf(None, x.device)] * parts
+            return [Leaf(data, x.device)] * parts
         return [Leaf(part, x.device) for part in split_dim(data, [data.shape[dim] // parts] * parts, dim)]
 
     def annotate(self, value: Value, item: Item, scope: Scope) -> None:
@@ -259,13 +282,7 @@ def outputs(
     domain = Blocks(axes, entry, inputs)
     items = []
     for n, v in enumerate(fn.inputs):
-        if isinstance(v.type, Tuple):
-            raise DeviceError(
-                f"The input {v.name} is a tuple.",
-                why="an input of a mesh program is one array, and its sharding says how it is cut",
-                fix=f"{v.name}: Tensor[…, 0], and scatter({v.name}, dim=0, device_keys=[]) in the program",
-            )
-        assert v.type is not None
+        assert isinstance(v.type, Tensor)
         assert isinstance(v.type.device.base, int)
         items.append(Leaf(Part(n), v.type.device.base))
     homes = frozenset(x.device for x in items)

@@ -1,10 +1,9 @@
-"""Device programs as mesh programs: the levels of a regular device map are the axes of a mesh."""
+"""Device programs as mesh programs: the levels of a regular device map are the axes of a mesh, or of one per stage."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -19,39 +18,45 @@ from meshwright.device.execute import array_sizes
 from meshwright.device.function import Function
 from meshwright.device.machine import Members
 from meshwright.device.resolve import as_device_map, resolve, symbols_of
-from meshwright.device.types import Tensor
+from meshwright.device.staged import Put, Result, Run, Send, Staged, common, has_stages
+from meshwright.device.types import Tensor, Tuple
 from meshwright.errors import DeviceError, ShapeError
+from meshwright.frontend.compiled import Compiled
 from meshwright.frontend.jit import jit
 from meshwright.frontend.shard_map import shard_map
 from meshwright.frontend.tracing import ShapeDtypeStruct, leaf_value, make_program
 
 
-class MeshProgram:
-    """A device program on a mesh: called with whole arrays, in the order of its inputs or by their names.
-
-    ``mesh`` has one axis per level of the device map, ``in_shardings`` and ``out_shardings`` say how inputs and outputs
-    are cut, ``function`` is what runs under ``jit``.
-    """
+class OnMesh:
+    """A device program on a mesh: called with whole arrays, in the order of its inputs or by their names."""
 
     def __init__(self, source: Function, device_map: DeviceMap, sizes: Mapping[str, int]) -> None:
         self.source, self.device_map, self.sizes = source, device_map, dict(sizes)
         self.mesh = _mesh(device_map)
         self._axes = _groups(device_map, self.mesh.axis_names)
+        for v in source.inputs:
+            if isinstance(v.type, Tuple):
+                raise DeviceError(
+                    f"The input {v.name} is a tuple.",
+                    why="an input of a mesh program is one array, and its sharding says how it is cut",
+                    fix=f"{v.name}: Tensor[…, 0], and scatter({v.name}, dim=0, device_keys=[]) in the program",
+                )
         self._check(sizes)
-        nothing: list[Steps] = [() for _ in source.inputs]
-        _, self._outputs, walk = outputs(source, device_map, self._axes, nothing, sizes, None)
-        self._entry = [_common(sorted(walk.wanted.get(n, {()}))) for n in range(len(source.inputs))]
-        self.in_shardings = tuple(NamedSharding(self.mesh, spec_of(steps)) for steps in self._entry)
-        self.out_shardings = tuple(NamedSharding(self.mesh, out.spec) for out in self._outputs)
-        self._jitted = jit(self.function)
 
-    def __repr__(self) -> str:
-        specs = [f"{v.name}: {s.spec}" for v, s in zip(self.source.inputs, self.in_shardings, strict=True)]
-        outs = ", ".join(str(s.spec) for s in self.out_shardings)
-        return f"MeshProgram({self.mesh}, {', '.join(specs)} -> {outs})"
+    def _ordered(self, inputs: Sequence[Any], by_name: Mapping[str, Any]) -> list[Any]:
+        """Inputs in order; those given by name come last."""
+        names = [v.name for v in self.source.inputs]
+        missing = names[len(inputs) :]
+        if len(inputs) > len(names) or sorted(missing) != sorted(by_name):
+            raise ShapeError(
+                f"{self.source.name} takes {len(names)} inputs: {', '.join(names)}.",
+                why=f"given are {len(inputs)} by position" + (f" and {', '.join(by_name)}" if by_name else ""),
+                fix="one array per input, by position or by name",
+            )
+        return [*inputs, *(by_name[name] for name in missing)]
 
-    def function(self, *inputs: Any) -> Any:
-        """The program as a function to trace: ``mw.jit``, ``mw.grad`` and ``mw.make_program`` take it."""
+    def _fitted(self, inputs: Sequence[Any]) -> tuple[list[Any], dict[str, int]]:
+        """Inputs as values, and the sizes they give to symbols, which must be those of the program."""
         values = [leaf_value(x, f"the input {v.name}") for v, x in zip(self.source.inputs, inputs, strict=True)]
         sizes = array_sizes(self.source, values)
         for name, n in self.sizes.items():
@@ -62,41 +67,7 @@ class MeshProgram:
                     fix=f"dist.to_mesh(…, {name}={sizes[name]})",
                 )
         self._check(sizes)
-
-        def block(*blocks: Any) -> list[Any]:
-            return outputs(self.source, self.device_map, self._axes, self._entry, sizes, blocks)[0]
-
-        run = shard_map(
-            block,
-            mesh=self.mesh,
-            in_specs=tuple(s.spec for s in self.in_shardings),
-            out_specs=[s.spec for s in self.out_shardings],
-        )
-        found = [_tuples(y, out.levels) for y, out in zip(run(*values), self._outputs, strict=True)]
-        return found[0] if len(found) == 1 else tuple(found)
-
-    def __call__(self, *inputs: Any, **by_name: Any) -> Any:
-        names = [v.name for v in self.source.inputs]
-        missing = names[len(inputs) :]
-        if len(inputs) > len(names) or sorted(missing) != sorted(by_name):
-            raise ShapeError(
-                f"{self.source.name} takes {len(names)} inputs: {', '.join(names)}.",
-                why=f"given are {len(inputs)} by position" + (f" and {', '.join(by_name)}" if by_name else ""),
-                fix="one array per input, by position or by name",
-            )
-        return self._jitted(*inputs, *(by_name[name] for name in missing))
-
-    @cached_property
-    def program(self) -> Program:
-        """The traced program, one shard_map; the sizes of its inputs must be known."""
-        unknown = sorted(symbols_of(self.source) - set(self.sizes))
-        if unknown:
-            raise ShapeError(
-                f"The size {unknown[0]} of the mesh program is not known.",
-                why="a traced program has numbers as sizes",
-                fix=f"dist.to_mesh(fn, device_map, {', '.join(f'{name}=8' for name in unknown)})",
-            )
-        return make_program(self.function)(*(self._struct(v.type) for v in self.source.inputs))
+        return values, sizes
 
     def _check(self, sizes: Mapping[str, int]) -> None:
         """Types and devices; devices named one by one must be groups of the map, in every replica."""
@@ -110,19 +81,135 @@ class MeshProgram:
                     fix="a device map that has them as a group, or device_keys=[] or [d] instead of devices",
                 )
 
-    def _struct(self, type: Any) -> ShapeDtypeStruct:
-        assert isinstance(type, Tensor)
-        shape = [bind(n, self.sizes) for n in type.shape]
-        assert not any(isinstance(n, Dim) for n in shape)
-        return ShapeDtypeStruct(tuple(shape), type.dtype)  # type: ignore[arg-type]
+    def _structs(self) -> list[ShapeDtypeStruct]:
+        """The inputs' types, whose sizes must be known."""
+        unknown = sorted(symbols_of(self.source) - set(self.sizes))
+        if unknown:
+            raise ShapeError(
+                f"The size {unknown[0]} of the mesh program is not known.",
+                why="a traced program has numbers as sizes",
+                fix=f"dist.to_mesh(fn, device_map, {', '.join(f'{name}=8' for name in unknown)})",
+            )
+        return [_struct(v.type, self.sizes) for v in self.source.inputs]
 
 
-def to_mesh(fn: Function, device_map: Any = None, **sizes: int) -> MeshProgram:
+class MeshProgram(OnMesh):
+    """A device program as one ``shard_map``.
+
+    ``mesh`` has one axis per level of the device map, ``in_shardings`` and ``out_shardings`` say how inputs and outputs
+    are cut, ``function`` is what runs under ``jit``.
+    """
+
+    def __init__(self, source: Function, device_map: DeviceMap, sizes: Mapping[str, int]) -> None:
+        super().__init__(source, device_map, sizes)
+        nothing: list[Steps] = [() for _ in source.inputs]
+        _, self._outputs, walk = outputs(source, device_map, self._axes, nothing, sizes, None)
+        self._entry = [common(sorted(walk.wanted.get(n, {()}))) for n in range(len(source.inputs))]
+        self.in_shardings = tuple(NamedSharding(self.mesh, spec_of(steps)) for steps in self._entry)
+        self.out_shardings = tuple(NamedSharding(self.mesh, out.spec) for out in self._outputs)
+        self._jitted = jit(self.function)
+
+    def __repr__(self) -> str:
+        specs = [f"{v.name}: {s.spec}" for v, s in zip(self.source.inputs, self.in_shardings, strict=True)]
+        outs = ", ".join(str(s.spec) for s in self.out_shardings)
+        return f"MeshProgram({self.mesh}, {', '.join(specs)} -> {outs})"
+
+    def function(self, *inputs: Any) -> Any:
+        """The program as a function to trace: ``mw.jit``, ``mw.grad`` and ``mw.make_program`` take it."""
+        values, sizes = self._fitted(inputs)
+
+        def block(*blocks: Any) -> list[Any]:
+            return outputs(self.source, self.device_map, self._axes, self._entry, sizes, blocks)[0]
+
+        run = shard_map(
+            block,
+            mesh=self.mesh,
+            in_specs=tuple(s.spec for s in self.in_shardings),
+            out_specs=[s.spec for s in self.out_shardings],
+        )
+        return _unpacked([_tuples(y, out.levels) for y, out in zip(run(*values), self._outputs, strict=True)])
+
+    def __call__(self, *inputs: Any, **by_name: Any) -> Any:
+        return self._jitted(*self._ordered(inputs, by_name))
+
+    @cached_property
+    def program(self) -> Program:
+        """The traced program, one shard_map; the sizes of its inputs must be known."""
+        return make_program(self.function)(*self._structs())
+
+
+class MeshPipeline(OnMesh):
+    """A pipeline as programs on the meshes of its stages, with sends between them.
+
+    ``mesh`` is that of the whole device map, ``meshes`` are those of the stages: parts of it. ``actions`` say what is
+    done, in order: an input is put on a stage (``Put``), a program runs there (``Run``), a value is sent to another
+    stage (``Send``).
+    """
+
+    def __init__(self, source: Function, device_map: DeviceMap, sizes: Mapping[str, int]) -> None:
+        super().__init__(source, device_map, sizes)
+        self._plans: dict[Any, tuple[Staged, tuple[Result, ...]]] = {}
+        self._plan, self._results = self._planned(sizes)
+        self.meshes = {str(place): self._plan.stages[place] for place in sorted(self._plan.stages)}
+        self.actions = tuple(self._plan.actions)
+        self.out_shardings = tuple(result.sharding for result in self._results)
+
+    def __repr__(self) -> str:
+        stages = "; ".join(f"{stage}: {mesh}" for stage, mesh in self.meshes.items())
+        kinds = [type(action) for action in self.actions]
+        return f"MeshPipeline({stages}; {kinds.count(Run)} programs, {kinds.count(Send)} sends)"
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self.actions))
+
+    def _planned(self, sizes: Mapping[str, int]) -> tuple[Staged, tuple[Result, ...]]:
+        key = tuple(sorted(sizes.items()))
+        if key not in self._plans:
+            plan = Staged(self.mesh, self._axes, self.device_map, sizes)
+            self._plans[key] = plan, plan.plan(self.source)
+        return self._plans[key]
+
+    def __call__(self, *inputs: Any, **by_name: Any) -> Any:
+        given, sizes = self._fitted(self._ordered(inputs, by_name))
+        plan, results = self._planned(sizes)
+        values: dict[int, Any] = {}
+        for action in plan.actions:
+            action.run(given, values)
+        return _unpacked([_tuples(values[result.slot], result.levels) for result in results])
+
+    @cached_property
+    def compiled(self) -> tuple[tuple[Run, Compiled], ...]:
+        """Every run with what it runs, as ``jit(…).lower(…).compile()`` gives it; the sizes of inputs must be known.
+
+        Runs that do the same share it: it says which collectives there are, and ``mw.simulate`` takes it.
+        """
+        given = self._structs()
+        values: dict[int, ShapeDtypeStruct] = {}
+        known: dict[Any, Compiled] = {}
+        found = []
+        for action in self.actions:
+            if not isinstance(action, Run):
+                x = given[action.input] if isinstance(action, Put) else values[action.input]
+                values[action.output] = ShapeDtypeStruct(x.shape, x.dtype, sharding=action.sharding)
+                continue
+            args = [values[n] for n in action.inputs]
+            key = (id(action.jitted), *((x.type, x.sharding) for x in args))
+            if key not in known:
+                known[key] = action.jitted.lower(*args).compile()
+            types = known[key].global_program.out_types
+            for n, type, sharding in zip(action.outputs, types, action.out_shardings, strict=True):
+                values[n] = ShapeDtypeStruct(type.shape, type.dtype, sharding=sharding)
+            found.append((action, known[key]))
+        return tuple(found)
+
+
+def to_mesh(fn: Function, device_map: Any = None, **sizes: int) -> MeshProgram | MeshPipeline:
     """A device program on a regular device map as a mesh program: one ``shard_map`` over a mesh.
 
     Level n of the map is the mesh axis ``d``, ``dd``, ``ddd``, …; devices stand in the mesh as in the map, numbered by
     their rank. Scatters of inputs become input shardings, gathers of outputs output shardings, collectives those of
-    ``mw.lax``. Pipelines and irregular maps are refused.
+    ``mw.lax``. Each stage of a pipeline has a mesh of its own, and its tasks are programs there; the result is then a
+    `MeshPipeline`. Irregular maps are refused.
 
     >>> from meshwright import dist
     >>> import numpy as np
@@ -141,13 +228,7 @@ def to_mesh(fn: Function, device_map: Any = None, **sizes: int) -> MeshProgram:
             why="its levels are the axes of the mesh",
             fix="dist.to_mesh(fn, {1: [1, 3], 2: [2, 4]})",
         )
-    if _has_stages(fn):
-        raise DeviceError(
-            "A pipeline is no mesh program.",
-            why="its stages are different programs, and the devices of a mesh all run the same",
-            fix="dist.execute(fn, inputs, device_map), or data_parallel and horizontal_parallel alone",
-        )
-    return MeshProgram(fn, found, sizes)
+    return (MeshPipeline if has_stages(fn) else MeshProgram)(fn, found, sizes)
 
 
 def _mesh(device_map: DeviceMap) -> Mesh:
@@ -174,14 +255,15 @@ def _groups(device_map: DeviceMap, names: Sequence[str]) -> dict[Members, str]:
     return found
 
 
-def _has_stages(fn: Function) -> bool:
-    return any(eqn.op == "call" for eqn in fn.eqns) or any(map(_has_stages, fn.bodies()))
+def _struct(type: Any, sizes: Mapping[str, int]) -> ShapeDtypeStruct:
+    assert isinstance(type, Tensor)
+    shape = [bind(n, sizes) for n in type.shape]
+    assert not any(isinstance(n, Dim) for n in shape)
+    return ShapeDtypeStruct(tuple(shape), type.dtype)  # type: ignore[arg-type]
 
 
-def _common(wanted: Sequence[Steps]) -> Steps:
-    """The cuts that all uses of an input begin with."""
-    same = takewhile(lambda steps: len(set(steps)) == 1, zip(*wanted, strict=False))
-    return tuple(steps[0] for steps in same)
+def _unpacked(found: Sequence[Any]) -> Any:
+    return found[0] if len(found) == 1 else tuple(found)
 
 
 def _tuples(x: Any, levels: int) -> Any:

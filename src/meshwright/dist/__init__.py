@@ -29,6 +29,7 @@ from meshwright.device.function import Eqn, Function, Number, Value
 from meshwright.device.in_place import keep_in_place
 from meshwright.device.layered import GPT
 from meshwright.device.on_topology import OnTopology
+from meshwright.device.pictures import draw
 from meshwright.device.pipeline import pipeline_parallel
 from meshwright.device.recompute import recompute
 from meshwright.device.resolve import check, resolve
@@ -38,7 +39,8 @@ from meshwright.device.simulate import simulate
 from meshwright.device.simulation import Simulation
 from meshwright.device.steady import steady_state
 from meshwright.device.text import SlipWarning, parse
-from meshwright.device.to_mesh import MeshProgram, to_mesh
+from meshwright.device.timeline import Event
+from meshwright.device.to_mesh import MeshPipeline, MeshProgram, to_mesh
 from meshwright.device.transforms import data_parallel, horizontal_parallel, zero
 from meshwright.device.types import Device, Tensor, Tuple
 from meshwright.device.unrolled import MLP
@@ -53,7 +55,9 @@ __all__ = [
     "DistIR",
     "Eqn",
     "Estimate",
+    "Event",
     "Function",
+    "MeshPipeline",
     "MeshProgram",
     "Number",
     "OnTopology",
@@ -71,6 +75,7 @@ __all__ = [
     "broadcast",
     "check",
     "data_parallel",
+    "draw",
     "estimate",
     "execute",
     "from_program",
