@@ -11,7 +11,7 @@ import numpy as np
 from meshwright.core import dtypes
 from meshwright.core.check import check
 from meshwright.core.mesh import Mesh
-from meshwright.core.program import Program
+from meshwright.core.program import Program, Var
 from meshwright.core.sharding import TensorSharding
 from meshwright.engine.compile import compile_program
 from meshwright.partition.layouts import closed
@@ -30,8 +30,29 @@ def partitioned(
     program: Program, mesh: Mesh, ins: Sequence[TensorSharding], outs: Sequence[TensorSharding | None]
 ) -> Partitioned:
     """The program on all devices, as jit would partition it."""
-    propagated = propagate_program(program, mesh, list(ins), list(outs))
-    return partition(program, mesh, ins, outs, propagated.shardings)
+    propagated = propagate_program(program, mesh, list(ins), list(outs)).shardings
+    wanted = [
+        propagated.get(atom) if out is None and isinstance(atom, Var) else out
+        for out, atom in zip(outs, program.outputs, strict=True)
+    ]
+    return partition(program, mesh, ins, wanted, propagated)
+
+
+def tolerance_of(program: Program, tolerance: float = 2e-5) -> float:
+    """How far results may be apart: sums of parts are rounded to the width of their type before they are summed up."""
+    narrow = [t.dtype.itemsize for t in (*program.in_types, *program.out_types) if dtypes.is_float(t.dtype)]
+    if min(narrow, default=4) < 4:
+        tolerance = max(tolerance, 3e-2 if min(narrow) == 2 else 0.4)
+    return tolerance
+
+
+def assert_equal(found: Sequence[Any], expected: Sequence[Any], tolerance: float, text: str) -> None:
+    """Raise unless arrays have the same dtypes, and numbers within a tolerance."""
+    for x, y in zip(found, expected, strict=True):
+        assert (x.shape, x.dtype) == (y.shape, y.dtype), text
+        if x.tobytes() != y.tobytes():
+            wide = np.complex128 if x.dtype.kind == "c" else np.float64
+            np.testing.assert_allclose(x.astype(wide), y.astype(wide), rtol=tolerance, atol=tolerance, err_msg=text)
 
 
 def assert_same(
@@ -44,15 +65,9 @@ def assert_same(
     tolerance: float = 2e-5,
 ) -> None:
     """Partitioned, a program computes what it computes whole."""
-    narrow = [t.dtype.itemsize for t in (*program.in_types, *program.out_types) if dtypes.is_float(t.dtype)]
-    if min(narrow, default=4) < 4:  # sums of parts are rounded before they are summed up
-        tolerance = max(tolerance, 3e-2 if min(narrow) == 2 else 0.4)
     expected = compile_program(program)(*arrays)
     done = partitioned(program, mesh, ins, outs)
     check(done.program, "partitioning")
     found = compile_program(done.program)(*arrays)
-    for x, y in zip(found, expected, strict=True):
-        text = f"{what} {[str(s) for s in ins]} -> {[str(s) for s in outs]}"
-        assert x.dtype == y.dtype, text
-        wide = np.complex128 if x.dtype.kind == "c" else np.float64
-        np.testing.assert_allclose(x.astype(wide), y.astype(wide), rtol=tolerance, atol=tolerance, err_msg=text)
+    text = f"{what} {[str(s) for s in ins]} -> {[str(s) for s in outs]}"
+    assert_equal(found, expected, tolerance_of(program, tolerance), text)
