@@ -92,7 +92,11 @@ LATE = {
         "meshwright.simulate.memory",
         "meshwright.simulate.spmd",
     },
-    "frontend.jit": {"meshwright.frontend.explicit", "meshwright.frontend.partitioning"},
+    "frontend.jit": {
+        "meshwright.frontend.explicit",
+        "meshwright.frontend.partitioning",
+        "meshwright.partition.overlap",
+    },
     "frontend.operands": {"meshwright.frontend.explicit", "meshwright.frontend.placing"},
     "ops.layout": {"meshwright.core.explicit"},
     "report.visualize": {"rich.console", "rich.text"},

@@ -13,6 +13,7 @@ from meshwright.core.types import TensorType
 from meshwright.frontend.partitioning import Collective, OnMesh, put_on_mesh
 from meshwright.partition.layouts import axes_used
 from meshwright.partition.reshard import show_bytes
+from meshwright.simulate.simulation import time_text
 
 MOST_TRIED = 4  # arguments for which another layout is tried
 SHOWN = 5
@@ -61,12 +62,13 @@ def explain(placed: OnMesh, names: Sequence[str]) -> str:
     rows = [["kind", "axes", "bytes", "times", "share", "value", "line"]]
     for c in found:
         more = ", …" if len(c.values) > 1 else ""
+        permutes = c.beside.permutes if c.beside is not None else 0  # a ring is one row
         rows.append(
             [
-                c.kind,
+                f"{c.beside.kind} as {permutes} permute{'s' * (permutes > 1)}" if c.beside and permutes else c.kind,
                 ",".join(c.axes),
-                str(c.bytes_received_per_device),
-                str(c.times),
+                str(c.bytes_received_per_device * (permutes or 1)),
+                str(c.times // (permutes or 1)),
                 f"{100 * c.bytes_received_per_device * c.times / bytes_:.0f} %" if bytes_ else "0 %",
                 c.values[0].short() + more,
                 str(c.source or ""),
@@ -76,11 +78,23 @@ def explain(placed: OnMesh, names: Sequence[str]) -> str:
     table = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     lines.append(table[0])
     for text, c in zip(table[1:], found, strict=True):
-        lines += [text, f"    {c.why}"]
+        lines += [text, f"    {c.why}", *_beside(c)]
     cheaper = suggestions(placed, names)
     if cheaper:
         lines += ["cheaper:", *(f"    {one}" for one in cheaper)]
     return "\n".join([*lines, *_audit_lines(placed, names)])
+
+
+def _beside(c: Collective) -> list[str]:
+    """What overlap made of a collective, or why it did nothing."""
+    if c.beside is None:
+        return []
+    if c.beside.why_not:
+        return [f"    not overlapped: {c.beside.why_not}"]
+    products = "dot_general" if c.beside.products == 1 else f"{c.beside.products} dot_generals"
+    seconds = c.beside.saved_seconds
+    saved = f", saves {time_text(seconds)}{' each time' * (c.times > max(1, c.beside.permutes))}" if seconds else ""
+    return [f"    {'in one kernel with' if c.beside.kernel else 'under'} {products}{saved}"]
 
 
 def suggestions(placed: OnMesh, names: Sequence[str]) -> list[Suggestion]:
@@ -95,7 +109,7 @@ def suggestions(placed: OnMesh, names: Sequence[str]) -> list[Suggestion]:
         spec = layout.to_named().spec
         given = list(placed.placement.in_shardings)
         given[index] = NamedSharding(placed.mesh, spec)
-        placement = placed.placement._replace(in_shardings=tuple(given), out_shardings=results)
+        placement = placed.placement._replace(in_shardings=tuple(given), out_shardings=results, overlap=None)
         other = put_on_mesh(placed.source, placement, placed.out_tree)
         saved = now - received(other.collectives)
         if saved > 0:

@@ -76,11 +76,13 @@ class Jitted:
         donate: tuple[int, ...],
         in_shardings: Any,
         out_shardings: Any,
+        overlap: Any,
     ) -> None:
         update_wrapper(self, fun)
         self.fun = fun
         self.in_shardings = in_shardings
         self.out_shardings = out_shardings
+        self.overlap = overlap
         self.static_argnums = static_argnums
         self.static_argnames = static_argnames
         self.donate = donate
@@ -240,6 +242,7 @@ class Jitted:
                 placement = Placement(state.meshes[0], (None,) * len(types), None)
             if placement is not None:
                 _check_one_mesh(placement.mesh, state.meshes)
+                placement = placement._replace(overlap=self.overlap)
         finally:
             state.meshes = before
         return traced, placement
@@ -332,10 +335,13 @@ def jit(
     donate_argnames: str | Sequence[str] | None = None,
     in_shardings: Any = None,
     out_shardings: Any = None,
+    overlap: Any = None,
 ) -> Any:
     """Compile ``fun`` for the types of its arguments, once for each combination.
 
     Static arguments are Python values the function may branch on; the contents of donated ones may be overwritten.
+    ``overlap`` puts gathers and reduce-scatters beside the products next to them where that pays on a machine (the name
+    of a chip, a `hardware.Topology`), or always (True); see `Overlap`.
 
     >>> import meshwright.numpy as mnp
     >>> @jit
@@ -353,11 +359,16 @@ def jit(
             donate_argnames=donate_argnames,
             in_shardings=in_shardings,
             out_shardings=out_shardings,
+            overlap=overlap,
         )
     check_function(fun, "jit")
     numbers, names = _match_names(fun, _ints(static_argnums), _strings(static_argnames))
     donate, _ = _match_names(fun, _ints(donate_argnums), _strings(donate_argnames))
-    return Jitted(fun, numbers, names, donate, in_shardings, out_shardings)
+    if overlap is not None:
+        from meshwright.partition.overlap import read_overlap
+
+        overlap = read_overlap(overlap)
+    return Jitted(fun, numbers, names, donate, in_shardings, out_shardings, overlap)
 
 
 def _ints(given: int | Sequence[int] | None) -> tuple[int, ...]:

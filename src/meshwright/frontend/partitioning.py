@@ -27,8 +27,9 @@ from meshwright.frontend.placing import sharding_for, spread
 from meshwright.hardware.collectives import collective_seconds
 from meshwright.ops.elementwise import tanh
 from meshwright.ops.stacked import inline_calls
-from meshwright.partition.combine import Record
+from meshwright.partition.combine import Beside, Record
 from meshwright.partition.layouts import closed, replicated
+from meshwright.partition.overlap import Overlap
 from meshwright.partition.partition import partition
 from meshwright.partition.reshard_cost import topology_for
 from meshwright.propagate.from_program import Propagated, propagate_program
@@ -41,6 +42,7 @@ class Placement(NamedTuple):
     mesh: Mesh
     in_shardings: tuple[NamedSharding | None, ...]
     out_shardings: Any  # a prefix of the tree of results
+    overlap: Overlap | None = None
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,7 @@ class Collective:
     """A collective of a partitioned program: what it moves, and why it is there.
 
     ``times`` is how often it runs: more than once inside of a loop. ``implicit``: nobody wrote it. ``values`` are the
-    global values that it is for.
+    global values that it is for. ``beside`` is what jit's ``overlap`` made of it.
     """
 
     kind: str
@@ -62,6 +64,7 @@ class Collective:
     times: int
     volume: int
     mesh: BaseMesh
+    beside: Beside | None = None
 
     def seconds(self, hardware: Any) -> float:
         """The modelled time of one run on a topology, or a machine of the named chip."""
@@ -199,7 +202,7 @@ def put_on_mesh(program: Program, placement: Placement, out_tree: tree.TreeDef) 
         out if out is not None else propagated.shardings.get(atom)  # type: ignore[arg-type]
         for out, atom in zip(outs, program.outputs, strict=True)
     ]
-    done = partition(program, mesh, ins, wanted, propagated.shardings)
+    done = partition(program, mesh, ins, wanted, propagated.shardings, placement.overlap)
     collectives = tuple(_collective(record, mesh) for record in done.records)
     placed = OnMesh(
         done.program,
@@ -264,7 +267,7 @@ def _collective(record: Record, mesh: BaseMesh) -> Collective:
     why = record.why.text if record.why is not None else "the program asks for it"
     return Collective(
         record.kind, record.axes, record.bytes_received_per_device, record.total_bytes, record.source, why,
-        record.why is not None, record.values, record.times, record.volume, mesh,
+        record.why is not None, record.values, record.times, record.volume, mesh, record.beside,
     )  # fmt: skip
 
 

@@ -29,6 +29,20 @@ class Why(NamedTuple):
     value: TensorType
 
 
+class Beside(NamedTuple):
+    """What overlap made of a collective: permutes beside products, a kernel with one, or nothing, and why not.
+
+    ``saved_seconds`` is what that saves on the machine that was asked about; ``kernel`` the collective it stands for.
+    """
+
+    kind: str
+    permutes: int = 0
+    products: int = 0
+    saved_seconds: float | None = None
+    why_not: str = ""
+    kernel: Eqn | None = None
+
+
 class Record(NamedTuple):
     """A collective of a local program: what it moves, how often, and why it is there (None: the user wrote it)."""
 
@@ -41,6 +55,7 @@ class Record(NamedTuple):
     values: tuple[TensorType, ...]
     times: int
     volume: int  # bytes of what one group works on, as costs count it: the gathered array, the summed one
+    beside: Beside | None = None
 
 
 def combine(program: Program) -> Program:
@@ -140,15 +155,24 @@ def _inside(value: Any) -> Any:
     return tuple(map(_inside, value)) if isinstance(value, tuple) else value
 
 
-def records(program: Program, sizes: Mapping[str, int], whys: Mapping[Var, Why], times: int = 1) -> Iterator[Record]:
+def records(
+    program: Program,
+    sizes: Mapping[str, int],
+    whys: Mapping[Var, Why],
+    beside: Mapping[Var, Beside],
+    times: int = 1,
+) -> Iterator[Record]:
     """The collectives of a local program in order, those in loops as often as they run."""
     for eqn in program.eqns:
         kind = KINDS.get(eqn.op.name)
+        known = beside.get(eqn.outputs[0]) if eqn.outputs else None
         if kind is not None and eqn.op.stack is not None:
-            yield _record(kind, eqn, sizes, whys, times)
+            yield _record(kind, eqn, sizes, whys, times)._replace(beside=known)
+        elif known is not None and known.kernel is not None:
+            yield _record(known.kind, known.kernel, sizes, whys, times)._replace(beside=known)
         inner = times * (eqn.params["length"] if eqn.op.name == "scan" else 1)
         for _, region in eqn.regions():
-            yield from records(region, sizes, whys, inner)
+            yield from records(region, sizes, whys, beside, inner)
 
 
 def _record(kind: str, eqn: Eqn, sizes: Mapping[str, int], whys: Mapping[Var, Why], times: int) -> Record:

@@ -21,9 +21,10 @@ from meshwright.ops.shape import pad, slice_
 from meshwright.ops.shard_map import block_type, shard_map, varying_axes
 from meshwright.ops.stacked import inline_calls
 from meshwright.partition import halo, indexing, places, prefix, regions, windows
-from meshwright.partition.combine import Record, combine, records
+from meshwright.partition.combine import Beside, Record, Why, combine, records
 from meshwright.partition.layouts import closed, finished
 from meshwright.partition.localize import CutNeeded, Localizer, Version
+from meshwright.partition.overlap import Overlap, overlap
 from meshwright.transform.simplify import dce
 
 RULES = (halo, indexing, places, prefix, regions, windows)  # of ops that are partitioned in a way of their own
@@ -49,6 +50,7 @@ def partition(
     in_shardings: Sequence[TensorSharding],
     out_shardings: Sequence[TensorSharding | None],
     wanted: Mapping[Var, TensorSharding],
+    overlapped: Overlap | None = None,
 ) -> Partitioned:
     """The program of all devices for operands in the given layouts.
 
@@ -58,7 +60,7 @@ def partition(
     cuts: set[AxisRef] = set()
     while True:
         try:
-            return _partition(program, mesh, in_shardings, out_shardings, wanted, cuts)
+            return _partition(program, mesh, in_shardings, out_shardings, wanted, cuts, overlapped)
         except CutNeeded as needed:
             cuts.add(needed.axis)
 
@@ -80,6 +82,7 @@ def _partition(
     out_shardings: Sequence[TensorSharding | None],
     wanted: Mapping[Var, TensorSharding],
     cuts: set[AxisRef],
+    overlapped: Overlap | None,
 ) -> Partitioned:
     atoms = _atoms(mesh, cuts)
     known = {var: closed(s) for var, s in wanted.items()}
@@ -107,6 +110,10 @@ def _partition(
     block_program, results = region_with(body, blocks)
     block_program = combine(dce(block_program))
     out_specs = []
+    whys: dict[Var, Why] = local.whys
+    beside: dict[Var, Beside] = {}
+    if overlapped is not None:
+        block_program, whys, beside = overlap(block_program, mesh, dict(axes), whys, overlapped)
     for t, layout in zip(block_program.out_types, results, strict=True):
         spec = _spec(local, layout)
         extra = [axis for axis in t.varying if axis not in varying_axes(spec)]
@@ -120,7 +127,7 @@ def _partition(
         )  # fmt: skip
         return [_cropped(x, t) for x, t in zip(outs, program.out_types, strict=True)]
 
-    found = tuple(records(block_program, dict(axes), local.whys))
+    found = tuple(records(block_program, dict(axes), whys, beside))
     moved = {n: local.moved[v] for n, v in enumerate(program.inputs) if v in local.moved}
     return Partitioned(region(whole, program.in_types), tuple(results), found, moved)
 

@@ -48,7 +48,7 @@ def step_seconds(step: ReshardStep, local_bytes: float, unit_bytes: int, topolog
     """The modelled time of a step on arrays of ``local_bytes`` a device; blocks count in ``unit_bytes``."""
     if not step.collectives:
         return 0.0
-    axes, refined = _refined(step.axes, topology)
+    axes, refined = refined_for(step.axes, topology)
     if isinstance(step, Blocks):
         cells = [prod(found.shape) * unit_bytes * step.devices for found in step.rounds]
         return sum(collective_seconds("permute", size, refined, axes, shift=None) for size in cells)
@@ -59,7 +59,7 @@ def step_seconds(step: ReshardStep, local_bytes: float, unit_bytes: int, topolog
     return collective_seconds(step.kind, size, refined, axes)
 
 
-def _refined(axes: Axes, topology: Topology) -> tuple[tuple[str, ...] | None, Topology]:
+def refined_for(axes: Axes, topology: Topology) -> tuple[tuple[str, ...] | None, Topology]:
     """The machine with a mesh that has these parts of axes as axes."""
     if not axes:
         return None, topology
