@@ -56,9 +56,9 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ),
     ("frontend.*",),
     ("kernel.*",),
+    ("report.*",),
     ("device.*",),
     ("interop.*",),
-    ("report.*",),
     ("numpy.*", "debug", "dist.*", "lax", "nn", "pallas.*", "random", "sharding", "testing", "tree"),
     ("simulate.transformer", "simulate.transformer_program"),
     ("meshwright",),
@@ -76,13 +76,14 @@ MAY_USE_EXTRAS = ("engine", "interop")
 LATE = {
     "core.op": {"meshwright.core.explicit"},
     "core.program": {"hashlib"},
-    "core.text": {
+    "core.text": {"meshwright.core.partition_spec"},
+    "core.trace": {"meshwright.core.explicit"},
+    "core.type_text": {
         "meshwright.core.explicit",
         "meshwright.core.partition_spec",
         "meshwright.core.sharding",
         "meshwright.core.sharding_check",
     },
-    "core.trace": {"meshwright.core.explicit"},
     "frontend.array_placement": {"meshwright.frontend.shards"},
     "frontend.control": {"meshwright.core.explicit"},
     "frontend.compiled": {
@@ -99,6 +100,7 @@ LATE = {
     },
     "frontend.operands": {"meshwright.frontend.explicit", "meshwright.frontend.placing"},
     "ops.layout": {"meshwright.core.explicit"},
+    "report.views": {"rich.console", "rich.text"},
     "report.visualize": {"rich.console", "rich.text"},
 }
 

@@ -6,6 +6,7 @@ operations, an elementwise op its operands' traffic plus one operation per eleme
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 
 from meshwright.device.function import Eqn, Value
@@ -57,6 +58,9 @@ class DistIR:
 
     def in_place(self, eqn: Eqn) -> bool:
         return eqn.op == "SGDOptimizer"
+
+    def links(self, eqn: Eqn) -> tuple[Hashable, ...]:
+        return ()
 
     def seconds(self, eqn: Eqn) -> dict[int, float]:
         if eqn.op in _FREE:

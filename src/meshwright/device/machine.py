@@ -83,7 +83,7 @@ ATTRIBUTES: dict[str, frozenset[str]] = {
     "allgather": frozenset({"dim", "members"}),
     "reduce_scatter": frozenset({"dim", "members"}),
     "own_part": frozenset({"dim", "members"}),
-    "send": frozenset({"to_device"}),
+    "send": frozenset({"to_device", "members"}),
     "split": frozenset({"dim", "parts"}),
     "item": frozenset({"index"}),
     "tuple": frozenset(),
@@ -110,6 +110,7 @@ class Machine:
         self.device_map = device_map
         self.sizes = dict(sizes or {})
         self.touched: list[set[int]] = [set()]
+        self.replicas: list[Members] = []  # of the pmaps around, those whose first replica stands for all
         self.uses: dict[int, list[frozenset[int]]] = {}
 
     def run(self, fn: Function, inputs: Sequence[Item]) -> list[Item]:
@@ -402,6 +403,8 @@ class Machine:
                 fix="scatter or broadcast them over the same devices",
             )
         owner: dict[int, int] = {}
+        members = next((g.members for g in groups if g.members), ())
+        self.replicas += [members] if members else []
         columns: list[list[Item]] = [[] for _ in body.outputs]
         for n in range(lengths[0]):
             outs, used = self._replica(eqn, body, [g.items[n] for g in groups], scope)
@@ -415,8 +418,9 @@ class Machine:
             for column, item in zip(columns, outs, strict=True):
                 column.append(item)
         self.touched[-1].update(owner)
+        if members:
+            self.replicas.pop()
         same = [all(groups[n].same for n in used) for used in self._uses(body)]
-        members = next((g.members for g in groups if g.members), ())
         return [Group(tuple(column), copies, members) for column, copies in zip(columns, same, strict=True)]
 
     def _uses(self, body: Function) -> list[frozenset[int]]:

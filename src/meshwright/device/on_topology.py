@@ -6,14 +6,15 @@ the same time, one op and one transfer each.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from functools import lru_cache
 from itertools import pairwise
-from math import prod
+from typing import Any
 
 from meshwright.device.classes import is_tensor_eqn
 from meshwright.device.function import Eqn, Number, Value
-from meshwright.device.tensor_ops import cost, signature
+from meshwright.device.links import chip_of, load, route
+from meshwright.device.tensor_ops import Arg, cost, signature
 from meshwright.device.types import Tensor
 from meshwright.errors import HardwareError
 from meshwright.hardware.chips import dtype_name
@@ -45,6 +46,10 @@ class OnTopology:
         self.topology, self.overlap, self.mode = topology, overlap, mode
         self._collective = lru_cache(maxsize=None)(self._collective_seconds)
         self._send = lru_cache(maxsize=None)(self._send_seconds)
+        self._route = lru_cache(maxsize=None)(lambda source, target: route(source, target, topology))
+        self._load = lru_cache(maxsize=None)(
+            lambda sources, step: load(((source, source + step) for source in sources), topology)
+        )
         self._compute: dict[object, float] = {}
 
     def is_communication(self, eqn: Eqn) -> bool:
@@ -52,6 +57,21 @@ class OnTopology:
 
     def in_place(self, eqn: Eqn) -> bool:
         return eqn.op == "SGDOptimizer" or eqn.op in _LOCAL
+
+    @property
+    def crowded(self) -> bool:
+        """Whether messages of different devices may share a link."""
+        return not self.topology.switched
+
+    def links(self, eqn: Eqn) -> tuple[Hashable, ...]:
+        """The links of a torus that a message has for itself.
+
+        What a collective along a mesh axis costs has it that the other groups of the axis do the same.
+        """
+        if self.topology.switched or eqn.op != "send":
+            return ()
+        source, target = _device(eqn.values[0]), _device(eqn.outputs[0])
+        return tuple(self._route(source, target)) if source and target else ()
 
     def seconds(self, eqn: Eqn) -> dict[int, float]:
         devices = {_device(v) for v in (*eqn.values, *eqn.outputs) if isinstance(v.type, Tensor)}
@@ -62,7 +82,8 @@ class OnTopology:
         first = _type(eqn.values[0])
         members: Sequence[int] = eqn.attributes.get("members") or [_device(v) for v in eqn.values]
         if eqn.op == "send":
-            cost = self.send(first.nbytes, _device(eqn.values[0]), _device(eqn.outputs[0]))
+            source, target = _device(eqn.values[0]), _device(eqn.outputs[0])
+            cost = self.send(first.nbytes, source, target) * self.together(eqn, source, target)
         elif eqn.op in ("scatter", "broadcast"):
             cost = self.spread(eqn.op, first.nbytes, _device(eqn.values[0]), eqn.attributes["devices"])
         elif eqn.op == "gather":
@@ -73,17 +94,30 @@ class OnTopology:
             cost = self.collective(eqn.op, nbytes, tuple(members))
         return dict.fromkeys(devices, cost)
 
+    def together(self, eqn: Eqn, source: int, target: int) -> int:
+        """How many messages take turns on a link, where one stands for those of all ``members``."""
+        members = eqn.attributes.get("members", ())
+        if self.topology.switched or not source or not target or len(members) < 2:
+            return 1
+        return self._load(tuple(members), target - source)
+
     def compute(self, eqn: Eqn) -> float:
         """The roofline time of a tensor op on one chip."""
         args = tuple(signature(x if isinstance(x, Number) else _type(x)) for x in eqn.inputs)
         results = tuple(signature(_type(v)) for v in eqn.outputs)
         params = {k: v for k, v in eqn.attributes.items() if k != "device"}
-        key = (eqn.op, args, results)
-        found = self._compute.get(key)
+        key = (eqn.op, args, results, tuple(params.items()))
+        try:
+            found = self._compute.get(key)
+        except TypeError:  # an array among the attributes
+            return self._work_seconds(eqn, args, results, params)
         if found is None:
-            work_ = cost(eqn.op, args, results, params)
-            found = self._compute[key] = self.work(work_.flops, work_.nbytes, _type(eqn.outputs[0]).dtype)
+            found = self._compute[key] = self._work_seconds(eqn, args, results, params)
         return found
+
+    def _work_seconds(self, eqn: Eqn, args: Sequence[Arg], results: Sequence[Arg], params: dict[str, Any]) -> float:
+        found = cost(eqn.op, args, results, params)
+        return self.work(found.flops, found.nbytes, _type(eqn.outputs[0]).dtype)
 
     def work(self, flops: float, nbytes: float, dtype: object) -> float:
         """Time of some work on one chip; numbers the chip does not compute with take the rate of f32 or bf16."""
@@ -123,19 +157,38 @@ class OnTopology:
         """A collective on ``nbytes``: the whole for an allgather, what each device holds for the others."""
         return self._collective(op, float(nbytes), *_pattern(members))
 
-    def _collective_seconds(self, op: str, nbytes: float, first: int, count: int, stride: int) -> float:
+    def _collective_seconds(
+        self, op: str, nbytes: float, first: int, count: int, stride: int, members: tuple[int, ...] = ()
+    ) -> float:
         if count == 1:
             return 0.0
-        size = self.topology.size
-        if first < 1 or first + (count - 1) * stride > size:
-            raise self.outside(first + (count - 1) * stride)
-        if stride and size % (count * stride) == 0 and (first - 1) % (count * stride) < stride:
-            mesh = {"outer": size // (count * stride), "group": count, "inner": stride}
-            placed = Topology(self.topology.chip, self.topology.shape, mesh=mesh, wrap=self.topology.wrap)
+        group = members or range(first, first + count * stride, stride)
+        if group[0] < 1 or group[-1] > self.topology.size:
+            raise self.outside(group[-1])
+        placed = self._placed(first, count, stride, group)
+        if placed is not None:
             return collective_seconds(_KINDS[op], nbytes, placed, "group", self.mode)
+        # A ring through the members, as fast as its slowest link.
         steps = 2 * (count - 1) if op == "allreduce" else count - 1
-        slowest = self.send(nbytes / count, first, min(size, first + max(stride, 1) * (count - 1)))
-        return steps * slowest
+        return steps * max(self.send(nbytes / count, a, b) for a, b in zip(group, [*group[1:], group[0]], strict=True))
+
+    def _placed(self, first: int, count: int, stride: int, group: Sequence[int]) -> Topology | None:
+        """The machine with a mesh that has the group for an axis, None where it is no axis."""
+        topology = self.topology
+        if topology.switched:
+            node = topology.node_size
+            if (group[0] - 1) // node == (group[-1] - 1) // node:  # behind one switch, all are equally far
+                return Topology(topology.chip, count, mesh={"group": count})
+            span = count * stride
+            if not stride or not (stride % node == 0 or (node % stride == 0 and span % node == 0)):
+                return None
+        if not stride or topology.size % (count * stride) or (first - 1) % (count * stride) >= stride:
+            return None
+        mesh = {"outer": topology.size // (count * stride), "group": count, "inner": stride}
+        try:
+            return Topology(topology.chip, topology.shape, mesh=mesh, wrap=topology.wrap, slices=topology.slices)
+        except HardwareError:  # the axes of the torus do not divide so
+            return None
 
     def send(self, nbytes: float, source: int, target: int) -> float:
         """A message from one device to another; the host is device 0."""
@@ -150,12 +203,14 @@ class OnTopology:
                 raise self.outside(device)
         if not source or not target:
             return nbytes / chip.memory_bytes_per_s("pcie")
-        if topology.switched and len(topology.levels) > 1:
-            node = topology.levels[1]
-            if (source - 1) // node.size != (target - 1) // node.size:
-                return nbytes / (node.bytes_per_s / node.size) + node.hop_seconds
-        ends = (_coordinates(source - 1, topology.shape), _coordinates(target - 1, topology.shape))
-        return point_to_point(nbytes, topology, *ends).seconds
+        if topology.switched:
+            for level in reversed(topology.levels[1:]):
+                if (source - 1) // level.size != (target - 1) // level.size:
+                    return nbytes / (level.bytes_per_s / level.size) + level.hop_seconds
+        (number, start), (other, stop) = chip_of(source, topology), chip_of(target, topology)
+        if number != other:
+            return nbytes / chip.dcn_bytes_per_s + chip.dcn_hop_seconds
+        return point_to_point(nbytes, topology, start, stop).seconds
 
     def spread(self, op: str, nbytes: float, root: int, devices: Sequence[int]) -> float:
         """Scatter or broadcast from one device: its port carries what the others get; the host has a port per chip."""
@@ -175,24 +230,15 @@ class OnTopology:
         )
 
 
-def _pattern(members: Sequence[int]) -> tuple[int, int, int]:
-    """First device, count and stride of a group; stride 0 where it has none."""
-    found = sorted(members)
+def _pattern(members: Sequence[int]) -> tuple[int, int, int, tuple[int, ...]]:
+    """First device, count and stride of a group; where it has no stride, 0 and the members."""
+    found = tuple(sorted(members))
     if len(found) < 2:
-        return found[0], len(found), 1
+        return found[0], len(found), 1, ()
     stride = found[1] - found[0]
-    regular = stride > 0 and found[-1] - found[0] == stride * (len(found) - 1) and len(set(found)) == len(found)
-    if regular and all(b - a == stride for a, b in pairwise(found)):
-        return found[0], len(found), stride
-    return found[0], len(found), 0
-
-
-def _coordinates(chip: int, shape: Sequence[int]) -> tuple[int, ...]:
-    found = []
-    for n, _ in enumerate(shape):
-        rest = prod(shape[n + 1 :])
-        found.append(chip // rest % shape[n])
-    return tuple(found)
+    if stride and all(b - a == stride for a, b in pairwise(found)):
+        return found[0], len(found), stride, ()
+    return found[0], len(found), 0, found
 
 
 def _type(value: Value) -> Tensor:

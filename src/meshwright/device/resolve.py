@@ -23,6 +23,8 @@ class Flat:
         self.eqns: list[Eqn] = []
         self.symbols = symbols
         self.count: dict[tuple[str, int], int] = {}
+        self.replicas: list[Members] = []
+        self.senders: dict[tuple[int, ...], Keys] = {}
 
     def value(self, name: str, type: Tensor) -> Leaf:
         device = type.device.base
@@ -94,7 +96,19 @@ class Flat:
         return value
 
     def send(self, eqn: Eqn, x: Leaf, device: int) -> Leaf:
-        return self.emit(eqn, "send", [x], [x.data.type.on(Device(device))], to_device=Device(device))[0]
+        together = {"members": self.sending(x.device)} if self.replicas else {}
+        return self.emit(eqn, "send", [x], [x.data.type.on(Device(device))], to_device=Device(device), **together)[0]
+
+    def sending(self, device: int) -> Keys:
+        """The devices that send at once, in the replicas that a folded one stands for: each as far as the first."""
+        key = (device, *map(id, self.replicas))
+        found = self.senders.get(key)
+        if found is None:
+            places = [device]
+            for group in self.replicas:
+                places = [at + member - group[0] for at in places for member in group]
+            found = self.senders[key] = Keys(places)
+        return found
 
     def split(self, eqn: Eqn, x: Leaf, dim: int, parts: int) -> list[Leaf]:
         part = _part(eqn, x.data.type, dim, parts)
@@ -278,7 +292,9 @@ def resolve(fn: Function, device_map: Any = None, *, fold: bool = False, **sizes
     fold = fold and not names_devices(fn)
     domain = Flat(symbols_of(fn) - set(sizes), fold=fold)
     inputs = input_items(fn, domain, sizes)
-    outs = Machine(domain, as_device_map(device_map, fn), sizes, fold=fold).run(fn, inputs)
+    machine = Machine(domain, as_device_map(device_map, fn), sizes, fold=fold)
+    domain.replicas = machine.replicas
+    outs = machine.run(fn, inputs)
     return Function(
         fn.name,
         tuple(v for item in inputs for v in _flat_values(item)),

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
+from meshwright.device.alike import alike_devices, is_regular
 from meshwright.device.function import Function
 from meshwright.device.on_topology import OnTopology
-from meshwright.device.resolve import resolve
-from meshwright.device.simulation import Assumptions, Simulation, run
+from meshwright.device.queues import run
+from meshwright.device.resolve import as_device_map, resolve
+from meshwright.device.simulation import Assumptions, Simulation
 from meshwright.device.steady import steady_state
 from meshwright.device.types import Tensor
 from meshwright.errors import MeshwrightError
@@ -43,8 +46,14 @@ def simulate(
             why="neither a topology nor assumptions are given",
             fix='dist.simulate(fn, device_map, mw.hardware.Topology("h100", 8))',
         )
-    flat = fn if not sizes and _is_flat(fn) else resolve(fn, device_map, fold=fold, **sizes)
-    return run(steady_state(flat) if steady else flat, assumptions, events=events)
+    devices = as_device_map(device_map, fn)
+    # Messages of replicas may cross on a torus: one stands for all only if they are as far apart as the first.
+    fold = fold and not (isinstance(assumptions, OnTopology) and assumptions.crowded and not is_regular(devices))
+    flat = fn if not sizes and _is_flat(fn) else resolve(fn, devices, fold=fold, **sizes)
+    find = partial(alike_devices, flat, devices)
+    found = run(steady_state(flat) if steady else flat, assumptions, events=events)
+    found.find_alike = find
+    return found
 
 
 def _is_flat(fn: Function) -> bool:

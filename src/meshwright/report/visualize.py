@@ -69,13 +69,13 @@ class Picture:
 
     def show(self, use_color: bool = True) -> None:
         """Show it where we are: in a notebook, on a terminal in colour, or as plain text."""
-        notebook = _notebook()
-        if notebook is not None:
-            notebook.display.display(self)
+        shell = notebook()
+        if shell is not None:
+            shell.display.display(self)
         elif use_color and sys.stdout.isatty():
             self._print_in_color()
         else:
-            print(_writable(str(self), getattr(sys.stdout, "encoding", None) or "utf-8"))
+            print(writable(str(self), getattr(sys.stdout, "encoding", None) or "utf-8"))
 
     def _print_in_color(self) -> None:
         from rich.console import Console
@@ -91,14 +91,14 @@ class Picture:
         Console(highlight=False, soft_wrap=True).print(text, end="")
 
 
-def _notebook() -> Any:
+def notebook() -> Any:
     """IPython, if this runs in a notebook."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     return ipython if getattr(shell, "kernel", None) is not None else None
 
 
-def _writable(text: str, encoding: str) -> str:
+def writable(text: str, encoding: str) -> str:
     """The text in the signs that an encoding has."""
     try:
         text.encode(encoding)

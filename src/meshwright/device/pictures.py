@@ -1,0 +1,157 @@
+"""Pictures of device programs: the tree of a device map, a program in the colours of its devices, Gantt charts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from meshwright.device.device_map import DeviceMap
+from meshwright.device.function import Function
+from meshwright.device.schedule import Schedule
+from meshwright.device.simulation import Simulation
+from meshwright.device.timeline import numbers_text
+from meshwright.errors import DeviceError
+from meshwright.report.colors import color
+from meshwright.report.gantt import Chart, Lane, Span, fragment
+from meshwright.report.listing import Marked, listing_view
+from meshwright.report.trees import MOST_NODES, Node, tree_view
+from meshwright.report.views import Piece, View
+
+_TENSOR = re.compile(r"Tensor\[(?:\w+, )?\([^()]*\), ([^\]\s]+)\]")
+_MOST_COLORS = 12  # more devices than that are told apart by their groups
+
+
+def draw(what: Any, device_map: Any = None, *, by: str | None = None, width: int | None = None) -> View:
+    """A picture of a device map, a program, a schedule or a simulation: print it, ``show()`` it, ``to_html(path)``.
+
+    A map is a tree; a program its text, coloured by devices, or (``by="group"``) by the keys of ``device_map`` that
+    they stand below; schedules and simulations are Gantt charts, of which ``width`` is the characters of a line.
+
+    >>> from meshwright import dist
+    >>> dist.draw(dist.DeviceMap({1: [1, 3], 2: [2, 4]}))
+    4 devices, 2 levels
+    ├─ 1
+    │  ├─ 1
+    │  └─ 3
+    └─ 2
+       ├─ 2
+       └─ 4
+    """
+    if isinstance(what, Simulation):
+        return what.chart().view(width)
+    if isinstance(what, Schedule):
+        return _draw_schedule(what)
+    if isinstance(what, Function):
+        return _draw_function(what, what.device_map if device_map is None else DeviceMap(device_map), by)
+    if isinstance(what, DeviceMap | Mapping | Sequence) and not isinstance(what, str):
+        return _draw_map(DeviceMap(what))
+    raise DeviceError(
+        f"There is no picture of a {type(what).__name__}.",
+        why="a picture is drawn of a DeviceMap, a Function, a Schedule or a Simulation",
+        fix="dist.draw(dist.DeviceMap({1: [1, 3], 2: [2, 4]}))",
+    )
+
+
+# Device maps
+
+
+def _draw_map(devices: DeviceMap) -> View:
+    count, depth = len(devices.devices()), devices.depth
+    title = f"{count:,} device{'s' * (count != 1)}, {depth} level{'s' * (depth != 1)}"
+    numbers = len(devices.nodes)
+    most = numbers
+    nodes = _nodes(devices, most, None)
+    while sum(node.size for node in nodes) > MOST_NODES and most > 2:
+        most = min(most - 1, 8) if most > 8 else most - 1
+        nodes = _nodes(devices, most, None)
+    return tree_view(title, nodes, numbers)
+
+
+def _nodes(devices: DeviceMap, most: int, number: int | None) -> tuple[Node, ...]:
+    """The nodes of a level; of more than ``most`` the first ones, how many are left out, and the last one."""
+
+    def node(n: int) -> Node:
+        device, below = devices.nodes[n]
+        mine = n if number is None else number
+        return Node(str(device), _nodes(below, most, mine) if below is not None else (), mine)
+
+    count = len(devices.nodes)
+    if count <= most + 1:
+        return tuple(map(node, range(count)))
+    return (*map(node, range(most - 1)), Node(f"… {count - most:,} more"), node(count - 1))
+
+
+# Programs
+
+
+def _draw_function(fn: Function, device_map: DeviceMap | None, by: str | None) -> View:
+    if by not in (None, "device", "group") or (by == "group" and device_map is None):
+        raise DeviceError(
+            "A program is coloured by its devices or by their groups.",
+            why=f"by={by!r}" + ("" if device_map is not None else " and there is no device map"),
+            fix='dist.draw(fn, device_map, by="group")',
+        )
+    text = str(fn).splitlines()
+    found = dict.fromkeys(m[1] for line in text for m in _TENSOR.finditer(line))
+    grouped = by == "group" or (by is None and device_map is not None and len(found) > _MOST_COLORS)
+    group = _groups(device_map) if grouped and device_map is not None else {}
+    keys = dict.fromkeys(group.get(device, device) for device in found)
+    lines = []
+    for line in text:
+        parts = [(m.start(1), m.end(1), group.get(m[1], m[1])) for m in _TENSOR.finditer(line)]
+        head = line.split(" = ")[0] if " = " in line else ""
+        results = {key for start, _, key in parts if start < len(head)}
+        lines.append(Marked(line, results.pop() if len(results) == 1 else None, tuple(parts)))
+    members: dict[str, list[int]] = {}
+    for device in found:
+        if device.isdigit():
+            members.setdefault(group.get(device, device), []).append(int(device))
+    names = [_key_name(key, members.get(key, []), grouped) for key in keys]
+    return listing_view(f"{fn.name} on its devices", lines, list(keys), names)
+
+
+def _groups(device_map: DeviceMap) -> dict[str, str]:
+    """For each device, the key of the map that it stands at or below."""
+    found: dict[str, str] = {}
+    for path in device_map.paths():
+        found.setdefault(str(path[-1]), str(path[0]))
+    return found
+
+
+def _key_name(key: str, members: Sequence[int], grouped: bool) -> str:
+    if key == "?":
+        return "? a device that resolution finds"
+    if not key.isdigit():
+        return f"device {key}"
+    if key == "0":
+        return "device 0 (the host)"
+    devices = sorted(members) or [int(key)]
+    named = f"device{'s' * (len(devices) > 1)} {numbers_text(devices)}"
+    return f"group {key}: {named}" if grouped else named
+
+
+# Schedules
+
+
+_PHASES = {"F": "forward", "B": "backward", "W": "weights"}
+
+
+def _draw_schedule(schedule: Schedule) -> View:
+    """A column per unit of time in text, boxes on a page."""
+    timing = schedule.run()
+    lanes = []
+    for device, order in enumerate(schedule.orders):
+        spans = [Span(timing.starts[device, t], 1.0, str(t), _PHASES.get(t.phase, t.phase)) for t in order]
+        lanes.append(Lane(f"device {device}", "", tuple(spans)))
+    title = f"{schedule.name} on {schedule.devices} devices, {timing.bubble_fraction:.0%} idle"
+    chart = Chart(title, timing.seconds, tuple(lanes), in_seconds=False)
+    return View(title, lambda: [_tasks(line) for line in schedule.gantt().splitlines()], lambda: fragment(chart))
+
+
+def _tasks(line: str) -> list[Piece]:
+    """A line of a schedule, each phase in a colour."""
+    return [
+        Piece(part, color("FBW".index(part[0]), 3) if re.fullmatch(r"[FBW][0-9.]+", part) else None)
+        for part in re.split(r"(\b[FBW][0-9.]+)", line)
+    ]

@@ -1,0 +1,190 @@
+"""When each op of a resolved program runs.
+
+Every device has a queue for compute and (where the assumptions say so) one for communication, both in program order. An
+op starts when its operands are there and it is the first in all queues it needs. A link that several devices share
+takes messages in the order in which they are ready.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from heapq import heapify, heappop, heappush
+from typing import NamedTuple
+
+from meshwright.device.function import Eqn, Function, Value
+from meshwright.device.liveness import Memory, Places, TimedMemory, remember
+from meshwright.device.simulation import Assumptions, Simulation
+from meshwright.device.tensor_ops import is_elementwise
+from meshwright.device.timeline import Event
+from meshwright.device.types import Tensor
+from meshwright.errors import DeviceError
+
+
+def _places(value: Value) -> Places:
+    """The devices a value is on, and the bytes it takes there."""
+    if isinstance(value.type, Tensor):
+        device = value.type.device.base
+        if not isinstance(device, int):
+            raise DeviceError(
+                f"{value.name} is not on a device with a number.",
+                why=f"it is {value.type}; a program is resolved before it is simulated",
+                fix="dist.resolve(fn, device_map)",
+            )
+        return [(device, value.type.nbytes)]
+    assert value.type is not None, value.name
+    return [place for item in value.type.items for place in _places(Value(value.name, item))]
+
+
+class _Fact(NamedTuple):
+    costs: dict[int, float]
+    talks: bool
+    links: tuple[Hashable, ...]
+    made: Places
+    allocated: Places
+    elementwise: bool
+
+
+class _Facts:
+    """What is to be known of equations; those with the same op, types and attributes are alike."""
+
+    def __init__(self, assumptions: Assumptions) -> None:
+        self.assumptions = assumptions
+        self.known: dict[tuple[object, ...], _Fact] = {}
+        self.placed: dict[int, Places] = {}
+
+    def places(self, value: Value) -> Places:
+        found = self.placed.get(id(value.type))
+        if found is None:
+            found = self.placed[id(value.type)] = _places(value)
+        return found
+
+    def of(self, eqn: Eqn) -> _Fact:
+        # Types are alive as long as the program is, so that their identity is theirs alone.
+        types = [id(x.type) if x.__class__ is Value else x for x in eqn.inputs]  # type: ignore[union-attr]
+        attributes = tuple(eqn.attributes.items()) if eqn.attributes else ()
+        key = (eqn.op, *types, attributes, *[id(v.type) for v in eqn.outputs])
+        try:
+            found = self.known.get(key)
+        except TypeError:  # an array among the attributes
+            return self.made(eqn)
+        if found is None:
+            found = self.known[key] = self.made(eqn)
+        return found
+
+    def made(self, eqn: Eqn) -> _Fact:
+        assumptions = self.assumptions
+        used = {device: 0.0 for v in (*eqn.values, *eqn.outputs) for device, _ in self.places(v)}
+        used.update(assumptions.seconds(eqn))
+        places = [p for v in eqn.outputs for p in self.places(v)]
+        talks = assumptions.is_communication(eqn)
+        allocated = [] if assumptions.in_place(eqn) else places
+        elementwise = assumptions.reuses and is_elementwise(eqn)
+        return _Fact(used, talks, assumptions.links(eqn) if talks else (), places, allocated, elementwise)
+
+
+def _starts(fn: Function, facts: Sequence[_Fact], overlap: bool) -> list[float]:
+    """When each equation starts where no links are shared: its turn comes in program order."""
+    queue: dict[int, float] = {}
+    wire: dict[int, float] = {} if overlap else queue
+    done: dict[object, float] = {}
+    found = []
+    for eqn, fact in zip(fn.eqns, facts, strict=True):
+        lanes = wire if fact.talks else queue
+        start = 0.0
+        for x in eqn.inputs:
+            at = done.get(x) if x.__class__ is Value else None
+            if at is not None and at > start:
+                start = at
+        for device in fact.costs:
+            at = lanes.get(device)
+            if at is not None and at > start:
+                start = at
+        end = start
+        for device, seconds in fact.costs.items():
+            lanes[device] = finish = start + seconds
+            if finish > end:
+                end = finish
+        for v in eqn.outputs:
+            done[v] = end
+        found.append(start)
+    return found
+
+
+def _starts_on_links(fn: Function, facts: Sequence[_Fact], overlap: bool) -> list[float]:
+    """When each equation starts where links are shared: a link takes the messages in the order they are ready."""
+    waits, follows = _order(fn, facts, overlap)
+    ready = [0.0] * len(fn.eqns)
+    starts = [0.0] * len(fn.eqns)
+    free: dict[Hashable, float] = {}
+    heap = [(0.0, 0.0, n) for n, left in enumerate(waits) if not left]  # when to try, since when it is ready
+    heapify(heap)
+    while heap:
+        at, since, n = heappop(heap)
+        fact = facts[n]
+        later = max((free.get(link, 0.0) for link in fact.links), default=0.0)
+        if later > at:
+            heappush(heap, (later, since, n))
+            continue
+        starts[n] = at
+        most = max(fact.costs.values(), default=0.0)
+        free.update(dict.fromkeys(fact.links, at + most))
+        for after, device in follows[n]:
+            ready[after] = max(ready[after], at + (most if device is None else fact.costs[device]))
+            waits[after] -= 1
+            if not waits[after]:
+                heappush(heap, (ready[after], ready[after], after))
+    return starts
+
+
+def _order(fn: Function, facts: Sequence[_Fact], overlap: bool) -> tuple[list[int], list[list[tuple[int, int | None]]]]:
+    """How many others each equation waits for, and who waits for it: for its results (None) or for a device of it."""
+    waits = [0] * len(fn.eqns)
+    follows: list[list[tuple[int, int | None]]] = [[] for _ in fn.eqns]
+    made: dict[object, int] = {}
+    last: dict[tuple[int, bool], int] = {}
+    for n, (eqn, fact) in enumerate(zip(fn.eqns, facts, strict=True)):
+        for x in dict.fromkeys(eqn.values):
+            if x in made:
+                follows[made[x]].append((n, None))
+                waits[n] += 1
+        for device in fact.costs:
+            lane = device, fact.talks and overlap
+            if lane in last:
+                follows[last[lane]].append((n, device))
+                waits[n] += 1
+            last[lane] = n
+        made.update(dict.fromkeys(eqn.outputs, n))
+    return waits, follows
+
+
+def run(fn: Function, assumptions: Assumptions, *, events: bool = True) -> Simulation:
+    """Simulate a resolved program."""
+    known = _Facts(assumptions)
+    facts = [known.of(eqn) for eqn in fn.eqns]
+    find = _starts_on_links if any(fact.links for fact in facts) else _starts
+    starts = find(fn, facts, assumptions.overlap)
+    memory = TimedMemory() if assumptions.overlap else Memory()
+    for v in fn.inputs:
+        for device, nbytes in known.places(v):
+            memory.live[device] = memory.live.get(device, 0) + nbytes
+    base = memory.base()
+    busy, linked = dict.fromkeys(base, 0.0), dict.fromkeys(base, 0.0)
+    timeline: list[Event] = []
+    total = 0.0
+    for eqn, fact, start in zip(fn.eqns, facts, starts, strict=True):
+        if fact.talks and assumptions.overlap:
+            for device, seconds in fact.costs.items():
+                linked[device] = linked.get(device, 0.0) + seconds
+                busy.setdefault(device, 0.0)
+        else:
+            for device, seconds in fact.costs.items():
+                busy[device] = busy.get(device, 0.0) + seconds
+        total = max(total, start + max(fact.costs.values(), default=0.0))
+        if events:
+            made = dict(fact.made)
+            timeline += [
+                Event(device, eqn.outputs[0].name, eqn.op, start, seconds, fact.talks, made.get(device, 0))
+                for device, seconds in fact.costs.items()
+            ]
+    remember(fn, facts, starts, known.places, memory, assumptions.reuses)
+    return Simulation(total, memory.peak(), base, busy, linked, timeline)

@@ -1,0 +1,234 @@
+"""Gantt charts: who is busy when, as text, as a page, as a trace for Perfetto.
+
+A chart has rows of spans. It knows nothing of what the rows are: devices of a machine, or stages of a schedule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from typing import Any, NamedTuple
+
+from meshwright.report.colors import color, ink
+from meshwright.report.views import Line, Piece, View, terminal_width
+from meshwright.simulate.memory import size_text
+from meshwright.simulate.simulation import time_text
+
+IDLE = "·"
+MOST_SPANS = 20_000  # of a page; beyond, neighbours that are shorter than can be seen are drawn as one
+MOST_LANES = 64
+NARROWEST = 10
+_LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
+
+
+class Span(NamedTuple):
+    """Something that takes time: ``kind`` decides its colour, ``nbytes`` is what it makes or moves."""
+
+    start: float
+    seconds: float
+    name: str
+    kind: str
+    nbytes: int = 0
+
+    @property
+    def end(self) -> float:
+        return self.start + self.seconds
+
+
+class Lane(NamedTuple):
+    """A row: spans of one unit of one owner (or of several that do the same), in order."""
+
+    owner: str
+    unit: str
+    spans: tuple[Span, ...]
+
+
+class Chart(NamedTuple):
+    """Rows, and how long all of it takes: in seconds, or in steps of a plan."""
+
+    title: str
+    seconds: float
+    lanes: tuple[Lane, ...]
+    in_seconds: bool = True
+
+    def time_text(self, time: float) -> str:
+        return time_text(time) if self.in_seconds else f"{time:g}"
+
+    def kinds(self) -> dict[str, float]:
+        """How long each kind of span takes in all, the longest first."""
+        found: dict[str, float] = {}
+        for lane in self.lanes:
+            for span in lane.spans:
+                found[span.kind] = found.get(span.kind, 0.0) + span.seconds
+        return dict(sorted(found.items(), key=lambda item: (-item[1], item[0])))
+
+    def view(self, width: int | None = None) -> View:
+        """The chart to look at; as text ``width`` characters wide, or as wide as the terminal."""
+        return View(self.title, lambda: text_lines(self, width), lambda: fragment(self))
+
+
+# Text
+
+
+def text_lines(chart: Chart, width: int | None = None) -> list[Line]:
+    """Rows of letters, one for each kind of span: the kind that takes most of the time a letter stands for.
+
+    >>> lanes = (Lane("device 1", "compute", (Span(0, 3, "y", "MatMul"), Span(3, 1, "z", "tanh"))),)
+    >>> for line in text_lines(Chart("", 8.0, lanes), 40):
+    ...     print("".join(piece.text for piece in line))
+    device 1 compute |MMMMMMtt········|  50%
+                      0             8 s
+    M MatMul, t tanh, · idle
+    """
+    kinds = list(chart.kinds())
+    letters, colors = _letters(kinds), {kind: color(n, len(kinds)) for n, kind in enumerate(kinds)}
+    shown = chart.lanes[:MOST_LANES]
+    owners, units = (max((len(getattr(lane, of)) for lane in shown), default=0) for of in ("owner", "unit"))
+    wide = terminal_width() if width is None else width
+    label = owners + 1 + units if units else owners
+    room = max(NARROWEST, wide - label - 8)
+    lines: list[Line] = []
+    before = ""
+    for lane in shown:
+        owner = lane.owner if lane.owner != before else ""
+        before = lane.owner
+        cells = _cells(lane, chart.seconds, room)
+        busy = sum(span.seconds for span in lane.spans) / chart.seconds if chart.seconds else 0.0
+        line = [Piece(f"{owner:<{owners}} {lane.unit:<{units}}".rstrip().ljust(label) + " |")]
+        for kind in cells:
+            line.append(Piece(IDLE) if kind is None else Piece(letters[kind], colors[kind]))
+        lines.append([*line, Piece(f"| {busy:>4.0%}")])
+    end = chart.time_text(chart.seconds)
+    lines.append([Piece(" " * (label + 2) + "0" + end.rjust(room - 1))])
+    if len(chart.lanes) > len(shown):
+        lines.append([Piece(f"and {len(chart.lanes) - len(shown)} more rows")])
+    return lines + _legend(letters, colors, wide)
+
+
+def _letters(kinds: Sequence[str]) -> dict[str, str]:
+    """A letter for each kind: one of its own where it is free."""
+    found: dict[str, str] = {}
+    for kind in kinds:
+        free = [letter for letter in (*kind, *kind.upper(), *_LETTERS) if letter.isalnum()]
+        found[kind] = next((letter for letter in free if letter not in found.values()), "?")
+    return found
+
+
+def _cells(lane: Lane, seconds: float, count: int) -> list[str | None]:
+    """For each part of the time, the kind that takes most of it; None where more than half of it is idle."""
+    shares: list[dict[str, float]] = [{} for _ in range(count)]
+    if not seconds:
+        return [None] * count
+    scale = count / seconds
+    for span in lane.spans:
+        low, high = span.start * scale, min(span.end * scale, count)
+        for n in range(int(low), min(count, int(high) + 1)):
+            share = min(high, n + 1) - max(low, n)
+            if share > 0:
+                shares[n][span.kind] = shares[n].get(span.kind, 0.0) + share
+    return [max(cell, key=lambda kind: cell[kind]) if sum(cell.values()) >= 0.5 else None for cell in shares]
+
+
+def _legend(letters: dict[str, str], colors: dict[str, str], width: int) -> list[Line]:
+    """The kinds with their letters, as many on a line as have room."""
+    entries = [[Piece(letter, colors[kind]), Piece(f" {kind}")] for kind, letter in letters.items()]
+    entries.append([Piece(f"{IDLE} idle")])
+    lines: list[list[Piece]] = [[]]
+    used = 0
+    for n, entry in enumerate(entries):
+        comma = [Piece(", ")] if n < len(entries) - 1 else []
+        length = sum(len(piece.text) for piece in entry) + 2
+        if used and used + length > width:
+            lines.append([])
+            used = 0
+        lines[-1] += [*entry, *comma]
+        used += length
+    return list(lines)
+
+
+# HTML
+
+_ROW, _GAP, _WIDTH = 22, 4, 1000
+
+
+def fragment(chart: Chart) -> str:
+    """The chart as one element: rows of boxes that say what they are where the pointer rests, and a zoom."""
+    kinds = list(chart.kinds())
+    colors = {kind: color(n, len(kinds)) for n, kind in enumerate(kinds)}
+    shortest = chart.seconds / 4000 if sum(len(lane.spans) for lane in chart.lanes) > MOST_SPANS else 0.0
+    height = len(chart.lanes) * (_ROW + _GAP) + _GAP
+    labels, boxes = [], []
+    for row, lane in enumerate(chart.lanes):
+        top = _GAP + row * (_ROW + _GAP)
+        busy = sum(span.seconds for span in lane.spans) / chart.seconds if chart.seconds else 0.0
+        label = escape(f"{lane.owner} {lane.unit} {busy:.0%}")
+        labels.append(f'<div style="height:{_ROW + _GAP}px;white-space:nowrap">{label}</div>')
+        boxes.append(f'<rect x="0" y="{top}" width="{_WIDTH}" height="{_ROW}" fill="#f1f1f1"/>')
+        boxes += [_box(span, lane, chart, top, colors) for span in _merged(lane.spans, shortest)]
+    keys = "".join(
+        f'<span style="background:{back};color:{ink(back)};padding:1px 6px;margin:0 6px 4px 0;'
+        f'display:inline-block">{escape(kind)} {chart.time_text(taken)}</span>'
+        for (kind, taken), back in zip(chart.kinds().items(), colors.values(), strict=True)
+    )
+    zoom = (
+        '<label>zoom <input type="range" min="1" max="40" value="1" '
+        "oninput=\"this.closest('figure').querySelector('svg').style.width=this.value*100+'%'\"></label>"
+    )
+    return (
+        '<figure class="meshwright-gantt" style="margin:0;font:13px/1.4 ui-monospace,monospace">'
+        f'<div>{zoom}</div><div style="display:flex;align-items:flex-start">'
+        f'<div style="padding:{_GAP}px 8px 0 0">{"".join(labels)}</div>'
+        f'<div style="overflow-x:auto;flex:1"><svg viewBox="0 0 {_WIDTH} {height}" preserveAspectRatio="none" '
+        f'style="width:100%;height:{height}px;display:block" xmlns="http://www.w3.org/2000/svg">{"".join(boxes)}</svg>'
+        '<div style="display:flex;justify-content:space-between"><span>0</span>'
+        f"<span>{chart.time_text(chart.seconds)}</span></div></div></div><figcaption>{keys}</figcaption></figure>"
+    )
+
+
+def _box(span: Span, lane: Lane, chart: Chart, top: int, colors: dict[str, str]) -> str:
+    left, width = (_WIDTH * t / chart.seconds if chart.seconds else 0.0 for t in (span.start, span.seconds))
+    about = [f"{span.name}: {span.kind}", f"{lane.owner}, {lane.unit}" if lane.unit else lane.owner]
+    start, end, taken = map(chart.time_text, (span.start, span.end, span.seconds))
+    about.append(f"{start} to {end} ({taken})")
+    about += [size_text(span.nbytes)] if span.nbytes else []
+    return (
+        f'<rect x="{left:.4f}" y="{top}" width="{width:.4f}" height="{_ROW}" fill="{colors[span.kind]}">'
+        f"<title>{escape(chr(10).join(about))}</title></rect>"
+    )
+
+
+def _merged(spans: Sequence[Span], shortest: float) -> list[Span]:
+    """Spans, of which neighbours too short to be seen are one."""
+    found: list[Span] = []
+    counts: list[int] = []
+    for span in spans:
+        last = found[-1] if found else None
+        if last is not None and max(span.end - last.start, 0.0) < shortest:
+            longer = max((last, span), key=lambda s: s.seconds)
+            found[-1] = Span(last.start, span.end - last.start, "", longer.kind, last.nbytes + span.nbytes)
+            counts[-1] += 1
+        else:
+            found.append(span)
+            counts.append(1)
+    return [span if n == 1 else span._replace(name=f"{n} ops") for span, n in zip(found, counts, strict=True)]
+
+
+# Perfetto
+
+
+def trace(chart: Chart) -> dict[str, Any]:
+    """The chart as trace events, in microseconds: a process for each owner, a track for each of its units."""
+    events: list[dict[str, Any]] = []
+    processes: dict[str, int] = {}
+    for track, lane in enumerate(chart.lanes):
+        if lane.owner not in processes:
+            processes[lane.owner] = len(processes) + 1
+            name = {"ph": "M", "pid": processes[lane.owner], "name": "process_name", "args": {"name": lane.owner}}
+            events.append(name)
+        at = {"pid": processes[lane.owner], "tid": track + 1}
+        events.append({"ph": "M", **at, "name": "thread_name", "args": {"name": lane.unit}})
+        for span in lane.spans:
+            times = {"ts": span.start * 1e6, "dur": span.seconds * 1e6}
+            args = {"op": span.kind, "bytes": span.nbytes}
+            events.append({"ph": "X", **at, "name": span.name, "cat": span.kind, **times, "args": args})
+    return {"traceEvents": events, "displayTimeUnit": "ns"}

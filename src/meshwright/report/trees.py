@@ -1,0 +1,96 @@
+"""Trees: as text with lines between the nodes, and as a drawing of boxes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from typing import NamedTuple
+
+from meshwright.report.colors import color, ink
+from meshwright.report.views import Line, Piece, View
+
+MOST_NODES = 40
+
+
+class Node(NamedTuple):
+    """A node: its label, what stands below it, and the number of its colour."""
+
+    label: str
+    below: tuple[Node, ...] = ()
+    number: int | None = None
+
+    @property
+    def size(self) -> int:
+        """How many nodes there are, this one among them."""
+        return 1 + sum(node.size for node in self.below)
+
+
+def tree_view(title: str, nodes: Sequence[Node], numbers: int) -> View:
+    """The tree to look at: a line per node, or a drawing."""
+    return View(title, lambda: [[Piece(title)], *text_lines(nodes, numbers)], lambda: fragment(nodes, numbers))
+
+
+def text_lines(nodes: Sequence[Node], numbers: int, indent: str = "") -> list[Line]:
+    """A line per node.
+
+    >>> for line in text_lines([Node("1", (Node("1"), Node("3"))), Node("2")], 2):
+    ...     print("".join(piece.text for piece in line))
+    ├─ 1
+    │  ├─ 1
+    │  └─ 3
+    └─ 2
+    """
+    lines: list[Line] = []
+    for n, node in enumerate(nodes):
+        last = n == len(nodes) - 1
+        back = None if node.number is None else color(node.number, numbers)
+        lines.append([Piece(f"{indent}{'└─' if last else '├─'} "), Piece(node.label, back)])
+        lines += text_lines(node.below, numbers, indent + ("   " if last else "│  "))
+    return lines
+
+
+_LINE, _CHARACTER, _STEP = 26, 8, 40
+
+
+def fragment(nodes: Sequence[Node], numbers: int) -> str:
+    """The tree as an SVG element: levels from left to right, each node in the middle of what stands below it."""
+    boxes: list[str] = []
+    lines: list[str] = []
+    widths: list[int] = []
+
+    def measure(nodes: Sequence[Node], level: int) -> None:
+        for node in nodes:
+            if len(widths) <= level:
+                widths.append(0)
+            widths[level] = max(widths[level], len(node.label) * _CHARACTER + 12)
+            measure(node.below, level + 1)
+
+    def place(node: Node, level: int, top: float) -> tuple[float, float]:
+        """Draw a node and what is below it from ``top`` on; its middle, and where the next one begins."""
+        left = sum(widths[:level]) + level * _STEP
+        at, middles = top, []
+        for child in node.below:
+            middle, at = place(child, level + 1, at)
+            middles.append(middle)
+        middle = (middles[0] + middles[-1]) / 2 if middles else top + _LINE / 2
+        right, next_left = left + len(node.label) * _CHARACTER + 12, left + widths[level] + _STEP
+        for child_middle in middles:
+            lines.append(f'<path d="M{right} {middle}H{next_left - _STEP / 2}V{child_middle}H{next_left}"/>')
+        back = "#ffffff" if node.number is None else color(node.number, numbers)
+        boxes.append(
+            f'<rect x="{left}" y="{middle - 10}" width="{right - left}" height="20" rx="3" fill="{back}" '
+            f'stroke="#555"/><text x="{left + 6}" y="{middle + 4}" fill="{ink(back)}">{escape(node.label)}</text>'
+        )
+        return middle, max(at, top + _LINE)
+
+    measure(nodes, 0)
+    bottom = 0.0
+    for node in nodes:
+        _, bottom = place(node, 0, bottom)
+    width = sum(widths) + _STEP * max(0, len(widths) - 1) + 2
+    return (
+        f'<figure class="meshwright-tree" style="margin:0"><svg width="{width}" height="{bottom + 2}" '
+        f'viewBox="-1 -1 {width} {bottom + 2}" xmlns="http://www.w3.org/2000/svg" '
+        f'style="font:13px ui-monospace,monospace"><g fill="none" stroke="#888">{"".join(lines)}</g>'
+        f"{''.join(boxes)}</svg></figure>"
+    )

@@ -1,0 +1,80 @@
+"""Something drawn as text and as HTML: plain where it is printed, in colour on a terminal, a page in a file."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import NamedTuple
+
+from meshwright.core.files import write_whole
+from meshwright.report.colors import ink
+from meshwright.report.html import page
+from meshwright.report.visualize import notebook, writable
+
+
+class Piece(NamedTuple):
+    """A part of a line, on a background where it has one."""
+
+    text: str
+    color: str | None = None
+
+
+Line = Sequence[Piece]
+
+
+class View:
+    """A picture: `str` is its text, `html` an element that stands by itself; ``lines`` are made when they are needed.
+
+    >>> view = View("a title", lambda: [[Piece("two "), Piece("words", "#99c2eb")]], lambda: "<b>two words</b>")
+    >>> print(view)
+    two words
+    """
+
+    def __init__(self, title: str, lines: Callable[[], Sequence[Line]], html: Callable[[], str]) -> None:
+        self.title, self._lines, self.html = title, lines, html
+
+    @cached_property
+    def lines(self) -> Sequence[Line]:
+        """The text, with its colours."""
+        return self._lines()
+
+    def __str__(self) -> str:
+        return "\n".join("".join(piece.text for piece in line).rstrip() for line in self.lines)
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return self.html()
+
+    def to_html(self, path: str | os.PathLike[str]) -> None:
+        """Write a page that needs nothing but itself: whole, or not at all."""
+        write_whole(path, page(self.title, self.html()))
+
+    def show(self, use_color: bool = True) -> None:
+        """Show it where we are: in a notebook, on a terminal in colour, or as plain text."""
+        shell = notebook()
+        if shell is not None:
+            shell.display.display(self)
+        elif use_color and sys.stdout.isatty():
+            self._print_in_color()
+        else:
+            print(writable(str(self), getattr(sys.stdout, "encoding", None) or "utf-8"))
+
+    def _print_in_color(self) -> None:
+        from rich.console import Console
+        from rich.text import Text
+
+        text = Text()
+        for line in self.lines:
+            for piece in line:
+                text.append(piece.text, None if piece.color is None else f"{ink(piece.color)} on {piece.color}")
+            text.append("\n")
+        Console(highlight=False, soft_wrap=True).print(text, end="")
+
+
+def terminal_width() -> int:
+    """The characters of a line: those of the terminal, or 80 where there is none."""
+    return shutil.get_terminal_size((80, 24)).columns
