@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 from importlib.metadata import version
+from io import TextIOWrapper
 
 from meshwright.core.source import here
 from meshwright.errors import MeshwrightError
@@ -35,10 +36,48 @@ def main(argv: Sequence[str] | None = None) -> int:
     meshwright ...
     0
     """
-    argv = sys.argv[1:] if argv is None else argv
+    for stream in (sys.stdout, sys.stderr):  # what a terminal cannot show is no reason to stop
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        try:
+            return _run(sys.argv[1:] if argv is None else argv)
+        finally:
+            if sys.stdout is not None:  # nobody listens to a closed one
+                sys.stdout.flush()
+    except BrokenPipeError:  # the reader has seen enough
+        _silence()
+        return 0
+    except SystemExit as error:
+        if isinstance(error.__context__, BrokenPipeError):  # which rich takes for a failure
+            _silence()
+            return 0
+        raise
+    except KeyboardInterrupt:
+        _silence()
+        return INTERRUPTED
+    except MeshwrightError as error:
+        if error.where == here():  # the line that started the command
+            error.where = ""
+        return _refuse(error)
+    except OSError as error:
+        what = "The output" if error.filename is None else str(error.filename)
+        _silence()
+        return _refuse(MeshwrightError(f"{what} cannot be written.", why=error.strerror or str(error)))
+    except MemoryError as error:
+        return _refuse(MeshwrightError("This needs more memory than there is.", why=str(error), fix="smaller sizes"))
+    except RecursionError:
+        return _refuse(MeshwrightError("The input is nested too deeply.", why="parts of it are inside too many others"))
+
+
+INTERRUPTED = 130  # as shells count: 128 and the number of the signal
+
+
+def _run(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="meshwright",
         description="Array programs on many devices: typed, differentiated, laid out, run and costed.",
+        epilog="Exit codes: 0; 1, the answer is no; 2, the input is bad, and one message says how.",
     )
     parser.add_argument("--version", action="store_true", help="print the version and exit")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
@@ -55,22 +94,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     if module is None:
         parser.print_help()
         return 0
+    code: int = module.run(args)
+    return code
+
+
+def _refuse(error: MeshwrightError) -> int:
+    print(error, file=sys.stderr)
+    return 2
+
+
+def _silence() -> None:
+    """Let what is still to be written go nowhere: nobody reads it."""
     try:
-        code: int = module.run(args)
-        sys.stdout.flush()
-        return code
-    except BrokenPipeError:  # the reader has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except OSError as error:
-        print(f"The output cannot be written: {error.strerror}.", file=sys.stderr)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 2
-    except MeshwrightError as error:
-        if error.where == here():  # the line that started the command
-            error.where = ""
-        print(error, file=sys.stderr)
-        return 2
+    except (OSError, AttributeError):  # a buffer, or closed
+        return
 
 
 if __name__ == "__main__":

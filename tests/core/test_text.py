@@ -13,8 +13,9 @@ from meshwright.core.check import check
 from meshwright.core.op import Op
 from meshwright.core.program import Eqn, Literal, Missing, Program, Var
 from meshwright.core.source import Source
-from meshwright.core.text import parse_program, parse_type
+from meshwright.core.text import parse_program
 from meshwright.core.trace import Array, close, trace
+from meshwright.core.type_text import parse_type
 from meshwright.core.types import TensorType, tensor
 from meshwright.errors import TextError
 from meshwright.ops.basic import add, mul, neg

@@ -200,9 +200,15 @@ def test_the_command_fits_a_file(tmp_path: Path, capsys: Printed) -> None:
     printed = json.loads(capsys.readouterr().out)
     assert printed["worst_error"] < 0.03
     assert {"name", "part", "measured", "predicted", "error"} <= printed["cases"][0].keys()
-    assert main(["matmul", "A[I_x,J] @ B[J,K] -> C[I,K]", "--mesh", "x=1", "--size", "I=8,J=8,K=8",
-                 "--hardware", str(chip), "--mode", "calibrated"]) == 2  # fmt: skip
-    assert capsys.readouterr().err.startswith("The data of made up has no nvlink_domain.")
+    product = ["matmul", "A[I_x,J] @ B[J,K] -> C[I,K]", "--size", "I=8,J=8,K=8", "--hardware", str(chip)]
+    assert main([*product, "--mesh", "x=1", "--mode", "calibrated"]) == 0
+    capsys.readouterr()
+    assert main([*product, "--mesh", "x=2"]) == 2
+    assert capsys.readouterr().err == (
+        "How 2 chips of made up are joined is not known.\n"
+        "  why:  its data has no nvlink_domain, and so only one of them is a machine\n"
+        "  fix:  a machine of one chip\n"
+    )
 
 
 def test_the_command_tests_with_other_measurements(tmp_path: Path, capsys: Printed) -> None:
@@ -222,7 +228,7 @@ def test_the_command_tests_with_other_measurements(tmp_path: Path, capsys: Print
     assert capsys.readouterr().err == (
         "The measurements to test with are of another machine.\n"
         "  why:  they are of made up through torch, the others of made up through jax\n"
-        "  fix:  python benchmarks/measure.py --framework jax --out raw.json\n"
+        "  fix:  meshwright calibrate --engine jax --keep raw.json\n"
     )
 
 
@@ -241,7 +247,7 @@ def test_the_command_refuses_other_files(
     if text is not None:
         Path("raw.json").write_text(text)
     assert main(["calibrate", "--from", "raw.json", "--out", "chip.json"]) == 2
-    assert capsys.readouterr().err == f"{message}  fix:  python benchmarks/measure.py --out raw.json\n"
+    assert capsys.readouterr().err == f"{message}  fix:  meshwright calibrate --keep raw.json\n"
     assert not Path("chip.json").exists()
 
 

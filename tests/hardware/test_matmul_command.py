@@ -78,7 +78,7 @@ def test_machines_and_sizes() -> None:
             ["I=4,J=4,K=4", "--hardware", "tpu v5p 1x2x1"],
             "A mesh of x=2, y=2 does not fit on tpu v5p 1x2x1.\n"
             "  why:  the mesh has 4 devices, the machine 2 chips\n"
-            "  fix:  Topology('tpu v5p', (2, 2), mesh=…)\n",
+            "  fix:  --hardware 'tpu v5p 2x2'\n",
         ),
     ],
 )

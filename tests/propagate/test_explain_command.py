@@ -73,7 +73,7 @@ def test_what_cannot_be_explained(file: str, capsys: pytest.CaptureFixture[str])
     assert (
         capsys.readouterr().err
         == f"""\
-{file}:nothing gives int, not a function and its arguments.
+{file}:nothing gives a value of type int, not a function and its arguments.
   why:  explain compiles the function for them
   fix:  def example(): return mw.jit(train_step), (params, batch)
 """
@@ -84,6 +84,6 @@ def test_what_cannot_be_explained(file: str, capsys: pytest.CaptureFixture[str])
         == """\
 "params['v']" is no value of the program.
   why:  no argument and no result is called so, and no value is made on such a line
-  fix:  compiled.explain_sharding("params['w']")
+  fix:  --value "params['w']"
 """
     )

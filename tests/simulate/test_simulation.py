@@ -136,7 +136,7 @@ def test_cost_of_program_text_and_of_a_transformer(capsys: Any, tmp_path: pathli
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (["simulate"], "One program is simulated.\n  why:  neither PROGRAM nor --transformer is\n"),
+        (["simulate"], "One program is wanted.\n  why:  neither PROGRAM nor --transformer is given\n"),
         (["simulate", "nowhere.py:f"], "nowhere.py cannot be read.\n  why:  No such file or directory\n"),
         (["cost", "--transformer", "layers=2"], "--transformer has no 'width'.\n"),
         (["cost", "--transformer", "depth=2"], "--transformer has no 'depth'.\n"),
@@ -151,7 +151,7 @@ def test_cost_of_program_text_and_of_a_transformer(capsys: Any, tmp_path: pathli
             ],
             "heads=4 is not split into 3 equal parts.\n"
             "  why:  tensor is 3, and every device does the same\n"
-            "  fix:  heads=6\n",
+            "  fix:  heads=6 in --transformer\n",
         ),
     ],
 )

@@ -10,7 +10,7 @@ import sys
 from dataclasses import asdict
 from typing import Any
 
-from meshwright.commands.files import write_whole
+from meshwright.core.files import write_whole
 from meshwright.engine.measuring.run import BACKENDS, available, measure, raw_text
 from meshwright.errors import MeshwrightError
 from meshwright.hardware.calibration import Calibration, calibrate, read_measurements
@@ -23,7 +23,12 @@ def describe(parser: argparse.ArgumentParser) -> None:
         "others. Needs a machine that does nothing else meanwhile."
     )
     parser.add_argument("--out", metavar="CHIP.json", help="write the chip's numbers; hardware.get reads the file")
-    parser.add_argument("--from", dest="raw", metavar="RAW.json", help="fit these measurements instead of making any")
+    parser.add_argument(
+        "--from",
+        dest="raw",
+        metavar="RAW.json",
+        help="fit these, measured before; - reads standard input",
+    )
     parser.add_argument("--test", metavar="RAW.json", help="predict these measurements of the same machine too")
     parser.add_argument("--keep", metavar="RAW.json", help="write the measurements too")
     parser.add_argument("--engine", choices=sorted(BACKENDS), help="what measures (default: jax, torch or numpy)")
@@ -49,9 +54,11 @@ def run(args: argparse.Namespace) -> int:
             raise MeshwrightError(
                 f"The machine cannot be measured through {engine}.", why="it is not installed", fix="--engine numpy"
             )
-        raw = measure(engine, quick=args.quick, say=_progress)
-        if sys.stderr.isatty():
-            print(end="\r\033[K", file=sys.stderr)
+        try:
+            raw = measure(engine, quick=args.quick, say=_progress)
+        finally:
+            if sys.stderr.isatty():
+                print(end="\r\033[K", file=sys.stderr, flush=True)
     found = calibrate(raw)
     if args.test is not None:
         found = found.tested(read_measurements(args.test))

@@ -6,7 +6,8 @@ import argparse
 import json
 from typing import Any
 
-from meshwright.commands.programs import read_program
+from meshwright.commands.fixes import as_typed
+from meshwright.commands.user_code import called, kind_of, running
 from meshwright.errors import MeshwrightError
 from meshwright.frontend.compiled import Compiled
 from meshwright.frontend.jit import Jitted, jit
@@ -42,7 +43,8 @@ def run(args: argparse.Namespace) -> int:
         text = compiled.explain()
         print(json.dumps({"explanation": text.splitlines()}, indent=2) if args.json else text)
         return 0
-    found = [compiled.explain_sharding(value) for value in args.value]
+    with as_typed():
+        found = [compiled.explain_sharding(value) for value in args.value]
     if args.json:
         print(json.dumps([entry for one in found for entry in _facts(one)], indent=2, ensure_ascii=False))
     else:
@@ -51,15 +53,16 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _compiled(program: str) -> Compiled:
-    found: Any = read_program(program)
+    found: Any = called(program, fix=_FIX)
     if isinstance(found, Compiled):
         return found
     if isinstance(found, tuple) and len(found) in (2, 3) and callable(found[0]) and isinstance(found[1], tuple):
         f, args, kwargs = (*found, {})[:3]
         if isinstance(kwargs, dict):
-            return (f if isinstance(f, Jitted) else jit(f)).lower(*args, **kwargs).compile()
+            with running(program.rpartition(":")[0], f"The function that {program} gives"):
+                return (f if isinstance(f, Jitted) else jit(f)).lower(*args, **kwargs).compile()
     raise MeshwrightError(
-        f"{program} gives {type(found).__name__}, not a function and its arguments.",
+        f"{program} gives {kind_of(found)}, not a function and its arguments.",
         why="explain compiles the function for them",
         fix=_FIX,
     )

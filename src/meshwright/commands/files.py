@@ -1,27 +1,29 @@
-"""Files that a command writes: whole, or not at all."""
+"""Files that a command reads."""
 
 from __future__ import annotations
 
-import os
-import tempfile
+import sys
 
 from meshwright.errors import MeshwrightError
 
+STDIN = "-"
 
-def write_whole(path: str, text: str) -> None:
-    """Write a file so that it is there whole or, whatever happens, as it was before."""
-    folder, name = os.path.split(os.path.abspath(path))
-    unfinished = ""
+
+def read_text(path: str, fix: str) -> str:
+    """The text of a file, or of standard input; ``fix`` says what to name instead."""
     try:
-        handle, unfinished = tempfile.mkstemp(dir=folder, prefix=f".{name}.")
-        with open(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.chmod(unfinished, 0o644)
-        os.replace(unfinished, path)
-    except OSError as error:
-        raise MeshwrightError(
-            f"{path} cannot be written.", why=error.strerror or str(error), fix="name a file in a folder that exists"
-        ) from error
-    finally:
-        if os.path.exists(unfinished):
-            os.remove(unfinished)
+        if path == STDIN:
+            if sys.stdin is None:
+                raise OSError("it is closed")
+            return sys.stdin.read()
+        with open(path, encoding="utf-8") as file:
+            return file.read()
+    except UnicodeDecodeError as error:
+        raise _unreadable(path, "it is not text in UTF-8", fix) from error
+    except (OSError, ValueError) as error:  # the latter for a name with a null in it
+        raise _unreadable(path, getattr(error, "strerror", None) or str(error), fix) from error
+
+
+def _unreadable(path: str, why: str, fix: str) -> MeshwrightError:
+    what = "Standard input" if path == STDIN else path or "A file without a name"
+    return MeshwrightError(f"{what} cannot be read.", why=why, fix=fix)

@@ -2,26 +2,39 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 
+from meshwright.commands.fixes import as_typed
 from meshwright.core.sharding_text import pointing, read_integer
 from meshwright.errors import TextError
 from meshwright.hardware.chips import Chip, get
+from meshwright.hardware.roofline import MODES
 from meshwright.hardware.topology import Topology
 
 
-def read_machine(text: str) -> Chip | Topology:
+def describe_machine(parser: argparse.ArgumentParser) -> None:
+    """The options that name a machine and how its times are reckoned."""
+    kinds = "a chip ('tpu v5e', 'h100', a calibrated chip's file) or chips in a shape ('tpu v5p 4x4x4')"
+    parser.add_argument("--hardware", default="tpu v5e", metavar="MACHINE", help=f"{kinds} (default: tpu v5e)")
+    parser.add_argument("--mode", default="exact", choices=MODES, help="how times are reckoned (default: exact)")
+
+
+def read_machine(text: str, option: str = "--hardware") -> Chip | Topology:
     """A chip, by its name or a file that ``meshwright calibrate`` wrote, or chips in a shape.
+
+    ``option`` is where the text was given.
 
     >>> read_machine("tpu v5e"), read_machine("tpu v5e 4x8")
     (Chip('tpu v5e'), Topology('tpu v5e', 4x8))
     """
     match = re.fullmatch(r"(.*\S)\s+([0-9]+(?:x[0-9]+)*)", text.strip(), re.ASCII)
-    return Topology(get(match[1]), match[2]) if match else get(text)
+    with as_typed(option):
+        return Topology(get(match[1]), match[2]) if match else get(text)
 
 
-def read_sizes(text: str) -> dict[str, int]:
-    """The sizes of indices.
+def read_sizes(text: str, what: str = "an index", fix: str = "I=1024,J=4096") -> dict[str, int]:
+    """Names with sizes, of ``what``.
 
     >>> read_sizes("I=1024, J=4096")
     {'I': 1024, 'J': 4096}
@@ -32,12 +45,12 @@ def read_sizes(text: str) -> dict[str, int]:
         match = re.fullmatch(r"\s*(\w+)\s*=\s*([0-9]+)\s*", part, re.ASCII)
         value = read_integer(match[2]) if match else None
         if match is None or value is None or match[1] in out:
-            why = "an index has a name and a size" if match is None else "the integer does not fit into 64 bits"
+            why = f"{what} has a name and a size" if match is None else "the integer does not fit into 64 bits"
             raise TextError(
-                f"{part.strip()!r} is not the size of an index.",
+                f"{part.strip()!r} is not the size of {what}.",
                 where=pointing(text, at),
                 why=f"{match[1]} has a size already" if match is not None and match[1] in out else why,
-                fix="I=1024,J=4096",
+                fix=fix,
             )
         out[match[1]] = value
         at += len(part) + 1

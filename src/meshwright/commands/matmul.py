@@ -6,9 +6,10 @@ import argparse
 import json
 from typing import Any
 
-from meshwright.commands.machines import read_machine, read_sizes
+from meshwright.commands.fixes import as_typed
+from meshwright.commands.machines import describe_machine, read_machine, read_sizes
+from meshwright.errors import TextError
 from meshwright.hardware.matmul_plan import Alternative, MatmulPlan, plan_matmul
-from meshwright.hardware.roofline import MODES
 from meshwright.report.spec_text import read_mesh
 
 
@@ -21,24 +22,24 @@ def describe(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--mesh", required=True, help="x=2,y=4 (or sdy: '<[\"x\"=2]>')")
     parser.add_argument("--size", required=True, metavar="SIZES", help="I=1024,J=4096,K=1024")
     parser.add_argument("--dtype", default="bf16", help="element type (default: bf16)")
-    machine_help = "a chip ('tpu v5e', 'h100', a calibrated chip's file) or chips in a shape ('tpu v5p 4x4x4')"
-    parser.add_argument("--hardware", default="tpu v5e", metavar="MACHINE", help=f"{machine_help} (default: tpu v5e)")
-    parser.add_argument("--mode", default="exact", choices=MODES, help="how times are reckoned (default: exact)")
+    describe_machine(parser)
     parser.add_argument("--overlap", action="store_true", help="communication runs beside the product")
     parser.add_argument("--json", action="store_true", help="print the plan as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
     """Plan and print."""
-    plan = plan_matmul(
-        args.product,
-        read_mesh(args.mesh),
-        read_sizes(args.size),
-        args.dtype,
-        read_machine(args.hardware),
-        mode=args.mode,
-        overlap=args.overlap,
-    )
+    mesh, sizes, machine = read_mesh(args.mesh), read_sizes(args.size), read_machine(args.hardware)
+    with as_typed():
+        plan = plan_matmul(args.product, mesh, sizes, args.dtype, machine, mode=args.mode, overlap=args.overlap)
+    unused = [name for name in sizes if name not in plan.problem.sizes]
+    if unused:
+        wanted = ",".join(f"{name}={size}" for name, size in plan.problem.sizes.items())
+        raise TextError(
+            f"The product has no index {unused[0]!r}.",
+            why=f"its indices are {', '.join(plan.problem.sizes)}",
+            fix=f"--size {wanted}",
+        )
     print(json.dumps(facts(plan), indent=2) if args.json else plan)
     return 0
 

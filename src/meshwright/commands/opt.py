@@ -7,6 +7,7 @@ import json
 import sys
 from typing import Any
 
+from meshwright.commands.files import STDIN, read_text
 from meshwright.errors import MeshwrightError
 from meshwright.interop.mlir_context import parse_module
 from meshwright.interop.passes import ABSENT, apply_passes, pass_names
@@ -40,11 +41,11 @@ def describe(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Read, run, print; warnings go to standard error."""
-    text = _read(args.file)
+    text = read_text(args.file, "name a file with a module, or - for standard input")
     parts = _split(text) if args.split_input_file else [(0, text)]
     found = []
     for skipped, part in parts:
-        module = parse_module("\n" * skipped + part, "standard input" if args.file == "-" else args.file)
+        module = parse_module("\n" * skipped + part, "standard input" if args.file == STDIN else args.file)
         passed = apply_passes(module, args.passes or [], names=args.explain)
         entry: dict[str, Any] = {"module": str(passed.module), "warnings": passed.warnings}
         if args.explain:
@@ -62,22 +63,6 @@ def run(args: argparse.Namespace) -> int:
     else:
         print(f"{SPLIT}\n".join(f"{entry['module']}\n" for entry in found), end="")
     return 0
-
-
-def _read(path: str) -> str:
-    try:
-        if path == "-":
-            return sys.stdin.read()
-        with open(path, encoding="utf-8") as file:
-            return file.read()
-    except OSError as error:
-        raise _unreadable(path, error.strerror or str(error)) from error
-    except UnicodeDecodeError as error:
-        raise _unreadable(path, "it is not text in UTF-8") from error
-
-
-def _unreadable(path: str, why: str) -> MeshwrightError:
-    return MeshwrightError(f"{path} cannot be read.", why=why, fix="name a file with a module, or - for standard input")
 
 
 def _split(text: str) -> list[tuple[int, str]]:

@@ -6,6 +6,8 @@ import argparse
 import json
 from typing import Any
 
+from meshwright.commands.fixes import as_typed
+from meshwright.commands.machines import read_machine
 from meshwright.core.dtypes import short_name
 from meshwright.partition.reshard import ReshardPlan, plan_reshard
 from meshwright.report.spec_text import read_mesh, read_shape, read_spec
@@ -30,8 +32,10 @@ def run(args: argparse.Namespace) -> int:
     mesh, shape = read_mesh(args.mesh), read_shape(args.shape)
     other = read_mesh(args.target_mesh) if args.target_mesh is not None else mesh
     source, target = read_spec(args.source, mesh, shape), read_spec(args.target, other, shape)
-    plan = plan_reshard(shape, args.dtype, source, target, hardware=args.hardware)
-    seconds = plan.seconds(args.hardware) if args.hardware is not None else None
+    hardware = read_machine(args.hardware) if args.hardware is not None else None
+    with as_typed():
+        plan = plan_reshard(shape, args.dtype, source, target, hardware=hardware)
+        seconds = plan.seconds(hardware) if hardware is not None else None
     if args.json:
         print(json.dumps(facts(plan, seconds), indent=2))
     else:

@@ -21,7 +21,7 @@ def describe(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Simulate and print; 1 if the program does not fit into the chip's memory."""
     result = simulated(args, read_machine(args.hardware))
-    if args.perfetto:
+    if args.perfetto is not None:
         result.to_perfetto(args.perfetto)
     if args.json:
         print(json.dumps(facts(result), indent=2))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 
-from meshwright.commands.files import write_whole
+from meshwright.core.files import write_whole
 from meshwright.errors import MeshwrightError
 from meshwright.report.html import page
 from meshwright.report.spec_text import read_mesh, read_shape, read_spec

@@ -58,6 +58,11 @@ def _is_internal(file: str) -> bool:
     return file.startswith((_STANDARD, "<frozen"))
 
 
+def is_users(file: str) -> bool:
+    """Whether a file is the user's: neither of this package nor of what it is built on."""
+    return not _is_internal(file)
+
+
 def here() -> str:
     """The user's line for an error's ``where``."""
     source = user_source()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from math import copysign, inf, log
@@ -55,7 +56,7 @@ class Calibration:
                 "The measurements to test with are of another machine.",
                 where=here(),
                 why=f"they are of {other[0]} through {other[1]}, the others of {self.name} through {self.framework}",
-                fix=_MEASURE.replace("--out", f"--framework {self.framework} --out"),
+                fix=_MEASURE.replace("--keep", f"--engine {self.framework} --keep"),
             )
         seen = {one.name for one in self.compared}
         more = tuple(one for one in compare(raw, self.kernels) if one.name not in seen)
@@ -151,20 +152,21 @@ def _time(seconds: float) -> str:
 
 
 def read_measurements(path: str | Path) -> dict[str, Any]:
-    """The raw measurements that ``benchmarks/measure.py`` wrote."""
+    """The raw measurements that ``meshwright calibrate --keep`` wrote; ``-`` is standard input."""
+    name = "standard input" if path == "-" else str(path)
     try:
-        raw = json.loads(Path(path).read_text(encoding="utf-8"))
+        raw = json.loads(sys.stdin.read() if path == "-" else Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise HardwareError(
-            f"{path} cannot be read.", where=here(), why=error.strerror or str(error), fix=_MEASURE
+            f"{name} cannot be read.", where=here(), why=error.strerror or str(error), fix=_MEASURE
         ) from error
-    except ValueError as error:
-        raise HardwareError(f"{path} is not JSON.", where=here(), why=str(error), fix=_MEASURE) from error
-    check_measurements(raw, str(path))
+    except (ValueError, RecursionError) as error:
+        raise HardwareError(f"{name} is not JSON.", where=here(), why=str(error), fix=_MEASURE) from error
+    check_measurements(raw, name)
     return raw  # type: ignore[no-any-return]
 
 
-_MEASURE = "python benchmarks/measure.py --out raw.json"
+_MEASURE = "meshwright calibrate --keep raw.json"
 
 
 def check_measurements(raw: object, name: str) -> None:

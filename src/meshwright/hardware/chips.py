@@ -310,7 +310,7 @@ def read_chip(path: str | os.PathLike[str]) -> Chip:
         why = ""
     except OSError as error:
         why = error.strerror or str(error)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         why = f"it is not JSON: {error}"
     else:
         try:

@@ -75,7 +75,7 @@ def work(flops: float, bytes: float, machine: Machine, dtype: object = "bf16", m
         )
     chip, count = _chips(machine)
     calibrated = mode == "calibrated"
-    rate = chip.flops_per_s(dtype) * (chip.known("matmul_efficiency", 1.0) if calibrated else 1.0)
+    rate = chip.flops_per_s(dtype) * (chip.known("matmul_efficiency", 1.0) if calibrated else 1.0) if flops else 1.0
     memory = chip.hbm_bytes_per_s * (chip.known("hbm_efficiency", 1.0) if calibrated else 1.0) if bytes else 1.0
     return Roofline(flops, bytes, flops / (count * rate), bytes / (count * memory))
 

@@ -58,8 +58,8 @@ class Topology:
         self.chip = get(chip)
         self.shape = _shape(self.chip, shape)
         self.slices = _count(slices, "slices")
-        self.wrap = self._wrap(wrap)
         self.switched = self.chip.kind == "gpu"
+        self.wrap = self._wrap(wrap)
         self._check_possible()
         if mesh is None and isinstance(shape, Mapping):
             mesh, mapping = dict(shape), mapping or {name: axis for axis, name in enumerate(shape)}
@@ -267,6 +267,8 @@ class Topology:
     def _wrap(self, wrap: bool | Sequence[bool] | None) -> tuple[bool, ...]:
         if self.chip.kind == "gpu":
             return (False,) * len(self.shape)
+        if wrap is None and _joining(self.chip) is None:
+            return (False,) * len(self.shape)
         if wrap is None:
             dims = int(self.chip.torus_dims)
             if dims == 3:
@@ -288,6 +290,15 @@ class Topology:
 
     def _check_possible(self) -> None:
         chip, shape = self.chip, self.shape
+        if _joining(chip) is None:
+            if self.size > 1:
+                raise HardwareError(
+                    f"How {self.size} chips of {chip.name} are joined is not known.",
+                    where=here(),
+                    why=f"its data has no {_JOINING[chip.kind]}, and so only one of them is a machine",
+                    fix="a machine of one chip",
+                )
+            return
         if self.switched:
             node = self.node_size
             if prod(shape) > node and prod(shape) % node:
@@ -425,6 +436,8 @@ def for_mesh(chip: str | Chip, mesh: object) -> Topology:
     sizes, found = mesh_sizes(mesh), get(chip)
     lengths = [size for size in sizes.values() if size > 1] or [1]
     total = prod(lengths)
+    if _joining(found) is None:
+        return Topology(found, total, mesh=sizes)
     if found.kind == "gpu":
         node = int(found.nvlink_domain)
         return Topology(found, total if total <= node else ceil(total / node) * node, mesh=sizes)
@@ -444,6 +457,15 @@ def for_mesh(chip: str | Chip, mesh: object) -> Topology:
             machines = [Topology(found, shape, mesh=sizes, slices=slices) for shape in shapes]
             return max(machines, key=lambda machine: (sum(machine.wrap), -max(machine.shape), machine.shape))
     return Topology(found, tuple(folded), mesh=sizes)
+
+
+_JOINING = {"gpu": "nvlink_domain", "tpu": "torus_dims", "cpu": "torus_dims"}
+
+
+def _joining(chip: Chip) -> object:
+    """What says how chips are joined; None for a chip of which only measurements are known."""
+    fact = chip.facts.get(_JOINING[chip.kind])
+    return fact.value if fact else None
 
 
 def _factorings(number: int, count: int) -> Iterable[tuple[int, ...]]:

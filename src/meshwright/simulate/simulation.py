@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from math import inf
 from typing import Any, NamedTuple
 
-from meshwright.core.source import here
-from meshwright.errors import MeshwrightError
+from meshwright.core.files import write_whole
 from meshwright.hardware.topology import Topology
 from meshwright.simulate.machine import COMPUTE, Machine
 from meshwright.simulate.memory import MemoryUse, size_text
@@ -265,24 +263,7 @@ class Simulation:
 
     def to_perfetto(self, path: str | os.PathLike[str]) -> None:
         """Write the timeline for https://ui.perfetto.dev or chrome://tracing: a track for each part of the machine."""
-        folder, name = os.path.split(os.path.abspath(path))
-        unfinished = ""
-        try:
-            handle, unfinished = tempfile.mkstemp(dir=folder, prefix=f".{name}.")
-            with open(handle, "w", encoding="utf-8") as file:
-                json.dump(self.perfetto(), file)
-            os.chmod(unfinished, 0o644)
-            os.replace(unfinished, path)
-        except OSError as error:
-            raise MeshwrightError(
-                f"{os.fspath(path)} cannot be written.",
-                where=here(),
-                why=error.strerror or str(error),
-                fix="name a file in a folder that exists",
-            ) from error
-        finally:
-            if unfinished and os.path.exists(unfinished):
-                os.remove(unfinished)
+        write_whole(path, json.dumps(self.perfetto()))
 
     def perfetto(self) -> dict[str, Any]:
         """The timeline as trace events, in microseconds."""

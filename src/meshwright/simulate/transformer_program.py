@@ -271,6 +271,7 @@ def check(shape: TransformerShape, strategy: Strategy, batch: int, sequence: int
     """That everything which is split is a multiple of the number of its parts."""
     kv = shape.heads if shape.kv_heads is None else shape.kv_heads
     rules = [
+        ("heads", shape.heads, kv, "kv_heads"),
         ("heads", shape.heads, strategy.tensor, "tensor"),
         ("kv_heads", kv, strategy.tensor, "tensor"),
         ("hidden", shape.hidden, strategy.tensor, "tensor"),

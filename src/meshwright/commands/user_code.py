@@ -1,0 +1,153 @@
+"""The user's Python files: they are imported and called, and what they raise becomes one message."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
+from types import ModuleType
+from typing import Any
+
+from meshwright.commands.files import read_text
+from meshwright.core.program import Program
+from meshwright.core.source import Source, is_users
+from meshwright.core.types import TensorType
+from meshwright.errors import MeshwrightError
+from meshwright.frontend.tracing import ShapeDtypeStruct, make_program
+
+FORM = "FILE.py:NAME"
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+@contextmanager
+def running(path: str, what: str) -> Iterator[None]:
+    """Around the code of a user's file: its folder is on the path, and what it prints goes to standard error.
+
+    What it raises becomes an error that says that ``what`` raised it.
+    """
+    sys.path.insert(0, os.path.dirname(os.path.abspath(path)))
+    before = list(sys.path)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    except MeshwrightError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise MeshwrightError(f"{what} raised {_brief(error)}", where=_where(error)) from error
+    finally:
+        if sys.path == before:
+            sys.path.pop(0)
+
+
+def _brief(error: BaseException) -> str:
+    """The exception and the first lines of what it says."""
+    text = str(error).strip()
+    name = type(error).__name__
+    return f"{name}: {text if len(text) <= 2000 else text[:2000] + '…'}" if text else f"{name}."
+
+
+def _where(error: BaseException) -> str:
+    """The line of the user's that raised: the innermost outside this package and the standard library."""
+    if isinstance(error, SyntaxError) and error.filename is not None:
+        return Source(error.filename, error.lineno or 1).show()
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if is_users(frame.filename)]
+    return Source(frames[-1].filename, frames[-1].lineno or 1).show() if frames else ""
+
+
+def load(path: str) -> ModuleType:
+    """The module of a Python file."""
+    read_text(path, FORM)
+    name = os.path.splitext(os.path.basename(path))[0]
+    if name in sys.modules:  # the file may be called as a package is that others import
+        name = f"{name} of {os.path.abspath(path)}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise MeshwrightError(f"{path} is not a Python file.", why="its name does not end in .py", fix=FORM)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    with running(path, path):
+        spec.loader.exec_module(module)
+    return module
+
+
+def called(text: str, types: Sequence[TensorType] | None = None, fix: str = "") -> Any:
+    """What ``FILE.py:NAME`` stands for: a program or what has one, or what a function of no arguments returns.
+
+    With ``types`` a function is traced on arguments of these. ``fix`` is for one that takes others, if not --args.
+    """
+    path, _, name = text.rpartition(":")
+    if not path or not name or os.path.isfile(text):
+        raise _nameless(text.removesuffix(":"))
+    value: Any = load(path)
+    module = value
+    for part in name.split("."):
+        if not hasattr(value, part):
+            raise MeshwrightError(f"{path} has no {name!r}.", why=_functions(module), fix=_example(path, module))
+        value = getattr(value, part)
+    if not callable(value) or isinstance(getattr(value, "program", value), Program):
+        return value
+    _check_call(name, value, types or (), fix)
+    with running(path, text):
+        if types is None:
+            return value()
+        return make_program(value)(*[ShapeDtypeStruct(one.shape, one.dtype) for one in types])
+
+
+def kind_of(value: object) -> str:
+    """What a value is, for a message."""
+    return "None" if value is None else f"a value of type {type(value).__name__}"
+
+
+def _nameless(path: str) -> MeshwrightError:
+    """The error for a file without the name of a function in it."""
+    if not path.endswith(".py"):
+        return MeshwrightError(f"{path!r} names no function of a Python file.", why=f"it is not {FORM}", fix=FORM)
+    module = load(path)
+    return MeshwrightError(
+        f"{path} is a Python file, and the name of a function in it is missing.",
+        why=_functions(module),
+        fix=_example(path, module),
+    )
+
+
+def _own(module: ModuleType) -> list[str]:
+    """The functions that a module defines, in its order."""
+    return [
+        name
+        for name, value in vars(module).items()
+        if callable(value) and not name.startswith("_") and getattr(value, "__module__", None) == module.__name__
+    ]
+
+
+def _functions(module: ModuleType) -> str:
+    """The functions of a module as a message lists them."""
+    found = _own(module)
+    return f"it has {', '.join(found)}" if found else "it has no functions"
+
+
+def _example(path: str, module: ModuleType) -> str:
+    """A function of the file as it is named on the command line."""
+    return f"{path}:{(_own(module) or ['NAME'])[0]}"
+
+
+def _check_call(name: str, function: Callable[..., Any], types: Sequence[TensorType], fix: str) -> None:
+    """Raise if a function does not take this many positional arguments."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # nothing says what it takes
+        return
+    try:
+        signature.bind(*types)
+    except TypeError as error:
+        needed = [p for p in signature.parameters.values() if p.default is p.empty and p.kind in _POSITIONAL]
+        wanted = [*(one.short() for one in types), *["f32[8,4]"] * len(needed)][: len(needed)]
+        count = f"{len(types)} argument{'s' if len(types) > 1 else ''}" if types else "no arguments"
+        raise MeshwrightError(
+            f"{name}({', '.join(signature.parameters)}) cannot be called with {count}.",
+            why=str(error),
+            fix=fix or (f"--args '{' '.join(wanted)}'" if wanted else "leave out --args"),
+        ) from error
