@@ -96,12 +96,14 @@ def ring_all_gather(devices, shape, debug=None):
     )  # fmt: skip
 
 
-def ring_all_reduce(devices, shape, debug=None):
+def ring_all_reduce(devices, shape, debug=None, second_barrier=None):
     """Two buffers go round; a device says when it has room for the next."""
 
     def kernel(x_ref, out_ref, send, receive, room, mine, buffers):
         _, left, right, n = neighbors()
         barrier(left, right)
+        if second_barrier is not None:
+            second_barrier(left, right)
         start = pltpu.make_async_copy(x_ref, buffers.at[0], mine)
         start.start()
         start.wait()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -12,12 +11,10 @@ import pytest
 import meshwright as mw
 import meshwright.numpy as mnp
 from meshwright import pallas as pl
-from meshwright.kernel.machine import Machine
 from meshwright.pallas import tpu as pltpu
 from tests.kernel import test_wrong_kernels as wrong
-from tests.kernel.test_many_devices import both_ways_all_gather, numbers
-from tests.kernel.test_many_devices import run as run_kernel
-from tests.kernel.test_one_device import nested_matmul
+from tests.kernel.test_conformance_devices import both_ways_all_gather, numbers
+from tests.kernel.test_conformance_devices import run as run_kernel
 
 MESSAGES = {
     "load_before_the_copy_is_waited_for": """\
@@ -120,22 +117,6 @@ def test_orders_can_be_chosen_for_one_run():
     seeded = [pl.Debug(order="seeded", seed=seed) for seed in range(12)]
     outcomes = [outcome(debug) for debug in seeded]
     assert outcomes == [outcome(debug) for debug in seeded] and len(set(outcomes)) > 1
-
-
-def copies_of(call: Any, *args: Any) -> int:
-    """How many copies a kernel starts."""
-    with mock.patch.object(Machine, "start", autospec=True, side_effect=Machine.start) as start:
-        call(*args)
-    return start.call_count
-
-
-@pytest.mark.parametrize("count", [1, 2, 3, 4])
-@pytest.mark.parametrize("lookahead", [False, True])
-def test_a_block_is_fetched_once_while_it_is_used(count, lookahead):
-    # 2 x 3 output blocks of 1 step each along k: the left block changes with i alone.
-    x, y = np.ones((16, 8), np.float32), np.ones((8, 24), np.float32)
-    call = nested_matmul(16, 8, 24, 8, pl.Buffered(count, lookahead))
-    assert copies_of(call, x, y) == 2 + 6 + 6
 
 
 def test_an_error_of_python_says_on_which_device():

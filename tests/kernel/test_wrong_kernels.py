@@ -423,7 +423,7 @@ def run(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_mistake_is_found_and_its_lines_are_named(name):
+def test_37_the_mistake_is_found_and_its_lines_are_named(name):
     kernel, error, *_ = CASES[name]
     with pytest.raises(error) as caught:
         run(name)

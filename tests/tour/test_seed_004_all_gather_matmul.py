@@ -21,6 +21,7 @@ import meshwright as mw
 import meshwright.numpy as jnp
 from meshwright import lax
 from meshwright import pallas as pl
+from meshwright.hardware.topology import Topology
 from meshwright.pallas import tpu as pltpu
 
 
@@ -325,3 +326,21 @@ def test_with_links_in_order_shared_semaphores_are_no_hazard_and_the_others_are(
         run(8, SHAPES[0], pl.Debug(order="fifo"))
     assert not any("is shared" in race.why for race in caught.value.races)
     assert len(caught.value.races) >= 2
+
+
+@pytest.mark.parametrize("devices", [2, 4, 8])
+def test_sending_is_hidden_behind_computing_on_the_timeline(devices):
+    shape = (1024, 1024, 8192, 1024, 1024, 1024)
+    columns = mw.P(None, "x")
+    matmul = mw.shard_map(
+        lambda lhs, rhs: make_kernel(devices, *shape)(lhs, rhs)[0],
+        mesh=mw.make_mesh((devices,), ("x",)),
+        in_specs=(columns, columns),
+        out_specs=columns,
+    )
+    m, k, n = shape[0], shape[1] * devices, shape[2] * devices
+    operands = mw.ShapeDtypeStruct((m, k), jnp.float32), mw.ShapeDtypeStruct((k, n), jnp.float32)
+    timeline = mw.simulate(mw.make_program(matmul)(*operands), Topology("tpu v5p", devices, wrap=True))
+    assert all(timeline.overlap(device) > 0.6 for device in range(devices))
+    named = {region for span in timeline.spans for region in span.name.split(" / ")}
+    assert {"sync_and_bwd_prologue", "dots", "fwd_prologue"} <= named

@@ -79,13 +79,15 @@ def _wait(semaphore: SemaphoreRef, value: int, why: str) -> None:
     task.machine.wait(task, semaphore.one(), value, why)
 
 
-def instance(task: Task, semaphore: SemaphoreRef, device: int, core: int) -> Semaphore:
-    """The semaphore of another device at the same address."""
+def instance(task: Task, semaphore: SemaphoreRef, device: int, core: int, early: bool = False) -> Semaphore:
+    """The semaphore of another device at the same address; ``early``, also before that device has made it."""
     own = semaphore.one()
     if (device, core) == (own.array.device, own.array.core):
         return own
     if own.array.kind is SemaphoreType.BARRIER:
         array: SemaphoreArray | None = task.machine.barrier(device, core)
+    elif early:
+        array = task.machine.semaphores_of(own.array, device, core)
     else:
         array = task.machine.memory.get((device, core, own.array.key))
     if array is None or not isinstance(array, SemaphoreArray) or array.cells.shape != own.array.cells.shape:
@@ -219,12 +221,12 @@ def semaphore_signal(
     _require(sem, SemaphoreType.REGULAR, "A signal")
     device, core = device_of(task, device_id, device_id_type)
     core = core if core_index is None else as_int(core_index)
-    cell = instance(task, sem, device, core)
+    cell = instance(task, sem, device, core, early=True)
     history = task.machine.history
     if history is not None and cell.array.kind is not SemaphoreType.BARRIER and device != task.device:
         owner = task.machine.tasks[device * task.machine.cores + core]
         history.require_birth(
-            task.clock, owner, cell.array.birth, "A semaphore of another device is signalled", task.source()
+            task.clock, owner, cell.array.free_since, "A semaphore of another device is signalled", task.source()
         )
     task.machine.signal(task, cell, as_int(inc))
 

@@ -58,6 +58,9 @@ class Machine:
         self.home = home
         self.memory: dict[tuple[int, int, Any], Any] = {}
         self.ready: list[Task] = []
+        self.early: dict[tuple[int, int, Any], SemaphoreArray] = {}  # signalled before their device has made them
+        self.entered: dict[tuple[int, int, Any], int] = {}  # how often semaphores were made at an address
+        self.left: dict[tuple[int, int, Any], int] = {}  # the event at which an address was last given back
         self.pending: dict[int, Transfer] = {}  # the copies under way, by number: in the order they were started
         self.due: list[tuple[float, int]] = []  # a heap of when they are over
         self.signallers: dict[Any, set[tuple[int, Source | None]]] = {}  # who ever signalled what, from which line
@@ -105,7 +108,7 @@ class Machine:
         """Memory or semaphores for a task, at the address ``key``; with ``data``, holding it, or at a given place."""
         made: Buffer | SemaphoreArray
         if isinstance(wanted, Semaphores):
-            made = SemaphoreArray(key, label, wanted.kind, wanted.shape, task.device, task.core)
+            made = self._semaphores(task, key, label, wanted)
         else:
             core = task.core if wanted.space.addressable else -1
             self._count(task, wanted, label)
@@ -125,6 +128,31 @@ class Machine:
         self.memory[(task.device, made.core, key)] = made
         return made
 
+    def _semaphores(self, task: Task, key: Any, label: str, wanted: Semaphores) -> SemaphoreArray:
+        """Semaphores at an address, with what others have signalled there before this task came to them."""
+        place = (task.device, task.core, key)
+        self.entered[place] = self.entered.get(place, 0) + 1
+        made = self.early.get(place)
+        if made is not None and (made.kind, made.cells.shape) == (wanted.kind, wanted.shape):
+            del self.early[place]
+            made.label = label
+            return made
+        made = SemaphoreArray(key, label, wanted.kind, wanted.shape, task.device, task.core)
+        made.free_since = self.left.get(place, 1)
+        return made
+
+    def semaphores_of(self, own: SemaphoreArray, device: int, core: int) -> SemaphoreArray | None:
+        """The semaphores of another device at the same address, also before that device has come to make them.
+
+        None if it has left them again.
+        """
+        place = (device, core, own.key)
+        found = self.memory.get(place) or self.early.get(place)
+        if found is None and self.entered.get(place, 0) < self.entered.get((own.device, own.core, own.key), 0):
+            found = self.early[place] = SemaphoreArray(own.key, own.label, own.kind, own.cells.shape, device, core)
+            found.free_since = self.left.get(place, 1)
+        return found if isinstance(found, SemaphoreArray) and found.cells.shape == own.cells.shape else None
+
     def _count(self, task: Task, wanted: MemoryType, label: str) -> None:
         used = task.used.get(wanted.space, 0) + wanted.nbytes
         limit = self.limits.get(wanted.space)
@@ -142,6 +170,8 @@ class Machine:
         """Give memory back; nothing may be under way to it."""
         made.alive = False
         del self.memory[(made.device, made.core, made.key)]
+        if self.history is not None:
+            self.left[(made.device, made.core, made.key)] = int(task.clock[task.entity])
         if isinstance(made, SemaphoreArray):
             made.scoped = True
             self.check_spent(made)
@@ -407,7 +437,7 @@ class Machine:
 
     def finish(self) -> None:
         """Require that nothing is left over: no copy under way and every semaphore zero."""
-        for made in list(self.memory.values()):
+        for made in (*self.memory.values(), *self.early.values()):
             if isinstance(made, SemaphoreArray) and made.alive:
                 self.check_spent(made)
 
@@ -421,6 +451,7 @@ class Machine:
                     semaphore.forget()
                     semaphore.last = None
         self.memory.clear()
+        self.early.clear()
         for task in self.tasks:
             task.windows.clear()
             task.scopes.clear()

@@ -120,7 +120,7 @@ class Semaphore:
 class SemaphoreArray:
     """An allocation of semaphores; ``key`` is its address, as of a buffer."""
 
-    __slots__ = ("alive", "birth", "cells", "core", "device", "key", "kind", "label", "scoped")
+    __slots__ = ("alive", "birth", "cells", "core", "device", "free_since", "key", "kind", "label", "scoped")
 
     def __init__(self, key: Any, label: str, kind: SemaphoreType, shape: tuple[int, ...], device: int, core: int):
         self.key = key
@@ -130,6 +130,7 @@ class SemaphoreArray:
         self.core = core
         self.alive = True
         self.birth = 0
+        self.free_since = 1  # the event of its device since which nothing else is at its address
         self.scoped = False  # whether its scope has ended, before the kernel
         self.cells = np.empty(shape, object)
         for index in np.ndindex(shape):
