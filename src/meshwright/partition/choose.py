@@ -7,10 +7,10 @@ the operands there from where they are, and the results to where they are wanted
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import permutations, product
-from math import prod
+from math import inf, prod
 from typing import Any, NamedTuple
 
 from meshwright.core.axes import Axes, AxisRef, overlap
@@ -20,7 +20,7 @@ from meshwright.core.mesh import BaseMesh
 from meshwright.core.op import Linearity, Op
 from meshwright.core.sharding import TensorSharding
 from meshwright.core.types import TensorType
-from meshwright.partition.layouts import finished, layout, reshard_bytes
+from meshwright.partition.layouts import finished, layout, reshard_cost
 from meshwright.propagate.problem import Rule
 from meshwright.propagate.project import project, shapes_of
 
@@ -37,7 +37,7 @@ class Choice(NamedTuple):
     """How an op is split: layouts for its operands, and those its results come out in.
 
     ``padded`` are dims of operands, as (operand, dim), that are combined with others and whose blocks end in padding:
-    there must stand what changes nothing in a ``combine``.
+    there must stand what changes nothing in a ``combine``. ``moved`` is the part of the cost that is bytes.
     """
 
     operands: tuple[TensorSharding, ...]
@@ -45,6 +45,7 @@ class Choice(NamedTuple):
     cost: float
     padded: tuple[tuple[int, int], ...] = ()
     combine: str = "sum"
+    moved: float = 0.0
 
 
 class Question(NamedTuple):
@@ -124,13 +125,23 @@ def question(
 @lru_cache(maxsize=16384)
 def choose(asked: Question) -> Choice:
     """The cheapest choice."""
+    best = _cheapest(asked, _assignments(asked))
+    assert best is not None, "to split nothing is always possible"
+    if asked.thorough and asked.reduced and len(asked.operand_types) > 1:
+        # Axes that nothing is split over may carry a share of what moves; work alone is no reason to use them.
+        more = _cheapest(asked, _everywhere(asked, [_parts(asked.mesh.axes)]), below=best.moved)
+        return best if more is None or more.cost >= best.cost else more
+    return best
+
+
+def _cheapest(asked: Question, assignments: Iterable[Assignment], below: float = inf) -> Choice | None:
+    """The cheapest of the choices that move less than ``below``."""
     best: Choice | None = None
-    for assignment in _assignments(asked):
+    for assignment in assignments:
         for owed in _owed(asked, assignment):
             found = _choice(asked, assignment, owed)
-            if found is not None and (best is None or found.cost < best.cost):
+            if found is not None and found.moved < below and (best is None or found.cost < best.cost):
                 best = found
-    assert best is not None, "to split nothing is always possible"
     return best
 
 
@@ -175,8 +186,7 @@ def _assignments(asked: Question) -> Iterator[Assignment]:
     used = {axis.name for found in suggested for axes in found.values() for axis in axes}
     whole = [axis for axis in asked.mesh.axes if axis.name in used | stuck]
     if asked.thorough and asked.reduced and len(asked.operand_types) > 1:
-        parts = [part for axis in whole for part in _prime_parts(axis)]
-        found_more = _everywhere(asked, (parts, whole))
+        found_more = _everywhere(asked, (_parts(whole), whole))
     else:
         found_more = _everywhere(asked, (whole,) if asked.reduced or stuck else ())
     for tried in found_more:
@@ -197,15 +207,16 @@ def _everywhere(asked: Question, choices: Sequence[Sequence[AxisRef]]) -> Iterat
             yield dict(zip(groups, orders, strict=True))
 
 
-def _prime_parts(axis: AxisRef) -> list[AxisRef]:
-    """An axis cut into parts of prime size, from major to minor."""
-    found, rest = [], axis
-    while rest.size > 1:
-        prime = next(n for n in range(2, rest.size + 1) if rest.size % n == 0)
-        found.append(rest.part(rest.pre, rest.pre * prime))
-        if prime == rest.size:
-            break
-        rest = rest.part(rest.pre * prime, rest.next)
+def _parts(axes: Sequence[AxisRef]) -> list[AxisRef]:
+    """Axes cut into parts of prime size, from major to minor."""
+    found = []
+    for rest in axes:
+        while rest.size > 1:
+            prime = next(n for n in range(2, rest.size + 1) if rest.size % n == 0)
+            found.append(rest.part(rest.pre, rest.pre * prime))
+            if prime == rest.size:
+                break
+            rest = rest.part(rest.pre * prime, rest.next)
     return found
 
 
@@ -263,14 +274,14 @@ def _choice(asked: Question, assignment: Assignment, owed: tuple[Axes, ...]) -> 
         results = tuple(layout(mesh, d, tuple(sums), asked.combine) for d in dims[count:])
     moved = 0.0
     for t, have, need in zip(asked.operand_types, asked.have, operands, strict=True):
-        moved += reshard_bytes(t, have, need)
+        moved += reshard_cost(t, have, need)
     for t, natural, want, addends in zip(asked.result_types, results, asked.want, asked.addends, strict=True):
-        after = reshard_bytes(t, natural, finished(natural) if want is None else want)
+        after = reshard_cost(t, natural, finished(natural) if want is None else want)
         moved += after / addends if natural.unreduced else after  # sums that meet are added before they are taken
     split = prod(axis.size for axes in assignment.values() for axis in axes)
     flops = 2.0 * prod(asked.rule.sizes) / split if asked.rule.sizes else 0.0
     padded = _padded(asked, assignment)
-    return Choice(operands, results, moved * FLOPS_PER_BYTE + flops, padded, asked.combine)
+    return Choice(operands, results, moved * FLOPS_PER_BYTE + flops, padded, asked.combine, moved)
 
 
 def _padded(asked: Question, assignment: Assignment) -> tuple[tuple[int, int], ...]:

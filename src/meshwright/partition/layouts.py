@@ -12,6 +12,8 @@ from meshwright.core.sharding import TensorSharding
 from meshwright.core.types import Shape, TensorType
 from meshwright.partition.reshard import ReshardPlan, plan_reshard
 
+COLLECTIVE_BYTES = 64.0  # what a collective weighs beside what it moves: of ways that move as much, few are better
+
 
 @lru_cache(maxsize=65536)
 def layout(mesh: BaseMesh, dims: tuple[Axes, ...], unreduced: Axes = (), reduction: str = "sum") -> TensorSharding:
@@ -58,6 +60,9 @@ def reshard_plan(shape: Shape, dtype: DType, source: TensorSharding, target: Ten
     return plan_reshard(shape, dtype, source, target)
 
 
-def reshard_bytes(t: TensorType, source: TensorSharding, target: TensorSharding) -> int:
-    """What the device that receives most takes in."""
-    return 0 if source == target else reshard_plan(t.shape, t.dtype, source, target).bytes_received_per_device
+def reshard_cost(t: TensorType, source: TensorSharding, target: TensorSharding) -> float:
+    """What a device receives on the way, and that there are collectives at all, in bytes."""
+    if source == target:
+        return 0.0
+    plan = reshard_plan(t.shape, t.dtype, source, target)
+    return plan.total_bytes / plan.num_devices + COLLECTIVE_BYTES * plan.num_collectives

@@ -30,7 +30,7 @@ from meshwright.partition.blocks import identity, without_padding
 from meshwright.partition.choose import Choice, choose, numbered, question, rule_of
 from meshwright.partition.combine import Why
 from meshwright.partition.emit import emit_plan
-from meshwright.partition.layouts import finished, local_type, replicated, reshard_bytes, reshard_plan
+from meshwright.partition.layouts import finished, local_type, replicated, reshard_cost, reshard_plan
 
 SMALL = 32  # equations of a program that is worth the search for the very best
 
@@ -128,7 +128,7 @@ class Localizer:
         for version in versions:
             if version.layout == need:
                 return version.value
-        nearest = min(versions, key=lambda version: reshard_bytes(atom.type, version.layout, need))
+        nearest = min(versions, key=lambda version: reshard_cost(atom.type, version.layout, need))
         with at_source(state.source or self.made.get(atom)):
             value = self.reshard(nearest, need, atom.type, why if isinstance(why, str) else why())
         if atom.__class__ is not Literal:

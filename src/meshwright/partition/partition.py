@@ -86,9 +86,10 @@ def _partition(
 ) -> Partitioned:
     atoms = _atoms(mesh, cuts)
     known = {var: closed(s) for var, s in wanted.items()}
+    used = {atom for eqn in program.eqns for atom in eqn.inputs}
     for atom, s in zip(program.outputs, out_shardings, strict=True):
-        if s is not None and isinstance(atom, Var):
-            known.setdefault(atom, closed(s))
+        if s is not None and isinstance(atom, Var) and (atom not in used or atom not in known):
+            known[atom] = closed(s)
     local = Localizer(mesh, known, atoms)
     axes = tuple(pair for pairs in atoms.values() for pair in pairs)
     layouts = [closed(s) for s in in_shardings]
@@ -109,11 +110,11 @@ def _partition(
 
     block_program, results = region_with(body, blocks)
     block_program = combine(dce(block_program))
-    out_specs = []
     whys: dict[Var, Why] = local.whys
     beside: dict[Var, Beside] = {}
     if overlapped is not None:
         block_program, whys, beside = overlap(block_program, mesh, dict(axes), whys, overlapped)
+    out_specs = []
     for t, layout in zip(block_program.out_types, results, strict=True):
         spec = _spec(local, layout)
         extra = [axis for axis in t.varying if axis not in varying_axes(spec)]
