@@ -128,6 +128,15 @@ CASES = {
         "  why:  it is written Tensor[(F, B), 0], and is Tensor[(B, F), 0]: dim 0 is B, not F\n"
         "  fix:  z: Tensor[(B, F), 0]",
     ),
+    "symbols": (
+        lambda: dist.resolve(
+            dist.parse("def f(x: Tensor[(B, 6), 0]): a = tanh(x) z = reshape(a, shape=(3, 4)) return z")
+        ),
+        "reshape cannot take f32[B,6].\n"
+        "  at:   z = reshape(a, shape=(3, 4))\n"
+        "  why:  6*B elements do not fill (3, 4)\n"
+        "  fix:  mnp.reshape(x, …) with 6*B elements in all",
+    ),
     "variable": (
         lambda: dist.resolve(dist.parse("def f(x: Tensor[(8,), 0]): z = send(x, to_device=d) return z")),
         "The device variable d is not bound here.\n"

@@ -57,6 +57,19 @@ def test_two_levels_in_any_order_keep_the_meaning(name, word):
     check(model, dist.keep_in_place(fn), TWO)
 
 
+@pytest.mark.parametrize("name", MODELS)
+def test_the_number_of_devices_may_be_left_open_on_every_level(name):
+    model = MODELS[name]()
+    inside = dist.data_parallel(dist.horizontal_parallel(model.function, model.batch), model.batch, ["d"])
+    check(model, inside, TWO)
+    check(model, inside, {1: [1], 2: [2, 4]})
+    check(
+        model,
+        dist.pipeline_parallel(dist.horizontal_parallel(model.function, model.batch), 2, 2, "1f1b", model.batch, ["d"]),
+        TWO,
+    )
+
+
 @pytest.mark.parametrize("word", ["".join(w) for w in itertools.permutations("DHP")] + ["ZHP", "DDH", "DHH"])
 def test_three_levels_keep_the_meaning(word):
     model = mlp_training()

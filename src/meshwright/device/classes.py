@@ -14,6 +14,7 @@ from meshwright.device.dims import Size
 from meshwright.device.function import Eqn, Function, Number, Operand, Value
 from meshwright.device.tensor_ops import Arg, factors, infer, linearity, signature
 from meshwright.device.types import Tensor, elements
+from meshwright.errors import MeshwrightError
 
 Place = tuple[Value, int]  # a dim of a value; of a tuple, that dim of its elements
 
@@ -142,7 +143,11 @@ def rule_of(eqn: Eqn) -> Factors | None:
     if eqn.op == "constant":
         return None
     params = {key: value for key, value in eqn.attributes.items() if key != "device"}
-    infer(eqn.op, signatures(eqn.inputs), params)  # says what is wrong before the factor rule stumbles over it
+    try:  # inference says what is wrong before the factor rule stumbles over it
+        infer(eqn.op, signatures(eqn.inputs), params)
+    except MeshwrightError as error:
+        error.where = error.where or repr(eqn)
+        raise
     return factors(eqn.op, signatures(eqn.inputs), signatures(eqn.outputs), params)
 
 

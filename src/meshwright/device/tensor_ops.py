@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
+from hashlib import sha256
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +19,7 @@ from meshwright.core.factors import Factors, names, pointwise
 from meshwright.core.op import REGISTRY, Cost, Linearity, No
 from meshwright.core.program import Program
 from meshwright.core.types import TensorType
-from meshwright.device.dims import Dim, Size, Sizes
+from meshwright.device.dims import Dim, Size, Sizes, divide
 from meshwright.device.function import Eqn, Number
 from meshwright.device.types import Tensor
 from meshwright.engine import compile as _compile  # noqa: F401  (runs the regions of scan and cond)
@@ -118,38 +119,69 @@ def signature(x: Tensor | Number) -> Arg:
 # Symbolic dims as numbers
 
 
-_WITNESSES: dict[Dim, int] = {}
-_DIMS: dict[int, Dim] = {}
-_FIRST_WITNESS = 1_000_000_007
+# Symbols and fractions stand as large numbers without pattern, which sums and products of other sizes miss.
+_STAND_INS: dict[str, int] = {}
+_LEAST = 1 << 60
+
+
+def _stand_in(name: str) -> int:
+    found = _STAND_INS.get(name)
+    if found is None:
+        digits = int.from_bytes(sha256(name.encode()).digest()[:8], "big")
+        found = _STAND_INS[name] = _LEAST + digits % _LEAST
+        _decoded.cache_clear()
+    return found
 
 
 def _witness(size: Any) -> Any:
-    if isinstance(size, Dim):
-        found = _WITNESSES.get(size)
-        if found is None:
-            found = _WITNESSES[size] = _FIRST_WITNESS + 2 * len(_WITNESSES)
-            _DIMS[found] = size
-        return found
-    return tuple(_witness(item) for item in size) if isinstance(size, tuple) else size
+    """The number of a size: products of sizes have products of their numbers, as far as nothing cancels."""
+    if not isinstance(size, Dim):
+        return tuple(_witness(item) for item in size) if isinstance(size, tuple) else size
+    found = size.coefficient.numerator
+    for name, power in size.powers:
+        found *= _stand_in(name if power > 0 else f"1/{name}") ** abs(power)
+    if size.coefficient.denominator != 1:
+        found *= _stand_in(f"1/{size.coefficient.denominator}")
+    return found
+
+
+@lru_cache(maxsize=4096)
+def _decoded(number: int) -> Size | None:
+    """The size that a number stands for, None where it is none."""
+    size: Size = 1
+    for name, base in _STAND_INS.items():
+        while number % base == 0 and number:
+            number //= base
+            below = name.removeprefix("1/")
+            factor: Size = int(below) if below.isdecimal() else Dim.symbol(below)
+            size = size * factor if below == name else divide(size, factor)
+    return size * number if number < _LEAST else None
 
 
 def _unwitness(size: Any) -> Any:
     if isinstance(size, tuple):
         return tuple(_unwitness(item) for item in size)
-    if isinstance(size, int) and not isinstance(size, bool) and size >= _FIRST_WITNESS:
-        if size not in _DIMS:
+    if isinstance(size, int) and not isinstance(size, bool) and size >= _LEAST:
+        found = _decoded(size)
+        if found is None:
             raise ShapeError(
                 "The sizes of this op do not follow from symbols.",
                 why="it joins or cuts dims whose sizes are not known",
                 fix="give the sizes as numbers: dist.resolve(fn, device_map, B=8, …)",
             )
-        return _DIMS[size]
+        return found
     return size
 
 
 def sized(size: int) -> Size:
     """The size that a number stands for, a symbol's included."""
-    return _DIMS.get(size, size)
+    found = _decoded(size) if size >= _LEAST else size
+    return size if found is None else found
+
+
+def _readable(text: str) -> str:
+    """A message with symbols for the numbers that stand for them."""
+    return re.sub(r"\d{19,}", lambda found: str(sized(int(found[0]))), text)
 
 
 def plain(arg: Arg) -> TensorType:
@@ -183,10 +215,12 @@ def infer(name: str, args: Sequence[Arg], params: Params) -> tuple[Arg, ...]:
         except TypeError:  # a param such as an array is no key of a cache
             return _infer.__wrapped__(found, tuple(args), key)
         return _infer(found, tuple(args), key)
-    except MeshwrightError:
+    except MeshwrightError as error:
+        error.what, error.why, error.fix = _readable(error.what), _readable(error.why), _readable(error.fix)
+        error.where = ""  # the equation, which is known to the caller
         raise
     except Exception as error:  # a rule may stumble in any way over operands and params that are not its own
-        text = re.sub(r"^[\w.<>]+\(\)", name, str(error) or type(error).__name__)
+        text = re.sub(r"^[\w.<>]+\(\)", name, _readable(str(error)) or type(error).__name__)
         raise ShapeError(
             f"{name} cannot be used so.",
             why=text,
@@ -228,7 +262,7 @@ def _named_factors(name: str, types: Sequence[TensorType]) -> Factors:
 
 
 def _show(t: TensorType) -> str:
-    return f"({', '.join(str(_DIMS.get(n, n)) for n in t.shape)})"
+    return f"({', '.join(str(sized(n)) for n in t.shape)})"
 
 
 def factors(name: str, args: Sequence[Arg], results: Sequence[Arg], params: Params) -> Factors | None:
