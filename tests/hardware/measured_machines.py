@@ -6,8 +6,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from meshwright.hardware.calibration import Compared, compare, read_measurements
+from meshwright.hardware.calibration import Compared, compare
 from meshwright.hardware.kernels import Kernels
+from meshwright.hardware.measurements import read_measurements
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "calibration.md"

@@ -17,8 +17,9 @@ from meshwright.engine.measuring.cases import SCALES, Case, cases, operands, ran
 from meshwright.engine.measuring.run import measure, raw_text
 from meshwright.engine.measuring.work import work
 from meshwright.errors import HardwareError
-from meshwright.hardware.calibration import calibrate, check_measurements, compare, read_measurements, search
+from meshwright.hardware.calibration import calibrate, compare, search
 from meshwright.hardware.kernels import CONVOLUTIONS, MOVING, Kernels
+from meshwright.hardware.measurements import check_measurements, read_measurements
 from tests.hardware.measured_machines import BEGIN, END, PAGE, compared, measurements, table
 
 Printed = pytest.CaptureFixture[str]

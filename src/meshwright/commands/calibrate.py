@@ -13,7 +13,8 @@ from typing import Any
 from meshwright.core.files import write_whole
 from meshwright.engine.measuring.run import BACKENDS, available, measure, raw_text
 from meshwright.errors import MeshwrightError
-from meshwright.hardware.calibration import Calibration, calibrate, read_measurements
+from meshwright.hardware.calibration import Calibration, calibrate
+from meshwright.hardware.measurements import read_measurements
 
 
 def describe(parser: argparse.ArgumentParser) -> None:

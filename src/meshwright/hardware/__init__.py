@@ -9,7 +9,7 @@
 """
 
 from meshwright.errors import HardwareError
-from meshwright.hardware.calibration import Calibration, Compared, calibrate, read_measurements
+from meshwright.hardware.calibration import Calibration, Compared, calibrate
 from meshwright.hardware.chips import Chip, Fact, dtype_name, get, item_bytes, names
 from meshwright.hardware.collectives import (
     bus_bytes_per_s,
@@ -32,6 +32,7 @@ from meshwright.hardware.layouts import (
     shard_shape,
 )
 from meshwright.hardware.links import CollectiveCost
+from meshwright.hardware.measurements import read_measurements
 from meshwright.hardware.models import models
 from meshwright.hardware.parallelism import (
     best_data_parallelism,

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from math import copysign, inf, log
-from pathlib import Path
+from math import copysign, log
 from statistics import median
 from typing import Any
 
@@ -17,6 +15,7 @@ from meshwright.core.source import here
 from meshwright.errors import HardwareError
 from meshwright.hardware.chips import Chip, Fact, get
 from meshwright.hardware.kernels import CONVOLUTIONS, MOVING, Kernels
+from meshwright.hardware.measurements import MEASURE
 
 Row = Mapping[str, Any]
 
@@ -56,7 +55,7 @@ class Calibration:
                 "The measurements to test with are of another machine.",
                 where=here(),
                 why=f"they are of {other[0]} through {other[1]}, the others of {self.name} through {self.framework}",
-                fix=_MEASURE.replace("--keep", f"--engine {self.framework} --keep"),
+                fix=MEASURE.replace("--keep", f"--engine {self.framework} --keep"),
             )
         seen = {one.name for one in self.compared}
         more = tuple(one for one in compare(raw, self.kernels) if one.name not in seen)
@@ -151,50 +150,6 @@ def _time(seconds: float) -> str:
     return f"{seconds * scale:.4g} {unit}"
 
 
-def read_measurements(path: str | Path) -> dict[str, Any]:
-    """The raw measurements that ``meshwright calibrate --keep`` wrote; ``-`` is standard input."""
-    name = "standard input" if path == "-" else str(path)
-    try:
-        raw = json.loads(sys.stdin.read() if path == "-" else Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise HardwareError(
-            f"{name} cannot be read.", where=here(), why=error.strerror or str(error), fix=_MEASURE
-        ) from error
-    except (ValueError, RecursionError) as error:
-        raise HardwareError(f"{name} is not JSON.", where=here(), why=str(error), fix=_MEASURE) from error
-    check_measurements(raw, name)
-    return raw  # type: ignore[no-any-return]
-
-
-_MEASURE = "meshwright calibrate --keep raw.json"
-
-
-def check_measurements(raw: object, name: str) -> None:
-    """That these are measurements: what a fit needs is there and of the right type."""
-    why = ""
-    if not isinstance(raw, dict) or not {"format", "framework", "machine", "measurements"} <= raw.keys():
-        why = "it has no format, framework, machine and measurements"
-    elif raw["format"] != 1:
-        why = f"its format is {raw['format']!r}, and 1 is read"
-    elif not isinstance(raw["machine"], dict) or not isinstance(raw["measurements"], list):
-        why = "its machine is not a dict or its measurements are not a list"
-    else:
-        for number, row in enumerate(raw["measurements"], 1):
-            needed = {"name", "part", "op", "dtype", "seconds", "work"}
-            if not isinstance(row, dict):
-                why = f"measurement {number} is not a dict"
-            elif not needed <= row.keys():
-                why = f"measurement {number} has no {', '.join(sorted(needed - set(row)))}"
-            elif not isinstance(row["seconds"], list) or not all(
-                isinstance(value, int | float) and 0 < value < inf for value in row["seconds"]
-            ):
-                why = f"the seconds of measurement {number} are not positive numbers"
-            elif not row["seconds"]:
-                why = f"measurement {number} has no seconds"
-    if why:
-        raise HardwareError(f"{name} holds no measurements.", where=here(), why=why, fix=_MEASURE)
-
-
 def calibrate(raw: Mapping[str, Any]) -> Calibration:
     """Fit the numbers of a machine to the part "calibration" of its measurements, and predict all of them."""
     machine = raw["machine"]
@@ -252,7 +207,7 @@ def fit(rows: Sequence[Row], units: int, tiled: bool) -> Kernels:
             "A machine is not fitted to these measurements.",
             where=here(),
             why=f"of {len(rows)} cases {len(streams)} are elementwise and {len(products)} are products",
-            fix=_MEASURE,
+            fix=MEASURE,
         )
     fastest = max(sum(one["read"] + one["written"] for one in row["work"]) / row["time"] for row in streams)
     busiest = max(sum(one.get("elements", 0) for one in row["work"]) / row["time"] for row in streams)
@@ -299,7 +254,9 @@ def _types(row: Row) -> set[str]:
 
 
 def _flops(row: Row) -> float:
-    return float(sum(2 * one["batch"] * one["m"] * one["k"] * one["n"] * one["count"] for one in row["work"]))
+    return float(
+        sum(2 * one.get("batch", 1) * one["m"] * one["k"] * one["n"] * one.get("count", 1) for one in row["work"])
+    )
 
 
 def _errors(kernels: Kernels, rows: Iterable[Row]) -> list[float]:

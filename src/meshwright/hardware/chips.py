@@ -303,6 +303,31 @@ def names() -> tuple[str, ...]:
     return tuple(_chips())
 
 
+MOST = 1e30  # of any number in a file: products of several are still floats
+
+
+def is_number(value: object, least: float = 0.0) -> bool:
+    """Whether a value of a file is a number from ``least`` that arithmetic can do with."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and least <= value < MOST
+
+
+def _is_value(name: str, value: object) -> bool:
+    """Whether this can be a number (or a shape, or a name) of a chip."""
+    if name == "kernels":
+        return isinstance(value, dict)
+    if isinstance(value, tuple):
+        return name.endswith("_shape") and bool(value) and all(isinstance(n, int) and is_number(n, 1) for n in value)
+    if isinstance(value, str):
+        return name in ("mxu", "switch")
+    return value is None or (is_number(value) and value != 0)
+
+
+def brief(value: object) -> str:
+    """A value of a file, for a message."""
+    text = str(value)
+    return text if len(text) <= 40 else text[:40] + "…"
+
+
 def read_chip(path: str | os.PathLike[str]) -> Chip:
     """The chip in a file that ``meshwright calibrate`` wrote."""
     try:
@@ -316,7 +341,11 @@ def read_chip(path: str | os.PathLike[str]) -> Chip:
         try:
             if read["kind"] not in _STAND_INS:
                 raise ValueError
-            return Chip(str(read["name"]), read["kind"], _facts(read["numbers"]))
+            chip = Chip(str(read["name"]), read["kind"], _facts(read["numbers"]))
+            wrong = [name for name, fact in chip.facts.items() if not _is_value(name, fact.value)]
+            if not wrong:
+                return chip
+            why = f"its {wrong[0]} is {brief(chip.facts[wrong[0]].value)}"
         except (TypeError, KeyError, ValueError, AttributeError):
             why = f"it has no name, kind ({', '.join(_STAND_INS)}) and numbers, each with a value and a source"
     raise HardwareError(

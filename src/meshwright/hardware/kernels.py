@@ -17,13 +17,13 @@ its products and then that of its exponentials.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field, fields
 from math import ceil
 from typing import Any
 
 from meshwright.core.source import here
 from meshwright.errors import HardwareError
-from meshwright.hardware.chips import Chip, get, item_bytes
+from meshwright.hardware.chips import Chip, brief, get, is_number, item_bytes
 
 # Rows and columns of the tiles that matrix units of GPUs are given; their sums must fit into registers.
 TILES = tuple(
@@ -60,8 +60,17 @@ class Kernels:
     @classmethod
     def of(cls, chip: str | Chip) -> Kernels:
         """The numbers of a chip that was measured, or of the file that ``meshwright calibrate`` wrote."""
-        numbers: Any = get(chip).kernels
-        return cls(**numbers)
+        found = get(chip)
+        numbers: Any = found.kernels
+        why = _wrong(numbers)
+        if why:
+            raise HardwareError(
+                f"The kernels of {found.name} cannot be used.",
+                where=here(),
+                why=why,
+                fix="meshwright calibrate --out chip.json",
+            )
+        return cls(**{one.name: numbers[one.name] for one in fields(cls) if one.name in numbers})
 
     def seconds(self, work: Iterable[Work], calls: float = 1.0) -> float:
         """The time of a program: its kernels one after another, or the call if that takes longer.
@@ -162,3 +171,23 @@ class Kernels:
                 fix=f"dtype={next(iter(self.flops_per_s), 'f32')!r}",
             )
         return self.flops_per_s[dtype]
+
+
+def _wrong(numbers: Mapping[str, Any]) -> str:
+    """What is wrong with the numbers that a file has of kernels; nothing if nothing is."""
+    for one in fields(Kernels):
+        if one.name not in numbers:
+            if one.default is MISSING and one.default_factory is MISSING:
+                return f"they have no {one.name}"
+            continue
+        value = numbers[one.name]
+        if one.name == "tiled":
+            fine = isinstance(value, bool)
+        elif one.name in ("flops_per_s", "edge", "share"):
+            fine = isinstance(value, dict) and all(is_number(n) and (n or one.name == "edge") for n in value.values())
+        else:  # a time may be nothing, a rate or a size is more
+            fine = is_number(value) and (value > 0 or one.name.endswith("_seconds"))
+        if not fine:
+            return f"their {one.name} is {brief(value)}"
+    absent = [dtype for dtype in numbers["flops_per_s"] if dtype not in numbers["edge"]]
+    return f"their edge has no {absent[0]}" if absent else ""
