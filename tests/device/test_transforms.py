@@ -4,6 +4,8 @@ import itertools
 
 import pytest
 
+import meshwright as mw
+import meshwright.numpy as mnp
 from meshwright import dist
 from meshwright.errors import ShapeError
 from tests.device.models import MODELS, Model, check, mlp_training
@@ -104,9 +106,37 @@ def test_zero_splits_states_gradients_and_parameters_in_turn():
     model = mlp_training()
     ops = [[eqn.op for eqn in dist.zero(model.function, model.batch, stage, parts=4).eqns] for stage in (1, 2, 3)]
     assert [names.count("reduce_scatter") for names in ops] == [0, 4, 4]
-    assert [names.count("allgather") for names in ops] == [0, 0, 4]
+    # Each weight is gathered going forward; going back, those in the middle are gathered again.
+    assert [names.count("allgather") for names in ops] == [0, 0, 6]
     # Momentum is held in parts throughout; weights are whole on every device until stage 3.
     assert [names.count("scatter") for names in ops] == [6, 6, 10]
+
+
+def test_zero_holds_one_whole_parameter_and_one_whole_gradient_at_a_time():
+    layers, size = 8, 256
+
+    def peak(stage: int) -> float:
+        """Bytes on a device, in units of a layer's weights; activations are small."""
+        fn = dist.zero(train, {"x": 0}, stage) if stage else dist.data_parallel(train, {"x": 0})
+        serial = dist.OnTopology(mw.hardware.Topology("h100", 8), overlap=False)
+        found = dist.simulate(fn, list(range(1, 9)), assumptions=serial, steady=True)
+        return found.peak_bytes[1] / (4 * size * size)
+
+    def loss(ws, x):
+        for w in ws:
+            x = mnp.tanh(x @ w)
+        return mnp.mean(x * x)
+
+    def step(ws, x):
+        value, gradient = mw.value_and_grad(loss)(ws, x)
+        return value, [w - 0.1 * g for w, g in zip(ws, gradient, strict=True)]
+
+    args = ([mw.ShapeDtypeStruct((size, size), "float32")] * layers, mw.ShapeDtypeStruct((32, size), "float32"))
+    train = dist.from_program(mw.make_program(step)(*args), [*(f"w{n}" for n in range(layers)), "x"])
+    # Weights and gradients; weights, their parts, parts of gradients, a gradient; parts of both, and one of each whole.
+    assert peak(0) == pytest.approx(2 * layers + 1, abs=0.1)
+    assert peak(2) == pytest.approx(layers + 3, abs=0.1)
+    assert peak(3) == pytest.approx(3.35, abs=0.1)
 
 
 @pytest.mark.parametrize("name", ["mlp", "transformer"])

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import prod
 from typing import NamedTuple
 
-from meshwright.device.classes import Classes, Place, divides, leading, signatures, tensor_of
-from meshwright.device.dims import Dim, Size
+from meshwright.device.classes import Classes, Place, divides, leading, tensor_of
+from meshwright.device.dims import Size
 from meshwright.device.function import Eqn, Function, Value
 from meshwright.device.spread import Planner
-from meshwright.device.tensor_ops import cost
-from meshwright.device.types import Tensor
+from meshwright.device.typical import flops_of, nbytes_of
 from meshwright.errors import ShapeError
-
-TYPICAL = 1024  # what a symbol counts for where only comparisons matter
 
 
 class _Candidate(NamedTuple):
@@ -99,25 +95,3 @@ def _evaluate(
             kind = planner.original[v].kind if v in planner.original else "copy"
             moved += {"copy": 0.0, "part": 1.0, "summand": 2.0}[kind] * nbytes_of(v)
     return _Candidate(root, work, moved, frozenset(eqns))
-
-
-def _number(size: Size) -> int:
-    return int(size.coefficient * TYPICAL) if isinstance(size, Dim) else size
-
-
-def nbytes_of(value: Value) -> float:
-    t = tensor_of(value)
-    return float(prod(_number(n) for n in t.shape) * t.dtype.itemsize)
-
-
-def _typical(value: Value) -> Value:
-    t = tensor_of(value)
-    return Value(value.name, Tensor(tuple(_number(n) for n in t.shape), t.device, t.dtype))
-
-
-def flops_of(eqn: Eqn) -> float:
-    """Work of an equation; symbols count as a typical size."""
-    inputs = [_typical(x) if isinstance(x, Value) else x for x in eqn.inputs]
-    outputs = [_typical(v) for v in eqn.outputs]
-    params = {k: v for k, v in eqn.attributes.items() if k != "device"}
-    return cost(eqn.op, signatures(inputs), signatures(outputs), params).flops

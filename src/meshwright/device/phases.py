@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from meshwright.device.choose import flops_of, nbytes_of
 from meshwright.device.classes import tensor_of
 from meshwright.device.function import Eqn, Function, Value
+from meshwright.device.typical import flops_of, nbytes_of
 from meshwright.errors import ShapeError
 
 

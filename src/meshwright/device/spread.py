@@ -12,7 +12,7 @@ collectives become one pmap:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -20,11 +20,11 @@ import numpy as np
 
 from meshwright.core.factors import Factors
 from meshwright.core.op import Linearity
-from meshwright.device.classes import Classes, Place, divides, leading, signatures, tensor_of
-from meshwright.device.dims import Size, divide
-from meshwright.device.function import Eqn, Function, Keys, Number, Operand, Value
-from meshwright.device.tensor_ops import NAMED, linearity, localize, sized
-from meshwright.device.types import UNKNOWN, Device, Tensor, Tuple
+from meshwright.device.classes import Classes, Place, divides, leading, tensor_of
+from meshwright.device.dims import Size
+from meshwright.device.function import Eqn, Function, Number, Operand, Value
+from meshwright.device.tensor_ops import NAMED, is_elementwise, linearity, sized
+from meshwright.device.types import Device
 
 
 class Layout(NamedTuple):
@@ -156,7 +156,7 @@ class Planner:
         values = [x for x in eqn.inputs if isinstance(x, Value)]
         rule = self.classes.rules[eqn]
         factor = self.factor(eqn, rule) if rule is not None else None
-        if factor is None and self.passes_sum(eqn, values):
+        if factor is None and eqn not in self.updates and self.passes_sum(eqn, values):
             layouts = [self.current(x) if isinstance(x, Value) else COPY for x in eqn.inputs]
             self.emit(eqn, layouts, [Layout("summand")] * len(eqn.outputs))
             return
@@ -238,7 +238,10 @@ class Planner:
         return found is not None and found.kind == "summand" and found.how == "sum"
 
     def update_equations(self) -> frozenset[Eqn]:
-        """The equations of updates: those after a reduction, and what only they use, such as a decayed moment."""
+        """The equations of updates: those after a reduction, and what only they use.
+
+        That is a decayed moment, or a gradient times a learning rate, which could be reduced after as well as before.
+        """
         steps = Planner(self.body, self.classes, self.split, self.parts).plan.steps
         found = {step.eqn for step in steps if step.depth > 0}
         uses: dict[Value, list[Eqn]] = {}
@@ -246,9 +249,11 @@ class Planner:
             for v in eqn.values:
                 uses.setdefault(v, []).append(eqn)
         for step in reversed(steps):
-            whole = all(v[1] == COPY for v in (*step.operands, *step.results) if not isinstance(v, Number))
+            layouts = [v[1] for v in step.operands if not isinstance(v, Number)]
+            whole = all(layout == COPY for layout in (*layouts, *(v[1] for v in step.results)))
+            owed = [layout.kind for layout in layouts].count("summand") == 1 and is_elementwise(step.eqn)
             after = [eqn for v in step.eqn.outputs for eqn in uses.get(v, ())]
-            if whole and after and all(eqn in found for eqn in after):
+            if (whole or owed) and after and all(eqn in found for eqn in after):
                 found.add(step.eqn)
         return frozenset(found)
 
@@ -266,153 +271,3 @@ def _place(dims: Any, factor: str, rule: Factors) -> Layout:
         if factor in names:
             return Layout("part", dim)
     return COPY
-
-
-# Writing the spread program
-
-
-class Writer:
-    """Turns a plan into equations: scatter and broadcast, pmaps, collectives, gather."""
-
-    def __init__(self, body: Function, plan: Plan, original: Mapping[Value, Layout], level: Level) -> None:
-        self.body, self.plan, self.original, self.level = body, plan, original, level
-        self.eqns: list[Eqn] = []
-        self.tuples: dict[Version, Value] = {}
-        self.needed = self._needed()
-
-    def _needed(self) -> set[Version]:
-        """Versions that leave the segment they are made in."""
-        made = {v: step.depth for step in self.plan.steps for v in step.results}
-        found = {c.source for c in self.plan.conversions}
-        for step in self.plan.steps:
-            for v in step.operands:
-                if not isinstance(v, Number) and made.get(v, step.depth) != step.depth:
-                    found.add(v)
-        return found | {(v, self.original[v]) for v in self.body.outputs if v in self.original}
-
-    def write(self) -> Function:
-        for version in self.plan.inputs:
-            self.spread_input(version)
-        last = max([s.depth for s in self.plan.steps] + [c.depth for c in self.plan.conversions], default=0)
-        for depth in range(last + 1):
-            # A conversion of depth n feeds the segment of depth n; those of one depth may build on each other.
-            for conversion in self.plan.conversions:
-                if conversion.depth == depth:
-                    self.conversion(conversion)
-            self.segment([s for s in self.plan.steps if s.depth == depth])
-        outputs = tuple(self.output(v) for v in self.body.outputs)
-        return self.body.with_(eqns=tuple(self.eqns), outputs=outputs)
-
-    def local(self, version: Version, device: Device) -> Tensor:
-        value, layout = version
-        found = tensor_of(value).on(device)
-        if layout.kind == "part":
-            return found.resized(layout.dim, divide(found.shape[layout.dim], self.level.parts))
-        return found
-
-    def tuple_type(self, version: Version) -> Tuple:
-        devices = [Device(d) for d in self.level.devices]
-        if devices:
-            return Tuple(tuple(self.local(version, d) for d in devices))
-        if isinstance(self.level.parts, int):
-            return Tuple((self.local(version, UNKNOWN),) * self.level.parts)
-        return Tuple((self.local(version, UNKNOWN),), more=True)
-
-    def named(self, version: Version) -> Value:
-        return Value(f"{version[0].name}s_{self.level.tag}", self.tuple_type(version))
-
-    def spread_input(self, version: Version) -> None:
-        value, layout = version
-        out = self.tuples[version] = self.named(version)
-        attributes: dict[str, Any] = {"device_keys": Keys(self.level.keys)}
-        if not isinstance(self.level.parts, int):
-            attributes["parts"] = self.level.parts
-        if layout.kind == "part":
-            attributes = {"dim": layout.dim, **attributes}
-        self.eqns.append(Eqn("scatter" if layout.kind == "part" else "broadcast", (value,), (out,), attributes))
-
-    def conversion(self, conversion: Conversion) -> None:
-        out = self.tuples[conversion.target] = self.named(conversion.target)
-        attributes: dict[str, Any] = {}
-        if conversion.op == "allreduce":
-            how = conversion.source[1].how
-            attributes = {} if how == "sum" else {"reduce": how}
-        elif conversion.op == "allgather":
-            attributes = {"dim": conversion.source[1].dim}
-        else:
-            attributes = {"dim": conversion.target[1].dim}
-        self.eqns.append(Eqn(conversion.op, (self.tuples[conversion.source],), (out,), attributes))
-
-    def segment(self, steps: Sequence[Step]) -> None:
-        if not steps:
-            return
-        device = Device(self.level.variable)
-        inner: dict[Version, Value] = {}
-        inputs: dict[Version, Value] = {}
-        eqns = []
-        for step in steps:
-            operands: list[Operand] = []
-            for v in step.operands:
-                if isinstance(v, Number):
-                    operands.append(v)
-                    continue
-                if v not in inner:
-                    inner[v] = inputs[v] = Value(v[0].name, self.local(v, device))
-                operands.append(inner[v])
-            results = []
-            for v in step.results:
-                inner[v] = Value(v[0].name, self.local(v, device))
-                results.append(inner[v])
-            eqns.append(Eqn(step.eqn.op, tuple(operands), tuple(results), self.attributes(step, operands, results)))
-        leaving = [v for step in steps for v in step.results if v in self.needed]
-        if not inputs:
-            # A pmap runs on the devices of its operands; equations without any follow those of an input.
-            carrier = self.carrier()
-            inputs[carrier] = Value(carrier[0].name, self.local(carrier, device))
-        body = Function(
-            "", tuple(inputs.values()), tuple(eqns), tuple(inner[v] for v in leaving), None, self.level.variable
-        )
-        outs = []
-        for v in leaving:
-            self.tuples[v] = self.named(v)
-            outs.append(self.tuples[v])
-        if outs:
-            self.eqns.append(Eqn("pmap", tuple(self.tuples[v] for v in inputs), tuple(outs), {}, body))
-
-    def carrier(self) -> Version:
-        if not self.plan.inputs:
-            version = (self.body.inputs[0], COPY)
-            self.plan.inputs[version] = None
-            self.spread_input(version)
-        return next(iter(self.plan.inputs))
-
-    def attributes(self, step: Step, operands: Sequence[Operand], results: Sequence[Value]) -> dict[str, Any]:
-        given = {key: value for key, value in step.eqn.attributes.items() if key != "device"}
-        kept = {"device": Device(self.level.variable)} if "device" in step.eqn.attributes else {}
-        if step.eqn.op == "constant" or all(layout == COPY for _, layout in _versions(step)):
-            return {**given, **kept}
-        return {**localize(step.eqn.op, given, signatures(operands), signatures(results)), **kept}
-
-    def output(self, value: Value) -> Value:
-        layout = self.original.get(value)
-        if layout is None:
-            return value
-        found = self.tuples[value, layout]
-        whole = tensor_of(value).on(self.level.home)
-        if layout.kind == "part":
-            out = Value(f"{value.name}_{self.level.tag}", whole)
-            self.eqns.append(Eqn("gather", (found,), (out,), {"dim": layout.dim, "to_device": self.level.home}))
-            return out
-        if layout.kind == "summand":
-            if (value, COPY) not in self.tuples:
-                self.conversion(Conversion("allreduce", (value, layout), (value, COPY), 0))
-            found = self.tuples[value, COPY]
-        if not self.level.home.is_concrete:
-            return found
-        out = Value(f"{value.name}_{self.level.tag}", whole)
-        self.eqns.append(Eqn("send", (found,), (out,), {"to_device": self.level.home}))
-        return out
-
-
-def _versions(step: Step) -> list[Version]:
-    return [v for v in step.operands if not isinstance(v, Number)] + list(step.results)

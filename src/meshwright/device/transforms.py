@@ -12,9 +12,10 @@ from meshwright.device.choose import choose_classes
 from meshwright.device.classes import Classes, Place, divides, is_tensor_eqn, tensor_of
 from meshwright.device.dims import Dim, Size
 from meshwright.device.function import Eqn, Function, Value
-from meshwright.device.spread import Level, Planner, Writer
+from meshwright.device.spread import Level, Planner
 from meshwright.device.types import Device
 from meshwright.device.typing import typed
+from meshwright.device.writer import Writer
 from meshwright.errors import DeviceError, ShapeError
 
 Keys = Sequence[int | str]
@@ -56,8 +57,9 @@ def zero(fn: Function, batch: Batch, stage: int = 2, device_keys: Keys = (), *, 
     """Data parallelism whose updates are split over the devices as well.
 
     Stage 1: each device updates a part of every parameter, from gradients all devices hold. Stage 2: gradients are
-    reduce-scattered, so that a device has the part it needs. Stage 3: parameters are split as well, and gathered where
-    they are used.
+    reduce-scattered as they are made, so that a device keeps the part it needs. Stage 3: parameters are split as well;
+    each is gathered where the forward pass uses it, and again where the backward pass does, so that about one is whole
+    at a time.
 
     >>> from meshwright import dist
     >>> inputs = "w: Tensor[(8,), 0], x: Tensor[(4, 8), 0]"
@@ -134,7 +136,7 @@ def _spread(fn: Function, keys: Keys, parts: int | None, tag: str, choose: Choos
     def spread(body: Function, depth: int) -> Function:
         level = level_of(fn, body, depth, keys, parts, tag)
         planner = Planner(body, classes, split, level.parts, sharded=sharded)
-        return Writer(body, planner.plan, planner.original, level).write()
+        return Writer(body, planner.plan, planner.original, level, in_turn=sharded > 1).write()
 
     return at_level(fn, keys, spread)
 

@@ -1,0 +1,186 @@
+"""Writing a spread program: scatters and broadcasts, pmaps, collectives, gathers.
+
+Equations between collectives become one pmap. Where parameters are held in parts (`zero`), they are gathered in turn: a
+pmap ends where the next parameter is needed, so that no more than about the largest one is whole at a time, and the
+backward pass gathers them again. Likewise a gradient is reduced as soon as it is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from meshwright.device.bodies import Body
+from meshwright.device.classes import tensor_of
+from meshwright.device.dims import divide
+from meshwright.device.function import Eqn, Function, Keys, Number, Value
+from meshwright.device.spread import COPY, Conversion, Layout, Level, Plan, Step, Version
+from meshwright.device.types import UNKNOWN, Device, Tensor, Tuple
+from meshwright.device.typical import nbytes_of
+
+
+class Writer:
+    """Turns a plan into equations. ``in_turn``: parameters in parts are gathered where they are used, one by one."""
+
+    def __init__(
+        self, body: Function, plan: Plan, original: Mapping[Value, Layout], level: Level, *, in_turn: bool = False
+    ) -> None:
+        self.body, self.plan, self.original, self.level = body, plan, original, level
+        self.eqns: list[Eqn] = []
+        self.tuples: dict[Version, Value] = {}
+        used_on = {c.source for c in plan.conversions}
+        self.late: dict[Version, Conversion] = {}
+        self.reduced: set[Version] = set()
+        if in_turn:
+            gathers = [c for c in plan.conversions if c.op == "allgather" and c.source in plan.inputs]
+            self.late = {c.target: c for c in gathers if c.target not in used_on}
+            self.reduced = {c.source for c in plan.conversions if c.op == "reduce_scatter"}
+        self.waiting = [c for c in plan.conversions if c.target not in self.late]
+        self.segments = self._segments()
+        self.needed = self._needed()
+
+    def _segments(self) -> list[list[Step]]:
+        """Steps between collectives: those of one depth, cut where more would be whole than the largest parameter."""
+        sized = [nbytes_of(v) for v, _ in (*self.late, *self.reduced)]
+        limit = max(sized, default=0.0)
+        found: list[list[Step]] = []
+        for depth in sorted({step.depth for step in self.plan.steps}):
+            found.append([])
+            whole: set[Version] = set()
+            for step in self.plan.steps:
+                if step.depth != depth:
+                    continue
+                more = {v for v in step.operands if not isinstance(v, Number) and v in self.late} - whole
+                gathered = sum(nbytes_of(v) for v, _ in (whole | more) & set(self.late))
+                owed = sum(nbytes_of(v) for v, _ in whole & self.reduced)
+                if whole and ((more and gathered > limit) or owed >= limit):
+                    found.append([])
+                    whole = set()
+                found[-1].append(step)
+                whole |= {v for v in step.operands if not isinstance(v, Number) and v in self.late}
+                whole |= {v for v in step.results if v in self.reduced}
+        return found
+
+    def _needed(self) -> set[Version]:
+        """Versions that leave the segment they are made in."""
+        made = {v: n for n, steps in enumerate(self.segments) for step in steps for v in step.results}
+        found = {c.source for c in self.plan.conversions}
+        for n, steps in enumerate(self.segments):
+            for step in steps:
+                found.update(v for v in step.operands if not isinstance(v, Number) and made.get(v, n) != n)
+        return found | {(v, self.original[v]) for v in self.body.outputs if v in self.original}
+
+    def write(self) -> Function:
+        for version in self.plan.inputs:
+            self.spread_input(version)
+        self.convert()
+        for steps in self.segments:
+            used = {v: None for step in steps for v in step.operands if not isinstance(v, Number) and v in self.late}
+            for version in [v for v in self.late if v in self.tuples and v not in used]:
+                del self.tuples[version]
+            for version in used:
+                if version not in self.tuples:
+                    self.conversion(self.late[version])
+            self.segment(steps)
+            self.convert()
+        outputs = tuple(self.output(v) for v in self.body.outputs)
+        return self.body.with_(eqns=tuple(self.eqns), outputs=outputs)
+
+    def convert(self) -> None:
+        """Write the conversions whose source is there; one may build on another."""
+        left = []
+        for conversion in self.waiting:
+            if conversion.source in self.tuples:
+                self.conversion(conversion)
+            else:
+                left.append(conversion)
+        self.waiting = left
+
+    def local(self, version: Version, device: Device) -> Tensor:
+        value, layout = version
+        found = tensor_of(value).on(device)
+        if layout.kind == "part":
+            return found.resized(layout.dim, divide(found.shape[layout.dim], self.level.parts))
+        return found
+
+    def tuple_type(self, version: Version) -> Tuple:
+        devices = [Device(d) for d in self.level.devices]
+        if devices:
+            return Tuple(tuple(self.local(version, d) for d in devices))
+        if isinstance(self.level.parts, int):
+            return Tuple((self.local(version, UNKNOWN),) * self.level.parts)
+        return Tuple((self.local(version, UNKNOWN),), more=True)
+
+    def named(self, version: Version) -> Value:
+        return Value(f"{version[0].name}s_{self.level.tag}", self.tuple_type(version))
+
+    def spread_input(self, version: Version) -> None:
+        value, layout = version
+        out = self.tuples[version] = self.named(version)
+        attributes: dict[str, Any] = {"device_keys": Keys(self.level.keys)}
+        if not isinstance(self.level.parts, int):
+            attributes["parts"] = self.level.parts
+        if layout.kind == "part":
+            attributes = {"dim": layout.dim, **attributes}
+        self.eqns.append(Eqn("scatter" if layout.kind == "part" else "broadcast", (value,), (out,), attributes))
+
+    def conversion(self, conversion: Conversion) -> None:
+        out = self.tuples[conversion.target] = self.named(conversion.target)
+        attributes: dict[str, Any] = {}
+        if conversion.op == "allreduce":
+            how = conversion.source[1].how
+            attributes = {} if how == "sum" else {"reduce": how}
+        elif conversion.op == "allgather":
+            attributes = {"dim": conversion.source[1].dim}
+        else:
+            attributes = {"dim": conversion.target[1].dim}
+        self.eqns.append(Eqn(conversion.op, (self.tuples[conversion.source],), (out,), attributes))
+
+    def segment(self, steps: Sequence[Step]) -> None:
+        made = Body(steps, self.local, Device(self.level.variable))
+        leaving = [v for step in steps for v in step.results if v in self.needed]
+        if not leaving:
+            return
+        if not made.inputs:
+            # A pmap runs on the devices of its operands; equations without any follow those of an input.
+            made.take(self.carrier())
+        inputs = list(made.inputs)
+        body = Function(
+            "",
+            tuple(made.inputs.values()),
+            made.eqns,
+            tuple(made.values[v] for v in leaving),
+            None,
+            self.level.variable,
+        )
+        for v in leaving:
+            self.tuples[v] = self.named(v)
+        operands = tuple(self.tuples[v] for v in inputs)
+        self.eqns.append(Eqn("pmap", operands, tuple(self.tuples[v] for v in leaving), {}, body))
+
+    def carrier(self) -> Version:
+        if not self.plan.inputs:
+            version = (self.body.inputs[0], COPY)
+            self.plan.inputs[version] = None
+            self.spread_input(version)
+        return next(iter(self.plan.inputs))
+
+    def output(self, value: Value) -> Value:
+        layout = self.original.get(value)
+        if layout is None:
+            return value
+        found = self.tuples[value, layout]
+        whole = tensor_of(value).on(self.level.home)
+        if layout.kind == "part":
+            out = Value(f"{value.name}_{self.level.tag}", whole)
+            self.eqns.append(Eqn("gather", (found,), (out,), {"dim": layout.dim, "to_device": self.level.home}))
+            return out
+        if layout.kind == "summand":
+            if (value, COPY) not in self.tuples:
+                self.conversion(Conversion("allreduce", (value, layout), (value, COPY), 0))
+            found = self.tuples[value, COPY]
+        if not self.level.home.is_concrete:
+            return found
+        out = Value(f"{value.name}_{self.level.tag}", whole)
+        self.eqns.append(Eqn("send", (found,), (out,), {"to_device": self.level.home}))
+        return out
