@@ -1,5 +1,5 @@
 """Programs of others: StableHLO and sdy as MLIR has them (``interop.mlir``), HLO (``interop.hlo``), functions of JAX
-(``interop.jax``).
+(``interop.jax``), kernels by JAX's Pallas (``interop.pallas``).
 
 >>> import meshwright as mw
 >>> text = '''func.func @main(%x: tensor<3xf32>) -> tensor<3xf32> {
@@ -14,9 +14,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from meshwright.interop import hlo, jax, mlir
+    from meshwright.interop import hlo, jax, mlir, pallas
 
-__all__ = ["hlo", "jax", "mlir"]
+__all__ = ["hlo", "jax", "mlir", "pallas"]
 
 
 def __getattr__(name: str) -> Any:

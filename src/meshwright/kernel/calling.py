@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
@@ -22,6 +23,18 @@ from meshwright.kernel.indexing import as_int
 from meshwright.kernel.language import parameter_names
 from meshwright.kernel.spaces import SEMANTICS, Semaphores, SemaphoreType, semantics
 from meshwright.ops.collective import axis_index
+
+
+@dataclass(frozen=True)
+class Given:
+    """What ``pallas_call`` was given."""
+
+    kernel: Callable[..., Any]
+    out_shape: Any
+    spec: GridSpec
+    aliases: dict[int, int]
+    params: CompilerParams
+    name: str | None
 
 
 def pallas_call(
@@ -103,6 +116,7 @@ def pallas_call(
             at += t.num_leaves
         return (tuple(parts) if isinstance(out_shape, tuple) else parts) if many else parts[0]
 
+    call.given = Given(kernel, out_shape, spec, dict(input_output_aliases or {}), params, name)  # type: ignore[attr-defined]
     return call
 
 
