@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice, product
 from typing import Any, NamedTuple
 
 from meshwright.core.axes import AxisRef
@@ -33,6 +34,7 @@ from meshwright.partition.emit import emit_plan
 from meshwright.partition.layouts import finished, local_type, replicated, reshard_cost, reshard_plan
 
 SMALL = 32  # equations of a program that is worth the search for the very best
+MOST_VERSIONS = 8  # combinations of operands' versions that an equation is tried on
 
 
 class Version(NamedTuple):
@@ -224,16 +226,14 @@ class Localizer:
         narrows = eqn.op is convert and result_types[0].dtype.itemsize < operand_types[0].dtype.itemsize
         linear = Linearity.NONE if narrows else eqn.op.linear
 
-        def ask(layouts: list[TensorSharding]) -> Choice:
+        def ask(layouts: Sequence[TensorSharding]) -> Choice:
             types = operand_types, result_types
             return choose(question(self.mesh, rule, linear, *types, layouts, want, addends, self.thorough))
 
-        found = ask(have)
-        if any(layout_.unreduced for layout_ in have):
-            settled = [self.best(a, owed=False) for a in eqn.inputs]
-            if settled != have:
-                found = min(found, ask(settled), key=lambda choice: choice.cost)
-        return found
+        # What others needed an operand in is there for nothing.
+        known = [[v.layout for v in self.versions(a) if not v.layout.unreduced] for a in eqn.inputs]
+        tried = [[s, *(other for other in found if other != s)] for s, found in zip(have, known, strict=True)]
+        return min(map(ask, islice(product(*tried), MOST_VERSIONS)), key=lambda choice: choice.cost)
 
     def apply(
         self, eqn: Eqn, values: Sequence[Value], operands: Sequence[TensorSharding], results: Sequence[TensorSharding]

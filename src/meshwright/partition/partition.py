@@ -25,6 +25,7 @@ from meshwright.partition.combine import Beside, Record, Why, combine, records
 from meshwright.partition.layouts import closed, finished
 from meshwright.partition.localize import CutNeeded, Localizer, Version
 from meshwright.partition.overlap import Overlap, overlap
+from meshwright.partition.scattered import scatter_sums
 from meshwright.transform.simplify import dce
 
 RULES = (halo, indexing, places, prefix, regions, windows)  # of ops that are partitioned in a way of their own
@@ -109,7 +110,7 @@ def _partition(
         return [value for value, _ in found], [need for _, need in found]
 
     block_program, results = region_with(body, blocks)
-    block_program = combine(dce(block_program))
+    block_program = combine(scatter_sums(dce(block_program), local.whys))
     whys: dict[Var, Why] = local.whys
     beside: dict[Var, Beside] = {}
     if overlapped is not None:
