@@ -25,9 +25,11 @@ from meshwright.hardware.chips import Chip, dtype_name, get
 from meshwright.hardware.collectives import collective_seconds
 from meshwright.hardware.roofline import Roofline, work
 from meshwright.hardware.topology import Topology
+from meshwright.ops.basic import add, convert, reshape, transpose
 from meshwright.ops.collective import all_gather, all_gather_invariant, pbroadcast, ppermute, psum_scatter
 from meshwright.ops.contraction import dot_general
 from meshwright.ops.scan import scan
+from meshwright.ops.shape import slice_
 from meshwright.partition.combine import KINDS, Beside, Why
 from meshwright.partition.reshard_cost import refined_for, topology_for
 from meshwright.partition.rings import (
@@ -43,6 +45,7 @@ from meshwright.partition.rings import (
 from meshwright.transform.simplify import dce
 
 GATHERS = (all_gather, all_gather_invariant)
+MOVABLE = (*GATHERS, pbroadcast, transpose, reshape, convert, slice_)  # before the product of a ring, for another
 
 
 @dataclass(frozen=True)
@@ -115,14 +118,6 @@ def overlap(
     return Overlapped(found.program(program), found.whys, found.beside)
 
 
-class _Node(NamedTuple):
-    """Equations that stay together, what they read and what they make."""
-
-    inputs: tuple[Atom, ...]
-    outputs: tuple[Var, ...]
-    eqns: tuple[Eqn, ...]
-
-
 class _Ring(NamedTuple):
     """A ring in place of a collective and the products next to it."""
 
@@ -132,7 +127,9 @@ class _Ring(NamedTuple):
     program: Program
     inputs: tuple[Atom, ...]
     outputs: tuple[Var, ...]
-    gone: tuple[Var, ...]  # values that nothing reads any more
+    at: int  # the place of the equation that it takes the place of
+    gone: tuple[int, ...]  # the equations that it stands for
+    before: tuple[int, ...] = ()  # the equations that come before it, which came later
     use: Use | None = None  # of a gather, if it is the only one
     kernel: bool = False
 
@@ -149,25 +146,29 @@ class _Pass:
         self.machine = None if how.hardware is None else _Machine(topology_for(how.hardware, mesh), mesh)
 
     def program(self, program: Program) -> Program:
-        eqns = [Eqn(e.op, e.inputs, {k: self.inside(v) for k, v in e.params.items()}, e.outputs, e.source)
-                for e in program.eqns]  # fmt: skip
-        nodes = [_Node(tuple(eqn.inputs), tuple(eqn.outputs), (eqn,)) for eqn in eqns]
+        places = _Places(program, [self.with_regions(eqn) for eqn in program.eqns])
         constants = list(program.constants)
+        asked = [eqn for eqn in places.eqns if eqn.op in (*GATHERS, psum_scatter) and prod(eqn.params["sizes"]) > 1]
         # Where two collectives are next to one product, the one that sends more is hidden.
-        asked = [eqn for eqn in eqns if (eqn.op in GATHERS or eqn.op is psum_scatter) and prod(eqn.params["sizes"]) > 1]
         for eqn in sorted(asked, key=_sent, reverse=True):
             kind = KINDS[eqn.op.name]
             try:
-                ring = (_gathered if eqn.op in GATHERS else _scattered)(eqn, nodes, program.outputs)
-                ring = self.as_kernel(ring)
+                ring = self.as_kernel(_gathered(eqn, places) if eqn.op in GATHERS else _scattered(eqn, places))
                 saved = self.machine.saved(ring, kind) if self.machine is not None else None
             except _Refused as refused:
                 self.beside[eqn.outputs[0]] = Beside(kind, why_not=str(refused))
                 continue
             constants += ring.program.constants
-            nodes = self.placed(ring, nodes, Beside(kind, ring.around.size - 1, len(ring.products), saved))
-        found = Program(program.inputs, tuple(_in_order(nodes)), program.outputs, tuple(constants))
-        return dce(found) if len(nodes) < len(eqns) else found
+            self.note(ring, Beside(kind, ring.around.size - 1, len(ring.products), saved))
+            places.put(ring)
+        found = Program(program.inputs, tuple(places.in_order()), program.outputs, tuple(constants))
+        return dce(found) if places.rings else found
+
+    def with_regions(self, eqn: Eqn) -> Eqn:
+        if not any(True for _ in eqn.regions()):
+            return eqn
+        params = {name: self.inside(value) for name, value in eqn.params.items()}
+        return Eqn(eqn.op, eqn.inputs, params, eqn.outputs, eqn.source)
 
     def inside(self, value: Any) -> Any:
         if isinstance(value, Program):
@@ -185,31 +186,16 @@ class _Pass:
         program = kernel_call(ring.around, shard, dim, use, kernel, list(self.axes.items()))
         return ring._replace(program=program, kernel=True)
 
-    def placed(self, ring: _Ring, nodes: list[_Node], beside: Beside) -> list[_Node]:
-        """The nodes with a ring in place of what it stands for."""
-        names: dict[Atom, Any] = dict(zip(ring.program.inputs, ring.inputs, strict=True))
-        names.update(zip(ring.program.outputs, ring.outputs, strict=True))
-        eqns = tuple(
-            Eqn(e.op, [names.get(a, a) for a in e.inputs], e.params, [names.get(v, v) for v in e.outputs], e.source)
-            for e in ring.program.eqns
-        )
-        why = self.whys.get(ring.collective.outputs[0])
+    def note(self, ring: _Ring, beside: Beside) -> None:
+        """Remember what became of a collective, and why it was there."""
         if ring.kernel:
             self.beside[ring.outputs[0]] = beside._replace(permutes=0, kernel=ring.collective)
-        else:
-            for var in _permuted(ring.program):
-                self.beside[var] = beside
-                if why is not None:
-                    self.whys[var] = why
-        gone = {*ring.gone, *ring.outputs}
-        kept = []
-        for node in nodes:
-            if node.outputs and node.outputs[0] in gone:
-                if node.outputs[0] is ring.outputs[0]:
-                    kept.append(_Node(ring.inputs, ring.outputs, eqns))
-            else:
-                kept.append(node)
-        return kept
+            return
+        why = self.whys.get(ring.collective.outputs[0])
+        for var in _permuted(ring.program):
+            self.beside[var] = beside
+            if why is not None:
+                self.whys[var] = why
 
 
 def _sent(eqn: Eqn) -> int:
@@ -226,68 +212,129 @@ def _permuted(program: Program) -> Iterator[Var]:
             yield from _permuted(inner)
 
 
-def _in_order(nodes: Sequence[_Node]) -> Iterator[Eqn]:
-    """The equations in the order of the nodes, but each after what it reads."""
-    makers = {var: n for n, node in enumerate(nodes) for var in node.outputs}
-    done = [False] * len(nodes)
-    for number in range(len(nodes)):
-        waiting = [number]
-        while waiting:
-            n = waiting[-1]
-            missing = [] if done[n] else [makers[a] for a in nodes[n].inputs if a in makers and not done[makers[a]]]  # type: ignore[index]
-            if missing:
-                waiting += missing
-                continue
-            waiting.pop()
-            if not done[n]:
-                done[n] = True
-                yield from nodes[n].eqns
+class _Places:
+    """Equations, and where each runs once there are rings.
+
+    Everything keeps its place but for products, which run where their ring is, and what is moved before one. A ring
+    reads only what was there before its place, and nothing before its place reads what it makes: so what every
+    equation reads always comes before it.
+    """
+
+    def __init__(self, program: Program, eqns: Sequence[Eqn]) -> None:
+        self.eqns = eqns
+        self.outputs = set(program.outputs)
+        self.made: dict[Atom, int] = {}  # by which equation
+        self.readers: dict[Atom, list[int]] = {}
+        for n, eqn in enumerate(eqns):
+            self.made.update(dict.fromkeys(eqn.outputs, n))
+            for atom in dict.fromkeys(eqn.inputs):
+                self.readers.setdefault(atom, []).append(n)
+        self.at = list(range(len(eqns)))  # where each equation runs
+        self.rings: dict[int, _Ring] = {}  # by place
+        self.in_ring: set[int] = set()  # the equations that rings stand for
+
+    def read_by(self, var: Atom) -> list[int]:
+        """The equations that read a value, in the order they run."""
+        return sorted(self.readers.get(var, ()), key=self.at.__getitem__)
+
+    def put(self, ring: _Ring) -> None:
+        """Enter a ring."""
+        self.rings[ring.at] = ring
+        self.in_ring.update(ring.gone)
+        for n in (*ring.gone, *ring.before):
+            self.at[n] = ring.at
+        self.made.update(dict.fromkeys(ring.outputs, ring.at))
+
+    def movable(self, atom: Atom, place: int) -> list[int] | None:
+        """The equations to move to a place so that a value is there; None if they are more than views and gathers."""
+        n = self.made.get(atom)
+        if n is None or self.at[n] < place:
+            return []
+        if n in self.in_ring or self.eqns[n].op not in MOVABLE:
+            return None
+        found = [self.movable(a, place) for a in self.eqns[n].inputs]
+        return None if None in found else [*(m for part in found for m in part or ()), n]
+
+    def in_order(self) -> Iterator[Eqn]:
+        moved = {n for ring in self.rings.values() for n in ring.before}
+        for n, eqn in enumerate(self.eqns):
+            ring = self.rings.get(n)
+            if ring is not None:
+                yield from (self.eqns[m] for m in sorted(set(ring.before)) if self.at[m] == n)
+                yield from _spliced(ring)
+            elif n not in self.in_ring and n not in moved:
+                yield eqn
+
+
+def _spliced(ring: _Ring) -> Iterator[Eqn]:
+    """The equations of a ring, on the values of the program it is in."""
+    names: dict[Atom, Any] = dict(zip(ring.program.inputs, ring.inputs, strict=True))
+    names.update(zip(ring.program.outputs, ring.outputs, strict=True))
+    for eqn in ring.program.eqns:
+        inputs, outputs = ([names.get(a, a) for a in atoms] for atoms in (eqn.inputs, eqn.outputs))
+        yield Eqn(eqn.op, inputs, eqn.params, outputs, eqn.source)
 
 
 # What stands next to a collective
 
 
-def _gathered(eqn: Eqn, nodes: Sequence[_Node], outputs: Sequence[Atom]) -> _Ring:
-    """The products that read what is gathered, at the place of the first; whatever else reads it, or needs it already
-    for its other operand, reads what the ring collects."""
+def _gathered(eqn: Eqn, places: _Places) -> _Ring:
+    """The products that read what is gathered, at the place of the first; what else reads it later reads what the ring
+    collects."""
     around, dim = Around(eqn.params["axes"], eqn.params["sizes"], eqn.source), eqn.params["dim"]
-    same: list[Var] = list(eqn.outputs)  # what is gathered, lifted or not
-    depends: set[Atom] = set(same)
+    same: dict[Var, int] = {eqn.outputs[0]: places.made[eqn.outputs[0]]}  # what is gathered, lifted or not
+    lifted = list(same)
+    for var in lifted:
+        found = [n for n in places.read_by(var) if places.eqns[n].op is pbroadcast]
+        same.update((places.eqns[n].outputs[0], n) for n in found)
+        lifted += [places.eqns[n].outputs[0] for n in found]
+    readers = {n for var in same for n in places.read_by(var)} - set(same.values())
     uses: list[Use] = []
-    read: set[Atom] = set()
-    for node in nodes:
-        if depends.isdisjoint(node.inputs):
-            continue
-        one = node.eqns[0] if len(node.eqns) == 1 else None
-        if one is not None and one.op is pbroadcast and one.inputs[0] in same:
-            same += one.outputs
+    gone, before = list(same.values()), []
+    collected = [var for var in same if var in places.outputs]
+    first = -1
+    for n in sorted(readers, key=places.at.__getitem__):
+        use = _use(places, n, same)
+        if not uses:
+            first = n
+            _check_first(places, n, use, dim, around)
+        moved = None if use is None or not _in_parts(use, dim, around) else places.movable(_other(use), first)
+        if use is not None and moved is not None and _other(use) not in same:
+            uses.append(use)
+            gone.append(n)
+            before += moved
         else:
-            places = [n for n, atom in enumerate(node.inputs) if atom in same]
-            use = Use(one, places[0]) if one is not None and one.op is dot_general and len(places) == 1 else None
-            if use is not None and node.inputs[1 - use.operand] not in depends and _in_parts(use, dim, around):
-                uses.append(use)
-            else:
-                read.update(atom for atom in node.inputs if atom in same)
-        depends.update(node.outputs)
-    read.update(atom for atom in outputs if atom in same)
+            collected += [var for var in same if var in places.eqns[n].inputs and var not in collected]
     if not uses:
-        raise _Refused("no product that could take it in parts reads it")
-    collected = [var for var in same if var in read]
+        raise _Refused("no product reads it")
     if not all(set(around.axes) <= set(var.type.varying) for var in collected):
         raise _Refused("it is also needed as a value that is known to be the same on all devices")
     if len({var.type for var in collected}) < len(collected):
-        raise _Refused("it is needed as two values of one type")
+        raise _Refused("it is also needed as two values of one type")
     program = gather_ring(around, eqn.inputs[0].type, dim, uses, [var.type for var in collected])
     return _Ring(
         eqn,
         around,
         tuple(use.eqn for use in uses),
         program,
-        (eqn.inputs[0], *(use.eqn.inputs[1 - use.operand] for use in uses)),
+        (eqn.inputs[0], *map(_other, uses)),
         (*(use.eqn.outputs[0] for use in uses), *collected),
-        tuple(same),
+        first,
+        tuple(gone),
+        tuple(before),
         uses[0] if len(uses) == 1 and not collected else None,
     )
+
+
+def _use(places: _Places, n: int, same: Mapping[Var, int]) -> Use | None:
+    """The product that an equation is of what is gathered."""
+    eqn = places.eqns[n]
+    operands = [number for number, atom in enumerate(eqn.inputs) if atom in same]
+    return Use(eqn, operands[0]) if eqn.op is dot_general and len(operands) == 1 and n not in places.in_ring else None
+
+
+def _other(use: Use) -> Atom:
+    return use.eqn.inputs[1 - use.operand]
 
 
 def _in_parts(use: Use, dim: int, around: Around) -> bool:
@@ -296,16 +343,45 @@ def _in_parts(use: Use, dim: int, around: Around) -> bool:
     return set(around.axes) <= set(use.result.varying) and not (summed and use.result.dtype == dtypes.BOOL)
 
 
-def _scattered(eqn: Eqn, nodes: Sequence[_Node], outputs: Sequence[Atom]) -> _Ring:
-    """The product whose sum is scattered."""
-    around, dim, summand = Around(eqn.params["axes"], eqn.params["sizes"], eqn.source), eqn.params["dim"], eqn.inputs[0]
-    made = next((node.eqns[0] for node in nodes if summand in node.outputs and len(node.eqns) == 1), None)
-    if made is None or made.op is not dot_general or summand.__class__ is not Var:
-        raise _Refused("what it sums is not a product")
-    if summand in outputs or sum(node.inputs.count(summand) for node in nodes) > 1:
-        raise _Refused("the product that it sums is also needed as it is")
-    program = scatter_ring(around, made, dim, eqn.outputs[0].type)
-    return _Ring(eqn, around, (made,), program, tuple(made.inputs), tuple(eqn.outputs), tuple(made.outputs))
+def _check_first(places: _Places, n: int, use: Use | None, dim: int, around: Around) -> None:
+    """Refuse if what reads a gathered value first is no product that could wait for its parts."""
+    if n in places.in_ring:
+        raise _Refused("the product that reads it hides another collective")
+    if use is None:
+        raise _Refused(f"{places.eqns[n].op.name} reads it first, and no product")
+    if not set(around.axes) <= set(use.result.varying):
+        raise _Refused(f"all devices along {', '.join(around.axes)} compute the same product of it")
+    if not _in_parts(use, dim, around):
+        raise _Refused("products of bools are not sums")
+
+
+def _scattered(eqn: Eqn, places: _Places) -> _Ring:
+    """The products whose sum is summed up and scattered."""
+    around, dim = Around(eqn.params["axes"], eqn.params["sizes"], eqn.source), eqn.params["dim"]
+    summands: list[Atom] = [eqn.inputs[0]]
+    products: list[Eqn] = []
+    place = places.made[eqn.outputs[0]]
+    gone = [place]
+    while summands:
+        atom = summands.pop()
+        n = places.made.get(atom)
+        made = None if n is None else places.eqns[n]
+        same = made is not None and made.op in (dot_general, add) and atom.type.shape == eqn.inputs[0].type.shape
+        if n is None or made is None or not same:
+            raise _Refused("what it sums is not a product, nor a sum of products")
+        if n in places.in_ring:
+            raise _Refused("a product that it sums hides another collective")
+        doubled = made.op is add and made.inputs[0] is made.inputs[1]
+        if doubled or atom in places.outputs or len(places.read_by(atom)) > 1:
+            raise _Refused("a product that it sums is also needed as it is")
+        gone.append(n)
+        if made.op is add:
+            summands += reversed(made.inputs)
+        else:
+            products.append(made)
+    program = scatter_ring(around, products, dim, eqn.outputs[0].type)
+    inputs = tuple(atom for product in products for atom in product.inputs)
+    return _Ring(eqn, around, tuple(products), program, inputs, tuple(eqn.outputs), place, tuple(gone))
 
 
 # Whether it pays
@@ -327,7 +403,9 @@ class _Machine:
         try:
             compute = sum(self.product(one).compute_seconds for one in ring.products) / around.size
             apart = sum(self.product(one).seconds for one in ring.products)
-            beside = self.seconds(ring.program, send)
+            # A kernel sums partial products up where it computes them.
+            step = apart / around.size
+            beside = (around.size - 1) * max(step, send) + step if ring.kernel else self.seconds(ring.program, send)
         except HardwareError as error:
             raise _Refused(error.what.rstrip(".")) from None
         chips, operations = around.size, sum(_cost(one).flops for one in ring.products)
@@ -336,7 +414,7 @@ class _Machine:
         n = operations / (2 * block.size)
         if compute < send:
             need = n * send / compute
-            raise _Refused(f"n = {n:.0f} < {need:.0f} = {chips} chips · {need / chips:.0f}")
+            raise _Refused(f"n = {n:.0f} < {need:.0f}, by which {chips} chips compute as long as they send")
         volume = around.size * block.nbytes
         saved = collective_seconds(kind, volume, topology, axes) + apart - beside
         if saved <= 0:
@@ -359,7 +437,8 @@ class _Machine:
             elif eqn.op is dot_general:
                 total += self.product(eqn).seconds
             elif any(v.type.ndim for v in eqn.outputs) and eqn.op is not pbroadcast:
-                total += work(0, _cost(eqn).nbytes, self.topology.chip).seconds
+                moved = min(_cost(eqn).nbytes, sum(x.type.nbytes for x in (*eqn.inputs, *eqn.outputs)))
+                total += work(0, moved, self.topology.chip).seconds
         return max(total, sends)
 
 

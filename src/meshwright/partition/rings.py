@@ -13,6 +13,7 @@ Where the gathered dim is summed over, ``z`` is the sum of the products with the
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import reduce
 from math import prod
 from typing import NamedTuple
 
@@ -24,7 +25,7 @@ from meshwright.core.program import Eqn, Params, Program
 from meshwright.core.source import Source
 from meshwright.core.trace import Array, Manual, at_source, lift, state
 from meshwright.core.types import TensorType
-from meshwright.ops.basic import add, convert, mul, reshape, transpose, zeros
+from meshwright.ops.basic import add, mul, reshape, transpose, zeros
 from meshwright.ops.collective import axis_index, permuted, ppermute
 from meshwright.ops.contraction import dot_general, free_dims
 from meshwright.ops.elementwise import rem
@@ -193,25 +194,31 @@ def _wide(use: Use, dim: int) -> dtypes.DType:
     return dtypes.FLOAT32 if summed and dtypes.is_float(result) and result.itemsize < 4 else result
 
 
-def scatter_ring(around: Around, product: Eqn, dim: int, result: TensorType) -> Program:
-    """From the operands of a product, what a reduce-scatter of it along ``dim`` leaves on each device."""
+def scatter_ring(around: Around, products: Sequence[Eqn], dim: int, result: TensorType) -> Program:
+    """From the operands of products, what a reduce-scatter of their sum along ``dim`` leaves on each device."""
     size = result.shape[dim]
-    dims = origins(product, dim)
 
-    def part(x: Value, y: Value, block: Value) -> Value:
-        cut = [v if d is None else _cut(v, d, block, size) for v, d in zip((x, y), dims, strict=True)]
-        return dot_general(*cut, **product.params)
+    def part(operands: Sequence[Value], block: Value) -> Value:
+        parts = []
+        for n, eqn in enumerate(products):
+            pair = zip(operands[2 * n : 2 * n + 2], origins(eqn, dim), strict=True)
+            parts.append(dot_general(*(x if d is None else _cut(x, d, block, size) for x, d in pair), **eqn.params))
+        return reduce(add, parts)
 
-    def step(x: Value, y: Value, total: Value, block: Value) -> list[Value]:
-        block = around.before(block)
-        return [add(around.sent(total), part(x, y, block)), block]
+    def step(*values: Value) -> list[Value]:
+        operands, total, block = values[:-2], values[-2], around.before(values[-1])
+        return [add(around.sent(total), part(operands, block)), block]
 
-    def function(x: Value, y: Value) -> list[Value]:
+    def function(*operands: Value) -> list[Value]:
         block = around.before(around.place())
-        total, _ = _loop(step, [x, y], [part(x, y, block), block], around.size - 1)
+        total, _ = _loop(step, operands, [part(operands, block), block], around.size - 1)
         return [as_type(total, result)]
 
-    return _traced(function, [a.type for a in product.inputs], product.source)
+    return _traced(function, [a.type for eqn in products for a in eqn.inputs], products[0].source)
+
+
+def _shaped(x: Value, shape: tuple[int, ...]) -> Value:
+    return x if x.shape == shape else reshape(x, shape=shape)
 
 
 def kernel_takes(use: Use, dim: int, around: Around, mesh: Sequence[str]) -> bool:
@@ -240,14 +247,15 @@ def kernel_call(
             rows = [prod(v.shape[d] for d in dims) for v, dims in zip((x, y), free, strict=True)]
             left = permuted(lift(x, use.result.varying), (*free[0], *(d for d, _ in pairs)))
             right = permuted(lift(y, use.result.varying), (*(e for _, e in pairs), *free[1]))
-            left = reshape(left, shape=(rows[0], left.size // rows[0]))
-            right = reshape(right, shape=(right.size // rows[1], rows[1]))
-            out = kernel(left, right, around.axes[0])
+            out = kernel(
+                _shaped(left, (rows[0], left.size // rows[0])),
+                _shaped(right, (right.size // rows[1], rows[1])),
+                around.axes[0],
+            )
         finally:
             state.manual = before
-        shape = use.result.shape
-        if use.operand:  # [free of the right, free of the left]
+        if use.operand:  # rows are those of the right
             out = transpose(out, permutation=(1, 0))
-        return [as_type(convert(reshape(out, shape=shape), dtype=use.result.dtype, weak=False), use.result)]
+        return [as_type(_shaped(out, use.result.shape), use.result)]
 
     return _traced(function, [shard, use.other], use.eqn.source)
