@@ -8,8 +8,11 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from meshwright.kernel import marks as module
 from meshwright.kernel.marks import UNDEFINED, Marks
-from meshwright.kernel.memory import Path, box_of, follow
+from meshwright.kernel.memory import Buffer, Path, box_of, follow
+from meshwright.kernel.refs import Ref
+from meshwright.kernel.spaces import MemorySpace
 
 SHAPE = (4, 6)
 
@@ -49,29 +52,74 @@ def test_a_box_is_what_the_path_selects(path):
 
 
 accesses = st.lists(st.tuples(st.sampled_from(["read", "write", "undefined"]), st.integers(0, 2), paths()), max_size=8)
+buffer = Buffer("key", "memory", MemorySpace.VMEM, np.zeros(SHAPE), 0, 0)
 
 
-@given(accesses, paths(), paths())
-@settings(max_examples=300, deadline=None)
-def test_parts_and_elements_agree(history, query, other):
+def place(path: Path) -> Ref:
+    return Ref(buffer, follow(buffer.data, path), path)
+
+
+@given(accesses, paths(), paths(), st.sampled_from([1, 4, 1024]))
+@settings(max_examples=400, deadline=None)
+def test_cells_and_elements_agree(history, query, other, most):
+    before, module.MOST_CELLS = module.MOST_CELLS, most
+    try:
+        check(history, query, other)
+    finally:
+        module.MOST_CELLS = before
+
+
+def check(history: Any, query: Path, other: Path) -> None:
     marks = Marks(SHAPE, 0)
     writes = np.zeros(SHAPE, np.int64)
     reads = {n: np.zeros(SHAPE, np.int64) for n in range(3)}
     for number, (kind, entity, path) in enumerate(history, 1):
         if kind == "read":
-            marks.read(path, entity, number)
+            marks.read(place(path), entity, number)
             follow(reads[entity], path)[...] = number
         else:
-            marks.write(path, number, kind == "undefined")
+            marks.write(place(path), number, kind == "undefined")
             follow(writes, path)[...] = number | (UNDEFINED if kind == "undefined" else 0)
     selected = follow(writes, query)
     if selected.size:
-        assert set(marks.written(query)) == set(selected.ravel().tolist())
-        found = dict(marks.last_reads(query))
+        assert set(marks.written(place(query))) == set(selected.ravel().tolist())
         for entity, layer in reads.items():
-            assert found.get(entity, 0) == follow(layer, query).max()
+            found = [number for reader, number in marks.last_reads(place(query)) if reader == entity]
+            assert max(found, default=0) == follow(layer, query).max()
         undefined = (selected == 0) | (selected & UNDEFINED != 0)
-        np.testing.assert_array_equal(np.broadcast_to(marks.undefined(query), selected.shape), undefined)
+        np.testing.assert_array_equal(np.broadcast_to(marks.undefined(place(query)), selected.shape), undefined)
     numbered = np.arange(24).reshape(SHAPE)
     common = np.intersect1d(follow(numbered, query), follow(numbered, other))
-    assert marks.overlap(query, other) == bool(common.size)
+    assert marks.overlap(place(query), place(other)) == bool(common.size)
+
+
+class Reader:
+    """As much of a copy as marks look at."""
+
+    def __init__(self, number: int, path: Path) -> None:
+        self.number = number
+        self.src = place(path)
+
+
+@given(st.lists(st.tuples(paths(), st.booleans()), max_size=8), paths(), st.sampled_from([1, 4, 1024]))
+@settings(max_examples=200, deadline=None)
+def test_copies_read_what_they_were_started_on_until_that_is_over(history, query, most):
+    before, module.MOST_CELLS = module.MOST_CELLS, most
+    try:
+        marks = Marks(SHAPE, 0)
+        copies: list[Any] = [Reader(number, path) for number, (path, _) in enumerate(history)]
+        for copy in copies:
+            marks.start_read(copy.src, copy)
+        for copy, (_, over) in zip(copies, history, strict=True):
+            if over and copy.src.data.size:
+                assert marks.end_read(copy.src, copy)
+                assert not marks.end_read(copy.src, copy)
+        numbered = np.arange(24).reshape(SHAPE)
+        expected = {
+            copy.number
+            for copy, (path, over) in zip(copies, history, strict=True)
+            if not over and np.intersect1d(follow(numbered, path), follow(numbered, query)).size
+        }
+        assert {copy.number for copy in marks.reading(place(query))} == expected
+    finally:
+        module.MOST_CELLS = before

@@ -157,6 +157,8 @@ class Blocks:
                 why=f"the operand has {len(self.dims)} dims",
                 fix="lambda i, j: (i, j), one index per dim of the operand",
             )
+        if all(v.__class__ is int for v in values):
+            return tuple(values)
         return tuple((as_int(v.start), as_int(v.size)) if isinstance(v, Slice) else as_int(v) for v in values)
 
     def box(self, index: tuple[Any, ...]) -> Box:

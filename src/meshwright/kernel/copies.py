@@ -47,7 +47,7 @@ class Copy:
         """Begin; the copy reads and writes at any time from now on."""
         task = current("A copy")
         device, core = self.device or (task.device, task.core)
-        copy = Transfer(task, self.src, self.dst, device, core, add)
+        copy = Transfer(task, self.src, self.dst, device, core, add, task.source())
         receive = self.receive.one() if self.device is None else instance(task, self.receive, device, core)
         task.machine.start(copy, self.send.one() if self.send is not None else None, receive)
 
@@ -185,7 +185,8 @@ def sync_copy(src_ref: Ref, dst_ref: Ref, *, add: bool = False) -> None:
     task = current("A copy")
     check_fits(src_ref, dst_ref, here())
     semaphore = private_semaphore(task, "the semaphore of a copy")
-    task.machine.start(Transfer(task, src_ref, dst_ref, task.device, task.core, add), None, semaphore)
+    copy = Transfer(task, src_ref, dst_ref, task.device, task.core, add, task.source())
+    task.machine.start(copy, None, semaphore)
     task.machine.wait(task, semaphore, src_ref.data.nbytes, "waits for a copy")
 
 

@@ -23,11 +23,7 @@ if TYPE_CHECKING:
     from meshwright.kernel.transfers import Transfer
 
 
-class Event(NamedTuple):
-    """Something a task did: ``reads`` or ``writes``, and the line."""
-
-    verb: str
-    source: Source | None
+Event = tuple[str, Source | None]  # what a task did ("reads", "writes", …), and the line
 
 
 class Access(NamedTuple):
@@ -87,7 +83,7 @@ class History:
 
     def __init__(self, tasks: list[Task]) -> None:
         self.tasks = tasks
-        self.events: list[list[Event]] = [[Event("starts", None)] for _ in tasks]
+        self.events: list[list[Event]] = [[("starts", None)] for _ in tasks]
         self.copies: list[Transfer] = []
         self.races: dict[Any, Race] = {}  # by the two lines
 
@@ -95,7 +91,7 @@ class History:
         """Count an event of a task."""
         events = self.events[task.entity]
         number = len(events)
-        events.append(Event(verb, source))
+        events.append((verb, source))
         task.clock[task.entity] = number
         return number
 

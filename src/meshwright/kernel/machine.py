@@ -19,7 +19,7 @@ from meshwright.core.source import Source, _is_internal
 from meshwright.kernel.clock import Clock
 from meshwright.kernel.faults import CapacityError, DeadlockError, SemaphoreError, UnfinishedCopyError
 from meshwright.kernel.history import History
-from meshwright.kernel.memory import Buffer, Data, fill_poison
+from meshwright.kernel.memory import Buffer, Data, Unfilled, fill_poison
 from meshwright.kernel.pool import pool
 from meshwright.kernel.schedules import Schedule
 from meshwright.kernel.semaphores import Semaphore, SemaphoreArray, Signal
@@ -120,7 +120,7 @@ class Machine:
             if data is None and not late:
                 fill_poison(memory)
             made = Buffer(key, label, wanted.space, memory, task.device, core)
-            made.unfilled = {} if late else None
+            made.unfilled = Unfilled() if late else None
             if self.history is not None:
                 made.shadow = Shadow(self.history, made, data is not None)
         if self.history is not None:
@@ -183,11 +183,12 @@ class Machine:
         for copy in self.pending.values():
             if copy.uses(made):
                 raise self._unfinished(copy, f"the scope of {made.label} ends")
+        made.shadow = None  # it refers to the memory
 
     def check_spent(self, array: SemaphoreArray) -> None:
         """Require that every semaphore is zero, with nothing under way to it."""
         for semaphore in array:
-            copies = [s.copy for s in semaphore.signals if s.copy is not None]
+            copies = [s.copy for s in semaphore.signals() if s.copy is not None]
             if copies:
                 when = f"the scope of {array.label} ends" if array.scoped else "the kernel ends"
                 raise self._unfinished(copies[0], when)
@@ -220,10 +221,17 @@ class Machine:
             self.pause(task)
         source = task.source()
         self.signallers.setdefault(semaphore.array.key, set()).add((task.entity, source))
-        semaphore.add(Signal(amount, task, source, task.entity))
+        self._send(semaphore, Signal(amount, task, source, task.entity))
         if self.history is not None:
             self.history.event(task, "signals", source)
         self.arrive(semaphore, amount, task.time)
+
+    def _send(self, semaphore: Semaphore, signal: Signal) -> None:
+        if self.history is not None:
+            semaphore.add(signal)
+        else:
+            semaphore.last = signal
+            semaphore.sent.append(signal)
 
     def arrive(self, semaphore: Semaphore, amount: int, time: float) -> None:
         """A signal comes."""
@@ -250,17 +258,20 @@ class Machine:
             since = task.time
             task.time = max(task.time, semaphore.reached(value, take))
             self.clock.waited(task, since, why)
-        proved = semaphore.take(value) if take else semaphore.proved(value) if self.history is not None else []
-        if self.history is None:
-            for signal in proved:
-                signal.copy = None  # lets go of the memory it was between
-            return
+        if self.history is not None:
+            self._learn(task, semaphore.take(value, not take), self.history)
+        elif take:
+            semaphore.take_in_turn(value)
+
+    def _learn(self, task: Task, proved: list[Signal], history: History) -> None:
+        """A wait has proved signals to have come: the task knows what their senders knew, and which copies are over."""
         if not proved:
             return
         for signal in proved:
-            clock: Any = signal.clock if signal.copy is None else signal.copy.clock
-            np.maximum(task.clock, clock, out=task.clock)
-        number = self.history.event(task, "waits", None)
+            if signal.sender is not task:
+                known: Any = signal.clock if signal.copy is None else signal.copy.clock
+                np.maximum(task.clock, known, out=task.clock)
+        number = history.event(task, "waits", None)
         for signal in proved:
             copy = signal.copy
             if copy is None:
@@ -272,7 +283,9 @@ class Machine:
                 shadow = copy.src.buffer.shadow
                 if shadow is not None:
                     # In the layer of the task's reads, the event stands for the copy's read.
-                    shadow.read_is_over(copy, task, self.history.event(task, "reads", copy.source))
+                    shadow.read_is_over(copy, task, history.event(task, "reads", copy.source))
+            signal.copy = None
+            copy.let_go()
 
     # Copies
 
@@ -300,9 +313,9 @@ class Machine:
         chain = copy.link if self.schedule.links_in_order else ("copy", copy.number)
         if send is not None:
             copy.send = (send, Signal(copy.nbytes, task, copy.source, chain, copy, "read"))
-            send.add(copy.send[1])
+            self._send(*copy.send)
         copy.receive = (receive, Signal(copy.nbytes, task, copy.source, chain, copy, "write" if send else "both"))
-        receive.add(copy.receive[1])
+        self._send(*copy.receive)
         self.signallers.setdefault(receive.array.key, set()).add((task.entity, copy.source))
         self.pending[copy.number] = copy
         if self.schedule.in_turn:

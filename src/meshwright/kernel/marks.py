@@ -1,76 +1,124 @@
-"""Marks on memory: for each element its last write, and by reader its last read.
+"""Marks on memory: for each element its last write, by reader its last read, and the copies that may be reading it.
 
-Most kernels use a buffer in parts that are the same each time (slots, tiles), and then one mark per part is enough.
-Once two parts overlap without being equal, the buffer gets a mark per element.
+A kernel uses memory in boxes: slots, tiles, all of it. The sides of the boxes met so far cut a buffer into cells, and
+one mark per cell is enough, as every box is made of whole cells. Where there would be too many cells, and where what is
+selected is no box, the buffer gets a mark per element.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from bisect import bisect_left
+from collections.abc import Collection, Iterator
+from itertools import product
+from math import prod
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from meshwright.kernel.memory import Box, Data, Path, apart, box_of, mark, put
+from meshwright.kernel.memory import Box, Data, Path, apart, mark, put
+
+if TYPE_CHECKING:
+    from meshwright.kernel.transfers import Transfer
 
 UNDEFINED = 1 << 62  # in the mark of a write: what was written has no value
-MOST_PARTS = 256  # as many are searched for overlaps whenever a new one is met
+MOST_CELLS = 1024
 
 
-class Part:
+class Place(Protocol):
+    """A part of a buffer: how it is selected, and the box it is, if it is one."""
+
+    @property
+    def path(self) -> Path: ...
+
+    @property
+    def box(self) -> Box | None: ...
+
+
+class Cell:
     """The marks of a part of a buffer all of whose elements have the same."""
 
-    __slots__ = ("box", "reads", "write")
+    __slots__ = ("copies", "reads", "write")
 
-    def __init__(self, box: Box, write: int) -> None:
-        self.box = box
+    def __init__(self, write: int, reads: dict[int, int], copies: dict[int, Transfer]) -> None:
         self.write = write
-        self.reads: dict[int, int] = {}
+        self.reads = reads  # by task
+        self.copies = copies  # by number: those that may be reading it
+
+    def again(self) -> Cell:
+        return Cell(self.write, dict(self.reads), dict(self.copies))
 
 
 class Marks:
     """The marks of one buffer; ``initial`` is the mark of what nobody has written to yet."""
 
-    __slots__ = ("initial", "last", "parts", "reads", "scratch", "shape", "writes")
+    __slots__ = ("cells", "copies", "cuts", "initial", "known", "last", "reads", "scratch", "shape", "writes")
 
     def __init__(self, shape: tuple[int, ...], initial: int) -> None:
         self.shape = shape
         self.initial = initial
-        self.parts: dict[Box, Part] | None = {}
-        self.writes: Any = None  # per element, once parts are not enough
+        self.cuts = [[0] for _ in shape]  # where cells start, along each dim
+        self.cells: dict[tuple[int, ...], Cell] | None = {(0,) * len(shape): Cell(initial, {}, {})}
+        self.known: dict[Box | None, list[Cell]] = {}  # the cells of boxes
+        self.writes: Any = None  # per element, once cells are not enough, as are the following
         self.reads: dict[int, Data] = {}
+        self.copies: dict[int, tuple[Transfer, Place]] = {}
         self.scratch: Data | None = None
-        self.last: tuple[Path, Part] | None = None  # what was asked for last: an access asks several times
+        self.last: tuple[Place | None, list[Cell] | None] = (None, None)  # what was selected last
 
-    def part(self, path: Path) -> Part | None:
-        """The part that a path selects, or None where there are marks per element."""
-        if self.parts is None:
-            return None
-        if self.last is not None and self.last[0] is path:
+    def select(self, place: Place) -> list[Cell] | None:
+        """The cells of a place, or None where there are marks per element."""
+        if self.last[0] is place:  # an access asks several times
             return self.last[1]
-        box = box_of(self.shape, path)
-        if box is not None:
-            found = self.parts.get(box)
-            if found is not None:
-                self.last = (path, found)
-                return found
-            if any(start >= stop for start, stop in box):
-                return Part(box, self.initial)
-            if len(self.parts) < MOST_PARTS and all(apart(box, other) for other in self.parts):
-                found = self.parts[box] = Part(box, self.initial)
-                return found
-        self._refine(self.parts)
-        return None
+        found = self.known.get(place.box)
+        if found is None and self.cells is not None:
+            found = self._cut_out(place.box, self.cells)
+        self.last = (place, found)
+        return found
 
-    def _refine(self, parts: dict[Box, Part]) -> None:
-        """From marks per part to marks per element."""
-        self.parts = self.last = None
+    def _cut_out(self, box: Box | None, cells: dict[tuple[int, ...], Cell]) -> list[Cell] | None:
+        if box is not None and any(start >= stop for start, stop in box):
+            return []
+        if box is None or not all(self._cut(dim, at) for dim, ends in enumerate(box) for at in ends):
+            self._refine(cells)
+            return None
+        starts = [
+            cuts[bisect_left(cuts, start) : bisect_left(cuts, stop)]
+            for cuts, (start, stop) in zip(self.cuts, box, strict=True)
+        ]
+        found = self.known[box] = [cells[at] for at in product(*starts)]
+        return found
+
+    def _cut(self, dim: int, at: int) -> bool:
+        """Let a cell start at a place along a dim; whether there is room for as many cells."""
+        cuts = self.cuts[dim]
+        n = bisect_left(cuts, at)
+        if at == self.shape[dim] or (n < len(cuts) and cuts[n] == at):
+            return True
+        assert self.cells is not None
+        others = [[cuts[n - 1]] if d == dim else starts for d, starts in enumerate(self.cuts)]
+        if len(self.cells) + prod(map(len, others)) > MOST_CELLS:
+            return False
+        for start in product(*others):
+            self.cells[(*start[:dim], at, *start[dim + 1 :])] = self.cells[start].again()
+        cuts.insert(n, at)
+        self.known.clear()
+        self.last = (None, None)
+        return True
+
+    def _refine(self, cells: dict[tuple[int, ...], Cell]) -> None:
+        """From marks per cell to marks per element."""
+        self.cells = None
+        self.known.clear()
+        self.last = (None, None)
         self.writes = np.full(self.shape, self.initial, np.int64) if self.initial else np.zeros(self.shape, np.int64)
-        for part in parts.values():
-            where = tuple(slice(start, stop) for start, stop in part.box)
-            self.writes[where] = part.write
-            for entity, number in part.reads.items():
+        ends = [dict(zip(cuts, [*cuts[1:], n], strict=True)) for cuts, n in zip(self.cuts, self.shape, strict=True)]
+        for start, cell in cells.items():
+            where = tuple(slice(at, end[at]) for at, end in zip(start, ends, strict=True))
+            self.writes[where] = cell.write
+            for entity, number in cell.reads.items():
                 self._layer(entity)[where] = number
+            for copy in cell.copies.values():
+                self.copies[copy.number] = (copy, copy.src)
 
     def _layer(self, entity: int) -> Data:
         layer = self.reads.get(entity)
@@ -78,68 +126,104 @@ class Marks:
             layer = self.reads[entity] = np.zeros(self.shape, np.int64)
         return layer
 
-    def written(self, path: Path) -> tuple[int, ...]:
-        """The marks of writes that occur in what a path selects."""
-        part = self.part(path)
-        if part is not None:
-            return (part.write,)
-        view = mark(self.writes, path)
-        if view.size == 0:
-            return ()
-        first = view.flat[0]
-        if (view == first).all():
-            return (int(first),)
-        return tuple(int(x) for x in np.unique(view))
+    # Questions
 
-    def undefined(self, path: Path) -> Any:
-        """Which of the elements have no value: all (True), or those of a mask."""
-        part = self.part(path)
-        if part is not None:
-            return part.write == 0 or part.write & UNDEFINED != 0
-        view = mark(self.writes, path)
+    def written(self, place: Place) -> Collection[int]:
+        """The marks of writes that occur in a place."""
+        cells = self.select(place)
+        if cells is not None:
+            return {cell.write for cell in cells} if len(cells) != 1 else (cells[0].write,)
+        view = mark(self.writes, place.path)
+        if view.size == 0:
+            return set()
+        first = view.flat[0]
+        return {int(first)} if (view == first).all() else set(np.unique(view).tolist())
+
+    def undefined(self, place: Place) -> Any:
+        """Which of the elements have no value: all or none (a bool), or those of a mask."""
+        cells = self.select(place)
+        if cells is not None:
+            found = {cell.write == 0 or cell.write & UNDEFINED != 0 for cell in cells}
+            if len(found) == 1:
+                return found.pop()
+            assert self.cells is not None
+            self._refine(self.cells)
+        view = mark(self.writes, place.path)
         return (view == 0) | (view & UNDEFINED != 0)
 
-    def write(self, path: Path, value: int, undefined: Any = None) -> None:
-        """Mark a write; where ``undefined``, of what has no value."""
-        part = self.part(path)
-        if part is not None and isinstance(undefined, np.ndarray):
-            assert self.parts is not None
-            self._refine(self.parts)
-            part = None
-        if part is not None:
-            part.write = value | UNDEFINED if undefined else value
-        elif isinstance(undefined, np.ndarray):
-            view = mark(self.writes, path)
-            view[...] = value
-            view[undefined] |= UNDEFINED
-        else:
-            put(self.writes, path, value | UNDEFINED if undefined else value)
-
-    def read(self, path: Path, entity: int, number: int) -> None:
-        """Mark a read by a task."""
-        part = self.part(path)
-        if part is not None:
-            part.reads[entity] = number
-        else:
-            put(self._layer(entity), path, number)
-
-    def last_reads(self, path: Path) -> Iterator[tuple[int, int]]:
-        """The last read by each task of what a path selects."""
-        part = self.part(path)
-        if part is not None:
-            yield from part.reads.items()
+    def last_reads(self, place: Place) -> Iterator[tuple[int, int]]:
+        """The reads by tasks of a place, the last of each among them."""
+        cells = self.select(place)
+        if cells is not None:
+            for cell in cells:
+                yield from cell.reads.items()
             return
         for entity, layer in self.reads.items():
-            yield entity, int(mark(layer, path).max(initial=0))
+            yield entity, int(mark(layer, place.path).max(initial=0))
 
-    def overlap(self, a: Path, b: Path) -> bool:
-        """Whether two paths select a common element."""
-        one, other = box_of(self.shape, a), box_of(self.shape, b)
-        if one is not None and other is not None:
-            return not apart(one, other)
+    def reading(self, place: Place) -> list[Transfer]:
+        """The copies that may be reading some of a place."""
+        cells = self.select(place)
+        if cells is None:
+            return [copy for copy, read in self.copies.values() if self.overlap(place, read)]
+        if len(cells) == 1:
+            return list(cells[0].copies.values())
+        return list({number: copy for cell in cells for number, copy in cell.copies.items()}.values())
+
+    def overlap(self, a: Place, b: Place) -> bool:
+        """Whether two places have a common element."""
+        if a.box is not None and b.box is not None:
+            return not apart(a.box, b.box)
         if self.scratch is None:
             self.scratch = np.zeros(self.shape, np.int8)
-        put(self.scratch, a, 1)
-        found = bool(mark(self.scratch, b).any())
-        put(self.scratch, a, 0)
+        put(self.scratch, a.path, 1)
+        found = bool(mark(self.scratch, b.path).any())
+        put(self.scratch, a.path, 0)
         return found
+
+    # Changes
+
+    def write(self, place: Place, value: int, undefined: Any = None) -> None:
+        """Mark a write; where ``undefined``, of what has no value."""
+        cells = self.select(place)
+        if cells is not None and isinstance(undefined, np.ndarray):
+            assert self.cells is not None
+            self._refine(self.cells)
+            cells = None
+        if isinstance(undefined, np.ndarray):
+            view = mark(self.writes, place.path)
+            view[...] = value
+            view[undefined] |= UNDEFINED
+            return
+        value = value | UNDEFINED if undefined else value
+        if cells is None:
+            put(self.writes, place.path, value)
+            return
+        for cell in cells:
+            cell.write = value
+
+    def read(self, place: Place, entity: int, number: int) -> None:
+        """Mark a read by a task."""
+        cells = self.select(place)
+        if cells is None:
+            put(self._layer(entity), place.path, number)
+            return
+        for cell in cells:
+            cell.reads[entity] = number
+
+    def start_read(self, place: Place, copy: Transfer) -> None:
+        """Mark a read by a copy, which may take until it is said to be over."""
+        cells = self.select(place)
+        if cells is None:
+            self.copies[copy.number] = (copy, place)
+            return
+        for cell in cells:
+            cell.copies[copy.number] = copy
+
+    def end_read(self, place: Place, copy: Transfer) -> bool:
+        """A copy has read; whether it was known to be reading."""
+        cells = self.select(place)
+        if cells is None:
+            return self.copies.pop(copy.number, None) is not None
+        found = [cell.copies.pop(copy.number, None) for cell in cells]
+        return any(copy is not None for copy in found)

@@ -31,6 +31,8 @@ class Bitcast(NamedTuple):
     dtype: DType
 
 
+MOST_PARTS = 64  # of memory not filled yet: beyond, looking through them takes longer than filling
+
 Path = tuple[Index | Reshape | Bitcast, ...]
 Box = tuple[tuple[int, int], ...]  # start and stop along each dim
 
@@ -112,6 +114,10 @@ def apart(a: Box, b: Box) -> bool:
     return any(min(stop, end) <= max(first, start) for (first, stop), (start, end) in zip(a, b, strict=True))
 
 
+def _inside(a: Box, b: Box) -> bool:
+    return all(start <= first and stop <= end for (first, stop), (start, end) in zip(a, b, strict=True))
+
+
 def poison(shape: tuple[int, ...], dtype: DType) -> Data:
     """Memory nobody has written to: NaN, or the least number of an integer dtype."""
     data = np.empty(shape, dtype)
@@ -130,59 +136,84 @@ def fill_poison(data: Data) -> None:
         data[...] = np.asarray(np.nan, data.dtype)
 
 
+class Unfilled:
+    """What was written of memory of which the rest is not even poison yet."""
+
+    __slots__ = ("known", "parts")
+
+    def __init__(self) -> None:
+        self.parts: list[Box] = []  # disjoint
+        self.known: set[Box | None] = set()  # boxes that are inside one of them
+
+    def covers(self, box: Box | None) -> bool:
+        """Whether all of a box was written, as a part or within one."""
+        if box in self.known:
+            return True
+        found = box is not None and any(_inside(box, part) for part in self.parts)
+        if found:
+            self.known.add(box)
+        return found
+
+    def add(self, box: Box | None) -> bool:
+        """Note that a box is written; False if it overlaps parts it is not in, or if there are too many."""
+        if self.covers(box):
+            return True
+        if box is None or len(self.parts) >= MOST_PARTS or not all(apart(box, part) for part in self.parts):
+            return False
+        self.parts.append(box)
+        self.known.add(box)
+        return True
+
+
 class Buffer:
     """An allocation of one device. ``key`` is its address: the same on all devices that run the same kernel."""
 
-    __slots__ = ("alive", "birth", "core", "data", "device", "key", "label", "readonly", "shadow", "space", "unfilled")
+    __slots__ = (
+        "addressable", "alive", "birth", "core", "data", "device", "key", "label", "readonly", "shadow", "space",
+        "unfilled",
+    )  # fmt: skip
 
     def __init__(self, key: Any, label: str, space: MemorySpace, data: Data, device: int, core: int) -> None:
         self.key = key
         self.label = label
         self.space = space
+        self.addressable = space.addressable
         self.data = data
         self.device = device
         self.core = core
         self.alive = True
         self.readonly = False
         self.shadow: Shadow | None = None
-        self.unfilled: dict[Box, bool] | None = None  # the parts written, while the rest is not even poison yet
+        self.unfilled: Unfilled | None = None
         self.birth = 0  # the event of its device at which it came to be
 
     @property
     def type(self) -> MemoryType:
         return MemoryType(self.space, self.data.shape, self.data.dtype)
 
-    def before_read(self, path: Path) -> None:
-        """Something reads: unless all of it was written as one part, let the rest be poison first."""
-        assert self.unfilled is not None
-        box = box_of(self.data.shape, path)
-        part = self.unfilled.get(box) if box is not None else None
-        if part is None:
+    def before_read(self, box: Box | None) -> None:
+        """Something reads: unless all of it was written, let the rest be poison first."""
+        if self.unfilled is not None and not self.unfilled.covers(box):
             self.settle()
 
-    def before_write(self, path: Path) -> None:
-        """Something writes: a new part, unless it overlaps another."""
-        assert self.unfilled is not None
-        box = box_of(self.data.shape, path)
-        if box is not None and box in self.unfilled:
-            return
-        if box is None or len(self.unfilled) >= 256 or not all(apart(box, other) for other in self.unfilled):
+    def before_write(self, box: Box | None) -> None:
+        """Something writes."""
+        if self.unfilled is not None and not self.unfilled.add(box):
             self.settle()
-        else:
-            self.unfilled[box] = True
 
     def settle(self) -> None:
         """Poison what was never written, where that was put off."""
-        written, self.unfilled = self.unfilled, None
-        if written is None or sum(prod(stop - start for start, stop in box) for box in written) == self.data.size:
+        unfilled, self.unfilled = self.unfilled, None
+        if unfilled is None:
             return
-        if not written:
-            fill_poison(self.data)
+        written = sum(prod(stop - start for start, stop in box) for box in unfilled.parts)
+        if written == self.data.size:
             return
-        missing = np.ones(self.data.shape, np.bool_)
-        for box in written:
-            missing[tuple(slice(start, stop) for start, stop in box)] = False
-        self.data[missing] = poison((int(missing.sum()),), self.data.dtype)
+        places = [tuple(slice(*ends) for ends in box) for box in unfilled.parts]
+        kept = [self.data[place].copy() for place in places]
+        fill_poison(self.data)
+        for place, values in zip(places, kept, strict=True):
+            self.data[place] = values
 
 
 def reshaped(data: Data, shape: tuple[int, ...]) -> Data:

@@ -7,8 +7,9 @@ to write back a block the next step no longer writes. A block that the next step
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any, NamedTuple
 
 from meshwright.core import tree
@@ -168,56 +169,54 @@ class Pipeline:
         outs = list(refs[n:])
         return PipelineArg(list(refs[:n]), outs, [ref for ref, add in zip(outs, self.accumulate, strict=True) if add])
 
-    def indices(self, step: int) -> tuple[int, ...]:
-        """The grid indices of a step; the last axis runs fastest."""
-        out = []
-        for n in reversed(self.grid):
-            out.append(step % n)
-            step //= n
-        return tuple(a + b for a, b in zip(reversed(out), self.first, strict=True))
+    def walk(self) -> Iterator[tuple[int, ...]]:
+        """The grid indices of all steps; the last axis runs fastest."""
+        return itertools.product(*(range(a, a + n) for a, n in zip(self.first, self.grid, strict=True)))
 
 
 class _Operand:
     """One operand in one run: its window, or a view of its own memory where there is none."""
 
-    __slots__ = ("blocks", "cache", "pipeline", "ref", "visited", "window")
+    __slots__ = ("blocks", "changed", "indices", "pipeline", "ref", "steps", "visited", "window")
 
     def __init__(self, run: Run, window: Window | None, ref: Ref, spec: BlockSpec, label: str) -> None:
         self.pipeline = run.pipeline
         self.ref = ref
         self.blocks = blocks_of(spec, ref.shape, label)
-        self.cache: dict[int, tuple[Any, ...]] = {}
+        self.steps = run.pipeline.walk()
+        self.indices: list[tuple[Any, ...]] = []  # the block of each step so far
+        self.changed: list[bool] = []  # and whether it is another than the one before
         self.visited: set[tuple[Any, ...]] = set()
         self.window = window
         if window is not None:
             window.bind(ref, self.blocks)
-            if run.task.machine.tiles and window.slots.memory_space is MemorySpace.VMEM:
+            if run.task.machine.tiles and window.slots[0].memory_space is MemorySpace.VMEM:
                 self.blocks.require_tiles(ref.dtype)
             window.lookahead = spec.pipeline_mode is not None and spec.pipeline_mode.use_lookahead
 
     def index(self, step: int) -> tuple[Any, ...]:
-        found = self.cache.get(step)
-        if found is None:
-            pipeline = self.pipeline
-            found = self.cache[step] = self.blocks.index((*pipeline.indices(step), *pipeline.scalars))
-            self.cache.pop(step - 8, None)
-        return found
+        """The block that a step works on."""
+        while len(self.indices) <= step:
+            found = self.blocks.index((*next(self.steps), *self.pipeline.scalars))
+            self.changed.append(not self.indices or found != self.indices[-1])
+            self.indices.append(found)
+        return self.indices[step]
 
     def changes(self, step: int) -> bool:
         """Whether a step works on another block than the one before."""
-        if step == 0:
-            return True
-        cache = self.cache
-        return (cache.get(step) or self.index(step)) != (cache.get(step - 1) or self.index(step - 1))
+        if len(self.changed) <= step:
+            self.index(step)
+        return self.changed[step]
 
     def require_new(self, step: int) -> None:
         """Refuse to come back to a block of an output that was left: what was written is no longer in its window."""
         index = self.index(step)
         if index in self.visited:
+            at = next(itertools.islice(self.pipeline.walk(), step, None))
             raise KernelError(
                 f"Block {index} of {self.blocks.label} is written again after another one.",
                 where=self.blocks.where(),
-                why=f"grid step {self.pipeline.indices(step)} comes back to it, and the copy that wrote it the first "
+                why=f"grid step {at} comes back to it, and the copy that wrote it the first "
                 "time may still be under way",
                 fix="let all steps of a block follow each other: put the axes that the index map does not use last",
             )
@@ -282,9 +281,9 @@ class Run:
                 for window in group:
                     if window is not None:
                         window.reset()
-        self.steps = 1
-        for n in pipeline.grid:
-            self.steps *= n
+        self.fetched = [operand for operand in self.reading if operand.window is not None]
+        self.steps = prod(pipeline.grid)
+        self.line = task.source()  # of the call: that of the pipeline's own copies
 
     def go(self) -> None:
         """All steps."""
@@ -293,8 +292,7 @@ class Run:
             return
         self._start()
         task.grids.append((self.pipeline.first, whole))
-        ranges = (range(a, a + n) for a, n in zip(self.pipeline.first, self.pipeline.grid, strict=True))
-        for step, indices in enumerate(itertools.product(*ranges)):
+        for step, indices in enumerate(self.pipeline.walk()):
             task.grids[-1] = (indices, whole)
             self._step(step)
         task.grids.pop()
@@ -359,20 +357,19 @@ class Run:
                 return
             if operand.changes(window.target):
                 self._settle(operand, window.target)
-                window.fetch(self.task, operand.index(window.target))
+                window.fetch(self.task, operand.index(window.target), self.line)
             window.target += 1
 
     def _step(self, step: int) -> None:
         task, last = self.task, step == self.steps - 1
-        reading = [operand for operand in self.reading if operand.window is not None]
-        comes = [self.wait_first[id(x)] if step == 0 else x.changes(step) for x in reading]
-        for operand, new in zip(reading, comes, strict=True):
+        comes = [x.changes(step) if step else self.wait_first[id(x)] for x in self.fetched]
+        for operand, new in zip(self.fetched, comes, strict=True):
             window = operand.window
             assert window is not None
             self._fetch_ahead(operand, step + window.count - 1, window.arrived - (not new))
         if last and self.epilogue is not None:
             self.epilogue(self._arguments())
-        for operand, new in zip(reading, comes, strict=True):
+        for operand, new in zip(self.fetched, comes, strict=True):
             if new:
                 operand.window.await_fetch(task, operand.index(step))  # type: ignore[union-attr]
         for n, out in enumerate(self.outs):
@@ -408,13 +405,13 @@ class Run:
         if total is not None and total.window is not None:
             sums = total.window
             if not self.fresh or sums.arrived:
-                add_into(window.slot(window.opened - 1), sums.slot(sums.arrived - 1), self.task)
+                add_into(window.last_opened, sums.last_arrived, self.task)
             if last and out.index(0) == out.index(step):
                 # The next run goes on with this block: it finds the sum so far where it looks for it.
                 if not sums.arrived:
                     sums.started = sums.arrived = 1
-                copy_into(sums.slot(sums.arrived - 1), window.slot(window.opened - 1), self.task)
-        window.leave(self.task, out.index(step))
+                copy_into(sums.last_arrived, window.last_opened, self.task)
+        window.leave(self.task, out.index(step), self.line)
 
     def _end(self) -> None:
         """After the last step: wait for what is still being written, unless a later run will."""
@@ -458,9 +455,10 @@ class Run:
                 continue
             if force or operand.index(0) != operand.index(self.steps - 1):
                 self._settle(operand, 0)
-                own, window.ref = window.ref, ref
-                window.fetch(self.task, operand.index(0))
-                window.ref = own
+                own = window.ref
+                window.bind(ref, operand.blocks)
+                window.fetch(self.task, operand.index(0), self.task.source())
+                window.bind(own, operand.blocks)
         return (
             [_pair(operand.window) for operand in self.inputs],
             [_pair(operand.window) for operand in self.sums.values()],

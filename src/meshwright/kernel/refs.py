@@ -13,20 +13,30 @@ from meshwright.core.types import TensorType
 from meshwright.errors import TracerError
 from meshwright.kernel.faults import CopyError, KernelError, ScopeError
 from meshwright.kernel.indexing import resolve
-from meshwright.kernel.memory import Bitcast, Buffer, Data, Path, Reshape, reshaped
+from meshwright.kernel.memory import Bitcast, Box, Buffer, Data, Path, Reshape, box_of, reshaped
 from meshwright.kernel.spaces import MemorySpace
 from meshwright.kernel.tasks import current
+
+_NOT_ASKED = object()
 
 
 class Ref:
     """A view of memory: ``ref[index]`` loads, ``ref[index] = value`` stores, ``ref.at[index]`` is a smaller view."""
 
-    __slots__ = ("buffer", "data", "path")
+    __slots__ = ("_box", "buffer", "data", "path")
 
     def __init__(self, buffer: Buffer, data: Data | None = None, path: Path = ()) -> None:
         self.buffer = buffer
         self.data = buffer.data if data is None else data
         self.path = path
+        self._box: Any = _NOT_ASKED
+
+    @property
+    def box(self) -> Box | None:
+        """Where in its buffer it starts and stops along each dim; None if it is no box."""
+        if self._box is _NOT_ASKED:
+            self._box = box_of(self.buffer.data.shape, self.path)
+        return self._box  # type: ignore[no-any-return]
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -143,24 +153,19 @@ def load(ref: Ref, key: Any) -> Array:
     """The value of memory."""
     task = current("A ref")
     buffer = ref.buffer
-    if trace.state.builder is not None or not buffer.alive or not buffer.space.addressable:
+    if trace.state.builder is not None or not buffer.alive or not buffer.addressable:
         check_reachable(buffer, "read")
-    if key is Ellipsis:
-        found = ref.data
-        if buffer.unfilled is not None:
-            buffer.before_read(ref.path)
-        if buffer.shadow is not None:
-            buffer.shadow.read_by_task(task, ref.path)
-    else:
-        index, _ = resolve(ref.data.shape, key)
-        found = ref.data[index]
-        if buffer.shadow is not None or buffer.unfilled is not None:
-            path = (*ref.path, as_view(ref.data, index))
-            if buffer.unfilled is not None:
-                buffer.before_read(path)
-                found = ref.data[index]
-            if buffer.shadow is not None:
-                buffer.shadow.read_by_task(task, path)
+    if key is not Ellipsis:
+        index, selects = resolve(ref.data.shape, key)
+        if not selects:
+            buffer.settle()  # what arrays of indices select is a copy
+        index = as_view(ref.data, index)
+        ref = Ref(buffer, ref.data[index], (*ref.path, index))
+    found = ref.data
+    if buffer.unfilled is not None:
+        buffer.before_read(ref.box)
+    if buffer.shadow is not None:
+        buffer.shadow.read_by_task(task, ref)
     data = np.array(found) if not task.machine.clock.dry or found.dtype.kind in "biu" else _no_numbers(found)
     return Array(data, TensorType(data.shape, data.dtype))
 
@@ -181,24 +186,21 @@ def store(ref: Ref, key: Any, value: Any) -> None:
     """Write a value to memory."""
     task = current("A ref")
     buffer = ref.buffer
-    if trace.state.builder is not None or not buffer.alive or not buffer.space.addressable:
+    if trace.state.builder is not None or not buffer.alive or not buffer.addressable:
         check_reachable(buffer, "written")
     if key is Ellipsis:
         data = fitted(value, ref.data.shape, ref.data.dtype, buffer.label)
-        if buffer.unfilled is not None:
-            buffer.before_write(ref.path)
-        if buffer.shadow is not None:
-            buffer.shadow.write_by_task(task, ref.path)
-        if not task.machine.clock.dry or data.dtype.kind in "biu":
-            ref.data[...] = data
-        return
-    index, selects = resolve(ref.data.shape, key)
-    index = as_view(ref.data, index) if selects else index
-    data = fitted(value, ref.data[index].shape, ref.data.dtype, buffer.label)
+        target = ref
+        index: Any = key
+    else:
+        index, selects = resolve(ref.data.shape, key)
+        index = as_view(ref.data, index) if selects else index
+        target = Ref(buffer, ref.data[index], (*ref.path, index))
+        data = fitted(value, target.data.shape, ref.data.dtype, buffer.label)
     if buffer.unfilled is not None:
-        buffer.before_write((*ref.path, index))
+        buffer.before_write(target.box)
     if buffer.shadow is not None:
-        buffer.shadow.write_by_task(task, (*ref.path, index))
+        buffer.shadow.write_by_task(task, target)
     if not task.machine.clock.dry or data.dtype.kind in "biu":
         ref.data[index] = data
 

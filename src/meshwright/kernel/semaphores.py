@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from heapq import heappop, heappush
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,6 +17,9 @@ from meshwright.kernel.spaces import MemorySpace, SemaphoreType
 if TYPE_CHECKING:
     from meshwright.kernel.tasks import Task
     from meshwright.kernel.transfers import Transfer
+
+
+_serial = count()
 
 
 class Signal:
@@ -38,9 +43,13 @@ class Signal:
 
 
 class Semaphore:
-    """One counter of one device."""
+    """One counter of one device.
 
-    __slots__ = ("array", "chains", "count", "index", "last", "longest", "signals", "spent", "times", "total", "waiter")
+    Where races are looked for, ``chains`` are the signals that no wait has proved to have come, by chain, and beside
+    them how much they add up to; ``longest`` is a heap of these sums, with some that are no longer true.
+    """
+
+    __slots__ = ("array", "chains", "count", "index", "last", "longest", "sent", "spent", "times", "total", "waiter")
 
     def __init__(self, array: SemaphoreArray, index: tuple[int, ...]) -> None:
         self.array = array
@@ -54,10 +63,10 @@ class Semaphore:
 
     def forget(self) -> None:
         """Start anew, with no signal that is still to be proved."""
-        self.signals: list[Signal] = []
-        self.total = 0  # of their amounts
-        self.chains: dict[Any, int] = {}  # the same by chain
-        self.longest = 0  # no chain has ever had more
+        self.sent: deque[Signal] = deque()  # where races are not looked for
+        self.total = 0  # of signals in chains
+        self.chains: dict[Any, tuple[deque[Signal], int]] = {}
+        self.longest: list[tuple[int, int, Any]] = []
 
     @property
     def label(self) -> str:
@@ -74,46 +83,59 @@ class Semaphore:
             left -= amount
         return at
 
-    def add(self, signal: Signal) -> None:
-        """A signal is on its way."""
-        self.last = signal
-        self.signals.append(signal)
-        self.total += signal.amount
-        chain = self.chains[signal.chain] = self.chains.get(signal.chain, 0) + signal.amount
-        self.longest = max(self.longest, chain)
+    def signals(self) -> list[Signal]:
+        """The signals sent or on their way of which nobody knows that they were waited for."""
+        return [*self.sent, *(signal for chain, _ in self.chains.values() for signal in chain)]
 
-    def proved(self, value: int) -> list[Signal]:
-        """The signals that must have come for a wait to have taken ``value``, in addition to what was taken before.
+    def take_in_turn(self, value: int) -> None:
+        """Take ``value`` from the counter, of the first signals first."""
+        self.count -= value
+        self.spent += value
+        while self.sent and self.spent >= self.sent[0].amount:
+            signal = self.sent.popleft()
+            signal.copy = None  # lets go of the memory it was between
+            self.spent -= signal.amount
+
+    def add(self, signal: Signal) -> None:
+        """A signal is on its way, to be proved."""
+        self.last = signal
+        self.total += signal.amount
+        chain, length = self.chains.get(signal.chain) or (deque(), 0)
+        chain.append(signal)
+        self._set(signal.chain, chain, length + signal.amount)
+
+    def _set(self, name: Any, chain: deque[Signal], length: int) -> None:
+        self.chains[name] = (chain, length)
+        heappush(self.longest, (-length, next(_serial), name))
+
+    def take(self, value: int, keep: bool = False) -> list[Signal]:
+        """Take ``value`` from the counter (or ``keep`` it there); the signals that are now proved to have come.
 
         All signals together are ``total``. Without a signal and the later ones of its chain, ``total - later`` could
         have come; if that is less than what was taken, the signal has come.
         """
         left = self.total - (self.spent + value)
-        if left <= 0:
-            return list(self.signals)
-        if left >= self.longest:
-            return []
-        later: dict[Any, int] = {}
-        found = []
-        for signal in reversed(self.signals):
-            later[signal.chain] = later.get(signal.chain, 0) + signal.amount
-            if later[signal.chain] > left:
-                found.append(signal)
-        return found
-
-    def take(self, value: int) -> list[Signal]:
-        """Take ``value`` from the counter; the signals that are now proved to have come."""
-        self.count -= value
-        found = self.proved(value)
-        self.spent += value - sum(s.amount for s in found)
-        if len(found) == len(self.signals):
-            self.forget()
-        elif found:
-            gone = set(map(id, found))
-            self.signals = [s for s in self.signals if id(s) not in gone]
-            for signal in found:
-                self.total -= signal.amount
-                self.chains[signal.chain] -= signal.amount
+        found: list[Signal] = []
+        while self.longest and -self.longest[0][0] > left:
+            length, _, name = heappop(self.longest)
+            chain, now = self.chains.get(name, (None, 0))
+            if chain is None or now != -length:
+                continue  # the chain has changed since
+            while chain and now > left:
+                found.append(chain.popleft())
+                now -= found[-1].amount
+            if chain:
+                self._set(name, chain, now)
+            else:
+                del self.chains[name]
+        if not self.chains:
+            self.longest.clear()
+        proved = sum(signal.amount for signal in found)
+        self.total -= proved
+        self.spent -= proved
+        if not keep:
+            self.count -= value
+            self.spent += value
         return found
 
 
@@ -138,8 +160,8 @@ class SemaphoreArray:
 
     def restore(self, counts: Any) -> None:
         """Go on from the counts of an earlier kernel."""
-        for semaphore, count in zip(self, counts.flat, strict=True):
-            semaphore.count = int(count)
+        for semaphore, number in zip(self, counts.flat, strict=True):
+            semaphore.count = int(number)
             semaphore.spent = -semaphore.count  # nothing more is to be learnt from waiting for it
 
     def hand_over(self) -> Any:

@@ -9,8 +9,8 @@ import numpy as np
 from meshwright.core.source import Source
 from meshwright.kernel.faults import UninitializedError
 from meshwright.kernel.history import Access, History, Race
-from meshwright.kernel.marks import UNDEFINED, Marks
-from meshwright.kernel.memory import Buffer, Path, mark
+from meshwright.kernel.marks import UNDEFINED, Marks, Place
+from meshwright.kernel.memory import Buffer, mark
 
 if TYPE_CHECKING:
     from meshwright.kernel.tasks import Task
@@ -25,43 +25,42 @@ _INITIAL = 1 << _EVENT_BITS  # written before the kernel started
 class Shadow:
     """Who last wrote and read each part of a buffer."""
 
-    __slots__ = ("buffer", "copies_reading", "history", "marks")
+    __slots__ = ("buffer", "history", "marks")
 
     def __init__(self, history: History, buffer: Buffer, initialized: bool) -> None:
         self.history = history
         self.buffer = buffer
         self.marks = Marks(buffer.data.shape, _INITIAL if initialized else 0)
-        self.copies_reading: list[tuple[Transfer, Path]] = []
 
     # Accesses of tasks
 
-    def read_by_task(self, task: Task, path: Path) -> None:
+    def read_by_task(self, task: Task, place: Place) -> None:
         """A load."""
         source = task.source()
-        for value in self.marks.written(path):
+        for value in self.marks.written(place):
             if value == 0 or value & UNDEFINED:
-                if self._coming(task, path, source):
+                if self._coming(task, place, source):
                     continue
-                raise self._uninitialized(task, path, source)
+                raise self._uninitialized(task, place, source)
             self._after_write(task, value, "reads", task, source)
-        self.marks.read(path, task.entity, self.history.event(task, "reads", source))
+        self.marks.read(place, task.entity, self.history.event(task, "reads", source))
 
-    def write_by_task(self, task: Task, path: Path) -> None:
+    def write_by_task(self, task: Task, place: Place) -> None:
         """A store."""
         source = task.source()
-        for value in self.marks.written(path):
+        for value in self.marks.written(place):
             self._after_write(task, value, "writes", task, source)
-        self._after_reads(task, path, task.entity, source)
-        self.marks.write(path, (task.entity + 1) << _EVENT_BITS | self.history.event(task, "writes", source))
+        self._after_reads(task, place, task.entity, source)
+        self.marks.write(place, (task.entity + 1) << _EVENT_BITS | self.history.event(task, "writes", source))
 
-    def clear(self, task: Task, path: Path) -> None:
+    def clear(self, task: Task, place: Place) -> None:
         """Memory gets another use: what it holds has no value there."""
-        self.write_by_task(task, path)
-        self.marks.write(path, (task.entity + 1) << _EVENT_BITS | int(task.clock[task.entity]), True)
+        self.write_by_task(task, place)
+        self.marks.write(place, (task.entity + 1) << _EVENT_BITS | int(task.clock[task.entity]), True)
 
-    def _uninitialized(self, task: Task, path: Path, source: Source | None) -> UninitializedError:
-        missing = self.marks.undefined(path)
-        total = mark(self.buffer.data, path).size
+    def _uninitialized(self, task: Task, place: Place, source: Source | None) -> UninitializedError:
+        missing = self.marks.undefined(place)
+        total = mark(self.buffer.data, place.path).size
         count = int(missing.sum()) if isinstance(missing, np.ndarray) else total
         return UninitializedError(
             f"{task.name} reads memory that nothing was written to.",
@@ -70,43 +69,40 @@ class Shadow:
             fix="store to it first, or wait for the copy that fills it",
         )
 
-    def _coming(self, task: Task, path: Path, source: Source | None) -> bool:
+    def _coming(self, task: Task, place: Place, source: Source | None) -> bool:
         """Whether a copy under way will write what a task reads: that is a race, lost this time."""
         for copy in task.machine.pending.values():
-            if copy.lands_in(self.buffer) and self.marks.overlap(path, copy.dst.path):
+            if copy.lands_in(self.buffer) and self.marks.overlap(place, copy.dst):
                 self._race(copy, "writes", copy.source, task, "reads", source, copy)
                 return True
         return False
 
     # Accesses of copies
 
-    def read_by_copy(self, copy: Transfer, path: Path) -> Any:
+    def read_by_copy(self, copy: Transfer, place: Place) -> Any:
         """The source of a copy; which of its elements have no value, where that is so."""
         undefined = False
-        for value in self.marks.written(path):
+        for value in self.marks.written(place):
             undefined = undefined or value == 0 or value & UNDEFINED != 0
             self._after_write(copy, value, "reads", copy, copy.source)
-        self.copies_reading.append((copy, path))
-        return self.marks.undefined(path) if undefined else None
+        self.marks.start_read(place, copy)
+        return self.marks.undefined(place) if undefined else None
 
-    def write_by_copy(self, copy: Transfer, path: Path, undefined: Any) -> None:
+    def write_by_copy(self, copy: Transfer, place: Place, undefined: Any) -> None:
         """The destination of a copy."""
-        for value in self.marks.written(path):
+        for value in self.marks.written(place):
             self._after_write(copy, value, "writes", copy, copy.source)
-        self._after_reads(copy, path, -1, copy.source)
-        self.marks.write(path, _COPY | copy.number, undefined)
+        self._after_reads(copy, place, -1, copy.source)
+        self.marks.write(place, _COPY | copy.number, undefined)
 
     def read_is_over(self, copy: Transfer, task: Task, number: int) -> None:
         """A task waited until a copy had read: from now on it is as if the task had read."""
-        for n, (other, path) in enumerate(self.copies_reading):
-            if other is copy:
-                del self.copies_reading[n]
-                self.marks.read(path, task.entity, number)
-                return
+        if self.marks.end_read(copy.src, copy):
+            self.marks.read(copy.src, task.entity, number)
 
-    def fill(self, path: Path) -> None:
+    def fill(self, place: Place) -> None:
         """Padding: elements that have a value, though an arbitrary one."""
-        self.marks.write(path, _INITIAL)
+        self.marks.write(place, _INITIAL)
 
     # Order
 
@@ -120,17 +116,17 @@ class Shadow:
         elif value:
             entity, number = (value >> _EVENT_BITS) - 1, value & _EVENT_MASK
             if who.clock[entity] < number:
-                event = self.history.events[entity][number]
-                self._race(self.history.tasks[entity], event.verb, event.source, actor, verb, source, None)
+                did, at = self.history.events[entity][number]
+                self._race(self.history.tasks[entity], did, at, actor, verb, source, None)
 
-    def _after_reads(self, who: Any, path: Path, own: int, source: Source | None) -> None:
+    def _after_reads(self, who: Any, place: Place, own: int, source: Source | None) -> None:
         """Require that all reads happened before what ``who`` writes; ``own`` reads come before in any case."""
-        for entity, last in self.marks.last_reads(path):
+        for entity, last in self.marks.last_reads(place):
             if entity != own and last > who.clock[entity]:
-                event = self.history.events[entity][last]
-                self._race(self.history.tasks[entity], "reads", event.source, who, "writes", source, None)
-        for copy, read in self.copies_reading:
-            if copy is not who and not self.history.knows_read(who, copy) and self.marks.overlap(path, read):
+                at = self.history.events[entity][last][1]
+                self._race(self.history.tasks[entity], "reads", at, who, "writes", source, None)
+        for copy in self.marks.reading(place):
+            if copy is not who and not self.history.knows_read(who, copy):
                 self._race(copy, "reads", copy.source, who, "writes", source, copy)
 
     def _race(

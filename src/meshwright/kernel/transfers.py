@@ -24,22 +24,23 @@ class Transfer:
     """
 
     __slots__ = (
-        "add", "clock", "core", "device", "dst", "finish", "link", "nbytes", "number", "payload", "read_over",
+        "add", "clock", "core", "device", "dst", "finish", "nbytes", "number", "payload", "read_over",
         "receive", "send", "source", "src", "starter", "undefined", "write_over",
     )  # fmt: skip
 
-    def __init__(self, starter: Task, src: Ref, dst: Ref, device: int, core: int, add: bool) -> None:
+    def __init__(
+        self, starter: Task, src: Ref, dst: Ref, device: int, core: int, add: bool, source: Source | None
+    ) -> None:
         self.starter = starter
         self.src = src
         self.dst = dst
         self.device = device
         self.core = core
         self.add = add
-        self.link = (starter.device, starter.core, device, core)
         self.nbytes = src.data.nbytes
         self.number = 0
         self.finish = 0.0
-        self.source: Source | None = starter.source()
+        self.source = source
         self.send: tuple[Semaphore, Signal] | None = None
         self.receive: tuple[Semaphore, Signal] | None = None
         self.payload: Data | None = None
@@ -47,6 +48,11 @@ class Transfer:
         self.clock: Any = None
         self.read_over: tuple[int, int] | None = None  # the task and its event that proved the read over
         self.write_over: tuple[int, int] | None = None
+
+    @property
+    def link(self) -> tuple[int, int, int, int]:
+        """From where it goes to where."""
+        return (self.starter.device, self.starter.core, self.device, self.core)
 
     @property
     def name(self) -> str:
@@ -62,9 +68,9 @@ class Transfer:
         if not buffer.alive:
             raise self._gone(buffer)
         if buffer.unfilled is not None:
-            buffer.before_read(self.src.path)
+            buffer.before_read(self.src.box)
         if buffer.shadow is not None:
-            self.undefined = buffer.shadow.read_by_copy(self, self.src.path)
+            self.undefined = buffer.shadow.read_by_copy(self, self.src)
         if keep:
             self.payload = self.src.data.copy()
 
@@ -74,12 +80,12 @@ class Transfer:
         buffer = self.target()
         data = follow(buffer.data, self.dst.path) if buffer is not self.dst.buffer else self.dst.data
         if buffer.shadow is not None:
-            buffer.shadow.write_by_copy(self, self.dst.path, self.undefined)
+            buffer.shadow.write_by_copy(self, self.dst, self.undefined)
         if buffer.unfilled is not None:
             if self.add:
                 buffer.settle()
             else:
-                buffer.before_write(self.dst.path)
+                buffer.before_write(self.dst.box)
         if is_dry(self.starter, data):
             pass
         elif self.add:
@@ -88,6 +94,11 @@ class Transfer:
         else:
             data[...] = payload
         self.payload = None
+
+    def let_go(self) -> None:
+        """Once it is known to be over, of the memory it was between."""
+        if self.write_over is not None and (self.send is None or self.read_over is not None):
+            self.src = self.dst = None  # type: ignore[assignment]
 
     def uses(self, buffer: Buffer) -> bool:
         """Whether the copy has still to read or write a buffer."""
@@ -135,8 +146,8 @@ class Transfer:
         if over is not None:
             machine = self.starter.machine
             return f"{machine.tasks[over[0]].name} waited for the copy, but nothing orders that wait before the access"
-        if semaphore is not None and signal is not None and semaphore.spent:
-            others = [s.source for s in semaphore.signals if s is not signal and s.source is not None]
+        if semaphore is not None and signal is not None and semaphore.spent > 0:
+            others = [s.source for s in semaphore.signals() if s is not signal and s.source is not None]
             text = others[0].show() if others else "another copy"
             return f"the semaphore {semaphore.label} is shared: what was waited for may have been the signal of\n{text}"
         return "no wait for the copy comes before the access"

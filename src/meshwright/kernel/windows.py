@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.core.source import here
+from meshwright.core.source import Source, here
 from meshwright.kernel.blocks import Blocks
 from meshwright.kernel.faults import KernelError
 from meshwright.kernel.memory import fill_poison
@@ -21,18 +21,24 @@ from meshwright.kernel.tasks import Task
 from meshwright.kernel.transfers import Transfer
 
 
+def _part(ref: Ref, index: Any) -> Ref:
+    return Ref(ref.buffer, ref.data[index], (*ref.path, index))
+
+
 class Window:
     """The buffers of one operand. ``slots`` is memory of shape (count, *block), ``semaphores`` one for each slot."""
 
     __slots__ = (
-        "arrived", "blocks", "comes", "count", "last", "leaving", "lookahead", "opened", "ref", "semaphores", "slots",
-        "started", "target",
+        "arrived", "blocks", "comes", "count", "last", "leaving", "lookahead", "nbytes", "opened", "outside", "ref",
+        "semaphores", "slots", "started", "target", "views",
     )  # fmt: skip
 
     def __init__(self, slots: Ref, semaphores: SemaphoreRef, comes: bool = False) -> None:
-        self.slots = slots
-        self.semaphores = semaphores
         self.count = slots.shape[0]
+        self.slots = [_part(slots, (n,)) for n in range(self.count)]  # the buffer of each slot, in the operand's rank
+        self.views = self.slots  # and as the kernel sees it
+        self.semaphores: list[Semaphore] = list(semaphores.cells)
+        self.nbytes = slots.data.nbytes // self.count
         self.lookahead = False
         self.comes = comes  # of an output: whether its blocks are fetched, too
         self.reset()
@@ -47,63 +53,54 @@ class Window:
         """Say which memory the window is on."""
         self.ref = ref
         self.blocks = blocks
-
-    def semaphore(self, number: int) -> Semaphore:
-        return self.semaphores.cells[number % self.count]  # type: ignore[no-any-return]
-
-    def slot(self, number: int) -> Ref:
-        """The buffer of a block, in the operand's rank."""
-        slots = self.slots
-        index = (number % self.count,)
-        return Ref(slots.buffer, slots.data[index], (*slots.path, index))
-
-    def view(self, number: int) -> Ref:
-        """The buffer of a block as the kernel sees it."""
-        whole = self.slot(number)
-        kept: tuple[Any, ...] = self.blocks.kept
-        if 0 not in kept:
-            return whole
-        if whole.data.ndim == kept.count(0):
-            kept = (*kept, Ellipsis)
-        return Ref(whole.buffer, whole.data[kept], (*whole.path, kept))
+        self.outside: dict[tuple[Any, ...], Ref] = {}  # the blocks in the operand
+        kept: tuple[Any, ...] = blocks.kept
+        if 0 in kept:
+            if len(kept) == kept.count(0):
+                kept = (*kept, Ellipsis)
+            self.views = [_part(slot, kept) for slot in self.slots]
 
     def _parts(self, number: int, index: tuple[Any, ...], incoming: bool) -> tuple[Ref, Ref]:
         """The block in the operand and in its slot, both cut to what lies inside the operand."""
         outside, inside = self.blocks.parts(index)
-        slot = self.slot(number)
+        slot = self.slots[number % self.count]
         if inside is not None and incoming:
             slot.buffer.settle()
             fill_poison(slot.data)
             if slot.buffer.shadow is not None:
-                slot.buffer.shadow.fill(slot.path)
-        ref = self.ref
-        return (
-            Ref(ref.buffer, ref.data[outside], (*ref.path, outside)),
-            slot if inside is None else Ref(slot.buffer, slot.data[inside], (*slot.path, inside)),
-        )
+                slot.buffer.shadow.fill(slot)
+        block = self.outside.get(index)
+        if block is None:
+            block = self.outside[index] = _part(self.ref, outside)
+        return block, slot if inside is None else _part(slot, inside)
 
     def _nbytes(self, index: tuple[Any, ...]) -> int:
         """The bytes of a block, without what lies outside the operand."""
         outside, inside = self.blocks.parts(index)
-        slots = self.slots.data
         if inside is None:
-            return slots.nbytes // self.count
-        return int(slots.itemsize * prod(part.stop - part.start for part in outside))
+            return self.nbytes
+        return int(self.ref.data.itemsize * prod(part.stop - part.start for part in outside))
+
+    def _start(self, task: Task, source: Ref, target: Ref, number: int, line: Source | None) -> None:
+        copy = Transfer(task, source, target, task.device, task.core, False, line)
+        task.machine.start(copy, None, self.semaphores[number % self.count])
+
+    def _wait(self, task: Task, number: int, index: tuple[Any, ...], why: str) -> None:
+        task.machine.wait(task, self.semaphores[number % self.count], self._nbytes(index), why)
 
     # Blocks that come
 
-    def fetch(self, task: Task, index: tuple[Any, ...]) -> None:
+    def fetch(self, task: Task, index: tuple[Any, ...], line: Source | None) -> None:
         """Start to copy a block into the next slot."""
         number = self.started
         self.started += 1
         outside, inside = self._parts(number, index, True)
-        task.machine.start(Transfer(task, outside, inside, task.device, task.core, False), None, self.semaphore(number))
+        self._start(task, outside, inside, number, line)
 
     def await_fetch(self, task: Task, index: tuple[Any, ...]) -> None:
         """Wait for the next block, which becomes the current one."""
-        number = self.arrived
         self.arrived += 1
-        task.machine.wait(task, self.semaphore(number), self._nbytes(index), "waits for a block of the pipeline")
+        self._wait(task, self.arrived - 1, index, "waits for a block of the pipeline")
 
     @property
     def current(self) -> Ref:
@@ -115,7 +112,12 @@ class Window:
                 why="its prologue skips the first copy, and nothing was fetched before",
                 fix="skip the copy only where an earlier run has prefetched it, and pass init_allocations in the first",
             )
-        return self.view(self.arrived - 1)
+        return self.views[(self.arrived - 1) % self.count]
+
+    @property
+    def last_arrived(self) -> Ref:
+        """The block that was fetched last, in the operand's rank."""
+        return self.slots[(self.arrived - 1) % self.count]
 
     # Blocks that go
 
@@ -124,23 +126,20 @@ class Window:
         number = self.opened
         self.opened += 1
         self.await_before(task, number - self.count + 1)
-        shadow = self.slots.buffer.shadow
-        if shadow is not None and number >= self.count and not self.comes:
-            shadow.clear(task, self.slot(number).path)
+        slot = self.slots[number % self.count]
+        if slot.buffer.shadow is not None and number >= self.count and not self.comes:
+            slot.buffer.shadow.clear(task, slot)
 
-    def leave(self, task: Task, index: tuple[Any, ...]) -> None:
+    def leave(self, task: Task, index: tuple[Any, ...], line: Source | None) -> None:
         """Start to copy the current block out."""
         number = self.opened - 1
         outside, inside = self._parts(number, index, False)
-        task.machine.start(Transfer(task, inside, outside, task.device, task.core, False), None, self.semaphore(number))
+        self._start(task, inside, outside, number, line)
         self.leaving.append((number, index))
 
     def await_leave(self, task: Task) -> None:
         """Wait for the oldest copy out."""
-        number, index = self.leaving.pop(0)
-        task.machine.wait(
-            task, self.semaphore(number), self._nbytes(index), "waits for a block of the pipeline to be written"
-        )
+        self._wait(task, *self.leaving.pop(0), "waits for a block of the pipeline to be written")
 
     def await_before(self, task: Task, number: int) -> None:
         """Wait for the copies out of the blocks before ``number``."""
@@ -153,19 +152,24 @@ class Window:
             self.await_leave(task)
 
     @property
+    def last_opened(self) -> Ref:
+        """The block being written, in the operand's rank."""
+        return self.slots[(self.opened - 1) % self.count]
+
+    @property
     def open_view(self) -> Ref:
         """The block being written, as the kernel sees it."""
-        return self.view(self.opened - 1)
+        return self.views[(self.opened - 1) % self.count]
 
 
 def add_into(target: Ref, other: Ref, task: Task) -> None:
     """``target += other`` in memory, as the pipeline does it when it accumulates."""
     for ref, write in ((other, False), (target, False), (target, True)):
         if ref.buffer.unfilled is not None:
-            ref.buffer.before_read(ref.path)
+            ref.buffer.before_read(ref.box)
         shadow = ref.buffer.shadow
         if shadow is not None:
-            (shadow.write_by_task if write else shadow.read_by_task)(task, ref.path)
+            (shadow.write_by_task if write else shadow.read_by_task)(task, ref)
     if task.machine.clock.dry:
         return
     with np.errstate(all="ignore"):
@@ -175,11 +179,11 @@ def add_into(target: Ref, other: Ref, task: Task) -> None:
 def copy_into(target: Ref, other: Ref, task: Task) -> None:
     """``target = other`` between buffers of the pipeline."""
     if other.buffer.unfilled is not None:
-        other.buffer.before_read(other.path)
+        other.buffer.before_read(other.box)
     if target.buffer.unfilled is not None:
-        target.buffer.before_write(target.path)
+        target.buffer.before_write(target.box)
     if other.buffer.shadow is not None and target.buffer.shadow is not None:
-        other.buffer.shadow.read_by_task(task, other.path)
-        target.buffer.shadow.write_by_task(task, target.path)
+        other.buffer.shadow.read_by_task(task, other)
+        target.buffer.shadow.write_by_task(task, target)
     if not task.machine.clock.dry:
         target.data[...] = other.data
