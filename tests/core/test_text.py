@@ -8,6 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+import meshwright as mw
 from meshwright.core import dtypes
 from meshwright.core.check import check
 from meshwright.core.op import Op
@@ -538,3 +539,21 @@ def test_importing_the_package_fills_the_registry() -> None:
         "assert before == set(REGISTRY), set(REGISTRY) ^ before\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize(
+    "name", ["x", "U", "a b", "x-y", "é", "1x", "a:b", "it's", 'q"', "\\", "", "a,b", "None", "x\n"]
+)
+def test_any_name_of_an_axis_is_read_back(name: str) -> None:
+    for axis in [name, f"{name}:(1)2"] if name else [name]:
+        for given in (
+            TensorType((4,), dtypes.FLOAT32, varying=(axis,)),
+            TensorType((4,), dtypes.FLOAT32, unreduced=(axis,)),
+        ):
+            assert parse_type(given.short()) is given
+    mesh = mw.make_mesh((4,), (name,), axis_types=(mw.AxisType.Explicit,))
+    with mw.set_mesh(mesh):
+        array = mw.device_put(np.ones(8, np.float32), mw.NamedSharding(mesh, mw.P(name)))
+        program = mw.make_program(lambda x: x + x)(array)
+    assert program.inputs[0].type.sharding is not None
+    assert parse_program(str(program)) == program

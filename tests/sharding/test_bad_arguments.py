@@ -27,6 +27,8 @@ CPU, TPU = Device(0), Device(1, "tpu")
         (lambda: mw.make_mesh((10**5000,), ("x",)), MeshError, "A size of the mesh does not fit into 64 bits."),
         (lambda: mw.make_mesh((2,), None), MeshError, "Axis names cannot be None."),
         (lambda: mw.make_mesh((2,), 3), MeshError, "Axis names cannot be 3."),
+        (lambda: mw.make_mesh((2,), "a:(1)2"), MeshError, 'A mesh axis cannot be named "a:(1)2".'),
+        (lambda: mw.AbstractMesh((2,), "a b:(2)4"), MeshError, 'A mesh axis cannot be named "a b:(2)4".'),
         (lambda: mw.make_mesh((2,), "x", kind=None), MeshError, "Devices cannot be of kind None."),
         (lambda: mw.make_mesh((2,), "x", kind=3), MeshError, "Devices cannot be of kind 3."),
         (lambda: mw.make_mesh((2,), "x", kind=" "), MeshError, "Devices cannot be of kind ' '."),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from math import prod
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from meshwright.core.axes import quoted
+from meshwright.core.axis_names import PART
 from meshwright.core.sharding_text import LARGEST
 from meshwright.errors import MeshError
 
@@ -145,6 +147,14 @@ def check_axes(names: Iterable[Any], sizes: tuple[int, ...], where: Where) -> tu
         if not isinstance(name, str):
             raise MeshError(
                 f"A mesh axis cannot be named {_short(name)}.", where=where(), why="names are strings", fix='"x"'
+            )
+        part = PART.fullmatch(name)
+        if part:
+            raise MeshError(
+                f"A mesh axis cannot be named {quoted(name)}.",
+                where=where(),
+                why=f"shardings would read it as a part of the axis {quoted(part[1])}",
+                fix=quoted(re.sub(r"\W+", "_", name).strip("_") or "x"),
             )
         if sizes[position] < 1:
             raise bad_size(name, sizes[position], where)

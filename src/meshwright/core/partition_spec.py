@@ -8,11 +8,10 @@ from functools import partial
 from typing import Any, ClassVar
 
 from meshwright.core.axes import AxisRef
+from meshwright.core.axis_names import PART
 from meshwright.core.sharding_text import WrittenAxis, pointing, read_integer
 from meshwright.core.source import here
 from meshwright.errors import ShardingError, TextError
-
-_SUB_AXIS = r"(.+):\((-?\d+)\)(-?\d+)"
 
 
 class _Unconstrained:
@@ -186,7 +185,7 @@ def _names(axes: str | AxisRef | Iterable[str | AxisRef]) -> tuple[str, ...]:
 
 def read_axis(text: str, where: Callable[[int], str] | None = None) -> WrittenAxis:
     """An axis as types and specs write it: ``x``, ``x:(1)2``; ``where`` shows a place of the text."""
-    match = re.fullmatch(_SUB_AXIS, text, re.ASCII | re.DOTALL)
+    match = PART.fullmatch(text)
     if match is None:
         return WrittenAxis(text)
     pre, size = (_signed(match, group, where or partial(pointing, text)) for group in (2, 3))

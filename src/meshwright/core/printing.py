@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from meshwright.core import dtypes
+from meshwright.core.axis_names import axis_text
 from meshwright.core.program import Atom, Literal, Missing, Program, Rule, Var, digest, set_printer
 from meshwright.core.types import TensorType
 
@@ -19,7 +20,9 @@ BARE[bool] = TensorType((), dtypes.BOOL)
 def print_program(program: Program, sources: bool = True, constants: bool = False) -> str:
     """The text of a program; ``sources`` adds the user's lines, ``constants`` writes large arrays in full."""
     mesh = _mesh_of(program)
-    first = [] if mesh is None else [f"mesh({', '.join(f'{name}={size}' for name, size in mesh.shape.items())})"]
+    first = (
+        [] if mesh is None else [f"mesh({', '.join(f'{axis_text(name)}={size}' for name, size in mesh.shape.items())})"]
+    )
     return "\n".join([*first, *_lines(program, _Names(), sources, constants)])
 
 

@@ -11,6 +11,7 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 from meshwright.core.axes import Axes, AxisRef, merged
+from meshwright.core.axis_names import axis_text
 from meshwright.core.dimension_sharding import (
     DimensionSharding,
     axis_set,
@@ -548,5 +549,5 @@ def _one_device(sharding: TensorSharding) -> int | None:
 
 
 def _type_dim(size: int, axes: Axes) -> str:
-    names = [axis.short() for axis in axes]
+    names = [axis_text(axis.short()) for axis in axes]
     return str(size) if not names else f"{size}@{names[0]}" if len(names) == 1 else f"{size}@({','.join(names)})"

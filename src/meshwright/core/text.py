@@ -20,7 +20,6 @@ Params are numbers, strings, tuples, dtypes, types, programs and the names of us
 
 from __future__ import annotations
 
-import ast
 import binascii
 import re
 from typing import Any
@@ -31,17 +30,13 @@ from meshwright.core import dtypes
 from meshwright.core.op import REGISTRY
 from meshwright.core.printing import BARE
 from meshwright.core.program import Atom, Eqn, Literal, Missing, Program, Rule, Var, digest
-from meshwright.core.text_tokens import TextReader, brief, following, read_list
+from meshwright.core.text_tokens import TextReader, brief, following, read_list, read_string
 from meshwright.core.trace import python_number
 from meshwright.core.type_text import read_dtype_name, read_int, read_mesh, read_type
 from meshwright.core.types import TensorType
 from meshwright.errors import MeshwrightError
 
 _EQUALS = re.compile(r"[ \t]*=")
-# The escapes that ``repr`` writes; Python warns about some others.
-_STRING = re.compile(
-    r"""(['"])(?:[^\\]|\\(?:[\\'"nrt]|x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U(?:000[0-9a-fA-F]|0010)[0-9a-fA-F]{4}))*\1"""
-)
 
 
 def parse_program(text: str) -> Program:
@@ -221,7 +216,7 @@ def _parse_value(reader: TextReader, names: dict[str, Var]) -> Any:
             reader.take()
             return tuple(read_list(reader, ")", lambda: _parse_value(reader, names)))
     if kind == "string":
-        return _parse_string(reader)
+        return read_string(reader)
     if text == "None":
         reader.take()
         return None
@@ -235,7 +230,7 @@ def _parse_value(reader: TextReader, names: dict[str, Var]) -> Any:
     if text == "rule":
         reader.take()
         reader.take("(")
-        rule = Rule(_parse_string(reader))
+        rule = Rule(read_string(reader))
         reader.take(")")
         return rule
     if text == "~" or text in dtypes.SHORT_NAMES:
@@ -260,7 +255,7 @@ def _parse_spec(reader: TextReader, names: dict[str, Var]) -> Any:
             key = reader.word("a set of axes")
             reader.take("=")
             reader.take("{")
-            sets[key] = read_list(reader, "}", lambda: _parse_string(reader))
+            sets[key] = read_list(reader, "}", lambda: read_string(reader))
         elif reader.accept("UNCONSTRAINED"):
             entries.append(PartitionSpec.UNCONSTRAINED)
         else:
@@ -280,20 +275,6 @@ def _is_complex(reader: TextReader) -> bool:
     return ends > 1 and not {"(", ","} & set(tokens[1:ends]) and tokens[ends - 1].endswith("j")
 
 
-def _parse_string(reader: TextReader) -> str:
-    kind, text, _ = reader.peek_full()
-    if kind != "string":
-        raise reader.expected("a string")
-    try:
-        if _STRING.fullmatch(text) is None:
-            raise ValueError
-        value: str = ast.literal_eval(text)
-    except (SyntaxError, ValueError):
-        raise reader.error(f"{brief(text)} is not a string") from None
-    reader.take()
-    return value
-
-
 def _parse_constant(reader: TextReader, type: TensorType) -> Any:
     kind, text, position = reader.peek_full()
     if kind == "digest":
@@ -301,7 +282,7 @@ def _parse_constant(reader: TextReader, type: TensorType) -> Any:
         if reader.peek_full()[0] != "string":
             return Missing(text[1:])
         try:
-            raw = binascii.a2b_base64(_parse_string(reader), strict_mode=True)
+            raw = binascii.a2b_base64(read_string(reader), strict_mode=True)
         except ValueError:
             raise reader.error_at(position, "the data is not base64") from None
         if len(raw) != type.nbytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -32,6 +33,10 @@ _TOKENS = re.compile(
     re.VERBOSE | re.ASCII,
 )
 _SOURCE = re.compile(r"#\s*(\S.*):([0-9]{1,9})\s*")
+# The escapes that ``repr`` writes; Python warns about some others.
+_STRING = re.compile(
+    r"""(['"])(?:[^\\]|\\(?:[\\'"nrt]|x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U(?:000[0-9a-fA-F]|0010)[0-9a-fA-F]{4}))*\1"""
+)
 
 
 def brief(text: str) -> str:
@@ -173,3 +178,17 @@ def read_list(reader: TextReader, end: str, item: Callable[[], Any]) -> list[Any
         if reader.peek() != end:
             reader.take(",")
     return items
+
+
+def read_string(reader: TextReader) -> str:
+    kind, text, _ = reader.peek_full()
+    if kind != "string":
+        raise reader.expected("a string")
+    try:
+        if _STRING.fullmatch(text) is None:
+            raise ValueError
+        value: str = ast.literal_eval(text)
+    except (SyntaxError, ValueError):
+        raise reader.error(f"{brief(text)} is not a string") from None
+    reader.take()
+    return value

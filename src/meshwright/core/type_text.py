@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from meshwright.core import dtypes
-from meshwright.core.text_tokens import TextReader, brief, following, read_list
+from meshwright.core.text_tokens import TextReader, brief, following, read_list, read_string
 from meshwright.core.types import TensorType
 from meshwright.errors import MeshwrightError
 
@@ -47,7 +47,7 @@ def read_mesh(reader: TextReader) -> AbstractMesh:
     reader.take("(")
 
     def axis() -> tuple[str, int]:
-        name = reader.word("a mesh axis")
+        name = _word_or_string(reader)
         reader.take("=")
         return name, read_size(reader)
 
@@ -127,13 +127,17 @@ def read_type(reader: TextReader) -> TensorType:
 
 def read_axis_name(reader: TextReader) -> str:
     """A mesh axis, ``x``, or a part of one, ``x:(1)2``."""
-    name = reader.word("a mesh axis")
+    name = _word_or_string(reader)
     if not reader.accept(":"):
         return name
     reader.take("(")
     before = read_size(reader)
     reader.take(")")
     return f"{name}:({before}){read_size(reader)}"
+
+
+def _word_or_string(reader: TextReader) -> str:
+    return read_string(reader) if reader.peek_full()[0] == "string" else reader.word("a mesh axis")
 
 
 def read_dtype_name(reader: TextReader) -> str:

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from meshwright.core.axis_names import axis_text
 from meshwright.core.dtypes import DType, short_name
 
 Shape = tuple[int, ...]
@@ -100,7 +101,7 @@ class TensorType:
 
     def _layout(self) -> str:
         dims = self.sharding.type_dims(self.shape) if self.sharding is not None else [str(n) for n in self.shape]
-        marks = [*self.varying, *(f"U:{axis}" for axis in self.unreduced)]
+        marks = [*map(axis_text, self.varying), *(f"U:{axis_text(axis)}" for axis in self.unreduced)]
         return f"[{','.join(dims)}]" + ("{" + ",".join(marks) + "}" if marks else "")
 
     def __str__(self) -> str:
