@@ -12,7 +12,9 @@ import meshwright as mw
 import meshwright.numpy as mnp
 from meshwright import pallas as pl
 from meshwright.pallas import tpu as pltpu
-from tests.kernel import test_wrong_kernels as wrong
+from tests.kernel import wrong_races, wrong_uses, wrong_waits  # noqa: F401
+from tests.kernel.collectives import struct
+from tests.kernel.corpus import WRONG
 from tests.kernel.test_conformance_devices import both_ways_all_gather, numbers
 from tests.kernel.test_conformance_devices import run as run_kernel
 
@@ -83,8 +85,8 @@ x_ref is read directly, but it is in ANY.
 
 def message(name: str) -> str:
     with pytest.raises(pltpu.KernelError) as caught:
-        wrong.run(name)
-    return re.sub(r"test_wrong_kernels\.py:\d+", "FILE:N", str(caught.value))
+        WRONG[name].run()
+    return re.sub(r"wrong_\w+\.py:\d+", "FILE:N", str(caught.value))
 
 
 @pytest.mark.parametrize("name", MESSAGES)
@@ -125,7 +127,7 @@ def test_an_error_of_python_says_on_which_device():
             raise ZeroDivisionError("by zero")
         out_ref[...] = x_ref[...]
 
-    call = pl.pallas_call(kernel, wrong.struct((2, 4)))
+    call = pl.pallas_call(kernel, struct((2, 4)))
     with pytest.raises(ZeroDivisionError) as caught:
         run_kernel(call, np.zeros((4, 2, 4), np.float32))
     assert caught.value.__notes__ == ["in the kernel on device 2"]
@@ -136,7 +138,7 @@ def test_a_ref_is_not_used_in_a_traced_function():
         out_ref[...] = mw.jit(lambda: x_ref[...] * 2)()
 
     with pytest.raises(mw.MeshwrightError, match="A ref is read in a function being traced"):
-        pl.pallas_call(kernel, wrong.struct((2,)))(mnp.ones(2))
+        pl.pallas_call(kernel, struct((2,)))(mnp.ones(2))
 
 
 def failing(call: Any, *args: Any) -> str:
@@ -148,7 +150,7 @@ def failing(call: Any, *args: Any) -> str:
 def test_an_output_block_is_left_once():
     call = pl.pallas_call(
         lambda x_ref, out_ref: None,
-        wrong.struct((2, 8)),
+        struct((2, 8)),
         grid=(4,),
         in_specs=[pl.BlockSpec((1, 8), lambda i: (i, 0))],
         out_specs=pl.BlockSpec((1, 8), lambda i: (i % 2, 0)),
@@ -164,7 +166,7 @@ def test_an_output_block_is_left_once():
 def test_index_maps_and_kernels_take_what_they_are_given():
     call = pl.pallas_call(
         lambda x_ref, out_ref: None,
-        wrong.struct((2, 8)),
+        struct((2, 8)),
         grid=(2,),
         in_specs=[pl.BlockSpec((1, 8), lambda i, j: (i, j))],
     )
@@ -178,10 +180,10 @@ def test_index_maps_and_kernels_take_what_they_are_given():
     def kernel(x_ref, out_ref, total_ref):
         pass
 
-    call = pl.pallas_call(kernel, wrong.struct((2, 8)))
+    call = pl.pallas_call(kernel, struct((2, 8)))
     assert failing(call, mnp.ones((2, 8))) == (
         "The kernel kernel cannot take the 2 refs it is given.\n"
-        "  at:   FILE:N   call = pl.pallas_call(kernel, wrong.struct((2, 8)))\n"
+        "  at:   FILE:N   call = pl.pallas_call(kernel, struct((2, 8)))\n"
         "  why:  missing a required argument: 'total_ref'; it is given 1 operands, 1 results and 0 of scratch memory, "
         "in this order\n"
         "  fix:  one parameter for each: def kernel(x_ref, …, out_ref, …, scratch_ref, …)"
@@ -191,7 +193,7 @@ def test_index_maps_and_kernels_take_what_they_are_given():
 def test_axes_of_a_grid_are_parallel_or_not():
     for names in (("paralel", pltpu.ARBITRARY), ("parallel",)):
         params = pltpu.CompilerParams(dimension_semantics=names)
-        call = pl.pallas_call(lambda x_ref, out_ref: None, wrong.struct((2,)), grid=(2, 2), compiler_params=params)
+        call = pl.pallas_call(lambda x_ref, out_ref: None, struct((2,)), grid=(2, 2), compiler_params=params)
         assert failing(call, mnp.ones(2)).split("\n", 2)[::2] == [
             f"dimension_semantics is {tuple(getattr(n, 'value', n) for n in names)} for a grid of 2 axes.",
             "  why:  each axis is one of 'parallel', 'core_parallel', 'subcore_parallel', 'arbitrary'\n"
@@ -208,7 +210,7 @@ def test_a_new_block_of_an_output_has_no_value_though_its_buffer_held_another():
         out_ref[...] += x_ref[...]
 
     spec = pl.BlockSpec((1, 8), lambda i: (i, 0))
-    call = pl.pallas_call(kernel, wrong.struct((4, 8)), grid=(4,), in_specs=[spec], out_specs=spec, debug=pl.Debug())
+    call = pl.pallas_call(kernel, struct((4, 8)), grid=(4,), in_specs=[spec], out_specs=spec, debug=pl.Debug())
     assert failing(call, mnp.ones((4, 8))).startswith(
         "device 0 reads memory that nothing was written to.\n  at:   FILE:N"
     )
