@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 
 import numpy as np
 import pytest
@@ -514,6 +515,10 @@ def test_explicit_loops_and_branches():
 
 def test_numbers_need_no_pbroadcast():
     assert typed(lambda x: 2 * x + 1, "f32[3]{i}", auto_pbroadcast=False) == "f32[3]{i}"
+    for update in ("set", "add", "multiply", "max", "divide"):
+        for key in (0, -1, slice(1, 3), slice(None, None, 2)):
+            changed = partial(lambda x, update, key: getattr(x.at[key], update)(2.0), update=update, key=key)
+            assert typed(changed, "f32[3]{i}", auto_pbroadcast=False) == "f32[3]{i}"
 
 
 def test_derivatives_of_explicit_programs_are_lifted_where_they_must_be():

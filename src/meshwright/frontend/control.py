@@ -335,7 +335,9 @@ def _cond(index: Value, branches: Sequence[Function], operands: Sequence[Any], w
 
         return regions.region(branch, [*(x.type for x in captured), *types])
 
-    outs = control.cond(index, *captured, *values, branches=tuple(fitted(t) for t in traced))
+    programs = tuple(fitted(t) for t in traced)
+    control.refuse_meeting(what, index.type.varying, programs)  # the op does too, but does not know what it is called
+    outs = control.cond(index, *captured, *values, branches=programs)
     return tree.unflatten(first.out_tree, outs)
 
 

@@ -11,7 +11,7 @@ from meshwright.core import dtypes
 from meshwright.core.dtypes import BOOL
 from meshwright.core.op import Op, Value
 from meshwright.core.source import here
-from meshwright.core.trace import Array, Tracer, apply, to_array
+from meshwright.core.trace import Array, Tracer, apply, is_number, lift, to_array
 from meshwright.core.types import Shape
 from meshwright.errors import ShapeError
 from meshwright.frontend.indexing import (
@@ -127,7 +127,7 @@ def elementwise_negative(values: ArrayLike) -> Value:
 
 
 def _ones(x: Value) -> Value:
-    return broadcast(basic.scalar_like(x, 1), x.type.shape)
+    return broadcast(lift(basic.scalar_like(x, 1), x.type.varying), x.type.shape)
 
 
 def _scatter(
@@ -143,6 +143,8 @@ def _scatter(
 ) -> Value:
     x = place.array
     y = convert(value(values), x.type.dtype)
+    if is_number(values):  # the same on all devices, as every number in a program is
+        y = lift(y, x.type.varying)
     mask = _whole_mask(x, place.key)
     if mask is not None and y.type.ndim == 0:
         dims = tuple(range(mask.ndim))
@@ -236,6 +238,8 @@ def _scatter_windows(
         if dims
         else basic.zeros(value(np.int32(0)).type.with_(shape=(*shape, 0)))
     )
+    if not any(isinstance(i, Position) and i.at.__class__ is not int for i in items):  # written as numbers
+        indices = lift(indices, x.type.varying)
     return apply(
         op,
         (x, indices, y),

@@ -53,7 +53,7 @@ def _while_type(
             why="it must return one bool scalar",
             fix="return a comparison such as `i < n`",
         )
-    _refuse_meeting("while", cond.out_types[0].varying, (cond, body))
+    refuse_meeting("while", cond.out_types[0].varying, (cond, body))
     if not same_types(body.out_types, carry):
         raise ShapeError(
             "The body of a while loop does not return what it is given.",
@@ -199,14 +199,14 @@ def _cond_type(index: TensorType, *operands: TensorType, branches: tuple[Program
                 why=f"one returns ({show_types(first.out_types)}), another ({show_types(branch.out_types)})",
                 fix="return values of the same types from every branch",
             )
-    _refuse_meeting("cond" if len(branches) == 2 else "switch", index.varying, branches)
+    refuse_meeting("cond" if len(branches) == 2 else "switch", index.varying, branches)
     return tuple(
         t.with_(weak=all(branch.out_types[n].weak for branch in branches), varying=union((t.varying, index.varying)))
         for n, t in enumerate(first.out_types)
     )
 
 
-def _refuse_meeting(what: str, varying: tuple[str, ...], regions: Sequence[Program]) -> None:
+def refuse_meeting(what: str, varying: tuple[str, ...], regions: Sequence[Program]) -> None:
     """Devices that take different ways must not wait for each other on one of them."""
     for axis in varying:
         if any(meets(region, axis) for region in regions):
