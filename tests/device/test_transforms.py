@@ -148,6 +148,17 @@ def test_every_schedule_keeps_the_meaning(name, schedule):
         check(model, fn, list(range(1, stages + 1)))
 
 
+@pytest.mark.parametrize("word", ["P", "DP"])
+def test_updates_run_once_where_the_parameters_are(word):
+    fn = stack(mlp_training(), word)
+    body = fn if word == "P" else [eqn.body for eqn in fn.eqns if eqn.op == "pmap"][-1]
+    calls = [eqn for eqn in body.eqns if eqn.op == "call"][-2:]
+    assert [[v.name for v in eqn.values if v.name[0] in "mw"] for eqn in calls] == [
+        ["m0_to_0", "m1_to_0", "w0_to_0", "w1_to_0"],
+        ["m2_to_1", "m3_to_1", "w2_to_1", "w3_to_1"],
+    ]
+
+
 @pytest.mark.parametrize("name", ["mlp", "transformer"])
 def test_interleaved_stages_keep_the_meaning(name):
     model = MODELS[name]()

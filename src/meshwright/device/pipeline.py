@@ -4,20 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from meshwright.device.classes import Classes, Place, signatures, tensor_of
+from meshwright.device.bodies import Body
+from meshwright.device.classes import Classes, Place, tensor_of
 from meshwright.device.dims import divide
-from meshwright.device.function import Eqn, Function, Number, Operand, Value
-from meshwright.device.phases import (
-    cut_by_cost,
-    cut_by_names,
-    forward_equations,
-    place_backward,
-)
-from meshwright.device.schedule import SCHEDULES, Schedule, Task, forward_only
-from meshwright.device.spread import COPY, Layout, Planner, Step, Version
-from meshwright.device.tensor_ops import localize
+from meshwright.device.function import Eqn, Function, Number, Value
+from meshwright.device.schedule import Schedule, Task
+from meshwright.device.spread import COPY, Layout, Step, Version
+from meshwright.device.stages import Stages
 from meshwright.device.transforms import Batch, Keys, at_level, home_of, named_classes, scattered_classes
 from meshwright.device.types import Device, Tensor, Tuple
 from meshwright.device.typing import typed
@@ -53,6 +47,7 @@ def pipeline_parallel(
     """
     fn = typed(fn)
     classes = Classes(fn)
+    homes: dict[str, int] = {}
     if not isinstance(microbatches, int) or microbatches < 1:
         raise ShapeError(
             "A pipeline has one microbatch at least.", why=f"microbatches={microbatches!r}", fix="microbatches=4"
@@ -65,7 +60,9 @@ def pipeline_parallel(
             split = named_classes(fn, [body], classes, batch, microbatches)
         else:
             split = _found_batch(fn, body, classes)
-        return _Pipeline(body, classes, split, stages, microbatches, schedule, chunks, device_keys, depth, fn).write()
+        found = Stages(body, classes, split, stages, microbatches, schedule, chunks, homes)
+        _check_fan_out(fn, found.devices, len(device_keys))
+        return _Pipeline(found, device_keys, depth).write()
 
     return at_level(fn, device_keys, change)
 
@@ -95,6 +92,16 @@ def _found_batch(fn: Function, body: Function, classes: Classes) -> frozenset[Pl
     )
 
 
+def _check_fan_out(fn: Function, devices: int, level: int) -> None:
+    found = fn.device_map.fan_out(level) if fn.device_map is not None else None
+    if found is not None and found != devices:
+        raise DeviceError(
+            f"A pipeline of {devices} stages does not fit {found} devices.",
+            why=f"the device map {fn.device_map} has {found} devices on this level",
+            fix=f"stages={found}",
+        )
+
+
 @dataclass(frozen=True)
 class _Job:
     """The equations of one task: a phase of a stage."""
@@ -105,186 +112,37 @@ class _Job:
 
 
 class _Pipeline:
-    def __init__(
-        self,
-        body: Function,
-        classes: Classes,
-        split: frozenset[Place],
-        stages: int | Sequence[str],
-        microbatches: int,
-        schedule: str | Schedule,
-        chunks: int,
-        keys: Keys,
-        depth: int,
-        fn: Function,
-    ) -> None:
-        self.body, self.count, self.keys = body, microbatches, keys
+    """Writes the equations of a pipeline in the order of its schedule."""
+
+    def __init__(self, stages: Stages, keys: Keys, depth: int) -> None:
+        self.stages, self.body, self.plan, self.planner = stages, stages.body, stages.plan, stages.planner
+        self.count, self.schedule, self.keys = stages.count, stages.schedule, keys
         self.variable = "d" * (depth + 1)
-        self.home = Device(body.variable) if body.variable is not None else home_of(body)
-        self.planner = Planner(body, classes, split, microbatches)
-        self.plan = self.planner.plan
-        devices = stages if isinstance(stages, int) else len(stages) + 1
-        if isinstance(schedule, Schedule):
-            devices, chunks = schedule.devices, schedule.chunks
-        if devices < 1 or chunks < 1:
-            raise ShapeError(
-                "A pipeline has one stage at least.", why=f"stages={stages!r}, chunks={chunks}", fix="stages=2"
-            )
-        self.check_fan_out(fn, devices, depth)
-        self.devices, self.stages = devices, devices * chunks
-        self.micro, self.shared, self.tail = self.sorted_steps()
-        self.stage_of, forward = self.placed(stages)
-        trains = len(forward) < len(self.micro)
-        self.schedule = self.made_schedule(schedule, devices, chunks, trains)
-        self.phase_of = self.phases(forward)
+        self.home = Device(self.body.variable) if self.body.variable is not None else home_of(self.body)
         self.eqns: list[Eqn] = []
         self.where: dict[tuple[Version, int | None, Device], Value] = {}
         self.made: dict[tuple[Version, int | None], tuple[Value, Device]] = {}
         self.sums: dict[Version, Value] = {}
         self.bodies: dict[_Job, tuple[Function, list[Version], list[Version]]] = {}
 
-    def check_fan_out(self, fn: Function, devices: int, depth: int) -> None:
-        if fn.device_map is None:
-            return
-        found = fn.device_map.fan_out(len(self.keys))
-        if found is not None and found != devices:
-            raise DeviceError(
-                f"A pipeline of {devices} stages does not fit {found} devices.",
-                why=f"the device map {fn.device_map} has {found} devices on this level",
-                fix=f"stages={found}",
-            )
-
-    # What runs when and where
-
-    def sorted_steps(self) -> tuple[list[Step], list[Step], list[Step]]:
-        """Steps of each microbatch, steps done once before, and steps done once after all microbatches."""
-        micro, shared, tail = [], [], []
-        for c in self.plan.conversions:
-            if c.op in ("allgather", "reduce_scatter"):
-                raise self.not_separable(c.source[0])
-        for step in self.plan.steps:
-            layouts = [v[1] for v in (*step.operands, *step.results) if not isinstance(v, Number)]
-            if step.depth > 0:
-                if any(layout.kind != "copy" for layout in layouts):
-                    raise self.not_separable(step.eqn.outputs[0])
-                tail.append(step)
-            elif all(layout.kind == "copy" for layout in layouts):
-                shared.append(step)
-            else:
-                micro.append(step)
-        return micro, shared, tail
-
-    def not_separable(self, value: Value) -> ShapeError:
-        return ShapeError(
-            f"{value.name} needs the whole batch.",
-            why="microbatches run one after the other; an equation in their midst depends on all of them",
-            fix="microbatches=1",
-        )
-
-    def placed(self, stages: int | Sequence[str]) -> tuple[dict[Step, int], list[Eqn]]:
-        by_eqn = {step.eqn: step for step in self.micro}
-        eqns = [step.eqn for step in self.micro]
-        if not eqns:  # a single microbatch: everything is done once, in order
-            by_eqn = {step.eqn: step for step in self.shared}
-            eqns = [step.eqn for step in self.shared]
-            self.micro, self.shared = self.shared, []
-        forward = forward_equations(self.body, eqns)
-        if not forward:
-            raise ShapeError(
-                "The program has no equations to put on stages.", why="it returns its inputs", fix="stages=1"
-            )
-        cut = (
-            cut_by_names(self.body, forward, stages)
-            if not isinstance(stages, int)
-            else cut_by_cost(forward, self.stages if self.body.variable is None else min(self.stages, len(forward)))
-        )
-        known = set(forward)
-        backward = [eqn for eqn in eqns if eqn not in known]
-        found = {**cut, **place_backward(cut, backward, self.body.inputs, self.stages)}
-        return {by_eqn[eqn]: stage for eqn, stage in found.items()}, forward
-
-    def made_schedule(self, schedule: str | Schedule, devices: int, chunks: int, trains: bool) -> Schedule:
-        if isinstance(schedule, Schedule):
-            if schedule.microbatches != self.count:
-                raise ShapeError(
-                    f"The schedule has {schedule.microbatches} microbatches, the pipeline {self.count}.",
-                    why="a schedule lists a task for each microbatch",
-                    fix=f"microbatches={schedule.microbatches}",
-                )
-            return schedule
-        if schedule not in SCHEDULES:
-            raise ShapeError(
-                f"There is no schedule {schedule!r}.",
-                why=f"the schedules are {', '.join(SCHEDULES)}",
-                fix='schedule="1f1b", or a dist.Schedule of your own',
-            )
-        if not trains:
-            return forward_only(devices, self.count, chunks)
-        if schedule == "interleaved":
-            return SCHEDULES[schedule](devices, self.count, chunks)
-        if chunks != 1:
-            raise ShapeError(
-                f"The schedule {schedule} has one chunk per device.",
-                why=f"chunks={chunks}",
-                fix='schedule="interleaved"',
-            )
-        return SCHEDULES[schedule](devices, self.count)
-
-    def phases(self, forward: Sequence[Eqn]) -> dict[Step, str]:
-        """F, B and (where the schedule tells them apart) W, for what no other stage waits for."""
-        known = set(forward)
-        found: dict[Step, str] = {}
-        splits = any(task.phase == "W" for order in self.schedule.orders for task in order)
-        feeds: dict[Value, list[Step]] = {}
-        for step in self.micro:
-            for v in step.eqn.values:
-                feeds.setdefault(v, []).append(step)
-        for step in reversed(self.micro):
-            if step.eqn in known:
-                found[step] = "F"
-                continue
-            after = [s for v in step.eqn.outputs for s in feeds.get(v, ())]
-            waited = any(self.stage_of[s] != self.stage_of[step] or found[s] == "B" for s in after)
-            found[step] = "B" if waited or not splits else "W"
-        return found
-
     def device(self, stage: int) -> Device:
-        place = stage % self.devices
+        place = stage % self.stages.devices
         return Device(self.keys[-1] if self.keys else "device_map", sub=place)
-
-    # Writing
 
     def write(self) -> Function:
         jobs: dict[tuple[str, int], _Job] = {}
+        micro, phase_of, stage_of = self.stages.micro, self.stages.phase_of, self.stages.stage_of
         for phase in "FBW":
-            for stage in range(self.stages):
-                steps = tuple(s for s in self.micro if self.phase_of[s] == phase and self.stage_of[s] == stage)
+            for stage in range(self.stages.stages):
+                steps = tuple(s for s in micro if phase_of[s] == phase and stage_of[s] == stage)
                 jobs[phase, stage] = _Job(phase, stage, steps)
-        self.setup()
+        for stage, shared in self.stages.before:
+            self.call(_Job("S", stage, tuple(shared)), None)
         self.run(jobs)
-        self.finish()
+        for stage, tail in self.stages.after:
+            self.call(_Job("T", stage, tuple(tail)), None)
         outputs = tuple(self.output(v) for v in self.body.outputs)
         return self.body.with_(eqns=tuple(self.eqns), outputs=outputs)
-
-    def setup(self) -> None:
-        """What is computed once, before the microbatches: on the stage that needs it first."""
-        first: dict[Value, int] = {}
-        for step in self.micro:
-            for v in step.eqn.values:
-                first.setdefault(v, self.stage_of[step])
-        groups: list[tuple[int, list[Step]]] = []
-        stages: dict[Step, int] = {}
-        for step in reversed(self.shared):
-            stage = min((first[v] for v in step.eqn.outputs if v in first), default=0)
-            stages[step] = stage
-            for v in step.eqn.values:
-                first[v] = min(first.get(v, stage), stage)
-        for step in self.shared:
-            if not groups or groups[-1][0] != stages[step]:
-                groups.append((stages[step], []))
-            groups[-1][1].append(step)
-        for stage, steps in groups:
-            self.call(_Job("S", stage, tuple(steps)), None)
 
     def run(self, jobs: Mapping[tuple[str, int], _Job]) -> None:
         orders = self.schedule.orders
@@ -336,10 +194,10 @@ class _Pipeline:
                     and v in self.plan.made
                     and not self.exists(v, task.microbatch)
                 )
-                maker = next(s for s in self.micro if missing in s.results)
-                stage = self.stage_of[maker]
-                wanted = Task(self.phase_of[maker], task.microbatch, stage // self.devices)
-                lines.append(f"device {device}: {task} waits for {wanted} of device {stage % self.devices}")
+                maker = next(s for s in self.stages.micro if missing in s.results)
+                stage = self.stages.stage_of[maker]
+                wanted = Task(self.stages.phase_of[maker], task.microbatch, stage // self.stages.devices)
+                lines.append(f"device {device}: {task} waits for {wanted} of device {stage % self.stages.devices}")
         return DeviceError(
             f"The schedule {self.schedule.name} waits for itself.",
             why="\n".join(lines),
@@ -398,8 +256,8 @@ class _Pipeline:
         return k
 
     def device_of(self, value: Value) -> Device:
-        step = next(s for s in self.micro if any(v[0] is value for v in s.results))
-        return self.device(self.stage_of[step])
+        step = next(s for s in self.stages.micro if any(v[0] is value for v in s.results))
+        return self.device(self.stages.stage_of[step])
 
     def call(self, job: _Job, k: int | None) -> None:
         function, inputs, outputs = self.function(job)
@@ -425,35 +283,13 @@ class _Pipeline:
     def function(self, job: _Job) -> tuple[Function, list[Version], list[Version]]:
         if job in self.bodies:
             return self.bodies[job]
-        device = Device(self.variable)
-        inner: dict[Version, Value] = {}
-        inputs: dict[Version, Value] = {}
-        eqns = []
-        for step in job.steps:
-            operands: list[Operand] = []
-            for v in step.operands:
-                if isinstance(v, Number):
-                    operands.append(v)
-                    continue
-                if v not in inner:
-                    inner[v] = inputs[v] = Value(v[0].name, self.local(v, device))
-                operands.append(inner[v])
-            results = []
-            for v in step.results:
-                inner[v] = Value(v[0].name, self.local(v, device))
-                results.append(inner[v])
-            given: dict[str, Any] = {key: x for key, x in step.eqn.attributes.items() if key != "device"}
-            kept = {"device": device} if "device" in step.eqn.attributes else {}
-            layouts = [v[1] for v in (*step.operands, *step.results) if not isinstance(v, Number)]
-            if step.eqn.op != "constant" and any(layout != COPY for layout in layouts):
-                given = dict(localize(step.eqn.op, given, signatures(operands), signatures(results)))
-            eqns.append(Eqn(step.eqn.op, tuple(operands), tuple(results), {**given, **kept}))
-        if not inputs:
-            carrier = (self.body.inputs[0], COPY)
-            inputs[carrier] = Value(carrier[0].name, self.local(carrier, device))
+        made = Body(job.steps, self.local, Device(self.variable))
+        if not made.inputs:
+            made.take((self.body.inputs[0], COPY))
         outputs = [v for step in job.steps for v in step.results if self.leaves(v, job)]
-        made = Function("", tuple(inputs.values()), tuple(eqns), tuple(inner[v] for v in outputs), None, self.variable)
-        self.bodies[job] = made, list(inputs), outputs
+        results = tuple(made.values[v] for v in outputs)
+        function = Function("", tuple(made.inputs.values()), made.eqns, results, None, self.variable)
+        self.bodies[job] = function, list(made.inputs), outputs
         return self.bodies[job]
 
     def leaves(self, version: Version, job: _Job) -> bool:
@@ -461,35 +297,6 @@ class _Pipeline:
             return True
         inside = set(job.steps)
         return any(version in s.operands for s in self.plan.steps if s not in inside)
-
-    def finish(self) -> None:
-        """What is done once after all microbatches, on the stage that holds what it needs."""
-        groups: list[tuple[int, list[Step]]] = []
-        at: dict[Value, int] = {}
-        for step in self.micro:
-            stage = self.stage_of[step]
-            for v in step.eqn.values:
-                if v in self.planner.inputs:
-                    at.setdefault(v, stage)
-            at.update(dict.fromkeys(step.eqn.outputs, stage))
-        for step in self.tail:
-            stages = [at[v] for v in step.eqn.values if v in at]
-            stage = min(stages, default=0)
-            at.update(dict.fromkeys(step.eqn.outputs, stage))
-            group = next((g for g in reversed(groups) if g[0] == stage), None)
-            if group is None or groups[-1] is not group:
-                # Updates of different stages do not depend on each other: one call per stage serves them all.
-                later = (
-                    {v for _, steps in groups[groups.index(group) + 1 :] for s in steps for v in s.eqn.outputs}
-                    if group
-                    else set()
-                )
-                if group is None or any(v in later for v in step.eqn.values):
-                    group = (stage, [])
-                    groups.append(group)
-            group[1].append(step)
-        for stage, steps in groups:
-            self.call(_Job("T", stage, tuple(steps)), None)
 
     def output(self, value: Value) -> Value:
         layout: Layout | None = self.planner.original.get(value)

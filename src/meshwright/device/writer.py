@@ -44,11 +44,12 @@ class Writer:
         sized = [nbytes_of(v) for v, _ in (*self.late, *self.reduced)]
         limit = max(sized, default=0.0)
         found: list[list[Step]] = []
-        for depth in sorted({step.depth for step in self.plan.steps}):
+        depths = self._depths()
+        for depth in sorted(set(depths.values())):
             found.append([])
             whole: set[Version] = set()
             for step in self.plan.steps:
-                if step.depth != depth:
+                if depths[step] != depth:
                     continue
                 more = {v for v in step.operands if not isinstance(v, Number) and v in self.late} - whole
                 gathered = sum(nbytes_of(v) for v, _ in (whole | more) & set(self.late))
@@ -59,6 +60,27 @@ class Writer:
                 found[-1].append(step)
                 whole |= {v for v in step.operands if not isinstance(v, Number) and v in self.late}
                 whole |= {v for v in step.results if v in self.reduced}
+        return found
+
+    def _depths(self) -> dict[Step, int]:
+        """The depth of each step; what follows from inputs alone, such as a decayed moment, waits until it is used."""
+        steps = self.plan.steps
+        kept = {c.source for c in self.plan.conversions}
+        kept.update((v, self.original[v]) for v in self.body.outputs if v in self.original)
+        early: dict[Version, bool] = {}
+        for step in steps:
+            operands = [v for v in step.operands if not isinstance(v, Number)]
+            alone = all(early.get(v, v in self.plan.inputs) for v in operands)
+            early.update(dict.fromkeys(step.results, alone and not kept.intersection(step.results)))
+        found: dict[Step, int] = {}
+        first: dict[Version, int] = {}
+        for step in reversed(steps):
+            uses = [first[v] for v in step.results if v in first]
+            waits = uses and all(early[v] for v in step.results)
+            depth = found[step] = max(step.depth, min(uses)) if waits else step.depth
+            for v in step.operands:
+                if not isinstance(v, Number):
+                    first[v] = min(first.get(v, depth), depth)
         return found
 
     def _needed(self) -> set[Version]:

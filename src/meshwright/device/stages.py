@@ -1,0 +1,219 @@
+"""What of a pipeline runs where, and when: stages, phases, and what is done once before and after the microbatches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from meshwright.device.classes import Classes, Place
+from meshwright.device.function import Eqn, Function, Number, Value
+from meshwright.device.phases import cut_by_cost, cut_by_names, forward_equations, place_backward
+from meshwright.device.schedule import SCHEDULES, Schedule, Task, forward_only
+from meshwright.device.spread import Planner, Step
+from meshwright.errors import ShapeError
+
+Groups = list[tuple[int, list[Step]]]  # steps done in one call, with their stage
+
+
+class Stages:
+    """The steps of a body on the stages of a pipeline.
+
+    ``micro`` are the steps of each microbatch, ``stage_of`` and ``phase_of`` say where and when they run; ``before``
+    and ``after`` are done once. ``homes`` are the stages of values by name, as other bodies of the level have them: a
+    body that the batch does not enter, such as an update, runs where its parameters are.
+    """
+
+    def __init__(
+        self,
+        body: Function,
+        classes: Classes,
+        split: frozenset[Place],
+        stages: int | Sequence[str],
+        microbatches: int,
+        schedule: str | Schedule,
+        chunks: int,
+        homes: dict[str, int],
+    ) -> None:
+        self.body, self.count = body, microbatches
+        self.planner = Planner(body, classes, split, microbatches)
+        self.plan = self.planner.plan
+        devices = stages if isinstance(stages, int) else len(stages) + 1
+        if isinstance(schedule, Schedule):
+            devices, chunks = schedule.devices, schedule.chunks
+        if devices < 1 or chunks < 1:
+            raise ShapeError(
+                "A pipeline has one stage at least.", why=f"stages={stages!r}, chunks={chunks}", fix="stages=2"
+            )
+        self.devices, self.stages = devices, devices * chunks
+        self.micro, self.shared, self.tail = self.sorted_steps()
+        self.stage_of: dict[Step, int] = {}
+        forward: list[Eqn] = []
+        if not self.micro and homes and microbatches > 1:
+            self.shared, self.tail = [], list(self.plan.steps)
+            self.schedule = forward_only(devices, 0)
+        else:
+            self.stage_of, forward = self.placed(stages)
+            self.schedule = self.made_schedule(schedule, devices, chunks, len(forward) < len(self.micro), microbatches)
+        self.phase_of = self.phases(forward)
+        self.after = self.groups(self.tail, self.tail_stages(homes))
+        self.before = self.groups(self.shared, self.shared_stages())
+        homes.update({v.name: stage for v, stage in self.at.items()})
+
+    def sorted_steps(self) -> tuple[list[Step], list[Step], list[Step]]:
+        """Steps of each microbatch, steps done once before, and steps done once after all microbatches."""
+        micro, shared, tail = [], [], []
+        for c in self.plan.conversions:
+            if c.op in ("allgather", "reduce_scatter"):
+                raise self.not_separable(c.source[0])
+        for step in self.plan.steps:
+            layouts = [v[1] for v in (*step.operands, *step.results) if not isinstance(v, Number)]
+            if step.depth > 0:
+                if any(layout.kind != "copy" for layout in layouts):
+                    raise self.not_separable(step.eqn.outputs[0])
+                tail.append(step)
+            elif all(layout.kind == "copy" for layout in layouts):
+                shared.append(step)
+            else:
+                micro.append(step)
+        if not micro:
+            return micro, shared, tail
+        # What no microbatch needs waits for the end.
+        needed = {v for step in micro for v in step.eqn.values}
+        for step in reversed(shared):
+            if any(v in needed for v in step.eqn.outputs):
+                needed.update(step.eqn.values)
+        late = {step for step in shared if not any(v in needed for v in step.eqn.outputs)}
+        after = late.union(tail)
+        return micro, [s for s in shared if s not in late], [s for s in self.plan.steps if s in after]
+
+    def not_separable(self, value: Value) -> ShapeError:
+        return ShapeError(
+            f"{value.name} needs the whole batch.",
+            why="microbatches run one after the other; an equation in their midst depends on all of them",
+            fix="microbatches=1",
+        )
+
+    def placed(self, stages: int | Sequence[str]) -> tuple[dict[Step, int], list[Eqn]]:
+        if not self.micro:  # nothing depends on the batch: everything is done once, in order
+            self.micro, self.shared, self.count = self.shared, [], 1
+        by_eqn = {step.eqn: step for step in self.micro}
+        eqns = list(by_eqn)
+        forward = forward_equations(self.body, eqns)
+        if not forward:
+            raise ShapeError(
+                "The program has no equations to put on stages.", why="it returns its inputs", fix="stages=1"
+            )
+        cut = (
+            cut_by_names(self.body, forward, stages)
+            if not isinstance(stages, int)
+            else cut_by_cost(forward, self.stages if self.body.variable is None else min(self.stages, len(forward)))
+        )
+        known = set(forward)
+        backward = [eqn for eqn in eqns if eqn not in known]
+        found = {**cut, **place_backward(cut, backward, self.body.inputs, self.stages)}
+        return {by_eqn[eqn]: stage for eqn, stage in found.items()}, forward
+
+    def made_schedule(self, schedule: str | Schedule, devices: int, chunks: int, trains: bool, given: int) -> Schedule:
+        if self.count != given:
+            once = tuple(Task("F", 0, c) for c in range(chunks))
+            back = tuple(Task("B", 0, c) for c in reversed(range(chunks))) if trains else ()
+            return Schedule("once", (once + back,) * devices, chunks)
+        if isinstance(schedule, Schedule):
+            if schedule.microbatches != self.count:
+                raise ShapeError(
+                    f"The schedule has {schedule.microbatches} microbatches, the pipeline {self.count}.",
+                    why="a schedule lists a task for each microbatch",
+                    fix=f"microbatches={schedule.microbatches}",
+                )
+            return schedule
+        if schedule not in SCHEDULES:
+            raise ShapeError(
+                f"There is no schedule {schedule!r}.",
+                why=f"the schedules are {', '.join(SCHEDULES)}",
+                fix='schedule="1f1b", or a dist.Schedule of your own',
+            )
+        if not trains:
+            return forward_only(devices, self.count, chunks)
+        if schedule == "interleaved":
+            return SCHEDULES[schedule](devices, self.count, chunks)
+        if chunks != 1:
+            raise ShapeError(
+                f"The schedule {schedule} has one chunk per device.",
+                why=f"chunks={chunks}",
+                fix='schedule="interleaved"',
+            )
+        return SCHEDULES[schedule](devices, self.count)
+
+    def phases(self, forward: Sequence[Eqn]) -> dict[Step, str]:
+        """F, B and (where the schedule tells them apart) W, for what no other stage waits for."""
+        known = set(forward)
+        found: dict[Step, str] = {}
+        splits = any(task.phase == "W" for order in self.schedule.orders for task in order)
+        feeds: dict[Value, list[Step]] = {}
+        for step in self.micro:
+            for v in step.eqn.values:
+                feeds.setdefault(v, []).append(step)
+        for step in reversed(self.micro):
+            if step.eqn in known:
+                found[step] = "F"
+                continue
+            after = [s for v in step.eqn.outputs for s in feeds.get(v, ())]
+            waited = any(self.stage_of[s] != self.stage_of[step] or found[s] == "B" for s in after)
+            found[step] = "B" if waited or not splits else "W"
+        return found
+
+    # What is done once
+
+    def tail_stages(self, homes: dict[str, int]) -> dict[Step, int]:
+        """Steps after the microbatches run where a value is that they need, or where they are needed."""
+        at = self.at = {v: homes[v.name] for v in self.body.inputs if v.name in homes}
+        for step in self.micro:
+            stage = self.stage_of[step]
+            for v in step.eqn.values:
+                if v in self.planner.inputs:
+                    at.setdefault(v, stage)
+            at.update(dict.fromkeys(step.eqn.outputs, stage))
+        found: dict[Step, int] = {}
+        for step in self.tail:
+            known = [at[v] for v in step.eqn.values if v in at]
+            if known:
+                found[step] = min(known)
+                at.update(dict.fromkeys(step.eqn.outputs, found[step]))
+        wanted = _first_uses(found)
+        for step in reversed(self.tail):
+            if step not in found:
+                found[step] = min((wanted[v] for v in step.eqn.outputs if v in wanted), default=0)
+                wanted.update({v: min(wanted.get(v, found[step]), found[step]) for v in step.eqn.values})
+        return found
+
+    def shared_stages(self) -> dict[Step, int]:
+        """Steps before the microbatches run on the stage that needs them first."""
+        wanted = _first_uses(self.stage_of)
+        found: dict[Step, int] = {}
+        for step in reversed(self.shared):
+            stage = found[step] = min((wanted[v] for v in step.eqn.outputs if v in wanted), default=0)
+            wanted.update({v: min(wanted.get(v, stage), stage) for v in step.eqn.values})
+        return found
+
+    def groups(self, steps: Iterable[Step], stages: dict[Step, int]) -> Groups:
+        """Steps of one stage in one call, as far as they do not wait for others in between."""
+        groups: Groups = []
+        for step in steps:
+            stage = stages[step]
+            group = next((g for g in reversed(groups) if g[0] == stage), None)
+            if group is not None and groups[-1] is not group:
+                later = {v for _, others in groups[groups.index(group) + 1 :] for s in others for v in s.eqn.outputs}
+                group = None if any(v in later for v in step.eqn.values) else group
+            if group is None:
+                group = (stage, [])
+                groups.append(group)
+            group[1].append(step)
+        return groups
+
+
+def _first_uses(stages: dict[Step, int]) -> dict[Value, int]:
+    """The first stage that reads each value."""
+    found: dict[Value, int] = {}
+    for step, stage in stages.items():
+        for v in step.eqn.values:
+            found[v] = min(found.get(v, stage), stage)
+    return found
