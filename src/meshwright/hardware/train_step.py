@@ -63,49 +63,17 @@ def train_step(
         )
     mesh = {"pipeline": pipeline, "data": data, "tensor": tensor}
     laid = Topology(machine.chip, prod(machine.shape), mesh=mesh) if machine.switched else machine
-    size, rows, chip = item_bytes(dtype), microbatch * sequence, machine.chip
-
-    def multiply(m: float, k: float, n: float, times: float = 1) -> float:
-        return times * matmul(m, k, n, chip, dtype, mode=mode).seconds  # type: ignore[arg-type]
-
-    def touch(bytes: float) -> float:
-        return work(0, bytes, chip, mode=mode).seconds
-
-    width, qkv = shape.width, shape.head_dim * (shape.heads + 2 * (shape.kv_heads or shape.heads))
-    inner, hidden, heads = shape.head_dim * shape.heads / tensor, shape.hidden / tensor, shape.heads / tensor
-    dense = (
-        multiply(rows, width, qkv / tensor)
-        + multiply(rows, inner, width)
-        + multiply(rows, width, hidden, 2 if shape.gated else 1)
-        + multiply(rows, hidden, width)
-    )
-    core = multiply(sequence, shape.head_dim, sequence, heads * microbatch)
-    core += multiply(sequence, sequence, shape.head_dim, heads * microbatch)
-    scores = heads * microbatch * sequence**2
-    stream = rows * width / (tensor if sequence_parallel else 1)
-    # Bytes read and written by what lies between matmuls; dropouts keep a mask of one byte.
-    softmax_forward, softmax_backward = scores * (4 * size + 1), scores * (5 * size + 1)
-    around_forward = stream * (2 * 2 * size + 2 * (3 * size + 1)) + 2 * size * rows * hidden
-    around_backward = stream * (2 * 3 * size + 2 * (2 * size + 1)) + 3 * size * rows * hidden
-    reduce = 2 * collective_seconds("all_reduce", size * rows * width, laid, "tensor", mode) if tensor > 1 else 0.0
-
-    forward = (dense + core, touch(softmax_forward + around_forward), reduce)
-    backward = [2 * (dense + core), touch(softmax_backward + around_backward), reduce]
-    if recompute == "full":
-        backward = [a + b for a, b in zip(backward, forward)]
-    elif recompute == "selective":
-        backward[0] += core
-        backward[1] += touch(softmax_forward)
+    do = _Costs(laid, dtype, mode)
+    forward, backward = _layer(shape, do, microbatch, sequence, tensor, recompute, sequence_parallel)
     layers, count = shape.layers / pipeline, batch // (data * microbatch)
     waves = count + (pipeline - 1) / interleave
     matmuls, between, tensors = (layers * (f + b) for f, b in zip(forward, backward))
-    moved = size * rows * width / tensor * pipeline
-    sends = 2 * collective_seconds("permute", moved, laid, "pipeline", mode) * interleave if pipeline > 1 else 0.0
-    head = 3 * multiply(rows, width, shape.vocab / tensor)
+    size, rows = do.size, microbatch * sequence
+    moved = size * rows * shape.width / tensor * pipeline
+    sends = 2 * do.move("permute", moved, "pipeline") * interleave if pipeline > 1 else 0.0
+    head = 3 * do.multiply(rows, shape.width, shape.vocab / tensor)
     own = shape.parameters / (tensor * pipeline)
-    gradients = collective_seconds("all_reduce", size * own, laid, "data", mode) if data > 1 else 0.0
-    # The optimizer reads gradients and reads and writes parameters and two moments in float32, and writes parameters.
-    update = touch(own * (4 + 2 * 3 * 4 + size))
+    gradients = do.move("all_reduce", size * own, "data") if data > 1 else 0.0
     parts = {
         "matmuls": count * matmuls,
         "between matmuls": count * between,
@@ -114,6 +82,65 @@ def train_step(
         "bubble": (waves - count) * (matmuls + between + tensors + sends),
         "head": count * head if pipeline == 1 else 0.0,
         "gradients": max(0.0, gradients - layers * sum(backward)),
-        "optimizer": update,
+        # The optimizer reads gradients and reads and writes parameters and two moments in float32, and writes
+        # parameters.
+        "optimizer": do.touch(own * (4 + 2 * 3 * 4 + size)),
     }
     return TrainStep(sum(parts.values()), parts)
+
+
+class _Costs:
+    """Seconds of what a step is made of, on one machine, in one dtype and mode."""
+
+    def __init__(self, machine: Topology, dtype: object, mode: str) -> None:
+        self.machine, self.dtype, self.mode, self.size = machine, dtype, mode, item_bytes(dtype)
+
+    def multiply(self, m: float, k: float, n: float, times: float = 1) -> float:
+        """``times`` products."""
+        return times * matmul(m, k, n, self.machine.chip, self.dtype, mode=self.mode).seconds  # type: ignore[arg-type]
+
+    def touch(self, bytes: float) -> float:
+        """Reading and writing so many bytes in all."""
+        return work(0, bytes, self.machine.chip, mode=self.mode).seconds
+
+    def move(self, kind: str, bytes: float, axis: str) -> float:
+        """A collective along an axis of the mesh."""
+        return collective_seconds(kind, bytes, self.machine, axis, self.mode)
+
+
+def _layer(
+    shape: TransformerShape,
+    do: _Costs,
+    microbatch: int,
+    sequence: int,
+    tensor: int,
+    recompute: str,
+    sequence_parallel: bool,
+) -> tuple[list[float], list[float]]:
+    """Seconds of one layer's matmuls, of what lies between them and of its collectives: forward, and backward."""
+    size, rows = do.size, microbatch * sequence
+    width, qkv = shape.width, shape.head_dim * (shape.heads + 2 * (shape.kv_heads or shape.heads))
+    inner, hidden, heads = shape.head_dim * shape.heads / tensor, shape.hidden / tensor, shape.heads / tensor
+    dense = (
+        do.multiply(rows, width, qkv / tensor)
+        + do.multiply(rows, inner, width)
+        + do.multiply(rows, width, hidden, 2 if shape.gated else 1)
+        + do.multiply(rows, hidden, width)
+    )
+    core = do.multiply(sequence, shape.head_dim, sequence, heads * microbatch)
+    core += do.multiply(sequence, sequence, shape.head_dim, heads * microbatch)
+    scores = heads * microbatch * sequence**2
+    stream = rows * width / (tensor if sequence_parallel else 1)
+    # Bytes read and written by what lies between matmuls; dropouts keep a mask of one byte.
+    softmax_forward, softmax_backward = scores * (4 * size + 1), scores * (5 * size + 1)
+    around_forward = stream * (2 * 2 * size + 2 * (3 * size + 1)) + 2 * size * rows * hidden
+    around_backward = stream * (2 * 3 * size + 2 * (2 * size + 1)) + 3 * size * rows * hidden
+    reduce = 2 * do.move("all_reduce", size * rows * width, "tensor") if tensor > 1 else 0.0
+    forward = [dense + core, do.touch(softmax_forward + around_forward), reduce]
+    backward = [2 * (dense + core), do.touch(softmax_backward + around_backward), reduce]
+    if recompute == "full":
+        backward = [a + b for a, b in zip(backward, forward)]
+    elif recompute == "selective":
+        backward[0] += core
+        backward[1] += do.touch(softmax_forward)
+    return forward, backward
