@@ -127,3 +127,49 @@ def test_a_kernel_in_a_loop_of_the_program():
     np.testing.assert_array_equal(g(mnp.arange(8.0)), np.roll(np.arange(8.0), 6))
     whole = mw.jit(mw.shard_map(lambda: f(mnp.ones((1, 2))), mesh=mesh, in_specs=(), out_specs=mw.P("x")))
     np.testing.assert_array_equal(whole(), np.ones((4, 2)))
+
+
+def over_x_and_y(f: Any, out_specs: Any) -> Any:
+    mesh = mw.make_mesh((2, 2), ("x", "y"))
+    return mw.jit(mw.shard_map(f, mesh=mesh, in_specs=(mw.P("x"), mw.P()), out_specs=out_specs))
+
+
+def test_refs_and_results_know_over_which_axes_they_vary():
+    seen = []
+
+    def kernel(x_ref, y_ref, out_ref, scratch_ref):
+        seen.append([sorted(ref.vma) for ref in (x_ref, x_ref.at[0:1], y_ref, out_ref, scratch_ref)])
+        out_ref[...] = x_ref[...] + y_ref[...]
+
+    def f(x, y):
+        shape = mw.ShapeDtypeStruct(x.shape, x.dtype, vma={"x"})
+        found = pl.pallas_call(kernel, shape, scratch_shapes=[pltpu.VMEM((2,), mnp.float32)])(x, y)
+        assert found.type.varying == ("x",)
+        return found
+
+    np.testing.assert_array_equal(over_x_and_y(f, mw.P("x"))(mnp.arange(4.0), mnp.ones(2)), np.arange(4.0) + 1)
+    assert seen == [[["x"], ["x"], [], ["x"], ["x", "y"]]] * 4
+    program = mw.make_program(over_x_and_y(f, mw.P("x")))(mnp.arange(4.0), mnp.ones(2))
+    assert mw.parse_program(str(program)) == program
+
+
+def test_a_result_that_varies_over_more_axes_than_it_says():
+    def f(x, y):
+        def kernel(x_ref, y_ref, out_ref):
+            out_ref[...] = x_ref[...] + lax.axis_index("y")
+
+        return pl.pallas_call(kernel, mw.ShapeDtypeStruct(x.shape, x.dtype, vma={"x"}))(x, y)
+
+    with pytest.raises(pltpu.KernelError) as caught:
+        over_x_and_y(f, mw.P("x"))(mnp.arange(4.0), mnp.ones(2))
+    assert str(caught.value) == (
+        "Result 0 of the kernel 'kernel' differs between devices along 'y'.\n"
+        "  why:  its out_shape says that it varies over ['x'] only\n"
+        "  fix:  vma=['x', 'y'] in its out_shape"
+    )
+
+    def g(x, y):
+        return pl.pallas_call(lambda *_: None, mw.ShapeDtypeStruct(x.shape, x.dtype, vma={"z"}))(x, y)
+
+    with pytest.raises(pltpu.KernelError, match="Result 0 of <lambda> is said to vary over 'z'"):
+        over_x_and_y(g, mw.P("x"))(mnp.arange(4.0), mnp.ones(2))

@@ -17,18 +17,21 @@ from meshwright.transform.simplify import dce
 
 
 class ShapeDtypeStruct:
-    """A shape and a dtype in the place of an array.
+    """A shape and a dtype in the place of an array; ``vma`` are the mesh axes that a kernel's result varies over.
 
     >>> ShapeDtypeStruct((2, 3), "float32")
     ShapeDtypeStruct(shape=(2, 3), dtype=float32)
     """
 
-    __slots__ = ("sharding", "type")
+    __slots__ = ("sharding", "type", "vma")
 
-    def __init__(self, shape: Sequence[int], dtype: Any, *, sharding: Any = None, weak_type: bool = False) -> None:
+    def __init__(
+        self, shape: Sequence[int], dtype: Any, *, sharding: Any = None, weak_type: bool = False, vma: Any = None
+    ) -> None:
         type = TensorType(tuple(int(n) for n in shape), dtypes.as_dtype(dtype), weak_type)
         self.type = sharding.typed(type) if hasattr(sharding, "typed") else type
         self.sharding = sharding
+        self.vma: frozenset[str] | None = None if vma is None else frozenset(vma)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -47,14 +50,16 @@ class ShapeDtypeStruct:
         return self.type.size
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, ShapeDtypeStruct) and self.type is other.type and self.sharding == other.sharding
+        same = isinstance(other, ShapeDtypeStruct) and self.type is other.type and self.vma == other.vma
+        return same and self.sharding == other.sharding  # type: ignore[attr-defined]
 
     def __hash__(self) -> int:
-        return hash((self.type, self.sharding))
+        return hash((self.type, self.sharding, self.vma))
 
     def __repr__(self) -> str:
         sharding = f", sharding={self.sharding}" if self.sharding is not None else ""
-        return f"ShapeDtypeStruct(shape={self.shape}, dtype={self.dtype.name}{sharding})"
+        vma = f", vma={sorted(self.vma)}" if self.vma is not None else ""
+        return f"ShapeDtypeStruct(shape={self.shape}, dtype={self.dtype.name}{sharding}{vma})"
 
 
 def typeof(x: Any) -> TensorType:

@@ -83,6 +83,7 @@ class Call:
     out_specs: tuple[BlockSpec, ...]
     labels: tuple[str, ...]  # what the kernel calls its arguments, then its outputs and scratch memory
     out_types: tuple[TensorType, ...]  # of semaphores, the type of their counts
+    out_axes: tuple[frozenset[str] | None, ...]  # the mesh axes results vary over; None: not said
     out_semaphores: tuple[Semaphores | None, ...]
     in_trees: tuple[tree.TreeDef, ...]  # one per argument
     out_trees: tuple[tree.TreeDef, ...]
@@ -94,6 +95,7 @@ class Call:
     cores: int = 1
     core_axis: str = "core"
     source: Source | None = None
+    in_axes: tuple[frozenset[str], ...] = ()
 
     def __repr__(self) -> str:
         return f"<kernel {self.name}>"
@@ -356,8 +358,18 @@ def _prepare(
         None if one is None else Allocation(*(scoped(task, part, label, made) for part in one))
         for one, label in zip((*wanted.input, *wanted.out), labels, strict=True)
     ]
+    in_axes = call.in_axes[:split] or (None,) * split
+    for ref, axes in zip((*scalars, *ins, *outs), (*in_axes, *call.out_axes), strict=True):
+        machine.axes[_address(ref)] = axes
+    for slot, ref in zip(slots, (*ins, *outs), strict=True):
+        if slot is not None:
+            machine.axes[_address(slot.slots)] = machine.axes.get(_address(ref))
     windows = pipeline.windows(PipelineArg(slots[: len(ins)], slots[len(ins) :], []))
     return _Operands(task, pipeline, ins, outs, windows)
+
+
+def _address(ref: Ref | SemaphoreRef) -> Any:
+    return ref.array.key if isinstance(ref, SemaphoreRef) else ref.buffer.key
 
 
 def _require_parameters(call: Call, args: list[Any], named: dict[str, Any]) -> None:

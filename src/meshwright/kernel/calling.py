@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
 
@@ -93,6 +93,7 @@ def pallas_call(
             out_specs=tuple(_specs(given_out_specs, [t for _, t in out_flat], "out_specs")),
             labels=_labels(kernel, len(in_trees), len(out_flat)),
             out_types=tuple(_type(leaf) for found, _ in out_flat for leaf in found),
+            out_axes=tuple(getattr(leaf, "vma", None) for found, _ in out_flat for leaf in found),
             out_semaphores=tuple(_semaphores(leaf) for found, _ in out_flat for leaf in found),
             in_trees=in_trees,
             out_trees=tuple(t for _, t in out_flat),
@@ -127,9 +128,27 @@ def _apply(call: Call, leaves: list[Any]) -> list[Any]:
     manual = state.manual
     mesh = tuple(manual.axes.items()) if manual is not None else ()
     # Every call is a kernel of its own: its number keeps programs apart that differ in nothing else.
+    call = _with_axes(call, leaves, dict(mesh))
     rule = Rule(f"{call.name}#{next(_serial)}", Runner(call))
     places = [axis_index(axes=(axis,), sizes=(size,)) for axis, size in mesh]
     return list(operation.pallas_call(*places, *leaves, kernel=rule, mesh=mesh, out=call.out_types, rows=()))
+
+
+def _with_axes(call: Call, leaves: list[Any], mesh: dict[str, int]) -> Call:
+    """The call with the mesh axes that its operands vary over, and its results: all of them unless it says which."""
+    every = frozenset(mesh)
+    for n, axes in enumerate(call.out_axes):
+        if axes is not None and not axes <= every:
+            raise KernelError(
+                f"Result {n} of {call.name} is said to vary over {', '.join(map(repr, sorted(axes - every)))}.",
+                where=here(),
+                why=f"the kernel is called over the mesh axes {', '.join(map(repr, mesh)) or 'of no mesh'}",
+                fix="vma={…} of axes of the shard_map around it",
+            )
+    out_axes = tuple(every if axes is None else axes for axes in call.out_axes)
+    types = tuple(t.with_(varying=tuple(sorted(axes))) for t, axes in zip(call.out_types, out_axes, strict=True))
+    in_axes = tuple(frozenset(leaf.type.varying) for leaf in leaves)
+    return replace(call, in_axes=in_axes, out_axes=out_axes, out_types=types)
 
 
 _serial = count()

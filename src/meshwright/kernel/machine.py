@@ -57,6 +57,7 @@ class Machine:
         self.limits = limits or {}
         self.home = home
         self.memory: dict[tuple[int, int, Any], Any] = {}
+        self.axes: dict[Any, frozenset[str] | None] = {}  # by address: the mesh axes that operands vary over
         self.ready: list[Task] = []
         self.early: dict[tuple[int, int, Any], SemaphoreArray] = {}  # signalled before their device has made them
         self.entered: dict[tuple[int, int, Any], int] = {}  # how often semaphores were made at an address

@@ -28,11 +28,12 @@ Axes = tuple[tuple[str, int], ...]
 def _type(
     *types: TensorType, kernel: Rule, mesh: Axes, out: tuple[TensorType, ...], rows: Axes
 ) -> tuple[TensorType, ...]:
-    """Results may differ between all devices; those that are rows already do not count."""
+    """Results vary over the axes that their types say; those that are rows already do not count."""
     named = {axis for axis, _ in rows}
-    varying = tuple(sorted(axis for axis, _ in mesh if axis not in named))
     front = tuple(size for _, size in rows)
-    return tuple(t.with_(shape=front + t.shape, varying=varying) for t in out)
+    return tuple(
+        t.with_(shape=front + t.shape, varying=tuple(axis for axis in t.varying if axis not in named)) for t in out
+    )
 
 
 def _batch(
@@ -46,7 +47,8 @@ def _batch(
         for x, is_batched in zip(args, batched, strict=True)
     ]
     outs = op(*operands, **{**params, "rows": ((name, size), *params["rows"])})
-    return list(outs), [True] * len(outs)
+    rows = [not name or name in t.varying for t in params["out"]]
+    return [out if one else out[0] for out, one in zip(outs, rows, strict=True)], rows
 
 
 def _evaluate(
@@ -80,7 +82,24 @@ def _evaluate(
             for target, data in zip(own, row, strict=True):
                 if data is not target:
                     target[...] = data
+    _require_same(kernel, out, rows, results)
     return results
+
+
+def _require_same(kernel: Rule, out: tuple[TensorType, ...], rows: Axes, results: Sequence[Any]) -> None:
+    """Hold results to what their types say: devices along an axis they do not vary over have the same."""
+    for n, (t, result) in enumerate(zip(out, results, strict=True)):
+        for dim, (axis, _) in enumerate(rows):
+            if axis and axis not in t.varying:
+                first = np.take(result, [0], dim)
+                same = (result == first) | ((result != result) & (first != first))
+                if not same.all():
+                    raise KernelError(
+                        f"Result {n} of the kernel {kernel.name.rpartition('#')[0]!r} differs between devices "
+                        f"along {axis!r}.",
+                        why=f"its out_shape says that it varies over {sorted(t.varying)} only",
+                        fix=f"vma={sorted((*t.varying, axis))} in its out_shape",
+                    )
 
 
 def _at(place: tuple[int, ...]) -> Any:

@@ -59,6 +59,13 @@ class Ref:
         return self.buffer.space
 
     @property
+    def vma(self) -> frozenset[str]:
+        """The mesh axes that what the memory holds may vary over: as the operand's type says, or all."""
+        machine = current("ref.vma").machine
+        axes = machine.axes.get(self.buffer.key)
+        return frozenset(machine.mesh) if axes is None else axes
+
+    @property
     def at(self) -> _At:
         """``ref.at[index]``: the part of the memory that ``index`` selects."""
         return _At(self)
