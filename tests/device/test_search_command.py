@@ -1,12 +1,15 @@
 """``meshwright search``: what it reads, what it prints, and what it says when it cannot."""
 
 import json
+import pathlib
 
+import numpy as np
 import pytest
 
 import meshwright as mw
 from meshwright import dist
 from meshwright.cli import main
+from meshwright.device import search
 
 ON = ("search", "--model", "mlp:8x1024", "--batch", "64", "--devices", "4")
 
@@ -59,23 +62,23 @@ def test_estimates_are_kept_in_a_file(tmp_path, capsys):
         ),
         (
             ["--model", "gpt2", "--devices", "0"],
-            "--devices is 0.\n  why:  it is a number from 1\n  fix:  --devices 8\n",
+            "--chips is 0.\n  why:  it is a number from 1\n  fix:  --chips 8\n",
         ),
         (
             ["--model", "gpt2"],
             "How many chips h100 is to have is not said.\n"
-            "  why:  neither --devices nor a shape in --topology is given\n"
-            "  fix:  --devices 64, or --topology 'h100 64'\n",
+            "  why:  neither --chips nor a shape in --chip is given\n"
+            "  fix:  --chips 64, or --chip 'h100 64'\n",
         ),
         (
             ["--model", "gpt2", "--topology", "tpu v5e 2x2", "--devices", "8"],
-            "tpu v5e 2x2 has 4 chips, not 8.\n  why:  each device is a chip\n  fix:  --devices 4\n",
+            "tpu v5e 2x2 has 4 chips, not 8.\n  why:  each device is a chip\n  fix:  --chips 4\n",
         ),
         (
             ["--model", "gpt2", "--devices", "7", "--batch", "3"],
             "No strategy puts gpt2 on 7 devices.\n"
             "  why:  degrees must divide the batch of 3, the layers, and the width or heads of the model\n"
-            "  fix:  another --devices or --batch, such as powers of two\n",
+            "  fix:  another --chips or --batch, such as powers of two\n",
         ),
     ],
 )
@@ -83,3 +86,189 @@ def test_bad_input_is_one_message(arguments, message, capsys):
     assert main(["search", *arguments]) == 2
     found = capsys.readouterr()
     assert (found.out, found.err) == ("", message)
+
+
+# Models in Python files
+
+EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
+SMALL = ("--chips", "4", "--batch", "32", "--top", "1", "--json")
+STEP = """
+import meshwright as mw
+import meshwright.numpy as mnp
+def loss(w, x):
+    return mnp.mean((x @ w) ** 2)
+def step(w, x):
+    value, gradient = mw.value_and_grad(loss)(w, x)
+    return value, w - 0.1 * gradient
+"""
+
+
+def searched(capsys, *arguments: str) -> dict:
+    assert main(["search", *arguments]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("name", ["mlp", "transformer", "gpt"])
+def test_an_example_is_searched_from_its_train_step(name, capsys):
+    settings = {"mlp": "dim=64,layers=4", "transformer": "dim=64", "gpt": "vocab=64,length=16,dim=32,layers=2,heads=4"}
+    found = searched(capsys, f"{EXAMPLES}/{name}.py", *SMALL, "--config", settings[name])
+    assert found["strategies"] > 20
+    assert found["best"]["strategy"]["data"] * found["best"]["strategy"]["horizontal"] <= 4
+    degrees = [(e["strategy"]["horizontal"], e["strategy"]["pipeline"]) for e in found["pareto"]]
+    assert len(set(degrees)) > 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "from meshwright import dist\nmodel = dist.MLP(8, 1024, 64)",
+        "from meshwright import dist\ndef model(): return dist.MLP(8, 1024, 64)",
+        "from meshwright import dist\nOTHER = dist.MLP(8, 1024, 64)",
+    ],
+)
+def test_a_model_of_a_file_is_searched_as_it_is(text, tmp_path, capsys):
+    path = tmp_path / "mine.py"
+    path.write_text(text)
+    name = f"{path}:OTHER" if "OTHER" in text else str(path)
+    assert main(["search", name, "--batch", "64", "--chips", "4"]) == 0
+    mine = capsys.readouterr().out
+    assert main([*ON]) == 0
+    assert mine == capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "def model(): return step, mnp.ones((64, 64)), mnp.ones((8, 64))",
+        "def model(): return step, (mnp.ones((64, 64)), mnp.ones((8, 64)))",
+        "train_step = lambda p, b, config: step(p, b)\nclass Config: pass\n"
+        "def init(key, config): return mnp.ones((64, 64))\n"
+        "def make_batch(key, config): return mnp.ones((8, 64))",
+    ],
+)
+def test_a_step_of_a_file_is_traced(text, tmp_path, capsys):
+    path = tmp_path / "mine.py"
+    path.write_text(STEP + text)
+    found = searched(capsys, str(path), *SMALL)
+    space: dict = {}
+    exec(STEP, space)
+    model = dist.traced(space["step"], np.ones((64, 64), "f4"), np.ones((8, 64), "f4"))
+    wanted = dist.grid_search(model, mw.hardware.Topology("h100", 4), 32)
+    assert (found["best"]["seconds"], found["strategies"]) == (wanted.best.seconds, len(wanted))
+
+
+def test_a_file_with_a_loss_alone_is_searched_by_its_gradient(tmp_path, capsys):
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "import meshwright.numpy as mnp\nclass Config: pass\ndef init(key, config): return mnp.ones((64, 64))\n"
+        "def make_batch(key, config, batch): return mnp.ones((batch, 64))\n"
+        "def loss(w, x, config): return mnp.mean((x @ w) ** 2)"
+    )
+    assert searched(capsys, str(path), *SMALL)["strategies"] > 5
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments", "message"),
+    [
+        (
+            None,
+            [],
+            "{path} cannot be read.\n  why:  No such file or directory\n  fix:  FILE.py:NAME\n",
+        ),
+        (
+            "x = 1",
+            [],
+            "{path} has no model.\n"
+            "  why:  it has neither a name `model`, nor Config, init, make_batch and train_step\n"
+            "  fix:  model = dist.GPT(layers=12, dim=768, heads=12)\n",
+        ),
+        (
+            "model = 3",
+            [],
+            "{path} has no model.\n"
+            "  why:  model is a value of type int, and a model is a dist.GPT, a dist.MLP, a configuration of init,"
+            " make_batch and train_step, or (step, params, batch)\n"
+            "  fix:  model = dist.GPT(layers=12, dim=768, heads=12)\n",
+        ),
+        ("x = 1 / 0", [], "{path} raised ZeroDivisionError: division by zero\n  at:   mine.py:1   x = 1 / 0\n"),
+        ("def model(): return 1 / 0", [],
+         "{path}:model raised ZeroDivisionError: division by zero\n"
+         "  at:   mine.py:1   def model(): return 1 / 0\n"),
+        ("x = (", [], "{path} raised SyntaxError: '(' was never closed (mine.py, line 1)\n  at:   mine.py:1   x = (\n"),
+        (
+            "from meshwright import dist\nmodel = dist.GPT(2, 8, 2)",
+            ["--config", "layers=3,depth=4"],
+            "'depth=4' sets no field of the configuration.\n"
+            "  why:  its fields are layers, dim, heads, hidden, vocab, length\n"
+            "  fix:  --config layers=…\n",
+        ),
+        (
+            "from meshwright import dist\nmodel = dist.GPT(2, 8, 2)",
+            ["--config", "layers=two"],
+            "layers of --config is 'two'.\n  why:  it is a whole number\n  fix:  --config layers=2\n",
+        ),
+        (
+            "from meshwright import dist\nmodel = dist.GPT(2, 8, 2)",
+            ["--model", "gpt2"],
+            "One model is searched for.\n"
+            "  why:  FILE.py and --model are both given\n"
+            "  fix:  meshwright search examples/gpt.py --chips 64 --chip h100\n",
+        ),
+        (
+            "from meshwright import dist\nmodel = dist.GPT(2, 8, 2)",
+            ["--file", "/nodir/x.csv"],
+            "/nodir/x.csv cannot be written.\n"
+            "  why:  No such file or directory\n"
+            "  fix:  name a file in a folder that exists\n",
+        ),
+    ],
+)  # fmt: skip
+def test_a_bad_file_is_one_message(text, arguments, message, tmp_path, capsys):
+    path = tmp_path / "mine.py"
+    if text is not None:
+        path.write_text(text)
+    assert main(["search", str(path), "--chips", "4", "--batch", "8", *arguments]) == 2
+    found = capsys.readouterr()
+    assert (found.out, found.err) == ("", message.format(path=path))
+
+
+def test_an_unknown_chip_is_one_message_with_those_that_are_like_it(capsys):
+    assert main(["search", "--model", "gpt2", "--chips", "4", "--chip", "h10"]) == 2
+    what, why, fix = capsys.readouterr().err.splitlines()
+    assert (what, fix) == ("No chip is called 'h10'.", "  fix:  --chip 'h100'")
+    assert why.startswith("  why:  there are tpu v2, ")
+
+
+def test_ctrl_c_leaves_a_file_to_go_on_from(tmp_path, capsys, monkeypatch):
+    path = tmp_path / "found.csv"
+    costed = []
+
+    def interrupted(*args, **options):
+        if len(costed) == 40:
+            raise KeyboardInterrupt
+        costed.append(args)
+        return estimate(*args, **options)
+
+    estimate = search.estimate
+    monkeypatch.setattr(search, "estimate", interrupted)
+    assert main([*ON, "--file", str(path)]) == 130
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("Stopped after 40 of ")
+    assert said.err.endswith(f" strategies. What is done is in {path}; the same command goes on from there.\n")
+    assert len(path.read_text().splitlines()) == 41
+    path.write_text(path.read_text()[:-10])  # the last line is cut off
+    costed.clear()
+    costed.append(None)
+    monkeypatch.setattr(search, "estimate", estimate)
+    assert main([*ON, "--file", str(path)]) == 0
+    resumed = capsys.readouterr().out
+    assert main([*ON]) == 0
+    assert resumed == capsys.readouterr().out
+
+
+def test_help_says_what_a_model_is(capsys):
+    with pytest.raises(SystemExit):
+        main(["search", "--help"])
+    said = " ".join(capsys.readouterr().out.split())
+    assert "a configuration of init, make_batch and train_step" in said

@@ -4,28 +4,19 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import sys
 from dataclasses import asdict
 from typing import Any
 
+from meshwright.commands.fixes import as_typed
 from meshwright.commands.machines import read_machine
-from meshwright.core.sharding_text import read_integer
-from meshwright.device.layered import GPT
-from meshwright.device.search import SearchResult, grid_search
-from meshwright.device.unrolled import MLP
+from meshwright.commands.models import NAMED, model_of_file, read_model
+from meshwright.device.search import Model, SearchResult, grid_search
 from meshwright.errors import HardwareError, TextError
 from meshwright.hardware.topology import Topology
 
-# Layers, width and heads of the published models.
-GPT2 = {
-    "gpt2": (12, 768, 12),
-    "gpt2-medium": (24, 1024, 16),
-    "gpt2-large": (36, 1280, 20),
-    "gpt2-xl": (48, 1600, 25),
-}
-_NAMED = ", ".join(GPT2)
 _HEADINGS = ("data", "horizontal", "pipeline", "microbatches", "schedule", "zero", "recompute")
+STOPPED = 130  # the exit code of what Ctrl-C ends
 
 
 def describe(parser: argparse.ArgumentParser) -> None:
@@ -34,36 +25,49 @@ def describe(parser: argparse.ArgumentParser) -> None:
         "Cost every way to spread a training step over a machine (data, horizontal and pipeline parallelism,"
         " microbatches, schedules, ZeRO, recomputation), and show the fastest that fit into memory."
     )
-    parser.add_argument("--model", required=True,
-                        help=f"mlp:LAYERSxWIDTH, gpt:LAYERSxWIDTHxHEADS, or one of {_NAMED}")  # fmt: skip
+    parser.add_argument("program", nargs="?", metavar="FILE.py[:NAME]",
+                        help="a Python file with a model: NAME, else `model`, else Config(). A model is a dist.GPT or "
+                        "dist.MLP, a configuration of init, make_batch and train_step, or a function that returns "
+                        "(step, params, batch)")  # fmt: skip
+    parser.add_argument("--model", help=f"instead: mlp:LAYERSxWIDTH, gpt:LAYERSxWIDTHxHEADS, or one of {NAMED}")
+    parser.add_argument("--config", metavar="FIELDS", help="fields of the file's configuration: layers=24,dim=1024")
     parser.add_argument("--batch", type=int, default=512, help="samples or sequences of a step (default: 512)")
-    parser.add_argument("--devices", type=int, metavar="N", help="how many (default: all of the topology)")
-    parser.add_argument("--topology", default="h100", metavar="MACHINE",
+    parser.add_argument("--chips", "--devices", dest="chips", type=int, metavar="N",
+                        help="how many (default: all of a machine with a shape)")  # fmt: skip
+    parser.add_argument("--chip", "--topology", dest="chip", default="h100", metavar="MACHINE",
                         help="a chip ('h100'), or chips in a shape ('tpu v5p 4x4x4') (default: h100)")  # fmt: skip
     parser.add_argument("--top", type=int, default=10, metavar="N", help="how many to show (default: 10)")
-    parser.add_argument("--file", metavar="FILE.csv", help="keep the estimates there, and go on from those it has")
+    parser.add_argument("--file", metavar="FILE.csv",
+                        help="keep estimates there (JSON by line in a .json), and go on from those it has")  # fmt: skip
+    parser.add_argument("--workers", type=int, metavar="N", help="processes (default: one per core for long searches)")
     parser.add_argument("--json", action="store_true", help="print the answer as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
     """Search and print; 1 if nothing fits into the memory of a chip."""
-    for name in ("batch", "devices", "top"):
+    for name in ("batch", "chips", "top", "workers"):
         value = getattr(args, name)
         if value is not None and value < 1:
             raise TextError(f"--{name} is {value}.", why="it is a number from 1", fix=f"--{name} 8")
-    model, machine = read_model(args.model, args.batch), _topology(args.topology, args.devices)
+    machine, model = _topology(args.chip, args.chips), _model(args)
+    bar = _Bar()
     try:
-        found = grid_search(
-            model, machine, args.batch, devices=args.devices or machine.size, path=args.file, progress=_progress
-        )
+        with as_typed("--chip"):
+            found = grid_search(
+                model, machine, args.batch, devices=args.chips, path=args.file, progress=bar, workers=args.workers
+            )
+    except KeyboardInterrupt:
+        bar.clear()
+        kept = f" What is done is in {args.file}; the same command goes on from there." if args.file else ""
+        print(f"Stopped after {bar.done:,} of {bar.count:,} strategies.{kept}", file=sys.stderr)
+        return STOPPED
     finally:
-        if sys.stderr.isatty():
-            print("\r\033[K", end="", file=sys.stderr, flush=True)
+        bar.clear()
     if not len(found):
         raise TextError(
-            f"No strategy puts {args.model} on {args.devices or machine.size} devices.",
+            f"No strategy puts {args.program or args.model} on {args.chips or machine.size} devices.",
             why=f"degrees must divide the batch of {args.batch}, the layers, and the width or heads of the model",
-            fix="another --devices or --batch, such as powers of two",
+            fix="another --chips or --batch, such as powers of two",
         )
     if args.json:
         print(json.dumps(facts(found, machine, args), indent=2))
@@ -72,50 +76,56 @@ def run(args: argparse.Namespace) -> int:
     return 0 if found.best is not None else 1
 
 
-def read_model(text: str, batch: int) -> MLP | GPT:
-    """A model by its name or its sizes.
-
-    >>> read_model("mlp:16x8192", 64), read_model("gpt2", 64).parameters
-    (MLP(layers=16, dim=8192, batch=64), 123532032)
-    """
-    if text in GPT2:
-        return GPT(*GPT2[text])
-    match = re.fullmatch(r"(mlp|gpt):([0-9]+(?:x[0-9]+)*)", text, re.ASCII)
-    sizes = [read_integer(size) for size in match[2].split("x")] if match else []
-    wanted = {"mlp": 2, "gpt": 3}.get(match[1], 0) if match else 0
-    if not sizes or len(sizes) != wanted or not all(sizes):
+def _model(args: argparse.Namespace) -> Model:
+    if (args.program is None) == (args.model is None):
         raise TextError(
-            f"{text!r} is not a model.",
-            why=f"a model is mlp:LAYERSxWIDTH, gpt:LAYERSxWIDTHxHEADS with sizes from 1, or one of {_NAMED}",
-            fix="--model mlp:16x8192",
+            "One model is searched for.",
+            why="FILE.py and --model are both given" if args.program else "neither FILE.py nor --model is given",
+            fix="meshwright search examples/gpt.py --chips 64 --chip h100",
         )
-    numbers = [size for size in sizes if size is not None]
-    return MLP(numbers[0], numbers[1], batch) if wanted == 2 else GPT(*numbers)
+    if args.model is not None:
+        if args.config is not None:
+            raise TextError("--config is for a FILE.py.", why="--model has its sizes in its name", fix="leave it out")
+        return read_model(args.model, args.batch)
+    return model_of_file(args.program, args.config)
+
+
+class _Bar:
+    """A progress bar on a terminal."""
+
+    def __init__(self) -> None:
+        self.done = self.count = 0
+
+    def __call__(self, done: int, count: int) -> None:
+        self.done, self.count = done, count
+        if sys.stderr.isatty() and (done % 16 == 0 or done == count):
+            filled = 40 * done // count
+            bar = f"{'█' * filled}{'░' * (40 - filled)} {done:,} of {count:,}"
+            print(f"\r\033[K{bar}", end="", file=sys.stderr, flush=True)
+
+    def clear(self) -> None:
+        if sys.stderr.isatty():
+            print("\r\033[K", end="", file=sys.stderr, flush=True)
 
 
 def _topology(text: str, devices: int | None) -> Topology:
-    found = read_machine(text)
+    found = read_machine(text, "--chip")
     if isinstance(found, Topology):
         if devices is not None and devices > found.size:
             raise HardwareError(
                 f"{found.text} has {found.size} chips, not {devices}.",
                 why="each device is a chip",
-                fix=f"--devices {found.size}",
+                fix=f"--chips {found.size}",
             )
         return found
     if devices is None:
         raise TextError(
             f"How many chips {found.name} is to have is not said.",
-            why="neither --devices nor a shape in --topology is given",
-            fix=f"--devices 64, or --topology '{found.name} 64'",
+            why="neither --chips nor a shape in --chip is given",
+            fix=f"--chips 64, or --chip '{found.name} 64'",
         )
-    return Topology(found, devices)
-
-
-def _progress(done: int, count: int) -> None:
-    if sys.stderr.isatty() and (done % 16 == 0 or done == count):
-        filled = 40 * done // count
-        print(f"\r\033[K{'█' * filled}{'░' * (40 - filled)} {done} of {count}", end="", file=sys.stderr, flush=True)
+    with as_typed("--chip"):
+        return Topology(found, devices)
 
 
 def table(found: SearchResult, top: int) -> str:
@@ -145,10 +155,10 @@ def table(found: SearchResult, top: int) -> str:
 def facts(found: SearchResult, machine: Topology, args: argparse.Namespace) -> dict[str, Any]:
     """A search as JSON has it."""
     return {
-        "model": args.model,
+        "model": args.program or args.model,
         "batch": args.batch,
         "hardware": machine.text,
-        "devices": args.devices or machine.size,
+        "devices": args.chips or machine.size,
         "strategies": len(found),
         "best": asdict(found.best) if found.best is not None else None,
         "fastest": [asdict(e) for e in found.estimates[: args.top]],

@@ -7,7 +7,7 @@ the same time, one op and one transfer each.
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import pairwise
 from typing import Any
 
@@ -51,6 +51,14 @@ class OnTopology:
             lambda sources, step: load(((source, source + step) for source in sources), topology)
         )
         self._compute: dict[object, float] = {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(type(self), overlap=self.overlap, mode=self.mode), (self.topology,)
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """What its costs depend on."""
+        return type(self), repr(self.topology), self.overlap, self.mode
 
     def is_communication(self, eqn: Eqn) -> bool:
         return not is_tensor_eqn(eqn) and eqn.op not in _LOCAL

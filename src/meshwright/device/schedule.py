@@ -242,6 +242,24 @@ def zb_h1(devices: int, microbatches: int) -> Schedule:
     return Schedule("zb-h1", tuple(orders))
 
 
+def peak_activations(name: str, devices: int, microbatches: int, chunks: int = 1) -> tuple[int, ...]:
+    """The most activations that each device of a schedule holds, in closed form.
+
+    >>> peak_activations("1f1b", 3, 8) == one_f_one_b(3, 8).run().peak_activations
+    True
+    """
+    places = range(devices)
+    if name == "gpipe":
+        return (microbatches,) * devices
+    if name == "zb-h1":
+        return (min(devices, microbatches),) * devices
+    if name == "1f1b":
+        return tuple(min(devices - p, microbatches) for p in places)
+    if microbatches == devices:
+        return (chunks * microbatches,) * devices
+    return tuple(min(2 * (devices - p - 1) + (chunks - 1) * devices + 1, chunks * microbatches) for p in places)
+
+
 SCHEDULES: dict[str, Callable[..., Schedule]] = {
     "gpipe": gpipe,
     "1f1b": one_f_one_b,

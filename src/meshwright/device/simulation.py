@@ -51,8 +51,8 @@ class Simulation:
     >>> fn = dist.parse("def f(w: Tensor[(64, 64), 0], x: Tensor[(64, 64), 0]): y = MatMul(x, w) z = tanh(y) return z")
     >>> found = dist.simulate(dist.data_parallel(fn, {"x": 0}), [1, 2], hardware.Topology("h100", 2), steady=True)
     >>> print(found.gantt(width=48))
-    devices 1-2 compute |MMMMMMMMMMMMMMMMMttttttt| 100%
-                         0                   17.4 ns
+    devices 1-2 compute |MMMMMMMMMMMMMMttttttt| 100%
+                         0             14.7 ns
     M MatMul, t tanh, · idle
     """
 

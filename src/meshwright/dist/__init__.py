@@ -34,13 +34,15 @@ from meshwright.device.pipeline import pipeline_parallel
 from meshwright.device.recompute import recompute
 from meshwright.device.resolve import check, resolve
 from meshwright.device.schedule import SCHEDULES, Schedule, Task
-from meshwright.device.search import Estimate, SearchResult, Strategy, estimate, grid_search, strategies
+from meshwright.device.search import SearchResult, estimate, grid_search, strategies
 from meshwright.device.simulate import simulate
 from meshwright.device.simulation import Simulation
 from meshwright.device.steady import steady_state
+from meshwright.device.strategy import Estimate, Strategy
 from meshwright.device.text import SlipWarning, parse
 from meshwright.device.timeline import Event
 from meshwright.device.to_mesh import MeshPipeline, MeshProgram, to_mesh
+from meshwright.device.traced import Traced, traced
 from meshwright.device.transforms import data_parallel, horizontal_parallel, zero
 from meshwright.device.types import Device, Tensor, Tuple
 from meshwright.device.unrolled import MLP
@@ -68,6 +70,7 @@ __all__ = [
     "Strategy",
     "Task",
     "Tensor",
+    "Traced",
     "Tuple",
     "Value",
     "allgather",
@@ -96,6 +99,7 @@ __all__ = [
     "steady_state",
     "strategies",
     "to_mesh",
+    "traced",
     "zero",
 ]
 

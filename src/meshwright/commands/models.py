@@ -1,0 +1,174 @@
+"""Models as a command is told them: by name and sizes, or in a Python file."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import os
+import re
+from collections.abc import Callable
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+from meshwright.commands.user_code import kind_of, load, running
+from meshwright.core.program import Program
+from meshwright.core.sharding_text import read_integer
+from meshwright.device.layered import GPT, LayeredMLP
+from meshwright.device.search import Model
+from meshwright.device.traced import Traced, traced
+from meshwright.device.unrolled import MLP
+from meshwright.errors import MeshwrightError, TextError
+from meshwright.frontend.derivatives import value_and_grad
+from meshwright.frontend.tracing import eval_shape
+from meshwright.random import key
+
+# Layers, width and heads of the published models.
+GPT2 = {
+    "gpt2": (12, 768, 12),
+    "gpt2-medium": (24, 1024, 16),
+    "gpt2-large": (36, 1280, 20),
+    "gpt2-xl": (48, 1600, 25),
+}
+NAMED = ", ".join(GPT2)
+_TRACED_BATCH = 8  # how many samples a step is traced with does not matter
+_PARTS = ("init", "make_batch")
+
+
+def read_model(text: str, batch: int) -> MLP | GPT:
+    """A model by its name or its sizes.
+
+    >>> read_model("mlp:16x8192", 64), read_model("gpt2", 64).parameters
+    (MLP(layers=16, dim=8192, batch=64), 123532032)
+    """
+    if text in GPT2:
+        return GPT(*GPT2[text])
+    match = re.fullmatch(r"(mlp|gpt):([0-9]+(?:x[0-9]+)*)", text, re.ASCII)
+    sizes = [read_integer(size) for size in match[2].split("x")] if match else []
+    wanted = {"mlp": 2, "gpt": 3}.get(match[1], 0) if match else 0
+    if not sizes or len(sizes) != wanted or not all(sizes):
+        raise TextError(
+            f"{text!r} is not a model.",
+            why=f"a model is mlp:LAYERSxWIDTH, gpt:LAYERSxWIDTHxHEADS with sizes from 1, or one of {NAMED}",
+            fix="--model mlp:16x8192",
+        )
+    numbers = [size for size in sizes if size is not None]
+    return MLP(numbers[0], numbers[1], batch) if wanted == 2 else GPT(*numbers)
+
+
+def model_of_file(text: str, settings: str | None) -> Model:
+    """The model of a Python file: ``FILE.py`` or ``FILE.py:NAME``.
+
+    It is the value of that name, or else of ``model``, or else ``Config()``: a `dist` model, a configuration of the
+    file's ``init``, ``make_batch`` and ``train_step`` (or ``loss``), or a function that returns one of these or
+    ``(step, params, batch)``. ``settings`` replace fields of a configuration.
+    """
+    path, name = text, ""
+    if not os.path.isfile(text) and ".py:" in text:
+        path, _, name = text.rpartition(":")
+    module = load(path)
+    value = _named(path, module, name)
+    if _is_function(value):
+        with running(path, f"{path}:{name or 'model'}"):
+            value = value()
+    if settings is not None:
+        value = _changed(value, settings, path)
+    if isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], tuple):
+        value = (value[0], *value[1])
+    with running(path, path):
+        if isinstance(value, tuple) and len(value) == 3 and (callable(value[0]) or isinstance(value[0], Program)):
+            return traced(*value)
+        if _is_layered(value):
+            return value  # type: ignore[no-any-return]
+        step = _step(module)
+        if step is not None and all(hasattr(module, part) for part in _PARTS) and not isinstance(value, tuple):
+            return _traced(module, step, value)
+    raise MeshwrightError(
+        f"{path} has no model.",
+        why=f"{name or 'model'} is {kind_of(value)}, and a model is a dist.GPT, a dist.MLP, a configuration of init, "
+        "make_batch and train_step, or (step, params, batch)",
+        fix="model = dist.GPT(layers=12, dim=768, heads=12)",
+    )
+
+
+def _named(path: str, module: ModuleType, name: str) -> Any:
+    if name:
+        if not hasattr(module, name):
+            known = [n for n, v in vars(module).items() if not n.startswith("_") and not isinstance(v, ModuleType)]
+            raise MeshwrightError(f"{path} has no {name!r}.", why=f"it has {', '.join(known) or 'nothing'}", fix=path)
+        return getattr(module, name)
+    if hasattr(module, "model"):
+        return module.model
+    config = getattr(module, "Config", None)
+    if config is None or _step(module) is None or not all(hasattr(module, part) for part in _PARTS):
+        raise MeshwrightError(
+            f"{path} has no model.",
+            why="it has neither a name `model`, nor Config, init, make_batch and train_step",
+            fix="model = dist.GPT(layers=12, dim=768, heads=12)",
+        )
+    with running(path, f"{path}:Config"):
+        return config()
+
+
+def _is_function(value: Any) -> bool:
+    return callable(value) and not _is_layered(value)
+
+
+def _is_layered(value: Any) -> bool:
+    layers = ("layers", "layer", "head", "boundary", "divides", "kind")
+    return isinstance(value, MLP | Traced | LayeredMLP) or all(hasattr(value, name) for name in layers)
+
+
+def _step(module: ModuleType) -> Callable[..., Any] | None:
+    step = getattr(module, "train_step", None)
+    if step is None and hasattr(module, "loss"):
+        step = value_and_grad(module.loss)
+    return step if callable(step) else None
+
+
+def _traced(module: ModuleType, step: Callable[..., Any], config: Any) -> Traced:
+    """The train step of a file for a configuration, on shapes alone."""
+    batch: dict[str, Any] = {}
+    if "batch" in inspect.signature(module.make_batch).parameters:
+        batch["batch"] = _TRACED_BATCH
+    params = eval_shape(lambda k: module.init(k, config), key(0))
+    data = eval_shape(lambda k: module.make_batch(k, config, **batch), key(1))
+    return traced(partial(step, config=config), params, data)
+
+
+def _changed(value: Any, settings: str, path: str) -> Any:
+    """A configuration with other values of some fields."""
+    if not dataclasses.is_dataclass(value) or isinstance(value, type):
+        raise MeshwrightError(
+            "--config is for a configuration.", why=f"the model of {path} is {kind_of(value)}", fix="leave it out"
+        )
+    known = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    changes: dict[str, Any] = {}
+    for part in settings.split(","):
+        name, equals, text = (piece.strip() for piece in part.partition("="))
+        if name not in known or not equals:
+            raise TextError(
+                f"{part.strip()!r} sets no field of the configuration.",
+                why=f"its fields are {', '.join(known)}",
+                fix=f"--config {next(iter(known), 'name')}=…",
+            )
+        changes[name] = _read(text, known[name], name)
+    with running(path, path):
+        return dataclasses.replace(value, **changes)
+
+
+def _read(text: str, like: Any, name: str) -> Any:
+    """A value of the kind that a field has."""
+    found: bool | int | float | None
+    if isinstance(like, bool):
+        found = {"0": False, "1": True, "false": False, "true": True}.get(text.lower())
+    elif isinstance(like, int):
+        found = read_integer(text) if text.isascii() and text.isdigit() else None
+    elif isinstance(like, float):
+        found = float(text) if re.fullmatch(r"[0-9.]+(?:e-?[0-9]+)?", text) and text.count(".") < 2 else None
+    else:
+        return text
+    if found is None:
+        kind = {bool: "0 or 1", int: "a whole number", float: "a number"}[type(like)]
+        raise TextError(f"{name} of --config is {text!r}.", why=f"it is {kind}", fix=f"--config {name}={like}")
+    return found

@@ -1,0 +1,72 @@
+"""Ways to spread a training step, what they cost, and what costs depend on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from meshwright.device.schedule import SCHEDULES
+from meshwright.errors import ShapeError
+
+
+class Costs(Protocol):
+    """What the work of a layer costs, for tensors of ``itemsize`` bytes per element."""
+
+    blocking: bool
+
+    def product_seconds(self, m: int, k: int, n: int, batch: int, itemsize: int) -> float: ...
+    def pointwise_seconds(self, count: int, operands: int, itemsize: int) -> float: ...
+    def group_seconds(self, kind: str, nbytes: float, count: int, stride: int) -> float: ...
+    def hop_seconds(self, nbytes: float, stride: int) -> float: ...
+    def join_seconds(self) -> float: ...
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """How a training step is spread; stages of 1F1B with several chunks are interleaved."""
+
+    data: int = 1
+    horizontal: int = 1
+    pipeline: int = 1
+    microbatches: int = 1
+    schedule: str = "1f1b"
+    chunks: int = 1
+    zero: int = 0
+    recompute: bool = False
+
+    @property
+    def devices(self) -> int:
+        return self.data * self.horizontal * self.pipeline
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a strategy costs: time of a step, the most memory a device needs, samples per second, the idle part."""
+
+    strategy: Strategy
+    seconds: float
+    peak_bytes: int
+    samples_per_s: float
+    bubble_fraction: float
+    fits: bool
+
+
+def check_batch(strategy: Strategy, batch: int) -> None:
+    """Refuse a batch that does not divide, and a schedule that there is not."""
+    check_parts("batch", batch, strategy.data * strategy.microbatches, strategy)
+    if strategy.schedule not in SCHEDULES:
+        raise ShapeError(
+            f"There is no schedule {strategy.schedule!r}.",
+            why=f"the schedules are {', '.join(SCHEDULES)}",
+            fix='schedule="1f1b"',
+        )
+
+
+def check_parts(what: str, size: int, parts: int, strategy: Strategy) -> None:
+    """Refuse what does not divide into so many parts."""
+    if parts < 1 or size % parts:
+        raise ShapeError(
+            f"The {what} {size} does not divide into {parts} equal parts.",
+            why=f"the strategy is {strategy}",
+            fix=f"a {what} that is a multiple of {parts}",
+        )
