@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from meshwright.frontend.saving import save
     from meshwright.frontend.shard_map import shard_map, shmap
     from meshwright.hardware.matmul_plan import plan_matmul
+    from meshwright.partition.overlap import Overlap
     from meshwright.partition.reshard import plan_reshard
     from meshwright.simulate.spmd import simulate
 
@@ -50,6 +51,7 @@ _ON_FIRST_USE = {
     "reshard": "meshwright.frontend.resharding",
     "save": "meshwright.frontend.saving",
     "plan_matmul": "meshwright.hardware.matmul_plan",
+    "Overlap": "meshwright.partition.overlap",
     "plan_reshard": "meshwright.partition.reshard",
     **dict.fromkeys(("shard_map", "shmap"), "meshwright.frontend.shard_map"),
 }
@@ -71,6 +73,7 @@ __all__ = [
     "Mesh",
     "MeshwrightError",
     "NamedSharding",
+    "Overlap",
     "P",
     "PartitionSpec",
     "Program",

@@ -12,6 +12,7 @@ from meshwright.core.program import Atom, Eqn, Program, Var
 from meshwright.core.source import Source
 from meshwright.core.types import TensorType
 from meshwright.ops.collective import psum
+from meshwright.transform.simplify import dce
 
 LARGEST_BYTES = 1 << 25  # of one collective; larger sums gain nothing by waiting for others
 
@@ -151,7 +152,7 @@ def _bucket(eqn: Eqn) -> Any:
 
 def _inside(value: Any) -> Any:
     if isinstance(value, Program):
-        return combine(value)
+        return combine(dce(value))  # what recomputes values needs few of them
     return tuple(map(_inside, value)) if isinstance(value, tuple) else value
 
 

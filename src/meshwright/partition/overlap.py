@@ -93,7 +93,7 @@ def _unknown(given: Any) -> MeshwrightError:
     return MeshwrightError(
         f"Collectives cannot be overlapped for {given!r}.",
         where=here(),
-        why="they are put beside products always (True), or where that pays on a machine: a chip's name, a Topology",
+        why="they are put beside products always (True), or where it pays: on a chip of that name, or a Topology",
         fix='mw.jit(f, overlap="tpu v5e")',
     )
 
@@ -347,6 +347,8 @@ def _check_first(places: _Places, n: int, use: Use | None, dim: int, around: Aro
     """Refuse if what reads a gathered value first is no product that could wait for its parts."""
     if n in places.in_ring:
         raise _Refused("the product that reads it hides another collective")
+    if use is None and places.eqns[n].op is dot_general:
+        raise _Refused("a product of it with itself reads it first")
     if use is None:
         raise _Refused(f"{places.eqns[n].op.name} reads it first, and no product")
     if not set(around.axes) <= set(use.result.varying):
