@@ -1,8 +1,10 @@
 """Bad input: one clear error each, whole messages."""
 
+import numpy as np
 import pytest
 
 import meshwright as mw
+import meshwright.numpy as mnp
 from meshwright import dist
 
 SEQUENTIAL = dist.parse(
@@ -19,6 +21,20 @@ ARITHMETIC = """def f(x: Tensor[(8,), 0]):
         return ws
     }, (xs,))
     return ys"""
+
+TRAINING = dist.from_program(
+    mw.make_program(mw.value_and_grad(lambda w, v, x: mnp.sum(mnp.tanh(mnp.tanh(x @ w) @ v))))(
+        *(mw.ShapeDtypeStruct(shape, "float32") for shape in ((4, 6), (6, 2), (8, 4)))
+    ),
+    ["w", "v", "x"],
+)
+
+
+def _schedule(*orders):
+    return dist.Schedule(
+        "mine", tuple(tuple(dist.Task(task[0], int(task[1:])) for task in order.split()) for order in orders)
+    )
+
 
 CASES = {
     "two_levels": (
@@ -191,6 +207,38 @@ CASES = {
     "stages": (
         lambda: dist.pipeline_parallel(SEQUENTIAL, 3, 1),
         "A program of 2 equations has no 3 stages.\n  why:  each stage runs one equation at least\n  fix:  stages=2",
+    ),
+    "cycle": (
+        lambda: dist.pipeline_parallel(TRAINING, 2, 2, _schedule("F0 B0 F1 B1", "F1 B1 F0 B0"), {"x": 0}),
+        "The schedule mine waits for itself.\n"
+        "  why:  device 0: B0 waits for B0 of device 1\n"
+        "        device 1: F1 waits for F1 of device 0\n"
+        "  fix:  run each task after what it waits for; schedule='1f1b' is in order",
+    ),
+    "left_out": (
+        lambda: dist.pipeline_parallel(TRAINING, 2, 2, _schedule("F0 F1 B0 B1", "F0 F1 B0"), {"x": 0}),
+        "The schedule mine runs B1 0 times on device 1.\n"
+        "  why:  every stage computes each phase of each microbatch once\n"
+        "  fix:  B1 once among the tasks of device 1",
+    ),
+    "run_twice": (
+        lambda: dist.pipeline_parallel(TRAINING, 2, 2, _schedule("F0 F1 B0 B0 B1", "F0 F1 B0 B1"), {"x": 0}),
+        "The schedule mine runs B0 2 times on device 0.\n"
+        "  why:  every stage computes each phase of each microbatch once\n"
+        "  fix:  B0 once among the tasks of device 0",
+    ),
+    "pieces": (
+        lambda: dist.execute(DATA, [np.ones(s, "f4") for s in ((4, 6), (6, 2), (8, 4))], [1, 2, 3]),
+        "Dim 0 of size 8 does not divide into 3 equal parts.\n"
+        "  at:   xs_dp: Tuple[Tensor[(8/N, 4), ?], ...] = scatter(x, dim=0, device_keys=[], parts=N)\n"
+        "  why:  scatter gives each of 3 devices the same number of elements\n"
+        "  fix:  a size that is a multiple of 3, or another number of devices",
+    ),
+    "microbatches": (
+        lambda: dist.pipeline_parallel(SEQUENTIAL, 2, 3, batch={"x": 0}),
+        "A dim of size 8 does not divide into 3 equal parts.\n"
+        "  why:  dim 0 of x is split over 3 microbatches\n"
+        "  fix:  a size that is a multiple of 3, or another number of microbatches",
     ),
     "fanout": (
         lambda: dist.pipeline_parallel(SEQUENTIAL.with_(device_map=dist.DeviceMap([1, 2, 3])), 2, 2),

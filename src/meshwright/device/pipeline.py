@@ -57,7 +57,7 @@ def pipeline_parallel(
         if microbatches == 1:
             split: frozenset[Place] = frozenset()
         elif batch is not None:
-            split = named_classes(fn, [body], classes, batch, microbatches)
+            split = named_classes(fn, [body], classes, batch, microbatches, "microbatches")
         else:
             split = _found_batch(fn, body, classes)
         found = Stages(body, classes, split, stages, microbatches, schedule, chunks, homes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import product
 
 from meshwright.device.classes import Classes, Place
 from meshwright.device.function import Eqn, Function, Number, Value
@@ -124,6 +125,7 @@ class Stages:
                     why="a schedule lists a task for each microbatch",
                     fix=f"microbatches={schedule.microbatches}",
                 )
+            _check_complete(schedule, trains)
             return schedule
         if schedule not in SCHEDULES:
             raise ShapeError(
@@ -208,6 +210,21 @@ class Stages:
                 groups.append(group)
             group[1].append(step)
         return groups
+
+
+def _check_complete(schedule: Schedule, trains: bool) -> None:
+    """Refuse a schedule that leaves out a task or runs one twice."""
+    splits = any(task.phase == "W" for order in schedule.orders for task in order)
+    phases = "F" if not trains else "FBW" if splits else "FB"
+    for device, order in enumerate(schedule.orders):
+        for phase, k, chunk in product(phases, range(schedule.microbatches), range(schedule.chunks)):
+            task = Task(phase, k, chunk)
+            if order.count(task) != 1:
+                raise ShapeError(
+                    f"The schedule {schedule.name} runs {task} {order.count(task)} times on device {device}.",
+                    why="every stage computes each phase of each microbatch once",
+                    fix=f"{task} once among the tasks of device {device}",
+                )
 
 
 def _first_uses(stages: dict[Step, int]) -> dict[Value, int]:

@@ -212,7 +212,12 @@ def home_of(body: Function) -> Device:
 
 
 def named_classes(
-    fn: Function, bodies: Sequence[Function], classes: Classes, batch: Batch | None, parts: Size | None
+    fn: Function,
+    bodies: Sequence[Function],
+    classes: Classes,
+    batch: Batch | None,
+    parts: Size | None,
+    into: str = "devices",
 ) -> frozenset[Place]:
     """The classes of named dims; names are those of the program's inputs, or of a body's."""
     found = set()
@@ -235,8 +240,8 @@ def named_classes(
             if parts is not None and not divides(size, parts):
                 raise ShapeError(
                     f"A dim of size {size} does not divide into {parts} equal parts.",
-                    why=f"dim {dim} of {name} is split over {parts} devices",
-                    fix=f"a size that is a multiple of {parts}, or another number of devices",
+                    why=f"dim {dim} of {name} is split over {parts} {into}",
+                    fix=f"a size that is a multiple of {parts}, or another number of {into}",
                 )
     if not found and parts is not None:
         raise ShapeError(
