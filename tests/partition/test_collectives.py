@@ -57,6 +57,47 @@ def test_fully_sharded_gathers_parameters_and_scatters_gradients() -> None:
     assert kinds.count("reduce_scatter") == 6
 
 
+def embedded(params: Any, tokens: Any) -> Any:
+    x = params["table"][tokens]
+    for w in params["layers"]:
+        x = x + mnp.tanh(x @ w)
+    return mnp.mean(x**2)
+
+
+def embedded_step(params: Any, tokens: Any) -> Any:
+    return mw.tree.map(lambda p, g: p - 0.1 * g, params, mw.grad(embedded)(params, tokens))
+
+
+# Half of all parameters and half of their gradients; half of the rows, thrice forward and thrice backward, and tokens.
+@pytest.mark.parametrize(
+    ("batch", "expected"), [(4096, (64 + 3 * 256) * 256 * 4), (8, 6 * 8 * 256 * 4 // 2 + 8 * 4 // 2)]
+)
+def test_of_parameters_and_a_batch_the_smaller_one_moves(batch: int, expected: int) -> None:
+    """Both are split over one axis, and a row of the table is read along both: propagation follows the table."""
+    params = {"table": struct((64, 256), None, "data"), "layers": [struct((256, 256), "data")] * 3}
+    tokens = mw.ShapeDtypeStruct((batch,), "int32", sharding=mw.NamedSharding(MESH, P("data")))
+    found = mw.jit(embedded_step, out_shardings=mw.tree.map(lambda s: s.sharding, params)).lower(params, tokens)
+    compiled = found.compile()
+    assert sum(one.bytes_received_per_device for one in compiled.collectives) == expected
+
+
+def test_what_the_user_constrains_stays_whatever_it_costs() -> None:
+    columns = mw.NamedSharding(MESH, P(None, "data"))
+
+    def held(params: Any, tokens: Any) -> Any:
+        x = mw.lax.with_sharding_constraint(params["table"][tokens], columns)
+        for w in params["layers"]:
+            x = mw.lax.with_sharding_constraint(x + mnp.tanh(x @ w), columns)
+        return x
+
+    params = {"table": struct((64, 256), None, "data"), "layers": [struct((256, 256), "data")] * 3}
+    tokens = mw.ShapeDtypeStruct((4096,), "int32", sharding=mw.NamedSharding(MESH, P("data")))
+    compiled = mw.jit(held).lower(params, tokens).compile()
+    assert compiled.out_shardings == columns
+    received = sum(one.bytes_received_per_device for one in compiled.collectives)
+    assert received >= 3 * 4096 * 256 * 4 // 2  # parameters alone are less
+
+
 CASES = {
     "A[I_x,J] B[J,K] -> C[I_x,K]": (("x", None), (None, None), ("x", None), []),
     "A[I,J_x] B[J_x,K] -> C[I,K]": ((None, "x"), ("x", None), (None, None), ["all_reduce"]),

@@ -27,6 +27,7 @@ from meshwright.frontend.placing import sharding_for, spread
 from meshwright.hardware.collectives import collective_seconds
 from meshwright.ops.elementwise import tanh
 from meshwright.ops.stacked import inline_calls
+from meshwright.partition.alternatives import cheapest_partition
 from meshwright.partition.combine import Beside, Record
 from meshwright.partition.layouts import closed, replicated
 from meshwright.partition.overlap import Overlap
@@ -43,6 +44,7 @@ class Placement(NamedTuple):
     in_shardings: tuple[NamedSharding | None, ...]
     out_shardings: Any  # a prefix of the tree of results
     overlap: Overlap | None = None
+    groups: tuple[int, ...] = ()  # which argument of the function each of these is part of
 
 
 @dataclass(frozen=True)
@@ -148,7 +150,8 @@ def placement_of(
             fix="mw.device_put(x, mw.NamedSharding(mesh, spec)) with one mesh for all",
         )
     assert isinstance(meshes[0], Mesh)
-    return Placement(meshes[0], tuple(chosen), out_shardings)
+    groups = [n for n, arg in enumerate([*args, kwargs]) for _ in tree.leaves(arg)]
+    return Placement(meshes[0], tuple(chosen), out_shardings, groups=tuple(groups))
 
 
 def _as_tuple(shardings: Any, args: Sequence[Any]) -> Any:
@@ -202,7 +205,11 @@ def put_on_mesh(program: Program, placement: Placement, out_tree: tree.TreeDef) 
         out if out is not None else propagated.shardings.get(atom)  # type: ignore[arg-type]
         for out, atom in zip(outs, program.outputs, strict=True)
     ]
-    done = partition(program, mesh, ins, wanted, propagated.shardings, placement.overlap)
+    if fixed:  # by types, which say what goes where
+        done = partition(program, mesh, ins, wanted, propagated.shardings, placement.overlap)
+    else:
+        groups = placement.groups or (0,) * len(ins)
+        done = cheapest_partition(propagated, mesh, given, ins, wanted, groups, placement.overlap)
     collectives = tuple(_collective(record, mesh) for record in done.records)
     placed = OnMesh(
         done.program,
