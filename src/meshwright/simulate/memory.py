@@ -89,6 +89,7 @@ def memory(
     fused: bool = True,
     views_of: Collection[str] = (),
     kept: Collection[str] = (),
+    fresh: Collection[str] = (),
     positions: bool = False,
     order: Sequence[int] | None = None,
     kernels: Kernels | None = None,
@@ -96,7 +97,8 @@ def memory(
     """What the memory of a device holds while it runs a local program.
 
     Without ``fused`` every equation's result is written, as on an engine that runs one op at a time; ``views_of`` names
-    ops whose results then are views of their first operand, ``kept`` those whose results are never written over.
+    ops whose results then are views of their first operand, ``kept`` those whose results are never written over,
+    ``fresh`` those that never write over an operand.
     ``positions`` says that the largest element of each window of a pool is found by positions, as XLA does on CPUs.
     ``order`` is that of the kernels, if it is not the program's.
 
@@ -108,7 +110,7 @@ def memory(
     if kernels is None:
         program = inline_calls(program)
         kernels = fuse(program, fused, frozenset(views_of))
-    return _Liveness(program, kernels, donated, order, fused, frozenset(kept), positions).run()
+    return _Liveness(program, kernels, donated, order, fused, frozenset(kept), frozenset(fresh), positions).run()
 
 
 class _Liveness:
@@ -120,9 +122,11 @@ class _Liveness:
         order: Sequence[int] | None = None,
         fused: bool = True,
         kept: frozenset[str] = frozenset(),
+        fresh: frozenset[str] = frozenset(),
         positions: bool = False,
     ) -> None:
         self.program, self.kernels, self.fused, self.positions = program, kernels, fused, positions
+        self.fresh = fresh
         self.kept = {v for eqn in program.eqns if eqn.op.name in kept for v in eqn.outputs}
         self.order = list(order) if order is not None else list(range(len(kernels.kernels)))
         given = list(donated) or [False] * len(program.inputs)
@@ -175,7 +179,8 @@ class _Liveness:
 
     def reused(self, kernel: Kernel, dying: Sequence[Var], new: Sequence[Var]) -> dict[Var, Var]:
         """Results that are written over operands which nobody reads again, with these."""
-        if kernel.alone and kernel.eqns[0].op.name not in IN_PLACE and not _is_elementwise(kernel.eqns[0]):
+        eqn = kernel.eqns[0]
+        if kernel.alone and (eqn.op.name in self.fresh or (eqn.op.name not in IN_PLACE and not _is_elementwise(eqn))):
             return {}
         # A compiler writes over any memory of the right size, an engine over an array of the same type.
         kind = (lambda v: v.type.nbytes) if self.fused else (lambda v: (v.type.shape, v.type.dtype))
