@@ -9,11 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+from meshwright.device.attributes import STRUCTURAL, attribute, bound, dim_of, nested, tupled
 from meshwright.device.device_map import DeviceMap, Path
-from meshwright.device.dims import Dim, bind
+from meshwright.device.dims import Dim
 from meshwright.device.function import Eqn, Function, Keys, Number, Value
 from meshwright.device.tensor_ops import tensor_op
-from meshwright.device.types import Device, Tuple, Type
+from meshwright.device.types import Device, Tensor, Tuple
 from meshwright.errors import DeviceError, MeshwrightError, ShapeError
 
 
@@ -72,25 +73,6 @@ class Scope:
         if variable is not None:
             names[variable], paths[variable] = device, path
         return Scope(names, paths, path, dict(self.sizes))
-
-
-# The ops of device programs, and the attributes they may have.
-ATTRIBUTES: dict[str, frozenset[str]] = {
-    "scatter": frozenset({"dim", "devices", "device_keys", "parts"}),
-    "broadcast": frozenset({"devices", "device_keys", "parts"}),
-    "gather": frozenset({"dim", "to_device", "members"}),
-    "allreduce": frozenset({"reduce", "members"}),
-    "allgather": frozenset({"dim", "members"}),
-    "reduce_scatter": frozenset({"dim", "members"}),
-    "own_part": frozenset({"dim", "members"}),
-    "send": frozenset({"to_device", "members"}),
-    "split": frozenset({"dim", "parts"}),
-    "item": frozenset({"index"}),
-    "tuple": frozenset(),
-    "pmap": frozenset(),
-    "call": frozenset(),
-}
-STRUCTURAL = frozenset(ATTRIBUTES)
 
 
 class Machine:
@@ -285,7 +267,7 @@ class Machine:
                 why=shown,
                 fix=f"send({eqn.values[-1].name}, to_device={min(devices)}) first",
             )
-        params = {name: _bound(value, scope.sizes) for name, value in eqn.attributes.items() if name != "device"}
+        params = {name: bound(value, scope.sizes) for name, value in eqn.attributes.items() if name != "device"}
         if "device" in eqn.attributes:
             home = self.device(eqn.attributes["device"], scope)
         return list(self.domain.compute(eqn, leaves, params, devices.pop() if devices else home))
@@ -309,7 +291,7 @@ class Machine:
             return [Group(tuple(args))]
         if op == "item":
             group = _group(args[0], eqn)
-            index = _attribute(eqn, "index")
+            index = attribute(eqn, "index")
             if not isinstance(index, int) or not 0 <= index < len(group.items):
                 raise ShapeError(
                     f"A tuple of {len(group.items)} has no item {index}.", fix=f"index={len(group.items) - 1}"
@@ -317,20 +299,22 @@ class Machine:
             return [group.items[index]]
         if op == "scatter":
             devices, folded = self.targets(eqn, scope)
-            parts = domain.scatter(eqn, leaf(args[0], eqn), _dim(eqn), devices)
+            parts = domain.scatter(eqn, leaf(args[0], eqn), dim_of(eqn), devices)
             return _packed(eqn, self._fold(parts, False, devices, folded))
         if op == "broadcast":
             devices, folded = self.targets(eqn, scope)
             copies = domain.broadcast(eqn, leaf(args[0], eqn), devices)
             return _packed(eqn, self._fold(copies, True, devices, folded))
         if op == "send":
-            to = self.device(_attribute(eqn, "to_device"), scope)
+            to = self.device(attribute(eqn, "to_device"), scope)
             x = leaf(args[0], eqn, to)
             return [x if x.device == to else domain.send(eqn, x, to)]
         if op == "split":
-            parts_count = _bound(_attribute(eqn, "parts"), scope.sizes)
-            return _packed(eqn, Group(tuple(domain.split(eqn, leaf(args[0], eqn), _dim(eqn), parts_count))))
-        group = args[0] if len(args) == 1 else Group(tuple(args))
+            parts_count = bound(attribute(eqn, "parts"), scope.sizes)
+            return _packed(eqn, Group(tuple(domain.split(eqn, leaf(args[0], eqn), dim_of(eqn), parts_count))))
+        # Tensors side by side are a tuple; a single one is where the result is written as one, too.
+        alone = isinstance(args[0], Leaf) and isinstance(eqn.outputs[0].type, Tensor)
+        group = args[0] if len(args) == 1 and not alone else Group(tuple(args))
         if not isinstance(group, Group):
             raise ShapeError(
                 f"{op} takes a tuple.",
@@ -338,7 +322,7 @@ class Machine:
                 fix=f"{op} of what scatter, broadcast or pmap gives",
             )
         inner = [item for item in group.items if isinstance(item, Group)]
-        if op == "allreduce" and inner and (_nested(eqn.outputs[0].type) or not all(item.same for item in inner)):
+        if op == "allreduce" and inner and (nested(eqn.outputs[0].type) or not all(item.same for item in inner)):
             return [self._element_by_element(eqn, group)]
         leaves = [leaf(item, eqn) for item in group.items]
         devices_used = [x.device for x in leaves]
@@ -350,12 +334,12 @@ class Machine:
                 fix="one tensor per device; add those that share one first",
             )
         if op == "gather":
-            return [domain.gather(eqn, leaves, _dim(eqn), self.device(_attribute(eqn, "to_device"), scope), members)]
+            return [domain.gather(eqn, leaves, dim_of(eqn), self.device(attribute(eqn, "to_device"), scope), members)]
         if op == "allreduce":
             totals = domain.allreduce(eqn, leaves, attributes.get("reduce", "sum"), members)
             return _packed(eqn, Group(tuple(totals), True, group.members))
         if op == "allgather":
-            return _packed(eqn, Group(tuple(domain.allgather(eqn, leaves, _dim(eqn), members)), True, group.members))
+            return _packed(eqn, Group(tuple(domain.allgather(eqn, leaves, dim_of(eqn), members)), True, group.members))
         if op == "own_part":
             if not group.same:
                 raise ShapeError(
@@ -363,8 +347,8 @@ class Machine:
                     why=f"the elements of {eqn.values[0].name} differ",
                     fix=f"allgather({eqn.values[0].name}, dim=0) first",
                 )
-            return _packed(eqn, Group(tuple(domain.own_part(eqn, leaves, _dim(eqn), members)), False, group.members))
-        parts = domain.reduce_scatter(eqn, leaves, _dim(eqn), members)
+            return _packed(eqn, Group(tuple(domain.own_part(eqn, leaves, dim_of(eqn), members)), False, group.members))
+        parts = domain.reduce_scatter(eqn, leaves, dim_of(eqn), members)
         return _packed(eqn, Group(tuple(parts), False, group.members))
 
     def _element_by_element(self, eqn: Eqn, group: Group) -> Group:
@@ -454,7 +438,7 @@ class Machine:
         outs = self._body(body, inputs, inner)
         # A replica answers on its own device: of copies, the one there counts. Where a tuple is written, it stays one.
         outs = [
-            self._near(x, eqn, first.device) if isinstance(x, Group) and x.same and not _tupled(eqn, v) else x
+            self._near(x, eqn, first.device) if isinstance(x, Group) and x.same and not tupled(eqn, v) else x
             for v, x in zip(eqn.outputs, outs, strict=True)
         ]
         return outs, self.touched.pop()
@@ -471,24 +455,10 @@ class Machine:
         return outs
 
 
-def _nested(type: Type | None) -> bool:
-    return isinstance(type, Tuple) and bool(type.items) and isinstance(type.items[0], Tuple)
-
-
-def _tupled(eqn: Eqn, value: Value) -> bool:
-    """Whether the result of a replica is written as a tuple."""
-    return _nested(value.type) if eqn.op == "pmap" else isinstance(value.type, Tuple)
-
-
-def _bound(value: Any, sizes: Mapping[str, int]) -> Any:
-    if isinstance(value, Dim):
-        return bind(value, sizes)
-    return type(value)(_bound(item, sizes) for item in value) if type(value) is tuple else value
-
-
 def _packed(eqn: Eqn, group: Group) -> list[Item]:
-    """One tuple, or its elements where the equation names each of them."""
-    return [group] if len(eqn.outputs) == 1 else list(group.items)
+    """One tuple, or its elements where the equation names each of them: also the only one, written as a tensor."""
+    only = len(group.members or group.items) == 1 and isinstance(eqn.outputs[0].type, Tensor)
+    return [group] if len(eqn.outputs) == 1 and not only else list(group.items)
 
 
 def _unbound(name: str, scope: Scope) -> DeviceError:
@@ -498,21 +468,6 @@ def _unbound(name: str, scope: Scope) -> DeviceError:
         why=f"it belongs to no enclosing pmap; the variables here are: {known}",
         fix=f"use it inside `pmap(lambda {name}: lambda (…): {{…}}, …)`",
     )
-
-
-def _dim(eqn: Eqn) -> int:
-    found = _attribute(eqn, "dim")
-    if not isinstance(found, int) or isinstance(found, bool):
-        raise ShapeError(f"The dim of {eqn.op} is a whole number.", why=f"it is {found!r}", fix="dim=0")
-    return found
-
-
-def _attribute(eqn: Eqn, name: str) -> Any:
-    if name not in eqn.attributes:
-        raise ShapeError(
-            f"{eqn.op} needs {name}.", why="it does not follow from the operands", fix=f"{eqn.op}(…, {name}=0)"
-        )
-    return eqn.attributes[name]
 
 
 def _group(item: Item, eqn: Eqn, name: str = "") -> Group:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from meshwright.device.attributes import STRUCTURAL
 from meshwright.device.dims import Size, divide, solve
 from meshwright.device.function import Number, Operand, Value
-from meshwright.device.machine import STRUCTURAL
 from meshwright.device.tensor_ops import infer, signature
 from meshwright.device.types import Tensor, Tuple, Type, elements
 from meshwright.errors import MeshwrightError

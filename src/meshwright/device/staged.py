@@ -19,11 +19,12 @@ import numpy as np
 from meshwright.core.mesh import Mesh
 from meshwright.core.partition_spec import PartitionSpec
 from meshwright.core.sharding import NamedSharding
+from meshwright.device.attributes import STRUCTURAL
 from meshwright.device.blocks import Blocks, Joined, OneForAll, Part, Steps, Varying, spec_of
 from meshwright.device.classes import tensor_of
 from meshwright.device.device_map import DeviceMap
 from meshwright.device.function import Eqn, Function, Number, Value
-from meshwright.device.machine import STRUCTURAL, Group, Item, Leaf, Machine, Members, Scope, first_leaf
+from meshwright.device.machine import Group, Item, Leaf, Machine, Members, Scope, first_leaf
 from meshwright.device.tensor_ops import is_elementwise
 from meshwright.device.types import Tensor
 from meshwright.errors import DeviceError

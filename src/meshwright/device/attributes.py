@@ -1,0 +1,63 @@
+"""Attributes of equations: which there are, what they are where sizes are known, and those that are missing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from meshwright.device.dims import Dim, bind
+from meshwright.device.function import Eqn, Value
+from meshwright.device.types import Tuple, Type
+from meshwright.errors import ShapeError
+
+# The ops of device programs, and the attributes they may have.
+ATTRIBUTES: dict[str, frozenset[str]] = {
+    "scatter": frozenset({"dim", "devices", "device_keys", "parts"}),
+    "broadcast": frozenset({"devices", "device_keys", "parts"}),
+    "gather": frozenset({"dim", "to_device", "members"}),
+    "allreduce": frozenset({"reduce", "members"}),
+    "allgather": frozenset({"dim", "members"}),
+    "reduce_scatter": frozenset({"dim", "members"}),
+    "own_part": frozenset({"dim", "members"}),
+    "send": frozenset({"to_device", "members"}),
+    "split": frozenset({"dim", "parts"}),
+    "item": frozenset({"index"}),
+    "tuple": frozenset(),
+    "pmap": frozenset(),
+    "call": frozenset(),
+}
+STRUCTURAL = frozenset(ATTRIBUTES)
+
+
+def bound(value: Any, sizes: Mapping[str, int]) -> Any:
+    """An attribute with numbers for its symbols."""
+    if isinstance(value, Dim):
+        return bind(value, sizes)
+    return type(value)(bound(item, sizes) for item in value) if type(value) is tuple else value
+
+
+def dim_of(eqn: Eqn) -> int:
+    """The dim that an op cuts or joins."""
+    found = attribute(eqn, "dim")
+    if not isinstance(found, int) or isinstance(found, bool):
+        raise ShapeError(f"The dim of {eqn.op} is a whole number.", why=f"it is {found!r}", fix="dim=0")
+    return found
+
+
+def attribute(eqn: Eqn, name: str) -> Any:
+    """An attribute that an op cannot do without."""
+    if name not in eqn.attributes:
+        raise ShapeError(
+            f"{eqn.op} needs {name}.", why="it does not follow from the operands", fix=f"{eqn.op}(…, {name}=0)"
+        )
+    return eqn.attributes[name]
+
+
+def nested(type: Type | None) -> bool:
+    """Whether a type is a tuple of tuples."""
+    return isinstance(type, Tuple) and bool(type.items) and isinstance(type.items[0], Tuple)
+
+
+def tupled(eqn: Eqn, value: Value) -> bool:
+    """Whether the result of a replica is written as a tuple."""
+    return nested(value.type) if eqn.op == "pmap" else isinstance(value.type, Tuple)
