@@ -170,6 +170,37 @@ def test_a_gather_of_short_floats_that_is_summed_over_is_rounded_once():
     np.testing.assert_array_equal(np.asarray(f(x, w)), exact.astype(np.asarray(x).dtype))
 
 
+def random_products(seed: int, mesh: mw.Mesh = MESH) -> Counter[str]:
+    """A random program of products, sums, transposes and tanh, and its gradient, in random layouts."""
+    draw = random.Random(seed)
+    layouts = enumerate_shardings(mesh, 2, compound=True)
+    steps = [
+        (draw.choice(["dot", "dot", "dot", "add", "tanh", "turn"]), draw.random(), draw.random()) for _ in range(9)
+    ]
+
+    def f(*values: Any) -> Any:
+        found = list(values)
+        for kind, left, right in steps:
+            x, y = (found[-1 - int(place * min(5, len(found)))] for place in (left, right))
+            found.append({"dot": x @ y * 0.25, "add": x + y, "tanh": mnp.tanh(x), "turn": x.T}[kind])
+        return found[-3:]
+
+    args = [mw.device_put(numbers((16, 16), n), draw.choice(layouts)) for n in range(3)]
+    outs = [draw.choice(layouts) for _ in range(3)]
+    made = Counter(rings(both(f, *args, out_shardings=outs, tolerance=2e-4)))
+
+    def slopes(*values: Any) -> Any:
+        return mw.grad(lambda *values: sum(mnp.sum(x * x) for x in f(*values)), argnums=(0, 1, 2))(*values)
+
+    return made + Counter(rings(both(slopes, *args, out_shardings=tuple(outs), tolerance=2e-3)))
+
+
+@pytest.mark.parametrize("seeds", [range(3), pytest.param(range(3, 300), marks=pytest.mark.slow)], ids=["few", "many"])
+def test_random_programs_of_products(seeds):
+    found = sum((random_products(seed) for seed in seeds), Counter[str]())
+    assert {ring.split()[0] for ring in found} == {"all_gather", "reduce_scatter"}
+
+
 # What stands next to a collective
 
 
