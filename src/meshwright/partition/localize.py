@@ -16,7 +16,7 @@ from itertools import islice, product
 from typing import Any, NamedTuple
 
 from meshwright.core.axes import AxisRef
-from meshwright.core.factors import Factors
+from meshwright.core.factors import Factors, pointwise
 from meshwright.core.mesh import BaseMesh
 from meshwright.core.op import Linearity, No, Value
 from meshwright.core.partition_spec import read_axis
@@ -26,12 +26,12 @@ from meshwright.core.sharding_check import resolve
 from meshwright.core.source import Source
 from meshwright.core.trace import Array, at_source, read, state
 from meshwright.core.types import TensorType
-from meshwright.ops.basic import add, convert, zeros
+from meshwright.ops.basic import add, broadcast_in_dim, convert, zeros
 from meshwright.partition.blocks import identity, without_padding
 from meshwright.partition.choose import Choice, choose, numbered, question, rule_of
 from meshwright.partition.combine import Why
 from meshwright.partition.emit import emit_plan
-from meshwright.partition.layouts import finished, local_type, replicated, reshard_cost, reshard_plan
+from meshwright.partition.layouts import finished, layout, local_type, replicated, reshard_cost, reshard_plan
 
 SMALL = 32  # equations of a program that is worth the search for the very best
 MOST_VERSIONS = 8  # combinations of operands' versions that an equation is tried on
@@ -46,6 +46,7 @@ class Version(NamedTuple):
 
 Special = Callable[["Localizer", Eqn], list[Version]]
 SPECIAL: dict[str, Special] = {}  # ops that are partitioned in a way of their own, by name
+MADE: dict[str, Callable[[Localizer, Eqn, TensorSharding], Value]] = {}  # ops that make a block out of nothing
 
 
 class CutNeeded(Exception):
@@ -70,6 +71,7 @@ class Localizer:
     uses: Counter[Atom] = field(default_factory=Counter)
     made: dict[Atom, Source | None] = field(default_factory=dict)  # the line that each value comes from
     windows: dict[Any, tuple[Value, Value]] = field(default_factory=dict)  # of blocks, which come first, as fetched
+    free: dict[Atom, Eqn | None] = field(default_factory=dict)  # what depends on no argument, and the equations of it
     _versions: dict[Atom, list[Version]] = field(default_factory=dict)
 
     # Axes
@@ -128,8 +130,13 @@ class Localizer:
         """A value in a layout, resharded from the version that is nearest to it."""
         versions = self.versions(atom)
         for version in versions:
-            if version.layout == need:
+            if version.layout == need and version.value is not None:
                 return version.value
+        made = self.free.get(atom)
+        if made is not None:
+            value = self.make(made, need)
+            versions.append(Version(need, value))
+            return value
         nearest = min(versions, key=lambda version: reshard_cost(atom.type, version.layout, need))
         with at_source(state.source or self.made.get(atom)):
             value = self.reshard(nearest, need, atom.type, why if isinstance(why, str) else why())
@@ -137,6 +144,26 @@ class Localizer:
             versions.append(Version(need, value))
             self.moved.setdefault(atom, need)
         return value
+
+    def is_free(self, eqn: Eqn) -> bool:
+        """Whether devices can make any block of the result by themselves, so that nobody needs to send it."""
+        if eqn.op.name in MADE:
+            return True
+        known = all(atom.__class__ is Literal or atom in self.free for atom in eqn.inputs)
+        return known and len(eqn.outputs) == 1 and (eqn.op is broadcast_in_dim or eqn.op.factors is pointwise)
+
+    def make(self, eqn: Eqn, need: TensorSharding) -> Value:
+        """The result of an equation that depends on no argument, in a layout."""
+        with at_source(eqn.source):
+            if eqn.op.name in MADE:
+                return MADE[eqn.op.name](self, eqn, need)
+            operands = []
+            for atom in eqn.inputs:
+                places = eqn.params["dims"] if eqn.op is broadcast_in_dim else range(atom.type.ndim)
+                sizes = zip(places, atom.type.shape, strict=True)
+                operands.append(layout(self.mesh, tuple(need.dims[d].axes if n > 1 else () for d, n in sizes)))
+            values = [self.get(a, s, "devices make it") for a, s in zip(eqn.inputs, operands, strict=True)]
+            return self.apply(eqn, values, operands, [need])[0].value
 
     def settle(self, atom: Atom) -> None:
         """Take a sum that several equations need once, before they do."""
@@ -178,7 +205,13 @@ class Localizer:
             self.uses.update(eqn.inputs)
         for var, data in program.constants:
             self.define(var, Version(replicated(self.mesh, var.type.ndim), Array(data, var.type)))
+            self.free[var] = None
         for eqn in program.eqns:
+            if self.is_free(eqn):
+                var = eqn.outputs[0]
+                self.define(var, Version(replicated(self.mesh, var.type.ndim), None))
+                self.free[var] = eqn
+                continue
             with at_source(eqn.source):
                 special = SPECIAL.get(eqn.op.name)
                 results = special(self, eqn) if special is not None else self.equation(eqn)

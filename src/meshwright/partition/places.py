@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
+from meshwright.core.op import Value
 from meshwright.core.program import Eqn
+from meshwright.core.sharding import TensorSharding
 from meshwright.ops.basic import add, convert
 from meshwright.ops.shape import iota
 from meshwright.partition.blocks import block_start
-from meshwright.partition.layouts import closed, finished, replicated
-from meshwright.partition.localize import SPECIAL, Localizer, Version
+from meshwright.partition.localize import MADE, Localizer
 
 
-def _iota(local: Localizer, eqn: Eqn) -> list[Version]:
+def _iota(local: Localizer, eqn: Eqn, need: TensorSharding) -> Value:
     """Each device counts from where its block begins."""
     t = eqn.outputs[0].type
-    wanted = local.wanted.get(eqn.outputs[0])
-    layout = finished(closed(wanted)) if wanted is not None else replicated(local.mesh, t.ndim)
-    shape, dim = layout.local_shape(t.shape), eqn.params["dim"]
+    shape, dim = need.local_shape(t.shape), eqn.params["dim"]
     value = iota(**{**eqn.params, "shape": shape})
-    start = block_start(local.names, layout.dims[dim].axes, shape[dim])
-    if start is not None:
-        value = add(value, convert(start, dtype=t.dtype, weak=False))
-    return [Version(layout, value)]
+    start = block_start(local.names, need.dims[dim].axes, shape[dim])
+    return value if start is None else add(value, convert(start, dtype=t.dtype, weak=False))
 
 
-SPECIAL["iota"] = _iota
+MADE["iota"] = _iota
