@@ -19,7 +19,7 @@ from meshwright.ops import every as _every_op  # noqa: F401  (fills the registry
 
 if TYPE_CHECKING:
     from meshwright import debug, dist, hardware, interop, lax, nn, pallas, random, sharding, testing
-    from meshwright.core.mesh import AbstractMesh, AxisType, Mesh, make_mesh, set_mesh
+    from meshwright.core.mesh import AbstractMesh, AxisType, Mesh, devices, get_mesh, make_mesh, set_mesh
     from meshwright.core.partition_spec import P, PartitionSpec
     from meshwright.core.sharding import NamedSharding
     from meshwright.frontend.loading import load
@@ -42,7 +42,9 @@ _ON_FIRST_USE = {
         for name in ("debug", "dist", "hardware", "interop", "lax", "nn", "pallas", "random", "sharding", "testing")
     },
     "simulate": "meshwright.simulate",
-    **dict.fromkeys(("AbstractMesh", "AxisType", "Mesh", "make_mesh", "set_mesh"), "meshwright.core.mesh"),
+    **dict.fromkeys(
+        ("AbstractMesh", "AxisType", "Mesh", "devices", "get_mesh", "make_mesh", "set_mesh"), "meshwright.core.mesh"
+    ),
     **dict.fromkeys(("P", "PartitionSpec"), "meshwright.core.partition_spec"),
     "NamedSharding": "meshwright.core.sharding",
     **dict.fromkeys(("device_get", "device_put"), "meshwright.frontend.placing"),
@@ -86,8 +88,10 @@ __all__ = [
     "debug",
     "device_get",
     "device_put",
+    "devices",
     "dist",
     "eval_shape",
+    "get_mesh",
     "grad",
     "hardware",
     "hessian",

@@ -263,3 +263,21 @@ def test_shardings_are_counted_by_the_seeds_formula(axes, ndim):
     assert all(len(sharding.spec) == ndim for sharding in compound)
     layouts = {sharding.to_tensor_sharding(ndim).layout for sharding in compound}
     assert len(layouts) == len(compound)  # the merging is noncommutative: another order is another placement
+
+
+def test_devices_are_those_of_the_current_mesh_or_as_many_as_asked_for():
+    assert mw.devices() == [mw.sharding.Device(n) for n in range(8)]
+    assert mw.devices("tpu", count=2) == [mw.sharding.Device(0, "tpu"), mw.sharding.Device(1, "tpu")]
+    assert mw.Mesh(mw.devices(), ("batch",)) == mw.make_mesh((8,), ("batch",))
+    with mw.set_mesh(mw.Mesh([[3, 1], [2, 0]], ("x", "y"))):
+        assert mw.devices() == [mw.sharding.Device(n) for n in range(4)]
+        assert mw.devices("tpu", count=1) == [mw.sharding.Device(0, "tpu")]
+    with mw.set_mesh(mw.AbstractMesh((2,), ("x",))):
+        assert len(mw.devices()) == 8
+    for count, what in (
+        (0, 'The mesh axis "devices" has size 0.'),
+        ("2", "The sizes of a mesh are integers, not ('2',)."),
+    ):
+        with pytest.raises(MeshError) as caught:
+            mw.devices(count=count)
+        assert caught.value.what == what

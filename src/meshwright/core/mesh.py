@@ -418,9 +418,29 @@ def _axis_types(types: Any, count: int, where: Where) -> tuple[AxisType, ...]:
 
 
 def get_mesh() -> BaseMesh | None:
-    """The mesh set by ``set_mesh``, or None."""
+    """The mesh set by ``set_mesh``, or None.
+
+    >>> with set_mesh(make_mesh((2,), ("x",))):
+    ...     print(get_mesh())
+    <["x"=2]>
+    """
     found: BaseMesh | None = current_mesh.get()
     return found
+
+
+def devices(kind: str | None = None, *, count: int = 8) -> list[Device]:
+    """Devices to make a mesh of: those of the current mesh, or else as many as asked for, since none are real.
+
+    >>> devices(count=2), devices("tpu", count=1)
+    ([CpuDevice(id=0), CpuDevice(id=1)], [TpuDevice(id=0)])
+    >>> with set_mesh(make_mesh((2,), ("x",), kind="tpu")):
+    ...     devices()
+    [TpuDevice(id=0), TpuDevice(id=1)]
+    """
+    mesh = get_mesh()
+    if kind is not None or not isinstance(mesh, Mesh):
+        mesh = make_mesh((count,), ("devices",), kind="cpu" if kind is None else kind)
+    return sorted(mesh.devices.ravel().tolist(), key=lambda device: device.id)
 
 
 class set_mesh:
