@@ -329,12 +329,12 @@ def test_30_a_matmul_whose_sums_are_sent_while_the_next_is_multiplied(devices):
 
 def test_30_sending_is_hidden():
     devices = 4
-    call = matmul_reduce_scatter(devices, 512, 16384, 2048)
+    call = matmul_reduce_scatter(devices, 256, 16384, 1024)
     f = mw.shard_map(
         lambda x, y: call(x, y)[0], mesh=mw.make_mesh((devices,), ("x",)), in_specs=(mw.P(None, "x"), mw.P("x")),
         out_specs=mw.P("x"),
     )  # fmt: skip
-    shapes = struct((512 * devices, 16384 * devices)), struct((16384 * devices, 2048))
+    shapes = struct((256 * devices, 16384 * devices)), struct((16384 * devices, 1024))
     timeline = mw.simulate(mw.make_program(f)(*shapes), Topology("tpu v5p", devices, wrap=True))
     assert all(timeline.overlap(device) > 0.5 for device in range(devices))
 

@@ -156,3 +156,9 @@ def test_a_kernel_in_a_larger_program_takes_its_time_there():
 def test_with_numbers_the_clock_changes_nothing():
     x = np.arange(16.0, dtype=np.float32).reshape(4, 4)
     np.testing.assert_array_equal(ops.matmul(x, x, tiles=(2, 2, 2)), x @ x)
+
+
+def test_a_kernel_that_does_not_fit_into_the_memory_of_the_chip_has_no_time():
+    program = mw.make_program(lambda x: ops.matmul(x, x, tiles=(8192, 8192, 512)))(struct(8192, 8192))
+    with pytest.raises(pltpu.CapacityError, match=r"of VMEM, a core has 134217728\."):
+        mw.simulate(program, "tpu v5e")

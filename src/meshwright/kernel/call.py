@@ -218,7 +218,9 @@ def _run(
     places: Sequence[Sequence[Data]] | None = None,
     clock: Clock | None = None,
 ) -> list[list[Data]]:
-    limit = call.params.vmem_limit_bytes
+    limit: float | None = call.params.vmem_limit_bytes
+    if limit is None and clock is not None and clock.vmem_bytes:
+        limit = clock.vmem_bytes
     machine = Machine(
         mesh,
         cores=call.cores,

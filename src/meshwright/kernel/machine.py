@@ -40,7 +40,7 @@ class Machine:
         schedule: Schedule | None = None,
         races: bool = False,
         all_entered: bool = True,
-        limits: dict[MemorySpace, int] | None = None,
+        limits: dict[MemorySpace, float] | None = None,
         home: Source | None = None,
         core_axis: str = "core",
         clock: Clock | None = None,
@@ -160,7 +160,7 @@ class Machine:
         if limit is not None and used > limit:
             source = task.source()
             raise CapacityError(
-                f"The kernel needs {used} bytes of {wanted.space.name}, a core has {limit}.",
+                f"The kernel needs {used} bytes of {wanted.space.name}, a core has {limit:.0f}.",
                 where=source.show() if source else "",
                 why=f"{label} is {wanted}, {wanted.nbytes} bytes, beside {used - wanted.nbytes} in use",
                 fix="smaller blocks, or fewer buffers per block",
