@@ -308,3 +308,11 @@ def test_a_group_that_is_no_mesh_axis_is_as_fast_as_its_slowest_link(machine, me
         slowest = max(costs.send(1e9 / len(members), a, b) for a, b in ends)
         assert found == pytest.approx(2 * (len(members) - 1) * slowest, rel=1e-3)
         assert slowest > 5 * costs.send(1e9 / len(members), 1, 2)
+
+
+def test_an_update_of_several_weights_takes_as_long_as_one_of_each():
+    """Weights that share no dims are updated in turn."""
+    inputs = "v: Tensor[(512, 256), 1], w: Tensor[(256,), 1], g: Tensor[(512, 256), 1], h: Tensor[(256,), 1]"
+    both = dist.resolve(dist.parse(f"def f({inputs}): a, b = SGDOptimizer(v, w, g, h) return a, b"))
+    costs = dist.OnTopology(TWO)
+    assert costs.seconds(both.eqns[0])[1] == pytest.approx(costs.work(2 * 513 * 256, 3 * 4 * 513 * 256, "f32"))

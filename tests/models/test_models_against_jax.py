@@ -1,4 +1,4 @@
-"""The four example models: the same text, with only the imports replaced, runs under JAX; the numbers are equal."""
+"""The example models: the same text, with only the imports replaced, runs under JAX; the numbers are equal."""
 
 import pathlib
 import sys
@@ -14,7 +14,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "examples"))
 
 from twins import load
 
-MODELS = ("mlp", "transformer", "convnet", "moe")
+MODELS = ("mlp", "transformer", "convnet", "moe", pytest.param("gpt", marks=pytest.mark.slow))
 VARIANTS = [(scan, checkpoint) for scan in (False, True) for checkpoint in (False, True)]
 
 

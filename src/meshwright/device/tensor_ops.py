@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from hashlib import sha256
+from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -316,5 +317,15 @@ def cost(name: str, args: Sequence[Arg], results: Sequence[Arg], params: Params)
     if name in NAMED:
         rule = _named_factors(name, types)
         nbytes = float(sum(t.nbytes for t in (*types, *outs)))
-        return Cost(NAMED[name].flops_per_point * rule.iterations, nbytes)
+        return Cost(NAMED[name].flops_per_point * _points(rule), nbytes)
     return REGISTRY[registry_name(name)].cost(types, outs, params)
+
+
+def _points(rule: Factors) -> int:
+    """How many points an op iterates over; parts of it that share no factor, such as updates of weights, do in turn."""
+    parts: list[set[str]] = []
+    for dims in (*rule.operands, *rule.results):
+        here = {factor for dim in dims for factor in dim}
+        joined = [part for part in parts if part & here]
+        parts = [part for part in parts if not part & here] + [here.union(*joined)] if here else parts
+    return sum(prod(rule.sizes[factor] for factor in part) for part in parts) or 1
