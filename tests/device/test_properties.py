@@ -1,6 +1,7 @@
 """Random programs, random stacks of transforms, random maps: what runs on devices is what ran on one."""
 
-from itertools import pairwise
+import re
+from itertools import chain, count, pairwise
 
 import numpy as np
 import pytest
@@ -26,9 +27,9 @@ ACTIVATIONS = {
 @st.composite
 def models(draw):
     """A chain of products with something between, and its training step."""
-    count = draw(st.integers(2, 4))
-    dims = [draw(st.sampled_from([4, 8, 12])) for _ in range(count + 1)]
-    names = [draw(st.sampled_from(sorted(ACTIVATIONS))) for _ in range(count)]
+    layers = draw(st.integers(2, 4))
+    dims = [draw(st.sampled_from([4, 8, 12])) for _ in range(layers + 1)]
+    names = [draw(st.sampled_from(sorted(ACTIVATIONS))) for _ in range(layers)]
     skip = draw(st.booleans())
     rng = np.random.default_rng(draw(st.integers(0, 9)))
     weights = [(rng.standard_normal((a, b)) / a**0.5).astype("f4") for a, b in pairwise(dims)]
@@ -45,7 +46,7 @@ def models(draw):
         return value, [w - 0.1 * g for w, g in zip(ws, gradient, strict=True)]
 
     function = draw(st.sampled_from([forward, step]))
-    labels = [*(f"w{n}" for n in range(count)), "x"]
+    labels = [*(f"w{n}" for n in range(layers)), "x"]
     fn = dist.from_program(mw.make_program(function)(weights, x), labels)
     expected = [np.asarray(y) for y in mw.tree.leaves(function(weights, x))]
     return fn, [*weights, x], expected, function is step
@@ -163,6 +164,79 @@ def test_a_device_map_is_total_or_refused_with_the_reason(data):
         assert path[-1] in found.lookup(path[:-1])
     owners = [path for path in found.paths() if path[-1] not in path[:-1]]
     assert len({path[-1] for path in owners}) == len(owners)
+
+
+@st.composite
+def any_trees(draw):
+    """Any map: too deep or too flat for the program, groups that divide nothing, keys that lead or do not."""
+    numbers = chain(draw(st.permutations(range(1, 9))), count(9))
+
+    def make(depth):
+        keys = [next(numbers) for _ in range(draw(st.integers(1, 3)))]
+        if depth == 0 or draw(st.integers(0, 3)) == 0:
+            return keys
+        return {key: [key] if draw(st.booleans()) else make(depth - 1) for key in keys}
+
+    return make(draw(st.integers(0, 3)))
+
+
+INSTEAD = [
+    *("dim=0", "dim=1", "dim=7", "to_device=3)", "to_device=d)", "device_keys=[]", "device_keys=[d]"),
+    *("device_keys=[1]", "device_keys=[dd]", ", 5]", ", ?]", "(3, ", "scatter", "broadcast", "allgather"),
+    *("reduce_scatter", "gather", "allreduce", "own_part", "send", "split"),
+]
+
+
+def mutated(fn, data):
+    """The program with one thing in its text changed: a dim, a device, a key, an op, a name."""
+    text = str(fn)
+    found = re.findall(
+        r"dim=\d|to_device=\S+?[,)]|device_keys=\[.*?\]|, \d\]|\(\d+, |scatter|broadcast|allreduce|gather", text
+    )
+    if not found:
+        return fn
+    old = data.draw(st.sampled_from(sorted(set(found))))
+    new = data.draw(st.sampled_from(INSTEAD))
+    places = [m.start() for m in re.finditer(re.escape(old), text)]
+    at = data.draw(st.sampled_from(places))
+    return dist.parse(text[:at] + new + text[at + len(old) :], strict=True)
+
+
+def resolves(case, word, device_map, data):
+    """A flat program that computes what the device program does, or None where one clear error says why not."""
+    fn, inputs, *_ = case
+    try:
+        for depth, letter in enumerate(word):
+            fn = apply(fn, letter, ["d", "dd", "ddd"][:depth], 2, "1f1b")
+        if data.draw(st.booleans()):
+            fn = mutated(fn, data)
+        flat = dist.resolve(fn, device_map)
+    except mw.MeshwrightError as error:
+        assert error.what
+        assert error.why or error.where
+        assert error.fix
+        assert not re.search(r"\d{18,}", str(error))  # numbers that stand for symbols
+        return None
+    values = [v for eqn in flat.eqns for v in eqn.outputs]
+    assert not list(flat.bodies())
+    assert all(v.type.device.is_concrete for v in values if isinstance(v.type, dist.Tensor))
+    found, again = dist.execute(fn, inputs, device_map), dist.execute(flat, inputs)
+    for x, y in zip(mw.tree.leaves(found), mw.tree.leaves(again), strict=False):
+        np.testing.assert_array_equal(x, y)
+    return flat
+
+
+@SETTINGS
+@given(models(), st.text("DHP123", min_size=0, max_size=3), any_trees(), st.data())
+def test_resolution_is_total_or_says_why_not(case, word, device_map, data):
+    resolves(case, word, device_map, data)
+
+
+@pytest.mark.slow
+@settings(max_examples=500, deadline=None, suppress_health_check=list(HealthCheck))
+@given(models(), st.text("DHP123", min_size=0, max_size=3), any_trees(), st.data())
+def test_resolution_is_total_or_says_why_not_at_length(case, word, device_map, data):
+    resolves(case, word, device_map, data)
 
 
 @pytest.mark.slow
