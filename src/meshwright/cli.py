@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from difflib import get_close_matches
 from importlib import import_module
 from importlib.metadata import version
 from io import TextIOWrapper
@@ -81,13 +82,24 @@ def _run(argv: Sequence[str]) -> int:
     )
     parser.add_argument("--version", action="store_true", help="print the version and exit")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
-    asked = argv[0] if argv and argv[0] in COMMANDS else None
+    asked = argv[0] if argv and not argv[0].startswith("-") else None
+    if asked is not None and asked not in COMMANDS:
+        near = get_close_matches(asked, COMMANDS, 1)
+        raise MeshwrightError(
+            f"There is no command {asked!r}.",
+            why=f"there are {', '.join(COMMANDS)}",
+            fix=f"meshwright {near[0]}" if near else "meshwright --help",
+        )
     module = import_module(f"meshwright.commands.{asked}") if asked else None
+    reading = parser
     for name, help_line in COMMANDS.items():
         command = commands.add_parser(name, help=help_line, description=help_line[0].upper() + help_line[1:] + ".")
         if module is not None and name == asked:
             module.describe(command)
-    args = parser.parse_args(argv)
+            reading = command
+    args, unknown = parser.parse_known_args(argv)
+    if unknown:
+        reading.error(f"unrecognized arguments: {' '.join(unknown)}")
     if args.version:
         print(f"meshwright {version('meshwright')}")
         return 0

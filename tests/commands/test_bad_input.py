@@ -74,6 +74,10 @@ def chip(bandwidth: object) -> str:
 
 
 CASES = {
+    "a command that is not there": (
+        ["simulat", "model.py"],
+        f"There is no command 'simulat'.\n  why:  there are {', '.join(COMMANDS)}\n  fix:  meshwright simulate\n",
+    ),
     "too few arguments": (
         ["simulate", "model.py:f", "--args", "f32[4,4]"],
         "f(x, w) cannot be called with 1 argument.\n"
@@ -234,6 +238,10 @@ CASES = {
         ["reshard", "x", "None", "--mesh", "x=2", "--shape", "4x4", "--dtype", "f99"],
         "plan_reshard cannot take the dtype 'f99'.\n  why:  data type 'f99' not understood\n  fix:  --dtype f32\n",
     ),
+    "a dtype that NumPy takes for several": (
+        ["reshard", "x", "None", "--mesh", "x=2", "--shape", "4x4", "--dtype", "x=2,y"],
+        "plan_reshard cannot take the dtype 'x=2,y'.\n  why:  data type 'x=2,y' not understood\n  fix:  --dtype f32\n",
+    ),
     "more than there is memory": (
         ["reshard", "x", "None", "--mesh", "x=9999999999999", "--shape", "4x4"],
         "This needs more memory than there is.\n"
@@ -328,6 +336,15 @@ def test_every_command_has_help_and_json(command: str, capsys: Printed) -> None:
         main([command, "--help"])
     assert caught.value.code == 0
     assert "--json" in capsys.readouterr().out
+
+
+def test_an_option_that_is_not_there_shows_those_of_the_command(capsys: Printed) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["reshard", "x", "None", "--mesh", "x=2", "--shape", "4", "--shapes", "4"])
+    assert caught.value.code == 2
+    err = capsys.readouterr().err
+    assert err.startswith("usage: meshwright reshard ")
+    assert err.endswith("meshwright reshard: error: unrecognized arguments: --shapes 4\n")
 
 
 def test_an_interrupted_command_says_nothing(capsys: Printed) -> None:

@@ -103,7 +103,10 @@ def as_dtype(spec: Any) -> DType:
         return default_complex()
     if isinstance(spec, str) and spec in SHORT_NAMES:
         return canonical(SHORT_NAMES[spec])
-    dtype = canonical(np.dtype(spec))
+    try:
+        dtype = canonical(np.dtype(spec))
+    except (ValueError, SyntaxError):  # NumPy reads some texts as lists of dtypes
+        raise TypeError(f"data type {spec!r} not understood") from None
     if dtype not in _SHORT:
         raise TypeError(f"dtype {dtype} is not one of {', '.join(SHORT_NAMES)}")
     return dtype
