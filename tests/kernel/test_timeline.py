@@ -10,6 +10,7 @@ import pytest
 
 import meshwright as mw
 import meshwright.numpy as mnp
+from meshwright import lax
 from meshwright import pallas as pl
 from meshwright.hardware.topology import Topology
 from meshwright.pallas import ops
@@ -37,19 +38,94 @@ def on_line(function: Any, devices: int, shape: tuple[int, ...], machine: Any = 
     return mw.simulate(mw.make_program(f)(struct(devices * shape[0], *shape[1:])), machine)
 
 
-def test_a_copy_to_the_next_chip_takes_its_bytes_over_the_link():
+def test_a_copy_to_the_next_chip_waits_for_its_signal_and_takes_its_bytes_over_the_link():
     found = on_line(lambda x: ops.right_permute(x, "x"), 4, (1024, 1024), Topology("tpu v5p", 4, wrap=True))
     chip = found.topology.chip
-    assert found.seconds == pytest.approx(2 * 1024 * 1024 / chip.link_bytes_per_s + chip.hop_seconds)
+    assert found.seconds == pytest.approx(2 * 1024 * 1024 / chip.link_bytes_per_s + 2 * chip.hop_seconds)
     assert found.lanes(0) == ["to device 1"]
 
 
 def test_on_a_line_the_last_chip_sends_back_over_all_links():
     found = on_line(lambda x: ops.right_permute(x, "x"), 4, (1024, 1024))
-    expected = 2 * 1024 * 1024 / V5E.link_bytes_per_s
+    hop = V5E.hop_seconds
+    starts = {span.device: span.start for span in found.spans if span.lane.startswith("to ")}
     ends = {span.device: span.end for span in found.spans if span.lane.startswith("to ")}
-    assert ends[0] == pytest.approx(expected + V5E.hop_seconds)
-    assert ends[3] == pytest.approx(expected + 3 * V5E.hop_seconds)
+    # The ends of the line wait for each other's signal, which crosses all of it.
+    assert starts == pytest.approx({0: 3 * hop, 1: hop, 2: hop, 3: 3 * hop})
+    expected = 2 * 1024 * 1024 / V5E.link_bytes_per_s
+    assert ends[0] == pytest.approx(3 * hop + expected + hop)
+    assert ends[3] == pytest.approx(3 * hop + expected + 3 * hop)
+
+
+def test_on_a_switch_every_chip_is_one_hop_away():
+    found = on_line(lambda x: ops.right_permute(x, "x"), 4, (1024, 1024), Topology("h100", 4))
+    chip = found.topology.chip
+    expected = 2 * 1024 * 1024 / chip.nvlink_bytes_per_s + 2 * chip.nvlink_hop_seconds
+    assert found.seconds == pytest.approx(expected)
+
+
+def test_signals_take_the_latency_of_their_way():
+    """A token goes round a ring, and then a device signals itself."""
+
+    def kernel(x_ref: Any, out_ref: Any, token: Any) -> None:
+        n, me = lax.axis_size("x"), lax.axis_index("x")
+
+        @pl.when(me > 0)
+        def _() -> None:
+            pltpu.semaphore_wait(token)
+
+        pltpu.semaphore_signal(token, device_id={"x": lax.rem(me + 1, n)})
+
+        @pl.when(me == 0)
+        def _() -> None:
+            pltpu.semaphore_wait(token)
+            pltpu.semaphore_signal(token)
+            pltpu.semaphore_wait(token)
+
+        out_ref[...] = x_ref[...]
+
+    whole = pl.BlockSpec(memory_space=pltpu.SMEM)
+    call = pl.pallas_call(
+        kernel, struct(1), in_specs=[whole], out_specs=whole, scratch_shapes=[pltpu.SemaphoreType.REGULAR]
+    )
+    found = on_line(call, 4, (1,), Topology("tpu v5p", 4, wrap=True))
+    chip = found.topology.chip
+    waits = [span for span in found.spans if span.device == 0 and span.name == "waits"]
+    assert waits[0].end - waits[0].start == pytest.approx(4 * chip.hop_seconds, rel=0.01)
+    assert waits[1].end - waits[1].start == pytest.approx(4 / (22 * chip.hbm_bytes_per_s))
+
+
+def test_copies_to_others_use_the_memories_at_both_ends():
+    """A device sends 4 MB of its main memory and meanwhile copies 16 MB of it into itself."""
+    rows = 4 * 1024 * 1024 // 2
+
+    def kernel(x_ref: Any, y_ref: Any, out_ref: Any, z_ref: Any, local: Any, send: Any, receive: Any) -> None:
+        me, n = lax.axis_index("x"), lax.axis_size("x")
+        remote = pltpu.make_async_remote_copy(x_ref, out_ref, send, receive, device_id={"x": lax.rem(me + 1, n)})
+        own = pltpu.make_async_copy(y_ref, z_ref, local)
+        remote.start()
+        own.start()
+        own.wait()
+        remote.wait()
+
+    whole = pl.BlockSpec(memory_space=pl.ANY)
+    dma = pltpu.SemaphoreType.DMA
+    call = pl.pallas_call(
+        kernel, [struct(rows), struct(4 * rows)], in_specs=[whole] * 2, out_specs=[whole] * 2, scratch_shapes=[dma] * 3
+    )
+    row = mw.P("x")
+    f = mw.shard_map(call, mesh=mw.make_mesh((4,), ("x",)), in_specs=row, out_specs=row)
+    found = mw.simulate(mw.make_program(f)(struct(4 * rows), struct(16 * rows)), Topology("tpu v5p", 4, wrap=True))
+    chip = found.topology.chip
+    link, memory = chip.link_bytes_per_s, chip.hbm_bytes_per_s
+    # What it sends and what comes take a link's rate each, for longer than the copy within the device lasts.
+    local = [span for span in found.spans if span.lane == "memory"]
+    assert 2 * 16 * 2**20 / (memory - 2 * link) < 4 * 2**20 / link
+    for span in local:
+        at_least, at_most = 2 * 16 * 2**20 / memory, 2 * 16 * 2**20 / (memory - 2 * link)
+        assert at_least < span.end - span.start <= at_most * (1 + 1e-9)
+    assert max(span.end - span.start for span in local) == pytest.approx(at_most)
+    assert found.nbytes == 2 * 4 * 2**20 + 2 * 16 * 2**20
 
 
 @pytest.mark.parametrize("devices", [4, 8])
@@ -58,7 +134,7 @@ def test_a_ring_all_gather_takes_one_shard_per_step_over_the_link(devices):
     found = on_line(lambda x: ops.all_gather(x, "x"), devices, (1024, 1024), ring)
     step = 2 * 1024 * 1024 / ring.chip.link_bytes_per_s + ring.chip.hop_seconds
     local = 2 * 2 * 1024 * 1024 / ring.chip.hbm_bytes_per_s
-    assert found.seconds == pytest.approx((devices - 1) * step + local)
+    assert found.seconds == pytest.approx((devices - 1) * step + max(local, ring.chip.hop_seconds))
 
 
 def test_both_ways_it_takes_half_as_long():
@@ -87,7 +163,7 @@ def test_the_pipeline_of_a_product_is_bound_by_memory_or_by_compute():
 def test_a_timeline_shows_what_overlaps(tmp_path):
     program = gather_matmul(4, 2048, 1024, 8192, tiles=(1024, 512, 1024), fused=True)
     found = mw.simulate(program, "tpu v5e")
-    assert all(found.overlap(device) > 0.95 for device in range(4))
+    assert all(found.overlap(device) > 0.9 for device in range(4))
     assert sum(end - start for start, end in found.bubbles(0)) == pytest.approx(
         found.seconds - found.busy(0, "compute")
     )

@@ -29,7 +29,7 @@ from meshwright.kernel.schedules import Adversarial, Schedule, Seeded, nth
 from meshwright.kernel.semaphores import SemaphoreRef
 from meshwright.kernel.spaces import MemorySpace, MemoryType, Semaphores, SemaphoreType
 from meshwright.kernel.tasks import Task, current
-from meshwright.kernel.timeline import MEMORY, Timeline
+from meshwright.kernel.timeline import Timeline
 from meshwright.kernel.timing import HardwareClock
 
 
@@ -125,11 +125,7 @@ def run_on_clock(
     clock = HardwareClock(topology, mesh, dry)
     _run(call, mesh, inputs, Schedule(True), False, None, clock)
     seconds = max([span.end for span in clock.spans], default=0.0)
-    local: dict[int, int] = {}
-    for span in clock.spans:
-        if span.lane == MEMORY:
-            local[span.device] = local.get(span.device, 0) + span.nbytes
-    most = max(clock.flops.values(), default=0.0), float(max(local.values(), default=0))
+    most = max(clock.flops.values(), default=0.0), float(max(clock.moved.values(), default=0))
     return Timeline(seconds, tuple(clock.spans), topology, mesh, call.name, *most)
 
 

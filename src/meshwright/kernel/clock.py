@@ -21,6 +21,10 @@ class Clock:
         """When a copy started now is over."""
         return now
 
+    def signal(self, task: Task, device: int) -> float:
+        """When a signal that a task sends now comes to a device."""
+        return task.time
+
     def settle(self, task: Task) -> None:
         """A task signals, waits or copies: what it computed until then has taken its time."""
 

@@ -36,7 +36,7 @@ class Copy:
         for semaphore in (send, receive):
             if semaphore is not None:
                 _require(semaphore, SemaphoreType.DMA, "A copy")
-        check_fits(src, dst, here())
+        check_fits(src, dst)
         self.src = src
         self.dst = dst
         self.send = send
@@ -183,7 +183,7 @@ def async_remote_copy(
 def sync_copy(src_ref: Ref, dst_ref: Ref, *, add: bool = False) -> None:
     """Copy between memories of one device, and wait until it is done."""
     task = current("A copy")
-    check_fits(src_ref, dst_ref, here())
+    check_fits(src_ref, dst_ref)
     semaphore = private_semaphore(task, "the semaphore of a copy")
     copy = Transfer(task, src_ref, dst_ref, task.device, task.core, add, task.source())
     task.machine.start(copy, None, semaphore)

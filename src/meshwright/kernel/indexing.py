@@ -52,6 +52,8 @@ def resolve(shape: tuple[int, ...], key: Any) -> tuple[Index, bool]:
     """``key`` as an index of NumPy, and whether it only selects (no arrays of indices)."""
     if key is Ellipsis:
         return (Ellipsis,), True
+    if key.__class__ is Array and key.type is INDEX and shape:
+        return (_position(key, shape[0], shape),), True
     keys = list(key) if key.__class__ is tuple else [key]
     dots = [n for n, k in enumerate(keys) if k is Ellipsis]
     if dots:

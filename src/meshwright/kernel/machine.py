@@ -178,7 +178,7 @@ class Machine:
             self.check_spent(made)
             if self.history is None:
                 for semaphore in made:
-                    semaphore.forget()
+                    semaphore.record = None
             return
         task.used[made.space] -= made.data.nbytes
         for copy in self.pending.values():
@@ -222,23 +222,16 @@ class Machine:
             self.pause(task)
         source = task.source()
         self.signallers.setdefault(semaphore.array.key, set()).add((task.entity, source))
-        self._send(semaphore, Signal(amount, task, source, task.entity))
+        semaphore.add(Signal(amount, task, source, task.entity), self.history is not None)
         if self.history is not None:
             self.history.event(task, "signals", source)
-        self.arrive(semaphore, amount, task.time)
-
-    def _send(self, semaphore: Semaphore, signal: Signal) -> None:
-        if self.history is not None:
-            semaphore.add(signal)
-        else:
-            semaphore.last = signal
-            semaphore.sent.append(signal)
+        self.arrive(semaphore, amount, self.clock.signal(task, semaphore.array.device))
 
     def arrive(self, semaphore: Semaphore, amount: int, time: float) -> None:
         """A signal comes."""
         semaphore.count += amount
         if self.clock.runs:
-            heappush(semaphore.times, (time, amount))
+            semaphore.arrive(time, amount)
         waiter = semaphore.waiter
         if waiter is not None and semaphore.count >= waiter.need:
             semaphore.waiter = None
@@ -259,10 +252,12 @@ class Machine:
             since = task.time
             task.time = max(task.time, semaphore.reached(value, take))
             self.clock.waited(task, since, why)
+        known = semaphore.take(value, not take)
         if self.history is not None:
-            self._learn(task, semaphore.take(value, not take), self.history)
-        elif take:
-            semaphore.take_in_turn(value)
+            self._learn(task, known, self.history)
+        else:
+            for signal in known:
+                signal.copy = None  # lets go of the memory it was between
 
     def _learn(self, task: Task, proved: list[Signal], history: History) -> None:
         """A wait has proved signals to have come: the task knows what their senders knew, and which copies are over."""
@@ -314,9 +309,9 @@ class Machine:
         chain = copy.link if self.schedule.links_in_order else ("copy", copy.number)
         if send is not None:
             copy.send = (send, Signal(copy.nbytes, task, copy.source, chain, copy, "read"))
-            self._send(*copy.send)
+            send.add(copy.send[1], self.history is not None)
         copy.receive = (receive, Signal(copy.nbytes, task, copy.source, chain, copy, "write" if send else "both"))
-        self._send(*copy.receive)
+        receive.add(copy.receive[1], self.history is not None)
         self.signallers.setdefault(receive.array.key, set()).add((task.entity, copy.source))
         self.pending[copy.number] = copy
         if self.schedule.in_turn:
@@ -462,8 +457,7 @@ class Machine:
                 made.shadow = None
             else:
                 for semaphore in made:
-                    semaphore.forget()
-                    semaphore.last = None
+                    semaphore.record = semaphore.last = None
         self.memory.clear()
         self.early.clear()
         for task in self.tasks:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from heapq import heappop, heappush
-from itertools import count
+from itertools import count, product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -42,63 +42,43 @@ class Signal:
         self.clock = None if sender.clock is None or copy is not None else sender.clock.copy()
 
 
-class Semaphore:
-    """One counter of one device.
+class InTurn:
+    """Signals sent to a semaphore; each is taken to have come before the next."""
 
-    Where races are looked for, ``chains`` are the signals that no wait has proved to have come, by chain, and beside
-    them how much they add up to; ``longest`` is a heap of these sums, with some that are no longer true.
+    __slots__ = ("sent",)
+
+    def __init__(self) -> None:
+        self.sent: deque[Signal] = deque()
+
+    def add(self, signal: Signal) -> None:
+        self.sent.append(signal)
+
+    def signals(self) -> list[Signal]:
+        return list(self.sent)
+
+    def pop(self, taken: int) -> list[Signal]:
+        """Take out those that add up to what was taken."""
+        found = []
+        while self.sent and taken >= self.sent[0].amount:
+            found.append(self.sent.popleft())
+            taken -= found[-1].amount
+        return found
+
+
+class Unproved:
+    """Signals sent to a semaphore that no wait has proved to have come: by chain, and beside each chain its sum.
+
+    ``longest`` is a heap of the sums, with some that are no longer true.
     """
 
-    __slots__ = ("array", "chains", "count", "index", "last", "longest", "sent", "spent", "times", "total", "waiter")
+    __slots__ = ("chains", "longest", "total")
 
-    def __init__(self, array: SemaphoreArray, index: tuple[int, ...]) -> None:
-        self.array = array
-        self.index = index
-        self.count = 0
-        self.times: list[tuple[float, int]] = []  # a heap: when it was signalled by how much, where time is kept
-        self.waiter: Task | None = None
-        self.last: Signal | None = None
-        self.spent = 0  # how much was waited for of signals that no wait has proved to have come
-        self.forget()
-
-    def forget(self) -> None:
-        """Start anew, with no signal that is still to be proved."""
-        self.sent: deque[Signal] = deque()  # where races are not looked for
-        self.total = 0  # of signals in chains
+    def __init__(self) -> None:
+        self.total = 0
         self.chains: dict[Any, tuple[deque[Signal], int]] = {}
         self.longest: list[tuple[int, int, Any]] = []
 
-    @property
-    def label(self) -> str:
-        return self.array.label + (str(list(self.index)) if self.index else "")
-
-    def reached(self, value: int, take: bool) -> float:
-        """When signals had added up to ``value``; what is taken does not count again."""
-        times = self.times if take else sorted(self.times)
-        left, at = value, 0.0
-        while left > 0 and times:
-            at, amount = heappop(times)
-            if amount > left and take:
-                heappush(times, (at, amount - left))
-            left -= amount
-        return at
-
-    def signals(self) -> list[Signal]:
-        """The signals sent or on their way of which nobody knows that they were waited for."""
-        return [*self.sent, *(signal for chain, _ in self.chains.values() for signal in chain)]
-
-    def take_in_turn(self, value: int) -> None:
-        """Take ``value`` from the counter, of the first signals first."""
-        self.count -= value
-        self.spent += value
-        while self.sent and self.spent >= self.sent[0].amount:
-            signal = self.sent.popleft()
-            signal.copy = None  # lets go of the memory it was between
-            self.spent -= signal.amount
-
     def add(self, signal: Signal) -> None:
-        """A signal is on its way, to be proved."""
-        self.last = signal
         self.total += signal.amount
         chain, length = self.chains.get(signal.chain) or (deque(), 0)
         chain.append(signal)
@@ -108,13 +88,16 @@ class Semaphore:
         self.chains[name] = (chain, length)
         heappush(self.longest, (-length, next(_serial), name))
 
-    def take(self, value: int, keep: bool = False) -> list[Signal]:
-        """Take ``value`` from the counter (or ``keep`` it there); the signals that are now proved to have come.
+    def signals(self) -> list[Signal]:
+        return [signal for chain, _ in self.chains.values() for signal in chain]
 
-        All signals together are ``total``. Without a signal and the later ones of its chain, ``total - later`` could
-        have come; if that is less than what was taken, the signal has come.
+    def pop(self, taken: int) -> list[Signal]:
+        """Take out those that must have come for that much to have been taken.
+
+        Without a signal and the later ones of its chain, ``total - later`` could have come; if that is less than what
+        was taken, the signal has come.
         """
-        left = self.total - (self.spent + value)
+        left = self.total - taken
         found: list[Signal] = []
         while self.longest and -self.longest[0][0] > left:
             length, _, name = heappop(self.longest)
@@ -130,9 +113,61 @@ class Semaphore:
                 del self.chains[name]
         if not self.chains:
             self.longest.clear()
-        proved = sum(signal.amount for signal in found)
-        self.total -= proved
-        self.spent -= proved
+        self.total -= sum(signal.amount for signal in found)
+        return found
+
+
+class Semaphore:
+    """One counter of one device. There may be many that nobody ever signals."""
+
+    __slots__ = ("array", "count", "index", "last", "record", "spent", "times", "waiter")
+
+    def __init__(self, array: SemaphoreArray, index: tuple[int, ...]) -> None:
+        self.array = array
+        self.index = index
+        self.count = 0
+        self.times: list[tuple[float, int]] | None = None  # a heap: when it was signalled by how much
+        self.waiter: Task | None = None
+        self.last: Signal | None = None
+        self.record: InTurn | Unproved | None = None
+        self.spent = 0  # how much was waited for of signals that are still in the record
+
+    @property
+    def label(self) -> str:
+        return self.array.label + (str(list(self.index)) if self.index else "")
+
+    def arrive(self, time: float, amount: int) -> None:
+        """Keep the time at which a signal comes."""
+        if self.times is None:
+            self.times = []
+        heappush(self.times, (time, amount))
+
+    def reached(self, value: int, take: bool) -> float:
+        """When signals had added up to ``value``; what is taken does not count again."""
+        times = (self.times or []) if take else sorted(self.times or [])
+        left, at = value, 0.0
+        while left > 0 and times:
+            at, amount = heappop(times)
+            if amount > left and take:
+                heappush(times, (at, amount - left))
+            left -= amount
+        return at
+
+    def signals(self) -> list[Signal]:
+        """The signals sent or on their way of which nobody knows that they were waited for."""
+        return [] if self.record is None else self.record.signals()
+
+    def add(self, signal: Signal, prove: bool) -> None:
+        """A signal is on its way, to be waited for, or to be proved to have come."""
+        self.last = signal
+        if self.record is None:
+            self.record = Unproved() if prove else InTurn()
+        self.record.add(signal)
+
+    def take(self, value: int, keep: bool = False) -> list[Signal]:
+        """Take ``value`` from the counter (or ``keep`` it there); the signals that are now known to have come."""
+        found = [] if self.record is None else self.record.pop(self.spent + value)
+        self.spent -= sum(signal.amount for signal in found)
         if not keep:
             self.count -= value
             self.spent += value
@@ -155,8 +190,7 @@ class SemaphoreArray:
         self.free_since = 1  # the event of its device since which nothing else is at its address
         self.scoped = False  # whether its scope has ended, before the kernel
         self.cells = np.empty(shape, object)
-        for index in np.ndindex(shape):
-            self.cells[index] = Semaphore(self, index)
+        self.cells.reshape(-1)[:] = [Semaphore(self, index) for index in product(*map(range, shape))]
 
     def restore(self, counts: Any) -> None:
         """Go on from the counts of an earlier kernel."""
@@ -170,7 +204,7 @@ class SemaphoreArray:
         for semaphore in self:
             counts[semaphore.index] = semaphore.count
             semaphore.count = 0
-            semaphore.forget()
+            semaphore.record = None
         return counts
 
     def __iter__(self) -> Any:

@@ -2,8 +2,11 @@
 
 A core has two units that work side by side: one for products, one for everything else, which is bound by the bandwidth
 of VMEM. What a core computes between two synchronizations takes as long as the busier of them. Indices cost nothing.
-Copies within a device share its main memory; a copy to another device takes the links of a shortest way, one after
-another's copies, and a hop's latency for each.
+
+Copies within a device follow each other through its memory. A copy to another device takes the links of a shortest
+way, one after another's copies, and a hop's latency for each; while it lasts, the memories at both of its ends have
+that much less left for copies of their own. A signal to another device takes the latency of the way, one to a semaphore
+of the same device as long as its counter takes to be written.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from meshwright.kernel.timeline import COMPUTE, MEMORY, WAITING, Span
 from meshwright.kernel.transfers import Transfer
 
 Link = tuple[Any, ...]
+COUNTER_BYTES = 4  # of a semaphore
 
 
 class HardwareClock(Clock):
@@ -33,35 +37,75 @@ class HardwareClock(Clock):
         self.dry = dry
         self.spans: list[Span] = []
         self.free: dict[Link, float] = {}  # when each link and memory has done all it was given
+        # Copies to and from other devices: from when to when they use a device's memory or VMEM, and how much of it.
+        self.flows: dict[tuple[int, bool], list[tuple[float, float, float]]] = {}
+        self.moved: dict[int, int] = {}  # bytes to and from main memory, by device
         self.flops: dict[int, float] = {}  # of products, by task
         self.doing: dict[int, tuple[float, float, str]] = {}  # of each task: seconds of its units, and the longest op
         chip = topology.chip
         self.memory = chip.hbm_bytes_per_s
         self.vmem_bytes = chip.known("vmem_bytes", 0.0)
         self.vmem = chip.known("vmem_bytes_per_s", 22 * self.memory)
-        self.link = chip.link_bytes_per_s
-        self.hop = chip.known("hop_seconds", 0.0)
+        self.link = chip.nvlink_bytes_per_s if topology.switched else chip.link_bytes_per_s
+        self.hop = chip.known("nvlink_hop_seconds" if topology.switched else "hop_seconds", 0.0)
 
-    # Copies
+    # Copies and signals
 
     def finish(self, copy: Transfer, now: float) -> float:
         """When a copy started now is over."""
         task = copy.starter
+        ends = ((task.device, copy.src.buffer), (copy.device, copy.dst.buffer))
+        for device, buffer in ends:
+            if not buffer.addressable:
+                self.moved[device] = self.moved.get(device, 0) + copy.nbytes
         if copy.device == task.device:
-            away = [ref.buffer.space for ref in (copy.src, copy.dst) if not ref.buffer.space.addressable]
-            links: list[Link] = [("memory", task.device)]
-            seconds = len(away) * copy.nbytes / self.memory if away else 2 * copy.nbytes / self.vmem
+            start, end = self._within(task.device, [buffer.addressable for _, buffer in ends], copy.nbytes, now)
             lane, latency = MEMORY, 0.0
         else:
-            links = self.way(task.device, copy.device)
-            seconds, latency = copy.nbytes / self.link, len(links) * self.hop
+            links, latency = self.way(task.device, copy.device), self.latency(task.device, copy.device)
+            rate = min([self.link, *(self._rate(buffer.addressable) for _, buffer in ends)])
+            start = max([now, *(self.free.get(link, 0.0) for link in links)])
+            end = start + copy.nbytes / rate
+            for link in links:
+                self.free[link] = end
+            for device, buffer in ends:
+                self.flows.setdefault((device, buffer.addressable), []).append((start, end, rate))
             lane = f"to device {copy.device}"
-        start = max([now, *(self.free.get(link, 0.0) for link in links)])
-        for link in links:
-            self.free[link] = start + seconds
-        end = start + seconds + latency
+        end += latency
         self.spans.append(Span(task.device, task.core, lane, start, end, _name(task, "copy"), copy.source, copy.nbytes))
         return end
+
+    def signal(self, task: Task, device: int) -> float:
+        """When a signal that a task sends now comes to a device."""
+        if device == task.device:
+            return task.time + COUNTER_BYTES / self.vmem
+        return task.time + self.latency(task.device, device)
+
+    def _rate(self, vmem: bool) -> float:
+        return self.vmem if vmem else self.memory
+
+    def _within(self, device: int, ends: list[bool], nbytes: int, now: float) -> tuple[float, float]:
+        """When a copy within a device starts and ends; ``ends``: which of its two ends are in VMEM.
+
+        Main memory is the slower one: a copy between it and VMEM takes as long as there, one within a memory reads and
+        writes it.
+        """
+        vmem = all(ends)
+        start = max(now, self.free.get(("memory", device), 0.0))
+        # Copies within a device start in order: what has ended before this one never matters again.
+        flows = self.flows[device, vmem] = [flow for flow in self.flows.get((device, vmem), ()) if flow[1] > start]
+        at, left = start, float(nbytes * (2 if vmem else 2 - sum(ends)))
+        while left > 0:
+            rate = self._rate(vmem)
+            rate = max(rate - sum(flow for since, until, flow in flows if since <= at < until), rate / 2)
+            change = min((time for flow in flows for time in flow[:2] if time > at), default=float("inf"))
+            at, left = (change, left - rate * (change - at)) if at + left / rate > change else (at + left / rate, 0.0)
+        self.free[("memory", device)] = at
+        return start, at
+
+    def latency(self, source: int, target: int) -> float:
+        """How long the first byte is on its way between two devices."""
+        return self.hop if self.topology.switched else len(self.way(source, target)) * self.hop
 
     def chip_at(self, device: int) -> list[int]:
         """Where a device of the mesh is on the torus."""

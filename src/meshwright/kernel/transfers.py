@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from meshwright.core.source import Source
+from meshwright.core.source import Source, here
 from meshwright.kernel.faults import CopyError, ScopeError
 from meshwright.kernel.memory import Buffer, Data, follow
 from meshwright.kernel.refs import Ref
@@ -158,14 +158,14 @@ def is_dry(task: Task, data: Data) -> bool:
     return task.machine.clock.dry and data.dtype.kind in "fcV"
 
 
-def check_fits(src: Ref, dst: Ref, where: str) -> None:
+def check_fits(src: Ref, dst: Ref) -> None:
     """Refuse a copy between memories of different shapes or dtypes, or into memory that must not change."""
     if src.data.shape != dst.data.shape or src.data.dtype != dst.data.dtype:
         what = "shape" if src.data.shape != dst.data.shape else "dtype"
         raise CopyError(
             f"A copy goes from {src.dtype.name}{list(src.shape)} of {src.buffer.label} "
             f"to {dst.dtype.name}{list(dst.shape)} of {dst.buffer.label}.",
-            where=where,
+            where=here(),
             why=f"a copy moves bytes: source and destination have one {what}",
             fix="select the part to copy: src_ref.at[...], dst_ref.at[...]"
             if what == "shape"
@@ -174,9 +174,9 @@ def check_fits(src: Ref, dst: Ref, where: str) -> None:
     if dst.buffer.readonly:
         raise CopyError(
             f"A copy writes to {dst.buffer.label}, an input of the kernel.",
-            where=where,
+            where=here(),
             why="inputs keep their contents: the caller still uses them",
             fix="copy to an output, or make the input one: pl.pallas_call(…, input_output_aliases={0: 0})",
         )
     if MemorySpace.SEMAPHORE in (src.buffer.space, dst.buffer.space):
-        raise CopyError("A copy moves semaphores.", where=where, why="they are counters, not data", fix="signal them")
+        raise CopyError("A copy moves semaphores.", where=here(), why="they are counters, not data", fix="signal them")
