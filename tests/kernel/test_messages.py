@@ -214,3 +214,54 @@ def test_a_new_block_of_an_output_has_no_value_though_its_buffer_held_another():
     assert failing(call, mnp.ones((4, 8))).startswith(
         "device 0 reads memory that nothing was written to.\n  at:   FILE:N"
     )
+
+
+def along_a_parallel_axis(kernel: Any, debug: Any) -> Any:
+    spec = pl.BlockSpec((1, 8), lambda i: (i, 0))
+    return pl.pallas_call(
+        kernel,
+        struct((4, 8)),
+        grid=(4,),
+        in_specs=[spec],
+        out_specs=spec,
+        scratch_shapes=[pltpu.VMEM((1, 8), mnp.float32)],
+        compiler_params=pltpu.CompilerParams(dimension_semantics=(pltpu.PARALLEL,)),
+        debug=debug,
+    )
+
+
+def test_steps_along_a_parallel_axis_may_be_run_in_any_order():
+    def alone(x_ref, out_ref, total_ref):
+        total_ref[...] = x_ref[...] * pl.program_id(0)
+        out_ref[...] = total_ref[...] + 1
+
+    x = mnp.arange(32.0).reshape(4, 8)
+    expected = np.asarray(x) * np.arange(4)[:, None] + 1
+    np.testing.assert_array_equal(along_a_parallel_axis(alone, pl.Debug(schedules=16))(x), expected)
+
+    def counting(x_ref, out_ref, total_ref):
+        steps.append(pl.program_id(0))
+        out_ref[...] = mnp.full(out_ref.shape, float(len(steps) % 4))
+
+    steps: list[Any] = []
+    text = failing(along_a_parallel_axis(counting, pl.Debug(schedules=4)), x)
+    assert text.startswith(
+        "The results of counting depend on the order of its grid steps.\n  at:   FILE:N   return pl.pallas_call(\n"
+        "  why:  axis 0 of its grid is said to be parallel, but 32 of 32 elements of result 0 of device 0 are others\n"
+        "        when it is run in another order: schedule 1 (adversarial)\n"
+    )
+
+    def summing(x_ref, out_ref, total_ref):
+        @pl.when(pl.program_id(0) == 0)
+        def _():
+            total_ref[...] = mnp.zeros_like(total_ref)
+
+        total_ref[...] += x_ref[...]
+        out_ref[...] = total_ref[...]
+
+    along_a_parallel_axis(summing, None)(x)
+    text = failing(along_a_parallel_axis(summing, pl.Debug(schedules=4)), x)
+    assert (
+        text.startswith("device 0 reads memory that nothing was written to.\n")
+        and "in schedule 1 (adversarial)" in text
+    )

@@ -27,7 +27,7 @@ from meshwright.kernel.pipeline import Pipeline, PipelineArg
 from meshwright.kernel.refs import Ref
 from meshwright.kernel.schedules import Adversarial, Schedule, Seeded, nth
 from meshwright.kernel.semaphores import SemaphoreRef
-from meshwright.kernel.spaces import MemorySpace, MemoryType, Semaphores, SemaphoreType
+from meshwright.kernel.spaces import MemorySpace, MemoryType, Semaphores, SemaphoreType, semantics
 from meshwright.kernel.tasks import Task, current
 from meshwright.kernel.timeline import Timeline
 from meshwright.kernel.timing import HardwareClock
@@ -96,6 +96,11 @@ class Call:
     core_axis: str = "core"
     source: Source | None = None
     in_axes: tuple[frozenset[str], ...] = ()
+
+    @property
+    def parallel(self) -> list[int]:
+        """The axes of the grid whose steps may be run in any order."""
+        return [n for n, one in enumerate(self.params.dimension_semantics or ()) if semantics(one) != "arbitrary"]
 
     def __repr__(self) -> str:
         return f"<kernel {self.name}>"
@@ -173,9 +178,31 @@ def _explore(
                     f"to repeat it: pl.Debug(races={debug.races}, seed={debug.seed}, replay={number})"
                 )
             raise
-        results = found if results is None else results
+        if results is None:
+            results = found
+        elif call.parallel:
+            _require_same(call, results, found, schedule, number)
     assert results is not None
     return results
+
+
+def _require_same(
+    call: Call, results: list[list[Data]], found: list[list[Data]], schedule: Schedule, number: int
+) -> None:
+    """Hold a kernel to its parallel axes: the order of steps along them does not show in the results."""
+    for device, (before, now) in enumerate(zip(results, found, strict=True)):
+        for n, (a, b) in enumerate(zip(before, now, strict=True)):
+            same = (a == b) | ((a != a) & (b != b))
+            if not same.all():
+                axes = ", ".join(map(str, call.parallel))
+                raise KernelError(
+                    f"The results of {call.name} depend on the order of its grid steps.",
+                    where=call.source.show() if call.source else "",
+                    why=f"axis {axes} of its grid is said to be parallel, but {int((~same).sum())} of {a.size} "
+                    f"elements of result {n} of device {device} are others\n"
+                    f"when it is run in another order: schedule {number} ({schedule.name})",
+                    fix='"arbitrary" in the place of "parallel" in dimension_semantics',
+                )
 
 
 class _Place:
@@ -349,6 +376,8 @@ def _prepare(
     pipeline = Pipeline(body, grid, call.in_specs, call.out_specs, [False] * len(outs))
     if call.params.num_cores > 1:
         pipeline.divide(task, call.params.dimension_semantics)
+    else:
+        pipeline.parallel = {axis: machine.schedule.order(axis, grid[axis]) for axis in call.parallel}
     pipeline.scalars = tuple(scalars)
     wanted = pipeline.allocation_types([*ins, *outs])
     labels = [f"the window of {name}" for name in (*names[scalar_leaves : len(inputs)], *names[len(inputs) :])]

@@ -97,6 +97,7 @@ class Pipeline:
         self.accumulate = list(accumulate)
         self.first = (0,) * len(self.grid)  # where the part of the grid that this core runs starts
         self.whole = self.grid
+        self.parallel: dict[int, Sequence[int]] = {}  # the order of steps along axes where it must not matter
         self.scalars: tuple[Any, ...] = ()  # refs that index maps see after the grid indices
 
     def divide(self, task: Task, named: Any) -> None:
@@ -171,7 +172,10 @@ class Pipeline:
 
     def walk(self) -> Iterator[tuple[int, ...]]:
         """The grid indices of all steps; the last axis runs fastest."""
-        return itertools.product(*(range(a, a + n) for a, n in zip(self.first, self.grid, strict=True)))
+        ranges: list[Sequence[int]] = [range(a, a + n) for a, n in zip(self.first, self.grid, strict=True)]
+        for axis in self.parallel:
+            ranges[axis] = self.parallel[axis]
+        return itertools.product(*ranges)
 
 
 class _Operand:

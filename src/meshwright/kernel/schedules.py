@@ -30,6 +30,10 @@ class Schedule:
         self.decisions += 1
         return tasks[0] if tasks else copies[0]
 
+    def order(self, axis: int, size: int) -> Sequence[int]:
+        """In which order the steps along a parallel axis of the grid are run."""
+        return range(size)
+
 
 class Adversarial(Schedule):
     """Copies are over as late as possible, the newest first."""
@@ -40,6 +44,9 @@ class Adversarial(Schedule):
     def choose(self, tasks: Sequence[Any], copies: Sequence[Any]) -> Any:
         self.decisions += 1
         return tasks[0] if tasks else copies[-1]
+
+    def order(self, axis: int, size: int) -> Sequence[int]:
+        return range(size)[::-1]
 
 
 class Seeded(Schedule):
@@ -58,6 +65,9 @@ class Seeded(Schedule):
         self.decisions += 1
         n = self.random.randrange(len(tasks) + len(copies))
         return tasks[n] if n < len(tasks) else copies[n - len(tasks)]
+
+    def order(self, axis: int, size: int) -> Sequence[int]:
+        return random.Random(f"{self.name} axis {axis}").sample(range(size), size)
 
 
 class Delayed(Schedule):
