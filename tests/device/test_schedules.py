@@ -2,9 +2,12 @@
 
 import itertools
 
+import numpy as np
 import pytest
 
-from meshwright import dist
+import meshwright as mw
+import meshwright.numpy as mnp
+from meshwright import dist, hardware
 from meshwright.errors import DeviceError
 
 SIZES = [(p, n * p) for p, n in itertools.product([1, 2, 3, 4, 8], [1, 2, 5])]
@@ -83,3 +86,51 @@ def test_a_schedule_of_ones_own_runs():
     model = mlp_training()
     fn = dist.pipeline_parallel(model.function, 2, 2, dist.Schedule("reversed", (order, order)), model.batch)
     check(model, fn, [1, 2])
+
+
+class EvenProducts(dist.OnTopology):
+    """Every product takes a second; nothing else takes any time."""
+
+    def compute(self, eqn):
+        return float(eqn.op in ("MatMul", "dot_general"))
+
+    def send(self, nbytes, source, target):
+        return 0.0
+
+
+CLOSED_FORMS = {  # seconds of P devices, m microbatches, v chunks; a stage takes F = 1, B = 1, W = 1
+    "gpipe": lambda P, m, v: 3 * (m + P - 1),
+    "1f1b": lambda P, m, v: 3 * (m + P - 1),
+    "interleaved": lambda P, m, v: 3 * (v * m + P - 1),
+    "zb-h1": lambda P, m, v: 3 * m + (P - 1),
+}
+
+
+@pytest.mark.parametrize(("devices", "microbatches"), [(2, 2), (2, 6), (4, 8)])
+@pytest.mark.parametrize("name", CLOSED_FORMS)
+def test_a_pipeline_simulated_takes_the_closed_form_of_its_schedule(name, devices, microbatches):
+    """One product per stage going forward and two going back, through the transform and the simulator."""
+    chunks = 2 if name == "interleaved" else 1
+
+    def loss(ws, x):
+        for w in ws:
+            x = x @ w
+        return mnp.sum(x)
+
+    ws, x = [np.ones((4, 4), "f4")] * devices * chunks, np.ones((microbatches, 4), "f4")
+    program = mw.make_program(mw.value_and_grad(loss, argnums=(0, 1)))(ws, x)
+    fn = dist.from_program(program, [*(f"w{n}" for n in range(len(ws))), "x"])
+    piped = dist.pipeline_parallel(fn, devices, microbatches, name, {"x": 0}, chunks=chunks)
+    machine = EvenProducts(hardware.Topology("h100", devices))
+    found = dist.simulate(piped, list(range(1, devices + 1)), assumptions=machine, steady=True)
+    seconds = CLOSED_FORMS[name](devices, microbatches, chunks)
+    assert found.seconds == seconds
+    assert found.bubble_fraction == pytest.approx(1 - 3 * chunks * microbatches / seconds)
+
+
+@pytest.mark.parametrize(("devices", "microbatches"), SIZES)
+@pytest.mark.parametrize("seconds", [{"F": 2.0, "B": 2.0, "W": 1.0}, {"F": 1.0, "B": 1.0, "W": 0.5}])
+def test_zero_bubble_h1_with_quick_weight_gradients(devices, microbatches, seconds):
+    timing = dist.SCHEDULES["zb-h1"](devices, microbatches).run(seconds)
+    forward, back, weights = seconds.values()
+    assert timing.seconds == microbatches * (forward + back + weights) + (devices - 1) * (forward + back - weights)

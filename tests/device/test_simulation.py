@@ -143,8 +143,11 @@ def ticking(fn: dist.Function, machine: Any) -> tuple[list[float], dict[int, int
     """When each equation starts, and the peak of each device's memory, by brute force."""
     costs = [machine.seconds(eqn) for eqn in fn.eqns]
     talks = [machine.is_communication(eqn) for eqn in fn.eqns]
-    links = [set(machine.links(eqn)) if talk else set() for eqn, talk in zip(fn.eqns, talks, strict=True)]
-    lanes = [{(d, talk and machine.overlap) for d in cost} for cost, talk in zip(costs, talks, strict=True)]
+    # What an op shares with others: in program order its device, and in the order they are ready ports and links.
+    turns, shared = [], []
+    for eqn, cost, talk in zip(fn.eqns, costs, talks, strict=True):
+        turns.append(set() if talk and machine.overlap else set(cost))
+        shared.append({*cost, *machine.links(eqn)} if talk and machine.overlap else set())
     maker = {v: n for n, eqn in enumerate(fn.eqns) for v in eqn.outputs}
     starts: dict[int, float] = {}
     ready: dict[int, float] = {}
@@ -155,15 +158,15 @@ def ticking(fn: dist.Function, machine: Any) -> tuple[list[float], dict[int, int
     now = 0.0
     while len(starts) < len(fn.eqns):
         for n, eqn in enumerate(fn.eqns):
-            before = [m for m in range(n) if lanes[m] & lanes[n]]
+            before = [m for m in range(n) if turns[m] & turns[n]]
             if all(ended(m, now) for m in [*before, *(maker[v] for v in eqn.values if v in maker)]):
                 ready.setdefault(n, now)
         moved = True
         while moved:
             moved = False
             for n in sorted(set(ready) - set(starts), key=lambda n: (ready[n], n)):
-                taken = set().union(*(links[m] for m in starts if not ended(m, now)))
-                if not links[n] & taken:
+                taken = set().union(*(shared[m] for m in starts if not ended(m, now)))
+                if not shared[n] & taken:
                     starts[n] = now
                     moved = not costs[n] or max(costs[n].values()) == 0
         later = [starts[n] + max(costs[n].values()) for n in starts]

@@ -1,8 +1,8 @@
 """When each op of a resolved program runs.
 
-Every device has a queue for compute and (where the assumptions say so) one for communication, both in program order. An
-op starts when its operands are there and it is the first in all queues it needs. A link that several devices share
-takes messages in the order in which they are ready.
+A device computes in program order. Where the assumptions say so, it communicates meanwhile: one message or collective
+at a time, in the order in which they are ready, and so do links that several devices share. Otherwise all it does is in
+program order.
 """
 
 from __future__ import annotations
@@ -82,26 +82,24 @@ class _Facts:
         return _Fact(used, talks, assumptions.links(eqn) if talks else (), places, allocated, elementwise)
 
 
-def _starts(fn: Function, facts: Sequence[_Fact], overlap: bool) -> list[float]:
-    """When each equation starts where no links are shared: its turn comes in program order."""
+def _starts(fn: Function, facts: Sequence[_Fact]) -> list[float]:
+    """When each equation starts where each device does one thing after the other."""
     queue: dict[int, float] = {}
-    wire: dict[int, float] = {} if overlap else queue
     done: dict[object, float] = {}
     found = []
     for eqn, fact in zip(fn.eqns, facts, strict=True):
-        lanes = wire if fact.talks else queue
         start = 0.0
         for x in eqn.inputs:
             at = done.get(x) if x.__class__ is Value else None
             if at is not None and at > start:
                 start = at
         for device in fact.costs:
-            at = lanes.get(device)
+            at = queue.get(device)
             if at is not None and at > start:
                 start = at
         end = start
         for device, seconds in fact.costs.items():
-            lanes[device] = finish = start + seconds
+            queue[device] = finish = start + seconds
             if finish > end:
                 end = finish
         for v in eqn.outputs:
@@ -110,50 +108,54 @@ def _starts(fn: Function, facts: Sequence[_Fact], overlap: bool) -> list[float]:
     return found
 
 
-def _starts_on_links(fn: Function, facts: Sequence[_Fact], overlap: bool) -> list[float]:
-    """When each equation starts where links are shared: a link takes the messages in the order they are ready."""
-    waits, follows = _order(fn, facts, overlap)
+def _starts_overlapped(fn: Function, facts: Sequence[_Fact]) -> list[float]:
+    """When each equation starts where devices compute and communicate at once."""
+    waits, follows = _order(fn, facts)
     ready = [0.0] * len(fn.eqns)
     starts = [0.0] * len(fn.eqns)
-    free: dict[Hashable, float] = {}
+    free: dict[Hashable, float] = {}  # when ports of devices and links are
     heap = [(0.0, 0.0, n) for n, left in enumerate(waits) if not left]  # when to try, since when it is ready
     heapify(heap)
     while heap:
         at, since, n = heappop(heap)
-        fact = facts[n]
-        later = max((free.get(link, 0.0) for link in fact.links), default=0.0)
-        if later > at:
-            heappush(heap, (later, since, n))
-            continue
+        costs, talks, links = facts[n][:3]
+        most = max(costs.values(), default=0.0)
+        if talks and most:
+            later = max([free.get(unit, 0.0) for unit in (*costs, *links)])
+            if later > at:
+                heappush(heap, (later, since, n))
+                continue
+            free.update((device, at + seconds) for device, seconds in costs.items())
+            free.update(dict.fromkeys(links, at + most))
         starts[n] = at
-        most = max(fact.costs.values(), default=0.0)
-        free.update(dict.fromkeys(fact.links, at + most))
         for after, device in follows[n]:
-            ready[after] = max(ready[after], at + (most if device is None else fact.costs[device]))
+            end = at + (most if device is None else costs[device])
+            if end > ready[after]:
+                ready[after] = end
             waits[after] -= 1
             if not waits[after]:
                 heappush(heap, (ready[after], ready[after], after))
     return starts
 
 
-def _order(fn: Function, facts: Sequence[_Fact], overlap: bool) -> tuple[list[int], list[list[tuple[int, int | None]]]]:
+def _order(fn: Function, facts: Sequence[_Fact]) -> tuple[list[int], list[list[tuple[int, int | None]]]]:
     """How many others each equation waits for, and who waits for it: for its results (None) or for a device of it."""
     waits = [0] * len(fn.eqns)
     follows: list[list[tuple[int, int | None]]] = [[] for _ in fn.eqns]
     made: dict[object, int] = {}
-    last: dict[tuple[int, bool], int] = {}
+    last: dict[int, int] = {}
     for n, (eqn, fact) in enumerate(zip(fn.eqns, facts, strict=True)):
         for x in dict.fromkeys(eqn.values):
             if x in made:
                 follows[made[x]].append((n, None))
                 waits[n] += 1
-        for device in fact.costs:
-            lane = device, fact.talks and overlap
-            if lane in last:
-                follows[last[lane]].append((n, device))
+        for device in () if fact.talks else fact.costs:
+            if device in last:
+                follows[last[device]].append((n, device))
                 waits[n] += 1
-            last[lane] = n
-        made.update(dict.fromkeys(eqn.outputs, n))
+            last[device] = n
+        for v in eqn.outputs:
+            made[v] = n
     return waits, follows
 
 
@@ -161,8 +163,8 @@ def run(fn: Function, assumptions: Assumptions, *, events: bool = True) -> Simul
     """Simulate a resolved program."""
     known = _Facts(assumptions)
     facts = [known.of(eqn) for eqn in fn.eqns]
-    find = _starts_on_links if any(fact.links for fact in facts) else _starts
-    starts = find(fn, facts, assumptions.overlap)
+    overlaps = assumptions.overlap and any(fact.talks for fact in facts)
+    starts = _starts_overlapped(fn, facts) if overlaps else _starts(fn, facts)
     memory = TimedMemory() if assumptions.overlap else Memory()
     for v in fn.inputs:
         for device, nbytes in known.places(v):
