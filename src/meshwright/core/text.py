@@ -14,6 +14,8 @@ Where shardings are part of types, the Explicit axes of the mesh come first, and
     mesh(x=2, y=4)
     program(a: f32[8@x,4], b: f32[16@(y,x)]) {
 
+An axis whose name is not a word is in quotes: ``f32[8@'a b']``.
+
 Params are numbers, strings, tuples, dtypes, types, programs and the names of users' rules. A constant of more than
 ``LARGEST_INLINE`` elements is kept by the digest of its contents.
 """
