@@ -13,8 +13,7 @@ from meshwright import lax
 from meshwright import pallas as pl
 from meshwright.pallas import ops
 
-few = pytest.mark.parametrize("devices", [2, 3, 4, 8])
-both = pytest.mark.parametrize("bidirectional", [False, True], ids=["one way", "both ways"])
+few = pytest.mark.parametrize("devices", [2, 3, 4, 5, 7, 8])
 
 
 def numbers(*shape: int) -> np.ndarray:
@@ -145,7 +144,7 @@ def test_over_64_schedules(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("devices", [4, 8, 16])
+@pytest.mark.parametrize("devices", [2, 4, 5, 7, 8, 16])
 def test_over_64_schedules_on_more_devices(name, devices):
     check(name, devices, pl.Debug(schedules=64, seed=devices))
 
@@ -199,6 +198,15 @@ def test_flash_attention(shape, causal):
     np.testing.assert_allclose(found, attend(q, k, v, causal), rtol=1e-5, atol=1e-5)
 
 
+def test_one_device_over_64_schedules():
+    many = pl.Debug(schedules=64)
+    x, y = numbers(12, 8), numbers(8, 12)
+    np.testing.assert_array_equal(ops.matmul(x, y, tiles=(4, 4, 4), debug=many), x @ y)
+    q, k, v = numbers(2, 8, 4), numbers(2, 12, 4), numbers(2, 12, 4)
+    found = ops.flash_attention(q, k, v, blocks=(4, 4), debug=many)
+    np.testing.assert_allclose(found, attend(q, k, v, False), rtol=1e-5, atol=1e-5)
+
+
 def test_a_2d_mesh_has_rings_along_each_axis():
     mesh = mw.make_mesh((2, 4), ("data", "x"))
     spec = mw.P(("data", "x"))
@@ -211,6 +219,28 @@ def test_a_2d_mesh_has_rings_along_each_axis():
         x
     )
     np.testing.assert_array_equal(found, np.tile(x.reshape(8, 2, 4).sum(0), (8, 1)))
+
+
+@pytest.mark.slow
+def test_a_ring_all_gather_of_64_devices():
+    x = numbers(64, 8, 16)
+    found = on_ring(lambda x: ops.all_gather(x, "x", debug=pl.Debug()), 64, x)
+    np.testing.assert_array_equal(found, np.broadcast_to(x, (64, 64, 8, 16)))
+
+
+@pytest.mark.slow
+def test_an_all_reduce_of_256_devices_on_a_torus_and_on_one_ring():
+    x = numbers(256, 8, 32)
+    rows = mw.P(("y", "x"))
+
+    def torus(x: Any) -> Any:
+        return ops.all_reduce(ops.all_reduce(x, "x", debug=True), "y", debug=True)
+
+    mesh = mw.make_mesh((16, 16), ("y", "x"))
+    found = mw.jit(mw.shard_map(torus, mesh=mesh, in_specs=rows, out_specs=rows))(x)
+    np.testing.assert_array_equal(found, np.broadcast_to(x.sum(0), x.shape))
+    found = on_ring(lambda x: ops.all_reduce(x, "x", debug=True), 256, x)
+    np.testing.assert_array_equal(found, np.broadcast_to(x.sum(0), x.shape))
 
 
 def test_rows_that_cannot_be_scattered_evenly():

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import meshwright.numpy as mnp
 from meshwright import lax
 from meshwright import pallas as pl
 from meshwright.core.source import here
 from meshwright.pallas import tpu as pltpu
-from meshwright.pallas.ops.ring import DMA, REGULAR, WHOLE, Way, collective, halves, meet, ring, struct, ways
+from meshwright.pallas.ops.ring import DMA, REGULAR, WHOLE, Ring, Way, collective, halves, meet, ring, struct, ways
 
 Tiles = tuple[int, int, int]
 
@@ -75,6 +76,111 @@ def matmul(x: Any, y: Any, *, tiles: Tiles = (128, 128, 128), debug: Any = None)
     )(x, y)  # fmt: skip
 
 
+class _GatherRefs(NamedTuple):
+    """The memory of an all-gather next to a product."""
+
+    x: Any
+    y: Any
+    z: Any
+    lhs: Any  # by way and slot, what is multiplied
+    local: Any
+    send: Any
+    receive: Any
+    room: Any
+    acc: Any
+    windows: Any
+
+
+@dataclass(frozen=True)
+class _GatherMatmul:
+    """The kernel of ``all_gather_matmul``: each step, what a device multiplies goes on to the next one."""
+
+    axis_name: str
+    bidirectional: bool
+    fused: bool
+    cuts: list[tuple[int, int]]  # the columns that go each way
+    pipeline: Callable[..., None]
+
+    def __call__(
+        self, x_ref: Any, y_ref: Any, z_ref: Any, lhs: Any, local: Any, send: Any, receive: Any, room: Any, acc: Any,
+        windows: Any,
+    ) -> None:  # fmt: skip
+        refs = _GatherRefs(x_ref, y_ref, z_ref, lhs, local, send, receive, room, acc, windows)
+        at = ring(self.axis_name)
+        both = ways(at, self.bidirectional)
+        self.begin(refs, at, both)
+        runs = [(step, way) for step in range(at.size) for way in both]
+        for n, (step, way) in enumerate(runs):
+            self.hand_on(refs, at, step, way)
+            self.multiply(refs, at, runs, n)
+
+    def begin(self, refs: _GatherRefs, at: Ring, both: list[Way]) -> None:
+        """Put the device's own columns where they are multiplied, and meet the neighbors."""
+        own = []
+        for way, (start, size) in zip(both, self.cuts, strict=True):
+            part = refs.x.at[:, pl.ds(start, size)]
+            own.append(pltpu.make_async_copy(part, refs.lhs.at[way.number, 0], refs.local.at[way.number]))
+            own[-1].start()
+        meet(self.axis_name, at.left, at.right)
+        for copy in own:
+            copy.wait()
+
+    def copy(self, refs: _GatherRefs, step: int, way: Way) -> Any:
+        """The copy of what is multiplied in a step, to where the next device multiplies it."""
+        n, slot = way.number, step % 2
+        return pltpu.make_async_remote_copy(
+            refs.lhs.at[n, slot], refs.lhs.at[n, 1 - slot], refs.send.at[n], refs.receive.at[n, slot],
+            device_id={self.axis_name: way.target},
+        )  # fmt: skip
+
+    def hand_on(self, refs: _GatherRefs, at: Ring, step: int, way: Way) -> None:
+        """Wait for what is multiplied in a step, and start to send it on once there is room for it."""
+        if step > 0:
+            if not self.fused:
+                self.copy(refs, step - 1, way).wait_recv()
+            self.copy(refs, step - 1, way).wait_send()
+            if step < at.size - 1:
+                pltpu.semaphore_signal(refs.room.at[way.number], device_id={self.axis_name: way.source})
+                pltpu.semaphore_wait(refs.room.at[way.number])
+        if step < at.size - 1:
+            self.copy(refs, step, way).start()
+
+    def operands(self, refs: _GatherRefs, at: Ring, step: int, way: Way) -> tuple[Any, Any, Any]:
+        """What a step multiplies, and where it adds the product."""
+        start, size = self.cuts[way.number]
+        columns = sum(n for _, n in self.cuts)
+        rows = pl.ds(way.owner(at, step) * columns + start, size)
+        return refs.lhs.at[way.number, step % 2], refs.y.at[rows], refs.z
+
+    def multiply(self, refs: _GatherRefs, at: Ring, runs: list[tuple[int, Way]], n: int) -> None:
+        """Add one product; fused, its first tiles are there already, and its last step fetches those of the next."""
+        first, last = n == 0, n == len(runs) - 1
+
+        def fetch_next(found: Any) -> tuple[Any, Any]:
+            if not self.fused or last:
+                return found.pipeline_buffers.input, found.pipeline_buffers.in_out
+            step, way = runs[n + 1]
+            if step > 0:
+                self.copy(refs, step - 1, way).wait_recv()
+            following = found.make_pipeline_refs(*self.operands(refs, at, step, way))
+            return found.start_pipeline_prefetch(  # type: ignore[no-any-return]
+                pltpu.PipelinePrefetchArgs(following, found.pipeline_allocations, found.pipeline_buffers),
+                force_copy=([True, True], False),
+            )
+
+        fetched = self.fused and not first
+        self.pipeline(
+            *self.operands(refs, at, *runs[n]),
+            scratches=[refs.acc],
+            allocations=refs.windows,
+            init_allocations=first,
+            prologue=lambda _: ((fetched, fetched), ([True, True], False)),
+            epilogue=fetch_next,
+            out_prologue=lambda _: first,
+            out_epilogue=lambda _: self.fused and not last,
+        )
+
+
 def all_gather_matmul(
     x: Any,
     y: Any,
@@ -109,83 +215,102 @@ def all_gather_matmul(
     pipeline, allocations = pltpu.emit_pipeline_with_allocations(
         _body(each, tile[1]), grid=_grid(m, each, n, tile), in_specs=ins, out_specs=out, should_accumulate_out=True
     )
-
-    def kernel(
-        x_ref: Any, y_ref: Any, z_ref: Any, lhs: Any, local: Any, send: Any, receive: Any, room: Any, acc: Any,
-        windows: Any,
-    ) -> None:  # fmt: skip
-        at = ring(axis_name)
-        both = ways(at, bidirectional)
-        runs = [(step, way) for step in range(at.size) for way in both]
-        first, last = runs[0], runs[-1]
-
-        def hand_on(step: int, way: Way) -> Any:
-            """The copy of what is multiplied in a step, to where the next device multiplies it."""
-            slot = step % 2
-            return pltpu.make_async_remote_copy(
-                lhs.at[way.number, slot], lhs.at[way.number, 1 - slot], send.at[way.number],
-                receive.at[way.number, slot], device_id={axis_name: way.target},
-            )  # fmt: skip
-
-        def operands(step: int, way: Way) -> tuple[Any, Any, Any]:
-            rows = pl.ds(way.owner(at, step) * k + cuts[way.number][0], each)
-            return lhs.at[way.number, step % 2], y_ref.at[rows], z_ref
-
-        own = []
-        for way, (start, size) in zip(both, cuts, strict=True):
-            part = x_ref.at[:, pl.ds(start, size)]
-            own.append(pltpu.make_async_copy(part, lhs.at[way.number, 0], local.at[way.number]))
-            own[-1].start()
-        meet(axis_name, at.left, at.right)
-        for copy in own:
-            copy.wait()
-
-        for run, following in zip(runs, [*runs[1:], None], strict=True):
-            step, way = run
-            if step > 0:
-                if not fused:
-                    hand_on(step - 1, way).wait_recv()
-                hand_on(step - 1, way).wait_send()
-                if step < at.size - 1:
-                    pltpu.semaphore_signal(room.at[way.number], device_id={axis_name: way.source})
-                    pltpu.semaphore_wait(room.at[way.number])
-            if step < at.size - 1:
-                hand_on(step, way).start()
-
-            def fetch_next(found: Any, following: Any = following) -> tuple[Any, Any]:
-                """In the last step of a product: once what the next one needs has come, fetch it."""
-                if not fused or following is None:
-                    return found.pipeline_buffers.input, found.pipeline_buffers.in_out
-                if following[0] > 0:
-                    hand_on(following[0] - 1, following[1]).wait_recv()
-                refs = found.make_pipeline_refs(*operands(*following))
-                return found.start_pipeline_prefetch(  # type: ignore[no-any-return]
-                    pltpu.PipelinePrefetchArgs(refs, found.pipeline_allocations, found.pipeline_buffers),
-                    force_copy=([True, True], False),
-                )
-
-            fetched = fused and run != first
-            pipeline(
-                *operands(step, way),
-                scratches=[acc],
-                allocations=windows,
-                init_allocations=run == first,
-                prologue=lambda _, fetched=fetched: ((fetched, fetched), ([True, True], False)),
-                epilogue=fetch_next,
-                out_prologue=lambda _, run=run: run == first,
-                out_epilogue=lambda _, run=run: fused and run != last,
-            )
-
     memory = [pltpu.ANY((), x.dtype), pltpu.ANY((), y.dtype), pltpu.ANY((), x.dtype)]
     shapes = [struct((m, n), x.dtype), struct((len(cuts), 2, m, each), x.dtype)]
     return pl.pallas_call(
-        kernel, shapes, in_specs=[WHOLE] * 2, out_specs=[WHOLE] * 2,
+        _GatherMatmul(axis_name, bidirectional, fused, cuts, pipeline),
+        shapes, in_specs=[WHOLE] * 2, out_specs=[WHOLE] * 2,
         scratch_shapes=[
             DMA((2,)), DMA((2,)), DMA((2, 2)), REGULAR((2,)), pltpu.VMEM((tile[0], tile[2]), mnp.float32),
             allocations(*memory),
         ],
         compiler_params=collective(5), debug=debug,
     )(x, y)[0]  # fmt: skip
+
+
+class _ScatterRefs(NamedTuple):
+    """The memory of a product whose sums are scattered."""
+
+    x: Any
+    y: Any
+    z: Any
+    sums: Any  # by slot, what goes round
+    part: Any  # what is added to it next
+    send: Any
+    receive: Any
+    room: Any
+    acc: Any
+
+
+@dataclass(frozen=True)
+class _MatmulScatter:
+    """The kernel of ``matmul_reduce_scatter``: sums go round while what is added to them is multiplied."""
+
+    axis_name: str
+    bidirectional: bool
+    rows: int
+    inner: int
+    cuts: list[tuple[int, int]]  # the columns that go each way
+    tiles: list[Tiles]  # of their products
+
+    def __call__(
+        self, x_ref: Any, y_ref: Any, z_ref: Any, sums: Any, part: Any, send: Any, receive: Any, room: Any, acc: Any
+    ) -> None:
+        refs = _ScatterRefs(x_ref, y_ref, z_ref, sums, part, send, receive, room, acc)
+        at = ring(self.axis_name)
+        both = ways(at, self.bidirectional)
+        meet(self.axis_name, at.left, at.right)
+        for way in both:
+            self.multiply(refs, way, way.owner(at, 1), sums.at[0, :, self.columns(way)])
+        for step in range(at.size - 1):
+            copies = [self.hand_on(refs, step, way) for way in both]
+            for way in both:
+                self.multiply(refs, way, way.owner(at, step + 2), part.at[:, self.columns(way)])
+            for way, copy in zip(both, copies, strict=True):
+                copy.wait()
+                self.add(way, part.at[:, self.columns(way)], sums.at[1 - step % 2, :, self.columns(way)])
+                if step < at.size - 2:
+                    pltpu.semaphore_signal(room.at[way.number], device_id={self.axis_name: way.source})
+        pltpu.sync_copy(sums.at[(at.size - 1) % 2], z_ref)
+
+    def columns(self, way: Way) -> Any:
+        """Those that go one way."""
+        return pl.ds(*self.cuts[way.number])
+
+    def hand_on(self, refs: _ScatterRefs, step: int, way: Way) -> Any:
+        """Start to send a sum to the next device once there is room for it."""
+        n, slot, columns = way.number, step % 2, self.columns(way)
+        if step > 0:
+            pltpu.semaphore_wait(refs.room.at[n])
+        copy = pltpu.make_async_remote_copy(
+            refs.sums.at[slot, :, columns], refs.sums.at[1 - slot, :, columns], refs.send.at[n],
+            refs.receive.at[n, slot], device_id={self.axis_name: way.target},
+        )  # fmt: skip
+        copy.start()
+        return copy
+
+    def multiply(self, refs: _ScatterRefs, way: Way, block: Any, target: Any) -> None:
+        """The device's product for one block of rows."""
+        n, (_, columns) = way.number, self.cuts[way.number]
+        ins, out = _specs(self.tiles[n])
+        grid = _grid(self.rows, self.inner, columns, self.tiles[n])
+        rows = refs.x.at[pl.ds(block * self.rows, self.rows)]
+        pltpu.emit_pipeline(_body(self.inner, self.tiles[n][1]), grid=grid, in_specs=ins, out_specs=out)(
+            rows, refs.y.at[:, self.columns(way)], target, scratches=[refs.acc[n]]
+        )
+
+    def add(self, way: Way, source: Any, target: Any) -> None:
+        """``target += source``, tile by tile."""
+        tm, _, tn = self.tiles[way.number]
+        spec = pl.BlockSpec((tm, tn), lambda i, j: (i, j))
+
+        def body(part_ref: Any, sum_ref: Any) -> None:
+            sum_ref[...] = part_ref[...]
+
+        pltpu.emit_pipeline(
+            body, grid=(pl.cdiv(self.rows, tm), pl.cdiv(self.cuts[way.number][1], tn)), in_specs=[spec],
+            out_specs=spec, should_accumulate_out=True,
+        )(source, target)  # fmt: skip
 
 
 def matmul_reduce_scatter(
@@ -222,62 +347,10 @@ def matmul_reduce_scatter(
     bidirectional = bidirectional and n > 1
     rows, cuts = m // devices, halves(n, bidirectional)
     fitted = [_fit(tiles, rows, k, columns) for _, columns in cuts]
-
-    def kernel(
-        x_ref: Any, y_ref: Any, z_ref: Any, sums: Any, part: Any, send: Any, receive: Any, room: Any, acc: Any
-    ) -> None:
-        at = ring(axis_name)
-        both = ways(at, bidirectional)
-
-        def multiply(n: int, block: Any, target: Any) -> None:
-            start, columns = cuts[n]
-            ins, out = _specs(fitted[n])
-            pltpu.emit_pipeline(
-                _body(k, fitted[n][1]), grid=_grid(rows, k, columns, fitted[n]), in_specs=ins, out_specs=out
-            )(x_ref.at[pl.ds(block * rows, rows)], y_ref.at[:, pl.ds(start, columns)], target, scratches=[acc[n]])
-
-        def add(n: int, source: Any, target: Any) -> None:
-            tm, _, tn = fitted[n]
-            spec = pl.BlockSpec((tm, tn), lambda i, j: (i, j))
-
-            def body(part_ref: Any, sum_ref: Any) -> None:
-                sum_ref[...] = part_ref[...]
-
-            pltpu.emit_pipeline(
-                body, grid=(pl.cdiv(rows, tm), pl.cdiv(cuts[n][1], tn)), in_specs=[spec], out_specs=spec,
-                should_accumulate_out=True,
-            )(source, target)  # fmt: skip
-
-        meet(axis_name, at.left, at.right)
-        columns = [pl.ds(start, size) for start, size in cuts]
-        for way in both:
-            multiply(way.number, way.owner(at, 1), sums.at[0, :, columns[way.number]])
-        for step in range(at.size - 1):
-            slot = step % 2
-            copies = []
-            for way in both:
-                n = way.number
-                if step > 0:
-                    pltpu.semaphore_wait(room.at[n])
-                copy = pltpu.make_async_remote_copy(
-                    sums.at[slot, :, columns[n]], sums.at[1 - slot, :, columns[n]], send.at[n], receive.at[n, slot],
-                    device_id={axis_name: way.target},
-                )  # fmt: skip
-                copy.start()
-                copies.append(copy)
-            for way in both:
-                multiply(way.number, way.owner(at, step + 2), part.at[:, columns[way.number]])
-            for way, copy in zip(both, copies, strict=True):
-                n = way.number
-                copy.wait()
-                add(n, part.at[:, columns[n]], sums.at[1 - slot, :, columns[n]])
-                if step < at.size - 2:
-                    pltpu.semaphore_signal(room.at[n], device_id={axis_name: way.source})
-        pltpu.sync_copy(sums.at[(at.size - 1) % 2], z_ref)
-
     outs = [struct((rows, n), x.dtype), struct((2, rows, n), x.dtype), struct((rows, n), x.dtype)]
     return pl.pallas_call(
-        kernel, outs, in_specs=[WHOLE] * 2, out_specs=[WHOLE] * 3,
+        _MatmulScatter(axis_name, bidirectional, rows, k, cuts, fitted),
+        outs, in_specs=[WHOLE] * 2, out_specs=[WHOLE] * 3,
         scratch_shapes=[
             DMA((2,)), DMA((2, 2)), REGULAR((2,)), [pltpu.VMEM((tile[0], tile[2]), mnp.float32) for tile in fitted],
         ],
