@@ -265,3 +265,11 @@ def test_steps_along_a_parallel_axis_may_be_run_in_any_order():
         text.startswith("device 0 reads memory that nothing was written to.\n")
         and "in schedule 1 (adversarial)" in text
     )
+
+
+def test_specs_are_block_specs():
+    for specs in (["x"], [(pl.BlockSpec(), pl.BlockSpec())]):
+        text = failing(pl.pallas_call(lambda *_: None, struct((2,)), in_specs=specs), mnp.ones(2))
+        assert text.startswith(f"in_specs has {specs[0]!r} for an operand of 1 array.\n")
+    with pytest.raises(pltpu.KernelError, match="A block is to be fetched into 0 buffers"):
+        pl.Buffered(0)

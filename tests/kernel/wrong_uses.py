@@ -173,3 +173,35 @@ def a_copy_into_a_scope_the_other_has_not_entered(x_ref, out_ref):
     @pl.when(me == 0)
     def _():
         pl.run_scoped(scoped, VMEM, DMA, DMA)
+
+
+@wrong(pltpu.CopyError, debug=None)
+def a_ref_is_asked_whether_it_is_true(x_ref, out_ref):
+    if x_ref:  # here
+        out_ref[...] = x_ref[...]
+
+
+@wrong(pltpu.CopyError, debug=None)
+def a_ref_is_added_to_a_number(x_ref, out_ref):
+    out_ref[...] = 1 + x_ref  # here
+
+
+@wrong(pltpu.BoundsError, debug=None)
+def a_new_dim_of_a_ref(x_ref, out_ref):
+    out_ref[...] = x_ref[None]  # here
+
+
+@wrong(pltpu.SemaphoreError, 1, [REGULAR], None)
+def a_signal_of_less_than_nothing(x_ref, out_ref, sem):
+    pltpu.semaphore_signal(sem, -1)  # here
+
+
+@wrong(pltpu.KernelError, debug=None, in_specs=[ANY], out_specs=ANY)
+def a_block_of_no_rows(x_ref, out_ref):
+    spec = pl.BlockSpec((0, 16), lambda i: (i, 0))  # here
+    pltpu.emit_pipeline(keep, grid=(2,), in_specs=[spec], out_specs=spec)(x_ref, out_ref)
+
+
+@wrong(pltpu.KernelError, debug=None, in_specs=[ANY], out_specs=ANY)
+def a_shape_where_a_spec_is_due(x_ref, out_ref):
+    pltpu.emit_pipeline(keep, grid=(2,), in_specs=[(2, 16)], out_specs=None)(x_ref, out_ref)  # here

@@ -50,6 +50,14 @@ class Buffered:
     buffer_count: int = 2
     use_lookahead: bool = False
 
+    def __post_init__(self) -> None:
+        if self.buffer_count < 1:
+            raise KernelError(
+                f"A block is to be fetched into {self.buffer_count} buffers.",
+                why="the body works on at least one",
+                fix="pl.Buffered(2)",
+            )
+
 
 class BlockSpec:
     """Which block of an operand a grid step works on: ``BlockSpec(block_shape, index_map)``, in either order.
@@ -135,6 +143,13 @@ class Blocks:
             )
         self.dims = tuple(_mode(dim, n, spec.indexing_mode) for dim, n in zip(dims, shape, strict=True))
         self.sizes = tuple(1 if isinstance(dim, Squeezed) else dim.size for dim in self.dims)
+        if any(size < 1 <= n for size, n in zip(self.sizes, shape, strict=True)):
+            raise KernelError(
+                f"A block of {label} has shape {self.sizes}.",
+                where=self.where(),
+                why="it has at least one element along each dim",
+                fix="a positive size per dim; None for a dim of one element that the kernel does not see",
+            )
         self.kept = tuple(0 if isinstance(dim, Squeezed) else slice(None) for dim in self.dims)
         self.seen = tuple(n for n, dim in zip(self.sizes, self.dims, strict=True) if not isinstance(dim, Squeezed))
         self.cut: dict[tuple[Any, ...], tuple[Cut, Cut | None]] = {}

@@ -213,8 +213,16 @@ def _specs(specs: Any, trees: Any, what: str) -> list[BlockSpec]:
         )
     out: list[BlockSpec] = []
     for spec, t in zip(given, trees, strict=True):
-        found = [spec] * t.num_leaves if spec is None or isinstance(spec, BlockSpec) else tree.leaves(spec)
-        out += [one if isinstance(one, BlockSpec) else BlockSpec() for one in found]
+        one = BlockSpec() if spec is None else spec
+        found = [one] * t.num_leaves if isinstance(one, BlockSpec) else tree.leaves(one)
+        if len(found) != t.num_leaves or not all(isinstance(leaf, BlockSpec) for leaf in found):
+            raise KernelError(
+                f"{what} has {spec!r} for an operand of {t.num_leaves} {'array' if t.num_leaves == 1 else 'arrays'}.",
+                where=here(),
+                why="it is a BlockSpec for all of them, or a tree with one for each",
+                fix="pl.BlockSpec((8, 128), lambda i, j: (i, j)), or None for all of the operand",
+            )
+        out += found
     return out
 
 

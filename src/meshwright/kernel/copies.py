@@ -229,14 +229,23 @@ def semaphore_signal(
         history.require_birth(
             task.clock, owner, cell.array.free_since, "A semaphore of another device is signalled", task.source()
         )
-    task.machine.signal(task, cell, as_int(inc))
+    task.machine.signal(task, cell, _amount(inc, "A signal adds"))
 
 
 def semaphore_wait(sem: SemaphoreRef, value: Any = 1, *, decrement: bool = True) -> None:
     """Wait until a semaphore is at least ``value``, then subtract it."""
     task = current("semaphore_wait")
     _require(sem, SemaphoreType.REGULAR, "A wait")
-    task.machine.wait(task, sem.one(), as_int(value), "waits", decrement)
+    task.machine.wait(task, sem.one(), _amount(value, "A wait takes"), "waits", decrement)
+
+
+def _amount(given: Any, what: str) -> int:
+    amount = as_int(given)
+    if amount < 0:
+        raise SemaphoreError(
+            f"{what} {amount}.", where=here(), why="semaphores count up by signals and down by waits", fix="1 or more"
+        )
+    return amount
 
 
 def semaphore_read(sem: SemaphoreRef) -> Array:

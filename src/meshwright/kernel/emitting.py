@@ -7,7 +7,9 @@ from functools import partial
 from typing import Any
 
 from meshwright.core import tree
+from meshwright.core.source import here
 from meshwright.kernel.blocks import BlockSpec
+from meshwright.kernel.faults import KernelError
 from meshwright.kernel.pipeline import Pipeline, PipelineArg, broadcast
 from meshwright.kernel.refs import Ref
 from meshwright.kernel.tasks import Task, current
@@ -105,8 +107,18 @@ def _pipeline(
 
 
 def specs_list(specs: Any) -> list[BlockSpec]:
-    """Specs as a list: of one, or of a container's leaves."""
-    return [spec if isinstance(spec, BlockSpec) else BlockSpec() for spec in tree.leaves(specs)]
+    """Specs as a list: of one, or of a container's leaves; None is the spec of all of an operand."""
+    found = [BlockSpec() if spec is None else spec for spec in (specs if isinstance(specs, tuple | list) else [specs])]
+    leaves = tree.leaves(found)
+    for leaf in leaves:
+        if not isinstance(leaf, BlockSpec):
+            raise KernelError(
+                f"A pipeline is given {leaf!r} as the spec of an operand.",
+                where=here(),
+                why="a BlockSpec says which block of it each step sees",
+                fix="pl.BlockSpec((8, 128), lambda i, j: (i, j))",
+            )
+    return leaves
 
 
 def _bound(pipeline: Pipeline, task: Task, allocations: Any) -> PipelineArg:

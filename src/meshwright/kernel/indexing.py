@@ -45,7 +45,15 @@ def as_int(x: Any) -> int:
             why="kernel bodies run on values; this one belongs to a function being traced around the kernel",
             fix="pass the value to the kernel as an argument and read it there: n = n_ref[0]",
         )
-    return int(x.__index__())
+    try:
+        return int(x.__index__())
+    except (AttributeError, TypeError):
+        raise BoundsError(
+            f"{x!r} is used as an index or a size in a kernel.",
+            where=here(),
+            why="it is not an integer",
+            fix="an integer, a slice or pl.ds(start, size); reshape a value after it is loaded: ref[...][None]",
+        ) from None
 
 
 def resolve(shape: tuple[int, ...], key: Any) -> tuple[Index, bool]:

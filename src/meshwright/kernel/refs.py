@@ -111,6 +111,30 @@ class Ref:
         )
 
 
+def _no_arithmetic(ref: Ref, *_: Any) -> NoReturn:
+    ref.__array__()
+
+
+for _name in (
+    "add",
+    "sub",
+    "mul",
+    "truediv",
+    "floordiv",
+    "mod",
+    "pow",
+    "matmul",
+    "neg",
+    "lt",
+    "le",
+    "gt",
+    "ge",
+    "bool",
+):
+    for _side in ("", "r"):
+        setattr(Ref, f"__{_side}{_name}__", _no_arithmetic)
+
+
 class _At:
     __slots__ = ("ref",)
 
