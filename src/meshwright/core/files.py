@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from errno import ENOENT
 
 from meshwright.core.source import here
 from meshwright.errors import MeshwrightError
@@ -17,12 +18,14 @@ def write_whole(path: str | os.PathLike[str], text: str) -> None:
             with open(path, "w", encoding="utf-8") as file:
                 file.write(text)
             return
+        if not shown:
+            raise FileNotFoundError(ENOENT, os.strerror(ENOENT))
         real = os.path.realpath(path)
         handle, unfinished = tempfile.mkstemp(dir=os.path.dirname(real), prefix=f".{os.path.basename(real)}.")
         with open(handle, "w", encoding="utf-8") as file:
             file.write(text)
         os.chmod(unfinished, 0o644)
-        os.replace(unfinished, real if shown else shown)
+        os.replace(unfinished, real)
     except OSError as error:
         raise MeshwrightError(
             f"{shown or 'A file without a name'} cannot be written.",
