@@ -115,7 +115,7 @@ def _no_arithmetic(ref: Ref, *_: Any) -> NoReturn:
     ref.__array__()
 
 
-for _name in (
+for _name in [
     "add",
     "sub",
     "mul",
@@ -130,7 +130,7 @@ for _name in (
     "gt",
     "ge",
     "bool",
-):
+]:
     for _side in ("", "r"):
         setattr(Ref, f"__{_side}{_name}__", _no_arithmetic)
 
