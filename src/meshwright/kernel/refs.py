@@ -115,22 +115,8 @@ def _no_arithmetic(ref: Ref, *_: Any) -> NoReturn:
     ref.__array__()
 
 
-for _name in [
-    "add",
-    "sub",
-    "mul",
-    "truediv",
-    "floordiv",
-    "mod",
-    "pow",
-    "matmul",
-    "neg",
-    "lt",
-    "le",
-    "gt",
-    "ge",
-    "bool",
-]:
+_ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "neg", "lt", "le", "gt", "ge")
+for _name in (*_ARITHMETIC, "bool"):
     for _side in ("", "r"):
         setattr(Ref, f"__{_side}{_name}__", _no_arithmetic)
 
