@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import pathlib
-import sys
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,68 +9,46 @@ import pytest
 
 import meshwright as mw
 from meshwright import P
-
-sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "examples"))
-from twins import load
+from tests.partition.models import LAYOUTS, by_name, load
 
 MESH = mw.make_mesh((2, 2), ("data", "model"))
-Rule = Callable[[str, tuple[int, ...]], P]
-
-
-def last_even(axis: str, shape: tuple[int, ...], skip: int = 0) -> P:
-    """The last dim that the axis divides, split over it."""
-    size = MESH.shape[axis]
-    for dim in reversed(range(skip, len(shape))):
-        if shape[dim] % size == 0 and shape[dim] > 1:
-            return P(*[axis if d == dim else None for d in range(len(shape))])
-    return P()
-
-
-def fully(name: str, shape: tuple[int, ...]) -> P:
-    """Two dims, one for each axis, where there are two."""
-    even = [d for d in range(len(shape)) if shape[d] % 2 == 0 and shape[d] > 1]
-    if len(even) < 2:
-        return last_even("data", shape)
-    return P(*["data" if d == even[-2] else "model" if d == even[-1] else None for d in range(len(shape))])
-
-
-LAYOUTS: dict[str, Rule] = {
-    "data parallel": lambda name, shape: P(),
-    "tensor parallel": lambda name, shape: last_even("model", shape),
-    "fully sharded": lambda name, shape: last_even("data", shape),
-    "fully sharded and tensor parallel": fully,
-}
-MODELS = {
+MODELS: dict[str, dict[str, Any]] = {
     "mlp": {},
     "convnet": {},
     "moe": {},
+    "moe, scanned": {"scan": True},
     "transformer": {},
     "transformer, scanned": {"scan": True},
     "transformer, scanned and recomputed": {"scan": True, "checkpoint": True},
 }
+ONLY = {
+    "fully sharded, activations by batch": ("mlp", "convnet", "transformer"),
+    "sequence parallel": ("transformer",),
+    "expert parallel": ("moe",),
+}
+CASES = [(name, layout) for name in MODELS for layout in LAYOUTS if name.split(",")[0] in ONLY.get(layout, name)]
 
 
-def setting(name: str) -> tuple[Any, Any, Any, Any]:
-    module = load(name.split(",")[0])
+@pytest.mark.parametrize("name, layout", CASES)
+def test_ten_train_steps(name: str, layout: str) -> None:
+    model, chosen = name.split(",")[0], LAYOUTS[layout]
+    module, changed = load(model), load(model)
+    if chosen.prepare is not None:
+        chosen.prepare(changed, MESH)
     config = module.Config(**MODELS[name])
     params = module.init(mw.random.key(0), config)
-    return module, config, params, module.make_batch(mw.random.key(1), config)
+    batch = module.make_batch(mw.random.key(1), config)
+    if layout == "sequence parallel":
+        batch = module.make_batch(mw.random.key(1), config, length=17)  # 16 tokens and those after them
 
+    def place(name: str, x: Any) -> Any:
+        return mw.device_put(x, mw.NamedSharding(MESH, P(*chosen.spec(model, name, x.shape))))
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("name", MODELS)
-def test_ten_train_steps(name: str, layout: str) -> None:
-    module, config, params, batch = setting(name)
-    step = mw.jit(module.train_step, static_argnames="config")
-
-    def place(path: str, x: Any) -> mw.Array:
-        spec = LAYOUTS[layout](path, x.shape)
-        return mw.device_put(x, mw.NamedSharding(MESH, spec))  # type: ignore[no-any-return]
-
-    placed = mw.tree.map(lambda x: place("", x), params)
+    placed = by_name(place, params)
     shardings = mw.tree.map(lambda x: x.sharding, placed)
-    split = mw.tree.map(lambda x: mw.device_put(x, mw.NamedSharding(MESH, P("data"))), batch)
-    on_mesh = mw.jit(module.train_step, static_argnames="config", out_shardings=(None, shardings))
+    split = mw.tree.map(lambda x: mw.device_put(x, mw.NamedSharding(MESH, P(chosen.batch))), batch)
+    step = mw.jit(module.train_step, static_argnames="config")
+    on_mesh = mw.jit(changed.train_step, static_argnames="config", out_shardings=(None, shardings))
     losses = []
     for _ in range(10):
         loss, params = step(params, batch, config=config)
