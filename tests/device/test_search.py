@@ -131,6 +131,17 @@ def test_estimates_of_another_model_or_machine_in_the_file_are_not_taken(tmp_pat
         assert dist.grid_search(model, topology, 64, **options) == fresh
 
 
+@pytest.mark.parametrize("model", [dist.MLP(16, 8192, 64), dist.GPT(layers=24, dim=2048, heads=16)])
+def test_what_is_pruned_is_neither_best_nor_on_the_front(model):
+    topology, options = hardware.Topology("h100", 16), {"batch": 64, "memory_bytes": 2e10}
+    every, some = (dist.grid_search(model, topology, prune=prune, **options) for prune in (False, True))
+    fitting = dist.SearchResult(tuple(e for e in every.estimates if e.fits))
+    assert some.best == every.best
+    assert some.pareto == fitting.pareto
+    assert set(some.estimates) < set(fitting.estimates)
+    assert len(some) < 0.7 * len(fitting)
+
+
 # Traced steps
 
 

@@ -39,6 +39,7 @@ def describe(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--top", type=int, default=10, metavar="N", help="how many to show (default: 10)")
     parser.add_argument("--file", metavar="FILE.csv",
                         help="keep estimates there (JSON by line in a .json), and go on from those it has")  # fmt: skip
+    parser.add_argument("--prune", action="store_true", help="leave out what does not fit, or cannot be best")
     parser.add_argument("--workers", type=int, metavar="N", help="processes (default: one per core for long searches)")
     parser.add_argument("--json", action="store_true", help="print the answer as JSON")
 
@@ -54,7 +55,14 @@ def run(args: argparse.Namespace) -> int:
     try:
         with as_typed("--chip"):
             found = grid_search(
-                model, machine, args.batch, devices=args.chips, path=args.file, progress=bar, workers=args.workers
+                model,
+                machine,
+                args.batch,
+                devices=args.chips,
+                path=args.file,
+                prune=args.prune,
+                progress=bar,
+                workers=args.workers,
             )
     except KeyboardInterrupt:
         bar.clear()

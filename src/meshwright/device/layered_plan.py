@@ -103,6 +103,10 @@ class LayeredPlan:
         total = max(ends)
         return total, max(0.0, 1 - sum(busy) / len(busy) / total)
 
+    def least_seconds(self) -> float:
+        """A bound on the time: the work of the device that has most, without a wait."""
+        return max(self.busy(self.task_seconds()))
+
     def busy(self, tasks: Sequence[dict[str, float]]) -> list[float]:
         k = self.strategy.microbatches
         found = []

@@ -42,15 +42,43 @@ def estimate(
     >>> f"{found.seconds:.9g}"
     '0.000715033748'
     """
-    plan: LayeredPlan | TracedPlan
-    if isinstance(model, Traced):
-        plan = TracedPlan(model, strategy, batch, costs, state_bytes)
-    else:
-        plan = LayeredPlan(layered(model), strategy, batch, costs, itemsize, state_bytes)
+    plan = _plan(model, strategy, batch, costs, itemsize, state_bytes)
     peak = plan.peak_bytes()
     seconds, bubble = plan.seconds()
     fits = memory_bytes is None or peak <= memory_bytes
     return Estimate(strategy, seconds, peak, batch / seconds, bubble, fits)
+
+
+def _plan(
+    model: Model, strategy: Strategy, batch: int, costs: Costs, itemsize: int, state_bytes: int
+) -> LayeredPlan | TracedPlan:
+    if isinstance(model, Traced):
+        return TracedPlan(model, strategy, batch, costs, state_bytes)
+    return LayeredPlan(layered(model), strategy, batch, costs, itemsize, state_bytes)
+
+
+class _Pruned:
+    """Estimates of what can still be best: it fits, and nothing found so far beats it in time and memory both."""
+
+    def __init__(self, model: Model, batch: int, costs: Costs, itemsize: int, state_bytes: int, most: float | None):
+        self.given = model, batch, costs, itemsize, state_bytes
+        self.most = most
+        self.front: list[Estimate] = []
+
+    def __call__(self, strategy: Strategy) -> Estimate | None:
+        model, batch, costs, itemsize, state_bytes = self.given
+        plan = _plan(model, strategy, batch, costs, itemsize, state_bytes)
+        peak = plan.peak_bytes()
+        if self.most is not None and peak > self.most:
+            return None
+        near = [e for e in self.front if e.peak_bytes <= peak]
+        if near and plan.least_seconds() > min(e.seconds for e in near):
+            return None
+        seconds, bubble = plan.seconds()
+        found = Estimate(strategy, seconds, peak, batch / seconds, bubble, True)
+        if not any(e.seconds <= seconds for e in near):
+            self.front = [e for e in self.front if e.seconds < seconds or e.peak_bytes < peak] + [found]
+        return found
 
 
 def strategies(
@@ -136,6 +164,7 @@ def grid_search(
     executor: Executor | None = None,
     workers: int | None = None,
     path: str | os.PathLike[str] | None = None,
+    prune: bool = False,
     progress: Callable[[int, int], None] | None = None,
     microbatches: Sequence[int] | None = None,
     schedules: Sequence[str] = ("1f1b", "interleaved", "zb-h1"),
@@ -149,7 +178,8 @@ def grid_search(
     processes of this machine, one per core. With ``path``, estimates are kept in a file (CSV, or JSON by line if its
     name ends in .json) as they are made, and those it has already, of the same model and machine, are not computed
     again. ``progress`` is called with how many are done, and of how many. ``state_bytes`` is what the optimizer keeps
-    for each parameter, 12 by default; a traced step has what it keeps among its inputs.
+    for each parameter, 12 by default; a traced step has what it keeps among its inputs. ``prune`` leaves out what does
+    not fit into memory and, by a bound on its time, much of what cannot be best or on the front; the rest is the same.
 
     >>> from meshwright import dist, hardware
     >>> found = dist.grid_search(dist.GPT(layers=12, dim=768, heads=12), hardware.Topology("h100", 8), batch=64)
@@ -183,9 +213,11 @@ def grid_search(
     if state_bytes is None:
         state_bytes = 0 if isinstance(model, Traced) else 12
     wanted = list(strategies(model, count, batch, **options))  # type: ignore[arg-type]
-    one = partial(
+    one: Callable[[Strategy], Estimate | None] = partial(
         estimate, model, batch=batch, costs=costs, itemsize=itemsize, state_bytes=state_bytes, memory_bytes=memory_bytes
     )
+    if prune:
+        one = _Pruned(model, batch, costs, itemsize, state_bytes, memory_bytes)
     kept = None
     if path is not None:
         kept = EstimateFile(path, _case(costs, count, itemsize, model, batch, topology, state_bytes, memory_bytes))
@@ -196,9 +228,10 @@ def grid_search(
         with _executor(executor, workers, len(todo)) as pool:
             made = pool.map(one, todo, chunksize=16) if pool is not None else map(one, todo)
             for n, found in enumerate(made):
-                done.append(found)
-                if kept is not None:
-                    kept.add(found)
+                if found is not None:
+                    done.append(found)
+                    if kept is not None:
+                        kept.add(found)
                 if progress is not None:
                     progress(n + 1, len(todo))
     finally:

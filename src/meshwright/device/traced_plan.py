@@ -92,6 +92,13 @@ class TracedPlan:
         where = self.cut.stage * 5 + self.cut.phase
         return np.bincount(where, weights, minlength=5 * self.stages).reshape(self.stages, 5)
 
+    def least_seconds(self) -> float:
+        """A bound on the time: the work of the device that has most, without a wait."""
+        s = self.strategy
+        phases = self.sums(self.equation_seconds())
+        work = s.microbatches * phases[:, [FORWARD, BACKWARD, WEIGHTS]].sum(1)
+        return float(max(work[device :: s.pipeline].sum() for device in range(s.pipeline)))
+
     def seconds(self) -> tuple[float, float]:
         s, costs = self.strategy, self.costs
         phases = self.sums(self.equation_seconds())
