@@ -488,6 +488,43 @@ def test_18_runs_of_a_pipeline_fuse_over_shared_allocations(debug, blocks, runs)
     close(fused(blocks, runs, debug)(x), x.sum(0))
 
 
+@debugs
+def test_18_some_operands_are_prefetched_and_others_are_not(debug):
+    """The left side is fetched by the run before; the right side, which changes after that, by each run itself."""
+    spec = pl.BlockSpec((4, 8), lambda i: (i, 0))
+
+    def body(x_ref, y_ref, z_ref):
+        z_ref[...] = x_ref[...] * y_ref[...]
+
+    pipeline, allocate = pltpu.emit_pipeline_with_allocations(
+        body, grid=(2,), in_specs=[spec, spec], out_specs=spec, should_accumulate_out=True
+    )
+
+    def kernel(x_ref, z_ref, y_ref, scale_ref, allocations):
+        run = pl.program_id(0)
+        first, last = run == 0, run == 2
+        scale_ref[...] = mnp.full(scale_ref.shape, 1.0) + run
+        pltpu.sync_copy(scale_ref, y_ref)
+
+        def epilogue(args):
+            if not last:
+                refs = args.make_pipeline_refs(x_ref.at[run + 1], y_ref, z_ref)
+                given = pltpu.PipelinePrefetchArgs(refs, args.pipeline_allocations, args.pipeline_buffers)
+                args.start_pipeline_prefetch(given, force_copy=([True, False], False), force_skip=([False, True], True))
+
+        pipeline(
+            x_ref.at[run], y_ref, z_ref, allocations=allocations, init_allocations=first,
+            prologue=lambda _: (([not first, False], False), ([True, False], False)), epilogue=epilogue,
+        )  # fmt: skip
+
+    call = pl.pallas_call(
+        kernel, [out(8, 8), out(8, 8)], grid=(3,), in_specs=[ANY], out_specs=[ANY, ANY], debug=debug,
+        scratch_shapes=[pltpu.VMEM((8, 8), F32), allocate(*[pltpu.ANY((), F32)] * 3)],
+    )  # fmt: skip
+    x = numbers(3, 8, 8)
+    close(call(x)[0], x[0] + 2 * x[1] + 3 * x[2])
+
+
 def accumulated(fixed: bool, debug: Any = None) -> Any:
     """Two runs that add one product each; operands that are ``fixed`` stay in their buffers between the runs."""
     whole = pl.BlockSpec((8, 8), lambda i: (0, 0))
