@@ -8,10 +8,15 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 
-from tests.kernel import test_conformance_devices, test_conformance_pipelines, test_wrong_kernels
+from tests.kernel import (
+    test_conformance_devices,
+    test_conformance_grids,
+    test_conformance_pipelines,
+    test_wrong_kernels,
+)
 from tests.kernel.corpus import WRONG
 
-MODULES = test_conformance_pipelines, test_conformance_devices, test_wrong_kernels
+MODULES = test_conformance_grids, test_conformance_pipelines, test_conformance_devices, test_wrong_kernels
 
 
 def programs() -> dict[int, list[str]]:
