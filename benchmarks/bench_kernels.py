@@ -1,8 +1,12 @@
 """Kernels of many devices on our machine, in units of JAX's TPU interpreter on 8 fake CPU devices.
 
 The same kernels, text for text, on the same numbers; results are equal. Races are looked for by both sides or by none.
+A row that begins with "floor" is what NumPy alone takes for the products and copies of the row before.
 
-python benchmarks/bench_kernels.py [--repeats 3] [--only all-gather] [--races both] [--json]
+``--what growth``: how the time of looking for races grows with the number of accesses n; 8 n of them, in units of n of
+them times 8 log 8n / log n. ``--what size``: kernels of many devices with race detection, in units of ten seconds.
+
+python benchmarks/bench_kernels.py [--what peer] [--repeats 3] [--only all-gather] [--races both] [--json]
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator
+from math import log
 from types import SimpleNamespace
 from typing import Any
 
@@ -31,6 +36,7 @@ from timing import Measured, Row, report, row, seconds
 import meshwright as mw
 import meshwright.numpy as mnp
 from meshwright import pallas as mw_pl
+from meshwright.pallas import ops
 from meshwright.pallas import tpu as mw_pltpu
 
 warnings.simplefilter("ignore", DeprecationWarning)
@@ -279,23 +285,164 @@ def measure(function: Any, devices: int, arrays: list[Any], races: bool, repeats
     return Measured(min(taken[0]), min(taken[1]))
 
 
-def rows(only: str, races: str, repeats: int) -> Iterator[Row]:
+def peer_rows(only: str, races: str, repeats: int) -> Iterator[Row]:
     for name, function, devices, arrays in CASES:
         if only not in name:
             continue
         for found in {"both": (False, True), "on": (True,), "off": (False,)}[races]:
             label = name + (", races" if found else "")
-            yield row(label, measure(function, devices, arrays, found, repeats), BAR)
+            measured = measure(function, devices, arrays, found, repeats)
+            yield row(label, measured, BAR)
+        least = min(seconds(floor(name, arrays)) for _ in range(2 * repeats))
+        yield row(f"floor of {name}", Measured(least, measured.theirs_seconds), BAR)
+
+
+def floor(name: str, arrays: list[Any]) -> Callable[[], None]:
+    """The products and copies of a case, and nothing else."""
+    devices = len(arrays[0])
+
+    def copies() -> None:
+        block = arrays[0][0].copy()
+        for _ in range(devices * (devices if "gather" in name else 1)):
+            np.copyto(block, arrays[0][0])
+
+    def sums() -> None:
+        block = arrays[0][0, 0].copy()
+        for _ in range(devices * (devices - 1)):
+            np.copyto(block, arrays[0][0, 0])
+            block += arrays[0][0, 0]
+
+    def products() -> None:
+        (m, k), n = arrays[0].shape[1:], arrays[1].shape[2]
+        x, y = (np.ascontiguousarray(a[0, :128, :128]) for a in arrays)
+        total = np.zeros_like(x)
+        for _ in range(devices * devices * m * k * n // 128**3):
+            total += x @ y
+
+    return products if "matmul" in name else sums if "reduce" in name else copies
+
+
+def many_loads(n: int) -> Callable[[], Any]:
+    """n times a load and a store of one of 8 rows."""
+
+    def kernel(x_ref: Any, out_ref: Any) -> None:
+        @mw_pl.loop(0, n)
+        def _(i: Any) -> None:
+            row = mw.lax.rem(i, 8)
+            out_ref[row] = x_ref[row]
+
+    call = mw_pl.pallas_call(kernel, mw.ShapeDtypeStruct((8, 128), mnp.float32), debug=mw_pl.Debug())
+    return lambda: call(mnp.zeros((8, 128)))
+
+
+def many_places(n: int) -> Callable[[], Any]:
+    """n times a load and a store of an element, each of another one."""
+
+    def kernel(x_ref: Any, out_ref: Any) -> None:
+        for i in range(n):
+            out_ref[i // 128, i % 128] = x_ref[i // 128, i % 128]
+
+    shape = (n // 128, 128)
+    call = mw_pl.pallas_call(kernel, mw.ShapeDtypeStruct(shape, mnp.float32), debug=mw_pl.Debug())
+    return lambda: call(mnp.zeros(shape))
+
+
+def many_copies(n: int, at_once: bool, order: str | None = None) -> Callable[[], Any]:
+    """n copies on one semaphore: each waited for before the next, or all under way at once."""
+
+    def kernel(x_ref: Any, out_ref: Any, sem: Any) -> None:
+        copies = [mw_pltpu.make_async_copy(x_ref.at[i % 8], out_ref.at[i], sem) for i in range(n)]
+        for copy in copies:
+            copy.start()
+            if not at_once:
+                copy.wait()
+        for copy in copies if at_once else ():
+            copy.wait()
+
+    whole = mw_pl.BlockSpec(memory_space=mw_pl.ANY)
+    call = mw_pl.pallas_call(
+        kernel, mw.ShapeDtypeStruct((n, 8), mnp.float32), in_specs=[whole], out_specs=whole,
+        scratch_shapes=[mw_pltpu.SemaphoreType.DMA], debug=mw_pl.Debug(order=order),
+    )  # fmt: skip
+    return lambda: call(mnp.zeros((8, 8)))
+
+
+def many_signals(n: int) -> Callable[[], Any]:
+    """n signals, then n waits."""
+
+    def kernel(out_ref: Any, sem: Any) -> None:
+        for _ in range(n):
+            mw_pltpu.semaphore_signal(sem)
+        for _ in range(n):
+            mw_pltpu.semaphore_wait(sem)
+        out_ref[...] = mnp.zeros_like(out_ref)
+
+    call = mw_pl.pallas_call(
+        kernel, mw.ShapeDtypeStruct((8,), mnp.float32), scratch_shapes=[mw_pltpu.SemaphoreType.REGULAR],
+        debug=mw_pl.Debug(),
+    )  # fmt: skip
+    return call
+
+
+ACCESSES: dict[str, Callable[[int], Callable[[], Any]]] = {
+    "loads and stores of 8 rows": many_loads,
+    "loads and stores of single elements": many_places,
+    "copies, one after another": lambda n: many_copies(n, False),
+    "copies, all at once": lambda n: many_copies(n, True),
+    "copies, all at once, in order": lambda n: many_copies(n, True, "fifo"),
+    "signals, then waits": many_signals,
+}
+
+
+def growth_rows(only: str, repeats: int) -> Iterator[Row]:
+    """8 n accesses in units of n of them, times 8 log 8n / log n."""
+    for name, make in ACCESSES.items():
+        if only not in name:
+            continue
+        for n in (512, 1024, 2048):
+            few, many = (min(seconds(make(k)) for _ in range(repeats)) for k in (n, 8 * n))
+            expected = few * 8 * log(8 * n) / log(n)
+            yield row(f"{8 * n} {name}, units of {n}", Measured(many, expected), 1.0)
+
+
+def size_rows(only: str, repeats: int) -> Iterator[Row]:
+    """Many devices with race detection, in units of ten seconds."""
+    x = numbers(256, 8, 128)
+
+    def job(f: Any, sizes: tuple[int, ...]) -> Callable[[], Any]:
+        axes = ("x", "y")[: len(sizes)]
+        rows = mw.P(axes)
+        mesh = mw.make_mesh(sizes, axes)
+        g = mw.jit(mw.shard_map(lambda x: f(x[0])[None], mesh=mesh, in_specs=rows, out_specs=rows))
+        return lambda: g(x[: mesh.size])
+
+    races = mw_pl.Debug()
+    jobs = {
+        "ring all-gather, 64 devices": job(lambda x: ops.all_gather(x, "x", debug=races), (64,)),
+        "all-reduce, 256 devices, a torus of 16x16": job(
+            lambda x: ops.all_reduce(ops.all_reduce(x, "x", debug=races), "y", debug=races), (16, 16)
+        ),
+        "all-reduce, 256 devices, one ring": job(lambda x: ops.all_reduce(x, "x", debug=races), (256,)),
+    }
+    for name, run in jobs.items():
+        if only in name:
+            yield row(name, Measured(min(seconds(run) for _ in range(repeats)), 10.0), 1.0)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--what", choices=("peer", "growth", "size"), default="peer", help="what is measured")
     parser.add_argument("--repeats", type=int, default=3, help="measurements of each side")
     parser.add_argument("--only", default="", help="only cases with this in their name")
     parser.add_argument("--races", choices=("on", "off", "both"), default="both", help="whether races are looked for")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     options = parser.parse_args()
-    return report(rows(options.only, options.races, options.repeats), as_json=options.json, repeats=options.repeats)
+    if options.what == "peer":
+        rows, against = peer_rows(options.only, options.races, options.repeats), "jax"
+    else:
+        of = growth_rows if options.what == "growth" else size_rows
+        rows, against = of(options.only, options.repeats), "expected"
+    return report(rows, as_json=options.json, peer=against, repeats=options.repeats)
 
 
 if __name__ == "__main__":
