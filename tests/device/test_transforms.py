@@ -131,6 +131,14 @@ def test_zero_splits_states_gradients_and_parameters_in_turn():
     assert [names.count("scatter") for names in ops] == [6, 6, 10]
 
 
+def test_zero_inside_splits_the_updates_of_every_replica():
+    model = mlp_training()
+    fn = dist.zero(dist.data_parallel(model.function, model.batch), model.batch, 3, ["d"])
+    update = [eqn.body for eqn in fn.eqns if eqn.op == "pmap"][-1]
+    assert [eqn.op for eqn in update.eqns] == ["scatter"] * 12 + ["pmap"] + ["gather"] * 8
+    check(model, fn, TWO)
+
+
 def test_zero_holds_one_whole_parameter_and_one_whole_gradient_at_a_time():
     layers, size = 8, 256
 

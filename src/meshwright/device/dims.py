@@ -101,6 +101,11 @@ def is_whole(size: Size) -> bool:
     return isinstance(size, int) or bool(size.powers)
 
 
+def is_cut(size: Size) -> bool:
+    """Whether a size is that of a part, such as ``B/2`` or ``8/N``."""
+    return isinstance(size, Dim) and (size.coefficient.denominator > 1 or any(power < 0 for _, power in size.powers))
+
+
 def solve(written: Size, found: Size) -> tuple[str, int] | None:
     """The one symbol that must be a certain number for two sizes to agree: ``B/N`` against ``B/2`` gives N = 2."""
     ratio = divide(found, written) if found != 0 and written != 0 else 0

@@ -21,7 +21,7 @@ import numpy as np
 from meshwright.core.factors import Factors
 from meshwright.core.op import Linearity
 from meshwright.device.classes import Classes, Place, divides, leading, tensor_of
-from meshwright.device.dims import Size
+from meshwright.device.dims import Size, is_cut
 from meshwright.device.function import Eqn, Function, Number, Operand, Value
 from meshwright.device.tensor_ops import NAMED, is_elementwise, linearity, sized
 from meshwright.device.types import Device
@@ -147,8 +147,11 @@ class Planner:
     def shard_of(self, value: Value) -> Layout | None:
         shape = tensor_of(value).shape
         batched = any(self.classes.root((value, d)) in self.split for d in range(len(shape)))
-        found = None if batched else next((d for d, n in enumerate(shape) if divides(n, self.parts)), None)
-        return None if found is None else Layout("part", found)
+        dims = [d for d, n in enumerate(shape) if divides(n, self.parts)]
+        if batched or not dims:
+            return None
+        # A dim that no other level has cut is likelier to divide again.
+        return Layout("part", next((d for d in dims if not is_cut(shape[d])), dims[0]))
 
     # Equations
 
@@ -243,13 +246,15 @@ class Planner:
         That is a decayed moment, or a gradient times a learning rate, which could be reduced after as well as before.
         """
         steps = Planner(self.body, self.classes, self.split, self.parts).plan.steps
+        if all(layout == COPY for step in steps for _, layout in (*_versions(step), *step.results)):
+            return frozenset(self.body.eqns)  # the batch does not enter: the body is an update as a whole
         found = {step.eqn for step in steps if step.depth > 0}
         uses: dict[Value, list[Eqn]] = {}
         for eqn in self.body.eqns:
             for v in eqn.values:
                 uses.setdefault(v, []).append(eqn)
         for step in reversed(steps):
-            layouts = [v[1] for v in step.operands if not isinstance(v, Number)]
+            layouts = [layout for _, layout in _versions(step)]
             whole = all(layout == COPY for layout in (*layouts, *(v[1] for v in step.results)))
             owed = [layout.kind for layout in layouts].count("summand") == 1 and is_elementwise(step.eqn)
             after = [eqn for v in step.eqn.outputs for eqn in uses.get(v, ())]
@@ -258,12 +263,18 @@ class Planner:
         return frozenset(found)
 
     def shard_factor(self, eqn: Eqn, rule: Factors) -> str | None:
+        found = []
         for dims in rule.results:
             for dim in range(len(dims)):
-                found = leading(dims, dim, rule)
-                if found is not None and self.allowed(found, eqn, rule) and found not in rule.reduced:
-                    return found
-        return None
+                factor = leading(dims, dim, rule)
+                if factor is not None and self.allowed(factor, eqn, rule) and factor not in rule.reduced:
+                    found.append(factor)
+        uncut = [factor for factor in found if not is_cut(sized(rule.sizes[factor]))]
+        return next(iter(uncut or found), None)
+
+
+def _versions(step: Step) -> list[Version]:
+    return [v for v in step.operands if not isinstance(v, Number)]
 
 
 def _place(dims: Any, factor: str, rule: Factors) -> Layout:
