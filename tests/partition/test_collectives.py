@@ -50,6 +50,18 @@ def test_tensor_parallel_has_two_sums_per_layer_and_one_for_the_gradients() -> N
     assert_comms(found, exact=True, all_reduce=2 * 3)  # the first layer's input needs no gradient: one sum less
 
 
+@pytest.mark.parametrize("data", [2, 128, 4096])
+def test_more_devices_are_no_more_work(data: int) -> None:
+    """Sizes that the axes do not divide are no reason to list the devices."""
+    mesh = mw.make_mesh((data, 4), ("data", "model"))
+    on = lambda shape, *spec: mw.ShapeDtypeStruct(shape, "float32", sharding=mw.NamedSharding(mesh, P(*spec)))
+    params = [{"up": on((512, 2048), None, "model"), "down": on((2048, 512), "model")}] * 2
+    x = on((4 * data, 512), "data")
+    results = mw.tree.map(lambda s: s.sharding, params)
+    found = mw.jit(step, out_shardings=(None, results)).lower(params, x, x).compile()
+    assert_comms(found, exact=True, all_reduce=4)
+
+
 def test_fully_sharded_gathers_parameters_and_scatters_gradients() -> None:
     found = compiled(("data",), ("data",))
     kinds = [one.kind for one in found.collectives]

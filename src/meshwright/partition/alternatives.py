@@ -41,8 +41,9 @@ def cheapest_partition(
     """
     program = propagated.program
     best, layouts = partition(program, mesh, in_shardings, out_shardings, propagated.shardings), propagated.shardings
-    if _may_gain(program, best):
-        for wanted in _alternatives(propagated, mesh, given, groups):
+    rivals = _rivals(program, given, groups)
+    if _may_gain(program, best, bool(rivals)):
+        for wanted in _alternatives(propagated, mesh, given, groups, rivals):
             found = partition(program, mesh, in_shardings, out_shardings, wanted)
             if _cost(found, mesh) < _cost(best, mesh):
                 best, layouts = found, wanted
@@ -51,9 +52,9 @@ def cheapest_partition(
     return partition(program, mesh, in_shardings, out_shardings, layouts, overlapped)
 
 
-def _may_gain(program: Program, found: Partitioned) -> bool:
-    """Whether values are moved other than to sum them, between equations that could have agreed."""
-    moving = ("all_gather", "all_to_all", "permute")
+def _may_gain(program: Program, found: Partitioned, rivals: bool) -> bool:
+    """Whether values move between equations that could have agreed; without rivals, gathers are part of sums."""
+    moving = {"all_to_all", "permute", "all_gather"} if rivals else {"all_to_all", "permute"}
     moved = any(record.why is not None and record.kind in moving for record in found.records)
     return moved and _contractions(program) > 1
 
@@ -71,14 +72,18 @@ def _cost(found: Partitioned, mesh: BaseMesh) -> float:
 
 
 def _alternatives(
-    propagated: Propagated, mesh: BaseMesh, given: Sequence[TensorSharding | None], groups: Sequence[int]
+    propagated: Propagated,
+    mesh: BaseMesh,
+    given: Sequence[TensorSharding | None],
+    groups: Sequence[int],
+    rivals: Sequence[int],
 ) -> Iterator[Wanted]:
     """What the user constrained alone; and what follows from one argument, the rest from all of them."""
     program, every = propagated.program, propagated.shardings
     kept = set(_constrained(program))
     yield {var: sharding for var, sharding in every.items() if var in kept}
     kept |= {*program.inputs, *(atom for atom in program.outputs if isinstance(atom, Var))}
-    for group in _rivals(program, given, groups):
+    for group in rivals:
         seeds = [s if mine == group else None for s, mine in zip(given, groups, strict=True)]
         ahead = propagate_program(program, mesh, seeds, [None] * len(program.outputs)).shardings
         yield {

@@ -129,7 +129,8 @@ def choose(asked: Question) -> Choice:
     assert best is not None, "to split nothing is always possible"
     if asked.thorough and asked.reduced and len(asked.operand_types) > 1:
         # Axes that nothing is split over may carry a share of what moves; work alone is no reason to use them.
-        more = _cheapest(asked, _everywhere(asked, [_parts(asked.mesh.axes)]), below=best.moved)
+        everywhere = _everywhere(asked, [_parts(asked.mesh.axes)])
+        more = _cheapest(asked, (one for one in everywhere if _even(asked, one)), below=best.moved)
         return best if more is None or more.cost >= best.cost else more
     return best
 
@@ -190,7 +191,7 @@ def _assignments(asked: Question) -> Iterator[Assignment]:
     else:
         found_more = _everywhere(asked, (whole,) if asked.reduced or stuck else ())
     for tried in found_more:
-        if fresh(tried):
+        if _even(asked, tried) and fresh(tried):
             yield tried
 
 
@@ -205,6 +206,12 @@ def _everywhere(asked: Question, choices: Sequence[Sequence[AxisRef]]) -> Iterat
                 groups.setdefault(place, []).append(piece)
         for orders in product(*(permutations(group) for group in groups.values())):
             yield dict(zip(groups, orders, strict=True))
+
+
+def _even(asked: Question, assignment: Assignment) -> bool:
+    """Whether no factor is cut into blocks that end in padding."""
+    sizes = asked.rule.sizes
+    return all(sizes[factor] % prod(axis.size for axis in axes) == 0 for factor, axes in assignment.items())
 
 
 def _parts(axes: Sequence[AxisRef]) -> list[AxisRef]:

@@ -10,9 +10,10 @@ from meshwright.core.dtypes import DType
 from meshwright.core.mesh import BaseMesh
 from meshwright.core.sharding import TensorSharding
 from meshwright.core.types import Shape, TensorType
-from meshwright.partition.reshard import ReshardPlan, plan_reshard
+from meshwright.partition.reshard import ReshardPlan, plan_every_way
 
 COLLECTIVE_BYTES = 64.0  # what a collective weighs beside what it moves: of ways that move as much, few are better
+SMALL_SUM = 1 << 11  # bytes that are on their way in the time that another collective takes to start
 
 
 @lru_cache(maxsize=65536)
@@ -56,8 +57,11 @@ def local_type(t: TensorType, sharding: TensorSharding) -> TensorType:
 
 @lru_cache(maxsize=65536)
 def reshard_plan(shape: Shape, dtype: DType, source: TensorSharding, target: TensorSharding) -> ReshardPlan:
-    """The cheapest way from one layout to another."""
-    return plan_reshard(shape, dtype, source, target)
+    """The cheapest way from one layout to another; small sums are taken by few collectives."""
+    plans = plan_every_way(shape, dtype, source, target)
+    if not source.unreduced or plans[0].num_collectives < 2 or plans[0].peak_bytes > SMALL_SUM:
+        return plans[0]
+    return min(plans, key=lambda plan: (plan.exceeds_memory, plan.num_collectives, plan.total_bytes))
 
 
 def reshard_cost(t: TensorType, source: TensorSharding, target: TensorSharding) -> float:

@@ -312,14 +312,19 @@ def plan_reshard(shape: Sequence[int], dtype: Any, src: Any, dst: Any, *, hardwa
     received  2.05 kB per device (at least 2.05 kB), 16.4 kB in all (at least 16.4 kB)
     memory    8.19 kB at most
     """
-    shape, kind = checked_shape(shape), _dtype(dtype)
-    source, target = _ends(shape, src, dst)
-    base, units = _base(shape, source, target, bool(source.unreduced) or hardware is not None)
-    found = _find(source, target, base, hardware is not None)
-    plans = [ReshardPlan(shape, kind, source, target, found, sketch, units) for sketch in found.sketches]
+    plans = plan_every_way(shape, dtype, src, dst, hardware is not None)
     if hardware is None:
         return plans[0]
     return min(plans, key=lambda plan: (plan.exceeds_memory, plan.seconds(hardware)))
+
+
+def plan_every_way(shape: Sequence[int], dtype: Any, src: Any, dst: Any, idle: bool = False) -> list[ReshardPlan]:
+    """All ways that are known, the one with the fewest bytes first; with ``idle``, also over axes that are idle."""
+    shape, kind = checked_shape(shape), _dtype(dtype)
+    source, target = _ends(shape, src, dst)
+    base, units = _base(shape, source, target, bool(source.unreduced) or idle)
+    found = _find(source, target, base, idle)
+    return [ReshardPlan(shape, kind, source, target, found, sketch, units) for sketch in found.sketches]
 
 
 def _base(
