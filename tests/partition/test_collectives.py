@@ -56,7 +56,7 @@ def test_more_devices_are_no_more_work(data: int) -> None:
     mesh = mw.make_mesh((data, 4), ("data", "model"))
     on = lambda shape, *spec: mw.ShapeDtypeStruct(shape, "float32", sharding=mw.NamedSharding(mesh, P(*spec)))
     params = [{"up": on((512, 2048), None, "model"), "down": on((2048, 512), "model")}] * 2
-    x = on((4 * data, 512), "data")
+    x = on((512 * data, 512), "data")
     results = mw.tree.map(lambda s: s.sharding, params)
     found = mw.jit(step, out_shardings=(None, results)).lower(params, x, x).compile()
     assert_comms(found, exact=True, all_reduce=4)
