@@ -32,6 +32,7 @@ from meshwright.hardware.layouts import (
     shard_shape,
 )
 from meshwright.hardware.links import CollectiveCost
+from meshwright.hardware.machines import for_mesh
 from meshwright.hardware.measurements import read_measurements
 from meshwright.hardware.models import models
 from meshwright.hardware.parallelism import (
@@ -72,7 +73,7 @@ from meshwright.hardware.roofline import (
     utilization,
     work,
 )
-from meshwright.hardware.topology import Topology, for_mesh
+from meshwright.hardware.topology import Topology
 from meshwright.hardware.train_step import TrainStep, train_step
 from meshwright.hardware.transformer import (
     TransformerShape,

@@ -18,9 +18,10 @@ from meshwright.hardware.collectives import collective_cost, crossover
 from meshwright.hardware.conversion import Step, convert
 from meshwright.hardware.layouts import Layout
 from meshwright.hardware.links import CollectiveCost
+from meshwright.hardware.machines import for_mesh
 from meshwright.hardware.products import CASES, Problem, natural_result, parse_product
 from meshwright.hardware.roofline import Roofline, work
-from meshwright.hardware.topology import Topology, for_mesh, mesh_sizes
+from meshwright.hardware.topology import Topology, mesh_sizes
 
 _KEPT_AXES = 4  # on meshes of more axes, those that no array uses are left idle
 

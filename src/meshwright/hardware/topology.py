@@ -267,7 +267,7 @@ class Topology:
     def _wrap(self, wrap: bool | Sequence[bool] | None) -> tuple[bool, ...]:
         if self.chip.kind == "gpu":
             return (False,) * len(self.shape)
-        if wrap is None and _joining(self.chip) is None:
+        if wrap is None and joining(self.chip) is None:
             return (False,) * len(self.shape)
         if wrap is None:
             dims = int(self.chip.torus_dims)
@@ -290,7 +290,7 @@ class Topology:
 
     def _check_possible(self) -> None:
         chip, shape = self.chip, self.shape
-        if _joining(chip) is None:
+        if joining(chip) is None:
             if self.size > 1:
                 raise HardwareError(
                     f"How {self.size} chips of {chip.name} are joined is not known.",
@@ -422,66 +422,13 @@ def mesh_sizes(mesh: object) -> dict[str, int]:
     return {str(name): _count(size, f"mesh axis {name!r}") for name, size in shape.items()}
 
 
-def for_mesh(chip: str | Chip, mesh: object) -> Topology:
-    """A machine for a mesh: of the mesh's own shape if there is one, else the most wrapped and most even that holds
-    it.
-
-    Mesh axes beyond a chip's dimensions are folded together; what is larger than a pod becomes slices.
-
-    >>> for_mesh("tpu v5e", {"x": 2, "y": 4})
-    Topology('tpu v5e', 2x4, mesh x=2 y=4)
-    >>> for_mesh("tpu v5e", {"data": 32, "model": 16})
-    Topology('tpu v5e', 16x16, wrap=0,1, slices=2, mesh data=32 model=16)
-    """
-    sizes, found = mesh_sizes(mesh), get(chip)
-    lengths = [size for size in sizes.values() if size > 1] or [1]
-    total = prod(lengths)
-    if _joining(found) is None:
-        return Topology(found, total, mesh=sizes)
-    if found.kind == "gpu":
-        node = int(found.nvlink_domain)
-        return Topology(found, total if total <= node else ceil(total / node) * node, mesh=sizes)
-    dims = int(found.torus_dims)
-    folded = lengths if len(lengths) <= dims else [*lengths[: dims - 1], prod(lengths[dims - 1 :])]
-    fact = found.facts.get("pod_shape")
-    pod = sorted(fact.value if fact else [], reverse=True)
-    if all(a <= b for a, b in zip(sorted(folded, reverse=True), pod)):
-        return Topology(found, tuple(folded), mesh=sizes)
-    for slices in (n for n in range(1, total + 1) if total % n == 0):
-        shapes = [
-            shape
-            for shape in _factorings(total // slices, dims)
-            if all(a <= b for a, b in zip(sorted(shape, reverse=True), pod)) and place(sizes, shape, slices) is not None
-        ]
-        if shapes:
-            machines = [Topology(found, shape, mesh=sizes, slices=slices) for shape in shapes]
-            return max(machines, key=lambda machine: (sum(machine.wrap), -max(machine.shape), machine.shape))
-    return Topology(found, tuple(folded), mesh=sizes)
-
-
 _JOINING = {"gpu": "nvlink_domain", "tpu": "torus_dims", "cpu": "torus_dims"}
 
 
-def _joining(chip: Chip) -> object:
+def joining(chip: Chip) -> object:
     """What says how chips are joined; None for a chip of which only measurements are known."""
     fact = chip.facts.get(_JOINING[chip.kind])
     return fact.value if fact else None
-
-
-def _factorings(number: int, count: int) -> Iterable[tuple[int, ...]]:
-    """Every way to write a number as a product of ``count`` factors, in order.
-
-    >>> list(_factorings(4, 2))
-    [(1, 4), (2, 2), (4, 1)]
-    """
-    if count == 1:
-        return [(number,)]
-    return [
-        (first, *rest)
-        for first in range(1, number + 1)
-        if number % first == 0
-        for rest in _factorings(number // first, count - 1)
-    ]
 
 
 def _shape(chip: Chip, shape: int | str | Sequence[int] | Mapping[str, int]) -> tuple[int, ...]:

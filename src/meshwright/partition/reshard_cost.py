@@ -7,41 +7,17 @@ from typing import Any
 
 from meshwright.core.axes import Axes, AxisRef
 from meshwright.core.mesh import BaseMesh
-from meshwright.core.source import here
-from meshwright.errors import HardwareError
-from meshwright.hardware.chips import Chip
 from meshwright.hardware.collectives import collective_seconds
+from meshwright.hardware.machines import machine_for
 from meshwright.hardware.placement import Span
-from meshwright.hardware.topology import Topology, for_mesh
+from meshwright.hardware.topology import Topology
 from meshwright.partition.reshard_blocks import Blocks
 from meshwright.partition.reshard_steps import AllGather, AllToAll, Permute, ReshardStep, Rounds
 
 
 def topology_for(hardware: Any, mesh: BaseMesh) -> Topology:
     """A machine on which the mesh lies: as given, laid on the one given, or one made of the chip named."""
-    if isinstance(hardware, str | Chip):
-        return for_mesh(hardware, mesh)
-    if not isinstance(hardware, Topology):
-        raise HardwareError(
-            f"{hardware!r} is not a machine.",
-            where=here(),
-            why="what a plan costs depends on the chips and how they are joined",
-            fix='plan.seconds("tpu v5e"), or plan.seconds(hardware.Topology("tpu v5e", (4, 4), mesh=mesh))',
-        )
-    if not hardware.mesh:
-        return Topology(hardware.chip, hardware.shape, mesh=mesh, wrap=hardware.wrap, slices=hardware.slices)
-    if dict(hardware.mesh) != mesh.shape:
-        raise HardwareError(
-            f"The plan's mesh is {_sizes(mesh.shape)}, the machine's {_sizes(hardware.mesh)}.",
-            where=here(),
-            why="the steps of a plan go over the axes of its mesh",
-            fix=f"Topology({hardware.chip.name!r}, {hardware.shape}, mesh={mesh.shape})",
-        )
-    return hardware
-
-
-def _sizes(shape: dict[str, int]) -> str:
-    return ", ".join(f"{name}={size}" for name, size in shape.items())
+    return machine_for(hardware, mesh.shape, "plan")
 
 
 def step_seconds(step: ReshardStep, local_bytes: float, unit_bytes: int, topology: Topology) -> float:

@@ -16,12 +16,13 @@ from meshwright.core.axes import AxisRef
 from meshwright.core.program import Eqn
 from meshwright.core.source import here
 from meshwright.errors import HardwareError
-from meshwright.hardware.chips import Chip, dtype_name
+from meshwright.hardware.chips import dtype_name
 from meshwright.hardware.collectives import collective_cost
 from meshwright.hardware.kernels import Kernels as Measured
+from meshwright.hardware.machines import sizes_text
 from meshwright.hardware.placement import DCN, Span
 from meshwright.hardware.roofline import work
-from meshwright.hardware.topology import Topology, for_mesh
+from meshwright.hardware.topology import Topology
 from meshwright.partition.reshard_cost import spans_of_part
 from meshwright.simulate.kernels import REDUCTIONS, Kernel, is_row_reduction
 
@@ -57,39 +58,6 @@ class Took(NamedTuple):
     dtype: str = ""
 
 
-def machine_for(hardware: object, axes: Mapping[str, int]) -> Topology:
-    """The machine for a mesh: the one given with the mesh laid on it, or one made of the chip named.
-
-    >>> machine_for("tpu v5e", {"x": 2, "y": 4})
-    Topology('tpu v5e', 2x4, mesh x=2 y=4)
-    """
-    wholes = _whole_axes(axes)
-    if isinstance(hardware, str | Chip):
-        return for_mesh(hardware, wholes)
-    if not isinstance(hardware, Topology):
-        raise HardwareError(
-            f"{hardware!r} is not a machine.",
-            where=here(),
-            why="what a program costs depends on the chips and how they are joined",
-            fix='mw.hardware.Topology("tpu v5e", (4, 4)), or the name of a chip',
-        )
-    if not hardware.mesh:
-        return Topology(hardware.chip, hardware.shape, mesh=wholes, wrap=hardware.wrap, slices=hardware.slices)
-    wrong = {name: size for name, size in wholes.items() if hardware.mesh.get(name) != size}
-    if wrong:
-        raise HardwareError(
-            f"The program's mesh is {_sizes(wholes)}, the machine's {_sizes(hardware.mesh)}.",
-            where=here(),
-            why="collectives work along the axes of the program's mesh",
-            fix=f"Topology({hardware.chip.name!r}, {hardware.shape}, mesh={dict(wholes)})",
-        )
-    return hardware
-
-
-def _sizes(mesh: Mapping[str, int]) -> str:
-    return ", ".join(f"{name}={size}" for name, size in mesh.items())
-
-
 def split_name(name: str) -> tuple[str, int, int] | None:
     """``x:(2)4`` as ("x", 2, 4); None for a whole axis."""
     head, colon, tail = name.rpartition(":(")
@@ -99,7 +67,7 @@ def split_name(name: str) -> tuple[str, int, int] | None:
     return head, int(pre), int(size)
 
 
-def _whole_axes(axes: Mapping[str, int]) -> dict[str, int]:
+def whole_axes(axes: Mapping[str, int]) -> dict[str, int]:
     """The axes that parts such as ``x:(1)2``, ``x:(2)4`` are parts of, with their sizes."""
     found: dict[str, int] = {}
     for name, size in axes.items():
@@ -231,7 +199,7 @@ class Machine:
         missing = [axis for axis in axes if axis not in self.axes]
         if missing:
             raise HardwareError(
-                f"The program talks along the axis {missing[0]!r}, and the mesh is {_sizes(self.axes) or 'empty'}.",
+                f"The program talks along the axis {missing[0]!r}, and the mesh is {sizes_text(self.axes) or 'empty'}.",
                 where=eqn.source.show() if eqn.source else here(),
                 why="a local program does not say how large its mesh is",
                 fix=f"mw.simulate(program, topology, mesh_axes={{{missing[0]!r}: …}})",
@@ -240,8 +208,8 @@ class Machine:
         given = eqn.params.get("sizes")
         if given is not None and tuple(given) != sizes:
             raise HardwareError(
-                f"The program is written for {_sizes(dict(zip(axes, given, strict=True)))}, "
-                f"the mesh is {_sizes(self.axes)}.",
+                f"The program is written for {sizes_text(dict(zip(axes, given, strict=True)))}, "
+                f"the mesh is {sizes_text(self.axes)}.",
                 where=eqn.source.show() if eqn.source else here(),
                 why=f"its {name} has a result of another shape on another mesh",
                 fix=f"mesh_axes={dict(zip(axes, given, strict=True))}",

@@ -9,8 +9,9 @@ from meshwright.core import tree
 from meshwright.core.program import Eqn, Program
 from meshwright.core.source import here
 from meshwright.errors import MeshwrightError
+from meshwright.hardware.machines import machine_for
 from meshwright.simulate.kernels import VIEWS
-from meshwright.simulate.machine import Machine, machine_for
+from meshwright.simulate.machine import Machine, whole_axes
 from meshwright.simulate.memory import memory
 from meshwright.simulate.schedule import OVERLAPS, Player
 from meshwright.simulate.simulation import Simulation
@@ -56,7 +57,7 @@ def simulate(
     local, axes = read_program(program, mesh_axes)
     if not axes:
         axes = dict(getattr(topology, "mesh", {}) or {})
-    machine = Machine(machine_for(topology, axes), axes, mode)
+    machine = Machine(machine_for(topology, whole_axes(axes), "program"), axes, mode)
     kernel = _only_kernel(local)
     if kernel is not None:
         return machine.written(kernel)[1]  # type: ignore[no-any-return]

@@ -1,0 +1,97 @@
+"""Machines for meshes: made for one, or given and one laid on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from math import ceil, prod
+
+from meshwright.core.source import here
+from meshwright.errors import HardwareError
+from meshwright.hardware.chips import Chip, get
+from meshwright.hardware.placement import place
+from meshwright.hardware.topology import Topology, joining, mesh_sizes
+
+
+def machine_for(hardware: object, mesh: Mapping[str, int], what: str) -> Topology:
+    """The machine on which the mesh of ``what`` lies: as given, laid on the one given, or made of the chip named.
+
+    >>> machine_for("tpu v5e", {"x": 2, "y": 4}, "program")
+    Topology('tpu v5e', 2x4, mesh x=2 y=4)
+    """
+    if isinstance(hardware, str | Chip):
+        return for_mesh(hardware, mesh)
+    if not isinstance(hardware, Topology):
+        raise HardwareError(
+            f"{hardware!r} is not a machine.",
+            where=here(),
+            why=f"what a {what} costs depends on the chips and how they are joined",
+            fix='mw.hardware.Topology("tpu v5e", (4, 4)), or the name of a chip',
+        )
+    if not hardware.mesh:
+        return Topology(hardware.chip, hardware.shape, mesh=mesh, wrap=hardware.wrap, slices=hardware.slices)
+    if any(hardware.mesh.get(name) != size for name, size in mesh.items()):
+        raise HardwareError(
+            f"The {what}'s mesh is {sizes_text(mesh)}, the machine's {sizes_text(hardware.mesh)}.",
+            where=here(),
+            why=f"collectives work along the axes of the {what}'s mesh",
+            fix=f"Topology({hardware.chip.name!r}, {hardware.shape}, mesh={dict(mesh)})",
+        )
+    return hardware
+
+
+def sizes_text(mesh: Mapping[str, int]) -> str:
+    """``x=2, y=4``."""
+    return ", ".join(f"{name}={size}" for name, size in mesh.items())
+
+
+def for_mesh(chip: str | Chip, mesh: object) -> Topology:
+    """A machine for a mesh: of the mesh's own shape if there is one, else the most wrapped and most even that holds
+    it.
+
+    Mesh axes beyond a chip's dimensions are folded together; what is larger than a pod becomes slices.
+
+    >>> for_mesh("tpu v5e", {"x": 2, "y": 4})
+    Topology('tpu v5e', 2x4, mesh x=2 y=4)
+    >>> for_mesh("tpu v5e", {"data": 32, "model": 16})
+    Topology('tpu v5e', 16x16, wrap=0,1, slices=2, mesh data=32 model=16)
+    """
+    sizes, found = mesh_sizes(mesh), get(chip)
+    lengths = [size for size in sizes.values() if size > 1] or [1]
+    total = prod(lengths)
+    if joining(found) is None:
+        return Topology(found, total, mesh=sizes)
+    if found.kind == "gpu":
+        node = int(found.nvlink_domain)
+        return Topology(found, total if total <= node else ceil(total / node) * node, mesh=sizes)
+    dims = int(found.torus_dims)
+    folded = lengths if len(lengths) <= dims else [*lengths[: dims - 1], prod(lengths[dims - 1 :])]
+    fact = found.facts.get("pod_shape")
+    pod = sorted(fact.value if fact else [], reverse=True)
+    if all(a <= b for a, b in zip(sorted(folded, reverse=True), pod)):
+        return Topology(found, tuple(folded), mesh=sizes)
+    for slices in (n for n in range(1, total + 1) if total % n == 0):
+        shapes = [
+            shape
+            for shape in _factorings(total // slices, dims)
+            if all(a <= b for a, b in zip(sorted(shape, reverse=True), pod)) and place(sizes, shape, slices) is not None
+        ]
+        if shapes:
+            machines = [Topology(found, shape, mesh=sizes, slices=slices) for shape in shapes]
+            return max(machines, key=lambda machine: (sum(machine.wrap), -max(machine.shape), machine.shape))
+    return Topology(found, tuple(folded), mesh=sizes)
+
+
+def _factorings(number: int, count: int) -> Iterable[tuple[int, ...]]:
+    """Every way to write a number as a product of ``count`` factors, in order.
+
+    >>> list(_factorings(4, 2))
+    [(1, 4), (2, 2), (4, 1)]
+    """
+    if count == 1:
+        return [(number,)]
+    return [
+        (first, *rest)
+        for first in range(1, number + 1)
+        if number % first == 0
+        for rest in _factorings(number // first, count - 1)
+    ]
