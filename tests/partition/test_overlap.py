@@ -268,7 +268,9 @@ def test_loops_and_branches_have_rings_inside():
         return lax.cond(x[0, 0] > 0, lambda: x @ ws[0], lambda: x @ ws[1] * 2)
 
     both(either, ws, x)
-    gradient = both(mw.grad(lambda ws, x: mnp.sum(scanned(ws, x))), ws, x, out_shardings=on(None, "m"))
+    ws, x = placed((3, 64, 64), None, "x", mesh=LINE), placed((1024, 64), "x", mesh=LINE, seed=1)
+    outs = on(None, "x", mesh=LINE)
+    gradient = both(mw.grad(lambda ws, x: mnp.sum(scanned(ws, x))), ws, x, out_shardings=outs, tolerance=2e-4)
     assert {ring.split()[0] for ring in rings(gradient)} == {"all_gather", "reduce_scatter"}
 
 
@@ -545,16 +547,14 @@ def blocks(x: mw.Array) -> list[Any]:
 
 
 def test_xla_runs_rings_as_text():
-    mesh = mw.make_mesh((2, 2), ("d", "m"))
-
     def loss(w: Any, x: Any) -> Any:
         return mnp.sum(mnp.tanh(x @ w))
 
-    w, x = placed((16, 32), "m", mesh=mesh), placed((64, 16), ("d", "m"), mesh=mesh, seed=1)
-    compiled = mw.jit(mw.grad(loss), overlap=True, out_shardings=on("m", mesh=mesh)).lower(w, x).compile()
+    w, x = placed((64, 64), "x", mesh=LINE), placed((1024, 64), "x", mesh=LINE, seed=1)
+    compiled = mw.jit(mw.grad(loss), overlap=True, out_shardings=on("x", mesh=LINE)).lower(w, x).compile()
     assert {ring.split()[0] for ring in rings(compiled)} == {"all_gather", "reduce_scatter"}
     text = compiled.as_text()
     assert hlo_by_xla.count_collectives(text)["collective-permute"] == len(rings(compiled))
     (found,) = hlo_by_xla.run(text, [blocks(w), blocks(x)])
     for part, other in zip(found, blocks(compiled(w, x)), strict=True):
-        np.testing.assert_allclose(part, other, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(part, other, rtol=1e-4, atol=1e-4)
