@@ -16,7 +16,6 @@ MODELS: dict[str, dict[str, Any]] = {
     "mlp": {},
     "convnet": {},
     "moe": {},
-    "moe, scanned": {"scan": True},
     "transformer": {},
     "transformer, scanned": {"scan": True},
     "transformer, scanned and recomputed": {"scan": True, "checkpoint": True},
@@ -26,7 +25,13 @@ ONLY = {
     "sequence parallel": ("transformer",),
     "expert parallel": ("moe",),
 }
-CASES = [(name, layout) for name in MODELS for layout in LAYOUTS if name.split(",")[0] in ONLY.get(layout, name)]
+QUICK = ("data parallel", "tensor parallel", "fully sharded", "fully sharded and tensor parallel")  # with loops, too
+CASES = [
+    pytest.param(name, layout, marks=[pytest.mark.slow] * (layout not in QUICK and "," in name))
+    for name in MODELS
+    for layout in LAYOUTS
+    if name.split(",")[0] in ONLY.get(layout, name)
+]
 
 
 @pytest.mark.parametrize("name, layout", CASES)
