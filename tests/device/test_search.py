@@ -7,7 +7,7 @@ from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from functools import cache, partial
 
 import pytest
-from examples import gpt
+from examples import gpt, moe
 
 import meshwright as mw
 import meshwright.numpy as mnp
@@ -266,6 +266,35 @@ def test_a_step_that_needs_its_whole_batch_has_no_microbatches():
     assert not model.separable
     found = dist.grid_search(model, hardware.Topology("h100", 4), 16)
     assert {(e.strategy.pipeline, e.strategy.microbatches) for e in found.estimates} == {(1, 1)}
+
+
+def test_a_step_that_needs_its_whole_batch_has_the_memory_of_the_program_simulated():
+    params = mw.eval_shape(lambda key: moe.init(key, moe.Config()), mw.random.key(0))
+    batch = mw.eval_shape(lambda key: moe.make_batch(key, moe.Config()), mw.random.key(1))
+    model = dist.traced(partial(moe.train_step, config=moe.Config()), params, batch)
+    machine = dist.OnTopology(hardware.Topology("h100", 2))
+    assert not model.separable
+    found = dist.estimate(model, dist.Strategy(), model.rows, machine)
+    real = dist.simulate(model.function, assumptions=machine)
+    assert found.seconds == pytest.approx(real.seconds)
+    # Slices of stacked parameters count as long as the stack does, which matters in a model this small.
+    assert 0.95 * real.peak_bytes[0] <= found.peak_bytes <= 1.8 * real.peak_bytes[0]
+    with pytest.raises(ShapeError, match=r"The model needs its whole batch on one device\."):
+        dist.estimate(model, dist.Strategy(2), model.rows, machine)
+
+
+def test_a_step_with_a_loop_is_refused():
+    def step(w, x):
+        value, _ = mw.lax.scan(lambda x, _: (x @ w, None), x, None, length=3)
+        return mnp.sum(value), w
+
+    with pytest.raises(MeshwrightError) as error:
+        dist.traced(step, mnp.ones((4, 4)), mnp.ones((8, 4)))
+    assert str(error.value) == (
+        "The step has a scan.\n"
+        "  why:  an equation with a program inside is not split over devices\n"
+        "  fix:  write the layers out, one after the other: Config(scan=False) in the examples"
+    )
 
 
 def test_what_is_no_training_step_is_refused():

@@ -196,6 +196,13 @@ def test_a_file_with_a_loss_alone_is_searched_by_its_gradient(tmp_path, capsys):
          "  at:   mine.py:1   def model(): return 1 / 0\n"),
         ("x = (", [], "{path} raised SyntaxError: '(' was never closed (mine.py, line 1)\n  at:   mine.py:1   x = (\n"),
         (
+            "def model(size): pass",
+            [],
+            "{path}:model cannot be called without arguments.\n"
+            "  why:  missing a required argument: 'size'; a function that gives a model takes none\n"
+            "  fix:  def model(): return train_step, params, batch\n",
+        ),
+        (
             "from meshwright import dist\nmodel = dist.GPT(2, 8, 2)",
             ["--config", "layers=3,depth=4"],
             "'depth=4' sets no field of the configuration.\n"

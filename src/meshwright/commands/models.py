@@ -69,6 +69,7 @@ def model_of_file(text: str, settings: str | None) -> Model:
     module = load(path)
     value = _named(path, module, name)
     if _is_function(value):
+        _check_plain(value, f"{path}:{name or 'model'}")
         with running(path, f"{path}:{name or 'model'}"):
             value = value()
     if settings is not None:
@@ -112,6 +113,20 @@ def _named(path: str, module: ModuleType, name: str) -> Any:
 
 def _is_function(value: Any) -> bool:
     return callable(value) and not _is_layered(value)
+
+
+def _check_plain(function: Callable[..., Any], shown: str) -> None:
+    """Refuse a function that needs arguments."""
+    try:
+        inspect.signature(function).bind()
+    except TypeError as error:
+        raise MeshwrightError(
+            f"{shown} cannot be called without arguments.",
+            why=f"{error}; a function that gives a model takes none",
+            fix="def model(): return train_step, params, batch",
+        ) from error
+    except ValueError:  # nothing says what it takes
+        pass
 
 
 def _is_layered(value: Any) -> bool:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
+from math import isqrt
 
 from meshwright.device.estimates import EstimateFile
 from meshwright.device.layered import Layered, layered
@@ -103,6 +104,8 @@ def strategies(
     for data in _divisors(devices):
         for horizontal in _divisors(devices // data):
             pipeline = devices // data // horizontal
+            if data > 1 and isinstance(found, Traced) and found.whole:
+                continue
             if batch % data or not _has_stages(found, pipeline) or not found.divides(horizontal):
                 continue
             if horizontal > 1 and isinstance(model, MLP) and (model.layers // pipeline) % 2:
@@ -124,7 +127,8 @@ def _has_stages(model: Traced | Layered, stages: int) -> bool:
 
 
 def _divisors(n: int) -> list[int]:
-    return [d for d in range(1, n + 1) if n % d == 0]
+    small = [d for d in range(1, isqrt(n) + 1) if n % d == 0]
+    return sorted({*small, *(n // d for d in small)})
 
 
 @dataclass(frozen=True)

@@ -73,6 +73,13 @@ class Traced:
         self._spreads: dict[int, Spread | None] = {}
         self._cuts: dict[tuple[int, int], Cut] = {}
         self.known: dict[tuple[object, ...], Any] = {}  # what plans have found
+        loop = next((eqn for eqn in self.function.eqns if _has_region(eqn)), None)
+        if loop is not None:
+            raise MeshwrightError(
+                f"The step has a {loop.op}.",
+                why="an equation with a program inside is not split over devices",
+                fix="write the layers out, one after the other: Config(scan=False) in the examples",
+            )
         if loss_of(self.function) is None:
             raise MeshwrightError(
                 "The step returns no loss.",
@@ -123,17 +130,23 @@ class Traced:
         return Planner(self.function, self.classes, self.batch_classes, parts)
 
     @cached_property
+    def whole(self) -> bool:
+        """Whether an equation needs the whole batch on one device."""
+        return any(c.op != "allreduce" for c in self.planner.plan.conversions)
+
+    @cached_property
     def separable(self) -> bool:
         """Whether microbatches can run one after the other: nothing in their midst needs all of them."""
-        plan = self.planner.plan
-        late = (s for s in plan.steps if s.depth > 0)
-        return not any(c.op in ("allgather", "reduce_scatter") for c in plan.conversions) and all(
+        late = (s for s in self.planner.plan.steps if s.depth > 0)
+        return not self.whole and all(
             v[1] == COPY for s in late for v in (*s.operands, *s.results) if not isinstance(v, Number)
         )
 
     @cached_property
     def kinds(self) -> list[str]:
         """For each equation whether it runs once before the microbatches, for each of them, or once after."""
+        if not self.separable:  # there is one microbatch, and all of the step is for it
+            return ["micro"] * len(self.function.eqns)
         found = []
         for step in self.planner.plan.steps:
             plain = all(v[1] == COPY for v in (*step.operands, *step.results) if not isinstance(v, Number))
@@ -146,9 +159,9 @@ class Traced:
         return {v: n for n, eqn in enumerate(self.function.eqns) for v in eqn.outputs}
 
     @cached_property
-    def gradients(self) -> tuple[Value, ...]:
-        """What is summed over the batch: gradients and the loss."""
-        return tuple(c.source[0] for c in self.planner.plan.conversions if c.op in ("allreduce", "reduce_scatter"))
+    def sums(self) -> tuple[Value, ...]:
+        """What is summed over the batch: gradients, the loss, and what else is there of all samples."""
+        return tuple(c.source[0] for c in self.planner.plan.conversions if c.op == "allreduce")
 
     @cached_property
     def forward(self) -> list[Eqn]:
@@ -339,6 +352,10 @@ class Traced:
         params = {k: v for k, v in eqn.attributes.items() if k != "device"}
         found = cost(eqn.op, args, outs, localize(eqn.op, params, args, outs))
         return found.flops, found.nbytes, dtype
+
+
+def _has_region(eqn: Eqn) -> bool:
+    return any(isinstance(value, Program) for value in eqn.attributes.values())
 
 
 _RESTORED: dict[str, Traced] = {}

@@ -20,12 +20,14 @@ from meshwright.errors import MeshwrightError, ShapeError
 class Held(NamedTuple):
     """The bytes each stage has: parameters, gradients, states of the optimizer; and activations of a microbatch.
 
+    ``sums`` are what is added up over the batch, gradients and others.
     ``kept`` are activations that the backward pass reads, ``inputs`` those that enter the segments of a stage, ``once``
     what the longest equation, or the segment that is computed again, needs besides.
     """
 
     parameters: np.ndarray
     gradients: np.ndarray
+    sums: np.ndarray
     states: np.ndarray
     kept: np.ndarray
     inputs: np.ndarray
@@ -61,6 +63,12 @@ class TracedPlan:
                 f"The model does not divide among {s.horizontal} devices.",
                 why=f"no product has a dim that is a multiple of {s.horizontal} and not the batch",
                 fix="horizontal=1, or a degree that divides its width",
+            )
+        if s.data > 1 and model.whole:
+            raise ShapeError(
+                "The model needs its whole batch on one device.",
+                why="an equation puts the samples together",
+                fix="data=1",
             )
         if self.stages > model.most_stages or (s.microbatches > 1 and not model.separable):
             why = f"it has {model.most_stages} products" if model.separable else "its microbatches need each other"
@@ -128,7 +136,7 @@ class TracedPlan:
         for device in range(s.pipeline):
             mine = range(device, self.stages, s.pipeline)
             once = sum(float(phases[stage, SHARED]) + float(phases[stage, TAIL]) / share for stage in mine)
-            ends.append(clock[device] + once + self.reduce_seconds(sum(int(held.gradients[stage]) for stage in mine)))
+            ends.append(clock[device] + once + self.reduce_seconds(sum(int(held.sums[stage]) for stage in mine)))
             work = sum((s.microbatches - 1) * sum(times[g][:3]) + sum(times[g][3:]) for g in mine)
             busy.append(work + once)
         total = max(ends)
@@ -165,10 +173,11 @@ class TracedPlan:
         worst = 0
         for device in range(s.pipeline):
             mine = list(range(device, self.stages, s.pipeline))
-            weights, gradients, states, kept, inputs, once, again = (
-                int(array[mine].max() if name in ("once", "again") else array[mine].sum())
-                for name, array in zip(Held._fields[:7], held[:7], strict=True)
+            weights, gradients, states, kept, inputs = (
+                int(array[mine].sum())
+                for array in (held.parameters, held.gradients, held.states, held.kept, held.inputs)
             )
+            once, again = int(held.once[mine].max()), int(held.again[mine].max())
             states += weights * self.state_bytes // 4
             fixed = weights // parts[0] + gradients // parts[1] + states // parts[2]
             if s.recompute:
@@ -195,8 +204,11 @@ class _Holders:
                     self.put("parameters", int(cut.stage[n]), v)
                 elif model.kinds[n] == "tail" and maker is None:
                     self.put("states", int(cut.stage[n]), v)
-        for v in model.gradients:
-            self.put("gradients", int(cut.stage[model.number[v]]) if v in model.number else 0, v)
+        for v in model.sums:
+            n = model.number.get(v, 0)
+            self.put("sums", int(cut.stage[n]), v)
+            if cut.phase[n] != FORWARD:
+                self.put("gradients", int(cut.stage[n]), v)
         for place in self.places["parameters"]:
             self.places["states"].pop(place, None)
         micro = [n for n, kind in enumerate(model.kinds) if kind == "micro"]
