@@ -62,6 +62,15 @@ def test_more_devices_are_no_more_work(data: int) -> None:
     assert_comms(found, exact=True, all_reduce=4)
 
 
+def test_few_collectives_instead_of_many_rounds() -> None:
+    mesh = mw.make_mesh((32, 32), ("x", "y"))
+    on = lambda *spec: mw.NamedSharding(mesh, P(*spec))
+    given, wanted = on(None, "x", "y"), on("x", "y", None)
+    assert mw.plan_reshard((64, 64, 64), "f32", given, wanted).num_collectives == 32
+    x = mw.ShapeDtypeStruct((64, 64, 64), "float32", sharding=given)
+    assert_comms(mw.jit(mnp.sin, out_shardings=wanted).lower(x).compile(), exact=True, permute=1, all_to_all=1)
+
+
 def test_fully_sharded_gathers_parameters_and_scatters_gradients() -> None:
     found = compiled(("data",), ("data",))
     kinds = [one.kind for one in found.collectives]

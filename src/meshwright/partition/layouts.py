@@ -13,7 +13,8 @@ from meshwright.core.types import Shape, TensorType
 from meshwright.partition.reshard import ReshardPlan, plan_every_way
 
 COLLECTIVE_BYTES = 64.0  # what a collective weighs beside what it moves: of ways that move as much, few are better
-SMALL_SUM = 1 << 11  # bytes that are on their way in the time that another collective takes to start
+MANY = 8  # collectives on the way from one layout to another
+FEW = 1 << 11  # bytes that are on their way in the time that another collective takes to start
 
 
 @lru_cache(maxsize=65536)
@@ -57,11 +58,14 @@ def local_type(t: TensorType, sharding: TensorSharding) -> TensorType:
 
 @lru_cache(maxsize=65536)
 def reshard_plan(shape: Shape, dtype: DType, source: TensorSharding, target: TensorSharding) -> ReshardPlan:
-    """The cheapest way from one layout to another; small sums are taken by few collectives."""
+    """The cheapest way from one layout to another; small sums, and what would take many rounds, by few collectives."""
     plans = plan_every_way(shape, dtype, source, target)
-    if not source.unreduced or plans[0].num_collectives < 2 or plans[0].peak_bytes > SMALL_SUM:
-        return plans[0]
-    return min(plans, key=lambda plan: (plan.exceeds_memory, plan.num_collectives, plan.total_bytes))
+    first = plans[0]
+    if first.num_collectives > MANY:
+        return min(plans, key=lambda p: (p.exceeds_memory, p.total_bytes / p.num_devices + FEW * p.num_collectives))
+    if source.unreduced and first.num_collectives > 1 and first.peak_bytes <= FEW:
+        return min(plans, key=lambda p: (p.exceeds_memory, p.num_collectives, p.total_bytes))
+    return first
 
 
 def reshard_cost(t: TensorType, source: TensorSharding, target: TensorSharding) -> float:
