@@ -5,8 +5,8 @@
 The peer is DistIR. It does not run on current Pythons, so that its side is a recorded number, measured on one core:
 transform, types and simulation of one configuration of the MLP, and 0.6 configurations per second in a search; at 64
 devices, where there is none, it is the number for 16. GPT-2 is held to the numbers of the MLP, which are smaller than
-those of DistIR for a model of its kind. Ours is the CPU time of the fastest of several runs. DistIR's own latency for a
-row of its table is checked first.
+those of DistIR for a model of its kind; tracing and planning are in its time. Ours is the CPU time of the fastest of
+several runs. DistIR's own latency for a row of its table is checked first.
 """
 
 from __future__ import annotations
