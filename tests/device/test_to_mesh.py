@@ -123,6 +123,22 @@ def test_interleaved_stages_are_programs_on_the_meshes_of_two_devices():
     assert list(agree(fn, model.inputs, [3, 1]).meshes) == ["stage 0", "stage 1"]
 
 
+def test_a_pipeline_takes_any_sizes_by_name_and_its_inputs_are_checked():
+    text = "def f(w: Tensor[(F, H), 0], v: Tensor[(H, C), 0], x: Tensor[(B, F), 0]): a = MatMul(x, w) y = MatMul(a, v)"
+    fn = dist.pipeline_parallel(dist.parse(f"{text} return y"), 2, 2, batch={"x": 0})
+    program = dist.to_mesh(fn, [1, 2])
+    rng = np.random.default_rng(0)
+    w, v, x = (rng.standard_normal(shape).astype("f4") for shape in ((4, 6), (6, 2), (8, 4)))
+    for rows in (8, 4):
+        np.testing.assert_allclose(program(x=x[:rows], w=w, v=v), x[:rows] @ w @ v, rtol=1e-4, atol=1e-5)
+    assert refused(lambda: program(w, v)).value.what == "f takes 3 inputs: w, v, x."
+    assert refused(lambda: program.compiled).value.what == "The size B of the mesh program is not known."
+    assert refused(lambda: program(w, v, x[:3])).value.what == "Dim 0 of size 3 does not divide into 2 equal parts."
+    found = mw.grad(lambda w: mnp.sum(program(w, v, x)))(w)
+    np.testing.assert_allclose(found, x.T @ np.ones((8, 2), "f4") @ v.T, rtol=1e-4, atol=1e-5)
+    assert refused(lambda: mw.jit(program)(w, v, x)).value.what == "One program names two meshes."
+
+
 def test_a_tuple_over_replicas_that_hold_pipelines_comes_out_as_a_tuple():
     model = MODELS["chain"]()
     fn = stack(model, "DP")

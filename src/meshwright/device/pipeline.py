@@ -148,7 +148,6 @@ class _Pipeline:
         orders = self.schedule.orders
         at = [0] * len(orders)
         left = sum(map(len, orders))
-        done: set[tuple[int, Task]] = set()
         while left:
             moved = False
             for device, order in enumerate(orders):
@@ -156,24 +155,24 @@ class _Pipeline:
                     continue
                 task = order[at[device]]
                 job = jobs[task.phase, self.schedule.stage(device, task)]
-                if not self.ready(job, task.microbatch):
+                if self.missing(job, task.microbatch) is not None:
                     continue
                 if job.steps:
                     self.call(job, task.microbatch)
-                done.add((device, task))
                 at[device] += 1
                 left -= 1
                 moved = True
             if not moved:
                 raise self.stuck(jobs, at)
 
-    def ready(self, job: _Job, k: int) -> bool:
+    def missing(self, job: _Job, k: int) -> Version | None:
+        """What a job waits for, None if it can run."""
         inside = {v for s in job.steps for v in s.results}
         for step in job.steps:
             for v in step.operands:
                 if not isinstance(v, Number) and v not in inside and v in self.plan.made and not self.exists(v, k):
-                    return False
-        return True
+                    return v
+        return None
 
     def exists(self, version: Version, k: int) -> bool:
         return (version, k) in self.made or (version, None) in self.made
@@ -183,17 +182,7 @@ class _Pipeline:
         for device, order in enumerate(self.schedule.orders):
             if at[device] < len(order):
                 task = order[at[device]]
-                job = jobs[task.phase, self.schedule.stage(device, task)]
-                inside = {v for s in job.steps for v in s.results}
-                missing = next(
-                    v
-                    for s in job.steps
-                    for v in s.operands
-                    if not isinstance(v, Number)
-                    and v not in inside
-                    and v in self.plan.made
-                    and not self.exists(v, task.microbatch)
-                )
+                missing = self.missing(jobs[task.phase, self.schedule.stage(device, task)], task.microbatch)
                 maker = next(s for s in self.stages.micro if missing in s.results)
                 stage = self.stages.stage_of[maker]
                 wanted = Task(self.stages.phase_of[maker], task.microbatch, stage // self.stages.devices)

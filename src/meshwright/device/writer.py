@@ -41,25 +41,27 @@ class Writer:
 
     def _segments(self) -> list[list[Step]]:
         """Steps between collectives: those of one depth, cut where more would be whole than the largest parameter."""
-        sized = [nbytes_of(v) for v, _ in (*self.late, *self.reduced)]
-        limit = max(sized, default=0.0)
+        limit = max((nbytes_of(v) for v, _ in (*self.late, *self.reduced)), default=0.0)
         found: list[list[Step]] = []
         depths = self._depths()
         for depth in sorted(set(depths.values())):
             found.append([])
             whole: set[Version] = set()
+            gathered = owed = 0.0
             for step in self.plan.steps:
                 if depths[step] != depth:
                     continue
                 more = {v for v in step.operands if not isinstance(v, Number) and v in self.late} - whole
-                gathered = sum(nbytes_of(v) for v, _ in (whole | more) & set(self.late))
-                owed = sum(nbytes_of(v) for v, _ in whole & self.reduced)
-                if whole and ((more and gathered > limit) or owed >= limit):
+                extra = sum(nbytes_of(v) for v, _ in more)
+                if (gathered and extra and gathered + extra > limit) or (owed and owed >= limit):
                     found.append([])
-                    whole = set()
+                    more = {v for v in step.operands if not isinstance(v, Number) and v in self.late}
+                    whole, gathered, owed = set(), 0.0, 0.0
+                    extra = sum(nbytes_of(v) for v, _ in more)
                 found[-1].append(step)
-                whole |= {v for v in step.operands if not isinstance(v, Number) and v in self.late}
-                whole |= {v for v in step.results if v in self.reduced}
+                whole |= more
+                gathered += extra
+                owed += sum(nbytes_of(v) for v, layout in step.results if (v, layout) in self.reduced)
         return found
 
     def _depths(self) -> dict[Step, int]:
