@@ -203,3 +203,28 @@ def the_receiver_does_not_wait(x_ref, out_ref, send, receive):
     copy = pltpu.make_async_remote_copy(x_ref, out_ref, send, receive, device_id={"x": other})
     copy.start()  # here
     copy.wait_send()
+
+
+@wrong(pltpu.SemaphoreError, 2, [], None)
+def a_signal_to_a_scope_that_the_other_never_enters(x_ref, out_ref):
+    me = lax.axis_index("x")
+
+    def scoped(sem):
+        pltpu.semaphore_signal(sem, device_id={"x": 1})  # here
+
+    @pl.when(me == 0)
+    def _():
+        pl.run_scoped(scoped, REGULAR)
+
+
+@wrong(pltpu.SemaphoreError, 2, [])
+def a_semaphore_of_the_next_scope_while_the_other_may_be_in_this_one(x_ref, out_ref):
+    other = 1 - lax.axis_index("x")
+    barrier(other)
+
+    def scoped(sem):
+        pltpu.semaphore_signal(sem, device_id={"x": other})  # here
+        pltpu.semaphore_wait(sem)
+
+    for _ in range(2):
+        pl.run_scoped(scoped, REGULAR)
