@@ -1,4 +1,5 @@
-"""The partitioner beside XLA's: bytes and collectives of products and of a train step, and time to compile.
+"""The partitioner beside XLA's: bytes and collectives of products and of train steps, and time to compile, also for
+many devices beside 8.
 
 python benchmarks/bench_partition.py [--layers 32] [--sample 60] [--json]
 """
@@ -10,10 +11,12 @@ import json
 import os
 import pathlib
 import random
+import subprocess
 import sys
+from dataclasses import asdict
 from itertools import product
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
 
@@ -21,7 +24,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from hlo_bytes import moved_bytes
-from timing import Measured, print_rows, row
+from timing import Measured, Row, print_rows, row
 
 import meshwright as mw
 import meshwright.numpy as mnp
@@ -32,11 +35,38 @@ from twins import load
 
 REGIMES = {"64³": (64, 64, 64), "long rows": (512, 64, 64), "long sum": (64, 2048, 64)}
 COMPILE_BAR = 0.2
+DEVICES_BAR = 1.1
 DEVICES = 8
-SPLIT = {
-    "wq": (None, None, "model"), "wk": (None, None, "model"), "wv": (None, None, "model"), "wo": (None, "model"),
-    "gate": (None, None, "model"), "up": (None, None, "model"), "down": (None, "model"),
-}  # fmt: skip
+MANY_DEVICES = (512, 16384)
+TOKENS = (8, 129)  # of each 8 devices
+MODEL = {"vocab": 512, "dim": 256, "heads": 8, "kv_heads": 8, "hidden": 1024}
+_COLUMNS, _ROWS = (None, None, "model"), (None, "model")
+_IN = (None, "data")
+
+
+class Layout(NamedTuple):
+    """Axes of a mesh of 8 devices, and the axes of each parameter; layers are stacked along their first dim."""
+
+    mesh: dict[str, int]
+    split: dict[str, tuple[str | None, ...]]
+
+
+LAYOUTS = {
+    "tensor parallel": Layout(
+        {"data": 2, "model": 4},
+        dict.fromkeys(("wq", "wk", "wv", "gate", "up"), _COLUMNS) | dict.fromkeys(("wo", "down"), _ROWS),
+    ),
+    "fully sharded": Layout(
+        {"data": 8},
+        dict.fromkeys(("wq", "wk", "wv", "gate", "up", "embed"), _IN)
+        | {"wo": (None, None, None, "data"), "down": _OUT},
+    ),
+    "both": Layout(
+        {"data": 2, "model": 4},
+        dict.fromkeys(("wq", "wk", "wv", "gate", "up"), (None, "data", "model"))
+        | {"wo": (None, "model", None, "data"), "down": (None, "model", "data"), "embed": _IN},
+    ),
+}
 
 
 def products(sample: int) -> list[dict[str, Any]]:
@@ -65,40 +95,75 @@ def products(sample: int) -> list[dict[str, Any]]:
     return found
 
 
-def transformer(layers: int) -> dict[str, Any]:
-    """A train step with parameters and batch laid out, the rest found: bytes, collectives, seconds to compile."""
-    mine, theirs = load("transformer"), load("transformer", "jax")
-    sizes = {"vocab": 512, "dim": 256, "layers": layers, "heads": 8, "kv_heads": 8, "hidden": 1024}
-    config, their_config = mine.Config(**sizes), theirs.Config(**sizes)
-    mesh = mw.make_mesh((2, 4), ("data", "model"))
-    their_mesh = jax.make_mesh((2, 4), ("data", "model"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
-    shapes = mw.eval_shape(lambda key: mine.init(key, config), mw.random.key(0))
+class Step(NamedTuple):
+    """A train step of the transformer, laid out: the function, and its arguments without contents."""
 
-    def struct(make: Any, named: Any, spec: Any, on: Any) -> Any:
-        place = lambda name, s: make(s.shape, s.dtype, sharding=named(on, spec(*SPLIT.get(name, ()))))
-        layers_ = {name: place(name, s) for name, s in shapes["layers"].items()}
-        tokens = make((8, 129), np.int32, sharding=named(on, spec("data")))
-        return {"embed": place("", shapes["embed"]), "layers": layers_, "norm": place("", shapes["norm"])}, tokens
+    function: Any
+    arguments: tuple[Any, Any]
+    config: Any
+    outs: Any
 
-    ours = struct(mw.ShapeDtypeStruct, mw.NamedSharding, mw.P, mesh)
-    others = struct(jax.ShapeDtypeStruct, jax.NamedSharding, jax.P, their_mesh)
-    step = mw.jit(mine.train_step, static_argnames="config")
+
+def train_step(layout: Layout, layers: int, times: int = 1, jax_too: bool = False) -> tuple[Step, Step | None]:
+    """The step on ``times`` 8 devices, and JAX's on 8."""
+    shapes: Any = None
+
+    def made(package: str, lib: Any, mesh: Any) -> Step:
+        nonlocal shapes
+        model = load("transformer", package)
+        config = model.Config(**MODEL, layers=layers)
+        shapes = shapes or mw.eval_shape(lambda key: model.init(key, config), mw.random.key(0))
+        on = lambda *spec: lib.NamedSharding(mesh, lib.P(*spec))
+        place = lambda name, s: lib.ShapeDtypeStruct(s.shape, s.dtype, sharding=on(*layout.split.get(name, ())))
+        parameters = {name: place(name, shapes[name]) for name in ("embed", "norm")}
+        parameters["layers"] = {name: place(name, s) for name, s in shapes["layers"].items()}
+        tokens = lib.ShapeDtypeStruct((TOKENS[0] * times, TOKENS[1]), np.int32, sharding=on("data"))
+        outs = None, lib.tree.map(lambda s: s.sharding, parameters)
+        return Step(model.train_step, (parameters, tokens), config, outs)
+
+    sizes = {name: size * (times if name == "data" else 1) for name, size in layout.mesh.items()}
+    ours = made("meshwright", mw, mw.make_mesh(tuple(sizes.values()), tuple(sizes)))
+    if not jax_too:
+        return ours, None
+    auto = (jax.sharding.AxisType.Auto,) * len(sizes)
+    return ours, made("jax", jax, jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=auto))
+
+
+def compiled(step: Step, lib: Any) -> tuple[Any, float]:
+    """A step compiled, and the seconds that it took to trace, differentiate and compile it."""
     start = perf_counter()
-    compiled = step.lower(*ours, config=config).compile()
-    our_seconds = perf_counter() - start
-    start = perf_counter()
-    text = jax.jit(theirs.train_step, static_argnames="config").lower(*others, config=their_config).compile().as_text()
-    their_seconds = perf_counter() - start
-    their_bytes, their_collectives = moved_bytes(text, DEVICES)
+    jitted = lib.jit(step.function, static_argnames="config", out_shardings=step.outs)
+    return jitted.lower(*step.arguments, config=step.config).compile(), perf_counter() - start
+
+
+def transformer(name: str, layers: int) -> dict[str, Any]:
+    """Parameters and batch are laid out, the rest is found: bytes, collectives, seconds to compile."""
+    ours, theirs = train_step(LAYOUTS[name], layers, jax_too=True)
+    mine, our_seconds = compiled(ours, mw)
+    other, their_seconds = compiled(theirs, jax)  # type: ignore[arg-type]
+    their_bytes, their_collectives = moved_bytes(other.as_text(), DEVICES)
     return {
-        "layers": layers,
-        "our bytes": sum(c.total_bytes * c.times for c in compiled.collectives),
+        "layout": name,
+        "our bytes": sum(c.total_bytes * c.times for c in mine.collectives),
         "XLA's bytes": their_bytes,
-        "our collectives": sum(c.times for c in compiled.collectives),
+        "our collectives": sum(c.times for c in mine.collectives),
         "XLA's collectives": their_collectives,
         "our seconds": our_seconds,
         "JAX's seconds": their_seconds,
     }  # fmt: skip
+
+
+def many_devices(layers: int, rounds: int = 3) -> list[Row]:
+    """The tensor parallel step on more devices beside 8: the least of some rounds, each in a new process, in turn."""
+    least: dict[int, float] = {}
+    for _, devices in product(range(rounds), (DEVICES, *MANY_DEVICES)):
+        command = [sys.executable, __file__, "--layers", str(layers), "--devices", str(devices)]
+        took = float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+        least[devices] = min(took, least.get(devices, took))
+    return [
+        row(f"{devices:,} devices beside {DEVICES}", Measured(least[devices], least[DEVICES]), DEVICES_BAR)
+        for devices in MANY_DEVICES
+    ]
 
 
 def main() -> int:
@@ -106,31 +171,32 @@ def main() -> int:
     parser.add_argument("--layers", type=int, default=32, help="layers of the transformer")
     parser.add_argument("--sample", type=int, default=60, help="products per regime")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.add_argument("--devices", type=int, help="only print the seconds to compile for so many devices")
     options = parser.parse_args()
+    if options.devices:
+        print(compiled(train_step(LAYOUTS["tensor parallel"], options.layers, options.devices // DEVICES)[0], mw)[1])
+        return 0
     found = products(options.sample)
-    whole = transformer(options.layers)
+    steps = [transformer(name, options.layers) for name in LAYOUTS]
+    rows = [
+        row(f"trace to program, {one['layout']}", Measured(one["our seconds"], one["JAX's seconds"]), COMPILE_BAR)
+        for one in steps
+    ]
+    rows += many_devices(options.layers)
     if options.json:
-        print(json.dumps({"products": found, "transformer": whole}, indent=2))
+        times = [asdict(one) for one in rows]
+        print(json.dumps({"products": found, "transformer": steps, "seconds": times}, indent=2))
     else:
-        for one in found:
-            print(
-                ", ".join(
-                    f"{key} {value:.3g}" if isinstance(value, float) else f"{key} {value}" for key, value in one.items()
-                )
-            )
-        for key, value in whole.items():
-            print(f"{key:>20}  {value:,.2f}" if isinstance(value, float) else f"{key:>20}  {value:,}")
-        print_rows(
-            [
-                row(
-                    "trace, grad, propagate, partition",
-                    Measured(whole["our seconds"], whole["JAX's seconds"]),
-                    COMPILE_BAR,
-                )
+        for one in [*found, *steps]:
+            shown = [
+                f"{key} {value:,.3g}" if isinstance(value, float) else f"{key} {value}" for key, value in one.items()
             ]
-        )
-    fewer = whole["our bytes"] <= whole["XLA's bytes"] and whole["our collectives"] <= whole["XLA's collectives"]
-    quick = whole["our seconds"] <= COMPILE_BAR * whole["JAX's seconds"]
+            print(", ".join(shown))
+        print_rows(rows)
+    fewer = all(
+        one["our bytes"] <= one["XLA's bytes"] and one["our collectives"] <= one["XLA's collectives"] for one in steps
+    )
+    quick = all(one.passed for one in rows)
     return 0 if fewer and quick and not any(one["more than XLA"] for one in found) else 1
 
 
