@@ -59,7 +59,7 @@ LAYOUTS = {
     "fully sharded": Layout(
         {"data": 8},
         dict.fromkeys(("wq", "wk", "wv", "gate", "up", "embed"), _IN)
-        | {"wo": (None, None, None, "data"), "down": _OUT},
+        | {"wo": (None, None, None, "data"), "down": (None, None, "data")},
     ),
     "both": Layout(
         {"data": 2, "model": 4},
