@@ -173,3 +173,25 @@ def test_a_result_that_varies_over_more_axes_than_it_says():
 
     with pytest.raises(pltpu.KernelError, match="Result 0 of <lambda> is said to vary over 'z'"):
         over_x_and_y(g, mw.P("x"))(mnp.arange(4.0), mnp.ones(2))
+
+
+def test_a_kernel_between_devices_may_have_a_derivative_under_jit():
+    ring = [(i, (i + 1) % 4) for i in range(4)]
+
+    @mw.custom_vjp
+    def permute(x):
+        return right_permute(x.shape)(x)
+
+    permute.defvjp(lambda x: (permute(x), None), lambda _, ct: (lax.ppermute(ct, "x", [(b, a) for a, b in ring]),))
+    weights = mnp.arange(8.0)
+
+    def loss(by):
+        mesh = mw.make_mesh((4,), ("x",))
+        mapped = mw.shard_map(by, mesh=mesh, in_specs=mw.P("x"), out_specs=mw.P("x"))
+        return lambda x: (weights * mapped(x * x)).sum()
+
+    x = mnp.arange(8.0) + 1
+    found = mw.jit(mw.value_and_grad(loss(permute)))(x)
+    expected = mw.value_and_grad(loss(lambda x: lax.ppermute(x, "x", ring)))(x)
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(one, other)
