@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import meshwright as mw
-from meshwright import P
 from tests.interop import hlo_by_xla
-from tests.partition.test_models import LAYOUTS, MESH, MODELS, setting
+from tests.partition.models import MODELS, USUAL, setting
+from tests.partition.test_models import CASES
 
 KINDS = {
     "all_reduce": "all-reduce",
@@ -24,13 +24,8 @@ KINDS = {
 
 def train_step(name: str, layout: str) -> tuple[Any, Any, Any]:
     """A compiled train step, and its placed arguments."""
-    module, config, params, batch = setting(name)
-    rule = LAYOUTS[layout]
-    placed = mw.tree.map(lambda x: mw.device_put(x, mw.NamedSharding(MESH, rule("", x.shape))), params)
-    split = mw.tree.map(lambda x: mw.device_put(x, mw.NamedSharding(MESH, P("data"))), batch)
-    shardings = mw.tree.map(lambda x: x.sharding, placed)
-    step = mw.jit(module.train_step, static_argnames="config", out_shardings=(None, shardings))
-    return step.lower(placed, split, config=config), placed, split
+    found = setting(name, layout)
+    return found.step.lower(found.placed, found.split, config=found.config), found.placed, found.split
 
 
 def blocks(x: mw.Array) -> list[np.ndarray[Any, Any]]:
@@ -41,7 +36,7 @@ def counted(compiled: Any) -> dict[str, int]:
     return dict(Counter(KINDS[c.kind] for c in compiled.collectives))
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", USUAL)
 @pytest.mark.parametrize("name", MODELS)
 def test_a_train_step_has_the_collectives_it_says(name: str, layout: str) -> None:
     compiled = train_step(name, layout)[0].compile()
@@ -74,7 +69,6 @@ def test_a_train_step_computes_the_same(name: str, layout: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name, layout", CASES)
 def test_every_train_step_computes_the_same(name: str, layout: str) -> None:
     check_numbers(name, layout)

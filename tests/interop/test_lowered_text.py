@@ -15,7 +15,7 @@ from meshwright.errors import MeshwrightError
 from meshwright.interop import mlir
 from tests.interop import hlo_by_xla
 from tests.interop.test_hlo_models import blocks, train_step
-from tests.partition.test_models import MESH as MODELS_MESH
+from tests.partition.models import MESH as MODELS_MESH
 
 MESH = mw.make_mesh((2, 2), ("x", "y"))
 DEVICES = jax.sharding.Mesh(np.array(jax.devices("cpu")[:4]).reshape(2, 2), ("x", "y"))

@@ -14,11 +14,20 @@ from meshwright import P
 sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "examples"))
 from twins import load
 
-__all__ = ["LAYOUTS", "Layout", "by_name", "constrain", "load"]
+__all__ = ["LAYOUTS", "MESH", "MODELS", "USUAL", "Layout", "Setting", "by_name", "constrain", "load", "setting"]
 
 Spec = tuple[Any, ...]
 Prepare = Callable[[ModuleType, Any], None]  # changes a model, on Meshwright or JAX, for a mesh
 AXES = ("data", "model")
+MESH = mw.make_mesh((2, 2), AXES)
+MODELS: dict[str, dict[str, Any]] = {
+    "mlp": {},
+    "convnet": {},
+    "moe": {},
+    "transformer": {},
+    "transformer, scanned": {"scan": True},
+    "transformer, scanned and recomputed": {"scan": True, "checkpoint": True},
+}
 
 # Columns of what comes first and rows of what comes second: between them activations are split and nothing is sent.
 TENSOR: dict[str, dict[str, Spec]] = {
@@ -112,3 +121,41 @@ def by_name(f: Callable[[str, Any], Any], params: Any, name: str = "") -> Any:
     if isinstance(params, dict):
         return {key: by_name(f, value, key) for key, value in params.items()}
     return f(name, params)
+
+
+USUAL = ("data parallel", "tensor parallel", "fully sharded", "fully sharded and tensor parallel")  # of every model
+
+
+class Setting(NamedTuple):
+    """A model made ready for a layout, its parameters and a batch, on one device and on the mesh."""
+
+    module: ModuleType
+    config: Any
+    params: Any
+    batch: Any
+    placed: Any
+    split: Any
+
+    @property
+    def step(self) -> Any:
+        """A train step that leaves parameters where they are."""
+        shardings = mw.tree.map(lambda x: x.sharding, self.placed)
+        return mw.jit(self.module.train_step, static_argnames="config", out_shardings=(None, shardings))
+
+
+def setting(name: str, layout: str) -> Setting:
+    """A model in a layout."""
+    model, chosen = name.split(",")[0], LAYOUTS[layout]
+    module = load(model)
+    if chosen.prepare is not None:
+        chosen.prepare(module, MESH)
+    config = module.Config(**MODELS[name])
+    params = module.init(mw.random.key(0), config)
+    tokens = {"length": 17} if chosen.prepare is split_sequence else {}  # 16 of them, and those after them
+    batch = module.make_batch(mw.random.key(1), config, **tokens)
+
+    def place(name: str, x: Any) -> Any:
+        return mw.device_put(x, mw.NamedSharding(MESH, P(*chosen.spec(model, name, x.shape))))
+
+    split = mw.tree.map(lambda x: mw.device_put(x, mw.NamedSharding(MESH, P(chosen.batch))), batch)
+    return Setting(module, config, params, batch, by_name(place, params), split)
