@@ -198,6 +198,22 @@ def partial_of_trees() -> Any:
     return call, {"a": numbers(4), "b": numbers(4, seed=1)}
 
 
+class Scaled:
+    """A kernel that is an object, with scratch memory by name."""
+
+    def __init__(self, scale: float) -> None:
+        self.scale = scale
+
+    def __call__(self, x_ref, out_ref, *, block, copied):
+        pltpu.async_copy(x_ref, block, copied).wait()
+        out_ref[...] = mnp.maximum(block[...], 0) * self.scale
+
+
+def named_scratch() -> Any:
+    scratch = {"block": pltpu.VMEM((4, 8), mnp.float32), "copied": pltpu.SemaphoreType.DMA}
+    return pl.pallas_call(Scaled(2.0), out(4, 8), in_specs=[ANY], scratch_shapes=scratch), numbers(4, 8)
+
+
 def library_matmul() -> Any:
     """A kernel of the library, through its function: what it calls is found by running it here."""
     seen = []
@@ -215,7 +231,7 @@ def library_matmul() -> Any:
 
 CASES = [
     add, blocked_matmul, program_ids, masked, squeezed, element, prefetched_scalars, loops_and_branches, local_copies,
-    scoped, aliased, partial_of_trees, library_matmul,
+    scoped, aliased, partial_of_trees, named_scratch, library_matmul,
 ]  # fmt: skip
 
 

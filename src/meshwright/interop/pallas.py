@@ -56,13 +56,14 @@ def to_jax(call: Callable[..., Any], *, interpret: Any = True) -> Callable[..., 
     import jax
 
     theirs = _Theirs()
+    concrete = jax.errors.TracerArrayConversionError, jax.errors.TracerIntegerConversionError
 
     def function(*args: Any) -> Any:
         arrays = tree.map(lambda x: np.asarray(x) if isinstance(x, Array) else x, args)
         made = theirs.call(given, args, interpret)
         try:
             return made(*arrays)
-        except jax.errors.ConcretizationTypeError as error:
+        except (*concrete, jax.errors.ConcretizationTypeError) as error:
             raise MeshwrightError(
                 "The kernel asks for a number that JAX does not have while it reads the kernel.",
                 why="JAX runs a body once for all grid steps and devices; only here it is run for each, on values\n"
@@ -264,10 +265,10 @@ class _Theirs:
             grid=tuple(spec.grid) if isinstance(spec.grid, tuple | list) else (spec.grid,),
             in_specs=in_specs,
             out_specs=out_specs if many else out_specs[0],
-            scratch_shapes=self.of(scratch) if isinstance(scratch, dict) else [self.of(one) for one in scratch or ()],
+            scratch_shapes=self.of(list(scratch.values() if isinstance(scratch, dict) else scratch or ())),
         )
         return self.pl.pallas_call(
-            self.of(given.kernel),
+            self._kernel(given.kernel, list(scratch) if isinstance(scratch, dict) else []),
             out_shape=tree.map(self._struct, given.out_shape),
             grid_spec=grid_spec,
             input_output_aliases=given.aliases,
@@ -280,6 +281,15 @@ class _Theirs:
             interpret=interpret,
             name=given.name,
         )
+
+    def _kernel(self, kernel: Callable[..., Any], names: list[str]) -> Callable[..., Any]:
+        """The kernel with JAX's names; ``names`` are those of scratch memory that it takes by name."""
+        if not isinstance(kernel, FunctionType | MethodType | functools.partial):
+            kernel = MethodType(type(kernel).__call__, kernel)
+        function = self.of(kernel)
+        if not names:
+            return function  # type: ignore[no-any-return]
+        return lambda *refs: function(*refs[: -len(names)], **dict(zip(names, refs[-len(names) :], strict=True)))
 
     def _specs(self, specs: Any, operands: Sequence[Any]) -> list[Any]:
         """A spec for every array: one that is given for a tree of them is the spec of each."""
