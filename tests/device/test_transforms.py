@@ -142,11 +142,11 @@ def test_zero_inside_splits_the_updates_of_every_replica():
 def test_zero_holds_one_whole_parameter_and_one_whole_gradient_at_a_time():
     layers, size = 8, 256
 
-    def peak(stage: int) -> float:
+    def peak(stage: int, overlap: bool = False) -> float:
         """Bytes on a device, in units of a layer's weights; activations are small."""
         fn = dist.zero(train, {"x": 0}, stage) if stage else dist.data_parallel(train, {"x": 0})
-        serial = dist.OnTopology(mw.hardware.Topology("h100", 8), overlap=False)
-        found = dist.simulate(fn, list(range(1, 9)), assumptions=serial, steady=True)
+        machine = dist.OnTopology(mw.hardware.Topology("h100", 8), overlap=overlap)
+        found = dist.simulate(fn, list(range(1, 9)), assumptions=machine, steady=True)
         return found.peak_bytes[1] / (4 * size * size)
 
     def loss(ws, x):
@@ -164,6 +164,7 @@ def test_zero_holds_one_whole_parameter_and_one_whole_gradient_at_a_time():
     assert peak(0) == pytest.approx(2 * layers + 1, abs=0.1)
     assert peak(2) == pytest.approx(layers + 3, abs=0.1)
     assert peak(3) == pytest.approx(3.35, abs=0.1)
+    assert peak(3, overlap=True) < 4.5  # the next one is gathered meanwhile, and no other
 
 
 @pytest.mark.parametrize("name", ["mlp", "transformer"])

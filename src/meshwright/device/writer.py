@@ -28,6 +28,7 @@ class Writer:
         self.body, self.plan, self.original, self.level = body, plan, original, level
         self.eqns: list[Eqn] = []
         self.tuples: dict[Version, Value] = {}
+        self.ahead: dict[Version, Value] = {}
         used_on = {c.source for c in plan.conversions}
         self.late: dict[Version, Conversion] = {}
         self.reduced: set[Version] = set()
@@ -98,17 +99,22 @@ class Writer:
         for version in self.plan.inputs:
             self.spread_input(version)
         self.convert()
-        for steps in self.segments:
-            used = {v: None for step in steps for v in step.operands if not isinstance(v, Number) and v in self.late}
+        for n, steps in enumerate(self.segments):
+            used = self.gathered(n)
             for version in [v for v in self.late if v in self.tuples and v not in used]:
                 del self.tuples[version]
             for version in used:
                 if version not in self.tuples:
                     self.conversion(self.late[version])
-            self.segment(steps)
+            self.segment(steps, [self.late[v].source for v in self.gathered(n + 1) if v not in used])
             self.convert()
         outputs = tuple(self.output(v) for v in self.body.outputs)
         return self.body.with_(eqns=tuple(self.eqns), outputs=outputs)
+
+    def gathered(self, n: int) -> dict[Version, None]:
+        """The parameters that a segment needs whole."""
+        steps = self.segments[n] if n < len(self.segments) else []
+        return {v: None for step in steps for v in step.operands if not isinstance(v, Number) and v in self.late}
 
     def convert(self) -> None:
         """Write the conversions whose source is there; one may build on another."""
@@ -158,29 +164,28 @@ class Writer:
             attributes = {"dim": conversion.source[1].dim}
         else:
             attributes = {"dim": conversion.target[1].dim}
-        self.eqns.append(Eqn(conversion.op, (self.tuples[conversion.source],), (out,), attributes))
+        source = self.ahead.pop(conversion.source, self.tuples[conversion.source])
+        self.eqns.append(Eqn(conversion.op, (source,), (out,), attributes))
 
-    def segment(self, steps: Sequence[Step]) -> None:
-        made = Body(steps, self.local, Device(self.level.variable))
+    def segment(self, steps: Sequence[Step], ahead: Sequence[Version]) -> None:
+        """One pmap. Parts that are gathered for the next one pass through it, so that they are not gathered earlier."""
+        device = Device(self.level.variable)
+        made = Body(steps, self.local, device)
         leaving = [v for step in steps for v in step.results if v in self.needed]
         if not leaving:
             return
         if not made.inputs:
             # A pmap runs on the devices of its operands; equations without any follow those of an input.
             made.take(self.carrier())
-        inputs = list(made.inputs)
-        body = Function(
-            "",
-            tuple(made.inputs.values()),
-            made.eqns,
-            tuple(made.values[v] for v in leaving),
-            None,
-            self.level.variable,
-        )
-        for v in leaving:
-            self.tuples[v] = self.named(v)
-        operands = tuple(self.tuples[v] for v in inputs)
-        self.eqns.append(Eqn("pmap", operands, tuple(self.tuples[v] for v in leaving), {}, body))
+        passed = {v: Value(f"{v[0].name}_next", self.local(v, device)) for v in ahead}
+        first = tuple(Eqn("Identity", (made.take(v),), (out,)) for v, out in passed.items())
+        results = (*(made.values[v] for v in leaving), *passed.values())
+        body = Function("", tuple(made.inputs.values()), first + made.eqns, results, None, self.level.variable)
+        operands = tuple(self.tuples[v] for v in made.inputs)
+        self.tuples.update({v: self.named(v) for v in leaving})
+        self.ahead.update({v: self.named(v) for v in ahead})
+        outs = (*(self.tuples[v] for v in leaving), *(self.ahead[v] for v in ahead))
+        self.eqns.append(Eqn("pmap", operands, outs, {}, body))
 
     def carrier(self) -> Version:
         if not self.plan.inputs:
