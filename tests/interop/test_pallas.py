@@ -288,6 +288,16 @@ def test_a_kernel_that_uses_what_jax_has_not():
     assert message(pl.pallas_call(fused, out(2)), numbers(2)).startswith("JAX has no emit_pipeline_with_allocations")
 
 
+def test_pipelines_need_a_tpu():
+    def kernel(x_ref, out_ref):
+        spec = pl.BlockSpec((8, 128), lambda i: (i, 0))
+        pltpu.emit_pipeline(lambda x, o: None, grid=(2,), in_specs=[spec], out_specs=[spec])(x_ref, out_ref)
+
+    text = message(pl.pallas_call(kernel, out(16, 128), in_specs=[ANY], out_specs=ANY), numbers(16, 128))
+    assert text.startswith("JAX has no emit_pipeline here.\n  at:   test_pallas.py:")
+    assert "why:  it needs to know the TPU it runs on: " in text
+
+
 def test_a_kernel_that_decides_in_python():
     def kernel(x_ref, out_ref):
         out_ref[...] = x_ref[...] if pl.program_id(0) == 0 else -x_ref[...]

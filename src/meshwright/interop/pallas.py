@@ -247,7 +247,17 @@ class _Theirs:
     def _emit_pipeline(self, body: Any, *, should_accumulate_out: Any = False, **options: Any) -> Any:
         if any(tree.leaves(should_accumulate_out)):
             raise _lacking("emit_pipeline(…, should_accumulate_out=True)")
-        return self.pltpu.emit_pipeline(body, **options)
+        pipeline = self.pltpu.emit_pipeline(body, **options)
+
+        def run(*refs: Any, **given: Any) -> None:
+            try:
+                pipeline(*refs, **given)
+            except ValueError as error:
+                if "device kind" not in str(error):
+                    raise
+                raise _lacking("emit_pipeline here", f"it needs to know the TPU it runs on: {error}") from error
+
+        return run
 
     def call(self, given: Given, args: Sequence[Any], interpret: Any) -> Any:
         """JAX's ``pallas_call`` of a kernel of ours on such operands."""
