@@ -5,7 +5,6 @@ from __future__ import annotations
 import linecache
 import os
 import sys
-from types import CodeType
 from typing import NamedTuple
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
@@ -13,7 +12,8 @@ _WRITTEN_AS_USERS = (_PACKAGE + "tour.py", os.path.join(_PACKAGE + "pallas", "op
 _STANDARD = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
 _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 _CALLS_BACK = ("numpy", "optree")  # packages through which this one calls itself
-_internal: dict[CodeType, bool] = {}
+_internal: dict[str, bool] = {}  # by file
+_lines: dict[tuple[str, int], Source] = {}
 
 
 class Source(NamedTuple):
@@ -35,14 +35,21 @@ def user_source() -> Source | None:
     """The innermost line being executed outside this package and what it calls itself through."""
     frame = sys._getframe(1)
     while frame is not None:
-        code = frame.f_code
-        internal = _internal.get(code)
+        file = frame.f_code.co_filename
+        internal = _internal.get(file)
         if internal is None:
-            internal = _internal[code] = _is_internal(code.co_filename)
+            internal = _internal[file] = _is_internal(file)
         if not internal:
-            return Source(code.co_filename, frame.f_lineno)
+            return _line(file, frame.f_lineno)
         frame = frame.f_back  # type: ignore[assignment]
     return None
+
+
+def _line(file: str, line: int) -> Source:
+    found = _lines.get((file, line))
+    if found is None:
+        found = _lines[file, line] = Source(file, line)
+    return found
 
 
 def _is_internal(file: str) -> bool:

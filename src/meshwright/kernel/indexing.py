@@ -60,23 +60,19 @@ def resolve(shape: tuple[int, ...], key: Any) -> tuple[Index, bool]:
     """``key`` as an index of NumPy, and whether it only selects (no arrays of indices)."""
     if key is Ellipsis:
         return (Ellipsis,), True
-    if key.__class__ is Array and key.type is INDEX and shape:
-        return (_position(key, shape[0], shape),), True
-    keys = list(key) if key.__class__ is tuple else [key]
-    dots = [n for n, k in enumerate(keys) if k is Ellipsis]
-    if dots:
-        n = dots[0]
-        keys[n : n + 1] = [slice(None)] * (len(shape) - len(keys) + 1)
-    if len(keys) > len(shape) or len(dots) > 1:
-        raise BoundsError(
-            f"A ref of shape {shape} is indexed with {len(keys)} indices.",
-            where=here(),
-            why="there is one index per dim at most",
-            fix="ref[...] takes all of it",
-        )
-    views = True
+    keys = key if key.__class__ is tuple else (key,)
+    views, dots = True, False
     out: list[Any] = []
-    for k, n in zip(keys, shape, strict=False):
+    for k in keys:
+        if k is Ellipsis and not dots and len(keys) - 1 <= len(shape):
+            out += [slice(None)] * (len(shape) - len(keys) + 1)
+            dots = True
+            continue
+        if k is Ellipsis:
+            raise _too_many(shape, keys)
+        if len(out) >= len(shape):
+            raise _too_many(shape, keys)
+        n = shape[len(out)]
         if k.__class__ is int or (k.__class__ is Array and k.type is INDEX):
             out.append(_position(k, n, shape))
         elif k.__class__ is slice:
@@ -89,6 +85,15 @@ def resolve(shape: tuple[int, ...], key: Any) -> tuple[Index, bool]:
         else:
             out.append(_position(k, n, shape))
     return tuple(out), views
+
+
+def _too_many(shape: tuple[int, ...], keys: tuple[Any, ...]) -> BoundsError:
+    return BoundsError(
+        f"A ref of shape {shape} is indexed with {len(keys)} indices.",
+        where=here(),
+        why="there is one index per dim at most",
+        fix="ref[...] takes all of it",
+    )
 
 
 def _python_slice(k: slice, n: int) -> slice:

@@ -78,7 +78,11 @@ class Marks:
     def _cut_out(self, box: Box | None, cells: dict[tuple[int, ...], Cell]) -> list[Cell] | None:
         if box is not None and any(start >= stop for start, stop in box):
             return []
-        if box is None or not all(self._cut(dim, at) for dim, ends in enumerate(box) for at in ends):
+        for dim, ends in enumerate(box or ()):
+            if ends != (0, self.shape[dim]) and not (self._cut(dim, ends[0]) and self._cut(dim, ends[1])):
+                box = None
+                break
+        if box is None:
             self._refine(cells)
             return None
         starts = [

@@ -111,7 +111,8 @@ class Shadow:
         value &= ~UNDEFINED
         if value & _COPY:
             copy = self.history.copies[value & ~_COPY]
-            if copy is not who and not self.history.knows_write(who, copy):
+            over = copy.write_over
+            if copy is not who and (over is None or who.clock[over[0]] < over[1]):
                 self._race(copy, "writes", copy.source, actor, verb, source, copy)
         elif value:
             entity, number = (value >> _EVENT_BITS) - 1, value & _EVENT_MASK
