@@ -115,3 +115,21 @@ def test_the_transforms_give_distirs_numbers_too(row, fold):
     assert result.peak_bytes == {d: row["peak_bytes"][d - 1] for d in result.peak_bytes}
     assert result.base_bytes == {d: row["base_bytes"][d - 1] for d in result.base_bytes}
     assert len(result.peak_bytes) == (1 if fold else data * horizontal)
+
+
+@pytest.mark.parametrize(
+    ("op", "switch", "exact", "meant"),
+    [
+        ("allgather(a, b, e, dim=0)", "allgather_doubled", 2 * 2 / 3 * 4096, 2 * 4096),
+        ("gather(a, b, e, dim=0, to_device=1)", "gather_by_item_size", 4 * 4096, 4096),
+    ],
+)
+def test_what_a_collective_costs_with_a_defect_and_without(op, switch, exact, meant):
+    """Bytes over a link of 25 Gbit/s, of three parts of 4096 bytes."""
+    outs = "c, d, g" if op.startswith("allgather") else "c"
+    fn = dist.parse(
+        f"def f(a: Tensor[(1024,), 1], b: Tensor[(1024,), 2], e: Tensor[(1024,), 3]): {outs} = {op} return {outs}"
+    )
+    for value, nbytes in ((True, exact), (False, meant)):
+        found = dist.simulate(fn, assumptions=replace(dist.DistIR(), **{switch: value}))
+        assert found.seconds == pytest.approx(nbytes / (25e9 / 8))

@@ -66,8 +66,11 @@ def run(args: argparse.Namespace) -> int:
             )
     except KeyboardInterrupt:
         bar.clear()
-        kept = f" What is done is in {args.file}; the same command goes on from there." if args.file else ""
-        print(f"Stopped after {bar.done:,} of {bar.count:,} strategies.{kept}", file=sys.stderr)
+        done = f"Stopped after {bar.done:,} of {bar.count:,} strategies." if bar.count else "Stopped before the first."
+        kept = (
+            f" What is done is in {args.file}; the same command goes on from there." if args.file and bar.done else ""
+        )
+        print(done + kept, file=sys.stderr)
         return STOPPED
     finally:
         bar.clear()
