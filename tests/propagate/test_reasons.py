@@ -26,8 +26,8 @@ from meshwright.propagate.problem import Kind, Rule
 from meshwright.propagate.reasons import Reason, Reasons, equations
 from meshwright.propagate.why import Link
 from tests.ops.drawing import rng
+from tests.partition.models import MODELS, USUAL, setting
 from tests.partition.partitioning import layouts
-from tests.partition.test_models import LAYOUTS, MESH, MODELS, setting
 from tests.partition.test_random_programs import (
     FORWARD,
     IN_PARTS,
@@ -63,7 +63,8 @@ def is_line(where: str) -> bool:
     found = re.fullmatch(r"(\w+\.py):(\d+)", where)
     if found is None:
         return False
-    path = next(p for p in (EXAMPLES / found[1], HERE.parent / found[1]) if p.exists())
+    folders = (EXAMPLES, HERE.parent, HERE.parents[1] / "partition")
+    path = next(folder / found[1] for folder in folders if (folder / found[1]).exists())
     return path.read_text().splitlines()[int(found[2]) - 1].strip() != ""
 
 
@@ -129,16 +130,12 @@ def follow(reasons: Reasons, var: Var, reason: Reason, made: dict[Var, Eqn], giv
     assert has(given[name], origin.dim, reason.axis), (name, reason)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", USUAL)
 @pytest.mark.parametrize("name", MODELS)
 def test_every_axis_of_the_example_models(name: str, layout: str) -> None:
-    module, config, params, batch = setting(name)
-    placed = mw.tree.map(lambda x: mw.device_put(x, mw.NamedSharding(MESH, LAYOUTS[layout]("", x.shape))), params)
-    split = mw.tree.map(lambda x: mw.device_put(x, mw.NamedSharding(MESH, P("data"))), batch)
-    shardings = mw.tree.map(lambda x: x.sharding, placed)
-    step = mw.jit(module.train_step, static_argnames="config", out_shardings=(None, shardings))
-    reasons = all_reasons(step.lower(placed, split, config=config).compile())
-    written = [x.sharding.to_tensor_sharding(x.ndim) for x in mw.tree.leaves((placed, split))]
+    model = setting(name, layout)
+    reasons = all_reasons(model.step.lower(model.placed, model.split, config=model.config).compile())
+    written = [x.sharding.to_tensor_sharding(x.ndim) for x in mw.tree.leaves((model.placed, model.split))]
     given = dict(zip(reasons.names.values(), written, strict=True))
     given |= dict(zip(reasons.out_names, reasons.propagated.asked, strict=True))
     made = {var: eqn for eqn in equations(reasons.program) for var in eqn.outputs}
