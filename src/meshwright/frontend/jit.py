@@ -13,6 +13,7 @@ import numpy as np
 
 from meshwright.core import dtypes, tree
 from meshwright.core.check import check
+from meshwright.core.collection import no_collection
 from meshwright.core.current import current_mesh
 from meshwright.core.program import Program
 from meshwright.core.source import here
@@ -34,6 +35,7 @@ class Executable:
 
     __slots__ = ("call", "donated", "out_shardings", "out_tree", "out_types", "placed", "program", "single")
 
+    @no_collection()
     def __init__(self, traced: Traced, donated: tuple[bool, ...], placement: Any = None) -> None:
         self.program = check(cse(dce(traced.closed)), "simplification")
         self.placed: Any = None  # what is known about a program on a mesh
@@ -223,6 +225,7 @@ class Jitted:
         donated = _donated_leaves(in_tree, self.donate, statics)
         return Executable(traced, donated, placement)
 
+    @no_collection()
     def _trace(
         self, in_tree: tree.TreeDef, statics: Statics, types: Sequence[TensorType], placement: Any
     ) -> tuple[Traced, Any]:
