@@ -89,6 +89,10 @@ class Put:
     def __str__(self) -> str:
         return f"{self.stage}: put {self.name} {self.sharding.spec}"
 
+    @property
+    def reads(self) -> tuple[int, ...]:
+        return ()
+
     def run(self, inputs: Sequence[Any], values: dict[int, Any]) -> None:
         values[self.output] = device_put(inputs[self.input], self.sharding)
 
@@ -106,6 +110,10 @@ class Send:
 
     def __str__(self) -> str:
         return f"{self.stage}: send {self.name} to {self.target} {self.sharding.spec}"
+
+    @property
+    def reads(self) -> tuple[int, ...]:
+        return (self.input,)
 
     def run(self, inputs: Sequence[Any], values: dict[int, Any]) -> None:
         values[self.output] = device_put(values[self.input], self.sharding)
@@ -125,6 +133,10 @@ class Run:
 
     def __str__(self) -> str:
         return f"{self.stage}: run {', '.join(self.names)}"
+
+    @property
+    def reads(self) -> tuple[int, ...]:
+        return self.inputs
 
     def run(self, inputs: Sequence[Any], values: dict[int, Any]) -> None:
         found = self.jitted(*(values[n] for n in self.inputs))
@@ -247,7 +259,8 @@ class Staged(OneForAll):
         inner = tuple(_each(item, numbered) for item in items)
         place = self._where(eqn, scope, tuple(sources))
         frame = Scope(dict(scope.variables), dict(scope.paths), scope.path, dict(scope.sizes))
-        task = Task(eqn, frame, inner, tuple(sources), self._key(eqn, frame, inner, tuple(sources), lead), cut)
+        key = self._key(eqn, frame, inner, tuple(sources), lead, cut)
+        task = Task(eqn, frame, inner, tuple(sources), key, cut)
         domain = Blocks(self.axes, (), None, [frozenset(a for a in x.lead if a) for x in sources])
         outs = self._walk(task, domain)
         scope.sizes.update(frame.sizes)
@@ -298,7 +311,7 @@ class Staged(OneForAll):
         return cuts.pop() if len(cuts) == 1 and plain else ()
 
     def _key(
-        self, eqn: Eqn, scope: Scope, items: Sequence[Item], sources: Sequence[Source], lead: Any
+        self, eqn: Eqn, scope: Scope, items: Sequence[Item], sources: Sequence[Source], lead: Any, cut: Steps
     ) -> tuple[Any, ...]:
         """Equal for tasks that are one program: microbatches of a stage, sums of one shape."""
         operands = tuple((x.value, x.dtype) if isinstance(x, Number) else None for x in eqn.inputs)
@@ -310,9 +323,10 @@ class Staged(OneForAll):
             except TypeError:  # an array among them
                 what = id(eqn)
         outs = tuple(str(v.type) for v in eqn.outputs)
-        inputs = tuple(v for v in (eqn.values.index(v) for v in eqn.values))
+        inputs = tuple(eqn.values.index(v) for v in eqn.values)
         places = tuple(scope.variables.items())
-        return eqn.op, what, operands, inputs, outs, places, tuple(items), tuple(x.lead for x in sources), lead
+        leads = tuple(x.lead for x in sources)
+        return eqn.op, what, operands, inputs, outs, places, tuple(items), leads, lead, cut
 
     def _emit(self, task: Task, place: Place) -> None:
         """Write a task at a stage, after what it needs there."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -173,8 +174,13 @@ class MeshPipeline(OnMesh):
         given, sizes = self._fitted(self._ordered(inputs, by_name))
         plan, results = self._planned(sizes)
         values: dict[int, Any] = {}
+        left = Counter([n for action in plan.actions for n in action.reads] + [result.slot for result in results])
         for action in plan.actions:
             action.run(given, values)
+            for n in action.reads:
+                left[n] -= 1
+                if not left[n]:
+                    del values[n]  # what nobody reads again is let go
         return _unpacked([_tuples(values[result.slot], result.levels) for result in results])
 
     @cached_property
