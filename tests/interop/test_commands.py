@@ -177,15 +177,64 @@ def test_a_group_of_values_with_different_shardings_is_told(tmp_path: Path, caps
     )
 
 
-@pytest.mark.parametrize("name", ["sdy-insert-explicit-reshards", "sdy-reshard-to-collectives"])
-def test_a_pass_that_is_not_there(name: str, file: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["opt", file, f"-{name}"]) == 2
+COMMUNICATION = """\
+sdy.mesh @m = <["x"=2, "y"=2]>
+func.func @f(%a: tensor<8x8xf32> {sdy.sharding = #sdy.sharding<@m, [{"x"}, {"y"}]>}) -> tensor<8x8xf32> {
+  %0 = sdy.reshard %a <@m, [{"y"}, {}]> : tensor<8x8xf32>
+  return %0 : tensor<8x8xf32>
+}
+"""
+
+
+def test_reshards_become_collectives(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "module.mlir"
+    path.write_text(COMMUNICATION)
+    assert main(["opt", str(path), "-sdy-insert-explicit-reshards", "-sdy-reshard-to-collectives"]) == 0
+    assert [line.strip() for line in capsys.readouterr().out.splitlines() if "%0" in line or "%1" in line] == [
+        '%0 = sdy.collective_permute %arg0 out_sharding=<@m, [{"y"}, {"x"}]> : tensor<8x8xf32>',
+        '%1 = sdy.all_gather [{}, {"x"}] %0 out_sharding=<@m, [{"y"}, {}]> : tensor<8x8xf32>',
+        "return %1 : tensor<8x8xf32>",
+    ]
+
+
+def test_every_reshard(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "module.mlir"
+    path.write_text(COMMUNICATION)
+    assert main(["opt", str(path), "-sdy-insert-explicit-reshards=enable-full-version=true"]) == 0
+    assert "%1 = sdy.reshard %0 <@m, [{}, {}]>" in capsys.readouterr().out  # what is returned has no sharding
+
+
+def test_sums_that_nobody_owed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "module.mlir"
+    path.write_text(COMMUNICATION.replace('[{"y"}, {}]>', '[{}, {}], unreduced={"y"}>'))
+    assert main(["opt", str(path), "-sdy-reshard-to-collectives"]) == 2
     assert (
         capsys.readouterr().err
-        == f"""\
-The pass {name!r} is not there.
-  why:  it puts communication into a module; here a program is partitioned when it is compiled
-  fix:  mw.jit(f).lower(*args).compile().collectives, or meshwright reshard for one value
+        == """\
+The reshard at line 3:8 lets a sum be owed that was not owed before.
+  why:  its operand is unreduced over {}, its result over {"y"}
+  fix:  -sdy-insert-explicit-reshards -sdy-reshard-to-collectives
+"""
+    )
+
+
+def test_a_sum_of_operands_that_are_split_differently(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "module.mlir"
+    path.write_text("""\
+sdy.mesh @m = <["x"=2, "y"=2]>
+func.func @f(%a: tensor<8x8xf32> {sdy.sharding = #sdy.sharding<@m, [{}, {"x"}]>}, %b: tensor<8x8xf32>) {
+  %0 = stablehlo.dot %a, %b {sdy.sharding = #sdy.sharding_per_value<[<@m, [{}, {}], unreduced={"x"}>]>} : \
+(tensor<8x8xf32>, tensor<8x8xf32>) -> tensor<8x8xf32>
+  return
+}
+""")
+    assert main(["opt", str(path), "-sdy-insert-explicit-reshards"]) == 2
+    assert (
+        capsys.readouterr().err
+        == """\
+The operands of stablehlo.dot at line 3:8 are split differently where it sums over them.
+  why:  one over {"x"}, one over {}, and its result owes a sum
+  fix:  -sdy-insert-explicit-reshards=enable-full-version=true
 """
     )
 

@@ -10,7 +10,7 @@ from typing import Any
 from meshwright.commands.files import STDIN, read_text
 from meshwright.errors import MeshwrightError
 from meshwright.interop.mlir_context import parse_module
-from meshwright.interop.passes import ABSENT, apply_passes, pass_names
+from meshwright.interop.passes import apply_passes, pass_names
 from meshwright.propagate.why import explain
 
 SPLIT = "// -----"
@@ -34,9 +34,6 @@ def describe(parser: argparse.ArgumentParser) -> None:
     passes = parser.add_argument_group("passes")
     for name in pass_names():
         passes.add_argument(f"-{name}", f"--{name}", action="append_const", const=name, dest="passes")
-    for name in ABSENT:  # known, so that there can be an error that says so
-        option: dict[str, Any] = {"action": "append_const", "const": name, "dest": "passes", "help": argparse.SUPPRESS}
-        passes.add_argument(f"-{name}", f"--{name}", **option)
 
 
 def run(args: argparse.Namespace) -> int:

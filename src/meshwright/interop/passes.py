@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from meshwright.errors import MeshwrightError
+from meshwright.interop.communication import reshards_to_collectives
+from meshwright.interop.explicit_reshards import insert_reshards
 from meshwright.interop.mlir_context import context
 from meshwright.interop.module_writer import write_module
 from meshwright.interop.populate import populate_rules
 from meshwright.interop.problem_reader import ModuleReader
 from meshwright.propagate.run import PASSES, PIPELINES, STRATEGIES, Answer, run
 
-POPULATE = "sdy-populate-op-sharding-rules"
-# Passes of Shardy's that put in the communication of a module, which is the partitioner's work here.
-ABSENT = ("sdy-insert-explicit-reshards", "sdy-reshard-to-collectives")
+# Passes that change the module itself; the others propagate.
+IN_PLACE: dict[str, Callable[[Any], None]] = {
+    "sdy-populate-op-sharding-rules": populate_rules,
+    "sdy-insert-explicit-reshards": insert_reshards,
+    "sdy-insert-explicit-reshards=enable-full-version=true": partial(insert_reshards, full=True),
+    "sdy-reshard-to-collectives": reshards_to_collectives,
+}
 _SPLITTER = "sdy-constant-or-scalar-splitter"
 _LAST_OF_EXPORT = "sdy-close-shardings"
 
@@ -29,34 +36,27 @@ class Passed(NamedTuple):
 
 def pass_names() -> tuple[str, ...]:
     """Every pass and pipeline there is."""
-    first = (*STRATEGIES, "sdy-propagation-pipeline", POPULATE)
+    first = (*STRATEGIES, "sdy-propagation-pipeline", *IN_PLACE)
     return (*first, *sorted({*PASSES, *PIPELINES}.difference(first)))
 
 
 def apply_passes(module: Any, passes: Sequence[str], names: bool = False) -> Passed:
-    """Run passes and pipelines on a module, in order; the module itself stays as it is, rules aside.
+    """Run passes and pipelines on a module, in order; some change the module that they are given.
 
-    Passes between two that need the module itself run as one.
+    Passes between two of those run as one.
     """
     known = pass_names()
     for name in passes:
-        if name in ABSENT:
-            raise MeshwrightError(
-                f"The pass {name!r} is not there.",
-                why="it puts communication into a module; here a program is partitioned when it is compiled",
-                fix="mw.jit(f).lower(*args).compile().collectives, or meshwright reshard for one value",
-            )
         if name not in known:
             raise MeshwrightError(f"There is no pass {name!r}.", why=f"the passes are {', '.join(known)}")
     warnings: list[str] = []
     answer = None
     waiting = list(passes)
     while waiting:
-        if waiting[0] == POPULATE:
-            populate_rules(module)
-            waiting.pop(0)
+        if waiting[0] in IN_PLACE:
+            IN_PLACE[waiting.pop(0)](module)
             continue
-        stop = waiting.index(POPULATE) if POPULATE in waiting else len(waiting)
+        stop = next((n for n, name in enumerate(waiting) if name in IN_PLACE), len(waiting))
         module, answer = _propagated(module, waiting[:stop], warnings, names)
         del waiting[:stop]
     return Passed(module, warnings, answer)
@@ -71,6 +71,7 @@ def _propagated(module: Any, passes: Sequence[str], warnings: list[str], names: 
     constants = "sdy.constant" if _SPLITTER in single else "stablehlo.constant"
     new = write_module(module, answer.problem, constants, reader.shardings if lifted else None)
     if any(name in PIPELINES and _LAST_OF_EXPORT in PIPELINES[name] for name in passes):
+        insert_reshards(new, rules_before=True)
         _clean(new)
     return new, answer
 

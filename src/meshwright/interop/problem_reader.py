@@ -211,7 +211,7 @@ class ModuleReader:
                 written = attributes.get(side)
                 changes[side] = None if written is None else self.shardings.several(written)
             if kind is Kind.MANUAL:
-                changes["manual_axes"] = _axis_names(str(attributes["manual_axes"]))
+                changes["manual_axes"] = axis_names(str(attributes["manual_axes"]))
             else:
                 changes["callee"] = string(attributes["name"])
         return node._replace(**changes)
@@ -256,7 +256,7 @@ def _direction(attribute: Any) -> str:
     return numbers.get(text.split(" ")[0]) or keyword(attribute)
 
 
-def _axis_names(text: str) -> tuple[str, ...]:
+def axis_names(text: str) -> tuple[str, ...]:
     """The names in ``#sdy<manual_axes{"x", "y"}>``."""
     names, at = [], 0
     while (at := text.find('"', at)) >= 0:

@@ -1,0 +1,202 @@
+"""Reshards and collectives that are put into modules, beside Shardy's own passes."""
+
+from __future__ import annotations
+
+import random
+import re
+from itertools import product
+
+import pytest
+
+pytest.importorskip("jaxlib.mlir")
+from meshwright.core.axes import AxisRef, can_coexist, merged
+from meshwright.core.mesh import Mesh
+from meshwright.core.sharding import TensorSharding
+from meshwright.errors import MeshwrightError
+from meshwright.interop.mlir_context import context, parse_module
+from meshwright.interop.passes import apply_passes
+from meshwright.sharding import enumerate_shardings
+from tests.oracle.random_modules import random_module
+from tests.oracle.shardy import apart, apply, pipeline_without_reshards
+
+Pair = tuple[TensorSharding, TensorSharding]
+INSERT, FULL = "insert-explicit-reshards", "insert-explicit-reshards{enable-full-version=true}"
+
+
+def random_sharding(mesh: Mesh, rank: int, rng: random.Random) -> TensorSharding:
+    """Axes, some of them cut in two, on dims or on none."""
+    pieces: list[AxisRef] = []
+    for axis in mesh.axes:
+        parts = [n for n in range(2, axis.size) if axis.size % n == 0]
+        if parts and rng.random() < 0.4:
+            n = rng.choice(parts)
+            pieces += axis.split(n, axis.size // n)
+        else:
+            pieces.append(axis)
+    rng.shuffle(pieces)
+    dims: list[list[AxisRef]] = [[] for _ in range(rank)]
+    for piece in pieces:
+        dim = rng.randrange(-1, rank)
+        if dim >= 0:
+            dims[dim].append(piece)
+    return TensorSharding(mesh, [merged(dim) for dim in dims])
+
+
+def module_of(pairs: list[Pair], size: int = 64) -> str:
+    """A function for each pair, which reshards its argument from one sharding to the other."""
+    lines = [f"sdy.mesh @mesh = {pairs[0][0].mesh}"]
+    for number, (source, target) in enumerate(pairs):
+        t = f"tensor<{'x'.join([str(size)] * source.rank)}xf32>"
+        lines += [
+            f"func.func @f{number}(%a: {t} {{sdy.sharding = {source}}}) -> {t} {{",
+            f"%0 = sdy.reshard %a {str(target).removeprefix('#sdy.sharding')} : {t}",
+            f"return %0 : {t}",
+            "}",
+        ]
+    return "\n".join(lines)
+
+
+def by_us(text: str, *passes: str) -> str:
+    return str(apply_passes(parse_module(text), [f"sdy-{name}" for name in passes]).module)
+
+
+def random_pairs(spec: str, rank: int, count: int, seed: int = 0) -> list[Pair]:
+    mesh, rng = Mesh.parse(spec), random.Random(seed)
+    found = [(random_sharding(mesh, rank, rng), random_sharding(mesh, rank, rng)) for _ in range(count)]
+    return [pair for pair in found if can_coexist(*([a for dim in s.dims for a in dim.axes] for s in pair))]
+
+
+@pytest.mark.parametrize("spec", ['<["x"=2, "y"=2]>', '<["x"=2, "y"=4]>', '<["x"=2, "y"=3]>'])
+def test_all_pairs_of_layouts_on_two_axes(spec: str) -> None:
+    mesh = Mesh.parse(spec)
+    found = [s.to_tensor_sharding(2) for s in enumerate_shardings(mesh, 2, compound=True)]
+    text = module_of(list(product(found, found)))
+    assert by_us(text, "reshard-to-collectives") == apply(text, "reshard-to-collectives")
+
+
+SPECS = [
+    '<["x"=4, "y"=8]>', '<["x"=2, "y"=4, "z"=8]>', '<["a"=2, "b"=2, "c"=2, "d"=2, "e"=2]>', '<["x"=16, "y"=4]>',
+    '<["x"=4, "y"=8, "z"=2, "w"=4]>', '<["x"=2, "y"=3]>',
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("count", [150, pytest.param(3000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("rank", [1, 2, 3, 4])
+@pytest.mark.parametrize("spec", SPECS)
+def test_random_pairs_of_layouts_with_parts_of_axes(spec: str, rank: int, count: int) -> None:
+    text = module_of(random_pairs(spec, rank, count))
+    assert by_us(text, "reshard-to-collectives") == apply(text, "reshard-to-collectives")
+
+
+@pytest.mark.parametrize("rank", [1, 2, 3])
+@pytest.mark.parametrize("spec", ['<["x"=6, "y"=4]>', '<["x"=2, "y"=3, "z"=6]>', '<["x"=12, "y"=10]>'])
+def test_collectives_arrive_where_sizes_do_not_divide_one_another(spec: str, rank: int) -> None:
+    """Shardy stops half way in some of these, and its own verifier refuses others."""
+    mesh, rng = Mesh.parse(spec), random.Random(1)
+    pairs = [(random_sharding(mesh, rank, rng), random_sharding(mesh, rank, rng)) for _ in range(300)]
+    module = parse_module(by_us(module_of(pairs), "reshard-to-collectives"))
+    with context():
+        assert module.operation.verify()  # each collective leads from the layout before it to the one it says
+    functions = str(module).split("func.func")[1:]
+    for (source, target), function in zip(pairs, functions, strict=True):
+        layouts = re.findall(r"out_sharding=<@mesh, (.*)> :", function)
+        last = layouts[-1] if layouts else re.search(r"#sdy.sharding<@mesh, (.*)>\}\)", function)[1]  # type: ignore[index]
+        assert last == re.search(r"<@mesh, (.*)>", str(target))[1], f"{source} {target}"  # type: ignore[index]
+
+
+DEVICES = """\
+sdy.mesh @m = <["x"=2, "y"=2]>
+sdy.mesh @permuted = <["x"=2, "y"=2], device_ids=[0, 2, 1, 3]>
+sdy.mesh @other = <["a"=4]>
+"""
+ACROSS = [
+    ('<@m, [{"x"}, {}]>', '<@permuted, [{"x"}, {}]>'),
+    ('<@m, [{"x"}, {}]>', '<@permuted, [{"x", "y"}, {}]>'),
+    ('<@m, [{"x"}, {"y"}]>', '<@permuted, [{"x"}, {}]>'),
+    ("<@m, [{}, {}]>", '<@permuted, [{"x"}, {}]>'),
+    ('<@m, [{"x"}, {}]>', "<@permuted, [{}, {}]>"),
+    ("<@m, [{}, {}]>", "<@other, [{}, {}]>"),
+    ('<@m, [{"x"}, {}]>', '<@other, [{"a"}, {}]>'),
+    ('<@m, [{"x"}, {}], unreduced={"y"}>', '<@m, [{}, {"x"}], unreduced={"y"}>'),
+    ('<@m, [{"x", ?}, {?}], replicated={"y"}>', '<@m, [{}, {"x"}]>'),
+]
+
+
+@pytest.mark.parametrize(("source", "target"), ACROSS)
+def test_reshards_between_meshes(source: str, target: str) -> None:
+    text = f"""{DEVICES}func.func @f(%a: tensor<8x8xf32> {{sdy.sharding = #sdy.sharding{source}}}) -> tensor<8x8xf32> {{
+  %0 = sdy.reshard %a {target} : tensor<8x8xf32>
+  return %0 : tensor<8x8xf32>
+}}"""
+    assert by_us(text, "reshard-to-collectives") == apply(text, "reshard-to-collectives")
+
+
+def test_a_sum_that_is_not_owed_any_more_is_taken() -> None:
+    """Shardy forgets it, unless its pass for explicit reshards was run before."""
+    text = f"""{DEVICES}
+func.func @f(%a: tensor<8xf32> {{sdy.sharding = #sdy.sharding<@m, [{{}}], unreduced={{"y"}}>}}) -> tensor<8xf32> {{
+  %0 = sdy.reshard %a <@m, [{{"x"}}]> : tensor<8xf32>
+  return %0 : tensor<8xf32>
+}}"""
+    assert by_us(text, "reshard-to-collectives") == apply(text, INSERT, "reshard-to-collectives")
+
+
+# Reshards
+
+
+def inserted(seed: int, insert: str) -> tuple[str, str] | None:
+    """A random module after propagation with reshards put in, by us and by Shardy; None where it does not survive."""
+    before = apart(pipeline_without_reshards, random_module(seed))
+    theirs = None if before is None else apart(apply, before, insert)
+    if before is None or theirs is None:
+        return None
+    return by_us(before, insert.replace("{", "=").replace("}", "")), theirs
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_reshards_that_are_put_in(seed: int) -> None:
+    found = inserted(seed, INSERT)
+    assert found is None or found[0] == found[1]
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3, 4, 5, 6, 7, 8, 10, 11, 12, 13])
+def test_all_reshards(seed: int) -> None:
+    found = inserted(seed, FULL)
+    assert found is None or found[0] == found[1]
+
+
+@pytest.mark.slow
+def test_many_modules() -> None:
+    """Reshapes of dims that the axes do not fit, and a few others, are split otherwise in the full version."""
+    for insert, most in ((INSERT, 3), (FULL, 40)):
+        found = [inserted(seed, insert) for seed in range(1000, 2000)]
+        assert sum(pair is not None and pair[0] != pair[1] for pair in found) <= most
+
+
+@pytest.mark.parametrize("spec", ['<["a"=2, "b"=2, "c"=2, "d"=2]>', '<["a"=2, "b"=4, "c"=2, "d"=8]>'])
+def test_what_three_tensors_of_one_shape_agree_on(spec: str) -> None:
+    mesh, rng = Mesh.parse(spec), random.Random(0)
+    t, lines = "tensor<16x16x16xf32>", [f"sdy.mesh @mesh = {mesh}"]
+    for number in range(300):
+        a, b, c = (random_sharding(mesh, 3, rng) for _ in range(3))
+        made = f"{{sdy.sharding = #sdy.sharding_per_value<[{str(c).removeprefix('#sdy.sharding')}]>}}"
+        lines += [
+            f"func.func @f{number}(%a: {t} {{sdy.sharding = {a}}}, %b: {t} {{sdy.sharding = {b}}}) {{",
+            f"  %0 = stablehlo.add %a, %b {made} : {t}",
+            "  return",
+            "}",
+        ]
+    text = "\n".join(lines)
+    assert by_us(text, FULL.replace("{", "=").replace("}", "")) == apply(text, FULL)
+
+
+def test_what_shardy_does_not_survive() -> None:
+    """Operands split differently along what a result that owes a sum sums over: Shardy ends the process."""
+    text = f"""{DEVICES}
+func.func @f(%a: tensor<8x8xf32> {{sdy.sharding = #sdy.sharding<@m, [{{}}, {{"x"}}]>}}, %b: tensor<8x8xf32>) {{
+  %0 = stablehlo.dot %a, %b {{sdy.sharding = #sdy.sharding_per_value<[<@m, [{{}}, {{}}], unreduced={{"x"}}>]>}} :
+    (tensor<8x8xf32>, tensor<8x8xf32>) -> tensor<8x8xf32>
+  return
+}}"""
+    with pytest.raises(MeshwrightError, match="are split differently where it sums over them"):
+        by_us(text, INSERT)
