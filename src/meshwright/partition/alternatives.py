@@ -22,6 +22,7 @@ from meshwright.propagate.from_program import Propagated, propagate_program
 Wanted = Mapping[Var, TensorSharding]
 
 MOST_GROUPS = 2  # of arguments that are let go ahead
+LARGE = 2000  # equations of a program for which the likeliest alternative must do
 START_BYTES = 1 << 14  # what a link carries in the time that a collective takes to start
 
 
@@ -81,9 +82,11 @@ def _alternatives(
     """What the user constrained alone; and what follows from one argument, the rest from all of them."""
     program, every = propagated.program, propagated.shardings
     kept = set(_constrained(program))
-    yield {var: sharding for var, sharding in every.items() if var in kept}
+    large = len(program.eqns) > LARGE
+    if not rivals or not large:
+        yield {var: sharding for var, sharding in every.items() if var in kept}
     kept |= {*program.inputs, *(atom for atom in program.outputs if isinstance(atom, Var))}
-    for group in rivals:
+    for group in rivals[: 1 if large else MOST_GROUPS]:
         seeds = [s if mine == group else None for s, mine in zip(given, groups, strict=True)]
         ahead = propagate_program(program, mesh, seeds, [None] * len(program.outputs)).shardings
         yield {
@@ -101,7 +104,7 @@ def _constrained(program: Program) -> Iterator[Var]:
 
 
 def _rivals(program: Program, given: Sequence[TensorSharding | None], groups: Sequence[int]) -> list[int]:
-    """The groups of arguments that want axes which others want, too; those with the fewest bytes."""
+    """The groups of arguments that want axes which others want, too; those with the fewest bytes first."""
     axes: dict[int, set[str]] = {}
     sizes: dict[int, int] = {}
     for var, sharding, group in zip(program.inputs, given, groups, strict=True):
@@ -111,4 +114,4 @@ def _rivals(program: Program, given: Sequence[TensorSharding | None], groups: Se
     rivals = [
         group for group, mine in axes.items() if any(mine & others for other, others in axes.items() if other != group)
     ]
-    return sorted(rivals, key=lambda group: sizes[group])[:MOST_GROUPS]
+    return sorted(rivals, key=lambda group: sizes[group])
