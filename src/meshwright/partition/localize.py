@@ -26,7 +26,7 @@ from meshwright.core.sharding_check import resolve
 from meshwright.core.source import Source
 from meshwright.core.trace import Array, at_source, read, state
 from meshwright.core.types import TensorType
-from meshwright.ops.basic import add, broadcast_in_dim, convert, zeros
+from meshwright.ops.basic import add, broadcast_in_dim, convert, reshape, zeros
 from meshwright.partition.blocks import identity, without_padding
 from meshwright.partition.choose import Choice, choose, numbered, question, rule_of
 from meshwright.partition.combine import Why
@@ -134,9 +134,10 @@ class Localizer:
                 return version.value
         made = self.free.get(atom)
         if made is not None:
-            value = self.make(made, need)
-            versions.append(Version(need, value))
-            return value
+            if not need.unreduced:
+                versions.append(Version(need, self.make(made, need)))
+                return versions[-1].value
+            versions = [Version(finished(need), self.get(atom, finished(need), why))]
         nearest = min(versions, key=lambda version: reshard_cost(atom.type, version.layout, need))
         with at_source(state.source or self.made.get(atom)):
             value = self.reshard(nearest, need, atom.type, why if isinstance(why, str) else why())
@@ -149,21 +150,29 @@ class Localizer:
         """Whether devices can make any block of the result by themselves, so that nobody needs to send it."""
         if eqn.op.name in MADE:
             return True
-        known = all(atom.__class__ is Literal or atom in self.free for atom in eqn.inputs)
-        return known and len(eqn.outputs) == 1 and (eqn.op is broadcast_in_dim or eqn.op.factors is pointwise)
+        if len(eqn.outputs) > 1 or not all(atom.__class__ is Literal or atom in self.free for atom in eqn.inputs):
+            return False
+        if eqn.op is reshape:
+            return _long(eqn.inputs[0].type) == _long(eqn.outputs[0].type)
+        return eqn.op is broadcast_in_dim or eqn.op.factors is pointwise
 
     def make(self, eqn: Eqn, need: TensorSharding) -> Value:
         """The result of an equation that depends on no argument, in a layout."""
         with at_source(eqn.source):
             if eqn.op.name in MADE:
                 return MADE[eqn.op.name](self, eqn, need)
-            operands = []
-            for atom in eqn.inputs:
-                places = eqn.params["dims"] if eqn.op is broadcast_in_dim else range(atom.type.ndim)
-                sizes = zip(places, atom.type.shape, strict=True)
-                operands.append(layout(self.mesh, tuple(need.dims[d].axes if n > 1 else () for d, n in sizes)))
+            operands = [self._beneath(eqn, atom.type, need) for atom in eqn.inputs]
             values = [self.get(a, s, "devices make it") for a, s in zip(eqn.inputs, operands, strict=True)]
             return self.apply(eqn, values, operands, [need])[0].value
+
+    def _beneath(self, eqn: Eqn, t: TensorType, need: TensorSharding) -> TensorSharding:
+        """The layout of an operand of what depends on no argument, from that of the result."""
+        if eqn.op is reshape:
+            split = iter([dim.axes for dim, n in zip(need.dims, eqn.outputs[0].type.shape, strict=True) if n > 1])
+            return layout(self.mesh, tuple(next(split) if n > 1 else () for n in t.shape))
+        places = eqn.params["dims"] if eqn.op is broadcast_in_dim else range(t.ndim)
+        sizes = zip(places, t.shape, strict=True)
+        return layout(self.mesh, tuple(need.dims[d].axes if n > 1 else () for d, n in sizes))
 
     def settle(self, atom: Atom) -> None:
         """Take a sum that several equations need once, before they do."""
@@ -282,6 +291,11 @@ class Localizer:
     def inside(self) -> Localizer:
         """A localizer for a region."""
         return Localizer(self.mesh, self.wanted, self.atoms, self.whys)
+
+
+def _long(t: TensorType) -> list[int]:
+    """The sizes of the dims that are more than one long."""
+    return [n for n in t.shape if n > 1]
 
 
 def _addends(program: Program) -> dict[Var, int]:
