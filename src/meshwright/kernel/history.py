@@ -23,9 +23,6 @@ if TYPE_CHECKING:
     from meshwright.kernel.transfers import Transfer
 
 
-Event = tuple[str, Source | None]  # what a task did ("reads", "writes", …), and the line
-
-
 class Access(NamedTuple):
     """A read or a write: by whom, and at which line."""
 
@@ -83,15 +80,15 @@ class History:
 
     def __init__(self, tasks: list[Task]) -> None:
         self.tasks = tasks
-        self.events: list[list[Event]] = [[("starts", None)] for _ in tasks]
+        self.events: list[list[Source | None]] = [[None] for _ in tasks]  # of each task, the line of each event
         self.copies: list[Transfer] = []
         self.races: dict[Any, Race] = {}  # by the two lines
 
-    def event(self, task: Task, verb: str, source: Source | None) -> int:
+    def event(self, task: Task, source: Source | None) -> int:
         """Count an event of a task."""
         events = self.events[task.entity]
         number = len(events)
-        events.append((verb, source))
+        events.append(source)
         task.clock[task.entity] = number
         return number
 

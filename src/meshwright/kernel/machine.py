@@ -78,7 +78,7 @@ class Machine:
             for task in self.tasks:
                 # Event 1 of a task is its entering the kernel; after a barrier at entry all know of all.
                 task.clock = np.full(len(self.tasks), int(all_entered), np.int64)
-                self.history.event(task, "starts", home)
+                self.history.event(task, home)
 
     def coordinates(self, device: int) -> dict[str, int]:
         """Where a device is on the mesh."""
@@ -224,7 +224,7 @@ class Machine:
         self.signallers.setdefault(semaphore.array.key, set()).add((task.entity, source))
         semaphore.add(Signal(amount, task, source, task.entity), self.history is not None)
         if self.history is not None:
-            self.history.event(task, "signals", source)
+            self.history.event(task, source)
         self.arrive(semaphore, amount, self.clock.signal(task, semaphore.array.device))
 
     def arrive(self, semaphore: Semaphore, amount: int, time: float) -> None:
@@ -267,7 +267,7 @@ class Machine:
             if signal.sender is not task:
                 known: Any = signal.clock if signal.copy is None else signal.copy.clock
                 np.maximum(task.clock, known, out=task.clock)
-        number = history.event(task, "waits", None)
+        number = history.event(task, None)
         for signal in proved:
             copy = signal.copy
             if copy is None:
@@ -279,7 +279,7 @@ class Machine:
                 shadow = copy.src.buffer.shadow
                 if shadow is not None:
                     # In the layer of the task's reads, the event stands for the copy's read.
-                    shadow.read_is_over(copy, task, history.event(task, "reads", copy.source))
+                    shadow.read_is_over(copy, task, history.event(task, copy.source))
             signal.copy = None
             copy.let_go()
 
@@ -298,7 +298,7 @@ class Machine:
         self.copies += 1
         copy.finish = self.clock.finish(copy, task.time)
         if self.history is not None:
-            self.history.event(task, "copies", copy.source)
+            self.history.event(task, copy.source)
             copy.clock = task.clock.copy()
             self.history.copies.append(copy)
             away = self.tasks[copy.device * self.cores + copy.core]

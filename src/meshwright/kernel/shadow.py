@@ -43,7 +43,7 @@ class Shadow:
                     continue
                 raise self._uninitialized(task, place, source)
             self._after_write(task, value, "reads", task, source)
-        self.marks.read(place, task.entity, self.history.event(task, "reads", source))
+        self.marks.read(place, task.entity, self.history.event(task, source))
 
     def write_by_task(self, task: Task, place: Place) -> None:
         """A store."""
@@ -51,7 +51,7 @@ class Shadow:
         for value in self.marks.written(place):
             self._after_write(task, value, "writes", task, source)
         self._after_reads(task, place, task.entity, source)
-        self.marks.write(place, (task.entity + 1) << _EVENT_BITS | self.history.event(task, "writes", source))
+        self.marks.write(place, (task.entity + 1) << _EVENT_BITS | self.history.event(task, source))
 
     def clear(self, task: Task, place: Place) -> None:
         """Memory gets another use: what it holds has no value there."""
@@ -117,14 +117,14 @@ class Shadow:
         elif value:
             entity, number = (value >> _EVENT_BITS) - 1, value & _EVENT_MASK
             if who.clock[entity] < number:
-                did, at = self.history.events[entity][number]
-                self._race(self.history.tasks[entity], did, at, actor, verb, source, None)
+                at = self.history.events[entity][number]
+                self._race(self.history.tasks[entity], "writes", at, actor, verb, source, None)
 
     def _after_reads(self, who: Any, place: Place, own: int, source: Source | None) -> None:
         """Require that all reads happened before what ``who`` writes; ``own`` reads come before in any case."""
         for entity, last in self.marks.last_reads(place):
             if entity != own and last > who.clock[entity]:
-                at = self.history.events[entity][last][1]
+                at = self.history.events[entity][last]
                 self._race(self.history.tasks[entity], "reads", at, who, "writes", source, None)
         for copy in self.marks.reading(place):
             if copy is not who and not self.history.knows_read(who, copy):
