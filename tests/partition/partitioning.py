@@ -29,7 +29,7 @@ def layouts(mesh: Mesh, rank: int) -> list[TensorSharding]:
 def partitioned(
     program: Program, mesh: Mesh, ins: Sequence[TensorSharding], outs: Sequence[TensorSharding | None]
 ) -> Partitioned:
-    """The program on all devices, as jit would partition it."""
+    """The program on all devices, in the layouts that propagation finds: what jit tries first."""
     propagated = propagate_program(program, mesh, list(ins), list(outs)).shardings
     wanted = [
         propagated.get(atom) if out is None and isinstance(atom, Var) else out
