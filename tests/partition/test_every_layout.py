@@ -14,8 +14,8 @@ on (2, 2). For each sample of each op, on each mesh:
 
 On each mesh these are 322,352 cases forward, of 429 samples of 121 ops: all there are for 349 samples, all combinations
 of operands' layouts for 418; and 242,801 backward, of 335 samples: all there are for 146. Operands are of one dtype,
-float32 where the op takes it. Ops with regions and collectives have no samples: test_random_programs.py draws programs
-with them.
+float32 where the op takes it. Ops with regions have no samples, test_random_programs.py draws programs with them; nor
+have collectives, which a user writes for one device.
 
 Every case is propagated and partitioned as jit does first, its program is type-checked, run device by device, and
 compared with the program on one device; devices that hold the same part of a result must hold the same bits.
