@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import NamedTuple
@@ -12,7 +11,7 @@ from typing import NamedTuple
 from meshwright.core.files import write_whole
 from meshwright.report.colors import ink
 from meshwright.report.html import page
-from meshwright.report.visualize import notebook, writable
+from meshwright.report.showing import Shown
 
 
 class Piece(NamedTuple):
@@ -25,7 +24,7 @@ class Piece(NamedTuple):
 Line = Sequence[Piece]
 
 
-class View:
+class View(Shown):
     """A picture: `str` is its text, `html` an element that stands by itself; ``lines`` are made when they are needed.
 
     >>> view = View("a title", lambda: [[Piece("two "), Piece("words", "#99c2eb")]], lambda: "<b>two words</b>")
@@ -52,16 +51,6 @@ class View:
     def to_html(self, path: str | os.PathLike[str]) -> None:
         """Write a page that needs nothing but itself: whole, or not at all."""
         write_whole(path, page(self.title, self.html()))
-
-    def show(self, use_color: bool = True) -> None:
-        """Show it where we are: in a notebook, on a terminal in colour, or as plain text."""
-        shell = notebook()
-        if shell is not None:
-            shell.display.display(self)
-        elif use_color and sys.stdout.isatty():
-            self._print_in_color()
-        else:
-            print(writable(str(self), getattr(sys.stdout, "encoding", None) or "utf-8"))
 
     def _print_in_color(self) -> None:
         from rich.console import Console

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from operator import index
@@ -18,7 +17,7 @@ from meshwright.core.source import here
 from meshwright.core.trace import Tracer
 from meshwright.errors import MeshError, ShapeError, ShardingError, TracerError
 from meshwright.report.blocks import blocks_of, device_numbers, kind_of
-from meshwright.report.boxes import ASCII, Line, plain, text_lines
+from meshwright.report.boxes import Line, plain, text_lines
 from meshwright.report.colors import ColorMap, color, ink
 from meshwright.report.drawing import (
     MOST_CELLS,
@@ -30,6 +29,7 @@ from meshwright.report.drawing import (
     drawings_of_mesh,
 )
 from meshwright.report.html import fragment
+from meshwright.report.showing import Shown
 
 MOST_RANK = 62  # of the dims of a NumPy array two are for the devices of a block
 MOST_SCALE = 100
@@ -38,7 +38,7 @@ MOST_WIDTH = 10_000
 Sharding = NamedSharding | TensorSharding | SingleDeviceSharding | PartitionSpec
 
 
-class Picture:
+class Picture(Shown):
     """A picture that can be printed (``str``) and that a notebook shows as HTML."""
 
     def __init__(self, drawings: Callable[[], Iterator[Drawing]], max_width: int, color_map: ColorMap | None) -> None:
@@ -67,16 +67,6 @@ class Picture:
 
     _repr_html_ = html
 
-    def show(self, use_color: bool = True) -> None:
-        """Show it where we are: in a notebook, on a terminal in colour, or as plain text."""
-        shell = notebook()
-        if shell is not None:
-            shell.display.display(self)
-        elif use_color and sys.stdout.isatty():
-            self._print_in_color()
-        else:
-            print(writable(str(self), getattr(sys.stdout, "encoding", None) or "utf-8"))
-
     def _print_in_color(self) -> None:
         from rich.console import Console
         from rich.text import Text
@@ -89,22 +79,6 @@ class Picture:
                 text.append(part, None if back is None else f"{ink(back)} on {back}")
             text.append("\n")
         Console(highlight=False, soft_wrap=True).print(text, end="")
-
-
-def notebook() -> Any:
-    """IPython, if this runs in a notebook."""
-    ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython is not None else None
-    return ipython if getattr(shell, "kernel", None) is not None else None
-
-
-def writable(text: str, encoding: str) -> str:
-    """The text in the signs that an encoding has."""
-    try:
-        text.encode(encoding)
-    except UnicodeEncodeError:
-        return text.translate(ASCII).encode(encoding, "replace").decode(encoding)
-    return text
 
 
 # What is drawn
