@@ -353,3 +353,14 @@ def two_rings_on_semaphores_of_their_own_meet(x_ref, out_ref, buffers, send, rec
 def without_a_collective_id_all_have_entered(x_ref, out_ref, send, receive):
     _, to = around()
     pltpu.async_remote_copy(x_ref, out_ref, send, receive, device_id={"x": to}).wait()
+
+
+@right(SAME, 3, [REGULAR])
+def a_semaphore_is_looked_at_until_the_others_have_signalled(x_ref, out_ref, sem):
+    me = lax.axis_index("x")
+    barrier(*around())
+    pltpu.semaphore_signal(sem, device_id={"x": 0})
+    if me == 0:
+        lax.while_loop(lambda _: pltpu.semaphore_read(sem) < 3, lambda n: n + 1, 0)
+        pltpu.semaphore_wait(sem, 3)
+    out_ref[...] = x_ref[...]

@@ -70,6 +70,12 @@ def a_copy_of_another_shape(x_ref, out_ref, sem):
     pltpu.async_copy(x_ref.at[0:4], out_ref, sem).wait()  # here
 
 
+@wrong(pltpu.CopyError, 1, [pltpu.VMEM((8, 16), mnp.float32)], None)
+def a_copy_to_rows_that_it_reads(x_ref, out_ref, scratch):
+    scratch[...] = x_ref[...]
+    pltpu.sync_copy(scratch.at[0:4], scratch.at[2:6])  # here
+
+
 @wrong(pltpu.CopyError, 1, [pltpu.VMEM((8, 16), mnp.bfloat16), DMA], None)
 def a_copy_of_another_dtype(x_ref, out_ref, scratch, sem):
     pltpu.async_copy(x_ref, scratch, sem).wait()  # here

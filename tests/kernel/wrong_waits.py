@@ -36,6 +36,12 @@ def cyclic_wait(x_ref, out_ref, sem):
     pltpu.semaphore_signal(sem, device_id={"x": other})
 
 
+@wrong(pltpu.DeadlockError, 3, [REGULAR, REGULAR])
+def semaphores_are_looked_at_that_nobody_signals(x_ref, out_ref, a, b):
+    while pltpu.semaphore_read(a) == 0 and pltpu.semaphore_read(b) == 0:  # here
+        pass
+
+
 @wrong(pltpu.DeadlockError, 4, [], None)
 def short_signal(x_ref, out_ref):
     _, right = around()

@@ -14,7 +14,7 @@ from meshwright.kernel.refs import Ref
 from meshwright.kernel.semaphores import Semaphore, SemaphoreArray, SemaphoreRef
 from meshwright.kernel.spaces import DeviceIdType, SemaphoreType
 from meshwright.kernel.tasks import Task, current
-from meshwright.kernel.transfers import Transfer, check_fits
+from meshwright.kernel.transfers import Transfer, check_apart, check_fits
 
 
 class Copy:
@@ -47,6 +47,8 @@ class Copy:
         """Begin; the copy reads and writes at any time from now on."""
         task = current("A copy")
         device, core = self.device or (task.device, task.core)
+        if (device, core) == (task.device, task.core):
+            check_apart(task, self.src, self.dst)
         copy = Transfer(task, self.src, self.dst, device, core, add, task.source())
         receive = self.receive.one() if self.device is None else instance(task, self.receive, device, core)
         task.machine.start(copy, self.send.one() if self.send is not None else None, receive)
@@ -184,6 +186,7 @@ def sync_copy(src_ref: Ref, dst_ref: Ref, *, add: bool = False) -> None:
     """Copy between memories of one device, and wait until it is done."""
     task = current("A copy")
     check_fits(src_ref, dst_ref)
+    check_apart(task, src_ref, dst_ref)
     semaphore = private_semaphore(task, "the semaphore of a copy")
     copy = Transfer(task, src_ref, dst_ref, task.device, task.core, add, task.source())
     task.machine.start(copy, None, semaphore)
@@ -250,8 +253,8 @@ def _amount(given: Any, what: str) -> int:
 
 def semaphore_read(sem: SemaphoreRef) -> Array:
     """The value of a semaphore now; it orders nothing."""
-    current("semaphore_read")
-    return integer(sem.one().count)
+    task = current("semaphore_read")
+    return integer(task.machine.look(task, sem.one()))
 
 
 def get_barrier_semaphore() -> SemaphoreRef:

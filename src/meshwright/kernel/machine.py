@@ -28,6 +28,8 @@ from meshwright.kernel.spaces import MemorySpace, MemoryType, Semaphores, Semaph
 from meshwright.kernel.tasks import Task, state
 from meshwright.kernel.transfers import Transfer
 
+_MOST_LOOKS = 10_000  # at a semaphore that stays as it is, with nothing else to happen
+
 
 class Machine:
     """Devices of a mesh, their memories and what is under way between them."""
@@ -59,6 +61,7 @@ class Machine:
         self.memory: dict[tuple[int, int, Any], Any] = {}
         self.axes: dict[Any, frozenset[str] | None] = {}  # by address: the mesh axes that operands vary over
         self.ready: list[Task] = []
+        self.looking: list[Task] = []  # those that look at a semaphore again and again
         self.early: dict[tuple[int, int, Any], SemaphoreArray] = {}  # signalled before their device has made them
         self.entered: dict[tuple[int, int, Any], int] = {}  # how often semaphores were made at an address
         self.left: dict[tuple[int, int, Any], int] = {}  # the event at which an address was last given back
@@ -201,7 +204,9 @@ class Machine:
                     where=signal.source.show() if signal and signal.source else "",
                     why="every signal must be waited for: the next kernel starts from zero"
                     + (f"; {signal.sender.name} sent the last one" if signal else ""),
-                    fix=f"pltpu.semaphore_wait({array.label}, {semaphore.count})",
+                    fix="copy.wait() for copies of as many bytes as were started"
+                    if array.kind is SemaphoreType.DMA
+                    else f"pltpu.semaphore_wait({array.label}, {semaphore.count})",
                 )
 
     def _unfinished(self, copy: Transfer, when: str) -> UnfinishedCopyError:
@@ -258,6 +263,29 @@ class Machine:
         else:
             for signal in known:
                 signal.copy = None  # lets go of the memory it was between
+
+    def look(self, task: Task, semaphore: Semaphore) -> int:
+        """The value of a semaphore; a task that has seen it before looks again when nothing else can happen."""
+        if task.seen.get(semaphore) == semaphore.count:
+            task.waiting, task.need, task.why = semaphore, semaphore.count + 1, "looks at it again and again"
+            self.looking.append(task)
+            self.hub.switch()
+            task.waiting = None
+            if self.clock.runs:
+                task.time = max(task.time, semaphore.reached(semaphore.count, take=False))
+        if task.seen.get(semaphore) != semaphore.count:
+            task.seen[semaphore] = semaphore.count
+            task.looks = 0
+        return semaphore.count
+
+    def _look_again(self) -> None:
+        """Nothing else can happen: let those go on that only look, but not for ever."""
+        for task in self.looking:
+            task.looks += 1
+            if task.looks > _MOST_LOOKS:
+                raise self._deadlock()
+        self.ready += self.looking
+        self.looking.clear()
 
     def _learn(self, task: Task, proved: list[Signal], history: History) -> None:
         """A wait has proved signals to have come: the task knows what their senders knew, and which copies are over."""
@@ -381,8 +409,10 @@ class Machine:
 
     def _loop(self) -> None:
         ready, schedule = self.ready, self.schedule
-        while ready or self.pending:
+        while ready or self.pending or self.looking:
             chosen: Any
+            if not ready and not self.pending:
+                self._look_again()
             if schedule.in_turn:
                 schedule.decisions += 1
                 if ready:
@@ -463,6 +493,7 @@ class Machine:
         for task in self.tasks:
             task.windows.clear()
             task.scopes.clear()
+            task.seen.clear()
         if self.history is not None:
             for copy in self.history.copies:
                 copy.send = copy.receive = None

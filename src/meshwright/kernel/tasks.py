@@ -17,8 +17,8 @@ class Task:
     """The run of a kernel's body on one core of a device."""
 
     __slots__ = (
-        "clock", "coordinates", "core", "device", "done", "entity", "greenlet", "grids", "machine", "need",
-        "regions", "scopes", "time", "used", "waiting", "why", "windows",
+        "clock", "coordinates", "core", "device", "done", "entity", "greenlet", "grids", "looks", "machine",
+        "need", "regions", "scopes", "seen", "time", "used", "waiting", "why", "windows",
     )  # fmt: skip
 
     def __init__(self, machine: Machine, entity: int, device: int, core: int, coordinates: dict[str, int]) -> None:
@@ -34,6 +34,8 @@ class Task:
         self.need = 0
         self.why = ""
         self.done = False
+        self.seen: dict[Semaphore, int] = {}  # the values of semaphores it has looked at
+        self.looks = 0  # how often in vain
         self.grids: list[tuple[tuple[int, ...], tuple[int, ...]]] = []  # indices and sizes, innermost last
         self.scopes: list[Any] = []  # what is allocated, in order: positions are addresses
         self.regions: list[str] = []  # names given by ``trace``

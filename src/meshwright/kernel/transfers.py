@@ -158,6 +158,20 @@ def is_dry(task: Task, data: Data) -> bool:
     return task.machine.clock.dry and data.dtype.kind in "fcV"
 
 
+def check_apart(task: Task, src: Ref, dst: Ref) -> None:
+    """Refuse a copy within one memory that writes some of what it reads; to where it reads from changes nothing."""
+    a, b = src.data, dst.data
+    if src.buffer is not dst.buffer or task.machine.clock.dry or not np.shares_memory(a, b):
+        return
+    if (a.ctypes.data, a.strides) != (b.ctypes.data, b.strides):
+        raise CopyError(
+            f"A copy within {src.buffer.label} of {task.name} writes to some of what it reads.",
+            where=here(),
+            why="it reads and writes in no known order, so what it reads there may be old or new",
+            fix="copy to other memory first, or in parts that do not overlap, one after the other",
+        )
+
+
 def check_fits(src: Ref, dst: Ref) -> None:
     """Refuse a copy between memories of different shapes or dtypes, or into memory that must not change."""
     if src.data.shape != dst.data.shape or src.data.dtype != dst.data.dtype:
