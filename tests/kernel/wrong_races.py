@@ -43,6 +43,24 @@ def a_shared_semaphore_tells_of_the_other_copy(x_ref, out_ref, a, b, sem):
     second.wait()
 
 
+@wrong(pltpu.RaceError, 1, [VMEM, DMA], in_specs=[ANY])
+def half_of_the_bytes_are_waited_for(x_ref, out_ref, scratch, sem):
+    pltpu.async_copy(x_ref, scratch, sem)  # here
+    half = pltpu.make_async_copy(x_ref.at[0:4], scratch.at[0:4], sem)
+    half.wait()
+    out_ref[...] = scratch[...]  # here
+    half.wait()
+
+
+@wrong(pltpu.RaceError, 1, [VMEM, pltpu.VMEM((1, 16), F32), DMA], in_specs=[ANY])
+def bytes_of_a_small_copy_are_taken_for_the_last_of_a_large_one(x_ref, out_ref, scratch, row, sem):
+    large = pltpu.async_copy(x_ref, scratch, sem)  # here
+    small = pltpu.async_copy(x_ref.at[0:1], row, sem)  # here
+    large.wait()
+    out_ref[...] = scratch[...]  # here
+    small.wait()
+
+
 @wrong(pltpu.RaceError, 4, [DMA, DMA, VMEM])
 def the_buffer_is_reused_before_the_send_is_over(x_ref, out_ref, send, receive, scratch):
     left, right = around()

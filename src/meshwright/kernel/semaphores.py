@@ -68,15 +68,16 @@ class InTurn:
 class Unproved:
     """Signals sent to a semaphore that no wait has proved to have come: by chain, and beside each chain its sum.
 
-    ``longest`` is a heap of the sums, with some that are no longer true.
+    ``weightiest`` is a heap of how much each chain's first signal weighs, with some that are no longer true: what
+    cannot have come unless all of it has. The bytes of a copy come one by one, a signal comes as a whole.
     """
 
-    __slots__ = ("chains", "longest", "total")
+    __slots__ = ("chains", "total", "weightiest")
 
     def __init__(self) -> None:
         self.total = 0
         self.chains: dict[Any, tuple[deque[Signal], int]] = {}
-        self.longest: list[tuple[int, int, Any]] = []
+        self.weightiest: list[tuple[int, int, Any]] = []
 
     def add(self, signal: Signal) -> None:
         self.total += signal.amount
@@ -86,7 +87,7 @@ class Unproved:
 
     def _set(self, name: Any, chain: deque[Signal], length: int) -> None:
         self.chains[name] = (chain, length)
-        heappush(self.longest, (-length, next(_serial), name))
+        heappush(self.weightiest, (-_weight(chain, length), next(_serial), name))
 
     def signals(self) -> list[Signal]:
         return [signal for chain, _ in self.chains.values() for signal in chain]
@@ -94,27 +95,33 @@ class Unproved:
     def pop(self, taken: int) -> list[Signal]:
         """Take out those that must have come for that much to have been taken.
 
-        Without a signal and the later ones of its chain, ``total - later`` could have come; if that is less than what
-        was taken, the signal has come.
+        Without the last of a signal and the later ones of its chain, ``total - weight`` could have come; if that is
+        less than what was taken, all of the signal has come.
         """
         left = self.total - taken
         found: list[Signal] = []
-        while self.longest and -self.longest[0][0] > left:
-            length, _, name = heappop(self.longest)
-            chain, now = self.chains.get(name, (None, 0))
-            if chain is None or now != -length:
+        while self.weightiest and -self.weightiest[0][0] > left:
+            weight, _, name = heappop(self.weightiest)
+            chain, length = self.chains.get(name, (None, 0))
+            if chain is None or _weight(chain, length) != -weight:
                 continue  # the chain has changed since
-            while chain and now > left:
+            while chain and _weight(chain, length) > left:
                 found.append(chain.popleft())
-                now -= found[-1].amount
+                length -= found[-1].amount
             if chain:
-                self._set(name, chain, now)
+                self._set(name, chain, length)
             else:
                 del self.chains[name]
         if not self.chains:
-            self.longest.clear()
+            self.weightiest.clear()
         self.total -= sum(signal.amount for signal in found)
         return found
+
+
+def _weight(chain: deque[Signal], length: int) -> int:
+    """How much of a chain cannot have come unless all of its first signal has."""
+    first = chain[0]
+    return length if first.copy is None else length - first.amount + 1
 
 
 class Semaphore:

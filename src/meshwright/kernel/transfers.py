@@ -148,6 +148,8 @@ class Transfer:
             return f"{machine.tasks[over[0]].name} waited for the copy, but nothing orders that wait before the access"
         if semaphore is not None and signal is not None and semaphore.spent > 0:
             others = [s.source for s in semaphore.signals() if s is not signal and s.source is not None]
+            if not others and self.nbytes > semaphore.spent:
+                return f"of its {self.nbytes} bytes {semaphore.spent} have been waited for"
             text = others[0].show() if others else "another copy"
             return f"the semaphore {semaphore.label} is shared: what was waited for may have been the signal of\n{text}"
         return "no wait for the copy comes before the access"
