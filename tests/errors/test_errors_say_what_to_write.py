@@ -123,7 +123,7 @@ def test_a_leaked_tracer():
         "A traced value float32[] is used after the function it belongs to has returned.",
         "inside jit, grad, vmap or scan a value stands for many runs and has no contents of its own; "
         f"it was kept in a global, an attribute or a closure\n        it was made at {made}",
-        "return the value from the function, and use what the call returns",
+        "return the value from the function, and use what the call returns; give it to a kernel as an operand",
     )
 
 

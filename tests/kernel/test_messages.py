@@ -10,7 +10,9 @@ import pytest
 
 import meshwright as mw
 import meshwright.numpy as mnp
+from meshwright import hardware, lax
 from meshwright import pallas as pl
+from meshwright.kernel.call import LARGEST_VMEM
 from meshwright.pallas import tpu as pltpu
 from tests.kernel import wrong_races, wrong_uses, wrong_waits  # noqa: F401
 from tests.kernel.collectives import struct
@@ -273,3 +275,47 @@ def test_specs_are_block_specs():
         assert text.startswith(f"in_specs has {specs[0]!r} for an operand of 1 array.\n")
     with pytest.raises(pltpu.KernelError, match="A block is to be fetched into 0 buffers"):
         pl.Buffered(0)
+
+
+def test_index_maps_return_integers():
+    spec = pl.BlockSpec((1, 8), lambda i: (i / 2, 0))
+    call = pl.pallas_call(lambda x_ref, out_ref: None, struct((2, 8)), grid=(2,), in_specs=[spec])
+    assert failing(call, mnp.ones((2, 8))) == (
+        "The index map of input 0 of the pipeline returns (0.0, 0).\n"
+        "  at:   FILE:N   spec = pl.BlockSpec((1, 8), lambda i: (i / 2, 0))\n"
+        "  why:  indices of blocks are integers\n"
+        "  fix:  integers, or pl.ds(start, size) for a dim that is a pl.BoundedSlice; i // 2 divides integers"
+    )
+
+
+def test_a_kernel_returns_nothing():
+    call = pl.pallas_call(lambda x_ref, out_ref: x_ref[...], struct((2, 8)))
+    assert failing(call, mnp.ones((2, 8))) == (
+        "The body of a kernel returns Array.\n"
+        "  at:   FILE:N   call = pl.pallas_call(lambda x_ref, out_ref: x_ref[...], struct((2, 8)))\n"
+        "  why:  results are what it stores to its output refs\n"
+        "  fix:  out_ref[...] = value"
+    )
+
+
+def test_collectives_are_not_for_kernels():
+    def kernel(x_ref, out_ref):
+        out_ref[...] = lax.psum(x_ref[...], "x")
+
+    with pytest.raises(mw.MeshwrightError) as caught:
+        run_kernel(pl.pallas_call(kernel, struct((2, 4))), np.zeros((4, 2, 4), np.float32))
+    assert re.sub(r"\.py:\d+", ":N", str(caught.value)) == (
+        "psum over 'x' is used in a kernel.\n"
+        '  at:   test_messages:N   out_ref[...] = lax.psum(x_ref[...], "x")\n'
+        "  why:  the body of a kernel is run by each device on its own; devices exchange data by copies and signals\n"
+        "  fix:  lax.psum on what pl.pallas_call returns, or pltpu.async_remote_copy in the kernel"
+    )
+
+
+def test_with_debug_there_is_as_much_memory_as_the_largest_chip_has():
+    assert max(hardware.get(name).known("vmem_bytes", 0.0) for name in hardware.names()) == LARGEST_VMEM
+    scratch = [pltpu.VMEM((LARGEST_VMEM // 4,), mnp.float32)]
+    call = pl.pallas_call(
+        lambda x_ref, out_ref, scratch: None, struct((1, 8)), scratch_shapes=scratch, debug=pl.Debug()
+    )
+    assert failing(call, mnp.ones((1, 8))).startswith("The kernel needs 134217760 bytes of VMEM, a core has 134217728.")

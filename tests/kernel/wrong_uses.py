@@ -211,3 +211,8 @@ def a_block_of_no_rows(x_ref, out_ref):
 @wrong(pltpu.KernelError, debug=None, in_specs=[ANY], out_specs=ANY)
 def a_shape_where_a_spec_is_due(x_ref, out_ref):
     pltpu.emit_pipeline(keep, grid=(2,), in_specs=[(2, 16)], out_specs=None)(x_ref, out_ref)  # here
+
+
+@wrong(pltpu.SemaphoreError, 1, [DMA((2,))])
+def a_semaphore_is_loaded(x_ref, out_ref, sems):
+    pltpu.async_copy(x_ref, out_ref, sems[0]).wait()  # here

@@ -62,7 +62,7 @@ def _is_internal(file: str) -> bool:
     for folder in _INSTALLED:
         if folder in file:
             return file.rpartition(folder)[2].split(os.sep)[0] in _CALLS_BACK
-    return file.startswith((_STANDARD, "<frozen"))
+    return file.startswith((_STANDARD, "<frozen", "<meshwright"))
 
 
 def is_users(file: str) -> bool:

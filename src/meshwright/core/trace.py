@@ -508,5 +508,5 @@ def leaked(x: Tracer) -> TracerError:
         where=here(),
         why="inside jit, grad, vmap or scan a value stands for many runs and has no contents of its own;"
         f" it was kept in a global, an attribute or a closure{origin}",
-        fix="return the value from the function, and use what the call returns",
+        fix="return the value from the function, and use what the call returns; give it to a kernel as an operand",
     )

@@ -36,6 +36,13 @@ class CutNeeded(Exception):
 
 
 def _manual(op: str, axis_name: Any) -> Manual:
+    if direct.state.place is not None:
+        raise MeshError(
+            f"{op} over {axis_name!r} is used in a kernel.",
+            where=here(),
+            why="the body of a kernel is run by each device on its own; devices exchange data by copies and signals",
+            fix=f"lax.{op} on what pl.pallas_call returns, or pltpu.async_remote_copy in the kernel",
+        )
     if state.manual is None:
         raise MeshError(
             f"{op} over {axis_name!r} is used outside of a shard_map.",

@@ -174,7 +174,15 @@ class Blocks:
             )
         if all(v.__class__ is int for v in values):
             return tuple(values)
-        return tuple((as_int(v.start), as_int(v.size)) if isinstance(v, Slice) else as_int(v) for v in values)
+        try:
+            return tuple((as_int(v.start), as_int(v.size)) if isinstance(v, Slice) else as_int(v) for v in values)
+        except BoundsError:
+            raise BoundsError(
+                f"The index map of {self.label} returns {found!r}.",
+                where=self.where(),
+                why="indices of blocks are integers",
+                fix="integers, or pl.ds(start, size) for a dim that is a pl.BoundedSlice; i // 2 divides integers",
+            ) from None
 
     def box(self, index: tuple[Any, ...]) -> Box:
         """Where a block is."""

@@ -16,6 +16,7 @@ import numpy as np
 
 from meshwright.core.op import Cost, Linearity, No, Op, Types, Value, define_op
 from meshwright.core.program import Params, Rule
+from meshwright.core.source import here
 from meshwright.core.types import TensorType, Variance
 from meshwright.kernel.faults import KernelError
 from meshwright.kernel.pool import pool
@@ -97,6 +98,7 @@ def _require_same(kernel: Rule, out: tuple[TensorType, ...], rows: Axes, results
                     raise KernelError(
                         f"Result {n} of the kernel {kernel.name.rpartition('#')[0]!r} differs between devices "
                         f"along {axis!r}.",
+                        where=here(),
                         why=f"its out_shape says that it varies over {sorted(t.varying)} only",
                         fix=f"vma={sorted((*t.varying, axis))} in its out_shape",
                     )

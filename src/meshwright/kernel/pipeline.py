@@ -395,9 +395,10 @@ class Run:
         refs += [out.window.open_view if out.window is not None else out.direct(step) for out in self.outs]
         result = self.pipeline.body(*refs, *self.scratches)
         if result is not None:
+            source = self.task.source()
             raise KernelError(
                 f"The body of a kernel returns {type(result).__name__}.",
-                where=here(),
+                where=source.show() if source else "",
                 why="results are what it stores to its output refs",
                 fix="out_ref[...] = value",
             )

@@ -254,6 +254,17 @@ class SemaphoreRef:
             cell = cell[()]
         return cell  # type: ignore[return-value]
 
+    def __getitem__(self, key: Any) -> Any:
+        raise SemaphoreError(
+            f"{self.array.label} is indexed as memory.",
+            where=here(),
+            why="a semaphore holds no values to load or store",
+            fix=f"{self.array.label}.at[i] is one of an array; pltpu.semaphore_read(…) is its count",
+        )
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self[key]
+
     def __repr__(self) -> str:
         return f"<semaphore {self.array.label} of shape {self.shape}>"
 
