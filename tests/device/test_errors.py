@@ -36,6 +36,12 @@ def _schedule(*orders):
     )
 
 
+def _endless():
+    tree = {}
+    tree[1] = tree
+    return tree
+
+
 CASES = {
     "two_levels": (
         lambda: dist.DeviceMap({1: [2, 3], 2: [4, 5]}),
@@ -269,6 +275,114 @@ CASES = {
         "        def f(x: Tensor[(8,), 0]): z = neg(x)\n"
         "                                             ^\n"
         "  fix:  return y",
+    ),
+    "chip_of_an_op": (
+        lambda: dist.simulate(
+            dist.parse("def f(x: Tensor[(9,), 5]): y = neg(x) return y"), topology=mw.hardware.Topology("h100", 1)
+        ),
+        "The machine has no chip for device 5.\n"
+        "  why:  h100 1 has 1 chips: devices 1 to 1\n"
+        "  fix:  a larger topology, or devices up to 1",
+    ),
+    "map_in_itself": (
+        lambda: dist.DeviceMap(_endless()),
+        "A device map has more than 100 levels.\n"
+        "  why:  its groups hold groups without end, or nearly so\n"
+        "  fix:  DeviceMap.grid(2, 4)",
+    ),
+    "grid": (
+        lambda: dist.DeviceMap.grid(2, 0),
+        "A grid of 2, 0 has no devices.\n"
+        "  why:  it takes the number of devices at each level, from 1\n"
+        "  fix:  DeviceMap.grid(2, 4)",
+    ),
+    "many_keys": (
+        lambda: dist.DeviceMap.grid(100_000)[0],
+        "The device map has no key 0.\n"
+        "  why:  its keys are 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, …\n"
+        "  fix:  device_keys=[1]",
+    ),
+    "task_twice": (
+        lambda: _schedule("F0 F0 B0").run(),
+        "The schedule mine runs F0 2 times on device 0.\n"
+        "  why:  every stage computes each phase of each microbatch once\n"
+        "  fix:  F0 once among the tasks of device 0",
+    ),
+    "no_task": (
+        lambda: _schedule("X0").gantt(),
+        "The schedule mine has no task X0.\n"
+        "  why:  a task is F, B or W of a microbatch from 0, and of a chunk from 0 to 0\n"
+        "  fix:  Task('F', 0)",
+    ),
+    "no_tasks": (
+        lambda: _schedule("", "").gantt(),
+        "The schedule mine has no tasks.\n"
+        "  why:  it has 2 devices and no microbatches\n"
+        "  fix:  dist.SCHEDULES['1f1b'](2, 4)",
+    ),
+    "schedule_of_nothing": (
+        lambda: dist.SCHEDULES["zb-h1"](2, 0),
+        "The schedule zb-h1 has a device, a microbatch and a chunk at least.\n"
+        "  why:  devices=2, microbatches=0, chunks=1\n"
+        "  fix:  dist.SCHEDULES['zb-h1'](2, 4)",
+    ),
+    "schedule_of_other_devices": (
+        lambda: dist.pipeline_parallel(TRAINING, 2, 1, _schedule("F0 B0"), {"x": 0}),
+        "The schedule mine is for 1 devices, the pipeline has 2.\n"
+        "  why:  a schedule lists the tasks of each device\n"
+        "  fix:  stages=1",
+    ),
+    "size": (
+        lambda: dist.resolve(dist.parse("def f(x: Tensor[(B,), 0]): y = neg(x) return y"), B=-1),
+        "B is -1.\n  why:  it is the size of a dim: a whole number\n  fix:  B=8",
+    ),
+    "batch": (
+        lambda: dist.data_parallel(SEQUENTIAL, "x"),
+        "batch is 'x'.\n  why:  it names inputs and their batch dims\n  fix:  batch={'x': 0}",
+    ),
+    "keys": (
+        lambda: dist.horizontal_parallel(DATA, device_keys="d"),
+        "device_keys is 'd'.\n  why:  it is a list of keys\n  fix:  device_keys=['d']",
+    ),
+    "deep": (
+        lambda: dist.parse("def f(x:\n" + "Tuple[" * 2000),
+        "Brackets are nested too deep.\n"
+        "  at:   line 2\n"
+        "        " + ("Tuple[" * 30)[5:125] + "\n"
+        "        " + " " * 60 + "^\n"
+        "  why:  they may stand 100 deep\n"
+        "  fix:  y: Tensor[(B, H), 0] = MatMul(x, w)",
+    ),
+    "digits": (
+        lambda: dist.parse("def f(x: Tensor[(2,),\n" + "9" * 5000 + "]): return x"),
+        "A number has at most 400 digits.\n"
+        "  at:   line 2\n"
+        "        " + "9" * 120 + "\n"
+        "        ^\n"
+        "  why:  this has 5000\n"
+        "  fix:  y: Tensor[(B, H), 0] = MatMul(x, w)",
+    ),
+    "minus": (
+        lambda: dist.parse("def f(x: Tensor[(2,), 0]): y = neg(x, a=-(1,)) return y"),
+        "A number is expected after '-', not '('.\n"
+        "  at:   line 1\n"
+        "        def f(x: Tensor[(2,), 0]): y = neg(x, a=-(1,)) return y\n"
+        "                                                 ^\n"
+        "  fix:  mul(x, -2.0)",
+    ),
+    "model": (
+        lambda: dist.grid_search("gpt", mw.hardware.Topology("h100", 4), batch=4),
+        "'gpt' is not a model.\n"
+        "  why:  a search costs a model made of layers, or a training step that is traced\n"
+        "  fix:  dist.GPT(layers=12, dim=768, heads=12), or dist.traced(step, params, batch)",
+    ),
+    "no_layers": (
+        lambda: dist.GPT(layers=0, dim=8, heads=2),
+        "layers of a model is 0.\n  why:  it is a whole number from 1\n  fix:  layers=8",
+    ),
+    "degree": (
+        lambda: dist.MLP(4, 8, 8).unrolled(data=-1, microbatches=-2),
+        "data is -1.\n  why:  it is a whole number from 1\n  fix:  data=2",
     ),
 }
 

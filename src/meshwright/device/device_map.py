@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from meshwright.errors import DeviceError
 
 Path = tuple[int, ...]
+
+DEEPEST = 100  # levels of a map; a dict that holds itself has more
+SHOWN = 16  # devices that a message names
 
 
 @dataclass(frozen=True, init=False, repr=False)
@@ -34,27 +39,41 @@ class DeviceMap:
     @staticmethod
     def grid(*fan_outs: int, first: int = 1) -> DeviceMap:
         """A regular tree over consecutive devices, each group led by its first."""
+        if not fan_outs or any(not isinstance(n, int) or isinstance(n, bool) or n < 1 for n in fan_outs):
+            raise DeviceError(
+                f"A grid of {', '.join(map(str, fan_outs)) or 'no sizes'} has no devices.",
+                why="it takes the number of devices at each level, from 1",
+                fix="DeviceMap.grid(2, 4)",
+            )
         return DeviceMap(_grid(fan_outs, first))
 
     def keys(self) -> tuple[int, ...]:
         """The devices of the top level."""
-        return tuple(device for device, _ in self.nodes)
+        return tuple(self._below)
+
+    @cached_property
+    def _below(self) -> dict[int, DeviceMap | None]:
+        return dict(self.nodes)
+
+    def __contains__(self, device: int) -> bool:
+        """Whether a device is a key of the top level."""
+        return device in self._below
 
     def __getitem__(self, key: int) -> DeviceMap:
-        for device, below in self.nodes:
-            if device == key:
-                if below is None:
-                    raise DeviceError(
-                        f"Device {key} has no devices below it in the device map.",
-                        why=f"the map is {self}: {key} is a leaf",
-                        fix=f"DeviceMap({{…, {key}: [{key}, …]}})",
-                    )
-                return below
-        raise DeviceError(
-            f"The device map has no key {key}.",
-            why=f"its keys are {', '.join(map(str, self.keys()))}",
-            fix=f"device_keys=[{self.keys()[0]}]",
-        )
+        if key not in self:
+            raise DeviceError(
+                f"The device map has no key {key}.",
+                why=f"its keys are {_some(self.keys())}",
+                fix=f"device_keys=[{self.keys()[0]}]",
+            )
+        below = self._below[key]
+        if below is None:
+            raise DeviceError(
+                f"Device {key} has no devices below it in the device map.",
+                why=f"{f'the map is {self}: ' if len(self.nodes) <= SHOWN else ''}{key} is a leaf",
+                fix=f"DeviceMap({{…, {key}: [{key}, …]}})",
+            )
+        return below
 
     def lookup(self, keys: Sequence[int]) -> tuple[int, ...]:
         """The devices below a path of keys; no keys: the top level."""
@@ -68,7 +87,7 @@ class DeviceMap:
         found: DeviceMap | None = self
         for key in keys:
             assert found is not None
-            found = dict(found.nodes).get(key) if key in set(found.keys()) else found[key]
+            found = found._below[key] if key in found else found[key]
         return found
 
     @property
@@ -133,11 +152,22 @@ def _show(path: Path) -> str:
     return "device_map" + "".join(f"[{key}]" for key in path)
 
 
-def _nodes(given: Any) -> tuple[tuple[int, DeviceMap | None], ...]:
+def _some(devices: Sequence[int]) -> str:
+    """Devices by number, the first of very many."""
+    return ", ".join([*map(str, devices[:SHOWN]), *(["…"] if len(devices) > SHOWN else [])])
+
+
+def _nodes(given: Any, level: int = 1) -> tuple[tuple[int, DeviceMap | None], ...]:
     if isinstance(given, DeviceMap):
         return given.nodes
+    if level > DEEPEST:
+        raise DeviceError(
+            f"A device map has more than {DEEPEST} levels.",
+            why="its groups hold groups without end, or nearly so",
+            fix="DeviceMap.grid(2, 4)",
+        )
     if isinstance(given, Mapping):
-        pairs = [(key, None if below is None else _inner(below)) for key, below in given.items()]
+        pairs = [(key, None if below is None else _inner(below, level + 1)) for key, below in given.items()]
     elif isinstance(given, Sequence) and not isinstance(given, str):
         pairs = [(key, None) for key in given]
     else:
@@ -150,19 +180,19 @@ def _nodes(given: Any) -> tuple[tuple[int, DeviceMap | None], ...]:
         found.append((number, below))
     keys = [key for key, _ in found]
     if len(set(keys)) < len(keys):
-        key = next(key for n, key in enumerate(keys) if key in keys[:n])
+        key = next(key for key, count in Counter(keys).items() if count > 1)
         raise DeviceError(
             f"Device {key} is listed twice in a device map.",
-            why=f"{keys} are the devices of one group",
-            fix=f"{list(dict.fromkeys(keys))}",
+            why=f"[{_some(keys)}] are the devices of one group",
+            fix=f"[{_some(list(dict.fromkeys(keys)))}]",
         )
     return tuple(found)
 
 
-def _inner(given: Any) -> DeviceMap:
+def _inner(given: Any, level: int) -> DeviceMap:
     """A part of a map; the whole is checked once."""
     made = object.__new__(DeviceMap)
-    nodes = _nodes(given)
+    nodes = _nodes(given, level)
     object.__setattr__(made, "nodes", nodes)
     if not nodes:
         raise DeviceError("A group of a device map has no devices.", why="its list is empty", fix="{1: [1, 3]}")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple, Protocol
 
-from meshwright.device.unrolled import MLP
+from meshwright.device.unrolled import MLP, check_sizes
 from meshwright.errors import ShapeError
 
 
@@ -118,6 +119,7 @@ class GPT:
     def __post_init__(self) -> None:
         if not self.hidden:
             object.__setattr__(self, "hidden", 4 * self.dim)
+        check_sizes(self)
         if self.dim % self.heads:
             raise ShapeError(
                 f"{self.dim} does not divide among {self.heads} heads.",
@@ -176,4 +178,10 @@ class GPT:
 
 def layered(model: MLP | Layered) -> Layered:
     """A model as layers."""
+    if not isinstance(model, MLP) and not all(map(partial(hasattr, model), ("layers", "layer", "head", "boundary"))):
+        raise ShapeError(
+            f"{model!r} is not a model.",
+            why="a search costs a model made of layers, or a training step that is traced",
+            fix="dist.GPT(layers=12, dim=768, heads=12), or dist.traced(step, params, batch)",
+        )
     return LayeredMLP(model) if isinstance(model, MLP) else model

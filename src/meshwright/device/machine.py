@@ -220,7 +220,7 @@ class Machine:
         if self.device_map is None or scope.path is None:
             return None
         below = self.device_map.below(scope.path)
-        return (*scope.path, device) if below is not None and device in set(below.keys()) else None
+        return (*scope.path, device) if below is not None and device in below else None
 
     # Equations
 

@@ -86,6 +86,8 @@ class OnTopology:
         if eqn.op in _LOCAL or eqn.op == "constant":
             return {}
         if is_tensor_eqn(eqn):
+            if max(devices, default=0) > self.topology.size:
+                raise self.outside(max(devices))
             return dict.fromkeys(devices, self.compute(eqn))
         first = _type(eqn.values[0])
         members: Sequence[int] = eqn.attributes.get("members") or [_device(v) for v in eqn.values]
@@ -171,8 +173,9 @@ class OnTopology:
         if count == 1:
             return 0.0
         group = members or range(first, first + count * stride, stride)
-        if group[0] < 1 or group[-1] > self.topology.size:
-            raise self.outside(group[-1])
+        least, most = (min(members), max(members)) if members else sorted((group[0], group[-1]))
+        if least < 1 or most > self.topology.size:
+            raise self.outside(least if least < 1 else most)
         placed = self._placed(first, count, stride, group)
         if placed is not None:
             return collective_seconds(_KINDS[op], nbytes, placed, "group", self.mode)

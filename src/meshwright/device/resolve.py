@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from numbers import Integral
 from typing import Any
 
 from meshwright.device.device_map import DeviceMap
@@ -289,6 +290,9 @@ def resolve(fn: Function, device_map: Any = None, *, fold: bool = False, **sizes
             why=f"its symbols are {', '.join(sorted(symbols_of(fn))) or 'none'}",
             fix="name a symbol of the inputs' shapes",
         )
+    for name, size in sizes.items():
+        if not isinstance(size, Integral) or isinstance(size, bool) or size < 0:
+            raise ShapeError(f"{name} is {size!r}.", why="it is the size of a dim: a whole number", fix=f"{name}=8")
     fold = fold and not names_devices(fn)
     domain = Flat(symbols_of(fn) - set(sizes), fold=fold)
     inputs = input_items(fn, domain, sizes)

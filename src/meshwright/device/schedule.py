@@ -6,6 +6,7 @@ backward is split into what other stages wait for (B) and what they do not (W).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -102,7 +103,42 @@ def _needs(schedule: Schedule, device: int, task: Task, split: bool) -> list[tup
     return [at(stage, "F"), *([at(stage + 1, "B")] if stage < last else [])]
 
 
+def _check_tasks(schedule: Schedule) -> None:
+    """Refuse a schedule that has no tasks, runs one twice, or has what is no task."""
+    for device, order in enumerate(schedule.orders):
+        for task, count in Counter(order).items():
+            if task.phase not in ("F", "B", "W") or task.microbatch < 0 or not 0 <= task.chunk < schedule.chunks:
+                raise DeviceError(
+                    f"The schedule {schedule.name} has no task {task}.",
+                    why=f"a task is F, B or W of a microbatch from 0, and of a chunk from 0 to {schedule.chunks - 1}",
+                    fix="Task('F', 0)",
+                )
+            if count > 1:
+                raise DeviceError(
+                    f"The schedule {schedule.name} runs {task} {count} times on device {device}.",
+                    why="every stage computes each phase of each microbatch once",
+                    fix=f"{task} once among the tasks of device {device}",
+                )
+    if not any(schedule.orders):
+        raise DeviceError(
+            f"The schedule {schedule.name} has no tasks.",
+            why=f"it has {schedule.devices} devices and no microbatches",
+            fix="dist.SCHEDULES['1f1b'](2, 4)",
+        )
+
+
+def _check_counts(name: str, devices: int, microbatches: int, chunks: int = 1) -> None:
+    """Refuse a schedule of nothing."""
+    if any(not isinstance(n, int) or n < 1 for n in (devices, microbatches, chunks)):
+        raise DeviceError(
+            f"The schedule {name} has a device, a microbatch and a chunk at least.",
+            why=f"devices={devices}, microbatches={microbatches}, chunks={chunks}",
+            fix=f"dist.SCHEDULES[{name!r}](2, 4)",
+        )
+
+
 def _run(schedule: Schedule, seconds: Mapping[str, float]) -> Timing:
+    _check_tasks(schedule)
     split = any(task.phase == "W" for order in schedule.orders for task in order)
     ends: dict[tuple[int, Task], float] = {}
     starts: dict[tuple[int, Task], float] = {}
@@ -168,12 +204,14 @@ def forward_only(devices: int, microbatches: int, chunks: int = 1) -> Schedule:
 
 def gpipe(devices: int, microbatches: int) -> Schedule:
     """All forward passes, then all backward passes."""
+    _check_counts("gpipe", devices, microbatches)
     order = (*(Task("F", k) for k in range(microbatches)), *(Task("B", k) for k in range(microbatches)))
     return Schedule("gpipe", (order,) * devices)
 
 
 def one_f_one_b(devices: int, microbatches: int) -> Schedule:
     """As few forward passes ahead as keep every stage busy, then one forward, one backward."""
+    _check_counts("1f1b", devices, microbatches)
     orders = []
     for device in range(devices):
         ahead = min(devices - 1 - device, microbatches)
@@ -196,6 +234,7 @@ def _interleaving(devices: int, microbatches: int, chunks: int) -> list[tuple[in
 
 def interleaved(devices: int, microbatches: int, chunks: int = 2) -> Schedule:
     """1F1B with several chunks of stages on each device: a bubble as many times shorter."""
+    _check_counts("interleaved", devices, microbatches, chunks)
     if microbatches % devices:
         raise DeviceError(
             f"{microbatches} microbatches do not divide among {devices} devices.",
@@ -227,6 +266,7 @@ def zb_h1(devices: int, microbatches: int) -> Schedule:
     0: F0 F1 B0 W0 F2 B1 W1 B2 W2
     1: F0 B0 F1 B1 W0 F2 B2 W1 W2
     """
+    _check_counts("zb-h1", devices, microbatches)
     orders = []
     for device in range(devices):
         ahead = min(devices - device, microbatches)

@@ -39,7 +39,13 @@ class Stages:
         self.plan = self.planner.plan
         devices = stages if isinstance(stages, int) else len(stages) + 1
         if isinstance(schedule, Schedule):
-            devices, chunks = schedule.devices, schedule.chunks
+            if schedule.devices != devices:
+                raise ShapeError(
+                    f"The schedule {schedule.name} is for {schedule.devices} devices, the pipeline has {devices}.",
+                    why="a schedule lists the tasks of each device",
+                    fix=f"stages={schedule.devices}",
+                )
+            chunks = schedule.chunks
         if devices < 1 or chunks < 1:
             raise ShapeError(
                 "A pipeline has one stage at least.", why=f"stages={stages!r}, chunks={chunks}", fix="stages=2"

@@ -121,6 +121,8 @@ class TypeReader:
                     self.expect(",")
             return found
         if self.accept("-"):
+            if self.token.kind != "number" and self.token.text not in ("inf", "nan"):
+                raise self.fail(f"A number is expected after '-', not {self.token.text!r}.", fix="mul(x, -2.0)")
             return -self.literal()
         token = self.token
         if token.kind == "string":

@@ -13,6 +13,10 @@ _TOKEN = re.compile(
 )
 
 
+DEEPEST = 100  # brackets within brackets; a nested pmap has two
+LONGEST = 400  # digits of a number
+
+
 class Token(NamedTuple):
     """A piece of text: its kind, and where it starts."""
 
@@ -24,13 +28,19 @@ class Token(NamedTuple):
 def tokens(text: str) -> list[Token]:
     """The text as tokens, the last of them its end; comments and spaces are left out."""
     found = []
-    at = 0
+    at = depth = 0
     while at < len(text):
         match = _TOKEN.match(text, at)
         if match is None:
             raise error_at(text, at, f"{text[at]!r} is not part of a device program.")
         if match.lastgroup != "skip":
             found.append(Token(str(match.lastgroup), match.group(), at))
+        if match.lastgroup == "mark":
+            depth = max(0, depth + (match.group() in "([{") - (match.group() in ")]}"))
+        elif match.lastgroup == "number" and len(match.group()) > LONGEST:
+            raise error_at(text, at, f"A number has at most {LONGEST} digits.", f"this has {len(match.group())}")
+        if depth > DEEPEST:
+            raise error_at(text, at, "Brackets are nested too deep.", f"they may stand {DEEPEST} deep")
         at = match.end()
     return [*found, Token("end", "", len(text))]
 

@@ -143,6 +143,8 @@ def _spread(fn: Function, keys: Keys, parts: int | None, tag: str, choose: Choos
 
 def at_level(fn: Function, keys: Keys, change: Callable[[Function, int], Function]) -> Function:
     """Apply a change to the program (no variables among the keys), or to the bodies that the variables name."""
+    if isinstance(keys, str):
+        raise DeviceError(f"device_keys is {keys!r}.", why="it is a list of keys", fix=f"device_keys=[{keys!r}]")
     variables = [key for key in keys if isinstance(key, str)]
     done: dict[int, Function] = {}
 
@@ -221,6 +223,12 @@ def named_classes(
 ) -> frozenset[Place]:
     """The classes of named dims; names are those of the program's inputs, or of a body's."""
     found = set()
+    if not isinstance(batch or {}, Mapping):
+        raise ShapeError(
+            f"batch is {batch!r}.",
+            why="it names inputs and their batch dims",
+            fix=f"batch={{{fn.inputs[-1].name!r}: 0}}",
+        )
     for name, dim in (batch or {}).items():
         value = next((v for f in (fn, *bodies) for v in [f.input(name)] if v is not None), None)
         if value is None:

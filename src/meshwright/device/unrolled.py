@@ -9,7 +9,8 @@ microbatches, summed over the data-parallel group, and one update per layer.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 from meshwright.core.dtypes import FLOAT32, INT32
 from meshwright.device.function import Eqn, Function, Keys, Value
@@ -48,6 +49,16 @@ def alternating(stages: int, microbatches: int) -> list[list[tuple[int, Task]]]:
     return steps
 
 
+def check_sizes(model: Any) -> None:
+    """Refuse a model of which a size is no whole number from 1."""
+    for field in fields(model):
+        size = getattr(model, field.name)
+        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+            raise ShapeError(
+                f"{field.name} of a model is {size!r}.", why="it is a whole number from 1", fix=f"{field.name}=8"
+            )
+
+
 @dataclass(frozen=True)
 class MLP:
     """A chain of equally wide layers with relu, trained on squared error.
@@ -62,17 +73,24 @@ class MLP:
     dim: int
     batch: int
 
+    def __post_init__(self) -> None:
+        check_sizes(self)
+
     def check(self, data: int, horizontal: int, pipeline: int, microbatches: int) -> None:
         """Refuse degrees that do not divide what they split."""
+        degrees = {"data": data, "horizontal": horizontal, "pipeline": pipeline, "microbatches": microbatches}
+        for name, degree in degrees.items():
+            if not isinstance(degree, int) or degree < 1:
+                raise ShapeError(f"{name} is {degree!r}.", why="it is a whole number from 1", fix=f"{name}=2")
         for what, size, parts in (
             ("batch", self.batch, data * microbatches),
             ("width", self.dim, horizontal),
             ("number of layers", self.layers, pipeline),
         ):
-            if parts < 1 or size % parts:
+            if size % parts:
                 raise ShapeError(
                     f"The {what} {size} does not divide into {parts} equal parts.",
-                    why=f"data={data}, horizontal={horizontal}, pipeline={pipeline}, microbatches={microbatches}",
+                    why=", ".join(f"{name}={degree}" for name, degree in degrees.items()),
                     fix=f"a {what} that is a multiple of {parts}",
                 )
         if horizontal > 1 and (self.layers // pipeline) % 2:
