@@ -242,11 +242,11 @@ CASES = {
         ["reshard", "x", "None", "--mesh", "x=2", "--shape", "4x4", "--dtype", "x=2,y"],
         "plan_reshard cannot take the dtype 'x=2,y'.\n  why:  data type 'x=2,y' not understood\n  fix:  --dtype f32\n",
     ),
-    "more than there is memory": (
+    "more devices than can be listed": (
         ["reshard", "x", "None", "--mesh", "x=9999999999999", "--shape", "4x4"],
-        "This needs more memory than there is.\n"
-        "  why:  Unable to allocate 72.8 TiB for an array with shape (9999999999999,) and data type int64\n"
-        "  fix:  smaller sizes\n",
+        "The fewest bytes of a reshard on 9999999999999 devices cannot be counted.\n"
+        "  why:  a dim is not a multiple of its devices, so that they must be listed, and at most 4194304 are\n"
+        "  fix:  a smaller mesh, or a shape whose dims are multiples of the devices they are split over\n",
     ),
     "a module on standard input that is none": (
         ["opt", "binary"],

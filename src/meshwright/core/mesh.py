@@ -207,6 +207,17 @@ class AbstractMesh(BaseMesh):
     ) -> None:
         super().__init__(check_sizes(axis_sizes, here), check_names(axis_names, here), axis_types, name)
 
+    @classmethod
+    def of_parts(cls, axes: Sequence[tuple[str, int]]) -> AbstractMesh:
+        """The mesh of a local program, whose axes may be parts of those that a user named.
+
+        >>> AbstractMesh.of_parts([("x:(1)2", 2), ("x:(2)4", 4)]).shape
+        {'x:(1)2': 2, 'x:(2)4': 4}
+        """
+        self = cls.__new__(cls)
+        BaseMesh.__init__(self, tuple(size for _, size in axes), [name for name, _ in axes], None, None)
+        return self
+
     def with_(self, **changes: Any) -> AbstractMesh:
         """This mesh with some of axis_sizes, axis_names, axis_types, name replaced."""
         fields = {key: getattr(self, key) for key in ("axis_sizes", "axis_names", "axis_types", "name")}

@@ -43,9 +43,9 @@ def check_sizes(sizes: Any, where: Where) -> tuple[int, ...]:
 
 
 def check_names(names: Any, where: Where) -> tuple[Any, ...]:
-    """The names of axes as a tuple, given as one or several."""
+    """The names of axes as a tuple, given as one or several; none may look like a part of an axis."""
     if isinstance(names, str):
-        return (names,)
+        names = (names,)
     if not isinstance(names, Iterable) or isinstance(names, bytes):
         raise MeshError(
             f"Axis names cannot be {_short(names)}.",
@@ -53,7 +53,17 @@ def check_names(names: Any, where: Where) -> tuple[Any, ...]:
             why="they are a string, or several strings, one for each axis",
             fix='("x", "y")',
         )
-    return tuple(names)
+    found = tuple(names)
+    for name in found:
+        part = PART.fullmatch(name) if isinstance(name, str) else None
+        if part:
+            raise MeshError(
+                f"A mesh axis cannot be named {quoted(name)}.",
+                where=where(),
+                why=f"shardings would read it as a part of the axis {quoted(part[1])}",
+                fix=quoted(re.sub(r"\W+", "_", name).strip("_") or "x"),
+            )
+    return found
 
 
 def check_name(name: Any, where: Where) -> str | None:
@@ -147,14 +157,6 @@ def check_axes(names: Iterable[Any], sizes: tuple[int, ...], where: Where) -> tu
         if not isinstance(name, str):
             raise MeshError(
                 f"A mesh axis cannot be named {_short(name)}.", where=where(), why="names are strings", fix='"x"'
-            )
-        part = PART.fullmatch(name)
-        if part:
-            raise MeshError(
-                f"A mesh axis cannot be named {quoted(name)}.",
-                where=where(),
-                why=f"shardings would read it as a part of the axis {quoted(part[1])}",
-                fix=quoted(re.sub(r"\W+", "_", name).strip("_") or "x"),
             )
         if sizes[position] < 1:
             raise bad_size(name, sizes[position], where)

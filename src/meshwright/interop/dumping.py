@@ -243,7 +243,7 @@ class Writer:
         """The mesh of a shard_map."""
         mesh = self._mesh or get_mesh()
         if mesh is None or tuple(mesh.shape.items()) != tuple(axes):
-            return AbstractMesh(tuple(size for _, size in axes), tuple(name for name, _ in axes))
+            return AbstractMesh.of_parts(axes)
         if getattr(mesh, "order", None) is not None and not self._by_position:
             raise MeshwrightError(
                 f"A shard_map over {mesh} cannot be written as StableHLO.",

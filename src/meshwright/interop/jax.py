@@ -74,7 +74,7 @@ def to_jax(compiled: Compiled, devices: Sequence[Any] | None = None) -> Callable
     if placed is not None:
         params = next(eqn.params for eqn in program.eqns if eqn.op.name == "shard_map")
         axes = params["mesh"]
-        on = AbstractMesh(tuple(size for _, size in axes), tuple(name for name, _ in axes))
+        on = AbstractMesh.of_parts(axes)
         specs = [*params["in_specs"], *params["out_specs"]]
         ours = [_even(NamedSharding(on, spec.update(replicated=())), t) for spec, t in zip(specs, types, strict=True)]
     count = prod(size for _, size in axes)

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.core.mesh import BaseMesh
+from meshwright.core.mesh_check import MOST_LISTED
 from meshwright.core.placement import (
     Digit,
     Digits,
@@ -31,6 +32,8 @@ from meshwright.core.placement import (
     ranks,
     through,
 )
+from meshwright.core.source import here
+from meshwright.errors import MeshError
 
 
 class Piece(NamedTuple):
@@ -250,6 +253,13 @@ def agreeing(pairs: Iterable[tuple[int, int]], sizes: Sequence[int]) -> int:
 
 def _listed_bound(found: Frame, shape: Sequence[int]) -> Bound:
     """By listing devices."""
+    if found.source.size > MOST_LISTED:
+        raise MeshError(
+            f"The fewest bytes of a reshard on {found.source.size} devices cannot be counted.",
+            where=here(),
+            why=f"a dim is not a multiple of its devices, so that they must be listed, and at most {MOST_LISTED} are",
+            fix="a smaller mesh, or a shape whose dims are multiples of the devices they are split over",
+        )
     wanted = np.ones(found.source.size, np.int64)
     held = wanted.copy()
     for size, one, other in zip(shape, tables(found.source), tables(found.target), strict=True):
