@@ -20,6 +20,9 @@ def a_slice_outside(x_ref, out_ref):
     out_ref[0:4] = x_ref[pl.ds(6, 4)]  # here
 
 
+ROW = pl.BlockSpec((1, 16), lambda i: (i, 0))
+
+
 def keep(row_ref, block_ref):
     block_ref[...] = row_ref[...]
 
@@ -216,3 +219,13 @@ def a_shape_where_a_spec_is_due(x_ref, out_ref):
 @wrong(pltpu.SemaphoreError, 1, [DMA((2,))])
 def a_semaphore_is_loaded(x_ref, out_ref, sems):
     pltpu.async_copy(x_ref, out_ref, sems[0]).wait()  # here
+
+
+@wrong(pltpu.KernelError, 1, [], in_specs=[ANY])
+def an_array_where_a_ref_is_due(x_ref, out_ref):
+    pltpu.emit_pipeline(keep, grid=(8,), in_specs=[ROW], out_specs=ROW)(mnp.ones((8, 16)), out_ref)  # here
+
+
+@wrong(pltpu.KernelError, 1, [], in_specs=[ANY])
+def the_body_of_a_pipeline_takes_too_few_refs(x_ref, out_ref):
+    pltpu.emit_pipeline(lambda row_ref: None, grid=(8,), in_specs=[ROW], out_specs=ROW)(x_ref, out_ref)  # here

@@ -46,6 +46,7 @@ def emit_pipeline(
 
     def run(*refs: Ref, scratches: Sequence[Any] = (), scratchs: Sequence[Any] = (), allocations: Any = None) -> None:
         task = current("emit_pipeline")
+        _require_refs(refs)
         windows = None if allocations is None else _bound(pipeline, task, allocations)
         mine = pipeline
         if (core_axis is not None or core_axis_name is not None) and task.machine.cores > 1:
@@ -86,6 +87,7 @@ def emit_pipeline_with_allocations(
         postyeet: Callable[[Any], Any] | None = None,
     ) -> None:
         task = current("emit_pipeline_with_allocations")
+        _require_refs(refs)
         windows = None if allocations is None else _bound(pipeline, task, allocations)
         pipeline.run(
             task, refs, [*scratches, *scratchs], windows,
@@ -119,6 +121,17 @@ def specs_list(specs: Any) -> list[BlockSpec]:
                 fix="pl.BlockSpec((8, 128), lambda i, j: (i, j))",
             )
     return leaves
+
+
+def _require_refs(refs: Sequence[Any]) -> None:
+    for n, ref in enumerate(refs):
+        if not isinstance(ref, Ref):
+            raise KernelError(
+                f"Operand {n} of a pipeline is a {type(ref).__name__}.",
+                where=here(),
+                why="blocks come from memory and go to memory",
+                fix="pass the ref or a part of it, ref.at[...], not what a load returned",
+            )
 
 
 def _bound(pipeline: Pipeline, task: Task, allocations: Any) -> PipelineArg:

@@ -6,6 +6,7 @@ to write back a block the next step no longer writes. A block that the next step
 
 from __future__ import annotations
 
+import inspect
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -138,6 +139,20 @@ class Pipeline:
         return PipelineArg(*([window_of(a) for a in group] for group in allocations))
 
     # Running
+
+    def require_parameters(self, scratches: int) -> None:
+        """Refuse a body that does not take the refs it is given."""
+        ins, outs = len(self.in_specs), len(self.out_specs)
+        try:
+            inspect.signature(self.body).bind(*range(ins + outs + scratches))
+        except TypeError as error:
+            raise KernelError(
+                f"The body of a pipeline cannot take the {ins + outs + scratches} refs it is given.",
+                where=here(),
+                why=f"{error}; it is given blocks of {ins} inputs and {outs} outputs and {scratches} of scratch "
+                "memory, in this order",
+                fix="one parameter for each: def body(x_ref, …, out_ref, …, scratch_ref, …)",
+            ) from None
 
     def run(
         self,
@@ -393,7 +408,11 @@ class Run:
             operand.window.current if operand.window is not None else operand.direct(step) for operand in self.inputs
         ]
         refs += [out.window.open_view if out.window is not None else out.direct(step) for out in self.outs]
-        result = self.pipeline.body(*refs, *self.scratches)
+        try:
+            result = self.pipeline.body(*refs, *self.scratches)
+        except TypeError:
+            self.pipeline.require_parameters(len(self.scratches))
+            raise
         if result is not None:
             source = self.task.source()
             raise KernelError(
