@@ -178,6 +178,40 @@ def test_a_sum_that_stays_open() -> None:
     assert shown(mnp.dot(a, b, out_sharding=P(unreduced={"x"}))) == ["[8,8]{U:x}"]
 
 
+def _open(a: Any, b: Any) -> Any:
+    return mnp.dot(a, b, out_sharding=P(unreduced={"y"}))
+
+
+OPEN_SUMS: dict[str, Callable[[Any, Any], Any]] = {
+    "carried": lambda u, z: lax.scan(lambda c, _: (c * 2, None), u, None, length=3)[0],
+    "taken in a loop": lambda u, z: lax.scan(lambda c, _: (c + mw.reshard(u, P()), None), z, None, length=3)[0],
+    "rows": lambda u, z: lax.scan(lambda c, row: (c + mw.reshard(row, P()), None), z[0], u)[0],
+    "branches": lambda u, z: lax.cond(True, lambda u: u * 2, lambda u: u, u),
+    "while": lambda u, z: lax.while_loop(lambda s: s[0] < 3, lambda s: (s[0] + 1, s[1] * 2), (0, u))[1],
+}
+
+
+@pytest.mark.parametrize("name", OPEN_SUMS)
+def test_open_sums_go_through_loops_and_branches(name: str) -> None:
+    a, b, z = put((5, 8), None, "y"), put((8, 5), "y", seed=1), mnp.zeros((5, 5))
+    through = OPEN_SUMS[name]
+    with mw.set_mesh(None):
+        whole = np.asarray(a) @ np.asarray(b)
+    right = {"rows": whole.sum(0), "branches": 2 * whole, "taken in a loop": 3 * whole}.get(name, 8 * whole)
+    made = mw.jit(lambda a, b, z: mw.reshard(through(_open(a, b), z), P()))(a, b, z)
+    given = mw.jit(lambda u, z: mw.reshard(through(u, z), P()))(mw.jit(_open)(a, b), z)
+    for found in (made, given):
+        np.testing.assert_allclose(np.asarray(found), right, rtol=2e-4, atol=2e-4)
+
+
+def test_an_argument_that_is_an_open_sum_is_scattered() -> None:
+    a, b = put((5, 8), "x", "y"), put((8, 5), "y", seed=1)
+    owed = mw.jit(lambda a, b: mnp.dot(a, b, out_sharding=P("x", unreduced={"y"})))(a, b)
+    compiled = mw.jit(lambda u: mw.reshard(u * 2, P("x", "y"))).lower(owed).compile()
+    assert [one.kind for one in compiled.collectives] == ["reduce_scatter"]
+    np.testing.assert_allclose(np.asarray(compiled(owed)), 2 * np.asarray(a) @ np.asarray(b), rtol=2e-4, atol=2e-4)
+
+
 def test_only_explicit_axes_are_in_types() -> None:
     mesh = mw.make_mesh((2, 2, 2), ("x", "a", "y"), axis_types=(EXPLICIT, AUTO, EXPLICIT))
     x = put((8, 4, 4), "x", "a", "y", mesh=mesh)

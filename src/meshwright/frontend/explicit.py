@@ -146,4 +146,4 @@ class _Stripper:
 
 
 def _plain(t: TensorType) -> TensorType:
-    return t if t.sharding is None else t.with_(sharding=None)
+    return t.with_(sharding=None, unreduced=())

@@ -95,7 +95,8 @@ def _partition(
     axes = tuple(pair for pairs in atoms.values() for pair in pairs)
     layouts = [closed(s) for s in in_shardings]
     in_specs = tuple(_spec(local, s) for s in layouts)
-    padded = [t.with_(shape=s.padded_shape(t.shape)) for t, s in zip(program.in_types, layouts, strict=True)]
+    types = [t.with_(unreduced=tuple(spec.unreduced)) for t, spec in zip(program.in_types, in_specs, strict=True)]
+    padded = [t.with_(shape=s.padded_shape(t.shape)) for t, s in zip(types, layouts, strict=True)]
     blocks = [block_type(t, spec, axes) for t, spec in zip(padded, in_specs, strict=True)]
 
     def body(*values: Value) -> tuple[list[Value], list[TensorSharding]]:
@@ -131,7 +132,7 @@ def _partition(
 
     found = tuple(records(block_program, dict(axes), whys, beside))
     moved = {n: local.moved[v] for n, v in enumerate(program.inputs) if v in local.moved}
-    return Partitioned(region(whole, program.in_types), tuple(results), found, moved)
+    return Partitioned(region(whole, types), tuple(results), found, moved)
 
 
 def _spec(local: Localizer, sharding: TensorSharding) -> PartitionSpec:
@@ -144,7 +145,7 @@ def _padded(x: Value, shape: tuple[int, ...]) -> Value:
     if x.shape == shape:
         return x
     high = tuple(n - m for n, m in zip(shape, x.shape, strict=True))
-    zero = Array(np.zeros((), x.dtype), TensorType((), x.dtype))
+    zero = Array(np.zeros((), x.dtype), TensorType((), x.dtype, unreduced=x.type.unreduced))
     return pad(x, zero, low=(0,) * x.ndim, high=high, interior=(0,) * x.ndim)
 
 
