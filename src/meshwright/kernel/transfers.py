@@ -96,9 +96,9 @@ class Transfer:
         self.payload = None
 
     def let_go(self) -> None:
-        """Once it is known to be over, of the memory it was between."""
+        """Once it is known to be over, of the memory it was between and of what it knew."""
         if self.write_over is not None and (self.send is None or self.read_over is not None):
-            self.src = self.dst = None  # type: ignore[assignment]
+            self.src = self.dst = self.clock = None  # type: ignore[assignment]
 
     def uses(self, buffer: Buffer) -> bool:
         """Whether the copy has still to read or write a buffer."""
