@@ -94,6 +94,7 @@ class Planner:
         self.original: dict[Value, Layout] = {}
         self.inputs = set(body.inputs)
         self.updates = self.update_equations() if sharded else frozenset()
+        self.updated = {v for eqn in self.updates for v in eqn.values}
         for eqn in body.eqns:
             self.step(eqn)
         for value in body.outputs:
@@ -119,9 +120,8 @@ class Planner:
         if found in self.plan.depth:
             return found
         if value in self.inputs and value not in self.original:
-            first = layout
-            if self.sharded >= 3 and layout == COPY and self.shard_of(value) is not None:
-                first = self.shard_of(value) or layout
+            held = self.sharded >= 3 or value in self.updated
+            first = (self.shard_of(value) if held and layout == COPY else None) or layout
             self.original[value] = first
             self.plan.inputs[value, first] = None
             self.plan.depth[value, first] = 0
@@ -201,7 +201,7 @@ class Planner:
                     return found
         for x, dims in zip(eqn.inputs, rule.operands, strict=True):
             layout = self.current(x) if isinstance(x, Value) else COPY
-            if layout.kind == "part" and not (self.sharded >= 3 and self.is_shard(x)):
+            if layout.kind == "part" and not (self.sharded and self.is_shard(x)):
                 found = leading(dims, layout.dim, rule)
                 if found is not None and self.allowed(found, eqn, rule):
                     return found

@@ -56,10 +56,10 @@ def data_parallel(fn: Function, batch: Batch, device_keys: Keys = (), *, parts: 
 def zero(fn: Function, batch: Batch, stage: int = 2, device_keys: Keys = (), *, parts: int | None = None) -> Function:
     """Data parallelism whose updates are split over the devices as well.
 
-    Stage 1: each device updates a part of every parameter, from gradients all devices hold. Stage 2: gradients are
-    reduce-scattered as they are made, so that a device keeps the part it needs. Stage 3: parameters are split as well;
-    each is gathered where the forward pass uses it, and again where the backward pass does, so that about one is whole
-    at a time.
+    Stage 1: each device updates a part of every parameter, from gradients all devices hold; a step begins by gathering
+    the parts that the last one updated. Stage 2: gradients are reduce-scattered as they are made: a device keeps
+    the part it needs. Stage 3: parameters are split as well; each is gathered where the forward pass uses it, and again
+    where the backward pass does, so that about one is whole at a time.
 
     >>> from meshwright import dist
     >>> inputs = "w: Tensor[(8,), 0], x: Tensor[(4, 8), 0]"
@@ -136,7 +136,7 @@ def _spread(fn: Function, keys: Keys, parts: int | None, tag: str, choose: Choos
     def spread(body: Function, depth: int) -> Function:
         level = level_of(fn, body, depth, keys, parts, tag)
         planner = Planner(body, classes, split, level.parts, sharded=sharded)
-        return Writer(body, planner.plan, planner.original, level, in_turn=sharded > 1).write()
+        return Writer(body, planner.plan, planner.original, level, sharded=sharded).write()
 
     return at_level(fn, keys, spread)
 

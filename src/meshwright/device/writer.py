@@ -20,10 +20,10 @@ from meshwright.device.typical import nbytes_of
 
 
 class Writer:
-    """Turns a plan into equations. ``in_turn``: parameters in parts are gathered where they are used, one by one."""
+    """Turns a plan into equations. ``sharded`` is the stage of zero: at 3, parameters are gathered one by one."""
 
     def __init__(
-        self, body: Function, plan: Plan, original: Mapping[Value, Layout], level: Level, *, in_turn: bool = False
+        self, body: Function, plan: Plan, original: Mapping[Value, Layout], level: Level, *, sharded: int = 0
     ) -> None:
         self.body, self.plan, self.original, self.level = body, plan, original, level
         self.eqns: list[Eqn] = []
@@ -32,10 +32,11 @@ class Writer:
         used_on = {c.source for c in plan.conversions}
         self.late: dict[Version, Conversion] = {}
         self.reduced: set[Version] = set()
-        if in_turn:
+        if sharded > 1:
+            self.reduced = {c.source for c in plan.conversions if c.op == "reduce_scatter"}
+        if sharded > 2:
             gathers = [c for c in plan.conversions if c.op == "allgather" and c.source in plan.inputs]
             self.late = {c.target: c for c in gathers if c.target not in used_on}
-            self.reduced = {c.source for c in plan.conversions if c.op == "reduce_scatter"}
         self.waiting = [c for c in plan.conversions if c.target not in self.late]
         self.segments = self._segments()
         self.needed = self._needed()
