@@ -36,6 +36,17 @@ def test_no_implicit_comms_holds_for_what_is_compiled_already():
     assert float(f(x, w)[0, 0]) == 4
 
 
+def test_a_reshard_is_written_and_a_sum_is_not():
+    x = placed(np.ones((8, 4)), "x")
+    for way in (lambda x: mw.reshard(x, P(None, "x")), lambda x: lax.with_sharding_constraint(x, P("y"))):
+        with mw.set_mesh(MESH), mw.no_implicit_comms():
+            compiled = mw.jit(way).lower(x).compile()
+            compiled(x)
+            assert [one.implicit for one in compiled.collectives] == [False]
+            with pytest.raises(CommunicationError, match="needs 1 collective that nobody wrote"):
+                mw.jit(lambda x, way=way: way(x).sum())(x)
+
+
 def test_a_shard_map_over_another_mesh_than_that_of_the_arguments():
     other = mw.make_mesh((2,), ("q",))
     f = mw.shard_map(lambda x: lax.psum(x, "q"), mesh=other, in_specs=P("q"), out_specs=P())
@@ -48,6 +59,14 @@ def test_check_partitioned_where_there_is_nothing_to_derive():
     x = placed(np.ones((8, 4)), "x")
     mw.check_partitioned(lambda x: None, x)
     mw.check_partitioned(lambda x: x > 0, x)
+
+
+def test_check_partitioned_of_complex_numbers():
+    x = mw.device_put(mnp.arange(16.0).reshape(4, 4) * (0.01 + 0.02j), mw.NamedSharding(MESH, P("x", "y")))
+    mw.check_partitioned(lambda x: (x @ x, mnp.abs(x).sum()), x)
+    other = iter(range(2))
+    with pytest.raises(MeshwrightError, match="gives another result"):
+        mw.check_partitioned(lambda x: x * 0 + next(other) * 1j, x)
 
 
 def test_assert_comms_wants_a_compiled_program():

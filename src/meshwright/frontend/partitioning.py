@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from meshwright.core import tree
-from meshwright.core.dtypes import is_inexact
+from meshwright.core.dtypes import is_complex, is_inexact
 from meshwright.core.mesh import BaseMesh, Mesh, both, get_mesh
 from meshwright.core.partition_spec import PartitionSpec
 from meshwright.core.program import Atom, Program, Var
@@ -167,6 +167,8 @@ _silent: ContextVar[bool] = ContextVar("no_implicit_comms", default=False)
 def no_implicit_comms() -> Iterator[None]:
     """Inside, a program that needs a collective nobody wrote is an error when it is compiled, or run again.
 
+    Collectives in a ``shard_map`` are written, and so are those that a ``reshard`` or a constraint asks for.
+
     >>> import meshwright as mw, meshwright.numpy as mnp
     >>> mesh = mw.make_mesh((2,), ("x",))
     >>> x = mw.device_put(mnp.ones((4, 4)), mw.NamedSharding(mesh, mw.P("x")))
@@ -272,9 +274,10 @@ def _out_sharding(place: Any, t: TensorType) -> TensorSharding:
 
 def _collective(record: Record, mesh: BaseMesh) -> Collective:
     why = record.why.text if record.why is not None else "the program asks for it"
+    implicit = record.why is not None and not record.why.asked
     return Collective(
         record.kind, record.axes, record.bytes_received_per_device, record.total_bytes, record.source, why,
-        record.why is not None, record.values, record.times, record.volume, mesh, record.beside,
+        implicit, record.values, record.times, record.volume, mesh, record.beside,
     )  # fmt: skip
 
 
@@ -301,7 +304,7 @@ def check_partitioned(
 
     def total(*values: Any) -> Any:
         outs = [x for x in tree.leaves(f(*values)) if is_inexact(to_array(x).dtype)]
-        return sum(tanh(x).sum() for x in outs)
+        return sum(tanh(x.real + x.imag if is_complex(x.dtype) else x).sum() for x in outs)
 
     slopes = grad(total, argnums=inexact)
     given = {"in_shardings": shardings["in_shardings"]} if "in_shardings" in shardings else {}
@@ -310,7 +313,7 @@ def check_partitioned(
 
 def _compare(what: str, found: Any, expected: Any, rtol: float, atol: float) -> None:
     for name, x, y in zip(tree.path_names(expected), tree.leaves(found), tree.leaves(expected), strict=True):
-        a, b = np.asarray(x).astype(np.float64), np.asarray(y).astype(np.float64)
+        a, b = (np.asarray(z).astype(np.complex128 if np.iscomplexobj(z) else np.float64) for z in (x, y))
         if not np.allclose(a, b, rtol=rtol, atol=atol, equal_nan=True):
             worst = float(np.nanmax(np.abs(a - b)))
             raise MeshwrightError(

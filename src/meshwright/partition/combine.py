@@ -24,10 +24,11 @@ KINDS = {
 
 
 class Why(NamedTuple):
-    """Why a collective was put in, and the global value that it is for."""
+    """Why a collective was put in, the global value that it is for, and whether a user asked for it there."""
 
     text: str
     value: TensorType
+    asked: bool = False
 
 
 class Beside(NamedTuple):
@@ -201,4 +202,4 @@ def _joined(whys: Sequence[Why | None]) -> Why | None:
         return None
     texts = list(dict.fromkeys(why.text for why in known))
     more = f" (and {len(known) - 1} more sums taken with it)" if len(known) > 1 else ""
-    return Why(texts[0] + more, known[0].value)
+    return Why(texts[0] + more, known[0].value, all(why.asked for why in known))

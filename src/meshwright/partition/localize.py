@@ -126,7 +126,7 @@ class Localizer:
             return versions[0].layout
         return next((v.layout for v in versions if not v.layout.unreduced), versions[0].layout)
 
-    def get(self, atom: Atom, need: TensorSharding, why: str | Callable[[], str]) -> Value:
+    def get(self, atom: Atom, need: TensorSharding, why: str | Callable[[], str], asked: bool = False) -> Value:
         """A value in a layout, resharded from the version that is nearest to it."""
         versions = self.versions(atom)
         for version in versions:
@@ -137,10 +137,10 @@ class Localizer:
             if not need.unreduced:
                 versions.append(Version(need, self.make(made, need)))
                 return versions[-1].value
-            versions = [Version(finished(need), self.get(atom, finished(need), why))]
+            versions = [Version(finished(need), self.get(atom, finished(need), why, asked))]
         nearest = min(versions, key=lambda version: reshard_cost(atom.type, version.layout, need))
         with at_source(state.source or self.made.get(atom)):
-            value = self.reshard(nearest, need, atom.type, why if isinstance(why, str) else why())
+            value = self.reshard(nearest, need, atom.type, why if isinstance(why, str) else why(), asked)
         if atom.__class__ is not Literal:
             versions.append(Version(need, value))
             self.moved.setdefault(atom, need)
@@ -182,18 +182,18 @@ class Localizer:
             need = finished(owed) if wanted is None or wanted.unreduced else wanted
             self.get(atom, need, f"{self.uses[atom]} equations need it")
 
-    def reshard(self, version: Version, need: TensorSharding, t: TensorType, why: str) -> Value:
+    def reshard(self, version: Version, need: TensorSharding, t: TensorType, why: str, asked: bool = False) -> Value:
         """A version in another layout; why there are collectives is remembered."""
         if version.layout == need:
             return version.value
         if t.size == 0:
             return zeros(local_type(t, need))
         plan = reshard_plan(t.shape, t.dtype, version.layout, need)
-        with self.because(why, t):
+        with self.because(why, t, asked):
             return emit_plan(plan, version.value, self.names)
 
     @contextmanager
-    def because(self, why: str, t: TensorType) -> Iterator[None]:
+    def because(self, why: str, t: TensorType, asked: bool = False) -> Iterator[None]:
         """Remember for the collectives that are put in here why they are, and for which global value."""
         builder = state.builder
         assert builder is not None
@@ -201,7 +201,7 @@ class Localizer:
         yield
         for eqn in builder.eqns[before:]:
             if eqn.op.stack is not None:
-                self.whys.update(dict.fromkeys(eqn.outputs, Why(why, t)))
+                self.whys.update(dict.fromkeys(eqn.outputs, Why(why, t, asked)))
 
     # Equations
 

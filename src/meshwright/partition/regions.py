@@ -250,7 +250,8 @@ def _constraint(local: Localizer, eqn: Eqn) -> list[Version]:
     owed = tuple(local.part(name) for name in sorted(eqn.params["spec"].unreduced))
     if owed:
         need = layout(local.mesh, tuple(dim.axes for dim in need.dims), owed)
-    return [Version(need, local.get(eqn.inputs[0], need, f"it is constrained to {eqn.params['spec']}"))]
+    why = f"it is constrained to {eqn.params['spec']}"
+    return [Version(need, local.get(eqn.inputs[0], need, why, asked=True))]
 
 
 SPECIAL.update(
