@@ -319,3 +319,26 @@ def test_with_debug_there_is_as_much_memory_as_the_largest_chip_has():
         lambda x_ref, out_ref, scratch: None, struct((1, 8)), scratch_shapes=scratch, debug=pl.Debug()
     )
     assert failing(call, mnp.ones((1, 8))).startswith("The kernel needs 134217760 bytes of VMEM, a core has 134217728.")
+
+
+def test_two_inputs_are_not_one_output():
+    call = pl.pallas_call(lambda *_: None, struct((2, 8)), input_output_aliases={0: 0, 1: 0})
+    assert failing(call, mnp.ones((2, 8)), mnp.ones((2, 8))) == (
+        "input_output_aliases names output 0 twice.\n"
+        "  at:   FILE:N   call(*args)\n"
+        "  why:  two inputs cannot be the same memory\n"
+        "  fix:  one input for each output: input_output_aliases={0: 0, 1: 1}"
+    )
+
+
+def test_blocks_that_depend_on_numbers_take_an_unknown_time():
+    block = pl.BlockSpec((1, 8), lambda i, rows: (rows[i], 0))
+    grid = pltpu.PrefetchScalarGridSpec(num_scalar_prefetch=1, grid=(2,), in_specs=[block], out_specs=block)
+    call = pl.pallas_call(lambda rows, x_ref, out_ref: None, struct((2, 8)), grid_spec=grid)
+    program = mw.make_program(call)(mnp.zeros(2, mnp.int32), mnp.ones((2, 8)))
+    assert failing(mw.simulate, program, "tpu v5e") == (
+        "How long <lambda> takes is not known before it runs.\n"
+        "  at:   FILE:N   call = pl.pallas_call(lambda rows, x_ref, out_ref: None, struct((2, 8)), grid_spec=grid)\n"
+        "  why:  which blocks it fetches may depend on the numbers that are prefetched\n"
+        "  fix:  index maps of the grid alone, in the program that is simulated"
+    )

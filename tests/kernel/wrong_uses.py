@@ -229,3 +229,13 @@ def an_array_where_a_ref_is_due(x_ref, out_ref):
 @wrong(pltpu.KernelError, 1, [], in_specs=[ANY])
 def the_body_of_a_pipeline_takes_too_few_refs(x_ref, out_ref):
     pltpu.emit_pipeline(lambda row_ref: None, grid=(8,), in_specs=[ROW], out_specs=ROW)(x_ref, out_ref)  # here
+
+
+@wrong(pltpu.CopyError)
+def a_mask_of_another_shape(x_ref, out_ref):
+    pl.store(out_ref, (pl.ds(0, 4),), x_ref[0:4], mask=mnp.ones(3, bool))  # here
+
+
+@wrong(pltpu.CopyError)
+def a_mask_of_numbers(x_ref, out_ref):
+    out_ref[...] = pl.load(x_ref, ..., mask=mnp.ones(16, mnp.int32), other=0.0)  # here

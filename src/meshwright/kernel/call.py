@@ -157,6 +157,13 @@ class Runner:
                 why=f"sizes of its grid are computed: {self.call.grid}",
                 fix="grid=(4, 4), numbers of Python, in the program that is simulated",
             )
+        if self.call.scalars:
+            raise KernelError(
+                f"How long {self.call.name} takes is not known before it runs.",
+                where=self.call.source.show() if self.call.source else "",
+                why="which blocks it fetches may depend on the numbers that are prefetched",
+                fix="index maps of the grid alone, in the program that is simulated",
+            )
         device = [np.broadcast_to(np.zeros((), t.dtype), t.shape) for t in types]
         return run_on_clock(self.call, mesh, [device] * prod(mesh.values()), topology)
 

@@ -248,6 +248,13 @@ def _check_aliases(call: Call, leaves: list[Any]) -> None:
                 why=f"there are {len(leaves)} inputs and {len(call.out_types)} outputs",
                 fix="input_output_aliases={0: 0}",
             )
+        if [out for _, out in call.aliases].count(target) > 1:
+            raise KernelError(
+                f"input_output_aliases names output {target} twice.",
+                where=here(),
+                why="two inputs cannot be the same memory",
+                fix="one input for each output: input_output_aliases={0: 0, 1: 1}",
+            )
         given, wanted = leaves[source].type, call.out_types[target]
         if given.shape != wanted.shape or given.dtype != wanted.dtype:
             raise KernelError(

@@ -14,7 +14,7 @@ from meshwright.core.source import here
 from meshwright.core.trace import Array, to_array
 from meshwright.core.types import TensorType
 from meshwright.frontend.direct import integer
-from meshwright.kernel.faults import KernelError
+from meshwright.kernel.faults import CopyError, KernelError
 from meshwright.kernel.indexing import Slice, as_int
 from meshwright.kernel.refs import Ref, load, store
 from meshwright.kernel.semaphores import SemaphoreRef
@@ -207,7 +207,15 @@ def masked_load(ref: Ref, idx: Any = ..., *, mask: Any = None, other: Any = None
     places, allowed = _lanes(ref, idx, mask)
     data = np.zeros(allowed.shape, ref.dtype)
     if other is not None:
-        data[...] = np.asarray(other)
+        given = to_array(other)
+        if given.dtype != data.dtype and not given.type.weak:
+            raise CopyError(
+                f"other is of {given.dtype.name}, what is loaded of {data.dtype.name}.",
+                where=here(),
+                why="a load does not convert",
+                fix=f"other.astype('{data.dtype.name}')",
+            )
+        data[...] = _spread("other", given.data, data.shape)  # type: ignore[attr-defined]
     if allowed.any():
         data[allowed] = load(ref, tuple(place[allowed] for place in places)).data
     return Array(data, TensorType(data.shape, data.dtype))
@@ -221,7 +229,7 @@ def masked_store(ref: Ref, idx: Any, val: Any, *, mask: Any = None) -> None:
     places, allowed = _lanes(ref, idx, mask)
     if allowed.any():
         array = to_array(val)
-        data = np.broadcast_to(array.data, allowed.shape)[allowed]  # type: ignore[attr-defined]
+        data = _spread("The value", array.data, allowed.shape)[allowed]  # type: ignore[attr-defined]
         store(
             ref,
             tuple(place[allowed] for place in places),
@@ -252,8 +260,28 @@ def _lanes(ref: Ref, idx: Any, mask: Any) -> tuple[list[Any], Any]:
             dim += 1
         places.append(column)
     shape = np.broadcast_shapes(*(place.shape for place in places))
-    allowed = np.broadcast_to(np.asarray(mask), shape)
-    return [np.broadcast_to(place, shape) for place in places], allowed
+    allowed = np.asarray(mask)
+    if allowed.dtype != np.bool_:
+        raise CopyError(
+            f"The mask of a load or a store is of {allowed.dtype.name}.",
+            where=here(),
+            why="it says of each element yes or no",
+            fix="mask=mask != 0",
+        )
+    return [np.broadcast_to(place, shape) for place in places], _spread("The mask", allowed, shape)
+
+
+def _spread(what: str, data: Any, shape: tuple[int, ...]) -> Any:
+    """``data`` in a larger shape, for a load or a store under a mask."""
+    try:
+        return np.broadcast_to(data, shape)
+    except ValueError:
+        raise CopyError(
+            f"{what} of a load or a store has shape {np.shape(data)}; {shape} is selected.",
+            where=here(),
+            why="it has one element for each that is selected, or is broadcast to them",
+            fix=f"mnp.broadcast_to(…, {shape})",
+        ) from None
 
 
 def cdiv(a: int, b: int) -> int:
