@@ -84,6 +84,29 @@ def test_a_listing_resolves_to_the_devices_the_document_says(name):
     assert devices_of(dist.resolve(fn, None if fn.device_map else MAP)) == DEVICES.get(name, {0, 1, 2, 3, 4})
 
 
+# Who spreads over whom, and who multiplies; arithmetic makes pairs of neighbours.
+SPREADS = {
+    "SUB_DEVICES": {0: [1, 2], 1: [1, 3], 2: [2, 4]},
+    "DEVICE_MAPS": {0: [1, 2], 1: [1, 3], 2: [2, 4]},
+    "DEVICE_ARITHMETIC": {0: [1, 3], 1: [1, 2], 3: [3, 4]},
+    "PROPOSAL_NESTED": {0: [1, 2], 1: [1, 3], 2: [2, 4]},
+}
+
+
+@pytest.mark.parametrize("name", SPREADS)
+def test_each_replica_spreads_over_the_devices_below_its_own(name):
+    fn = read(name)
+    flat = dist.resolve(fn, None if fn.device_map else MAP)
+    moves = [eqn for eqn in flat.eqns if eqn.op in ("scatter", "broadcast")]
+    found = [(eqn.inputs[0].type.device.base, [v.type.device.base for v in eqn.outputs]) for eqn in moves]
+    assert [devices for _, devices in found] == [SPREADS[name][source] for source, _ in found]
+    assert {source for source, _ in found} == set(SPREADS[name])
+    products = [eqn for eqn in flat.eqns if eqn.op == "MatMul"]
+    per_device = 2 if name == "PROPOSAL_NESTED" else 1
+    assert sorted(eqn.outputs[0].type.device.base for eqn in products) == sorted([1, 2, 3, 4] * per_device)
+    assert all(v.type.device == eqn.outputs[0].type.device for eqn in products for v in eqn.inputs)
+
+
 @listing
 def test_a_listing_computes_the_matrix_product(name):
     fn = read(name)
