@@ -12,6 +12,7 @@ import meshwright.numpy as mnp
 from meshwright import lax
 from meshwright import pallas as pl
 from meshwright.pallas import ops
+from meshwright.pallas import tpu as pltpu
 
 few = pytest.mark.parametrize("devices", [2, 3, 4, 5, 7, 8])
 
@@ -246,3 +247,36 @@ def test_an_all_reduce_of_256_devices_on_a_torus_and_on_one_ring():
 def test_rows_that_cannot_be_scattered_evenly():
     with pytest.raises(mw.MeshwrightError, match="5 rows are scattered over 2 devices"):
         on_ring(lambda x, y: ops.matmul_reduce_scatter(x, y, "x"), 2, numbers(2, 5, 4), numbers(2, 4, 4))
+
+
+WRONG_OPERANDS = {
+    "A product of float32[3, 4] and float32[5, 6].": lambda a: ops.matmul(a(3, 4), a(5, 6)),
+    "A product of float32[3, 0] and float32[0, 6].": lambda a: ops.matmul(a(3, 0), a(0, 6)),
+    "A product of float32[3, 4] and int32[4, 6].": lambda a: ops.matmul(a(3, 4), a(4, 6).astype(mnp.int32)),
+    "The tiles of a product are (0, 1, 1).": lambda a: ops.matmul(a(3, 4), a(4, 6), tiles=(0, 1, 1)),
+    "A product of float32[4, 2] and float32[2, 4], the left side being shared by 2 devices.": lambda a: (
+        ops.all_gather_matmul(a(4, 2), a(2, 4), "x")
+    ),
+    "A product of float32[4, 2] and float32[3, 4].": lambda a: ops.matmul_reduce_scatter(a(4, 2), a(3, 4), "x"),
+    "reduce_scatter of an array of shape (3, 2) over 2 devices.": lambda a: ops.reduce_scatter(a(3, 2), "x"),
+    "all_to_all of an array of shape (3, 2) over 2 devices.": lambda a: ops.all_to_all(a(3, 2), "x"),
+    "Attention of q [5, 4] to k [5, 3] and v [5, 4].": lambda a: ops.flash_attention(a(5, 4), a(5, 3), a(5, 4)),
+    "Attention of q [5, 4] to k [5, 4] and v [6, 4].": lambda a: ops.ring_attention(a(5, 4), a(5, 4), a(6, 4), "x"),
+}
+
+
+@pytest.mark.parametrize("text", WRONG_OPERANDS)
+def test_operands_that_do_not_fit(text):
+    with pytest.raises(pltpu.KernelError) as caught:
+        on_ring(lambda x: WRONG_OPERANDS[text](lambda *shape: mnp.ones(shape)), 2, numbers(2, 1))
+    assert caught.value.what == text
+    assert caught.value.where.startswith("test_library.py:") and caught.value.why and caught.value.fix
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.complex64])
+def test_products_are_summed_in_no_less_than_their_dtype(dtype):
+    big = 2**24 if dtype is np.int32 else 1
+    small = 1 if dtype is np.int32 else 1j
+    x = np.array([[big, small]] * 2, dtype)
+    y = np.ones((2, 2), dtype)
+    np.testing.assert_array_equal(ops.matmul(x, y), x @ y)

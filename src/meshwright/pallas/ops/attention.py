@@ -13,7 +13,23 @@ import meshwright.numpy as mnp
 from meshwright import lax
 from meshwright import pallas as pl
 from meshwright.pallas import tpu as pltpu
+from meshwright.pallas.ops.operands import require
 from meshwright.pallas.ops.ring import DMA, REGULAR, WHOLE, collective, meet, ring, struct, ways
+
+
+def _require_attention(q: Any, k: Any, v: Any) -> None:
+    """Refuse operands that do not fit each other."""
+    ranks = len({len(a.shape) for a in (q, k, v)}) == 1 and len(q.shape) >= 2
+    require(
+        ranks
+        and q.shape[:-2] == k.shape[:-2] == v.shape[:-2]
+        and q.shape[-1] == k.shape[-1]
+        and k.shape[-2] == v.shape[-2]
+        and min(*q.shape, *k.shape, *v.shape) > 0,
+        f"Attention of q {list(q.shape)} to k {list(k.shape)} and v {list(v.shape)}.",
+        "q and k have one last dim, k and v one number of keys, all three the same dims in front, and none is empty",
+        "q of (…, rows, dim), k of (…, keys, dim), v of (…, keys, out)",
+    )
 
 
 def _add_block(q: Any, k: Any, v: Any, acc_ref: Any, top_ref: Any, total_ref: Any, allowed: Any, scale: float) -> None:
@@ -49,6 +65,7 @@ def flash_attention(
     >>> ops.flash_attention(q, q, v, causal=True)[0, :, 0]
     Array([0., 2., 4.], dtype=float32)
     """
+    _require_attention(q, k, v)
     *front, rows, dim = q.shape
     keys = k.shape[-2]
     flat = [mnp.reshape(a, (-1, *a.shape[-2:])) for a in (q, k, v)]
@@ -106,6 +123,7 @@ def ring_attention(q: Any, k: Any, v: Any, axis_name: str, *, causal: bool = Fal
     >>> g(mnp.zeros((8, 4)), mnp.arange(32.0).reshape(8, 4))[:, 0]
     Array([ 0.,  2.,  4.,  6.,  8., 10., 12., 14.], dtype=float32)
     """
+    _require_attention(q, k, v)
     rows, dim = q.shape[-2:]
     scale = 1 / sqrt(dim)
 

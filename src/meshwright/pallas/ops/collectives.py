@@ -9,6 +9,7 @@ import meshwright.numpy as mnp
 from meshwright import lax
 from meshwright import pallas as pl
 from meshwright.pallas import tpu as pltpu
+from meshwright.pallas.ops.operands import require_blocks
 from meshwright.pallas.ops.ring import DMA, REGULAR, WHOLE, collective, halves, meet, ring, struct, ways
 
 
@@ -90,6 +91,7 @@ def reduce_scatter(x: Any, axis_name: str, *, bidirectional: bool = False, debug
     >>> mw.shard_map(f, mesh=mesh, in_specs=mw.P(None), out_specs=mw.P("x"))(mnp.arange(4.0)[:, None])
     Array([ 0.,  4.,  8., 12.], dtype=float32)
     """
+    require_blocks(x, lax.axis_size(axis_name), "reduce_scatter")
     block = x.shape[1:]
     bidirectional = bidirectional and bool(block) and block[0] > 1
     cuts = halves(block[0] if block else 1, bidirectional)
@@ -173,6 +175,7 @@ def all_to_all(x: Any, axis_name: str, *, debug: Any = None) -> Any:
            [1., 3.]], dtype=float32)
     """
     devices = lax.axis_size(axis_name)
+    require_blocks(x, devices, "all_to_all")
 
     def kernel(x_ref: Any, out_ref: Any, send: Any, receive: Any) -> None:
         at = ring(axis_name)

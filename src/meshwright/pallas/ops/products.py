@@ -9,11 +9,29 @@ from typing import Any, NamedTuple
 import meshwright.numpy as mnp
 from meshwright import lax
 from meshwright import pallas as pl
-from meshwright.core.source import here
 from meshwright.pallas import tpu as pltpu
+from meshwright.pallas.ops.operands import require
 from meshwright.pallas.ops.ring import DMA, REGULAR, WHOLE, Ring, Way, collective, halves, meet, ring, struct, ways
 
 Tiles = tuple[int, int, int]
+
+
+def _require_product(x: Any, y: Any, tiles: Tiles, parts: int = 1) -> None:
+    """Refuse operands that are no matrices to multiply; the left side has one of ``parts`` of the inner dim."""
+    fits = len(x.shape) == len(y.shape) == 2 and x.shape[1] * parts == y.shape[0] and x.dtype == y.dtype
+    require(
+        fits and min(*x.shape, *y.shape) > 0,
+        f"A product of {x.dtype}{list(x.shape)} and {y.dtype}{list(y.shape)}"
+        + (f", the left side being shared by {parts} devices." if parts > 1 else "."),
+        "they are matrices of one dtype with an inner dim of one size, and not empty",
+        "x of (m, k) and y of (k, n)" if parts == 1 else f"x of (m, k / {parts}) and y of (k, n)",
+    )
+    require(min(tiles) > 0, f"The tiles of a product are {tiles}.", "they have elements", "tiles=(128, 128, 128)")
+
+
+def _sums(x: Any) -> Any:
+    """The dtype that products are summed in: float32 for floats that are no larger."""
+    return mnp.float32 if mnp.issubdtype(x.dtype, mnp.floating) and x.dtype.itemsize <= 4 else x.dtype
 
 
 def _fit(tiles: Tiles, m: int, k: int, n: int) -> Tiles:
@@ -41,7 +59,7 @@ def _body(k: int, tile: int) -> Callable[..., None]:
         def _() -> None:
             acc_ref[...] = mnp.zeros_like(acc_ref)
 
-        acc_ref[...] += mnp.matmul(mask(x_ref[...], 1), mask(y_ref[...], 0), preferred_element_type=mnp.float32)
+        acc_ref[...] += mnp.matmul(mask(x_ref[...], 1), mask(y_ref[...], 0), preferred_element_type=acc_ref.dtype)
 
         @pl.when(pl.program_id(2) == pl.num_programs(2) - 1)
         def _() -> None:
@@ -61,18 +79,19 @@ def _grid(m: int, k: int, n: int, tiles: Tiles) -> tuple[int, int, int]:
 
 
 def matmul(x: Any, y: Any, *, tiles: Tiles = (128, 128, 128), debug: Any = None) -> Any:
-    """``x @ y`` of matrices, tile by tile (rows, inner, columns), summed in float32.
+    """``x @ y`` of matrices, tile by tile (rows, inner, columns); floats of at most 32 bits are summed in float32.
 
     >>> from meshwright.pallas import ops
     >>> ops.matmul(mnp.ones((100, 200)), mnp.ones((200, 60)))[0, :2]
     Array([200., 200.], dtype=float32)
     """
+    _require_product(x, y, tiles)
     (m, k), n = x.shape, y.shape[1]
     tiles = _fit(tiles, m, k, n)
     ins, out = _specs(tiles)
     return pl.pallas_call(
         _body(k, tiles[1]), struct((m, n), x.dtype), grid=_grid(m, k, n, tiles), in_specs=ins, out_specs=out,
-        scratch_shapes=[pltpu.VMEM((tiles[0], tiles[2]), mnp.float32)], debug=debug,
+        scratch_shapes=[pltpu.VMEM((tiles[0], tiles[2]), _sums(x))], debug=debug,
     )(x, y)  # fmt: skip
 
 
@@ -206,6 +225,7 @@ def all_gather_matmul(
     >>> g(mnp.ones((8, 32)), mnp.ones((32, 16)))[0, :3]
     Array([32., 32., 32.], dtype=float32)
     """
+    _require_product(x, y, tiles, lax.axis_size(axis_name))
     (m, k), n = x.shape, y.shape[1]
     bidirectional = bidirectional and k % 2 == 0
     cuts = halves(k, bidirectional)
@@ -221,7 +241,7 @@ def all_gather_matmul(
         _GatherMatmul(axis_name, bidirectional, fused, cuts, pipeline),
         shapes, in_specs=[WHOLE] * 2, out_specs=[WHOLE] * 2,
         scratch_shapes=[
-            DMA((2,)), DMA((2,)), DMA((2, 2)), REGULAR((2,)), pltpu.VMEM((tile[0], tile[2]), mnp.float32),
+            DMA((2,)), DMA((2,)), DMA((2, 2)), REGULAR((2,)), pltpu.VMEM((tile[0], tile[2]), _sums(x)),
             allocations(*memory),
         ],
         compiler_params=collective(5), debug=debug,
@@ -336,14 +356,14 @@ def matmul_reduce_scatter(
     (16, 8)
     """
     devices = lax.axis_size(axis_name)
+    _require_product(x, y, tiles)
     (m, k), n = x.shape, y.shape[1]
-    if m % devices:
-        raise pltpu.KernelError(
-            f"{m} rows are scattered over {devices} devices.",
-            where=here(),
-            why="every device keeps as many",
-            fix=f"a multiple of {devices} rows: pad x with zeros",
-        )
+    require(
+        m % devices == 0,
+        f"{m} rows are scattered over {devices} devices.",
+        "every device keeps as many",
+        f"a multiple of {devices} rows: pad x with zeros",
+    )
     bidirectional = bidirectional and n > 1
     rows, cuts = m // devices, halves(n, bidirectional)
     fitted = [_fit(tiles, rows, k, columns) for _, columns in cuts]
@@ -352,7 +372,7 @@ def matmul_reduce_scatter(
         _MatmulScatter(axis_name, bidirectional, rows, k, cuts, fitted),
         outs, in_specs=[WHOLE] * 2, out_specs=[WHOLE] * 3,
         scratch_shapes=[
-            DMA((2,)), DMA((2, 2)), REGULAR((2,)), [pltpu.VMEM((tile[0], tile[2]), mnp.float32) for tile in fitted],
+            DMA((2,)), DMA((2, 2)), REGULAR((2,)), [pltpu.VMEM((tile[0], tile[2]), _sums(x)) for tile in fitted],
         ],
         compiler_params=collective(6), debug=debug,
     )(x, y)[0]  # fmt: skip
