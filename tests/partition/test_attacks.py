@@ -69,6 +69,15 @@ def test_check_partitioned_of_complex_numbers():
         mw.check_partitioned(lambda x: x * 0 + next(other) * 1j, x)
 
 
+def test_compiled_functions_take_arguments_as_they_were():
+    x = placed(np.ones((8, 4)), "x")
+    compiled = mw.jit(lambda a, *, b: a + b["w"]).lower(x, b={"w": x}).compile()
+    for args, b, given in (((x,), x, "(*,), b=*"), (((x,),), {"w": x}, "((*,),), b={'w': *}")):
+        with pytest.raises(TreeError) as caught:
+            compiled(*args, b=b)
+        assert caught.value.why == f"it was compiled for (*,), b={{'w': *}}, and is given {given}"
+
+
 def test_assert_comms_wants_a_compiled_program():
     x = placed(np.ones((8, 4)), "x")
     f = mw.jit(lambda x: x.sum(0))

@@ -104,10 +104,12 @@ def test_an_unreduced_value_used_where_sums_do_not_pass() -> None:
     np.testing.assert_allclose(np.asarray(done), np.tanh(np.full((4, 4), 4.0)), rtol=1e-6)
 
 
+@pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("again", [lambda x: x + 1, mw.jit(lambda x: x * 2), np.asarray])
-def test_a_donated_buffer_used_again(again: Callable[[Any], Any]) -> None:
+def test_a_donated_buffer_used_again(again: Callable[[Any], Any], compiled: bool) -> None:
     x = put((4, 4), "x")
-    mw.jit(lambda x: x * 2, donate_argnums=0)(x)
+    f: Any = mw.jit(lambda x: x * 2, donate_argnums=0)
+    (f.lower(x).compile() if compiled else f)(x)
     assert message(again, x) == (
         "This array float32[4,4] was donated to a jitted function and no longer has contents.\n"
         "  why:  donate_argnums lets the function overwrite its argument\n"

@@ -464,6 +464,8 @@ def test_what_overlap_cannot_be():
         '  fix:  mw.jit(f, overlap="tpu v5e")'
     )
     assert message(lambda: mw.jit(lambda x: x, overlap="tpu v99")).startswith("No chip is called 'tpu v99'.")
+    with pytest.raises(mw.MeshwrightError, match=r"at:   test_overlap\.py:\d+   mw\.jit\("):
+        mw.jit(lambda x: x, overlap="tpu v99")
     assert message(lambda: mw.Overlap(product=3)) == (
         "Overlap is given product=3.\n"
         "  why:  a product is a function of a left side to gather, a right side and the name of an axis\n"

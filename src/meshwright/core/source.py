@@ -5,6 +5,7 @@ from __future__ import annotations
 import linecache
 import os
 import sys
+from types import FrameType
 from typing import NamedTuple
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
@@ -39,10 +40,15 @@ def user_source() -> Source | None:
         internal = _internal.get(file)
         if internal is None:
             internal = _internal[file] = _is_internal(file)
-        if not internal:
+        if not internal and not (file == "<string>" and _is_generated(frame)):
             return _line(file, frame.f_lineno)
         frame = frame.f_back  # type: ignore[assignment]
     return None
+
+
+def _is_generated(frame: FrameType) -> bool:
+    """Whether a function without a file was made for a class of this package, as a dataclass's ``__init__`` is."""
+    return str(frame.f_globals.get("__name__")).startswith("meshwright.")
 
 
 def _line(file: str, line: int) -> Source:

@@ -10,7 +10,7 @@ from meshwright.core.program import Program
 from meshwright.core.source import here
 from meshwright.core.trace import Array, Value, to_array
 from meshwright.core.types import TensorType
-from meshwright.errors import ShapeError
+from meshwright.errors import ShapeError, TreeError
 
 if TYPE_CHECKING:
     from meshwright.frontend.jit import Executable
@@ -50,7 +50,15 @@ class Compiled:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         leaves, in_tree = tree.flatten((args, kwargs))
         values = [to_array(x) for x in leaves]
-        if in_tree != self._in_tree or not all(map(_fits, values, self._types)):
+        if in_tree != self._in_tree:
+            was, now = (tree.unflatten(t, range(t.num_leaves)) for t in (self._in_tree, in_tree))
+            raise TreeError(
+                "This compiled function cannot take arguments in these containers.",
+                where=here(),
+                why=f"it was compiled for {_outline(was)}, and is given {_outline(now)}",
+                fix="f(*args) compiles for what it is given",
+            )
+        if not all(map(_fits, values, self._types)):
             shown = ", ".join(str(x.type) for x in values)
             raise ShapeError(
                 f"This compiled function cannot take ({shown}).",
@@ -58,7 +66,10 @@ class Compiled:
                 why=f"it was compiled for ({', '.join(map(str, self._types))})",
                 fix="f(*args) compiles for what it is given",
             )
-        return self._executable.run([x.data for x in values if isinstance(x, Array)])
+        data = [x.data for x in values if isinstance(x, Array)]
+        del values  # which refer to the arguments
+        self._executable.take(leaves, data)
+        return self._executable.run(data)
 
     @property
     def program(self) -> Program:
@@ -171,6 +182,12 @@ class Compiled:
         from meshwright.frontend.sharding_reasons import explain_sharding
 
         return explain_sharding(self._executable, self._in_tree, self._parameters, value)
+
+
+def _outline(arguments: Any) -> str:
+    """The containers of the arguments of a call: ``(*, {'w': *}), scale=*``."""
+    args, kwargs = arguments
+    return ", ".join([tree.outline(args, "*"), *(f"{name}={tree.outline(x, '*')}" for name, x in kwargs.items())])
 
 
 def _fits(x: Value, t: TensorType) -> bool:

@@ -58,6 +58,17 @@ class Executable:
         self.call = compile_program(program, donated=donated)
         return self.call(*data)  # type: ignore[no-any-return]
 
+    def take(self, leaves: Sequence[Any], data: list[Any]) -> None:
+        """Take the contents of donated arrays away from them. What anybody else still refers to (another array, a view,
+        a program's constant, a second argument) is passed on as read-only."""
+        for n in self.donated:
+            if leaves[n].__class__ is Array:
+                leaves[n]._data = None
+        for n in self.donated:
+            if data[n].__class__ is np.ndarray and getrefcount(data[n]) > _ONE_REFERENCE:
+                data[n] = data[n].view()
+                data[n].flags.writeable = False
+
     def run(self, data: Sequence[Any]) -> Any:
         """The outputs for the contents of the arguments, in the containers the function returned them in."""
         if self.placed is not None:
@@ -136,7 +147,7 @@ class Jitted:
                 self._plain[(dtypes.config._enable_x64, current_mesh.get(), *types)] = compiled
         if compiled.donated:
             del contents, value  # which refer to the last argument
-            _take(leaves, data, compiled.donated)
+            compiled.take(leaves, data)
         return compiled.run(data)
 
     def lower(self, *args: Any, **kwargs: Any) -> Lowered:
@@ -159,7 +170,8 @@ class Jitted:
         call = Call(name, self._parameters(statics, len(args)), in_tree, traced.out_tree, placement)
 
         def compiled() -> Compiled:
-            return Compiled(Executable(traced, (), placement), in_tree, types, call.parameters, call)
+            donated = _donated_leaves(in_tree, self.donate, statics)
+            return Compiled(Executable(traced, donated, placement), in_tree, types, call.parameters, call)
 
         return Lowered(compiled, check(cse(dce(traced.closed)), "simplification"), call)
 
@@ -307,18 +319,6 @@ def _donated_leaves(in_tree: tree.TreeDef, donate: Sequence[int], statics: Stati
     for place, arg in zip(places, args, strict=True):
         flags += [place in donate] * len(tree.leaves(arg))
     return (*flags, *[False] * len(tree.leaves(kwargs)))
-
-
-def _take(leaves: Sequence[Any], data: list[Any], donated: Sequence[int]) -> None:
-    """Take the contents of donated arrays away from them. What anybody else still refers to (another array, a view, a
-    program's constant, a second argument) is passed on as read-only."""
-    for n in donated:
-        if leaves[n].__class__ is Array:
-            leaves[n]._data = None
-    for n in donated:
-        if data[n].__class__ is np.ndarray and getrefcount(data[n]) > _ONE_REFERENCE:
-            data[n] = data[n].view()
-            data[n].flags.writeable = False
 
 
 def _count_one() -> int:
