@@ -68,9 +68,9 @@ def mlp_training() -> Model:
 
 
 @cache
-def transformer_training() -> Model:
+def transformer_training(layers: int = 2) -> Model:
     """A step of the example transformer: attention, gated MLPs, embeddings, cross-entropy."""
-    config = transformer.Config(vocab=16, dim=8, layers=2, heads=4, kv_heads=2, hidden=16)
+    config = transformer.Config(vocab=16, dim=8, layers=layers, heads=4, kv_heads=2, hidden=16)
     params = transformer.init(mw.random.key(0), config)
     batch = transformer.make_batch(mw.random.key(1), config, batch=8, length=6)
     count = len(mw.tree.leaves(params))

@@ -9,7 +9,7 @@ import meshwright.numpy as mnp
 from meshwright import dist
 from meshwright.device.steady import steady_state
 from meshwright.errors import ShapeError
-from tests.device.models import MODELS, Model, check, mlp_training
+from tests.device.models import MODELS, Model, check, mlp_training, transformer_training
 
 TWO = {1: [1, 3], 2: [2, 4]}
 THREE = {1: {1: [1, 5], 3: [3, 7]}, 2: {2: [2, 6], 4: [4, 8]}}
@@ -248,3 +248,10 @@ def test_parts_kept_in_place_are_neither_gathered_nor_scattered_again():
     assert after.count("gather") < before.count("gather")
     assert after.count("scatter") < before.count("scatter")
     assert dist.parse(str(dist.keep_in_place(fn))) == dist.keep_in_place(fn)
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_horizontal_parallelism_inside_zero_splits_what_zero_gathers(stage):
+    model = transformer_training(layers=3)  # which zero cannot store by layer, but by heads and hidden units
+    fn = dist.zero(model.function.with_(device_map=dist.DeviceMap(TWO)), model.batch, stage)
+    check(model, dist.horizontal_parallel(fn, model.batch, ["d"]), TWO)

@@ -195,10 +195,11 @@ def _part(eqn: Eqn, type: Tensor, dim: int, parts: int) -> Tensor:
         )
     size = divide(type.shape[dim], parts)
     if not is_whole(size):
+        into = "parts" if eqn.op == "split" else "devices"
         raise ShapeError(
             f"Dim {dim} of size {type.shape[dim]} does not divide into {parts} equal parts.",
-            why=f"{eqn.op} gives each of {parts} devices the same number of elements",
-            fix=f"a size that is a multiple of {parts}, or another number of devices",
+            why=f"{eqn.op} gives each of {parts} {into} the same number of elements",
+            fix=f"a size that is a multiple of {parts}, or another number of {into}",
         )
     return type.resized(dim, size)
 

@@ -265,10 +265,11 @@ def _in_body(body: Function, classes: Classes, place: Place) -> list[Place]:
 
 
 def scattered_classes(fn: Function, classes: Classes) -> frozenset[Place]:
-    """The classes that a level of the program splits already."""
+    """The classes that a level of the program splits already; parts that are gathered to be used are whole there."""
     found: set[Place] = set()
+    gathered = {v for eqn in fn.eqns if eqn.op == "allgather" for v in eqn.values}
     for eqn in fn.eqns:
-        if eqn.op in ("scatter", "split"):
+        if eqn.op in ("scatter", "split") and eqn.outputs[0] not in gathered:
             found.add(classes.root((eqn.outputs[0], eqn.attributes["dim"])))
         if eqn.body is not None:
             found |= scattered_classes(eqn.body, classes)
