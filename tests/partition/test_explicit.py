@@ -191,6 +191,45 @@ OPEN_SUMS: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
+KEY = mw.random.key(0)
+MADE: dict[str, Callable[[Any], Any]] = {
+    "normal": lambda s: mw.random.normal(KEY, (8, 6), out_sharding=s),
+    "uniform": lambda s: mw.random.uniform(KEY, (8, 6), out_sharding=s),
+    "uniform between": lambda s: mw.random.uniform(KEY, (8, 6), minval=2.0, maxval=3.0, out_sharding=s),
+    "truncated_normal": lambda s: mw.random.truncated_normal(KEY, -1.0, 1.0, (8, 6), out_sharding=s),
+    "gumbel": lambda s: mw.random.gumbel(KEY, (8, 6), out_sharding=s),
+    "exponential": lambda s: mw.random.exponential(KEY, (8, 6), out_sharding=s),
+    "bernoulli": lambda s: mw.random.bernoulli(KEY, 0.3, (8, 6), out_sharding=s),
+    "rademacher": lambda s: mw.random.rademacher(KEY, (8, 6), out_sharding=s),
+    "bits": lambda s: mw.random.bits(KEY, (8, 6), out_sharding=s),
+    "randint": lambda s: mw.random.randint(KEY, (8, 6), 0, 9, out_sharding=s),
+    "permutation": lambda s: mw.random.permutation(KEY, mnp.arange(48.0).reshape(8, 6), out_sharding=s),
+    "categorical": lambda s: mw.random.categorical(KEY, mnp.zeros((8, 6, 5)), out_sharding=s),
+    "full": lambda s: lax.full((8, 6), 3.0, sharding=s),
+    "broadcasted_iota": lambda s: lax.broadcasted_iota(int, (8, 6), 1, out_sharding=s),
+    "lax.broadcast": lambda s: lax.broadcast(mnp.arange(6.0), (8,), out_sharding=s),
+    "broadcast_to": lambda s: mnp.broadcast_to(mnp.arange(6.0), (8, 6), out_sharding=s),
+    "reshape": lambda s: mnp.reshape(mnp.arange(48.0), (8, 6), out_sharding=s),
+    "lax.reshape": lambda s: lax.reshape(mnp.arange(48.0), (8, 6), out_sharding=s),
+}
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_what_is_made_goes_where_out_sharding_says(name: str) -> None:
+    make = MADE[name]
+    right, there = make(None), mw.NamedSharding(MESH, P("x", "y"))
+    for found in (make(there), mw.jit(lambda: make(there))()):
+        assert str(mw.typeof(found)).endswith("[8@x,6@y]")
+        np.testing.assert_array_equal(np.asarray(found), np.asarray(right))
+
+
+def test_an_out_sharding_that_is_no_place() -> None:
+    for make in (lambda: MADE["normal"]("x"), lambda: mnp.dot(X.T, X, out_sharding="x")):
+        with pytest.raises(mw.MeshwrightError) as caught:
+            make()
+        assert caught.value.what == "An array cannot be put onto 'x'."
+
+
 @pytest.mark.parametrize("name", OPEN_SUMS)
 def test_open_sums_go_through_loops_and_branches(name: str) -> None:
     a, b, z = put((5, 8), None, "y"), put((8, 5), "y", seed=1), mnp.zeros((5, 5))

@@ -16,6 +16,7 @@ from meshwright.core.sharding_check import resolve
 from meshwright.core.source import here
 from meshwright.core.types import TensorType
 from meshwright.errors import ShardingError
+from meshwright.frontend.placing import sharding_for
 
 
 def product_params(
@@ -35,6 +36,8 @@ def product_params(
         current = get_mesh()
         same = current is not None and current.explicit_mesh == sharding.mesh
         out_sharding = NamedSharding(current if current is not None and same else sharding.mesh, out_sharding)
+    if not isinstance(out_sharding, NamedSharding):
+        sharding_for(out_sharding, ())  # an error if it is no place
     if not isinstance(out_sharding, NamedSharding) or out_sharding.mesh.explicit_mesh is None:
         return {}
     if len(out_sharding.spec) > ndim:

@@ -22,7 +22,6 @@ from meshwright.frontend.operands import (
     convert,
     laid_out_as,
     no_negative,
-    no_sharding,
     placed,
     promote_operands,
     static_int,
@@ -40,16 +39,14 @@ from meshwright.ops.contraction import dot_general as dot_general_op
 
 def full(shape: Any, fill_value: ArrayLike, dtype: DTypeLike = None, *, sharding: Any = None) -> Value:
     """An array with ``fill_value`` everywhere."""
-    no_sharding(sharding=sharding)
-    return numpy_creation.full(shape, fill_value, dtype)
+    return numpy_creation.full(shape, fill_value, dtype, device=sharding)
 
 
 def full_like(
     x: ArrayLike, fill_value: ArrayLike, dtype: DTypeLike = None, shape: Any = None, sharding: Any = None
 ) -> Value:
     """``fill_value`` everywhere, in the shape and dtype of ``x``."""
-    no_sharding(sharding=sharding)
-    return numpy_creation.full_like(x, fill_value, dtype, shape)
+    return numpy_creation.full_like(x, fill_value, dtype, shape, device=sharding)
 
 
 def iota(dtype: DTypeLike, size: int) -> Value:
@@ -65,11 +62,10 @@ def broadcasted_iota(dtype: DTypeLike, shape: Any, dimension: int, *, out_shardi
     Array([[0, 1, 2],
            [0, 1, 2]], dtype=int32)
     """
-    no_sharding(out_sharding=out_sharding)
     sizes = static_shape(shape)
     no_negative(sizes, "a size of lax.broadcasted_iota")
     dim = axis_of(dimension, len(sizes), "lax.broadcasted_iota")
-    return shape_ops.iota(dtype=as_dtype(dtype), shape=sizes, dim=dim)
+    return placed(shape_ops.iota(dtype=as_dtype(dtype), shape=sizes, dim=dim), None, out_sharding)
 
 
 # Rearranging
@@ -79,11 +75,10 @@ def reshape(
     operand: ArrayLike, new_sizes: Any, dimensions: Sequence[int] | None = None, *, out_sharding: Any = None
 ) -> Value:
     """The elements in another shape, read in the order of ``dimensions``."""
-    no_sharding(out_sharding=out_sharding)
     x = value(operand)
     if dimensions is not None:
         x = transpose(x, dimensions)
-    return basic.reshape(x, shape=static_shape(new_sizes))
+    return placed(basic.reshape(x, shape=static_shape(new_sizes)), None, out_sharding)
 
 
 def transpose(operand: ArrayLike, permutation: Sequence[int]) -> Value:
@@ -93,19 +88,18 @@ def transpose(operand: ArrayLike, permutation: Sequence[int]) -> Value:
 
 def broadcast(operand: ArrayLike, sizes: Sequence[int], *, out_sharding: Any = None) -> Value:
     """``operand`` repeated along new leading dims."""
-    no_sharding(out_sharding=out_sharding)
     x, lead = value(operand), static_shape(sizes)
     dims = tuple(range(len(lead), len(lead) + x.ndim))
-    return basic.broadcast_in_dim(x, shape=lead + x.shape, dims=dims)
+    return placed(basic.broadcast_in_dim(x, shape=lead + x.shape, dims=dims), None, out_sharding)
 
 
 def broadcast_in_dim(
     operand: ArrayLike, shape: Any, broadcast_dimensions: Sequence[int], *, out_sharding: Any = None
 ) -> Value:
     """``operand`` repeated to fill ``shape``; its dims stand at ``broadcast_dimensions`` there."""
-    no_sharding(out_sharding=out_sharding)
     dims = tuple(static_int(d, "broadcast_dimensions") for d in broadcast_dimensions)
-    return basic.broadcast_in_dim(value(operand), shape=static_shape(shape), dims=dims)
+    found = basic.broadcast_in_dim(value(operand), shape=static_shape(shape), dims=dims)
+    return placed(found, None, out_sharding)
 
 
 def broadcast_shapes(*shapes: Sequence[int]) -> Shape:

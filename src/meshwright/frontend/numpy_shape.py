@@ -27,7 +27,7 @@ from meshwright.frontend.operands import (
     items_of,
     known,
     no_negative,
-    no_sharding,
+    placed,
     promote_operands,
     stack_values,
     static_int,
@@ -77,8 +77,6 @@ def reshape(a: ArrayLike, shape: Any, order: str = "C", *, copy: bool | None = N
     >>> mnp.arange(6).reshape(2, -1).shape
     (2, 3)
     """
-    if out_sharding is not None:
-        no_sharding(out_sharding=out_sharding)
     x = a if a.__class__ in VALUES else value(a)
     wanted = static_shape(shape)
     have = x.type
@@ -91,8 +89,10 @@ def reshape(a: ArrayLike, shape: Any, order: str = "C", *, copy: bool | None = N
             fix=f"a shape of {have.size} elements, e.g. x.reshape({_a_shape(have.size, wanted)})",
         )
     if order == "F":
-        return transpose(apply(basic.reshape, (transpose(x),), {"shape": found[::-1]}))
-    return x if found == have.shape else apply(basic.reshape, (x,), {"shape": found})
+        made = transpose(apply(basic.reshape, (transpose(x),), {"shape": found[::-1]}))
+    else:
+        made = x if found == have.shape else apply(basic.reshape, (x,), {"shape": found})
+    return made if out_sharding is None else placed(made, None, out_sharding)
 
 
 def _why_no_reshape(size: int, shape: Shape) -> str:
@@ -256,7 +256,6 @@ def _each(found: list[Value]) -> Any:
 
 def broadcast_to(array: ArrayLike, shape: Any, *, out_sharding: Any = None) -> Value:
     """``array`` repeated along new dims and dims of size 1 to fill ``shape``."""
-    no_sharding(out_sharding=out_sharding)
     x, wanted = value(array), static_shape(shape)
     if len(wanted) < x.ndim or broadcast_shapes(x.shape, wanted) != wanted:
         raise ShapeError(
@@ -265,7 +264,7 @@ def broadcast_to(array: ArrayLike, shape: Any, *, out_sharding: Any = None) -> V
             why="counted from the right, each dim keeps its size or grows from 1",
             fix=f"x[..., None] adds a dim at the end; a shape that ends in {x.shape}",
         )
-    return broadcast(x, wanted)
+    return placed(broadcast(x, wanted), None, out_sharding)
 
 
 def broadcast_arrays(*args: ArrayLike) -> list[Value]:

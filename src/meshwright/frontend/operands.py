@@ -21,7 +21,7 @@ from meshwright.core.source import here
 from meshwright.core.trace import Array, Tracer, apply, concrete, to_array
 from meshwright.core.trace import Value as ValueClass
 from meshwright.core.types import Shape, TensorType
-from meshwright.errors import MeshwrightError, ShapeError, TracerError
+from meshwright.errors import ShapeError, TracerError
 from meshwright.frontend import scalars
 from meshwright.ops import basic, elementwise
 from meshwright.ops import shape as shape_ops
@@ -522,18 +522,6 @@ def static_shape(shape: Any, what: str = "a shape") -> Shape:
     else:
         found = (static_int(shape, what),)
     return found
-
-
-def no_sharding(**arguments: Any) -> None:
-    """Refuse a placement of the result."""
-    for name, given in arguments.items():
-        if given is not None:
-            raise MeshwrightError(
-                f"{name}= is given, and shardings are not supported yet.",
-                where=here(),
-                why="every array is held whole",
-                fix=f"leave out {name}=",
-            )
 
 
 OPEN = object()  # an ``out_sharding`` that leaves a product as its operands have it, sums taken

@@ -17,7 +17,7 @@ from meshwright.core.source import here
 from meshwright.core.types import Shape
 from meshwright.errors import ShapeError
 from meshwright.frontend.numpy_dtypes import finfo
-from meshwright.frontend.operands import ArrayLike, DTypeLike, convert, is_number, no_sharding, value
+from meshwright.frontend.operands import ArrayLike, DTypeLike, convert, is_number, placed, value
 from meshwright.frontend.random_keys import (
     UINT_OF_WIDTH,
     Sampler,
@@ -65,16 +65,15 @@ def uniform(
     >>> np.asarray(mw.random.uniform(mw.random.key(0), (2,)))
     array([0.947667 , 0.9785799], dtype=float32)
     """
-    no_sharding(out_sharding=out_sharding)
     one = checked_key("uniform", key)
     wanted = checked_dtype("uniform", dtype, FLOATS)
     size = checked_shape("uniform", shape)
     if is_number(minval) and is_number(maxval) and (minval, maxval) == (0, 1):
-        return _unit(one, shape=size, dtype=wanted)
+        return placed(_unit(one, shape=size, dtype=wanted), None, out_sharding)
     low = checked_parameter("uniform", "minval", minval, wanted)
     high = checked_parameter("uniform", "maxval", maxval, wanted)
     fitting_shape("uniform", size, minval=low, maxval=high)
-    return _uniform(one, low, high, shape=size, dtype=wanted)
+    return placed(_uniform(one, low, high, shape=size, dtype=wanted), None, out_sharding)
 
 
 @Sampler
@@ -118,9 +117,8 @@ def stretched(key: Value, shape: Shape, dtype: DType, low: Any) -> Value:
     return between(u, value(bound), value(np.ones((), dtype)))
 
 
-def _real(name: str, key: ArrayLike, shape: Any, dtype: DTypeLike, sharding: Any) -> tuple[Value, dict[str, Any]]:
+def _real(name: str, key: ArrayLike, shape: Any, dtype: DTypeLike) -> tuple[Value, dict[str, Any]]:
     """The checked arguments of a sampler without parameters."""
-    no_sharding(out_sharding=sharding)
     one = checked_key(name, key)
     return one, {"dtype": checked_dtype(name, dtype, REAL), "shape": checked_shape(name, shape)}
 
@@ -135,10 +133,9 @@ def normal(key: ArrayLike, shape: Any = (), dtype: DTypeLike = float, *, out_sha
     >>> np.asarray(mw.random.normal(mw.random.key(0), (2,)))
     array([1.6226422, 2.0252647], dtype=float32)
     """
-    no_sharding(out_sharding=out_sharding)
     one = checked_key("normal", key)
     wanted = checked_dtype("normal", dtype, (*REAL, *COMPLEXES))
-    return _normal(one, shape=checked_shape("normal", shape), dtype=wanted)
+    return placed(_normal(one, shape=checked_shape("normal", shape), dtype=wanted), None, out_sharding)
 
 
 @Sampler
@@ -176,12 +173,12 @@ def truncated_normal(
     out_sharding: Any = None,
 ) -> Value:
     """Numbers from the normal distribution that lie strictly between ``lower`` and ``upper``."""
-    no_sharding(out_sharding=out_sharding)
     one = checked_key("truncated_normal", key)
     wanted = checked_dtype("truncated_normal", dtype, REAL)
     low = checked_parameter("truncated_normal", "lower", lower, wanted)
     high = checked_parameter("truncated_normal", "upper", upper, wanted)
-    return _truncated_normal(one, low, high, shape=fitting_shape("truncated_normal", shape, lower=low, upper=high))
+    size = fitting_shape("truncated_normal", shape, lower=low, upper=high)
+    return placed(_truncated_normal(one, low, high, shape=size), None, out_sharding)
 
 
 @Sampler
@@ -199,8 +196,8 @@ def _truncated_normal(key: Value, lower: Value, upper: Value, *, shape: Shape) -
 
 def exponential(key: ArrayLike, shape: Any = (), dtype: DTypeLike = float, *, out_sharding: Any = None) -> Value:
     """Numbers with density exp(-x) for x ≥ 0."""
-    one, static = _real("exponential", key, shape, dtype, out_sharding)
-    return _exponential(one, **static)
+    one, static = _real("exponential", key, shape, dtype)
+    return placed(_exponential(one, **static), None, out_sharding)
 
 
 @Sampler
@@ -210,8 +207,8 @@ def _exponential(key: Value, *, shape: Shape, dtype: DType) -> Value:
 
 def laplace(key: ArrayLike, shape: Any = (), dtype: DTypeLike = float, *, out_sharding: Any = None) -> Value:
     """Numbers with density ½ exp(-|x|)."""
-    one, static = _real("laplace", key, shape, dtype, out_sharding)
-    return _laplace(one, **static)
+    one, static = _real("laplace", key, shape, dtype)
+    return placed(_laplace(one, **static), None, out_sharding)
 
 
 @Sampler
@@ -222,8 +219,8 @@ def _laplace(key: Value, *, shape: Shape, dtype: DType) -> Value:
 
 def logistic(key: ArrayLike, shape: Any = (), dtype: DTypeLike = float, *, out_sharding: Any = None) -> Value:
     """Numbers with distribution function 1 / (1 + exp(-x))."""
-    one, static = _real("logistic", key, shape, dtype, out_sharding)
-    return _logistic(one, **static)
+    one, static = _real("logistic", key, shape, dtype)
+    return placed(_logistic(one, **static), None, out_sharding)
 
 
 @Sampler
@@ -234,8 +231,8 @@ def _logistic(key: Value, *, shape: Shape, dtype: DType) -> Value:
 
 def cauchy(key: ArrayLike, shape: Any = (), dtype: DTypeLike = float, *, out_sharding: Any = None) -> Value:
     """Numbers with density proportional to 1 / (1 + x²)."""
-    one, static = _real("cauchy", key, shape, dtype, out_sharding)
-    return _cauchy(one, **static)
+    one, static = _real("cauchy", key, shape, dtype)
+    return placed(_cauchy(one, **static), None, out_sharding)
 
 
 @Sampler
@@ -255,8 +252,8 @@ def gumbel(
     The largest that can occur grows with ``mode``: "low" (the default) uses the bits of one uniform number, "high"
     those of two, "highest" all 64.
     """
-    one, static = _real("gumbel", key, shape, dtype, out_sharding)
-    return _gumbel(one, mode=checked_mode("gumbel", mode), **static)
+    one, static = _real("gumbel", key, shape, dtype)
+    return placed(_gumbel(one, mode=checked_mode("gumbel", mode), **static), None, out_sharding)
 
 
 def checked_mode(name: str, mode: str | None) -> str:
@@ -330,7 +327,6 @@ def bernoulli(
     >>> np.asarray(mw.random.bernoulli(mw.random.key(0), 0.5, (4,)))
     array([False, False,  True,  True])
     """
-    no_sharding(out_sharding=out_sharding)
     one = checked_key("bernoulli", key)
     if mode not in ("low", "high"):
         raise ShapeError(
@@ -344,7 +340,8 @@ def bernoulli(
             why="p is a probability",
             fix=f"p={float(p)}" if is_number(p) and not np.iscomplexobj(p) else "p=p.astype('float32')",
         )
-    return _bernoulli(one, chance, shape=fitting_shape("bernoulli", shape, p=chance), mode=mode)
+    size = fitting_shape("bernoulli", shape, p=chance)
+    return placed(_bernoulli(one, chance, shape=size, mode=mode), None, out_sharding)
 
 
 @Sampler
@@ -358,8 +355,7 @@ def _bernoulli(key: Value, p: Value, *, shape: Shape, mode: str) -> Value:
 
 def rademacher(key: ArrayLike, shape: Any = (), dtype: DTypeLike = int, *, out_sharding: Any = None) -> Value:
     """1 or -1, equally likely."""
-    no_sharding(out_sharding=out_sharding)
     one = checked_key("rademacher", key)
     wanted = checked_dtype("rademacher", dtype, dtypes.NUMBERS)
     heads = _bernoulli(one, value(0.5), shape=checked_shape("rademacher", shape), mode="low")
-    return sub(mul(2, convert(heads, wanted)), 1)
+    return placed(sub(mul(2, convert(heads, wanted)), 1), None, out_sharding)

@@ -19,7 +19,7 @@ from meshwright.frontend.operands import (
     axis_of,
     convert,
     is_number,
-    no_sharding,
+    placed,
     static_int,
     to_inexact,
     value,
@@ -65,7 +65,6 @@ def randint(
     >>> np.asarray(mw.random.randint(mw.random.key(0), (4,), 0, 10))
     array([9, 0, 2, 3], dtype=int32)
     """
-    no_sharding(out_sharding=out_sharding)
     one = checked_key("randint", key)
     wanted = checked_dtype("randint", dtype, INTEGERS)
     low, high = _bound("minval", minval), _bound("maxval", maxval)
@@ -75,7 +74,8 @@ def randint(
         low = clamp(int(info.min), convert(low, INT32), int(info.max))
         high = clamp(int(info.min), convert(high, INT32), int(info.max) + 1)
     size = fitting_shape("randint", shape, minval=low, maxval=high)
-    return convert(_randint(one, low, high, shape=size, dtype=drawn_as), wanted)
+    found = convert(_randint(one, low, high, shape=size, dtype=drawn_as), wanted)
+    return placed(found, None, out_sharding)
 
 
 def _bound(what: str, x: ArrayLike) -> Value:
@@ -141,13 +141,13 @@ def permutation(
     >>> np.asarray(mw.random.permutation(mw.random.key(0), 5))
     array([0, 1, 4, 3, 2], dtype=int32)
     """
-    no_sharding(out_sharding=out_sharding)
     one = checked_key("permutation", key)
     given = _population("permutation", "x", x)
     axis = axis_of(axis, given.ndim, "permutation")
     if independent or given.ndim == 1:
-        return _shuffle(one, given, axis=axis)
-    return take(given, _shuffle(one, _arange(given.shape[axis]), axis=0), axis)
+        return placed(_shuffle(one, given, axis=axis), None, out_sharding)
+    found = take(given, _shuffle(one, _arange(given.shape[axis]), axis=0), axis)
+    return placed(found, None, out_sharding)
 
 
 def _population(name: str, what: str, x: ArrayLike) -> Value:
@@ -304,7 +304,6 @@ def categorical(
     >>> mw.random.categorical(mw.random.key(0), mw.numpy.zeros((5, 3))).shape
     (5,)
     """
-    no_sharding(out_sharding=out_sharding)
     one = checked_key("categorical", key)
     scores = value(logits)
     if scores.dtype not in REAL or scores.ndim == 0:
@@ -331,7 +330,7 @@ def categorical(
         rows = out[len(extra) :]
         lines = (*extra, *rows[:axis], scores.shape[axis], *rows[axis:])
         noisy = add(gumbel(one, lines, scores.dtype, depth), spread(scores, lines))
-        return argmax(noisy, axis=axis + len(extra), dtype=default_int())
+        return placed(argmax(noisy, axis=axis + len(extra), dtype=default_int()), None, out_sharding)
     draws = math.prod(extra)
     if draws > scores.shape[axis]:
         raise ShapeError(
@@ -343,4 +342,5 @@ def categorical(
     noisy = add(scores, gumbel(one, scores.shape, scores.dtype, depth))
     best = top_k(move_dim(noisy, axis, scores.ndim - 1), k=draws)[1]
     rank = best.ndim - 1
-    return reshape(transpose(best, permutation=(rank, *range(rank))), shape=out)
+    found = reshape(transpose(best, permutation=(rank, *range(rank))), shape=out)
+    return placed(found, None, out_sharding)

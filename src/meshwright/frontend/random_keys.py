@@ -27,7 +27,7 @@ from meshwright.frontend.operands import (
     broadcast_shapes,
     convert,
     is_number,
-    no_sharding,
+    placed,
     stack_values,
     static_shape,
     value,
@@ -194,9 +194,9 @@ def bits(key: ArrayLike, shape: Any = (), dtype: DTypeLike = None, *, out_shardi
     >>> np.asarray(mw.random.bits(mw.random.key(0), (2,)))
     array([4070199207, 4202968722], dtype=uint32)
     """
-    no_sharding(out_sharding=out_sharding)
     wanted = checked_dtype("bits", np.uint64 if dtype is None else dtype, dtypes.UNSIGNED)
-    return _bits(checked_key("bits", key), shape=checked_shape("bits", shape), dtype=wanted)
+    found = _bits(checked_key("bits", key), shape=checked_shape("bits", shape), dtype=wanted)
+    return placed(found, None, out_sharding)
 
 
 def random_bits(key: Value, shape: Shape, dtype: DType) -> Value:
