@@ -6,7 +6,6 @@ task, or a copy. When nothing can happen and tasks still wait, that is a deadloc
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable
 from heapq import heappop, heappush
 from math import prod
@@ -15,9 +14,11 @@ from typing import Any
 import greenlet  # type: ignore[import-untyped]
 import numpy as np
 
-from meshwright.core.source import Source, _is_internal
+from meshwright.core.collection import no_collection
+from meshwright.core.source import Source
 from meshwright.kernel.clock import Clock
-from meshwright.kernel.faults import CapacityError, DeadlockError, SemaphoreError, UnfinishedCopyError
+from meshwright.kernel.deadlocks import deadlock
+from meshwright.kernel.faults import CapacityError, SemaphoreError, UnfinishedCopyError
 from meshwright.kernel.history import History
 from meshwright.kernel.memory import Buffer, Data, Unfilled, fill_poison
 from meshwright.kernel.pool import pool
@@ -283,7 +284,7 @@ class Machine:
         for task in self.looking:
             task.looks += 1
             if task.looks > _MOST_LOOKS:
-                raise self._deadlock()
+                raise deadlock(self.tasks, self.signallers, self.home)
         self.ready += self.looking
         self.looking.clear()
 
@@ -391,14 +392,10 @@ class Machine:
             task.greenlet = greenlet.greenlet(main)
             self.ready.append(task)
         before = state.task
-        # What a run makes lives until its end: looking through it for garbage again and again finds none.
-        collecting = gc.isenabled()
-        gc.disable()
         try:
-            self._loop()
+            with no_collection():
+                self._loop()
         finally:
-            if collecting:
-                gc.enable()
             state.task = before
             for task in self.tasks:
                 if task.greenlet is not None and not task.greenlet.dead and task.greenlet:
@@ -439,40 +436,7 @@ class Machine:
             else:
                 self.move(chosen)
         if not all(task.done for task in self.tasks):
-            raise self._deadlock()
-
-    def _deadlock(self) -> DeadlockError:
-        stuck = [task for task in self.tasks if not task.done]
-        shown = stuck[:8]
-        lines, reasons = [], []
-        for task in shown:
-            source = _suspended_at(task) or self.home
-            semaphore = task.waiting
-            assert semaphore is not None
-            lines.append(f"{source.show() if source else 'the pipeline'}   ({task.name} {task.why})")
-            held = f"{task.name} needs {task.need} of {semaphore.label}, which is at {semaphore.count}; "
-            senders = sorted(
-                self.signallers.get(semaphore.array.key, ()), key=lambda found: (found[0], found[1] or ("", 0))
-            )
-            if senders:
-                at = dict.fromkeys(str(source) for _, source in senders if source)
-                names = list(dict.fromkeys(self.tasks[entity].name for entity, _ in senders))
-                held += f"it has been signalled at {', '.join(at)} by {_some(names)}"
-            else:
-                held += "no device has signalled it"
-            reasons.append(held)
-        if len(stuck) > len(shown):
-            lines.append(f"and {len(stuck) - len(shown)} more devices")
-        over = [task.name for task in self.tasks if task.done]
-        if over:
-            reasons.append(f"{_some(over)} {'has' if len(over) == 1 else 'have'} returned")
-        what = "waits for a signal" if len(stuck) == 1 else "wait for signals"
-        return DeadlockError(
-            f"The kernel cannot go on: {len(stuck)} of {len(self.tasks)} devices {what} that nobody will send.",
-            where="\n".join(lines),
-            why="\n".join(reasons),
-            fix="send as many signals to each device as it waits for, and start every copy that is waited for",
-        )
+            raise deadlock(self.tasks, self.signallers, self.home)
 
     def finish(self) -> None:
         """Require that nothing is left over: no copy under way and every semaphore zero."""
@@ -511,17 +475,3 @@ class Machine:
 
 def _time(task: Task) -> float:
     return task.time
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
-
-
-def _suspended_at(task: Task) -> Source | None:
-    """The user's line at which a task has stopped."""
-    frame = task.greenlet.gr_frame if task.greenlet is not None else None
-    while frame is not None:
-        if not _is_internal(frame.f_code.co_filename):
-            return Source(frame.f_code.co_filename, frame.f_lineno)
-        frame = frame.f_back
-    return None
