@@ -47,6 +47,14 @@ def test_a_reshard_is_written_and_a_sum_is_not():
                 mw.jit(lambda x, way=way: way(x).sum())(x)
 
 
+def test_a_mesh_without_devices_is_refused():
+    there = mw.NamedSharding(mw.AbstractMesh((2, 4), ("x", "y")), P("x"))
+    with pytest.raises(MeshError) as caught:
+        mw.jit(lambda x: x @ x.T).lower(mw.ShapeDtypeStruct((8, 8), mnp.float32, sharding=there))
+    assert caught.value.what == "A program cannot be compiled for AbstractMesh('x': 2, 'y': 4, axis_types=(Auto, Auto))."
+    assert caught.value.fix == "mw.make_mesh((2, 4), ('x', 'y')), which needs no machine"
+
+
 def test_a_shard_map_over_another_mesh_than_that_of_the_arguments():
     other = mw.make_mesh((2,), ("q",))
     f = mw.shard_map(lambda x: lax.psum(x, "q"), mesh=other, in_specs=P("q"), out_specs=P())

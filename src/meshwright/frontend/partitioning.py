@@ -149,7 +149,13 @@ def placement_of(
             why="one is on " + ", another on ".join(both(meshes[0], other)),
             fix="mw.device_put(x, mw.NamedSharding(mesh, spec)) with one mesh for all",
         )
-    assert isinstance(meshes[0], Mesh)
+    if not isinstance(meshes[0], Mesh):
+        raise MeshError(
+            f"A program cannot be compiled for {meshes[0].short()}.",
+            where=here(),
+            why="the mesh has no devices",
+            fix=f"mw.make_mesh({meshes[0].axis_sizes}, {meshes[0].axis_names}), which needs no machine",
+        )
     groups = [n for n, arg in enumerate([*args, kwargs]) for _ in tree.leaves(arg)]
     return Placement(meshes[0], tuple(chosen), out_shardings, groups=tuple(groups))
 
