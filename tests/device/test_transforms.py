@@ -2,6 +2,7 @@
 
 import itertools
 
+import numpy as np
 import pytest
 
 import meshwright as mw
@@ -255,3 +256,28 @@ def test_horizontal_parallelism_inside_zero_splits_what_zero_gathers(stage):
     model = transformer_training(layers=3)  # which zero cannot store by layer, but by heads and hidden units
     fn = dist.zero(model.function.with_(device_map=dist.DeviceMap(TWO)), model.batch, stage)
     check(model, dist.horizontal_parallel(fn, model.batch, ["d"]), TWO)
+
+
+def test_a_maximum_computed_again_elsewhere_is_compared_with_itself():
+    """Sums of parts differ in their last bits from the sum on one device, and a relu goes back where it is equal."""
+    rng = np.random.default_rng(1)
+
+    def step(ws, x):
+        def loss(ws):
+            h = x
+            for w in ws:
+                h = mnp.maximum(h @ w, 0)
+            return mnp.mean(h * h)
+
+        value, gradient = mw.value_and_grad(loss)(ws)
+        return value, [w - 0.1 * g for w, g in zip(ws, gradient, strict=True)]
+
+    ws = [rng.standard_normal((12, 12)).astype("f4") * 0.3 for _ in range(4)]
+    x = rng.standard_normal((24, 12)).astype("f4")
+    fn = dist.from_program(mw.make_program(step)(ws, x), ["w0", "w1", "w2", "w3", "x"])
+    spread = dist.horizontal_parallel(dist.recompute(fn, 2), {"x": 0})
+    spread = dist.pipeline_parallel(spread, 2, 2, "1f1b", {"x": 0}, ["d"])
+    spread = dist.horizontal_parallel(spread, {"x": 0}, ["d", "dd"])
+    uneven = {1: {1: [1], 3: [3, 5]}, 2: {2: [2], 4: [4, 6]}}
+    for found, wanted in zip(dist.execute(spread, [*ws, x], uneven), dist.execute(fn, [*ws, x]), strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-6)

@@ -78,11 +78,15 @@ def _recompute(body: Function, segments: int | None) -> Function:
 def _copy(segment: list[Eqn], kept: set[Value], backward: list[Eqn], eqns: list[Eqn]) -> dict[Value, Value]:
     """Run again the equations of a segment that the backward pass needs."""
     wanted = {v for eqn in backward for v in eqn.values}
+    # Which operand a maximum is equal to must not hang on the last bit: both sides are computed again, in one place.
+    compared: set[Value] = set()
     needed = []
     for eqn in reversed(segment):
-        if any(v in wanted and v not in kept for v in eqn.outputs):
+        if any(v in wanted and (v not in kept or v in compared) for v in eqn.outputs):
             needed.append(eqn)
             wanted.update(eqn.values)
+            if eqn.op in ("eq", "ne"):
+                compared.update(eqn.values)
     copies: dict[Value, Value] = {}
     for eqn in reversed(needed):
         inputs = tuple(copies.get(x, x) if isinstance(x, Value) else x for x in eqn.inputs)
