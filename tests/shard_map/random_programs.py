@@ -80,9 +80,9 @@ class Manual:
             for b, spec in zip(self.blocks, self.in_specs, strict=True)
         ]
 
-    def mapped(self, **options: Any) -> Any:
-        """The program as a shard_map."""
-        mesh = mw.make_mesh(tuple(self.mesh.values()), tuple(self.mesh))
+    def mapped(self, mesh: Any = None, **options: Any) -> Any:
+        """The program as a shard_map, on its own mesh or another with its axes."""
+        mesh = mesh or mw.make_mesh(tuple(self.mesh.values()), tuple(self.mesh))
         specs = [mw.P(*(d or None for d in spec)) for spec in self.in_specs]
         outs = tuple(mw.P(*(d or None for d in spec)) for spec in self.out_specs)
 

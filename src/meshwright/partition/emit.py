@@ -153,7 +153,7 @@ class _Emitter:
             else:
                 starts = [self.index([part.axis]) if d == dim else 0 for d in range(x.ndim)]
                 sizes = tuple(1 if d == dim else n for d, n in enumerate(x.shape))
-                x = dynamic_slice(x, *_indices(starts), sizes=sizes)
+                x = dynamic_slice(x, *indices(starts), sizes=sizes)
         return x
 
     def expand(self, step: Expand, x: Value, before: View, after: View) -> Value:
@@ -162,7 +162,7 @@ class _Emitter:
         x = _shaped(x, tuple(1 if place in placed else n for place, n in zip(order, shape, strict=True)))
         starts = [self.index([placed[place]]) if place in placed else 0 for place in order]
         whole = broadcast_scalar(_identity(x, self.plan.target.reduction), shape)
-        return dynamic_update_slice(whole, x, *_indices(starts))
+        return dynamic_update_slice(whole, x, *indices(starts))
 
     def mask(self, step: Mask, x: Value, before: View, after: View) -> Value:
         if step.reduction in ("max", "min"):
@@ -247,13 +247,13 @@ class _Emitter:
                 ends[target.index(path.join)] = rem(add(sub(self.index([path.axes[0]]), shift), size), size)
             split = {order.index(path.split) for path in step.paths}
             part = dynamic_slice(
-                x, *_indices(starts), sizes=tuple(1 if d in split else n for d, n in enumerate(x.shape))
+                x, *indices(starts), sizes=tuple(1 if d in split else n for d, n in enumerate(x.shape))
             )
             pairs = tuple(enumerate(receivers(mesh, step, round).tolist()))
             part = ppermute(part, **params, permutation=pairs)
             joined = {path.join for path in step.paths}
             part = _shaped(part, tuple(1 if p in joined else n for p, n in zip(target, whole.shape, strict=True)))
-            whole = dynamic_update_slice(whole, part, *_indices(ends))
+            whole = dynamic_update_slice(whole, part, *indices(ends))
         return whole
 
     def blocks(self, step: Blocks, x: Value) -> Value:
@@ -304,7 +304,7 @@ def _shaped(x: Value, shape: tuple[int, ...]) -> Value:
     return x if x.shape == shape else reshape(x, shape=shape)
 
 
-def _indices(starts: Sequence[Any]) -> list[Value]:
+def indices(starts: Sequence[Any]) -> list[Value]:
     """Start indices of one dtype; numbers stand for themselves."""
     return [
         Array(np.asarray(start, np.int32), TensorType((), np.dtype("int32"))) if isinstance(start, int) else start

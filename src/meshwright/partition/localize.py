@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from meshwright.core.axes import AxisRef
 from meshwright.core.factors import Factors, pointwise
-from meshwright.core.mesh import BaseMesh
+from meshwright.core.mesh import AbstractMesh, BaseMesh
 from meshwright.core.op import Linearity, No, Value
 from meshwright.core.partition_spec import read_axis
 from meshwright.core.program import Atom, Eqn, Literal, Program, Var
@@ -72,6 +72,7 @@ class Localizer:
     made: dict[Atom, Source | None] = field(default_factory=dict)  # the line that each value comes from
     windows: dict[Any, tuple[Value, Value]] = field(default_factory=dict)  # of blocks, which come first, as fetched
     free: dict[Atom, Eqn | None] = field(default_factory=dict)  # what depends on no argument, and the equations of it
+    around: BaseMesh | None = None  # in a part that is written for some axes: the mesh with those, too
     _versions: dict[Atom, list[Version]] = field(default_factory=dict)
 
     # Axes
@@ -97,7 +98,14 @@ class Localizer:
 
     def renamed(self, names: Sequence[str]) -> tuple[str, ...]:
         """The axes of the local program for names of a hand-written one."""
-        return tuple(found for name in names for found, _ in self.names(self.part(name)))
+        parts = resolve(self.around or self.mesh, [read_axis(name) for name in names])
+        return tuple(found for part in parts for found, _ in self.names(part))
+
+    def renamed_params(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """What a hand-written collective is given, with the axes of the local program."""
+        axes = self.renamed(params["axes"])
+        sizes = {"sizes": tuple(map(self.size, axes))} if "sizes" in params else {}
+        return {**params, "axes": axes, **sizes}
 
     def size(self, name: str) -> int:
         """The size of an axis of the local program."""
@@ -290,7 +298,12 @@ class Localizer:
 
     def inside(self) -> Localizer:
         """A localizer for a region."""
-        return Localizer(self.mesh, self.wanted, self.atoms, self.whys)
+        return Localizer(self.mesh, self.wanted, self.atoms, self.whys, around=self.around)
+
+    def along(self, names: Sequence[str]) -> Localizer:
+        """A localizer for a part that is written by hand for all axes but these."""
+        mesh = AbstractMesh([self.mesh.shape[name] for name in names], names)
+        return Localizer(mesh, self.wanted, self.atoms, self.whys, around=self.around or self.mesh)
 
 
 def _long(t: TensorType) -> list[int]:

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any
 
 from meshwright.core import dtypes
-from meshwright.core.axes import Axes
-from meshwright.core.op import Value
-from meshwright.core.partition_spec import PartitionSpec
+from meshwright.core.axes import Axes, total_size
+from meshwright.core.op import REGISTRY, Op, Value
+from meshwright.core.partition_spec import PartitionSpec, read_axis
 from meshwright.core.program import Atom, Eqn, Program, Var
 from meshwright.core.sharding import TensorSharding
 from meshwright.core.trace import apply, lift, read, write
 from meshwright.core.types import TensorType, union
-from meshwright.ops.basic import convert
-from meshwright.ops.collective import meets, pmax
+from meshwright.ops.basic import convert, mul
+from meshwright.ops.collective import axis_index, meets, pbroadcast, pmax, pscatter
 from meshwright.ops.control import cond, while_
+from meshwright.ops.indexing import dynamic_slice
 from meshwright.ops.regions import as_type, cut, region_with
 from meshwright.ops.scan import scan
 from meshwright.ops.shard_map import dim_axes
+from meshwright.partition.emit import indices
 from meshwright.partition.layouts import closed, finished, layout, replicated
 from meshwright.partition.localize import SPECIAL, Localizer, Version
 
@@ -198,25 +201,89 @@ def _cond(local: Localizer, eqn: Eqn) -> list[Version]:
 
 
 def _shard_map(local: Localizer, eqn: Eqn) -> list[Version]:
-    """A part written for one device: its operands are brought into its layouts, and its equations run as they are."""
+    """A part written for one device: its operands are brought into its layouts, and its equations run as they are.
+
+    If it is written for some of the axes only, the rest is done along the others as in the program around it.
+    """
     params = eqn.params
-
-    def spec_layout(spec: PartitionSpec, rank: int, owed: Any) -> TensorSharding:
-        dims: list[Axes] = []
-        for dim in range(rank):
-            dims.append(tuple(local.part(name) for name in dim_axes(spec, dim)))
-        return layout(local.mesh, tuple(dims), tuple(local.part(name) for name in sorted(owed)))
-
-    values = []
+    by_hand = {read_axis(name).name for name in params["manual"]}
+    others = [name for name, size in local.mesh.shape.items() if name not in by_hand and size > 1]
+    inner = local.along(others) if others else None
+    values, layouts = [], []
     for n, (atom, spec, var) in enumerate(zip(eqn.inputs, params["in_specs"], params["body"].inputs, strict=True)):
-        need = spec_layout(spec, atom.type.ndim, spec.unreduced)
+        beside = _beside(local.best(atom, owed=False), others, var.type)
+        need = _spec_layout(local, spec, atom.type.ndim, beside)
         value = local.get(atom, need, f"operand {n} of a shard_map is laid out by {spec}")
         values.append(lift(value, union((value.type.varying, local.renamed(var.type.varying)))))
-    outs = _run_renamed(local, params["body"], values)
-    found = []
-    for x, var, spec in zip(outs, eqn.outputs, params["out_specs"], strict=True):
-        found.append(Version(spec_layout(spec, var.type.ndim, spec.unreduced), x))
-    return found
+        layouts.append(beside)
+    kept: list[tuple[Axes, ...]] = [((),) * var.type.ndim for var in eqn.outputs]
+    if inner is None:
+        outs = _run_renamed(local, params["body"], values)
+    else:
+        outs, kept = _run_beside(inner, params["body"], values, layouts)
+    return [
+        Version(_spec_layout(local, spec, var.type.ndim, beside), x)
+        for x, var, spec, beside in zip(outs, eqn.outputs, params["out_specs"], kept, strict=True)
+    ]
+
+
+def _spec_layout(local: Localizer, spec: PartitionSpec, rank: int, beside: Sequence[Axes]) -> TensorSharding:
+    """The layout of a spec, each dim split further over the axes beside it."""
+    dims = tuple((*map(local.part, dim_axes(spec, dim)), *beside[dim]) for dim in range(rank))
+    return layout(local.mesh, dims, tuple(map(local.part, sorted(spec.unreduced))))
+
+
+def _beside(sharding: TensorSharding, names: Sequence[str], block: TensorType) -> tuple[Axes, ...]:
+    """The axes of these names that split each dim of a block without a rest."""
+    found = (tuple(axis for axis in dim.axes if axis.name in names) for dim in sharding.dims)
+    return tuple(axes if n % total_size(axes) == 0 else () for axes, n in zip(found, block.shape, strict=True))
+
+
+def _run_beside(
+    inner: Localizer, program: Program, values: Sequence[Value], layouts: Sequence[tuple[Axes, ...]]
+) -> tuple[list[Value], list[tuple[Axes, ...]]]:
+    """A program that is written for some axes, along the others; its results, and how they are split over those."""
+    for var, dims, value in zip(program.inputs, layouts, values, strict=True):
+        inner.define(var, Version(layout(inner.mesh, dims), value))
+    inner.run(program)
+    outs, kept = [], []
+    for atom in program.outputs:
+        beside = _beside(_settled(inner, atom), inner.mesh.axis_names, atom.type)
+        value = inner.get(atom, layout(inner.mesh, beside), "a shard_map returns it so")
+        outs.append(lift(value, union((value.type.varying, inner.renamed(atom.type.varying)))))
+        kept.append(beside)
+    return outs, kept
+
+
+def _collective(local: Localizer, eqn: Eqn) -> list[Version]:
+    """A collective that somebody wrote: each block of what is split over other axes takes part in one of its own."""
+    params = local.renamed_params(eqn.params)
+    touched = {params[name] for name in ("dim", "split", "concat") if name in params}
+    needs = []
+    for atom in eqn.inputs:
+        found = _settled(local, atom)
+        dims = tuple(() if d in touched else dim.axes for d, dim in enumerate(found.dims))
+        needs.append(layout(local.mesh, dims))
+    why = f"{eqn.op.name} was written for it whole along these dims"
+    values = [local.get(atom, need, why) for atom, need in zip(eqn.inputs, needs, strict=True)]
+    outs = _by_hand(eqn.op, values, params)
+    made = outs if isinstance(outs, tuple | list) else [outs]
+    kept = needs or [replicated(local.mesh, 0)]
+    return [Version(s, x) for s, x in zip(kept, made, strict=True)]
+
+
+def _by_hand(op: Op, values: Sequence[Value], params: dict[str, Any]) -> Any:
+    """A collective, also of what is the same on all devices although its type says that it may differ."""
+    varying, axes = values[0].type.varying if values else (), params["axes"]
+    if op is pbroadcast:
+        return lift(values[0], union((varying, axes)))
+    if op is pscatter and not set(axes).isdisjoint(varying):
+        (x,), dim = values, params["dim"]
+        block = x.shape[dim] // prod(params["sizes"])
+        start = mul(axis_index(axes=axes, sizes=params["sizes"]), block)
+        starts = [start if d == dim else 0 for d in range(x.ndim)]
+        return dynamic_slice(x, *indices(starts), sizes=(*x.shape[:dim], block, *x.shape[dim + 1 :]))
+    return apply(op, list(values), params)
 
 
 def _run_renamed(local: Localizer, program: Program, values: Sequence[Value]) -> list[Value]:
@@ -224,15 +291,13 @@ def _run_renamed(local: Localizer, program: Program, values: Sequence[Value]) ->
     env: dict[Atom, Any] = dict(zip(program.inputs, values, strict=True))
     env.update((var, local.constant(var, data)) for var, data in program.constants)
     for eqn in program.eqns:
-        params = eqn.params
+        params, found = eqn.params, [read(env, a) for a in eqn.inputs]
         if eqn.op.stack is not None:
-            axes = local.renamed(params["axes"])
-            params = {**params, "axes": axes}
-            if "sizes" in params:
-                params = {**params, "sizes": tuple(local.size(axis) for axis in axes)}
-        elif any(True for _ in eqn.regions()):
+            write(env, eqn, _by_hand(eqn.op, found, local.renamed_params(params)))
+            continue
+        if any(True for _ in eqn.regions()):
             params = {name: _renamed_region(local, value) for name, value in params.items()}
-        write(env, eqn, apply(eqn.op, [read(env, a) for a in eqn.inputs], params))
+        write(env, eqn, apply(eqn.op, found, params))
     return [read(env, a) for a in program.outputs]
 
 
@@ -246,7 +311,7 @@ def _renamed_region(local: Localizer, value: Any) -> Any:
 def _constraint(local: Localizer, eqn: Eqn) -> list[Version]:
     """A layout that the user asked for."""
     wanted = local.wanted.get(eqn.outputs[0])
-    need = closed(wanted) if wanted is not None else _settled(local, eqn.inputs[0])
+    need = closed(wanted) if wanted is not None else _asked(local, eqn)
     owed = tuple(local.part(name) for name in sorted(eqn.params["spec"].unreduced))
     if owed:
         need = layout(local.mesh, tuple(dim.axes for dim in need.dims), owed)
@@ -254,6 +319,17 @@ def _constraint(local: Localizer, eqn: Eqn) -> list[Version]:
     return [Version(need, local.get(eqn.inputs[0], need, why, asked=True))]
 
 
+def _asked(local: Localizer, eqn: Eqn) -> TensorSharding:
+    """What a constraint says that propagation has not seen, in a part written for other axes."""
+    spec, found = eqn.params["spec"], _settled(local, eqn.inputs[0])
+    dims = []
+    for n, dim in enumerate(found.dims):
+        entry = spec.partitions[n] if n < len(spec.partitions) else None
+        dims.append(dim.axes if entry is PartitionSpec.UNCONSTRAINED else tuple(map(local.part, dim_axes(spec, n))))
+    return layout(local.mesh, tuple(dims))
+
+
+SPECIAL.update({op.name: _collective for op in REGISTRY.values() if op.stack is not None})
 SPECIAL.update(
     {"sharding_constraint": _constraint, "scan": _scan, "while": _while, "cond": _cond, "shard_map": _shard_map}
 )
