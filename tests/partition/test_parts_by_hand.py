@@ -88,6 +88,17 @@ def test_a_dim_that_is_gathered_by_hand_is_whole_along_the_others() -> None:
         np.testing.assert_array_equal(np.asarray(found), numbers(8, 16))
 
 
+def test_what_is_scattered_by_hand_may_come_in_any_layout() -> None:
+    mesh = mw.make_mesh((3, 1, 2), ("x", "y", "other"))
+    f = mw.shard_map(
+        lambda a: lax.psum_scatter(a, ("x", "y"), scatter_dimension=0, tiled=True), mesh=mesh, in_specs=P(),
+        out_specs=P(None, ("x", "y")), axis_names={"x", "y"},
+    )  # fmt: skip
+    for sharding in enumerate_shardings(mesh, 2):
+        x = mw.device_put(numbers(3, 1), mw.NamedSharding(mesh, sharding.spec))
+        np.testing.assert_allclose(np.asarray(mw.jit(f)(x)), 3 * numbers(3, 1).T, rtol=1e-6)
+
+
 def check(program: Manual, size: int) -> None:
     """A random part written for its axes on a mesh with one more, on arguments in random layouts."""
     mesh = mw.make_mesh((*program.mesh.values(), size), (*program.mesh, "other"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -37,11 +37,15 @@ def scalar(value: Any, dtype: DType) -> Array:
 
 def part_index(names: Names, axes: Axes) -> Value | None:
     """The number of a device's block along a dim that is split over axes; None if the dim is whole."""
+    return index_along(pair for axis in axes for pair in names(axis))
+
+
+def index_along(axes: Iterable[tuple[str, int]]) -> Value | None:
+    """A device's coordinate along axes of the local program taken together; None if there are none."""
     position: Value | None = None
-    for axis in axes:
-        for name, count in names(axis):
-            one = axis_index(axes=(name,), sizes=(count,))
-            position = one if position is None else add(mul(position, count), one)
+    for name, count in axes:
+        one = axis_index(axes=(name,), sizes=(count,))
+        position = one if position is None else add(mul(position, count), one)
     return position
 
 

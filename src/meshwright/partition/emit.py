@@ -14,12 +14,11 @@ from meshwright.core.mesh import AbstractMesh, BaseMesh
 from meshwright.core.op import Value
 from meshwright.core.trace import Array, lift
 from meshwright.core.types import TensorType, union
-from meshwright.ops.basic import add, broadcast_scalar, convert, mul, reshape
+from meshwright.ops.basic import add, broadcast_scalar, convert, reshape
 from meshwright.ops.choice import select
 from meshwright.ops.collective import (
     all_gather_invariant,
     all_to_all,
-    axis_index,
     permuted,
     pmax,
     pmin,
@@ -33,7 +32,7 @@ from meshwright.ops.gathering import gather
 from meshwright.ops.indexing import dynamic_slice, dynamic_update_slice
 from meshwright.ops.reduction import reduce_prod
 from meshwright.ops.shape import pad, slice_
-from meshwright.partition.blocks import identity, scalar
+from meshwright.partition.blocks import identity, index_along, scalar
 from meshwright.partition.reshard import ReshardPlan, View
 from meshwright.partition.reshard_blocks import Blocks
 from meshwright.partition.reshard_pairs import block_pairs, receivers
@@ -103,12 +102,7 @@ class _Emitter:
 
     def index(self, axes: Sequence[AxisRef]) -> Value:
         """A device's coordinate along axes taken together."""
-        position: Value | None = None
-        for axis in axes:
-            for name, size in self.names(axis):
-                one = axis_index(axes=(name,), sizes=(size,))
-                position = one if position is None else add(mul(position, size), one)
-        return position
+        return index_along(pair for axis in axes for pair in self.names(axis))
 
     def varying(self, x: Value, axes: Sequence[AxisRef]) -> Value:
         return lift(x, union((x.type.varying, self.axes(axes)["axes"])))

@@ -15,12 +15,13 @@ from meshwright.core.sharding import TensorSharding
 from meshwright.core.trace import apply, lift, read, write
 from meshwright.core.types import TensorType, union
 from meshwright.ops.basic import convert, mul
-from meshwright.ops.collective import axis_index, meets, pbroadcast, pmax, pscatter
+from meshwright.ops.collective import meets, pbroadcast, pmax, pscatter
 from meshwright.ops.control import cond, while_
 from meshwright.ops.indexing import dynamic_slice
 from meshwright.ops.regions import as_type, cut, region_with
 from meshwright.ops.scan import scan
 from meshwright.ops.shard_map import dim_axes
+from meshwright.partition.blocks import index_along
 from meshwright.partition.emit import indices
 from meshwright.partition.layouts import closed, finished, layout, replicated
 from meshwright.partition.localize import SPECIAL, Localizer, Version
@@ -280,7 +281,7 @@ def _by_hand(op: Op, values: Sequence[Value], params: dict[str, Any]) -> Any:
     if op is pscatter and not set(axes).isdisjoint(varying):
         (x,), dim = values, params["dim"]
         block = x.shape[dim] // prod(params["sizes"])
-        start = mul(axis_index(axes=axes, sizes=params["sizes"]), block)
+        start = mul(index_along(zip(axes, params["sizes"], strict=True)), block)
         starts = [start if d == dim else 0 for d in range(x.ndim)]
         return dynamic_slice(x, *indices(starts), sizes=(*x.shape[:dim], block, *x.shape[dim + 1 :]))
     return apply(op, list(values), params)
