@@ -218,6 +218,29 @@ The reshard at line 3:8 lets a sum be owed that was not owed before.
     )
 
 
+def test_a_named_computation_in_the_pipeline(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "module.mlir"
+    path.write_text("""\
+func.func @f(%a: tensor<8xf32>) -> tensor<8xf32> {
+  %0 = sdy.named_computation<"g">(%a) (%b: tensor<8xf32>) {
+    sdy.return %b : tensor<8xf32>
+  } : (tensor<8xf32>) -> tensor<8xf32>
+  return %0 : tensor<8xf32>
+}
+""")
+    assert main(["opt", str(path), "-sdy-user-priority-propagate"]) == 0
+    capsys.readouterr()
+    assert main(["opt", str(path), "-sdy-propagation-pipeline"]) == 2
+    assert (
+        capsys.readouterr().err
+        == """\
+The named computation at line 2:8 cannot go through sdy-export-named-computations.
+  why:  the pass turns into functions what the pipeline made of calls, and this one was there before
+  fix:  write it as a func.func and a func.call, or use -sdy-user-priority-propagate
+"""
+    )
+
+
 def test_a_sum_of_operands_that_are_split_differently(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "module.mlir"
     path.write_text("""\

@@ -190,6 +190,19 @@ def test_what_three_tensors_of_one_shape_agree_on(spec: str) -> None:
     assert by_us(text, FULL.replace("{", "=").replace("}", "")) == apply(text, FULL)
 
 
+@pytest.mark.parametrize("insert", [INSERT, FULL])
+def test_a_named_computation_that_says_nothing_of_shardings(insert: str) -> None:
+    text = f"""{DEVICES}
+func.func @f(%a: tensor<8xf32> {{sdy.sharding = #sdy.sharding<@m, [{{"x"}}], unreduced={{"y"}}>}}) -> tensor<8xf32> {{
+  %0 = sdy.named_computation<"g">(%a) (%b: tensor<8xf32>) {{
+    %1 = stablehlo.add %b, %b : tensor<8xf32>
+    sdy.return %1 : tensor<8xf32>
+  }} : (tensor<8xf32>) -> tensor<8xf32>
+  return %0 : tensor<8xf32>
+}}"""
+    assert by_us(text, insert.replace("{", "=").replace("}", "")) == apply(text, insert)
+
+
 def test_what_shardy_does_not_survive() -> None:
     """Operands split differently along what a result that owes a sum sums over: Shardy ends the process."""
     text = f"""{DEVICES}

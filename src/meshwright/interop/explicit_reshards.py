@@ -112,7 +112,7 @@ class _Inserter:
         outputs: Sequence[TensorSharding | None] = self._known.of_results(op)
         inputs: Sequence[TensorSharding | None] = outputs
         if op.name in _COMPUTATIONS:
-            inputs = self._known.shardings.several(op.attributes["in_shardings"])
+            inputs = self._known.of_side(op, "in_shardings", len(op.operands))
         elif op.name == "stablehlo.case":
             inputs = ()
         bound = manual_axes(op)

@@ -10,9 +10,10 @@ from meshwright.errors import MeshwrightError
 from meshwright.interop.communication import reshards_to_collectives
 from meshwright.interop.explicit_reshards import insert_reshards
 from meshwright.interop.mlir_context import context
+from meshwright.interop.module_walk import walk
 from meshwright.interop.module_writer import write_module
 from meshwright.interop.populate import populate_rules
-from meshwright.interop.problem_reader import ModuleReader
+from meshwright.interop.problem_reader import ModuleReader, place_of
 from meshwright.propagate.run import PASSES, PIPELINES, STRATEGIES, Answer, run
 
 # Passes that change the module itself; the others propagate.
@@ -22,6 +23,7 @@ IN_PLACE: dict[str, Callable[[Any], None]] = {
     "sdy-insert-explicit-reshards=enable-full-version=true": partial(insert_reshards, full=True),
     "sdy-reshard-to-collectives": reshards_to_collectives,
 }
+_EXPORT_NAMED = "sdy-export-named-computations"
 _SPLITTER = "sdy-constant-or-scalar-splitter"
 _LAST_OF_EXPORT = "sdy-close-shardings"
 
@@ -64,6 +66,14 @@ def apply_passes(module: Any, passes: Sequence[str], names: bool = False) -> Pas
 
 def _propagated(module: Any, passes: Sequence[str], warnings: list[str], names: bool) -> tuple[Any, Answer]:
     single = [one for name in passes for one in PIPELINES.get(name, (name,))]
+    inside = walk(module.operation) if _EXPORT_NAMED in single else ()
+    named = next((op for op in inside if op.name == "sdy.named_computation"), None)
+    if named is not None:
+        raise MeshwrightError(
+            f"The named computation at {place_of(named)} cannot go through {_EXPORT_NAMED}.",
+            why="the pass turns into functions what the pipeline made of calls, and this one was there before",
+            fix="write it as a func.func and a func.call, or use -sdy-user-priority-propagate",
+        )
     lifted = any(name in PIPELINES and _SPLITTER in PIPELINES[name] for name in passes)
     reader = ModuleReader(module, names, lifted)
     answer = run(reader.read(), passes)

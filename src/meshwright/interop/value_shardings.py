@@ -25,7 +25,7 @@ class ValueShardings:
 
         if isinstance(value.owner, ir.Block):
             return self._argument(ir.BlockArgument(value))
-        return self.of_results(value.owner)[ir.OpResult(value).result_number]
+        return self.of_results(value.owner.operation)[ir.OpResult(value).result_number]
 
     def of_results(self, op: Any) -> tuple[TensorSharding | None, ...]:
         """The shardings of the results of an op."""
@@ -34,7 +34,7 @@ class ValueShardings:
             if op.name.startswith("sdy.") and name in attributes:
                 return (self.shardings.one(attributes[name]),)
         if op.name in ("sdy.manual_computation", "sdy.named_computation"):
-            return self.shardings.several(attributes["out_shardings"])
+            return self.of_side(op, "out_shardings", len(op.results))
         if SHARDING not in attributes:
             return (None,) * len(op.results)
         return self.shardings.several(attributes[SHARDING])
@@ -44,12 +44,17 @@ class ValueShardings:
         number: int = argument.arg_number
         if op.name == "func.func":
             return self.of_function(op, "arg_attrs", len(argument.owner.arguments))[number]
-        if op.name in ("sdy.manual_computation", "sdy.named_computation") and "in_shardings" in op.attributes:
-            found = self.shardings.several(op.attributes["in_shardings"])[number]
-            return without_axes(found, manual_axes(op))
+        if op.name in ("sdy.manual_computation", "sdy.named_computation"):
+            found = self.of_side(op, "in_shardings", len(op.operands))[number]
+            return None if found is None else without_axes(found, manual_axes(op))
         if op.name == "stablehlo.while":
             return self.of_results(op)[number]
         return None
+
+    def of_side(self, op: Any, side: str, count: int) -> tuple[TensorSharding | None, ...]:
+        """The shardings that a computation says its operands or results have; a named one may say nothing."""
+        attributes = op.attributes
+        return self.shardings.several(attributes[side]) if side in attributes else (None,) * count
 
     def of_function(self, op: Any, side: str, count: int) -> list[TensorSharding | None]:
         """The shardings of the arguments (``arg_attrs``) or results (``res_attrs``) of a function."""
