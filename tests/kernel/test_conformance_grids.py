@@ -6,8 +6,6 @@ Each is run in order and over schedules. Programs 10 to 20 are in ``test_conform
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -16,24 +14,8 @@ import meshwright.numpy as mnp
 from meshwright import lax
 from meshwright import pallas as pl
 from meshwright.pallas import tpu as pltpu
-from tests.kernel.driver import on_devices
+from tests.kernel.driver import ANY, close, debugs, numbers, on_devices, out
 from tests.tour import test_seed_004 as seed_004
-
-F32 = mnp.float32
-ANY = pl.BlockSpec(memory_space=pl.ANY)
-debugs = pytest.mark.parametrize("debug", [None, pl.Debug(schedules=8)], ids=["plain", "debug"])
-
-
-def out(*shape: int, dtype: Any = F32) -> mw.ShapeDtypeStruct:
-    return mw.ShapeDtypeStruct(shape, dtype)
-
-
-def numbers(*shape: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
-
-
-def close(found: Any, expected: Any) -> None:
-    np.testing.assert_allclose(np.asarray(found), expected, rtol=1e-4, atol=1e-4)
 
 
 @debugs

@@ -15,7 +15,7 @@ from meshwright import lax
 from meshwright import pallas as pl
 from meshwright.kernel.machine import Machine
 from meshwright.pallas import tpu as pltpu
-from tests.kernel.test_conformance_grids import ANY, F32, close, debugs, numbers, out
+from tests.kernel.driver import ANY, F32, close, debugs, numbers, out
 
 
 def copies_of(call: Any, *args: Any) -> int:

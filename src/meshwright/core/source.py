@@ -39,7 +39,7 @@ def user_source() -> Source | None:
         file = frame.f_code.co_filename
         internal = _internal.get(file)
         if internal is None:
-            internal = _internal[file] = is_internal(file)
+            internal = _internal[file] = _is_internal(file)
         if not internal and not (file == "<string>" and _is_generated(frame)):
             return _line(file, frame.f_lineno)
         frame = frame.f_back  # type: ignore[assignment]
@@ -58,7 +58,7 @@ def _line(file: str, line: int) -> Source:
     return found
 
 
-def is_internal(file: str) -> bool:
+def _is_internal(file: str) -> bool:
     """Whether a file is part of the package, of the standard library, or of what calls the package back.
 
     The tour and the kernels of ``pallas.ops`` are written as a user would.
@@ -73,7 +73,7 @@ def is_internal(file: str) -> bool:
 
 def is_users(file: str) -> bool:
     """Whether a file is the user's: neither of this package nor of what it is built on."""
-    return not is_internal(file)
+    return not _is_internal(file)
 
 
 def here() -> str:

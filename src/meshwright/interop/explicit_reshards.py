@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from meshwright.core.axes import Axes, common_prefix, difference, in_mesh_order, merged, overlap
+from meshwright.core.dimension_sharding import DimensionSharding
 from meshwright.core.factors import Factors
 from meshwright.core.sharding import TensorSharding
 from meshwright.errors import MeshwrightError
@@ -95,6 +96,10 @@ class _Inserter:
             return None
         return self._kept[op] if op in self._kept else self._rules(op)
 
+    def _size(self, value: Any) -> int:
+        t = self._types(value.type)
+        return 1 if t is None else t.size
+
     # Values on their way to an owner that says how they are laid out
 
     def _return(self, op: Any) -> None:
@@ -138,7 +143,7 @@ class _Inserter:
         assert like is not None
         if source is None and like.unreduced:
             return  # nobody says that it is not unreduced so already
-        nothing = TensorSharding.unchecked(like.mesh, tuple(laid_out(like, [()] * like.rank, like.mesh).dims))
+        nothing = _whole(like.mesh, like.rank)
         source, target = source or nothing, target or nothing
         place = _after(value) if after_source else _before(op)
         due = difference(source.unreduced, target.unreduced)
@@ -181,7 +186,7 @@ class _Inserter:
         """Replace a reshard to something unreduced that was not."""
         source, (target,) = self._known(op.operands[0]), self._known.of_results(op)
         assert target is not None
-        source = source or laid_out(target, [()] * target.rank, target.mesh)
+        source = source or _whole(target.mesh, target.rank)
         if not difference(target.unreduced, source.unreduced):
             return False
         op.results[0].replace_all_uses_with(self._made_to_owe(_before(op), op.operands[0], source, target))
@@ -217,8 +222,8 @@ class _Inserter:
         if rule is None or mesh is None:
             return
         shapes, operands = shapes_of(Rule.of(rule))
-        whole = [s or laid_out(_on(mesh), [()] * len(shape.dims), mesh) for s, shape in zip(given, shapes, strict=True)]
-        sizes = [t.size if (t := self._types(value.type)) is not None else 1 for value in values]
+        whole = [s or _whole(mesh, len(shape.dims)) for s, shape in zip(given, shapes, strict=True)]
+        sizes = [self._size(value) for value in values]
         split = Split.of(rule, sizes, [project(shape, s) for shape, s in zip(shapes, whole, strict=True)])
         chosen = common_axes(split)
         wanted = []
@@ -283,7 +288,7 @@ class _Inserter:
         if rule is None or mesh is None or result is None:
             return
         shapes, _ = shapes_of(Rule.of(rule))
-        whole = [s or laid_out(_on(mesh), [()] * len(shape.dims), mesh) for s, shape in zip(given, shapes, strict=True)]
+        whole = [s or _whole(mesh, len(shape.dims)) for s, shape in zip(given, shapes, strict=True)]
         left, right, made = (
             {factor: axes for factor, (axes, _, _, _) in project(shape, s).items()}
             for shape, s in zip(shapes, whole, strict=True)
@@ -296,8 +301,7 @@ class _Inserter:
         if len(differing) != 1 or not both[differing[0]] or not summed or list(made[differing[0]]) != summed:
             return
         operand = next(k for k, one in enumerate((left, right)) if differing[0] in one)
-        sizes = [t.size if (t := self._types(v.type)) is not None else 1 for v in (op.operands[operand], op.results[0])]
-        if sizes[1] > sizes[0]:
+        if self._size(op.results[0]) > self._size(op.operands[operand]):
             return
         dims = unproject(shapes[2], {n: (both[n], (), True, False) for n in made})
         new = laid_out(whole[2], [dim.axes for dim in dims], mesh)
@@ -320,8 +324,9 @@ def _after(value: Any) -> Any:
     return ir.InsertionPoint.after(value.owner)
 
 
-def _on(mesh: Any) -> TensorSharding:
-    return TensorSharding.unchecked(mesh, ())
+def _whole(mesh: Any, rank: int) -> TensorSharding:
+    """The sharding of a value that all devices hold whole."""
+    return TensorSharding.unchecked(mesh, (DimensionSharding(),) * rank)
 
 
 def _with_sums(sharding: TensorSharding, unreduced: Axes) -> TensorSharding:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from meshwright.core import tree
-from meshwright.core.source import here, is_internal
+from meshwright.core.source import here, is_users
 from meshwright.core.trace import Array
 from meshwright.errors import MeshwrightError
 from meshwright.frontend.tracing import ShapeDtypeStruct
@@ -328,7 +328,7 @@ def _is_users(function: FunctionType) -> bool:
     """Whether a function is a user's, or written as a user would: not of this package or another that is installed."""
     package = (function.__module__ or "").split(".")[0]
     if package == "meshwright":
-        return not is_internal(function.__code__.co_filename)
+        return is_users(function.__code__.co_filename)
     return package not in ("numpy", "jax", "jaxlib")
 
 

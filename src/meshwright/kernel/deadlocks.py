@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from meshwright.core.source import Source, is_internal
+from meshwright.core.source import Source, is_users
 from meshwright.kernel.faults import DeadlockError
 from meshwright.kernel.tasks import Task
 
@@ -53,7 +53,7 @@ def _suspended_at(task: Task) -> Source | None:
     """The user's line at which a task has stopped."""
     frame = task.greenlet.gr_frame if task.greenlet is not None else None
     while frame is not None:
-        if not is_internal(frame.f_code.co_filename):
+        if is_users(frame.f_code.co_filename):
             return Source(frame.f_code.co_filename, frame.f_lineno)
         frame = frame.f_back
     return None
