@@ -31,6 +31,7 @@ from meshwright.frontend.operands import (
 )
 from meshwright.ops import basic, elementwise, indexing
 from meshwright.ops import shape as shape_ops
+from meshwright.ops.gathering import read_windows
 
 # Reading an index
 
@@ -382,18 +383,16 @@ def gather_items(x: Value, items: Sequence[Item], mode: str, fill_value: Any = N
         )
     else:
         dims = tuple(i.dim for i in chosen)
-        out = apply(
-            indexing.gather,
-            (x, index_vectors([i.at for i in chosen], layout.positions)),
-            {
-                "offset_dims": tuple(n for n, d in enumerate(layout.dims) if d is not None),
-                "collapsed_dims": dims,
-                "operand_batch_dims": (),
-                "indices_batch_dims": (),
-                "start_index_map": dims,
-                "slice_sizes": tuple(1 if d in dims else n for d, n in enumerate(x.type.shape)),
-                "mode": mode if fill_value is None else "clip",
-            },
+        out = read_windows(
+            x,
+            index_vectors([i.at for i in chosen], layout.positions),
+            offset_dims=tuple(n for n, d in enumerate(layout.dims) if d is not None),
+            collapsed_dims=dims,
+            operand_batch_dims=(),
+            indices_batch_dims=(),
+            start_index_map=dims,
+            slice_sizes=tuple(1 if d in dims else n for d, n in enumerate(x.type.shape)),
+            mode=mode if fill_value is None else "clip",
         )
         if fill_value is not None:
             out = either(_valid(x, chosen, layout), out, convert(value(fill_value), x.type.dtype))

@@ -32,6 +32,7 @@ from meshwright.frontend.operands import (
 )
 from meshwright.ops import basic, indexing
 from meshwright.ops import shape as shape_ops
+from meshwright.ops.gathering import read_windows
 
 
 def take(
@@ -119,7 +120,7 @@ def take_along_axis(
     x, places, dim = _along(arr, indices, axis, "mnp.take_along_axis")
     others = tuple(d for d in range(x.ndim) if d != dim)
     modes = {None: "fill", "fill": "fill", "clip": "clip", "promise_in_bounds": "promise"}
-    out = indexing.gather(
+    out = read_windows(
         x,
         basic.reshape(places, shape=(*places.shape, 1)),
         offset_dims=(),

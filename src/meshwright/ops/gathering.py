@@ -231,6 +231,15 @@ gather: Op = define_op(
     samples=_gather_samples,
 )
 
+
+def read_windows(x: Value, indices: Value, **params: Any) -> Value:
+    """A gather whose windows may be larger than the array if nothing is read: the result has no elements then."""
+    room = tuple(map(max, x.shape, params["slice_sizes"]))
+    if room != x.shape and not (t := _gather_type(x.type.with_(shape=room), indices.type, **params)).size:
+        return zeros(t)
+    return gather(x, indices, **params)
+
+
 # scatter_add, and the rules of all scatters
 
 

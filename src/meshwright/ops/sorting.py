@@ -12,7 +12,7 @@ from meshwright.core.op import Cost, Linearity, Op, Operand, Sample, Types, Valu
 from meshwright.core.program import Params
 from meshwright.core.types import TensorType
 from meshwright.ops.basic import pointwise_batch, reshape
-from meshwright.ops.gathering import gather
+from meshwright.ops.gathering import read_windows
 from meshwright.ops.rules import bad_operands, check_dtype, keep_weak, not_linear, traffic
 from meshwright.ops.shape import iota
 
@@ -20,7 +20,7 @@ from meshwright.ops.shape import iota
 def take_along(x: Value, places: Value, dim: int) -> Value:
     """Along ``dim``, the elements of ``x`` at ``places``, which has the shape of the result."""
     others = tuple(d for d in range(x.ndim) if d != dim)
-    return gather(
+    return read_windows(
         x,
         reshape(places, shape=(*places.shape, 1)),
         offset_dims=(),
