@@ -77,7 +77,7 @@ def _running(local: Localizer, eqn: Eqn) -> list[Version]:
 
     named = set(factors.operands[0][axis])
     way = Way(factors._replace(replicated=factors.replicated - named), extra, run)
-    return cheapest(local, eqn, [way] if local.best(eqn.inputs[0], owed=True).dims[axis].axes else [])
+    return cheapest(local, eqn, [way] if x.size and local.best(eqn.inputs[0], owed=True).dims[axis].axes else [])
 
 
 def _repeated(x: Value, shape: tuple[int, ...]) -> Value:
@@ -118,7 +118,7 @@ def _position(local: Localizer, eqn: Eqn) -> list[Version]:
 
     named = set(factors.operands[0][axis])
     way = Way(factors._replace(replicated=factors.replicated - named), extra, run)
-    return cheapest(local, eqn, [way] if local.best(eqn.inputs[0], owed=True).dims[axis].axes else [])
+    return cheapest(local, eqn, [way] if x.size and local.best(eqn.inputs[0], owed=True).dims[axis].axes else [])
 
 
 # The largest
