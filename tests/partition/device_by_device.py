@@ -159,6 +159,11 @@ def _total(xs: Blocks) -> Any:
     return total
 
 
+def _same(xs: Blocks) -> Blocks:
+    assert all(x.tobytes() == xs[0].tobytes() for x in xs), "devices hold different numbers as one"
+    return xs
+
+
 def _permuted(xs: Blocks, pairs: Sequence[tuple[int, int]]) -> Blocks:
     out = [np.zeros_like(xs[0])] * len(xs)
     for source, target in pairs:
@@ -176,6 +181,7 @@ _RULES: dict[str, Callable[[Blocks, Any], Blocks]] = {
     "pmax": lambda xs, p: [np.maximum.reduce(xs)] * len(xs),
     "pmin": lambda xs, p: [np.minimum.reduce(xs)] * len(xs),
     "pbroadcast": lambda xs, p: xs,
+    "pinvariant": lambda xs, p: _same(xs),
     "all_gather": lambda xs, p: [np.concatenate(xs, p["dim"])] * len(xs),
     "all_gather_invariant": lambda xs, p: [np.concatenate(xs, p["dim"])] * len(xs),
     "pscatter": lambda xs, p: [np.split(x, len(xs), p["dim"])[n] for n, x in enumerate(xs)],

@@ -155,4 +155,5 @@ COLLECTIVES: dict[str, Write] = {
     "axis_index": _axis_index,
     "pscatter": _scatter,
     "pbroadcast": lambda c, eqn, operands, results: operands,
+    "pinvariant": lambda c, eqn, operands, results: operands,
 }

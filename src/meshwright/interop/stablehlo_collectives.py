@@ -156,4 +156,5 @@ COLLECTIVES: dict[str, Write] = {
     "axis_index": _axis_index,
     "pscatter": _scatter,
     "pbroadcast": lambda b, eqn, operands, results: [name for name, _ in operands],
+    "pinvariant": lambda b, eqn, operands, results: [name for name, _ in operands],
 }

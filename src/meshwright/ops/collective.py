@@ -9,10 +9,12 @@
     pscatter              invariant → varying  f32[2]{i}  = pscatter f32[16]               all_gather_invariant
     all_to_all            varying → varying    f32[16]{i} = all_to_all f32[16]{i}          all_to_all
     ppermute              varying → varying    f32[3]{i}  = ppermute f32[3]{i}             ppermute
+    pinvariant            varying → invariant  f32[3]     = pinvariant f32[3]{i}           device 0 has all of it
     pmax, pmin            varying → invariant
     axis_index            → varying            i32[]{i}   = axis_index
 
 ``axes`` run from major to minor, ``sizes`` are theirs. Gathers and scatters are tiled: they join or cut ``dim``.
+``pinvariant`` is of what all devices hold the same although its type says that it may differ.
 
 ``stack`` rules say what a collective is when the devices along one of its axes are the rows of one array: sums and
 rearrangements of rows. A value that is the same on all devices has no rows, so ``pbroadcast`` is nothing at all.
@@ -38,6 +40,7 @@ from meshwright.ops.basic import (
     Derivatives,
     add,
     broadcast_in_dim,
+    broadcast_scalar,
     convert,
     linear_jvp,
     move_dim,
@@ -46,7 +49,9 @@ from meshwright.ops.basic import (
     reshape,
     transpose,
     zeros,
+    zeros_like,
 )
+from meshwright.ops.choice import select
 from meshwright.ops.elementwise import div, eq
 from meshwright.ops.gathering import gather
 from meshwright.ops.reduction import reduce_max, reduce_min
@@ -212,6 +217,37 @@ pbroadcast: Op = _collective(
     cost=lambda operands, results, params: Cost(0.0, 0.0),
 )
 set_pbroadcast(pbroadcast)
+
+# pinvariant: what is known to be the same on all devices, by those who partition programs, is typed so
+
+
+def _pinvariant_type(x: TensorType, axes: Axes, sizes: tuple[int, ...]) -> TensorType:
+    need_varying("pinvariant", x, axes)
+    return x.with_(varying=_without(x, axes))
+
+
+def _pinvariant_stack(axis: str, size: int, x: Value, stacked: bool, params: Params) -> tuple[Value, bool]:
+    rest, x = _rest(params, axis), first_row(x) if stacked else x
+    return (pinvariant(x, **rest) if rest["axes"] else x), False
+
+
+def _pinvariant_transpose(
+    op: Op, cts: Sequence[Value | None], inputs: Sequence[Any], params: Params
+) -> list[Value | None]:
+    """The value is that of the first device, whose cotangent is all of it; those of the others are nothing."""
+    ct, axes = cts[0], params["axes"]
+    assert ct is not None
+    first = broadcast_scalar(eq(axis_index(**params), 0), ct.shape)
+    return [select(first, pbroadcast(ct, axes=axes), zeros_like(ct))]
+
+
+pinvariant: Op = _collective(
+    "pinvariant",
+    type=_pinvariant_type,
+    transpose=_pinvariant_transpose,
+    stack=_pinvariant_stack,
+    cost=lambda operands, results, params: Cost(0.0, 0.0),
+)
 
 # Gathers and scatters: all_gather and psum_scatter, all_gather_invariant and pscatter
 
@@ -567,6 +603,16 @@ def _axis_index_type(axes: Axes, sizes: tuple[int, ...]) -> TensorType:
     return TensorType((), dtypes.INT32, varying=tuple(sorted(axes)))
 
 
+def _axis_index_stack(axis: str, size: int, x: Value, stacked: bool, params: Params) -> tuple[Value, bool]:
+    """The position along several axes is a number with a digit for each; that along one of them is the row."""
+    place: Value | None = None
+    for other, count in zip(params["axes"], params["sizes"], strict=True):
+        rows = other == axis
+        digit = iota(dtype=dtypes.INT32, shape=(size,), dim=0) if rows else axis_index(axes=(other,), sizes=(count,))
+        place = digit if place is None else add(scaled(place, count), digit)
+    return place, True
+
+
 axis_index: Op = _collective(
     "axis_index",
     type=_axis_index_type,
@@ -575,11 +621,11 @@ axis_index: Op = _collective(
     transpose=No("it has no operands"),
     batch=No("it has no operands"),
     cost=lambda operands, results, params: Cost(0.0, 0.0),
-    stack=lambda axis, size, x, stacked, params: (iota(dtype=dtypes.INT32, shape=(size,), dim=0), True),
+    stack=_axis_index_stack,
 )
 
 
-SILENT = (pbroadcast, pscatter, axis_index)  # nothing is sent
+SILENT = (pbroadcast, pinvariant, pscatter, axis_index)  # nothing is sent
 
 
 def meets(program: Program, axis: str) -> bool:

@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import prod
 from typing import Any
 
-from meshwright.core import dtypes
 from meshwright.core.axes import Axes, total_size
-from meshwright.core.op import REGISTRY, Op, Value
+from meshwright.core.op import REGISTRY, Value
 from meshwright.core.partition_spec import PartitionSpec, read_axis
 from meshwright.core.program import Atom, Eqn, Program, Var
 from meshwright.core.sharding import TensorSharding
 from meshwright.core.trace import apply, lift, read, write
 from meshwright.core.types import TensorType, union
-from meshwright.ops.basic import convert, mul
-from meshwright.ops.collective import meets, pbroadcast, pmax, pscatter
+from meshwright.ops.collective import meets, pinvariant
 from meshwright.ops.control import cond, while_
-from meshwright.ops.indexing import dynamic_slice
 from meshwright.ops.regions import as_type, cut, region_with
 from meshwright.ops.scan import scan
 from meshwright.ops.shard_map import dim_axes
-from meshwright.partition.blocks import index_along
-from meshwright.partition.emit import indices
-from meshwright.partition.layouts import closed, finished, layout, replicated
+from meshwright.partition.layouts import axes_used, closed, finished, layout, replicated
 from meshwright.partition.localize import SPECIAL, Localizer, Version
 
 
@@ -101,12 +95,24 @@ def _then(program: Program, n: int, function: Callable[[Value], Value]) -> Progr
     return Program(program.inputs, (*program.eqns, *eqns), tuple(outputs), (*program.constants, *after.constants))
 
 
-def _agreed(x: Value, regions: Sequence[Program]) -> Value:
+def _agreed(local: Localizer, x: Value, regions: Sequence[Program]) -> Value:
     """A decision that is the same on all devices, also for its type where the regions have collectives."""
-    axes = tuple(axis for axis in x.type.varying if any(meets(region, axis) for region in regions))
-    if not axes:
-        return x
-    return convert(pmax(convert(x, dtype=dtypes.INT32, weak=False), axes=axes), dtype=x.dtype, weak=False)
+    return _same(local, x, [axis for axis in x.type.varying if any(meets(region, axis) for region in regions)])
+
+
+def _same(local: Localizer, x: Value, axes: Sequence[str]) -> Value:
+    """A value that devices along axes hold the same of, also for its type."""
+    return pinvariant(x, axes=tuple(axes), sizes=tuple(map(local.size, axes))) if axes else x
+
+
+def _exactly(local: Localizer, x: Value, sharding: TensorSharding) -> Value:
+    """A value that varies, also for its type, along no other axes of the mesh than those of its layout.
+
+    On its way from another layout it may have been along more; where those end, all devices have the same.
+    """
+    differs = {name for axis in axes_used(sharding) for name, _ in local.names(axis)}
+    here = {name for axis in local.mesh.axes for name, _ in local.names(axis)}
+    return _same(local, x, [name for name in x.type.varying if name in here - differs])
 
 
 def _scan(local: Localizer, eqn: Eqn) -> list[Version]:
@@ -168,7 +174,7 @@ def _while(local: Localizer, eqn: Eqn) -> list[Version]:
         carry_types = grown
     test_types = [*(x.type for x in values[0]), *carry_types]
     tested, _, _ = _region(local, test, [*test_layouts, *carry_layouts], test_types, decided)
-    tested = _then(tested, 0, lambda x: _agreed(x, (tested, program)))
+    tested = _then(tested, 0, lambda x: _agreed(local, x, (tested, program)))
     start = [as_type(x, t) for x, t in zip(values[2], carry_types, strict=True)]
     outs = while_(
         *values[0], *values[1], *start,
@@ -197,7 +203,7 @@ def _cond(local: Localizer, eqn: Eqn) -> list[Version]:
     for program in programs:
         out_types = [t.with_(varying=v) for t, v in zip(program.out_types, joined, strict=True)]
         fitted.append(_with_carry(program, out_types))
-    outs = cond(_agreed(chosen, fitted), *values, branches=tuple(fitted))
+    outs = cond(_agreed(local, chosen, fitted), *values, branches=tuple(fitted))
     return [Version(s, x) for s, x in zip(needs, outs, strict=True)]
 
 
@@ -208,13 +214,14 @@ def _shard_map(local: Localizer, eqn: Eqn) -> list[Version]:
     """
     params = eqn.params
     by_hand = {read_axis(name).name for name in params["manual"]}
-    others = [name for name, size in local.mesh.shape.items() if name not in by_hand and size > 1]
+    others = [name for name in local.mesh.axis_names if name not in by_hand]
     inner = local.along(others) if others else None
     values, layouts = [], []
     for n, (atom, spec, var) in enumerate(zip(eqn.inputs, params["in_specs"], params["body"].inputs, strict=True)):
         beside = _beside(local.best(atom, owed=False), others, var.type)
         need = _spec_layout(local, spec, atom.type.ndim, beside)
         value = local.get(atom, need, f"operand {n} of a shard_map is laid out by {spec}")
+        value = _exactly(local, value, need)
         values.append(lift(value, union((value.type.varying, local.renamed(var.type.varying)))))
         layouts.append(beside)
     kept: list[tuple[Axes, ...]] = [((),) * var.type.ndim for var in eqn.outputs]
@@ -267,24 +274,10 @@ def _collective(local: Localizer, eqn: Eqn) -> list[Version]:
         needs.append(layout(local.mesh, dims))
     why = f"{eqn.op.name} was written for it whole along these dims"
     values = [local.get(atom, need, why) for atom, need in zip(eqn.inputs, needs, strict=True)]
-    outs = _by_hand(eqn.op, values, params)
+    outs = apply(eqn.op, values, params)
     made = outs if isinstance(outs, tuple | list) else [outs]
     kept = needs or [replicated(local.mesh, 0)]
     return [Version(s, x) for s, x in zip(kept, made, strict=True)]
-
-
-def _by_hand(op: Op, values: Sequence[Value], params: dict[str, Any]) -> Any:
-    """A collective, also of what is the same on all devices although its type says that it may differ."""
-    varying, axes = values[0].type.varying if values else (), params["axes"]
-    if op is pbroadcast:
-        return lift(values[0], union((varying, axes)))
-    if op is pscatter and not set(axes).isdisjoint(varying):
-        (x,), dim = values, params["dim"]
-        block = x.shape[dim] // prod(params["sizes"])
-        start = mul(index_along(zip(axes, params["sizes"], strict=True)), block)
-        starts = [start if d == dim else 0 for d in range(x.ndim)]
-        return dynamic_slice(x, *indices(starts), sizes=(*x.shape[:dim], block, *x.shape[dim + 1 :]))
-    return apply(op, list(values), params)
 
 
 def _run_renamed(local: Localizer, program: Program, values: Sequence[Value]) -> list[Value]:
@@ -294,7 +287,7 @@ def _run_renamed(local: Localizer, program: Program, values: Sequence[Value]) ->
     for eqn in program.eqns:
         params, found = eqn.params, [read(env, a) for a in eqn.inputs]
         if eqn.op.stack is not None:
-            write(env, eqn, _by_hand(eqn.op, found, local.renamed_params(params)))
+            write(env, eqn, apply(eqn.op, found, local.renamed_params(params)))
             continue
         if any(True for _ in eqn.regions()):
             params = {name: _renamed_region(local, value) for name, value in params.items()}
@@ -304,7 +297,7 @@ def _run_renamed(local: Localizer, program: Program, values: Sequence[Value]) ->
 
 def _renamed_region(local: Localizer, value: Any) -> Any:
     if isinstance(value, Program):
-        types = [t.with_(varying=local.renamed(t.varying)) for t in value.in_types]
+        types = [t.with_(varying=union((local.renamed(t.varying),))) for t in value.in_types]
         return region_with(lambda *args: (_run_renamed(local, value, args), None), types)[0]
     return tuple(_renamed_region(local, item) for item in value) if isinstance(value, tuple) else value
 

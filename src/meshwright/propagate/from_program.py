@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from meshwright.core.axes import AxisRef
+from meshwright.core.axes import AxisRef, merged
 from meshwright.core.dimension_sharding import DimensionSharding
 from meshwright.core.factors import Factors, pointwise
 from meshwright.core.mesh import BaseMesh
@@ -271,7 +271,7 @@ class _Reader:
         return TensorSharding(self.mesh, dims)
 
     def axes(self, names: Sequence[str]) -> tuple[AxisRef, ...]:
-        return resolve(self.mesh, [read_axis(name) for name in names])
+        return merged(resolve(self.mesh, [read_axis(name) for name in names]))
 
     # The answer
 

@@ -25,7 +25,9 @@ from meshwright.core.program import Atom, Eqn, Program, Var
 ROW_BYTES = 2**17  # of the longest row that a kernel keeps on the chip
 
 
-VIEWS = frozenset({"reshape", "pbroadcast", "stop_gradient", "sharding_constraint", "optimization_barrier"})
+VIEWS = frozenset(
+    {"reshape", "pbroadcast", "pinvariant", "stop_gradient", "sharding_constraint", "optimization_barrier"}
+)
 CHEAP = frozenset(
     {"add", "sub", "mul", "neg", "abs", "maximum", "minimum", "select", "clamp", "sign", "square", "integer_pow"}
     | {"and", "or", "not", "xor", "eq", "ne", "lt", "le", "gt", "ge", "is_finite", "floor", "ceil", "round"}
