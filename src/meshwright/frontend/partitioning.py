@@ -29,6 +29,7 @@ from meshwright.ops.elementwise import tanh
 from meshwright.ops.stacked import inline_calls
 from meshwright.partition.alternatives import cheapest_partition
 from meshwright.partition.combine import Beside, Record
+from meshwright.partition.cuts import apart
 from meshwright.partition.layouts import closed, replicated
 from meshwright.partition.overlap import Overlap
 from meshwright.partition.partition import partition
@@ -191,8 +192,8 @@ def no_implicit_comms() -> Iterator[None]:
 def put_on_mesh(program: Program, placement: Placement, out_tree: tree.TreeDef) -> OnMesh:
     """Propagate what was said about shardings, and partition."""
     mesh = placement.mesh
-    whole = own_regions(inline_calls(program, shard_maps=False))
-    _check_maps(whole, mesh)
+    _check_maps(program, mesh)
+    whole = own_regions(inline_calls(program, shard_maps=apart(program, mesh)))
     program, fixed, vars = untyped(whole, mesh)
     given = [
         None if s is None else s.to_tensor_sharding(v.type.ndim)

@@ -7,7 +7,7 @@ become sums and rearrangements of rows, blocks become reshapes. What is left is 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -32,8 +32,18 @@ MeshAxes = tuple[tuple[str, int], ...]
 _CALLS = {"custom_jvp_call": "call", "custom_vjp_call": "call", "checkpoint": "program"}
 
 
-def inline_calls(program: Program, shard_maps: bool = True) -> Program:
-    """The program with the calls that only run a region, and shard_maps, replaced by equations; in regions, too."""
+def every(eqn: Eqn) -> bool:
+    """All shard_maps."""
+    return True
+
+
+def none(eqn: Eqn) -> bool:
+    """No shard_map."""
+    return False
+
+
+def inline_calls(program: Program, shard_maps: Callable[[Eqn], bool] = every) -> Program:
+    """The program with calls that only run a region, and some shard_maps, replaced by equations; in regions, too."""
     if not _has_calls(program, shard_maps):
         return program
     eqns: list[Eqn] = []
@@ -63,22 +73,22 @@ def inline_calls(program: Program, shard_maps: bool = True) -> Program:
     return Program(program.inputs, tuple(eqns), outputs, tuple(constants))
 
 
-def _has_calls(program: Program, shard_maps: bool) -> bool:
+def _has_calls(program: Program, shard_maps: Callable[[Eqn], bool]) -> bool:
     return any(
         eqn.op.name in _CALLS
-        or (shard_maps and eqn.op.name == "shard_map")
+        or (eqn.op.name == "shard_map" and shard_maps(eqn))
         or any(_has_calls(inner, shard_maps) for _, inner in eqn.regions())
         for eqn in program.eqns
     )
 
 
-def _called(eqn: Eqn, shard_maps: bool) -> Program | None:
+def _called(eqn: Eqn, shard_maps: Callable[[Eqn], bool]) -> Program | None:
     if eqn.op.name == "shard_map":
-        return stacked_program(**eqn.params) if shard_maps else None
+        return stacked_program(**eqn.params) if shard_maps(eqn) else None
     return eqn.params.get(_CALLS.get(eqn.op.name, ""))
 
 
-def _inline_param(value: Any, shard_maps: bool) -> Any:
+def _inline_param(value: Any, shard_maps: Callable[[Eqn], bool]) -> Any:
     if isinstance(value, Program):
         return inline_calls(value, shard_maps)
     return tuple(_inline_param(item, shard_maps) for item in value) if isinstance(value, tuple) else value

@@ -13,7 +13,7 @@ from itertools import permutations, product
 from math import inf, prod
 from typing import Any, NamedTuple
 
-from meshwright.core.axes import Axes, AxisRef, overlap
+from meshwright.core.axes import Axes, AxisRef, can_coexist, overlap
 from meshwright.core.dtypes import BOOL, DType
 from meshwright.core.factors import Factors
 from meshwright.core.mesh import BaseMesh
@@ -63,6 +63,7 @@ class Question(NamedTuple):
     want: tuple[TensorSharding | None, ...]
     addends: tuple[int, ...]  # how many sums like this one each result meets before anything else happens to it
     thorough: bool = True  # whether parts of axes are tried, which takes long
+    cuts: Axes = ()  # parts of axes that others must nest with
 
 
 class Numbered(NamedTuple):
@@ -80,11 +81,13 @@ def numbered(factors: Factors, dtype: DType) -> Numbered:
     separable = factors.separable
     if factors.combine in _OF_BOOLS and dtype != BOOL:
         separable -= factors.reduced  # devices combine bits of bools only
+    # A sum of bools is of parts that one device has and the others have False for.
+    combine = "or" if dtype == BOOL and factors.combine == "sum" else factors.combine
     return Numbered(
         Rule.of(factors),
         frozenset(number[name] for name in separable),
         frozenset(number[name] for name in factors.reduced),
-        _OF_BOOLS.get(factors.combine, factors.combine),
+        _OF_BOOLS.get(combine, combine),
     )
 
 
@@ -107,6 +110,7 @@ def question(
     want: Sequence[TensorSharding | None],
     addends: Sequence[int],
     thorough: bool = True,
+    cuts: Axes = (),
 ) -> Question:
     """The question for one equation."""
     return Question(
@@ -119,6 +123,7 @@ def question(
         tuple(want),
         tuple(addends),
         thorough,
+        cuts,
     )
 
 
@@ -259,7 +264,10 @@ def _owed(asked: Question, assignment: Assignment) -> Iterator[tuple[Axes, ...]]
 
 
 def _choice(asked: Question, assignment: Assignment, owed: tuple[Axes, ...]) -> Choice | None:
-    """The layouts of an assignment and its cost; None if it is no layout."""
+    """The layouts of an assignment and its cost; None if it is no layout, or one in parts that do not nest."""
+    parts = [axis for axes in assignment.values() for axis in axes if not axis.is_full]
+    if parts and not can_coexist(parts, (*parts, *asked.cuts)):
+        return None
     shapes, count = shapes_of(asked.rule)
     types = (*asked.operand_types, *asked.result_types)
     dims: list[tuple[Axes, ...]] = []

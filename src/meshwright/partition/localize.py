@@ -30,6 +30,7 @@ from meshwright.ops.basic import add, broadcast_in_dim, convert, reshape, zeros
 from meshwright.partition.blocks import identity, without_padding
 from meshwright.partition.choose import Choice, choose, numbered, question, rule_of
 from meshwright.partition.combine import Why
+from meshwright.partition.cuts import Cuts
 from meshwright.partition.emit import emit_plan
 from meshwright.partition.layouts import finished, layout, local_type, replicated, reshard_cost, reshard_plan
 
@@ -49,21 +50,13 @@ SPECIAL: dict[str, Special] = {}  # ops that are partitioned in a way of their o
 MADE: dict[str, Callable[[Localizer, Eqn, TensorSharding], Value]] = {}  # ops that make a block out of nothing
 
 
-class CutNeeded(Exception):
-    """A part of an axis is needed that the program's mesh is not cut at yet."""
-
-    def __init__(self, axis: AxisRef) -> None:
-        super().__init__(axis.short())
-        self.axis = axis
-
-
 @dataclass
 class Localizer:
     """The state of one partitioning: the mesh, what propagation wants, why each collective was put in."""
 
     mesh: BaseMesh
     wanted: Mapping[Var, TensorSharding]
-    atoms: Mapping[AxisRef, tuple[tuple[str, int], ...]]  # the axes of the local program that make up each whole axis
+    cuts: Cuts
     whys: dict[Var, Why] = field(default_factory=dict)
     addends: dict[Var, int] = field(default_factory=dict)
     thorough: bool = True
@@ -79,27 +72,15 @@ class Localizer:
 
     def names(self, axis: AxisRef) -> tuple[tuple[str, int], ...]:
         """The axes of the local program that make up an axis or a part of one."""
-        whole = AxisRef.full(axis.name, axis.whole)
-        found, before = [], 1
-        for name, size in self.atoms[whole]:
-            if before >= axis.pre and before * size <= axis.next:
-                found.append((name, size))
-            before *= size
-        covered = 1
-        for _, size in found:
-            covered *= size
-        if covered != axis.size:
-            raise CutNeeded(axis)
-        return tuple(found)
+        return self.cuts.names(axis)
 
     def part(self, name: str) -> AxisRef:
         """The axis of the mesh, or the part of one, that a name of a hand-written program stands for."""
-        return resolve(self.mesh, (read_axis(name),))[0]
+        return resolve(self.around or self.mesh, (read_axis(name),))[0]
 
     def renamed(self, names: Sequence[str]) -> tuple[str, ...]:
         """The axes of the local program for names of a hand-written one."""
-        parts = resolve(self.around or self.mesh, [read_axis(name) for name in names])
-        return tuple(found for part in parts for found, _ in self.names(part))
+        return tuple(found for name in names for found, _ in self.names(self.part(name)))
 
     def renamed_params(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """What a hand-written collective is given, with the axes of the local program."""
@@ -109,7 +90,7 @@ class Localizer:
 
     def size(self, name: str) -> int:
         """The size of an axis of the local program."""
-        return next(size for pairs in self.atoms.values() for found, size in pairs if found == name)
+        return dict(self.cuts.axes)[name]
 
     def constant(self, var: Var, data: Any) -> Array:
         """A constant of the program."""
@@ -197,6 +178,10 @@ class Localizer:
         if t.size == 0:
             return zeros(local_type(t, need))
         plan = reshard_plan(t.shape, t.dtype, version.layout, need)
+        if not all(self.cuts.fits(axis) for step in plan.steps for axis in step.axes):
+            # A way in parts that the mesh is not cut into: what is whole on all devices is near to every layout.
+            whole = replicated(self.mesh, t.ndim)
+            return self.reshard(Version(whole, self.reshard(version, whole, t, why, asked)), need, t, why, asked)
         with self.because(why, t, asked):
             return emit_plan(plan, version.value, self.names)
 
@@ -278,7 +263,8 @@ class Localizer:
 
         def ask(layouts: Sequence[TensorSharding]) -> Choice:
             types = operand_types, result_types
-            return choose(question(self.mesh, rule, linear, *types, layouts, want, addends, self.thorough))
+            asked = question(self.mesh, rule, linear, *types, layouts, want, addends, self.thorough, self.cuts.fixed)
+            return choose(asked)
 
         # What others needed an operand in is there for nothing.
         known = [[v.layout for v in self.versions(a) if not v.layout.unreduced] for a in eqn.inputs]
@@ -298,12 +284,12 @@ class Localizer:
 
     def inside(self) -> Localizer:
         """A localizer for a region."""
-        return Localizer(self.mesh, self.wanted, self.atoms, self.whys, around=self.around)
+        return Localizer(self.mesh, self.wanted, self.cuts, self.whys, around=self.around)
 
     def along(self, names: Sequence[str]) -> Localizer:
         """A localizer for a part that is written by hand for all axes but these."""
         mesh = AbstractMesh([self.mesh.shape[name] for name in names], names)
-        return Localizer(mesh, self.wanted, self.atoms, self.whys, around=self.around or self.mesh)
+        return Localizer(mesh, self.wanted, self.cuts, self.whys, around=self.around or self.mesh)
 
 
 def _long(t: TensorType) -> list[int]:

@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from typing import NamedTuple
 
-import numpy as np
-
-from meshwright.core.axes import AxisRef
 from meshwright.core.mesh import BaseMesh
 from meshwright.core.op import Value
-from meshwright.core.partition_spec import PartitionSpec
 from meshwright.core.program import Program, Var
 from meshwright.core.sharding import TensorSharding
-from meshwright.core.trace import Array, lift
-from meshwright.core.types import TensorType, union
+from meshwright.core.trace import lift
+from meshwright.core.types import union
 from meshwright.ops.regions import region, region_with
-from meshwright.ops.shape import pad, slice_
-from meshwright.ops.shard_map import block_type, shard_map, varying_axes
-from meshwright.ops.stacked import inline_calls
+from meshwright.ops.shard_map import shard_map, varying_axes
+from meshwright.ops.stacked import inline_calls, none
 from meshwright.partition import halo, indexing, places, prefix, regions, windows
 from meshwright.partition.combine import Beside, Record, Why, combine, records
-from meshwright.partition.layouts import closed, finished
-from meshwright.partition.localize import CutNeeded, Localizer, Version
+from meshwright.partition.cuts import CutNeeded, Cuts, written, written_parts
+from meshwright.partition.entry import Entry, cropped, spec_of
+from meshwright.partition.layouts import axes_used, closed, finished
+from meshwright.partition.localize import Localizer
 from meshwright.partition.overlap import Overlap, overlap
 from meshwright.partition.scattered import scatter_sums
 from meshwright.transform.simplify import dce
@@ -57,23 +53,17 @@ def partition(
 
     ``wanted`` are layouts that propagation found for values inside; results without a layout come out as they are.
     """
-    program = inline_calls(program, shard_maps=False)
-    cuts: set[AxisRef] = set()
-    while True:
+    program = inline_calls(program, shard_maps=none)
+    given = [s for s in (*in_shardings, *out_shardings) if s is not None]
+    by_hand = [axis for eqn in written(program) for axis in written_parts(eqn, mesh)]
+    sums = [axis for s in given for axis in s.unreduced]
+    cuts = Cuts(mesh).where_they_fit([*by_hand, *sums, *(axis for s in given for axis in axes_used(s))])
+    while True:  # every part that is needed and fits in cuts the mesh further, which ends with parts of prime size
         try:
             return _partition(program, mesh, in_shardings, out_shardings, wanted, cuts, overlapped)
         except CutNeeded as needed:
-            cuts.add(needed.axis)
-
-
-def _atoms(mesh: BaseMesh, cuts: set[AxisRef]) -> dict[AxisRef, tuple[tuple[str, int], ...]]:
-    """Each axis as the parts that it is cut into."""
-    found = {}
-    for whole in mesh.axes:
-        at = sorted({1, whole.size} | {n for cut in cuts if cut.name == whole.name for n in (cut.pre, cut.next)})
-        parts = [whole.part(low, high) for low, high in pairwise(at)] or [whole]
-        found[whole] = tuple((part.short(), part.size) for part in parts)
-    return found
+            assert cuts.fits(needed.axis), f"{needed.axis} does not nest with {cuts.axes}"
+            cuts = cuts.at(needed.axis)
 
 
 def _partition(
@@ -82,35 +72,30 @@ def _partition(
     in_shardings: Sequence[TensorSharding],
     out_shardings: Sequence[TensorSharding | None],
     wanted: Mapping[Var, TensorSharding],
-    cuts: set[AxisRef],
+    cuts: Cuts,
     overlapped: Overlap | None,
 ) -> Partitioned:
-    atoms = _atoms(mesh, cuts)
-    known = {var: closed(s) for var, s in wanted.items()}
+    known = {var: cuts.fitted(s) for var, s in wanted.items()}
     used = {atom for eqn in program.eqns for atom in eqn.inputs}
     for atom, s in zip(program.outputs, out_shardings, strict=True):
         if s is not None and isinstance(atom, Var) and (atom not in used or atom not in known):
-            known[atom] = closed(s)
-    local = Localizer(mesh, known, atoms)
-    axes = tuple(pair for pairs in atoms.values() for pair in pairs)
-    layouts = [closed(s) for s in in_shardings]
-    in_specs = tuple(_spec(local, s) for s in layouts)
-    types = [t.with_(unreduced=tuple(spec.unreduced)) for t, spec in zip(program.in_types, in_specs, strict=True)]
-    padded = [t.with_(shape=s.padded_shape(t.shape)) for t, s in zip(types, layouts, strict=True)]
-    blocks = [block_type(t, spec, axes) for t, spec in zip(padded, in_specs, strict=True)]
+            known[atom] = cuts.fitted(s)
+    local = Localizer(mesh, known, cuts)
+    axes = cuts.axes
+    entries = [Entry.of(local, t, closed(s)) for t, s in zip(program.in_types, in_shardings, strict=True)]
 
     def body(*values: Value) -> tuple[list[Value], list[TensorSharding]]:
-        for var, layout, value in zip(program.inputs, layouts, values, strict=True):
-            local.define(var, Version(layout, value))
+        for var, entry, value in zip(program.inputs, entries, values, strict=True):
+            local.define(var, entry.inside(local, value))
         local.run(program)
         found = []
         for atom, given in zip(program.outputs, out_shardings, strict=True):
-            need = finished(local.best(atom, owed=False)) if given is None else closed(given)
+            need = finished(local.best(atom, owed=False)) if given is None else cuts.fitted(given)
             value = local.get(atom, need, "a result is returned so")
-            found.append((lift(value, union((value.type.varying, varying_axes(_spec(local, need))))), need))
+            found.append((lift(value, union((value.type.varying, varying_axes(spec_of(local, need))))), need))
         return [value for value, _ in found], [need for _, need in found]
 
-    block_program, results = region_with(body, blocks)
+    block_program, results = region_with(body, [entry.block(local) for entry in entries])
     block_program = combine(scatter_sums(dce(block_program), local.whys))
     whys: dict[Var, Why] = local.whys
     beside: dict[Var, Beside] = {}
@@ -118,38 +103,20 @@ def _partition(
         block_program, whys, beside = overlap(block_program, mesh, dict(axes), whys, overlapped)
     out_specs = []
     for t, layout in zip(block_program.out_types, results, strict=True):
-        spec = _spec(local, layout)
+        spec = spec_of(local, layout)
         extra = [axis for axis in t.varying if axis not in varying_axes(spec)]
         out_specs.append(spec.update(replicated=extra))
 
     def whole(*values: Value) -> list[Value]:
-        given = [_padded(x, t.shape) for x, t in zip(values, padded, strict=True)]
+        given = [entry.outside(x) for entry, x in zip(entries, values, strict=True)]
         outs = shard_map(
             *given, body=block_program, mesh=axes, manual=tuple(name for name, _ in axes),
-            in_specs=in_specs, out_specs=tuple(out_specs),
+            in_specs=tuple(entry.spec for entry in entries), out_specs=tuple(out_specs),
         )  # fmt: skip
-        return [_cropped(x, t) for x, t in zip(outs, program.out_types, strict=True)]
+        return [cropped(x, t) for x, t in zip(outs, program.out_types, strict=True)]
 
     found = tuple(records(block_program, dict(axes), whys, beside))
     moved = {n: local.moved[v] for n, v in enumerate(program.inputs) if v in local.moved}
-    return Partitioned(region(whole, types), tuple(results), found, moved)
-
-
-def _spec(local: Localizer, sharding: TensorSharding) -> PartitionSpec:
-    """A layout in terms of the axes of the local program."""
-    dims = [tuple(name for axis in dim.axes for name, _ in local.names(axis)) or None for dim in sharding.dims]
-    return PartitionSpec(*dims, unreduced=[name for axis in sharding.unreduced for name, _ in local.names(axis)])
-
-
-def _padded(x: Value, shape: tuple[int, ...]) -> Value:
-    if x.shape == shape:
-        return x
-    high = tuple(n - m for n, m in zip(shape, x.shape, strict=True))
-    zero = Array(np.zeros((), x.dtype), TensorType((), x.dtype, unreduced=x.type.unreduced))
-    return pad(x, zero, low=(0,) * x.ndim, high=high, interior=(0,) * x.ndim)
-
-
-def _cropped(x: Value, t: TensorType) -> Value:
-    if x.shape == t.shape:
-        return x
-    return slice_(x, starts=(0,) * x.ndim, limits=t.shape, strides=(1,) * x.ndim)
+    # What is not split over parts that do not fit in is on every device that is to have a part of it.
+    outs = [need if given is None else closed(given) for need, given in zip(results, out_shardings, strict=True)]
+    return Partitioned(region(whole, [entry.type for entry in entries]), tuple(outs), found, moved)

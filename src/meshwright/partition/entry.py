@@ -1,0 +1,152 @@
+"""How arguments come into a local program: by a spec, or as rows.
+
+A spec names axes of the local program. An argument in parts of axes that do not nest with these enters as rows, one
+for each device: outside, its blocks become the rows of one array, in the order of the devices along the axes that it is
+split over; inside, each device has the block that it held, and they are gathered and put together.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import NamedTuple
+
+import numpy as np
+
+from meshwright.core.axes import Axes, AxisRef, cut
+from meshwright.core.op import Value
+from meshwright.core.partition_spec import PartitionSpec
+from meshwright.core.sharding import TensorSharding
+from meshwright.core.source import here
+from meshwright.core.trace import Array
+from meshwright.core.types import Shape, TensorType
+from meshwright.errors import ShardingError
+from meshwright.ops.basic import broadcast_in_dim, reshape
+from meshwright.ops.collective import all_gather_invariant, permuted
+from meshwright.ops.shape import pad, slice_
+from meshwright.ops.shard_map import block_type
+from meshwright.partition.layouts import axes_used, replicated
+from meshwright.partition.localize import Localizer, Version
+
+
+class Rows(NamedTuple):
+    """How the blocks of an array in a layout are rows."""
+
+    axes: Axes  # whole, along which devices are numbered
+    segments: Axes  # the parts of them that dims are split over, and those between, which devices hold copies along
+    dims: tuple[Axes, ...]
+    block: Shape
+
+    @staticmethod
+    def of(sharding: TensorSharding, shape: Shape) -> Rows:
+        """The rows of an array of a shape."""
+        dims = tuple(dim.axes for dim in sharding.dims)
+        used = [axis for axes in dims for axis in axes]
+        names = {axis.name for axis in used}
+        whole = tuple(axis for axis in sharding.mesh.axes if axis.name in names)
+        return Rows(whole, cut(whole, used), tuple(cut(axes, used) for axes in dims), sharding.local_shape(shape))
+
+    @property
+    def split(self) -> list[AxisRef]:
+        """The segments that dims are split over, in the order of the dims."""
+        return [axis for axes in self.dims for axis in axes]
+
+    @property
+    def shape(self) -> Shape:
+        """The shape of all rows."""
+        return prod(axis.size for axis in self.axes), *self.block
+
+    def apart(self, x: Value) -> Value:
+        """An array, padded, as rows of blocks."""
+        digits: list[AxisRef | int] = []
+        for axes, n in zip(self.dims, self.block, strict=True):
+            digits += [*axes, n]
+        x = reshape(x, shape=tuple(d if isinstance(d, int) else d.size for d in digits))
+        split = [axis for axis in self.segments if axis in self.split]
+        blocks = [n for n, digit in enumerate(digits) if isinstance(digit, int)]
+        x = permuted(x, [*map(digits.index, split), *blocks])
+        places = [n for n, axis in enumerate(self.segments) if axis in self.split]
+        places += range(len(self.segments), len(self.segments) + len(self.block))
+        x = broadcast_in_dim(x, shape=(*(axis.size for axis in self.segments), *self.block), dims=tuple(places))
+        return reshape(x, shape=self.shape)
+
+    def together(self, rows: Value) -> Value:
+        """The array, padded, from the rows of all devices."""
+        shape = (*(axis.size for axis in self.segments), *self.block)
+        once = tuple(axis.size if axis in self.split else 1 for axis in self.segments)
+        x = reshape(rows, shape=shape)
+        x = slice_(x, starts=(0,) * len(shape), limits=(*once, *self.block), strides=(1,) * len(shape))
+        order: list[int] = []
+        for dim, axes in enumerate(self.dims):
+            order += [*map(self.segments.index, axes), len(self.segments) + dim]
+        gaps = [n for n, axis in enumerate(self.segments) if axis not in self.split]
+        x = permuted(x, [*gaps, *order])
+        sizes = (n * prod(axis.size for axis in axes) for axes, n in zip(self.dims, self.block, strict=True))
+        return reshape(x, shape=tuple(sizes))
+
+
+class Entry(NamedTuple):
+    """An argument of a local program: its layout, its type outside, and the spec that it comes in by."""
+
+    sharding: TensorSharding
+    type: TensorType
+    spec: PartitionSpec
+    rows: Rows | None
+
+    @staticmethod
+    def of(local: Localizer, t: TensorType, sharding: TensorSharding) -> Entry:
+        """How an argument comes in from a layout."""
+        if all(map(local.cuts.fits, axes_used(sharding))):
+            spec = spec_of(local, sharding)
+            return Entry(sharding, t.with_(unreduced=tuple(spec.unreduced)), spec, None)
+        if sharding.unreduced:
+            parts = ", ".join(name for name, _ in local.cuts.axes)
+            raise ShardingError(
+                f"An argument {t.short()} is a partial sum in parts of an axis that do not nest with those of others.",
+                where=here(),
+                why=f"it comes as {sharding}, and the mesh is cut into {parts}",
+                fix="sum it first: mw.reshard(x, mw.P())",
+            )
+        rows = Rows.of(sharding, t.shape)
+        names = tuple(name for axis in rows.axes for name, _ in local.names(axis))
+        return Entry(sharding, t, PartitionSpec(names), rows)
+
+    def block(self, local: Localizer) -> TensorType:
+        """The type of what a device is given."""
+        shape = self.sharding.padded_shape(self.type.shape) if self.rows is None else self.rows.shape
+        return block_type(self.type.with_(shape=shape), self.spec, local.cuts.axes)
+
+    def outside(self, x: Value) -> Value:
+        """The argument as the spec cuts it into blocks."""
+        x = _padded(x, self.sharding.padded_shape(self.type.shape))
+        return x if self.rows is None else self.rows.apart(x)
+
+    def inside(self, local: Localizer, block: Value) -> Version:
+        """The argument as devices have it."""
+        if self.rows is None:
+            return Version(self.sharding, block)
+        names = [pair for axis in self.rows.axes for pair in local.names(axis)]
+        params = {"axes": tuple(name for name, _ in names), "sizes": tuple(size for _, size in names)}
+        with local.because("it comes in parts of an axis that do not nest with those of others", self.type):
+            rows = all_gather_invariant(block, **params, dim=0)
+        return Version(replicated(local.mesh, self.type.ndim), cropped(self.rows.together(rows), self.type))
+
+
+def spec_of(local: Localizer, sharding: TensorSharding) -> PartitionSpec:
+    """A layout in terms of the axes of the local program."""
+    dims = [tuple(name for axis in dim.axes for name, _ in local.names(axis)) or None for dim in sharding.dims]
+    return PartitionSpec(*dims, unreduced=[name for axis in sharding.unreduced for name, _ in local.names(axis)])
+
+
+def _padded(x: Value, shape: Shape) -> Value:
+    if x.shape == shape:
+        return x
+    high = tuple(n - m for n, m in zip(shape, x.shape, strict=True))
+    zero = Array(np.zeros((), x.dtype), TensorType((), x.dtype, unreduced=x.type.unreduced))
+    return pad(x, zero, low=(0,) * x.ndim, high=high, interior=(0,) * x.ndim)
+
+
+def cropped(x: Value, t: TensorType) -> Value:
+    """An array without its padding."""
+    if x.shape == t.shape:
+        return x
+    return slice_(x, starts=(0,) * x.ndim, limits=t.shape, strides=(1,) * x.ndim)
