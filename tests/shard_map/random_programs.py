@@ -1,12 +1,14 @@
 """Random programs of one device, and what they mean: a loop over devices that does each collective naively.
 
 A program is a list of steps over numbered values, all of rank 2. The same steps are run by ``on_device`` in the body of
-a shard_map, and by ``Reference`` on one block per device with no mesh at all; both are made of differentiable ops.
+a shard_map (Meshwright's, or JAX's), and by ``Reference`` on one block per device with no mesh at all: in NumPy if it
+is given NumPy's arrays, else in differentiable ops.
 """
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,27 +17,28 @@ from hypothesis import strategies as st
 
 import meshwright as mw
 import meshwright.numpy as mnp
-from meshwright import lax
+from tests.shard_map.twins import OURS, Kit
 
 Axes = tuple[str, ...]
 Shape = tuple[int, int]
 Block = Any
 
 UNARY = {
-    "sin": lambda x: mnp.sin(x),
-    "tanh": lambda x: mnp.tanh(x),
-    "square": lambda x: 0.5 * x * x,
-    "halve": lambda x: x * 0.5,
-    "negate": lambda x: -x,
-    "relu": lambda x: mnp.maximum(x, 0.0),
-    "shift": lambda x: x + 0.25,
+    "sin": lambda xp, x: xp.sin(x),
+    "tanh": lambda xp, x: xp.tanh(x),
+    "square": lambda xp, x: 0.5 * x * x,
+    "halve": lambda xp, x: x * 0.5,
+    "negate": lambda xp, x: -x,
+    "relu": lambda xp, x: xp.maximum(x, 0.0),
+    "shift": lambda xp, x: x + 0.25,
 }
 LINEAR_UNARY = ("halve", "negate")
 BINARY = {"add": lambda x, y: x + y, "sub": lambda x, y: x - y * 0.5, "mul": lambda x, y: x * y}
 LINEAR_BINARY = ("add", "sub")
 LINEAR_COLLECTIVES = ("psum", "pmean", "all_gather", "psum_scatter", "all_to_all", "ppermute", "axis_index",
-                      "pbroadcast", "all_gather_invariant", "pscatter")  # fmt: skip
+                      "pbroadcast", "all_gather_invariant", "pscatter", "slice_at")  # fmt: skip
 COLLECTIVES = (*LINEAR_COLLECTIVES, "pmax", "pmin")
+NESTED = ("scan", "cond", "vmap", "checkpoint", "switch", "fori")
 MOST = 24  # elements of a block
 THRESHOLD = 0.0371  # of a predicate: no sum of interest is this
 
@@ -83,13 +86,35 @@ class Manual:
     def mapped(self, mesh: Any = None, **options: Any) -> Any:
         """The program as a shard_map, on its own mesh or another with its axes."""
         mesh = mesh or mw.make_mesh(tuple(self.mesh.values()), tuple(self.mesh))
-        specs = [mw.P(*(d or None for d in spec)) for spec in self.in_specs]
-        outs = tuple(mw.P(*(d or None for d in spec)) for spec in self.out_specs)
+        return self.map(self.whole_body, mesh, tuple(self.mesh), **options)
+
+    def whole_body(self, *blocks: Block) -> tuple[Block, ...]:
+        """What a device does."""
+        return tuple(on_device(self.body, list(blocks)))
+
+    def map(self, body: Any, mesh: Any, names: Sequence[str], **options: Any) -> Any:
+        """A shard_map by those axes of the specs that have these names."""
+        ins, outs = (
+            tuple(mw.P(*(tuple(a for a in d if a in names) or None for d in spec)) for spec in specs)
+            for specs in (self.in_specs, self.out_specs)
+        )
+        return mw.shard_map(body, mesh=mesh, in_specs=ins, out_specs=outs, **options)
+
+    def nested(self, mesh: Any, outer: Sequence[str]) -> Any:
+        """The program as a shard_map over some axes with one over the others inside; specs have the former first."""
+        inner = tuple(name for name in self.mesh if name not in outer)
+        inside = self.map(self.whole_body, mesh, inner, axis_names=set(inner))
+        return self.map(lambda *blocks: inside(*blocks), mesh, outer, axis_names=set(outer))
+
+    def on_jax(self, kit: Kit) -> Any:
+        """The program as JAX's shard_map, which is not asked to check what varies."""
+        specs = [[kit.P(*(d or None for d in spec)) for spec in each] for each in (self.in_specs, self.out_specs)]
 
         def body(*blocks: Block) -> tuple[Block, ...]:
-            return tuple(on_device(self.body, list(blocks)))
+            return tuple(on_device(self.body, list(blocks), kit))
 
-        return mw.shard_map(body, mesh=mesh, in_specs=tuple(specs), out_specs=outs, **options)
+        ins, outs = map(tuple, specs)
+        return kit.package.shard_map(body, mesh=kit.mesh(**self.mesh), in_specs=ins, out_specs=outs, check_vma=False)
 
     def on_one_axis(self) -> Any:
         """The program as a shard_map over a mesh with one axis, of which the axes are parts."""
@@ -112,7 +137,7 @@ class Manual:
 
     def reference(self, *args: Any) -> tuple[Any, ...]:
         """The same without devices."""
-        return Reference(self).whole(args)
+        return Reference(self, np if isinstance(args[0], np.ndarray) else mnp).whole(args)
 
 
 def renamed(program: Inner, names: dict[str, str]) -> Inner:
@@ -133,66 +158,104 @@ def renamed(program: Inner, names: dict[str, str]) -> Inner:
 # What one device does
 
 
-def on_device(program: Inner, values: list[Block]) -> list[Block]:
+def on_device(program: Inner, values: list[Block], kit: Kit = OURS) -> list[Block]:
     """The results of steps, written with collectives."""
     values = list(values)
     for step in program.steps:
-        values += _device_step(step, values)
+        values += _device_step(step, values, kit)
     return [values[n] for n in program.results]
 
 
-def _device_step(step: Step, values: list[Block]) -> list[Block]:
+def _device_step(step: Step, values: list[Block], kit: Kit) -> list[Block]:
     xs = [values[n] for n in step.operands]
-    local = _local(step, xs)
+    local = _local(step, xs, kit.np)
     if local is not None:
         return [local]
-    what = step.what
+    if step.name in (*NESTED, "while"):
+        return _device_region(step, values, xs, kit)
+    what, lax = step.what, kit.lax
     match step.name:
-        case "psum" | "pmean" | "pmax" | "pmin" | "pbroadcast":
+        case "psum" | "pmean" | "pmax" | "pmin":
             return [getattr(lax, step.name)(xs[0], what)]
+        case "pbroadcast":
+            return [xs[0] if kit.is_jax else lax.pbroadcast(xs[0], what)]
         case "all_gather" | "all_gather_invariant":
-            return [getattr(lax, step.name)(xs[0], what[0], axis=what[1], tiled=True)]
+            name = "all_gather" if kit.is_jax else step.name
+            return [getattr(lax, name)(xs[0], what[0], axis=what[1], tiled=True)]
         case "psum_scatter":
             return [lax.psum_scatter(xs[0], what[0], scatter_dimension=what[1], tiled=True)]
+        case "pscatter" if kit.is_jax:
+            size = xs[0].shape[what[1]] // lax.axis_size(what[0])
+            return [lax.dynamic_slice_in_dim(xs[0], lax.axis_index(what[0]) * size, size, what[1])]
         case "pscatter":
             return [lax.pscatter(xs[0], what[0], axis=what[1], tiled=True)]
         case "all_to_all":
             return [lax.all_to_all(xs[0], what[0], what[1], what[2], tiled=True)]
+        case "ppermute" if kit.is_jax:
+            sizes = {axis: lax.axis_size(axis) for axis in what[0]}
+            return [lax.ppermute(xs[0], tuple(sorted(what[0])), _in_mesh_order(what[1], sizes))]
         case "ppermute":
             return [lax.ppermute(xs[0], what[0], what[1])]
         case "axis_index":
             return [xs[0] * (0.5 + 0.25 * lax.axis_index(what))]
-        case "scan":
-            inner, n = step.inner[0], len(step.operands)
-
-            def body(carry: Any, t: Any) -> Any:
-                found = on_device(inner, [*values, *[c + 0.125 * t for c in carry]])
-                return tuple(found[:n]), found[n:]
-
-            carry, ys = lax.scan(body, tuple(xs), mnp.arange(what["length"], dtype="float64"), reverse=what["reverse"])
-            return [*carry, *[(y * mnp.arange(1.0, what["length"] + 1)[:, None, None]).sum(0) for y in ys]]
-        case "cond":
-            yes, no = step.inner
-            return list(
-                lax.cond(
-                    xs[0].sum() > THRESHOLD,
-                    lambda: tuple(on_device(yes, values)),
-                    lambda: tuple(on_device(no, values)),
-                )
-            )
-        case "vmap":
-            inner = step.inner[0]
-            return list(mw.vmap(lambda row: tuple(y[0] for y in on_device(inner, [*values, row[None]])))(xs[0]))
-        case "checkpoint":
-            return list(mw.checkpoint(lambda *own: tuple(on_device(step.inner[0], [*values, *own])))(*xs))
+        case "slice_at":
+            axes, dim = what
+            return [lax.dynamic_slice_in_dim(xs[0], lax.axis_index(axes) % xs[0].shape[dim], 1, dim)]
     raise AssertionError(step.name)
 
 
-def _local(step: Step, xs: list[Block]) -> Block | None:
+def _in_mesh_order(pairs: Sequence[tuple[int, int]], sizes: dict[str, int]) -> list[tuple[int, int]]:
+    """Positions along axes as those along the same axes sorted: JAX numbers devices by the mesh, not by the names."""
+    axes, order = list(sizes), sorted(sizes)
+
+    def position(n: int) -> int:
+        place = dict(zip(axes, np.unravel_index(n, tuple(sizes.values())), strict=True))
+        return int(np.ravel_multi_index([place[a] for a in order], [sizes[a] for a in order]))
+
+    return [(position(source), position(target)) for source, target in pairs]
+
+
+def _device_region(step: Step, values: list[Block], xs: list[Block], kit: Kit) -> list[Block]:
+    what, lax = step.what, kit.lax
+
+    def run(inner: Inner, *own: Block) -> tuple[Block, ...]:
+        return tuple(on_device(inner, [*values, *own], kit))
+
+    match step.name:
+        case "scan":
+            n = len(step.operands)
+
+            def body(carry: Any, t: Any) -> Any:
+                found = run(step.inner[0], *[c + 0.125 * t for c in carry])
+                return found[:n], found[n:]
+
+            times = kit.np.arange(what["length"], dtype="float64")
+            carry, ys = lax.scan(body, tuple(xs), times, reverse=what["reverse"])
+            return [*carry, *[(y * (1 + times)[:, None, None]).sum(0) for y in ys]]
+        case "fori":
+            return [lax.fori_loop(0, what, lambda t, c: run(step.inner[0], c + 0.125 * t)[0], xs[0])]
+        case "while":
+            most = 1 + (lax.axis_index(what) % 3 if what else 1)
+            start = 0 * most, xs[0]
+            return [lax.while_loop(lambda c: c[0] < most, lambda c: (c[0] + 1, run(step.inner[0], c[1])[0]), start)[1]]
+        case "cond":
+            yes, no = step.inner
+            return list(lax.cond(xs[0].sum() > THRESHOLD, lambda: run(yes), lambda: run(no)))
+        case "switch":
+            chosen = lax.axis_index(what) % len(step.inner)
+            return list(lax.switch(chosen, [lambda inner=inner: run(inner) for inner in step.inner]))
+        case "vmap":
+            return list(kit.package.vmap(lambda row: tuple(y[0] for y in run(step.inner[0], row[None])))(xs[0]))
+        case "checkpoint":
+            return list(kit.package.checkpoint(lambda *own: run(step.inner[0], *own))(*xs))
+    raise AssertionError(step.name)
+
+
+def _local(step: Step, xs: list[Block], xp: Any) -> Block | None:
     """What a device does by itself, and the reference for each device."""
     match step.name:
         case "unary":
-            return UNARY[step.what](xs[0])
+            return UNARY[step.what](xp, xs[0])
         case "binary":
             return BINARY[step.what](xs[0], xs[1])
         case "matmul":
@@ -202,9 +265,9 @@ def _local(step: Step, xs: list[Block]) -> Block | None:
         case "transpose":
             return xs[0].T
         case "concatenate":
-            return mnp.concatenate([xs[0], xs[1]], axis=step.what)
+            return xp.concatenate([xs[0], xs[1]], axis=step.what)
         case "constant":
-            return mnp.full(step.what, 0.5, dtype="float64")
+            return xp.full(step.what, 0.5, dtype="float64")
     return None
 
 
@@ -216,6 +279,7 @@ class Reference:
     """All devices at once: a value is a list with one block for each."""
 
     program: Manual
+    xp: Any = mnp  # what computes: NumPy, or what can be differentiated
     devices: list[dict[str, int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -253,9 +317,8 @@ class Reference:
         found: dict[tuple[int, int], Block] = {}
         for device, block in zip(self.devices, blocks, strict=True):
             found.setdefault((self.position(device, spec[0]), self.position(device, spec[1])), block)
-        return mnp.concatenate(
-            [mnp.concatenate([found[r, c] for c in range(columns)], axis=1) for r in range(rows)], axis=0
-        )
+        joined = self.xp.concatenate
+        return joined([joined([found[r, c] for c in range(columns)], axis=1) for r in range(rows)], axis=0)
 
     def run(self, program: Inner, values: list[list[Block]], active: list[int]) -> list[list[Block]]:
         """The results on the active devices; those of others are left as None."""
@@ -271,8 +334,8 @@ class Reference:
         def each(function: Any) -> list[Block]:
             return [function(n) if n in active else None for n in range(count)]
 
-        if _local(step, [x[active[0]] for x in operands]) is not None:
-            return [each(lambda n: _local(step, [x[n] for x in operands]))]
+        if _local(step, [x[active[0]] for x in operands], self.xp) is not None:
+            return [each(lambda n: _local(step, [x[n] for x in operands], self.xp))]
         what = step.what
         match step.name:
             case "pbroadcast":
@@ -280,19 +343,30 @@ class Reference:
             case "axis_index":
                 place = [self.position(d, what) for d in self.devices]
                 return [each(lambda n: operands[0][n] * (0.5 + 0.25 * place[n]))]
+            case "slice_at":
+                axes, dim = what
+                size = operands[0][active[0]].shape[dim]
+                place = [self.position(d, axes) % size for d in self.devices]
+                return [each(lambda n: _part(operands[0][n], dim, place[n], 1))]
             case "scan":
                 return self.scan(step, values, active)
+            case "fori" | "while":
+                state = operands[0]
+                count_of = [what if step.name == "fori" else 1 + self.position(d, what) % 3 for d in self.devices]
+                if not what:
+                    count_of = [2] * count
+                for t in range(max(count_of[n] for n in active)):
+                    still = [n for n in active if count_of[n] > t]
+                    grown = [None if c is None else c + 0.125 * t for c in state] if step.name == "fori" else state
+                    (found,) = self.run(step.inner[0], [*values, grown], still)
+                    state = [found[n] if n in still else state[n] for n in range(count)]
+                return [state]
             case "cond":
-                goes = {n: bool(_known(operands[0][n].sum()) > THRESHOLD) for n in active}
-                outs: list[list[Block]] = []
-                for flag, inner in zip((True, False), step.inner, strict=True):
-                    mine = [n for n in active if goes[n] is flag]
-                    if mine:
-                        found = self.run(inner, values, mine)
-                        outs = outs or [[None] * count for _ in found]
-                        for n, k in itertools.product(mine, range(len(found))):
-                            outs[k][n] = found[k][n]
-                return outs
+                goes = {n: int(not _known(operands[0][n].sum()) > THRESHOLD) for n in active}
+                return self.branches(step, values, goes)
+            case "switch":
+                goes = {n: self.position(self.devices[n], what) % len(step.inner) for n in active}
+                return self.branches(step, values, goes)
             case "vmap":
                 rows = operands[0][active[0]].shape[0]
                 found = [
@@ -300,7 +374,7 @@ class Reference:
                     for r in range(rows)
                 ]
                 return [
-                    each(lambda n, k=k: mnp.concatenate([one[k][n] for one in found], axis=0))
+                    each(lambda n, k=k: self.xp.concatenate([one[k][n] for one in found], axis=0))
                     for k in range(len(found[0]))
                 ]
             case "checkpoint":
@@ -316,8 +390,7 @@ class Reference:
 
         def part(block: Block, dim: int, index: int) -> Block:
             length = block.shape[dim] // size
-            where = slice(index * length, (index + 1) * length)
-            return block[where] if dim == 0 else block[:, where]
+            return _part(block, dim, index * length, length)
 
         match step.name:
             case "psum":
@@ -325,23 +398,39 @@ class Reference:
             case "pmean":
                 return [each(lambda n: total(n) / size)]
             case "pmax":
-                return [each(lambda n: mnp.stack([x[m] for m in groups[n]]).max(0))]
+                return [each(lambda n: self.xp.stack([x[m] for m in groups[n]]).max(0))]
             case "pmin":
-                return [each(lambda n: mnp.stack([x[m] for m in groups[n]]).min(0))]
+                return [each(lambda n: self.xp.stack([x[m] for m in groups[n]]).min(0))]
             case "all_gather" | "all_gather_invariant":
-                return [each(lambda n: mnp.concatenate([x[m] for m in groups[n]], axis=what[1]))]
+                return [each(lambda n: self.xp.concatenate([x[m] for m in groups[n]], axis=what[1]))]
             case "psum_scatter":
                 return [each(lambda n: part(total(n), what[1], place[n]))]
             case "pscatter":
                 return [each(lambda n: part(x[n], what[1], place[n]))]
             case "all_to_all":
                 return [
-                    each(lambda n: mnp.concatenate([part(x[m], what[1], place[n]) for m in groups[n]], axis=what[2]))
+                    each(
+                        lambda n: self.xp.concatenate([part(x[m], what[1], place[n]) for m in groups[n]], axis=what[2])
+                    )
                 ]
             case "ppermute":
                 source = {t: s for s, t in what[1]}
-                return [each(lambda n: x[groups[n][source[place[n]]]] if place[n] in source else mnp.zeros_like(x[n]))]
+                return [
+                    each(lambda n: x[groups[n][source[place[n]]]] if place[n] in source else self.xp.zeros_like(x[n]))
+                ]
         raise AssertionError(step.name)
+
+    def branches(self, step: Step, values: list[list[Block]], goes: dict[int, int]) -> list[list[Block]]:
+        """Each device's results of the branch that it takes."""
+        outs: list[list[Block]] = []
+        for number, inner in enumerate(step.inner):
+            mine = [n for n, taken in goes.items() if taken == number]
+            if mine:
+                found = self.run(inner, values, mine)
+                outs = outs or [[None] * len(self.devices) for _ in found]
+                for n, k in itertools.product(mine, range(len(found))):
+                    outs[k][n] = found[k][n]
+        return outs
 
     def scan(self, step: Step, values: list[list[Block]], active: list[int]) -> list[list[Block]]:
         carry = [values[n] for n in step.operands]
@@ -363,6 +452,10 @@ class Reference:
         return [*carry, *sums]
 
 
+def _part(block: Block, dim: int, start: int, length: int) -> Block:
+    return block[start : start + length] if dim == 0 else block[:, start : start + length]
+
+
 def _known(x: Any) -> Any:
     return np.asarray(mw.lax.stop_gradient(x)) if not hasattr(x, "builder") else x
 
@@ -381,8 +474,12 @@ class Kind:
 class Writer:
     """Draws steps that fit the values there are."""
 
-    def __init__(self, draw: Any, mesh: dict[str, int], linear: bool) -> None:
-        self.draw, self.mesh, self.linear = draw, mesh, linear
+    def __init__(self, draw: Any, mesh: dict[str, int], linear: bool, forward: bool, apart: bool) -> None:
+        self.draw, self.mesh, self.linear, self.forward, self.apart = draw, mesh, linear, forward, apart
+
+    def meeting(self, allowed: frozenset[str], decided: frozenset[str]) -> frozenset[str]:
+        """The axes of collectives where devices along some have decided for themselves: they do not meet."""
+        return allowed - decided if self.apart or not decided else frozenset()
 
     def axes(self, allowed: frozenset[str]) -> Axes:
         names = sorted(allowed)
@@ -407,9 +504,9 @@ class Writer:
         (a, b), varying = kinds[n].shape, kinds[n].varying
         local = ["unary", "binary", "sum", "transpose", "concatenate"] + ([] if self.linear else ["matmul", "constant"])
         collective = list(LINEAR_COLLECTIVES if self.linear else COLLECTIVES)
-        nested = ["scan", "cond", "vmap", "checkpoint"] if depth and not self.linear else []
+        nested = [*NESTED, *(["while"] if self.forward else [])] if depth and not self.linear else []
         name = draw(st.sampled_from(local + (collective * 2 if allowed else []) + nested * 2))
-        if name in ("scan", "cond", "vmap", "checkpoint"):
+        if name in nested:
             return self.nested(name, n, kinds, allowed, depth)
         if name == "binary":
             partners = [m for m, k in enumerate(kinds) if k.shape == (a, b)]
@@ -444,6 +541,9 @@ class Writer:
             return Step(name, (n,), axes), [Kind(kind.shape, less)]
         if name in ("pbroadcast", "axis_index"):
             return Step(name, (n,), axes), [Kind(kind.shape, more)]
+        if name == "slice_at":
+            shape[dim] = 1
+            return Step(name, (n,), (axes, dim)), [Kind((shape[0], shape[1]), more)]
         if name == "ppermute":
             count = draw(st.sampled_from([size, size, size // 2]))
             sources, targets = (draw(st.permutations(range(size))) for _ in range(2))
@@ -478,22 +578,28 @@ class Writer:
             m = rows[-1]
             kind = Kind((kinds[n].shape[0], inside[m].shape[1]), inside[m].varying | kinds[n].varying)
             return Step(name, (n,), None, (Inner(tuple(steps), (m,)),)), [kind]
-        if name == "cond":
-            free = allowed - kinds[n].varying  # devices that part ways do not meet
+        if name in ("cond", "switch"):
+            axes = self.axes(everywhere) if name == "switch" else ()
+            decided = kinds[n].varying if name == "cond" else frozenset(axes)
             branches, all_kinds = [], []
-            for _ in range(2):
+            for _ in range(2 if name == "cond" else self.draw(st.integers(1, 4))):
                 own = list(kinds)
-                steps = self.steps(own, 3, free, depth - 1)
-                branches.append(steps)
+                branches.append(self.steps(own, 3, self.meeting(allowed, decided), depth - 1))
                 all_kinds.append(own)
-            first = len(all_kinds[0]) - 1
-            fits = [m for m, k in enumerate(all_kinds[1]) if k.shape == all_kinds[0][first].shape]
-            if not fits:
-                first, fits = n, [n]
-            second = fits[-1]
-            varying = all_kinds[0][first].varying | all_kinds[1][second].varying | kinds[n].varying
-            inner = (Inner(tuple(branches[0]), (first,)), Inner(tuple(branches[1]), (second,)))
-            return Step(name, (n,), None, inner), [Kind(all_kinds[0][first].shape, varying)]
+            shape = all_kinds[0][-1].shape
+            if not all(any(k.shape == shape for k in own) for own in all_kinds):
+                shape = kinds[n].shape
+            results = [max(m for m, k in enumerate(own) if k.shape == shape) for own in all_kinds]
+            varying = decided.union(*(own[m].varying for own, m in zip(all_kinds, results, strict=True)))
+            inner = tuple(Inner(tuple(steps), (m,)) for steps, m in zip(branches, results, strict=True))
+            return Step(name, (n,), axes or None, inner), [Kind(shape, varying)]
+        if name in ("fori", "while"):
+            axes = self.axes(everywhere) if name == "while" and self.draw(st.booleans()) else ()
+            inside.append(Kind(kinds[n].shape, everywhere))
+            steps = self.steps(inside, 4, self.meeting(allowed, frozenset(axes)), depth - 1)
+            result = max(m for m, k in enumerate(inside) if k.shape == kinds[n].shape)
+            what = self.draw(st.integers(1, 3)) if name == "fori" else axes
+            return Step(name, (n,), what, (Inner(tuple(steps), (result,)),)), [Kind(kinds[n].shape, everywhere)]
         count = self.draw(st.integers(1, 2))
         carries = tuple(self.draw(st.integers(0, len(kinds) - 1)) for _ in range(count))
         inside += [Kind(kinds[c].shape, everywhere) for c in carries]
@@ -508,13 +614,26 @@ class Writer:
         return Step(name, carries, what, (Inner(tuple(steps), tuple(results)),)), made
 
 
+SMALL_MESHES = [s for n in (1, 2, 3) for s in itertools.product((1, 2, 3), repeat=n) if np.prod(s) <= 8]
+
+
 @st.composite
-def manual_programs(draw: Any, linear: bool = False, most: int = 7, depth: int = 2) -> Manual:
-    """A mesh of one to three axes, arguments cut over it, and steps."""
-    names = "xyz"[: draw(st.integers(1, 3))]
-    sizes = draw(st.sampled_from([s for s in itertools.product((1, 2, 3), repeat=len(names)) if np.prod(s) <= 8]))
-    mesh = dict(zip(names, sizes, strict=True))
-    writer = Writer(draw, mesh, linear)
+def manual_programs(
+    draw: Any,
+    linear: bool = False,
+    most: int = 7,
+    depth: int = 2,
+    meshes: Sequence[tuple[int, ...]] = SMALL_MESHES,
+    forward: bool = False,
+    apart: bool = True,
+) -> Manual:
+    """A mesh, arguments cut over it, and steps; ``forward`` also has steps that have no gradient.
+
+    Without ``apart`` there are no collectives where devices decide differently, along other axes neither.
+    """
+    sizes = draw(st.sampled_from(meshes))
+    mesh = dict(zip("xyz", sizes, strict=False))
+    writer = Writer(draw, mesh, linear, forward, apart)
 
     def spec(must: frozenset[str]) -> tuple[Axes, Axes]:
         used = draw(st.permutations(sorted(must | set(draw(st.lists(st.sampled_from(sorted(mesh)), unique=True))))))

@@ -1,9 +1,9 @@
 """A kernel as one op of a program: its evaluation starts the machine, on all devices at once.
 
-``mesh`` are the axes of the ``shard_map`` it is called in, with their sizes; the first operands are the device's
-coordinates along them, so that every device has a call of its own even where the operands are the same. ``rows`` are
-the dims in front of all operands, as batching puts them there: devices along a mesh axis, or examples of a ``vmap``,
-which have no name.
+``mesh`` are the axes of the ``shard_map`` it is called in, with their sizes; those of the program may be parts of them,
+where partitioning has cut the mesh. The first operands are the device's coordinates along them, so that every device
+has a call of its own even where the operands are the same. ``rows`` are the dims in front of all operands, as batching
+puts them there: devices along an axis of the program, or examples of a ``vmap``, which have no name.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from meshwright.core.op import Cost, Linearity, No, Op, Types, Value, define_op
+from meshwright.core.partition_spec import read_axis
 from meshwright.core.program import Params, Rule
 from meshwright.core.source import here
 from meshwright.core.types import TensorType, Variance
@@ -42,7 +43,8 @@ def _batch(
 ) -> tuple[list[Value], list[bool]]:
     axis = batch_axis()
     known = {name for name, _ in params["rows"]}
-    name = axis if axis is not None and axis in dict(params["mesh"]) and axis not in known else ""
+    mine = axis is not None and axis not in known and _of_mesh(axis, size, params["mesh"]) is not None
+    name = axis if axis is not None and mine else ""
     operands = [
         x if is_batched else broadcast_in_dim(x, shape=(size, *x.shape), dims=tuple(range(1, x.ndim + 1)))
         for x, is_batched in zip(args, batched, strict=True)
@@ -75,8 +77,11 @@ def _evaluate(
     for example in product(*examples):
         places = []
         for device in devices:
-            at = dict(zip((name for name, _ in mesh), device, strict=True))
-            places.append(tuple(at[name] if name else n for (name, _), n in zip(rows, example, strict=True)))
+            at = (
+                _coordinate(name, size, mesh, device) if name else n
+                for (name, size), n in zip(rows, example, strict=True)
+            )
+            places.append(tuple(at))
         memory = [[result[_at(place)] for result in results] for place in places]
         found = kernel(dict(mesh), [[x[place] for x in inputs] for place in places], memory)
         for own, row in zip(memory, found, strict=True):
@@ -85,6 +90,30 @@ def _evaluate(
                     target[...] = data
     _require_same(kernel, out, rows, results)
     return results
+
+
+def _interval(axis: str, size: int) -> tuple[str, int, int]:
+    """The axis that a name stands for a part of, what lies before the part, and that times its size."""
+    part = read_axis(axis)
+    before = part.pre or 1
+    return part.name, before, before * size
+
+
+def _of_mesh(axis: str, size: int, mesh: Axes) -> int | None:
+    """The number of the mesh axis that an axis of the program is, or is a part of: partitioning may have cut it."""
+    name, low, high = _interval(axis, size)
+    for n, whole in enumerate(mesh):
+        wide = _interval(*whole)
+        if wide[0] == name and wide[1] <= low and high <= wide[2]:
+            return n
+    return None
+
+
+def _coordinate(axis: str, size: int, mesh: Axes, device: Sequence[int]) -> int:
+    """A device's coordinate along an axis of the program, from those along the mesh's axes."""
+    n = _of_mesh(axis, size, mesh)
+    assert n is not None, f"{axis} is no part of the mesh"
+    return device[n] // (_interval(*mesh[n])[2] // _interval(axis, size)[2]) % size
 
 
 def _require_same(kernel: Rule, out: tuple[TensorType, ...], rows: Axes, results: Sequence[Any]) -> None:

@@ -31,6 +31,7 @@ import numpy as np
 
 from meshwright.core import dtypes
 from meshwright.core.op import Cost, Linearity, No, Op, Types, Value, define_op
+from meshwright.core.partition_spec import read_axis
 from meshwright.core.program import Params, Program
 from meshwright.core.source import here
 from meshwright.core.trace import Array, lift, set_pbroadcast
@@ -632,7 +633,7 @@ def meets(program: Program, axis: str) -> bool:
     """Whether the devices along an axis wait for each other anywhere in the program; in a kernel they may."""
     return any(
         (eqn.op.stack is not None and eqn.op not in SILENT and axis in eqn.params["axes"])
-        or (eqn.op.name == "pallas_call" and axis in dict(eqn.params["mesh"]))
+        or (eqn.op.name == "pallas_call" and read_axis(axis).name in {read_axis(n).name for n, _ in eqn.params["mesh"]})
         or any(meets(region, axis) for _, region in eqn.regions())
         for eqn in program.eqns
     )

@@ -25,7 +25,7 @@ from meshwright.core.sharding import TensorSharding
 from meshwright.core.sharding_check import resolve
 from meshwright.core.source import Source
 from meshwright.core.trace import Array, at_source, read, state
-from meshwright.core.types import TensorType
+from meshwright.core.types import TensorType, union
 from meshwright.ops.basic import add, broadcast_in_dim, convert, reshape, zeros
 from meshwright.partition.blocks import identity, without_padding
 from meshwright.partition.choose import Choice, choose, numbered, question, rule_of
@@ -82,11 +82,23 @@ class Localizer:
         """The axes of the local program for names of a hand-written one."""
         return tuple(found for name in names for found, _ in self.names(self.part(name)))
 
-    def renamed_params(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        """What a hand-written collective is given, with the axes of the local program."""
+    def renamed_type(self, t: TensorType) -> TensorType:
+        """A type of a hand-written program, with the axes of the local one."""
+        return t.with_(varying=union((self.renamed(t.varying),))) if t.varying else t
+
+    def renamed_params(self, eqn: Eqn) -> dict[str, Any]:
+        """What an equation of a hand-written program is given, with the axes of the local one: a collective's axes, and
+        types."""
+        params = {name: self._with_renamed_types(value) for name, value in eqn.params.items()}
+        if eqn.op.stack is None:
+            return params
         axes = self.renamed(params["axes"])
-        sizes = {"sizes": tuple(map(self.size, axes))} if "sizes" in params else {}
-        return {**params, "axes": axes, **sizes}
+        return {**params, "axes": axes, **({"sizes": tuple(map(self.size, axes))} if "sizes" in params else {})}
+
+    def _with_renamed_types(self, value: Any) -> Any:
+        if isinstance(value, TensorType):
+            return self.renamed_type(value)
+        return tuple(map(self._with_renamed_types, value)) if value.__class__ is tuple else value
 
     def size(self, name: str) -> int:
         """The size of an axis of the local program."""
@@ -277,7 +289,8 @@ class Localizer:
         """An equation on blocks in the given layouts."""
         operand_types = [local_type(a.type, s) for a, s in zip(eqn.inputs, operands, strict=True)]
         result_types = [local_type(v.type, s) for v, s in zip(eqn.outputs, results, strict=True)]
-        params = eqn.op.localize(eqn.params, operand_types, result_types)
+        params = eqn.params if self.around is None else self.renamed_params(eqn)
+        params = eqn.op.localize(params, operand_types, result_types)
         outs = eqn.op(*values, **params)
         outs = list(outs) if isinstance(outs, tuple) else [outs]
         return [Version(s, x) for s, x in zip(results, outs, strict=True)]

@@ -12,7 +12,7 @@ from meshwright.core.program import Atom, Eqn, Program, Var
 from meshwright.core.sharding import TensorSharding
 from meshwright.core.trace import apply, lift, read, write
 from meshwright.core.types import TensorType, union
-from meshwright.ops.collective import meets, pinvariant
+from meshwright.ops.collective import pinvariant
 from meshwright.ops.control import cond, while_
 from meshwright.ops.regions import as_type, cut, region_with
 from meshwright.ops.scan import scan
@@ -95,24 +95,15 @@ def _then(program: Program, n: int, function: Callable[[Value], Value]) -> Progr
     return Program(program.inputs, (*program.eqns, *eqns), tuple(outputs), (*program.constants, *after.constants))
 
 
-def _agreed(local: Localizer, x: Value, regions: Sequence[Program]) -> Value:
-    """A decision that is the same on all devices, also for its type where the regions have collectives."""
-    return _same(local, x, [axis for axis in x.type.varying if any(meets(region, axis) for region in regions)])
-
-
-def _same(local: Localizer, x: Value, axes: Sequence[str]) -> Value:
-    """A value that devices along axes hold the same of, also for its type."""
-    return pinvariant(x, axes=tuple(axes), sizes=tuple(map(local.size, axes))) if axes else x
-
-
 def _exactly(local: Localizer, x: Value, sharding: TensorSharding) -> Value:
     """A value that varies, also for its type, along no other axes of the mesh than those of its layout.
 
     On its way from another layout it may have been along more; where those end, all devices have the same.
     """
     differs = {name for axis in axes_used(sharding) for name, _ in local.names(axis)}
-    here = {name for axis in local.mesh.axes for name, _ in local.names(axis)}
-    return _same(local, x, [name for name in x.type.varying if name in here - differs])
+    here = {name: size for axis in local.mesh.axes for name, size in local.names(axis)}
+    same = tuple(name for name in x.type.varying if name in here and name not in differs)
+    return pinvariant(x, axes=same, sizes=tuple(here[name] for name in same)) if same else x
 
 
 def _scan(local: Localizer, eqn: Eqn) -> list[Version]:
@@ -164,7 +155,7 @@ def _while(local: Localizer, eqn: Eqn) -> list[Version]:
         for atoms, layouts in ((test_consts, test_layouts), (body_consts, body_layouts), (init, carry_layouts))
     ]
     carry_types = [x.type for x in values[2]]
-    decided = [replicated(local.mesh, 0)]
+    decided = replicated(local.mesh, 0)
     while True:
         body_types = [*(x.type for x in values[1]), *carry_types]
         program, _, _ = _region(local, body, [*body_layouts, *carry_layouts], body_types, carry_layouts)
@@ -173,8 +164,8 @@ def _while(local: Localizer, eqn: Eqn) -> list[Version]:
             break
         carry_types = grown
     test_types = [*(x.type for x in values[0]), *carry_types]
-    tested, _, _ = _region(local, test, [*test_layouts, *carry_layouts], test_types, decided)
-    tested = _then(tested, 0, lambda x: _agreed(local, x, (tested, program)))
+    tested, _, _ = _region(local, test, [*test_layouts, *carry_layouts], test_types, [decided])
+    tested = _then(tested, 0, lambda x: _exactly(local, x, decided))
     start = [as_type(x, t) for x, t in zip(values[2], carry_types, strict=True)]
     outs = while_(
         *values[0], *values[1], *start,
@@ -185,7 +176,8 @@ def _while(local: Localizer, eqn: Eqn) -> list[Version]:
 
 def _cond(local: Localizer, eqn: Eqn) -> list[Version]:
     index, *operands = eqn.inputs
-    chosen = local.get(index, replicated(local.mesh, 0), "it decides which branch is taken")
+    decided = replicated(local.mesh, 0)
+    chosen = _exactly(local, local.get(index, decided, "it decides which branch is taken"), decided)
     layouts = [_settled(local, atom) for atom in operands]
     values = [local.get(a, s, "a branch uses it") for a, s in zip(operands, layouts, strict=True)]
     wanted: list[TensorSharding | None] = []
@@ -203,7 +195,7 @@ def _cond(local: Localizer, eqn: Eqn) -> list[Version]:
     for program in programs:
         out_types = [t.with_(varying=v) for t, v in zip(program.out_types, joined, strict=True)]
         fitted.append(_with_carry(program, out_types))
-    outs = cond(_agreed(local, chosen, fitted), *values, branches=tuple(fitted))
+    outs = cond(chosen, *values, branches=tuple(fitted))
     return [Version(s, x) for s, x in zip(needs, outs, strict=True)]
 
 
@@ -265,7 +257,7 @@ def _run_beside(
 
 def _collective(local: Localizer, eqn: Eqn) -> list[Version]:
     """A collective that somebody wrote: each block of what is split over other axes takes part in one of its own."""
-    params = local.renamed_params(eqn.params)
+    params = local.renamed_params(eqn)
     touched = {params[name] for name in ("dim", "split", "concat") if name in params}
     needs = []
     for atom in eqn.inputs:
@@ -285,10 +277,7 @@ def _run_renamed(local: Localizer, program: Program, values: Sequence[Value]) ->
     env: dict[Atom, Any] = dict(zip(program.inputs, values, strict=True))
     env.update((var, local.constant(var, data)) for var, data in program.constants)
     for eqn in program.eqns:
-        params, found = eqn.params, [read(env, a) for a in eqn.inputs]
-        if eqn.op.stack is not None:
-            write(env, eqn, apply(eqn.op, found, local.renamed_params(params)))
-            continue
+        params, found = local.renamed_params(eqn), [read(env, a) for a in eqn.inputs]
         if any(True for _ in eqn.regions()):
             params = {name: _renamed_region(local, value) for name, value in params.items()}
         write(env, eqn, apply(eqn.op, found, params))
@@ -297,7 +286,7 @@ def _run_renamed(local: Localizer, program: Program, values: Sequence[Value]) ->
 
 def _renamed_region(local: Localizer, value: Any) -> Any:
     if isinstance(value, Program):
-        types = [t.with_(varying=union((local.renamed(t.varying),))) for t in value.in_types]
+        types = list(map(local.renamed_type, value.in_types))
         return region_with(lambda *args: (_run_renamed(local, value, args), None), types)[0]
     return tuple(_renamed_region(local, item) for item in value) if isinstance(value, tuple) else value
 

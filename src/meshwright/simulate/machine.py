@@ -82,6 +82,7 @@ class Machine:
 
     def __init__(self, topology: Topology, axes: Mapping[str, int], mode: str = "exact") -> None:
         self.topology, self.axes, self.mode = self._with_parts(topology, axes), dict(axes), mode
+        self.whole = topology
         self.chip = topology.chip
         work(0, 0, self.chip, mode=mode)  # refuses an unknown mode
         measured = mode == "calibrated" and "kernels" in self.chip.facts
@@ -162,10 +163,11 @@ class Machine:
         """What a kernel written by hand takes, and its timeline: it is run on a clock, without its numbers."""
         mesh, rows = dict(eqn.params["mesh"]), eqn.params["rows"]
         types = [a.type.with_(shape=a.type.shape[len(rows) :]) for a in eqn.inputs[len(mesh) :]]
-        found = eqn.params["kernel"].function.timeline(mesh, types, self.topology)
+        topology = self._with_parts(self.whole, mesh)  # the axes that it was written for, however the mesh is cut
+        found = eqn.params["kernel"].function.timeline(mesh, types, topology)
         times = prod(size for name, size in rows if not name)
         axes = tuple(axis for axis, size in mesh.items() if size > 1)
-        took = Took(times * found.seconds, (COMPUTE, *self.links(axes)), "compute", times * found.flops,
+        took = Took(times * found.seconds, (COMPUTE, *self.links(axes, topology)), "compute", times * found.flops,
                     times * found.nbytes, times * found.flops, dtype=self._dtype(eqn))  # fmt: skip
         return took, found
 
@@ -229,12 +231,13 @@ class Machine:
         flops = float(sum(a.type.size for a in eqn.inputs)) if kind in ("all_reduce", "reduce_scatter") else 0.0
         return Took(cost.seconds, self.links(axes), cost.bound, flops, 0.0, axes=axes, moved=moved)
 
-    def links(self, axes: tuple[str, ...]) -> tuple[str, ...]:
+    def links(self, axes: tuple[str, ...], topology: Topology | None = None) -> tuple[str, ...]:
         """The networks that a collective along mesh axes keeps busy: links of a torus by axis, NVLink, the network."""
-        spans = [span for span in self.topology.spans(axes) if span.size > 1]
-        if not self.topology.switched:
+        topology = topology or self.topology
+        spans = [span for span in topology.spans(axes) if span.size > 1]
+        if not topology.switched:
             return tuple(dict.fromkeys("dcn" if s.axis == DCN else f"links {s.axis}" for s in spans))
-        node, found = self.topology.node_size, []
+        node, found = topology.node_size, []
         if any(span.stride < node for span in spans):
             found.append("nvlink")
         if any(span.stride * span.size > node for span in spans):
