@@ -103,7 +103,7 @@ class Entry(NamedTuple):
             raise ShardingError(
                 f"An argument {t.short()} is a partial sum in parts of an axis that do not nest with those of others.",
                 where=here(),
-                why=f"it comes as {sharding}, and the mesh is cut into {parts}",
+                why=f"it comes as {sharding.to_named().spec}, and the mesh is cut into {parts}",
                 fix="sum it first: mw.reshard(x, mw.P())",
             )
         rows = Rows.of(sharding, t.shape)
