@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 import meshwright as mw
 import meshwright.numpy as mnp
+from meshwright.interop.jax import to_jax
 from tests.ops.drawing import rng
 from tests.partition.placing import placed
 from tests.shard_map.random_programs import Manual, manual_programs
@@ -132,3 +133,33 @@ def test_as_jax(program: Manual, seed: int) -> None:
 @given(manual_programs(most=6, depth=2, meshes=ON_JAX, forward=True, apart=False), st.integers(0, 1000))
 def test_many_as_jax(program: Manual, seed: int) -> None:
     check_with_jax(program, seed)
+
+
+# On XLA, by the program of one device with its collectives
+
+
+def check_on_xla(program: Manual, seed: int) -> None:
+    before, mw.config.enable_x64 = mw.config.enable_x64, True
+    try:
+        with jax.enable_x64(True):
+            args = arguments(program)
+            mesh = mw.make_mesh(tuple(program.mesh.values()), tuple(program.mesh))
+            generator = rng("placements", seed, str(program))
+            there = [placed(mesh, x, generator) for x in args]
+            found = to_jax(mw.jit(program.mapped(mesh=mesh)).lower(*there).compile())(*args)
+        assert_close(jax.tree.map(np.asarray, found), program.reference(*args), str(program))
+    finally:
+        mw.config.enable_x64 = before
+
+
+@settings(max_examples=6, derandomize=True, **QUIET)
+@given(manual_programs(most=5, depth=1, meshes=ON_JAX, forward=True, apart=False), st.integers(0, 1000))
+def test_on_xla(program: Manual, seed: int) -> None:
+    check_on_xla(program, seed)
+
+
+@pytest.mark.slow
+@settings(max_examples=200, **QUIET)
+@given(manual_programs(most=6, depth=2, meshes=ON_JAX, forward=True, apart=False), st.integers(0, 1000))
+def test_many_on_xla(program: Manual, seed: int) -> None:
+    check_on_xla(program, seed)

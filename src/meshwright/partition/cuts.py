@@ -7,6 +7,7 @@ program is cut where it first must be; layouts in parts that do not fit in are l
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cached_property
 from itertools import pairwise
 
 from meshwright.core.axes import Axes, AxisRef, merged
@@ -44,13 +45,14 @@ class Cuts:
     def __init__(self, mesh: BaseMesh, parts: Mapping[str, Axes] | None = None) -> None:
         self.mesh = mesh
         self.parts: Mapping[str, Axes] = parts or {axis.name: (axis,) for axis in mesh.axes}
+        self._names: dict[AxisRef, Named] = {}
 
-    @property
+    @cached_property
     def axes(self) -> Named:
         """All axes of the local program."""
         return tuple((part.short(), part.size) for parts in self.parts.values() for part in parts)
 
-    @property
+    @cached_property
     def fixed(self) -> Axes:
         """The parts of axes that are cut and could have been cut in another way."""
         return tuple(
@@ -59,7 +61,7 @@ class Cuts:
 
     def fits(self, axis: AxisRef) -> bool:
         """Whether the mesh can be cut at an axis, too."""
-        return all(axis.can_coexist(part) for part in self.parts[axis.name])
+        return axis.is_full or all(axis.can_coexist(part) for part in self.parts[axis.name])
 
     def at(self, axis: AxisRef) -> Cuts:
         """The mesh cut at an axis that fits in, too."""
@@ -78,10 +80,13 @@ class Cuts:
 
     def names(self, axis: AxisRef) -> Named:
         """The axes of the local program that make up an axis or a part of one."""
-        found = tuple(part for part in self.parts[axis.name] if axis.contains(part))
-        if merged(found) != (axis,):
-            raise CutNeeded(axis)
-        return tuple((part.short(), part.size) for part in found)
+        found = self._names.get(axis)
+        if found is None:
+            parts = tuple(part for part in self.parts[axis.name] if axis.contains(part))
+            if merged(parts) != (axis,):
+                raise CutNeeded(axis)
+            found = self._names[axis] = tuple((part.short(), part.size) for part in parts)
+        return found
 
     def fitted(self, sharding: TensorSharding) -> TensorSharding:
         """A layout with the major axes of each dim that fit in."""
