@@ -190,8 +190,8 @@ class Localizer:
         if t.size == 0:
             return zeros(local_type(t, need))
         plan = reshard_plan(t.shape, t.dtype, version.layout, need)
-        if not all(self.cuts.fits(axis) for step in plan.steps for axis in step.axes):
-            # A way in parts that the mesh is not cut into: what is whole on all devices is near to every layout.
+        if self.cuts.fixed and not all(map(self.cuts.fits, plan.atoms)):
+            # It goes through parts that do not nest with those of the mesh: by way of the whole it need not.
             whole = replicated(self.mesh, t.ndim)
             return self.reshard(Version(whole, self.reshard(version, whole, t, why, asked)), need, t, why, asked)
         with self.because(why, t, asked):

@@ -298,6 +298,7 @@ def _constraint(local: Localizer, eqn: Eqn) -> list[Version]:
     owed = tuple(local.part(name) for name in sorted(eqn.params["spec"].unreduced))
     if owed:
         need = layout(local.mesh, tuple(dim.axes for dim in need.dims), owed)
+    need = local.cuts.fitted(need)
     why = f"it is constrained to {eqn.params['spec']}"
     return [Version(need, local.get(eqn.inputs[0], need, why, asked=True))]
 
