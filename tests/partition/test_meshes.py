@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 import meshwright as mw
-from meshwright.core import dtypes
 from tests.ops.drawing import rng
 from tests.partition.placing import placed, placement
 from tests.partition.regrouping import write as write_regrouping
+from tests.partition.test_random_programs import REVERSE, backward
 from tests.time_limit import within
-from tests.transform.random_programs import EVERYTHING, ROUNDED, WHILE, Drawn, write
+from tests.transform.random_programs import Drawn, write
 
 MESHES = [(6,), (12,), (2, 6), (6, 2), (3, 4), (1, 4), (6, 1), (2, 1, 3), (1, 1), (10,), (3, 6)]
 SECONDS = 30
@@ -25,20 +25,7 @@ SECONDS = 30
 
 def drawn(seed: int) -> Drawn:
     choices = rng("programs on any mesh", seed).bytes(300)
-    return write(choices, EVERYTHING - {ROUNDED, WHILE}, 1, 6) if seed % 4 == 3 else write_regrouping(choices, 8)
-
-
-def loss_of(program: Any) -> Any:
-    """A weighted sum of the float results."""
-
-    def loss(*args: Any) -> Any:
-        total = 0.0
-        for out in program(*args):
-            if dtypes.is_float(out.dtype):
-                total = total + (out * np.cos(np.arange(out.size) + 1.0).reshape(out.shape).astype(out.dtype)).sum()
-        return total
-
-    return loss
+    return write(choices, REVERSE, 1, 6) if seed % 4 == 3 else write_regrouping(choices, 8)
 
 
 def assert_close(found: Any, expected: Any, what: str) -> None:
@@ -60,7 +47,7 @@ def check(seed: int, gradient: bool) -> None:
     with within(SECONDS):
         assert_close(mw.jit(program, out_shardings=outs)(*there), expected, what)
     if gradient and one.floats:
-        slopes = mw.grad(loss_of(program), argnums=tuple(one.floats))
+        slopes = backward(one, arrays)
         with within(SECONDS):
             assert_close(mw.jit(slopes)(*there), mw.jit(slopes)(*arrays), f"gradient of {what}")
 

@@ -58,50 +58,45 @@ def variants(program: Manual, generator: np.random.Generator) -> tuple[Any, Any]
 
 
 def check(program: Manual, seed: int, gradient: bool) -> None:
-    before, mw.config.enable_x64 = mw.config.enable_x64, True
-    try:
-        generator = rng("placements", seed, str(program))
-        args = arguments(program)
-        expected = program.reference(*args)
-        f, mesh = variants(program, generator)
-        there = [placed(mesh, x, generator) for x in args]
-        what = f"{program} on {[x.sharding for x in there]}"
+    generator = rng("placements", seed, str(program))
+    args = arguments(program)
+    f, mesh = variants(program, generator)
+    there = [placed(mesh, x, generator) for x in args]
+    what = f"{program} on {[x.sharding for x in there]}"
 
-        def both(*args: Any) -> Any:
-            total = lambda *xs: sum((mnp.sin(y)).sum() for y in f(*xs))
-            return f(*args), mw.grad(total, argnums=tuple(range(len(args))))(*args)
+    def both(*args: Any) -> Any:
+        total = lambda *xs: sum((mnp.sin(y)).sum() for y in f(*xs))
+        return f(*args), mw.grad(total, argnums=tuple(range(len(args))))(*args)
 
-        with within(SECONDS):
-            assert_close(mw.jit(f)(*there), expected, what)
-            if gradient:
-                assert_close(mw.jit(both)(*there), both(*args), f"gradient of {what}")
-    finally:
-        mw.config.enable_x64 = before
+    with within(SECONDS):
+        assert_close(mw.jit(f)(*there), program.reference(*args), what)
+        if gradient:
+            assert_close(mw.jit(both)(*there), both(*args), f"gradient of {what}")
 
 
 @settings(max_examples=60, derandomize=True, **QUIET)
 @given(manual_programs(most=6, depth=2, meshes=MESHES, forward=True), st.integers(0, 1000))
-def test_values(program: Manual, seed: int) -> None:
+def test_values(x64: None, program: Manual, seed: int) -> None:
     check(program, seed, gradient=False)
 
 
 @settings(max_examples=30, derandomize=True, **QUIET)
 @given(manual_programs(most=5, depth=1, meshes=MESHES), st.integers(0, 1000))
-def test_gradients(program: Manual, seed: int) -> None:
+def test_gradients(x64: None, program: Manual, seed: int) -> None:
     check(program, seed, gradient=True)
 
 
 @pytest.mark.slow
 @settings(max_examples=3000, **QUIET)
 @given(manual_programs(most=8, depth=2, meshes=MESHES, forward=True), st.integers(0, 1000))
-def test_many_values(program: Manual, seed: int) -> None:
+def test_many_values(x64: None, program: Manual, seed: int) -> None:
     check(program, seed, gradient=False)
 
 
 @pytest.mark.slow
 @settings(max_examples=1500, **QUIET)
 @given(manual_programs(most=6, depth=2, meshes=MESHES), st.integers(0, 1000))
-def test_many_gradients(program: Manual, seed: int) -> None:
+def test_many_gradients(x64: None, program: Manual, seed: int) -> None:
     check(program, seed, gradient=True)
 
 
@@ -109,29 +104,23 @@ def test_many_gradients(program: Manual, seed: int) -> None:
 
 
 def check_with_jax(program: Manual, seed: int) -> None:
-    before, mw.config.enable_x64 = mw.config.enable_x64, True
-    try:
-        with jax.enable_x64(True):
-            args = arguments(program)
-            expected = jax.jit(program.on_jax(JAX))(*args)
-            mesh = mw.make_mesh(tuple(program.mesh.values()), tuple(program.mesh))
-            generator = rng("placements", seed, str(program))
-            found = mw.jit(program.mapped(mesh=mesh))(*(placed(mesh, x, generator) for x in args))
-        assert_close(found, expected, str(program))
-    finally:
-        mw.config.enable_x64 = before
+    args = arguments(program)
+    mesh = mw.make_mesh(tuple(program.mesh.values()), tuple(program.mesh))
+    generator = rng("placements", seed, str(program))
+    found = mw.jit(program.mapped(mesh=mesh))(*(placed(mesh, x, generator) for x in args))
+    assert_close(found, jax.jit(program.on_jax(JAX))(*args), str(program))
 
 
 @settings(max_examples=6, derandomize=True, **QUIET)
 @given(manual_programs(most=5, depth=1, meshes=ON_JAX, forward=True, apart=False), st.integers(0, 1000))
-def test_as_jax(program: Manual, seed: int) -> None:
+def test_as_jax(x64: None, program: Manual, seed: int) -> None:
     check_with_jax(program, seed)
 
 
 @pytest.mark.slow
 @settings(max_examples=300, **QUIET)
 @given(manual_programs(most=6, depth=2, meshes=ON_JAX, forward=True, apart=False), st.integers(0, 1000))
-def test_many_as_jax(program: Manual, seed: int) -> None:
+def test_many_as_jax(x64: None, program: Manual, seed: int) -> None:
     check_with_jax(program, seed)
 
 
@@ -139,27 +128,22 @@ def test_many_as_jax(program: Manual, seed: int) -> None:
 
 
 def check_on_xla(program: Manual, seed: int) -> None:
-    before, mw.config.enable_x64 = mw.config.enable_x64, True
-    try:
-        with jax.enable_x64(True):
-            args = arguments(program)
-            mesh = mw.make_mesh(tuple(program.mesh.values()), tuple(program.mesh))
-            generator = rng("placements", seed, str(program))
-            there = [placed(mesh, x, generator) for x in args]
-            found = to_jax(mw.jit(program.mapped(mesh=mesh)).lower(*there).compile())(*args)
-        assert_close(jax.tree.map(np.asarray, found), program.reference(*args), str(program))
-    finally:
-        mw.config.enable_x64 = before
+    args = arguments(program)
+    mesh = mw.make_mesh(tuple(program.mesh.values()), tuple(program.mesh))
+    generator = rng("placements", seed, str(program))
+    there = [placed(mesh, x, generator) for x in args]
+    found = to_jax(mw.jit(program.mapped(mesh=mesh)).lower(*there).compile())(*args)
+    assert_close(jax.tree.map(np.asarray, found), program.reference(*args), str(program))
 
 
 @settings(max_examples=6, derandomize=True, **QUIET)
 @given(manual_programs(most=5, depth=1, meshes=ON_JAX, forward=True, apart=False), st.integers(0, 1000))
-def test_on_xla(program: Manual, seed: int) -> None:
+def test_on_xla(x64: None, program: Manual, seed: int) -> None:
     check_on_xla(program, seed)
 
 
 @pytest.mark.slow
 @settings(max_examples=200, **QUIET)
 @given(manual_programs(most=6, depth=2, meshes=ON_JAX, forward=True, apart=False), st.integers(0, 1000))
-def test_many_on_xla(program: Manual, seed: int) -> None:
+def test_many_on_xla(x64: None, program: Manual, seed: int) -> None:
     check_on_xla(program, seed)
