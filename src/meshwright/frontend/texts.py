@@ -16,7 +16,7 @@ from meshwright.frontend.explicit import untyped
 from meshwright.frontend.placing import sharding_for, spread
 from meshwright.interop.dumping import dump
 from meshwright.interop.hlo import hlo_text
-from meshwright.ops.stacked import inline_calls, none
+from meshwright.ops.stacked import inline_calls
 
 
 def _module(call: Call) -> str:
@@ -45,7 +45,7 @@ def lowered_text(program: Program, call: Call) -> str:
     if placement is None:
         return dump(program, name=_module(call), result_names=_results(call))
     mesh = placement.mesh
-    program = inline_calls(program, shard_maps=none)
+    program = inline_calls(program, shard_maps=False)
     found = untyped(program, mesh)
     written = spread(placement.out_shardings, tree.unflatten(call.out_tree, range(call.out_tree.num_leaves)), "jit")
     outs = [

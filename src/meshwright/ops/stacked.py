@@ -32,17 +32,10 @@ MeshAxes = tuple[tuple[str, int], ...]
 _CALLS = {"custom_jvp_call": "call", "custom_vjp_call": "call", "checkpoint": "program"}
 
 
-def every(eqn: Eqn) -> bool:
-    """All shard_maps."""
-    return True
+Which = bool | Callable[[Eqn], bool]  # shard_maps: all, none, or those of which it is true
 
 
-def none(eqn: Eqn) -> bool:
-    """No shard_map."""
-    return False
-
-
-def inline_calls(program: Program, shard_maps: Callable[[Eqn], bool] = every) -> Program:
+def inline_calls(program: Program, shard_maps: Which = True) -> Program:
     """The program with calls that only run a region, and some shard_maps, replaced by equations; in regions, too."""
     if not _has_calls(program, shard_maps):
         return program
@@ -73,22 +66,26 @@ def inline_calls(program: Program, shard_maps: Callable[[Eqn], bool] = every) ->
     return Program(program.inputs, tuple(eqns), outputs, tuple(constants))
 
 
-def _has_calls(program: Program, shard_maps: Callable[[Eqn], bool]) -> bool:
+def _has_calls(program: Program, shard_maps: Which) -> bool:
     return any(
         eqn.op.name in _CALLS
-        or (eqn.op.name == "shard_map" and shard_maps(eqn))
+        or (eqn.op.name == "shard_map" and _chosen(eqn, shard_maps))
         or any(_has_calls(inner, shard_maps) for _, inner in eqn.regions())
         for eqn in program.eqns
     )
 
 
-def _called(eqn: Eqn, shard_maps: Callable[[Eqn], bool]) -> Program | None:
+def _chosen(eqn: Eqn, shard_maps: Which) -> bool:
+    return shard_maps if isinstance(shard_maps, bool) else shard_maps(eqn)
+
+
+def _called(eqn: Eqn, shard_maps: Which) -> Program | None:
     if eqn.op.name == "shard_map":
-        return stacked_program(**eqn.params) if shard_maps(eqn) else None
+        return stacked_program(**eqn.params) if _chosen(eqn, shard_maps) else None
     return eqn.params.get(_CALLS.get(eqn.op.name, ""))
 
 
-def _inline_param(value: Any, shard_maps: Callable[[Eqn], bool]) -> Any:
+def _inline_param(value: Any, shard_maps: Which) -> Any:
     if isinstance(value, Program):
         return inline_calls(value, shard_maps)
     return tuple(_inline_param(item, shard_maps) for item in value) if isinstance(value, tuple) else value

@@ -13,7 +13,7 @@ from meshwright.core.trace import lift
 from meshwright.core.types import union
 from meshwright.ops.regions import region, region_with
 from meshwright.ops.shard_map import shard_map, varying_axes
-from meshwright.ops.stacked import inline_calls, none
+from meshwright.ops.stacked import inline_calls
 from meshwright.partition import halo, indexing, places, prefix, regions, windows
 from meshwright.partition.combine import Beside, Record, Why, combine, records
 from meshwright.partition.cuts import CutNeeded, Cuts, written, written_parts
@@ -53,7 +53,7 @@ def partition(
 
     ``wanted`` are layouts that propagation found for values inside; results without a layout come out as they are.
     """
-    program = inline_calls(program, shard_maps=none)
+    program = inline_calls(program, shard_maps=False)
     given = [s for s in (*in_shardings, *out_shardings) if s is not None]
     by_hand = [axis for eqn in written(program) for axis in written_parts(eqn, mesh)]
     sums = [axis for s in given for axis in s.unreduced]

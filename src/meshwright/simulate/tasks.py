@@ -13,7 +13,7 @@ from typing import Any
 from meshwright.core.program import Atom, Eqn, Program, Var
 from meshwright.core.source import Source, here
 from meshwright.errors import MeshwrightError
-from meshwright.ops.stacked import inline_calls, none
+from meshwright.ops.stacked import inline_calls
 from meshwright.simulate.kernels import Kernels, fuse
 from meshwright.simulate.machine import COMPUTE, KINDS, Machine, Took, split_name
 
@@ -60,7 +60,7 @@ class Reader:
         found = self.known.get(id(program))
         if found is not None:
             return found[1]
-        whole = inline_calls(program, shard_maps=none)
+        whole = inline_calls(program, shard_maps=False)
         kernels = fuse(whole, self.fused)
         block = Block(whole, kernels, [])
         for number, kernel in enumerate(kernels.kernels):
@@ -174,7 +174,7 @@ def local_program(program: Program, mesh_axes: Mapping[str, int] | None) -> tupl
 
     What stands around a shard_map is run whole by every device, so it may only touch values that all have whole.
     """
-    program = inline_calls(program, shard_maps=none)
+    program = inline_calls(program, shard_maps=False)
     maps = [eqn for eqn in program.eqns if eqn.op.name == "shard_map"]
     if not maps:
         return program, dict(mesh_axes or {})
@@ -239,7 +239,7 @@ def _flattened(program: Program, mesh: dict[str, int]) -> Program:
                     raise refuse(eqn, atom, f"devices hold parts of it, {split[atom]}, and the op is on the whole")
             eqns.append(Eqn(eqn.op, [env.get(a, a) for a in eqn.inputs], eqn.params, eqn.outputs, eqn.source))
             continue
-        body = inline_calls(eqn.params["body"], shard_maps=none)
+        body = inline_calls(eqn.params["body"], shard_maps=False)
         inner: dict[Atom, Atom] = {}
         for atom, var, spec in zip(eqn.inputs, body.inputs, eqn.params["in_specs"], strict=True):
             cut = _is_cut(spec)
