@@ -11,7 +11,7 @@ import pytest
 
 import meshwright as mw
 import meshwright.numpy as mnp
-from meshwright import P
+from meshwright import P, lax
 from meshwright.core.trace import run
 from meshwright.errors import MeshwrightError
 from meshwright.interop.jax import from_jax, to_jax
@@ -54,6 +54,16 @@ def test_an_axis_that_is_cut() -> None:
     compiled = mw.jit(lambda x: x.reshape(2, 4).sum(0)).lower(x).compile()
     np.testing.assert_allclose(to_jax(compiled)(jnp.arange(8.0)), np.arange(8.0).reshape(2, 4).sum(0))
     assert "all-reduce(" in compiled.as_text()
+
+
+def test_a_mesh_of_one_device() -> None:
+    mesh = mw.make_mesh((1, 1), ("i", "j"))
+    x = mw.device_put(mnp.arange(6.0).reshape(2, 3), mw.NamedSharding(mesh, P("i", "j")))
+    by_hand = mw.shard_map(
+        lambda x: lax.psum(x, "i") + lax.axis_index("j"), mesh=mesh, in_specs=P("i", "j"), out_specs=P(None, "j")
+    )
+    compiled = mw.jit(lambda x: by_hand(x).sum(0)).lower(x).compile()
+    np.testing.assert_allclose(to_jax(compiled)(jnp.arange(6.0).reshape(2, 3)), [3.0, 5.0, 7.0])
 
 
 def test_errors() -> None:

@@ -23,6 +23,7 @@ from meshwright.interop.dumping import dump
 from meshwright.interop.loading import load
 from meshwright.interop.mlir_context import parse_module
 from meshwright.ops.shard_map import MeshAxes
+from meshwright.ops.stacked import inline_calls
 
 
 def _needed() -> None:
@@ -67,6 +68,8 @@ def to_jax(compiled: Compiled, devices: Sequence[Any] | None = None) -> Callable
 
     placed = compiled._executable.placed
     program = compiled.global_program if placed is None else placed.program
+    if placed is not None and placed.mesh.size == 1:  # for which XLA knows no parts
+        program, placed = inline_calls(program), None
     types = [*program.in_types, *program.out_types]
     ours: list[NamedSharding | None] = [None] * len(types)
     axes: MeshAxes = (("device", 1),)
