@@ -22,6 +22,7 @@ from meshwright.ops.index_windows import Windows
 from meshwright.ops.indexing import dynamic_slice
 from meshwright.ops.shape import slice_
 from tests.ops.drawing import draw, edges, rng
+from tests.partition.test_every_op import program_of
 
 Value = Any
 ROWS = 4
@@ -128,11 +129,25 @@ SUMS = (
 # Reads of a split dim: one device holds what is read
 
 
-def at_edges(value: Any, generator: np.random.Generator) -> Any:
-    """The value with some of its numbers replaced by the edges of its dtype: NaN, infinity, -0.0, limits."""
-    found = np.array(value)
-    at = generator.integers(0, 2, value.shape).astype(bool)
-    return np.where(at, generator.choice(edges(value.dtype), value.shape), found).astype(value.dtype)
+def at_edges(op: Op, sample: Sample, operands: Sequence[Any], generator: np.random.Generator) -> list[Any]:
+    """Operands, but for indices, with some of their numbers replaced by the edges of their dtypes: NaN, infinity, -0.0
+    and limits, unless floats are added up or multiplied: then large ones may or may not overflow in another order."""
+    found = [np.array(x) for x in operands]
+    program = program_of(op, sample, found)
+    bounded = any(map(computes, program.eqns))
+    for n, (x, operand) in enumerate(zip(found, sample.operands, strict=True)):
+        if operand.dtype is None and op.name not in UNSTABLE:
+            values = edges(x.dtype)
+            if bounded and dtypes.is_inexact(x.dtype):
+                sizes = np.abs(values.astype(np.complex128))
+                values = values[~np.isfinite(sizes) | (sizes < 4) & ((sizes == 0) | (sizes > 0.1))]
+            at = generator.integers(0, 2, x.shape).astype(bool)
+            found[n] = np.where(at, generator.choice(values, x.shape), x).astype(x.dtype)
+    return found
+
+
+# Ops whose algorithm for one matrix depends on whether all matrices are finite.
+UNSTABLE = {"cholesky", "triangular_solve"}
 
 
 def _read_sources(value: Any, generator: np.random.Generator) -> list[Any]:
@@ -207,11 +222,13 @@ CONSUMERS: dict[str, Callable[[Value], Value]] = {
 }
 
 
-def consumers_of(dtype: DType) -> list[str]:
-    """What may come after a value of a dtype."""
+def consumers_of(dtype: DType, exact: bool) -> list[str]:
+    """What may come after a value of a dtype; if it is to stay ``exact``, no sum, which could overflow."""
     if dtype == dtypes.BOOL:
         return ["returned", "converted"]
-    return [name for name in CONSUMERS if name != "converted" or not dtypes.is_inexact(dtype)]
+    left_out = {"converted"} if dtypes.is_inexact(dtype) else set()
+    left_out |= {"summed"} if exact else set()
+    return [name for name in CONSUMERS if name not in left_out]
 
 
 # Cases
@@ -244,8 +261,9 @@ class Case(NamedTuple):
         found = [on_grid(x) for x in found]
         if self.producer.name == "huge":
             found[self.position] = np.zeros_like(found[self.position])
-        if self.producer.exact and self.sample.operands[self.position].dtype is None:
-            found[self.position] = at_edges(found[self.position], rng("edges", str(self)))
+        if self.producer.exact:
+            edged = at_edges(self.op, self.sample, found, rng("edges", str(self)))
+            found[self.position] = edged[self.position]
         return found
 
 
@@ -265,6 +283,7 @@ def every_case(producers: Sequence[Producer]) -> Iterator[Case]:
 class Written(NamedTuple):
     """A case as a program, and what to run it on: the sources of the producer, then the other operands."""
 
+    case: Case
     body: Callable[..., list[Value]]
     arrays: list[Any]
     sources: int
@@ -272,6 +291,13 @@ class Written(NamedTuple):
     @property
     def program(self) -> Program:
         return close(*trace(self.body, [to_array(x).type for x in self.arrays]))
+
+    @property
+    def is_coarse(self) -> bool:
+        """Whether floats of one byte are added up after they were produced: in another order, their sum is another."""
+        narrow = dtypes.is_float(self.case.own_dtype) and self.case.own_dtype.itemsize == 1
+        after = [eqn for eqn in self.program.eqns if eqn.op is self.case.op]
+        return narrow and (self.case.producer.name == "huge" or any(map(computes, after)))
 
 
 def written(case: Case, consumer: str | None = None) -> Written:
@@ -289,12 +315,12 @@ def written(case: Case, consumer: str | None = None) -> Written:
         outs = list(outs) if isinstance(outs, tuple) else [outs]
         found = []
         for out in outs:
-            names = consumers_of(out.dtype)
+            names = consumers_of(out.dtype, case.producer.exact)
             name = consumer if consumer in names else names[after % len(names)] if consumer is None else "returned"
             found.append(CONSUMERS[name](out))
         return found
 
-    return Written(body, [*sources, *others], len(sources))
+    return Written(case, body, [*sources, *others], len(sources))
 
 
 def _parts(x: Any) -> list[Any]:
