@@ -13,7 +13,7 @@ import pytest
 
 from meshwright.core import dtypes
 from meshwright.core.dtypes import DType
-from meshwright.core.linearity import Group, Magnitude, keeps_sums, stays_finite
+from meshwright.core.linearity import LinearGroup, Magnitude, keeps_sums, stays_finite
 from meshwright.core.op import REGISTRY, Op, Sample
 from meshwright.core.trace import to_array
 from tests.ops.drawing import draw, rng
@@ -142,9 +142,9 @@ def test_conversions_that_keep_sums(source: DType) -> None:
 
 def test_factors_and_divisors_that_summands_stand() -> None:
     floats, integers = [to_array(np.float32(1)).type] * 2, [to_array(np.int32(1)).type] * 2
-    product, quotient = Group((0,), factors=(1,)), Group((0,), divisors=(1,))
+    product, quotient = LinearGroup((0,), factors=(1,)), LinearGroup((0,), divisors=(1,))
 
-    def stands(group: Group, number: Any, types: Any = floats) -> bool:
+    def stands(group: LinearGroup, number: Any, types: Any = floats) -> bool:
         return stays_finite(group, types, lambda n: None if number is None else Magnitude.of(number))
 
     assert all(stands(product, number) for number in (None, 0.0, 1.0, -1.0, 0.5, [0.1, -0.9], 0.6 - 0.6j, []))

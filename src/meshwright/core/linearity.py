@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 
-from meshwright.core.dtypes import COMPLEXES, FLOATS, INTEGERS, DType, is_inexact, real_part
+from meshwright.core.dtypes import COMPLEXES, FLOATS, INTEGERS, DType, is_complex, is_inexact, real_part
 from meshwright.core.types import TensorType
 
 Types = Sequence[TensorType]
@@ -29,7 +29,7 @@ class Does(Enum):
     SCALES = "scales"  # or one of another sign or size, or a sum of such, as in neg, mul, dot_general
 
 
-class Group(NamedTuple):
+class LinearGroup(NamedTuple):
     """Operands, by number, in which an op is linear jointly; ``factors`` multiply them, ``divisors`` divide them."""
 
     operands: tuple[int, ...]
@@ -38,7 +38,7 @@ class Group(NamedTuple):
     divisors: tuple[int, ...] = ()
 
 
-GroupRule = Callable[[Types, Types, Mapping[str, Any]], tuple[Group, ...]]
+LinearRule = Callable[[Types, Types, Mapping[str, Any]], tuple[LinearGroup, ...]]
 
 
 class Linearity(Enum):
@@ -50,25 +50,25 @@ class Linearity(Enum):
     JOINTLY = "jointly"  # all operands jointly, as in sub
     EACH = "each"  # each operand multiplied by the others, as in mul, dot_general
 
-    def groups(self, count: int) -> tuple[Group, ...]:
+    def groups(self, count: int) -> tuple[LinearGroup, ...]:
         """The groups of an op with so many operands."""
         everything = tuple(range(count))
         if self is Linearity.NONE or not count:
             return ()
         if self is Linearity.EACH:
-            return tuple(Group((n,), factors=everything[:n] + everything[n + 1 :]) for n in everything)
-        return (Group(everything, Does.SCALES if self is Linearity.JOINTLY else Does[self.name]),)
+            return tuple(LinearGroup((n,), factors=everything[:n] + everything[n + 1 :]) for n in everything)
+        return (LinearGroup(everything, Does.SCALES if self is Linearity.JOINTLY else Does[self.name]),)
 
 
-def linear_in(*operands: int, does: Does = Does.SCALES, factors: tuple[int, ...] = ()) -> GroupRule:
+def linear_in(*operands: int, does: Does = Does.SCALES, factors: tuple[int, ...] = ()) -> LinearRule:
     """The rule of an op with one group, whatever its types and params are."""
-    group = Group(operands, does, factors)
+    group = LinearGroup(operands, does, factors)
     return lambda types, results, params: (group,)
 
 
 def groups_of(
-    linear: Linearity | GroupRule, operands: Types, results: Types, params: Mapping[str, Any]
-) -> tuple[Group, ...]:
+    linear: Linearity | LinearRule, operands: Types, results: Types, params: Mapping[str, Any]
+) -> tuple[LinearGroup, ...]:
     """The groups of operands in which an op is linear on these types.
 
     Between dtypes an op is linear only in sums that it converts as it converts their summands.
@@ -117,15 +117,20 @@ class Magnitude(NamedTuple):
 UNBOUNDED = Magnitude(0.0, float("inf"))
 
 
-def magnitude_of_moved(groups: Sequence[Group], sizes: Sequence[Magnitude | None]) -> Magnitude | None:
-    """The bounds of the result of an op that only moves operands of these bounds; None if it does more."""
+def magnitude_of_moved(
+    groups: Sequence[LinearGroup], operands: Types, result: TensorType, sizes: Sequence[Magnitude | None]
+) -> Magnitude | None:
+    """The bounds of the result of an op that only moves operands of these bounds; None if it does more, such as to take
+    the real parts of complex numbers."""
     known = [size for size in sizes if size is not None]
-    if not known or len(known) < len(sizes) or Group(tuple(range(len(sizes))), Does.MOVES) not in groups:
+    if not known or len(known) < len(sizes) or LinearGroup(tuple(range(len(sizes))), Does.MOVES) not in groups:
+        return None
+    if any(is_complex(t.dtype) != is_complex(result.dtype) for t in operands):
         return None
     return Magnitude(min(size.least for size in known), max(size.most for size in known))
 
 
-def stays_finite(group: Group, types: Types, known: Callable[[int], Magnitude | None]) -> bool:
+def stays_finite(group: LinearGroup, types: Types, known: Callable[[int], Magnitude | None]) -> bool:
     """Whether scaling summands gives no inf or NaN that scaling their sum does not give.
 
     ``known`` are bounds of operands whose values are known before the program runs, None for all others. Summands may

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from meshwright.core.dtypes import ALL, DType
 from meshwright.core.factors import Factors
-from meshwright.core.linearity import Group, GroupRule, groups_of
+from meshwright.core.linearity import LinearGroup, LinearRule, groups_of
 from meshwright.core.linearity import Linearity as Linearity
 from meshwright.core.linearity import Types as Types
 from meshwright.core.program import Eqn, Params
@@ -99,7 +99,7 @@ class Op:
     name: str
     type: TypeRule
     factors: FactorRule | No
-    linear: Linearity | GroupRule
+    linear: Linearity | LinearRule
     jvp: JvpRule | No
     linearize: JvpRule | No
     transpose: TransposeRule | No
@@ -116,7 +116,7 @@ class Op:
     def __call__(self, *args: Value, **params: Any) -> Any:
         return apply(self, args, params)
 
-    def groups(self, operands: Types, results: Types, params: Params) -> tuple[Group, ...]:
+    def groups(self, operands: Types, results: Types, params: Params) -> tuple[LinearGroup, ...]:
         """The groups of operands that may be partial sums together on these types; the results then are, too."""
         return groups_of(self.linear, operands, results, params)
 
@@ -156,7 +156,7 @@ def define_op(
     *,
     type: TypeRule,
     factors: FactorRule | No,
-    linear: Linearity | GroupRule,
+    linear: Linearity | LinearRule,
     jvp: JvpRule | No,
     transpose: TransposeRule | No,
     batch: BatchRule | No,
@@ -199,7 +199,7 @@ def define_op(
     return op
 
 
-def _with_layout(name: str, linear: Linearity | GroupRule, factors: FactorRule | No, rule: TypeRule) -> TypeRule:
+def _with_layout(name: str, linear: Linearity | LinearRule, factors: FactorRule | No, rule: TypeRule) -> TypeRule:
     """The type rule of a first-order op from its rule for plain types: operands agree in what they vary over, results
     vary likewise, a sum that is still owed is handed on by what is linear, and shardings follow the factor rule."""
 
@@ -243,7 +243,7 @@ def _lift_fix(types: Types, varying: tuple[str, ...]) -> str:
     return f"lift operand {number}, {t.short()}: lax.pbroadcast(x, {(missing[0] if len(missing) == 1 else missing)!r})"
 
 
-def _owed(name: str, groups: Sequence[Group], types: Types) -> tuple[str, ...]:
+def _owed(name: str, groups: Sequence[LinearGroup], types: Types) -> tuple[str, ...]:
     """The axes over which the result of an op is still to be summed."""
     owing = tuple(n for n, t in enumerate(types) if t.unreduced)
     axes = {types[n].unreduced for n in owing}
@@ -257,15 +257,16 @@ def _owed(name: str, groups: Sequence[Group], types: Types) -> tuple[str, ...]:
     )
 
 
-def _why_owed(name: str, groups: Sequence[Group], count: int) -> str:
+def _why_owed(name: str, groups: Sequence[LinearGroup], count: int) -> str:
     """In which operands an op is linear, in words."""
     if not groups:
         return f"{name} of the sum is not the sum of {name}"
     if len(groups) == count > 1:
         return f"{name} takes one operand that owes a sum"
-    named = [" and ".join(map(str, group.operands)) for group in groups]
-    if len(groups) == 1 and len(groups[0].operands) == count:
+    found = [group.operands for group in groups]
+    if found == [tuple(range(count))]:
         return f"{name} takes operands that owe the same sum"
-    if named == ["0"]:
+    if found == [(0,)]:
         return f"{name} is linear in its first operand alone"
-    return f"{name} is linear in operands {' or '.join(named)}, while the others are held"
+    listed = " or ".join(" and ".join(map(str, operands)) for operands in found)
+    return f"{name} takes operands {listed} that owe the same sum, and no others"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from meshwright.core.factors import Dims, Factors
-from meshwright.core.linearity import Does, Group
+from meshwright.core.linearity import Does, LinearGroup
 from meshwright.device.dims import Size
 from meshwright.device.function import Eqn, Function, Number, Operand, Value
 from meshwright.device.tensor_ops import Arg, factors, groups, infer, signature
@@ -151,7 +151,7 @@ def rule_of(eqn: Eqn) -> Factors | None:
     return factors(eqn.op, signatures(eqn.inputs), signatures(eqn.outputs), params)
 
 
-def linear_groups(eqn: Eqn) -> tuple[Group, ...]:
+def linear_groups(eqn: Eqn) -> tuple[LinearGroup, ...]:
     """The groups of operands of an equation that may be summands together."""
     if eqn.op == "constant":
         return ()

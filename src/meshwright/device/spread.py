@@ -251,7 +251,8 @@ class Planner:
         if eqn.op == "constant":
             self.magnitudes[eqn.outputs[0]] = Magnitude.of(eqn.attributes["value"])
         elif eqn.inputs and is_tensor_eqn(eqn) and None not in (found := [self.magnitude_of(x) for x in eqn.inputs]):
-            moved = magnitude_of_moved(linear_groups(eqn), found)
+            types, result = ([plain(arg) for arg in signatures(xs)] for xs in (eqn.inputs, eqn.outputs))
+            moved = magnitude_of_moved(linear_groups(eqn), types, result[0], found)
             self.magnitudes.update({} if moved is None else {eqn.outputs[0]: moved})
 
     def owes(self, value: Value) -> bool:

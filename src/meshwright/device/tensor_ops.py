@@ -17,7 +17,7 @@ import numpy as np
 
 from meshwright.core.dtypes import DType
 from meshwright.core.factors import Factors, names, pointwise
-from meshwright.core.linearity import Group, Linearity, groups_of
+from meshwright.core.linearity import LinearGroup, Linearity, groups_of
 from meshwright.core.op import REGISTRY, Cost, No
 from meshwright.core.program import Program
 from meshwright.core.types import TensorType
@@ -298,7 +298,7 @@ def is_elementwise(eqn: Eqn) -> bool:
     )
 
 
-def groups(name: str, args: Sequence[Arg], results: Sequence[Arg], params: Params) -> tuple[Group, ...]:
+def groups(name: str, args: Sequence[Arg], results: Sequence[Arg], params: Params) -> tuple[LinearGroup, ...]:
     """The groups of operands that may be summands together; the results then are, too."""
     linear = NAMED[name].linear if name in NAMED else REGISTRY[registry_name(name)].linear
     return groups_of(linear, [plain(a) for a in args], [plain(a) for a in results], _witnessed(params))

@@ -9,7 +9,7 @@ from typing import Any
 from meshwright.core import dtypes
 from meshwright.core.dtypes import ALL, COMPLEXES, FLOAT32, FLOAT64, FLOATS, INEXACT, INTEGERS, NUMBERS, SIGNED, DType
 from meshwright.core.factors import FactorBuilder, Factors, pointwise
-from meshwright.core.linearity import Group
+from meshwright.core.linearity import LinearGroup
 from meshwright.core.op import Cost, Linear, Linearity, No, Op, Operand, Sample, Types, Value, define_op
 from meshwright.core.program import Params
 from meshwright.core.types import TensorType
@@ -71,9 +71,9 @@ def _remainder(xp: Any, x: Any, y: Any) -> Any:
     return xp.where(by_zero, x, xp.fmod(x, xp.where(by_zero, xp.ones_like(y), y)))
 
 
-def _quotient_groups(operands: Types, results: Types, params: Params) -> tuple[Group, ...]:
+def _quotient_groups(operands: Types, results: Types, params: Params) -> tuple[LinearGroup, ...]:
     """Integers are rounded, so that a quotient of theirs is not linear."""
-    return (Group((0,), divisors=(1,)),) if dtypes.is_inexact(operands[0].dtype) else ()
+    return (LinearGroup((0,), divisors=(1,)),) if dtypes.is_inexact(operands[0].dtype) else ()
 
 
 def _quotient_samples() -> list[Sample]:

@@ -13,7 +13,7 @@ import numpy as np
 
 from meshwright.core import dtypes
 from meshwright.core.factors import FactorBuilder, Factors
-from meshwright.core.linearity import Does, Group, linear_in
+from meshwright.core.linearity import Does, LinearGroup, linear_in
 from meshwright.core.op import Cost, Linear, Op, Operand, Sample, Types, Value, define_op
 from meshwright.core.program import Params
 from meshwright.core.types import Shape, TensorType
@@ -151,10 +151,10 @@ def _gather_factors(operands: Types, results: Types, params: Params) -> Factors:
     return build.build()
 
 
-def _gather_groups(operands: Types, results: Types, params: Params) -> tuple[Group, ...]:
+def _gather_groups(operands: Types, results: Types, params: Params) -> tuple[LinearGroup, ...]:
     """What mode ``fill`` reads out of bounds is added up with the rest: NaN stays NaN, and integers do not stay."""
     filled = params["mode"] == "fill" and not dtypes.is_inexact(operands[0].dtype)
-    return () if filled else (Group((0,), Does.MOVES),)
+    return () if filled else (LinearGroup((0,), Does.MOVES),)
 
 
 def _gather_jvp(

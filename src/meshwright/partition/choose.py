@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from meshwright.core.axes import Axes, AxisRef, overlap
 from meshwright.core.dtypes import BOOL, DType
 from meshwright.core.factors import Factors
-from meshwright.core.linearity import Does, Group
+from meshwright.core.linearity import Does, LinearGroup
 from meshwright.core.mesh import BaseMesh
 from meshwright.core.op import Op
 from meshwright.core.sharding import TensorSharding
@@ -57,7 +57,7 @@ class Question(NamedTuple):
     separable: frozenset[int]
     reduced: frozenset[int]
     combine: str
-    groups: tuple[Group, ...]  # of operands that may be partial sums together
+    groups: tuple[LinearGroup, ...]  # of operands that may be partial sums together
     operand_types: tuple[TensorType, ...]
     result_types: tuple[TensorType, ...]
     have: tuple[TensorSharding, ...]
@@ -101,7 +101,7 @@ def rule_of(
 @lru_cache(maxsize=16384)
 def groups_of(
     op: Op, operands: tuple[TensorType, ...], results: tuple[TensorType, ...], params: tuple[tuple[str, Any], ...]
-) -> tuple[Group, ...]:
+) -> tuple[LinearGroup, ...]:
     """The groups of operands in which an op is linear."""
     return op.groups(operands, results, dict(params))
 
@@ -109,7 +109,7 @@ def groups_of(
 def question(
     mesh: BaseMesh,
     numbered: Numbered,
-    groups: Sequence[Group],
+    groups: Sequence[LinearGroup],
     operand_types: Sequence[TensorType],
     result_types: Sequence[TensorType],
     have: Sequence[TensorSharding],
@@ -274,7 +274,7 @@ def _handed(asked: Question, assignment: Assignment) -> Iterator[Handed]:
     yield from (one for one in fitting if one.operands != owing)
 
 
-def _through(group: Group, have: Sequence[TensorSharding]) -> Handed | None:
+def _through(group: LinearGroup, have: Sequence[TensorSharding]) -> Handed | None:
     """A group of operands as partial sums, if all of them are, over the same axes.
 
     A read (see ``layouts.READ``) stays one where it is moved and becomes a sum where it is added to others; what

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from meshwright.core.axes import AxisRef
 from meshwright.core.dtypes import BOOL, is_inexact
 from meshwright.core.factors import Factors, pointwise
-from meshwright.core.linearity import UNBOUNDED, Group, Magnitude, magnitude_of_moved, stays_finite
+from meshwright.core.linearity import UNBOUNDED, LinearGroup, Magnitude, magnitude_of_moved, stays_finite
 from meshwright.core.mesh import AbstractMesh, BaseMesh
 from meshwright.core.op import No, Value
 from meshwright.core.partition_spec import read_axis
@@ -285,7 +285,7 @@ class Localizer:
         tried = [[s, *(other for other in found if other != s)] for s, found in zip(have, known, strict=True)]
         return min(map(ask, islice(product(*tried), MOST_VERSIONS)), key=lambda choice: choice.cost)
 
-    def groups(self, eqn: Eqn) -> list[Group]:
+    def groups(self, eqn: Eqn) -> list[LinearGroup]:
         """The groups of operands that may be partial sums together.
 
         Those that a number known by now could make infinite wait for their sum, unless a partial sum was asked for.
@@ -313,9 +313,9 @@ class Localizer:
         if result.dtype == BOOL:
             return Magnitude(0.0, 1.0)
         found = [self.magnitude_of(atom) for atom in eqn.inputs]
-        if eqn.op is convert and is_inexact(result.dtype):
+        if eqn.op is convert and is_inexact(result.dtype) and not is_inexact(types[0].dtype):
             return found[0] or UNBOUNDED
-        return magnitude_of_moved(eqn.op.groups(types, [result], eqn.params), found) or UNBOUNDED
+        return magnitude_of_moved(eqn.op.groups(types, [result], eqn.params), types, result, found) or UNBOUNDED
 
     def apply(
         self, eqn: Eqn, values: Sequence[Value], operands: Sequence[TensorSharding], results: Sequence[TensorSharding]
