@@ -95,6 +95,7 @@ HANDED_ON: dict[str, Callable[[Any, Any], Any]] = {
     "factors of at most one": lambda x, y: x.sum(0) * mnp.array([1.0, -0.5, 0.0]) + (x * x).sum(0),
     "a mean": lambda x, y: x.mean(0) - (x * x).mean(0),
     "a product": lambda x, y: mnp.outer(x.sum(0), y) + mnp.outer((x * x).sum(0), y),
+    "a read that is contracted": lambda x, y: mnp.einsum("kd,k->d", x[mnp.array([1, 6, 3])], y) + x.sum(0),
     "a choice": lambda x, y: mnp.where(y > 0, x.sum(0), (x * x).sum(0)),
     "one that is written into another": lambda x, y: x.sum(0).at[1:].set((x * x).sum(0)[1:]),
     "a narrower integer": lambda x, y: (

@@ -267,21 +267,24 @@ def _handed(asked: Question, assignment: Assignment) -> Iterator[Handed]:
     and some of them while the others are summed."""
     used = [axis for axes in assignment.values() for axis in axes]
     owing = tuple(n for n, s in enumerate(asked.have) if s.unreduced)
-    found = [_through(group, [asked.have[n] for n in group.operands]) for group in asked.groups] if owing else []
+    found = [_through(asked, group) for group in asked.groups] if owing else []
     fitting = [one for one in found if one is not None and not overlap(one.axes, used)]
     yield from (one for one in fitting if one.operands == owing)
     yield Handed()
     yield from (one for one in fitting if one.operands != owing)
 
 
-def _through(group: LinearGroup, have: Sequence[TensorSharding]) -> Handed | None:
+def _through(asked: Question, group: LinearGroup) -> Handed | None:
     """A group of operands as partial sums, if all of them are, over the same axes.
 
-    A read (see ``layouts.READ``) stays one where it is moved and becomes a sum where it is added to others; what
-    scales it needs the value itself, since it would scale the zeros of the other devices as well.
+    A read (see ``layouts.READ``) stays one where it is moved, and becomes a sum where it is added up, with others or in
+    a product. What else scales it needs the value itself: it would scale the zeros of the other devices as well.
     """
+    have = [asked.have[n] for n in group.operands]
     axes, kinds = {s.unreduced for s in have}, {s.reduction for s in have}
-    if len(axes) > 1 or () in axes or not kinds <= {"sum", READ} or (READ in kinds and group.does is Does.SCALES):
+    if len(axes) > 1 or () in axes or not kinds <= {"sum", READ}:
+        return None
+    if READ in kinds and group.does is Does.SCALES and not (group.factors and asked.reduced):
         return None
     return Handed(group.operands, axes.pop(), READ if kinds == {READ} and group.does is Does.MOVES else "sum")
 
