@@ -6,11 +6,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
 import numpy as np
 import pytest
 
+import meshwright as mw
+from meshwright import lax
 from meshwright.core.check import check
 from meshwright.core.dtypes import DType
 from meshwright.core.op import Op, Sample
@@ -85,3 +88,23 @@ def test_every_op_at_edges(any_way: None, op: Op) -> None:
     for index, sample, dtype in samples(op):
         for mesh_name in MESHES:
             run(op, index, sample, dtype, mesh_name, RUNS)
+
+
+@pytest.mark.parametrize("devices", [3, 4])
+@pytest.mark.parametrize("dilation", [1, 2, 3])
+def test_a_dilated_convolution_has_no_zeros_between_elements(any_way: None, dilation: int, devices: int) -> None:
+    """Infinity times a zero that is not there is no NaN."""
+    mesh = mw.make_mesh((devices,), ("x",))
+    split = mw.NamedSharding(mesh, mw.P(None, None, "x"))
+    generator = rng("dilated", dilation, devices)
+    for stride, hop, padding in product((1, 2), (1, 2), ((0, 0), (1, 2))):
+        x = generator.integers(-3, 4, (1, 1, 12)).astype(np.float32)
+        w = generator.integers(-3, 4, (1, 1, 3)).astype(np.float32)
+        w[0, 0, generator.integers(3)] = np.inf
+
+        def function(x: Any, w: Any, strides: Any = (stride,), pads: Any = (padding,), hops: Any = (hop,)) -> Any:
+            return lax.conv_general_dilated(x, w, strides, pads, lhs_dilation=(dilation,), rhs_dilation=hops)
+
+        expected = np.asarray(mw.jit(function)(x, w))
+        found = mw.jit(function, out_shardings=split)(mw.device_put(x, split), w)
+        np.testing.assert_array_equal(np.asarray(found), expected, err_msg=f"{stride} {hop} {padding}")
