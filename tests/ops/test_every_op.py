@@ -407,12 +407,12 @@ def test_a_linear_op_and_its_transpose_are_adjoint(case: Case) -> None:
     operands = case.operands()
     program = traced(case)
     inexact = [n for n, a in enumerate(active(case)) if a]
-    ways = {
-        Linearity.JOINTLY: [inexact],
-        Linearity.EACH: [[n] for n in inexact],
-        Linearity.FIRST: [inexact[:1]] if inexact[:1] == [0] else [],
-    }[case.op.linear]
-    for chosen in ways:
+    linear = case.op.linear
+    if isinstance(linear, Linearity):
+        groups = linear.groups(len(operands))
+    else:
+        groups = linear(types_of(operands), program.out_types, case.sample.params)
+    for chosen in filter(None, ([n for n in group.operands if n in inexact] for group in groups)):
         flags = [n in chosen for n in range(len(operands))]
         ts = [draw_like(x, "linear", n) if f else x for n, (x, f) in enumerate(zip(operands, flags))]
         outs = call(case.op, ts, case.sample.params)

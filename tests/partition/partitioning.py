@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
 import numpy as np
+import pytest
 
 from meshwright.core import dtypes
 from meshwright.core.check import check
@@ -14,8 +15,10 @@ from meshwright.core.mesh import Mesh
 from meshwright.core.program import Program, Var
 from meshwright.core.sharding import TensorSharding
 from meshwright.engine.compile import compile_program
+from meshwright.partition import halo, indexing, prefix, windows
 from meshwright.partition.layouts import closed
 from meshwright.partition.partition import Partitioned, partition
+from meshwright.partition.ways import Way
 from meshwright.propagate.from_program import propagate_program
 from meshwright.sharding import enumerate_shardings
 
@@ -36,6 +39,23 @@ def partitioned(
         for out, atom in zip(outs, program.outputs, strict=True)
     ]
     return partition(program, mesh, ins, wanted, propagated)
+
+
+def take_ways(monkeypatch: pytest.MonkeyPatch, choose: Callable[[Sequence[Way]], Sequence[Way]]) -> None:
+    """Run equations in the first of the ways that ``choose`` returns, whatever it costs, if there is one that can."""
+
+    def eager(original: Callable[..., Any]) -> Callable[..., Any]:
+        def cheapest(local: Any, eqn: Any, ways: Sequence[Way], plain: bool = True) -> Any:
+            for way in choose(ways):
+                choice = local.choice(eqn, way.factors)
+                if way.extra(choice) is not None:
+                    return way.run(choice)
+            return original(local, eqn, ways, plain)
+
+        return cheapest
+
+    for module in (halo, indexing, prefix, windows):
+        monkeypatch.setattr(module, "cheapest", eager(module.cheapest))
 
 
 def tolerance_of(program: Program, tolerance: float = 2e-5) -> float:

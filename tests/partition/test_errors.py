@@ -99,6 +99,23 @@ def test_an_unreduced_value_used_where_sums_do_not_pass() -> None:
         "  why:  each device holds a summand of an unreduced value, and mul takes one operand that owes a sum\n"
         "  fix:  sum it first: mw.reshard(x, mw.P())"
     )
+    chosen = np.eye(4, dtype=bool)
+    assert message(mw.jit(lambda a, b: mw.lax.select(chosen, owed(a, b), mnp.zeros((4, 4)))), a, b) == (
+        "select cannot take bool[4,4], f32[4,4]{U:x}, f32[4,4].\n"
+        "  why:  each device holds a summand of an unreduced value, and select takes operands 1 and 2 that owe the "
+        "same sum, and no others\n"
+        "  fix:  sum it first: mw.reshard(x, mw.P())"
+    )
+    assert message(mw.jit(lambda a, b: owed(a, b) - 1), a, b) == (
+        "sub cannot take f32[4,4]{U:x}, ~f32[].\n"
+        "  why:  each device holds a summand of an unreduced value, and sub takes operands that owe the same sum\n"
+        "  fix:  sum it first: mw.reshard(x, mw.P())"
+    )
+    assert message(mw.jit(lambda a, b: 1 / owed(a, b)), a, b) == (
+        "div cannot take ~f32[], f32[4,4]{U:x}.\n"
+        "  why:  each device holds a summand of an unreduced value, and div is linear in its first operand alone\n"
+        "  fix:  sum it first: mw.reshard(x, mw.P())"
+    )
     with mw.set_mesh(EXPLICIT):
         done = mw.jit(lambda a, b: mnp.tanh(mw.reshard(owed(a, b), P())))(a, b)
     np.testing.assert_allclose(np.asarray(done), np.tanh(np.full((4, 4), 4.0)), rtol=1e-6)

@@ -3,7 +3,7 @@ do its derivatives. All layouts are tried in test_every_layout.py."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,10 +15,8 @@ from meshwright.core.op import REGISTRY, No, Op, Sample
 from meshwright.core.program import Program
 from meshwright.core.sharding import TensorSharding
 from meshwright.core.trace import close, to_array, trace
-from meshwright.partition import halo, indexing, prefix, windows
-from meshwright.partition.ways import Way
 from tests.ops.drawing import draw, rng
-from tests.partition.partitioning import assert_same, layouts
+from tests.partition.partitioning import assert_same, layouts, take_ways
 
 MESHES = {name: mw.make_mesh(shape, ("x", "y")) for name, shape in {"2x2": (2, 2), "2x3": (2, 3)}.items()}
 OPS = [op for name, op in sorted(REGISTRY.items()) if op.samples()]
@@ -119,20 +117,7 @@ def own_ways(monkeypatch: pytest.MonkeyPatch) -> None:
     """An op is run in a way of its own wherever there is one, whatever it costs."""
 
     generator = rng("ways")
-
-    def eager(original: Callable[..., Any]) -> Callable[..., Any]:
-        def cheapest(local: Any, eqn: Any, ways: Sequence[Way], plain: bool = True) -> Any:
-            for n in generator.permutation(len(ways)):
-                way = ways[n]
-                choice = local.choice(eqn, way.factors)
-                if way.extra(choice) is not None:
-                    return way.run(choice)
-            return original(local, eqn, ways, plain)
-
-        return cheapest
-
-    for module in (halo, indexing, prefix, windows):
-        monkeypatch.setattr(module, "cheapest", eager(module.cheapest))
+    take_ways(monkeypatch, lambda ways: [ways[n] for n in generator.permutation(len(ways))])
 
 
 @pytest.mark.parametrize("runs", ["few", pytest.param("many", marks=pytest.mark.slow)])

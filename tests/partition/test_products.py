@@ -17,7 +17,7 @@ import meshwright as mw
 import meshwright.numpy as mnp
 from meshwright.core.types import tensor
 from meshwright.ops.contraction import dot_general
-from meshwright.partition.choose import Assignment, _choice, _owed, question, rule_of
+from meshwright.partition.choose import Assignment, _choice, _handed, question, rule_of
 from meshwright.partition.layouts import closed, reshard_plan
 from meshwright.sharding import enumerate_shardings
 
@@ -97,13 +97,13 @@ def fewest_bytes(case: Case, out: mw.NamedSharding) -> int:
     a, b, c = (tensor(shape, "float32") for shape in case.shapes)
     left, right, want = (closed(s.to_tensor_sharding(2)) for s in (on(case.left), on(case.right), out))
     rule = rule_of(dot_general, (a, b), (c,), PARAMS)
-    asked = question(MESH, rule, dot_general.linear, (a, b), (c,), (left, right), (want,), (1,))
+    asked = question(MESH, rule, (), (a, b), (c,), (left, right), (want,), (1,))
 
     def moved(choice: Any) -> int:
         ways = ((a, left, choice.operands[0]), (b, right, choice.operands[1]), (c, choice.results[0], want))
         return sum(reshard_plan(t.shape, t.dtype, one, other).total_bytes for t, one, other in ways)
 
-    found = [_choice(asked, one, owed) for one in assignments() for owed in _owed(asked, one)]
+    found = [_choice(asked, one, handed) for one in assignments() for handed in _handed(asked, one)]
     return min(moved(choice) for choice in found if choice is not None)
 
 

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from functools import lru_cache, wraps
 from importlib import import_module
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
 
-from meshwright.core.dtypes import ALL, DType, is_inexact
+from meshwright.core.dtypes import ALL, DType
 from meshwright.core.factors import Factors
+from meshwright.core.linearity import LinearGroup, LinearRule, groups_of
+from meshwright.core.linearity import Linearity as Linearity
+from meshwright.core.linearity import Types as Types
 from meshwright.core.program import Eqn, Params
 from meshwright.core.source import here
 from meshwright.core.trace import apply
@@ -23,7 +25,6 @@ from meshwright.core.types import Shape, TensorType, Variance, union
 from meshwright.errors import VarianceError
 
 Value = Any  # a traced or concrete value
-Types = Sequence[TensorType]
 
 
 class No(NamedTuple):
@@ -36,15 +37,6 @@ class Linear(NamedTuple):
     """Stands, in a transpose rule, for an operand the op is linear in: its value is unknown, its type is not."""
 
     type: TensorType
-
-
-class Linearity(Enum):
-    """In which operands an op is linear: what may owe a sum, and what may be transposed."""
-
-    NONE = "none"
-    JOINTLY = "jointly"  # f(x + x', y + y') = f(x, y) + f(x', y'), as add, concatenate
-    EACH = "each"  # in each operand while the others are held, as mul, dot_general
-    FIRST = "first"  # in the first operand only, as div, dynamic_slice
 
 
 class Cost(NamedTuple):
@@ -88,7 +80,8 @@ class Op:
 
     - ``type(*types, **params)``: the type of the result, or a tuple of types for several results.
     - ``factors(operands, results, params)``: the factor rule, or ``No``.
-    - ``linear``: in which operands the op is linear.
+    - ``linear``: in which groups of operands the op is linear: for most ops one of ``Linearity``, else a rule
+      ``linear(operands, results, params)``; ``groups`` asks it.
     - ``jvp(op, primals, tangents, params) -> (outs, out_tangents)``; a tangent that is zero is None.
     - ``linearize``: as ``jvp``, but tangents may live in a program of their own; region ops need a rule of their own.
     - ``transpose(op, cotangents, inputs, params) -> cotangents of inputs``; linear inputs come as ``Linear``.
@@ -106,7 +99,7 @@ class Op:
     name: str
     type: TypeRule
     factors: FactorRule | No
-    linear: Linearity
+    linear: Linearity | LinearRule
     jvp: JvpRule | No
     linearize: JvpRule | No
     transpose: TransposeRule | No
@@ -122,6 +115,10 @@ class Op:
 
     def __call__(self, *args: Value, **params: Any) -> Any:
         return apply(self, args, params)
+
+    def groups(self, operands: Types, results: Types, params: Params) -> tuple[LinearGroup, ...]:
+        """The groups of operands that may be partial sums together on these types; the results then are, too."""
+        return groups_of(self.linear, operands, results, params)
 
     def __repr__(self) -> str:
         return f"<op {self.name}>"
@@ -159,7 +156,7 @@ def define_op(
     *,
     type: TypeRule,
     factors: FactorRule | No,
-    linear: Linearity,
+    linear: Linearity | LinearRule,
     jvp: JvpRule | No,
     transpose: TransposeRule | No,
     batch: BatchRule | No,
@@ -202,7 +199,7 @@ def define_op(
     return op
 
 
-def _with_layout(name: str, linear: Linearity, factors: FactorRule | No, rule: TypeRule) -> TypeRule:
+def _with_layout(name: str, linear: Linearity | LinearRule, factors: FactorRule | No, rule: TypeRule) -> TypeRule:
     """The type rule of a first-order op from its rule for plain types: operands agree in what they vary over, results
     vary likewise, a sum that is still owed is handed on by what is linear, and shardings follow the factor rule."""
 
@@ -219,9 +216,12 @@ def _with_layout(name: str, linear: Linearity, factors: FactorRule | No, rule: T
                 why="its operands differ in the mesh axes they vary over",
                 fix=_lift_fix(types, varying),
             )
-        found = rule(*[t.with_(varying=(), unreduced=(), sharding=None) for t in types], **params)
-        unreduced = _owed(name, linear, types, found)
+        plain = [t.with_(varying=(), unreduced=(), sharding=None) for t in types]
+        found = rule(*plain, **params)
         results = found if isinstance(found, tuple) else (found,)
+        unreduced: tuple[str, ...] = ()
+        if any(t.unreduced for t in types):
+            unreduced = _owed(name, groups_of(linear, plain, results, params), types)
         if split:
             from meshwright.core.explicit import result_layouts  # no program without a mesh needs to load it
 
@@ -243,29 +243,30 @@ def _lift_fix(types: Types, varying: tuple[str, ...]) -> str:
     return f"lift operand {number}, {t.short()}: lax.pbroadcast(x, {(missing[0] if len(missing) == 1 else missing)!r})"
 
 
-def _owed(name: str, linear: Linearity, types: Types, results: TensorType | tuple[TensorType, ...]) -> tuple[str, ...]:
+def _owed(name: str, groups: Sequence[LinearGroup], types: Types) -> tuple[str, ...]:
     """The axes over which the result of an op is still to be summed."""
-    owed = [t.unreduced for t in types]
-    some = [axes for axes in owed if axes]
-    if not some:
-        return ()
-    whole = isinstance(results, TensorType) and not is_inexact(results.dtype)
-    if whole and (name == "div" or any(is_inexact(t.dtype) for t in types)):
-        linear = Linearity.NONE  # it rounds
-    jointly = linear is Linearity.JOINTLY and len(set(owed)) == 1
-    each = linear is Linearity.EACH and len(some) == 1
-    first = linear is Linearity.FIRST and len(some) == 1 and bool(owed[0])
-    if jointly or each or first:
-        return some[0]
-    reasons = {
-        Linearity.NONE: f"{name} of the sum is not the sum of {name}",
-        Linearity.JOINTLY: f"{name} takes operands that owe the same sum",
-        Linearity.EACH: f"{name} takes one operand that owes a sum",
-        Linearity.FIRST: f"{name} is linear in its first operand alone",
-    }
+    owing = tuple(n for n, t in enumerate(types) if t.unreduced)
+    axes = {types[n].unreduced for n in owing}
+    if len(axes) == 1 and any(group.operands == owing for group in groups):
+        return axes.pop()
     raise VarianceError(
         f"{name} cannot take {', '.join(t.short() for t in types)}.",
         where=here(),
-        why=f"each device holds a summand of an unreduced value, and {reasons[linear]}",
+        why=f"each device holds a summand of an unreduced value, and {_why_owed(name, groups, len(types))}",
         fix="sum it first: mw.reshard(x, mw.P())",
     )
+
+
+def _why_owed(name: str, groups: Sequence[LinearGroup], count: int) -> str:
+    """In which operands an op is linear, in words."""
+    if not groups:
+        return f"{name} of the sum is not the sum of {name}"
+    if len(groups) == count > 1:
+        return f"{name} takes one operand that owes a sum"
+    found = [group.operands for group in groups]
+    if found == [tuple(range(count))]:
+        return f"{name} takes operands that owe the same sum"
+    if found == [(0,)]:
+        return f"{name} is linear in its first operand alone"
+    listed = " or ".join(" and ".join(map(str, operands)) for operands in found)
+    return f"{name} takes operands {listed} that owe the same sum, and no others"

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from meshwright.core.factors import Dims, Factors
-from meshwright.core.op import Linearity
+from meshwright.core.linearity import Does, LinearGroup
 from meshwright.device.dims import Size
 from meshwright.device.function import Eqn, Function, Number, Operand, Value
-from meshwright.device.tensor_ops import Arg, factors, infer, linearity, signature
+from meshwright.device.tensor_ops import Arg, factors, groups, infer, signature
 from meshwright.device.types import Tensor, elements
 from meshwright.errors import MeshwrightError
 
@@ -85,7 +85,7 @@ class Classes:
 
     def _splittable(self, eqn: Eqn, rule: Factors) -> frozenset[str]:
         free = frozenset(rule.sizes) - rule.replicated - rule.permuted - rule.guarded
-        if linearity(eqn.op) is not Linearity.JOINTLY or rule.combine != "sum":
+        if rule.combine != "sum" or all(group.does is not Does.ADDS for group in linear_groups(eqn)):
             return free
         # A sum onto something, such as scatter_add, may be split where that something is zero: each part adds it.
         owing = set(rule.reduced & rule.guarded)
@@ -149,6 +149,14 @@ def rule_of(eqn: Eqn) -> Factors | None:
         error.where = error.where or repr(eqn)
         raise
     return factors(eqn.op, signatures(eqn.inputs), signatures(eqn.outputs), params)
+
+
+def linear_groups(eqn: Eqn) -> tuple[LinearGroup, ...]:
+    """The groups of operands of an equation that may be summands together."""
+    if eqn.op == "constant":
+        return ()
+    params = {key: value for key, value in eqn.attributes.items() if key != "device"}
+    return groups(eqn.op, signatures(eqn.inputs), signatures(eqn.outputs), params)
 
 
 def _is_zero(eqn: Eqn) -> bool:

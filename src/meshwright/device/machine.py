@@ -232,7 +232,7 @@ class Machine:
         args = [x if isinstance(x, Number) else self._value(x, scope) for x in eqn.inputs]
         if eqn.op in STRUCTURAL:
             outs = self._structural(eqn, args, scope)
-        elif tensor_op(eqn.op) is None:
+        elif eqn.op != "constant" and tensor_op(eqn.op) is None:
             raise DeviceError(
                 f"There is no op {eqn.op}.",
                 why="it is neither a tensor op nor an op of device programs",

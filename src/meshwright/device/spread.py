@@ -16,14 +16,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from meshwright.core.factors import Factors
-from meshwright.core.op import Linearity
-from meshwright.device.classes import Classes, Place, divides, leading, tensor_of
+from meshwright.core.linearity import Magnitude, magnitude_of_moved, stays_finite
+from meshwright.device.classes import (
+    Classes,
+    Place,
+    divides,
+    is_tensor_eqn,
+    leading,
+    linear_groups,
+    signatures,
+    tensor_of,
+)
 from meshwright.device.dims import Size, is_cut
 from meshwright.device.function import Eqn, Function, Number, Operand, Value
-from meshwright.device.tensor_ops import NAMED, is_elementwise, linearity, sized
+from meshwright.device.tensor_ops import NAMED, is_elementwise, plain, sized
 from meshwright.device.types import Device
 
 
@@ -95,7 +102,9 @@ class Planner:
         self.inputs = set(body.inputs)
         self.updates = self.update_equations() if sharded else frozenset()
         self.updated = {v for eqn in self.updates for v in eqn.values}
+        self.magnitudes: dict[Value, Magnitude] = {}
         for eqn in body.eqns:
+            self.note_magnitude(eqn)
             self.step(eqn)
         for value in body.outputs:
             if value in self.inputs and value not in self.original:
@@ -224,17 +233,27 @@ class Planner:
 
     def passes_sum(self, eqn: Eqn, values: Sequence[Value]) -> bool:
         """Whether summands in give summands out: the op is linear in what is owed."""
-        owed = [x for x in eqn.inputs if isinstance(x, Value) and self.owes(x)]
-        if not owed or any(not np.issubdtype(tensor_of(v).dtype, np.inexact) for v in (*eqn.outputs, *owed)):
+        owed = tuple(n for n, x in enumerate(eqn.inputs) if isinstance(x, Value) and self.owes(x))
+        if not owed or any(self.current(x).kind == "part" for x in values):
             return False
-        if any(self.current(x).kind == "part" for x in values) or eqn.op == "constant":
-            return False
-        kind = linearity(eqn.op)
-        if kind is Linearity.JOINTLY:
-            return len(owed) == len(eqn.inputs)
-        if kind is Linearity.EACH:
-            return len(owed) == 1
-        return kind is Linearity.FIRST and owed == [eqn.inputs[0]]
+        types = [plain(arg) for arg in signatures(eqn.inputs)]
+        return any(
+            group.operands == owed and stays_finite(group, types, lambda n: self.magnitude_of(eqn.inputs[n]))
+            for group in linear_groups(eqn)
+        )
+
+    def magnitude_of(self, x: Operand) -> Magnitude | None:
+        """Bounds on the numbers in an operand that is written in the program, None for any other."""
+        return Magnitude.of(x.value) if isinstance(x, Number) else self.magnitudes.get(x)
+
+    def note_magnitude(self, eqn: Eqn) -> None:
+        """Remember the bounds of a constant, and of what it is moved into."""
+        if eqn.op == "constant":
+            self.magnitudes[eqn.outputs[0]] = Magnitude.of(eqn.attributes["value"])
+        elif eqn.inputs and is_tensor_eqn(eqn) and None not in (found := [self.magnitude_of(x) for x in eqn.inputs]):
+            types, result = ([plain(arg) for arg in signatures(xs)] for xs in (eqn.inputs, eqn.outputs))
+            moved = magnitude_of_moved(linear_groups(eqn), types, result[0], found)
+            self.magnitudes.update({} if moved is None else {eqn.outputs[0]: moved})
 
     def owes(self, value: Value) -> bool:
         found = self.original.get(value)

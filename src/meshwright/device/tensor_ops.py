@@ -17,7 +17,8 @@ import numpy as np
 
 from meshwright.core.dtypes import DType
 from meshwright.core.factors import Factors, names, pointwise
-from meshwright.core.op import REGISTRY, Cost, Linearity, No
+from meshwright.core.linearity import LinearGroup, Linearity, groups_of
+from meshwright.core.op import REGISTRY, Cost, No
 from meshwright.core.program import Program
 from meshwright.core.types import TensorType
 from meshwright.device.dims import Dim, Size, Sizes, divide
@@ -91,7 +92,7 @@ NAMED: dict[str, Named] = {
         Linearity.NONE,
         2.0,
     ),
-    "Identity": Named(_same(1), lambda xp, x: x, Linearity.JOINTLY, 0.0),
+    "Identity": Named(_same(1), lambda xp, x: x, Linearity.MOVES, 0.0),
 }
 _BY_LOWER = {**{name.lower(): name for name in REGISTRY}, **{name.lower(): name for name in NAMED}}
 # `gather` is the collective; the op that takes windows out of a tensor goes by another name.
@@ -297,8 +298,10 @@ def is_elementwise(eqn: Eqn) -> bool:
     )
 
 
-def linearity(name: str) -> Linearity:
-    return NAMED[name].linear if name in NAMED else REGISTRY[registry_name(name)].linear
+def groups(name: str, args: Sequence[Arg], results: Sequence[Arg], params: Params) -> tuple[LinearGroup, ...]:
+    """The groups of operands that may be summands together; the results then are, too."""
+    linear = NAMED[name].linear if name in NAMED else REGISTRY[registry_name(name)].linear
+    return groups_of(linear, [plain(a) for a in args], [plain(a) for a in results], _witnessed(params))
 
 
 def evaluate(name: str, arrays: Sequence[Any], params: Params) -> tuple[Any, ...]:

@@ -76,8 +76,17 @@ def _run_all(calls: Sequence[tuple[Any, ...]]) -> None:
 LARGE_BYTES = 1 << 22  # of an array that several threads sum or copy
 
 
-def sum_rows(ufunc: np.ufunc) -> Callable[..., Any]:
-    """``ufunc.reduce`` over the first dim of a large array: floats are summed by BLAS, anything else by threads."""
+def reduce_from_nothing(x: Any, axes: tuple[int, ...], dtype: Any, out: Any = None) -> Any:
+    """A sum over dims that adds nothing to its summands: of negative zeros it is negative zero."""
+    return np.add.reduce(x, axes, dtype, out=out, initial=-np.zeros((), dtype))
+
+
+def sum_rows(ufunc: np.ufunc, bare: bool = False) -> Callable[..., Any]:
+    """``ufunc.reduce`` over the first dim of a large array: floats are summed by BLAS, anything else by threads.
+
+    A ``bare`` sum adds nothing to its summands.
+    """
+    in_part = reduce_from_nothing if bare else ufunc.reduce
 
     def reduce(x: Any, axes: tuple[int, ...], dtype: Any, out: Any = None) -> Any:
         if out is None:
@@ -89,9 +98,13 @@ def sum_rows(ufunc: np.ufunc) -> Callable[..., Any]:
             and x.flags.c_contiguous
             and out.flags.c_contiguous
         ):
-            np.dot(np.ones(x.shape[0], dtype), x.reshape(x.shape[0], -1), out.reshape(-1))
+            rows, total = x.reshape(x.shape[0], -1), out.reshape(-1)
+            np.dot(np.ones(x.shape[0], dtype), rows, total)
+            if bare:  # which BLAS is not
+                (lost,) = np.nonzero((total == 0) & (rows[0] == 0) & np.signbit(rows[0]))
+                total[lost] = reduce_from_nothing(rows[:, lost], (0,), dtype)
         else:
-            _in_parts(lambda part: ufunc.reduce(x[:, part], 0, dtype, out[part]), x.shape[1])
+            _in_parts(lambda part: in_part(x[:, part], (0,), dtype, out[part]), x.shape[1])
         return out
 
     return reduce

@@ -28,7 +28,7 @@ import numpy as np
 from meshwright.core.dtypes import BOOL, DType, is_float, is_inexact
 from meshwright.core.program import Atom, Eqn, Missing, Program, Var, operand_types
 from meshwright.core.types import TensorType
-from meshwright.engine.chunks import LARGE_BYTES, reshaped, sum_rows
+from meshwright.engine.chunks import LARGE_BYTES, reduce_from_nothing, reshaped, sum_rows
 from meshwright.engine.memory import Memory, Result, result_of
 from meshwright.engine.namespace import ERROR_STATE, NUMPY, QUIET, SMALL_BYTES, NumpyNamespace, fill
 from meshwright.errors import MeshwrightError
@@ -287,8 +287,9 @@ class _Writer:
     def write_reduction(self, index: int, eqn: Eqn, ufunc: np.ufunc) -> None:
         operand = eqn.inputs[0].type
         rows = eqn.params["axes"] == (0,) and operand.ndim > 1 and operand.nbytes >= LARGE_BYTES
-        name = f"{ufunc.__name__}_{'rows' if rows else 'reduce'}"
-        self.bound[name] = sum_rows(ufunc) if rows else ufunc.reduce
+        bare = eqn.params.get("bare", False)
+        name = f"{'bare_' if bare else ''}{ufunc.__name__}_{'rows' if rows else 'reduce'}"
+        self.bound[name] = sum_rows(ufunc, bare) if rows else reduce_from_nothing if bare else ufunc.reduce
         params = f"{self.bind('k', eqn.params['axes'])}, {self.bind('k', eqn.outputs[0].type.dtype)}"
         self.write_into_buffer(index, eqn, f"{name}({self.atom(eqn.inputs[0])}, {params}", "")
 

@@ -57,7 +57,7 @@ def dynamic_slice(x: Array, starts: Sequence[Any], sizes: Ints) -> Array:
 
 def dynamic_update_slice(x: Array, update: Array, starts: Sequence[Any]) -> Array:
     """A copy of ``x`` with ``update`` written at ``starts``, moved into bounds where it sticks out."""
-    out = x.copy()
+    out = np.array(x, order="C")  # what is a scalar cannot be written to
     out[_block(x.shape, starts, update.shape)] = update
     return out
 

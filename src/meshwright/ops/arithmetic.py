@@ -9,6 +9,7 @@ from typing import Any
 from meshwright.core import dtypes
 from meshwright.core.dtypes import ALL, COMPLEXES, FLOAT32, FLOAT64, FLOATS, INEXACT, INTEGERS, NUMBERS, SIGNED, DType
 from meshwright.core.factors import FactorBuilder, Factors, pointwise
+from meshwright.core.linearity import LinearGroup
 from meshwright.core.op import Cost, Linear, Linearity, No, Op, Operand, Sample, Types, Value, define_op
 from meshwright.core.program import Params
 from meshwright.core.types import TensorType
@@ -70,6 +71,11 @@ def _remainder(xp: Any, x: Any, y: Any) -> Any:
     return xp.where(by_zero, x, xp.fmod(x, xp.where(by_zero, xp.ones_like(y), y)))
 
 
+def _quotient_groups(operands: Types, results: Types, params: Params) -> tuple[LinearGroup, ...]:
+    """Integers are rounded, so that a quotient of theirs is not linear."""
+    return (LinearGroup((0,), divisors=(1,)),) if dtypes.is_inexact(operands[0].dtype) else ()
+
+
 def _quotient_samples() -> list[Sample]:
     x, y = partial(Operand, low=-6.0, high=6.0), partial(Operand, low=0.6, high=3.0)
     return [Sample((x(n), y(m))) for n, m in (((2, 4), (2, 4)), ((2, 4), ()), ((), (2, 4)), ((), ()))]
@@ -81,7 +87,7 @@ div: Op = pointwise_op(
     dtypes=NUMBERS,
     evaluate=_divide,
     jvp=Derivatives(lambda t, out, x, y: div(t, y), lambda t, out, x, y: mul(t, div(neg(out), y))),
-    linear=Linearity.FIRST,
+    linear=_quotient_groups,
     transpose=lambda op, cts, inputs, params: [unbroadcast(div(cts[0], inputs[1]), inputs[0]), None],
     samples=_quotient_samples,
 )
@@ -189,7 +195,7 @@ real: Op = pointwise_op(
     result=dtypes.real_part,
     evaluate=lambda xp, x: xp.real(x),
     jvp=linear_jvp,
-    linear=Linearity.JOINTLY,
+    linear=Linearity.MOVES,
     transpose=lambda op, cts, inputs, params: [complex(cts[0], 0)],
 )
 imag: Op = pointwise_op(
@@ -198,7 +204,7 @@ imag: Op = pointwise_op(
     result=dtypes.real_part,
     evaluate=lambda xp, x: xp.imag(x),
     jvp=linear_jvp,
-    linear=Linearity.JOINTLY,
+    linear=Linearity.MOVES,
     transpose=lambda op, cts, inputs, params: [complex(0, neg(cts[0]))],
 )
 complex: Op = pointwise_op(
@@ -208,7 +214,7 @@ complex: Op = pointwise_op(
     result=_complex_of,
     evaluate=lambda xp, re, im: xp.complex(re, im),
     jvp=linear_jvp,
-    linear=Linearity.JOINTLY,
+    linear=Linearity.MOVES,
     transpose=_complex_transpose,
 )
 conj: Op = pointwise_op(
@@ -292,7 +298,7 @@ stop_gradient: Op = pointwise_op(
     dtypes=ALL,
     evaluate=lambda xp, x: x,
     jvp=zero_jvp,
-    linear=Linearity.JOINTLY,
+    linear=Linearity.MOVES,
     transpose=lambda op, cts, inputs, params: list(cts),
     flops=0.0,
 )
@@ -310,7 +316,7 @@ optimization_barrier: Op = define_op(
     "optimization_barrier",
     type=lambda *types: types,
     factors=_barrier_factors,
-    linear=Linearity.JOINTLY,
+    linear=Linearity.MOVES,
     jvp=lambda op, primals, tangents, params: (list(op(*primals)), list(tangents)),
     transpose=lambda op, cts, inputs, params: list(cts),
     batch=lambda op, size, args, batched, params: (list(op(*args)), list(batched)),

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from meshwright.core import dtypes
+from meshwright.core.dtypes import DType
 from meshwright.core.factors import FactorBuilder, Factors, pointwise
 from meshwright.core.op import Cost, Linear, Linearity, Op, Operand, Sample, Types, Value, define_op
 from meshwright.core.program import Params
@@ -97,8 +98,23 @@ def zeros_like(x: Value) -> Value:
 
 def zeros(type: TensorType) -> Value:
     """Zeros of a type; not stored, whatever the size."""
-    zero = Array(np.zeros((), type.dtype), TensorType((), type.dtype))
-    whole = lift(zero if type.ndim == 0 else broadcast_in_dim(zero, shape=type.shape, dims=()), type.varying)
+    return _filled(type, np.zeros((), type.dtype))
+
+
+def nothing_to_add(type: TensorType) -> Value:
+    """What changes no number that it is added to; 0.0 would change -0.0."""
+    return _filled(type, additive_identity(type.dtype))
+
+
+def additive_identity(dtype: DType) -> Any:
+    """The number of a dtype that changes no other that it is added to: of floats, -0.0."""
+    zero = np.zeros((), dtype)
+    return zero if dtype == dtypes.BOOL else np.asarray(-zero)
+
+
+def _filled(type: TensorType, number: Any) -> Value:
+    one = Array(number, TensorType((), type.dtype))
+    whole = lift(one if type.ndim == 0 else broadcast_in_dim(one, shape=type.shape, dims=()), type.varying)
     return whole if type.sharding is None else laid_out(whole, type)
 
 
@@ -127,7 +143,7 @@ add: Op = define_op(
     "add",
     type=pointwise_type("add", 2, dtypes.ALL),
     factors=pointwise,
-    linear=Linearity.JOINTLY,
+    linear=Linearity.ADDS,
     jvp=Derivatives(lambda t, out, x, y: t, lambda t, out, x, y: t),
     transpose=_add_transpose,
     batch=pointwise_batch,
@@ -205,7 +221,7 @@ convert: Op = define_op(
     "convert",
     type=lambda x, dtype, weak: TensorType(x.shape, dtype, weak),
     factors=pointwise,
-    linear=Linearity.JOINTLY,
+    linear=Linearity.MOVES,
     jvp=_convert_jvp,
     transpose=lambda op, cts, inputs, params: [
         convert(cts[0], dtype=inputs[0].type.dtype, weak=inputs[0].type.weak)  # type: ignore[union-attr]
@@ -278,7 +294,7 @@ broadcast_in_dim: Op = define_op(
     "broadcast_in_dim",
     type=_broadcast_type,
     factors=_broadcast_factors,
-    linear=Linearity.JOINTLY,
+    linear=Linearity.MOVES,
     jvp=linear_jvp,
     transpose=_broadcast_transpose,
     batch=_broadcast_batch,
@@ -359,17 +375,26 @@ def _reduce_sum_transpose(
     return [broadcast_in_dim(cts[0], shape=shape, dims=dims)]
 
 
-def _reduce_sum(xp: Any, x: Any, axes: tuple[int, ...]) -> Any:
+_sum_type = reduce_type("reduce_sum", dtypes.NUMBERS)
+
+
+def _reduce_sum_type(x: TensorType, axes: tuple[int, ...], bare: bool = False) -> TensorType:
+    return _sum_type(x, axes)
+
+
+def _reduce_sum(xp: Any, x: Any, axes: tuple[int, ...], bare: bool = False) -> Any:
+    """A sum starts from 0.0, so that it is never -0.0, or if it is ``bare``, from nothing."""
+    start = {"initial": additive_identity(x.dtype)} if bare and prod(x.shape) else {}
     if dtypes.is_float(x.dtype) and x.dtype.itemsize < 4:  # or 256 ones of bfloat16 and any more would sum to 256
-        return xp.sum(x, axis=axes, dtype=dtypes.FLOAT32).astype(x.dtype)
-    return xp.sum(x, axis=axes, dtype=x.dtype)
+        return xp.sum(x, axis=axes, dtype=dtypes.FLOAT32, **start).astype(x.dtype)
+    return xp.sum(x, axis=axes, dtype=x.dtype, **start)
 
 
 reduce_sum: Op = define_op(
     "reduce_sum",
-    type=reduce_type("reduce_sum", dtypes.NUMBERS),
+    type=_reduce_sum_type,
     factors=reduce_factors("sum"),
-    linear=Linearity.JOINTLY,
+    linear=Linearity.ADDS,
     jvp=linear_jvp,
     transpose=_reduce_sum_transpose,
     batch=reduce_batch,
@@ -445,7 +470,7 @@ reshape: Op = define_op(
     "reshape",
     type=_reshape_type,
     factors=_reshape_factors,
-    linear=Linearity.JOINTLY,
+    linear=Linearity.MOVES,
     jvp=linear_jvp,
     transpose=lambda op, cts, inputs, params: [reshape(cts[0], shape=inputs[0].type.shape)],
     batch=lambda op, size, args, batched, params: ([op(args[0], shape=(size, *params["shape"]))], [True]),
@@ -488,7 +513,7 @@ transpose: Op = define_op(
     "transpose",
     type=_transpose_type,
     factors=_transpose_factors,
-    linear=Linearity.JOINTLY,
+    linear=Linearity.MOVES,
     jvp=linear_jvp,
     transpose=lambda op, cts, inputs, params: [transpose(cts[0], permutation=inverse(params["permutation"]))],
     batch=lambda op, size, args, batched, params: (

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from meshwright.core.dtypes import ALL, BOOL, FLOATS, INTEGERS, DType
 from meshwright.core.factors import pointwise
-from meshwright.core.op import Linear, Linearity, Op, Operand, Sample, Value, define_op
+from meshwright.core.linearity import Does, linear_in
+from meshwright.core.op import Linear, Op, Operand, Sample, Value, define_op
 from meshwright.core.program import Params
 from meshwright.core.types import TensorType
 from meshwright.ops.basic import Derivatives, broadcast_scalar, mul, pointwise_batch, scalar_like, unbroadcast
@@ -79,7 +80,7 @@ select: Op = define_op(
     "select",
     type=_select_type,
     factors=pointwise,
-    linear=Linearity.JOINTLY,
+    linear=linear_in(1, 2, does=Does.MOVES),
     jvp=_select_jvp,
     transpose=_select_transpose,
     batch=pointwise_batch,

@@ -127,7 +127,7 @@ def _batch_dims(*names: str) -> Callable[..., tuple[list[Value], list[bool]]]:
 
 def _collective(name: str, **rules: Any) -> Op:
     """An op across devices: its type rule decides what varies, and nothing partitions it further."""
-    given = {"linear": Linearity.JOINTLY, "jvp": linear_jvp, "batch": _batch_same, "cost": _move_cost, **rules}
+    given = {"linear": Linearity.MOVES, "jvp": linear_jvp, "batch": _batch_same, "cost": _move_cost, **rules}
     given = {"factors": NO_FACTORS, "variance": Variance.OWN, "evaluate": _alone, "samples": lambda: [], **given}
     return define_op(name, **given)
 
@@ -168,8 +168,13 @@ def _sum_type(x: TensorType, axes: Axes) -> TensorType:
     return x.with_(varying=_without(x, axes))
 
 
+def sum_rows(x: Value, dim: int = 0) -> Value:
+    """The sum of what devices hold: nothing is added to it, not even 0.0."""
+    return reduce_sum(x, axes=(dim,), **({"bare": True} if dtypes.is_inexact(x.dtype) else {}))
+
+
 def _psum_stack(axis: str, size: int, x: Value, stacked: bool, params: Params) -> tuple[Value, bool]:
-    total = reduce_sum(x, axes=(0,)) if stacked else scaled(x, size)
+    total = sum_rows(x) if stacked else scaled(x, size)
     rest = _rest(params, axis)
     return (psum(total, **rest) if rest["axes"] else total), False
 
@@ -191,6 +196,7 @@ def _psum_batch(
 
 psum: Op = _collective(
     "psum",
+    linear=Linearity.ADDS,
     type=_psum_type,
     jvp=_psum_jvp,
     transpose=lambda op, cts, inputs, params: [None if ct is None else pbroadcast(ct, **params) for ct in cts],
@@ -338,7 +344,7 @@ def _gather_stack(size: int, x: Value, stacked: bool, params: Params) -> tuple[V
 
 
 def _sum_scatter_stack(size: int, x: Value, stacked: bool, params: Params) -> tuple[Value, bool]:
-    total = reduce_sum(x, axes=(0,)) if stacked else scaled(x, size)
+    total = sum_rows(x) if stacked else scaled(x, size)
     return dim_to_rows(total, params["dim"], size), True
 
 
@@ -367,6 +373,7 @@ all_gather: Op = _collective(
 
 psum_scatter: Op = _collective(
     "psum_scatter",
+    linear=Linearity.ADDS,
     type=_scatter_type("psum_scatter", summed=True),
     transpose=lambda op, cts, inputs, params: [all_gather(cts[0], **params)],
     batch=_batch_dims("dim"),

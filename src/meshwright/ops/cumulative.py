@@ -207,7 +207,7 @@ cumsum: Op = define_op(
     "cumsum",
     type=_running_type("cumsum", dtypes.NUMBERS),
     factors=along_axis_factors,
-    linear=Linearity.JOINTLY,
+    linear=Linearity.ADDS,
     jvp=linear_jvp,
     transpose=_cumsum_transpose,
     batch=along_axis_batch,

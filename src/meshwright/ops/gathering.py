@@ -13,7 +13,8 @@ import numpy as np
 
 from meshwright.core import dtypes
 from meshwright.core.factors import FactorBuilder, Factors
-from meshwright.core.op import Cost, Linear, Linearity, Op, Operand, Sample, Types, Value, define_op
+from meshwright.core.linearity import Does, LinearGroup, linear_in
+from meshwright.core.op import Cost, Linear, Op, Operand, Sample, Types, Value, define_op
 from meshwright.core.program import Params
 from meshwright.core.types import Shape, TensorType
 from meshwright.ops.basic import zeros
@@ -150,6 +151,12 @@ def _gather_factors(operands: Types, results: Types, params: Params) -> Factors:
     return build.build()
 
 
+def _gather_groups(operands: Types, results: Types, params: Params) -> tuple[LinearGroup, ...]:
+    """What mode ``fill`` reads out of bounds is added up with the rest: NaN stays NaN, and integers do not stay."""
+    filled = params["mode"] == "fill" and not dtypes.is_inexact(operands[0].dtype)
+    return () if filled else (LinearGroup((0,), Does.MOVES),)
+
+
 def _gather_jvp(
     op: Op, primals: Sequence[Value], tangents: Sequence[Value | None], params: Params
 ) -> tuple[list[Value], list[Value | None]]:
@@ -221,7 +228,7 @@ gather: Op = define_op(
     "gather",
     type=_gather_type,
     factors=_gather_factors,
-    linear=Linearity.FIRST,
+    linear=_gather_groups,
     jvp=_gather_jvp,
     transpose=_gather_transpose,
     batch=_gather_batch,
@@ -370,7 +377,7 @@ scatter_add: Op = define_op(
     "scatter_add",
     type=scatter_type("scatter_add", dtypes.NUMBERS),
     factors=scatter_factors(once=True),
-    linear=Linearity.JOINTLY,
+    linear=linear_in(0, 2, does=Does.ADDS),
     jvp=_scatter_add_jvp,
     transpose=_scatter_add_transpose,
     batch=scatter_batch,

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 
 from meshwright.core import dtypes
 from meshwright.core.factors import FactorBuilder, Factors
-from meshwright.core.op import Cost, Linear, Linearity, Op, Operand, Sample, Types, Value, define_op
+from meshwright.core.linearity import Does, linear_in
+from meshwright.core.op import Cost, Linear, Op, Operand, Sample, Types, Value, define_op
 from meshwright.core.program import Params
 from meshwright.core.types import Shape, TensorType
 from meshwright.ops.basic import convert, reshape, zeros
@@ -106,7 +107,7 @@ dynamic_slice: Op = define_op(
     "dynamic_slice",
     type=_dynamic_slice_type,
     factors=_dynamic_slice_factors,
-    linear=Linearity.FIRST,
+    linear=linear_in(0, does=Does.MOVES),
     jvp=linear_in_first_jvp,
     transpose=_dynamic_slice_transpose,
     batch=_dynamic_slice_batch,
@@ -193,7 +194,7 @@ dynamic_update_slice: Op = define_op(
     "dynamic_update_slice",
     type=_dynamic_update_slice_type,
     factors=_dynamic_update_slice_factors,
-    linear=Linearity.JOINTLY,
+    linear=linear_in(0, 1, does=Does.MOVES),
     jvp=_dynamic_update_slice_jvp,
     transpose=_dynamic_update_slice_transpose,
     batch=_dynamic_update_slice_batch,

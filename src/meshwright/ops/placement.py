@@ -38,7 +38,7 @@ sharding_constraint: Op = define_op(
     "sharding_constraint",
     type=lambda x, spec, out_sharding=None: x,
     factors=pointwise,
-    linear=Linearity.JOINTLY,
+    linear=Linearity.MOVES,
     jvp=linear_jvp,
     transpose=_transpose,
     batch=_batch,

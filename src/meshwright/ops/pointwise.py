@@ -8,6 +8,7 @@ from typing import Any
 
 from meshwright.core.dtypes import INEXACT, DType
 from meshwright.core.factors import pointwise
+from meshwright.core.linearity import LinearRule
 from meshwright.core.op import JvpRule, Linearity, No, Op, Sample, TransposeRule, define_op
 from meshwright.ops.basic import pointwise_batch
 from meshwright.ops.rules import not_linear, pointwise_cost, pointwise_samples, pointwise_type, zero_jvp
@@ -24,7 +25,7 @@ def pointwise_op(
     result: Callable[[DType], DType] | None = None,
     evaluate: Callable[..., Any],
     jvp: JvpRule | No,
-    linear: Linearity = Linearity.NONE,
+    linear: Linearity | LinearRule = Linearity.NONE,
     transpose: TransposeRule | None = None,
     flops: float = 1.0,
     samples: Callable[[], Sequence[Sample]] | None = None,

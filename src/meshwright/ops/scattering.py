@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from math import prod
 
 from meshwright.core import dtypes
+from meshwright.core.linearity import Does, linear_in
 from meshwright.core.op import Linear, Linearity, Op, Value, define_op
 from meshwright.core.program import Params
 from meshwright.core.source import here
@@ -81,7 +82,7 @@ scatter_set: Op = define_op(
     "scatter_set",
     type=scatter_type("scatter_set", dtypes.ALL),
     factors=scatter_factors(kind="replicated"),
-    linear=Linearity.JOINTLY,
+    linear=linear_in(0, 2, does=Does.MOVES),
     jvp=_scatter_set_jvp,
     transpose=_scatter_set_transpose,
     batch=scatter_batch,
@@ -141,7 +142,7 @@ scatter_mul: Op = define_op(
     "scatter_mul",
     type=scatter_type("scatter_mul", dtypes.NUMBERS),
     factors=scatter_factors(combine="prod", once=True),
-    linear=Linearity.FIRST,
+    linear=linear_in(0, factors=(2,)),
     jvp=_scatter_mul_jvp,
     transpose=_scatter_mul_transpose,
     batch=scatter_batch,

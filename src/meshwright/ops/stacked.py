@@ -15,8 +15,8 @@ from meshwright.core.op import Value
 from meshwright.core.program import Atom, Eqn, Program, Var
 from meshwright.core.trace import run
 from meshwright.core.types import TensorType
-from meshwright.ops.basic import broadcast_in_dim, reduce_sum, reshape, zeros
-from meshwright.ops.collective import finish_sum, first_row, permuted, scaled
+from meshwright.ops.basic import broadcast_in_dim, nothing_to_add, reshape
+from meshwright.ops.collective import finish_sum, first_row, permuted, scaled, sum_rows
 from meshwright.ops.fused_sums import fuse_sums
 from meshwright.ops.regions import batch_type, region, region_with
 from meshwright.ops.shape import concatenate
@@ -171,7 +171,7 @@ def _cut(x: Value, spec: PartitionSpec, sizes: dict[str, int], manual: Sequence[
         at = sum(1 for other in manual[: manual.index(axis)] if other in places)
         places[axis] = at
         one = reshape(x, shape=(*x.shape[:at], 1, *x.shape[at:]))
-        none = zeros(one.type.with_(shape=(*x.shape[:at], sizes[axis] - 1, *x.shape[at:])))
+        none = nothing_to_add(one.type.with_(shape=(*x.shape[:at], sizes[axis] - 1, *x.shape[at:])))
         x = concatenate(one, none, dim=at) if sizes[axis] > 1 else one
     return x
 
@@ -187,7 +187,7 @@ def _join(x: Value, spec: PartitionSpec, sizes: dict[str, int], manual: Sequence
         if axis in stacked:
             at = stacked.index(axis)
             others = [d for d in range(x.ndim) if d != at]
-            x = reduce_sum(x, axes=(at,)) if axis in spec.unreduced else first_row(permuted(x, [at, *others]))
+            x = sum_rows(x, at) if axis in spec.unreduced else first_row(permuted(x, [at, *others]))
             stacked = [a for a in stacked if a != axis]
         elif axis in spec.unreduced:
             x = scaled(x, sizes[axis])

@@ -22,6 +22,7 @@ import numpy as np
 from meshwright.core import dtypes
 from meshwright.core.dtypes import DType
 from meshwright.core.factors import FactorBuilder, Factors
+from meshwright.core.linearity import Does, linear_in
 from meshwright.core.op import Cost, Linear, Linearity, Op, Operand, Sample, Types, Value, define_op
 from meshwright.core.program import Params
 from meshwright.core.types import Shape, TensorType
@@ -397,7 +398,7 @@ reduce_window_sum: Op = define_op(
     "reduce_window_sum",
     type=_reduce_window_type("reduce_window_sum", dtypes.NUMBERS),
     factors=_window_factors,
-    linear=Linearity.JOINTLY,
+    linear=Linearity.ADDS,
     jvp=linear_jvp,
     transpose=_sum_transpose,
     batch=_window_batch,
@@ -439,7 +440,7 @@ select_and_gather_add: Op = define_op(
     "select_and_gather_add",
     type=_select_type("select_and_gather_add", first_has_windows=False),
     factors=_window_factors,
-    linear=Linearity.FIRST,
+    linear=linear_in(0, does=Does.MOVES),
     jvp=linear_in_first_jvp,
     transpose=lambda op, cts, inputs, params: [select_and_scatter_add(cts[0], inputs[1], **params), None],
     batch=_window_batch,
@@ -453,7 +454,7 @@ select_and_scatter_add: Op = define_op(
     "select_and_scatter_add",
     type=_select_type("select_and_scatter_add", first_has_windows=True),
     factors=_scatter_factors,
-    linear=Linearity.FIRST,
+    linear=linear_in(0, does=Does.ADDS),
     jvp=linear_in_first_jvp,
     transpose=lambda op, cts, inputs, params: [select_and_gather_add(cts[0], inputs[1], **params), None],
     batch=_scatter_batch,

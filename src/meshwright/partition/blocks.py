@@ -13,7 +13,7 @@ from meshwright.core.dtypes import DType
 from meshwright.core.op import Value
 from meshwright.core.trace import Array
 from meshwright.core.types import Shape, TensorType
-from meshwright.ops.basic import add, broadcast_in_dim, broadcast_scalar, mul
+from meshwright.ops.basic import add, additive_identity, broadcast_in_dim, broadcast_scalar, mul
 from meshwright.ops.choice import select
 from meshwright.ops.collective import axis_index
 from meshwright.ops.elementwise import lt
@@ -27,7 +27,7 @@ def identity(dtype: DType, reduction: str) -> Any:
     """What changes nothing when it is combined with others."""
     if reduction in ("max", "min"):
         return lowest(dtype) if reduction == "max" else highest(dtype)
-    return 1 if reduction == "prod" else 0
+    return 1 if reduction == "prod" else additive_identity(dtype)
 
 
 def scalar(value: Any, dtype: DType) -> Array:

@@ -16,11 +16,12 @@ from typing import Any, NamedTuple
 from meshwright.core.axes import Axes, AxisRef, can_coexist, overlap
 from meshwright.core.dtypes import BOOL, DType
 from meshwright.core.factors import Factors
+from meshwright.core.linearity import Does, LinearGroup
 from meshwright.core.mesh import BaseMesh
-from meshwright.core.op import Linearity, Op
+from meshwright.core.op import Op
 from meshwright.core.sharding import TensorSharding
 from meshwright.core.types import TensorType
-from meshwright.partition.layouts import finished, layout, reshard_cost
+from meshwright.partition.layouts import READ, finished, layout, reshard_cost
 from meshwright.propagate.problem import Rule
 from meshwright.propagate.project import project, shapes_of
 
@@ -56,7 +57,7 @@ class Question(NamedTuple):
     separable: frozenset[int]
     reduced: frozenset[int]
     combine: str
-    linear: Linearity
+    groups: tuple[LinearGroup, ...]  # of operands that may be partial sums together
     operand_types: tuple[TensorType, ...]
     result_types: tuple[TensorType, ...]
     have: tuple[TensorSharding, ...]
@@ -81,13 +82,11 @@ def numbered(factors: Factors, dtype: DType) -> Numbered:
     separable = factors.separable
     if factors.combine in _OF_BOOLS and dtype != BOOL:
         separable -= factors.reduced  # devices combine bits of bools only
-    # A sum of bools is of parts that one device has and the others have False for.
-    combine = "or" if dtype == BOOL and factors.combine == "sum" else factors.combine
     return Numbered(
         Rule.of(factors),
         frozenset(number[name] for name in separable),
         frozenset(number[name] for name in factors.reduced),
-        _OF_BOOLS.get(combine, combine),
+        _OF_BOOLS.get(factors.combine, factors.combine),
     )
 
 
@@ -100,10 +99,18 @@ def rule_of(
     return numbered(factors, operands[0].dtype if operands else BOOL)
 
 
+@lru_cache(maxsize=16384)
+def groups_of(
+    op: Op, operands: tuple[TensorType, ...], results: tuple[TensorType, ...], params: tuple[tuple[str, Any], ...]
+) -> tuple[LinearGroup, ...]:
+    """The groups of operands in which an op is linear."""
+    return op.groups(operands, results, dict(params))
+
+
 def question(
     mesh: BaseMesh,
     numbered: Numbered,
-    linear: Linearity,
+    groups: Sequence[LinearGroup],
     operand_types: Sequence[TensorType],
     result_types: Sequence[TensorType],
     have: Sequence[TensorSharding],
@@ -116,7 +123,7 @@ def question(
     return Question(
         mesh,
         *numbered,
-        linear,
+        tuple(groups),
         tuple(operand_types),
         tuple(result_types),
         tuple(have),
@@ -144,8 +151,8 @@ def _cheapest(asked: Question, assignments: Iterable[Assignment], below: float =
     """The cheapest of the choices that move less than ``below``."""
     best: Choice | None = None
     for assignment in assignments:
-        for owed in _owed(asked, assignment):
-            found = _choice(asked, assignment, owed)
+        for handed in _handed(asked, assignment):
+            found = _choice(asked, assignment, handed)
             if found is not None and found.moved < below and (best is None or found.cost < best.cost):
                 best = found
     return best
@@ -250,20 +257,49 @@ def _merge(assignment: Assignment, more: Assignment) -> Assignment:
     return found
 
 
-def _owed(asked: Question, assignment: Assignment) -> Iterator[tuple[Axes, ...]]:
-    """For each operand the axes over which it may still be owed a sum: what the op hands on (of two ways that cost the
-    same, the one that puts the sum off), and none."""
-    owed = tuple(s.unreduced if s.reduction == "sum" else () for s in asked.have)
+class Handed(NamedTuple):
+    """The operands that stay partial sums over some axes, and the reduction by which the results are."""
+
+    operands: tuple[int, ...] = ()
+    axes: Axes = ()
+    reduction: str = "sum"
+
+
+def _handed(asked: Question, assignment: Assignment) -> Iterator[Handed]:
+    """What may be handed on: all partial sums (of two ways that cost the same, the one that puts the sum off), none,
+    and some of them while the others are summed."""
     used = [axis for axes in assignment.values() for axis in axes]
-    jointly = asked.linear is Linearity.JOINTLY and len(set(owed)) == 1
-    each = asked.linear is Linearity.EACH and sum(map(bool, owed)) == 1
-    first = asked.linear is Linearity.FIRST and bool(owed[0]) and not any(owed[1:])
-    if any(owed) and (jointly or each or first) and not overlap(next(filter(None, owed)), used):
-        yield owed
-    yield ((),) * len(asked.have)
+    owing = tuple(n for n, s in enumerate(asked.have) if s.unreduced)
+    found = [_through(asked, group) for group in asked.groups] if owing else []
+    fitting = [one for one in found if one is not None and not overlap(one.axes, used)]
+    yield from (one for one in fitting if one.operands == owing)
+    yield Handed()
+    yield from (one for one in fitting if one.operands != owing)
 
 
-def _choice(asked: Question, assignment: Assignment, owed: tuple[Axes, ...]) -> Choice | None:
+def _through(asked: Question, group: LinearGroup) -> Handed | None:
+    """A group of operands as partial sums, if all of them are, over the same axes.
+
+    A read (see ``layouts.READ``) stays one where it is moved, and becomes a sum where it is added up, with others or in
+    a product. What else scales it needs the value itself: it would scale the zeros of the other devices as well.
+    """
+    have = [asked.have[n] for n in group.operands]
+    axes, kinds = {s.unreduced for s in have}, {s.reduction for s in have}
+    if len(axes) > 1 or () in axes or not kinds <= {"sum", READ}:
+        return None
+    if READ in kinds and group.does is Does.SCALES and not (group.factors and asked.reduced):
+        return None
+    return Handed(group.operands, axes.pop(), READ if kinds == {READ} and group.does is Does.MOVES else "sum")
+
+
+def _joined(kinds: set[str]) -> str | None:
+    """The reduction of what is left unreduced over several axes by these; None if there is no such."""
+    if len(kinds) < 2:
+        return next(iter(kinds), "sum")
+    return "sum" if kinds == {"sum", READ} else None
+
+
+def _choice(asked: Question, assignment: Assignment, handed: Handed) -> Choice | None:
     """The layouts of an assignment and its cost; None if it is no layout, or one in parts that do not nest."""
     parts = [axis for axes in assignment.values() for axis in axes if not axis.is_full]
     if parts and not can_coexist(parts, (*parts, *asked.cuts)):
@@ -277,16 +313,16 @@ def _choice(asked: Question, assignment: Assignment, owed: tuple[Axes, ...]) -> 
             return None
         dims.append(found)
     mesh = asked.mesh
-    operands = tuple(layout(mesh, d, u) for d, u in zip(dims[:count], owed, strict=True))
-    if asked.combine == "sum":
-        sums = [axis for factor in sorted(asked.reduced) for axis in assignment.get(factor, ())]
-        handed = next(filter(None, owed), ())
-        results = tuple(layout(mesh, d, (*handed, *sums)) for d in dims[count:])
-    else:
-        sums = [axis for factor in sorted(asked.reduced) for axis in assignment.get(factor, ())]
-        if sums and any(owed):
-            return None
-        results = tuple(layout(mesh, d, tuple(sums), asked.combine) for d in dims[count:])
+    operands = tuple(
+        layout(mesh, d, s.unreduced, s.reduction) if n in handed.operands else layout(mesh, d)
+        for n, (d, s) in enumerate(zip(dims[:count], asked.have, strict=True))
+    )
+    reduced = tuple(axis for factor in sorted(asked.reduced) for axis in assignment.get(factor, ()))
+    kinds = ((handed.axes, handed.reduction), (reduced, asked.combine))
+    reduction = _joined({kind for axes, kind in kinds if axes})
+    if reduction is None:
+        return None
+    results = tuple(layout(mesh, d, (*handed.axes, *reduced), reduction) for d in dims[count:])
     moved = 0.0
     for t, have, need in zip(asked.operand_types, asked.have, operands, strict=True):
         moved += reshard_cost(t, have, need)

@@ -7,7 +7,7 @@ from math import ceil, prod
 from typing import Any, NamedTuple
 
 from meshwright.core.factors import pointwise
-from meshwright.core.op import Linearity
+from meshwright.core.linearity import Does
 from meshwright.core.program import Atom, Eqn, Program, Var
 from meshwright.core.source import Source
 from meshwright.core.types import TensorType
@@ -99,12 +99,19 @@ def _tail(program: Program) -> set[Eqn]:
     needed: set[Atom] = set()
     found: set[Eqn] = set()
     for eqn in reversed(program.eqns):
-        light = eqn.op is psum or eqn.op.factors is pointwise or eqn.op.linear is Linearity.JOINTLY
-        if light and needed.isdisjoint(eqn.outputs):
+        if _is_light(eqn) and needed.isdisjoint(eqn.outputs):
             found.add(eqn)
         else:
             needed.update(eqn.inputs)
     return found
+
+
+def _is_light(eqn: Eqn) -> bool:
+    """Whether an equation is a sum, elementwise, or moves and adds up elements."""
+    if eqn.op is psum or eqn.op.factors is pointwise:
+        return True
+    groups = eqn.op.groups([a.type for a in eqn.inputs], [v.type for v in eqn.outputs], eqn.params)
+    return any(group.does is not Does.SCALES for group in groups)
 
 
 class _Order:

@@ -110,6 +110,9 @@ class _Emitter:
     def step(self, step: ReshardStep, x: Value, before: View, after: View) -> Value:
         if isinstance(step, Blocks):
             return self.blocks(step, x)
+        if x.dtype == dtypes.BOOL and isinstance(step, AllReduce | ReduceScatter):
+            number = self.step(step, convert(x, dtype=dtypes.INT32, weak=False), before, after)
+            return convert(number, dtype=dtypes.BOOL, weak=False)  # all is the least of them, any the largest
         tiled = self.tiled(step, x, before, after)
         if tiled is not None:
             return tiled
@@ -187,9 +190,6 @@ class _Emitter:
         if reduction == "prod":
             rows = all_gather_invariant(_shaped(x, (1, *x.shape)), **params, dim=0)
             return reduce_prod(rows, axes=(0,))
-        if x.dtype == dtypes.BOOL:  # all is the least of them, any the largest
-            number = self.reduced(convert(x, dtype=dtypes.INT32, weak=False), axes, reduction)
-            return convert(number, dtype=dtypes.BOOL, weak=False)
         return {"sum": psum, "max": pmax, "min": pmin}[reduction](x, axes=params["axes"])
 
     def reducescatter(self, step: ReduceScatter, x: Value, before: View, after: View) -> Value:

@@ -12,10 +12,10 @@ from meshwright.core.types import TensorType
 from meshwright.ops.choice import select
 from meshwright.ops.elementwise import ge
 from meshwright.ops.shape import concatenate, pad, reverse, slice_
-from meshwright.partition.blocks import along, part_index, places, scalar
+from meshwright.partition.blocks import along, identity, part_index, places, scalar
 from meshwright.partition.choose import Choice
 from meshwright.partition.fetch import fetch, fetch_bytes, fetch_whole, padded, window_at
-from meshwright.partition.layouts import local_type
+from meshwright.partition.layouts import READ, local_type
 from meshwright.partition.localize import SPECIAL, Localizer, Version
 from meshwright.partition.ways import Way, cheapest, is_split, nothing, parts
 
@@ -80,7 +80,7 @@ def _slice(local: Localizer, eqn: Eqn) -> list[Version]:
         return [Version(choice.results[0], out)]
 
     def owed(choice: Choice) -> list[Version]:
-        """Each device has those of the results that it holds, and zeros for the others."""
+        """Each device has those of the results that it holds, and what adds nothing for the others."""
         value = local.operands(eqn, choice)[0]
         low, high = list(starts), list(limits)
         for d, n in enumerate(value.shape):
@@ -91,7 +91,7 @@ def _slice(local: Localizer, eqn: Eqn) -> list[Version]:
                 span = (result.shape[d] - 1) * strides[d] + 1
                 first = [starts[d] - i * n + span for i in range(parts(axes))]
                 first = [max(0, min(at, n + span)) for at in first]
-                value = padded(value, scalar(0, x.dtype), d, span, span)
+                value = padded(value, scalar(identity(x.dtype, READ), x.dtype), d, span, span)
                 value = window_at(value, d, first, span, part_index(local.names, axes))
                 low[d], high[d] = 0, span
         out = slice_(value, starts=tuple(low), limits=tuple(high), strides=tuple(strides))
@@ -104,7 +104,7 @@ def _slice(local: Localizer, eqn: Eqn) -> list[Version]:
             lambda choice: needed_bytes(local_type(x, choice.operands[0]), needs(choice)),
             moved,
         ),
-        Way(owing.build(), nothing, owed),
+        Way(owing.build(READ), nothing, owed),
     ]
     return cheapest(local, eqn, ways)
 

@@ -28,7 +28,7 @@ from meshwright.ops.reduction import reduce_and
 from meshwright.ops.shape import pad, slice_along
 from meshwright.partition.blocks import block_start, filled_where, identity, part_index, scalar, without_padding
 from meshwright.partition.choose import Choice
-from meshwright.partition.layouts import local_type
+from meshwright.partition.layouts import READ, local_type
 from meshwright.partition.localize import SPECIAL, Localizer, Version
 from meshwright.partition.ways import Way, cheapest, nothing
 
@@ -58,14 +58,19 @@ def _inside(indices: Value, last: list[int]) -> Value:
     return broadcast_in_dim(inside, shape=shape, dims=tuple(range(len(shape) - 1)))
 
 
+def _reachable(last: list[int], dtype: Any) -> list[int]:
+    """The last places where windows begin, as far as indices of a dtype reach."""
+    highest = int(np.iinfo(dtype).max)
+    return [max(0, min(n, highest)) for n in last]
+
+
 def _shifted(indices: Value, last: list[int], starts: list[Value | None], clipped: bool) -> Value:
     """Index vectors into a device's block; those of windows elsewhere are outside of it.
 
     ``last`` are the last places where a window begins in the whole operand, ``starts`` where the block does.
     """
     shape = indices.shape
-    highest = int(np.iinfo(indices.dtype).max)
-    last = [max(0, min(n, highest)) for n in last]
+    last = _reachable(last, indices.dtype)
     inside = None if clipped else _inside(indices, last)
     low, high = (_vector(row, indices.dtype, shape) for row in ([0] * len(last), last))
     found = _wide(clamp(low, indices, high))
@@ -104,22 +109,30 @@ def _gather(local: Localizer, eqn: Eqn) -> list[Version]:
         mode = eqn.params["mode"]
         last = [x.shape[d] - sizes[d] for d in windows.index_map]
         starts = _block_starts(local, windows, x, choice, split)
-        indices = _shifted(values[1], last, starts, mode in ("clip", "promise"))
+        clipped = mode in ("clip", "promise")
+        indices = _shifted(values[1], last, starts, clipped)
         types = [local_type(a.type, s) for a, s in zip(eqn.inputs, choice.operands, strict=True)]
         local_result = local_type(result, choice.results[0])
-        params = eqn.op.localize({**eqn.params, "mode": "zero"}, types, [local_result])
+        params = eqn.op.localize({**eqn.params, "mode": "clip"}, types, [local_result])
         out = gather(values[0], indices, **params)
-        if mode == "fill":
-            highest = int(np.iinfo(values[1].dtype).max)
-            inside = reduce_and(_inside(values[1], [min(n, highest) for n in last]), axes=(values[1].ndim - 1,))
-            others = tuple(r for r in range(out.ndim) if r not in windows.window_dims)
-            inside = broadcast_in_dim(inside, shape=out.shape, dims=others)
+        others = tuple(r for r in range(out.ndim) if r not in windows.window_dims)
+
+        def everywhere(inside: Value) -> Value:
+            return broadcast_in_dim(reduce_and(inside, axes=(inside.ndim - 1,)), shape=out.shape, dims=others)
+
+        # One device reads an element, or what stands for those outside of the whole; all others add nothing to it.
+        empty = identity(x.dtype, READ)
+        mine = everywhere(_inside(indices, [values[0].shape[d] - params["slice_sizes"][d] for d in windows.index_map]))
+        out = filled_where(mine, out, empty)
+        if mode == "fill" or (mode == "zero" and dtypes.is_inexact(x.dtype)):
             first = _is_first(local, [axis for d in split for axis in choice.operands[0].dims[d].axes])
-            number = select(first, scalar(fill_value(x.dtype), x.dtype), scalar(0, x.dtype))
-            out = select(inside, out, broadcast_scalar(number, out.shape))
+            fill = fill_value(x.dtype) if mode == "fill" else 0
+            number = select(first, scalar(fill, x.dtype), scalar(empty, x.dtype))
+            whole = _inside(values[1], _reachable(last, values[1].dtype))
+            out = select(everywhere(whole), out, broadcast_scalar(number, out.shape))
         return [Version(choice.results[0], out)]
 
-    way = Way(factors._replace(guarded=factors.guarded - named), nothing, run)
+    way = Way(factors._replace(guarded=factors.guarded - named, combine=READ), nothing, run)
     return cheapest(local, eqn, [way] if named else [])
 
 
@@ -182,8 +195,9 @@ def _start_in_block(local: Localizer, start: Value, room: int, axes: Axes, block
 
 
 def _with_margin(x: Value, dim: int, margin: int) -> Value:
+    """A block between margins that add nothing to what others read there."""
     around = tuple(margin if d == dim else 0 for d in range(x.ndim))
-    return pad(x, scalar(0, x.dtype), low=around, high=around, interior=(0,) * x.ndim)
+    return pad(x, scalar(identity(x.dtype, READ), x.dtype), low=around, high=around, interior=(0,) * x.ndim)
 
 
 def _dynamic_slice(local: Localizer, eqn: Eqn) -> list[Version]:
@@ -209,7 +223,7 @@ def _dynamic_slice(local: Localizer, eqn: Eqn) -> list[Version]:
                 value = _with_margin(value, d, kept)
         return [Version(choice.results[0], dynamic_slice(value, *starts, sizes=sizes))]
 
-    return cheapest(local, eqn, [Way(build.build(), nothing, run)] if cut else [])
+    return cheapest(local, eqn, [Way(build.build(READ), nothing, run)] if cut else [])
 
 
 def _dynamic_update_slice(local: Localizer, eqn: Eqn) -> list[Version]:

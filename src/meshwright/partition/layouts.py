@@ -14,6 +14,7 @@ from meshwright.partition.reshard import ReshardPlan, plan_every_way
 
 COLLECTIVE_BYTES = 64.0  # what a collective weighs beside what it moves: of ways that move as much, few are better
 MANY = 8  # collectives on the way from one layout to another
+READ = "read"  # the reduction of a sum to which one device adds the value, and every other the identity: -0.0, 0
 FEW = 1 << 11  # bytes that are on their way in the time that another collective takes to start
 
 
@@ -33,6 +34,13 @@ def closed(sharding: TensorSharding) -> TensorSharding:
     """A sharding without what only propagation reads: open dims, priorities, axes kept replicated."""
     dims = tuple(dim.axes for dim in sharding.dims)
     return layout(sharding.mesh, dims, sharding.unreduced, sharding.reduction)
+
+
+def summed(sharding: TensorSharding) -> TensorSharding:
+    """The layout as reshard plans know it: to them, a value that was read by one device is a sum like others."""
+    if sharding.reduction != READ:
+        return sharding
+    return layout(sharding.mesh, tuple(dim.axes for dim in sharding.dims), sharding.unreduced)
 
 
 def finished(sharding: TensorSharding) -> TensorSharding:
@@ -59,7 +67,7 @@ def local_type(t: TensorType, sharding: TensorSharding) -> TensorType:
 @lru_cache(maxsize=65536)
 def reshard_plan(shape: Shape, dtype: DType, source: TensorSharding, target: TensorSharding) -> ReshardPlan:
     """The cheapest way from one layout to another; small sums, and what would take many rounds, by few collectives."""
-    plans = plan_every_way(shape, dtype, source, target)
+    plans = plan_every_way(shape, dtype, summed(source), summed(target))
     first = plans[0]
     if first.num_collectives > MANY:
         return min(plans, key=lambda p: (p.exceeds_memory, p.total_bytes / p.num_devices + FEW * p.num_collectives))

@@ -16,9 +16,11 @@ from itertools import islice, product
 from typing import Any, NamedTuple
 
 from meshwright.core.axes import AxisRef
+from meshwright.core.dtypes import BOOL, is_inexact
 from meshwright.core.factors import Factors, pointwise
+from meshwright.core.linearity import UNBOUNDED, LinearGroup, Magnitude, magnitude_of_moved, stays_finite
 from meshwright.core.mesh import AbstractMesh, BaseMesh
-from meshwright.core.op import Linearity, No, Value
+from meshwright.core.op import No, Value
 from meshwright.core.partition_spec import read_axis
 from meshwright.core.program import Atom, Eqn, Literal, Program, Var
 from meshwright.core.sharding import TensorSharding
@@ -28,7 +30,7 @@ from meshwright.core.trace import Array, at_source, read, state
 from meshwright.core.types import TensorType, union
 from meshwright.ops.basic import add, broadcast_in_dim, convert, reshape, zeros
 from meshwright.partition.blocks import identity, without_padding
-from meshwright.partition.choose import Choice, choose, numbered, question, rule_of
+from meshwright.partition.choose import Choice, choose, groups_of, numbered, question, rule_of
 from meshwright.partition.combine import Why
 from meshwright.partition.cuts import Cuts
 from meshwright.partition.emit import emit_plan
@@ -65,6 +67,7 @@ class Localizer:
     made: dict[Atom, Source | None] = field(default_factory=dict)  # the line that each value comes from
     windows: dict[Any, tuple[Value, Value]] = field(default_factory=dict)  # of blocks, which come first, as fetched
     free: dict[Atom, Eqn | None] = field(default_factory=dict)  # what depends on no argument, and the equations of it
+    magnitudes: dict[Atom, Magnitude] = field(default_factory=dict)  # of what depends on no argument
     around: BaseMesh | None = None  # in a part that is written for some axes: the mesh with those, too
     _versions: dict[Atom, list[Version]] = field(default_factory=dict)
 
@@ -268,20 +271,49 @@ class Localizer:
         have = [self.best(a, owed=self.uses[a] == 1) for a in eqn.inputs]
         want = [self.wanted.get(v) for v in eqn.outputs]
         addends = [self.addends.get(v, 1) for v in eqn.outputs]
-
-        # A sum is taken at its own width: what narrows its summands would round each of them.
-        narrows = eqn.op is convert and result_types[0].dtype.itemsize < operand_types[0].dtype.itemsize
-        linear = Linearity.NONE if narrows else eqn.op.linear
+        groups = self.groups(eqn) if any(s.unreduced for s in have) else []
 
         def ask(layouts: Sequence[TensorSharding]) -> Choice:
             types = operand_types, result_types
-            asked = question(self.mesh, rule, linear, *types, layouts, want, addends, self.thorough, self.cuts.fixed)
+            asked = question(self.mesh, rule, groups, *types, layouts, want, addends, self.thorough, self.cuts.fixed)
             return choose(asked)
 
         # What others needed an operand in is there for nothing.
         known = [[v.layout for v in self.versions(a) if not v.layout.unreduced] for a in eqn.inputs]
         tried = [[s, *(other for other in found if other != s)] for s, found in zip(have, known, strict=True)]
         return min(map(ask, islice(product(*tried), MOST_VERSIONS)), key=lambda choice: choice.cost)
+
+    def groups(self, eqn: Eqn) -> list[LinearGroup]:
+        """The groups of operands that may be partial sums together.
+
+        Those that a number known by now could make infinite wait for their sum, unless a partial sum was asked for.
+        """
+        types, results = [a.type for a in eqn.inputs], [v.type for v in eqn.outputs]
+        found = groups_of(eqn.op, tuple(types), tuple(results), tuple(eqn.params.items()))
+        wanted = [self.wanted.get(v) for v in eqn.outputs]
+        if any(want is not None and want.unreduced for want in wanted):
+            return list(found)
+        return [group for group in found if stays_finite(group, types, lambda n: self.magnitude_of(eqn.inputs[n]))]
+
+    def magnitude_of(self, atom: Atom) -> Magnitude | None:
+        """Bounds on the numbers in a value that depends on no argument; None if it does."""
+        if atom.__class__ is Literal:
+            return Magnitude.of(read({}, atom).data)
+        if atom in self.free and atom not in self.magnitudes:
+            made = self.free[atom]
+            data = self.versions(atom)[0].value.data if made is None else None
+            self.magnitudes[atom] = Magnitude.of(data) if made is None else self._magnitude_after(made)
+        return self.magnitudes.get(atom)
+
+    def _magnitude_after(self, eqn: Eqn) -> Magnitude:
+        """Bounds on the result of an equation of values that depend on no argument, where it makes no new numbers."""
+        types, result = [a.type for a in eqn.inputs], eqn.outputs[0].type
+        if result.dtype == BOOL:
+            return Magnitude(0.0, 1.0)
+        found = [self.magnitude_of(atom) for atom in eqn.inputs]
+        if eqn.op is convert and is_inexact(result.dtype) and not is_inexact(types[0].dtype):
+            return found[0] or UNBOUNDED
+        return magnitude_of_moved(eqn.op.groups(types, [result], eqn.params), types, result, found) or UNBOUNDED
 
     def apply(
         self, eqn: Eqn, values: Sequence[Value], operands: Sequence[TensorSharding], results: Sequence[TensorSharding]

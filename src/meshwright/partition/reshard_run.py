@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import reduce
 from itertools import product
 from math import prod
 from typing import Any
@@ -14,6 +15,7 @@ from meshwright.core.axes import AxisRef
 from meshwright.core.mesh import BaseMesh
 from meshwright.core.source import here
 from meshwright.errors import ShapeError
+from meshwright.ops.basic import additive_identity
 from meshwright.partition.reshard import ReshardPlan, View
 from meshwright.partition.reshard_blocks import Blocks
 from meshwright.partition.reshard_pairs import block_pairs, digit, permute_pairs, receivers
@@ -184,7 +186,7 @@ class _Machine:
     def reduced(self, axes: Sequence[AxisRef], reduction: str, arrays: list[Shard]) -> list[Shard]:
         for axis in axes:
             arrays = [
-                REDUCE[reduction].reduce([arrays[self.moved(device, axis, value)] for value in range(axis.size)])
+                reduce(REDUCE[reduction], [arrays[self.moved(device, axis, value)] for value in range(axis.size)])
                 for device in range(self.size)
             ]
         return arrays
@@ -269,4 +271,4 @@ def _identity(dtype: Any, reduction: str) -> Any:
             info = np.iinfo(dtype)
             return info.min if reduction == "max" else info.max
         return -np.inf if reduction == "max" else np.inf
-    return 1 if reduction == "prod" else 0
+    return 1 if reduction == "prod" else additive_identity(dtype)

@@ -32,6 +32,17 @@ class Reach(NamedTuple):
     first: tuple[int, ...]
     span: int
     dilation: int
+    lead: tuple[int, ...] = ()  # how many windows are looked at before the first that is wanted
+
+    def aligned(self, stride: int) -> Reach:
+        """The same with windows before the first, so that elements stand at the same places for all devices; devices
+        are whole windows apart."""
+        lead = tuple(
+            next(n for n in range(self.dilation) if (at - n * stride - self.first[0]) % self.dilation == 0)
+            for at in self.first
+        )
+        first = tuple(at - n * stride for at, n in zip(self.first, lead, strict=True))
+        return self._replace(first=first, span=self.span + max(lead) * stride, lead=lead)
 
     @property
     def need(self) -> Need:
@@ -123,7 +134,10 @@ def _conv(local: Localizer, eqn: Eqn) -> list[Version]:
                 step = windows * stride
             first = tuple(i * step - low for i in range(parts(axes)))
             span = (windows - 1) * stride + dilated(taps, dilation)
-            found.append(Reach(lhs[n + 2], axes, first, span, params["lhs_dilation"][n]))
+            reach = Reach(lhs[n + 2], axes, first, span, params["lhs_dilation"][n])
+            if by_taps and not reach.alike:
+                return None  # zeros between the elements would meet taps that they do not meet in the whole
+            found.append(reach if by_taps else reach.aligned(stride))
         return found
 
     def way(by_taps: bool) -> Way:
@@ -139,7 +153,8 @@ def _conv(local: Localizer, eqn: Eqn) -> list[Version]:
                     place = (dim, choice.operands[n].dims[dim].axes, eqn.inputs[n].type.shape[dim])
                     values[n] = without_padding(local.names, values[n], [place], 0)
             padding, dilations = list(params["padding"]), list(params["lhs_dilation"])
-            for reach in reaches(choice, by_taps) or []:
+            found = reaches(choice, by_taps) or []
+            for reach in found:
                 n = lhs.index(reach.dim) - 2
                 size = x.shape[reach.dim]
                 values[0], padding[n], dilations[n] = reach.fetched(
@@ -151,7 +166,12 @@ def _conv(local: Localizer, eqn: Eqn) -> list[Version]:
                 given["feature_groups"] = values[0].shape[lhs[1]] // values[1].shape[rhs[1]]
             if params["batch_groups"] > 1:
                 given["batch_groups"] = values[0].shape[lhs[0]] // shape[out[0]]
-            return [Version(choice.results[0], eqn.op(*values, **given))]
+            value = eqn.op(*values, **given)
+            for reach in found:
+                if any(reach.lead):
+                    dim = out[lhs.index(reach.dim)]
+                    value = window_at(value, dim, reach.lead, shape[dim], part_index(local.names, reach.axes))
+            return [Version(choice.results[0], value)]
 
         return Way(_conv_factors(eqn, by_taps), extra, run)
 
