@@ -195,9 +195,7 @@ def writes(text: str) -> list[int]:
         name = node.func.id if isinstance(node.func, ast.Name) else getattr(node.func, "attr", "")
         given = [a.value for a in (*node.args, *(k.value for k in node.keywords)) if isinstance(a, ast.Constant)]
         mode = [x for x in given if isinstance(x, str) and 0 < len(x) <= 3 and set(x) <= set("rwxabt+")]
-        if name in WRITING:
-            found.append(node.lineno)
-        elif name in OPENING and any(set(x) & set("wxa+") for x in mode):
+        if name in WRITING or (name in OPENING and any(set(x) & set("wxa+") for x in mode)):
             found.append(node.lineno)
     return found
 
