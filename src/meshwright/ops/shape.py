@@ -61,10 +61,8 @@ reverse: Op = define_op(
 # concatenate
 
 
-def _concatenate_type(*types: TensorType, dim: int) -> TensorType:
-    if not types:
-        raise bad_operands("concatenate", types, "there is nothing to join", "mnp.concatenate([x, y])")
-    first = types[0]
+def _concatenate_type(first: TensorType, *others: TensorType, dim: int) -> TensorType:
+    types = (first, *others)
     if not 0 <= dim < first.ndim:
         raise bad_operands("concatenate", types, f"they have no dim {dim}", "dim=0")
     if any(t.dtype != first.dtype for t in types):

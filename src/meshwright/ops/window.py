@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from itertools import product
 from math import prod
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import numpy as np
 
@@ -38,6 +38,16 @@ ORDERED = (dtypes.BOOL, *REALS)
 _E4M3FN_MAX = 448.0  # this dtype has no infinity
 
 # Types
+
+
+class WindowParams(TypedDict):
+    """Where windows are; each has one entry per dim."""
+
+    window: Shape
+    strides: Shape
+    padding: Pairs
+    base_dilation: Shape
+    window_dilation: Shape
 
 
 def dilated(size: int, step: int) -> int:
@@ -76,7 +86,7 @@ def _check_window(op: str, types: Types, x: TensorType, params: Params) -> None:
 
 
 def _reduce_window_type(op: str, allowed: Sequence[DType]) -> Callable[..., TensorType]:
-    def rule(x: TensorType, **params: Any) -> TensorType:
+    def rule(x: TensorType, **params: Unpack[WindowParams]) -> TensorType:
         check_dtype(op, [x], x.dtype, allowed)
         _check_window(op, [x], x, params)
         return keep_weak(x, window_counts(x.shape, **params))
@@ -85,7 +95,7 @@ def _reduce_window_type(op: str, allowed: Sequence[DType]) -> Callable[..., Tens
 
 
 def _select_type(op: str, first_has_windows: bool) -> Callable[..., TensorType]:
-    def rule(first: TensorType, x: TensorType, select: str, **params: Any) -> TensorType:
+    def rule(first: TensorType, x: TensorType, select: str, **params: Unpack[WindowParams]) -> TensorType:
         types = [first, x]
         check_dtype(op, types, x.dtype, REALS)
         _check_window(op, types, x, params)
