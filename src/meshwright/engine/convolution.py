@@ -104,7 +104,7 @@ def _by_phase(
     lhs, rhs, out = params["dims"]
     shape = [x.shape[lhs[0]] // params["batch_groups"], w.shape[rhs[0]], *counts]
     total = np.zeros([shape[out.index(d)] for d in range(len(shape))], x.dtype)
-    for place in product(*(range(n) for n in phases)):
+    for place in product(*(range(min(n, count)) for n, count in zip(phases, counts, strict=True))):
         part, target, pads = [slice(None)] * w.ndim, [slice(None)] * w.ndim, list(padding)
         for n, (phase, step) in enumerate(zip(place, phases, strict=True)):
             if step > 1:

@@ -116,7 +116,7 @@ def _linear(indices: Sequence[Array], shape: Ints) -> Array:
     """The number of a place in an array of ``shape``, counted row by row."""
     total: Any = indices[0].astype(np.intp)
     for index, size in zip(indices[1:], shape[1:], strict=True):
-        total = total * size + index
+        total = total * size + index.astype(np.intp, copy=False)  # a u64 and a signed one would make a float
     return total  # type: ignore[no-any-return]
 
 

@@ -196,9 +196,7 @@ while_: Op = define_op(
 
 def _cond_type(index: TensorType, *operands: TensorType, branches: tuple[Program, ...]) -> tuple[TensorType, ...]:
     if not branches:
-        raise ShapeError(
-            "A cond has no branches.", where=here(), why="one of them is taken", fix="two branches"
-        )
+        raise ShapeError("A cond has no branches.", where=here(), why="one of them is taken", fix="two branches")
     if index.ndim or not (dtypes.is_integer(index.dtype) or index.dtype == dtypes.BOOL):
         raise ShapeError(
             f"A cond cannot choose its branch by {index.short()}.",

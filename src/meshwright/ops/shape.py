@@ -321,6 +321,8 @@ def _iota_factors(operands: Types, results: Types, params: Params) -> Factors:
 
 
 def _iota_evaluate(xp: Any, dtype: dtypes.DType, shape: Shape, dim: int) -> Any:
+    if 0 in shape:  # of which the counted dim may be as long as it likes
+        return xp.zeros(shape, dtype=dtype)
     counted = xp.astype(xp.arange(shape[dim]), dtype)
     return xp.broadcast_to(xp.reshape(counted, (-1,) + (1,) * (len(shape) - dim - 1)), shape)
 

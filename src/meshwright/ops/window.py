@@ -22,6 +22,7 @@ import numpy as np
 from meshwright.core import dtypes
 from meshwright.core.dtypes import DType
 from meshwright.core.factors import FactorBuilder, Factors
+from meshwright.core.limits import refuse_impossible
 from meshwright.core.op import Cost, Linear, Linearity, Op, Operand, Sample, Types, Value, define_op
 from meshwright.core.program import Params
 from meshwright.core.types import Shape, TensorType
@@ -83,6 +84,12 @@ def _check_window(op: str, types: Types, x: TensorType, params: Params) -> None:
             raise bad_operands(
                 op, types, f"padding ({low}, {high}) crops more than the {dilated(n, base)} elements", "padding=(0, 0)"
             )
+    refuse_impossible(op, [TensorType(_padded(x.shape, params["padding"], params["base_dilation"]), x.dtype)])
+
+
+def _padded(shape: Shape, padding: Pairs, base_dilation: Shape) -> Shape:
+    """The shape of an operand with its holes and its padding."""
+    return tuple(dilated(n, step) + sum(pair) for n, pair, step in zip(shape, padding, base_dilation, strict=True))
 
 
 def _reduce_window_type(op: str, allowed: Sequence[DType]) -> Callable[..., TensorType]:
@@ -232,6 +239,8 @@ def _reduce_windows(
 def _reduce_dim(
     x: Any, combine: Callable[[Any, Any], Any], dim: int, count: int, size: int, stride: int, step: int
 ) -> Any:
+    if not count:  # not one window fits, however long it is
+        return x[_along(dim, slice(0, 0))]
     reach = dilated(count, stride)
     if size * count <= 2 * size.bit_length() * x.shape[dim]:
         total = x[_along(dim, slice(0, reach, stride))]
@@ -300,6 +309,8 @@ def _selected(xp: Any, x: Any, select: str, **params: Any) -> Iterator[tuple[Pla
     largest = select == "max"
     identity = lowest(x.dtype) if largest else highest(x.dtype)
     extreme = _reduce_windows(xp, x, xp.maximum if largest else xp.minimum, identity, **params)
+    if not extreme.size:  # no window fits, however many elements one has
+        return
     inside = _inside(tuple(x.shape), **params)
     spread = _spread(xp, x, identity, params["padding"], params["base_dilation"])
     places = _places(tuple(extreme.shape), params["window"], params["strides"], params["window_dilation"])
@@ -317,7 +328,7 @@ def _selected(xp: Any, x: Any, select: str, **params: Any) -> Iterator[tuple[Pla
 
 def _select_gather_evaluate(xp: Any, tangents: Any, x: Any, select: str, **params: Any) -> Any:
     spread = _spread(xp, tangents, 0, params["padding"], params["base_dilation"])
-    chosen = xp.zeros((), dtype=tangents.dtype)
+    chosen = xp.zeros(window_counts(tuple(x.shape), **params), dtype=tangents.dtype)
     for place, selected in _selected(xp, x, select, **params):
         chosen = xp.where(selected, spread[place], chosen)
     return chosen
@@ -326,8 +337,7 @@ def _select_gather_evaluate(xp: Any, tangents: Any, x: Any, select: str, **param
 def _select_scatter_evaluate(xp: Any, source: Any, x: Any, select: str, **params: Any) -> Any:
     zero = xp.zeros((), dtype=source.dtype)
     parts = ((place, xp.where(chosen, source, zero)) for place, chosen in _selected(xp, x, select, **params))
-    sizes = zip(x.shape, params["padding"], params["base_dilation"], strict=True)
-    shape = tuple(dilated(n, step) + low + high for n, (low, high), step in sizes)
+    shape = _padded(tuple(x.shape), params["padding"], params["base_dilation"])
     return _gathered(xp, xp.add_parts(shape, source.dtype, parts), params["padding"], params["base_dilation"])
 
 
