@@ -1,4 +1,4 @@
-"""What an op takes is part of its type rule: other operands and other params are refused by the checker, for every op."""
+"""What an op takes is part of its type rule: the checker refuses other operands and other params, for every op."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def alone(eqn: Eqn, inputs: Any = None, params: Any = None) -> Program:
 
 
 def is_refused(program: Program) -> None:
-    """The checker refuses a program with an error of its own, and so does the engine, which has not touched an input."""
+    """The checker refuses a program with an error of its own, and so does the engine before it runs."""
     with pytest.raises(CheckError) as error:
         check(program)
     assert len(str(error.value)) < 20_000

@@ -21,6 +21,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -31,7 +32,7 @@ import meshwright.numpy as mnp
 from meshwright import lax
 from meshwright.core import dtypes
 from meshwright.core.check import check
-from meshwright.core.op import REGISTRY
+from meshwright.core.op import REGISTRY, Op
 from meshwright.core.program import Eqn, Literal, Program, Var, operand_types
 from meshwright.core.text import parse_program
 from meshwright.core.trace import trace
