@@ -55,16 +55,19 @@ def of_every_op() -> Iterator[str]:
     for name, op in sorted(REGISTRY.items()):
         for number, sample in enumerate(op.samples()):
             plain = any(operand.dtype is None for operand in sample.operands)
-            for dtype in dict.fromkeys(
-                [op.dtypes[0], op.dtypes[-1], op.dtypes[number % len(op.dtypes)]] if plain else [None]
-            ):
+            some = (op.dtypes[0], op.dtypes[-1], op.dtypes[number % len(op.dtypes)]) if plain else (None,)
+            for dtype in dict.fromkeys(some):
                 types = [TensorType(operand.shape, operand.dtype or dtype) for operand in sample.operands]
                 try:
-                    program = trace(lambda *xs: _several(op(*xs, **sample.params)), types)[0]
+                    program = trace(partial(_results, op, sample.params), types)[0]
                 except MeshwrightError:  # a param that does not go with this dtype
                     continue
                 assert program.eqns[-1].op.name == name
                 yield program.to_text(sources=False)
+
+
+def _results(op: Op, params: Any, *xs: Any) -> Any:
+    return _several(op(*xs, **params))
 
 
 def _several(x: Any) -> Any:
