@@ -5,10 +5,13 @@ Nor does a save that was interrupted keep later ones waiting.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
 import pytest
+
+import meshwright as mw
 
 COMMON = """
 import os, random, signal, sys, time
@@ -140,6 +143,37 @@ print(len(seen), lost)
 )
 
 
+# One process has the directory for itself; another waits to save there and is interrupted.
+WHILE_WAITING = (
+    COMMON
+    + """
+import fcntl
+signal.alarm(100)
+path = root + "/a"
+mw.save(path, tree(1), file_bytes=1000)
+for empty in (False, True):
+    where = root + "/b" if empty else path
+    os.makedirs(where, exist_ok=True)
+    held = os.open(where, os.O_RDONLY)
+    fcntl.flock(held, fcntl.LOCK_EX)
+    pid = os.fork()
+    if pid == 0:
+        try:
+            mw.save(where, tree(2), file_bytes=1000)
+        except KeyboardInterrupt:
+            os._exit(7)
+        os._exit(1)
+    time.sleep(0.5)
+    os.kill(pid, signal.SIGINT)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+    assert os.path.isdir(where) and (os.listdir(where) == [] if empty else check(where) == 1)
+    os.close(held)
+    mw.save(where, tree(3), file_bytes=1000)
+    assert check(where) == 3
+"""
+)
+
+
 def run(script: str, *arguments: object) -> list[int]:
     command = [sys.executable, "-c", script, *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=900)
@@ -171,3 +205,14 @@ def test_interrupted_by_500_signals_at_random_times(tmp_path):
     seen, lost = run(AT_RANDOM_TIMES, tmp_path, 1, 500)
     assert seen > 50
     assert lost == 0
+
+
+def test_interrupted_while_another_process_saves(tmp_path):
+    assert run(WHILE_WAITING, tmp_path) == []
+
+
+def test_a_pipe_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(mw.MeshwrightError) as error:
+        mw.save(tmp_path / "pipe", {"x": 1})
+    assert "  why:  it is a file, or in one; a checkpoint is a directory\n" in str(error.value)

@@ -45,7 +45,7 @@ from tests.transform.random_programs import EVERYTHING, write
 
 MEMORY_BYTES = 1 << 30
 LARGEST_INPUT = 1 << 20  # elements of an input that is still made to run a program on
-SECONDS = 20  # for one mutation; loops may take longer, since a mutated condition may never be false
+SECONDS = 20  # of the CPU, for one mutation; loops may take longer, since a mutated condition may never be false
 
 # What is mutated
 
@@ -134,6 +134,12 @@ RARE = (
     "program(a: f32[6]) {\n  b: f32[3]{x} = pscatter a axes=('x',) dim=0 sizes=(2,)\n  return b\n}",
     "program(a: f32[3], b: f32[3]) {\n"
     "  c: f32[3] = custom_vjp_tangents a b backward=rule('f') residuals=1 types=(f32[3],)\n  return c\n}",
+    "mesh(x=2, y=4)\nprogram(a: f32[8@x,4], b: f32[4,2]) {\n"
+    "  c: f32[8@x,2] = dot_general a b batch=((), ()) contract=((1,), (0,)) dtype=None\n"
+    "  d: f32[2@y,8@x] = dot_general b a batch=((), ()) contract=((0,), (1,)) dtype=None"
+    " out_sharding=(P('y', 'x'), (('x', 2), ('y', 4)))\n"
+    "  e: f32[8,2@x] = sharding_constraint c out_sharding=(P(None, 'x'), (('x', 2), ('y', 4))) spec=P(None, 'x')\n"
+    "  f: f32[8@x] = reduce_sum c axes=(1,)\n  return c, d, e, f\n}",
     "program(a: f32[3]) {\n  b: f32[3] = pallas_call a kernel=rule('f') mesh=() out=(f32[3],) rows=()\n  return b\n}",
 )
 
@@ -156,11 +162,14 @@ def of_random_programs(count: int) -> Iterator[Program]:
                 continue
 
 
-def texts(count: int) -> list[str]:
-    """All texts that are mutated."""
-    programs = [*of_regions(), *of_random_programs(count)]
-    found = [*of_every_op(), *RARE, *(program.to_text(sources=False, constants=True) for program in programs)]
-    for text in found:
+def texts(count: int) -> list[list[str]]:
+    """All texts that are mutated, by kind: of one op, with regions and collectives, and at random."""
+
+    def printed(programs: Iterator[Program]) -> list[str]:
+        return [program.to_text(sources=False, constants=True) for program in programs]
+
+    found = [[*of_every_op(), *RARE], printed(of_regions()), printed(of_random_programs(count))]
+    for text in chain(*found):
         check(parse_program(text))
     return found
 
@@ -391,8 +400,9 @@ def run(text: str, rng: np.random.Generator, retype: bool) -> str:
 def random_mutations(count: int, seed: int) -> Iterator[str]:
     """Programs mutated at random."""
     draw = random.Random(seed)
-    originals, ops = texts(count // 800 + 5), sorted(REGISTRY)
+    kinds, ops = texts(count // 800 + 5), sorted(REGISTRY)
     for _ in range(count):
+        (originals,) = draw.choices(kinds, (4, 2, 2))
         yield Mutation(draw.choice(originals), draw, ops).mutate()
 
 
@@ -422,13 +432,15 @@ def main(kind: str, count: int, seed: int) -> None:
     first = next(mutations)  # the programs are traced before memory is limited
     used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES + used, MEMORY_BYTES + used))
+    signal.signal(signal.SIGPROF, _stop)
     signal.signal(signal.SIGALRM, _stop)
     found: Counter[str] = Counter()
     failures: list[dict[str, Any]] = []
     slowest, number = 0.0, 0
     for number, text in enumerate(chain([first], mutations), 1):
         start = time.process_time()
-        signal.alarm(SECONDS)
+        signal.setitimer(signal.ITIMER_PROF, SECONDS)
+        signal.alarm(20 * SECONDS)  # one that waits for something takes no time of the CPU
         try:
             found[run(text, np.random.default_rng(number), retype=kind == "numbers" or number % 2 == 1)] += 1
         except Endless:
@@ -440,6 +452,7 @@ def main(kind: str, count: int, seed: int) -> None:
             where = traceback.format_exc().splitlines()[-8:]
             failures.append({"number": number, "text": text, "error": repr(error)[:300], "where": where})
         finally:
+            signal.setitimer(signal.ITIMER_PROF, 0)
             signal.alarm(0)
         slowest = max(slowest, time.process_time() - start)
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -52,6 +52,7 @@ except ImportError:  # elsewhere two processes that save to one path at once are
 SMALL_SHARD_BYTES = 1 << 16  # an array with smaller shards is stored in one piece
 # The names of what is saved and of what waits to be; the last is what the safetensors package left when it was killed.
 _OURS = re.compile(r"[0-9a-f]{16}-([0-9]{5,9}\.safetensors|layout\.json)|\.tmp[A-Za-z0-9]{6}")
+_AS_DIRECTORY = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0)  # a pipe in its place would be waited for
 _FIXES = {
     errno.ENOSPC: "free some space, or save to another disk",
     errno.EDQUOT: "free some space, or save to another disk",
@@ -305,7 +306,7 @@ class _Place:
         """Make the directory, and keep other threads and processes from saving to it meanwhile."""
         while True:
             self._make()
-            self.handle = os.open(self.directory, os.O_RDONLY)
+            self.handle = os.open(self.directory, _AS_DIRECTORY)
             _lock(self.handle)
             if _is_still(self.directory, self.handle):
                 return
@@ -362,7 +363,7 @@ class _Place:
         """Whether nobody else saves here; an interrupt may have come before or while the lock was waited for."""
         try:
             if self.handle < 0:
-                self.handle = os.open(self.directory, os.O_RDONLY)
+                self.handle = os.open(self.directory, _AS_DIRECTORY)
             _lock(self.handle, wait=False)
         except FileNotFoundError:
             return True
