@@ -105,7 +105,12 @@ def _by_phase(
     lhs, rhs, out = params["dims"]
     shape = [x.shape[lhs[0]] // params["batch_groups"], w.shape[rhs[0]], *counts]
     total = np.zeros([shape[out.index(d)] for d in range(len(shape))], x.dtype)
-    for place in product(*(range(min(n, count)) for n, count in zip(phases, counts, strict=True))):
+    met = [
+        # The phases that meet some kernel element: no more than there are elements, however large the dilation.
+        [f for f in sorted({(low - j) % step for j in range(min(w.shape[d], step))}) if f < count]
+        for step, (low, _), d, count in zip(phases, padding, rhs[2:], counts, strict=True)
+    ]
+    for place in product(*met):
         part, target, pads = [slice(None)] * w.ndim, [slice(None)] * w.ndim, list(padding)
         for n, (phase, step) in enumerate(zip(place, phases, strict=True)):
             if step > 1:
