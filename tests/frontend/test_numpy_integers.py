@@ -17,6 +17,10 @@ MESH = mw.make_mesh((2,), ("x",))
 IMAGE, KERNEL = mnp.ones((1, 2, 5, 5)), mnp.ones((3, 2, 2, 2))
 
 
+def dims(i: Callable[[int], Any]) -> Any:
+    return lax.ConvDimensionNumbers(*[(i(0), i(1), i(2), i(3))] * 3)
+
+
 def mapped(body: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return mw.shard_map(body, mesh=MESH, in_specs=mw.P("x"), out_specs=mw.P("x"))
 
@@ -29,6 +33,9 @@ CALLS: dict[str, Callable[[Any, Callable[[int], Any]], Any]] = {
     "broadcast_to": lambda x, i: mnp.broadcast_to(x, (i(2), i(4), i(3))),
     "concatenate": lambda x, i: mnp.concatenate([x, x], axis=i(1)),
     "conv": lambda x, i: lax.conv_general_dilated(IMAGE, KERNEL, (i(1), i(2)), [(i(0), i(1))] * 2),
+    "conv in groups": lambda x, i: lax.conv_general_dilated(
+        IMAGE, KERNEL[:2, :1], (1, 1), "SAME", dimension_numbers=dims(i), feature_group_count=i(2)
+    ),
     "cumsum": lambda x, i: lax.cumsum(x, axis=i(0)),
     "diag": lambda x, i: mnp.diag(x, i(1)),
     "diag of a vector": lambda x, i: mnp.diag(x[0], i(-1)),
@@ -41,6 +48,9 @@ CALLS: dict[str, Callable[[Any, Callable[[int], Any]], Any]] = {
     "fft": lambda x, i: mnp.fft.fft(x, n=i(4), axis=i(1)),
     "fori_loop": lambda x, i: lax.fori_loop(i(0), i(3), lambda n, c: c * 2, x),
     "full": lambda x, i: mnp.full((i(2), i(2)), 1.0),
+    "gather": lambda x, i: lax.gather(
+        x, mnp.array([[0], [2]]), lax.GatherDimensionNumbers((i(1),), (i(0),), (i(0),)), (i(1), i(3))
+    ),
     "index": lambda x, i: x[i(1), i(0) : i(3) : i(2)],
     "integer_pow": lambda x, i: lax.integer_pow(x, i(3)),
     "iota": lambda x, i: lax.broadcasted_iota("int32", (i(4), i(2)), i(0)),
@@ -57,8 +67,12 @@ CALLS: dict[str, Callable[[Any, Callable[[int], Any]], Any]] = {
     "rev": lambda x, i: lax.rev(x, (i(0),)),
     "roll": lambda x, i: mnp.roll(x, i(1), i(0)),
     "scan": lambda x, i: lax.scan(lambda c, row: (c + row, row), X[0], x, length=i(4)),
+    "scatter": lambda x, i: lax.scatter_add(
+        x, mnp.array([[0], [2]]), X[:2], lax.ScatterDimensionNumbers((i(1),), (i(0),), (i(0),))
+    ),
     "slice": lambda x, i: lax.slice(x, (i(0), i(1)), (i(2), i(3)), (i(1), i(2))),
     "sort": lambda x, i: lax.sort(x, dimension=i(0)),
+    "sort together": lambda x, i: lax.sort((x, X), num_keys=i(2)),
     "split": lambda x, i: mnp.split(x, i(2)),
     "sum": lambda x, i: mnp.sum(x, axis=(i(0), i(1))),
     "swapaxes": lambda x, i: mnp.swapaxes(x, i(0), i(1)),

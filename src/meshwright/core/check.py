@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from meshwright.core.limits import impossible
 from meshwright.core.printing import print_program
 from meshwright.core.program import Atom, Eqn, Literal, Missing, Program, Var, operand_types
 from meshwright.core.signature import show_value, signature_of
@@ -43,6 +44,9 @@ def check(program: Program, stage: str = "") -> Program:
         except Exception as error:  # a rule may stumble in any way over params that are not its own
             raise _error(program, index, _reason(eqn, error), stage) from error
         expected = types if isinstance(types, tuple) else (types,)
+        large = impossible(expected)
+        if large:
+            raise _error(program, index, large, stage)
         actual = tuple(v.type for v in eqn.outputs)
         if expected != actual:
             raise _error(program, index, f"its result is {_show(*actual)}, but the op gives {_show(*expected)}", stage)

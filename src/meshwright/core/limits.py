@@ -9,6 +9,7 @@ import os
 from collections.abc import Sequence
 from contextlib import suppress
 from math import prod
+from typing import NoReturn
 
 from meshwright.core.program import Eqn
 from meshwright.core.source import here
@@ -26,16 +27,19 @@ MOST_VIEW_BYTES = 1 << 38  # of a value that repeats others and takes no memory;
 _FIX = "smaller arrays, or the same in parts: lax.map(f, rows)"
 
 
-def refuse_impossible(op: str, types: Sequence[TensorType]) -> None:
-    """An error if an op is to give what no array can be."""
+def impossible(types: Sequence[TensorType]) -> str:
+    """Why there is no array of one of these types, or nothing."""
     for t in types:
         if t.ndim > MOST_DIMS or t.nbytes > MOST_BYTES or (not t.size and _without_empty_dims(t) > MOST_BYTES):
-            raise ShapeError(
-                f"{op} cannot give {t.short()}.",
-                where=here(),
-                why=f"an array has at most {MOST_DIMS} dims and {MOST_BYTES} bytes, empty dims not counted",
-                fix="fewer dims, or smaller ones",
-            )
+            return f"{t.short()} is more than an array can be: {MOST_DIMS} dims and 2**63 - 1 bytes"
+    return ""
+
+
+def refuse_impossible(op: str, types: Sequence[TensorType]) -> None:
+    """An error if an op is to give what no array can be."""
+    why = impossible(types)
+    if why:
+        raise ShapeError(f"{op} gives an array that cannot be.", where=here(), why=why, fix=_FIX)
 
 
 def _without_empty_dims(t: TensorType) -> int:
@@ -66,7 +70,9 @@ def refuse_large(eqns: Sequence[Eqn], may_be_views: Sequence[bool]) -> None:
                 )
 
 
-def out_of_memory(error: MemoryError) -> MeshwrightError:
-    """The error for memory that was asked for and is not there."""
+def out_of_memory(error: MemoryError) -> NoReturn:
+    """Raise the error for memory that was asked for and is not there; one that is clear already is raised as it is."""
+    if isinstance(error, MeshwrightError):
+        raise error
     why = str(error) or "the system gave no more"
-    return MeshwrightError("This takes more memory than there is.", where=here(), why=why, fix=_FIX)
+    raise MeshwrightError("This takes more memory than there is.", where=here(), why=why, fix=_FIX) from error

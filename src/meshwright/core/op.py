@@ -16,7 +16,6 @@ from typing import Any, ClassVar, NamedTuple
 
 from meshwright.core.dtypes import ALL, DType, is_inexact
 from meshwright.core.factors import Factors
-from meshwright.core.limits import refuse_impossible
 from meshwright.core.program import Eqn, Params
 from meshwright.core.signature import signature_of
 from meshwright.core.source import here
@@ -213,9 +212,7 @@ def _with_signature(name: str, rule: TypeRule) -> TypeRule:
         fault = signature_of(rule).fault(name, len(types), params)
         if fault:
             raise ShapeError(f"{name} cannot be called so.", where=here(), why=fault, fix=f"{name}({_call(rule)})")
-        found = rule(*types, **params)
-        refuse_impossible(name, found if isinstance(found, tuple) else (found,))
-        return found
+        return rule(*types, **params)
 
     return typed
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from meshwright.core import dtypes
-from meshwright.core.limits import out_of_memory
+from meshwright.core.limits import out_of_memory, refuse_impossible
 from meshwright.core.program import Atom, Eqn, Literal, Params, Program, Var, operand_types
 from meshwright.core.source import Source, here, user_source
 from meshwright.core.types import TensorType, Variance, union
@@ -335,6 +335,7 @@ def _compute(op: Op, args: Sequence[Any], params: Params) -> Any:
             x if x.__class__ is Array else Array(np.asarray(x, dtype), TensorType((), dtype, True)) for x in operands
         ]
     types = op.type(*[x.type for x in operands], **params)
+    refuse_impossible(op.name, types if isinstance(types, tuple) else (types,))
     if state.watch is not None:
         found = state.watch(op, operands, types, params)
         if found is not None:
@@ -343,7 +344,7 @@ def _compute(op: Op, args: Sequence[Any], params: Params) -> Any:
         with np.errstate(all="ignore"):
             outs = op.evaluate(_namespace, *[x.data for x in operands], **params)
     except MemoryError as error:
-        raise out_of_memory(error) from error
+        out_of_memory(error)
     for x in operands:
         if x._sharding is not None:
             return _placed(op, operands, outs, types)

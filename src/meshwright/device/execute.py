@@ -94,7 +94,7 @@ def execute(fn: Function, inputs: Mapping[str, Any] | Sequence[Any], device_map:
     try:
         outs = [_result(item) for item in Machine(Arrays(), as_device_map(device_map, fn), sizes).run(fn, items)]
     except MemoryError as error:
-        raise out_of_memory(error) from error
+        out_of_memory(error)
     return outs[0] if len(outs) == 1 else tuple(outs)
 
 

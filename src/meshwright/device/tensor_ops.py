@@ -17,6 +17,7 @@ import numpy as np
 
 from meshwright.core.dtypes import DType
 from meshwright.core.factors import Factors, names, pointwise
+from meshwright.core.limits import refuse_impossible
 from meshwright.core.op import REGISTRY, Cost, Linearity, No
 from meshwright.core.program import Program
 from meshwright.core.types import TensorType
@@ -306,8 +307,11 @@ def evaluate(name: str, arrays: Sequence[Any], params: Params) -> tuple[Any, ...
     if name in NAMED:
         found = NAMED[name].evaluate(np, *arrays, **params)
     else:
+        op = REGISTRY[registry_name(name)]
+        types = op.type(*[TensorType(x.shape, x.dtype) for x in arrays], **params)
+        refuse_impossible(name, types if isinstance(types, tuple) else (types,))
         with np.errstate(all="ignore"):
-            found = REGISTRY[registry_name(name)].evaluate(NUMPY, *arrays, **params)
+            found = op.evaluate(NUMPY, *arrays, **params)
     return tuple(found) if isinstance(found, tuple | list) else (found,)
 
 

@@ -139,7 +139,7 @@ class _Writer:
         body = [*self.lines, f"return ({outputs})"]
         if outermost and self.numpy:
             self.bound.update(enter=ERROR_STATE.set, leave=ERROR_STATE.reset, quiet=QUIET, full=out_of_memory)
-            full = ["except MemoryError as error:", " raise full(error) from error"]
+            full = ["except MemoryError as error:", " full(error)"]
             body = ["token = enter(quiet)", "try:", *(f" {line}" for line in body), *full, "finally:", " leave(token)"]
         text = f"def run({self.parameters}):\n " + "\n ".join(body)
         return _build(text, self.bound)

@@ -8,7 +8,6 @@ from typing import Any
 
 from meshwright.core import dtypes
 from meshwright.core.factors import FactorBuilder, Factors
-from meshwright.core.limits import refuse_impossible
 from meshwright.core.op import Cost, Linear, Linearity, Op, Operand, Sample, Types, Value, define_op
 from meshwright.core.program import Params
 from meshwright.core.types import OutSharding, Shape, TensorType
@@ -70,14 +69,12 @@ def _conv_type(
             f" {max(feature_groups, batch_groups)} groups",
             "a number of groups that divides both",
         )
-    shape, spread = [0] * x.ndim, list(x.shape)
+    shape = [0] * x.ndim
     shape[out[0]], shape[out[1]] = batch // batch_groups, out_features
     for n in range(spatial):
         padded = dilated(x.shape[lhs[n + 2]], lhs_dilation[n]) + sum(padding[n])
         window = dilated(w.shape[rhs[n + 2]], rhs_dilation[n])
         shape[out[n + 2]] = (padded - window) // strides[n] + 1 if padded >= window else 0
-        spread[lhs[n + 2]] = max(padded, 0)
-    refuse_impossible("conv_general_dilated", [TensorType(tuple(spread), x.dtype)])
     return TensorType(tuple(shape), x.dtype, x.weak and w.weak)
 
 

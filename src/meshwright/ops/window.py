@@ -22,7 +22,6 @@ import numpy as np
 from meshwright.core import dtypes
 from meshwright.core.dtypes import DType
 from meshwright.core.factors import FactorBuilder, Factors
-from meshwright.core.limits import refuse_impossible
 from meshwright.core.op import Cost, Linear, Linearity, Op, Operand, Sample, Types, Value, define_op
 from meshwright.core.program import Params
 from meshwright.core.types import Shape, TensorType
@@ -84,12 +83,6 @@ def _check_window(op: str, types: Types, x: TensorType, params: Params) -> None:
             raise bad_operands(
                 op, types, f"padding ({low}, {high}) crops more than the {dilated(n, base)} elements", "padding=(0, 0)"
             )
-    refuse_impossible(op, [TensorType(_padded(x.shape, params["padding"], params["base_dilation"]), x.dtype)])
-
-
-def _padded(shape: Shape, padding: Pairs, base_dilation: Shape) -> Shape:
-    """The shape of an operand with its holes and its padding."""
-    return tuple(dilated(n, step) + sum(pair) for n, pair, step in zip(shape, padding, base_dilation, strict=True))
 
 
 def _reduce_window_type(op: str, allowed: Sequence[DType]) -> Callable[..., TensorType]:
@@ -337,7 +330,8 @@ def _select_gather_evaluate(xp: Any, tangents: Any, x: Any, select: str, **param
 def _select_scatter_evaluate(xp: Any, source: Any, x: Any, select: str, **params: Any) -> Any:
     zero = xp.zeros((), dtype=source.dtype)
     parts = ((place, xp.where(chosen, source, zero)) for place, chosen in _selected(xp, x, select, **params))
-    shape = _padded(tuple(x.shape), params["padding"], params["base_dilation"])
+    sizes = zip(x.shape, params["padding"], params["base_dilation"], strict=True)
+    shape = tuple(dilated(n, step) + low + high for n, (low, high), step in sizes)
     return _gathered(xp, xp.add_parts(shape, source.dtype, parts), params["padding"], params["base_dilation"])
 
 
