@@ -139,3 +139,10 @@ def test_a_device_program_takes_no_more_memory_than_there_is():
     with pytest.raises(mw.MeshwrightError) as error:
         dist.execute(fn, [np.ones(4, np.float32)])
     assert str(error.value).startswith("This takes more memory than there is.\n")
+
+
+def test_a_device_program_makes_no_array_that_cannot_be():
+    fn = dist.parse(f"def f(x: Tensor[(4,), 0]): z = reshape(x, shape=(4{', 1' * 64})) return z")
+    with pytest.raises(mw.MeshwrightError) as error:
+        dist.execute(fn, [np.ones(4, np.float32)])
+    assert error.value.why == f"f32[4{',1' * 64}] is more than an array can be: 64 dims and 2**63 - 1 bytes"

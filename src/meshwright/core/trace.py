@@ -335,7 +335,6 @@ def _compute(op: Op, args: Sequence[Any], params: Params) -> Any:
             x if x.__class__ is Array else Array(np.asarray(x, dtype), TensorType((), dtype, True)) for x in operands
         ]
     types = op.type(*[x.type for x in operands], **params)
-    refuse_impossible(op.name, types if isinstance(types, tuple) else (types,))
     if state.watch is not None:
         found = state.watch(op, operands, types, params)
         if found is not None:
@@ -345,6 +344,9 @@ def _compute(op: Op, args: Sequence[Any], params: Params) -> Any:
             outs = op.evaluate(_namespace, *[x.data for x in operands], **params)
     except MemoryError as error:
         out_of_memory(error)
+    except (ValueError, OverflowError):
+        refuse_impossible(op.name, types if isinstance(types, tuple) else (types,))
+        raise
     for x in operands:
         if x._sharding is not None:
             return _placed(op, operands, outs, types)

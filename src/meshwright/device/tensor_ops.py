@@ -308,10 +308,13 @@ def evaluate(name: str, arrays: Sequence[Any], params: Params) -> tuple[Any, ...
         found = NAMED[name].evaluate(np, *arrays, **params)
     else:
         op = REGISTRY[registry_name(name)]
-        types = op.type(*[TensorType(x.shape, x.dtype) for x in arrays], **params)
-        refuse_impossible(name, types if isinstance(types, tuple) else (types,))
-        with np.errstate(all="ignore"):
-            found = op.evaluate(NUMPY, *arrays, **params)
+        try:
+            with np.errstate(all="ignore"):
+                found = op.evaluate(NUMPY, *arrays, **params)
+        except (ValueError, OverflowError):
+            types = op.type(*[TensorType(x.shape, x.dtype) for x in arrays], **params)
+            refuse_impossible(name, types if isinstance(types, tuple) else (types,))
+            raise
     return tuple(found) if isinstance(found, tuple | list) else (found,)
 
 
