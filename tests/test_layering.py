@@ -99,6 +99,7 @@ LATE = {
         "meshwright.partition.overlap",
     },
     "frontend.operands": {"meshwright.frontend.explicit", "meshwright.frontend.placing"},
+    "ops.collective": {"meshwright.core.partition_spec"},
     "ops.layout": {"meshwright.core.explicit"},
     "report.views": {"rich.console", "rich.text"},
     "report.visualize": {"rich.console", "rich.text"},

@@ -285,3 +285,18 @@ def test_operands_of_literals_are_checked_too() -> None:
     assert message(program).splitlines()[-2] == "  why:  add cannot take f32[3], i32[]: the operands differ in dtype"
     wrong = Program((a,), (equation([a], [b], op=reshape, params={"shape": (3, 1)}),), (b,))
     assert message(wrong).splitlines()[-2] == "  why:  its result is f32[3], but the op gives f32[3,1]"
+
+
+@pytest.mark.parametrize(
+    ("type", "equation"),
+    [
+        ("f32[4611686018427387904,8]", "broadcast_in_dim a dims=() shape=(4611686018427387904, 8)"),
+        ("f32[0,4611686018427387904,8]", "broadcast_in_dim a dims=() shape=(0, 4611686018427387904, 8)"),
+        (f"f32[{','.join('1' * 65)}]", f"broadcast_in_dim a dims=() shape=({', '.join('1' * 65)})"),
+    ],
+)
+def test_a_result_must_be_what_an_array_can_be(type: str, equation: str) -> None:
+    assert (
+        refused(f"program(a: f32[]) {{ b: {type} = {equation}  return b }}").splitlines()[-2]
+        == f"  why:  {type} is more than an array can be: 64 dims and 2**63 - 1 bytes"
+    )

@@ -303,7 +303,7 @@ The program is not well formed.
             return <U3[3]
           }
         written at \0:1
-  why:  neg: unhashable type: 'list'
+  why:  neg got an unexpected keyword argument 'k'
   fix:  correct the equation marked with >"""
     )
 

@@ -4,6 +4,7 @@ import random
 import re
 import warnings
 
+import numpy as np
 import pytest
 
 import meshwright as mw
@@ -106,3 +107,42 @@ def test_any_text_is_a_program_or_one_clear_error(seed):
             except mw.MeshwrightError as error:
                 assert error.why
                 assert error.fix
+
+
+BODY = "program('program(a: f32[]) {{ b: f32[] = {} return b }}')"
+SCAN = f"scan(x, body={BODY}, consts=0, carry=0, length=4, reverse=False)"
+
+
+@pytest.mark.parametrize(
+    ("expression", "why"),
+    [
+        ("neg(x, y)", "neg takes 1 operand, not 2"),
+        ("sub(x)", "sub takes 2 operands, not 1"),
+        ("neg(x, out=1)", "neg got an unexpected keyword argument 'out'"),
+        ("reshape(x, shape=(2.0, 2))", "shape is a tuple of ints, not (2.0, 2)"),
+        (SCAN.format("neg a a"), "neg takes 1 operand, not 2"),
+        (SCAN.format("neg a out=1"), "neg got an unexpected keyword argument 'out'"),
+    ],
+)
+def test_operands_and_params_of_ops_are_those_they_take_and_no_input_is_written_to(expression, why):
+    x, y = np.ones(4, np.float32), np.full(4, 7, np.float32)
+    with pytest.raises(mw.MeshwrightError) as error:
+        dist.execute(
+            dist.parse(f"def f(x: Tensor[(4,), 0], y: Tensor[(4,), 0]): z = {expression} return z"), {"x": x, "y": y}
+        )
+    assert error.value.why == why
+    assert (x == 1).all() and (y == 7).all()
+
+
+def test_a_device_program_takes_no_more_memory_than_there_is():
+    fn = dist.parse("def f(x: Tensor[(4,), 0]): z = iota(dtype=f32, shape=(1000000000000,), dim=0) return z")
+    with pytest.raises(mw.MeshwrightError) as error:
+        dist.execute(fn, [np.ones(4, np.float32)])
+    assert str(error.value).startswith("This takes more memory than there is.\n")
+
+
+def test_a_device_program_makes_no_array_that_cannot_be():
+    fn = dist.parse(f"def f(x: Tensor[(4,), 0]): z = reshape(x, shape=(4{', 1' * 64})) return z")
+    with pytest.raises(mw.MeshwrightError) as error:
+        dist.execute(fn, [np.ones(4, np.float32)])
+    assert error.value.why == f"f32[4{',1' * 64}] is more than an array can be: 64 dims and 2**63 - 1 bytes"

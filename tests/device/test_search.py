@@ -1,8 +1,10 @@
 """Searches: the numbers of the simulator, at the speed of a formula."""
 
 import json
+import os
 import pathlib
 import pickle
+import random
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from functools import cache, partial
 
@@ -326,6 +328,67 @@ def test_a_search_that_was_stopped_goes_on_where_it_was(name, tmp_path):
     again = dist.grid_search(mlp, topology, 64, path=path, progress=lambda done, count: counts.append(count))
     assert again == whole
     assert counts[0] == len(whole) - 99
+
+
+@pytest.mark.parametrize("name", ["found.csv", "found.json"])
+def test_a_damaged_line_is_told_and_estimated_again(name, tmp_path):
+    path, topology, mlp = tmp_path / name, hardware.Topology("h100", 4), dist.MLP(8, 512, 64)
+    whole = dist.grid_search(mlp, topology, 64, path=path)
+    written = path.read_bytes()
+    lines = written.split(b"\n")[:-1]
+    first = name == "found.csv"
+    rng = random.Random(0)
+    for _ in range(40):
+        number = rng.randrange(first, len(lines))
+        at = rng.randrange(len(lines[number]))
+        other = rng.choice([b for b in b'0123456789,"aTF\xff\0 {}' if b != lines[number][at]])
+        kept = [line for n, line in enumerate(lines) if n != number]
+        damaged = lines[number][:at] + bytes([other]) + lines[number][at + 1 :]
+        path.write_bytes(b"".join(line + b"\n" for line in [*lines[:number], damaged, *lines[number + 1 :]]))
+        counts: list[int] = []
+        with pytest.warns(UserWarning) as told:
+            again = dist.grid_search(mlp, topology, 64, path=path, progress=lambda n, of, to=counts: to.append(of))
+        assert [str(w.message) for w in told] == [f"line {number + 1} of {path} is damaged, and estimated again"]
+        assert told[0].filename == __file__
+        assert (again, counts) == (whole, [1])
+        assert path.read_bytes().split(b"\n")[:-2] == kept
+    path.write_bytes(written)
+    dist.grid_search(mlp, topology, 64, path=path, progress=lambda n, of: pytest.fail("computed again"))
+
+
+def test_a_file_whose_first_line_or_last_newline_is_gone_is_still_one_of_estimates(tmp_path):
+    path, topology, mlp = tmp_path / "found.csv", hardware.Topology("h100", 4), dist.MLP(8, 512, 64)
+    whole = dist.grid_search(mlp, topology, 64, path=path)
+    written = path.read_text()
+    path.write_text("x" + written)
+    with pytest.warns(UserWarning, match=f"line 1 of {path} is damaged"):
+        assert dist.grid_search(mlp, topology, 64, path=path) == whole
+    assert path.read_text() == written
+    path.write_text(written[:-1])
+    assert dist.grid_search(mlp, topology, 64, path=path, progress=lambda n, of: pytest.fail("again")) == whole
+    assert path.read_text() == written
+
+
+@pytest.mark.parametrize("text", ["no newline", "several lines\nand no newline"])
+def test_a_file_that_is_refused_keeps_what_it_has(text, tmp_path):
+    path = tmp_path / "notes.csv"
+    path.write_text(text)
+    with pytest.raises(ShapeError):
+        dist.grid_search(dist.MLP(8, 512, 64), hardware.Topology("h100", 4), 64, path=path)
+    assert path.read_text() == text
+
+
+def test_estimates_are_kept_in_regular_files_alone(tmp_path):
+    path = tmp_path / "pipe.csv"
+    os.mkfifo(path)
+    for place in (path, "/dev/zero"):
+        with pytest.raises(MeshwrightError) as error:
+            dist.grid_search(dist.MLP(8, 512, 64), hardware.Topology("h100", 4), 64, path=place)
+        assert str(error.value).splitlines()[0] == f"{place} cannot be written."
+        assert str(error.value).splitlines()[-2:] == [
+            "  why:  it is not a regular file",
+            "  fix:  name a file in a folder that exists",
+        ]
 
 
 @pytest.mark.parametrize("text", ["a,b\n1,2\n", '{"a": 1}\n', "[1]\n", "no json\n"])

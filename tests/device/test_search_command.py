@@ -279,3 +279,14 @@ def test_help_says_what_a_model_is(capsys):
         main(["search", "--help"])
     said = " ".join(capsys.readouterr().out.split())
     assert "a configuration of init, make_batch and train_step" in said
+
+
+def test_a_damaged_line_of_a_file_is_one_line_on_the_terminal(tmp_path, capsys):
+    path = tmp_path / "found.csv"
+    assert main([*ON, "--file", str(path)]) == 0
+    whole = capsys.readouterr()
+    path.write_text(path.read_text().replace("1f1b", "1f1c", 1))
+    assert main([*ON, "--file", str(path)]) == 0
+    again = capsys.readouterr()
+    assert again.out == whole.out
+    assert again.err == f"line 2 of {path} is damaged, and estimated again.\n"

@@ -5,6 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
@@ -53,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
     machine, model = _topology(args.chip, args.chips), _model(args)
     bar = _Bar()
     try:
-        with as_typed("--chip"):
+        with as_typed("--chip"), _warnings_said():
             found = grid_search(
                 model,
                 machine,
@@ -85,6 +88,14 @@ def run(args: argparse.Namespace) -> int:
     else:
         print(table(found, args.top))
     return 0 if found.best is not None else 1
+
+
+@contextmanager
+def _warnings_said() -> Iterator[None]:
+    """Print what is warned of as a line of its own: whoever typed a command wrote no line of code."""
+    with warnings.catch_warnings():
+        warnings.showwarning = lambda message, *where: print(f"{message}.", file=sys.stderr)  # type: ignore[assignment]
+        yield
 
 
 def _model(args: argparse.Namespace) -> Model:

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import numpy as np
 
-from meshwright.core import dtypes
-from meshwright.core.op import Op
+from meshwright.core.limits import impossible
 from meshwright.core.printing import print_program
 from meshwright.core.program import Atom, Eqn, Literal, Missing, Program, Var, operand_types
-from meshwright.core.source import Source
+from meshwright.core.signature import show_value, signature_of
 from meshwright.core.types import TensorType
 from meshwright.errors import CheckError, MeshwrightError
 
@@ -39,14 +36,17 @@ def check(program: Program, stage: str = "") -> Program:
                 raise _error(program, index, f"it uses a {_show(atom.type)} that is not defined before it", stage)
         for _, region in eqn.regions():
             check(region, stage)
-        wrong = _wrong_param(eqn)
-        if wrong:
-            raise _error(program, index, wrong, stage)
+        fault = signature_of(eqn.op.type).fault(eqn.op.name, len(eqn.inputs), eqn.params)
+        if fault:
+            raise _error(program, index, fault, stage)
         try:
             types = eqn.op.type(*operand_types(eqn.op, eqn.inputs), **eqn.params)
         except Exception as error:  # a rule may stumble in any way over params that are not its own
             raise _error(program, index, _reason(eqn, error), stage) from error
         expected = types if isinstance(types, tuple) else (types,)
+        large = impossible(expected)
+        if large:
+            raise _error(program, index, large, stage)
         actual = tuple(v.type for v in eqn.outputs)
         if expected != actual:
             raise _error(program, index, f"its result is {_show(*actual)}, but the op gives {_show(*expected)}", stage)
@@ -68,94 +68,6 @@ def _reason(eqn: Eqn, error: Exception) -> str:
     return text if named else f"{eqn.op.name}: {text}"
 
 
-def _is_int(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_sizes(value: object) -> bool:
-    return isinstance(value, tuple) and all(_is_int(n) for n in value)
-
-
-def _is_dtype(value: object) -> bool:
-    return isinstance(value, np.dtype) and dtypes.is_supported(value)
-
-
-# What the annotation of a param in a type rule admits, and how an error says so.
-_Kind = tuple[Callable[[object], bool], str]
-_KINDS: dict[str, _Kind] = {
-    "int": (_is_int, "an int"),
-    "bool": (lambda value: isinstance(value, bool), "True or False"),
-    "str": (lambda value: isinstance(value, str), "a string"),
-    "DType": (_is_dtype, "a dtype"),
-    "dtypes.DType": (_is_dtype, "a dtype"),
-    "DType | None": (lambda value: value is None or _is_dtype(value), "a dtype or None"),
-    "Shape": (_is_sizes, "a tuple of ints"),
-    "tuple[int, ...]": (_is_sizes, "a tuple of ints"),
-    "Program": (lambda value: isinstance(value, Program), "a program"),
-    "tuple[Program, ...]": (
-        lambda value: isinstance(value, tuple) and all(isinstance(item, Program) for item in value),
-        "a tuple of programs",
-    ),
-}
-
-
-@cache
-def _kind(op: Op, name: str) -> _Kind | None:
-    """What a param of an op may be: what its type rule says, or else whatever is like the op's samples."""
-    annotation = getattr(op.type, "__annotations__", {}).get(name)
-    if annotation in _KINDS:
-        return _KINDS[annotation]
-    examples = [sample.params[name] for sample in op.samples() if name in sample.params]
-    return (lambda value: _is_like(value, examples), _like(examples)) if examples else None
-
-
-def _is_like(value: object, examples: list[object]) -> bool:
-    if isinstance(value, tuple):
-        tuples = [example for example in examples if isinstance(example, tuple)]
-        inside = [item for example in tuples for item in example]
-        return bool(tuples) and (not inside or all(_is_like(item, inside) for item in value))
-    if isinstance(value, np.dtype) and not _is_dtype(value):
-        return False
-    return any(_class(value) is _class(example) for example in examples)
-
-
-def _class(value: object) -> type:
-    return np.dtype if isinstance(value, np.dtype) else type(value)
-
-
-_CALLED = {bool: "True or False", int: "an int", float: "a float", str: "a string", np.dtype: "a dtype"}
-_SEVERAL = {bool: "bools", int: "ints", float: "floats", str: "strings", np.dtype: "dtypes"}
-
-
-def _like(examples: list[object], called: dict[type, str] = _CALLED) -> str:
-    """How an error calls what the examples are examples of."""
-    words = []
-    for kind in dict.fromkeys(map(_class, examples)):
-        if kind is tuple:
-            inside = [item for example in examples if isinstance(example, tuple) for item in example]
-            of = f" of {_like(inside, _SEVERAL)}" if inside else ""
-            words.append(f"{'a tuple' if called is _CALLED else 'tuples'}{of}")
-        else:
-            words.append(called.get(kind, kind.__name__))
-    return " or ".join(words)
-
-
-def _wrong_param(eqn: Eqn) -> str:
-    """What is wrong with the first param that is not of the kind its op takes."""
-    for name, value in eqn.params.items():
-        kind = _kind(eqn.op, name)
-        if kind is not None and not kind[0](value):
-            return f"{name} is {kind[1]}, not {_show_value(value)}"
-    return ""
-
-
-def _show_value(value: object) -> str:
-    if isinstance(value, Program):
-        return "a program"
-    text = dtypes.short_name(value) if _is_dtype(value) else repr(value)  # type: ignore[arg-type]
-    return text if len(text) <= 60 else f"{text[:50]}…"
-
-
 def _contents(value: Any) -> tuple[Any, Any]:
     return getattr(value, "shape", None), getattr(value, "dtype", None)
 
@@ -167,7 +79,7 @@ def _show(*types: object) -> str:
 
 def _show_type(type: object) -> str:
     if not isinstance(type, TensorType):
-        return _show_value(type)
+        return show_value(type)
     try:
         return type.short()
     except (KeyError, TypeError, AttributeError):
@@ -179,22 +91,15 @@ def _lines(program: Program) -> list[str]:
     try:
         return print_program(_flat(program)).split("\n")
     except Exception:  # this is on the way to an error about the same program
-        constants = [f"  const … = {_show_value(value)}" for _, value in program.constants]
+        constants = [f"  const … = {show_value(value)}" for _, value in program.constants]
         eqns = [
             f"  {_show(*(v.type for v in e.outputs))} = {' '.join([e.op.name, *(_show(a.type) for a in e.inputs)])}"
-            + "".join(f" {name}={_show_value(value)}" for name, value in e.params.items())
+            + "".join(f" {name}={show_value(value)}" for name, value in e.params.items())
             for e in program.eqns
         ]
         inputs = _show(*(v.type for v in program.inputs))
         lines = [f"program({inputs}) {{", *constants, *eqns, f"  return {_show(*program.out_types)}", "}"]
         return [" ".join(line.splitlines()) for line in lines]
-
-
-def _written_at(source: Source) -> str:
-    try:
-        return source.show()
-    except ValueError:  # no file can have that name
-        return str(source)
 
 
 def _error(program: Program, index: int | None, why: str, stage: str) -> CheckError:
@@ -203,7 +108,7 @@ def _error(program: Program, index: int | None, why: str, stage: str) -> CheckEr
     at = 0 if index is None else first + index
     shown = [f"{'>' if n == at else ' '} {lines[n]}" for n in range(max(0, at - 2), min(len(lines), at + 3))]
     source = program.eqns[index].source if index is not None and index < len(program.eqns) else None
-    where = "\n".join(shown) + (f"\nwritten at {_written_at(source)}" if source else "")
+    where = "\n".join(shown) + (f"\nwritten at {source.show()}" if source else "")
     return CheckError(
         f"The program{f' after {stage}' if stage else ''} is not well formed.",
         where=where,

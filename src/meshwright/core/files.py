@@ -1,38 +1,90 @@
-"""Files that are written whole, or not at all."""
+"""Files that are written whole, or not at all.
+
+A file is written under another name, brought to the disk, and renamed into place: the rename is the moment at which it
+takes the place of what was there before. An interrupt may come between any two steps, so what is to be removed is known
+by name before it is made.
+"""
 
 from __future__ import annotations
 
 import os
-import tempfile
-from errno import ENOENT
+from collections.abc import Iterable
+from contextlib import suppress
+from errno import EACCES, EINVAL, ENOENT, ENOTSUP
+from typing import Any
 
 from meshwright.core.source import here
 from meshwright.errors import MeshwrightError
 
+_NO_SYNC = (EACCES, EINVAL, ENOTSUP)  # a directory that may not be read, and file systems that cannot
+
 
 def write_whole(path: str | os.PathLike[str], text: str) -> None:
-    """Write a file so that it is there whole or, whatever happens, as it was before."""
-    shown, unfinished = os.fspath(path), ""
+    """Write a file so that it is there whole or, whatever happens, as it was before.
+
+    A file that is replaced keeps its mode; a new one has what the umask leaves. Links are followed.
+    """
+    shown = os.fspath(path)
     try:
+        if not shown:
+            raise FileNotFoundError(ENOENT, os.strerror(ENOENT))
         if os.path.exists(path) and not os.path.isfile(path):  # a pipe or a terminal, which cannot be replaced
             with open(path, "w", encoding="utf-8") as file:
                 file.write(text)
-            return
-        if not shown:
-            raise FileNotFoundError(ENOENT, os.strerror(ENOENT))
-        real = os.path.realpath(path)
-        handle, unfinished = tempfile.mkstemp(dir=os.path.dirname(real), prefix=f".{os.path.basename(real)}.")
-        with open(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.chmod(unfinished, 0o644)
-        os.replace(unfinished, real)
-    except OSError as error:
+        else:
+            _replace(os.path.realpath(path), text.encode(errors="backslashreplace"))
+    except (OSError, ValueError) as error:  # the latter for a name with a null in it
         raise MeshwrightError(
             f"{shown or 'A file without a name'} cannot be written.",
             where=here(),
-            why=error.strerror or str(error),
+            why=getattr(error, "strerror", None) or str(error),
             fix="name a file in a folder that exists",
         ) from error
-    finally:
-        if os.path.exists(unfinished):
-            os.remove(unfinished)
+
+
+def _replace(path: str, content: bytes) -> None:
+    """Write ``content`` beside a regular file, or where there is none, and rename it into place."""
+    unfinished = os.path.join(os.path.dirname(path), f".meshwright-{os.urandom(8).hex()}")
+    mode = None
+    with suppress(FileNotFoundError):
+        mode = os.stat(path).st_mode & 0o7777
+        if not os.access(path, os.W_OK):
+            raise PermissionError(EACCES, os.strerror(EACCES))
+    try:
+        write_new(unfinished, [content], mode)
+        os.replace(unfinished, path)
+    except BaseException:
+        remove(unfinished)
+        raise
+    sync_directory(os.path.dirname(path))
+
+
+def write_new(path: str | os.PathLike[str], parts: Iterable[Any], mode: int | None = None) -> int:
+    """Write a file that is not there yet, down to the disk; its size in bytes."""
+    first = 0o666 if mode is None else 0o600  # nobody opens it before it has its mode
+    with open(path, "xb", opener=lambda name, flags: os.open(name, flags, first)) as file:
+        if mode is not None:
+            os.chmod(path, mode)
+        size = sum(file.write(part) for part in parts)
+        file.flush()
+        os.fsync(file.fileno())
+    return size
+
+
+def sync_directory(directory: str | os.PathLike[str]) -> None:
+    """Bring the names in a directory to the disk, where the system can do that."""
+    try:
+        handle = os.open(directory, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+    except OSError as error:
+        if error.errno not in _NO_SYNC:
+            raise
+
+
+def remove(path: str | os.PathLike[str]) -> None:
+    """Remove a file if it is there and can be removed."""
+    with suppress(OSError):
+        os.unlink(path)

@@ -19,10 +19,11 @@ from meshwright.core.linearity import LinearGroup, LinearRule, groups_of
 from meshwright.core.linearity import Linearity as Linearity
 from meshwright.core.linearity import Types as Types
 from meshwright.core.program import Eqn, Params
+from meshwright.core.signature import signature_of
 from meshwright.core.source import here
 from meshwright.core.trace import apply
 from meshwright.core.types import Shape, TensorType, Variance, union
-from meshwright.errors import VarianceError
+from meshwright.errors import ShapeError, VarianceError
 
 Value = Any  # a traced or concrete value
 
@@ -78,7 +79,8 @@ StackRule = Callable[[str, int, Value, bool, Params], tuple[Value, bool]]
 class Op:
     """An operation and all its rules.
 
-    - ``type(*types, **params)``: the type of the result, or a tuple of types for several results.
+    - ``type(*types, **params)``: the type of the result, or a tuple of types for several results. Its annotations say
+      how many operands and which params the op takes (``core.signature``); others are refused before it is asked.
     - ``factors(operands, results, params)``: the factor rule, or ``No``.
     - ``linear``: in which groups of operands the op is linear: for most ops one of ``Linearity``, else a rule
       ``linear(operands, results, params)``; ``groups`` asks it.
@@ -176,7 +178,7 @@ def define_op(
     """
     if name in REGISTRY:
         raise ValueError(f"op {name!r} is defined twice")
-    rule = _with_layout(name, linear, factors, type) if variance is Variance.EQUAL else type
+    rule = _with_signature(name, _with_layout(name, linear, factors, type) if variance is Variance.EQUAL else type)
     op = Op(
         name=name,
         type=rule if isinstance(factors, No) else lru_cache(maxsize=4096)(rule),
@@ -197,6 +199,26 @@ def define_op(
     )
     REGISTRY[name] = op
     return op
+
+
+def _with_signature(name: str, rule: TypeRule) -> TypeRule:
+    """The type rule of an op that is asked for what it says it takes, and for nothing else."""
+
+    @wraps(rule)
+    def typed(*types: TensorType, **params: Any) -> TensorType | tuple[TensorType, ...]:
+        fault = signature_of(rule).fault(name, len(types), params)
+        if fault:
+            raise ShapeError(f"{name} cannot be called so.", where=here(), why=fault, fix=f"{name}({_call(rule)})")
+        return rule(*types, **params)
+
+    return typed
+
+
+def _call(rule: TypeRule) -> str:
+    """How an op with a type rule is called."""
+    least, most, params, _ = signature_of(rule)
+    operands = ["x", "y", "z", "w"][:least] if least <= 4 else ["…"]
+    return ", ".join([*operands, *["…"] * (most is None), *(f"{param}=…" for param in params)])
 
 
 def _with_layout(name: str, linear: Linearity | LinearRule, factors: FactorRule | No, rule: TypeRule) -> TypeRule:

@@ -11,6 +11,7 @@ from meshwright.core.axes import AxisRef
 from meshwright.core.axis_names import PART
 from meshwright.core.sharding_text import WrittenAxis, pointing, read_integer
 from meshwright.core.source import here
+from meshwright.core.types import Spec
 from meshwright.errors import ShardingError, TextError
 
 
@@ -29,7 +30,7 @@ UNCONSTRAINED = _Unconstrained()
 Entry = None | str | tuple[str, ...] | _Unconstrained
 
 
-class PartitionSpec:
+class PartitionSpec(Spec):
     """For each dim of an array: None, an axis, several axes from major to minor, or ``P.UNCONSTRAINED``.
 
     Dims that are not mentioned are not split. A part of an axis is written ``"x:(1)2"``. ``unreduced`` names the axes

@@ -10,7 +10,7 @@ import numpy as np
 from meshwright.core import dtypes
 from meshwright.core.axis_names import axis_text
 from meshwright.core.program import Atom, Literal, Missing, Program, Rule, Var, digest, set_printer
-from meshwright.core.types import TensorType
+from meshwright.core.types import Spec, TensorType
 
 LARGEST_INLINE = 16
 BARE = {float: TensorType((), dtypes.FLOAT32, True), int: TensorType((), dtypes.INT32, True)}
@@ -122,9 +122,7 @@ def _print_value(value: Any, name: _Names, sources: bool, full: bool) -> str:
         return dtypes.short_name(value)
     if isinstance(value, TensorType):
         return value.short()
-    if hasattr(value, "partitions"):  # a partition spec, whose class not every program needs to load
-        return repr(value)
-    if value is None or isinstance(value, bool | int | float | complex | str | Rule):
+    if value is None or isinstance(value, bool | int | float | complex | str | Rule | Spec):
         return repr(value)
     raise TypeError(f"param {key_of(value)} cannot be written as text")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import linecache
 import os
+import stat
 import sys
 from types import FrameType
 from typing import NamedTuple
@@ -13,6 +14,7 @@ _WRITTEN_AS_USERS = (_PACKAGE + "tour.py", os.path.join(_PACKAGE + "pallas", "op
 _STANDARD = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
 _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 _CALLS_BACK = ("numpy", "optree")  # packages through which this one calls itself
+_LARGEST_SOURCE = 1 << 24  # bytes; a line of a larger file is named and not shown
 _internal: dict[str, bool] = {}  # by file
 _lines: dict[tuple[str, int], Source] = {}
 
@@ -28,8 +30,29 @@ class Source(NamedTuple):
 
     def show(self) -> str:
         """``loss.py:41   total = partial + bias``: the place and the text of the line."""
-        text = linecache.getline(self.file, self.line).strip()
+        text = linecache.getline(self.file, self.line).strip() if _may_be_opened(self.file) else ""
         return f"{self}   {text}" if text else str(self)
+
+
+class ReadSource(Source):
+    """A line that a text says something came from. Whoever wrote the text may name any file, so none is opened."""
+
+    __slots__ = ()
+
+    def show(self) -> str:
+        """The place alone."""
+        return str(self)
+
+
+def _may_be_opened(file: str) -> bool:
+    """Whether a file is one that code can be read from: regular and not huge, or known to be no file on the disk."""
+    if file in linecache.cache:
+        return True
+    try:
+        found = os.stat(file)
+    except (OSError, ValueError):  # a cell of a notebook, say; no file has a null in its name
+        return "\0" not in file
+    return stat.S_ISREG(found.st_mode) and found.st_size <= _LARGEST_SOURCE
 
 
 def user_source() -> Source | None:

@@ -92,14 +92,14 @@ def _parse_program(reader: TextReader, outer: dict[str, Var]) -> Program:
 
 
 def _parse_eqn(reader: TextReader, names: dict[str, Var]) -> Eqn:
-    heads: list[tuple[str, TensorType]] = []
+    heads: dict[str, TensorType] = {}
     while reader.peek() != "=":
         position = reader.peek_full()[2]
         name = reader.word("the name of a result, or `return`")
-        if name in names or any(name == other for other, _ in heads):
+        if name in names or name in heads:
             raise reader.error_at(position, f"{brief(name)!r} is given twice")
         reader.take(":")
-        heads.append((name, read_type(reader)))
+        heads[name] = read_type(reader)
         if reader.peek() != "=":
             reader.take(",")
     reader.take("=")
@@ -120,10 +120,9 @@ def _parse_eqn(reader: TextReader, names: dict[str, Var]) -> Eqn:
         else:
             inputs.append(_parse_atom(reader, names))
     source = reader.trailing_source()
-    outputs = [Var(t) for _, t in heads]
-    for (name, _), var in zip(heads, outputs, strict=True):
-        names[name] = var
-    return Eqn(op, tuple(inputs), params, tuple(outputs), source)
+    outputs = {name: Var(t) for name, t in heads.items()}
+    names.update(outputs)
+    return Eqn(op, tuple(inputs), params, tuple(outputs.values()), source)
 
 
 def _is_param(reader: TextReader) -> bool:
@@ -223,7 +222,8 @@ def _parse_value(reader: TextReader, names: dict[str, Var]) -> Any:
         reader.take()
         return None
     if text == "P":
-        return _parse_spec(reader, names)
+        with reader.deeper():
+            return _parse_spec(reader, names)
     if text == "UNCONSTRAINED":
         from meshwright.core.partition_spec import UNCONSTRAINED
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from meshwright.core import dtypes
+from meshwright.core.limits import out_of_memory, refuse_impossible
 from meshwright.core.program import Atom, Eqn, Literal, Params, Program, Var, operand_types
 from meshwright.core.source import Source, here, user_source
 from meshwright.core.types import TensorType, Variance, union
@@ -338,8 +339,14 @@ def _compute(op: Op, args: Sequence[Any], params: Params) -> Any:
         found = state.watch(op, operands, types, params)
         if found is not None:
             return found
-    with np.errstate(all="ignore"):
-        outs = op.evaluate(_namespace, *[x.data for x in operands], **params)
+    try:
+        with np.errstate(all="ignore"):
+            outs = op.evaluate(_namespace, *[x.data for x in operands], **params)
+    except MemoryError as error:
+        out_of_memory(error)
+    except (ValueError, OverflowError):
+        refuse_impossible(op.name, types if isinstance(types, tuple) else (types,))
+        raise
     for x in operands:
         if x._sharding is not None:
             return _placed(op, operands, outs, types)

@@ -22,6 +22,15 @@ class Variance(Enum):
     OWN = "own"  # the op's type rule: collectives, and ops with regions
 
 
+class Spec:
+    """What partition specs are: their own class is not one that every program needs to load."""
+
+    __slots__ = ()
+
+
+OutSharding = tuple[Spec, tuple[tuple[str, int], ...]]  # a layout asked for: a spec, and the mesh axes it is about
+
+
 class TensorType:
     """The type of a value. Equal types are the same object, so comparing them is free.
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from meshwright.core.limits import out_of_memory
 from meshwright.device.dims import bind, solve
 from meshwright.device.function import Eqn, Function, Number, Value
 from meshwright.device.machine import Group, Item, Leaf, Machine, Members, Scope
@@ -90,7 +91,10 @@ def execute(fn: Function, inputs: Mapping[str, Any] | Sequence[Any], device_map:
     # The walk over types comes first: it finds what is wrong before anything is computed.
     resolve(fn, device_map, fold=False, **sizes)
     items = [_item(v, x) for v, x in zip(fn.inputs, arrays, strict=True)]
-    outs = [_result(item) for item in Machine(Arrays(), as_device_map(device_map, fn), sizes).run(fn, items)]
+    try:
+        outs = [_result(item) for item in Machine(Arrays(), as_device_map(device_map, fn), sizes).run(fn, items)]
+    except MemoryError as error:
+        out_of_memory(error)
     return outs[0] if len(outs) == 1 else tuple(outs)
 
 

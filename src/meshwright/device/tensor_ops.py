@@ -17,6 +17,7 @@ import numpy as np
 
 from meshwright.core.dtypes import DType
 from meshwright.core.factors import Factors, names, pointwise
+from meshwright.core.limits import refuse_impossible
 from meshwright.core.linearity import LinearGroup, Linearity, groups_of
 from meshwright.core.op import REGISTRY, Cost, No
 from meshwright.core.program import Program
@@ -309,8 +310,14 @@ def evaluate(name: str, arrays: Sequence[Any], params: Params) -> tuple[Any, ...
     if name in NAMED:
         found = NAMED[name].evaluate(np, *arrays, **params)
     else:
-        with np.errstate(all="ignore"):
-            found = REGISTRY[registry_name(name)].evaluate(NUMPY, *arrays, **params)
+        op = REGISTRY[registry_name(name)]
+        try:
+            with np.errstate(all="ignore"):
+                found = op.evaluate(NUMPY, *arrays, **params)
+        except (ValueError, OverflowError):
+            types = op.type(*[TensorType(x.shape, x.dtype) for x in arrays], **params)
+            refuse_impossible(name, types if isinstance(types, tuple) else (types,))
+            raise
     return tuple(found) if isinstance(found, tuple | list) else (found,)
 
 

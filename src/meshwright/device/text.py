@@ -73,17 +73,17 @@ class _Reader(TypeReader):
         return Function(name, tuple(inputs), tuple(eqns), tuple(outputs), self.device_map, None, tuple(self.slips))
 
     def parameters(self, close: str) -> list[Value]:
-        found: list[Value] = []
+        found: dict[str, Value] = {}
         while not self.accept(close):
             at = self.token.start
             name = self.name("the name of an input")
             type = self.type() if self.accept(":") else None
-            if any(v.name == name for v in found):
+            if name in found:
                 raise self.fail(f"The input {name} is listed twice.", fix="give each input a name of its own", at=at)
-            found.append(Value(name, type))
+            found[name] = Value(name, type)
             if self.token.text != close:
                 self.expect(",")
-        return found
+        return list(found.values())
 
     def statements(self, scope: _Scope, close: str) -> tuple[list[Eqn], list[Value]]:
         eqns: list[Eqn] = []

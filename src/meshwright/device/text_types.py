@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from meshwright.core.check import check
 from meshwright.core.dtypes import SHORT_NAMES
 from meshwright.core.text import parse_program
 from meshwright.device.dims import Dim, Size, divide
@@ -148,7 +149,7 @@ class TypeReader:
                 inside = self.literal()
                 dtype = self.literal() if word == "array" and self.accept(",") else np.dtype("float32")
                 self.expect(")")
-                return parse_program(inside) if word == "program" else self.array(inside, dtype)
+                return check(parse_program(inside), "reading") if word == "program" else self.array(inside, dtype)
         if token.kind == "number" and not token.text.isdigit():
             self.next()
             return float(token.text)

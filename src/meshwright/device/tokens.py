@@ -14,7 +14,7 @@ _TOKEN = re.compile(
 
 
 DEEPEST = 100  # brackets within brackets; a nested pmap has two
-LONGEST = 400  # digits of a number
+LONGEST = 400  # digits of a number, characters of a name
 
 
 class Token(NamedTuple):
@@ -39,6 +39,8 @@ def tokens(text: str) -> list[Token]:
             depth = max(0, depth + (match.group() in "([{") - (match.group() in ")]}"))
         elif match.lastgroup == "number" and len(match.group()) > LONGEST:
             raise error_at(text, at, f"A number has at most {LONGEST} digits.", f"this has {len(match.group())}")
+        elif match.lastgroup == "name" and len(match.group()) > LONGEST:
+            raise error_at(text, at, f"A name has at most {LONGEST} characters.", f"this has {len(match.group())}")
         if depth > DEEPEST:
             raise error_at(text, at, "Brackets are nested too deep.", f"they may stand {DEEPEST} deep")
         at = match.end()

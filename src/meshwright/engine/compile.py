@@ -25,7 +25,9 @@ from typing import Any
 
 import numpy as np
 
+from meshwright.core.check import check
 from meshwright.core.dtypes import BOOL, DType, is_float, is_inexact
+from meshwright.core.limits import out_of_memory, refuse_large
 from meshwright.core.program import Atom, Eqn, Missing, Program, Var, operand_types
 from meshwright.core.types import TensorType
 from meshwright.engine.chunks import LARGE_BYTES, reduce_from_nothing, reshaped, sum_rows
@@ -45,14 +47,15 @@ def compile_program(program: Program, namespace: Any = NUMPY, donated: Sequence[
     """A function from raw arrays, one per input, to the tuple of raw outputs.
 
     Inputs marked ``donated`` may be overwritten and are dropped at their last use: nobody else may hold such an array
-    or a view of its memory. No other input is ever written to.
+    or a view of its memory. No other input is ever written to. A program that is not well formed is refused, and so is
+    one whose results the memory of this machine cannot hold.
 
     >>> from meshwright.core.text import parse_program
     >>> run = compile_program(parse_program("program(a: f32[2]) { b: f32[2] = mul a 2.0  return b }"))
     >>> run(np.ones(2, np.float32))
     (array([2., 2.], dtype=float32),)
     """
-    return _Writer(program, namespace, donated).function(outermost=True)
+    return _Writer(check(program), namespace, donated).function(outermost=True)
 
 
 def region_functions(namespace: Any) -> Callable[[Program], Function]:
@@ -110,9 +113,9 @@ class _Writer:
         """Write every equation and compile the text. The outermost function keeps NumPy from warning."""
         eqns = self.program.eqns
         lazy = self.lazy_broadcasts() if self.numpy else frozenset()
-        self.memory = Memory(
-            self.program, [self.result(eqn, eqn.outputs[0] in lazy) for eqn in eqns], self.donated if self.numpy else ()
-        )
+        results = [self.result(eqn, eqn.outputs[0] in lazy) for eqn in eqns]
+        refuse_large(eqns, [result is Result.WHOLE or result is Result.SHARED for result in results])
+        self.memory = Memory(self.program, results, self.donated if self.numpy else ())
         for index, eqn in enumerate(eqns):
             ufunc = self.ufunc(eqn)
             if ufunc is not None:
@@ -135,8 +138,9 @@ class _Writer:
         outputs = "".join(f"{self.output(a, outermost)}, " for a in self.program.outputs)
         body = [*self.lines, f"return ({outputs})"]
         if outermost and self.numpy:
-            self.bound.update(enter=ERROR_STATE.set, leave=ERROR_STATE.reset, quiet=QUIET)
-            body = ["token = enter(quiet)", "try:", *(f" {line}" for line in body), "finally:", " leave(token)"]
+            self.bound.update(enter=ERROR_STATE.set, leave=ERROR_STATE.reset, quiet=QUIET, full=out_of_memory)
+            full = ["except MemoryError as error:", " full(error)"]
+            body = ["token = enter(quiet)", "try:", *(f" {line}" for line in body), *full, "finally:", " leave(token)"]
         text = f"def run({self.parameters}):\n " + "\n ".join(body)
         return _build(text, self.bound)
 

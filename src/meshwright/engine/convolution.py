@@ -68,8 +68,9 @@ def conv_general_dilated(
     else:
         x = x.reshape(x.shape[0], groups, -1, *x.shape[2:]).swapaxes(0, 1)
     w = w.reshape(groups, -1, *w.shape[1:])
-    steps = [n * s for n, s in zip(x.strides[3:], strides, strict=True)]
-    hops = [n * d for n, d in zip(x.strides[3:], rhs_dilation, strict=True)]
+    # A step that is never taken may be as long as it likes.
+    steps = [n * s if count > 1 else 0 for n, s, count in zip(x.strides[3:], strides, counts, strict=True)]
+    hops = [n * d if size > 1 else 0 for n, d, size in zip(x.strides[3:], rhs_dilation, window, strict=True)]
     windows = as_strided(x, (*x.shape[:3], *counts, *window), (*x.strides[:3], *steps, *hops), writeable=False)
     alone = groups > 1 and x.shape[2] == 1 and prod(window) <= FEW
     found = _by_element(windows, w) if alone else _by_matrices(windows, w, out)
@@ -104,7 +105,12 @@ def _by_phase(
     lhs, rhs, out = params["dims"]
     shape = [x.shape[lhs[0]] // params["batch_groups"], w.shape[rhs[0]], *counts]
     total = np.zeros([shape[out.index(d)] for d in range(len(shape))], x.dtype)
-    for place in product(*(range(n) for n in phases)):
+    met = [
+        # The phases that meet some kernel element: no more than there are elements, however large the dilation.
+        [f for f in sorted({(low - j) % step for j in range(min(w.shape[d], step))}) if f < count]
+        for step, (low, _), d, count in zip(phases, padding, rhs[2:], counts, strict=True)
+    ]
+    for place in product(*met):
         part, target, pads = [slice(None)] * w.ndim, [slice(None)] * w.ndim, list(padding)
         for n, (phase, step) in enumerate(zip(place, phases, strict=True)):
             if step > 1:

@@ -25,7 +25,9 @@ from typing import Any
 
 import numpy as np
 
+from meshwright.core.limits import refuse_impossible
 from meshwright.core.trace import set_namespace
+from meshwright.core.types import TensorType
 from meshwright.engine import random_special, special
 from meshwright.engine.convolution import conv_general_dilated
 from meshwright.engine.linear_algebra import cholesky, solve_triangular
@@ -80,6 +82,7 @@ def _reduction(ufunc: np.ufunc) -> Callable[..., Any]:
 
 
 def _add_parts(shape: tuple[int, ...], dtype: Any, parts: Any) -> Any:
+    refuse_impossible("a sum of windows", [TensorType(shape, dtype)])
     total = np.zeros(shape, dtype)
     for place, part in parts:
         total[place] += part

@@ -14,6 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
+from meshwright.core.limits import refuse_impossible
+from meshwright.core.types import TensorType
+
 Array = np.ndarray[Any, Any]
 Ints = tuple[int, ...]
 
@@ -28,6 +31,7 @@ _FEW_ROWS = 16
 def pad_interior(x: Array, value: Array, low: Ints, high: Ints, interior: Ints) -> Array:
     """``x`` with padding before, after and between its elements; negative padding cuts off."""
     shape, source, target = _padding(x.shape, low, high, interior)
+    refuse_impossible("padding", [TensorType(shape, x.dtype)])
     out = np.empty(shape, x.dtype)
     out[...] = value
     out[target] = x[source]
@@ -116,7 +120,7 @@ def _linear(indices: Sequence[Array], shape: Ints) -> Array:
     """The number of a place in an array of ``shape``, counted row by row."""
     total: Any = indices[0].astype(np.intp)
     for index, size in zip(indices[1:], shape[1:], strict=True):
-        total = total * size + index
+        total = total * size + index.astype(np.intp, copy=False)  # a u64 and a signed one would make a float
     return total  # type: ignore[no-any-return]
 
 

@@ -315,7 +315,7 @@ def _dim(op: str, axis: int, rank: int) -> int:
             else "a scalar has no dims",
             fix=f"a dim between {-rank} and {rank - 1}" if rank else "x[None], a vector of one element",
         )
-    return axis % rank
+    return int(axis) % rank
 
 
 def _gather(name: str, op: Any, x: Any, axis_name: AxisName, axis: int, tiled: bool) -> Any:

@@ -423,7 +423,10 @@ def select_n(which: ArrayLike, *cases: ArrayLike) -> Value:
 
 def reduce_precision(operand: ArrayLike, exponent_bits: int, mantissa_bits: int) -> Value:
     """``operand`` rounded to a float of fewer bits, in its own dtype."""
-    params = {"exponent_bits": exponent_bits, "mantissa_bits": mantissa_bits}
+    params = {
+        "exponent_bits": static_int(exponent_bits, "exponent_bits of lax.reduce_precision"),
+        "mantissa_bits": static_int(mantissa_bits, "mantissa_bits of lax.reduce_precision"),
+    }
     return apply(elementwise.reduce_precision, (value(operand),), params)
 
 

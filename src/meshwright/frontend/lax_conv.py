@@ -14,7 +14,16 @@ from meshwright.core.source import here
 from meshwright.core.types import Shape
 from meshwright.errors import ShapeError
 from meshwright.frontend import lax, numpy_arithmetic, numpy_logic
-from meshwright.frontend.operands import ArrayLike, DTypeLike, as_dtype, axes_of, convert, static_shape, value
+from meshwright.frontend.operands import (
+    ArrayLike,
+    DTypeLike,
+    as_dtype,
+    axes_of,
+    convert,
+    static_int,
+    static_shape,
+    value,
+)
 from meshwright.ops import basic, elementwise, reduction, window
 from meshwright.ops.convolution import conv_general_dilated as conv_op
 from meshwright.ops.shape import reverse
@@ -154,9 +163,9 @@ def conv_general_dilated(
         padding=_padding(padding, sizes, widths, strides),
         lhs_dilation=spread,
         rhs_dilation=holes,
-        dims=tuple(numbers),
-        feature_groups=feature_group_count,
-        batch_groups=batch_group_count,
+        dims=tuple(static_shape(tuple(spec)) for spec in numbers),
+        feature_groups=static_int(feature_group_count, "feature_group_count of a convolution"),
+        batch_groups=static_int(batch_group_count, "batch_group_count of a convolution"),
     )
 
 

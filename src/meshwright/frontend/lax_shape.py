@@ -224,7 +224,7 @@ def argmin(operand: ArrayLike, axis: int, index_dtype: DTypeLike) -> Value:
 
 def _scan(op: Op, operand: ArrayLike, axis: int, reverse: bool) -> Value:
     x = value(operand)
-    return op(x, axis=axis_of(axis, x.ndim, f"lax.{op.name}"), reverse=reverse)
+    return op(x, axis=axis_of(axis, x.ndim, f"lax.{op.name}"), reverse=bool(reverse))
 
 
 def cumsum(operand: ArrayLike, axis: int = 0, reverse: bool = False) -> Value:
@@ -260,7 +260,7 @@ def sort(operand: Any, dimension: int = -1, is_stable: bool = True, num_keys: in
     several = isinstance(operand, list | tuple)
     arrays = [value(x) for x in operand] if several else [value(operand)]
     dim = axis_of(dimension, arrays[0].ndim, "lax.sort")
-    outs = sorting.sort(*arrays, dim=dim, num_keys=num_keys)
+    outs = sorting.sort(*arrays, dim=dim, num_keys=static_int(num_keys, "num_keys of lax.sort"))
     outs = outs if isinstance(outs, tuple) else (outs,)
     return tuple(outs) if several else outs[0]
 

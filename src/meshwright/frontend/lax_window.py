@@ -225,11 +225,11 @@ def gather(
     return indexing.gather(
         x,
         value(start_indices),
-        offset_dims=tuple(numbers.offset_dims),
-        collapsed_dims=tuple(numbers.collapsed_slice_dims),
-        operand_batch_dims=tuple(numbers.operand_batching_dims),
-        indices_batch_dims=tuple(numbers.start_indices_batching_dims),
-        start_index_map=tuple(numbers.start_index_map),
+        offset_dims=static_shape(tuple(numbers.offset_dims)),
+        collapsed_dims=static_shape(tuple(numbers.collapsed_slice_dims)),
+        operand_batch_dims=static_shape(tuple(numbers.operand_batching_dims)),
+        indices_batch_dims=static_shape(tuple(numbers.start_indices_batching_dims)),
+        start_index_map=static_shape(tuple(numbers.start_index_map)),
         slice_sizes=static_shape(tuple(slice_sizes)),
         mode=GatherScatterMode.from_any(mode).value,
     )
@@ -252,13 +252,13 @@ def _scatter(
         x,
         value(indices),
         value(updates),
-        update_window_dims=tuple(numbers.update_window_dims),
-        inserted_window_dims=tuple(numbers.inserted_window_dims),
-        operand_batch_dims=tuple(numbers.operand_batching_dims),
-        scatter_indices_batch_dims=tuple(numbers.scatter_indices_batching_dims),
-        scatter_dims_to_operand_dims=tuple(numbers.scatter_dims_to_operand_dims),
+        update_window_dims=static_shape(tuple(numbers.update_window_dims)),
+        inserted_window_dims=static_shape(tuple(numbers.inserted_window_dims)),
+        operand_batch_dims=static_shape(tuple(numbers.operand_batching_dims)),
+        scatter_indices_batch_dims=static_shape(tuple(numbers.scatter_indices_batching_dims)),
+        scatter_dims_to_operand_dims=static_shape(tuple(numbers.scatter_dims_to_operand_dims)),
         mode="drop" if chosen == "fill" else chosen,
-        unique=unique,
+        unique=bool(unique),
     )
 
 

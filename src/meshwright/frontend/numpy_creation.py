@@ -361,7 +361,7 @@ def triu(m: ArrayLike, k: int = 0) -> Value:
 
 def diag(v: ArrayLike, k: int = 0) -> Value:
     """The matrix with ``v`` on its diagonal, or the diagonal of the matrix ``v``."""
-    v = value(v)
+    v, k = value(v), static_int(k, "k of mnp.diag")
     if v.ndim == 1:
         size = v.shape[0] + abs(k)
         padded = _shifted(v, k, size)
@@ -390,7 +390,7 @@ def diagflat(v: ArrayLike, k: int = 0) -> Value:
 
 def diagonal(a: ArrayLike, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Value:
     """The elements whose positions along two dims differ by ``offset``."""
-    a = value(a)
+    a, offset = value(a), static_int(offset, "offset of mnp.diagonal")
     first, second = (axis_of(x, a.ndim, "mnp.diagonal") for x in (axis1, axis2))
     rest = tuple(d for d in range(a.ndim) if d not in (first, second))
     a = basic.transpose(a, permutation=(*rest, first, second))

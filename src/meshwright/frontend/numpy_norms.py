@@ -139,11 +139,11 @@ def triangular_solve(
     out = linalg.triangular_solve(
         x,
         y,
-        left_side=left_side,
-        lower=lower,
-        transpose_a=transpose_a,
-        conjugate_a=conjugate_a,
-        unit_diagonal=unit_diagonal,
+        left_side=bool(left_side),
+        lower=bool(lower),
+        transpose_a=bool(transpose_a),
+        conjugate_a=bool(conjugate_a),
+        unit_diagonal=bool(unit_diagonal),
     )
     return basic.reshape(out, shape=value(b).shape) if vector else out
 

@@ -13,14 +13,15 @@ import os
 import re
 import stat
 import zlib
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from meshwright.core import dtypes
+from meshwright.core.files import remove, sync_directory, write_new
 from meshwright.core.placement import Index
 from meshwright.core.source import here
 from meshwright.core.trace import Array, Value
@@ -51,6 +52,7 @@ except ImportError:  # elsewhere two processes that save to one path at once are
 SMALL_SHARD_BYTES = 1 << 16  # an array with smaller shards is stored in one piece
 # The names of what is saved and of what waits to be; the last is what the safetensors package left when it was killed.
 _OURS = re.compile(r"[0-9a-f]{16}-([0-9]{5,9}\.safetensors|layout\.json)|\.tmp[A-Za-z0-9]{6}")
+_AS_DIRECTORY = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0)  # a pipe in its place would be waited for
 _FIXES = {
     errno.ENOSPC: "free some space, or save to another disk",
     errno.EDQUOT: "free some space, or save to another disk",
@@ -85,58 +87,38 @@ def save(path: str | os.PathLike[str], tree: Any, *, file_bytes: int = 1 << 28) 
     leaves: list[tuple[str, Any]] = []
     structure = structure_to_json(tree, "", leaves)
     arrays = [None if _is_plain(leaf) else _as_array(leaf, name) for name, leaf in leaves]
-    made: list[Path] = []
+    place = _Place(directory)
     try:
-        with _alone_in(directory, made):
-            _refuse_others(directory)
-            _write(directory, structure, leaves, arrays, file_bytes)
+        place.enter()
+        _refuse_others(directory)
+        _write(place, structure, leaves, arrays, file_bytes)
+        place.leave()
     except BaseException as error:
-        _remove_empty(made)
+        place.clear()
         if isinstance(error, OSError):
             raise _cannot(directory, error) from None
         raise
 
 
 def _write(
-    directory: Path, structure: Json, leaves: list[tuple[str, Any]], arrays: list[Array | None], file_bytes: int
+    place: _Place, structure: Json, leaves: list[tuple[str, Any]], arrays: list[Array | None], file_bytes: int
 ) -> None:
-    """Write everything and put it in place, or leave nothing behind."""
-    prefix = os.urandom(8).hex()
-    writer = _Writer(directory, prefix, file_bytes)
-    waiting = directory / f"{prefix}-{LAYOUT}"
-    try:
-        written = [
-            {"name": name, "number": number_to_json(leaf)} if array is None else writer.add(name, array)
-            for (name, leaf), array in zip(leaves, arrays, strict=True)
-        ]
-        writer.flush()
-        text = layout_text({"tree": structure, "leaves": written, "files": writer.files}).encode()
-        if len(text) > MAX_JSON_BYTES:
-            raise StorageError(
-                f"Nothing can be saved to {directory}.",
-                where=here(),
-                why=f"the structure of the tree takes {len(text)} bytes, and {MAX_JSON_BYTES} at most are read again",
-                fix="save large strings as arrays of bytes, or the tree in several parts",
-            )
-        _write_file(waiting, [text])
-        _sync_directory(directory)
-        os.replace(waiting, directory / LAYOUT)
-    except BaseException:
-        for name in sorted(os.listdir(directory)):
-            if name.startswith(prefix):
-                _remove(directory / name)
-        raise
-    _sync_directory(directory)
-    kept = {entry["name"] for entry in writer.files}
-    for name in sorted(os.listdir(directory)):
-        if _OURS.fullmatch(name) and name not in kept:
-            _remove(directory / name)
-
-
-def _remove(path: Path) -> None:
-    """Remove a file if that can be done: what is left behind does no harm, and the next save tries again."""
-    with suppress(OSError):
-        os.unlink(path)
+    """Write everything and put it in place."""
+    writer = _Writer(place.directory, place.prefix, file_bytes)
+    written = [
+        {"name": name, "number": number_to_json(leaf)} if array is None else writer.add(name, array)
+        for (name, leaf), array in zip(leaves, arrays, strict=True)
+    ]
+    writer.flush()
+    text = layout_text({"tree": structure, "leaves": written, "files": writer.files}).encode()
+    if len(text) > MAX_JSON_BYTES:
+        raise StorageError(
+            f"Nothing can be saved to {place.directory}.",
+            where=here(),
+            why=f"the structure of the tree takes {len(text)} bytes, and {MAX_JSON_BYTES} at most are read again",
+            fix="save large strings as arrays of bytes, or the tree in several parts",
+        )
+    place.put(text, frozenset(entry["name"] for entry in writer.files))
 
 
 class _Writer:
@@ -184,7 +166,7 @@ class _Writer:
         if not self.pending:
             return
         path = self.directory / f"{self.prefix}-{len(self.files):05}.safetensors"
-        size = _write_file(path, _file_parts(self.pending))
+        size = write_new(path, _file_parts(self.pending))
         self.files.append({"name": path.name, "bytes": size})
         self.pending, self.pending_bytes = {}, 0
 
@@ -204,15 +186,6 @@ def _file_parts(tensors: dict[str, Any]) -> Iterator[Any]:
     yield len(text).to_bytes(8, "little") + text
     for tensor in tensors.values():
         yield _bytes_of(tensor)
-
-
-def _write_file(path: Path, parts: Iterable[Any]) -> int:
-    """Write a new file, down to the disk; its size."""
-    with open(path, "xb") as file:
-        size = sum(file.write(part) for part in parts)
-        file.flush()
-        os.fsync(file.fileno())
-    return size
 
 
 def _pieces(x: Array) -> list[Index]:
@@ -313,39 +286,106 @@ def _is_free(layout: Path) -> bool:
     return isinstance(found, dict) and found.get("format") == FORMAT
 
 
-@contextmanager
-def _alone_in(directory: Path, made: list[Path]) -> Iterator[None]:
-    """Make the directory, and keep other threads and processes from saving to it meanwhile."""
-    while True:
-        _make(directory, made)
-        handle = os.open(directory, os.O_RDONLY)
-        try:
-            _lock(handle)
-            if _is_still(directory, handle):
-                yield
+class _Place:
+    """The directory of one save: made if need be, locked, and at the end with one checkpoint and nothing else.
+
+    An interrupt may come between any two steps. So whatever is made is noted before, and whether the new checkpoint has
+    taken its place is read off the disk: once its layout was about to be renamed, by the old name being gone.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.prefix = os.urandom(8).hex()
+        self.waiting = directory / f"{self.prefix}-{LAYOUT}"
+        self.made: list[Path] = []
+        self.handle = -1
+        self.files: frozenset[str] | None = None  # those of the new checkpoint, once all of them are on disk
+        self.left = False
+
+    def enter(self) -> None:
+        """Make the directory, and keep other threads and processes from saving to it meanwhile."""
+        while True:
+            self._make()
+            self.handle = os.open(self.directory, _AS_DIRECTORY)
+            _lock(self.handle)
+            if _is_still(self.directory, self.handle):
                 return
+            self._unlock()
+
+    def put(self, layout: bytes, files: frozenset[str]) -> None:
+        """Let a layout, whose files are on disk, take the place of the old one."""
+        write_new(self.waiting, [layout])
+        sync_directory(self.directory)
+        self.files = files
+        os.replace(self.waiting, self.directory / LAYOUT)
+
+    def leave(self) -> None:
+        """Remove what the layout in place does not name, and let others save."""
+        self._tidy()
+        self.left = True  # from here on others may have saved
+        self._unlock()
+
+    def clear(self) -> None:
+        """Leave after an error or an interrupt, and remove the directories that were made for nothing."""
+        try:
+            if not self.left and self._is_alone():
+                with suppress(OSError):
+                    self._tidy()
+                for directory in reversed(self.made):
+                    with suppress(OSError):
+                        os.rmdir(directory)
         finally:
+            self._unlock()
+
+    def _tidy(self) -> None:
+        if self.files is not None and not os.path.lexists(self.waiting):
+            sync_directory(self.directory)  # the old files are needed until the new name is on the disk
+            useless = [name for name in os.listdir(self.directory) if _OURS.fullmatch(name) and name not in self.files]
+        else:
+            useless = [name for name in os.listdir(self.directory) if name.startswith(self.prefix)]
+        for name in sorted(useless):
+            remove(self.directory / name)  # what cannot be removed does no harm, and the next save tries again
+
+    def _make(self) -> None:
+        missing = [d for d in (self.directory, *self.directory.parents) if not os.path.lexists(d)]
+        for new in reversed(missing):
+            self.made.append(new)
+            try:
+                os.mkdir(new)
+            except FileExistsError:
+                self.made.pop()
+                continue
+            sync_directory(new.parent)
+        if not self.directory.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, "it is a file, or in one; a checkpoint is a directory")
+
+    def _is_alone(self) -> bool:
+        """Whether nobody else saves here; an interrupt may have come before or while the lock was waited for."""
+        try:
+            if self.handle < 0:
+                self.handle = os.open(self.directory, _AS_DIRECTORY)
+            _lock(self.handle, wait=False)
+        except FileNotFoundError:
+            return True
+        except OSError:
+            return False
+        return True
+
+    def _unlock(self) -> None:
+        """Give the lock up first: a handle that an interrupt leaves open then stands in nobody's way."""
+        handle = self.handle
+        if handle >= 0:
+            _lock(handle, give_up=True)
+            self.handle = -1
             os.close(handle)
 
 
-def _make(directory: Path, made: list[Path]) -> None:
-    missing = [d for d in (directory, *directory.parents) if not os.path.lexists(d)]
-    for new in reversed(missing):
-        try:
-            os.mkdir(new)
-        except FileExistsError:
-            continue
-        made.append(new)
-        _sync_directory(new.parent)
-    if not directory.is_dir():
-        raise NotADirectoryError(errno.ENOTDIR, "it is a file, or in one; a checkpoint is a directory")
-
-
-def _lock(handle: int) -> None:
+def _lock(handle: int, wait: bool = True, give_up: bool = False) -> None:
+    """Lock a directory, until the handle is closed, also by the end of the process; or give the lock up."""
     if fcntl is None:
         return
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX)  # until the handle is closed, also by the end of the process
+        fcntl.flock(handle, fcntl.LOCK_UN if give_up else fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):  # some network disks have no locks
             raise
@@ -359,15 +399,6 @@ def _is_still(directory: Path, handle: int) -> bool:
         return False
 
 
-def _remove_empty(made: list[Path]) -> None:
-    """Remove the directories that a save made and has left empty."""
-    for directory in reversed(made):
-        try:
-            os.rmdir(directory)
-        except OSError:
-            return
-
-
 def _cannot(directory: Path, error: OSError) -> StorageError:
     why, fix = error.strerror or str(error), _FIXES.get(error.errno or 0, "save to another directory")
     if error.errno == errno.ENOTDIR:
@@ -376,12 +407,3 @@ def _cannot(directory: Path, error: OSError) -> StorageError:
     shown = str(directory)
     shown = shown if len(shown) < 300 else f"{shown[:300]}…"
     return StorageError(f"Nothing can be saved to {shown}.", where=here(), why=why, fix=fix)
-
-
-def _sync_directory(directory: Path) -> None:
-    """Bring the names in a directory to the disk."""
-    handle = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -7,9 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, permutations
 from math import prod
+from textwrap import indent
 
 import numpy as np
 
+from meshwright.core.sharding_text import pointing
 from meshwright.core.source import here
 from meshwright.errors import HardwareError, TextError
 from meshwright.hardware.chips import item_bytes
@@ -58,6 +60,7 @@ def subscript(axes: Sequence[str]) -> str:
     )
 
 
+LONGEST = 2000  # characters of an array or a product of arrays
 _ARRAY = re.compile(r"\s*([A-Za-z]\w*)\s*\[([^\[\]]*)\]\s*(?:\{\s*U_\s*((?:\{[^{}]*\}|[^{}])*)\}\s*)?")
 _INDEX = re.compile(r"([A-Za-z]\w*?)(?:_(\{[^{}]*\}|\w+))?$")
 
@@ -71,6 +74,9 @@ def parse_layout(text: str, mesh: Mapping[str, int], position: int = 0) -> tuple
     """
     if not isinstance(text, str):
         raise TextError(f"{text!r} is not the text of an array.", where=here(), why="text is a str", fix='"A[I_x,J]"')
+    if len(text) > LONGEST:
+        why = f"it has {len(text)} characters, and at most {LONGEST} are read"
+        raise _text_error(text, position, "The text of an array is too long.", why, "A[I_x,J]")
     found = _ARRAY.match(text, position)
     if found is None:
         raise _text_error(text, position, "An array was expected.", "arrays are written A[I_x,J]", "A[I_x,J]")
@@ -81,7 +87,11 @@ def parse_layout(text: str, mesh: Mapping[str, int], position: int = 0) -> tuple
         index = _INDEX.match(part.strip())
         if index is None:
             raise _text_error(
-                text, at, f"{part.strip()!r} is not an index.", "an index is a name, then _ and its mesh axes", "I_x"
+                text,
+                at,
+                f"{part.strip()!r:.60} is not an index.",
+                "an index is a name, then _ and its mesh axes",
+                "I_x",
             )
         indices.append(index[1])
         axes.append(_axes(index[2], mesh, text, at + part.find("_") + 1))
@@ -93,14 +103,18 @@ def parse_layout(text: str, mesh: Mapping[str, int], position: int = 0) -> tuple
         raise _text_error(
             text,
             found.start(),
-            f"{found[0].strip()} uses mesh axis {twice!r} twice.",
+            f"{found[0].strip():.60} uses mesh axis {twice!r} twice.",
             "an axis splits one index, or carries summands, but not both",
             f"leave {twice!r} out of all but one",
         )
     again = next((index for index in indices if indices.count(index) > 1), None)
     if again is not None:
         raise _text_error(
-            text, found.start(), f"{found[0].strip()} has index {again!r} twice.", "an index names one dim", "A[I,J]"
+            text,
+            found.start(),
+            f"{found[0].strip():.60} has index {again!r:.60} twice.",
+            "an index names one dim",
+            "A[I,J]",
         )
     return Layout(name, tuple(indices), tuple(axes), unreduced), found.end()
 
@@ -116,7 +130,7 @@ def _axes(written: str | None, mesh: Mapping[str, int], text: str, at: int) -> t
             raise _text_error(
                 text,
                 at,
-                f"The mesh has no axis {part!r}.",
+                f"The mesh has no axis {part!r:.60}.",
                 f"its axes are {', '.join(mesh)}",
                 f"_{next(iter(mesh), 'x')}",
             )
@@ -128,16 +142,27 @@ def _split(written: str, mesh: Mapping[str, int]) -> list[str] | None:
     """``xy`` as axes x and y, unless the mesh has an axis xy."""
     if written in mesh:
         return [written]
-    for name in mesh:
-        if written.startswith(name):
-            rest = _split(written[len(name) :], mesh)
-            if rest is not None:
-                return [name, *rest]
-    return None
+    first: dict[int, str] = {len(written): ""}  # where the rest is made of axes, and the first of them
+    for at in reversed(range(len(written))):
+        name = next((n for n in mesh if n and written.startswith(n, at) and at + len(n) in first), None)
+        if name is not None:
+            first[at] = name
+    if 0 not in first:
+        return None
+    found, at = [], 0
+    while at < len(written):
+        found.append(first[at])
+        at += len(first[at])
+    return found
 
 
 def _text_error(text: str, at: int, what: str, why: str, fix: str) -> TextError:
-    return TextError(f"{what}\n    {text}\n    {' ' * max(at, 0)}^", where=here(), why=why, fix=fix)
+    return TextError(f"{what}\n{under(text, at)}", where=here(), why=why, fix=fix)
+
+
+def under(text: str, at: int) -> str:
+    """The text of a layout or product with a mark under a place of it; of a long one, the part around the place."""
+    return indent(pointing(text, max(at, 0)), "    ", lambda line: True)
 
 
 # Splits without index names: one entry per dim.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from meshwright.core.source import here
 from meshwright.errors import TextError
-from meshwright.hardware.layouts import Layout, parse_layout
+from meshwright.hardware.layouts import Layout, parse_layout, under
 from meshwright.hardware.topology import Topology
 
 CASES = {
@@ -78,15 +78,13 @@ def parse_product(text: str, mesh: Mapping[str, int]) -> tuple[Layout, Layout, L
             )
             found = re.search(rf"[\[,]\s*{index}(?![A-Za-z0-9])", text)
             raise _unreadable(
-                text, found.end() - len(index) if found else 0, f"Index {index!r} has nowhere to go.", why
+                text, found.end() - len(index) if found else 0, f"Index {index!r:.60} has nowhere to go.", why
             )
     return left, right, result
 
 
 def _unreadable(text: str, at: int, what: str, why: str) -> TextError:
-    return TextError(
-        f"{what}\n    {text}\n    {' ' * at}^", where=here(), why=why, fix='"A[I_x,J] @ B[J,K_y] -> C[I,K]"'
-    )
+    return TextError(f"{what}\n{under(text, at)}", where=here(), why=why, fix='"A[I_x,J] @ B[J,K_y] -> C[I,K]"')
 
 
 def natural_result(

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from meshwright.core.files import write_whole
 from meshwright.core.source import Source
 from meshwright.hardware.topology import Topology
 from meshwright.simulate.simulation import time_text
@@ -133,5 +134,4 @@ class Timeline:
 
     def to_perfetto(self, path: str | os.PathLike[str]) -> None:
         """Write the timeline for https://ui.perfetto.dev."""
-        with open(path, "w", encoding="utf-8") as file:
-            json.dump(self.perfetto(), file)
+        write_whole(path, json.dumps(self.perfetto()))

@@ -281,6 +281,7 @@ round_: Op = constant_op(
     "round",
     dtypes=FLOATS,
     evaluate=_round,
+    params={"away": bool},
     samples=lambda: [*pointwise_samples(1, params={"away": False})(), *pointwise_samples(1, params={"away": True})()],
 )
 nextafter: Op = pointwise_op(
@@ -312,9 +313,13 @@ def _barrier_factors(operands: Types, results: Types, params: Params) -> Factors
     return build.build()
 
 
+def _barrier_type(*types: TensorType) -> tuple[TensorType, ...]:
+    return types
+
+
 optimization_barrier: Op = define_op(
     "optimization_barrier",
-    type=lambda *types: types,
+    type=_barrier_type,
     factors=_barrier_factors,
     linear=Linearity.MOVES,
     jvp=lambda op, primals, tangents, params: (list(op(*primals)), list(tangents)),

@@ -217,9 +217,13 @@ def _to_integer(xp: Any, x: Any, dtype: Any) -> Any:
     return xp.where(x < low, xp.asarray(limits.min, dtype=dtype), whole)
 
 
+def _convert_type(x: TensorType, dtype: dtypes.DType, weak: bool) -> TensorType:
+    return TensorType(x.shape, dtype, weak)
+
+
 convert: Op = define_op(
     "convert",
-    type=lambda x, dtype, weak: TensorType(x.shape, dtype, weak),
+    type=_convert_type,
     factors=pointwise,
     linear=Linearity.MOVES,
     jvp=_convert_jvp,

@@ -31,12 +31,11 @@ import numpy as np
 
 from meshwright.core import dtypes
 from meshwright.core.op import Cost, Linearity, No, Op, Types, Value, define_op
-from meshwright.core.partition_spec import read_axis
 from meshwright.core.program import Params, Program
 from meshwright.core.source import here
 from meshwright.core.trace import Array, lift, set_pbroadcast
 from meshwright.core.types import TensorType, Variance, union
-from meshwright.errors import MeshwrightError, VarianceError
+from meshwright.errors import MeshwrightError, ShardingError, VarianceError
 from meshwright.ops.basic import (
     Derivatives,
     add,
@@ -85,6 +84,18 @@ def _need_invariant(op: str, x: TensorType, axes: Axes, instead: str) -> None:
             why=f"it varies over {', '.join(found)}, and {op} takes a value that is the same on all devices",
             fix=instead,
         )
+
+
+def _check_axes(op: str, axes: Axes, sizes: tuple[int, ...] | None = None) -> None:
+    """Refuse axes that are named twice, and sizes that are not theirs."""
+    if len(set(axes)) == len(axes) and (sizes is None or (len(sizes) == len(axes) and all(n > 0 for n in sizes))):
+        return
+    raise ShardingError(
+        f"{op} over {', '.join(axes) or 'no axes'} cannot be.",
+        where=here(),
+        why="an axis is named twice" if len(set(axes)) < len(axes) else f"the sizes of these axes are given as {sizes}",
+        fix="name each mesh axis once, with its size",
+    )
 
 
 def _without(x: TensorType, axes: Axes) -> Axes:
@@ -155,9 +166,10 @@ def scaled(x: Value, factor: int) -> Value:
 # psum and pbroadcast
 
 
-def _psum_type(*xs: TensorType, axes: Axes) -> TensorType | tuple[TensorType, ...]:
+def _psum_type(x: TensorType, *others: TensorType, axes: Axes) -> TensorType | tuple[TensorType, ...]:
     """One sum, or several taken at once."""
-    found = tuple(_sum_type(x, axes) for x in xs)
+    _check_axes("psum", axes)
+    found = tuple(_sum_type(one, axes) for one in (x, *others))
     return found if len(found) > 1 else found[0]
 
 
@@ -207,6 +219,7 @@ psum: Op = _collective(
 
 
 def _pbroadcast_type(x: TensorType, axes: Axes) -> TensorType:
+    _check_axes("pbroadcast", axes)
     _need_invariant("pbroadcast", x, axes, "leave the pbroadcast out: the value varies already")
     return x.with_(varying=union((x.varying, axes)))
 
@@ -301,6 +314,7 @@ def repeated(x: Value, dim: int, count: int) -> Value:
 
 def _gather_type(op: str, invariant: bool) -> Callable[..., TensorType]:
     def rule(x: TensorType, axes: Axes, sizes: tuple[int, ...], dim: int) -> TensorType:
+        _check_axes(op, axes, sizes)
         need_varying(op, x, axes)
         varying = _without(x, axes) if invariant else x.varying
         return x.with_(shape=_joined(op, x, dim, prod(sizes)), varying=varying)
@@ -310,6 +324,7 @@ def _gather_type(op: str, invariant: bool) -> Callable[..., TensorType]:
 
 def _scatter_type(op: str, summed: bool) -> Callable[..., TensorType]:
     def rule(x: TensorType, axes: Axes, sizes: tuple[int, ...], dim: int) -> TensorType:
+        _check_axes(op, axes, sizes)
         if summed:
             need_varying(op, x, axes)
         else:
@@ -401,6 +416,7 @@ pscatter: Op = _collective(
 
 
 def _all_to_all_type(x: TensorType, axes: Axes, sizes: tuple[int, ...], split: int, concat: int) -> TensorType:
+    _check_axes("all_to_all", axes, sizes)
     need_varying("all_to_all", x, axes)
     cut = x.with_(shape=_cut("all_to_all", x, split, prod(sizes)))
     return cut.with_(shape=_joined("all_to_all", cut, concat, prod(sizes)))
@@ -448,6 +464,7 @@ all_to_all: Op = _collective(
 def _ppermute_type(
     x: TensorType, axes: Axes, sizes: tuple[int, ...], permutation: tuple[tuple[int, int], ...]
 ) -> TensorType:
+    _check_axes("ppermute", axes, sizes)
     need_varying("ppermute", x, axes)
     count = prod(sizes)
     for side, ends in (("source", [s for s, _ in permutation]), ("target", [t for _, t in permutation])):
@@ -554,6 +571,7 @@ ppermute: Op = _collective(
 
 def _extreme_type(op: str) -> Callable[..., TensorType]:
     def rule(x: TensorType, axes: Axes) -> TensorType:
+        _check_axes(op, axes)
         need_varying(op, x, axes)
         return x.with_(varying=_without(x, axes))
 
@@ -608,6 +626,7 @@ finish_sum: Op = _collective(
 
 
 def _axis_index_type(axes: Axes, sizes: tuple[int, ...]) -> TensorType:
+    _check_axes("axis_index", axes, sizes)
     return TensorType((), dtypes.INT32, varying=tuple(sorted(axes)))
 
 
@@ -640,7 +659,14 @@ def meets(program: Program, axis: str) -> bool:
     """Whether the devices along an axis wait for each other anywhere in the program; in a kernel they may."""
     return any(
         (eqn.op.stack is not None and eqn.op not in SILENT and axis in eqn.params["axes"])
-        or (eqn.op.name == "pallas_call" and read_axis(axis).name in {read_axis(n).name for n, _ in eqn.params["mesh"]})
+        or (eqn.op.name == "pallas_call" and _whole(axis) in {_whole(name) for name, _ in eqn.params["mesh"]})
         or any(meets(region, axis) for _, region in eqn.regions())
         for eqn in program.eqns
     )
+
+
+def _whole(axis: str) -> str:
+    """The axis of a mesh that an axis is, or is a part of."""
+    from meshwright.core.partition_spec import read_axis  # few programs have a kernel
+
+    return read_axis(axis).name

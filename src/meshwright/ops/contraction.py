@@ -14,7 +14,7 @@ from meshwright.core.dtypes import DType
 from meshwright.core.factors import FactorBuilder, Factors
 from meshwright.core.op import Cost, Linear, Linearity, Op, Operand, Sample, Types, Value, define_op
 from meshwright.core.program import Params
-from meshwright.core.types import Shape, TensorType
+from meshwright.core.types import OutSharding, Shape, TensorType
 from meshwright.ops.basic import Derivatives, move_dim, transpose
 from meshwright.ops.convolution import conv_general_dilated
 from meshwright.ops.layout import as_primal
@@ -47,7 +47,12 @@ def _result_dtype(x: DType, y: DType, wanted: DType | None) -> DType | None:
 
 
 def _dot_type(
-    x: TensorType, y: TensorType, contract: DimPairs, batch: DimPairs, dtype: DType | None, out_sharding: Any = None
+    x: TensorType,
+    y: TensorType,
+    contract: DimPairs,
+    batch: DimPairs,
+    dtype: DType | None,
+    out_sharding: OutSharding | None = None,
 ) -> TensorType:
     result = _result_dtype(x.dtype, y.dtype, dtype)
     if result is None:

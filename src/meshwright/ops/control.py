@@ -22,6 +22,8 @@ from meshwright.ops.regions import (
     as_type,
     batch_type,
     broadcast_batch,
+    check_call,
+    check_counts,
     cut,
     fill,
     fixpoint,
@@ -46,7 +48,10 @@ from meshwright.transform.transpose import transpose_program
 def _while_type(
     *types: TensorType, cond: Program, body: Program, cond_consts: int, body_consts: int
 ) -> tuple[TensorType, ...]:
-    carry = types[cond_consts + body_consts :]
+    check_counts("while", len(types), cond_consts=cond_consts, body_consts=body_consts)
+    for_cond, for_body, carry = cut(types, cond_consts, body_consts)
+    check_call("The condition of a while loop", cond, [*for_cond, *carry])
+    check_call("The body of a while loop", body, [*for_body, *carry])
     if len(cond.outputs) != 1 or cond.out_types[0].shape != () or cond.out_types[0].dtype != dtypes.BOOL:
         raise ShapeError(
             f"The condition of a while loop returns {show_types(cond.out_types)}.",
@@ -190,6 +195,15 @@ while_: Op = define_op(
 
 
 def _cond_type(index: TensorType, *operands: TensorType, branches: tuple[Program, ...]) -> tuple[TensorType, ...]:
+    if not branches:
+        raise ShapeError("A cond has no branches.", where=here(), why="one of them is taken", fix="two branches")
+    if index.ndim or not (dtypes.is_integer(index.dtype) or index.dtype == dtypes.BOOL):
+        raise ShapeError(
+            f"A cond cannot choose its branch by {index.short()}.",
+            where=here(),
+            why="branches are chosen by one integer, or by a bool",
+            fix="index.astype('int32'), of an array without dims",
+        )
     first = branches[0]
     for branch in branches:
         if not same_types(branch.in_types, operands) or not same_types(branch.out_types, first.out_types):

@@ -10,7 +10,7 @@ from meshwright.core import dtypes
 from meshwright.core.factors import FactorBuilder, Factors
 from meshwright.core.op import Cost, Linear, Linearity, Op, Operand, Sample, Types, Value, define_op
 from meshwright.core.program import Params
-from meshwright.core.types import Shape, TensorType
+from meshwright.core.types import OutSharding, Shape, TensorType
 from meshwright.ops.basic import Derivatives, move_dim, reshape, zeros
 from meshwright.ops.layout import as_primal, sums_taken
 from meshwright.ops.rules import bad_operands, traffic
@@ -36,7 +36,7 @@ def _conv_type(
     dims: DimNumbers,
     feature_groups: int,
     batch_groups: int,
-    out_sharding: Any = None,
+    out_sharding: OutSharding | None = None,
 ) -> TensorType:
     def refuse(why: str, fix: str) -> Exception:
         return bad_operands("conv_general_dilated", [x, w], why, fix)

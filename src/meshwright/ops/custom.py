@@ -18,6 +18,8 @@ from meshwright.ops.regions import (
     Mask,
     batch_type,
     broadcast_batch,
+    check_call,
+    check_counts,
     cut,
     fill,
     instantiate,
@@ -112,9 +114,19 @@ def _custom_jvp_batch(
     return list(outs), [True] * len(outs)
 
 
+def _custom_jvp_type(*types: TensorType, call: Program, jvp: Rule, captured: int) -> tuple[TensorType, ...]:
+    return _call_type("custom_jvp_call", types, call, captured)
+
+
+def _call_type(op: str, types: Sequence[TensorType], call: Program, captured: int) -> tuple[TensorType, ...]:
+    check_counts(op, len(types), captured=captured)
+    check_call("A function with a custom derivative", call, types)
+    return call.out_types
+
+
 custom_jvp_call: Op = define_op(
     "custom_jvp_call",
-    type=lambda *types, call, jvp, captured: call.out_types,
+    type=_custom_jvp_type,
     factors=NO_FACTORS,
     variance=Variance.OWN,
     linear=Linearity.NONE,
@@ -177,9 +189,13 @@ def _batched_backward(
     return Rule(backward.name, function)
 
 
+def _custom_vjp_type(*types: TensorType, call: Program, vjp: Rule, captured: int) -> tuple[TensorType, ...]:
+    return _call_type("custom_vjp_call", types, call, captured)
+
+
 custom_vjp_call: Op = define_op(
     "custom_vjp_call",
-    type=lambda *types, call, vjp, captured: call.out_types,
+    type=_custom_vjp_type,
     factors=NO_FACTORS,
     variance=Variance.OWN,
     linear=Linearity.NONE,
@@ -229,9 +245,16 @@ def _tangents_batch(
     return list(outs), [True] * len(outs)
 
 
+def _tangents_type(
+    *inputs: TensorType, backward: Rule, residuals: int, types: tuple[TensorType, ...]
+) -> tuple[TensorType, ...]:
+    check_counts("custom_vjp_tangents", len(inputs), residuals=residuals)
+    return types
+
+
 custom_vjp_tangents: Op = define_op(
     "custom_vjp_tangents",
-    type=lambda *inputs, backward, residuals, types: types,
+    type=_tangents_type,
     factors=NO_FACTORS,
     variance=Variance.OWN,
     linear=Linearity.NONE,
@@ -319,9 +342,14 @@ def _checkpoint_batch(
     return list(op(*args, program=found)), flags
 
 
+def _checkpoint_type(*types: TensorType, program: Program) -> tuple[TensorType, ...]:
+    check_call("The program of a checkpoint", program, types)
+    return program.out_types
+
+
 checkpoint: Op = define_op(
     "checkpoint",
-    type=lambda *types, program: program.out_types,
+    type=_checkpoint_type,
     factors=NO_FACTORS,
     variance=Variance.OWN,
     linear=Linearity.NONE,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
@@ -18,7 +18,15 @@ from meshwright.core.op import Cost, Linear, Op, Operand, Sample, Types, Value, 
 from meshwright.core.program import Params
 from meshwright.core.types import Shape, TensorType
 from meshwright.ops.basic import zeros
-from meshwright.ops.index_windows import Windows, check_windows, plan_windows, window_starts, windows_inside
+from meshwright.ops.index_windows import (
+    GatherParams,
+    ScatterParams,
+    Windows,
+    check_windows,
+    plan_windows,
+    window_starts,
+    windows_inside,
+)
 from meshwright.ops.rules import bad_operands
 from meshwright.ops.shape import batch_first
 
@@ -32,7 +40,7 @@ _WRITING = {"clip": "clip", "fill": "drop", "zero": "drop", "promise": "promise"
 
 
 @lru_cache(maxsize=4096)
-def _gather_type(x: TensorType, indices: TensorType, **params: Any) -> TensorType:
+def _gather_type(x: TensorType, indices: TensorType, **params: Unpack[GatherParams]) -> TensorType:
     types, sizes, windows = (x, indices), params["slice_sizes"], Windows.of_gather(params)
     rank = max(indices.ndim - 1, 0) + len(windows.window_dims)
     check_windows("gather", types, windows, rank, params["mode"], _GATHER_MODES)
@@ -55,7 +63,7 @@ def scatter_type(op: str, allowed: Sequence[dtypes.DType]) -> Callable[..., Tens
     """The type rule of a scatter: that of its operand."""
 
     @lru_cache(maxsize=4096)
-    def rule(x: TensorType, indices: TensorType, updates: TensorType, **params: Any) -> TensorType:
+    def rule(x: TensorType, indices: TensorType, updates: TensorType, **params: Unpack[ScatterParams]) -> TensorType:
         types, windows = (x, indices, updates), Windows.of_scatter(params)
         check_windows(op, types, windows, updates.ndim, params["mode"], _SCATTER_MODES)
         if updates.dtype != x.dtype or x.dtype not in allowed:

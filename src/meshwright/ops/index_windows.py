@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, TypedDict
 
 import numpy as np
 
@@ -29,6 +29,30 @@ from meshwright.ops.basic import inverse
 from meshwright.ops.rules import bad_operands
 
 Ints = tuple[int, ...]
+
+
+class GatherParams(TypedDict):
+    """The params of a gather."""
+
+    offset_dims: Ints
+    collapsed_dims: Ints
+    operand_batch_dims: Ints
+    indices_batch_dims: Ints
+    start_index_map: Ints
+    slice_sizes: Ints
+    mode: str
+
+
+class ScatterParams(TypedDict):
+    """The params of a scatter."""
+
+    update_window_dims: Ints
+    inserted_window_dims: Ints
+    operand_batch_dims: Ints
+    scatter_indices_batch_dims: Ints
+    scatter_dims_to_operand_dims: Ints
+    mode: str
+    unique: bool
 
 
 class Windows(NamedTuple):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import log2, prod
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import numpy as np
 
@@ -218,10 +218,18 @@ cholesky: Op = define_op(
 
 # triangular_solve
 
-_FLAGS = ("left_side", "lower", "transpose_a", "conjugate_a", "unit_diagonal")
+
+class SolveFlags(TypedDict):
+    """How a triangular system is written."""
+
+    left_side: bool
+    lower: bool
+    transpose_a: bool
+    conjugate_a: bool
+    unit_diagonal: bool
 
 
-def _solve_type(a: TensorType, b: TensorType, **flags: bool) -> TensorType:
+def _solve_type(a: TensorType, b: TensorType, **flags: Unpack[SolveFlags]) -> TensorType:
     types = [a, b]
     _check_square("triangular_solve", types, a, dtypes.INEXACT)
     if b.dtype != a.dtype:
@@ -313,7 +321,7 @@ def _solve_evaluate(
 
 def _solve_samples() -> list[Sample]:
     def sample(a: Shape, b: Shape, flags: str) -> Sample:
-        given = {name: flag == "1" for name, flag in zip(_FLAGS, flags, strict=True)}
+        given = {name: flag == "1" for name, flag in zip(SolveFlags.__annotations__, flags, strict=True)}
         return Sample((Operand(a), Operand(b)), given, _well_conditioned)
 
     return [

@@ -9,6 +9,7 @@ from meshwright.core.factors import pointwise
 from meshwright.core.op import Cost, Linear, Linearity, Op, Operand, Sample, Value, define_op
 from meshwright.core.partition_spec import PartitionSpec
 from meshwright.core.program import Params
+from meshwright.core.types import OutSharding, Spec, TensorType
 from meshwright.ops.basic import linear_jvp
 
 
@@ -34,9 +35,13 @@ def _transpose(
     return [cts[0] if params.get("out_sharding") is not None else op(cts[0], **params)]
 
 
+def _type(x: TensorType, spec: Spec, out_sharding: OutSharding | None = None) -> TensorType:
+    return x
+
+
 sharding_constraint: Op = define_op(
     "sharding_constraint",
-    type=lambda x, spec, out_sharding=None: x,
+    type=_type,
     factors=pointwise,
     linear=Linearity.MOVES,
     jvp=linear_jvp,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 from meshwright.core.dtypes import INEXACT, DType
@@ -28,12 +29,13 @@ def pointwise_op(
     linear: Linearity | LinearRule = Linearity.NONE,
     transpose: TransposeRule | None = None,
     flops: float = 1.0,
+    params: Mapping[str, Any] = MappingProxyType({}),
     samples: Callable[[], Sequence[Sample]] | None = None,
 ) -> Op:
-    """An op on ``arity`` operands of one of ``dtypes`` and one shape."""
+    """An op on ``arity`` operands of one of ``dtypes`` and one shape; ``params`` say what each of its params may be."""
     return define_op(
         name,
-        type=pointwise_type(name, arity, dtypes, result),
+        type=pointwise_type(name, arity, dtypes, result, params),
         factors=pointwise,
         linear=linear,
         jvp=jvp,

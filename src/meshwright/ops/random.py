@@ -41,8 +41,8 @@ _INTEGER_OPERATIONS = 20 * 5 + 15.0
 _threefry_word = pointwise_type("threefry2x32", 4, (dtypes.UINT32,))
 
 
-def _threefry_type(*types: TensorType) -> tuple[TensorType, TensorType]:
-    word = _threefry_word(*types).with_(weak=False)
+def _threefry_type(k1: TensorType, k2: TensorType, x1: TensorType, x2: TensorType) -> tuple[TensorType, TensorType]:
+    word = _threefry_word(k1, k2, x1, x2).with_(weak=False)
     return word, word
 
 

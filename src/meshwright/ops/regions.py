@@ -7,8 +7,10 @@ from typing import Any
 
 from meshwright.core.op import Cost, No, Value
 from meshwright.core.program import Atom, Program
+from meshwright.core.source import here
 from meshwright.core.trace import close, lift, trace
 from meshwright.core.types import TensorType
+from meshwright.errors import ShapeError
 from meshwright.ops.basic import broadcast_in_dim, convert, zeros
 from meshwright.ops.layout import laid_out
 from meshwright.transform.batch import batch_axis
@@ -103,6 +105,29 @@ def same_type(a: TensorType, b: TensorType) -> bool:
 
 def same_types(left: Sequence[TensorType], right: Sequence[TensorType]) -> bool:
     return len(left) == len(right) and all(map(same_type, left, right))
+
+
+def check_call(what: str, program: Program, types: Sequence[TensorType]) -> None:
+    """Refuse operands of other types than a region takes."""
+    if not same_types(program.in_types, types):
+        raise ShapeError(
+            f"{what} does not fit its operands.",
+            where=here(),
+            why=f"it takes ({show_types(program.in_types)}) and is given ({show_types(types)})",
+            fix="pass operands of the types it takes",
+        )
+
+
+def check_counts(op: str, operands: int, **counts: int) -> None:
+    """Refuse numbers of leading operands that there are not."""
+    if min(counts.values()) < 0 or sum(counts.values()) > operands:
+        shown = " and ".join(f"{name}={n}" for name, n in counts.items())
+        raise ShapeError(
+            f"{op} cannot take {operands} operand{'s' * (operands != 1)}.",
+            where=here(),
+            why=f"{shown} of them come first",
+            fix="counts from 0 that add up to no more than there are",
+        )
 
 
 def show_types(types: Sequence[TensorType]) -> str:

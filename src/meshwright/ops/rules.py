@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from meshwright.core.dtypes import DType, short_name
 from meshwright.core.op import Cost, Linear, No, Op, Operand, Sample, Types, Value
 from meshwright.core.program import Params
+from meshwright.core.signature import declare
 from meshwright.core.source import here
 from meshwright.core.types import TensorType
 from meshwright.errors import ShapeError
@@ -39,12 +41,19 @@ def check_dtype(op: str, types: Types, dtype: DType, allowed: Sequence[DType]) -
 
 
 def pointwise_type(
-    op: str, arity: int, allowed: Sequence[DType], result: Callable[[DType], DType] | None = None
+    op: str,
+    arity: int,
+    allowed: Sequence[DType],
+    result: Callable[[DType], DType] | None = None,
+    params: Mapping[str, Any] = MappingProxyType({}),
 ) -> Callable[..., TensorType]:
-    """Operands of one dtype and one shape, rank-0 ones excepted, give that shape (and dtype, unless ``result``)."""
+    """Operands of one dtype and one shape, rank-0 ones excepted, give that shape (and dtype, unless ``result``).
+
+    ``params`` are those the op has, with what they may be.
+    """
     permitted = frozenset(allowed)
 
-    def rule(*types: TensorType, **params: Any) -> TensorType:
+    def rule(*types: TensorType, **given: Any) -> TensorType:
         first = types[0]
         if first.dtype not in permitted:
             check_dtype(op, types, first.dtype, allowed)
@@ -52,7 +61,7 @@ def pointwise_type(
         for t in types[1:]:
             if t is same:
                 continue
-            if t.dtype != first.dtype or len(types) != arity:
+            if t.dtype != first.dtype:
                 raise bad_operands(op, types, "the operands differ in dtype", "x.astype(y.dtype)")
             if t.shape != same.shape:
                 if same.ndim == 0:
@@ -72,6 +81,7 @@ def pointwise_type(
             return same if dtype == same.dtype else same.with_(dtype=dtype, weak=False)
         return same
 
+    declare(rule, arity, params)
     return rule
 
 

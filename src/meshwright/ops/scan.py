@@ -17,6 +17,7 @@ from meshwright.ops.regions import (
     as_type,
     batch_type,
     broadcast_batch,
+    check_counts,
     cut,
     depends,
     fill,
@@ -48,6 +49,9 @@ def _stack_type(t: TensorType, length: int) -> TensorType:
 def _scan_type(
     *types: TensorType, body: Program, consts: int, carry: int, length: int, reverse: bool
 ) -> tuple[TensorType, ...]:
+    check_counts("scan", len(types), consts=consts, carry=carry)
+    if length < 0:
+        raise ShapeError(f"scan cannot take {length} steps.", why="their number is from 0", fix="length=10")
     const_types, carry_types, xs_types = cut(types, consts, carry)
     for x in xs_types:
         if x.ndim == 0 or x.shape[0] != length:

@@ -61,10 +61,8 @@ reverse: Op = define_op(
 # concatenate
 
 
-def _concatenate_type(*types: TensorType, dim: int) -> TensorType:
-    if not types:
-        raise bad_operands("concatenate", types, "there is nothing to join", "mnp.concatenate([x, y])")
-    first = types[0]
+def _concatenate_type(first: TensorType, *others: TensorType, dim: int) -> TensorType:
+    types = (first, *others)
     if not 0 <= dim < first.ndim:
         raise bad_operands("concatenate", types, f"they have no dim {dim}", "dim=0")
     if any(t.dtype != first.dtype for t in types):
@@ -323,6 +321,8 @@ def _iota_factors(operands: Types, results: Types, params: Params) -> Factors:
 
 
 def _iota_evaluate(xp: Any, dtype: dtypes.DType, shape: Shape, dim: int) -> Any:
+    if 0 in shape:  # of which the counted dim may be as long as it likes
+        return xp.zeros(shape, dtype=dtype)
     counted = xp.astype(xp.arange(shape[dim]), dtype)
     return xp.broadcast_to(xp.reshape(counted, (-1,) + (1,) * (len(shape) - dim - 1)), shape)
 

@@ -113,6 +113,62 @@ def whole_type(b: TensorType, spec: PartitionSpec, mesh: MeshAxes, manual: Axes)
 # Rules
 
 
+def _check_mesh(mesh: MeshAxes, manual: Axes) -> None:
+    """Refuse a mesh that cannot be, and axes that are not its own."""
+    names = [name for name, _ in mesh]
+    if len(set(names)) < len(names) or any(size < 1 for _, size in mesh):
+        raise ShardingError(
+            f"A shard_map cannot run on the mesh {mesh}.",
+            where=here(),
+            why="each axis has a name of its own and a size from 1",
+            fix="mesh=(('x', 2), ('y', 4))",
+        )
+    if len(set(manual)) < len(manual) or not set(manual) <= set(names):
+        raise ShardingError(
+            f"A shard_map cannot be over the axes {', '.join(manual)}.",
+            where=here(),
+            why=f"the mesh has the axes {', '.join(names) or 'none'}, each of which can be named once",
+            fix="manual=('x', 'y'), axes of the mesh",
+        )
+
+
+def _check_specs(what: str, specs: Sequence[PartitionSpec], types: Types, manual: Axes) -> None:
+    """Refuse specs that are not one for each value, of no more dims than it has, over axes of the shard_map."""
+    why = f"there are {len(specs)} specs for {len(types)} values" if len(specs) != len(types) else ""
+    for spec, t in zip(specs, types, strict=False):
+        entries = [e for e in spec.partitions if e is not None]
+        if len(spec.partitions) > t.ndim or PartitionSpec.UNCONSTRAINED in entries:
+            why = why or f"{spec} says something else than how each of the {t.ndim} dims of {t.short()} is cut"
+            continue
+        axes = [*split_axes(spec), *spec.unreduced, *spec.replicated]
+        if len(set(axes)) < len(axes) or not set(axes) <= set(manual):
+            why = why or f"{spec} names another axis than {', '.join(manual) or 'none'}, or one twice"
+    if why:
+        raise ShardingError(
+            f"The {what} of a shard_map do not fit.", where=here(), why=why, fix=f"{what}=(mw.P('x', None), mw.P())"
+        )
+
+
+def _check_sizes(body: Program, sizes: dict[str, int], manual: Axes) -> None:
+    """Hold the collectives of a body to the sizes that axes have in the mesh."""
+    for eqn in body.eqns:
+        given = zip(eqn.params["axes"], eqn.params["sizes"], strict=True) if _has_sizes(eqn) else ()
+        for axis, size in given:
+            if axis in manual and size != sizes[axis]:
+                raise ShardingError(
+                    f"{eqn.op.name} takes {axis} to have the size {size}.",
+                    where=eqn.source.show() if eqn.source else here(),
+                    why=f"in the mesh of the shard_map around it {axis} has the size {sizes[axis]}",
+                    fix=f"sizes=({sizes[axis]},) for the axis {axis}",
+                )
+        for _, region in eqn.regions():
+            _check_sizes(region, sizes, manual)
+
+
+def _has_sizes(eqn: Eqn) -> bool:
+    return eqn.op.stack is not None and "sizes" in eqn.params
+
+
 def _type(
     *types: TensorType,
     body: Program,
@@ -121,6 +177,10 @@ def _type(
     in_specs: tuple[PartitionSpec, ...],
     out_specs: tuple[PartitionSpec, ...],
 ) -> tuple[TensorType, ...]:
+    _check_mesh(mesh, manual)
+    _check_specs("in_specs", in_specs, types, manual)
+    _check_specs("out_specs", out_specs, body.out_types, manual)
+    _check_sizes(body, dict(mesh), manual)
     blocks = [block_type(t, spec, mesh) for t, spec in zip(types, in_specs, strict=True)]
     if list(body.in_types) != blocks:
         raise ShardingError(

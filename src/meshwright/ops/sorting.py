@@ -36,7 +36,8 @@ def take_along(x: Value, places: Value, dim: int) -> Value:
 # sort
 
 
-def _sort_type(*types: TensorType, dim: int, num_keys: int) -> tuple[TensorType, ...]:
+def _sort_type(first: TensorType, *others: TensorType, dim: int, num_keys: int) -> tuple[TensorType, ...]:
+    types = (first, *others)
     if any(t.shape != types[0].shape for t in types):
         raise bad_operands("sort", types, "arrays sorted together have one shape", "mnp.broadcast_to(x, y.shape)")
     if not 0 <= dim < types[0].ndim:

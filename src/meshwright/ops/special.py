@@ -142,10 +142,18 @@ digamma: Op = _function(
 )
 
 
+_MOST_DERIVATIVES = 150
+
+
 def _polygamma_type(x: TensorType, order: int) -> TensorType:
     check_dtype("polygamma", [x], x.dtype, FLOATS)
-    if order < 0:
-        raise bad_operands("polygamma", [x], "it is the derivative of digamma of that order", "order=1")
+    if not 0 <= order <= _MOST_DERIVATIVES:
+        raise bad_operands(
+            "polygamma",
+            [x],
+            f"it is a derivative of digamma: one of the first {_MOST_DERIVATIVES}, whose factorials are f64s",
+            "order=1",
+        )
     return x
 
 

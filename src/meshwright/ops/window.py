@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from itertools import product
 from math import prod
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import numpy as np
 
@@ -39,6 +39,16 @@ ORDERED = (dtypes.BOOL, *REALS)
 _E4M3FN_MAX = 448.0  # this dtype has no infinity
 
 # Types
+
+
+class WindowParams(TypedDict):
+    """Where windows are; each has one entry per dim."""
+
+    window: Shape
+    strides: Shape
+    padding: Pairs
+    base_dilation: Shape
+    window_dilation: Shape
 
 
 def dilated(size: int, step: int) -> int:
@@ -77,7 +87,7 @@ def _check_window(op: str, types: Types, x: TensorType, params: Params) -> None:
 
 
 def _reduce_window_type(op: str, allowed: Sequence[DType]) -> Callable[..., TensorType]:
-    def rule(x: TensorType, **params: Any) -> TensorType:
+    def rule(x: TensorType, **params: Unpack[WindowParams]) -> TensorType:
         check_dtype(op, [x], x.dtype, allowed)
         _check_window(op, [x], x, params)
         return keep_weak(x, window_counts(x.shape, **params))
@@ -86,7 +96,7 @@ def _reduce_window_type(op: str, allowed: Sequence[DType]) -> Callable[..., Tens
 
 
 def _select_type(op: str, first_has_windows: bool) -> Callable[..., TensorType]:
-    def rule(first: TensorType, x: TensorType, select: str, **params: Any) -> TensorType:
+    def rule(first: TensorType, x: TensorType, select: str, **params: Unpack[WindowParams]) -> TensorType:
         types = [first, x]
         check_dtype(op, types, x.dtype, REALS)
         _check_window(op, types, x, params)
@@ -223,6 +233,8 @@ def _reduce_windows(
 def _reduce_dim(
     x: Any, combine: Callable[[Any, Any], Any], dim: int, count: int, size: int, stride: int, step: int
 ) -> Any:
+    if not count:  # not one window fits, however long it is
+        return x[_along(dim, slice(0, 0))]
     reach = dilated(count, stride)
     if size * count <= 2 * size.bit_length() * x.shape[dim]:
         total = x[_along(dim, slice(0, reach, stride))]
@@ -291,6 +303,8 @@ def _selected(xp: Any, x: Any, select: str, **params: Any) -> Iterator[tuple[Pla
     largest = select == "max"
     identity = lowest(x.dtype) if largest else highest(x.dtype)
     extreme = _reduce_windows(xp, x, xp.maximum if largest else xp.minimum, identity, **params)
+    if not extreme.size:  # no window fits, however many elements one has
+        return
     inside = _inside(tuple(x.shape), **params)
     spread = _spread(xp, x, identity, params["padding"], params["base_dilation"])
     places = _places(tuple(extreme.shape), params["window"], params["strides"], params["window_dilation"])
@@ -308,7 +322,7 @@ def _selected(xp: Any, x: Any, select: str, **params: Any) -> Iterator[tuple[Pla
 
 def _select_gather_evaluate(xp: Any, tangents: Any, x: Any, select: str, **params: Any) -> Any:
     spread = _spread(xp, tangents, 0, params["padding"], params["base_dilation"])
-    chosen = xp.zeros((), dtype=tangents.dtype)
+    chosen = xp.zeros(window_counts(tuple(x.shape), **params), dtype=tangents.dtype)
     for place, selected in _selected(xp, x, select, **params):
         chosen = xp.where(selected, spread[place], chosen)
     return chosen

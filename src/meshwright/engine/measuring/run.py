@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from meshwright.core.files import write_whole
 from meshwright.engine.measuring.cases import ITEM, SCALES, Case, Unsupported, cases, operands, random_cases
 from meshwright.engine.measuring.with_jax import Jax
 from meshwright.engine.measuring.with_numpy import Numpy
@@ -216,13 +217,6 @@ def raw_text(raw: dict[str, Any]) -> str:
     return "{\n" + ",\n".join(parts) + "\n}\n"
 
 
-def write(path: str, raw: dict[str, Any]) -> None:
-    """Write the file so that it is always whole."""
-    with open(path + ".part", "w", encoding="utf-8") as file:
-        file.write(raw_text(raw))
-    os.replace(path + ".part", path)
-
-
 def main() -> int:
     """Measure, or describe the work of a file's measurements anew."""
     parser = argparse.ArgumentParser(description="Measure the machine at hand; raw times go to a JSON file.")
@@ -241,7 +235,7 @@ def main() -> int:
         for row in raw["measurements"]:
             case = Case(row["part"], row["op"], row["dtype"], row["sizes"])
             row["work"] = work(case, raw["framework"])
-        write(args.out, raw)
+        write_whole(args.out, raw_text(raw))
         return 0
     raw = measure(
         args.framework,
@@ -251,7 +245,7 @@ def main() -> int:
         draw=args.random,
         seed=args.seed,
         say=lambda line: print(line, flush=True),
-        save=lambda raw: write(args.out, raw),
+        save=lambda raw: write_whole(args.out, raw_text(raw)),
     )
     failed = [row for row in raw["failed"] if not row["why"].startswith("unsupported")]
     print(f"{len(raw['measurements'])} measured, {len(raw['failed'])} not, in {raw['took_seconds']:.0f} s: {args.out}")

@@ -1,0 +1,78 @@
+"""How large arrays can be, and the errors for larger ones: before NumPy is asked for them where that is known.
+
+Types alone may be larger than any machine: programs are also traced to be planned, and cost what they would cost.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from math import prod
+from typing import NoReturn
+
+from meshwright.core.program import Eqn
+from meshwright.core.source import here
+from meshwright.core.types import TensorType
+from meshwright.errors import MeshwrightError, ShapeError
+
+try:
+    import resource
+except ImportError:  # elsewhere processes have no limits of their own
+    resource = None  # type: ignore[assignment]
+
+MOST_DIMS = 64  # NumPy's, and so is the other
+MOST_BYTES = 2**63 - 1
+MOST_VIEW_BYTES = 1 << 38  # of a value that repeats others and takes no memory; to read it once takes minutes
+_FIX = "smaller arrays, or the same in parts: lax.map(f, rows)"
+
+
+def impossible(types: Sequence[TensorType]) -> str:
+    """Why there is no array of one of these types, or nothing."""
+    for t in types:
+        if t.ndim > MOST_DIMS or t.nbytes > MOST_BYTES or (not t.size and _without_empty_dims(t) > MOST_BYTES):
+            return f"{t.short()} is more than an array can be: {MOST_DIMS} dims and 2**63 - 1 bytes"
+    return ""
+
+
+def refuse_impossible(op: str, types: Sequence[TensorType]) -> None:
+    """An error if an op is to give what no array can be."""
+    why = impossible(types)
+    if why:
+        raise ShapeError(f"{op} gives an array that cannot be.", where=here(), why=why, fix=_FIX)
+
+
+def _without_empty_dims(t: TensorType) -> int:
+    return prod(n for n in t.shape if n) * t.dtype.itemsize
+
+
+def memory_bytes() -> int | None:
+    """The memory of the machine, or what this process may take of it, where the system says so."""
+    known = []
+    with suppress(AttributeError, ValueError, OSError):
+        known.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    if resource is not None:
+        known.append(resource.getrlimit(resource.RLIMIT_AS)[0])
+    return min((n for n in known if n > 0), default=None)
+
+
+def refuse_large(eqns: Sequence[Eqn], may_be_views: Sequence[bool]) -> None:
+    """An error for equations that give a value which the memory cannot hold; views of other values may be larger."""
+    most = memory_bytes() or MOST_VIEW_BYTES
+    for eqn, view in zip(eqns, may_be_views, strict=True):
+        for var in eqn.outputs:
+            if var.type.nbytes > most and (not view or var.type.nbytes > MOST_VIEW_BYTES):
+                raise MeshwrightError(
+                    f"A result of {eqn.op.name} does not fit into memory.",
+                    where=eqn.source.show() if eqn.source else here(),
+                    why=f"{var.type.short()} takes {var.type.nbytes / 1e9:,.1f} GB, and there are {most / 1e9:,.1f} GB",
+                    fix=_FIX,
+                )
+
+
+def out_of_memory(error: MemoryError) -> NoReturn:
+    """Raise the error for memory that was asked for and is not there; one that is clear already is raised as it is."""
+    if isinstance(error, MeshwrightError):
+        raise error
+    why = str(error) or "the system gave no more"
+    raise MeshwrightError("This takes more memory than there is.", where=here(), why=why, fix=_FIX) from error
