@@ -119,6 +119,12 @@ class Compiled:
         """The shardings of the results, in their containers; None for what is on no mesh."""
         return tree.unflatten(self._executable.out_tree, self._executable.out_shardings)
 
+    @property
+    def donated(self) -> tuple[bool, ...]:
+        """Of each array among the arguments, in order, whether its memory may be written over."""
+        given = set(self._executable.donated)
+        return tuple(n in given for n in range(len(self._types)))
+
     def explain(self) -> str:
         """Every collective with its bytes, its line and its reason; layouts that would be cheaper; what is held twice.
 
@@ -158,12 +164,16 @@ class Compiled:
         """What the memory of a device holds at most, and what is alive then.
 
         >>> import meshwright as mw, meshwright.numpy as mnp
-        >>> mw.jit(lambda x: x * 2).lower(mnp.ones(1024)).compile().memory().peak_bytes
+        >>> x = mnp.ones(1024)
+        >>> mw.jit(lambda x: x * 2).lower(x).compile().memory().peak_bytes
         8192
+        >>> mw.jit(lambda x: x * 2, donate_argnums=0).lower(x).compile().memory().peak_bytes
+        4096
         """
         from meshwright.simulate.memory import memory
+        from meshwright.simulate.spmd import read_program
 
-        return memory(self.program)
+        return memory(read_program(self)[0], donated=self.donated)
 
     def explain_sharding(self, value: Any) -> ShardingReasons:
         """Where each axis of a value's sharding came from: what a user wrote, and the equations on the way.
