@@ -93,7 +93,7 @@ class Compiled:
         """
         from meshwright.frontend.texts import compiled_text
 
-        return compiled_text(self.program, self._call, self._executable.placed, iota)
+        return compiled_text(self, self._call, self._executable.placed, iota)
 
     @property
     def global_program(self) -> Program:
@@ -105,7 +105,11 @@ class Compiled:
     def collectives(self) -> list[Collective]:
         """What devices send each other, in program order, each with its reason."""
         placed = self._executable.placed
-        return list(placed.collectives) if placed is not None else []
+        if placed is not None:
+            return list(placed.collectives)
+        from meshwright.frontend.partitioning import written_collectives
+
+        return list(written_collectives(self._executable.program))
 
     @property
     def in_shardings(self) -> Any:
@@ -134,11 +138,12 @@ class Compiled:
         >>> print(mw.jit(lambda x: x.sum(0)).lower(x).compile().explain().splitlines()[0])
         1 collective: all_reduce 1; 96 bytes received per device
         """
+        from meshwright.frontend.explanation import explain, table
+
         placed = self._executable.placed
         if placed is None:
-            return "no collectives: the program runs on one device"
-        from meshwright.frontend.explanation import explain
-
+            found = self.collectives
+            return "\n".join(table(found)) if found else "no collectives: the program runs on one device"
         args, kwargs = tree.unflatten(self._in_tree, range(len(self._types)))
         return explain(placed, tree.argument_names(args, kwargs))
 
@@ -156,9 +161,9 @@ class Compiled:
 
         return simulate(self, hardware, **options)
 
-    def cost(self, hardware: Any) -> Any:
-        """What it costs on hardware without overlap: see ``Simulation.cost``."""
-        return self.simulate(hardware, overlap="none").cost()
+    def cost(self, hardware: Any, **options: Any) -> Any:
+        """What it costs on hardware without overlap: see ``Simulation.cost``; options are those of ``simulate``."""
+        return self.simulate(hardware, **{**options, "overlap": "none"}).cost()
 
     def memory(self) -> MemoryUse:
         """What the memory of a device holds at most, and what is alive then.

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from meshwright.core import dtypes
-from meshwright.core.op import Cost, Linear, Linearity, No, Op, Types, Value, define_op
-from meshwright.core.program import Params, Program
+from meshwright.core.op import Cost, Linear, Linearity, No, Op, Runs, Types, Value, define_op
+from meshwright.core.program import Eqn, Params, Program
 from meshwright.core.source import here
 from meshwright.core.trace import run
 from meshwright.core.types import TensorType, Variance, union
@@ -35,6 +35,7 @@ from meshwright.ops.regions import (
     show_types,
     spread,
 )
+from meshwright.ops.trip_count import trip_count
 from meshwright.transform.batch import batch_program
 from meshwright.transform.derivative import jvp_program, linearize_program
 from meshwright.transform.simplify import dce
@@ -168,6 +169,12 @@ def _select_rows(pred: Value, on_true: Value, on_false: Value) -> Value:
     return select(pred, on_true, on_false)
 
 
+def _while_runs(eqn: Eqn, name: str) -> Runs:
+    """The condition is asked once more than the body runs."""
+    steps = trip_count(eqn)
+    return Runs(None if steps is None else steps + (name == "cond"))
+
+
 while_: Op = define_op(
     "while",
     type=_while_type,
@@ -183,6 +190,7 @@ while_: Op = define_op(
     batch=_while_batch,
     evaluate=_while_evaluate,
     cost=lambda operands, results, params: program_cost(params["body"]),  # of one step: the number of steps is unknown
+    runs=_while_runs,
     samples=lambda: [],
 )
 
@@ -427,5 +435,6 @@ cond: Op = define_op(
     batch=_cond_batch,
     evaluate=_cond_evaluate,
     cost=_cond_cost,
+    runs=lambda eqn, name: Runs(or_another=True),
     samples=lambda: [],
 )
