@@ -398,12 +398,13 @@ def _cond_batch_each(
         chosen_here = le(index, 0) if n == 0 else ge(index, last) if n == last else eq(index, n)
         args, batched = operands, mask
         if last:
-            # No derivative comes back from the rows of other branches, where it may be 0 · inf.
-            inexact = [dtypes.is_inexact(x.dtype) for x in operands]
-            batched = tuple(b or cut_off for b, cut_off in zip(mask, inexact, strict=True))
+            # No derivative comes back from the rows of other branches, where it may be 0 · inf. An operand that is the
+            # same on devices which decide differently stays so.
+            cut_off = [dtypes.is_inexact(x.dtype) and set(index.type.varying) <= set(x.type.varying) for x in operands]
+            batched = tuple(b or c for b, c in zip(mask, cut_off, strict=True))
             args = [
-                _differentiable_rows(chosen_here, broadcast_batch(x, b, size)) if cut_off else x
-                for x, b, cut_off in zip(operands, mask, inexact, strict=True)
+                _differentiable_rows(chosen_here, broadcast_batch(x, b, size)) if c else x
+                for x, b, c in zip(operands, mask, cut_off, strict=True)
             ]
         outs, flags = batch_program(branches[n], size, args, batched)
         mine = [broadcast_batch(x, b, size) for x, b in zip(outs, flags, strict=True)]

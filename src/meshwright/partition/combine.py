@@ -205,13 +205,17 @@ def records(
     within: tuple[Within, ...] = (),
     numbers: Iterator[int] | None = None,
 ) -> Iterator[Record]:
-    """The collectives of a local program in order, those in loops as often as they run."""
+    """The collectives of a local program in order, those in loops as often as they run.
+
+    Nothing is sent by a device that is alone along the axes, nor of arrays without elements.
+    """
     numbers = count() if numbers is None else numbers
     for eqn in program.eqns:
         kind = KINDS.get(eqn.op.name)
         known = beside.get(eqn.outputs[0]) if eqn.outputs else None
         if kind is not None and eqn.op.stack is not None:
-            yield _record(kind, eqn, sizes, whys, times)._replace(beside=known, within=within)
+            if prod(sizes[axis] for axis in eqn.params["axes"]) > 1 and any(a.type.size for a in eqn.inputs):
+                yield _record(kind, eqn, sizes, whys, times)._replace(beside=known, within=within)
         elif known is not None and known.kernel is not None:
             yield _record(known.kind, known.kernel, sizes, whys, times)._replace(beside=known, within=within)
         number, regions = next(numbers), list(eqn.regions())
