@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -15,7 +15,7 @@ from meshwright.core.program import Eqn
 from meshwright.core.types import TensorType
 from meshwright.ops.basic import zeros
 from meshwright.ops.index_windows import Windows
-from meshwright.ops.window import highest, lowest
+from meshwright.ops.window import dilated, highest, lowest
 
 Parts = Callable[..., list[Any]]
 
@@ -200,21 +200,59 @@ def _conjugated_solve(eqn: Eqn, results: list[TensorType]) -> Parts | None:
     return lambda a, b, **params: [eqn.op(_op("conj")(a), b, **{**params, "conjugate_a": False})]
 
 
-def _padded_select(eqn: Eqn, results: list[TensorType]) -> Parts | None:
-    """XLA on CPUs takes another of equal elements where windows reach into padding, so it is put there before."""
-    low, high = zip(*eqn.params["padding"], strict=True) if eqn.params["padding"] else ((), ())
+def _window_select(eqn: Eqn, results: list[TensorType]) -> Parts | None:
+    """They have no dilated windows, and XLA on CPUs takes another of equal elements if windows reach into padding."""
+    p = eqn.params
+    if any(n != 1 for n in (*p["base_dilation"], *p["window_dilation"])):
+        return _dilated_select
+    low, high = (tuple(pair[n] for pair in p["padding"]) for n in (0, 1))
     if not any(low) and not any(high):
         return None
 
     def padded(source: Any, x: Any, **params: Any) -> list[Any]:
         none = (0,) * x.ndim
-        worst = neutral(params["select"], x.dtype)
-        wide = _op("pad")(x, np.asarray(worst, x.dtype), low=low, high=high, interior=none)
+        wide = _op("pad")(x, _number(neutral(params["select"], x.dtype), x), low=low, high=high, interior=none)
         found = eqn.op(source, wide, **{**params, "padding": ((0, 0),) * x.ndim})
-        crop = {"low": tuple(-n for n in low), "high": tuple(-n for n in high), "interior": none}
-        return [_op("pad")(found, np.zeros((), x.dtype), **crop)]
+        return [_cropped(found, low, high)]
 
     return padded
+
+
+def _dilated_select(source: Any, x: Any, select: str, **params: Any) -> list[Any]:
+    """Place by place: the summands of the windows that have their largest (smallest) element there."""
+    p = params
+    low, high = (tuple(pair[n] for pair in p["padding"]) for n in (0, 1))
+    sizes = [
+        dilated(n, base) + before + after
+        for n, base, before, after in zip(x.shape, p["base_dilation"], low, high, strict=True)
+    ]
+    best = _best_so_far(_windows(x, neutral(select, x.dtype), **p), select)
+    total, left = None, None  # the windows whose element is at none of the later places
+    for place, (_, ahead) in reversed(list(zip(np.ndindex(*p["window"]), best, strict=True))):
+        chosen = ahead if left is None else _op("and")(ahead, left)
+        left = _op("not")(ahead) if left is None else _op("and")(left, _op("not")(ahead))
+        first = tuple(at * d for at, d in zip(place, p["window_dilation"], strict=True))
+        last = tuple(
+            n - start - dilated(count, step)
+            for n, start, count, step in zip(sizes, first, source.shape, p["strides"], strict=True)
+        )
+        summands = _op("select")(chosen, source, zeros(source.type))
+        between = tuple(n - 1 for n in p["strides"])
+        spread = _op("pad")(summands, _number(0, x), low=first, high=last, interior=between)
+        total = spread if total is None else _op("add")(total, spread)
+    inside = _cropped(total, low, high)
+    bounds = {"starts": (0,) * x.ndim, "limits": inside.shape, "strides": tuple(p["base_dilation"])}
+    return [_op("slice")(inside, **bounds)]
+
+
+def _number(value: Any, like: Any) -> Any:
+    return np.asarray(value).astype(like.dtype)
+
+
+def _cropped(x: Any, low: Sequence[int], high: Sequence[int]) -> Any:
+    """An array without what was put around it."""
+    before, after = (tuple(-n for n in side) for side in (low, high))
+    return _op("pad")(x, _number(0, x), low=before, high=after, interior=(0,) * x.ndim)
 
 
 def _no_steps(eqn: Eqn, results: list[TensorType]) -> Parts | None:
@@ -232,7 +270,7 @@ _FOR_SOME: dict[str, Callable[[Eqn, list[TensorType]], Parts | None]] = {
     "conv_general_dilated": _empty_product,
     "gather": _gather,
     "scan": _no_steps,
-    "select_and_scatter_add": _padded_select,
+    "select_and_scatter_add": _window_select,
     "sign": _unsigned_sign,
     "sort": _complex_sort,
     "triangular_solve": _conjugated_solve,
@@ -262,17 +300,27 @@ def _log_of_sum(x: Any, y: Any) -> Any:
 
 
 def _select_and_gather(t: Any, x: Any, select: str, **params: Any) -> list[Any]:
-    """The largest (smallest) element of each window, the first of equal ones, and its companion: place by place."""
+    """The companion of the largest (smallest) element of each window, the first of equal ones."""
+    best = _best_so_far(_windows(x, neutral(select, x.dtype), **params), select)
+    found = None
+    for other, (_, ahead) in zip(_windows(t, 0, **params), best, strict=True):
+        found = other if found is None else _op("select")(ahead, other, found)
+    return [found]
+
+
+def _best_so_far(values: Iterable[Any], select: str) -> Iterator[tuple[Any, Any]]:
+    """Of arrays one by one, the largest (smallest) elements so far, and where the last one has them; NaN is ahead."""
     better = _op("gt" if select == "max" else "lt")
-    best, found = None, None
-    for value, other in zip(_windows(x, neutral(select, x.dtype), **params), _windows(t, 0, **params), strict=True):
+    best = None
+    for value in values:
         if best is None:
-            best, found = value, other
+            best = value
+            yield best, _op("eq")(zeros(value.type), 0)
             continue
         first_nan = _op("and")(_op("ne")(value, value), _op("eq")(best, best))
         ahead = _op("or")(better(value, best), first_nan)
-        best, found = _op("select")(ahead, value, best), _op("select")(ahead, other, found)
-    return [found]
+        best = _op("select")(ahead, value, best)
+        yield best, ahead
 
 
 def _windows(
@@ -280,7 +328,7 @@ def _windows(
 ) -> Iterator[Any]:
     """For each place in a window, the elements of all windows there."""
     low, high = (tuple(pair[n] for pair in padding) for n in (0, 1))
-    wide = _op("pad")(x, np.asarray(value, x.dtype), low=low, high=high, interior=tuple(n - 1 for n in base_dilation))
+    wide = _op("pad")(x, _number(value, x), low=low, high=high, interior=tuple(n - 1 for n in base_dilation))
     reach = [(w - 1) * d for w, d in zip(window, window_dilation, strict=True)]
     for place in np.ndindex(*window):
         starts = tuple(p * d for p, d in zip(place, window_dilation, strict=True))

@@ -9,7 +9,6 @@ import numpy as np
 
 from meshwright.core.program import Eqn, Params
 from meshwright.core.types import TensorType
-from meshwright.errors import MeshwrightError
 from meshwright.interop.decompositions import neutral
 from meshwright.interop.hlo_collectives import COLLECTIVES
 from meshwright.interop.hlo_functions import FUNCTIONS
@@ -209,13 +208,6 @@ def _select_and_scatter(c: Computation, eqn: Eqn, operands: list[Value], results
     """Each summand is added to the place of its window that has the largest (smallest) element."""
     p = eqn.params
     source, x = operands
-    if any(n != 1 for n in (*p["base_dilation"], *p["window_dilation"])):
-        raise MeshwrightError(
-            "select_and_scatter_add with dilated windows cannot be written as HLO.",
-            where=eqn.source.show() if eqn.source is not None else "",
-            why="its windows have no dilation there",
-            fix="windows whose elements lie side by side",
-        )
     dtype = x.type.dtype
     direction = "GE" if p["select"] == "max" else "LE"
     select = c.module.scalar("compare", dtype, f"direction={direction}", PRED)

@@ -11,7 +11,6 @@ from meshwright.core.mesh import BaseMesh
 from meshwright.core.program import Eqn, Program
 from meshwright.core.sharding import TensorSharding
 from meshwright.core.types import TensorType
-from meshwright.errors import MeshwrightError
 from meshwright.interop.decompositions import neutral
 from meshwright.interop.mlir_context import type_text
 from meshwright.interop.stablehlo import SAME
@@ -292,13 +291,6 @@ def _select_and_scatter(b: Body, eqn: Eqn, operands: list[Operand], results: lis
     """Each summand is added to the place of its window that has the largest (smallest) element."""
     p, t = eqn.params, results[0]
     source, x = operands
-    if any(n != 1 for n in (*p["base_dilation"], *p["window_dilation"])):
-        raise MeshwrightError(
-            "select_and_scatter_add with dilated windows cannot be written as StableHLO.",
-            where=str(eqn.source) if eqn.source is not None else "",
-            why="its windows have no dilation there",
-            fix="windows whose elements lie side by side",
-        )
     scalar, truth = TensorType((), x[1].dtype), TensorType((), np.dtype(bool))
     before, b.lines = b.lines, []
     one, other = (b.name(), scalar), (b.name(), scalar)

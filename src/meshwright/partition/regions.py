@@ -162,13 +162,14 @@ def _while(local: Localizer, eqn: Eqn) -> list[Version]:
     while True:
         body_types = [*(x.type for x in values[1]), *carry_types]
         program, _, _ = _region(local, body, [*body_layouts, *carry_layouts], body_types, carry_layouts)
-        grown = _grown(carry_types, program)
+        test_types = [*(x.type for x in values[0]), *carry_types]
+        tested, _, _ = _region(local, test, [*test_layouts, *carry_layouts], test_types, decided)
+        tested = _then(tested, 0, lambda x, regions=(tested, program): _agreed(x, regions))  # type: ignore[misc]
+        stops = tested.out_types[0].varying  # where the type says that devices may stop at different times
+        grown = [t.with_(varying=union((t.varying, stops))) for t in _grown(carry_types, program)]
         if grown == carry_types:
             break
         carry_types = grown
-    test_types = [*(x.type for x in values[0]), *carry_types]
-    tested, _, _ = _region(local, test, [*test_layouts, *carry_layouts], test_types, decided)
-    tested = _then(tested, 0, lambda x: _agreed(x, (tested, program)))
     start = [as_type(x, t) for x, t in zip(values[2], carry_types, strict=True)]
     outs = while_(
         *values[0], *values[1], *start,
