@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, fields
 from typing import Any, TextIO
 
+from meshwright.core.files import check_size
 from meshwright.core.source import here
 from meshwright.device.strategy import Estimate, Strategy
 from meshwright.errors import MeshwrightError, ShapeError
@@ -33,6 +34,7 @@ class EstimateFile:
         self.file: TextIO
         try:
             self.file = open(self.path, "a+", newline="", encoding="utf-8")  # noqa: SIM115 - closed by `close`
+            check_size(self.file.fileno())
             self._read()
         except (OSError, UnicodeDecodeError) as error:
             why = error.strerror if isinstance(error, OSError) else "it is not text in UTF-8"
@@ -56,7 +58,7 @@ class EstimateFile:
                 if row["case"] == self.case:
                     estimate = _estimate(row)
                     self.known[estimate.strategy] = estimate
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, csv.Error, RecursionError) as error:
             self.file.close()
             shown = text.partition("\n")[0]
             raise ShapeError(
@@ -83,7 +85,7 @@ def _csv_line(values: list[Any]) -> str:
 
 
 def _csv_rows(text: str) -> list[dict[str, Any]]:
-    return [{str(k): v for k, v in row.items()} for row in csv.DictReader(io.StringIO(text))]
+    return [{str(k): v for k, v in row.items()} for row in csv.DictReader(io.StringIO(text, newline=""))]
 
 
 def _json_rows(text: str) -> list[dict[str, Any]]:
