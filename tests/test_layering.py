@@ -40,6 +40,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("simulate.*",),
     ("engine.*",),
     (
+        "interop.bounds",
         "interop.decompositions",
         "interop.dumping",
         "interop.hlo",
@@ -88,6 +89,7 @@ LATE = {
     "frontend.control": {"meshwright.core.explicit"},
     "frontend.compiled": {
         "meshwright.frontend.explanation",
+        "meshwright.frontend.partitioning",
         "meshwright.frontend.sharding_reasons",
         "meshwright.frontend.texts",
         "meshwright.simulate.memory",

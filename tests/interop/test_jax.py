@@ -14,6 +14,7 @@ import meshwright.numpy as mnp
 from meshwright import P, lax
 from meshwright.core.trace import run
 from meshwright.errors import MeshwrightError
+from meshwright.interop import jax as interop
 from meshwright.interop.jax import from_jax, to_jax
 from tests.interop.test_hlo_models import blocks, train_step
 
@@ -64,6 +65,70 @@ def test_a_mesh_of_one_device() -> None:
     )
     compiled = mw.jit(lambda x: by_hand(x).sum(0)).lower(x).compile()
     np.testing.assert_allclose(to_jax(compiled)(jnp.arange(6.0).reshape(2, 3)), [3.0, 5.0, 7.0])
+
+
+def on(sizes: tuple[int, ...], *spec: Any) -> Any:
+    names = ("i", "j")[: len(sizes)]
+    return mw.device_put(mnp.arange(32.0).reshape(8, 4) / 8, mw.NamedSharding(mw.make_mesh(sizes, names), P(*spec)))
+
+
+def statistics(x: Any) -> Any:
+    return {"sum": x.sum(0), "square": (x * x).sum(), "rows": x.sum(1), "count": (x > 1).sum(), "double": x * 2}
+
+
+def choose(x: Any) -> Any:
+    yes = lambda x: (x.sum(0), (x * x).sum())
+    return lax.cond(x.mean() > 1, yes, lambda x: (x.max(0), x.min()), x)
+
+
+def until(x: Any) -> Any:
+    step = lambda c: (c[0] + 1, c[1] - c[1].mean(0), c[1].sum())
+    return lax.while_loop(lambda c: c[0] + 0 * c[1].sum() < 3, step, (0, x, 0.0))
+
+
+def scanned(x: Any) -> Any:
+    return lax.scan(lambda c, row: (c + x.sum(0) * row.sum(), c.max()), x[0], x)
+
+
+@pytest.mark.parametrize("sizes", [(1,), (4,), (1, 1), (4, 1), (1, 4), (2, 4)])
+@pytest.mark.parametrize("function", [statistics, choose, until, scanned])
+def test_several_results_sums_taken_together_and_meshes_with_axes_of_one_device(function: Any, sizes: Any) -> None:
+    x = on(sizes, *("i", "j")[: len(sizes)])
+    compiled = mw.jit(function).lower(x).compile()
+    found, expected = to_jax(compiled)(jnp.asarray(np.asarray(x))), compiled(x)
+    for one, other in zip(mw.tree.leaves(found), mw.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(np.asarray(one), np.asarray(other), rtol=1e-5, atol=1e-5)
+    if np.prod(sizes) == 1:
+        assert compiled.collectives == []
+
+
+def optimized(compiled: Any) -> str:
+    """What XLA makes of the module that it is given."""
+    loaded: list[Any] = []
+    with pytest.MonkeyPatch.context() as patch:
+        load = interop._loaded
+        patch.setattr(interop, "_loaded", lambda *args: loaded.append(load(*args)) or loaded[0])
+        to_jax(compiled)
+    return str(loaded[0].hlo_modules()[0].to_string())
+
+
+def test_sums_taken_together_are_one_collective_of_xla() -> None:
+    x = on((4,), "i")
+    compiled = mw.jit(lambda x: (x.sum(0), (x * x).sum(), mnp.tanh(x).sum(0))).lower(x).compile()
+    (only,) = compiled.collectives
+    assert only.kind == "all_reduce" and only.bytes_received_per_device == 2 * 3 * (4 + 1 + 4)
+    text = optimized(compiled)
+    assert [line for line in text.splitlines() if " all-reduce(" in line and "f32[9]" in line]
+    assert text.count(" all-reduce(") == 1
+
+
+def test_a_shard_map_of_arrays_that_are_on_no_mesh() -> None:
+    mesh = mw.make_mesh((2, 4), ("i", "j"))
+    share = lambda x: lax.psum(x, "i") / lax.psum(x.sum(), ("i", "j"))
+    mapped = mw.shard_map(share, mesh=mesh, in_specs=P("i", "j"), out_specs=P(None, "j"))
+    x = mnp.arange(32.0).reshape(8, 4)
+    compiled = mw.jit(lambda x: mapped(x + 1) * 2).lower(x).compile()
+    np.testing.assert_allclose(to_jax(compiled)(jnp.asarray(np.asarray(x))), np.asarray(compiled(x)), rtol=1e-5)
 
 
 def test_errors() -> None:

@@ -4,7 +4,7 @@ and sum between them. Nothing is batched or compiled, so this shares no rule wit
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from itertools import product
 from math import prod
 from typing import Any
@@ -20,10 +20,13 @@ Sizes = tuple[tuple[str, int], ...]
 Blocks = list[Any]  # one array for each device; the same object where devices are known to hold the same
 
 
-def run_by_device(program: Program, arrays: Sequence[Any]) -> list[Any]:
-    """The results of a program of shard_maps and plain equations without regions."""
+Seen = Callable[[Eqn, set[int]], None]  # told of a collective, and of the devices that come to it
+
+
+def run_by_device(program: Program, arrays: Sequence[Any], seen: Seen = lambda eqn, devices: None) -> list[Any]:
+    """The results of a program of shard_maps and plain equations; loops and branches are in shard_maps."""
     with np.errstate(all="ignore"):
-        return _run(program, [np.asarray(x) for x in arrays], _outside)
+        return _run(program, [np.asarray(x) for x in arrays], partial(_outside, seen))
 
 
 def _run(program: Program, values: Sequence[Any], step: Callable[[Eqn, list[Any]], list[Any]]) -> list[Any]:
@@ -47,32 +50,96 @@ def _evaluated(eqn: Eqn, values: Sequence[Any]) -> list[Any]:
     return outs
 
 
-def _outside(eqn: Eqn, values: list[Any]) -> list[Any]:
+def _outside(seen: Seen, eqn: Eqn, values: list[Any]) -> list[Any]:
     if eqn.op.name != "shard_map":
         return _evaluated(eqn, values)
     params = eqn.params
     mesh = params["mesh"]
-    count = prod(size for _, size in mesh)
     blocks = [_cut(x, spec, mesh) for x, spec in zip(values, params["in_specs"], strict=True)]
-    body = params["body"]
-    constants = [(var, [np.asarray(data)] * count) for var, data in body.constants]
-    body = Program(body.inputs, body.eqns, body.outputs, tuple(constants))
+    results = _Devices(mesh, seen).run(params["body"], blocks)
+    return [_join(x, spec, mesh) for x, spec in zip(results, params["out_specs"], strict=True)]
 
-    def inside(inner: Eqn, operands: list[Any]) -> list[Blocks]:
-        operands = [x if isinstance(x, list) else [x] * count for x in operands]
-        if inner.op.stack is not None:
-            return [_collective(inner, x, mesh, count) for x in operands or [[None] * count]]
+
+class _Devices:
+    """All devices of a mesh at one equation after the other. Those that took another branch, or have left a loop that
+    others are still in, are not ``here``: what is computed for them is thrown away."""
+
+    def __init__(self, mesh: Sizes, seen: Seen) -> None:
+        self.mesh, self.seen, self.count = mesh, seen, prod(size for _, size in mesh)
+        self.here = set(range(self.count))
+
+    def run(self, program: Program, blocks: Sequence[Blocks]) -> list[Blocks]:
+        constants = tuple((var, [np.asarray(data)] * self.count) for var, data in program.constants)
+        outs = _run(Program(program.inputs, program.eqns, program.outputs, constants), blocks, self.step)
+        return [self.each(x) for x in outs]
+
+    def each(self, x: Any) -> Blocks:
+        return x if isinstance(x, list) else [x] * self.count
+
+    def step(self, eqn: Eqn, operands: list[Any]) -> list[Blocks]:
+        operands = [self.each(x) for x in operands]
+        if eqn.op.stack is not None:
+            self.seen(eqn, self.here)
+            return [_collective(eqn, x, self.mesh, self.count) for x in operands or [[None] * self.count]]
+        if eqn.op.name in ("scan", "while", "cond"):
+            return getattr(self, f"run_{eqn.op.name}")(eqn.params, operands)
         done: dict[tuple[int, ...], list[Any]] = {}
         outs = []
-        for mine in zip(*operands, strict=True) if operands else [()] * count:
+        for mine in zip(*operands, strict=True) if operands else [()] * self.count:
             key = tuple(map(id, mine))
             if key not in done:
-                done[key] = _evaluated(inner, mine)
+                done[key] = _evaluated(eqn, mine)
             outs.append(done[key])
         return [list(x) for x in zip(*outs, strict=True)]
 
-    results = _run(body, blocks, inside)
-    return [_join(x, spec, mesh) for x, spec in zip(results, params["out_specs"], strict=True)]
+    def among(self, devices: set[int], program: Program, blocks: Sequence[Blocks]) -> list[Blocks]:
+        """A region that some of the devices run."""
+        before, self.here = self.here, self.here & devices
+        outs = self.run(program, blocks)
+        self.here = before
+        return outs
+
+    def run_scan(self, params: Any, operands: list[Blocks]) -> list[Blocks]:
+        n, m, length = params["consts"], params["carry"], params["length"]
+        consts, carry, xs = operands[:n], operands[n : n + m], operands[n + m :]
+        rows: list[list[Blocks]] = []
+        for at in reversed(range(length)) if params["reverse"] else range(length):
+            outs = self.run(params["body"], [*consts, *carry, *([block[at] for block in x] for x in xs)])
+            carry = outs[:m]
+            rows.append(outs[m:])
+        rows = rows[::-1] if params["reverse"] else rows
+        shapes = [v.type for v in params["body"].outputs[m:]]
+        stacked = [
+            [np.array([row[k][d] for row in rows], t.dtype).reshape(length, *t.shape) for d in range(self.count)]
+            for k, t in enumerate(shapes)
+        ]
+        return [*carry, *stacked]
+
+    def run_while(self, params: Any, operands: list[Blocks]) -> list[Blocks]:
+        n, m = params["cond_consts"], params["body_consts"]
+        for_cond, for_body, carry = operands[:n], operands[n : n + m], operands[n + m :]
+        going = set(self.here)
+        while True:
+            (test,) = self.among(going, params["cond"], [*for_cond, *carry])
+            going = {d for d in going if test[d]}
+            if not going:
+                return carry
+            new = self.among(going, params["body"], [*for_body, *carry])
+            carry = [[y[d] if d in going else x[d] for d in range(self.count)] for x, y in zip(carry, new, strict=True)]
+
+    def run_cond(self, params: Any, operands: list[Blocks]) -> list[Blocks]:
+        index, *rest = operands
+        branches = params["branches"]
+        taken = [min(max(int(x), 0), len(branches) - 1) for x in index]
+        outs: list[Blocks] = [[None] * self.count for _ in branches[0].outputs]
+        for number, branch in enumerate(branches):
+            devices = {d for d in range(self.count) if taken[d] == number}
+            if devices & self.here:
+                for out, new in zip(outs, self.among(devices, branch, rest), strict=True):
+                    for d in devices:
+                        out[d] = new[d]
+        known = [next(x for x in out if x is not None) for out in outs]
+        return [[x if x is not None else np.zeros_like(y) for x in out] for out, y in zip(outs, known, strict=True)]
 
 
 # Blocks

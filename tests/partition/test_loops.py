@@ -26,3 +26,20 @@ def test_a_constant_is_gathered_before_the_loop() -> None:
     for _ in range(6):
         expected = np.tanh(expected @ np.asarray(w))
     np.testing.assert_allclose(np.asarray(compiled(x, w)), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_devices_that_are_alone_along_an_axis_decide_for_themselves() -> None:
+    def function(x: mw.Array, y: mw.Array) -> object:
+        chosen = lax.cond(x[0, 0] > 0, lambda x, y: x * y, lambda x, y: x - x.sum(0) * y, x, y)
+        left = lax.while_loop(lambda c: c[0] < chosen[1, 1], lambda c: (c[0] + 1.0, c[1] * y.mean()), (0.0, y))
+        return chosen, left
+
+    y = np.arange(4, dtype=np.float32)
+    for sizes in ((1, 1), (1, 4), (2, 2)):
+        mesh = mw.make_mesh(sizes, ("x", "y"))
+        for start in (-1.0, 1.0):
+            x = np.full((4, 4), start, np.float32)
+            placed = mw.device_put(x, mw.NamedSharding(mesh, P("x", "y")))
+            found, expected = mw.jit(function)(placed, mnp.array(y)), mw.jit(function)(mnp.array(x), mnp.array(y))
+            for one, other in zip(mw.tree.leaves(found), mw.tree.leaves(expected), strict=True):
+                np.testing.assert_allclose(np.asarray(one), np.asarray(other), rtol=1e-6)

@@ -7,7 +7,8 @@ import json
 import sys
 from typing import Any
 
-from meshwright.commands.files import STDIN, read_text
+from meshwright.commands.files import read_text
+from meshwright.core.files import STDIN
 from meshwright.errors import MeshwrightError
 from meshwright.interop.mlir_context import parse_module
 from meshwright.interop.passes import apply_passes, pass_names

@@ -53,6 +53,7 @@ def facts(result: Simulation) -> dict[str, Any]:
             "argument_bytes": use.argument_bytes,
             "output_bytes": use.output_bytes,
             "temporary_bytes": use.temporary_bytes,
+            "alias_bytes": use.alias_bytes,
         },
         "by_op": [_share(share) for share in result.by_op()],
         "by_line": [_share(share) for share in result.by_line()],

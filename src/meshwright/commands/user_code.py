@@ -17,6 +17,7 @@ from meshwright.core.program import Program
 from meshwright.core.source import Source, is_users
 from meshwright.core.types import TensorType
 from meshwright.errors import MeshwrightError
+from meshwright.frontend.jit import Jitted
 from meshwright.frontend.tracing import ShapeDtypeStruct, make_program
 
 FORM = "FILE.py:NAME"
@@ -77,7 +78,8 @@ def load(path: str) -> ModuleType:
 def called(text: str, types: Sequence[TensorType] | None = None, fix: str = "") -> Any:
     """What ``FILE.py:NAME`` stands for: a program or what has one, or what a function of no arguments returns.
 
-    With ``types`` a function is traced on arguments of these. ``fix`` is for one that takes others, if not --args.
+    With ``types`` a function is traced on arguments of these, and a jitted one compiled, with its shardings and what is
+    donated to it. ``fix`` is for one that takes others, if not --args.
     """
     path, _, name = text.rpartition(":")
     if not path or not name or os.path.isfile(text):
@@ -94,7 +96,8 @@ def called(text: str, types: Sequence[TensorType] | None = None, fix: str = "") 
     with running(path, text):
         if types is None:
             return value()
-        return make_program(value)(*[ShapeDtypeStruct(one.shape, one.dtype) for one in types])
+        args = [ShapeDtypeStruct(one.shape, one.dtype) for one in types]
+        return value.lower(*args).compile() if isinstance(value, Jitted) else make_program(value)(*args)
 
 
 def kind_of(value: object) -> str:

@@ -1,4 +1,4 @@
-"""Files that are written whole, or not at all.
+"""Files that are written whole, or not at all; and files that are read, up to a size.
 
 A file is written under another name, brought to the disk, and renamed into place: the rename is the moment at which it
 takes the place of what was there before. An interrupt may come between any two steps, so what is to be removed is known
@@ -8,15 +8,56 @@ by name before it is made.
 from __future__ import annotations
 
 import os
+import stat
+import sys
 from collections.abc import Iterable
 from contextlib import suppress
-from errno import EACCES, EINVAL, ENOENT, ENOTSUP
-from typing import Any
+from errno import EACCES, EFBIG, EINVAL, ENOENT, ENOTSUP
+from typing import Any, TextIO
 
 from meshwright.core.source import here
 from meshwright.errors import MeshwrightError
 
 _NO_SYNC = (EACCES, EINVAL, ENOTSUP)  # a directory that may not be read, and file systems that cannot
+MOST_BYTES = 1 << 28  # of a text that is read
+STDIN = "-"
+
+
+def read_text(path: str | os.PathLike[str], most: int = MOST_BYTES) -> str:
+    """The text of a file, or of standard input (``-``).
+
+    What cannot be read, or has more than ``most`` bytes, is an OSError; what is no text in UTF-8, a UnicodeDecodeError.
+    """
+    if path == STDIN:
+        if sys.stdin is None:
+            raise OSError(EINVAL, "it is closed")
+        return _read(sys.stdin, most)
+    try:
+        with open(path, encoding="utf-8") as file:
+            check_size(file.fileno(), most)
+            return _read(file, most)
+    except UnicodeDecodeError:
+        raise
+    except ValueError as error:  # a name with a null in it
+        raise OSError(EINVAL, str(error)) from error
+
+
+def check_size(file: int, most: int = MOST_BYTES) -> None:
+    """Raise an OSError if a file, by its number, has more than ``most`` bytes; what is no plain file has no size."""
+    found = os.fstat(file)
+    if stat.S_ISREG(found.st_mode) and found.st_size > most:
+        raise _too_large(most)
+
+
+def _read(file: TextIO, most: int) -> str:
+    text = file.read(most + 1)
+    if len(text) > most:  # a character has one byte or more
+        raise _too_large(most)
+    return text
+
+
+def _too_large(most: int) -> OSError:
+    return OSError(EFBIG, f"it has more than {most >> 20} MiB, the most that is read")
 
 
 def write_whole(path: str | os.PathLike[str], text: str) -> None:

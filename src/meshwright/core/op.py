@@ -47,6 +47,13 @@ class Cost(NamedTuple):
     nbytes: float
 
 
+class Runs(NamedTuple):
+    """How often an equation runs one of its regions, None if only a run can tell; whether it runs another instead."""
+
+    times: int | None = 1
+    or_another: bool = False
+
+
 class Operand(NamedTuple):
     """An operand to test an op with: a shape, a dtype (None: each the op takes), and the range of its values."""
 
@@ -72,6 +79,7 @@ BatchRule = Callable[["Op", int, Sequence[Value], Sequence[bool], Params], tuple
 CostRule = Callable[[Types, Types, Params], Cost]
 LocalizeRule = Callable[[Params, Types, Types], Params]
 PruneRule = Callable[[Eqn, Sequence[bool]], Eqn]
+RunsRule = Callable[[Eqn, str], Runs]
 StackRule = Callable[[str, int, Value, bool, Params], tuple[Value, bool]]
 
 
@@ -95,6 +103,7 @@ class Op:
     - ``stack(axis, size, x, stacked, params) -> (out, stacked)``: a collective, when the devices along one of its axes
       are rows of an array (dim 0, if ``stacked``); None for every other op.
     - ``prune(eqn, live)``: an equation with a region without the results that are not ``live``, or None.
+    - ``runs(eqn, name)``: how often an equation runs its region of that name.
     - ``dtypes``: what an operand without a dtype of its own may be; ``samples()``: calls to test the op with.
     """
 
@@ -112,6 +121,7 @@ class Op:
     variance: Variance
     stack: StackRule | None
     prune: PruneRule | None
+    runs: RunsRule
     dtypes: tuple[DType, ...]
     samples: Callable[[], Sequence[Sample]]
 
@@ -153,6 +163,11 @@ def same_params(params: Params, operands: Types, results: Types) -> Params:
     return params
 
 
+def once(eqn: Eqn, name: str) -> Runs:
+    """Rule of an op that runs each of its regions once."""
+    return Runs()
+
+
 def define_op(
     name: str,
     *,
@@ -170,6 +185,7 @@ def define_op(
     variance: Variance = Variance.EQUAL,
     stack: StackRule | None = None,
     prune: PruneRule | None = None,
+    runs: RunsRule = once,
     dtypes: tuple[DType, ...] = ALL,
 ) -> Op:
     """Make an op and enter it in the registry. Without a ``linearize`` rule, the jvp rule serves.
@@ -194,6 +210,7 @@ def define_op(
         variance=variance,
         stack=stack,
         prune=prune,
+        runs=runs,
         dtypes=dtypes,
         samples=samples,
     )

@@ -17,7 +17,7 @@ from dataclasses import asdict, fields
 from typing import Any, TextIO
 from zlib import crc32
 
-from meshwright.core.files import write_whole
+from meshwright.core.files import check_size, write_whole
 from meshwright.core.source import here, user_source
 from meshwright.device.strategy import Estimate, Strategy
 from meshwright.errors import MeshwrightError, ShapeError
@@ -56,6 +56,7 @@ class EstimateFile:
         if not os.path.isfile(self.path):
             raise OSError("it is not a regular file")
         with open(self.path, "rb") as file:
+            check_size(file.fileno())
             lines = file.read().split(b"\n")
         ended = not lines[-1]
         if ended:

@@ -93,7 +93,7 @@ class Compiled:
         """
         from meshwright.frontend.texts import compiled_text
 
-        return compiled_text(self.program, self._call, self._executable.placed, iota)
+        return compiled_text(self, self._call, self._executable.placed, iota)
 
     @property
     def global_program(self) -> Program:
@@ -105,7 +105,11 @@ class Compiled:
     def collectives(self) -> list[Collective]:
         """What devices send each other, in program order, each with its reason."""
         placed = self._executable.placed
-        return list(placed.collectives) if placed is not None else []
+        if placed is not None:
+            return list(placed.collectives)
+        from meshwright.frontend.partitioning import written_collectives
+
+        return list(written_collectives(self._executable.program))
 
     @property
     def in_shardings(self) -> Any:
@@ -119,6 +123,12 @@ class Compiled:
         """The shardings of the results, in their containers; None for what is on no mesh."""
         return tree.unflatten(self._executable.out_tree, self._executable.out_shardings)
 
+    @property
+    def donated(self) -> tuple[bool, ...]:
+        """Of each array among the arguments, in order, whether its memory may be written over."""
+        given = set(self._executable.donated)
+        return tuple(n in given for n in range(len(self._types)))
+
     def explain(self) -> str:
         """Every collective with its bytes, its line and its reason; layouts that would be cheaper; what is held twice.
 
@@ -128,11 +138,12 @@ class Compiled:
         >>> print(mw.jit(lambda x: x.sum(0)).lower(x).compile().explain().splitlines()[0])
         1 collective: all_reduce 1; 96 bytes received per device
         """
+        from meshwright.frontend.explanation import explain, table
+
         placed = self._executable.placed
         if placed is None:
-            return "no collectives: the program runs on one device"
-        from meshwright.frontend.explanation import explain
-
+            found = self.collectives
+            return "\n".join(table(found)) if found else "no collectives: the program runs on one device"
         args, kwargs = tree.unflatten(self._in_tree, range(len(self._types)))
         return explain(placed, tree.argument_names(args, kwargs))
 
@@ -150,20 +161,24 @@ class Compiled:
 
         return simulate(self, hardware, **options)
 
-    def cost(self, hardware: Any) -> Any:
-        """What it costs on hardware without overlap: see ``Simulation.cost``."""
-        return self.simulate(hardware, overlap="none").cost()
+    def cost(self, hardware: Any, **options: Any) -> Any:
+        """What it costs on hardware without overlap: see ``Simulation.cost``; options are those of ``simulate``."""
+        return self.simulate(hardware, **{**options, "overlap": "none"}).cost()
 
     def memory(self) -> MemoryUse:
         """What the memory of a device holds at most, and what is alive then.
 
         >>> import meshwright as mw, meshwright.numpy as mnp
-        >>> mw.jit(lambda x: x * 2).lower(mnp.ones(1024)).compile().memory().peak_bytes
+        >>> x = mnp.ones(1024)
+        >>> mw.jit(lambda x: x * 2).lower(x).compile().memory().peak_bytes
         8192
+        >>> mw.jit(lambda x: x * 2, donate_argnums=0).lower(x).compile().memory().peak_bytes
+        4096
         """
         from meshwright.simulate.memory import memory
+        from meshwright.simulate.spmd import read_program
 
-        return memory(self.program)
+        return memory(read_program(self)[0], donated=self.donated)
 
     def explain_sharding(self, value: Any) -> ShardingReasons:
         """Where each axis of a value's sharding came from: what a user wrote, and the equations on the way.

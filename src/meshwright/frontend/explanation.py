@@ -11,6 +11,7 @@ from meshwright.core.partition_spec import PartitionSpec
 from meshwright.core.sharding import NamedSharding
 from meshwright.core.types import TensorType
 from meshwright.frontend.partitioning import Collective, OnMesh, put_on_mesh
+from meshwright.partition.combine import dearest
 from meshwright.partition.layouts import axes_used
 from meshwright.partition.reshard import show_bytes
 from meshwright.simulate.simulation import time_text
@@ -43,8 +44,8 @@ class Held(NamedTuple):
 
 
 def received(collectives: Sequence[Collective]) -> int:
-    """Bytes that a device receives in all."""
-    return sum(c.bytes_received_per_device * c.times for c in collectives)
+    """Bytes that a device receives at most, in one step of each while loop of unknown length."""
+    return sum(c.bytes_received_per_device * c.times for c in dearest(collectives))
 
 
 def explain(placed: OnMesh, names: Sequence[str]) -> str:
@@ -52,13 +53,36 @@ def explain(placed: OnMesh, names: Sequence[str]) -> str:
 
     ``names`` are those of the arguments.
     """
-    found = placed.collectives
-    if not found:
+    if not placed.collectives:
         return "\n".join(["no collectives: no device needs what another has", *_audit_lines(placed, names)])
-    kinds = Counter(c.kind for c in found for _ in range(c.times))
-    total, bytes_ = sum(kinds.values()), received(found)
+    lines = table(placed.collectives)
+    cheaper = suggestions(placed, names)
+    if cheaper:
+        lines += ["cheaper:", *(f"    {one}" for one in cheaper)]
+    return "\n".join([*lines, *_audit_lines(placed, names)])
+
+
+def _summary(found: Sequence[Collective]) -> str:
+    """How many collectives run and what a device receives: of a cond, in its dearest branch."""
+    kinds: Counter[str] = Counter()
+    for c in dearest(found):
+        kinds[c.kind] += c.times
+    total = sum(kinds.values())
+    inside = [one for c in found for one in c.within]
+    most = "at most " if any(one.branches for one in inside) else ""
+    loops = {one for one in inside if not one.branches}
+    steps = f", counting one step of {'the' if len(loops) == 1 else 'each'} while loop" if loops else ""
     counts = ", ".join(f"{kind} {n}" for kind, n in kinds.items())
-    lines = [f"{total} collective{'s' * (total > 1)}: {counts}; {bytes_} bytes received per device"]
+    return (
+        f"{most}{total} collective{'s' * (total != 1)}: {counts}; "
+        f"{most}{received(found)} bytes received per device{steps}"
+    )
+
+
+def table(found: Sequence[Collective]) -> list[str]:
+    """Lines that say of every collective what it moves and why; of those that need not run, when they do."""
+    bytes_, taken = received(found), set(map(id, dearest(found)))
+    lines = [_summary(found)]
     rows = [["kind", "axes", "bytes", "times", "share", "value", "line"]]
     for c in found:
         more = ", …" if len(c.values) > 1 else ""
@@ -69,20 +93,21 @@ def explain(placed: OnMesh, names: Sequence[str]) -> str:
                 ",".join(c.axes),
                 str(c.bytes_received_per_device * (permutes or 1)),
                 str(c.times // (permutes or 1)),
-                f"{100 * c.bytes_received_per_device * c.times / bytes_:.0f} %" if bytes_ else "0 %",
+                _share(c, bytes_) if id(c) in taken else "–",
                 c.values[0].short() + more,
                 str(c.source or ""),
             ]
         )
     widths = [max(len(row[n]) for row in rows) for n in range(len(rows[0]))]
-    table = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    lines.append(table[0])
-    for text, c in zip(table[1:], found, strict=True):
-        lines += [text, f"    {c.why}", *_beside(c)]
-    cheaper = suggestions(placed, names)
-    if cheaper:
-        lines += ["cheaper:", *(f"    {one}" for one in cheaper)]
-    return "\n".join([*lines, *_audit_lines(placed, names)])
+    shown = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    lines.append(shown[0])
+    for text, c in zip(shown[1:], found, strict=True):
+        lines += [text, f"    {c.why}", *(f"    {one}" for one in c.within), *_beside(c)]
+    return lines
+
+
+def _share(c: Collective, total: int) -> str:
+    return f"{100 * c.bytes_received_per_device * c.times / total:.0f} %" if total else "0 %"
 
 
 def _beside(c: Collective) -> list[str]:

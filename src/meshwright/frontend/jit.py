@@ -86,7 +86,7 @@ class Jitted:
         fun: Function,
         static_argnums: tuple[int, ...],
         static_argnames: tuple[str, ...],
-        donate: tuple[int, ...],
+        donate: tuple[tuple[int, ...], tuple[str, ...]],
         in_shardings: Any,
         out_shardings: Any,
         overlap: Any,
@@ -308,17 +308,19 @@ def _concrete(x: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Array:
     return value
 
 
-def _donated_leaves(in_tree: tree.TreeDef, donate: Sequence[int], statics: Statics) -> tuple[bool, ...]:
-    """Which leaves belong to a donated argument; ``donate`` counts the arguments as the user wrote them."""
-    if not donate:
+def _donated_leaves(
+    in_tree: tree.TreeDef, donate: tuple[Sequence[int], Sequence[str]], statics: Statics
+) -> tuple[bool, ...]:
+    """Which leaves belong to a donated argument; ``donate`` has positions, as the user wrote them, and names."""
+    numbers, names = donate
+    if not numbers and not names:
         return ()
     args, kwargs = tree.unflatten(in_tree, range(in_tree.num_leaves))
     static = {place for place, _, _ in statics}
     places = [n for n in range(len(args) + len(static)) if n not in static][: len(args)]
-    flags: list[bool] = []
-    for place, arg in zip(places, args, strict=True):
-        flags += [place in donate] * len(tree.leaves(arg))
-    return (*flags, *[False] * len(tree.leaves(kwargs)))
+    given = [arg for place, arg in zip(places, args, strict=True) if place in numbers]
+    found = set(tree.leaves([*given, *(kwargs[name] for name in names if name in kwargs)]))
+    return tuple(n in found for n in range(in_tree.num_leaves))
 
 
 def _count_one() -> int:
@@ -366,7 +368,7 @@ def jit(
         )
     check_function(fun, "jit")
     numbers, names = _match_names(fun, _ints(static_argnums), _strings(static_argnames))
-    donate, _ = _match_names(fun, _ints(donate_argnums), _strings(donate_argnames))
+    donate = _match_names(fun, _ints(donate_argnums), _strings(donate_argnames))
     if overlap is not None:
         from meshwright.partition.overlap import read_overlap
 

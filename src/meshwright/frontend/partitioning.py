@@ -6,13 +6,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from itertools import count
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from meshwright.core import tree
 from meshwright.core.dtypes import is_complex, is_inexact
-from meshwright.core.mesh import BaseMesh, Mesh, both, get_mesh
+from meshwright.core.mesh import AbstractMesh, BaseMesh, Mesh, both, get_mesh
 from meshwright.core.partition_spec import PartitionSpec
 from meshwright.core.program import Atom, Program, Var
 from meshwright.core.sharding import NamedSharding, TensorSharding
@@ -28,7 +29,7 @@ from meshwright.hardware.collectives import collective_seconds
 from meshwright.ops.elementwise import tanh
 from meshwright.ops.stacked import inline_calls
 from meshwright.partition.alternatives import cheapest_partition
-from meshwright.partition.combine import Beside, Record
+from meshwright.partition.combine import Beside, Record, Within, records
 from meshwright.partition.cuts import apart
 from meshwright.partition.layouts import closed, replicated
 from meshwright.partition.overlap import Overlap
@@ -52,8 +53,9 @@ class Placement(NamedTuple):
 class Collective:
     """A collective of a partitioned program: what it moves, and why it is there.
 
-    ``times`` is how often it runs: more than once inside of a loop. ``implicit``: nobody wrote it. ``values`` are the
-    global values that it is for. ``beside`` is what jit's ``overlap`` made of it.
+    ``times`` is how often it runs: more than once inside of a loop; in a while loop of unknown length, in one step.
+    ``within`` has these loops, and branches of a cond that need not be taken, from the outermost on. ``implicit``:
+    nobody wrote it. ``values`` are the global values that it is for. ``beside`` is what jit's ``overlap`` made of it.
     """
 
     kind: str
@@ -68,6 +70,7 @@ class Collective:
     volume: int
     mesh: BaseMesh
     beside: Beside | None = None
+    within: tuple[Within, ...] = ()
 
     def seconds(self, hardware: Any) -> float:
         """The modelled time of one run on a topology, or a machine of the named chip."""
@@ -81,7 +84,7 @@ class Collective:
         return (
             f"{self.kind} over {', '.join(self.axes)}: {self.bytes_received_per_device} bytes per device{times}"
             f"  {', '.join(t.short() for t in self.values[:3])}{', …' if len(self.values) > 3 else ''}{where}"
-            f"\n    {self.why}"
+            f"\n    {self.why}{''.join(f'; {one}' for one in self.within)}"
         )
 
 
@@ -284,8 +287,21 @@ def _collective(record: Record, mesh: BaseMesh) -> Collective:
     implicit = record.why is not None and not record.why.asked
     return Collective(
         record.kind, record.axes, record.bytes_received_per_device, record.total_bytes, record.source, why,
-        implicit, record.values, record.times, record.volume, mesh, record.beside,
+        implicit, record.values, record.times, record.volume, mesh, record.beside, record.within,
     )  # fmt: skip
+
+
+def written_collectives(program: Program) -> tuple[Collective, ...]:
+    """The collectives in the shard_maps of a program that nobody put on a mesh."""
+    program = inline_calls(program, shard_maps=False)
+    found: list[Collective] = []
+    numbers = count()
+    for eqn in program.eqns:
+        if eqn.op.name == "shard_map":
+            mesh = AbstractMesh.of_parts(eqn.params["mesh"])
+            listed = records(eqn.params["body"], dict(eqn.params["mesh"]), {}, {}, numbers=numbers)
+            found += [_collective(record, mesh) for record in listed]
+    return tuple(found)
 
 
 def check_partitioned(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from typing import Any
 
 from meshwright.core import tree
@@ -11,12 +10,13 @@ from meshwright.core.dimension_sharding import DimensionSharding
 from meshwright.core.program import Program
 from meshwright.core.sharding import NamedSharding, TensorSharding
 from meshwright.core.types import TensorType
-from meshwright.frontend.compiled import Call
+from meshwright.frontend.compiled import Call, Compiled
 from meshwright.frontend.explicit import untyped
 from meshwright.frontend.placing import sharding_for, spread
 from meshwright.interop.dumping import dump
 from meshwright.interop.hlo import hlo_text
 from meshwright.ops.stacked import inline_calls
+from meshwright.simulate.spmd import read_program
 
 
 def _module(call: Call) -> str:
@@ -76,13 +76,13 @@ def _tensor_sharding(place: Any, t: TensorType) -> TensorSharding:
     return found.to_tensor_sharding(t.ndim)
 
 
-def compiled_text(program: Program, call: Call, placed: Any, iota: bool) -> str:
+def compiled_text(compiled: Compiled, call: Call, placed: Any, iota: bool) -> str:
     """The module of one device."""
-    axes: Sequence[tuple[str, int]] = ()
-    shardings: Sequence[NamedSharding | None] | None = None
-    if placed is not None:
-        axes = next(eqn.params["mesh"] for eqn in placed.program.eqns if eqn.op.name == "shard_map")
-        shardings = placed.in_shardings
+    if placed is None:
+        program, sizes = read_program(compiled)
+        return hlo_text(program, name=_module(call), axes=list(sizes.items()), arguments=_arguments(call), iota=iota)
+    axes = next(eqn.params["mesh"] for eqn in placed.program.eqns if eqn.op.name == "shard_map")
     return hlo_text(
-        program, name=_module(call), axes=axes, in_shardings=shardings, arguments=_arguments(call), iota=iota
-    )
+        placed.local, name=_module(call), axes=axes, in_shardings=placed.in_shardings, arguments=_arguments(call),
+        iota=iota,
+    )  # fmt: skip

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from pathlib import Path
 from typing import Any
 
+from meshwright.core.files import read_text
 from meshwright.core.source import here
 from meshwright.errors import HardwareError
 
@@ -331,7 +331,7 @@ def brief(value: object) -> str:
 def read_chip(path: str | os.PathLike[str]) -> Chip:
     """The chip in a file that ``meshwright calibrate`` wrote."""
     try:
-        read = json.loads(Path(path).read_text(encoding="utf-8"))
+        read = json.loads(read_text(path))
         why = ""
     except OSError as error:
         why = error.strerror or str(error)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
+from meshwright.core.files import read_text
 from meshwright.core.source import here
 from meshwright.errors import HardwareError
 from meshwright.hardware.chips import is_number
@@ -27,7 +27,7 @@ def read_measurements(path: str | Path) -> dict[str, Any]:
     """The raw measurements that ``meshwright calibrate --keep`` wrote; ``-`` is standard input."""
     name = "standard input" if path == "-" else str(path)
     try:
-        raw = json.loads(sys.stdin.read() if path == "-" else Path(path).read_text(encoding="utf-8"))
+        raw = json.loads(read_text(path))
     except OSError as error:
         raise HardwareError(
             f"{name} cannot be read.", where=here(), why=error.strerror or str(error), fix=MEASURE
@@ -55,6 +55,8 @@ def _wrong(raw: object) -> str:
         return "its machine is not a dict or its measurements are not a list"
     if not is_number(raw["machine"].get("units") or 1, 1):
         return "the units of its machine are not a number from 1"
+    if not _is_line(raw["framework"]) or not _is_line(raw["machine"].get("device", "")):
+        return "its framework, or the device of its machine, is not one line of text"
     failed = raw.get("failed", [])
     if not isinstance(failed, list) or not all(
         isinstance(row, dict) and {"op", "dtype", "sizes", "why"} <= row.keys() and isinstance(row["why"], str)
@@ -71,6 +73,9 @@ def _wrong_row(number: int, row: object) -> str:
         return f"measurement {number} is not a dict"
     if not needed <= row.keys():
         return f"measurement {number} has no {', '.join(sorted(needed - set(row)))}"
+    odd = next((key for key in ("name", "part", "op", "dtype") if not _is_line(row[key])), None)
+    if odd is not None:
+        return f"the {odd} of measurement {number} is not one line of text"
     if not isinstance(row["seconds"], list) or not all(is_number(value) and value for value in row["seconds"]):
         return f"the seconds of measurement {number} are not positive numbers"
     if not row["seconds"]:
@@ -81,6 +86,10 @@ def _wrong_row(number: int, row: object) -> str:
         return f"the work of measurement {number} is not a list of dicts with a kind"
     found = (_wrong_work(number, one) for one in row["work"])
     return next((why for why in found if why), "")
+
+
+def _is_line(value: object) -> bool:
+    return isinstance(value, str) and value.isprintable()
 
 
 def _wrong_work(number: int, one: dict[str, Any]) -> str:

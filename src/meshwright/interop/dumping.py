@@ -17,7 +17,7 @@ from meshwright.core.sharding_text import symbol
 from meshwright.core.trace import close, trace
 from meshwright.core.types import TensorType
 from meshwright.errors import MeshwrightError
-from meshwright.interop.decompositions import DECOMPOSITIONS
+from meshwright.interop.decompositions import in_parts
 from meshwright.interop.mlir_context import parse_module, type_text
 from meshwright.interop.stablehlo_collectives import COLLECTIVES
 from meshwright.interop.stablehlo_text import OPS, constrained, dense
@@ -168,11 +168,10 @@ class Writer:
 
     def equation(self, eqn: Eqn, operands: list[tuple[str, TensorType]]) -> list[str]:
         """Write one equation; the names of its results."""
+        parts = in_parts(eqn, self.axes)
         write = OPS.get(eqn.op.name) or COLLECTIVES.get(eqn.op.name)
-        results = [var.type for var in eqn.outputs]
-        if write is not None:
-            return write(self, eqn, operands, results)
-        parts = DECOMPOSITIONS.get(eqn.op.name)
+        if parts is None and write is not None:
+            return write(self, eqn, operands, [var.type for var in eqn.outputs])
         if parts is None:
             raise MeshwrightError(
                 f"{eqn.op.name} cannot be written as StableHLO.",

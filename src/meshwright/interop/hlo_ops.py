@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
 
 from meshwright.core.program import Eqn, Params
 from meshwright.core.types import TensorType
-from meshwright.errors import MeshwrightError
-from meshwright.interop.decompositions import clipped_scatter, filled_gather
+from meshwright.interop.decompositions import neutral
 from meshwright.interop.hlo_collectives import COLLECTIVES
 from meshwright.interop.hlo_functions import FUNCTIONS
 from meshwright.interop.hlo_loops import LOOPS
 from meshwright.interop.hlo_writer import PRED, Computation, Value, Write, numbers
-from meshwright.ops.window import highest, lowest
 
 Types = list[TensorType]
 
@@ -146,17 +143,11 @@ def _convolution(c: Computation, eqn: Eqn, operands: list[Value], results: Types
 _OPCODES = {"sum": "add", "prod": "multiply", "max": "maximum", "min": "minimum", "and": "and", "or": "or"}
 
 
-def _start(how: str, dtype: np.dtype[Any]) -> Any:
-    if how in ("max", "min"):
-        return lowest(dtype) if how == "max" else highest(dtype)
-    return {"sum": 0, "prod": 1, "or": 0, "and": True if dtype.kind == "b" else -1}[how]
-
-
 def _reduce(how: str) -> Write:
     def write(c: Computation, eqn: Eqn, operands: list[Value], results: Types) -> list[Value]:
         dtype = results[0].dtype
         text = f"dimensions={numbers(eqn.params['axes'])}, to_apply={c.module.scalar(_OPCODES[how], dtype)}"
-        return c.op("reduce", [*operands, c.number(_start(how, dtype), dtype)], results, text)
+        return c.op("reduce", [*operands, c.number(neutral(how, dtype), dtype)], results, text)
 
     return write
 
@@ -167,7 +158,7 @@ def _reduce_window(how: str, window: Callable[[Params, TensorType], str]) -> Wri
         if not results[0].ndim:
             return operands[:1]
         text = f"{window(eqn.params, operands[0].type)}, to_apply={c.module.scalar(_OPCODES[how], dtype)}"
-        return c.op("reduce-window", [operands[0], c.number(_start(how, dtype), dtype)], results, text)
+        return c.op("reduce-window", [operands[0], c.number(neutral(how, dtype), dtype)], results, text)
 
     return write
 
@@ -206,7 +197,7 @@ def _best_place(how: str) -> Write:
         where = inside.op("select", [first, i, j], [number])
         name = inside.finish(f"best_place_{how}", [*best, *where])
         (places,) = c.op("iota", [], [TensorType(x.type.shape, place)], f"iota_dimension={axis}")
-        starts = [c.number(_start(how, x.type.dtype), x.type.dtype), c.number(0, place)]
+        starts = [c.number(neutral(how, x.type.dtype), x.type.dtype), c.number(0, place)]
         made = [TensorType(results[0].shape, x.type.dtype), results[0]]
         return c.op("reduce", [x, places, *starts], made, f"dimensions={{{axis}}}, to_apply={name}")[1:]
 
@@ -217,13 +208,6 @@ def _select_and_scatter(c: Computation, eqn: Eqn, operands: list[Value], results
     """Each summand is added to the place of its window that has the largest (smallest) element."""
     p = eqn.params
     source, x = operands
-    if any(n != 1 for n in (*p["base_dilation"], *p["window_dilation"])):
-        raise MeshwrightError(
-            "select_and_scatter_add with dilated windows cannot be written as HLO.",
-            where=eqn.source.show() if eqn.source is not None else "",
-            why="its windows have no dilation there",
-            fix="windows whose elements lie side by side",
-        )
     dtype = x.type.dtype
     direction = "GE" if p["select"] == "max" else "LE"
     select = c.module.scalar("compare", dtype, f"direction={direction}", PRED)
@@ -271,10 +255,7 @@ def _top_k(c: Computation, eqn: Eqn, operands: list[Value], results: Types) -> l
 
 
 def _gather(c: Computation, eqn: Eqn, operands: list[Value], results: Types) -> list[Value]:
-    """HLO moves windows that stick out into the operand; what else may be read there is put in afterwards."""
     p = eqn.params
-    if p["mode"] not in ("clip", "promise"):
-        return c.decomposed(filled_gather, eqn, operands)
     text = (
         f"offset_dims={numbers(p['offset_dims'])}, collapsed_slice_dims={numbers(p['collapsed_dims'])}, "
         f"start_index_map={numbers(p['start_index_map'])}, "
@@ -289,8 +270,6 @@ def _gather(c: Computation, eqn: Eqn, operands: list[Value], results: Types) -> 
 def _scatter(opcode: str) -> Write:
     def write(c: Computation, eqn: Eqn, operands: list[Value], results: Types) -> list[Value]:
         p, dtype = eqn.params, results[0].dtype
-        if p["mode"] == "clip":
-            return c.decomposed(partial(clipped_scatter, eqn.op), eqn, operands)
         text = (
             f"update_window_dims={numbers(p['update_window_dims'])}, "
             f"inserted_window_dims={numbers(p['inserted_window_dims'])}, "

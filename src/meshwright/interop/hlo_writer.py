@@ -14,7 +14,7 @@ from meshwright.core.source import Source
 from meshwright.core.trace import close, trace
 from meshwright.core.types import TensorType
 from meshwright.errors import MeshwrightError
-from meshwright.interop.decompositions import DECOMPOSITIONS
+from meshwright.interop.decompositions import in_parts
 
 _ELEMENTS: dict[DType, str] = {
     np.dtype(bool): "pred",
@@ -300,10 +300,10 @@ class Computation:
 
     def equation(self, eqn: Eqn, operands: list[Value]) -> list[Value]:
         """Write one equation; its results."""
+        parts = in_parts(eqn, self.module.axes)
         write = self.module.ops.get(eqn.op.name)
-        if write is not None:
+        if parts is None and write is not None:
             return write(self, eqn, operands, [TensorType(v.type.shape, v.type.dtype) for v in eqn.outputs])
-        parts = DECOMPOSITIONS.get(eqn.op.name)
         if parts is None:
             raise MeshwrightError(
                 f"{eqn.op.name} cannot be written as HLO.",

@@ -67,18 +67,17 @@ def to_jax(compiled: Compiled, devices: Sequence[Any] | None = None) -> Callable
     import jax
 
     placed = compiled._executable.placed
-    program = compiled.global_program if placed is None else placed.program
-    if placed is not None and placed.mesh.size == 1:  # for which XLA knows no parts
-        program, placed = inline_calls(program), None
+    program = inline_calls(compiled.global_program, shard_maps=False) if placed is None else placed.program
     types = [*program.in_types, *program.out_types]
     ours: list[NamedSharding | None] = [None] * len(types)
     axes: MeshAxes = (("device", 1),)
     on: AbstractMesh | None = None
-    if placed is not None:
-        params = next(eqn.params for eqn in program.eqns if eqn.op.name == "shard_map")
+    params = next((eqn.params for eqn in program.eqns if eqn.op.name == "shard_map"), None)
+    if params is not None:
         axes = params["mesh"]
         on = AbstractMesh.of_parts(axes)
-        specs = [*params["in_specs"], *params["out_specs"]]
+        whole = [PartitionSpec()] * len(types)  # of a program that nobody put on a mesh
+        specs = whole if placed is None else [*params["in_specs"], *params["out_specs"]]
         ours = [_even(NamedSharding(on, spec.update(replicated=())), t) for spec, t in zip(specs, types, strict=True)]
     count = prod(size for _, size in axes)
     found = list(jax.devices() if devices is None else devices)[:count]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 from typing import Any
 
@@ -18,6 +18,7 @@ from meshwright.core.trace import Array, building, close, trace
 from meshwright.core.types import TensorType
 from meshwright.errors import MeshwrightError
 from meshwright.frontend.control import switch, while_loop
+from meshwright.interop.bounds import check_calls, too_deep
 from meshwright.interop.instance import Instance, Match, Place
 from meshwright.interop.mlir_context import Types, boolean, context, integer, integers, keyword, parse_module, string
 from meshwright.interop.module_shardings import Shardings, meshes_of
@@ -57,7 +58,10 @@ def load(text: str) -> Program:
     }
     """
     with context():
-        return _Loader(parse_module(text)).program()
+        try:
+            return _Loader(parse_module(text)).program()
+        except RecursionError:
+            raise too_deep("loops, branches and calls stand inside of too many others") from None
 
 
 class _Loader:
@@ -74,6 +78,7 @@ class _Loader:
 
     def program(self) -> Program:
         main = self._main()
+        self._check_calls(main)
         arguments = main.regions[0].blocks[0].arguments
         types = [self.type(value, main) for value in arguments]
         program, captured = trace(lambda *values: self.function(main, values), types)
@@ -91,10 +96,20 @@ class _Loader:
             )
         return public[0]
 
+    def _check_calls(self, main: Any) -> None:
+        """Calls are written out where they stand, which must come to an end."""
+        own: dict[str, int] = {}
+        calls: dict[str, list[str]] = {}
+        for name, function in self.functions.items():
+            ops = list(_inside(function))
+            own[name] = len(ops)
+            calls[name] = [_callee(op) for op in ops if op.name == "func.call"]
+        check_calls(string(main.attributes["sym_name"]), own, calls)
+
     def type(self, value: Any, op: Any) -> TensorType:
         found = self.types(value.type)
         if found is None or (found.dtype.kind == "V" and str(found.dtype) == "|V0"):
-            raise _unsupported(op, f"a value of type {value.type} is no array of numbers of known shape")
+            raise _unsupported(op, f"{_type_text(value.type)} is no array of numbers of known shape")
         return found
 
     def function(self, op: Any, arguments: Sequence[Any]) -> list[Any]:
@@ -185,13 +200,13 @@ class _Loader:
         """One number for all is stored once."""
         t = self.type(op.results[0], op)
         found = _numbers(op, t)
-        if found.size > 1 and (found == found.flat[0]).all():
+        if t.size > 1 and (found == found.flat[0]).all():
             scalar = TensorType((), t.dtype)
             return [REGISTRY["broadcast_in_dim"](Array(found.flat[0].reshape(()), scalar), shape=t.shape, dims=())]
-        return [Array(found, t)]
+        return [Array(found.reshape(t.shape), t)]
 
     def call(self, op: Any, operands: list[Any], env: dict[Any, Any]) -> Sequence[Any]:
-        name = str(op.attributes["callee"]).removeprefix("@").strip('"')
+        name = _callee(op)
         if name not in self.functions:
             raise _unsupported(op, f"@{name} is declared and not defined")
         if name in self.called:
@@ -250,6 +265,28 @@ _SPECIAL: dict[str, Callable[[_Loader, Any, list[Any], dict[Any, Any]], Sequence
     "sdy.propagation_barrier": _Loader.nothing,
     "sdy.data_flow_edge": _Loader.nothing,
 }
+
+
+def _inside(op: Any) -> Iterator[Any]:
+    """The ops in the regions of an op, however deep."""
+    for region in op.regions:
+        for block in region.blocks:
+            for found in block.operations:
+                yield found.operation
+                yield from _inside(found.operation)
+
+
+def _callee(op: Any) -> str:
+    return str(op.attributes["callee"]).removeprefix("@").strip('"')
+
+
+def _type_text(type: Any) -> str:
+    """A value of a type, in a word if it is made of others, whose names may be without end."""
+    from jaxlib.mlir import ir
+
+    if isinstance(type, ir.TupleType):
+        return f"a tuple of {type.num_types} values"
+    return "a function" if isinstance(type, ir.FunctionType) else f"a value of type {type}"
 
 
 def _unsupported(op: Any, why: str) -> MeshwrightError:
@@ -392,18 +429,18 @@ def _highest(dtype: np.dtype[Any]) -> Any:
 
 
 def _numbers(op: Any, t: TensorType) -> np.ndarray[Any, Any]:
-    """The contents of a constant."""
+    """The contents of a constant; one number for all is there once."""
     from jaxlib.mlir import ir
 
-    text = None
     try:
         value = ir.DenseElementsAttr(op.attributes["value"])
         if t.dtype.kind in "biuf" and t.dtype.itemsize and np.dtype(t.dtype).isbuiltin:
-            return _spread(np.array(value).astype(t.dtype), t)
-    except (TypeError, ValueError):
+            one: Any = value.get_splat_value() if value.is_splat else None
+            found = np.asarray(one.value) if one is not None else np.array(value)
+            return found.astype(t.dtype)
+    except (TypeError, ValueError, AttributeError):
         pass
-    text = text or str(op)
-    inside = re.search(r"dense<(.*)> : tensor", text, re.DOTALL)
+    inside = re.search(r"dense<(.*)> : tensor", str(op), re.DOTALL)
     if inside is None:
         raise _unsupported(op, "its contents are not written out")
     return _written(inside[1], t)
@@ -412,17 +449,12 @@ def _numbers(op: Any, t: TensorType) -> np.ndarray[Any, Any]:
 def _written(text: str, t: TensorType) -> np.ndarray[Any, Any]:
     """Numbers as MLIR writes them: one for all, nested lists, or all bytes in hexadecimal."""
     if text.startswith('"0x'):
-        return np.frombuffer(bytes.fromhex(text[3:-1]), t.dtype).reshape(t.shape).copy()
+        return np.frombuffer(bytes.fromhex(text[3:-1]), t.dtype).copy()
     if t.dtype.kind == "c":
         numbers = [complex(_number(a), _number(b)) for a, b in re.findall(r"\(([^,()]*),([^,()]*)\)", text)]
     else:
         numbers = [_number(word, t.dtype) for word in re.findall(r"[^\s,\[\]]+", text)]
-    return _spread(np.array(numbers).astype(t.dtype), t)
-
-
-def _spread(found: np.ndarray[Any, Any], t: TensorType) -> np.ndarray[Any, Any]:
-    """One number stands for all."""
-    return np.full(t.shape, found.reshape(()), t.dtype) if found.size == 1 else found.reshape(t.shape)
+    return np.array(numbers).astype(t.dtype)
 
 
 def _number(word: str, dtype: np.dtype[Any] | None = None) -> Any:

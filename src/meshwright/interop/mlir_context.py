@@ -18,6 +18,7 @@ from meshwright.core.dtypes import DType
 from meshwright.core.sharding_text import pointing
 from meshwright.core.types import TensorType
 from meshwright.errors import MeshwrightError, TextError
+from meshwright.interop.bounds import check_text
 
 if TYPE_CHECKING:
     from jaxlib.mlir import ir
@@ -40,6 +41,7 @@ def context() -> Any:
 def parse_module(text: str, file: str = "") -> ir.Module:
     """Read a module; an error tells file, line and column, and shows the line."""
     within = context()  # which says what to install
+    check_text(text, file)
     from jaxlib.mlir import ir
 
     with within:
@@ -103,13 +105,9 @@ class Types:
 def _tensor_type(type: Any) -> TensorType | None:
     from jaxlib.mlir import ir
 
-    try:
-        tensor = ir.RankedTensorType(type)
-    except (TypeError, ValueError):
+    if not isinstance(type, ir.RankedTensorType) or not type.has_static_shape:
         return None
-    if not tensor.has_static_shape:
-        return None
-    return TensorType(tuple(tensor.shape), ELEMENTS.get(str(tensor.element_type), _NO_NUMBER))
+    return TensorType(tuple(type.shape), ELEMENTS.get(str(type.element_type), _NO_NUMBER))
 
 
 def type_text(type: TensorType) -> str:

@@ -40,17 +40,46 @@ def _channel(b: Body) -> str:
 
 
 def _reduced(how: str) -> Write:
+    """All operands of one element type at once: as one array, for XLA takes no all-reduce of several in manual code."""
+
     def write(b: Body, eqn: Eqn, operands: list[Operand], results: Types) -> list[str]:
         found: dict[int, str] = {}
         for dtype in dict.fromkeys(t.dtype for _, t in operands):
             places = [n for n, (_, t) in enumerate(operands) if t.dtype == dtype]
             text = f"{_groups(b, eqn)}, use_global_device_ids"
             region = b.scalar_region(how, dtype)
-            outs = b.op("all_reduce", [operands[n] for n in places], [results[n] for n in places], text, region)
-            found.update(zip(places, outs, strict=True))
+            joined, t = _joined(b, [operands[n] for n in places])
+            (out,) = b.op("all_reduce", [(joined, t)], [t], text, region)
+            found.update(zip(places, _parted(b, (out, t), [results[n] for n in places]), strict=True))
         return [found[n] for n in range(len(operands))]
 
     return write
+
+
+def _joined(b: Body, operands: list[Operand]) -> Operand:
+    """Several arrays as one of rank 1; one as it is."""
+    if len(operands) == 1:
+        return operands[0][0], TensorType(operands[0][1].shape, operands[0][1].dtype)
+    flat = []
+    for name, t in operands:
+        row = TensorType((t.size,), t.dtype)
+        flat.append((b.op("reshape", [(name, t)], [row])[0], row))
+    whole = TensorType((sum(t.size for _, t in flat),), flat[0][1].dtype)
+    return b.op("concatenate", flat, [whole], "dimension = 0 : i64")[0], whole
+
+
+def _parted(b: Body, joined: Operand, results: Types) -> list[str]:
+    """The arrays that were joined."""
+    if len(results) == 1:
+        return [joined[0]]
+    names, start = [], 0
+    for t in results:
+        row, end = TensorType((t.size,), t.dtype), start + t.size
+        bounds = f"start_indices = array<i64: {start}>, limit_indices = array<i64: {end}>, strides = array<i64: 1>"
+        (part,) = b.op("slice", [joined], [row], bounds)
+        names += b.op("reshape", [(part, row)], [TensorType(t.shape, t.dtype)])
+        start = end
+    return names
 
 
 def _all_gather(b: Body, eqn: Eqn, operands: list[Operand], results: Types) -> list[str]:
@@ -106,8 +135,14 @@ def _scatter(b: Body, eqn: Eqn, operands: list[Operand], results: Types) -> list
 
 
 def _shard_map(b: Body, eqn: Eqn, operands: list[Operand], results: Types) -> list[str]:
-    """What each device does on its own blocks; axes that are not its own stay open to propagation."""
+    """What each device does on its own blocks; axes that are not its own stay open to propagation. One device alone has
+    whole arrays, and XLA takes no manual code for one."""
     p = eqn.params
+    if all(size == 1 for name, size in p["mesh"] if name in p["manual"]):
+        around, b.axes = b.axes, p["mesh"]
+        outs = b.program(p["body"], [name for name, _ in operands])
+        b.axes = around
+        return outs
     mesh = b.mesh_of(p["mesh"])
     free = len(p["manual"]) < len(p["mesh"])
 

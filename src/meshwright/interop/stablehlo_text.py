@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -12,11 +11,9 @@ from meshwright.core.mesh import BaseMesh
 from meshwright.core.program import Eqn, Program
 from meshwright.core.sharding import TensorSharding
 from meshwright.core.types import TensorType
-from meshwright.errors import MeshwrightError
-from meshwright.interop.decompositions import clipped_scatter, filled_gather
+from meshwright.interop.decompositions import neutral
 from meshwright.interop.mlir_context import type_text
 from meshwright.interop.stablehlo import SAME
-from meshwright.ops.window import highest, lowest
 
 Operand = tuple[str, TensorType]
 
@@ -213,17 +210,11 @@ def _convolution(p: Any, types: list[TensorType]) -> str:
 _BODIES = {"sum": "add", "prod": "multiply", "max": "maximum", "min": "minimum", "and": "and", "or": "or"}
 
 
-def _start(how: str, dtype: np.dtype[Any]) -> Any:
-    if how in ("max", "min"):
-        return lowest(dtype) if how == "max" else highest(dtype)
-    return {"sum": 0, "prod": 1, "or": 0, "and": True if dtype.kind == "b" else -1}[how]
-
-
 def _reduce(how: str) -> Write:
     def write(b: Body, eqn: Eqn, operands: list[Operand], results: list[TensorType]) -> list[str]:
         dtype = results[0].dtype
         scalar = TensorType((), dtype)
-        start = b.constant(_start(how, dtype), scalar)
+        start = b.constant(neutral(how, dtype), scalar)
         region = b.scalar_region(_BODIES[how], dtype)
         dims = f"dimensions = {_array(eqn.params['axes'])}"
         return b.op("reduce", [*operands, (start, scalar)], results, dims, region)
@@ -236,7 +227,7 @@ def _window(how: str, params: Callable[[Any, TensorType], dict[str, Any]] = lamb
         p = params(eqn.params, operands[0][1])
         dtype = results[0].dtype
         scalar = TensorType((), dtype)
-        start = b.constant(_start(how, dtype), scalar)
+        start = b.constant(neutral(how, dtype), scalar)
         properties = (
             f"window_dimensions = {_array(p['window'])}, window_strides = {_array(p['strides'])}, "
             f"base_dilations = {_array(p['base_dilation'])}, window_dilations = {_array(p['window_dilation'])}, "
@@ -270,7 +261,7 @@ def _best_place(how: str) -> Write:
         places = TensorType(t.shape, place)
         value, number = TensorType((), t.dtype), TensorType((), place)
         (numbers,) = b.op("iota", [], [places], f"iota_dimension = {axis} : i64")
-        starts = b.constant(_start(how, t.dtype), value), b.constant(0, number)
+        starts = b.constant(neutral(how, t.dtype), value), b.constant(0, number)
         before, b.lines = b.lines, []
         x, i, y, j = (b.name() for _ in range(4))
         truth = TensorType((), np.dtype(bool))
@@ -300,13 +291,6 @@ def _select_and_scatter(b: Body, eqn: Eqn, operands: list[Operand], results: lis
     """Each summand is added to the place of its window that has the largest (smallest) element."""
     p, t = eqn.params, results[0]
     source, x = operands
-    if any(n != 1 for n in (*p["base_dilation"], *p["window_dilation"])):
-        raise MeshwrightError(
-            "select_and_scatter_add with dilated windows cannot be written as StableHLO.",
-            where=str(eqn.source) if eqn.source is not None else "",
-            why="its windows have no dilation there",
-            fix="windows whose elements lie side by side",
-        )
     scalar, truth = TensorType((), x[1].dtype), TensorType((), np.dtype(bool))
     before, b.lines = b.lines, []
     one, other = (b.name(), scalar), (b.name(), scalar)
@@ -365,10 +349,7 @@ def _sort(b: Body, eqn: Eqn, operands: list[Operand], results: list[TensorType])
 
 
 def _gather(b: Body, eqn: Eqn, operands: list[Operand], results: list[TensorType]) -> list[str]:
-    """StableHLO moves windows that stick out into the operand; what else may be read there is put in afterwards."""
     p = eqn.params
-    if p["mode"] not in ("clip", "promise"):
-        return b.decomposed(filled_gather, p, operands)
     properties = (
         f"dimension_numbers = #stablehlo.gather<offset_dims = {_list(p['offset_dims'])}, "
         f"collapsed_slice_dims = {_list(p['collapsed_dims'])}, "
@@ -383,8 +364,6 @@ def _gather(b: Body, eqn: Eqn, operands: list[Operand], results: list[TensorType
 def _scatter(how: str) -> Write:
     def write(b: Body, eqn: Eqn, operands: list[Operand], results: list[TensorType]) -> list[str]:
         p, t = eqn.params, results[0]
-        if p["mode"] == "clip":
-            return b.decomposed(partial(clipped_scatter, eqn.op), p, operands)
         numbers = (
             f"update_window_dims = {_list(p['update_window_dims'])}, "
             f"inserted_window_dims = {_list(p['inserted_window_dims'])}, "

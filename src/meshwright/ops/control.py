@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from meshwright.core import dtypes
-from meshwright.core.op import Cost, Linear, Linearity, No, Op, Types, Value, define_op
-from meshwright.core.program import Params, Program
+from meshwright.core.op import Cost, Linear, Linearity, No, Op, Runs, Types, Value, define_op
+from meshwright.core.program import Eqn, Params, Program
 from meshwright.core.source import here
 from meshwright.core.trace import run
 from meshwright.core.types import TensorType, Variance, union
@@ -37,6 +37,7 @@ from meshwright.ops.regions import (
     show_types,
     spread,
 )
+from meshwright.ops.trip_count import trip_count
 from meshwright.transform.batch import batch_program
 from meshwright.transform.derivative import jvp_program, linearize_program
 from meshwright.transform.simplify import dce
@@ -173,6 +174,12 @@ def _select_rows(pred: Value, on_true: Value, on_false: Value) -> Value:
     return select(pred, on_true, on_false)
 
 
+def _while_runs(eqn: Eqn, name: str) -> Runs:
+    """The condition is asked once more than the body runs."""
+    steps = trip_count(eqn)
+    return Runs(None if steps is None else steps + (name == "cond"))
+
+
 while_: Op = define_op(
     "while",
     type=_while_type,
@@ -188,6 +195,7 @@ while_: Op = define_op(
     batch=_while_batch,
     evaluate=_while_evaluate,
     cost=lambda operands, results, params: program_cost(params["body"]),  # of one step: the number of steps is unknown
+    runs=_while_runs,
     samples=lambda: [],
 )
 
@@ -404,12 +412,13 @@ def _cond_batch_each(
         chosen_here = le(index, 0) if n == 0 else ge(index, last) if n == last else eq(index, n)
         args, batched = operands, mask
         if last:
-            # No derivative comes back from the rows of other branches, where it may be 0 · inf.
-            inexact = [dtypes.is_inexact(x.dtype) for x in operands]
-            batched = tuple(b or cut_off for b, cut_off in zip(mask, inexact, strict=True))
+            # No derivative comes back from the rows of other branches, where it may be 0 · inf. An operand that is the
+            # same on devices which decide differently stays so.
+            cut_off = [dtypes.is_inexact(x.dtype) and set(index.type.varying) <= set(x.type.varying) for x in operands]
+            batched = tuple(b or c for b, c in zip(mask, cut_off, strict=True))
             args = [
-                _differentiable_rows(chosen_here, broadcast_batch(x, b, size)) if cut_off else x
-                for x, b, cut_off in zip(operands, mask, inexact, strict=True)
+                _differentiable_rows(chosen_here, broadcast_batch(x, b, size)) if c else x
+                for x, b, c in zip(operands, mask, cut_off, strict=True)
             ]
         outs, flags = batch_program(branches[n], size, args, batched)
         mine = [broadcast_batch(x, b, size) for x, b in zip(outs, flags, strict=True)]
@@ -441,5 +450,6 @@ cond: Op = define_op(
     batch=_cond_batch,
     evaluate=_cond_evaluate,
     cost=_cond_cost,
+    runs=lambda eqn, name: Runs(or_another=True),
     samples=lambda: [],
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from meshwright.core.op import Cost, Linear, Linearity, Op, Types, Value, define_op
+from meshwright.core.op import Cost, Linear, Linearity, Op, Runs, Types, Value, define_op
 from meshwright.core.program import Params, Program
 from meshwright.core.trace import Tracer, run
 from meshwright.core.types import TensorType, Variance
@@ -325,5 +325,6 @@ scan: Op = define_op(
     batch=_scan_batch,
     evaluate=_scan_evaluate,
     cost=_scan_cost,
+    runs=lambda eqn, name: Runs(eqn.params["length"]),
     samples=lambda: [],
 )

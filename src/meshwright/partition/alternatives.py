@@ -14,6 +14,7 @@ from meshwright.core.program import Program, Var
 from meshwright.core.sharding import TensorSharding
 from meshwright.ops.regions import program_cost
 from meshwright.partition.choose import FLOPS_PER_BYTE
+from meshwright.partition.combine import dearest
 from meshwright.partition.layouts import axes_used
 from meshwright.partition.overlap import Overlap
 from meshwright.partition.partition import Partitioned, partition
@@ -66,8 +67,9 @@ def _contractions(program: Program) -> int:
 
 
 def _cost(found: Partitioned, mesh: BaseMesh) -> float:
-    received = sum(record.total_bytes * record.times for record in found.records) / mesh.size
-    collectives = sum(record.times for record in found.records)
+    taken = dearest(found.records)
+    received = sum(record.total_bytes * record.times for record in taken) / mesh.size
+    collectives = sum(record.times for record in taken)
     work = program_cost(found.local).flops
     return (received + START_BYTES * collectives) * FLOPS_PER_BYTE + work
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from itertools import count, groupby
 from math import ceil, prod
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from meshwright.core.factors import pointwise
 from meshwright.core.linearity import Does
@@ -45,8 +46,31 @@ class Beside(NamedTuple):
     kernel: Eqn | None = None
 
 
+class Within(NamedTuple):
+    """A region that may run or not, or who knows how often: a branch of ``branches``, or what a while loop repeats.
+
+    ``number`` is the equation's own, which tells two on one line apart.
+    """
+
+    op: str
+    source: Source | None
+    number: int
+    branch: int = 0
+    branches: int = 0
+
+    def __str__(self) -> str:
+        where = f" at {self.source}" if self.source else ""
+        if self.branches:
+            return f"if branch {self.branch} of the {self.op}{where} is taken"
+        return f"in every step of the {self.op} loop{where}"
+
+
 class Record(NamedTuple):
-    """A collective of a local program: what it moves, how often, and why it is there (None: the user wrote it)."""
+    """A collective of a local program: what it moves, how often, and why it is there (None: the user wrote it).
+
+    ``times`` counts loops in full, but for those of unknown length, of which it counts one step; ``within`` has these,
+    and branches that need not be taken, from the outermost on.
+    """
 
     kind: str
     axes: tuple[str, ...]
@@ -58,6 +82,21 @@ class Record(NamedTuple):
     times: int
     volume: int  # bytes of what one group works on, as costs count it: the gathered array, the summed one
     beside: Beside | None = None
+    within: tuple[Within, ...] = ()
+
+
+class Listed(Protocol):
+    """A collective as it is listed, with its reason or without."""
+
+    @property
+    def bytes_received_per_device(self) -> int: ...
+    @property
+    def times(self) -> int: ...
+    @property
+    def within(self) -> tuple[Within, ...]: ...
+
+
+One = TypeVar("One", bound=Listed)
 
 
 def combine(program: Program) -> Program:
@@ -170,18 +209,57 @@ def records(
     whys: Mapping[Var, Why],
     beside: Mapping[Var, Beside],
     times: int = 1,
+    within: tuple[Within, ...] = (),
+    numbers: Iterator[int] | None = None,
 ) -> Iterator[Record]:
-    """The collectives of a local program in order, those in loops as often as they run."""
+    """The collectives of a local program in order, those in loops as often as they run.
+
+    Nothing is sent by a device that is alone along the axes, nor of arrays without elements.
+    """
+    numbers = count() if numbers is None else numbers
     for eqn in program.eqns:
         kind = KINDS.get(eqn.op.name)
         known = beside.get(eqn.outputs[0]) if eqn.outputs else None
         if kind is not None and eqn.op.stack is not None:
-            yield _record(kind, eqn, sizes, whys, times)._replace(beside=known)
+            if prod(sizes[axis] for axis in eqn.params["axes"]) > 1 and any(a.type.size for a in eqn.inputs):
+                yield _record(kind, eqn, sizes, whys, times)._replace(beside=known, within=within)
         elif known is not None and known.kernel is not None:
-            yield _record(known.kind, known.kernel, sizes, whys, times)._replace(beside=known)
-        inner = times * (eqn.params["length"] if eqn.op.name == "scan" else 1)
-        for _, region in eqn.regions():
-            yield from records(region, sizes, whys, beside, inner)
+            yield _record(known.kind, known.kernel, sizes, whys, times)._replace(beside=known, within=within)
+        number, regions = next(numbers), list(eqn.regions())
+        for index, (name, region) in enumerate(regions):
+            runs = eqn.op.runs(eqn, name)
+            inside = within
+            if runs.or_another:
+                inside = (*within, Within(eqn.op.name, eqn.source, number, index, len(regions)))
+            elif runs.times is None:
+                inside = (*within, Within(eqn.op.name, eqn.source, number))
+            inner = times if runs.times is None else times * runs.times
+            yield from records(region, sizes, whys, beside, inner, inside, numbers)
+
+
+def dearest(found: Sequence[One], depth: int = 0) -> list[One]:
+    """The collectives that run if of every choice between branches the one is taken that receives the most bytes."""
+    taken: list[One] = []
+    for choice, group in groupby(found, lambda one: _choice(one.within, depth)):
+        if choice is None:
+            taken += group
+            continue
+        branches: dict[int, list[One]] = {}
+        for one in group:
+            branches.setdefault(one.within[depth].branch, []).append(one)
+        taken += max([dearest(inside, depth + 1) for inside in branches.values()], key=_weight)
+    return taken
+
+
+def _weight(found: Iterable[Listed]) -> tuple[int, int]:
+    """Bytes that a device receives in all, and in how many collectives."""
+    weights = [(c.bytes_received_per_device * c.times, c.times) for c in found]
+    return sum(n for n, _ in weights), sum(n for _, n in weights)
+
+
+def _choice(within: tuple[Within, ...], depth: int) -> Within | None:
+    """The region around a collective at this depth, whichever its branch."""
+    return within[depth]._replace(branch=0) if depth < len(within) else None
 
 
 def _record(kind: str, eqn: Eqn, sizes: Mapping[str, int], whys: Mapping[Var, Why], times: int) -> Record:

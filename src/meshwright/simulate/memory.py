@@ -1,20 +1,22 @@
 """What a device's memory holds, kernel by kernel: the peak, and what is alive at it.
 
-Arguments are there all the time unless they are donated, in which case they go after their last use. A value is there
-from the kernel that writes it to the last that reads it. A fused kernel writes over an operand of the same size that
-nobody reads again, and so do updates and sums over devices. Views take no memory and keep what they are of. The stacked
-results of a scan are there from its start, and its carry once, in the place of what it starts from if that dies there.
+Arguments are there all the time unless they are donated, in which case they go after their last use, or before the
+first kernel if there is none. A value is there from the kernel that writes it to the last that reads it. A fused kernel
+writes over an operand of the same size that nobody reads again, and so do updates and sums over devices. Views take no
+memory and keep what they are of. The stacked results of a scan are there from its start, and its carry once, in the
+place of what it starts from if that dies there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from meshwright.core.factors import pointwise
 from meshwright.core.program import Atom, Eqn, Program, Var
-from meshwright.core.source import Source
+from meshwright.core.source import Source, here
+from meshwright.errors import MeshwrightError
 from meshwright.ops.stacked import inline_calls
 from meshwright.simulate.kernels import Kernel, Kernels, fuse
 
@@ -36,7 +38,8 @@ class Alive(NamedTuple):
 class MemoryUse:
     """Bytes on one device: at the peak, of arguments, constants and results, of everything else at its own peak.
 
-    ``curve`` has the bytes during each kernel, in the order in which they run.
+    ``alias_bytes`` are those of results that lie in the memory of donated arguments, and count among both. ``curve``
+    has the bytes during each kernel, in the order in which they run.
     """
 
     peak_bytes: int
@@ -47,15 +50,18 @@ class MemoryUse:
     at_peak: tuple[Alive, ...]
     peak_source: Source | None
     curve: tuple[int, ...]
+    alias_bytes: int = 0
 
     @property
     def reserved_bytes(self) -> int:
         """What a compiler asks for that sets memory for results aside from the start, as XLA does."""
-        return self.argument_bytes + self.constant_bytes + self.output_bytes + self.temporary_bytes
+        fixed = self.argument_bytes + self.constant_bytes + self.output_bytes - self.alias_bytes
+        return fixed + self.temporary_bytes
 
     def __str__(self) -> str:
+        donated = f" ({size_text(self.alias_bytes)} of them in donated arguments)" if self.alias_bytes else ""
         lines = [f"peak {size_text(self.peak_bytes)} a device: arguments {size_text(self.argument_bytes)}, "
-                 f"constants {size_text(self.constant_bytes)}, results {size_text(self.output_bytes)}, "
+                 f"constants {size_text(self.constant_bytes)}, results {size_text(self.output_bytes)}{donated}, "
                  f"other values up to {size_text(self.temporary_bytes)}"]  # fmt: skip
         if self.peak_source is not None:
             lines[0] += f"; reached at {self.peak_source}"
@@ -129,87 +135,148 @@ class _Liveness:
         self.fresh = fresh
         self.kept = {v for eqn in program.eqns if eqn.op.name in kept for v in eqn.outputs}
         self.order = list(order) if order is not None else list(range(len(kernels.kernels)))
-        given = list(donated) or [False] * len(program.inputs)
+        given = _flags(program, donated)
         self.donated = {v for v, flag in zip(program.inputs, given, strict=True) if flag}
         self.fixed = {v for v in program.inputs if v not in self.donated} | {v for v, _ in program.constants}
+        # The values in whose memory results are, with these.
+        self.returned = {root: a for a in program.outputs if (root := kernels.stored(a)).__class__ is Var}
+        self.last: dict[Var, int] = {}  # the kernel that is the last to read a value
+        for time, number in enumerate(self.order):
+            self.last.update(dict.fromkeys(kernels.kernels[number].reads, time))
+        self.last.update(dict.fromkeys(self.returned, len(self.order)))  # type: ignore[arg-type]
+        self.place: dict[Var, Var] = {}  # of a value written over another: the one that the memory was first for
 
     def run(self) -> MemoryUse:
-        program, stored = self.program, self.kernels.stored
-        last: dict[Atom, int] = {}
-        for time, number in enumerate(self.order):
-            for var in self.kernels.kernels[number].reads:
-                last[var] = time
-        for atom in program.outputs:
-            last[stored(atom)] = len(self.order)
+        program, returned = self.program, self.returned
         arguments = sum(v.type.nbytes for v in program.inputs)
         constants = sum(v.type.nbytes for v, _ in program.constants)
         made: dict[Var, Eqn | None] = dict.fromkeys((*program.inputs, *(v for v, _ in program.constants)))
-        steps = []
+        live, temporary, most = arguments + constants, 0, 0
+        alive: set[Var] = set(made)
+        peak, at, inside_peak, peak_alive = live, -1, 0, set(alive)
+        # When the memory of a donated argument is free again.
+        freed = {v: -1 for v in program.inputs if v in self.donated and v not in self.last}
+        alive.difference_update(freed)
+        live -= sum(v.type.nbytes for v in freed)
+        curve = []
         for time, number in enumerate(self.order):
             kernel = self.kernels.kernels[number]
-            dying = [v for v in kernel.reads if last.get(v) == time and v not in self.fixed]
-            steps.append((kernel, dying, self.reused(kernel, dying, kernel.writes)))
-        returned = {stored(a) for a in program.outputs}
-        live, temporary = arguments + constants, 0
-        alive: set[Var] = set(made)
-        peak, at, inside_peak, most, peak_alive = live, -1, 0, 0, set(alive)
-        curve = []
-        for time, (kernel, dying, reused) in enumerate(steps):
-            inside = self.inside(kernel, dying)
+            dying = [v for v in kernel.reads if self.last.get(v) == time and v not in self.fixed]
+            reused, inside = self.reused(kernel, dying, kernel.writes), self.inside(kernel)
             live += sum(v.type.nbytes for v in kernel.writes if v not in reused)
             temporary += sum(v.type.nbytes for v in kernel.writes if v not in reused and v not in returned)
             curve.append(live + inside)
-            most = max(most, temporary + inside)
+            handed = [old for new, old in self.carried(kernel, dying).items() if new in returned]
+            most = max(most, temporary + inside - sum(v.type.nbytes for v in handed if not self.in_donated(v)))
             made.update((v, eqn) for eqn in kernel.eqns for v in eqn.outputs if v in kernel.writes)
             alive.update(kernel.writes)
+            kept = set(reused.values())
             if live + inside > peak:
-                peak, at, inside_peak, peak_alive = live + inside, time, inside, alive - set(reused.values())
+                peak, at, inside_peak, peak_alive = live + inside, time, inside, alive - kept
             moved = {old for new, old in reused.items() if new not in returned}
-            for var in [*dying, *(v for v in kernel.writes if v not in last)]:
+            for var in [*dying, *(v for v in kernel.writes if v not in self.last)]:
                 alive.discard(var)
-                live -= 0 if var in reused.values() else var.type.nbytes
-                temporary -= 0 if var in self.donated or var in moved else var.type.nbytes
-        shown = [_alive(v, made[v], self.program) for v in peak_alive if v.type.nbytes]
+                live -= 0 if var in kept else var.type.nbytes
+                if not self.in_donated(var):
+                    temporary -= 0 if var in moved else var.type.nbytes
+                elif var not in kept:
+                    freed[self.place.get(var, var)] = time
+        shown = [_alive(v, made[v], program) for v in peak_alive if v.type.nbytes]
         if inside_peak > 0:
             shown.append(Alive("inside of the loop", inside_peak, None))
         shown.sort(key=lambda one: (-one.nbytes, one.what))
         source = self.kernels.kernels[self.order[at]].eqns[-1].source if at >= 0 else None
-        out_bytes = sum(a.type.nbytes for a in returned if a.__class__ is Var and a not in self.fixed)
-        return MemoryUse(peak, arguments, out_bytes, constants, most, tuple(shown), source, tuple(curve))
+        results = [v for v in returned if v not in self.fixed]
+        return MemoryUse(
+            peak, arguments, sum(v.type.nbytes for v in results), constants, most, tuple(shown), source, tuple(curve),
+            self.aliased(results, freed),
+        )  # fmt: skip
+
+    def in_donated(self, var: Var) -> bool:
+        """Whether a value is in memory that came with a donated argument."""
+        return self.place.get(var, var) in self.donated
+
+    def aliased(self, results: Sequence[Var], freed: Mapping[Var, int]) -> int:
+        """Bytes of results in donated arguments: written over one, or made after the last use of one of their type."""
+        written = {v: time for time, n in enumerate(self.order) for v in self.kernels.kernels[n].writes}
+        free, found = dict(freed), 0
+        for var in sorted(results, key=lambda v: written.get(v, -1)):
+            old: Var | None = self.place.get(var, var)
+            result = self.returned[var]
+            if not self.in_donated(var):
+                old = next((v for v, time in free.items() if time < written[var] and _same_array(v, result)), None)
+                free.pop(old, None)  # type: ignore[arg-type]
+            found += var.type.nbytes if old is not None and _same_array(old, result) else 0
+        return found
 
     def reused(self, kernel: Kernel, dying: Sequence[Var], new: Sequence[Var]) -> dict[Var, Var]:
         """Results that are written over operands which nobody reads again, with these."""
         eqn = kernel.eqns[0]
-        if kernel.alone and (eqn.op.name in self.fresh or (eqn.op.name not in IN_PLACE and not _is_elementwise(eqn))):
-            return {}
-        # A compiler writes over any memory of the right size, an engine over an array of the same type.
-        kind = (lambda v: v.type.nbytes) if self.fused else (lambda v: (v.type.shape, v.type.dtype))
+        found: dict[Var, Var] = {}
+        if kernel.alone and _is_loop(eqn):
+            found = {var: old for var, old in self.carried(kernel, dying).items() if var in new}
+        elif self.in_place(kernel):
+            found = self.over(dying, new)
+        self.place.update((var, self.place.get(old, old)) for var, old in found.items())
+        return found
+
+    def in_place(self, kernel: Kernel) -> bool:
+        """Whether a kernel may write its results over what it reads."""
+        eqn = kernel.eqns[0]
+        free = eqn.op.name not in self.fresh
+        return not kernel.alone or (free and (eqn.op.name in IN_PLACE or _is_elementwise(eqn)))
+
+    def over(self, dying: Sequence[Var], new: Sequence[Var]) -> dict[Var, Var]:
+        """As many of the new values as there is room for, each over one that dies."""
+        # A compiler writes over any memory of the right size, an engine over an array of the same type. Results go to
+        # donated arguments, which is what these are for.
         room = [v for v in dying if v not in self.kept]
         found: dict[Var, Var] = {}
-        for var in new:
-            old = next((v for v in room if kind(v) == kind(var)), None)
-            if old is not None:
+        for var in sorted(new, key=lambda v: v not in self.returned):
+            fits = [v for v in room if (v.type.nbytes == var.type.nbytes if self.fused else _same_array(v, var))]
+            if fits:
+                result = self.returned.get(var)
+                wanted = [v for v in fits if self.in_donated(v) and (result is None or _same_array(v, result))]
+                others = [v for v in fits if v not in wanted]
+                old = ((wanted or others) if result is not None else (others or wanted))[0]
                 room.remove(old)
                 found[var] = old
         return found
 
-    def inside(self, kernel: Kernel, dying: Sequence[Var]) -> int:
+    def carried(self, kernel: Kernel, dying: Sequence[Var]) -> dict[Var, Var]:
+        """The last carries of a loop in the memory of what they start from, where nobody reads that again."""
+        eqn = kernel.eqns[0]
+        if not kernel.alone or not _is_loop(eqn):
+            return {}
+        consts, carry = _carry(eqn)
+        starts = eqn.inputs[len(eqn.inputs) - len(eqn.params["body"].inputs) + consts :][:carry]
+        room, found = set(dying), {}
+        for var, atom in zip(eqn.outputs, starts):
+            root = self.kernels.stored(atom)
+            if root in room and root.type.nbytes == var.type.nbytes:
+                room.remove(root)  # type: ignore[arg-type]
+                found[var] = root
+        return found  # type: ignore[return-value]
+
+    def inside(self, kernel: Kernel) -> int:
         """Bytes that the iterations of a loop need beside its operands and results."""
         eqn = kernel.eqns[0]
         if kernel.alone and eqn.op.name == "select_and_scatter_add" and self.positions:
             return _positions(eqn)
-        if not kernel.alone or eqn.op.name not in ("scan", "while", "cond"):
-            return 0
-        if eqn.op.name == "cond":
+        if kernel.alone and eqn.op.name == "cond":
             return max(_inner(branch, 0, 0) for branch in eqn.params["branches"])
-        body: Program = eqn.params["body"]
-        if eqn.op.name == "scan":
-            consts, carry = eqn.params["consts"], eqn.params["carry"]
-        else:
-            consts, carry = eqn.params["body_consts"], len(eqn.outputs)
-        starts = {self.kernels.stored(a) for a in eqn.inputs[len(eqn.inputs) - len(body.inputs) + consts :][:carry]}
-        saved = sum(v.type.nbytes for v in dying if v in starts)
-        return _inner(body, consts, carry) - saved
+        return _inner(eqn.params["body"], *_carry(eqn)) if kernel.alone and _is_loop(eqn) else 0
+
+
+def _is_loop(eqn: Eqn) -> bool:
+    return eqn.op.name in ("scan", "while")
+
+
+def _carry(eqn: Eqn) -> tuple[int, int]:
+    """How many constants the body of a loop takes, and how many values it hands on."""
+    if eqn.op.name == "scan":
+        return eqn.params["consts"], eqn.params["carry"]
+    return eqn.params["body_consts"], len(eqn.outputs)
 
 
 def _inner(body: Program, consts: int, carry: int) -> int:
@@ -226,21 +293,25 @@ def _inner(body: Program, consts: int, carry: int) -> int:
         for var in kernel.reads:
             last[var] = time
     made = {v: time for time, kernel in enumerate(kernels.kernels) for v in kernel.writes}
+    liveness = _Liveness(program, kernels, ())
     outside = {*program.inputs, *(v for v, _ in program.constants), *(stored(a) for a in program.outputs[carry:])}
     for var, atom in zip(program.inputs[consts : consts + carry], program.outputs[:carry]):
         root = stored(atom)
-        if root in made and last.get(var, -1) <= made[root]:  # type: ignore[index]
+        if root not in made:
+            continue
+        time, read = made[root], last.get(var, -1)  # type: ignore[index]
+        if read < time or (read == time and liveness.in_place(kernels.kernels[time])):
             outside.add(root)
     for atom in program.outputs:
         last[stored(atom)] = len(kernels.kernels)
-    liveness = _Liveness(program, kernels, ())
     live = peak = 0
     for time, kernel in enumerate(kernels.kernels):
         dying = [v for v in kernel.reads if last.get(v) == time and v not in outside]
         new = [v for v in kernel.writes if v not in outside]
         reused = liveness.reused(kernel, dying, new)
         live += sum(v.type.nbytes for v in new if v not in reused)
-        peak = max(peak, live + liveness.inside(kernel, dying))
+        handed = sum(old.type.nbytes for v, old in liveness.carried(kernel, dying).items() if v not in new)
+        peak = max(peak, live + liveness.inside(kernel) - handed)
         live -= sum(v.type.nbytes for v in dying if v not in reused.values())
         live -= sum(v.type.nbytes for v in new if v not in last)
     return peak
@@ -250,6 +321,23 @@ def _positions(eqn: Eqn) -> int:
     """What finding the largest element of each window takes: int32 positions of all elements, and of those found."""
     source, operand = eqn.inputs[0].type, eqn.outputs[0].type
     return 4 * operand.ndim * (operand.size + source.size) + source.nbytes
+
+
+def _flags(program: Program, donated: Sequence[bool]) -> list[bool]:
+    """Which inputs of a program are donated; none, if nothing is said."""
+    given = list(donated) or [False] * len(program.inputs)
+    if len(given) != len(program.inputs):
+        raise MeshwrightError(
+            f"donated has {len(given)} entries, and the program {len(program.inputs)} inputs.",
+            where=here(),
+            why="it says of each input whether its memory may be written over",
+            fix=f"donated={[True] + [False] * (len(program.inputs) - 1) if program.inputs else []}",
+        )
+    return given
+
+
+def _same_array(one: Atom, other: Atom) -> bool:
+    return one.type.shape == other.type.shape and one.type.dtype == other.type.dtype
 
 
 def _is_elementwise(eqn: Eqn) -> bool:

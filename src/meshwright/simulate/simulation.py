@@ -207,7 +207,8 @@ class Simulation:
                 moved[name] = moved.get(name, 0.0) + times * task.took.moved
         seconds = self.axis_seconds()
         lines += [f"  along {axis}: {size_text(moved[axis])} received, {time_text(seconds[axis])}" for axis in moved]
-        return "\n".join([*lines, f"  {self.bound}", "", self.breakdown(), "", str(self.memory)])
+        lines += [f"  {self.bound}", *(f"  note: {note}" for note in self.notes)]
+        return "\n".join([*lines, "", self.breakdown(), "", str(self.memory)])
 
     def breakdown(self, rows: int = 12) -> str:
         """The longest ops and, unless all is from one line, lines as tables."""

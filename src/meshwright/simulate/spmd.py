@@ -26,7 +26,7 @@ def simulate(
     mode: str = "exact",
     overlap: str = "loops",
     while_steps: int | None = None,
-    donated: Sequence[bool] = (),
+    donated: Sequence[bool] | None = None,
 ) -> Simulation:
     """One run of a program on a machine: its time and timeline, memory, and what bounds it.
 
@@ -34,8 +34,9 @@ def simulate(
     with a shard_map; or what ``jit(…).lower(…).compile()`` returned. ``topology`` is a `hardware.Topology` or the name
     of a chip. ``mode="calibrated"`` uses what was measured of the chip. ``overlap`` says what may run at once: "loops"
     lets transfers of one iteration run beside the one before, "steps" keeps iterations apart, "none" runs one task
-    after another. ``while_steps`` is how often while loops run. Of a program that is one kernel (`pl.pallas_call`), the
-    result is its timeline on all devices.
+    after another. ``while_steps`` is how often while loops run. ``donated`` says of each input whether its memory may
+    be written over; by default that is so for what is donated to a compiled function. Of a program that is one kernel
+    (`pl.pallas_call`), the result is its timeline on all devices.
 
     >>> import meshwright as mw
     >>> mesh = mw.make_mesh((2, 4), ("data", "model"))
@@ -64,7 +65,8 @@ def simulate(
     block = Reader(machine, while_steps).block(local)
     played = Player(overlap).play(block)
     order = sorted(range(len(block.tasks)), key=lambda n: (played.starts[n], n))
-    use = memory(block.program, donated=donated, kernels=block.kernels, order=order)
+    given = getattr(program, "donated", ()) if donated is None else donated
+    use = memory(block.program, donated=given, kernels=block.kernels, order=order)
     return Simulation(played.seconds, played.events, use, machine.topology, axes, tuple(machine.notes), block, machine)
 
 

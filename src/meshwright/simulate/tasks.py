@@ -75,7 +75,7 @@ class Reader:
             elif name == "scan":
                 self.loop(task, eqn, eqn.params["length"], eqn.params["consts"], eqn.params["carry"])
             elif name == "while":
-                self.unknown_loop(task, eqn)
+                self.while_loop(task, eqn)
             elif name == "cond":
                 self.branches(task, eqn)
             elif name == "shard_map":
@@ -96,7 +96,21 @@ class Reader:
         task.took = _of_block(body, length)
         task.carried = _carried(body, body.program.inputs[consts : consts + carry], body.program.outputs[:carry])
 
-    def unknown_loop(self, task: Task, eqn: Eqn) -> None:
+    def while_loop(self, task: Task, eqn: Eqn) -> None:
+        """A loop that counts, as often as it runs; any other as often as is assumed."""
+        steps = eqn.op.runs(eqn, "body").times
+        body, carry = self.block(eqn.params["body"]), len(eqn.outputs)
+        task.name = f"while of {steps} steps"
+        if steps is None:
+            steps = self.assumed_steps(eqn)
+            task.name = f"while, {steps} steps assumed"
+        task.body, task.times = body, steps
+        task.took = _of_block(body, steps)
+        inputs = body.program.inputs[len(body.program.inputs) - carry :]
+        task.carried = _carried(body, inputs, body.program.outputs)
+
+    def assumed_steps(self, eqn: Eqn) -> int:
+        """How often a while loop is taken to run whose condition depends on values."""
         if self.while_steps is None:
             raise MeshwrightError(
                 "The program has a while loop, and how often it runs is not known.",
@@ -104,12 +118,9 @@ class Reader:
                 why="a while loop ends when its condition says so, which depends on values",
                 fix="while_steps=100, or a lax.scan, whose length is known",
             )
-        body, carry = self.block(eqn.params["body"]), len(eqn.outputs)
-        task.body, task.times = body, self.while_steps
-        task.name = f"while, {self.while_steps} steps assumed"
-        task.took = _of_block(body, self.while_steps)
-        inputs = body.program.inputs[len(body.program.inputs) - carry :]
-        task.carried = _carried(body, inputs, body.program.outputs)
+        where = f" at {eqn.source}" if eqn.source else ""
+        self.machine.notes[f"the while loop{where} is taken to run {self.while_steps} steps"] = None
+        return self.while_steps
 
     def branches(self, task: Task, eqn: Eqn) -> None:
         """The branch that takes longest."""

@@ -54,6 +54,8 @@ Hardware = str | Chip | Topology
 def product_flops(program: Program) -> float:
     """FLOPs of the matrix products of a program, regions included: of one device, inside of a shard_map.
 
+    Of a cond the dearest branch counts, of a while loop of unknown length one step.
+
     >>> import meshwright as mw, meshwright.numpy as mnp
     >>> product_flops(mw.make_program(lambda x: mnp.tanh(x @ x))(mnp.ones((8, 8))))
     1024.0
@@ -63,9 +65,10 @@ def product_flops(program: Program) -> float:
         if eqn.op.name in PRODUCTS:
             total += eqn.op.cost([a.type for a in eqn.inputs], [v.type for v in eqn.outputs], eqn.params).flops
             continue
-        inner = [product_flops(region) for _, region in eqn.regions()]
+        runs = [(eqn.op.runs(eqn, name), product_flops(region)) for name, region in eqn.regions()]
+        inner = [(1 if one.times is None else one.times) * flops for one, flops in runs]
         if inner:
-            total += max(inner) if eqn.op.name == "cond" else eqn.params.get("length", 1) * sum(inner)
+            total += max(inner) if runs[0][0].or_another else sum(inner)
     return total
 
 

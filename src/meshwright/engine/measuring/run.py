@@ -213,7 +213,7 @@ def raw_text(raw: dict[str, Any]) -> str:
     lists = ("measurements", "failed")
     parts = [f" {json.dumps(key)}: {json.dumps(value)}" for key, value in raw.items() if key not in lists]
     for key in lists:
-        parts.append(f' "{key}": [\n' + ",\n".join(f"  {json.dumps(row)}" for row in raw[key]) + "\n ]")
+        parts.append(f' "{key}": [\n' + ",\n".join(f"  {json.dumps(row)}" for row in raw.get(key, [])) + "\n ]")
     return "{\n" + ",\n".join(parts) + "\n}\n"
 
 
