@@ -33,9 +33,10 @@ from meshwright.ops.indexing import dynamic_slice, dynamic_update_slice
 from meshwright.ops.reduction import reduce_prod
 from meshwright.ops.shape import pad, slice_
 from meshwright.partition.blocks import identity, index_along, scalar
-from meshwright.partition.reshard import ReshardPlan, View
+from meshwright.partition.reshard import ReshardPlan
 from meshwright.partition.reshard_blocks import Blocks
 from meshwright.partition.reshard_pairs import block_pairs, receivers
+from meshwright.partition.reshard_sketch import View
 from meshwright.partition.reshard_steps import (
     AllGather,
     AllReduce,
@@ -46,6 +47,7 @@ from meshwright.partition.reshard_steps import (
     Part,
     Permute,
     Place,
+    Recut,
     ReduceScatter,
     ReshardStep,
     Rounds,
@@ -110,6 +112,8 @@ class _Emitter:
     def step(self, step: ReshardStep, x: Value, before: View, after: View) -> Value:
         if isinstance(step, Blocks):
             return self.blocks(step, x)
+        if isinstance(step, Recut):
+            return _fit(x, _sizes(after))
         tiled = self.tiled(step, x, before, after)
         if tiled is not None:
             return tiled
@@ -252,10 +256,8 @@ class _Emitter:
 
     def blocks(self, step: Blocks, x: Value) -> Value:
         """Cells between blocks that do not line up: where each device takes and puts them is read from tables."""
-        mesh = self.plan.mesh
-        assert mesh is not None
+        mesh, params = self.involved(step.over)
         units = self.plan.units
-        params = self.axes(mesh.axes)
         x = lift(x, union((x.type.varying, params["axes"])))
         shape = tuple(size * unit for size, unit in zip(step.shape, units, strict=True))
         whole: Value = lift(broadcast_scalar(_identity(x, "sum"), shape), x.type.varying)

@@ -7,7 +7,10 @@ from numpy.typing import NDArray
 
 from meshwright.core.axes import Axes, AxisRef
 from meshwright.core.mesh import BaseMesh
+from meshwright.core.mesh_check import MOST_LISTED
 from meshwright.core.placement import Digit, digits_of
+from meshwright.core.source import here
+from meshwright.errors import MeshError
 from meshwright.partition.reshard_blocks import BlockRound, Blocks
 from meshwright.partition.reshard_steps import Permute, Round, Rounds, cycle_moves
 
@@ -34,6 +37,7 @@ def receivers(mesh: BaseMesh, step: Permute | Rounds, round: Round | None = None
     >>> receivers(mesh, Permute((mesh.axes,)))
     array([0, 2, 1, 3])
     """
+    _check_listable(mesh)
     found = np.arange(mesh.size)
     goes: list[tuple[AxisRef, Positions]] = []
     for axes in step.cycles:
@@ -49,8 +53,19 @@ def receivers(mesh: BaseMesh, step: Permute | Rounds, round: Round | None = None
     return found
 
 
+def _check_listable(mesh: BaseMesh) -> None:
+    if mesh.size > MOST_LISTED:
+        raise MeshError(
+            f"A permute among {mesh.size} devices cannot be written down.",
+            where=here(),
+            why=f"it lists who sends to whom, and at most {MOST_LISTED} devices are listed",
+            fix="a smaller mesh, or a reshard without a permute: through mw.P()",
+        )
+
+
 def block_pairs(mesh: BaseMesh, step: Blocks, round: BlockRound) -> list[tuple[int, int, int]]:
     """For each send of a round, and each group of devices that makes it: its index, the sender and the receiver."""
+    _check_listable(mesh)
     numbers = np.zeros(mesh.size, np.int64)
     for axis in step.over:
         numbers = numbers * axis.size + coordinates(mesh, axis)
