@@ -14,6 +14,8 @@ from meshwright.device.schedule import peak_activations
 from meshwright.device.strategy import Costs, Strategy, check_batch, check_parts
 from meshwright.errors import ShapeError
 
+MOST_LAYERS = 1 << 16
+
 
 class LayeredPlan:
     """A model of layers under a strategy: the work of one device of each stage."""
@@ -36,6 +38,12 @@ class LayeredPlan:
     def check(self) -> None:
         s = self.strategy
         check_batch(s, self.batch)
+        if self.model.layers > MOST_LAYERS:
+            raise ShapeError(
+                f"A model of {self.model.layers} layers is not costed.",
+                why=f"layers are listed, up to {MOST_LAYERS}",
+                fix=f"layers={MOST_LAYERS}",
+            )
         check_parts("number of layers", self.model.layers, s.pipeline * s.chunks, s)
         if not self.model.divides(s.horizontal):
             raise ShapeError(
@@ -129,19 +137,23 @@ class LayeredPlan:
         return overlapped(times, hops, s.schedule, s.pipeline, s.microbatches, s.chunks)
 
     def blocking_clock(self, tasks: Sequence[dict[str, float]]) -> Sequence[float]:
-        """Steps in which forward and backward take turns; sends at the end of each step stop both ends."""
+        """Steps in which forward and backward take turns; sends at the end of each step stop both ends.
+
+        The stages of a device do their part of a step one after the other.
+        """
         s = self.strategy
         hop = self.costs.hop_seconds(self.model.boundary(self.rows) * self.itemsize, self.stride())
         clock = [0.0] * s.pipeline
-        for step in steps_of(s.pipeline, s.microbatches):
+        for step in steps_of(self.stages, s.microbatches):
             for stage, (phase, k, _) in step:
                 suffix = " first" if k == 0 else ""
                 times = tasks[stage]
-                clock[stage] += times[phase + suffix] + (times["W" + suffix] if phase == "B" else 0.0)
+                clock[stage % s.pipeline] += times[phase + suffix] + (times["W" + suffix] if phase == "B" else 0.0)
             for stage, (phase, _, _) in step:
                 target = stage + 1 if phase == "F" else stage - 1
-                if 0 <= target < s.pipeline:
-                    clock[stage] = clock[target] = max(clock[stage], clock[target]) + hop
+                if 0 <= target < self.stages and s.pipeline > 1:
+                    one, other = stage % s.pipeline, target % s.pipeline
+                    clock[one] = clock[other] = max(clock[one], clock[other]) + hop
         return clock
 
     def reduce_seconds(self, parameters: Sequence[int]) -> float:

@@ -11,7 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from meshwright.errors import DeviceError
+from meshwright.errors import DeviceError, ShapeError
+
+MOST_TASKS = 1 << 18  # of a schedule that is written out and played in a second
 
 
 class Task(NamedTuple):
@@ -127,13 +129,28 @@ def _check_tasks(schedule: Schedule) -> None:
         )
 
 
-def _check_counts(name: str, devices: int, microbatches: int, chunks: int = 1) -> None:
+def check_counts(name: str, devices: int, microbatches: int, chunks: int = 1) -> None:
     """Refuse a schedule of nothing."""
     if any(not isinstance(n, int) or n < 1 for n in (devices, microbatches, chunks)):
         raise DeviceError(
             f"The schedule {name} has a device, a microbatch and a chunk at least.",
             why=f"devices={devices}, microbatches={microbatches}, chunks={chunks}",
             fix=f"dist.SCHEDULES[{name!r}](2, 4)",
+        )
+    tasks = 2 * devices * microbatches * chunks
+    if tasks > MOST_TASKS:
+        raise DeviceError(
+            f"The schedule {name} has {tasks} tasks.",
+            why=f"devices={devices}, microbatches={microbatches}, chunks={chunks}; up to {MOST_TASKS} are played",
+            fix=f"microbatches={max(1, MOST_TASKS // (2 * devices * chunks))}, or fewer devices",
+        )
+
+
+def check_chunks(schedule: str, chunks: int) -> None:
+    """Refuse several chunks per device where a schedule has one."""
+    if schedule != "interleaved" and chunks != 1:
+        raise ShapeError(
+            f"The schedule {schedule} has one chunk per device.", why=f"chunks={chunks}", fix='schedule="interleaved"'
         )
 
 
@@ -204,14 +221,14 @@ def forward_only(devices: int, microbatches: int, chunks: int = 1) -> Schedule:
 
 def gpipe(devices: int, microbatches: int) -> Schedule:
     """All forward passes, then all backward passes."""
-    _check_counts("gpipe", devices, microbatches)
+    check_counts("gpipe", devices, microbatches)
     order = (*(Task("F", k) for k in range(microbatches)), *(Task("B", k) for k in range(microbatches)))
     return Schedule("gpipe", (order,) * devices)
 
 
 def one_f_one_b(devices: int, microbatches: int) -> Schedule:
     """As few forward passes ahead as keep every stage busy, then one forward, one backward."""
-    _check_counts("1f1b", devices, microbatches)
+    check_counts("1f1b", devices, microbatches)
     orders = []
     for device in range(devices):
         ahead = min(devices - 1 - device, microbatches)
@@ -234,7 +251,7 @@ def _interleaving(devices: int, microbatches: int, chunks: int) -> list[tuple[in
 
 def interleaved(devices: int, microbatches: int, chunks: int = 2) -> Schedule:
     """1F1B with several chunks of stages on each device: a bubble as many times shorter."""
-    _check_counts("interleaved", devices, microbatches, chunks)
+    check_counts("interleaved", devices, microbatches, chunks)
     if microbatches % devices:
         raise DeviceError(
             f"{microbatches} microbatches do not divide among {devices} devices.",
@@ -266,7 +283,7 @@ def zb_h1(devices: int, microbatches: int) -> Schedule:
     0: F0 F1 B0 W0 F2 B1 W1 B2 W2
     1: F0 B0 F1 B1 W0 F2 B2 W1 W2
     """
-    _check_counts("zb-h1", devices, microbatches)
+    check_counts("zb-h1", devices, microbatches)
     orders = []
     for device in range(devices):
         ahead = min(devices - device, microbatches)

@@ -8,7 +8,7 @@ from itertools import product
 from meshwright.device.classes import Classes, Place
 from meshwright.device.function import Eqn, Function, Number, Value
 from meshwright.device.phases import cut_by_cost, cut_by_names, forward_equations, place_backward
-from meshwright.device.schedule import SCHEDULES, Schedule, Task, forward_only
+from meshwright.device.schedule import SCHEDULES, Schedule, Task, check_chunks, forward_only
 from meshwright.device.spread import Planner, Step
 from meshwright.errors import ShapeError
 
@@ -141,15 +141,8 @@ class Stages:
             )
         if not trains:
             return forward_only(devices, self.count, chunks)
-        if schedule == "interleaved":
-            return SCHEDULES[schedule](devices, self.count, chunks)
-        if chunks != 1:
-            raise ShapeError(
-                f"The schedule {schedule} has one chunk per device.",
-                why=f"chunks={chunks}",
-                fix='schedule="interleaved"',
-            )
-        return SCHEDULES[schedule](devices, self.count)
+        check_chunks(schedule, chunks)
+        return SCHEDULES[schedule](devices, self.count, *([chunks] if schedule == "interleaved" else []))
 
     def phases(self, forward: Sequence[Eqn]) -> dict[Step, str]:
         """F, B and (where the schedule tells them apart) W, for what no other stage waits for."""
