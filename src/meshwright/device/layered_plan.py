@@ -14,7 +14,7 @@ from meshwright.device.schedule import peak_activations
 from meshwright.device.strategy import Costs, Strategy, check_batch, check_parts
 from meshwright.errors import ShapeError
 
-MOST_LAYERS = 1 << 16
+MOST_LAYERS = 1 << 12
 
 
 class LayeredPlan:

@@ -6,8 +6,8 @@ backward is split into what other stages wait for (B) and what they do not (W).
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -154,6 +154,28 @@ def check_chunks(schedule: str, chunks: int) -> None:
         )
 
 
+class Turns:
+    """The devices of a pipeline to look at in turn: all of them, then those next to one that went on."""
+
+    def __init__(self, devices: int) -> None:
+        self.devices = devices
+        self.queue = deque(range(devices))
+        self.queued = [True] * devices
+
+    def __iter__(self) -> Iterator[int]:
+        while self.queue:
+            device = self.queue.popleft()
+            self.queued[device] = False
+            yield device
+
+    def went_on(self, device: int) -> None:
+        """Look at the neighbours of a device: they may wait for what it has done."""
+        for near in ((device + 1) % self.devices, (device - 1) % self.devices):
+            if not self.queued[near]:
+                self.queued[near] = True
+                self.queue.append(near)
+
+
 def _run(schedule: Schedule, seconds: Mapping[str, float]) -> Timing:
     _check_tasks(schedule)
     split = any(task.phase == "W" for order in schedule.orders for task in order)
@@ -164,27 +186,26 @@ def _run(schedule: Schedule, seconds: Mapping[str, float]) -> Timing:
     held = [0] * schedule.devices
     peak = [0] * schedule.devices
     trains = any(task.phase != "F" for order in schedule.orders for task in order)
-    left = sum(map(len, schedule.orders))
-    while left:
-        moved = False
-        for device, order in enumerate(schedule.orders):
-            while at[device] < len(order):
-                task = order[at[device]]
-                needs = _needs(schedule, device, task, split)
-                if any(need not in ends for need in needs):
-                    break
-                starts[device, task] = max([clock[device], *(ends[need] for need in needs)])
-                clock[device] = ends[device, task] = starts[device, task] + seconds[task.phase]
-                if task.phase == "F":
-                    held[device] += 1
-                    peak[device] = max(peak[device], held[device])
-                if task.phase == ("W" if split else "B" if trains else "F"):
-                    held[device] -= 1
-                at[device] += 1
-                left -= 1
-                moved = True
-        if not moved:
-            raise cyclic_wait(schedule, at, ends)
+    turns = Turns(schedule.devices)
+    for device in turns:
+        order, before = schedule.orders[device], at[device]
+        while at[device] < len(order):
+            task = order[at[device]]
+            needs = _needs(schedule, device, task, split)
+            if any(need not in ends for need in needs):
+                break
+            starts[device, task] = max([clock[device], *(ends[need] for need in needs)])
+            clock[device] = ends[device, task] = starts[device, task] + seconds[task.phase]
+            if task.phase == "F":
+                held[device] += 1
+                peak[device] = max(peak[device], held[device])
+            if task.phase == ("W" if split else "B" if trains else "F"):
+                held[device] -= 1
+            at[device] += 1
+        if at[device] > before:
+            turns.went_on(device)
+    if any(place < len(order) for place, order in zip(at, schedule.orders, strict=True)):
+        raise cyclic_wait(schedule, at, ends)
     total = max(clock)
     busy = max(sum(seconds[task.phase] for task in order) for order in schedule.orders)
     return Timing(total, 1 - busy / total, tuple(peak), starts)

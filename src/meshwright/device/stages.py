@@ -12,6 +12,7 @@ from meshwright.device.schedule import SCHEDULES, Schedule, Task, check_chunks, 
 from meshwright.device.spread import Planner, Step
 from meshwright.errors import ShapeError
 
+MOST_WRITTEN = 1 << 14  # tasks of a pipeline
 Groups = list[tuple[int, list[Step]]]  # steps done in one call, with their stage
 
 
@@ -49,6 +50,12 @@ class Stages:
         if devices < 1 or chunks < 1:
             raise ShapeError(
                 "A pipeline has one stage at least.", why=f"stages={stages!r}, chunks={chunks}", fix="stages=2"
+            )
+        if devices * chunks * microbatches > MOST_WRITTEN:
+            raise ShapeError(
+                f"A pipeline of {devices * chunks * microbatches} tasks is not written out.",
+                why=f"stages={devices * chunks}, microbatches={microbatches}; up to {MOST_WRITTEN} are",
+                fix=f"microbatches={max(1, MOST_WRITTEN // (devices * chunks))}, or fewer stages",
             )
         self.devices, self.stages = devices, devices * chunks
         self.micro, self.shared, self.tail = self.sorted_steps()
