@@ -24,6 +24,8 @@ from meshwright.hardware.topology import Topology
 
 Model = MLP | Layered | Traced
 MANY = 20_000  # strategies, from which on starting processes pays
+CHUNK = 16  # strategies that a process is given at once
+MOST_WORKERS = 1024
 MOST_DEVICES = 10**12
 
 
@@ -219,6 +221,14 @@ def grid_search(
         raise ShapeError(
             "A search needs a batch and devices.", why=f"batch={batch}, devices={count}", fix="batch=512, devices=64"
         )
+    if workers is not None:
+        check_count("workers", workers, "workers=8")
+        if workers > MOST_WORKERS:
+            raise ShapeError(
+                f"workers is {workers}.",
+                why=f"each is a process, and up to {MOST_WORKERS} are started",
+                fix="workers=8",
+            )
     if memory_bytes is None and topology is not None:
         memory_bytes = topology.chip.hbm_bytes
     options = {
@@ -244,7 +254,7 @@ def grid_search(
     done = []
     try:
         with _executor(executor, workers, len(todo)) as pool:
-            made = pool.map(one, todo, chunksize=16) if pool is not None else map(one, todo)
+            made = pool.map(one, todo, chunksize=CHUNK) if pool is not None else map(one, todo)
             for n, found in enumerate(made):
                 if found is not None:
                     done.append(found)
@@ -264,6 +274,7 @@ def _executor(given: Executor | None, workers: int | None, count: int) -> Iterat
     """The executor to use: the one given, processes of this machine for a long search, or none."""
     if workers is None:
         workers = (os.cpu_count() or 1) if count >= MANY else 1
+    workers = min(workers, -(-count // CHUNK))
     if given is not None or workers < 2:
         yield given
         return

@@ -7,6 +7,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from meshwright.core.mesh_check import short
+from meshwright.core.sharding_text import LARGEST
 from meshwright.device.schedule import SCHEDULES, check_chunks
 from meshwright.errors import ShapeError
 
@@ -75,9 +77,9 @@ def check_batch(strategy: Strategy, batch: int) -> None:
 
 
 def check_count(what: str, count: Any, fix: str) -> None:
-    """Refuse what is no whole number from 1."""
-    if not isinstance(count, int | np.integer) or isinstance(count, bool) or count < 1:
-        raise ShapeError(f"{what} is {count!r}.", why="it is a whole number from 1", fix=fix)
+    """Refuse what is no whole number from 1, of 64 bits at most."""
+    if not isinstance(count, int | np.integer) or isinstance(count, bool) or not 1 <= count <= LARGEST:
+        raise ShapeError(f"{what} is {short(count)}.", why="it is a whole number from 1, of 64 bits at most", fix=fix)
 
 
 def check_parts(what: str, size: int, parts: int, strategy: Strategy) -> None:
