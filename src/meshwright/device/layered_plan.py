@@ -77,14 +77,18 @@ class LayeredPlan:
     def task_seconds(self) -> list[dict[str, float]]:
         """Per stage, the time of each phase of a microbatch after the first; ``join`` is what the first has not."""
         found = []
-        adds = {n: self.costs.pointwise_seconds(n, 2, self.itemsize) for layer in self.layers for n in layer.parameters}
+        kinds = {id(layer): layer for layer in (*self.layers, self.head)}  # few, of which there are many
+        times = {
+            name: tuple(map(self.total, (layer.forward, layer.backward, layer.weights)))
+            for name, layer in kinds.items()
+        }
+        sizes = {n for layer in kinds.values() if layer is not self.head for n in layer.parameters}
+        adds = {n: self.costs.pointwise_seconds(n, 2, self.itemsize) for n in sizes}
         for stage in range(self.stages):
             layers = self.stage_layers(stage)
-            forward = sum(self.total(layer.forward) for layer in layers)
-            backward = sum(self.total(layer.backward) for layer in layers)
-            weights = sum(self.total(layer.weights) for layer in layers)
+            forward, backward, weights = (sum(times[id(layer)][phase] for layer in layers) for phase in range(3))
             if self.strategy.recompute:
-                backward += sum(self.total(layer.forward) for layer in layers)
+                backward += sum(times[id(layer)][0] for layer in layers)
             add = sum(adds.get(n, 0.0) for layer in layers for n in layer.parameters)
             join = self.costs.join_seconds()
             found.append(
