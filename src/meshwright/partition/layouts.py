@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import lru_cache
 
 from meshwright.core.axes import Axes, AxisRef, merged
@@ -56,10 +59,29 @@ def local_type(t: TensorType, sharding: TensorSharding) -> TensorType:
     return t.with_(shape=sharding.local_shape(t.shape), sharding=None)
 
 
-@lru_cache(maxsize=65536)
+_CUTS: ContextVar[Axes] = ContextVar("cuts", default=())
+
+
+@contextmanager
+def nesting(cuts: Axes) -> Iterator[None]:
+    """Plans that are made meanwhile name parts of axes that nest with these."""
+    token = _CUTS.set(cuts)
+    try:
+        yield
+    finally:
+        _CUTS.reset(token)
+
+
 def reshard_plan(shape: Shape, dtype: DType, source: TensorSharding, target: TensorSharding) -> ReshardPlan:
     """The cheapest way from one layout to another; small sums, and what would take many rounds, by few collectives."""
-    plans = plan_every_way(shape, dtype, source, target)
+    return _reshard_plan(shape, dtype, source, target, _CUTS.get())
+
+
+@lru_cache(maxsize=65536)
+def _reshard_plan(
+    shape: Shape, dtype: DType, source: TensorSharding, target: TensorSharding, cuts: Axes
+) -> ReshardPlan:
+    plans = plan_every_way(shape, dtype, source, target, cuts=cuts)
     first = plans[0]
     if first.num_collectives > MANY:
         return min(plans, key=lambda p: (p.exceeds_memory, p.total_bytes / p.num_devices + FEW * p.num_collectives))

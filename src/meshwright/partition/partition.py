@@ -8,21 +8,23 @@ from typing import NamedTuple
 
 import numpy as np
 
-from meshwright.core.axes import AxisRef
+from meshwright.core.axes import AxisRef, quoted
 from meshwright.core.mesh import BaseMesh
 from meshwright.core.op import Value
 from meshwright.core.partition_spec import PartitionSpec
 from meshwright.core.program import Program, Var
 from meshwright.core.sharding import TensorSharding
+from meshwright.core.source import here
 from meshwright.core.trace import Array, lift
 from meshwright.core.types import TensorType, union
+from meshwright.errors import ShardingError
 from meshwright.ops.regions import region, region_with
 from meshwright.ops.shape import pad, slice_
 from meshwright.ops.shard_map import block_type, shard_map, varying_axes
 from meshwright.ops.stacked import inline_calls
 from meshwright.partition import halo, indexing, places, prefix, regions, windows
 from meshwright.partition.combine import Beside, Record, Why, combine, records
-from meshwright.partition.layouts import closed, finished
+from meshwright.partition.layouts import axes_used, closed, finished, nesting
 from meshwright.partition.localize import CutNeeded, Localizer, Version
 from meshwright.partition.overlap import Overlap, overlap
 from meshwright.partition.scattered import scatter_sums
@@ -59,11 +61,58 @@ def partition(
     """
     program = inline_calls(program, shard_maps=False)
     cuts: set[AxisRef] = set()
+    nested = False  # whether what is planned must nest with the cuts
     while True:
         try:
-            return _partition(program, mesh, in_shardings, out_shardings, wanted, cuts, overlapped)
+            with nesting(tuple(sorted(cuts, key=str)) if nested else ()):
+                return _partition(program, mesh, in_shardings, out_shardings, wanted, cuts, overlapped)
         except CutNeeded as needed:
-            cuts.add(needed.axis)
+            if not _crosses(needed.axis, cuts):
+                cuts.add(needed.axis)
+            elif nested:
+                raise _crossing(needed.axis, cuts) from None
+            else:
+                nested, cuts = True, set()
+                for sharding in (*in_shardings, *(s for s in out_shardings if s is not None)):
+                    _add_cuts(sharding, cuts)
+                wanted = {var: sharding for var, sharding in wanted.items() if _nests(sharding, cuts)}
+
+
+def _crosses(axis: AxisRef, cuts: set[AxisRef]) -> bool:
+    """Whether an axis cannot be cut at the ends of a part and of those that it is cut into already."""
+    ends = sorted({end for cut in (*cuts, axis) if cut.name == axis.name for end in (cut.pre, cut.next)})
+    return any(after % before for before, after in pairwise(ends))
+
+
+def _add_cuts(sharding: TensorSharding, cuts: set[AxisRef]) -> None:
+    for axis in axes_used(sharding):
+        if not axis.is_full:
+            if _crosses(axis, cuts):
+                raise _crossing(axis, cuts)
+            cuts.add(axis)
+
+
+def _nests(sharding: TensorSharding, cuts: set[AxisRef]) -> bool:
+    """Whether the parts of axes of a sharding nest with the cuts, and with each other; if so they join them."""
+    new = set(cuts)
+    for axis in axes_used(sharding):
+        if not axis.is_full:
+            if _crosses(axis, new):
+                return False
+            new.add(axis)
+    cuts |= new
+    return True
+
+
+def _crossing(axis: AxisRef, cuts: set[AxisRef]) -> ShardingError:
+    other = next(cut for cut in sorted(cuts, key=str) if cut.name == axis.name and _crosses(axis, {cut}))
+    return ShardingError(
+        f"One program cannot split its values over {other} and over {axis}.",
+        where=here(),
+        why=f"devices along the axis {quoted(axis.name)} of size {axis.whole} are counted in parts that all values "
+        "have in common, and these two do not nest",
+        fix=f"parts that nest, such as {axis.part(1, axis.next)}, or whole axes",
+    )
 
 
 def _atoms(mesh: BaseMesh, cuts: set[AxisRef]) -> dict[AxisRef, tuple[tuple[str, int], ...]]:

@@ -18,7 +18,7 @@ from meshwright.core.axes import Axes, AxisRef
 from meshwright.core.dtypes import DType, as_dtype, short_name
 from meshwright.core.mesh import BaseMesh, Mesh, get_mesh
 from meshwright.core.partition_spec import PartitionSpec
-from meshwright.core.placement import Digit, axes_of
+from meshwright.core.placement import Digit, axes_of, digits_of
 from meshwright.core.sharding import NamedSharding, TensorSharding
 from meshwright.core.sharding_check import checked_shape
 from meshwright.core.source import here
@@ -279,12 +279,17 @@ def plan_reshard(shape: Sequence[int], dtype: Any, src: Any, dst: Any, *, hardwa
     return min(plans, key=lambda plan: (plan.exceeds_memory, plan.seconds(hardware)))
 
 
-def plan_every_way(shape: Sequence[int], dtype: Any, src: Any, dst: Any, idle: bool = False) -> list[ReshardPlan]:
-    """All ways that are known, the one with the fewest bytes first; with ``idle``, also over axes that are idle."""
+def plan_every_way(
+    shape: Sequence[int], dtype: Any, src: Any, dst: Any, idle: bool = False, cuts: Axes = ()
+) -> list[ReshardPlan]:
+    """All ways that are known, the one with the fewest bytes first; with ``idle``, also over axes that are idle.
+
+    The parts of axes that the steps name nest with ``cuts``.
+    """
     shape, kind = checked_shape(shape), _dtype(dtype)
     source, target = _ends(shape, src, dst)
     base, units = _base(shape, source, target, bool(source.unreduced) or idle)
-    found = _find(source, target, base, idle)
+    found = _find(source, target, base, idle, cuts)
     return [ReshardPlan(shape, kind, source, target, found, sketch, units) for sketch in found.sketches]
 
 
@@ -308,9 +313,9 @@ def _base(
 
 
 @lru_cache(maxsize=4096)
-def _find(source: TensorSharding, target: TensorSharding, base: tuple[int, ...], idle: bool) -> _Found:
+def _find(source: TensorSharding, target: TensorSharding, base: tuple[int, ...], idle: bool, cuts: Axes) -> _Found:
     placed = frame(source.layout, target.layout, source.mesh, target.mesh)
-    parts = structure(placed, base)
+    parts = structure(placed, base, digits_of(placed.mesh, cuts) if cuts else ())
     names: dict[Digit, AxisRef] = {}
 
     def name(atom: Digit) -> AxisRef:

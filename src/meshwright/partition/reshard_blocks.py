@@ -24,6 +24,7 @@ from meshwright.partition.reshard_steps import Mapped, Place, Received, ReshardS
 Offset = tuple[int, ...]
 MOST_CELLS = 1 << 16  # that are matched with their holders one by one, in less than a second
 MOST_ROUNDS = 1 << 10  # of permutes
+MOST_ENTRIES = 1 << 22  # of the tables of all rounds, a row for each device
 
 
 class Send(NamedTuple):
@@ -116,6 +117,8 @@ class Blocks(ReshardStep):
     mapped: tuple[tuple[Place, AxisRef], ...]
     kind = "permute"
     recuts = True
+    __eq__ = object.__eq__  # arrays are not compared
+    __hash__ = object.__hash__
 
     @cached_property
     def rounds(self) -> tuple[BlockRound, ...]:

@@ -16,7 +16,16 @@ from meshwright.core.axes import cut
 from meshwright.core.placement import Digit, Digits, axes_of, block_numbers, block_size
 from meshwright.core.source import here
 from meshwright.errors import ShardingError
-from meshwright.partition.reshard_blocks import MOST_CELLS, MOST_ROUNDS, Blocks, Sides, Split, blocks_step, count_cells
+from meshwright.partition.reshard_blocks import (
+    MOST_CELLS,
+    MOST_ENTRIES,
+    MOST_ROUNDS,
+    Blocks,
+    Sides,
+    Split,
+    blocks_step,
+    count_cells,
+)
 from meshwright.partition.reshard_search import Name, on_parts
 from meshwright.partition.reshard_sketch import Cut, Sketch
 from meshwright.partition.reshard_steps import (
@@ -37,7 +46,13 @@ def direct_sketches(
     """Sums are scattered over dims without common digits, or reduced whole; none with more than ``most`` cells."""
     ways = [_Direct(found, parts, shape, scatter) for scatter in ((True, False) if parts.owed else (False,))]
     every = [way.sketch(name, reduction, sums_by) for way in ways if way.cells <= most]
-    return [sketch for sketch in every if all(step.collectives <= MOST_ROUNDS for step in sketch.steps)]
+    return [sketch for sketch in every if all(map(_can_be_written, sketch.steps))]
+
+
+def _can_be_written(step: ReshardStep) -> bool:
+    """Whether the rounds of a step, each a table of the devices along its axes, are few and small enough."""
+    devices = prod({axis.name: axis.whole for axis in step.axes}.values())
+    return step.collectives <= MOST_ROUNDS and step.collectives * devices <= MOST_ENTRIES
 
 
 def listed_sketch(found: Frame, shape: Sequence[int], reduction: str) -> Sketch:
