@@ -18,7 +18,8 @@ from meshwright.core.collection import no_collection
 from meshwright.core.source import Source
 from meshwright.kernel.clock import Clock
 from meshwright.kernel.deadlocks import deadlock
-from meshwright.kernel.faults import CapacityError, SemaphoreError, UnfinishedCopyError
+from meshwright.kernel.endings import endless, left_by_exit, stopped
+from meshwright.kernel.faults import CapacityError, EndlessError, SemaphoreError, UnfinishedCopyError
 from meshwright.kernel.history import History
 from meshwright.kernel.memory import Buffer, Data, Unfilled, fill_poison
 from meshwright.kernel.pool import pool
@@ -28,7 +29,12 @@ from meshwright.kernel.shadow import Shadow
 from meshwright.kernel.spaces import MemorySpace, MemoryType, Semaphores, SemaphoreType
 from meshwright.kernel.tasks import Task, state
 from meshwright.kernel.transfers import Transfer
+from meshwright.kernel.watch import SECONDS, Stopped, Watched
 
+MOST_SEMAPHORES = 1 << 16  # in one array
+ACTIONS = 1 << 24  # signals, waits, copies and steps of pipelines, of a core in one step of its grid
+_MOST_REFUSALS = 100  # of a task that goes on although it is being ended
+_left_behind: list[Any] = []
 _MOST_LOOKS = 10_000  # at a semaphore that stays as it is, with nothing else to happen
 
 
@@ -48,6 +54,8 @@ class Machine:
         core_axis: str = "core",
         clock: Clock | None = None,
         tiles: bool = False,
+        most_seconds: float = SECONDS,
+        most_actions: int = ACTIONS,
     ) -> None:
         self.mesh = mesh
         self.sizes = tuple(mesh.values())
@@ -76,6 +84,13 @@ class Machine:
         ]
         self.history = History(self.tasks) if races else None
         self.hub: Any = None
+        self.stopped: Task | None = None  # the task that did not come to an end
+        self.closing = False  # whether tasks are being ended that the run has left behind
+        self.refusals = 0  # how often they were told so
+        self.most_seconds = most_seconds
+        self.most_actions = most_actions * len(self.tasks)
+        self.actions = 0  # since the last step of the grid
+        self.steps = 0  # of grids
         self.copies = 0
         self.collective_id: int | None = None
         if self.history is not None:
@@ -121,7 +136,7 @@ class Machine:
             late = data is None and wanted.nbytes > 1 << 16
             memory = data if data is not None else place
             if memory is None:
-                memory = pool.empty(wanted.shape, wanted.dtype)
+                memory = pool.empty(wanted.shape, wanted.dtype, label)
             if data is None and not late:
                 fill_poison(memory)
             made = Buffer(key, label, wanted.space, memory, task.device, core)
@@ -135,10 +150,17 @@ class Machine:
 
     def _semaphores(self, task: Task, key: Any, label: str, wanted: Semaphores) -> SemaphoreArray:
         """Semaphores at an address, with what others have signalled there before this task came to them."""
+        if prod(wanted.shape) > MOST_SEMAPHORES:
+            raise CapacityError(
+                f"The kernel needs {prod(wanted.shape)} semaphores for {label}.",
+                where=self.home.show() if self.home else "",
+                why=f"an array of semaphores has up to {MOST_SEMAPHORES}",
+                fix=f"pltpu.SemaphoreType.{wanted.kind.name}((2,))",
+            )
         place = (task.device, task.core, key)
         self.entered[place] = self.entered.get(place, 0) + 1
         made = self.early.get(place)
-        if made is not None and (made.kind, made.cells.shape) == (wanted.kind, wanted.shape):
+        if made is not None and (made.kind, made.shape) == (wanted.kind, wanted.shape):
             del self.early[place]
             made.label = label
             return made
@@ -154,9 +176,9 @@ class Machine:
         place = (device, core, own.key)
         found = self.memory.get(place) or self.early.get(place)
         if found is None and self.entered.get(place, 0) < self.entered.get((own.device, own.core, own.key), 0):
-            found = self.early[place] = SemaphoreArray(own.key, own.label, own.kind, own.cells.shape, device, core)
+            found = self.early[place] = SemaphoreArray(own.key, own.label, own.kind, own.shape, device, core)
             found.free_since = self.left.get(place, 1)
-        return found if isinstance(found, SemaphoreArray) and found.cells.shape == own.cells.shape else None
+        return found if isinstance(found, SemaphoreArray) and found.shape == own.shape else None
 
     def _count(self, task: Task, wanted: MemoryType, label: str) -> None:
         used = task.used.get(wanted.space, 0) + wanted.nbytes
@@ -222,6 +244,9 @@ class Machine:
 
     def signal(self, task: Task, semaphore: Semaphore, amount: int) -> None:
         """Add to a semaphore of any device."""
+        self.actions += 1
+        if self.actions > self.most_actions:
+            raise self._no_end(task)
         if self.clock.runs:
             self.clock.settle(task)
         if self.schedule.interrupts:
@@ -246,6 +271,9 @@ class Machine:
 
     def wait(self, task: Task, semaphore: Semaphore, value: int, why: str, take: bool = True) -> None:
         """Run others until a semaphore holds ``value``, then take it."""
+        self.actions += 1
+        if self.actions > self.most_actions:
+            raise self._no_end(task)
         if self.clock.runs:
             self.clock.settle(task)
         if self.schedule.interrupts:
@@ -253,7 +281,7 @@ class Machine:
         while semaphore.count < value:
             task.waiting, task.need, task.why = semaphore, value, why
             semaphore.waiter = task
-            self.hub.switch()
+            self.give_way()
         if self.clock.runs:
             since = task.time
             task.time = max(task.time, semaphore.reached(value, take))
@@ -267,10 +295,11 @@ class Machine:
 
     def look(self, task: Task, semaphore: Semaphore) -> int:
         """The value of a semaphore; a task that has seen it before looks again when nothing else can happen."""
+        self.act(task)
         if task.seen.get(semaphore) == semaphore.count:
             task.waiting, task.need, task.why = semaphore, semaphore.count + 1, "looks at it again and again"
             self.looking.append(task)
-            self.hub.switch()
+            self.give_way()
             task.waiting = None
             if self.clock.runs:
                 task.time = max(task.time, semaphore.reached(semaphore.count, take=False))
@@ -317,6 +346,9 @@ class Machine:
     def start(self, copy: Transfer, send: Semaphore | None, receive: Semaphore) -> None:
         """Let a copy begin; ``send`` and ``receive`` are told when it has read and written."""
         task = copy.starter
+        self.actions += 1
+        if self.actions > self.most_actions:
+            raise self._no_end(task)
         if self.clock.runs:
             self.clock.settle(task)
         if self.schedule.interrupts:
@@ -376,7 +408,33 @@ class Machine:
     def pause(self, task: Task) -> None:
         """Let the schedule decide whether the task goes on."""
         self.ready.insert(0, task)
+        self.give_way()
+
+    def give_way(self) -> None:
+        """Let other tasks run; one that goes on although it is being ended is told so, and left behind at last."""
+        if self.closing and self.refusals < _MOST_REFUSALS:
+            self.refusals += 1
+            raise greenlet.GreenletExit
         self.hub.switch()
+
+    def step(self, task: Task) -> None:
+        """Count a step of a grid: of the kernel's own, which ends, or of a pipeline in its body."""
+        self.steps += 1
+        if len(task.grids) == 1:
+            self.actions = 0
+        else:
+            self.act(task)
+
+    def act(self, task: Task) -> None:
+        """Count a look at a semaphore or a step of a pipeline, as signals, waits and copies are."""
+        self.actions += 1
+        if self.actions > self.most_actions:
+            raise self._no_end(task)
+
+    def _no_end(self, task: Task) -> EndlessError:
+        each = self.most_actions // len(self.tasks)
+        why = f"in one step of the grid, each core has signalled, waited and copied {each} times on average"
+        return endless(task, task.source(), why)
 
     def run(self, body: Callable[[Task], Any]) -> list[Any]:
         """Run ``body`` as every task, and return what each returned."""
@@ -384,7 +442,12 @@ class Machine:
         self.hub = greenlet.getcurrent()
 
         def main(task: Task) -> None:
-            results[task.entity] = body(task)
+            try:
+                results[task.entity] = body(task)
+            except greenlet.GreenletExit as error:
+                if not self.closing:
+                    raise left_by_exit(task, error) from error
+                raise
             self.clock.settle(task)
             task.done = True
 
@@ -393,16 +456,30 @@ class Machine:
             self.ready.append(task)
         before = state.task
         try:
-            with no_collection():
+            with no_collection(), Watched(self, self.most_seconds):
                 self._loop()
+        except Stopped as error:
+            raise stopped(self, error) from None
         finally:
             state.task = before
+            self.closing = True
             for task in self.tasks:
-                if task.greenlet is not None and not task.greenlet.dead and task.greenlet:
-                    state.task = task
-                    task.greenlet.throw()
+                self._end(task)
             state.task = before
         return results
+
+    def _end(self, task: Task) -> None:
+        """End a task that is still waiting; what it raises meanwhile tells nothing new."""
+        if task.greenlet is None or task.greenlet.dead or not task.greenlet:
+            return
+        state.task = task
+        try:
+            with Watched(self, min(self.most_seconds, 5.0)):
+                task.greenlet.throw()
+        except (Exception, Stopped):
+            pass
+        if not task.greenlet.dead:
+            _left_behind.append(task.greenlet)  # it would be told again and again
 
     def _loop(self) -> None:
         ready, schedule = self.ready, self.schedule
@@ -427,6 +504,9 @@ class Machine:
                         chosen.greenlet.switch()
                     else:
                         chosen.greenlet.switch(chosen)
+                except Stopped:
+                    self.stopped = chosen
+                    raise
                 except Exception as error:
                     if self.size * self.cores > 1:
                         error.add_note(f"in the kernel on {chosen.name}")
