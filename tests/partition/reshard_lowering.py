@@ -11,9 +11,10 @@ from math import prod
 from typing import Any, Protocol
 
 from meshwright.core.axes import Axes, AxisRef
-from meshwright.partition.reshard import ReshardPlan, View
+from meshwright.partition.reshard import ReshardPlan
 from meshwright.partition.reshard_blocks import BlockRound, Blocks
 from meshwright.partition.reshard_pairs import block_pairs, permute_pairs
+from meshwright.partition.reshard_sketch import View
 from meshwright.partition.reshard_steps import (
     AllGather,
     AllReduce,
@@ -22,6 +23,7 @@ from meshwright.partition.reshard_steps import (
     Mask,
     Permute,
     Place,
+    Recut,
     ReduceScatter,
     ReshardStep,
     Rounds,
@@ -90,6 +92,8 @@ def lower_plan(plan: ReshardPlan, x: Value, ops: LocalOps) -> Value:
         before, after = plan.views[index], plan.views[index + 1]
         if isinstance(step, Blocks):
             x = ops.fitted(code.blocks(step, x), _sizes(after))
+        elif isinstance(step, Recut):
+            x = ops.fitted(x, _sizes(after))
         else:
             x = ops.reshape(code.run(step, ops.reshape(x, _flat(before)), before, after), _sizes(after))
     return ops.fitted(x, plan.target.local_shape(plan.shape))

@@ -6,7 +6,8 @@ import argparse
 import re
 
 from meshwright.commands.fixes import as_typed
-from meshwright.core.sharding_text import pointing, read_integer
+from meshwright.core.mesh_check import short
+from meshwright.core.sharding_text import LARGEST, pointing, read_integer
 from meshwright.errors import TextError
 from meshwright.hardware.chips import Chip, get
 from meshwright.hardware.roofline import MODES
@@ -31,6 +32,15 @@ def read_machine(text: str, option: str = "--hardware") -> Chip | Topology:
     match = re.fullmatch(r"(.*\S)\s+([0-9]+(?:x[0-9]+)*)", text.strip(), re.ASCII)
     with as_typed(option):
         return Topology(get(match[1]), match[2]) if match else get(text)
+
+
+def check_number(args: argparse.Namespace, name: str, example: int = 8, least: int = 1) -> None:
+    """Refuse the number that an option is given if it is too small, or does not fit into 64 bits."""
+    value = getattr(args, name)
+    if value is not None and not least <= value <= LARGEST:
+        option = "--" + name.replace("_", "-")
+        why = f"it is a number from {least}" if value < least else "it does not fit into 64 bits"
+        raise TextError(f"{option} is {short(value)}.", why=why, fix=f"{option} {example}")
 
 
 def read_sizes(text: str, what: str = "an index", fix: str = "I=1024,J=4096") -> dict[str, int]:

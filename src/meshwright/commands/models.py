@@ -180,7 +180,7 @@ def _read(text: str, like: Any, name: str) -> Any:
     elif isinstance(like, int):
         found = read_integer(text) if text.isascii() and text.isdigit() else None
     elif isinstance(like, float):
-        found = float(text) if re.fullmatch(r"[0-9.]+(?:e-?[0-9]+)?", text) and text.count(".") < 2 else None
+        found = float(text) if re.fullmatch(r"(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e-?[0-9]+)?", text, re.ASCII) else None
     else:
         return text
     if found is None:

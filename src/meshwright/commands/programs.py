@@ -9,7 +9,7 @@ from typing import Any
 
 from meshwright.commands.files import read_text
 from meshwright.commands.fixes import as_typed
-from meshwright.commands.machines import describe_machine, read_sizes
+from meshwright.commands.machines import check_number, describe_machine, read_sizes
 from meshwright.commands.user_code import FORM, called, kind_of
 from meshwright.core.check import check
 from meshwright.core.program import Program
@@ -54,6 +54,7 @@ def simulated(args: argparse.Namespace, hardware: Any) -> Simulation:
         raise TextError(
             f"--while-steps is {args.while_steps}.", why="it is how often loops run", fix="--while-steps 100"
         )
+    check_number(args, "while_steps", 100, 0)
     options = {"mode": args.mode, "overlap": args.overlap, "while_steps": args.while_steps}
     if (args.program is None) == (args.transformer is None):
         found = "neither PROGRAM nor --transformer is" if args.program is None else "PROGRAM and --transformer are both"
@@ -92,9 +93,8 @@ def _transformer(args: argparse.Namespace, hardware: Any, options: dict[str, Any
     strategy = _fields(Strategy, args.strategy if args.strategy is not None else "data=1", "--strategy", "data=8")
     numbers = {"batch": 8, "sequence": 2048}
     for name, default in numbers.items():
+        check_number(args, name, default)
         value = getattr(args, name)
-        if value is not None and value < 1:
-            raise TextError(f"--{name} is {value}.", why="it is a number from 1", fix=f"--{name} {default}")
         numbers[name] = default if value is None else value
     try:
         with as_typed():

@@ -12,9 +12,9 @@ from dataclasses import asdict
 from typing import Any
 
 from meshwright.commands.fixes import as_typed
-from meshwright.commands.machines import read_machine
+from meshwright.commands.machines import check_number, read_machine
 from meshwright.commands.models import NAMED, model_of_file, read_model
-from meshwright.device.search import Model, SearchResult, grid_search
+from meshwright.device.search import MOST_WORKERS, Model, SearchResult, grid_search
 from meshwright.errors import HardwareError, TextError
 from meshwright.hardware.topology import Topology
 
@@ -50,9 +50,13 @@ def describe(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Search and print; 1 if nothing fits into the memory of a chip."""
     for name in ("batch", "chips", "top", "workers"):
-        value = getattr(args, name)
-        if value is not None and value < 1:
-            raise TextError(f"--{name} is {value}.", why="it is a number from 1", fix=f"--{name} 8")
+        check_number(args, name)
+    if args.workers is not None and args.workers > MOST_WORKERS:
+        raise TextError(
+            f"--workers is {args.workers}.",
+            why=f"each is a process, and up to {MOST_WORKERS} are started",
+            fix="--workers 8",
+        )
     machine, model = _topology(args.chip, args.chips), _model(args)
     bar = _Bar()
     try:

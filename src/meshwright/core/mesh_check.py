@@ -27,7 +27,7 @@ def check_sizes(sizes: Any, where: Where) -> tuple[int, ...]:
     given = tuple(sizes) if listed else (sizes,)
     if not all(isinstance(size, int | np.integer) and not isinstance(size, bool) for size in given):
         raise MeshError(
-            f"The sizes of a mesh are integers, not {_short(given if listed else sizes)}.",
+            f"The sizes of a mesh are integers, not {short(given if listed else sizes)}.",
             where=where(),
             why="each is a number of devices",
             fix='mw.make_mesh((2, 4), ("x", "y"))',
@@ -48,7 +48,7 @@ def check_names(names: Any, where: Where) -> tuple[Any, ...]:
         names = (names,)
     if not isinstance(names, Iterable) or isinstance(names, bytes):
         raise MeshError(
-            f"Axis names cannot be {_short(names)}.",
+            f"Axis names cannot be {short(names)}.",
             where=where(),
             why="they are a string, or several strings, one for each axis",
             fix='("x", "y")',
@@ -69,7 +69,7 @@ def check_names(names: Any, where: Where) -> tuple[Any, ...]:
 def check_name(name: Any, where: Where) -> str | None:
     """The name of a mesh, if it has one."""
     if name is not None and not isinstance(name, str):
-        raise MeshError(f"A mesh cannot be named {_short(name)}.", where=where(), why="names are strings", fix='"mesh"')
+        raise MeshError(f"A mesh cannot be named {short(name)}.", where=where(), why="names are strings", fix='"mesh"')
     return name
 
 
@@ -77,7 +77,7 @@ def check_kind(kind: Any, where: Where) -> str:
     """What devices are called."""
     if not isinstance(kind, str) or not kind.strip():
         raise MeshError(
-            f"Devices cannot be of kind {_short(kind)}.",
+            f"Devices cannot be of kind {short(kind)}.",
             where=where(),
             why="the kind is what they are called, a string of at least one word",
             fix='kind="tpu v5e"',
@@ -88,7 +88,7 @@ def check_kind(kind: Any, where: Where) -> str:
 def bad_device(id: Any, where: Where) -> MeshError:
     """The error for what is no number of a device."""
     return MeshError(
-        f"A device cannot have the number {_short(id)}.",
+        f"A device cannot have the number {short(id)}.",
         where=where(),
         why="devices are numbered 0, 1, 2, …",
         fix="mw.sharding.Device(0)",
@@ -98,7 +98,7 @@ def bad_device(id: Any, where: Where) -> MeshError:
 def bad_devices(devices: Any, where: Where) -> MeshError:
     """The error for what are no devices in rows and columns."""
     return MeshError(
-        f"A mesh cannot be made of {_short(devices)}.",
+        f"A mesh cannot be made of {short(devices)}.",
         where=where(),
         why="its devices are whole numbers, or entries of mesh.devices, in rows of one length",
         fix='mw.Mesh(np.arange(8).reshape(2, 4), ("x", "y"))',
@@ -123,7 +123,8 @@ def check_listable(count: int, dims: int, where: Where) -> None:
         )
 
 
-def _short(thing: Any) -> str:
+def short(thing: Any) -> str:
+    """What a message shows of a thing: its repr, or the first of a long one."""
     try:
         text = repr(thing)
     except ValueError:  # an integer with very many digits
@@ -146,7 +147,7 @@ def check_axes(names: Iterable[Any], sizes: tuple[int, ...], where: Where) -> tu
     found = tuple(names)
     if len(found) != len(sizes):
         raise MeshError(
-            f"A mesh of shape {_short(sizes)} needs {len(sizes)} axis names, not {len(found)}.",
+            f"A mesh of shape {short(sizes)} needs {len(sizes)} axis names, not {len(found)}.",
             where=where(),
             why="each dim of the mesh is one named axis",
             fix=f"mw.make_mesh({sizes}, {tuple('xyzwabcdefgh'[: len(sizes)])})",
@@ -156,7 +157,7 @@ def check_axes(names: Iterable[Any], sizes: tuple[int, ...], where: Where) -> tu
     for position, name in enumerate(found):
         if not isinstance(name, str):
             raise MeshError(
-                f"A mesh axis cannot be named {_short(name)}.", where=where(), why="names are strings", fix='"x"'
+                f"A mesh axis cannot be named {short(name)}.", where=where(), why="names are strings", fix='"x"'
             )
         if sizes[position] < 1:
             raise bad_size(name, sizes[position], where)

@@ -10,6 +10,10 @@ from meshwright.core.mesh import BaseMesh
 from meshwright.core.partition_spec import Entry, P
 from meshwright.core.sharding import NamedSharding
 from meshwright.core.sharding_check import checked_count, checked_mesh
+from meshwright.core.source import here
+from meshwright.errors import ShardingError
+
+MOST_SHARDINGS = 1 << 16
 
 
 def enumerate_shardings(mesh: BaseMesh, ndim: int, compound: bool = False) -> list[NamedSharding]:
@@ -26,6 +30,14 @@ def enumerate_shardings(mesh: BaseMesh, ndim: int, compound: bool = False) -> li
     """
     checked_mesh(mesh, "enumerate_shardings")
     ndim = checked_count(ndim, "dims")
+    count = count_shardings(len(mesh.axis_names), ndim, compound)
+    if count > MOST_SHARDINGS:
+        raise ShardingError(
+            f"The {count} shardings of an array of {ndim} dims on {len(mesh.axis_names)} axes are not listed.",
+            where=here(),
+            why=f"up to {MOST_SHARDINGS} are",
+            fix=f"mw.sharding.count_shardings({len(mesh.axis_names)}, {ndim}{', compound=True' if compound else ''})",
+        )
     entries = _compound(mesh.axis_names, ndim) if compound else _simple(mesh.axis_names, ndim)
     return [NamedSharding(mesh, P(*dims)) for dims in entries]
 

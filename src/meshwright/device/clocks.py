@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from meshwright.device.schedule import SCHEDULES, Schedule, Task
+from meshwright.device.schedule import SCHEDULES, Schedule, Task, Turns
 from meshwright.device.unrolled import alternating
 
 
@@ -36,32 +36,34 @@ def overlapped(
     backward: dict[tuple[int, int], float] = {}
     clock = [0.0] * devices
     at = [0] * devices
-    left = sum(map(len, schedule.orders))
-    while left:
-        for device, order in enumerate(schedule.orders):
-            while at[device] < len(order):
-                phase, k, chunk = order[at[device]]
-                stage = chunk * devices + device
-                known: float | None = 0.0
-                hop = 0.0
-                if phase == "F" and stage:
-                    known, hop = forward.get((stage - 1, k)), hops[0][stage - 1]
-                elif phase == "B" and stage < last:
-                    known, hop = backward.get((stage + 1, k)), hops[1][stage]
-                if known is None:
-                    break
-                cost = times[stage]
-                first = 0 if k else 3
-                if phase == "F":
-                    end = forward[stage, k] = max(clock[device], known + hop) + cost[first]
-                elif phase == "B":
-                    end = max(clock[device], known + hop) + cost[first + 1] + (0.0 if split else cost[first + 2])
-                    backward[stage, k] = end
-                else:
-                    end = clock[device] + cost[first + 2]
-                clock[device] = end
-                at[device] += 1
-                left -= 1
+    turns = Turns(devices)
+    for device in turns:
+        order, before = schedule.orders[device], at[device]
+        while at[device] < len(order):
+            phase, k, chunk = order[at[device]]
+            stage = chunk * devices + device
+            known: float | None = 0.0
+            hop = 0.0
+            if phase == "F" and stage:
+                known, hop = forward.get((stage - 1, k)), hops[0][stage - 1]
+            elif phase == "B" and stage < last:
+                known, hop = backward.get((stage + 1, k)), hops[1][stage]
+            if known is None:
+                break
+            cost = times[stage]
+            first = 0 if k else 3
+            if phase == "F":
+                end = forward[stage, k] = max(clock[device], known + hop) + cost[first]
+            elif phase == "B":
+                end = max(clock[device], known + hop) + cost[first + 1] + (0.0 if split else cost[first + 2])
+                backward[stage, k] = end
+            else:
+                end = clock[device] + cost[first + 2]
+            clock[device] = end
+            at[device] += 1
+        if at[device] > before:
+            turns.went_on(device)
+    assert at == [*map(len, schedule.orders)], "schedules come to an end"
     return tuple(clock)
 
 

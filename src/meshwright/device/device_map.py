@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 from typing import Any
 
 from meshwright.errors import DeviceError
@@ -14,6 +15,7 @@ Path = tuple[int, ...]
 
 DEEPEST = 100  # levels of a map; a dict that holds itself has more
 SHOWN = 16  # devices that a message names
+MOST_DEVICES = 1 << 20
 
 
 @dataclass(frozen=True, init=False, repr=False)
@@ -45,6 +47,7 @@ class DeviceMap:
                 why="it takes the number of devices at each level, from 1",
                 fix="DeviceMap.grid(2, 4)",
             )
+        _check_count(prod(fan_outs))
         return DeviceMap(_grid(fan_outs, first))
 
     def keys(self) -> tuple[int, ...]:
@@ -166,6 +169,8 @@ def _nodes(given: Any, level: int = 1) -> tuple[tuple[int, DeviceMap | None], ..
             why="its groups hold groups without end, or nearly so",
             fix="DeviceMap.grid(2, 4)",
         )
+    if isinstance(given, Mapping | Sequence):
+        _check_count(-((given.start - given.stop) // given.step) if isinstance(given, range) else len(given))
     if isinstance(given, Mapping):
         pairs = [(key, None if below is None else _inner(below, level + 1)) for key, below in given.items()]
     elif isinstance(given, Sequence) and not isinstance(given, str):
@@ -187,6 +192,15 @@ def _nodes(given: Any, level: int = 1) -> tuple[tuple[int, DeviceMap | None], ..
             fix=f"[{_some(list(dict.fromkeys(keys)))}]",
         )
     return tuple(found)
+
+
+def _check_count(devices: int) -> None:
+    if devices > MOST_DEVICES:
+        raise DeviceError(
+            f"A device map of {devices} devices is not listed.",
+            why=f"up to {MOST_DEVICES} devices are",
+            fix="fewer devices, or a program without a device map: its parts are then symbols",
+        )
 
 
 def _inner(given: Any, level: int) -> DeviceMap:

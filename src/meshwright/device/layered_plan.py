@@ -14,6 +14,8 @@ from meshwright.device.schedule import peak_activations
 from meshwright.device.strategy import Costs, Strategy, check_batch, check_parts
 from meshwright.errors import ShapeError
 
+MOST_LAYERS = 1 << 12
+
 
 class LayeredPlan:
     """A model of layers under a strategy: the work of one device of each stage."""
@@ -36,6 +38,12 @@ class LayeredPlan:
     def check(self) -> None:
         s = self.strategy
         check_batch(s, self.batch)
+        if self.model.layers > MOST_LAYERS:
+            raise ShapeError(
+                f"A model of {self.model.layers} layers is not costed.",
+                why=f"layers are listed, up to {MOST_LAYERS}",
+                fix=f"layers={MOST_LAYERS}",
+            )
         check_parts("number of layers", self.model.layers, s.pipeline * s.chunks, s)
         if not self.model.divides(s.horizontal):
             raise ShapeError(
@@ -69,14 +77,18 @@ class LayeredPlan:
     def task_seconds(self) -> list[dict[str, float]]:
         """Per stage, the time of each phase of a microbatch after the first; ``join`` is what the first has not."""
         found = []
-        adds = {n: self.costs.pointwise_seconds(n, 2, self.itemsize) for layer in self.layers for n in layer.parameters}
+        kinds = {id(layer): layer for layer in (*self.layers, self.head)}  # few, of which there are many
+        times = {
+            name: tuple(map(self.total, (layer.forward, layer.backward, layer.weights)))
+            for name, layer in kinds.items()
+        }
+        sizes = {n for layer in kinds.values() if layer is not self.head for n in layer.parameters}
+        adds = {n: self.costs.pointwise_seconds(n, 2, self.itemsize) for n in sizes}
         for stage in range(self.stages):
             layers = self.stage_layers(stage)
-            forward = sum(self.total(layer.forward) for layer in layers)
-            backward = sum(self.total(layer.backward) for layer in layers)
-            weights = sum(self.total(layer.weights) for layer in layers)
+            forward, backward, weights = (sum(times[id(layer)][phase] for layer in layers) for phase in range(3))
             if self.strategy.recompute:
-                backward += sum(self.total(layer.forward) for layer in layers)
+                backward += sum(times[id(layer)][0] for layer in layers)
             add = sum(adds.get(n, 0.0) for layer in layers for n in layer.parameters)
             join = self.costs.join_seconds()
             found.append(
@@ -129,19 +141,23 @@ class LayeredPlan:
         return overlapped(times, hops, s.schedule, s.pipeline, s.microbatches, s.chunks)
 
     def blocking_clock(self, tasks: Sequence[dict[str, float]]) -> Sequence[float]:
-        """Steps in which forward and backward take turns; sends at the end of each step stop both ends."""
+        """Steps in which forward and backward take turns; sends at the end of each step stop both ends.
+
+        The stages of a device do their part of a step one after the other.
+        """
         s = self.strategy
         hop = self.costs.hop_seconds(self.model.boundary(self.rows) * self.itemsize, self.stride())
         clock = [0.0] * s.pipeline
-        for step in steps_of(s.pipeline, s.microbatches):
+        for step in steps_of(self.stages, s.microbatches):
             for stage, (phase, k, _) in step:
                 suffix = " first" if k == 0 else ""
                 times = tasks[stage]
-                clock[stage] += times[phase + suffix] + (times["W" + suffix] if phase == "B" else 0.0)
+                clock[stage % s.pipeline] += times[phase + suffix] + (times["W" + suffix] if phase == "B" else 0.0)
             for stage, (phase, _, _) in step:
                 target = stage + 1 if phase == "F" else stage - 1
-                if 0 <= target < s.pipeline:
-                    clock[stage] = clock[target] = max(clock[stage], clock[target]) + hop
+                if 0 <= target < self.stages and s.pipeline > 1:
+                    one, other = stage % s.pipeline, target % s.pipeline
+                    clock[one] = clock[other] = max(clock[one], clock[other]) + hop
         return clock
 
     def reduce_seconds(self, parameters: Sequence[int]) -> float:

@@ -6,12 +6,14 @@ backward is split into what other stages wait for (B) and what they do not (W).
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from meshwright.errors import DeviceError
+from meshwright.errors import DeviceError, ShapeError
+
+MOST_TASKS = 1 << 18  # of a schedule that is written out and played in a second
 
 
 class Task(NamedTuple):
@@ -127,7 +129,7 @@ def _check_tasks(schedule: Schedule) -> None:
         )
 
 
-def _check_counts(name: str, devices: int, microbatches: int, chunks: int = 1) -> None:
+def check_counts(name: str, devices: int, microbatches: int, chunks: int = 1) -> None:
     """Refuse a schedule of nothing."""
     if any(not isinstance(n, int) or n < 1 for n in (devices, microbatches, chunks)):
         raise DeviceError(
@@ -135,6 +137,43 @@ def _check_counts(name: str, devices: int, microbatches: int, chunks: int = 1) -
             why=f"devices={devices}, microbatches={microbatches}, chunks={chunks}",
             fix=f"dist.SCHEDULES[{name!r}](2, 4)",
         )
+    tasks = 2 * devices * microbatches * chunks
+    if tasks > MOST_TASKS:
+        raise DeviceError(
+            f"The schedule {name} has {tasks} tasks.",
+            why=f"devices={devices}, microbatches={microbatches}, chunks={chunks}; up to {MOST_TASKS} are played",
+            fix=f"microbatches={max(1, MOST_TASKS // (2 * devices * chunks))}, or fewer devices",
+        )
+
+
+def check_chunks(schedule: str, chunks: int) -> None:
+    """Refuse several chunks per device where a schedule has one."""
+    if schedule != "interleaved" and chunks != 1:
+        raise ShapeError(
+            f"The schedule {schedule} has one chunk per device.", why=f"chunks={chunks}", fix='schedule="interleaved"'
+        )
+
+
+class Turns:
+    """The devices of a pipeline to look at in turn: all of them, then those next to one that went on."""
+
+    def __init__(self, devices: int) -> None:
+        self.devices = devices
+        self.queue = deque(range(devices))
+        self.queued = [True] * devices
+
+    def __iter__(self) -> Iterator[int]:
+        while self.queue:
+            device = self.queue.popleft()
+            self.queued[device] = False
+            yield device
+
+    def went_on(self, device: int) -> None:
+        """Look at the neighbours of a device: they may wait for what it has done."""
+        for near in ((device + 1) % self.devices, (device - 1) % self.devices):
+            if not self.queued[near]:
+                self.queued[near] = True
+                self.queue.append(near)
 
 
 def _run(schedule: Schedule, seconds: Mapping[str, float]) -> Timing:
@@ -147,27 +186,26 @@ def _run(schedule: Schedule, seconds: Mapping[str, float]) -> Timing:
     held = [0] * schedule.devices
     peak = [0] * schedule.devices
     trains = any(task.phase != "F" for order in schedule.orders for task in order)
-    left = sum(map(len, schedule.orders))
-    while left:
-        moved = False
-        for device, order in enumerate(schedule.orders):
-            while at[device] < len(order):
-                task = order[at[device]]
-                needs = _needs(schedule, device, task, split)
-                if any(need not in ends for need in needs):
-                    break
-                starts[device, task] = max([clock[device], *(ends[need] for need in needs)])
-                clock[device] = ends[device, task] = starts[device, task] + seconds[task.phase]
-                if task.phase == "F":
-                    held[device] += 1
-                    peak[device] = max(peak[device], held[device])
-                if task.phase == ("W" if split else "B" if trains else "F"):
-                    held[device] -= 1
-                at[device] += 1
-                left -= 1
-                moved = True
-        if not moved:
-            raise cyclic_wait(schedule, at, ends)
+    turns = Turns(schedule.devices)
+    for device in turns:
+        order, before = schedule.orders[device], at[device]
+        while at[device] < len(order):
+            task = order[at[device]]
+            needs = _needs(schedule, device, task, split)
+            if any(need not in ends for need in needs):
+                break
+            starts[device, task] = max([clock[device], *(ends[need] for need in needs)])
+            clock[device] = ends[device, task] = starts[device, task] + seconds[task.phase]
+            if task.phase == "F":
+                held[device] += 1
+                peak[device] = max(peak[device], held[device])
+            if task.phase == ("W" if split else "B" if trains else "F"):
+                held[device] -= 1
+            at[device] += 1
+        if at[device] > before:
+            turns.went_on(device)
+    if any(place < len(order) for place, order in zip(at, schedule.orders, strict=True)):
+        raise cyclic_wait(schedule, at, ends)
     total = max(clock)
     busy = max(sum(seconds[task.phase] for task in order) for order in schedule.orders)
     return Timing(total, 1 - busy / total, tuple(peak), starts)
@@ -204,14 +242,14 @@ def forward_only(devices: int, microbatches: int, chunks: int = 1) -> Schedule:
 
 def gpipe(devices: int, microbatches: int) -> Schedule:
     """All forward passes, then all backward passes."""
-    _check_counts("gpipe", devices, microbatches)
+    check_counts("gpipe", devices, microbatches)
     order = (*(Task("F", k) for k in range(microbatches)), *(Task("B", k) for k in range(microbatches)))
     return Schedule("gpipe", (order,) * devices)
 
 
 def one_f_one_b(devices: int, microbatches: int) -> Schedule:
     """As few forward passes ahead as keep every stage busy, then one forward, one backward."""
-    _check_counts("1f1b", devices, microbatches)
+    check_counts("1f1b", devices, microbatches)
     orders = []
     for device in range(devices):
         ahead = min(devices - 1 - device, microbatches)
@@ -234,7 +272,7 @@ def _interleaving(devices: int, microbatches: int, chunks: int) -> list[tuple[in
 
 def interleaved(devices: int, microbatches: int, chunks: int = 2) -> Schedule:
     """1F1B with several chunks of stages on each device: a bubble as many times shorter."""
-    _check_counts("interleaved", devices, microbatches, chunks)
+    check_counts("interleaved", devices, microbatches, chunks)
     if microbatches % devices:
         raise DeviceError(
             f"{microbatches} microbatches do not divide among {devices} devices.",
@@ -266,7 +304,7 @@ def zb_h1(devices: int, microbatches: int) -> Schedule:
     0: F0 F1 B0 W0 F2 B1 W1 B2 W2
     1: F0 B0 F1 B1 W0 F2 B2 W1 W2
     """
-    _check_counts("zb-h1", devices, microbatches)
+    check_counts("zb-h1", devices, microbatches)
     orders = []
     for device in range(devices):
         ahead = min(devices - device, microbatches)

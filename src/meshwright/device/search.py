@@ -9,13 +9,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
-from math import isqrt
+from math import gcd, isqrt
 
 from meshwright.device.estimates import EstimateFile
 from meshwright.device.layered import Layered, layered
-from meshwright.device.layered_plan import LayeredPlan
+from meshwright.device.layered_plan import MOST_LAYERS, LayeredPlan
 from meshwright.device.on_topology import OnTopology
-from meshwright.device.strategy import Costs, Estimate, Strategy
+from meshwright.device.strategy import Costs, Estimate, Strategy, check_count
 from meshwright.device.traced import Traced
 from meshwright.device.traced_plan import TracedPlan
 from meshwright.device.unrolled import MLP
@@ -24,6 +24,9 @@ from meshwright.hardware.topology import Topology
 
 Model = MLP | Layered | Traced
 MANY = 20_000  # strategies, from which on starting processes pays
+CHUNK = 16  # strategies that a process is given at once
+MOST_WORKERS = 1024
+MOST_DEVICES = 10**12
 
 
 def estimate(
@@ -100,13 +103,20 @@ def strategies(
     [(1, 1, 2), (1, 2, 1), (2, 1, 1)]
     """
     found = model if isinstance(model, Traced) else layered(model)
+    check_count("The number of devices", devices, "devices=64")
+    check_count("The batch", batch, "batch=512")
     counts = microbatches or [2**n for n in range(8)]
-    for data in _divisors(devices):
-        for horizontal in _divisors(devices // data):
-            pipeline = devices // data // horizontal
+    for what, given in (("microbatches", counts), ("chunks", chunks)):
+        for count in given:
+            check_count(f"One of the {what}", count, f"{what}=[2, 4]")
+    most = min(MOST_LAYERS, found.most_stages if isinstance(found, Traced) else found.layers)
+    for data in _divisors(gcd(devices, batch)):
+        left = devices // data
+        for horizontal in [left // n for n in range(min(most, left), 0, -1) if left % n == 0]:
+            pipeline = left // horizontal
             if data > 1 and isinstance(found, Traced) and found.whole:
                 continue
-            if batch % data or not _has_stages(found, pipeline) or not found.divides(horizontal):
+            if not _has_stages(found, pipeline) or not found.divides(horizontal):
                 continue
             if horizontal > 1 and isinstance(model, MLP) and (model.layers // pipeline) % 2:
                 continue
@@ -127,6 +137,12 @@ def _has_stages(model: Traced | Layered, stages: int) -> bool:
 
 
 def _divisors(n: int) -> list[int]:
+    if n > MOST_DEVICES:
+        raise ShapeError(
+            f"The parts that {n} has are not looked for.",
+            why=f"it is what the number of devices and the batch have in common, and at most {MOST_DEVICES}",
+            fix="fewer devices, or a smaller batch",
+        )
     small = [d for d in range(1, isqrt(n) + 1) if n % d == 0]
     return sorted({*small, *(n // d for d in small)})
 
@@ -205,6 +221,14 @@ def grid_search(
         raise ShapeError(
             "A search needs a batch and devices.", why=f"batch={batch}, devices={count}", fix="batch=512, devices=64"
         )
+    if workers is not None:
+        check_count("workers", workers, "workers=8")
+        if workers > MOST_WORKERS:
+            raise ShapeError(
+                f"workers is {workers}.",
+                why=f"each is a process, and up to {MOST_WORKERS} are started",
+                fix="workers=8",
+            )
     if memory_bytes is None and topology is not None:
         memory_bytes = topology.chip.hbm_bytes
     options = {
@@ -230,7 +254,7 @@ def grid_search(
     done = []
     try:
         with _executor(executor, workers, len(todo)) as pool:
-            made = pool.map(one, todo, chunksize=16) if pool is not None else map(one, todo)
+            made = pool.map(one, todo, chunksize=CHUNK) if pool is not None else map(one, todo)
             for n, found in enumerate(made):
                 if found is not None:
                     done.append(found)
@@ -250,6 +274,7 @@ def _executor(given: Executor | None, workers: int | None, count: int) -> Iterat
     """The executor to use: the one given, processes of this machine for a long search, or none."""
     if workers is None:
         workers = (os.cpu_count() or 1) if count >= MANY else 1
+    workers = min(workers, -(-count // CHUNK))
     if given is not None or workers < 2:
         yield given
         return

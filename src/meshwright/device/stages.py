@@ -8,10 +8,11 @@ from itertools import product
 from meshwright.device.classes import Classes, Place
 from meshwright.device.function import Eqn, Function, Number, Value
 from meshwright.device.phases import cut_by_cost, cut_by_names, forward_equations, place_backward
-from meshwright.device.schedule import SCHEDULES, Schedule, Task, forward_only
+from meshwright.device.schedule import SCHEDULES, Schedule, Task, check_chunks, forward_only
 from meshwright.device.spread import Planner, Step
 from meshwright.errors import ShapeError
 
+MOST_WRITTEN = 1 << 14  # tasks of a pipeline
 Groups = list[tuple[int, list[Step]]]  # steps done in one call, with their stage
 
 
@@ -49,6 +50,12 @@ class Stages:
         if devices < 1 or chunks < 1:
             raise ShapeError(
                 "A pipeline has one stage at least.", why=f"stages={stages!r}, chunks={chunks}", fix="stages=2"
+            )
+        if devices * chunks * microbatches > MOST_WRITTEN:
+            raise ShapeError(
+                f"A pipeline of {devices * chunks * microbatches} tasks is not written out.",
+                why=f"stages={devices * chunks}, microbatches={microbatches}; up to {MOST_WRITTEN} are",
+                fix=f"microbatches={max(1, MOST_WRITTEN // (devices * chunks))}, or fewer stages",
             )
         self.devices, self.stages = devices, devices * chunks
         self.micro, self.shared, self.tail = self.sorted_steps()
@@ -141,15 +148,8 @@ class Stages:
             )
         if not trains:
             return forward_only(devices, self.count, chunks)
-        if schedule == "interleaved":
-            return SCHEDULES[schedule](devices, self.count, chunks)
-        if chunks != 1:
-            raise ShapeError(
-                f"The schedule {schedule} has one chunk per device.",
-                why=f"chunks={chunks}",
-                fix='schedule="interleaved"',
-            )
-        return SCHEDULES[schedule](devices, self.count)
+        check_chunks(schedule, chunks)
+        return SCHEDULES[schedule](devices, self.count, *([chunks] if schedule == "interleaved" else []))
 
     def phases(self, forward: Sequence[Eqn]) -> dict[Step, str]:
         """F, B and (where the schedule tells them apart) W, for what no other stage waits for."""

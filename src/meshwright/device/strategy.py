@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
-from meshwright.device.schedule import SCHEDULES
+import numpy as np
+
+from meshwright.core.mesh_check import short
+from meshwright.core.sharding_text import LARGEST
+from meshwright.device.schedule import SCHEDULES, check_chunks
 from meshwright.errors import ShapeError
 
 
@@ -23,7 +27,7 @@ class Costs(Protocol):
 
 @dataclass(frozen=True)
 class Strategy:
-    """How a training step is spread; stages of 1F1B with several chunks are interleaved."""
+    """How a training step is spread; the interleaved schedule has several chunks of stages on each device."""
 
     data: int = 1
     horizontal: int = 1
@@ -52,7 +56,16 @@ class Estimate:
 
 
 def check_batch(strategy: Strategy, batch: int) -> None:
-    """Refuse a batch that does not divide, and a schedule that there is not."""
+    """Refuse degrees that are none, a batch that does not divide, and a schedule that there is not."""
+    for name in ("data", "horizontal", "pipeline", "microbatches", "chunks"):
+        check_count(f"{name} of a strategy", getattr(strategy, name), f"{name}=1")
+    check_count("The batch", batch, "batch=512")
+    if strategy.zero not in range(4):
+        raise ShapeError(
+            f"zero of a strategy is {strategy.zero!r}.",
+            why="0 is none, and 1, 2 and 3 are stages of ZeRO",
+            fix="zero=1",
+        )
     check_parts("batch", batch, strategy.data * strategy.microbatches, strategy)
     if strategy.schedule not in SCHEDULES:
         raise ShapeError(
@@ -60,6 +73,13 @@ def check_batch(strategy: Strategy, batch: int) -> None:
             why=f"the schedules are {', '.join(SCHEDULES)}",
             fix='schedule="1f1b"',
         )
+    check_chunks(strategy.schedule, strategy.chunks)
+
+
+def check_count(what: str, count: Any, fix: str) -> None:
+    """Refuse what is no whole number from 1, of 64 bits at most."""
+    if not isinstance(count, int | np.integer) or isinstance(count, bool) or not 1 <= count <= LARGEST:
+        raise ShapeError(f"{what} is {short(count)}.", why="it is a whole number from 1, of 64 bits at most", fix=fix)
 
 
 def check_parts(what: str, size: int, parts: int, strategy: Strategy) -> None:

@@ -18,6 +18,7 @@ from meshwright.device.typing import typed
 from meshwright.device.writer import Writer
 from meshwright.errors import DeviceError, ShapeError
 
+MOST_PARTS = 1 << 14
 Keys = Sequence[int | str]
 Batch = Mapping[str, int]
 
@@ -190,6 +191,12 @@ def level_of(fn: Function, body: Function, depth: int, keys: Keys, parts: int | 
     """What is known of the devices below a body."""
     size: Size | None = parts
     devices: tuple[int, ...] = ()
+    if parts is not None and (not isinstance(parts, int) or not 1 <= parts <= MOST_PARTS):
+        raise DeviceError(
+            f"A program is not written for {parts!r} devices.",
+            why=f"parts is how many there are, from 1 to {MOST_PARTS}: each has its place in the types",
+            fix="leave parts out: the number of devices is then a symbol",
+        )
     if fn.device_map is not None:
         if all(isinstance(key, int) for key in keys):
             devices = fn.device_map.lookup([key for key in keys if isinstance(key, int)])

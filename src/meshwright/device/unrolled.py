@@ -10,41 +10,40 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from heapq import heappop, heappush
 from typing import Any
 
 from meshwright.core.dtypes import FLOAT32, INT32
 from meshwright.device.function import Eqn, Function, Keys, Value
-from meshwright.device.schedule import Task
+from meshwright.device.schedule import Task, check_counts
 from meshwright.device.types import Device, Tensor
 from meshwright.errors import ShapeError
 
 
 def alternating(stages: int, microbatches: int) -> list[list[tuple[int, Task]]]:
     """Steps in which every stage that has work does some, forward and backward in turn; a list of (stage, task)."""
-    ready: list[list[Task]] = [[] for _ in range(stages)]
-    ready[0] = [Task("F", k) for k in range(microbatches)]
+    check_counts("1f1b", stages, microbatches)
+    ready: dict[str, list[list[int]]] = {phase: [[] for _ in range(stages)] for phase in "FB"}  # heaps
+    ready["F"][0] = list(range(microbatches))
     last: list[str] = [""] * stages
     steps = []
     left = 2 * stages * microbatches
     while left:
         step = []
         for stage in range(stages):
-            if not ready[stage]:
-                continue
-            turn = "B" if last[stage] == "F" else "F"
-            options = [t for t in ready[stage] if t.phase == turn] or ready[stage]
-            task = min(options, key=lambda t: t.microbatch)
-            ready[stage].remove(task)
-            last[stage] = task.phase
-            step.append((stage, task))
+            turns = "BF" if last[stage] == "F" else "FB"
+            phase = next((phase for phase in turns if ready[phase][stage]), None)
+            if phase is not None:
+                last[stage] = phase
+                step.append((stage, Task(phase, heappop(ready[phase][stage]))))
         for stage, task in step:
             left -= 1
             if task.phase == "F" and stage + 1 < stages:
-                ready[stage + 1].append(task)
+                heappush(ready["F"][stage + 1], task.microbatch)
             elif task.phase == "F":
-                ready[stage].append(Task("B", task.microbatch))
+                heappush(ready["B"][stage], task.microbatch)
             elif stage:
-                ready[stage - 1].append(task)
+                heappush(ready["B"][stage - 1], task.microbatch)
         steps.append(step)
     return steps
 

@@ -160,7 +160,7 @@ def _range(entry: slice, dim: int, size: int) -> Range:
             fix="x[::1], or x[::-1] to reverse",
         )
     start, stop, step = slice(*bounds).indices(size)
-    return Range(dim, start, len(range(start, stop, step)), step)
+    return Range(dim, start, max(0, -((start - stop) // step)), step)
 
 
 def _bound(bound: Any) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -165,14 +166,14 @@ def latency_bound_hop_bytes(chip: str | Chip) -> float:
 def collective_bytes_per_s(
     kind: str, topology: Topology, axes: Axes = None, mode: str = "exact", model: str = "links", **options: Any
 ) -> float:
-    """The rate large arrays reach: V over the bandwidth term.
+    """The rate large arrays reach: V over the bandwidth term; infinite among devices that have nothing to send.
 
     >>> from meshwright import hardware
     >>> round(hardware.collective_bytes_per_s("all_gather", hardware.Topology("h100", 256)) / 1e9)
     413
     """
     cost = collective_cost(kind, 2.0**30, topology, axes, mode, model, **options)
-    return 2.0**30 / cost.bandwidth_seconds
+    return 2.0**30 / cost.bandwidth_seconds if cost.bandwidth_seconds else inf
 
 
 def bus_bytes_per_s(kind: str, bytes: float, group: int, seconds: float) -> float:

@@ -8,15 +8,20 @@ from dataclasses import dataclass
 from itertools import combinations, permutations
 from math import prod
 from textwrap import indent
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from meshwright.core.mesh_check import MOST_LISTED
 from meshwright.core.sharding_text import pointing
 from meshwright.core.source import here
 from meshwright.errors import HardwareError, TextError
 from meshwright.hardware.chips import item_bytes
 from meshwright.hardware.topology import mesh_sizes
 
+MOST_RANK = 1024
+Numbers = NDArray[Any]
 Spec = Sequence[str | Sequence[str] | None]
 
 
@@ -224,29 +229,37 @@ def missing_bytes(
     >>> missing_bytes((2048, 8192), ["x", None], [None, "x"], {"x": 4, "y": 2})
     6291456
     """
-    sizes = mesh_sizes(mesh)
-    place = dict(zip(sizes, np.indices(tuple(sizes.values()))))
-    wanted = np.ones(tuple(sizes.values()), dtype=np.int64)
+    every = mesh_sizes(mesh)
+    dims = list(zip(shape, _dims(source, len(shape), every), _dims(target, len(shape), every), strict=True))
+    used = {axis for _, before, after in dims for axis in (*before, *after)}
+    sizes = {axis: size for axis, size in every.items() if axis in used}
+    devices = prod(sizes.values())
+    if devices > MOST_LISTED:
+        raise HardwareError(
+            f"What {devices} devices lack is not counted.",
+            where=here(),
+            why=f"they are listed, and at most {MOST_LISTED} are",
+            fix="fewer devices along the axes that split the array",
+        )
+    kind = np.int64 if prod(shape) * devices < 1 << 62 else np.object_  # numbers of any size
+    place = dict(zip(sizes, (along.astype(kind) for along in np.indices(tuple(sizes.values()), sparse=True))))
+    wanted: Numbers = np.ones(tuple(sizes.values()), kind)
     held = wanted.copy()
-    for size, before, after in zip(
-        shape, _dims(source, len(shape), sizes), _dims(target, len(shape), sizes), strict=True
-    ):
+    for size, before, after in dims:
         low_a, high_a = _range(size, before, sizes, place)
         low_b, high_b = _range(size, after, sizes, place)
         wanted = wanted * (high_b - low_b)
         held = held * np.maximum(np.minimum(high_a, high_b) - np.maximum(low_a, low_b), 0)
     lacking = wanted - held
-    return int(lacking.sum() if total else lacking.max()) * item_bytes(dtype)
+    alike = prod(every.values()) // devices  # along axes that split nothing
+    return (alike * int(lacking.sum()) if total else int(lacking.max())) * item_bytes(dtype)
 
 
 def _range(
-    size: int,
-    axes: Sequence[str],
-    sizes: Mapping[str, int],
-    place: Mapping[str, np.ndarray[tuple[int, ...], np.dtype[np.int64]]],
-) -> tuple[np.ndarray[tuple[int, ...], np.dtype[np.int64]], np.ndarray[tuple[int, ...], np.dtype[np.int64]]]:
+    size: int, axes: Sequence[str], sizes: Mapping[str, int], place: Mapping[str, Numbers]
+) -> tuple[Numbers, Numbers]:
     """First element and end of every device's part of a dim."""
-    block = np.zeros(tuple(sizes.values()), dtype=np.int64)
+    block: Numbers = np.zeros((), np.int64)
     for axis in axes:
         block = block * sizes[axis] + place[axis]
     length = -(-size // prod(sizes[axis] for axis in axes))
@@ -260,6 +273,10 @@ def enumerate_layouts(mesh: object, rank: int) -> Iterator[tuple[str | None, ...
     7
     """
     names = tuple(mesh_sizes(mesh))
+    if not isinstance(rank, int) or not 0 <= rank <= MOST_RANK:
+        raise HardwareError(
+            f"An array cannot have the rank {rank!r}.", where=here(), why=f"it is from 0 to {MOST_RANK}", fix="rank=2"
+        )
     for count in range(min(len(names), rank) + 1):
         for dims in combinations(range(rank), count):
             for chosen in permutations(names, count):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from math import ceil, prod
+from math import prod
 
 from meshwright.core.source import here
 from meshwright.errors import HardwareError
@@ -62,36 +62,37 @@ def for_mesh(chip: str | Chip, mesh: object) -> Topology:
         return Topology(found, total, mesh=sizes)
     if found.kind == "gpu":
         node = int(found.nvlink_domain)
-        return Topology(found, total if total <= node else ceil(total / node) * node, mesh=sizes)
+        return Topology(found, total if total <= node else -(-total // node) * node, mesh=sizes)
     dims = int(found.torus_dims)
     folded = lengths if len(lengths) <= dims else [*lengths[: dims - 1], prod(lengths[dims - 1 :])]
     fact = found.facts.get("pod_shape")
     pod = sorted(fact.value if fact else [], reverse=True)
     if all(a <= b for a, b in zip(sorted(folded, reverse=True), pod)):
         return Topology(found, tuple(folded), mesh=sizes)
-    for slices in (n for n in range(1, total + 1) if total % n == 0):
+    for chips in (n for n in range(min(total, prod(pod)), 0, -1) if total % n == 0):  # of a slice: few large ones
         shapes = [
             shape
-            for shape in _factorings(total // slices, dims)
-            if all(a <= b for a, b in zip(sorted(shape, reverse=True), pod)) and place(sizes, shape, slices) is not None
+            for shape in _factorings(chips, dims, pod[0])
+            if all(a <= b for a, b in zip(sorted(shape, reverse=True), pod))
+            and place(sizes, shape, total // chips) is not None
         ]
         if shapes:
-            machines = [Topology(found, shape, mesh=sizes, slices=slices) for shape in shapes]
+            machines = [Topology(found, shape, mesh=sizes, slices=total // chips) for shape in shapes]
             return max(machines, key=lambda machine: (sum(machine.wrap), -max(machine.shape), machine.shape))
     return Topology(found, tuple(folded), mesh=sizes)
 
 
-def _factorings(number: int, count: int) -> Iterable[tuple[int, ...]]:
-    """Every way to write a number as a product of ``count`` factors, in order.
+def _factorings(number: int, count: int, most: int) -> Iterable[tuple[int, ...]]:
+    """Every way to write a number as a product of ``count`` factors up to ``most``, in order.
 
-    >>> list(_factorings(4, 2))
-    [(1, 4), (2, 2), (4, 1)]
+    >>> list(_factorings(8, 2, 4))
+    [(2, 4), (4, 2)]
     """
     if count == 1:
-        return [(number,)]
+        return [(number,)] if number <= most else []
     return [
         (first, *rest)
-        for first in range(1, number + 1)
+        for first in range(1, min(number, most) + 1)
         if number % first == 0
-        for rest in _factorings(number // first, count - 1)
+        for rest in _factorings(number // first, count - 1, most)
     ]

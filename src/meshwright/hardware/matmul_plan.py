@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import product
@@ -24,6 +24,7 @@ from meshwright.hardware.roofline import Roofline, work
 from meshwright.hardware.topology import Topology, mesh_sizes
 
 _KEPT_AXES = 4  # on meshes of more axes, those that no array uses are left idle
+_MOST_TRIED = 1024  # assignments of axes to indices; of more, only some are tried
 
 
 @dataclass(frozen=True)
@@ -179,6 +180,7 @@ class MatmulPlan:
     cases: dict[str, int]
     natural: str
     every: tuple[Alternative, ...] = field(repr=False)
+    greedy: bool = False  # whether there are too many ways to try them all, so that a faster one may exist
 
     @property
     def case(self) -> int:
@@ -189,22 +191,16 @@ class MatmulPlan:
     def alternatives(self) -> tuple[Alternative, ...]:
         """Those that no other beats in FLOPs, bandwidth and latency at once, the fastest first."""
 
-        def measures(one: Alternative) -> tuple[float, float, float]:
-            return one.flops, one.bandwidth_seconds, one.latency_seconds
-
-        kept = [
-            one
-            for one in self.every
-            if not any(
-                all(a <= b for a, b in zip(measures(other), measures(one))) and measures(other) != measures(one)
-                for other in self.every
-            )
-        ]
-        fewest: dict[tuple[object, ...], int] = {}
-        for one in kept:
-            key = measures(one)
-            fewest[key] = min(fewest.get(key, len(one.steps)), len(one.steps))
-        return tuple(one for one in kept if len(one.steps) == fewest[measures(one)])
+        measures = [(one.flops, one.bandwidth_seconds, one.latency_seconds) for one in self.every]
+        front: list[tuple[float, float, float]] = []
+        for measure in sorted(set(measures)):  # what beats another comes before it
+            if not any(all(a <= b for a, b in zip(other, measure)) for other in front):
+                front.append(measure)
+        kept = [(one, measure) for one, measure in zip(self.every, measures) if measure in front]
+        fewest: dict[tuple[float, float, float], int] = {}
+        for one, measure in kept:
+            fewest[measure] = min(fewest.get(measure, len(one.steps)), len(one.steps))
+        return tuple(one for one, measure in kept if len(one.steps) == fewest[measure])
 
     @property
     def best(self) -> Alternative:
@@ -300,6 +296,8 @@ class MatmulPlan:
                 f"{_time(max(one.work.compute_seconds, one.work.memory_seconds)):>8}  "
                 f"{_time(one.communication_seconds):>8}  {_time(one.seconds):>8}  {one.work.bound}"
             )
+        if self.greedy:
+            lines += ["", f"greedy: {len(self.every)} ways were tried, not all; a faster one may exist"]
         lines += ["", "fastest, as all sizes grow:"]
         lines += [f"  {regime!s:<26}  {regime.alternative.name}" for regime in self.regimes]
         return "\n".join(lines)
@@ -366,46 +364,90 @@ def plan_matmul(
     problem = Problem(
         left, right, target, axes, {index: sizes[index] for index in wanted}, dtype_name(dtype), machine, mode, overlap
     )
-    found: dict[tuple[str, ...], Alternative] = {}
-    for one in _alternatives(problem):
-        key = tuple(map(str, one.steps))
-        if key not in found or one.flops < found[key].flops:
-            found[key] = one
-    ordered = sorted(found.values(), key=lambda one: (one.seconds, one.communication_seconds, len(one.steps)))
-    return MatmulPlan(problem, cases, natural, tuple(ordered))
+    tried = _Tried(problem)
+    greedy = prod(map(len, tried.options.values())) > _MOST_TRIED
+    if greedy:
+        tried.search()
+    else:
+        for chosen in product(*tried.options.values()):
+            tried.seconds(dict(zip(tried.options, chosen)))
+    ordered = sorted(tried.found.values(), key=lambda one: (one.seconds, one.communication_seconds, len(one.steps)))
+    return MatmulPlan(problem, cases, natural, tuple(ordered), greedy)
 
 
-def _alternatives(problem: Problem) -> Iterator[Alternative]:
-    """Every assignment of mesh axes to indices, converted to and from."""
-    mesh = problem.mesh
-    used = {axis for one in (problem.left, problem.right, problem.result) for axis in (*one.used, *one.unreduced)}
-    names = [axis for axis, size in mesh.items() if size > 1 and (axis in used or len(mesh) <= _KEPT_AXES)]
-    options = [
-        [None, *problem.indices, *(["U"] if axis in (*problem.left.unreduced, *problem.right.unreduced) else [])]
-        for axis in names
-    ]
-    for chosen in product(*options):
-        given = dict(zip(names, chosen))
-        carried = tuple(axis for axis, index in given.items() if index == "U")
-        for split in _orders(problem, given):
-            operands = []
-            for one, other in ((problem.left, problem.right), (problem.right, problem.left)):
-                carries = tuple(axis for axis in one.unreduced if axis in carried)
-                if any(axis in other.unreduced for axis in carries) and one is problem.right:
-                    carries = tuple(axis for axis in carries if axis not in other.unreduced)
-                wanted = Layout(one.name, one.indices, tuple(split[index] for index in one.indices), carries)
-                operands.append(convert(one, wanted))
-            owed = [*(axis for index in problem.contracted for axis in split[index]), *carried]
-            partial = Layout(
-                problem.result.name,
-                problem.result.indices,
-                tuple(split[index] for index in problem.result.indices),
-                tuple(axis for axis in mesh if axis in owed),
-            )
-            after = convert(partial, problem.result)
-            if operands[0] is None or operands[1] is None or after is None:
-                continue
-            yield Alternative(problem, split, (*operands[0], *operands[1]), tuple(after))
+Chosen = dict[str, str | None]  # the index that each mesh axis splits the product along; U if a sum is carried through
+
+
+class _Tried:
+    """Assignments of mesh axes to indices, converted to and from."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.found: dict[tuple[str, ...], Alternative] = {}
+        arrays = (problem.left, problem.right, problem.result)
+        used = {axis for one in arrays for axis in (*one.used, *one.unreduced)}
+        summed = (*problem.left.unreduced, *problem.right.unreduced)
+        self.options: dict[str, list[str | None]] = {
+            axis: [None, *problem.indices, *(["U"] if axis in summed else [])]
+            for axis, size in problem.mesh.items()
+            if size > 1 and (axis in used or len(problem.mesh) <= _KEPT_AXES)
+        }
+
+    def seconds(self, chosen: Chosen) -> float:
+        """Enter the ways to do it so, and return the time of the fastest."""
+        best = inf
+        for one in _alternatives(self.problem, chosen):
+            best = min(best, one.seconds)
+            key = tuple(map(str, one.steps))
+            if key not in self.found or one.flops < self.found[key].flops:
+                self.found[key] = one
+        return best
+
+    def search(self) -> None:
+        """From what the arrays say, change one axis at a time as long as that is faster."""
+        p = self.problem
+        orders = ((p.left, p.right, p.result), (p.right, p.left, p.result), (p.result, p.left, p.right), ())
+        for arrays in orders:
+            now: Chosen = {axis: _index_of(axis, arrays) for axis in self.options}
+            best = self.seconds(now)
+            while len(self.found) < _MOST_TRIED:
+                near = [
+                    {**now, axis: to} for axis, options in self.options.items() for to in options if to != now[axis]
+                ]
+                times = [self.seconds(one) if len(self.found) < _MOST_TRIED else inf for one in near]
+                if min(times) >= best:
+                    break
+                best = min(times)
+                now = near[times.index(best)]
+
+
+def _index_of(axis: str, arrays: Sequence[Layout]) -> str | None:
+    """The index that an axis splits in the first array that has it."""
+    return next((index for one in arrays for index, axes in zip(one.indices, one.axes) if axis in axes), None)
+
+
+def _alternatives(problem: Problem, given: Chosen) -> Iterator[Alternative]:
+    """The ways to multiply with the axes so assigned."""
+    carried = tuple(axis for axis, index in given.items() if index == "U")
+    for split in _orders(problem, given):
+        operands = []
+        for one, other in ((problem.left, problem.right), (problem.right, problem.left)):
+            carries = tuple(axis for axis in one.unreduced if axis in carried)
+            if any(axis in other.unreduced for axis in carries) and one is problem.right:
+                carries = tuple(axis for axis in carries if axis not in other.unreduced)
+            wanted = Layout(one.name, one.indices, tuple(split[index] for index in one.indices), carries)
+            operands.append(convert(one, wanted))
+        owed = [*(axis for index in problem.contracted for axis in split[index]), *carried]
+        partial = Layout(
+            problem.result.name,
+            problem.result.indices,
+            tuple(split[index] for index in problem.result.indices),
+            tuple(axis for axis in problem.mesh if axis in owed),
+        )
+        after = convert(partial, problem.result)
+        if operands[0] is None or operands[1] is None or after is None:
+            continue
+        yield Alternative(problem, split, (*operands[0], *operands[1]), tuple(after))
 
 
 def _orders(problem: Problem, given: Mapping[str, str | None]) -> Iterator[dict[str, tuple[str, ...]]]:

@@ -46,7 +46,7 @@ def place(mesh: Mapping[str, int], lengths: Sequence[int], slices: int = 1) -> d
         if part > 1:
             placed[name].append(Span(DCN, part, left))
     wanted = {name: size for name, size in wanted.items() if size > 1}
-    for deferred in range(len(wanted) + 1):
+    for deferred in range(max(0, len(wanted) - len(_free(lengths))), len(wanted) + 1):
         for rest in combinations(wanted, deferred):
             whole = _whole(tuple((n, s) for n, s in wanted.items() if n not in rest), _free(lengths), lengths)
             if whole is None:

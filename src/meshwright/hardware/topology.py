@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from math import ceil, prod
+from math import prod
 from typing import Any, NamedTuple
 
 from meshwright.core.sharding_text import read_integer
@@ -97,7 +97,7 @@ class Topology:
         32
         """
         per_host = self.chip.nvlink_domain if self.switched else self.chip.chips_per_host
-        return ceil(self.size / per_host)
+        return -(-self.size // int(per_host))
 
     @property
     def node_size(self) -> int:
@@ -107,7 +107,7 @@ class Topology:
     @property
     def nodes(self) -> int:
         """NVLink domains."""
-        return ceil(self.size / self.node_size)
+        return -(-self.size // self.node_size)
 
     def flops_per_s(self, dtype: object = "bf16") -> float:
         """Peak rate of all chips.
@@ -157,7 +157,7 @@ class Topology:
         """
         if self.switched:
             blocks = self.levels[-1]
-            return max(1, ceil(self.size / blocks.size) // 2) * blocks.bytes_per_s
+            return max(1, -(-self.size // blocks.size) // 2) * blocks.bytes_per_s
         cuts = [
             (2 if wraps else 1) * prod(self.shape) // length
             for length, wraps in zip(self.shape, self.wrap)
@@ -365,15 +365,13 @@ class Topology:
     def _large_enough(self, devices: int) -> str:
         if self.switched:
             node = self.node_size
-            return (
-                f"Topology({self.chip.name!r}, {devices if devices <= node else ceil(devices / node) * node}, mesh=…)"
-            )
+            return f"Topology({self.chip.name!r}, {devices if devices <= node else -(-devices // node) * node}, mesh=…)"
         fact = self.chip.facts.get("pod_shape")
         if len(self.mesh) <= int(self.chip.torus_dims) and (
             not fact or all(a <= b for a, b in zip(sorted(self.mesh.values()), sorted(fact.value)[-len(self.mesh) :]))
         ):
             return f"Topology({self.chip.name!r}, {tuple(self.mesh.values())}, mesh=…)"
-        return f"slices={ceil(devices / prod(self.shape))}, or a larger shape"
+        return f"slices={-(-devices // prod(self.shape))}, or a larger shape"
 
     def _by_hand(self, mapping: Mapping[str, Any]) -> dict[str, tuple[Span, ...]]:
         out: dict[str, tuple[Span, ...]] = {}

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
+import numpy as np
+
 from meshwright.core.source import here
 from meshwright.errors import HardwareError
 from meshwright.hardware.chips import item_bytes
@@ -52,6 +54,12 @@ def train_step(
     >>> round(step.seconds, 1)
     1.4
     """
+    for name, count in (("batch", batch), ("sequence", sequence), ("tensor", tensor), ("pipeline", pipeline),
+                        ("data", data), ("microbatch", microbatch), ("interleave", interleave)):  # fmt: skip
+        if not isinstance(count, int | np.integer) or isinstance(count, bool) or count < 1:
+            raise HardwareError(
+                f"{name} of a step is {count!r}.", where=here(), why="it is a whole number from 1", fix=f"{name}=1"
+            )
     if tensor * pipeline * data != machine.size or batch % (data * microbatch) or recompute not in RECOMPUTE:
         raise HardwareError(
             f"A step with tensor={tensor}, pipeline={pipeline}, data={data}, batch={batch}, microbatch={microbatch}, "

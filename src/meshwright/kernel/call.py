@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from meshwright.core import trace, tree
+from meshwright.core.sharding_text import LARGEST
 from meshwright.core.source import Source, here
 from meshwright.core.types import TensorType
 from meshwright.frontend import direct, scalars
@@ -21,7 +22,7 @@ from meshwright.kernel.clock import Clock
 from meshwright.kernel.faults import KernelError
 from meshwright.kernel.history import race_error
 from meshwright.kernel.language import scoped
-from meshwright.kernel.machine import Machine
+from meshwright.kernel.machine import ACTIONS, Machine
 from meshwright.kernel.memory import Data
 from meshwright.kernel.pipeline import Pipeline, PipelineArg
 from meshwright.kernel.refs import Ref
@@ -31,6 +32,7 @@ from meshwright.kernel.spaces import MemorySpace, MemoryType, Semaphores, Semaph
 from meshwright.kernel.tasks import Task, current
 from meshwright.kernel.timeline import Timeline
 from meshwright.kernel.timing import HardwareClock
+from meshwright.kernel.watch import SECONDS
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,9 @@ class Debug:
     ``order`` says what is known of copies: ``"fifo"``, those on one link arrive in the order they were sent; None,
     nothing. With one schedule it also chooses it: ``"adversarial"`` or ``"seeded"``. ``replay`` runs one schedule of an
     exploration again. ``tiles`` asks that blocks in VMEM be made of whole tiles, as a compiler for a TPU would.
+
+    A body is stopped that does not come to an end: that runs for ``most_seconds`` without a signal, a wait or a copy,
+    or does more than ``most_actions`` of these for each core in one step of its grid.
 
     >>> Debug(races=True, seed=0, schedules=64)
     Debug(races=True, seed=0, schedules=64, order=None, replay=None, tiles=False)
@@ -51,8 +56,16 @@ class Debug:
     order: str | None = None
     replay: int | None = None
     tiles: bool = False
+    most_seconds: float = field(default=SECONDS, repr=False)
+    most_actions: int = field(default=ACTIONS, repr=False)
 
     def __post_init__(self) -> None:
+        if not (self.most_seconds > 0 and self.most_actions > 0):
+            raise KernelError(
+                f"Debug is given most_seconds={self.most_seconds} and most_actions={self.most_actions}.",
+                why="a body takes some time, and some signals, waits and copies",
+                fix="pl.Debug(most_seconds=3600, most_actions=10**9)",
+            )
         if self.order not in (None, "fifo", "adversarial", "seeded") or self.schedules < 1:
             raise KernelError(
                 f"Debug is given order={self.order!r} and schedules={self.schedules}.",
@@ -268,6 +281,8 @@ def _run(
         core_axis=call.core_axis,
         tiles=call.debug is not None and call.debug.tiles,
         clock=clock,
+        most_seconds=SECONDS if call.debug is None else call.debug.most_seconds,
+        most_actions=ACTIONS if call.debug is None else call.debug.most_actions,
     )
     machine.collective_id = call.params.collective_id
     ready = [
@@ -319,6 +334,17 @@ class _Operands:
         self.pipeline.run(self.task, [*self.ins, *self.outs], windows=self.windows)
 
 
+def check_grid(sizes: Sequence[int]) -> None:
+    """Refuse sizes of a grid that cannot be."""
+    if any(not 0 <= n <= LARGEST for n in sizes):
+        raise KernelError(
+            f"The grid is {tuple(sizes)}.",
+            where=here(),
+            why="sizes are not negative, and fit into 64 bits",
+            fix="grid=(4, 4)",
+        )
+
+
 def _prepare(
     call: Call, machine: Machine, task: Task, inputs: Sequence[Data], places: Sequence[Data] | None
 ) -> _Operands:
@@ -326,6 +352,7 @@ def _prepare(
     split = len(inputs) - call.grid.count(None)
     inputs, sizes = inputs[:split], iter(inputs[split:])
     grid = tuple(int(next(sizes)) if n is None else n for n in call.grid)
+    check_grid(grid)
     shared = task.core > 0
     scalar_leaves = sum(t.num_leaves for t in call.in_trees[: call.scalars])
     to_out = dict(call.aliases)

@@ -17,7 +17,7 @@ from meshwright.core.types import TensorType
 from meshwright.frontend.tracing import leaf_value
 from meshwright.kernel import operation
 from meshwright.kernel.blocks import BlockSpec, GridSpec
-from meshwright.kernel.call import Call, CompilerParams, Debug, Runner, run_kernel
+from meshwright.kernel.call import Call, CompilerParams, Debug, Runner, check_grid, run_kernel
 from meshwright.kernel.faults import KernelError
 from meshwright.kernel.indexing import as_int
 from meshwright.kernel.language import parameter_names
@@ -171,10 +171,19 @@ def _only_known(params: Any) -> dict[str, Any]:
 
 def _sizes(grid: Any) -> tuple[Any, ...]:
     """The sizes of a grid; those that are traced are operands of the kernel."""
+    if isinstance(grid, Array | np.ndarray) and grid.ndim == 1:
+        grid = np.asarray(grid).tolist()
     given = grid if isinstance(grid, tuple | list) else (grid,)
     sizes = tuple(n if isinstance(n, Tracer) else as_int(n) for n in given)
-    if any(n < 0 for n in sizes if not isinstance(n, Tracer)):
-        raise KernelError(f"The grid is {sizes}.", where=here(), why="sizes are not negative", fix="grid=(4, 4)")
+    for size in sizes:
+        if isinstance(size, Tracer) and size.shape != ():
+            raise KernelError(
+                f"A size of the grid is an array of shape {size.shape}.",
+                where=here(),
+                why="along each axis there is one number of steps",
+                fix="grid=(n[0],), an element of it",
+            )
+    check_grid([n for n in sizes if not isinstance(n, Tracer)])
     return sizes
 
 

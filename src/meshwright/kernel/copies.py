@@ -92,14 +92,14 @@ def instance(task: Task, semaphore: SemaphoreRef, device: int, core: int, early:
         array = task.machine.semaphores_of(own.array, device, core)
     else:
         array = task.machine.memory.get((device, core, own.array.key))
-    if array is None or not isinstance(array, SemaphoreArray) or array.cells.shape != own.array.cells.shape:
+    if array is None or not isinstance(array, SemaphoreArray) or array.shape != own.array.shape:
         raise ScopeError(
             f"{task.name} signals a semaphore of {task.machine.device_name(device, core)} that is not there.",
             where=here(),
             why=f"{own.array.label} is a semaphore of a scope that the other device has left or not entered",
             fix="let all devices enter the scope first, with a barrier",
         )
-    return array.cells[own.index]  # type: ignore[no-any-return]
+    return array.at(own.index)
 
 
 def _require(semaphore: Any, kind: SemaphoreType, what: str) -> None:
@@ -196,7 +196,7 @@ def sync_copy(src_ref: Ref, dst_ref: Ref, *, add: bool = False) -> None:
 def private_semaphore(task: Task, label: str) -> Semaphore:
     """A semaphore nobody else can name."""
     array = SemaphoreArray(object(), label, SemaphoreType.DMA, (), task.device, task.core)
-    return array.cells[()]  # type: ignore[return-value]
+    return array.semaphores[0]
 
 
 def semaphore_signal(

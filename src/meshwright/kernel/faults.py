@@ -21,6 +21,10 @@ class DeadlockError(KernelError):
     """Devices that wait for signals nobody can send."""
 
 
+class EndlessError(KernelError):
+    """A body, or a loop in it, that does not come to an end."""
+
+
 class SemaphoreError(KernelError):
     """A semaphore left non-zero, or used in a way its kind does not allow."""
 

@@ -18,21 +18,25 @@ from meshwright.core.collection import no_collection
 from meshwright.core.source import Source
 from meshwright.kernel.clock import Clock
 from meshwright.kernel.deadlocks import deadlock
-from meshwright.kernel.faults import CapacityError, SemaphoreError, UnfinishedCopyError
+from meshwright.kernel.endings import endless, left_by_exit, stopped
+from meshwright.kernel.faults import EndlessError
 from meshwright.kernel.history import History
-from meshwright.kernel.memory import Buffer, Data, Unfilled, fill_poison
-from meshwright.kernel.pool import pool
+from meshwright.kernel.memories import Memories
+from meshwright.kernel.memory import Buffer
 from meshwright.kernel.schedules import Schedule
 from meshwright.kernel.semaphores import Semaphore, SemaphoreArray, Signal
-from meshwright.kernel.shadow import Shadow
-from meshwright.kernel.spaces import MemorySpace, MemoryType, Semaphores, SemaphoreType
+from meshwright.kernel.spaces import MemorySpace
 from meshwright.kernel.tasks import Task, state
 from meshwright.kernel.transfers import Transfer
+from meshwright.kernel.watch import SECONDS, Stopped, Watched
 
+ACTIONS = 1 << 24  # signals, waits, copies and steps of pipelines, of a core in one step of its grid
+_MOST_REFUSALS = 100  # of a task that goes on although it is being ended
+_left_behind: list[Any] = []
 _MOST_LOOKS = 10_000  # at a semaphore that stays as it is, with nothing else to happen
 
 
-class Machine:
+class Machine(Memories):
     """Devices of a mesh, their memories and what is under way between them."""
 
     def __init__(
@@ -48,7 +52,10 @@ class Machine:
         core_axis: str = "core",
         clock: Clock | None = None,
         tiles: bool = False,
+        most_seconds: float = SECONDS,
+        most_actions: int = ACTIONS,
     ) -> None:
+        super().__init__(limits or {}, home)
         self.mesh = mesh
         self.sizes = tuple(mesh.values())
         self.size = prod(self.sizes)
@@ -57,16 +64,9 @@ class Machine:
         self.clock = clock or Clock()
         self.tiles = tiles
         self.schedule = schedule or Schedule()
-        self.limits = limits or {}
-        self.home = home
-        self.memory: dict[tuple[int, int, Any], Any] = {}
         self.axes: dict[Any, frozenset[str] | None] = {}  # by address: the mesh axes that operands vary over
         self.ready: list[Task] = []
         self.looking: list[Task] = []  # those that look at a semaphore again and again
-        self.early: dict[tuple[int, int, Any], SemaphoreArray] = {}  # signalled before their device has made them
-        self.entered: dict[tuple[int, int, Any], int] = {}  # how often semaphores were made at an address
-        self.left: dict[tuple[int, int, Any], int] = {}  # the event at which an address was last given back
-        self.pending: dict[int, Transfer] = {}  # the copies under way, by number: in the order they were started
         self.due: list[tuple[float, int]] = []  # a heap of when they are over
         self.signallers: dict[Any, set[tuple[int, Source | None]]] = {}  # who ever signalled what, from which line
         self.tasks = [
@@ -76,6 +76,13 @@ class Machine:
         ]
         self.history = History(self.tasks) if races else None
         self.hub: Any = None
+        self.stopped: Task | None = None  # the task that did not come to an end
+        self.closing = False  # whether tasks are being ended that the run has left behind
+        self.refusals = 0  # how often they were told so
+        self.most_seconds = most_seconds
+        self.most_actions = most_actions * len(self.tasks)
+        self.actions = 0  # since the last step of the grid
+        self.steps = 0  # of grids
         self.copies = 0
         self.collective_id: int | None = None
         if self.history is not None:
@@ -99,129 +106,13 @@ class Machine:
             name += " (" + ", ".join(f"{axis}={n}" for axis, n in self.coordinates(device).items()) + ")"
         return name + (f" core {core}" if self.cores > 1 and core >= 0 else "")
 
-    # Memory
-
-    def allocate(
-        self,
-        task: Task,
-        key: Any,
-        label: str,
-        wanted: MemoryType | Semaphores,
-        data: Data | None = None,
-        place: Data | None = None,
-    ) -> Any:
-        """Memory or semaphores for a task, at the address ``key``; with ``data``, holding it, or at a given place."""
-        made: Buffer | SemaphoreArray
-        if isinstance(wanted, Semaphores):
-            made = self._semaphores(task, key, label, wanted)
-        else:
-            core = task.core if wanted.space.addressable else -1
-            self._count(task, wanted, label)
-            # Filling large memory costs as much as writing it, and most of it is written by copies before it is read.
-            late = data is None and wanted.nbytes > 1 << 16
-            memory = data if data is not None else place
-            if memory is None:
-                memory = pool.empty(wanted.shape, wanted.dtype)
-            if data is None and not late:
-                fill_poison(memory)
-            made = Buffer(key, label, wanted.space, memory, task.device, core)
-            made.unfilled = Unfilled() if late else None
-            if self.history is not None:
-                made.shadow = Shadow(self.history, made, data is not None)
-        if self.history is not None:
-            made.birth = int(task.clock[task.entity])
-        self.memory[(task.device, made.core, key)] = made
-        return made
-
-    def _semaphores(self, task: Task, key: Any, label: str, wanted: Semaphores) -> SemaphoreArray:
-        """Semaphores at an address, with what others have signalled there before this task came to them."""
-        place = (task.device, task.core, key)
-        self.entered[place] = self.entered.get(place, 0) + 1
-        made = self.early.get(place)
-        if made is not None and (made.kind, made.cells.shape) == (wanted.kind, wanted.shape):
-            del self.early[place]
-            made.label = label
-            return made
-        made = SemaphoreArray(key, label, wanted.kind, wanted.shape, task.device, task.core)
-        made.free_since = self.left.get(place, 1)
-        return made
-
-    def semaphores_of(self, own: SemaphoreArray, device: int, core: int) -> SemaphoreArray | None:
-        """The semaphores of another device at the same address, also before that device has come to make them.
-
-        None if it has left them again.
-        """
-        place = (device, core, own.key)
-        found = self.memory.get(place) or self.early.get(place)
-        if found is None and self.entered.get(place, 0) < self.entered.get((own.device, own.core, own.key), 0):
-            found = self.early[place] = SemaphoreArray(own.key, own.label, own.kind, own.cells.shape, device, core)
-            found.free_since = self.left.get(place, 1)
-        return found if isinstance(found, SemaphoreArray) and found.cells.shape == own.cells.shape else None
-
-    def _count(self, task: Task, wanted: MemoryType, label: str) -> None:
-        used = task.used.get(wanted.space, 0) + wanted.nbytes
-        limit = self.limits.get(wanted.space)
-        if limit is not None and used > limit:
-            source = task.source()
-            raise CapacityError(
-                f"The kernel needs {used} bytes of {wanted.space.name}, a core has {limit:.0f}.",
-                where=source.show() if source else "",
-                why=f"{label} is {wanted}, {wanted.nbytes} bytes, beside {used - wanted.nbytes} in use",
-                fix="smaller blocks, or fewer buffers per block",
-            )
-        task.used[wanted.space] = used
-
-    def free(self, task: Task, made: Buffer | SemaphoreArray) -> None:
-        """Give memory back; nothing may be under way to it."""
-        made.alive = False
-        del self.memory[(made.device, made.core, made.key)]
-        if self.history is not None:
-            self.left[(made.device, made.core, made.key)] = int(task.clock[task.entity])
-        if isinstance(made, SemaphoreArray):
-            made.scoped = True
-            self.check_spent(made)
-            if self.history is None:
-                for semaphore in made:
-                    semaphore.record = None
-            return
-        task.used[made.space] -= made.data.nbytes
-        for copy in self.pending.values():
-            if copy.uses(made):
-                raise self._unfinished(copy, f"the scope of {made.label} ends")
-        made.shadow = None  # it refers to the memory
-
-    def check_spent(self, array: SemaphoreArray) -> None:
-        """Require that every semaphore is zero, with nothing under way to it."""
-        for semaphore in array:
-            copies = [s.copy for s in semaphore.signals() if s.copy is not None]
-            if copies:
-                when = f"the scope of {array.label} ends" if array.scoped else "the kernel ends"
-                raise self._unfinished(copies[0], when)
-            if semaphore.count:
-                signal = semaphore.last
-                raise SemaphoreError(
-                    f"The semaphore {semaphore.label} of {self.device_name(array.device, array.core)} "
-                    f"is left at {semaphore.count}.",
-                    where=signal.source.show() if signal and signal.source else "",
-                    why="every signal must be waited for: the next kernel starts from zero"
-                    + (f"; {signal.sender.name} sent the last one" if signal else ""),
-                    fix="copy.wait() for copies of as many bytes as were started"
-                    if array.kind is SemaphoreType.DMA
-                    else f"pltpu.semaphore_wait({array.label}, {semaphore.count})",
-                )
-
-    def _unfinished(self, copy: Transfer, when: str) -> UnfinishedCopyError:
-        return UnfinishedCopyError(
-            f"{copy.name[0].upper()}{copy.name[1:]} is not waited for when {when}.",
-            where=copy.source.show() if copy.source else "",
-            why="it may still be under way, and its semaphore keeps its bytes",
-            fix="copy.wait(), or for a remote copy copy.wait_send() on the sender and copy.wait_recv() on the receiver",
-        )
-
     # Signals
 
     def signal(self, task: Task, semaphore: Semaphore, amount: int) -> None:
         """Add to a semaphore of any device."""
+        self.actions += 1
+        if self.actions > self.most_actions:
+            raise self._no_end(task)
         if self.clock.runs:
             self.clock.settle(task)
         if self.schedule.interrupts:
@@ -246,6 +137,9 @@ class Machine:
 
     def wait(self, task: Task, semaphore: Semaphore, value: int, why: str, take: bool = True) -> None:
         """Run others until a semaphore holds ``value``, then take it."""
+        self.actions += 1
+        if self.actions > self.most_actions:
+            raise self._no_end(task)
         if self.clock.runs:
             self.clock.settle(task)
         if self.schedule.interrupts:
@@ -253,7 +147,7 @@ class Machine:
         while semaphore.count < value:
             task.waiting, task.need, task.why = semaphore, value, why
             semaphore.waiter = task
-            self.hub.switch()
+            self.give_way()
         if self.clock.runs:
             since = task.time
             task.time = max(task.time, semaphore.reached(value, take))
@@ -267,10 +161,11 @@ class Machine:
 
     def look(self, task: Task, semaphore: Semaphore) -> int:
         """The value of a semaphore; a task that has seen it before looks again when nothing else can happen."""
+        self.act(task)
         if task.seen.get(semaphore) == semaphore.count:
             task.waiting, task.need, task.why = semaphore, semaphore.count + 1, "looks at it again and again"
             self.looking.append(task)
-            self.hub.switch()
+            self.give_way()
             task.waiting = None
             if self.clock.runs:
                 task.time = max(task.time, semaphore.reached(semaphore.count, take=False))
@@ -317,6 +212,9 @@ class Machine:
     def start(self, copy: Transfer, send: Semaphore | None, receive: Semaphore) -> None:
         """Let a copy begin; ``send`` and ``receive`` are told when it has read and written."""
         task = copy.starter
+        self.actions += 1
+        if self.actions > self.most_actions:
+            raise self._no_end(task)
         if self.clock.runs:
             self.clock.settle(task)
         if self.schedule.interrupts:
@@ -376,7 +274,33 @@ class Machine:
     def pause(self, task: Task) -> None:
         """Let the schedule decide whether the task goes on."""
         self.ready.insert(0, task)
+        self.give_way()
+
+    def give_way(self) -> None:
+        """Let other tasks run; one that goes on although it is being ended is told so, and left behind at last."""
+        if self.closing and self.refusals < _MOST_REFUSALS:
+            self.refusals += 1
+            raise greenlet.GreenletExit
         self.hub.switch()
+
+    def step(self, task: Task) -> None:
+        """Count a step of a grid: of the kernel's own, which ends, or of a pipeline in its body."""
+        self.steps += 1
+        if len(task.grids) == 1:
+            self.actions = 0
+        else:
+            self.act(task)
+
+    def act(self, task: Task) -> None:
+        """Count a look at a semaphore or a step of a pipeline, as signals, waits and copies are."""
+        self.actions += 1
+        if self.actions > self.most_actions:
+            raise self._no_end(task)
+
+    def _no_end(self, task: Task) -> EndlessError:
+        each = self.most_actions // len(self.tasks)
+        why = f"in one step of the grid, each core has signalled, waited and copied {each} times on average"
+        return endless(task, task.source(), why)
 
     def run(self, body: Callable[[Task], Any]) -> list[Any]:
         """Run ``body`` as every task, and return what each returned."""
@@ -384,7 +308,12 @@ class Machine:
         self.hub = greenlet.getcurrent()
 
         def main(task: Task) -> None:
-            results[task.entity] = body(task)
+            try:
+                results[task.entity] = body(task)
+            except greenlet.GreenletExit as error:
+                if not self.closing:
+                    raise left_by_exit(task, error) from error
+                raise
             self.clock.settle(task)
             task.done = True
 
@@ -393,16 +322,30 @@ class Machine:
             self.ready.append(task)
         before = state.task
         try:
-            with no_collection():
+            with no_collection(), Watched(self, self.most_seconds):
                 self._loop()
+        except Stopped as error:
+            raise stopped(self, error) from None
         finally:
             state.task = before
+            self.closing = True
             for task in self.tasks:
-                if task.greenlet is not None and not task.greenlet.dead and task.greenlet:
-                    state.task = task
-                    task.greenlet.throw()
+                self._end(task)
             state.task = before
         return results
+
+    def _end(self, task: Task) -> None:
+        """End a task that is still waiting; what it raises meanwhile tells nothing new."""
+        if task.greenlet is None or task.greenlet.dead or not task.greenlet:
+            return
+        state.task = task
+        try:
+            with Watched(self, min(self.most_seconds, 5.0)):
+                task.greenlet.throw()
+        except (Exception, Stopped):
+            pass
+        if not task.greenlet.dead:
+            _left_behind.append(task.greenlet)  # it would be told again and again
 
     def _loop(self) -> None:
         ready, schedule = self.ready, self.schedule
@@ -427,6 +370,9 @@ class Machine:
                         chosen.greenlet.switch()
                     else:
                         chosen.greenlet.switch(chosen)
+                except Stopped:
+                    self.stopped = chosen
+                    raise
                 except Exception as error:
                     if self.size * self.cores > 1:
                         error.add_note(f"in the kernel on {chosen.name}")
@@ -462,15 +408,6 @@ class Machine:
             for copy in self.history.copies:
                 copy.send = copy.receive = None
             self.history.copies.clear()
-
-    def barrier(self, device: int, core: int) -> SemaphoreArray:
-        """The barrier semaphore of a device, there before the kernel starts."""
-        key = ("barrier", self.collective_id)
-        found = self.memory.get((device, core, key))
-        if found is None:
-            found = SemaphoreArray(key, "the barrier semaphore", SemaphoreType.BARRIER, (), device, core)
-            self.memory[(device, core, key)] = found
-        return found  # type: ignore[no-any-return]
 
 
 def _time(task: Task) -> float:

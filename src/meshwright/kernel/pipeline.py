@@ -25,6 +25,8 @@ from meshwright.kernel.spaces import MemorySpace, semantics
 from meshwright.kernel.tasks import Task
 from meshwright.kernel.windows import Window, add_into, copy_into
 
+MOST_STEPS = 1 << 24  # of a grid
+
 
 class PipelineArg(NamedTuple):
     """Something for each operand of a pipeline, by what it is to the pipeline."""
@@ -302,6 +304,13 @@ class Run:
                         window.reset()
         self.fetched = [operand for operand in self.reading if operand.window is not None]
         self.steps = prod(pipeline.grid)
+        if self.steps > MOST_STEPS:
+            raise KernelError(
+                f"A grid of {self.steps} steps is not run.",
+                where=here(),
+                why=f"the grid is {tuple(pipeline.grid)}, and steps are run one after the other, up to {MOST_STEPS}",
+                fix="larger blocks, and a smaller grid",
+            )
         self.line = task.source()  # of the call: that of the pipeline's own copies
 
     def go(self) -> None:
@@ -311,8 +320,10 @@ class Run:
             return
         self._start()
         task.grids.append((self.pipeline.first, whole))
+        machine = task.machine
         for step, indices in enumerate(self.pipeline.walk()):
             task.grids[-1] = (indices, whole)
+            machine.step(task)
             self._step(step)
         task.grids.pop()
         self._end()

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 
 from meshwright.core.dtypes import DType
+from meshwright.core.source import here
+from meshwright.kernel.faults import CapacityError
 from meshwright.kernel.memory import Data
 
 LEAST_BYTES = 1 << 16  # of what is worth keeping
@@ -31,11 +33,11 @@ class Pool:
         self.blocks: list[Data] = []
         self.lock = threading.Lock()
 
-    def empty(self, shape: tuple[int, ...], dtype: DType) -> Data:
-        """An array whose contents are arbitrary."""
+    def empty(self, shape: tuple[int, ...], dtype: DType, label: str = "a result") -> Data:
+        """An array whose contents are arbitrary; ``label`` is what the kernel calls it."""
         nbytes = prod(shape) * dtype.itemsize
         if not LEAST_BYTES <= nbytes <= MOST_BYTES:
-            return np.empty(shape, dtype)
+            return _allocated(shape, dtype, label)
         with self.lock:
             block = self._free(nbytes)
             # The array refers to the block, as do all views of it: that is what tells whether it is in use.
@@ -54,6 +56,18 @@ class Pool:
         while total > MOST_BYTES:
             total -= self.blocks.pop(0).nbytes  # those in use live on with their arrays
         return made  # type: ignore[no-any-return]
+
+
+def _allocated(shape: tuple[int, ...], dtype: DType, label: str) -> Data:
+    try:
+        return np.empty(shape, dtype)
+    except (MemoryError, ValueError):  # more than there is, or than there are addresses for
+        raise CapacityError(
+            f"A kernel needs {prod(shape) * dtype.itemsize} bytes for {label}.",
+            where=here(),
+            why=f"it has the shape {shape} and the dtype {dtype.name}, and this computer does not have as much memory",
+            fix="smaller blocks, or a grid over them",
+        ) from None
 
 
 pool = Pool()

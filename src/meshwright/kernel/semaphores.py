@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 from heapq import heappop, heappush
 from itertools import count, product
 from typing import TYPE_CHECKING, Any
@@ -184,7 +185,9 @@ class Semaphore:
 class SemaphoreArray:
     """An allocation of semaphores; ``key`` is its address, as of a buffer."""
 
-    __slots__ = ("alive", "birth", "cells", "core", "device", "free_since", "key", "kind", "label", "scoped")
+    __slots__ = (
+        "alive", "birth", "core", "device", "free_since", "key", "kind", "label", "scoped", "semaphores", "shape",
+    )  # fmt: skip
 
     def __init__(self, key: Any, label: str, kind: SemaphoreType, shape: tuple[int, ...], device: int, core: int):
         self.key = key
@@ -196,8 +199,16 @@ class SemaphoreArray:
         self.birth = 0
         self.free_since = 1  # the event of its device since which nothing else is at its address
         self.scoped = False  # whether its scope has ended, before the kernel
-        self.cells = np.empty(shape, object)
-        self.cells.reshape(-1)[:] = [Semaphore(self, index) for index in product(*map(range, shape))]
+        self.shape = shape
+        # A list, not an array of objects: semaphores refer to it, and Python does not look for circles in arrays.
+        self.semaphores = [Semaphore(self, index) for index in product(*map(range, shape))]
+
+    def at(self, index: tuple[int, ...]) -> Semaphore:
+        """The semaphore at a place."""
+        place = 0
+        for at, size in zip(index, self.shape, strict=True):
+            place = place * size + at
+        return self.semaphores[place]
 
     def restore(self, counts: Any) -> None:
         """Go on from the counts of an earlier kernel."""
@@ -207,7 +218,7 @@ class SemaphoreArray:
 
     def hand_over(self) -> Any:
         """The counts, for a later kernel; nothing is left here."""
-        counts = np.zeros(self.cells.shape, np.int32)
+        counts = np.zeros(self.shape, np.int32)
         for semaphore in self:
             counts[semaphore.index] = semaphore.count
             semaphore.count = 0
@@ -215,22 +226,27 @@ class SemaphoreArray:
         return counts
 
     def __iter__(self) -> Any:
-        return iter(self.cells.flat)
+        return iter(self.semaphores)
 
 
 class SemaphoreRef:
     """A semaphore, or an array of them, as a kernel sees it."""
 
-    __slots__ = ("array", "cells", "index")
+    __slots__ = ("array", "index", "places")
 
-    def __init__(self, array: SemaphoreArray, cells: Any = None, index: tuple[Any, ...] = ()) -> None:
+    def __init__(self, array: SemaphoreArray, places: Any = None, index: tuple[Any, ...] = ()) -> None:
         self.array = array
-        self.cells = array.cells if cells is None else cells
-        self.index = index  # the steps by which the cells were selected
+        if places is None:
+            places = np.arange(len(array.semaphores)).reshape(array.shape) if array.shape else 0
+        self.places = places  # of the semaphores in the list, as an array; a number if it is one
+        self.index = index  # the steps by which they were selected
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return () if self.cells.__class__ is Semaphore else self.cells.shape  # type: ignore[no-any-return]
+        return () if self.places.__class__ is int else self.places.shape  # type: ignore[no-any-return]
+
+    def __iter__(self) -> Iterator[Semaphore]:
+        return iter([self.array.semaphores[place] for place in np.ravel(self.places)])
 
     @property
     def memory_space(self) -> MemorySpace:
@@ -242,17 +258,15 @@ class SemaphoreRef:
 
     def one(self) -> Semaphore:
         """The one semaphore this is."""
-        cell = self.cells
-        if cell.__class__ is not Semaphore:
-            if cell.shape != ():
-                raise SemaphoreError(
-                    f"An array of semaphores of shape {cell.shape} is used as one semaphore.",
-                    where=here(),
-                    why="a signal or a wait goes to one of them",
-                    fix=f"{self.array.label}.at[i]",
-                )
-            cell = cell[()]
-        return cell  # type: ignore[return-value]
+        place = self.places
+        if place.__class__ is not int:
+            raise SemaphoreError(
+                f"An array of semaphores of shape {self.shape} is used as one semaphore.",
+                where=here(),
+                why="a signal or a wait goes to one of them",
+                fix=f"{self.array.label}.at[i]",
+            )
+        return self.array.semaphores[place]
 
     def __getitem__(self, key: Any) -> Any:
         raise SemaphoreError(
@@ -277,4 +291,5 @@ class _At:
 
     def __getitem__(self, key: Any) -> SemaphoreRef:
         index, _ = resolve(self.ref.shape, key)
-        return SemaphoreRef(self.ref.array, self.ref.cells[index], (*self.ref.index, index))
+        places = np.asarray(self.ref.places)[index]
+        return SemaphoreRef(self.ref.array, places if places.shape else int(places), (*self.ref.index, index))

@@ -6,10 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from math import prod
+from operator import index
 from typing import Any
 
 from meshwright.core import dtypes
 from meshwright.core.dtypes import DType
+from meshwright.core.source import here
+from meshwright.kernel.faults import KernelError
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,22 @@ class MemoryType:
         return f"{self.space.name}({self.shape}, {self.dtype.name})"
 
 
+def _sizes(shape: Any, fix: str) -> tuple[int, ...]:
+    """The sizes of an allocation."""
+    try:
+        sizes = tuple(map(index, (shape,) if hasattr(shape, "__index__") else shape))
+    except TypeError:
+        sizes = (-1,)
+    if any(n < 0 for n in sizes):
+        raise KernelError(
+            f"Memory of a kernel cannot have the shape {shape!r}.",
+            where=here(),
+            why="a shape is a tuple of whole numbers from 0",
+            fix=fix,
+        )
+    return sizes
+
+
 class MemorySpace(Enum):
     """Where memory is. ``ANY`` is main memory, which only copies reach; compute reads and writes VMEM and SMEM.
 
@@ -43,7 +62,7 @@ class MemorySpace(Enum):
     SEMAPHORE = "semaphore"
 
     def __call__(self, shape: Sequence[int], dtype: Any) -> MemoryType:
-        return MemoryType(self, tuple(int(n) for n in shape), dtypes.as_dtype(dtype))
+        return MemoryType(self, _sizes(shape, f"pltpu.{self.name}((8, 128), mnp.float32)"), dtypes.as_dtype(dtype))
 
     @property
     def addressable(self) -> bool:
@@ -71,7 +90,7 @@ class SemaphoreType(Enum):
     BARRIER = "barrier"
 
     def __call__(self, shape: Sequence[int]) -> Semaphores:
-        return Semaphores(self, tuple(int(n) for n in shape))
+        return Semaphores(self, _sizes(shape, f"pltpu.SemaphoreType.{self.name}((2,))"))
 
 
 class GridDimensionSemantics(Enum):

@@ -15,13 +15,14 @@ from meshwright.core.source import Source, here
 from meshwright.kernel.blocks import Blocks
 from meshwright.kernel.faults import KernelError
 from meshwright.kernel.memory import fill_poison
-from meshwright.kernel.refs import Ref
+from meshwright.kernel.refs import Ref, as_view
 from meshwright.kernel.semaphores import Semaphore, SemaphoreRef
 from meshwright.kernel.tasks import Task
 from meshwright.kernel.transfers import Transfer
 
 
-def _part(ref: Ref, index: Any) -> Ref:
+def _part(ref: Ref, index: tuple[Any, ...]) -> Ref:
+    index = as_view(ref.data, index)
     return Ref(ref.buffer, ref.data[index], (*ref.path, index))
 
 
@@ -37,7 +38,7 @@ class Window:
         self.count = slots.shape[0]
         self.slots = [_part(slots, (n,)) for n in range(self.count)]  # the buffer of each slot, in the operand's rank
         self.views = self.slots  # and as the kernel sees it
-        self.semaphores: list[Semaphore] = list(semaphores.cells)
+        self.semaphores: list[Semaphore] = list(semaphores)
         self.nbytes = slots.data.nbytes // self.count
         self.lookahead = False
         self.comes = comes  # of an output: whether its blocks are fetched, too

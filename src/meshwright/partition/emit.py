@@ -33,9 +33,10 @@ from meshwright.ops.indexing import dynamic_slice, dynamic_update_slice
 from meshwright.ops.reduction import reduce_prod
 from meshwright.ops.shape import pad, slice_
 from meshwright.partition.blocks import identity, index_along, scalar
-from meshwright.partition.reshard import ReshardPlan, View
+from meshwright.partition.reshard import ReshardPlan
 from meshwright.partition.reshard_blocks import Blocks
-from meshwright.partition.reshard_pairs import block_pairs, receivers
+from meshwright.partition.reshard_pairs import block_ends, receivers
+from meshwright.partition.reshard_sketch import View
 from meshwright.partition.reshard_steps import (
     AllGather,
     AllReduce,
@@ -46,6 +47,7 @@ from meshwright.partition.reshard_steps import (
     Part,
     Permute,
     Place,
+    Recut,
     ReduceScatter,
     ReshardStep,
     Rounds,
@@ -110,6 +112,8 @@ class _Emitter:
     def step(self, step: ReshardStep, x: Value, before: View, after: View) -> Value:
         if isinstance(step, Blocks):
             return self.blocks(step, x)
+        if isinstance(step, Recut):
+            return _fit(x, _sizes(after))
         if x.dtype == dtypes.BOOL and isinstance(step, AllReduce | ReduceScatter):
             number = self.step(step, convert(x, dtype=dtypes.INT32, weak=False), before, after)
             return convert(number, dtype=dtypes.BOOL, weak=False)  # all is the least of them, any the largest
@@ -252,10 +256,8 @@ class _Emitter:
 
     def blocks(self, step: Blocks, x: Value) -> Value:
         """Cells between blocks that do not line up: where each device takes and puts them is read from tables."""
-        mesh = self.plan.mesh
-        assert mesh is not None
+        mesh, params = self.involved(step.over)
         units = self.plan.units
-        params = self.axes(mesh.axes)
         x = lift(x, union((x.type.varying, params["axes"])))
         shape = tuple(size * unit for size, unit in zip(step.shape, units, strict=True))
         whole: Value = lift(broadcast_scalar(_identity(x, "sum"), shape), x.type.varying)
@@ -264,21 +266,19 @@ class _Emitter:
             cell = tuple(n * unit for n, unit in zip(round.shape, units, strict=True))
             take = np.zeros((mesh.size, len(shape)), np.int32)
             put, takes_part = np.zeros_like(take), np.zeros(mesh.size, bool)
-            pairs = []
-            for index, sender, receiver in block_pairs(mesh, step, round):
-                send = round.sends[index]
-                take[sender] = [o * unit for o, unit in zip(send.take, units, strict=True)]
-                put[receiver] = [o * unit for o, unit in zip(send.put, units, strict=True)]
-                takes_part[receiver] = True
-                pairs.append((sender, receiver))
+            ends = block_ends(mesh, step, round)
+            take[ends.sender] = (np.array([send.take for send in round.sends]) * units)[ends.send]
+            put[ends.receiver] = (np.array([send.put for send in round.sends]) * units)[ends.send]
+            takes_part[ends.receiver] = True
+            pairs = list(zip(ends.sender.tolist(), ends.receiver.tolist(), strict=True))
             part = dynamic_slice(x, *_row(take, position), sizes=cell)
             if any(sender != receiver for sender, receiver in pairs):
                 part = ppermute(part, **params, permutation=tuple(sorted(pairs)))
-            ends = _row(put, position)
-            now = dynamic_slice(whole, *ends, sizes=cell)
+            at = _row(put, position)
+            now = dynamic_slice(whole, *at, sizes=cell)
             mine = _shaped(_row(takes_part[:, None].astype(np.int32), position)[0], ())
             part = select(broadcast_scalar(eq(mine, 1), cell), part, now)
-            whole = dynamic_update_slice(whole, part, *ends)
+            whole = dynamic_update_slice(whole, part, *at)
         return whole
 
 

@@ -63,16 +63,18 @@ def moves(block: int, starts: tuple[int, ...], length: int) -> Moves:
                 piece = Piece(source, target, low - source * block, low - start, high - low)
                 by_distance.setdefault(source - target, []).append(piece)
     own = by_distance.pop(0, [])
-    rounds: list[list[Piece]] = []
+    rounds: list[tuple[list[Piece], set[int], set[int]]] = []  # with who sends and who receives
     for _, pieces in sorted(by_distance.items(), key=lambda item: (abs(item[0]), item[0])):
         sources, targets = {p.source for p in pieces}, {p.target for p in pieces}
-        for round in rounds:
-            if not sources & {p.source for p in round} and not targets & {p.target for p in round}:
+        for round, senders, receivers in rounds:
+            if sources.isdisjoint(senders) and targets.isdisjoint(receivers):
                 round.extend(pieces)
+                senders |= sources
+                receivers |= targets
                 break
         else:
-            rounds.append(pieces)
-    return Moves(tuple(map(tuple, rounds)), tuple(own))
+            rounds.append((pieces, sources, targets))
+    return Moves(tuple(tuple(round) for round, _, _ in rounds), tuple(own))
 
 
 def fetch_bytes(t: TensorType, dim: int, starts: Sequence[int], length: int) -> float:

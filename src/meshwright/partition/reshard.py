@@ -8,8 +8,9 @@ sizes are multiples of the blocks.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from fractions import Fraction
+from decimal import Decimal
 from functools import cached_property, lru_cache
+from itertools import pairwise
 from math import ceil, gcd, lcm, prod
 from typing import Any, NamedTuple
 
@@ -22,22 +23,15 @@ from meshwright.core.sharding import NamedSharding, TensorSharding
 from meshwright.core.sharding_check import checked_shape
 from meshwright.core.source import here
 from meshwright.errors import MeshError, ShapeError, ShardingError
-from meshwright.partition.reshard_blocks import Blocks
+from meshwright.partition.reshard_blocks import MOST_CELLS
+from meshwright.partition.reshard_bound import Bound, lower_bound
 from meshwright.partition.reshard_cost import step_seconds, topology_for
-from meshwright.partition.reshard_direct import direct_sketches
-from meshwright.partition.reshard_search import Sketch, sketches
-from meshwright.partition.reshard_steps import Mapped, Place, Received, ReshardStep
-from meshwright.partition.reshard_structure import Bound, Frame, Structure, frame, lower_bound, structure
-
-
-class LocalDigit(NamedTuple):
-    """A digit of a dim of the local array; the rest of the dim counts as its last digit."""
-
-    digit: int
-    size: int
-
-
-View = tuple[tuple[LocalDigit, ...], ...]
+from meshwright.partition.reshard_direct import direct_sketches, listed_sketch
+from meshwright.partition.reshard_search import rest_of, sketches
+from meshwright.partition.reshard_sketch import Sketch, View, local_sizes
+from meshwright.partition.reshard_steps import Mapped, Received, ReshardStep
+from meshwright.partition.reshard_structure import Frame, Structure, frame, structure
+from meshwright.partition.reshard_through import sketches_through
 
 
 class ReshardPlan:
@@ -78,9 +72,17 @@ class ReshardPlan:
     @property
     def atoms(self) -> Axes:
         """The axes or parts of axes, major to minor, of which those of all steps are made."""
-        if self._found.parts is None:
-            return self.steps[-1].axes
-        return tuple(axis for atom in reversed(self._found.parts.atoms) for axis in axes_of(self.mesh, (atom,)) or ())
+        used = {axis for axes in (self._sketch.start.values(), *(step.axes for step in self.steps)) for axis in axes}
+        found: list[AxisRef] = []
+        for whole in self.mesh.axes:
+            ends = {1, whole.size, *(end for part in used if part.name == whole.name for end in (part.pre, part.next))}
+            found += [whole.part(low, high) for low, high in pairwise(sorted(ends))]
+        return tuple(found)
+
+    @property
+    def greedy(self) -> bool:
+        """Whether there are more blocks than can be matched one by one, so that it may move far more than it must."""
+        return self._found.greedy
 
     @property
     def order(self) -> tuple[int, ...] | None:
@@ -95,12 +97,12 @@ class ReshardPlan:
     @cached_property
     def mapped(self) -> tuple[Mapped, ...]:
         """The axis that each digit lies on, before each step and at the end."""
-        return _maps(self._sketch)
+        return self._sketch.maps()
 
     @cached_property
     def views(self) -> tuple[View, ...]:
         """The digits of the local array before each step and at the end."""
-        return tuple(_view(self._sketch, index, mapped, self.units) for index, mapped in enumerate(self.mapped))
+        return self._sketch.views(self.units)
 
     # Bytes
 
@@ -116,7 +118,7 @@ class ReshardPlan:
     def _received(self) -> tuple[Received, ...]:
         """Bytes of each step."""
         scale = self._scale
-        return tuple(Received(r.most * scale, r.mean * scale) for r in _received(self._sketch))
+        return tuple(Received(r.most * scale, r.mean * scale) for r in self._sketch.received())
 
     @property
     def step_bytes(self) -> tuple[int, ...]:
@@ -160,7 +162,7 @@ class ReshardPlan:
     @cached_property
     def local_bytes(self) -> tuple[int, ...]:
         """The size of a device's array before each step and at the end."""
-        return tuple(size * self._item for size in _local_sizes(self.views, self.mapped, self.shape))
+        return tuple(size * self._item for size in local_sizes(self.views, self.mapped, self.shape))
 
     @property
     def peak_bytes(self) -> int:
@@ -215,6 +217,8 @@ class ReshardPlan:
         )
         more = ", more than either end: no smaller way is known" if self.exceeds_memory else ""
         lines.append(f"memory    {show_bytes(self.peak_bytes)} at most{more}")
+        if self.greedy:
+            lines.append("greedy    too many blocks to match one by one: this way may move far more than the bound")
         return "\n".join(lines)
 
     def __repr__(self) -> str:
@@ -230,59 +234,15 @@ def _sums(sharding: TensorSharding) -> str:
 def show_bytes(size: int) -> str:
     """A number of bytes with its unit.
 
-    >>> show_bytes(512), show_bytes(2048), show_bytes(12_582_912)
-    ('512 B', '2.05 kB', '12.6 MB')
+    >>> show_bytes(512), show_bytes(2048), show_bytes(12_582_912), show_bytes(4 * 10**40)
+    ('512 B', '2.05 kB', '12.6 MB', '4.00e+40 B')
     """
     if size < 1000:
         return f"{size} B"
-    value, unit = float(size), 0
-    while value >= 999.5:
-        value, unit = value / 1000, unit + 1
-    return f"{value:.3g} {['B', 'kB', 'MB', 'GB', 'TB', 'PB', 'EB', 'ZB', 'YB'][unit]}"
-
-
-# States
-
-
-def _maps(sketch: Sketch) -> tuple[Mapped, ...]:
-    maps = [dict(sketch.start)]
-    for step in sketch.steps:
-        maps.append(step.after(maps[-1]))
-    return tuple(maps)
-
-
-def _view(sketch: Sketch, index: int, mapped: Mapped, units: Sequence[int]) -> View:
-    view: list[tuple[LocalDigit, ...]] = []
-    moved = any(isinstance(step, Blocks) for step in sketch.steps[:index])
-    for dim, (sizes, rest, ends) in enumerate(zip(sketch.digits, sketch.rest, sketch.ends, strict=True)):
-        if ends is not None and moved:
-            view.append((LocalDigit(0, ends[1] * units[dim]),))
-            continue
-        if ends is not None:
-            rest = ends[0] // prod(sizes)
-        local = [LocalDigit(digit, size) for digit, size in enumerate(sizes) if Place(dim, digit) not in mapped]
-        view.append((*local, LocalDigit(len(sizes), rest * units[dim])))
-    return tuple(view)
-
-
-def _local_sizes(views: Sequence[View], maps: Sequence[Mapped], shape: Sequence[int]) -> list[int]:
-    """The elements of each local array; a dim that is whole has no padding."""
-    found = []
-    for view, mapped in zip(views, maps, strict=True):
-        split = {place.dim for place in mapped}
-        sizes = [prod(digit.size for digit in dim) for dim in view]
-        found.append(prod(size if dim in split else min(size, shape[dim]) for dim, size in enumerate(sizes)))
-    return found
-
-
-def _received(sketch: Sketch) -> tuple[Received, ...]:
-    """Elements of each step, in units."""
-    units = (1,) * len(sketch.digits)
-    found = []
-    for index, (step, mapped) in enumerate(zip(sketch.steps, _maps(sketch), strict=False)):
-        view = _view(sketch, index, mapped, units)
-        found.append(step.received(prod(digit.size for dim in view for digit in dim)))
-    return tuple(found)
+    for power, unit in enumerate(("kB", "MB", "GB", "TB", "PB", "EB", "ZB", "YB"), 1):
+        if 2 * size < 1999 * 1000**power:
+            return f"{size / 1000**power:.3g} {unit}"
+    return f"{Decimal(size):.2e} B"
 
 
 # Planning
@@ -294,6 +254,7 @@ class _Found(NamedTuple):
     frame: Frame
     parts: Structure | None
     sketches: tuple[Sketch, ...]
+    greedy: bool = False
 
 
 def plan_reshard(shape: Sequence[int], dtype: Any, src: Any, dst: Any, *, hardware: Any = None) -> ReshardPlan:
@@ -362,27 +323,16 @@ def _find(source: TensorSharding, target: TensorSharding, base: tuple[int, ...],
 
     if parts is None and target.unreduced:
         raise _no_common_axes(source, target)
-    if parts is None or None in parts.dims:
-        blocks = direct_sketches(placed, parts, base, name, source.reduction, target.reduction)
-        return _Found(placed, parts, tuple(sorted(blocks, key=_score)))
-    rest = [
-        -(-size // prod(piece.size for piece in pieces or ())) for size, pieces in zip(base, parts.dims, strict=True)
-    ]
-    every = sketches(parts, rest, name, source.reduction, target.reduction, idle)
-    return _Found(placed, parts, tuple(sorted(every, key=_score)))
-
-
-def _score(sketch: Sketch) -> tuple[bool, Fraction, int, Fraction]:
-    """Memory with padding, which alone is no reason for another way; bytes, collectives, bytes of the worst device."""
-    received, units = _received(sketch), (1,) * len(sketch.digits)
-    views = [_view(sketch, index, mapped, units) for index, mapped in enumerate(_maps(sketch))]
-    sizes = [prod(digit.size for dim in view for digit in dim) for view in views]
-    return (
-        max(sizes) > max(sizes[0], sizes[-1]),
-        sum((r.mean for r in received), Fraction(0)),
-        sum(step.collectives for step in sketch.steps),
-        sum((r.most for r in received), Fraction(0)),
-    )
+    greedy = False
+    if parts is None:
+        every = [listed_sketch(placed, base, source.reduction)]
+    elif None in parts.dims:
+        every = direct_sketches(placed, parts, base, name, source.reduction, target.reduction, MOST_CELLS)
+        if greedy := not every:
+            every = sketches_through(placed, parts, base, name, source.reduction, target.reduction)
+    else:
+        every = sketches(parts, rest_of(parts, base), name, source.reduction, target.reduction, idle)
+    return _Found(placed, parts, tuple(sorted(every, key=Sketch.score)), greedy)
 
 
 # Arguments

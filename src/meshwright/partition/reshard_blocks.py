@@ -8,11 +8,11 @@ coloured so that no device sends or receives twice in one colour, and each colou
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
-from itertools import product
-from math import prod
-from typing import NamedTuple
+from functools import cached_property
+from math import ceil, lcm, prod
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,9 @@ from meshwright.core.placement import block_size
 from meshwright.partition.reshard_steps import Mapped, Place, Received, ReshardStep, axes_text
 
 Offset = tuple[int, ...]
+MOST_CELLS = 1 << 16  # that are matched with their holders one by one, in less than a second
+MOST_ROUNDS = 1 << 10  # of permutes
+MOST_ENTRIES = 1 << 22  # of the tables of all rounds, a row for each device
 
 
 class Send(NamedTuple):
@@ -50,7 +53,56 @@ class Split(NamedTuple):
     target: NDArray[np.int64]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
+class Cells:
+    """Cells, one in each row: who sends it to whom, its shape, where it is taken and put."""
+
+    source: NDArray[np.int64]
+    target: NDArray[np.int64]
+    shape: NDArray[np.int64]
+    take: NDArray[np.int64]
+    put: NDArray[np.int64]
+
+    def __getitem__(self, rows: NDArray[Any]) -> Cells:
+        return Cells(self.source[rows], self.target[rows], self.shape[rows], self.take[rows], self.put[rows])
+
+    @cached_property
+    def alike(self) -> list[tuple[tuple[int, ...], Cells]]:
+        """The cells of each shape, the largest shape first."""
+        if not len(self.source):
+            return []
+        kinds, which = distinct(self.shape)
+        order = np.argsort(which, kind="stable")
+        ends = np.cumsum(np.bincount(which, minlength=len(kinds)))[:-1]
+        groups = zip(map(tuple, kinds.tolist()), np.split(order, ends), strict=True)
+        return [(shape, self[rows]) for shape, rows in sorted(groups, key=lambda group: group[0], reverse=True)]
+
+    @cached_property
+    def counts(self) -> list[tuple[tuple[int, ...], int]]:
+        """For each shape, in how many rounds its cells can be sent: as many as the busiest device has of them."""
+        return [
+            (shape, int(max(np.bincount(cells.source).max(), np.bincount(cells.target).max())))
+            for shape, cells in self.alike
+        ]
+
+    def rounds(self) -> tuple[BlockRound, ...]:
+        """The rounds."""
+        found = []
+        for shape, cells in self.alike:
+            ends = cells.source.tolist(), cells.target.tolist()
+            offsets = (map(tuple, offset.tolist()) for offset in (cells.take, cells.put))
+            sends = [Send(*row) for row in zip(*ends, *offsets, strict=True)]
+            found += [BlockRound(shape, group) for group in _coloured(sends)]
+        return tuple(found)
+
+
+def distinct(rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The rows that are there, each once, and which of them each row is."""
+    kinds, which = np.unique(rows, axis=0, return_inverse=True)
+    return kinds, which.ravel()
+
+
+@dataclass(frozen=True, eq=False)
 class Blocks(ReshardStep):
     """Rounds of permutes of cells, and the cells that each device has already.
 
@@ -59,11 +111,24 @@ class Blocks(ReshardStep):
 
     over: Axes
     devices: int
-    rounds: tuple[BlockRound, ...]
-    copies: tuple[BlockRound, ...]
+    missing: Cells
+    held: Cells
     shape: tuple[int, ...]
     mapped: tuple[tuple[Place, AxisRef], ...]
     kind = "permute"
+    recuts = True
+    __eq__ = object.__eq__  # arrays are not compared
+    __hash__ = object.__hash__
+
+    @cached_property
+    def rounds(self) -> tuple[BlockRound, ...]:
+        """What is sent."""
+        return self.missing.rounds()
+
+    @cached_property
+    def copies(self) -> tuple[BlockRound, ...]:
+        """What each device keeps."""
+        return self.held.rounds()
 
     @property
     def axes(self) -> Axes:
@@ -73,7 +138,7 @@ class Blocks(ReshardStep):
     @property
     def collectives(self) -> int:
         """One permute for each round."""
-        return len(self.rounds)
+        return sum(count for _, count in self.missing.counts)
 
     def after(self, mapped: Mapped) -> dict[Place, AxisRef]:
         """As the step says."""
@@ -81,65 +146,103 @@ class Blocks(ReshardStep):
 
     def received(self, before: int) -> Received:
         """The cells that are missing."""
-        taken = [0] * self.devices
-        for round in self.rounds:
-            for send in round.sends:
-                taken[send.target] += prod(round.shape)
-        return Received(Fraction(max(taken)), Fraction(sum(taken), self.devices))
+        return self._received
+
+    @cached_property
+    def _received(self) -> Received:
+        sizes = self.missing.shape
+        exact = prod(self.shape) < 1 << 62 // max(1, len(sizes))
+        elements = np.prod(sizes if exact else sizes.astype(np.object_), axis=1, initial=1)
+        taken: NDArray[Any] = np.zeros(self.devices, elements.dtype)
+        np.add.at(taken, self.missing.target, elements)
+        return Received(Fraction(int(taken.max())), Fraction(int(taken.sum()), self.devices))
 
     def __str__(self) -> str:
         over = f" over {axes_text(self.over)}"
-        rounds = "1 permute" if len(self.rounds) == 1 else f"{len(self.rounds)} rounds of permute"
-        return f"{rounds} of blocks{over}" if self.rounds else f"rearrange blocks{over}"
+        rounds = "1 permute" if self.collectives == 1 else f"{self.collectives} rounds of permute"
+        return f"{rounds} of blocks{over}" if self.collectives else f"rearrange blocks{over}"
+
+
+class Sides(NamedTuple):
+    """A dim of ``size`` elements, and how many blocks each side has."""
+
+    size: int
+    source_blocks: int
+    target_blocks: int
+
+    @property
+    def segments(self) -> int:
+        """How many pairs of a source block and a target block have elements in common."""
+        wide, step = block_size(self.size, self.source_blocks), block_size(self.size, self.target_blocks)
+        ends = (wide, step, lcm(wide, step))
+        return sum(sign * -(-self.size // end) for sign, end in zip((1, 1, -1), ends, strict=True)) if self.size else 0
+
+
+def count_cells(sides: Iterable[Sides], devices: int) -> int:
+    """How many cells the shards of all devices consist of, and at least how many devices there are.
+
+    >>> count_cells([Sides(12, 2, 3)], 6)
+    8
+    """
+    cells = Fraction(devices)
+    for side in sides:
+        cells *= Fraction(side.segments, side.target_blocks)
+    return max(devices, ceil(cells))
 
 
 def blocks_step(splits: Sequence[Split], devices: int, over: Axes, mapped: Iterable[tuple[Place, AxisRef]]) -> Blocks:
-    """The rounds that bring every device its target block."""
-    segments = [_segments(split) for split in splits]
-    own = list(zip(*(split.source.tolist() for split in splits), strict=True)) if splits else [()] * devices
-    wanted = list(zip(*(split.target.tolist() for split in splits), strict=True)) if splits else [()] * devices
-    starts = [block_size(split.size, split.target_blocks) for split in splits]
-    steps = [block_size(split.size, split.source_blocks) for split in splits]
-    holders: dict[Offset, list[int]] = {}
-    for device, block in enumerate(own):
-        holders.setdefault(block, []).append(device)
-    missing: dict[Offset, list[Send]] = {}
-    held: dict[Offset, list[Send]] = {}
-    turns: dict[tuple[Offset, Offset], int] = {}
-    cells = {
-        numbers: [
-            (
-                tuple(segment.block for segment in cell),
-                tuple(segment.stop - segment.start for segment in cell),
-                tuple(segment.start - segment.block * step for segment, step in zip(cell, steps, strict=True)),
-                tuple(s.start - n * step for s, n, step in zip(cell, numbers, starts, strict=True)),
-            )
-            for cell in product(*(found[number] for found, number in zip(segments, numbers, strict=True)))
-        ]
-        for numbers in set(wanted)
-    }
-    for device, numbers in enumerate(wanted):
-        for block, shape, take, put in cells[numbers]:
-            if own[device] == block:
-                held.setdefault(shape, []).append(Send(device, device, take, put))
-                continue
-            having = holders[block]
-            turn = turns.get((block, shape), 0)
-            turns[block, shape] = turn + 1
-            missing.setdefault(shape, []).append(Send(having[turn % len(having)], device, take, put))
-    rounds = [
-        BlockRound(shape, sends) for shape in sorted(missing, reverse=True) for sends in _coloured(missing[shape])
-    ]
-    copies = [BlockRound(shape, sends) for shape in sorted(held, reverse=True) for sends in _coloured(held[shape])]
-    return Blocks(over, devices, tuple(rounds), tuple(copies), tuple(starts), tuple(mapped))
+    """The cells that bring every device its target block; holders of a block send its cells in turn."""
+    device, places = _every_cell([_segments(split) for split in splits], [split.target for split in splits], devices)
+    block, shape, take, put = (places[:, :, field] for field in range(4))
+    own = np.stack([split.source for split in splits], axis=1) if splits else np.zeros((devices, 0), np.int64)
+    mine = (own[device] == block).all(axis=1)
+    cells = Cells(device, device, shape, take, put)
+    missing, needed = cells[~mine], block[~mine]
+    if len(needed):
+        blocks, which = distinct(np.concatenate([own, needed]))
+        holder, wanted = which[:devices], which[devices:]
+        turn = _turns(distinct(np.concatenate([needed, missing.shape], axis=1))[1])
+        having = np.bincount(holder, minlength=len(blocks))
+        first = np.cumsum(having) - having
+        sender = np.argsort(holder, kind="stable")[first[wanted] + turn % having[wanted]]
+        missing = replace(missing, source=sender)
+    starts = tuple(block_size(split.size, split.target_blocks) for split in splits)
+    return Blocks(over, devices, missing, cells[mine], starts, tuple(mapped))
+
+
+def _every_cell(
+    segments: Sequence[list[list[Segment]]], wanted: Sequence[NDArray[np.int64]], devices: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The cells of all devices' target blocks: whose they are, and their segments of each dim."""
+    counts = [np.array([len(row) for row in rows])[numbers] for rows, numbers in zip(segments, wanted, strict=True)]
+    each = np.prod(np.stack([np.ones(devices, np.int64), *counts]), axis=0)
+    device = np.repeat(np.arange(devices), each)
+    index = np.arange(len(device)) - np.repeat(np.cumsum(each) - each, each)
+    columns = []
+    for rows, numbers, count in zip(reversed(segments), reversed(wanted), reversed(counts), strict=True):
+        table = np.array([segment for row in rows for segment in row], np.int64).reshape(-1, 4)
+        starts = np.cumsum([0, *map(len, rows)])[:-1]
+        columns.append(table[starts[numbers[device]] + index % count[device]])
+        index = index // count[device]
+    return device, np.stack(columns[::-1], axis=1) if columns else np.zeros((len(device), 0, 4), np.int64)
+
+
+def _turns(kinds: NDArray[np.int64]) -> NDArray[np.int64]:
+    """How many of its kind came before each entry."""
+    order = np.argsort(kinds, kind="stable")
+    counts = np.bincount(kinds)
+    turns = np.empty_like(kinds)
+    turns[order] = np.arange(len(kinds)) - np.repeat(np.cumsum(counts) - counts, counts)
+    return turns
 
 
 class Segment(NamedTuple):
-    """What of a dim is in one source block and one target block."""
+    """What of a dim is in one source block and one target block, and where in either."""
 
     block: int
-    start: int
-    stop: int
+    size: int
+    take: int
+    put: int
 
 
 def _segments(split: Split) -> list[list[Segment]]:
@@ -149,7 +252,11 @@ def _segments(split: Split) -> list[list[Segment]]:
     for number in range(split.target_blocks):
         start, stop = min(number * step, split.size), min((number + 1) * step, split.size)
         first, last = (start // wide, -(-stop // wide)) if start < stop else (0, 0)
-        found.append([Segment(b, max(start, b * wide), min(stop, (b + 1) * wide)) for b in range(first, last)])
+        row = []
+        for block in range(first, last):
+            low, high = max(start, block * wide), min(stop, (block + 1) * wide)
+            row.append(Segment(block, high - low, low - block * wide, low - start))
+        found.append(row)
     return found
 
 

@@ -26,8 +26,11 @@ def step_seconds(step: ReshardStep, local_bytes: float, unit_bytes: int, topolog
         return 0.0
     axes, refined = refined_for(step.axes, topology)
     if isinstance(step, Blocks):
-        cells = [prod(found.shape) * unit_bytes * step.devices for found in step.rounds]
-        return sum(collective_seconds("permute", size, refined, axes, shift=None) for size in cells)
+        each = step.group * unit_bytes
+        return sum(
+            count * collective_seconds("permute", prod(shape) * each, refined, axes, shift=None)
+            for shape, count in step.missing.counts
+        )
     if isinstance(step, Permute | Rounds):
         size = local_bytes * step.group / step.collectives
         return step.collectives * collective_seconds("permute", size, refined, axes, shift=None)

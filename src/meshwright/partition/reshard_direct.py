@@ -14,8 +14,20 @@ import numpy as np
 
 from meshwright.core.axes import cut
 from meshwright.core.placement import Digit, Digits, axes_of, block_numbers, block_size
-from meshwright.partition.reshard_blocks import Blocks, Split, blocks_step
-from meshwright.partition.reshard_search import Name, Sketch, on_parts
+from meshwright.core.source import here
+from meshwright.errors import ShardingError
+from meshwright.partition.reshard_blocks import (
+    MOST_CELLS,
+    MOST_ENTRIES,
+    MOST_ROUNDS,
+    Blocks,
+    Sides,
+    Split,
+    blocks_step,
+    count_cells,
+)
+from meshwright.partition.reshard_search import Name, on_parts
+from meshwright.partition.reshard_sketch import Cut, Sketch
 from meshwright.partition.reshard_steps import (
     AllGather,
     AllReduce,
@@ -25,21 +37,39 @@ from meshwright.partition.reshard_steps import (
     ReshardStep,
     Slice,
 )
-from meshwright.partition.reshard_structure import Frame, Structure, atoms_of, tables
+from meshwright.partition.reshard_structure import Frame, Structure, atoms_of, numbered, tables
 
 
 def direct_sketches(
-    found: Frame, parts: Structure | None, shape: Sequence[int], name: Name, reduction: str, sums_by: str
+    found: Frame, parts: Structure, shape: Sequence[int], name: Name, reduction: str, sums_by: str, most: int
 ) -> list[Sketch]:
-    """Sums are scattered over dims without common digits, or reduced whole."""
-    if parts is None:
-        return [_listed(found, shape, reduction)]
+    """Sums are scattered over dims without common digits, or reduced whole; none with more than ``most`` cells."""
     ways = [_Direct(found, parts, shape, scatter) for scatter in ((True, False) if parts.owed else (False,))]
-    return [way.sketch(name, reduction, sums_by) for way in ways]
+    every = [way.sketch(name, reduction, sums_by) for way in ways if way.cells <= most]
+    return [sketch for sketch in every if all(map(_can_be_written, sketch.steps))]
 
 
-def _listed(found: Frame, shape: Sequence[int], reduction: str) -> Sketch:
+def _can_be_written(step: ReshardStep) -> bool:
+    """Whether the rounds of a step, each a table of the devices along its axes, are few and small enough."""
+    devices = prod({axis.name: axis.whole for axis in step.axes}.values())
+    return step.collectives <= MOST_ROUNDS and step.collectives * devices <= MOST_ENTRIES
+
+
+def listed_sketch(found: Frame, shape: Sequence[int], reduction: str) -> Sketch:
     """All devices exchange with each other: their axes have no common parts."""
+    blocks = [
+        Sides(size, *(_count(side.dims[dim]) for side in (found.source, found.target)))
+        for dim, size in enumerate(shape)
+    ]
+    cells = count_cells(blocks, found.source.size)
+    if cells > MOST_CELLS:
+        raise ShardingError(
+            "The devices of this reshard cannot be matched one by one.",
+            where=here(),
+            why=f"the two sides cut {found.source.size} devices differently, and their shards into {cells} blocks;"
+            f" up to {MOST_CELLS} are matched",
+            fix="reshard to P() first, and from there to dst",
+        )
     splits = [
         Split(size, *one, *other)
         for size, one, other in zip(shape, tables(found.source), tables(found.target), strict=True)
@@ -49,7 +79,8 @@ def _listed(found: Frame, shape: Sequence[int], reduction: str) -> Sketch:
     first: tuple[ReshardStep, ...] = (AllReduce(owed, reduction),) if owed else ()
     over = tuple(axis for axis in cut(found.mesh.axes, owed) if axis.size > 1)
     step = blocks_step(splits, found.source.size, over, ())
-    return Sketch(((),) * len(splits), (1,) * len(splits), ends, {}, (*first, step))
+    cuts = tuple(Cut(((),) * len(splits), tuple(sizes[side] for sizes in ends)) for side in (0, 1))
+    return Sketch(cuts, {}, (*first, step))
 
 
 class _Direct:
@@ -78,6 +109,13 @@ class _Direct:
             1 if pieces is None else block_size(size, prod(piece.size for piece in pieces))
             for size, pieces in zip(shape, parts.dims, strict=True)
         )
+        self.sides = [self._sides(dim) for dim in range(len(shape))]
+        self.over = [atom for atom in reversed(parts.atoms) if any(atom in (*a, *b) for _, a, b in self.sides)]
+
+    @property
+    def cells(self) -> int:
+        """How many blocks are exchanged or kept."""
+        return count_cells([Sides(n, _count(a), _count(b)) for n, a, b in self.sides], _count(self.over))
 
     def _around(self) -> None:
         """Slice and gather what can be; only digits next to those that are split, so that blocks stay whole."""
@@ -121,23 +159,26 @@ class _Direct:
         steps.append(self._exchange(name))
         steps += [AllGather(on_parts(self.gathered, name))] if self.gathered else []
         steps += [Mask(tuple(map(name, parts.introduced)), sums_by)] if parts.introduced else []
-        digits, ends = [], []
-        for dim, (size, pieces) in enumerate(zip(self.shape, parts.dims, strict=True)):
-            digits.append(tuple(each.size for each in (self.minor.get(dim, ()) if pieces is None else pieces)))
-            sides = (block_size(size, _count(side.dims[dim])) for side in (self.found.source, self.found.target))
-            ends.append(None if pieces is not None else (next(sides), next(sides)))
         start = {place: name(atom) for place, atom in self.start.items()}
-        return Sketch(tuple(digits), self.rest, tuple(ends), start, tuple(steps))
+        return Sketch((self._cut(False), self._cut(True)), start, tuple(steps))
+
+    def _cut(self, moved: bool) -> Cut:
+        """How dims are read before the exchange, or after it."""
+        side = self.found.target if moved else self.found.source
+        digits, rest = [], []
+        for dim, (size, pieces) in enumerate(zip(self.shape, self.parts.dims, strict=True)):
+            if pieces is not None:
+                digits.append(tuple(piece.size for piece in pieces))
+                rest.append(self.rest[dim])
+            else:
+                minor = () if moved else self.minor.get(dim, ())
+                digits.append(tuple(digit.size for digit in minor))
+                rest.append(block_size(size, _count(side.dims[dim])) // _count(minor))
+        return Cut(tuple(digits), tuple(rest))
 
     def _exchange(self, name: Name) -> Blocks:
         """The rounds, among the devices along the atoms that are not the same on both sides."""
-        sides = [self._sides(dim) for dim in range(len(self.shape))]
-        over = [atom for atom in reversed(self.parts.atoms) if any(atom in (*a, *b) for _, a, b in sides)]
-        digits: dict[Digit, Digit] = {}
-        devices = 1
-        for atom in reversed(over):
-            digits[atom] = Digit(devices, atom.size)
-            devices *= atom.size
+        digits, devices = numbered(reversed(self.over))
         numbers = np.arange(devices)
         splits = [
             Split(
@@ -147,10 +188,10 @@ class _Direct:
                 _count(target),
                 block_numbers(tuple(digits[atom] for atom in target), numbers),
             )
-            for size, source, target in sides
+            for size, source, target in self.sides
         ]
         mapped = [(place, name(atom)) for place, atom in self.target.items()]
-        return blocks_step(splits, devices, tuple(map(name, over)), mapped)
+        return blocks_step(splits, devices, tuple(map(name, self.over)), mapped)
 
     def _sides(self, dim: int) -> tuple[int, Digits, Digits]:
         """What of a dim is exchanged, and the atoms of both sides: digits kept at the major end are left out."""

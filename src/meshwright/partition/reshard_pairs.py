@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+from math import prod
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.core.axes import Axes, AxisRef
 from meshwright.core.mesh import BaseMesh
+from meshwright.core.mesh_check import MOST_LISTED
 from meshwright.core.placement import Digit, digits_of
+from meshwright.core.source import here
+from meshwright.errors import MeshError
 from meshwright.partition.reshard_blocks import BlockRound, Blocks
 from meshwright.partition.reshard_steps import Permute, Round, Rounds, cycle_moves
 
@@ -34,6 +41,7 @@ def receivers(mesh: BaseMesh, step: Permute | Rounds, round: Round | None = None
     >>> receivers(mesh, Permute((mesh.axes,)))
     array([0, 2, 1, 3])
     """
+    _check_listable(mesh)
     found = np.arange(mesh.size)
     goes: list[tuple[AxisRef, Positions]] = []
     for axes in step.cycles:
@@ -49,26 +57,47 @@ def receivers(mesh: BaseMesh, step: Permute | Rounds, round: Round | None = None
     return found
 
 
+def _check_listable(mesh: BaseMesh) -> None:
+    if mesh.size > MOST_LISTED:
+        raise MeshError(
+            f"A permute among {mesh.size} devices cannot be written down.",
+            where=here(),
+            why=f"it lists who sends to whom, and at most {MOST_LISTED} devices are listed",
+            fix="a smaller mesh, or a reshard without a permute: through mw.P()",
+        )
+
+
+class BlockEnds(NamedTuple):
+    """Who sends to whom in a round, for each send and each group of devices that makes it: positions on a mesh."""
+
+    send: Positions
+    sender: Positions
+    receiver: Positions
+
+
+def block_ends(mesh: BaseMesh, step: Blocks, round: BlockRound) -> BlockEnds:
+    """The sends of a round on all devices of a mesh that has the axes of a step."""
+    places = _groups(mesh, step.over)
+    source, target = (np.array([send[end] for send in round.sends], np.int64) for end in (0, 1))
+    receiver = places[target]
+    sender = receiver + (places[source, 0] - places[target, 0])[:, None]
+    index = np.repeat(np.arange(len(round.sends)), places.shape[1])
+    return BlockEnds(index, sender.ravel(), receiver.ravel())
+
+
+@lru_cache(maxsize=16)
+def _groups(mesh: BaseMesh, over: Axes) -> Positions:
+    """The positions of the devices of each number along some axes; the first is at 0 along the others."""
+    _check_listable(mesh)
+    numbers = np.zeros(mesh.size, np.int64)
+    for axis in over:
+        numbers = numbers * axis.size + coordinates(mesh, axis)
+    return np.argsort(numbers, kind="stable").reshape(prod(axis.size for axis in over), -1)
+
+
 def block_pairs(mesh: BaseMesh, step: Blocks, round: BlockRound) -> list[tuple[int, int, int]]:
     """For each send of a round, and each group of devices that makes it: its index, the sender and the receiver."""
-    numbers = np.zeros(mesh.size, np.int64)
-    for axis in step.over:
-        numbers = numbers * axis.size + coordinates(mesh, axis)
-    places = np.argsort(numbers, kind="stable").reshape(step.devices, -1)
-    return [
-        (index, int(place) + _offset(mesh, step.over, send.source) - _offset(mesh, step.over, send.target), int(place))
-        for index, send in enumerate(round.sends)
-        for place in places[send.target]
-    ]
-
-
-def _offset(mesh: BaseMesh, axes: Axes, number: int) -> int:
-    """The position of a number along some axes, at 0 along the others."""
-    found = 0
-    for axis in reversed(axes):
-        found += number % axis.size * digit(mesh, axis).stride
-        number //= axis.size
-    return found
+    return list(zip(*(column.tolist() for column in block_ends(mesh, step, round)), strict=True))
 
 
 def permute_pairs(mesh: BaseMesh, step: Permute | Rounds, round: Round | None = None) -> list[tuple[int, int]]:

@@ -16,9 +16,10 @@ from meshwright.core.mesh import BaseMesh
 from meshwright.core.source import here
 from meshwright.errors import ShapeError
 from meshwright.ops.basic import additive_identity
-from meshwright.partition.reshard import ReshardPlan, View
+from meshwright.partition.reshard import ReshardPlan
 from meshwright.partition.reshard_blocks import Blocks
 from meshwright.partition.reshard_pairs import block_pairs, digit, permute_pairs, receivers
+from meshwright.partition.reshard_sketch import View
 from meshwright.partition.reshard_steps import (
     AllGather,
     AllReduce,
@@ -27,6 +28,7 @@ from meshwright.partition.reshard_steps import (
     Mask,
     Permute,
     Place,
+    Recut,
     ReduceScatter,
     ReshardStep,
     Rounds,
@@ -126,6 +128,8 @@ class _Machine:
     def run(self, step: ReshardStep, arrays: list[Shard], before: View, after: View) -> list[Shard]:
         if isinstance(step, Blocks):
             return self.blocks(step, arrays)
+        if isinstance(step, Recut):
+            return [_fit(array, _sizes(after)) for array in arrays]
         opened = [_opened(array, before) for array in arrays]
         rule: Callable[..., list[Shard]] = getattr(self, type(step).__name__.lower())
         return [array.reshape(_sizes(after)) for array in rule(step, opened, before, after)]

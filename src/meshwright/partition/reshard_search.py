@@ -23,12 +23,12 @@ from typing import NamedTuple
 
 from meshwright.core.axes import AxisRef
 from meshwright.core.placement import Digit, Digits
+from meshwright.partition.reshard_sketch import Cut, Sketch
 from meshwright.partition.reshard_steps import (
     AllGather,
     AllReduce,
     AllToAll,
     Expand,
-    Mapped,
     Mask,
     Part,
     Path,
@@ -45,19 +45,6 @@ from meshwright.partition.reshard_structure import Piece, Structure
 Name = Callable[[Digit], AxisRef]
 Digitwise = dict[Place, Piece]
 MOST_PICKS = 300
-
-
-class Sketch(NamedTuple):
-    """A way to reshard: the digits of each dim, what is left of each dim, where the digits lie at first, the steps.
-
-    A dim without common digits has its local sizes at both ends instead; its digits are those sums are scattered to.
-    """
-
-    digits: tuple[tuple[int, ...], ...]
-    rest: tuple[int, ...]
-    ends: tuple[tuple[int, int] | None, ...]
-    start: Mapped
-    steps: tuple[ReshardStep, ...]
 
 
 class Ways(NamedTuple):
@@ -130,6 +117,11 @@ def sketches(
     closing += [Mask(tuple(map(name, mask)), sums_by)] if mask else []
     named = {place: name(atom) for place, atom in start.items() if atom is not None}
     return [sketch._replace(start=named, steps=(*sketch.steps, *closing)) for sketch in found]
+
+
+def rest_of(parts: Structure, shape: Sequence[int]) -> list[int]:
+    """What is left of each dim behind its digits."""
+    return [-(-n // prod(piece.size for piece in pieces or ())) for n, pieces in zip(shape, parts.dims, strict=True)]
 
 
 def on_parts(pairs: Iterable[tuple[Place, Digit]], name: Name) -> tuple[Part, ...]:
@@ -247,7 +239,7 @@ def _sketches_of(
     before += cuts(choice.whole)
     after: list[ReshardStep] = [AllGather(on_parts(todo.gathers, name))] if todo.gathers else []
     for exchange in _exchanges(todo, name):
-        yield Sketch(digits, choice.rest, (None,) * len(digits), {}, (*before, *exchange, *after))
+        yield Sketch((Cut(digits, choice.rest),), {}, (*before, *exchange, *after))
 
 
 def _exchanges(todo: Ways, name: Name) -> Iterator[list[ReshardStep]]:

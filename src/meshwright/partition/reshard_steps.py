@@ -70,6 +70,7 @@ class ReshardStep:
     """One step of a plan."""
 
     kind: ClassVar[str] = ""
+    recuts: ClassVar[bool] = False  # whether dims are read as other digits behind it
 
     def after(self, mapped: Mapped) -> dict[Place, AxisRef]:
         """The map from digits to axes behind the step."""
@@ -258,6 +259,33 @@ class Mask(ReshardStep):
 
     def __str__(self) -> str:
         return f"{self.kind} over {axes_text(self.over)}"
+
+
+@dataclass(frozen=True)
+class Recut(ReshardStep):
+    """Dims are read as other digits, with other padding at their ends. Nothing is sent."""
+
+    dims: tuple[int, ...]
+    mapped: tuple[tuple[Place, AxisRef], ...]
+    kind = "recut"
+    recuts = True
+
+    @property
+    def axes(self) -> Axes:
+        """None: each device holds what it held."""
+        return ()
+
+    def after(self, mapped: Mapped) -> dict[Place, AxisRef]:
+        """As the step says."""
+        return dict(self.mapped)
+
+    @property
+    def collectives(self) -> int:
+        """None: it is local."""
+        return 0
+
+    def __str__(self) -> str:
+        return f"{self.kind} {', '.join(f'dim {dim}' for dim in self.dims)}"
 
 
 def agreement(cycles: Iterable[Axes]) -> Fraction:

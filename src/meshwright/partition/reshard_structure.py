@@ -11,7 +11,6 @@ The two sides of a dim have no common digits if their blocks do not nest: 2 bloc
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from fractions import Fraction
 from itertools import pairwise
 from math import gcd, prod
 from typing import NamedTuple
@@ -20,7 +19,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.core.mesh import BaseMesh
-from meshwright.core.mesh_check import MOST_LISTED
 from meshwright.core.placement import (
     Digit,
     Digits,
@@ -32,8 +30,6 @@ from meshwright.core.placement import (
     ranks,
     through,
 )
-from meshwright.core.source import here
-from meshwright.errors import MeshError
 
 
 class Piece(NamedTuple):
@@ -123,12 +119,12 @@ def _through(digits: Digits, there: Sequence[Step], back: Sequence[Step]) -> Dig
 # Common digits
 
 
-def structure(found: Frame, shape: Sequence[int]) -> Structure | None:
-    """The common digits of both layouts; None if the axes themselves have no common parts."""
+def structure(found: Frame, shape: Sequence[int], atoms: Digits = ()) -> Structure | None:
+    """The common digits of both layouts, made of parts of ``atoms``; None if axes themselves have no common parts."""
     if found.target.order is not None:
         return None
     source, target = found.source, found.target
-    cuts = {1, source.size}
+    cuts = {1, source.size, *(end for atom in atoms for end in (atom.stride, atom.stride * atom.size))}
     for name, size in found.mesh.shape.items():
         cuts |= {found.mesh.strides[name], found.mesh.strides[name] * size}
     for digit in (d for part in (*source.dims, *target.dims, source.unreduced, target.unreduced) for d in part):
@@ -196,112 +192,7 @@ def _fits(pieces: Pieces, size: int) -> bool:
     return True
 
 
-# What must be received at least
-
-
-class Bound(NamedTuple):
-    """Elements that the worst device, and all devices together, cannot do without."""
-
-    device: int
-    total: int
-
-
-def lower_bound(found: Frame, parts: Structure | None, shape: Sequence[int]) -> Bound:
-    """What must be received: the elements of each device's target shard that it does not hold.
-
-    A sum of k summands that is wanted at c places takes k - 1 messages until the first device knows it, and c - 1 more
-    until the others do: no message completes more than one of them. If no device that wants it has a summand, it takes
-    one more. Where the target splits an array into summands that the source does not have, anything could be a summand,
-    and the bound is 0.
-    """
-    if parts is not None and parts.introduced:
-        return Bound(0, 0)
-    if parts is not None and parts.owed:
-        return _sum_bound(found, parts, shape)
-    if parts is None or any(
-        pieces is None or size % prod(piece.size for piece in pieces)
-        for size, pieces in zip(shape, parts.dims, strict=True)
-    ):
-        return _listed_bound(found, shape)
-    every = [piece for pieces in parts.dims for piece in pieces or ()]
-    shard = prod(shape) // prod(piece.size for piece in every if piece.target is not None)
-    gathered = prod(piece.size for piece in every if piece.target is None)
-    number = {atom: index for index, atom in enumerate(parts.atoms)}
-    moved = [(number[p.source], number[p.target]) for p in every if p.source and p.target]
-    agree = agreeing(moved, [atom.size for atom in parts.atoms])
-    worst = shard if agree < parts.devices else shard - shard // gathered
-    return Bound(worst, parts.devices * shard - agree * (shard // gathered))
-
-
-def agreeing(pairs: Iterable[tuple[int, int]], sizes: Sequence[int]) -> int:
-    """How many lists of numbers below ``sizes`` have equal ones at both places of every pair."""
-    leader = list(range(len(sizes)))
-
-    def find(place: int) -> int:
-        while leader[place] != place:
-            place = leader[place]
-        return place
-
-    count = prod(sizes)
-    for one, other in pairs:
-        first, second = find(one), find(other)
-        if first != second:
-            leader[first] = second
-            count //= sizes[first]
-    return count
-
-
-def _listed_bound(found: Frame, shape: Sequence[int]) -> Bound:
-    """By listing devices."""
-    if found.source.size > MOST_LISTED:
-        raise MeshError(
-            f"The fewest bytes of a reshard on {found.source.size} devices cannot be counted.",
-            where=here(),
-            why=f"a dim is not a multiple of its devices, so that they must be listed, and at most {MOST_LISTED} are",
-            fix="a smaller mesh, or a shape whose dims are multiples of the devices they are split over",
-        )
-    wanted = np.ones(found.source.size, np.int64)
-    held = wanted.copy()
-    for size, one, other in zip(shape, tables(found.source), tables(found.target), strict=True):
-        low, high = _interval(size, *one)
-        start, stop = _interval(size, *other)
-        wanted *= stop - start
-        held *= np.maximum(0, np.minimum(high, stop) - np.maximum(low, start))
-    missing = wanted - held
-    return Bound(int(missing.max(initial=0)), int(missing.sum()))
-
-
-def _interval(size: int, blocks: int, numbers: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    step = block_size(size, blocks)
-    return np.minimum(numbers * step, size), np.minimum((numbers + 1) * step, size)
-
-
-def _sum_bound(found: Frame, parts: Structure, shape: Sequence[int]) -> Bound:
-    summands = prod(atom.size for atom in parts.owed)
-    sums = prod(digit.size for digit in found.source.unreduced) // summands
-    blocks = prod(digit.size for digits in found.target.dims for digit in digits)
-    copies = found.target.size // (blocks * sums)
-    messages = summands + copies - 1 - _near(parts)
-    total = int(sums * prod(shape) * messages)
-    shard = prod(
-        block_size(size, prod(digit.size for digit in digits))
-        for size, digits in zip(shape, found.target.dims, strict=True)
-    )
-    return Bound(max(total // found.target.size, shard), total)
-
-
-def _near(parts: Structure) -> Fraction:
-    """The share of elements of which some device that wants them has a summand; 1 where that is not known.
-
-    Along an atom that splits one digit in the source and another in the target, the two must have the same value.
-    """
-    if None in parts.dims:
-        return Fraction(1)
-    every = [piece for pieces in parts.dims for piece in pieces or ()]
-    leaving = {piece.source: index for index, piece in enumerate(every) if piece.source is not None}
-    pairs = [(leaving[piece.target], index) for index, piece in enumerate(every) if piece.target in leaving]
-    free = agreeing(pairs, [piece.size for piece in every])
-    return Fraction(free, prod(piece.size for piece in every))
+# Devices
 
 
 def tables(layout: Layout) -> list[tuple[int, NDArray[np.int64]]]:
@@ -310,3 +201,13 @@ def tables(layout: Layout) -> list[tuple[int, NDArray[np.int64]]]:
     if layout.order is not None:
         positions = np.argsort(np.array(layout.order), kind="stable")
     return [(prod(digit.size for digit in digits), block_numbers(digits, positions)) for digits in layout.dims]
+
+
+def numbered(atoms: Iterable[Digit]) -> tuple[dict[Digit, Digit], int]:
+    """The digits of devices that are numbered along some atoms alone, from minor to major, and how many there are."""
+    digits: dict[Digit, Digit] = {}
+    devices = 1
+    for atom in atoms:
+        digits[atom] = Digit(devices, atom.size)
+        devices *= atom.size
+    return digits, devices

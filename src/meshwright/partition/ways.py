@@ -11,6 +11,7 @@ from meshwright.core.program import Eqn
 from meshwright.partition.choose import FLOPS_PER_BYTE, Choice
 from meshwright.partition.localize import Localizer, Version
 
+MOST_BLOCKS = 1 << 16  # of a dim, for which devices' windows are listed
 Extra = Callable[[Choice], float | None]
 Run = Callable[[Choice], list[Version]]
 
@@ -35,7 +36,7 @@ def cheapest(local: Localizer, eqn: Eqn, ways: Sequence[Way], plain: bool = True
         best = (choice.cost, lambda choice: local.chosen(eqn, choice), choice)
     for way in ways:
         choice = local.choice(eqn, way.factors)
-        if best is not None and choice.cost >= best[0]:
+        if best is not None and (choice.cost >= best[0] or _most_blocks(choice) > MOST_BLOCKS):
             continue
         extra = way.extra(choice)
         if extra is not None:
@@ -44,6 +45,11 @@ def cheapest(local: Localizer, eqn: Eqn, ways: Sequence[Way], plain: bool = True
                 best = (cost, way.run, choice)
     assert best is not None
     return best[1](best[2])
+
+
+def _most_blocks(choice: Choice) -> int:
+    """Into how many blocks a choice splits a dim at most."""
+    return max((count for layout in (*choice.operands, *choice.results) for count in layout.shards), default=1)
 
 
 def parts(axes: Axes) -> int:
