@@ -140,6 +140,9 @@ def set_pbroadcast(op: Op) -> None:
     _pbroadcast = op
 
 
+MOST_LEVELS = 48  # Python's own stack ends soon after
+
+
 class Builder:
     """A program in the making. ``level`` is how many traces are open around it."""
 
@@ -162,6 +165,13 @@ class Builder:
         self.floored: bool = bool(floor) or (parent is not None and parent.floored)
         self.parent = parent
         self.level: int = parent.level + 1 if parent else 0
+        if self.level >= MOST_LEVELS:
+            raise MeshwrightError(
+                f"Loops, branches and transformed functions are nested more than {MOST_LEVELS} deep.",
+                where=here(),
+                why=f"each is traced inside of the one around it, {MOST_LEVELS} deep at most",
+                fix="one loop for many: lax.scan over all steps; one choice for many: lax.switch(i, [f, g, h], x)",
+            )
         self.inputs: list[Var] = []
         self.eqns: list[Eqn] = []
         self.captured: dict[int, tuple[Var, Value]] = {}
@@ -237,6 +247,7 @@ class Builder:
     def emit(self, op: Op, atoms: Sequence[Atom], params: Params, types: Any) -> Any:
         """Add an equation and return its outputs as tracers: one, or a tuple where ``types`` is a tuple."""
         source = state.source or user_source()
+        check_sizes(types)
         if types.__class__ is tuple:
             outs = [Var(t) for t in types]
             self.eqns.append(Eqn(op, atoms, params, outs, source))
@@ -334,18 +345,65 @@ def _compute(op: Op, args: Sequence[Any], params: Params) -> Any:
             x if x.__class__ is Array else Array(np.asarray(x, dtype), TensorType((), dtype, True)) for x in operands
         ]
     types = op.type(*[x.type for x in operands], **params)
+    check_sizes(types)
     if state.watch is not None:
         found = state.watch(op, operands, types, params)
         if found is not None:
             return found
-    with np.errstate(all="ignore"):
-        outs = op.evaluate(_namespace, *[x.data for x in operands], **params)
+    try:
+        with np.errstate(all="ignore"):
+            outs = op.evaluate(_namespace, *[x.data for x in operands], **params)
+    except MemoryError:
+        raise no_memory(op.name, types if types.__class__ is tuple else (types,)) from None  # type: ignore[arg-type]
     for x in operands:
         if x._sharding is not None:
             return _placed(op, operands, outs, types)
     if types.__class__ is tuple:
         return tuple(Array(np.asarray(out), t) for out, t in zip(outs, types, strict=True))
     return Array(np.asarray(outs), types)  # type: ignore[arg-type]
+
+
+MOST_BYTES = 2**63 - 1  # what an offset into an array can count
+MOST_DIMS = 64  # NumPy's
+
+
+def check_sizes(types: Any) -> None:
+    """Refuse results that no array can hold; a text may still speak of them."""
+    for t in types if types.__class__ is tuple else (types,):
+        if t.size >= 2**59 or t.size <= 0 or t.ndim > MOST_DIMS:
+            _check_size(t)
+
+
+def _check_size(t: TensorType) -> None:
+    if t.ndim > MOST_DIMS:
+        why, fix = f"it has {t.ndim} dims, and an array has at most {MOST_DIMS}", "x.reshape(-1), or fewer dims"
+    elif any(n < 0 for n in t.shape):
+        why, fix = "a size is 0 or more", "max(n, 0)"
+    elif t.nbytes > MOST_BYTES or any(n > MOST_BYTES for n in t.shape):
+        bits = max(t.nbytes, *t.shape).bit_length() - 1
+        why, fix = f"it would have 2**{bits} bytes or more, and an array has fewer than 2**63", "smaller sizes"
+    else:
+        return
+    sizes = [str(n) if abs(n) < 10**20 else f"2**{n.bit_length()}" for n in t.shape[:8]]
+    shown = f"{t.dtype.name}[{','.join(sizes)}{',…' if t.ndim > 8 else ''}]"
+    raise ShapeError(f"There is no array {shown}.", where=here(), why=why, fix=fix)
+
+
+def computed(op: Op, *data: Any, **params: Any) -> Any:
+    """What an op makes of contents, whatever is being traced."""
+    with np.errstate(all="ignore"):
+        return op.evaluate(_namespace, *data, **params)
+
+
+def no_memory(what: str, types: Sequence[TensorType]) -> MeshwrightError:
+    """The error for results that this machine has no memory for."""
+    total = sum(t.nbytes for t in types)
+    return MeshwrightError(
+        f"There is not enough memory for {what}.",
+        where=here(),
+        why=f"it returns {', '.join(map(str, types))}, {total / 1e9:.3g} GB, which this machine does not have",
+        fix="smaller arrays; mw.eval_shape(f, x) and f.lower(x).compile() need no memory for contents",
+    )
 
 
 def _placed(op: Op, operands: Sequence[Array], outs: Any, types: Any) -> Any:
@@ -376,8 +434,14 @@ def to_array(x: Any) -> Value:
 def _copied(x: Any) -> Array:
     if is_number(x):
         dtype, weak = dtypes.of_python_scalar(x)
-        return Array(np.asarray(x, dtype), TensorType((), dtype, weak))
-    data = np.asarray(x)
+        try:
+            return Array(np.asarray(x, dtype), TensorType((), dtype, weak))
+        except OverflowError:
+            raise out_of_range(x, dtype) from None
+    try:
+        data = np.asarray(x)
+    except ValueError:
+        raise ragged() from None
     if not dtypes.is_supported(data.dtype):
         raise ShapeError(
             f"A value of type {type(x).__name__} with dtype {data.dtype} is not an array of numbers.",
@@ -387,6 +451,27 @@ def _copied(x: Any) -> Array:
         )
     data = data.astype(dtypes.canonical(data.dtype), copy=data is x or data.base is not None)
     return Array(data, TensorType(data.shape, data.dtype))
+
+
+def ragged() -> ShapeError:
+    """The error for lists in lists that are not one array."""
+    return ShapeError(
+        "A list whose rows differ in length is not one array.",
+        where=here(),
+        why="all rows at one depth become one dim, so they have one length",
+        fix="pad the rows to one length, or keep a list of arrays: [mnp.array(row) for row in rows]",
+    )
+
+
+def out_of_range(x: int, dtype: dtypes.DType) -> ShapeError:
+    """The error for a Python integer that a dtype does not have."""
+    limits = np.iinfo(dtype)
+    return ShapeError(
+        f"The Python integer {x if abs(x) < 10**30 else f'of {x.bit_length()} bits'} is not a number of {dtype.name}.",
+        where=here(),
+        why=f"{dtype.name} holds {limits.min} to {limits.max}",
+        fix="a float: mnp.array(float(n)), or a wider dtype; 64-bit ones need mw.config.update('enable_x64', True)",
+    )
 
 
 def type_of(x: Any) -> TensorType:

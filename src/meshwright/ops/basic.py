@@ -13,7 +13,7 @@ import numpy as np
 
 from meshwright.core import dtypes
 from meshwright.core.factors import FactorBuilder, Factors, pointwise
-from meshwright.core.op import Cost, Linear, Linearity, Op, Operand, Sample, Types, Value, define_op
+from meshwright.core.op import Cost, Linear, Linearity, NotLinear, Op, Operand, Sample, Types, Value, define_op
 from meshwright.core.program import Params
 from meshwright.core.trace import Array, lift
 from meshwright.core.types import Shape, TensorType
@@ -97,7 +97,7 @@ def zeros_like(x: Value) -> Value:
 
 def zeros(type: TensorType) -> Value:
     """Zeros of a type; not stored, whatever the size."""
-    zero = Array(np.zeros((), type.dtype), TensorType((), type.dtype))
+    zero = Array(np.zeros((), type.dtype), TensorType((), type.dtype, type.weak))
     whole = lift(zero if type.ndim == 0 else broadcast_in_dim(zero, shape=type.shape, dims=()), type.varying)
     return whole if type.sharding is None else laid_out(whole, type)
 
@@ -183,6 +183,15 @@ def _convert_jvp(
     return [out], [convert(tangents[0], dtype=params["dtype"], weak=params["weak"])]
 
 
+def _convert_transpose(
+    op: Op, cts: Sequence[Value | None], inputs: Sequence[Value | Linear], params: Params
+) -> list[Value | None]:
+    source = inputs[0].type
+    if dtypes.is_inexact(source.dtype) and not dtypes.is_inexact(params["dtype"]):
+        raise NotLinear  # it rounds
+    return [convert(cts[0], dtype=source.dtype, weak=source.weak)]
+
+
 def _convert_evaluate(xp: Any, x: Any, dtype: Any, weak: bool) -> Any:
     if dtypes.is_complex(x.dtype) and not dtypes.is_complex(dtype):
         x = xp.real(x)
@@ -207,9 +216,7 @@ convert: Op = define_op(
     factors=pointwise,
     linear=Linearity.JOINTLY,
     jvp=_convert_jvp,
-    transpose=lambda op, cts, inputs, params: [
-        convert(cts[0], dtype=inputs[0].type.dtype, weak=inputs[0].type.weak)  # type: ignore[union-attr]
-    ],
+    transpose=_convert_transpose,
     batch=pointwise_batch,
     evaluate=_convert_evaluate,
     cost=pointwise_cost(),
@@ -359,20 +366,31 @@ def _reduce_sum_transpose(
     return [broadcast_in_dim(cts[0], shape=shape, dims=dims)]
 
 
-def _reduce_sum(xp: Any, x: Any, axes: tuple[int, ...]) -> Any:
+def _reduce_sum_batch(
+    op: Op, size: int, args: Sequence[Value], batched: Sequence[bool], params: Params
+) -> tuple[list[Value], list[bool]]:
+    if params.get("out_sharding") is not None:
+        spec, mesh = params["out_sharding"]
+        params = {**params, "out_sharding": (spec.update((spec.UNCONSTRAINED, *spec.partitions)), mesh)}
+    return reduce_batch(op, size, args, batched, params)
+
+
+def _reduce_sum(xp: Any, x: Any, axes: tuple[int, ...], out_sharding: Any = None) -> Any:
     if dtypes.is_float(x.dtype) and x.dtype.itemsize < 4:  # or 256 ones of bfloat16 and any more would sum to 256
         return xp.sum(x, axis=axes, dtype=dtypes.FLOAT32).astype(x.dtype)
     return xp.sum(x, axis=axes, dtype=x.dtype)
 
 
+_sum_type = reduce_type("reduce_sum", dtypes.NUMBERS)
+
 reduce_sum: Op = define_op(
     "reduce_sum",
-    type=reduce_type("reduce_sum", dtypes.NUMBERS),
+    type=lambda x, axes, out_sharding=None: _sum_type(x, axes=axes),
     factors=reduce_factors("sum"),
     linear=Linearity.JOINTLY,
     jvp=linear_jvp,
     transpose=_reduce_sum_transpose,
-    batch=reduce_batch,
+    batch=_reduce_sum_batch,
     evaluate=_reduce_sum,
     cost=reduce_cost,
     dtypes=dtypes.NUMBERS,

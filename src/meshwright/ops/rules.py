@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from meshwright.core.dtypes import DType, short_name
+from meshwright.core.dtypes import BOOL, DType, short_name
 from meshwright.core.op import Cost, Linear, No, Op, Operand, Sample, Types, Value
 from meshwright.core.program import Params
 from meshwright.core.source import here
@@ -69,7 +69,7 @@ def pointwise_type(
                 same = same.with_(weak=False)
         if result is not None:
             dtype = result(first.dtype)
-            return same if dtype == same.dtype else same.with_(dtype=dtype, weak=False)
+            return same if dtype == same.dtype else same.with_(dtype=dtype, weak=same.weak and dtype != BOOL)
         return same
 
     return rule
