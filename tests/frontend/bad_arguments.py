@@ -173,7 +173,7 @@ ACCEPTED = {
 }
 
 
-def outcome(call: BadCall) -> str:
+def outcome(call: BadCall, against_jax: bool) -> str:
     """What is wrong with what Meshwright does, if anything."""
     try:
         with limited(20):
@@ -182,7 +182,7 @@ def outcome(call: BadCall) -> str:
         return "" if error.why and error.fix else f"an error without a reason or a fix: {error}"
     except Exception as error:
         return "" if _of_the_call(error) else f"raw {type(error).__name__}: {error}"
-    if call.huge or call.function.startswith("p.tree"):
+    if not against_jax or call.huge or call.function.startswith("p.tree"):
         return ""
     try:
         with limited(60):

@@ -431,10 +431,16 @@ def to_array(x: Any) -> Value:
     return _copied(x)
 
 
+_LARGE = 1e38  # numbers beyond may be infinite in a narrower dtype
+
+
 def _copied(x: Any) -> Array:
     if is_number(x):
         dtype, weak = dtypes.of_python_scalar(x)
         try:
+            if abs(x) > _LARGE:
+                with np.errstate(over="ignore"):
+                    return Array(np.asarray(x, dtype), TensorType((), dtype, weak))
             return Array(np.asarray(x, dtype), TensorType((), dtype, weak))
         except OverflowError:
             raise out_of_range(x, dtype) from None
@@ -449,7 +455,12 @@ def _copied(x: Any) -> Array:
             why=f"arrays hold {', '.join(dtypes.SHORT_NAMES)}",
             fix="pass an array of numbers, or mark the argument static: mw.jit(f, static_argnums=…)",
         )
-    data = data.astype(dtypes.canonical(data.dtype), copy=data is x or data.base is not None)
+    kept = dtypes.canonical(data.dtype)
+    if kept != data.dtype:
+        with np.errstate(over="ignore"):
+            data = data.astype(kept)
+    elif data is x or data.base is not None:
+        data = data.copy()
     return Array(data, TensorType(data.shape, data.dtype))
 
 

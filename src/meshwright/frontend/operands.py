@@ -510,18 +510,22 @@ def sentence(what: str) -> str:
 
 
 def static_int(x: Any, what: str) -> int:
-    """A size or position that must be known while tracing."""
-    if x.__class__ is int:
+    """A size or position that must be known while tracing: an integer of 64 bits."""
+    if x.__class__ is int and -(2**63) <= x < 2**63:
         return x  # type: ignore[no-any-return]
     if isinstance(x, ValueClass):
         fix = f"pass {what} as a Python int; make an argument of a jitted function static:\nmw.jit(f, static_argnums=…)"
         x = known(x, what, fix)
     try:
-        return int(x.__index__())
+        found = int(x.__index__())
     except (AttributeError, TypeError):
         raise ShapeError(
             f"{sentence(what)} is {x!r}.", where=here(), why="it must be an integer", fix="int(…)"
         ) from None
+    if not -(2**63) <= found < 2**63:
+        why = f"it has {found.bit_length()} bits, and a size or position has 64"
+        raise ShapeError(f"{sentence(what)} is too large.", where=here(), why=why, fix="a smaller number")
+    return found
 
 
 def whole_numbers(x: Any, what: str) -> Any:
@@ -621,7 +625,7 @@ def items_of(x: Any, name: str) -> list[Any]:
 
 def static_shape(shape: Any, what: str = "a shape") -> Shape:
     """A shape from an integer or a sequence of integers."""
-    if shape.__class__ is tuple and all(n.__class__ is int for n in shape):
+    if shape.__class__ is tuple and all(n.__class__ is int and -1 <= n < 2**63 for n in shape):
         found: Shape = shape
     elif isinstance(shape, list | tuple | range) or (isinstance(shape, np.ndarray | ValueClass) and shape.ndim):
         found = tuple(static_int(n, what) for n in shape)  # type: ignore[union-attr]

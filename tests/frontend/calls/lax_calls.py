@@ -346,6 +346,11 @@ def maps(d: Drawer) -> str:
     return f"lambda v: v * v, {x}" + d.option(f", batch_size={d.integer(1, 3)}")
 
 
+def orders(d: Drawer) -> str:
+    x = d.array("f", within=(0.3, 3.0))
+    return f"np_.full({x.shape}, {d.integer(0, 3)}, {x}.dtype), {x}"
+
+
 FAMILIES: dict[str, tuple[str, Calls]] = {
     "of numbers": ("abs neg sign square real imag conj integer_pow", unary(NUMBER)),
     "smooth": ("asinh atan cos cosh exp exp2 expm1 logistic sin sinh tan tanh erf erfc", unary(INEXACT)),
@@ -416,9 +421,7 @@ BY_NAME: dict[str, Calls | NotDrawn] = {
     "optimization_barrier": calls(lambda d: f"{d.array()}"),
     "pad": calls(pads),
     "padtype_to_pads": NotDrawn("widths, not arrays"),
-    "polygamma": calls(
-        lambda d: (lambda x: f"np_.full({x.shape}, {d.integer(0, 3)}, {x}.dtype), {x}")(d.array("f", within=(0.3, 3.0)))
-    ),
+    "polygamma": calls(orders, concrete=True),  # our order is a known number
     "pow": calls(
         lambda d: (lambda x: f"{x}, {same(d, x)}")(d.array(INEXACT, within=(0.2, 3) if d.flag() else None)),
         lambda d: f"{d.array(INEXACT)}, {d.integer(-2, 4)}",
