@@ -10,7 +10,7 @@ from meshwright.core import dtypes
 from meshwright.core.op import Op, Value
 from meshwright.core.source import here
 from meshwright.core.trace import Array, apply, to_array
-from meshwright.errors import ShapeError
+from meshwright.errors import IndexingError, ShapeError
 from meshwright.frontend.numpy_logic import either
 from meshwright.frontend.operands import (
     ArrayLike,
@@ -95,7 +95,14 @@ def _starts(x: Value, given: Any, from_end: Any = True) -> list[Any]:
             )
         if at.__class__ is Array:
             known = int(at.data)
-            out.append(known + size if known < 0 and negative else known)
+            if known < 0 and not negative:
+                raise IndexingError(
+                    f"A start index is {known}.",
+                    where=here(),
+                    why="allow_negative_indices=False says that none is counted from the end",
+                    fix=f"start index {known + size}, or allow_negative_indices=True",
+                )
+            out.append(known + size if known < 0 else known)
         elif at.type.dtype in dtypes.UNSIGNED or not negative:
             out.append(at)
         else:

@@ -98,6 +98,8 @@ def relu(x: ArrayLike, /) -> Value:
     """
     # A choice rather than a maximum: its derivative at 0 is that of the branch taken, and NaN stays NaN.
     x = value(x)
+    if dtypes.is_complex(x.type.dtype):
+        return either(greater(x, 0), x, 0)
     return apply(elementwise.select, (apply(elementwise.le, (x, 0), {}), 0, x), {})
 
 
@@ -119,7 +121,7 @@ def log_sigmoid(x: ArrayLike, /) -> Value:
 
 def softplus(x: ArrayLike, /) -> Value:
     """``log(1 + exp(x))``."""
-    return logaddexp(x, 0.0)
+    return logaddexp(inexact(x), 0.0)
 
 
 def soft_sign(x: ArrayLike, /) -> Value:

@@ -16,7 +16,7 @@ from meshwright.core.trace import MOST_DIMS, Array, check_sizes, no_memory, stat
 from meshwright.core.types import Shape, TensorType
 from meshwright.errors import ShapeError
 from meshwright.frontend.numpy_arithmetic import add, divide, multiply, power, subtract
-from meshwright.frontend.numpy_logic import either, greater_equal, less, logical_and, real
+from meshwright.frontend.numpy_logic import either, greater_equal, less, logical_and, not_equal, real
 from meshwright.frontend.numpy_math import floor, log10
 from meshwright.frontend.operands import (
     ArrayLike,
@@ -350,6 +350,11 @@ def geomspace(
     out = multiply(turned, logspace(low, high, num, endpoint))
     dim = axis_of(axis, out.ndim, "mnp.geomspace")
     out = strong(basic.move_dim(out, 0, dim))
+    if not dtypes.is_complex(first.type.dtype):
+        apart = not_equal(less(first, 0), less(last, 0))  # no such sequence goes through zero
+        lead = common_shape("mnp.geomspace", first, last)
+        spread = basic.reshape(broadcast(apart, lead), shape=(*lead[:dim], 1, *lead[dim:]))
+        out = either(broadcast(spread, out.shape), math.nan, out)
     return out if dtype is None else convert(out, as_dtype(dtype))
 
 
