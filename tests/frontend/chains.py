@@ -21,7 +21,7 @@ from tests.frontend.calls.array_calls import ARRAY
 from tests.frontend.calls.drawing import LARGEST, Calls, Drawer, Unfit, dtype_of, kind_of
 from tests.frontend.calls.lax_calls import LAX, LAX_LINALG, NN
 from tests.frontend.calls.numpy_calls import FFT, LINALG, NUMPY
-from tests.frontend.closeness import Difference, compare, epsilon, floats, leaves, noisy, on_meshwright, scale
+from tests.frontend.closeness import Difference, compare, epsilon, floats, leaves, noisy, on_meshwright, plain, scale
 
 # The tables by the prefix of a call, and how many of a hundred calls are drawn from each.
 TABLES: dict[str, tuple[dict[str, Any], int]] = {
@@ -217,7 +217,7 @@ def check_derivatives(chain: Chain, line: Line) -> str:
     """The derivative of one call at JAX's operands, forward and backward in directions of our choice."""
     used = {name: chain.values[name] for name in line.names(chain.values)}
     active = [name for name, x in used.items() if isinstance(x, jax.Array) and kind_of(x.dtype) in "fc"]
-    if not active or not floats(leaves(line.result)):
+    if not active or not floats(leaves(line.result)) or not finite(leaves(line.result)):
         return "exact"
     primals = [used[name] for name in active]
     random = np.random.default_rng(7)
@@ -260,6 +260,11 @@ def check_derivatives(chain: Chain, line: Line) -> str:
         raise Difference(f"derivative: {found}") from found
 
 
+def finite(values: Sequence[Any]) -> bool:
+    """Whether no value is infinite or NaN: beyond, a derivative is what a formula happens to give."""
+    return all(bool(np.isfinite(plain(x)).all()) for x in floats(values))
+
+
 def direction(x: Any, random: np.random.Generator) -> Any:
     """A tangent or cotangent of JAX's, of the type of ``x``."""
     drawn = random.uniform(-1, 1, x.shape)
@@ -268,14 +273,13 @@ def direction(x: Any, random: np.random.Generator) -> Any:
     return jax.lax.convert_element_type_p.bind(made, new_dtype=x.dtype, weak_type=bool(x.weak_type), sharding=None)
 
 
-def failures(chain: Chain, derivatives: bool = False) -> Iterator[tuple[Line, str]]:
-    """The calls of a chain that differ from JAX."""
-    checks: list[tuple[Callable[[Chain, Line], Any], list[Line]]] = [
+def failures(chain: Chain, differentiated: Sequence[Line] = ()) -> Iterator[tuple[Line, str]]:
+    """The calls of a chain that differ from JAX, and those whose derivatives do."""
+    checks: list[tuple[Callable[[Chain, Line], Any], Sequence[Line]]] = [
         (check_step, chain.lines),
         (check_refused, chain.refused),
+        (check_derivatives, differentiated),
     ]
-    if derivatives:
-        checks.append((check_derivatives, chain.lines))
     for check, lines in checks:
         for line in lines:
             try:
@@ -360,7 +364,7 @@ def check_differentiated(chain: Chain, random: np.random.Generator, second: bool
     """The derivative of the chain forward and backward, or its second derivative in two directions."""
     active = [n for n, x in enumerate(chain.arguments.values()) if kind_of(x.dtype) in "fc"]
     outs = floats(expected(chain))
-    if not active or not outs:
+    if not active or not outs or not finite(outs):
         return "exact"
     primals = [on_jax(chain)[n] for n in active]
     tangents = [direction(x, random) for x in primals]

@@ -84,8 +84,8 @@ def distance(ours: Any, theirs: Any, poles: bool = False) -> np.ndarray[Any, Any
         return np.where(a == b, 0.0, np.inf)
     if a.dtype.kind == "c":
         both = np.maximum(distance(a.real, b.real, poles), distance(a.imag, b.imag, poles))
-        return np.where(poles & ~np.isfinite(a) & ~np.isfinite(b), 0.0, both)
-    same = ~np.isfinite(a) & ~np.isfinite(b) if poles else np.isnan(a) & np.isnan(b)
+        return np.where(poles & (np.isnan(b) | (~np.isfinite(a) & ~np.isfinite(b))), 0.0, both)
+    same = np.isnan(b) | (~np.isfinite(a) & ~np.isfinite(b)) if poles else np.isnan(a) & np.isnan(b)
     with np.errstate(all="ignore"):
         apart = np.abs(a - b)
         return np.where((a == b) | same, 0.0, np.where(np.isnan(apart), np.inf, apart))
@@ -129,7 +129,8 @@ def compare(
 
     ``again`` computes JAX's result once more from values off by a rounding. What that excuses is bounded, for one call
     of known ``operands``, by how large and how coarse they are; ``cancels`` is the size of terms that cancel, and
-    ``coarse`` the rounding on the way. At ``poles`` infinities and NaN are one: no derivative is defined there.
+    ``coarse`` the rounding on the way. At ``poles`` infinities and NaN are one, and JAX's NaN is anything: no derivative
+    is defined there.
     """
     mine, wanted = leaves(ours), leaves(theirs)
     if len(mine) != len(wanted):

@@ -1,4 +1,4 @@
-"""Every public function with an argument that makes no sense: one error of ours, and nothing that JAX refuses is taken."""
+"""Every public function with an argument that makes no sense: an error of ours, and not less than JAX refuses."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def _broadcast_to(x: Any, shape: tuple[int, ...]) -> Any:
 
 
 def power(x: Any, y: Any, out: Any = None) -> Any:
-    """``x ** y`` as C has it: for an exponent that is one 0.5, NumPy takes the square root, which differs below zero."""
+    """``x ** y`` as C has it: for one exponent of 0.5 NumPy takes the square root, which differs below zero."""
     if np.ndim(y) or y != 0.5 or x.dtype.kind == "c":
         return np.power(x, y, out=out)
     lowest = x == -np.inf

@@ -32,7 +32,6 @@ from meshwright.frontend.operands import (
     numbers,
     one_of,
     placed,
-    promote_operands,
     promoted,
     promoted_values,
     result_key,
@@ -43,6 +42,7 @@ from meshwright.frontend.operands import (
     static_shape,
     static_size,
     strong,
+    to_inexact,
     value,
 )
 from meshwright.frontend.tracing import check_function
@@ -294,9 +294,10 @@ def linspace(
     endpoint = static_flag(endpoint, "endpoint of mnp.linspace")
     retstep = static_flag(retstep, "retstep of mnp.linspace")
     num = static_size(num, "num of mnp.linspace")
-    first, last = (value(x) for x in promote_operands((start, stop), inexact=True))
-    computed = first.type.dtype
-    target = computed if dtype is None else as_dtype(dtype)
+    first, last = promoted_values(start, stop, inexact=True)
+    target = first.type.dtype if dtype is None else as_dtype(dtype)
+    computed = to_inexact(target)
+    first, last = (convert(x, computed) for x in (first, last))
     shape = common_shape("mnp.linspace", first, last)
     axis = axis_of(axis, len(shape) + 1, "mnp.linspace")
     first, last = broadcast(first, shape), broadcast(last, shape)
@@ -334,7 +335,8 @@ def logspace(
 ) -> Value:
     """``num`` numbers from ``base**start`` to ``base**stop``, their logarithms evenly spaced."""
     endpoint = static_flag(endpoint, "endpoint of mnp.logspace")
-    out = power(base, linspace(start, stop, num, endpoint, axis=axis))
+    computed = None if dtype is None else to_inexact(as_dtype(dtype))
+    out = power(base, linspace(start, stop, num, endpoint, dtype=computed, axis=axis))
     return out if dtype is None else convert(out, as_dtype(dtype))
 
 
@@ -345,6 +347,8 @@ def geomspace(
     neither is."""
     endpoint = static_flag(endpoint, "endpoint of mnp.geomspace")
     first, last = promoted_values(start, stop, inexact=True)
+    if dtype is not None:
+        first, last = (convert(x, to_inexact(as_dtype(dtype))) for x in (first, last))
     turned = either(logical_and(less(real(first), 0), less(real(last), 0)), basic.scalar_like(first, -1), 1)
     low, high = (log10(multiply(turned, x)) for x in (first, last))
     out = multiply(turned, logspace(low, high, num, endpoint))
@@ -378,7 +382,8 @@ def identity(n: int, dtype: DTypeLike = None) -> Value:
 def tri(N: int, M: int | None = None, k: int = 0, dtype: DTypeLike = None) -> Value:
     """Ones on and below the ``k``-th diagonal."""
     shape = (static_size(N, "N of mnp.tri"), static_size(N if M is None else M, "M of mnp.tri"))
-    return convert(_compare_places(shape, static_int(k, "k of mnp.tri"), "ge"), _dtype_or_float(dtype))
+    target = dtypes.FLOAT32 if dtype is None else as_dtype(dtype)  # whatever the default width is
+    return convert(_compare_places(shape, static_int(k, "k of mnp.tri"), "ge"), target)
 
 
 def _dtype_or_float(dtype: DTypeLike) -> DType:

@@ -305,7 +305,8 @@ def var(
     offset = ddof if correction is None else correction
     total = sum(squares, axes, keepdims=keepdims, where=where)
     degrees = subtract(count, offset)
-    return convert(either(greater(degrees, 0), divide(total, degrees), math.nan), target)
+    enough = greater(degrees, 0)  # divided by 1 elsewhere, so that the derivative there is 0 and not 0 / 0
+    return convert(either(enough, divide(total, either(enough, degrees, 1)), math.nan), target)
 
 
 def std(

@@ -35,6 +35,9 @@ WIDE = {
 }
 ANY, NUMBER, REAL, INEXACT, WHOLE = "biufc", "iufc", "biuf", "fc", "biu"
 SIZES = (0, 1, 2, 2, 3, 3, 4)
+COMMON: tuple[Shape, ...] = (
+    (), (), (1,), (3,), (4,), (2, 3), (3, 2), (2, 2), (1, 3), (4, 1), (2, 3, 2), (1, 2, 4), (3, 1, 2), (0,), (2, 0),
+)  # fmt: skip
 LARGEST = 128
 
 
@@ -206,7 +209,10 @@ class Drawer:
         return drawn.astype(dtype)
 
     def shape(self, low: int = 0, high: int = 3) -> Shape:
-        """A small shape; a dim is rarely 0."""
+        """A small shape, mostly one of a few: what JAX compiled for it serves again. A dim is rarely 0."""
+        few = [shape for shape in COMMON if low <= len(shape) <= high]
+        if few and self.flag(0.8):
+            return self.choose(few)  # type: ignore[no-any-return]
         rank = self.integer(low, high)
         sizes = SIZES if self.flag(0.15) else SIZES[1:]
         while True:
