@@ -196,11 +196,11 @@ class _Question:
             self.overflow = (operand, dim)
 
     def summed(self) -> set[str]:
-        """The axes that split, in two operands or more, a factor that is summed over."""
+        """The axes that split, in every operand that has it, a factor that is summed over."""
         found: set[str] = set()
         for factor in self.factors.reduced:
             splits = [s.axes for s in self.splits if s.factor == factor]
-            if len(splits) > 1:
+            if len(splits) == sum(any(factor in dim for dim in dims) for dims in self.factors.operands):
                 found |= {axis.short() for axis in splits[0]}
         return found
 

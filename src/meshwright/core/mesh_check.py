@@ -21,9 +21,14 @@ MOST_LISTED = 2**22
 MOST_DIMS = 64  # of a NumPy array
 
 
+def _is_listed(x: Any) -> bool:
+    """Whether ``x`` has items: bytes have no items that are meant, and an array of rank 0 has none."""
+    return isinstance(x, Iterable) and not isinstance(x, bytes) and getattr(x, "ndim", 1) != 0
+
+
 def check_sizes(sizes: Any, where: Where) -> tuple[int, ...]:
     """The sizes as a tuple of ints."""
-    listed = isinstance(sizes, Iterable) and not isinstance(sizes, str | bytes)
+    listed = _is_listed(sizes) and not isinstance(sizes, str)
     given = tuple(sizes) if listed else (sizes,)
     if not all(isinstance(size, int | np.integer) and not isinstance(size, bool) for size in given):
         raise MeshError(
@@ -46,7 +51,7 @@ def check_names(names: Any, where: Where) -> tuple[Any, ...]:
     """The names of axes as a tuple, given as one or several; none may look like a part of an axis."""
     if isinstance(names, str):
         names = (names,)
-    if not isinstance(names, Iterable) or isinstance(names, bytes):
+    if not _is_listed(names):
         raise MeshError(
             f"Axis names cannot be {short(names)}.",
             where=where(),

@@ -34,10 +34,30 @@ class No(NamedTuple):
     reason: str
 
 
-class Linear(NamedTuple):
+class NotLinear(Exception):
+    """A transpose rule needs the value of an operand in which the function is to be linear."""
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
     """Stands, in a transpose rule, for an operand the op is linear in: its value is unknown, its type is not."""
 
     type: TensorType
+
+    @property
+    def shape(self) -> Shape:
+        return self.type.shape
+
+    @property
+    def dtype(self) -> DType:
+        return self.type.dtype
+
+    @property
+    def ndim(self) -> int:
+        return self.type.ndim
+
+    def __array__(self, *args: Any, **kwargs: Any) -> Any:
+        raise NotLinear
 
 
 class Cost(NamedTuple):

@@ -141,6 +141,9 @@ def set_pbroadcast(op: Op) -> None:
     _pbroadcast = op
 
 
+MOST_LEVELS = 48  # Python's own stack ends soon after
+
+
 class Builder:
     """A program in the making. ``level`` is how many traces are open around it."""
 
@@ -163,6 +166,13 @@ class Builder:
         self.floored: bool = bool(floor) or (parent is not None and parent.floored)
         self.parent = parent
         self.level: int = parent.level + 1 if parent else 0
+        if self.level >= MOST_LEVELS:
+            raise MeshwrightError(
+                f"Loops, branches and transformed functions are nested more than {MOST_LEVELS} deep.",
+                where=here(),
+                why=f"each is traced inside of the one around it, {MOST_LEVELS} deep at most",
+                fix="one loop for many: lax.scan over all steps; one choice for many: lax.switch(i, [f, g, h], x)",
+            )
         self.inputs: list[Var] = []
         self.eqns: list[Eqn] = []
         self.captured: dict[int, tuple[Var, Value]] = {}
@@ -355,6 +365,12 @@ def _compute(op: Op, args: Sequence[Any], params: Params) -> Any:
     return Array(np.asarray(outs), types)  # type: ignore[arg-type]
 
 
+def computed(op: Op, *data: Any, **params: Any) -> Any:
+    """What an op makes of contents, whatever is being traced."""
+    with np.errstate(all="ignore"):
+        return op.evaluate(_namespace, *data, **params)
+
+
 def _placed(op: Op, operands: Sequence[Array], outs: Any, types: Any) -> Any:
     """The results of an op on arrays that were put somewhere: over Explicit axes they are where their types say."""
     from meshwright.core.explicit import placement  # no program without a mesh needs to load it
@@ -380,11 +396,23 @@ def to_array(x: Any) -> Value:
     return _copied(x)
 
 
+_LARGE = 1e38  # numbers beyond may be infinite in a narrower dtype
+
+
 def _copied(x: Any) -> Array:
     if is_number(x):
         dtype, weak = dtypes.of_python_scalar(x)
-        return Array(np.asarray(x, dtype), TensorType((), dtype, weak))
-    data = np.asarray(x)
+        try:
+            if abs(x) > _LARGE:
+                with np.errstate(over="ignore"):
+                    return Array(np.asarray(x, dtype), TensorType((), dtype, weak))
+            return Array(np.asarray(x, dtype), TensorType((), dtype, weak))
+        except OverflowError:
+            raise out_of_range(x, dtype) from None
+    try:
+        data = np.asarray(x)
+    except ValueError:
+        raise ragged() from None
     if not dtypes.is_supported(data.dtype):
         raise ShapeError(
             f"A value of type {type(x).__name__} with dtype {data.dtype} is not an array of numbers.",
@@ -392,8 +420,34 @@ def _copied(x: Any) -> Array:
             why=f"arrays hold {', '.join(dtypes.SHORT_NAMES)}",
             fix="pass an array of numbers, or mark the argument static: mw.jit(f, static_argnums=…)",
         )
-    data = data.astype(dtypes.canonical(data.dtype), copy=data is x or data.base is not None)
+    kept = dtypes.canonical(data.dtype)
+    if kept != data.dtype:
+        with np.errstate(over="ignore"):
+            data = data.astype(kept)
+    elif data is x or data.base is not None:
+        data = data.copy()
     return Array(data, TensorType(data.shape, data.dtype))
+
+
+def ragged() -> ShapeError:
+    """The error for lists in lists that are not one array."""
+    return ShapeError(
+        "A list whose rows differ in length is not one array.",
+        where=here(),
+        why="all rows at one depth become one dim, so they have one length",
+        fix="pad the rows to one length, or keep a list of arrays: [mnp.array(row) for row in rows]",
+    )
+
+
+def out_of_range(x: int, dtype: dtypes.DType) -> ShapeError:
+    """The error for a Python integer that a dtype does not have."""
+    limits = np.iinfo(dtype)
+    return ShapeError(
+        f"The Python integer {x if abs(x) < 10**30 else f'of {x.bit_length()} bits'} is not a number of {dtype.name}.",
+        where=here(),
+        why=f"{dtype.name} holds {limits.min} to {limits.max}",
+        fix="a float: mnp.array(float(n)), or a wider dtype; 64-bit ones need mw.config.update('enable_x64', True)",
+    )
 
 
 def type_of(x: Any) -> TensorType:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import optree
@@ -16,10 +15,54 @@ TreeDef = optree.PyTreeSpec
 
 NAMESPACE = "meshwright"  # of the container classes users register
 
-flatten: Callable[[Tree], tuple[list[Any], TreeDef]] = partial(optree.tree_flatten, namespace=NAMESPACE)
 unflatten: Callable[[TreeDef, Iterable[Any]], Any] = optree.tree_unflatten
-leaves: Callable[[Tree], list[Any]] = partial(optree.tree_leaves, namespace=NAMESPACE)
-structure: Callable[[Tree], TreeDef] = partial(optree.tree_structure, namespace=NAMESPACE)
+
+
+def flatten(tree: Tree, is_leaf: Callable[[Any], bool] | None = None) -> tuple[list[Any], TreeDef]:
+    """The leaves of a tree, and its structure.
+
+    >>> flatten({"b": 2, "a": (1, None)})[0]
+    [1, 2]
+    """
+    try:
+        return optree.tree_flatten(tree, is_leaf, namespace=NAMESPACE)
+    except RecursionError:
+        raise too_deep() from None
+    except TypeError:
+        if is_leaf is None or callable(is_leaf):
+            raise
+        raise TreeError(
+            f"is_leaf is {is_leaf!r}, which is not a function.",
+            where=here(),
+            why="it says of a container whether it counts as a leaf",
+            fix="is_leaf=lambda x: x is None",
+        ) from None
+
+
+def leaves(tree: Tree) -> list[Any]:
+    """The leaves of a tree."""
+    try:
+        return optree.tree_leaves(tree, namespace=NAMESPACE)
+    except RecursionError:
+        raise too_deep() from None
+
+
+def structure(tree: Tree) -> TreeDef:
+    """The structure of a tree: its containers and their keys."""
+    try:
+        return optree.tree_structure(tree, namespace=NAMESPACE)
+    except RecursionError:
+        raise too_deep() from None
+
+
+def too_deep() -> TreeError:
+    """The error for containers in containers without end."""
+    return TreeError(
+        f"The containers of a tree are nested more than {optree.MAX_RECURSION_DEPTH} deep, or contain themselves.",
+        where=here(),
+        why=f"trees are at most {optree.MAX_RECURSION_DEPTH} deep",
+        fix="one list of all items instead of lists in lists",
+    )
 
 
 def map(function: Callable[..., Any], tree: Tree, *rest: Tree, is_leaf: Callable[[Any], bool] | None = None) -> Tree:
@@ -28,8 +71,15 @@ def map(function: Callable[..., Any], tree: Tree, *rest: Tree, is_leaf: Callable
     >>> map(lambda x, y: x + y, {"a": 1}, {"a": 2})
     {'a': 3}
     """
-    leaves, treedef = optree.tree_flatten(tree, is_leaf, namespace=NAMESPACE)
-    columns = [leaves]
+    if not callable(function):
+        raise TreeError(
+            f"tree.map is given {function!r}, which is not a function.",
+            where=here(),
+            why="it is called with leaves",
+            fix="mw.tree.map(lambda x: x + 1, tree)",
+        )
+    found, treedef = flatten(tree, is_leaf)
+    columns = [found]
     for other in rest:
         try:
             columns.append(treedef.flatten_up_to(other))

@@ -72,6 +72,19 @@ def _broadcast_to(x: Any, shape: tuple[int, ...]) -> Any:
     return np.broadcast_to(x, shape)
 
 
+def power(x: Any, y: Any, out: Any = None) -> Any:
+    """``x ** y`` as C has it: for one exponent of 0.5 NumPy takes the square root, which differs below zero."""
+    if np.ndim(y) or y != 0.5 or x.dtype.kind == "c":
+        return np.power(x, y, out=out)
+    lowest = x == -np.inf
+    root = np.abs(np.sqrt(x, out=out), out=out)
+    if not np.any(lowest):
+        return root
+    root = np.asarray(root) if np.ndim(root) else np.array(root)
+    np.copyto(root, root.dtype.type(np.inf), where=lowest)
+    return root
+
+
 def _reduction(ufunc: np.ufunc) -> Callable[..., Any]:
     reduce = ufunc.reduce
 
@@ -91,6 +104,7 @@ def _add_parts(shape: tuple[int, ...], dtype: Any, parts: Any) -> Any:
 
 NUMPY = NumpyNamespace(
     add_parts=_add_parts,
+    power=power,
     conv_general_dilated=conv_general_dilated,
     cholesky=cholesky,
     solve_triangular=solve_triangular,

@@ -70,7 +70,7 @@ def _reflected(op: Op, self: Value, other: Any) -> Any:
 
 def _ordered(op: Op, self: Value, other: Any) -> Any:
     """A comparison by order, which complex numbers have in NumPy only."""
-    if self.type.dtype.kind == "c" and is_operand(other):
+    if (self.type.dtype.kind == "c" or getattr(getattr(other, "dtype", None), "kind", "") == "c") and is_operand(other):
         return numpy_logic.ordered(op, self, other)
     return _operator(op, self, other)
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from meshwright.core import dtypes
+from meshwright.core.dtypes import DType
 from meshwright.core.op import Value
 from meshwright.core.source import here
 from meshwright.errors import ShapeError
@@ -21,8 +22,18 @@ from meshwright.frontend import (
     numpy_shape,
     numpy_take,
 )
-from meshwright.frontend.operands import ArrayLike, Axis, DTypeLike, as_bool, as_dtype, convert, known, strong
-from meshwright.ops import elementwise
+from meshwright.frontend.operands import (
+    ArrayLike,
+    Axis,
+    DTypeLike,
+    as_bool,
+    as_dtype,
+    convert,
+    known,
+    static_flag,
+    strong,
+)
+from meshwright.ops import basic, elementwise
 
 
 def one_element(x: Value, what: str) -> None:
@@ -114,11 +125,11 @@ class Methods:
 
     def astype(self, dtype: DTypeLike, copy: bool = False) -> Any:
         """In another dtype."""
-        return astype(self, dtype)
+        return astype(self, dtype, copy=copy)
 
     def view(self, dtype: DTypeLike) -> Any:
-        """The same bits as another dtype."""
-        return elementwise.bitcast(self, dtype=as_dtype(dtype))
+        """The same bits as another dtype; along the last dim, several narrower numbers for one or one for several."""
+        return viewed(self, as_dtype(dtype))
 
     # Rearranging
 
@@ -166,19 +177,19 @@ class Methods:
         self, axis: Axis = None, dtype: DTypeLike = None, out: None = None, keepdims: bool = False, **options: Any
     ) -> Any:
         """The sum."""
-        return numpy_reduction.sum(self, axis, dtype, None, keepdims, **options)
+        return numpy_reduction.sum(self, axis, dtype, out, keepdims, **options)
 
     def prod(
         self, axis: Axis = None, dtype: DTypeLike = None, out: None = None, keepdims: bool = False, **options: Any
     ) -> Any:
         """The product."""
-        return numpy_reduction.prod(self, axis, dtype, None, keepdims, **options)
+        return numpy_reduction.prod(self, axis, dtype, out, keepdims, **options)
 
     def mean(
         self, axis: Axis = None, dtype: DTypeLike = None, out: None = None, keepdims: bool = False, **options: Any
     ) -> Any:
         """The mean."""
-        return numpy_reduction.mean(self, axis, dtype, None, keepdims, **options)
+        return numpy_reduction.mean(self, axis, dtype, out, keepdims, **options)
 
     def var(
         self,
@@ -190,7 +201,7 @@ class Methods:
         **options: Any,
     ) -> Any:
         """The variance."""
-        return numpy_reduction.var(self, axis, dtype, None, ddof, keepdims, **options)
+        return numpy_reduction.var(self, axis, dtype, out, ddof, keepdims, **options)
 
     def std(
         self,
@@ -202,47 +213,47 @@ class Methods:
         **options: Any,
     ) -> Any:
         """The standard deviation."""
-        return numpy_reduction.std(self, axis, dtype, None, ddof, keepdims, **options)
+        return numpy_reduction.std(self, axis, dtype, out, ddof, keepdims, **options)
 
     def max(self, axis: Axis = None, out: None = None, keepdims: bool = False, **options: Any) -> Any:
         """The largest element."""
-        return numpy_reduction.max(self, axis, None, keepdims, **options)
+        return numpy_reduction.max(self, axis, out, keepdims, **options)
 
     def min(self, axis: Axis = None, out: None = None, keepdims: bool = False, **options: Any) -> Any:
         """The smallest element."""
-        return numpy_reduction.min(self, axis, None, keepdims, **options)
+        return numpy_reduction.min(self, axis, out, keepdims, **options)
 
     def ptp(self, axis: Axis = None, out: None = None, keepdims: bool = False) -> Any:
         """The largest element minus the smallest."""
-        return numpy_reduction.ptp(self, axis, None, keepdims)
+        return numpy_reduction.ptp(self, axis, out, keepdims)
 
     def any(self, axis: Axis = None, out: None = None, keepdims: bool = False, **options: Any) -> Any:
         """Whether some element is nonzero."""
-        return numpy_reduction.any(self, axis, None, keepdims, **options)
+        return numpy_reduction.any(self, axis, out, keepdims, **options)
 
     def all(self, axis: Axis = None, out: None = None, keepdims: bool = False, **options: Any) -> Any:
         """Whether every element is nonzero."""
-        return numpy_reduction.all(self, axis, None, keepdims, **options)
+        return numpy_reduction.all(self, axis, out, keepdims, **options)
 
     def argmax(self, axis: int | None = None, out: None = None, keepdims: bool = False) -> Any:
         """The place of the largest element."""
-        return numpy_reduction.argmax(self, axis, None, keepdims)
+        return numpy_reduction.argmax(self, axis, out, keepdims)
 
     def argmin(self, axis: int | None = None, out: None = None, keepdims: bool = False) -> Any:
         """The place of the smallest element."""
-        return numpy_reduction.argmin(self, axis, None, keepdims)
+        return numpy_reduction.argmin(self, axis, out, keepdims)
 
     def cumsum(self, axis: int | None = None, dtype: DTypeLike = None, out: None = None) -> Any:
         """The sums up to each place."""
-        return numpy_reduction.cumsum(self, axis, dtype)
+        return numpy_reduction.cumsum(self, axis, dtype, out)
 
     def cumprod(self, axis: int | None = None, dtype: DTypeLike = None, out: None = None) -> Any:
         """The products up to each place."""
-        return numpy_reduction.cumprod(self, axis, dtype)
+        return numpy_reduction.cumprod(self, axis, dtype, out)
 
     def trace(self, offset: int = 0, axis1: int = 0, axis2: int = 1, dtype: DTypeLike = None, out: None = None) -> Any:
         """The sum of a diagonal."""
-        return numpy_linalg.trace(self, offset, axis1, axis2, dtype)
+        return numpy_linalg.trace(self, offset, axis1, axis2, dtype, out)
 
     # The rest
 
@@ -256,7 +267,7 @@ class Methods:
 
     def round(self, decimals: int = 0, out: None = None) -> Any:
         """Rounded, halves to even."""
-        return numpy_math.round(self, decimals)
+        return numpy_math.round(self, decimals, out)
 
     def conj(self) -> Any:
         """The complex conjugate."""
@@ -285,8 +296,30 @@ class Methods:
 
 def astype(x: ArrayLike, dtype: DTypeLike, /, *, copy: bool = False) -> Value:
     """``x`` in another dtype."""
+    static_flag(copy, "copy of astype")
     x = numpy_creation.asarray(x)
     target = dtypes.default_float() if dtype is None else as_dtype(dtype)
     if target == dtypes.BOOL:
         return as_bool(x)
     return strong(convert(x, target))
+
+
+def viewed(x: Value, dtype: DType) -> Value:
+    """The bits of ``x`` as numbers of another dtype, whose width changes the size of the last dim."""
+    have, width = x.type.dtype.itemsize, dtype.itemsize
+    if have == width:
+        return elementwise.bitcast(x, dtype=dtype)
+    if not x.ndim or (have < width and x.shape[-1] * have % width):
+        raise ShapeError(
+            f"{x.type.short()} cannot be viewed as {dtype.name}.",
+            where=here(),
+            why="an array of rank 0 has no dim whose size could change"
+            if not x.ndim
+            else f"its last dim has {x.shape[-1] * have} bytes, which is no multiple of {width}",
+            fix=f"x.astype('{dtype.name}') converts the numbers",
+        )
+    lead, size = x.shape[:-1], x.shape[-1]
+    if have > width:
+        return basic.reshape(elementwise.bitcast(x, dtype=dtype), shape=(*lead, size * (have // width)))
+    ratio = width // have
+    return elementwise.bitcast(basic.reshape(x, shape=(*lead, size // ratio, ratio)), dtype=dtype)

@@ -14,6 +14,7 @@ from meshwright.core.source import here
 from meshwright.core.trace import Manual, Value, state
 from meshwright.core.types import TensorType, union
 from meshwright.errors import MeshwrightError, ShapeError, TreeError
+from meshwright.frontend.operands import static_size
 from meshwright.frontend.tracing import check_function, leaf_value, trace_flat
 from meshwright.ops.basic import broadcast_in_dim, move_dim
 from meshwright.transform.batch import batch_program, batching_over
@@ -41,7 +42,9 @@ def vmap(
     [3.0, 3.0]
     """
     check_function(fun, "vmap")
-    spmd = () if spmd_axis_name is None else (spmd_axis_name,) if isinstance(spmd_axis_name, str) else spmd_axis_name
+    several = isinstance(spmd_axis_name, list | tuple)
+    spmd: Any = () if spmd_axis_name is None else spmd_axis_name if several else (spmd_axis_name,)
+    axis_size = None if axis_size is None else static_size(axis_size, "axis_size of vmap")
     if not all(isinstance(name, str) for name in (*spmd, *((axis_name,) if axis_name is not None else ()))):
         raise MeshwrightError(
             f"vmap is given {axis_name!r} and {spmd_axis_name!r} as the names of axes.",
@@ -107,6 +110,8 @@ def _axes_for(axes: Any, target: Any, name: str) -> list[int | None]:
         axes = tuple(axes)
     try:
         found = optree.broadcast_prefix(axes, target, none_is_leaf=True, namespace=tree.NAMESPACE)
+    except RecursionError:
+        raise tree.too_deep() from None
     except ValueError as error:
         raise TreeError(
             f"vmap's {name} does not fit the {'arguments' if name == 'in_axes' else 'results'}.",

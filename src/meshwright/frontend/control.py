@@ -11,7 +11,8 @@ from meshwright.core.trace import Array, Value, lift, run, state
 from meshwright.core.types import TensorType, union
 from meshwright.errors import MeshwrightError, ShapeError, ShardingError, TreeError, VarianceError
 from meshwright.frontend import direct
-from meshwright.frontend.tracing import Traced, leaf_value, trace_flat
+from meshwright.frontend.operands import static_int, static_size
+from meshwright.frontend.tracing import Traced, check_function, leaf_value, trace_flat
 from meshwright.ops import control, regions
 from meshwright.ops import scan as scan_op
 from meshwright.ops.basic import convert
@@ -130,8 +131,10 @@ def scan(
     >>> float(total), sums.tolist()
     (6.0, [1.0, 3.0, 6.0])
     """
+    check_function(f, "scan", "lax.scan(f, init, xs), where carry, y = f(carry, x)")
     rows, xs_tree = _values(xs, "a scanned array")
     steps = _scan_length(rows, length)
+    _check_unroll("scan", unroll)
     if direct.state.place is not None:
         return direct.rows(f, init, xs, steps, reverse)
     start, carry_tree = _values(init, "the carry of scan")
@@ -179,7 +182,16 @@ def _weak_carry(found: Traced, types: list[TensorType]) -> Any:
     return regions.region(body, program.in_types)
 
 
+def _check_unroll(name: str, unroll: Any) -> None:
+    """How many steps are written out changes no result, and is no reason to take nonsense."""
+    if not isinstance(unroll, bool) and static_int(unroll, f"unroll of {name}") < 1:
+        raise ShapeError(
+            f"unroll of {name} is {unroll}.", where=here(), why="it is a number of steps, 1 or more", fix="unroll=1"
+        )
+
+
 def _scan_length(rows: list[Value], length: int | None) -> int:
+    length = None if length is None else static_size(length, "length of scan")
     sizes = {x.shape[0] if x.ndim else None for x in rows} | ({length} if length is not None else set())
     if len(sizes) != 1 or None in sizes:
         raise ShapeError(
@@ -198,6 +210,8 @@ def while_loop(cond_fun: Function, body_fun: Function, init_val: Any) -> Any:
     >>> int(while_loop(lambda n: n < 100, lambda n: n * 2, 1))
     128
     """
+    for function in (cond_fun, body_fun):
+        check_function(function, "while_loop", "lax.while_loop(lambda v: v < 9, lambda v: v + 1, 0)")
     if direct.state.place is not None:
         return direct.repeat(cond_fun, body_fun, init_val, "while_loop")
     start, structure = _values(init_val, "the carry of while_loop")
@@ -236,6 +250,10 @@ def fori_loop(lower: Any, upper: Any, body_fun: Function, init_val: Any, *, unro
     >>> int(fori_loop(0, 5, lambda i, total: total + i, 0))
     10
     """
+    check_function(body_fun, "fori_loop", "lax.fori_loop(0, n, lambda i, v: v + i, 0)")
+    if unroll is not None:
+        _check_unroll("fori_loop", unroll)
+    low, high = _bound(lower, "lower"), _bound(upper, "upper")
     if direct.state.place is not None:
         return direct.count(lower, upper, body_fun, init_val)
     if _static_int(lower) and _static_int(upper):
@@ -247,7 +265,6 @@ def fori_loop(lower: Any, upper: Any, body_fun: Function, init_val: Any, *, unro
 
         start = Array(_int_data(first), TensorType((), dtypes.default_int()))
         return scan(step, (start, init_val), None, length=steps)[0][1]
-    low, high = leaf_value(lower, "the lower bound"), leaf_value(upper, "the upper bound")
     dtype = dtypes.promote((low.dtype, low.type.weak), (high.dtype, high.type.weak))[0]
     low, high = (convert(x, dtype=dtype, weak=False) for x in (low, high))
 
@@ -256,6 +273,19 @@ def fori_loop(lower: Any, upper: Any, body_fun: Function, init_val: Any, *, unro
         return i + 1, body_fun(i, val)
 
     return while_loop(lambda carry: carry[0] < high, body, (low, init_val))[1]
+
+
+def _bound(x: Any, name: str) -> Value:
+    """A bound of ``fori_loop``."""
+    found = leaf_value(x, f"the {name} bound of fori_loop")
+    if found.shape != () or not dtypes.is_integer(found.dtype):
+        raise ShapeError(
+            f"The {name} bound of fori_loop is {found.type}.",
+            where=here(),
+            why="it must be one integer",
+            fix=f"{name}.astype('int32')",
+        )
+    return found
 
 
 def _static_int(x: Any) -> bool:
@@ -272,6 +302,8 @@ def switch(index: Any, branches: Sequence[Function], *operands: Any) -> Any:
     >>> float(switch(1, [lambda x: x, lambda x: -x], 2.0))
     -2.0
     """
+    for branch in branches if isinstance(branches, list | tuple) else [branches]:
+        check_function(branch, "switch", "lax.switch(i, [f, g], x)")
     if not branches:
         raise MeshwrightError(
             "switch needs at least one branch.", where=here(), why="the list is empty", fix="lax.switch(i, [f, g], x)"
@@ -293,6 +325,8 @@ def cond(pred: Any, true_fun: Function, false_fun: Function, *operands: Any) -> 
     >>> float(cond(True, lambda x: x + 1, lambda x: x - 1, 1.0))
     2.0
     """
+    for branch in (true_fun, false_fun):
+        check_function(branch, "cond", "lax.cond(pred, f, g, x)")
     test = leaf_value(pred, "the predicate of cond")
     if test.shape != ():
         raise ShapeError(
@@ -383,4 +417,12 @@ def map(f: Function, xs: Any, *, batch_size: int | None = None) -> Any:
     >>> map(lambda x: x * x, mnp.array([1.0, 2.0])).tolist()
     [1.0, 4.0]
     """
+    check_function(f, "map", "lax.map(f, xs)")
+    if batch_size is not None and static_int(batch_size, "batch_size of map") < 1:
+        raise ShapeError(
+            f"batch_size of map is {batch_size}.",
+            where=here(),
+            why="it is a number of rows, 1 or more",
+            fix="leave it out",
+        )
     return scan(lambda _, x: (None, f(x)), None, xs)[1]

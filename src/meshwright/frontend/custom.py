@@ -15,6 +15,7 @@ from meshwright.core.source import here
 from meshwright.core.trace import state
 from meshwright.core.types import TensorType
 from meshwright.errors import MeshwrightError, TreeError
+from meshwright.frontend.operands import static_flag
 from meshwright.frontend.tracing import argument_numbers, check_function, leaf_value, trace_flat
 from meshwright.ops import custom, regions
 from meshwright.ops.basic import zeros
@@ -274,6 +275,7 @@ def checkpoint(
     if fun is None:
         return lambda f: checkpoint(f, prevent_cse=prevent_cse, static_argnums=static_argnums)
     check_function(fun, "checkpoint")
+    prevent_cse = static_flag(prevent_cse, "prevent_cse of checkpoint")
     numbers = argument_numbers(static_argnums, "checkpoint", "static_argnums")
 
     @wraps(fun)

@@ -13,6 +13,7 @@ from meshwright.core.source import here
 from meshwright.core.trace import Array, Value, run
 from meshwright.core.types import TensorType
 from meshwright.errors import DifferentiationError, TreeError
+from meshwright.frontend.operands import static_flag
 from meshwright.frontend.tracing import (
     Traced,
     argument_numbers,
@@ -77,6 +78,8 @@ def value_and_grad(
     (5.0, [2.0, 4.0])
     """
     check_function(fun, "grad")
+    has_aux = static_flag(has_aux, "has_aux of grad")
+    holomorphic = static_flag(holomorphic, "holomorphic of grad")
     numbers = argument_numbers(argnums, "grad", "argnums")
 
     @wraps(fun)
@@ -214,6 +217,8 @@ def jvp(fun: Function, primals: Sequence[Any], tangents: Sequence[Any], has_aux:
     >>> float(out), float(tangent)
     (9.0, 6.0)
     """
+    check_function(fun, "jvp", "mw.jvp(f, (x,), (t,))")
+    has_aux = static_flag(has_aux, "has_aux of jvp")
     if not isinstance(primals, tuple | list) or not isinstance(tangents, tuple | list):
         raise TreeError(
             "jvp takes its primals and tangents as tuples.",
@@ -237,12 +242,13 @@ def jvp(fun: Function, primals: Sequence[Any], tangents: Sequence[Any], has_aux:
     return (out[0], tangent[0], out[1]) if has_aux else (out, tangent)
 
 
-def _fit(type: TensorType, t: Any, what: str, owner: str) -> Value | None:
-    """A tangent or cotangent in the type of what it belongs to; None where that has no derivative."""
+def _fit(type: TensorType, t: Any, what: str, owner: str, whole: bool = False) -> Value | None:
+    """A tangent or cotangent in the type of what it belongs to; None where that has no derivative, being ``whole``."""
     value = leaf_value(t, f"a {what}")
-    if not dtypes.is_inexact(type.dtype):
+    if not whole and not dtypes.is_inexact(type.dtype):
         return None
-    if value.type.shape != type.shape or (value.type.dtype != type.dtype and not value.type.weak):
+    fits = dtypes.promote((type.dtype, False), (value.type.dtype, value.type.weak))[0] == type.dtype
+    if value.type.shape != type.shape or (value.type.dtype != type.dtype and not (value.type.weak and fits)):
         raise DifferentiationError(
             f"A {what} of type {value.type} does not fit the {owner} {type}.",
             where=here(),
@@ -259,6 +265,8 @@ def vjp(fun: Function, *primals: Any, has_aux: bool = False) -> Any:
     >>> float(out), [float(ct) for ct in pull(1.0)]
     (6.0, [3.0, 2.0])
     """
+    check_function(fun, "vjp", "mw.vjp(f, x)")
+    has_aux = static_flag(has_aux, "has_aux of vjp")
     traced, values = _trace_on(fun, primals)
     outs, pull = _vjp_values(traced, values)
     out = tree.unflatten(traced.out_tree, outs)
@@ -291,6 +299,7 @@ def linearize(fun: Function, *primals: Any) -> tuple[Any, Function]:
     >>> float(out), float(push(1.0)), float(push(2.0))
     (9.0, 6.0, 12.0)
     """
+    check_function(fun, "linearize", "mw.linearize(f, x)")
     traced, values = _trace_on(fun, primals)
     flags = [_differentiable(x) for x in values]
     all_values = [*traced.captured, *values]
@@ -321,10 +330,12 @@ def linear_transpose(fun: Function, *primals: Any) -> Function:
     >>> back(1.0)[0].tolist()
     [2.0, 2.0, 2.0]
     """
+    check_function(fun, "linear_transpose", "mw.linear_transpose(f, x)(ct)")
     leaves, in_tree = tree.flatten((tuple(primals), {}))
     types = [leaf_type(x) for x in leaves]
     traced = trace_flat(fun, in_tree, types)
     outs = traced.program.out_types
+    _check_one_field(types, outs)
 
     def transposed(ct: Any) -> Any:
         ct_leaves, structure = tree.flatten(ct)
@@ -335,7 +346,7 @@ def linear_transpose(fun: Function, *primals: Any) -> Function:
                 why=f"{structure} is not {traced.out_tree}",
                 fix="give one cotangent for each result",
             )
-        cts = [_fit(t, c, "cotangent", "result") for c, t in zip(ct_leaves, outs, strict=True)]
+        cts = [_fit(t, c, "cotangent", "result", whole=True) for c, t in zip(ct_leaves, outs, strict=True)]
         flags = [False] * len(traced.captured) + [True] * len(types)
         found = transpose_program(traced.program, flags, [*traced.captured, *[None] * len(types)], cts)
         full = [
@@ -345,3 +356,21 @@ def linear_transpose(fun: Function, *primals: Any) -> Function:
         return tree.unflatten(in_tree, full)[0]
 
     return transposed
+
+
+def _check_one_field(types: Sequence[TensorType], outs: Sequence[TensorType]) -> None:
+    """What is transposed is linear over real and complex numbers, or over integers: truth values have no sum, and what
+    becomes an integer was rounded."""
+    both = (*types, *outs)
+    if all(dtypes.is_inexact(t.dtype) for t in both) or all(dtypes.is_integer(t.dtype) for t in both):
+        return
+    raise DifferentiationError(
+        f"linear_transpose cannot take a function from {_shown(types)} to {_shown(outs)}.",
+        where=here(),
+        why="a linear function goes from floats or complex numbers to such numbers, or from integers to integers",
+        fix="x.astype('float32') for the arguments, and a function that does not round",
+    )
+
+
+def _shown(types: Sequence[TensorType]) -> str:
+    return ", ".join(t.short() for t in types) or "nothing"

@@ -25,14 +25,17 @@ from meshwright.frontend.operands import (
     ArrayLike,
     DTypeLike,
     as_dtype,
+    check_precision,
     convert,
     laid_out_as,
+    no_out,
     placed,
     promote_operands,
     value,
 )
 from meshwright.ops import basic
 from meshwright.ops.contraction import dot_general
+from meshwright.ops.reduction import reduce_or
 from meshwright.ops.shape import slice_
 
 # One operand replaced by an op of it, or (with a partner) two operands by an op of both, which joins at the end.
@@ -59,6 +62,8 @@ def einsum(
     >>> mnp.einsum("bqhd,bkhd->bhqk", q, q).shape
     (2, 4, 5, 5)
     """
+    check_precision(precision)
+    no_out(out, "mnp.einsum")
     if not isinstance(subscripts, str):
         subscripts, operands = _from_lists(subscripts, operands)
     values = [value(x) for x in promote_operands([value(x) for x in operands])] if operands else []
@@ -66,19 +71,32 @@ def einsum(
     wanted = None if preferred_element_type is None else as_dtype(preferred_element_type)
     steps = _plan(subscripts, terms, result, tuple(x.type.shape for x in values), wanted)
     for number, (index, partner, op, params) in enumerate(steps):
-        if out_sharding is not None and op is dot_general and partner is not None:
+        if out_sharding is not None and op in (dot_general, basic.reduce_sum):
             order = next(
                 (after["permutation"] for _, _, op, after in steps[number + 1 :] if op is basic.transpose), None
             )
-            params = {**params, **_asked(values[index], values[partner], params, len(values) > 2, out_sharding, order)}
+            if partner is not None:
+                last = len(values) == 2
+                params = {**params, **_asked(values[index], values[partner], params, not last, out_sharding, order)}
+            elif len(values) == 1 and _leaves_sums(out_sharding):
+                kind = values[0].type
+                params = {**params, **laid_out_as((kind,), out_sharding, kind.ndim - len(params["axes"]), order)}
         if partner is None:
-            values[index] = apply(op, (values[index],), params)
+            truths = (
+                op is basic.reduce_sum and values[index].type.dtype == dtypes.BOOL
+            )  # their sum is whether one holds
+            values[index] = apply(reduce_or if truths else op, (values[index],), params)
         else:
             x, y = values[index], values[partner]
             values = [v for n, v in enumerate(values) if n not in (index, partner)]
             values.append(apply(op, (x, y), params))
     found = values[0]
     return placed(found if wanted is None else convert(found, wanted), None, out_sharding)
+
+
+def _leaves_sums(out_sharding: Any) -> bool:
+    """Whether a result is asked for with sums left open."""
+    return bool(getattr(getattr(out_sharding, "spec", out_sharding), "unreduced", None))
 
 
 def _asked(x: Value, y: Value, params: Params, more: bool, out_sharding: Any, order: Any) -> Params:

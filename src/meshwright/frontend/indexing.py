@@ -18,7 +18,7 @@ from meshwright.core.op import Value
 from meshwright.core.source import here
 from meshwright.core.trace import Array, Tracer, apply, concrete, to_array
 from meshwright.core.trace import Value as ValueClass
-from meshwright.core.types import Shape
+from meshwright.core.types import Shape, TensorType
 from meshwright.errors import IndexingError, ShapeError
 from meshwright.frontend.numpy_logic import either
 from meshwright.frontend.operands import (
@@ -372,6 +372,8 @@ def gather_items(x: Value, items: Sequence[Item], mode: str, fill_value: Any = N
     )
     x = _cut(x, params, reversed_dims)
     layout = layout_of(items)
+    if 0 in layout.final:  # nothing is read, perhaps from an array in which there is nothing to read
+        return basic.zeros(TensorType(layout.final, x.type.dtype, x.type.weak, varying=x.type.varying))
     chosen = [i for i in items if isinstance(i, Position) and i.dim is not None]
     if not chosen:
         # Lone booleans: a new dim of size 1 or 0.

@@ -12,8 +12,9 @@ from meshwright.core.dtypes import BOOL
 from meshwright.core.op import Op, Value
 from meshwright.core.source import here
 from meshwright.core.trace import Array, Tracer, apply, is_number, lift, to_array
-from meshwright.core.types import Shape
+from meshwright.core.types import Shape, TensorType
 from meshwright.errors import ShapeError
+from meshwright.frontend.control import fori_loop
 from meshwright.frontend.indexing import (
     Item,
     Layout,
@@ -27,7 +28,8 @@ from meshwright.frontend.indexing import (
     static_slice,
 )
 from meshwright.frontend.numpy_arithmetic import add, divide, maximum, minimum, multiply, power
-from meshwright.frontend.numpy_logic import either
+from meshwright.frontend.numpy_logic import either, greater
+from meshwright.frontend.numpy_reduction import max as largest
 from meshwright.frontend.operands import (
     ArrayLike,
     broadcast,
@@ -73,6 +75,7 @@ class Place:
         wrap_negative_indices: bool = True,
     ) -> Value:
         """The elements; positions outside are clamped, or with ``mode="fill"`` give ``fill_value``."""
+        _check_mode(mode)
         if mode in ("fill", "drop") or fill_value is not None:
             return gather_items(self.array, read_index(self.array, self.key, clamp=True), "fill", fill_value)
         items = read_index(self.array, self.key, clamp=True)
@@ -115,8 +118,25 @@ class Place:
         return power(self.array, Place(_ones(self.array), self.key).multiply(values, **options))
 
     def apply(self, function: Callable[[Value], Value], **options: Any) -> Value:
-        """``function`` of what is there; an index that occurs twice is written once."""
-        return self.set(function(self.get()), **options)
+        """``function``, elementwise, of what is there: once for every time that an index names it."""
+        items = read_index(self.array, self.key, clamp=True)
+        if options.get("unique_indices") or not any(
+            isinstance(i, Position) and i.at.__class__ is not int for i in items
+        ):
+            return self.set(function(self.get()), **options)
+        x = self.array
+        times = Place(basic.zeros(TensorType(x.shape, dtypes.INT32, varying=x.type.varying)), self.key).add(
+            1, **options
+        )
+
+        def again(n: Any, found: Value) -> Value:
+            return either(greater(times, n), convert(value(function(found)), x.type.dtype), found)
+
+        if times.__class__ is not Array:
+            return fori_loop(0, largest(times, initial=0), again, x)  # type: ignore[no-any-return]
+        for n in range(int(np.max(times.data, initial=0))):
+            x = again(n, x)
+        return x
 
     def __repr__(self) -> str:
         return f"{self.array!r}.at[{self.key!r}]"
@@ -150,6 +170,7 @@ def _scatter(
         dims = tuple(range(mask.ndim))
         mask = basic.broadcast_in_dim(mask, shape=x.type.shape, dims=dims) if mask.ndim < x.type.ndim else mask
         return either(mask, combine(x, y), x)
+    gather_mode = _check_mode(mode)
     items = read_index(x, place.key, clamp=mode in ("drop", "fill", "clip"))
     layout = layout_of(items)
     if broadcast_shapes(y.type.shape, layout.final) != layout.final:
@@ -164,17 +185,22 @@ def _scatter(
         y = basic.reshape(y, shape=layout.plain)
     if op is indexing.scatter_set and mode is None and all(_is_window(i, x.type.shape) for i in items):
         return _update_slice(x, y, items)
-    gather_mode = {None: "drop", "drop": "drop", "fill": "drop", "clip": "clip", "promise_in_bounds": "promise"}.get(
-        mode
-    )
-    if gather_mode is None:
+    return _scatter_windows(x, y, items, layout, op, gather_mode, unique_indices)
+
+
+_MODES = {None: "drop", "drop": "drop", "fill": "drop", "clip": "clip", "promise_in_bounds": "promise"}
+
+
+def _check_mode(mode: Any) -> str:
+    """What is done with positions outside, by the name that users give it."""
+    if mode not in _MODES:
         raise ShapeError(
             f"x.at[…] cannot take mode={mode!r}.",
             where=here(),
-            why="it is 'drop', 'clip' or 'promise_in_bounds'",
+            why="it is 'drop', 'fill', 'clip' or 'promise_in_bounds'",
             fix="mode='drop'",
         )
-    return _scatter_windows(x, y, items, layout, op, gather_mode, unique_indices)
+    return _MODES[mode]
 
 
 def _whole_mask(x: Value, key: Any) -> Any:

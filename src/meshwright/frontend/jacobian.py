@@ -15,7 +15,7 @@ from meshwright.core.types import TensorType
 from meshwright.errors import DifferentiationError
 from meshwright.frontend.batching import vmap
 from meshwright.frontend.derivatives import jvp, vjp
-from meshwright.frontend.tracing import argument_numbers, leaf_value
+from meshwright.frontend.tracing import argument_numbers, check_function, leaf_value
 from meshwright.ops.basic import move_dim, reshape
 
 Function = Callable[..., Any]
@@ -81,6 +81,8 @@ def jacfwd(fun: Function, argnums: int | Sequence[int] = 0) -> Function:
     [[2.0, 0.0], [0.0, 4.0]]
     """
 
+    check_function(fun, "jacfwd")
+
     @wraps(fun)
     def jacobian_of(*args: Any) -> Any:
         of_selected, chosen = _select(fun, argnums, args)
@@ -116,6 +118,8 @@ def jacrev(fun: Function, argnums: int | Sequence[int] = 0) -> Function:
     >>> jacrev(lambda x: mnp.sum(x**2))(mnp.array([1.0, 2.0])).tolist()
     [2.0, 4.0]
     """
+
+    check_function(fun, "jacrev")
 
     @wraps(fun)
     def jacobian_of(*args: Any) -> Any:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import partial, update_wrapper
 from sys import getrefcount
 from types import MethodType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -28,6 +28,13 @@ from meshwright.transform.simplify import cse, dce
 Function = Callable[..., Any]
 Static = tuple[int | str, type, Any]  # a place, and the value with its type: 1, 1.0 and True differ
 Statics = tuple[Static, ...]
+
+
+class Donated(NamedTuple):
+    """The donated arguments, by position and by name: a caller may pass them either way."""
+
+    numbers: tuple[int, ...]
+    names: tuple[str, ...]
 
 
 class Executable:
@@ -73,9 +80,10 @@ class Executable:
         """The outputs for the contents of the arguments, in the containers the function returned them in."""
         if self.placed is not None:
             self.placed.refuse_implicit()
+        outs = self.call(*data)
         if self.single:
-            return Array(self.call(*data)[0], self.out_types[0], self.out_shardings[0])
-        return tree.unflatten(self.out_tree, map(Array, self.call(*data), self.out_types, self.out_shardings))
+            return Array(outs[0], self.out_types[0], self.out_shardings[0])
+        return tree.unflatten(self.out_tree, map(Array, outs, self.out_types, self.out_shardings))
 
 
 class Jitted:
@@ -86,7 +94,7 @@ class Jitted:
         fun: Function,
         static_argnums: tuple[int, ...],
         static_argnames: tuple[str, ...],
-        donate: tuple[tuple[int, ...], tuple[str, ...]],
+        donate: Donated,
         in_shardings: Any,
         out_shardings: Any,
         overlap: Any,
@@ -139,7 +147,7 @@ class Jitted:
         key = (in_tree, statics, dtypes.config._enable_x64, current_mesh.get(), *places, *types)
         compiled = self._compiled.get(key)
         if compiled is None:
-            placement = self._placement(args, kwargs, places, types)
+            placement = self._placement(args, kwargs, statics, places, types)
             compiled = self._compile(in_tree, statics, types, placement)
             self._compiled[key] = compiled
             plain = not kwargs and not statics and placement is None and not compiled.donated
@@ -164,7 +172,8 @@ class Jitted:
         leaves, in_tree = tree.flatten((args, kwargs))
         types = tuple(leaf_type(x) for x in leaves)
         places = [x._sharding if x.__class__ is Array else getattr(x, "sharding", None) for x in leaves]
-        traced, placement = self._trace(in_tree, statics, types, self._placement(args, kwargs, places, types))
+        placed = self._placement(args, kwargs, statics, places, types)
+        traced, placement = self._trace(in_tree, statics, types, placed)
 
         name = getattr(self.fun, "__name__", "function")
         call = Call(name, self._parameters(statics, len(args)), in_tree, traced.out_tree, placement)
@@ -179,7 +188,15 @@ class Jitted:
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Statics, tuple[Any, ...], dict[str, Any]]:
         """The static arguments, as hashable values with their places, and the others."""
-        numbers = [n % len(args) for n in self.static_argnums if -len(args) <= n < len(args)]
+        for n in self.static_argnums:
+            if n < -len(args):  # only a function of any number of arguments is given a position from the end
+                raise MeshwrightError(
+                    f"jit is given argument {n}, and the call has {len(args)} positional arguments.",
+                    where=here(),
+                    why="static_argnums counts them from 0, or from -1 at the end",
+                    fix=f"a position between {-len(args)} and {max(len(args) - 1, 0)}",
+                )
+        numbers = [n % len(args) for n in self.static_argnums if n < len(args)]
         statics: list[Static] = [(n, type(args[n]), args[n]) for n in numbers]
         statics += [(name, type(kwargs[name]), kwargs[name]) for name in self.static_argnames if name in kwargs]
         for place, _, value in statics:
@@ -221,14 +238,17 @@ class Jitted:
 
         return function
 
-    def _placement(self, args: Any, kwargs: Any, places: Sequence[Any], types: Sequence[TensorType]) -> Any:
+    def _placement(
+        self, args: Any, kwargs: Any, statics: Statics, places: Sequence[Any], types: Sequence[TensorType]
+    ) -> Any:
         """Where arguments are and results go; None if nobody says anything."""
         if self.in_shardings is None and self.out_shardings is None and all(place is None for place in places):
             return None
         from meshwright.frontend.partitioning import placement_of
 
         shapes = [t.shape for t in types]
-        return placement_of(args, kwargs, places, shapes, self.in_shardings, self.out_shardings)
+        names = self._parameters(statics, len(args)) if kwargs else []
+        return placement_of(args, kwargs, names, places, shapes, self.in_shardings, self.out_shardings)
 
     def _compile(
         self, in_tree: tree.TreeDef, statics: Statics, types: Sequence[TensorType], placement: Any
@@ -308,18 +328,18 @@ def _concrete(x: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Array:
     return value
 
 
-def _donated_leaves(
-    in_tree: tree.TreeDef, donate: tuple[Sequence[int], Sequence[str]], statics: Statics
-) -> tuple[bool, ...]:
-    """Which leaves belong to a donated argument; ``donate`` has positions, as the user wrote them, and names."""
-    numbers, names = donate
-    if not numbers and not names:
+def _donated_leaves(in_tree: tree.TreeDef, donate: Donated, statics: Statics) -> tuple[bool, ...]:
+    """Which leaves belong to a donated argument; ``donate`` counts the arguments as the user wrote them."""
+    if not donate.numbers and not donate.names:
         return ()
-    args, kwargs = tree.unflatten(in_tree, range(in_tree.num_leaves))
-    static = {place for place, _, _ in statics}
-    places = [n for n in range(len(args) + len(static)) if n not in static][: len(args)]
-    given = [arg for place, arg in zip(places, args, strict=True) if place in numbers]
-    found = set(tree.leaves([*given, *(kwargs[name] for name in names if name in kwargs)]))
+    args, kwargs = tree.unflatten(in_tree, range(in_tree.num_leaves))  # trees of the numbers of their leaves
+    static = {place for place, _, _ in statics if isinstance(place, int)}
+    total = len(args) + len(static)
+    numbers = {n + total if n < 0 else n for n in donate.numbers}
+    places = [n for n in range(total) if n not in static]
+    donated = [arg for place, arg in zip(places, args, strict=True) if place in numbers]
+    donated += [arg for name, arg in kwargs.items() if name in donate.names]
+    found = set(tree.leaves(donated))
     return tuple(n in found for n in range(in_tree.num_leaves))
 
 
@@ -368,7 +388,14 @@ def jit(
         )
     check_function(fun, "jit")
     numbers, names = _match_names(fun, _ints(static_argnums), _strings(static_argnames))
-    donate = _match_names(fun, _ints(donate_argnums), _strings(donate_argnames))
+    donate = Donated(*_match_names(fun, _ints(donate_argnums), _strings(donate_argnames)))
+    if set(numbers) & set(donate.numbers) or set(names) & set(donate.names):
+        raise MeshwrightError(
+            f"jit is given one argument as static and as donated: {_shown(numbers, names, donate)}.",
+            where=here(),
+            why="a static argument is a Python value, and a donated one an array",
+            fix="leave it out of donate_argnums and donate_argnames",
+        )
     if overlap is not None:
         from meshwright.partition.overlap import read_overlap
 
@@ -376,12 +403,18 @@ def jit(
     return Jitted(fun, numbers, names, donate, in_shardings, out_shardings, overlap)
 
 
+def _shown(numbers: Sequence[int], names: Sequence[str], donate: Donated) -> str:
+    both = [*sorted(set(names) & set(donate.names)), *sorted(set(numbers) & set(donate.numbers))]
+    return repr(both[0])
+
+
 def _ints(given: int | Sequence[int] | None) -> tuple[int, ...]:
     return () if given is None else argument_numbers(given, "jit", "positions of arguments")
 
 
 def _strings(given: str | Sequence[str] | None) -> tuple[str, ...]:
-    names = () if given is None else (given,) if isinstance(given, str) else tuple(given)
+    several = isinstance(given, list | tuple | set | frozenset)
+    names: tuple[Any, ...] = () if given is None else tuple(given) if several else (given,)
     for name in names:
         if not isinstance(name, str):
             raise MeshwrightError(
@@ -424,7 +457,8 @@ def _match_names(
                 why=places,
                 fix="the name of one of its arguments",
             )
-    found = {n % len(parameters) if -len(parameters) <= n < len(parameters) else n for n in numbers}
+    # With any number of arguments, positions from the end are counted when the function is called.
+    found = {n % len(parameters) if n < 0 and not variadic else n for n in numbers}
     found |= {parameters.index(name) for name in names if name in parameters}
-    both = {parameters[n] for n in found if n < len(parameters)} | set(names)
+    both = {parameters[n] for n in found if 0 <= n < len(parameters)} | set(names)
     return tuple(sorted(found)), tuple(sorted(both))

@@ -8,9 +8,14 @@ from __future__ import annotations
 from enum import Enum
 from typing import Any
 
+import numpy as np
+
 from meshwright.core import dtypes, tree
+from meshwright.core.dtypes import of_python_scalar
 from meshwright.core.op import Op, Value
+from meshwright.core.source import here
 from meshwright.core.trace import apply
+from meshwright.errors import ShapeError
 from meshwright.frontend import scalars
 from meshwright.frontend.operands import (
     VALUES,
@@ -20,6 +25,8 @@ from meshwright.frontend.operands import (
     convert,
     fitting,
     is_number,
+    known,
+    promoted,
     static_int,
     strong,
     value,
@@ -54,16 +61,25 @@ def _binary(op: Op, x: ArrayLike, y: ArrayLike) -> Value:
         found = scalars.of_two(op.name, x, y)
         if found is not None:
             return found
-    x, y = _operand(x), _operand(y)
-    if x.__class__ not in VALUES and y.__class__ in VALUES:
-        x = fitting(x, y.type.dtype)
-    elif y.__class__ not in VALUES and x.__class__ in VALUES:
-        y = fitting(y, x.type.dtype)
-    return apply(op, (x, y), {})
+    return apply(op, _operands(op, x, y), {})
 
 
-def _operand(x: ArrayLike) -> Any:
-    return x if x.__class__ in VALUES or is_number(x) else value(x)
+def _operands(op: Op, *given: ArrayLike) -> list[Any]:
+    """Operands of one dtype: a Python number takes that of the arrays beside it, if it has such numbers."""
+    xs = [x if x.__class__ in VALUES or is_number(x) else value(x) for x in given]
+    arrays = [x for x in xs if x.__class__ in VALUES]
+    if not arrays:
+        return [value(x) for x in xs]
+    dtype = arrays[-1].type.dtype
+    for x in xs:
+        if x.__class__ not in VALUES and promoted((dtype, False), of_python_scalar(x))[0] != dtype:
+            raise ShapeError(
+                f"lax.{op.name} cannot take {x!r} beside {arrays[-1].type.short()}.",
+                where=here(),
+                why=f"its operands have one dtype, and {dtype.name} has no such number",
+                fix="the function of the same name in meshwright.numpy, which promotes; or x.astype('float32')",
+            )
+    return [x if x.__class__ in VALUES else fitting(x, dtype) for x in xs]
 
 
 def neg(x: ArrayLike) -> Value:
@@ -368,27 +384,41 @@ def complex(x: ArrayLike, y: ArrayLike) -> Value:
 
 def reciprocal(x: ArrayLike) -> Value:
     """``1 / x``."""
-    return apply(elementwise.div, (1, value(x)), {})
+    x = value(x)
+    if not dtypes.is_inexact(x.type.dtype):
+        raise ShapeError(
+            f"lax.reciprocal cannot take {x.type.short()}.",
+            where=here(),
+            why="the reciprocal of an integer is not an integer",
+            fix="mnp.reciprocal(x), which converts",
+        )
+    return apply(elementwise.div, (1, x), {})
 
 
-def polygamma(m: int, x: ArrayLike) -> Value:
-    """The ``m``-th derivative of ``digamma``, for a Python integer ``m``."""
-    order = static_int(m, "m of lax.polygamma")
+MOST_DERIVATIVES = 100  # beyond, their size is no float
+
+
+def polygamma(m: ArrayLike, x: ArrayLike) -> Value:
+    """The ``m``-th derivative of ``digamma``, for one known whole number ``m``, also as a float or an array of it."""
+    orders = np.unique(known(value(m), "m of lax.polygamma", "pass m as a Python number"))
+    if orders.size != 1 or orders.dtype.kind not in "iuf" or orders[0] not in range(MOST_DERIVATIVES):
+        why = f"it is one whole number for all elements, below {MOST_DERIVATIVES}"
+        raise ShapeError(f"m of lax.polygamma is {m!r}.", where=here(), why=why, fix="m=1")
+    order = int(orders[0])
     return digamma(x) if order == 0 else apply(special.polygamma, (value(x),), {"order": order})
 
 
 def conj(x: ArrayLike, input_dtype: Any = None) -> Value:
-    """The complex conjugate."""
-    x = value(x)
-    return _unary(elementwise.conj, x) if dtypes.is_complex(x.type.dtype) else x
+    """The complex conjugate, complex also where ``x`` is real."""
+    return _unary(elementwise.conj, x)
 
 
 def pow(x: ArrayLike, y: ArrayLike) -> Value:
     """``x ** y`` of floats; an integer ``y`` is converted."""
-    x, y = _operand(x), _operand(y)
-    if x.__class__ in VALUES and y.__class__ in VALUES and y.type.dtype != x.type.dtype:
+    x, y = (v if v.__class__ in VALUES or is_number(v) else value(v) for v in (x, y))
+    if x.__class__ in VALUES and y.__class__ in VALUES and dtypes.is_integer(y.type.dtype):
         y = convert(y, x.type.dtype)
-    return apply(elementwise.pow_, (x, y), {})
+    return apply(elementwise.pow_, _operands(elementwise.pow_, x, y), {})
 
 
 def integer_pow(x: ArrayLike, y: int) -> Value:
@@ -398,23 +428,40 @@ def integer_pow(x: ArrayLike, y: int) -> Value:
 
 def round(x: ArrayLike, rounding_method: RoundingMethod = RoundingMethod.AWAY_FROM_ZERO) -> Value:
     """The nearest integer, halves away from zero unless told otherwise."""
+    if rounding_method not in (*RoundingMethod, *(method.value for method in RoundingMethod)):
+        raise ShapeError(
+            f"lax.round cannot take {rounding_method=}.",
+            where=here(),
+            why=f"it is one of {', '.join(map(str, RoundingMethod))}",
+            fix="lax.RoundingMethod.TO_NEAREST_EVEN",
+        )
     away = RoundingMethod(rounding_method) is RoundingMethod.AWAY_FROM_ZERO
     return apply(elementwise.round_, (value(x),), {"away": away})
 
 
 def clamp(min: ArrayLike, x: ArrayLike, max: ArrayLike) -> Value:
     """``x`` limited to lie between ``min`` and ``max``."""
-    return apply(elementwise.clamp, (_operand(min), value(x), _operand(max)), {})
+    low, high = (v if is_number(v) else value(v) for v in (min, max))
+    return apply(elementwise.clamp, _operands(elementwise.clamp, low, value(x), high), {})
 
 
 def select(pred: ArrayLike, on_true: ArrayLike, on_false: ArrayLike) -> Value:
     """``on_true`` where ``pred`` holds, else ``on_false``."""
-    return apply(elementwise.select, (value(pred), value(on_true), value(on_false)), {})
+    return select_n(pred, on_false, on_true)
 
 
 def select_n(which: ArrayLike, *cases: ArrayLike) -> Value:
     """Of several arrays the one whose number ``which`` says; a boolean chooses the second where it holds."""
-    which, chosen = value(which), value(cases[0])
+    which = value(which)
+    by_truth = which.type.dtype == dtypes.BOOL
+    if not cases or (by_truth and len(cases) > 2) or not (by_truth or dtypes.is_integer(which.type.dtype)):
+        raise ShapeError(
+            f"lax.select_n cannot choose by {which.type.short()} among {len(cases)} arrays.",
+            where=here(),
+            why="a bool chooses among two arrays, an integer among any number",
+            fix="lax.select_n(which, x, y)",
+        )
+    chosen = value(cases[0])
     for n, case in enumerate(cases[1:], 1):
         here_ = which if which.type.dtype == dtypes.BOOL else apply(elementwise.ge, (which, n), {})
         chosen = apply(elementwise.select, (here_, value(case), chosen), {})

@@ -19,7 +19,9 @@ from meshwright.frontend.operands import (
     DTypeLike,
     as_dtype,
     axes_of,
+    check_precision,
     convert,
+    static_flag,
     static_int,
     static_shape,
     value,
@@ -47,14 +49,23 @@ def conv_dimension_numbers(lhs_shape: Sequence[int], rhs_shape: Sequence[int], d
     >>> lax.conv_dimension_numbers((1, 8, 8, 3), (3, 3, 3, 5), ("NHWC", "HWIO", "NHWC")).rhs_spec
     (3, 2, 0, 1)
     """
-    rank = len(lhs_shape)
+    rank = len(static_shape(lhs_shape))
     if isinstance(dimension_numbers, ConvDimensionNumbers):
         return dimension_numbers
     if dimension_numbers is None:
         return ConvDimensionNumbers(*(tuple(range(rank)),) * 3)
-    texts = tuple(dimension_numbers)
-    if not all(isinstance(t, str) for t in texts):
-        return ConvDimensionNumbers(*(tuple(t) for t in texts))
+    texts = tuple(dimension_numbers) if isinstance(dimension_numbers, list | tuple) else ()
+    if len(texts) == 3 and not any(isinstance(t, str) for t in texts):
+        numbers = ConvDimensionNumbers(*(static_shape(t, "a dim of a convolution") for t in texts))
+        if all(sorted(t) == list(range(rank)) for t in numbers):
+            return numbers
+    if len(texts) != 3 or not all(isinstance(t, str) for t in texts):
+        raise ShapeError(
+            f"Dimension numbers {dimension_numbers!r} do not fit a convolution of rank {rank}.",
+            where=here(),
+            why="they are three texts or three permutations of the dims: of the input, the kernel and the result",
+            fix='("NCHW", "OIHW", "NCHW") or ("NHWC", "HWIO", "NHWC")',
+        )
     lhs, rhs, out = texts
     spatial = [c for c in rhs if c not in "OI"]
     for text, first in ((lhs, "NC"), (rhs, "OI"), (out, "NC")):
@@ -72,9 +83,16 @@ def conv_dimension_numbers(lhs_shape: Sequence[int], rhs_shape: Sequence[int], d
 
 def padtype_to_pads(in_shape: Any, window_shape: Any, window_strides: Any, padding: str) -> list[tuple[int, int]]:
     """How much to pad for "SAME", "SAME_LOWER" or "VALID"."""
-    name = padding.upper()
+    name = padding.upper() if isinstance(padding, str) else ""
+    sizes = [
+        static_shape(given, f"a size of {what}")
+        for what, given in (("in_shape", in_shape), ("window_shape", window_shape))
+    ]
+    strides = static_shape(window_strides, "a stride")
+    _one_per_dim("lax.padtype_to_pads", "window_strides", strides, len(sizes[0]))
+    _one_per_dim("lax.padtype_to_pads", "window_shape", sizes[1], len(sizes[0]), least=0)
     if name == "VALID":
-        return [(0, 0)] * len(in_shape)
+        return [(0, 0)] * len(sizes[0])
     if name not in ("SAME", "SAME_LOWER"):
         raise ShapeError(
             f"padding={padding!r} is not known.",
@@ -83,7 +101,7 @@ def padtype_to_pads(in_shape: Any, window_shape: Any, window_strides: Any, paddi
             fix="'SAME'",
         )
     pads = []
-    for size, width, stride in zip(in_shape, window_shape, window_strides, strict=True):
+    for size, width, stride in zip(*sizes, strides, strict=True):
         total = max((-(-size // stride) - 1) * stride + width - size, 0)
         less, more = total // 2, total - total // 2
         pads.append((less, more) if name == "SAME" else (more, less))
@@ -95,8 +113,19 @@ def _dilated(size: int, dilation: int) -> int:
 
 
 def _padding(padding: Any, sizes: Sequence[int], widths: Sequence[int], strides: Sequence[int]) -> Pairs:
-    pads = padtype_to_pads(sizes, widths, strides, padding) if isinstance(padding, str) else padding
-    return tuple((int(low), int(high)) for low, high in pads)
+    if isinstance(padding, str):
+        return tuple(padtype_to_pads(sizes, widths, strides, padding))
+    pairs = [
+        static_shape(pair, "a width of padding") for pair in (padding if isinstance(padding, list | tuple) else [])
+    ]
+    if len(pairs) != len(sizes) or any(len(pair) != 2 for pair in pairs):
+        raise ShapeError(
+            f"padding={padding!r} does not fit {len(sizes)} dims.",
+            where=here(),
+            why="it is 'SAME', 'SAME_LOWER', 'VALID', or one (before, after) for each dim",
+            fix=f"padding={[(0, 0)] * len(sizes)}",
+        )
+    return tuple((low, high) for low, high in pairs)
 
 
 def _check_ranks(x: Value, w: Value) -> None:
@@ -110,13 +139,13 @@ def _check_ranks(x: Value, w: Value) -> None:
         )
 
 
-def _one_per_dim(name: str, what: str, given: Shape, dims: int) -> None:
-    """Refuse settings of windows other than one positive number per dim."""
-    if len(given) != dims or any(n < 1 for n in given):
+def _one_per_dim(name: str, what: str, given: Shape, dims: int, least: int = 1) -> None:
+    """Refuse settings of windows other than one number per dim that is not too small."""
+    if len(given) != dims or any(n < least for n in given):
         raise ShapeError(
             f"{name} cannot take {what}={given}.",
             where=here(),
-            why=f"it is one number, 1 or more, for each of {dims} dims",
+            why=f"it is one number, {least} or more, for each of {dims} dims",
             fix=f"{what}={(1,) * dims}",
         )
 
@@ -142,16 +171,24 @@ def conv_general_dilated(
     >>> lax.conv_general_dilated(image, kernel, (2, 2), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")).shape
     (1, 4, 4, 5)
     """
+    check_precision(precision)
     x, w = value(lhs), value(rhs)
     _check_ranks(x, w)
     numbers = conv_dimension_numbers(x.shape, w.shape, dimension_numbers)
     spatial = x.ndim - 2
-    spread = (1,) * spatial if lhs_dilation is None else static_shape(tuple(lhs_dilation))
-    holes = (1,) * spatial if rhs_dilation is None else static_shape(tuple(rhs_dilation))
-    strides = static_shape(tuple(window_strides))
+    spread = (1,) * spatial if lhs_dilation is None else static_shape(lhs_dilation, "a dilation")
+    holes = (1,) * spatial if rhs_dilation is None else static_shape(rhs_dilation, "a dilation")
+    strides = static_shape(window_strides, "a stride")
     for what, given in (("window_strides", strides), ("lhs_dilation", spread), ("rhs_dilation", holes)):
         _one_per_dim("A convolution", what, given, spatial)
-    sizes = [_dilated(x.shape[d], n) for d, n in zip(numbers.lhs_spec[2:], spread, strict=True)]
+    if isinstance(padding, str) and set(spread) - {1} and padding.upper() != "VALID":
+        raise ShapeError(
+            f"A convolution with lhs_dilation={spread} cannot take padding={padding!r}.",
+            where=here(),
+            why="it is not said whether the size to keep is that with the holes or without",
+            fix="one (before, after) for each dim, or lax.conv_transpose",
+        )
+    sizes = [x.shape[d] for d in numbers.lhs_spec[2:]]
     widths = [_dilated(w.shape[d], n) for d, n in zip(numbers.rhs_spec[2:], holes, strict=True)]
     target = None if preferred_element_type is None else as_dtype(preferred_element_type)
     if target is not None:
@@ -163,9 +200,9 @@ def conv_general_dilated(
         padding=_padding(padding, sizes, widths, strides),
         lhs_dilation=spread,
         rhs_dilation=holes,
-        dims=tuple(static_shape(tuple(spec)) for spec in numbers),
-        feature_groups=static_int(feature_group_count, "feature_group_count of a convolution"),
-        batch_groups=static_int(batch_group_count, "batch_group_count of a convolution"),
+        dims=tuple(static_shape(spec) for spec in numbers),
+        feature_groups=static_int(feature_group_count, "feature_group_count"),
+        batch_groups=static_int(batch_group_count, "batch_group_count"),
     )
 
 
@@ -178,6 +215,7 @@ def conv(
     preferred_element_type: DTypeLike = None,
 ) -> Value:
     """The convolution of arrays with batch and features first."""
+    check_precision(precision)
     return conv_general_dilated(
         lhs, rhs, window_strides, padding, precision=precision, preferred_element_type=preferred_element_type
     )
@@ -194,6 +232,7 @@ def conv_with_general_padding(
     preferred_element_type: DTypeLike = None,
 ) -> Value:
     """The convolution of arrays with batch and features first, padded and dilated."""
+    check_precision(precision)
     return conv_general_dilated(lhs, rhs, window_strides, padding, lhs_dilation, rhs_dilation)
 
 
@@ -209,13 +248,18 @@ def conv_transpose(
     preferred_element_type: DTypeLike = None,
 ) -> Value:
     """The convolution that enlarges by ``strides``; with ``transpose_kernel``, the gradient of the forward one."""
+    check_precision(precision)
+    transpose_kernel = static_flag(transpose_kernel, "transpose_kernel of lax.conv_transpose")
     x, w = value(lhs), value(rhs)
     _check_ranks(x, w)
     if dimension_numbers is None:
         spatial_names = "HWD"[: x.ndim - 2] if x.ndim <= 4 else "DHW"[: x.ndim - 2]
         dimension_numbers = (f"N{spatial_names}C", f"{spatial_names}IO", f"N{spatial_names}C")
     numbers = conv_dimension_numbers(x.shape, w.shape, dimension_numbers)
-    holes = (1,) * (x.ndim - 2) if rhs_dilation is None else static_shape(tuple(rhs_dilation))
+    strides = static_shape(strides, "a stride")
+    holes = (1,) * (x.ndim - 2) if rhs_dilation is None else static_shape(rhs_dilation, "a dilation")
+    for what, given in (("strides", strides), ("rhs_dilation", holes)):
+        _one_per_dim("lax.conv_transpose", what, given, x.ndim - 2)
     widths = [_dilated(w.shape[d], n) for d, n in zip(numbers.rhs_spec[2:], holes, strict=True)]
     if isinstance(padding, str):
         padding = [_transpose_padding(k, s, padding) for k, s in zip(widths, strides, strict=True)]
@@ -234,6 +278,13 @@ def _swapped(rank: int, a: int, b: int) -> tuple[int, ...]:
 
 
 def _transpose_padding(width: int, stride: int, padding: str) -> tuple[int, int]:
+    if padding.upper() not in ("SAME", "VALID"):
+        raise ShapeError(
+            f"lax.conv_transpose cannot take padding={padding!r}.",
+            where=here(),
+            why="it is 'SAME', 'VALID', or one (before, after) for each dim",
+            fix="'SAME'",
+        )
     if padding.upper() == "SAME":
         total = width + stride - 2
         before = width - 1 if stride > width - 1 else -(-total // 2)
@@ -303,11 +354,24 @@ def _is_neutral(init: Value, name: str) -> bool:
     return bool(np.asarray(data) == np.asarray(neutral[name]).astype(dtype))
 
 
+def _start(init: ArrayLike, x: Value, name: str) -> Value:
+    """What a reduction starts from: one number of the dtype of the array."""
+    found = value(init)
+    if found.ndim or (found.type.dtype != x.type.dtype and not found.type.weak):
+        raise ShapeError(
+            f"{name} of {x.type.short()} cannot start from {found.type.short()}.",
+            where=here(),
+            why="it starts from one number of the dtype of the array",
+            fix="init.astype(x.dtype)",
+        )
+    return convert(found, x.type.dtype)
+
+
 def reduce(operands: ArrayLike, init_values: ArrayLike, computation: Any, dimensions: Sequence[int]) -> Value:
     """The elements over ``dimensions`` combined by ``lax.add``, ``lax.max``, …, starting from ``init_values``."""
     x, name = value(operands), _named(computation)
-    init = convert(value(init_values), x.type.dtype)
-    out = _REDUCE[name](x, axes=axes_of(tuple(dimensions), x.ndim, "lax.reduce"))
+    init = _start(init_values, x, "lax.reduce")
+    out = _REDUCE[name](x, axes=axes_of(static_shape(dimensions, "a dim of lax.reduce"), x.ndim, "lax.reduce"))
     return out if _is_neutral(init, name) else _COMBINE[name](out, init)
 
 
@@ -334,9 +398,10 @@ def reduce_window(
         raise ShapeError(
             f"lax.reduce_window cannot combine by {name}.", where=here(), why="it is add, max or min", fix="lax.max"
         )
-    widths, strides = static_shape(tuple(window_dimensions)), static_shape(tuple(window_strides))
-    spread = (1,) * x.ndim if base_dilation is None else static_shape(tuple(base_dilation))
-    holes = (1,) * x.ndim if window_dilation is None else static_shape(tuple(window_dilation))
+    init = _start(init_value, x, "lax.reduce_window")
+    widths, strides = static_shape(window_dimensions, "a window"), static_shape(window_strides, "a stride")
+    spread = (1,) * x.ndim if base_dilation is None else static_shape(base_dilation, "a dilation")
+    holes = (1,) * x.ndim if window_dilation is None else static_shape(window_dilation, "a dilation")
     settings = {
         "window_dimensions": widths,
         "window_strides": strides,
@@ -345,15 +410,13 @@ def reduce_window(
     }
     for what, given in settings.items():
         _one_per_dim("lax.reduce_window", what, given, x.ndim)
-    sizes: Shape = tuple(_dilated(n, d) for n, d in zip(x.shape, spread, strict=True))
     reach = [_dilated(n, d) for n, d in zip(widths, holes, strict=True)]
     out = op(
         x,
         window=widths,
         strides=strides,
-        padding=_padding(padding, sizes, reach, strides),
+        padding=_padding(padding, x.shape, reach, strides),  # by name, that of the array without holes
         base_dilation=spread,
         window_dilation=holes,
     )
-    init = convert(value(init_value), x.type.dtype)
     return out if _is_neutral(init, name) else _COMBINE[name](out, init)

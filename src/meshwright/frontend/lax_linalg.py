@@ -8,7 +8,7 @@ from typing import Any
 
 from meshwright.core.op import Value
 from meshwright.frontend.numpy_norms import cholesky, triangular_solve
-from meshwright.frontend.operands import ArrayLike, static_shape, value
+from meshwright.frontend.operands import ArrayLike, one_of, static_shape, value
 from meshwright.ops.linalg import fft as fft_op
 
 __all__ = ["cholesky", "triangular_solve"]
@@ -25,5 +25,6 @@ class FftType(Enum):
 
 def fft(x: ArrayLike, fft_type: Any, fft_lengths: Sequence[int]) -> Value:
     """The Fourier transform over the last dims, of the given lengths."""
-    kind = fft_type.value if isinstance(fft_type, FftType) else str(fft_type).lower()
-    return fft_op(value(x), kind=kind, lengths=static_shape(tuple(fft_lengths)))
+    kind = fft_type.value if isinstance(fft_type, FftType) else fft_type
+    kind = one_of(kind.lower() if isinstance(kind, str) else kind, [t.value for t in FftType], "fft_type of lax.fft")
+    return fft_op(value(x), kind=kind, lengths=static_shape(fft_lengths, "a length of lax.fft"))

@@ -10,7 +10,8 @@ from meshwright.core.op import Value
 from meshwright.core.source import here
 from meshwright.errors import ShapeError
 from meshwright.frontend.numpy_shape import concatenate, cut, flip
-from meshwright.frontend.operands import axis_of, value
+from meshwright.frontend.operands import axis_of, static_flag, value
+from meshwright.frontend.tracing import check_function
 from meshwright.ops import basic
 from meshwright.ops.shape import pad
 
@@ -24,6 +25,8 @@ def associative_scan(fn: Callable[[Any, Any], Any], elems: Any, reverse: bool = 
     >>> mw.lax.associative_scan(mnp.add, mnp.arange(5))
     Array([ 0,  1,  3,  6, 10], dtype=int32)
     """
+    reverse = static_flag(reverse, "reverse of lax.associative_scan")
+    check_function(fn, "associative_scan", "lax.associative_scan(lax.add, x)")
     leaves, structure = tree.flatten(elems)
     values = [value(x) for x in leaves]
     dims = [axis_of(axis, x.ndim, "lax.associative_scan") for x in values]
@@ -38,7 +41,16 @@ def associative_scan(fn: Callable[[Any, Any], Any], elems: Any, reverse: bool = 
 
     def combine(left: list[Value], right: list[Value]) -> list[Value]:
         out = fn(tree.unflatten(structure, left), tree.unflatten(structure, right))
-        return [value(x) for x in tree.leaves(out)]
+        found = [value(x) for x in tree.leaves(out)]
+        if tree.structure(out) != structure or any(a.shape != b.shape for a, b in zip(found, left, strict=True)):
+            raise ShapeError(
+                "The function given to lax.associative_scan does not return what it takes.",
+                where=here(),
+                why=f"it takes {', '.join(x.type.short() for x in left)} and returns "
+                f"{', '.join(x.type.short() for x in found) or 'nothing'}",
+                fix="lax.associative_scan(lax.add, x)",
+            )
+        return found
 
     if reverse:
         values = [flip(x, d) for x, d in zip(values, dims, strict=True)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from math import prod
 from typing import Any
 
@@ -19,11 +19,14 @@ from meshwright.frontend.operands import (
     as_dtype,
     axes_of,
     axis_of,
+    check_precision,
     convert,
+    items_of,
     laid_out_as,
     no_negative,
     placed,
     promote_operands,
+    static_flag,
     static_int,
     static_shape,
     static_size,
@@ -39,6 +42,13 @@ from meshwright.ops.contraction import dot_general as dot_general_op
 
 def full(shape: Any, fill_value: ArrayLike, dtype: DTypeLike = None, *, sharding: Any = None) -> Value:
     """An array with ``fill_value`` everywhere."""
+    if value(fill_value).ndim:
+        raise ShapeError(
+            f"lax.full cannot take {value(fill_value).type.short()}.",
+            where=here(),
+            why="it fills an array with one number",
+            fix="mnp.full(shape, values), which broadcasts",
+        )
     return numpy_creation.full(shape, fill_value, dtype, device=sharding)
 
 
@@ -83,7 +93,7 @@ def reshape(
 
 def transpose(operand: ArrayLike, permutation: Sequence[int]) -> Value:
     """The dims in another order."""
-    return basic.transpose(value(operand), permutation=tuple(static_int(d, "permutation") for d in permutation))
+    return basic.transpose(value(operand), permutation=static_shape(permutation, "a dim of lax.transpose"))
 
 
 def broadcast(operand: ArrayLike, sizes: Sequence[int], *, out_sharding: Any = None) -> Value:
@@ -97,17 +107,20 @@ def broadcast_in_dim(
     operand: ArrayLike, shape: Any, broadcast_dimensions: Sequence[int], *, out_sharding: Any = None
 ) -> Value:
     """``operand`` repeated to fill ``shape``; its dims stand at ``broadcast_dimensions`` there."""
-    dims = tuple(static_int(d, "broadcast_dimensions") for d in broadcast_dimensions)
+    dims = static_shape(broadcast_dimensions, "a dim of lax.broadcast_in_dim")
     found = basic.broadcast_in_dim(value(operand), shape=static_shape(shape), dims=dims)
     return placed(found, None, out_sharding)
 
 
 def broadcast_shapes(*shapes: Sequence[int]) -> Shape:
     """The shape that ``shapes`` broadcast to."""
-    found = common_shape(*(tuple(s) for s in shapes)) if shapes else ()
+    sizes = [static_shape(s) for s in shapes]
+    for s in sizes:
+        no_negative(s, "a size of broadcast_shapes")
+    found = common_shape(*sizes) if shapes else ()
     if found is None:
         raise ShapeError(
-            f"Shapes {', '.join(str(tuple(s)) for s in shapes)} do not broadcast.",
+            f"Shapes {', '.join(map(str, sizes))} do not broadcast.",
             where=here(),
             why="counted from the right, sizes are equal or 1",
             fix="x[:, None] adds a dim of size 1",
@@ -117,26 +130,36 @@ def broadcast_shapes(*shapes: Sequence[int]) -> Shape:
 
 def squeeze(array: ArrayLike, dimensions: Sequence[int] | int) -> Value:
     """Without some dims of size 1."""
-    return numpy_shape.squeeze(array, tuple(dimensions) if not isinstance(dimensions, int) else dimensions)
+    return numpy_shape.squeeze(array, static_shape(dimensions, "a dim of lax.squeeze"))
 
 
 def expand_dims(array: ArrayLike, dimensions: Sequence[int]) -> Value:
     """With new dims of size 1."""
-    return numpy_shape.expand_dims(array, tuple(dimensions) if not isinstance(dimensions, int) else dimensions)
+    return numpy_shape.expand_dims(array, static_shape(dimensions, "a dim of lax.expand_dims"))
 
 
 def collapse(operand: ArrayLike, start_dimension: int, stop_dimension: int | None = None) -> Value:
     """Neighbouring dims as one."""
     x = value(operand)
     start = axis_of(start_dimension, x.ndim, "lax.collapse")
-    stop = x.ndim if stop_dimension is None else stop_dimension + (x.ndim if stop_dimension < 0 else 0)
+    stop = x.ndim if stop_dimension is None else static_int(stop_dimension, "stop_dimension of lax.collapse")
+    stop = stop + x.ndim if stop < 0 else stop
+    if stop <= start:
+        raise ShapeError(
+            f"lax.collapse cannot take dims {start} to {stop} of {x.type.short()}.",
+            where=here(),
+            why="it makes one dim of one or more, the last of which stands before stop_dimension",
+            fix=f"stop_dimension={start + 1}",
+        )
     shape = (*x.shape[:start], prod(x.shape[start:stop]), *x.shape[stop:])
     return basic.reshape(x, shape=shape)
 
 
 def concatenate(operands: Sequence[ArrayLike], dimension: int) -> Value:
     """The arrays one after another along a dim."""
-    parts = [value(x) for x in operands]
+    parts = [value(x) for x in items_of(operands, "lax.concatenate")]
+    if not parts:
+        raise ShapeError("lax.concatenate got no arrays.", where=here(), why="it joins one or more", fix="mnp.zeros(0)")
     dim = axis_of(dimension, parts[0].ndim, "lax.concatenate")
     return parts[0] if len(parts) == 1 else shape_ops.concatenate(*parts, dim=dim)
 
@@ -145,12 +168,12 @@ def split(operand: ArrayLike, sizes: Sequence[int], axis: int = 0) -> tuple[Valu
     """An array cut along a dim into parts of the given sizes."""
     x = value(operand)
     dim = axis_of(axis, x.ndim, "lax.split")
-    edges = [0]
-    for size in sizes:
-        edges.append(edges[-1] + static_int(size, "a size of lax.split"))
+    lengths = static_shape(sizes, "a size of lax.split")
+    no_negative(lengths, "a size of lax.split")
+    edges = [0, *accumulate(lengths)]
     if edges[-1] != x.shape[dim]:
         raise ShapeError(
-            f"lax.split cannot cut {x.type.short()} along dim {dim} into {tuple(sizes)}.",
+            f"lax.split cannot cut {x.type.short()} along dim {dim} into {lengths}.",
             where=here(),
             why=f"the sizes add up to {edges[-1]}, and the dim has {x.shape[dim]}",
             fix="sizes that add up to the size of the dim",
@@ -160,8 +183,16 @@ def split(operand: ArrayLike, sizes: Sequence[int], axis: int = 0) -> tuple[Valu
 
 def pad(operand: ArrayLike, padding_value: ArrayLike, padding_config: Sequence[tuple[int, int, int]]) -> Value:
     """``operand`` with ``padding_value`` before, after and between neighbours; negative widths cut off."""
-    low, high, interior = (tuple(int(entry[n]) for entry in padding_config) for n in range(3))
     x = value(operand)
+    config = [static_shape(entry, "a width of lax.pad") for entry in items_of(padding_config, "lax.pad")]
+    if len(config) != x.ndim or any(len(entry) != 3 for entry in config):
+        raise ShapeError(
+            f"lax.pad cannot take padding_config={padding_config!r} for {x.type.short()}.",
+            where=here(),
+            why="there is one (before, after, between) for each dim",
+            fix=f"padding_config={[(0, 0, 0)] * x.ndim}",
+        )
+    low, high, interior = (tuple(entry[n] for entry in config) for n in range(3))
     fill = convert(value(padding_value), x.type.dtype)
     return shape_ops.pad(x, fill, low=low, high=high, interior=interior)
 
@@ -169,7 +200,7 @@ def pad(operand: ArrayLike, padding_value: ArrayLike, padding_config: Sequence[t
 def rev(operand: ArrayLike, dimensions: Sequence[int]) -> Value:
     """In reverse order along some dims."""
     x = value(operand)
-    return shape_ops.reverse(x, dims=axes_of(tuple(dimensions), x.ndim, "lax.rev"))
+    return shape_ops.reverse(x, dims=axes_of(dims_of(dimensions, "lax.rev"), x.ndim, "lax.rev"))
 
 
 # Reductions
@@ -177,7 +208,13 @@ def rev(operand: ArrayLike, dimensions: Sequence[int]) -> Value:
 
 def _reduction(op: Op, operand: ArrayLike, axes: Sequence[int]) -> Value:
     x = value(operand)
-    return apply(op, (x,), {"axes": axes_of(tuple(axes), x.ndim, f"lax.{op.name}")})
+    name = f"lax.{op.name}"
+    return apply(op, (x,), {"axes": axes_of(dims_of(axes, name), x.ndim, name)})
+
+
+def dims_of(dims: Any, name: str) -> Shape:
+    """Dims as a tuple, from one or several; lax knows no None for all."""
+    return static_shape(dims, f"a dim of {name}")
 
 
 def reduce_sum(operand: ArrayLike, axes: Sequence[int]) -> Value:
@@ -229,26 +266,31 @@ def _scan(op: Op, operand: ArrayLike, axis: int, reverse: bool) -> Value:
 
 def cumsum(operand: ArrayLike, axis: int = 0, reverse: bool = False) -> Value:
     """The sums up to each place."""
+    reverse = static_flag(reverse, "reverse of lax.cumsum")
     return _scan(cumulative.cumsum, operand, axis, reverse)
 
 
 def cumprod(operand: ArrayLike, axis: int = 0, reverse: bool = False) -> Value:
     """The products up to each place."""
+    reverse = static_flag(reverse, "reverse of lax.cumprod")
     return _scan(cumulative.cumprod, operand, axis, reverse)
 
 
 def cummax(operand: ArrayLike, axis: int = 0, reverse: bool = False) -> Value:
     """The largest elements up to each place."""
+    reverse = static_flag(reverse, "reverse of lax.cummax")
     return _scan(cumulative.cummax, operand, axis, reverse)
 
 
 def cummin(operand: ArrayLike, axis: int = 0, reverse: bool = False) -> Value:
     """The smallest elements up to each place."""
+    reverse = static_flag(reverse, "reverse of lax.cummin")
     return _scan(cumulative.cummin, operand, axis, reverse)
 
 
 def cumlogsumexp(operand: ArrayLike, axis: int = 0, reverse: bool = False) -> Value:
     """The logarithms of the sums of exponentials up to each place."""
+    reverse = static_flag(reverse, "reverse of lax.cumlogsumexp")
     return _scan(cumulative.cumlogsumexp, operand, axis, reverse)
 
 
@@ -257,8 +299,12 @@ def cumlogsumexp(operand: ArrayLike, axis: int = 0, reverse: bool = False) -> Va
 
 def sort(operand: Any, dimension: int = -1, is_stable: bool = True, num_keys: int = 1) -> Any:
     """An array sorted along a dim, or several sorted together by the first ``num_keys`` of them."""
+    static_flag(is_stable, "is_stable of lax.sort")
     several = isinstance(operand, list | tuple)
     arrays = [value(x) for x in operand] if several else [value(operand)]
+    if not arrays:
+        raise ShapeError("lax.sort got no arrays.", where=here(), why="it sorts one or more", fix="lax.sort(x)")
+    num_keys = static_int(num_keys, "num_keys of lax.sort")
     dim = axis_of(dimension, arrays[0].ndim, "lax.sort")
     outs = sorting.sort(*arrays, dim=dim, num_keys=static_int(num_keys, "num_keys of lax.sort"))
     outs = outs if isinstance(outs, tuple) else (outs,)
@@ -269,6 +315,7 @@ def sort_key_val(
     keys: ArrayLike, values: ArrayLike, dimension: int = -1, is_stable: bool = True
 ) -> tuple[Value, Value]:
     """``keys`` sorted along a dim, and ``values`` in the same order."""
+    static_flag(is_stable, "is_stable of lax.sort_key_val")
     ordered, moved = sort((keys, values), dimension, is_stable)
     return ordered, moved
 
@@ -324,6 +371,7 @@ def dot_general(
     >>> lax.dot_general(mnp.ones((5, 2, 3)), mnp.ones((5, 3, 4)), (((2,), (1,)), ((0,), (0,)))).shape
     (5, 2, 4)
     """
+    check_precision(precision)
     x, y = value(lhs), value(rhs)
     contract, batch = (
         (
@@ -348,6 +396,7 @@ def dot(
     out_sharding: Any = None,
 ) -> Value:
     """The product of vectors and matrices."""
+    check_precision(precision)
     x, y = value(lhs), value(rhs)
     if dimension_numbers is None:
         dimension_numbers = (((x.ndim - 1,), (0,)), ((), ()))
@@ -356,6 +405,7 @@ def dot(
 
 def batch_matmul(lhs: ArrayLike, rhs: ArrayLike, precision: Any = None) -> Value:
     """The matrix products of two stacks of matrices."""
+    check_precision(precision)
     x, y = promote_operands((value(lhs), value(rhs)))
     lead = tuple(range(x.ndim - 2))
     return dot_general(x, y, (((x.ndim - 1,), (x.ndim - 2,)), (lead, lead)))

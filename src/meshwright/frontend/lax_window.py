@@ -10,13 +10,14 @@ from meshwright.core import dtypes
 from meshwright.core.op import Op, Value
 from meshwright.core.source import here
 from meshwright.core.trace import Array, apply, to_array
-from meshwright.errors import ShapeError
+from meshwright.errors import IndexingError, ShapeError
 from meshwright.frontend.numpy_logic import either
 from meshwright.frontend.operands import (
     ArrayLike,
     axis_of,
     convert,
     promote_operands,
+    static_flag,
     static_int,
     static_shape,
     value,
@@ -34,8 +35,8 @@ def slice(
 ) -> Value:
     """``operand[start:limit:stride]`` along every dim."""
     x = value(operand)
-    starts, limits = (static_shape(tuple(given), "a bound of lax.slice") for given in (start_indices, limit_indices))
-    steps = (1,) * x.ndim if strides is None else static_shape(tuple(strides), "a stride of lax.slice")
+    starts, limits = (static_shape(given, "a bound of lax.slice") for given in (start_indices, limit_indices))
+    steps = (1,) * x.ndim if strides is None else static_shape(strides, "a stride of lax.slice")
     return shape_ops.slice_(x, starts=starts, limits=limits, strides=steps)
 
 
@@ -46,15 +47,17 @@ def slice_in_dim(
     x = value(operand)
     dim = axis_of(axis, x.ndim, "lax.slice_in_dim")
     size = x.shape[dim]
-    bounds = [0 if start_index is None else int(start_index), size if limit_index is None else int(limit_index)]
+    given = (0 if start_index is None else start_index, size if limit_index is None else limit_index)
+    bounds = [static_int(bound, "a bound of lax.slice_in_dim") for bound in given]
     start, limit = (b + size if b < 0 else b for b in bounds)
     starts, limits, steps = [0] * x.ndim, list(x.shape), [1] * x.ndim
-    starts[dim], limits[dim], steps[dim] = start, limit, int(stride)
+    starts[dim], limits[dim], steps[dim] = start, limit, static_int(stride, "stride of lax.slice_in_dim")
     return shape_ops.slice_(x, starts=tuple(starts), limits=tuple(limits), strides=tuple(steps))
 
 
 def index_in_dim(operand: ArrayLike, index: int, axis: int = 0, keepdims: bool = True) -> Value:
     """The slice at one known place of a dim."""
+    keepdims = static_flag(keepdims, "keepdims of lax.index_in_dim")
     x = value(operand)
     dim = axis_of(axis, x.ndim, "lax.index_in_dim")
     at = axis_of(index, x.shape[dim], "lax.index_in_dim")
@@ -66,25 +69,41 @@ def _without(x: Value, dim: int) -> Value:
     return basic.reshape(x, shape=(*x.shape[:dim], *x.shape[dim + 1 :]))
 
 
-def _starts(x: Value, given: Any) -> list[Any]:
-    """Starts in one dtype, negative ones counted from the end."""
+def _starts(x: Value, given: Any, from_end: Any = True) -> list[Any]:
+    """Starts in one dtype, negative ones counted from the end, in all dims or in those that ``from_end`` says."""
+    several = isinstance(from_end, list | tuple)
+    counted = [static_flag(flag, "allow_negative_indices") for flag in (from_end if several else [from_end] * x.ndim)]
     if not isinstance(given, list | tuple):
         places = value(given)
         given = [places[n] for n in range(places.shape[0])] if places.ndim else [places]
-    if len(given) != x.ndim:
+    if len(given) != x.ndim or len(counted) != x.ndim:
         raise ShapeError(
-            f"{len(given)} start indices for {x.type.short()}.",
+            f"{len(given if len(given) != x.ndim else counted)} start indices for {x.type.short()}.",
             where=here(),
             why="there is one for each dim",
             fix=f"start_indices={(0,) * x.ndim}",
         )
     out: list[Any] = []
-    for start, size in zip(given, x.shape, strict=True):
+    for start, size, negative in zip(given, x.shape, counted, strict=True):
         at = value(start)
+        if at.ndim or not dtypes.is_integer(at.type.dtype):
+            raise ShapeError(
+                f"A start index is {at.type.short()}.",
+                where=here(),
+                why="there is one integer for each dim",
+                fix="start.astype('int32')",
+            )
         if at.__class__ is Array:
             known = int(at.data)
+            if known < 0 and not negative:
+                raise IndexingError(
+                    f"A start index is {known}.",
+                    where=here(),
+                    why="allow_negative_indices=False says that none is counted from the end",
+                    fix=f"start index {known + size}, or allow_negative_indices=True",
+                )
             out.append(known + size if known < 0 else known)
-        elif at.type.dtype in dtypes.UNSIGNED:
+        elif at.type.dtype in dtypes.UNSIGNED or not negative:
             out.append(at)
         else:
             out.append(elementwise.select(elementwise.lt(at, 0), basic.add(at, size), at))
@@ -104,7 +123,8 @@ def dynamic_slice(
     Array([2, 3, 4], dtype=int32)
     """
     x = value(operand)
-    return apply(indexing.dynamic_slice, (x, *_starts(x, start_indices)), {"sizes": static_shape(tuple(slice_sizes))})
+    sizes = static_shape(slice_sizes, "a size of lax.dynamic_slice")
+    return apply(indexing.dynamic_slice, (x, *_starts(x, start_indices, allow_negative_indices)), {"sizes": sizes})
 
 
 def dynamic_slice_in_dim(
@@ -116,16 +136,17 @@ def dynamic_slice_in_dim(
     starts: list[Any] = [0] * x.ndim
     sizes = list(x.shape)
     starts[dim], sizes[dim] = start_index, static_int(slice_size, "slice_size")
-    return dynamic_slice(x, starts, sizes)
+    return dynamic_slice(x, starts, sizes, allow_negative_indices=allow_negative_indices)
 
 
 def dynamic_index_in_dim(
     operand: ArrayLike, index: ArrayLike, axis: int = 0, keepdims: bool = True, *, allow_negative_indices: Any = True
 ) -> Value:
     """The slice at one traced place of a dim."""
+    keepdims = static_flag(keepdims, "keepdims of lax.dynamic_index_in_dim")
     x = value(operand)
     dim = axis_of(axis, x.ndim, "lax.dynamic_index_in_dim")
-    out = dynamic_slice_in_dim(x, index, 1, dim)
+    out = dynamic_slice_in_dim(x, index, 1, dim, allow_negative_indices=allow_negative_indices)
     return out if keepdims else _without(out, dim)
 
 
@@ -134,7 +155,7 @@ def dynamic_update_slice(
 ) -> Value:
     """``operand`` with ``update`` at a traced place."""
     x, y = value(operand), value(update)
-    return apply(indexing.dynamic_update_slice, (x, y, *_starts(x, start_indices)), {})
+    return apply(indexing.dynamic_update_slice, (x, y, *_starts(x, start_indices, allow_negative_indices)), {})
 
 
 def dynamic_update_slice_in_dim(
@@ -145,7 +166,7 @@ def dynamic_update_slice_in_dim(
     dim = axis_of(axis, x.ndim, "lax.dynamic_update_slice_in_dim")
     starts: list[Any] = [0] * x.ndim
     starts[dim] = start_index
-    return dynamic_update_slice(x, update, starts)
+    return dynamic_update_slice(x, update, starts, allow_negative_indices=allow_negative_indices)
 
 
 def dynamic_update_index_in_dim(
@@ -156,7 +177,7 @@ def dynamic_update_index_in_dim(
     dim = axis_of(axis, x.ndim, "lax.dynamic_update_index_in_dim")
     if y.ndim != x.ndim:
         y = basic.reshape(y, shape=(*y.shape[:dim], 1, *y.shape[dim:]))
-    return dynamic_update_slice_in_dim(x, y, index, dim)
+    return dynamic_update_slice_in_dim(x, y, index, dim, allow_negative_indices=allow_negative_indices)
 
 
 # Gather and scatter
@@ -176,7 +197,7 @@ class GatherScatterMode(Enum):
         if isinstance(mode, GatherScatterMode):
             return mode
         names = {None: "fill", "fill": "fill", "drop": "fill", "clip": "clip", "promise_in_bounds": "promise"}
-        if mode not in names:
+        if not isinstance(mode, str | None) or mode not in names:
             raise ShapeError(
                 f"mode={mode!r} is not a mode of gather and scatter.",
                 where=here(),
@@ -218,21 +239,35 @@ def gather(
     fill_value: Any = None,
 ) -> Value:
     """Windows of an array, one for each index vector (the last dim of ``start_indices``)."""
-    x, numbers = value(operand), dimension_numbers
+    static_flag(indices_are_sorted, "indices_are_sorted of lax.gather")
+    unique_indices = static_flag(unique_indices, "unique_indices of lax.gather")
+    x, numbers = value(operand), _numbers(dimension_numbers, GatherDimensionNumbers, "lax.gather")
     filled = GatherScatterMode.from_any(mode) is GatherScatterMode.FILL_OR_DROP
     if filled and fill_value is not None:
         return _filled_gather(x, value(start_indices), numbers, slice_sizes, fill_value)
     return indexing.gather(
         x,
         value(start_indices),
-        offset_dims=static_shape(tuple(numbers.offset_dims)),
-        collapsed_dims=static_shape(tuple(numbers.collapsed_slice_dims)),
-        operand_batch_dims=static_shape(tuple(numbers.operand_batching_dims)),
-        indices_batch_dims=static_shape(tuple(numbers.start_indices_batching_dims)),
-        start_index_map=static_shape(tuple(numbers.start_index_map)),
-        slice_sizes=static_shape(tuple(slice_sizes)),
+        offset_dims=numbers.offset_dims,
+        collapsed_dims=numbers.collapsed_slice_dims,
+        operand_batch_dims=numbers.operand_batching_dims,
+        indices_batch_dims=numbers.start_indices_batching_dims,
+        start_index_map=numbers.start_index_map,
+        slice_sizes=static_shape(slice_sizes, "a size of lax.gather"),
         mode=GatherScatterMode.from_any(mode).value,
     )
+
+
+def _numbers(given: Any, kind: Any, name: str) -> Any:
+    """Dimension numbers as tuples of integers, from anything with their fields."""
+    if not all(hasattr(given, field) for field in kind._fields):
+        raise ShapeError(
+            f"{name} cannot take dimension_numbers={given!r}.",
+            where=here(),
+            why=f"they are a lax.{kind.__name__}",
+            fix=f"lax.{kind.__name__}({', '.join(f'{field}=(…)' for field in kind._fields[:3])})",
+        )
+    return kind(*(static_shape(getattr(given, field), f"a dim of {name}") for field in kind._fields))
 
 
 def _filled_gather(x: Value, indices: Value, numbers: Any, slice_sizes: Sequence[int], fill: Any) -> Value:
@@ -247,16 +282,17 @@ def _scatter(
     op: Op, operand: ArrayLike, indices: ArrayLike, updates: ArrayLike, numbers: Any, unique: bool, mode: Any
 ) -> Value:
     x = value(operand)
+    numbers = _numbers(numbers, ScatterDimensionNumbers, f"lax.{op.name}")
     chosen = GatherScatterMode.from_any(mode).value
     return op(
         x,
         value(indices),
         value(updates),
-        update_window_dims=static_shape(tuple(numbers.update_window_dims)),
-        inserted_window_dims=static_shape(tuple(numbers.inserted_window_dims)),
-        operand_batch_dims=static_shape(tuple(numbers.operand_batching_dims)),
-        scatter_indices_batch_dims=static_shape(tuple(numbers.scatter_indices_batching_dims)),
-        scatter_dims_to_operand_dims=static_shape(tuple(numbers.scatter_dims_to_operand_dims)),
+        update_window_dims=numbers.update_window_dims,
+        inserted_window_dims=numbers.inserted_window_dims,
+        operand_batch_dims=numbers.operand_batching_dims,
+        scatter_indices_batch_dims=numbers.scatter_indices_batching_dims,
+        scatter_dims_to_operand_dims=numbers.scatter_dims_to_operand_dims,
         mode="drop" if chosen == "fill" else chosen,
         unique=bool(unique),
     )
@@ -273,6 +309,8 @@ def scatter(
     mode: Any = None,
 ) -> Value:
     """``operand`` with ``updates`` at the indexed windows."""
+    static_flag(indices_are_sorted, "indices_are_sorted of lax.scatter")
+    unique_indices = static_flag(unique_indices, "unique_indices of lax.scatter")
     return _scatter(indexing.scatter_set, operand, scatter_indices, updates, dimension_numbers, unique_indices, mode)
 
 
@@ -287,6 +325,8 @@ def scatter_add(
     mode: Any = None,
 ) -> Value:
     """``operand`` with ``updates`` added at the indexed windows."""
+    static_flag(indices_are_sorted, "indices_are_sorted of lax.scatter_add")
+    unique_indices = static_flag(unique_indices, "unique_indices of lax.scatter_add")
     return _scatter(indexing.scatter_add, operand, scatter_indices, updates, dimension_numbers, unique_indices, mode)
 
 
@@ -301,6 +341,8 @@ def scatter_sub(
     mode: Any = None,
 ) -> Value:
     """``operand`` with ``updates`` subtracted at the indexed windows."""
+    static_flag(indices_are_sorted, "indices_are_sorted of lax.scatter_sub")
+    unique_indices = static_flag(unique_indices, "unique_indices of lax.scatter_sub")
     less = basic.neg(value(updates))
     return _scatter(indexing.scatter_add, operand, scatter_indices, less, dimension_numbers, unique_indices, mode)
 
@@ -316,6 +358,8 @@ def scatter_mul(
     mode: Any = None,
 ) -> Value:
     """``operand`` multiplied by ``updates`` at the indexed windows."""
+    static_flag(indices_are_sorted, "indices_are_sorted of lax.scatter_mul")
+    unique_indices = static_flag(unique_indices, "unique_indices of lax.scatter_mul")
     return _scatter(indexing.scatter_mul, operand, scatter_indices, updates, dimension_numbers, unique_indices, mode)
 
 
@@ -330,6 +374,8 @@ def scatter_min(
     mode: Any = None,
 ) -> Value:
     """The smaller of ``operand`` and ``updates`` at the indexed windows."""
+    static_flag(indices_are_sorted, "indices_are_sorted of lax.scatter_min")
+    unique_indices = static_flag(unique_indices, "unique_indices of lax.scatter_min")
     return _scatter(indexing.scatter_min, operand, scatter_indices, updates, dimension_numbers, unique_indices, mode)
 
 
@@ -344,4 +390,6 @@ def scatter_max(
     mode: Any = None,
 ) -> Value:
     """The larger of ``operand`` and ``updates`` at the indexed windows."""
+    static_flag(indices_are_sorted, "indices_are_sorted of lax.scatter_max")
+    unique_indices = static_flag(unique_indices, "unique_indices of lax.scatter_max")
     return _scatter(indexing.scatter_max, operand, scatter_indices, updates, dimension_numbers, unique_indices, mode)

@@ -38,8 +38,12 @@ from meshwright.frontend.operands import (
     convert,
     inexact,
     inexact_unary,
+    mask_of,
+    one_of,
     promote_operands,
+    static_flag,
     static_size,
+    strong,
     value,
 )
 from meshwright.ops import basic, elementwise
@@ -94,6 +98,8 @@ def relu(x: ArrayLike, /) -> Value:
     """
     # A choice rather than a maximum: its derivative at 0 is that of the branch taken, and NaN stays NaN.
     x = value(x)
+    if dtypes.is_complex(x.type.dtype):
+        return either(greater(x, 0), x, 0)
     return apply(elementwise.select, (apply(elementwise.le, (x, 0), {}), 0, x), {})
 
 
@@ -115,7 +121,7 @@ def log_sigmoid(x: ArrayLike, /) -> Value:
 
 def softplus(x: ArrayLike, /) -> Value:
     """``log(1 + exp(x))``."""
-    return logaddexp(x, 0.0)
+    return logaddexp(inexact(x), 0.0)
 
 
 def soft_sign(x: ArrayLike, /) -> Value:
@@ -141,12 +147,13 @@ def mish(x: ArrayLike, /) -> Value:
 
 def gelu(x: ArrayLike, approximate: bool = True) -> Value:
     """``x`` times the share of a normal distribution below ``x``, by a tanh unless ``approximate`` is false."""
+    approximate = static_flag(approximate, "approximate of nn.gelu")
     x = inexact(x)
     if approximate:
         cubic = add(x, multiply(apply(elementwise.integer_pow, (x,), {"exponent": 3}), 0.044715))
         share = multiply(add(tanh(multiply(cubic, math.sqrt(2 / math.pi))), 1.0), 0.5)
-        return multiply(x, share)
-    return multiply(multiply(x, 0.5), apply(elementwise.erfc, (multiply(x, -math.sqrt(0.5)),), {}))
+        return strong(multiply(x, share))
+    return strong(multiply(multiply(x, 0.5), apply(elementwise.erfc, (multiply(x, -math.sqrt(0.5)),), {})))
 
 
 def elu(x: ArrayLike, alpha: ArrayLike = 1.0) -> Value:
@@ -237,7 +244,7 @@ def _shifted(
     x = inexact(x)
     axes = axes_of(axis, x.ndim, name)
     peak = _spread(_peak(x, axes, where, initial), axes, x.shape)
-    return subtract(x if where is None else either(where, x, -math.inf), peak), axes
+    return subtract(x if where is None else either(mask_of(where), x, -math.inf), peak), axes
 
 
 def softmax(x: ArrayLike, axis: Axis = -1, where: ArrayLike | None = None, initial: ArrayLike | None = None) -> Value:
@@ -276,6 +283,8 @@ def logsumexp(
     >>> mw.nn.logsumexp(mnp.array([1000.0, 1.0]))
     Array(1000., dtype=float32)
     """
+    keepdims = static_flag(keepdims, "keepdims of nn.logsumexp")
+    return_sign = static_flag(return_sign, "return_sign of nn.logsumexp")
     if b is None:
         x, weights = inexact(a), None
     else:
@@ -283,7 +292,7 @@ def logsumexp(
         # A weight of zero leaves its term out, also where exp(a) is infinite.
         x = either(equal(weights, 0), -math.inf, x)
     if where is not None:
-        x = either(where, x, -math.inf)
+        x = either(mask_of(where), x, -math.inf)
     axes = axes_of(axis, x.ndim, "nn.logsumexp")
     peak = _peak(x, axes, None, None)
     peak = either(isfinite(peak), peak, 0.0)
@@ -361,6 +370,8 @@ def dot_product_attention(
     >>> mw.nn.dot_product_attention(q, kv, kv, is_causal=True).shape
     (1, 5, 4, 8)
     """
+    is_causal = static_flag(is_causal, "is_causal of nn.dot_product_attention")
+    one_of(implementation, (None, "xla", "cudnn"), "implementation of nn.dot_product_attention")
     q, k, v = (inexact(x) for x in promote_operands((query, key, value)))
     if any(x.ndim < 3 for x in (q, k, v)):
         raise ShapeError(
@@ -370,7 +381,7 @@ def dot_product_attention(
             fix="x[:, None, :] adds a dim for one head",
         )
     heads, groups = q.shape[-2], k.shape[-2]
-    if heads % groups:
+    if not groups or heads % groups:
         raise ShapeError(
             f"nn.dot_product_attention cannot share {groups} keys among {heads} query heads.",
             where=here(),
@@ -400,6 +411,7 @@ def dot_product_attention(
 def _per_group(x: ArrayLike, heads: int, groups: int) -> Value:
     """Something per head, (…, N or 1, T, S), with the heads of a group in a dim of their own."""
     x = value(x)
+    x = basic.reshape(x, shape=(1,) * (3 - x.ndim) + x.shape) if x.ndim < 3 else x
     lead, count, rest = x.shape[:-3], x.shape[-3], x.shape[-2:]
     split_ = (groups, heads // groups) if count == heads else (1, 1)
     return basic.reshape(x, shape=(*lead, *split_, *rest))

@@ -34,9 +34,11 @@ from meshwright.frontend.operands import (
     binary,
     broadcast_operands,
     convert,
+    inexact,
     inexact_binary,
-    inexact_unary,
     promote_operands,
+    promoted_values,
+    static_flag,
     to_inexact,
     unary,
     value,
@@ -82,8 +84,8 @@ def floor_divide(x: ArrayLike, y: ArrayLike, /) -> Value:
     if dtypes.is_float(dtype):
         return _float_divmod(x, y)[0]
     quotient = binary(elementwise.div, x, y)
-    inexact = logical_and(not_equal(sign(x), sign(y)), not_equal(binary(elementwise.rem, x, y), 0))
-    return either(inexact, subtract(quotient, 1), quotient)
+    rounded = logical_and(not_equal(sign(x), sign(y)), not_equal(binary(elementwise.rem, x, y), 0))
+    return either(rounded, subtract(quotient, 1), quotient)
 
 
 def _float_divmod(x: ArrayLike, y: ArrayLike) -> tuple[Value, Value]:
@@ -199,8 +201,8 @@ def float_power(x: ArrayLike, y: ArrayLike, /) -> Value:
 
 
 def reciprocal(x: ArrayLike, /) -> Value:
-    """``1 / x``."""
-    return divide(1, x)
+    """``1 / x``; of integers, a float."""
+    return divide(1, inexact(x))
 
 
 def square(x: ArrayLike, /) -> Value:
@@ -210,8 +212,13 @@ def square(x: ArrayLike, /) -> Value:
 
 
 def fabs(x: ArrayLike, /) -> Value:
-    """The absolute value as a float."""
-    return inexact_unary(elementwise.abs_, x)
+    """The absolute value of a real number as a float."""
+    x = inexact(x)
+    if dtypes.is_complex(x.type.dtype):
+        raise ShapeError(
+            f"mnp.fabs cannot take {x.type.short()}.", where=here(), why="it takes real numbers", fix="mnp.abs(x)"
+        )
+    return apply(elementwise.abs_, (x,), {})
 
 
 def sign(x: ArrayLike, /) -> Value:
@@ -231,7 +238,7 @@ def signbit(x: ArrayLike, /) -> Value:
 
 def copysign(x: ArrayLike, y: ArrayLike, /) -> Value:
     """``x`` with the sign of ``y``."""
-    x, y = promote_operands((x, y), inexact=True)
+    x, y = promoted_values(x, y, inexact=True)
     return either(not_equal(signbit(x), signbit(y)), negative(x), x)
 
 
@@ -257,7 +264,7 @@ def fmin(x: ArrayLike, y: ArrayLike, /) -> Value:
 
 def heaviside(x: ArrayLike, y: ArrayLike, /) -> Value:
     """0 below zero, 1 above, ``y`` at zero."""
-    x, y = promote_operands((x, y), inexact=True)
+    x, y = promoted_values(x, y, inexact=True)
     step = either(less(x, 0), convert(value(0.0), dtype_of(x, y)), 1.0)
     return either(isnan(x), x, either(equal(x, 0), y, step))
 
@@ -281,6 +288,7 @@ def isclose(
     x: ArrayLike, y: ArrayLike, rtol: ArrayLike = 1e-05, atol: ArrayLike = 1e-08, equal_nan: bool = False
 ) -> Value:
     """Whether two values differ by at most ``atol + rtol * abs(y)``."""
+    equal_nan = static_flag(equal_nan, "equal_nan of mnp.isclose")
     x, y = (value(v) for v in promote_operands((x, y)))
     if not dtypes.is_inexact(x.type.dtype):
         if x.type.dtype == BOOL:

@@ -10,13 +10,14 @@ import numpy as np
 
 from meshwright.core import dtypes
 from meshwright.core.dtypes import DType
+from meshwright.core.limits import MOST_DIMS, out_of_memory, refuse_impossible
 from meshwright.core.op import Value
 from meshwright.core.source import here
 from meshwright.core.trace import Array, state, to_array
 from meshwright.core.types import Shape, TensorType
 from meshwright.errors import ShapeError
-from meshwright.frontend.numpy_arithmetic import add, divide, multiply, power, sign, subtract
-from meshwright.frontend.numpy_logic import absolute, either, greater_equal
+from meshwright.frontend.numpy_arithmetic import add, divide, multiply, power, subtract
+from meshwright.frontend.numpy_logic import either, greater_equal, less, logical_and, not_equal, real
 from meshwright.frontend.numpy_math import floor, log10
 from meshwright.frontend.operands import (
     ArrayLike,
@@ -24,21 +25,28 @@ from meshwright.frontend.operands import (
     as_dtype,
     axis_of,
     broadcast,
+    common_shape,
     convert,
     fitting,
     is_number,
     known,
     numbers,
+    one_of,
     placed,
-    promote_operands,
+    promoted,
+    promoted_values,
     result_key,
+    scalar,
     stack_values,
+    static_flag,
     static_int,
     static_shape,
     static_size,
     strong,
+    to_inexact,
     value,
 )
+from meshwright.frontend.tracing import check_function
 from meshwright.ops import basic, elementwise
 from meshwright.ops.shape import iota, pad, slice_
 
@@ -60,9 +68,15 @@ def array(
     Array([[1, 2],
            [3, 4]], dtype=int32)
     """
+    static_flag(copy, "copy of mnp.array")
+    one_of(order, (None, "K", "C"), "order of mnp.array")
     if copy and isinstance(object, np.ndarray):
         object = object.copy()
     made = value(object) if dtype is None else numbers(object, as_dtype(dtype))
+    if copy and made is object and made.__class__ is Array:
+        made = Array(made.data, made.type, made._sharding)  # contents do not change; one of the two may be donated
+    ndmin = static_size(ndmin, "ndmin of mnp.array")
+    refuse_impossible("mnp.array", [TensorType((1,) * min(ndmin, MOST_DIMS + 1), made.type.dtype)])
     if made.ndim < ndmin:
         made = basic.reshape(made, shape=(1,) * (ndmin - made.ndim) + made.shape)
     return placed(made, device, out_sharding)
@@ -78,7 +92,7 @@ def asarray(
     out_sharding: Any = None,
 ) -> Value:
     """``a`` as an array, itself where it is one."""
-    return array(a, dtype, bool(copy), device=device, out_sharding=out_sharding)
+    return array(a, dtype, static_flag(copy, "copy of mnp.asarray"), order, device=device, out_sharding=out_sharding)
 
 
 def copy(a: ArrayLike, order: str | None = None) -> Value:
@@ -99,8 +113,16 @@ def _filled(shape: Any, fill: ArrayLike, dtype: DTypeLike, default: DType | None
 
 def _number(x: Any, dtype: DType, weak: bool) -> Value:
     """A Python number as a scalar; an integer wraps around to one of the dtype's."""
-    data = np.asarray(fitting(x, dtype))
-    return Array((data.real if dtype.kind != "c" else data).astype(dtype), TensorType((), dtype, weak))
+    if isinstance(x, complex) and dtype == dtypes.BOOL:
+        x = x != 0
+    if isinstance(x, complex) and dtype.kind != "c":
+        raise ShapeError(
+            f"The complex number {x} is not a number of {dtype.name}.",
+            where=here(),
+            why="its imaginary part would be lost",
+            fix=f"{x}.real, or dtype='complex64'",
+        )
+    return scalar(fitting(x, dtype), dtype, weak)
 
 
 def zeros(shape: Any, dtype: DTypeLike = None, *, device: Any = None, out_sharding: Any = None) -> Value:
@@ -201,17 +223,24 @@ def arange(
 def _counted(start: ArrayLike, stop: ArrayLike | None, step: ArrayLike | None, dtype: DTypeLike) -> Value:
     fix = "pass the bounds as Python numbers; make arguments of a jitted function static: mw.jit(f, static_argnums=…)"
     bounds: list[Any] = [
-        x if x is None or is_number(x) else known(x, "mnp.arange", fix)[()] for x in (start, stop, step)
+        x if x is None or is_number(x) else known(value(x), "mnp.arange", fix)[()] for x in (start, stop, step)
     ]
     given = [x for x in bounds if x is not None]
-    target = dtypes.promote(*map(result_key, given))[0] if dtype is None else as_dtype(dtype)
+    if start is None or any(np.ndim(x) or np.iscomplexobj(x) for x in given):
+        raise ShapeError(
+            f"mnp.arange cannot take {', '.join(map(str, given)) or None}.",
+            where=here(),
+            why="its bounds are real numbers",
+            fix="mnp.arange(0, 3)",
+        )
+    target = promoted(*map(result_key, given))[0] if dtype is None else as_dtype(dtype)
     first, last, stride = bounds
     if last is None:
         first, last = 0, first
     stride = 1 if stride is None else stride
     if stride == 0:
         raise ShapeError("mnp.arange cannot take step=0.", where=here(), why="it never gets anywhere", fix="step=1")
-    length = (last - first) / stride
+    length = _quotient(last - first, stride)
     if not math.isfinite(length):
         raise ShapeError(
             f"mnp.arange cannot count from {first} to {last} by {stride}.",
@@ -220,6 +249,11 @@ def _counted(start: ArrayLike, stop: ArrayLike | None, step: ArrayLike | None, d
             fix="finite bounds; mnp.linspace(start, stop, num) takes the number of elements",
         )
     count = max(0, math.ceil(length))
+    refuse_impossible("mnp.arange", [TensorType((count,), target)])
+    if not count:
+        return basic.zeros(TensorType((0,), target))
+    if dtypes.is_integer(target):  # as in NumPy: it starts and steps in the dtype of the result
+        first, stride = int(first), int(stride)
     if not all(isinstance(x, int | np.integer) for x in (first, stride)):
         # Rounding is NumPy's, element by element, not that of float32 arithmetic.
         return to_array(np.arange(first, last, stride, dtype=None).astype(target))
@@ -228,8 +262,16 @@ def _counted(start: ArrayLike, stop: ArrayLike | None, step: ArrayLike | None, d
     kind = target if dtypes.is_integer(target) else dtypes.default_int()
     counted: Value = iota(dtype=kind, shape=(count,), dim=0)
     if stride != 1:
-        counted = multiply(counted, int(stride))
+        counted = multiply(counted, int(stride)) if stride else basic.zeros(counted.type)
     return convert(add(counted, int(first)) if first != 0 else counted, target)
+
+
+def _quotient(x: Any, y: Any) -> float:
+    """``x / y``, infinite where it is too large for a float."""
+    try:
+        return float(x / y)
+    except OverflowError:
+        return math.inf
 
 
 def linspace(
@@ -250,15 +292,18 @@ def linspace(
     >>> mnp.linspace(0, 1, 5)
     Array([0.  , 0.25, 0.5 , 0.75, 1.  ], dtype=float32)
     """
+    endpoint = static_flag(endpoint, "endpoint of mnp.linspace")
+    retstep = static_flag(retstep, "retstep of mnp.linspace")
     num = static_size(num, "num of mnp.linspace")
-    first, last = (value(x) for x in promote_operands((start, stop), inexact=True))
-    computed = first.type.dtype
-    target = computed if dtype is None else as_dtype(dtype)
-    shape = np.broadcast_shapes(first.shape, last.shape)
+    first, last = promoted_values(start, stop, inexact=True)
+    target = first.type.dtype if dtype is None else as_dtype(dtype)
+    computed = to_inexact(target)
+    first, last = (convert(x, computed) for x in (first, last))
+    shape = common_shape("mnp.linspace", first, last)
     axis = axis_of(axis, len(shape) + 1, "mnp.linspace")
     first, last = broadcast(first, shape), broadcast(last, shape)
     spaces = num - 1 if endpoint else num
-    step: Value = strong(divide(subtract(last, first), spaces) if spaces > 0 else full_like(first, math.nan))
+    step: Value = strong(divide(subtract(last, first), spaces) if spaces > 0 else scalar(math.nan, computed))
     if num <= 0:
         out = zeros((0, *shape), computed)
     elif num == 1:
@@ -290,16 +335,31 @@ def logspace(
     axis: int = 0,
 ) -> Value:
     """``num`` numbers from ``base**start`` to ``base**stop``, their logarithms evenly spaced."""
-    out = power(base, linspace(start, stop, num, endpoint, axis=axis))
+    endpoint = static_flag(endpoint, "endpoint of mnp.logspace")
+    computed = None if dtype is None else to_inexact(as_dtype(dtype))
+    out = power(base, linspace(start, stop, num, endpoint, dtype=computed, axis=axis))
     return out if dtype is None else convert(out, as_dtype(dtype))
 
 
 def geomspace(
     start: ArrayLike, stop: ArrayLike, num: int = 50, endpoint: bool = True, dtype: DTypeLike = None, axis: int = 0
 ) -> Value:
-    """``num`` numbers from ``start`` to ``stop``, each a constant multiple of the one before."""
-    first, last = (value(x) for x in promote_operands((start, stop), inexact=True))
-    out = multiply(sign(first), logspace(log10(absolute(first)), log10(absolute(last)), num, endpoint, axis=axis))
+    """``num`` numbers from ``start`` to ``stop``, each a constant multiple of the one before; both are negative, or
+    neither is."""
+    endpoint = static_flag(endpoint, "endpoint of mnp.geomspace")
+    first, last = promoted_values(start, stop, inexact=True)
+    if dtype is not None:
+        first, last = (convert(x, to_inexact(as_dtype(dtype))) for x in (first, last))
+    turned = either(logical_and(less(real(first), 0), less(real(last), 0)), basic.scalar_like(first, -1), 1)
+    low, high = (log10(multiply(turned, x)) for x in (first, last))
+    out = multiply(turned, logspace(low, high, num, endpoint))
+    dim = axis_of(axis, out.ndim, "mnp.geomspace")
+    out = strong(basic.move_dim(out, 0, dim))
+    if not dtypes.is_complex(first.type.dtype):
+        apart = not_equal(less(first, 0), less(last, 0))  # no such sequence goes through zero
+        lead = common_shape("mnp.geomspace", first, last)
+        spread = basic.reshape(broadcast(apart, lead), shape=(*lead[:dim], 1, *lead[dim:]))
+        out = either(broadcast(spread, out.shape), math.nan, out)
     return out if dtype is None else convert(out, as_dtype(dtype))
 
 
@@ -323,7 +383,8 @@ def identity(n: int, dtype: DTypeLike = None) -> Value:
 def tri(N: int, M: int | None = None, k: int = 0, dtype: DTypeLike = None) -> Value:
     """Ones on and below the ``k``-th diagonal."""
     shape = (static_size(N, "N of mnp.tri"), static_size(N if M is None else M, "M of mnp.tri"))
-    return convert(_compare_places(shape, static_int(k, "k of mnp.tri"), "ge"), _dtype_or_float(dtype))
+    target = dtypes.FLOAT32 if dtype is None else as_dtype(dtype)  # whatever the default width is
+    return convert(_compare_places(shape, static_int(k, "k of mnp.tri"), "ge"), target)
 
 
 def _dtype_or_float(dtype: DTypeLike) -> DType:
@@ -343,7 +404,7 @@ def _triangle(m: ArrayLike, k: int, name: str) -> tuple[Value, Value]:
         raise ShapeError(
             f"{name} cannot take {m.type.short()}.", where=here(), why="it needs two dims or more", fix="m[None, :]"
         )
-    mask = _compare_places(m.shape[-2:], k, "ge")
+    mask = _compare_places(m.shape[-2:], static_int(k, f"k of {name}"), "ge")
     return m, broadcast(mask, m.shape)
 
 
@@ -355,7 +416,7 @@ def tril(m: ArrayLike, k: int = 0) -> Value:
 
 def triu(m: ArrayLike, k: int = 0) -> Value:
     """``m`` with zeros below the ``k``-th diagonal."""
-    m, mask = _triangle(m, k - 1, "mnp.triu")
+    m, mask = _triangle(m, static_int(k, "k of mnp.triu") - 1, "mnp.triu")
     return either(mask, basic.scalar_like(m, 0), m)
 
 
@@ -392,6 +453,13 @@ def diagonal(a: ArrayLike, offset: int = 0, axis1: int = 0, axis2: int = 1) -> V
     """The elements whose positions along two dims differ by ``offset``."""
     a, offset = value(a), static_int(offset, "offset of mnp.diagonal")
     first, second = (axis_of(x, a.ndim, "mnp.diagonal") for x in (axis1, axis2))
+    if first == second:
+        raise ShapeError(
+            f"mnp.diagonal cannot take axis1={axis1} and axis2={axis2}.",
+            where=here(),
+            why="a diagonal runs along two dims",
+            fix="axis1=0, axis2=1",
+        )
     rest = tuple(d for d in range(a.ndim) if d not in (first, second))
     a = basic.transpose(a, permutation=(*rest, first, second))
     rows, columns = a.shape[-2:]
@@ -413,6 +481,8 @@ def diagonal(a: ArrayLike, offset: int = 0, axis1: int = 0, axis2: int = 1) -> V
 
 def meshgrid(*xi: ArrayLike, copy: bool = True, sparse: bool = False, indexing: str = "xy") -> list[Value]:
     """The coordinates of a grid, one array per dim."""
+    static_flag(copy, "copy of mnp.meshgrid")
+    sparse = static_flag(sparse, "sparse of mnp.meshgrid")
     if indexing not in ("xy", "ij"):
         raise ShapeError(
             f"mnp.meshgrid cannot take indexing={indexing!r}.",
@@ -434,6 +504,7 @@ def meshgrid(*xi: ArrayLike, copy: bool = True, sparse: bool = False, indexing: 
 
 def indices(dimensions: Sequence[int], dtype: DTypeLike = None, sparse: bool = False) -> Any:
     """The position of every place of an array, one array per dim."""
+    sparse = static_flag(sparse, "sparse of mnp.indices")
     shape = static_shape(dimensions)
     target = dtypes.default_int() if dtype is None else as_dtype(dtype)
     if sparse:
@@ -443,32 +514,54 @@ def indices(dimensions: Sequence[int], dtype: DTypeLike = None, sparse: bool = F
     return stack_values(places, 0) if places else zeros((0,), target)
 
 
+MOST_PLACES = 2**36  # bytes that NumPy needs to count the places of a triangle
+
+
+def _triangle_places(n: Any, k: Any, m: Any, name: str) -> tuple[int, int, int | None]:
+    rows = static_size(n, f"n of {name}")
+    columns = rows if m is None else static_size(m, f"m of {name}")
+    places = TensorType((rows, columns), dtypes.INT64)
+    refuse_impossible(name, [places])
+    if max(places.nbytes, rows, columns) > MOST_PLACES:
+        out_of_memory(MemoryError(f"it counts the places of {places.short()}, {places.nbytes / 1e9:,.1f} GB"))
+    beyond = rows + columns
+    return rows, max(-beyond, min(static_int(k, f"k of {name}"), beyond)), columns
+
+
 def tril_indices(n: int, k: int = 0, m: int | None = None) -> tuple[Value, Value]:
     """The rows and columns of the elements on and below the ``k``-th diagonal."""
-    rows, columns = np.tril_indices(n, k, m)
+    rows, columns = np.tril_indices(*_triangle_places(n, k, m, "mnp.tril_indices"))
     return to_array(rows.astype(dtypes.default_int())), to_array(columns.astype(dtypes.default_int()))
 
 
 def triu_indices(n: int, k: int = 0, m: int | None = None) -> tuple[Value, Value]:
     """The rows and columns of the elements on and above the ``k``-th diagonal."""
-    rows, columns = np.triu_indices(n, k, m)
+    rows, columns = np.triu_indices(*_triangle_places(n, k, m, "mnp.triu_indices"))
     return to_array(rows.astype(dtypes.default_int())), to_array(columns.astype(dtypes.default_int()))
 
 
 def diag_indices(n: int, ndim: int = 2) -> tuple[Value, ...]:
     """The places of the main diagonal."""
-    return (arange(n),) * ndim
+    rank = static_size(ndim, "ndim of mnp.diag_indices")
+    refuse_impossible("mnp.diag_indices", [TensorType((1,) * min(rank, MOST_DIMS + 1), dtypes.INT32)])
+    return (arange(static_size(n, "n of mnp.diag_indices")),) * rank
 
 
 def fromfunction(function: Callable[..., Any], shape: Any, *, dtype: DTypeLike = float, **arguments: Any) -> Any:
     """``function`` of the positions of every place of ``shape``."""
+    check_function(function, "fromfunction", "mnp.fromfunction(lambda i, j: i + j, (2, 3))")
     places = [iota(dtype=as_dtype(dtype), shape=static_shape(shape), dim=d) for d in range(len(static_shape(shape)))]
     return function(*places, **arguments)
 
 
 def vander(x: ArrayLike, N: int | None = None, increasing: bool = False) -> Value:
     """The powers of ``x`` as columns."""
+    increasing = static_flag(increasing, "increasing of mnp.vander")
     x = value(x)
-    count = x.shape[0] if N is None else N
-    columns = arange(count) if increasing else subtract(count - 1, arange(count))
+    if x.ndim != 1:
+        raise ShapeError(
+            f"mnp.vander cannot take {x.type.short()}.", where=here(), why="it has one dim", fix="x.ravel()"
+        )
+    count = x.shape[0] if N is None else static_size(N, "N of mnp.vander")
+    columns = convert(arange(count) if increasing else subtract(count - 1, arange(count)), x.type.dtype)
     return power(basic.reshape(x, shape=(x.shape[0], 1)), basic.reshape(columns, shape=(1, count)))

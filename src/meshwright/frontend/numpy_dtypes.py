@@ -16,6 +16,8 @@ from meshwright.frontend.operands import (
     DTypeLike,
     as_dtype,
     numbers,
+    one_of,
+    promoted,
     result_key,
     value,
 )
@@ -98,12 +100,22 @@ def promote_types(a: DTypeLike, b: DTypeLike) -> DType:
     >>> mnp.promote_types("bfloat16", "float16")
     dtype('float32')
     """
-    return dtypes.promote(result_key(a), result_key(b))[0]
+    weak = (int, float, complex)
+    return promoted(*(result_key(x if any(x is one for one in weak) else as_dtype(x)) for x in (a, b)))[0]
 
 
 def result_type(*operands: Any) -> DType:
     """The dtype of a result of arrays, numbers and dtypes together."""
-    return dtypes.promote(*(result_key(x) for x in operands))[0]
+    return promoted(*(result_key(x) for x in operands))[0]
+
+
+def _any_dtype(spec: Any) -> DType:
+    """The dtype meant, at its own width; also one that arrays do not have."""
+    try:
+        found: DType = np.dtype(spec.type.dtype if spec.__class__ in VALUES else spec)
+        return found
+    except (TypeError, ValueError, SyntaxError):
+        return as_dtype(spec)
 
 
 def issubdtype(dtype: DTypeLike, kind: Any) -> bool:
@@ -113,9 +125,9 @@ def issubdtype(dtype: DTypeLike, kind: Any) -> bool:
     >>> mnp.issubdtype(mnp.bfloat16, mnp.floating)
     True
     """
-    given = np.dtype(dtype.type.dtype if dtype.__class__ in VALUES else dtype)
+    given = _any_dtype(dtype)
     if not (isinstance(kind, type) and issubclass(kind, np.generic)):
-        kind = np.dtype(kind).type
+        kind = _any_dtype(kind).type
     # The floats that NumPy lacks have no place in its hierarchy.
     extra = dtypes.is_float(given) and kind in (np.floating, np.inexact, np.number, np.generic)
     return extra or bool(np.issubdtype(given, kind))
@@ -123,6 +135,7 @@ def issubdtype(dtype: DTypeLike, kind: Any) -> bool:
 
 def can_cast(source: DTypeLike, target: DTypeLike, casting: str = "safe") -> bool:
     """Whether NumPy would convert a dtype into another under a rule."""
+    one_of(casting, ("safe", "no", "equiv", "same_kind", "unsafe"), "casting of mnp.can_cast")
     return bool(np.can_cast(_plain(source), _plain(target), casting=casting))  # type: ignore[arg-type]
 
 
@@ -140,7 +153,7 @@ def isdtype(dtype: DTypeLike, kind: Any) -> bool:
         "complex floating": dtypes.COMPLEXES,
         "numeric": dtypes.NUMBERS,
     }
-    return given in kinds[kind] if isinstance(kind, str) and kind in kinds else given == np.dtype(kind)
+    return given in kinds[kind] if isinstance(kind, str) and kind in kinds else given == _any_dtype(kind)
 
 
 def isscalar(element: Any) -> bool:

@@ -12,8 +12,9 @@ from meshwright.core.source import here
 from meshwright.errors import ShapeError
 from meshwright.frontend.numpy_arithmetic import divide, multiply
 from meshwright.frontend.numpy_creation import arange
+from meshwright.frontend.numpy_pad import pad
 from meshwright.frontend.numpy_shape import concatenate, cut, moveaxis
-from meshwright.frontend.numpy_take import pad, roll
+from meshwright.frontend.numpy_take import roll
 from meshwright.frontend.operands import (
     ArrayLike,
     DTypeLike,
@@ -21,6 +22,7 @@ from meshwright.frontend.operands import (
     axis_of,
     convert,
     inexact,
+    one_of,
     static_int,
     static_shape,
     value,
@@ -33,14 +35,9 @@ _NORMS = {None: "backward", "backward": "backward", "ortho": "ortho", "forward":
 def _transform(kind: str, a: ArrayLike, s: Any, axes: Any, norm: str | None) -> Value:
     """The transform over ``axes``, each cut or padded with zeros to its length in ``s``."""
     name = f"mnp.fft.{kind}"
-    if norm not in _NORMS:
-        raise ShapeError(
-            f"{name} cannot take norm={norm!r}.",
-            where=here(),
-            why="it is 'backward', 'ortho' or 'forward'",
-            fix="norm='ortho'",
-        )
+    one_of(norm, list(_NORMS), f"norm of {name}")
     x = inexact(value(a))
+    given = None if s is None else static_shape(s, f"a length of {name}")
     if kind == "rfft":
         if dtypes.is_complex(x.type.dtype):
             raise ShapeError(f"{name} cannot take {x.type.short()}.", where=here(), why="it takes reals", fix="x.real")
@@ -48,9 +45,16 @@ def _transform(kind: str, a: ArrayLike, s: Any, axes: Any, norm: str | None) -> 
     elif not dtypes.is_complex(x.type.dtype):
         x = convert(x, dtypes.COMPLEX128 if x.type.dtype.itemsize == 8 else dtypes.COMPLEX64)
     if axes is None:
-        axes = range(x.ndim - (x.ndim if s is None else len(s)), x.ndim)
-    dims = [axis_of(d, x.ndim, name) for d in axes]
-    lengths = [x.shape[d] for d in dims] if s is None else list(static_shape(tuple(s), "a length of a transform"))
+        axes = tuple(range(-(x.ndim if given is None else len(given)), 0))
+    dims = [axis_of(d, x.ndim, name) for d in static_shape(axes, f"an axis of {name}")]
+    lengths = [x.shape[d] for d in dims] if given is None else list(given)
+    if len(set(dims)) != len(dims) or len(lengths) != len(dims) or not dims:
+        raise ShapeError(
+            f"{name} cannot transform {x.type.short()} over dims {dims} to lengths {lengths}.",
+            where=here(),
+            why="there is one length for each dim, and each dim is there once",
+            fix="axes=(-1,), or leave s= and axes= out",
+        )
     if kind == "irfft" and s is None:
         lengths[-1] = 2 * (lengths[-1] - 1)
     if any(n < 1 for n in lengths):
@@ -152,13 +156,14 @@ def fftfreq(n: int, d: float = 1.0, *, dtype: DTypeLike = None) -> Value:
     n = static_int(n, "n of mnp.fft.fftfreq")
     kind = dtypes.default_float() if dtype is None else as_dtype(dtype)
     half = (n - 1) // 2 + 1
-    return divide(convert(concatenate([arange(half), arange(-(n // 2), 0)]), kind), d * n)
+    return divide(convert(concatenate([arange(half), arange(-(n // 2), 0)]), kind), multiply(d, n))
 
 
 def rfftfreq(n: int, d: float = 1.0, *, dtype: DTypeLike = None) -> Value:
     """The frequencies of the results of ``rfft``."""
     kind = dtypes.default_float() if dtype is None else as_dtype(dtype)
-    return divide(convert(arange(static_int(n, "n of mnp.fft.rfftfreq") // 2 + 1), kind), d * n)
+    n = static_int(n, "n of mnp.fft.rfftfreq")
+    return divide(convert(arange(n // 2 + 1), kind), multiply(d, n))
 
 
 def fftshift(x: ArrayLike, axes: Any = None) -> Value:
@@ -172,6 +177,6 @@ def ifftshift(x: ArrayLike, axes: Any = None) -> Value:
 
 
 def _shifted(x: Value, axes: Any, sign: int) -> Value:
-    given = range(x.ndim) if axes is None else axes if isinstance(axes, list | tuple) else (axes,)
+    given = range(x.ndim) if axes is None else static_shape(axes, "an axis of mnp.fft.fftshift")
     dims = tuple(axis_of(d, x.ndim, "mnp.fft.fftshift") for d in given)
     return roll(x, tuple(sign * (x.shape[d] // 2) for d in dims), dims)

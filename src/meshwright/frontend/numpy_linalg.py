@@ -14,7 +14,7 @@ from meshwright.core.trace import apply
 from meshwright.core.types import Shape, TensorType
 from meshwright.errors import ShapeError
 from meshwright.frontend.numpy_arithmetic import multiply, subtract
-from meshwright.frontend.numpy_creation import diagonal
+from meshwright.frontend.numpy_creation import diagonal, eye
 from meshwright.frontend.numpy_logic import conjugate
 from meshwright.frontend.numpy_reduction import sum
 from meshwright.frontend.numpy_shape import cut, moveaxis, ravel, stack
@@ -26,10 +26,15 @@ from meshwright.frontend.operands import (
     axis_of,
     broadcast,
     broadcast_shapes,
+    check_precision,
+    common_shape,
+    convert,
     laid_out_as,
+    no_out,
     placed,
     promote_operands,
     static_int,
+    strong,
     value,
 )
 from meshwright.ops import basic
@@ -113,6 +118,7 @@ def matmul(
     >>> (mnp.ones((4, 2, 3)) @ mnp.ones((3, 5))).shape
     (4, 2, 5)
     """
+    check_precision(precision)
     x, y = _two(a, b)
     tx, ty = x.type, y.type
     if not tx.ndim or not ty.ndim:
@@ -158,14 +164,16 @@ def dot(
     out_sharding: Any = None,
 ) -> Value:
     """The sum of products over the last dim of ``a`` and the second to last (or only) dim of ``b``."""
+    check_precision(precision)
     x, y = _two(a, b)
+    dtype = _result_dtype(preferred_element_type)
     if not x.ndim or not y.ndim:
-        return multiply(x, y)
+        found = multiply(x, y)
+        return found if dtype is None else convert(found, dtype)
     d, e = x.ndim - 1, max(y.ndim - 2, 0)
     if x.shape[d] != y.shape[e]:
         raise _mismatch("mnp.dot", x.type, y.type, x.shape[d], y.shape[e], d, e)
     asked = laid_out_as((x.type, y.type), out_sharding, x.ndim + y.ndim - 2)
-    dtype = _result_dtype(preferred_element_type)
     out = dot_general(x, y, contract=((d,), (e,)), batch=((), ()), dtype=dtype, **asked)
     return placed(out, None, out_sharding)
 
@@ -180,22 +188,32 @@ def tensordot(
     out_sharding: Any = None,
 ) -> Value:
     """The sum of products over the pairs of dims in ``axes``, or over the last and first ``axes`` dims."""
+    check_precision(precision)
     x, y = _two(a, b)
     if isinstance(axes, int | np.integer):
         count = int(axes)
-        if count > min(x.ndim, y.ndim):
+        if not 0 <= count <= min(x.ndim, y.ndim):
             raise ShapeError(
                 f"mnp.tensordot cannot sum {count} dims of {x.type.short()} and {y.type.short()}.",
                 where=here(),
-                why="an operand has fewer dims",
+                why="an operand has fewer dims" if count > 0 else "a number of dims is 0 or more",
                 fix=f"axes={min(x.ndim, y.ndim)}",
             )
         left: Dims = tuple(range(x.ndim - count, x.ndim))
         right: Dims = tuple(range(count))
     else:
-        first, second = axes
-        left = tuple(axis_of(d, x.ndim, "mnp.tensordot") for d in np.atleast_1d(np.asarray(first, int)).tolist())
-        right = tuple(axis_of(d, y.ndim, "mnp.tensordot") for d in np.atleast_1d(np.asarray(second, int)).tolist())
+        first, second = axes if isinstance(axes, list | tuple) and len(axes) == 2 else (axes, None)
+        left, right = (
+            tuple(axis_of(d, v.ndim, "mnp.tensordot") for d in (given if isinstance(given, list | tuple) else [given]))
+            for v, given in ((x, first), (y, second))
+        )
+        if len(left) != len(right):
+            raise ShapeError(
+                f"mnp.tensordot cannot pair {len(left)} dims with {len(right)}.",
+                where=here(),
+                why="each dim of the left is summed together with one of the right",
+                fix="axes=((1,), (0,))",
+            )
     for d, e in zip(left, right, strict=True):
         if x.shape[d] != y.shape[e]:
             raise _mismatch("mnp.tensordot", x.type, y.type, x.shape[d], y.shape[e], d, e)
@@ -207,6 +225,7 @@ def tensordot(
 
 def vdot(a: ArrayLike, b: ArrayLike, *, precision: Any = None, preferred_element_type: DTypeLike = None) -> Value:
     """The dot product of two flattened arrays, the first conjugated."""
+    check_precision(precision)
     return dot(ravel(conjugate(a)), ravel(b), preferred_element_type=preferred_element_type)
 
 
@@ -214,7 +233,10 @@ def vecdot(
     x1: ArrayLike, x2: ArrayLike, /, *, axis: int = -1, precision: Any = None, preferred_element_type: DTypeLike = None
 ) -> Value:
     """The dot products of vectors along a dim, the first conjugated."""
+    check_precision(precision)
     x, y = (moveaxis(v, axis, -1) for v in _two(x1, x2))
+    if x.shape[-1] != y.shape[-1]:
+        raise _mismatch("mnp.vecdot", x.type, y.type, x.shape[-1], y.shape[-1], x.ndim - 1, y.ndim - 1)
     rows = basic.reshape(conjugate(x), shape=(*x.shape[:-1], 1, x.shape[-1]))
     columns = basic.reshape(y, shape=(*y.shape, 1))
     out = matmul(rows, columns, preferred_element_type=preferred_element_type)
@@ -223,14 +245,16 @@ def vecdot(
 
 def inner(a: ArrayLike, b: ArrayLike, *, precision: Any = None, preferred_element_type: DTypeLike = None) -> Value:
     """The sum of products over the last dims."""
+    check_precision(precision)
     x, y = _two(a, b)
     if not x.ndim or not y.ndim:
-        return multiply(x, y)
+        return dot(x, y, preferred_element_type=preferred_element_type)
     return tensordot(x, y, (-1, -1), preferred_element_type=preferred_element_type)
 
 
 def outer(a: ArrayLike, b: ArrayLike, out: None = None) -> Value:
     """The product of every element of ``a`` with every element of ``b``."""
+    no_out(out, "mnp.outer")
     x, y = (ravel(v) for v in _two(a, b))
     return multiply(basic.reshape(x, shape=(x.size, 1)), basic.reshape(y, shape=(1, y.size)))
 
@@ -250,6 +274,7 @@ def trace(
     a: ArrayLike, offset: int = 0, axis1: int = 0, axis2: int = 1, dtype: DTypeLike = None, out: None = None
 ) -> Value:
     """The sum of a diagonal."""
+    no_out(out, "mnp.trace")
     return sum(diagonal(a, offset, axis1, axis2), -1, dtype)
 
 
@@ -259,7 +284,7 @@ def cross(
     """The cross product of vectors of two or three components."""
     if axis is not None:
         axisa = axisb = axisc = axis
-    x, y = (moveaxis(v, d, -1) for v, d in zip(_two(a, b), (axisa, axisb), strict=True))
+    x, y = (moveaxis(strong(v), d, -1) for v, d in zip(_two(a, b), (axisa, axisb), strict=True))
     if x.shape[-1] not in (2, 3) or y.shape[-1] not in (2, 3):
         raise ShapeError(
             f"mnp.cross cannot take {x.type.short()} and {y.type.short()}.",
@@ -267,7 +292,7 @@ def cross(
             why="a vector has two or three components",
             fix="axis= names the dim of the components",
         )
-    stack_ = np.broadcast_shapes(x.shape[:-1], y.shape[:-1])
+    stack_ = common_shape("mnp.cross", *(basic.zeros(v.type.with_(shape=v.shape[:-1], sharding=None)) for v in (x, y)))
     x, y = (broadcast(v, (*stack_, v.shape[-1])) for v in (x, y))
 
     def part(v: Value, n: int) -> Any:
@@ -286,10 +311,15 @@ def cross(
 def matrix_power(a: ArrayLike, n: int) -> Value:
     """A square matrix multiplied by itself ``n`` times."""
     x, n = value(a), static_int(n, "n of matrix_power")
-    if n < 1:
+    if n < 0 or x.ndim < 2 or x.shape[-1] != x.shape[-2]:
         raise ShapeError(
-            "matrix_power needs n of 1 or more.", where=here(), why="an inverse is not computed", fix="n=2"
+            f"matrix_power cannot take {x.type.short()} to the power {n}.",
+            where=here(),
+            why="it multiplies square matrices; an inverse is not computed",
+            fix="n=2 of an array whose last two dims are equal",
         )
+    if n == 0:
+        return broadcast(eye(x.shape[-1], dtype=x.type.dtype), x.shape)
     power, out = x, None
     while n:
         if n & 1:

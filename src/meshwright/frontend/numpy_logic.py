@@ -21,6 +21,7 @@ from meshwright.frontend.operands import (
     binary,
     broadcast_operands,
     convert,
+    items_of,
     promote_operands,
     unary,
     value,
@@ -50,6 +51,8 @@ def ordered(op: Op, x: ArrayLike, y: ArrayLike) -> Value:
 
 
 def _is_complex(x: ArrayLike) -> bool:
+    if isinstance(x, list | tuple):
+        x = value(x)
     return x.type.dtype.kind == "c" if x.__class__ in VALUES else np.iscomplexobj(x)
 
 
@@ -118,6 +121,8 @@ invert = bitwise_invert = bitwise_not
 
 def bitwise_count(x: ArrayLike, /) -> Value:
     """How many bits of ``abs(x)`` are set."""
+    x = value(x)
+    x = convert(x, dtypes.UINT8) if x.type.dtype == BOOL else x
     return convert(unary(elementwise.population_count, absolute(x)), dtypes.UINT8)
 
 
@@ -179,14 +184,26 @@ def isfinite(x: ArrayLike, /) -> Value:
 
 def isposinf(x: ArrayLike, /) -> Value:
     """Whether ``x`` is +inf."""
-    x = value(x)
+    x = _real_number(x, "isposinf")
     return equal(x, math.inf) if dtypes.is_float(x.type.dtype) else _all_false(x)
 
 
 def isneginf(x: ArrayLike, /) -> Value:
     """Whether ``x`` is -inf."""
-    x = value(x)
+    x = _real_number(x, "isneginf")
     return equal(x, -math.inf) if dtypes.is_float(x.type.dtype) else _all_false(x)
+
+
+def _real_number(x: ArrayLike, name: str) -> Value:
+    x = value(x)
+    if dtypes.is_complex(x.type.dtype):
+        raise ShapeError(
+            f"mnp.{name} cannot take {x.type.short()}.",
+            where=here(),
+            why="complex numbers have one infinity in every direction",
+            fix=f"mnp.isinf(x), or mnp.{name}(x.real)",
+        )
+    return x
 
 
 def _all_false(x: Value) -> Value:
@@ -218,6 +235,7 @@ def either(condition: ArrayLike, x: ArrayLike, y: ArrayLike) -> Value:
 
 def select(condlist: Sequence[ArrayLike], choicelist: Sequence[ArrayLike], default: ArrayLike = 0) -> Value:
     """The choice of the first condition that holds, else ``default``."""
+    condlist, choicelist = items_of(condlist, "mnp.select"), items_of(choicelist, "mnp.select")
     if len(condlist) != len(choicelist) or not condlist:
         raise ShapeError(
             f"select got {len(condlist)} conditions and {len(choicelist)} choices.",

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import math
+from builtins import min as builtin_min
 from typing import Any
+
+import numpy as np
 
 from meshwright.core import dtypes
 from meshwright.core.op import Value
+from meshwright.core.source import here
 from meshwright.core.trace import apply
+from meshwright.errors import ShapeError
 from meshwright.frontend.numpy_arithmetic import (
     add,
+    clip,
     divide,
     maximum,
     minimum,
@@ -24,6 +30,7 @@ from meshwright.frontend.numpy_logic import (
     either,
     equal,
     imag,
+    isfinite,
     isinf,
     isnan,
     isneginf,
@@ -31,6 +38,7 @@ from meshwright.frontend.numpy_logic import (
     less,
     logical_or,
     real,
+    right_shift,
 )
 from meshwright.frontend.operands import (
     ArrayLike,
@@ -40,11 +48,15 @@ from meshwright.frontend.operands import (
     inexact_binary,
     inexact_unary,
     is_number,
+    no_out,
     promote_operands,
+    static_flag,
+    static_int,
+    strong,
     to_inexact,
     value,
 )
-from meshwright.ops import elementwise
+from meshwright.ops import basic, elementwise
 
 # Exponentials, logarithms, roots
 
@@ -76,24 +88,33 @@ def log1p(x: ArrayLike, /) -> Value:
 
 def log2(x: ArrayLike, /) -> Value:
     """The logarithm to base 2."""
-    return divide(log(x), math.log(2.0))
+    return strong(divide(log(x), math.log(2.0)))
 
 
 def log10(x: ArrayLike, /) -> Value:
     """The logarithm to base 10."""
-    return divide(log(x), math.log(10.0))
+    return strong(divide(log(x), math.log(10.0)))
 
 
 def logaddexp(x: ArrayLike, y: ArrayLike, /) -> Value:
-    """``log(exp(x) + exp(y))`` without overflow."""
+    """``log(exp(x) + exp(y))`` without overflow; of complex numbers, the one whose angle is between -pi and pi."""
     larger, difference, undefined, total = _apart(x, y, "logaddexp")
-    return either(undefined, total, add(larger, log1p(exp(difference))))
+    return _principal(either(undefined, total, add(larger, log1p(exp(difference)))), math.pi)
 
 
 def logaddexp2(x: ArrayLike, y: ArrayLike, /) -> Value:
     """``log2(2**x + 2**y)`` without overflow."""
-    larger, difference, undefined, total = _apart(x, y, "logaddexp2")
-    return either(undefined, total, add(larger, divide(log1p(exp2(difference)), math.log(2.0))))
+    larger, difference, undefined, total = _apart(inexact(x), inexact(y), "logaddexp2")
+    found = either(undefined, total, add(larger, divide(log1p(exp2(difference)), math.log(2.0))))
+    return _principal(found, math.pi / math.log(2.0))
+
+
+def _principal(x: Value, half: float) -> Value:
+    """A complex logarithm with its imaginary part, known up to whole turns of ``2 * half``, within half a turn."""
+    if not dtypes.is_complex(x.type.dtype):
+        return x
+    turns = floor(divide(add(imag(x), half), 2 * half))
+    return apply(elementwise.complex, (real(x), subtract(imag(x), multiply(turns, 2 * half))), {})
 
 
 def _apart(x: ArrayLike, y: ArrayLike, name: str) -> tuple[Value, Value, Value, Value]:
@@ -205,8 +226,11 @@ def sinc(x: ArrayLike, /) -> Value:
     angle = multiply(inexact(x), math.pi)
     zero = equal(angle, 0)
     safe = either(zero, 1.0, angle)
-    # Near zero the function is 1 - (pi x)^2 / 6, which also has the right derivatives at zero.
-    return either(zero, subtract(1.0, divide(square(angle), 6.0)), divide(sin(safe), safe))
+    # At zero the series 1 - a²/3! + a⁴/5! - …, whose derivatives there are the function's, up to the 17th.
+    squared, series = square(angle), value(1.0)
+    for n in range(16, 0, -2):
+        series = subtract(1.0, divide(multiply(squared, series), n * (n + 1)))
+    return either(zero, series, divide(sin(safe), safe))
 
 
 def deg2rad(x: ArrayLike, /) -> Value:
@@ -255,22 +279,29 @@ def rint(x: ArrayLike, /) -> Value:
     return round(convert(value(x), to_inexact(value(x).type.dtype)))
 
 
-def round(x: ArrayLike, decimals: int = 0) -> Value:
+def round(x: ArrayLike, decimals: int = 0, out: None = None) -> Value:
     """``x`` rounded to ``decimals`` places, halves to even."""
+    no_out(out, "mnp.round")
     x = value(x)
+    decimals = static_int(decimals, "decimals of mnp.round")
     dtype = x.type.dtype
     if dtypes.is_complex(dtype):
         return apply(elementwise.complex, (round(real(x), decimals), round(imag(x), decimals)), {})
     if not dtypes.is_float(dtype):
         if decimals >= 0:
             return x
+        if dtype == dtypes.BOOL or decimals < -20 or 10**-decimals > np.iinfo(dtype).max:
+            return basic.zeros(x.type)
         factor = 10**-decimals
         return multiply(convert(round(divide(x, factor)), dtype), factor)
     if decimals == 0:
         return unary_round(x)
     wide = convert(x, dtypes.FLOAT32) if dtype.itemsize < 4 else x
-    factor_ = float(10.0**decimals)
-    return convert(divide(unary_round(multiply(wide, factor_)), factor_), dtype)
+    factor_ = 10.0 ** builtin_min(decimals, 308) if decimals > -308 else 0.0
+    scaled = multiply(wide, factor_)
+    # A number too large to be scaled has no places after the point, and one that vanishes is nothing in such tens.
+    rounded = either(isfinite(scaled), divide(unary_round(scaled), factor_), wide)
+    return convert(either(equal(scaled, 0), multiply(wide, 0.0), rounded) if decimals < 0 else rounded, dtype)
 
 
 around = round
@@ -292,19 +323,20 @@ def nan_to_num(
     neginf: ArrayLike | None = None,
 ) -> Value:
     """``x`` with NaN and infinities replaced, by default by zero and the largest finite numbers."""
+    static_flag(copy, "copy of mnp.nan_to_num")
     x = value(x)
     dtype = x.type.dtype
     if not dtypes.is_inexact(dtype):
         return x
     if dtypes.is_complex(dtype):
         parts = [nan_to_num(part, nan=nan, posinf=posinf, neginf=neginf) for part in (real(x), imag(x))]
-        return apply(elementwise.complex, parts, {})
+        return strong(apply(elementwise.complex, parts, {}))
     limits = finfo(dtype)
     high = float(limits.max) if posinf is None else posinf
     low = float(limits.min) if neginf is None else neginf
     replaced = either(isnan(x), _of_dtype(nan, x), x)
     replaced = either(isposinf(x), _of_dtype(high, x), replaced)
-    return either(isneginf(x), _of_dtype(low, x), replaced)
+    return strong(either(isneginf(x), _of_dtype(low, x), replaced))
 
 
 def _of_dtype(x: ArrayLike, like: Value) -> Any:
@@ -312,17 +344,31 @@ def _of_dtype(x: ArrayLike, like: Value) -> Any:
 
 
 def ldexp(x: ArrayLike, y: ArrayLike, /) -> Value:
-    """``x * 2**y``."""
-    x = value(x)
+    """``x * 2**y`` for integers ``y``."""
+    x, y = value(x), value(y)
     dtype = to_inexact(x.type.dtype)
-    exponent = convert(value(y), dtype)
-    # Two steps, so that a result that fits is reached when 2**y itself does not.
-    half = floor(divide(exponent, 2.0))
-    return multiply(multiply(convert(x, dtype), exp2(half)), exp2(subtract(exponent, half)))
+    if dtypes.is_complex(dtype) or dtypes.is_inexact(y.type.dtype):
+        raise ShapeError(
+            f"mnp.ldexp cannot take {x.type.short()} and {y.type.short()}.",
+            where=here(),
+            why="it multiplies real numbers by whole powers of two",
+            fix="x * mnp.exp2(y)",
+        )
+    # In four steps, each by a power that the dtype has, so that a result that fits is reached when 2**y itself does
+    # not; with larger exponents everything overflows or vanishes, and 0 stays 0.
+    most = 4 * (finfo(dtype).maxexp - 1)
+    exponent = clip(convert(y, dtypes.INT32), -most, most)
+    found = strong(convert(x, dtype))
+    for step in range(4):
+        found = multiply(found, exp2(convert(right_shift(add(exponent, step), 2), dtype)))
+    return found
 
 
 def angle(z: ArrayLike, deg: bool = False) -> Value:
     """The angle of a complex number."""
-    z = value(z)
+    deg = static_flag(deg, "deg of mnp.angle")
+    z = inexact(z)
+    if not z.ndim and not dtypes.is_complex(z.type.dtype):
+        z = convert(z, dtypes.default_float(), z.type.weak)
     turned = arctan2(imag(z), real(z))
     return rad2deg(turned) if deg else turned

@@ -6,16 +6,32 @@ import math
 from functools import reduce
 from typing import Any
 
+import numpy as np
+
 from meshwright.core.op import Value
 from meshwright.core.source import here
 from meshwright.errors import ShapeError
+from meshwright.frontend import numpy_creation, numpy_linalg
 from meshwright.frontend.numpy_arithmetic import multiply, power
 from meshwright.frontend.numpy_linalg import matmul
 from meshwright.frontend.numpy_logic import absolute, conjugate, not_equal, real
 from meshwright.frontend.numpy_math import sqrt
 from meshwright.frontend.numpy_reduction import max, min, sum
 from meshwright.frontend.numpy_shape import matrix_transpose
-from meshwright.frontend.operands import ArrayLike, axes_of, axis_of, convert, inexact, promote_operands, value
+from meshwright.frontend.operands import (
+    ArrayLike,
+    DTypeLike,
+    axes_of,
+    axis_of,
+    check_precision,
+    convert,
+    fitting,
+    inexact,
+    items_of,
+    promoted_values,
+    static_flag,
+    value,
+)
 from meshwright.ops import basic, elementwise, linalg
 
 
@@ -26,8 +42,11 @@ def norm(x: ArrayLike, ord: Any = None, axis: Any = None, keepdims: bool = False
     >>> mnp.linalg.norm(mnp.array([3.0, 4.0]))
     Array(5., dtype=float32)
     """
+    keepdims = static_flag(keepdims, "keepdims of mnp.linalg.norm")
     x = inexact(value(x))
-    axes = axes_of(axis, x.ndim, "mnp.linalg.norm") if not isinstance(axis, tuple) else tuple(axis)
+    axes_of(axis, x.ndim, "mnp.linalg.norm")  # which has no dim twice
+    given = axis if isinstance(axis, list | tuple) else range(x.ndim) if axis is None else (axis,)
+    axes = tuple(axis_of(d, x.ndim, "mnp.linalg.norm") for d in given)
     if ord is None and (axis is None or len(axes) <= 2):
         return sqrt(sum(_squares(x), axes, keepdims=keepdims))
     if len(axes) == 1:
@@ -50,6 +69,13 @@ def _squares(x: Value) -> Value:
 
 
 def _vector_norm(x: Value, ord: Any, axes: tuple[int, ...], keepdims: bool) -> Value:
+    if ord is not None and not isinstance(ord, int | float | np.number):
+        raise ShapeError(
+            f"mnp.linalg.norm of vectors cannot take ord={ord!r}.",
+            where=here(),
+            why="it is a number or mnp.inf",
+            fix="ord=2",
+        )
     if ord is None or ord == 2:
         return sqrt(sum(_squares(x), axes, keepdims=keepdims))
     if ord == math.inf:
@@ -60,20 +86,14 @@ def _vector_norm(x: Value, ord: Any, axes: tuple[int, ...], keepdims: bool) -> V
         return sum(convert(not_equal(x, 0), absolute(x).type.dtype), axes, keepdims=keepdims)
     if ord == 1:
         return sum(absolute(x), axes, keepdims=keepdims)
-    if isinstance(ord, str):
-        raise ShapeError(
-            f"mnp.linalg.norm of vectors cannot take ord={ord!r}.",
-            where=here(),
-            why="it is a number or mnp.inf",
-            fix="ord=2",
-        )
-    return power(sum(power(absolute(x), float(ord)), axes, keepdims=keepdims), 1.0 / ord)
+    exponent = float(fitting(ord, x.type.dtype))
+    return power(sum(power(absolute(x), exponent), axes, keepdims=keepdims), 1.0 / exponent)
 
 
 def _matrix_norm(x: Value, ord: Any, first: int, second: int, keepdims: bool) -> Value:
-    if ord is None or ord in ("fro", "f"):
+    if ord is None or (isinstance(ord, str) and ord in ("fro", "f")):
         return sqrt(sum(_squares(x), (first, second), keepdims=keepdims))
-    if ord in (1, -1, math.inf, -math.inf):
+    if isinstance(ord, int | float | np.number) and ord in (1, -1, math.inf, -math.inf):
         inner, outer = (first, second) if abs(ord) == 1 else (second, first)
         totals = sum(absolute(x), inner, keepdims=keepdims)
         rest = outer - (0 if keepdims or outer < inner else 1)
@@ -88,13 +108,22 @@ def _matrix_norm(x: Value, ord: Any, first: int, second: int, keepdims: bool) ->
 
 def vector_norm(x: ArrayLike, /, *, axis: Any = None, keepdims: bool = False, ord: Any = 2) -> Value:
     """The norm of vectors along dims, of all elements by default."""
+    keepdims = static_flag(keepdims, "keepdims of mnp.linalg.vector_norm")
     x = inexact(value(x))
     return _vector_norm(x, ord, axes_of(axis, x.ndim, "mnp.linalg.vector_norm"), keepdims)
 
 
 def matrix_norm(x: ArrayLike, /, *, keepdims: bool = False, ord: Any = "fro") -> Value:
     """The norm of the matrices in the last two dims."""
+    keepdims = static_flag(keepdims, "keepdims of mnp.linalg.matrix_norm")
     x = inexact(value(x))
+    if x.ndim < 2:
+        raise ShapeError(
+            f"mnp.linalg.matrix_norm cannot take {x.type.short()}.",
+            where=here(),
+            why="a matrix has two dims",
+            fix="mnp.linalg.vector_norm(x)",
+        )
     return _matrix_norm(x, ord, x.ndim - 2, x.ndim - 1, keepdims)
 
 
@@ -106,6 +135,8 @@ def cholesky(a: ArrayLike, *, upper: bool = False, symmetrize_input: bool = True
     Array([[2., 0.],
            [1., 1.]], dtype=float32)
     """
+    upper = static_flag(upper, "upper of mnp.linalg.cholesky")
+    symmetrize_input = static_flag(symmetrize_input, "symmetrize_input of mnp.linalg.cholesky")
     x = inexact(value(a))
     if x.ndim < 2 or x.shape[-1] != x.shape[-2]:
         raise ShapeError(
@@ -131,7 +162,12 @@ def triangular_solve(
     unit_diagonal: bool = False,
 ) -> Value:
     """The solution ``x`` of ``x a = b``, or of ``a x = b`` with ``left_side``, for a triangular ``a``."""
-    x, y = promote_operands((a, b), inexact=True)
+    left_side = static_flag(left_side, "left_side of mnp.linalg.triangular_solve")
+    lower = static_flag(lower, "lower of mnp.linalg.triangular_solve")
+    transpose_a = static_flag(transpose_a, "transpose_a of mnp.linalg.triangular_solve")
+    conjugate_a = static_flag(conjugate_a, "conjugate_a of mnp.linalg.triangular_solve")
+    unit_diagonal = static_flag(unit_diagonal, "unit_diagonal of mnp.linalg.triangular_solve")
+    x, y = promoted_values(a, b, inexact=True)
     vector = y.ndim == x.ndim - 1
     if vector:
         place = y.ndim if left_side else y.ndim - 1
@@ -152,6 +188,8 @@ def solve_triangular(
     a: ArrayLike, b: ArrayLike, trans: int | str = 0, lower: bool = False, unit_diagonal: bool = False
 ) -> Value:
     """The solution ``x`` of ``a x = b`` for a triangular ``a``, transposed (``trans="T"``) or adjoint (``"C"``)."""
+    lower = static_flag(lower, "lower of mnp.linalg.solve_triangular")
+    unit_diagonal = static_flag(unit_diagonal, "unit_diagonal of mnp.linalg.solve_triangular")
     return triangular_solve(
         a,
         b,
@@ -172,4 +210,49 @@ def cho_solve(c_and_lower: tuple[ArrayLike, bool], b: ArrayLike) -> Value:
 
 def multi_dot(arrays: Any, *, precision: Any = None) -> Value:
     """The product of several matrices."""
-    return reduce(matmul, [value(x) for x in arrays])
+    check_precision(precision)
+    factors = [value(x) for x in items_of(arrays, "mnp.linalg.multi_dot")]
+    if len(factors) < 2:
+        raise ShapeError(
+            f"mnp.linalg.multi_dot got {len(factors)} arrays.",
+            where=here(),
+            why="it multiplies two or more",
+            fix="mnp.linalg.multi_dot([x, y])",
+        )
+    return reduce(matmul, factors)
+
+
+def diagonal(x: ArrayLike, /, *, offset: int = 0) -> Value:
+    """The diagonals of the matrices in the last two dims."""
+    return numpy_creation.diagonal(x, offset, -2, -1)
+
+
+def trace(x: ArrayLike, /, *, offset: int = 0, dtype: DTypeLike = None) -> Value:
+    """The sums of the diagonals of the matrices in the last two dims."""
+    return numpy_linalg.trace(x, offset, -2, -1, dtype)
+
+
+def cross(x1: ArrayLike, x2: ArrayLike, /, *, axis: int = -1) -> Value:
+    """The cross product of vectors of three components."""
+    for x in (value(x1), value(x2)):
+        if not x.ndim or x.shape[axis_of(axis, x.ndim, "mnp.linalg.cross")] != 3:
+            raise ShapeError(
+                f"mnp.linalg.cross cannot take {x.type.short()}.",
+                where=here(),
+                why="a vector has three components along axis=",
+                fix="mnp.cross(x, y), which also takes two",
+            )
+    return numpy_linalg.cross(x1, x2, axis=axis)
+
+
+def outer(x1: ArrayLike, x2: ArrayLike, /) -> Value:
+    """The product of every element of one vector with every element of another."""
+    for x in (value(x1), value(x2)):
+        if x.ndim != 1:
+            raise ShapeError(
+                f"mnp.linalg.outer cannot take {x.type.short()}.",
+                where=here(),
+                why="it takes vectors",
+                fix="mnp.outer(x, y)",
+            )
+    return numpy_linalg.outer(x1, x2)

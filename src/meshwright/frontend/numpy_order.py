@@ -11,6 +11,7 @@ from meshwright.core import dtypes
 from meshwright.core.op import Value
 from meshwright.core.source import here
 from meshwright.core.trace import to_array
+from meshwright.core.types import TensorType
 from meshwright.errors import ShapeError
 from meshwright.frontend.indexing_update import At
 from meshwright.frontend.numpy_arithmetic import add, clip, divide, floor_divide, isclose, multiply, remainder, subtract
@@ -30,7 +31,7 @@ from meshwright.frontend.numpy_reduction import all as all_
 from meshwright.frontend.numpy_reduction import any as any_
 from meshwright.frontend.numpy_reduction import cumsum, sum
 from meshwright.frontend.numpy_shape import concatenate, cut, flip, moveaxis, ravel
-from meshwright.frontend.numpy_take import take, take_along_axis
+from meshwright.frontend.numpy_take import inside, take, take_along_axis
 from meshwright.frontend.operands import (
     ArrayLike,
     Axis,
@@ -39,9 +40,15 @@ from meshwright.frontend.operands import (
     axis_of,
     broadcast,
     convert,
+    items_of,
     known,
+    no_out,
+    one_of,
     promote_operands,
+    static_flag,
     static_int,
+    static_size,
+    strong,
     to_inexact,
     value,
 )
@@ -66,7 +73,10 @@ def sort(
     >>> mnp.sort(mnp.array([3, 1, 2]))
     Array([1, 2, 3], dtype=int32)
     """
+    static_flag(stable, "stable of mnp.sort")
+    descending = static_flag(descending, "descending of mnp.sort")
     x = value(a)
+    _no_order(order, "mnp.sort")
     if axis is None:
         x, axis = ravel(x), 0
     dim = axis_of(axis, x.ndim, "mnp.sort")
@@ -84,7 +94,10 @@ def argsort(
     descending: bool = False,
 ) -> Value:
     """The places of the elements in increasing order along ``axis``; equal ones stay in order."""
+    static_flag(stable, "stable of mnp.argsort")
+    descending = static_flag(descending, "descending of mnp.argsort")
     x = value(a)
+    _no_order(order, "mnp.argsort")
     if axis is None:
         x, axis = ravel(x), 0
     dim = axis_of(axis, x.ndim, "mnp.argsort")
@@ -96,9 +109,26 @@ def argsort(
     return flip(ordered, dim)
 
 
+def _no_order(order: Any, name: str) -> None:
+    """Refuse names of fields to sort by: an array has none."""
+    if order is not None:
+        raise ShapeError(
+            f"{name} cannot take order={order!r}.", where=here(), why="arrays have no fields", fix="axis=0"
+        )
+
+
 def lexsort(keys: Any, axis: int = -1) -> Value:
     """The places that sort by the last key, then the one before, and so on."""
-    columns = [value(k) for k in keys]
+    columns = [value(k) for k in items_of(keys, "mnp.lexsort")]
+    if not columns or any(c.shape != columns[0].shape for c in columns):
+        raise ShapeError(
+            f"mnp.lexsort cannot sort by {', '.join(c.type.short() for c in columns) or 'nothing'}.",
+            where=here(),
+            why="it takes one key or more, all of one shape",
+            fix="mnp.lexsort((second, first))",
+        )
+    if not columns[0].ndim:
+        return to_array(np.asarray(0, dtypes.default_int()))
     dim = axis_of(axis, columns[0].ndim, "mnp.lexsort")
     places = iota(dtype=dtypes.default_int(), shape=columns[0].shape, dim=dim)
     return sorting.sort(*reversed(columns), places, dim=dim, num_keys=len(columns))[-1]
@@ -106,15 +136,26 @@ def lexsort(keys: Any, axis: int = -1) -> Value:
 
 def partition(a: ArrayLike, kth: int, axis: int = -1) -> Value:
     """The elements such that those before place ``kth`` are not larger, those after not smaller: sorted, here."""
-    return sort(a, axis)
+    return sort(_with_place(a, kth, axis, "mnp.partition"), axis)
 
 
 def argpartition(a: ArrayLike, kth: int, axis: int = -1) -> Value:
     """The places that ``partition`` the elements."""
-    return argsort(a, axis)
+    return argsort(_with_place(a, kth, axis, "mnp.argpartition"), axis)
+
+
+def _with_place(a: ArrayLike, kth: Any, axis: Any, name: str) -> Value:
+    """An array that has a ``kth`` place along an axis."""
+    x = value(a)
+    size = x.shape[axis_of(axis, x.ndim, name)]
+    place = static_int(kth, f"kth of {name}")
+    inside(name, place + size if place < 0 else place, size)
+    return x
 
 
 # Searching
+
+_SEARCHES = ("scan", "scan_unrolled", "sort", "compare_all", "default")  # JAX's; the result is the same
 
 
 def searchsorted(
@@ -126,13 +167,8 @@ def searchsorted(
     >>> mnp.searchsorted(mnp.array([1, 2, 2, 5]), mnp.array([2, 9]))
     Array([1, 4], dtype=int32)
     """
-    if side not in ("left", "right"):
-        raise ShapeError(
-            f"mnp.searchsorted cannot take side={side!r}.",
-            where=here(),
-            why="it is 'left' or 'right'",
-            fix="side='left'",
-        )
+    one_of(side, ("left", "right"), "side of mnp.searchsorted")
+    one_of(method, _SEARCHES, "method of mnp.searchsorted")
     ordered, wanted = (value(x) for x in promote_operands((a, v)))
     if ordered.ndim != 1:
         raise ShapeError(
@@ -142,7 +178,7 @@ def searchsorted(
             fix="a.ravel()",
         )
     if sorter is not None:
-        ordered = take(ordered, sorter)
+        ordered = take(ordered, ravel(sorter))
     size = ordered.shape[0]
     kind = dtypes.default_int()
     low = basic.zeros(wanted.type.with_(dtype=kind, weak=False))
@@ -169,7 +205,15 @@ def floor_half(x: Value) -> Value:
 
 def digitize(x: ArrayLike, bins: ArrayLike, right: bool = False) -> Value:
     """The number of the bin each element falls into."""
+    right = static_flag(right, "right of mnp.digitize")
     edges = value(bins)
+    if edges.ndim != 1:
+        raise ShapeError(
+            f"mnp.digitize cannot take bins {edges.type.short()}.",
+            where=here(),
+            why="they have one dim",
+            fix="bins.ravel()",
+        )
     side = "left" if right else "right"
     rising = searchsorted(edges, x, side)
     if edges.shape[0] < 2:
@@ -192,7 +236,7 @@ def nonzero(a: ArrayLike, *, size: int | None = None, fill_value: Any = None) ->
             x, "mnp.nonzero", "give the number of places: mnp.nonzero(x, size=…), or keep the shape: mnp.where(x, y, 0)"
         )
         return tuple(to_array(places.astype(kind)) for places in np.nonzero(np.atleast_1d(data)))
-    size = static_int(size, "size of mnp.nonzero")
+    size = static_size(size, "size of mnp.nonzero")
     x = x if x.ndim else basic.reshape(x, shape=(1,))
     mask = ravel(as_bool(x))
     counted = cumsum(convert(mask, kind)) if mask.size else convert(mask, kind)
@@ -204,6 +248,13 @@ def nonzero(a: ArrayLike, *, size: int | None = None, fill_value: Any = None) ->
     total = counted[-1] if mask.size else value(np.asarray(0, kind))
     filled = less(iota(dtype=kind, shape=(size,), dim=0), total)
     fills = fill_value if isinstance(fill_value, tuple) else (0 if fill_value is None else fill_value,) * x.ndim
+    if len(fills) != x.ndim:
+        raise ShapeError(
+            f"mnp.nonzero cannot take {len(fills)} fill values for {x.type.short()}.",
+            where=here(),
+            why="there is one for all dims, or one for each",
+            fix="fill_value=-1",
+        )
     out: list[Value] = []
     stride = 1
     for n, fill in zip(reversed(x.shape), reversed(fills), strict=True):
@@ -234,6 +285,13 @@ def where(
         raise ShapeError(
             "mnp.where got one of its two choices.", where=here(), why="it needs both or none", fix="mnp.where(c, x, y)"
         )
+    if size is not None or fill_value is not None:
+        raise ShapeError(
+            "mnp.where got choices and size= or fill_value=.",
+            where=here(),
+            why="these are about the places it returns without choices",
+            fix="mnp.where(c, x, y), or mnp.where(c, size=n)",
+        )
     return either(condition, x, y)
 
 
@@ -246,7 +304,7 @@ def argwhere(a: ArrayLike, *, size: int | None = None, fill_value: Any = None) -
     """The places of the nonzero elements, one row per element."""
     x = value(a)
     if x.ndim == 0:
-        return basic.reshape(nonzero(x, size=size)[0], shape=(-1, 1))[:, :0]
+        return basic.zeros(TensorType((nonzero(x, size=size)[0].size, 0), dtypes.default_int()))
     columns = [basic.reshape(p, shape=(p.size, 1)) for p in nonzero(x, size=size, fill_value=fill_value)]
     return concatenate(columns, 1)
 
@@ -257,12 +315,25 @@ def argwhere(a: ArrayLike, *, size: int | None = None, fill_value: Any = None) -
 def bincount(x: ArrayLike, weights: ArrayLike | None = None, minlength: int = 0, *, length: int | None = None) -> Value:
     """How often each of 0, 1, … occurs in ``x``. Of a traced array, the ``length`` of the result must be given."""
     counted = value(x)
+    amounts = value(1 if weights is None else weights)
+    if (
+        counted.ndim != 1
+        or not dtypes.is_integer(counted.type.dtype)
+        or (weights is not None and amounts.shape != counted.shape)
+    ):
+        raise ShapeError(
+            f"mnp.bincount cannot count {counted.type.short()}"
+            f"{'' if weights is None else f' with weights {amounts.type.short()}'}.",
+            where=here(),
+            why="it counts integers in one dim, and there is a weight for each",
+            fix="mnp.bincount(x.ravel().astype(int))",
+        )
     if length is None:
         data = known(counted, "mnp.bincount", "give the size of the result: mnp.bincount(x, length=…)")
-        length = builtin_max(minlength, int(np.max(data)) + 1 if data.size else 0)
-    amounts = value(1 if weights is None else weights)
+        least = static_size(minlength, "minlength of mnp.bincount")
+        length = builtin_max(least, int(np.max(data)) + 1 if data.size else 0)
     dtype = dtypes.default_int() if weights is None else amounts.type.dtype
-    empty = basic.zeros(value(np.zeros((), dtype)).type.with_(shape=(static_int(length, "length"),)))
+    empty = basic.zeros(value(np.zeros((), dtype)).type.with_(shape=(static_size(length, "length of mnp.bincount"),)))
     return At(empty)[clip(counted, 0)].add(amounts)
 
 
@@ -289,6 +360,11 @@ def unique(
     >>> mnp.unique(mnp.array([3, 1, 3]))
     Array([1, 3], dtype=int32)
     """
+    return_index = static_flag(return_index, "return_index of mnp.unique")
+    return_inverse = static_flag(return_inverse, "return_inverse of mnp.unique")
+    return_counts = static_flag(return_counts, "return_counts of mnp.unique")
+    equal_nan = static_flag(equal_nan, "equal_nan of mnp.unique")
+    sorted = static_flag(sorted, "sorted of mnp.unique")
     x = value(ar)
     if size is None:
         fix = "give the number of results: mnp.unique(x, size=…); shorter ones are filled up"
@@ -309,6 +385,9 @@ def unique(
 def _unique_of_size(x: Value, size: int, fill: Any, wanted: tuple[bool, bool, bool], shape: tuple[int, ...]) -> Any:
     kind = dtypes.default_int()
     total = x.shape[0]
+    size = static_size(size, "size of mnp.unique")
+    if not total:
+        return _unique_of_nothing(x, size, fill, wanted, shape)
     order = argsort(x)
     ordered = take(x, order, mode="clip")
     differs = not_equal(cut(ordered, 0, 1, total), cut(ordered, 0, 0, total - 1))
@@ -333,8 +412,25 @@ def _unique_of_size(x: Value, size: int, fill: Any, wanted: tuple[bool, bool, bo
     return out[0] if len(out) == 1 else tuple(out)
 
 
+def _unique_of_nothing(x: Value, size: int, fill: Any, wanted: tuple[bool, bool, bool], shape: tuple[int, ...]) -> Any:
+    if size and fill is None:
+        raise ShapeError(
+            f"mnp.unique cannot find {size} elements in {x.type.short()}.",
+            where=here(),
+            why="there are none, and no fill_value",
+            fix="fill_value=0",
+        )
+    filler = convert(value(0 if fill is None else fill), x.type.dtype)
+    kind = dtypes.default_int()
+    shapes = [s for s, want in zip(((size,), shape, (size,)), wanted, strict=True) if want]
+    out = [broadcast(filler, (size,)), *(basic.zeros(TensorType(s, kind)) for s in shapes)]
+    return out[0] if len(out) == 1 else tuple(out)
+
+
 def isin(element: ArrayLike, test_elements: ArrayLike, assume_unique: bool = False, invert: bool = False) -> Value:
     """Whether each element occurs among ``test_elements``."""
+    static_flag(assume_unique, "assume_unique of mnp.isin")
+    invert = static_flag(invert, "invert of mnp.isin")
     x, tests = (value(v) for v in promote_operands((element, test_elements)))
     same = equal(basic.reshape(x, shape=(*x.shape, 1)), ravel(tests))
     found = any_(same, -1)
@@ -343,6 +439,7 @@ def isin(element: ArrayLike, test_elements: ArrayLike, assume_unique: bool = Fal
 
 def array_equal(a1: ArrayLike, a2: ArrayLike, equal_nan: bool = False) -> Value:
     """Whether two arrays have one shape and equal elements."""
+    equal_nan = static_flag(equal_nan, "equal_nan of mnp.array_equal")
     x, y = value(a1), value(a2)
     if x.shape != y.shape:
         return to_array(np.asarray(False))
@@ -364,6 +461,7 @@ def allclose(
     a: ArrayLike, b: ArrayLike, rtol: ArrayLike = 1e-05, atol: ArrayLike = 1e-08, equal_nan: bool = False
 ) -> Value:
     """Whether all elements are close, as ``isclose`` says."""
+    equal_nan = static_flag(equal_nan, "equal_nan of mnp.allclose")
     return all_(isclose(a, b, rtol, atol, equal_nan))
 
 
@@ -385,6 +483,9 @@ def quantile(
     >>> mnp.quantile(mnp.array([1.0, 2.0, 3.0, 4.0]), 0.5)
     Array(2.5, dtype=float32)
     """
+    keepdims = static_flag(keepdims, "keepdims of mnp.quantile")
+    no_out(out, "mnp.quantile")
+    no_overwriting(overwrite_input, "mnp.quantile")
     return _quantile(a, q, axis, method, keepdims, ignore_nan=False)
 
 
@@ -398,23 +499,40 @@ def nanquantile(
     keepdims: bool = False,
 ) -> Value:
     """The quantile of the elements that are not NaN."""
+    keepdims = static_flag(keepdims, "keepdims of mnp.nanquantile")
+    no_out(out, "mnp.nanquantile")
+    no_overwriting(overwrite_input, "mnp.nanquantile")
     return _quantile(a, q, axis, method, keepdims, ignore_nan=True)
+
+
+def no_overwriting(overwrite_input: Any, name: str) -> None:
+    """Refuse to write over an argument: arrays do not change."""
+    if static_flag(overwrite_input, f"overwrite_input of {name}"):
+        raise ShapeError(
+            f"{name} cannot write over its argument.",
+            where=here(),
+            why="arrays do not change",
+            fix=f"{name}(x, …) without overwrite_input",
+        )
 
 
 _METHODS = ("linear", "lower", "higher", "midpoint", "nearest")
 
 
 def _quantile(a: ArrayLike, q: ArrayLike, axis: Axis, method: str, keepdims: bool, ignore_nan: bool) -> Value:
-    if method not in _METHODS:
-        raise ShapeError(
-            f"mnp.quantile cannot take method={method!r}.",
-            where=here(),
-            why=f"the methods are {', '.join(_METHODS)}",
-            fix="method='linear'",
-        )
+    one_of(method, _METHODS, "method of mnp.quantile")
     x, share = value(a), value(q)
+    if dtypes.is_complex(x.type.dtype) or dtypes.is_complex(share.type.dtype):
+        raise ShapeError(
+            f"mnp.quantile cannot take {x.type.short()} and {share.type.short()}.",
+            where=here(),
+            why="it takes real numbers, which have an order",
+            fix="mnp.quantile(x.real, q)",
+        )
     dtype = to_inexact(x.type.dtype)
-    x, share = convert(x, dtype), convert(share, dtype)
+    x, share = strong(convert(x, dtype)), strong(convert(share, dtype))
+    if axis is None and not x.ndim:
+        x = basic.reshape(x, shape=(1,))
     rank = x.ndim
     axes = axes_of(axis, rank, "mnp.quantile")
     kept = tuple(d for d in range(rank) if d not in axes)
@@ -464,6 +582,9 @@ def percentile(
     keepdims: bool = False,
 ) -> Value:
     """The value below which ``q`` percent of the elements lie."""
+    keepdims = static_flag(keepdims, "keepdims of mnp.percentile")
+    no_out(out, "mnp.percentile")
+    no_overwriting(overwrite_input, "mnp.percentile")
     return quantile(a, divide(q, 100), axis, method=method, keepdims=keepdims)
 
 
@@ -477,6 +598,9 @@ def nanpercentile(
     keepdims: bool = False,
 ) -> Value:
     """The percentile of the elements that are not NaN."""
+    keepdims = static_flag(keepdims, "keepdims of mnp.nanpercentile")
+    no_out(out, "mnp.nanpercentile")
+    no_overwriting(overwrite_input, "mnp.nanpercentile")
     return nanquantile(a, divide(q, 100), axis, method=method, keepdims=keepdims)
 
 
@@ -484,6 +608,9 @@ def median(
     a: ArrayLike, axis: Axis = None, out: None = None, overwrite_input: bool = False, keepdims: bool = False
 ) -> Value:
     """The middle element, or the mean of the two in the middle."""
+    keepdims = static_flag(keepdims, "keepdims of mnp.median")
+    no_out(out, "mnp.median")
+    no_overwriting(overwrite_input, "mnp.median")
     return quantile(a, 0.5, axis, method="midpoint", keepdims=keepdims)
 
 
@@ -491,12 +618,22 @@ def nanmedian(
     a: ArrayLike, axis: Axis = None, out: None = None, overwrite_input: bool = False, keepdims: bool = False
 ) -> Value:
     """The median of the elements that are not NaN."""
+    keepdims = static_flag(keepdims, "keepdims of mnp.nanmedian")
+    no_out(out, "mnp.nanmedian")
+    no_overwriting(overwrite_input, "mnp.nanmedian")
     return nanquantile(a, 0.5, axis, method="midpoint", keepdims=keepdims)
 
 
 def interp(x: ArrayLike, xp: ArrayLike, fp: ArrayLike, left: Any = None, right: Any = None) -> Value:
     """The piecewise linear function through the points (``xp``, ``fp``), at ``x``."""
     x, places, heights = value(x), value(xp), value(fp)
+    if places.ndim != 1 or places.shape != heights.shape or not places.size:
+        raise ShapeError(
+            f"mnp.interp cannot go through the points {places.type.short()}, {heights.type.short()}.",
+            where=here(),
+            why="both have one dim of one size, with one point or more",
+            fix="mnp.interp(x, xp, fp) with xp.shape == fp.shape == (n,)",
+        )
     last = places.shape[0] - 1
     above = clip(searchsorted(places, x, "right"), 1, last)
     below = subtract(above, 1)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -17,22 +17,29 @@ from meshwright.frontend.control import while_loop
 from meshwright.frontend.indexing_update import At
 from meshwright.frontend.numpy_arithmetic import add, clip, floor_divide, multiply, remainder
 from meshwright.frontend.numpy_creation import arange, tril_indices, triu_indices
-from meshwright.frontend.numpy_logic import absolute, either, equal, not_equal
+from meshwright.frontend.numpy_logic import absolute, either, equal, greater, less, not_equal
 from meshwright.frontend.numpy_order import nonzero
 from meshwright.frontend.numpy_reduction import any as any_
-from meshwright.frontend.numpy_shape import broadcast_arrays, broadcast_to, concatenate, cut, moveaxis, ravel
-from meshwright.frontend.numpy_take import take
+from meshwright.frontend.numpy_shape import broadcast_arrays, broadcast_to, concatenate, cut, moveaxis, ravel, resize
+from meshwright.frontend.numpy_take import inside, no_inplace, take
 from meshwright.frontend.operands import (
     ArrayLike,
     axis_of,
     broadcast_shapes,
     convert,
+    items_of,
     known,
+    no_negative,
+    one_of,
     promote_operands,
+    static_flag,
     static_int,
     static_shape,
+    strong,
     value,
+    whole_numbers,
 )
+from meshwright.frontend.tracing import check_function
 from meshwright.ops import basic, elementwise
 
 
@@ -46,6 +53,10 @@ def ix_(*args: ArrayLike) -> tuple[Value, ...]:
     """
     out = []
     for n, x in enumerate(map(value, args)):
+        if x.ndim != 1:
+            raise ShapeError(
+                f"mnp.ix_ cannot take {x.type.short()}.", where=here(), why="each argument has one dim", fix="x.ravel()"
+            )
         places = nonzero(x)[0] if x.type.dtype == dtypes.BOOL else x
         shape = tuple(places.shape[0] if d == n else 1 for d in range(len(args)))
         out.append(basic.reshape(places, shape=shape))
@@ -55,50 +66,108 @@ def ix_(*args: ArrayLike) -> tuple[Value, ...]:
 def unravel_index(indices: ArrayLike, shape: Any) -> tuple[Value, ...]:
     """Places in a flattened array as places along each dim; those outside are moved in."""
     sizes = static_shape(shape)
-    flat = value(indices)
-    total = prod(sizes)
-    flat = clip(flat, -total, total - 1)
+    no_negative(sizes, "a size of mnp.unravel_index")
+    given = integers(indices, "mnp.unravel_index")
+    kind = given.type.dtype
+    # Sizes may be beyond the numbers of a narrow dtype.
+    flat = given if kind.itemsize >= 4 else convert(given, dtypes.INT32, given.type.weak)
     out: list[Value] = []
     for n in reversed(sizes):
         out.append(remainder(flat, n))
         flat = floor_divide(flat, n)
-    return tuple(reversed(out))
+    # What is left is 0 for places within the array, and -1 for those counted from its end.
+    out = [either(greater(flat, 0), n - 1, place) for n, place in zip(reversed(sizes), out, strict=True)]
+    if kind in dtypes.SIGNED:
+        out = [either(less(flat, -1), 0, place) for place in out]
+    return tuple(convert(place, kind) for place in reversed(out))
 
 
-def ravel_multi_index(multi_index: Sequence[ArrayLike], dims: Any, mode: str = "clip", order: str = "C") -> Value:
-    """Places along each dim as places in the flattened array."""
+def integers(x: ArrayLike, name: str) -> Value:
+    """A value of an integer dtype, or the error of the function that needs one."""
+    x = value(x)
+    if not dtypes.is_integer(x.type.dtype):
+        raise ShapeError(
+            f"{name} cannot take {x.type.short()}.", where=here(), why="it takes integers", fix="x.astype(int)"
+        )
+    return x
+
+
+def ravel_multi_index(multi_index: Sequence[ArrayLike], dims: Any, mode: str = "raise", order: str = "C") -> Value:
+    """Places along each dim as places in the flattened array. Those outside are an error, or with ``mode`` "clip" moved
+    in, or with "wrap" counted around."""
     sizes = static_shape(dims)
-    pairs = list(zip((value(x) for x in multi_index), sizes, strict=True))
+    columns = [integers(x, "mnp.ravel_multi_index") for x in items_of(multi_index, "mnp.ravel_multi_index")]
+    one_of(mode, ("raise", "clip", "wrap"), "mode of mnp.ravel_multi_index")
+    one_of(order, ("C", "F"), "order of mnp.ravel_multi_index")
+    if len(columns) != len(sizes):
+        raise ShapeError(
+            f"mnp.ravel_multi_index cannot take {len(columns)} arrays for {len(sizes)} dims.",
+            where=here(),
+            why="there is one array for each dim",
+            fix="mnp.ravel_multi_index((rows, columns), x.shape, mode='clip')",
+        )
     total: Any = 0
+    pairs = list(zip(columns, sizes, strict=True))
     for places, n in pairs if order == "C" else reversed(pairs):
-        inside = remainder(places, n) if mode == "wrap" else clip(places, 0, n - 1)
-        total = add(multiply(total, n), inside)
-    return value(total)
+        if mode == "raise":
+            name = "mnp.ravel_multi_index"
+            inside(name, known(places, f"{name} with mode='raise'", "mode='clip' or mode='wrap' inside of jit"), n)
+        within = remainder(places, n) if mode == "wrap" else clip(places, 0, n - 1)
+        total = add(multiply(total, n), within)
+    return strong(value(total))
+
+
+def _matrix(x: ArrayLike, name: str) -> tuple[int, int]:
+    """The shape of a matrix."""
+    found = value(x)
+    if found.ndim != 2:
+        raise ShapeError(f"{name} cannot take {found.type.short()}.", where=here(), why="it takes a matrix", fix="x[0]")
+    return found.shape[0], found.shape[1]
 
 
 def tril_indices_from(arr: ArrayLike, k: int = 0) -> tuple[Value, Value]:
     """The places on and below the ``k``-th diagonal of a matrix."""
-    rows, columns = value(arr).shape
+    rows, columns = _matrix(arr, "mnp.tril_indices_from")
     return tril_indices(rows, k, columns)
 
 
 def triu_indices_from(arr: ArrayLike, k: int = 0) -> tuple[Value, Value]:
     """The places on and above the ``k``-th diagonal of a matrix."""
-    rows, columns = value(arr).shape
+    rows, columns = _matrix(arr, "mnp.triu_indices_from")
     return triu_indices(rows, k, columns)
 
 
 def fill_diagonal(a: ArrayLike, val: ArrayLike, wrap: bool = False, *, inplace: bool = False) -> Value:
     """``a`` with ``val`` on its main diagonal. A new array."""
-    x = value(a)
-    places = arange(min(x.shape))
-    return At(x)[(places,) * x.ndim].set(val)
+    static_flag(inplace, "inplace of mnp.fill_diagonal")
+    wrap = static_flag(wrap, "wrap of mnp.fill_diagonal")
+    no_inplace(inplace, "mnp.fill_diagonal")
+    x, fill = value(a), value(val)
+    if wrap or x.ndim < 2 or (x.ndim > 2 and len(set(x.shape)) > 1):
+        raise ShapeError(
+            f"mnp.fill_diagonal cannot take {x.type.short()}{' with wrap=True' * bool(wrap)}.",
+            where=here(),
+            why="it fills the one diagonal of a matrix, or of an array whose dims are all equal",
+            fix="wrap=False, and an array of two dims or more",
+        )
+    count = min(x.shape)
+    return At(x)[(arange(count),) * x.ndim].set(resize(fill, (count,)) if fill.ndim else fill)
 
 
 def compress(condition: ArrayLike, a: ArrayLike, axis: int | None = None) -> Value:
     """The slices of ``a`` where a known condition holds."""
     mask = np.asarray(known(value(condition), "mnp.compress", "mnp.where(condition, a, 0) keeps the shape"))
-    return take(a, np.nonzero(mask.astype(bool))[0].astype(np.int32), axis)
+    if mask.ndim != 1:
+        raise ShapeError(
+            f"mnp.compress cannot take a condition of shape {mask.shape}.",
+            where=here(),
+            why="it has one dim",
+            fix="condition.ravel()",
+        )
+    kept = np.nonzero(mask.astype(bool))[0].astype(np.int32)
+    x = value(a)
+    inside("mnp.compress", kept, x.size if axis is None else x.shape[axis_of(axis, x.ndim, "mnp.compress")])
+    return take(x, kept, axis)
 
 
 def extract(condition: ArrayLike, arr: ArrayLike) -> Value:
@@ -114,7 +183,8 @@ def insert(arr: ArrayLike, obj: Any, values: ArrayLike, axis: int | None = None)
     dim = axis_of(axis, x.ndim, "mnp.insert")
     place = static_int(obj, "the place of mnp.insert")
     place = place + x.shape[dim] if place < 0 else place
-    new = convert(value(values), x.type.dtype)
+    inside("mnp.insert", place, x.shape[dim] + 1)
+    new = convert(value(values), x.type.dtype, x.type.weak)
     if new.ndim < x.ndim:
         new = broadcast_to(new, (*x.shape[:dim], *x.shape[dim + 1 :]))
         new = basic.reshape(new, shape=(*x.shape[:dim], 1, *x.shape[dim + 1 :]))
@@ -127,14 +197,29 @@ def delete(arr: ArrayLike, obj: Any, axis: int | None = None) -> Value:
     if axis is None:
         x, axis = ravel(x), 0
     dim = axis_of(axis, x.ndim, "mnp.delete")
-    gone = obj if isinstance(obj, slice) else known(value(obj), "mnp.delete", "give the places as Python integers")
-    kept = np.delete(np.arange(x.shape[dim], dtype=np.int32), gone)
+    size = x.shape[dim]
+    gone: Any = obj
+    if not isinstance(obj, slice):
+        gone = np.asarray(known(value(obj), "mnp.delete", "give the places as Python integers"))
+        if gone.size and gone.dtype != np.bool_:
+            gone = whole_numbers(gone, "a place of mnp.delete")
+            inside("mnp.delete", np.where(gone < 0, gone + size, gone), size)
+        elif gone.size != size:
+            inside("mnp.delete", gone.size, 1)
+    kept = np.delete(np.arange(size, dtype=np.int32), gone if not hasattr(gone, "size") or gone.size else [])
     return take(x, kept, dim)
 
 
 def block(arrays: Any) -> Value:
     """An array put together from nested lists of blocks, the innermost along the last dim."""
     depth = _depth(arrays)
+    if depth is None:
+        raise ShapeError(
+            "mnp.block cannot put these blocks together.",
+            where=here(),
+            why="lists are nested equally deep everywhere, and none is empty",
+            fix="mnp.block([[a, b], [c, d]])",
+        )
     rank = max(depth, max(value(x).ndim for x in _flat(arrays)))
 
     def build(part: Any, level: int) -> Value:
@@ -146,8 +231,13 @@ def block(arrays: Any) -> Value:
     return build(arrays, 0)
 
 
-def _depth(x: Any) -> int:
-    return 1 + max(map(_depth, x)) if isinstance(x, list) else 0
+def _depth(x: Any) -> int | None:
+    """How deep lists are nested; None where that differs."""
+    if not isinstance(x, list):
+        return 0
+    depths = set(map(_depth, x))
+    inner = next(iter(depths), None)
+    return None if len(depths) != 1 or inner is None else inner + 1
 
 
 def _flat(x: Any) -> list[Any]:
@@ -156,6 +246,7 @@ def _flat(x: Any) -> list[Any]:
 
 def apply_along_axis(func1d: Callable[..., Any], axis: int, arr: ArrayLike, *args: Any, **kwargs: Any) -> Value:
     """A function of vectors applied to every one along a dim."""
+    check_function(func1d, "apply_along_axis", "mnp.apply_along_axis(f, 0, x)")
     x = value(arr)
     dim = axis_of(axis, x.ndim, "mnp.apply_along_axis")
     rows = moveaxis(x, dim, -1)
@@ -168,6 +259,10 @@ def apply_along_axis(func1d: Callable[..., Any], axis: int, arr: ArrayLike, *arg
     return moveaxis(out, tuple(range(first, first + new)), tuple(range(dim, dim + new)))
 
 
+_DIMS = r"\((\w+(,\w+)*)?\)"
+_SIGNATURE = rf"{_DIMS}(,{_DIMS})*->{_DIMS}(,{_DIMS})*"
+
+
 def vectorize(pyfunc: Callable[..., Any], *, excluded: Any = frozenset(), signature: str | None = None) -> Any:
     """A function of scalars (or, by ``signature``, of arrays of fewer dims) that broadcasts over the other dims.
 
@@ -176,6 +271,14 @@ def vectorize(pyfunc: Callable[..., Any], *, excluded: Any = frozenset(), signat
     >>> dot(mnp.ones((4, 1, 3)), mnp.ones((5, 3))).shape
     (4, 5)
     """
+    check_function(pyfunc, "vectorize", "mnp.vectorize(f)(x)")
+    if signature is not None and not re.fullmatch(_SIGNATURE, str(signature).replace(" ", "")):
+        raise ShapeError(
+            f"mnp.vectorize cannot read the signature {signature!r}.",
+            where=here(),
+            why="it names the dims of arguments and results: '(m,n),(n)->(m)'",
+            fix="signature='(n),(n)->()'",
+        )
     cores = None if signature is None else [_core_rank(part) for part in _arguments(signature)]
 
     def wrapped(*args: Any, **kwargs: Any) -> Any:
@@ -240,7 +343,8 @@ def _core_rank(part: str) -> int:
 
 def gcd(x1: ArrayLike, x2: ArrayLike) -> Value:
     """The greatest common divisor, by Euclid's algorithm."""
-    x, y = (absolute(v) for v in broadcast_arrays(*promote_operands((value(x1), value(x2)))))
+    given = [integers(v, "mnp.gcd") for v in (x1, x2)]
+    x, y = (absolute(v) for v in broadcast_arrays(*promote_operands(given)))
 
     def step(pair: tuple[Value, Value]) -> tuple[Value, Value]:
         a, b = pair
@@ -253,6 +357,6 @@ def gcd(x1: ArrayLike, x2: ArrayLike) -> Value:
 
 def lcm(x1: ArrayLike, x2: ArrayLike) -> Value:
     """The least common multiple."""
-    x, y = (absolute(v) for v in promote_operands((value(x1), value(x2))))
+    x, y = (absolute(v) for v in promote_operands([integers(v, "mnp.lcm") for v in (x1, x2)]))
     divisor = gcd(x, y)
     return multiply(x, floor_divide(y, either(equal(divisor, 0), 1, divisor)))

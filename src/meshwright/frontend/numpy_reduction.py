@@ -13,7 +13,7 @@ from meshwright.core.source import here
 from meshwright.core.trace import apply
 from meshwright.errors import ShapeError
 from meshwright.frontend.numpy_arithmetic import add, divide, maximum, minimum, multiply, square, subtract
-from meshwright.frontend.numpy_logic import conjugate, either, isnan, logical_not, not_equal
+from meshwright.frontend.numpy_logic import conjugate, either, greater, isnan, logical_not, not_equal
 from meshwright.frontend.numpy_math import sqrt
 from meshwright.frontend.operands import (
     VALUES,
@@ -26,7 +26,12 @@ from meshwright.frontend.operands import (
     axis_of,
     broadcast,
     convert,
+    mask_of,
+    no_out,
     promote_operands,
+    static_flag,
+    static_size,
+    strong,
     to_inexact,
     value,
 )
@@ -50,7 +55,7 @@ def _select_where(x: Value, where: ArrayLike | None, neutral: Any) -> Value:
     """``x`` with ``neutral`` at the places that do not count."""
     if where is None:
         return x
-    return either(where, x, convert(value(neutral), x.type.dtype))
+    return either(mask_of(where), x, convert(value(neutral), x.type.dtype))
 
 
 @lru_cache(maxsize=256)
@@ -63,27 +68,28 @@ def _sum_dtype(dtype: DType, x64: bool) -> DType:
     return dtype
 
 
+def sum_dtype(dtype: DType) -> DType:
+    """The dtype of a sum."""
+    return _sum_dtype(dtype, dtypes.config._enable_x64)
+
+
 def _sum_or_product(
     op: Op, name: str, a: ArrayLike, axis: Axis, dtype: DTypeLike, keepdims: bool, initial: Any, where: Any
 ) -> Value:
-    x = a if a.__class__ in VALUES else value(a)
+    x = strong(a if a.__class__ in VALUES else value(a))
     have = x.type.dtype
-    if dtype is None:
-        target = _sum_dtype(have, dtypes.config._enable_x64)
-        weak = x.type.weak
-    else:
-        target, weak = as_dtype(dtype), False
+    target = sum_dtype(have) if dtype is None else as_dtype(dtype)
     # Halves are summed in float32: their own sums lose digits.
     computed = dtypes.FLOAT32 if target in _SMALL_FLOATS else target
     if have != computed:
-        x = convert(x, computed, weak)
+        x = convert(x, computed)
     if where is not None:
         x = _select_where(x, where, 0 if op is basic.reduce_sum else 1)
     out = _reduce(op, x, axes_of(axis, x.type.ndim, name), keepdims)
     if initial is not None:
         combine = add if op is basic.reduce_sum else multiply
         out = combine(out, convert(value(initial), computed, True))
-    return out if computed == target else convert(out, target, weak)
+    return out if computed == target else convert(out, target)
 
 
 def sum(
@@ -101,6 +107,8 @@ def sum(
     >>> mnp.sum(mnp.array([[1.0, 2.0], [3.0, 4.0]]), axis=0)
     Array([4., 6.], dtype=float32)
     """
+    keepdims = static_flag(keepdims, "keepdims of mnp.sum")
+    no_out(out, "mnp.sum")
     return _sum_or_product(basic.reduce_sum, "mnp.sum", a, axis, dtype, keepdims, initial, where)
 
 
@@ -114,11 +122,13 @@ def prod(
     where: ArrayLike | None = None,
 ) -> Value:
     """The product over some dims, or all."""
+    keepdims = static_flag(keepdims, "keepdims of mnp.prod")
+    no_out(out, "mnp.prod")
     return _sum_or_product(reduction.reduce_prod, "mnp.prod", a, axis, dtype, keepdims, initial, where)
 
 
 def _extreme(largest: bool, a: ArrayLike, axis: Axis, keepdims: bool, initial: Any, where: Any) -> Value:
-    x = a if a.__class__ in VALUES else value(a)
+    x = strong(a if a.__class__ in VALUES else value(a))
     name = "mnp.max" if largest else "mnp.min"
     axes = axes_of(axis, x.type.ndim, name)
     if initial is None and 0 in [x.type.shape[d] for d in axes]:
@@ -156,6 +166,8 @@ def max(
     where: ArrayLike | None = None,
 ) -> Value:
     """The largest element; NaN if there is one."""
+    keepdims = static_flag(keepdims, "keepdims of mnp.max")
+    no_out(out, "mnp.max")
     return _extreme(True, a, axis, keepdims, initial, where)
 
 
@@ -168,6 +180,8 @@ def min(
     where: ArrayLike | None = None,
 ) -> Value:
     """The smallest element; NaN if there is one."""
+    keepdims = static_flag(keepdims, "keepdims of mnp.min")
+    no_out(out, "mnp.min")
     return _extreme(False, a, axis, keepdims, initial, where)
 
 
@@ -176,6 +190,8 @@ amax, amin = max, min
 
 def ptp(a: ArrayLike, axis: Axis = None, out: None = None, keepdims: bool = False) -> Value:
     """The largest element minus the smallest."""
+    keepdims = static_flag(keepdims, "keepdims of mnp.ptp")
+    no_out(out, "mnp.ptp")
     return subtract(max(a, axis, keepdims=keepdims), min(a, axis, keepdims=keepdims))
 
 
@@ -183,6 +199,8 @@ def all(
     a: ArrayLike, axis: Axis = None, out: None = None, keepdims: bool = False, *, where: ArrayLike | None = None
 ) -> Value:
     """Whether every element is nonzero."""
+    keepdims = static_flag(keepdims, "keepdims of mnp.all")
+    no_out(out, "mnp.all")
     x = _select_where(as_bool(a), where, True)
     return _reduce(reduction.reduce_and, x, axes_of(axis, x.ndim, "mnp.all"), keepdims)
 
@@ -191,12 +209,15 @@ def any(
     a: ArrayLike, axis: Axis = None, out: None = None, keepdims: bool = False, *, where: ArrayLike | None = None
 ) -> Value:
     """Whether some element is nonzero."""
+    keepdims = static_flag(keepdims, "keepdims of mnp.any")
+    no_out(out, "mnp.any")
     x = _select_where(as_bool(a), where, False)
     return _reduce(reduction.reduce_or, x, axes_of(axis, x.ndim, "mnp.any"), keepdims)
 
 
 def count_nonzero(a: ArrayLike, axis: Axis = None, keepdims: bool = False) -> Value:
     """How many elements are nonzero."""
+    keepdims = static_flag(keepdims, "keepdims of mnp.count_nonzero")
     return sum(as_bool(a), axis, dtypes.default_int(), keepdims=keepdims)
 
 
@@ -204,7 +225,7 @@ def _count(x: Value, axes: tuple[int, ...], where: ArrayLike | None, keepdims: b
     """How many elements a mean is over: a number, or an array where some do not count."""
     if where is None:
         return math.prod(x.type.shape[d] for d in axes)
-    return sum(broadcast(as_bool(where), x.shape), axes, dtypes.default_int(), keepdims=keepdims)
+    return sum(broadcast(mask_of(where), x.shape), axes, dtypes.default_int(), keepdims=keepdims)
 
 
 def mean(
@@ -217,20 +238,22 @@ def mean(
     where: ArrayLike | None = None,
 ) -> Value:
     """The mean over some dims, or all; of integers, a float."""
+    keepdims = static_flag(keepdims, "keepdims of mnp.mean")
+    no_out(out, "mnp.mean")
     x = a if a.__class__ in VALUES else value(a)
     target = to_inexact(x.type.dtype) if dtype is None else as_dtype(dtype)
     computed = dtypes.FLOAT32 if target in _SMALL_FLOATS else target
     axes = axes_of(axis, x.type.ndim, "mnp.mean")
-    weak = x.type.weak and dtype is None
-    total = sum(convert(x, computed, weak), axes, keepdims=keepdims, where=where)
-    out_ = divide(total, _count(x, axes, where, keepdims))
-    return convert(out_, target, weak)
+    total = sum(convert(x, computed), axes, keepdims=keepdims, where=where)
+    return convert(divide(total, _count(x, axes, where, keepdims)), target)
 
 
 def average(
     a: ArrayLike, axis: Axis = None, weights: ArrayLike | None = None, returned: bool = False, keepdims: bool = False
 ) -> Any:
     """The mean, weighted by ``weights``."""
+    returned = static_flag(returned, "returned of mnp.average")
+    keepdims = static_flag(keepdims, "keepdims of mnp.average")
     x = value(a)
     if weights is None:
         found = mean(x, axis, keepdims=keepdims)
@@ -238,7 +261,8 @@ def average(
     else:
         x, w = (value(v) for v in promote_operands((x, weights), inexact=True))
         if w.shape != x.shape:
-            if axis is None or isinstance(axis, tuple) or w.ndim != 1 or w.shape[0] != x.shape[axis]:
+            of_one_dim = axis is not None and not isinstance(axis, tuple) and w.ndim == 1
+            if not of_one_dim or w.shape[0] != x.shape[axis_of(axis, x.ndim, "mnp.average")]:
                 raise ShapeError(
                     f"mnp.average cannot weigh {x.type.short()} by {w.type.short()}.",
                     where=here(),
@@ -264,12 +288,14 @@ def var(
     correction: float | None = None,
 ) -> Value:
     """The variance: the mean square distance from the mean, over ``n - ddof``."""
+    keepdims = static_flag(keepdims, "keepdims of mnp.var")
+    no_out(out, "mnp.var")
     x = value(a)
     have = to_inexact(x.type.dtype)
     target = dtypes.real_part(have) if dtype is None else as_dtype(dtype)
     computed = dtypes.FLOAT32 if have in _SMALL_FLOATS else have
     axes = axes_of(axis, x.type.ndim, "mnp.var")
-    x = convert(x, computed)
+    x = strong(convert(x, computed))
     centered = subtract(x, mean(x, axes, keepdims=True, where=where))
     if dtypes.is_complex(computed):
         squares = elementwise.real(multiply(centered, conjugate(centered)))
@@ -277,11 +303,10 @@ def var(
         squares = square(centered)
     count = _count(x, axes, where, keepdims)
     offset = ddof if correction is None else correction
-    spread = divide(
-        sum(squares, axes, keepdims=keepdims, where=where),
-        subtract(count, offset) if where is not None else count - offset,
-    )
-    return convert(spread, target)
+    total = sum(squares, axes, keepdims=keepdims, where=where)
+    degrees = subtract(count, offset)
+    enough = greater(degrees, 0)  # divided by 1 elsewhere, so that the derivative there is 0 and not 0 / 0
+    return convert(either(enough, divide(total, either(enough, degrees, 1)), math.nan), target)
 
 
 def std(
@@ -296,6 +321,8 @@ def std(
     correction: float | None = None,
 ) -> Value:
     """The standard deviation: the square root of the variance."""
+    keepdims = static_flag(keepdims, "keepdims of mnp.std")
+    no_out(out, "mnp.std")
     return sqrt(var(a, axis, dtype, None, ddof, keepdims, where=where, correction=correction))
 
 
@@ -328,11 +355,15 @@ def _arg_extreme(op: Op, a: ArrayLike, axis: int | None, keepdims: bool) -> Valu
 
 def argmax(a: ArrayLike, axis: int | None = None, out: None = None, keepdims: bool = False) -> Value:
     """The place of the first largest element, in the flattened array or along ``axis``."""
+    keepdims = static_flag(keepdims, "keepdims of mnp.argmax")
+    no_out(out, "mnp.argmax")
     return _arg_extreme(reduction.argmax, a, axis, keepdims)
 
 
 def argmin(a: ArrayLike, axis: int | None = None, out: None = None, keepdims: bool = False) -> Value:
     """The place of the first smallest element, in the flattened array or along ``axis``."""
+    keepdims = static_flag(keepdims, "keepdims of mnp.argmin")
+    no_out(out, "mnp.argmin")
     return _arg_extreme(reduction.argmin, a, axis, keepdims)
 
 
@@ -340,7 +371,7 @@ def argmin(a: ArrayLike, axis: int | None = None, out: None = None, keepdims: bo
 
 
 def _scan(op: Op, a: ArrayLike, axis: int | None, dtype: DTypeLike, reverse: bool = False) -> Value:
-    x = value(a)
+    x = strong(value(a))
     if axis is None:
         x, axis = basic.reshape(x, shape=(x.size,)), 0
     dim = axis_of(axis, x.ndim, f"mnp.{op.name}")
@@ -359,11 +390,13 @@ def cumsum(a: ArrayLike, axis: int | None = None, dtype: DTypeLike = None, out: 
     >>> mnp.cumsum(mnp.array([1, 2, 3]))
     Array([1, 3, 6], dtype=int32)
     """
+    no_out(out, "mnp.cumsum")
     return _scan(cumulative.cumsum, a, axis, dtype)
 
 
 def cumprod(a: ArrayLike, axis: int | None = None, dtype: DTypeLike = None, out: None = None) -> Value:
     """The products of the elements up to each place."""
+    no_out(out, "mnp.cumprod")
     return _scan(cumulative.cumprod, a, axis, dtype)
 
 
@@ -371,7 +404,7 @@ def diff(a: ArrayLike, n: int = 1, axis: int = -1) -> Value:
     """The differences of neighbours, taken ``n`` times."""
     x = value(a)
     d = axis_of(axis, x.ndim, "mnp.diff")
-    for _ in range(n):
+    for _ in range(static_size(n, "n of mnp.diff")):
         zero, size = (0,) * x.ndim, x.shape[d]
         if size == 0:
             return x
@@ -387,6 +420,8 @@ def diff(a: ArrayLike, n: int = 1, axis: int = -1) -> Value:
 
 def nansum(a: ArrayLike, axis: Axis = None, dtype: DTypeLike = None, out: None = None, keepdims: bool = False) -> Value:
     """The sum of the elements that are not NaN."""
+    keepdims = static_flag(keepdims, "keepdims of mnp.nansum")
+    no_out(out, "mnp.nansum")
     x = value(a)
     return sum(_without_nan(x, 0), axis, dtype, keepdims=keepdims)
 
@@ -395,6 +430,8 @@ def nanprod(
     a: ArrayLike, axis: Axis = None, dtype: DTypeLike = None, out: None = None, keepdims: bool = False
 ) -> Value:
     """The product of the elements that are not NaN."""
+    keepdims = static_flag(keepdims, "keepdims of mnp.nanprod")
+    no_out(out, "mnp.nanprod")
     x = value(a)
     return prod(_without_nan(x, 1), axis, dtype, keepdims=keepdims)
 
@@ -409,6 +446,8 @@ def nanmean(
     a: ArrayLike, axis: Axis = None, dtype: DTypeLike = None, out: None = None, keepdims: bool = False
 ) -> Value:
     """The mean of the elements that are not NaN."""
+    keepdims = static_flag(keepdims, "keepdims of mnp.nanmean")
+    no_out(out, "mnp.nanmean")
     x = value(a)
     return mean(_without_nan(x, 0), axis, dtype, keepdims=keepdims, where=logical_not(isnan(x)))
 
@@ -417,6 +456,8 @@ def nanvar(
     a: ArrayLike, axis: Axis = None, dtype: DTypeLike = None, out: None = None, ddof: float = 0, keepdims: bool = False
 ) -> Value:
     """The variance of the elements that are not NaN."""
+    keepdims = static_flag(keepdims, "keepdims of mnp.nanvar")
+    no_out(out, "mnp.nanvar")
     x = value(a)
     return var(_without_nan(x, 0), axis, dtype, None, ddof, keepdims, where=logical_not(isnan(x)))
 
@@ -425,11 +466,15 @@ def nanstd(
     a: ArrayLike, axis: Axis = None, dtype: DTypeLike = None, out: None = None, ddof: float = 0, keepdims: bool = False
 ) -> Value:
     """The standard deviation of the elements that are not NaN."""
+    keepdims = static_flag(keepdims, "keepdims of mnp.nanstd")
+    no_out(out, "mnp.nanstd")
     return sqrt(nanvar(a, axis, dtype, None, ddof, keepdims))
 
 
 def nanmax(a: ArrayLike, axis: Axis = None, out: None = None, keepdims: bool = False) -> Value:
     """The largest element that is not NaN."""
+    keepdims = static_flag(keepdims, "keepdims of mnp.nanmax")
+    no_out(out, "mnp.nanmax")
     x = value(a)
     found = max(_without_nan(x, -math.inf), axis, keepdims=keepdims)
     return either(all(isnan(x), axis, keepdims=keepdims), math.nan, found) if dtypes.is_inexact(x.dtype) else found
@@ -437,6 +482,8 @@ def nanmax(a: ArrayLike, axis: Axis = None, out: None = None, keepdims: bool = F
 
 def nanmin(a: ArrayLike, axis: Axis = None, out: None = None, keepdims: bool = False) -> Value:
     """The smallest element that is not NaN."""
+    keepdims = static_flag(keepdims, "keepdims of mnp.nanmin")
+    no_out(out, "mnp.nanmin")
     x = value(a)
     found = min(_without_nan(x, math.inf), axis, keepdims=keepdims)
     return either(all(isnan(x), axis, keepdims=keepdims), math.nan, found) if dtypes.is_inexact(x.dtype) else found
@@ -444,6 +491,8 @@ def nanmin(a: ArrayLike, axis: Axis = None, out: None = None, keepdims: bool = F
 
 def nanargmax(a: ArrayLike, axis: int | None = None, out: None = None, keepdims: bool = False) -> Value:
     """The place of the largest element that is not NaN; -1 where all are."""
+    keepdims = static_flag(keepdims, "keepdims of mnp.nanargmax")
+    no_out(out, "mnp.nanargmax")
     x = value(a)
     found = argmax(_without_nan(x, -math.inf), axis, keepdims=keepdims)
     return either(all(isnan(x), axis, keepdims=keepdims), -1, found)
@@ -451,6 +500,8 @@ def nanargmax(a: ArrayLike, axis: int | None = None, out: None = None, keepdims:
 
 def nanargmin(a: ArrayLike, axis: int | None = None, out: None = None, keepdims: bool = False) -> Value:
     """The place of the smallest element that is not NaN; -1 where all are."""
+    keepdims = static_flag(keepdims, "keepdims of mnp.nanargmin")
+    no_out(out, "mnp.nanargmin")
     x = value(a)
     found = argmin(_without_nan(x, math.inf), axis, keepdims=keepdims)
     return either(all(isnan(x), axis, keepdims=keepdims), -1, found)

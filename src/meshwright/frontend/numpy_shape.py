@@ -18,21 +18,26 @@ from meshwright.errors import ShapeError
 from meshwright.frontend.operands import (
     VALUES,
     ArrayLike,
+    Axis,
     as_dtype,
     axes_of,
     axis_of,
     broadcast,
     broadcast_shapes,
+    common_shape,
     convert,
     items_of,
     known,
     no_negative,
+    no_out,
+    one_of,
     placed,
     promote_operands,
     stack_values,
     static_int,
     static_shape,
     value,
+    whole_numbers,
 )
 from meshwright.ops import basic
 from meshwright.ops import shape as shape_ops
@@ -50,10 +55,10 @@ def ndim(a: ArrayLike) -> int:
     return len(shape(a))
 
 
-def size(a: ArrayLike, axis: int | None = None) -> int:
-    """How many elements ``a`` has, in all or along ``axis``."""
+def size(a: ArrayLike, axis: Axis = None) -> int:
+    """How many elements ``a`` has, in all or along one axis or several."""
     sizes = shape(a)
-    return prod(sizes) if axis is None else sizes[axis]
+    return prod(sizes[d] for d in axes_of(axis, len(sizes), "mnp.size"))
 
 
 # Rearranging
@@ -88,6 +93,7 @@ def reshape(a: ArrayLike, shape: Any, order: str = "C", *, copy: bool | None = N
             why=_why_no_reshape(have.size, wanted),
             fix=f"a shape of {have.size} elements, e.g. x.reshape({_a_shape(have.size, wanted)})",
         )
+    one_of(order, ("C", "F"), "order of mnp.reshape")
     if order == "F":
         made = transpose(apply(basic.reshape, (transpose(x),), {"shape": found[::-1]}))
     else:
@@ -127,10 +133,10 @@ def transpose(a: ArrayLike, axes: Any = None) -> Value:
     if axes is None:
         order = _reversed_dims(rank)
     else:
-        order = tuple(axis_of(d, rank, "mnp.transpose") for d in axes)
+        order = tuple(axis_of(d, rank, "mnp.transpose") for d in _sequence(axes))
         if len(order) != rank or len(set(order)) != rank:
             raise ShapeError(
-                f"mnp.transpose cannot take axes={tuple(axes)} of {x.type.short()}.",
+                f"mnp.transpose cannot take axes={order} of {x.type.short()}.",
                 where=here(),
                 why=f"the axes are each of 0 to {rank - 1} once",
                 fix=f"mnp.transpose(x, {_reversed_dims(rank)})",
@@ -138,7 +144,9 @@ def transpose(a: ArrayLike, axes: Any = None) -> Value:
     return x if order == tuple(range(rank)) else apply(basic.transpose, (x,), {"permutation": order})
 
 
-permute_dims = transpose
+def permute_dims(a: ArrayLike, axes: Any) -> Value:
+    """``a`` with its dims in the order ``axes``."""
+    return transpose(a, axes)
 
 
 def matrix_transpose(x: ArrayLike, /) -> Value:
@@ -188,7 +196,15 @@ def rollaxis(a: ArrayLike, axis: int, start: int = 0) -> Value:
     """``a`` with one dim moved to stand before position ``start``."""
     x = value(a)
     moved = axis_of(axis, x.ndim, "mnp.rollaxis")
-    start = start + x.ndim if start < 0 else start
+    place = static_int(start, "start of mnp.rollaxis")
+    start = place + x.ndim if place < 0 else place
+    if not 0 <= start <= x.ndim:
+        raise ShapeError(
+            f"mnp.rollaxis cannot take start={place} of an array of rank {x.ndim}.",
+            where=here(),
+            why=f"it is one of {-x.ndim} to {x.ndim}",
+            fix="start=0",
+        )
     return moveaxis(x, moved, start - 1 if moved < start else start)
 
 
@@ -270,7 +286,7 @@ def broadcast_to(array: ArrayLike, shape: Any, *, out_sharding: Any = None) -> V
 def broadcast_arrays(*args: ArrayLike) -> list[Value]:
     """The arrays in the one shape they broadcast to."""
     values = [value(x) for x in args]
-    common = np.broadcast_shapes(*(x.shape for x in values))
+    common = common_shape("mnp.broadcast_arrays", *values)
     return [broadcast(x, common) for x in values]
 
 
@@ -313,6 +329,7 @@ concat = concatenate
 
 def stack(arrays: Any, axis: int = 0, out: None = None, dtype: Any = None) -> Value:
     """Arrays of one shape along a new dim."""
+    no_out(out, "mnp.stack")
     given = items_of(arrays, "mnp.stack")
     parts = promote_operands([value(x) for x in given]) if given else []
     if not parts or any(x.shape != parts[0].shape for x in parts):
@@ -335,17 +352,18 @@ def vstack(tup: Any, dtype: Any = None) -> Value:
 def hstack(tup: Any, dtype: Any = None) -> Value:
     """The arrays side by side."""
     parts = [atleast_1d(x) for x in items_of(tup, "mnp.hstack")]
-    return concatenate(parts, 0 if parts[0].ndim == 1 else 1, dtype)
+    return concatenate(parts, 0 if parts and parts[0].ndim == 1 else 1, dtype)
 
 
 def dstack(tup: Any, dtype: Any = None) -> Value:
     """The arrays behind one another."""
-    return concatenate([atleast_3d(x) for x in tup], 2, dtype)
+    return concatenate([atleast_3d(x) for x in items_of(tup, "mnp.dstack")], 2, dtype)
 
 
 def column_stack(tup: Any) -> Value:
     """Vectors as the columns of a matrix."""
-    return concatenate([x if x.ndim >= 2 else basic.reshape(x, shape=(x.size, 1)) for x in map(value, tup)], 1)
+    columns = map(value, items_of(tup, "mnp.column_stack"))
+    return concatenate([x if x.ndim >= 2 else basic.reshape(x, shape=(x.size, 1)) for x in columns], 1)
 
 
 def append(arr: ArrayLike, values: ArrayLike, axis: int | None = None) -> Value:
@@ -369,17 +387,33 @@ def cut(x: Value, dim: int, start: int, stop: int, step: int = 1) -> Value:
     )
 
 
+def _are_places(x: Any) -> bool:
+    """Whether ``split`` is told where to cut, and not into how many parts."""
+    return isinstance(x, list | tuple) or getattr(x, "ndim", 0) > 0
+
+
+MOST_PARTS = 2**20  # each is an array of its own
+
+
 def array_split(ary: ArrayLike, indices_or_sections: Any, axis: int = 0) -> list[Value]:
     """``ary`` cut along a dim: before the given places, or into so many parts of nearly equal size."""
     x = value(ary)
     dim = axis_of(axis, x.ndim, "mnp.split")
     length = x.shape[dim]
-    if isinstance(indices_or_sections, list | tuple | np.ndarray) or np.ndim(indices_or_sections):
+    if _are_places(indices_or_sections):
         fix = "give the places as Python integers"
-        places = [int(n) for n in np.asarray(known(indices_or_sections, "mnp.split", fix))]
+        given = np.asarray(known(value(indices_or_sections), "mnp.split", fix))
+        places = whole_numbers(given.astype(int) if not given.size else given, "a place of mnp.split").ravel().tolist()
         edges = [0, *(min(max(n + length if n < 0 else n, 0), length) for n in places), length]
     else:
         parts = static_int(indices_or_sections, "the number of parts of mnp.split")
+        if not 1 <= parts <= MOST_PARTS:
+            raise ShapeError(
+                f"mnp.array_split cannot cut {x.type.short()} into {parts} parts.",
+                where=here(),
+                why=f"there is one part or more, and at most {MOST_PARTS}",
+                fix="mnp.array_split(x, 2)",
+            )
         small, larger = divmod(length, parts)
         edges = [0]
         for n in range(parts):
@@ -390,7 +424,7 @@ def array_split(ary: ArrayLike, indices_or_sections: Any, axis: int = 0) -> list
 def split(ary: ArrayLike, indices_or_sections: Any, axis: int = 0) -> list[Value]:
     """``ary`` cut along a dim: before the given places, or into so many parts of equal size."""
     x = value(ary)
-    if not np.ndim(indices_or_sections):
+    if not _are_places(indices_or_sections):
         parts = static_int(indices_or_sections, "the number of parts of mnp.split")
         length = x.shape[axis_of(axis, x.ndim, "mnp.split")]
         if parts <= 0 or length % parts:
@@ -461,8 +495,12 @@ def flipud(m: ArrayLike) -> Value:
 def rot90(m: ArrayLike, k: int = 1, axes: tuple[int, int] = (0, 1)) -> Value:
     """``m`` turned by ``k`` quarters from the first of ``axes`` towards the second."""
     x = value(m)
+    if not isinstance(axes, list | tuple) or len(axes) != 2:
+        raise ShapeError(f"mnp.rot90 cannot take {axes=}.", where=here(), why="they are two dims", fix="axes=(0, 1)")
     first, second = (axis_of(d, x.ndim, "mnp.rot90") for d in axes)
-    match k % 4:
+    if first == second:
+        raise ShapeError(f"mnp.rot90 cannot take {axes=}.", where=here(), why="they are two dims", fix="axes=(0, 1)")
+    match static_int(k, "k of mnp.rot90") % 4:
         case 0:
             return x
         case 1:
@@ -475,6 +513,7 @@ def rot90(m: ArrayLike, k: int = 1, axes: tuple[int, int] = (0, 1)) -> Value:
 def resize(a: ArrayLike, new_shape: Any) -> Value:
     """The elements of ``a``, repeated or cut off, in another shape."""
     x, wanted = ravel(a), static_shape(new_shape)
+    no_negative(wanted, "a size of mnp.resize")
     if x.size == 0:
         return broadcast(basic.scalar_like(x, 0), wanted)
     copies = -(-prod(wanted) // x.size)

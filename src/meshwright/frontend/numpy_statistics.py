@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from builtins import min as builtin_min
 from typing import Any
 
 import numpy as np
@@ -15,10 +16,25 @@ from meshwright.frontend.numpy_creation import diagonal, linspace
 from meshwright.frontend.numpy_linalg import matmul
 from meshwright.frontend.numpy_logic import conjugate, either, equal, real
 from meshwright.frontend.numpy_math import sqrt
-from meshwright.frontend.numpy_order import bincount, searchsorted
-from meshwright.frontend.numpy_reduction import cumprod, cumsum, diff, max, mean, min, sum
-from meshwright.frontend.numpy_shape import atleast_2d, concatenate, cut, flip, matrix_transpose, moveaxis, ravel
-from meshwright.frontend.operands import ArrayLike, DTypeLike, axis_of, convert, inexact, promote_operands, value
+from meshwright.frontend.numpy_order import bincount, builtin_max, searchsorted
+from meshwright.frontend.numpy_reduction import cumprod, cumsum, diff, max, mean, min, sum, sum_dtype
+from meshwright.frontend.numpy_shape import atleast_2d, concatenate, cut, flip, matrix_transpose, ravel
+from meshwright.frontend.operands import (
+    ArrayLike,
+    DTypeLike,
+    axis_of,
+    check_precision,
+    convert,
+    inexact,
+    no_out,
+    one_of,
+    promote_operands,
+    promoted_values,
+    static_flag,
+    static_int,
+    strong,
+    value,
+)
 from meshwright.ops import basic
 from meshwright.ops.convolution import conv_general_dilated
 
@@ -29,12 +45,14 @@ def cov(
     m: ArrayLike, y: ArrayLike | None = None, rowvar: bool = True, bias: bool = False, ddof: int | None = None
 ) -> Value:
     """The covariances of variables, one per row."""
+    rowvar = static_flag(rowvar, "rowvar of mnp.cov")
+    bias = static_flag(bias, "bias of mnp.cov")
     x = atleast_2d(inexact(value(m)))
     x = x if rowvar or x.shape[0] == 1 else matrix_transpose(x)
     if y is not None:
         other = atleast_2d(inexact(value(y)))
         x = concatenate([x, other if rowvar or other.shape[0] == 1 else matrix_transpose(other)], 0)
-    offset = (0 if bias else 1) if ddof is None else ddof
+    offset = (0 if bias else 1) if ddof is None else static_int(ddof, "ddof of mnp.cov")
     centered = subtract(x, mean(x, 1, keepdims=True))
     found = divide(matmul(centered, conjugate(matrix_transpose(centered))), x.shape[1] - offset)
     return basic.reshape(found, shape=()) if found.size == 1 else found
@@ -42,6 +60,7 @@ def cov(
 
 def corrcoef(x: ArrayLike, y: ArrayLike | None = None, rowvar: bool = True) -> Value:
     """The correlations of variables, one per row."""
+    rowvar = static_flag(rowvar, "rowvar of mnp.corrcoef")
     found = cov(x, y, rowvar)
     if not found.ndim:
         return divide(found, found)
@@ -53,13 +72,29 @@ def histogram_bin_edges(
     a: ArrayLike, bins: ArrayLike = 10, range: Any = None, weights: ArrayLike | None = None
 ) -> Value:
     """The edges of equal bins from the smallest to the largest element."""
-    if np.ndim(bins):
-        return value(bins)
+    if isinstance(bins, list | tuple) or np.ndim(bins):
+        edges = convert(value(bins), inexact(a).type.dtype)
+        if edges.ndim != 1:
+            raise ShapeError(
+                f"mnp.histogram cannot take edges {edges.type.short()}.",
+                where=here(),
+                why="they have one dim",
+                fix="bins=10",
+            )
+        return edges
+    count = static_int(bins, "bins of mnp.histogram")
+    if count < 1 or not (range is None or (isinstance(range, list | tuple) and len(range) == 2)):
+        raise ShapeError(
+            f"mnp.histogram cannot take {bins=} and {range=}.",
+            where=here(),
+            why="there is one bin or more, and a range is (low, high)",
+            fix="bins=10, range=(0, 1)",
+        )
     x = ravel(inexact(value(a)))
     low, high = (min(x), max(x)) if range is None else (inexact(value(range[0])), inexact(value(range[1])))
     flat = equal(low, high)
     low, high = either(flat, subtract(low, 0.5), low), either(flat, add(high, 0.5), high)
-    return linspace(low, high, int(bins) + 1, dtype=x.dtype)
+    return linspace(low, high, count + 1, dtype=x.dtype)
 
 
 def histogram(
@@ -75,9 +110,13 @@ def histogram(
     >>> mnp.histogram(mnp.array([1.0, 2.0, 2.5, 4.0]), bins=3)[0]
     Array([1., 2., 1.], dtype=float32)
     """
-    x = ravel(inexact(value(a)))
+    density = static_flag(density, "density of mnp.histogram")
+    if weights is None:
+        x = ravel(inexact(value(a)))
+        amounts = basic.broadcast_scalar(basic.scalar_like(x, 1), x.shape)
+    else:
+        x, amounts = (ravel(v) for v in promoted_values(a, weights, inexact=True))
     edges = histogram_bin_edges(x, bins, range)
-    amounts = convert(value(1.0), x.dtype) if weights is None else ravel(weights)
     places = searchsorted(edges, x, "right")
     places = either(equal(x, edges[-1]), edges.shape[0] - 1, places)
     # Place 0 is left of the first edge, the last one right of the last.
@@ -100,8 +139,9 @@ def convolve(
     >>> mnp.convolve(mnp.array([1.0, 2.0, 3.0]), mnp.array([1.0, 1.0]))
     Array([1., 3., 5., 3.], dtype=float32)
     """
+    check_precision(precision)
     x, kernel = (value(w) for w in promote_operands((a, v), inexact=True))
-    if x.shape[0] < kernel.shape[0]:
+    if x.ndim == kernel.ndim == 1 and x.shape[0] < kernel.shape[0]:
         x, kernel = kernel, x
     return _slide(x, flip(kernel), mode, "mnp.convolve")
 
@@ -110,9 +150,10 @@ def correlate(
     a: ArrayLike, v: ArrayLike, mode: str = "valid", *, precision: Any = None, preferred_element_type: DTypeLike = None
 ) -> Value:
     """The correlation of two vectors."""
+    check_precision(precision)
     x, kernel = (value(w) for w in promote_operands((a, v), inexact=True))
-    if x.shape[0] < kernel.shape[0]:
-        return flip(_slide(kernel, conjugate(x), mode, "mnp.correlate"))
+    if x.ndim == kernel.ndim == 1 and x.shape[0] < kernel.shape[0]:
+        return flip(_slide(conjugate(kernel), x, mode, "mnp.correlate"))
     return _slide(x, conjugate(kernel), mode, "mnp.correlate")
 
 
@@ -127,10 +168,7 @@ def _slide(x: Value, kernel: Value, mode: str, name: str) -> Value:
         )
     n = kernel.shape[0]
     widths = {"full": (n - 1, n - 1), "same": (n // 2, n - n // 2 - 1), "valid": (0, 0)}
-    if mode not in widths:
-        raise ShapeError(
-            f"{name} cannot take mode={mode!r}.", where=here(), why="it is full, same or valid", fix="mode='same'"
-        )
+    one_of(mode, list(widths), f"mode of {name}")
     out = conv_general_dilated(
         basic.reshape(x, shape=(1, 1, x.shape[0])),
         basic.reshape(kernel, shape=(1, 1, n)),
@@ -151,7 +189,15 @@ def _slide(x: Value, kernel: Value, mode: str, name: str) -> Value:
 def polyval(p: ArrayLike, x: ArrayLike, *, unroll: int = 16) -> Value:
     """The polynomial with coefficients ``p``, highest first, at ``x``."""
     coefficients, points = (value(v) for v in promote_operands((p, x)))
-    total: Value = basic.zeros(points.type.with_(weak=False))
+    if coefficients.ndim != 1:
+        raise ShapeError(
+            f"mnp.polyval cannot take coefficients {coefficients.type.short()}.",
+            where=here(),
+            why="they have one dim, the highest power first",
+            fix="p.ravel()",
+        )
+    coefficients, points = strong(coefficients), strong(points)
+    total: Value = basic.zeros(points.type)
     for n in range(coefficients.shape[0]):
         total = add(multiply(total, points), coefficients[n])
     return total
@@ -159,15 +205,17 @@ def polyval(p: ArrayLike, x: ArrayLike, *, unroll: int = 16) -> Value:
 
 def trapezoid(y: ArrayLike, x: ArrayLike | None = None, dx: ArrayLike = 1.0, axis: int = -1) -> Value:
     """The integral of ``y`` by trapezoids."""
-    heights = moveaxis(inexact(value(y)), axis, -1)
-    last = heights.ndim - 1
-    widths: ArrayLike = dx
-    if x is not None:
-        places = value(x)
-        widths = diff(places if places.ndim == 1 else moveaxis(places, axis, -1))
-    size = heights.shape[last]
-    middle = add(cut(heights, last, 1, size), cut(heights, last, 0, size - 1))
-    return multiply(sum(multiply(widths, middle), -1), 0.5)
+    if x is None:
+        heights, widths = inexact(value(y)), value(dx)
+    else:
+        heights, places = promoted_values(y, x, inexact=True)
+        widths = diff(places, axis=-1 if places.ndim == 1 else axis)
+    dim = axis_of(axis, heights.ndim, "mnp.trapezoid")
+    size = heights.shape[dim]
+    if x is not None and widths.ndim == 1:
+        widths = basic.reshape(widths, shape=(widths.size, *(1,) * (heights.ndim - 1 - dim)))
+    middle = add(cut(heights, dim, builtin_min(1, size), size), cut(heights, dim, 0, builtin_max(size - 1, 0)))
+    return multiply(sum(multiply(widths, middle), dim - heights.ndim), 0.5)
 
 
 def ediff1d(ary: ArrayLike, to_end: ArrayLike | None = None, to_begin: ArrayLike | None = None) -> Value:
@@ -183,14 +231,17 @@ def ediff1d(ary: ArrayLike, to_end: ArrayLike | None = None, to_begin: ArrayLike
 def cumulative_sum(
     x: ArrayLike, /, *, axis: int | None = None, dtype: DTypeLike = None, include_initial: bool = False
 ) -> Value:
-    """The sums up to each place, with a zero first if ``include_initial``."""
-    return _from_start(cumsum(x, 0 if axis is None else axis, dtype), 0 if axis is None else axis, include_initial, 0)
+    """The sums up to each place, with a zero first if ``include_initial``; small integers in the default width."""
+    include_initial = static_flag(include_initial, "include_initial of mnp.cumulative_sum")
+    wide = sum_dtype(value(x).type.dtype) if dtype is None else dtype
+    return _from_start(cumsum(x, 0 if axis is None else axis, wide), 0 if axis is None else axis, include_initial, 0)
 
 
 def cumulative_prod(
     x: ArrayLike, /, *, axis: int | None = None, dtype: DTypeLike = None, include_initial: bool = False
 ) -> Value:
     """The products up to each place, with a one first if ``include_initial``."""
+    include_initial = static_flag(include_initial, "include_initial of mnp.cumulative_prod")
     return _from_start(cumprod(x, 0 if axis is None else axis, dtype), 0 if axis is None else axis, include_initial, 1)
 
 
@@ -228,11 +279,13 @@ def gradient(f: ArrayLike, *varargs: Any, axis: Any = None) -> Any:
 
 def nancumsum(a: ArrayLike, axis: int | None = None, dtype: DTypeLike = None, out: None = None) -> Value:
     """The sums up to each place, NaN counted as zero."""
+    no_out(out, "mnp.nancumsum")
     return cumsum(_replaced(value(a), 0), axis, dtype)
 
 
 def nancumprod(a: ArrayLike, axis: int | None = None, dtype: DTypeLike = None, out: None = None) -> Value:
     """The products up to each place, NaN counted as one."""
+    no_out(out, "mnp.nancumprod")
     return cumprod(_replaced(value(a), 1), axis, dtype)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,27 +10,35 @@ from meshwright.core import dtypes
 from meshwright.core.op import Value
 from meshwright.core.source import here
 from meshwright.core.trace import Array
-from meshwright.errors import ShapeError
+from meshwright.errors import IndexingError, ShapeError
 from meshwright.frontend.indexing_update import At
 from meshwright.frontend.numpy_arithmetic import add, clip, remainder, subtract
 from meshwright.frontend.numpy_logic import either, less
 from meshwright.frontend.numpy_reduction import cumsum
-from meshwright.frontend.numpy_shape import concatenate, cut, flip, ravel
+from meshwright.frontend.numpy_shape import concatenate, cut, ravel
 from meshwright.frontend.operands import (
     VALUES,
     ArrayLike,
     axis_of,
     broadcast,
     broadcast_shapes,
+    common_shape,
     convert,
     is_number,
+    items_of,
     known,
     no_negative,
+    no_out,
+    one_of,
+    promote_operands,
+    stack_values,
+    static_flag,
     static_int,
+    static_size,
     value,
+    whole_numbers,
 )
 from meshwright.ops import basic, indexing
-from meshwright.ops import shape as shape_ops
 from meshwright.ops.gathering import read_windows
 
 
@@ -51,23 +58,29 @@ def take(
     >>> mnp.take(mnp.array([10.0, 20.0, 30.0]), mnp.array([2, 0]))
     Array([30., 10.], dtype=float32)
     """
+    static_flag(indices_are_sorted, "indices_are_sorted of mnp.take")
+    unique_indices = static_flag(unique_indices, "unique_indices of mnp.take")
+    no_out(out, "mnp.take")
     x, places = value(a), value(indices)
+    one_of(mode, (None, "fill", "clip", "wrap", "promise_in_bounds"), "mode of mnp.take")
+    if places.type.dtype == dtypes.BOOL:
+        places = convert(places, dtypes.INT32)
     if axis is None:
         x, dim = ravel(x), 0
     else:
         dim = axis_of(axis, x.ndim, "mnp.take")
     size = x.shape[dim]
+    if places.size and not size:
+        raise IndexingError(
+            f"mnp.take cannot take {places.size} elements of {x.type.short()}.",
+            where=here(),
+            why=f"its dim {dim} has none",
+            fix="take from an array that has elements",
+        )
     if mode == "wrap":
         places, mode = remainder(places, size), "clip"
     elif mode == "clip":
         places = clip(places, 0, size - 1)
-    elif mode not in (None, "fill", "promise_in_bounds"):
-        raise ShapeError(
-            f"mnp.take cannot take mode={mode!r}.",
-            where=here(),
-            why="it is 'fill', 'clip' or 'wrap'",
-            fix="mode='clip'",
-        )
     key = (slice(None),) * dim + (places,)
     return At(x)[key].get(mode=mode or "fill", fill_value=fill_value)
 
@@ -120,6 +133,9 @@ def take_along_axis(
     x, places, dim = _along(arr, indices, axis, "mnp.take_along_axis")
     others = tuple(d for d in range(x.ndim) if d != dim)
     modes = {None: "fill", "fill": "fill", "clip": "clip", "promise_in_bounds": "promise"}
+    one_of(mode, list(modes), "mode of mnp.take_along_axis")
+    if 0 in places.shape:
+        return basic.zeros(x.type.with_(shape=places.shape))
     out = read_windows(
         x,
         basic.reshape(places, shape=(*places.shape, 1)),
@@ -137,6 +153,18 @@ def take_along_axis(
     return either(inside, out, convert(value(fill_value), x.type.dtype))
 
 
+def no_inplace(inplace: bool, name: str) -> None:
+    """Refuse to change an argument, as NumPy's function of that name does."""
+    static_flag(inplace, "inplace of mnp.no_inplace")
+    if inplace:
+        raise ShapeError(
+            f"{name} cannot change its argument in place.",
+            where=here(),
+            why="arrays do not change; the function returns a new one",
+            fix=f"x = {name}(x, …, inplace=False)",
+        )
+
+
 def put_along_axis(
     arr: ArrayLike,
     indices: ArrayLike,
@@ -147,6 +175,9 @@ def put_along_axis(
     mode: str | None = None,
 ) -> Value:
     """``arr`` with ``values`` at ``indices`` along ``axis``: the inverse of ``take_along_axis``. A new array."""
+    static_flag(inplace, "inplace of mnp.put_along_axis")
+    no_inplace(inplace, "mnp.put_along_axis")
+    one_of(mode, (None, "fill", "drop", "clip", "promise_in_bounds"), "mode of mnp.put_along_axis")
     shape = value(arr).shape
     x, places, dim = _along(arr, indices, axis, "mnp.put_along_axis")
     others = tuple(d for d in range(x.ndim) if d != dim)
@@ -181,21 +212,21 @@ def repeat(
     size = x.shape[dim]
     if total_repeat_length is None or is_number(repeats):
         fix = "give the size of the result: mnp.repeat(x, repeats, total_repeat_length=…)"
-        counts = np.asarray(known(repeats, "mnp.repeat", fix)).reshape(-1)
+        given = repeats if is_number(repeats) else value(repeats)
+        counts = whole_numbers(known(given, "mnp.repeat", fix), "a count of mnp.repeat").reshape(-1)
         no_negative(counts.tolist(), "a count of mnp.repeat")
         if counts.size == 1 and total_repeat_length is None:
             return _repeat_equally(x, int(counts[0]), dim)
         if counts.size not in (1, size):
-            raise ShapeError(
-                f"mnp.repeat cannot take {counts.size} counts for a dim of size {size}.",
-                where=here(),
-                why="there is one count for all, or one for each element",
-                fix=f"repeats of size {size}",
-            )
+            raise _bad_counts(counts.size, size)
         if total_repeat_length is None:
             return take(x, np.repeat(np.arange(size, dtype=np.int32), np.broadcast_to(counts, (size,))), dim)
-    total = static_int(total_repeat_length, "total_repeat_length")
-    each = broadcast(ravel(repeats), (size,)) if value(repeats).size == 1 else ravel(repeats)
+    total = static_size(total_repeat_length, "total_repeat_length")
+    whole_numbers(repeats if is_number(repeats) else value(repeats), "a count of mnp.repeat")
+    each = ravel(repeats)
+    if each.size not in (1, size):
+        raise _bad_counts(each.size, size)
+    each = broadcast(each, (size,))
     if size == 0 or total == 0:
         return take(x, np.zeros(0, np.int32), dim)
     # Element n starts where the counts before it end; the number of starts passed so far, less one, is the element.
@@ -203,6 +234,15 @@ def repeat(
     starts = subtract(ends, each)
     marks = At(basic.zeros(starts.type.with_(shape=(total,), weak=False)))[starts].add(1)
     return take(x, subtract(cumsum(marks), 1), dim, mode="clip")
+
+
+def _bad_counts(count: int, size: int) -> ShapeError:
+    return ShapeError(
+        f"mnp.repeat cannot take {count} counts for a dim of size {size}.",
+        where=here(),
+        why="there is one count for all, or one for each element",
+        fix=f"repeats of size {size}",
+    )
 
 
 def _repeat_equally(x: Value, count: int, dim: int) -> Value:
@@ -215,13 +255,22 @@ def _repeat_equally(x: Value, count: int, dim: int) -> Value:
 def roll(a: ArrayLike, shift: Any, axis: Any = None) -> Value:
     """``a`` moved along dims by ``shift`` places; what leaves at one end enters at the other."""
     x = value(a)
+    shifts = list(shift) if isinstance(shift, tuple | list) or np.ndim(shift) else [shift]
     if axis is None:
-        return basic.reshape(_roll(ravel(x), shift, 0), shape=x.shape)
-    dims = axis if isinstance(axis, tuple | list) else (axis,)
-    shifts = shift if isinstance(shift, tuple | list) else [shift] * len(dims)
-    if len(shifts) != len(dims):
-        shifts = [shifts[0]] * len(dims) if len(shifts) == 1 else shifts
-        dims = tuple(dims) * len(shifts) if len(dims) == 1 else dims
+        flat = ravel(x)
+        for by in shifts:
+            flat = _roll(flat, by, 0)
+        return basic.reshape(flat, shape=x.shape)
+    dims = list(axis) if isinstance(axis, tuple | list) else [axis]
+    count = max(len(shifts), len(dims))
+    if {len(shifts), len(dims)} - {1, count}:
+        raise ShapeError(
+            f"mnp.roll cannot take {len(shifts)} shifts along {len(dims)} dims.",
+            where=here(),
+            why="there is one shift for each dim, or one for all",
+            fix="mnp.roll(x, (1, 2), axis=(0, 1))",
+        )
+    shifts, dims = (given * count if len(given) == 1 else given for given in (shifts, dims))
     for by, d in zip(shifts, dims, strict=True):
         x = _roll(x, by, axis_of(d, x.ndim, "mnp.roll"))
     return x
@@ -243,122 +292,38 @@ def _roll(x: Value, shift: Any, dim: int) -> Value:
     return indexing.dynamic_slice(concatenate([x, x], dim), *starts, sizes=x.shape)
 
 
-# Padding
-
-_Width = tuple[int, int]
-
-
-def _per_dim(given: Any, rank: int, name: str) -> list[Any]:
-    """A pair per dim from one number, one pair, or a pair per dim."""
-    array = np.asarray(given) if not _has_values(given) else np.asarray(given, object)
-    try:
-        return [tuple(pair) for pair in np.broadcast_to(array, (rank, 2))]
-    except ValueError:
-        raise ShapeError(
-            f"mnp.pad cannot take {name}={given!r} for {rank} dims.",
-            where=here(),
-            why="it is one number, one (before, after), or one (before, after) per dim",
-            fix=f"{name}={((1, 1),) * rank}",
-        ) from None
-
-
-def _has_values(x: Any) -> bool:
-    return hasattr(x, "builder") or (isinstance(x, list | tuple) and any(_has_values(v) for v in x))
-
-
-def pad(array: ArrayLike, pad_width: Any, mode: str = "constant", **options: Any) -> Value:
-    """``array`` with elements added before and after along each dim.
-
-    Modes are "constant" (with ``constant_values``), "edge", "reflect", "symmetric", "wrap" and "empty".
-
-    >>> import meshwright.numpy as mnp
-    >>> mnp.pad(mnp.array([1, 2, 3]), (1, 2), constant_values=9)
-    Array([9, 1, 2, 3, 9, 9], dtype=int32)
-    """
-    x = value(array)
-    if isinstance(pad_width, dict):
-        pairs: list[Any] = [(0, 0)] * x.ndim
-        for d, pair in pad_width.items():
-            pairs[axis_of(d, x.ndim, "mnp.pad")] = pair if isinstance(pair, tuple | list) else (pair, pair)
-        pad_width = pairs
-    widths: list[_Width] = (
-        [(static_int(a, "pad_width"), static_int(b, "pad_width")) for a, b in _per_dim(pad_width, x.ndim, "pad_width")]
-        if x.ndim
-        else []
-    )
-    if any(n < 0 for pair in widths for n in pair):
-        raise ShapeError(
-            f"mnp.pad cannot take pad_width={pad_width!r}.",
-            where=here(),
-            why="widths are 0 or more",
-            fix="x[1:-1] removes",
-        )
-    if mode in ("constant", "empty"):
-        return _pad_constant(x, widths, options.pop("constant_values", 0))
-    if mode not in ("edge", "reflect", "symmetric", "wrap"):
-        raise ShapeError(
-            f"mnp.pad cannot take mode={mode!r}.",
-            where=here(),
-            why="the modes are constant, edge, reflect, symmetric, wrap and empty",
-            fix="mode='edge'",
-        )
-    for d, (before, after) in enumerate(widths):
-        if before or after:
-            x = _pad_edge(x, d, before, after) if mode == "edge" else _pad_copies(x, d, before, after, mode)
-    return x
-
-
-def _pad_constant(x: Value, widths: Sequence[_Width], constants: Any) -> Value:
-    if np.ndim(constants) == 0:
-        fill = convert(value(constants), x.type.dtype)
-        low, high = (tuple(pair[n] for pair in widths) for n in (0, 1))
-        return shape_ops.pad(x, fill, low=low, high=high, interior=(0,) * x.ndim)
-    for d, ((before, after), (first, last)) in enumerate(
-        zip(widths, _per_dim(constants, x.ndim, "constant_values"), strict=True)
-    ):
-        for width, fill_, is_low in ((before, first, True), (after, last, False)):
-            sizes = tuple(width if n == d else 0 for n in range(x.ndim))
-            none = (0,) * x.ndim
-            fill = convert(value(fill_), x.type.dtype)
-            x = shape_ops.pad(x, fill, low=sizes if is_low else none, high=none if is_low else sizes, interior=none)
-    return x
-
-
-def _pad_edge(x: Value, d: int, before: int, after: int) -> Value:
-    size = x.shape[d]
-    first = broadcast(cut(x, d, 0, 1), (*x.shape[:d], before, *x.shape[d + 1 :]))
-    last = broadcast(cut(x, d, size - 1, size), (*x.shape[:d], after, *x.shape[d + 1 :]))
-    return concatenate([part for part in (first, x, last) if part.shape[d]], d)
-
-
-def _pad_copies(x: Value, d: int, before: int, after: int, mode: str) -> Value:
-    """Runs of whole, perhaps turned copies, cut to the widths."""
-    size = x.shape[d]
-    places = np.pad(np.arange(size), (before, after), mode=mode)  # type: ignore[call-overload]
-    # Consecutive places are one slice each, up or down.
-    parts = []
-    start = 0
-    while start < len(places):
-        stop = start + 1
-        step = places[stop] - places[start] if stop < len(places) else 1
-        step = step if step in (1, -1) else 1
-        while stop < len(places) and places[stop] - places[stop - 1] == step:
-            stop += 1
-        run = places[start:stop]
-        part = cut(x, d, int(run.min()), int(run.max()) + 1)
-        parts.append(flip(part, d) if step < 0 else part)
-        start = stop
-    return concatenate(parts, d)
-
-
 # By value
 
 
 def choose(a: ArrayLike, choices: Any, out: None = None, mode: str = "raise") -> Value:
-    """The element of ``choices[a]`` at each place; ``mode`` is "clip" or "wrap"."""
-    stacked = value(list(choices)) if isinstance(choices, list | tuple) else value(choices)
-    picks = value(a)
-    picks = remainder(picks, stacked.shape[0]) if mode == "wrap" else clip(picks, 0, stacked.shape[0] - 1)
-    common = np.broadcast_shapes(picks.shape, stacked.shape[1:])
-    stacked = broadcast(stacked, (stacked.shape[0], *common)) if stacked.ndim == len(common) + 1 else stacked
+    """The element of ``choices[a]`` at each place; ``mode`` "clip" or "wrap" says what is done with other places."""
+    no_out(out, "mnp.choose")
+    one_of(mode, ("raise", "clip", "wrap"), "mode of mnp.choose")
+    picks, options = value(a), [value(x) for x in items_of(choices, "mnp.choose")]
+    if not options or not dtypes.is_integer(picks.type.dtype):
+        raise ShapeError(
+            f"mnp.choose cannot choose by {picks.type.short()} among {len(options)} arrays.",
+            where=here(),
+            why="it takes integers, and one array or more",
+            fix="mnp.choose(i, [x, y])",
+        )
+    count, options = len(options), promote_operands(options)
+    if mode == "raise":
+        fix = "mnp.choose(i, choices, mode='clip') inside of jit"
+        inside("mnp.choose", known(picks, "mnp.choose with mode='raise'", fix), count)
+    picks = remainder(picks, count) if mode == "wrap" else clip(picks, 0, count - 1)
+    common = common_shape("mnp.choose", picks, *options)
+    stacked = stack_values([broadcast(x, common) for x in options], 0)
     return take_along_axis(stacked, broadcast(picks, (1, *common)), 0)[0]
+
+
+def inside(name: str, places: Any, size: int) -> None:
+    """Refuse known places outside of a dim, where a function is told to."""
+    outside = [n for n in np.asarray(places).ravel().tolist() if not 0 <= n < size]
+    if outside:
+        raise IndexingError(
+            f"{name} is given the place {outside[0]}.",
+            where=here(),
+            why=f"the places are 0 to {size - 1}",
+            fix="mode='clip' moves it in, mode='wrap' counts around",
+        )

@@ -18,7 +18,7 @@ from meshwright.core.dtypes import BOOL, DType
 from meshwright.core.op import Op, Value
 from meshwright.core.program import Params
 from meshwright.core.source import here
-from meshwright.core.trace import Array, Tracer, apply, concrete, to_array
+from meshwright.core.trace import Array, Tracer, apply, computed, concrete, out_of_range, ragged, to_array
 from meshwright.core.trace import Value as ValueClass
 from meshwright.core.types import Shape, TensorType
 from meshwright.errors import ShapeError, TracerError
@@ -77,8 +77,26 @@ def numbers(x: ArrayLike, dtype: DType) -> Value:
     if not is_number(x) and (not isinstance(x, list | tuple) or _holds_values(x)):
         return strong(convert(value(x), dtype))
     data = _gathered(x)
+    if data.dtype.kind not in "biufcO":
+        return to_array(data)  # which says that these are no numbers
+    if data.dtype.kind == "c" and dtype == BOOL:
+        data = data != 0
+    if data.dtype.kind == "c" and dtype.kind != "c":
+        raise ShapeError(
+            f"Complex numbers are not numbers of {dtype.name}.",
+            where=here(),
+            why="their imaginary parts would be lost",
+            fix="mnp.array(z).real, or dtype='complex64'",
+        )
     if dtypes.is_integer(dtype) and _integers(data):
         _check_range(data.min(), data.max(), dtype)
+    if dtypes.is_integer(dtype) and data.dtype.kind == "f" and not np.isfinite(data).all():
+        raise ShapeError(
+            f"Infinities and NaN are not numbers of {dtype.name}.",
+            where=here(),
+            why="integers have none",
+            fix="mnp.nan_to_num(x) first, or dtype='float32'",
+        )
     if not _integers(data) and (data.dtype.kind == "O" or dtypes.is_integer(dtype) or data.dtype.kind == "c"):
         return strong(convert(to_array(data), dtype))
     if data.dtype.kind == "O" and dtypes.is_inexact(dtype):
@@ -92,12 +110,7 @@ def _gathered(x: Any) -> np.ndarray[Any, Any]:
     try:
         return np.asarray(x)
     except ValueError:
-        raise ShapeError(
-            "A list whose rows differ in length is not one array.",
-            where=here(),
-            why="all rows at one depth become one dim, so they have one length",
-            fix="pad the rows to one length, or keep a list of arrays: [mnp.array(row) for row in rows]",
-        ) from None
+        raise ragged() from None
 
 
 def _integers(data: np.ndarray[Any, Any]) -> bool:
@@ -110,14 +123,8 @@ def _integers(data: np.ndarray[Any, Any]) -> bool:
 def _check_range(low: Any, high: Any, dtype: DType) -> None:
     """Refuse integers that are not among those of a dtype."""
     limits = np.iinfo(dtype)
-    if limits.min <= low and high <= limits.max:
-        return
-    raise ShapeError(
-        f"The Python integer {high if high > limits.max else low} is not a number of {dtype.name}.",
-        where=here(),
-        why=f"{dtype.name} holds {limits.min} to {limits.max}",
-        fix="a float: mnp.array(float(n)), or a wider dtype; 64-bit ones need mw.config.update('enable_x64', True)",
-    )
+    if low < limits.min or high > limits.max:
+        raise out_of_range(high if high > limits.max else low, dtype)
 
 
 def fitting(x: Any, dtype: DType) -> Any:
@@ -125,7 +132,9 @@ def fitting(x: Any, dtype: DType) -> Any:
 
     An integer outside both the dtype and the default one is an error.
     """
-    if isinstance(x, bool | complex):
+    if isinstance(x, bool):
+        return x if dtype == BOOL else int(x)
+    if isinstance(x, complex):
         return x
     if dtypes.is_integer(dtype):
         if not isinstance(x, int):
@@ -203,10 +212,7 @@ def convert(x: Value, dtype: DType, weak: bool = False) -> Value:
     if have.dtype == dtype:
         return x
     if x.__class__ is Array and have.ndim == 0:
-        data = np.asarray(x.data)
-        if have.dtype.kind == "c" and dtype.kind != "c":
-            data = data.real
-        return Array(data.astype(dtype), TensorType((), dtype, weak))
+        return Array(np.asarray(computed(basic.convert, x.data, dtype=dtype, weak=weak)), TensorType((), dtype, weak))
     return apply(basic.convert, (x,), {"dtype": dtype, "weak": weak})
 
 
@@ -220,12 +226,37 @@ def promote_operands(operands: Sequence[ArrayLike], inexact: bool = False) -> li
     """The operands in the dtype they promote to. Python numbers stay numbers beside an array."""
     xs = [x if is_number(x) else value(x) for x in operands]
     keys = tuple((x.type.dtype, x.type.weak) if x.__class__ in VALUES else dtypes.of_python_scalar(x) for x in xs)
-    dtype, weak = dtypes.promote(*keys)
+    dtype, weak = promoted(*keys)
     if inexact:
         dtype = to_inexact(dtype)
     if not any(x.__class__ in VALUES for x in xs):
         return [Array(np.asarray(fitting(x, dtype), dtype), TensorType((), dtype, weak)) for x in xs]
     return [convert(x, dtype, weak) if x.__class__ in VALUES else fitting(x, dtype) for x in xs]
+
+
+def promoted(*keys: tuple[DType, bool]) -> tuple[DType, bool]:
+    """The (dtype, weak) that operands promote to."""
+    try:
+        return dtypes.promote(*keys)
+    except TypeError as error:
+        why, _, fix = str(error).partition("; convert one of them: ")
+        shown = ", ".join(dtype.name for dtype, _ in keys)
+        raise ShapeError(f"There is no dtype for {shown} together.", where=here(), why=why, fix=fix) from None
+
+
+def promoted_values(*operands: ArrayLike, inexact: bool = False) -> list[Value]:
+    """The operands as values in the dtype they promote to, Python numbers too: as weak as all of them together."""
+    xs = promote_operands(operands, inexact)
+    known = [x.type for x in xs if x.__class__ in VALUES]
+    weak = all(t.weak for t in known)
+    return [x if x.__class__ in VALUES else scalar(x, known[0].dtype, weak) for x in xs]
+
+
+def scalar(x: Any, dtype: DType, weak: bool = True) -> Value:
+    """A Python number as a scalar of a dtype."""
+    return Array(
+        np.asarray(computed(basic.convert, np.asarray(x), dtype=dtype, weak=weak)), TensorType((), dtype, weak)
+    )
 
 
 def result_key(x: ArrayLike) -> tuple[DType, bool]:
@@ -235,7 +266,7 @@ def result_key(x: ArrayLike) -> tuple[DType, bool]:
     if x.__class__ in VALUES:
         return x.type.dtype, x.type.weak
     if isinstance(x, np.ndarray | np.generic):
-        return dtypes.canonical(x.dtype), False
+        return as_dtype(x.dtype), False
     if x is int or x is float or x is complex:
         return dtypes.of_python_scalar(x())
     if isinstance(x, list | tuple):
@@ -246,8 +277,10 @@ def result_key(x: ArrayLike) -> tuple[DType, bool]:
 def as_dtype(spec: DTypeLike) -> DType:
     """The dtype meant by a name, a NumPy scalar type, a Python type or a dtype, at the width in force."""
     try:
+        if isinstance(spec, ValueClass | np.ndarray):
+            raise TypeError
         return dtypes.as_dtype(spec)
-    except TypeError:
+    except (TypeError, OverflowError):
         raise ShapeError(
             f"{spec!r} is not a dtype.",
             where=here(),
@@ -294,6 +327,14 @@ def broadcast_operands(operands: list[Any], name: str = "the operation") -> list
     if shape is None:
         raise _no_broadcast(name, [x.type for x in operands if x.__class__ in VALUES])
     return [broadcast(x, shape) if x.__class__ in VALUES and x.type.ndim else x for x in operands]
+
+
+def common_shape(name: str, *values: Value) -> Shape:
+    """The shape that values broadcast to, or the error of the function that needs one."""
+    shape = broadcast_shapes(*(x.type.shape for x in values)) if values else ()
+    if shape is None:
+        raise _no_broadcast(name, [x.type for x in values])
+    return shape
 
 
 def _no_broadcast(name: str, types: Sequence[TensorType]) -> ShapeError:
@@ -405,7 +446,7 @@ def axis_of(axis: Any, rank: int, name: str) -> int:
     """A dim counted from the left, from one that may be counted from the right."""
     try:
         found = int(axis.__index__())
-    except AttributeError:
+    except (AttributeError, TypeError):
         raise ShapeError(
             f"{name} cannot take axis={axis!r}.", where=here(), why="an axis is an integer", fix="axis=0"
         ) from None
@@ -423,7 +464,7 @@ def axes_of(axis: Any, rank: int, name: str) -> tuple[int, ...]:
     """Increasing dims from an axis, several, or None for all."""
     if axis is None:
         return tuple(range(rank))
-    if not isinstance(axis, tuple | list):
+    if not isinstance(axis, tuple | list | range):
         return (axis_of(axis, rank, name),)
     found = sorted(axis_of(a, rank, name) for a in axis)
     if len(set(found)) != len(found):
@@ -469,18 +510,81 @@ def sentence(what: str) -> str:
 
 
 def static_int(x: Any, what: str) -> int:
-    """A size or position that must be known while tracing."""
-    if x.__class__ is int:
+    """A size or position that must be known while tracing: an integer of 64 bits."""
+    if x.__class__ is int and -(2**63) <= x < 2**63:
         return x  # type: ignore[no-any-return]
     if isinstance(x, ValueClass):
         fix = f"pass {what} as a Python int; make an argument of a jitted function static:\nmw.jit(f, static_argnums=…)"
-        return int(known(x, what, fix))
+        x = known(x, what, fix)
     try:
-        return int(x.__index__())
+        found = int(x.__index__())
     except (AttributeError, TypeError):
         raise ShapeError(
             f"{sentence(what)} is {x!r}.", where=here(), why="it must be an integer", fix="int(…)"
         ) from None
+    if not -(2**63) <= found < 2**63:
+        why = f"it has {found.bit_length()} bits, and a size or position has 64"
+        raise ShapeError(f"{sentence(what)} is too large.", where=here(), why=why, fix="a smaller number")
+    return found
+
+
+def whole_numbers(x: Any, what: str) -> Any:
+    """``x``, refused unless it is of an integer dtype."""
+    dtype = x.dtype if hasattr(x, "dtype") else np.asarray(x).dtype
+    if not dtypes.is_integer(dtype):
+        raise ShapeError(f"{sentence(what)} is of {dtype}.", where=here(), why="it must be an integer", fix="int(…)")
+    return np.asarray(x) if not isinstance(x, ValueClass) else x
+
+
+def static_flag(x: Any, what: str) -> bool:
+    """A flag that must be known while tracing; None counts as False."""
+    if x.__class__ is bool:
+        return x  # type: ignore[no-any-return]
+    if isinstance(x, ValueClass):
+        x = known(x, what, f"pass {what} as True or False; make an argument static: mw.jit(f, static_argnums=…)")
+    number = isinstance(x, int | np.integer | np.bool_) or (isinstance(x, np.ndarray) and not x.ndim)
+    if x is None or (number and x in (0, 1)):
+        return bool(x)
+    raise ShapeError(f"{sentence(what)} is {x!r}.", where=here(), why="it is True or False", fix="True")
+
+
+def mask_of(where: ArrayLike) -> Value:
+    """What ``where=`` of a reduction gives: truth values."""
+    found = value(where)
+    if found.type.dtype != BOOL:
+        raise ShapeError(
+            f"where= is {found.type.short()}.",
+            where=here(),
+            why="it says which elements count, by truth values",
+            fix="x != 0",
+        )
+    return found
+
+
+_PRECISIONS = ("default", "high", "highest", "fastest", "bfloat16", "bfloat16_3x", "tensorfloat32", "float32")
+
+
+def check_precision(precision: Any) -> None:
+    """Refuse what does not say how exactly to multiply; what does is without effect here."""
+    for one in precision if isinstance(precision, tuple) and len(precision) == 2 else (precision,):
+        name = one.lower() if isinstance(one, str) else getattr(one, "name", "").lower()
+        if one is not None and name not in _PRECISIONS:
+            raise ShapeError(
+                f"precision is {precision!r}.",
+                where=here(),
+                why=f"it is None, a lax.Precision, one of {', '.join(_PRECISIONS)}, or two of them",
+                fix="precision='highest'",
+            )
+
+
+def one_of(x: Any, options: Sequence[Any], what: str) -> Any:
+    """``x``, which is one of a few values."""
+    if not any(x.__class__ is option.__class__ and x == option for option in options):
+        known_ones = ", ".join(repr(option) for option in options)
+        raise ShapeError(
+            f"{sentence(what)} is {x!r}.", where=here(), why=f"it is one of {known_ones}", fix=repr(options[0])
+        )
+    return x
 
 
 def static_size(x: Any, what: str) -> int:
@@ -495,6 +599,14 @@ def no_negative(sizes: Iterable[int], what: str) -> None:
     for size in sizes:
         if size < 0:
             raise ShapeError(f"{sentence(what)} is {size}.", where=here(), why="a size is 0 or more", fix="max(n, 0)")
+
+
+def no_out(out: Any, name: str) -> None:
+    """Refuse an array to write results to: arrays do not change."""
+    if out is not None:
+        raise ShapeError(
+            f"{name} cannot write to out=.", where=here(), why="arrays do not change", fix=f"y = {name}(x) without out="
+        )
 
 
 def items_of(x: Any, name: str) -> list[Any]:
@@ -513,12 +625,10 @@ def items_of(x: Any, name: str) -> list[Any]:
 
 def static_shape(shape: Any, what: str = "a shape") -> Shape:
     """A shape from an integer or a sequence of integers."""
-    if shape.__class__ is tuple and all(n.__class__ is int for n in shape):
+    if shape.__class__ is tuple and all(n.__class__ is int and -1 <= n < 2**63 for n in shape):
         found: Shape = shape
-    elif isinstance(shape, list | tuple):
-        found = tuple(static_int(n, what) for n in shape)
-    elif isinstance(shape, np.ndarray) or (isinstance(shape, ValueClass) and shape.ndim):
-        found = tuple(int(n) for n in np.asarray(shape))
+    elif isinstance(shape, list | tuple | range) or (isinstance(shape, np.ndarray | ValueClass) and shape.ndim):
+        found = tuple(static_int(n, what) for n in shape)  # type: ignore[union-attr]
     else:
         found = (static_int(shape, what),)
     return found

@@ -121,16 +121,19 @@ class OnMesh(NamedTuple):
 def placement_of(
     args: Sequence[Any],
     kwargs: Any,
+    names: Sequence[str],
     found: Sequence[Any],
     shapes: Sequence[tuple[int, ...]],
     in_shardings: Any,
     out_shardings: Any,
 ) -> Placement | None:
-    """Where things are: by ``in_shardings``, or else where the arguments are; None if nobody says anything."""
+    """Where things are: by ``in_shardings``, or else where the arguments are; None if nobody says anything.
+
+    ``names`` are what the function calls its positional arguments, for those that are passed by name.
+    """
     given: list[Any] = [None] * len(shapes)
     if in_shardings is not None:
-        written = spread(_as_tuple(in_shardings, args), tuple(args), "jit's in_shardings")
-        given[: len(written)] = written
+        given = spread(*_beside(in_shardings, args, kwargs, names), "jit's in_shardings")
     chosen: list[NamedSharding | None] = []
     for place, own, shape in zip(given, found, shapes, strict=True):
         sharding = sharding_for(place, shape) if place is not None else own
@@ -164,10 +167,23 @@ def placement_of(
     return Placement(meshes[0], tuple(chosen), out_shardings, groups=tuple(groups))
 
 
-def _as_tuple(shardings: Any, args: Sequence[Any]) -> Any:
-    if isinstance(shardings, list) or (isinstance(shardings, tuple) and len(shardings) == len(args)):
-        return tuple(shardings)
-    return shardings
+def _beside(shardings: Any, args: Sequence[Any], kwargs: Mapping[str, Any], names: Sequence[str]) -> tuple[Any, Any]:
+    """``in_shardings`` in the containers of the arguments, and the arguments: those by name have the sharding of their
+    place in the function's signature."""
+    if not isinstance(shardings, list | tuple):
+        return shardings, (tuple(args), kwargs)
+    if not kwargs:
+        return tuple(shardings), tuple(args)
+    for name in kwargs:
+        if name not in names or names.index(name) >= len(shardings):
+            raise ShardingError(
+                f"jit's in_shardings say nothing of the argument {name!r}.",
+                where=here(),
+                why=f"they are {len(shardings)} places, for the positional arguments {', '.join(names) or 'there are'}",
+                fix="one place for each argument in the order of the signature, or one for all",
+            )
+    by_name = {name: shardings[names.index(name)] for name in kwargs}
+    return (tuple(shardings[: len(args)]), by_name), (tuple(args), kwargs)
 
 
 _silent: ContextVar[bool] = ContextVar("no_implicit_comms", default=False)

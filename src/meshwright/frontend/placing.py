@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import optree
 
 from meshwright.core import tree
 from meshwright.core.device_sharding import SingleDeviceSharding
@@ -106,6 +105,8 @@ def constrained(x: Value, place: Any, name: str = "") -> Value:
         return sharding_constraint(x, spec=written)  # type: ignore[no-any-return]
     if not found.mesh.auto_axes and found.typed(x.type) is x.type and set(written.unreduced) == set(x.type.unreduced):
         return x  # it is laid out so
+    if set(written.unreduced) - set(x.type.unreduced):
+        raise _no_summands(", ".join(sorted(map(str, written.unreduced))), written)
     given = asked_by(NamedSharding(found.mesh, written.update(unreduced=())), x.type.ndim)
     return sharding_constraint(x, spec=written, out_sharding=given)  # type: ignore[no-any-return]
 
@@ -154,13 +155,7 @@ def sharding_for(place: Any, shape: Shape, name: str = "") -> Sharding:
     if whole.mesh.is_maximal:
         return SingleDeviceSharding(whole.mesh.devices.item())
     if whole.unreduced:
-        axes = ", ".join(axis.short() for axis in whole.unreduced)
-        raise ShardingError(
-            f"An array cannot be put onto a sharding that is unreduced over {axes}.",
-            where=here(),
-            why="an array has contents; of an unreduced value each device holds a summand only",
-            fix="leave out unreduced: " + repr(whole.with_(unreduced=()).to_named().spec),
-        )
+        raise _no_summands(", ".join(axis.short() for axis in whole.unreduced), whole.to_named().spec)
     rank = whole.rank
     if rank > len(shape) or (rank < len(shape) and isinstance(place, TensorSharding)):
         shown = place.spec if isinstance(place, NamedSharding) else place
@@ -177,13 +172,20 @@ def sharding_for(place: Any, shape: Shape, name: str = "") -> Sharding:
     return named
 
 
+def _no_summands(axes: str, spec: PartitionSpec) -> ShardingError:
+    return ShardingError(
+        f"An array cannot be put onto a sharding that is unreduced over {axes}.",
+        where=here(),
+        why="an array has contents; of an unreduced value each device holds a summand only",
+        fix="leave out unreduced: " + repr(spec.update(unreduced=())),
+    )
+
+
 def spread(places: Any, full: Any, what: str) -> list[Any]:
     """For each leaf of ``full``, what ``places`` says there; None where it says nothing."""
     if places is None or isinstance(places, PLACES):
         return [places] * len(tree.leaves(full))
-    said, structure = optree.tree_flatten(
-        places, lambda x: x is None or isinstance(x, PLACES), namespace=tree.NAMESPACE
-    )
+    said, structure = tree.flatten(places, lambda x: x is None or isinstance(x, PLACES))
     try:
         below = structure.flatten_up_to(full)
     except ValueError:

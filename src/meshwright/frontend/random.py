@@ -258,7 +258,7 @@ def gumbel(
 
 def checked_mode(name: str, mode: str | None) -> str:
     """How many bits a sampler uses."""
-    if mode not in (None, "low", "high", "highest"):
+    if not isinstance(mode, str | None) or mode not in (None, "low", "high", "highest"):
         raise ShapeError(
             f"{name} has no mode {mode!r}.",
             where=here(),
@@ -328,7 +328,7 @@ def bernoulli(
     array([False, False,  True,  True])
     """
     one = checked_key("bernoulli", key)
-    if mode not in ("low", "high"):
+    if not isinstance(mode, str) or mode not in ("low", "high"):
         raise ShapeError(
             f"bernoulli has no mode {mode!r}.", where=here(), why="the modes are 'low' and 'high'", fix="mode='high'"
         )

@@ -20,6 +20,7 @@ from meshwright.frontend.operands import (
     convert,
     is_number,
     placed,
+    static_flag,
     static_int,
     to_inexact,
     value,
@@ -141,6 +142,7 @@ def permutation(
     >>> np.asarray(mw.random.permutation(mw.random.key(0), 5))
     array([0, 1, 4, 3, 2], dtype=int32)
     """
+    independent = static_flag(independent, "independent of random.permutation")
     one = checked_key("permutation", key)
     given = _population("permutation", "x", x)
     axis = axis_of(axis, given.ndim, "permutation")
@@ -219,10 +221,12 @@ def choice(
     >>> mw.random.choice(mw.random.key(0), 10, (3,), replace=False).shape
     (3,)
     """
+    replace = static_flag(replace, "replace of random.choice")
     one = checked_key("choice", key)
     drawn = checked_shape("choice", shape)
     scalar = is_number(a) or value(a).ndim == 0
     population = _population("choice", "a", a)
+    axis = static_int(axis, "axis of mw.random.choice")
     axis = 0 if scalar else axis_of(axis, population.ndim, "choice")
     count, draws = population.shape[axis], math.prod(drawn)
     out = (*population.shape[:axis], *drawn, *population.shape[axis + 1 :])
@@ -304,6 +308,7 @@ def categorical(
     >>> mw.random.categorical(mw.random.key(0), mw.numpy.zeros((5, 3))).shape
     (5,)
     """
+    replace = static_flag(replace, "replace of random.categorical")
     one = checked_key("categorical", key)
     scores = value(logits)
     if scores.dtype not in REAL or scores.ndim == 0:

@@ -74,7 +74,7 @@ def key(seed: ArrayLike, *, impl: str | None = None, dtype: str | None = None) -
 
 def _check_implementation(*names: str | None) -> None:
     for name in names:
-        if name not in (None, IMPLEMENTATION):
+        if name is not None and not (isinstance(name, str) and name == IMPLEMENTATION):
             raise MeshwrightError(
                 f"There is no random number generator {name!r}.",
                 where=here(),

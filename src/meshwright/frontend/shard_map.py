@@ -466,6 +466,8 @@ def _specs_for(specs: Any, target: Any, name: str) -> list[Any]:
     """One spec per leaf of ``target``, from a prefix of its tree."""
     try:
         found = optree.broadcast_prefix(specs, target, none_is_leaf=False, namespace=tree.NAMESPACE)
+    except RecursionError:
+        raise tree.too_deep() from None
     except ValueError:
         what = "arguments" if name == "in_specs" else "results"
         shown = tree.outline(specs, "P")

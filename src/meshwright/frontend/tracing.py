@@ -13,6 +13,7 @@ from meshwright.core.source import here
 from meshwright.core.trace import Array, Tracer, Value, close, leaked, state, to_array, trace
 from meshwright.core.types import TensorType
 from meshwright.errors import MeshwrightError, ShapeError, TracerError, TreeError
+from meshwright.frontend.operands import as_dtype, static_shape
 from meshwright.transform.simplify import dce
 
 
@@ -28,9 +29,18 @@ class ShapeDtypeStruct:
     def __init__(
         self, shape: Sequence[int], dtype: Any, *, sharding: Any = None, weak_type: bool = False, vma: Any = None
     ) -> None:
-        type = TensorType(tuple(int(n) for n in shape), dtypes.as_dtype(dtype), weak_type)
+        type = TensorType(static_shape(shape), as_dtype(dtype), bool(weak_type))
         self.type = sharding.typed(type) if hasattr(sharding, "typed") else type
         self.sharding = sharding
+        if vma is not None and not (
+            isinstance(vma, set | frozenset | list | tuple) and all(isinstance(a, str) for a in vma)
+        ):
+            raise ShapeError(
+                f"ShapeDtypeStruct is given vma={vma!r}.",
+                where=here(),
+                why="it is a set of names of mesh axes",
+                fix="vma={'x'}",
+            )
         self.vma: frozenset[str] | None = None if vma is None else frozenset(vma)
 
     @property
@@ -100,14 +110,15 @@ def leaf_value(x: Any, what: str, enter: bool = True) -> Value:
         ) from None
 
 
-def check_function(fun: Any, transformation: str) -> None:
-    """Refuse what cannot be called, before it fails somewhere inside."""
+def check_function(fun: Any, taker: str, call: str = "") -> None:
+    """Refuse what cannot be called, before it fails somewhere inside. ``call`` shows how to use a ``taker`` that calls
+    the function itself; without it, ``taker`` is a transformation."""
     if not callable(fun):
         raise MeshwrightError(
-            f"{transformation} is given {fun!r}, which is not a function.",
+            f"{taker} is given {fun!r}, which is not a function.",
             where=here(),
-            why=f"mw.{transformation} takes a function and returns one",
-            fix=f"mw.{transformation}(f)(x), where f computes what you want from x",
+            why=f"{taker} calls the function it is given" if call else f"mw.{taker} takes a function and returns one",
+            fix=call or f"mw.{taker}(f)(x), where f computes what you want from x",
         )
 
 
@@ -115,13 +126,17 @@ def argument_numbers(given: Any, transformation: str, meaning: str) -> tuple[int
     """Positions of arguments as a tuple, from one number or several."""
     numbers = tuple(given) if isinstance(given, tuple | list | set | frozenset | range) else (given,)
     for n in numbers:
-        if isinstance(n, bool) or not hasattr(n, "__index__"):
+        try:
+            if isinstance(n, bool):
+                raise TypeError
+            operator.index(n)
+        except TypeError:
             raise MeshwrightError(
                 f"{transformation} is given {n!r} among the {meaning}.",
                 where=here(),
                 why="positions are counted from 0",
                 fix="one number, or a tuple of numbers such as (0, 1)",
-            )
+            ) from None
     return tuple(operator.index(n) for n in numbers)
 
 
@@ -194,6 +209,7 @@ def eval_shape(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     >>> eval_shape(lambda x: x @ x.T, ShapeDtypeStruct((2, 3), "float32"))
     ShapeDtypeStruct(shape=(2, 2), dtype=float32)
     """
+    check_function(function, "eval_shape", "mw.eval_shape(f, x)")
     leaves, in_tree = tree.flatten((args, kwargs))
     traced = trace_flat(function, in_tree, [leaf_type(x) for x in leaves])
     outs = [ShapeDtypeStruct(t.shape, t.dtype, weak_type=t.weak) for t in traced.program.out_types]

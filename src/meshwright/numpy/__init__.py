@@ -256,6 +256,7 @@ from meshwright.frontend.numpy_order import (
     unique,
     where,
 )
+from meshwright.frontend.numpy_pad import pad
 from meshwright.frontend.numpy_places import (
     apply_along_axis,
     block,
@@ -361,7 +362,6 @@ from meshwright.frontend.numpy_statistics import (
 )
 from meshwright.frontend.numpy_take import (
     choose,
-    pad,
     put_along_axis,
     repeat,
     roll,

@@ -1,14 +1,17 @@
 """``meshwright.numpy.linalg``: norms, factorizations and products of matrices, as ``jax.numpy.linalg`` has them."""
 
-from meshwright.frontend.numpy_creation import diagonal
-from meshwright.frontend.numpy_linalg import cross, matmul, matrix_power, outer, tensordot, trace, vecdot
+from meshwright.frontend.numpy_linalg import matmul, matrix_power, tensordot, vecdot
 from meshwright.frontend.numpy_norms import (
     cho_solve,
     cholesky,
+    cross,
+    diagonal,
     matrix_norm,
     multi_dot,
     norm,
+    outer,
     solve_triangular,
+    trace,
     vector_norm,
 )
 from meshwright.frontend.numpy_shape import matrix_transpose

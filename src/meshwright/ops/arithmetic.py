@@ -10,7 +10,7 @@ from meshwright.core import dtypes
 from meshwright.core.dtypes import ALL, COMPLEXES, FLOAT32, FLOAT64, FLOATS, INEXACT, INTEGERS, NUMBERS, SIGNED, DType
 from meshwright.core.factors import FactorBuilder, Factors, pointwise
 from meshwright.core.linearity import LinearGroup
-from meshwright.core.op import Cost, Linear, Linearity, No, Op, Operand, Sample, Types, Value, define_op
+from meshwright.core.op import Cost, Linear, Linearity, No, NotLinear, Op, Operand, Sample, Types, Value, define_op
 from meshwright.core.program import Params
 from meshwright.core.types import TensorType
 from meshwright.ops.basic import (
@@ -81,6 +81,14 @@ def _quotient_samples() -> list[Sample]:
     return [Sample((x(n), y(m))) for n, m in (((2, 4), (2, 4)), ((2, 4), ()), ((), (2, 4)), ((), ()))]
 
 
+def _div_transpose(
+    op: Op, cts: Sequence[Value | None], inputs: Sequence[Value | Linear], params: Params
+) -> list[Value | None]:
+    if not dtypes.is_inexact(inputs[0].type.dtype):
+        raise NotLinear  # it rounds
+    return [unbroadcast(div(cts[0], inputs[1]), inputs[0]), None]
+
+
 div: Op = pointwise_op(
     "div",
     arity=2,
@@ -88,7 +96,7 @@ div: Op = pointwise_op(
     evaluate=_divide,
     jvp=Derivatives(lambda t, out, x, y: div(t, y), lambda t, out, x, y: mul(t, div(neg(out), y))),
     linear=_quotient_groups,
-    transpose=lambda op, cts, inputs, params: [unbroadcast(div(cts[0], inputs[1]), inputs[0]), None],
+    transpose=_div_transpose,
     samples=_quotient_samples,
 )
 

@@ -14,10 +14,10 @@ import numpy as np
 from meshwright.core import dtypes
 from meshwright.core.dtypes import DType
 from meshwright.core.factors import FactorBuilder, Factors, pointwise
-from meshwright.core.op import Cost, Linear, Linearity, Op, Operand, Sample, Types, Value, define_op
+from meshwright.core.op import Cost, Linear, Linearity, NotLinear, Op, Operand, Sample, Types, Value, define_op
 from meshwright.core.program import Params
 from meshwright.core.trace import Array, lift
-from meshwright.core.types import Shape, TensorType
+from meshwright.core.types import OutSharding, Shape, TensorType
 from meshwright.ops.layout import laid_out
 from meshwright.ops.rules import (
     Ufunc,
@@ -113,7 +113,7 @@ def additive_identity(dtype: DType) -> Any:
 
 
 def _filled(type: TensorType, number: Any) -> Value:
-    one = Array(number, TensorType((), type.dtype))
+    one = Array(number, TensorType((), type.dtype, type.weak))
     whole = lift(one if type.ndim == 0 else broadcast_in_dim(one, shape=type.shape, dims=()), type.varying)
     return whole if type.sharding is None else laid_out(whole, type)
 
@@ -199,6 +199,15 @@ def _convert_jvp(
     return [out], [convert(tangents[0], dtype=params["dtype"], weak=params["weak"])]
 
 
+def _convert_transpose(
+    op: Op, cts: Sequence[Value | None], inputs: Sequence[Value | Linear], params: Params
+) -> list[Value | None]:
+    source = inputs[0].type
+    if dtypes.is_inexact(source.dtype) and not dtypes.is_inexact(params["dtype"]):
+        raise NotLinear  # it rounds
+    return [convert(cts[0], dtype=source.dtype, weak=source.weak)]
+
+
 def _convert_evaluate(xp: Any, x: Any, dtype: Any, weak: bool) -> Any:
     if dtypes.is_complex(x.dtype) and not dtypes.is_complex(dtype):
         x = xp.real(x)
@@ -227,9 +236,7 @@ convert: Op = define_op(
     factors=pointwise,
     linear=Linearity.MOVES,
     jvp=_convert_jvp,
-    transpose=lambda op, cts, inputs, params: [
-        convert(cts[0], dtype=inputs[0].type.dtype, weak=inputs[0].type.weak)  # type: ignore[union-attr]
-    ],
+    transpose=_convert_transpose,
     batch=pointwise_batch,
     evaluate=_convert_evaluate,
     cost=pointwise_cost(),
@@ -379,19 +386,30 @@ def _reduce_sum_transpose(
     return [broadcast_in_dim(cts[0], shape=shape, dims=dims)]
 
 
-_sum_type = reduce_type("reduce_sum", dtypes.NUMBERS)
+def _reduce_sum_batch(
+    op: Op, size: int, args: Sequence[Value], batched: Sequence[bool], params: Params
+) -> tuple[list[Value], list[bool]]:
+    if params.get("out_sharding") is not None:
+        spec, mesh = params["out_sharding"]
+        params = {**params, "out_sharding": (spec.update((spec.UNCONSTRAINED, *spec.partitions)), mesh)}
+    return reduce_batch(op, size, args, batched, params)
 
 
-def _reduce_sum_type(x: TensorType, axes: tuple[int, ...], bare: bool = False) -> TensorType:
-    return _sum_type(x, axes)
-
-
-def _reduce_sum(xp: Any, x: Any, axes: tuple[int, ...], bare: bool = False) -> Any:
+def _reduce_sum(xp: Any, x: Any, axes: tuple[int, ...], bare: bool = False, out_sharding: Any = None) -> Any:
     """A sum starts from 0.0, so that it is never -0.0, or if it is ``bare``, from nothing."""
     start = {"initial": additive_identity(x.dtype)} if bare and prod(x.shape) else {}
     if dtypes.is_float(x.dtype) and x.dtype.itemsize < 4:  # or 256 ones of bfloat16 and any more would sum to 256
         return xp.sum(x, axis=axes, dtype=dtypes.FLOAT32, **start).astype(x.dtype)
     return xp.sum(x, axis=axes, dtype=x.dtype, **start)
+
+
+_sum_type = reduce_type("reduce_sum", dtypes.NUMBERS)
+
+
+def _reduce_sum_type(
+    x: TensorType, axes: tuple[int, ...], bare: bool = False, out_sharding: OutSharding | None = None
+) -> TensorType:
+    return _sum_type(x, axes)
 
 
 reduce_sum: Op = define_op(
@@ -401,7 +419,7 @@ reduce_sum: Op = define_op(
     linear=Linearity.ADDS,
     jvp=linear_jvp,
     transpose=_reduce_sum_transpose,
-    batch=reduce_batch,
+    batch=_reduce_sum_batch,
     evaluate=_reduce_sum,
     cost=reduce_cost,
     dtypes=dtypes.NUMBERS,

@@ -25,12 +25,14 @@ from meshwright.ops.regions import (
     check_call,
     check_counts,
     cut,
+    depends,
     fill,
     fixpoint,
     instantiate,
     pick,
     present,
     program_cost,
+    reached,
     region,
     region_with,
     same_types,
@@ -56,6 +58,7 @@ def _while_type(
     if len(cond.outputs) != 1 or cond.out_types[0].shape != () or cond.out_types[0].dtype != dtypes.BOOL:
         raise ShapeError(
             f"The condition of a while loop returns {show_types(cond.out_types)}.",
+            where=here(),
             why="it must return one bool scalar",
             fix="return a comparison such as `i < n`",
         )
@@ -101,7 +104,8 @@ def _while_jvp(
         program, grown = region_with(pushed, types)
         return grown, program
 
-    carry_mask, program = fixpoint(present(init_ts), with_carry)
+    likely = reached(body, body_mask, present(init_ts), inexact=True)
+    carry_mask, program = fixpoint(present(init_ts), with_carry, likely)
     active_init = pick([instantiate(t, x.type) for t, x in zip(init_ts, init, strict=True)], carry_mask)
     test = region(
         lambda *args: run(cond, args[: n_cond + n]), [*cond.in_types, *(x.type for x in pick(init, carry_mask))]
@@ -156,7 +160,10 @@ def _while_batch(
         program, grown = region_with(step, types(consts, (*cond_mask, *body_mask), carry_mask))
         return grown, (cond_program, program, each_decides)
 
-    carry_mask, (cond_program, program, _) = fixpoint(init_mask, with_carry)
+    likely = reached(body, body_mask, init_mask)
+    if depends(cond, (*cond_mask, *likely))[0]:  # each example decides when to stop
+        likely = (True,) * len(likely)
+    carry_mask, (cond_program, program, _) = fixpoint(init_mask, with_carry, likely)
     start = [
         broadcast_batch(x, b, size) if wanted else x for x, b, wanted in zip(init, init_mask, carry_mask, strict=True)
     ]
@@ -256,22 +263,33 @@ def _cond_jvp(
     types = [x.type for x in [*operands, *pick(operands, mask)]]
     n = len(operands)
 
-    def pushed(branch: Program, wanted: Mask | None) -> tuple[Program, Mask]:
+    def pushed(branch: Program) -> tuple[Program, Mask]:
         def both(*args: Any) -> tuple[list[Any], Mask]:
             outs, out_ts = jvp_program(branch, args[:n], spread(args[n:], mask))
-            kept = out_ts if wanted is None else pick(
-                [instantiate(t, x.type) for t, x in zip(out_ts, outs, strict=True)], wanted
-            )  # fmt: skip
-            return outs + [t for t in kept if t is not None], present(out_ts)
+            return outs + [t for t in out_ts if t is not None], present(out_ts)
 
         return region_with(both, types)
 
-    union = tuple(map(any, zip(*(pushed(branch, None)[1] for branch in branches), strict=True)))
-    outs = op(
-        index, *operands, *pick(tangents[1:], mask), branches=tuple(pushed(branch, union)[0] for branch in branches)
-    )
-    values, out_ts = cut(outs, len(branches[0].outputs))
+    # Each branch is differentiated once, and the tangents that others have besides are added to what came out.
+    found = [pushed(branch) for branch in branches]
+    union = _any_of([nonzero for _, nonzero in found])
+    n_out = len(branches[0].outputs)
+
+    def fitted(program: Program, nonzero: Mask) -> Program:
+        def both(*args: Any) -> list[Any]:
+            outs, out_ts = cut(run(program, args), n_out)
+            full = [instantiate(t, x.type) for t, x in zip(spread(out_ts, nonzero), outs, strict=True)]
+            return outs + pick(full, union)
+
+        return program if nonzero == union else region(both, types)
+
+    outs = op(index, *operands, *pick(tangents[1:], mask), branches=tuple(fitted(*one) for one in found))
+    values, out_ts = cut(outs, n_out)
     return values, spread(out_ts, union)
+
+
+def _any_of(masks: Sequence[Mask]) -> Mask:
+    return tuple(map(any, zip(*masks, strict=True)))
 
 
 def _without_constants(program: Program, kept: int, varying: tuple[str, ...]) -> tuple[Program, Program, list[int]]:
@@ -336,7 +354,7 @@ def _cond_linearize(
 
     forward_branches = tuple(saving(program, mine) for (program, _), mine in zip(needed, places, strict=True))
     outs, saved = cut(op(index, *operands, branches=forward_branches), n_out)
-    union = tuple(map(any, zip(*(found.nonzero for found, _, _ in linear), strict=True)))
+    union = _any_of([found.nonzero for found, _, _ in linear])
     active_types = [x.type for x in pick(operands, mask)]
 
     def tangent_branch(found: Any, constants: Program, order: list[int], mine: list[int]) -> Program:
@@ -387,17 +405,24 @@ def _cond_batch(
         return _cond_batch_each(size, index, operands, mask, branches)
     types = [x.type for x in operands]
 
-    def batch(branch: Program, wanted: Mask | None) -> tuple[Program, Mask]:
+    def batch(branch: Program) -> tuple[Program, Mask]:
         def step(*values: Any) -> tuple[list[Any], Mask]:
             outs, flags = batch_program(branch, size, values, mask)
-            if wanted is not None:
-                outs = [broadcast_batch(x, b, size) if w else x for x, b, w in zip(outs, flags, wanted, strict=True)]
             return outs, tuple(flags)
 
         return region_with(step, types)
 
-    union = tuple(map(any, zip(*(batch(branch, None)[1] for branch in branches), strict=True)))
-    outs = op(index, *operands, branches=tuple(batch(branch, union)[0] for branch in branches))
+    found = [batch(branch) for branch in branches]
+    union = _any_of([flags for _, flags in found])
+
+    def fitted(program: Program, flags: Mask) -> Program:
+        def step(*values: Any) -> list[Any]:
+            outs = run(program, values)
+            return [broadcast_batch(x, b, size) if w else x for x, b, w in zip(outs, flags, union, strict=True)]
+
+        return program if flags == union else region(step, types)
+
+    outs = op(index, *operands, branches=tuple(fitted(*one) for one in found))
     return list(outs), list(union)
 
 

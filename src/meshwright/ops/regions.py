@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from meshwright.core.dtypes import is_inexact
 from meshwright.core.op import Cost, No, Value
 from meshwright.core.program import Atom, Program
 from meshwright.core.source import here
@@ -78,8 +79,15 @@ def cut(items: Sequence[Any], *sizes: int) -> list[list[Any]]:
     return [*parts, list(items[start:])]
 
 
-def fixpoint(initial: Mask, step: Callable[[Mask], tuple[Mask, Any]]) -> tuple[Mask, Any]:
-    """The least mask above ``initial`` that ``step`` does not grow, and what ``step`` returned with it."""
+def fixpoint(initial: Mask, step: Callable[[Mask], tuple[Mask, Any]], likely: Mask | None = None) -> tuple[Mask, Any]:
+    """The least mask above ``initial`` that ``step`` does not grow, and what ``step`` returned with it.
+
+    A ``likely`` one is tried first: what transforms a body twice takes twice as long for every loop around it.
+    """
+    if likely is not None and likely != initial:
+        grown, result = step(likely)
+        if tuple(a or b for a, b in zip(initial, grown, strict=True)) == likely:
+            return likely, result
     mask = initial
     while True:
         grown, result = step(mask)
@@ -96,6 +104,19 @@ def depends(program: Program, mask: Sequence[bool]) -> Mask:
         if not found.isdisjoint(eqn.inputs):
             found.update(eqn.outputs)
     return tuple(a in found for a in program.outputs)
+
+
+def reached(body: Program, before: Mask, carry: Mask, after: Mask = (), inexact: bool = False) -> Mask:
+    """Which carries depend, after any number of steps, on the operands that the masks mark: what a derivative (of those
+    that are ``inexact``) or a batch most likely reaches."""
+    count = len(carry)
+    able = [not inexact or is_inexact(a.type.dtype) for a in body.outputs[:count]]
+
+    def step(mask: Mask) -> tuple[Mask, None]:
+        found = depends(body, (*before, *mask, *after))[:count]
+        return tuple(a and b for a, b in zip(found, able, strict=True)), None
+
+    return fixpoint(carry, step)[0]
 
 
 def same_type(a: TensorType, b: TensorType) -> bool:

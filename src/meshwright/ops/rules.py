@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from meshwright.core.dtypes import DType, short_name
+from meshwright.core.dtypes import BOOL, DType, short_name
 from meshwright.core.op import Cost, Linear, No, Op, Operand, Sample, Types, Value
 from meshwright.core.program import Params
 from meshwright.core.signature import declare
@@ -78,7 +78,7 @@ def pointwise_type(
                 same = same.with_(weak=False)
         if result is not None:
             dtype = result(first.dtype)
-            return same if dtype == same.dtype else same.with_(dtype=dtype, weak=False)
+            return same if dtype == same.dtype else same.with_(dtype=dtype, weak=same.weak and dtype != BOOL)
         return same
 
     declare(rule, arity, params)

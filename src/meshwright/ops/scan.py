@@ -26,6 +26,7 @@ from meshwright.ops.regions import (
     pick,
     present,
     program_cost,
+    reached,
     region,
     region_with,
     same_types,
@@ -114,7 +115,8 @@ def _scan_jvp(
         program, (grown, ys_mask) = region_with(pushed, in_types)
         return grown, (program, ys_mask)
 
-    carry_mask, (program, ys_mask) = fixpoint(present(init_ts), with_carry)
+    likely = reached(body, const_mask, present(init_ts), xs_mask, inexact=True)
+    carry_mask, (program, ys_mask) = fixpoint(present(init_ts), with_carry, likely)
     consts, init, xs = cut(primals, n_consts, n_carry)
     active_init = [instantiate(t, x.type) for t, x in zip(init_ts, init, strict=True)]
     outs = op(
@@ -158,7 +160,8 @@ def _scan_linearize(
         program, (linear, found) = region_with(forward, body.in_types)
         return linear.nonzero[:n_carry], (program, linear, found)
 
-    carry_mask, (program, linear, found) = fixpoint(present(init_ts), with_carry)
+    likely = reached(body, const_mask, present(init_ts), xs_mask, inexact=True)
+    carry_mask, (program, linear, found) = fixpoint(present(init_ts), with_carry, likely)
     outs = op(*primals, **{**params, "body": program})
     carry, ys, saved = cut(outs, n_carry, len(body.outputs) - n_carry)
 
@@ -298,7 +301,7 @@ def _scan_batch(
         )
         return grown, (program, ys_mask)
 
-    carry_mask, (program, ys_mask) = fixpoint(init_mask, with_carry)
+    carry_mask, (program, ys_mask) = fixpoint(init_mask, with_carry, reached(body, const_mask, init_mask, xs_mask))
     start = [
         broadcast_batch(x, b, size) if wanted else x for x, b, wanted in zip(init, init_mask, carry_mask, strict=True)
     ]

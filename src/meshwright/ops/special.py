@@ -14,6 +14,7 @@ from meshwright.core.op import Linearity, Op, Operand, Sample, Value, define_op
 from meshwright.core.types import TensorType
 from meshwright.ops.arithmetic import div, square, sub
 from meshwright.ops.basic import Derivatives, add, mul, neg, pointwise_batch, scalar_like
+from meshwright.ops.bits import and_
 from meshwright.ops.choice import eq, select
 from meshwright.ops.pointwise import TRANSCENDENTAL, pointwise_op
 from meshwright.ops.rules import Ufunc, bad_operands, check_dtype, not_linear, pointwise_cost, pointwise_samples
@@ -56,9 +57,9 @@ logistic: Op = _function("logistic", "logistic", lambda t, out, x: mul(t, mul(ou
 
 
 def _pow_by_base(t: Value, out: Value, x: Value, y: Value) -> Value:
-    """y x^(y-1), which is 0 for y = 0 also at x = 0."""
-    zero = scalar_like(y, 0)
-    return mul(t, select(eq(y, zero), zero, mul(y, pow_(x, sub(y, 1)))))
+    """y x^(y-1), which is 0 for y = 0 also at x = 0: as a function of y, so that it can be differentiated by y."""
+    constant = and_(eq(x, 0), eq(y, 0))
+    return mul(t, mul(y, pow_(select(constant, scalar_like(x, 1), x), sub(y, 1))))
 
 
 def _pow_by_exponent(t: Value, out: Value, x: Value, y: Value) -> Value:

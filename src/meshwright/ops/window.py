@@ -223,6 +223,8 @@ def _reduce_windows(
 ) -> Any:
     """Windows are boxes, so one dim is reduced after the other; outer ones first, while inner runs are longest."""
     counts = window_counts(tuple(x.shape), window, strides, padding, base_dilation, window_dilation)
+    if 0 in counts:  # windows that reach beyond the array on all sides, perhaps far
+        return xp.zeros(tuple(counts), dtype=x.dtype)
     x = _spread(xp, x, identity, padding, base_dilation)
     for dim, (count, size, stride, step) in enumerate(zip(counts, window, strides, window_dilation, strict=True)):
         if size != 1 or stride != 1:
@@ -322,7 +324,8 @@ def _selected(xp: Any, x: Any, select: str, **params: Any) -> Iterator[tuple[Pla
 
 def _select_gather_evaluate(xp: Any, tangents: Any, x: Any, select: str, **params: Any) -> Any:
     spread = _spread(xp, tangents, 0, params["padding"], params["base_dilation"])
-    chosen = xp.zeros(window_counts(tuple(x.shape), **params), dtype=tangents.dtype)
+    counts = window_counts(tuple(x.shape), **params)
+    chosen = xp.zeros(tuple(counts) if 0 in counts else (), dtype=tangents.dtype)
     for place, selected in _selected(xp, x, select, **params):
         chosen = xp.where(selected, spread[place], chosen)
     return chosen

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from meshwright.core.op import Linear, No
+from meshwright.core.op import Linear, No, NotLinear
 from meshwright.core.program import Atom, Eqn, Literal, Program, Var
+from meshwright.core.source import here
 from meshwright.core.trace import Array, apply, lift, read, state
+from meshwright.core.types import TensorType
+from meshwright.errors import DifferentiationError
 from meshwright.ops.basic import add
 from meshwright.ops.layout import laid_out
 from meshwright.transform.derivative import no_rule
@@ -64,8 +67,21 @@ def _pull(
         if isinstance(rule, No):
             raise no_rule(eqn, "transpose", rule.reason)
         inputs = [Linear(a.type) if a in unknown else read(values, a) for a in eqn.inputs]
-        in_cts = rule(eqn.op, out_cts, inputs, eqn.params)
+        try:
+            in_cts = rule(eqn.op, out_cts, inputs, eqn.params)
+        except NotLinear:
+            raise _not_linear(eqn, [a.type for a in eqn.inputs if a in unknown]) from None
         for atom, ct in zip(eqn.inputs, in_cts, strict=True):
             if ct is not None and atom in unknown:
                 accumulate(atom, ct)
     return [ct_of.get(v) if v in unknown else None for v in program.inputs]
+
+
+def _not_linear(eqn: Eqn, types: Sequence[TensorType]) -> DifferentiationError:
+    """The error for an equation that is not linear in what the program is to be transposed in."""
+    return DifferentiationError(
+        f"{eqn.op.name} cannot be transposed here.",
+        where=eqn.source.show() if eqn.source else here(),
+        why=f"it is not linear in the operands that depend on the arguments: {', '.join(t.short() for t in types)}",
+        fix="out, pull = mw.vjp(f, x); pull(ct), which transposes the derivative at x",
+    )
