@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import pytest
 
+from meshwright.errors import MeshwrightError
 from meshwright.interop.mlir_context import parse_module
 from meshwright.interop.module_writer import write_module
 from meshwright.interop.passes import apply_passes
 from meshwright.interop.problem_reader import read_problem
 from tests.oracle.random_modules import EVERYTHING, Recipe, random_module
-from tests.oracle.shardy import apart, apply
+from tests.oracle.shardy import apply, newest_rules, piped, piped_by_us, refuses, survived
+from tests.versions import CALLS, older_than
 
 STRATEGIES = ("basic", "aggressive", "op-priority", "user-priority")
 
@@ -22,7 +26,7 @@ def test_a_module_that_nothing_was_done_to_is_written_as_it_was_read(seed: int) 
 
 def assert_same(seed: int, strategy: str) -> None:
     text = random_module(seed, Recipe(features=()))
-    expected = apply(text, f"{strategy}-propagate")
+    expected = apply(newest_rules(text), f"{strategy}-propagate")
     assert str(apply_passes(parse_module(text), [f"sdy-{strategy}-propagate"]).module) == expected, f"seed {seed}"
 
 
@@ -40,14 +44,10 @@ def test_many_functions_are_propagated_through_as_shardy_does(first: int, strate
         assert_same(seed, strategy)
 
 
-def piped(text: str) -> str:
-    return str(apply_passes(parse_module(text), ["sdy-propagation-pipeline"]).module)
-
-
 @pytest.mark.parametrize("seed", range(60))
 def test_a_module_goes_through_the_pipeline_as_through_shardy_s(seed: int) -> None:
     text = random_module(seed)
-    assert piped(text) == apply(text, "propagation-pipeline")
+    assert piped_by_us(text) == piped(text)
 
 
 @pytest.mark.slow
@@ -56,8 +56,38 @@ def test_many_modules_go_through_the_pipeline_as_through_shardy_s(first: int) ->
     different = []
     for seed in range(first, first + 500):
         text = random_module(seed)
-        expected = apart(apply, text, "propagation-pipeline")  # Shardy does not survive one in a thousand
-        if expected is not None and piped(text) != expected:
+        expected = survived(piped, text)  # Shardy does not survive one in a thousand
+        if expected is not None and piped_by_us(text) != expected:
             different.append(seed)
     # Shardy keeps the rules of concatenations from before constraints became reshards, and folds ops as it goes.
     assert len(different) <= 4, different
+
+
+def is_refused_by_us(text: str) -> bool:
+    try:
+        apply_passes(parse_module(text), ["sdy-propagation-pipeline"])
+    except MeshwrightError:
+        return True
+    return False
+
+
+def refused_by_one(seeds: Iterable[int]) -> list[int]:
+    """The modules that ours refuses and Shardy does not, or the reverse."""
+    found = []
+    for seed in seeds:
+        text = random_module(seed)
+        if survived(piped, text) is not None and is_refused_by_us(text) != refuses(text, "propagation-pipeline"):
+            found.append(seed)
+    return found
+
+
+@pytest.mark.skipif(older_than(CALLS), reason="it refuses nothing, or something else")
+def test_the_pipeline_refuses_what_shardy_s_refuses() -> None:
+    assert refused_by_one(range(60)) == []
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(older_than(CALLS), reason="it refuses nothing, or something else")
+@pytest.mark.parametrize("first", range(1000, 3000, 500))
+def test_the_pipeline_refuses_many_modules_as_shardy_s_does(first: int) -> None:
+    assert refused_by_one(range(first, first + 500)) == []
