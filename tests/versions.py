@@ -63,7 +63,7 @@ UNEVEN = Change(
     "sdy-reshard-to-collectives", (0, 12, 0), "a dim that is padded to another size is gathered, or moved whole, first"
 )
 PASSES = (CONSTRAINTS, FUNCTION_RESULTS, VERIFICATION)
-UNREDUCED_TEXT = Change("unreduced{…}", (0, 11, 0), "the sign = may be left out")
+UNREDUCED_TEXT = Change("unreduced{…}", (0, 11, 0), "the sign = may be left out; there are unreduced=max{…} and min")
 
 # JAX
 CROSS = Change("jnp.cross", (0, 12, 0), "vectors have three components; those of two are refused, as by NumPy 2.5")

@@ -1,7 +1,7 @@
 """Functions in processes of their own: Shardy now and then ends the process that it runs in.
 
 A process that was started for this forks for each call. It has no threads, unlike the one that tests run in, whose
-copy might wait for ever for a lock that one of them held.
+copy might wait for ever for a lock that one of them held. It has the ``context()`` of the function's module ready.
 """
 
 from __future__ import annotations
@@ -26,24 +26,19 @@ ROOT = Path(__file__).parents[2]
 
 def apart(function: Callable[..., Iterable[Any]], *args: Any) -> list[Any]:
     """All that a generator function of a module yields before it ends, in whichever way it ends."""
-    server = _server()
-    _send(server.stdin, pickle.dumps((function.__module__, function.__qualname__, args)))
-    return list(_loaded(_receive(server.stdout)))
+    return _asked(function, args, several=True)
 
 
 def one_apart(function: Callable[..., Any], *args: Any) -> Any:
-    """What a function returns; None if it does not."""
-    found = apart(_once, function.__module__, function.__qualname__, args)
+    """What a function of a module returns; None if it does not."""
+    found = _asked(function, args, several=False)
     return found[0] if found else None
 
 
-def _once(module: str, name: str, args: Any) -> Iterator[Any]:
-    yield _function(module, name)(*args)
-
-
-def _function(module: str, name: str) -> Callable[..., Any]:
-    found: Callable[..., Any] = getattr(importlib.import_module(module), name)
-    return found
+def _asked(function: Callable[..., Any], args: Any, several: bool) -> list[Any]:
+    server = _server()
+    _send(server.stdin, pickle.dumps((function.__module__, function.__qualname__, args, several)))
+    return list(_loaded(_receive(server.stdout)))
 
 
 @cache
@@ -79,13 +74,14 @@ def _loaded(data: bytes) -> Iterator[Any]:
 
 def _serve(requests: BinaryIO, answers: BinaryIO) -> None:
     while data := _receive(requests):
-        module, name, args = pickle.loads(data)
-        function = _function(module, name)  # imported here, so that the next child has it
+        name, function, args, several = pickle.loads(data)
+        module = importlib.import_module(name)
+        module.context()
         reading, writing = os.pipe()
         child = os.fork()
         if child == 0:
             os.close(reading)
-            _run(function, args, writing)
+            _run(getattr(module, function), args, several, writing)
         os.close(writing)
         with os.fdopen(reading, "rb") as file:
             found = file.read()
@@ -93,13 +89,13 @@ def _serve(requests: BinaryIO, answers: BinaryIO) -> None:
         _send(answers, found)
 
 
-def _run(function: Callable[..., Iterable[Any]], args: Any, writing: int) -> None:
+def _run(function: Callable[..., Any], args: Any, several: bool, writing: int) -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     faulthandler.disable()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     try:
         with os.fdopen(writing, "wb") as file:
-            for found in function(*args):
+            for found in function(*args) if several else [function(*args)]:
                 pickle.dump(found, file)
                 file.flush()
     finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 import pytest
@@ -13,7 +14,7 @@ from meshwright.interop.passes import apply_passes
 from meshwright.interop.problem_reader import read_problem
 from tests.oracle.random_modules import EVERYTHING, Recipe, random_module
 from tests.oracle.shardy import apply, newest_rules, piped, piped_by_us, refuses, survived
-from tests.versions import CALLS, older_than
+from tests.versions import CALLS, CONSTRAINTS, older_than
 
 STRATEGIES = ("basic", "aggressive", "op-priority", "user-priority")
 
@@ -61,6 +62,62 @@ def test_many_modules_go_through_the_pipeline_as_through_shardy_s(first: int) ->
             different.append(seed)
     # Shardy keeps the rules of concatenations from before constraints became reshards, and folds ops as it goes.
     assert len(different) <= 4, different
+
+
+@pytest.mark.parametrize(
+    "passes", [("add-func-data-flow-edges",), ("add-func-data-flow-edges", "sink-func-data-flow-edges")]
+)
+@pytest.mark.parametrize("seed", range(15))
+def test_edges_of_functions_are_those_of_shardy(seed: int, passes: tuple[str, ...]) -> None:
+    text = random_module(seed, Recipe(features=("call",)))
+    assert after(text, *passes) == apply(text, *passes)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_propagation_takes_off_rules_that_were_written_before(seed: int) -> None:
+    text = random_module(seed, Recipe(features=()))
+    ruled = after(text, "populate-op-sharding-rules")
+    assert "op_sharding_rule" in ruled
+    assert after(ruled, "basic-propagate") == after(text, "basic-propagate") == apply(ruled, "basic-propagate")
+
+
+T = "tensor<8x8xf32>"
+WRITTEN = [
+    "[{?}, {?}]", "[{}, {?}]", "[{}, {}]", '[{?}, {?}], replicated={"y"}', '[{?}, {?}], unreduced={"y"}',
+    '[{"x", ?}, {?}]', "[{?}p1, {?}]",
+]  # fmt: skip
+CONSTRAINED = {  # what %v is, and how it is used
+    "an op": "%v = stablehlo.negate %a {sdy.sharding = #sdy.sharding_per_value<[<@m, SAID>]>} : T",
+    "one of several results": '%w:2 = "stablehlo.custom_call"(%a) <{call_target_name = "k"}> {sdy.sharding = '
+    '#sdy.sharding_per_value<[<@m, SAID>, <@m, [{?}, {"y"}]>]>} : (T) -> (T, T)\n%v = stablehlo.negate %w#0 : T',
+    "an edge": "%w = stablehlo.optimization_barrier %a : T\n%v = sdy.data_flow_edge %w sharding=<@m, SAID> : T",
+    "a function's edge": "%w = func.call @f(%a) : (T) -> T\n"
+    "%v = sdy.func_data_flow_edge %w {sdy.sharding = #sdy.sharding_per_value<[<@m, SAID>]>} : T",
+}
+
+
+@pytest.mark.skipif(older_than(CONSTRAINTS), reason=CONSTRAINTS.what)
+@pytest.mark.parametrize("said", WRITTEN)
+@pytest.mark.parametrize("value", CONSTRAINED)
+def test_constraints_on_values_of_which_something_is_said(value: str, said: str) -> None:
+    function = """(%a: T) -> T {
+      VALUE
+      %0 = stablehlo.add %v, %v : T
+      %1 = sdy.sharding_constraint %v <@m, [{}, {"x"}]> : T
+      %2 = sdy.sharding_constraint %1 <@m, [{"x"}, {}]> : T
+      %3 = stablehlo.add %v, %v : T
+      return %v : T
+    }"""
+    text = f'sdy.mesh @m = <["x"=2, "y"=4]>\nfunc.func @main{function}\nfunc.func private @f{function}'
+    text = text.replace("VALUE", CONSTRAINED[value]).replace("SAID", said)
+    text = re.sub(r"\bT\b", T, text.replace("@f(%a)", "@g(%a)"))
+    text += f"\nfunc.func private @g(%a: {T}) -> {T} {{ return %a : {T} }}"
+    passes = ("apply-sharding-constraints", "drop-sharding-rules")
+    assert after(text, passes[0]) == apply(text, *passes)
+
+
+def after(text: str, *passes: str) -> str:
+    return str(apply_passes(parse_module(text), [f"sdy-{name}" for name in passes]).module)
 
 
 def is_refused_by_us(text: str) -> bool:

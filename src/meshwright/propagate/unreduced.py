@@ -58,7 +58,7 @@ def _check_op(op: Op) -> None:
             continue
         if not kept:
             raise _lost(op, axis, by, across)
-        if across is None and by not in kept:
+        if by not in kept:
             raise ShardingError(
                 f"{_name(op)} cannot make partial results of another kind of those over {axis}.",
                 where=_where(op),
