@@ -1,9 +1,14 @@
 # Two commands do all the set-up: `make tour` (numpy-sized) and `make test` (with the extras).
+# PYTHON=python3.12 make … sets .venv up with that Python.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+APART := .venv-apart
+# The versions that tests and linters are run with on the Python of .venv, or of $(PYTHON) where there is none yet.
+PINNED = constraints/py$(shell $$(test -x $(BIN)/python && echo $(BIN)/python || echo $(PYTHON)) -c \
+	'import sys; print("%d.%d" % sys.version_info[:2])').txt
 
-.PHONY: tour test test-all bench lint clean
+.PHONY: tour test test-all bench lint constraints lowest clean
 
 tour: $(VENV)/base
 	$(BIN)/meshwright tour
@@ -22,15 +27,38 @@ lint: $(VENV)/dev
 	$(BIN)/ruff format --check src tests benchmarks examples
 	$(BIN)/mypy
 
+# The newest versions for this Python, written down (docs/versions.md)
+constraints:
+	rm -rf $(APART)
+	$(PYTHON) -m venv $(APART)
+	$(APART)/bin/python -m pip install --quiet ".[jax,dev]"
+	$(APART)/bin/python -m pip freeze --exclude meshwright > $(APART)/versions
+	mkdir -p constraints
+	cp $(APART)/versions constraints/py$$($(APART)/bin/python -c 'import sys; print("%d.%d" % sys.version_info[:2])').txt
+	rm -rf $(APART)
+
+# The package alone, without JAX, on the lowest versions that it declares
+lowest:
+	rm -rf $(APART)
+	$(PYTHON) -m venv $(APART)
+	$(APART)/bin/python -m pip install --quiet pytest hypothesis $$($(APART)/bin/python tests/lowest.py)
+	$(APART)/bin/python -m pip install --quiet --no-deps --editable .
+	$(APART)/bin/python -m pip check
+	$(APART)/bin/meshwright tour
+	$(APART)/bin/python -m pytest -m "not slow" --ignore tests/tour/test_seed_001_texts.py \
+		tests/tour tests/errors tests/arrays tests/propagate/test_run.py
+	rm -rf $(APART)
+
 clean:
-	rm -rf $(VENV)
+	rm -rf $(VENV) $(APART)
 
 $(VENV)/base: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --editable .
 	touch $@
 
-$(VENV)/dev: pyproject.toml
+$(VENV)/dev: pyproject.toml $(wildcard constraints/*.txt)
+	@test -f $(PINNED) || { echo "There is no $(PINNED): PYTHON=python3.13 make test, or make constraints"; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --editable ".[jax,dev]"
+	$(BIN)/python -m pip install --quiet --constraint $(PINNED) --editable ".[jax,dev]"
 	touch $(VENV)/base $@

@@ -45,6 +45,6 @@ def _group(line: str) -> int:
     named = re.match(r"mesh\[(.*?)\][^{]*\{(.*?)\}", text)
     if named is None:
         raise ValueError(f"replica groups in an unknown form: {text}")
-    sizes = dict(re.findall(r"'(\w+)'=(\d+)", named[1]))
-    used = re.findall(r"'(\w+)'(?::\(\d+\)(\d+))?", named[2])
+    sizes = dict(re.findall(r"'([^']+)'=(\d+)", named[1]))
+    used = re.findall(r"'([^']+)'(?::\(\d+\)(\d+))?", named[2])
     return prod(int(part or sizes[axis]) for axis, part in used)

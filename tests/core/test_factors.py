@@ -185,11 +185,11 @@ def test_what_is_guarded_is_not_separable_whatever_its_kind() -> None:
         ("reshape", "f32[8,4]", {"shape": (2, 16)}, "(i j) k -> i (j k)"),
         ("reshape", "f32[2,6]", {"shape": (2, 2, 3)}, "i (j k) -> i j k"),
         ("reshape", "f32[4,6]", {"shape": (24,)}, "i j -> (i j)"),
-        ("reshape", "f32[2,1,6]", {"shape": (4, 3)}, "i j (k l) -> (i k) l"),
-        ("reshape", "f32[2,3]", {"shape": (3, 2)}, "i k -> j l  guarded=i,j,k,l"),
-        ("reshape", "f32[4,2,3]", {"shape": (4, 3, 2)}, "i j l -> i k m  guarded=j,k,l,m"),
+        ("reshape", "f32[2,1,6]", {"shape": (4, 3)}, "i j (k l) -> (i k) l  replicated=j"),
+        ("reshape", "f32[2,3]", {"shape": (3, 2)}, "i j -> i k  replicated=j,k  permuted=i"),
+        ("reshape", "f32[4,2,3]", {"shape": (4, 3, 2)}, "i j k -> i j l  replicated=k,l  permuted=j"),
         ("reshape", "f32[0,3]", {"shape": (3, 0)}, "i j -> k l  guarded=i,j,k,l"),
-        ("reshape", "f32[6,4]", {"shape": (8, 3)}, "(i j) l -> (i k) m  guarded=j,k,l,m"),
+        ("reshape", "f32[6,4]", {"shape": (8, 3)}, "(i j) k -> (i j) l  replicated=k,l  permuted=j"),
     ],
 )
 def test_the_rule_of_an_op(op: str, operands: str, params: dict[str, Any], rule: str) -> None:

@@ -55,6 +55,21 @@ def test_shapes_that_differ_in_an_op():
     )
 
 
+def test_vectors_that_have_no_cross_product():
+    expect(
+        lambda: mnp.cross(mnp.ones((4, 2)), mnp.ones(2)),
+        "mnp.cross cannot take f32[4,2] and f32[2].",
+        "a vector has three components",
+        "a[..., 0] * b[..., 1] - a[..., 1] * b[..., 0]",
+    )
+    expect(
+        lambda: mnp.cross(X, X),
+        "mnp.cross cannot take f32[3,4] and f32[3,4].",
+        "a vector has three components",
+        "axis= names the dim of the components",
+    )
+
+
 def test_a_product_whose_dims_do_not_meet():
     expect(
         lambda: X @ X,

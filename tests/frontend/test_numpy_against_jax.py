@@ -417,7 +417,7 @@ CASES = {
     "kron": lambda m: m.np.kron(m.np.arange(3), m.np.ones((2, 2))),
     "trace": lambda m: m.np.trace(m.np.asarray(X), 1, 1, 2),
     "cross": lambda m: m.np.cross(m.np.asarray(SQUARE), m.np.arange(3.0)),
-    "cross planes": lambda m: m.np.cross(m.np.ones((4, 2)), m.np.arange(2.0)),
+    "cross along dims": lambda m: m.np.cross(m.np.asarray(SQUARE), m.np.ones((3, 3)), axisa=0, axisc=0),
     "matmul preferred": lambda m: m.np.matmul(
         m.np.ones((2, 3), "bfloat16"), m.np.ones((3, 2), "bfloat16"), preferred_element_type="float32"
     ),

@@ -144,6 +144,7 @@ func.func @main(%x: tensor<8xf32>, %y: tensor<4xf32>) {
 """,
         """\
 Values of the shapes (8,) and (4,) are in one sharding group.
+  at:   line 4:3
   why:  the values of a group have one sharding, so they have one shape
   fix:  give them groups of their own
 """,

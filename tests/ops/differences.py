@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from tests.versions import COMPLEX_MAXIMUM, DIGAMMA, older_than
+
 Mask = Any  # of bools, one per element
 
 
@@ -74,7 +76,7 @@ AT_EDGES: dict[str, Callable[..., Mask]] = {
     "logistic": _narrow,
     "exp2": _narrow,
     "lgamma": _near_roots(1.0, 2.0, -2.5),
-    "digamma": _near_roots(1.5, -0.5),
+    "digamma": _near_roots(1.5, -0.5, *([0.0] if older_than(DIGAMMA) else [])),
 }
 
 
@@ -83,5 +85,8 @@ def at_edges(name: str, operands: list[Any], params: Any) -> Mask:
     return AT_EDGES.get(name, _nowhere)(*operands, **params)
 
 
-# Ops whose derivative is not JAX's for complex operands: JAX has 0 for the sign, which turns with its operand.
+# Ops whose derivative is not JAX's for complex operands: JAX has 0 for the sign, which turns with its operand, and new
+# versions have none for the largest and the smallest.
 COMPLEX_DERIVATIVE = frozenset({"sign"})
+if not older_than(COMPLEX_MAXIMUM):
+    COMPLEX_DERIVATIVE |= {"maximum", "minimum", "cummax", "cummin"}

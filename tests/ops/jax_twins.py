@@ -57,7 +57,7 @@ POINTWISE: dict[str, Twin] = {
     "stop_gradient": lax.stop_gradient,
     **{f"reproducible_{name}": getattr(lax, name) for name in ("log", "log1p", "erf", "erf_inv", "tan")},
     "fma": jax.jit(_pointwise(lambda x, y, z: x * y + z)),  # compiled into one instruction
-    "convert": lambda x, dtype, weak: lax.convert_element_type(_as_real(x, dtype), dtype),
+    "convert": lambda x, dtype, weak: lax.convert_element_type(jnp.asarray(_as_real(x, dtype)), dtype),
 }
 
 _MODES = {

@@ -7,9 +7,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
-MESH = AbstractMesh((2, 4), ("x", "y"))
+MESH = AbstractMesh((2, 4), ("x", "y"), axis_types=(AxisType.Auto, AxisType.Auto))
 
 
 def array(shape: tuple[int, ...], *spec: Any, dtype: Any = jnp.float32) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+from collections.abc import Sequence
 from itertools import product
 
 import pytest
@@ -17,7 +18,8 @@ from meshwright.interop.mlir_context import context, parse_module
 from meshwright.interop.passes import apply_passes
 from meshwright.sharding import enumerate_shardings
 from tests.oracle.random_modules import random_module
-from tests.oracle.shardy import apart, apply, pipeline_without_reshards
+from tests.oracle.shardy import apply, newest_rules, pipeline_without_reshards, survived
+from tests.versions import UNEVEN, older_than
 
 Pair = tuple[TensorSharding, TensorSharding]
 INSERT, FULL = "insert-explicit-reshards", "insert-explicit-reshards{enable-full-version=true}"
@@ -42,11 +44,15 @@ def random_sharding(mesh: Mesh, rank: int, rng: random.Random) -> TensorSharding
     return TensorSharding(mesh, [merged(dim) for dim in dims])
 
 
-def module_of(pairs: list[Pair], size: int = 64) -> str:
-    """A function for each pair, which reshards its argument from one sharding to the other."""
-    lines = [f"sdy.mesh @mesh = {pairs[0][0].mesh}"]
+def module_of(pairs: list[Pair], shape: Sequence[int] = ()) -> str:
+    """A function for each pair, which reshards its argument from one sharding to the other.
+
+    Without a shape, every dim can be split evenly.
+    """
+    mesh = pairs[0][0].mesh
+    lines = [f"sdy.mesh @mesh = {mesh}"]
     for number, (source, target) in enumerate(pairs):
-        t = f"tensor<{'x'.join([str(size)] * source.rank)}xf32>"
+        t = f"tensor<{'x'.join(map(str, shape or [64 * mesh.size] * source.rank))}xf32>"
         lines += [
             f"func.func @f{number}(%a: {t} {{sdy.sharding = {source}}}) -> {t} {{",
             f"%0 = sdy.reshard %a {str(target).removeprefix('#sdy.sharding')} : {t}",
@@ -88,13 +94,24 @@ def test_random_pairs_of_layouts_with_parts_of_axes(spec: str, rank: int, count:
     assert by_us(text, "reshard-to-collectives") == apply(text, "reshard-to-collectives")
 
 
+@pytest.mark.skipif(older_than(UNEVEN), reason=UNEVEN.what)
+@pytest.mark.parametrize("count", [60, pytest.param(2000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "shape", [(64,), (5,), (64, 64), (6, 64), (12, 8), (2, 3), (4, 6, 8), (5, 12, 64), (64, 64, 64)]
+)
+@pytest.mark.parametrize("spec", [*SPECS, '<["x"=2, "y"=3, "z"=2]>'])
+def test_dims_that_are_split_unevenly(spec: str, shape: tuple[int, ...], count: int) -> None:
+    text = module_of(random_pairs(spec, len(shape), count), shape)
+    assert by_us(text, "reshard-to-collectives") == apply(text, "reshard-to-collectives")
+
+
 @pytest.mark.parametrize("rank", [1, 2, 3])
 @pytest.mark.parametrize("spec", ['<["x"=6, "y"=4]>', '<["x"=2, "y"=3, "z"=6]>', '<["x"=12, "y"=10]>'])
 def test_collectives_arrive_where_sizes_do_not_divide_one_another(spec: str, rank: int) -> None:
     """Shardy stops half way in some of these, and its own verifier refuses others."""
     mesh, rng = Mesh.parse(spec), random.Random(1)
     pairs = [(random_sharding(mesh, rank, rng), random_sharding(mesh, rank, rng)) for _ in range(300)]
-    module = parse_module(by_us(module_of(pairs), "reshard-to-collectives"))
+    module = parse_module(by_us(module_of(pairs, (64,) * rank), "reshard-to-collectives"))
     with context():
         assert module.operation.verify()  # each collective leads from the layout before it to the one it says
     functions = str(module).split("func.func")[1:]
@@ -146,8 +163,9 @@ func.func @f(%a: tensor<8xf32> {{sdy.sharding = #sdy.sharding<@m, [{{}}], unredu
 
 def inserted(seed: int, insert: str) -> tuple[str, str] | None:
     """A random module after propagation with reshards put in, by us and by Shardy; None where it does not survive."""
-    before = apart(pipeline_without_reshards, random_module(seed))
-    theirs = None if before is None else apart(apply, before, insert)
+    found = survived(pipeline_without_reshards, random_module(seed))
+    before = None if found is None else newest_rules(found)
+    theirs = None if before is None else survived(apply, before, insert)
     if before is None or theirs is None:
         return None
     return by_us(before, insert.replace("{", "=").replace("}", "")), theirs

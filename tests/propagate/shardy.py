@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import faulthandler
-import os
-import pickle
-import resource
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any
 
@@ -18,6 +14,7 @@ from meshwright.core.axes import quoted
 from meshwright.core.sharding import TensorSharding
 from meshwright.propagate.graph import Graph, GraphBlock, GraphValue
 from meshwright.propagate.problem import Kind
+from tests.oracle.apart import apart
 
 NAMES = {
     Kind.CONSTRAINT: "sdy.sharding_constraint",
@@ -46,6 +43,8 @@ ON_FUNCTIONS = (
     "sdy-constant-or-scalar-merger",
     "sdy-sink-data-flow-edges",
     "sdy-sharding-constraint-to-reshard",
+    "sdy-sink-func-data-flow-edges",
+    "sdy-verify-unreduced-axes",
 )
 
 
@@ -72,42 +71,20 @@ def shown_apart(texts: Sequence[str], passes: Sequence[str]) -> list[list[str] |
 
     Shardy uses memory that it freed when an op that has priorities turns out to be dead.
     """
-    context()
     found: list[list[str] | None] = []
     while len(found) < len(texts):
-        found += _in_child(texts[len(found) :], passes)
+        found += apart(_shown, list(texts[len(found) :]), list(passes))
         if len(found) < len(texts):
             found.append(None)  # it died here
     return found
 
 
-def _in_child(texts: Sequence[str], passes: Sequence[str]) -> list[list[str] | None]:
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.close(reading)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-        faulthandler.disable()
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        with os.fdopen(writing, "wb") as file:
-            for text in texts:
-                try:
-                    lines = show_module(run(text, passes))
-                except ir.MLIRError:
-                    lines = None
-                pickle.dump(lines, file)
-                file.flush()
-        os._exit(0)
-    os.close(writing)
-    found: list[list[str] | None] = []
-    with os.fdopen(reading, "rb") as file:
+def _shown(texts: Sequence[str], passes: Sequence[str]) -> Iterator[list[str] | None]:
+    for text in texts:
         try:
-            while len(found) < len(texts):
-                found.append(pickle.load(file))
-        except (EOFError, pickle.UnpicklingError):
-            pass
-    os.waitpid(child, 0)
-    return found
+            yield show_module(run(text, passes))
+        except ir.MLIRError:
+            yield None
 
 
 def bare(text: object) -> str:

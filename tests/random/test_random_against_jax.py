@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from tests.versions import GUMBEL, LOG1P, older_than
 
 import meshwright as mw
 import meshwright.numpy as mnp
@@ -135,6 +136,8 @@ def test_complex_normal_numbers():
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("mode", ["low", "high", "highest"])
 def test_gumbel_modes(mode, dtype):
+    if mode != "low" and dtype == BF16 and older_than(GUMBEL):
+        pytest.skip(GUMBEL.what)
     equal("gumbel", SHAPE, dtype, mode)
 
 
@@ -162,8 +165,9 @@ def ulps(actual, expected):
 @pytest.mark.parametrize("name", ["normal", "exponential", "laplace"])
 def test_wide_samples_differ_in_the_last_bits_of_few(x64, name):
     a, e = ours(name, (20_000,), "float64"), theirs(name, (20_000,), "float64")
-    assert ulps(a, e) <= 4
-    assert np.mean(a == e) > 0.999
+    rough = older_than(LOG1P)
+    assert ulps(a, e) <= (128 if rough else 4)
+    assert np.mean(a == e) > (0.8 if rough else 0.999)
 
 
 @pytest.mark.slow

@@ -18,6 +18,7 @@ REASONS = {
     "sorted device ids must be": "MeshError",
     "unknown mesh": "UnknownMeshError",
     "a maximal sharding can only": "MaximalError",
+    "a single-device sharding can only": "MaximalError",
     "doesn't match tensor rank": "RankError",
     "has a priority": "PriorityError",
     "unknown axis name": "UnknownAxisError",

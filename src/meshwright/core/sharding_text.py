@@ -327,7 +327,8 @@ def read_sharding(text: str) -> tuple[WrittenSharding, Reader]:
         if key is None:
             raise reader.expected("`replicated={…}` or `unreduced={…}`, each at most once")
         reader.take(key)
-        reader.take("=")
+        if key == "replicated" or not reader.sees("{"):
+            reader.take("=")
         if key == "unreduced" and any(reader.sees(kind) for kind in REDUCTIONS):
             reduction = reader.token("word", "a reduction")
         reader.take("{")

@@ -17,7 +17,7 @@ from meshwright.engine.chunks import Kernel, map_chunks
 _CHUNK = 1 << 14
 _SPLITTER = 134217729.0  # 2**27 + 1
 
-# The functions and ranges are those of float32 with more terms.
+# The functions are those of float32 with more terms; log1p has a range of its own.
 _LOG1P_NUMERATOR = (
     4.5270000862445198e-05, 0.49854102823193375, 6.5787325942061043, 29.911919328553072, 60.949667980987787,
     57.112963590585537, 20.039553499201283,
@@ -26,7 +26,7 @@ _LOG1P_DENOMINATOR = (
     1.0, 15.062909083469192, 83.047565967967213, 221.76239823732857, 309.09872225312057, 216.42788614495947,
     60.11866049760384,
 )  # fmt: skip
-_LOG1P_RANGE = 0.41421356237309503
+_LOG1P_RANGE = (-0.2928932188134524, 0.41421356237309503)  # √½ - 1, √2 - 1
 
 # (coefficients, shift of w or √w) below w = 6.25, below 16, and beyond.
 _ERF_INV_CENTRE = (
@@ -123,7 +123,7 @@ def _choose(masks: Sequence[Any], x: Any, functions: Sequence[Callable[[Any], An
 
 
 def _log1p(x: Any) -> Any:
-    near = np.abs(x) < _LOG1P_RANGE
+    near = (x > _LOG1P_RANGE[0]) & (x < _LOG1P_RANGE[1])
     return _choose((near, ~near), x, (_log1p_near_zero, lambda x: np.log(1.0 + x)))
 
 

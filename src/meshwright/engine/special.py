@@ -384,6 +384,8 @@ def _polygamma_left(order: int, x: Array) -> Array:
     cotangent = np.where(near == 0, np.inf if order % 2 else np.nan, 1 / np.tan(pi * near))
     mirrored = _polygamma_right(order, 1 - x)
     reflected = pi ** (order + 1) * _horner(cotangent, _cotangent_derivative(order))
+    if order == 0:
+        return np.where(x == 0, -np.inf, mirrored - reflected)
     return (-mirrored if order % 2 else mirrored) - reflected
 
 
@@ -393,12 +395,12 @@ def _polygamma(x: Array, order: int) -> Array:
 
 
 def polygamma(x: Any, order: int, out: Array | None = None) -> Array:
-    """The ``order``-th derivative of digamma; at its poles nan, or infinite if the order is odd."""
+    """The ``order``-th derivative of digamma; at its poles nan, or infinite if the order is odd; digamma(0) is -inf."""
     return _blocked(partial(_polygamma, order=order))(x, out)
 
 
 def digamma(x: Any, out: Array | None = None) -> Array:
-    """The derivative of lgamma; nan at its poles."""
+    """The derivative of lgamma; -inf at 0, nan at its other poles."""
     return polygamma(x, 0, out)
 
 

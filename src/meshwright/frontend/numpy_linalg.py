@@ -281,30 +281,27 @@ def trace(
 def cross(
     a: ArrayLike, b: ArrayLike, axisa: int = -1, axisb: int = -1, axisc: int = -1, axis: int | None = None
 ) -> Value:
-    """The cross product of vectors of two or three components."""
+    """The cross product of vectors of three components."""
     if axis is not None:
         axisa = axisb = axisc = axis
     x, y = (moveaxis(strong(v), d, -1) for v, d in zip(_two(a, b), (axisa, axisb), strict=True))
-    if x.shape[-1] not in (2, 3) or y.shape[-1] not in (2, 3):
+    if x.shape[-1] != 3 or y.shape[-1] != 3:
+        flat = x.shape[-1] == y.shape[-1] == 2
         raise ShapeError(
             f"mnp.cross cannot take {x.type.short()} and {y.type.short()}.",
             where=here(),
-            why="a vector has two or three components",
-            fix="axis= names the dim of the components",
+            why="a vector has three components",
+            fix="a[..., 0] * b[..., 1] - a[..., 1] * b[..., 0]" if flat else "axis= names the dim of the components",
         )
     stack_ = common_shape("mnp.cross", *(basic.zeros(v.type.with_(shape=v.shape[:-1], sharding=None)) for v in (x, y)))
-    x, y = (broadcast(v, (*stack_, v.shape[-1])) for v in (x, y))
+    x, y = (broadcast(v, (*stack_, 3)) for v in (x, y))
 
     def part(v: Value, n: int) -> Any:
-        if n >= v.shape[-1]:
-            return basic.zeros(v.type.with_(shape=stack_))
         return basic.reshape(cut(v, v.ndim - 1, n, n + 1), shape=stack_)
 
     def minor(i: int, j: int) -> Value:
         return subtract(multiply(part(x, i), part(y, j)), multiply(part(x, j), part(y, i)))
 
-    if x.shape[-1] == y.shape[-1] == 2:
-        return minor(0, 1)
     return moveaxis(stack([minor(1, 2), minor(2, 0), minor(0, 1)], -1), -1, axisc)
 
 

@@ -277,7 +277,9 @@ def _gumbel(key: Value, *, shape: Shape, dtype: DType, mode: str) -> Value:
         return _gumbel_highest(key, shape)
     info = finfo(dtype)
     high, low = halves(unit(key, (2, *shape), dtype))
-    finer = add(add(high, mul(2.0 ** -int(info.nmant), low)), float(info.tiny))
+    digits = int(info.nmant)
+    above_zero = max(2.0 ** -(2 * digits + 1), float(info.tiny))
+    finer = add(add(high, mul(2.0**-digits, low)), above_zero)
     u = select(ge(high, 0.5), high, finer)
     return neg(reproducible_log(neg(reproducible_log1p(neg(u)))))
 

@@ -89,13 +89,10 @@ def open_level(x: Any) -> Level | None:
         return Level(kind.__name__, list(range(len(x))), list(x), kind)
     if optree.tree_is_leaf(x, namespace=tree.NAMESPACE):
         return None
-    opened = optree.tree_flatten_one_level(x, namespace=tree.NAMESPACE)
-    fields = kind._fields if optree.is_namedtuple(x) else opened.entries
+    children, metadata, entries, rebuild = optree.tree_flatten_one_level(x, namespace=tree.NAMESPACE)
+    fields = kind._fields if optree.is_namedtuple(x) else entries
     return Level(
-        f"{kind.__module__}.{kind.__qualname__}",
-        list(fields),
-        list(opened.children),
-        lambda found: opened.unflatten_func(opened.metadata, found),
+        f"{kind.__module__}.{kind.__qualname__}", list(fields), list(children), lambda found: rebuild(metadata, found)
     )
 
 

@@ -10,6 +10,7 @@ from statistics import median
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from meshwright.core.source import here
 from meshwright.errors import HardwareError
@@ -274,17 +275,21 @@ def search(function: Callable[[Sequence[float]], Sequence[float]], start: Sequen
     >>> [round(x, 2) for x in search(lambda x: [x[0] * x[1] - 6, x[0] - 2], [1.0, 1.0])]
     [2.0, 3.0]
     """
-    x, damping = np.log(np.array(start, float)), 1e-2
-    values = np.array(function(np.exp(x)))
+
+    def results(logarithms: NDArray[np.float64]) -> NDArray[np.float64]:
+        return np.array(function([float(number) for number in np.exp(logarithms)]), np.float64)
+
+    x, damping = np.log(np.array(start, np.float64)), 1e-2
+    values = results(x)
     for _ in range(60):
         step = 2e-3
-        slopes = np.stack([(np.array(function(np.exp(x + step * one))) - values) / step for one in np.eye(len(x))], 1)
+        slopes = np.stack([(results(x + step * one) - values) / step for one in np.eye(len(x))], 1)
         square, downhill = slopes.T @ slopes, slopes.T @ values
         before = values @ values
         while damping < 1e6:
             scale = np.diag(np.maximum(np.diag(square), 1e-6))
             move = np.clip(np.linalg.solve(square + damping * scale, -downhill), -1.0, 1.0)
-            tried = np.array(function(np.exp(x + move)))
+            tried = results(x + move)
             if tried @ tried < before:
                 x, values, damping = x + move, tried, max(damping / 5, 1e-9)
                 break

@@ -178,15 +178,6 @@ def _sliced(value: Any) -> Any:
     return operation.operands[0] if operation is not None and operation.name == "stablehlo.slice" else None
 
 
-def _dynamic_update_slice(x: Instance, rule: Factors) -> Factors:
-    """At places that are known, what is written need not be whole."""
-    known = ("stablehlo.constant", "sdy.constant")
-    if all(getattr(getattr(v.owner, "operation", None), "name", "") in known for v in list(x.op.operands)[2:]):
-        return rule._replace(replicated=frozenset(), guarded=rule.guarded | rule.replicated)
-    return rule
-
-
 NEIGHBOURS: dict[str, Callable[[Instance, Factors], Factors]] = {
     "stablehlo.concatenate": _concatenate,
-    "stablehlo.dynamic_update_slice": _dynamic_update_slice,
 }

@@ -47,6 +47,10 @@ class Shardings:
     def dropped(self) -> set[str]:
         return {name for name, mesh in self._names.items() if mesh.name != name}
 
+    def kept(self, name: str) -> str | None:
+        """The name that a mesh goes by now."""
+        return self._names[name].name
+
     def one(self, attribute: Any) -> TensorSharding:
         """``#sdy.sharding<…>``."""
         found = self._read.get(attribute)

@@ -10,7 +10,7 @@ from meshwright.core.axes import quoted
 from meshwright.core.sharding import TensorSharding
 from meshwright.interop.mlir_context import context, string
 from meshwright.interop.module_shardings import Shardings, filled_text, per_value_text
-from meshwright.interop.module_walk import SHARDING
+from meshwright.interop.module_walk import SHARDING, walk
 from meshwright.propagate.problem import Block, Function, Kind, Node, Problem
 
 _NAMES = {
@@ -20,6 +20,9 @@ _NAMES = {
     Kind.FUNC_EDGE: "sdy.func_data_flow_edge",
 }
 _REBUILT = frozenset({Kind.WHILE, Kind.CASE, Kind.MANUAL, Kind.NAMED, Kind.CALL})
+
+
+_GROUPS = re.compile(r"(#stablehlo\.replica_group_mesh_axes<mesh = @)(\w+)")
 
 
 class ModuleWriter:
@@ -70,7 +73,17 @@ class ModuleWriter:
                 for name in self._lifted.added:
                     text = f"sdy.mesh @{name} = {self._lifted.meshes[name]}"
                     self._described(ir.Operation.parse(text), place)
+                self._rename_groups(new, self._lifted)
             return new
+
+    def _rename_groups(self, new: Any, lifted: Shardings) -> None:
+        """Let groups of devices that are axes of a mesh which is gone be axes of the equal one that is left."""
+        for op in walk(new.operation) if lifted.dropped else ():
+            groups = op.attributes.get("replica_groups")
+            found = _GROUPS.match(str(groups)) if groups is not None else None
+            if found is not None and found[2] in lifted.dropped:
+                kept = f"{found[1]}{lifted.kept(found[2])}{str(groups)[found.end() :]}"
+                op.attributes["replica_groups"] = self._attribute(kept)
 
     def _declaration(self, op: Any, place: Any) -> None:
         if self._lifted is None or op.name != "sdy.mesh":
@@ -215,7 +228,11 @@ class ModuleWriter:
         from jaxlib.mlir import ir
 
         (sharding,) = self._shardings(node)
-        attributes = {} if sharding is None else {"sharding": self._attribute(str(sharding))}
+        attributes = {}
+        if sharding is not None and node.kind is Kind.FUNC_EDGE:
+            attributes[SHARDING] = self._attribute(per_value_text([sharding]))
+        elif sharding is not None:
+            attributes["sharding"] = self._attribute(str(sharding))
         location = node.ref.location if node.ref is not None else _location(operands[0])
         return ir.Operation.create(
             _NAMES[node.kind],

@@ -10,10 +10,11 @@ from meshwright.errors import MeshwrightError
 from meshwright.interop.communication import reshards_to_collectives
 from meshwright.interop.explicit_reshards import insert_reshards
 from meshwright.interop.mlir_context import context
-from meshwright.interop.module_walk import walk
+from meshwright.interop.module_walk import RULE, walk
 from meshwright.interop.module_writer import write_module
 from meshwright.interop.populate import populate_rules
 from meshwright.interop.problem_reader import ModuleReader, place_of
+from meshwright.interop.sharding_rules import read_rule
 from meshwright.propagate.run import PASSES, PIPELINES, STRATEGIES, Answer, run
 
 # Passes that change the module itself; the others propagate.
@@ -76,14 +77,29 @@ def _propagated(module: Any, passes: Sequence[str], warnings: list[str], names: 
         )
     lifted = any(name in PIPELINES and _SPLITTER in PIPELINES[name] for name in passes)
     reader = ModuleReader(module, names, lifted)
-    answer = run(reader.read(), passes)
+    try:
+        answer = run(reader.read(), passes)
+    except MeshwrightError:
+        if not names:  # say where
+            run(ModuleReader(module, True, lifted).read(), passes)
+        raise
     warnings += [text for text in (*reader.warnings, *answer.told) if text not in warnings]
     constants = "sdy.constant" if _SPLITTER in single else "stablehlo.constant"
     new = write_module(module, answer.problem, constants, reader.shardings if lifted else None)
     if any(name in PIPELINES and _LAST_OF_EXPORT in PIPELINES[name] for name in passes):
         insert_reshards(new, rules_before=True)
         _clean(new)
+    if any(name in STRATEGIES for name in single):
+        _drop_rules(new)
     return new, answer
+
+
+def _drop_rules(module: Any) -> None:
+    """Take off the rules that propagation used; those that a user made stay."""
+    with context():
+        for op in walk(module.operation):
+            if RULE in op.attributes and not read_rule(str(op.attributes[RULE]))[1]:
+                del op.attributes[RULE]
 
 
 def _clean(module: Any) -> None:

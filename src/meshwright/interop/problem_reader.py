@@ -42,8 +42,11 @@ _KINDS = {
     "stablehlo.optimization_barrier": Kind.FENCE,
     "func.call": Kind.CALL,
 }
+_SUMS = frozenset({"sdy.all_reduce", "sdy.reduce_scatter"})
+_ACROSS = frozenset({"stablehlo.all_reduce", "stablehlo.reduce_scatter"})
+_COMBINES = {"stablehlo.add": "sum", "stablehlo.maximum": "max", "stablehlo.minimum": "min"}
 _ENDS = frozenset({"func.return", "stablehlo.return", "sdy.return"})
-_OWN_SHARDING = frozenset({Kind.CONSTRAINT, Kind.RESHARD, Kind.EDGE, Kind.FUNC_EDGE})
+_OWN_SHARDING = frozenset({Kind.CONSTRAINT, Kind.RESHARD, Kind.EDGE})
 _DIRECTIONS = {"NONE": Direction.NONE, "FORWARD": Direction.FORWARD, "BACKWARD": Direction.BACKWARD}
 _KNOWN_DIALECTS = ("stablehlo.", "sdy.", "chlo.")
 
@@ -181,6 +184,8 @@ class ModuleReader:
             constant=constant,
             folds=elementwise or name in _FOLDS,
             spreads_scalar=spreads,
+            sums=name in _SUMS,
+            across=_combined(op) if name in _ACROSS else None,
             key=_key(op) if (constant and name != "stablehlo.iota") or spreads else None,
         )
 
@@ -244,6 +249,13 @@ def _not_understood(op: Any, why: str) -> MeshwrightError:
 def place_of(thing: Any) -> str:
     """Where a value or an op was written: ``line 3:8``, or what the module itself says about that."""
     return str(thing.location).removeprefix("loc(").removesuffix(")").replace('"-":', "line ")
+
+
+def _combined(op: Any) -> str:
+    """How the region of a collective combines values: by the op that makes what it returns."""
+    block = op.regions[0].blocks[0]
+    maker = block.operations[len(block.operations) - 1].operands[0].owner
+    return _COMBINES.get(getattr(getattr(maker, "operation", None), "name", ""), "")
 
 
 def _is_list(attribute: Any) -> bool:

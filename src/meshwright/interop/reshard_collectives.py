@@ -58,12 +58,21 @@ def _by_whole(source: Sequence[Axes], target: Sequence[Axes]) -> list[Move]:
     return [move for move in moves if any(move.axes)]
 
 
+def _padded(size: int, axes: Axes) -> int:
+    """The size of a dim whose parts are all as large as the largest."""
+    parts = total_size(axes)
+    return -(-size // parts) * parts
+
+
 class _Route:
     """A layout on its way.
 
     ``held`` are the axes of each dim beyond those that are in their place, ``wanted`` those that should follow instead,
     both in the same parts. An axis is *free* if it is wanted and not held anywhere, and *surplus* if it is held and not
     wanted anywhere.
+
+    A dim is *uneven* if it is padded to one size before and to another in the end. Its axes all leave it, in one
+    all-to-all or in a gather, before others come; until then nothing is wanted in it, and nothing is permuted.
     """
 
     def __init__(
@@ -79,6 +88,11 @@ class _Route:
         self.settled: Dims = [[] for _ in source]
         self.moves: list[Move] = []
         self._shape, self._other_devices = shape, other_devices
+        self._uneven = {
+            dim
+            for dim, (size, before, after) in enumerate(zip(shape, source, target, strict=True))
+            if before and after and _padded(size, before) != _padded(size, after)
+        }
         self._settle()
 
     @property
@@ -92,10 +106,15 @@ class _Route:
         return tuple(merged((*done, *held)) for done, held in zip(self.settled, self.held, strict=True))
 
     def _settle(self) -> None:
-        for held, wanted, settled in zip(self.held, self.wanted, self.settled, strict=True):
+        self._uneven = {dim for dim in self._uneven if self.held[dim]}
+        for held, wanted, settled in zip(self.held, self._wanted_now(), self.settled, strict=True):
             while held and wanted and held[0] is wanted[0]:
                 settled.append(held.pop(0))
                 wanted.pop(0)
+
+    def _wanted_now(self) -> Dims:
+        """``wanted``, of which nothing in uneven dims."""
+        return [[] if dim in self._uneven else wanted for dim, wanted in enumerate(self.wanted)]
 
     def _add(self, kind: str, axes: Dims, source: int = 0, target: int = 0) -> None:
         found = tuple(merged(dim) for dim in axes)
@@ -107,7 +126,7 @@ class _Route:
 
     def _targets(self) -> dict[AxisRef, tuple[int, int]]:
         """The dim and the position in which each axis is wanted."""
-        return {axis: (d, n) for d, dim in enumerate(self.wanted) for n, axis in enumerate(dim)}
+        return {axis: (d, n) for d, dim in enumerate(self._wanted_now()) for n, axis in enumerate(dim)}
 
     def _cut(self, axis: AxisRef, parts: Sequence[AxisRef]) -> None:
         for dim in (*self.held, *self.wanted):
@@ -119,13 +138,14 @@ class _Route:
 
     def slice(self) -> None:
         """Split what is free as early as possible: each dim by no more than it will be split in the end."""
-        free = [axis for dim in self.wanted for axis in dim if axis not in self._all_held()]
+        wanted_now = self._wanted_now()
+        free = [axis for dim in wanted_now for axis in dim if axis not in self._all_held()]
         if not free:
             return
         taken: Dims = [[] for _ in self.held]
         room = [
             total_size(wanted) // gcd(total_size(held), total_size(wanted))
-            for held, wanted in zip(self.held, self.wanted, strict=True)
+            for held, wanted in zip(self.held, wanted_now, strict=True)
         ]
         for target in range(len(room)):
             for source, moving, following in self._rows_to_extend(target):
@@ -134,7 +154,7 @@ class _Route:
                 for axis in (*moving, *following):
                     room[target] //= gcd(room[target], axis.size)
         left = []
-        for dim, wanted in enumerate(self.wanted):
+        for dim, wanted in enumerate(wanted_now):
             for axis in [axis for axis in wanted if axis not in self._all_held()]:
                 left += self._put(axis, [dim], room, taken)
         for axis in left:
@@ -197,7 +217,7 @@ class _Route:
         First come those that are wanted in a dim, last others that are wanted somewhere, and surplus ones between them:
         after all-to-alls they are at the end, where a gather can reach them.
         """
-        if (not any(self.held) and not any(self.settled)) or not self._permute_pays():
+        if self._uneven or (not any(self.held) and not any(self.settled)) or not self._permute_pays():
             return
         room = [total_size(dim) for dim in self.held]
         places: list[Dims] = [[[] for _ in room] for _ in range(4)]
@@ -271,35 +291,44 @@ class _Route:
 
     def exchange(self) -> None:
         """Move the last axes of a dim to the dim that wants them: first those that arrive in order."""
-        for in_order in (True, False):
-            moved = True
-            while moved:
-                moved = False
-                for source in range(len(self.held)):
-                    while self._moved(source, in_order):
-                        moved = True
+        moved = True
+        while moved:
+            moved = False
+            for source in range(len(self.held)):
+                while self._moved(source, in_order=True):
+                    moved = True
+        for source in range(len(self.held)):
+            while self._moved(source, in_order=False):
+                pass
 
     def _moved(self, source: int, in_order: bool) -> bool:
-        targets, held = self._targets(), self.held[source]
-        if not held or held[-1] not in targets:
+        moving, target = self._last_row(source)
+        if not moving or target == source or (in_order and self.wanted[target][: len(moving)] != moving):
             return False
-        target, start = targets[held[-1]][0], len(held)
-        while start and held[start - 1] in self.wanted[target]:
-            start -= 1
-        moving = held[start:]
-        if target == source or (in_order and self.wanted[target][: len(moving)] != moving):
+        if source in self._uneven and len(moving) < len(self.held[source]):
             return False
-        del held[start:]
+        del self.held[source][-len(moving) :]
         self.held[target] += moving
         self._add("all_to_all", [moving], source, target)
         return True
 
+    def _last_row(self, source: int) -> tuple[list[AxisRef], int]:
+        """The last axes of a dim that are wanted in one dim, and that dim."""
+        targets, held = self._targets(), self.held[source]
+        if not held or held[-1] not in targets:
+            return [], source
+        target, start = targets[held[-1]][0], len(held)
+        while start and held[start - 1] in self.wanted[target]:
+            start -= 1
+        return held[start:], target
+
     def gather(self) -> None:
-        """Gather what is surplus at the end of each dim."""
+        """Gather what is surplus at the end of each dim, and uneven dims that cannot move as a whole."""
         targets = self._targets()
         taken: Dims = [[] for _ in self.held]
-        for held, gone in zip(self.held, taken, strict=True):
-            while held and held[-1] not in targets:
+        for dim, (held, gone) in enumerate(zip(self.held, taken, strict=True)):
+            whole = dim in self._uneven and len(self._last_row(dim)[0]) < len(held)
+            while held and (whole or held[-1] not in targets):
                 gone.insert(0, held.pop())
         if any(taken):
             self._add("all_gather", taken)

@@ -440,7 +440,8 @@ def _reshape_type(x: TensorType, shape: Shape) -> TensorType:
 def _reshape_factors(operands: Types, results: Types, params: Params) -> Factors:
     """Walk both shapes from the left, cutting them into the largest factors they share.
 
-    Where the cuts of the two sides do not line up, each side gets factors of its own until they do again.
+    Where the cuts of the two sides stop lining up, they share one more factor, which moves between neighbours; then
+    each side gets factors of its own, which must be whole, until the cuts line up again.
     """
     build = FactorBuilder(operands, results)
     if operands[0].size:
@@ -467,11 +468,11 @@ def _cut_both(build: FactorBuilder, shapes: tuple[Shape, Shape]) -> None:
             while at[side] < len(shapes[side]) and not left[side]:
                 left[side] = shapes[side][at[side]]
                 if left[side] == 1:
-                    build.add(1, take(side, 1))
+                    build.add(1, take(side, 1), kind="replicated")
         if not left[0] or not left[1]:
             for side in (0, 1):
                 if left[side]:
-                    build.add(left[side], take(side, left[side]), guarded=True)
+                    build.add(left[side], take(side, left[side]), kind="replicated")
             continue
         common = gcd(*left)
         if done[0] != done[1]:
@@ -479,13 +480,11 @@ def _cut_both(build: FactorBuilder, shapes: tuple[Shape, Shape]) -> None:
             ratio, rest = divmod(done[1 - behind], done[behind])
             if rest or left[behind] % ratio:
                 ratio = left[behind] // common if left[behind] > common else left[behind]
-            build.add(ratio, take(behind, ratio), guarded=True)
+            build.add(ratio, take(behind, ratio), kind="replicated")
         elif common > 1:
             build.add(common, take(0, common), take(1, common))
         else:
-            for side in (0, 1):
-                size = left[side]
-                build.add(size, take(side, size), guarded=True)
+            build.add(left[0], *(take(side, left[side]) for side in (0, 1)), kind="permuted")
 
 
 reshape: Op = define_op(

@@ -108,6 +108,8 @@ def _conv_factors(operands: Types, results: Types, params: Params) -> Factors:
             if min(extent, left) > 1:
                 add(min(extent, left), *places, kind=kind, guarded=guarded)
                 left //= min(extent, left)
+            elif extent > 1:
+                add(extent, places[1], kind="permuted")  # what nothing was left for
     if groups > 1:
         add(groups, (0, lhs[1]), (1, rhs[0]), (2, out[1]))
     add(w.shape[rhs[1]], (0, lhs[1]), (1, rhs[1]), kind="reduced")

@@ -139,14 +139,15 @@ def _dynamic_update_slice_type(x: TensorType, update: TensorType, *starts: Tenso
 
 
 def _dynamic_update_slice_factors(operands: Types, results: Types, params: Params) -> Factors:
+    """Along dims that are written in part, what is written and what it is written into move between neighbours."""
     build = FactorBuilder(operands, results)
     result = len(operands)
     for dim, (size, written) in enumerate(zip(operands[0].shape, operands[1].shape, strict=True)):
         if size == written:
             build.add(size, (0, dim), (1, dim), (result, dim))
         else:
-            build.add(size, (0, dim), (result, dim), guarded=True)
-            build.add(written, (1, dim), kind="replicated")
+            build.add(size, (0, dim), (result, dim), kind="permuted")
+            build.add(written, (1, dim), kind="permuted")
     return build.build()
 
 

@@ -148,12 +148,11 @@ def _slice_type(
     return keep_weak(x, tuple(-(-(limit - start) // stride) for start, limit, stride in bounds))
 
 
-def changed_dims_permuted(operands: Types, results: Types, identity: Sequence[bool]) -> Factors:
-    """Dims that keep their size pass; of the others, what is next to a cut moves between neighbours."""
+def _slice_factors(operands: Types, results: Types, params: Params) -> Factors:
+    """Dims that are kept whole pass; of the others, what is next to a cut moves between neighbours."""
     build = FactorBuilder(operands, results)
-    for dim, (size, new) in enumerate(zip(operands[0].shape, results[0].shape, strict=True)):
-        kind = "" if size == new else "permuted"
-        build.add(size, (0, dim), (len(operands), dim), kind=kind, guarded=not identity[dim])
+    for dim, (size, kept) in enumerate(zip(operands[0].shape, results[0].shape, strict=True)):
+        build.add(size, (0, dim), (1, dim), kind="" if size == kept else "permuted")
     return build.build()
 
 
@@ -189,9 +188,7 @@ def _slice_localize(params: Params, operands: Types, results: Types) -> Params:
 slice_: Op = define_op(
     "slice",
     type=_slice_type,
-    factors=lambda operands, results, params: changed_dims_permuted(
-        operands, results, [n == m for n, m in zip(operands[0].shape, results[0].shape, strict=True)]
-    ),
+    factors=_slice_factors,
     linear=Linearity.MOVES,
     jvp=linear_jvp,
     transpose=_slice_transpose,
@@ -237,9 +234,13 @@ def _pad_type(
 
 
 def _pad_factors(operands: Types, results: Types, params: Params) -> Factors:
+    """Dims that are padded or cut move between neighbours; one element has no space between its elements."""
+    build = FactorBuilder(operands, results)
     rows = zip(operands[0].shape, params["low"], params["high"], params["interior"], strict=True)
-    identity = [low == high == 0 and (interior == 0 or size == 1) for size, low, high, interior in rows]
-    return changed_dims_permuted(operands, results, identity)
+    for dim, (size, low, high, interior) in enumerate(rows):
+        kind = "permuted" if low or high or interior else ""
+        build.add(size, (0, dim), (2, dim), kind=kind, guarded=bool(low or high or (interior and size > 1)))
+    return build.build()
 
 
 def _pad_transpose(

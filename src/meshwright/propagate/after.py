@@ -16,13 +16,11 @@ Change = Callable[[Known, tuple[int, ...] | None], Known]
 
 
 def results_from_returns(graph: Graph) -> None:
-    """The results of functions other than main have the shardings of what is returned."""
+    """Results have the shardings of what is returned; those of main only where nothing was written for them."""
     for function in graph.functions:
-        if function is graph.main:
-            continue
         for number, use in enumerate(function.block.terminator.operands):
             sharding = use.value.known
-            if sharding is not None:
+            if sharding is not None and (function is not graph.main or function.result_shardings[number] is None):
                 function.result_shardings[number] = sharding
 
 

@@ -28,7 +28,7 @@ def add_edges_of(graph: Graph, op: Op) -> None:
                 sharding = op.in_shardings[index] if op.in_shardings else None
                 if sharding is not None and op.kind is Kind.MANUAL:
                     sharding = without_manual(graph, sharding, op.manual_axes)
-                edges.append(_edge(graph, argument, sharding))
+                edges.append(edge_after(graph, argument, sharding))
         for edge in edges:
             edge.parent = block
         block.ops[:0] = edges
@@ -38,7 +38,7 @@ def add_edges_of(graph: Graph, op: Op) -> None:
             sharding = result.sharding
             if op.kind in (Kind.MANUAL, Kind.NAMED):
                 sharding = op.out_shardings[index] if op.out_shardings else None
-            edges.append(_edge(graph, result, sharding))
+            edges.append(edge_after(graph, result, sharding))
     parent = op.parent
     assert parent is not None
     for edge in edges:
@@ -47,8 +47,9 @@ def add_edges_of(graph: Graph, op: Op) -> None:
     parent.ops[place:place] = edges
 
 
-def _edge(graph: Graph, owner: GraphValue, sharding: Known | None) -> Op:
-    edge = Op(Kind.EDGE, None, None)
+def edge_after(graph: Graph, owner: GraphValue, sharding: Known | None, kind: Kind = Kind.EDGE) -> Op:
+    """An edge that everybody uses instead of its owner; where it stands is the caller's to say."""
+    edge = Op(kind, None, None)
     result = edge.add_result(owner.shape)
     result.sharding, result.origin = sharding, owner.origin
     owner.replace_uses(result)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from meshwright.propagate.before import add_edges_of
+from meshwright.propagate.before import add_edges_of, edge_after
 from meshwright.propagate.graph import (
     FunctionOp,
     Graph,
+    GraphBlock,
     GraphValue,
     Known,
     Op,
     callees_first,
     copy_function,
+    hold,
     walk,
 )
 from meshwright.propagate.problem import Kind, Node
@@ -34,6 +36,38 @@ def flatten_calls(graph: Graph) -> None:
 
     for function in callees_first(graph):
         visit(function)
+
+
+def add_function_edges(graph: Graph) -> None:
+    """Put an edge after every argument of functions other than main, and after every result of calls."""
+    for function in graph.functions:
+        if function is not graph.main:
+            _put_edges(graph, function.block, 0, function.block.arguments)
+    for op in list(graph.walk()):
+        if op.kind is Kind.CALL:
+            assert op.parent is not None
+            _put_edges(graph, op.parent, op.parent.ops.index(op) + 1, op.results)
+
+
+def _put_edges(graph: Graph, block: GraphBlock, place: int, owners: list[GraphValue]) -> None:
+    edges = [edge_after(graph, owner, owner.sharding, Kind.FUNC_EDGE) for owner in owners if owner.shape is not None]
+    for edge in edges:
+        edge.parent = block
+    block.ops[place:place] = edges
+
+
+def sink_function_edges(graph: Graph) -> None:
+    """The owners of functions' edges have their shardings; the edges are gone."""
+    for edge in list(graph.walk()):
+        if edge.kind is Kind.FUNC_EDGE:
+            owner, result = edge.operands[0].value, edge.results[0]
+            edge.operands[0].drop()
+            owner.edge = None
+            if result.sharding is not None:
+                hold(graph, owner, result.sharding)
+            result.replace_uses(owner)
+            edge.erased = True
+    graph.sweep()
 
 
 def import_calls(graph: Graph) -> None:

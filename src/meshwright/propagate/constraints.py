@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from meshwright.propagate.graph import OPEN, FunctionOp, Graph, GraphValue, Known, Op, hold, inside_first
+from meshwright.propagate.graph import OPEN, Graph, GraphValue, Known, Op, hold, inside_first
 from meshwright.propagate.groups import place_after
 from meshwright.propagate.problem import Kind
 
@@ -14,7 +14,7 @@ def apply_constraints(graph: Graph) -> None:
         if op.kind is Kind.CONSTRAINT:
             first = _first_of_chain(op)
             if first is not None:
-                _let_later_users_see(op, first.operands[0].value, first)
+                _let_later_users_see(graph, op, first.operands[0].value, first)
     for op in order:
         if op.kind is Kind.CONSTRAINT:
             sharding = op.results[0].sharding
@@ -26,16 +26,24 @@ def apply_constraints(graph: Graph) -> None:
 
 
 def _apply(graph: Graph, value: GraphValue, sharding: Known, op: Op, constraint: Op | None) -> None:
-    if value.shape is None or value.known is not None or any(dim.is_open for dim in sharding.dims):
+    if value.shape is None or _is_said(value) or any(dim.is_open for dim in sharding.dims):
         return
     if any(_constrains_otherwise(use.op, use.index, sharding) for use in value.uses):
         return
     holder = value.holder
-    if holder.op is not None and holder.op.kind is Kind.EDGE:
+    if holder.op is not None and holder.op.kind in (Kind.EDGE, Kind.FUNC_EDGE):
         _constrain_edge(graph, value, sharding, constraint)
     else:
         hold(graph, holder, sharding)
         holder.given_by = constraint.results[0] if constraint is not None else op
+
+
+def _is_said(value: GraphValue) -> bool:
+    """Whether anything was said of how a value is sharded: more than that its dims are open."""
+    known = value.known
+    if known is None:
+        return False
+    return not known.dims or bool(known.replicated or known.unreduced) or any(dim != OPEN for dim in known.dims)
 
 
 def _constrains_otherwise(op: Op, index: int, sharding: Known) -> bool:
@@ -79,20 +87,20 @@ def _first_of_chain(op: Op) -> Op | None:
         first = before
     value = first.operands[0].value
     others = [use.op for use in value.uses if use.op is not first]
-    if first is op or value.known is not None:
+    if first is op or _is_said(value):
         return None
     if any(other.kind in (Kind.CONSTRAINT, Kind.MANUAL) for other in others):
         return None
     return first
 
 
-def _let_later_users_see(op: Op, value: GraphValue, first: Op) -> None:
-    """Users of a value in the same block, after its constraint, use the constrained value."""
+def _let_later_users_see(graph: Graph, op: Op, value: GraphValue, first: Op) -> None:
+    """Users of a value in the same block, after its constraint, use the constrained value; main returns what it did."""
     block = op.parent
     assert block is not None
     place = {id(one): number for number, one in enumerate(block.ops)}
     for use in value.uses[::-1]:
-        if use.op.kind is None and isinstance(block.parent, FunctionOp):
+        if use.op.kind is None and block.parent is graph.main:
             continue
         if use.op is not first and place.get(id(use.op), -1) > place[id(op)]:
             use.set(op.results[0])

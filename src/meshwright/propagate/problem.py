@@ -175,10 +175,12 @@ class Node(NamedTuple):
     for all others. ``backward_only``: a broadcast, which passes shardings forward in the last round only. ``pure``: it
     may be erased if nobody uses its results. ``constant``: it makes a value out of nothing (a constant, an iota).
     ``folds``: its value is constant if all its operands are (a pure elementwise op, broadcast, reshape, slice).
-    ``spreads_scalar``: a broadcast of a scalar. ``key``: nodes of equal key, operands and result shardings compute the
-    same values, so that equal constants can become one; None if that is not known. ``ref`` is the reader's: whatever it
-    needs to find its op again. The answer is a ``Problem`` too, with every sharding filled in; its nodes and their
-    clones keep ``ref``; nodes that were added have None, and dead nodes are gone.
+    ``spreads_scalar``: a broadcast of a scalar. ``sums``: it takes partial sums over mesh axes. ``across``: it combines
+    the values of groups of devices, by ``sum``, ``max``, ``min`` or otherwise (""), None for all other ops. ``key``:
+    nodes of equal key, operands and result shardings compute the same values, so that equal constants can become one;
+    None if that is not known. ``ref`` is the reader's: whatever it needs to find its op again. The answer is a
+    ``Problem`` too, with every sharding filled in; its nodes and their clones keep ``ref``; nodes that were added have
+    None, and dead nodes are gone.
     """
 
     kind: Kind
@@ -193,6 +195,8 @@ class Node(NamedTuple):
     constant: bool = False
     folds: bool = False
     spreads_scalar: bool = False
+    sums: bool = False
+    across: str | None = None
     key: Hashable = None
     group: int = 0
     direction: Direction = Direction.BOTH

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 
 from meshwright.errors import MeshwrightError
-from meshwright.propagate import after, before, calls, constants, constraints, groups
+from meshwright.propagate import after, before, calls, constants, constraints, groups, unreduced
 from meshwright.propagate.fixpoint import Event, Propagation
 from meshwright.propagate.graph import Graph
 from meshwright.propagate.priority import by_op, by_user
@@ -34,9 +34,11 @@ PASSES: Mapping[str, Callable[[Graph], None]] = {
     "sdy-manual-axes-cleanup": before.clean_manual_axes,
     "sdy-add-data-flow-edges": before.add_edges,
     "sdy-flatten-call-graph": calls.flatten_calls,
-    "sdy-import-func-calls": calls.import_calls,
+    "sdy-add-func-data-flow-edges": calls.add_function_edges,
     "sdy-apply-sharding-constraints": constraints.apply_constraints,
+    "sdy-sink-func-data-flow-edges": calls.sink_function_edges,
     "sdy-sharding-group-import": groups.import_groups,
+    "sdy-import-func-calls": calls.import_calls,
     "sdy-pre-order-funcs": calls.order_functions,
     "sdy-export-named-computations": after.export_computations,
     "sdy-propagate-to-func-results": after.results_from_returns,
@@ -49,6 +51,7 @@ PASSES: Mapping[str, Callable[[Graph], None]] = {
     "sdy-update-non-divisible-input-output-shardings": after.make_divisible,
     "sdy-remove-sub-axes-in-input-output-shardings": after.remove_sub_axes,
     "sdy-close-shardings": after.close_shardings,
+    "sdy-verify-unreduced-axes": unreduced.verify_unreduced,
 }
 
 _IMPORT = (
@@ -68,6 +71,7 @@ _EXPORT = (
     "sdy-update-non-divisible-input-output-shardings",
     "sdy-remove-sub-axes-in-input-output-shardings",
     "sdy-close-shardings",
+    "sdy-verify-unreduced-axes",
 )
 
 PIPELINES: Mapping[str, tuple[str, ...]] = {
@@ -77,10 +81,12 @@ PIPELINES: Mapping[str, tuple[str, ...]] = {
         *_IMPORT,
         "sdy-flatten-call-graph",
         "symbol-dce",
+        "sdy-add-func-data-flow-edges",
+        "sdy-apply-sharding-constraints",
+        "sdy-sink-func-data-flow-edges",
+        "sdy-sharding-group-import",
         "sdy-import-func-calls",
         "symbol-dce",
-        "sdy-apply-sharding-constraints",
-        "sdy-sharding-group-import",
         "sdy-pre-order-funcs",
         "sdy-user-priority-propagate",
         "sdy-export-named-computations",
