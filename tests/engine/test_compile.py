@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -566,10 +566,18 @@ def test_the_same_program_runs_on_jax_numpy(drawn: tuple[Program, list[Any]]) ->
 def test_a_param_name_is_never_run() -> None:
     shout: list[Any] = []
     base = REGISTRY["neg"]
+
+    odd_names = TypedDict("odd_names", {"class": int, "a=1)\nraise SystemExit\n#": int, "plain": int}, total=False)
+
+    def same_type(x: TensorType, **params: Unpack[odd_names]) -> TensorType:
+        return x
+
+    same_type.__annotations__["params"] = Unpack[odd_names]
+
     odd = replace(
         base,
         name="odd",
-        type=lambda x, **params: x,
+        type=same_type,
         evaluate=lambda xp, x, **params: shout.append(params) or xp.negative(x),
     )
     x, y = Var(tensor((2,), F32)), Var(tensor((2,), F32))

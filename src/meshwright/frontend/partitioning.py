@@ -170,10 +170,10 @@ def placement_of(
 def _beside(shardings: Any, args: Sequence[Any], kwargs: Mapping[str, Any], names: Sequence[str]) -> tuple[Any, Any]:
     """``in_shardings`` in the containers of the arguments, and the arguments: those by name have the sharding of their
     place in the function's signature."""
+    if not kwargs:
+        return tuple(shardings) if isinstance(shardings, list) else shardings, tuple(args)
     if not isinstance(shardings, list | tuple):
         return shardings, (tuple(args), kwargs)
-    if not kwargs:
-        return tuple(shardings), tuple(args)
     for name in kwargs:
         if name not in names or names.index(name) >= len(shardings):
             raise ShardingError(

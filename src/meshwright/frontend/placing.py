@@ -105,8 +105,6 @@ def constrained(x: Value, place: Any, name: str = "") -> Value:
         return sharding_constraint(x, spec=written)  # type: ignore[no-any-return]
     if not found.mesh.auto_axes and found.typed(x.type) is x.type and set(written.unreduced) == set(x.type.unreduced):
         return x  # it is laid out so
-    if set(written.unreduced) - set(x.type.unreduced):
-        raise _no_summands(", ".join(sorted(map(str, written.unreduced))), written)
     given = asked_by(NamedSharding(found.mesh, written.update(unreduced=())), x.type.ndim)
     return sharding_constraint(x, spec=written, out_sharding=given)  # type: ignore[no-any-return]
 
@@ -155,7 +153,13 @@ def sharding_for(place: Any, shape: Shape, name: str = "") -> Sharding:
     if whole.mesh.is_maximal:
         return SingleDeviceSharding(whole.mesh.devices.item())
     if whole.unreduced:
-        raise _no_summands(", ".join(axis.short() for axis in whole.unreduced), whole.to_named().spec)
+        axes = ", ".join(axis.short() for axis in whole.unreduced)
+        raise ShardingError(
+            f"An array cannot be put onto a sharding that is unreduced over {axes}.",
+            where=here(),
+            why="an array has contents; of an unreduced value each device holds a summand only",
+            fix="leave out unreduced: " + repr(whole.with_(unreduced=()).to_named().spec),
+        )
     rank = whole.rank
     if rank > len(shape) or (rank < len(shape) and isinstance(place, TensorSharding)):
         shown = place.spec if isinstance(place, NamedSharding) else place
@@ -170,15 +174,6 @@ def sharding_for(place: Any, shape: Shape, name: str = "") -> Sharding:
         entries = [None if entry is P.UNCONSTRAINED else entry for entry in named.spec.partitions]
         named = NamedSharding(named.mesh, named.spec.update(entries))
     return named
-
-
-def _no_summands(axes: str, spec: PartitionSpec) -> ShardingError:
-    return ShardingError(
-        f"An array cannot be put onto a sharding that is unreduced over {axes}.",
-        where=here(),
-        why="an array has contents; of an unreduced value each device holds a summand only",
-        fix="leave out unreduced: " + repr(spec.update(unreduced=())),
-    )
 
 
 def spread(places: Any, full: Any, what: str) -> list[Any]:
