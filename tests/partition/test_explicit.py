@@ -82,6 +82,24 @@ OPS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str]] = {
 }
 
 
+ROWS = mw.device_put(mnp.array([3, -1, 0, 9]), mw.NamedSharding(MESH, P("y")))
+BY_PLACED_NUMBERS: dict[str, tuple[Callable[..., Any], str]] = {
+    "index": (lambda a, i: a[i], "[4@y,4]"),
+    "take": (lambda a, i: mnp.take(a, i, axis=0, mode="wrap"), "[4@y,4]"),
+    "get": (lambda a, i: a.at[i].get(mode="fill", fill_value=0), "[4@y,4]"),
+    "beside a slice": (lambda a, i: a[i, 1:3], "[4@y,2]"),
+    "pairs": (lambda a, i: a[i, i % 4], "[4@y]"),
+    "add": (lambda a, i: a.at[i].add(1.0, mode="drop"), "[8@x,4]"),
+    "one of them": (lambda a, i: a[:, mnp.max(i) - 9], "[8@x]"),
+}
+
+
+@pytest.mark.parametrize("name", BY_PLACED_NUMBERS)
+def test_rows_by_numbers_lie_as_the_numbers_do_at_once_and_traced(name: str) -> None:
+    f, types = BY_PLACED_NUMBERS[name]
+    check(f, (put((8, 4), "x"), ROWS), types)
+
+
 @pytest.mark.parametrize("name", OPS)
 def test_ops(name: str) -> None:
     check(*OPS[name])

@@ -98,19 +98,22 @@ def read_index(x: Value, key: Any, clamp: bool = False) -> list[Item]:
 
 
 def _entry(entry: Any) -> Any:
-    """One part of an index as None, Ellipsis, a slice, an int, a NumPy array, or a tracer of integers."""
+    """One part of an index as None, Ellipsis, a slice, an int, a NumPy array, or a value of integers.
+
+    Known integers are read, unless their type says how they are laid out: the type of the result follows from it.
+    """
     if entry is None or entry is Ellipsis or entry.__class__ is int or entry.__class__ is slice:
         return entry
     if isinstance(entry, bool | np.bool_):
         return np.asarray(entry)
     if isinstance(entry, list | tuple):
         entry = value(entry) if entry else np.zeros(0, np.int32)
-    if isinstance(entry, Array):
+    if isinstance(entry, Array) and (entry.type.dtype == BOOL or not (entry.type.sharding or entry.type.unreduced)):
         entry = np.asarray(entry.data)
         if entry.ndim == 0 and entry.dtype.kind in "iu":
             return entry
-    if isinstance(entry, Tracer):
-        if entry.type.dtype == BOOL:
+    if isinstance(entry, Tracer | Array):
+        if entry.type.dtype == BOOL and isinstance(entry, Tracer):
             data = concrete(entry)
             if data is None:
                 raise not_known(
