@@ -62,16 +62,30 @@ def _buffered(kind: type[BufferedRef], spec: BlockSpec, dtype_or_type: Any, coun
     return kind(*made)
 
 
-def allocation(spec: BlockSpec, operand: Any) -> Allocation | None:
-    """Slots and semaphores for one operand; none where the kernel works on the operand's own memory."""
+def allocation(spec: BlockSpec, operand: Any, accumulates: bool = False) -> Allocation | None:
+    """Slots and semaphores for one operand; none where the kernel works on the operand's own memory.
+
+    An output that ``accumulates`` always has slots: what the body stores is added to what is in the output. So has one
+    with blocks that reach beyond it.
+    """
     space = getattr(operand, "memory_space", None) or getattr(operand, "space", MemorySpace.ANY)
     wanted = spec.memory_space or MemorySpace.VMEM
-    if not wanted.addressable or space is wanted or space is MemorySpace.SEMAPHORE:
+    if not wanted.addressable or space is MemorySpace.SEMAPHORE:
+        if accumulates:
+            raise KernelError(
+                f"should_accumulate_out names an output with {spec}.",
+                where=here(),
+                why="its body works on that memory itself, so there is no block to add",
+                fix="pl.BlockSpec((8, 128), lambda i, j: (i, j)) for it, or False in should_accumulate_out",
+            )
         return None
     shape = tuple(operand.shape)
     if spec.block_shape is not None and len(shape) != len(spec.block_shape):
         shape = tuple(1 if n is None else 1 << 62 for n in spec.block_shape)
-    sizes = blocks_of(spec, shape, "an operand").sizes
+    blocks = blocks_of(spec, shape, "an operand")
+    if space is wanted and not accumulates and blocks.fit:
+        return None
+    sizes = blocks.sizes
     mode = spec.pipeline_mode or Buffered(2)
     count = 1 if spec.index_map is None and spec.pipeline_mode is None else mode.buffer_count
     return Allocation(MemoryType(wanted, (count, *sizes), operand.dtype), Semaphores(SemaphoreType.DMA, (count,)))

@@ -155,6 +155,16 @@ class Blocks:
         self.cut: dict[tuple[Any, ...], tuple[Cut, Cut | None]] = {}
         self.whole = spec.index_map is None and self.sizes == shape
 
+    @property
+    def fit(self) -> bool:
+        """Whether every block lies inside the operand and has the block's shape."""
+        return all(
+            isinstance(dim, Squeezed)
+            or (isinstance(dim, Blocked) and n % max(dim.size, 1) == 0)
+            or (isinstance(dim, Element) and dim.padding == (0, 0))
+            for dim, n in zip(self.dims, self.shape, strict=True)
+        )
+
     def index(self, step: tuple[Any, ...]) -> tuple[Any, ...]:
         """The block index of a grid step, as Python numbers: equal ones are the same block."""
         if self.index_map is None:

@@ -127,10 +127,9 @@ class Pipeline:
         """The scratch memory the pipeline needs, for operands of these types."""
         n = len(self.in_specs)
         inputs = [allocation(spec, t) for spec, t in zip(self.in_specs, types[:n], strict=True)]
-        outs = [allocation(spec, t) for spec, t in zip(self.out_specs, types[n:], strict=True)]
-        again = [
-            allocation(spec, t) for spec, t, add in zip(self.out_specs, types[n:], self.accumulate, strict=True) if add
-        ]
+        given = list(zip(self.out_specs, types[n:], self.accumulate, strict=True))
+        outs = [allocation(spec, t, add) for spec, t, add in given]
+        again = [allocation(spec, t, add) for spec, t, add in given if add]
         return PipelineArg(inputs, outs, again)
 
     def windows(self, allocations: Any) -> PipelineArg:
@@ -209,6 +208,14 @@ class _Operand:
         self.changed: list[bool] = []  # and whether it is another than the one before
         self.visited: set[tuple[Any, ...]] = set()
         self.window = window
+        wanted = spec.memory_space or MemorySpace.VMEM
+        if window is None and wanted.addressable and ref.memory_space not in (wanted, MemorySpace.SEMAPHORE):
+            raise KernelError(
+                f"{label[0].upper()}{label[1:]} is in {ref.memory_space.name}, and no buffer is allocated for it.",
+                where=here(),
+                why=f"the allocations are for an operand in {wanted.name}, which needs none",
+                fix=f"make_allocations(pltpu.{ref.memory_space.name}({ref.shape}, '{ref.dtype.name}'), …) for it",
+            )
         if window is not None:
             window.bind(ref, self.blocks)
             if run.task.machine.tiles and window.slots[0].memory_space is MemorySpace.VMEM:
@@ -245,10 +252,18 @@ class _Operand:
 
     def direct(self, step: int) -> Ref:
         """The block in the operand's own memory."""
-        if self.blocks.whole or not self.ref.memory_space.addressable or self.ref.memory_space is MemorySpace.SEMAPHORE:
+        if self.blocks.whole or self.ref.memory_space is MemorySpace.SEMAPHORE:
             return self.ref
-        box = self.blocks.box(self.index(step))
-        cut = tuple(slice(a, b) if k else a for a, b, k in zip(box.starts, box.stops, self.blocks.kept, strict=True))
+        outside, inside = self.blocks.parts(self.index(step))
+        if inside is not None:
+            raise KernelError(
+                f"Block {self.index(step)} of {self.blocks.label} reaches beyond it, and it has no buffer.",
+                where=self.blocks.where(),
+                why=f"the operand has shape {self.ref.shape}, its blocks {self.blocks.sizes}; "
+                "the body works on the operand's own memory, which is smaller there",
+                fix="blocks that divide the operand",
+            )
+        cut = tuple(part if kept else part.start for part, kept in zip(outside, self.blocks.kept, strict=True))
         return self.ref.at[cut]
 
 
@@ -312,6 +327,7 @@ class Run:
                 fix="larger blocks, and a smaller grid",
             )
         self.line = task.source()  # of the call: that of the pipeline's own copies
+        self.after: dict[int, tuple[Ref, Any]] = {}  # sums to fetch once they are written: of which ref, at which line
 
     def go(self) -> None:
         """All steps."""
@@ -441,12 +457,14 @@ class Run:
             sums = total.window
             if not self.fresh or sums.arrived:
                 add_into(window.last_opened, sums.last_arrived, self.task)
-            if last and out.index(0) == out.index(step):
+            if last and n not in self.after and out.index(0) == out.index(step):
                 # The next run goes on with this block: it finds the sum so far where it looks for it.
                 if not sums.arrived:
                     sums.started = sums.arrived = 1
                 copy_into(sums.last_arrived, window.last_opened, self.task)
         window.leave(self.task, out.index(step), self.line)
+        if last and total is not None and n in self.after:
+            self._fetch_for_next(total, *self.after.pop(n))
 
     def _end(self) -> None:
         """After the last step: wait for what is still being written, unless a later run will."""
@@ -488,16 +506,27 @@ class Run:
             window = operand.window
             if window is None or skip:
                 continue
-            if force or operand.index(0) != operand.index(self.steps - 1):
-                self._settle(operand, 0)
-                own = window.ref
-                window.bind(ref, operand.blocks)
-                window.fetch(self.task, operand.index(0), self.task.source())
-                window.bind(own, operand.blocks)
+            moves = operand.index(0) != operand.index(self.steps - 1)
+            total = next((n for n, one in self.sums.items() if one is operand), None)
+            if force and not moves and total is not None:
+                self.after[total] = ref, self.task.source()  # the last step has still to write it
+            elif force or moves:
+                self._fetch_for_next(operand, ref, self.task.source())
         return (
             [_pair(operand.window) for operand in self.inputs],
             [_pair(operand.window) for operand in self.sums.values()],
         )
+
+
+    def _fetch_for_next(self, operand: _Operand, ref: Ref, line: Any) -> None:
+        """Start to fetch the first block of the next run, which is of another ref."""
+        window = operand.window
+        assert window is not None
+        self._settle(operand, 0)
+        own = window.ref
+        window.bind(ref, operand.blocks)
+        window.fetch(self.task, operand.index(0), line)
+        window.bind(own, operand.blocks)
 
 
 def _pair(window: Window | None) -> tuple[int, int]:
