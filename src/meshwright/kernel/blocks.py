@@ -266,7 +266,7 @@ class Blocks:
         """Refuse an index map that does not take as many indices as it is given."""
         try:
             inspect.signature(index_map).bind(*range(given))
-        except TypeError:
+        except (TypeError, ValueError):  # the latter, of a partial whose own arguments do not fit
             names = ", ".join("ijklmn"[:given] if given <= 6 else (f"i{n}" for n in range(given)))
             raise KernelError(
                 f"The index map of {self.label} cannot take {given} {'index' if given == 1 else 'indices'}.",

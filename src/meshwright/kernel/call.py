@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import prod
@@ -17,14 +16,15 @@ from meshwright.core.types import TensorType
 from meshwright.frontend import direct, scalars
 from meshwright.hardware.topology import Topology
 from meshwright.kernel.allocations import Allocation
+from meshwright.kernel.arguments import PipelineArg
 from meshwright.kernel.blocks import BlockSpec
 from meshwright.kernel.clock import Clock
 from meshwright.kernel.faults import KernelError
 from meshwright.kernel.history import race_error
-from meshwright.kernel.language import scoped
+from meshwright.kernel.language import mismatch, scoped
 from meshwright.kernel.machine import ACTIONS, Machine
 from meshwright.kernel.memory import Data
-from meshwright.kernel.pipeline import Pipeline, PipelineArg
+from meshwright.kernel.pipeline import Pipeline, renest
 from meshwright.kernel.refs import Ref
 from meshwright.kernel.schedules import Adversarial, Schedule, Seeded, nth
 from meshwright.kernel.semaphores import SemaphoreRef
@@ -397,12 +397,12 @@ def _prepare(
     else:
         rest = [*call.labels[len(call.in_trees) + len(call.out_trees) :], *["scratch memory"] * len(call.scratch)]
         scratch = [_allocated(task, name, wanted, made) for name, wanted in zip(rest, call.scratch, strict=False)]
-    heads = _cut(scalars, call.in_trees[: call.scalars])
+    heads = renest(scalars, call.in_trees[: call.scalars])
 
     def body(*refs: Ref) -> Any:
         n = len(ins)
-        args = [*heads, *_cut(refs[:n], call.in_trees[call.scalars :])]
-        args += _cut(refs[n:], call.out_trees)
+        args = [*heads, *renest(refs[:n], call.in_trees[call.scalars :])]
+        args += renest(refs[n:], call.out_trees)
         named = scratch if isinstance(scratch, dict) else {}
         if not named:
             args += scratch
@@ -440,14 +440,13 @@ def _address(ref: Ref | SemaphoreRef) -> Any:
 
 def _require_parameters(call: Call, args: list[Any], named: dict[str, Any]) -> None:
     """Refuse a kernel that does not take the refs it is given."""
-    try:
-        inspect.signature(call.kernel).bind(*args, **named)
-    except TypeError as error:
+    wrong = mismatch(call.kernel, args, named)
+    if wrong:
         scratch = len(call.scratch)
         raise KernelError(
             f"The kernel {call.name} cannot take the {len(args) + len(named)} refs it is given.",
             where=call.source.show() if call.source else "",
-            why=f"{error}; it is given {len(call.in_trees)} operands, {len(call.out_trees)} results and "
+            why=f"{wrong}; it is given {len(call.in_trees)} operands, {len(call.out_trees)} results and "
             f"{scratch} of scratch memory, in this order",
             fix=f"one parameter for each: def {call.name}(x_ref, …, out_ref, …, scratch_ref, …)",
         ) from None
@@ -455,12 +454,3 @@ def _require_parameters(call: Call, args: list[Any], named: dict[str, Any]) -> N
 
 def _allocated(task: Task, name: str, wanted: Any, made: list[Any]) -> Any:
     return tree.map(lambda leaf: scoped(task, leaf, name, made), wanted)
-
-
-def _cut(refs: Sequence[Ref], trees: Sequence[tree.TreeDef]) -> list[Any]:
-    """Refs as the trees that arguments were."""
-    out, at = [], 0
-    for one in trees:
-        out.append(tree.unflatten(one, refs[at : at + one.num_leaves]))
-        at += one.num_leaves
-    return out

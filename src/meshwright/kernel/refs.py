@@ -76,6 +76,22 @@ class Ref:
     def __repr__(self) -> str:
         return f"<ref to {self.buffer.label}: {self.memory_space.name} {self.dtype.name}{list(self.shape)}>"
 
+    @property
+    def text(self) -> str:
+        """``x_ref[0:8, 16:24]``: which part of its buffer it is."""
+        if self.box is None or all(ends == (0, n) for ends, n in zip(self.box, self.buffer.data.shape, strict=True)):
+            return self.buffer.label if self.box is not None else f"a part of {self.buffer.label}"
+        return f"{self.buffer.label}[{', '.join(f'{start}:{stop}' for start, stop in self.box)}]"
+
+    def same(self, other: Ref) -> bool:
+        """Whether another ref is to the same memory, seen in the same way."""
+        a, b = self.data, other.data
+        return (
+            self.buffer is other.buffer
+            and (a.ctypes.data, a.strides, a.shape) == (b.ctypes.data, b.strides, b.shape)
+            and a.dtype == b.dtype
+        )
+
     def reshape(self, *shape: Any) -> Ref:
         """The same memory in another shape."""
         sizes = tuple(int(n) for n in (shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape))
@@ -214,6 +230,13 @@ def store(ref: Ref, key: Any, value: Any) -> None:
         index = as_view(ref.data, index) if selects else index
         target = Ref(buffer, ref.data[index], (*ref.path, index))
         data = fitted(value, target.data.shape, ref.data.dtype, buffer.label)
+    if buffer.readonly:
+        raise CopyError(
+            f"A value is stored to {buffer.label}, an input.",
+            where=here(),
+            why="a block of an input comes and does not go: nothing brings back what is stored to it",
+            fix="store to an output or to scratch memory",
+        )
     if buffer.unfilled is not None:
         buffer.before_write(target.box)
     if buffer.shadow is not None:
