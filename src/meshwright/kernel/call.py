@@ -73,6 +73,11 @@ class Debug:
                 fix="pl.Debug(races=True, seed=0, schedules=64)",
             )
 
+    def again(self, number: int, races: bool | None = None) -> str:
+        """How to run one schedule of an exploration again."""
+        order = f", order={self.order!r}" if self.order == "fifo" else ""
+        return f"pl.Debug(races={self.races if races is None else races}, seed={self.seed}{order}, replay={number})"
+
 
 @dataclass(frozen=True)
 class CompilerParams:
@@ -193,36 +198,56 @@ def _explore(
             found = _run(call, mesh, inputs, schedule, debug.races and (debug.replay is None or number == debug.replay))
         except KernelError as error:
             if number:
-                error.why += (
-                    f"\nin schedule {number} ({schedule.name}); "
-                    f"to repeat it: pl.Debug(races={debug.races}, seed={debug.seed}, replay={number})"
-                )
+                error.why += f"\nin schedule {number} ({schedule.name}); to repeat it: {debug.again(number)}"
             raise
         if results is None:
             results = found
-        elif call.parallel:
-            _require_same(call, results, found, schedule, number)
+        else:
+            _require_same(call, results, found, first, schedule, number, debug)
     assert results is not None
     return results
 
 
 def _require_same(
-    call: Call, results: list[list[Data]], found: list[list[Data]], schedule: Schedule, number: int
+    call: Call,
+    results: list[list[Data]],
+    found: list[list[Data]],
+    first: Schedule,
+    schedule: Schedule,
+    number: int,
+    debug: Debug,
 ) -> None:
-    """Hold a kernel to its parallel axes: the order of steps along them does not show in the results."""
+    """Hold a kernel to one result: the order of copies, of devices and of steps along parallel axes does not show."""
     for device, (before, now) in enumerate(zip(results, found, strict=True)):
         for n, (a, b) in enumerate(zip(before, now, strict=True)):
             same = (a == b) | ((a != a) & (b != b))
-            if not same.all():
+            if same.all():
+                continue
+            at = np.unravel_index(int(np.argmin(same)), a.shape)
+            place = str([int(i) for i in at]) if at else ""
+            others = f"{int((~same).sum())} of {a.size} elements of result {n} of device {device} are others"
+            both = (
+                f"result {n}{place} is {a[at]} in schedule 0 ({first.name}) "
+                f"and {b[at]} in schedule {number} ({schedule.name})\nto repeat it: {debug.again(number)}"
+            )
+            where = call.source.show() if call.source else ""
+            if call.parallel:
                 axes = ", ".join(map(str, call.parallel))
                 raise KernelError(
                     f"The results of {call.name} depend on the order of its grid steps.",
-                    where=call.source.show() if call.source else "",
-                    why=f"axis {axes} of its grid is said to be parallel, but {int((~same).sum())} of {a.size} "
-                    f"elements of result {n} of device {device} are others\n"
-                    f"when it is run in another order: schedule {number} ({schedule.name})",
+                    where=where,
+                    why=f"axis {axes} of its grid is said to be parallel, but {others}\n"
+                    f"when it is run in another order: schedule {number} ({schedule.name})\n{both}",
                     fix='"arbitrary" in the place of "parallel" in dimension_semantics',
                 )
+            raise KernelError(
+                f"The results of {call.name} depend on the order in which devices run and copies arrive.",
+                where=where,
+                why=f"{others}\n{both}",
+                fix="wait for what a value depends on; pltpu.semaphore_read orders nothing"
+                if debug.races
+                else f"find the race: {debug.again(number, races=True)}",
+            )
 
 
 LARGEST_VMEM = 128 << 20  # bytes; no chip in the data of ``hardware`` has more

@@ -83,9 +83,7 @@ class Run:
             )
         self.running = False  # whether steps are being run
         self.line = task.source()  # of the call: that of the pipeline's own copies
-        self.after: dict[
-            int, tuple[Ref, Source | None]
-        ] = {}  # sums to fetch once they are written, from where
+        self.after: dict[int, tuple[Ref, Source | None]] = {}  # sums to fetch once they are written, from where
 
     def go(self) -> None:
         """All steps."""
