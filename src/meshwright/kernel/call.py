@@ -21,15 +21,16 @@ from meshwright.kernel.blocks import BlockSpec
 from meshwright.kernel.clock import Clock
 from meshwright.kernel.faults import KernelError
 from meshwright.kernel.history import race_error
-from meshwright.kernel.language import mismatch, scoped
+from meshwright.kernel.language import mismatch, named_too, scoped
 from meshwright.kernel.machine import ACTIONS, Machine
 from meshwright.kernel.memory import Data
 from meshwright.kernel.pipeline import Pipeline, renest
+from meshwright.kernel.place import TaskPlace
 from meshwright.kernel.refs import Ref
 from meshwright.kernel.schedules import Adversarial, Schedule, Seeded, nth
 from meshwright.kernel.semaphores import SemaphoreRef
 from meshwright.kernel.spaces import MemorySpace, MemoryType, Semaphores, SemaphoreType, semantics
-from meshwright.kernel.tasks import Task, current
+from meshwright.kernel.tasks import Task
 from meshwright.kernel.timeline import Timeline
 from meshwright.kernel.timing import HardwareClock
 from meshwright.kernel.watch import SECONDS
@@ -253,33 +254,6 @@ def _require_same(
 LARGEST_VMEM = 128 << 20  # bytes; no chip in the data of ``hardware`` has more
 
 
-class _Place:
-    """Where the running task is, for ``lax.axis_index``."""
-
-    def axis_index(self, name: str) -> Any:
-        task = current("lax.axis_index")
-        if name == task.machine.core_axis and name not in task.machine.mesh:
-            return direct.integer(task.core)
-        self._check(task, name)
-        return direct.integer(task.coordinates[name])
-
-    def axis_size(self, name: str) -> int:
-        task = current("lax.axis_size")
-        if name == task.machine.core_axis and name not in task.machine.mesh:
-            return task.machine.cores
-        self._check(task, name)
-        return task.machine.mesh[name]
-
-    def _check(self, task: Task, name: str) -> None:
-        if name not in task.machine.mesh:
-            raise KernelError(
-                f"A kernel asks for the mesh axis {name!r}.",
-                where=here(),
-                why=f"it runs over {', '.join(map(repr, task.machine.mesh)) or 'no axis'}",
-                fix="call it in a shard_map over that axis",
-            )
-
-
 def _run(
     call: Call,
     mesh: dict[str, int],
@@ -315,7 +289,7 @@ def _run(
         for task in machine.tasks
     ]
     before = direct.state.place, trace.state.manual, scalars.state.active, trace.state.watch
-    direct.state.place, trace.state.manual, scalars.state.active = _Place(), None, True
+    direct.state.place, trace.state.manual, scalars.state.active = TaskPlace(), None, True
     trace.state.watch = clock.watch if clock is not None else None
     try:
         with trace.building(None), np.errstate(all="ignore"):
@@ -473,7 +447,7 @@ def _require_parameters(call: Call, args: list[Any], named: dict[str, Any]) -> N
             where=call.source.show() if call.source else "",
             why=f"{wrong}; it is given {len(call.in_trees)} operands, {len(call.out_trees)} results and "
             f"{scratch} of scratch memory, in this order",
-            fix=f"one parameter for each: def {call.name}(x_ref, …, out_ref, …, scratch_ref, …)",
+            fix=f"one parameter for each: def {call.name}(x_ref, …, out_ref, …, scratch_ref, …{named_too(call.kernel)})",
         ) from None
 
 

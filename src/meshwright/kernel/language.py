@@ -149,6 +149,11 @@ def mismatch(function: Callable[..., Any], args: Sequence[Any], named: dict[str,
     return ""
 
 
+def named_too(function: Callable[..., Any]) -> str:
+    """The parameters that a partial function has been given by name, as they are written in its definition."""
+    return f", *, {', '.join(function.keywords)}" if isinstance(function, partial) and function.keywords else ""
+
+
 def parameter_names(function: Callable[..., Any]) -> list[str]:
     """What a function calls its arguments, where it names them one by one."""
     try:

@@ -13,7 +13,7 @@ from meshwright.kernel.arguments import PipelineArg
 from meshwright.kernel.blocks import BlockSpec, Buffered
 from meshwright.kernel.faults import KernelError
 from meshwright.kernel.indexing import as_int
-from meshwright.kernel.language import close_scope, mismatch, scoped
+from meshwright.kernel.language import close_scope, mismatch, named_too, scoped
 from meshwright.kernel.refs import Ref
 from meshwright.kernel.runs import Run
 from meshwright.kernel.semaphores import SemaphoreRef
@@ -117,7 +117,7 @@ class Pipeline:
                 where=here(),
                 why=f"{wrong}; it is given blocks of {ins} inputs and {outs} outputs and {scratches} of scratch "
                 "memory, in this order",
-                fix="one parameter for each: def body(x_ref, …, out_ref, …, scratch_ref, …)",
+                fix=f"one parameter for each: def body(x_ref, …, out_ref, …, scratch_ref, …{named_too(self.body)})",
             ) from None
 
     def require_refs(self, refs: Sequence[Any]) -> None:
