@@ -29,6 +29,7 @@ from meshwright.kernel.place import TaskPlace
 from meshwright.kernel.refs import Ref
 from meshwright.kernel.schedules import Adversarial, Schedule, Seeded, nth
 from meshwright.kernel.semaphores import SemaphoreRef
+from meshwright.kernel.slots import SlotClock, Slots
 from meshwright.kernel.spaces import MemorySpace, MemoryType, Semaphores, SemaphoreType, semantics
 from meshwright.kernel.tasks import Task
 from meshwright.kernel.timeline import Timeline
@@ -169,22 +170,33 @@ class Runner:
 
     def timeline(self, mesh: dict[str, int], types: Sequence[TensorType], topology: Topology) -> Timeline:
         """How long the kernel takes on operands of these types."""
+        return run_on_clock(self.call, mesh, self._no_numbers(mesh, types, "How long {} takes"), topology)
+
+    def slots(self, mesh: dict[str, int], types: Sequence[TensorType]) -> Slots:
+        """What the kernel does at the same time, on operands of these types."""
+        clock = SlotClock()
+        inputs = self._no_numbers(mesh, types, "What {} does at the same time")
+        _run(self.call, mesh, inputs, Schedule(True), False, None, clock)
+        return Slots(self.call.name, mesh, tuple(clock.works))
+
+    def _no_numbers(self, mesh: dict[str, int], types: Sequence[TensorType], asked: str) -> list[list[Data]]:
+        """Operands of all devices that take no memory, where they do not decide what is asked for."""
+        unknown = ""
         if None in self.call.grid:
+            unknown = f"sizes of its grid are computed: {self.call.grid}"
+            fix = "grid=(4, 4), numbers of Python, in the program that is simulated"
+        elif self.call.scalars:
+            unknown = "which blocks it fetches may depend on the numbers that are prefetched"
+            fix = "index maps of the grid alone, in the program that is simulated"
+        if unknown:
             raise KernelError(
-                f"How long {self.call.name} takes is not known before it runs.",
+                f"{asked.format(self.call.name)} is not known before it runs.",
                 where=self.call.source.show() if self.call.source else "",
-                why=f"sizes of its grid are computed: {self.call.grid}",
-                fix="grid=(4, 4), numbers of Python, in the program that is simulated",
-            )
-        if self.call.scalars:
-            raise KernelError(
-                f"How long {self.call.name} takes is not known before it runs.",
-                where=self.call.source.show() if self.call.source else "",
-                why="which blocks it fetches may depend on the numbers that are prefetched",
-                fix="index maps of the grid alone, in the program that is simulated",
+                why=unknown,
+                fix=fix,
             )
         device = [np.broadcast_to(np.zeros((), t.dtype), t.shape) for t in types]
-        return run_on_clock(self.call, mesh, [device] * prod(mesh.values()), topology)
+        return [device] * prod(mesh.values())
 
 
 def _explore(
@@ -441,13 +453,13 @@ def _require_parameters(call: Call, args: list[Any], named: dict[str, Any]) -> N
     """Refuse a kernel that does not take the refs it is given."""
     wrong = mismatch(call.kernel, args, named)
     if wrong:
-        scratch = len(call.scratch)
+        scratch, more = len(call.scratch), named_too(call.kernel)
         raise KernelError(
             f"The kernel {call.name} cannot take the {len(args) + len(named)} refs it is given.",
             where=call.source.show() if call.source else "",
             why=f"{wrong}; it is given {len(call.in_trees)} operands, {len(call.out_trees)} results and "
             f"{scratch} of scratch memory, in this order",
-            fix=f"one parameter for each: def {call.name}(x_ref, …, out_ref, …, scratch_ref, …{named_too(call.kernel)})",
+            fix=f"one parameter for each: def {call.name}(x_ref, …, out_ref, …, scratch_ref, …{more})",
         ) from None
 
 

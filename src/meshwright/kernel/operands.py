@@ -70,10 +70,10 @@ class Operand:
         what = f"The window of {self.blocks.label} holds {held.block.text} at the start of a run on {own.text}."
         why = f"it was fetched at {held.line.show()}" if held.line else "it was fetched before"
         if not held.block.same(own):
-            why += "" if new else f", and is not fetched again where the block index stays {self.index(0)}"
+            why += "" if new else f"\nand is not fetched again: the block index stays {self.index(0)}"
         elif not new and held.marks is not None and held.marks != window.written(own):
             what = f"The window of {self.blocks.label} holds what {own.text} was before it was written again."
-            why += f", and is not fetched again where the block index stays {self.index(0)}"
+            why += f"\nand is not fetched again: the block index stays {self.index(0)}"
         else:
             return
         raise StaleError(

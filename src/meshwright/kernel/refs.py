@@ -78,19 +78,27 @@ class Ref:
 
     @property
     def text(self) -> str:
-        """``x_ref[0:8, 16:24]``: which part of its buffer it is."""
-        if self.box is None or all(ends == (0, n) for ends, n in zip(self.box, self.buffer.data.shape, strict=True)):
-            return self.buffer.label if self.box is not None else f"a part of {self.buffer.label}"
-        return f"{self.buffer.label}[{', '.join(f'{start}:{stop}' for start, stop in self.box)}]"
+        """``x_ref[0:8, :]``: which part of its buffer it is."""
+        return f"a part of {self.buffer.label}" if self.box is None else self.buffer.label + self.part
+
+    @property
+    def part(self) -> str:
+        """``[0:8, :]``: which part of its buffer it is; nothing for all of it."""
+        if self.box is None:
+            return "[…]"
+        ends = []
+        for (start, stop), n in zip(self.box, self.buffer.data.shape, strict=True):
+            ends.append(":" if (start, stop) == (0, n) else str(start) if stop == start + 1 else f"{start}:{stop}")
+        return "" if set(ends) <= {":"} else f"[{', '.join(ends)}]"
 
     def same(self, other: Ref) -> bool:
         """Whether another ref is to the same memory, seen in the same way."""
         a, b = self.data, other.data
-        return (
-            self.buffer is other.buffer
-            and (a.ctypes.data, a.strides, a.shape) == (b.ctypes.data, b.strides, b.shape)
-            and a.dtype == b.dtype
-        )
+        if self.buffer is not other.buffer or (a.shape, a.dtype) != (b.shape, b.dtype):
+            return False
+        if self.box is not None and other.box is not None:
+            return self.box == other.box
+        return (a.ctypes.data, a.strides) == (b.ctypes.data, b.strides)
 
     def reshape(self, *shape: Any) -> Ref:
         """The same memory in another shape."""
