@@ -112,8 +112,9 @@ def test_copies_read_what_they_were_started_on_until_that_is_over(history, query
             marks.start_read(copy.src, copy)
         for copy, (_, over) in zip(copies, history, strict=True):
             if over and copy.src.data.size:
-                assert marks.end_read(copy.src, copy)
-                assert not marks.end_read(copy.src, copy)
+                assert copy in marks.reading(copy.src)
+                marks.end_reads(copy.src, [copy])
+                assert copy not in marks.reading(copy.src)
         numbered = np.arange(24).reshape(SHAPE)
         expected = {
             copy.number

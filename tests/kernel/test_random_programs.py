@@ -10,6 +10,7 @@ import itertools
 from typing import Any, NamedTuple
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -34,39 +35,34 @@ class Statement(NamedTuple):
 
 @st.composite
 def programs(draw: Any) -> list[list[Statement]]:
-    """A program per device that cannot deadlock: statements are drawn in an order in which they can be run."""
-    out: list[list[Statement]] = [[] for _ in range(DEVICES)]
+    """A program per device that cannot deadlock: all statements can be run in the order in which they are listed."""
+    listed: list[tuple[int, Statement]] = []  # and by whom
     signals = copies = 0
     for _ in range(draw(st.integers(1, 9))):
         who = draw(st.integers(0, DEVICES - 1))
-        verb = draw(st.sampled_from(["load", "store", "copy", "signal"]))
+        verb = draw(st.sampled_from(["load", "store", "copy", "copy", "signal"]))
         cell = draw(st.integers(0, CELLS - 1))
         if verb == "signal":
-            out[who].append(Statement("signal", 1 - who, 0, semaphore=signals))
-            out[1 - who].append(Statement("wait", 1 - who, 0, semaphore=signals))
+            listed.append((who, Statement("signal", 1 - who, 0, semaphore=signals)))
+            listed.append((1 - who, Statement("wait", 1 - who, 0, semaphore=signals)))
             signals += 1
         elif verb == "copy":
             source = draw(st.integers(0, CELLS - 1).filter(lambda n, cell=cell: n != cell))
             to = draw(st.integers(0, DEVICES - 1))
-            out[who].append(Statement("copy", to, cell, source, copies))
+            listed.append((who, Statement("copy", to, cell, source, copies)))
             copies += 1
         else:
-            out[who].append(Statement(verb, who, cell))
+            listed.append((who, Statement(verb, who, cell)))
     # Each copy is waited for at some later place: its read by the sender, its write by the receiver.
-    for who in range(DEVICES):
-        for statement in list(out[who]):
-            if statement.verb == "copy":
-                at = draw(st.integers(out[who].index(statement) + 1, len(out[who])))
-                out[who].insert(at, statement._replace(verb="sent"))
-                to = statement.device
-                first = out[who].index(statement) + 1 if to == who else 0
-                # A receiver that waits before signals the sender needs would be a deadlock: it waits at the end.
-                out[to].insert(max(first, len(out[to])), statement._replace(verb="came"))
-    return out
+    for who, statement in [one for one in listed if one[1].verb == "copy"]:
+        for verb, waits in (("sent", who), ("came", statement.device)):
+            first = listed.index((who, statement)) + 1
+            listed.insert(draw(st.integers(first, len(listed))), (waits, statement._replace(verb=verb)))
+    return [[statement for who, statement in listed if who == device] for device in range(DEVICES)]
 
 
-def races_by_brute_force(programs: list[list[Statement]]) -> bool:
-    """Whether two accesses to a cell, one of them a write, are ordered by nothing."""
+def races_by_brute_force(programs: list[list[Statement]], in_order: bool = False) -> bool:
+    """Whether two accesses to a cell, one of them a write, are ordered by nothing; ``in_order``, links order copies."""
     nodes: dict[Any, int] = {}
     edges: list[tuple[Any, Any]] = []
 
@@ -75,6 +71,7 @@ def races_by_brute_force(programs: list[list[Statement]]) -> bool:
         return name
 
     accesses: list[tuple[Any, tuple[int, int], bool]] = []
+    last: dict[tuple[int, int], int] = {}  # by link, the copy before
     for who, program in enumerate(programs):
         previous = None
         for n, s in enumerate(program):
@@ -93,6 +90,9 @@ def races_by_brute_force(programs: list[list[Statement]]) -> bool:
                 edges += [(here, read), (read, write)]
                 accesses.append((read, (who, s.source), False))
                 accesses.append((write, (s.device, s.cell), True))
+                if in_order and (who, s.device) in last:
+                    edges += [(("read", last[who, s.device]), read), (("write", last[who, s.device]), write)]
+                last[who, s.device] = s.semaphore
             else:
                 edges.append((node(("read" if s.verb == "sent" else "write", s.semaphore)), here))
     before = np.zeros((len(nodes), len(nodes)), bool)
@@ -150,14 +150,32 @@ def run(programs: list[list[Statement]], debug: pl.Debug) -> None:
     on_devices(call, {"x": DEVICES}, [[row] for row in x])
 
 
+def finds_a_race(programs: list[list[Statement]], debug: pl.Debug) -> bool:
+    try:
+        run(programs, debug)
+    except pltpu.RaceError:
+        return True
+    return False
+
+
 @given(programs(), st.integers(0, 3))
 @settings(max_examples=120, deadline=None)
 def test_a_race_is_found_if_and_only_if_there_is_one(programs, schedule):
-    expected = races_by_brute_force(programs)
     debug = pl.Debug(schedules=2, seed=schedule) if schedule else pl.Debug()
-    try:
-        run(programs, debug)
-        found = False
-    except pltpu.RaceError:
-        found = True
-    assert found == expected
+    assert finds_a_race(programs, debug) == races_by_brute_force(programs)
+
+
+@given(programs(), st.integers(0, 3))
+@settings(max_examples=120, deadline=None)
+def test_links_in_order_order_their_copies_and_nothing_else(programs, schedule):
+    debug = pl.Debug(schedules=2, seed=schedule, order="fifo") if schedule else pl.Debug(order="fifo")
+    assert finds_a_race(programs, debug) == races_by_brute_force(programs, in_order=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("in_order", [False, True])
+@given(programs=programs(), schedule=st.integers(0, 9))
+@settings(max_examples=3000, deadline=None)
+def test_races_of_many_programs(programs, schedule, in_order):
+    debug = pl.Debug(schedules=1 + min(schedule, 3), seed=schedule, order="fifo" if in_order else None)
+    assert finds_a_race(programs, debug) == races_by_brute_force(programs, in_order)

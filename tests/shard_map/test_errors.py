@@ -103,6 +103,17 @@ def test_what_is_the_same_without_the_type_saying_so_leaves_by_replicated():
     close(smap(lambda x: lax.all_gather(x, "i"), P("i"), P(replicated={"i"}))(X), X)
 
 
+def test_check_rep_is_the_older_name_of_check_vma():
+    close(mw.shard_map(lambda x: x, mesh=MESH, in_specs=P("i"), out_specs=P("i"), check_rep=True)(X), X)
+    expect(
+        lambda: mw.shard_map(lambda x: x, mesh=MESH, in_specs=P("i"), out_specs=P(), check_rep=False),
+        "shard_map has no check_rep=False.",
+        "what varies over which axis is part of every type, and decides what is right",
+        "leave check_rep out; a result that is the same on all devices without the type saying so leaves by "
+        "out_specs=mw.P(replicated={'i'})",
+    )
+
+
 # Names of axes
 
 

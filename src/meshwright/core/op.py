@@ -124,6 +124,7 @@ class Op:
       are rows of an array (dim 0, if ``stacked``); None for every other op.
     - ``prune(eqn, live)``: an equation with a region without the results that are not ``live``, or None.
     - ``runs(eqn, name)``: how often an equation runs its region of that name.
+    - ``effects``: whether it does more than compute its results, so that it runs even if nothing reads them.
     - ``dtypes``: what an operand without a dtype of its own may be; ``samples()``: calls to test the op with.
     """
 
@@ -142,6 +143,7 @@ class Op:
     stack: StackRule | None
     prune: PruneRule | None
     runs: RunsRule
+    effects: bool
     dtypes: tuple[DType, ...]
     samples: Callable[[], Sequence[Sample]]
 
@@ -206,6 +208,7 @@ def define_op(
     stack: StackRule | None = None,
     prune: PruneRule | None = None,
     runs: RunsRule = once,
+    effects: bool = False,
     dtypes: tuple[DType, ...] = ALL,
 ) -> Op:
     """Make an op and enter it in the registry. Without a ``linearize`` rule, the jvp rule serves.
@@ -231,6 +234,7 @@ def define_op(
         stack=stack,
         prune=prune,
         runs=runs,
+        effects=effects,
         dtypes=dtypes,
         samples=samples,
     )

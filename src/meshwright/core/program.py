@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -73,6 +74,11 @@ class Eqn:
                 for index, item in enumerate(value):
                     if isinstance(item, Program):
                         yield f"{name}[{index}]", item
+
+    @property
+    def effects(self) -> bool:
+        """Whether it does more than compute its outputs."""
+        return self.op.effects or any(program.effects for _, program in self.regions())
 
     def __repr__(self) -> str:
         outs = ", ".join(v.type.short() for v in self.outputs)
@@ -157,6 +163,11 @@ class Program:
     @property
     def in_types(self) -> tuple[TensorType, ...]:
         return tuple(v.type for v in self.inputs)
+
+    @cached_property
+    def effects(self) -> bool:
+        """Whether it does more than compute its outputs: an op with effects is among its equations or in a region."""
+        return any(eqn.effects for eqn in self.eqns)
 
     @property
     def out_types(self) -> tuple[TensorType, ...]:

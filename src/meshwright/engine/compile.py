@@ -113,7 +113,7 @@ class _Writer:
         """Write every equation and compile the text. The outermost function keeps NumPy from warning."""
         eqns = self.program.eqns
         lazy = self.lazy_broadcasts() if self.numpy else frozenset()
-        results = [self.result(eqn, eqn.outputs[0] in lazy) for eqn in eqns]
+        results = [self.result(eqn, not lazy.isdisjoint(eqn.outputs)) for eqn in eqns]
         refuse_large(eqns, [result is Result.WHOLE or result is Result.SHARED for result in results])
         self.memory = Memory(self.program, results, self.donated if self.numpy else ())
         for index, eqn in enumerate(eqns):
@@ -224,9 +224,11 @@ class _Writer:
             return frozenset()
         needed: set[Atom] = set(self.program.outputs)
         for eqn in self.program.eqns:
-            shape, name = eqn.outputs[0].type.shape, _ufunc_name(eqn)
+            name = _ufunc_name(eqn)
             broadcasts = name is not None and isinstance(getattr(self.namespace, name), np.ufunc)
-            if not broadcasts or not any(a.type.shape == shape and a not in made for a in eqn.inputs):
+            if not broadcasts or not any(
+                a.type.shape == eqn.outputs[0].type.shape and a not in made for a in eqn.inputs
+            ):
                 needed.update(eqn.inputs)
         return frozenset(made - needed)
 
@@ -257,7 +259,7 @@ class _Writer:
             names[var] = target = out[0] if out is not None else dead.pop() if dead else self.register()
             targets.append(target)
         dead.extend(names[var] for var in eqn.outputs if var not in memory.last)
-        self.lines.append(f"{', '.join(targets)}{',' if unpack else ''} = {expression}")
+        self.lines.append(f"{', '.join(targets)}{',' if unpack else ''} = {expression}" if targets else expression)
         self.drop(dead)
         for var in idle:
             self.idle.setdefault(_buffer_type(var), []).append((names[var], self.out_argument(var)))

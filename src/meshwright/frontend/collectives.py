@@ -193,6 +193,8 @@ def psum(x: Any, axis_name: AxisName, *, axis_index_groups: Any = None) -> Any:
     [12.0, 16.0]
     """
     _no_groups("psum", axis_index_groups)
+    if direct.state.place is not None and is_number(x):  # how kernels ask for the number of devices
+        return x * direct.state.place.axis_size(axis_name)
     axes, sizes = resolve("psum", axis_name)
     if is_number(x) and not _strict():
         return x * prod(sizes)
@@ -492,7 +494,7 @@ def axis_index(axis_name: AxisName) -> Any:
     >>> mw.shard_map(lambda: axis_index("i")[None], mesh=mesh, in_specs=(), out_specs=mw.P("i"))().tolist()
     [0, 1, 2, 3]
     """
-    if direct.state.place is not None and isinstance(axis_name, str):
+    if direct.state.place is not None:
         return direct.state.place.axis_index(axis_name)
     axes, sizes = resolve("axis_index", axis_name)
     position: Value | None = None
@@ -513,6 +515,6 @@ def axis_size(axis_name: AxisName) -> int:
     >>> sizes
     [4]
     """
-    if direct.state.place is not None and isinstance(axis_name, str):
+    if direct.state.place is not None:
         return direct.state.place.axis_size(axis_name)
     return prod(resolve("axis_size", axis_name)[1])

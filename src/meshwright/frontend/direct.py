@@ -26,11 +26,11 @@ Function = Callable[..., Any]
 class Place(Protocol):
     """Where the running body is on its mesh."""
 
-    def axis_index(self, name: str) -> Any:
-        """Its coordinate along a mesh axis."""
+    def axis_index(self, axis_name: Any) -> Any:
+        """Its position along a mesh axis, or along several together."""
 
-    def axis_size(self, name: str) -> int:
-        """The size of a mesh axis."""
+    def axis_size(self, axis_name: Any) -> int:
+        """The size of a mesh axis, or of several together."""
 
 
 class _State(threading.local):

@@ -37,6 +37,7 @@ def shard_map(
     auto_pbroadcast: bool = True,
     axis_names: Iterable[str] | None = None,
     check_vma: bool = True,
+    check_rep: bool = True,
 ) -> Any:
     """``f``, written for one device, run on every device of a mesh.
 
@@ -57,7 +58,7 @@ def shard_map(
     """
     axis_names = _names(axis_names)
     given = {"mesh": mesh, "in_specs": in_specs, "out_specs": out_specs, "auto_pbroadcast": auto_pbroadcast,
-             "axis_names": axis_names, "check_vma": check_vma}  # fmt: skip
+             "axis_names": axis_names, "check_vma": check_vma, "check_rep": check_rep}  # fmt: skip
     if f is None:
         return partial(shard_map, **given)
     check_function(f, "shard_map")
@@ -69,12 +70,13 @@ def shard_map(
                 why="they say how arguments are cut and results put together",
                 fix=f"{name}=mw.P('i'), or mw.P() for what is the same on all devices",
             )
-    if not check_vma:
+    if not (check_vma and check_rep):
+        check = "check_rep" if check_vma else "check_vma"  # the former is the latter's older name
         raise MeshwrightError(
-            "shard_map has no check_vma=False.",
+            f"shard_map has no {check}=False.",
             where=here(),
             why="what varies over which axis is part of every type, and decides what is right",
-            fix="leave check_vma out; a result that is the same on all devices without the type saying so leaves by "
+            fix=f"leave {check} out; a result that is the same on all devices without the type saying so leaves by "
             "out_specs=mw.P(replicated={'i'})",
         )
 

@@ -155,6 +155,16 @@ class Blocks:
         self.cut: dict[tuple[Any, ...], tuple[Cut, Cut | None]] = {}
         self.whole = spec.index_map is None and self.sizes == shape
 
+    @property
+    def fit(self) -> bool:
+        """Whether every block lies inside the operand and has the block's shape."""
+        return all(
+            isinstance(dim, Squeezed)
+            or (isinstance(dim, Blocked) and n % max(dim.size, 1) == 0)
+            or (isinstance(dim, Element) and dim.padding == (0, 0))
+            for dim, n in zip(self.dims, self.shape, strict=True)
+        )
+
     def index(self, step: tuple[Any, ...]) -> tuple[Any, ...]:
         """The block index of a grid step, as Python numbers: equal ones are the same block."""
         if self.index_map is None:
@@ -256,7 +266,7 @@ class Blocks:
         """Refuse an index map that does not take as many indices as it is given."""
         try:
             inspect.signature(index_map).bind(*range(given))
-        except TypeError:
+        except (TypeError, ValueError):  # the latter, of a partial whose own arguments do not fit
             names = ", ".join("ijklmn"[:given] if given <= 6 else (f"i{n}" for n in range(given)))
             raise KernelError(
                 f"The index map of {self.label} cannot take {given} {'index' if given == 1 else 'indices'}.",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import prod
@@ -17,19 +16,22 @@ from meshwright.core.types import TensorType
 from meshwright.frontend import direct, scalars
 from meshwright.hardware.topology import Topology
 from meshwright.kernel.allocations import Allocation
+from meshwright.kernel.arguments import PipelineArg
 from meshwright.kernel.blocks import BlockSpec
 from meshwright.kernel.clock import Clock
 from meshwright.kernel.faults import KernelError
 from meshwright.kernel.history import race_error
-from meshwright.kernel.language import scoped
+from meshwright.kernel.language import mismatch, named_too, scoped
 from meshwright.kernel.machine import ACTIONS, Machine
 from meshwright.kernel.memory import Data
-from meshwright.kernel.pipeline import Pipeline, PipelineArg
+from meshwright.kernel.pipeline import Pipeline, renest
+from meshwright.kernel.place import TaskPlace
 from meshwright.kernel.refs import Ref
 from meshwright.kernel.schedules import Adversarial, Schedule, Seeded, nth
 from meshwright.kernel.semaphores import SemaphoreRef
+from meshwright.kernel.slots import SlotClock, Slots
 from meshwright.kernel.spaces import MemorySpace, MemoryType, Semaphores, SemaphoreType, semantics
-from meshwright.kernel.tasks import Task, current
+from meshwright.kernel.tasks import Task
 from meshwright.kernel.timeline import Timeline
 from meshwright.kernel.timing import HardwareClock
 from meshwright.kernel.watch import SECONDS
@@ -72,6 +74,11 @@ class Debug:
                 why="the order is 'fifo', 'adversarial' or 'seeded', and at least one schedule is run",
                 fix="pl.Debug(races=True, seed=0, schedules=64)",
             )
+
+    def again(self, number: int, races: bool | None = None) -> str:
+        """How to run one schedule of an exploration again."""
+        order = f", order={self.order!r}" if self.order == "fifo" else ""
+        return f"pl.Debug(races={self.races if races is None else races}, seed={self.seed}{order}, replay={number})"
 
 
 @dataclass(frozen=True)
@@ -163,22 +170,33 @@ class Runner:
 
     def timeline(self, mesh: dict[str, int], types: Sequence[TensorType], topology: Topology) -> Timeline:
         """How long the kernel takes on operands of these types."""
+        return run_on_clock(self.call, mesh, self._no_numbers(mesh, types, "How long {} takes"), topology)
+
+    def slots(self, mesh: dict[str, int], types: Sequence[TensorType]) -> Slots:
+        """What the kernel does at the same time, on operands of these types."""
+        clock = SlotClock()
+        inputs = self._no_numbers(mesh, types, "What {} does at the same time")
+        _run(self.call, mesh, inputs, Schedule(True), False, None, clock)
+        return Slots(self.call.name, mesh, tuple(clock.works))
+
+    def _no_numbers(self, mesh: dict[str, int], types: Sequence[TensorType], asked: str) -> list[list[Data]]:
+        """Operands of all devices that take no memory, where they do not decide what is asked for."""
+        unknown = ""
         if None in self.call.grid:
+            unknown = f"sizes of its grid are computed: {self.call.grid}"
+            fix = "grid=(4, 4), numbers of Python, in the program that is simulated"
+        elif self.call.scalars:
+            unknown = "which blocks it fetches may depend on the numbers that are prefetched"
+            fix = "index maps of the grid alone, in the program that is simulated"
+        if unknown:
             raise KernelError(
-                f"How long {self.call.name} takes is not known before it runs.",
+                f"{asked.format(self.call.name)} is not known before it runs.",
                 where=self.call.source.show() if self.call.source else "",
-                why=f"sizes of its grid are computed: {self.call.grid}",
-                fix="grid=(4, 4), numbers of Python, in the program that is simulated",
-            )
-        if self.call.scalars:
-            raise KernelError(
-                f"How long {self.call.name} takes is not known before it runs.",
-                where=self.call.source.show() if self.call.source else "",
-                why="which blocks it fetches may depend on the numbers that are prefetched",
-                fix="index maps of the grid alone, in the program that is simulated",
+                why=unknown,
+                fix=fix,
             )
         device = [np.broadcast_to(np.zeros((), t.dtype), t.shape) for t in types]
-        return run_on_clock(self.call, mesh, [device] * prod(mesh.values()), topology)
+        return [device] * prod(mesh.values())
 
 
 def _explore(
@@ -193,66 +211,59 @@ def _explore(
             found = _run(call, mesh, inputs, schedule, debug.races and (debug.replay is None or number == debug.replay))
         except KernelError as error:
             if number:
-                error.why += (
-                    f"\nin schedule {number} ({schedule.name}); "
-                    f"to repeat it: pl.Debug(races={debug.races}, seed={debug.seed}, replay={number})"
-                )
+                error.why += f"\nin schedule {number} ({schedule.name}); to repeat it: {debug.again(number)}"
             raise
         if results is None:
             results = found
-        elif call.parallel:
-            _require_same(call, results, found, schedule, number)
+        else:
+            _require_same(call, results, found, first, schedule, number, debug)
     assert results is not None
     return results
 
 
 def _require_same(
-    call: Call, results: list[list[Data]], found: list[list[Data]], schedule: Schedule, number: int
+    call: Call,
+    results: list[list[Data]],
+    found: list[list[Data]],
+    first: Schedule,
+    schedule: Schedule,
+    number: int,
+    debug: Debug,
 ) -> None:
-    """Hold a kernel to its parallel axes: the order of steps along them does not show in the results."""
+    """Hold a kernel to one result: the order of copies, of devices and of steps along parallel axes does not show."""
     for device, (before, now) in enumerate(zip(results, found, strict=True)):
         for n, (a, b) in enumerate(zip(before, now, strict=True)):
             same = (a == b) | ((a != a) & (b != b))
-            if not same.all():
+            if same.all():
+                continue
+            at = np.unravel_index(int(np.argmin(same)), a.shape)
+            place = str([int(i) for i in at]) if at else ""
+            others = f"{int((~same).sum())} of {a.size} elements of result {n} of device {device} are others"
+            both = (
+                f"result {n}{place} is {a[at]} in schedule 0 ({first.name}) "
+                f"and {b[at]} in schedule {number} ({schedule.name})\nto repeat it: {debug.again(number)}"
+            )
+            where = call.source.show() if call.source else ""
+            if call.parallel:
                 axes = ", ".join(map(str, call.parallel))
                 raise KernelError(
                     f"The results of {call.name} depend on the order of its grid steps.",
-                    where=call.source.show() if call.source else "",
-                    why=f"axis {axes} of its grid is said to be parallel, but {int((~same).sum())} of {a.size} "
-                    f"elements of result {n} of device {device} are others\n"
-                    f"when it is run in another order: schedule {number} ({schedule.name})",
+                    where=where,
+                    why=f"axis {axes} of its grid is said to be parallel, but {others}\n"
+                    f"when it is run in another order: schedule {number} ({schedule.name})\n{both}",
                     fix='"arbitrary" in the place of "parallel" in dimension_semantics',
                 )
+            raise KernelError(
+                f"The results of {call.name} depend on the order in which devices run and copies arrive.",
+                where=where,
+                why=f"{others}\n{both}",
+                fix="wait for what a value depends on; pltpu.semaphore_read orders nothing"
+                if debug.races
+                else f"find the race: {debug.again(number, races=True)}",
+            )
 
 
 LARGEST_VMEM = 128 << 20  # bytes; no chip in the data of ``hardware`` has more
-
-
-class _Place:
-    """Where the running task is, for ``lax.axis_index``."""
-
-    def axis_index(self, name: str) -> Any:
-        task = current("lax.axis_index")
-        if name == task.machine.core_axis and name not in task.machine.mesh:
-            return direct.integer(task.core)
-        self._check(task, name)
-        return direct.integer(task.coordinates[name])
-
-    def axis_size(self, name: str) -> int:
-        task = current("lax.axis_size")
-        if name == task.machine.core_axis and name not in task.machine.mesh:
-            return task.machine.cores
-        self._check(task, name)
-        return task.machine.mesh[name]
-
-    def _check(self, task: Task, name: str) -> None:
-        if name not in task.machine.mesh:
-            raise KernelError(
-                f"A kernel asks for the mesh axis {name!r}.",
-                where=here(),
-                why=f"it runs over {', '.join(map(repr, task.machine.mesh)) or 'no axis'}",
-                fix="call it in a shard_map over that axis",
-            )
 
 
 def _run(
@@ -290,7 +301,7 @@ def _run(
         for task in machine.tasks
     ]
     before = direct.state.place, trace.state.manual, scalars.state.active, trace.state.watch
-    direct.state.place, trace.state.manual, scalars.state.active = _Place(), None, True
+    direct.state.place, trace.state.manual, scalars.state.active = TaskPlace(), None, True
     trace.state.watch = clock.watch if clock is not None else None
     try:
         with trace.building(None), np.errstate(all="ignore"):
@@ -397,12 +408,12 @@ def _prepare(
     else:
         rest = [*call.labels[len(call.in_trees) + len(call.out_trees) :], *["scratch memory"] * len(call.scratch)]
         scratch = [_allocated(task, name, wanted, made) for name, wanted in zip(rest, call.scratch, strict=False)]
-    heads = _cut(scalars, call.in_trees[: call.scalars])
+    heads = renest(scalars, call.in_trees[: call.scalars])
 
     def body(*refs: Ref) -> Any:
         n = len(ins)
-        args = [*heads, *_cut(refs[:n], call.in_trees[call.scalars :])]
-        args += _cut(refs[n:], call.out_trees)
+        args = [*heads, *renest(refs[:n], call.in_trees[call.scalars :])]
+        args += renest(refs[n:], call.out_trees)
         named = scratch if isinstance(scratch, dict) else {}
         if not named:
             args += scratch
@@ -440,27 +451,17 @@ def _address(ref: Ref | SemaphoreRef) -> Any:
 
 def _require_parameters(call: Call, args: list[Any], named: dict[str, Any]) -> None:
     """Refuse a kernel that does not take the refs it is given."""
-    try:
-        inspect.signature(call.kernel).bind(*args, **named)
-    except TypeError as error:
-        scratch = len(call.scratch)
+    wrong = mismatch(call.kernel, args, named)
+    if wrong:
+        scratch, more = len(call.scratch), named_too(call.kernel)
         raise KernelError(
             f"The kernel {call.name} cannot take the {len(args) + len(named)} refs it is given.",
             where=call.source.show() if call.source else "",
-            why=f"{error}; it is given {len(call.in_trees)} operands, {len(call.out_trees)} results and "
+            why=f"{wrong}; it is given {len(call.in_trees)} operands, {len(call.out_trees)} results and "
             f"{scratch} of scratch memory, in this order",
-            fix=f"one parameter for each: def {call.name}(x_ref, …, out_ref, …, scratch_ref, …)",
+            fix=f"one parameter for each: def {call.name}(x_ref, …, out_ref, …, scratch_ref, …{more})",
         ) from None
 
 
 def _allocated(task: Task, name: str, wanted: Any, made: list[Any]) -> Any:
     return tree.map(lambda leaf: scoped(task, leaf, name, made), wanted)
-
-
-def _cut(refs: Sequence[Ref], trees: Sequence[tree.TreeDef]) -> list[Any]:
-    """Refs as the trees that arguments were."""
-    out, at = [], 0
-    for one in trees:
-        out.append(tree.unflatten(one, refs[at : at + one.num_leaves]))
-        at += one.num_leaves
-    return out

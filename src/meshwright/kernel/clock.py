@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from meshwright.core.trace import Array
 from meshwright.kernel.transfers import Transfer
 
 if TYPE_CHECKING:
@@ -34,3 +37,16 @@ class Clock:
     def watch(self, op: Any, operands: Any, types: Any, params: Any) -> Any:
         """An op is computed by the running task; its results, if they are not to be computed."""
         return None
+
+    def left_out(self, types: Any) -> Any:
+        """Results of these types that are not computed, in a dry run: zeros that take no memory; None for others."""
+        results = types if types.__class__ is tuple else (types,)
+        if not self.dry or any(t.dtype.kind not in "fcV" for t in results):
+            return None
+        made = tuple(Array(np.broadcast_to(np.zeros((), t.dtype), t.shape), t) for t in results)
+        return made if types.__class__ is tuple else made[0]
+
+
+def counts_nothing(operands: Any, results: Any) -> bool:
+    """Whether an op is on single numbers alone, as indices are: it takes no time."""
+    return not any(t.size > 1 for t in results) and all(x.type.size <= 1 for x in operands)

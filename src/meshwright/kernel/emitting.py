@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
+
+import optree
 
 from meshwright.core import tree
 from meshwright.core.source import here
+from meshwright.kernel.arguments import PipelineArg, flags
 from meshwright.kernel.blocks import BlockSpec
 from meshwright.kernel.faults import KernelError
-from meshwright.kernel.pipeline import Pipeline, PipelineArg, broadcast
+from meshwright.kernel.pipeline import Pipeline
 from meshwright.kernel.refs import Ref
+from meshwright.kernel.semaphores import SemaphoreRef
 from meshwright.kernel.tasks import Task, current
 
 
@@ -41,18 +44,16 @@ def emit_pipeline(
     >>> call(mnp.zeros(6))
     Array([0., 0., 1., 1., 2., 2.], dtype=float32)
     """
-    make = partial(_pipeline, body, grid, in_specs, out_specs, should_accumulate_out, no_pipelining)
-    pipeline = make()
+    emitted = Emitted(body, grid, in_specs, out_specs, should_accumulate_out, no_pipelining)
 
-    def run(*refs: Ref, scratches: Sequence[Any] = (), scratchs: Sequence[Any] = (), allocations: Any = None) -> None:
+    def run(*refs: Any, scratches: Any = (), scratchs: Any = (), allocations: Any = None) -> None:
         task = current("emit_pipeline")
-        _require_refs(refs)
+        pipeline, flat = emitted.on(refs)
         windows = None if allocations is None else _bound(pipeline, task, allocations)
-        mine = pipeline
         if (core_axis is not None or core_axis_name is not None) and task.machine.cores > 1:
-            mine = make()
-            mine.divide(task, dimension_semantics)
-        mine.run(task, refs, [*scratches, *scratchs], windows)
+            pipeline, _ = emitted.on(refs, anew=True)
+            pipeline.divide(task, dimension_semantics)
+        pipeline.run(task, flat, [*_listed(scratches), *_listed(scratchs)], windows)
 
     return run
 
@@ -72,12 +73,12 @@ def emit_pipeline_with_allocations(
     fetches for the next one and writes that the next one waits for, as its callbacks say. ``postyeet`` is called in
     the first step of a run, when what the run before it wrote is in main memory.
     """
-    pipeline = _pipeline(body, grid, in_specs, out_specs, should_accumulate_out, False)
+    emitted = Emitted(body, grid, in_specs, out_specs, should_accumulate_out)
 
     def run(
-        *refs: Ref,
-        scratches: Sequence[Any] = (),
-        scratchs: Sequence[Any] = (),
+        *refs: Any,
+        scratches: Any = (),
+        scratchs: Any = (),
         allocations: Any = None,
         init_allocations: Any = False,
         prologue: Callable[[Any], Any] | None = None,
@@ -87,32 +88,92 @@ def emit_pipeline_with_allocations(
         postyeet: Callable[[Any], Any] | None = None,
     ) -> None:
         task = current("emit_pipeline_with_allocations")
-        _require_refs(refs)
+        pipeline, flat = emitted.on(refs)
         windows = None if allocations is None else _bound(pipeline, task, allocations)
         pipeline.run(
-            task, refs, [*scratches, *scratchs], windows,
+            task, flat, [*_listed(scratches), *_listed(scratchs)], windows,
             init_allocations=init_allocations, prologue=prologue, epilogue=epilogue,
             out_prologue=out_prologue, out_epilogue=out_epilogue, postyeet=postyeet, allocations=allocations,
         )  # fmt: skip
 
-    return run, lambda *types: pipeline.allocation_types(types)
+    def make_allocations(*types: Any) -> PipelineArg:
+        pipeline, flat = emitted.on(types)
+        return pipeline.allocation_types(flat)
+
+    return run, make_allocations
 
 
-def _pipeline(
-    body: Callable[..., Any], grid: Any, in_specs: Any, out_specs: Any, accumulate: Any, no_pipelining: bool
-) -> Pipeline:
-    sizes = grid if isinstance(grid, tuple | list) else (grid,)
-    ins, outs = specs_list(in_specs), specs_list(out_specs)
-    return Pipeline(
-        body, sizes, ins, outs, broadcast(accumulate, len(outs), "should_accumulate_out"), no_pipelining=no_pipelining
-    )
+class Emitted:
+    """A body, a grid and specs; a pipeline once the operands are there, which may be trees."""
+
+    def __init__(
+        self,
+        body: Callable[..., Any],
+        grid: Any,
+        in_specs: Any,
+        out_specs: Any,
+        accumulate: Any,
+        no_pipelining: bool = False,
+    ) -> None:
+        self.body = body
+        self.grid = grid if isinstance(grid, tuple | list) else (grid,)
+        self.ins, self.outs = _arguments(in_specs), _arguments(out_specs)
+        self.accumulate = accumulate
+        self.no_pipelining = no_pipelining
+        self.known: dict[Any, Pipeline] = {}
+        self.on([tree.map(lambda _: 0, specs) for specs in (*self.ins, *self.outs)])  # what is wrong is wrong at once
+
+    def on(self, operands: Sequence[Any], anew: bool = False) -> tuple[Pipeline, list[Any]]:
+        """The pipeline for some operands, inputs first, and their leaves: refs, or types of them."""
+        ins, outs = self.ins, self.outs
+        if len(operands) != len(ins) + len(outs):  # one for each leaf
+            ins, outs = tree.leaves(ins), tree.leaves(outs)
+        if len(operands) != len(ins) + len(outs):
+            raise KernelError(
+                f"A pipeline of {len(self.ins)} inputs and {len(self.outs)} outputs gets {len(operands)} operands.",
+                where=here(),
+                why="it takes one ref per in_spec and one per out_spec",
+                fix="emit_pipeline(…)(x_ref, y_ref, out_ref)",
+            )
+        flat = [tree.flatten(operand) for operand in operands]
+        trees = tuple(structure for _, structure in flat)
+        pipeline = None if anew else self.known.get(trees)
+        if pipeline is None:
+            pipeline = self.known[trees] = self._pipeline(ins, outs, trees)
+        return pipeline, [leaf for leaves, _ in flat for leaf in leaves]
+
+    def _pipeline(self, ins: Sequence[Any], outs: Sequence[Any], trees: Sequence[tree.TreeDef]) -> Pipeline:
+        specs = [_spread(one, t, n) for n, (one, t) in enumerate(zip((*ins, *outs), trees, strict=True))]
+        n = len(ins)
+        return Pipeline(
+            self.body,
+            self.grid,
+            [leaf for leaves in specs[:n] for leaf in leaves],
+            [leaf for leaves in specs[n:] for leaf in leaves],
+            flags(self.accumulate, trees[n:], "should_accumulate_out"),
+            no_pipelining=self.no_pipelining,
+            trees=(trees[:n], trees[n:]),
+        )
 
 
-def specs_list(specs: Any) -> list[BlockSpec]:
-    """Specs as a list: of one, or of a container's leaves; None is the spec of all of an operand."""
+def _spread(specs: Any, operand: tree.TreeDef, n: int) -> list[BlockSpec]:
+    """A spec per leaf of an operand, from a prefix of its tree."""
+    whole = tree.unflatten(operand, range(operand.num_leaves))
+    try:
+        return list(optree.broadcast_prefix(specs, whole, namespace=tree.NAMESPACE))
+    except ValueError:
+        raise KernelError(
+            f"Operand {n} of a pipeline is {tree.outline(whole, '*')}, its specs are {tree.outline(specs, '*')}.",
+            where=here(),
+            why="the specs of an operand are a prefix of its tree: one for all of it, or its containers with specs",
+            fix="pl.BlockSpec((8, 128), lambda i, j: (i, j)) for all of it",
+        ) from None
+
+
+def _arguments(specs: Any) -> list[Any]:
+    """The specs of each operand: trees of them; None is the spec of all of an operand."""
     found = [BlockSpec() if spec is None else spec for spec in (specs if isinstance(specs, tuple | list) else [specs])]
-    leaves = tree.leaves(found)
-    for leaf in leaves:
+    for leaf in tree.leaves(found):
         if not isinstance(leaf, BlockSpec):
             raise KernelError(
                 f"A pipeline is given {leaf!r} as the spec of an operand.",
@@ -120,18 +181,21 @@ def specs_list(specs: Any) -> list[BlockSpec]:
                 why="a BlockSpec says which block of it each step sees",
                 fix="pl.BlockSpec((8, 128), lambda i, j: (i, j))",
             )
-    return leaves
+    return found
 
 
-def _require_refs(refs: Sequence[Any]) -> None:
-    for n, ref in enumerate(refs):
-        if not isinstance(ref, Ref):
+def _listed(scratches: Any) -> list[Any]:
+    """Scratch memory for a body, as a list."""
+    found = list(scratches) if isinstance(scratches, tuple | list) else [scratches]
+    for one in tree.leaves(found):
+        if not isinstance(one, Ref | SemaphoreRef):
             raise KernelError(
-                f"Operand {n} of a pipeline is a {type(ref).__name__}.",
+                f"A pipeline is given {one!r} as scratch memory.",
                 where=here(),
-                why="blocks come from memory and go to memory",
-                fix="pass the ref or a part of it, ref.at[...], not what a load returned",
+                why="its body is given refs, which the parent has allocated",
+                fix="scratches=[scratch_ref]",
             )
+    return found
 
 
 def _bound(pipeline: Pipeline, task: Task, allocations: Any) -> PipelineArg:

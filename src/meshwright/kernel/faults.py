@@ -37,6 +37,10 @@ class UninitializedError(KernelError):
     """Memory read before anything was written to it."""
 
 
+class StaleError(KernelError):
+    """A window of a pipeline that holds another block than the one its step works on."""
+
+
 class BoundsError(KernelError, IndexError):
     """An index, a slice or a block outside the memory it is taken from."""
 

@@ -13,6 +13,7 @@ marks the part it touches, so its price does not depend on how many accesses the
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from meshwright.core.source import Source
@@ -76,10 +77,12 @@ class Actor(Protocol):
 
 
 class History:
-    """All events of a run."""
+    """All events of a run; ``in_order``, of one in which copies on one link are over in the order they were started."""
 
-    def __init__(self, tasks: list[Task]) -> None:
+    def __init__(self, tasks: list[Task], in_order: bool = False) -> None:
         self.tasks = tasks
+        self.in_order = in_order
+        self.links: dict[Any, deque[Transfer]] = {}  # where in order, the copies that are not known to be over
         self.events: list[list[Source | None]] = [[None] for _ in tasks]  # of each task, the line of each event
         self.copies: list[Transfer] = []
         self.races: dict[Any, Race] = {}  # by the two lines
@@ -92,6 +95,42 @@ class History:
         task.clock[task.entity] = number
         return number
 
+    def start(self, copy: Transfer) -> None:
+        """A copy starts, knowing what its starter knows."""
+        copy.clock = copy.starter.clock.copy()
+        self.copies.append(copy)
+        if self.in_order:
+            self.links.setdefault(copy.link, deque()).append(copy)
+
+    def over(self, task: Task, number: int, copy: Transfer, part: str) -> None:
+        """A wait of a task, its event ``number``, has proved a part of a copy over; on a link in order, others, too."""
+        self._over(task, number, copy, part)
+        link = self.links.get(copy.link) if self.in_order else None
+        if not link:
+            return
+        for earlier in link:
+            if earlier.number >= copy.number:
+                break
+            if not (earlier.write_over if part == "write" else earlier.read_over):
+                self._over(task, number, earlier, part)
+        while link and link[0].write_over and (link[0].read_over or link[0].send is None):
+            link.popleft()
+
+    def _over(self, task: Task, number: int, copy: Transfer, part: str) -> None:
+        if part != "read":
+            copy.write_over = copy.write_over or (task.entity, number)
+        if part != "write":
+            copy.read_over = (task.entity, number)
+
+    def follows(self, who: Any, copy: Transfer) -> bool:
+        """Whether ``who`` is a copy that a link in order lets come after another."""
+        return (
+            self.in_order
+            and who.__class__ is copy.__class__
+            and who.link == copy.link
+            and bool(who.number > copy.number)
+        )
+
     def knows_write(self, who: Actor, copy: Transfer) -> bool:
         """Whether ``who`` comes after a copy's write."""
         over = copy.write_over
@@ -100,7 +139,11 @@ class History:
     def knows_read(self, who: Actor, copy: Transfer) -> bool:
         """Whether ``who`` comes after a copy's read; what was written had been read."""
         over = copy.read_over
-        return (over is not None and bool(who.clock[over[0]] >= over[1])) or self.knows_write(who, copy)
+        return (
+            self.follows(who, copy)
+            or (over is not None and bool(who.clock[over[0]] >= over[1]))
+            or self.knows_write(who, copy)
+        )
 
     def require_birth(self, copy_clock: Any, owner: Task, birth: int, what: str, source: Source | None) -> None:
         """Refuse a use of another device's memory before that device is known to have made it."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ContextDecorator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -134,6 +135,23 @@ def run_scoped(function: Callable[..., Any], *types: Any, **named: Any) -> Any:
     result = function(*args, **kwargs)
     close_scope(task, made)
     return result
+
+
+def mismatch(function: Callable[..., Any], args: Sequence[Any], named: dict[str, Any] | None = None) -> str:
+    """Why a function cannot be called with these arguments, or nothing if it can."""
+    try:
+        inspect.signature(function).bind(*args, **named or {})
+    except TypeError as error:
+        return str(error)
+    except ValueError:  # a partial whose own arguments do not fit, or a function without a signature
+        if isinstance(function, partial):
+            return mismatch(function.func, [*function.args, *args], {**function.keywords, **(named or {})})
+    return ""
+
+
+def named_too(function: Callable[..., Any]) -> str:
+    """The parameters that a partial function has been given by name, as they are written in its definition."""
+    return f", *, {', '.join(function.keywords)}" if isinstance(function, partial) and function.keywords else ""
 
 
 def parameter_names(function: Callable[..., Any]) -> list[str]:

@@ -74,7 +74,7 @@ class Machine(Memories):
             for device in range(self.size)
             for core in range(cores)
         ]
-        self.history = History(self.tasks) if races else None
+        self.history = History(self.tasks, self.schedule.links_in_order) if races else None
         self.hub: Any = None
         self.stopped: Task | None = None  # the task that did not come to an end
         self.closing = False  # whether tasks are being ended that the run has left behind
@@ -196,14 +196,7 @@ class Machine(Memories):
             copy = signal.copy
             if copy is None:
                 continue
-            if signal.part != "read":
-                copy.write_over = copy.write_over or (task.entity, number)
-            if signal.part != "write":
-                copy.read_over = (task.entity, number)
-                shadow = copy.src.buffer.shadow
-                if shadow is not None:
-                    # In the layer of the task's reads, the event stands for the copy's read.
-                    shadow.read_is_over(copy, task, history.event(task, copy.source))
+            history.over(task, number, copy, signal.part)
             signal.copy = None
             copy.let_go()
 
@@ -226,8 +219,7 @@ class Machine(Memories):
         copy.finish = self.clock.finish(copy, task.time)
         if self.history is not None:
             self.history.event(task, copy.source)
-            copy.clock = task.clock.copy()
-            self.history.copies.append(copy)
+            self.history.start(copy)
             away = self.tasks[copy.device * self.cores + copy.core]
             if away is not task:
                 self.history.require_birth(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from meshwright.kernel.memory import Box, Data, Path, apart, mark, put
+from meshwright.kernel.memory import Box, Data, Path, apart, inside, mark, put
 
 if TYPE_CHECKING:
     from meshwright.kernel.transfers import Transfer
@@ -178,10 +178,20 @@ class Marks:
         """Whether two places have a common element."""
         if a.box is not None and b.box is not None:
             return not apart(a.box, b.box)
+        return bool(self._of(a, b).any())
+
+    def _within(self, a: Place, b: Place) -> bool:
+        """Whether a place lies in another."""
+        if a.box is not None and b.box is not None:
+            return inside(a.box, b.box)
+        return bool(self._of(b, a).all())
+
+    def _of(self, a: Place, b: Place) -> Data:
+        """Which elements of ``b`` are elements of ``a``."""
         if self.scratch is None:
             self.scratch = np.zeros(self.shape, np.int8)
         put(self.scratch, a.path, 1)
-        found = bool(mark(self.scratch, b.path).any())
+        found = mark(self.scratch, b.path).copy()
         put(self.scratch, a.path, 0)
         return found
 
@@ -216,7 +226,7 @@ class Marks:
             cell.reads[entity] = number
 
     def start_read(self, place: Place, copy: Transfer) -> None:
-        """Mark a read by a copy, which may take until it is said to be over."""
+        """Mark a read by a copy, which may take until somebody knows it to be over."""
         cells = self.select(place)
         if cells is None:
             self.copies[copy.number] = (copy, place)
@@ -224,10 +234,12 @@ class Marks:
         for cell in cells:
             cell.copies[copy.number] = copy
 
-    def end_read(self, place: Place, copy: Transfer) -> bool:
-        """A copy has read; whether it was known to be reading."""
-        cells = self.select(place)
-        if cells is None:
-            return self.copies.pop(copy.number, None) is not None
-        found = [cell.copies.pop(copy.number, None) for cell in cells]
-        return any(copy is not None for copy in found)
+    def end_reads(self, place: Place, over: Collection[Transfer]) -> None:
+        """Forget that copies may be reading a place: they have been; of elements, where it is all that they read."""
+        cells = self.select(place) if over else ()
+        for copy in over:
+            if cells is not None:
+                for cell in cells:
+                    cell.copies.pop(copy.number, None)
+            elif self._within(self.copies[copy.number][1], place):
+                del self.copies[copy.number]

@@ -114,7 +114,7 @@ def apart(a: Box, b: Box) -> bool:
     return any(min(stop, end) <= max(first, start) for (first, stop), (start, end) in zip(a, b, strict=True))
 
 
-def _inside(a: Box, b: Box) -> bool:
+def inside(a: Box, b: Box) -> bool:
     return all(start <= first and stop <= end for (first, stop), (start, end) in zip(a, b, strict=True))
 
 
@@ -149,7 +149,7 @@ class Unfilled:
         """Whether all of a box was written, as a part or within one."""
         if box in self.known:
             return True
-        found = box is not None and any(_inside(box, part) for part in self.parts)
+        found = box is not None and any(inside(box, part) for part in self.parts)
         if found:
             self.known.add(box)
         return found

@@ -154,5 +154,6 @@ pallas_call: Op = define_op(
     evaluate=_evaluate,
     cost=_cost,
     variance=Variance.OWN,
+    effects=True,
     samples=lambda: [],
 )

@@ -76,6 +76,30 @@ class Ref:
     def __repr__(self) -> str:
         return f"<ref to {self.buffer.label}: {self.memory_space.name} {self.dtype.name}{list(self.shape)}>"
 
+    @property
+    def text(self) -> str:
+        """``x_ref[0:8, :]``: which part of its buffer it is."""
+        return f"a part of {self.buffer.label}" if self.box is None else self.buffer.label + self.part
+
+    @property
+    def part(self) -> str:
+        """``[0:8, :]``: which part of its buffer it is; nothing for all of it."""
+        if self.box is None:
+            return "[…]"
+        ends = []
+        for (start, stop), n in zip(self.box, self.buffer.data.shape, strict=True):
+            ends.append(":" if (start, stop) == (0, n) else str(start) if stop == start + 1 else f"{start}:{stop}")
+        return "" if set(ends) <= {":"} else f"[{', '.join(ends)}]"
+
+    def same(self, other: Ref) -> bool:
+        """Whether another ref is to the same memory, seen in the same way."""
+        a, b = self.data, other.data
+        if self.buffer is not other.buffer or (a.shape, a.dtype) != (b.shape, b.dtype):
+            return False
+        if self.box is not None and other.box is not None:
+            return self.box == other.box
+        return (a.ctypes.data, a.strides) == (b.ctypes.data, b.strides)
+
     def reshape(self, *shape: Any) -> Ref:
         """The same memory in another shape."""
         sizes = tuple(int(n) for n in (shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape))
@@ -214,6 +238,13 @@ def store(ref: Ref, key: Any, value: Any) -> None:
         index = as_view(ref.data, index) if selects else index
         target = Ref(buffer, ref.data[index], (*ref.path, index))
         data = fitted(value, target.data.shape, ref.data.dtype, buffer.label)
+    if buffer.readonly:
+        raise CopyError(
+            f"A value is stored to {buffer.label}, an input.",
+            where=here(),
+            why="a block of an input comes and does not go: nothing brings back what is stored to it",
+            fix="store to an output or to scratch memory",
+        )
     if buffer.unfilled is not None:
         buffer.before_write(target.box)
     if buffer.shadow is not None:

@@ -85,6 +85,10 @@ class Shadow:
         for value in self.marks.written(place):
             undefined = undefined or value == 0 or value & UNDEFINED != 0
             self._after_write(copy, value, "reads", copy, copy.source)
+        # Whoever comes after this read comes after those that it comes after.
+        self.marks.end_reads(
+            place, [other for other in self.marks.reading(place) if self.history.knows_read(copy, other)]
+        )
         self.marks.start_read(place, copy)
         return self.marks.undefined(place) if undefined else None
 
@@ -94,11 +98,6 @@ class Shadow:
             self._after_write(copy, value, "writes", copy, copy.source)
         self._after_reads(copy, place, -1, copy.source)
         self.marks.write(place, _COPY | copy.number, undefined)
-
-    def read_is_over(self, copy: Transfer, task: Task, number: int) -> None:
-        """A task waited until a copy had read: from now on it is as if the task had read."""
-        if self.marks.end_read(copy.src, copy):
-            self.marks.read(copy.src, task.entity, number)
 
     def fill(self, place: Place) -> None:
         """Padding: elements that have a value, though an arbitrary one."""
@@ -112,7 +111,8 @@ class Shadow:
         if value & _COPY:
             copy = self.history.copies[value & ~_COPY]
             over = copy.write_over
-            if copy is not who and (over is None or who.clock[over[0]] < over[1]):
+            known = over is not None and who.clock[over[0]] >= over[1]
+            if copy is not who and not known and not (verb == "writes" and self.history.follows(who, copy)):
                 self._race(copy, "writes", copy.source, actor, verb, source, copy)
         elif value:
             entity, number = (value >> _EVENT_BITS) - 1, value & _EVENT_MASK
@@ -126,9 +126,13 @@ class Shadow:
             if entity != own and last > who.clock[entity]:
                 at = self.history.events[entity][last]
                 self._race(self.history.tasks[entity], "reads", at, who, "writes", source, None)
+        over = []
         for copy in self.marks.reading(place):
-            if copy is not who and not self.history.knows_read(who, copy):
+            if copy is who or self.history.knows_read(who, copy):
+                over.append(copy)
+            else:
                 self._race(copy, "reads", copy.source, who, "writes", source, copy)
+        self.marks.end_reads(place, over)
 
     def _race(
         self, first: Any, did: str, at: Source | None, second: Any, does: str, source: Source | None, copy: Any

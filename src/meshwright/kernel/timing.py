@@ -13,11 +13,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
-from meshwright.core.trace import Array
 from meshwright.hardware.topology import Topology
-from meshwright.kernel.clock import Clock
+from meshwright.kernel.clock import Clock, counts_nothing
 from meshwright.kernel.tasks import Task, state
 from meshwright.kernel.timeline import COMPUTE, MEMORY, WAITING, Span
 from meshwright.kernel.transfers import Transfer
@@ -138,7 +135,7 @@ class HardwareClock(Clock):
         """Count an op; in a dry run floats are zeros that take no memory."""
         task = state.task
         results = types if types.__class__ is tuple else (types,)
-        if task is None or (not any(t.size > 1 for t in results) and all(x.type.size <= 1 for x in operands)):
+        if task is None or counts_nothing(operands, results):
             return None
         products, others, _ = self.doing.get(task.entity, (0.0, 0.0, ""))
         cost = op.cost([x.type for x in operands], results, params)
@@ -148,10 +145,7 @@ class HardwareClock(Clock):
         else:
             others += cost.nbytes / self.vmem
         self.doing[task.entity] = (products, others, op.name)
-        if not self.dry or any(t.dtype.kind not in "fcV" for t in results):
-            return None
-        made = tuple(Array(_zeros(t.shape, t.dtype), t) for t in results)
-        return made if types.__class__ is tuple else made[0]
+        return self.left_out(types)
 
     def settle(self, task: Task) -> None:
         """The task's computing takes its time."""
@@ -168,10 +162,6 @@ class HardwareClock(Clock):
         """A task has waited."""
         if task.time > since:
             self.spans.append(Span(task.device, task.core, WAITING, since, task.time, _name(task, why), None, 0))
-
-
-def _zeros(shape: tuple[int, ...], dtype: Any) -> Any:
-    return np.broadcast_to(np.zeros((), dtype), shape)
 
 
 def _name(task: Task, what: str) -> str:

@@ -96,8 +96,8 @@ class Transfer:
         self.payload = None
 
     def let_go(self) -> None:
-        """Once it is known to be over, of the memory it was between and of what it knew."""
-        if self.write_over is not None and (self.send is None or self.read_over is not None):
+        """Once all its signals were waited for, of the memory it was between and of what it knew."""
+        if all(sent is None or sent[1].copy is None for sent in (self.send, self.receive)):
             self.src = self.dst = self.clock = None  # type: ignore[assignment]
 
     def uses(self, buffer: Buffer) -> bool:

@@ -7,7 +7,7 @@ is: ``started`` and ``arrived`` for blocks fetched, ``opened`` and the list ``le
 from __future__ import annotations
 
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -26,12 +26,20 @@ def _part(ref: Ref, index: tuple[Any, ...]) -> Ref:
     return Ref(ref.buffer, ref.data[index], (*ref.path, index))
 
 
+class Origin(NamedTuple):
+    """Where a block in a window came from: its place, the marks of who had written it, and the line of the fetch."""
+
+    block: Ref
+    marks: Any
+    line: Source | None
+
+
 class Window:
     """The buffers of one operand. ``slots`` is memory of shape (count, *block), ``semaphores`` one for each slot."""
 
     __slots__ = (
-        "arrived", "blocks", "comes", "count", "last", "leaving", "lookahead", "nbytes", "opened", "outside", "ref",
-        "semaphores", "slots", "started", "target", "views",
+        "arrived", "blocks", "comes", "count", "last", "leaving", "lookahead", "nbytes", "opened", "origins", "outside",
+        "ref", "semaphores", "slots", "started", "target", "views",
     )  # fmt: skip
 
     def __init__(self, slots: Ref, semaphores: SemaphoreRef, comes: bool = False) -> None:
@@ -49,6 +57,7 @@ class Window:
         self.started = self.arrived = self.opened = self.target = 0
         self.leaving: list[tuple[int, tuple[Any, ...]]] = []  # block numbers and indices whose copy out is under way
         self.last: tuple[Any, ...] | None = None  # the index of the last block of the previous run
+        self.origins: list[Origin | None] = [None] * self.count  # of what is in each slot
 
     def bind(self, ref: Ref, blocks: Blocks) -> None:
         """Say which memory the window is on."""
@@ -63,17 +72,36 @@ class Window:
 
     def _parts(self, number: int, index: tuple[Any, ...], incoming: bool) -> tuple[Ref, Ref]:
         """The block in the operand and in its slot, both cut to what lies inside the operand."""
-        outside, inside = self.blocks.parts(index)
+        inside = self.blocks.parts(index)[1]
         slot = self.slots[number % self.count]
         if inside is not None and incoming:
             slot.buffer.settle()
             fill_poison(slot.data)
             if slot.buffer.shadow is not None:
                 slot.buffer.shadow.fill(slot)
-        block = self.outside.get(index)
-        if block is None:
-            block = self.outside[index] = _part(self.ref, outside)
-        return block, slot if inside is None else _part(slot, inside)
+        return self.block(index), slot if inside is None else _part(slot, inside)
+
+    def block(self, index: tuple[Any, ...]) -> Ref:
+        """A block in the operand, cut to what lies inside it."""
+        found = self.outside.get(index)
+        if found is None:
+            found = self.outside[index] = _part(self.ref, self.blocks.parts(index)[0])
+        return found
+
+    @property
+    def origin(self) -> Origin | None:
+        """Where the block that was fetched last came from."""
+        return self.origins[(self.arrived - 1) % self.count] if self.arrived else None
+
+    @staticmethod
+    def written(block: Ref) -> Any:
+        """The marks of who last wrote a block, where races are looked for."""
+        shadow = block.buffer.shadow
+        return None if shadow is None else frozenset(shadow.marks.written(block))
+
+    def carry(self, index: tuple[Any, ...], line: Source | None) -> None:
+        """Say that the last slot now holds what is being written to a block."""
+        self.origins[(self.arrived - 1) % self.count] = Origin(self.block(index), None, line)
 
     def _nbytes(self, index: tuple[Any, ...]) -> int:
         """The bytes of a block, without what lies outside the operand."""
@@ -96,6 +124,7 @@ class Window:
         number = self.started
         self.started += 1
         outside, inside = self._parts(number, index, True)
+        self.origins[number % self.count] = Origin(outside, self.written(outside), line)
         self._start(task, outside, inside, number, line)
 
     def await_fetch(self, task: Task, index: tuple[Any, ...]) -> None:

@@ -302,7 +302,7 @@ def _without_constants(program: Program, kept: int, varying: tuple[str, ...]) ->
     constant = [not set(varying) <= set(a.type.varying) for a in outputs]
     left, common = (pick(outputs, [c is wanted for c in constant]) for wanted in (False, True))
     places = [n for n, c in enumerate(constant) if not c] + [n for n, c in enumerate(constant) if c]
-    alone = dce(Program(program.inputs, program.eqns, tuple(common), program.constants))
+    alone = dce(Program(program.inputs, program.eqns, tuple(common), program.constants), effects=False)
     rest = Program(program.inputs, program.eqns, (*program.outputs[:kept], *left), program.constants)
     order = [places.index(n) for n in range(len(outputs))]
     return rest, Program((), alone.eqns, alone.outputs, alone.constants), order

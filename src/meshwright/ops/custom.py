@@ -309,7 +309,7 @@ def _checkpoint_linearize(
 
     active = pick(tangents, mask)
     pushed, nonzero = region_with(tangents_only, [x.type for x in [*primals, *active]])
-    out_ts = op(*primals, *active, program=dce(pushed))
+    out_ts = op(*primals, *active, program=dce(pushed, effects=False))
     return list(outs), spread(out_ts, nonzero)
 
 

@@ -250,7 +250,8 @@ def _transpose_after_known(
     known = tuple(not is_linear for is_linear in linear[1])
     groups = zip((consts, init, xs), linear, strict=True)
     fixed, start, stepped = (pick(group, [not is_linear for is_linear in mask]) for group, mask in groups)
-    ahead = dce(Program(body.inputs, body.eqns, tuple(pick(body.outputs[:n_carry], known)), body.constants))
+    known_outs = tuple(pick(body.outputs[:n_carry], known))
+    ahead = dce(Program(body.inputs, body.eqns, known_outs, body.constants), effects=False)
 
     def step(*args: Any) -> list[Any]:
         fixed_, state, stepped_ = cut(args, len(fixed), len(start))

@@ -3,6 +3,13 @@
 from __future__ import annotations
 
 from meshwright.kernel.allocations import BufferedRef
+from meshwright.kernel.arguments import (
+    PipelineAllocations,
+    PipelineBuffers,
+    PipelineCallbackArgs,
+    PipelinePrefetchArgs,
+    PipelineRefs,
+)
 from meshwright.kernel.blocks import PrefetchScalarGridSpec
 from meshwright.kernel.call import CompilerParams
 from meshwright.kernel.copies import (
@@ -32,17 +39,11 @@ from meshwright.kernel.faults import (
     RaceError,
     ScopeError,
     SemaphoreError,
+    StaleError,
     UnfinishedCopyError,
     UninitializedError,
 )
 from meshwright.kernel.language import run_scoped, trace
-from meshwright.kernel.pipeline import (
-    PipelineAllocations,
-    PipelineBuffers,
-    PipelineCallbackArgs,
-    PipelinePrefetchArgs,
-    PipelineRefs,
-)
 from meshwright.kernel.spaces import DeviceIdType, GridDimensionSemantics, MemorySpace, SemaphoreType
 
 TPUMemorySpace = MemorySpace
@@ -89,6 +90,7 @@ __all__ = [
     "ScopeError",
     "SemaphoreError",
     "SemaphoreType",
+    "StaleError",
     "TPUCompilerParams",
     "TPUMemorySpace",
     "TensorCoreMesh",

@@ -55,7 +55,7 @@ def _side_by_side(drawn: list[list[Line]], max_width: int) -> list[Line]:
             before = _width(last[0])
             height = max(len(last), len(lines))
             left = last + [[(" " * before, None)] for _ in range(height - len(last))]
-            right = lines + [[] for _ in range(height - len(lines))]
+            right = lines + [[(" " * width, None)] for _ in range(height - len(lines))]
             rows[-1] = [[*one, ("  ", None), *other] for one, other in zip(left, right, strict=True)]
         else:
             rows.append(lines)

@@ -162,12 +162,12 @@ def _carried(block: Block, inputs: tuple[Var, ...], outputs: tuple[Atom, ...]) -
 
 
 def _name(eqns: list[Eqn], last: Eqn) -> str:
-    shapes = last.outputs[0].type.short().split("{")[0]
+    shapes = "".join(v.type.short().split("{")[0] for v in last.outputs[:1])
     if len(eqns) == 1:
         if last.op.name == "dot_general":
             left, right = (a.type.short().split("{")[0] for a in last.inputs)
             return f"dot_general {left} {right}"
-        return f"{last.op.name} {shapes}"
+        return f"{last.op.name} {shapes}".rstrip()
     return f"{last.op.name} {shapes} and {len(eqns) - 1} more"
 
 

@@ -7,8 +7,9 @@ from typing import Any
 from meshwright.core.program import Atom, Eqn, Literal, Program
 
 
-def dce(program: Program) -> Program:
-    """Drop the equations no output depends on, and the constants they used. Inputs stay.
+def dce(program: Program, *, effects: bool = True) -> Program:
+    """Drop the equations no output depends on, and the constants they used. Inputs stay, and so does what has effects,
+    unless (``effects=False``) another program has them already.
 
     b: f32[3] = sin a            c: f32[3] = cos a
     c: f32[3] = cos a     ==>    return c
@@ -18,7 +19,7 @@ def dce(program: Program) -> Program:
     kept: list[Eqn] = []
     for eqn in reversed(program.eqns):
         found = [v in live for v in eqn.outputs]
-        if any(found):
+        if any(found) or (effects and eqn.effects):
             if eqn.op.prune is not None and not all(found):
                 eqn = eqn.op.prune(eqn, found)
             kept.append(eqn)
@@ -29,7 +30,7 @@ def dce(program: Program) -> Program:
 
 def cse(program: Program) -> Program:
     """Compute equal expressions once, inside regions too. Two equations with regions are never taken for equal:
-    checkpoint relies on computing twice.
+    checkpoint relies on computing twice. Neither are two with effects.
 
         b: f32[3] = sin a            b: f32[3] = sin a
         c: f32[3] = sin a     ==>    d: f32[3] = add b b
@@ -48,6 +49,9 @@ def _cse(program: Program, done: dict[int, Program]) -> Program:
         if any(True for _ in eqn.regions()):
             params = {name: _cse_regions(value, done) for name, value in eqn.params.items()}
             kept.append(Eqn(eqn.op, inputs, params, eqn.outputs, eqn.source))
+            continue
+        if eqn.op.effects:
+            kept.append(Eqn(eqn.op, inputs, eqn.params, eqn.outputs, eqn.source))
             continue
         key = (
             eqn.op.name,
