@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from meshwright.device.attributes import STRUCTURAL, attribute, bound, dim_of, nested, tupled
+from meshwright.device.attributes import STRUCTURAL, attribute, bound, check_results, dim_of, nested, tupled
 from meshwright.device.device_map import DeviceMap, Path
 from meshwright.device.dims import Dim
 from meshwright.device.function import Eqn, Function, Keys, Number, Value
-from meshwright.device.tensor_ops import tensor_op
+from meshwright.device.tensor_ops import operands_of, tensor_op
 from meshwright.device.types import Device, Tensor, Tuple
 from meshwright.errors import DeviceError, MeshwrightError, ShapeError
 
@@ -113,6 +113,7 @@ class Machine:
         for eqn in fn.eqns:
             try:
                 outs = self._eqn(eqn, scope)
+                check_results(eqn, len(outs))
                 for value, item in zip(eqn.outputs, outs, strict=True):
                     self.domain.annotate(value, item, scope)
                     scope.values[value] = item
@@ -413,10 +414,12 @@ class Machine:
         if found is None:
             uses: dict[Value, frozenset[int]] = {v: frozenset({n}) for n, v in enumerate(body.inputs)}
             for eqn in body.eqns:
-                every = frozenset(range(len(eqn.values)))
-                inner = self._uses(eqn.body) if eqn.body is not None else [every] * len(eqn.outputs)
-                for out, used in zip(eqn.outputs, inner, strict=True):
-                    uses[out] = frozenset().union(*(uses[eqn.values[n]] for n in used))
+                if eqn.body is not None:
+                    inner = [[eqn.values[n] for n in used] for used in self._uses(eqn.body)]
+                else:
+                    inner = [[x for x in xs if isinstance(x, Value)] for xs in operands_of(eqn)]
+                for out, values in zip(eqn.outputs, inner, strict=True):
+                    uses[out] = frozenset().union(*(uses[x] for x in values))
             found = self.uses[id(body)] = [uses[v] for v in body.outputs]
         return found
 

@@ -14,7 +14,7 @@ from typing import Any
 from meshwright.device.classes import is_tensor_eqn
 from meshwright.device.function import Eqn, Number, Value
 from meshwright.device.links import chip_of, load, route
-from meshwright.device.tensor_ops import Arg, cost, signature
+from meshwright.device.tensor_ops import NAMED, Arg, cost, signature
 from meshwright.device.types import Tensor
 from meshwright.errors import HardwareError
 from meshwright.hardware.chips import dtype_name
@@ -64,7 +64,7 @@ class OnTopology:
         return not is_tensor_eqn(eqn) and eqn.op not in _LOCAL
 
     def in_place(self, eqn: Eqn) -> bool:
-        return eqn.op == "SGDOptimizer" or eqn.op in _LOCAL
+        return eqn.op in _LOCAL or (eqn.op in NAMED and NAMED[eqn.op].in_place)
 
     @property
     def crowded(self) -> bool:
