@@ -164,7 +164,7 @@ class Blocks:
             found = REGISTRY[registry_name(eqn.op)](*data, **params)
         return [Leaf(y, device) for y in (found if isinstance(found, tuple | list) else (found,))]
 
-    def scatter(self, eqn: Eqn, x: Leaf, dim: int, devices: Sequence[int]) -> list[Leaf]:
+    def scatter(self, eqn: Eqn, x: Leaf, dim: int, devices: Sequence[int], *, folded: bool) -> list[Leaf]:
         axis, data = self.axis(eqn, tuple(devices)), x.data
         if axis is not None and isinstance(data, Part):
             data = Part(data.source, (*data.steps, (axis, dim)))
@@ -173,7 +173,7 @@ class Blocks:
             data = data | {axis} if self.inputs is None else collectives.pscatter(data, axis, axis=dim)
         return [Leaf(data, devices[0])]
 
-    def broadcast(self, eqn: Eqn, x: Leaf, devices: Sequence[int]) -> list[Leaf]:
+    def broadcast(self, eqn: Eqn, x: Leaf, devices: Sequence[int], *, folded: bool) -> list[Leaf]:
         self.axis(eqn, tuple(devices))
         return [Leaf(x.data, devices[0])]
 
@@ -203,7 +203,7 @@ class Blocks:
 
     def own_part(self, eqn: Eqn, xs: Sequence[Leaf], dim: int, members: Members) -> list[Leaf]:
         if isinstance(xs[0].data, Part) and len(xs) == 1:
-            return self.scatter(eqn, xs[0], dim, members)
+            return self.scatter(eqn, xs[0], dim, members, folded=True)
         return self.along(eqn, xs, members, partial(collectives.pscatter, axis=dim), differ=True)
 
     def send(self, eqn: Eqn, x: Leaf, device: int) -> Leaf:
@@ -243,7 +243,7 @@ class OneForAll(Machine):
     domain: Blocks
 
     def __init__(self, domain: Blocks, device_map: DeviceMap, sizes: Mapping[str, int], homes: frozenset[int]) -> None:
-        super().__init__(domain, device_map, sizes, fold=True)
+        super().__init__(domain, device_map, sizes)
         self.homes = homes
 
     def targets(self, eqn: Eqn, scope: Scope) -> tuple[list[int], bool]:
