@@ -2,52 +2,206 @@
 
 from __future__ import annotations
 
-from meshwright.device.device_map import DeviceMap
-from meshwright.device.function import Function
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple, Protocol, runtime_checkable
+
+from meshwright.device.device_map import DeviceMap, Path
+from meshwright.device.function import Eqn, Function, Value
+from meshwright.device.types import elements
 
 Alike = dict[int, tuple[int, ...]]
+Members = tuple[int, ...]
+Stack = tuple[Members, ...]  # groups whose first device stands for all, the outermost first
 
 
-def alike_devices(fn: Function, device_map: DeviceMap | None) -> Alike:
-    """For each device that a folded program writes, all that it stands for; nothing where none is folded.
+@runtime_checkable
+class Distances(Protocol):
+    """What of a machine decides whether devices are as far from each other as others are."""
 
-    Groups of which a scatter, a broadcast or a collective writes the first alone are folded.
+    def signature(self, devices: Sequence[int], groups: Sequence[Members]) -> Hashable:
+        """Equal for lists of devices between which messages and collectives of groups cost the same, place by place."""
+        ...
 
-    >>> from meshwright import dist
-    >>> fn = dist.parse("def f(x: Tensor[(8,), 0]): xs = scatter(x, dim=0, device_keys=[]) s = allreduce(xs) return s")
-    >>> devices = dist.DeviceMap([1, 2, 3, 4])
-    >>> alike_devices(dist.resolve(fn, devices, fold=True), devices)
-    {1: (1, 2, 3, 4)}
+
+class Folding:
+    """The groups of a device map whose devices do the same on a machine, so that the first of them stands for all.
+
+    The trees below them are alike, down to which devices lead their groups; so are the distances in each tree, and
+    those between the devices that stand in the same place of each.
     """
+
+    def __init__(self, device_map: DeviceMap | None, machine: Distances | None = None) -> None:
+        self.device_map, self.machine = device_map, machine
+        self.known: dict[Path, bool] = {}
+
+    def __call__(self, path: Path) -> bool:
+        """Whether the devices below a path do the same."""
+        found = self.known.get(path)
+        if found is None:
+            below = self.device_map.below(path) if self.device_map is not None else None
+            found = self.known[path] = below is not None and self._alike(below)
+        return found
+
+    def _alike(self, group: DeviceMap) -> bool:
+        if group.fan_outs is None:
+            return False
+        trees = _trees(group)
+        first = _numbered(trees[0])
+        if len(trees[0]) > 1 and any(_numbered(tree) != first for tree in trees[1:]):
+            return False
+        machine = self.machine
+        if machine is None or len(trees) == 1:
+            return True
+        inside = (machine.signature(tree, _groups(below)) for tree, (_, below) in zip(trees, group.nodes, strict=True))
+        if len(trees[0]) > 1 and len(set(inside)) > 1:
+            return False
+        across = (machine.signature(column, [column]) for column in zip(*trees, strict=True))
+        return len(trees[0]) == 1 or len(set(across)) == 1
+
+
+def _trees(group: DeviceMap) -> list[tuple[int, ...]]:
+    """Each device of a group with those below it, in the order of paths."""
+    return [(device, *(path[-1] for path in below.paths())) if below else (device,) for device, below in group.nodes]
+
+
+def _numbered(devices: Sequence[int]) -> tuple[int, ...]:
+    """Devices by the order in which they come, so that the same one gets the same number."""
+    numbers: dict[int, int] = {}
+    return tuple(numbers.setdefault(device, len(numbers)) for device in devices)
+
+
+def _groups(below: DeviceMap | None) -> list[Members]:
+    if below is None:
+        return []
+    return [below.keys(), *(group for _, inner in below.nodes for group in _groups(inner))]
+
+
+class Spot(NamedTuple):
+    """A group of the map: its level, the tree below each of its devices, and the places in the first of them."""
+
+    level: int
+    trees: list[tuple[int, ...]]
+    places: dict[int, int]
+
+
+@dataclass
+class Covers:
+    """Whom the values and equations of a folded program stand for.
+
+    A value is made inside of pmaps of which the first replica is written, or for a group of which the first device is:
+    its stack. An equation is done on each of its devices under a stack; it is known by its first result. An output may
+    be ``returned`` by fewer devices than have it.
+    """
+
+    device_map: DeviceMap | None = None
+    values: dict[Value, Stack] = field(default_factory=dict)
+    eqns: dict[Value, dict[int, Stack]] = field(default_factory=dict)
+    taken: dict[Value, Stack] = field(default_factory=dict)
+    returned: dict[Value, Stack] = field(default_factory=dict)
+    _known: dict[tuple[int, Stack], frozenset[int]] = field(default_factory=dict)
+
+    @cached_property
+    def spots(self) -> dict[Members, Spot]:
+        """The groups of the map with more than one device."""
+        found: dict[Members, Spot] = {}
+
+        def walk(below: DeviceMap, level: int) -> None:
+            if len(below.nodes) > 1:
+                trees = _trees(below)
+                found[below.keys()] = Spot(level, trees, {device: n for n, device in reversed([*enumerate(trees[0])])})
+            for _, inner in below.nodes:
+                if inner is not None:
+                    walk(inner, level + 1)
+
+        if self.device_map is not None:
+            walk(self.device_map, 0)
+        return found
+
+    def devices(self, device: int, stack: Stack) -> frozenset[int]:
+        """The devices that do what one does under a stack; none where it is outside of a group of the stack."""
+        found = self._known.get((device, stack))
+        if found is None:
+            reached = {device}
+            spots = [self.spots[group] for group in stack if len(group) > 1]
+            for spot in sorted(spots, key=lambda spot: -spot.level):
+                if not reached <= spot.places.keys():
+                    reached = set()
+                reached = {tree[spot.places[x]] for x in reached for tree in spot.trees}
+            found = self._known[device, stack] = frozenset(reached)
+        return found
+
+    def note(self, eqn: Eqn, taken: Stack, made: Stack) -> None:
+        """Remember the stacks under which an equation takes its operands and makes its results."""
+        self.values.update(dict.fromkeys(eqn.outputs, made))
+        self.taken[eqn.outputs[0]] = taken
+        places: dict[int, Stack] = {}
+        for stack, values in ((taken, eqn.values), (made, eqn.outputs)):
+            for v in values:
+                places[device_of(v)] = max(places.get(device_of(v), ()), stack, key=len)
+        self.eqns[eqn.outputs[0]] = places
+
+    def done(self, eqn: Eqn) -> dict[int, Stack]:
+        """The devices of an equation, and the stacks under which it is done there."""
+        return self.eqns.get(eqn.outputs[0], {})
+
+    def without_moves(self, flat: Function, steady: Function) -> None:
+        """Note who keeps the outputs of a steady state: the devices that sent them away before."""
+        kept = {eqn.outputs[0] for eqn in steady.eqns}
+        for eqn in flat.eqns:
+            if eqn.outputs[0] not in kept:
+                for v in eqn.values:
+                    self.returned[v] = max(self.returned.get(v, ()), self.taken[eqn.outputs[0]], key=len)
+
+    def output(self, value: Value) -> Stack:
+        """The stack under which an output is kept."""
+        return self.returned.get(value, self.values.get(value, ()))
+
+    def roles(self, fn: Function) -> dict[int, list[frozenset[int]]] | None:
+        """For each device that is written, sets of devices that do the same; the device itself is in the first.
+
+        None where a device that is written does something else than the one that stands for it.
+        """
+        stacks: dict[int, dict[Stack, None]] = {}
+        for v in fn.inputs:
+            stacks.setdefault(device_of(v), {})[self.values.get(v, ())] = None
+        for v in fn.outputs:
+            stacks.setdefault(device_of(v), {})[self.output(v)] = None
+        for eqn in fn.eqns:
+            for device, stack in self.done(eqn).items():
+                stacks.setdefault(device, {})[stack] = None
+        found: dict[int, list[frozenset[int]]] = {}
+        for device, under in stacks.items():
+            covers = [self.devices(device, stack) for stack in under]
+            every = frozenset().union(*covers)
+            if device not in every or any(other in stacks for other in every if other != device):
+                return None
+            parts: dict[tuple[bool, ...], list[int]] = {}
+            for other in every:
+                parts.setdefault(tuple(other in cover for cover in covers), []).append(other)
+            found[device] = sorted(map(frozenset, parts.values()), key=lambda part: (device not in part, min(part)))
+        return found
+
+
+def device_of(value: Value) -> int:
+    """The device of a value of a resolved program."""
+    assert value.type is not None
+    base = elements(value.type).device.base
+    assert isinstance(base, int), f"{value} is on a device with a number"
+    return base
+
+
+def by_distance(fn: Function) -> Alike:
+    """Whom devices of a folded program stand for, without a map: the groups they lead, and theirs, as far apart."""
     groups = {
         tuple(eqn.attributes[name])
         for eqn in fn.eqns
         for name, written in (("devices", eqn.outputs), ("members", eqn.values))
         if name in eqn.attributes and len(eqn.attributes[name]) > len(written)
     }
-    if not groups:
-        return {}
-    if device_map is None:
-        return _by_distance(fn, groups)
-    found: dict[int, dict[int, None]] = {}
-
-    def walk(below: DeviceMap, shown: DeviceMap) -> None:
-        folded = shown.keys() in groups
-        for n, (device, inner) in enumerate(below.nodes):
-            first, of = shown.nodes[0 if folded else n]
-            found.setdefault(first, {})[device] = None
-            if inner is not None and of is not None:
-                walk(inner, of)
-
-    walk(device_map, device_map)
-    return {device: tuple(others) for device, others in found.items()}
-
-
-def _by_distance(fn: Function, groups: set[tuple[int, ...]]) -> Alike:
-    """Without a map: a device stands for the groups it leads, and for theirs, as far apart as in its own."""
     found: Alike = {}
-    written = {group[0] for group in groups}
-    for device in sorted(written):
+    for device in sorted({group[0] for group in groups}):
         reached = [device]
         for group in sorted(g for g in groups if g[0] == device):
             reached = [base + member - device for base in reached for member in group]

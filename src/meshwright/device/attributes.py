@@ -61,3 +61,15 @@ def nested(type: Type | None) -> bool:
 def tupled(eqn: Eqn, value: Value) -> bool:
     """Whether the result of a replica is written as a tuple."""
     return nested(value.type) if eqn.op == "pmap" else isinstance(value.type, Tuple)
+
+
+def check_results(eqn: Eqn, count: int) -> None:
+    """Refuse an equation that names more or fewer results than there are."""
+    if count != len(eqn.outputs):
+        names = [v.name for v in eqn.outputs]
+        fix = [*names, *(f"{names[-1]}_{n}" for n in range(2, count + 2))][:count]
+        raise ShapeError(
+            f"{eqn.op} gives {count} results, not {len(names)}.",
+            why=f"named are {', '.join(names)}",
+            fix=f"{', '.join(fix)} = {eqn.op}(…)",
+        )

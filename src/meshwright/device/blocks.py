@@ -19,7 +19,7 @@ from meshwright.core.partition_spec import PartitionSpec
 from meshwright.device.device_map import DeviceMap
 from meshwright.device.function import Eqn, Function, Number, Value
 from meshwright.device.machine import Group, Item, Leaf, Machine, Members, Scope, leaf
-from meshwright.device.tensor_ops import NAMED, registry_name
+from meshwright.device.tensor_ops import NAMED, evaluate_named, registry_name
 from meshwright.device.types import Tensor
 from meshwright.errors import DeviceError
 from meshwright.frontend import collectives
@@ -28,13 +28,14 @@ from meshwright.frontend.lax_shape import split as split_dim
 from meshwright.frontend.numpy_arithmetic import maximum, square
 from meshwright.frontend.numpy_creation import asarray
 from meshwright.frontend.numpy_linalg import matmul
+from meshwright.frontend.numpy_math import sqrt
 from meshwright.frontend.numpy_order import where
 from meshwright.frontend.numpy_reduction import all as every
 from meshwright.frontend.numpy_reduction import any as some
 from meshwright.frontend.numpy_reduction import prod
 
 Steps = tuple[tuple[str, int], ...]  # a mesh axis and the dim that is cut or joined along it, in order
-_FUNCTIONS = SimpleNamespace(matmul=matmul, maximum=maximum, square=square, where=where)
+_FUNCTIONS = SimpleNamespace(matmul=matmul, maximum=maximum, square=square, where=where, sqrt=sqrt)
 _REDUCE: dict[str, Callable[[Any, str], Any]] = {
     "sum": collectives.psum,
     "max": collectives.pmax,
@@ -158,12 +159,12 @@ class Blocks:
             return [Leaf(asarray(params["value"]), device)]
         data = [asarray(x.value, x.dtype) if isinstance(x, Number) else self.read(x) for x in args]
         if eqn.op in NAMED:
-            found = NAMED[eqn.op].evaluate(_FUNCTIONS, *data, **params)
+            found = evaluate_named(eqn.op, _FUNCTIONS, data, params)
         else:
             found = REGISTRY[registry_name(eqn.op)](*data, **params)
         return [Leaf(y, device) for y in (found if isinstance(found, tuple | list) else (found,))]
 
-    def scatter(self, eqn: Eqn, x: Leaf, dim: int, devices: Sequence[int]) -> list[Leaf]:
+    def scatter(self, eqn: Eqn, x: Leaf, dim: int, devices: Sequence[int], *, folded: bool) -> list[Leaf]:
         axis, data = self.axis(eqn, tuple(devices)), x.data
         if axis is not None and isinstance(data, Part):
             data = Part(data.source, (*data.steps, (axis, dim)))
@@ -172,7 +173,7 @@ class Blocks:
             data = data | {axis} if self.inputs is None else collectives.pscatter(data, axis, axis=dim)
         return [Leaf(data, devices[0])]
 
-    def broadcast(self, eqn: Eqn, x: Leaf, devices: Sequence[int]) -> list[Leaf]:
+    def broadcast(self, eqn: Eqn, x: Leaf, devices: Sequence[int], *, folded: bool) -> list[Leaf]:
         self.axis(eqn, tuple(devices))
         return [Leaf(x.data, devices[0])]
 
@@ -202,7 +203,7 @@ class Blocks:
 
     def own_part(self, eqn: Eqn, xs: Sequence[Leaf], dim: int, members: Members) -> list[Leaf]:
         if isinstance(xs[0].data, Part) and len(xs) == 1:
-            return self.scatter(eqn, xs[0], dim, members)
+            return self.scatter(eqn, xs[0], dim, members, folded=True)
         return self.along(eqn, xs, members, partial(collectives.pscatter, axis=dim), differ=True)
 
     def send(self, eqn: Eqn, x: Leaf, device: int) -> Leaf:
@@ -242,7 +243,7 @@ class OneForAll(Machine):
     domain: Blocks
 
     def __init__(self, domain: Blocks, device_map: DeviceMap, sizes: Mapping[str, int], homes: frozenset[int]) -> None:
-        super().__init__(domain, device_map, sizes, fold=True)
+        super().__init__(domain, device_map, sizes)
         self.homes = homes
 
     def targets(self, eqn: Eqn, scope: Scope) -> tuple[list[int], bool]:

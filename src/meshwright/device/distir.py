@@ -6,7 +6,7 @@ operations, an elementwise op its operands' traffic plus one operation per eleme
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
 from meshwright.device.function import Eqn, Value
@@ -60,6 +60,10 @@ class DistIR:
         return eqn.op == "SGDOptimizer"
 
     def links(self, eqn: Eqn) -> tuple[Hashable, ...]:
+        return ()
+
+    def signature(self, devices: Sequence[int], groups: Sequence[tuple[int, ...]]) -> Hashable:
+        """All devices are equally far from each other."""
         return ()
 
     def seconds(self, eqn: Eqn) -> dict[int, float]:

@@ -35,10 +35,10 @@ class Arrays:
         arrays = [np.asarray(x.value, x.dtype) if isinstance(x, Number) else x.data for x in args]
         return [Leaf(np.asarray(y), device) for y in evaluate(eqn.op, arrays, params)]
 
-    def scatter(self, eqn: Eqn, x: Leaf, dim: int, devices: Sequence[int]) -> list[Leaf]:
+    def scatter(self, eqn: Eqn, x: Leaf, dim: int, devices: Sequence[int], *, folded: bool) -> list[Leaf]:
         return [Leaf(part, d) for part, d in zip(np.split(x.data, len(devices), dim), devices, strict=True)]
 
-    def broadcast(self, eqn: Eqn, x: Leaf, devices: Sequence[int]) -> list[Leaf]:
+    def broadcast(self, eqn: Eqn, x: Leaf, devices: Sequence[int], *, folded: bool) -> list[Leaf]:
         return [Leaf(x.data, d) for d in devices]
 
     def gather(self, eqn: Eqn, xs: Sequence[Leaf], dim: int, device: int, members: Members) -> Leaf:

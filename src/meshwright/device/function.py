@@ -20,10 +20,14 @@ LARGEST_INLINE = 16
 
 @dataclass(frozen=True, eq=False)
 class Value:
-    """A value of a device program, given once; ``type`` is what the text says about it, None where it says nothing."""
+    """A value of a device program, given once; ``type`` is what the text says about it, None where it says nothing.
+
+    In a resolved program, ``origin`` is the value that it is one device's part of, and which time it is made there.
+    """
 
     name: str
     type: Type | None = None
+    origin: tuple[Value, int] | None = None
 
     def __repr__(self) -> str:
         return f"{self.name}: {self.type}" if self.type is not None else self.name

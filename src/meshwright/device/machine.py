@@ -5,15 +5,15 @@ What a value *is* belongs to a domain: arrays for `execute`, types and flat equa
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from meshwright.device.attributes import STRUCTURAL, attribute, bound, dim_of, nested, tupled
+from meshwright.device.attributes import STRUCTURAL, attribute, bound, check_results, dim_of, nested, tupled
 from meshwright.device.device_map import DeviceMap, Path
 from meshwright.device.dims import Dim
 from meshwright.device.function import Eqn, Function, Keys, Number, Value
-from meshwright.device.tensor_ops import tensor_op
+from meshwright.device.tensor_ops import operands_of, tensor_op
 from meshwright.device.types import Device, Tensor, Tuple
 from meshwright.errors import DeviceError, MeshwrightError, ShapeError
 
@@ -45,8 +45,8 @@ class Domain(Protocol):
     def compute(
         self, eqn: Eqn, args: Sequence[Leaf | Number], params: Mapping[str, Any], device: int
     ) -> list[Leaf]: ...
-    def scatter(self, eqn: Eqn, x: Leaf, dim: int, devices: Sequence[int]) -> list[Leaf]: ...
-    def broadcast(self, eqn: Eqn, x: Leaf, devices: Sequence[int]) -> list[Leaf]: ...
+    def scatter(self, eqn: Eqn, x: Leaf, dim: int, devices: Sequence[int], *, folded: bool) -> list[Leaf]: ...
+    def broadcast(self, eqn: Eqn, x: Leaf, devices: Sequence[int], *, folded: bool) -> list[Leaf]: ...
     def gather(self, eqn: Eqn, xs: Sequence[Leaf], dim: int, device: int, members: Members) -> Leaf: ...
     def allreduce(self, eqn: Eqn, xs: Sequence[Leaf], how: str, members: Members) -> list[Leaf]: ...
     def allgather(self, eqn: Eqn, xs: Sequence[Leaf], dim: int, members: Members) -> list[Leaf]: ...
@@ -76,7 +76,7 @@ class Scope:
 
 
 class Machine:
-    """Runs functions over a domain on a device map."""
+    """Runs functions over a domain on a device map; ``fold`` says of which groups the first device stands for all."""
 
     def __init__(
         self,
@@ -84,11 +84,10 @@ class Machine:
         device_map: DeviceMap | None,
         sizes: Mapping[str, int] | None = None,
         *,
-        fold: bool = False,
+        fold: Callable[[Path], bool] | None = None,
     ) -> None:
         self.domain = domain
         self.fold = fold
-        self.alike: dict[Path, bool] = {}
         self.device_map = device_map
         self.sizes = dict(sizes or {})
         self.touched: list[set[int]] = [set()]
@@ -113,6 +112,7 @@ class Machine:
         for eqn in fn.eqns:
             try:
                 outs = self._eqn(eqn, scope)
+                check_results(eqn, len(outs))
                 for value, item in zip(eqn.outputs, outs, strict=True):
                     self.domain.annotate(value, item, scope)
                     scope.values[value] = item
@@ -179,14 +179,6 @@ class Machine:
             )
         return self.device_map
 
-    def _alike(self, path: Path) -> bool:
-        """Whether the devices below a path all have the same tree below them."""
-        found = self.alike.get(path)
-        if found is None:
-            below = self.device_map.below(path) if self.device_map is not None else None
-            found = self.alike[path] = below is not None and below.fan_outs is not None
-        return found
-
     def targets(self, eqn: Eqn, scope: Scope) -> tuple[list[int], bool]:
         """The devices a scatter or broadcast spreads over, and whether the first of them stands for all."""
         folded = False
@@ -209,7 +201,7 @@ class Machine:
                 else:
                     path.append(key if isinstance(key, int) else self.device(key, scope))
             found = list(self._map(f"device_keys={list(keys)}").lookup(path))
-            folded = self.fold and self._alike(tuple(path))
+            folded = self.fold is not None and self.fold(tuple(path))
         parts = eqn.attributes.get("parts")
         if isinstance(parts, Dim):
             ((name, _),) = parts.powers
@@ -299,11 +291,11 @@ class Machine:
             return [group.items[index]]
         if op == "scatter":
             devices, folded = self.targets(eqn, scope)
-            parts = domain.scatter(eqn, leaf(args[0], eqn), dim_of(eqn), devices)
+            parts = domain.scatter(eqn, leaf(args[0], eqn), dim_of(eqn), devices, folded=folded)
             return _packed(eqn, self._fold(parts, False, devices, folded))
         if op == "broadcast":
             devices, folded = self.targets(eqn, scope)
-            copies = domain.broadcast(eqn, leaf(args[0], eqn), devices)
+            copies = domain.broadcast(eqn, leaf(args[0], eqn), devices, folded=folded)
             return _packed(eqn, self._fold(copies, True, devices, folded))
         if op == "send":
             to = self.device(attribute(eqn, "to_device"), scope)
@@ -363,10 +355,13 @@ class Machine:
             )
         how = eqn.attributes.get("reduce", "sum")
         columns = []
+        self.replicas += [inner[0].members] if inner[0].members else []  # one column stands for all
         for parts in zip(*(item.items for item in inner), strict=True):
             leaves = [leaf(part, eqn) for part in parts]
             members = group.members or tuple(x.device for x in leaves)
             columns.append(self.domain.allreduce(eqn, leaves, how, members))
+        if inner[0].members:
+            self.replicas.pop()
         rows = zip(*columns, strict=True)
         items = tuple(Group(tuple(row), item.same, item.members) for row, item in zip(rows, inner, strict=True))
         return Group(items, True, group.members)
@@ -378,8 +373,8 @@ class Machine:
         body = eqn.body
         assert body is not None
         groups = [_group(self._value(v, scope), eqn, v.name) for v in eqn.values]
-        lengths = [len(g.items) for g in groups]
-        if not groups or len(set(lengths)) > 1:
+        lengths = [len(g.members or g.items) for g in groups]
+        if not groups or len(set(lengths)) > 1 or len({len(g.items) for g in groups}) > 1:
             shown = ", ".join(f"{v.name} has {n}" for v, n in zip(eqn.values, lengths, strict=True))
             raise ShapeError(
                 "The tuples of a pmap differ in length." if groups else "A pmap has no operands.",
@@ -390,7 +385,7 @@ class Machine:
         members = next((g.members for g in groups if g.members), ())
         self.replicas += [members] if members else []
         columns: list[list[Item]] = [[] for _ in body.outputs]
-        for n in range(lengths[0]):
+        for n in range(len(groups[0].items)):
             outs, used = self._replica(eqn, body, [g.items[n] for g in groups], scope)
             for device in used:
                 if owner.setdefault(device, n) != n:
@@ -413,10 +408,12 @@ class Machine:
         if found is None:
             uses: dict[Value, frozenset[int]] = {v: frozenset({n}) for n, v in enumerate(body.inputs)}
             for eqn in body.eqns:
-                every = frozenset(range(len(eqn.values)))
-                inner = self._uses(eqn.body) if eqn.body is not None else [every] * len(eqn.outputs)
-                for out, used in zip(eqn.outputs, inner, strict=True):
-                    uses[out] = frozenset().union(*(uses[eqn.values[n]] for n in used))
+                if eqn.body is not None:
+                    inner = [[eqn.values[n] for n in used] for used in self._uses(eqn.body)]
+                else:
+                    inner = [[x for x in xs if isinstance(x, Value)] for xs in operands_of(eqn)]
+                for out, values in zip(eqn.outputs, inner, strict=True):
+                    uses[out] = frozenset().union(*(uses[x] for x in values))
             found = self.uses[id(body)] = [uses[v] for v in body.outputs]
         return found
 

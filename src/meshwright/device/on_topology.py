@@ -14,7 +14,7 @@ from typing import Any
 from meshwright.device.classes import is_tensor_eqn
 from meshwright.device.function import Eqn, Number, Value
 from meshwright.device.links import chip_of, load, route
-from meshwright.device.tensor_ops import Arg, cost, signature
+from meshwright.device.tensor_ops import NAMED, Arg, cost, signature
 from meshwright.device.types import Tensor
 from meshwright.errors import HardwareError
 from meshwright.hardware.chips import dtype_name
@@ -64,12 +64,34 @@ class OnTopology:
         return not is_tensor_eqn(eqn) and eqn.op not in _LOCAL
 
     def in_place(self, eqn: Eqn) -> bool:
-        return eqn.op == "SGDOptimizer" or eqn.op in _LOCAL
+        return eqn.op in _LOCAL or (eqn.op in NAMED and NAMED[eqn.op].in_place)
 
     @property
     def crowded(self) -> bool:
         """Whether messages of different devices may share a link."""
         return not self.topology.switched
+
+    def signature(self, devices: Sequence[int], groups: Sequence[tuple[int, ...]]) -> Hashable:
+        """Equal for lists of devices between which messages and collectives of groups cost the same, place by place."""
+        topology = self.topology
+        if max(devices) > topology.size:
+            raise self.outside(max(devices))
+        if topology.switched:
+            node = topology.node_size
+            if (min(devices) - 1) // node == (max(devices) - 1) // node:
+                return len(devices)  # behind one switch, all are equally far
+            places: list[Hashable] = [_relative([(d - 1) // level.size for d in devices]) for level in topology.levels]
+        else:
+            chips = [chip_of(d, topology) for d in devices]
+            first = chips[0][1]
+            moved = [
+                tuple((a - b) % size if wrap else a - b for a, b, size, wrap in zip(*axes, strict=True))
+                for _, at in chips
+                for axes in [(at, first, topology.shape, topology.wrap)]
+            ]
+            places = [_relative([number for number, _ in chips]), tuple(moved)]
+        costs = [self.collective("allreduce", nbytes, group) for group in groups for nbytes in (1.0, 1e9)]
+        return (*places, *costs)
 
     def links(self, eqn: Eqn) -> tuple[Hashable, ...]:
         """The links of a torus that a message has for itself.
@@ -239,6 +261,12 @@ class OnTopology:
             why=f"{self.topology.text} has {self.topology.size} chips: devices 1 to {self.topology.size}",
             fix=f"a larger topology, or devices up to {self.topology.size}",
         )
+
+
+def _relative(blocks: Sequence[int]) -> tuple[int, ...]:
+    """Blocks by the order in which they come: who shares one with whom."""
+    numbers: dict[int, int] = {}
+    return tuple(numbers.setdefault(block, len(numbers)) for block in blocks)
 
 
 def _pattern(members: Sequence[int]) -> tuple[int, int, int, tuple[int, ...]]:

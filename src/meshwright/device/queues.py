@@ -7,13 +7,14 @@ program order.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
+from meshwright.device.alike import Covers, Stack, device_of
 from meshwright.device.function import Eqn, Function, Value
 from meshwright.device.liveness import Memory, Places, TimedMemory, remember
-from meshwright.device.simulation import Assumptions, Simulation
+from meshwright.device.simulation import Assumptions, Role, Simulation
 from meshwright.device.tensor_ops import is_elementwise
 from meshwright.device.timeline import Event
 from meshwright.device.types import Tensor
@@ -159,21 +160,24 @@ def _order(fn: Function, facts: Sequence[_Fact]) -> tuple[list[int], list[list[t
     return waits, follows
 
 
-def run(fn: Function, assumptions: Assumptions, *, events: bool = True) -> Simulation:
-    """Simulate a resolved program."""
-    known = _Facts(assumptions)
-    facts = [known.of(eqn) for eqn in fn.eqns]
-    overlaps = assumptions.overlap and any(fact.talks for fact in facts)
-    starts = _starts_overlapped(fn, facts) if overlaps else _starts(fn, facts)
+class _Timed(NamedTuple):
+    """A program whose equations have their facts and starts."""
+
+    fn: Function
+    facts: Sequence[_Fact]
+    starts: Sequence[float]
+
+
+def _measured(timed: _Timed, assumptions: Assumptions, places: Callable[[Value], Places], *, events: bool) -> Role:
+    """Memory and busy time of each device, and the events in order."""
     memory = TimedMemory() if assumptions.overlap else Memory()
-    for v in fn.inputs:
-        for device, nbytes in known.places(v):
+    for v in timed.fn.inputs:
+        for device, nbytes in places(v):
             memory.live[device] = memory.live.get(device, 0) + nbytes
     base = memory.base()
     busy, linked = dict.fromkeys(base, 0.0), dict.fromkeys(base, 0.0)
     timeline: list[Event] = []
-    total = 0.0
-    for eqn, fact, start in zip(fn.eqns, facts, starts, strict=True):
+    for eqn, fact, start in zip(timed.fn.eqns, timed.facts, timed.starts, strict=True):
         if fact.talks and assumptions.overlap:
             for device, seconds in fact.costs.items():
                 linked[device] = linked.get(device, 0.0) + seconds
@@ -181,12 +185,65 @@ def run(fn: Function, assumptions: Assumptions, *, events: bool = True) -> Simul
         else:
             for device, seconds in fact.costs.items():
                 busy[device] = busy.get(device, 0.0) + seconds
-        total = max(total, start + max(fact.costs.values(), default=0.0))
         if events:
             made = dict(fact.made)
             timeline += [
                 Event(device, eqn.outputs[0].name, eqn.op, start, seconds, fact.talks, made.get(device, 0))
                 for device, seconds in fact.costs.items()
             ]
-    remember(fn, facts, starts, known.places, memory, assumptions.reuses)
-    return Simulation(total, memory.peak(), base, busy, linked, timeline)
+    remember(timed.fn, timed.facts, timed.starts, places, memory, assumptions.reuses)
+    return Role(memory.peak(), base, busy, linked, timeline)
+
+
+def _seen_by(device: int, written: int, timed: _Timed, covers: Covers) -> _Timed:
+    """What a device does of that which another stands for: its equations, with the values that are on it."""
+
+    def here(v: Value, stack: Stack) -> bool:
+        return device_of(v) == written and device in covers.devices(written, stack)
+
+    eqns, facts, starts = [], [], []
+    for eqn, fact, start in zip(timed.fn.eqns, timed.facts, timed.starts, strict=True):
+        stack = covers.done(eqn).get(written)
+        if stack is None or device not in covers.devices(written, stack):
+            continue
+        taken = covers.taken[eqn.outputs[0]]
+        inputs = tuple(x for x in eqn.inputs if not isinstance(x, Value) or here(x, taken))
+        outputs = tuple(v for v in eqn.outputs if here(v, covers.values[v]))
+        places = [p for p in fact.made if p[0] == written] if outputs else []
+        costs = {d: seconds for d, seconds in fact.costs.items() if d == written}
+        facts.append(fact._replace(costs=costs, made=places, allocated=places if fact.allocated else []))
+        eqns.append(Eqn(eqn.op, inputs, outputs or eqn.outputs, eqn.attributes))
+        starts.append(start)
+    held = tuple(v for v in timed.fn.inputs if here(v, covers.values.get(v, ())))
+    returned = tuple(v for v in timed.fn.outputs if here(v, covers.output(v)))
+    return _Timed(timed.fn.with_(inputs=held, eqns=tuple(eqns), outputs=returned), facts, starts)
+
+
+def run(
+    fn: Function,
+    assumptions: Assumptions,
+    covers: Covers | None = None,
+    roles: Mapping[int, Sequence[frozenset[int]]] | None = None,
+    *,
+    events: bool = True,
+) -> Simulation:
+    """Simulate a resolved program; where devices stand for others, ``roles`` are those that do the same as them."""
+    known = _Facts(assumptions)
+    facts = [known.of(eqn) for eqn in fn.eqns]
+    overlaps = assumptions.overlap and any(fact.talks for fact in facts)
+    starts = _starts_overlapped(fn, facts) if overlaps else _starts(fn, facts)
+    timed = _Timed(fn, facts, starts)
+    ends = [start + max(fact.costs.values(), default=0.0) for fact, start in zip(facts, starts, strict=True)]
+    found = _measured(timed, assumptions, known.places, events=events)
+    if covers is None:
+        return Simulation.of(max(ends, default=0.0), found)
+
+    def role(device: int, written: int) -> Role:
+        seen = _seen_by(device, written, timed, covers)
+
+        def places(v: Value) -> Places:
+            return [p for p in known.places(v) if p[0] == written]
+
+        return _measured(seen, assumptions, places, events=events).moved(written, device)
+
+    return Simulation.of(max(ends, default=0.0), found, roles or {}, role)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from numbers import Integral
 from typing import Any
 
+from meshwright.device.alike import Covers, Folding
 from meshwright.device.device_map import DeviceMap
 from meshwright.device.dims import Dim, Size, bind, divide, is_whole, solve
 from meshwright.device.function import Eqn, Function, Keys, Number, Value
@@ -19,28 +20,43 @@ from meshwright.errors import DeviceError, ShapeError
 class Flat:
     """The domain of types: data are the values of the flat program being written."""
 
-    def __init__(self, symbols: frozenset[str], *, fold: bool = False) -> None:
-        self.fold = fold
+    def __init__(self, symbols: frozenset[str], device_map: DeviceMap | None = None) -> None:
+        self.covers = Covers(device_map)
         self.eqns: list[Eqn] = []
         self.symbols = symbols
         self.count: dict[tuple[str, int], int] = {}
         self.replicas: list[Members] = []
         self.senders: dict[tuple[int, ...], Keys] = {}
 
-    def value(self, name: str, type: Tensor) -> Leaf:
+    def value(self, name: str, type: Tensor, origin: Value | None = None) -> Leaf:
         device = type.device.base
         assert isinstance(device, int)
         count = self.count[name, device] = self.count.get((name, device), 0) + 1
-        return Leaf(Value(f"{name}_{device}" + (f"_{count}" if count > 1 else ""), type), device)
+        named = f"{name}_{device}" + (f"_{count}" if count > 1 else "")
+        return Leaf(Value(named, type, (origin, count) if origin is not None else None), device)
 
     def emit(
-        self, eqn: Eqn, op: str, args: Sequence[Leaf | Number], types: Sequence[Tensor], **attributes: Any
+        self,
+        eqn: Eqn,
+        op: str,
+        args: Sequence[Leaf | Number],
+        types: Sequence[Tensor],
+        taken: Members = (),
+        made: Members = (),
+        /,
+        **attributes: Any,
     ) -> list[Leaf]:
-        names = [v.name for v in eqn.outputs]
-        outs = [self.value(names[n] if len(names) == len(types) else names[0], t) for n, t in enumerate(types)]
+        """Write an equation that is ``taken`` from, and ``made`` on, all devices of a group that one stands for."""
+        origins = eqn.outputs if len(eqn.outputs) == len(types) else eqn.outputs[:1] * len(types)
+        outs = [self.value(v.name, t, v) for v, t in zip(origins, types, strict=True)]
         inputs = tuple(x if isinstance(x, Number) else x.data for x in args)
-        self.eqns.append(Eqn(op, inputs, tuple(x.data for x in outs), attributes))
+        self.append(Eqn(op, inputs, tuple(x.data for x in outs), attributes), taken, made)
         return outs
+
+    def append(self, eqn: Eqn, taken: Members, made: Members) -> None:
+        self.eqns.append(eqn)
+        stack = tuple(self.replicas)
+        self.covers.note(eqn, (*stack, taken) if taken else stack, (*stack, made) if made else stack)
 
     def compute(self, eqn: Eqn, args: Sequence[Leaf | Number], params: Mapping[str, Any], device: int) -> list[Leaf]:
         if eqn.op == "constant":
@@ -54,47 +70,52 @@ class Flat:
             params = {"device": Device(device), **params}
         return self.emit(eqn, eqn.op, args, types, **params)
 
-    def scatter(self, eqn: Eqn, x: Leaf, dim: int, devices: Sequence[int]) -> list[Leaf]:
+    def scatter(self, eqn: Eqn, x: Leaf, dim: int, devices: Sequence[int], *, folded: bool) -> list[Leaf]:
         part = _part(eqn, x.data.type, dim, len(devices))
-        made = devices[:1] if self.fold else devices
-        return self.emit(eqn, "scatter", [x], [part.on(Device(d)) for d in made], dim=dim, devices=Keys(devices))
+        return self.spread(eqn, x, part, devices, folded, {"dim": dim})
 
-    def broadcast(self, eqn: Eqn, x: Leaf, devices: Sequence[int]) -> list[Leaf]:
-        made = devices[:1] if self.fold else devices
-        return self.emit(eqn, "broadcast", [x], [x.data.type.on(Device(d)) for d in made], devices=Keys(devices))
+    def broadcast(self, eqn: Eqn, x: Leaf, devices: Sequence[int], *, folded: bool) -> list[Leaf]:
+        return self.spread(eqn, x, x.data.type, devices, folded, {})
+
+    def spread(
+        self, eqn: Eqn, x: Leaf, part: Tensor, devices: Sequence[int], folded: bool, attributes: dict[str, Any]
+    ) -> list[Leaf]:
+        types = [part.on(Device(d)) for d in (devices[:1] if folded else devices)]
+        group = tuple(devices) if folded else ()
+        return self.emit(eqn, eqn.op, [x], types, (), group, **attributes, devices=Keys(devices))
 
     def gather(self, eqn: Eqn, xs: Sequence[Leaf], dim: int, device: int, members: Members) -> Leaf:
         whole = _joined(eqn, xs, dim, len(members)).on(Device(device))
-        return self.emit(eqn, "gather", xs, [whole], dim=dim, to_device=Device(device), **_group(xs, members))[0]
+        group = _group(xs, members)
+        to = Device(device)
+        return self.emit(eqn, "gather", xs, [whole], group, (), dim=dim, to_device=to, **_named(group))[0]
 
     def allreduce(self, eqn: Eqn, xs: Sequence[Leaf], how: str, members: Members) -> list[Leaf]:
         _equal(eqn, xs)
+        group = _group(xs, members)
         extra = {} if how == "sum" else {"reduce": how}
-        return self.emit(eqn, "allreduce", xs, [x.data.type for x in xs], **extra, **_group(xs, members))
+        return self.emit(eqn, "allreduce", xs, [x.data.type for x in xs], group, group, **extra, **_named(group))
 
     def allgather(self, eqn: Eqn, xs: Sequence[Leaf], dim: int, members: Members) -> list[Leaf]:
-        whole = _joined(eqn, xs, dim, len(members))
+        whole, group = _joined(eqn, xs, dim, len(members)), _group(xs, members)
         types = [whole.on(Device(x.device)) for x in xs]
-        return self.emit(eqn, "allgather", xs, types, dim=dim, **_group(xs, members))
+        return self.emit(eqn, "allgather", xs, types, group, group, dim=dim, **_named(group))
 
     def reduce_scatter(self, eqn: Eqn, xs: Sequence[Leaf], dim: int, members: Members) -> list[Leaf]:
         _equal(eqn, xs)
-        part = _part(eqn, xs[0].data.type, dim, len(members))
+        part, group = _part(eqn, xs[0].data.type, dim, len(members)), _group(xs, members)
         types = [part.on(Device(x.device)) for x in xs]
-        return self.emit(eqn, "reduce_scatter", xs, types, dim=dim, **_group(xs, members))
+        return self.emit(eqn, "reduce_scatter", xs, types, group, group, dim=dim, **_named(group))
 
     def own_part(self, eqn: Eqn, xs: Sequence[Leaf], dim: int, members: Members) -> list[Leaf]:
-        part = _part(eqn, xs[0].data.type, dim, len(members))
-        return [
-            self.emit(eqn, "item", [Leaf(parts, x.device)], [part.on(Device(x.device))], index=n)[0]
-            for n, x in enumerate(xs)
-            for parts in [self._split(eqn, x, dim, len(members), part)]
-        ]
-
-    def _split(self, eqn: Eqn, x: Leaf, dim: int, parts: int, part: Tensor) -> Value:
-        value = Value(f"{eqn.outputs[0].name}_parts_{x.device}", Tuple((part.on(Device(x.device)),) * parts))
-        self.eqns.append(Eqn("split", (x.data,), (value,), {"dim": dim, "parts": parts}))
-        return value
+        part, group = _part(eqn, xs[0].data.type, dim, len(members)), _group(xs, members)
+        made = []
+        for n, x in enumerate(xs):
+            here = part.on(Device(x.device))
+            parts = Value(f"{eqn.outputs[0].name}_parts_{x.device}", Tuple((here,) * len(members)))
+            self.append(Eqn("split", (x.data,), (parts,), {"dim": dim, "parts": len(members)}), group, group)
+            made += self.emit(eqn, "item", [Leaf(parts, x.device)], [here], group, group, index=n)
+        return made
 
     def send(self, eqn: Eqn, x: Leaf, device: int) -> Leaf:
         together = {"members": self.sending(x.device)} if self.replicas else {}
@@ -214,9 +235,13 @@ def _equal(eqn: Eqn, xs: Sequence[Leaf]) -> None:
             )
 
 
-def _group(xs: Sequence[Leaf], members: Members) -> dict[str, Any]:
+def _group(xs: Sequence[Leaf], members: Members) -> Members:
     """The members of a collective, where one operand stands for all."""
-    return {"members": Keys(members)} if len(members) > len(xs) else {}
+    return members if len(members) > len(xs) else ()
+
+
+def _named(group: Members) -> dict[str, Any]:
+    return {"members": Keys(group)} if group else {}
 
 
 def _joined(eqn: Eqn, xs: Sequence[Leaf], dim: int, count: int) -> Tensor:
@@ -284,6 +309,35 @@ def resolve(fn: Function, device_map: Any = None, *, fold: bool = False, **sizes
         xs_1: Tensor[(4, F), 1], xs_2: Tensor[(4, F), 2] = scatter(x_0, dim=0, devices=[1, 2])
         return xs_1, xs_2
     """
+    check_sizes(fn, sizes)
+    devices = as_device_map(device_map, fn)
+    return resolved(fn, devices, sizes, Folding(devices) if fold and not names_devices(fn) else None)[0]
+
+
+def resolved(
+    fn: Function, device_map: DeviceMap | None, sizes: Mapping[str, int], fold: Folding | None
+) -> tuple[Function, Covers]:
+    """The flat program, and whom its values stand for where it is folded."""
+    domain = Flat(symbols_of(fn) - set(sizes), device_map)
+    inputs = input_items(fn, domain, sizes)
+    machine = Machine(domain, device_map, sizes, fold=fold)
+    domain.replicas = machine.replicas
+    outs = machine.run(fn, inputs)
+    for item in outs:  # one tensor is that of one device, also where it stands for copies on others
+        for v in _flat_values(item):
+            stack = domain.covers.values.get(v, ()) if isinstance(item, Group) else ()
+            domain.covers.returned[v] = max(domain.covers.returned.get(v, ()), stack, key=len)
+    flat = Function(
+        fn.name,
+        tuple(v for item in inputs for v in _flat_values(item)),
+        tuple(domain.eqns),
+        tuple(v for item in outs for v in _flat_values(item)),
+    )
+    return flat, domain.covers
+
+
+def check_sizes(fn: Function, sizes: Mapping[str, int]) -> None:
+    """Refuse sizes of symbols that a function does not have, and those that are no sizes."""
     unknown = sorted(set(sizes) - symbols_of(fn))
     if unknown:
         raise ShapeError(
@@ -294,26 +348,25 @@ def resolve(fn: Function, device_map: Any = None, *, fold: bool = False, **sizes
     for name, size in sizes.items():
         if not isinstance(size, Integral) or isinstance(size, bool) or size < 0:
             raise ShapeError(f"{name} is {size!r}.", why="it is the size of a dim: a whole number", fix=f"{name}=8")
-    fold = fold and not names_devices(fn)
-    domain = Flat(symbols_of(fn) - set(sizes), fold=fold)
-    inputs = input_items(fn, domain, sizes)
-    machine = Machine(domain, as_device_map(device_map, fn), sizes, fold=fold)
-    domain.replicas = machine.replicas
-    outs = machine.run(fn, inputs)
-    return Function(
-        fn.name,
-        tuple(v for item in inputs for v in _flat_values(item)),
-        tuple(domain.eqns),
-        tuple(v for item in outs for v in _flat_values(item)),
-    )
 
 
 def names_devices(fn: Function) -> bool:
-    """Whether a tuple is spread over devices named one by one, of which the map does not say that they do the same."""
-    return any(
-        "devices" in eqn.attributes and not (len(eqn.outputs) == 1 and isinstance(eqn.outputs[0].type, Tensor))
-        for eqn in fn.eqns
-    ) or any(map(names_devices, fn.bodies()))
+    """Whether devices are named one by one, of which the map does not say that they do the same."""
+    return any(map(_names_devices, fn.eqns)) or any(
+        any(map(_names_one, body.eqns)) or names_devices(body) for body in fn.bodies()
+    )
+
+
+def _names_devices(eqn: Eqn) -> bool:
+    """Whether a tuple is spread over devices with numbers, or below one."""
+    spread = "devices" in eqn.attributes and not (len(eqn.outputs) == 1 and isinstance(eqn.outputs[0].type, Tensor))
+    return spread or any(isinstance(key, int) for key in eqn.attributes.get("device_keys", ()))
+
+
+def _names_one(eqn: Eqn) -> bool:
+    """Whether an equation is on a device of which the map says nothing: the same one in every replica, or ``d+1``."""
+    found = [eqn.attributes.get(name) for name in ("to_device", "device")]
+    return any(isinstance(d, Device) and (d.is_concrete or d.offset != 0) for d in found)
 
 
 def _flat_values(item: Item) -> list[Value]:

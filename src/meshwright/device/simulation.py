@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from functools import cached_property
+from typing import Any, NamedTuple, Protocol
 
 from meshwright.core.files import write_whole
 from meshwright.device.alike import Alike
@@ -41,11 +42,80 @@ class Assumptions(Protocol):
         ...
 
 
+class Role(NamedTuple):
+    """What devices did: memory, busy time, and the events in order."""
+
+    peak_bytes: dict[int, int]
+    base_bytes: dict[int, int]
+    busy_seconds: dict[int, float]
+    link_seconds: dict[int, float]
+    events: list[Event]
+
+    def moved(self, written: int, device: int) -> Role:
+        """The same of one device, under the number of another."""
+
+        def one(table: dict[int, Any]) -> dict[int, Any]:
+            return {device: table[written]} if written in table else {}
+
+        events = [event._replace(device=device) for event in self.events if event.device == written]
+        return Role(one(self.peak_bytes), one(self.base_bytes), one(self.busy_seconds), one(self.link_seconds), events)
+
+
+@dataclass
+class Roles:
+    """The devices that one stands for, in sets that did the same; what one set did is found when it is asked for."""
+
+    sets: Mapping[int, Sequence[frozenset[int]]] = field(default_factory=dict)
+    measure: Callable[[int, int], Role] | None = None
+    known: dict[int, Role] = field(default_factory=dict)
+
+    def others(self, written: int) -> list[tuple[int, frozenset[int]]]:
+        """The sets that did not do the same as the device that stands for them, each with one of them."""
+        return [(min(part), part) for part in self.sets.get(written, ())[1:]]
+
+    @cached_property
+    def leads(self) -> dict[int, tuple[int, int]]:
+        """For each device that another stands for, the one that did the same as it, and the one that is written."""
+        found = {}
+        for written, parts in self.sets.items():
+            for n, part in enumerate(parts):
+                lead = min(part) if n else written
+                found.update(dict.fromkeys(part - {written}, (lead, written)))
+        return found
+
+    def of(self, device: int) -> Role:
+        """What a device did that another stands for."""
+        if device not in self.known:
+            assert self.measure is not None
+            self.known[device] = self.measure(device, self.leads[device][1])
+        return self.known[device]
+
+
+class ByDevice(dict[int, Any]):
+    """A number for each device that is simulated; those it stands for can be asked for, too."""
+
+    def __init__(self, found: Mapping[int, Any], roles: Roles, name: str) -> None:
+        super().__init__(found)
+        self.roles, self.name = roles, name
+
+    def __missing__(self, device: int) -> Any:
+        lead, written = self.roles.leads.get(device, (device, device))
+        if lead == written:
+            if lead == device:
+                raise KeyError(device)
+            return self[written]
+        return getattr(self.roles.of(lead), self.name).get(lead, 0)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return dict, (dict(self),)
+
+
 @dataclass
 class Simulation:
     """The outcome: ``seconds`` in all, memory and busy time per device, and the events in order.
 
-    Where devices that do the same are simulated once, ``alike`` are those that each one stands for.
+    Where devices that do the same are simulated once, ``alike`` are those that each one stands for; what any of them
+    did can be asked for: ``found.peak_bytes[2]``.
 
     >>> from meshwright import dist, hardware
     >>> fn = dist.parse("def f(w: Tensor[(64, 64), 0], x: Tensor[(64, 64), 0]): y = MatMul(x, w) z = tanh(y) return z")
@@ -62,23 +132,47 @@ class Simulation:
     busy_seconds: dict[int, float]
     link_seconds: dict[int, float] = field(default_factory=dict)
     events: list[Event] = field(default_factory=list)
-    find_alike: Callable[[], Alike] = field(default=dict, repr=False, compare=False)
+    alike: Alike = field(default_factory=dict, repr=False, compare=False)
+    roles: Roles = field(default_factory=lambda: Roles(), repr=False, compare=False)
 
-    @property
-    def alike(self) -> Alike:
-        """The devices that each device stands for."""
-        found = self.__dict__.get("_alike")
-        if found is None:
-            found = self.__dict__["_alike"] = self.find_alike()
-        return found  # type: ignore[no-any-return]
+    @classmethod
+    def of(
+        cls,
+        seconds: float,
+        found: Role,
+        sets: Mapping[int, Sequence[frozenset[int]]] | None = None,
+        measure: Callable[[int, int], Role] | None = None,
+    ) -> Simulation:
+        """The outcome of devices that are simulated; ``measure`` finds what another did that one stands for."""
+        roles = Roles(sets or {}, measure)
+        alike = {written: tuple(sorted(frozenset().union(*parts))) for written, parts in roles.sets.items()}
+        return cls(
+            seconds,
+            ByDevice(found.peak_bytes, roles, "peak_bytes"),
+            ByDevice(found.base_bytes, roles, "base_bytes"),
+            ByDevice(found.busy_seconds, roles, "busy_seconds"),
+            ByDevice(found.link_seconds, roles, "link_seconds"),
+            found.events,
+            alike if any(len(devices) > 1 for devices in alike.values()) else {},
+            roles,
+        )
 
     @property
     def bubble_fraction(self) -> float:
         """The part of all devices' time in which they do not compute; the host (device 0) counts if it is alone."""
-        busy = {device: seconds for device, seconds in self.busy_seconds.items() if device} or self.busy_seconds
-        counts = {device: len(self.alike.get(device, (device,))) for device in busy}
-        most = self.seconds * sum(counts.values())
-        return 1 - sum(counts[d] * seconds for d, seconds in busy.items()) / most if most else 0.0
+        shares = self._shares()
+        counted = {d: len(shares.get(d, (d,))) for d in {**self.busy_seconds, **shares}}
+        counted = {device: count for device, count in counted.items() if device} or counted
+        most = self.seconds * sum(counted.values())
+        return 1 - sum(count * self.busy_seconds[d] for d, count in counted.items()) / most if most else 0.0
+
+    def _shares(self) -> Alike:
+        """Devices, one for each set that did the same, and the set."""
+        found = dict(self.alike)
+        for written, parts in self.roles.sets.items():
+            found[written] = tuple(sorted(parts[0]))
+            found.update((other, tuple(sorted(part))) for other, part in self.roles.others(written))
+        return found
 
     @property
     def timeline(self) -> list[Event]:
@@ -88,7 +182,9 @@ class Simulation:
 
     def chart(self) -> Chart:
         """The events as rows of a Gantt chart; devices that do the same share one."""
-        return chart_of(self.events, self.seconds, self.alike)
+        others = [other for written in self.roles.sets for other, _ in self.roles.others(written)]
+        events = self.events + [event for other in others for event in self.roles.of(other).events]
+        return chart_of(events, self.seconds, self._shares())
 
     def gantt(self, width: int | None = None) -> str:
         """The events as text, a row for each device's compute and communication; as wide as the terminal."""

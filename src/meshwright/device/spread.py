@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from meshwright.core.factors import Factors
+from meshwright.core.factors import Dims, Factors
 from meshwright.core.linearity import Magnitude, magnitude_of_moved, stays_finite
 from meshwright.device.classes import (
     Classes,
@@ -30,7 +30,7 @@ from meshwright.device.classes import (
 )
 from meshwright.device.dims import Size, is_cut
 from meshwright.device.function import Eqn, Function, Number, Operand, Value
-from meshwright.device.tensor_ops import NAMED, is_elementwise, plain, sized
+from meshwright.device.tensor_ops import NAMED, Share, is_elementwise, plain, shares_of, sized
 from meshwright.device.types import Device
 
 
@@ -165,26 +165,25 @@ class Planner:
     # Equations
 
     def step(self, eqn: Eqn) -> None:
-        values = [x for x in eqn.inputs if isinstance(x, Value)]
         rule = self.classes.rules[eqn]
-        factor = self.factor(eqn, rule) if rule is not None else None
-        if factor is None and eqn not in self.updates and self.passes_sum(eqn, values):
+        layouts, results = [COPY] * len(eqn.inputs), [COPY] * len(eqn.outputs)
+        shares = shares_of(eqn) if rule is not None else ()
+        found = {share: self.factor(eqn, rule, share) for share in shares if rule is not None}
+        if not any(found.values()) and eqn not in self.updates and self.passes_sum(eqn, eqn.values):
             layouts = [self.current(x) if isinstance(x, Value) else COPY for x in eqn.inputs]
             self.emit(eqn, layouts, [Layout("summand")] * len(eqn.outputs))
             return
-        if factor is None and rule is not None and eqn in self.updates:
-            factor = self.shard_factor(eqn, rule)
-        if factor is None or rule is None:
-            self.emit(eqn, [COPY] * len(eqn.inputs), [COPY] * len(eqn.outputs))
-            return
-        layouts = [
-            _place(dims, factor, rule) if isinstance(x, Value) else COPY
-            for x, dims in zip(eqn.inputs, rule.operands, strict=True)
-        ]
-        results = []
-        for dims in rule.results:
-            placed = _place(dims, factor, rule)
-            results.append(placed if placed is not COPY else Layout("summand", how=rule.combine))
+        for share, factor in found.items():
+            assert rule is not None
+            if factor is None and eqn in self.updates:
+                factor = self.shard_factor(eqn, rule, share)
+            if factor is None:
+                continue
+            for n in share.operands:
+                layouts[n] = _place(rule.operands[n], factor) if isinstance(eqn.inputs[n], Value) else COPY
+            for n in share.results:
+                placed = _place(rule.results[n], factor)
+                results[n] = placed if placed is not COPY else Layout("summand", how=rule.combine)
         self.emit(eqn, layouts, results)
 
     def emit(self, eqn: Eqn, layouts: Sequence[Layout], results: Sequence[Layout]) -> None:
@@ -200,26 +199,27 @@ class Planner:
             made.append((value, layout))
         self.plan.steps.append(Step(eqn, tuple(operands), tuple(made), depth))
 
-    def factor(self, eqn: Eqn, rule: Factors) -> str | None:
-        """The factor to split an equation along: that of its result's class, or of an operand that is split already."""
-        for value, dims in zip(eqn.outputs, rule.results, strict=True):
-            layout = self.wanted(value)
+    def factor(self, eqn: Eqn, rule: Factors, share: Share) -> str | None:
+        """The factor to split a share along: that of its result's class, or of an operand that is split already."""
+        for n in share.results:
+            layout = self.wanted(eqn.outputs[n])
             if layout.kind == "part":
-                found = leading(dims, layout.dim, rule)
-                if found is not None and self.allowed(found, eqn, rule):
+                found = leading(rule.results[n], layout.dim, rule)
+                if found is not None and self.allowed(found, eqn, rule, share):
                     return found
-        for x, dims in zip(eqn.inputs, rule.operands, strict=True):
+        for n in share.operands:
+            x = eqn.inputs[n]
             layout = self.current(x) if isinstance(x, Value) else COPY
             if layout.kind == "part" and not (self.sharded and self.is_shard(x)):
-                found = leading(dims, layout.dim, rule)
-                if found is not None and self.allowed(found, eqn, rule):
+                found = leading(rule.operands[n], layout.dim, rule)
+                if found is not None and self.allowed(found, eqn, rule, share):
                     return found
         return None
 
     def is_shard(self, x: Operand) -> bool:
         return isinstance(x, Value) and x in self.inputs and self.wanted(x) == COPY
 
-    def allowed(self, factor: str, eqn: Eqn, rule: Factors) -> bool:
+    def allowed(self, factor: str, eqn: Eqn, rule: Factors, share: Share) -> bool:
         if factor not in self.classes.splittable(eqn) or not divides(sized(rule.sizes[factor]), self.parts):
             return False
         for dims in (*rule.operands, *rule.results):
@@ -227,7 +227,7 @@ class Planner:
                 if factor in names and leading(dims, dim, rule) != factor:
                     return False
         reduced = factor in rule.reduced
-        everywhere = all(any(factor in names for names in dims) for dims in rule.results)
+        everywhere = all(any(factor in names for names in rule.results[n]) for n in share.results)
         # The ops named here sum over a factor wherever a result lacks it, also one that another result has.
         return reduced or everywhere or eqn.op in NAMED
 
@@ -281,12 +281,12 @@ class Planner:
                 found.add(step.eqn)
         return frozenset(found)
 
-    def shard_factor(self, eqn: Eqn, rule: Factors) -> str | None:
+    def shard_factor(self, eqn: Eqn, rule: Factors, share: Share) -> str | None:
         found = []
-        for dims in rule.results:
+        for dims in (rule.results[n] for n in share.results):
             for dim in range(len(dims)):
                 factor = leading(dims, dim, rule)
-                if factor is not None and self.allowed(factor, eqn, rule) and factor not in rule.reduced:
+                if factor is not None and self.allowed(factor, eqn, rule, share) and factor not in rule.reduced:
                     found.append(factor)
         uncut = [factor for factor in found if not is_cut(sized(rule.sizes[factor]))]
         return next(iter(uncut or found), None)
@@ -296,7 +296,7 @@ def _versions(step: Step) -> list[Version]:
     return [v for v in step.operands if not isinstance(v, Number)]
 
 
-def _place(dims: Any, factor: str, rule: Factors) -> Layout:
+def _place(dims: Dims, factor: str) -> Layout:
     for dim, names in enumerate(dims):
         if factor in names:
             return Layout("part", dim)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from meshwright.device.function import Eqn, Function, Operand, Value, print_attribute
 
 _MOVES = frozenset({"scatter", "broadcast", "send", "split", "item", "gather"})
@@ -37,15 +39,7 @@ def steady_state(fn: Function) -> Function:
             same.update(zip(eqn.outputs, earlier.outputs, strict=True))
             placed.update(dict.fromkeys(earlier.outputs))
     fn = fn.with_(eqns=tuple(eqns), outputs=tuple(same.get(v, v) for v in fn.outputs))
-    wanted: dict[Value, None] = {}
-    last = set()
-    for eqn in reversed(fn.eqns):
-        if eqn in first:
-            continue
-        if eqn.op in _MOVES and not any(v in wanted for v in eqn.outputs):
-            last.add(eqn)
-        else:
-            wanted.update(dict.fromkeys(eqn.values))
+    last = _last_moves([eqn for eqn in fn.eqns if eqn not in first], fn.outputs)
     kept = [eqn for eqn in fn.eqns if eqn not in first and eqn not in last]
     used = {v for eqn in kept for v in eqn.values}
     inputs = tuple(v for v in placed if v in used)
@@ -53,6 +47,34 @@ def steady_state(fn: Function) -> Function:
     returned = dict.fromkeys(v for eqn in fn.eqns if eqn in last for v in eqn.values if v in made)
     outputs = (*(v for v in fn.outputs if v in made), *(v for v in returned if v not in fn.outputs))
     return Function(fn.name, inputs, tuple(kept), outputs)
+
+
+def _last_moves(eqns: Sequence[Eqn], outputs: Sequence[Value]) -> set[Eqn]:
+    """The moves after which only outputs remain.
+
+    Where replicas make copies of an output and one of them is returned, the moves of the others are last as well.
+    """
+    last: set[Eqn] = set()
+    returning: set[object] = set()
+    for _ in range(len(eqns) + 1):
+        wanted: set[Value] = set()
+        leaving, used = set(outputs), set()
+        found, keys = set(), set()
+        for eqn in reversed(eqns):
+            key = eqn.outputs[0].origin or eqn
+            if any(v in wanted for v in eqn.outputs):
+                used.add(key)
+            moves = eqn.op in _MOVES and not any(v in wanted for v in eqn.outputs)
+            if moves and (any(v in leaving for v in eqn.outputs) or key in returning):
+                found.add(eqn)
+                keys.add(key)
+                leaving.update(eqn.values)
+            else:
+                wanted.update(eqn.values)
+        if found == last:
+            break
+        last, returning = found, keys - used
+    return last
 
 
 def _one(x: Operand, same: dict[Value, Value]) -> Operand:

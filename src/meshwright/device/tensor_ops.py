@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from hashlib import sha256
+from inspect import signature as signature_of
 from math import prod
 from typing import Any, NamedTuple
 
@@ -23,7 +24,7 @@ from meshwright.core.op import REGISTRY, Cost, No
 from meshwright.core.program import Program
 from meshwright.core.types import TensorType
 from meshwright.device.dims import Dim, Size, Sizes, divide
-from meshwright.device.function import Eqn, Number
+from meshwright.device.function import Eqn, Number, Operand
 from meshwright.device.types import Tensor
 from meshwright.engine import compile as _compile  # noqa: F401  (runs the regions of scan and cond)
 from meshwright.engine.namespace import NUMPY
@@ -34,13 +35,28 @@ Arg = tuple[Sizes, DType]
 Params = Mapping[str, Any]
 
 
+class Share(NamedTuple):
+    """Operands and results of an op, by number, that have nothing to do with its other operands and results."""
+
+    operands: tuple[int, ...]
+    results: tuple[int, ...]
+
+
 class Named(NamedTuple):
-    """An op of device programs alone: its factor rule for given ranks, and its value by a namespace of functions."""
+    """An op of device programs alone: its factor rule for given ranks, and its value by a namespace of functions.
+
+    ``shares`` are the independent parts of a call with so many operands, such as the updates of several weights.
+    ``like`` is the operand whose dtype a result has, given how many operands there are and which result it is. Results
+    of an op ``in_place`` take the memory of operands.
+    """
 
     factors: Callable[[Sequence[TensorType]], str]
     evaluate: Callable[..., Any]
     linear: Linearity
     flops_per_point: float = 1.0
+    shares: Callable[[int], tuple[Share, ...]] | None = None
+    like: Callable[[int, int], int] = lambda operands, result: 0
+    in_place: bool = False
 
 
 def _rank(t: TensorType) -> str:
@@ -62,18 +78,58 @@ def _matmul(types: Sequence[TensorType]) -> str:
     return f"{' '.join([*batch, *rows, 'k'])}, {' '.join([*shared, 'k', 'j'])} -> {' '.join([*batch, *rows, 'j'])}"
 
 
-def _same(count: int) -> Callable[[Sequence[TensorType]], str]:
+def _same(operands: int) -> Callable[[Sequence[TensorType]], str]:
+    """Elementwise on so many tensors; all but the first may be numbers."""
+
     def rule(types: Sequence[TensorType]) -> str:
-        return ", ".join(_rank(t) for t in types) + " -> " + ", ".join([_rank(types[0])] * count)
+        shown = _rank(types[0]) if types else "i"
+        rest = [" " if t.ndim == 0 else shown for t in types[1:]]
+        return f"{', '.join([shown, *rest, *[shown] * operands][:operands])} -> {shown}"
 
     return rule
 
 
-def _sgd(types: Sequence[TensorType]) -> str:
-    """Weights, then their gradients, give new weights; each pair has factors of its own."""
-    half = len(types) // 2
-    sides = [" ".join(f"{letter}{n}" for letter in names(t.ndim)) for n, t in enumerate(types[:half])]
-    return f"{', '.join([*sides, *sides])} -> {', '.join(sides)}"
+def _updates(taken: int, given: int, more: int = 0) -> Callable[[Sequence[TensorType]], str]:
+    """The rule of an optimizer: ``taken`` tensors of each weight, then ``more`` numbers, give ``given`` of each.
+
+    All weights come first, then all their gradients, and so on; each weight has factors of its own.
+    """
+
+    def rule(types: Sequence[TensorType]) -> str:
+        weights = types[: max((len(types) - more) // taken, 1)]
+        sides = [" ".join(f"{letter}_{n}" for letter in names(t.ndim)) for n, t in enumerate(weights)]
+        return f"{', '.join([*sides * taken, *[' '] * more])} -> {', '.join(sides * given)}"
+
+    return rule
+
+
+def _weights(taken: int, given: int, more: int = 0) -> Callable[[int], tuple[Share, ...]]:
+    """Each weight with its gradient and state; the numbers after them belong to all."""
+
+    def shares(operands: int) -> tuple[Share, ...]:
+        count = (operands - more) // taken
+        numbers = tuple(range(count * taken, operands))
+        return tuple(
+            Share((*range(n, count * taken, count), *numbers), tuple(range(n, count * given, count)))
+            for n in range(count)
+        )
+
+    return shares
+
+
+def _adam(
+    xp: Any, *xs: Any, lr: float = 0.001, beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8
+) -> tuple[Any, ...]:
+    """Weights, gradients, first and second moments, and how many steps there have been, this one included."""
+    *tensors, t = xs
+    count = len(tensors) // 4
+    new: list[tuple[Any, Any, Any]] = []
+    for w, g, m, v in zip(*(tensors[n * count : (n + 1) * count] for n in range(4)), strict=True):
+        m = beta1 * m + (1 - beta1) * g
+        v = beta2 * v + (1 - beta2) * g * g
+        scaled = (m / (1 - beta1**t)) / (xp.sqrt(v / (1 - beta2**t)) + eps)
+        new.append((w - lr * scaled, m, v))
+    return tuple(x for column in zip(*new, strict=True) for x in column)
 
 
 def _matmul_grad(xp: Any, x: Any, w: Any, dy: Any) -> tuple[Any, Any]:
@@ -82,16 +138,35 @@ def _matmul_grad(xp: Any, x: Any, w: Any, dy: Any) -> tuple[Any, Any]:
 
 NAMED: dict[str, Named] = {
     "MatMul": Named(_matmul, lambda xp, x, y: xp.matmul(x, y), Linearity.EACH, 2.0),
-    "MatMulGrad": Named(lambda types: "i k, k j, i j -> i k, k j", _matmul_grad, Linearity.NONE, 4.0),
+    "MatMulGrad": Named(
+        lambda types: "i k, k j, i j -> i k, k j",
+        _matmul_grad,
+        Linearity.NONE,
+        4.0,
+        like=lambda operands, result: result,
+    ),
     "Relu": Named(_same(1), lambda xp, x: xp.maximum(x, 0), Linearity.NONE),
-    "ReluGrad": Named(_same(1), lambda xp, x, dy: xp.where(x > 0, dy, 0).astype(dy.dtype), Linearity.NONE),
-    "Loss": Named(_same(1), lambda xp, y, z, n: xp.square(y - z) / n, Linearity.NONE, 3.0),
-    "LossGrad": Named(_same(1), lambda xp, y, z, n: 2 * (y - z) / n, Linearity.NONE, 3.0),
+    "ReluGrad": Named(_same(2), lambda xp, x, dy: xp.where(x > 0, dy, 0).astype(dy.dtype), Linearity.NONE),
+    "Loss": Named(_same(3), lambda xp, y, z, n: xp.square(y - z) / n, Linearity.NONE, 3.0),
+    "LossGrad": Named(_same(3), lambda xp, y, z, n: 2 * (y - z) / n, Linearity.NONE, 3.0),
     "SGDOptimizer": Named(
-        _sgd,
+        _updates(2, 1),
         lambda xp, *xs, lr=0.01: tuple(w - lr * g for w, g in zip(xs[: len(xs) // 2], xs[len(xs) // 2 :], strict=True)),
         Linearity.NONE,
         2.0,
+        _weights(2, 1),
+        like=lambda operands, result: result,
+        in_place=True,
+    ),
+    "AdamOptimizer": Named(
+        _updates(4, 3, 1),
+        _adam,
+        Linearity.NONE,
+        12.0,
+        _weights(4, 3, 1),
+        # Gradients stand between the weights and their moments.
+        like=lambda operands, result: result if result < (operands - 1) // 4 else result + (operands - 1) // 4,
+        in_place=True,
     ),
     "Identity": Named(_same(1), lambda xp, x: x, Linearity.MOVES, 0.0),
 }
@@ -197,15 +272,31 @@ def _infer(name: str, args: tuple[Arg, ...], params: tuple[tuple[str, Any], ...]
     types = [plain(arg) for arg in args]
     given = {key: _witness(value) for key, value in params}
     if name in NAMED:
+        _check_params(name, dict(params))
         rule = _named_factors(name, types)
         shapes = [tuple(_size(dim, rule) for dim in dims) for dims in rule.results]
-        return tuple((_unwitness(shape), types[0].dtype) for shape in shapes)
+        like = NAMED[name].like
+        return tuple((_unwitness(shape), types[like(len(types), n)].dtype) for n, shape in enumerate(shapes))
     found = REGISTRY[name].type(*types, **given)
     results = found if isinstance(found, tuple) else (found,)
     wrong = next((t.dtype for t in results if not isinstance(t.dtype, np.dtype)), None)
     if wrong is not None:
         raise TypeError(f"{_unwitness(wrong)} is not a dtype")
     return tuple((_unwitness(t.shape), t.dtype) for t in results)
+
+
+def _check_params(name: str, params: Params) -> None:
+    """Refuse params that an op of device programs does not have, and those that are no numbers."""
+    known = [p.name for p in signature_of(NAMED[name].evaluate).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    for key, value in params.items():
+        if key not in known:
+            raise ShapeError(
+                f"{name} has no param {key}.",
+                why=f"its params are {', '.join(known) or 'none'}",
+                fix=f"{name}(…, {known[0]}=…)" if known else f"{name}(…)",
+            )
+        if not isinstance(value, int | float):
+            raise ShapeError(f"The {key} of {name} is {value!r}.", why="it is a number", fix=f"{name}(…, {key}=1)")
 
 
 def infer(name: str, args: Sequence[Arg], params: Params) -> tuple[Arg, ...]:
@@ -247,21 +338,17 @@ def _named_factors(name: str, types: Sequence[TensorType]) -> Factors:
             f"{name} takes {len(sides)} operands, not {len(types)}.", why=f"its rule is {text}", fix=f"{name}(…)"
         )
     for side, t in zip(sides, types, strict=True):
-        if t.ndim == 0:
-            continue
         letters = side.split()
-        for letter, n in zip(letters, t.shape, strict=False):
-            if len(letters) != t.ndim or sizes.setdefault(letter, n) != n:
-                shown = ", ".join(str(_show(t)) for t in types)
-                raise ShapeError(
-                    f"{name} cannot take {shown}.",
-                    why=f"its dims are {text}, and {letter} has two sizes",
-                    fix=f"{name} of tensors whose dims agree",
-                )
-    return Factors.parse(
-        ", ".join(" " if t.ndim == 0 else s for s, t in zip(sides, types, strict=True)) + " -> " + text.split("->")[1],
-        sizes,
-    )
+        wrong = next((x for x, n in zip(letters, t.shape, strict=False) if sizes.setdefault(x, n) != n), None)
+        if wrong is not None or len(letters) != t.ndim:
+            shown = ", ".join(str(_show(t)) for t in types)
+            why = f"{wrong} has two sizes" if wrong else f"{_show(t)} stands where {side.strip() or 'a number'} does"
+            raise ShapeError(
+                f"{name} cannot take {shown}.",
+                why=f"its dims are {text}, and {why}",
+                fix=f"{name} of tensors whose dims agree",
+            )
+    return Factors.parse(text, sizes)
 
 
 def _show(t: TensorType) -> str:
@@ -299,16 +386,39 @@ def is_elementwise(eqn: Eqn) -> bool:
     )
 
 
+def shares_of(eqn: Eqn) -> tuple[Share, ...]:
+    """The parts of an equation that are computed from different operands; most have one."""
+    found = NAMED[eqn.op].shares if eqn.op in NAMED else None
+    if found is None:
+        return (Share(tuple(range(len(eqn.inputs))), tuple(range(len(eqn.outputs)))),)
+    return found(len(eqn.inputs))
+
+
+def operands_of(eqn: Eqn) -> list[list[Operand]]:
+    """The operands that each result of an equation is computed from."""
+    shares = shares_of(eqn)
+    own = {result: share for share in shares for result in share.results}
+    return [[eqn.inputs[n] for n in own[result].operands] for result in range(len(eqn.outputs))]
+
+
 def groups(name: str, args: Sequence[Arg], results: Sequence[Arg], params: Params) -> tuple[LinearGroup, ...]:
     """The groups of operands that may be summands together; the results then are, too."""
     linear = NAMED[name].linear if name in NAMED else REGISTRY[registry_name(name)].linear
     return groups_of(linear, [plain(a) for a in args], [plain(a) for a in results], _witnessed(params))
 
 
+def evaluate_named(name: str, xp: Any, arrays: Sequence[Any], params: Params) -> tuple[Any, ...]:
+    """The results of an op of device programs by a namespace of functions, in the dtypes that its type says."""
+    op = NAMED[name]
+    found = op.evaluate(xp, *arrays, **params)
+    results = found if isinstance(found, tuple) else (found,)
+    return tuple(y.astype(arrays[op.like(len(arrays), n)].dtype) for n, y in enumerate(results))
+
+
 def evaluate(name: str, arrays: Sequence[Any], params: Params) -> tuple[Any, ...]:
     """The results of an op on arrays."""
     if name in NAMED:
-        found = NAMED[name].evaluate(np, *arrays, **params)
+        found = evaluate_named(name, np, arrays, params)
     else:
         op = REGISTRY[registry_name(name)]
         try:

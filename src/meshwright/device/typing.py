@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from meshwright.device.attributes import check_results
 from meshwright.device.classes import is_tensor_eqn, tensor_of
 from meshwright.device.dims import divide
 from meshwright.device.function import Eqn, Function, Number, Operand, Value
@@ -42,6 +43,7 @@ class _Typing:
         types = [v.type for v in eqn.outputs]
         if any(t is None for t in types):
             found = self.types(eqn, inputs, body)
+            check_results(eqn, len(found))
             types = [t if t is not None else f for t, f in zip(types, found, strict=True)]
         outputs = []
         for v, t in zip(eqn.outputs, types, strict=True):

@@ -1,0 +1,104 @@
+"""Devices that do the same, simulated once: on any map and any machine, as if each were simulated."""
+
+import random
+from math import prod
+from typing import Any
+
+import pytest
+
+import meshwright as mw
+from meshwright import dist, hardware
+
+BATCH = {"x": 0, "z": 0}
+SQUARE = "Tensor[(48, 48), HOME]"
+STEP = f"""def step(a: {SQUARE}, b: {SQUARE}, x: {SQUARE}, z: {SQUARE}):
+    h = MatMul(x, a)
+    r = Relu(h)
+    y = MatMul(r, b)
+    dy = LossGrad(y, z, 96)
+    dr, db = MatMulGrad(r, b, dy)
+    dh = ReluGrad(h, dr)
+    dx, da = MatMulGrad(x, a, dh)
+    c, d = SGDOptimizer(a, b, da, db)
+    return c, d, y"""
+MACHINES = [
+    dist.DistIR(),
+    dist.OnTopology(hardware.Topology("h100", 64)),
+    dist.OnTopology(hardware.Topology("h100", 64), overlap=False),
+    dist.OnTopology(hardware.Topology("tpu v5e", (8, 8))),
+]
+
+
+def random_map(choose: random.Random, depth: int) -> Any:
+    """A grid with or without gaps, or any tree: keys lead their groups or do not, numbers in any order."""
+    fans = [choose.choice([1, 2, 3, 4]) for _ in range(depth)]
+    style = choose.choice(["grid", "gaps", "any"])
+    if style == "grid":
+        return dist.DeviceMap.grid(*fans, first=choose.choice([1, 1, 2, 5] if prod(fans) < 60 else [1]))
+    numbers = list(range(1, 65))
+    if choose.random() < 0.5:
+        choose.shuffle(numbers)
+    left = iter(numbers)
+
+    def make(level: int, leader: int | None) -> Any:
+        size = fans[level] if style == "gaps" or choose.random() < 0.5 else choose.choice([1, 2, 3, 4])
+        own = leader is not None and choose.random() < 0.7
+        group = [leader] if own else [next(left)]
+        for _ in range(size - 1):
+            for _ in range(choose.choice([0, 0, 0, 1]) if style == "gaps" else 0):
+                next(left)
+            group.append(next(left))
+        return group if level == depth - 1 else {d: make(level + 1, d) for d in group}
+
+    try:
+        return dist.DeviceMap(make(0, None))
+    except StopIteration:
+        return dist.DeviceMap.grid(*fans)
+
+
+def transformed(fn: dist.Function, letter: str, keys: list[str]) -> dist.Function:
+    if letter == "D":
+        return dist.data_parallel(fn, BATCH, keys)
+    if letter == "H":
+        return dist.horizontal_parallel(fn, BATCH, keys)
+    if letter == "P":
+        return dist.pipeline_parallel(fn, 2, 2, "1f1b", BATCH, keys)
+    return dist.zero(fn, BATCH, int(letter), keys)
+
+
+def check_folded(seed: int) -> bool:
+    """Whether a random program runs on a random map; then what each device did is the same, written once or not."""
+    choose = random.Random(seed)
+    word = "".join(choose.choice("DDHH123P") for _ in range(choose.randint(1, 3)))
+    device_map = random_map(choose, len(word))
+    home = choose.choice([0, 0, 0, device_map.keys()[0], choose.choice(sorted(device_map.devices()))])
+    fn = dist.parse(STEP.replace("HOME", str(home)))
+    try:
+        for depth, letter in enumerate(word):
+            fn = transformed(fn, letter, ["d", "dd", "ddd"][:depth])
+        fn = dist.keep_in_place(fn) if choose.random() < 0.5 else fn
+        dist.resolve(fn, device_map)
+    except mw.MeshwrightError:
+        return False
+    machine, steady = choose.choice(MACHINES), choose.random() < 0.5
+    once, each = (
+        dist.simulate(fn, device_map, assumptions=machine, steady=steady, fold=fold, events=False)
+        for fold in (True, False)
+    )
+    label = f"{seed} {word} {device_map} home {home} steady {steady} {machine}"
+    assert once.seconds == pytest.approx(each.seconds, rel=1e-9), label
+    for name in ("peak_bytes", "base_bytes", "busy_seconds", "link_seconds"):
+        here, there = getattr(once, name), getattr(each, name)
+        found = {device: here[device] if device in there else None for device in there}
+        assert found == pytest.approx(there, rel=1e-9), f"{name} {label}"
+    assert once.bubble_fraction == pytest.approx(each.bubble_fraction, rel=1e-9, abs=1e-12), label
+    return len(once.peak_bytes) < len(each.peak_bytes)
+
+
+def test_what_is_simulated_once_is_what_each_device_does():
+    assert sum(check_folded(seed) for seed in range(60)) >= 10
+
+
+@pytest.mark.slow
+def test_what_is_simulated_once_is_what_each_device_does_at_length():
+    assert sum(check_folded(seed) for seed in range(60, 3000)) >= 500
