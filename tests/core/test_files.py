@@ -178,7 +178,7 @@ def interrupt_everywhere(folder: Path) -> None:
         if not any(came):
             break
     assert seen == sorted(seen, reverse=True)
-    assert seen.count("old") > 50 < seen.count("new")
+    assert seen.count("old") > 30 < seen.count("new")  # how many steps there are depends on the Python
 
 
 # The modules that open files to write, and why they may: the others call `write_whole` or `write_new`.
