@@ -284,6 +284,12 @@ def test_products_that_cannot_be_read():
         '"A[I_x,J] @ B[J,K_y] -> C[I,K]"',
     )
     expect(
+        lambda: mw.plan_matmul("A[I]{U_y} @ B[K] -> C[I,K]{U_xy}", {"x": 2, "y": 2}, SIZES),
+        "A[I]{U_y} @ B[K] cannot give C[I,K]{U_xy}.",
+        "no index is summed over, and no operand owes a sum over x",
+        '"A[I]{U_y} @ B[K] -> C[I,K]{U_y}"',
+    )
+    expect(
         lambda: mw.plan_matmul("A[I,J] @ B[J,K] -> C[I,K]", {"x": 2}, {"I": 8, "K": 8}),
         "No size for J.",
         "the indices are I, J, K",

@@ -40,6 +40,40 @@ def test_the_cases_of_the_seed(text, case, collectives):
     assert plan.find(*collectives).steps is not None
 
 
+@pytest.mark.parametrize(
+    ("split", "whole"),
+    [
+        ("A[I_x,J] @ B[J,K_y] -> C[I,K]", "A[I,J] @ B[J,K_y] -> C[I,K]"),
+        ("A[I,J_x] @ B[J_x,K] -> C[I,K]", "A[I,J] @ B[J,K] -> C[I,K]"),
+        ("A[I,J_xy] @ B[J_xy,K] -> C[I,K]{U_xy}", "A[I,J_y] @ B[J_y,K] -> C[I,K]{U_y}"),
+        ("A[I,J]{U_x} @ B[J_y,K] -> C[I_x,K_y]", "A[I,J] @ B[J_y,K] -> C[I,K_y]"),
+    ],
+)
+@pytest.mark.parametrize("chip", ["tpu v5e", "h100"])
+def test_an_axis_of_one_device_splits_and_sums_nothing(split, whole, chip):
+    plans = [mw.plan_matmul(text, {"x": 1, "y": 4}, SIZES, topology=chip) for text in (split, whole)]
+    ways = [[(one.name, one.seconds, one.flops) for one in plan.alternatives] for plan in plans]
+    assert ways[0] == ways[1] != []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "A[I_d,J_zx] @ B[J_dbx,K_ac]{U_z} -> C[I_bz,K]{U_yc}",
+        "A[I,J]{U_bfa} @ B[J,K_xybc] -> C[I_z,K_dx]{U_bf}",
+        "A[I_ea,J_x] @ B[J_bcxa,K_zy] -> C[I_de,K_cx]{U_zya}",
+    ],
+)
+def test_sums_left_open_over_many_axes_are_found_though_not_every_way_is_tried(text):
+    plan = mw.plan_matmul(text, dict.fromkeys("xyzabcdef", 2), SIZES)
+    result = plan.problem.result
+    assert plan.greedy
+    assert plan.every
+    for one in plan.every:
+        reached = one.after[-1].after if one.after else result
+        assert (reached.axes, sorted(reached.unreduced)) == (result.axes, sorted(result.unreduced))
+
+
 def layouts(indices, mesh, unreduced=False):
     """Every layout of an array over a mesh, axes in every order."""
     places = [*indices, None, *(["U"] if unreduced else [])]

@@ -143,3 +143,18 @@ def test_errors() -> None:
         to_jax(compiled)(jnp.ones(3))
     assert error.value.what == "This compiled function cannot take (float32[3])."
     assert error.value.why == "it was compiled for (float32[8])"
+    for transform in (jax.jit, jax.vmap, jax.grad):
+        with pytest.raises(MeshwrightError) as error:
+            transform(to_jax(compiled))(jnp.ones(8))
+        assert error.value.what == "A function made by to_jax is called while JAX traces."
+        assert error.value.why == (
+            "it runs what is compiled already, on arrays; jax.jit, jax.grad and jax.vmap have none to give it"
+        )
+        assert error.value.fix == (
+            "call it outside of them; to differentiate: to_jax(mw.jit(mw.grad(f)).lower(*args).compile())"
+        )
+
+
+def test_numbers_of_python_are_arrays_of_jax() -> None:
+    compiled = mw.jit(lambda x, n: x * n).lower(2.0, 3).compile()
+    assert to_jax(compiled)(1.5, 4) == 6.0

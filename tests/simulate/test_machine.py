@@ -9,6 +9,7 @@ import pytest
 import meshwright as mw
 import meshwright.numpy as mnp
 from meshwright import P, lax
+from meshwright.core import dtypes
 from meshwright.hardware import Topology, collective_seconds
 from meshwright.simulate import memory, simulate
 from tests.simulate.models import megatron, struct
@@ -67,6 +68,16 @@ def test_links_of_gpus_are_nvlink_and_the_network() -> None:
     assert units(4, 8, "model") == {"nvlink"}
     assert units(4, 8, "data") == {"network"}
     assert units(4, 16, "model") == {"nvlink", "network"}
+
+
+@pytest.mark.parametrize("name", dtypes.SHORT_NAMES)
+def test_a_product_of_any_dtype_takes_time(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mw.config, "enable_x64", True)
+    x = mw.ShapeDtypeStruct((1024, 1024), dtypes.SHORT_NAMES[name])
+    program = mw.make_program(mnp.matmul)(x, x)
+    for chip in ("tpu v5e", "h100"):
+        found = simulate(program, Topology(chip, (1,)))
+        assert found.seconds >= 3 * 1024**2 * x.dtype.itemsize / mw.hardware.get(chip).hbm_bytes_per_s
 
 
 def test_parts_of_axes_lie_where_their_whole_does() -> None:

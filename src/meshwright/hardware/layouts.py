@@ -51,6 +51,11 @@ class Layout:
         """The axes that split an index."""
         return self.axes[self.indices.index(index)]
 
+    def over_many(self, mesh: Mapping[str, int]) -> Layout:
+        """The same without axes of size 1: over one device nothing is split, and no sum is owed."""
+        axes = tuple(tuple(axis for axis in split if mesh[axis] > 1) for split in self.axes)
+        return Layout(self.name, self.indices, axes, tuple(axis for axis in self.unreduced if mesh[axis] > 1))
+
     def elements(self, sizes: Mapping[str, float], mesh: Mapping[str, int]) -> float:
         """Elements on one device."""
         return prod(sizes[index] for index in self.indices) / prod(mesh[axis] for axis in self.used)

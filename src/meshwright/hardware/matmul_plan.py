@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
 from math import inf, prod
@@ -371,6 +371,15 @@ def plan_matmul(
     else:
         for chosen in product(*tried.options.values()):
             tried.seconds(dict(zip(tried.options, chosen)))
+    if not tried.found:
+        owed = [axis for axis in target.unreduced if axis in (*left.unreduced, *right.unreduced)]
+        raise HardwareError(
+            f"{left} @ {right} cannot give {target}.",
+            where=here(),
+            why=f"no index is summed over, and no operand owes a sum over "
+            f"{', '.join(axis for axis in target.unreduced if axis not in owed)}",
+            fix=f'"{left} @ {right} -> {replace(target, unreduced=tuple(owed))}"',
+        )
     ordered = sorted(tried.found.values(), key=lambda one: (one.seconds, one.communication_seconds, len(one.steps)))
     return MatmulPlan(problem, cases, natural, tuple(ordered), greedy)
 
@@ -408,7 +417,7 @@ class _Tried:
         p = self.problem
         orders = ((p.left, p.right, p.result), (p.right, p.left, p.result), (p.result, p.left, p.right), ())
         for arrays in orders:
-            now: Chosen = {axis: _index_of(axis, arrays) for axis in self.options}
+            now: Chosen = {axis: self._start(axis, arrays) for axis in self.options}
             best = self.seconds(now)
             while len(self.found) < _MOST_TRIED:
                 near = [
@@ -420,6 +429,13 @@ class _Tried:
                 best = min(times)
                 now = near[times.index(best)]
 
+    def _start(self, axis: str, arrays: Sequence[Layout]) -> str | None:
+        """What the arrays say of an axis; of one that the result owes a sum over, what leaves that sum open."""
+        p, said = self.problem, _index_of(axis, arrays)
+        if axis not in p.result.unreduced or said in p.contracted:
+            return said
+        return "U" if "U" in self.options[axis] else next(iter(p.contracted), said)
+
 
 def _index_of(axis: str, arrays: Sequence[Layout]) -> str | None:
     """The index that an axis splits in the first array that has it."""
@@ -429,22 +445,23 @@ def _index_of(axis: str, arrays: Sequence[Layout]) -> str | None:
 def _alternatives(problem: Problem, given: Chosen) -> Iterator[Alternative]:
     """The ways to multiply with the axes so assigned."""
     carried = tuple(axis for axis, index in given.items() if index == "U")
+    left, right, result = (one.over_many(problem.mesh) for one in (problem.left, problem.right, problem.result))
     for split in _orders(problem, given):
         operands = []
-        for one, other in ((problem.left, problem.right), (problem.right, problem.left)):
+        for one, other in ((left, right), (right, left)):
             carries = tuple(axis for axis in one.unreduced if axis in carried)
-            if any(axis in other.unreduced for axis in carries) and one is problem.right:
+            if any(axis in other.unreduced for axis in carries) and one is right:
                 carries = tuple(axis for axis in carries if axis not in other.unreduced)
             wanted = Layout(one.name, one.indices, tuple(split[index] for index in one.indices), carries)
             operands.append(convert(one, wanted))
         owed = [*(axis for index in problem.contracted for axis in split[index]), *carried]
         partial = Layout(
-            problem.result.name,
-            problem.result.indices,
-            tuple(split[index] for index in problem.result.indices),
+            result.name,
+            result.indices,
+            tuple(split[index] for index in result.indices),
             tuple(axis for axis in problem.mesh if axis in owed),
         )
-        after = convert(partial, problem.result)
+        after = convert(partial, result)
         if operands[0] is None or operands[1] is None or after is None:
             continue
         yield Alternative(problem, split, (*operands[0], *operands[1]), tuple(after))

@@ -96,6 +96,14 @@ def to_jax(compiled: Compiled, devices: Sequence[Any] | None = None) -> Callable
 
     def function(*args: Any, **kwargs: Any) -> Any:
         leaves, in_tree = tree.flatten((args, kwargs))
+        if any(isinstance(x, jax.core.Tracer) for x in leaves):
+            raise MeshwrightError(
+                "A function made by to_jax is called while JAX traces.",
+                where=here(),
+                why="it runs what is compiled already, on arrays; jax.jit, jax.grad and jax.vmap have none to give it",
+                fix="call it outside of them; to differentiate: to_jax(mw.jit(mw.grad(f)).lower(*args).compile())",
+            )
+        leaves = [x if hasattr(x, "dtype") else jax.numpy.asarray(x) for x in leaves]
         shapes = [(tuple(np.shape(x)), np.dtype(x.dtype)) for x in leaves]
         if in_tree != compiled._in_tree or shapes != [(t.shape, t.dtype) for t in program.in_types]:
             raise ShapeError(

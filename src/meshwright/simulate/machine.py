@@ -13,6 +13,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 from meshwright.core.axes import AxisRef
+from meshwright.core.dtypes import real_part
 from meshwright.core.program import Eqn
 from meshwright.core.source import here
 from meshwright.errors import HardwareError
@@ -127,10 +128,9 @@ class Machine:
         return Took(cost.seconds, (COMPUTE,), cost.bound, flops, nbytes, products, dtype=dtype)
 
     def _dtype(self, eqn: Eqn) -> str:
-        """The dtype at whose rate an equation computes; what is left out of products is computed as f32 is."""
-        name = dtype_name(eqn.inputs[0].type.dtype) if eqn.inputs else "f32"
-        if name.startswith("c"):
-            return "f32"
+        """The dtype at whose rate an equation computes, complex numbers at that of their parts; what is left out of
+        products is computed as f32 is."""
+        name = dtype_name(real_part(eqn.inputs[0].type.dtype)) if eqn.inputs else "f32"
         try:
             self.chip.flops_per_s(name)
         except HardwareError:
