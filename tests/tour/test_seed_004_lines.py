@@ -382,6 +382,22 @@ def test_results_that_differ_between_schedules_are_an_error_that_shows_both(debu
     )
 
 
+# "step = pl.program_id(0)": a pipeline is a grid inside the parent's; what the parent says of it is the parent's
+
+
+def test_program_id_in_an_index_map_is_of_the_parents_grid():
+    def copy(x_ref, z_ref):
+        z_ref[...] = x_ref[...] + pl.program_id(0)  # of the pipeline's grid
+
+    def parent(x_ref, z_ref):
+        block = pl.BlockSpec(lambda k: (2 * pl.program_id(0) + k, 0), (8, 8))
+        pltpu.emit_pipeline(copy, grid=(2,), in_specs=[block], out_specs=block)(x_ref, z_ref)
+
+    x = numbers(48, 8)
+    call = pl.pallas_call(parent, mw.ShapeDtypeStruct((48, 8), jnp.float32), grid=(3,), in_specs=[ANY], out_specs=ANY)
+    np.testing.assert_array_equal(call(x), x + np.repeat([0, 1] * 3, 8)[:, None].astype(np.float32))
+
+
 # "lhs: A 2d, jnp.ndarray with shape [m, k // lax.psum(1, collective_axes.axes)]."
 
 

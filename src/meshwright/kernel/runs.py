@@ -56,7 +56,7 @@ class Run:
         self.out_prologue, self.out_epilogue, self.postyeet = out_prologue, out_epilogue, postyeet
 
         def operand(kind: str, n: int, window: Window | None, ref: Ref, spec: BlockSpec) -> Operand:
-            return Operand(pipeline, task.machine.tiles, window, ref, spec, f"{kind} {n} of the pipeline")
+            return Operand(pipeline, task, window, ref, spec, f"{kind} {n} of the pipeline")
 
         ins = zip(windows.input, self.grouped.input, pipeline.in_specs, strict=True)
         outs = list(zip(windows.out, self.grouped.out, pipeline.out_specs, strict=True))
@@ -81,7 +81,7 @@ class Run:
                 why=f"the grid is {tuple(pipeline.grid)}, and steps are run one after the other, up to {MOST_STEPS}",
                 fix="larger blocks, and a smaller grid",
             )
-        self.running = False  # whether steps are being run
+        self.grids = len(task.grids)  # of the parent
         self.line = task.source()  # of the call: that of the pipeline's own copies
         self.after: dict[int, tuple[Ref, Source | None]] = {}  # sums to fetch once they are written, from where
 
@@ -92,7 +92,6 @@ class Run:
             return
         self._start()
         self._protect(True)
-        self.running = True
         task.grids.append((self.pipeline.first, whole))
         machine = task.machine
         for step, indices in enumerate(self.pipeline.walk()):
@@ -100,7 +99,6 @@ class Run:
             machine.step(task)
             self._step(step)
         task.grids.pop()
-        self.running = False
         self._protect(False)
         self._end()
 
@@ -251,13 +249,8 @@ class Run:
 
     def _ask(self, callback: Callable[[Any], Any]) -> Any:
         """Call a callback: a part of the parent, so that ``program_id`` is of the parent's grid."""
-        if not self.running:
+        with self.task.within(self.grids):
             return callback(self._arguments())
-        own = self.task.grids.pop()
-        try:
-            return callback(self._arguments())
-        finally:
-            self.task.grids.append(own)
 
     def _both(self, prefix: Any, what: str) -> list[bool]:
         """A flag per input, then one per sum, from a prefix of both."""
