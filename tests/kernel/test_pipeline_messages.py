@@ -85,6 +85,11 @@ KERNELS: dict[str, Any] = {
     "an out_prologue that returns an array": fused(out_prologue=lambda _: mnp.ones(2)),
     "an out_epilogue of another tree": fused(out_epilogue=lambda _: {"a": True}),
     "force_copy for three inputs": prefetching(([True, True, True], False)),
+    "a prologue that is no function": fused(prologue=((True, True), (True, True))),
+    "an epilogue without arguments": fused(epilogue=lambda: None),
+    "refs in the place of what to prefetch": fused(
+        epilogue=lambda args: args.start_pipeline_prefetch(args.pipeline_refs)
+    ),
     "what is not allocated": fused(lambda made: make_allocations(F32, F32)),
     "what is allocated for fewer": fused(lambda made: made[:1]),
     "an axis twice": lambda x_ref, z_ref, made: lax.axis_index(("x", "x")),
@@ -171,6 +176,23 @@ force_copy has 3 flags for 1 operands.
   at:   FILE:N   args.start_pipeline_prefetch(given, force_copy=force_copy)
   why:  it is one flag for all, or one for each
   fix:  [True]""",
+    "a prologue that is no function": f"""\
+((True, True), (True, True)) cannot be a callback of a pipeline.
+  at:   FILE:N   {FUSED}
+  why:  it is called while the pipeline runs
+  fix:  a function of one argument: lambda args: …""",
+    "an epilogue without arguments": f"""\
+A callback of a pipeline cannot take what it is given.
+  at:   FILE:N   {FUSED}
+  why:  too many positional arguments
+  fix:  a function of one argument: lambda args: …""",
+    "refs in the place of what to prefetch": """\
+start_pipeline_prefetch is not given the refs of the next run.
+  at:   FILE:N   epilogue=lambda args: args.start_pipeline_prefetch(args.pipeline_refs)
+  why:  it takes PipelinePrefetchArgs with what make_pipeline_refs returns for them
+  fix:  pltpu.PipelinePrefetchArgs(
+            args.make_pipeline_refs(x_ref, out_ref), args.pipeline_allocations, args.pipeline_buffers
+        )""",
     "what is not allocated": f"""\
 A pipeline is given VMEM((2, 8, 16), float32) as the memory of an operand.
   at:   FILE:N   {FUSED}

@@ -15,6 +15,7 @@ from meshwright.core.source import Source, here
 from meshwright.kernel.arguments import PipelineArg, PipelineCallbackArgs, PipelinePrefetchArgs, flags, pair
 from meshwright.kernel.blocks import BlockSpec
 from meshwright.kernel.faults import KernelError
+from meshwright.kernel.language import mismatch
 from meshwright.kernel.operands import Operand
 from meshwright.kernel.refs import Ref
 from meshwright.kernel.tasks import Task
@@ -249,8 +250,22 @@ class Run:
 
     def _ask(self, callback: Callable[[Any], Any]) -> Any:
         """Call a callback: a part of the parent, so that ``program_id`` is of the parent's grid."""
+        arguments = self._arguments()
         with self.task.within(self.grids):
-            return callback(self._arguments())
+            try:
+                return callback(arguments)
+            except TypeError:
+                wrong = mismatch(callback, [arguments])
+                if not wrong:
+                    raise
+                raise KernelError(
+                    f"{callback!r} cannot be a callback of a pipeline."
+                    if not callable(callback)
+                    else "A callback of a pipeline cannot take what it is given.",
+                    where=here(),
+                    why=wrong if callable(callback) else "it is called while the pipeline runs",
+                    fix="a function of one argument: lambda args: …",
+                ) from None
 
     def _both(self, prefix: Any, what: str) -> list[bool]:
         """A flag per input, then one per sum, from a prefix of both."""
@@ -284,7 +299,16 @@ class Run:
         self, prefetch_args: PipelinePrefetchArgs, *, force_copy: Any = (False, False), force_skip: Any = (False, False)
     ) -> tuple[Any, Any]:
         """Start to fetch the first blocks of the next run: those that change, and those that are forced."""
-        refs = prefetch_args.pipeline_refs
+        refs = getattr(prefetch_args, "pipeline_refs", None)
+        counts = len(self.inputs), len(self.sums)
+        if not isinstance(refs, PipelineArg) or (len(refs.input), len(refs.in_out)) != counts:
+            raise KernelError(
+                "start_pipeline_prefetch is not given the refs of the next run.",
+                where=here(),
+                why="it takes PipelinePrefetchArgs with what make_pipeline_refs returns for them",
+                fix="pltpu.PipelinePrefetchArgs(\n"
+                "    args.make_pipeline_refs(x_ref, out_ref), args.pipeline_allocations, args.pipeline_buffers\n)",
+            )
         forced, skipped = self._both(force_copy, "force_copy"), self._both(force_skip, "force_skip")
         operands = [*self.inputs, *self.sums.values()]
         for operand, ref, force, skip in zip(operands, [*refs.input, *refs.in_out], forced, skipped, strict=True):
