@@ -1,4 +1,4 @@
-"""Looking at where arrays live.
+"""Looking at where arrays live, and at what kernels do at the same time.
 
 >>> import meshwright as mw
 >>> mesh = mw.make_mesh((2, 2), ("x", "y"), kind="tpu")
@@ -25,6 +25,7 @@ from meshwright.core.mesh import BaseMesh
 from meshwright.core.source import here
 from meshwright.errors import MeshError
 from meshwright.report.colors import ColorMap
+from meshwright.report.kernels import kernel_picture
 from meshwright.report.visualize import Picture, Sharding, as_html, as_text, picture
 
 
@@ -110,6 +111,7 @@ __all__ = [
     "Picture",
     "as_html",
     "as_text",
+    "kernel_picture",
     "picture",
     "visualize_array_sharding",
     "visualize_mesh",

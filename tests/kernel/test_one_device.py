@@ -138,3 +138,41 @@ def test_an_empty_grid_leaves_poison_and_an_empty_output_is_empty():
     assert np.isnan(np.asarray(pl.pallas_call(kernel, out(2, 2), grid=(0,), out_specs=spec)())).all()
     large = pl.pallas_call(lambda out_ref: None, out(300, 300), out_specs=ANY)()
     assert np.isnan(np.asarray(large)).all()
+
+
+@debugs
+def test_a_block_in_main_memory_is_a_part_of_the_operand(debug):
+    def kernel(x_ref, out_ref, scratch_ref):
+        assert x_ref.shape == out_ref.shape == (4, 8)
+        pltpu.sync_copy(x_ref, scratch_ref)
+        scratch_ref[...] *= 2 + pl.program_id(0)
+        pltpu.sync_copy(scratch_ref, out_ref)
+
+    block = pl.BlockSpec((4, 8), lambda i: (2 - i, 0), memory_space=pl.ANY)
+    x = numbers(12, 8)
+    call = pl.pallas_call(
+        kernel, out(12, 8), grid=(3,), in_specs=[block], out_specs=block, scratch_shapes=[pltpu.VMEM((4, 8), F32)],
+        debug=debug,
+    )  # fmt: skip
+    close(call(x), x * np.repeat([4, 3, 2], 4)[:, None])
+
+
+@debugs
+def test_a_sum_may_come_back_to_a_block(debug):
+    def product(x_ref, y_ref, z_ref):
+        z_ref[...] = x_ref[...] @ y_ref[...]
+
+    def kernel(x_ref, y_ref, old_ref, z_ref):
+        pltpu.emit_pipeline(
+            product,
+            grid=(3, 2, 2),  # what is summed over runs slowest
+            in_specs=[pl.BlockSpec((4, 4), lambda k, i, j: (i, k)), pl.BlockSpec((4, 4), lambda k, i, j: (k, j))],
+            out_specs=pl.BlockSpec((4, 4), lambda k, i, j: (i, j)),
+            should_accumulate_out=True,
+        )(x_ref, y_ref, z_ref)
+
+    x, y, old = numbers(8, 12), numbers(12, 8, seed=1), numbers(8, 8, seed=2)
+    call = pl.pallas_call(
+        kernel, out(8, 8), in_specs=[ANY] * 3, out_specs=ANY, input_output_aliases={2: 0}, debug=debug
+    )
+    close(call(x, y, old), old + x @ y)

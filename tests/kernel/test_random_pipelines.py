@@ -186,7 +186,9 @@ def check_fused(case: Fused) -> None:
     x = whole_numbers(case.runs, bm * T, bk * T, seed=0)
     y = whole_numbers(1 if case.same_right else case.runs, bk * T, bn * T, seed=1)
     if case.stale:
-        with pytest.raises(pltpu.StaleError, match=r"The window of input 1 of the pipeline holds the window|holds y_ref"):
+        with pytest.raises(
+            pltpu.StaleError, match=r"The window of input 1 of the pipeline holds the window|holds y_ref"
+        ):
             fused_call(case)(x, y)
     else:
         np.testing.assert_array_equal(fused_call(case)(x, y), (x @ y).sum(0))

@@ -149,8 +149,8 @@ def unread(call: Callable[[Any], Any]) -> dict[str, tuple[Callable[[Any], Any], 
     own = mw.custom_vjp(f)
     own.defvjp(lambda x: (f(x), None), lambda _, g: (g * 2,))
     split = mw.NamedSharding(MESH, ROWS)
-    scanned = lambda x: lax.scan(lambda c, _: (f(c), None), x, None, length=3)[0]  # noqa: E731
-    taken = lambda x: lax.cond(x[0, 0] > -1e9, f, lambda x: x, x)  # noqa: E731
+    scanned = lambda x: lax.scan(lambda c, _: (f(c), None), x, None, length=3)[0]
+    taken = lambda x: lax.cond(x[0, 0] > -1e9, f, lambda x: x, x)
     return {
         "eager": (f, 1),
         "jit": (mw.jit(f), 1),

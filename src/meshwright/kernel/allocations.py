@@ -115,8 +115,9 @@ def window_of(allocation: Any) -> Window | None:
         return None
     slots, semaphores = getattr(allocation, "slots", None), getattr(allocation, "semaphores", None)
     if not (isinstance(slots, Ref) and isinstance(semaphores, SemaphoreRef)):
+        shown = str(slots) if isinstance(slots, MemoryType) else repr(allocation)
         raise KernelError(
-            f"A pipeline is given {allocation!r} as the memory of an operand.",
+            f"A pipeline is given {shown} as the memory of an operand.",
             where=here(),
             why="its windows are scratch memory of the parent, made before the pipeline runs",
             fix="scratch_shapes=[make_allocations(pltpu.ANY((), mnp.float32), …)], and the ref of it as allocations=",

@@ -10,6 +10,7 @@ from meshwright.kernel.blocks import BlockSpec, blocks_of
 from meshwright.kernel.faults import KernelError, StaleError
 from meshwright.kernel.refs import Ref
 from meshwright.kernel.spaces import MemorySpace
+from meshwright.kernel.tasks import Task
 from meshwright.kernel.windows import Window
 
 if TYPE_CHECKING:
@@ -19,12 +20,14 @@ if TYPE_CHECKING:
 class Operand:
     """One operand in one run: its window, or a view of its own memory where there is none."""
 
-    __slots__ = ("blocks", "changed", "indices", "pipeline", "ref", "steps", "visited", "window")
+    __slots__ = ("blocks", "changed", "grids", "indices", "pipeline", "ref", "steps", "task", "visited", "window")
 
     def __init__(
-        self, pipeline: Pipeline, tiles: bool, window: Window | None, ref: Ref, spec: BlockSpec, label: str
+        self, pipeline: Pipeline, task: Task, window: Window | None, ref: Ref, spec: BlockSpec, label: str
     ) -> None:
         self.pipeline = pipeline
+        self.task = task
+        self.grids = len(task.grids)  # of the parent
         self.ref = ref
         self.blocks = blocks_of(spec, ref.shape, label)
         self.steps = pipeline.walk()
@@ -43,7 +46,7 @@ class Operand:
         if window is not None:
             self._require_slots(window)
             window.bind(ref, self.blocks)
-            if tiles and window.slots[0].memory_space is MemorySpace.VMEM:
+            if task.machine.tiles and window.slots[0].memory_space is MemorySpace.VMEM:
                 self.blocks.require_tiles(ref.dtype)
             window.lookahead = spec.pipeline_mode is not None and spec.pipeline_mode.use_lookahead
 
@@ -87,7 +90,12 @@ class Operand:
     def index(self, step: int) -> tuple[Any, ...]:
         """The block that a step works on."""
         while len(self.indices) <= step:
-            found = self.blocks.index((*next(self.steps), *self.pipeline.scalars))
+            at = (*next(self.steps), *self.pipeline.scalars)
+            if self.grids and self.blocks.index_map is not None:
+                with self.task.within(self.grids):
+                    found = self.blocks.index(at)
+            else:
+                found = self.blocks.index(at)
             self.changed.append(not self.indices or found != self.indices[-1])
             self.indices.append(found)
         return self.indices[step]

@@ -15,6 +15,7 @@ from meshwright.core.source import Source, here
 from meshwright.kernel.arguments import PipelineArg, PipelineCallbackArgs, PipelinePrefetchArgs, flags, pair
 from meshwright.kernel.blocks import BlockSpec
 from meshwright.kernel.faults import KernelError
+from meshwright.kernel.language import mismatch
 from meshwright.kernel.operands import Operand
 from meshwright.kernel.refs import Ref
 from meshwright.kernel.tasks import Task
@@ -56,7 +57,7 @@ class Run:
         self.out_prologue, self.out_epilogue, self.postyeet = out_prologue, out_epilogue, postyeet
 
         def operand(kind: str, n: int, window: Window | None, ref: Ref, spec: BlockSpec) -> Operand:
-            return Operand(pipeline, task.machine.tiles, window, ref, spec, f"{kind} {n} of the pipeline")
+            return Operand(pipeline, task, window, ref, spec, f"{kind} {n} of the pipeline")
 
         ins = zip(windows.input, self.grouped.input, pipeline.in_specs, strict=True)
         outs = list(zip(windows.out, self.grouped.out, pipeline.out_specs, strict=True))
@@ -81,7 +82,7 @@ class Run:
                 why=f"the grid is {tuple(pipeline.grid)}, and steps are run one after the other, up to {MOST_STEPS}",
                 fix="larger blocks, and a smaller grid",
             )
-        self.running = False  # whether steps are being run
+        self.grids = len(task.grids)  # of the parent
         self.line = task.source()  # of the call: that of the pipeline's own copies
         self.after: dict[int, tuple[Ref, Source | None]] = {}  # sums to fetch once they are written, from where
 
@@ -92,7 +93,6 @@ class Run:
             return
         self._start()
         self._protect(True)
-        self.running = True
         task.grids.append((self.pipeline.first, whole))
         machine = task.machine
         for step, indices in enumerate(self.pipeline.walk()):
@@ -100,7 +100,6 @@ class Run:
             machine.step(task)
             self._step(step)
         task.grids.pop()
-        self.running = False
         self._protect(False)
         self._end()
 
@@ -251,13 +250,22 @@ class Run:
 
     def _ask(self, callback: Callable[[Any], Any]) -> Any:
         """Call a callback: a part of the parent, so that ``program_id`` is of the parent's grid."""
-        if not self.running:
-            return callback(self._arguments())
-        own = self.task.grids.pop()
-        try:
-            return callback(self._arguments())
-        finally:
-            self.task.grids.append(own)
+        arguments = self._arguments()
+        with self.task.within(self.grids):
+            try:
+                return callback(arguments)
+            except TypeError:
+                wrong = mismatch(callback, [arguments])
+                if not wrong:
+                    raise
+                raise KernelError(
+                    f"{callback!r} cannot be a callback of a pipeline."
+                    if not callable(callback)
+                    else "A callback of a pipeline cannot take what it is given.",
+                    where=here(),
+                    why=wrong if callable(callback) else "it is called while the pipeline runs",
+                    fix="a function of one argument: lambda args: …",
+                ) from None
 
     def _both(self, prefix: Any, what: str) -> list[bool]:
         """A flag per input, then one per sum, from a prefix of both."""
@@ -291,7 +299,16 @@ class Run:
         self, prefetch_args: PipelinePrefetchArgs, *, force_copy: Any = (False, False), force_skip: Any = (False, False)
     ) -> tuple[Any, Any]:
         """Start to fetch the first blocks of the next run: those that change, and those that are forced."""
-        refs = prefetch_args.pipeline_refs
+        refs = getattr(prefetch_args, "pipeline_refs", None)
+        counts = len(self.inputs), len(self.sums)
+        if not isinstance(refs, PipelineArg) or (len(refs.input), len(refs.in_out)) != counts:
+            raise KernelError(
+                "start_pipeline_prefetch is not given the refs of the next run.",
+                where=here(),
+                why="it takes PipelinePrefetchArgs with what make_pipeline_refs returns for them",
+                fix="pltpu.PipelinePrefetchArgs(\n"
+                "    args.make_pipeline_refs(x_ref, out_ref), args.pipeline_allocations, args.pipeline_buffers\n)",
+            )
         forced, skipped = self._both(force_copy, "force_copy"), self._both(force_skip, "force_skip")
         operands = [*self.inputs, *self.sums.values()]
         for operand, ref, force, skip in zip(operands, [*refs.input, *refs.in_out], forced, skipped, strict=True):

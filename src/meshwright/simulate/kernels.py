@@ -88,7 +88,7 @@ def fuse(program: Program, fused: bool = True, views_of: frozenset[str] = frozen
     ``views_of`` names ops whose results are views of their first operand, beyond those that always are.
     """
     views = _views(program, views_of)
-    eqns = [eqn for eqn in program.eqns if eqn.effects or not all(v in views for v in eqn.outputs)]
+    eqns = [eqn for eqn in program.eqns if not all(v in views for v in eqn.outputs) or eqn.effects]
     if not fused:
         return Kernels([_kernel(eqn, views) for eqn in eqns], views)
     return Kernels(_Fusion(program, eqns, views).run(), views)
