@@ -71,7 +71,7 @@ def check_folded(seed: int) -> bool:
     choose = random.Random(seed)
     word = "".join(choose.choice("DDHH123P") for _ in range(choose.randint(1, 3)))
     device_map = random_map(choose, len(word))
-    home = choose.choice([0, 0, 0, device_map.keys()[0], choose.choice(sorted(device_map.devices()))])
+    home = choose.choice([0, 0, 0, device_map.keys()[0], choose.choice(sorted(device_map.all_devices()))])
     fn = dist.parse(STEP.replace("HOME", str(home)))
     try:
         for depth, letter in enumerate(word):

@@ -38,6 +38,7 @@ Steps = tuple[tuple[str, int], ...]  # a mesh axis and the dim that is cut or jo
 _FUNCTIONS = SimpleNamespace(matmul=matmul, maximum=maximum, square=square, where=where, sqrt=sqrt)
 _REDUCE: dict[str, Callable[[Any, str], Any]] = {
     "sum": collectives.psum,
+    "mean": collectives.pmean,
     "max": collectives.pmax,
     "min": collectives.pmin,
     "prod": lambda x, axis: prod(collectives.all_gather_invariant(x[None], axis), axis=0),
@@ -84,6 +85,17 @@ class Output:
 
 
 Varying = frozenset[str]  # the mesh axes along which devices hold different values
+
+
+def compute(eqn: Eqn, data: Sequence[Any], params: Mapping[str, Any]) -> Sequence[Any]:
+    """The results of a tensor op on traced values and numbers."""
+    if eqn.op == "constant":
+        return (asarray(params["value"]),)
+    values = [asarray(x.value, x.dtype) if isinstance(x, Number) else x for x in data]
+    if eqn.op in NAMED:
+        return evaluate_named(eqn.op, _FUNCTIONS, values, params)
+    found = REGISTRY[registry_name(eqn.op)](*values, **params)
+    return found if isinstance(found, tuple | list) else (found,)
 
 
 class Blocks:
@@ -155,14 +167,8 @@ class Blocks:
         if self.inputs is None:
             varying: Varying = frozenset().union(*(self.read(x) for x in args if isinstance(x, Leaf)))
             return [Leaf(varying, device) for _ in eqn.outputs]
-        if eqn.op == "constant":
-            return [Leaf(asarray(params["value"]), device)]
-        data = [asarray(x.value, x.dtype) if isinstance(x, Number) else self.read(x) for x in args]
-        if eqn.op in NAMED:
-            found = evaluate_named(eqn.op, _FUNCTIONS, data, params)
-        else:
-            found = REGISTRY[registry_name(eqn.op)](*data, **params)
-        return [Leaf(y, device) for y in (found if isinstance(found, tuple | list) else (found,))]
+        data = [x if isinstance(x, Number) else self.read(x) for x in args]
+        return [Leaf(y, device) for y in compute(eqn, data, params)]
 
     def scatter(self, eqn: Eqn, x: Leaf, dim: int, devices: Sequence[int], *, folded: bool) -> list[Leaf]:
         axis, data = self.axis(eqn, tuple(devices)), x.data

@@ -12,7 +12,16 @@ from meshwright.device.function import Eqn, Function, Number, Value
 from meshwright.device.schedule import Schedule, Task
 from meshwright.device.spread import COPY, Layout, Step, Version
 from meshwright.device.stages import Stages
-from meshwright.device.transforms import Batch, Keys, at_level, home_of, named_classes, scattered_classes
+from meshwright.device.transforms import (
+    Batch,
+    Keys,
+    at_level,
+    fresh_variable,
+    home_of,
+    named_classes,
+    plain_keys,
+    scattered_classes,
+)
 from meshwright.device.types import Device, Tensor, Tuple
 from meshwright.device.typing import typed
 from meshwright.errors import DeviceError, ShapeError
@@ -62,9 +71,10 @@ def pipeline_parallel(
             split = _found_batch(fn, body, classes)
         found = Stages(body, classes, split, stages, microbatches, schedule, chunks, homes)
         _check_fan_out(fn, found.devices, len(device_keys))
-        return _Pipeline(found, device_keys, depth).write()
+        return _Pipeline(found, keys, depth).write()
 
-    return at_level(fn, device_keys, change)
+    keys = plain_keys(device_keys)
+    return at_level(fn, keys, change)
 
 
 def _found_batch(fn: Function, body: Function, classes: Classes) -> frozenset[Place]:
@@ -114,10 +124,10 @@ class _Job:
 class _Pipeline:
     """Writes the equations of a pipeline in the order of its schedule."""
 
-    def __init__(self, stages: Stages, keys: Keys, depth: int) -> None:
+    def __init__(self, stages: Stages, keys: Sequence[int | str], depth: int) -> None:
         self.stages, self.body, self.plan, self.planner = stages, stages.body, stages.plan, stages.planner
         self.count, self.schedule, self.keys = stages.count, stages.schedule, keys
-        self.variable = "d" * (depth + 1)
+        self.variable = fresh_variable(keys, depth)
         self.home = Device(self.body.variable) if self.body.variable is not None else home_of(self.body)
         self.eqns: list[Eqn] = []
         self.where: dict[tuple[Version, int | None, Device], Value] = {}

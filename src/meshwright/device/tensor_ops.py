@@ -57,6 +57,7 @@ class Named(NamedTuple):
     shares: Callable[[int], tuple[Share, ...]] | None = None
     like: Callable[[int, int], int] = lambda operands, result: 0
     in_place: bool = False
+    results: int = 1
 
 
 def _rank(t: TensorType) -> str:
@@ -144,6 +145,7 @@ NAMED: dict[str, Named] = {
         Linearity.NONE,
         4.0,
         like=lambda operands, result: result,
+        results=2,
     ),
     "Relu": Named(_same(1), lambda xp, x: xp.maximum(x, 0), Linearity.NONE),
     "ReluGrad": Named(_same(2), lambda xp, x, dy: xp.where(x > 0, dy, 0).astype(dy.dtype), Linearity.NONE),
@@ -392,6 +394,14 @@ def shares_of(eqn: Eqn) -> tuple[Share, ...]:
     if found is None:
         return (Share(tuple(range(len(eqn.inputs))), tuple(range(len(eqn.outputs)))),)
     return found(len(eqn.inputs))
+
+
+def results_of(name: str, operands: int) -> int:
+    """How many results a call has; of ops of the registry, one where it depends on the types."""
+    if name not in NAMED:
+        return 1
+    shares = NAMED[name].shares
+    return NAMED[name].results if shares is None else sum(len(share.results) for share in shares(operands)) or 1
 
 
 def operands_of(eqn: Eqn) -> list[list[Operand]]:
