@@ -19,23 +19,38 @@ from meshwright.core.partition_spec import PartitionSpec
 from meshwright.device.device_map import DeviceMap
 from meshwright.device.function import Eqn, Function, Number, Value
 from meshwright.device.machine import Group, Item, Leaf, Machine, Members, Scope, leaf
-from meshwright.device.tensor_ops import NAMED, evaluate_named, registry_name
+from meshwright.device.named_ops import NAMED
+from meshwright.device.tensor_ops import evaluate_named, registry_name
 from meshwright.device.types import Tensor
 from meshwright.errors import DeviceError
 from meshwright.frontend import collectives
+from meshwright.frontend.lax import erf
 from meshwright.frontend.lax_shape import concatenate
 from meshwright.frontend.lax_shape import split as split_dim
 from meshwright.frontend.numpy_arithmetic import maximum, square
 from meshwright.frontend.numpy_creation import asarray
 from meshwright.frontend.numpy_linalg import matmul
-from meshwright.frontend.numpy_math import sqrt
+from meshwright.frontend.numpy_math import exp, sqrt
 from meshwright.frontend.numpy_order import where
 from meshwright.frontend.numpy_reduction import all as every
 from meshwright.frontend.numpy_reduction import any as some
-from meshwright.frontend.numpy_reduction import prod
+from meshwright.frontend.numpy_reduction import max as most
+from meshwright.frontend.numpy_reduction import mean, prod
+from meshwright.frontend.numpy_reduction import sum as total
 
 Steps = tuple[tuple[str, int], ...]  # a mesh axis and the dim that is cut or joined along it, in order
-_FUNCTIONS = SimpleNamespace(matmul=matmul, maximum=maximum, square=square, where=where, sqrt=sqrt)
+_FUNCTIONS = SimpleNamespace(
+    matmul=matmul,
+    maximum=maximum,
+    square=square,
+    where=where,
+    sqrt=sqrt,
+    exp=exp,
+    erf=erf,
+    max=most,
+    sum=total,
+    mean=mean,
+)
 _REDUCE: dict[str, Callable[[Any, str], Any]] = {
     "sum": collectives.psum,
     "mean": collectives.pmean,

@@ -17,7 +17,7 @@ from meshwright.core.source import here
 from meshwright.device.device_map import DeviceMap, Lookup
 from meshwright.device.dims import Dim, Sizes
 from meshwright.device.function import Eqn, Function, Keys, Number, Operand, Value
-from meshwright.device.tensor_ops import results_of, tensor_op
+from meshwright.device.tensor_ops import results_of, spelled, tensor_op
 from meshwright.device.types import Device, Tensor, Tuple, Type, elements
 from meshwright.device.typing import typed
 from meshwright.errors import DeviceError, ShapeError
@@ -358,7 +358,8 @@ def tensor(name: str) -> Callable[..., Any]:
         raise AttributeError(f"meshwright.dist has no op {name!r}")
 
     def call(*operands: Any, **params: Any) -> Any:
-        made = emit(op, operands, results_of(op, len(operands)), **params)
+        written, renamed = spelled(op, params)
+        made = emit(written, operands, results_of(written, len(operands)), **renamed)
         return made[0] if len(made) == 1 else tuple(made)
 
     call.__name__ = call.__qualname__ = op

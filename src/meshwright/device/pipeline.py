@@ -23,7 +23,7 @@ from meshwright.device.transforms import (
     scattered_classes,
 )
 from meshwright.device.types import Device, Tensor, Tuple
-from meshwright.device.typing import typed
+from meshwright.device.typing import in_steps
 from meshwright.errors import DeviceError, ShapeError
 
 _ADD = {"sum": "add", "max": "maximum", "min": "minimum", "prod": "mul", "or": "or", "and": "and"}
@@ -54,7 +54,7 @@ def pipeline_parallel(
     >>> [str(eqn.attributes["to_device"]) for eqn in spread.eqns if eqn.op == "send"]
     ['device_map.0', 'device_map.0', 'device_map.1', 'device_map.1', 'device_map.0', 'device_map.1']
     """
-    fn = typed(fn)
+    fn = in_steps(fn)
     classes = Classes(fn)
     homes: dict[str, int] = {}
     if not isinstance(microbatches, int) or microbatches < 1:

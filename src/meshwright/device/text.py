@@ -21,7 +21,7 @@ from meshwright.device.attributes import ATTRIBUTES, STRUCTURAL
 from meshwright.device.device_map import DeviceMap
 from meshwright.device.function import Eqn, Function, Keys, Operand, Value
 from meshwright.device.slips import fits
-from meshwright.device.tensor_ops import tensor_op
+from meshwright.device.tensor_ops import spelled, tensor_op
 from meshwright.device.text_types import TypeReader
 from meshwright.device.types import Device, Type
 from meshwright.errors import TextError
@@ -247,6 +247,7 @@ class _Reader(TypeReader):
                 f"{op}(x, {', '.join(sorted(ATTRIBUTES[op])[:1])}=…)" if ATTRIBUTES[op] else f"{op}(x)",
                 at,
             )
+        op, attributes = spelled(op, attributes)
         inputs = self.operands(op, operands, attributes, scope, outputs)
         return Eqn(op, inputs, tuple(outputs), attributes)
 

@@ -15,7 +15,7 @@ from meshwright.device.dims import Dim, Size
 from meshwright.device.function import Eqn, Function, Value
 from meshwright.device.spread import Level, Planner
 from meshwright.device.types import Device
-from meshwright.device.typing import typed
+from meshwright.device.typing import in_steps
 from meshwright.device.writer import Writer
 from meshwright.errors import DeviceError, ShapeError
 
@@ -47,7 +47,7 @@ def data_parallel(fn: Function, batch: Batch, device_keys: Keys = (), *, parts: 
         y_dp: Tensor[(B, H), 0] = gather(ys_dp, dim=0, to_device=0)
         return y_dp
     """
-    fn = typed(fn)
+    fn = in_steps(fn)
 
     def choose(bodies: Sequence[Function], classes: Classes, size: Size) -> frozenset[Place]:
         return named_classes(fn, bodies, classes, batch, size)
@@ -72,7 +72,7 @@ def zero(fn: Function, batch: Batch, stage: int = 2, device_keys: Keys = (), *, 
     """
     if stage not in (1, 2, 3):
         raise ShapeError("The stage of zero is 1, 2 or 3.", why=f"it is {stage!r}", fix="stage=2")
-    fn = typed(fn)
+    fn = in_steps(fn)
 
     def choose(bodies: Sequence[Function], classes: Classes, size: Size) -> frozenset[Place]:
         return named_classes(fn, bodies, classes, batch, size)
@@ -109,7 +109,7 @@ def horizontal_parallel(
         taken = kept | scattered_classes(fn, classes)
         return choose_classes(bodies, classes, size, taken, known=bool(taken))
 
-    fn = typed(fn)
+    fn = in_steps(fn)
     return _spread(fn, device_keys, parts, "hp", choose)
 
 
