@@ -13,6 +13,7 @@ from meshwright.device.types import elements
 
 Alike = dict[int, tuple[int, ...]]
 Members = tuple[int, ...]
+Roles = dict[int, list[frozenset[int]]]  # for each device that is written, sets of devices that do the same
 Stack = tuple[Members, ...]  # groups whose first device stands for all, the outermost first
 
 
@@ -158,7 +159,7 @@ class Covers:
         """The stack under which an output is kept."""
         return self.returned.get(value, self.values.get(value, ()))
 
-    def roles(self, fn: Function) -> dict[int, list[frozenset[int]]] | None:
+    def roles(self, fn: Function) -> Roles | None:
         """For each device that is written, sets of devices that do the same; the device itself is in the first.
 
         None where a device that is written does something else than the one that stands for it.
@@ -171,7 +172,7 @@ class Covers:
         for eqn in fn.eqns:
             for device, stack in self.done(eqn).items():
                 stacks.setdefault(device, {})[stack] = None
-        found: dict[int, list[frozenset[int]]] = {}
+        found: Roles = {}
         for device, under in stacks.items():
             covers = [self.devices(device, stack) for stack in under]
             every = frozenset().union(*covers)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from meshwright.core.dtypes import is_inexact
 from meshwright.device.dims import Dim, bind
 from meshwright.device.function import Eqn, Value
-from meshwright.device.types import Tuple, Type
+from meshwright.device.types import Tensor, Tuple, Type
 from meshwright.errors import ShapeError
 
 # The ops of device programs, and the attributes they may have.
@@ -23,7 +24,7 @@ ATTRIBUTES: dict[str, frozenset[str]] = {
     "split": frozenset({"dim", "parts"}),
     "item": frozenset({"index"}),
     "tuple": frozenset(),
-    "pmap": frozenset(),
+    "pmap": frozenset({"device_map"}),
     "call": frozenset(),
 }
 STRUCTURAL = frozenset(ATTRIBUTES)
@@ -61,6 +62,29 @@ def nested(type: Type | None) -> bool:
 def tupled(eqn: Eqn, value: Value) -> bool:
     """Whether the result of a replica is written as a tuple."""
     return nested(value.type) if eqn.op == "pmap" else isinstance(value.type, Tuple)
+
+
+# How allreduce combines tensors, and the kinds of dtypes it combines so.
+REDUCTIONS = {"sum": "numbers", "mean": "floats", "max": "numbers", "min": "numbers", "prod": "numbers"}
+REDUCTIONS |= {"or": "bools", "and": "bools"}
+
+
+def check_reduce(eqn: Eqn, how: Any, type: Tensor) -> None:
+    """Refuse an allreduce that there is not, or not of this dtype."""
+    if how not in REDUCTIONS:
+        raise ShapeError(
+            f"There is no allreduce by {how!r}.",
+            why=f"it combines tensors by {', '.join(REDUCTIONS)}",
+            fix=f'allreduce({eqn.values[0].name}, reduce="sum")',
+        )
+    kind = "bools" if type.dtype == bool else "floats" if is_inexact(type.dtype) else "integers"
+    wanted = REDUCTIONS[how]
+    if wanted != kind and not (wanted == "numbers" and kind != "bools"):
+        raise ShapeError(
+            f"An allreduce by {how} takes {wanted}.",
+            why=f"{eqn.values[0].name} is {type}",
+            fix=f"convert({eqn.values[0].name}, dtype={'bool' if wanted == 'bools' else 'f32'}) first",
+        )
 
 
 def check_results(eqn: Eqn, count: int) -> None:

@@ -19,25 +19,41 @@ from meshwright.core.partition_spec import PartitionSpec
 from meshwright.device.device_map import DeviceMap
 from meshwright.device.function import Eqn, Function, Number, Value
 from meshwright.device.machine import Group, Item, Leaf, Machine, Members, Scope, leaf
-from meshwright.device.tensor_ops import NAMED, evaluate_named, registry_name
+from meshwright.device.named_ops import NAMED
+from meshwright.device.tensor_ops import evaluate_named, registry_name
 from meshwright.device.types import Tensor
 from meshwright.errors import DeviceError
 from meshwright.frontend import collectives
+from meshwright.frontend.lax import erf
 from meshwright.frontend.lax_shape import concatenate
 from meshwright.frontend.lax_shape import split as split_dim
 from meshwright.frontend.numpy_arithmetic import maximum, square
 from meshwright.frontend.numpy_creation import asarray
 from meshwright.frontend.numpy_linalg import matmul
-from meshwright.frontend.numpy_math import sqrt
+from meshwright.frontend.numpy_math import exp, sqrt
 from meshwright.frontend.numpy_order import where
 from meshwright.frontend.numpy_reduction import all as every
 from meshwright.frontend.numpy_reduction import any as some
-from meshwright.frontend.numpy_reduction import prod
+from meshwright.frontend.numpy_reduction import max as most
+from meshwright.frontend.numpy_reduction import mean, prod
+from meshwright.frontend.numpy_reduction import sum as total
 
 Steps = tuple[tuple[str, int], ...]  # a mesh axis and the dim that is cut or joined along it, in order
-_FUNCTIONS = SimpleNamespace(matmul=matmul, maximum=maximum, square=square, where=where, sqrt=sqrt)
+_FUNCTIONS = SimpleNamespace(
+    matmul=matmul,
+    maximum=maximum,
+    square=square,
+    where=where,
+    sqrt=sqrt,
+    exp=exp,
+    erf=erf,
+    max=most,
+    sum=total,
+    mean=mean,
+)
 _REDUCE: dict[str, Callable[[Any, str], Any]] = {
     "sum": collectives.psum,
+    "mean": collectives.pmean,
     "max": collectives.pmax,
     "min": collectives.pmin,
     "prod": lambda x, axis: prod(collectives.all_gather_invariant(x[None], axis), axis=0),
@@ -84,6 +100,17 @@ class Output:
 
 
 Varying = frozenset[str]  # the mesh axes along which devices hold different values
+
+
+def compute(eqn: Eqn, data: Sequence[Any], params: Mapping[str, Any]) -> Sequence[Any]:
+    """The results of a tensor op on traced values and numbers."""
+    if eqn.op == "constant":
+        return (asarray(params["value"]),)
+    values = [asarray(x.value, x.dtype) if isinstance(x, Number) else x for x in data]
+    if eqn.op in NAMED:
+        return evaluate_named(eqn.op, _FUNCTIONS, values, params)
+    found = REGISTRY[registry_name(eqn.op)](*values, **params)
+    return found if isinstance(found, tuple | list) else (found,)
 
 
 class Blocks:
@@ -155,14 +182,8 @@ class Blocks:
         if self.inputs is None:
             varying: Varying = frozenset().union(*(self.read(x) for x in args if isinstance(x, Leaf)))
             return [Leaf(varying, device) for _ in eqn.outputs]
-        if eqn.op == "constant":
-            return [Leaf(asarray(params["value"]), device)]
-        data = [asarray(x.value, x.dtype) if isinstance(x, Number) else self.read(x) for x in args]
-        if eqn.op in NAMED:
-            found = evaluate_named(eqn.op, _FUNCTIONS, data, params)
-        else:
-            found = REGISTRY[registry_name(eqn.op)](*data, **params)
-        return [Leaf(y, device) for y in (found if isinstance(found, tuple | list) else (found,))]
+        data = [x if isinstance(x, Number) else self.read(x) for x in args]
+        return [Leaf(y, device) for y in compute(eqn, data, params)]
 
     def scatter(self, eqn: Eqn, x: Leaf, dim: int, devices: Sequence[int], *, folded: bool) -> list[Leaf]:
         axis, data = self.axis(eqn, tuple(devices)), x.data

@@ -14,9 +14,10 @@ from typing import Any
 
 from meshwright.core.dtypes import FLOAT32, INT32
 from meshwright.core.source import here
-from meshwright.device.dims import Dim
+from meshwright.device.device_map import DeviceMap, Lookup
+from meshwright.device.dims import Dim, Sizes
 from meshwright.device.function import Eqn, Function, Keys, Number, Operand, Value
-from meshwright.device.tensor_ops import tensor_op
+from meshwright.device.tensor_ops import results_of, spelled, tensor_op
 from meshwright.device.types import Device, Tensor, Tuple, Type, elements
 from meshwright.device.typing import typed
 from meshwright.errors import DeviceError, ShapeError
@@ -38,24 +39,68 @@ class Handle:
         return repr(self.value)
 
     def __add__(self, other: Any) -> Handle:
-        return _only(emit("add", (self, other)))
+        return _binary("add", self, other)
+
+    def __radd__(self, other: Any) -> Handle:
+        return _binary("add", other, self)
 
     def __sub__(self, other: Any) -> Handle:
-        return _only(emit("sub", (self, other)))
+        return _binary("sub", self, other)
+
+    def __rsub__(self, other: Any) -> Handle:
+        return _binary("sub", other, self)
 
     def __mul__(self, other: Any) -> Handle:
-        return _only(emit("mul", (self, other)))
+        return _binary("mul", self, other)
+
+    def __rmul__(self, other: Any) -> Handle:
+        return _binary("mul", other, self)
+
+    def __truediv__(self, other: Any) -> Handle:
+        return _binary("div", self, other)
+
+    def __rtruediv__(self, other: Any) -> Handle:
+        return _binary("div", other, self)
+
+    def __pow__(self, other: Any) -> Handle:
+        return _binary("pow", self, other)
+
+    def __neg__(self) -> Handle:
+        return _only(emit("neg", (self,)))
 
     def __matmul__(self, other: Any) -> Handle:
         return _only(emit("MatMul", (self, other)))
+
+    @property
+    def T(self) -> Handle:
+        """The transposed tensor."""
+        return _only(emit("transpose", (self,), permutation=tuple(reversed(range(len(_shape(self)))))))
 
     def __getitem__(self, index: int) -> Handle:
         return _only(emit("item", (self,), index=index))
 
 
+def _shape(x: Any) -> Sizes:
+    return elements(x.type).shape if isinstance(x, Handle) and x.type is not None else ()
+
+
+def _binary(op: str, x: Any, y: Any) -> Handle:
+    """An elementwise op of two values; the smaller is repeated along the first dims of the larger, as in NumPy."""
+    shapes = [_shape(x), _shape(y)]
+    whole = max(shapes, key=len)
+
+    def fitted(value: Any, shape: Sizes) -> Any:
+        if not isinstance(value, Handle) or len(shape) == len(whole) or whole[len(whole) - len(shape) :] != shape:
+            return value
+        dims = tuple(range(len(whole) - len(shape), len(whole)))
+        return _only(emit("broadcast_in_dim", (value,), shape=whole, dims=dims))
+
+    return _only(emit(op, (fitted(x, shapes[0]), fitted(y, shapes[1]))))
+
+
 class _Builder:
-    def __init__(self, depth: int) -> None:
-        self.depth = depth
+    def __init__(self, depth: int, device_map: DeviceMap | None = None) -> None:
+        self.depth, self.device_map = depth, device_map
         self.eqns: list[Eqn] = []
         self.count = 0
 
@@ -77,8 +122,12 @@ def function(build: Callable[..., Any]) -> Function:
     >>> [eqn.op for eqn in matmul.eqns], str(matmul.outputs[0].type)
     (['scatter', 'broadcast', 'pmap', 'gather'], 'Tensor[(B, H), 0]')
     """
-    inputs = []
+    inputs: list[Value] = []
+    map_input: tuple[str, int] | None = None
     for name, parameter in inspect.signature(build, eval_str=True).parameters.items():
+        if parameter.annotation is DeviceMap and map_input is None:
+            map_input = (name, len(inputs))
+            continue
         if not isinstance(parameter.annotation, Tensor | Tuple):
             raise DeviceError(
                 f"The input {name} of {build.__name__} has no type.",
@@ -87,7 +136,14 @@ def function(build: Callable[..., Any]) -> Function:
                 fix=f"def {build.__name__}({name}: dist.Tensor((8, 4), 0), …)",
             )
         inputs.append(Value(name, _sized(parameter.annotation)))
-    return _trace(build, inputs, build.__name__, None, 0)
+    if map_input is None:
+        return _trace(build, inputs, build.__name__, None, 0)
+    at = map_input[1]
+
+    def with_map(*values: Any) -> Any:
+        return build(*values[:at], Lookup(None), *values[at:])
+
+    return _trace(with_map, inputs, build.__name__, None, 0).with_(map_input=map_input)
 
 
 def _sized(type: Type) -> Type:
@@ -107,7 +163,24 @@ def _trace(build: Callable[..., Any], inputs: Sequence[Value], name: str, variab
     outs = returned if isinstance(returned, tuple | list) else (returned,)
     for out in outs:
         _check(out, builder, "a result")
-    return Function(name, tuple(inputs), tuple(builder.eqns), tuple(out.value for out in outs), None, variable)
+    if _BUILDERS and builder.device_map is not None:
+        _use_map(builder.device_map)
+    outputs = tuple(out.value for out in outs)
+    own = builder.device_map if not _BUILDERS else None
+    return Function(name, tuple(inputs), tuple(builder.eqns), outputs, own, variable)
+
+
+def _use_map(device_map: DeviceMap) -> None:
+    """Remember the map of the program being built."""
+    builder = _BUILDERS[-1]
+    if builder.device_map is not None and builder.device_map != device_map:
+        raise DeviceError(
+            "There are two device maps.",
+            where=here(),
+            why=f"{builder.device_map} and {device_map}",
+            fix="dist.pmap(body, operands, device_map=m) for a map of one pmap",
+        )
+    builder.device_map = device_map
 
 
 def _check(x: Any, builder: _Builder, what: str) -> None:
@@ -188,6 +261,10 @@ def _targets(devices: Any, device_keys: Any) -> dict[str, Any]:
         raise ShapeError(
             "The devices are given once.", where=here(), why="either devices or device_keys", fix="device_keys=[]"
         )
+    if isinstance(devices, Lookup):
+        if devices.device_map is not None:
+            _use_map(devices.device_map)
+        return {"device_keys": _keys(devices.keys_)}
     if devices is not None:
         found = [Device(d) if isinstance(d, str) else d for d in devices]
         return {
@@ -212,7 +289,7 @@ def gather(xs: Handle, dim: int, to_device: Any) -> Handle:
 
 
 def allreduce(xs: Handle, reduce: str = "sum") -> Handle:
-    """The sum (or max, min) of a tuple on each of its devices."""
+    """The sum (or mean, max, min, prod, or, and) of a tuple on each of its devices."""
     return _only(emit("allreduce", (xs,)) if reduce == "sum" else emit("allreduce", (xs,), reduce=reduce))
 
 
@@ -235,8 +312,21 @@ def _device(given: Any) -> Device:
     return given if isinstance(given, Device) else Device(given)
 
 
-def pmap(body: Callable[[Device], Callable[..., Any]], operands: Sequence[Handle]) -> Any:
-    """Run a body once per device: ``pmap(lambda d: lambda x, w: …, (xs, ws))``; d stands for the device."""
+def get_sub_device(device: Device, index: int = 1) -> Device:
+    """A device below another in the device map: ``d.1``, which resolution finds.
+
+    >>> from meshwright import dist
+    >>> str(dist.get_sub_device(dist.Device("d")))
+    'd.1'
+    """
+    return _device(device).child(index)
+
+
+def pmap(body: Callable[[Device], Callable[..., Any]], operands: Sequence[Handle], device_map: Any = None) -> Any:
+    """Run a body once per device: ``pmap(lambda d: lambda x, w: …, (xs, ws))``; d stands for the device.
+
+    With a ``device_map`` of its own, the body looks devices up in that one instead of the program's.
+    """
     if not _BUILDERS:
         emit("pmap", ())
     builder = _BUILDERS[-1]
@@ -256,7 +346,8 @@ def pmap(body: Callable[[Device], Callable[..., Any]], operands: Sequence[Handle
         type = elements(x.type).on(Device(variable)) if x.type is not None else None
         inputs.append(Value(name, type))
     made = _trace(inner, inputs, "", variable, builder.depth + 1)
-    outs = emit("pmap", operands, len(made.outputs), made)
+    own = {} if device_map is None else {"device_map": DeviceMap(device_map)}
+    outs = emit("pmap", operands, len(made.outputs), made, **own)
     return outs[0] if len(outs) == 1 else tuple(outs)
 
 
@@ -266,9 +357,40 @@ def tensor(name: str) -> Callable[..., Any]:
     if op is None:
         raise AttributeError(f"meshwright.dist has no op {name!r}")
 
-    def call(*operands: Any, **params: Any) -> Handle:
-        return _only(emit(op, operands, **params))
+    def call(*operands: Any, **params: Any) -> Any:
+        written, renamed = spelled(op, params)
+        made = emit(written, operands, results_of(written, len(operands)), **renamed)
+        return made[0] if len(made) == 1 else tuple(made)
 
     call.__name__ = call.__qualname__ = op
     call.__doc__ = f"The tensor op {op}, in a device program."
     return call
+
+
+def inline(fn: Function, given: Sequence[Any]) -> Any:
+    """The equations of a function in the one being built, on handles and numbers for its inputs."""
+    if not _BUILDERS:
+        emit(fn.name, given)
+    builder = _BUILDERS[-1]
+    if fn.device_map is not None:
+        _use_map(fn.device_map)
+    names: dict[Value, Operand] = {}
+    if len(given) != len(fn.inputs):
+        raise ShapeError(
+            f"{fn.name} takes {len(fn.inputs)} inputs, not {len(given)}.",
+            where=here(),
+            why=f"they are {', '.join(v.name for v in fn.inputs)}",
+            fix=f"{fn.name}({', '.join(v.name for v in fn.inputs)})",
+        )
+    for v, x in zip(fn.inputs, given, strict=True):
+        _check(x, builder, f"the input {v.name}")
+        names[v] = x.value
+    for eqn in fn.eqns:
+        # Devices and sizes are those of the values given here.
+        outputs = tuple(Value(builder.fresh(v.name)) for v in eqn.outputs)
+        inputs = tuple(x if isinstance(x, Number) else names[x] for x in eqn.inputs)
+        made = _with_types(Eqn(eqn.op, inputs, outputs, eqn.attributes, eqn.body))
+        builder.eqns.append(made)
+        names.update(zip(eqn.outputs, made.outputs, strict=True))
+    outs = [Handle(found, builder) for v in fn.outputs if isinstance(found := names[v], Value)]
+    return outs[0] if len(outs) == 1 else tuple(outs)

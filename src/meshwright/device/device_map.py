@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 from typing import Any
 
+from meshwright.device.types import Device
 from meshwright.errors import DeviceError
 
 Path = tuple[int, ...]
@@ -28,8 +29,12 @@ class DeviceMap:
     >>> m = DeviceMap({1: [1, 3], 2: [2, 4]})
     >>> m.lookup(()), m.lookup((2,)), m.depth, m.fan_outs
     ((1, 2), (2, 4), 2, (2, 2))
-    >>> m[1], DeviceMap([1, 2]), DeviceMap.grid(2, 2)
-    (DeviceMap([1, 3]), DeviceMap([1, 2]), DeviceMap({1: [1, 2], 3: [3, 4]}))
+    >>> m[1], m[Device(2)], len(m), [str(d) for d in m]
+    ([Device(1), Device(3)], [Device(2), Device(4)], 2, ['1', '2'])
+    >>> DeviceMap([1, 2]), DeviceMap.grid(2, 2)
+    (DeviceMap([1, 2]), DeviceMap({1: [1, 2], 3: [3, 4]}))
+
+    Below a device variable stands what resolution will find there: ``scatter(x, dim=0, devices=m[d])``.
     """
 
     nodes: tuple[tuple[int, DeviceMap | None], ...]
@@ -58,18 +63,44 @@ class DeviceMap:
     def _below(self) -> dict[int, DeviceMap | None]:
         return dict(self.nodes)
 
-    def __contains__(self, device: int) -> bool:
-        """Whether a device is a key of the top level."""
-        return device in self._below
+    @cached_property
+    def devices(self) -> dict[Device, DeviceMap | list[Device] | None]:
+        """What stands below each key: a map, a list of devices, or None."""
+        return {Device(key): self._child(key) for key in self.keys()}
 
-    def __getitem__(self, key: int) -> DeviceMap:
+    def items(self) -> Iterable[tuple[Device, DeviceMap | list[Device] | None]]:
+        """The keys, and what stands below each."""
+        return self.devices.items()
+
+    def __len__(self) -> int:
+        return len(self.nodes)
+
+    def __iter__(self) -> Iterator[Device]:
+        return iter(self.devices)
+
+    def __contains__(self, device: object) -> bool:
+        """Whether a device is a key of the top level."""
+        return isinstance(device, int | Device) and device in self._below
+
+    def __getitem__(self, key: int | Device) -> Any:
+        """What stands below a key: a map, or the list of devices at the end; below a variable, what will be found."""
+        if isinstance(key, Device | str) and not isinstance(getattr(key, "base", key), int):
+            return Lookup(self, (key,))
+        self._descend(key)
+        return self._child(int(key.base if isinstance(key, Device) else key))  # type: ignore[arg-type]
+
+    def _child(self, key: int) -> DeviceMap | list[Device] | None:
+        below = self._below[key]
+        return below if below is None or any(inner for _, inner in below.nodes) else DeviceList(below)
+
+    def _descend(self, key: int | Device) -> DeviceMap:
         if key not in self:
             raise DeviceError(
                 f"The device map has no key {key}.",
                 why=f"its keys are {_some(self.keys())}",
                 fix=f"device_keys=[{self.keys()[0]}]",
             )
-        below = self._below[key]
+        below = self._below[key]  # type: ignore[index]  # a device with a number equals the number
         if below is None:
             raise DeviceError(
                 f"Device {key} has no devices below it in the device map.",
@@ -78,11 +109,11 @@ class DeviceMap:
             )
         return below
 
-    def lookup(self, keys: Sequence[int]) -> tuple[int, ...]:
+    def lookup(self, keys: Sequence[int | Device]) -> tuple[int, ...]:
         """The devices below a path of keys; no keys: the top level."""
         below = self
         for key in keys:
-            below = below[key]
+            below = below._descend(key)
         return below.keys()
 
     def below(self, keys: Sequence[int]) -> DeviceMap | None:
@@ -90,7 +121,7 @@ class DeviceMap:
         found: DeviceMap | None = self
         for key in keys:
             assert found is not None
-            found = found._below[key] if key in found else found[key]
+            found = found._below[key] if key in found else found._descend(key)
         return found
 
     @property
@@ -115,9 +146,9 @@ class DeviceMap:
         found = {below.fan_out(level - 1) if below is not None else None for _, below in self.nodes}
         return found.pop() if len(found) == 1 else None
 
-    def devices(self) -> frozenset[int]:
+    def all_devices(self) -> frozenset[int]:
         """Every device of the tree."""
-        inside = (below.devices() for _, below in self.nodes if below is not None)
+        inside = (below.all_devices() for _, below in self.nodes if below is not None)
         return frozenset(self.keys()).union(*inside)
 
     def paths(self) -> Iterator[Path]:
@@ -151,6 +182,32 @@ class DeviceMap:
         return f"{{{', '.join(inside)}}}"
 
 
+class DeviceList(list[Device]):
+    """The devices at the end of a device map, in order."""
+
+    def __init__(self, group: DeviceMap) -> None:
+        super().__init__(map(Device, group.keys()))
+
+    def keys(self) -> list[Device]:
+        """The devices, as the keys of a map are."""
+        return list(self)
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """What stands in a device map below keys of which some are device variables; resolution finds it."""
+
+    device_map: DeviceMap | None
+    keys_: tuple[Any, ...] = ()
+
+    def __getitem__(self, key: Any) -> Lookup:
+        return Lookup(self.device_map, (*self.keys_, key))
+
+    def keys(self) -> Lookup:
+        """The devices there."""
+        return self
+
+
 def _show(path: Path) -> str:
     return "device_map" + "".join(f"[{key}]" for key in path)
 
@@ -179,7 +236,7 @@ def _nodes(given: Any, level: int = 1) -> tuple[tuple[int, DeviceMap | None], ..
         raise _not_devices(given)
     found = []
     for key, below in pairs:
-        number = getattr(key, "base", key)
+        number = key.base if isinstance(key, Device) and key.sub is None else key
         if not isinstance(number, int) or isinstance(number, bool) or number < 0:
             raise _not_devices(key)
         found.append((number, below))

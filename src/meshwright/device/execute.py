@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 
 from meshwright.core.limits import out_of_memory
+from meshwright.device.device_map import DeviceMap
 from meshwright.device.dims import bind, solve
 from meshwright.device.function import Eqn, Function, Number, Value
 from meshwright.device.machine import Group, Item, Leaf, Machine, Members, Scope
 from meshwright.device.resolve import as_device_map, resolve, symbols_of
 from meshwright.device.tensor_ops import evaluate
 from meshwright.device.types import Tensor, Tuple, Type
-from meshwright.errors import ShapeError
+from meshwright.errors import DeviceError, ShapeError
 
 _REDUCE = {
     "sum": np.add,
@@ -23,6 +24,7 @@ _REDUCE = {
     "or": np.logical_or,
     "and": np.logical_and,
     "prod": np.multiply,
+    "mean": np.add,
 }
 
 
@@ -48,7 +50,7 @@ class Arrays:
         total = xs[0].data
         for x in xs[1:]:
             total = _REDUCE[how](total, x.data)
-        return total
+        return (total / len(xs)).astype(total.dtype) if how == "mean" else total
 
     def allreduce(self, eqn: Eqn, xs: Sequence[Leaf], how: str, members: Members) -> list[Leaf]:
         total = self._total(xs, how)
@@ -78,7 +80,8 @@ class Arrays:
 def execute(fn: Function, inputs: Mapping[str, Any] | Sequence[Any], device_map: Any = None) -> Any:
     """The outputs of a device program: one array, or a tuple of them.
 
-    Inputs are arrays by name or in order. A tuple of copies is returned as one array, another tuple as a tuple.
+    Inputs are arrays by name or in order, the device map among them where the program has it as an input. A tuple of
+    copies is returned as one array, another tuple as a tuple.
 
     >>> from meshwright import dist
     >>> import numpy as np
@@ -86,16 +89,37 @@ def execute(fn: Function, inputs: Mapping[str, Any] | Sequence[Any], device_map:
     >>> dist.execute(fn, {"x": np.arange(4.0, dtype=np.float32)}, [1, 2])
     array([2., 4.], dtype=float32)
     """
+    inputs, device_map = with_map(fn, inputs, device_map)
     arrays = _arrays(fn, inputs)
     sizes = array_sizes(fn, arrays)
     # The walk over types comes first: it finds what is wrong before anything is computed.
     resolve(fn, device_map, fold=False, **sizes)
-    items = [_item(v, x) for v, x in zip(fn.inputs, arrays, strict=True)]
+    items = [item_of(v, x) for v, x in zip(fn.inputs, arrays, strict=True)]
     try:
-        outs = [_result(item) for item in Machine(Arrays(), as_device_map(device_map, fn), sizes).run(fn, items)]
+        outs = [result_of(item) for item in Machine(Arrays(), as_device_map(device_map, fn), sizes).run(fn, items)]
     except MemoryError as error:
         out_of_memory(error)
     return outs[0] if len(outs) == 1 else tuple(outs)
+
+
+def with_map(fn: Function, inputs: Any, device_map: Any) -> tuple[Any, Any]:
+    """The arrays among inputs, and the device map: that among the inputs, or the one given beside them."""
+    if fn.map_input is None:
+        return inputs, device_map
+    name, at = fn.map_input
+    if isinstance(inputs, Mapping):
+        found = inputs.get(name)
+        arrays: Any = {key: value for key, value in inputs.items() if key != name}
+    else:
+        arrays = list(inputs)
+        found = arrays.pop(at) if len(arrays) > len(fn.inputs) else None
+    if found is not None and device_map is not None and DeviceMap(found) != DeviceMap(device_map):
+        raise DeviceError(
+            "There are two device maps.",
+            why=f"{DeviceMap(found)} is the input {name}, and {DeviceMap(device_map)} is given beside the inputs",
+            fix=f"{{{name!r}: dist.DeviceMap({DeviceMap(found)}), …}} alone",
+        )
+    return arrays, found if found is not None else device_map
 
 
 def _arrays(fn: Function, inputs: Mapping[str, Any] | Sequence[Any]) -> list[Any]:
@@ -160,7 +184,7 @@ def _wrong_input(name: str, type: Tensor, x: Any, sizes: Mapping[str, int] | Non
     )
 
 
-def _item(value: Value, x: Any) -> Item:
+def item_of(value: Value, x: Any) -> Item:
     def make(type: Type | None, part: Any) -> Item:
         if isinstance(type, Tuple):
             return Group(tuple(make(inner, p) for inner, p in zip(type.items, part, strict=True)))
@@ -171,7 +195,7 @@ def _item(value: Value, x: Any) -> Item:
     return make(value.type, x)
 
 
-def _result(item: Item) -> Any:
+def result_of(item: Item) -> Any:
     if isinstance(item, Leaf):
         return item.data
-    return _result(item.items[0]) if item.same else tuple(_result(inner) for inner in item.items)
+    return result_of(item.items[0]) if item.same else tuple(result_of(inner) for inner in item.items)

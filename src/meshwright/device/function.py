@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,6 +16,8 @@ from meshwright.device.dims import Dim
 from meshwright.device.types import Device, Tensor, Type
 
 LARGEST_INLINE = 16
+# What runs a program that is called: it stands above this module, and registers itself.
+CALLS: list[Callable[..., Any]] = []
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,6 +90,7 @@ class Function:
     device_map: DeviceMap | None = None
     variable: str | None = None
     slips: tuple[str, ...] = ()
+    map_input: tuple[str, int] | None = None  # the name of a device map among the inputs, and its place
 
     def __str__(self) -> str:
         return print_function(self)
@@ -100,6 +103,14 @@ class Function:
 
     def __hash__(self) -> int:
         return hash(canonical(self))
+
+    def __call__(self, *inputs: Any, device_map: Any = None, **by_name: Any) -> Any:
+        """Its outputs for arrays, in the order of its inputs or by their names.
+
+        Inside of a function that ``mw.grad`` or ``mw.jit`` traces it is traced; inside of a device program that is
+        being built, its equations become part of that one.
+        """
+        return CALLS[0](self, inputs, by_name, device_map)
 
     def with_(self, **changes: Any) -> Function:
         """This function with some fields replaced."""
@@ -146,7 +157,8 @@ def canonical(fn: Function, outer: Mapping[str, str] | None = None) -> tuple[Any
         )
         for eqn in fn.eqns
     )
-    return inputs, eqns, tuple(use(v) for v in fn.outputs), str(fn.device_map)
+    taken = fn.map_input[1] if fn.map_input is not None else None
+    return inputs, eqns, tuple(use(v) for v in fn.outputs), str(fn.device_map), taken
 
 
 def _typed(type: Type | None, variables: Mapping[str, str]) -> str:
@@ -184,9 +196,9 @@ _RESERVED = frozenset({"return", "def", "lambda", "device_map", "Tensor", "Tuple
 
 
 class _Names:
-    def __init__(self) -> None:
+    def __init__(self, *taken: str) -> None:
         self.names: dict[Value, str] = {}
-        self.taken: set[str] = set(_RESERVED)
+        self.taken: set[str] = {*_RESERVED, *taken}
 
     def __call__(self, value: Operand) -> str:
         if isinstance(value, Number):
@@ -204,11 +216,14 @@ class _Names:
 
 
 def _lines(fn: Function, bodies: dict[int, str]) -> list[str]:
-    names = _Names()
-    params = ", ".join(_declare(v, names) for v in fn.inputs)
-    lines = [f"def {fn.name}({params}):"]
+    names = _Names(*([fn.map_input[0]] if fn.map_input is not None else []))
+    params = [_declare(v, names) for v in fn.inputs]
+    if fn.map_input is not None:
+        params.insert(fn.map_input[1], f"{fn.map_input[0]}: DeviceMap")
+    lines = [f"def {fn.name}({', '.join(params)}):"]
     if fn.device_map is not None:
-        lines.append(f"    device_map: DeviceMap = {fn.device_map}")
+        name = fn.map_input[0] if fn.map_input is not None else "device_map"
+        lines.append(f"    {name}: DeviceMap = {fn.device_map}")
     lines.extend(f"    {line}" for line in _statements(fn, names))
     return lines
 
@@ -257,7 +272,7 @@ def print_attribute(value: Any) -> str:
         if isinstance(value, Keys):
             return f"[{', '.join(items)}]"
         return f"({', '.join(items)}{',' if len(items) == 1 else ''})"
-    if isinstance(value, Device | Dim):
+    if isinstance(value, Device | Dim | DeviceMap):
         return str(value)
     if isinstance(value, np.dtype):
         return short_name(value)

@@ -141,34 +141,47 @@ class Machine:
         base = device.base
         if base is None:
             raise DeviceError("A device is not known.", why="it is written `?`", fix="name a device: 0, d, or d.1")
+        number, path = self._named(device, scope)
+        for step in device.steps:
+            if path is None:
+                raise DeviceError(
+                    f"{device} is not a device.",
+                    why=f"{base} is device {number}, which is not on this level of the device map",
+                    fix=f"a device map with {number} on this level, such as {{{number}: [{number}, …]}}",
+                )
+            below = self._map(str(device)).lookup(path)
+            if not 0 <= step < len(below):
+                raise DeviceError(
+                    f"{device} is not a device.",
+                    why=f"there are {len(below)} devices below {base}: {', '.join(map(str, below))}",
+                    fix=f"{base}.{len(below) - 1}",
+                )
+            number = below[step]
+            path = (*path, number)
+        if number + device.offset < 0:
+            raise DeviceError(
+                f"{device} is not a device.", why=f"{base} is device {number}", fix="devices are numbers: 0, 1, 2, …"
+            )
+        return number + device.offset
+
+    def _named(self, device: Device, scope: Scope) -> tuple[int, Path | None]:
+        """The device that a name begins with, and where it stands in the map."""
+        base = device.base
         if base == "device_map":
-            return self._nth(self._map("device_map").keys(), device, "device_map")
+            keys = self._map("device_map").keys()
+            return (keys[0], ()) if device.sub is not None else (self._unnamed(device), None)
         if isinstance(base, str):
             if base not in scope.variables:
                 raise _unbound(base, scope)
-            number = scope.variables[base]
-            if device.sub is not None:
-                path = scope.paths[base]
-                if path is None:
-                    raise DeviceError(
-                        f"{device} is not a device.",
-                        why=f"{base} is device {number}, which is not on this level of the device map",
-                        fix=f"a device map with {number} on this level, such as {{{number}: [{number}, …]}}",
-                    )
-                number = self._nth(self._map(str(device)).lookup(path), replace(device, offset=0), base)
-        else:
-            number = base
-        return number + device.offset
+            return scope.variables[base], scope.paths[base]
+        assert isinstance(base, int)
+        here = self.device_map is not None and base in self.device_map
+        return base, (base,) if here else None
 
-    def _nth(self, devices: Sequence[int], device: Device, base: str) -> int:
-        sub = device.sub or 0
-        if not 0 <= sub < len(devices):
-            raise DeviceError(
-                f"{device} is not a device.",
-                why=f"there are {len(devices)} devices below {base}: {', '.join(map(str, devices))}",
-                fix=f"{base}.{len(devices) - 1}",
-            )
-        return devices[sub]
+    def _unnamed(self, device: Device) -> int:
+        raise DeviceError(
+            f"{device} is not a device.", why="it is the device map itself", fix="device_map.0, its first key"
+        )
 
     def _map(self, wanted: str) -> DeviceMap:
         if self.device_map is None:
@@ -370,6 +383,17 @@ class Machine:
         return Group((items[0],), same, tuple(devices)) if folded else Group(tuple(items), same)
 
     def _pmap(self, eqn: Eqn, scope: Scope) -> list[Item]:
+        """A pmap; one with a device map of its own has it for its body."""
+        own = eqn.attributes.get("device_map")
+        if own is None:
+            return self._replicas(eqn, scope)
+        outer, self.device_map = self.device_map, own
+        try:
+            return self._replicas(eqn, replace(scope, paths=dict.fromkeys(scope.paths), path=()))
+        finally:
+            self.device_map = outer
+
+    def _replicas(self, eqn: Eqn, scope: Scope) -> list[Item]:
         body = eqn.body
         assert body is not None
         groups = [_group(self._value(v, scope), eqn, v.name) for v in eqn.values]

@@ -14,7 +14,8 @@ from typing import Any
 from meshwright.device.classes import is_tensor_eqn
 from meshwright.device.function import Eqn, Number, Value
 from meshwright.device.links import chip_of, load, route
-from meshwright.device.tensor_ops import NAMED, Arg, cost, signature
+from meshwright.device.named_ops import NAMED
+from meshwright.device.tensor_ops import Arg, cost, signature
 from meshwright.device.types import Tensor
 from meshwright.errors import HardwareError
 from meshwright.hardware.chips import dtype_name

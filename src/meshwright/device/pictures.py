@@ -57,7 +57,7 @@ def draw(what: Any, device_map: Any = None, *, by: str | None = None, width: int
 
 
 def _draw_map(devices: DeviceMap) -> View:
-    count, depth = len(devices.devices()), devices.depth
+    count, depth = len(devices.all_devices()), devices.depth
     title = f"{count:,} device{'s' * (count != 1)}, {depth} level{'s' * (depth != 1)}"
     numbers = len(devices.nodes)
     most = numbers

@@ -12,9 +12,18 @@ from meshwright.device.function import Eqn, Function, Number, Value
 from meshwright.device.schedule import Schedule, Task
 from meshwright.device.spread import COPY, Layout, Step, Version
 from meshwright.device.stages import Stages
-from meshwright.device.transforms import Batch, Keys, at_level, home_of, named_classes, scattered_classes
+from meshwright.device.transforms import (
+    Batch,
+    Keys,
+    at_level,
+    fresh_variable,
+    home_of,
+    named_classes,
+    plain_keys,
+    scattered_classes,
+)
 from meshwright.device.types import Device, Tensor, Tuple
-from meshwright.device.typing import typed
+from meshwright.device.typing import in_steps
 from meshwright.errors import DeviceError, ShapeError
 
 _ADD = {"sum": "add", "max": "maximum", "min": "minimum", "prod": "mul", "or": "or", "and": "and"}
@@ -45,7 +54,7 @@ def pipeline_parallel(
     >>> [str(eqn.attributes["to_device"]) for eqn in spread.eqns if eqn.op == "send"]
     ['device_map.0', 'device_map.0', 'device_map.1', 'device_map.1', 'device_map.0', 'device_map.1']
     """
-    fn = typed(fn)
+    fn = in_steps(fn)
     classes = Classes(fn)
     homes: dict[str, int] = {}
     if not isinstance(microbatches, int) or microbatches < 1:
@@ -62,9 +71,10 @@ def pipeline_parallel(
             split = _found_batch(fn, body, classes)
         found = Stages(body, classes, split, stages, microbatches, schedule, chunks, homes)
         _check_fan_out(fn, found.devices, len(device_keys))
-        return _Pipeline(found, device_keys, depth).write()
+        return _Pipeline(found, keys, depth).write()
 
-    return at_level(fn, device_keys, change)
+    keys = plain_keys(device_keys)
+    return at_level(fn, keys, change)
 
 
 def _found_batch(fn: Function, body: Function, classes: Classes) -> frozenset[Place]:
@@ -114,10 +124,10 @@ class _Job:
 class _Pipeline:
     """Writes the equations of a pipeline in the order of its schedule."""
 
-    def __init__(self, stages: Stages, keys: Keys, depth: int) -> None:
+    def __init__(self, stages: Stages, keys: Sequence[int | str], depth: int) -> None:
         self.stages, self.body, self.plan, self.planner = stages, stages.body, stages.plan, stages.planner
         self.count, self.schedule, self.keys = stages.count, stages.schedule, keys
-        self.variable = "d" * (depth + 1)
+        self.variable = fresh_variable(keys, depth)
         self.home = Device(self.body.variable) if self.body.variable is not None else home_of(self.body)
         self.eqns: list[Eqn] = []
         self.where: dict[tuple[Version, int | None, Device], Value] = {}

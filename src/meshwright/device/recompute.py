@@ -6,7 +6,7 @@ from math import isqrt
 
 from meshwright.device.function import Eqn, Function, Number, Operand, Value
 from meshwright.device.phases import ancestors, cut_by_cost, forward_equations, loss_of
-from meshwright.device.transforms import Keys, at_level
+from meshwright.device.transforms import Keys, at_level, plain_keys
 from meshwright.device.typing import typed
 from meshwright.errors import ShapeError
 
@@ -36,7 +36,7 @@ def recompute(fn: Function, segments: int | None = None, device_keys: Keys = ())
         trains.append(body)
         return _recompute(body, segments)
 
-    found = at_level(typed(fn), device_keys, change)
+    found = at_level(typed(fn), plain_keys(device_keys), change)
     if not trains:
         raise ShapeError(
             "There is no loss, so that nothing goes back.",

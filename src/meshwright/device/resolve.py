@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from numbers import Integral
 from typing import Any
 
 from meshwright.device.alike import Covers, Folding
+from meshwright.device.attributes import check_reduce
 from meshwright.device.device_map import DeviceMap
 from meshwright.device.dims import Dim, Size, bind, divide, is_whole, solve
 from meshwright.device.function import Eqn, Function, Keys, Number, Value
@@ -26,6 +27,7 @@ class Flat:
         self.symbols = symbols
         self.count: dict[tuple[str, int], int] = {}
         self.replicas: list[Members] = []
+        self.locate: Callable[[Device, Scope], int] = lambda device, scope: -1
         self.senders: dict[tuple[int, ...], Keys] = {}
 
     def value(self, name: str, type: Tensor, origin: Value | None = None) -> Leaf:
@@ -92,6 +94,7 @@ class Flat:
 
     def allreduce(self, eqn: Eqn, xs: Sequence[Leaf], how: str, members: Members) -> list[Leaf]:
         _equal(eqn, xs)
+        check_reduce(eqn, how, xs[0].data.type)
         group = _group(xs, members)
         extra = {} if how == "sum" else {"reduce": how}
         return self.emit(eqn, "allreduce", xs, [x.data.type for x in xs], group, group, **extra, **_named(group))
@@ -172,11 +175,8 @@ class Flat:
         device = written.device
         if device.base is None or (device.base == "device_map" and device.sub is None):
             return
-        if isinstance(device.base, str) and device.base in scope.variables and device.sub is None:
-            expected: int | None = scope.variables[device.base] + device.offset
-        else:
-            expected = device.base if isinstance(device.base, int) else None
-        if expected is not None and expected != item.device:
+        expected = self.locate(device, scope)
+        if expected != item.device:
             raise DeviceError(
                 f"{name} is on another device than its annotation says.",
                 why=f"it is written {written}, and is on device {item.device}"
@@ -321,7 +321,7 @@ def resolved(
     domain = Flat(symbols_of(fn) - set(sizes), device_map)
     inputs = input_items(fn, domain, sizes)
     machine = Machine(domain, device_map, sizes, fold=fold)
-    domain.replicas = machine.replicas
+    domain.replicas, domain.locate = machine.replicas, machine.device
     outs = machine.run(fn, inputs)
     for item in outs:  # one tensor is that of one device, also where it stands for copies on others
         for v in _flat_values(item):
@@ -358,9 +358,10 @@ def names_devices(fn: Function) -> bool:
 
 
 def _names_devices(eqn: Eqn) -> bool:
-    """Whether a tuple is spread over devices with numbers, or below one."""
+    """Whether a tuple is spread over devices with numbers, below one, or by a map that is not the program's."""
     spread = "devices" in eqn.attributes and not (len(eqn.outputs) == 1 and isinstance(eqn.outputs[0].type, Tensor))
-    return spread or any(isinstance(key, int) for key in eqn.attributes.get("device_keys", ()))
+    own = "device_map" in eqn.attributes
+    return spread or own or any(isinstance(key, int) for key in eqn.attributes.get("device_keys", ()))
 
 
 def _names_one(eqn: Eqn) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from meshwright.device.alike import Covers, Distances, Folding, by_distance, is_regular
+from meshwright.device.alike import Covers, Distances, Folding, Roles, by_distance, is_regular
 from meshwright.device.device_map import DeviceMap
 from meshwright.device.function import Function
 from meshwright.device.on_topology import OnTopology
@@ -49,35 +49,40 @@ def simulate(
         )
     check_sizes(fn, sizes)
     if not sizes and _is_flat(fn):
-        flat, covers = fn, None
-    else:
-        flat, covers = _resolved(fn, as_device_map(device_map, fn), sizes, assumptions, fold)
-    roles = covers.roles(flat) if covers is not None else {}
+        found = run(steady_state(fn) if steady else fn, assumptions, events=events)
+        found.alike = by_distance(fn)
+        return found
+    devices = as_device_map(device_map, fn)
+    folded = _folded(fn, devices, sizes, assumptions, steady) if fold else None
+    if folded is not None:
+        program, covers, roles = folded
+        return run(program, assumptions, covers, roles, events=events)
+    flat = resolved(fn, devices, sizes, None)[0]
+    return run(steady_state(flat) if steady else flat, assumptions, events=events)
+
+
+def _folded(
+    fn: Function, devices: DeviceMap | None, sizes: dict[str, int], assumptions: Assumptions, steady: bool
+) -> tuple[Function, Covers, Roles] | None:
+    """The flat program with devices that do the same written once, and who they are; None where that is not right."""
+    crowded = isinstance(assumptions, OnTopology) and assumptions.crowded
+    if not isinstance(assumptions, Distances) or names_devices(fn) or (crowded and not is_regular(devices)):
+        return None
+    try:
+        flat, covers = resolved(fn, devices, sizes, Folding(devices, assumptions))
+    except (DeviceError, ShapeError):  # a program that takes the elements of a tuple one by one, or one that is wrong
+        return None
+    roles = covers.roles(flat)
     if roles is None:  # a device is named that another one stands for
-        flat, covers = resolved(fn, as_device_map(device_map, fn), sizes, None)[0], None
-    program = steady_state(flat) if steady else flat
-    if covers is not None and steady:
+        return None
+    program = flat
+    if steady:
+        program = steady_state(flat)
         covers.without_moves(flat, program)
         roles = covers.roles(program)
-    found = run(program, assumptions, covers, roles or {}, events=events)
-    if covers is None:
-        found.alike = by_distance(flat)
-    return found
-
-
-def _resolved(
-    fn: Function, devices: DeviceMap | None, sizes: dict[str, int], assumptions: Assumptions, fold: bool
-) -> tuple[Function, Covers | None]:
-    """The flat program; where devices that do the same are written once, whom they stand for."""
-    machine = assumptions if isinstance(assumptions, Distances) else None
-    # Messages of replicas may cross on a torus: one stands for all only if they are as far apart as the first.
-    crowded = isinstance(assumptions, OnTopology) and assumptions.crowded
-    if fold and machine is not None and not names_devices(fn) and not (crowded and not is_regular(devices)):
-        try:
-            return resolved(fn, devices, sizes, Folding(devices, machine))
-        except (DeviceError, ShapeError):
-            pass  # a program that takes the elements of a tuple one by one is written out, or refused for a reason
-    return resolved(fn, devices, sizes, None)[0], None
+    # On a torus, the messages of a device that does more than those it stands for would be in the way of theirs.
+    uneven = roles is None or any(len(parts) > 1 for parts in roles.values())
+    return None if roles is None or (crowded and uneven) else (program, covers, roles)
 
 
 def _is_flat(fn: Function) -> bool:

@@ -62,7 +62,7 @@ class Role(NamedTuple):
 
 
 @dataclass
-class Roles:
+class RoleTable:
     """The devices that one stands for, in sets that did the same; what one set did is found when it is asked for."""
 
     sets: Mapping[int, Sequence[frozenset[int]]] = field(default_factory=dict)
@@ -94,7 +94,7 @@ class Roles:
 class ByDevice(dict[int, Any]):
     """A number for each device that is simulated; those it stands for can be asked for, too."""
 
-    def __init__(self, found: Mapping[int, Any], roles: Roles, name: str) -> None:
+    def __init__(self, found: Mapping[int, Any], roles: RoleTable, name: str) -> None:
         super().__init__(found)
         self.roles, self.name = roles, name
 
@@ -133,7 +133,7 @@ class Simulation:
     link_seconds: dict[int, float] = field(default_factory=dict)
     events: list[Event] = field(default_factory=list)
     alike: Alike = field(default_factory=dict, repr=False, compare=False)
-    roles: Roles = field(default_factory=lambda: Roles(), repr=False, compare=False)
+    roles: RoleTable = field(default_factory=lambda: RoleTable(), repr=False, compare=False)
 
     @classmethod
     def of(
@@ -144,7 +144,7 @@ class Simulation:
         measure: Callable[[int, int], Role] | None = None,
     ) -> Simulation:
         """The outcome of devices that are simulated; ``measure`` finds what another did that one stands for."""
-        roles = Roles(sets or {}, measure)
+        roles = RoleTable(sets or {}, measure)
         alike = {written: tuple(sorted(frozenset().union(*parts))) for written, parts in roles.sets.items()}
         return cls(
             seconds,

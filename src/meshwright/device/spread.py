@@ -30,7 +30,8 @@ from meshwright.device.classes import (
 )
 from meshwright.device.dims import Size, is_cut
 from meshwright.device.function import Eqn, Function, Number, Operand, Value
-from meshwright.device.tensor_ops import NAMED, Share, is_elementwise, plain, shares_of, sized
+from meshwright.device.named_ops import NAMED, Share
+from meshwright.device.tensor_ops import is_elementwise, plain, shares_of, sized
 from meshwright.device.types import Device
 
 

@@ -59,9 +59,10 @@ def _last_moves(eqns: Sequence[Eqn], outputs: Sequence[Value]) -> set[Eqn]:
     for _ in range(len(eqns) + 1):
         wanted: set[Value] = set()
         leaving, used = set(outputs), set()
-        found, keys = set(), set()
+        found: set[Eqn] = set()
+        keys: set[object] = set()
         for eqn in reversed(eqns):
-            key = eqn.outputs[0].origin or eqn
+            key: object = eqn.outputs[0].origin or eqn
             if any(v in wanted for v in eqn.outputs):
                 used.add(key)
             moves = eqn.op in _MOVES and not any(v in wanted for v in eqn.outputs)

@@ -1,4 +1,4 @@
-"""Tensor ops of device programs: those of the registry, and the few that have a name of their own here.
+"""Tensor ops of device programs: those of the registry, and the few of `named_ops`.
 
 Every fact comes from a factor rule. Symbolic dims are given numbers that occur nowhere else, and read back from the
 result.
@@ -7,24 +7,25 @@ result.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from hashlib import sha256
 from inspect import signature as signature_of
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from meshwright.core.dtypes import DType
-from meshwright.core.factors import Factors, names, pointwise
+from meshwright.core.factors import Factors, pointwise
 from meshwright.core.limits import refuse_impossible
-from meshwright.core.linearity import LinearGroup, Linearity, groups_of
+from meshwright.core.linearity import LinearGroup, groups_of
 from meshwright.core.op import REGISTRY, Cost, No
 from meshwright.core.program import Program
 from meshwright.core.types import TensorType
 from meshwright.device.dims import Dim, Size, Sizes, divide
 from meshwright.device.function import Eqn, Number, Operand
+from meshwright.device.named_ops import NAMED, Params, Share
 from meshwright.device.types import Tensor
 from meshwright.engine import compile as _compile  # noqa: F401  (runs the regions of scan and cond)
 from meshwright.engine.namespace import NUMPY
@@ -32,145 +33,11 @@ from meshwright.errors import MeshwrightError, ShapeError
 from meshwright.ops import every as _every  # noqa: F401  (fills the registry)
 
 Arg = tuple[Sizes, DType]
-Params = Mapping[str, Any]
 
 
-class Share(NamedTuple):
-    """Operands and results of an op, by number, that have nothing to do with its other operands and results."""
-
-    operands: tuple[int, ...]
-    results: tuple[int, ...]
-
-
-class Named(NamedTuple):
-    """An op of device programs alone: its factor rule for given ranks, and its value by a namespace of functions.
-
-    ``shares`` are the independent parts of a call with so many operands, such as the updates of several weights.
-    ``like`` is the operand whose dtype a result has, given how many operands there are and which result it is. Results
-    of an op ``in_place`` take the memory of operands.
-    """
-
-    factors: Callable[[Sequence[TensorType]], str]
-    evaluate: Callable[..., Any]
-    linear: Linearity
-    flops_per_point: float = 1.0
-    shares: Callable[[int], tuple[Share, ...]] | None = None
-    like: Callable[[int, int], int] = lambda operands, result: 0
-    in_place: bool = False
-
-
-def _rank(t: TensorType) -> str:
-    return " ".join(names(t.ndim))
-
-
-def _matmul(types: Sequence[TensorType]) -> str:
-    """``b i k, k j -> b i j``; a right operand of higher rank has the batch dims of the left."""
-    x, y = types
-    if x.ndim < 1 or y.ndim not in (2, x.ndim) or (y.ndim > 2 and y.ndim != x.ndim):
-        raise ShapeError(
-            f"MatMul cannot take {x.short()}, {y.short()}.",
-            why="it takes a matrix on the right, or equal batch dims on both sides",
-            fix="dot_general(x, y, contract=…, batch=…, dtype=None)",
-        )
-    batch = [f"b{n}" for n in range(x.ndim - 1 - (y.ndim > 1 and x.ndim > 1))]
-    rows = ["i"] if x.ndim > 1 else []
-    shared = batch if y.ndim > 2 else []
-    return f"{' '.join([*batch, *rows, 'k'])}, {' '.join([*shared, 'k', 'j'])} -> {' '.join([*batch, *rows, 'j'])}"
-
-
-def _same(operands: int) -> Callable[[Sequence[TensorType]], str]:
-    """Elementwise on so many tensors; all but the first may be numbers."""
-
-    def rule(types: Sequence[TensorType]) -> str:
-        shown = _rank(types[0]) if types else "i"
-        rest = [" " if t.ndim == 0 else shown for t in types[1:]]
-        return f"{', '.join([shown, *rest, *[shown] * operands][:operands])} -> {shown}"
-
-    return rule
-
-
-def _updates(taken: int, given: int, more: int = 0) -> Callable[[Sequence[TensorType]], str]:
-    """The rule of an optimizer: ``taken`` tensors of each weight, then ``more`` numbers, give ``given`` of each.
-
-    All weights come first, then all their gradients, and so on; each weight has factors of its own.
-    """
-
-    def rule(types: Sequence[TensorType]) -> str:
-        weights = types[: max((len(types) - more) // taken, 1)]
-        sides = [" ".join(f"{letter}_{n}" for letter in names(t.ndim)) for n, t in enumerate(weights)]
-        return f"{', '.join([*sides * taken, *[' '] * more])} -> {', '.join(sides * given)}"
-
-    return rule
-
-
-def _weights(taken: int, given: int, more: int = 0) -> Callable[[int], tuple[Share, ...]]:
-    """Each weight with its gradient and state; the numbers after them belong to all."""
-
-    def shares(operands: int) -> tuple[Share, ...]:
-        count = (operands - more) // taken
-        numbers = tuple(range(count * taken, operands))
-        return tuple(
-            Share((*range(n, count * taken, count), *numbers), tuple(range(n, count * given, count)))
-            for n in range(count)
-        )
-
-    return shares
-
-
-def _adam(
-    xp: Any, *xs: Any, lr: float = 0.001, beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8
-) -> tuple[Any, ...]:
-    """Weights, gradients, first and second moments, and how many steps there have been, this one included."""
-    *tensors, t = xs
-    count = len(tensors) // 4
-    new: list[tuple[Any, Any, Any]] = []
-    for w, g, m, v in zip(*(tensors[n * count : (n + 1) * count] for n in range(4)), strict=True):
-        m = beta1 * m + (1 - beta1) * g
-        v = beta2 * v + (1 - beta2) * g * g
-        scaled = (m / (1 - beta1**t)) / (xp.sqrt(v / (1 - beta2**t)) + eps)
-        new.append((w - lr * scaled, m, v))
-    return tuple(x for column in zip(*new, strict=True) for x in column)
-
-
-def _matmul_grad(xp: Any, x: Any, w: Any, dy: Any) -> tuple[Any, Any]:
-    return dy @ w.T, x.T @ dy
-
-
-NAMED: dict[str, Named] = {
-    "MatMul": Named(_matmul, lambda xp, x, y: xp.matmul(x, y), Linearity.EACH, 2.0),
-    "MatMulGrad": Named(
-        lambda types: "i k, k j, i j -> i k, k j",
-        _matmul_grad,
-        Linearity.NONE,
-        4.0,
-        like=lambda operands, result: result,
-    ),
-    "Relu": Named(_same(1), lambda xp, x: xp.maximum(x, 0), Linearity.NONE),
-    "ReluGrad": Named(_same(2), lambda xp, x, dy: xp.where(x > 0, dy, 0).astype(dy.dtype), Linearity.NONE),
-    "Loss": Named(_same(3), lambda xp, y, z, n: xp.square(y - z) / n, Linearity.NONE, 3.0),
-    "LossGrad": Named(_same(3), lambda xp, y, z, n: 2 * (y - z) / n, Linearity.NONE, 3.0),
-    "SGDOptimizer": Named(
-        _updates(2, 1),
-        lambda xp, *xs, lr=0.01: tuple(w - lr * g for w, g in zip(xs[: len(xs) // 2], xs[len(xs) // 2 :], strict=True)),
-        Linearity.NONE,
-        2.0,
-        _weights(2, 1),
-        like=lambda operands, result: result,
-        in_place=True,
-    ),
-    "AdamOptimizer": Named(
-        _updates(4, 3, 1),
-        _adam,
-        Linearity.NONE,
-        12.0,
-        _weights(4, 3, 1),
-        # Gradients stand between the weights and their moments.
-        like=lambda operands, result: result if result < (operands - 1) // 4 else result + (operands - 1) // 4,
-        in_place=True,
-    ),
-    "Identity": Named(_same(1), lambda xp, x: x, Linearity.MOVES, 0.0),
-}
 _BY_LOWER = {**{name.lower(): name for name in REGISTRY}, **{name.lower(): name for name in NAMED}}
+# Names that other systems have for ops of the registry, and for their params.
+_SPELLINGS = {"Concat": ("concatenate", {"axis": "dim"})}
 # `gather` is the collective; the op that takes windows out of a tensor goes by another name.
 RENAMED = {"gather": "take_windows"}
 _ORIGINAL = {new: old for old, new in RENAMED.items()}
@@ -178,10 +45,16 @@ _ORIGINAL = {new: old for old, new in RENAMED.items()}
 
 def tensor_op(name: str) -> str | None:
     """The name of a tensor op as programs print it, whatever the case; None for anything else."""
-    if name in _ORIGINAL or name in NAMED or (name in REGISTRY and name not in RENAMED):
+    if name in _ORIGINAL or name in NAMED or name in _SPELLINGS or (name in REGISTRY and name not in RENAMED):
         return name
     found = _BY_LOWER.get(name.lower())
     return found if found not in RENAMED else None
+
+
+def spelled(name: str, params: Params) -> tuple[str, dict[str, Any]]:
+    """An op and its params under the names that programs print."""
+    op, renamed = _SPELLINGS.get(name, (name, {}))
+    return op, {renamed.get(key, key): value for key, value in params.items()}
 
 
 def registry_name(name: str) -> str:
@@ -273,7 +146,7 @@ def _infer(name: str, args: tuple[Arg, ...], params: tuple[tuple[str, Any], ...]
     given = {key: _witness(value) for key, value in params}
     if name in NAMED:
         _check_params(name, dict(params))
-        rule = _named_factors(name, types)
+        rule = _named_factors(name, types, dict(params))
         shapes = [tuple(_size(dim, rule) for dim in dims) for dims in rule.results]
         like = NAMED[name].like
         return tuple((_unwitness(shape), types[like(len(types), n)].dtype) for n, shape in enumerate(shapes))
@@ -329,8 +202,9 @@ def _size(dim: Sequence[str], rule: Factors) -> int:
     return size
 
 
-def _named_factors(name: str, types: Sequence[TensorType]) -> Factors:
-    text = NAMED[name].factors(types)
+def _named_factors(name: str, types: Sequence[TensorType], params: Params) -> Factors:
+    text, _, whole = NAMED[name].factors(types, params).partition("|")
+    text = text.strip()
     sides = text.split("->")[0].split(",")
     sizes: dict[str, int] = {}
     if len(sides) != len(types):
@@ -348,7 +222,7 @@ def _named_factors(name: str, types: Sequence[TensorType]) -> Factors:
                 why=f"its dims are {text}, and {why}",
                 fix=f"{name} of tensors whose dims agree",
             )
-    return Factors.parse(text, sizes)
+    return Factors.parse(text, sizes, replicated=whole.split())
 
 
 def _show(t: TensorType) -> str:
@@ -359,7 +233,7 @@ def factors(name: str, args: Sequence[Arg], results: Sequence[Arg], params: Para
     """The factor rule of a call, None for an op that has none and needs its operands whole."""
     types, outs = [plain(a) for a in args], [plain(a) for a in results]
     if name in NAMED:
-        return _named_factors(name, types)
+        return _named_factors(name, types, params)
     rule = REGISTRY[registry_name(name)].factors
     return None if isinstance(rule, No) else rule(types, outs, _witnessed(params))
 
@@ -382,7 +256,7 @@ def is_elementwise(eqn: Eqn) -> bool:
     """Whether each element of the one result comes from the same element of the operands."""
     name = registry_name(eqn.op)
     return len(eqn.outputs) == 1 and (
-        name in ("Relu", "ReluGrad") or (name in REGISTRY and REGISTRY[name].factors is pointwise)
+        NAMED[name].elementwise if name in NAMED else name in REGISTRY and REGISTRY[name].factors is pointwise
     )
 
 
@@ -392,6 +266,14 @@ def shares_of(eqn: Eqn) -> tuple[Share, ...]:
     if found is None:
         return (Share(tuple(range(len(eqn.inputs))), tuple(range(len(eqn.outputs)))),)
     return found(len(eqn.inputs))
+
+
+def results_of(name: str, operands: int) -> int:
+    """How many results a call has; of ops of the registry, one where it depends on the types."""
+    if name not in NAMED:
+        return 1
+    shares = NAMED[name].shares
+    return NAMED[name].results if shares is None else sum(len(share.results) for share in shares(operands)) or 1
 
 
 def operands_of(eqn: Eqn) -> list[list[Operand]]:
@@ -418,7 +300,8 @@ def evaluate_named(name: str, xp: Any, arrays: Sequence[Any], params: Params) ->
 def evaluate(name: str, arrays: Sequence[Any], params: Params) -> tuple[Any, ...]:
     """The results of an op on arrays."""
     if name in NAMED:
-        found = evaluate_named(name, np, arrays, params)
+        with np.errstate(all="ignore"):
+            found = evaluate_named(name, NUMPY, arrays, params)
     else:
         op = REGISTRY[registry_name(name)]
         try:
@@ -435,7 +318,7 @@ def cost(name: str, args: Sequence[Arg], results: Sequence[Arg], params: Params)
     """Work of one call; dims must be numbers."""
     types, outs = [plain(a) for a in args], [plain(a) for a in results]
     if name in NAMED:
-        rule = _named_factors(name, types)
+        rule = _named_factors(name, types, params)
         nbytes = float(sum(t.nbytes for t in (*types, *outs)))
         return Cost(NAMED[name].flops_per_point * _points(rule), nbytes)
     return REGISTRY[registry_name(name)].cost(types, outs, params)

@@ -21,7 +21,7 @@ from meshwright.device.attributes import ATTRIBUTES, STRUCTURAL
 from meshwright.device.device_map import DeviceMap
 from meshwright.device.function import Eqn, Function, Keys, Operand, Value
 from meshwright.device.slips import fits
-from meshwright.device.tensor_ops import tensor_op
+from meshwright.device.tensor_ops import spelled, tensor_op
 from meshwright.device.text_types import TypeReader
 from meshwright.device.types import Device, Type
 from meshwright.errors import TextError
@@ -57,6 +57,8 @@ class _Reader(TypeReader):
     def __init__(self, text: str, strict: bool) -> None:
         super().__init__(text, strict)
         self.device_map: DeviceMap | None = None
+        self.map_input: tuple[str, int] | None = None
+        self.map_names = {"device_map"}
 
     # Structure
 
@@ -70,17 +72,29 @@ class _Reader(TypeReader):
         eqns, outputs = self.statements(scope, "end")
         if self.token.kind != "end":
             raise self.fail("There is more after the function's return.", fix="one function per text")
-        return Function(name, tuple(inputs), tuple(eqns), tuple(outputs), self.device_map, None, tuple(self.slips))
+        fn = Function(name, tuple(inputs), tuple(eqns), tuple(outputs), self.device_map, None, tuple(self.slips))
+        return _with_one_map(fn.with_(map_input=self.map_input))
 
-    def parameters(self, close: str) -> list[Value]:
+    def parameters(self, close: str, *, body: bool = False) -> list[Value]:
         found: dict[str, Value] = {}
         while not self.accept(close):
             at = self.token.start
             name = self.name("the name of an input")
-            type = self.type() if self.accept(":") else None
-            if name in found:
+            typed = self.accept(":")
+            if name in found or (self.map_input is not None and name == self.map_input[0]):
                 raise self.fail(f"The input {name} is listed twice.", fix="give each input a name of its own", at=at)
-            found[name] = Value(name, type)
+            if typed and self.accept("DeviceMap"):
+                if body or self.map_input is not None:
+                    raise self.fail(
+                        "A program has one device map among its inputs.",
+                        "the body of a pmap sees the map of the program" if body else f"{self.map_input} is one",
+                        "pmap(lambda d: lambda (x): {…}, device_map={1: [1, 3], 2: [2, 4]}, (xs,))",
+                        at,
+                    )
+                self.map_input = (name, len(found))
+                self.map_names.add(name)
+            else:
+                found[name] = Value(name, self.type() if typed else None)
             if self.token.text != close:
                 self.expect(",")
         return list(found.values())
@@ -122,16 +136,17 @@ class _Reader(TypeReader):
             name = self.name("a statement")
             type: Type | None = None
             if self.accept(":"):
-                if name == "device_map" and self.accept("DeviceMap"):
-                    pass
-                else:
-                    type = self.type()
+                type = None if self.accept("DeviceMap") else self.type()
             targets.append((name, type))
             if not self.accept(","):
                 break
         self.expect("=")
         if len(targets) == 1 and self.token.text in "{[" and targets[0][1] is None:
+            self.map_names.add(targets[0][0])
             self.set_map(self.tree(), start)
+            return None
+        if len(targets) == 1 and self.token.text == "get_sub_device":
+            self.sub_device(targets[0][0], scope, start)
             return None
         if self.token.text == "(" and self.peek() == "...":
             for mark in ("(", "...", ")"):
@@ -143,6 +158,17 @@ class _Reader(TypeReader):
                 raise self.fail(f"{value.name} is defined twice.", fix="give each value a name of its own", at=start)
             scope.values[value.name] = value
         return eqn
+
+    def sub_device(self, name: str, scope: _Scope, at: int) -> None:
+        """``e = get_sub_device(d)``: e is d.1; another one is d.2, and so on."""
+        self.next()
+        self.expect("(")
+        below = self.device()
+        taken = sum(alias.base == below.base and alias.steps[:-1] == below.steps for alias in self.aliases.values())
+        self.expect(")")
+        if name in scope.values or name in self.aliases:
+            raise self.fail(f"{name} is defined twice.", fix="give each device a name of its own", at=at)
+        self.aliases[name] = below.child(taken + 1)
 
     def set_map(self, tree: Any, at: int) -> None:
         found = DeviceMap(tree)
@@ -221,6 +247,7 @@ class _Reader(TypeReader):
                 f"{op}(x, {', '.join(sorted(ATTRIBUTES[op])[:1])}=…)" if ATTRIBUTES[op] else f"{op}(x)",
                 at,
             )
+        op, attributes = spelled(op, attributes)
         inputs = self.operands(op, operands, attributes, scope, outputs)
         return Eqn(op, inputs, tuple(outputs), attributes)
 
@@ -230,18 +257,27 @@ class _Reader(TypeReader):
         self.expect(":")
         self.expect("lambda")
         self.expect("(")
-        inputs = self.parameters(")")
+        inputs = self.parameters(")", body=True)
         self.expect(":")
         self.expect("{")
         eqns, returned = self.statements(_Scope({v.name: v for v in inputs}), "}")
         self.expect("}")
         body = Function("", tuple(inputs), tuple(eqns), tuple(returned), None, variable)
         operands: list[Operand] = []
+        attributes: dict[str, Any] = {}
         while self.accept(","):
             if self.token.kind == "name" and self.peek() == "=":
-                at = self.next().start
+                at = self.token.start
+                key = self.next().text
+                if op != "pmap" or key != "device_map" or attributes:
+                    raise self.fail(
+                        f"A {op} has no attribute {key}." if not attributes else f"{key} is given twice.",
+                        "a pmap may have a device_map" if op == "pmap" else "it runs on the device of its operands",
+                        "pmap(lambda d: lambda (x): {…}, device_map={1: [1, 3], 2: [2, 4]}, (xs,))",
+                        at,
+                    )
                 self.expect("=")
-                self.set_map(self.tree(), at)
+                attributes["device_map"] = DeviceMap(self.tree())
             else:
                 self.expect("(")
                 while not self.accept(")"):
@@ -257,7 +293,7 @@ class _Reader(TypeReader):
                     f"{op}(lambda {variable}: lambda (…): {{…}}, ({', '.join(v.name for v in inputs)}))",
                     at,
                 )
-        return Eqn(op, tuple(operands), tuple(outputs), {}, body)
+        return Eqn(op, tuple(operands), tuple(outputs), attributes, body)
 
     def operands(
         self,
@@ -291,17 +327,27 @@ class _Reader(TypeReader):
 
     # Attributes
 
-    def attribute(self, key: str, attributes: dict[str, Any]) -> None:
-        if key == "devices" and self.token.text == "device_map":
+    def attribute(self, key: str, attributes: dict[str, Any], keys_given: Keys | None = None) -> None:
+        at = self.token.start
+        if key in attributes or {key, *attributes} >= {"devices", "device_keys"}:
+            raise self.fail(
+                "The devices are given once." if key in ("devices", "device_keys") else f"{key} is given twice.",
+                f"{key}= stands beside {', '.join(f'{name}=' for name in attributes)}",
+                "device_keys=[], or devices=[1, 2]" if key in ("devices", "device_keys") else f"one {key}",
+                at,
+            )
+        if key == "devices" and self.token.text in self.map_names and self.peek() in (".", "["):
             self.next()
             keys: list[Any] = []
-            if self.accept("."):
-                for mark in ("keys", "(", ")"):
-                    self.expect(mark)
             while self.accept("["):
                 keys.append(self.key())
                 self.expect("]")
-            attributes["device_keys"] = Keys(keys)
+            if self.accept("."):
+                for mark in ("keys", "(", ")"):
+                    self.expect(mark)
+            self.attribute("device_keys", attributes, Keys(keys))
+        elif keys_given is not None:
+            attributes[key] = keys_given
         elif key in ("devices", "device_keys"):
             self.expect("[")
             items: list[Any] = []
@@ -317,4 +363,31 @@ class _Reader(TypeReader):
             attributes[key] = self.literal()
 
     def key(self) -> Any:
-        return self.integer() if self.token.kind == "number" else self.name("a device or a device variable")
+        """A key of the map: a number, a variable, or a device near one."""
+        found = self.device()
+        if found.base is None:
+            raise self.fail("A device or a device variable is expected here, not '?'.", fix="device_keys=[d]")
+        return found.base if found.sub is None and not found.offset else found
+
+
+def _with_one_map(fn: Function) -> Function:
+    """The program with its device map in one place; maps of pmaps that differ stay where they are."""
+    found = [m for m in (fn.device_map, *_maps_of(fn)) if m is not None]
+    if not found or any(m != found[0] for m in found):
+        return fn
+    return _without_maps(fn).with_(device_map=found[0])
+
+
+def _maps_of(fn: Function) -> list[DeviceMap]:
+    own = [eqn.attributes["device_map"] for eqn in fn.eqns if "device_map" in eqn.attributes]
+    return own + [m for body in fn.bodies() for m in _maps_of(body)]
+
+
+def _without_maps(fn: Function) -> Function:
+    eqns = []
+    for eqn in fn.eqns:
+        if eqn.body is not None:
+            attributes = {key: value for key, value in eqn.attributes.items() if key != "device_map"}
+            eqn = Eqn(eqn.op, eqn.inputs, eqn.outputs, attributes, _without_maps(eqn.body))
+        eqns.append(eqn)
+    return fn.with_(eqns=tuple(eqns))

@@ -30,6 +30,7 @@ class TypeReader:
         self.tokens = tokens(text)
         self.at = 0
         self.slips: list[str] = []
+        self.aliases: dict[str, Device] = {}
 
     # Tokens
 
@@ -80,19 +81,33 @@ class TypeReader:
         return int(self.next().text)
 
     def device(self) -> Device:
+        """``0``, ``d``, ``d.1``, ``d.1.0``, ``d+1``, ``2+d``, ``?``."""
         if self.accept("?"):
             return UNKNOWN
         if self.token.kind == "number":
-            # "1.2" would be read as one number; devices with a number have nothing below them in the text.
-            return Device(self.integer())
-        base = self.name("a device")
-        if self.accept("."):
-            return Device(base, self.integer())
-        if self.token.kind == "number" and self.token.text.startswith("."):
-            return Device(base, int(self.next().text[1:]))
-        if self.accept("+"):
-            return Device(base, None, self.integer())
-        return Device(base)
+            number = self.integer()
+            if self.token.text in ("+", "-"):
+                sign = self.next().text
+                at = self.token.start
+                found = self.device()
+                if sign == "-":
+                    raise self.fail("A device is not taken from a number.", "d-1 is the device before d", "d-1", at)
+                return found + number
+            return Device(number)
+        at = self.token.start
+        name = self.name("a device")
+        found = self.aliases.get(name, Device(name))
+        while self.accept("."):
+            digits = self.next().text
+            if not re.fullmatch(r"\d+(\.\d+)?", digits):
+                raise self.fail("A whole number is expected here.", f"d.1 is a device below {name}", f"{name}.1", at)
+            for step in digits.split("."):
+                found = found.child(int(step))
+        while self.token.text in ("+", "-"):
+            up = self.next().text == "+"
+            number = self.integer()
+            found = found + (number if up else -number)
+        return found
 
     def number(self) -> Number:
         value = self.literal()

@@ -7,6 +7,7 @@ the pmaps whose variable is d over ``device_map[d]``, ``["d", "dd"]`` those insi
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import count
 
 from meshwright.device.choose import choose_classes
 from meshwright.device.classes import Classes, Place, divides, is_tensor_eqn, tensor_of
@@ -14,12 +15,12 @@ from meshwright.device.dims import Dim, Size
 from meshwright.device.function import Eqn, Function, Value
 from meshwright.device.spread import Level, Planner
 from meshwright.device.types import Device
-from meshwright.device.typing import typed
+from meshwright.device.typing import in_steps
 from meshwright.device.writer import Writer
 from meshwright.errors import DeviceError, ShapeError
 
 MOST_PARTS = 1 << 14
-Keys = Sequence[int | str]
+Keys = Sequence[int | str | Device]
 Batch = Mapping[str, int]
 
 
@@ -46,7 +47,7 @@ def data_parallel(fn: Function, batch: Batch, device_keys: Keys = (), *, parts: 
         y_dp: Tensor[(B, H), 0] = gather(ys_dp, dim=0, to_device=0)
         return y_dp
     """
-    fn = typed(fn)
+    fn = in_steps(fn)
 
     def choose(bodies: Sequence[Function], classes: Classes, size: Size) -> frozenset[Place]:
         return named_classes(fn, bodies, classes, batch, size)
@@ -71,7 +72,7 @@ def zero(fn: Function, batch: Batch, stage: int = 2, device_keys: Keys = (), *, 
     """
     if stage not in (1, 2, 3):
         raise ShapeError("The stage of zero is 1, 2 or 3.", why=f"it is {stage!r}", fix="stage=2")
-    fn = typed(fn)
+    fn = in_steps(fn)
 
     def choose(bodies: Sequence[Function], classes: Classes, size: Size) -> frozenset[Place]:
         return named_classes(fn, bodies, classes, batch, size)
@@ -108,7 +109,7 @@ def horizontal_parallel(
         taken = kept | scattered_classes(fn, classes)
         return choose_classes(bodies, classes, size, taken, known=bool(taken))
 
-    fn = typed(fn)
+    fn = in_steps(fn)
     return _spread(fn, device_keys, parts, "hp", choose)
 
 
@@ -116,6 +117,7 @@ Choose = Callable[[Sequence[Function], Classes, Size], frozenset[Place]]
 
 
 def _spread(fn: Function, keys: Keys, parts: int | None, tag: str, choose: Choose, *, sharded: int = 0) -> Function:
+    keys = plain_keys(keys)
     classes = Classes(fn)
     bodies: list[tuple[Function, int]] = []
 
@@ -142,10 +144,25 @@ def _spread(fn: Function, keys: Keys, parts: int | None, tag: str, choose: Choos
     return at_level(fn, keys, spread)
 
 
-def at_level(fn: Function, keys: Keys, change: Callable[[Function, int], Function]) -> Function:
-    """Apply a change to the program (no variables among the keys), or to the bodies that the variables name."""
-    if isinstance(keys, str):
+def plain_keys(keys: Keys) -> tuple[int | str, ...]:
+    """Keys as numbers and names of variables."""
+    if isinstance(keys, str | Device):
         raise DeviceError(f"device_keys is {keys!r}.", why="it is a list of keys", fix=f"device_keys=[{keys!r}]")
+    found: list[int | str] = []
+    for key in keys:
+        plain = key.base if isinstance(key, Device) and key.sub is None and not key.offset else key
+        if isinstance(plain, bool) or not isinstance(plain, int | str):
+            raise DeviceError(
+                f"{key!s} is not a key of a device map.",
+                why="a key is a device with a number, or the device variable of a pmap",
+                fix='device_keys=["d"]',
+            )
+        found.append(plain)
+    return tuple(found)
+
+
+def at_level(fn: Function, keys: Sequence[int | str], change: Callable[[Function, int], Function]) -> Function:
+    """Apply a change to the program (no variables among the keys), or to the bodies that the variables name."""
     variables = [key for key in keys if isinstance(key, str)]
     done: dict[int, Function] = {}
 
@@ -174,7 +191,7 @@ def at_level(fn: Function, keys: Keys, change: Callable[[Function, int], Functio
     return descend(fn, variables, 0)
 
 
-def check_plain(body: Function, keys: Keys) -> None:
+def check_plain(body: Function, keys: Sequence[int | str]) -> None:
     """Refuse to spread what is spread already."""
     for eqn in body.eqns:
         if not is_tensor_eqn(eqn):
@@ -187,7 +204,7 @@ def check_plain(body: Function, keys: Keys) -> None:
             )
 
 
-def level_of(fn: Function, body: Function, depth: int, keys: Keys, parts: int | None, tag: str) -> Level:
+def level_of(fn: Function, body: Function, depth: int, keys: Sequence[int | str], parts: int | None, tag: str) -> Level:
     """What is known of the devices below a body."""
     size: Size | None = parts
     devices: tuple[int, ...] = ()
@@ -210,9 +227,13 @@ def level_of(fn: Function, body: Function, depth: int, keys: Keys, parts: int | 
                 fix=f"parts={size}",
             )
     home = Device(body.variable) if body.variable is not None else home_of(body)
-    return Level(
-        size if size is not None else Dim.symbol("N" * (depth + 1)), tuple(keys), "d" * (depth + 1), tag, home, devices
-    )
+    variable = fresh_variable(keys, depth)
+    return Level(size if size is not None else Dim.symbol("N" * (depth + 1)), tuple(keys), variable, tag, home, devices)
+
+
+def fresh_variable(keys: Sequence[int | str], depth: int) -> str:
+    """A name for the devices of a level: ``d``, ``dd``, …, that no enclosing pmap has."""
+    return next(name for n in count(depth + 1) if (name := "d" * n) not in keys)
 
 
 def home_of(body: Function) -> Device:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import prod
+from numbers import Integral
 
 import numpy as np
 
@@ -13,37 +14,76 @@ from meshwright.device.dims import Dim, Size, Sizes
 from meshwright.errors import MeshwrightError, ShapeError
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Device:
     """A device: a number, the variable of a pmap, a device near one (``d.1``, ``d+1``), or not yet known (``?``).
 
-    ``d.k`` is the k-th device below d in the device map, ``device_map.k`` the k-th key of the map itself; ``d+k`` is
-    the device with the number k higher.
+    ``d.k`` is the k-th device below d in the device map, ``d.k.n`` the n-th below that one, ``device_map.k`` the k-th
+    key of the map itself; ``d+k`` is the device with the number k higher. A device with a number equals the number.
 
-    >>> [str(d) for d in (Device(3), Device("d"), Device("d", sub=1), Device("d", offset=1), Device())]
-    ['3', 'd', 'd.1', 'd+1', '?']
+    >>> d = Device("d")
+    >>> [str(x) for x in (Device(3), d, d.child(1), d.child(1).child(0), d + 1, 2 + d, d - 1, Device())]
+    ['3', 'd', 'd.1', 'd.1.0', 'd+1', 'd+2', 'd-1', '?']
+    >>> Device(3) == 3, Device(3) + 1
+    (True, Device(4))
     """
 
     base: int | str | None = None
-    sub: int | None = None
+    sub: int | tuple[int, ...] | None = None
     offset: int = 0
+
+    def __post_init__(self) -> None:
+        if isinstance(self.base, Integral) and not isinstance(self.base, bool):
+            object.__setattr__(self, "base", int(self.base) + (self.offset if self.sub is None else 0))
+            object.__setattr__(self, "offset", 0 if self.sub is None else self.offset)
+        if isinstance(self.sub, tuple) and len(self.sub) == 1:
+            object.__setattr__(self, "sub", self.sub[0])
 
     @property
     def is_concrete(self) -> bool:
         return isinstance(self.base, int)
 
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """The places on the way down the device map, from the device that is named first."""
+        if self.sub is None:
+            return ()
+        return self.sub if isinstance(self.sub, tuple) else (self.sub,)
+
     def child(self, index: int) -> Device:
         """The device that stands at ``index`` below this one in the device map."""
-        return Device(self.base, index)
+        return Device(self.base, (*self.steps, index))
 
     def __add__(self, offset: int) -> Device:
+        if not isinstance(offset, int):
+            return NotImplemented
         return Device(self.base, self.sub, self.offset + offset)
+
+    __radd__ = __add__
+
+    def __sub__(self, offset: int) -> Device:
+        return self + -offset if isinstance(offset, int) else NotImplemented
+
+    def _key(self) -> tuple[object, ...]:
+        return self.base, self.steps, self.offset
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, int) and not isinstance(other, bool):
+            return self.sub is None and self.base == other
+        return isinstance(other, Device) and self._key() == other._key()
+
+    def __hash__(self) -> int:
+        return hash(self.base) if self.sub is None and isinstance(self.base, int) else hash(self._key())
 
     def __str__(self) -> str:
         if self.base is None:
             return "?"
-        sub = "" if self.sub is None else f".{self.sub}"
-        return f"{self.base}{sub}" + (f"+{self.offset}" if self.offset else "")
+        sub = "".join(f".{step}" for step in self.steps)
+        return f"{self.base}{sub}" + (f"{self.offset:+}" if self.offset else "")
+
+    def __repr__(self) -> str:
+        plain = self.sub is None and not self.offset
+        return f"Device({self.base!r})" if plain and self.base is not None else f"Device({str(self)!r})"
 
 
 UNKNOWN = Device()

@@ -6,6 +6,7 @@ from meshwright.device.attributes import check_results
 from meshwright.device.classes import is_tensor_eqn, tensor_of
 from meshwright.device.dims import divide
 from meshwright.device.function import Eqn, Function, Number, Operand, Value
+from meshwright.device.named_ops import NAMED
 from meshwright.device.tensor_ops import infer, signature
 from meshwright.device.types import UNKNOWN, Device, Tensor, Tuple, Type, elements
 from meshwright.errors import DeviceError
@@ -16,6 +17,30 @@ def typed(fn: Function) -> Function:
     if _is_typed(fn):
         return fn
     return _Typing(fn).function
+
+
+def in_steps(fn: Function) -> Function:
+    """The same function, typed, with equations that can be split further in place of those that are made of them.
+
+    y = Gemm(x, w, b)        ==>        y_product = MatMul(x, w)
+                                        b_rows = broadcast_in_dim(b, shape=(B, H), dims=(1,))
+                                        y = add(y_product, b_rows)
+    """
+    fn = typed(fn)
+    if not _has_steps(fn):
+        return fn
+    eqns: list[Eqn] = []
+    for eqn in fn.eqns:
+        if eqn.body is not None:
+            eqn = Eqn(eqn.op, eqn.inputs, eqn.outputs, eqn.attributes, in_steps(eqn.body))
+        steps = NAMED[eqn.op].steps if eqn.op in NAMED else None
+        eqns += steps(eqn) if steps is not None else (eqn,)
+    return fn.with_(eqns=tuple(eqns))
+
+
+def _has_steps(fn: Function) -> bool:
+    here = any(eqn.op in NAMED and NAMED[eqn.op].steps is not None for eqn in fn.eqns)
+    return here or any(map(_has_steps, fn.bodies()))
 
 
 def _is_typed(fn: Function) -> bool:

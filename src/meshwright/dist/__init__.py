@@ -14,12 +14,14 @@ from meshwright.device.build import (
     broadcast,
     function,
     gather,
+    get_sub_device,
     pmap,
     reduce_scatter,
     scatter,
     send,
     tensor,
 )
+from meshwright.device.calls import call as _call  # noqa: F401  (programs can be called)
 from meshwright.device.device_map import DeviceMap
 from meshwright.device.dims import Dim
 from meshwright.device.distir import DistIR
@@ -84,6 +86,7 @@ __all__ = [
     "from_program",
     "function",
     "gather",
+    "get_sub_device",
     "grid_search",
     "horizontal_parallel",
     "keep_in_place",
