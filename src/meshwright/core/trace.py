@@ -65,13 +65,15 @@ class Array(Value):
     __slots__ = ("_data", "_sharding", "type")
 
     def __init__(self, data: Any, type: TensorType, sharding: Any = None) -> None:
-        self._data = data  # the global contents, once, however many devices hold them
+        # The global contents, once, however many devices hold them. Of a partial sum: what each device holds, with a
+        # dim in front for each mesh axis that the type is unreduced over.
+        self._data = data
         self.type = type if sharding is None else sharding.typed(type)
         self._sharding = sharding  # where they are; None: they were put nowhere
 
     @property
     def data(self) -> Any:
-        """The contents; an error after the array was donated."""
+        """The contents, of a partial sum the sum; an error after the array was donated."""
         if self._data is None:
             raise MeshwrightError(
                 f"This array {self.type} was donated to a jitted function and no longer has contents.",
@@ -81,6 +83,14 @@ class Array(Value):
             )
         if self._data.__class__ is not np.ndarray:
             self._data = np.asarray(self._data)
+        owed = len(self.type.unreduced)
+        if owed and self._data.ndim > self.type.ndim:
+            assert _sum_rows is not None
+            with building(None):
+                total = Array(self._data, TensorType(self._data.shape, self._data.dtype))
+                for _ in range(owed):
+                    total = _sum_rows(total)
+            return total.data
         return self._data
 
 
@@ -127,6 +137,9 @@ class _State(threading.local):
 state = _State()
 _namespace: Any = None
 _pbroadcast: Op | None = None
+_with_summands: Callable[..., Any] | None = None
+_sum_rows: Callable[[Array], Array] | None = None
+_left_open: Callable[..., Any] | None = None
 
 
 def set_namespace(namespace: Any) -> None:
@@ -139,6 +152,18 @@ def set_pbroadcast(op: Op) -> None:
     """Name the op that lifts a value which is the same on all devices to one that may differ."""
     global _pbroadcast
     _pbroadcast = op
+
+
+def set_summands(compute: Callable[..., Any], sum_rows: Callable[[Array], Array]) -> None:
+    """Say how an op is computed on arrays of which devices hold summands, and what takes their sum."""
+    global _with_summands, _sum_rows
+    _with_summands, _sum_rows = compute, sum_rows
+
+
+def set_left_open(compute: Callable[..., Any]) -> None:
+    """Say how an op is computed on arrays on a mesh that leaves the sum over devices open."""
+    global _left_open
+    _left_open = compute
 
 
 MOST_LEVELS = 48  # Python's own stack ends soon after
@@ -351,7 +376,16 @@ def _compute(op: Op, args: Sequence[Any], params: Params) -> Any:
             return found
     try:
         with np.errstate(all="ignore"):
-            outs = op.evaluate(_namespace, *[x.data for x in operands], **params)
+            if _owes(operands, types):
+                assert _with_summands is not None and _left_open is not None
+                explicit = any(x.type.sharding is not None for x in operands)
+                if explicit and op.name != "shard_map":
+                    return _left_open(op, operands, params)
+                several = types.__class__ is tuple
+                found = _with_summands(_namespace, op, operands, types if several else (types,), params)
+                outs = found if several else found[0]
+            else:
+                outs = op.evaluate(_namespace, *[x.data for x in operands], **params)
     except MemoryError as error:
         out_of_memory(error)
     except (ValueError, OverflowError):
@@ -363,6 +397,14 @@ def _compute(op: Op, args: Sequence[Any], params: Params) -> Any:
     if types.__class__ is tuple:
         return tuple(Array(np.asarray(out), t) for out, t in zip(outs, types, strict=True))
     return Array(np.asarray(outs), types)  # type: ignore[arg-type]
+
+
+def _owes(operands: Sequence[Array], types: Any) -> bool:
+    """Whether an operand or a result is a partial sum."""
+    for x in operands:
+        if x.type.unreduced:
+            return True
+    return any(t.unreduced for t in types) if types.__class__ is tuple else bool(types.unreduced)
 
 
 def computed(op: Op, *data: Any, **params: Any) -> Any:
@@ -501,7 +543,10 @@ def trace(
 
 def close(program: Program, captured: Sequence[Value]) -> Program:
     """The program with its captured arrays bound as constants."""
-    constants = tuple((var, x.data) for var, x in zip(program.inputs, captured, strict=False))  # type: ignore[attr-defined]
+    constants = tuple(
+        (var, x._data if x.type.unreduced else x.data)  # type: ignore[attr-defined]
+        for var, x in zip(program.inputs, captured, strict=False)
+    )
     return Program(program.inputs[len(captured) :], program.eqns, program.outputs, constants)
 
 
