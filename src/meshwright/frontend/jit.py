@@ -18,7 +18,7 @@ from meshwright.core.current import current_mesh
 from meshwright.core.op import Op
 from meshwright.core.program import Params, Program
 from meshwright.core.source import here
-from meshwright.core.trace import Array, Tracer, leaked, run, set_left_open, state, to_array
+from meshwright.core.trace import Array, Mapped, Tracer, leaked, run, set_left_open, state, to_array
 from meshwright.core.types import TensorType
 from meshwright.engine.compile import compile_program
 from meshwright.errors import MeshError, MeshwrightError
@@ -274,12 +274,16 @@ class Jitted:
             traced = trace_flat(self._with_statics(statics), in_tree, types)
             if placement is None:  # arrays from outside whose layout is part of their type
                 state.meshes += [x._sharding.mesh for x in traced.captured if x.__class__ is Array and x.type.sharding]
-            if placement is None and state.meshes:
+            meshes = [one for one in state.meshes if not isinstance(one, Mapped)]
+            mapped = {str(one.mesh): one.mesh for one in state.meshes if isinstance(one, Mapped)}
+            if not meshes and len(mapped) == 1:  # several shard_maps can be over a mesh each, which then none is on
+                meshes = list(mapped.values())
+            if placement is None and meshes:
                 from meshwright.frontend.partitioning import Placement
 
-                placement = Placement(state.meshes[0], (None,) * len(types), None)
+                placement = Placement(meshes[0], (None,) * len(types), None)
             if placement is not None:
-                _check_one_mesh(placement.mesh, state.meshes)
+                _check_one_mesh(placement.mesh, meshes)
                 placement = placement._replace(overlap=self.overlap)
         finally:
             state.meshes = before

@@ -12,8 +12,9 @@ from meshwright.core.sharding import NamedSharding
 from meshwright.core.trace import run
 from meshwright.core.types import TensorType
 from meshwright.ops.collective import finish_sum
+from meshwright.ops.placement import sharding_constraint
 from meshwright.ops.regions import region
-from meshwright.ops.summands import rows_spec, summed_spec
+from meshwright.ops.summands import owes_sums, rows_spec, summed_spec, sums_as_rows
 
 
 def finished_sums(program: Program, places: Sequence[Any]) -> Program:
@@ -27,10 +28,16 @@ def finished_sums(program: Program, places: Sequence[Any]) -> Program:
         return program
 
     def whole(*args: Any) -> list[Any]:
-        outs = run(program, args)
-        return [finish_sum(x, axes=x.type.unreduced) if owes else x for x, owes in zip(outs, owing, strict=True)]
+        found = zip(run(program, args), places, owing, strict=True)
+        return [_taken(x, _spec(place)) if owes else x for x, place, owes in found]
 
     return region(whole, program.in_types)
+
+
+def _taken(x: Any, spec: PartitionSpec) -> Any:
+    """The sum of a partial sum, where the user asked for it."""
+    total = finish_sum(x, axes=x.type.unreduced)
+    return total if x.type.sharding is not None else sharding_constraint(total, spec=spec)
 
 
 def _spec(place: Any) -> PartitionSpec:
@@ -38,7 +45,19 @@ def _spec(place: Any) -> PartitionSpec:
     return spec if isinstance(spec, PartitionSpec) else PartitionSpec()
 
 
-def rows_shardings(places: Sequence[Any], types: Sequence[TensorType], mesh: BaseMesh) -> list[Any]:
+def with_rows(
+    program: Program, mesh: BaseMesh, in_shardings: Sequence[Any], out_shardings: Sequence[Any]
+) -> tuple[Program, Sequence[Any], Sequence[Any]]:
+    """A program with rows for partial sums, and the shardings of its arguments and results. Over Explicit axes, types
+    say how summands are laid out, and they stay as they are."""
+    if mesh.explicit_mesh is not None or not owes_sums(program):
+        return program, in_shardings, out_shardings
+    ins = _rows_shardings(in_shardings, program.in_types, mesh)
+    outs = _rows_shardings(out_shardings, program.out_types, mesh)
+    return sums_as_rows(program, mesh.shape), ins, outs
+
+
+def _rows_shardings(places: Sequence[Any], types: Sequence[TensorType], mesh: BaseMesh) -> list[Any]:
     """The shardings of the rows of partial sums, and of all else as they are."""
     free = PartitionSpec.UNCONSTRAINED
     found = []

@@ -24,12 +24,11 @@ from meshwright.errors import CommunicationError, MeshError, MeshwrightError, Sh
 from meshwright.frontend.derivatives import grad
 from meshwright.frontend.explicit import summed, untyped
 from meshwright.frontend.jit import jit
-from meshwright.frontend.partial_sums import finished_sums, rows_shardings
+from meshwright.frontend.partial_sums import finished_sums, with_rows
 from meshwright.frontend.placing import sharding_for, spread
 from meshwright.hardware.collectives import collective_seconds
 from meshwright.ops.elementwise import tanh
 from meshwright.ops.stacked import inline_calls
-from meshwright.ops.summands import owes_sums, sums_as_rows
 from meshwright.partition.alternatives import cheapest_partition
 from meshwright.partition.combine import Beside, Record, Within, records
 from meshwright.partition.cuts import apart
@@ -216,14 +215,11 @@ def put_on_mesh(program: Program, placement: Placement, out_tree: tree.TreeDef) 
     mesh = placement.mesh
     _check_maps(program, mesh)
     results = tree.unflatten(out_tree, range(out_tree.num_leaves))
-    written = spread(placement.out_shardings, results, "jit's out_shardings")
+    written: Sequence[Any] = spread(placement.out_shardings, results, "jit's out_shardings")
     program = finished_sums(program, written)
     out_types = program.out_types
-    if mesh.explicit_mesh is None and owes_sums(program):
-        given_in = rows_shardings(placement.in_shardings, program.in_types, mesh)
-        written = rows_shardings(written, out_types, mesh)
-        placement = placement._replace(in_shardings=tuple(given_in), out_shardings=tree.unflatten(out_tree, written))
-        program = sums_as_rows(program, mesh.shape)
+    program, given_in, written = with_rows(program, mesh, placement.in_shardings, written)
+    placement = placement._replace(in_shardings=tuple(given_in), out_shardings=tree.unflatten(out_tree, written))
     whole = own_regions(inline_calls(program, shard_maps=apart(program, mesh)))
     program, fixed, vars = untyped(whole, mesh)
     given = [
