@@ -32,6 +32,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "ops.custom",
         "ops.fused_sums",
         "ops.stacked",
+        "ops.summands",
         "ops.shard_map",
         "ops.every",
     ),
@@ -89,6 +90,7 @@ LATE = {
     "frontend.control": {"meshwright.core.explicit"},
     "frontend.compiled": {
         "meshwright.frontend.explanation",
+        "meshwright.frontend.partial_sums",
         "meshwright.frontend.partitioning",
         "meshwright.frontend.sharding_reasons",
         "meshwright.frontend.texts",
@@ -97,6 +99,7 @@ LATE = {
     },
     "frontend.jit": {
         "meshwright.frontend.explicit",
+        "meshwright.frontend.partial_sums",
         "meshwright.frontend.partitioning",
         "meshwright.partition.overlap",
     },

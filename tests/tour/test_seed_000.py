@@ -707,3 +707,96 @@ def test_unmapped_inputs_transpose_to_unmapped_outputs():
     (eqn,) = program.eqns
     assert eqn.params["out_specs"] == (P(),)
     np.testing.assert_allclose(t(lambda w: f(w, Z), f32(8))(Z), (Z * Z).reshape(8, 8).sum(0), rtol=1e-5)
+
+
+# P-sum: one meaning, wherever it runs
+
+
+def squares():
+    """A sum that is left open, and a function that looks at what each device holds of it."""
+    F = shmap(lambda x: x * 2, P("i"), P(sum="i"))
+    G = shmap(lambda x: psum(x**2, "i"), P(sum="i"), P())
+    return F, G
+
+
+def test_an_input_by_p_sum_is_the_summands_at_once_and_under_jit():
+    F, G = squares()
+    z = np.arange(8, dtype=np.float32)
+    placed = mw.device_put(z, mw.NamedSharding(mw.get_mesh(), P("i")))
+    right = [np.sum((2 * z) ** 2)]
+    assert right == [560.0]
+    for argument in (z, placed):
+        for found in (G(F(argument)), mw.jit(lambda z: G(F(z)))(argument), mw.jit(G)(mw.jit(F)(argument))):
+            np.testing.assert_array_equal(found, right)
+        tripled = (G(3 * F(argument)), mw.jit(lambda z: G(3 * F(z)))(argument), G(mw.jit(lambda z: 3 * F(z))(argument)))
+        for found in tripled:
+            np.testing.assert_array_equal(found, [9 * 560.0])
+
+
+def test_a_p_sum_that_jit_returns_is_not_summed_yet():
+    F, _ = squares()
+    compiled = mw.jit(F).lower(f32(64)).compile()
+    assert not compiled.collectives
+    total = compiled(Z)
+    assert mw.typeof(total).short() == "f32[8]{U:i}" and total.sharding.spec.unreduced == {"i"}
+    np.testing.assert_allclose(total, 2 * Z.reshape(8, 8).sum(0), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("spec", "kind", "op"), [(P(), "all_reduce", "all-reduce"), (P("i"), "reduce_scatter", "reduce-scatter")]
+)
+@pytest.mark.parametrize("how", ["reshard", "out_shardings"])
+def test_the_sum_is_made_where_it_is_asked_for(how, spec, kind, op):
+    F, _ = squares()
+    there = mw.NamedSharding(mw.get_mesh(), spec)
+    f = mw.jit(lambda x: mw.reshard(F(x), there)) if how == "reshard" else mw.jit(F, out_shardings=there)
+    with mw.no_implicit_comms():
+        compiled = f.lower(f32(64)).compile()
+    assert [one.kind for one in compiled.collectives] == [kind]
+    assert f" {op}(" in compiled.as_text()
+    assert "stablehlo.reduce" in f.lower(f32(64)).as_text()
+    np.testing.assert_allclose(compiled(Z), 2 * Z.reshape(8, 8).sum(0), rtol=1e-5)
+    assert mw.typeof(compiled(Z)).unreduced == ()
+
+
+# The motivating example: what a gradient sends
+
+
+def test_the_gradient_of_a_bias_sums_the_bias_and_not_the_activations():
+    """``pbroadcast`` goes before what spreads a value, so its transpose comes after the sum over the batch."""
+
+    def loss(b, g, x):
+        return psum(mnp.sum(mnp.tanh(x * g + b)), "i")
+
+    f = shmap(loss, (P(), P(), P("i")), P())
+    program = make_program(mw.grad(f, argnums=(0, 1)))(f32(16), f32(16), f32(1024, 16))
+    (_, backward) = program.eqns
+    sums = [eqn.outputs[0].type.short() for eqn in backward.params["body"].eqns if eqn.op.name == "psum"]
+    assert sums == ["f32[16]", "f32[16]"]
+
+
+# The mesh of a shmap is the mesh of the program
+
+
+def test_a_jitted_shmap_runs_on_its_mesh_wherever_its_arguments_are():
+    def body(x):
+        return psum(x, "i")
+
+    f1 = mw.jit(shmap(body, P("i"), P()))
+    compiled = f1.lower(Z).compile()
+    (sent,) = compiled.collectives
+    assert sent.kind == "all_reduce" and sent.source.line == body.__code__.co_firstlineno + 1
+    assert " all-reduce(" in compiled.as_text() and "all_reduce  i" in compiled.explain()
+    assert compiled.in_shardings[0][0].spec == P("i") and compiled(Z).sharding.mesh == mw.get_mesh()
+    np.testing.assert_allclose(f1(Z), Z.reshape(8, 8).sum(0), rtol=1e-5)
+
+
+def test_two_shmaps_over_two_meshes_are_one_program_on_neither():
+    other = mw.make_mesh((4,), ("j",))
+    f = mw.jit(
+        lambda x: (
+            shmap(lambda x: psum(x, "i"), P("i"), P())(x)
+            + shmap(lambda x: psum(x, "j"), P("j"), P(), mesh=other)(x[:32])
+        )
+    )
+    np.testing.assert_allclose(f(Z), Z.reshape(8, 8).sum(0) + Z[:32].reshape(4, 8).sum(0), rtol=1e-5)

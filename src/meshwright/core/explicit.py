@@ -103,11 +103,13 @@ def result_layouts(
 
 
 def placement(name: str, operands: Sequence[Any], t: TensorType) -> NamedSharding | None:
-    """Where a result of this type is, computed at once from arrays; None unless one is on a mesh with Explicit axes."""
+    """Where a result of this type is, computed at once from arrays; None unless one is on a mesh with Explicit axes, or
+    it is a partial sum, whose summands are where those of the operands are."""
     places = [x._sharding for x in operands if isinstance(x._sharding, NamedSharding)]
     meshes = [place.mesh for place in places if place.mesh.explicit_mesh is not None]
     if not meshes:
-        return None
+        own = next((place for place in places if t.unreduced and place.spec.unreduced), None)
+        return None if own is None else NamedSharding(own.mesh, PartitionSpec(unreduced=own.spec.unreduced))
     other = next((mesh for mesh in meshes if mesh != meshes[0]), None)
     if other is not None:
         raise _apart(name, [x.type for x in operands], meshes[0], other)

@@ -11,12 +11,13 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from meshwright.core import dtypes
 from meshwright.core.limits import out_of_memory, refuse_impossible
+from meshwright.core.linearity import Does
 from meshwright.core.program import Atom, Eqn, Literal, Params, Program, Var, operand_types
 from meshwright.core.source import Source, here, user_source
 from meshwright.core.types import TensorType, Variance, union
@@ -65,13 +66,15 @@ class Array(Value):
     __slots__ = ("_data", "_sharding", "type")
 
     def __init__(self, data: Any, type: TensorType, sharding: Any = None) -> None:
-        self._data = data  # the global contents, once, however many devices hold them
+        # The global contents, once, however many devices hold them. Of a partial sum: what each device holds, with a
+        # dim in front for each mesh axis that the type is unreduced over.
+        self._data = data
         self.type = type if sharding is None else sharding.typed(type)
         self._sharding = sharding  # where they are; None: they were put nowhere
 
     @property
     def data(self) -> Any:
-        """The contents; an error after the array was donated."""
+        """The contents, of a partial sum the sum; an error after the array was donated."""
         if self._data is None:
             raise MeshwrightError(
                 f"This array {self.type} was donated to a jitted function and no longer has contents.",
@@ -81,6 +84,14 @@ class Array(Value):
             )
         if self._data.__class__ is not np.ndarray:
             self._data = np.asarray(self._data)
+        owed = len(self.type.unreduced)
+        if owed and self._data.ndim > self.type.ndim:
+            assert _sum_rows is not None
+            with building(None):
+                total = Array(self._data, TensorType(self._data.shape, self._data.dtype))
+                for _ in range(owed):
+                    total = _sum_rows(total)
+            return total.data
         return self._data
 
 
@@ -116,6 +127,12 @@ class Manual:
         return tuple(self.axes.items()), tuple(self.parts.items()), self.automatic
 
 
+class Mapped(NamedTuple):
+    """The mesh of a shard_map: the program's own if the function names no other."""
+
+    mesh: Any
+
+
 class _State(threading.local):
     builder: Builder | None = None  # the innermost trace going on
     source: Source | None = None  # set while a transform replays an equation
@@ -127,6 +144,9 @@ class _State(threading.local):
 state = _State()
 _namespace: Any = None
 _pbroadcast: Op | None = None
+_with_summands: Callable[..., Any] | None = None
+_sum_rows: Callable[[Array], Array] | None = None
+_left_open: Callable[..., Any] | None = None
 
 
 def set_namespace(namespace: Any) -> None:
@@ -139,6 +159,18 @@ def set_pbroadcast(op: Op) -> None:
     """Name the op that lifts a value which is the same on all devices to one that may differ."""
     global _pbroadcast
     _pbroadcast = op
+
+
+def set_summands(compute: Callable[..., Any], sum_rows: Callable[[Array], Array]) -> None:
+    """Say how an op is computed on arrays of which devices hold summands, and what takes their sum."""
+    global _with_summands, _sum_rows
+    _with_summands, _sum_rows = compute, sum_rows
+
+
+def set_left_open(compute: Callable[..., Any]) -> None:
+    """Say how an op is computed on arrays on a mesh that leaves the sum over devices open."""
+    global _left_open
+    _left_open = compute
 
 
 MOST_LEVELS = 48  # Python's own stack ends soon after
@@ -154,10 +186,12 @@ class Builder:
         "eqns",
         "floor",
         "floored",
+        "indexed",
         "inputs",
         "known",
         "level",
         "lifted",
+        "makers",
         "parent",
     )
 
@@ -178,6 +212,8 @@ class Builder:
         self.captured: dict[int, tuple[Var, Value]] = {}
         self.copied: dict[int, tuple[Any, Array]] = {}  # NumPy arrays that the trace met, and the arrays made of them
         self.lifted: dict[Any, tuple[Any, Tracer]] = {}  # values that were made to vary, and over which axes
+        self.makers: dict[Atom, Eqn] = {}  # the equation of each value, as far as anybody asked
+        self.indexed = 0
         self.known: dict[Atom, Any] | None = None  # values of the inputs, when tracing was asked to keep them
         self.closed = False
 
@@ -231,6 +267,9 @@ class Builder:
         axes = tuple(axis for axis in varying if axis not in x.type.varying)
         if not axes:
             return x
+        parts = _smaller(x, axes)
+        if parts is not None:
+            return _made_again(x.builder, x.variable, parts, varying)
         home: Builder = self
         if state.manual is not None:
             level = x.builder.level if x.__class__ is Tracer else 0
@@ -244,6 +283,13 @@ class Builder:
             type = x.type.with_(varying=union((x.type.varying, axes)))
             found = home.lifted[key] = (x, home.emit(_pbroadcast, [home.atom(x)], {"axes": axes}, type))
         return found[1]
+
+    def made_by(self, var: Atom) -> Eqn | None:
+        """The equation that a value of this builder comes from; None of an input."""
+        for eqn in self.eqns[self.indexed :]:
+            self.makers.update(dict.fromkeys(eqn.outputs, eqn))
+        self.indexed = len(self.eqns)
+        return self.makers.get(var)
 
     def emit(self, op: Op, atoms: Sequence[Atom], params: Params, types: Any) -> Any:
         """Add an equation and return its outputs as tracers: one, or a tuple where ``types`` is a tuple."""
@@ -266,6 +312,61 @@ class Builder:
         self.closed = True
         inputs = tuple(var for var, _ in captured) + tuple(self.inputs)
         return Program(inputs, tuple(self.eqns), outs), [value for _, value in captured]
+
+
+_MOST_MOVES = 32  # equations in a row that a value is followed back through
+
+
+def _smaller(x: Any, axes: tuple[str, ...]) -> frozenset[Var] | None:
+    """Values that ``x`` was made of by only moving their elements, if they are fewer than its own.
+
+    A value is lifted before it is repeated: the transpose then sums over devices what there was of it at first.
+    """
+    if x.__class__ is not Tracer or x.builder.closed or not dtypes.is_inexact(x.type.dtype):
+        return None
+    if state.manual is not None and any(x.builder.level < state.manual.level.get(axis, 0) for axis in axes):
+        return None  # it comes from outside of the devices
+    found = _parts(x.builder, x.variable, {}, _MOST_MOVES)
+    return found if sum(a.type.size for a in found) < x.type.size else None
+
+
+def _parts(builder: Builder, var: Var, known: dict[Var, frozenset[Var]], depth: int) -> frozenset[Var]:
+    """The fewest elements that a value is made of."""
+    if var not in known:
+        eqn = builder.made_by(var) if depth else None
+        given = _moved_operands(eqn) if eqn is not None else []
+        parts = frozenset().union(*(_parts(builder, a, known, depth - 1) for a in given))
+        known[var] = parts if given and sum(a.type.size for a in parts) <= var.type.size else frozenset({var})
+    return known[var]
+
+
+def _moved_operands(eqn: Eqn) -> list[Var]:
+    """The operands of an equation that does nothing but to move their elements to its result; integers, which have no
+    derivatives, may say where."""
+    if len(eqn.outputs) != 1 or eqn.op.variance is not Variance.EQUAL:
+        return []
+    result = eqn.outputs[0].type
+    given = {n: a for n, a in enumerate(eqn.inputs) if isinstance(a, Var) and dtypes.is_inexact(a.type.dtype)}
+    groups = eqn.op.groups([a.type for a in eqn.inputs], [result], eqn.params)
+    moves = any(group.does is Does.MOVES and set(given) <= set(group.operands) for group in groups)
+    return list(given.values()) if moves and all(a.type.dtype == result.dtype for a in given.values()) else []
+
+
+def _made_again(builder: Builder, var: Var, parts: frozenset[Var], varying: tuple[str, ...]) -> Any:
+    """A value made again of parts that are lifted first."""
+    key = (var, varying)
+    if key not in builder.lifted:
+        eqn = builder.made_by(var)
+        if var in parts or eqn is None:
+            value = builder.lift(Tracer(builder, var), varying)
+        else:
+            operands = [
+                _made_again(builder, a, parts, varying) if isinstance(a, Var) else read({}, a) for a in eqn.inputs
+            ]
+            with building(builder), at_source(eqn.source):
+                value = apply(eqn.op, operands, eqn.params)
+        builder.lifted[key] = (var, value)
+    return builder.lifted[key][1]
 
 
 def apply(op: Op, args: Sequence[Any], params: Params) -> Any:
@@ -351,7 +452,16 @@ def _compute(op: Op, args: Sequence[Any], params: Params) -> Any:
             return found
     try:
         with np.errstate(all="ignore"):
-            outs = op.evaluate(_namespace, *[x.data for x in operands], **params)
+            if _owes(operands, types):
+                assert _with_summands is not None and _left_open is not None
+                explicit = any(x.type.sharding is not None for x in operands)
+                if explicit and op.name != "shard_map":
+                    return _left_open(op, operands, params)
+                several = types.__class__ is tuple
+                found = _with_summands(_namespace, op, operands, types if several else (types,), params)
+                outs = found if several else found[0]
+            else:
+                outs = op.evaluate(_namespace, *[x.data for x in operands], **params)
     except MemoryError as error:
         out_of_memory(error)
     except (ValueError, OverflowError):
@@ -363,6 +473,14 @@ def _compute(op: Op, args: Sequence[Any], params: Params) -> Any:
     if types.__class__ is tuple:
         return tuple(Array(np.asarray(out), t) for out, t in zip(outs, types, strict=True))
     return Array(np.asarray(outs), types)  # type: ignore[arg-type]
+
+
+def _owes(operands: Sequence[Array], types: Any) -> bool:
+    """Whether an operand or a result is a partial sum."""
+    for x in operands:
+        if x.type.unreduced:
+            return True
+    return any(t.unreduced for t in types) if types.__class__ is tuple else bool(types.unreduced)
 
 
 def computed(op: Op, *data: Any, **params: Any) -> Any:
@@ -501,7 +619,10 @@ def trace(
 
 def close(program: Program, captured: Sequence[Value]) -> Program:
     """The program with its captured arrays bound as constants."""
-    constants = tuple((var, x.data) for var, x in zip(program.inputs, captured, strict=False))  # type: ignore[attr-defined]
+    constants = tuple(
+        (var, x._data if x.type.unreduced else x.data)  # type: ignore[attr-defined]
+        for var, x in zip(program.inputs, captured, strict=False)
+    )
     return Program(program.inputs[len(captured) :], program.eqns, program.outputs, constants)
 
 

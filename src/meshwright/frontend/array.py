@@ -327,7 +327,7 @@ def _show(x: Any) -> str:
     if x._data is None:
         return f"Array(donated, {x.type})"
     body = np.array2string(
-        np.asarray(x._data), separator=", ", prefix="Array(", suffix=f", dtype={x.type.dtype.name}{weak})"
+        np.asarray(x.data), separator=", ", prefix="Array(", suffix=f", dtype={x.type.dtype.name}{weak})"
     )
     if x.type.size == 0:
         body = f"[], shape={x.type.shape}" if x.type.shape != (0,) else "[]"

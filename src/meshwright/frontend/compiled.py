@@ -66,7 +66,7 @@ class Compiled:
                 why=f"it was compiled for ({', '.join(map(str, self._types))})",
                 fix="f(*args) compiles for what it is given",
             )
-        data = [x.data for x in values if isinstance(x, Array)]
+        data = [x._data if x.type.unreduced else x.data for x in values if isinstance(x, Array)]
         del values  # which refer to the arguments
         self._executable.take(leaves, data)
         return self._executable.run(data)
@@ -114,8 +114,10 @@ class Compiled:
     @property
     def in_shardings(self) -> Any:
         """The shardings of the arguments, in their containers; None for what is on no mesh."""
+        from meshwright.frontend.partial_sums import summed_shardings
+
         placed = self._executable.placed
-        found = placed.in_shardings if placed is not None else [None] * len(self._types)
+        found = summed_shardings(placed.in_shardings, self._types) if placed is not None else [None] * len(self._types)
         return tree.unflatten(self._in_tree, found)
 
     @property

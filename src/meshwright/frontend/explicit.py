@@ -104,10 +104,13 @@ class _Stripper:
         for eqn in program.eqns:
             params = self.params(eqn)
             operands = tuple(atom(a) for a in eqn.inputs)
-            if eqn.op.name == "finish_sum" and not set(params["axes"]) & set(operands[0].type.unreduced):
+            if eqn.op.name == "finish_sum":
                 vars[eqn.outputs[0]] = vars[eqn.inputs[0]]  # whoever uses it takes the sum, into the layout it needs
                 continue
-            types = eqn.op.type(*operand_types(eqn.op, operands), **params)
+            if eqn.op.name == "shard_map":  # its specs say which operands and results are partial sums
+                types: Any = tuple(_plain(v.type) for v in eqn.outputs)
+            else:
+                types = eqn.op.type(*operand_types(eqn.op, operands), **params)
             outs = []
             for var, t in zip(eqn.outputs, types if isinstance(types, tuple) else (types,), strict=True):
                 vars[var] = new = Var(t)
@@ -150,3 +153,11 @@ class _Stripper:
 
 def _plain(t: TensorType) -> TensorType:
     return t.with_(sharding=None, unreduced=())
+
+
+def summed(fixed: TensorSharding | None, t: TensorType) -> TensorSharding | None:
+    """The sharding of a result: a sum that the program leaves to whoever uses it has been taken by then."""
+    if fixed is None or not fixed.unreduced or t.unreduced:
+        return fixed
+    dims = [dim.axes for dim in t.sharding.dims] if t.sharding is not None else [()] * t.ndim
+    return TensorSharding(fixed.mesh, [DimensionSharding(axes) for axes in dims])

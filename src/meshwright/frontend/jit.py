@@ -15,9 +15,10 @@ from meshwright.core import dtypes, tree
 from meshwright.core.check import check
 from meshwright.core.collection import no_collection
 from meshwright.core.current import current_mesh
-from meshwright.core.program import Program
+from meshwright.core.op import Op
+from meshwright.core.program import Params, Program
 from meshwright.core.source import here
-from meshwright.core.trace import Array, Tracer, leaked, run, state, to_array
+from meshwright.core.trace import Array, Mapped, Tracer, leaked, run, set_left_open, state, to_array
 from meshwright.core.types import TensorType
 from meshwright.engine.compile import compile_program
 from meshwright.errors import MeshError, MeshwrightError
@@ -47,16 +48,18 @@ class Executable:
         self.program = check(cse(dce(traced.closed)), "simplification")
         self.placed: Any = None  # what is known about a program on a mesh
         self.out_shardings: Sequence[Any] = (None,) * len(self.program.outputs)
+        self.out_types = self.program.out_types
         run = self.program
         if placement is not None:
+            from meshwright.frontend.partial_sums import summed_shardings
             from meshwright.frontend.partitioning import put_on_mesh
 
             self.placed = put_on_mesh(self.program, placement, traced.out_tree)
-            self.out_shardings = self.placed.out_shardings
+            self.out_types = self.placed.out_types
+            self.out_shardings = summed_shardings(self.placed.out_shardings, self.out_types)
             run = check(self.placed.program, "partitioning")
         self.call: Function = partial(self._compile_and_call, run, donated)  # until it is called
         self.donated = [n for n, given in enumerate(donated) if given]
-        self.out_types = self.program.out_types
         self.out_tree = traced.out_tree
         self.single = traced.out_tree.is_leaf()
 
@@ -271,12 +274,16 @@ class Jitted:
             traced = trace_flat(self._with_statics(statics), in_tree, types)
             if placement is None:  # arrays from outside whose layout is part of their type
                 state.meshes += [x._sharding.mesh for x in traced.captured if x.__class__ is Array and x.type.sharding]
-            if placement is None and state.meshes:
+            meshes = [one for one in state.meshes if not isinstance(one, Mapped)]
+            mapped = {str(one.mesh): one.mesh for one in state.meshes if isinstance(one, Mapped)}
+            if not meshes and len(mapped) == 1:  # several shard_maps can be over a mesh each, which then none is on
+                meshes = list(mapped.values())
+            if placement is None and meshes:
                 from meshwright.frontend.partitioning import Placement
 
-                placement = Placement(state.meshes[0], (None,) * len(types), None)
+                placement = Placement(meshes[0], (None,) * len(types), None)
             if placement is not None:
-                _check_one_mesh(placement.mesh, state.meshes)
+                _check_one_mesh(placement.mesh, meshes)
                 placement = placement._replace(overlap=self.overlap)
         finally:
             state.meshes = before
@@ -401,6 +408,14 @@ def jit(
 
         overlap = read_overlap(overlap)
     return Jitted(fun, numbers, names, donate, in_shardings, out_shardings, overlap)
+
+
+def _on_its_mesh(op: Op, operands: Sequence[Array], params: Params) -> Any:
+    """An op computed by each device on its block, whose results are summands."""
+    return jit(lambda *xs: op(*xs, **params))(*operands)
+
+
+set_left_open(_on_its_mesh)
 
 
 def _shown(numbers: Sequence[int], names: Sequence[str], donate: Donated) -> str:

@@ -22,8 +22,9 @@ from meshwright.core.trace import Array, to_array
 from meshwright.core.types import TensorType
 from meshwright.errors import CommunicationError, MeshError, MeshwrightError, ShardingError
 from meshwright.frontend.derivatives import grad
-from meshwright.frontend.explicit import untyped
+from meshwright.frontend.explicit import summed, untyped
 from meshwright.frontend.jit import jit
+from meshwright.frontend.partial_sums import finished_sums, with_rows
 from meshwright.frontend.placing import sharding_for, spread
 from meshwright.hardware.collectives import collective_seconds
 from meshwright.ops.elementwise import tanh
@@ -104,6 +105,7 @@ class OnMesh(NamedTuple):
     moved: dict[int, TensorSharding]  # the layouts that arguments are first brought into, by number
     whole: Program  # as it was traced, but for calls
     vars: Mapping[Atom, Var]  # of ``whole`` to ``source``, where types had shardings
+    out_types: tuple[TensorType, ...]  # of the results; the program has rows for what is a partial sum
 
     def refuse_implicit(self) -> None:
         """Raise if there is a collective that nobody wrote, inside of ``no_implicit_comms``."""
@@ -212,14 +214,18 @@ def put_on_mesh(program: Program, placement: Placement, out_tree: tree.TreeDef) 
     """Propagate what was said about shardings, and partition."""
     mesh = placement.mesh
     _check_maps(program, mesh)
+    results = tree.unflatten(out_tree, range(out_tree.num_leaves))
+    written: Sequence[Any] = spread(placement.out_shardings, results, "jit's out_shardings")
+    program = finished_sums(program, written)
+    out_types = program.out_types
+    program, given_in, written = with_rows(program, mesh, placement.in_shardings, written)
+    placement = placement._replace(in_shardings=tuple(given_in), out_shardings=tree.unflatten(out_tree, written))
     whole = own_regions(inline_calls(program, shard_maps=apart(program, mesh)))
     program, fixed, vars = untyped(whole, mesh)
     given = [
         None if s is None else s.to_tensor_sharding(v.type.ndim)
         for s, v in zip(placement.in_shardings, program.inputs, strict=True)
     ]
-    results = tree.unflatten(out_tree, range(out_tree.num_leaves))
-    written = spread(placement.out_shardings, results, "jit's out_shardings")
     outs = [
         None if place is None else _out_sharding(place, t) for place, t in zip(written, program.out_types, strict=True)
     ]
@@ -230,8 +236,8 @@ def put_on_mesh(program: Program, placement: Placement, out_tree: tree.TreeDef) 
         for s, v in zip(given, program.inputs, strict=True)
     ]
     wanted = [
-        out if out is not None else propagated.shardings.get(atom)  # type: ignore[arg-type]
-        for out, atom in zip(outs, program.outputs, strict=True)
+        out if out is not None else summed(propagated.shardings.get(atom), t)  # type: ignore[arg-type]
+        for out, atom, t in zip(outs, program.outputs, out_types, strict=True)
     ]
     if fixed:  # by types, which say what goes where
         done = partition(program, mesh, ins, wanted, propagated.shardings, placement.overlap)
@@ -253,6 +259,7 @@ def put_on_mesh(program: Program, placement: Placement, out_tree: tree.TreeDef) 
         done.moved,
         whole,
         vars,
+        out_types,
     )
     placed.refuse_implicit()
     return placed

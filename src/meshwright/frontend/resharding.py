@@ -12,6 +12,7 @@ from meshwright.core.trace import Array, Value, state
 from meshwright.frontend.placing import put, spread
 from meshwright.frontend.tracing import leaf_value
 from meshwright.ops.collective import finish_sum
+from meshwright.ops.placement import sharding_constraint
 
 
 def reshard(x: Any, sharding: Any) -> Any:
@@ -41,7 +42,8 @@ def _one(x: Value, place: Any) -> Value:
     if x.type.unreduced:
         x = finish_sum(x, axes=x.type.unreduced)
         if place == PartitionSpec() and get_mesh() is None and state.manual is None:
-            return x  # whole, on whatever mesh the summands are
+            # Whole, on whatever mesh the summands are.
+            return x if isinstance(x, Array) or x.type.sharding is not None else sharding_constraint(x, spec=place)
     return x if place is None else put(x, place)
 
 

@@ -16,7 +16,7 @@ from meshwright.core.mesh import BaseMesh, Mesh, get_mesh
 from meshwright.core.partition_spec import PartitionSpec, read_axis
 from meshwright.core.sharding import NamedSharding
 from meshwright.core.source import here
-from meshwright.core.trace import Array, Manual, Value, lift, state
+from meshwright.core.trace import Array, Manual, Mapped, Value, lift, state
 from meshwright.core.types import TensorType, union
 from meshwright.errors import MeshError, MeshwrightError, ShardingError, TreeError, VarianceError
 from meshwright.frontend.collectives import CutNeeded, manual_axes
@@ -218,6 +218,8 @@ class _Call:
                 self.cuts |= {needed.cut}
 
     def run(self, values: list[Value], labels: list[str], specs: list[Any], in_tree: tree.TreeDef) -> Any:
+        if state.meshes is not None and isinstance(self.mesh, Mesh):
+            state.meshes.append(Mapped(self.mesh))
         manual, axes = self.manual()
         in_specs = [
             self.spec(spec, x.type, label, manual, "in_specs")

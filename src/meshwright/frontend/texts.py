@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from meshwright.core import tree
-from meshwright.core.dimension_sharding import DimensionSharding
 from meshwright.core.program import Program
 from meshwright.core.sharding import NamedSharding, TensorSharding
 from meshwright.core.types import TensorType
 from meshwright.frontend.compiled import Call, Compiled
-from meshwright.frontend.explicit import untyped
+from meshwright.frontend.explicit import summed, untyped
+from meshwright.frontend.partial_sums import finished_sums, with_rows
 from meshwright.frontend.placing import sharding_for, spread
 from meshwright.interop.dumping import dump
 from meshwright.interop.hlo import hlo_text
 from meshwright.ops.stacked import inline_calls
+from meshwright.ops.summands import sums_as_rows
 from meshwright.simulate.spmd import read_program
 
 
@@ -43,31 +45,26 @@ def lowered_text(program: Program, call: Call) -> str:
     """The module of a traced function, with the shardings that were asked for."""
     placement = call.placement
     if placement is None:
-        return dump(program, name=_module(call), result_names=_results(call))
+        return dump(sums_as_rows(program), name=_module(call), result_names=_results(call))
     mesh = placement.mesh
-    program = inline_calls(program, shard_maps=False)
+    written: Sequence[Any] = spread(
+        placement.out_shardings, tree.unflatten(call.out_tree, range(call.out_tree.num_leaves)), "jit"
+    )
+    program = finished_sums(inline_calls(program, shard_maps=False), written)
+    program, in_shardings, written = with_rows(program, mesh, placement.in_shardings, written)
     found = untyped(program, mesh)
-    written = spread(placement.out_shardings, tree.unflatten(call.out_tree, range(call.out_tree.num_leaves)), "jit")
     outs = [
-        _tensor_sharding(place, t) if place is not None else _summed(found.fixed.get(atom), t)  # type: ignore[arg-type]
+        _tensor_sharding(place, t) if place is not None else summed(found.fixed.get(atom), t)  # type: ignore[arg-type]
         for place, atom, t in zip(written, found.program.outputs, program.out_types, strict=True)
     ]
     ins = [
         given if given is not None else found.fixed.get(var)
-        for given, var in zip(placement.in_shardings, found.program.inputs, strict=True)
+        for given, var in zip(in_shardings, found.program.inputs, strict=True)
     ]
     return dump(
         found.program, mesh=mesh, in_shardings=ins, out_shardings=outs, fixed=found.fixed, name=_module(call),
         result_names=_results(call),
     )  # fmt: skip
-
-
-def _summed(fixed: TensorSharding | None, t: TensorType) -> TensorSharding | None:
-    """The sharding of a result: a sum that the program leaves to whoever uses it has been taken by then."""
-    if fixed is None or not fixed.unreduced or t.unreduced:
-        return fixed
-    dims = [dim.axes for dim in t.sharding.dims] if t.sharding is not None else [()] * t.ndim
-    return TensorSharding(fixed.mesh, [DimensionSharding(axes) for axes in dims])
 
 
 def _tensor_sharding(place: Any, t: TensorType) -> TensorSharding:

@@ -15,11 +15,11 @@ from meshwright.core.op import Value
 from meshwright.core.program import Atom, Eqn, Program, Var
 from meshwright.core.trace import run
 from meshwright.core.types import TensorType
-from meshwright.ops.basic import broadcast_in_dim, nothing_to_add, reshape
-from meshwright.ops.collective import finish_sum, first_row, permuted, scaled, sum_rows
+from meshwright.ops.basic import broadcast_in_dim, reshape
+from meshwright.ops.collective import first_row, permuted
 from meshwright.ops.fused_sums import fuse_sums
 from meshwright.ops.regions import batch_type, region, region_with
-from meshwright.ops.shape import concatenate
+from meshwright.ops.summands import sums_as_rows
 from meshwright.transform.batch import batch_program, batching_over
 from meshwright.transform.simplify import cse, dce
 
@@ -37,6 +37,8 @@ Which = bool | Callable[[Eqn], bool]  # shard_maps: all, none, or those of which
 
 def inline_calls(program: Program, shard_maps: Which = True) -> Program:
     """The program with calls that only run a region, and some shard_maps, replaced by equations; in regions, too."""
+    if shard_maps is True:
+        program = sums_as_rows(program)
     if not _has_calls(program, shard_maps):
         return program
     eqns: list[Eqn] = []
@@ -99,7 +101,7 @@ def stacked_program(
     in_specs: tuple[PartitionSpec, ...],
     out_specs: tuple[PartitionSpec, ...],
 ) -> Program:
-    """The program of all devices on whole operands, from that of one device on blocks."""
+    """The program of all devices on whole operands, from that of one device on blocks; no spec is of a partial sum."""
     sizes = dict(mesh)
     program = inline_calls(body)
     stacks: dict[str, list[bool]] = {}  # by axis, which results have rows along it
@@ -136,7 +138,7 @@ def _dims(spec: PartitionSpec, ndim: int) -> list[tuple[str, ...]]:
 
 def _entry_axes(spec: PartitionSpec) -> set[str]:
     """The axes along which an operand has rows."""
-    return {axis for axes in _dims(spec, len(spec.partitions)) for axis in axes} | set(spec.unreduced)
+    return {axis for axes in _dims(spec, len(spec.partitions)) for axis in axes}
 
 
 def _whole_type(
@@ -147,7 +149,7 @@ def _whole_type(
     for dim, names in enumerate(_dims(spec, len(shape))):
         for name in names:
             shape[dim] *= sizes[name]
-    return t.with_(shape=tuple(shape), unreduced=tuple(sorted(spec.unreduced)))
+    return t.with_(shape=tuple(shape))
 
 
 def _cut(x: Value, spec: PartitionSpec, sizes: dict[str, int], manual: Sequence[str]) -> Value:
@@ -162,22 +164,14 @@ def _cut(x: Value, spec: PartitionSpec, sizes: dict[str, int], manual: Sequence[
             n //= sizes[axis]
         kept.append(len(shape))
         shape.append(n)
-    if x.type.unreduced:
-        x = finish_sum(x, axes=x.type.unreduced)
     if places:
         x = reshape(x, shape=tuple(shape))
         x = permuted(x, [places[axis] for axis in manual if axis in places] + kept)
-    for axis in spec.unreduced:  # the first device holds the sum so far, the others nothing
-        at = sum(1 for other in manual[: manual.index(axis)] if other in places)
-        places[axis] = at
-        one = reshape(x, shape=(*x.shape[:at], 1, *x.shape[at:]))
-        none = nothing_to_add(one.type.with_(shape=(*x.shape[:at], sizes[axis] - 1, *x.shape[at:])))
-        x = concatenate(one, none, dim=at) if sizes[axis] > 1 else one
     return x
 
 
 def _join(x: Value, spec: PartitionSpec, sizes: dict[str, int], manual: Sequence[str], stacked: list[str]) -> Value:
-    """A result from its rows of blocks: joined, summed, or one of them."""
+    """A result from its rows of blocks: joined, or one of them."""
     rank = x.ndim - len(stacked)
     dims = _dims(spec, rank)
     joined = {axis for axes in dims for axis in axes}
@@ -187,10 +181,8 @@ def _join(x: Value, spec: PartitionSpec, sizes: dict[str, int], manual: Sequence
         if axis in stacked:
             at = stacked.index(axis)
             others = [d for d in range(x.ndim) if d != at]
-            x = sum_rows(x, at) if axis in spec.unreduced else first_row(permuted(x, [at, *others]))
+            x = first_row(permuted(x, [at, *others]))
             stacked = [a for a in stacked if a != axis]
-        elif axis in spec.unreduced:
-            x = scaled(x, sizes[axis])
     order: list[int] = []
     shape: list[int] = []
     for axis in sorted(joined.difference(stacked)):  # all devices hold the same block

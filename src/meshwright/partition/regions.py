@@ -10,7 +10,7 @@ from meshwright.core.op import REGISTRY, Value
 from meshwright.core.partition_spec import PartitionSpec, read_axis
 from meshwright.core.program import Atom, Eqn, Program, Var
 from meshwright.core.sharding import TensorSharding
-from meshwright.core.trace import apply, lift, read, write
+from meshwright.core.trace import apply, at_source, lift, read, write
 from meshwright.core.types import TensorType, union
 from meshwright.ops.collective import pinvariant
 from meshwright.ops.control import cond, while_
@@ -280,7 +280,8 @@ def _run_renamed(local: Localizer, program: Program, values: Sequence[Value]) ->
         params, found = local.renamed_params(eqn), [read(env, a) for a in eqn.inputs]
         if any(True for _ in eqn.regions()):
             params = {name: _renamed_region(local, value) for name, value in params.items()}
-        write(env, eqn, apply(eqn.op, found, params))
+        with at_source(eqn.source):
+            write(env, eqn, apply(eqn.op, found, params))
     return [read(env, a) for a in program.outputs]
 
 

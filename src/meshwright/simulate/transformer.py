@@ -128,7 +128,7 @@ def train(
     >>> shape = TransformerShape(layers=32, width=4096, hidden=11008, heads=32, head_dim=128, vocab=32000)
     >>> step = train(shape, "h100", Strategy(data=8, fsdp=True), batch=16, sequence=2048)
     >>> step.bound, step.fits
-    ('compute-bound by 4.2x over axis data', True)
+    ('compute-bound by 4.6x over axis data', True)
     """
     program = train_program(shape, strategy, batch, sequence, dtype)
     return simulate(program, hardware, donated=_state(program), **options)
