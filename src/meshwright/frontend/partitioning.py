@@ -13,6 +13,7 @@ import numpy as np
 
 from meshwright.core import tree
 from meshwright.core.dtypes import is_complex, is_inexact
+from meshwright.core.explicit import only_typed
 from meshwright.core.mesh import AbstractMesh, BaseMesh, Mesh, both, get_mesh
 from meshwright.core.partition_spec import PartitionSpec
 from meshwright.core.program import Atom, Program, Var
@@ -22,7 +23,7 @@ from meshwright.core.trace import Array, to_array
 from meshwright.core.types import TensorType
 from meshwright.errors import CommunicationError, MeshError, MeshwrightError, ShardingError
 from meshwright.frontend.derivatives import grad
-from meshwright.frontend.explicit import untyped
+from meshwright.frontend.explicit import untyped, with_sums_taken
 from meshwright.frontend.jit import jit
 from meshwright.frontend.placing import sharding_for, spread
 from meshwright.hardware.collectives import collective_seconds
@@ -136,8 +137,14 @@ def placement_of(
         given = spread(*_beside(in_shardings, args, kwargs, names), "jit's in_shardings")
     chosen: list[NamedSharding | None] = []
     for place, own, shape in zip(given, found, shapes, strict=True):
-        sharding = sharding_for(place, shape) if place is not None else own
-        chosen.append(sharding if isinstance(sharding, NamedSharding) else None)
+        said = own if place is None else place
+        sharding = own if said is own and isinstance(own, NamedSharding | None) else sharding_for(said, shape)
+        if not isinstance(sharding, NamedSharding):
+            chosen.append(None)
+            continue
+        if sharding.mesh.explicit_mesh is not None and not sharding.mesh.auto_axes and not sharding.spec.is_closed:
+            raise only_typed(sharding)
+        chosen.append(sharding)
     meshes: list[BaseMesh] = [s.mesh for s in chosen if s is not None]
     meshes += [s.mesh for s in tree.leaves(out_shardings) if isinstance(s, NamedSharding)]
     if not meshes and any(isinstance(s, PartitionSpec) for s in tree.leaves(out_shardings)):
@@ -218,20 +225,21 @@ def put_on_mesh(program: Program, placement: Placement, out_tree: tree.TreeDef) 
         None if s is None else s.to_tensor_sharding(v.type.ndim)
         for s, v in zip(placement.in_shardings, program.inputs, strict=True)
     ]
-    results = tree.unflatten(out_tree, range(out_tree.num_leaves))
-    written = spread(placement.out_shardings, results, "jit's out_shardings")
+    numbers = tree.unflatten(out_tree, range(out_tree.num_leaves))
+    written = spread(placement.out_shardings, numbers, "jit's out_shardings")
     outs = [
         None if place is None else _out_sharding(place, t) for place, t in zip(written, program.out_types, strict=True)
     ]
     places = [_where(s) for s in placement.in_shardings], [_where(s) for s in written]
     propagated = propagate_program(program, mesh, given, outs, fixed, *places)
     ins = [
-        s if s is not None else propagated.shardings.get(v, replicated(mesh, v.type.ndim))
+        s if s is not None and s.is_closed else propagated.shardings.get(v, replicated(mesh, v.type.ndim))
         for s, v in zip(given, program.inputs, strict=True)
     ]
+    results = propagated.answer.problem.functions[0].result_shardings
     wanted = [
-        out if out is not None else propagated.shardings.get(atom)  # type: ignore[arg-type]
-        for out, atom in zip(outs, program.outputs, strict=True)
+        with_sums_taken(propagated.shardings.get(atom), t) if out is None else out if out.is_closed else found  # type: ignore[arg-type]
+        for out, found, atom, t in zip(outs, results, program.outputs, whole.out_types, strict=True)
     ]
     if fixed:  # by types, which say what goes where
         done = partition(program, mesh, ins, wanted, propagated.shardings, placement.overlap)

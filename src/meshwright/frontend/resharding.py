@@ -9,7 +9,8 @@ from meshwright.core.mesh import get_mesh
 from meshwright.core.partition_spec import PartitionSpec
 from meshwright.core.sharding import NamedSharding
 from meshwright.core.trace import Array, Value, state
-from meshwright.frontend.placing import put, spread
+from meshwright.frontend.jit import jit
+from meshwright.frontend.placing import put, sharding_for, spread
 from meshwright.frontend.tracing import leaf_value
 from meshwright.ops.collective import finish_sum
 
@@ -42,6 +43,10 @@ def _one(x: Value, place: Any) -> Value:
         x = finish_sum(x, axes=x.type.unreduced)
         if place == PartitionSpec() and get_mesh() is None and state.manual is None:
             return x  # whole, on whatever mesh the summands are
+    if x.__class__ is Array and place is not None and state.builder is None:
+        found = sharding_for(place, x.type.shape)
+        if isinstance(found, NamedSharding) and not found.spec.is_closed:  # what is left open is as propagation says
+            return jit(lambda x: put(x, found))(x)  # type: ignore[no-any-return]
     return x if place is None else put(x, place)
 
 

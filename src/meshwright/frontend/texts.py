@@ -6,12 +6,11 @@ import re
 from typing import Any
 
 from meshwright.core import tree
-from meshwright.core.dimension_sharding import DimensionSharding
 from meshwright.core.program import Program
 from meshwright.core.sharding import NamedSharding, TensorSharding
 from meshwright.core.types import TensorType
 from meshwright.frontend.compiled import Call, Compiled
-from meshwright.frontend.explicit import untyped
+from meshwright.frontend.explicit import untyped, with_sums_taken
 from meshwright.frontend.placing import sharding_for, spread
 from meshwright.interop.dumping import dump
 from meshwright.interop.hlo import hlo_text
@@ -49,7 +48,7 @@ def lowered_text(program: Program, call: Call) -> str:
     found = untyped(program, mesh)
     written = spread(placement.out_shardings, tree.unflatten(call.out_tree, range(call.out_tree.num_leaves)), "jit")
     outs = [
-        _tensor_sharding(place, t) if place is not None else _summed(found.fixed.get(atom), t)  # type: ignore[arg-type]
+        _tensor_sharding(place, t) if place is not None else with_sums_taken(found.fixed.get(atom), t)  # type: ignore[arg-type]
         for place, atom, t in zip(written, found.program.outputs, program.out_types, strict=True)
     ]
     ins = [
@@ -60,14 +59,6 @@ def lowered_text(program: Program, call: Call) -> str:
         found.program, mesh=mesh, in_shardings=ins, out_shardings=outs, fixed=found.fixed, name=_module(call),
         result_names=_results(call),
     )  # fmt: skip
-
-
-def _summed(fixed: TensorSharding | None, t: TensorType) -> TensorSharding | None:
-    """The sharding of a result: a sum that the program leaves to whoever uses it has been taken by then."""
-    if fixed is None or not fixed.unreduced or t.unreduced:
-        return fixed
-    dims = [dim.axes for dim in t.sharding.dims] if t.sharding is not None else [()] * t.ndim
-    return TensorSharding(fixed.mesh, [DimensionSharding(axes) for axes in dims])
 
 
 def _tensor_sharding(place: Any, t: TensorType) -> TensorSharding:

@@ -7,7 +7,7 @@ from typing import Any
 
 from meshwright.core.axes import Axes, total_size
 from meshwright.core.op import REGISTRY, Value
-from meshwright.core.partition_spec import PartitionSpec, read_axis
+from meshwright.core.partition_spec import PartitionSpec, entry_axes, is_open, read_axis
 from meshwright.core.program import Atom, Eqn, Program, Var
 from meshwright.core.sharding import TensorSharding
 from meshwright.core.trace import apply, lift, read, write
@@ -309,7 +309,8 @@ def _asked(local: Localizer, eqn: Eqn) -> TensorSharding:
     dims = []
     for n, dim in enumerate(found.dims):
         entry = spec.partitions[n] if n < len(spec.partitions) else None
-        dims.append(dim.axes if entry is PartitionSpec.UNCONSTRAINED else tuple(map(local.part, dim_axes(spec, n))))
+        written = tuple(map(local.part, entry_axes(entry)))
+        dims.append(dim.axes if is_open(entry) and dim.axes[: len(written)] == written else written)
     return layout(local.mesh, tuple(dims))
 
 

@@ -11,11 +11,11 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from meshwright.core.axes import AxisRef, merged
-from meshwright.core.dimension_sharding import DimensionSharding
+from meshwright.core.dimension_sharding import DimensionSharding, axis_set
 from meshwright.core.factors import Factors, pointwise
 from meshwright.core.mesh import BaseMesh
 from meshwright.core.op import No, Op
-from meshwright.core.partition_spec import PartitionSpec, read_axis
+from meshwright.core.partition_spec import PartitionSpec, entry_axes, is_open, priority_of, read_axis
 from meshwright.core.program import Atom, Eqn, Program, Var
 from meshwright.core.sharding import TensorSharding
 from meshwright.core.sharding_check import resolve
@@ -260,15 +260,11 @@ class _Reader:
 
     def by_spec(self, spec: PartitionSpec, rank: int) -> TensorSharding:
         """What a spec says of a tensor."""
-        dims = []
-        for dim in range(rank):
-            entry = spec.partitions[dim] if dim < len(spec.partitions) else None
-            if entry is PartitionSpec.UNCONSTRAINED:
-                dims.append(DimensionSharding((), is_open=True))
-                continue
-            names: Any = () if entry is None else (entry,) if isinstance(entry, str) else entry
-            dims.append(DimensionSharding(self.axes(names)))
-        return TensorSharding(self.mesh, dims)
+        dims = [DimensionSharding()] * rank
+        for n, entry in enumerate(spec.partitions):
+            dims[n] = DimensionSharding(self.axes(entry_axes(entry)), is_open(entry), priority_of(entry))
+        replicated = merged(resolve(self.mesh, axis_set(self.mesh, spec.replicated)))
+        return TensorSharding(self.mesh, dims, replicated)
 
     def axes(self, names: Sequence[str]) -> tuple[AxisRef, ...]:
         return merged(resolve(self.mesh, [read_axis(name) for name in names]))
