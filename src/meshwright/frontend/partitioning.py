@@ -146,13 +146,17 @@ def placement_of(
             raise only_typed(sharding)
         chosen.append(sharding)
     meshes: list[BaseMesh] = [s.mesh for s in chosen if s is not None]
-    meshes += [s.mesh for s in tree.leaves(out_shardings) if isinstance(s, NamedSharding)]
+    meshes += [
+        s.mesh
+        for s in tree.leaves(out_shardings)
+        if isinstance(s, NamedSharding | TensorSharding) and not s.mesh.is_maximal
+    ]
     if not meshes and any(isinstance(s, PartitionSpec) for s in tree.leaves(out_shardings)):
         current = get_mesh()
         meshes += [current] if current is not None else []
     if not meshes:
         for place in tree.leaves(out_shardings):
-            if not isinstance(place, TensorSharding):
+            if not isinstance(place, NamedSharding | TensorSharding):
                 sharding_for(place, ())  # an error if it is no place, or a spec without a mesh
         return None
     other = next((mesh for mesh in meshes if mesh != meshes[0]), None)

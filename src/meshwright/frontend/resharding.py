@@ -39,8 +39,11 @@ def _one(x: Value, place: Any) -> Value:
     if isinstance(place, PartitionSpec) and get_mesh() is None and x.__class__ is Array:
         before = x._sharding
         place = NamedSharding(before.mesh, place) if isinstance(before, NamedSharding) else place
-    if x.type.unreduced:
-        x = finish_sum(x, axes=x.type.unreduced)
+    spec = place.spec if isinstance(place, NamedSharding) else place
+    kept = spec.unreduced if isinstance(spec, PartitionSpec) else frozenset()
+    owed = tuple(axis for axis in x.type.unreduced if axis not in kept)
+    if owed:
+        x = finish_sum(x, axes=owed)
         if place == PartitionSpec() and get_mesh() is None and state.manual is None:
             return x  # whole, on whatever mesh the summands are
     if x.__class__ is Array and place is not None and state.builder is None:
