@@ -26,10 +26,14 @@ from meshwright.core.partition_spec import P, PartitionSpec, dim_entry, entry_ax
 from meshwright.core.placement import (
     Index,
     Layout,
+    axes_of,
     block_size,
     digits_of,
+    order_between,
+    order_steps,
     position_indices,
     same_placement,
+    through,
 )
 from meshwright.core.sharding_check import (
     UnknownMeshError,
@@ -244,6 +248,27 @@ class TensorSharding:
         if self.mesh.empty or other.mesh.empty:  # stands for any mesh
             return self.rank == other.rank and self.is_fully_replicated and other.is_fully_replicated
         return same_placement(self.layout, other.layout)
+
+    def on(self, mesh: BaseMesh) -> TensorSharding | None:
+        """The same placement on another mesh of the same devices; None if that has no such axes or parts of axes.
+
+        >>> by_two, by_three = Mesh.parse('<["a"=4, "b"=2]>'), Mesh.parse('<["x"=2, "y"=2, "z"=2]>')
+        >>> print(TensorSharding(by_three, ["x", ("z", "y")]).on(by_two))
+        #sdy.sharding<@mesh, [{"a":(1)2}, {"b", "a":(2)2}]>
+        """
+        if mesh == self.mesh:
+            return self
+        order = order_between(self.mesh, mesh)
+        steps = None if order is None else order_steps(order)
+        found: list[Axes] = []
+        for digits in (*self.layout.dims, self.layout.unreduced):
+            numbers = digits if not digits else None if steps is None else through(digits, steps)
+            axes = None if numbers is None else axes_of(mesh, numbers)
+            if axes is None:
+                return None
+            found.append(axes)
+        *dims, owed = found
+        return TensorSharding.unchecked(mesh, tuple(map(DimensionSharding, dims)), (), owed, self.reduction)
 
     # In types
 

@@ -32,7 +32,7 @@ from meshwright.ops.stacked import inline_calls
 from meshwright.partition.alternatives import cheapest_partition
 from meshwright.partition.combine import Beside, Record, Within, records
 from meshwright.partition.cuts import apart
-from meshwright.partition.layouts import closed, replicated
+from meshwright.partition.layouts import closed, on_mesh, replicated
 from meshwright.partition.overlap import Overlap
 from meshwright.partition.partition import partition
 from meshwright.partition.reshard_cost import topology_for
@@ -159,12 +159,13 @@ def placement_of(
             if not isinstance(place, NamedSharding | TensorSharding):
                 sharding_for(place, ())  # an error if it is no place, or a spec without a mesh
         return None
-    other = next((mesh for mesh in meshes if mesh != meshes[0]), None)
+    first = meshes[0]
+    other = next((mesh for mesh in meshes if mesh != first and not _views(first, mesh)), None)
     if other is not None:
         raise MeshError(
             "The arguments and results of one program are on different meshes.",
             where=here(),
-            why="one is on " + ", another on ".join(both(meshes[0], other)),
+            why="one is on " + ", another on ".join(both(first, other)),
             fix="mw.device_put(x, mw.NamedSharding(mesh, spec)) with one mesh for all",
         )
     if not isinstance(meshes[0], Mesh):
@@ -176,6 +177,12 @@ def placement_of(
         )
     groups = [n for n, arg in enumerate([*args, kwargs]) for _ in tree.leaves(arg)]
     return Placement(meshes[0], tuple(chosen), out_shardings, groups=tuple(groups))
+
+
+def _views(mesh: BaseMesh, other: BaseMesh) -> bool:
+    """Whether two meshes are views of the same devices that one program can have: no types say how values lie."""
+    typed = mesh.explicit_mesh is not None or other.explicit_mesh is not None
+    return not typed and isinstance(mesh, Mesh) and mesh.has_devices_of(other)
 
 
 def _beside(shardings: Any, args: Sequence[Any], kwargs: Mapping[str, Any], names: Sequence[str]) -> tuple[Any, Any]:
@@ -236,27 +243,31 @@ def put_on_mesh(program: Program, placement: Placement, out_tree: tree.TreeDef) 
     ]
     places = [_where(s) for s in placement.in_shardings], [_where(s) for s in written]
     propagated = propagate_program(program, mesh, given, outs, fixed, *places)
-    ins = [
+    entering = [
         s if s is not None and s.is_closed else propagated.shardings.get(v, replicated(mesh, v.type.ndim))
         for s, v in zip(given, program.inputs, strict=True)
     ]
     results = propagated.answer.problem.functions[0].result_shardings
-    wanted = [
+    leaving = [
         with_sums_taken(propagated.shardings.get(atom), t) if out is None else out if out.is_closed else found  # type: ignore[arg-type]
         for out, found, atom, t in zip(outs, results, program.outputs, whole.out_types, strict=True)
     ]
+    ins = [on_mesh(s, mesh) for s in entering]
+    wanted = [None if s is None else on_mesh(s, mesh) for s in leaving]
+    propagated.shardings = {var: s if s.mesh is mesh else on_mesh(s, mesh) for var, s in propagated.shardings.items()}
     if fixed:  # by types, which say what goes where
         done = partition(program, mesh, ins, wanted, propagated.shardings, placement.overlap)
     else:
         groups = placement.groups or (0,) * len(ins)
-        done = cheapest_partition(propagated, mesh, given, ins, wanted, groups, placement.overlap)
+        said = [None if s is None else on_mesh(s, mesh) for s in given]
+        done = cheapest_partition(propagated, mesh, said, ins, wanted, groups, placement.overlap)
     collectives = tuple(_collective(record, mesh) for record in done.records)
     placed = OnMesh(
         done.program,
         done.local,
         mesh,
-        tuple(closed(s).to_named() for s in ins),
-        tuple(s.to_named() for s in done.out_shardings),
+        tuple(closed(s).to_named() for s in entering),
+        tuple(_as_given(s, left).to_named() for s, left in zip(done.out_shardings, leaving, strict=True)),
         collectives,
         propagated,
         program,
@@ -268,6 +279,13 @@ def put_on_mesh(program: Program, placement: Placement, out_tree: tree.TreeDef) 
     )
     placed.refuse_implicit()
     return placed
+
+
+def _as_given(found: TensorSharding, wanted: TensorSharding | None) -> TensorSharding:
+    """The sharding of a result, on the mesh that it was asked for on, or that propagation found it on."""
+    if wanted is None or wanted.mesh == found.mesh:
+        return found
+    return closed(wanted) if wanted.is_equivalent_to(found) else found
 
 
 def _where(place: Any) -> str:

@@ -105,7 +105,9 @@ def constrained(x: Value, place: Any, name: str = "") -> Value:
             state.meshes.append(found.mesh)
     written = spec if isinstance(spec, PartitionSpec) else found.spec
     if found.mesh.explicit_mesh is None:
-        return sharding_constraint(x, spec=written)  # type: ignore[no-any-return]
+        other = state.mesh is not None and str(found.mesh) != str(state.mesh)
+        params = {"mesh": str(found.mesh)} if other else {}
+        return sharding_constraint(x, spec=written, **params)  # type: ignore[no-any-return]
     if not found.mesh.auto_axes and found.typed(x.type) is x.type and set(written.unreduced) == set(x.type.unreduced):
         return x  # it is laid out so
     given = asked_by(NamedSharding(found.mesh, written.update(unreduced=())), x.type.ndim)

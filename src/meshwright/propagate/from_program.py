@@ -20,6 +20,7 @@ from meshwright.core.program import Atom, Eqn, Program, Var
 from meshwright.core.sharding import TensorSharding
 from meshwright.core.sharding_check import resolve
 from meshwright.core.types import Shape, TensorType
+from meshwright.ops.placement import constraint_sharding
 from meshwright.propagate.problem import Block, Direction, Function, Kind, Node, Problem, Rule, Value
 from meshwright.propagate.run import Answer, run
 
@@ -75,7 +76,8 @@ def propagate_program(
     returns = tuple(reader.atom(atom) for atom in program.outputs)
     block = Block(arguments, tuple(reader.nodes), returns)
     main = Function("main", block, tuple(out_shardings), result_where=tuple(out_where))
-    answer = run(Problem(tuple(reader.values), (main,), (mesh,)), PASSES)
+    meshes = {value.sharding.mesh: None for value in reader.values if value.sharding is not None}
+    answer = run(Problem(tuple(reader.values), (main,), (mesh, *(one for one in meshes if one != mesh))), PASSES)
     found = reader.read(answer, program)
     found.update((var, sharding) for var, sharding in reader.fixed.items() if sharding.unreduced)
     return Propagated(program, answer, reader.number, found, out_shardings)
@@ -252,7 +254,10 @@ class _Reader:
 
     def _sharding_constraint(self, eqn: Eqn) -> None:
         where, (var,) = str(eqn.source or ""), eqn.outputs
-        sharding = self.fixed.get(var) or self.by_spec(eqn.params["spec"], var.type.ndim)
+        sharding = self.fixed.get(var)
+        if sharding is None and eqn.params.get("mesh") is not None:
+            sharding = constraint_sharding(eqn.params, var.type.ndim, self.mesh)
+        sharding = sharding or self.by_spec(eqn.params["spec"], var.type.ndim)
         number = self.number[var] = self.value(var.type.shape, sharding, where)
         operands, ref = (self.atom(eqn.inputs[0]),), _Ref((var,))
         facts: dict[str, Any] = {"elementwise": True, "name": eqn.op.name, "where": where, "ref": ref}
