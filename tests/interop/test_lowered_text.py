@@ -124,8 +124,12 @@ def test_collectives_need_a_mesh() -> None:
 def test_two_meshes_of_one_name() -> None:
     other = mw.make_mesh((4,), ("i",))
     program = mw.make_program(mw.shard_map(lambda a: a, mesh=other, in_specs=P("i"), out_specs=P("i")))(mnp.ones(4))
+    text = mlir.dump(program, mesh=MESH, in_shardings=[mw.NamedSharding(MESH, P("x"))])
+    assert 'sdy.mesh @mesh = <["x"=2, "y"=2]>' in text and 'sdy.mesh @mesh_0 = <["i"=4]>' in text
+    both = mw.make_program(lambda a, b: a + b)(mnp.ones(4), mnp.ones(4))
+    named = [mw.NamedSharding(mesh.with_(name="mesh"), P(mesh.axis_names[0])) for mesh in (other, MESH)]
     with pytest.raises(MeshwrightError) as error:
-        mlir.dump(program, mesh=MESH, in_shardings=[mw.NamedSharding(MESH, P("x"))])
+        mlir.dump(both, mesh=MESH, in_shardings=named)
     assert str(error.value) == (
         "A module cannot have two meshes called mesh.\n"
         '  why:  one is <["i"=4]>, the other <["x"=2, "y"=2]>\n'

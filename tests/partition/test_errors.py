@@ -14,7 +14,6 @@ import meshwright.numpy as mnp
 from meshwright import P, lax
 
 MESH = mw.make_mesh((2, 2), ("x", "y"))
-LINE = mw.make_mesh((4,), ("z",))
 EXPLICIT = mw.make_mesh((2, 2), ("x", "y"), axis_types=(mw.AxisType.Explicit,) * 2)
 
 
@@ -55,23 +54,26 @@ def test_an_axis_used_twice(spec: Any) -> None:
 
 
 def test_two_meshes_for_arguments_and_results() -> None:
+    far = mw.make_mesh((4,), ("z",), devices=[4, 5, 6, 7])
     expected = (
         "The arguments and results of one program are on different meshes.\n"
-        '  why:  one is on <["x"=2, "y"=2]>, another on <["z"=4]>\n'
+        '  why:  one is on <["x"=2, "y"=2]>, another on <["z"=4], device_ids=[4, 5, 6, 7]>\n'
         "  fix:  mw.device_put(x, mw.NamedSharding(mesh, spec)) with one mesh for all"
     )
-    a, b = put((4, 4), "x"), put((4, 4), "z", mesh=LINE)
+    a, b = put((4, 4), "x"), put((4, 4), "z", mesh=far)
     assert message(mw.jit(lambda a, b: a + b), a, b) == expected
-    assert message(mw.jit(lambda a: a, out_shardings=mw.NamedSharding(LINE, P("z"))), a) == expected
+    assert message(mw.jit(lambda a: a, out_shardings=mw.NamedSharding(far, P("z"))), a) == expected
     moved = mw.device_put(b, mw.NamedSharding(MESH, P("x")))
     np.testing.assert_array_equal(np.asarray(mw.jit(lambda a, b: a + b)(a, moved)), np.full((4, 4), 2.0))
 
 
 def test_two_meshes_inside_of_a_program() -> None:
-    constrained = mw.jit(lambda a: lax.with_sharding_constraint(a, mw.NamedSharding(LINE, P("z"))))
+    far = mw.make_mesh((4,), ("z",), devices=[4, 5, 6, 7])
+    constrained = mw.jit(lambda a: lax.with_sharding_constraint(a, mw.NamedSharding(far, P("z"))))
     assert message(constrained, put((4, 4), "x")) == (
         "One program names two meshes.\n"
-        '  why:  it runs on <["x"=2, "y"=2]>, and a constraint in it is about <["z"=4]>\n'
+        '  why:  it runs on <["x"=2, "y"=2]>, and a constraint in it is about <["z"=4], device_ids=[4, 5, 6, 7]>, '
+        "which has other devices\n"
         "  fix:  mw.NamedSharding(mesh, spec) with one mesh for all, or two jitted functions"
     )
 

@@ -49,10 +49,23 @@ def asked_by(sharding: NamedSharding, ndim: int) -> Asked:
     assert mesh is not None, "the mesh has Explicit axes"
     entries: list[Any] = []
     for dim in sharding.to_tensor_sharding(ndim).dims:
+        if not sharding.mesh.auto_axes and (dim.priority is not None or (dim.is_open and dim.axes)):
+            raise only_typed(sharding)
         axes = tuple(axis for axis in dim.axes if axis.name in mesh.axis_by_name)
         entries.append(PartitionSpec.UNCONSTRAINED if dim.is_open and not axes else _entries([axes])[0])
     unreduced = [axis for axis in sharding.spec.unreduced if axis in mesh.axis_by_name]
     return PartitionSpec(*entries, unreduced=unreduced), tuple(mesh.shape.items())
+
+
+def only_typed(sharding: NamedSharding) -> ShardingError:
+    """The error for dims that wait for propagation, where there is none: over Explicit axes types say all."""
+    entries = [entry if entry is PartitionSpec.UNCONSTRAINED else entry_axes(entry) for entry in sharding.spec]
+    return ShardingError(
+        f"A value cannot be laid out as {sharding.spec} over Explicit axes.",
+        where=here(),
+        why="open dims and priorities are for propagation, and over Explicit axes types say how values are split",
+        fix=f"mw.{sharding.spec.update(entries)!r}, or a mesh with Auto axes",
+    )
 
 
 def whole(t: TensorType, dims: Sequence[int]) -> TensorType:

@@ -358,6 +358,15 @@ class Mesh(BaseMesh):
         devices.flags.writeable = False
         return devices
 
+    def has_devices_of(self, other: BaseMesh) -> bool:
+        """Whether another mesh is a view of the same devices."""
+        if not isinstance(other, Mesh) or (self.size, self.kind) != (other.size, other.kind):
+            return False
+        if self.order is None or other.order is None:
+            order = self.order or other.order
+            return order is None or max(order) < len(order)
+        return set(self.order) == set(other.order)
+
     def _key(self) -> tuple[Any, ...]:
         return (*super()._key(), self.order, self.kind)
 

@@ -27,15 +27,77 @@ class _Unconstrained:
 
 UNCONSTRAINED = _Unconstrained()
 
-Entry = None | str | tuple[str, ...] | _Unconstrained
+
+class DimSpec:
+    """The entry of a dim that is split over some axes and open to more, or that has a priority; made by ``P.dim``."""
+
+    __slots__ = ("__weakref__", "axes", "is_open", "priority")
+
+    axes: tuple[str, ...]
+    is_open: bool
+    priority: int | None
+
+    _interned: ClassVar[dict[tuple[Any, ...], DimSpec]] = {}
+
+    def __new__(cls, axes: tuple[str, ...], is_open: bool, priority: int | None) -> DimSpec:
+        key = (axes, is_open, priority)
+        found = cls._interned.get(key)
+        if found is None:
+            found = super().__new__(cls)
+            for name, value in zip(("axes", "is_open", "priority"), key, strict=True):
+                object.__setattr__(found, name, value)
+            found = cls._interned.setdefault(key, found)
+        return found
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError("a DimSpec is immutable")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return DimSpec, (self.axes, self.is_open, self.priority)
+
+    def __repr__(self) -> str:
+        parts = [*map(repr, self.axes), *["open=True"] * self.is_open]
+        return f"P.dim({', '.join([*parts, *[f'priority={self.priority}'] * (self.priority is not None)])})"
+
+
+def dim_entry(*axes: str | AxisRef, open: bool = False, priority: int | None = None) -> Entry:
+    """The entry of a dim that is split over ``axes``; ``open`` to more of them, to be propagated at its priority.
+
+    >>> P(P.dim("z", open=True), P.dim("x", priority=1), P.dim(open=True), P.dim("y"))
+    P(P.dim('z', open=True), P.dim('x', priority=1), UNCONSTRAINED, 'y')
+    """
+    listed = _entry(tuple(axes))
+    if not isinstance(open, bool):
+        raise _bad_dim(f"open={open!r}", "open=True, or leave it out")
+    if priority is not None and (not isinstance(priority, int) or isinstance(priority, bool) or priority < 0):
+        raise _bad_dim(f"priority={priority!r}", "priority=0, the first to be propagated, or 1, 2, …")
+    if priority is None and (not open or listed is None):
+        return UNCONSTRAINED if open else listed
+    if listed is None and not open:
+        raise _bad_dim(f"priority={priority} alone", f'P.dim(open=True, priority={priority}), or P.dim("x", …)')
+    return DimSpec(entry_axes(listed), open, priority)
+
+
+def _bad_dim(what: str, fix: str) -> ShardingError:
+    return ShardingError(
+        f"The dim of a partition spec cannot have {what}.",
+        where=here(),
+        why="it has axes, is open to more of them or not, and may have a priority, 0 or more, if there is "
+        "something in it to propagate",
+        fix=fix,
+    )
+
+
+Entry = None | str | tuple[str, ...] | _Unconstrained | DimSpec
 
 
 class PartitionSpec(Spec):
-    """For each dim of an array: None, an axis, several axes from major to minor, or ``P.UNCONSTRAINED``.
+    """For each dim of an array: None, an axis, several axes from major to minor, ``P.UNCONSTRAINED`` or ``P.dim(…)``.
 
-    Dims that are not mentioned are not split. A part of an axis is written ``"x:(1)2"``. ``unreduced`` names the axes
-    over which each device holds a summand (``sum`` is another word for it), ``replicated`` the axes that must not be
-    used to split the array further. Equal specs are the same object.
+    ``P.dim("z", open=True, priority=2)`` is Shardy's ``{"z", ?}p2``. Dims that are not mentioned are not split. A part
+    of an axis is written ``"x:(1)2"``. ``unreduced`` names the axes over which each device holds a summand (``sum`` is
+    another word for it), ``replicated`` the axes that must not be used to split the array further. Equal specs are the
+    same object.
 
     >>> P("x", None, ("y", "z:(1)2"), unreduced={"w"})
     P('x', None, ('y', 'z:(1)2'), unreduced={'w'})
@@ -46,6 +108,7 @@ class PartitionSpec(Spec):
     __slots__ = ("__weakref__", "partitions", "replicated", "unreduced")
 
     UNCONSTRAINED: ClassVar[_Unconstrained] = UNCONSTRAINED
+    dim: ClassVar[Callable[..., Entry]] = staticmethod(dim_entry)
     partitions: tuple[Entry, ...]
     unreduced: frozenset[str]
     replicated: frozenset[str]
@@ -90,6 +153,15 @@ class PartitionSpec(Spec):
             unreduced=self.unreduced if unreduced is None else unreduced,
             replicated=self.replicated if replicated is None else replicated,
         )
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it leaves nothing to propagation: no dim is open or has a priority."""
+        return not any(isinstance(entry, _Unconstrained | DimSpec) for entry in self.partitions)
+
+    def closed(self) -> PartitionSpec:
+        """This spec with its axes alone: without open dims and priorities."""
+        return self.update([entry_axes(entry) for entry in self.partitions])
 
     # A spec is a sequence of its entries.
 
@@ -141,7 +213,7 @@ def _rebuild(partitions: Any, unreduced: Any, replicated: Any) -> PartitionSpec:
 
 
 def _entry(entry: Any) -> Entry:
-    if entry is None or isinstance(entry, str | _Unconstrained):
+    if entry is None or isinstance(entry, str | _Unconstrained | DimSpec):
         return entry
     if isinstance(entry, AxisRef):
         return entry.short()
@@ -151,7 +223,7 @@ def _entry(entry: Any) -> Entry:
     raise ShardingError(
         f"A partition spec cannot have the entry {entry!r}.",
         where=here(),
-        why='an entry is None, an axis "x", a part of one "x:(1)2", a tuple of these, or P.UNCONSTRAINED',
+        why='an entry is None, an axis "x", a part of one "x:(1)2", a tuple of these, P.UNCONSTRAINED or P.dim(…)',
         fix='P("x", None, ("y", "z"))',
     )
 
@@ -160,7 +232,19 @@ def entry_axes(entry: Entry) -> tuple[str, ...]:
     """The axes of an entry, major to minor."""
     if entry is None or isinstance(entry, _Unconstrained):
         return ()
+    if isinstance(entry, DimSpec):
+        return entry.axes
     return (entry,) if isinstance(entry, str) else entry
+
+
+def is_open(entry: Entry) -> bool:
+    """Whether more axes may be added to those of an entry."""
+    return entry is UNCONSTRAINED or (isinstance(entry, DimSpec) and entry.is_open)
+
+
+def priority_of(entry: Entry) -> int | None:
+    """The priority that an entry has, if any."""
+    return entry.priority if isinstance(entry, DimSpec) else None
 
 
 def _set(key: str, axes: Any) -> tuple[str, ...]:

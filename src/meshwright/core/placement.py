@@ -138,6 +138,20 @@ def order_steps(order: tuple[int, ...]) -> tuple[Step, ...] | None:
     return tuple(steps) if np.array_equal(expected, order) else None
 
 
+def order_between(first: BaseMesh, second: BaseMesh) -> tuple[int, ...] | None:
+    """For each position on one mesh of some devices, the position of that device on another mesh of them.
+
+    None if they have other devices.
+    """
+    if first.size != second.size:
+        return None
+    if first.order == second.order:
+        return tuple(range(first.size))
+    position = {id: p for p, id in enumerate(second.order or range(second.size))}
+    found = [position.get(id, -1) for id in first.order or range(first.size)]
+    return None if -1 in found else tuple(found)
+
+
 def through(digits: Digits, steps: Sequence[Step]) -> Digits | None:
     """The digits of a position as digits of the number that an order gives it; None if they are not."""
     result: list[Digit] = []

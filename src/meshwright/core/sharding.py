@@ -22,14 +22,18 @@ from meshwright.core.dimension_sharding import (
 )
 from meshwright.core.hlo_sharding import axes_from_hlo, axes_to_hlo, not_expressible, read_tiles
 from meshwright.core.mesh import BaseMesh, Device, Mesh, get_mesh
-from meshwright.core.partition_spec import P, PartitionSpec, entry_axes
+from meshwright.core.partition_spec import P, PartitionSpec, dim_entry, entry_axes, is_open, priority_of
 from meshwright.core.placement import (
     Index,
     Layout,
+    axes_of,
     block_size,
     digits_of,
+    order_between,
+    order_steps,
     position_indices,
     same_placement,
+    through,
 )
 from meshwright.core.sharding_check import (
     UnknownMeshError,
@@ -192,6 +196,11 @@ class TensorSharding:
 
     # Placement
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether it leaves nothing to propagation: no dim is open or has a priority."""
+        return not any(dim.is_open or dim.priority is not None for dim in self.dims)
+
     @cached_property
     def layout(self) -> Layout:
         """The digits of a device's position that each dim and the unreduced axes take."""
@@ -239,6 +248,27 @@ class TensorSharding:
         if self.mesh.empty or other.mesh.empty:  # stands for any mesh
             return self.rank == other.rank and self.is_fully_replicated and other.is_fully_replicated
         return same_placement(self.layout, other.layout)
+
+    def on(self, mesh: BaseMesh) -> TensorSharding | None:
+        """The same placement on another mesh of the same devices; None if that has no such axes or parts of axes.
+
+        >>> by_two, by_three = Mesh.parse('<["a"=4, "b"=2]>'), Mesh.parse('<["x"=2, "y"=2, "z"=2]>')
+        >>> print(TensorSharding(by_three, ["x", ("z", "y")]).on(by_two))
+        #sdy.sharding<@mesh, [{"a":(1)2}, {"b", "a":(2)2}]>
+        """
+        if mesh == self.mesh:
+            return self
+        order = order_between(self.mesh, mesh)
+        steps = None if order is None else order_steps(order)
+        found: list[Axes] = []
+        for digits in (*self.layout.dims, self.layout.unreduced):
+            numbers = digits if not digits else None if steps is None else through(digits, steps)
+            axes = None if numbers is None else axes_of(mesh, numbers)
+            if axes is None:
+                return None
+            found.append(axes)
+        *dims, owed = found
+        return TensorSharding.unchecked(mesh, tuple(map(DimensionSharding, dims)), (), owed, self.reduction)
 
     # In types
 
@@ -313,14 +343,11 @@ class TensorSharding:
         return cls.unchecked(on, tuple(map(DimensionSharding, dims)), (), unreduced)
 
     def to_named(self) -> NamedSharding:
-        """The same placement as a mesh and a partition spec: ``{?}`` is unconstrained, priorities are left out."""
+        """The same as a mesh and a partition spec: ``{?}`` is unconstrained, ``{"x", ?}p1`` a ``P.dim``."""
         if self.reduction != "sum":
             why = f"a spec's unreduced axes owe a sum, not a {self.reduction}"
             raise not_expressible(f"{self} is no partition spec.", why)
-        entries = [
-            P.UNCONSTRAINED if dim.is_open and not dim.axes else tuple(axis.short() for axis in dim.axes)
-            for dim in self.dims
-        ]
+        entries = [dim_entry(*dim.axes, open=dim.is_open, priority=dim.priority) for dim in self.dims]
         return NamedSharding(self.mesh, P(*entries, unreduced=self.unreduced, replicated=self.replicated))
 
     # Equality
@@ -388,7 +415,7 @@ class NamedSharding:
         dims = []
         for entry in self.spec.partitions:
             axes = tuple(named_axis(self.mesh, axis) for axis in entry_axes(entry))
-            dims.append(WrittenDim(axes, is_open=entry is P.UNCONSTRAINED))
+            dims.append(WrittenDim(axes, is_open(entry), priority_of(entry)))
         sets = axis_set(self.mesh, self.spec.replicated), axis_set(self.mesh, self.spec.unreduced)
         check_sharding(self.mesh, dims, *sets, lambda at: here())
         return TensorSharding.unchecked(self.mesh, *resolved(self.mesh, dims, *sets))

@@ -260,12 +260,38 @@ def _parse_spec(reader: TextReader, names: dict[str, Var]) -> Any:
             sets[key] = read_list(reader, "}", lambda: read_string(reader))
         elif reader.accept("UNCONSTRAINED"):
             entries.append(PartitionSpec.UNCONSTRAINED)
+        elif following(reader, 2) == ["P", "."]:
+            entries.append(_parse_dim(reader, names))
         else:
             entries.append(_parse_value(reader, names))
         if reader.peek() != ")":
             reader.take(",")
     try:
         return PartitionSpec(*entries, **sets)
+    except (TypeError, MeshwrightError) as error:
+        raise reader.error_at(position, str(error).split("\n")[0]) from None
+
+
+def _parse_dim(reader: TextReader, names: dict[str, Var]) -> Any:
+    """A dim of a partition spec: ``P.dim('x', open=True, priority=1)``."""
+    from meshwright.core.partition_spec import PartitionSpec
+
+    position = reader.peek_full()[2]
+    for token in ("P", ".", "dim", "("):
+        reader.take(token)
+    axes: list[Any] = []
+    said: dict[str, Any] = {}
+    while not reader.accept(")"):
+        if _is_param(reader):
+            key = reader.word("open or priority")
+            reader.take("=")
+            said[key] = _parse_value(reader, names)
+        else:
+            axes.append(_parse_value(reader, names))
+        if reader.peek() != ")":
+            reader.take(",")
+    try:
+        return PartitionSpec.dim(*axes, **said)
     except (TypeError, MeshwrightError) as error:
         raise reader.error_at(position, str(error).split("\n")[0]) from None
 

@@ -138,6 +138,7 @@ class _State(threading.local):
     source: Source | None = None  # set while a transform replays an equation
     manual: Manual | None = None  # set while code for one device is traced
     meshes: list[Any] | None = None  # where the meshes that a function names are noted while jit traces it
+    mesh: Any = None  # the one that a program of several meshes runs on; constraints about others name theirs
     watch: Any = None  # told of every op computed at once; what it returns, if anything, is the result
 
 

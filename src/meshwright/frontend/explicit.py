@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from meshwright.core.axes import Axes
-from meshwright.core.dimension_sharding import DimensionSharding
+from meshwright.core.axes import Axes, in_mesh_order
+from meshwright.core.dimension_sharding import DimensionSharding, axis_set
 from meshwright.core.explicit import asked_by, left_open
 from meshwright.core.mesh import BaseMesh, get_mesh
-from meshwright.core.partition_spec import PartitionSpec, entry_axes, read_axis
+from meshwright.core.partition_spec import PartitionSpec, entry_axes, priority_of, read_axis
 from meshwright.core.program import Atom, Eqn, Literal, Params, Program, Var, operand_types
 from meshwright.core.sharding import NamedSharding, TensorSharding
 from meshwright.core.sharding_check import resolve
@@ -36,6 +36,9 @@ def product_params(
         current = get_mesh()
         same = current is not None and current.explicit_mesh == sharding.mesh
         out_sharding = NamedSharding(current if current is not None and same else sharding.mesh, out_sharding)
+    if isinstance(out_sharding, TensorSharding) and not out_sharding.mesh.is_maximal:
+        out_sharding.check_shape((1,) * ndim)
+        out_sharding = out_sharding.to_named()
     if not isinstance(out_sharding, NamedSharding):
         sharding_for(out_sharding, ())  # an error if it is no place
     if not isinstance(out_sharding, NamedSharding) or out_sharding.mesh.explicit_mesh is None:
@@ -136,28 +139,36 @@ class _Stripper:
         dims: list[Axes] = [()] * type.ndim
         if type.sharding is not None:
             dims = [dim.axes for dim in type.sharding.dims]
+        priorities: list[int | None] = [None] * type.ndim
+        kept: Axes = ()
+        if spec is not None and self.has_auto:
+            kept = resolve(self.mesh, axis_set(self.mesh, spec.replicated))
         for n, entry in enumerate(spec.partitions if spec is not None else ()):
+            priorities[n] = priority_of(entry)
             named = resolve(self.mesh, [read_axis(axis) for axis in entry_axes(entry)])
             if any(axis.name not in self.mesh.explicit_axes for axis in named):
                 dims[n] = named
         names = {axis.name for axes in dims for axis in axes}
         owed = [axis for axis in type.unreduced if axis in self.mesh.explicit_axes and axis not in var.type.unreduced]
         unused = [axis for axis in self.explicit if axis.name not in names and axis.name not in owed]
+        unused += [axis for axis in kept if axis.name not in self.mesh.explicit_axes]
         self.fixed[var] = TensorSharding(
             self.mesh,
-            [DimensionSharding(axes, is_open=self.has_auto) for axes in dims],
-            unused if self.has_auto else (),
+            [DimensionSharding(axes, self.has_auto, n) for axes, n in zip(dims, priorities, strict=True)],
+            in_mesh_order(unused, self.mesh.axis_names) if self.has_auto else (),
             owed,
         )
 
 
+def with_sums_taken(sharding: TensorSharding | None, t: TensorType) -> TensorSharding | None:
+    """The sharding of a returned value with only those sums left open that the result's type leaves open."""
+    if sharding is None or not sharding.unreduced:
+        return sharding
+    owed = [axis for axis in sharding.unreduced if axis.short() in t.unreduced]
+    if owed or t.sharding is None:
+        return sharding.with_(unreduced=owed)
+    return TensorSharding(sharding.mesh, [DimensionSharding(dim.axes) for dim in t.sharding.dims])
+
+
 def _plain(t: TensorType) -> TensorType:
     return t.with_(sharding=None, unreduced=())
-
-
-def summed(fixed: TensorSharding | None, t: TensorType) -> TensorSharding | None:
-    """The sharding of a result: a sum that the program leaves to whoever uses it has been taken by then."""
-    if fixed is None or not fixed.unreduced or t.unreduced:
-        return fixed
-    dims = [dim.axes for dim in t.sharding.dims] if t.sharding is not None else [()] * t.ndim
-    return TensorSharding(fixed.mesh, [DimensionSharding(axes) for axes in dims])

@@ -265,7 +265,8 @@ class Jitted:
         self, in_tree: tree.TreeDef, statics: Statics, types: Sequence[TensorType], placement: Any
     ) -> tuple[Traced, Any]:
         """The traced function, and where things are: a mesh that only the function itself names counts, too."""
-        before, state.meshes = state.meshes, []
+        before = state.meshes, state.mesh
+        state.meshes, state.mesh = [], None
         if placement is not None:
             from meshwright.frontend.explicit import typed
 
@@ -283,10 +284,13 @@ class Jitted:
 
                 placement = Placement(meshes[0], (None,) * len(types), None)
             if placement is not None:
-                _check_one_mesh(placement.mesh, meshes)
+                if any(str(mesh) != str(placement.mesh) for mesh in meshes):
+                    _check_devices(placement.mesh, meshes)
+                    state.mesh = placement.mesh
+                    traced = trace_flat(self._with_statics(statics), in_tree, types)
                 placement = placement._replace(overlap=self.overlap)
         finally:
-            state.meshes = before
+            state.meshes, state.mesh = before
         return traced, placement
 
     def _inline(self, leaves: Sequence[Any], in_tree: tree.TreeDef, statics: Statics) -> Any:
@@ -294,7 +298,7 @@ class Jitted:
         values = [leaf_value(x, "an argument of a jitted function") for x in leaves]
         types = [x.type for x in values]
         around = None if state.manual is None else state.manual.key
-        key = (in_tree, statics, dtypes.config._enable_x64, current_mesh.get(), around, *types)
+        key = (in_tree, statics, dtypes.config._enable_x64, current_mesh.get(), around, state.mesh, *types)
         found = self._traced.get(key)
         if found is None:
             outer, state.meshes = state.meshes, []
@@ -310,16 +314,20 @@ class Jitted:
         return tree.unflatten(traced.out_tree, run(traced.program, [*traced.captured, *values]))
 
 
-def _check_one_mesh(mesh: Any, named: Sequence[Any]) -> None:
-    """A program runs on one mesh, though the types of its axes may be seen differently."""
-    other = next((one for one in named if str(one) != str(mesh)), None)
-    if other is not None:
-        raise MeshError(
-            "One program names two meshes.",
-            where=here(),
-            why=f"it runs on {mesh}, and a constraint in it is about {other}",
-            fix="mw.NamedSharding(mesh, spec) with one mesh for all, or two jitted functions",
-        )
+def _check_devices(mesh: Any, named: Sequence[Any]) -> None:
+    """Several meshes of a program are views of the same devices, and no types say how values lie on them."""
+    for other in named:
+        if str(other) == str(mesh):  # though the types of its axes may be seen differently
+            continue
+        typed = mesh.explicit_mesh is not None or other.explicit_mesh is not None
+        if typed or not mesh.has_devices_of(other):
+            raise MeshError(
+                "One program names two meshes.",
+                where=here(),
+                why=f"it runs on {mesh}, and a constraint in it is about {other}"
+                + (", and with Explicit axes one mesh is part of all types" if typed else ", which has other devices"),
+                fix="mw.NamedSharding(mesh, spec) with one mesh for all, or two jitted functions",
+            )
 
 
 def _concrete(x: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Array:

@@ -19,7 +19,7 @@ from meshwright.core.source import here
 from meshwright.core.trace import Array, Value, is_number
 from meshwright.core.types import TensorType
 from meshwright.errors import MeshwrightError, StorageError, TreeError
-from meshwright.frontend.placing import PLACES, sharding_for
+from meshwright.frontend.placing import PLACES, final_sharding
 from meshwright.frontend.saved_layout import (
     CONTAINERS,
     DTYPES,
@@ -233,7 +233,7 @@ class _Reader:
             return number_from_json(entry["number"])
         shape, dtype = tuple(entry["shape"]), DTYPES[entry["dtype"]]
         place = self._saved_place(entry) if wanted.place is _AS_SAVED else wanted.place
-        sharding = None if place is None else sharding_for(place, shape, entry["name"])
+        sharding = None if place is None else final_sharding(place, shape, entry["name"])
         shards = entry["shards"]
         for shard in shards:  # so that room is made only for what is there
             self._find(shard, dtype)

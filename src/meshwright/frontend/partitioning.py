@@ -13,6 +13,7 @@ import numpy as np
 
 from meshwright.core import tree
 from meshwright.core.dtypes import is_complex, is_inexact
+from meshwright.core.explicit import only_typed
 from meshwright.core.mesh import AbstractMesh, BaseMesh, Mesh, both, get_mesh
 from meshwright.core.partition_spec import PartitionSpec
 from meshwright.core.program import Atom, Program, Var
@@ -22,7 +23,7 @@ from meshwright.core.trace import Array, to_array
 from meshwright.core.types import TensorType
 from meshwright.errors import CommunicationError, MeshError, MeshwrightError, ShardingError
 from meshwright.frontend.derivatives import grad
-from meshwright.frontend.explicit import summed, untyped
+from meshwright.frontend.explicit import untyped, with_sums_taken
 from meshwright.frontend.jit import jit
 from meshwright.frontend.partial_sums import finished_sums, with_rows
 from meshwright.frontend.placing import sharding_for, spread
@@ -32,7 +33,7 @@ from meshwright.ops.stacked import inline_calls
 from meshwright.partition.alternatives import cheapest_partition
 from meshwright.partition.combine import Beside, Record, Within, records
 from meshwright.partition.cuts import apart
-from meshwright.partition.layouts import closed, replicated
+from meshwright.partition.layouts import closed, on_mesh, replicated
 from meshwright.partition.overlap import Overlap
 from meshwright.partition.partition import partition
 from meshwright.partition.reshard_cost import topology_for
@@ -138,24 +139,35 @@ def placement_of(
         given = spread(*_beside(in_shardings, args, kwargs, names), "jit's in_shardings")
     chosen: list[NamedSharding | None] = []
     for place, own, shape in zip(given, found, shapes, strict=True):
-        sharding = sharding_for(place, shape) if place is not None else own
-        chosen.append(sharding if isinstance(sharding, NamedSharding) else None)
+        said = own if place is None else place
+        sharding = own if said is own and isinstance(own, NamedSharding | None) else sharding_for(said, shape)
+        if not isinstance(sharding, NamedSharding):
+            chosen.append(None)
+            continue
+        if sharding.mesh.explicit_mesh is not None and not sharding.mesh.auto_axes and not sharding.spec.is_closed:
+            raise only_typed(sharding)
+        chosen.append(sharding)
     meshes: list[BaseMesh] = [s.mesh for s in chosen if s is not None]
-    meshes += [s.mesh for s in tree.leaves(out_shardings) if isinstance(s, NamedSharding)]
+    meshes += [
+        s.mesh
+        for s in tree.leaves(out_shardings)
+        if isinstance(s, NamedSharding | TensorSharding) and not s.mesh.is_maximal
+    ]
     if not meshes and any(isinstance(s, PartitionSpec) for s in tree.leaves(out_shardings)):
         current = get_mesh()
         meshes += [current] if current is not None else []
     if not meshes:
         for place in tree.leaves(out_shardings):
-            if not isinstance(place, TensorSharding):
+            if not isinstance(place, NamedSharding | TensorSharding):
                 sharding_for(place, ())  # an error if it is no place, or a spec without a mesh
         return None
-    other = next((mesh for mesh in meshes if mesh != meshes[0]), None)
+    first = meshes[0]
+    other = next((mesh for mesh in meshes if mesh != first and not _views(first, mesh)), None)
     if other is not None:
         raise MeshError(
             "The arguments and results of one program are on different meshes.",
             where=here(),
-            why="one is on " + ", another on ".join(both(meshes[0], other)),
+            why="one is on " + ", another on ".join(both(first, other)),
             fix="mw.device_put(x, mw.NamedSharding(mesh, spec)) with one mesh for all",
         )
     if not isinstance(meshes[0], Mesh):
@@ -167,6 +179,12 @@ def placement_of(
         )
     groups = [n for n, arg in enumerate([*args, kwargs]) for _ in tree.leaves(arg)]
     return Placement(meshes[0], tuple(chosen), out_shardings, groups=tuple(groups))
+
+
+def _views(mesh: BaseMesh, other: BaseMesh) -> bool:
+    """Whether two meshes are views of the same devices that one program can have: no types say how values lie."""
+    typed = mesh.explicit_mesh is not None or other.explicit_mesh is not None
+    return not typed and isinstance(mesh, Mesh) and mesh.has_devices_of(other)
 
 
 def _beside(shardings: Any, args: Sequence[Any], kwargs: Mapping[str, Any], names: Sequence[str]) -> tuple[Any, Any]:
@@ -231,26 +249,31 @@ def put_on_mesh(program: Program, placement: Placement, out_tree: tree.TreeDef) 
     ]
     places = [_where(s) for s in placement.in_shardings], [_where(s) for s in written]
     propagated = propagate_program(program, mesh, given, outs, fixed, *places)
-    ins = [
-        s if s is not None else propagated.shardings.get(v, replicated(mesh, v.type.ndim))
+    entering = [
+        s if s is not None and s.is_closed else propagated.shardings.get(v, replicated(mesh, v.type.ndim))
         for s, v in zip(given, program.inputs, strict=True)
     ]
-    wanted = [
-        out if out is not None else summed(propagated.shardings.get(atom), t)  # type: ignore[arg-type]
-        for out, atom, t in zip(outs, program.outputs, out_types, strict=True)
+    results = propagated.answer.problem.functions[0].result_shardings
+    leaving = [
+        with_sums_taken(propagated.shardings.get(atom), t) if out is None else out if out.is_closed else found  # type: ignore[arg-type]
+        for out, found, atom, t in zip(outs, results, program.outputs, out_types, strict=True)
     ]
+    ins = [on_mesh(s, mesh) for s in entering]
+    wanted = [None if s is None else on_mesh(s, mesh) for s in leaving]
+    propagated.shardings = {var: s if s.mesh is mesh else on_mesh(s, mesh) for var, s in propagated.shardings.items()}
     if fixed:  # by types, which say what goes where
         done = partition(program, mesh, ins, wanted, propagated.shardings, placement.overlap)
     else:
         groups = placement.groups or (0,) * len(ins)
-        done = cheapest_partition(propagated, mesh, given, ins, wanted, groups, placement.overlap)
+        said = [None if s is None else on_mesh(s, mesh) for s in given]
+        done = cheapest_partition(propagated, mesh, said, ins, wanted, groups, placement.overlap)
     collectives = tuple(_collective(record, mesh) for record in done.records)
     placed = OnMesh(
         done.program,
         done.local,
         mesh,
-        tuple(closed(s).to_named() for s in ins),
-        tuple(s.to_named() for s in done.out_shardings),
+        tuple(closed(s).to_named() for s in entering),
+        tuple(_as_given(s, left).to_named() for s, left in zip(done.out_shardings, leaving, strict=True)),
         collectives,
         propagated,
         program,
@@ -263,6 +286,13 @@ def put_on_mesh(program: Program, placement: Placement, out_tree: tree.TreeDef) 
     )
     placed.refuse_implicit()
     return placed
+
+
+def _as_given(found: TensorSharding, wanted: TensorSharding | None) -> TensorSharding:
+    """The sharding of a result, on the mesh that it was asked for on, or that propagation found it on."""
+    if wanted is None or wanted.mesh == found.mesh:
+        return found
+    return closed(wanted) if wanted.is_equivalent_to(found) else found
 
 
 def _where(place: Any) -> str:

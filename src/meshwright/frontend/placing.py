@@ -10,7 +10,7 @@ from meshwright.core import tree
 from meshwright.core.device_sharding import SingleDeviceSharding
 from meshwright.core.explicit import asked_by
 from meshwright.core.mesh import BaseMesh, Device, Mesh, get_mesh
-from meshwright.core.partition_spec import P, PartitionSpec
+from meshwright.core.partition_spec import P, PartitionSpec, entry_axes
 from meshwright.core.sharding import NamedSharding, TensorSharding
 from meshwright.core.source import here
 from meshwright.core.trace import Array, Manual, Value, state
@@ -71,7 +71,7 @@ def put(x: Value, place: Any, name: str = "") -> Value:
     if x.type.unreduced and _owes(x, place):
         return x
     type = x.type.with_(unreduced=()) if x.type.unreduced else x.type  # what was owed is in the contents
-    return Array(x.data, type, sharding_for(place, type.shape, name))
+    return Array(x.data, type, final_sharding(place, type.shape, name))
 
 
 def _owes(x: Array, place: Any) -> bool:
@@ -85,6 +85,9 @@ def _owes(x: Array, place: Any) -> bool:
 
 def constrained(x: Value, place: Any, name: str = "") -> Value:
     """A traced value that is to be laid out in a given way where the program runs on a mesh."""
+    if isinstance(place, TensorSharding) and not place.mesh.is_maximal:
+        _check_rank(place, x.type.shape, name)
+        place = place.to_named()
     spec = place.spec if isinstance(place, NamedSharding) else place
     if state.manual is not None and isinstance(spec, PartitionSpec):
         _check_free(spec, state.manual)
@@ -102,7 +105,9 @@ def constrained(x: Value, place: Any, name: str = "") -> Value:
             state.meshes.append(found.mesh)
     written = spec if isinstance(spec, PartitionSpec) else found.spec
     if found.mesh.explicit_mesh is None:
-        return sharding_constraint(x, spec=written)  # type: ignore[no-any-return]
+        other = state.mesh is not None and str(found.mesh) != str(state.mesh)
+        params = {"mesh": str(found.mesh)} if other else {}
+        return sharding_constraint(x, spec=written, **params)  # type: ignore[no-any-return]
     if not found.mesh.auto_axes and found.typed(x.type) is x.type and set(written.unreduced) == set(x.type.unreduced):
         return x  # it is laid out so
     given = asked_by(NamedSharding(found.mesh, written.update(unreduced=())), x.type.ndim)
@@ -112,8 +117,7 @@ def constrained(x: Value, place: Any, name: str = "") -> Value:
 def _check_free(spec: PartitionSpec, manual: Manual) -> None:
     """Raise if a spec splits along an axis that an enclosing shard_map has split along already."""
     taken = {name.partition(":(")[0] for name in (*manual.axes, *manual.parts)}
-    entries = [entry for entry in spec.partitions if isinstance(entry, str | tuple)]
-    names = [name for entry in entries for name in ((entry,) if isinstance(entry, str) else entry)]
+    names = [name for entry in spec.partitions for name in entry_axes(entry)]
     axis = next((name for name in names if name.partition(":(")[0] in taken), None)
     if axis is not None:
         raise ShardingError(
@@ -160,6 +164,12 @@ def sharding_for(place: Any, shape: Shape, name: str = "") -> Sharding:
             why="an array has contents; of an unreduced value each device holds a summand only",
             fix="leave out unreduced: " + repr(whole.with_(unreduced=()).to_named().spec),
         )
+    _check_rank(place, shape, name)
+    return place if isinstance(place, NamedSharding) else place.to_named()
+
+
+def _check_rank(place: NamedSharding | TensorSharding, shape: Shape, name: str) -> None:
+    whole = place.to_tensor_sharding() if isinstance(place, NamedSharding) else place
     rank = whole.rank
     if rank > len(shape) or (rank < len(shape) and isinstance(place, TensorSharding)):
         shown = place.spec if isinstance(place, NamedSharding) else place
@@ -169,11 +179,19 @@ def sharding_for(place: Any, shape: Shape, name: str = "") -> Sharding:
             why=f"the sharding has {rank} dim{'s' * (rank != 1)}, the array {len(shape)}",
             fix=repr(P(*whole.to_named().spec.partitions[: len(shape)], *[None] * (len(shape) - rank))),
         )
-    named = place if isinstance(place, NamedSharding) else place.to_named()
-    if P.UNCONSTRAINED in named.spec.partitions:
-        entries = [None if entry is P.UNCONSTRAINED else entry for entry in named.spec.partitions]
-        named = NamedSharding(named.mesh, named.spec.update(entries))
-    return named
+
+
+def final_sharding(place: Any, shape: Shape, name: str = "") -> Sharding:
+    """The sharding that ``place`` means for an array with contents, which is laid out in one way."""
+    found = sharding_for(place, shape, name)
+    if isinstance(found, NamedSharding) and not found.spec.is_closed:
+        raise ShardingError(
+            f"{f'The array {name}' if name else 'An array'} of shape {shape} cannot be put onto {found.spec}.",
+            where=here(),
+            why="open dims and priorities are for propagation, and an array with contents is laid out in one way",
+            fix=f"mw.{found.spec.closed()!r}, or a constraint inside of mw.jit",
+        )
+    return found
 
 
 def spread(places: Any, full: Any, what: str) -> list[Any]:

@@ -9,7 +9,8 @@ from meshwright.core.mesh import get_mesh
 from meshwright.core.partition_spec import PartitionSpec
 from meshwright.core.sharding import NamedSharding
 from meshwright.core.trace import Array, Value, state
-from meshwright.frontend.placing import put, spread
+from meshwright.frontend.jit import jit
+from meshwright.frontend.placing import put, sharding_for, spread
 from meshwright.frontend.tracing import leaf_value
 from meshwright.ops.collective import finish_sum
 from meshwright.ops.placement import sharding_constraint
@@ -39,11 +40,18 @@ def _one(x: Value, place: Any) -> Value:
     if isinstance(place, PartitionSpec) and get_mesh() is None and x.__class__ is Array:
         before = x._sharding
         place = NamedSharding(before.mesh, place) if isinstance(before, NamedSharding) else place
-    if x.type.unreduced:
-        x = finish_sum(x, axes=x.type.unreduced)
+    spec = place.spec if isinstance(place, NamedSharding) else place
+    kept = spec.unreduced if isinstance(spec, PartitionSpec) else frozenset()
+    owed = tuple(axis for axis in x.type.unreduced if axis not in kept)
+    if owed:
+        x = finish_sum(x, axes=owed)
         if place == PartitionSpec() and get_mesh() is None and state.manual is None:
             # Whole, on whatever mesh the summands are.
             return x if isinstance(x, Array) or x.type.sharding is not None else sharding_constraint(x, spec=place)
+    if x.__class__ is Array and place is not None and state.builder is None:
+        found = sharding_for(place, x.type.shape)
+        if isinstance(found, NamedSharding) and not found.spec.is_closed:  # what is left open is as propagation says
+            return jit(lambda x: put(x, found))(x)  # type: ignore[no-any-return]
     return x if place is None else put(x, place)
 
 

@@ -314,12 +314,13 @@ class _Call:
             names = () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry)
             return tuple(axis for name in names for axis in self.axes(name, spec, what, manual, argument))
 
-        if PartitionSpec.UNCONSTRAINED in spec.partitions:
+        if not spec.is_closed:
+            open_dim = PartitionSpec.UNCONSTRAINED in spec.partitions
             raise ShardingError(
                 f"shard_map's {argument} has {spec} for {what}.",
                 where=here(),
                 why="inside a shard_map every dim is cut as its spec says",
-                fix="None instead of P.UNCONSTRAINED",
+                fix="None instead of P.UNCONSTRAINED" if open_dim else f"mw.{spec.closed()!r}",
             )
         found = PartitionSpec(
             *(axes(entry) or None for entry in spec.partitions),

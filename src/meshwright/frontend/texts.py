@@ -11,7 +11,7 @@ from meshwright.core.program import Program
 from meshwright.core.sharding import NamedSharding, TensorSharding
 from meshwright.core.types import TensorType
 from meshwright.frontend.compiled import Call, Compiled
-from meshwright.frontend.explicit import summed, untyped
+from meshwright.frontend.explicit import untyped, with_sums_taken
 from meshwright.frontend.partial_sums import finished_sums, with_rows
 from meshwright.frontend.placing import sharding_for, spread
 from meshwright.interop.dumping import dump
@@ -54,7 +54,7 @@ def lowered_text(program: Program, call: Call) -> str:
     program, in_shardings, written = with_rows(program, mesh, placement.in_shardings, written)
     found = untyped(program, mesh)
     outs = [
-        _tensor_sharding(place, t) if place is not None else summed(found.fixed.get(atom), t)  # type: ignore[arg-type]
+        _tensor_sharding(place, t) if place is not None else with_sums_taken(found.fixed.get(atom), t)  # type: ignore[arg-type]
         for place, atom, t in zip(written, found.program.outputs, program.out_types, strict=True)
     ]
     ins = [

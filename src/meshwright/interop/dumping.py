@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.core.mesh import AbstractMesh, BaseMesh, get_mesh
-from meshwright.core.partition_spec import PartitionSpec
+from meshwright.core.mesh import AbstractMesh, BaseMesh, Mesh, get_mesh
+from meshwright.core.placement import order_between
 from meshwright.core.program import Atom, Eqn, Literal, Missing, Params, Program, Var
 from meshwright.core.sharding import NamedSharding, TensorSharding
 from meshwright.core.sharding_text import symbol
@@ -21,6 +21,7 @@ from meshwright.interop.decompositions import in_parts
 from meshwright.interop.mlir_context import parse_module, type_text
 from meshwright.interop.stablehlo_collectives import COLLECTIVES
 from meshwright.interop.stablehlo_text import OPS, constrained, dense
+from meshwright.ops.placement import constraint_sharding
 
 Sharding = TensorSharding | NamedSharding | None
 _NOTHING: Mapping[Var, TensorSharding] = MappingProxyType({})
@@ -228,15 +229,34 @@ class Writer:
 
     def declared(self, sharding: TensorSharding) -> str:
         """The text of a sharding, whose mesh the module will declare."""
-        mesh, name = sharding.mesh, sharding.mesh.name or "mesh"
-        text = str(mesh.abstract_mesh if self._by_position else mesh)
+        mesh = sharding.mesh
+        text = self._mesh_text(mesh)
+        name = mesh.name or self._free_name(text)
         if self.meshes.setdefault(name, text) != text:
             raise MeshwrightError(
                 f"A module cannot have two meshes called {name}.",
                 why=f"one is {self.meshes[name]}, the other {text}",
                 fix="shardings and shard_maps of one mesh, or meshes with different names",
             )
-        return str(sharding)
+        return str(TensorSharding.unchecked(mesh.with_(name=name), *sharding._key()[1:]))
+
+    def _mesh_text(self, mesh: BaseMesh) -> str:
+        """A mesh as the module declares it; by position, devices are numbered along the mesh of the program."""
+        main = self._mesh
+        if not self._by_position:
+            return str(mesh)
+        if not isinstance(mesh, Mesh) or main is None or mesh.order == main.order:
+            return str(mesh.abstract_mesh)
+        return str(Mesh._of(mesh.axis_sizes, mesh.axis_names, None, order_between(mesh, main)))
+
+    def _free_name(self, text: str) -> str:
+        """The name of a mesh that nobody named: mesh, or mesh_0, mesh_1, … if that of the program is another one."""
+        main = text if self._mesh is None else self._mesh_text(self._mesh)
+        taken = {"mesh": main, **self.meshes}
+        name, number = "mesh", 0
+        while taken.get(name, text) != text:
+            name, number = f"mesh_{number}", number + 1
+        return name
 
     def mesh_of(self, axes: Sequence[tuple[str, int]]) -> BaseMesh:
         """The mesh of a shard_map."""
@@ -251,12 +271,12 @@ class Writer:
             )
         return mesh
 
-    def constraint(self, spec: PartitionSpec, t: TensorType) -> str:
+    def constraint(self, params: Params, t: TensorType) -> str:
         mesh = self._mesh or get_mesh()
         if mesh is None or not mesh.axis_names:
             raise MeshwrightError(
-                f"The program constrains a value to {spec}, and there is no mesh.",
+                f"The program constrains a value to {params['spec']}, and there is no mesh.",
                 why="a constraint names axes of a mesh",
                 fix="mlir.dump(program, mesh=mesh)",
             )
-        return self.declared(NamedSharding(mesh, spec).to_tensor_sharding(t.ndim)).removeprefix("#sdy.sharding")
+        return self.declared(constraint_sharding(params, t.ndim, mesh)).removeprefix("#sdy.sharding")

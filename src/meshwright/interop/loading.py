@@ -299,18 +299,9 @@ def _unsupported(op: Any, why: str) -> MeshwrightError:
 
 
 def _spec(sharding: TensorSharding, op: Any) -> PartitionSpec:
-    axes = [axis for dim in sharding.dims for axis in dim.axes]
-    if sharding.mesh.is_maximal or any(not axis.is_full for axis in axes) or any(d.priority for d in sharding.dims):
-        raise _unsupported(op, f"{sharding} has a part of an axis, a priority or one device: no partition spec does")
-    entries = [
-        PartitionSpec.UNCONSTRAINED if dim.is_open and not dim.axes else tuple(axis.name for axis in dim.axes) or None
-        for dim in sharding.dims
-    ]
-    return PartitionSpec(
-        *entries,
-        unreduced={axis.name for axis in sharding.unreduced},
-        replicated={axis.name for axis in sharding.replicated},
-    )
+    if sharding.mesh.is_maximal or sharding.reduction != "sum":
+        raise _unsupported(op, f"{sharding} is about one device, or about partial results that are no sums")
+    return sharding.to_named().spec
 
 
 def _applied(match: Match, operands: Sequence[Any], count: int) -> list[Any]:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 from meshwright.core.factors import pointwise
+from meshwright.core.mesh import BaseMesh, Mesh
 from meshwright.core.op import Cost, Linear, Linearity, Op, Operand, Sample, Value, define_op
 from meshwright.core.partition_spec import PartitionSpec
 from meshwright.core.program import Params
+from meshwright.core.sharding import NamedSharding, TensorSharding
 from meshwright.core.types import OutSharding, Spec, TensorType
 from meshwright.ops.basic import linear_jvp
 
@@ -20,6 +23,8 @@ def _batch(
     if params.get("out_sharding") is not None:
         spec, mesh = params["out_sharding"]
         found["out_sharding"] = (_behind(spec), mesh)
+    if params.get("mesh") is not None:
+        found["mesh"] = params["mesh"]
     return [op(args[0], **found)], [True]
 
 
@@ -35,8 +40,20 @@ def _transpose(
     return [cts[0] if params.get("out_sharding") is not None else op(cts[0], **params)]
 
 
-def _type(x: TensorType, spec: Spec, out_sharding: OutSharding | None = None) -> TensorType:
+def _type(x: TensorType, spec: Spec, out_sharding: OutSharding | None = None, mesh: str | None = None) -> TensorType:
     return x
+
+
+@lru_cache(maxsize=1024)
+def named_mesh(text: str, kind: str) -> Mesh:
+    """The mesh that the param ``mesh`` of a constraint names: one of several of a program, other than the first."""
+    return Mesh.parse(text).with_(kind=kind)
+
+
+def constraint_sharding(params: Params, ndim: int, mesh: BaseMesh) -> TensorSharding:
+    """What a constraint says of a value of ``ndim`` dims in a program on ``mesh``, on the mesh that it is about."""
+    on = mesh if params.get("mesh") is None else named_mesh(params["mesh"], getattr(mesh, "kind", "cpu"))
+    return NamedSharding(on, params["spec"]).to_tensor_sharding(ndim)
 
 
 sharding_constraint: Op = define_op(
@@ -47,7 +64,7 @@ sharding_constraint: Op = define_op(
     jvp=linear_jvp,
     transpose=_transpose,
     batch=_batch,
-    evaluate=lambda xp, x, spec, out_sharding=None: x,
+    evaluate=lambda xp, x, spec, out_sharding=None, mesh=None: x,
     cost=lambda operands, results, params: Cost(0.0, 0.0),
     samples=lambda: [Sample((Operand((2, 4)),), {"spec": PartitionSpec("x", None)})],
 )

@@ -136,8 +136,7 @@ def _check_specs(what: str, specs: Sequence[PartitionSpec], types: Types, manual
     """Refuse specs that are not one for each value, of no more dims than it has, over axes of the shard_map."""
     why = f"there are {len(specs)} specs for {len(types)} values" if len(specs) != len(types) else ""
     for spec, t in zip(specs, types, strict=False):
-        entries = [e for e in spec.partitions if e is not None]
-        if len(spec.partitions) > t.ndim or PartitionSpec.UNCONSTRAINED in entries:
+        if len(spec.partitions) > t.ndim or not spec.is_closed:
             why = why or f"{spec} says something else than how each of the {t.ndim} dims of {t.short()} is cut"
             continue
         axes = [*split_axes(spec), *spec.unreduced, *spec.replicated]

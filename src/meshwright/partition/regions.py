@@ -7,17 +7,18 @@ from typing import Any
 
 from meshwright.core.axes import Axes, total_size
 from meshwright.core.op import REGISTRY, Value
-from meshwright.core.partition_spec import PartitionSpec, read_axis
+from meshwright.core.partition_spec import PartitionSpec, entry_axes, is_open, read_axis
 from meshwright.core.program import Atom, Eqn, Program, Var
 from meshwright.core.sharding import TensorSharding
 from meshwright.core.trace import apply, at_source, lift, read, write
 from meshwright.core.types import TensorType, union
 from meshwright.ops.collective import pinvariant
 from meshwright.ops.control import cond, while_
+from meshwright.ops.placement import constraint_sharding
 from meshwright.ops.regions import as_type, cut, region_with
 from meshwright.ops.scan import scan
 from meshwright.ops.shard_map import dim_axes
-from meshwright.partition.layouts import axes_used, closed, finished, layout, replicated
+from meshwright.partition.layouts import axes_used, closed, finished, layout, on_mesh, replicated
 from meshwright.partition.localize import SPECIAL, Localizer, Version
 
 
@@ -306,11 +307,15 @@ def _constraint(local: Localizer, eqn: Eqn) -> list[Version]:
 
 def _asked(local: Localizer, eqn: Eqn) -> TensorSharding:
     """What a constraint says that propagation has not seen, in a part written for other axes."""
+    if eqn.params.get("mesh") is not None:
+        found = constraint_sharding(eqn.params, eqn.outputs[0].type.ndim, local.mesh)
+        return on_mesh(found, local.mesh, eqn.source)
     spec, found = eqn.params["spec"], _settled(local, eqn.inputs[0])
     dims = []
     for n, dim in enumerate(found.dims):
         entry = spec.partitions[n] if n < len(spec.partitions) else None
-        dims.append(dim.axes if entry is PartitionSpec.UNCONSTRAINED else tuple(map(local.part, dim_axes(spec, n))))
+        written = tuple(map(local.part, entry_axes(entry)))
+        dims.append(dim.axes if is_open(entry) and dim.axes[: len(written)] == written else written)
     return layout(local.mesh, tuple(dims))
 
 

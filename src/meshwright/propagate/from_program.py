@@ -11,15 +11,16 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from meshwright.core.axes import AxisRef, merged
-from meshwright.core.dimension_sharding import DimensionSharding
+from meshwright.core.dimension_sharding import DimensionSharding, axis_set
 from meshwright.core.factors import Factors, pointwise
 from meshwright.core.mesh import BaseMesh
 from meshwright.core.op import No, Op
-from meshwright.core.partition_spec import PartitionSpec, read_axis
+from meshwright.core.partition_spec import PartitionSpec, entry_axes, is_open, priority_of, read_axis
 from meshwright.core.program import Atom, Eqn, Program, Var
 from meshwright.core.sharding import TensorSharding
 from meshwright.core.sharding_check import resolve
 from meshwright.core.types import Shape, TensorType
+from meshwright.ops.placement import constraint_sharding
 from meshwright.propagate.problem import Block, Direction, Function, Kind, Node, Problem, Rule, Value
 from meshwright.propagate.run import Answer, run
 
@@ -75,7 +76,8 @@ def propagate_program(
     returns = tuple(reader.atom(atom) for atom in program.outputs)
     block = Block(arguments, tuple(reader.nodes), returns)
     main = Function("main", block, tuple(out_shardings), result_where=tuple(out_where))
-    answer = run(Problem(tuple(reader.values), (main,), (mesh,)), PASSES)
+    meshes = {value.sharding.mesh: None for value in reader.values if value.sharding is not None}
+    answer = run(Problem(tuple(reader.values), (main,), (mesh, *(one for one in meshes if one != mesh))), PASSES)
     found = reader.read(answer, program)
     found.update((var, sharding) for var, sharding in reader.fixed.items() if sharding.unreduced)
     return Propagated(program, answer, reader.number, found, out_shardings)
@@ -252,7 +254,10 @@ class _Reader:
 
     def _sharding_constraint(self, eqn: Eqn) -> None:
         where, (var,) = str(eqn.source or ""), eqn.outputs
-        sharding = self.fixed.get(var) or self.by_spec(eqn.params["spec"], var.type.ndim)
+        sharding = self.fixed.get(var)
+        if sharding is None and eqn.params.get("mesh") is not None:
+            sharding = constraint_sharding(eqn.params, var.type.ndim, self.mesh)
+        sharding = sharding or self.by_spec(eqn.params["spec"], var.type.ndim)
         number = self.number[var] = self.value(var.type.shape, sharding, where)
         operands, ref = (self.atom(eqn.inputs[0]),), _Ref((var,))
         facts: dict[str, Any] = {"elementwise": True, "name": eqn.op.name, "where": where, "ref": ref}
@@ -260,15 +265,11 @@ class _Reader:
 
     def by_spec(self, spec: PartitionSpec, rank: int) -> TensorSharding:
         """What a spec says of a tensor."""
-        dims = []
-        for dim in range(rank):
-            entry = spec.partitions[dim] if dim < len(spec.partitions) else None
-            if entry is PartitionSpec.UNCONSTRAINED:
-                dims.append(DimensionSharding((), is_open=True))
-                continue
-            names: Any = () if entry is None else (entry,) if isinstance(entry, str) else entry
-            dims.append(DimensionSharding(self.axes(names)))
-        return TensorSharding(self.mesh, dims)
+        dims = [DimensionSharding()] * rank
+        for n, entry in enumerate(spec.partitions):
+            dims[n] = DimensionSharding(self.axes(entry_axes(entry)), is_open(entry), priority_of(entry))
+        replicated = merged(resolve(self.mesh, axis_set(self.mesh, spec.replicated)))
+        return TensorSharding(self.mesh, dims, replicated)
 
     def axes(self, names: Sequence[str]) -> tuple[AxisRef, ...]:
         return merged(resolve(self.mesh, [read_axis(name) for name in names]))
