@@ -122,6 +122,23 @@ def test_sums_taken_together_are_one_collective_of_xla() -> None:
     assert text.count(" all-reduce(") == 1
 
 
+@pytest.mark.parametrize("shape", [(8, 6), (3, 6)])
+@pytest.mark.parametrize("spec", [P(("i", "j")), P("j", "i"), P()])
+def test_what_depends_on_no_argument_is_made_where_a_constraint_wants_it(shape: Any, spec: Any) -> None:
+    mesh = mw.make_mesh((2, 4), ("i", "j"))
+    split = lambda x: lax.with_sharding_constraint(x, mw.NamedSharding(mesh, spec))
+    x = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+    placed = mw.device_put(x, mw.NamedSharding(mesh, P("i")))
+    for function, expected in (
+        (mw.grad(lambda x: split(x).sum()), jax.grad(lambda x: x.sum())(x)),
+        (lambda x: x + split(mnp.ones(shape) * 2), x + 2),
+        (lambda x: split(split(mnp.full(shape, 3.0)).T @ x), np.full(shape, 3.0).T @ x),
+    ):
+        compiled = mw.jit(function).lower(placed).compile()
+        np.testing.assert_allclose(to_jax(compiled)(jnp.asarray(x)), expected, rtol=1e-5)
+        np.testing.assert_allclose(np.asarray(compiled(placed)), expected, rtol=1e-5)
+
+
 def test_a_shard_map_of_arrays_that_are_on_no_mesh() -> None:
     mesh = mw.make_mesh((2, 4), ("i", "j"))
     share = lambda x: lax.psum(x, "i") / lax.psum(x.sum(), ("i", "j"))

@@ -29,6 +29,7 @@ from meshwright.core.source import Source
 from meshwright.core.trace import Array, at_source, read, state
 from meshwright.core.types import TensorType, union
 from meshwright.ops.basic import add, broadcast_in_dim, convert, reshape, zeros
+from meshwright.ops.placement import sharding_constraint
 from meshwright.partition.blocks import identity, without_padding
 from meshwright.partition.choose import Choice, choose, groups_of, numbered, question, rule_of
 from meshwright.partition.combine import Why
@@ -165,6 +166,8 @@ class Localizer:
         with at_source(eqn.source):
             if eqn.op.name in MADE:
                 return MADE[eqn.op.name](self, eqn, need)
+            if eqn.op is sharding_constraint:
+                return self.get(eqn.inputs[0], need, "devices make it")
             operands = [self._beneath(eqn, atom.type, need) for atom in eqn.inputs]
             values = [self.get(a, s, "devices make it") for a, s in zip(eqn.inputs, operands, strict=True)]
             return self.apply(eqn, values, operands, [need])[0].value
