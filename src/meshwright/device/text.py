@@ -87,7 +87,9 @@ class _Reader(TypeReader):
                 if body or self.map_input is not None:
                     raise self.fail(
                         "A program has one device map among its inputs.",
-                        "the body of a pmap sees the map of the program" if body else f"{self.map_input} is one",
+                        "the body of a pmap sees the map of the program"
+                        if body or self.map_input is None
+                        else f"{self.map_input[0]} is one",
                         "pmap(lambda d: lambda (x): {…}, device_map={1: [1, 3], 2: [2, 4]}, (xs,))",
                         at,
                     )
@@ -233,7 +235,7 @@ class _Reader(TypeReader):
                 key = self.next().text
                 self.next()
                 self.attribute(key, attributes)
-            elif self.token.kind == "name" and self.token.text not in ("inf", "nan"):
+            elif self.token.kind == "name" and self.token.text not in ("inf", "nan", "True", "False", "complex"):
                 operands.append((self.token.text, self.next().start))
             else:
                 operands.append(self.number())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from typing import Any
 
@@ -11,7 +12,7 @@ from meshwright.core.check import check
 from meshwright.core.dtypes import SHORT_NAMES
 from meshwright.core.text import parse_program
 from meshwright.device.dims import Dim, Size, divide
-from meshwright.device.function import Number
+from meshwright.device.function import PRINTED, Number
 from meshwright.device.tokens import Token, error_at, tokens
 from meshwright.device.types import UNKNOWN, Device, Tensor, Tuple, Type
 from meshwright.errors import TextError
@@ -143,13 +144,14 @@ class TypeReader:
         token = self.token
         if token.kind == "string":
             self.next()
-            return _unquote(token.text)
+            try:
+                return ast.literal_eval(token.text)
+            except (SyntaxError, ValueError) as error:
+                raise self.fail(
+                    "A string is not written as Python writes it.", str(error), "'text'", token.start
+                ) from error
         if token.kind == "mark" and token.text == "@":
-            raise self.fail(
-                "A large constant is known by its digest alone.",
-                "the text keeps the contents of small arrays",
-                "make the program again, or pass the array as an input",
-            )
+            return self.printed()
         if token.kind == "name":
             word = token.text
             if word in ("True", "False", "None", "inf", "nan"):
@@ -158,6 +160,9 @@ class TypeReader:
             if word in SHORT_NAMES:
                 self.next()
                 return SHORT_NAMES[word]
+            if word == "complex" and self.peek() == "(":
+                self.next()
+                return self.complex_number()
             if word in ("program", "array") and self.peek() == "(":
                 self.next()
                 self.next()
@@ -169,6 +174,30 @@ class TypeReader:
             self.next()
             return float(token.text)
         return self.size()
+
+    def complex_number(self) -> complex:
+        at = self.token.start
+        found = self.literal()
+        if not isinstance(found, tuple) or len(found) != 2 or not all(isinstance(x, int | float) for x in found):
+            raise self.fail("A complex number has two parts.", f"it is {found}", "complex(1.0, 2.0)", at)
+        return complex(*found)
+
+    def printed(self) -> Any:
+        """A large array, which the text names by its digest: one that a program of this process has."""
+        at = self.token.start
+        self.next()
+        name = ""
+        while self.token.kind in ("name", "number") and self.token.start == at + 1 + len(name):
+            name += self.next().text
+        found = PRINTED.get(name)
+        if found is None:
+            raise self.fail(
+                "A large constant is known by its digest alone.",
+                "the text keeps the contents of small arrays, and no program here has this one",
+                "make the program again, or pass the array as an input",
+                at,
+            )
+        return found
 
     def array(self, inside: Any, dtype: Any) -> Any:
         try:
@@ -247,7 +276,3 @@ class TypeReader:
             "a size is a number, a symbol, or a product or quotient of those",
             "Tensor[(B/2, 4), 0]",
         )
-
-
-def _unquote(text: str) -> str:
-    return re.sub(r"\\(.)", lambda m: {"n": "\n", "t": "\t"}.get(m[1], m[1]), text[1:-1])
