@@ -116,6 +116,11 @@ class Alternative:
         return sum(cost.latency_seconds + cost.launch_seconds for cost in self.costs)
 
     @property
+    def measures(self) -> tuple[float, float, float]:
+        """What alternatives are compared by, beside their time: FLOPs, bandwidth and latency."""
+        return self.flops, self.bandwidth_seconds, self.latency_seconds
+
+    @property
     def communication_seconds(self) -> float:
         """Its collectives one after another."""
         return sum((cost.seconds for cost in self.costs), 0.0)
@@ -197,7 +202,7 @@ class MatmulPlan:
     def alternatives(self) -> tuple[Alternative, ...]:
         """Those that no other beats in FLOPs, bandwidth, latency and time at once, the fastest first."""
 
-        measures = [(one.flops, one.bandwidth_seconds, one.latency_seconds, one.seconds) for one in self.every]
+        measures = [(*one.measures, one.seconds) for one in self.every]
         front: list[tuple[float, ...]] = []
         for measure in sorted(set(measures)):  # what beats another comes before it
             if not any(all(a <= b for a, b in zip(other, measure)) for other in front):
@@ -377,7 +382,7 @@ def plan_matmul(
     else:
         for chosen in product(*tried.options.values()):
             tried.seconds(dict(zip(tried.options, chosen)))
-    ordered = sorted(tried.found.values(), key=lambda one: (one.seconds, len(one.steps), one.communication_seconds))
+    ordered = sorted(tried.found.values(), key=lambda one: (one.seconds, *one.measures, len(one.steps)))
     return MatmulPlan(problem, cases, natural, tuple(ordered), greedy)
 
 
