@@ -1,14 +1,15 @@
 """Plans of split products: the seed's cases, steps that do what their layouts say, and who wins where."""
 
-from itertools import product
+from itertools import pairwise, product
 
 import numpy as np
 import pytest
 
 import meshwright as mw
 from meshwright import hardware as hw
-from meshwright.hardware.conversion import convert
+from meshwright.hardware.conversion import convert, convert_by_permute, convert_by_scatter
 from meshwright.hardware.layouts import Layout
+from meshwright.hardware.products import UNLIKE
 
 MESH = {"x": 2, "y": 4}
 SIZES = {"I": 4096, "J": 8192, "K": 4096}
@@ -109,6 +110,12 @@ def test_every_step_moves_what_its_collective_can(mesh):
     """
     sizes = {"I": 12, "J": 12}
     for source, target in product(layouts("IJ", mesh, True), layouts("IJ", mesh)):
+        permuted = convert_by_permute(source, target, mesh)
+        for way in [*convert_by_scatter(source, target), *([] if permuted is None else [permuted])]:
+            assert way[0].before == source and way[-1].after == target
+            for one, after in pairwise([*way, None]):
+                assert after is None or one.after == after.before
+                check_step(one, sizes, mesh)
         steps = convert(source, target)
         now = source
         for step in steps:
@@ -142,6 +149,46 @@ def check_step(step, sizes, mesh):
             assert set(step.before.unreduced) - set(step.after.unreduced) == set(step.axes)
         if step.kind in ("all_to_all", "permute"):
             assert before[place].sum() == after[place].sum()
+
+
+@pytest.mark.parametrize(
+    ("text", "case", "words"),
+    [
+        ("A[I,J_x] @ B[J,K] -> C[I,K]", 2, "one operand alone is split along the contracted index"),
+        ("A[I,J_x] @ B[J_x,K] -> C[I,K]", 3, "both operands are split alike along the contracted index"),
+        ("A[I,J_x] @ B[J_y,K] -> C[I,K]", 3, UNLIKE),
+        ("A[I,J_xy] @ B[J_yx,K] -> C[I,K]", 3, UNLIKE),
+        ("A[I,J_xy] @ B[J_x,K] -> C[I,K]", 3, UNLIKE),
+    ],
+)
+def test_both_operands_split_along_the_contracted_index_are_case_3_alike_or_not(text, case, words):
+    plan = mw.plan_matmul(text, {"x": 2, "y": 2}, {"I": 64, "J": 64, "K": 64})
+    assert (plan.case, plan.case_text) == (case, words) and f"case {case}: {words}\n" in str(plan)
+
+
+@pytest.mark.parametrize("result", ["C[I,K]", "C[I_x,K]", "C[I,K_y]", "C[I_y,K]"])
+def test_a_plan_receives_no_more_than_the_program_that_jit_makes(result):
+    """Operands split differently along the contracted index: jit permutes blocks and sums in parts."""
+    mesh = mw.make_mesh((2, 2), ("x", "y"))
+    specs = {"C[I,K]": mw.P(), "C[I_x,K]": mw.P("x"), "C[I,K_y]": mw.P(None, "y"), "C[I_y,K]": mw.P("y")}
+    given = (mw.NamedSharding(mesh, mw.P(None, "x")), mw.NamedSharding(mesh, mw.P("y")))
+    f = mw.jit(lambda a, b: a @ b, in_shardings=given, out_shardings=mw.NamedSharding(mesh, specs[result]))
+    shape = mw.ShapeDtypeStruct((1024, 1024), "float32")
+    compiled = f.lower(shape, shape).compile()
+    received = sum(one.bytes_received_per_device for one in compiled.collectives)
+    plan = mw.plan_matmul(f"A[I,J_x] @ B[J_y,K] -> {result}", mesh, dict.fromkeys("IJK", 1024), "f32")
+    assert min(one.bytes_received_per_device for one in plan.every) <= received
+
+
+def test_a_plan_permutes_blocks_and_sums_in_parts():
+    plan = mw.plan_matmul("A[I,J_x] @ B[J_y,K] -> C[I,K]", {"x": 2, "y": 2}, dict.fromkeys("IJK", 65536))
+    found = plan.find("Permute_xy(A)", "ReduceScatter_y(C)", "AllGather_xy(C)")
+    assert [str(step) for step in found.steps] == [
+        "Slice_y(A[I,J_x]) -> A[I_y,J_x]",
+        "Permute_xy(A[I_y,J_x]) -> A[I_x,J_y]",
+        "ReduceScatter_y(C[I_x,K]{U_y}) -> C[I_xy,K]",
+        "AllGather_xy(C[I_xy,K]) -> C[I,K]",
+    ]
 
 
 def test_a_sum_cannot_be_taken_apart():

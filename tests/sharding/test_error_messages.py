@@ -174,7 +174,11 @@ def test_the_line_and_column_of_a_longer_text():
             "give 2 devices, or none for the order 0, 1, 2, …",
         ),
         ('<["x"=2], device_ids=[1, 1]>', 25, "The device 1 is given twice.", "give each device once"),
-        ('<["x"=2], device_ids=[7, 5]>', 21, "The device ids [7, 5] are not an order of 0, …, 1.", "device_ids=[1, 0]"),
+        (
+            'sdy.mesh @m = <["x"=2], device_ids=[7, 5]>', 35, "The device ids [7, 5] are not an order of 0, …, 1.",
+            "device_ids=[1, 0]",
+        ),
+        ('<["x:(1)2"=2]>', 2, 'A mesh axis cannot be named "x:(1)2".', '"x_1_2"'),
     ],
 )  # fmt: skip
 def test_each_rule_of_a_mesh_has_its_own_message(text, at, what, fix):
@@ -203,7 +207,7 @@ def test_each_rule_of_a_mesh_has_its_own_message(text, at, what, fix):
         lambda: mw.NamedSharding(MESH, mw.P("x:(1)3")),
         lambda: mw.P(1.5),
         lambda: TensorSharding(MESH, [DimensionSharding((), False, 1)]),
-        lambda: TensorSharding(MESH, [None], replicated=["y", "x"]),
+        lambda: TensorSharding(MESH, [None], replicated=["y", "y"]),
         lambda: TensorSharding(MESH, ["x"]).local_shape((3, 4)),
         lambda: mw.NamedSharding(MESH, mw.P("x", "y")).shard_shape((3,)),
     ],

@@ -19,7 +19,7 @@ from meshwright.core.sharding_check import (
     UnknownAxisError,
     UnknownMeshError,
 )
-from meshwright.sharding import Mesh, TensorSharding
+from meshwright.sharding import AxisRef, DimensionSharding, Mesh, TensorSharding
 
 
 def shard(mesh: str, text: str) -> TensorSharding:
@@ -361,3 +361,115 @@ def test_the_grammar_is_read_and_printed(text):
     inline = f'#sdy.sharding<mesh<["x"=2, "y"=8]>, {text}>'
     assert str(TensorSharding.parse(inline)) == inline
     assert TensorSharding.parse(inline) == TensorSharding.parse(f"<@mesh, {text}>", mesh)
+
+
+# What is given from Python
+
+
+@pytest.mark.parametrize("kind", [list, tuple, set, frozenset, iter])
+def test_sets_of_axes_are_stored_in_the_order_of_the_mesh_whatever_order_they_are_given_in(kind):
+    mesh = Mesh.parse(MESH_Y8)
+    expected = '#sdy.sharding<@mesh_xyz, [{}], replicated={"x", "y":(1)2, "y":(4)2}>'
+    for order in itertools.permutations(["y:(4)2", "x", "y:(1)2"]):
+        assert str(TensorSharding(mesh, [None], replicated=kind(order))) == expected
+        owed = TensorSharding(mesh, [None], unreduced=kind(order))
+        assert str(owed) == expected.replace("replicated", "unreduced")
+        spec = mw.P(None, replicated=kind(order))
+        assert str(mw.NamedSharding(mesh, spec).to_tensor_sharding()) == expected
+
+
+def test_axes_of_another_mesh_are_refused():
+    other = Mesh.parse('<["x"=4, "y"=8]>').axis_by_name
+    mesh = Mesh.parse(MESH_Y8)
+    for make in (
+        lambda: TensorSharding(mesh, [other["x"]]),
+        lambda: TensorSharding(mesh, [("y", other["x"])]),
+        lambda: TensorSharding(mesh, [DimensionSharding((other["x"].split(2, 2)[0],))]),
+        lambda: TensorSharding(mesh, [None], replicated={other["x"]}),
+        lambda: TensorSharding(mesh, [None], unreduced=[other["x"]]),
+    ):
+        with pytest.raises(mw.MeshwrightError) as caught:
+            make()
+        assert caught.value.what.endswith(' is of another mesh, where "x" has size 4.')
+        assert caught.value.why == 'the mesh of the sharding is <["x"=2, "y"=8, "z"=2]>'
+    assert str(TensorSharding(mesh, [other["y"]])) == '#sdy.sharding<@mesh_xyz, [{"y"}]>'  # the same axis
+
+
+@pytest.mark.parametrize("name", ["a:(1)2", "a:(1)", "a:(", "a:(b)c", ":(1)2"])
+def test_no_axis_is_named_like_a_part_of_one(name):
+    for make in (
+        lambda: mw.make_mesh((2,), (name,)),
+        lambda: mw.make_mesh((2,), name),
+        lambda: mw.Mesh([0, 1], name),
+        lambda: mw.AbstractMesh((2,), (name,)),
+        lambda: mw.AbstractMesh((2,), ("a",)).with_(axis_names=(name,)),
+        lambda: Mesh.parse(f'<["{name}"=2]>'),
+        lambda: Mesh.parse(f'sdy.mesh @mesh = <["{name}"=2]>'),
+        lambda: TensorSharding.parse(f'sharding<mesh<["{name}"=2]>, [{{}}]>'),
+    ):
+        with pytest.raises(mw.MeshwrightError) as caught:
+            make()
+        assert caught.value.what == f'A mesh axis cannot be named "{name}".'
+        mw.make_mesh((2,), caught.value.fix.strip('"'))
+
+
+def test_errors_of_parts_of_axes_are_errors_of_the_package():
+    y = AxisRef.full("y", 8)
+    major, _, minor = y.split(2, 2, 2)
+    for make, what in (
+        (lambda: AxisRef("y", 3, 2, 8), '"y":(3)2 is no part of an axis of size 8.'),
+        (lambda: AxisRef("y", 1, 0, 8), '"y":(1)0 is no part of an axis of size 8.'),
+        (lambda: AxisRef.full("y", 0), '"y":(1)0 is no part of an axis of size 0.'),
+        (lambda: AxisRef.full("y", "8"), "An AxisRef cannot be made of ('y', 1, '8', '8')."),
+        (lambda: AxisRef(3, 1, 2, 2), "An AxisRef cannot be made of (3, 1, 2, 2)."),
+        (lambda: AxisRef([], 1, 2, 2), "An AxisRef cannot be made of ([], 1, 2, 2)."),
+        (lambda: major.merge(minor), '"y":(4)2 does not begin where "y":(1)2 ends.'),
+        (lambda: y.split(3, 2), '"y" of size 8 cannot be split into parts of sizes (3, 2).'),
+        (lambda: y.split(-2, -4), '"y" of size 8 cannot be split into parts of sizes (-2, -4).'),
+    ):
+        with pytest.raises(mw.MeshwrightError) as caught:
+            make()
+        assert caught.value.what == what and caught.value.why and caught.value.fix
+    assert y.split(1, 8) == (AxisRef("y", 1, 1, 8), y)  # as the fix says
+
+
+@pytest.mark.parametrize("ids", [[4, 5, 6, 7], [7, 5], [9], [3, 1, 2, 0], [0, 1]])
+def test_the_text_of_a_mesh_of_some_devices_reads_back(ids):
+    mesh = mw.Mesh(ids, "x")
+    assert Mesh.parse(str(mesh)) == mesh
+    sharding = TensorSharding(mesh.with_(name=""), ["x"])
+    assert TensorSharding.parse(str(sharding).removeprefix("#sdy.")) == sharding
+
+
+@pytest.mark.parametrize(
+    ("text", "replaced", "error"),
+    [
+        ('[{"y":(1)2, "y":(2)4}, {}]', '"y":(1)2, "y":(2)4', MergeableAxesError),
+        ('[{"y":(1)3, "y":(3)2}, {}]', '"y":(1)3, "y":(3)2', MergeableAxesError),
+        ('[{"y":(2)2, "y":(4)8}, {}]', '"y":(2)2, "y":(4)8', MergeableAxesError),
+        ('[{}, {}], replicated={"z", "x", "x"}', 'replicated={"z", "x", "x"}', AxisOrderError),
+        ('[{"y":(3)2}, {}]', '"y":(3)2', SubAxisError),
+        ('[{"z":(1)3}, {}]', '"z":(1)3', SubAxisError),
+    ],
+)
+def test_what_a_fix_says_is_not_refused_itself(text, replaced, error):
+    with pytest.raises(error) as caught:
+        shard(MESH_Y8, f"sharding<@mesh_xyz, {text}>")
+    fix = caught.value.fix.partition(", or ")[0]
+    shard(MESH_Y8, f"sharding<@mesh_xyz, {text.replace(replaced, fix)}>")
+
+
+def test_what_a_fix_of_a_mesh_says_is_not_refused_itself():
+    for sizes, names in (
+        ((2,) * 13, ("x",)),
+        ((2, 0), ("x",)),
+        ((2, 2, 2), ("x", "x", "x2")),
+        ((2, 2), ("a:(1", "a_1")),
+    ):
+        with pytest.raises(mw.MeshwrightError) as caught:
+            mw.make_mesh(sizes, names)
+        fix = caught.value.fix
+        if fix.startswith("mw."):
+            eval(fix, {"mw": mw})
+        else:
+            mw.make_mesh(sizes[:2], (fix.rpartition('"')[0].rpartition('"')[2], names[-1]))

@@ -13,6 +13,9 @@ from itertools import pairwise
 from math import prod
 from typing import Any, ClassVar
 
+from meshwright.core.source import here
+from meshwright.errors import ShardingError
+
 PLAIN = frozenset(map(chr, range(32, 127))) - {'"', "\\"}
 
 
@@ -26,6 +29,10 @@ def quoted(text: str) -> str:
         return f'"{text}"'
     signs = (chr(byte) for byte in text.encode("utf-8", "surrogateescape"))
     return '"' + "".join(c if c in PLAIN else "\\\\" if c == "\\" else f"\\{ord(c):02X}" for c in signs) + '"'
+
+
+def _error(what: str, why: str, fix: str) -> ShardingError:
+    return ShardingError(what, where=here(), why=why, fix=fix)
 
 
 class AxisRef:
@@ -50,11 +57,24 @@ class AxisRef:
 
     def __new__(cls, name: str, pre: int, size: int, whole: int) -> AxisRef:
         key = (name, pre, size, whole)
-        found = cls._interned.get(key)
+        try:
+            found = cls._interned.get(key)
+        except TypeError:  # something that cannot be hashed
+            found = None
         if found is not None:
             return found
-        if pre < 1 or size < 1 or whole % (pre * size):
-            raise ValueError(f"{quoted(name)}:({pre}){size} is no part of an axis of size {whole}")
+        if not isinstance(name, str) or not all(type(number) is int for number in key[1:]):
+            raise _error(
+                f"An AxisRef cannot be made of {key!r}.",
+                "it is the name of an axis, what lies left of the part, the part's size and that of the axis",
+                'mw.make_mesh((8,), ("x",)).axis_by_name["x"]',
+            )
+        if pre < 1 or size < 1 or whole < 1 or whole % (pre * size):
+            raise _error(
+                f"{quoted(name)}:({pre}){size} is no part of an axis of size {whole}.",
+                "the sizes are at least 1, and pre-size * size divides the size of the axis",
+                f"AxisRef.full({name!r}, {max(whole, 1)}), or a part of it by .split(…)",
+            )
         self = super().__new__(cls)
         for field, value in zip(("name", "pre", "size", "whole"), key, strict=True):
             object.__setattr__(self, field, value)
@@ -161,7 +181,11 @@ class AxisRef:
     def merge(self, minor: AxisRef) -> AxisRef:
         """This followed by ``minor`` as one."""
         if not self.can_merge(minor):
-            raise ValueError(f"{minor} does not begin where {self} ends")
+            raise _error(
+                f"{minor} does not begin where {self} ends.",
+                "two parts are merged into one if the second follows the first on the same axis",
+                f"keep both: ({self.short()!r}, {minor.short()!r})",
+            )
         return self.part(self.pre, minor.next)
 
     def split(self, *sizes: int) -> tuple[AxisRef, ...]:
@@ -170,8 +194,12 @@ class AxisRef:
         >>> print(*AxisRef.full("x", 12).split(2, 3, 2))
         "x":(1)2 "x":(2)3 "x":(6)2
         """
-        if prod(sizes) != self.size:
-            raise ValueError(f"{self} of size {self.size} cannot be split into parts of sizes {sizes}")
+        if prod(sizes) != self.size or min(sizes, default=1) < 1:
+            raise _error(
+                f"{self} of size {self.size} cannot be split into parts of sizes {sizes}.",
+                "the sizes of the parts multiply to that of the whole",
+                f".split(1, {self.size})",
+            )
         parts, pre = [], self.pre
         for size in sizes:
             parts.append(self.part(pre, pre * size))
@@ -312,6 +340,10 @@ def cut(axes: Iterable[AxisRef], others: Iterable[AxisRef]) -> Axes:
         ends = {end for other in others if other.name == axis.name for end in (other.pre, other.next)}
         bounds = [axis.pre, *sorted(end for end in ends if axis.pre < end < axis.next), axis.next]
         if any(after % before for before, after in pairwise(bounds)):
-            raise ValueError(f"{axis} cannot be cut at the ends of {', '.join(map(str, others))}")
+            raise _error(
+                f"{axis} cannot be cut at the ends of {', '.join(map(str, others))}.",
+                "each end must divide the next, since parts of an axis nest",
+                "axes whose parts nest, such as those of one mesh.axis_by_name[…].split(…)",
+            )
         pieces.extend(axis.part(before, after) for before, after in pairwise(bounds))
     return tuple(pieces)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
 
-from meshwright.core.axes import Axes, AxisRef, total_size
+from meshwright.core.axes import Axes, AxisRef, quoted, total_size
 from meshwright.core.mesh import BaseMesh
 from meshwright.core.partition_spec import read_axis
 from meshwright.core.sharding_check import resolve, written
@@ -112,6 +112,24 @@ def written_axes(axes: str | AxisRef | Iterable[str | AxisRef]) -> tuple[Written
     return tuple(read_axis(axis) if isinstance(axis, str) else written(axis) for axis in given)
 
 
+def check_refs(mesh: BaseMesh, things: Iterable[Any]) -> None:
+    """Raise if an AxisRef among axes, dims, and lists of them is of an axis that the mesh has in another size."""
+    for thing in things:
+        if isinstance(thing, DimensionSharding):
+            check_refs(mesh, thing.axes)
+        elif isinstance(thing, tuple | list | set | frozenset):
+            check_refs(mesh, thing)
+        elif isinstance(thing, AxisRef):
+            own = mesh.axis_by_name.get(thing.name)
+            if own is not None and own.size != thing.whole:
+                raise ShardingError(
+                    f"The axis {thing} is of another mesh, where {quoted(thing.name)} has size {thing.whole}.",
+                    where=here(),
+                    why=f"the mesh of the sharding is {mesh}",
+                    fix=f"mesh.axis_by_name[{thing.name!r}], or the name alone",
+                )
+
+
 def named_axis(mesh: BaseMesh, text: str) -> WrittenAxis:
     """An axis of a partition spec: a name of the mesh's, or a part of one."""
     return WrittenAxis(text) if text in mesh.axis_by_name else read_axis(text)
@@ -119,8 +137,12 @@ def named_axis(mesh: BaseMesh, text: str) -> WrittenAxis:
 
 def axis_set(mesh: BaseMesh, names: Iterable[str]) -> tuple[WrittenAxis, ...]:
     """A set of axes in the order of the mesh; those it does not have are last."""
+    return ordered(mesh, [named_axis(mesh, name) for name in names])
+
+
+def ordered(mesh: BaseMesh, axes: Iterable[WrittenAxis]) -> tuple[WrittenAxis, ...]:
+    """Axes in the order of the mesh, whatever order they are given in; those it does not have are last."""
     place = {name: index for index, name in enumerate(mesh.axis_names)}
-    axes = [named_axis(mesh, name) for name in names]
     return tuple(sorted(axes, key=lambda a: (place.get(a.name, len(place)), a.name, a.pre or 1, a.size or 0)))
 
 

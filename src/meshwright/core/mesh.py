@@ -24,6 +24,7 @@ from meshwright.core.mesh_check import (
     Where,
     bad_size,
     check_axes,
+    check_axis_name,
     check_ids,
     check_kind,
     check_listable,
@@ -319,6 +320,7 @@ class Mesh(BaseMesh):
     def from_written(cls, written: WrittenMesh, pointing: Any) -> Mesh:
         """The mesh that was written; ``pointing`` shows a place of the text it was written in."""
         for name, size, at in written.axes:
+            check_axis_name(name, partial(pointing, at), [name for name, _, _ in written.axes])
             if size < 1:
                 raise bad_size(name, size, partial(pointing, at))
         names = tuple(name for name, _, _ in written.axes)
@@ -326,7 +328,7 @@ class Mesh(BaseMesh):
         ids = written.device_ids
         if ids is not None:
             places = written.id_places
-            check_ids(ids, sizes, lambda: pointing(written.ids_at), lambda i: str(pointing(places[i])), exact=True)
+            check_ids(ids, sizes, lambda: pointing(written.ids_at), lambda i: str(pointing(places[i])), written.exact)
         place = next((at for i, (name, _, at) in enumerate(written.axes) if name in names[:i]), 0)
         return cls._of(sizes, names, None, ids, "cpu", written.name, lambda: pointing(place))
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
+from itertools import count
 from math import prod
 from typing import Any
 
 import numpy as np
 
 from meshwright.core.axes import quoted
-from meshwright.core.axis_names import PART
 from meshwright.core.sharding_text import LARGEST
 from meshwright.errors import MeshError
 
@@ -48,7 +48,7 @@ def check_sizes(sizes: Any, where: Where) -> tuple[int, ...]:
 
 
 def check_names(names: Any, where: Where) -> tuple[Any, ...]:
-    """The names of axes as a tuple, given as one or several; none may look like a part of an axis."""
+    """The names of axes as a tuple, given as one or several."""
     if isinstance(names, str):
         names = (names,)
     if not _is_listed(names):
@@ -60,15 +60,29 @@ def check_names(names: Any, where: Where) -> tuple[Any, ...]:
         )
     found = tuple(names)
     for name in found:
-        part = PART.fullmatch(name) if isinstance(name, str) else None
-        if part:
-            raise MeshError(
-                f"A mesh axis cannot be named {quoted(name)}.",
-                where=where(),
-                why=f"shardings would read it as a part of the axis {quoted(part[1])}",
-                fix=quoted(re.sub(r"\W+", "_", name).strip("_") or "x"),
-            )
+        check_axis_name(name, where, found)
     return found
+
+
+def check_axis_name(name: Any, where: Where, names: Sequence[Any] = ()) -> None:
+    """Raise if the name of an axis looks like a part of one; ``names`` are those of all axes."""
+    if isinstance(name, str) and ":(" in name:
+        word = re.sub(r"\W+", "_", name).strip("_") or "x"
+        raise MeshError(
+            f"A mesh axis cannot be named {quoted(name)}.",
+            where=where(),
+            why=f"shardings would read it as a part of the axis {quoted(name.partition(':(')[0])}",
+            fix=quoted(word if word not in names else _free_name(word, names)),
+        )
+
+
+def _free_name(name: str, names: Sequence[Any]) -> str:
+    """A name with a number behind it that no axis has yet."""
+    return next(f"{name}{number}" for number in count(2) if f"{name}{number}" not in names)
+
+
+def _example_names(number: int) -> tuple[str, ...]:
+    return tuple("xyzwabcdefgh"[:number]) if number <= 12 else tuple(f"x{n}" for n in range(number))
 
 
 def check_name(name: Any, where: Where) -> str | None:
@@ -155,10 +169,10 @@ def check_axes(names: Iterable[Any], sizes: tuple[int, ...], where: Where) -> tu
             f"A mesh of shape {short(sizes)} needs {len(sizes)} axis names, not {len(found)}.",
             where=where(),
             why="each dim of the mesh is one named axis",
-            fix=f"mw.make_mesh({sizes}, {tuple('xyzwabcdefgh'[: len(sizes)])})",
+            fix=f"mw.make_mesh({tuple(max(size, 1) for size in sizes)}, {_example_names(len(sizes))})",
         )
     seen: set[str] = set()
-    count = 1
+    devices = 1
     for position, name in enumerate(found):
         if not isinstance(name, str):
             raise MeshError(
@@ -166,8 +180,8 @@ def check_axes(names: Iterable[Any], sizes: tuple[int, ...], where: Where) -> tu
             )
         if sizes[position] < 1:
             raise bad_size(name, sizes[position], where)
-        count *= sizes[position]
-        if count > MOST_DEVICES:
+        devices *= sizes[position]
+        if devices > MOST_DEVICES:
             raise MeshError(
                 f"With the axis {quoted(name)} the mesh has too many devices.",
                 where=where(),
@@ -179,7 +193,7 @@ def check_axes(names: Iterable[Any], sizes: tuple[int, ...], where: Where) -> tu
                 f"Two axes of the mesh are named {quoted(name)}.",
                 where=where(),
                 why="shardings refer to axes by name",
-                fix=f"rename one of them: {quoted(name + '2')}",
+                fix=f"rename one of them: {quoted(_free_name(name, found))}",
             )
         seen.add(name)
     return found
@@ -192,7 +206,7 @@ def check_ids(
     where_id: Callable[[int], str] | None = None,
     exact: bool = False,
 ) -> None:
-    """Each device once, as many as the axes say; in text (``exact``) they are the numbers from 0 up.
+    """Each device once, as many as the axes say; in MLIR's text (``exact``) they are the numbers from 0 up.
 
     ``where`` is the place of the list, ``where_id`` that of one of its entries.
     """

@@ -15,7 +15,9 @@ from meshwright.core.axis_names import axis_text
 from meshwright.core.dimension_sharding import (
     DimensionSharding,
     axis_set,
+    check_refs,
     named_axis,
+    ordered,
     resolved,
     written_axes,
     written_dim,
@@ -89,7 +91,10 @@ class TensorSharding:
                 why="they are a list with an entry for each dim of the tensor",
                 fix='TensorSharding(mesh, ["x", None])',
             )
-        parts = [written_dim(dim) for dim in dims], written_axes(replicated), written_axes(unreduced)
+        dims, replicated, unreduced = (_listed(given) for given in (dims, replicated, unreduced))
+        check_refs(mesh, (dims, replicated, unreduced))
+        copied, owed = ordered(mesh, written_axes(replicated)), ordered(mesh, written_axes(unreduced))
+        parts = [written_dim(dim) for dim in dims], copied, owed
         check_sharding(mesh, *parts, lambda at: here())
         self._set(mesh, *resolved(mesh, *parts), reduction)
 
@@ -516,6 +521,12 @@ class NamedSharding:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return NamedSharding, (self.mesh, self.spec)
+
+
+def _listed(given: Any) -> Any:
+    """What can be read twice, if it is a list of some kind; a single axis stays one."""
+    once = isinstance(given, Iterable) and not isinstance(given, str | list | tuple | set | frozenset)
+    return tuple(given) if once else given
 
 
 @lru_cache(maxsize=65536)

@@ -89,7 +89,7 @@ def _check_priority(position: int, dim: WrittenDim, where: Where) -> None:
             f"Dim {position} has the priority {dim.priority}.",
             where=where(dim.at),
             why="priorities start at 0, the highest, and increase",
-            fix=f"p{-dim.priority}",
+            fix=f"p{-dim.priority}" if dim.axes or dim.is_open else "{} without a priority",
         )
     if dim.priority is not None and not dim.axes and not dim.is_open:
         raise PriorityError(
@@ -131,14 +131,15 @@ def _check_axes(
         by_name.setdefault(axis.name, []).append(axis)
         if before is not None and _mergeable(before, axis):
             assert before.pre is not None and before.size is not None and axis.size is not None
-            size = before.size * axis.size
-            whole = before.pre == 1 and size == mesh.axis_by_name[axis.name].size
+            size, full = before.size * axis.size, mesh.axis_by_name[axis.name].size
+            whole = before.pre == 1 and size == full
             both = WrittenAxis(axis.name) if whole else WrittenAxis(axis.name, before.pre, size)
+            is_part = before.pre >= 1 and size > 1 and full % (before.pre * size) == 0
             raise MergeableAxesError(
                 f"The sub-axes {before} and {axis} are consecutive.",
                 where=where(before.at),
                 why=f"sub-axes are as big as possible, and together these two are {both}",
-                fix=str(both),
+                fix=str(both) if is_part else _example_part(axis.name, full),
             )
         before = axis
 
@@ -160,7 +161,7 @@ def _check_order(mesh: BaseMesh, key: str, axes: Sequence[WrittenAxis], where: W
             f"The {key} axes {', '.join(map(str, axes))} are not in the order of the mesh.",
             where=where(first.at),
             why=f"the mesh is {_axes_text(mesh)}, and parts of one axis go by their pre-size",
-            fix=f"{key}={{{', '.join(map(str, ordered))}}}",
+            fix=f"{key}={{{', '.join(dict.fromkeys(map(str, ordered)))}}}",
         )
 
 

@@ -5,8 +5,8 @@
 
 What is read here is what was *written*, with the place of each part; whether it means something is for the mesh and the
 checker to say. Text that begins with ``#sdy.`` or ``sdy.`` is read exactly as MLIR reads it. Without that, the
-document's freedoms hold: ``<"x"=2>`` for ``<["x"=2]>``, ``{<[…]>, device_ids=[…]}``, empty ``replicated={}``, and a
-trailing ``: tensor<4x8xf32>``.
+document's freedoms hold: ``<"x"=2>`` for ``<["x"=2]>``, ``{<[…]>, device_ids=[…]}``, some devices of many in
+``device_ids``, empty ``replicated={}``, and a trailing ``: tensor<4x8xf32>``.
 """
 
 from __future__ import annotations
@@ -57,6 +57,7 @@ class WrittenMesh(NamedTuple):
     device_ids: tuple[int, ...] | None
     ids_at: int
     id_places: tuple[int, ...] = ()
+    exact: bool = False  # it is MLIR's text, in which a program's devices are numbered from 0 on
     name: str | None = None
 
 
@@ -300,7 +301,7 @@ def _mesh_body(reader: Reader, strict: bool) -> WrittenMesh:
         reader.take("}")
     elif bracketed:
         reader.take(">")
-    return WrittenMesh(axes, ids, ids_at, places)
+    return WrittenMesh(axes, ids, ids_at, places, strict)
 
 
 # Shardings

@@ -104,6 +104,7 @@ class OnMesh(NamedTuple):
     placement: Placement
     out_tree: tree.TreeDef
     moved: dict[int, TensorSharding]  # the layouts that arguments are first brought into, by number
+    written: Mapping[Var, str]  # by the results of collectives that were put in, the op that they are for
     whole: Program  # as it was traced, but for calls
     vars: Mapping[Atom, Var]  # of ``whole`` to ``source``, where types had shardings
     out_types: tuple[TensorType, ...]  # of the results; the program has rows for what is a partial sum
@@ -280,6 +281,7 @@ def put_on_mesh(program: Program, placement: Placement, out_tree: tree.TreeDef) 
         placement,
         out_tree,
         done.moved,
+        done.written,
         whole,
         vars,
         out_types,

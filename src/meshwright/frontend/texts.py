@@ -81,5 +81,5 @@ def compiled_text(compiled: Compiled, call: Call, placed: Any, iota: bool) -> st
     axes = next(eqn.params["mesh"] for eqn in placed.program.eqns if eqn.op.name == "shard_map")
     return hlo_text(
         placed.local, name=_module(call), axes=axes, in_shardings=placed.in_shardings, arguments=_arguments(call),
-        iota=iota,
+        iota=iota, written=placed.written,
     )  # fmt: skip

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from math import prod
 
 from meshwright.hardware.layouts import Layout, subscript
@@ -137,3 +138,66 @@ def convert(source: Layout, target: Layout) -> list[Step] | None:
     if any(gathered.values()):
         step("all_gather", [axis for index in source.indices for axis in gathered[index]])
     return steps
+
+
+def convert_by_permute(source: Layout, target: Layout, mesh: Mapping[str, int]) -> list[Step] | None:
+    """A slice and one permute of the blocks from ``source`` to ``target``; None if there is no such way.
+
+        A[I,J_x] -> A[I,J_y]       Permute_xy
+        A[I,J_x] -> A[I_x,J_y]     Slice_y to A[I_y,J_x], Permute_xy
+
+    The axes that only the target has split the source further, wherever that makes blocks of the target's shape.
+
+    >>> from meshwright.hardware.layouts import parse_layout
+    >>> sizes = {"x": 2, "y": 2}
+    >>> source, target = parse_layout("A[I,J_x]", sizes)[0], parse_layout("A[I_x,J_y]", sizes)[0]
+    >>> for step in convert_by_permute(source, target, sizes): print(step)
+    Slice_y(A[I,J_x]) -> A[I_y,J_x]
+    Permute_xy(A[I_y,J_x]) -> A[I_x,J_y]
+    """
+    if source.unreduced or target.unreduced or source.axes == target.axes:
+        return None
+    free = [axis for axis in target.used if axis not in source.used]
+    goal = [prod(mesh[axis] for axis in axes) for axes in target.axes]
+    for places in product(range(-1, len(source.indices)), repeat=len(free)):
+        added = [tuple(axis for axis, place in zip(free, places) if place == n) for n in range(len(source.indices))]
+        axes = tuple((*have, *more) for have, more in zip(source.axes, added))
+        if [prod(mesh[axis] for axis in one) for one in axes] == goal and axes != target.axes:
+            cut = Layout(source.name, source.indices, axes, ())
+            end = Layout(source.name, source.indices, target.axes, ())
+            moved = [
+                axis for axis in mesh if any(_place(axis, a) != _place(axis, b) for a, b in zip(axes, target.axes))
+            ]
+            slices = (
+                [Step("slice", tuple(axis for more in added for axis in more), source, cut)] if cut != source else []
+            )
+            return [*slices, Step("permute", tuple(moved), cut, end)]
+    return None
+
+
+def convert_by_scatter(source: Layout, target: Layout) -> Iterator[list[Step]]:
+    """Ways that take a sum in parts and gather them along with what is gathered anyway, rather than sum it whole.
+
+        C[I_x,K]{U_y} -> C[I,K]    ReduceScatter_y to C[I_xy,K], AllGather_xy
+
+    >>> from meshwright.hardware.layouts import parse_layout
+    >>> sizes = {"x": 2, "y": 2}
+    >>> source, target = parse_layout("C[I_x,K]{U_y}", sizes)[0], parse_layout("C[I,K]", sizes)[0]
+    >>> for step in next(convert_by_scatter(source, target)): print(step)
+    ReduceScatter_y(C[I_x,K]{U_y}) -> C[I_xy,K]
+    AllGather_xy(C[I_xy,K]) -> C[I,K]
+    """
+    summed = tuple(axis for axis in source.unreduced if axis not in (*target.unreduced, *target.used))
+    if not summed or not any(axis not in target.used for axis in source.used):
+        return
+    for place in range(len(source.indices)):
+        axes = tuple((*have, *summed) if n == place else have for n, have in enumerate(source.axes))
+        left = tuple(axis for axis in source.unreduced if axis not in summed)
+        middle = Layout(source.name, source.indices, axes, left)
+        first, second = convert(source, middle), convert(middle, target)
+        if first is not None and second is not None:
+            yield [*first, *second]
+
+
+def _place(axis: str, axes: Sequence[str]) -> int:
+    return axes.index(axis) if axis in axes else -1

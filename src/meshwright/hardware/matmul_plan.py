@@ -15,11 +15,11 @@ from meshwright.core.source import here
 from meshwright.errors import HardwareError
 from meshwright.hardware.chips import Chip, dtype_name, item_bytes
 from meshwright.hardware.collectives import collective_cost, crossover
-from meshwright.hardware.conversion import Step, convert
+from meshwright.hardware.conversion import Step, convert, convert_by_permute, convert_by_scatter
 from meshwright.hardware.layouts import Layout
 from meshwright.hardware.links import CollectiveCost
 from meshwright.hardware.machines import for_mesh
-from meshwright.hardware.products import CASES, Problem, natural_result, parse_product
+from meshwright.hardware.products import CASES, UNLIKE, Problem, natural_result, parse_product, unlike_indices
 from meshwright.hardware.roofline import Roofline, work
 from meshwright.hardware.topology import Topology, mesh_sizes
 
@@ -116,6 +116,11 @@ class Alternative:
         return sum(cost.latency_seconds + cost.launch_seconds for cost in self.costs)
 
     @property
+    def measures(self) -> tuple[float, float, float]:
+        """What alternatives are compared by, beside their time: FLOPs, bandwidth and latency."""
+        return self.flops, self.bandwidth_seconds, self.latency_seconds
+
+    @property
     def communication_seconds(self) -> float:
         """Its collectives one after another."""
         return sum((cost.seconds for cost in self.costs), 0.0)
@@ -187,17 +192,23 @@ class MatmulPlan:
         """Seed 001's case, 1 to 4: the highest of its axes'."""
         return max(self.cases.values(), default=1)
 
+    @property
+    def case_text(self) -> str:
+        """What the case is, in words."""
+        p = self.problem
+        return UNLIKE if self.case == 3 and unlike_indices(p.left, p.right, p.contracted) else CASES[self.case]
+
     @cached_property
     def alternatives(self) -> tuple[Alternative, ...]:
-        """Those that no other beats in FLOPs, bandwidth and latency at once, the fastest first."""
+        """Those that no other beats in FLOPs, bandwidth, latency and time at once, the fastest first."""
 
-        measures = [(one.flops, one.bandwidth_seconds, one.latency_seconds) for one in self.every]
-        front: list[tuple[float, float, float]] = []
+        measures = [(*one.measures, one.seconds) for one in self.every]
+        front: list[tuple[float, ...]] = []
         for measure in sorted(set(measures)):  # what beats another comes before it
             if not any(all(a <= b for a, b in zip(other, measure)) for other in front):
                 front.append(measure)
         kept = [(one, measure) for one, measure in zip(self.every, measures) if measure in front]
-        fewest: dict[tuple[float, float, float], int] = {}
+        fewest: dict[tuple[float, ...], int] = {}
         for one, measure in kept:
             fewest[measure] = min(fewest.get(measure, len(one.steps)), len(one.steps))
         return tuple(one for one, measure in kept if len(one.steps) == fewest[measure])
@@ -281,7 +292,7 @@ class MatmulPlan:
         lines = [
             f"{p.left} @ {p.right} -> {p.result}",
             f"{p.dtype}, {sizes}, mesh {mesh}, on {p.topology.text} ({p.mode})",
-            f"case {self.case}: {CASES[self.case]}",
+            f"case {self.case}: {self.case_text}",
             f"natural result: {self.natural}",
             "",
         ]
@@ -380,7 +391,7 @@ def plan_matmul(
             f"{', '.join(axis for axis in target.unreduced if axis not in owed)}",
             fix=f'"{left} @ {right} -> {replace(target, unreduced=tuple(owed))}"',
         )
-    ordered = sorted(tried.found.values(), key=lambda one: (one.seconds, one.communication_seconds, len(one.steps)))
+    ordered = sorted(tried.found.values(), key=lambda one: (one.seconds, *one.measures, len(one.steps)))
     return MatmulPlan(problem, cases, natural, tuple(ordered), greedy)
 
 
@@ -447,13 +458,14 @@ def _alternatives(problem: Problem, given: Chosen) -> Iterator[Alternative]:
     carried = tuple(axis for axis, index in given.items() if index == "U")
     left, right, result = (one.over_many(problem.mesh) for one in (problem.left, problem.right, problem.result))
     for split in _orders(problem, given):
-        operands = []
+        operands: list[list[list[Step]]] = []
         for one, other in ((left, right), (right, left)):
             carries = tuple(axis for axis in one.unreduced if axis in carried)
             if any(axis in other.unreduced for axis in carries) and one is right:
                 carries = tuple(axis for axis in carries if axis not in other.unreduced)
             wanted = Layout(one.name, one.indices, tuple(split[index] for index in one.indices), carries)
-            operands.append(convert(one, wanted))
+            ways = [convert(one, wanted), convert_by_permute(one, wanted, problem.mesh)]
+            operands.append([way for way in ways if way is not None])
         owed = [*(axis for index in problem.contracted for axis in split[index]), *carried]
         partial = Layout(
             result.name,
@@ -462,9 +474,21 @@ def _alternatives(problem: Problem, given: Chosen) -> Iterator[Alternative]:
             tuple(axis for axis in problem.mesh if axis in owed),
         )
         after = convert(partial, result)
-        if operands[0] is None or operands[1] is None or after is None:
+        if after is None:
             continue
-        yield Alternative(problem, split, (*operands[0], *operands[1]), tuple(after))
+        endings = [after, *convert_by_scatter(partial, result)]
+        plain, *others = (
+            Alternative(problem, split, (*first, *second), tuple(end))
+            for first, second, end in product(operands[0], operands[1], endings)
+        )
+        yield plain
+        yield from (other for other in others if _gains(other, plain))
+
+
+def _gains(one: Alternative, other: Alternative) -> bool:
+    """Whether a way is clearly better than another in bandwidth or in latency."""
+    pairs = (one.bandwidth_seconds, other.bandwidth_seconds), (one.latency_seconds, other.latency_seconds)
+    return any(mine < theirs * (1 - 1e-9) for mine, theirs in pairs)
 
 
 def _orders(problem: Problem, given: Mapping[str, str | None]) -> Iterator[dict[str, tuple[str, ...]]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from meshwright.core.source import here
@@ -17,6 +17,7 @@ CASES = {
     3: "both operands are split alike along the contracted index",
     4: "one axis splits an index of each operand, and the result cannot have both",
 }
+UNLIKE = "both operands are split along the contracted index, and not alike: one is first laid out as the other"
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,11 @@ def _unreadable(text: str, at: int, what: str, why: str) -> TextError:
     return TextError(f"{what}\n{under(text, at)}", where=here(), why=why, fix='"A[I_x,J] @ B[J,K_y] -> C[I,K]"')
 
 
+def unlike_indices(left: Layout, right: Layout, summed: Sequence[str]) -> list[str]:
+    """The contracted indices that both operands are split along, by other axes or in another order."""
+    return [index for index in summed if left.of(index) and right.of(index) and left.of(index) != right.of(index)]
+
+
 def natural_result(
     left: Layout, right: Layout, result: Layout | None, mesh: Mapping[str, int], text: str
 ) -> tuple[dict[str, int], str, Layout]:
@@ -98,10 +104,13 @@ def natural_result(
     summed = [index for index in shared if index not in indices]
     cases: dict[str, int] = {}
     owed: list[str] = [*left.unreduced, *(axis for axis in right.unreduced if axis not in left.unreduced)]
+    unlike = unlike_indices(left, right, summed)
     for axis in mesh:
         at = [next((i for i, axes in zip(one.indices, one.axes) if axis in axes), None) for one in (left, right)]
         contracted = [index in summed for index in at]
-        if all(contracted) and at[0] == at[1]:
+        if any(index in unlike for index in at):
+            cases[axis] = 3
+        elif all(contracted) and at[0] == at[1]:
             cases[axis] = 3
             owed.append(axis)
         elif any(contracted):
@@ -121,6 +130,8 @@ def natural_result(
     shown = (
         f"{natural}, which is invalid"
         if not valid
+        else f"{natural}, once {left.name} and {right.name} are split alike along {', '.join(unlike)}, and summed"
+        if unlike
         else f"{natural}, once the contracted index is whole"
         if partial
         else str(natural)

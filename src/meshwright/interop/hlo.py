@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import prod
 
-from meshwright.core.program import Program
+from meshwright.core.program import Program, Var
 from meshwright.core.sharding import NamedSharding
 from meshwright.core.types import TensorType
 from meshwright.interop.hlo_ops import OPS
@@ -20,11 +20,13 @@ def hlo_text(
     in_shardings: Sequence[NamedSharding | None] | None = None,
     arguments: Sequence[str] | None = None,
     iota: bool = True,
+    written: Mapping[Var, str] | None = None,
 ) -> str:
     """The module of a program whose collectives are over ``axes`` of a mesh, from major to minor.
 
     Partition ``k`` is the device at position ``k`` of the mesh. ``in_shardings`` are those of the whole arguments and
     ``arguments`` their names, which are noted beside the parameters; ``iota=False`` lists the devices of each group.
+    ``written`` has, by their results, the ops that collectives are noted to be for.
 
     >>> import meshwright as mw, meshwright.numpy as mnp
     >>> print(hlo_text(mw.make_program(lambda x: -x)(mnp.ones(3))).replace("negate(%param),", "negate(%param) "))
@@ -36,7 +38,7 @@ def hlo_text(
       ROOT %negate = f32[3]{0} negate(%param)  metadata={op_name="neg" ...}
     }
     """
-    module = Module(name, axes, OPS, iota)
+    module = Module(name, axes, OPS, iota, written or {})
     types = [TensorType(t.shape, t.dtype) for t in program.in_types]
     notes = []
     for index, t in enumerate(types):

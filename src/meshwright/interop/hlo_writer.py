@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import ml_dtypes
@@ -104,13 +105,24 @@ Write = Callable[["Computation", Eqn, list[Value], list[TensorType]], list[Value
 
 
 class Module:
-    """Computations and their names. ``axes`` are those of the mesh with their sizes, from major to minor."""
+    """Computations and their names. ``axes`` are those of the mesh with their sizes, from major to minor.
 
-    def __init__(self, name: str, axes: Sequence[tuple[str, int]], ops: dict[str, Write], iota: bool = True) -> None:
+    ``written`` has the ops that collectives are for, by their results.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        axes: Sequence[tuple[str, int]],
+        ops: dict[str, Write],
+        iota: bool = True,
+        written: Mapping[Var, str] = MappingProxyType({}),
+    ) -> None:
         self.name = name
         self.axes = tuple(axes)
         self.ops = ops
         self.iota = iota
+        self.written = written
         self.computations: list[str] = []
         self.channels = 0
         self._used: dict[str, int] = {}
@@ -292,7 +304,8 @@ class Computation:
         around = self.eqn
         for eqn in program.eqns:
             operands = [self.atom(a) for a in eqn.inputs]
-            self.eqn = (eqn.op.name, eqn.source)
+            given = self.module.written.get(eqn.outputs[0]) if eqn.outputs else None
+            self.eqn = (given or eqn.op.name, eqn.source)
             outs = self.equation(eqn, operands)
             self.eqn = around
             self.values.update(zip(eqn.outputs, outs, strict=True))

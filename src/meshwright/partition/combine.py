@@ -237,6 +237,22 @@ def records(
             yield from records(region, sizes, whys, beside, inner, inside, numbers)
 
 
+def written_for(program: Program, whys: Mapping[Var, Why]) -> dict[Var, str]:
+    """For the results of collectives that were put in, what the user wrote: the op that left a sum, or ``reshard``."""
+    made = {var: eqn.op.name for eqn in program.eqns for var in eqn.outputs}
+    found: dict[Var, str] = {}
+    for eqn in program.eqns:
+        why = whys.get(eqn.outputs[0]) if eqn.outputs and eqn.op.stack is not None else None
+        if why is not None:
+            summed = KINDS.get(eqn.op.name) in ("all_reduce", "reduce_scatter")
+            left = [made[x] for x in eqn.inputs if isinstance(x, Var) and x in made] if summed else []
+            if left or why.asked or summed:
+                found[eqn.outputs[0]] = left[0] if left else "reshard"
+        for _, region in eqn.regions():
+            found.update(written_for(region, whys))
+    return found
+
+
 def dearest(found: Sequence[One], depth: int = 0) -> list[One]:
     """The collectives that run if of every choice between branches the one is taken that receives the most bytes."""
     taken: list[One] = []

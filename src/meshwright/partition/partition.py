@@ -15,7 +15,7 @@ from meshwright.ops.regions import region, region_with
 from meshwright.ops.shard_map import shard_map, varying_axes
 from meshwright.ops.stacked import inline_calls
 from meshwright.partition import halo, indexing, places, prefix, regions, windows
-from meshwright.partition.combine import Beside, Record, Why, combine, records
+from meshwright.partition.combine import Beside, Record, Why, combine, records, written_for
 from meshwright.partition.cuts import CutNeeded, Cuts, written, written_parts
 from meshwright.partition.entry import Entry, cropped, spec_of
 from meshwright.partition.layouts import axes_used, closed, finished
@@ -34,6 +34,7 @@ class Partitioned(NamedTuple):
     out_shardings: tuple[TensorSharding, ...]
     records: tuple[Record, ...]
     moved: dict[int, TensorSharding]  # the layouts that arguments were first brought into, by number
+    written: dict[Var, str]  # by the results of collectives that were put in, the op that they are for
 
     @property
     def local(self) -> Program:
@@ -119,4 +120,6 @@ def _partition(
     moved = {n: local.moved[v] for n, v in enumerate(program.inputs) if v in local.moved}
     # What is not split over parts that do not fit in is on every device that is to have a part of it.
     outs = [need if given is None else closed(given) for need, given in zip(results, out_shardings, strict=True)]
-    return Partitioned(region(whole, [entry.type for entry in entries]), tuple(outs), found, moved)
+    return Partitioned(
+        region(whole, [entry.type for entry in entries]), tuple(outs), found, moved, written_for(block_program, whys)
+    )
