@@ -346,6 +346,24 @@ def _from_numbers(builder: Builder, var: Atom, known: dict[Atom, bool]) -> bool:
     return var.__class__ is Literal or known.get(var, False)
 
 
+def follows_from(x: Any, source: Any) -> bool:
+    """Whether a traced value was computed from another of the same trace."""
+    if x is source:
+        return True
+    if x.__class__ is not Tracer or source.__class__ is not Tracer or x.builder is not source.builder:
+        return False
+    todo, seen = [x.variable], {x.variable}
+    while todo:
+        var = todo.pop()
+        if var is source.variable:
+            return True
+        eqn = x.builder.made_by(var)
+        fresh = [a for a in eqn.inputs if a.__class__ is Var and a not in seen] if eqn is not None else []
+        todo += fresh
+        seen.update(fresh)
+    return False
+
+
 def _not_lifted(x: Value, axes: tuple[str, ...]) -> VarianceError:
     names = repr(axes[0] if len(axes) == 1 else axes)
     return VarianceError(
