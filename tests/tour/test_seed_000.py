@@ -800,3 +800,95 @@ def test_two_shmaps_over_two_meshes_are_one_program_on_neither():
         )
     )
     np.testing.assert_allclose(f(Z), Z.reshape(8, 8).sum(0) + Z[:32].reshape(4, 8).sum(0), rtol=1e-5)
+
+
+# Typing rules: values that devices choose
+
+
+def test_a_branch_that_devices_decide_may_return_numbers():
+    f = shmap(lambda x: lax.cond(x[0] > 3, lambda: 1.0, lambda: 2.0)[None], P("i"), P("i"))
+    np.testing.assert_array_equal(f(np.arange(8, dtype=np.float32)), [2, 2, 2, 2, 1, 1, 1, 1])
+    f = shmap(lambda x: lax.switch(x[0].astype(int) % 3, [lambda: 1.0, lambda: 2.0, lambda: 3.0])[None], P("i"), P("i"))
+    np.testing.assert_array_equal(f(np.arange(8, dtype=np.float32)), [1, 2, 3, 1, 2, 3, 1, 2])
+    f = shmap(lambda x: lax.fori_loop(0, x[0].astype(int), lambda i, c: 1.0, 0.0)[None], P("i"), P("i"))
+    np.testing.assert_array_equal(f(np.arange(8, dtype=np.float32)), [0, 1, 1, 1, 1, 1, 1, 1])
+
+
+def test_without_automatic_insertion_library_functions_still_work_and_users_values_are_theirs():
+    def body(x):
+        return mnp.sort(x)[mnp.argsort(x)] % 3
+
+    np.testing.assert_array_equal(shmap(body, P("i"), P("i"), auto_pbroadcast=False)(Z), shmap(body, P("i"), P("i"))(Z))
+
+    def carried(w, x):
+        return lax.scan(lambda c, row: (row, None), w, x)[0][None]
+
+    with pytest.raises(mw.MeshwrightError) as caught:
+        shmap(carried, (P(), P("i")), P("i"), auto_pbroadcast=False)(np.float32(1), Z)
+    assert caught.value.fix == "lax.pbroadcast(x, 'i'), and the loop or the branch on that"
+
+
+# "indeed t(t(f1)) == f1"
+
+
+def test_transposed_twice_what_is_linear_is_itself():
+    """More than the document's examples: tests/transform/test_transposed_twice.py has every linear op."""
+    w = np.full((4, 5), 2, np.float32)
+    for body, shape in (
+        (lambda x: psum(2 * mnp.sum(x), "i"), (24, 4)),
+        (lambda x: psum(x[:1, 1:3], "i"), (24, 4)),
+        (lambda x: psum(lax.cond(True, lambda x: 3 * x, lambda x: x, x), "i"), (24, 4)),
+        (lambda x: psum(x + 2 * x, "i"), (24, 4)),
+        (lambda x: psum(lax.scan(lambda c, row: (c + row, None), mnp.zeros(4), x)[0], "i"), (24, 4)),
+    ):
+        f = shmap(body, P("i"), P())
+        (out,) = make_program(f)(f32(*shape)).out_types
+        twice = t(t(f, f32(*shape)), f32(*out.shape))
+        assert make_program(twice)(f32(*shape)) == make_program(f)(f32(*shape))
+    product = shmap(lambda x: x @ w, P("i"), P("i"))
+    once = make_program(t(product, f32(24, 4)))(f32(24, 5))
+    thrice = make_program(t(t(t(product, f32(24, 4)), f32(24, 5)), f32(24, 4)))(f32(24, 5))
+    assert thrice == once
+
+
+# Its words
+
+
+def test_psum_takes_its_axis_as_the_table_writes_it():
+    found = shmap(lambda x: psum(x, axis="i"), P("i"), P())
+    assert make_program(found)(f32(64)) == make_program(shmap(lambda x: psum(x, "i"), P("i"), P()))(f32(64))
+    with pytest.raises(mw.MeshwrightError, match=r"psum is given axis_name= and axis=\."):
+        shmap(lambda x: psum(x, "i", axis="i"), P("i"), P())(Z)
+
+
+def test_the_psum_idrev_and_id_psumrev_that_users_introduced_are_psum_and_pbroadcast():
+    """As written for pmap, id_psumrev sums what types say is summed already: it is refused, never 8 times too large."""
+
+    @mw.custom_vjp
+    def id_psumrev(x):
+        return x
+
+    id_psumrev.defvjp(lambda x: (x, None), lambda _, ct: (psum(ct, "i"),))
+
+    @mw.custom_vjp
+    def psum_idrev(x):
+        return psum(x, "i")
+
+    psum_idrev.defvjp(lambda x: (psum(x, "i"), None), lambda _, ct: (ct,))
+
+    def loss(lift, total):
+        return shmap(lambda w, x: total(mnp.sum(lift(w) * x)), (P(), P("i")), P())
+
+    right = mw.grad(loss(lambda w: pbroadcast(w, "i"), lambda x: psum(x, "i")))(np.float32(2), Y)
+    np.testing.assert_allclose(right, Y.sum(), rtol=1e-5)
+    np.testing.assert_allclose(mw.grad(loss(lambda w: w, psum_idrev))(np.float32(2), Y), right, rtol=1e-6)
+    with pytest.raises(mw.MeshwrightError) as caught:
+        mw.grad(loss(id_psumrev, psum_idrev))(np.float32(2), Y)
+    assert caught.value.what == (
+        "psum in a bwd rule is given a cotangent f32[] that is the same on all devices along i."
+    )
+    assert caught.value.why == (
+        "what the function returned is the same on all of them, so its cotangent is summed over them already, and "
+        "another psum would count it 8 times"
+    )
+    assert caught.value.fix == ("leave the psum out; the identity whose transpose is a psum is lax.pbroadcast(x, 'i')")

@@ -21,7 +21,7 @@ from meshwright.core.linearity import Does
 from meshwright.core.program import Atom, Eqn, Literal, Params, Program, Var, operand_types
 from meshwright.core.source import Source, here, user_source
 from meshwright.core.types import TensorType, Variance, union
-from meshwright.errors import MeshwrightError, ShapeError, TracerError
+from meshwright.errors import MeshwrightError, ShapeError, TracerError, VarianceError
 
 if TYPE_CHECKING:
     from meshwright.core.op import Op
@@ -252,11 +252,11 @@ class Builder:
     def agree(self, args: Sequence[Any], atoms: list[Atom]) -> list[Atom]:
         """The operands of a first-order op, lifted until they vary over the same mesh axes."""
         varying = union(a.type.varying for a in atoms)
-        manual = state.manual
-        if manual is not None and not manual.automatic and state.source is None:
-            return atoms  # the user asked to write every pbroadcast, and the type rule names those that are missing
+        asked = _by_hand()  # for every pbroadcast of a value: the type rule names those that are missing
         return [
-            a if a.__class__ is Literal or a.type.varying == varying else self.atom(self.lift(x, varying))
+            a
+            if a.__class__ is Literal or a.type.varying == varying or (asked and not _is_constant(x))
+            else self.atom(self.lift(x, varying))
             for x, a in zip(args, atoms, strict=True)
         ]
 
@@ -268,12 +268,14 @@ class Builder:
         axes = tuple(axis for axis in varying if axis not in x.type.varying)
         if not axes:
             return x
+        if _by_hand() and not _is_constant(x):
+            raise _not_lifted(x, axes)
         parts = _smaller(x, axes)
         if parts is not None:
             return _made_again(x.builder, x.variable, parts, varying)
         home: Builder = self
         if state.manual is not None:
-            level = x.builder.level if x.__class__ is Tracer else 0
+            level = x.builder.level if x.__class__ is Tracer else self.level if x.ndim == 0 else 0
             level = max(level, *(state.manual.level.get(axis, 0) for axis in axes))
             while home.level > level and home.parent is not None:
                 home = home.parent
@@ -313,6 +315,64 @@ class Builder:
         self.closed = True
         inputs = tuple(var for var, _ in captured) + tuple(self.inputs)
         return Program(inputs, tuple(self.eqns), outs), [value for _, value in captured]
+
+
+def _by_hand() -> bool:
+    """Whether the code being traced is to write every pbroadcast itself; not what a transform makes of it."""
+    return state.manual is not None and not state.manual.automatic and state.source is None
+
+
+def _is_constant(x: Any) -> bool:
+    """Whether a value follows from numbers in the program alone: it has no derivative, which could need a sum."""
+    if x.__class__ is not Tracer:
+        return not isinstance(x, Value) or x.ndim == 0
+    builder = x.builder
+    known: dict[Atom, bool] = dict.fromkeys(builder.inputs, False)
+    known.update((var, _is_constant(value)) for var, value in builder.captured.values())
+    return _from_numbers(builder, x.variable, known)
+
+
+def _from_numbers(builder: Builder, var: Atom, known: dict[Atom, bool]) -> bool:
+    todo = [var]
+    while todo:
+        atom = todo[-1]
+        eqn = None if atom in known or atom.__class__ is Literal else builder.made_by(atom)
+        rest = [] if eqn is None else [a for a in eqn.inputs if a.__class__ is Var and a not in known]
+        if rest:
+            todo += rest
+            continue
+        if eqn is not None:
+            known[atom] = all(a.__class__ is Literal or known[a] for a in eqn.inputs)
+        todo.pop()
+    return var.__class__ is Literal or known.get(var, False)
+
+
+def follows_from(x: Any, source: Any) -> bool:
+    """Whether a traced value was computed from another of the same trace."""
+    if x is source:
+        return True
+    if x.__class__ is not Tracer or source.__class__ is not Tracer or x.builder is not source.builder:
+        return False
+    todo, seen = [x.variable], {x.variable}
+    while todo:
+        var = todo.pop()
+        if var is source.variable:
+            return True
+        eqn = x.builder.made_by(var)
+        fresh = [a for a in eqn.inputs if a.__class__ is Var and a not in seen] if eqn is not None else []
+        todo += fresh
+        seen.update(fresh)
+    return False
+
+
+def _not_lifted(x: Value, axes: tuple[str, ...]) -> VarianceError:
+    names = repr(axes[0] if len(axes) == 1 else axes)
+    return VarianceError(
+        f"A loop or a branch takes {x.type.short()} as a value that varies over {', '.join(axes)}.",
+        where=here(),
+        why="it is the same on all devices, and with auto_pbroadcast=False every pbroadcast is yours to write",
+        fix=f"lax.pbroadcast(x, {names}), and the loop or the branch on that",
+    )
 
 
 _MOST_MOVES = 32  # equations in a row that a value is followed back through

@@ -19,6 +19,7 @@ from meshwright.core.source import here
 from meshwright.core.trace import Manual, Value, is_number, lift, state
 from meshwright.errors import MeshError, MeshwrightError, ShapeError
 from meshwright.frontend import direct
+from meshwright.frontend.cotangents import refuse_summed
 from meshwright.frontend.tracing import leaf_value
 from meshwright.ops import collective as ops
 from meshwright.ops.basic import add, convert, move_dim, mul, reshape
@@ -183,8 +184,10 @@ def _strict() -> bool:
     return state.manual is not None and not state.manual.automatic
 
 
-def psum(x: Any, axis_name: AxisName, *, axis_index_groups: Any = None) -> Any:
-    """The sum over the devices along one axis or several; the same on all of them.
+def psum(
+    x: Any, axis_name: AxisName | None = None, *, axis: AxisName | None = None, axis_index_groups: Any = None
+) -> Any:
+    """The sum over the devices along one axis or several; the same on all of them. ``axis`` is ``axis_name``.
 
     >>> import meshwright as mw, meshwright.numpy as mnp
     >>> mesh = mw.make_mesh((4,), ("i",))
@@ -193,6 +196,14 @@ def psum(x: Any, axis_name: AxisName, *, axis_index_groups: Any = None) -> Any:
     [12.0, 16.0]
     """
     _no_groups("psum", axis_index_groups)
+    if axis is not None and axis_name is not None:
+        raise MeshError(
+            "psum is given axis_name= and axis=.",
+            where=here(),
+            why="they are two names of one argument",
+            fix=f"lax.psum(x, {axis_name!r})",
+        )
+    axis_name = axis if axis_name is None else axis_name
     if direct.state.place is not None and is_number(x):  # how kernels ask for the number of devices
         return x * direct.state.place.axis_size(axis_name)
     axes, sizes = resolve("psum", axis_name)
@@ -204,6 +215,8 @@ def psum(x: Any, axis_name: AxisName, *, axis_index_groups: Any = None) -> Any:
             x = convert(x, dtype=dtypes.INT32, weak=False)
         absent = [] if _strict() else _absent(x, axes)
         present = tuple(axis for n, axis in enumerate(axes) if n not in absent)
+        if absent:
+            refuse_summed(x, [axes[n] for n in absent], prod(sizes[n] for n in absent))
         total = ops.psum(x, axes=present) if present else x
         return mul(total, prod(sizes[n] for n in absent)) if absent else total
 

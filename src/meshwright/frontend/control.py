@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from meshwright.core import dtypes, tree
+from meshwright.core.program import Literal
 from meshwright.core.source import here
 from meshwright.core.trace import Array, Value, lift, run, state
 from meshwright.core.types import TensorType, union
@@ -267,6 +268,7 @@ def fori_loop(lower: Any, upper: Any, body_fun: Function, init_val: Any, *, unro
         return scan(step, (start, init_val), None, length=steps)[0][1]
     dtype = dtypes.promote((low.dtype, low.type.weak), (high.dtype, high.type.weak))[0]
     low, high = (convert(x, dtype=dtype, weak=False) for x in (low, high))
+    low = lift(low, union((low.type.varying, high.type.varying)))
 
     def body(carry: Any) -> Any:
         i, val = carry
@@ -398,7 +400,8 @@ def _join_types(traced: Sequence[Traced], what: str, decided: tuple[str, ...]) -
                     fix=f"mw.reshard(x, {_spec(strong)}) in the branches where it is another",
                 )
         varying = union((decided, *(t.varying for t in found)))
-        if len({t.varying for t in found}) > 1 and state.manual is not None and not state.manual.automatic:
+        written = [t.program.outputs[n].type.varying for t in traced if not isinstance(t.program.outputs[n], Literal)]
+        if len(set(written)) > 1 and state.manual is not None and not state.manual.automatic:
             raise VarianceError(
                 f"The branches of {what} return values of different variance.",
                 where=here(),

@@ -15,6 +15,7 @@ from meshwright.core.source import here
 from meshwright.core.trace import state
 from meshwright.core.types import TensorType
 from meshwright.errors import MeshwrightError, TreeError
+from meshwright.frontend.cotangents import going_back
 from meshwright.frontend.operands import static_flag
 from meshwright.frontend.tracing import argument_numbers, check_function, leaf_value, trace_flat
 from meshwright.ops import custom, regions
@@ -207,7 +208,8 @@ class custom_vjp(Generic[F]):
 
             def backward(*values: Any) -> list[Any]:
                 residuals = tree.unflatten(saved_tree, values[: len(saved)])
-                found = bwd(*fixed, residuals, tree.unflatten(call.out_tree, values[len(saved) :]))
+                with going_back(values[len(saved) :]):
+                    found = bwd(*fixed, residuals, tree.unflatten(call.out_tree, values[len(saved) :]))
                 return _cotangents(found, rest, types)
 
             fitted = [_fit(x, t, "A fwd rule") for x, t in zip(outs, out_types, strict=True)]

@@ -159,7 +159,7 @@ def _mul_transpose(
     x, y = inputs
     if isinstance(x, Linear):
         return [unbroadcast(mul(cts[0], y), x), None]
-    return [None, unbroadcast(mul(cts[0], x), y)]
+    return [None, unbroadcast(mul(x, cts[0]), y)]
 
 
 mul: Op = define_op(

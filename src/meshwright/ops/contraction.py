@@ -107,18 +107,24 @@ def _dot_transpose(
     x, y = inputs
     (xc, yc), (xb, yb) = params["contract"], params["batch"]
     if isinstance(x, Linear):
-        return [_dot_cotangent(cts[0], x.type, y, (xc, yc), (xb, yb), own_first=True), None]
+        return [_dot_cotangent(cts[0], x.type, y, (xc, yc), (xb, yb), params["dtype"], own_first=True), None]
     assert isinstance(y, Linear)
-    return [None, _dot_cotangent(cts[0], y.type, x, (yc, xc), (yb, xb), own_first=False)]
+    return [None, _dot_cotangent(cts[0], y.type, x, (yc, xc), (yb, xb), params["dtype"], own_first=False)]
 
 
 def _dot_cotangent(
-    ct: Value, own: TensorType, other: Value, contract: DimPairs, batch: DimPairs, own_first: bool
+    ct: Value,
+    own: TensorType,
+    other: Value,
+    contract: DimPairs,
+    batch: DimPairs,
+    dtype: DType | None,
+    own_first: bool,
 ) -> Value:
     """The cotangent of one operand: the result's cotangent contracted with the other operand's free dims.
 
     Both operand orders compute it; the one whose result has the operand's own dim order, or at least its last dim, is
-    taken.
+    taken. If both have, the cotangent stands where the operand stood.
     """
     # Batch dims in the order they have in `own`; `ct` has them first, in the order of the params.
     by_own = sorted(range(len(batch[0])), key=batch[0].__getitem__)
@@ -136,14 +142,16 @@ def _dot_cotangent(
         order = orders[ct_left]
         return order != tuple(range(own.ndim)), order[-1:] != (own.ndim - 1,)
 
-    ct_left = fit(True) <= fit(False)
+    ct_left = own_first if fit(True) == fit(False) else fit(True) < fit(False)
     if ct_left:
         operands, pairs, batches = (ct, other), (ct_contract, other_free), (ct_batch, other_batch)
     else:
         operands, pairs, batches = (other, ct), (other_free, ct_contract), (other_batch, ct_batch)
     order = orders[ct_left]
     asked = as_primal(own, (ct.type, other.type), order)
-    out = dot_general(*operands, contract=pairs, batch=batches, dtype=own.dtype, **asked)
+    if not (dtype is None and ct.dtype == other.dtype == own.dtype):  # else it need not be said
+        dtype = own.dtype
+    out = dot_general(*operands, contract=pairs, batch=batches, dtype=dtype, **asked)
     if order == tuple(range(own.ndim)):
         return out
     return transpose(out, permutation=tuple(order.index(d) for d in range(own.ndim)))

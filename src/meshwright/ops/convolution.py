@@ -11,10 +11,10 @@ from meshwright.core.factors import FactorBuilder, Factors
 from meshwright.core.op import Cost, Linear, Linearity, Op, Operand, Sample, Types, Value, define_op
 from meshwright.core.program import Params
 from meshwright.core.types import OutSharding, Shape, TensorType
-from meshwright.ops.basic import Derivatives, move_dim, reshape, zeros
+from meshwright.ops.basic import Derivatives, move_dim, reshape, transpose, zeros
 from meshwright.ops.layout import as_primal, sums_taken
 from meshwright.ops.rules import bad_operands, traffic
-from meshwright.ops.shape import reverse
+from meshwright.ops.shape import before, rearranged, reverse
 
 # Where the dims of the three arrays are: (batch, feature, *spatial) of the input and of the result, and
 # (output feature, input feature, *spatial) of the kernel.
@@ -166,11 +166,14 @@ def _input_cotangent(ct: Value, x: TensorType, w: Value, params: Params) -> Valu
         low = window - 1 - params["padding"][n][0]
         total = dilated(x.shape[lhs[n + 2]], params["lhs_dilation"][n]) + window - 1
         padding.append((low, total - low - dilated(ct.shape[out[n + 2]], params["strides"][n])))
-    kernel = reverse(w, dims=tuple(rhs[2:])) if x.ndim > 2 else w
+    plain = before(reverse, w, dims=tuple(rhs[2:]))
+    kernel = w if plain is None else plain
     groups = params["feature_groups"] * params["batch_groups"]
     if groups > 1:
         # The groups of the kernel's output features become groups of its input features.
         kernel = _fold(_split(kernel, rhs[0], groups), rhs[1])
+    if plain is None and x.ndim > 2:
+        kernel = reverse(kernel, dims=tuple(rhs[2:]))
     found = conv_general_dilated(
         ct,
         kernel,
@@ -245,8 +248,15 @@ def _conv_batch(
 def _split(x: Value, dim: int, groups: int) -> Value:
     """``x`` with the ``groups`` of a dim in front, as a dim of their own."""
     shape = x.shape
-    x = reshape(x, shape=(*shape[:dim], groups, shape[dim] // groups, *shape[dim + 1 :]))
-    return move_dim(x, dim, 0)
+    x = rearranged(reshape, x, shape=(*shape[:dim], groups, shape[dim] // groups, *shape[dim + 1 :]))
+    return _moved(x, dim, 0)
+
+
+def _moved(x: Value, source: int, target: int) -> Value:
+    """``x`` with a dim at another position."""
+    order = [d for d in range(x.ndim) if d != source]
+    order.insert(target, source)
+    return x if source == target else rearranged(transpose, x, permutation=tuple(order))
 
 
 def _fold(x: Value, dim: int, groups: int = 1) -> Value:
@@ -256,11 +266,11 @@ def _fold(x: Value, dim: int, groups: int = 1) -> Value:
     """
     size, *shape = x.shape
     if groups > 1:
-        x = reshape(x, shape=(size, *shape[:dim], groups, shape[dim] // groups, *shape[dim + 1 :]))
-        x = move_dim(x, 0, dim + 1)
+        x = rearranged(reshape, x, shape=(size, *shape[:dim], groups, shape[dim] // groups, *shape[dim + 1 :]))
+        x = _moved(x, 0, dim + 1)
     else:
-        x = move_dim(x, 0, dim)
-    return reshape(x, shape=(*shape[:dim], size * shape[dim], *shape[dim + 1 :]))
+        x = _moved(x, 0, dim)
+    return rearranged(reshape, x, shape=(*shape[:dim], size * shape[dim], *shape[dim + 1 :]))
 
 
 def _unfold(x: Value, dim: int, size: int, groups: int = 1) -> Value:

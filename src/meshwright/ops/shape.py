@@ -11,9 +11,10 @@ from typing import Any
 from meshwright.core import dtypes
 from meshwright.core.factors import FactorBuilder, Factors
 from meshwright.core.op import Cost, Linear, Linearity, No, Op, Operand, Sample, Types, Value, define_op
-from meshwright.core.program import Params
+from meshwright.core.program import Params, Var
+from meshwright.core.trace import Tracer
 from meshwright.core.types import Shape, TensorType
-from meshwright.ops.basic import broadcast_in_dim, linear_jvp, mul, reduce_sum, zeros
+from meshwright.ops.basic import broadcast_in_dim, inverse, linear_jvp, mul, reduce_sum, reshape, transpose, zeros
 from meshwright.ops.elementwise import select
 from meshwright.ops.rules import bad_operands, keep_weak, move_cost, zero_jvp
 
@@ -125,6 +126,27 @@ concatenate: Op = define_op(
         Sample((Operand((4,)),), {"dim": 0}),
     ],
 )
+
+
+def before(op: Op, x: Value, **params: Any) -> Value | None:
+    """What ``x`` was before it was rearranged, if the op with these params undoes that; else None."""
+    made = x.builder.made_by(x.variable) if isinstance(x, Tracer) else None
+    if made is None or made.op is not op or not isinstance(made.inputs[0], Var):
+        return None
+    if op is reverse:
+        same = set(made.params["dims"]) == set(params["dims"])
+    elif op is reshape:
+        same = made.inputs[0].type.shape == params["shape"]
+    else:
+        same = op is transpose and params["permutation"] == inverse(made.params["permutation"])
+    return Tracer(x.builder, made.inputs[0]) if same else None
+
+
+def rearranged(op: Op, x: Value, **params: Any) -> Value:
+    """What a reshape or a transpose makes of ``x``; if it undoes one, what ``x`` was before."""
+    found = before(op, x, **params)
+    return op(x, **params) if found is None else found
+
 
 # slice and pad
 
@@ -249,7 +271,11 @@ def _pad_transpose(
     ct: Value = cts[0]
     x, value = inputs
     found: list[Value | None] = [None, None]
-    if isinstance(x, Linear):
+    if isinstance(x, Linear) and min((0, *params["low"], *params["high"])) == 0:  # nothing is cut off
+        steps = tuple(n + 1 for n in params["interior"])
+        limits = tuple(size - high for size, high in zip(ct.shape, params["high"], strict=True))
+        found[0] = slice_(ct, starts=params["low"], limits=limits, strides=steps)
+    elif isinstance(x, Linear):
         low, high = (tuple(-n for n in params[side]) for side in ("low", "high"))
         spread = pad(ct, 0, low=low, high=high, interior=(0,) * len(low)) if any(low + high) else ct
         steps = tuple(n + 1 for n in params["interior"])
