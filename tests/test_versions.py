@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -126,6 +127,38 @@ def two_components() -> bool:
 
 
 EXAMPLES[versions.CROSS] = two_components
+EXAMPLES[versions.SINC] = lambda: float(mnp.sinc(3.0)) == float(jnp.sinc(3.0))
+EXAMPLES[versions.HYPOT] = lambda: (
+    mnp.hypot(mnp.ones(2, bool), 1.5).weak_type == (jnp.hypot(jnp.ones(2, bool), 1.5).weak_type)
+)
+EXAMPLES[versions.SIGN] = lambda: turns(mw) == turns(jax)
+EXAMPLES[versions.NEXTAFTER] = lambda: slope_of_next(mw) == slope_of_next(jax)
+EXAMPLES[versions.LOG2] = lambda: mnp.log2(3.0).weak_type == jnp.log2(3.0).weak_type
+
+
+def turns(package: Any) -> bool:
+    """Whether the sign of a complex number turns with it."""
+    _, t = package.jvp(package.lax.sign, (package.numpy.array(1 + 0j),), (package.numpy.array(1j),))
+    return bool(t != 0)
+
+
+def slope_of_next(package: Any) -> float | None:
+    try:
+        return float(package.grad(lambda x: package.lax.nextafter(x, 2.0))(1.0))
+    except NotImplementedError:
+        return None
+
+
+def width_of_tri() -> bool:
+    before, mw.config.enable_x64 = mw.config.enable_x64, True
+    try:
+        with jax.enable_x64(True):
+            return bool(mnp.tri(2).dtype == jnp.tri(2).dtype)
+    finally:
+        mw.config.enable_x64 = before
+
+
+EXAMPLES[versions.TRI] = width_of_tri
 EXAMPLES[versions.DIGAMMA] = lambda: float(mw.lax.digamma(0.0)) == float(jax.lax.digamma(0.0))
 
 

@@ -67,6 +67,12 @@ UNREDUCED_TEXT = Change("unreduced{…}", (0, 11, 0), "the sign = may be left ou
 
 # JAX
 CROSS = Change("jnp.cross", (0, 12, 0), "vectors have three components; those of two are refused, as by NumPy 2.5")
+SINC = Change("jnp.sinc", (0, 12, 0), "0 at all whole numbers but 0, where it was a rounding")
+HYPOT = Change("jnp.hypot", (0, 12, 0), "of a Python number and integers, weak")
+SIGN = Change("lax.sign", (0, 12, 0), "a complex sign, which turns with the number, has a derivative")
+NEXTAFTER = Change("lax.nextafter", (0, 12, 0), "has the derivative 1")
+TRI = Change("jnp.tri", (0, 11, 2), "of the default width where no dtype is given, float32 before")
+LOG2 = Change("jnp.log2", (0, 11, 2), "of a weak number, weak")
 DIGAMMA = Change("lax.digamma", (0, 11, 2), "-inf at 0, where it was nan")
 LOG1P = Change("lax.log1p of float64", (0, 11, 1), "right to the last bits also between -0.41 and -0.29")
 GUMBEL = Change("random.gumbel", (0, 11, 1), 'mode="high" adds a larger number to keep away from 0')
@@ -85,5 +91,6 @@ UNREDUCED_KIND = Change(
 
 CHANGES = (
     *RULES.values(), *PASSES, CALLS, UNEVEN, UNREDUCED_TEXT,
-    CROSS, DIGAMMA, LOG1P, GUMBEL, COMPLEX_MAXIMUM, ABSTRACT_MESH, UNREDUCED_KIND,
+    CROSS, SINC, HYPOT, SIGN, NEXTAFTER, TRI, LOG2, DIGAMMA, LOG1P, GUMBEL,
+    COMPLEX_MAXIMUM, ABSTRACT_MESH, UNREDUCED_KIND,
 )  # fmt: skip

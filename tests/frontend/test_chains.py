@@ -60,21 +60,26 @@ def width(wide: bool) -> Iterator[None]:
         mw.config.enable_x64 = before
 
 
-def check(seed: int, longest: int) -> str:
-    """Draw a chain; check its calls, the derivative of one of them, and one way to run the chain whole."""
+def check(seed: int, longest: int) -> Counter[str]:
+    """Draw a chain; check its calls, the derivative of one of them, and one way to run the chain whole.
+
+    The result counts how they agree.
+    """
     random = np.random.default_rng([seed, 1])
     wide = seed % 5 == 4
     mode = list(WHOLE)[seed % len(WHOLE)]
     length = min(longest, 5 + int(random.geometric(0.4)) - 1)
+    found: Counter[str] = Counter()
     with width(wide):
         chain = draw_chain(seed, length, wide, concrete=False)
         one = chain.lines[int(random.integers(len(chain.lines)))]
-        for line, why in failures(chain, [one]):
+        for line, why in failures(chain, [one], found):
             raise AssertionError(f"chain {seed}\n{chain.source(line)}\n{why}")
         try:
-            return WHOLE[mode](chain, random)
-        except Difference as found:
-            raise AssertionError(f"chain {seed}, {mode}\n{chain.source()}\n{found}") from found
+            found[WHOLE[mode](chain, random)] += 1
+        except Difference as difference:
+            raise AssertionError(f"chain {seed}, {mode}\n{chain.source()}\n{difference}") from difference
+    return found
 
 
 def test_chains_are_what_jax_makes_of_them() -> None:
@@ -85,8 +90,9 @@ def test_chains_are_what_jax_makes_of_them() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("block", range(100))
 def test_many_chains_are_what_jax_makes_of_them(block: int) -> None:
-    found = Counter(check(seed, 15) for seed in range(1000 + 50 * block, 1050 + 50 * block))
-    assert found["wild"] <= 10, f"too many chains that say nothing: {found}"
+    found = sum((check(seed, 15) for seed in range(1000 + 50 * block, 1050 + 50 * block)), Counter())
+    print(dict(found))
+    assert found.total() >= 300 and found["wild"] <= 0.05 * found.total(), f"too many that say nothing: {found}"
 
 
 @pytest.mark.slow

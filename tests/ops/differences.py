@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.versions import COMPLEX_MAXIMUM, DIGAMMA, older_than
+from tests.versions import COMPLEX_MAXIMUM, DIGAMMA, NEXTAFTER, SIGN, older_than
 
 Mask = Any  # of bools, one per element
 
@@ -85,8 +85,10 @@ def at_edges(name: str, operands: list[Any], params: Any) -> Mask:
     return AT_EDGES.get(name, _nowhere)(*operands, **params)
 
 
-# Ops whose derivative is not JAX's for complex operands: JAX has 0 for the sign, which turns with its operand, and new
-# versions have none for the largest and the smallest.
-COMPLEX_DERIVATIVE = frozenset({"sign"})
+# Ops whose derivative is not JAX's for complex operands: old versions have 0 for the sign, which turns with its
+# operand, and new ones have none for the largest and the smallest.
+COMPLEX_DERIVATIVE = frozenset({"sign"} if older_than(SIGN) else ())
 if not older_than(COMPLEX_MAXIMUM):
     COMPLEX_DERIVATIVE |= {"maximum", "minimum", "cummax", "cummin"}
+# And those that have none for real ones in old versions.
+NO_DERIVATIVE = frozenset({"nextafter"} if older_than(NEXTAFTER) else ())

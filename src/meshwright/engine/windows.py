@@ -82,7 +82,7 @@ def gather_windows(
     if single and len(dims) == 1:
         out = _take(x, starts[0], dims[0])
     elif single and dims == tuple(range(len(dims))) and x.flags.c_contiguous:
-        flat = x.reshape(-1, *x.shape[len(dims) :])
+        flat = x.reshape(prod(x.shape[: len(dims)]), *x.shape[len(dims) :])
         rows = _linear(starts, x.shape[: len(dims)])
         out = flat.take(rows, axis=0, mode="clip").reshape(*rows.shape, *sizes, *flat.shape[1:])
     else:

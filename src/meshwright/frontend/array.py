@@ -70,7 +70,8 @@ def _reflected(op: Op, self: Value, other: Any) -> Any:
 
 def _ordered(op: Op, self: Value, other: Any) -> Any:
     """A comparison by order, which complex numbers have in NumPy only."""
-    if (self.type.dtype.kind == "c" or getattr(getattr(other, "dtype", None), "kind", "") == "c") and is_operand(other):
+    other_kind = "c" if isinstance(other, complex) else getattr(getattr(other, "dtype", None), "kind", "")
+    if "c" in (self.type.dtype.kind, other_kind) and is_operand(other):
         return numpy_logic.ordered(op, self, other)
     return _operator(op, self, other)
 

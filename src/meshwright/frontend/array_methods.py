@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from meshwright.core import dtypes
-from meshwright.core.dtypes import DType
+from meshwright.core.dtypes import BOOL, UINT8, DType
 from meshwright.core.op import Value
 from meshwright.core.source import here
 from meshwright.errors import ShapeError
@@ -30,6 +30,7 @@ from meshwright.frontend.operands import (
     as_dtype,
     convert,
     known,
+    stack_values,
     static_flag,
     strong,
 )
@@ -305,9 +306,16 @@ def astype(x: ArrayLike, dtype: DTypeLike, /, *, copy: bool = False) -> Value:
 
 
 def viewed(x: Value, dtype: DType) -> Value:
-    """The bits of ``x`` as numbers of another dtype, whose width changes the size of the last dim."""
+    """The bits of ``x`` as numbers of another dtype, whose width changes the size of the last dim.
+
+    A boolean is a byte of 0 or 1, and a complex number two floats.
+    """
+    if x.type.dtype == BOOL != dtype:
+        return viewed(convert(x, UINT8), dtype)
+    if dtype == BOOL != x.type.dtype:
+        return elementwise.ne(viewed(x, UINT8), 0)
     have, width = x.type.dtype.itemsize, dtype.itemsize
-    if have == width:
+    if have == width and (x.type.dtype == dtype or not (dtypes.is_complex(x.type.dtype) or dtypes.is_complex(dtype))):
         return elementwise.bitcast(x, dtype=dtype)
     if not x.ndim or (have < width and x.shape[-1] * have % width):
         raise ShapeError(
@@ -319,6 +327,12 @@ def viewed(x: Value, dtype: DType) -> Value:
             fix=f"x.astype('{dtype.name}') converts the numbers",
         )
     lead, size = x.shape[:-1], x.shape[-1]
+    if dtypes.is_complex(x.type.dtype):
+        parts = stack_values([elementwise.real(x), elementwise.imag(x)], x.ndim)
+        return viewed(basic.reshape(parts, shape=(*lead, 2 * size)), dtype)
+    if dtypes.is_complex(dtype):
+        floats = viewed(x, dtypes.real_part(dtype))
+        return elementwise.complex(floats[..., ::2], floats[..., 1::2])
     if have > width:
         return basic.reshape(elementwise.bitcast(x, dtype=dtype), shape=(*lead, size * (have // width)))
     ratio = width // have

@@ -205,10 +205,10 @@ def _inside(at: Any, dim: int, x: Value, clamp: bool) -> Any:
     """A position counted from the left. A Python integer must lie within; where those of arrays may lie, traced or
     not, is left to whoever reads or writes."""
     size = x.type.shape[dim]
-    if isinstance(at, np.ndarray) and at.ndim == 0:
+    if isinstance(at, np.ndarray) and at.ndim == 0 and size:
         return int(at) + (size if at < 0 else 0)
-    if at.__class__ is int:
-        if not -size <= at < size and not clamp:
+    if at.__class__ is int or (isinstance(at, np.ndarray) and at.ndim == 0):
+        if not -size <= at < size and (not clamp or not size):
             raise IndexingError(
                 f"Index {at} is outside dim {dim} of {x.type}.",
                 where=here(),

@@ -75,10 +75,11 @@ class Place:
         wrap_negative_indices: bool = True,
     ) -> Value:
         """The elements; positions outside are clamped, or with ``mode="fill"`` give ``fill_value``."""
-        _check_mode(mode)
-        if mode in ("fill", "drop") or fill_value is not None:
-            return gather_items(self.array, read_index(self.array, self.key, clamp=True), "fill", fill_value)
         items = read_index(self.array, self.key, clamp=True)
+        if mode != "wrap" or (any(isinstance(i, Position) for i in items) and 0 not in layout_of(items).final):
+            _check_mode(mode)  # without positions there is none outside, and any mode will do
+        if mode in ("fill", "drop") or fill_value is not None:
+            return gather_items(self.array, items, "fill", fill_value)
         if any(isinstance(i, Position) for i in items):
             return gather_items(self.array, items, "promise" if mode == "promise_in_bounds" else "clip")
         return static_slice(self.array, tuple(items))
@@ -125,6 +126,8 @@ class Place:
         ):
             return self.set(function(self.get()), **options)
         x = self.array
+        if 0 in x.type.shape:
+            return x
         times = Place(basic.zeros(TensorType(x.shape, dtypes.INT32, varying=x.type.varying)), self.key).add(
             1, **options
         )
@@ -161,7 +164,7 @@ def _scatter(
     mode: str | None = None,
     wrap_negative_indices: bool = True,
 ) -> Value:
-    x = place.array
+    x, gather_mode = place.array, _check_mode(mode)
     y = convert(value(values), x.type.dtype)
     if is_number(values):  # the same on all devices, as every number in a program is
         y = lift(y, x.type.varying)
@@ -170,7 +173,6 @@ def _scatter(
         dims = tuple(range(mask.ndim))
         mask = basic.broadcast_in_dim(mask, shape=x.type.shape, dims=dims) if mask.ndim < x.type.ndim else mask
         return either(mask, combine(x, y), x)
-    gather_mode = _check_mode(mode)
     items = read_index(x, place.key, clamp=mode in ("drop", "fill", "clip"))
     layout = layout_of(items)
     if broadcast_shapes(y.type.shape, layout.final) != layout.final:
@@ -180,6 +182,8 @@ def _scatter(
             why="they are broadcast to the shape of the place",
             fix=f"values of shape {layout.final}, or a number",
         )
+    if 0 in layout.final:
+        return x
     y = broadcast(y, layout.final)
     if layout.final != layout.plain:
         y = basic.reshape(y, shape=layout.plain)
@@ -213,7 +217,7 @@ def _whole_mask(x: Value, key: Any) -> Any:
         mask = to_array(key)
     else:
         return None
-    return mask if mask.ndim and mask.type.shape == x.type.shape[: mask.ndim] else None
+    return mask if mask.type.shape == x.type.shape[: mask.ndim] else None
 
 
 def _is_window(item: Item, shape: Shape) -> bool:

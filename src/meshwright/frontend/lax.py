@@ -401,7 +401,8 @@ MOST_DERIVATIVES = 100  # beyond, their size is no float
 def polygamma(m: ArrayLike, x: ArrayLike) -> Value:
     """The ``m``-th derivative of ``digamma``, for one known whole number ``m``, also as a float or an array of it."""
     orders = np.unique(known(value(m), "m of lax.polygamma", "pass m as a Python number"))
-    if orders.size != 1 or orders.dtype.kind not in "iuf" or orders[0] not in range(MOST_DERIVATIVES):
+    real = dtypes.is_integer(orders.dtype) or dtypes.is_float(orders.dtype)
+    if orders.size != 1 or not real or orders[0] not in range(MOST_DERIVATIVES):
         why = f"it is one whole number for all elements, below {MOST_DERIVATIVES}"
         raise ShapeError(f"m of lax.polygamma is {m!r}.", where=here(), why=why, fix="m=1")
     order = int(orders[0])

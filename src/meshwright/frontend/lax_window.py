@@ -242,8 +242,8 @@ def gather(
     static_flag(indices_are_sorted, "indices_are_sorted of lax.gather")
     unique_indices = static_flag(unique_indices, "unique_indices of lax.gather")
     x, numbers = value(operand), _numbers(dimension_numbers, GatherDimensionNumbers, "lax.gather")
-    filled = GatherScatterMode.from_any(mode) is GatherScatterMode.FILL_OR_DROP
-    if filled and fill_value is not None:
+    found = GatherScatterMode.PROMISE_IN_BOUNDS if mode is None else GatherScatterMode.from_any(mode)
+    if found is GatherScatterMode.FILL_OR_DROP and fill_value is not None:
         return _filled_gather(x, value(start_indices), numbers, slice_sizes, fill_value)
     return indexing.gather(
         x,
@@ -254,7 +254,7 @@ def gather(
         indices_batch_dims=numbers.start_indices_batching_dims,
         start_index_map=numbers.start_index_map,
         slice_sizes=static_shape(slice_sizes, "a size of lax.gather"),
-        mode=GatherScatterMode.from_any(mode).value,
+        mode=found.value,
     )
 
 

@@ -84,6 +84,17 @@ __all__ = [
 # Activations
 
 
+def _beside_floats(x: ArrayLike) -> Value:
+    """``x`` in the dtype it has beside Python's floats: integers become weak floats of the default width."""
+    return value(promote_operands((x, 0.0))[0])
+
+
+def _floats(x: ArrayLike) -> Value:
+    """``x`` in a floating dtype; truth values are as weak as Python's numbers."""
+    x = value(x)
+    return _beside_floats(x) if x.type.dtype == dtypes.BOOL else inexact(x)
+
+
 def identity(x: ArrayLike) -> Value:
     """``x`` itself."""
     return value(x)
@@ -98,6 +109,8 @@ def relu(x: ArrayLike, /) -> Value:
     """
     # A choice rather than a maximum: its derivative at 0 is that of the branch taken, and NaN stays NaN.
     x = value(x)
+    if x.type.dtype == dtypes.BOOL:
+        x = convert(x, dtypes.default_int(), weak=True)
     if dtypes.is_complex(x.type.dtype):
         return either(greater(x, 0), x, 0)
     return apply(elementwise.select, (apply(elementwise.le, (x, 0), {}), 0, x), {})
@@ -105,7 +118,7 @@ def relu(x: ArrayLike, /) -> Value:
 
 def relu6(x: ArrayLike, /) -> Value:
     """``min(max(x, 0), 6)``, with derivative 0 at the ends."""
-    x = inexact(x)
+    x = _beside_floats(x)
     return either(less_equal(x, 0), 0, either(greater_equal(x, 6), 6, x))
 
 
@@ -121,12 +134,12 @@ def log_sigmoid(x: ArrayLike, /) -> Value:
 
 def softplus(x: ArrayLike, /) -> Value:
     """``log(1 + exp(x))``."""
-    return logaddexp(inexact(x), 0.0)
+    return logaddexp(_floats(x), 0.0)
 
 
 def soft_sign(x: ArrayLike, /) -> Value:
     """``x / (1 + |x|)``."""
-    x = inexact(x)
+    x = _floats(x)
     return divide(x, add(absolute(x), 1.0))
 
 
@@ -141,7 +154,7 @@ swish = silu
 
 def mish(x: ArrayLike, /) -> Value:
     """``x * tanh(softplus(x))``."""
-    x = inexact(x)
+    x = _floats(x)
     return multiply(x, tanh(softplus(x)))
 
 
@@ -158,7 +171,7 @@ def gelu(x: ArrayLike, approximate: bool = True) -> Value:
 
 def elu(x: ArrayLike, alpha: ArrayLike = 1.0) -> Value:
     """``x`` above zero, ``alpha * (exp(x) - 1)`` below."""
-    x = inexact(x)
+    x = _beside_floats(x)
     positive = greater(x, 0)
     # The branch not taken sees 0, so that it has no infinite derivative.
     return either(positive, x, multiply(alpha, expm1(either(positive, 0.0, x))))
@@ -166,7 +179,7 @@ def elu(x: ArrayLike, alpha: ArrayLike = 1.0) -> Value:
 
 def leaky_relu(x: ArrayLike, negative_slope: ArrayLike = 1e-2) -> Value:
     """``x`` above zero, ``negative_slope * x`` below."""
-    x = inexact(x)
+    x = _beside_floats(x)
     return either(greater_equal(x, 0), x, multiply(negative_slope, x))
 
 
@@ -177,7 +190,7 @@ def selu(x: ArrayLike, /) -> Value:
 
 def celu(x: ArrayLike, alpha: ArrayLike = 1.0) -> Value:
     """``max(x, 0) + alpha * (exp(min(x, 0) / alpha) - 1)``."""
-    x = inexact(x)
+    x = _beside_floats(x)
     return add(maximum(x, 0.0), multiply(alpha, expm1(divide(minimum(x, 0.0), alpha))))
 
 
@@ -209,7 +222,7 @@ def hard_sigmoid(x: ArrayLike, /) -> Value:
 
 def hard_silu(x: ArrayLike, /) -> Value:
     """``x * hard_sigmoid(x)``."""
-    x = inexact(x)
+    x = _beside_floats(x)
     return multiply(x, hard_sigmoid(x))
 
 
@@ -321,13 +334,23 @@ def standardize(
     variance: ArrayLike | None = None,
     epsilon: ArrayLike = 1e-5,
     where: ArrayLike | None = None,
+    *,
+    algorithm: str = "fast",
 ) -> Value:
-    """``x`` shifted and scaled to mean 0 and variance 1 over ``axis``."""
+    """``x`` shifted and scaled to mean 0 and variance 1 over ``axis``.
+
+    The variance is the mean of squares less the square of the mean, or, with ``algorithm="stable"``, the mean of the
+    squares of what is left of ``x`` without its mean, which is exact also where that is little.
+    """
+    one_of(algorithm, ("fast", "stable"), "algorithm of nn.standardize")
     x = inexact(x)
     if mean is None:
         mean = _mean(x, axis, where)
-    if variance is None:
-        variance = subtract(_mean(square(x), axis, where), square(value(mean)))
+    if variance is None and algorithm == "stable":
+        variance = _mean(square(subtract(x, mean)), axis, where)
+    elif variance is None:
+        # A difference of rounded numbers, or from a mean that is not that of x, may be below 0.
+        variance = maximum(0, subtract(_mean(square(x), axis, where), square(value(mean))))
     return multiply(subtract(x, mean), apply(elementwise.rsqrt, (add(variance, epsilon),), {}))
 
 

@@ -39,6 +39,7 @@ from meshwright.frontend.operands import (
     promote_operands,
     promoted_values,
     static_flag,
+    strong,
     to_inexact,
     unary,
     value,
@@ -208,7 +209,7 @@ def reciprocal(x: ArrayLike, /) -> Value:
 def square(x: ArrayLike, /) -> Value:
     """``x * x``."""
     x = value(x)
-    return apply(elementwise.square, (convert(x, dtypes.default_int()) if x.type.dtype == BOOL else x,), {})
+    return apply(elementwise.square, (convert(x, dtypes.INT32) if x.type.dtype == BOOL else x,), {})
 
 
 def fabs(x: ArrayLike, /) -> Value:
@@ -266,7 +267,7 @@ def heaviside(x: ArrayLike, y: ArrayLike, /) -> Value:
     """0 below zero, 1 above, ``y`` at zero."""
     x, y = promoted_values(x, y, inexact=True)
     step = either(less(x, 0), convert(value(0.0), dtype_of(x, y)), 1.0)
-    return either(isnan(x), x, either(equal(x, 0), y, step))
+    return strong(either(isnan(x), x, either(equal(x, 0), y, step)))
 
 
 def nextafter(x: ArrayLike, y: ArrayLike, /) -> Value:

@@ -383,8 +383,7 @@ def identity(n: int, dtype: DTypeLike = None) -> Value:
 def tri(N: int, M: int | None = None, k: int = 0, dtype: DTypeLike = None) -> Value:
     """Ones on and below the ``k``-th diagonal."""
     shape = (static_size(N, "N of mnp.tri"), static_size(N if M is None else M, "M of mnp.tri"))
-    target = dtypes.FLOAT32 if dtype is None else as_dtype(dtype)  # whatever the default width is
-    return convert(_compare_places(shape, static_int(k, "k of mnp.tri"), "ge"), target)
+    return convert(_compare_places(shape, static_int(k, "k of mnp.tri"), "ge"), _dtype_or_float(dtype))
 
 
 def _dtype_or_float(dtype: DTypeLike) -> DType:
@@ -445,7 +444,7 @@ def _shifted(v: Value, k: int, size: int) -> Value:
 
 def diagflat(v: ArrayLike, k: int = 0) -> Value:
     """The matrix with all elements of ``v`` on its diagonal."""
-    v = value(v)
+    v = strong(value(v))
     return diag(basic.reshape(v, shape=(v.size,)), k)
 
 

@@ -20,6 +20,8 @@ from meshwright.frontend.numpy_arithmetic import (
     maximum,
     minimum,
     multiply,
+    negative,
+    remainder,
     square,
     subtract,
     unary_round,
@@ -88,7 +90,7 @@ def log1p(x: ArrayLike, /) -> Value:
 
 def log2(x: ArrayLike, /) -> Value:
     """The logarithm to base 2."""
-    return strong(divide(log(x), math.log(2.0)))
+    return divide(log(x), math.log(2.0))
 
 
 def log10(x: ArrayLike, /) -> Value:
@@ -104,9 +106,9 @@ def logaddexp(x: ArrayLike, y: ArrayLike, /) -> Value:
 
 def logaddexp2(x: ArrayLike, y: ArrayLike, /) -> Value:
     """``log2(2**x + 2**y)`` without overflow."""
-    larger, difference, undefined, total = _apart(inexact(x), inexact(y), "logaddexp2")
+    larger, difference, undefined, total = _apart(x, y, "logaddexp2")
     found = either(undefined, total, add(larger, divide(log1p(exp2(difference)), math.log(2.0))))
-    return _principal(found, math.pi / math.log(2.0))
+    return _principal(strong(found) if found.ndim else found, math.pi / math.log(2.0))
 
 
 def _principal(x: Value, half: float) -> Value:
@@ -223,24 +225,37 @@ asinh, acosh, atanh = arcsinh, arccosh, arctanh
 
 def sinc(x: ArrayLike, /) -> Value:
     """``sin(pi x) / (pi x)``, and 1 at zero."""
-    angle = multiply(inexact(x), math.pi)
+    x = inexact(x)
+    angle = _times(x, math.pi)
     zero = equal(angle, 0)
     safe = either(zero, 1.0, angle)
     # At zero the series 1 - a²/3! + a⁴/5! - …, whose derivatives there are the function's, up to the 17th.
     squared, series = square(angle), value(1.0)
     for n in range(16, 0, -2):
         series = subtract(1.0, divide(multiply(squared, series), n * (n + 1)))
-    return either(zero, series, divide(sin(safe), safe))
+    if dtypes.is_complex(x.type.dtype):
+        return either(zero, series, divide(sin(safe), safe))
+    # Without the whole turns, which are exact in x and rounded in pi x: zero at every whole number but 0.
+    turns = unary_round(x)
+    part = sin(multiply(subtract(x, turns), math.pi))
+    waves = either(equal(remainder(turns, 2), 0), part, negative(part))
+    return either(zero, series, either(isinf(x), 0.0, divide(waves, safe)))
 
 
 def deg2rad(x: ArrayLike, /) -> Value:
     """Degrees to radians."""
-    return multiply(inexact(x), math.pi / 180.0)
+    return _times(x, math.pi / 180.0)
 
 
 def rad2deg(x: ArrayLike, /) -> Value:
     """Radians to degrees."""
-    return multiply(inexact(x), 180.0 / math.pi)
+    return _times(x, 180.0 / math.pi)
+
+
+def _times(x: ArrayLike, constant: float) -> Value:
+    """``x`` times a constant of its own dtype, which is weak beside a weak scalar alone."""
+    x = inexact(x)
+    return multiply(strong(x) if x.ndim else x, constant)
 
 
 radians, degrees = deg2rad, rad2deg
@@ -275,8 +290,9 @@ def _rounded(op: Any, x: ArrayLike) -> Value:
 
 
 def rint(x: ArrayLike, /) -> Value:
-    """The nearest integer, halves to even."""
-    return round(convert(value(x), to_inexact(value(x).type.dtype)))
+    """The nearest integer, halves to even; integers become floats of the default width."""
+    x = value(x)
+    return round(x) if dtypes.is_inexact(x.type.dtype) else convert(x, dtypes.default_float())
 
 
 def round(x: ArrayLike, decimals: int = 0, out: None = None) -> Value:
@@ -309,7 +325,7 @@ around = round
 
 def modf(x: ArrayLike, /) -> tuple[Value, Value]:
     """The fraction and the whole part."""
-    x = convert(value(x), to_inexact(value(x).type.dtype))
+    x = inexact(x)
     whole = trunc(x)
     fraction = either(isinf(x), 0.0, subtract(x, whole))
     return fraction, whole
@@ -367,8 +383,8 @@ def ldexp(x: ArrayLike, y: ArrayLike, /) -> Value:
 def angle(z: ArrayLike, deg: bool = False) -> Value:
     """The angle of a complex number."""
     deg = static_flag(deg, "deg of mnp.angle")
-    z = inexact(z)
-    if not z.ndim and not dtypes.is_complex(z.type.dtype):
-        z = convert(z, dtypes.default_float(), z.type.weak)
+    z = value(z)
+    if not dtypes.is_inexact(z.type.dtype) or (not z.ndim and dtypes.is_float(z.type.dtype)):
+        z = strong(convert(z, dtypes.default_float()))
     turned = arctan2(imag(z), real(z))
     return rad2deg(turned) if deg else turned

@@ -79,7 +79,7 @@ def _vector_norm(x: Value, ord: Any, axes: tuple[int, ...], keepdims: bool) -> V
     if ord is None or ord == 2:
         return sqrt(sum(_squares(x), axes, keepdims=keepdims))
     if ord == math.inf:
-        return max(absolute(x), axes, keepdims=keepdims)
+        return max(absolute(x), axes, keepdims=keepdims, initial=0 if 0 in x.shape else None)
     if ord == -math.inf:
         return min(absolute(x), axes, keepdims=keepdims)
     if ord == 0:
@@ -97,7 +97,9 @@ def _matrix_norm(x: Value, ord: Any, first: int, second: int, keepdims: bool) ->
         inner, outer = (first, second) if abs(ord) == 1 else (second, first)
         totals = sum(absolute(x), inner, keepdims=keepdims)
         rest = outer - (0 if keepdims or outer < inner else 1)
-        return (max if ord > 0 else min)(totals, rest, keepdims=keepdims)
+        if ord < 0:
+            return min(totals, rest, keepdims=keepdims)
+        return max(totals, rest, keepdims=keepdims, initial=0 if 0 in x.shape else None)
     raise ShapeError(
         f"mnp.linalg.norm of matrices cannot take ord={ord!r}.",
         where=here(),

@@ -180,7 +180,7 @@ def searchsorted(
     if sorter is not None:
         ordered = take(ordered, ravel(sorter))
     size = ordered.shape[0]
-    kind = dtypes.default_int()
+    kind = dtypes.INT32 if size < 2**31 else dtypes.INT64  # wide enough for the places, whatever the default width is
     low = basic.zeros(wanted.type.with_(dtype=kind, weak=False))
     if size == 0:
         return low

@@ -66,7 +66,7 @@ def pad(array: ArrayLike, pad_width: Any, mode: str = "constant", **options: Any
     option = options.get(name, default)
     if mode in ("constant", "empty"):
         return _constant(x, widths, option if mode == "constant" else 0)
-    if any(pair != (0, 0) and x.shape[d] == 0 for d, pair in enumerate(widths)):
+    if mode != "mean" and any(pair != (0, 0) and x.shape[d] == 0 for d, pair in enumerate(widths)):  # that is NaN
         raise ShapeError(
             f"mnp.pad with mode={mode!r} cannot add to {x.type.short()}.",
             where=here(),

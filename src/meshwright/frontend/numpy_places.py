@@ -58,6 +58,8 @@ def ix_(*args: ArrayLike) -> tuple[Value, ...]:
                 f"mnp.ix_ cannot take {x.type.short()}.", where=here(), why="each argument has one dim", fix="x.ravel()"
             )
         places = nonzero(x)[0] if x.type.dtype == dtypes.BOOL else x
+        if not places.size:  # whatever dtype an empty list has
+            places = convert(places, dtypes.default_int())
         shape = tuple(places.shape[0] if d == n else 1 for d in range(len(args)))
         out.append(basic.reshape(places, shape=shape))
     return tuple(out)

@@ -35,6 +35,7 @@ from meshwright.frontend.operands import (
     static_flag,
     static_int,
     static_size,
+    strong,
     value,
     whole_numbers,
 )
@@ -134,7 +135,7 @@ def take_along_axis(
     others = tuple(d for d in range(x.ndim) if d != dim)
     modes = {None: "fill", "fill": "fill", "clip": "clip", "promise_in_bounds": "promise"}
     one_of(mode, list(modes), "mode of mnp.take_along_axis")
-    if 0 in places.shape:
+    if 0 in places.shape or 0 in x.shape:
         return basic.zeros(x.type.with_(shape=places.shape))
     out = read_windows(
         x,
@@ -307,7 +308,7 @@ def choose(a: ArrayLike, choices: Any, out: None = None, mode: str = "raise") ->
             why="it takes integers, and one array or more",
             fix="mnp.choose(i, [x, y])",
         )
-    count, options = len(options), promote_operands(options)
+    count, options = len(options), [strong(x) for x in promote_operands(options)]
     if mode == "raise":
         fix = "mnp.choose(i, choices, mode='clip') inside of jit"
         inside("mnp.choose", known(picks, "mnp.choose with mode='raise'", fix), count)

@@ -105,8 +105,8 @@ rem: Op = pointwise_op(
     arity=2,
     dtypes=INTEGERS + FLOATS,
     evaluate=_remainder,
-    # x rem y = x - y trunc(x / y)
-    jvp=Derivatives(lambda t, out, x, y: t, lambda t, out, x, y: mul(t, div(sub(out, x), y))),
+    # x rem y = x - y trunc(x / y), of which the last is whole, and a constant to later derivatives
+    jvp=Derivatives(lambda t, out, x, y: t, lambda t, out, x, y: mul(t, round_(div(sub(out, x), y), away=False))),
     samples=_quotient_samples,
 )
 
@@ -297,7 +297,7 @@ nextafter: Op = pointwise_op(
     arity=2,
     dtypes=FLOATS,
     evaluate=Ufunc("nextafter"),
-    jvp=No("the step to the next float depends on how floats are stored"),
+    jvp=Derivatives(lambda t, out, x, y: t, None),  # the step is as good as constant
 )
 
 # Values passed on

@@ -54,9 +54,16 @@ def _gather_type(x: TensorType, indices: TensorType, **params: Unpack[GatherPara
             f"windows of {sizes} have more than one element along a collapsed or batch dim",
             f"slice_sizes={tuple(1 if u is None else n for u, n in zip(along, sizes, strict=True))}",
         )
-    offsets = dict(zip(along, sizes, strict=True))
-    batch = iter(indices.shape[:-1])
-    return TensorType(tuple(offsets[r] if r in offsets else next(batch) for r in range(rank)), x.dtype, x.weak)
+    return TensorType(_gathered_shape(x.ndim, indices.shape, params), x.dtype, x.weak)
+
+
+def _gathered_shape(x_rank: int, indices: Shape, params: Any) -> Shape:
+    """The shape of what a gather reads: the dims of windows, and between them those of index vectors."""
+    along = Windows.of_gather(params).along(x_rank)
+    offsets = {u: n for u, n in zip(along, params["slice_sizes"], strict=True) if u is not None}
+    batch = iter(indices[:-1])
+    rank = len(indices) - 1 + len(offsets)
+    return tuple(offsets[r] if r in offsets else next(batch) for r in range(rank))
 
 
 def scatter_type(op: str, allowed: Sequence[dtypes.DType]) -> Callable[..., TensorType]:
@@ -249,9 +256,10 @@ gather: Op = define_op(
 
 def read_windows(x: Value, indices: Value, **params: Any) -> Value:
     """A gather whose windows may be larger than the array if nothing is read: the result has no elements then."""
-    room = tuple(map(max, x.shape, params["slice_sizes"]))
-    if room != x.shape and not (t := _gather_type(x.type.with_(shape=room), indices.type, **params)).size:
-        return zeros(t)
+    if any(n > size for n, size in zip(params["slice_sizes"], x.shape, strict=True)):
+        shape = _gathered_shape(x.ndim, indices.shape, params)
+        if 0 in shape:
+            return zeros(TensorType(shape, x.dtype, x.type.weak))
     return gather(x, indices, **params)
 
 
@@ -317,10 +325,12 @@ def scatter_cost(flops: float) -> Callable[[Types, Types, Params], Cost]:
 
 
 def read_back(x: Value, indices: Value, updates: TensorType, params: Params) -> Value:
-    """The windows of ``x`` that a scatter of ``updates`` with these params writes."""
+    """The windows of ``x`` that a scatter of ``updates`` with these params writes; zeros where it writes nothing."""
+    if 0 in x.shape:
+        return zeros(updates.with_(dtype=x.dtype))
     windows = Windows.of_scatter(params)
     sizes = windows.sizes(x.ndim, updates.shape)
-    return gather(x, indices, **windows.gather(sizes, _READING[params["mode"]]))
+    return read_windows(x, indices, **windows.gather(sizes, _READING[params["mode"]]))
 
 
 def _scatter_add_jvp(

@@ -200,7 +200,8 @@ class Drawer:
             whole = np.asarray(self.random.integers(int(np.ceil(low)), int(np.floor(high)) + 1, shape))
             if within is None and self.flag(0.08):
                 limits = np.iinfo(dtype)
-                whole = np.where(self.random.random(shape) < 0.3, self.choose((limits.min, limits.max)), whole)
+                far = np.asarray(self.choose((limits.min, limits.max)), dtype)
+                whole = np.where(self.random.random(shape) < 0.3, far, whole.astype(dtype))
             return whole.astype(dtype)
         if within is None and self.flag(0.25):  # whole numbers and halves: ties, zeros, poles
             drawn = np.round(drawn * 2) / 2

@@ -1,0 +1,84 @@
+"""The dtype, weakness and shape of every function of one operand, for every dtype of the operand, are those of JAX."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import meshwright as mw
+from tests.frontend.chains import CHANGED
+from tests.frontend.closeness import leaves, on_meshwright
+from tests.frontend.test_chains import width
+from tests.versions import older_than
+
+NARROW = ("bool", "int8", "uint8", "int16", "uint32", "int32", "float16", "bfloat16", "float32", "complex64")
+WIDE = (*NARROW, "int64", "uint64", "float64", "complex128")
+PREFIXES = {"numpy": "np_.", "nn": "nn.", "lax": "lax."}
+
+
+def functions() -> list[tuple[str, str]]:
+    """The module and name of all that can be called with one array, or not."""
+    found = []
+    for module, prefix in PREFIXES.items():
+        for name in getattr(mw, module).__all__:
+            function = getattr(getattr(mw, module), name)
+            changed = CHANGED.get(prefix + name)
+            if callable(function) and not isinstance(function, type) and (changed is None or not older_than(changed)):
+                found.append((module, name))
+    return [pair for pair in found if hasattr(getattr(jax, pair[0]), pair[1])]
+
+
+def operands(wide: bool) -> Iterator[Any]:
+    """Scalars and vectors of every dtype, also weak ones of those that Python's numbers have."""
+    numbers = ("int64", "float64", "complex128") if wide else ("int32", "float32", "complex64")
+    for dtype in WIDE if wide else NARROW:
+        for shape in ((), (3,)):
+            x = jnp.ones(shape, dtype)
+            yield x
+            if dtype in numbers:
+                yield jax.lax.convert_element_type_p.bind(x, new_dtype=x.dtype, weak_type=True, sharding=None)
+
+
+def kinds(x: Any) -> list[str]:
+    return [
+        f"{a.dtype}{list(a.shape)}{' weak' * bool(a.weak_type and a.dtype != bool)}"
+        for a in leaves(x)
+        if hasattr(a, "weak_type")
+    ]
+
+
+def check(module: str, name: str, x: Any) -> None:
+    try:
+        # What JAX takes to be lists of numbers or truth values are no arrays here, and are not compared.
+        theirs = kinds(jax.eval_shape(getattr(getattr(jax, module), name), x))
+    except Exception:
+        return
+    try:
+        ours = kinds(getattr(getattr(mw, module), name)(on_meshwright(x)))
+    except mw.MeshwrightError:
+        return  # JAX may refuse later, when it runs
+    assert not ours or ours == theirs, f"{module}.{name}({kinds(x)[0]}): {ours}, JAX has {theirs}"
+
+
+def test_some_functions_of_one_operand_have_the_kind_that_jax_gives_them() -> None:
+    random = np.random.default_rng(0)
+    for wide in (False, True):
+        with width(wide):
+            given, names = list(operands(wide)), functions()
+            for _ in range(250):
+                check(*names[random.integers(len(names))], given[random.integers(len(given))])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("wide", [False, True], ids=["narrow", "wide"])
+def test_all_functions_of_one_operand_have_the_kind_that_jax_gives_them(wide: bool) -> None:
+    with width(wide):
+        given = list(operands(wide))
+        for module, name in functions():
+            for x in given:
+                check(module, name, x)
