@@ -56,8 +56,8 @@ LIBRARY: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def mapped(function: Callable[..., Any], automatic: bool, specs: Any = P("i")) -> Callable[..., Any]:
-    return mw.shard_map(function, mesh=MESH, in_specs=specs, out_specs=P("i"), auto_pbroadcast=automatic)
+def mapped(function: Callable[..., Any], automatic: bool, specs: Any = None) -> Callable[..., Any]:
+    return mw.shard_map(function, mesh=MESH, in_specs=specs or P("i"), out_specs=P("i"), auto_pbroadcast=automatic)
 
 
 @pytest.mark.parametrize("automatic", [True, False], ids=["automatic", "written"])
