@@ -131,7 +131,7 @@ def test_long_lists_of_devices_are_shortened() -> None:
     assert listed([n for n in range(40) if n % 4 < 2]) == "0-1,4-5,…,36-37"
     assert "TPU 0-15" in as_text((64, 64), on(P("x"), "tpu", x=16, y=16))
     assert "CPU 0-3+4-7+8-11" in as_text((4,), on(P(unreduced="x"), x=3, y=4))
-    assert "TPU 0+1+…+15" in as_text((64, 64), on(P("x", unreduced="y"), "tpu", x=2, y=16))
+    assert "TPU 0+1+…+15" in as_text((64, 64), on(P("x", unreduced="y"), "tpu v5e", x=2, y=16))
 
 
 # Layout

@@ -71,7 +71,7 @@ HloModule jit_all_gather, entry_computation_layout={(bf16[1024,4096]{1,0})->bf16
 ENTRY %main (param: bf16[1024,4096]) -> bf16[1024,8192] {
   %param = bf16[1024,4096]{1,0} parameter(0), sharding={devices=[2,2]<=[4]}, metadata={op_name="x"}
   ROOT %all-gather = bf16[1024,8192]{1,0} all-gather(%param), channel_id=1, replica_groups=[2,2]<=[4], \
-dimensions={1}, use_global_device_ids=true, metadata={op_name="jit(all_gather)/all_gather_invariant"}
+dimensions={1}, use_global_device_ids=true, metadata={op_name="jit(all_gather)/reshard"}
 }"""
     )
 
@@ -97,12 +97,12 @@ HloModule jit_all_to_all, entry_computation_layout={(bf16[1024,8192]{1,0})->bf16
 ENTRY %main (param: bf16[1024,8192]) -> bf16[2048,4096] {
   %param = bf16[1024,8192]{1,0} parameter(0), sharding={devices=[2,1,2]<=[4] last_tile_dim_replicate}, \
 metadata={op_name="x"}
-  %reshape = bf16[1024,2,4096]{2,1,0} reshape(%param), metadata={op_name="jit(all_to_all)/all_to_all"}
+  %reshape = bf16[1024,2,4096]{2,1,0} reshape(%param), metadata={op_name="jit(all_to_all)/reshard"}
   %all-to-all = bf16[1024,2,4096]{2,1,0} all-to-all(%reshape), channel_id=1, replica_groups=[2,2]<=[2,2]T(1,0), \
-dimensions={1}, metadata={op_name="jit(all_to_all)/all_to_all"}
+dimensions={1}, metadata={op_name="jit(all_to_all)/reshard"}
   %transpose = bf16[2,1024,4096]{2,1,0} transpose(%all-to-all), dimensions={1,0,2}, \
-metadata={op_name="jit(all_to_all)/all_to_all"}
-  ROOT %reshape.1 = bf16[2048,4096]{1,0} reshape(%transpose), metadata={op_name="jit(all_to_all)/all_to_all"}
+metadata={op_name="jit(all_to_all)/reshard"}
+  ROOT %reshape.1 = bf16[2048,4096]{1,0} reshape(%transpose), metadata={op_name="jit(all_to_all)/reshard"}
 }"""
     )
 
@@ -128,12 +128,12 @@ HloModule jit_all_to_all, entry_computation_layout={(bf16[2048,4096]{1,0})->bf16
 ENTRY %main (param: bf16[2048,4096]) -> bf16[1024,8192] {
   %param = bf16[2048,4096]{1,0} parameter(0), sharding={devices=[1,2,2]<=[4] last_tile_dim_replicate}, \
 metadata={op_name="x"}
-  %reshape = bf16[2,1024,4096]{2,1,0} reshape(%param), metadata={op_name="jit(all_to_all)/all_to_all"}
+  %reshape = bf16[2,1024,4096]{2,1,0} reshape(%param), metadata={op_name="jit(all_to_all)/reshard"}
   %all-to-all = bf16[2,1024,4096]{2,1,0} all-to-all(%reshape), channel_id=1, replica_groups=[2,2]<=[2,2]T(1,0), \
-dimensions={0}, metadata={op_name="jit(all_to_all)/all_to_all"}
+dimensions={0}, metadata={op_name="jit(all_to_all)/reshard"}
   %transpose = bf16[1024,2,4096]{2,1,0} transpose(%all-to-all), dimensions={1,0,2}, \
-metadata={op_name="jit(all_to_all)/all_to_all"}
-  ROOT %reshape.1 = bf16[1024,8192]{1,0} reshape(%transpose), metadata={op_name="jit(all_to_all)/all_to_all"}
+metadata={op_name="jit(all_to_all)/reshard"}
+  ROOT %reshape.1 = bf16[1024,8192]{1,0} reshape(%transpose), metadata={op_name="jit(all_to_all)/reshard"}
 }"""
     )
 
@@ -173,7 +173,7 @@ metadata={op_name="x"}
   %dot = bf16[2048,2048]{1,0} dot(%param, %transpose), lhs_contracting_dims={1}, rhs_contracting_dims={0}, \
 metadata={op_name="jit(gram)/dot_general"}
   ROOT %all-reduce = bf16[2048,2048]{1,0} all-reduce(%dot), channel_id=1, replica_groups=[2,2]<=[2,2]T(1,0), \
-use_global_device_ids=true, to_apply=%add_bf16, metadata={op_name="jit(gram)/psum"}
+use_global_device_ids=true, to_apply=%add_bf16, metadata={op_name="jit(gram)/dot_general"}
 }"""
     )
 
@@ -212,6 +212,6 @@ metadata={op_name="y"}
   %dot = bf16[1024,4096]{1,0} dot(%param, %param.1), lhs_contracting_dims={1}, rhs_contracting_dims={0}, \
 metadata={op_name="jit(dot_custom)/dot_general"}
   ROOT %reduce-scatter = bf16[1024,2048]{1,0} reduce-scatter(%dot), channel_id=1, replica_groups=[2,2]<=[4], \
-use_global_device_ids=true, dimensions={1}, to_apply=%add_bf16, metadata={op_name="jit(dot_custom)/psum_scatter"}
+use_global_device_ids=true, dimensions={1}, to_apply=%add_bf16, metadata={op_name="jit(dot_custom)/dot_general"}
 }"""
     )

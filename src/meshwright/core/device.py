@@ -9,14 +9,15 @@ from numpy.typing import NDArray
 
 from meshwright.core.mesh_check import bad_device, bad_devices, check_kind
 from meshwright.core.source import here
+from meshwright.core.torus import coords, is_torus
 from meshwright.errors import MeshError
 
 
 class Device:
     """One device: its number and its kind. Equal devices are the same object.
 
-    >>> Device(0, "tpu"), str(Device(0, "tpu"))
-    (TpuDevice(id=0), 'TPU 0')
+    >>> Device(1, "tpu"), str(Device(1, "tpu"))
+    (TpuDevice(id=1, process_index=0, coords=(1,0,0), core_on_chip=0), 'TPU 1')
     """
 
     __slots__ = ("__weakref__", "id", "kind")
@@ -53,8 +54,27 @@ class Device:
         """The first word of the kind: ``tpu`` of ``tpu v5e``."""
         return self.kind.split()[0]
 
+    @property
+    def process_index(self) -> int:
+        """The process that the device belongs to: of TPUs, their host's."""
+        return self.id // 4 if is_torus(self.kind) else 0
+
+    @property
+    def coords(self) -> tuple[int, int, int] | None:
+        """The place of a TPU in the torus of its slice; None for devices that are in none."""
+        return coords(self.id) if is_torus(self.kind) else None
+
+    @property
+    def core_on_chip(self) -> int:
+        """Which core of its chip the device is: chips are one device each."""
+        return 0
+
     def __repr__(self) -> str:
-        return f"{self.platform.capitalize()}Device(id={self.id})"
+        name = f"{self.platform.capitalize()}Device(id={self.id}"
+        if self.coords is None:
+            return f"{name})"
+        place = ",".join(map(str, self.coords))
+        return f"{name}, process_index={self.process_index}, coords=({place}), core_on_chip={self.core_on_chip})"
 
     def __str__(self) -> str:
         return f"{self.platform.upper()} {self.id}"

@@ -34,6 +34,7 @@ from meshwright.core.mesh_check import (
 )
 from meshwright.core.sharding_text import WrittenMesh, mesh_text, read_mesh, symbol
 from meshwright.core.source import here
+from meshwright.core.torus import is_torus, torus_order
 from meshwright.errors import MeshError
 
 
@@ -397,9 +398,8 @@ def make_mesh(
     """A mesh over as many virtual devices as it needs.
 
     ``kind`` is what the devices are called. ``devices`` (numbers, or ``Device`` objects) gives the devices and their
-    order; by default they are numbered along the mesh, major to minor. Four devices of kind ``"tpu"`` on one axis are
-    the chips of one host, a square whose first coordinate runs fastest: the axis takes the coordinates in order,
-    0, 2, 1, 3.
+    order; by default they are numbered along the mesh, major to minor. Devices of kind ``"tpu"`` are chips of a torus,
+    whose dims the axes of the mesh take as JAX's do: four of them on one axis come in the order 0, 2, 1, 3.
 
     >>> mesh = make_mesh((2, 4), ("x", "y"))
     >>> mesh
@@ -413,8 +413,8 @@ def make_mesh(
     if devices is not None:
         grid, own_kind = device_numbers(devices)
         kind, ids = own_kind or kind, tuple(grid.ravel().tolist())
-    elif kind.strip().lower() == "tpu" and sizes == (4,):
-        ids = (0, 2, 1, 3)
+    elif is_torus(kind):
+        ids = torus_order(sizes)
     return Mesh._of(sizes, names, axis_types, ids, kind, name)
 
 
@@ -454,10 +454,10 @@ def devices(kind: str | None = None, *, count: int = 8) -> list[Device]:
     """Devices to make a mesh of: those of the current mesh, or else as many as asked for, since none are real.
 
     >>> devices(count=2), devices("tpu", count=1)
-    ([CpuDevice(id=0), CpuDevice(id=1)], [TpuDevice(id=0)])
-    >>> with set_mesh(make_mesh((2,), ("x",), kind="tpu")):
+    ([CpuDevice(id=0), CpuDevice(id=1)], [TpuDevice(id=0, process_index=0, coords=(0,0,0), core_on_chip=0)])
+    >>> with set_mesh(make_mesh((2,), ("x",), kind="gpu")):
     ...     devices()
-    [TpuDevice(id=0), TpuDevice(id=1)]
+    [GpuDevice(id=0), GpuDevice(id=1)]
     """
     mesh = get_mesh()
     if kind is not None or not isinstance(mesh, Mesh):
