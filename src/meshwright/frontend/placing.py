@@ -182,8 +182,13 @@ def _check_rank(place: NamedSharding | TensorSharding, shape: Shape, name: str) 
 
 
 def final_sharding(place: Any, shape: Shape, name: str = "") -> Sharding:
-    """The sharding that ``place`` means for an array with contents, which is laid out in one way."""
+    """The sharding that ``place`` means for an array with contents, which is laid out in one way.
+
+    A ``TensorSharding`` may come from propagation, for which its open dims and priorities were; its axes are what counts.
+    """
     found = sharding_for(place, shape, name)
+    if isinstance(place, TensorSharding) and isinstance(found, NamedSharding):
+        return NamedSharding(found.mesh, found.spec.closed())
     if isinstance(found, NamedSharding) and not found.spec.is_closed:
         raise ShardingError(
             f"{f'The array {name}' if name else 'An array'} of shape {shape} cannot be put onto {found.spec}.",
