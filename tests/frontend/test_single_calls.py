@@ -194,7 +194,6 @@ np_.hypot(np_.array(1j), 2.0)
 np_.full_like(np_.zeros(2), 1.5, shape=-7)
 np_.broadcast_to(np_.zeros(()), -7)
 lax.broadcast(np_.zeros(2), (-1,))
-p.ShapeDtypeStruct((2,), 'float32', weak_type=np_.array([1.5, 2.5]))
 lax.scan(lambda c, x: (c + x, c), 0, np_.arange(3), reverse=np_.array([1.5, 2.5]))
 np_.median(np_.zeros((2, 0)))
 np_.quantile(np_.zeros(0), 0.5)
@@ -227,10 +226,16 @@ def test_a_call_that_jax_refuses_is_an_error_of_ours(text: str) -> None:
     assert refused
 
 
-def test_a_static_argument_that_there_is_not_is_an_error() -> None:
-    """Which JAX refuses in some versions."""
+@pytest.mark.parametrize(
+    "text",
+    [
+        "p.jit(lambda *x: x[0], static_argnums=(0, -999))(3)",
+        "p.ShapeDtypeStruct((2,), 'float32', weak_type=np_.array([1.5, 2.5]))",
+    ],
+)
+def test_a_call_that_jax_takes_in_some_version_is_an_error_of_ours(text: str) -> None:
     with pytest.raises(mw.MeshwrightError) as caught:
-        mw.jit(lambda *x: x[0], static_argnums=(0, -999))(3)
+        run(text, mw)
     assert caught.value.why and caught.value.fix
 
 
