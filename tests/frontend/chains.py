@@ -216,6 +216,7 @@ TAKEN = {
     r"8-bit floats do not support implicit promotion": "an update is converted to the dtype of what it updates",
     r"rev dimensions must have every element be nonnegative": "an axis may be counted from the end",
     r"data type (<class 'ml_dtypes.bfloat16'>|dtype\(bfloat16\)) not (inexact|compatible)": "bfloat16 is a float",
+    r"in gather op is out of range, must be within \[0, 0 \+ 1\)": "the quantile of no numbers is NaN",
     r"integer np.round not implemented for decimals < 0": "integers can be rounded to tens",
 }
 

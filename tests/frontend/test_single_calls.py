@@ -21,6 +21,12 @@ np_.angle(np_.array([3], 'uint8'))
 np_.angle(3)
 np_.modf(3)
 np_.diagflat(lax.full((2,), 3))
+lax.full((3,), 3.0).at[0].set(np_.array(1.0))
+lax.full((3,), 3.0).at[np_.array([0])].add(np_.array(1.0))
+lax.full((3,), 3.0).at[0:3].set(np_.ones(3))
+lax.full((3,), 3.0).at[np_.array([True, False, True])].set(np_.array(1.0))
+lax.full((3,), 3.0).at[np_.array([0])].divide(np_.array(1.0))
+np_.fill_diagonal(lax.full((2, 2), 3.0), np_.array(1.0), inplace=False)
 np_.deg2rad(lax.full((4,), 3))
 np_.deg2rad(3)
 np_.square(np_.array([True]))
@@ -35,8 +41,6 @@ np_.array([[1j, 2]]).view('float32')
 np_.arange(4.0).view('complex64')
 np_.arange(3).at[...].get(mode='wrap')
 np_.zeros((2, 0)).at[1, 1:].get(mode='wrap')
-p.jit(lambda m: np_.arange(3).at[m].set(7))(True)
-p.jit(lambda m: np_.array(3).at[m].add(7))(False)
 p.grad(lambda x: np_.array([-2.0, 3.0]).at[2:1].power(x).sum())(1.5)
 np_.take_along_axis(np_.zeros((2, 0), 'int16'), np_.zeros((2, 3), 'uint8'), axis=-1)
 np_.pad(np_.zeros((2, 0)), 1, mode='mean')
@@ -182,6 +186,18 @@ lax.select_n(np_.array([1, 0]))
 lax.dynamic_slice(np_.arange(5), (-2,), (2,), allow_negative_indices=False)
 lax.sort(())
 lax.concatenate([], 0)
+np_.cumulative_sum(np_.zeros((0, 3)))
+np_.cumulative_prod(np_.array(3))
+np_.sum(np_.arange(3), initial=np_.ones(2))
+np_.max(np_.arange(3), initial=np_.ones(2))
+np_.hypot(np_.array(1j), 2.0)
+np_.full_like(np_.zeros(2), 1.5, shape=-7)
+np_.broadcast_to(np_.zeros(()), -7)
+lax.broadcast(np_.zeros(2), (-1,))
+lax.scan(lambda c, x: (c + x, c), 0, np_.arange(3), reverse=np_.array([1.5, 2.5]))
+np_.median(np_.zeros((2, 0)))
+np_.quantile(np_.zeros(0), 0.5)
+np_.quantile(np_.arange(3.0), np_.zeros((0, 3)))
 np_.arange(3).at[np_.array([5])].get(mode='wrap')
 np_.arange(3).at[np_.array([True, False, True])].set(7, mode='wrap')
 np_.zeros(0)[np_.array(-3)]
@@ -192,7 +208,6 @@ p.jacfwd(3)
 p.linear_transpose(lambda x: x * x, np_.ones(3))(np_.ones(3))
 p.linear_transpose(lambda x: x.astype(int), np_.ones(3))(np_.arange(3))
 p.linear_transpose(lambda x: 2 * x, np_.arange(3))(np_.ones(3))
-p.jit(lambda *x: x[0], static_argnums=(0, -999))(3)
 p.jit(lambda x: x, static_argnums=0, donate_argnums=0)
 p.jvp(lambda x: x, (np_.ones(2),), (1j,))
 """.strip().splitlines()
@@ -209,6 +224,32 @@ def test_a_call_that_jax_refuses_is_an_error_of_ours(text: str) -> None:
     except Exception:
         refused = True
     assert refused
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "p.jit(lambda *x: x[0], static_argnums=(0, -999))(3)",
+        "p.ShapeDtypeStruct((2,), 'float32', weak_type=np_.array([1.5, 2.5]))",
+    ],
+)
+def test_a_call_that_jax_takes_in_some_version_is_an_error_of_ours(text: str) -> None:
+    with pytest.raises(mw.MeshwrightError) as caught:
+        run(text, mw)
+    assert caught.value.why and caught.value.fix
+
+
+@pytest.mark.parametrize("mask", [False, True])
+@pytest.mark.parametrize("shape", [(), (3,), (2, 3), (2, 0)])
+def test_a_traced_truth_value_is_a_mask_of_the_whole_array(mask: bool, shape: tuple[int, ...]) -> None:
+    x = np.arange(np.prod(shape, dtype=int)).reshape(shape)
+    given = mw.numpy.asarray(x)
+    for ours, theirs in (
+        (lambda m: given.at[m].set(7), jax.numpy.asarray(x).at[mask].set(7)),
+        (lambda m: given.at[m].add(7), jax.numpy.asarray(x).at[mask].add(7)),
+        (lambda m: given.at[(m,)].max(1), jax.numpy.asarray(x).at[(mask,)].max(1)),
+    ):
+        assert np.array_equal(np.asarray(mw.jit(ours)(mask)), np.asarray(theirs))
 
 
 def test_what_is_partitioned_has_its_place() -> None:

@@ -12,7 +12,7 @@ from meshwright.core.trace import Array, Value, lift, run, state
 from meshwright.core.types import TensorType, union
 from meshwright.errors import MeshwrightError, ShapeError, ShardingError, TreeError, VarianceError
 from meshwright.frontend import direct
-from meshwright.frontend.operands import static_int, static_size
+from meshwright.frontend.operands import static_flag, static_int, static_size
 from meshwright.frontend.tracing import Traced, check_function, leaf_value, trace_flat
 from meshwright.ops import control, regions
 from meshwright.ops import scan as scan_op
@@ -135,6 +135,7 @@ def scan(
     check_function(f, "scan", "lax.scan(f, init, xs), where carry, y = f(carry, x)")
     rows, xs_tree = _values(xs, "a scanned array")
     steps = _scan_length(rows, length)
+    reverse = static_flag(reverse, "reverse of lax.scan")
     _check_unroll("scan", unroll)
     if direct.state.place is not None:
         return direct.rows(f, init, xs, steps, reverse)

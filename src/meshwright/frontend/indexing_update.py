@@ -166,6 +166,8 @@ def _scatter(
 ) -> Value:
     x, gather_mode = place.array, _check_mode(mode)
     y = convert(value(values), x.type.dtype)
+    if x.type.weak and not y.type.weak:  # what is written takes on the type of what it is written into
+        y = apply(basic.convert, (y,), {"dtype": x.type.dtype, "weak": True})
     if is_number(values):  # the same on all devices, as every number in a program is
         y = lift(y, x.type.varying)
     mask = _whole_mask(x, place.key)

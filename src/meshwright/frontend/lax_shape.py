@@ -99,6 +99,7 @@ def transpose(operand: ArrayLike, permutation: Sequence[int]) -> Value:
 def broadcast(operand: ArrayLike, sizes: Sequence[int], *, out_sharding: Any = None) -> Value:
     """``operand`` repeated along new leading dims."""
     x, lead = value(operand), static_shape(sizes)
+    no_negative(lead, "a size of lax.broadcast")
     dims = tuple(range(len(lead), len(lead) + x.ndim))
     return placed(basic.broadcast_in_dim(x, shape=lead + x.shape, dims=dims), None, out_sharding)
 
@@ -108,7 +109,9 @@ def broadcast_in_dim(
 ) -> Value:
     """``operand`` repeated to fill ``shape``; its dims stand at ``broadcast_dimensions`` there."""
     dims = static_shape(broadcast_dimensions, "a dim of lax.broadcast_in_dim")
-    found = basic.broadcast_in_dim(value(operand), shape=static_shape(shape), dims=dims)
+    sizes = static_shape(shape)
+    no_negative(sizes, "a size of lax.broadcast_in_dim")
+    found = basic.broadcast_in_dim(value(operand), shape=sizes, dims=dims)
     return placed(found, None, out_sharding)
 
 

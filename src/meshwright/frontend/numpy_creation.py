@@ -30,6 +30,7 @@ from meshwright.frontend.operands import (
     fitting,
     is_number,
     known,
+    no_negative,
     numbers,
     one_of,
     placed,
@@ -190,6 +191,7 @@ def full_like(
     if shape is None and device is None and out_sharding is None and state.builder is None:
         device = a._sharding if a.__class__ is Array else getattr(a, "sharding", None)
     shape = static_shape(a.shape if shape is None else shape)
+    no_negative(shape, "a size of mnp.full_like")
     if dtype is not None:
         have, weak = as_dtype(dtype), False
     if is_number(fill_value):

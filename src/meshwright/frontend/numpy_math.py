@@ -139,6 +139,13 @@ def sqrt(x: ArrayLike, /) -> Value:
 def hypot(x: ArrayLike, y: ArrayLike, /) -> Value:
     """``sqrt(x**2 + y**2)`` without overflow on the way."""
     x, y = promote_operands((x, y), inexact=True)
+    if any(dtypes.is_complex(v.type.dtype) for v in (x, y) if not is_number(v)):
+        raise ShapeError(
+            "mnp.hypot cannot take complex numbers.",
+            where=here(),
+            why="it is the length of a vector of two real numbers",
+            fix="mnp.hypot(mnp.abs(x), mnp.abs(y))",
+        )
     x, y = absolute(x), absolute(y)
     larger, smaller = maximum(x, y), minimum(x, y)
     ratio = divide(smaller, either(equal(larger, 0), 1.0, larger))

@@ -537,6 +537,20 @@ def _quantile(a: ArrayLike, q: ArrayLike, axis: Axis, method: str, keepdims: boo
     axes = axes_of(axis, rank, "mnp.quantile")
     kept = tuple(d for d in range(rank) if d not in axes)
     lead = tuple(x.shape[d] for d in kept)
+    if not ignore_nan and any(x.shape[d] == 0 for d in axes):
+        raise ShapeError(
+            f"mnp.quantile of {x.type.short()} over dims {axes} is a quantile of nothing.",
+            where=here(),
+            why="a dim of size 0 has no elements to lie between",
+            fix="mnp.where(x.size, …), or leave out what is empty",
+        )
+    if share.ndim > 1:
+        raise ShapeError(
+            f"mnp.quantile cannot take q={share.type.short()}.",
+            where=here(),
+            why="it is a number or has one dim",
+            fix="q.ravel()",
+        )
     rows = basic.transpose(x, permutation=(*kept, *axes)) if axes else x
     rows = sort(basic.reshape(rows, shape=(*lead, math.prod(x.shape[d] for d in axes))))
     count = rows.shape[-1]

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from meshwright.core import dtypes
+from meshwright.core.limits import refuse_impossible
 from meshwright.core.op import Value
 from meshwright.core.source import here
 from meshwright.errors import ShapeError
@@ -64,6 +65,7 @@ def pad(array: ArrayLike, pad_width: Any, mode: str = "constant", **options: Any
             fix=f"{name}={default!r}" if name else f"leave out {unknown}",
         )
     option = options.get(name, default)
+    refuse_impossible("mnp.pad", [x.type.with_(shape=tuple(n + a + b for n, (a, b) in zip(x.shape, widths)))])
     if mode in ("constant", "empty"):
         return _constant(x, widths, option if mode == "constant" else 0)
     if mode != "mean" and any(pair != (0, 0) and x.shape[d] == 0 for d, pair in enumerate(widths)):  # that is NaN

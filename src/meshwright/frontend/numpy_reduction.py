@@ -88,7 +88,7 @@ def _sum_or_product(
     out = _reduce(op, x, axes_of(axis, x.type.ndim, name), keepdims)
     if initial is not None:
         combine = add if op is basic.reduce_sum else multiply
-        out = combine(out, convert(value(initial), computed, True))
+        out = combine(out, convert(_start(initial, name), computed, True))
     return out if computed == target else convert(out, target)
 
 
@@ -127,6 +127,19 @@ def prod(
     return _sum_or_product(reduction.reduce_prod, "mnp.prod", a, axis, dtype, keepdims, initial, where)
 
 
+def _start(initial: ArrayLike, name: str) -> Value:
+    """What ``initial=`` of a reduction gives: one number."""
+    found = value(initial)
+    if found.ndim:
+        raise ShapeError(
+            f"{name} cannot start from {found.type.short()}.",
+            where=here(),
+            why="initial is one number",
+            fix="initial=0",
+        )
+    return found
+
+
 def _extreme(largest: bool, a: ArrayLike, axis: Axis, keepdims: bool, initial: Any, where: Any) -> Value:
     x = strong(a if a.__class__ in VALUES else value(a))
     name = "mnp.max" if largest else "mnp.min"
@@ -153,7 +166,7 @@ def _extreme(largest: bool, a: ArrayLike, axis: Axis, keepdims: bool, initial: A
         op = reduction.reduce_max if largest else reduction.reduce_min
     out = _reduce(op, x, axes, keepdims)
     if initial is not None:
-        out = (maximum if largest else minimum)(out, convert(value(initial), out.type.dtype, True))
+        out = (maximum if largest else minimum)(out, convert(_start(initial, name), out.type.dtype, True))
     return out
 
 

@@ -273,6 +273,7 @@ def _each(found: list[Value]) -> Any:
 def broadcast_to(array: ArrayLike, shape: Any, *, out_sharding: Any = None) -> Value:
     """``array`` repeated along new dims and dims of size 1 to fill ``shape``."""
     x, wanted = value(array), static_shape(shape)
+    no_negative(wanted, "a size of mnp.broadcast_to")
     if len(wanted) < x.ndim or broadcast_shapes(x.shape, wanted) != wanted:
         raise ShapeError(
             f"{x.type.short()} cannot be broadcast to {wanted}.",

@@ -234,7 +234,8 @@ def cumulative_sum(
     """The sums up to each place, with a zero first if ``include_initial``; small integers in the default width."""
     include_initial = static_flag(include_initial, "include_initial of mnp.cumulative_sum")
     wide = sum_dtype(value(x).type.dtype) if dtype is None else dtype
-    return _from_start(cumsum(x, 0 if axis is None else axis, wide), 0 if axis is None else axis, include_initial, 0)
+    along = _only_axis(x, axis, "mnp.cumulative_sum")
+    return _from_start(cumsum(x, along, wide), along, include_initial, 0)
 
 
 def cumulative_prod(
@@ -242,7 +243,21 @@ def cumulative_prod(
 ) -> Value:
     """The products up to each place, with a one first if ``include_initial``."""
     include_initial = static_flag(include_initial, "include_initial of mnp.cumulative_prod")
-    return _from_start(cumprod(x, 0 if axis is None else axis, dtype), 0 if axis is None else axis, include_initial, 1)
+    along = _only_axis(x, axis, "mnp.cumulative_prod")
+    return _from_start(cumprod(x, along, dtype), along, include_initial, 1)
+
+
+def _only_axis(x: ArrayLike, axis: int | None, name: str) -> int:
+    """The axis that is given, or the one there is."""
+    found = value(x)
+    if axis is None and found.ndim != 1:
+        raise ShapeError(
+            f"{name} cannot take {found.type.short()} without axis=.",
+            where=here(),
+            why="there is not one dim alone to go along",
+            fix="axis=0" if found.ndim else "x.reshape(1)",
+        )
+    return 0 if axis is None else axis
 
 
 def _from_start(running: Value, axis: int, include: bool, first: int) -> Value:

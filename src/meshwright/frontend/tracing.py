@@ -13,7 +13,7 @@ from meshwright.core.source import here
 from meshwright.core.trace import Array, Tracer, Value, close, leaked, state, to_array, trace
 from meshwright.core.types import TensorType
 from meshwright.errors import MeshwrightError, ShapeError, TracerError, TreeError
-from meshwright.frontend.operands import as_dtype, static_shape
+from meshwright.frontend.operands import as_dtype, static_flag, static_shape
 from meshwright.transform.simplify import dce
 
 
@@ -29,7 +29,7 @@ class ShapeDtypeStruct:
     def __init__(
         self, shape: Sequence[int], dtype: Any, *, sharding: Any = None, weak_type: bool = False, vma: Any = None
     ) -> None:
-        type = TensorType(static_shape(shape), as_dtype(dtype), bool(weak_type))
+        type = TensorType(static_shape(shape), as_dtype(dtype), static_flag(weak_type, "weak_type"))
         self.type = sharding.typed(type) if hasattr(sharding, "typed") else type
         self.sharding = sharding
         if vma is not None and not (
