@@ -222,6 +222,10 @@ class AbstractMesh(BaseMesh):
 
     def with_(self, **changes: Any) -> AbstractMesh:
         """This mesh with some of axis_sizes, axis_names, axis_types, name replaced."""
+        if changes.keys() == {"name"}:  # axes that are parts of others stay as they are
+            renamed = AbstractMesh.__new__(AbstractMesh)
+            BaseMesh.__init__(renamed, self.axis_sizes, self.axis_names, self.axis_types, changes["name"])
+            return renamed
         fields = {key: getattr(self, key) for key in ("axis_sizes", "axis_names", "axis_types", "name")}
         return AbstractMesh(**{**fields, **changes})
 

@@ -421,8 +421,14 @@ def _made_again(builder: Builder, var: Var, parts: frozenset[Var], varying: tupl
         if var in parts or eqn is None:
             value = builder.lift(Tracer(builder, var), varying)
         else:
+            moved = _moved_operands(eqn)
             operands = [
-                _made_again(builder, a, parts, varying) if isinstance(a, Var) else read({}, a) for a in eqn.inputs
+                read({}, a)
+                if not isinstance(a, Var)
+                else _made_again(builder, a, parts, varying)
+                if a in moved
+                else builder.lift(Tracer(builder, a), varying)
+                for a in eqn.inputs
             ]
             with building(builder), at_source(eqn.source):
                 value = apply(eqn.op, operands, eqn.params)

@@ -184,7 +184,7 @@ def _check_rank(place: NamedSharding | TensorSharding, shape: Shape, name: str) 
 def final_sharding(place: Any, shape: Shape, name: str = "") -> Sharding:
     """The sharding that ``place`` means for an array with contents, which is laid out in one way.
 
-    A ``TensorSharding`` may come from propagation, for which its open dims and priorities were; its axes are what counts.
+    A ``TensorSharding`` may come from propagation, for which its open dims and priorities were: its axes count.
     """
     found = sharding_for(place, shape, name)
     if isinstance(place, TensorSharding) and isinstance(found, NamedSharding):
