@@ -82,7 +82,7 @@ class Run:
                 why=f"the grid is {tuple(pipeline.grid)}, and steps are run one after the other, up to {MOST_STEPS}",
                 fix="larger blocks, and a smaller grid",
             )
-        self.grids = len(task.grids)  # of the parent
+        self.parents = list(task.grids)
         self.line = task.source()  # of the call: that of the pipeline's own copies
         self.after: dict[int, tuple[Ref, Source | None]] = {}  # sums to fetch once they are written, from where
 
@@ -251,21 +251,23 @@ class Run:
     def _ask(self, callback: Callable[[Any], Any]) -> Any:
         """Call a callback: a part of the parent, so that ``program_id`` is of the parent's grid."""
         arguments = self._arguments()
-        with self.task.within(self.grids):
-            try:
-                return callback(arguments)
-            except TypeError:
-                wrong = mismatch(callback, [arguments])
-                if not wrong:
-                    raise
-                raise KernelError(
-                    f"{callback!r} cannot be a callback of a pipeline."
-                    if not callable(callback)
-                    else "A callback of a pipeline cannot take what it is given.",
-                    where=here(),
-                    why=wrong if callable(callback) else "it is called while the pipeline runs",
-                    fix="a function of one argument: lambda args: …",
-                ) from None
+        grids, self.task.grids = self.task.grids, self.parents
+        try:
+            return callback(arguments)
+        except TypeError:
+            wrong = mismatch(callback, [arguments])
+            if not wrong:
+                raise
+            raise KernelError(
+                f"{callback!r} cannot be a callback of a pipeline."
+                if not callable(callback)
+                else "A callback of a pipeline cannot take what it is given.",
+                where=here(),
+                why=wrong if callable(callback) else "it is called while the pipeline runs",
+                fix="a function of one argument: lambda args: …",
+            ) from None
+        finally:
+            self.task.grids = grids
 
     def _both(self, prefix: Any, what: str) -> list[bool]:
         """A flag per input, then one per sum, from a prefix of both."""
