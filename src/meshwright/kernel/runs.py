@@ -115,15 +115,15 @@ class Run:
     def _start(self) -> None:
         """Before the first step: fetch the first blocks, unless an earlier run has."""
         answer = False if self.prologue is None else self._ask(self.prologue)
-        skip, force = pair(answer, "What the prologue returns", "which copies it skips and which it waits for")
-        skipped = self._both(skip, "What the prologue skips")
-        forced = self._both(force, "What the prologue waits for")
+        skips, waits = pair(answer, "What the prologue returns", "which copies it skips and which it waits for")
+        skipped = self._both(skips, "What the prologue skips")
+        forced = self._both(waits, "What the prologue waits for")
         self.wait_first: dict[int, bool] = {}
         self.before = {id(x): x.window.started for x in self.fetched if x.window is not None}  # fetched by other runs
         first = [*self.inputs, *self.sums.values()]
         rest = [operand for operand in self.reading if operand not in first]
-        flags = zip([*first, *rest], [*skipped, *[False] * len(rest)], [*forced, *[False] * len(rest)], strict=True)
-        for operand, skip, force in flags:
+        none = [False] * len(rest)
+        for operand, skip, force in zip([*first, *rest], [*skipped, *none], [*forced, *none], strict=True):
             window = operand.window
             if window is None or operand not in self.reading:
                 continue
@@ -330,10 +330,17 @@ class Run:
 
     def _fetch_for_next(self, operand: Operand, ref: Ref, line: Source | None) -> None:
         """Start to fetch the first block of the next run, which is of another ref."""
-        window = operand.window
+        window, own = operand.window, operand.ref
         assert window is not None
+        if (ref.shape, ref.dtype) != (own.shape, own.dtype):
+            raise KernelError(
+                f"{ref.dtype.name}{list(ref.shape)} is prefetched for {operand.blocks.label}.",
+                where=line.show() if line else "",
+                why=f"in this run it is {own.dtype.name}{list(own.shape)}, and both are cut into the same blocks",
+                fix="refs of the shapes that the pipeline is called with, in the same order: "
+                "args.make_pipeline_refs(x_ref, out_ref)",
+            )
         self._settle(operand, 0)
-        own = window.ref
         window.bind(ref, operand.blocks)
         window.fetch(self.task, operand.index(0), line)
         window.bind(own, operand.blocks)
