@@ -69,6 +69,11 @@ def prefetching(force_copy: Any) -> Any:
     return fused(epilogue=epilogue)
 
 
+def other_shapes(args: Any) -> None:
+    refs = args.make_pipeline_refs(args.pipeline_refs.input[0].at[0:8], *args.pipeline_refs.out)
+    args.start_pipeline_prefetch(pltpu.PipelinePrefetchArgs(refs, None, None))
+
+
 KERNELS: dict[str, Any] = {
     "a body without acc_steps": emitted(partial(double, acc_steps=2)),
     "a body that wants scratch memory": emitted(with_scratch),
@@ -90,6 +95,7 @@ KERNELS: dict[str, Any] = {
     "refs in the place of what to prefetch": fused(
         epilogue=lambda args: args.start_pipeline_prefetch(args.pipeline_refs)
     ),
+    "refs of other shapes": fused(epilogue=lambda args: other_shapes(args)),
     "what is not allocated": fused(lambda made: make_allocations(F32, F32)),
     "what is allocated for fewer": fused(lambda made: made[:1]),
     "an axis twice": lambda x_ref, z_ref, made: lax.axis_index(("x", "x")),
@@ -193,6 +199,12 @@ start_pipeline_prefetch is not given the refs of the next run.
   fix:  pltpu.PipelinePrefetchArgs(
             args.make_pipeline_refs(x_ref, out_ref), args.pipeline_allocations, args.pipeline_buffers
         )""",
+    "refs of other shapes": """\
+float32[8, 16] is prefetched for input 0 of the pipeline.
+  at:   FILE:N   args.start_pipeline_prefetch(pltpu.PipelinePrefetchArgs(refs, None, None))
+  why:  in this run it is float32[16, 16], and both are cut into the same blocks
+  fix:  refs of the shapes that the pipeline is called with, in the same order: \
+args.make_pipeline_refs(x_ref, out_ref)""",
     "what is not allocated": f"""\
 A pipeline is given VMEM((2, 8, 16), float32) as the memory of an operand.
   at:   FILE:N   {FUSED}

@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 class Operand:
     """One operand in one run: its window, or a view of its own memory where there is none."""
 
-    __slots__ = ("blocks", "changed", "grids", "indices", "pipeline", "ref", "steps", "task", "visited", "window")
+    __slots__ = ("blocks", "changed", "indices", "parents", "pipeline", "ref", "steps", "task", "visited", "window")
 
     def __init__(
         self, pipeline: Pipeline, task: Task, window: Window | None, ref: Ref, spec: BlockSpec, label: str
     ) -> None:
         self.pipeline = pipeline
         self.task = task
-        self.grids = len(task.grids)  # of the parent
+        self.parents = list(task.grids)
         self.ref = ref
         self.blocks = blocks_of(spec, ref.shape, label)
         self.steps = pipeline.walk()
@@ -90,12 +90,12 @@ class Operand:
     def index(self, step: int) -> tuple[Any, ...]:
         """The block that a step works on."""
         while len(self.indices) <= step:
-            at = (*next(self.steps), *self.pipeline.scalars)
-            if self.grids and self.blocks.index_map is not None:
-                with self.task.within(self.grids):
-                    found = self.blocks.index(at)
-            else:
-                found = self.blocks.index(at)
+            # An index map is a part of the parent, as callbacks are; it is asked too often for a context.
+            grids, self.task.grids = self.task.grids, self.parents
+            try:
+                found = self.blocks.index((*next(self.steps), *self.pipeline.scalars))
+            finally:
+                self.task.grids = grids
             self.changed.append(not self.indices or found != self.indices[-1])
             self.indices.append(found)
         return self.indices[step]

@@ -55,6 +55,8 @@ class Pipeline:
         one = tree.structure(0)
         # Of each argument of the body, inputs and outputs; the specs are those of their leaves.
         self.in_trees, self.out_trees = trees or ([one] * len(self.in_specs), [one] * len(self.out_specs))
+        every = (*self.in_trees, *self.out_trees)
+        self.trees = () if all(t.is_leaf() for t in every) else every  # none: refs are the arguments
         self.first = (0,) * len(self.grid)  # where the part of the grid that this core runs starts
         self.whole = self.grid
         self.parallel: dict[int, Sequence[int]] = {}  # the order of steps along axes where it must not matter
@@ -140,7 +142,7 @@ class Pipeline:
 
     def nested(self, refs: Sequence[Ref]) -> list[Any]:
         """Refs, inputs first, as the arguments of the body."""
-        return renest(refs, (*self.in_trees, *self.out_trees))
+        return renest(refs, self.trees) if self.trees else list(refs)
 
     def run(
         self,

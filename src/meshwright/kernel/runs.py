@@ -82,7 +82,7 @@ class Run:
                 why=f"the grid is {tuple(pipeline.grid)}, and steps are run one after the other, up to {MOST_STEPS}",
                 fix="larger blocks, and a smaller grid",
             )
-        self.grids = len(task.grids)  # of the parent
+        self.parents = list(task.grids)
         self.line = task.source()  # of the call: that of the pipeline's own copies
         self.after: dict[int, tuple[Ref, Source | None]] = {}  # sums to fetch once they are written, from where
 
@@ -115,15 +115,15 @@ class Run:
     def _start(self) -> None:
         """Before the first step: fetch the first blocks, unless an earlier run has."""
         answer = False if self.prologue is None else self._ask(self.prologue)
-        skip, force = pair(answer, "What the prologue returns", "which copies it skips and which it waits for")
-        skipped = self._both(skip, "What the prologue skips")
-        forced = self._both(force, "What the prologue waits for")
+        skips, waits = pair(answer, "What the prologue returns", "which copies it skips and which it waits for")
+        skipped = self._both(skips, "What the prologue skips")
+        forced = self._both(waits, "What the prologue waits for")
         self.wait_first: dict[int, bool] = {}
         self.before = {id(x): x.window.started for x in self.fetched if x.window is not None}  # fetched by other runs
         first = [*self.inputs, *self.sums.values()]
         rest = [operand for operand in self.reading if operand not in first]
-        flags = zip([*first, *rest], [*skipped, *[False] * len(rest)], [*forced, *[False] * len(rest)], strict=True)
-        for operand, skip, force in flags:
+        none = [False] * len(rest)
+        for operand, skip, force in zip([*first, *rest], [*skipped, *none], [*forced, *none], strict=True):
             window = operand.window
             if window is None or operand not in self.reading:
                 continue
@@ -251,21 +251,23 @@ class Run:
     def _ask(self, callback: Callable[[Any], Any]) -> Any:
         """Call a callback: a part of the parent, so that ``program_id`` is of the parent's grid."""
         arguments = self._arguments()
-        with self.task.within(self.grids):
-            try:
-                return callback(arguments)
-            except TypeError:
-                wrong = mismatch(callback, [arguments])
-                if not wrong:
-                    raise
-                raise KernelError(
-                    f"{callback!r} cannot be a callback of a pipeline."
-                    if not callable(callback)
-                    else "A callback of a pipeline cannot take what it is given.",
-                    where=here(),
-                    why=wrong if callable(callback) else "it is called while the pipeline runs",
-                    fix="a function of one argument: lambda args: …",
-                ) from None
+        grids, self.task.grids = self.task.grids, self.parents
+        try:
+            return callback(arguments)
+        except TypeError:
+            wrong = mismatch(callback, [arguments])
+            if not wrong:
+                raise
+            raise KernelError(
+                f"{callback!r} cannot be a callback of a pipeline."
+                if not callable(callback)
+                else "A callback of a pipeline cannot take what it is given.",
+                where=here(),
+                why=wrong if callable(callback) else "it is called while the pipeline runs",
+                fix="a function of one argument: lambda args: …",
+            ) from None
+        finally:
+            self.task.grids = grids
 
     def _both(self, prefix: Any, what: str) -> list[bool]:
         """A flag per input, then one per sum, from a prefix of both."""
@@ -328,10 +330,17 @@ class Run:
 
     def _fetch_for_next(self, operand: Operand, ref: Ref, line: Source | None) -> None:
         """Start to fetch the first block of the next run, which is of another ref."""
-        window = operand.window
+        window, own = operand.window, operand.ref
         assert window is not None
+        if (ref.shape, ref.dtype) != (own.shape, own.dtype):
+            raise KernelError(
+                f"{ref.dtype.name}{list(ref.shape)} is prefetched for {operand.blocks.label}.",
+                where=line.show() if line else "",
+                why=f"in this run it is {own.dtype.name}{list(own.shape)}, and both are cut into the same blocks",
+                fix="refs of the shapes that the pipeline is called with, in the same order: "
+                "args.make_pipeline_refs(x_ref, out_ref)",
+            )
         self._settle(operand, 0)
-        own = window.ref
         window.bind(ref, operand.blocks)
         window.fetch(self.task, operand.index(0), line)
         window.bind(own, operand.blocks)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from meshwright.core.source import Source, here, user_source
@@ -48,16 +46,6 @@ class Task:
     def name(self) -> str:
         """``device 3``, with its coordinates on a mesh and its core where there are several."""
         return self.machine.device_name(self.device, self.core)
-
-    @contextmanager
-    def within(self, grids: int) -> Iterator[None]:
-        """As a part of the parent of a pipeline, in so many grids: ``program_id`` is of the innermost of them."""
-        inner = self.grids[grids:]
-        del self.grids[grids:]
-        try:
-            yield
-        finally:
-            self.grids += inner
 
     def source(self) -> Source | None:
         """The user's line being run, or the line of the call that started the kernel."""
