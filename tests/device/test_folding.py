@@ -8,6 +8,7 @@ import pytest
 
 import meshwright as mw
 from meshwright import dist, hardware
+from tests.device.models import transformed
 
 BATCH = {"x": 0, "z": 0}
 SQUARE = "Tensor[(48, 48), HOME]"
@@ -56,16 +57,6 @@ def random_map(choose: random.Random, depth: int) -> Any:
         return dist.DeviceMap.grid(*fans)
 
 
-def transformed(fn: dist.Function, letter: str, keys: list[str]) -> dist.Function:
-    if letter == "D":
-        return dist.data_parallel(fn, BATCH, keys)
-    if letter == "H":
-        return dist.horizontal_parallel(fn, BATCH, keys)
-    if letter == "P":
-        return dist.pipeline_parallel(fn, 2, 2, "1f1b", BATCH, keys)
-    return dist.zero(fn, BATCH, int(letter), keys)
-
-
 def check_folded(seed: int) -> bool:
     """Whether a random program runs on a random map; then what each device did is the same, written once or not."""
     choose = random.Random(seed)
@@ -75,7 +66,7 @@ def check_folded(seed: int) -> bool:
     fn = dist.parse(STEP.replace("HOME", str(home)))
     try:
         for depth, letter in enumerate(word):
-            fn = transformed(fn, letter, ["d", "dd", "ddd"][:depth])
+            fn = transformed(fn, letter, ["d", "dd", "ddd"][:depth], BATCH)
         fn = dist.keep_in_place(fn) if choose.random() < 0.5 else fn
         dist.resolve(fn, device_map)
     except mw.MeshwrightError:

@@ -379,6 +379,25 @@ def test_a_program_is_called_differentiated_and_put_into_another():
             np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-4)
 
 
+def test_a_program_with_a_device_map_as_an_input_is_put_into_another_with_one():
+    @dist.function
+    def spread(x: dist.Tensor(("B",), 0), m: DeviceMap):
+        return dist.gather(dist.scatter(x, dim=0, devices=m.keys()), dim=0, to_device=0)
+
+    @dist.function
+    def outer(x: dist.Tensor((8,), 0), m: DeviceMap):
+        return spread(-x, m)
+
+    @dist.function
+    def fixed(x: dist.Tensor((8,), 0)):
+        return spread(-x, {1: [1], 2: [2]})
+
+    (x,) = arrays((8,))
+    np.testing.assert_array_equal(outer(x, [1, 2]), -x)
+    np.testing.assert_array_equal(fixed(x), -x)
+    assert fixed.device_map == DeviceMap({1: [1], 2: [2]})
+
+
 # "The full explicit Device list will be resolved at simulation time."
 
 
