@@ -1,5 +1,6 @@
 """Devices that do the same, simulated once: on any map and any machine, as if each were simulated."""
 
+import pickle
 import random
 from math import prod
 from typing import Any
@@ -101,3 +102,17 @@ def test_what_is_simulated_once_is_what_each_device_does():
 @pytest.mark.slow
 def test_what_is_simulated_once_is_what_each_device_does_at_length():
     assert sum(check_folded(seed) for seed in range(60, 3000)) >= 500
+
+
+def test_a_map_may_have_the_host_in_it():
+    fn = dist.data_parallel(dist.parse(STEP.replace("HOME", "0")), BATCH)
+    once, each = (dist.simulate(fn, [0, 1], assumptions=dist.DistIR(), fold=fold) for fold in (True, False))
+    assert once.seconds == each.seconds
+    assert {device: once.peak_bytes[device] for device in (0, 1)} == each.peak_bytes
+
+
+def test_a_simulation_travels_between_processes():
+    fn = dist.data_parallel(dist.parse(STEP.replace("HOME", "0")), BATCH)
+    found = dist.simulate(fn, [1, 2, 3, 4], hardware.Topology("h100", 4))
+    again = pickle.loads(pickle.dumps(found))
+    assert (again.seconds, again.peak_bytes, again.alike) == (found.seconds, found.peak_bytes, found.alike)
