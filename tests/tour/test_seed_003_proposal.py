@@ -264,6 +264,12 @@ def test_results_have_the_dtypes_that_are_declared(dtype):
         assert (found.dtype, found.shape) == (value.type.dtype, value.type.shape), value
 
 
+@pytest.mark.parametrize("op", ["Gelu(x)", "Softmax(x)", "LayerNorm(x)", "LossGrad(x, x, 8)", "SGDOptimizer(x, x)"])
+def test_results_are_not_cut_to_integers(op):
+    with pytest.raises(ShapeError, match="takes floats"):
+        dist.resolve(dist.parse(f"def f(x: Tensor[i32, (8,), 0]): y = {op} return y"))
+
+
 def test_the_text_of_any_program_reads_back():
     table = np.arange(100, dtype="f4")
     for function, x, name in (
