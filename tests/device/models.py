@@ -88,3 +88,14 @@ def check(model: Model, fn: dist.Function, device_map: Any) -> None:
     assert len(found) == len(model.expected)
     for x, y in zip(found, model.expected, strict=True):
         np.testing.assert_allclose(x, y, rtol=2e-3, atol=2e-5)
+
+
+def transformed(fn: dist.Function, letter: str, keys: list[str], batch: dict[str, int]) -> dist.Function:
+    """One level of a stack of transforms: data, horizontal, pipeline parallelism, or a stage of zero."""
+    if letter == "D":
+        return dist.data_parallel(fn, batch, keys)
+    if letter == "H":
+        return dist.horizontal_parallel(fn, batch, keys)
+    if letter == "P":
+        return dist.pipeline_parallel(fn, 2, 2, "1f1b", batch, keys)
+    return dist.zero(fn, batch, int(letter), keys)

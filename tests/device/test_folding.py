@@ -1,5 +1,6 @@
 """Devices that do the same, simulated once: on any map and any machine, as if each were simulated."""
 
+import pickle
 import random
 from math import prod
 from typing import Any
@@ -8,6 +9,7 @@ import pytest
 
 import meshwright as mw
 from meshwright import dist, hardware
+from tests.device.models import transformed
 
 BATCH = {"x": 0, "z": 0}
 SQUARE = "Tensor[(48, 48), HOME]"
@@ -56,16 +58,6 @@ def random_map(choose: random.Random, depth: int) -> Any:
         return dist.DeviceMap.grid(*fans)
 
 
-def transformed(fn: dist.Function, letter: str, keys: list[str]) -> dist.Function:
-    if letter == "D":
-        return dist.data_parallel(fn, BATCH, keys)
-    if letter == "H":
-        return dist.horizontal_parallel(fn, BATCH, keys)
-    if letter == "P":
-        return dist.pipeline_parallel(fn, 2, 2, "1f1b", BATCH, keys)
-    return dist.zero(fn, BATCH, int(letter), keys)
-
-
 def check_folded(seed: int) -> bool:
     """Whether a random program runs on a random map; then what each device did is the same, written once or not."""
     choose = random.Random(seed)
@@ -75,7 +67,7 @@ def check_folded(seed: int) -> bool:
     fn = dist.parse(STEP.replace("HOME", str(home)))
     try:
         for depth, letter in enumerate(word):
-            fn = transformed(fn, letter, ["d", "dd", "ddd"][:depth])
+            fn = transformed(fn, letter, ["d", "dd", "ddd"][:depth], BATCH)
         fn = dist.keep_in_place(fn) if choose.random() < 0.5 else fn
         dist.resolve(fn, device_map)
     except mw.MeshwrightError:
@@ -110,3 +102,17 @@ def test_what_is_simulated_once_is_what_each_device_does():
 @pytest.mark.slow
 def test_what_is_simulated_once_is_what_each_device_does_at_length():
     assert sum(check_folded(seed) for seed in range(60, 3000)) >= 500
+
+
+def test_a_map_may_have_the_host_in_it():
+    fn = dist.data_parallel(dist.parse(STEP.replace("HOME", "0")), BATCH)
+    once, each = (dist.simulate(fn, [0, 1], assumptions=dist.DistIR(), fold=fold) for fold in (True, False))
+    assert once.seconds == each.seconds
+    assert {device: once.peak_bytes[device] for device in (0, 1)} == each.peak_bytes
+
+
+def test_a_simulation_travels_between_processes():
+    fn = dist.data_parallel(dist.parse(STEP.replace("HOME", "0")), BATCH)
+    found = dist.simulate(fn, [1, 2, 3, 4], hardware.Topology("h100", 4))
+    again = pickle.loads(pickle.dumps(found))
+    assert (again.seconds, again.peak_bytes, again.alike) == (found.seconds, found.peak_bytes, found.alike)

@@ -9,6 +9,7 @@ import pytest
 
 from meshwright import dist
 from meshwright.errors import ShapeError
+from tests.device.models import transformed
 
 BATCH = {"x": 0, "z": 0}
 RATES = {"SGDOptimizer": "lr=0.1", "AdamOptimizer": "lr=0.1, eps=0.001"}
@@ -96,16 +97,6 @@ def updated(optimizer: str, values: dict[str, np.ndarray], g: np.ndarray, w: str
     return [values[w] - 0.1 * (m / (1 - 0.9**3)) / (np.sqrt(v / (1 - 0.999**3)) + 0.001), m, v]
 
 
-def transformed(fn: dist.Function, letter: str, keys: list[str]) -> dist.Function:
-    if letter == "D":
-        return dist.data_parallel(fn, BATCH, keys)
-    if letter == "H":
-        return dist.horizontal_parallel(fn, BATCH, keys)
-    if letter == "P":
-        return dist.pipeline_parallel(fn, 2, 2, "1f1b", BATCH, keys)
-    return dist.zero(fn, BATCH, int(letter), keys)
-
-
 def check_step(seed: int, optimizer: str) -> bool:
     """Whether a random stack of transforms applies; then what it makes of a step computes the step."""
     step, choose = random_step(seed, optimizer), random.Random(-seed)
@@ -123,7 +114,7 @@ def check_step(seed: int, optimizer: str) -> bool:
         fn = fn.with_(device_map=dist.DeviceMap(device_map))
     for depth, letter in enumerate(word):
         try:
-            fn = transformed(fn, letter, ["d", "dd", "ddd"][:depth])
+            fn = transformed(fn, letter, ["d", "dd", "ddd"][:depth], BATCH)
         except ShapeError as error:
             if "no dim to split" in error.what or "does not divide" in error.what:
                 return False

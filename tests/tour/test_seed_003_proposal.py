@@ -264,6 +264,12 @@ def test_results_have_the_dtypes_that_are_declared(dtype):
         assert (found.dtype, found.shape) == (value.type.dtype, value.type.shape), value
 
 
+@pytest.mark.parametrize("op", ["Gelu(x)", "Softmax(x)", "LayerNorm(x)", "LossGrad(x, x, 8)", "SGDOptimizer(x, x)"])
+def test_results_are_not_cut_to_integers(op):
+    with pytest.raises(ShapeError, match="takes floats"):
+        dist.resolve(dist.parse(f"def f(x: Tensor[i32, (8,), 0]): y = {op} return y"))
+
+
 def test_the_text_of_any_program_reads_back():
     table = np.arange(100, dtype="f4")
     for function, x, name in (
@@ -377,6 +383,25 @@ def test_a_program_is_called_differentiated_and_put_into_another():
         expected = jax.grad(lambda *xs: jnp.sum(reference(*xs) ** 2), argnums=(0, 1, 2))(*inputs)
         for x, y in zip(found, expected, strict=True):
             np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-4)
+
+
+def test_a_program_with_a_device_map_as_an_input_is_put_into_another_with_one():
+    @dist.function
+    def spread(x: dist.Tensor(("B",), 0), m: DeviceMap):
+        return dist.gather(dist.scatter(x, dim=0, devices=m.keys()), dim=0, to_device=0)
+
+    @dist.function
+    def outer(x: dist.Tensor((8,), 0), m: DeviceMap):
+        return spread(-x, m)
+
+    @dist.function
+    def fixed(x: dist.Tensor((8,), 0)):
+        return spread(-x, {1: [1], 2: [2]})
+
+    (x,) = arrays((8,))
+    np.testing.assert_array_equal(outer(x, [1, 2]), -x)
+    np.testing.assert_array_equal(fixed(x), -x)
+    assert fixed.device_map == DeviceMap({1: [1], 2: [2]})
 
 
 # "The full explicit Device list will be resolved at simulation time."

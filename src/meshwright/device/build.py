@@ -367,13 +367,14 @@ def tensor(name: str) -> Callable[..., Any]:
     return call
 
 
-def inline(fn: Function, given: Sequence[Any]) -> Any:
-    """The equations of a function in the one being built, on handles and numbers for its inputs."""
+def inline(fn: Function, given: Sequence[Any], device_map: Any = None) -> Any:
+    """The equations of a function in the one being built, on handles for its inputs, with its device map."""
     if not _BUILDERS:
         emit(fn.name, given)
     builder = _BUILDERS[-1]
-    if fn.device_map is not None:
-        _use_map(fn.device_map)
+    own = fn.device_map if device_map is None or isinstance(device_map, Lookup) else DeviceMap(device_map)
+    if own is not None:
+        _use_map(own)
     names: dict[Value, Operand] = {}
     if len(given) != len(fn.inputs):
         raise ShapeError(

@@ -9,11 +9,10 @@ from meshwright.core.trace import Value as Traced
 from meshwright.device.blocks import compute
 from meshwright.device.build import Handle, inline
 from meshwright.device.device_map import DeviceMap
-from meshwright.device.execute import array_sizes, execute, item_of, result_of, with_map
+from meshwright.device.execute import array_sizes, execute, in_order, item_of, result_of, with_map
 from meshwright.device.function import CALLS, Eqn, Function, Number, Value
 from meshwright.device.machine import Item, Leaf, Machine, Members, Scope
 from meshwright.device.resolve import resolve
-from meshwright.errors import ShapeError
 from meshwright.frontend.lax_shape import concatenate
 from meshwright.frontend.lax_shape import split as split_dim
 from meshwright.frontend.numpy_arithmetic import maximum, minimum
@@ -87,16 +86,9 @@ def call(fn: Function, inputs: Sequence[Any], by_name: Mapping[str, Any], device
     names = [v.name for v in fn.inputs]
     if fn.map_input is not None and (len(inputs) + len(by_name) > len(names)):
         names.insert(fn.map_input[1], fn.map_input[0])
-    left = names[len(inputs) :]
-    if len(inputs) > len(names) or sorted(left) != sorted(by_name):
-        raise ShapeError(
-            f"{fn.name} takes {len(names)} inputs: {', '.join(names)}.",
-            why=f"given are {len(inputs)} by position" + (f" and {', '.join(by_name)}" if by_name else ""),
-            fix="one array per input, by position or by name",
-        )
-    given = [*inputs, *(by_name[name] for name in left)]
+    given = in_order(fn.name, names, inputs, by_name)
     if any(isinstance(x, Handle) for x in given):
-        return inline(fn, given)
+        return inline(fn, *with_map(fn, given, device_map))
     if not any(isinstance(x, Traced) for part in given for x in (part if isinstance(part, tuple | list) else [part])):
         return execute(fn, given, device_map)
     given, found = with_map(fn, given, device_map)

@@ -122,6 +122,18 @@ def with_map(fn: Function, inputs: Any, device_map: Any) -> tuple[Any, Any]:
     return arrays, found if found is not None else device_map
 
 
+def in_order(name: str, names: Sequence[str], inputs: Sequence[Any], by_name: Mapping[str, Any]) -> list[Any]:
+    """The inputs of a call in the order of their names; those given by name come last."""
+    left = names[len(inputs) :]
+    if len(inputs) > len(names) or sorted(left) != sorted(by_name):
+        raise ShapeError(
+            f"{name} takes {len(names)} inputs: {', '.join(names)}.",
+            why=f"given are {len(inputs)} by position" + (f" and {', '.join(by_name)}" if by_name else ""),
+            fix="one array per input, by position or by name",
+        )
+    return [*inputs, *(by_name[key] for key in left)]
+
+
 def _arrays(fn: Function, inputs: Mapping[str, Any] | Sequence[Any]) -> list[Any]:
     names = [v.name for v in fn.inputs]
     if isinstance(inputs, Mapping):

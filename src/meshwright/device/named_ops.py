@@ -34,7 +34,8 @@ class Named(NamedTuple):
 
     ``shares`` are the independent parts of a call with so many operands, such as the updates of several weights.
     ``like`` is the operand whose dtype a result has, given how many operands there are and which result it is. Results
-    of an op ``in_place`` take the memory of operands. ``steps`` are equations that do the same and can be split more.
+    of an op ``in_place`` take the memory of operands; one of ``floats`` refuses integers. ``steps`` are equations that
+    do the same and can be split more.
     """
 
     factors: Callable[[Sequence[TensorType], Params], str]
@@ -47,6 +48,7 @@ class Named(NamedTuple):
     results: int = 1
     elementwise: bool = False
     steps: Callable[[Eqn], Sequence[Eqn]] | None = None
+    floats: bool = False
 
 
 def _rank(t: TensorType) -> str:
@@ -200,12 +202,14 @@ NAMED: dict[str, Named] = {
     "ReluGrad": Named(
         _same(2), lambda xp, x, dy: xp.where(x > 0, dy, 0).astype(dy.dtype), Linearity.NONE, elementwise=True
     ),
-    "Gelu": Named(_same(1), lambda xp, x: x * 0.5 * (1 + xp.erf(x * 0.5**0.5)), Linearity.NONE, 8.0, elementwise=True),
-    "Softmax": Named(_softmax_rule, _softmax, Linearity.NONE, 5.0),
-    "LayerNorm": Named(_layer_norm_rule, _layer_norm, Linearity.NONE, 8.0),
+    "Gelu": Named(
+        _same(1), lambda xp, x: x * 0.5 * (1 + xp.erf(x * 0.5**0.5)), Linearity.NONE, 8.0, elementwise=True, floats=True
+    ),
+    "Softmax": Named(_softmax_rule, _softmax, Linearity.NONE, 5.0, floats=True),
+    "LayerNorm": Named(_layer_norm_rule, _layer_norm, Linearity.NONE, 8.0, floats=True),
     "Gemm": Named(_gemm_rule, _gemm, Linearity.NONE, 2.0, steps=_gemm_steps),
-    "Loss": Named(_same(3), lambda xp, y, z, n: xp.square(y - z) / n, Linearity.NONE, 3.0),
-    "LossGrad": Named(_same(3), lambda xp, y, z, n: 2 * (y - z) / n, Linearity.NONE, 3.0),
+    "Loss": Named(_same(3), lambda xp, y, z, n: xp.square(y - z) / n, Linearity.NONE, 3.0, floats=True),
+    "LossGrad": Named(_same(3), lambda xp, y, z, n: 2 * (y - z) / n, Linearity.NONE, 3.0, floats=True),
     "SGDOptimizer": Named(
         _updates(2, 1),
         lambda xp, *xs, lr=0.01: tuple(w - lr * g for w, g in zip(xs[: len(xs) // 2], xs[len(xs) // 2 :], strict=True)),
@@ -214,6 +218,7 @@ NAMED: dict[str, Named] = {
         _weights(2, 1),
         like=lambda operands, result: result,
         in_place=True,
+        floats=True,
     ),
     "AdamOptimizer": Named(
         _updates(4, 3, 1),
@@ -224,6 +229,7 @@ NAMED: dict[str, Named] = {
         # Gradients stand between the weights and their moments.
         like=lambda operands, result: result if result < (operands - 1) // 4 else result + (operands - 1) // 4,
         in_place=True,
+        floats=True,
     ),
     "Identity": Named(_same(1), lambda xp, x: x, Linearity.MOVES, 0.0),
 }

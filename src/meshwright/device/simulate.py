@@ -13,7 +13,7 @@ from meshwright.device.resolve import as_device_map, check_sizes, names_devices,
 from meshwright.device.simulation import Assumptions, Simulation
 from meshwright.device.steady import steady_state
 from meshwright.device.types import Tensor
-from meshwright.errors import DeviceError, MeshwrightError, ShapeError
+from meshwright.errors import MeshwrightError
 
 
 def simulate(
@@ -70,7 +70,7 @@ def _folded(
         return None
     try:
         flat, covers = resolved(fn, devices, sizes, Folding(devices, assumptions))
-    except (DeviceError, ShapeError):  # a program that takes the elements of a tuple one by one, or one that is wrong
+    except MeshwrightError:  # a program that takes the elements of a tuple one by one, or one that is wrong
         return None
     roles = covers.roles(flat)
     if roles is None:  # a device is named that another one stands for

@@ -69,6 +69,9 @@ class RoleTable:
     measure: Callable[[int, int], Role] | None = None
     known: dict[int, Role] = field(default_factory=dict)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RoleTable, ()  # what is asked for later is found from the program, which does not travel
+
     def others(self, written: int) -> list[tuple[int, frozenset[int]]]:
         """The sets that did not do the same as the device that stands for them, each with one of them."""
         return [(min(part), part) for part in self.sets.get(written, ())[1:]]

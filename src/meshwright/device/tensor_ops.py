@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.core.dtypes import DType
+from meshwright.core.dtypes import DType, is_inexact, short_name
 from meshwright.core.factors import Factors, pointwise
 from meshwright.core.limits import refuse_impossible
 from meshwright.core.linearity import LinearGroup, groups_of
@@ -148,6 +148,12 @@ def _infer(name: str, args: tuple[Arg, ...], params: tuple[tuple[str, Any], ...]
         _check_params(name, dict(params))
         rule = _named_factors(name, types, dict(params))
         shapes = [tuple(_size(dim, rule) for dim in dims) for dims in rule.results]
+        if NAMED[name].floats and not is_inexact(types[0].dtype):
+            raise ShapeError(
+                f"{name} takes floats.",
+                why=f"its first operand is {short_name(types[0].dtype)}",
+                fix=f"convert(x, dtype=f32) first, then {name}(x, …)",
+            )
         like = NAMED[name].like
         return tuple((_unwitness(shape), types[like(len(types), n)].dtype) for n, shape in enumerate(shapes))
     found = REGISTRY[name].type(*types, **given)

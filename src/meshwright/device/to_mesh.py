@@ -15,7 +15,7 @@ from meshwright.core.sharding import NamedSharding
 from meshwright.device.blocks import Steps, outputs, spec_of
 from meshwright.device.device_map import DeviceMap
 from meshwright.device.dims import Dim, bind
-from meshwright.device.execute import array_sizes
+from meshwright.device.execute import array_sizes, in_order
 from meshwright.device.function import Function
 from meshwright.device.machine import Members
 from meshwright.device.resolve import as_device_map, resolve, symbols_of
@@ -45,16 +45,7 @@ class OnMesh:
         self._check(sizes)
 
     def _ordered(self, inputs: Sequence[Any], by_name: Mapping[str, Any]) -> list[Any]:
-        """Inputs in order; those given by name come last."""
-        names = [v.name for v in self.source.inputs]
-        missing = names[len(inputs) :]
-        if len(inputs) > len(names) or sorted(missing) != sorted(by_name):
-            raise ShapeError(
-                f"{self.source.name} takes {len(names)} inputs: {', '.join(names)}.",
-                why=f"given are {len(inputs)} by position" + (f" and {', '.join(by_name)}" if by_name else ""),
-                fix="one array per input, by position or by name",
-            )
-        return [*inputs, *(by_name[name] for name in missing)]
+        return in_order(self.source.name, [v.name for v in self.source.inputs], inputs, by_name)
 
     def _fitted(self, inputs: Sequence[Any]) -> tuple[list[Any], dict[str, int]]:
         """Inputs as values, and the sizes they give to symbols, which must be those of the program."""
