@@ -162,10 +162,10 @@ def compare(seed: int, count: int) -> int:
 
 
 def test_random_shardings_on_random_meshes_are_what_shardy_makes_of_them():
-    assert compare(seed=0, count=30) > 25
+    assert compare(seed=0, count=12) > 9
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(1, 6))
 def test_random_shardings_on_random_meshes_are_what_shardy_makes_of_them_again(seed):
-    assert compare(seed, 200) > 180
+    assert compare(seed, 100) > 80
