@@ -57,15 +57,25 @@ def _may_be_opened(file: str) -> bool:
 
 def user_source() -> Source | None:
     """The innermost line being executed outside this package and what it calls itself through."""
-    frame = sys._getframe(1)
+    frame = _user_frame(sys._getframe(1))
+    return None if frame is None else _line(frame.f_code.co_filename, frame.f_lineno)
+
+
+def user_call() -> tuple[int, int] | None:
+    """Which call the user's code is in: equal for all that one library function does, and different for two."""
+    frame = _user_frame(sys._getframe(1))
+    return None if frame is None else (id(frame), frame.f_lasti)
+
+
+def _user_frame(frame: FrameType | None) -> FrameType | None:
     while frame is not None:
         file = frame.f_code.co_filename
         internal = _internal.get(file)
         if internal is None:
             internal = _internal[file] = _is_internal(file)
         if not internal and not (file == "<string>" and _is_generated(frame)):
-            return _line(file, frame.f_lineno)
-        frame = frame.f_back  # type: ignore[assignment]
+            return frame
+        frame = frame.f_back
     return None
 
 

@@ -19,7 +19,7 @@ from meshwright.core import dtypes
 from meshwright.core.limits import out_of_memory, refuse_impossible
 from meshwright.core.linearity import Does
 from meshwright.core.program import Atom, Eqn, Literal, Params, Program, Var, operand_types
-from meshwright.core.source import Source, here, user_source
+from meshwright.core.source import Source, here, user_call, user_source
 from meshwright.core.types import TensorType, Variance, union
 from meshwright.errors import MeshwrightError, ShapeError, TracerError, VarianceError
 
@@ -181,6 +181,7 @@ class Builder:
     """A program in the making. ``level`` is how many traces are open around it."""
 
     __slots__ = (
+        "calls",
         "captured",
         "closed",
         "copied",
@@ -215,6 +216,7 @@ class Builder:
         self.lifted: dict[Any, tuple[Any, Tracer]] = {}  # values that were made to vary, and over which axes
         self.makers: dict[Atom, Eqn] = {}  # the equation of each value, as far as anybody asked
         self.indexed = 0
+        self.calls: dict[Atom, Any] = {}  # the user's call that each value was made in, where that matters
         self.known: dict[Atom, Any] | None = None  # values of the inputs, when tracing was asked to keep them
         self.closed = False
 
@@ -299,9 +301,13 @@ class Builder:
         source = state.source or user_source()
         if types.__class__ is tuple:
             outs = [Var(t) for t in types]
+            if _by_hand():
+                self.calls.update(dict.fromkeys(outs, user_call()))
             self.eqns.append(Eqn(op, atoms, params, outs, source))
             return tuple(Tracer(self, v) for v in outs)
         var = Var(types)
+        if _by_hand():
+            self.calls[var] = user_call()
         self.eqns.append(Eqn(op, atoms, params, (var,), source))
         return Tracer(self, var)
 
@@ -323,10 +329,13 @@ def _by_hand() -> bool:
 
 
 def _is_constant(x: Any) -> bool:
-    """Whether a value follows from numbers in the program alone: it has no derivative, which could need a sum."""
+    """Whether a value follows from numbers alone, in the library function that is running: it is not the user's, and
+    has no derivative, which could need a sum."""
     if x.__class__ is not Tracer:
         return not isinstance(x, Value) or x.ndim == 0
     builder = x.builder
+    if builder.calls.get(x.variable) != user_call():
+        return False
     known: dict[Atom, bool] = dict.fromkeys(builder.inputs, False)
     known.update((var, _is_constant(value)) for var, value in builder.captured.values())
     return _from_numbers(builder, x.variable, known)
