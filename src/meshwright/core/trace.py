@@ -427,7 +427,7 @@ def _made_again(builder: Builder, var: Var, parts: frozenset[Var], varying: tupl
     key = (var, varying)
     if key not in builder.lifted:
         eqn = builder.made_by(var)
-        if var in parts or eqn is None:
+        if var in parts or eqn is None or not dtypes.is_inexact(var.type.dtype):
             value = builder.lift(Tracer(builder, var), varying)
         else:
             moved = _moved_operands(eqn)
