@@ -262,7 +262,7 @@ class Builder:
             for x, a in zip(args, atoms, strict=True)
         ]
 
-    def lift(self, x: Any, varying: tuple[str, ...]) -> Any:
+    def lift(self, x: Any, varying: tuple[str, ...], numbers: bool = False) -> Any:
         """``x`` as a value that varies over ``varying``, too: lifted once, in the outermost trace where that can be.
 
         So a value that a loop closes over is lifted before the loop, and the transpose has one sum, after it.
@@ -270,7 +270,7 @@ class Builder:
         axes = tuple(axis for axis in varying if axis not in x.type.varying)
         if not axes:
             return x
-        if _by_hand() and not _is_constant(x):
+        if _by_hand() and not numbers and not _is_constant(x):
             raise _not_lifted(x, axes)
         parts = _smaller(x, axes)
         if parts is not None:
@@ -430,14 +430,8 @@ def _made_again(builder: Builder, var: Var, parts: frozenset[Var], varying: tupl
         if var in parts or eqn is None or not dtypes.is_inexact(var.type.dtype):
             value = builder.lift(Tracer(builder, var), varying)
         else:
-            moved = _moved_operands(eqn)
             operands = [
-                read({}, a)
-                if not isinstance(a, Var)
-                else _made_again(builder, a, parts, varying)
-                if a in moved
-                else builder.lift(Tracer(builder, a), varying)
-                for a in eqn.inputs
+                _made_again(builder, a, parts, varying) if isinstance(a, Var) else read({}, a) for a in eqn.inputs
             ]
             with building(builder), at_source(eqn.source):
                 value = apply(eqn.op, operands, eqn.params)
@@ -478,15 +472,15 @@ def apply(op: Op, args: Sequence[Any], params: Params) -> Any:
     return builder.emit(op, atoms, params, types)
 
 
-def lift(x: Any, varying: tuple[str, ...]) -> Any:
-    """``x`` as a value that varies over ``varying``, too."""
+def lift(x: Any, varying: tuple[str, ...], numbers: bool = False) -> Any:
+    """``x`` as a value that varies over ``varying``, too; ``numbers`` are no value of the user's."""
     if all(axis in x.type.varying for axis in varying):
         return x
     builder = state.builder
     if x.__class__ is Tracer and (builder is None or x.builder.level > builder.level):
         builder = x.builder
     assert builder is not None, "a value varies over a mesh axis inside of a trace only"
-    return builder.lift(x, varying)
+    return builder.lift(x, varying, numbers)
 
 
 def is_number(x: Any) -> bool:

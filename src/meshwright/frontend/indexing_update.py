@@ -271,7 +271,7 @@ def _scatter_windows(
         else basic.zeros(value(np.int32(0)).type.with_(shape=(*shape, 0)))
     )
     if not any(isinstance(i, Position) and i.at.__class__ is not int for i in items):  # written as numbers
-        indices = lift(indices, x.type.varying)
+        indices = lift(indices, x.type.varying, numbers=True)
     return apply(
         op,
         (x, indices, y),
