@@ -310,12 +310,14 @@ def viewed(x: Value, dtype: DType) -> Value:
 
     A boolean is a byte of 0 or 1, and a complex number two floats.
     """
+    if x.type.dtype == dtype:
+        return strong(x)  # which has a derivative
     if x.type.dtype == BOOL != dtype:
         return viewed(convert(x, UINT8), dtype)
     if dtype == BOOL != x.type.dtype:
         return elementwise.ne(viewed(x, UINT8), 0)
     have, width = x.type.dtype.itemsize, dtype.itemsize
-    if have == width and (x.type.dtype == dtype or not (dtypes.is_complex(x.type.dtype) or dtypes.is_complex(dtype))):
+    if have == width and not (dtypes.is_complex(x.type.dtype) or dtypes.is_complex(dtype)):
         return elementwise.bitcast(x, dtype=dtype)
     if not x.ndim or (have < width and x.shape[-1] * have % width):
         raise ShapeError(
