@@ -7,6 +7,7 @@ import json
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -356,7 +357,9 @@ def test_a_signal_and_a_closed_pipe_leave_no_traceback() -> None:
     """In processes of their own: the handlers are Python's, and so is what it does when it ends."""
     Path("slow.py").write_text("import sys, time\nprint('ready')\nsys.stdout.flush()\ntime.sleep(60)\n")
     start = [sys.executable, "-m", "meshwright"]
-    slow = subprocess.Popen([*start, "simulate", "slow.py:f"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # also where the tests run in the background
+    call = [*start, "simulate", "slow.py:f"]
+    slow = subprocess.Popen(call, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=heard)
     assert slow.stderr is not None and slow.stderr.readline() == b"ready\n"
     slow.send_signal(signal.SIGINT)
     assert slow.communicate(timeout=60) == (b"", b"")
