@@ -87,7 +87,7 @@ def test_what_cannot_be_written_is_one_error(tmp_path: Path, monkeypatch: pytest
     assert refused(tmp_path) == f"{tmp_path} cannot be written.\n  why:  Is a directory\n{fix}"
     gone = tmp_path / "no" / "folder"
     assert refused(gone) == f"{gone} cannot be written.\n  why:  No such file or directory\n{fix}"
-    assert refused("a\0b") == f"a\0b cannot be written.\n  why:  embedded null byte\n{fix}"
+    assert refused("a\0b") == f"a\0b cannot be written.\n  why:  its name has a null in it\n{fix}"
     protected = tmp_path / "protected"
     protected.write_text("old")
     monkeypatch.setattr(os, "access", lambda path, how: False)  # as it is for everybody but root

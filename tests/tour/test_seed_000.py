@@ -753,10 +753,11 @@ def test_the_sum_is_made_where_it_is_asked_for(how, spec, kind, op):
     with mw.no_implicit_comms():
         compiled = f.lower(f32(64)).compile()
     assert [one.kind for one in compiled.collectives] == [kind]
-    assert f" {op}(" in compiled.as_text()
-    assert "stablehlo.reduce" in f.lower(f32(64)).as_text()
     np.testing.assert_allclose(compiled(Z), 2 * Z.reshape(8, 8).sum(0), rtol=1e-5)
     assert mw.typeof(compiled(Z)).unreduced == ()
+    assert f" {op}(" in compiled.as_text()
+    pytest.importorskip("jaxlib")
+    assert "stablehlo.reduce" in f.lower(f32(64)).as_text()
 
 
 # The motivating example: what a gradient sends

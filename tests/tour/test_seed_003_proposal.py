@@ -2,8 +2,6 @@
 
 import warnings
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -14,6 +12,8 @@ from meshwright.dist import Device, DeviceMap
 from meshwright.errors import DeviceError, ShapeError, TextError
 from tests.tour.listings_003 import SUB_DEVICES
 
+jax = pytest.importorskip("jax")
+jnp = pytest.importorskip("jax.numpy")
 MAP = {1: [1, 3], 2: [2, 4]}
 CHAIN = """def matmul(wA: Tensor[(4, 8), 0], wB: Tensor[(8, 4), 0], x: Tensor[(8, 4), 0]):
     a = MatMul(x, wA)

@@ -21,6 +21,7 @@ from meshwright.errors import MeshwrightError
 _NO_SYNC = (EACCES, EINVAL, ENOTSUP)  # a directory that may not be read, and file systems that cannot
 MOST_BYTES = 1 << 28  # of a text that is read
 STDIN = "-"
+_NULL = "its name has a null in it"  # for which Pythons have different words
 
 
 def read_text(path: str | os.PathLike[str], most: int = MOST_BYTES) -> str:
@@ -38,8 +39,8 @@ def read_text(path: str | os.PathLike[str], most: int = MOST_BYTES) -> str:
             return _read(file, most)
     except UnicodeDecodeError:
         raise
-    except ValueError as error:  # a name with a null in it
-        raise OSError(EINVAL, str(error)) from error
+    except ValueError as error:
+        raise OSError(EINVAL, _NULL) from error
 
 
 def check_size(file: int, most: int = MOST_BYTES) -> None:
@@ -74,11 +75,11 @@ def write_whole(path: str | os.PathLike[str], text: str) -> None:
                 file.write(text)
         else:
             _replace(os.path.realpath(path), text.encode(errors="backslashreplace"))
-    except (OSError, ValueError) as error:  # the latter for a name with a null in it
+    except (OSError, ValueError) as error:
         raise MeshwrightError(
             f"{shown or 'A file without a name'} cannot be written.",
             where=here(),
-            why=getattr(error, "strerror", None) or str(error),
+            why=_NULL if isinstance(error, ValueError) else error.strerror or str(error),
             fix="name a file in a folder that exists",
         ) from error
 
