@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
@@ -28,32 +29,13 @@ class _Unconstrained:
 UNCONSTRAINED = _Unconstrained()
 
 
+@dataclass(frozen=True, slots=True)
 class DimSpec:
     """The entry of a dim that is split over some axes and open to more, or that has a priority; made by ``P.dim``."""
-
-    __slots__ = ("__weakref__", "axes", "is_open", "priority")
 
     axes: tuple[str, ...]
     is_open: bool
     priority: int | None
-
-    _interned: ClassVar[dict[tuple[Any, ...], DimSpec]] = {}
-
-    def __new__(cls, axes: tuple[str, ...], is_open: bool, priority: int | None) -> DimSpec:
-        key = (axes, is_open, priority)
-        found = cls._interned.get(key)
-        if found is None:
-            found = super().__new__(cls)
-            for name, value in zip(("axes", "is_open", "priority"), key, strict=True):
-                object.__setattr__(found, name, value)
-            found = cls._interned.setdefault(key, found)
-        return found
-
-    def __setattr__(self, name: str, value: object) -> None:
-        raise AttributeError("a DimSpec is immutable")
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return DimSpec, (self.axes, self.is_open, self.priority)
 
     def __repr__(self) -> str:
         parts = [*map(repr, self.axes), *["open=True"] * self.is_open]
