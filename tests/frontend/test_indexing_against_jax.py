@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+import meshwright as mw
 import meshwright.numpy as mnp
 from meshwright.core.trace import trace
 from meshwright.core.types import tensor
@@ -262,3 +263,15 @@ def test_known_values_are_read_while_tracing():
 
     program, _ = trace(rows, [x.type, tensor((), "int32")], [x, mnp.asarray(2, "int32")])
     assert [t.shape for t in program.out_types] == [(2,), (), (3,)]
+
+
+@pytest.mark.parametrize(
+    "key", [(np.array([False, True, True]), slice(1, None)), np.array([0, 2, 2])], ids=["mask", "array"]
+)
+def test_a_function_applied_at_known_places_has_a_derivative(key):
+    """JAX has none; the slope of x^(2^n), n how often the index names a place, is known."""
+    x = np.array([[0.5, 1.5], [2.0, 3.0], [0.3, 0.7]], np.float32)
+    times = np.zeros(x.shape, int)
+    np.add.at(times, key, 1)
+    found = mw.grad(lambda x: x.at[key].apply(mnp.square).sum())(mnp.asarray(x))
+    assert np.allclose(found, 2**times * x ** (2**times - 1), rtol=1e-6)

@@ -1,8 +1,10 @@
 """``mnp.linalg``, ``mnp.fft`` and ``lax.linalg`` against JAX."""
 
+import jax
 import numpy as np
 import pytest
 
+import meshwright as mw
 import meshwright.numpy as mnp
 from meshwright.errors import ShapeError
 from tests.frontend.against_jax import compare, draw
@@ -93,3 +95,35 @@ def test_errors():
         mnp.fft.fft(mnp.ones(3), norm="unitary")
     with pytest.raises(AttributeError):
         mnp.not_a_function  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("shapes", "text"),
+    [
+        (
+            [(2, 3), (2, 3, 4), (4,)],
+            "mnp.linalg.multi_dot cannot take f32[2,3,4] as array 1 of 3.\n"
+            "  why:  it multiplies matrices; the first and the last may be vectors\n"
+            "  fix:  mnp.matmul(x, y), which takes batches of matrices",
+        ),
+        (
+            [(2, 3), (2, 3)],
+            "mnp.linalg.multi_dot cannot multiply [2, 3] by [2, 3].\n"
+            "  why:  the last dim of one has 3 elements, the first of the next 2\n"
+            "  fix:  mnp.linalg.multi_dot([x, y.T])",
+        ),
+    ],
+)
+def test_a_chain_of_products_that_does_not_fit_is_refused(shapes, text):
+    with pytest.raises(ShapeError) as caught:
+        mnp.linalg.multi_dot([mnp.ones(shape) for shape in shapes])
+    assert "\n".join(line for line in str(caught.value).splitlines() if "  at:" not in line) == text
+    with pytest.raises(Exception):  # noqa: B017
+        jax.numpy.linalg.multi_dot([np.ones(shape) for shape in shapes])
+
+
+def test_a_chain_of_products_multiplies_first_what_saves_the_most():
+    """A matrix, a matrix and a vector are two products of a matrix and a vector."""
+    given = [mnp.ones((64, 64)), mnp.ones((64, 64)), mnp.ones(64)]
+    program = mw.make_program(lambda *xs: mnp.linalg.multi_dot(xs))(*given)
+    assert [eqn.outputs[0].type.shape for eqn in program.eqns if eqn.op.name == "dot_general"] == [(64,), (64,)]

@@ -258,17 +258,18 @@ def _sum_out(steps: list[_Step], k: int, own: str, others: str) -> str:
 
 
 def _cheapest_pair(labels: list[str], result: str, sizes: dict[str, int]) -> tuple[int, int]:
-    """The two operands whose product saves the most elements, the first such pair."""
+    """The two operands whose product saves the most elements, of those the one of the least work."""
     if len(labels) == 2:
         return 0, 1
     best, found = None, (0, 1)
     for i in range(len(labels)):
         for j in range(i + 1, len(labels)):
             kept = set("".join(x for n, x in enumerate(labels) if n not in (i, j)) + result)
-            size = prod(sizes[c] for c in (set(labels[i]) | set(labels[j])) & kept)
-            gain = size - sum(prod(sizes[c] for c in labels[n]) for n in (i, j))
-            if best is None or gain < best:
-                best, found = gain, (i, j)
+            together = {*labels[i], *labels[j]}
+            size = prod(sizes[c] for c in together & kept)
+            price = size - sum(prod(sizes[c] for c in labels[n]) for n in (i, j)), prod(sizes[c] for c in together)
+            if best is None or price < best:
+                best, found = price, (i, j)
     return found
 
 

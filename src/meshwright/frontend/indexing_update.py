@@ -11,7 +11,7 @@ from meshwright.core import dtypes
 from meshwright.core.dtypes import BOOL
 from meshwright.core.op import Op, Value
 from meshwright.core.source import here
-from meshwright.core.trace import Array, Tracer, apply, is_number, lift, to_array
+from meshwright.core.trace import Array, Tracer, apply, concrete, is_number, lift, to_array
 from meshwright.core.types import Shape, TensorType
 from meshwright.errors import ShapeError
 from meshwright.frontend.control import fori_loop
@@ -135,9 +135,10 @@ class Place:
         def again(n: Any, found: Value) -> Value:
             return either(greater(times, n), convert(value(function(found)), x.type.dtype), found)
 
-        if times.__class__ is not Array:
+        known = times.data if isinstance(times, Array) else concrete(times)
+        if known is None:
             return fori_loop(0, largest(times, initial=0), again, x)  # type: ignore[no-any-return]
-        for n in range(int(np.max(times.data, initial=0))):
+        for n in range(int(np.max(known, initial=0))):
             x = again(n, x)
         return x
 

@@ -158,7 +158,7 @@ def power(x: ArrayLike, y: ArrayLike, /) -> Value:
     """
     if y.__class__ is int or isinstance(y, np.integer):
         x = value(x)
-        return _integer_power(convert(x, dtypes.default_int()) if x.type.dtype == BOOL else x, int(y))
+        return _integer_power(convert(x, dtypes.INT32) if x.type.dtype == BOOL else x, int(y))
     x, y = no_booleans(x, y)
     if dtypes.is_integer(dtype_of(x, y)):
         return _power_of_integers(x, y)
@@ -265,9 +265,11 @@ def fmin(x: ArrayLike, y: ArrayLike, /) -> Value:
 
 def heaviside(x: ArrayLike, y: ArrayLike, /) -> Value:
     """0 below zero, 1 above, ``y`` at zero."""
+    given = value(x).type
     x, y = promoted_values(x, y, inexact=True)
     step = either(less(x, 0), convert(value(0.0), dtype_of(x, y)), 1.0)
-    return strong(either(isnan(x), x, either(equal(x, 0), y, step)))
+    found = either(isnan(x), x, either(equal(x, 0), y, step))
+    return strong(found) if given.ndim and not given.weak else found
 
 
 def nextafter(x: ArrayLike, y: ArrayLike, /) -> Value:

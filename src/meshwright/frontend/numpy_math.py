@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from builtins import min as builtin_min
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -90,12 +91,19 @@ def log1p(x: ArrayLike, /) -> Value:
 
 def log2(x: ArrayLike, /) -> Value:
     """The logarithm to base 2."""
-    return divide(log(x), math.log(2.0))
+    return _part_by_part(log(x), lambda part: divide(part, math.log(2.0)))
 
 
 def log10(x: ArrayLike, /) -> Value:
     """The logarithm to base 10."""
-    return strong(divide(log(x), math.log(10.0)))
+    return strong(_part_by_part(log(x), lambda part: divide(part, math.log(10.0))))
+
+
+def _part_by_part(x: Value, function: Callable[[Value], Value]) -> Value:
+    """``function`` of ``x``, or of its real and its imaginary part: neither spoils the other where it is infinite."""
+    if not dtypes.is_complex(x.type.dtype):
+        return function(x)
+    return apply(elementwise.complex, (function(real(x)), function(imag(x))), {})
 
 
 def logaddexp(x: ArrayLike, y: ArrayLike, /) -> Value:

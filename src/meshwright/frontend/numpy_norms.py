@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from functools import reduce
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -12,8 +12,8 @@ from meshwright.core.op import Value
 from meshwright.core.source import here
 from meshwright.errors import ShapeError
 from meshwright.frontend import numpy_creation, numpy_linalg
+from meshwright.frontend.einsum import einsum
 from meshwright.frontend.numpy_arithmetic import multiply, power
-from meshwright.frontend.numpy_linalg import matmul
 from meshwright.frontend.numpy_logic import absolute, conjugate, not_equal, real
 from meshwright.frontend.numpy_math import sqrt
 from meshwright.frontend.numpy_reduction import max, min, sum
@@ -211,7 +211,12 @@ def cho_solve(c_and_lower: tuple[ArrayLike, bool], b: ArrayLike) -> Value:
 
 
 def multi_dot(arrays: Any, *, precision: Any = None) -> Value:
-    """The product of several matrices."""
+    """The product of several matrices, those first multiplied that save the most.
+
+    >>> import meshwright.numpy as mnp
+    >>> mnp.linalg.multi_dot([mnp.ones((2, 3)), mnp.ones((3, 4)), mnp.ones(4)])
+    Array([12., 12.], dtype=float32)
+    """
     check_precision(precision)
     factors = [value(x) for x in items_of(arrays, "mnp.linalg.multi_dot")]
     if len(factors) < 2:
@@ -221,7 +226,27 @@ def multi_dot(arrays: Any, *, precision: Any = None) -> Value:
             why="it multiplies two or more",
             fix="mnp.linalg.multi_dot([x, y])",
         )
-    return reduce(matmul, factors)
+    for n, x in enumerate(factors):
+        if x.ndim != 2 and not (x.ndim == 1 and n in (0, len(factors) - 1)):
+            raise ShapeError(
+                f"mnp.linalg.multi_dot cannot take {x.type.short()} as array {n} of {len(factors)}.",
+                where=here(),
+                why="it multiplies matrices; the first and the last may be vectors",
+                fix="mnp.matmul(x, y), which takes batches of matrices",
+            )
+    shapes = [x.shape for x in factors]
+    for left, right in pairwise(shapes):
+        if left[-1] != right[0]:
+            raise ShapeError(
+                f"mnp.linalg.multi_dot cannot multiply {list(left)} by {list(right)}.",
+                where=here(),
+                why=f"the last dim of one has {left[-1]} elements, the first of the next {right[0]}",
+                fix="mnp.linalg.multi_dot([x, y.T])",
+            )
+    terms = [[n, n + 1] for n in range(len(factors))]
+    terms[0], terms[-1] = terms[0][-len(shapes[0]) :], terms[-1][: len(shapes[-1])]
+    labelled = [part for pair in zip(factors, terms, strict=True) for part in pair]
+    return einsum(*labelled, [n for n in (0, len(factors)) if n in (*terms[0], *terms[-1])])
 
 
 def diagonal(x: ArrayLike, /, *, offset: int = 0) -> Value:

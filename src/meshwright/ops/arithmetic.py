@@ -53,7 +53,10 @@ sub: Op = pointwise_op(
 
 
 def _divide(xp: Any, x: Any, y: Any) -> Any:
-    """Integers are divided towards zero; by zero they give all bits set."""
+    """Integers are divided towards zero; by zero they give all bits set. A complex zero is signed by its real part."""
+    if x.dtype.kind == "c":
+        quotient = xp.divide(x, y)
+        return xp.where((y == 0) & xp.signbit(xp.real(y)), -quotient, quotient)
     if x.dtype.kind not in "iu":
         return xp.divide(x, y)
     by_zero = y == 0
