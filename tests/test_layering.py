@@ -76,6 +76,7 @@ MAY_USE_EXTRAS = ("engine", "interop")
 # Imports inside functions: hashlib loads OpenSSL, and few programs have a partition spec.
 # Shardings are loaded when an array is first put onto devices.
 LATE = {
+    "core.dtypes": {"meshwright.core.device_sharding"},
     "core.op": {"meshwright.core.explicit"},
     "core.program": {"hashlib"},
     "core.text": {"meshwright.core.partition_spec"},

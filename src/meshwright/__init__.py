@@ -19,6 +19,7 @@ from meshwright.ops import every as _every_op  # noqa: F401  (fills the registry
 
 if TYPE_CHECKING:
     from meshwright import debug, dist, hardware, interop, lax, nn, pallas, random, sharding, testing
+    from meshwright.core.device_sharding import default_device
     from meshwright.core.mesh import AbstractMesh, AxisType, Mesh, devices, get_mesh, make_mesh, set_mesh
     from meshwright.core.partition_spec import P, PartitionSpec
     from meshwright.core.sharding import NamedSharding
@@ -47,6 +48,7 @@ _ON_FIRST_USE = {
     ),
     **dict.fromkeys(("P", "PartitionSpec"), "meshwright.core.partition_spec"),
     "NamedSharding": "meshwright.core.sharding",
+    "default_device": "meshwright.core.device_sharding",
     **dict.fromkeys(("device_get", "device_put"), "meshwright.frontend.placing"),
     "load": "meshwright.frontend.loading",
     **dict.fromkeys(("check_partitioned", "no_implicit_comms"), "meshwright.frontend.partitioning"),
@@ -86,6 +88,7 @@ __all__ = [
     "custom_jvp",
     "custom_vjp",
     "debug",
+    "default_device",
     "device_get",
     "device_put",
     "devices",

@@ -146,10 +146,10 @@ def test_a_setting_that_does_not_exist_is_refused() -> None:
     for name in ("enable_x65", "jax_enable_x64", "_enabled"):
         with pytest.raises(AttributeError) as error:
             setattr(dtypes.config, name, True)
-        assert str(error.value) == f"no setting {name!r}; there is: enable_x64"
+        assert str(error.value) == f"no setting {name!r}; there are: enable_x64, default_device"
     with pytest.raises(AttributeError) as error:
         dtypes.config.update("enable_x65", True)
-    assert str(error.value) == "no setting 'enable_x65'; there is: enable_x64"
+    assert str(error.value) == "no setting 'enable_x65'; there are: enable_x64, default_device"
 
 
 @pytest.mark.parametrize("value", ["yes", 1, 0.0, None])
@@ -197,4 +197,4 @@ def test_an_unknown_dtype_is_refused_with_the_known_ones() -> None:
 def test_an_unknown_setting_is_refused_with_the_known_ones() -> None:
     with pytest.raises(AttributeError) as error:
         dtypes.config.update("enable_x63", True)
-    assert str(error.value) == "no setting 'enable_x63'; there is: enable_x64"
+    assert str(error.value) == "no setting 'enable_x63'; there are: enable_x64, default_device"

@@ -1,8 +1,21 @@
-"""The mesh that is current, kept apart from meshes so that asking for it does not load them."""
+"""The mesh and the device that are current, kept apart from both so that asking for them does not load them."""
 
 from __future__ import annotations
 
+import threading
 from contextvars import ContextVar
 from typing import Any
 
 current_mesh: ContextVar[Any] = ContextVar("current_mesh", default=None)
+
+
+class _CurrentDevice(threading.local):
+    place: Any = None  # of all threads without one of their own
+
+
+current_device = _CurrentDevice()  # where arrays go that are put nowhere: a `DefaultDevice`, or None for the first one
+
+
+def set_for_all(place: Any) -> None:
+    """Say where arrays go that are put nowhere, in threads that do not say it for themselves."""
+    _CurrentDevice.place = place

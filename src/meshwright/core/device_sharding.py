@@ -1,18 +1,20 @@
-"""The sharding of an array that is whole on one device."""
+"""The sharding of an array that is whole on one device, and the device of arrays that are put nowhere."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
+from meshwright.core.current import current_device
 from meshwright.core.mesh import Device, Mesh
 from meshwright.core.placement import Index
 from meshwright.core.sharding import NamedSharding, TensorSharding
 from meshwright.core.sharding_check import checked_shape
 from meshwright.core.source import here
 from meshwright.core.types import TensorType
-from meshwright.errors import ShardingError
+from meshwright.errors import MeshError, ShardingError
 
 
 class SingleDeviceSharding:
@@ -24,6 +26,7 @@ class SingleDeviceSharding:
     """
 
     device: Device
+    committed = True  # it is there because somebody said so
 
     def __init__(self, device: Device) -> None:
         if not isinstance(device, Device):
@@ -80,10 +83,75 @@ class SingleDeviceSharding:
         return hash((SingleDeviceSharding, self.device))
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, SingleDeviceSharding) and self.device is other.device
+        same = isinstance(other, SingleDeviceSharding) and self.committed == other.committed
+        return same and self.device is other.device  # type: ignore[attr-defined]
 
     def __repr__(self) -> str:
         return f"SingleDeviceSharding(device={self.device!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return SingleDeviceSharding, (self.device,)
+        return type(self), (self.device,)
+
+
+class DefaultDevice(SingleDeviceSharding):
+    """Where an array is that was put nowhere: it goes along to wherever another operand was put."""
+
+    committed = False
+
+
+def as_default(device: Any) -> DefaultDevice | None:
+    """The place of arrays that are put nowhere: on a device, or the first one of a kind; None for the very first."""
+    if device is None:
+        return None
+    if isinstance(device, str) and device.strip():
+        device = Device(0, device)
+    if not isinstance(device, Device):
+        raise MeshError(
+            f"The default device cannot be {device!r}.",
+            where=here(),
+            why="it is a device, the name of a kind of them, or None for the first one",
+            fix='mw.config.update("jax_default_device", mw.devices("tpu", count=4)[1])',
+        )
+    return DefaultDevice(device)
+
+
+def one_device(what: str, places: Sequence[Any]) -> SingleDeviceSharding | None:
+    """The device that some of ``what`` was put onto, such as operands: results are there, too; None if nothing was."""
+    single = [place for place in places if isinstance(place, SingleDeviceSharding) and place.committed]
+    if not single:
+        return None
+    first = single[0]
+    other = next((s.device for s in single if s.device is not first.device), None)
+    whole = next((s for s in places if isinstance(s, NamedSharding) and s.device_set != {first.device}), None)
+    if other is None and whole is None:
+        return first
+    raise MeshError(
+        f"{what} are on different devices.",
+        where=here(),
+        why=f"one is on {first.device}, another on {other if whole is None else whole.mesh}",
+        fix=f"mw.device_put(x, {'y.sharding' if whole is None else 'mw.NamedSharding(mesh, mw.P())'})",
+    )
+
+
+@contextmanager
+def default_device(device: Any) -> Iterator[None]:
+    """Inside, arrays that are put nowhere are on this device: new ones, and what is computed from those.
+
+    ``mw.config.update("jax_default_device", device)`` says so for the whole process.
+
+    >>> import meshwright as mw, meshwright.numpy as mnp
+    >>> with mw.default_device(mw.devices("tpu", count=4)[2]):
+    ...     x = mnp.ones(3)
+    >>> str(x.device), x.committed
+    ('TPU 2', False)
+    """
+    own = vars(current_device)
+    before = own.get("place", own)  # which no place is
+    current_device.place = as_default(device)
+    try:
+        yield
+    finally:
+        if before is own:
+            del current_device.place
+        else:
+            current_device.place = before

@@ -8,6 +8,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from meshwright.core.current import current_device, set_for_all
+
 DType = np.dtype[Any]
 
 BOOL = np.dtype(np.bool_)
@@ -55,26 +57,49 @@ class Config:
         self._enable_x64 = False
 
     def __setattr__(self, name: str, value: object) -> None:
-        if name not in ("enable_x64", "_enable_x64"):
-            raise AttributeError(f"no setting {name!r}; there is: enable_x64")
-        object.__setattr__(self, name, value)
+        if name == "_enable_x64":
+            object.__setattr__(self, name, value)
+        elif name in _SETTINGS:
+            self.update(name, value)
+        else:
+            raise _no_setting(name)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("jax_") and name.removeprefix("jax_") in _SETTINGS:
+            return getattr(self, name.removeprefix("jax_"))
+        raise _no_setting(name)
 
     @property
     def enable_x64(self) -> bool:
         """Whether 64-bit types are kept; otherwise they become 32-bit ones on the way in."""
         return self._enable_x64
 
-    @enable_x64.setter
-    def enable_x64(self, on: bool) -> None:
-        self.update("enable_x64", on)
+    @property
+    def default_device(self) -> Any:
+        """The device of arrays that are put nowhere; None: the first one."""
+        place = current_device.place
+        return None if place is None else place.device
 
     def update(self, name: str, value: object) -> None:
         """Set ``name`` (also in its ``jax_`` spelling) to ``value``."""
-        if name.removeprefix("jax_") != "enable_x64":
-            raise AttributeError(f"no setting {name!r}; there is: enable_x64")
+        setting = name.removeprefix("jax_")
+        if setting not in _SETTINGS:
+            raise _no_setting(name)
+        if setting == "default_device":
+            from meshwright.core.device_sharding import as_default  # no program without devices needs to load it
+
+            set_for_all(as_default(value))
+            return
         if not isinstance(value, bool | np.bool_):
             raise TypeError(f"enable_x64 is True or False, not {value!r}")
         self._enable_x64 = bool(value)
+
+
+_SETTINGS = ("enable_x64", "default_device")
+
+
+def _no_setting(name: str) -> AttributeError:
+    return AttributeError(f"no setting {name!r}; there are: {', '.join(_SETTINGS)}")
 
 
 config = Config()

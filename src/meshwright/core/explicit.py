@@ -14,6 +14,7 @@ from math import gcd, prod
 from typing import Any, NamedTuple
 
 from meshwright.core.axes import Axes, AxisRef
+from meshwright.core.device_sharding import SingleDeviceSharding, one_device
 from meshwright.core.factors import Factors
 from meshwright.core.mesh import AbstractMesh, AxisType, BaseMesh, both
 from meshwright.core.partition_spec import PartitionSpec, entry_axes, read_axis
@@ -115,9 +116,12 @@ def result_layouts(
     return [_as_asked(question, given[0], mesh, dims, t) for dims, t in zip(natural, results, strict=True)]
 
 
-def placement(name: str, operands: Sequence[Any], t: TensorType) -> NamedSharding | None:
+def placement(name: str, operands: Sequence[Any], t: TensorType) -> NamedSharding | SingleDeviceSharding | None:
     """Where a result of this type is, computed at once from arrays; None unless one is on a mesh with Explicit axes, or
-    it is a partial sum, whose summands are where those of the operands are."""
+    was put onto one device, or it is a partial sum, whose summands are where those of the operands are."""
+    device = one_device(f"The operands of {name}", [x._sharding for x in operands])
+    if device is not None:
+        return device
     places = [x._sharding for x in operands if isinstance(x._sharding, NamedSharding)]
     meshes = [place.mesh for place in places if place.mesh.explicit_mesh is not None]
     if not meshes:

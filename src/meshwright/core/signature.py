@@ -157,5 +157,7 @@ def show_value(value: object) -> str:
     """A param as an error shows it."""
     if isinstance(value, Program):
         return "a program"
+    if isinstance(value, TensorType):
+        return value.short()
     text = dtypes.short_name(value) if is_dtype(value) else repr(value)  # type: ignore[arg-type]
     return text if len(text) <= 60 else f"{text[:50]}…"

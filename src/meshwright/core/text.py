@@ -46,7 +46,7 @@ def parse_program(text: str) -> Program:
 
     >>> text = "program(a: f32[3]) { b: f32[3] = neg a  return b }"
     >>> parse_program(text).out_types
-    (f32[3],)
+    (ShapedArray(float32[3]),)
     """
     reader = TextReader(text, "a program")
     if reader.accept("mesh"):

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from meshwright.core import dtypes
+from meshwright.core.current import current_device
 from meshwright.core.limits import out_of_memory, refuse_impossible
 from meshwright.core.linearity import Does
 from meshwright.core.program import Atom, Eqn, Literal, Params, Program, Var, operand_types
@@ -70,7 +71,8 @@ class Array(Value):
         # dim in front for each mesh axis that the type is unreduced over.
         self._data = data
         self.type = type if sharding is None else sharding.typed(type)
-        self._sharding = sharding  # where they are; None: they were put nowhere
+        # Where they are; None, or a default device: they were put nowhere.
+        self._sharding = current_device.place if sharding is None else sharding
 
     @property
     def data(self) -> Any:

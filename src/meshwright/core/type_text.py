@@ -30,7 +30,7 @@ def parse_types(text: str) -> list[TensorType]:
     """Read types with white space or commas between them.
 
     >>> parse_types("f32[8, 4] bf16[4]")
-    [f32[8,4], bf16[4]]
+    [ShapedArray(float32[8,4]), ShapedArray(bfloat16[4])]
     """
     reader = TextReader(text, "a list of types")
     found = []

@@ -117,7 +117,7 @@ class TensorType:
         return self.dtype.name + self._layout()
 
     def __repr__(self) -> str:
-        return self.short()
+        return f"ShapedArray({self}{', weak_type=True' * self.weak})"
 
 
 def union(sets: Iterable[tuple[str, ...]]) -> tuple[str, ...]:

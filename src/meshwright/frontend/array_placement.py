@@ -66,8 +66,8 @@ class Placed:
 
     @property
     def committed(self: Any) -> bool:
-        """Whether the array was put somewhere."""
-        return self._sharding is not None
+        """Whether the array was put somewhere, and is not just on the default device."""
+        return self._sharding is not None and getattr(self._sharding, "committed", True)
 
     def _repr_html_(self: Any) -> str:
         from meshwright.frontend.shards import as_html

@@ -150,7 +150,7 @@ def grad(fun: Function, argnums: int | Sequence[int] = 0, has_aux: bool = False,
 
 def _beside(ct: Value, x: Value) -> Value:
     """A gradient on the devices of what it is the gradient of, where its type says how it lies there."""
-    if ct.__class__ is Array and x.__class__ is Array and ct.type.sharding is not None and ct._sharding is None:
+    if ct.__class__ is Array and x.__class__ is Array and ct.type.sharding is not None and not ct.committed:  # type: ignore[attr-defined]
         return Array(ct.data, ct.type, x._sharding)
     return ct
 

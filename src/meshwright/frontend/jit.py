@@ -50,7 +50,9 @@ class Executable:
         self.out_shardings: Sequence[Any] = (None,) * len(self.program.outputs)
         self.out_types = self.program.out_types
         run = self.program
-        if placement is not None:
+        if hasattr(placement, "device"):
+            self.out_shardings = (placement,) * len(self.program.outputs)
+        elif placement is not None:
             from meshwright.frontend.partial_sums import summed_shardings
             from meshwright.frontend.partitioning import put_on_mesh
 
@@ -154,7 +156,7 @@ class Jitted:
             compiled = self._compile(in_tree, statics, types, placement)
             self._compiled[key] = compiled
             plain = not kwargs and not statics and placement is None and not compiled.donated
-            if plain and all(x.__class__ is Array for x in args):
+            if plain and all(x.__class__ is Array and x._sharding is None for x in args):
                 self._plain[(dtypes.config._enable_x64, current_mesh.get(), *types)] = compiled
         if compiled.donated:
             del contents, value  # which refer to the last argument
@@ -179,7 +181,8 @@ class Jitted:
         traced, placement = self._trace(in_tree, statics, types, placed)
 
         name = getattr(self.fun, "__name__", "function")
-        call = Call(name, self._parameters(statics, len(args)), in_tree, traced.out_tree, placement)
+        on_mesh = None if hasattr(placement, "device") else placement
+        call = Call(name, self._parameters(statics, len(args)), in_tree, traced.out_tree, on_mesh)
 
         def compiled() -> Compiled:
             donated = _donated_leaves(in_tree, self.donate, statics)
@@ -244,7 +247,7 @@ class Jitted:
     def _placement(
         self, args: Any, kwargs: Any, statics: Statics, places: Sequence[Any], types: Sequence[TensorType]
     ) -> Any:
-        """Where arguments are and results go; None if nobody says anything."""
+        """Where arguments are and results go, on a mesh or on one device; None if nobody says anything."""
         if self.in_shardings is None and self.out_shardings is None and all(place is None for place in places):
             return None
         from meshwright.frontend.partitioning import placement_of
@@ -265,6 +268,7 @@ class Jitted:
         self, in_tree: tree.TreeDef, statics: Statics, types: Sequence[TensorType], placement: Any
     ) -> tuple[Traced, Any]:
         """The traced function, and where things are: a mesh that only the function itself names counts, too."""
+        device, placement = (placement, None) if hasattr(placement, "device") else (None, placement)
         before = state.meshes, state.mesh
         state.meshes, state.mesh = [], None
         if placement is not None:
@@ -280,8 +284,9 @@ class Jitted:
             if not meshes and len(mapped) == 1:  # several shard_maps can be over a mesh each, which then none is on
                 meshes = list(mapped.values())
             if placement is None and meshes:
-                from meshwright.frontend.partitioning import Placement
+                from meshwright.frontend.partitioning import Placement, on_one_device
 
+                on_one_device([device], meshes[:1])
                 placement = Placement(meshes[0], (None,) * len(types), None)
             if placement is not None:
                 if any(str(mesh) != str(placement.mesh) for mesh in meshes):
@@ -291,7 +296,7 @@ class Jitted:
                 placement = placement._replace(overlap=self.overlap)
         finally:
             state.meshes, state.mesh = before
-        return traced, placement
+        return traced, placement or device
 
     def _inline(self, leaves: Sequence[Any], in_tree: tree.TreeDef, statics: Statics) -> Any:
         """Inside another trace: add this function's equations to it, tracing it once per argument types."""

@@ -190,6 +190,7 @@ def full_like(
     have, weak = (dtypes.canonical(np.dtype(a.dtype)), getattr(a, "weak_type", False))
     if shape is None and device is None and out_sharding is None and state.builder is None:
         device = a._sharding if a.__class__ is Array else getattr(a, "sharding", None)
+        device = device if getattr(device, "committed", True) else None
     shape = static_shape(a.shape if shape is None else shape)
     no_negative(shape, "a size of mnp.full_like")
     if dtype is not None:

@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from meshwright.core import tree
+from meshwright.core.device_sharding import SingleDeviceSharding, one_device
 from meshwright.core.dtypes import is_complex, is_inexact
 from meshwright.core.explicit import only_typed
-from meshwright.core.mesh import AbstractMesh, BaseMesh, Mesh, both, get_mesh
+from meshwright.core.mesh import AbstractMesh, BaseMesh, Device, Mesh, both, get_mesh
 from meshwright.core.partition_spec import PartitionSpec
 from meshwright.core.program import Atom, Program, Var
 from meshwright.core.sharding import NamedSharding, TensorSharding
@@ -27,6 +28,7 @@ from meshwright.frontend.explicit import untyped, with_sums_taken
 from meshwright.frontend.jit import jit
 from meshwright.frontend.partial_sums import finished_sums, with_rows
 from meshwright.frontend.placing import sharding_for, spread
+from meshwright.frontend.shards import Sharding
 from meshwright.hardware.collectives import collective_seconds
 from meshwright.ops.elementwise import tanh
 from meshwright.ops.stacked import inline_calls
@@ -39,6 +41,8 @@ from meshwright.partition.partition import partition
 from meshwright.partition.reshard_cost import topology_for
 from meshwright.propagate.from_program import Propagated, propagate_program
 from meshwright.propagate.own_regions import own_regions
+
+DEVICES = (SingleDeviceSharding, Device)
 
 
 class Placement(NamedTuple):
@@ -130,7 +134,7 @@ def placement_of(
     shapes: Sequence[tuple[int, ...]],
     in_shardings: Any,
     out_shardings: Any,
-) -> Placement | None:
+) -> Placement | SingleDeviceSharding | None:
     """Where things are: by ``in_shardings``, or else where the arguments are; None if nobody says anything.
 
     ``names`` are what the function calls its positional arguments, for those that are passed by name.
@@ -139,10 +143,12 @@ def placement_of(
     if in_shardings is not None:
         given = spread(*_beside(in_shardings, args, kwargs, names), "jit's in_shardings")
     chosen: list[NamedSharding | None] = []
+    devices: list[Sharding] = [sharding_for(p, ()) for p in tree.leaves(out_shardings) if isinstance(p, DEVICES)]
     for place, own, shape in zip(given, found, shapes, strict=True):
         said = own if place is None else place
         sharding = own if said is own and isinstance(own, NamedSharding | None) else sharding_for(said, shape)
         if not isinstance(sharding, NamedSharding):
+            devices += [sharding] if sharding is not None else []
             chosen.append(None)
             continue
         if sharding.mesh.explicit_mesh is not None and not sharding.mesh.auto_axes and not sharding.spec.is_closed:
@@ -157,11 +163,12 @@ def placement_of(
     if not meshes and any(isinstance(s, PartitionSpec) for s in tree.leaves(out_shardings)):
         current = get_mesh()
         meshes += [current] if current is not None else []
+    device = on_one_device(devices, meshes[:1])
     if not meshes:
         for place in tree.leaves(out_shardings):
             if not isinstance(place, NamedSharding | TensorSharding):
                 sharding_for(place, ())  # an error if it is no place, or a spec without a mesh
-        return None
+        return device
     first = meshes[0]
     other = next((mesh for mesh in meshes if mesh != first and not _views(first, mesh)), None)
     if other is not None:
@@ -180,6 +187,12 @@ def placement_of(
         )
     groups = [n for n, arg in enumerate([*args, kwargs]) for _ in tree.leaves(arg)]
     return Placement(meshes[0], tuple(chosen), out_shardings, groups=tuple(groups))
+
+
+def on_one_device(places: Sequence[Any], meshes: Sequence[BaseMesh]) -> SingleDeviceSharding | None:
+    """The device that arguments or results of a program are on, if they are, and then no mesh of others."""
+    whole = [NamedSharding(mesh, PartitionSpec()) for mesh in meshes]
+    return one_device("The arguments and results of one program", [*places, *whole])
 
 
 def _views(mesh: BaseMesh, other: BaseMesh) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.core.device_sharding import SingleDeviceSharding
+from meshwright.core.device_sharding import DefaultDevice, SingleDeviceSharding
 from meshwright.core.mesh import Device
 from meshwright.core.placement import Index, block_numbers
 from meshwright.core.sharding import NamedSharding, TensorSharding
@@ -70,8 +70,9 @@ class Shard:
 
 
 def sharding_of(x: Array) -> Sharding:
-    """The sharding of an array: the one it was put onto, or the first device."""
-    return DEFAULT if x._sharding is None else x._sharding
+    """The sharding of an array: the one it was put onto, or the default device."""
+    found: Sharding = DEFAULT if x._sharding is None else x._sharding
+    return SingleDeviceSharding(found.device) if isinstance(found, DefaultDevice) else found
 
 
 def shards_of(x: Array) -> list[Shard]:
