@@ -22,6 +22,7 @@ from meshwright.frontend.operands import (
     ArrayLike,
     DTypeLike,
     as_dtype,
+    broadcast,
     convert,
     fitting,
     is_number,
@@ -406,7 +407,10 @@ def polygamma(m: ArrayLike, x: ArrayLike) -> Value:
         why = f"it is one whole number for all elements, below {MOST_DERIVATIVES}"
         raise ShapeError(f"m of lax.polygamma is {m!r}.", where=here(), why=why, fix="m=1")
     order = int(orders[0])
-    return digamma(x) if order == 0 else apply(special.polygamma, (value(x),), {"order": order})
+    x, like = value(x), value(m).type
+    x = broadcast(x, like.shape) if like.ndim and not x.ndim else x
+    found = digamma(x) if order == 0 else apply(special.polygamma, (x,), {"order": order})
+    return found if like.weak else strong(found)
 
 
 def conj(x: ArrayLike, input_dtype: Any = None) -> Value:
@@ -418,7 +422,7 @@ def pow(x: ArrayLike, y: ArrayLike) -> Value:
     """``x ** y`` of floats; an integer ``y`` is converted."""
     x, y = (v if v.__class__ in VALUES or is_number(v) else value(v) for v in (x, y))
     if x.__class__ in VALUES and y.__class__ in VALUES and dtypes.is_integer(y.type.dtype):
-        y = convert(y, x.type.dtype)
+        y = convert(y, x.type.dtype, y.type.weak)
     return apply(elementwise.pow_, _operands(elementwise.pow_, x, y), {})
 
 

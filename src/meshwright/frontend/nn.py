@@ -41,6 +41,7 @@ from meshwright.frontend.operands import (
     mask_of,
     one_of,
     promote_operands,
+    promoted_values,
     static_flag,
     static_size,
     strong,
@@ -179,7 +180,7 @@ def elu(x: ArrayLike, alpha: ArrayLike = 1.0) -> Value:
 
 def leaky_relu(x: ArrayLike, negative_slope: ArrayLike = 1e-2) -> Value:
     """``x`` above zero, ``negative_slope * x`` below."""
-    x = _beside_floats(x)
+    x = value(x)
     return either(greater_equal(x, 0), x, multiply(negative_slope, x))
 
 
@@ -231,7 +232,7 @@ hard_swish = hard_silu
 
 def squareplus(x: ArrayLike, b: ArrayLike = 4) -> Value:
     """``(x + sqrt(x**2 + b)) / 2``."""
-    x = inexact(x)
+    x, b = promoted_values(x, b, inexact=True)
     return divide(add(x, sqrt(add(square(x), b))), 2.0)
 
 

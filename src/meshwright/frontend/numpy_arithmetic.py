@@ -36,6 +36,7 @@ from meshwright.frontend.operands import (
     convert,
     inexact,
     inexact_binary,
+    is_number,
     promote_operands,
     promoted_values,
     static_flag,
@@ -159,10 +160,14 @@ def power(x: ArrayLike, y: ArrayLike, /) -> Value:
     if y.__class__ is int or isinstance(y, np.integer):
         x = value(x)
         return _integer_power(convert(x, dtypes.INT32) if x.type.dtype == BOOL else x, int(y))
+    x, y = (v if is_number(v) else value(v) for v in (x, y))
+    whole = not is_number(y) and dtypes.is_integer(y.type.dtype) and not y.type.weak
+    inexact_base = whole and dtypes.is_inexact(value(x).type.dtype)
     x, y = no_booleans(x, y)
     if dtypes.is_integer(dtype_of(x, y)):
         return _power_of_integers(x, y)
-    return binary(elementwise.pow_, x, y)
+    found = binary(elementwise.pow_, x, y)
+    return strong(found) if inexact_base else found
 
 
 pow = power
@@ -240,7 +245,8 @@ def signbit(x: ArrayLike, /) -> Value:
 def copysign(x: ArrayLike, y: ArrayLike, /) -> Value:
     """``x`` with the sign of ``y``."""
     x, y = promoted_values(x, y, inexact=True)
-    return either(not_equal(signbit(x), signbit(y)), negative(x), x)
+    found = either(not_equal(signbit(x), signbit(y)), negative(x), x)
+    return found if y.type.weak else strong(found)
 
 
 def maximum(x: ArrayLike, y: ArrayLike, /) -> Value:
@@ -269,7 +275,7 @@ def heaviside(x: ArrayLike, y: ArrayLike, /) -> Value:
     x, y = promoted_values(x, y, inexact=True)
     step = either(less(x, 0), convert(value(0.0), dtype_of(x, y)), 1.0)
     found = either(isnan(x), x, either(equal(x, 0), y, step))
-    return strong(found) if given.ndim and not given.weak else found
+    return strong(found) if given.ndim else found
 
 
 def nextafter(x: ArrayLike, y: ArrayLike, /) -> Value:

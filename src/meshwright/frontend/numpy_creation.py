@@ -198,7 +198,8 @@ def full_like(
     if is_number(fill_value):
         fill = _number(fill_value, have, weak)
     else:
-        fill = convert(value(fill_value), have, weak)
+        given = value(fill_value)
+        fill = basic.convert(given, dtype=have, weak=weak and not given.ndim)
     return placed(broadcast(fill, shape), device, out_sharding)
 
 

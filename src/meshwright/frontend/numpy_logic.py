@@ -145,7 +145,7 @@ def no_booleans(x: ArrayLike, y: ArrayLike) -> list[Any]:
     """Promoted operands, booleans as integers."""
     found = promote_operands((x, y))
     if dtype_of(*found) == BOOL:
-        return [convert(value(v), dtypes.default_int()) for v in found]
+        return [convert(value(v), dtypes.INT32) for v in found]
     return found
 
 

@@ -109,7 +109,8 @@ def _part_by_part(x: Value, function: Callable[[Value], Value]) -> Value:
 def logaddexp(x: ArrayLike, y: ArrayLike, /) -> Value:
     """``log(exp(x) + exp(y))`` without overflow; of complex numbers, the one whose angle is between -pi and pi."""
     larger, difference, undefined, total = _apart(x, y, "logaddexp")
-    return _principal(either(undefined, total, add(larger, log1p(exp(difference)))), math.pi)
+    found = _principal(either(undefined, total, add(larger, log1p(exp(difference)))), math.pi)
+    return strong(found) if found.ndim and dtypes.is_complex(found.type.dtype) else found
 
 
 def logaddexp2(x: ArrayLike, y: ArrayLike, /) -> Value:
@@ -332,7 +333,8 @@ def round(x: ArrayLike, decimals: int = 0, out: None = None) -> Value:
     scaled = multiply(wide, factor_)
     # A number too large to be scaled has no places after the point, and one that vanishes is nothing in such tens.
     rounded = either(isfinite(scaled), divide(unary_round(scaled), factor_), wide)
-    return convert(either(equal(scaled, 0), multiply(wide, 0.0), rounded) if decimals < 0 else rounded, dtype)
+    found = convert(either(equal(scaled, 0), multiply(wide, 0.0), rounded) if decimals < 0 else rounded, dtype)
+    return strong(found) if found.ndim else found
 
 
 around = round

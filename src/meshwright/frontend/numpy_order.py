@@ -141,7 +141,7 @@ def partition(a: ArrayLike, kth: int, axis: int = -1) -> Value:
 
 def argpartition(a: ArrayLike, kth: int, axis: int = -1) -> Value:
     """The places that ``partition`` the elements."""
-    return argsort(_with_place(a, kth, axis, "mnp.argpartition"), axis)
+    return convert(argsort(_with_place(a, kth, axis, "mnp.argpartition"), axis), dtypes.INT32)
 
 
 def _with_place(a: ArrayLike, kth: Any, axis: Any, name: str) -> Value:

@@ -11,6 +11,7 @@ import numpy as np
 from meshwright.core import dtypes
 from meshwright.core.op import Value
 from meshwright.core.source import here
+from meshwright.core.trace import Value as ValueClass
 from meshwright.errors import ShapeError
 from meshwright.frontend.batching import vmap
 from meshwright.frontend.control import while_loop
@@ -31,7 +32,7 @@ from meshwright.frontend.operands import (
     known,
     no_negative,
     one_of,
-    promote_operands,
+    promoted_values,
     static_flag,
     static_int,
     static_shape,
@@ -70,6 +71,9 @@ def unravel_index(indices: ArrayLike, shape: Any) -> tuple[Value, ...]:
     sizes = static_shape(shape)
     no_negative(sizes, "a size of mnp.unravel_index")
     given = integers(indices, "mnp.unravel_index")
+    if isinstance(shape, ValueClass | np.ndarray):
+        given, beside = promoted_values(given, shape)
+        given = given if beside.type.weak else strong(given)
     kind = given.type.dtype
     # Sizes may be beyond the numbers of a narrow dtype.
     flat = given if kind.itemsize >= 4 else convert(given, dtypes.INT32, given.type.weak)
@@ -343,10 +347,15 @@ def _core_rank(part: str) -> int:
     return len([name for name in part.split(",") if name])
 
 
+def _whole_numbers(x: ArrayLike, y: ArrayLike, name: str) -> list[Value]:
+    """The sizes of two integers, truth values among them, in one dtype."""
+    found = [absolute(integers(v, name)) for v in promoted_values(x, y)]
+    return [strong(v) for v in found] if found[0].ndim + found[1].ndim else found
+
+
 def gcd(x1: ArrayLike, x2: ArrayLike) -> Value:
     """The greatest common divisor, by Euclid's algorithm."""
-    given = [integers(v, "mnp.gcd") for v in (x1, x2)]
-    x, y = (absolute(v) for v in broadcast_arrays(*promote_operands(given)))
+    x, y = broadcast_arrays(*_whole_numbers(x1, x2, "mnp.gcd"))
 
     def step(pair: tuple[Value, Value]) -> tuple[Value, Value]:
         a, b = pair
@@ -359,6 +368,6 @@ def gcd(x1: ArrayLike, x2: ArrayLike) -> Value:
 
 def lcm(x1: ArrayLike, x2: ArrayLike) -> Value:
     """The least common multiple."""
-    x, y = (absolute(v) for v in promote_operands([integers(v, "mnp.lcm") for v in (x1, x2)]))
+    x, y = _whole_numbers(x1, x2, "mnp.lcm")
     divisor = gcd(x, y)
     return multiply(x, floor_divide(y, either(equal(divisor, 0), 1, divisor)))

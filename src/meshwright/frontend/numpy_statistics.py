@@ -47,11 +47,9 @@ def cov(
     """The covariances of variables, one per row."""
     rowvar = static_flag(rowvar, "rowvar of mnp.cov")
     bias = static_flag(bias, "bias of mnp.cov")
-    x = atleast_2d(inexact(value(m)))
-    x = x if rowvar or x.shape[0] == 1 else matrix_transpose(x)
-    if y is not None:
-        other = atleast_2d(inexact(value(y)))
-        x = concatenate([x, other if rowvar or other.shape[0] == 1 else matrix_transpose(other)], 0)
+    given = [atleast_2d(x) for x in promoted_values(*(v for v in (m, y) if v is not None), inexact=True)]
+    rows = [x if rowvar or x.shape[0] == 1 else matrix_transpose(x) for x in given]
+    x = concatenate(rows, 0)
     offset = (0 if bias else 1) if ddof is None else static_int(ddof, "ddof of mnp.cov")
     centered = subtract(x, mean(x, 1, keepdims=True))
     found = divide(matmul(centered, conjugate(matrix_transpose(centered))), x.shape[1] - offset)
@@ -73,7 +71,7 @@ def histogram_bin_edges(
 ) -> Value:
     """The edges of equal bins from the smallest to the largest element."""
     if isinstance(bins, list | tuple) or np.ndim(bins):
-        edges = convert(value(bins), inexact(a).type.dtype)
+        edges = strong(convert(value(bins), inexact(a).type.dtype))
         if edges.ndim != 1:
             raise ShapeError(
                 f"mnp.histogram cannot take edges {edges.type.short()}.",
@@ -188,7 +186,7 @@ def _slide(x: Value, kernel: Value, mode: str, name: str) -> Value:
 
 def polyval(p: ArrayLike, x: ArrayLike, *, unroll: int = 16) -> Value:
     """The polynomial with coefficients ``p``, highest first, at ``x``."""
-    coefficients, points = (value(v) for v in promote_operands((p, x)))
+    coefficients, points = promoted_values(p, x)
     if coefficients.ndim != 1:
         raise ShapeError(
             f"mnp.polyval cannot take coefficients {coefficients.type.short()}.",
@@ -270,10 +268,9 @@ def _from_start(running: Value, axis: int, include: bool, first: int) -> Value:
 
 def gradient(f: ArrayLike, *varargs: Any, axis: Any = None) -> Any:
     """The slopes of ``f`` along its dims, from differences of neighbours, equally spaced."""
-    x = inexact(value(f))
+    x, *steps = promoted_values(f, *(varargs or (1.0,)), inexact=True)
     given = range(x.ndim) if axis is None else axis if isinstance(axis, list | tuple) else (axis,)
     dims = [axis_of(d, x.ndim, "mnp.gradient") for d in given]
-    steps = varargs or (1.0,)
     steps = steps * len(dims) if len(steps) == 1 else steps
     out = []
     for d, step in zip(dims, steps, strict=True):
