@@ -187,10 +187,13 @@ def _scatter(
         )
     if 0 in layout.final:
         return x
+    window = op is indexing.scatter_set and mode is None and all(_is_window(i, x.type.shape) for i in items)
+    if window and y.type.ndim == 0:
+        return _update_slice(x, y, items)
     y = broadcast(y, layout.final)
     if layout.final != layout.plain:
         y = basic.reshape(y, shape=layout.plain)
-    if op is indexing.scatter_set and mode is None and all(_is_window(i, x.type.shape) for i in items):
+    if window:
         return _update_slice(x, y, items)
     return _scatter_windows(x, y, items, layout, op, gather_mode, unique_indices)
 
@@ -239,7 +242,9 @@ def _update_slice(x: Value, y: Value, items: Sequence[Item]) -> Value:
             starts[item.dim], sizes[item.dim] = item.start, item.length
         elif isinstance(item, Position):
             starts[item.dim] = item.at  # type: ignore[index]
-    if y.type.shape != tuple(sizes):
+    if y.type.ndim == 0:
+        y = basic.broadcast_scalar(y, tuple(sizes))
+    elif y.type.shape != tuple(sizes):
         y = basic.reshape(y, shape=tuple(sizes))
     if y.type.shape == x.type.shape:
         return y if x.type.weak else strong(y)

@@ -21,6 +21,7 @@ from meshwright.frontend.operands import (
     axis_of,
     check_precision,
     convert,
+    is_number,
     items_of,
     laid_out_as,
     no_negative,
@@ -196,7 +197,7 @@ def pad(operand: ArrayLike, padding_value: ArrayLike, padding_config: Sequence[t
             fix=f"padding_config={[(0, 0, 0)] * x.ndim}",
         )
     low, high, interior = (tuple(entry[n] for entry in config) for n in range(3))
-    fill = convert(value(padding_value), x.type.dtype)
+    fill = convert(value(padding_value), x.type.dtype, weak=is_number(padding_value))
     return shape_ops.pad(x, fill, low=low, high=high, interior=interior)
 
 

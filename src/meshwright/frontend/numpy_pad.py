@@ -19,7 +19,7 @@ from meshwright.frontend.numpy_math import rint
 from meshwright.frontend.numpy_order import median
 from meshwright.frontend.numpy_reduction import max, mean, min
 from meshwright.frontend.numpy_shape import concatenate, cut, flip
-from meshwright.frontend.operands import ArrayLike, axis_of, broadcast, convert, one_of, static_int, value
+from meshwright.frontend.operands import ArrayLike, axis_of, broadcast, convert, is_number, one_of, static_int, value
 from meshwright.ops import basic
 from meshwright.ops import shape as shape_ops
 
@@ -139,7 +139,7 @@ def _has_values(x: Any) -> bool:
 
 def _constant(x: Value, widths: Sequence[_Width], constants: Any) -> Value:
     if np.ndim(constants) == 0:
-        fill = convert(value(constants), x.type.dtype)
+        fill = convert(value(constants), x.type.dtype, weak=is_number(constants))
         low, high = (tuple(pair[n] for pair in widths) for n in (0, 1))
         return shape_ops.pad(x, fill, low=low, high=high, interior=(0,) * x.ndim)
     for d, ((before, after), (first, last)) in enumerate(
@@ -148,7 +148,7 @@ def _constant(x: Value, widths: Sequence[_Width], constants: Any) -> Value:
         for width, fill_, is_low in ((before, first, True), (after, last, False)):
             sizes = tuple(width if n == d else 0 for n in range(x.ndim))
             none = (0,) * x.ndim
-            fill = convert(value(fill_), x.type.dtype)
+            fill = convert(value(fill_), x.type.dtype, weak=is_number(fill_))
             x = shape_ops.pad(x, fill, low=sizes if is_low else none, high=none if is_low else sizes, interior=none)
     return x
 

@@ -473,7 +473,7 @@ def tile(A: ArrayLike, reps: Any) -> Value:
     counts = (1,) * (rank - len(counts)) + counts
     sizes = (1,) * (rank - x.ndim) + x.shape
     spread = tuple(n for pair in zip(counts, sizes, strict=True) for n in pair)
-    repeated = basic.broadcast_in_dim(basic.reshape(x, shape=sizes), shape=spread, dims=tuple(range(1, 2 * rank, 2)))
+    repeated = basic.broadcast_in_dim(x, shape=spread, dims=tuple(range(1, 2 * rank, 2))[rank - x.ndim :])
     return basic.reshape(repeated, shape=tuple(c * n for c, n in zip(counts, sizes, strict=True)))
 
 

@@ -15,7 +15,7 @@ from meshwright.frontend.indexing_update import At
 from meshwright.frontend.numpy_arithmetic import add, clip, remainder, subtract
 from meshwright.frontend.numpy_logic import either, less
 from meshwright.frontend.numpy_reduction import cumsum
-from meshwright.frontend.numpy_shape import concatenate, cut, ravel
+from meshwright.frontend.numpy_shape import concatenate, cut, ravel, reshape
 from meshwright.frontend.operands import (
     VALUES,
     ArrayLike,
@@ -261,7 +261,7 @@ def roll(a: ArrayLike, shift: Any, axis: Any = None) -> Value:
         flat = ravel(x)
         for by in shifts:
             flat = _roll(flat, by, 0)
-        return basic.reshape(flat, shape=x.shape)
+        return reshape(flat, x.shape)
     dims = list(axis) if isinstance(axis, tuple | list) else [axis]
     count = max(len(shifts), len(dims))
     if {len(shifts), len(dims)} - {1, count}:

@@ -19,6 +19,7 @@ from meshwright.ops.basic import (
     linear_jvp,
     mul,
     neg,
+    number_in,
     pointwise_batch,
     scalar_like,
     unbroadcast,
@@ -26,7 +27,16 @@ from meshwright.ops.basic import (
 )
 from meshwright.ops.choice import ge, select
 from meshwright.ops.pointwise import constant_op, pointwise_op
-from meshwright.ops.rules import Ufunc, bad_operands, check_dtype, move_cost, pointwise_samples, traffic, zero_jvp
+from meshwright.ops.rules import (
+    Negative,
+    Ufunc,
+    bad_operands,
+    check_dtype,
+    move_cost,
+    pointwise_samples,
+    traffic,
+    zero_jvp,
+)
 
 # Subtraction, division, remainder
 
@@ -37,7 +47,7 @@ def _sub_transpose(
     x, y = inputs
     return [
         unbroadcast(cts[0], x) if isinstance(x, Linear) else None,
-        neg(unbroadcast(cts[0], y)) if isinstance(y, Linear) else None,
+        Negative(unbroadcast(cts[0], y)) if isinstance(y, Linear) else None,
     ]
 
 
@@ -89,7 +99,7 @@ def _div_transpose(
 ) -> list[Value | None]:
     if not dtypes.is_inexact(inputs[0].type.dtype):
         raise NotLinear  # it rounds
-    return [unbroadcast(div(cts[0], inputs[1]), inputs[0]), None]
+    return [unbroadcast(div(number_in(cts[0], inputs[1]), inputs[1]), inputs[0]), None]
 
 
 div: Op = pointwise_op(

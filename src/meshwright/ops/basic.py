@@ -23,6 +23,7 @@ from meshwright.ops.rules import (
     Ufunc,
     bad_operands,
     keep_weak,
+    made_of,
     move_cost,
     pointwise_cost,
     pointwise_samples,
@@ -130,6 +131,12 @@ def unbroadcast(ct: Value, operand: Linear) -> Value:
     return reduce_sum(ct, axes=tuple(range(ct.ndim)))
 
 
+def number_in(ct: Value, other: Value) -> Value:
+    """A cotangent that is to meet another operand: if it is one number at every place of that, the number."""
+    found = made_of(broadcast_in_dim, ct)
+    return found[0] if found is not None and found[0].ndim == 0 and other.ndim == ct.ndim else ct
+
+
 # Arithmetic
 
 
@@ -158,8 +165,8 @@ def _mul_transpose(
 ) -> list[Value | None]:
     x, y = inputs
     if isinstance(x, Linear):
-        return [unbroadcast(mul(cts[0], y), x), None]
-    return [None, unbroadcast(mul(x, cts[0]), y)]
+        return [unbroadcast(mul(number_in(cts[0], y), y), x), None]
+    return [None, unbroadcast(mul(x, number_in(cts[0], x)), y)]
 
 
 mul: Op = define_op(
@@ -383,7 +390,39 @@ def _reduce_sum_transpose(
 ) -> list[Value | None]:
     shape = inputs[0].type.shape
     dims = tuple(d for d in range(len(shape)) if d not in params["axes"])
-    return [broadcast_in_dim(cts[0], shape=shape, dims=dims)]
+    return [_repeated(cts[0], shape, dims)]
+
+
+def _repeated(x: Value, shape: Shape, dims: tuple[int, ...]) -> Value:
+    """``x`` at the dims of a shape, and repeated along the others. If it lost dims of size 1 just before, those grow.
+
+        b: f32[2] = reshape a shape=(2,)
+        c: f32[2,3] = broadcast_in_dim b dims=(0,) shape=(2, 3)
+    ==>
+        c: f32[2,3] = broadcast_in_dim a dims=(0, 1) shape=(2, 3)
+    """
+    found = made_of(reshape, x)
+    places = _grown(found[0].shape, x.shape, len(shape), dims) if found is not None else None
+    if found is None or places is None:
+        return broadcast_in_dim(x, shape=shape, dims=dims)
+    return broadcast_in_dim(found[0], shape=shape, dims=places)
+
+
+def _grown(longer: Shape, shorter: Shape, rank: int, dims: tuple[int, ...]) -> tuple[int, ...] | None:
+    """Where the dims of ``longer`` go if those of ``shorter``, which lacks some of size 1, go to ``dims``: as far right
+    as they can, as NumPy aligns them. None if the two differ in more, or there is no room."""
+    places: list[int] = []
+    left, end = len(shorter), rank
+    for n in range(len(longer), 0, -1):
+        if longer[n - 1] == 1 and n > left and end - 1 > (dims[left - 1] if left else -1):
+            end -= 1
+        elif left and shorter[left - 1] == longer[n - 1]:
+            left -= 1
+            end = dims[left]
+        else:
+            return None
+        places.append(end)
+    return tuple(reversed(places)) if not left else None
 
 
 def _reduce_sum_batch(

@@ -149,7 +149,7 @@ def _dot_cotangent(
         operands, pairs, batches = (other, ct), (other_free, ct_contract), (other_batch, ct_batch)
     order = orders[ct_left]
     asked = as_primal(own, (ct.type, other.type), order)
-    if not (dtype is None and ct.dtype == other.dtype == own.dtype):  # else it need not be said
+    if dtype is not None or _result_dtype(ct.dtype, other.dtype, None) != own.dtype:  # else it need not be said
         dtype = own.dtype
     out = dot_general(*operands, contract=pairs, batch=batches, dtype=dtype, **asked)
     if order == tuple(range(own.ndim)):

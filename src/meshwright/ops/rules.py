@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from meshwright.core.dtypes import BOOL, DType, short_name
 from meshwright.core.op import Cost, Linear, No, Op, Operand, Sample, Types, Value
-from meshwright.core.program import Params
+from meshwright.core.program import Params, Var
 from meshwright.core.signature import declare
 from meshwright.core.source import here
+from meshwright.core.trace import Tracer
 from meshwright.core.types import TensorType
 from meshwright.errors import ShapeError
 
@@ -23,6 +24,23 @@ class Ufunc:
 
     def __call__(self, xp: Any, *arrays: Any) -> Any:
         return getattr(xp, self.name)(*arrays)
+
+
+class Negative(NamedTuple):
+    """What a transpose rule returns for the negative of ``x``: where something is added to it, a difference."""
+
+    x: Value
+
+
+def made_of(op: Op, x: Value) -> tuple[Value, Params] | None:
+    """The operand and the params of the op of one operand that a traced value was made by, if it was made by this one.
+
+    Transposes that undo it take the operand, so that a program transposed twice is what it was.
+    """
+    made = x.builder.made_by(x.variable) if isinstance(x, Tracer) and x.type.sharding is None else None
+    if made is None or made.op is not op or not isinstance(made.inputs[0], Var):
+        return None
+    return Tracer(x.builder, made.inputs[0]), made.params
 
 
 def bad_operands(op: str, types: Types, why: str, fix: str) -> ShapeError:

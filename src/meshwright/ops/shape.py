@@ -11,12 +11,11 @@ from typing import Any
 from meshwright.core import dtypes
 from meshwright.core.factors import FactorBuilder, Factors
 from meshwright.core.op import Cost, Linear, Linearity, No, Op, Operand, Sample, Types, Value, define_op
-from meshwright.core.program import Params, Var
-from meshwright.core.trace import Tracer
+from meshwright.core.program import Params
 from meshwright.core.types import Shape, TensorType
 from meshwright.ops.basic import broadcast_in_dim, inverse, linear_jvp, mul, reduce_sum, reshape, transpose, zeros
 from meshwright.ops.elementwise import select
-from meshwright.ops.rules import bad_operands, keep_weak, move_cost, zero_jvp
+from meshwright.ops.rules import bad_operands, keep_weak, made_of, move_cost, zero_jvp
 
 
 def batch_first(x: Value, is_batched: bool, size: int) -> Value:
@@ -94,12 +93,12 @@ def _concatenate_transpose(
 ) -> list[Value | None]:
     ct, dim = cts[0], params["dim"]
     found: list[Value | None] = []
-    start = 0
-    for x in inputs:
-        stop = start + x.type.shape[dim]
+    stop = ct.shape[dim]  # type: ignore[union-attr]
+    for x in reversed(inputs):  # the last first, as all is transposed
+        start = stop - x.type.shape[dim]
         found.append(slice_along(ct, dim, start, stop) if isinstance(x, Linear) else None)
-        start = stop
-    return found
+        stop = start
+    return found[::-1]
 
 
 def _concatenate_batch(
@@ -130,16 +129,17 @@ concatenate: Op = define_op(
 
 def before(op: Op, x: Value, **params: Any) -> Value | None:
     """What ``x`` was before it was rearranged, if the op with these params undoes that; else None."""
-    made = x.builder.made_by(x.variable) if isinstance(x, Tracer) else None
-    if made is None or made.op is not op or not isinstance(made.inputs[0], Var):
+    found = made_of(op, x)
+    if found is None:
         return None
+    operand, done = found
     if op is reverse:
-        same = set(made.params["dims"]) == set(params["dims"])
+        same = set(done["dims"]) == set(params["dims"])
     elif op is reshape:
-        same = made.inputs[0].type.shape == params["shape"]
+        same = operand.shape == params["shape"]
     else:
-        same = op is transpose and params["permutation"] == inverse(made.params["permutation"])
-    return Tracer(x.builder, made.inputs[0]) if same else None
+        same = op is transpose and params["permutation"] == inverse(done["permutation"])
+    return operand if same else None
 
 
 def rearranged(op: Op, x: Value, **params: Any) -> Value:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from meshwright.core.op import Linear, No, NotLinear
+from meshwright.core.op import Linear, Linearity, No, NotLinear
 from meshwright.core.program import Atom, Eqn, Literal, Program, Var
 from meshwright.core.source import here
-from meshwright.core.trace import Array, apply, lift, read, state
+from meshwright.core.trace import Array, apply, read, state
 from meshwright.core.types import TensorType
 from meshwright.errors import DifferentiationError
-from meshwright.ops.basic import add
-from meshwright.ops.layout import laid_out
+from meshwright.ops.cotangent import Cotangent, as_value
+from meshwright.ops.rules import Negative
 from meshwright.transform.derivative import no_rule
 
 
@@ -49,17 +49,16 @@ def _pull(
     program: Program, backward: list[Eqn], unknown: set[Var], values: dict[Atom, Any], cts: Sequence[Any | None]
 ) -> list[Any | None]:
     outer = state.source
-    ct_of: dict[Atom, Any] = {}
+    ct_of: dict[Atom, Cotangent] = {}
 
     def accumulate(atom: Atom, ct: Any | None) -> None:
         if ct is not None and atom.__class__ is not Literal:
-            ct = laid_out(lift(ct, atom.type.varying), atom.type)
-            ct_of[atom] = add(ct_of[atom], ct) if atom in ct_of else ct
+            ct_of.setdefault(atom, Cotangent(atom.type)).add(ct)
 
     for atom, ct in zip(program.outputs, cts, strict=True):
         accumulate(atom, ct)
     for eqn in reversed(backward):
-        out_cts = [ct_of.pop(v, None) for v in eqn.outputs]
+        out_cts = [ct_of.pop(v).total() if v in ct_of else None for v in eqn.outputs]
         if all(ct is None for ct in out_cts):
             continue
         state.source = eqn.source or outer
@@ -67,14 +66,19 @@ def _pull(
         if isinstance(rule, No):
             raise no_rule(eqn, "transpose", rule.reason)
         inputs = [Linear(a.type) if a in unknown else read(values, a) for a in eqn.inputs]
+        passed = eqn.op.linear is not Linearity.NONE  # rules that users write may not be linear
+        negative = passed and all(ct is None or isinstance(ct, Negative) for ct in out_cts)
+        given = [ct.x if negative and isinstance(ct, Negative) else as_value(ct) for ct in out_cts]
         try:
-            in_cts = rule(eqn.op, out_cts, inputs, eqn.params)
+            in_cts = rule(eqn.op, given, inputs, eqn.params)
         except NotLinear:
             raise _not_linear(eqn, [a.type for a in eqn.inputs if a in unknown]) from None
+        if negative:
+            in_cts = [ct if ct is None else ct.x if isinstance(ct, Negative) else Negative(ct) for ct in in_cts]
         for atom, ct in zip(eqn.inputs, in_cts, strict=True):
             if ct is not None and atom in unknown:
                 accumulate(atom, ct)
-    return [ct_of.get(v) if v in unknown else None for v in program.inputs]
+    return [as_value(ct_of[v].total()) if v in unknown and v in ct_of else None for v in program.inputs]
 
 
 def _not_linear(eqn: Eqn, types: Sequence[TensorType]) -> DifferentiationError:
