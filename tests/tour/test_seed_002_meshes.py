@@ -81,28 +81,6 @@ def test_derivatives_and_batches_keep_the_mesh_of_a_constraint():
     assert mw.parse_program(str(program)) == program and 'mesh=\'<["x"=2' in str(program)
 
 
-def test_a_device_order_that_no_axes_follow_is_refused():
-    back = mw.Mesh(np.arange(8)[::-1].reshape(4, 2), ("a", "b"))
-    there = mw.NamedSharding(back, mw.P("a"))
-    with pytest.raises(mw.MeshwrightError) as caught:
-        mw.jit(lambda x: lax.with_sharding_constraint(x, there))(put(X, MESH_0, "a"))
-    assert caught.value.what == (
-        'A value of a program on <["a"=4, "b"=2]> cannot be laid out as P(\'a\', None) on '
-        '<["a"=4, "b"=2], device_ids=[7, 6, 5, 4, 3, 2, 1, 0]>.'
-    )
-    assert (
-        caught.value.why == "no axes of the one mesh, and no parts of them, split the devices as those of the other do"
-    )
-    assert caught.value.fix == (
-        "mw.device_put(x, mw.NamedSharding(mesh, spec)) with one mesh for all, or two jitted functions"
-    )
-    other = mw.Mesh(np.arange(8, 16), ("x",))
-    with pytest.raises(mw.MeshwrightError) as caught:
-        mw.jit(lambda x: lax.with_sharding_constraint(x, mw.NamedSharding(other, mw.P("x"))))(put(X, MESH_0, "a"))
-    assert caught.value.what == "One program names two meshes."
-    assert caught.value.why.endswith(", which has other devices")
-
-
 BODY = """  %0 = stablehlo.dot_general %arg0, %arg1, contracting_dims = [1] x [0] : (T, T) -> T
   %1 = sdy.sharding_constraint %0 CONSTRAINT : T
   %2 = stablehlo.add %1, %arg0 : T

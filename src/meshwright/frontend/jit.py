@@ -289,6 +289,12 @@ class Jitted:
                 on_one_device([device], meshes[:1])
                 placement = Placement(meshes[0], (None,) * len(types), None)
             if placement is not None:
+                if len(mapped) == 1:  # what is written for the devices of a mesh runs on it, if all are views of them
+                    from meshwright.frontend.partitioning import views
+
+                    (named,) = mapped.values()
+                    if all(views(named, mesh) for mesh in (placement.mesh, *meshes)):
+                        placement = placement._replace(mesh=named)
                 if any(str(mesh) != str(placement.mesh) for mesh in meshes):
                     _check_devices(placement.mesh, meshes)
                     state.mesh = placement.mesh

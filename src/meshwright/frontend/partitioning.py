@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from itertools import count
+from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -170,7 +171,7 @@ def placement_of(
                 sharding_for(place, ())  # an error if it is no place, or a spec without a mesh
         return device
     first = meshes[0]
-    other = next((mesh for mesh in meshes if mesh != first and not _views(first, mesh)), None)
+    other = next((mesh for mesh in meshes if mesh != first and not views(first, mesh)), None)
     if other is not None:
         raise MeshError(
             "The arguments and results of one program are on different meshes.",
@@ -195,7 +196,7 @@ def on_one_device(places: Sequence[Any], meshes: Sequence[BaseMesh]) -> SingleDe
     return one_device("The arguments and results of one program", [*places, *whole])
 
 
-def _views(mesh: BaseMesh, other: BaseMesh) -> bool:
+def views(mesh: BaseMesh, other: BaseMesh) -> bool:
     """Whether two meshes are views of the same devices that one program can have: no types say how values lie."""
     typed = mesh.explicit_mesh is not None or other.explicit_mesh is not None
     return not typed and isinstance(mesh, Mesh) and mesh.has_devices_of(other)
@@ -317,21 +318,16 @@ def _where(place: Any) -> str:
 
 
 def _check_maps(program: Program, mesh: BaseMesh) -> None:
-    """Raise if a shard_map in the program is over another mesh than the one the program runs on."""
+    """Raise if a shard_map in the program is over other devices than the mesh that the program runs on has."""
     for eqn in program.eqns:
-        if eqn.op.name == "shard_map":
-            sizes: dict[str, int] = {}
-            for axis, size in eqn.params["mesh"]:
-                name = axis.partition(":(")[0]
-                sizes[name] = sizes.get(name, 1) * size
-            if sizes != dict(mesh.shape):
-                raise MeshError(
-                    "One program names two meshes.",
-                    where=eqn.source.show() if eqn.source else here(),
-                    why=f"it runs on {mesh}, and a shard_map in it is over "
-                    + ", ".join(f"{name}={size}" for name, size in sizes.items()),
-                    fix="mw.device_put(x, mw.NamedSharding(mesh, spec)) with the mesh of the shard_map",
-                )
+        if eqn.op.name == "shard_map" and prod(size for _, size in eqn.params["mesh"]) != mesh.size:
+            raise MeshError(
+                "One program names two meshes.",
+                where=eqn.source.show() if eqn.source else here(),
+                why=f"it runs on {mesh}, and a shard_map in it is over "
+                + ", ".join(f"{name}={size}" for name, size in eqn.params["mesh"]),
+                fix="mw.device_put(x, mw.NamedSharding(mesh, spec)) with the mesh of the shard_map",
+            )
         for _, region in eqn.regions():
             _check_maps(region, mesh)
 

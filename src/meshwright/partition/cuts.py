@@ -115,13 +115,25 @@ def written_parts(eqn: Eqn, mesh: BaseMesh) -> Axes:
     return resolve(mesh, [read_axis(name) for name, _ in eqn.params["mesh"]])
 
 
+def _sizes(eqn: Eqn) -> dict[str, int]:
+    """The axes of the mesh that a shard_map is written for, those that are cut in one piece."""
+    sizes: dict[str, int] = {}
+    for name, size in eqn.params["mesh"]:
+        whole = name.partition(":(")[0]
+        sizes[whole] = sizes.get(whole, 1) * size
+    return sizes
+
+
 def apart(program: Program, mesh: BaseMesh) -> Callable[[Eqn], bool]:
-    """Which shard_maps are written in parts of axes that do not nest with those of earlier ones.
+    """Which shard_maps are written for another mesh, or in parts of axes that do not nest with those of earlier ones.
 
     They cannot be written for one device together, and are partitioned as what they are on whole arrays.
     """
     cuts, found = Cuts(mesh), set()
     for eqn in written(program):
+        if _sizes(eqn) != dict(mesh.shape):
+            found.add(id(eqn))
+            continue
         parts = written_parts(eqn, mesh)
         if not all(map(cuts.fits, parts)):
             found.add(id(eqn))

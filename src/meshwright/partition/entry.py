@@ -17,13 +17,14 @@ from meshwright.core.op import Value
 from meshwright.core.partition_spec import PartitionSpec
 from meshwright.core.sharding import TensorSharding
 from meshwright.core.source import here
-from meshwright.core.trace import Array
-from meshwright.core.types import Shape, TensorType
+from meshwright.core.trace import Array, lift
+from meshwright.core.types import Shape, TensorType, union
 from meshwright.errors import ShardingError
 from meshwright.ops.basic import broadcast_in_dim, reshape
 from meshwright.ops.collective import all_gather_invariant, permuted
 from meshwright.ops.shape import pad, slice_
-from meshwright.ops.shard_map import block_type
+from meshwright.ops.shard_map import block_type, varying_axes
+from meshwright.partition.across import BlockRows, is_on
 from meshwright.partition.layouts import axes_used, replicated
 from meshwright.partition.localize import Localizer, Version
 
@@ -90,21 +91,26 @@ class Entry(NamedTuple):
     sharding: TensorSharding
     type: TensorType
     spec: PartitionSpec
-    rows: Rows | None
+    rows: Rows | BlockRows | None
 
     @staticmethod
     def of(local: Localizer, t: TensorType, sharding: TensorSharding) -> Entry:
         """How an argument comes in from a layout."""
+        if not is_on(sharding, local.mesh):
+            if sharding.unreduced:
+                how = "over axes of another mesh than the program's"
+                raise _summands(t, sharding, how, f"{sharding.mesh} and {local.mesh} have no common parts of axes")
+            return Entry(sharding, t, every_device(local), BlockRows.of(sharding, local.mesh, t.shape))
         if all(map(local.cuts.fits, axes_used(sharding))):
             spec = spec_of(local, sharding)
             return Entry(sharding, t.with_(unreduced=tuple(spec.unreduced)), spec, None)
         if sharding.unreduced:
             parts = ", ".join(name for name, _ in local.cuts.axes)
-            raise ShardingError(
-                f"An argument {t.short()} is a partial sum in parts of an axis that do not nest with those of others.",
-                where=here(),
-                why=f"it comes as {sharding.to_named().spec}, and the mesh is cut into {parts}",
-                fix="sum it first: mw.reshard(x, mw.P())",
+            raise _summands(
+                t,
+                sharding,
+                "in parts of an axis that do not nest with those of others",
+                f"the mesh is cut into {parts}",
             )
         rows = Rows.of(sharding, t.shape)
         names = tuple(name for axis in rows.axes for name, _ in local.names(axis))
@@ -124,11 +130,53 @@ class Entry(NamedTuple):
         """The argument as devices have it."""
         if self.rows is None:
             return Version(self.sharding, block)
+        if isinstance(self.rows, BlockRows):
+            return Version(self.sharding, reshape(block, shape=self.rows.block))
         names = [pair for axis in self.rows.axes for pair in local.names(axis)]
         params = {"axes": tuple(name for name, _ in names), "sizes": tuple(size for _, size in names)}
         with local.because("it comes in parts of an axis that do not nest with those of others", self.type):
             rows = all_gather_invariant(block, **params, dim=0)
         return Version(replicated(local.mesh, self.type.ndim), cropped(self.rows.together(rows), self.type))
+
+
+def every_device(local: Localizer) -> PartitionSpec:
+    """The spec of rows, one for each device."""
+    return PartitionSpec(tuple(name for name, _ in local.cuts.axes))
+
+
+def _summands(t: TensorType, sharding: TensorSharding, how: str, why: str) -> ShardingError:
+    return ShardingError(
+        f"An argument {t.short()} is a partial sum {how}.",
+        where=here(),
+        why=f"it comes as {sharding.to_named().spec}, and {why}",
+        fix="sum it first: mw.reshard(x, mw.P())",
+    )
+
+
+class Exit(NamedTuple):
+    """A result of a local program: its layout, and the rows that it leaves in if that is on another mesh."""
+
+    sharding: TensorSharding
+    rows: BlockRows | None
+
+    @staticmethod
+    def of(local: Localizer, t: TensorType, sharding: TensorSharding) -> Exit:
+        """How a result leaves in a layout."""
+        other = not is_on(sharding, local.mesh)
+        return Exit(sharding, BlockRows.of(sharding, local.mesh, t.shape) if other else None)
+
+    def spec(self, local: Localizer) -> PartitionSpec:
+        """The axes that it is split over."""
+        return spec_of(local, self.sharding) if self.rows is None else every_device(local)
+
+    def inside(self, local: Localizer, block: Value) -> Value:
+        """What a device gives."""
+        block = block if self.rows is None else reshape(block, shape=(1, *self.rows.block))
+        return lift(block, union((block.type.varying, varying_axes(self.spec(local)))))
+
+    def outside(self, x: Value, t: TensorType) -> Value:
+        """The result, from what all devices gave."""
+        return cropped(x if self.rows is None else self.rows.together(x), t)
 
 
 def spec_of(local: Localizer, sharding: TensorSharding) -> PartitionSpec:

@@ -9,9 +9,7 @@ from meshwright.core.dimension_sharding import DimensionSharding
 from meshwright.core.dtypes import DType
 from meshwright.core.mesh import BaseMesh
 from meshwright.core.sharding import TensorSharding
-from meshwright.core.source import Source, here
 from meshwright.core.types import Shape, TensorType
-from meshwright.errors import MeshError
 from meshwright.partition.reshard import ReshardPlan, plan_every_way
 
 COLLECTIVE_BYTES = 64.0  # what a collective weighs beside what it moves: of ways that move as much, few are better
@@ -38,17 +36,10 @@ def closed(sharding: TensorSharding) -> TensorSharding:
     return layout(sharding.mesh, dims, sharding.unreduced, sharding.reduction)
 
 
-def on_mesh(sharding: TensorSharding, mesh: BaseMesh, source: Source | None = None) -> TensorSharding:
-    """The layout of a value on the mesh that the program runs on, whichever mesh of the same devices it is given on."""
-    found = sharding if sharding.mesh == mesh else sharding.on(mesh)
-    if found is None:
-        raise MeshError(
-            f"A value of a program on {mesh} cannot be laid out as {sharding.to_named().spec} on {sharding.mesh}.",
-            where=source.show() if source is not None else here(),
-            why="no axes of the one mesh, and no parts of them, split the devices as those of the other do",
-            fix="mw.device_put(x, mw.NamedSharding(mesh, spec)) with one mesh for all, or two jitted functions",
-        )
-    return found
+def on_mesh(sharding: TensorSharding, mesh: BaseMesh) -> TensorSharding:
+    """The layout of a value on the mesh that the program runs on, if that has such axes or parts of axes; otherwise as
+    it is given, on another mesh of the same devices."""
+    return sharding if sharding.mesh == mesh else sharding.on(mesh) or sharding
 
 
 def summed(sharding: TensorSharding) -> TensorSharding:

@@ -30,12 +30,13 @@ from meshwright.core.trace import Array, at_source, read, state
 from meshwright.core.types import TensorType, union
 from meshwright.ops.basic import add, broadcast_in_dim, convert, reshape, zeros
 from meshwright.ops.placement import sharding_constraint
+from meshwright.partition.across import beside, cost_across, is_on, plan_across
 from meshwright.partition.blocks import identity, without_padding
 from meshwright.partition.choose import Choice, choose, groups_of, numbered, question, rule_of
 from meshwright.partition.combine import Why
 from meshwright.partition.cuts import Cuts
 from meshwright.partition.emit import emit_plan
-from meshwright.partition.layouts import finished, layout, local_type, replicated, reshard_cost, reshard_plan
+from meshwright.partition.layouts import MANY, axes_used, finished, layout, local_type, replicated, reshard_plan
 
 SMALL = 32  # equations of a program that is worth the search for the very best
 MOST_VERSIONS = 8  # combinations of operands' versions that an equation is tried on
@@ -125,11 +126,16 @@ class Localizer:
         self._versions[var] = [version]
 
     def best(self, atom: Atom, owed: bool) -> TensorSharding:
-        """The layout that a value is thought to be in: where its sum is taken, unless ``owed`` admits another."""
+        """The layout that a value is thought to be in: where its sum is taken, unless ``owed`` admits another. What is
+        laid out on another mesh is thought to be in a layout of this one that is like it."""
+        found = self.as_it_is(atom, owed)
+        return found if is_on(found, self.mesh) else self.cuts.fitted(beside(found, self.mesh))
+
+    def as_it_is(self, atom: Atom, owed: bool = False) -> TensorSharding:
+        """The layout that a value is in, on this mesh if it is on several: where its sum is taken, unless ``owed``."""
         versions = self.versions(atom)
-        if owed:
-            return versions[0].layout
-        return next((v.layout for v in versions if not v.layout.unreduced), versions[0].layout)
+        here = [v.layout for v in versions if is_on(v.layout, self.mesh)] or [v.layout for v in versions]
+        return here[0] if owed else next((found for found in here if not found.unreduced), here[0])
 
     def get(self, atom: Atom, need: TensorSharding, why: str | Callable[[], str], asked: bool = False) -> Value:
         """A value in a layout, resharded from the version that is nearest to it."""
@@ -139,11 +145,15 @@ class Localizer:
                 return version.value
         made = self.free.get(atom)
         if made is not None:
-            if not need.unreduced:
+            if not is_on(need, self.mesh):
+                whole = replicated(self.mesh, atom.type.ndim)
+                versions = [Version(whole, self.get(atom, whole, why, asked))]
+            elif not need.unreduced:
                 versions.append(Version(need, self.make(made, need)))
                 return versions[-1].value
-            versions = [Version(finished(need), self.get(atom, finished(need), why, asked))]
-        nearest = min(versions, key=lambda version: reshard_cost(atom.type, version.layout, need))
+            else:
+                versions = [Version(finished(need), self.get(atom, finished(need), why, asked))]
+        nearest = min(versions, key=lambda version: cost_across(self.mesh, atom.type, version.layout, need))
         with at_source(state.source or self.made.get(atom)):
             value = self.reshard(nearest, need, atom.type, why if isinstance(why, str) else why(), asked)
         if atom.__class__ is not Literal:
@@ -185,7 +195,7 @@ class Localizer:
         """Take a sum that several equations need once, before they do."""
         owed = self.best(atom, owed=False)
         if owed.unreduced and self.uses[atom] > 1:
-            wanted = self.wanted.get(atom) if isinstance(atom, Var) else None
+            wanted = self.want(atom) if isinstance(atom, Var) else None
             need = finished(owed) if wanted is None or wanted.unreduced else wanted
             self.get(atom, need, f"{self.uses[atom]} equations need it")
 
@@ -195,11 +205,26 @@ class Localizer:
             return version.value
         if t.size == 0:
             return zeros(local_type(t, need))
+        if not axes_used(version.layout) and not axes_used(need):
+            return version.value
+        if not (is_on(version.layout, self.mesh) and is_on(need, self.mesh)):
+            return self.across(version, need, t, why, asked)
         plan = reshard_plan(t.shape, t.dtype, version.layout, need)
         if self.cuts.fixed and not all(map(self.cuts.fits, plan.atoms)):
             # It goes through parts that do not nest with those of the mesh: by way of the whole it need not.
             whole = replicated(self.mesh, t.ndim)
             return self.reshard(Version(whole, self.reshard(version, whole, t, why, asked)), need, t, why, asked)
+        with self.because(why, t, asked):
+            return emit_plan(plan, version.value, self.names)
+
+    def across(self, version: Version, need: TensorSharding, t: TensorType, why: str, asked: bool) -> Value:
+        """A version in another layout, of which one or both are on another mesh than this."""
+        have = version.layout
+        plan = None if have.unreduced else plan_across(self.mesh, t.shape, t.dtype, have, need)
+        between = self.cuts.fitted(beside(need if is_on(have, self.mesh) else have, self.mesh))
+        if plan is None or (plan.num_collectives > MANY and between not in (have, need)):
+            # A sum is taken, and what would take many rounds is done, by collectives of this mesh.
+            return self.reshard(Version(between, self.reshard(version, between, t, why, asked)), need, t, why, asked)
         with self.because(why, t, asked):
             return emit_plan(plan, version.value, self.names)
 
@@ -241,7 +266,29 @@ class Localizer:
 
     def equation(self, eqn: Eqn) -> list[Version]:
         """An equation run on blocks, by its factor rule."""
-        return self.chosen(eqn, self.choice(eqn))
+        return self.chosen(eqn, self.elsewhere(eqn) or self.choice(eqn))
+
+    def elsewhere(self, eqn: Eqn) -> Choice | None:
+        """The layouts of another mesh that the operands are in and the equation runs on; None if something moves."""
+        have = {n: self.as_it_is(atom, owed=True) for n, atom in enumerate(eqn.inputs) if atom not in self.free}
+        split = {n: found for n, found in have.items() if axes_used(found)}
+        meshes = {found.mesh for found in split.values()}
+        if len(meshes) != 1 or self.mesh in meshes or isinstance(eqn.op.factors, No):
+            return None
+        (other,) = meshes
+        types, results = [a.type for a in eqn.inputs], [v.type for v in eqn.outputs]
+        rule = rule_of(eqn.op, tuple(types), tuple(results), tuple(eqn.params.items()))
+        layouts = [split.get(n) or replicated(other, t.ndim) for n, t in enumerate(types)]
+        wanted = [found if found and is_on(found, other) else None for found in map(self.wanted.get, eqn.outputs)]
+        addends = [self.addends.get(v, 1) for v in eqn.outputs]
+        found = choose(question(other, rule, [], types, results, layouts, wanted, addends, self.thorough))
+        moves = any(found.operands[n] != layouts[n] for n in split) or any(s.unreduced for s in found.results)
+        return None if moves or found.padded else found
+
+    def want(self, var: Var) -> TensorSharding | None:
+        """The layout of this mesh that propagation found for a value."""
+        found = self.wanted.get(var)
+        return found if found is not None and is_on(found, self.mesh) else None
 
     def operands(self, eqn: Eqn, choice: Choice) -> list[Value]:
         """The operands of an equation in the layouts of a choice."""
@@ -272,7 +319,7 @@ class Localizer:
         for atom in eqn.inputs:
             self.settle(atom)
         have = [self.best(a, owed=self.uses[a] == 1) for a in eqn.inputs]
-        want = [self.wanted.get(v) for v in eqn.outputs]
+        want = [self.want(v) for v in eqn.outputs]
         addends = [self.addends.get(v, 1) for v in eqn.outputs]
         groups = self.groups(eqn) if any(s.unreduced for s in have) else []
 
@@ -282,7 +329,10 @@ class Localizer:
             return choose(asked)
 
         # What others needed an operand in is there for nothing.
-        known = [[v.layout for v in self.versions(a) if not v.layout.unreduced] for a in eqn.inputs]
+        known = [
+            [v.layout for v in self.versions(a) if is_on(v.layout, self.mesh) and not v.layout.unreduced]
+            for a in eqn.inputs
+        ]
         tried = [[s, *(other for other in found if other != s)] for s, found in zip(have, known, strict=True)]
         return min(map(ask, islice(product(*tried), MOST_VERSIONS)), key=lambda choice: choice.cost)
 

@@ -9,15 +9,14 @@ from meshwright.core.mesh import BaseMesh
 from meshwright.core.op import Value
 from meshwright.core.program import Program, Var
 from meshwright.core.sharding import TensorSharding
-from meshwright.core.trace import lift
-from meshwright.core.types import union
 from meshwright.ops.regions import region, region_with
 from meshwright.ops.shard_map import shard_map, varying_axes
 from meshwright.ops.stacked import inline_calls
 from meshwright.partition import halo, indexing, places, prefix, regions, windows
+from meshwright.partition.across import is_on
 from meshwright.partition.combine import Beside, Record, Why, combine, records, written_for
 from meshwright.partition.cuts import CutNeeded, Cuts, written, written_parts
-from meshwright.partition.entry import Entry, cropped, spec_of
+from meshwright.partition.entry import Entry, Exit
 from meshwright.partition.layouts import axes_used, closed, finished
 from meshwright.partition.localize import Localizer
 from meshwright.partition.overlap import Overlap, overlap
@@ -55,7 +54,7 @@ def partition(
     ``wanted`` are layouts that propagation found for values inside; results without a layout come out as they are.
     """
     program = inline_calls(program, shard_maps=False)
-    given = [s for s in (*in_shardings, *out_shardings) if s is not None]
+    given = [s for s in (*in_shardings, *out_shardings) if s is not None and is_on(s, mesh)]
     by_hand = [axis for eqn in written(program) for axis in written_parts(eqn, mesh)]
     sums = [axis for s in given for axis in s.unreduced]
     cuts = Cuts(mesh).where_they_fit([*by_hand, *sums, *(axis for s in given for axis in axes_used(s))])
@@ -76,25 +75,28 @@ def _partition(
     cuts: Cuts,
     overlapped: Overlap | None,
 ) -> Partitioned:
-    known = {var: cuts.fitted(s) for var, s in wanted.items()}
+    def fitted(s: TensorSharding) -> TensorSharding:
+        return cuts.fitted(s) if is_on(s, mesh) else closed(s)
+
+    known = {var: fitted(s) for var, s in wanted.items()}
     used = {atom for eqn in program.eqns for atom in eqn.inputs}
     for atom, s in zip(program.outputs, out_shardings, strict=True):
         if s is not None and isinstance(atom, Var) and (atom not in used or atom not in known):
-            known[atom] = cuts.fitted(s)
+            known[atom] = fitted(s)
     local = Localizer(mesh, known, cuts)
     axes = cuts.axes
     entries = [Entry.of(local, t, closed(s)) for t, s in zip(program.in_types, in_shardings, strict=True)]
 
-    def body(*values: Value) -> tuple[list[Value], list[TensorSharding]]:
+    def body(*values: Value) -> tuple[list[Value], list[Exit]]:
         for var, entry, value in zip(program.inputs, entries, values, strict=True):
             local.define(var, entry.inside(local, value))
         local.run(program)
         found = []
         for atom, given in zip(program.outputs, out_shardings, strict=True):
-            need = finished(local.best(atom, owed=False)) if given is None else cuts.fitted(given)
-            value = local.get(atom, need, "a result is returned so")
-            found.append((lift(value, union((value.type.varying, varying_axes(spec_of(local, need))))), need))
-        return [value for value, _ in found], [need for _, need in found]
+            need = finished(local.as_it_is(atom)) if given is None else fitted(given)
+            exit = Exit.of(local, atom.type, need)
+            found.append((exit.inside(local, local.get(atom, need, "a result is returned so")), exit))
+        return [value for value, _ in found], [exit for _, exit in found]
 
     block_program, results = region_with(body, [entry.block(local) for entry in entries])
     block_program = combine(scatter_sums(dce(block_program), local.whys))
@@ -103,8 +105,8 @@ def _partition(
     if overlapped is not None:
         block_program, whys, beside = overlap(block_program, mesh, dict(axes), whys, overlapped)
     out_specs = []
-    for t, layout in zip(block_program.out_types, results, strict=True):
-        spec = spec_of(local, layout)
+    for t, exit in zip(block_program.out_types, results, strict=True):
+        spec = exit.spec(local)
         extra = [axis for axis in t.varying if axis not in varying_axes(spec)]
         out_specs.append(spec.update(replicated=extra))
 
@@ -114,12 +116,12 @@ def _partition(
             *given, body=block_program, mesh=axes, manual=tuple(name for name, _ in axes),
             in_specs=tuple(entry.spec for entry in entries), out_specs=tuple(out_specs),
         )  # fmt: skip
-        return [cropped(x, t) for x, t in zip(outs, program.out_types, strict=True)]
+        return [exit.outside(x, t) for exit, x, t in zip(results, outs, program.out_types, strict=True)]
 
     found = tuple(records(block_program, dict(axes), whys, beside))
     moved = {n: local.moved[v] for n, v in enumerate(program.inputs) if v in local.moved}
     # What is not split over parts that do not fit in is on every device that is to have a part of it.
-    outs = [need if given is None else closed(given) for need, given in zip(results, out_shardings, strict=True)]
+    outs = [exit.sharding if s is None else closed(s) for exit, s in zip(results, out_shardings, strict=True)]
     return Partitioned(
         region(whole, [entry.type for entry in entries]), tuple(outs), found, moved, written_for(block_program, whys)
     )

@@ -10,14 +10,17 @@ from meshwright.core.op import REGISTRY, Value
 from meshwright.core.partition_spec import PartitionSpec, entry_axes, is_open, read_axis
 from meshwright.core.program import Atom, Eqn, Program, Var
 from meshwright.core.sharding import TensorSharding
+from meshwright.core.source import here
 from meshwright.core.trace import apply, at_source, lift, read, write
 from meshwright.core.types import TensorType, union
+from meshwright.errors import MeshError, ShardingError
 from meshwright.ops.collective import pinvariant
 from meshwright.ops.control import cond, while_
 from meshwright.ops.placement import constraint_sharding
 from meshwright.ops.regions import as_type, cut, region_with
 from meshwright.ops.scan import scan
 from meshwright.ops.shard_map import dim_axes
+from meshwright.partition.across import is_on
 from meshwright.partition.layouts import axes_used, closed, finished, layout, on_mesh, replicated
 from meshwright.partition.localize import SPECIAL, Localizer, Version
 
@@ -297,10 +300,17 @@ def _constraint(local: Localizer, eqn: Eqn) -> list[Version]:
     """A layout that the user asked for."""
     wanted = local.wanted.get(eqn.outputs[0])
     need = closed(wanted) if wanted is not None else _asked(local, eqn)
-    owed = tuple(local.part(name) for name in sorted(eqn.params["spec"].unreduced))
-    if owed:
-        need = layout(local.mesh, tuple(dim.axes for dim in need.dims), owed)
-    need = local.cuts.fitted(need)
+    unreduced = sorted(eqn.params["spec"].unreduced)
+    if unreduced and eqn.params.get("mesh") is not None:
+        raise ShardingError(
+            f"A value cannot be left unreduced over {', '.join(unreduced)} of {eqn.params['mesh']}.",
+            where=eqn.source.show() if eqn.source is not None else here(),
+            why=f"the program runs on {local.mesh}, and sums that are open are over its axes",
+            fix=f"mw.NamedSharding(mesh, {eqn.params['spec'].update(unreduced=())!r}), which takes the sum",
+        )
+    if unreduced:
+        need = layout(local.mesh, tuple(dim.axes for dim in need.dims), tuple(map(local.part, unreduced)))
+    need = local.cuts.fitted(need) if is_on(need, local.mesh) else need
     why = f"it is constrained to {eqn.params['spec']}"
     return [Version(need, local.get(eqn.inputs[0], need, why, asked=True))]
 
@@ -309,7 +319,14 @@ def _asked(local: Localizer, eqn: Eqn) -> TensorSharding:
     """What a constraint says that propagation has not seen, in a part written for other axes."""
     if eqn.params.get("mesh") is not None:
         found = constraint_sharding(eqn.params, eqn.outputs[0].type.ndim, local.mesh)
-        return on_mesh(found, local.mesh, eqn.source)
+        if local.around is None:
+            return closed(on_mesh(found, local.mesh))
+        raise MeshError(
+            f"A value inside of a shard_map cannot be laid out as {eqn.params['spec']} on {eqn.params['mesh']}.",
+            where=eqn.source.show() if eqn.source is not None else here(),
+            why=f"the shard_map runs over axes of {local.around}, and leaves those of {local.mesh}",
+            fix="mw.P() with axes that are left, or the constraint outside of the shard_map",
+        )
     spec, found = eqn.params["spec"], _settled(local, eqn.inputs[0])
     dims = []
     for n, dim in enumerate(found.dims):

@@ -30,7 +30,7 @@ from meshwright.partition.reshard_direct import direct_sketches, listed_sketch
 from meshwright.partition.reshard_search import rest_of, sketches
 from meshwright.partition.reshard_sketch import Sketch, View, local_sizes
 from meshwright.partition.reshard_steps import Mapped, Received, ReshardStep
-from meshwright.partition.reshard_structure import Frame, Structure, frame, structure
+from meshwright.partition.reshard_structure import Frame, Structure, frame, seen_from, structure
 from meshwright.partition.reshard_through import sketches_through
 
 
@@ -286,6 +286,16 @@ def plan_every_way(shape: Sequence[int], dtype: Any, src: Any, dst: Any, idle: b
     base, units = _base(shape, source, target, bool(source.unreduced) or idle)
     found = _find(source, target, base, idle)
     return [ReshardPlan(shape, kind, source, target, found, sketch, units) for sketch in found.sketches]
+
+
+def plan_on(
+    mesh: BaseMesh, shape: tuple[int, ...], dtype: DType, source: TensorSharding, target: TensorSharding
+) -> ReshardPlan:
+    """The way that sends blocks directly, its steps over the axes of ``mesh``, another view of the same devices."""
+    base, units = _base(shape, source, target, False)
+    placed = seen_from(mesh, source, target)
+    sketch = listed_sketch(placed, base, source.reduction)
+    return ReshardPlan(shape, dtype, source, target, _Found(placed, None, (sketch,)), sketch, units)
 
 
 def _base(

@@ -26,10 +26,12 @@ from meshwright.core.placement import (
     Step,
     block_numbers,
     block_size,
+    order_between,
     order_steps,
     ranks,
     through,
 )
+from meshwright.core.sharding import TensorSharding
 
 
 class Piece(NamedTuple):
@@ -109,6 +111,16 @@ def frame(source: Layout, target: Layout, source_mesh: BaseMesh, target_mesh: Ba
     place = {rank: position for position, rank in enumerate(one or range(source.size))}
     seen = tuple(place[rank] for rank in (other or range(target.size)))
     return Frame(source_mesh, one, bare_source, target._replace(order=seen))
+
+
+def seen_from(mesh: BaseMesh, source: TensorSharding, target: TensorSharding) -> Frame:
+    """Two layouts of any meshes of the same devices, which are numbered by their position on ``mesh``."""
+    found = []
+    for side in (source, target):
+        order = order_between(side.mesh, mesh)
+        assert order is not None, "the meshes of a program are views of the same devices"
+        found.append(side.layout._replace(order=order))
+    return Frame(mesh, None, *found)
 
 
 def _through(digits: Digits, there: Sequence[Step], back: Sequence[Step]) -> Digits | None:
