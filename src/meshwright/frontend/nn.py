@@ -232,7 +232,8 @@ hard_swish = hard_silu
 
 def squareplus(x: ArrayLike, b: ArrayLike = 4) -> Value:
     """``(x + sqrt(x**2 + b)) / 2``."""
-    x, b = promoted_values(x, b, inexact=True)
+    x = value(x)
+    x, b = promoted_values(inexact(x) if x.type.dtype == dtypes.BOOL else x, b, inexact=True)
     return divide(add(x, sqrt(add(square(x), b))), 2.0)
 
 

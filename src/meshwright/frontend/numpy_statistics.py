@@ -268,9 +268,10 @@ def _from_start(running: Value, axis: int, include: bool, first: int) -> Value:
 
 def gradient(f: ArrayLike, *varargs: Any, axis: Any = None) -> Any:
     """The slopes of ``f`` along its dims, from differences of neighbours, equally spaced."""
-    x, *steps = promoted_values(f, *(varargs or (1.0,)), inexact=True)
+    x, *steps = promoted_values(f, *varargs, inexact=True)
     given = range(x.ndim) if axis is None else axis if isinstance(axis, list | tuple) else (axis,)
     dims = [axis_of(d, x.ndim, "mnp.gradient") for d in given]
+    steps = steps or [basic.scalar_like(x, 1.0)]
     steps = steps * len(dims) if len(steps) == 1 else steps
     out = []
     for d, step in zip(dims, steps, strict=True):

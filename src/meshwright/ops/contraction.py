@@ -38,9 +38,11 @@ def _result_dtype(x: DType, y: DType, wanted: DType | None) -> DType | None:
     for kind in ((dtypes.BOOL,), dtypes.INTEGERS, dtypes.FLOATS, dtypes.COMPLEXES):
         if x in kind and y in kind:
             if wanted is None:
-                # FLOATS are ordered by range, so that the higher one holds the values of both.
-                rank = (lambda d: d.itemsize) if kind is dtypes.INTEGERS else kind.index
-                return max(x, y, key=rank)
+                # FLOATS are ordered by range, so that the higher one holds the values of both. Of integers it is the
+                # wider one, and the signed one of two that are as wide.
+                if kind is dtypes.INTEGERS:
+                    return max(x, y, key=lambda d: (d.itemsize, d in dtypes.SIGNED))
+                return max(x, y, key=kind.index)
             floats = dtypes.FLOATS if kind is dtypes.INTEGERS else ()
             return wanted if wanted in kind + floats else None
     return None
