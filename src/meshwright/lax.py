@@ -339,3 +339,19 @@ __all__ = [
     "while_loop",
     "with_sharding_constraint",
 ]
+
+# Names that these ops had in proposals and in other people's code, and what they are called here.
+_RENAMED = {
+    "all_gather_invariant_p": "all_gather_invariant",
+    "all_gather_p": "all_gather",
+    "all_reduce_invariant": "all_gather_invariant",
+    "id_psumrev": "pbroadcast",
+    "psum2": "psum",
+    "psum_idrev": "psum",
+    "psum_invariant": "psum",
+}
+
+
+def __getattr__(name: str) -> object:
+    known = f"; it is lax.{_RENAMED[name]}" if name in _RENAMED else ""
+    raise AttributeError(f"module 'meshwright.lax' has no attribute {name!r}{known}")

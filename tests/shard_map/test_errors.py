@@ -801,16 +801,33 @@ def test_branches_of_which_one_owes_a_sum():
     )
 
 
-def test_a_summand_is_not_to_be_seen():
+def test_the_summand_of_each_device_is_to_be_seen_where_there_are_devices():
+    for n, shard in enumerate(OWED.addressable_shards):
+        close(shard.data, X[n // 2 * 2 : n // 2 * 2 + 2])
+        assert shard.replica_id == n % 2  # devices along j hold the same, those along i other summands
+    assert "data=[0. 1.]" in repr(OWED.addressable_shards[0])
+    nowhere, _ = mw.vjp(smap(lambda x: x, P("i"), P(sum="i")), X)
     expect(
-        lambda: OWED.addressable_shards[0].data,
-        "There is no telling what one device holds of a value f32[2]{U:i}.",
-        "each device holds a summand, and their sum is all that is kept",
-        "mw.reshard(x, mw.P()).addressable_shards",
+        lambda: nowhere.addressable_shards[0].data,
+        "There is no telling which device holds which summand of a value f32[2]{U:i}.",
+        "it comes from a transformation that ran at once, and was put onto no mesh",
+        "jit the transformation, whose results are on the mesh: mw.jit(lambda x: mw.vjp(f, x)[0])(x)",
     )
-    assert "data=a summand" in repr(OWED.addressable_shards[0])
+    close(mw.jit(lambda x: mw.vjp(smap(lambda x: x, P("i"), P(sum="i")), x)[0])(X).addressable_shards[7].data, X[6:])
     close(mw.reshard(OWED, P()).addressable_shards[3].data, SUM)
     assert mw.typeof(mw.device_put(OWED, mw.NamedSharding(MESH, P()))).short() == "f32[2]"
+
+
+def test_the_cotangent_of_a_sum_is_whole():
+    f = smap(lambda x: x, P("i"), P(sum="i"))
+    for pull in (mw.vjp(f, X)[1], mw.linear_transpose(f, X)):
+        expect(
+            lambda pull=pull: pull(f(X)),
+            "The cotangent of a result of shard_map is a partial sum f32[2]{U:i}.",
+            "each device holds a summand of it, and the cotangent of a sum is the same on all devices",
+            "sum it first: mw.reshard(ct, mw.P())",
+        )
+        close(pull(mw.reshard(f(X), P()))[0], np.tile(SUM, 4))
 
 
 def test_how_a_sum_that_is_owed_enters():

@@ -80,13 +80,17 @@ class Case(NamedTuple):
         return self.last(self.between(self.first(x)))
 
     def expected(self, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """The answer: blocks by device, i major."""
+        """The answer."""
+        rows = self.rows(x)
+        return rows.sum(0) if self.close == "reshard" else (rows * rows - rows).sum(0)
+
+    def rows(self, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """What the devices along the axes of the open sum hold before it is closed; blocks by device, i major."""
         blocks = (x * x).reshape(2, 3, *SHAPE)
         order = [tuple(SIZES).index(axis) for axis in (*self.owed, *self.rest)]
         counts = [SIZES[axis] for axis in self.owed]
         rows = blocks.transpose(*order, 2, 3).reshape(int(np.prod(counts)), -1, SHAPE[1])
-        rows = np.stack([self._each(row) for row in rows])
-        return rows.sum(0) if self.close == "reshard" else (rows * rows - rows).sum(0)
+        return np.stack([self._each(row) for row in rows])
 
     def _each(self, row: Any) -> Any:
         for step in self.steps:
@@ -120,6 +124,11 @@ def check(seed: int) -> None:
     }
     for way, value in found.items():
         np.testing.assert_array_equal(np.asarray(value), right, err_msg=f"{way} of {what}")
+    for total in (case.between(case.first(x)), mw.jit(case.between)(case.first(placed))):
+        for n, shard in enumerate(total.addressable_shards):
+            at = dict(zip(SIZES, divmod(n, 3), strict=True))
+            row = case.rows(x)[int(np.ravel_multi_index([at[a] for a in case.owed], [SIZES[a] for a in case.owed]))]
+            np.testing.assert_array_equal(np.asarray(shard.data), row[shard.index], err_msg=f"device {n} of {what}")
     total = mw.jit(case.between)(case.first(placed))
     assert set(mw.typeof(total).unreduced) == set(case.owed) == set(total.sharding.spec.unreduced), what
     np.testing.assert_array_equal(np.asarray(total), case._replace(close="reshard").expected(x), err_msg=what)

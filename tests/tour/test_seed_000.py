@@ -854,6 +854,28 @@ def test_transposed_twice_what_is_linear_is_itself():
 # Its words
 
 
+def test_every_name_of_a_collective_is_here_or_has_its_name_here_in_the_error():
+    """``all_reduce_invariant`` stands where the listing below it has ``all_gather_invariant``."""
+    here = "psum pbroadcast all_to_all axis_index psum_scatter all_gather pscatter all_gather_invariant pmean"
+    for name in here.split():
+        assert callable(getattr(lax, name))
+    renamed = {
+        "psum2": "psum",
+        "all_reduce_invariant": "all_gather_invariant",
+        "all_gather_p": "all_gather",
+        "all_gather_invariant_p": "all_gather_invariant",
+        "psum_idrev": "psum",
+        "id_psumrev": "pbroadcast",
+    }
+    for name, known in renamed.items():
+        with pytest.raises(AttributeError) as caught:
+            getattr(lax, name)
+        assert str(caught.value) == f"module 'meshwright.lax' has no attribute {name!r}; it is lax.{known}"
+        assert callable(getattr(lax, known))
+    with pytest.raises(AttributeError, match="module 'meshwright.lax' has no attribute 'psm'$"):
+        getattr(lax, "psm")  # noqa: B009
+
+
 def test_psum_takes_its_axis_as_the_table_writes_it():
     found = shmap(lambda x: psum(x, axis="i"), P("i"), P())
     assert make_program(found)(f32(64)) == make_program(shmap(lambda x: psum(x, "i"), P("i"), P()))(f32(64))
@@ -892,3 +914,58 @@ def test_the_psum_idrev_and_id_psumrev_that_users_introduced_are_psum_and_pbroad
         "another psum would count it 8 times"
     )
     assert caught.value.fix == ("leave the psum out; the identity whose transpose is a psum is lax.pbroadcast(x, 'i')")
+
+
+def placed(x, spec):
+    return mw.device_put(x, mw.NamedSharding(mw.get_mesh(), spec))
+
+
+GRADIENTS = {
+    "at once": lambda loss: mw.grad(loss)(np.float32(2), Y),
+    "jit of grad": lambda loss: mw.jit(mw.grad(loss))(np.float32(2), Y),
+    "grad of jit": lambda loss: mw.grad(mw.jit(loss))(np.float32(2), Y),
+    "placed": lambda loss: mw.jit(mw.grad(loss))(placed(np.float32(2), P()), placed(Y, P("i"))),
+    "compiled": lambda loss: mw.jit(mw.grad(loss)).lower(np.float32(2), Y).compile()(np.float32(2), Y),
+}
+SUMMED_AGAIN = {
+    "psum": lambda ct: psum(ct, "i"),
+    "psum of a multiple": lambda ct: psum(3 * ct, "i") / 3,
+    "psum_scatter": lambda ct: all_gather(lax.psum_scatter(mnp.broadcast_to(ct, (8,)), "i"), "i")[0],
+    "psum in jit": lambda ct: mw.jit(lambda c: psum(c, "i"))(ct),
+    "psum in a branch": lambda ct: lax.cond(True, lambda c: psum(c, "i"), lambda c: c * 8, ct),
+    "psum in a loop": lambda ct: lax.fori_loop(0, 1, lambda _, c: psum(c, "i"), ct),
+    "psum in a function closed over": lambda ct: lax.cond(True, lambda: psum(ct, "i"), lambda: ct),
+}
+
+
+@pytest.mark.parametrize("how", GRADIENTS)
+@pytest.mark.parametrize("rule", SUMMED_AGAIN)
+def test_a_rule_that_sums_a_cotangent_again_is_refused_however_it_is_run(how, rule):
+    @mw.custom_vjp
+    def id_psumrev(x):
+        return x
+
+    id_psumrev.defvjp(lambda x: (x, None), lambda _, ct: (SUMMED_AGAIN[rule](ct),))
+    loss = shmap(lambda w, x: psum(mnp.sum(id_psumrev(w) * x), "i"), (P(), P("i")), P())
+    with pytest.raises(mw.MeshwrightError, match="in a bwd rule is given a cotangent"):
+        GRADIENTS[how](loss)
+
+
+@pytest.mark.parametrize("how", GRADIENTS)
+def test_rules_that_sum_what_differs_between_devices_are_right(how):
+    """The argument of the rule varies, or what the rule returns does."""
+
+    @mw.custom_vjp
+    def id_psumrev(x):
+        return x
+
+    @mw.custom_vjp
+    def times(w, x):
+        return w * x
+
+    id_psumrev.defvjp(lambda x: (x, None), lambda _, ct: (pbroadcast(psum(ct, "i"), "i"),))
+    times.defvjp(lambda w, x: (w * x, (w, x)), lambda kept, ct: (psum(mnp.sum(kept[1] * ct), "i"), kept[0] * ct))
+    varying = shmap(lambda w, x: psum(mnp.sum(id_psumrev(pbroadcast(w, "i")) * x) / 8, "i"), (P(), P("i")), P())
+    multiplied = shmap(lambda w, x: psum(mnp.sum(times(w, x)), "i"), (P(), P("i")), P())
+    for loss in (varying, multiplied):
+        np.testing.assert_allclose(GRADIENTS[how](loss), Y.sum(), rtol=1e-6)

@@ -359,15 +359,20 @@ def _from_numbers(builder: Builder, var: Atom, known: dict[Atom, bool]) -> bool:
 
 
 def follows_from(x: Any, source: Any) -> bool:
-    """Whether a traced value was computed from another of the same trace."""
+    """Whether a traced value was computed from another; in a function, loop or branch that is traced inside of that
+    one's trace, whether it may have been: what the arguments of such a function will be, it does not know."""
     if x is source:
         return True
-    if x.__class__ is not Tracer or source.__class__ is not Tracer or x.builder is not source.builder:
+    if x.__class__ is not Tracer or source.__class__ is not Tracer or x.builder.level < source.builder.level:
         return False
+    inside = x.builder is not source.builder
+    captured = dict(x.builder.captured.values())
     todo, seen = [x.variable], {x.variable}
     while todo:
         var = todo.pop()
-        if var is source.variable:
+        if var is source.variable or (inside and var in x.builder.inputs):
+            return True
+        if inside and var in captured and follows_from(captured[var], source):
             return True
         eqn = x.builder.made_by(var)
         fresh = [a for a in eqn.inputs if a.__class__ is Var and a not in seen] if eqn is not None else []

@@ -216,7 +216,7 @@ def psum(
         absent = [] if _strict() else _absent(x, axes)
         present = tuple(axis for n, axis in enumerate(axes) if n not in absent)
         if absent:
-            refuse_summed(x, [axes[n] for n in absent], prod(sizes[n] for n in absent))
+            refuse_summed("psum", x, [axes[n] for n in absent], prod(sizes[n] for n in absent))
         total = ops.psum(x, axes=present) if present else x
         return mul(total, prod(sizes[n] for n in absent)) if absent else total
 
@@ -412,7 +412,10 @@ def psum_scatter(
             x = convert(x, dtype=dtypes.INT32, weak=False)
         dim = _dim("psum_scatter", scatter_dimension if axis is None else axis, x.ndim)
         _untiled("psum_scatter", x, dim, count, tiled)
-        if not _strict() and len(_absent(x, axes)) == len(axes):
+        absent = [] if _strict() else _absent(x, axes)
+        if absent:
+            refuse_summed("psum_scatter", x, [axes[n] for n in absent], prod(sizes[n] for n in absent))
+        if not _strict() and len(absent) == len(axes):
             x = mul(ops.pscatter(x, axes=axes, sizes=sizes, dim=dim), count)
         else:
             x = ops.psum_scatter(_lifted(x, axes), axes=axes, sizes=sizes, dim=dim)

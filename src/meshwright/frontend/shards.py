@@ -15,6 +15,7 @@ import numpy as np
 
 from meshwright.core.device_sharding import DefaultDevice, SingleDeviceSharding
 from meshwright.core.mesh import Device
+from meshwright.core.partition_spec import PartitionSpec
 from meshwright.core.placement import Index, block_numbers
 from meshwright.core.sharding import NamedSharding, TensorSharding
 from meshwright.core.source import here
@@ -30,7 +31,7 @@ DEFAULT = SingleDeviceSharding(Device(0))  # of an array that was put nowhere
 class Shard:
     """The part of an array on one device: ``device``, ``index`` into the array, ``replica_id``, ``data``.
 
-    Devices that hold the same part have replica ids 0, 1, …
+    Devices that hold the same part have replica ids 0, 1, … Of a partial sum, ``data`` is the device's summand.
 
     >>> import meshwright as mw
     >>> import meshwright.numpy as mnp
@@ -40,10 +41,11 @@ class Shard:
     Shard(device=CpuDevice(id=1), index=(slice(3, 5, None),), replica_id=0, data=[3 4])
     """
 
-    __slots__ = ("_array", "device", "index", "replica_id")
+    __slots__ = ("_array", "_position", "device", "index", "replica_id")
 
-    def __init__(self, array: Array, device: Device, index: Index, replica_id: int) -> None:
+    def __init__(self, array: Array, position: int, device: Device, index: Index, replica_id: int) -> None:
         self._array = array
+        self._position = position
         self.device = device
         self.index = index
         self.replica_id = replica_id
@@ -52,20 +54,14 @@ class Shard:
     def data(self) -> Array:
         """What the device holds, without padding: a view of the array's contents."""
         have = self._array.type
-        if have.unreduced:
-            raise VarianceError(
-                f"There is no telling what one device holds of a value {have.short()}.",
-                where=here(),
-                why="each device holds a summand, and their sum is all that is kept",
-                fix="mw.reshard(x, mw.P()).addressable_shards",
-            )
-        part = self._array.data[self.index]
+        whole = summand(self._array, self._position) if have.unreduced else self._array.data
+        part = whole[self.index]
         return Array(part, TensorType(part.shape, have.dtype, have.weak), SingleDeviceSharding(self.device))
 
     def __repr__(self) -> str:
         return (
             f"Shard(device={self.device!r}, index={self.index}, replica_id={self.replica_id}, "
-            f"data={'a summand' if self._array.type.unreduced else np.asarray(self.data)})"
+            f"data={np.asarray(self.data)})"
         )
 
 
@@ -78,12 +74,30 @@ def sharding_of(x: Array) -> Sharding:
 def shards_of(x: Array) -> list[Shard]:
     """The part of the array on each device, in the order of the mesh."""
     sharding = sharding_of(x).to_tensor_sharding(x.type.ndim)
-    return [Shard(x, *row) for row in parts(sharding, x.type.shape)]
+    return [Shard(x, position, *row) for position, row in enumerate(parts(sharding, x.type.shape))]
 
 
 def shard_data(x: Array, number: int) -> Array:
     """What the ``number``-th device of the mesh holds."""
-    return Shard(x, *parts(sharding_of(x).to_tensor_sharding(x.type.ndim), x.type.shape)[number]).data
+    return shards_of(x)[number].data
+
+
+def summand(x: Array, position: int) -> Any:
+    """Of a partial sum, what the device at a position of the mesh adds to it, at all places of the array."""
+    if x._data is None:
+        return x.data  # which says why it has no contents
+    rows, sharding = np.asarray(x._data), sharding_of(x)
+    if not isinstance(sharding, NamedSharding):
+        raise VarianceError(
+            f"There is no telling which device holds which summand of a value {x.type.short()}.",
+            where=here(),
+            why="it comes from a transformation that ran at once, and was put onto no mesh",
+            fix="jit the transformation, whose results are on the mesh: mw.jit(lambda x: mw.vjp(f, x)[0])(x)",
+        )
+    for axis in x.type.unreduced:
+        (digits,) = NamedSharding(sharding.mesh, PartitionSpec(axis)).to_tensor_sharding(1).layout.dims
+        rows = rows[int(block_numbers(digits, np.asarray(position)))]
+    return rows
 
 
 @lru_cache(maxsize=64)
@@ -97,7 +111,7 @@ def _replica_ids(sharding: TensorSharding) -> list[int]:
     layout = sharding.layout
     positions = np.arange(layout.size)
     block = np.zeros(layout.size, np.int64)
-    for digits in layout.dims:
+    for digits in (*layout.dims, layout.unreduced):  # summands are no copies of each other
         numbers = block_numbers(digits, positions)
         block = block * (int(numbers.max(initial=0)) + 1) + numbers
     order = np.argsort(block, kind="stable")
@@ -111,7 +125,7 @@ def _replica_ids(sharding: TensorSharding) -> list[int]:
 
 def distinct_parts(sharding: Sharding, shape: Shape) -> list[Index]:
     """The parts of an array that some device holds, each once; those without elements are left out."""
-    table = parts(sharding.to_tensor_sharding(len(shape)), shape)
+    table = parts(sharding.to_tensor_sharding(len(shape)).with_(unreduced=()), shape)
     return [index for _, index, replica in table if replica == 0 and all(_extents(index, shape))]
 
 

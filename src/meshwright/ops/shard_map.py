@@ -317,7 +317,7 @@ def _transpose(
         return [as_type(ct, t) for ct, t in kept], nonzero
 
     types = pick(body.in_types, [not is_linear for is_linear in linear])
-    types += [block_type(ct.type, spec, mesh) for ct, spec in zip(active, ct_specs, strict=True)]
+    types += [_cotangent_type(ct.type, spec, mesh) for ct, spec in zip(active, ct_specs, strict=True)]
     program, nonzero = region_with(backward, types)
     out_specs = [dual(spec) for spec in pick(pick(params["in_specs"], linear), nonzero)]
     found = op(
@@ -325,6 +325,18 @@ def _transpose(
         **{**params, "body": dce(program), "in_specs": (*known_specs, *ct_specs), "out_specs": tuple(out_specs)},
     )  # fmt: skip
     return spread(spread(found, nonzero), linear)
+
+
+def _cotangent_type(t: TensorType, spec: PartitionSpec, mesh: MeshAxes) -> TensorType:
+    """The type inside of the transposed body of a cotangent."""
+    if t.unreduced and not spec.unreduced:
+        raise VarianceError(
+            f"The cotangent of a result of shard_map is a partial sum {t.short()}.",
+            where=here(),
+            why="each device holds a summand of it, and the cotangent of a sum is the same on all devices",
+            fix="sum it first: mw.reshard(ct, mw.P())",
+        )
+    return block_type(t, spec, mesh)
 
 
 def _batch(
