@@ -29,19 +29,19 @@ def test_more_dims_than_the_array_has():
         lambda: mw.device_put(X, on("x", None, "y")),
         "An array of shape (4, 6) cannot be put onto P('x', None, 'y').",
         "the sharding has 3 dims, the array 2",
-        "P('x', None)",
+        "mw.P('x', None)",
     )
     expect(
         lambda: mw.device_put({"b": np.ones(3), "w": X}, on("x", "y")),
         "The array ['b'] of shape (3,) cannot be put onto P('x', 'y').",
         "the sharding has 2 dims, the array 1",
-        "P('x',)",
+        "mw.P('x',)",
     )
     expect(
         lambda: mnp.zeros((), device=on("x")),
         "An array of shape () cannot be put onto P('x',).",
         "the sharding has 1 dim, the array 0",
-        "P()",
+        "mw.P()",
     )
 
 
@@ -50,7 +50,7 @@ def test_a_tensor_sharding_of_another_rank():
         lambda: mw.device_put(X, TensorSharding(MESH, ["x"])),
         'An array of shape (4, 6) cannot be put onto #sdy.sharding<@mesh, [{"x"}]>.',
         "the sharding has 1 dim, the array 2",
-        "P('x', None)",
+        "mw.P('x', None)",
     )
 
 
@@ -59,7 +59,7 @@ def test_an_unreduced_sharding():
         lambda: mw.device_put(X, on("x", unreduced={"y"})),
         "An array cannot be put onto a sharding that is unreduced over y.",
         "an array has contents; of an unreduced value each device holds a summand only",
-        "leave out unreduced: P('x',)",
+        "leave out unreduced: mw.P('x',)",
     )
 
 

@@ -142,12 +142,12 @@ def test_shardings_of_the_wrong_rank() -> None:
     assert message(mw.jit(lambda x: x.sum(0), out_shardings=on("x", "y")), x) == (
         "A result float32[4] cannot go out as P('x', 'y').\n"
         "  why:  the spec has 2 dims, the result 1\n"
-        "  fix:  out_shardings=P('x',)"
+        "  fix:  out_shardings=mw.P('x',)"
     )
     assert message(mw.jit(lambda x: x, in_shardings=(on("x", None, "y"),)), x) == (
         "An array of shape (4, 4) cannot be put onto P('x', None, 'y').\n"
         "  why:  the sharding has 3 dims, the array 2\n"
-        "  fix:  P('x', None)"
+        "  fix:  mw.P('x', None)"
     )
     done = mw.jit(lambda x: x.sum(0), out_shardings=on("x"))(x)
     np.testing.assert_array_equal(np.asarray(done), np.full(4, 4.0))

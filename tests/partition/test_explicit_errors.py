@@ -196,7 +196,7 @@ def test_out_shardings_of_the_wrong_rank() -> None:
     assert message(f, put((8, 4), "x")) == (
         "A result float32[4] cannot go out as P('x', 'y').\n"
         "  why:  the spec has 2 dims, the result 1\n"
-        "  fix:  out_shardings=P('x',)"
+        "  fix:  out_shardings=mw.P('x',)"
     )
 
 

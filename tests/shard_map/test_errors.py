@@ -371,7 +371,7 @@ def test_specs_with_too_many_entries():
         lambda: smap(lambda x: x, P("i", None), P("i"))(X),
         "shard_map's in_specs has P('i', None) for argument 0, which is float32[8].",
         "a spec has at most one entry per dim, and the value has 1",
-        "mw.P('i')",
+        "mw.P('i',)",
     )
     expect(
         lambda: smap(lambda x: x, P("i"), P())(np.float32(1)),

@@ -105,7 +105,7 @@ def test_a_sum_is_not_left_open_over_another_mesh():
         'A value cannot be left unreduced over x of <["x"=2, "y"=3], device_ids=[5, 4, 3, 2, 1, 0]>.'
     )
     assert caught.value.why == 'the program runs on <["x"=2, "y"=3]>, and sums that are open are over its axes'
-    assert caught.value.fix == "mw.NamedSharding(mesh, P()), which takes the sum"
+    assert caught.value.fix == "mw.NamedSharding(mesh, mw.P()), which takes the sum"
 
 
 # Random programs

@@ -17,7 +17,7 @@ from meshwright.core.axes import Axes, AxisRef
 from meshwright.core.device_sharding import SingleDeviceSharding, one_device
 from meshwright.core.factors import Factors
 from meshwright.core.mesh import AbstractMesh, AxisType, BaseMesh, both
-from meshwright.core.partition_spec import PartitionSpec, entry_axes, read_axis
+from meshwright.core.partition_spec import PartitionSpec, entry_axes, pasted, read_axis
 from meshwright.core.program import Params
 from meshwright.core.sharding import NamedSharding, TensorSharding, type_sharding
 from meshwright.core.sharding_check import resolve
@@ -60,12 +60,11 @@ def asked_by(sharding: NamedSharding, ndim: int) -> Asked:
 
 def only_typed(sharding: NamedSharding) -> ShardingError:
     """The error for dims that wait for propagation, where there is none: over Explicit axes types say all."""
-    entries = [entry if entry is PartitionSpec.UNCONSTRAINED else entry_axes(entry) for entry in sharding.spec]
     return ShardingError(
         f"A value cannot be laid out as {sharding.spec} over Explicit axes.",
         where=here(),
         why="open dims and priorities are for propagation, and over Explicit axes types say how values are split",
-        fix=f"mw.{sharding.spec.update(entries)!r}, or a mesh with Auto axes",
+        fix=f"{pasted(sharding.spec.closed())}, or a mesh with Auto axes",
     )
 
 
@@ -399,7 +398,7 @@ def _names(axes: Axes) -> str:
 
 
 def _show(spec: PartitionSpec) -> str:
-    return f"mw.{spec!r}"
+    return pasted(spec)
 
 
 def _reshard(types: Sequence[TensorType], operand: int, dims: Sequence[Axes]) -> str:

@@ -56,7 +56,8 @@ def dim_entry(*axes: str | AxisRef, open: bool = False, priority: int | None = N
     if priority is None and (not open or listed is None):
         return UNCONSTRAINED if open else listed
     if listed is None and not open:
-        raise _bad_dim(f"priority={priority} alone", f'P.dim(open=True, priority={priority}), or P.dim("x", …)')
+        alone = f"priority={priority}"
+        raise _bad_dim(f"{alone} alone", f'mw.P.dim(open=True, {alone}), or mw.P.dim("x", {alone})')
     return DimSpec(entry_axes(listed), open, priority)
 
 
@@ -190,6 +191,16 @@ class PartitionSpec(Spec):
 P = PartitionSpec
 
 
+def pasted(spec: PartitionSpec) -> str:
+    """A spec as code that needs no other name than ``mw``.
+
+    >>> pasted(P("x", P.UNCONSTRAINED))
+    "mw.P('x', mw.P.UNCONSTRAINED)"
+    """
+    entries = repr(spec).replace("P.dim(", "mw.P.dim(").replace("UNCONSTRAINED", "mw.P.UNCONSTRAINED")
+    return f"mw.{entries}"
+
+
 def _rebuild(partitions: Any, unreduced: Any, replicated: Any) -> PartitionSpec:
     return PartitionSpec(*partitions, unreduced=unreduced, replicated=replicated)
 
@@ -206,7 +217,7 @@ def _entry(entry: Any) -> Entry:
         f"A partition spec cannot have the entry {entry!r}.",
         where=here(),
         why='an entry is None, an axis "x", a part of one "x:(1)2", a tuple of these, P.UNCONSTRAINED or P.dim(…)',
-        fix='P("x", None, ("y", "z"))',
+        fix='mw.P("x", None, ("y", "z"))',
     )
 
 
@@ -239,7 +250,7 @@ def _set(key: str, axes: Any) -> tuple[str, ...]:
             f"A partition spec cannot have {key}={axes!r}.",
             where=here(),
             why='it is an axis "x", a part of one "x:(1)2", or a set of these',
-            fix=f'P(…, {key}={{"x", "y"}})',
+            fix=f'mw.P({key}={{"x", "y"}})',
         )
     return _names(given)
 

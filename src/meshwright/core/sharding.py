@@ -24,7 +24,7 @@ from meshwright.core.dimension_sharding import (
 )
 from meshwright.core.hlo_sharding import axes_from_hlo, axes_to_hlo, not_expressible, read_tiles
 from meshwright.core.mesh import BaseMesh, Device, Mesh, get_mesh
-from meshwright.core.partition_spec import P, PartitionSpec, dim_entry, entry_axes, is_open, priority_of
+from meshwright.core.partition_spec import P, PartitionSpec, dim_entry, entry_axes, is_open, pasted, priority_of
 from meshwright.core.placement import (
     Index,
     Layout,
@@ -399,7 +399,7 @@ class NamedSharding:
                 f"NamedSharding cannot take {mesh!r} for a mesh.",
                 where=here(),
                 why="the mesh comes first, the partition spec second",
-                fix=f"mw.NamedSharding(mesh, {spec if isinstance(spec, PartitionSpec) else 'spec'})",
+                fix=f"mw.NamedSharding(mesh, {pasted(spec) if isinstance(spec, PartitionSpec) else 'spec'})",
             )
         if not isinstance(spec, PartitionSpec):
             if not isinstance(spec, tuple | list):

@@ -9,7 +9,7 @@ from meshwright.core.axes import Axes, in_mesh_order
 from meshwright.core.dimension_sharding import DimensionSharding, axis_set
 from meshwright.core.explicit import asked_by, left_open
 from meshwright.core.mesh import BaseMesh, get_mesh
-from meshwright.core.partition_spec import PartitionSpec, entry_axes, priority_of, read_axis
+from meshwright.core.partition_spec import PartitionSpec, entry_axes, pasted, priority_of, read_axis
 from meshwright.core.program import Atom, Eqn, Literal, Params, Program, Var, operand_types
 from meshwright.core.sharding import NamedSharding, TensorSharding
 from meshwright.core.sharding_check import resolve
@@ -48,7 +48,7 @@ def product_params(
             f"A product of {ndim} dims cannot be laid out as {out_sharding.spec}.",
             where=here(),
             why=f"the spec has {len(out_sharding.spec)} dims",
-            fix=f"out_sharding=mw.{PartitionSpec(*out_sharding.spec.partitions[:ndim])!r}",
+            fix=f"out_sharding={pasted(out_sharding.spec.update(out_sharding.spec.partitions[:ndim]))}",
         )
     spec, mesh = asked_by(out_sharding, ndim)
     if order is not None:

@@ -17,7 +17,7 @@ from meshwright.core.device_sharding import SingleDeviceSharding, one_device
 from meshwright.core.dtypes import is_complex, is_inexact
 from meshwright.core.explicit import only_typed
 from meshwright.core.mesh import AbstractMesh, BaseMesh, Device, Mesh, both, get_mesh
-from meshwright.core.partition_spec import PartitionSpec
+from meshwright.core.partition_spec import PartitionSpec, pasted
 from meshwright.core.program import Atom, Program, Var
 from meshwright.core.sharding import NamedSharding, TensorSharding
 from meshwright.core.source import Source, here, user_source
@@ -339,7 +339,7 @@ def _out_sharding(place: Any, t: TensorType) -> TensorSharding:
             f"A result {t} cannot go out as {spec}.",
             where=here(),
             why=f"the spec has {len(spec)} dims, the result {t.ndim}",
-            fix=f"out_shardings={PartitionSpec(*spec.partitions[: t.ndim])!r}",
+            fix=f"out_shardings={pasted(spec.update(spec.partitions[: t.ndim], unreduced=()))}",
         )
     found = sharding_for(place, t.shape)
     assert isinstance(found, NamedSharding)

@@ -10,7 +10,7 @@ from meshwright.core import tree
 from meshwright.core.device_sharding import SingleDeviceSharding
 from meshwright.core.explicit import asked_by
 from meshwright.core.mesh import BaseMesh, Device, Mesh, get_mesh
-from meshwright.core.partition_spec import P, PartitionSpec, entry_axes
+from meshwright.core.partition_spec import PartitionSpec, entry_axes, pasted
 from meshwright.core.sharding import NamedSharding, TensorSharding
 from meshwright.core.source import here
 from meshwright.core.trace import Array, Manual, Value, state
@@ -162,7 +162,7 @@ def sharding_for(place: Any, shape: Shape, name: str = "") -> Sharding:
             f"An array cannot be put onto a sharding that is unreduced over {axes}.",
             where=here(),
             why="an array has contents; of an unreduced value each device holds a summand only",
-            fix="leave out unreduced: " + repr(whole.with_(unreduced=()).to_named().spec),
+            fix="leave out unreduced: " + pasted(whole.with_(unreduced=()).to_named().spec),
         )
     _check_rank(place, shape, name)
     return place if isinstance(place, NamedSharding) else place.to_named()
@@ -173,11 +173,12 @@ def _check_rank(place: NamedSharding | TensorSharding, shape: Shape, name: str) 
     rank = whole.rank
     if rank > len(shape) or (rank < len(shape) and isinstance(place, TensorSharding)):
         shown = place.spec if isinstance(place, NamedSharding) else place
+        spec = whole.to_named().spec
         raise ShardingError(
             f"{f'The array {name}' if name else 'An array'} of shape {shape} cannot be put onto {shown}.",
             where=here(),
             why=f"the sharding has {rank} dim{'s' * (rank != 1)}, the array {len(shape)}",
-            fix=repr(P(*whole.to_named().spec.partitions[: len(shape)], *[None] * (len(shape) - rank))),
+            fix=pasted(spec.update([*spec.partitions[: len(shape)], *[None] * (len(shape) - rank)])),
         )
 
 
@@ -186,16 +187,20 @@ def final_sharding(place: Any, shape: Shape, name: str = "") -> Sharding:
 
     A ``TensorSharding`` may come from propagation, for which its open dims and priorities were: its axes count.
     """
+    given = place.spec if isinstance(place, NamedSharding) else place
+    if isinstance(given, PartitionSpec) and not given.is_closed:
+        spec = given.closed()
+        spec = spec.update(spec.partitions[: len(shape)])
+        sharding_for(NamedSharding(place.mesh, spec) if isinstance(place, NamedSharding) else spec, shape, name)
+        raise ShardingError(
+            f"{f'The array {name}' if name else 'An array'} of shape {shape} cannot be put onto {given}.",
+            where=here(),
+            why="open dims and priorities are for propagation, and an array with contents is laid out in one way",
+            fix=f"{pasted(spec)}, or a constraint inside of mw.jit",
+        )
     found = sharding_for(place, shape, name)
     if isinstance(place, TensorSharding) and isinstance(found, NamedSharding):
         return NamedSharding(found.mesh, found.spec.closed())
-    if isinstance(found, NamedSharding) and not found.spec.is_closed:
-        raise ShardingError(
-            f"{f'The array {name}' if name else 'An array'} of shape {shape} cannot be put onto {found.spec}.",
-            where=here(),
-            why="open dims and priorities are for propagation, and an array with contents is laid out in one way",
-            fix=f"mw.{found.spec.closed()!r}, or a constraint inside of mw.jit",
-        )
     return found
 
 
@@ -224,7 +229,7 @@ def _current_mesh(spec: PartitionSpec) -> BaseMesh:
             f"{spec} is given without a mesh.",
             where=here(),
             why="a spec names axes of the current mesh, and none is set",
-            fix=f"mw.NamedSharding(mesh, mw.{spec}), or with mw.set_mesh(mesh): …",
+            fix=f"mw.NamedSharding(mesh, {pasted(spec)}), or with mw.set_mesh(mesh): …",
         )
     return mesh
 

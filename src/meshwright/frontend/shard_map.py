@@ -13,7 +13,7 @@ import optree
 from meshwright.core import dtypes, tree
 from meshwright.core.axes import AxisRef, merged
 from meshwright.core.mesh import BaseMesh, Mesh, get_mesh
-from meshwright.core.partition_spec import PartitionSpec, read_axis
+from meshwright.core.partition_spec import PartitionSpec, entry_axes, pasted, read_axis
 from meshwright.core.sharding import NamedSharding
 from meshwright.core.source import here
 from meshwright.core.trace import Array, Manual, Mapped, Value, lift, state
@@ -299,33 +299,14 @@ class _Call:
                 why="how a value is cut is said by a partition spec",
                 fix="mw.P('i'), or mw.P() for a value that is the same on all devices",
             )
-        if len(spec.partitions) > t.ndim:
-            fix = f"mw.P({', '.join(map(repr, spec.partitions[: t.ndim]))})"
-            if argument == "out_specs" and spec.partitions[t.ndim] is not None:
-                fix = "return x[None]: the dim to join along" + (f", or {fix}" if not t.varying else "")
-            raise ShardingError(
-                f"shard_map's {argument} has {spec} for {what}, which is {t}.",
-                where=here(),
-                why=f"a spec has at most one entry per dim, and the value has {t.ndim or 'none'}",
-                fix=fix,
-            )
 
-        def axes(entry: Any) -> tuple[str, ...]:
-            names = () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry)
-            return tuple(axis for name in names for axis in self.axes(name, spec, what, manual, argument))
+        def axes(names: Iterable[str]) -> list[str]:
+            return [axis for name in names for axis in self.axes(name, spec, what, manual, argument)]
 
-        if not spec.is_closed:
-            open_dim = PartitionSpec.UNCONSTRAINED in spec.partitions
-            raise ShardingError(
-                f"shard_map's {argument} has {spec} for {what}.",
-                where=here(),
-                why="inside a shard_map every dim is cut as its spec says",
-                fix="None instead of P.UNCONSTRAINED" if open_dim else f"mw.{spec.closed()!r}",
-            )
         found = PartitionSpec(
-            *(axes(entry) or None for entry in spec.partitions),
-            unreduced=[axis for name in sorted(spec.unreduced) for axis in axes(name)],
-            replicated=[axis for name in sorted(spec.replicated) for axis in axes(name)],
+            *(tuple(axes(entry_axes(entry))) or None for entry in spec.partitions),
+            unreduced=axes(sorted(spec.unreduced)),
+            replicated=axes(sorted(spec.replicated)),
         )
         used = [*op.split_axes(found), *found.unreduced, *found.replicated]
         twice = next((axis for axis in used if used.count(axis) > 1), None)
@@ -335,6 +316,24 @@ class _Call:
                 where=here(),
                 why=f"it names the mesh axis {twice!r} twice",
                 fix="name each axis once in a spec",
+            )
+        if len(spec.partitions) > t.ndim:
+            fix = pasted(spec.closed().update(spec.closed().partitions[: t.ndim]))
+            if argument == "out_specs" and spec.partitions[t.ndim] is not None:
+                fix = "return x[None]: the dim to join along" + (f", or {fix}" if not t.varying else "")
+            raise ShardingError(
+                f"shard_map's {argument} has {spec} for {what}, which is {t}.",
+                where=here(),
+                why=f"a spec has at most one entry per dim, and the value has {t.ndim or 'none'}",
+                fix=fix,
+            )
+        if not spec.is_closed:
+            open_dim = PartitionSpec.UNCONSTRAINED in spec.partitions
+            raise ShardingError(
+                f"shard_map's {argument} has {spec} for {what}.",
+                where=here(),
+                why="inside a shard_map every dim is cut as its spec says",
+                fix="None instead of P.UNCONSTRAINED" if open_dim else f"mw.{spec.closed()!r}",
             )
         return found
 

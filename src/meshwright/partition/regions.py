@@ -7,7 +7,7 @@ from typing import Any
 
 from meshwright.core.axes import Axes, total_size
 from meshwright.core.op import REGISTRY, Value
-from meshwright.core.partition_spec import PartitionSpec, entry_axes, is_open, read_axis
+from meshwright.core.partition_spec import PartitionSpec, entry_axes, is_open, pasted, read_axis
 from meshwright.core.program import Atom, Eqn, Program, Var
 from meshwright.core.sharding import TensorSharding
 from meshwright.core.source import here
@@ -306,7 +306,7 @@ def _constraint(local: Localizer, eqn: Eqn) -> list[Version]:
             f"A value cannot be left unreduced over {', '.join(unreduced)} of {eqn.params['mesh']}.",
             where=eqn.source.show() if eqn.source is not None else here(),
             why=f"the program runs on {local.mesh}, and sums that are open are over its axes",
-            fix=f"mw.NamedSharding(mesh, {eqn.params['spec'].update(unreduced=())!r}), which takes the sum",
+            fix=f"mw.NamedSharding(mesh, {pasted(eqn.params['spec'].update(unreduced=()))}), which takes the sum",
         )
     if unreduced:
         need = layout(local.mesh, tuple(dim.axes for dim in need.dims), tuple(map(local.part, unreduced)))

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from meshwright.core.axes import Axes, AxisRef
 from meshwright.core.dtypes import DType, as_dtype, short_name
 from meshwright.core.mesh import BaseMesh, Mesh, get_mesh
-from meshwright.core.partition_spec import PartitionSpec
+from meshwright.core.partition_spec import PartitionSpec, pasted
 from meshwright.core.placement import Digit, axes_of
 from meshwright.core.sharding import NamedSharding, TensorSharding
 from meshwright.core.sharding_check import checked_shape
@@ -396,7 +396,7 @@ def _sharding(given: Any, shape: tuple[int, ...], name: str) -> TensorSharding:
             f"{name}={given} has no mesh.",
             where=here(),
             why="a partition spec names axes of the current mesh, and none is set",
-            fix=f"mw.NamedSharding(mesh, {given})",
+            fix=f"mw.NamedSharding(mesh, {pasted(given)})",
         )
     if hasattr(given, "to_tensor_sharding"):
         given.shard_shape(shape)  # raises if it does not fit

@@ -11,7 +11,7 @@ import numpy as np
 
 from meshwright.core.device_sharding import SingleDeviceSharding
 from meshwright.core.mesh import BaseMesh, get_mesh
-from meshwright.core.partition_spec import PartitionSpec
+from meshwright.core.partition_spec import PartitionSpec, pasted
 from meshwright.core.sharding import NamedSharding, TensorSharding
 from meshwright.core.source import here
 from meshwright.core.trace import Tracer
@@ -249,7 +249,7 @@ def resolved(shape: tuple[int, ...], sharding: Any) -> TensorSharding:
                 f"{sharding} is drawn without a mesh.",
                 where=here(),
                 why="a partition spec alone does not say which devices there are, and no mesh is set",
-                fix=f"mw.NamedSharding(mesh, {sharding}), or mw.set_mesh(mesh) before",
+                fix=f"mw.NamedSharding(mesh, {pasted(sharding)}), or mw.set_mesh(mesh) before",
             )
         sharding = NamedSharding(mesh, sharding)
     if not isinstance(sharding, NamedSharding | TensorSharding | SingleDeviceSharding):
