@@ -330,7 +330,7 @@ def test_like_of_something_else(saved):
 def test_a_sharding_that_an_array_cannot_have(saved):
     assert message(lambda: mw.load(saved, on("x", "y"))) == (
         "The array ['b'][0] of shape (6,) cannot be put onto P('x', 'y').\n"
-        "  why:  the sharding has 2 dims, the array 1\n  fix:  P('x',)"
+        "  why:  the sharding has 2 dims, the array 1\n  fix:  mw.P('x',)"
     )
 
 
