@@ -181,7 +181,7 @@ def outcome(call: BadCall, against_jax: bool) -> str:
     except mw.MeshwrightError as error:
         return "" if error.why and error.fix else f"an error without a reason or a fix: {error}"
     except Exception as error:
-        return "" if _of_the_call(error) else f"raw {type(error).__name__}: {error}"
+        return "" if of_the_call(error) else f"raw {type(error).__name__}: {error}"
     if not against_jax or call.huge or call.function.startswith("p.tree"):
         return ""
     try:
@@ -197,7 +197,7 @@ def outcome(call: BadCall, against_jax: bool) -> str:
     return ""
 
 
-def _of_the_call(error: Exception) -> bool:
+def of_the_call(error: Exception) -> bool:
     """Whether an error is Python's own, about a call that does not fit a signature, or of a function of the user's."""
     last = error.__traceback__
     while last is not None and last.tb_next is not None:

@@ -239,7 +239,12 @@ class Operators:
 
     def __index__(self) -> int:
         if not dtypes.is_integer(self.type.dtype) or self.type.ndim:
-            raise TypeError(f"only an integer array of rank 0 is an index, not {self.type}")
+            raise ShapeError(
+                f"{self.type.short()} is not a Python index.",
+                where=here(),
+                why="an index is an integer array of rank 0; a list or a text times an array asks for one, too",
+                fix="int(x) of one number, or mnp.array([…]) * x",
+            )
         return int(known(self, "a Python index, range() or size", NUMBER_FIX))
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:

@@ -45,9 +45,15 @@ def _carry_type(value: TensorType, result: TensorType) -> TensorType:
     """A weakly typed start (a Python number) takes the type that the loop gives it, and a start that is the same on
     all devices varies as what becomes of it."""
     varying = union((value.varying, result.varying))
-    if value.weak and value.shape == result.shape and (value.dtype != result.dtype or not result.weak):
+    if value.weak and value.shape == result.shape and _takes(result, value):
         value = result
     return value if value.varying == varying else value.with_(varying=varying)
+
+
+def _takes(wanted: TensorType, given: TensorType) -> bool:
+    """Whether a Python number has its value in another type as well: an integer as a float, and no float as an
+    integer."""
+    return dtypes.promote((given.dtype, given.weak), (wanted.dtype, wanted.weak))[0] == wanted.dtype
 
 
 def _settle_carry(
@@ -338,6 +344,13 @@ def cond(pred: Any, true_fun: Function, false_fun: Function, *operands: Any) -> 
             why="it must be one bool",
             fix="mnp.where(pred, x, y) chooses element by element; pred.any() or pred.all() makes one bool",
         )
+    if dtypes.is_complex(test.dtype):
+        raise ShapeError(
+            f"The predicate of cond is {test.type}.",
+            where=here(),
+            why="it is a bool, or a real number that holds where it is not 0",
+            fix="lax.cond(z != 0, f, g, x)",
+        )
     if test.dtype != dtypes.BOOL:
         test = ne(test, 0)
     return _cond(convert(test, dtype=dtypes.INT32, weak=False), [false_fun, true_fun], operands, "cond")
@@ -385,8 +398,10 @@ def _join_types(traced: Sequence[Traced], what: str, decided: tuple[str, ...]) -
     for n in range(len(traced[0].program.outputs)):
         found = [t.program.out_types[n] for t in traced]
         strong = next((t for t in found if not t.weak), found[0])
+        if strong.weak:  # numbers alone: the widest
+            strong = next((t for t in found if all(_takes(t, other) for other in found)), strong)
         for number, t in enumerate(found):
-            if t.shape != strong.shape or (t.dtype != strong.dtype and not t.weak):
+            if t.shape != strong.shape or (t.dtype != strong.dtype and not (t.weak and _takes(strong, t))):
                 raise ShapeError(
                     f"The branches of {what} return different types.",
                     where=here(),

@@ -64,6 +64,27 @@ def _transpose_linear(linear: Linearized, cts: Sequence[Value | None]) -> list[V
     return transpose_program(linear.program, flags, [*linear.residuals, *[None] * inputs], nonzero)[n:]
 
 
+def argument_positions(numbers: Sequence[int], count: int, asked: str, call: str) -> list[int]:
+    """Where the arguments to differentiate stand among ``count``, each once."""
+    for n in numbers:
+        if not -count <= n < count:
+            raise DifferentiationError(
+                f"{asked} is asked for argument {n}, but the call has {count} positional arguments.",
+                where=here(),
+                why="argnums counts positional arguments from 0",
+                fix=f"{call.format(count - 1)}, or pass the argument by position",
+            )
+    positions = [n % count for n in numbers]
+    if len(set(positions)) != len(positions):
+        raise DifferentiationError(
+            f"{asked} is asked for one argument twice: argnums={tuple(numbers)}.",
+            where=here(),
+            why="each argument has one derivative",
+            fix=call.format(tuple(dict.fromkeys(positions))),
+        )
+    return positions
+
+
 def value_and_grad(
     fun: Function, argnums: int | Sequence[int] = 0, has_aux: bool = False, holomorphic: bool = False
 ) -> Function:
@@ -84,22 +105,7 @@ def value_and_grad(
 
     @wraps(fun)
     def differentiated(*args: Any, **kwargs: Any) -> Any:
-        for n in numbers:
-            if not -len(args) <= n < len(args):
-                raise DifferentiationError(
-                    f"grad is asked for argument {n}, but the call has {len(args)} positional arguments.",
-                    where=here(),
-                    why="argnums counts positional arguments from 0",
-                    fix=f"mw.grad(f, argnums={len(args) - 1}), or pass the argument by position",
-                )
-        positions = [n % len(args) for n in numbers]
-        if len(set(positions)) != len(positions):
-            raise DifferentiationError(
-                f"grad is asked for one argument twice: argnums={numbers}.",
-                where=here(),
-                why="the call gives each argument one gradient",
-                fix=f"argnums={tuple(dict.fromkeys(positions))}",
-            )
+        positions = argument_positions(numbers, len(args), "grad", "mw.grad(f, argnums={})")
 
         def of_selected(*selected: Any) -> Any:
             full = list(args)

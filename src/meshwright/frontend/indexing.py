@@ -86,7 +86,7 @@ def read_index(x: Value, key: Any, clamp: bool = False) -> list[Item]:
         if entry is None:
             items.append(NewDim())
         elif entry.__class__ is slice:
-            items.append(_range(entry, dim, shape[dim]))
+            items.append(range_of(entry, dim, shape[dim]))
             dim += 1
         elif isinstance(entry, np.ndarray) and entry.dtype == np.bool_:
             items.extend(_mask_positions(entry, dim, x))
@@ -153,7 +153,8 @@ def _dims_used(entry: Any) -> int:
     return entry.ndim if isinstance(entry, np.ndarray) and entry.dtype == np.bool_ else 1
 
 
-def _range(entry: slice, dim: int, size: int) -> Range:
+def range_of(entry: slice, dim: int, size: int) -> Range:
+    """What a slice takes of a dim."""
     bounds = [b if b is None or b.__class__ is int else _bound(b) for b in (entry.start, entry.stop, entry.step)]
     if bounds[2] == 0:
         raise IndexingError(

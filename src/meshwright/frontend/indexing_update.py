@@ -38,6 +38,7 @@ from meshwright.frontend.operands import (
     strong,
     value,
 )
+from meshwright.frontend.refusals import one_number
 from meshwright.ops import basic, indexing
 
 
@@ -79,6 +80,7 @@ class Place:
         if mode != "wrap" or (any(isinstance(i, Position) for i in items) and 0 not in layout_of(items).final):
             _check_mode(mode)  # without positions there is none outside, and any mode will do
         if mode in ("fill", "drop") or fill_value is not None:
+            fill_value = None if fill_value is None else one_number(fill_value, "fill_value of x.at[…].get", real=False)
             return gather_items(self.array, items, "fill", fill_value)
         if any(isinstance(i, Position) for i in items):
             return gather_items(self.array, items, "promise" if mode == "promise_in_bounds" else "clip")

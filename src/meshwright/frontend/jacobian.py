@@ -14,7 +14,7 @@ from meshwright.core.trace import Array, Value
 from meshwright.core.types import TensorType
 from meshwright.errors import DifferentiationError
 from meshwright.frontend.batching import vmap
-from meshwright.frontend.derivatives import jvp, vjp
+from meshwright.frontend.derivatives import argument_positions, jvp, vjp
 from meshwright.frontend.tracing import argument_numbers, check_function, leaf_value
 from meshwright.ops.basic import move_dim, reshape
 
@@ -45,14 +45,7 @@ def _cut(rows: Value, leaves: Sequence[Value]) -> list[Value]:
 
 def _select(fun: Function, argnums: int | Sequence[int], args: Sequence[Any]) -> tuple[Function, tuple[Any, ...]]:
     numbers = argument_numbers(argnums, "jacobian", "argnums")
-    for n in numbers:
-        if not -len(args) <= n < len(args):
-            raise DifferentiationError(
-                f"A Jacobian is asked for argument {n}, but the call has {len(args)} positional arguments.",
-                where=here(),
-                why="argnums counts positional arguments from 0",
-                fix=f"argnums={len(args) - 1}, or pass the argument by position",
-            )
+    argument_positions(numbers, len(args), "A Jacobian", "argnums={}")
     chosen = [args[n] for n in numbers]
     for name, leaf in zip(tree.argument_names(chosen), tree.leaves(chosen), strict=True):
         found = leaf_value(leaf, name)

@@ -422,6 +422,10 @@ def jit(
             why="a static argument is a Python value, and a donated one an array",
             fix="leave it out of donate_argnums and donate_argnames",
         )
+    if in_shardings is not None or out_shardings is not None:
+        from meshwright.frontend.placing import check_places
+
+        check_places(tree.leaves((in_shardings, out_shardings)))
     if overlap is not None:
         from meshwright.partition.overlap import read_overlap
 

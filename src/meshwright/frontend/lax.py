@@ -21,7 +21,6 @@ from meshwright.frontend.operands import (
     VALUES,
     ArrayLike,
     DTypeLike,
-    as_dtype,
     broadcast,
     convert,
     fitting,
@@ -32,6 +31,7 @@ from meshwright.frontend.operands import (
     strong,
     value,
 )
+from meshwright.frontend.refusals import named_dtype, refuse
 from meshwright.ops import basic, elementwise, special
 
 
@@ -447,7 +447,12 @@ def round(x: ArrayLike, rounding_method: RoundingMethod = RoundingMethod.AWAY_FR
 def clamp(min: ArrayLike, x: ArrayLike, max: ArrayLike) -> Value:
     """``x`` limited to lie between ``min`` and ``max``."""
     low, high = (v if is_number(v) else value(v) for v in (min, max))
-    return apply(elementwise.clamp, _operands(elementwise.clamp, low, value(x), high), {})
+    x = value(x)
+    for bound in (low, high):
+        if bound.__class__ in VALUES and bound.ndim and bound.shape != x.shape:
+            why = "a bound is one number, or has the shape of x"
+            refuse("lax.clamp", [x.type, bound.type], why, "mnp.clip(x, low, high), which broadcasts")
+    return apply(elementwise.clamp, _operands(elementwise.clamp, low, x, high), {})
 
 
 def select(pred: ArrayLike, on_true: ArrayLike, on_false: ArrayLike) -> Value:
@@ -467,6 +472,10 @@ def select_n(which: ArrayLike, *cases: ArrayLike) -> Value:
             fix="lax.select_n(which, x, y)",
         )
     chosen = value(cases[0])
+    types = [value(case).type for case in cases]
+    if which.ndim and all(t.shape != which.shape for t in types):
+        why = "what chooses is one number, or has the shape of the arrays"
+        refuse("lax.select_n", [which.type, *types], why, "mnp.where(which, x, y), which broadcasts")
     for n, case in enumerate(cases[1:], 1):
         here_ = which if which.type.dtype == dtypes.BOOL else apply(elementwise.ge, (which, n), {})
         chosen = apply(elementwise.select, (here_, value(case), chosen), {})
@@ -484,12 +493,13 @@ def reduce_precision(operand: ArrayLike, exponent_bits: int, mantissa_bits: int)
 
 def convert_element_type(operand: ArrayLike, new_dtype: DTypeLike) -> Value:
     """``operand`` in another dtype."""
-    return strong(convert(value(operand), as_dtype(new_dtype)))
+    return strong(convert(value(operand), named_dtype(new_dtype, "new_dtype of lax.convert_element_type")))
 
 
 def bitcast_convert_type(operand: ArrayLike, new_dtype: DTypeLike) -> Value:
     """The bits of ``operand`` read as another dtype."""
-    return elementwise.bitcast(value(operand), dtype=as_dtype(new_dtype))
+    kind = named_dtype(new_dtype, "new_dtype of lax.bitcast_convert_type")
+    return elementwise.bitcast(value(operand), dtype=kind)
 
 
 def stop_gradient(x: Any) -> Any:

@@ -193,11 +193,20 @@ def conv_general_dilated(
     target = None if preferred_element_type is None else as_dtype(preferred_element_type)
     if target is not None:
         x, w = convert(x, target), convert(w, target)
+    pads = _padding(padding, sizes, widths, strides)
+    for size, n, pair in zip(sizes, spread, pads, strict=True):
+        if _dilated(size, n) + sum(pair) < 0:
+            raise ShapeError(
+                f"A convolution of {x.type.short()} cannot take padding={pads}.",
+                where=here(),
+                why=f"it takes away {-sum(pair)} of {_dilated(size, n)} elements",
+                fix="lax.conv(x[:, :, :0], w, …) of no elements, or less negative padding",
+            )
     return conv_op(
         x,
         w,
         strides=strides,
-        padding=_padding(padding, sizes, widths, strides),
+        padding=pads,
         lhs_dilation=spread,
         rhs_dilation=holes,
         dims=tuple(static_shape(spec) for spec in numbers),
@@ -233,7 +242,10 @@ def conv_with_general_padding(
 ) -> Value:
     """The convolution of arrays with batch and features first, padded and dilated."""
     check_precision(precision)
-    return conv_general_dilated(lhs, rhs, window_strides, padding, lhs_dilation, rhs_dilation)
+    kind = preferred_element_type
+    return conv_general_dilated(
+        lhs, rhs, window_strides, padding, lhs_dilation, rhs_dilation, precision=precision, preferred_element_type=kind
+    )
 
 
 def conv_transpose(

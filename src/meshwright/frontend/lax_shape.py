@@ -34,6 +34,7 @@ from meshwright.frontend.operands import (
     value,
 )
 from meshwright.frontend.operands import broadcast_shapes as common_shape
+from meshwright.frontend.refusals import named_dtype, refuse
 from meshwright.ops import basic, cumulative, reduction, sorting
 from meshwright.ops import shape as shape_ops
 from meshwright.ops.contraction import dot_general as dot_general_op
@@ -43,26 +44,29 @@ from meshwright.ops.contraction import dot_general as dot_general_op
 
 def full(shape: Any, fill_value: ArrayLike, dtype: DTypeLike = None, *, sharding: Any = None) -> Value:
     """An array with ``fill_value`` everywhere."""
-    if value(fill_value).ndim:
-        raise ShapeError(
-            f"lax.full cannot take {value(fill_value).type.short()}.",
-            where=here(),
-            why="it fills an array with one number",
-            fix="mnp.full(shape, values), which broadcasts",
-        )
+    _one_fill(fill_value, "full(shape, values)")
     return numpy_creation.full(shape, fill_value, dtype, device=sharding)
+
+
+def _one_fill(fill_value: ArrayLike, call: str) -> None:
+    given = value(fill_value)
+    if given.ndim:
+        name = "lax." + call.partition("(")[0]
+        refuse(name, [given.type], "it fills an array with one number", f"mnp.{call}, which broadcasts")
 
 
 def full_like(
     x: ArrayLike, fill_value: ArrayLike, dtype: DTypeLike = None, shape: Any = None, sharding: Any = None
 ) -> Value:
     """``fill_value`` everywhere, in the shape and dtype of ``x``."""
+    _one_fill(fill_value, "full_like(x, values)")
     return numpy_creation.full_like(x, fill_value, dtype, shape, device=sharding)
 
 
 def iota(dtype: DTypeLike, size: int) -> Value:
     """0, 1, …, ``size - 1``."""
-    return shape_ops.iota(dtype=as_dtype(dtype), shape=(static_size(size, "size of lax.iota"),), dim=0)
+    kind = named_dtype(dtype, "dtype of lax.iota")
+    return shape_ops.iota(dtype=kind, shape=(static_size(size, "size of lax.iota"),), dim=0)
 
 
 def broadcasted_iota(dtype: DTypeLike, shape: Any, dimension: int, *, out_sharding: Any = None) -> Value:
@@ -76,7 +80,8 @@ def broadcasted_iota(dtype: DTypeLike, shape: Any, dimension: int, *, out_shardi
     sizes = static_shape(shape)
     no_negative(sizes, "a size of lax.broadcasted_iota")
     dim = axis_of(dimension, len(sizes), "lax.broadcasted_iota")
-    return placed(shape_ops.iota(dtype=as_dtype(dtype), shape=sizes, dim=dim), None, out_sharding)
+    kind = named_dtype(dtype, "dtype of lax.broadcasted_iota")
+    return placed(shape_ops.iota(dtype=kind, shape=sizes, dim=dim), None, out_sharding)
 
 
 # Rearranging
@@ -196,6 +201,10 @@ def pad(operand: ArrayLike, padding_value: ArrayLike, padding_config: Sequence[t
             why="there is one (before, after, between) for each dim",
             fix=f"padding_config={[(0, 0, 0)] * x.ndim}",
         )
+    fill_dtype = x.type.dtype if is_number(padding_value) else value(padding_value).type.dtype
+    if fill_dtype != x.type.dtype:
+        types = [x.type, value(padding_value).type]
+        refuse("lax.pad", types, "operand and padding_value have one dtype", "padding_value.astype(operand.dtype)")
     low, high, interior = (tuple(entry[n] for entry in config) for n in range(3))
     fill = convert(value(padding_value), x.type.dtype, weak=is_number(padding_value))
     return shape_ops.pad(x, fill, low=low, high=high, interior=interior)
@@ -403,6 +412,9 @@ def dot(
     check_precision(precision)
     x, y = value(lhs), value(rhs)
     if dimension_numbers is None:
+        if not {x.ndim, y.ndim} <= {1, 2}:
+            why = "without dimension_numbers it multiplies vectors and matrices"
+            refuse("lax.dot", [x.type, y.type], why, "x @ y, or lax.dot_general(x, y, dimension_numbers)")
         dimension_numbers = (((x.ndim - 1,), (0,)), ((), ()))
     return dot_general(x, y, dimension_numbers, precision, preferred_element_type, out_sharding=out_sharding)
 
@@ -411,5 +423,7 @@ def batch_matmul(lhs: ArrayLike, rhs: ArrayLike, precision: Any = None) -> Value
     """The matrix products of two stacks of matrices."""
     check_precision(precision)
     x, y = promote_operands((value(lhs), value(rhs)))
+    if x.ndim != y.ndim or x.ndim < 2:
+        refuse("lax.batch_matmul", [x.type, y.type], "both have one rank, 2 or more", "x @ y, which broadcasts")
     lead = tuple(range(x.ndim - 2))
     return dot_general(x, y, (((x.ndim - 1,), (x.ndim - 2,)), (lead, lead)))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from meshwright.core import dtypes
 from meshwright.core.op import Value
 from meshwright.core.source import here
 from meshwright.core.trace import apply
+from meshwright.core.types import TensorType
 from meshwright.errors import ShapeError
 from meshwright.frontend.einsum import einsum
 from meshwright.frontend.numpy_arithmetic import (
@@ -47,6 +49,7 @@ from meshwright.frontend.operands import (
     strong,
     value,
 )
+from meshwright.frontend.refusals import ordered, refuse
 from meshwright.ops import basic, elementwise
 from meshwright.ops.shape import iota
 
@@ -346,6 +349,7 @@ def standardize(
     """
     one_of(algorithm, ("fast", "stable"), "algorithm of nn.standardize")
     x = inexact(x)
+    ordered("nn.standardize", x)
     if mean is None:
         mean = _mean(x, axis, where)
     if variance is None and algorithm == "stable":
@@ -405,6 +409,7 @@ def dot_product_attention(
             why="queries, keys and values have dims (…, length, heads, depth)",
             fix="x[:, None, :] adds a dim for one head",
         )
+    _fit_together((query, key, value), [x.type for x in (q, k, v)])
     heads, groups = q.shape[-2], k.shape[-2]
     if not groups or heads % groups:
         raise ShapeError(
@@ -431,6 +436,18 @@ def dot_product_attention(
     weights = convert(softmax(logits), v.type.dtype)
     out = einsum("...kgts,...skh->...tkgh", weights, v)
     return basic.reshape(out, shape=(*shape[:-1], v.shape[-1]))
+
+
+def _fit_together(given: Sequence[ArrayLike], types: Sequence[TensorType]) -> None:
+    """Refuse queries, keys and values of different dtypes or batches, and those whose dims do not meet."""
+    kinds = sorted({str(x.dtype) for x in given if hasattr(x, "dtype")})
+    if len(kinds) > 1:
+        why = f"they have one dtype, and here are {' and '.join(kinds)}"
+        refuse("nn.dot_product_attention", types, why, "key.astype(query.dtype)")
+    q, k, v = (t.shape for t in types)
+    if not q[:-3] == k[:-3] == v[:-3] or q[-1] != k[-1] or k[-3:-1] != v[-3:-1]:
+        why = "with queries (…, T, N, H), keys are (…, S, K, H) and values (…, S, K, any)"
+        refuse("nn.dot_product_attention", types, why, "mnp.broadcast_to(key, (*query.shape[:-3], *key.shape[-3:]))")
 
 
 def _per_group(x: ArrayLike, heads: int, groups: int) -> Value:

@@ -45,6 +45,7 @@ from meshwright.frontend.operands import (
     unary,
     value,
 )
+from meshwright.frontend.refusals import ordered
 from meshwright.ops import basic, elementwise
 
 # Arithmetic
@@ -271,6 +272,7 @@ def fmin(x: ArrayLike, y: ArrayLike, /) -> Value:
 
 def heaviside(x: ArrayLike, y: ArrayLike, /) -> Value:
     """0 below zero, 1 above, ``y`` at zero."""
+    ordered("mnp.heaviside", x, y)
     given = value(x).type
     x, y = promoted_values(x, y, inexact=True)
     step = either(less(x, 0), convert(value(0.0), dtype_of(x, y)), 1.0)
@@ -286,6 +288,7 @@ def nextafter(x: ArrayLike, y: ArrayLike, /) -> Value:
 def clip(x: ArrayLike, /, min: ArrayLike | None = None, max: ArrayLike | None = None) -> Value:
     """``x`` limited to lie between ``min`` and ``max``."""
     x = value(x)
+    ordered("mnp.clip", *(v for v in (x, min, max) if v is not None))
     if min is not None:
         x = maximum(min, x)
     if max is not None:

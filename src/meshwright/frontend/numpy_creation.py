@@ -98,6 +98,7 @@ def asarray(
 
 def copy(a: ArrayLike, order: str | None = None) -> Value:
     """An array equal to ``a`` with contents of its own."""
+    one_of(order, (None, "K"), "order of mnp.copy")
     a = value(a)
     return Array(np.array(a.data), a.type, a._sharding) if a.__class__ is Array else a
 

@@ -10,6 +10,8 @@ import numpy as np
 from meshwright.core import dtypes
 from meshwright.core.dtypes import DType
 from meshwright.core.op import Value
+from meshwright.core.source import here
+from meshwright.errors import ShapeError
 from meshwright.frontend.operands import (
     VALUES,
     ArrayLike,
@@ -21,6 +23,7 @@ from meshwright.frontend.operands import (
     result_key,
     value,
 )
+from meshwright.frontend.refusals import named_dtype
 
 
 class ScalarType:
@@ -85,12 +88,22 @@ def finfo(dtype: DTypeLike) -> Any:
     >>> float(mnp.finfo(mnp.bfloat16).eps)
     0.0078125
     """
-    return ml_dtypes.finfo(dtypes.real_part(_plain(dtype)))  # type: ignore[no-untyped-call]
+    kind = dtypes.real_part(_plain(dtype))
+    if not dtypes.is_float(kind):
+        raise _no_limits("mnp.finfo", kind, "floats and complex numbers", "mnp.iinfo(dtype)")
+    return ml_dtypes.finfo(kind)  # type: ignore[no-untyped-call]
 
 
 def iinfo(dtype: DTypeLike) -> Any:
     """The limits of an integer dtype."""
-    return np.iinfo(_plain(dtype))
+    kind = _plain(dtype)
+    if not dtypes.is_integer(kind):
+        raise _no_limits("mnp.iinfo", kind, "integers", "mnp.finfo(dtype)")
+    return np.iinfo(kind)
+
+
+def _no_limits(name: str, dtype: DType, taken: str, fix: str) -> ShapeError:
+    return ShapeError(f"{name} cannot take {dtype.name}.", where=here(), why=f"it has the limits of {taken}", fix=fix)
 
 
 def promote_types(a: DTypeLike, b: DTypeLike) -> DType:
@@ -136,7 +149,10 @@ def issubdtype(dtype: DTypeLike, kind: Any) -> bool:
 def can_cast(source: DTypeLike, target: DTypeLike, casting: str = "safe") -> bool:
     """Whether NumPy would convert a dtype into another under a rule."""
     one_of(casting, ("safe", "no", "equiv", "same_kind", "unsafe"), "casting of mnp.can_cast")
-    return bool(np.can_cast(_plain(source), _plain(target), casting=casting))  # type: ignore[arg-type]
+    source, target = (given if given is None else _plain(given) for given in (source, target))
+    for given in (source, target):
+        named_dtype(given, "a dtype of mnp.can_cast")
+    return bool(np.can_cast(source, target, casting=casting))  # type: ignore[arg-type]
 
 
 def isdtype(dtype: DTypeLike, kind: Any) -> bool:

@@ -27,6 +27,7 @@ from meshwright.frontend.operands import (
     static_shape,
     value,
 )
+from meshwright.frontend.refusals import one_number
 from meshwright.ops.linalg import fft as fft_op
 
 _NORMS = {None: "backward", "backward": "backward", "ortho": "ortho", "forward": "forward"}
@@ -111,24 +112,32 @@ def irfft(a: ArrayLike, n: int | None = None, axis: int = -1, norm: str | None =
     return _one("irfft", a, n, axis, norm)
 
 
+def _two(axes: Any, name: str) -> tuple[int, ...]:
+    """The axes of a transform of matrices."""
+    found = static_shape(axes, f"an axis of {name}")
+    if len(found) != 2:
+        raise ShapeError(f"{name} cannot take axes={axes!r}.", where=here(), why="there are two", fix="axes=(-2, -1)")
+    return found
+
+
 def fft2(a: ArrayLike, s: Any = None, axes: Sequence[int] = (-2, -1), norm: str | None = None) -> Value:
     """The transform over two dims."""
-    return _transform("fft", a, s, axes, norm)
+    return _transform("fft", a, s, _two(axes, "mnp.fft.fft2"), norm)
 
 
 def ifft2(a: ArrayLike, s: Any = None, axes: Sequence[int] = (-2, -1), norm: str | None = None) -> Value:
     """The inverse of ``fft2``."""
-    return _transform("ifft", a, s, axes, norm)
+    return _transform("ifft", a, s, _two(axes, "mnp.fft.ifft2"), norm)
 
 
 def rfft2(a: ArrayLike, s: Any = None, axes: Sequence[int] = (-2, -1), norm: str | None = None) -> Value:
     """The transform of real numbers over two dims."""
-    return _transform("rfft", a, s, axes, norm)
+    return _transform("rfft", a, s, _two(axes, "mnp.fft.rfft2"), norm)
 
 
 def irfft2(a: ArrayLike, s: Any = None, axes: Sequence[int] = (-2, -1), norm: str | None = None) -> Value:
     """The inverse of ``rfft2``."""
-    return _transform("irfft", a, s, axes, norm)
+    return _transform("irfft", a, s, _two(axes, "mnp.fft.irfft2"), norm)
 
 
 def fftn(a: ArrayLike, s: Any = None, axes: Sequence[int] | None = None, norm: str | None = None) -> Value:
@@ -156,14 +165,15 @@ def fftfreq(n: int, d: float = 1.0, *, dtype: DTypeLike = None) -> Value:
     n = static_int(n, "n of mnp.fft.fftfreq")
     kind = dtypes.default_float() if dtype is None else as_dtype(dtype)
     half = (n - 1) // 2 + 1
-    return divide(convert(concatenate([arange(half), arange(-(n // 2), 0)]), kind), multiply(d, n))
+    step = one_number(d, "d of mnp.fft.fftfreq")
+    return divide(convert(concatenate([arange(half), arange(-(n // 2), 0)]), kind), multiply(step, n))
 
 
 def rfftfreq(n: int, d: float = 1.0, *, dtype: DTypeLike = None) -> Value:
     """The frequencies of the results of ``rfft``."""
     kind = dtypes.default_float() if dtype is None else as_dtype(dtype)
     n = static_int(n, "n of mnp.fft.rfftfreq")
-    return divide(convert(arange(n // 2 + 1), kind), multiply(d, n))
+    return divide(convert(arange(n // 2 + 1), kind), multiply(one_number(d, "d of mnp.fft.rfftfreq"), n))
 
 
 def fftshift(x: ArrayLike, axes: Any = None) -> Value:

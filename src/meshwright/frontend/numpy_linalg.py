@@ -234,7 +234,7 @@ def vecdot(
 ) -> Value:
     """The dot products of vectors along a dim, the first conjugated."""
     check_precision(precision)
-    x, y = (moveaxis(v, axis, -1) for v in _two(x1, x2))
+    x, y = (moveaxis(v, axis_of(axis, v.ndim, "mnp.vecdot"), -1) for v in _two(x1, x2))
     if x.shape[-1] != y.shape[-1]:
         raise _mismatch("mnp.vecdot", x.type, y.type, x.shape[-1], y.shape[-1], x.ndim - 1, y.ndim - 1)
     rows = basic.reshape(conjugate(x), shape=(*x.shape[:-1], 1, x.shape[-1]))

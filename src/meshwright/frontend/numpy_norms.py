@@ -47,7 +47,7 @@ def norm(x: ArrayLike, ord: Any = None, axis: Any = None, keepdims: bool = False
     axes_of(axis, x.ndim, "mnp.linalg.norm")  # which has no dim twice
     given = axis if isinstance(axis, list | tuple) else range(x.ndim) if axis is None else (axis,)
     axes = tuple(axis_of(d, x.ndim, "mnp.linalg.norm") for d in given)
-    if ord is None and (axis is None or len(axes) <= 2):
+    if ord is None and (axis is None or len(axes) in (1, 2)):
         return sqrt(sum(_squares(x), axes, keepdims=keepdims))
     if len(axes) == 1:
         return _vector_norm(x, ord, axes, keepdims)

@@ -52,6 +52,7 @@ from meshwright.frontend.operands import (
     to_inexact,
     value,
 )
+from meshwright.frontend.refusals import one_number, ordered
 from meshwright.ops import basic, sorting
 from meshwright.ops.shape import iota
 
@@ -74,6 +75,7 @@ def sort(
     Array([1, 2, 3], dtype=int32)
     """
     static_flag(stable, "stable of mnp.sort")
+    one_of(kind, (None,), "kind of mnp.sort")
     descending = static_flag(descending, "descending of mnp.sort")
     x = value(a)
     _no_order(order, "mnp.sort")
@@ -95,6 +97,7 @@ def argsort(
 ) -> Value:
     """The places of the elements in increasing order along ``axis``; equal ones stay in order."""
     static_flag(stable, "stable of mnp.argsort")
+    one_of(kind, (None,), "kind of mnp.argsort")
     descending = static_flag(descending, "descending of mnp.argsort")
     x = value(a)
     _no_order(order, "mnp.argsort")
@@ -230,14 +233,20 @@ def nonzero(a: ArrayLike, *, size: int | None = None, fill_value: Any = None) ->
     (Array([1, 2], dtype=int32),)
     """
     x = value(a)
+    if not x.ndim:
+        raise ShapeError(
+            f"mnp.nonzero cannot take {x.type.short()}.",
+            where=here(),
+            why="places are counted along dims, and there is none",
+            fix="mnp.atleast_1d(x), or x != 0",
+        )
     kind = dtypes.default_int()
     if size is None:
         data = known(
             x, "mnp.nonzero", "give the number of places: mnp.nonzero(x, size=…), or keep the shape: mnp.where(x, y, 0)"
         )
-        return tuple(to_array(places.astype(kind)) for places in np.nonzero(np.atleast_1d(data)))
+        return tuple(to_array(places.astype(kind)) for places in np.nonzero(data))
     size = static_size(size, "size of mnp.nonzero")
-    x = x if x.ndim else basic.reshape(x, shape=(1,))
     mask = ravel(as_bool(x))
     counted = cumsum(convert(mask, kind)) if mask.size else convert(mask, kind)
     # The n-th nonzero element is written to place n; the others to none.
@@ -259,7 +268,7 @@ def nonzero(a: ArrayLike, *, size: int | None = None, fill_value: Any = None) ->
     stride = 1
     for n, fill in zip(reversed(x.shape), reversed(fills), strict=True):
         place = remainder(floor_divide(flat, stride), n) if n else flat
-        out.append(either(filled, place, convert(value(fill), kind)))
+        out.append(either(filled, place, convert(one_number(fill, "fill_value of mnp.nonzero"), kind)))
         stride *= n
     return tuple(reversed(out))
 
@@ -304,7 +313,8 @@ def argwhere(a: ArrayLike, *, size: int | None = None, fill_value: Any = None) -
     """The places of the nonzero elements, one row per element."""
     x = value(a)
     if x.ndim == 0:
-        return basic.zeros(TensorType((nonzero(x, size=size)[0].size, 0), dtypes.default_int()))
+        count = nonzero(basic.reshape(x, shape=(1,)), size=size)[0].size
+        return basic.zeros(TensorType((count, 0), dtypes.default_int()))
     columns = [basic.reshape(p, shape=(p.size, 1)) for p in nonzero(x, size=size, fill_value=fill_value)]
     return concatenate(columns, 1)
 
@@ -328,9 +338,9 @@ def bincount(x: ArrayLike, weights: ArrayLike | None = None, minlength: int = 0,
             why="it counts integers in one dim, and there is a weight for each",
             fix="mnp.bincount(x.ravel().astype(int))",
         )
+    least = static_size(minlength, "minlength of mnp.bincount")
     if length is None:
         data = known(counted, "mnp.bincount", "give the size of the result: mnp.bincount(x, length=…)")
-        least = static_size(minlength, "minlength of mnp.bincount")
         length = builtin_max(least, int(np.max(data)) + 1 if data.size else 0)
     dtype = dtypes.default_int() if weights is None else amounts.type.dtype
     empty = basic.zeros(value(np.zeros((), dtype)).type.with_(shape=(static_size(length, "length of mnp.bincount"),)))
@@ -648,6 +658,7 @@ def interp(x: ArrayLike, xp: ArrayLike, fp: ArrayLike, left: Any = None, right: 
             why="both have one dim of one size, with one point or more",
             fix="mnp.interp(x, xp, fp) with xp.shape == fp.shape == (n,)",
         )
+    ordered("mnp.interp", x, places)
     last = places.shape[0] - 1
     above = clip(searchsorted(places, x, "right"), 1, last)
     below = subtract(above, 1)

@@ -15,6 +15,7 @@ from meshwright.core.trace import Value as ValueClass
 from meshwright.errors import ShapeError
 from meshwright.frontend.batching import vmap
 from meshwright.frontend.control import while_loop
+from meshwright.frontend.indexing import range_of
 from meshwright.frontend.indexing_update import At
 from meshwright.frontend.numpy_arithmetic import add, clip, floor_divide, multiply, remainder
 from meshwright.frontend.numpy_creation import arange, tril_indices, triu_indices
@@ -204,15 +205,17 @@ def delete(arr: ArrayLike, obj: Any, axis: int | None = None) -> Value:
         x, axis = ravel(x), 0
     dim = axis_of(axis, x.ndim, "mnp.delete")
     size = x.shape[dim]
-    gone: Any = obj
-    if not isinstance(obj, slice):
+    if isinstance(obj, slice):
+        taken = range_of(obj, dim, size)
+        gone = taken.start + taken.step * np.arange(taken.length)
+    else:
         gone = np.asarray(known(value(obj), "mnp.delete", "give the places as Python integers"))
         if gone.size and gone.dtype != np.bool_:
             gone = whole_numbers(gone, "a place of mnp.delete")
             inside("mnp.delete", np.where(gone < 0, gone + size, gone), size)
         elif gone.size != size:
             inside("mnp.delete", gone.size, 1)
-    kept = np.delete(np.arange(size, dtype=np.int32), gone if not hasattr(gone, "size") or gone.size else [])
+    kept = np.delete(np.arange(size, dtype=np.int32), gone if gone.size else [])
     return take(x, kept, dim)
 
 

@@ -25,7 +25,9 @@ from meshwright.frontend.operands import (
     axes_of,
     axis_of,
     broadcast,
+    broadcast_shapes,
     convert,
+    is_number,
     mask_of,
     no_out,
     promote_operands,
@@ -35,6 +37,7 @@ from meshwright.frontend.operands import (
     to_inexact,
     value,
 )
+from meshwright.frontend.refusals import one_number
 from meshwright.ops import basic, cumulative, elementwise, reduction
 from meshwright.ops.shape import slice_
 
@@ -55,7 +58,15 @@ def _select_where(x: Value, where: ArrayLike | None, neutral: Any) -> Value:
     """``x`` with ``neutral`` at the places that do not count."""
     if where is None:
         return x
-    return either(mask_of(where), x, convert(value(neutral), x.type.dtype))
+    mask = mask_of(where)
+    if broadcast_shapes(mask.shape, x.shape) != x.shape:
+        raise ShapeError(
+            f"where= is {mask.type.short()}, and the array {x.type.short()}.",
+            where=here(),
+            why="it says of each element whether it counts, so it broadcasts to the shape of the array",
+            fix="mnp.broadcast_to(x, where.shape) repeats the array",
+        )
+    return either(mask, x, convert(value(neutral), x.type.dtype))
 
 
 @lru_cache(maxsize=256)
@@ -315,7 +326,14 @@ def var(
     else:
         squares = square(centered)
     count = _count(x, axes, where, keepdims)
-    offset = ddof if correction is None else correction
+    if correction is not None and not (is_number(ddof) and ddof == 0):
+        raise ShapeError(
+            f"mnp.var is given ddof={ddof!r} and correction={correction!r}.",
+            where=here(),
+            why="both say what is taken from the number of elements",
+            fix=f"correction={correction!r} alone",
+        )
+    offset = one_number(ddof if correction is None else correction, "ddof of mnp.var")
     total = sum(squares, axes, keepdims=keepdims, where=where)
     degrees = subtract(count, offset)
     enough = greater(degrees, 0)  # divided by 1 elsewhere, so that the derivative there is 0 and not 0 / 0

@@ -404,6 +404,13 @@ def array_split(ary: ArrayLike, indices_or_sections: Any, axis: int = 0) -> list
     if _are_places(indices_or_sections):
         fix = "give the places as Python integers"
         given = np.asarray(known(value(indices_or_sections), "mnp.split", fix))
+        if given.ndim != 1:
+            raise ShapeError(
+                f"mnp.split cannot cut at places of shape {given.shape}.",
+                where=here(),
+                why="they have one dim",
+                fix="mnp.split(x, [1, 3])",
+            )
         places = whole_numbers(given.astype(int) if not given.size else given, "a place of mnp.split").ravel().tolist()
         edges = [0, *(min(max(n + length if n < 0 else n, 0), length) for n in places), length]
     else:

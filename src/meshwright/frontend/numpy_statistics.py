@@ -22,6 +22,7 @@ from meshwright.frontend.numpy_shape import atleast_2d, concatenate, cut, flip, 
 from meshwright.frontend.operands import (
     ArrayLike,
     DTypeLike,
+    as_dtype,
     axis_of,
     check_precision,
     convert,
@@ -35,6 +36,7 @@ from meshwright.frontend.operands import (
     strong,
     value,
 )
+from meshwright.frontend.refusals import one_number, refuse
 from meshwright.ops import basic
 from meshwright.ops.convolution import conv_general_dilated
 
@@ -47,6 +49,10 @@ def cov(
     """The covariances of variables, one per row."""
     rowvar = static_flag(rowvar, "rowvar of mnp.cov")
     bias = static_flag(bias, "bias of mnp.cov")
+    for x in (value(v) for v in (m, y) if v is not None):
+        if x.ndim > 2:
+            why = "a row is a variable, so there are two dims or one"
+            refuse("mnp.cov", [x.type], why, "x.reshape(-1, x.shape[-1])")
     given = [atleast_2d(x) for x in promoted_values(*(v for v in (m, y) if v is not None), inexact=True)]
     rows = [x if rowvar or x.shape[0] == 1 else matrix_transpose(x) for x in given]
     x = concatenate(rows, 0)
@@ -89,7 +95,8 @@ def histogram_bin_edges(
             fix="bins=10, range=(0, 1)",
         )
     x = ravel(inexact(value(a)))
-    low, high = (min(x), max(x)) if range is None else (inexact(value(range[0])), inexact(value(range[1])))
+    ends = (min(x), max(x)) if range is None else range
+    low, high = (inexact(one_number(end, "an end of the range of mnp.histogram")) for end in ends)
     flat = equal(low, high)
     low, high = either(flat, subtract(low, 0.5), low), either(flat, add(high, 0.5), high)
     return linspace(low, high, count + 1, dtype=x.dtype)
@@ -113,7 +120,15 @@ def histogram(
         x = ravel(inexact(value(a)))
         amounts = basic.broadcast_scalar(basic.scalar_like(x, 1), x.shape)
     else:
-        x, amounts = (ravel(v) for v in promoted_values(a, weights, inexact=True))
+        x, amounts = promoted_values(a, weights, inexact=True)
+        if x.shape != amounts.shape:
+            raise ShapeError(
+                f"mnp.histogram cannot weigh {x.type.short()} by {amounts.type.short()}.",
+                where=here(),
+                why="each element has one weight",
+                fix="mnp.broadcast_to(weights, x.shape)",
+            )
+        x, amounts = ravel(x), ravel(amounts)
     edges = histogram_bin_edges(x, bins, range)
     places = searchsorted(edges, x, "right")
     places = either(equal(x, edges[-1]), edges.shape[0] - 1, places)
@@ -141,7 +156,7 @@ def convolve(
     x, kernel = (value(w) for w in promote_operands((a, v), inexact=True))
     if x.ndim == kernel.ndim == 1 and x.shape[0] < kernel.shape[0]:
         x, kernel = kernel, x
-    return _slide(x, flip(kernel), mode, "mnp.convolve")
+    return _slide(x, flip(kernel), mode, "mnp.convolve", preferred_element_type)
 
 
 def correlate(
@@ -151,11 +166,11 @@ def correlate(
     check_precision(precision)
     x, kernel = (value(w) for w in promote_operands((a, v), inexact=True))
     if x.ndim == kernel.ndim == 1 and x.shape[0] < kernel.shape[0]:
-        return flip(_slide(conjugate(kernel), x, mode, "mnp.correlate"))
-    return _slide(x, conjugate(kernel), mode, "mnp.correlate")
+        return flip(_slide(conjugate(kernel), x, mode, "mnp.correlate", preferred_element_type))
+    return _slide(x, conjugate(kernel), mode, "mnp.correlate", preferred_element_type)
 
 
-def _slide(x: Value, kernel: Value, mode: str, name: str) -> Value:
+def _slide(x: Value, kernel: Value, mode: str, name: str, dtype: DTypeLike) -> Value:
     """The sums of products of a kernel with what it lies on, at every place."""
     if x.ndim != 1 or kernel.ndim != 1 or not kernel.shape[0]:
         raise ShapeError(
@@ -164,6 +179,8 @@ def _slide(x: Value, kernel: Value, mode: str, name: str) -> Value:
             why="it takes two vectors that are not empty",
             fix="x.ravel()",
         )
+    if dtype is not None:
+        x, kernel = (convert(v, as_dtype(dtype)) for v in (x, kernel))
     n = kernel.shape[0]
     widths = {"full": (n - 1, n - 1), "same": (n // 2, n - n // 2 - 1), "valid": (0, 0)}
     one_of(mode, list(widths), f"mode of {name}")

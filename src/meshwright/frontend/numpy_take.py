@@ -39,6 +39,7 @@ from meshwright.frontend.operands import (
     value,
     whole_numbers,
 )
+from meshwright.frontend.refusals import refuse
 from meshwright.ops import basic, indexing
 from meshwright.ops.gathering import read_windows
 
@@ -182,7 +183,11 @@ def put_along_axis(
     shape = value(arr).shape
     x, places, dim = _along(arr, indices, axis, "mnp.put_along_axis")
     others = tuple(d for d in range(x.ndim) if d != dim)
-    y = broadcast(convert(value(values), x.type.dtype), places.shape)
+    y = value(values)
+    if broadcast_shapes(y.shape, places.shape) != places.shape:
+        why = "there is one value for each index, or fewer that broadcast"
+        refuse("mnp.put_along_axis", [y.type, places.type], why, "values[:1], or as many values as indices")
+    y = broadcast(convert(y, x.type.dtype), places.shape)
     out = indexing.scatter_set(
         x,
         basic.reshape(places, shape=(*places.shape, 1)),
@@ -279,12 +284,12 @@ def roll(a: ArrayLike, shift: Any, axis: Any = None) -> Value:
 
 def _roll(x: Value, shift: Any, dim: int) -> Value:
     size = x.shape[dim]
-    if size == 0:
-        return x
     if isinstance(shift, Array):
         shift = shift.data[()]
+    by = 0 if shift.__class__ in VALUES else static_int(shift, "the shift of mnp.roll") % max(size, 1)
+    if size == 0:
+        return x
     if shift.__class__ not in VALUES:
-        by = static_int(shift, "the shift of mnp.roll") % size
         return concatenate([cut(x, dim, size - by, size), cut(x, dim, 0, size - by)], dim) if by else x
     # Two copies side by side hold every rotation as a slice.
     start = remainder(basic.neg(shift), size)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -241,6 +242,15 @@ def _no_devices(mesh: BaseMesh) -> MeshError:
         why="the mesh has no devices",
         fix=f"mw.make_mesh({mesh.axis_sizes or (2, 4)}, {mesh.axis_names or ('x', 'y')})",
     )
+
+
+def check_places(places: Sequence[Any]) -> None:
+    """An error for what names no place, whether or not it is ever looked at."""
+    for place in places:
+        if place is not None and not isinstance(
+            place, SingleDeviceSharding | Device | PartitionSpec | NamedSharding | TensorSharding
+        ):
+            raise _no_place(place)
 
 
 def _no_place(place: Any) -> ShardingError:

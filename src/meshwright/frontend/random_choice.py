@@ -227,7 +227,7 @@ def choice(
     scalar = is_number(a) or value(a).ndim == 0
     population = _population("choice", "a", a)
     axis = static_int(axis, "axis of mw.random.choice")
-    axis = 0 if scalar else axis_of(axis, population.ndim, "choice")
+    axis = axis_of(axis, 1 if scalar else population.ndim, "choice")
     count, draws = population.shape[axis], math.prod(drawn)
     out = (*population.shape[:axis], *drawn, *population.shape[axis + 1 :])
     if draws == 0:

@@ -18,6 +18,7 @@ from meshwright.core.dtypes import UINT8, UINT16, UINT32, UINT64, DType, as_dtyp
 from meshwright.core.op import Value
 from meshwright.core.source import here
 from meshwright.core.trace import Tracer, state
+from meshwright.core.trace import Value as ValueClass
 from meshwright.core.types import Shape
 from meshwright.errors import MeshwrightError, ShapeError
 from meshwright.frontend.jit import jit
@@ -298,7 +299,7 @@ def checked_shape(name: str, shape: Any, what: str = "shape") -> Shape:
 def checked_dtype(name: str, dtype: DTypeLike, allowed: tuple[DType, ...]) -> DType:
     """One of the ``allowed`` dtypes, at the width in force."""
     try:
-        found = as_dtype(dtype)
+        found = None if isinstance(dtype, ValueClass | np.ndarray) else as_dtype(dtype)
     except TypeError:
         found = None
     if found is None or found not in allowed:

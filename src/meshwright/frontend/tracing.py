@@ -30,6 +30,10 @@ class ShapeDtypeStruct:
         self, shape: Sequence[int], dtype: Any, *, sharding: Any = None, weak_type: bool = False, vma: Any = None
     ) -> None:
         type = TensorType(static_shape(shape), as_dtype(dtype), static_flag(weak_type, "weak_type"))
+        if sharding is not None:
+            from meshwright.frontend.placing import check_places
+
+            check_places((sharding,))
         self.type = sharding.typed(type) if hasattr(sharding, "typed") else type
         self.sharding = sharding
         if vma is not None and not (

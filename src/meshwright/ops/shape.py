@@ -67,6 +67,8 @@ def _concatenate_type(first: TensorType, *others: TensorType, dim: int) -> Tenso
         raise bad_operands("concatenate", types, f"they have no dim {dim}", "dim=0")
     if any(t.dtype != first.dtype for t in types):
         raise bad_operands("concatenate", types, "the operands differ in dtype", "x.astype(y.dtype)")
+    if any(t.ndim != first.ndim for t in types):
+        raise bad_operands("concatenate", types, "the operands differ in rank", "x[None] adds a dim of size 1")
     if any(t.shape[:dim] != first.shape[:dim] or t.shape[dim + 1 :] != first.shape[dim + 1 :] for t in types):
         raise bad_operands(
             "concatenate",
