@@ -31,7 +31,7 @@ class ShapeError(MeshwrightError, TypeError):
 
 
 class VarianceError(ShapeError):
-    """A value that differs between devices where it must not, or the reverse; or one whose sum is still owed."""
+    """A value that differs between devices where it must not, or the reverse; or a partial sum."""
 
 
 class IndexingError(MeshwrightError, IndexError):

@@ -286,7 +286,7 @@ def test_products_that_cannot_be_read():
     expect(
         lambda: mw.plan_matmul("A[I]{U_y} @ B[K] -> C[I,K]{U_xy}", {"x": 2, "y": 2}, SIZES),
         "A[I]{U_y} @ B[K] cannot give C[I,K]{U_xy}.",
-        "no index is summed over, and no operand owes a sum over x",
+        "no index is summed over, and no operand is unreduced over x",
         '"A[I]{U_y} @ B[K] -> C[I,K]{U_y}"',
     )
     expect(

@@ -212,7 +212,7 @@ def test_sums_that_nobody_owed(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert (
         capsys.readouterr().err
         == """\
-The reshard at line 3:8 lets a sum be owed that was not owed before.
+The reshard at line 3:8 makes a partial sum of a value that was none.
   why:  its operand is unreduced over {}, its result over {"y"}
   fix:  -sdy-insert-explicit-reshards -sdy-reshard-to-collectives
 """
@@ -257,7 +257,7 @@ func.func @f(%a: tensor<8x8xf32> {sdy.sharding = #sdy.sharding<@m, [{}, {"x"}]>}
         capsys.readouterr().err
         == """\
 The operands of stablehlo.dot at line 3:8 are split differently where it sums over them.
-  why:  one over {"x"}, one over {}, and its result owes a sum
+  why:  one over {"x"}, one over {}, and its result is a partial sum
   fix:  -sdy-insert-explicit-reshards=enable-full-version=true
 """
     )

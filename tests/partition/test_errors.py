@@ -98,19 +98,19 @@ def test_an_unreduced_value_used_where_sums_do_not_pass() -> None:
     )
     assert message(mw.jit(lambda a, b: owed(a, b) * owed(a, b)), a, b) == (
         "mul cannot take f32[4,4]{U:x}, f32[4,4]{U:x}.\n"
-        "  why:  each device holds a summand of an unreduced value, and mul takes one operand that owes a sum\n"
+        "  why:  each device holds a summand of an unreduced value, and mul takes one operand that is a partial sum\n"
         "  fix:  sum it first: mw.reshard(x, mw.P())"
     )
     chosen = np.eye(4, dtype=bool)
     assert message(mw.jit(lambda a, b: mw.lax.select(chosen, owed(a, b), mnp.zeros((4, 4)))), a, b) == (
         "select cannot take bool[4,4], f32[4,4]{U:x}, f32[4,4].\n"
-        "  why:  each device holds a summand of an unreduced value, and select takes operands 1 and 2 that owe the "
-        "same sum, and no others\n"
+        "  why:  each device holds a summand of an unreduced value, and select takes operands 1 and 2 that are "
+        "partial sums over the same axes, and no others\n"
         "  fix:  sum it first: mw.reshard(x, mw.P())"
     )
     assert message(mw.jit(lambda a, b: owed(a, b) - 1), a, b) == (
         "sub cannot take f32[4,4]{U:x}, ~f32[].\n"
-        "  why:  each device holds a summand of an unreduced value, and sub takes operands that owe the same sum\n"
+        "  why:  each device holds a summand of an unreduced value, and sub takes operands that are partial sums over the same axes\n"
         "  fix:  sum it first: mw.reshard(x, mw.P())"
     )
     assert message(mw.jit(lambda a, b: 1 / owed(a, b)), a, b) == (

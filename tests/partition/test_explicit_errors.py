@@ -203,7 +203,7 @@ def test_out_shardings_of_the_wrong_rank() -> None:
 def test_out_sharding_of_the_wrong_rank() -> None:
     spec = mw.NamedSharding(MESH, P("x", None, None))
     assert both(lambda a, b: mnp.dot(a, b, out_sharding=spec), put((8, 4), "x"), put((4, 6))) == (
-        "A product of 2 dims cannot be laid out as P('x', None, None).\n"
+        "A product of 2 dims cannot be sharded as P('x', None, None).\n"
         "  why:  the spec has 3 dims\n"
         "  fix:  out_sharding=mw.P('x', None)"
     )

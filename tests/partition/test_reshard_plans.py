@@ -190,7 +190,7 @@ def test_errors() -> None:
     assert message((8, 8), "f32", mw.P("x"), X) == (
         "src=P('x',) has no mesh.\n"
         "  why:  a partition spec names axes of the current mesh, and none is set\n"
-        "  fix:  mw.NamedSharding(mesh, P('x',))"
+        "  fix:  mw.NamedSharding(mesh, mw.P('x',))"
     )
     assert message((8, 8), "f33", X, X) == (
         "plan_reshard cannot take the dtype 'f33'.\n"
@@ -205,14 +205,14 @@ def test_sums_of_different_kinds_or_on_meshes_without_common_axes_are_refused() 
     most = TensorSharding(MESH, ["y"], unreduced=["x"], reduction="max")
     total = TensorSharding(MESH, [None], unreduced=["x"])
     assert message((8,), "f32", most, total) == (
-        "A max that is owed cannot become a sum that is owed.\n"
+        "An unreduced max cannot become an unreduced sum.\n"
         f"  why:  {most} is unreduced by max, {total} by sum, over the same axes\n"
         "  fix:  reshard to a sharding without unreduced axes first"
     )
     two, three = mw.make_mesh((2, 3), ("a", "b")), mw.make_mesh((3, 2), ("c", "d"))
     assert message((6,), "f32", TensorSharding(two, ["a"]), TensorSharding(three, [None], unreduced=["c"])) == (
-        "A sum cannot be owed on a mesh that cuts the devices differently.\n"
-        '  why:  <["a"=2, "b"=3]> and <["c"=3, "d"=2]> have no common parts of axes to owe it over\n'
+        "A sum cannot stay unreduced on a mesh that cuts the devices differently.\n"
+        '  why:  <["a"=2, "b"=3]> and <["c"=3, "d"=2]> have no common parts of axes that it could be unreduced over\n'
         "  fix:  leave out the unreduced axes of dst"
     )
 

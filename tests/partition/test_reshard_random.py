@@ -15,7 +15,7 @@ from meshwright.errors import ShardingError
 from tests.partition.resharding import check, lacking, random_mesh, random_sharding
 
 SIZES = (48, 24, 12, 8, 7, 6, 5, 1, 0)
-OTHER_MESH = "A sum cannot be owed on a mesh that cuts the devices differently."
+OTHER_MESH = "A sum cannot stay unreduced on a mesh that cuts the devices differently."
 
 
 def random_pair(rng: random.Random, sums: bool) -> tuple[tuple[int, ...], TensorSharding, TensorSharding]:

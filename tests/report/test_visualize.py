@@ -120,7 +120,7 @@ def test_summands_of_a_block_are_joined_by_a_sign() -> None:
     blocks = blocks_of((4,), on(P("y", unreduced={"x"}), x=2, y=2).to_tensor_sharding())
     assert [blocks.label((block,)) for block in (0, 1)] == ["CPU 0+2", "CPU 1+3"]
     largest = mw.sharding.TensorSharding.parse('<@m, [{}], unreduced=max{"x"}>', mw.make_mesh((2, 2), ("x", "y")))
-    assert as_text((4,), largest) == "┌───────────┐\n│CPU 0,1∨2,3│\n└───────────┘\nmax over x owed"
+    assert as_text((4,), largest) == "┌───────────┐\n│CPU 0,1∨2,3│\n└───────────┘\nunreduced max over x"
 
 
 def test_long_lists_of_devices_are_shortened() -> None:
@@ -198,7 +198,7 @@ def test_sub_axes_open_dims_and_owed_sums_are_written_below() -> None:
     sharding = NamedSharding(mesh, P("x:(1)2", P.UNCONSTRAINED, unreduced={"x:(2)2"}))
     assert as_text((8, 8), sharding).splitlines()[-3:] == [
         "dim 0 over x:(1)2",
-        "sum over x:(2)2 owed",
+        "unreduced sum over x:(2)2",
         "dim 1 may be split further",
     ]
 

@@ -169,7 +169,7 @@ def test_constraints_in_a_body_are_about_the_axes_it_leaves_alone():
     for place in (P("x"), mw.NamedSharding(grid, P("x"))):
         with pytest.raises(ShardingError) as caught:
             constrained(place)(x)
-        assert caught.value.what == "A value inside of a shard_map is to be laid out as P('x',)."
+        assert caught.value.what == "A value inside of a shard_map is to be sharded as P('x',)."
         assert caught.value.why == "the shard_map has split along x already, and the value is one device's block"
         assert caught.value.fix == "leave 'x' out of the spec, or out of the axis_names of the shard_map"
 

@@ -736,13 +736,13 @@ def test_what_is_not_linear_does_not_take_a_sum_that_is_owed():
     expect(
         lambda: OWED + 1,
         "add cannot take f32[2]{U:i}, ~f32[].",
-        SUMMAND + "add takes operands that owe the same sum",
+        SUMMAND + "add takes operands that are partial sums over the same axes",
         fix,
     )
     expect(
         lambda: OWED * OWED,
         "mul cannot take f32[2]{U:i}, f32[2]{U:i}.",
-        SUMMAND + "mul takes one operand that owes a sum",
+        SUMMAND + "mul takes one operand that is a partial sum",
         fix,
     )
     expect(

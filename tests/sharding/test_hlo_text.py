@@ -145,7 +145,7 @@ def test_what_cannot_be_said_is_refused():
         (lambda: TensorSharding.from_hlo("{devices=[4]<=[4]}", mesh, 2), "a tensor of 1 dims, not 2"),
         (lambda: TensorSharding.from_hlo("{replicated}", mesh), "does not say enough"),
         (lambda: TensorSharding.from_hlo("{manual}", ndim=2), "does not say enough"),
-        (lambda: TensorSharding(mesh, [None], unreduced=["x"], reduction="max").to_hlo(), "that a max is owed"),
+        (lambda: TensorSharding(mesh, [None], unreduced=["x"], reduction="max").to_hlo(), "that a max is unreduced"),
         (
             lambda: TensorSharding.from_hlo("{devices=[2,2]<=[4] last_tile_dims={manual}}", Mesh.parse('<["d"=4]>')),
             "A part of 'd' is manual",

@@ -457,7 +457,7 @@ def test_example_5_transpose_has_the_right_numbers():
 def test_what_if_we_could_write_an_output_sum_like_this():
     f1_better = shmap(g, in_specs=P("i"), out_specs=P(sum="i"))
     total = f1_better(X)
-    assert mw.typeof(total).short() == "f32[]{U:i}"  # the sum is owed: a type of its own outside, too
+    assert mw.typeof(total).short() == "f32[]{U:i}"  # a partial sum: a type of its own outside, too
     np.testing.assert_allclose(total, example_1()(X), rtol=1e-5)
     assert collectives(make_program(f1_better)(f32(24, 4))) == {}
 

@@ -237,7 +237,7 @@ def test_what_a_place_cannot_take_is_refused_there():
     ):
         with pytest.raises(mw.MeshwrightError) as caught:
             call()
-        assert caught.value.what == "A value cannot be laid out as P(P.dim('z', open=True), None) over Explicit axes."
+        assert caught.value.what == "A value cannot be sharded as P(P.dim('z', open=True), None) over Explicit axes."
         assert caught.value.fix == "mw.P('z', None), or a mesh with Auto axes"
 
 

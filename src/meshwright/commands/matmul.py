@@ -18,7 +18,7 @@ def describe(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Plan the product of two arrays that are split over a mesh; every sensible way, with its costs."
     )
-    parser.add_argument("product", metavar="PRODUCT", help="'A[I_x,J] @ B[J,K_y] -> C[I,K]'; {U_x} owes a sum over x")
+    parser.add_argument("product", metavar="PRODUCT", help="'A[I_x,J] @ B[J,K_y] -> C[I,K]'; {U_x} is unreduced over x")
     parser.add_argument("--mesh", required=True, help="x=2,y=4 (or sdy: '<[\"x\"=2]>')")
     parser.add_argument("--size", required=True, metavar="SIZES", help="I=1024,J=4096,K=1024")
     parser.add_argument("--dtype", default="bf16", help="element type (default: bf16)")

@@ -61,7 +61,7 @@ def asked_by(sharding: NamedSharding, ndim: int) -> Asked:
 def only_typed(sharding: NamedSharding) -> ShardingError:
     """The error for dims that wait for propagation, where there is none: over Explicit axes types say all."""
     return ShardingError(
-        f"A value cannot be laid out as {sharding.spec} over Explicit axes.",
+        f"A value cannot be sharded as {sharding.spec} over Explicit axes.",
         where=here(),
         why="open dims and priorities are for propagation, and over Explicit axes types say how values are split",
         fix=f"{pasted(sharding.spec.closed())}, or a mesh with Auto axes",

@@ -325,11 +325,11 @@ def _why_owed(name: str, groups: Sequence[LinearGroup], count: int) -> str:
     if not groups:
         return f"{name} of the sum is not the sum of {name}"
     if len(groups) == count > 1:
-        return f"{name} takes one operand that owes a sum"
+        return f"{name} takes one operand that is a partial sum"
     found = [group.operands for group in groups]
     if found == [tuple(range(count))]:
-        return f"{name} takes operands that owe the same sum"
+        return f"{name} takes operands that are partial sums over the same axes"
     if found == [(0,)]:
         return f"{name} is linear in its first operand alone"
     listed = " or ".join(" and ".join(map(str, operands)) for operands in found)
-    return f"{name} takes operands {listed} that owe the same sum, and no others"
+    return f"{name} takes operands {listed} that are partial sums over the same axes, and no others"

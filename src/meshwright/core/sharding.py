@@ -350,7 +350,7 @@ class TensorSharding:
     def to_named(self) -> NamedSharding:
         """The same as a mesh and a partition spec: ``{?}`` is unconstrained, ``{"x", ?}p1`` a ``P.dim``."""
         if self.reduction != "sum":
-            why = f"a spec's unreduced axes owe a sum, not a {self.reduction}"
+            why = f"a spec's unreduced axes are those of a sum, not of a {self.reduction}"
             raise not_expressible(f"{self} is no partition spec.", why)
         entries = [dim_entry(*dim.axes, open=dim.is_open, priority=dim.priority) for dim in self.dims]
         return NamedSharding(self.mesh, P(*entries, unreduced=self.unreduced, replicated=self.replicated))

@@ -315,7 +315,7 @@ def pcast(x: Any, axis_name: AxisName, *, to: str) -> Any:
             f"pcast is given to={to!r}.",
             where=here(),
             why="it makes values that are the same on all devices into ones that vary",
-            fix=f"lax.pcast(x, {axis_name!r}, to='varying'); a sum that is owed leaves by out_specs=mw.P(sum='i')",
+            fix=f"lax.pcast(x, {axis_name!r}, to='varying'); a partial sum leaves by out_specs=mw.P(sum='i')",
         )
     return pbroadcast(x, axis_name)
 

@@ -45,7 +45,7 @@ def product_params(
         return {}
     if len(out_sharding.spec) > ndim:
         raise ShardingError(
-            f"A product of {ndim} dims cannot be laid out as {out_sharding.spec}.",
+            f"A product of {ndim} dims cannot be sharded as {out_sharding.spec}.",
             where=here(),
             why=f"the spec has {len(out_sharding.spec)} dims",
             fix=f"out_sharding={pasted(out_sharding.spec.update(out_sharding.spec.partitions[:ndim]))}",

@@ -122,7 +122,7 @@ def _check_free(spec: PartitionSpec, manual: Manual) -> None:
     axis = next((name for name in names if name.partition(":(")[0] in taken), None)
     if axis is not None:
         raise ShardingError(
-            f"A value inside of a shard_map is to be laid out as {spec}.",
+            f"A value inside of a shard_map is to be sharded as {spec}.",
             where=here(),
             why=f"the shard_map has split along {axis} already, and the value is one device's block",
             fix=f"leave {axis!r} out of the spec, or out of the axis_names of the shard_map",

@@ -27,7 +27,7 @@ Spec = Sequence[str | Sequence[str] | None]
 
 @dataclass(frozen=True)
 class Layout:
-    """An array by its indices, the mesh axes that split each, and the axes it still owes a sum over.
+    """An array by its indices, the mesh axes that split each, and the axes it is unreduced over.
 
     >>> print(Layout("C", ("I", "K"), (("x",), ()), ("y",)))
     C[I_x,K]{U_y}

@@ -326,7 +326,7 @@ def plan_matmul(
 ) -> MatmulPlan:
     """Plan a product of split arrays, written in the index notation of seed 001.
 
-    ``A[I_x,J]`` is split along I over mesh axis x, ``I_xy`` over x and then y, ``{U_x}`` still owes a sum over x.
+    ``A[I_x,J]`` is split along I over mesh axis x, ``I_xy`` over x and then y, ``{U_x}`` is unreduced over x.
     ``topology`` is a machine, or a chip to build one of the mesh's shape from.
 
     >>> import meshwright as mw
@@ -387,7 +387,7 @@ def plan_matmul(
         raise HardwareError(
             f"{left} @ {right} cannot give {target}.",
             where=here(),
-            why=f"no index is summed over, and no operand owes a sum over "
+            why=f"no index is summed over, and no operand is unreduced over "
             f"{', '.join(axis for axis in target.unreduced if axis not in owed)}",
             fix=f'"{left} @ {right} -> {replace(target, unreduced=tuple(owed))}"',
         )

@@ -17,7 +17,7 @@ CASES = {
     3: "both operands are split alike along the contracted index",
     4: "one axis splits an index of each operand, and the result cannot have both",
 }
-UNLIKE = "both operands are split along the contracted index, and not alike: one is first laid out as the other"
+UNLIKE = "both operands are split along the contracted index, and not alike: one is first resharded like the other"
 
 
 @dataclass(frozen=True)

@@ -57,7 +57,7 @@ def _summed(op: Any, place: Any, source: TensorSharding, target: TensorSharding)
     """The operand of a reshard without the sums that its target does not owe."""
     if difference(target.unreduced, source.unreduced):
         raise MeshwrightError(
-            f"The reshard at {place_of(op)} lets a sum be owed that was not owed before.",
+            f"The reshard at {place_of(op)} makes a partial sum of a value that was none.",
             why=f"its operand is unreduced over {listed(source.unreduced)}, its result over {listed(target.unreduced)}",
             fix="-sdy-insert-explicit-reshards -sdy-reshard-to-collectives",
         )

@@ -418,4 +418,4 @@ def _addends(program: Program) -> dict[Var, int]:
 
 def _why(eqn: Eqn, number: int, need: TensorSharding) -> str:
     place = "its operand" if len(eqn.inputs) == 1 else f"operand {number}"
-    return f"{eqn.op.name} runs on {place} laid out as [{', '.join(need.type_dims(eqn.inputs[number].type.shape))}]"
+    return f"{eqn.op.name} runs on {place} sharded as [{', '.join(need.type_dims(eqn.inputs[number].type.shape))}]"

@@ -322,7 +322,7 @@ def _asked(local: Localizer, eqn: Eqn) -> TensorSharding:
         if local.around is None:
             return closed(on_mesh(found, local.mesh))
         raise MeshError(
-            f"A value inside of a shard_map cannot be laid out as {eqn.params['spec']} on {eqn.params['mesh']}.",
+            f"A value inside of a shard_map cannot be sharded as {eqn.params['spec']} on {eqn.params['mesh']}.",
             where=eqn.source.show() if eqn.source is not None else here(),
             why=f"the shard_map runs over axes of {local.around}, and leaves those of {local.mesh}",
             fix="mw.P() with axes that are left, or the constraint outside of the shard_map",

@@ -377,7 +377,7 @@ def _ends(shape: tuple[int, ...], src: Any, dst: Any) -> tuple[TensorSharding, T
         shared = set(source.layout.unreduced) & set(target.layout.unreduced)
         if shared:
             raise ShardingError(
-                f"A {source.reduction} that is owed cannot become a {target.reduction} that is owed.",
+                f"An unreduced {source.reduction} cannot become an unreduced {target.reduction}.",
                 where=here(),
                 why=f"{source} is unreduced by {source.reduction}, {target} by {target.reduction}, over the same axes",
                 fix="reshard to a sharding without unreduced axes first",
@@ -446,8 +446,8 @@ def _devices(count: int) -> str:
 
 def _no_common_axes(source: TensorSharding, target: TensorSharding) -> ShardingError:
     return ShardingError(
-        "A sum cannot be owed on a mesh that cuts the devices differently.",
+        "A sum cannot stay unreduced on a mesh that cuts the devices differently.",
         where=here(),
-        why=f"{source.mesh} and {target.mesh} have no common parts of axes to owe it over",
+        why=f"{source.mesh} and {target.mesh} have no common parts of axes that it could be unreduced over",
         fix="leave out the unreduced axes of dst",
     )

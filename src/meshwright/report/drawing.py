@@ -95,7 +95,7 @@ def captions_of(sharding: TensorSharding) -> tuple[str, ...]:
         split = [f"dim {i} over {_axes_text(dim.axes)}" for i, dim in enumerate(sharding.dims) if dim.axes]
         captions.append("; ".join(split))
     if sharding.unreduced:
-        captions.append(f"{sharding.reduction} over {_axes_text(sharding.unreduced)} owed")
+        captions.append(f"unreduced {sharding.reduction} over {_axes_text(sharding.unreduced)}")
     still_open = [str(i) for i, dim in enumerate(sharding.dims) if dim.is_open]
     if still_open:
         captions.append(f"dim{'s' * (len(still_open) > 1)} {', '.join(still_open)} may be split further")

@@ -135,7 +135,7 @@ def as_text(what: Any, sharding: Sharding | None = None, **options: Any) -> str:
     ┌───────┬───────┐
     │TPU 0+2│TPU 1+3│
     └───────┴───────┘
-    sum over x owed
+    unreduced sum over x
     """
     return str(picture(what, sharding, **options))
 
