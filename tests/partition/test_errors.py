@@ -110,7 +110,8 @@ def test_an_unreduced_value_used_where_sums_do_not_pass() -> None:
     )
     assert message(mw.jit(lambda a, b: owed(a, b) - 1), a, b) == (
         "sub cannot take f32[4,4]{U:x}, ~f32[].\n"
-        "  why:  each device holds a summand of an unreduced value, and sub takes operands that are partial sums over the same axes\n"
+        "  why:  each device holds a summand of an unreduced value, and sub takes operands that are partial sums "
+        "over the same axes\n"
         "  fix:  sum it first: mw.reshard(x, mw.P())"
     )
     assert message(mw.jit(lambda a, b: 1 / owed(a, b)), a, b) == (

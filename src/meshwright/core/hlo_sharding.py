@@ -217,7 +217,8 @@ def axes_to_hlo(
     if mesh.is_maximal and mesh.order is not None:
         return f"{{maximal device={mesh.order[0]}}}"
     if unreduced and reduction != "sum":
-        raise not_expressible(f"HLO cannot say that a {reduction} is unreduced.", "its unreduced tiles are those of a sum")
+        why = "its unreduced tiles are those of a sum"
+        raise not_expressible(f"HLO cannot say that a {reduction} is unreduced.", why)
     used = [*(axis for axes in dims for axis in axes), *unreduced]
     left = mesh.unused(used)
     manual = [axis for axis in left if axis.name in mesh.manual_axes]

@@ -272,7 +272,8 @@ class _Inserter:
                 if found.setdefault(factor, axes) != axes and list(rule.sizes)[factor] in rule.reduced:
                     raise MeshwrightError(
                         f"The operands of {op.name} at {place_of(op)} are split differently where it sums over them.",
-                        why=f"one over {listed(found[factor])}, one over {listed(axes)}, and its result is a partial sum",
+                        why=f"one over {listed(found[factor])}, one over {listed(axes)}, "
+                        "and its result is a partial sum",
                         fix="-sdy-insert-explicit-reshards=enable-full-version=true",
                     )
         whole = [s for s in results if s is not None]
