@@ -147,16 +147,18 @@ def ours(sharding: Any, rank: int) -> list[list[str]]:
     return [[str(axis) for axis in dim.axes] for dim in sharding.to_tensor_sharding(rank).dims]
 
 
-def as_spec(sharding: TensorSharding | None, named: bool) -> Any:
-    return sharding.to_named() if sharding is not None and named else sharding
+SPELLINGS: list[Any] = [lambda s: s, lambda s: s.to_named(), lambda s: s.to_named().spec]  # the last on MESH
+CONSTRAINTS: list[Any] = [lax.with_sharding_constraint, mw.reshard, mw.device_put]  # all the same under jit
 
 
-def through_jit(case: Case, written: Sequence[TensorSharding | None], named: bool) -> Any:
-    """What jit found, given TensorShardings as they are or as partition specs."""
-    *ins, constraint, result = [as_spec(s, named) for s in written]
-    f = case.f(lambda x: lax.with_sharding_constraint(x, constraint))
+def through_jit(case: Case, written: Sequence[TensorSharding | None], random: Random) -> Any:
+    """What jit found, given each sharding in one of its spellings."""
+    *ins, constraint, result = [None if s is None else random.choice(SPELLINGS)(s) for s in written]
+    place = random.choice(CONSTRAINTS)
+    f = case.f(lambda x: place(x, constraint))
     given = [mw.ShapeDtypeStruct(shape, mnp.float32) for shape in case.shapes]
-    return mw.jit(f, in_shardings=tuple(ins), out_shardings=result).lower(*given).compile()
+    with mw.set_mesh(MESH):
+        return mw.jit(f, in_shardings=tuple(ins), out_shardings=result).lower(*given).compile()
 
 
 def constraint_of(compiled: Any) -> list[list[str]]:
@@ -181,7 +183,7 @@ def compare(seed: int, count: int) -> int:
         expected = [axes_of(s) if s != "-" else None for s in re.findall(r"<.*?>(?=, [<-]|$)|-(?=,|$)", found[1])]
         expected.append(axes_of(found[2]) if found[2] != "-" else None)
         expected.append(next(axes_of(line[line.index("<") :]) for line in lines if "constraint" in line))
-        compiled = through_jit(case, given, named=random.random() < 0.5)
+        compiled = through_jit(case, given, random)
         arguments = [ours(s, len(shape)) for s, shape in zip(compiled.in_shardings[0], case.shapes, strict=True)]
         actual = [*arguments, ours(compiled.out_shardings, case.result), constraint_of(compiled)]
         if expected[2] is None:  # propagation says nothing of the result, and the planner may lay it out as it likes
