@@ -207,11 +207,13 @@ def test_arrays_on_different_devices_are_not_computed_with(tpus):
         assert (caught.value.what, caught.value.why) == (what, why)
         assert caught.value.fix == "mw.device_put(x, y.sharding)"
     assert (mw.device_put(x, y.sharding) + y).device is tpus[1]
-    for call in (lambda: x + z, lambda: mw.jit(mnp.add)(x, z)):
+    summed = mw.shard_map(lambda x: lax.psum(x, "x"), mesh=z.sharding.mesh, in_specs=mw.P("x"), out_specs=mw.P())
+    for call in (lambda: x + z, lambda: mw.jit(mnp.add)(x, z), lambda: summed(x), lambda: mw.jit(summed)(x)):
         with pytest.raises(mw.MeshwrightError) as caught:
             call()
         assert caught.value.why == 'one is on TPU 0, another on <["x"=4], device_ids=[0, 2, 1, 3]>'
         assert caught.value.fix == "mw.device_put(x, mw.NamedSharding(mesh, mw.P()))"
+    assert summed(mw.device_put(x, mw.NamedSharding(z.sharding.mesh, mw.P()))).tolist() == [4.0]
 
 
 @pytest.mark.parametrize("wrong", [3, "", 1.5, [0], object])

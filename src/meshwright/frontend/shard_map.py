@@ -12,6 +12,7 @@ import optree
 
 from meshwright.core import dtypes, tree
 from meshwright.core.axes import AxisRef, merged
+from meshwright.core.device_sharding import one_device
 from meshwright.core.mesh import BaseMesh, Mesh, get_mesh
 from meshwright.core.partition_spec import PartitionSpec, entry_axes, pasted, read_axis
 from meshwright.core.sharding import NamedSharding
@@ -225,6 +226,9 @@ class _Call:
             self.spec(spec, x.type, label, manual, "in_specs")
             for spec, x, label in zip(specs, values, labels, strict=True)
         ]
+        if isinstance(self.mesh, Mesh):
+            places = [*(x._sharding for x in values if x.__class__ is Array), NamedSharding(self.mesh, PartitionSpec())]
+            one_device("The arguments and the mesh of a shard_map", places)
         types = [_block(x.type, spec, axes, label) for x, spec, label in zip(values, in_specs, labels, strict=True)]
         written: list[PartitionSpec] = []  # the specs of results as the user wrote them, one for each
         out_specs: list[PartitionSpec] = []
