@@ -372,6 +372,25 @@ def test_a_cotangent_that_does_not_fit():
     )
 
 
+def test_axes_of_a_batch_that_do_not_fit():
+    expect(
+        lambda: mw.vmap(lambda x: x, in_axes=(0, {"a": 1}))(X),
+        "vmap's in_axes does not fit the arguments.",
+        "it is (0, {'a': 1}), and the arguments are (*,)",
+        "in_axes=0, or one entry per argument: a number or None",
+    )
+
+
+def test_a_policy_of_checkpoint():
+    expect(
+        lambda: mw.checkpoint(lambda x: x, policy="everything"),
+        "checkpoint cannot take policy='everything'.",
+        "it keeps the inputs of the function and none of its intermediate values",
+        "mw.checkpoint(f), around the part of the function that is to be recomputed",
+    )
+    assert mw.grad(mw.checkpoint(lambda x: x * x, policy=None))(3.0) == 6.0
+
+
 def test_a_batch_put_where_there_is_no_dim():
     expect(
         lambda: mw.vmap(lambda x: x, out_axes=5)(X),

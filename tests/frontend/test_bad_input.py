@@ -161,6 +161,7 @@ def test_names_in_code_keep_their_case(function, start):
 def test_leaves_with_path():
     assert mw.tree.leaves_with_path({"a": [1, 2]}) == [(("a", 0), 1), (("a", 1), 2)]
     assert [leaf for _, leaf in jax.tree.leaves_with_path({"a": [1, 2]})] == [1, 2]
+    assert mw.tree.leaves_with_path({"a": [1, 2]}, is_leaf=lambda x: isinstance(x, list)) == [(("a",), [1, 2])]
 
 
 def test_a_registered_dataclass_still_maps():

@@ -275,3 +275,22 @@ def test_a_function_applied_at_known_places_has_a_derivative(key):
     np.add.at(times, key, 1)
     found = mw.grad(lambda x: x.at[key].apply(mnp.square).sum())(mnp.asarray(x))
     assert np.allclose(found, 2**times * x ** (2**times - 1), rtol=1e-6)
+
+
+@pytest.mark.parametrize("mode", [None, "fill", "drop", "clip", "promise_in_bounds"])
+@pytest.mark.parametrize("key", ["int", "scalar", "array", "window", "two"])
+def test_positions_below_zero_may_be_outside(key: str, mode: str | None) -> None:
+    below, places = np.array(-2), np.array([-1, 2, -7, 9])
+    options = {"mode": mode, "wrap_negative_indices": False}
+    keys = {
+        "int": lambda i, js: -1,
+        "scalar": lambda i, js: i,
+        "array": lambda i, js: js,
+        "window": lambda i, js: (slice(None), js, slice(1, 3)),
+        "two": lambda i, js: (js, -3, js),
+    }
+    at = keys[key]
+    compare(lambda m, x, i, js: x.at[at(i, js)].get(**options), X, below, places)
+    compare(lambda m, x, i, js: x.at[at(i, js)].set(2.5, **options), X, below, places)
+    compare(lambda m, x, i, js: x.at[at(i, js)].add(2.5, **options), X, below, places)
+    compare(lambda m, x, i, js: x.at[at(i, js)].apply(lambda v: v * 2, **options), X, below, places)

@@ -157,6 +157,11 @@ def test_errors() -> None:
     assert error.value.what == "The function was compiled for 4 devices, and JAX has 2."
     assert error.value.fix == "a mesh of 2, or XLA_FLAGS=--xla_force_host_platform_device_count=4 for JAX on a CPU"
     with pytest.raises(MeshwrightError) as error:
+        to_jax(mw.jit(lambda x: x * 2))  # type: ignore[arg-type]
+    assert error.value.what == "to_jax is given a Jitted."
+    assert error.value.why == "it runs what was compiled, for arguments that are known"
+    assert error.value.fix == "to_jax(mw.jit(f).lower(*args).compile())"
+    with pytest.raises(MeshwrightError) as error:
         to_jax(compiled)(jnp.ones(3))
     assert error.value.what == "This compiled function cannot take (float32[3])."
     assert error.value.why == "it was compiled for (float32[8])"

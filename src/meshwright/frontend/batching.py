@@ -112,11 +112,12 @@ def _axes_for(axes: Any, target: Any, name: str) -> list[int | None]:
         found = optree.broadcast_prefix(axes, target, none_is_leaf=True, namespace=tree.NAMESPACE)
     except RecursionError:
         raise tree.too_deep() from None
-    except ValueError as error:
+    except ValueError:
+        given = "arguments" if name == "in_axes" else "results"
         raise TreeError(
-            f"vmap's {name} does not fit the {'arguments' if name == 'in_axes' else 'results'}.",
+            f"vmap's {name} does not fit the {given}.",
             where=here(),
-            why=str(error).split("\n")[0],
+            why=f"it is {axes!r:.200}, and the {given} are {tree.outline(target, '*')}",
             fix=f"{name}=0, or one entry per {'argument' if name == 'in_axes' else 'result'}: a number or None",
         ) from None
     kept = optree.tree_leaves(target, none_is_leaf=True, namespace=tree.NAMESPACE)

@@ -266,17 +266,28 @@ def _fit(x: Any, type: TensorType, rule: str) -> Any:
 
 
 def checkpoint(
-    fun: Function | None = None, *, prevent_cse: bool = True, static_argnums: int | Sequence[int] = ()
+    fun: Function | None = None,
+    *,
+    prevent_cse: bool = True,
+    static_argnums: int | Sequence[int] = (),
+    policy: None = None,
 ) -> Any:
-    """``fun``, whose derivative recomputes its intermediate values instead of keeping them.
+    """``fun``, whose derivative recomputes its intermediate values, all of them, instead of keeping them.
 
     >>> import meshwright as mw, meshwright.numpy as mnp
     >>> float(mw.grad(checkpoint(lambda x: mnp.sin(mnp.sin(x))))(0.0))
     1.0
     """
     if fun is None:
-        return lambda f: checkpoint(f, prevent_cse=prevent_cse, static_argnums=static_argnums)
+        return lambda f: checkpoint(f, prevent_cse=prevent_cse, static_argnums=static_argnums, policy=policy)
     check_function(fun, "checkpoint")
+    if policy is not None:
+        raise MeshwrightError(
+            f"checkpoint cannot take policy={policy!r}.",
+            where=here(),
+            why="it keeps the inputs of the function and none of its intermediate values",
+            fix="mw.checkpoint(f), around the part of the function that is to be recomputed",
+        )
     prevent_cse = static_flag(prevent_cse, "prevent_cse of checkpoint")
     numbers = argument_numbers(static_argnums, "checkpoint", "static_argnums")
 

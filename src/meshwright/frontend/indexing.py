@@ -59,8 +59,9 @@ class NewDim(NamedTuple):
 Item = Range | Position | NewDim
 
 
-def read_index(x: Value, key: Any, clamp: bool = False) -> list[Item]:
-    """The items of an index, one per dim of ``x`` and per new dim. ``clamp`` lets known positions lie outside."""
+def read_index(x: Value, key: Any, clamp: bool = False, wrap: bool = True) -> list[Item]:
+    """The items of an index, one per dim of ``x`` and per new dim. ``clamp`` lets known positions lie outside; without
+    ``wrap`` those below 0 do, instead of being counted from the end."""
     shape = x.type.shape
     entries = list(key) if isinstance(key, tuple) else [key]
     entries = [_entry(e) for e in entries]
@@ -92,7 +93,7 @@ def read_index(x: Value, key: Any, clamp: bool = False) -> list[Item]:
             items.extend(_mask_positions(entry, dim, x))
             dim += entry.ndim
         else:
-            items.append(Position(dim, _inside(entry, dim, x, clamp)))
+            items.append(Position(dim, _inside(entry, dim, x, clamp) if wrap else _as_given(entry)))
             dim += 1
     return items
 
@@ -223,6 +224,13 @@ def _inside(at: Any, dim: int, x: Value, clamp: bool) -> Any:
     if at.type.dtype in dtypes.UNSIGNED:
         return at
     return elementwise.select(elementwise.lt(at, 0), basic.add(at, size), at)
+
+
+def _as_given(at: Any) -> Any:
+    """A position that may lie anywhere."""
+    if isinstance(at, np.ndarray):
+        return at.astype(np.int64).astype(dtypes.default_int()) if at.ndim else int(at)
+    return at
 
 
 def _rank(at: Any) -> int:

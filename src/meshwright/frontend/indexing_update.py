@@ -35,6 +35,7 @@ from meshwright.frontend.operands import (
     broadcast,
     broadcast_shapes,
     convert,
+    static_flag,
     strong,
     value,
 )
@@ -76,7 +77,7 @@ class Place:
         wrap_negative_indices: bool = True,
     ) -> Value:
         """The elements; positions outside are clamped, or with ``mode="fill"`` give ``fill_value``."""
-        items = read_index(self.array, self.key, clamp=True)
+        items = read_index(self.array, self.key, clamp=True, wrap=_wraps(wrap_negative_indices))
         if mode != "wrap" or (any(isinstance(i, Position) for i in items) and 0 not in layout_of(items).final):
             _check_mode(mode)  # without positions there is none outside, and any mode will do
         if mode in ("fill", "drop") or fill_value is not None:
@@ -122,11 +123,12 @@ class Place:
 
     def apply(self, function: Callable[[Value], Value], **options: Any) -> Value:
         """``function``, elementwise, of what is there: once for every time that an index names it."""
-        items = read_index(self.array, self.key, clamp=True)
+        wrap = _wraps(options.get("wrap_negative_indices", True))
+        items = read_index(self.array, self.key, clamp=True, wrap=wrap)
         if options.get("unique_indices") or not any(
             isinstance(i, Position) and i.at.__class__ is not int for i in items
         ):
-            return self.set(function(self.get()), **options)
+            return self.set(function(self.get(wrap_negative_indices=wrap)), **options)
         x = self.array
         if 0 in x.type.shape:
             return x
@@ -178,7 +180,7 @@ def _scatter(
         dims = tuple(range(mask.ndim))
         mask = basic.broadcast_in_dim(mask, shape=x.type.shape, dims=dims) if mask.ndim < x.type.ndim else mask
         return either(mask, combine(x, y), x)
-    items = read_index(x, place.key, clamp=mode in ("drop", "fill", "clip"))
+    items = read_index(x, place.key, clamp=mode in ("drop", "fill", "clip"), wrap=_wraps(wrap_negative_indices))
     layout = layout_of(items)
     if broadcast_shapes(y.type.shape, layout.final) != layout.final:
         raise ShapeError(
@@ -201,6 +203,11 @@ def _scatter(
 
 
 _MODES = {None: "drop", "drop": "drop", "fill": "drop", "clip": "clip", "promise_in_bounds": "promise"}
+
+
+def _wraps(flag: Any) -> bool:
+    """Whether positions below 0 are counted from the end."""
+    return static_flag(flag, "wrap_negative_indices of x.at[…]")
 
 
 def _check_mode(mode: Any) -> str:

@@ -52,26 +52,28 @@ def all(pytree: Any) -> bool:
         ) from None
 
 
-def flatten_with_path(pytree: Any) -> tuple[list[tuple[tuple[Any, ...], Any]], tree.TreeDef]:
-    """The leaves, each with the keys that lead to it.
+def flatten_with_path(
+    pytree: Any, is_leaf: Callable[[Any], bool] | None = None
+) -> tuple[list[tuple[tuple[Any, ...], Any]], tree.TreeDef]:
+    """The leaves, each with the keys that lead to it; ``is_leaf`` says what counts as one besides.
 
     >>> flatten_with_path({"a": [1, 2]})[0]
     [(('a', 0), 1), (('a', 1), 2)]
     """
     try:
-        paths, leaves, structure = optree.tree_flatten_with_path(pytree, namespace=tree.NAMESPACE)
+        paths, leaves, structure = optree.tree_flatten_with_path(pytree, is_leaf, namespace=tree.NAMESPACE)
     except RecursionError:
         raise tree.too_deep() from None
     return list(zip(paths, leaves, strict=True)), structure
 
 
-def leaves_with_path(pytree: Any) -> list[tuple[tuple[Any, ...], Any]]:
+def leaves_with_path(pytree: Any, is_leaf: Callable[[Any], bool] | None = None) -> list[tuple[tuple[Any, ...], Any]]:
     """The leaves, each with the keys that lead to it, without the structure.
 
     >>> leaves_with_path({"a": [1, 2]})
     [(('a', 0), 1), (('a', 1), 2)]
     """
-    return flatten_with_path(pytree)[0]
+    return flatten_with_path(pytree, is_leaf)[0]
 
 
 def unflatten(structure: tree.TreeDef, leaves: Iterable[Any]) -> Any:

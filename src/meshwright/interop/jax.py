@@ -66,6 +66,13 @@ def to_jax(compiled: Compiled, devices: Sequence[Any] | None = None) -> Callable
     _needed()
     import jax
 
+    if not isinstance(compiled, Compiled):
+        raise MeshwrightError(
+            f"to_jax is given a {type(compiled).__name__}.",
+            where=here(),
+            why="it runs what was compiled, for arguments that are known",
+            fix="to_jax(mw.jit(f).lower(*args).compile())",
+        )
     placed = compiled._executable.placed
     program = inline_calls(compiled.global_program, shard_maps=False) if placed is None else placed.program
     types = [*program.in_types, *program.out_types]

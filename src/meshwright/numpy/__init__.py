@@ -391,12 +391,20 @@ def from_dlpack(x: Any, /, *, device: Any = None, copy: Any = None) -> Any:
 
 def array_repr(arr: Any, max_line_width: Any = None, precision: Any = None, suppress_small: Any = None) -> str:
     """The text of an array, as ``repr`` gives it."""
-    return repr(asarray(arr))
+    with _printing(max_line_width, precision, suppress_small):
+        return repr(asarray(arr))
 
 
 def array_str(a: Any, max_line_width: Any = None, precision: Any = None, suppress_small: Any = None) -> str:
     """The contents of an array as text."""
-    return str(asarray(a))
+    with _printing(max_line_width, precision, suppress_small):
+        return str(asarray(a))
+
+
+def _printing(width: Any, precision: Any, suppress: Any) -> Any:
+    """NumPy's options of printing, those given."""
+    given = {"linewidth": width, "precision": precision, "suppress": suppress}
+    return np.printoptions(**{name: option for name, option in given.items() if option is not None})
 
 
 __all__ = [
