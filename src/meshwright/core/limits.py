@@ -42,6 +42,24 @@ def refuse_impossible(op: str, types: Sequence[TensorType]) -> None:
         raise ShapeError(f"{op} gives an array that cannot be.", where=here(), why=why, fix=_FIX)
 
 
+def refuse_unheld(op: str, types: Sequence[TensorType]) -> None:
+    """An error if what an op is to write down is more than an array can be, or than the memory holds."""
+    refuse_impossible(op, types)
+    most = memory_bytes() or MOST_VIEW_BYTES
+    for t in types:
+        if t.nbytes > most:
+            raise _does_not_fit(op, t, most, here())
+
+
+def _does_not_fit(op: str, t: TensorType, most: int, where: str) -> MeshwrightError:
+    return MeshwrightError(
+        f"A result of {op} does not fit into memory.",
+        where=where,
+        why=f"{t.short()} takes {t.nbytes / 1e9:,.1f} GB, and there are {most / 1e9:,.1f} GB",
+        fix=_FIX,
+    )
+
+
 def _without_empty_dims(t: TensorType) -> int:
     return prod(n for n in t.shape if n) * t.dtype.itemsize
 
@@ -62,12 +80,8 @@ def refuse_large(eqns: Sequence[Eqn], may_be_views: Sequence[bool]) -> None:
     for eqn, view in zip(eqns, may_be_views, strict=True):
         for var in eqn.outputs:
             if var.type.nbytes > most and (not view or var.type.nbytes > MOST_VIEW_BYTES):
-                raise MeshwrightError(
-                    f"A result of {eqn.op.name} does not fit into memory.",
-                    where=eqn.source.show() if eqn.source else here(),
-                    why=f"{var.type.short()} takes {var.type.nbytes / 1e9:,.1f} GB, and there are {most / 1e9:,.1f} GB",
-                    fix=_FIX,
-                )
+                where = eqn.source.show() if eqn.source else here()
+                raise _does_not_fit(eqn.op.name, var.type, most, where)
 
 
 def out_of_memory(error: MemoryError) -> NoReturn:

@@ -8,6 +8,7 @@ import numpy as np
 
 from meshwright.core import dtypes
 from meshwright.core.dtypes import BOOL, UINT8, DType
+from meshwright.core.limits import refuse_unheld
 from meshwright.core.op import Value
 from meshwright.core.source import here
 from meshwright.errors import ShapeError
@@ -106,11 +107,15 @@ class Methods:
 
     def tolist(self) -> Any:
         """The contents as nested lists of Python numbers."""
-        return np.asarray(known(self, ".tolist()", NUMBER_FIX)).tolist()
+        data = np.asarray(known(self, ".tolist()", NUMBER_FIX))
+        refuse_unheld(".tolist()", [self.type])
+        return data.tolist()
 
     def tobytes(self, order: Any = "C") -> bytes:
         """The contents as bytes, in row-major order."""
-        return np.asarray(known(self, ".tobytes()", NUMBER_FIX)).tobytes(order)
+        data = np.asarray(known(self, ".tobytes()", NUMBER_FIX))
+        refuse_unheld(".tobytes()", [self.type])
+        return data.tobytes(order)
 
     def is_deleted(self) -> bool:
         """Whether the contents are gone, given to a jitted function that may overwrite them."""

@@ -14,6 +14,7 @@ import numpy as np
 
 from meshwright.core import dtypes
 from meshwright.core.dtypes import BOOL
+from meshwright.core.limits import refuse_unheld
 from meshwright.core.op import Value
 from meshwright.core.source import here
 from meshwright.core.trace import Array, Tracer, apply, concrete, to_array
@@ -365,6 +366,7 @@ def layout_of(items: Sequence[Item]) -> Layout:
 def index_vectors(components: Sequence[Any], shape: Shape) -> Value:
     """Index vectors: the components, each spread over ``shape``, side by side in a last dim."""
     if all(isinstance(c, int | np.ndarray) for c in components):
+        refuse_unheld("an index", [TensorType((*shape, len(components)), dtypes.default_int())])
         stacked = np.stack([np.broadcast_to(c, shape) for c in components], -1)
         return to_array(stacked.astype(dtypes.default_int()))
     if len(components) == 1:

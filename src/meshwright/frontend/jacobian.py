@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from meshwright.core import dtypes, tree
+from meshwright.core.limits import refuse_unheld
 from meshwright.core.source import here
 from meshwright.core.trace import Array, Value
 from meshwright.core.types import TensorType
@@ -24,6 +25,7 @@ Function = Callable[..., Any]
 def _basis(leaves: Sequence[Value]) -> list[Array]:
     """For each leaf, the identity of the flattened whole restricted to it: shape (total, *leaf.shape)."""
     total = sum(x.size for x in leaves)
+    refuse_unheld("a Jacobian", [x.type.with_(shape=(total, *x.shape)) for x in leaves])
     found, start = [], 0
     for x in leaves:
         eye = np.zeros((total, x.size), x.dtype)

@@ -10,7 +10,7 @@ import numpy as np
 
 from meshwright.core import dtypes
 from meshwright.core.dtypes import DType
-from meshwright.core.limits import MOST_DIMS, out_of_memory, refuse_impossible
+from meshwright.core.limits import MOST_DIMS, out_of_memory, refuse_impossible, refuse_unheld
 from meshwright.core.op import Value
 from meshwright.core.source import here
 from meshwright.core.trace import Array, state, to_array
@@ -100,6 +100,8 @@ def copy(a: ArrayLike, order: str | None = None) -> Value:
     """An array equal to ``a`` with contents of its own."""
     one_of(order, (None, "K"), "order of mnp.copy")
     a = value(a)
+    if a.__class__ is Array:
+        refuse_unheld("mnp.copy", [a.type])
     return Array(np.array(a.data), a.type, a._sharding) if a.__class__ is Array else a
 
 

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 
 from meshwright.core import dtypes
-from meshwright.core.limits import refuse_impossible
+from meshwright.core.limits import refuse_impossible, refuse_unheld
 from meshwright.core.op import Value
 from meshwright.core.source import here
+from meshwright.core.types import TensorType
 from meshwright.errors import ShapeError
 from meshwright.frontend.numpy_arithmetic import multiply, subtract
 from meshwright.frontend.numpy_creation import linspace
@@ -212,6 +213,7 @@ def _turned(x: Value, d: int, count: int, mode: str, low: bool) -> Value:
 def _copies(x: Value, d: int, before: int, after: int, mode: str) -> Value:
     """Runs of whole, perhaps turned copies, cut to the widths."""
     size = x.shape[d]
+    refuse_unheld("mnp.pad", [TensorType((before + size + after,), dtypes.INT64)])  # the places that it reads
     places = np.pad(np.arange(size), (before, after), mode=mode)  # type: ignore[call-overload]
     # Consecutive places are one slice each, up or down.
     parts = []

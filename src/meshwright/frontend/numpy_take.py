@@ -7,9 +7,11 @@ from typing import Any
 import numpy as np
 
 from meshwright.core import dtypes
+from meshwright.core.limits import refuse_unheld
 from meshwright.core.op import Value
 from meshwright.core.source import here
 from meshwright.core.trace import Array
+from meshwright.core.types import TensorType
 from meshwright.errors import IndexingError, ShapeError
 from meshwright.frontend.indexing_update import At
 from meshwright.frontend.numpy_arithmetic import add, clip, remainder, subtract
@@ -226,7 +228,9 @@ def repeat(
         if counts.size not in (1, size):
             raise _bad_counts(counts.size, size)
         if total_repeat_length is None:
-            return take(x, np.repeat(np.arange(size, dtype=np.int32), np.broadcast_to(counts, (size,))), dim)
+            each = np.broadcast_to(counts, (size,))
+            refuse_unheld("mnp.repeat", [TensorType((sum(each.tolist()),), dtypes.INT32)])
+            return take(x, np.repeat(np.arange(size, dtype=np.int32), each), dim)
     total = static_size(total_repeat_length, "total_repeat_length")
     whole_numbers(repeats if is_number(repeats) else value(repeats), "a count of mnp.repeat")
     each = ravel(repeats)
