@@ -818,16 +818,25 @@ def test_the_summand_of_each_device_is_to_be_seen_where_there_are_devices():
     assert mw.typeof(mw.device_put(OWED, mw.NamedSharding(MESH, P()))).short() == "f32[2]"
 
 
-def test_the_cotangent_of_a_sum_is_whole():
+def test_the_cotangent_of_a_sum_is_its_value():
     f = smap(lambda x: x, P("i"), P(sum="i"))
     for pull in (mw.vjp(f, X)[1], mw.linear_transpose(f, X)):
-        expect(
-            lambda pull=pull: pull(f(X)),
-            "The cotangent of a result of shard_map is a partial sum f32[2]{U:i}.",
-            "each device holds a summand of it, and the cotangent of a sum is the same on all devices",
-            "sum it first: mw.reshard(ct, mw.P())",
-        )
-        close(pull(mw.reshard(f(X), P()))[0], np.tile(SUM, 4))
+        for ct in (f(X), mw.reshard(f(X), P())):
+            close(pull(ct)[0], np.tile(SUM, 4))
+
+
+def test_a_function_of_summands_by_themselves_has_no_derivative_in_their_sum():
+    f = smap(lambda x: lax.psum(x**2, "i"), P(sum="i"), P())
+    expect(
+        lambda: mw.vjp(f, OWED)[1](SUM),
+        "shard_map has no derivative in an argument that enters by P(unreduced={'i'}): f32[2]{i}.",
+        "the function depends on the summands that devices hold, and not on their sum alone, so that the derivative "
+        "would differ between devices along i",
+        "sum it first: mw.reshard(x, mw.P()), or return it from the function before by out_specs=mw.P('i') if each "
+        "device is to have its own",
+    )
+    by_block = smap(lambda x: lax.psum(x**2, "i"), P("i"), P())
+    close(mw.vjp(by_block, X)[1](SUM)[0], 2 * X * np.tile(SUM, 4))
 
 
 def test_how_a_sum_that_is_owed_enters():

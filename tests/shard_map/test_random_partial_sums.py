@@ -153,3 +153,85 @@ def test_what_is_linear_works_on_the_summands(step: Step) -> None:
     placed = mw.device_put(x, mw.NamedSharding(MESH, P(("i", "j"))))
     for value in (case.program(x), mw.jit(case.program)(x), case.program(placed), mw.jit(case.program)(placed)):
         np.testing.assert_array_equal(np.asarray(value), case.expected(x))
+
+
+# Derivatives: of what depends on the sum alone they are those of the whole, of all else they are refused
+
+X = np.random.default_rng(3).integers(-3, 4, (12, 3)).astype(np.float32)
+BOTH = P(sum=("i", "j"))
+
+
+def squares(x: Any) -> Any:
+    return mw.shard_map(lambda x: x * x, mesh=MESH, in_specs=P(("i", "j")), out_specs=BOTH)(x)
+
+
+def through(body: Callable[[Any], Any], out_spec: Any) -> Callable[[Any], Any]:
+    return mw.shard_map(body, mesh=MESH, in_specs=BOTH, out_specs=out_spec)
+
+
+def whole(x: Any) -> Any:
+    return mw.reshard(x, mw.NamedSharding(MESH, P()))
+
+
+def total(x: Any) -> Any:
+    return (x * x).reshape(6, 2, 3).sum(0)
+
+
+AXES = ("i", "j")
+
+
+def scattered(y: Any) -> Any:
+    return lax.psum_scatter(lax.psum(y, "j"), "i") ** 2
+
+
+def looped(y: Any) -> Any:
+    return lax.fori_loop(0, 2, lambda _, c: c * 2, lax.psum(y, AXES))
+
+
+Function = Callable[[Any], Any]
+OF_THE_SUM: dict[str, tuple[Function, Function]] = {
+    "reshard": (lambda x: whole(squares(x)) ** 2, lambda x: total(x) ** 2),
+    "linear, then reshard": (lambda x: whole(squares(x) @ W) ** 2, lambda x: (total(x) @ W) ** 2),
+    "psum": (lambda x: through(lambda y: lax.psum(y, AXES) ** 2, P())(squares(x)), lambda x: total(x) ** 2),
+    "multiples": (lambda x: whole(through(lambda y: 3 * y, BOTH)(squares(x))) ** 3, lambda x: (3 * total(x)) ** 3),
+    "scattered": (lambda x: through(scattered, P("i"))(squares(x)), lambda x: total(x) ** 2),
+    "one axis, then the other": (
+        lambda x: whole(through(lambda y: lax.psum(y, "i"), P(sum="j"))(squares(x))) ** 2,
+        lambda x: total(x) ** 2,
+    ),
+    "in a loop": (lambda x: through(looped, P())(squares(x)) ** 2, lambda x: (4 * total(x)) ** 2),
+    "with what is whole": (
+        lambda x: whole(squares(x) * x[:2]) ** 2 + x[:2] ** 2,
+        lambda x: (total(x) * x[:2]) ** 2 + x[:2] ** 2,
+    ),
+}
+OF_SUMMANDS: dict[str, Function] = {
+    "squares": lambda x: through(lambda y: lax.psum(y**2, AXES), P())(squares(x)),
+    "of some devices": lambda x: through(lambda y: lax.psum(y * lax.axis_index("i"), AXES), P())(squares(x)),
+    "blocks": lambda x: through(lambda y: y, P(AXES))(squares(x)),
+    "largest": lambda x: through(lambda y: lax.pmax(y, AXES), P())(squares(x)),
+    "sent on": lambda x: through(lambda y: lax.psum(lax.ppermute(y, "j", [(0, 1)]), AXES), P())(squares(x)),
+}
+RUNS: dict[str, Function] = {
+    "at once": lambda f: f(X),
+    "jit": lambda f: mw.jit(f)(X),
+    "placed": lambda f: f(mw.device_put(X, mw.NamedSharding(MESH, P(AXES)))),
+    "jit, placed": lambda f: mw.jit(f)(mw.device_put(X, mw.NamedSharding(MESH, P(AXES)))),
+}
+
+
+@pytest.mark.parametrize("how", RUNS)
+@pytest.mark.parametrize("name", OF_THE_SUM)
+def test_derivatives_of_a_function_of_the_sum_are_those_of_the_whole(name: str, how: str) -> None:
+    ours, plain = OF_THE_SUM[name]
+    once, right = (mw.grad(lambda x, f=f: (f(x) / 64).sum()) for f in (ours, plain))
+    np.testing.assert_allclose(np.asarray(RUNS[how](once)), np.asarray(right(X)), rtol=1e-4, atol=1e-4)
+    twice, right = (mw.grad(lambda x, f=f: (f(x) ** 2 / 4096).sum()) for f in (once, right))
+    np.testing.assert_allclose(np.asarray(RUNS[how](twice)), np.asarray(right(X)), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("how", RUNS)
+@pytest.mark.parametrize("name", OF_SUMMANDS)
+def test_derivatives_of_a_function_of_summands_by_themselves_are_refused(name: str, how: str) -> None:
+    with pytest.raises(mw.MeshwrightError, match="shard_map has no derivative in an argument that enters by"):
+        RUNS[how](mw.grad(lambda x: OF_SUMMANDS[name](x).sum()))

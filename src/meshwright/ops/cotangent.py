@@ -10,6 +10,7 @@ from meshwright.core.trace import Tracer, lift
 from meshwright.core.types import TensorType
 from meshwright.ops.arithmetic import sub
 from meshwright.ops.basic import add, neg, number_in
+from meshwright.ops.collective import finish_sum
 from meshwright.ops.layout import laid_out
 from meshwright.ops.rules import Negative
 from meshwright.ops.shape import concatenate, pad
@@ -34,10 +35,11 @@ class Cotangent:
         e: f32[5] = add b d
     """
 
-    __slots__ = ("blocks", "negative", "sum", "type")
+    __slots__ = ("_sums", "blocks", "negative", "sum", "type")
 
     def __init__(self, type: TensorType) -> None:
         self.type = type  # of the value
+        self._sums: frozenset[tuple[str, ...]] = frozenset()  # the axes that what was added is unreduced over
         self.sum: Value | None = None
         self.negative: Value | None = None  # to be taken from it
         self.blocks: list[tuple[Value, _Block]] = []
@@ -67,7 +69,13 @@ class Cotangent:
         return Negative(self.negative) if self.sum is None else self.sum
 
     def _fitted(self, x: Value) -> Value:
-        return laid_out(lift(x, self.type.varying), self.type)
+        """``x`` in the type of the value; a partial sum is summed if it is added to what is none."""
+        x = laid_out(lift(x, self.type.varying), self.type)
+        self._sums = self._sums | {x.type.unreduced}
+        if len(self._sums) > 1:
+            x = summed(x)
+            self.sum, self.negative = summed(self.sum), summed(self.negative)
+        return x
 
     def _count(self, x: Value) -> None:
         if self.sum is not None:
@@ -75,6 +83,11 @@ class Cotangent:
         else:
             self.sum = x if self.negative is None else sub(x, number_in(self.negative, x))
             self.negative = None
+
+
+def summed(x: Value | None) -> Value | None:
+    """The sum of a cotangent that is a partial sum; another as it is."""
+    return finish_sum(x, axes=x.type.unreduced) if x is not None and x.type.unreduced else x
 
 
 def as_value(x: Value | Negative | None) -> Value | None:
@@ -93,6 +106,8 @@ def _block(x: Value) -> _Block | None:
     """A traced value that is another one with zeros before or after it, along one dim."""
     made = x.builder.made_by(x.variable) if isinstance(x, Tracer) and x.type.sharding is None else None
     if made is None or made.op is not pad or any(made.params["interior"]):
+        return None
+    if x.type.unreduced:
         return None
     operand, filled = made.inputs
     low, high = made.params["low"], made.params["high"]

@@ -26,7 +26,8 @@ from meshwright.core.trace import Array, Tracer, run
 from meshwright.core.types import TensorType, Variance, union
 from meshwright.errors import ShardingError, VarianceError
 from meshwright.ops.basic import reshape
-from meshwright.ops.collective import pbroadcast
+from meshwright.ops.collective import finish_sum, pbroadcast
+from meshwright.ops.invariance import same_along
 from meshwright.ops.regions import (
     NO_FACTORS,
     Mask,
@@ -317,9 +318,12 @@ def _transpose(
         return [as_type(ct, t) for ct, t in kept], nonzero
 
     types = pick(body.in_types, [not is_linear for is_linear in linear])
-    types += [_cotangent_type(ct.type, spec, mesh) for ct, spec in zip(active, ct_specs, strict=True)]
+    active = [_whole(ct, spec) for ct, spec in zip(active, ct_specs, strict=True)]
+    types += [block_type(ct.type, spec, mesh) for ct, spec in zip(active, ct_specs, strict=True)]
     program, nonzero = region_with(backward, types)
-    out_specs = [dual(spec) for spec in pick(pick(params["in_specs"], linear), nonzero)]
+    entered = pick(pick(params["in_specs"], linear), nonzero)
+    _check_sums(program, [tuple(spec.replicated) for spec in (*known_specs, *ct_specs)], entered)
+    out_specs = [dual(spec) for spec in entered]
     found = op(
         *known, *active,
         **{**params, "body": dce(program), "in_specs": (*known_specs, *ct_specs), "out_specs": tuple(out_specs)},
@@ -327,16 +331,30 @@ def _transpose(
     return spread(spread(found, nonzero), linear)
 
 
-def _cotangent_type(t: TensorType, spec: PartitionSpec, mesh: MeshAxes) -> TensorType:
-    """The type inside of the transposed body of a cotangent."""
-    if t.unreduced and not spec.unreduced:
-        raise VarianceError(
-            f"The cotangent of a result of shard_map is a partial sum {t.short()}.",
-            where=here(),
-            why="each device holds a summand of it, and the cotangent of a sum is the same on all devices",
-            fix="sum it first: mw.reshard(ct, mw.P())",
-        )
-    return block_type(t, spec, mesh)
+def _whole(ct: Value, spec: PartitionSpec) -> Value:
+    """A cotangent that is to enter by a spec: one that is a partial sum is summed where the spec has no summands."""
+    axes = tuple(axis for axis in ct.type.unreduced if axis not in spec.unreduced)
+    return finish_sum(ct, axes=axes) if axes else ct
+
+
+def _check_sums(program: Program, same: Sequence[Axes], specs: Sequence[PartitionSpec]) -> None:
+    """Refuse a body whose results depend on summands by themselves: the cotangent of a sum is one for all devices.
+
+    ``program`` is the body backward, ``same`` the axes along which each of its inputs is known not to differ, and
+    ``specs`` are those by which the operands, whose cotangents it returns, entered.
+    """
+    for axis in sorted({axis for spec in specs for axis in spec.unreduced}):
+        found = same_along(axis, program, [axis in axes for axes in same])
+        for n, (spec, atom) in enumerate(zip(specs, program.outputs, strict=True)):
+            if axis in spec.unreduced and not found[n]:
+                raise VarianceError(
+                    f"shard_map has no derivative in an argument that enters by {spec!r}: {atom.type.short()}.",
+                    where=here(),
+                    why="the function depends on the summands that devices hold, and not on their sum alone, so that "
+                    f"the derivative would differ between devices along {axis}",
+                    fix="sum it first: mw.reshard(x, mw.P()), or return it from the function before by out_specs=mw.P("
+                    f"{axis!r}) if each device is to have its own",
+                )
 
 
 def _batch(

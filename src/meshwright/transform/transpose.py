@@ -10,8 +10,8 @@ from meshwright.core.program import Atom, Eqn, Literal, Program, Var
 from meshwright.core.source import here
 from meshwright.core.trace import Array, apply, read, state
 from meshwright.core.types import TensorType
-from meshwright.errors import DifferentiationError
-from meshwright.ops.cotangent import Cotangent, as_value
+from meshwright.errors import DifferentiationError, VarianceError
+from meshwright.ops.cotangent import Cotangent, as_value, summed
 from meshwright.ops.rules import Negative
 from meshwright.transform.derivative import no_rule
 
@@ -62,15 +62,14 @@ def _pull(
         if all(ct is None for ct in out_cts):
             continue
         state.source = eqn.source or outer
-        rule = eqn.op.transpose
-        if isinstance(rule, No):
-            raise no_rule(eqn, "transpose", rule.reason)
+        if isinstance(eqn.op.transpose, No):
+            raise no_rule(eqn, "transpose", eqn.op.transpose.reason)
         inputs = [Linear(a.type) if a in unknown else read(values, a) for a in eqn.inputs]
         passed = eqn.op.linear is not Linearity.NONE  # rules that users write may not be linear
         negative = passed and all(ct is None or isinstance(ct, Negative) for ct in out_cts)
         given = [ct.x if negative and isinstance(ct, Negative) else as_value(ct) for ct in out_cts]
         try:
-            in_cts = rule(eqn.op, given, inputs, eqn.params)
+            in_cts = _transposed(eqn, given, inputs)
         except NotLinear:
             raise _not_linear(eqn, [a.type for a in eqn.inputs if a in unknown]) from None
         if negative:
@@ -79,6 +78,19 @@ def _pull(
             if ct is not None and atom in unknown:
                 accumulate(atom, ct)
     return [as_value(ct_of[v].total()) if v in unknown and v in ct_of else None for v in program.inputs]
+
+
+def _transposed(eqn: Eqn, cts: Sequence[Any | None], inputs: Sequence[Any]) -> Sequence[Any | None]:
+    """What the transpose rule of an equation gives; of the sums of its cotangents, if it does not take partial sums, as
+    that of a slice, which puts zeros around them."""
+    rule = eqn.op.transpose
+    assert not isinstance(rule, No)
+    try:
+        return rule(eqn.op, cts, inputs, eqn.params)
+    except VarianceError:
+        if not any(ct is not None and ct.type.unreduced for ct in cts):
+            raise
+        return rule(eqn.op, [summed(ct) for ct in cts], inputs, eqn.params)
 
 
 def _not_linear(eqn: Eqn, types: Sequence[TensorType]) -> DifferentiationError:
