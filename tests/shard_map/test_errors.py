@@ -818,6 +818,13 @@ def test_the_summand_of_each_device_is_to_be_seen_where_there_are_devices():
     assert mw.typeof(mw.device_put(OWED, mw.NamedSharding(MESH, P()))).short() == "f32[2]"
 
 
+def test_an_array_like_a_partial_sum_is_whole_and_placed_as_it_is():
+    for make in (mnp.zeros_like, mnp.ones_like, mnp.empty_like, lambda x: mnp.full_like(x, 3)):
+        at_once, jitted = make(OWED), mw.jit(make)(OWED)
+        assert mw.typeof(at_once).short() == mw.typeof(jitted).short() == "f32[2]"
+        close(at_once, np.asarray(jitted))
+
+
 def test_the_cotangent_of_a_sum_is_its_value():
     f = smap(lambda x: x, P("i"), P(sum="i"))
     for pull in (mw.vjp(f, X)[1], mw.linear_transpose(f, X)):

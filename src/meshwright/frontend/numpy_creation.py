@@ -194,6 +194,9 @@ def full_like(
     if shape is None and device is None and out_sharding is None and state.builder is None:
         device = a._sharding if a.__class__ is Array else getattr(a, "sharding", None)
         device = device if getattr(device, "committed", True) else None
+        spec = getattr(device, "spec", None)
+        if device is not None and spec is not None and spec.unreduced:  # what is made is whole, and no partial sum
+            device = device.__class__(device.mesh, spec.update(unreduced=()))
     shape = static_shape(a.shape if shape is None else shape)
     no_negative(shape, "a size of mnp.full_like")
     if dtype is not None:
