@@ -153,8 +153,8 @@ def test_different_meshes() -> None:
         "  fix:  mw.device_put(x, mw.NamedSharding(mesh, spec)) with one mesh for all"
     )
     assert message(mw.jit(lambda a, b: a + b), put((8, 4), "x"), put((8, 4), "a", mesh=other)) == (
-        "The arguments and results of one program are on different meshes.\n"
-        '  why:  one is on <["x"=2, "y"=2]>, another on <["a"=2, "b"=2]>\n'
+        "add cannot take f32[8@x,4], f32[8@a,4].\n"
+        '  why:  they are on different meshes, <["x"=2, "y"=2]> and <["a"=2, "b"=2]>\n'
         "  fix:  mw.device_put(x, mw.NamedSharding(mesh, spec)) with one mesh for all"
     )
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from math import prod
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -203,3 +204,101 @@ def test_random_programs_on_random_views_of_the_same_devices():
 def test_random_programs_on_random_views_of_the_same_devices_again(seed):
     random = Random(seed)
     assert sum(run_one(random) for _ in range(80)) > 80
+
+
+# Explicit axes: types say which mesh a value is on
+
+E_A, E_B = (mw.Mesh(m.device_ids, m.axis_names, axis_types=(mw.AxisType.Explicit,) * 2) for m in (A, B))
+
+
+def test_values_on_two_explicit_meshes_go_their_own_ways_and_meet_by_reshard():
+    x, y = put(X, E_A, "x", "y"), put(W, E_B, "a", "b")
+    there = mw.NamedSharding(E_B, mw.P("a", "b"))
+
+    def f(x: Any, y: Any) -> Any:
+        return mnp.tanh(x) * 2, mw.reshard(x, there) - y.T.T, y + 1
+
+    compiled = mw.jit(f).lower(x, y).compile()
+    assert {one.kind for one in compiled.collectives} == {"permute"}
+    first, second, third = compiled(x, y)
+    assert [str(mw.typeof(v)) for v in (first, second, third)] == ["float32[6@x,6@y]", *["float32[6@a,6@b]"] * 2]
+    np.testing.assert_allclose(first, np.tanh(X) * 2, rtol=1e-6)
+    np.testing.assert_array_equal(second, X - W)
+    np.testing.assert_array_equal(third, W + 1)
+    program = mw.jit(f).lower(x, y).program
+    assert str(program).startswith("mesh(x=2, y=3)\nmesh(a=3, b=2)\n") and mw.parse_program(str(program)) == program
+    text = mw.jit(f).lower(x, y).as_text()
+    assert 'sdy.sharding_constraint %arg0 <@mesh_0, [{"a"}, {"b"}]>' in text
+    slope = mw.jit(mw.grad(lambda x: mnp.sum(mw.reshard(x, there) ** 2)))(x)
+    assert str(mw.typeof(slope)) == "float32[6@x,6@y]"
+    np.testing.assert_array_equal(slope, 2 * X)
+    captured = mw.jit(lambda x: mw.reshard(x, there) + y)(x)  # from outside
+    np.testing.assert_array_equal(captured, X + W)
+
+
+def test_explicit_meshes_that_types_do_not_tell_apart_are_refused():
+    back = mw.Mesh(BACK.device_ids, BACK.axis_names, axis_types=(mw.AxisType.Explicit,) * 2)
+    with pytest.raises(mw.MeshwrightError) as caught:
+        mw.jit(lambda x: mw.reshard(x, mw.NamedSharding(back, mw.P("x"))))(put(X, E_A, "x", "y"))
+    assert caught.value.what == "One program names two meshes."
+    assert caught.value.why.endswith(", and types do not tell the two apart")
+    with pytest.raises(mw.MeshwrightError) as caught:
+        mw.jit(mnp.add)(put(X, E_A, "x", "y"), put(W, E_B, "a", "b"))
+    assert caught.value.what == "add cannot take f32[6@x,6@y], f32[6@a,6@b]."
+    assert caught.value.why == 'they are on different meshes, <["x"=2, "y"=3]> and <["a"=3, "b"=2]>'
+
+
+def explicit_one(random: Random) -> None:
+    """A random chain of ops, with reshards between two Explicit meshes of the same devices in any order."""
+    devices = random.choice([6, 8])
+    order = random.sample(range(devices), devices)
+    shapes = random.sample([s for s in COUNTS[devices] if len(s) == 2], 2)
+    orders = (list(range(devices)), order)
+    meshes = [
+        mw.Mesh(np.array(ids).reshape(sizes), tuple(names), axis_types=(mw.AxisType.Explicit,) * 2)
+        for ids, sizes, names in zip(orders, shapes, ("xy", "ab"), strict=True)
+    ]
+    n = 2 * devices
+    plan = [(random.randrange(4), random_sharding(random, meshes, 2)) for _ in range(random.randint(1, 4))]
+
+    def f(xp: Any) -> Any:
+        def run(v: Any) -> Any:
+            for kind, there in plan:
+                if kind == 0:
+                    v = xp.tanh(v) + 1
+                elif kind == 1:
+                    v = v.T * 2
+                elif kind == 2:
+                    v = v - xp.sum(v, 0, keepdims=True) / n
+                v = mw.reshard(v, there) if xp is mnp else v
+            return v
+
+        return run
+
+    x = np.random.default_rng(random.randrange(1 << 30)).normal(size=(n, n)).astype(np.float32)
+    start = random_sharding(random, meshes, 2)
+    placed = mw.device_put(x, start)
+    found = mw.jit(f(mnp))(placed)
+    np.testing.assert_allclose(found, f(np)(x), rtol=1e-4, atol=1e-4)
+    assert found.sharding.is_equivalent_to(plan[-1][1], 2)
+    slope = mw.jit(mw.grad(lambda v: mnp.sum(f(mnp)(v) ** 2)))(placed)
+    expected = mw.grad(lambda v: mnp.sum(f(np_like)(v) ** 2))(x)
+    np.testing.assert_allclose(slope, expected, rtol=1e-3, atol=1e-3)
+    assert slope.sharding.is_equivalent_to(start, 2)
+
+
+np_like = SimpleNamespace(tanh=mnp.tanh, sum=mnp.sum)  # without reshards
+
+
+def test_random_programs_on_two_explicit_meshes():
+    random = Random(0)
+    for _ in range(20):
+        explicit_one(random)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(1, 5))
+def test_random_programs_on_two_explicit_meshes_again(seed):
+    random = Random(seed)
+    for _ in range(80):
+        explicit_one(random)

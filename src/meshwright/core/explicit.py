@@ -98,8 +98,10 @@ def result_layouts(
 
     A ``product`` is linear in each operand: what it sums over may be split in several of them.
     """
-    mesh = _one_mesh(name, types, params)
     given: Asked | None = params.get("out_sharding")
+    if name == "sharding_constraint" and given is not None and _moves(types[0], explicit_mesh(given[1])):
+        return [_moved(types[0], *given)]
+    mesh = _one_mesh(name, types, params)
     if not callable(rule):
         split = next((n for n, t in enumerate(types) if t.sharding is not None), None)
         if split is not None:
@@ -362,6 +364,21 @@ class _Question:
 
     def _error(self, why: str, fix: str) -> ShardingError:
         return _error(self.name, self.types, why, fix)
+
+
+def _moves(t: TensorType, mesh: AbstractMesh) -> bool:
+    """Whether a value is on another mesh than this."""
+    return t.sharding is not None and t.sharding.mesh != mesh
+
+
+def _moved(t: TensorType, spec: PartitionSpec, axes: MeshAxes) -> Layout:
+    """The layout of a value that goes to another mesh: what a spec leaves open is whole."""
+    mesh = explicit_mesh(axes)
+    if spec.unreduced or t.unreduced:
+        raise _apart("sharding_constraint", [t], t.sharding.mesh if t.sharding is not None else mesh, mesh)
+    entries = [*spec.partitions, *[None] * (t.ndim - len(spec.partitions))]
+    dims = tuple(resolve(mesh, [read_axis(axis) for axis in entry_axes(entry)]) for entry in entries)
+    return Layout(type_sharding(mesh, dims), ())
 
 
 def _one_mesh(name: str, types: Sequence[TensorType], params: Params) -> AbstractMesh:

@@ -19,21 +19,18 @@ BARE[bool] = TensorType((), dtypes.BOOL)
 
 def print_program(program: Program, sources: bool = True, constants: bool = False) -> str:
     """The text of a program; ``sources`` adds the user's lines, ``constants`` writes large arrays in full."""
-    mesh = _mesh_of(program)
-    first = (
-        [] if mesh is None else [f"mesh({', '.join(f'{axis_text(name)}={size}' for name, size in mesh.shape.items())})"]
-    )
-    return "\n".join([*first, *_lines(program, _Names(), sources, constants)])
+    named = [", ".join(f"{axis_text(name)}={size}" for name, size in mesh.shape.items()) for mesh in _meshes(program)]
+    return "\n".join([*(f"mesh({axes})" for axes in named), *_lines(program, _Names(), sources, constants)])
 
 
-def _mesh_of(program: Program) -> Any:
-    """The mesh that shardings in types are on, if there are any."""
+def _meshes(program: Program) -> dict[Any, None]:
+    """The meshes that shardings in types are on, in the order they are first seen."""
     variables = [*program.inputs, *(var for var, _ in program.constants), *(v for e in program.eqns for v in e.outputs)]
-    found = next((v.type.sharding for v in variables if v.type.sharding is not None), None)
-    if found is not None:
-        return found.mesh
-    inside = (_mesh_of(region) for eqn in program.eqns for _, region in eqn.regions())
-    return next((mesh for mesh in inside if mesh is not None), None)
+    found = {v.type.sharding.mesh: None for v in variables if v.type.sharding is not None}
+    for eqn in program.eqns:
+        for _, region in eqn.regions():
+            found.update(_meshes(region))
+    return found
 
 
 set_printer(print_program)

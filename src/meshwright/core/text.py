@@ -49,8 +49,8 @@ def parse_program(text: str) -> Program:
     (ShapedArray(float32[3]),)
     """
     reader = TextReader(text, "a program")
-    if reader.accept("mesh"):
-        reader.mesh = read_mesh(reader)
+    while reader.accept("mesh"):
+        reader.meshes.append(read_mesh(reader))
     program = _parse_program(reader, {})
     reader.finish()
     return program

@@ -63,7 +63,7 @@ class TextReader:
                 self.tokens.append((match.lastgroup or "", match.group(), position))
             position = match.end()
         self.tokens.append(("end", "the end of the text", len(text)))
-        self.mesh: AbstractMesh | None = None
+        self.meshes: list[AbstractMesh] = []
 
     def error_at(self, position: int, why: str) -> TextError:
         before = self.text[:position]

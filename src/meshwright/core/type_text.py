@@ -62,7 +62,7 @@ def read_split(reader: TextReader) -> tuple[AxisRef, ...]:
     """The axes that split a dim: ``@x``, ``@(x,y)``, or nothing."""
     if not reader.accept("@"):
         return ()
-    if reader.mesh is None:
+    if not reader.meshes:
         raise reader.error("a dim is split over an axis, and no mesh is given: mesh(x=2, y=4) before the program")
     several = reader.accept("(")
     return tuple(read_list(reader, ")", lambda: read_ref(reader))) if several else (read_ref(reader),)
@@ -74,11 +74,12 @@ def read_ref(reader: TextReader) -> AxisRef:
 
     position = reader.peek_full()[2]
     text = read_axis_name(reader)
-    assert reader.mesh is not None
+    named = [mesh for mesh in reader.meshes if text.partition(":(")[0] in mesh.axis_by_name]
     try:
-        return resolve(reader.mesh, [read_axis(text)])[0]
+        return resolve((named or reader.meshes)[0], [read_axis(text)])[0]
     except KeyError:
-        why = f"the mesh has the axes {', '.join(reader.mesh.axis_names)}, and not {brief(text)}"
+        axes = ", ".join(name for mesh in reader.meshes for name in mesh.axis_names)
+        why = f"the mesh has the axes {axes}, and not {brief(text)}"
     except (MeshwrightError, ValueError, ZeroDivisionError):
         why = f"{brief(text)} is no part of the axis"
     raise reader.error_at(position, why)
@@ -93,8 +94,11 @@ def read_sharding(reader: TextReader, position: int, dims: list[tuple[AxisRef, .
     for n, axis in enumerate(axes):
         if any(axis.overlaps(other) for other in axes[:n]):
             raise reader.error_at(position, f"{axis.name} splits two dims")
-    assert reader.mesh is not None
-    return type_sharding(reader.mesh, tuple(dims))
+    names = {axis.name for axis in axes}
+    mesh = next((mesh for mesh in reader.meshes if names <= set(mesh.axis_names)), None)
+    if mesh is None:
+        raise reader.error_at(position, "its dims are split over axes of different meshes")
+    return type_sharding(mesh, tuple(dims))
 
 
 def read_type(reader: TextReader) -> TensorType:

@@ -70,21 +70,23 @@ class Untyped(NamedTuple):
     vars: Mapping[Atom, Var]
 
 
-def untyped(program: Program, mesh: BaseMesh) -> Untyped:
+def untyped(program: Program, mesh: BaseMesh, others: Sequence[BaseMesh] = ()) -> Untyped:
     """A program for a mesh with Explicit axes as one of plain types, and the layouts that its types fixed.
 
-    Along Explicit axes a value is laid out as its type says; dims stay open to Auto axes.
+    Along Explicit axes a value is laid out as its type says; dims stay open to Auto axes. ``others`` are meshes that
+    some of its types are on.
     """
     if mesh.explicit_mesh is None:
         return Untyped(program, {}, {})
-    reader = _Stripper(mesh)
+    reader = _Stripper(mesh, {other.explicit_mesh: other for other in others if other != mesh})
     found = reader.program(program)
     return Untyped(found, reader.fixed, reader.vars)
 
 
 class _Stripper:
-    def __init__(self, mesh: BaseMesh) -> None:
+    def __init__(self, mesh: BaseMesh, others: Mapping[BaseMesh | None, BaseMesh]) -> None:
         self.mesh = mesh
+        self.others = others  # by what the shardings in types are on
         self.explicit = tuple(mesh.axis_by_name[name] for name in mesh.explicit_axes)
         self.has_auto = bool(mesh.auto_axes)
         self.fixed: dict[Var, TensorSharding] = {}
@@ -127,7 +129,13 @@ class _Stripper:
     def params(self, eqn: Eqn) -> Params:
         if eqn.op.name == "shard_map":  # inside, nothing is on the mesh
             return eqn.params
-        return {key: self.value(value) for key, value in eqn.params.items() if key != "out_sharding"}
+        found = {key: self.value(value) for key, value in eqn.params.items() if key != "out_sharding"}
+        other = self.other(eqn.outputs[0].type) if eqn.op.name == "sharding_constraint" else None
+        return found if other is None else {**found, "mesh": str(other)}
+
+    def other(self, type: TensorType) -> BaseMesh | None:
+        """The mesh that a type is on, if it is not the program's."""
+        return None if type.sharding is None else self.others.get(type.sharding.mesh)
 
     def value(self, value: Any) -> Any:
         if isinstance(value, Program):
@@ -136,6 +144,10 @@ class _Stripper:
 
     def fix(self, var: Var, type: TensorType, spec: PartitionSpec | None = None) -> None:
         """Note the layout that a type says; a spec may add Auto axes to it."""
+        other = self.other(type)
+        if other is not None and type.sharding is not None:
+            self.fixed[var] = TensorSharding(other, [DimensionSharding(dim.axes) for dim in type.sharding.dims])
+            return
         dims: list[Axes] = [()] * type.ndim
         if type.sharding is not None:
             dims = [dim.axes for dim in type.sharding.dims]

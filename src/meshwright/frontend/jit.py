@@ -277,8 +277,8 @@ class Jitted:
             types = typed(types, placement.in_shardings)
         try:
             traced = trace_flat(self._with_statics(statics), in_tree, types)
-            if placement is None:  # arrays from outside whose layout is part of their type
-                state.meshes += [x._sharding.mesh for x in traced.captured if x.__class__ is Array and x.type.sharding]
+            # Arrays from outside whose layout is part of their type.
+            state.meshes += [x._sharding.mesh for x in traced.captured if x.__class__ is Array and x.type.sharding]
             meshes = [one for one in state.meshes if not isinstance(one, Mapped)]
             mapped = {str(one.mesh): one.mesh for one in state.meshes if isinstance(one, Mapped)}
             if not meshes and len(mapped) == 1:  # several shard_maps can be over a mesh each, which then none is on
@@ -293,13 +293,13 @@ class Jitted:
                     from meshwright.frontend.partitioning import views
 
                     (named,) = mapped.values()
-                    if all(views(named, mesh) for mesh in (placement.mesh, *meshes)):
+                    if named.explicit_mesh is None and all(views(named, mesh) for mesh in (placement.mesh, *meshes)):
                         placement = placement._replace(mesh=named)
                 if any(str(mesh) != str(placement.mesh) for mesh in meshes):
                     _check_devices(placement.mesh, meshes)
                     state.mesh = placement.mesh
                     traced = trace_flat(self._with_statics(statics), in_tree, types)
-                placement = placement._replace(overlap=self.overlap)
+                placement = placement._replace(overlap=self.overlap, others=(*placement.others, *meshes))
         finally:
             state.meshes, state.mesh = before
         return traced, placement or device
@@ -326,17 +326,19 @@ class Jitted:
 
 
 def _check_devices(mesh: Any, named: Sequence[Any]) -> None:
-    """Several meshes of a program are views of the same devices, and no types say how values lie on them."""
+    """Several meshes of a program are views of the same devices, which types tell apart where axes are Explicit."""
+    from meshwright.frontend.partitioning import views
+
     for other in named:
         if str(other) == str(mesh):  # though the types of its axes may be seen differently
             continue
-        typed = mesh.explicit_mesh is not None or other.explicit_mesh is not None
-        if typed or not mesh.has_devices_of(other):
+        if not views(mesh, other):
+            typed = mesh.has_devices_of(other)
             raise MeshError(
                 "One program names two meshes.",
                 where=here(),
                 why=f"it runs on {mesh}, and a constraint in it is about {other}"
-                + (", and with Explicit axes one mesh is part of all types" if typed else ", which has other devices"),
+                + (", and types do not tell the two apart" if typed else ", which has other devices"),
                 fix="mw.NamedSharding(mesh, spec) with one mesh for all, or two jitted functions",
             )
 

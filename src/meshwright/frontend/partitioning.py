@@ -54,6 +54,7 @@ class Placement(NamedTuple):
     out_shardings: Any  # a prefix of the tree of results
     overlap: Overlap | None = None
     groups: tuple[int, ...] = ()  # which argument of the function each of these is part of
+    others: tuple[BaseMesh, ...] = ()  # meshes that values are on, too
 
 
 @dataclass(frozen=True)
@@ -187,7 +188,7 @@ def placement_of(
             fix=f"mw.make_mesh({meshes[0].axis_sizes}, {meshes[0].axis_names}), which needs no machine",
         )
     groups = [n for n, arg in enumerate([*args, kwargs]) for _ in tree.leaves(arg)]
-    return Placement(meshes[0], tuple(chosen), out_shardings, groups=tuple(groups))
+    return Placement(meshes[0], tuple(chosen), out_shardings, groups=tuple(groups), others=tuple(meshes[1:]))
 
 
 def on_one_device(places: Sequence[Any], meshes: Sequence[BaseMesh]) -> SingleDeviceSharding | None:
@@ -197,9 +198,15 @@ def on_one_device(places: Sequence[Any], meshes: Sequence[BaseMesh]) -> SingleDe
 
 
 def views(mesh: BaseMesh, other: BaseMesh) -> bool:
-    """Whether two meshes are views of the same devices that one program can have: no types say how values lie."""
-    typed = mesh.explicit_mesh is not None or other.explicit_mesh is not None
-    return not typed and isinstance(mesh, Mesh) and mesh.has_devices_of(other)
+    """Whether two meshes are views of the same devices that one program can have.
+
+    If their axes are Explicit, types are on either, and say by the names of axes on which.
+    """
+    if not isinstance(mesh, Mesh) or not mesh.has_devices_of(other):
+        return False
+    if mesh.explicit_mesh is None and other.explicit_mesh is None:
+        return True
+    return not (mesh.auto_axes or other.auto_axes or {*mesh.axis_names} & {*other.axis_names})
 
 
 def _beside(shardings: Any, args: Sequence[Any], kwargs: Mapping[str, Any], names: Sequence[str]) -> tuple[Any, Any]:
@@ -254,7 +261,7 @@ def put_on_mesh(program: Program, placement: Placement, out_tree: tree.TreeDef) 
     program, given_in, written = with_rows(program, mesh, placement.in_shardings, written)
     placement = placement._replace(in_shardings=tuple(given_in), out_shardings=tree.unflatten(out_tree, written))
     whole = own_regions(inline_calls(program, shard_maps=apart(program, mesh)))
-    program, fixed, vars = untyped(whole, mesh)
+    program, fixed, vars = untyped(whole, mesh, placement.others)
     given = [
         None if s is None else s.to_tensor_sharding(v.type.ndim)
         for s, v in zip(placement.in_shardings, program.inputs, strict=True)

@@ -52,7 +52,7 @@ def lowered_text(program: Program, call: Call) -> str:
     )
     program = finished_sums(inline_calls(program, shard_maps=False), written)
     program, in_shardings, written = with_rows(program, mesh, placement.in_shardings, written)
-    found = untyped(program, mesh)
+    found = untyped(program, mesh, placement.others)
     outs = [
         _tensor_sharding(place, t) if place is not None else with_sums_taken(found.fixed.get(atom), t)  # type: ignore[arg-type]
         for place, atom, t in zip(written, found.program.outputs, program.out_types, strict=True)
