@@ -78,6 +78,12 @@ OPS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str]] = {
     "largest": (lambda a: mnp.max(a, 0), (XY,), "[4@y]"),
     "concatenate": (lambda a: mnp.concatenate([a, a], 1), (X,), "[8@x,8]"),
     "join along a split dim": (lambda a: mnp.concatenate([a, 2 * a]), (X,), "[16@x,4]"),
+    "like it": (lambda a: (mnp.zeros_like(a), mnp.full_like(a, a.sum())), (XY,), "[8@x,4@y] [8@x,4@y]"),
+    "a carry like a row": (
+        lambda a: lax.scan(lambda c, r: (c + r, c * r), mnp.ones_like(a[0]), a),
+        (put((8, 4), None, "y"),),
+        "[4@y] [8,4@y]",
+    ),
     "uneven": (lambda a: a * a, (put((5, 4), "x"),), "[5@x,4]"),
 }
 

@@ -90,6 +90,19 @@ def test_a_shard_map_over_another_mesh_takes_its_arguments_there():
         np.testing.assert_array_equal(mw.jit(both)(put(X, mesh, mesh.axis_names[0])), expected)
 
 
+def test_what_is_simulated_and_explained_is_on_the_mesh_of_the_collectives():
+    whole = lambda q: lax.psum(q * (1.0 + lax.axis_index("x")), "x")
+    wide, tall = (mw.Mesh(np.arange(6).reshape(shape), ("x", "y")) for shape in ((2, 3), (3, 2)))
+    f = mw.jit(mw.shard_map(whole, mesh=wide, in_specs=mw.P(), out_specs=mw.P()))
+    on = [f.lower(put(np.ones((512, 512), np.float32), mesh)).compile() for mesh in (wide, tall)]
+    assert [compiled.mesh for compiled in on] == [wide, wide]
+    assert on[0].simulate("tpu v5e").seconds == on[1].simulate("tpu v5e").seconds
+    assert on[0].explain() == on[1].explain()
+    there = mw.NamedSharding(mw.Mesh(np.array([3, 1, 0, 2, 5, 4]), ("z",)), mw.P("z"))
+    moved = mw.jit(lambda x: lax.with_sharding_constraint(x, there).sum(0)).lower(put(X, A, "y", "x")).compile()
+    assert "it is constrained to P('z',)" in moved.explain()
+
+
 def test_other_devices_are_refused():
     x, other = put(X, A, "x"), mw.Mesh(np.arange(6, 12), ("x",))
     with pytest.raises(mw.MeshwrightError) as caught:

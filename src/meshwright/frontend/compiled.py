@@ -13,6 +13,7 @@ from meshwright.core.types import TensorType
 from meshwright.errors import ShapeError, TreeError
 
 if TYPE_CHECKING:
+    from meshwright.core.mesh import Mesh
     from meshwright.frontend.jit import Executable
     from meshwright.frontend.partitioning import Collective
     from meshwright.frontend.sharding_reasons import ShardingReasons
@@ -76,6 +77,18 @@ class Compiled:
         """The program of one device; of the only one, if nothing is on a mesh."""
         placed = self._executable.placed
         return placed.local if placed is not None else self._executable.program  # type: ignore[no-any-return]
+
+    @property
+    def mesh(self) -> Mesh | None:
+        """The mesh of the devices that run it, or None; of several views of the same devices, that of the collectives.
+
+        >>> import meshwright as mw, meshwright.numpy as mnp
+        >>> x = mw.device_put(mnp.ones(8), mw.NamedSharding(mw.make_mesh((4,), ("x",)), mw.P("x")))
+        >>> print(mw.jit(lambda x: x * 2).lower(x).compile().mesh)
+        <["x"=4]>
+        """
+        placed = self._executable.placed
+        return None if placed is None else placed.mesh
 
     def as_text(self, *, iota: bool = True) -> str:
         """The program of one device as a module of HLO, with its collectives; XLA reads it.

@@ -133,7 +133,7 @@ def suggestions(placed: OnMesh, names: Sequence[str]) -> list[Suggestion]:
     for index, layout in list(placed.moved.items())[:MOST_TRIED]:
         spec = layout.to_named().spec
         given = list(placed.placement.in_shardings)
-        given[index] = NamedSharding(placed.mesh, spec)
+        given[index] = NamedSharding(layout.mesh, spec)
         placement = placed.placement._replace(in_shardings=tuple(given), out_shardings=results, overlap=None)
         other = put_on_mesh(placed.source, placement, placed.out_tree)
         saved = now - received(other.collectives)
@@ -152,7 +152,7 @@ def audit(placed: OnMesh, names: Sequence[str]) -> list[Held]:
             continue
         used = {axis.name for axis in axes_used(sharding)}
         local = sharding.local_shape(var.type.shape)
-        free = tuple(a.name for a in placed.mesh.axes if a.name not in used and any(n % a.size == 0 for n in local))
+        free = tuple(a.name for a in sharding.mesh.axes if a.name not in used and any(n % a.size == 0 for n in local))
         if free:
             found.append(Held(labels.get(var) or lines[var], var.type, free))
     return sorted(found, key=lambda one: -one.type.nbytes)

@@ -49,6 +49,7 @@ from meshwright.frontend.operands import (
 )
 from meshwright.frontend.tracing import check_function
 from meshwright.ops import basic, elementwise
+from meshwright.ops.layout import laid_out
 from meshwright.ops.shape import iota, pad, slice_
 
 
@@ -191,6 +192,7 @@ def full_like(
     if not (hasattr(a, "shape") and hasattr(a, "dtype")):
         a = value(a)
     have, weak = (dtypes.canonical(np.dtype(a.dtype)), getattr(a, "weak_type", False))
+    like = getattr(a, "type", None) if shape is None and device is None and out_sharding is None else None
     if shape is None and device is None and out_sharding is None and state.builder is None:
         device = a._sharding if a.__class__ is Array else getattr(a, "sharding", None)
         device = device if getattr(device, "committed", True) else None
@@ -206,7 +208,10 @@ def full_like(
     else:
         given = value(fill_value)
         fill = basic.convert(given, dtype=have, weak=weak and not given.ndim)
-    return placed(broadcast(fill, shape), device, out_sharding)
+    filled = broadcast(fill, shape)
+    if like is not None and like.sharding is not None and device is None:  # traced, over Explicit axes
+        return laid_out(filled, like)
+    return placed(filled, device, out_sharding)
 
 
 # Ranges

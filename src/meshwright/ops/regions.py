@@ -10,11 +10,11 @@ from meshwright.core.op import Cost, No, Value
 from meshwright.core.program import Atom, Program
 from meshwright.core.source import here
 from meshwright.core.trace import close, lift, trace
-from meshwright.core.types import TensorType
+from meshwright.core.types import TensorType, union
 from meshwright.errors import ShapeError
 from meshwright.ops.basic import broadcast_in_dim, convert, zeros
 from meshwright.ops.layout import laid_out
-from meshwright.transform.batch import batch_axis
+from meshwright.transform.batch import batch_axis, batch_split
 
 Mask = tuple[bool, ...]
 NO_FACTORS = No("propagation goes through its regions, not over it")
@@ -164,7 +164,8 @@ def broadcast_batch(x: Value, is_batched: bool, size: int) -> Value:
     """``x`` with a batch dim in front, repeated if it has none."""
     if is_batched:
         return x
-    return broadcast_in_dim(x, shape=(size, *x.shape), dims=tuple(range(1, x.ndim + 1)))
+    repeated = broadcast_in_dim(x, shape=(size, *x.shape), dims=tuple(range(1, x.ndim + 1)))
+    return lift(repeated, union((x.type.varying, batch_split())))
 
 
 def batch_type(t: TensorType, is_batched: bool, size: int) -> TensorType:
@@ -172,4 +173,4 @@ def batch_type(t: TensorType, is_batched: bool, size: int) -> TensorType:
     axis = batch_axis()
     if axis in t.varying:
         t = t.with_(varying=tuple(a for a in t.varying if a != axis))
-    return t.stack(size) if is_batched else t
+    return t.stack(size).with_(varying=union((t.varying, batch_split()))) if is_batched else t

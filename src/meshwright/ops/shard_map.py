@@ -43,7 +43,7 @@ from meshwright.ops.regions import (
     spread,
 )
 from meshwright.ops.stacked import stacked_program
-from meshwright.transform.batch import batch_axis, batch_program, batching_over, spmd_axes
+from meshwright.transform.batch import batch_axis, batch_program, batch_split, batching_over, spmd_axes
 from meshwright.transform.derivative import jvp_program, linearize_program
 from meshwright.transform.simplify import dce
 from meshwright.transform.transpose import transpose_program
@@ -372,7 +372,7 @@ def _batch(
         return spec.update((entry, *spec.partitions)) if is_batched else spec
 
     def step(*values: Any) -> tuple[list[Any], list[bool]]:
-        with batching_over(batch_axis()):
+        with batching_over(batch_axis(), split=union((batch_split(), spmd))):
             outs, flags = batch_program(body, local, values, batched)
         wanted = [union((varying_axes(placed(spec, b)), _outer(x.type.varying, manual)))
                   for x, spec, b in zip(outs, params["out_specs"], flags, strict=True)]  # fmt: skip

@@ -16,21 +16,22 @@ from meshwright.errors import MeshwrightError
 class _State(threading.local):
     axis: str | None = None  # the mesh axis whose devices are the examples of the batch
     spmd: tuple[str, ...] = ()  # the mesh axes that the batch itself is to be split over
+    split: tuple[str, ...] = ()  # the mesh axes that it is split over, inside of a shard_map
 
 
 _state = _State()
 
 
 @contextmanager
-def batching_over(axis: str | None, spmd: tuple[str, ...] = ()) -> Iterator[None]:
+def batching_over(axis: str | None, spmd: tuple[str, ...] = (), split: tuple[str, ...] = ()) -> Iterator[None]:
     """Let the batch be the devices along a mesh axis, so that collectives over it work across the batch; or let the
-    batch be split over the axes ``spmd`` where it enters a shard_map."""
-    before = _state.axis, _state.spmd
-    _state.axis, _state.spmd = axis, spmd
+    batch be split over the axes ``spmd`` where it enters a shard_map, in which it is ``split`` then."""
+    before = _state.axis, _state.spmd, _state.split
+    _state.axis, _state.spmd, _state.split = axis, spmd, split
     try:
         yield
     finally:
-        _state.axis, _state.spmd = before
+        _state.axis, _state.spmd, _state.split = before
 
 
 def batch_axis() -> str | None:
@@ -41,6 +42,11 @@ def batch_axis() -> str | None:
 def spmd_axes() -> tuple[str, ...]:
     """The mesh axes that the batch is to be split over."""
     return _state.spmd
+
+
+def batch_split() -> tuple[str, ...]:
+    """The mesh axes that the batch is split over: batched values vary over them."""
+    return _state.split
 
 
 def batch_program(
