@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 import meshwright as mw
-from tests.frontend.calls.drawing import Calls, Drawer, Unfit
+from tests.frontend.calls.drawing import Calls, Drawer, draw_call
 from tests.frontend.calls.package_calls import PACKAGE, RANDOM, TREE
 from tests.frontend.chains import TABLES, TAKEN, namespace
 
@@ -76,14 +76,10 @@ class BadCall:
 def draw_bad_call(seed: Any, prefix: str, name: str) -> BadCall | None:
     """A call of a name with one argument replaced; None if none can be drawn."""
     entry, d = ALL_TABLES[prefix][name], Drawer(seed, fresh=1.0)
-    then = ""
-    if isinstance(entry, Calls):
-        try:
-            text = d.choose(entry.draws)(d)
-        except Unfit:
-            return None
-    else:
-        text, then = d.choose(entry)
+    drawn = draw_call(entry, d)
+    if drawn is None:
+        return None
+    text, then = drawn
     arguments = split_arguments(text)
     bad, why = d.choose(BAD)
     if not arguments or d.flag(0.15):  # an argument that was not given

@@ -16,7 +16,7 @@ import numpy as np
 import meshwright as mw
 from tests.frontend.bad_arguments import ACCEPTED, ALL_TABLES, limited, of_the_call
 from tests.frontend.calls.array_calls import ARRAY
-from tests.frontend.calls.drawing import Calls, Drawer, Unfit, dtype_of
+from tests.frontend.calls.drawing import Calls, Drawer, draw_call, dtype_of
 from tests.frontend.chains import TAKEN, namespace
 
 TABLES = {**ALL_TABLES, "": ARRAY}
@@ -67,14 +67,10 @@ def _leaves(x: Any) -> list[Any]:
 def draw_near_miss(seed: Any, prefix: str, name: str) -> NearMiss | None:
     """A call of a name with one thing changed; None if nothing can be."""
     entry, d = TABLES[prefix][name], Drawer(seed, fresh=1.0)
-    then = ""
-    if isinstance(entry, Calls):
-        try:
-            text = d.choose(entry.draws)(d)
-        except Unfit:
-            return None
-    else:
-        text, then = d.choose(entry)
+    drawn = draw_call(entry, d)
+    if drawn is None:
+        return None
+    text, then = drawn
     before = f"{prefix}{name}({text})" if prefix else text
     tree = ast.parse(before, mode="eval")
     places = _Places(set(d.arguments))

@@ -10,8 +10,9 @@ from meshwright.core.program import Atom, Eqn, Literal, Program, Var
 from meshwright.core.source import here
 from meshwright.core.trace import Array, apply, read, state
 from meshwright.core.types import TensorType
-from meshwright.errors import DifferentiationError, VarianceError
+from meshwright.errors import DifferentiationError, ShardingError, VarianceError
 from meshwright.ops.cotangent import Cotangent, as_value, summed
+from meshwright.ops.layout import laid_out
 from meshwright.ops.rules import Negative
 from meshwright.transform.derivative import no_rule
 
@@ -82,7 +83,7 @@ def _pull(
 
 def _transposed(eqn: Eqn, cts: Sequence[Any | None], inputs: Sequence[Any]) -> Sequence[Any | None]:
     """What the transpose rule of an equation gives; of the sums of its cotangents, if it does not take partial sums, as
-    that of a slice, which puts zeros around them."""
+    that of a slice, which puts zeros around them; of whole ones, if types do not say how theirs go back."""
     rule = eqn.op.transpose
     assert not isinstance(rule, No)
     try:
@@ -91,6 +92,15 @@ def _transposed(eqn: Eqn, cts: Sequence[Any | None], inputs: Sequence[Any]) -> S
         if not any(ct is not None and ct.type.unreduced for ct in cts):
             raise
         return rule(eqn.op, [summed(ct) for ct in cts], inputs, eqn.params)
+    except ShardingError:
+        if all(ct is None or ct.type.sharding is None for ct in cts):
+            raise
+        whole = [ct if ct is None else laid_out(ct, ct.type.with_(sharding=None)) for ct in cts]
+        found = rule(eqn.op, whole, inputs, eqn.params)
+        return [
+            laid_out(as_value(ct), x.type) if ct is not None and isinstance(x, Linear) else ct
+            for x, ct in zip(inputs, found, strict=True)
+        ]
 
 
 def _not_linear(eqn: Eqn, types: Sequence[TensorType]) -> DifferentiationError:

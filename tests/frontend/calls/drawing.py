@@ -300,3 +300,14 @@ class Drawer:
 
 class Unfit(Exception):
     """No arguments can be drawn for a call here; another call is drawn."""
+
+
+def draw_call(entry: Any, d: Drawer) -> tuple[str, str] | None:
+    """The arguments of a valid call of an entry, and those of a call of its result; None where none can be drawn."""
+    if not isinstance(entry, Calls):
+        text, then = d.choose(entry)
+        return text, then
+    try:
+        return d.choose(entry.draws)(d), ""
+    except Unfit:
+        return None
