@@ -110,7 +110,7 @@ def searched(capsys, *arguments: str) -> dict:
 
 @pytest.mark.parametrize("name", ["mlp", "transformer", "gpt"])
 def test_an_example_is_searched_from_its_train_step(name, capsys):
-    settings = {"mlp": "dim=64,layers=4", "transformer": "dim=64", "gpt": "vocab=64,length=16,dim=32,layers=2,heads=4"}
+    settings = {"mlp": "dim=64,layers=2", "transformer": "dim=64", "gpt": "vocab=64,length=16,dim=32,layers=2,heads=4"}
     found = searched(capsys, f"{EXAMPLES}/{name}.py", *SMALL, "--config", settings[name])
     assert found["strategies"] > 20
     assert found["best"]["strategy"]["data"] * found["best"]["strategy"]["horizontal"] <= 4

@@ -103,9 +103,9 @@ def test_a_pipeline_sends_what_a_stage_needs_and_sums_where_gradients_are():
     assert str(sends[0]) == "stage 0: send s_0 to stage 1 P('d',)"
     # Gradients are summed over microbatches and replicas in parts, as the products of a stage leave them.
     found = {run.names[0]: [(c.kind, c.axes) for c in compiled.collectives] for run, compiled in program.compiled}
-    assert found["l_0"] == found["bt_0"] == [("all_reduce", ("ddd",))]
-    assert found["bt_sum"] == found["bw_sum"] == found["cc_sum"] == []
-    assert found["bts_dp"] == found["ccs_dp"] == [("all_reduce", ("d",))]
+    assert found["l_0"] == found["bs_0"] == [("all_reduce", ("ddd",))]
+    assert found["bs_sum"] == found["bv_sum"] == found["cb_sum"] == []
+    assert found["bss_dp"] == found["cbs_dp"] == [("all_reduce", ("d",))]
     assert {kind for kinds in found.values() for kind, _ in kinds} == {"all_reduce"}
     again = {id(compiled) for run, compiled in program.compiled if run.names[0] in ("l_0", "l_1")}
     assert len(again) == 1  # microbatches share a program

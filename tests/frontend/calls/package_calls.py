@@ -55,6 +55,7 @@ PACKAGE: dict[str, list[tuple[str, str]] | NotDrawn] = {
             "NamedSharding",
             "P",
             "PartitionSpec",
+            "default_device",
             "devices",
             "get_mesh",
             "reshard",
