@@ -195,7 +195,7 @@ def compare(seed: int, count: int) -> int:
 
 
 def test_every_feature_through_every_place_is_what_shardy_makes_of_it():
-    assert compare(seed=0, count=16) > 12
+    assert compare(seed=0, count=6) >= 5
 
 
 @pytest.mark.slow
