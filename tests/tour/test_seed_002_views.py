@@ -240,13 +240,18 @@ def test_values_on_two_explicit_meshes_go_their_own_ways_and_meet_by_reshard():
     np.testing.assert_array_equal(third, W + 1)
     program = mw.jit(f).lower(x, y).program
     assert str(program).startswith("mesh(x=2, y=3)\nmesh(a=3, b=2)\n") and mw.parse_program(str(program)) == program
-    text = mw.jit(f).lower(x, y).as_text()
-    assert 'sdy.sharding_constraint %arg0 <@mesh_0, [{"a"}, {"b"}]>' in text
     slope = mw.jit(mw.grad(lambda x: mnp.sum(mw.reshard(x, there) ** 2)))(x)
     assert str(mw.typeof(slope)) == "float32[6@x,6@y]"
     np.testing.assert_array_equal(slope, 2 * X)
     captured = mw.jit(lambda x: mw.reshard(x, there) + y)(x)  # from outside
     np.testing.assert_array_equal(captured, X + W)
+
+
+def test_a_reshard_to_another_explicit_mesh_is_a_constraint_on_it_in_the_text():
+    pytest.importorskip("jaxlib")
+    there = mw.NamedSharding(E_B, mw.P("a", "b"))
+    text = mw.jit(lambda x: mw.reshard(x, there)).lower(put(X, E_A, "x", "y")).as_text()
+    assert '<@mesh_0, [{"a"}, {"b"}]>' in text and "sdy.sharding_constraint %arg0" in text
 
 
 def test_explicit_meshes_that_types_do_not_tell_apart_are_refused():
