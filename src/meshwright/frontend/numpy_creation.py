@@ -192,8 +192,9 @@ def full_like(
     if not (hasattr(a, "shape") and hasattr(a, "dtype")):
         a = value(a)
     have, weak = (dtypes.canonical(np.dtype(a.dtype)), getattr(a, "weak_type", False))
-    like = getattr(a, "type", None) if shape is None and device is None and out_sharding is None else None
-    if shape is None and device is None and out_sharding is None and state.builder is None:
+    as_it_lies = shape is None and device is None and out_sharding is None
+    like = getattr(a, "type", None) if as_it_lies else None
+    if as_it_lies and state.builder is None:
         device = a._sharding if a.__class__ is Array else getattr(a, "sharding", None)
         device = device if getattr(device, "committed", True) else None
         spec = getattr(device, "spec", None)
