@@ -45,24 +45,61 @@ def x32() -> Iterator[None]:
         yield
 
 
-# Long comparisons with JAX, by file: one test in so many runs with the quick ones, the others are slow.
+# Long tables of cases, by file: about one case in so many runs with the quick tests, the others are slow.
 SAMPLED = {
-    "transform/test_control_against_jax.py": 3,
-    "frontend/test_numpy_against_jax.py": 2,
+    "device/test_to_mesh.py": 2,
+    "device/test_transforms.py": 3,
     "frontend/test_more_numpy.py": 2,
     "frontend/test_nn.py": 2,
-    "random/test_random_against_jax.py": 2,
+    "frontend/test_numpy_against_jax.py": 4,
+    "frontend/test_operators.py": 2,
+    "frontend/test_single_calls.py": 2,
+    "frontend/test_transformed_against_jax.py": 2,
+    "interop/test_hlo.py": 2,
+    "interop/test_hlo_models.py": 2,
+    "interop/test_load_and_dump.py": 2,
+    "kernel/test_library.py": 2,
+    "models/test_models_against_jax.py": 3,
+    "ops/test_contraction.py": 2,
+    "ops/test_every_op.py": 3,
+    "ops/test_indexing.py": 2,
+    "ops/test_reduction.py": 2,
+    "partition/test_every_layout.py": 2,
+    "partition/test_every_op.py": 2,
+    "partition/test_explicit_gradients.py": 2,
+    "partition/test_models.py": 2,
+    "partition/test_reshard_pairs.py": 2,
+    "propagate/test_reasons.py": 3,
+    "random/test_random_against_jax.py": 3,
     "shard_map/test_against_jax_collectives.py": 2,
+    "shard_map/test_against_jax_control.py": 2,
+    "shard_map/test_against_jax_models.py": 2,
+    "shard_map/test_against_jax_transforms.py": 2,
+    "shard_map/test_beyond_jax.py": 2,
+    "transform/test_composition.py": 2,
+    "transform/test_control_against_jax.py": 6,
 }
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave most of the long comparisons to the slow tests. Run all checks of one case one after another, so that what
-    JAX computed for one serves the next."""
+def _sample(items: list[pytest.Item]) -> None:
+    """Leave most cases of long tables to the slow tests: all checks of a case, and no op without a case."""
+    seen: set[tuple[str, str]] = set()
     for item in items:
         one_in = SAMPLED.get("/".join(item.path.parts[-2:]), 1)
-        if crc32(item.name.encode()) % one_in:
+        if one_in == 1 or not isinstance(item, pytest.Function) or not hasattr(item, "callspec"):
+            continue
+        case = item.callspec.params.get("case")
+        op = case.op.name if hasattr(case, "sample") else ""
+        chosen = crc32(item.callspec.id.encode()) % one_in == 0 or (item.originalname, op) not in seen
+        if not chosen:
             item.add_marker(pytest.mark.slow)
+        elif not any(item.iter_markers("slow")):
+            seen.add((item.originalname, op))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run all checks of one case one after another, so that what JAX computed for one serves the next."""
+    _sample(items)
 
     def order(item: pytest.Item) -> tuple[str, str, int, str]:
         callspec = getattr(item, "callspec", None)

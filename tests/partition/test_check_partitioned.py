@@ -47,7 +47,7 @@ def test_all_examples_are_here() -> None:
 
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_an_example_in_random_layouts(example: str) -> None:
-    for seed, shape in enumerate(MESHES[:4]):
+    for seed, shape in enumerate(MESHES[:2]):
         check(example, shape, seed)
 
 

@@ -74,7 +74,7 @@ def check(program: Manual, seed: int, gradient: bool) -> None:
             assert_close(mw.jit(both)(*there), both(*args), f"gradient of {what}")
 
 
-@settings(max_examples=60, derandomize=True, **QUIET)
+@settings(max_examples=30, derandomize=True, **QUIET)
 @given(manual_programs(most=6, depth=2, meshes=MESHES, forward=True), st.integers(0, 1000))
 def test_values(x64: None, program: Manual, seed: int) -> None:
     check(program, seed, gradient=False)

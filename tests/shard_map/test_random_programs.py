@@ -57,7 +57,7 @@ def check_manual(program: Manual) -> None:
     _close(batched, [np.stack([np.asarray(e[k]) for e in each]) for k in range(len(values))], "vmap")
 
 
-@settings(max_examples=60, derandomize=True, **QUIET)
+@settings(max_examples=30, derandomize=True, **QUIET)
 @given(manual_programs())
 def test_equal_to_the_same_without_devices(program: Manual) -> None:
     _with_x64(check_manual, program)
@@ -92,7 +92,7 @@ def check_parts_of_an_axis(program: Manual) -> None:
     _close(gradient(g), gradient(f), "gradient")
 
 
-@settings(max_examples=60, derandomize=True, **QUIET)
+@settings(max_examples=30, derandomize=True, **QUIET)
 @given(manual_programs(most=5, depth=1))
 def test_parts_of_an_axis_work_as_axes(program: Manual) -> None:
     _with_x64(check_parts_of_an_axis, program)
@@ -132,7 +132,7 @@ def _count(program: mw.Program, names: Collection[str] | None = None) -> int:
     )
 
 
-@settings(max_examples=60, derandomize=True, **QUIET)
+@settings(max_examples=30, derandomize=True, **QUIET)
 @given(manual_programs(linear=True, most=6))
 def test_transposing_twice_gives_the_function_back(program: Manual) -> None:
     _with_x64(check_linear, program)

@@ -151,7 +151,7 @@ def check_value(drawn: Drawn) -> None:
     close(drawn.on(mw)(*arrays), value(mw, np.float32), 1e-2 if drawn.rounded else 1e-5)
 
 
-@sampled(20)
+@sampled(10)
 @given(programs(EVERYTHING, 4, 10))
 def test_the_value_is_that_of_jax_computed_at_once_and_compiled(drawn: Drawn) -> None:
     check_value(drawn)
@@ -228,7 +228,7 @@ def inner(xs: Sequence[Any], ys: Sequence[Any]) -> float:
     return sum(float(np.vdot(x, y)) for x, y in zip(leaves(xs), leaves(ys), strict=True))
 
 
-@sampled(100)
+@sampled(50)
 @given(programs(frozenset()))
 def test_derivatives_are_those_of_finite_differences(drawn: Drawn) -> None:
     check_finite_differences(drawn)
@@ -264,7 +264,7 @@ def same_number(a: float, b: float) -> None:
     assert abs(a - b) <= 1e-8 * max(1.0, abs(a), abs(b)), (a, b)
 
 
-@sampled(100)
+@sampled(50)
 @given(programs(BOTH - {ROUNDED}))
 def test_forward_and_reverse_mode_are_each_others_transpose(drawn: Drawn) -> None:
     check_adjoint(drawn)
@@ -306,7 +306,7 @@ def check_batch(drawn: Drawn) -> None:
         close(total, summed, 1e-8)
 
 
-@sampled(80)
+@sampled(40)
 @given(programs(REVERSE - {ROUNDED}))
 def test_a_batch_is_a_loop(drawn: Drawn) -> None:
     check_batch(drawn)
@@ -328,7 +328,7 @@ def check_forward_batch(drawn: Drawn) -> None:
             close(mw.jit(mw.vmap(f))(*arrays), expected, 1e-8)
 
 
-@sampled(60)
+@sampled(30)
 @given(programs(FORWARD - {ROUNDED}))
 def test_a_batch_with_loops_of_unknown_length_is_a_loop(drawn: Drawn) -> None:
     check_forward_batch(drawn)
@@ -368,7 +368,7 @@ def check_text(drawn: Drawn) -> None:
         close(compile_program(read)(*arrays), compile_program(program)(*arrays), 0.0)
 
 
-@sampled(60)
+@sampled(30)
 @given(programs(REVERSE))
 def test_a_program_survives_its_text(drawn: Drawn) -> None:
     check_text(drawn)
@@ -389,7 +389,7 @@ def check_simplification(drawn: Drawn) -> None:
             close(compile_program(simpler)(*arrays), expected, 1e-5)
 
 
-@sampled(60)
+@sampled(30)
 @given(programs(REVERSE))
 def test_simplifying_keeps_the_meaning_and_never_adds(drawn: Drawn) -> None:
     check_simplification(drawn)
