@@ -27,7 +27,7 @@ import numpy as np
 from hlo_bytes import moved_bytes
 
 import meshwright as mw
-from meshwright.core.sharding_space import enumerate_shardings
+from meshwright.sharding.space import enumerate_shardings
 
 CASES = (((2, 2), 1), ((2, 2), 2), ((2, 4), 1), ((2, 4), 2), ((2, 4), 3), ((2, 3), 2), ((4, 4), 2), ((2, 2, 2), 2),
          ((2, 2, 2), 3))  # fmt: skip

@@ -14,12 +14,12 @@ import pytest
 
 import meshwright as mw
 import meshwright.numpy as mnp
-from meshwright.core.mesh import Mesh
-from meshwright.core.sharding import TensorSharding
 from meshwright.engine import random_special_f64
 from meshwright.errors import MeshwrightError
 from meshwright.interop.mlir_context import parse_module
 from meshwright.interop.passes import apply_passes
+from meshwright.sharding.mesh import Mesh
+from meshwright.sharding.named import TensorSharding
 from tests import versions
 from tests.oracle.shardy import apply, refuses
 from tests.sharding.random_shardings import Case

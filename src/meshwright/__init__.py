@@ -1,10 +1,10 @@
 """Meshwright: programs that run on many devices."""
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from meshwright import numpy, tree
 from meshwright.core.dtypes import config
+from meshwright.core.first_use import on_first_use
 from meshwright.core.program import Program
 from meshwright.core.text import parse_program
 from meshwright.core.trace import Array
@@ -19,10 +19,6 @@ from meshwright.ops import every as _every_op  # noqa: F401  (fills the registry
 
 if TYPE_CHECKING:
     from meshwright import debug, dist, hardware, interop, lax, nn, pallas, random, sharding, testing
-    from meshwright.core.device_sharding import default_device
-    from meshwright.core.mesh import AbstractMesh, AxisType, Mesh, devices, get_mesh, make_mesh, set_mesh
-    from meshwright.core.partition_spec import P, PartitionSpec
-    from meshwright.core.sharding import NamedSharding
     from meshwright.frontend.loading import load
     from meshwright.frontend.partitioning import check_partitioned, no_implicit_comms
     from meshwright.frontend.placing import device_get, device_put
@@ -32,43 +28,51 @@ if TYPE_CHECKING:
     from meshwright.hardware.matmul_plan import plan_matmul
     from meshwright.partition.overlap import Overlap
     from meshwright.partition.reshard import plan_reshard
+    from meshwright.sharding.mesh import AbstractMesh, AxisType, Mesh, devices, get_mesh, make_mesh, set_mesh
+    from meshwright.sharding.named import NamedSharding
+    from meshwright.sharding.single_device import default_device
+    from meshwright.sharding.spec import P, PartitionSpec
     from meshwright.simulate.spmd import simulate
 
 remat = checkpoint
 
-# Names that need not be there to start, and the modules they come from; a module comes from itself.
-_ON_FIRST_USE = {
-    **{
-        name: f"meshwright.{name}"
-        for name in ("debug", "dist", "hardware", "interop", "lax", "nn", "pallas", "random", "sharding", "testing")
+__getattr__ = on_first_use(
+    "meshwright",
+    {
+        "meshwright.debug": [],
+        "meshwright.dist": [],
+        "meshwright.hardware": [],
+        "meshwright.interop": [],
+        "meshwright.lax": [],
+        "meshwright.nn": [],
+        "meshwright.pallas": [],
+        "meshwright.random": [],
+        "meshwright.sharding": [],
+        "meshwright.simulate": [],
+        "meshwright.testing": [],
+        "meshwright.frontend.loading": ["load"],
+        "meshwright.frontend.partitioning": ["check_partitioned", "no_implicit_comms"],
+        "meshwright.frontend.placing": ["device_get", "device_put"],
+        "meshwright.frontend.resharding": ["reshard"],
+        "meshwright.frontend.saving": ["save"],
+        "meshwright.frontend.shard_map": ["shard_map", "shmap"],
+        "meshwright.hardware.matmul_plan": ["plan_matmul"],
+        "meshwright.partition.overlap": ["Overlap"],
+        "meshwright.partition.reshard": ["plan_reshard"],
+        "meshwright.sharding.mesh": [
+            "AbstractMesh",
+            "AxisType",
+            "Mesh",
+            "devices",
+            "get_mesh",
+            "make_mesh",
+            "set_mesh",
+        ],
+        "meshwright.sharding.named": ["NamedSharding"],
+        "meshwright.sharding.single_device": ["default_device"],
+        "meshwright.sharding.spec": ["P", "PartitionSpec"],
     },
-    "simulate": "meshwright.simulate",
-    **dict.fromkeys(
-        ("AbstractMesh", "AxisType", "Mesh", "devices", "get_mesh", "make_mesh", "set_mesh"), "meshwright.core.mesh"
-    ),
-    **dict.fromkeys(("P", "PartitionSpec"), "meshwright.core.partition_spec"),
-    "NamedSharding": "meshwright.core.sharding",
-    "default_device": "meshwright.core.device_sharding",
-    **dict.fromkeys(("device_get", "device_put"), "meshwright.frontend.placing"),
-    "load": "meshwright.frontend.loading",
-    **dict.fromkeys(("check_partitioned", "no_implicit_comms"), "meshwright.frontend.partitioning"),
-    "reshard": "meshwright.frontend.resharding",
-    "save": "meshwright.frontend.saving",
-    "plan_matmul": "meshwright.hardware.matmul_plan",
-    "Overlap": "meshwright.partition.overlap",
-    "plan_reshard": "meshwright.partition.reshard",
-    **dict.fromkeys(("shard_map", "shmap"), "meshwright.frontend.shard_map"),
-}
-
-
-def __getattr__(name: str) -> Any:
-    source = _ON_FIRST_USE.get(name)
-    if source is None:
-        raise AttributeError(f"module 'meshwright' has no attribute {name!r}")
-    module = import_module(source)
-    value = globals()[name] = module if source == f"meshwright.{name}" else getattr(module, name)
-    return value
-
+)
 
 __all__ = [
     "AbstractMesh",

@@ -6,8 +6,8 @@ import random
 
 from hypothesis import strategies as st
 
-from meshwright.core.mesh import Mesh
-from meshwright.core.sharding import TensorSharding
+from meshwright.sharding.mesh import Mesh
+from meshwright.sharding.named import TensorSharding
 from tests.sharding.random_shardings import mesh_text, random_sharding
 
 SIZES = (1, 2, 3, 4, 6, 8)

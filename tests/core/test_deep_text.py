@@ -15,8 +15,8 @@ from meshwright.core.type_text import parse_type
 from meshwright.errors import TextError
 from meshwright.hardware.layouts import parse_layout
 from meshwright.hardware.products import parse_product
-from meshwright.report.spec_text import read_spec
 from meshwright.sharding import Mesh, TensorSharding
+from meshwright.sharding.text_command import read_spec
 
 MESH = Mesh.parse('<["x"=2, "y"=4]>')
 DEEP = 100_000

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from math import prod
 from typing import NamedTuple
 
-from meshwright.core.mesh import Mesh
+from meshwright.sharding.mesh import Mesh
 from tests.oracle.random_ops import FAMILIES, Body, Settings, Value
 
 EVERYTHING = ("group", "manual", "call", "while", "case", "barrier", "collective", "inline")

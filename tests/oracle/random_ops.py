@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from math import prod
 from typing import NamedTuple
 
-from meshwright.core.axes import AxisRef, merged
-from meshwright.core.dimension_sharding import DimensionSharding
-from meshwright.core.mesh import Mesh
-from meshwright.core.sharding import TensorSharding
+from meshwright.sharding.axes import AxisRef, merged
+from meshwright.sharding.dimension import DimensionSharding
+from meshwright.sharding.mesh import Mesh
+from meshwright.sharding.named import TensorSharding
 from tests.sharding.random_shardings import pieces
 
 DIMS = (1, 2, 2, 3, 4, 4, 5, 6, 8, 8, 12, 16, 24)

@@ -10,13 +10,13 @@ from itertools import product
 import pytest
 
 pytest.importorskip("jaxlib.mlir")
-from meshwright.core.axes import AxisRef, can_coexist, merged
-from meshwright.core.mesh import Mesh
-from meshwright.core.sharding import TensorSharding
 from meshwright.errors import MeshwrightError
 from meshwright.interop.mlir_context import context, parse_module
 from meshwright.interop.passes import apply_passes
 from meshwright.sharding import enumerate_shardings
+from meshwright.sharding.axes import AxisRef, can_coexist, merged
+from meshwright.sharding.mesh import Mesh
+from meshwright.sharding.named import TensorSharding
 from tests.oracle.random_modules import random_module
 from tests.oracle.shardy import apply, newest_rules, pipeline_without_reshards, survived
 from tests.versions import UNEVEN, older_than

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.core.partition_spec import PartitionSpec
 from meshwright.core.program import Atom, Eqn, Literal, Program
 from meshwright.engine.namespace import NUMPY
 from meshwright.ops.shard_map import dim_axes
+from meshwright.sharding.spec import PartitionSpec
 
 Sizes = tuple[tuple[str, int], ...]
 Blocks = list[Any]  # one array for each device; the same object where devices are known to hold the same

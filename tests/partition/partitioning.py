@@ -11,9 +11,7 @@ import pytest
 
 from meshwright.core import dtypes
 from meshwright.core.check import check
-from meshwright.core.mesh import Mesh
 from meshwright.core.program import Program, Var
-from meshwright.core.sharding import TensorSharding
 from meshwright.engine.compile import compile_program
 from meshwright.partition import halo, indexing, prefix, windows
 from meshwright.partition.layouts import closed
@@ -21,6 +19,8 @@ from meshwright.partition.partition import Partitioned, partition
 from meshwright.partition.ways import Way
 from meshwright.propagate.from_program import propagate_program
 from meshwright.sharding import enumerate_shardings
+from meshwright.sharding.mesh import Mesh
+from meshwright.sharding.named import TensorSharding
 
 
 @cache

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 import meshwright as mw
-from meshwright.core.axes import AxisRef, merged
-from meshwright.core.mesh import BaseMesh
+from meshwright.sharding.axes import AxisRef, merged
+from meshwright.sharding.mesh import BaseMesh
 
 
 def parts(axis: AxisRef, generator: np.random.Generator) -> list[AxisRef]:

@@ -10,7 +10,6 @@ from functools import reduce
 from math import prod
 from typing import Any, Protocol
 
-from meshwright.core.axes import Axes, AxisRef
 from meshwright.partition.reshard import ReshardPlan
 from meshwright.partition.reshard_blocks import BlockRound, Blocks
 from meshwright.partition.reshard_pairs import block_pairs, permute_pairs
@@ -30,6 +29,7 @@ from meshwright.partition.reshard_steps import (
     Select,
     Slice,
 )
+from meshwright.sharding.axes import Axes, AxisRef
 
 Value = Any  # an array of the library
 Index = Any  # an integer of the library, or of Python

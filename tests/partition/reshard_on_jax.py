@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from meshwright.core.axes import Axes, AxisRef
 from meshwright.partition.reshard import ReshardPlan
+from meshwright.sharding.axes import Axes, AxisRef
 from tests.partition.reshard_lowering import lower_plan
 
 

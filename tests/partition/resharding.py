@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.core.axes import AxisRef, in_mesh_order, merged
-from meshwright.core.mesh import Mesh, make_mesh
-from meshwright.core.sharding import TensorSharding
 from meshwright.partition.reshard import ReshardPlan
 from meshwright.partition.reshard_run import run_plan
+from meshwright.sharding.axes import AxisRef, in_mesh_order, merged
+from meshwright.sharding.mesh import Mesh, make_mesh
+from meshwright.sharding.named import TensorSharding
 
 Array = NDArray[Any]
 PADDING = 999

@@ -17,8 +17,8 @@ from meshwright import lax
 from meshwright.core.check import check
 from meshwright.core.dtypes import DType
 from meshwright.core.op import Op, Sample
-from meshwright.core.sharding import TensorSharding
 from meshwright.engine.compile import compile_program
+from meshwright.sharding.named import TensorSharding
 from tests.ops.drawing import draw, rng
 from tests.partition.partial_sums import assert_same_bits, at_edges, computes
 from tests.partition.partitioning import assert_equal, layouts, partitioned, take_ways, tolerance_of

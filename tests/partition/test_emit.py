@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 import meshwright as mw
-from meshwright.core.mesh import make_mesh
 from meshwright.core.trace import state
 from meshwright.frontend.collectives import manual_axes
 from meshwright.frontend.shard_map import shard_map
 from meshwright.partition.emit import emit_plan
 from meshwright.partition.reshard import plan_reshard
 from meshwright.sharding import enumerate_shardings
+from meshwright.sharding.mesh import make_mesh
 
 MESHES = {"2x2": (2, 2), "2x4": (2, 4), "2x3": (2, 3), "2x2x2": (2, 2, 2)}
 

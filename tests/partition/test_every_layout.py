@@ -34,8 +34,8 @@ import pytest
 from meshwright.core.check import check
 from meshwright.core.op import Op
 from meshwright.core.program import Program
-from meshwright.core.sharding import TensorSharding
 from meshwright.engine.compile import compile_program
+from meshwright.sharding.named import TensorSharding
 from tests.ops.drawing import rng
 from tests.partition.device_by_device import run_by_device
 from tests.partition.partitioning import assert_equal, layouts, partitioned, tolerance_of

@@ -13,8 +13,8 @@ import meshwright as mw
 from meshwright.core import dtypes
 from meshwright.core.op import REGISTRY, No, Op, Sample
 from meshwright.core.program import Program
-from meshwright.core.sharding import TensorSharding
 from meshwright.core.trace import close, to_array, trace
+from meshwright.sharding.named import TensorSharding
 from tests.ops.drawing import draw, rng
 from tests.partition.partitioning import assert_same, layouts, take_ways
 

@@ -13,8 +13,8 @@ import meshwright as mw
 import meshwright.numpy as mnp
 from meshwright import lax
 from meshwright.core.check import check
-from meshwright.core.sharding import TensorSharding
 from meshwright.engine.compile import compile_program
+from meshwright.sharding.named import TensorSharding
 from tests.ops.drawing import rng
 from tests.partition.partitioning import layouts, partitioned
 from tests.partition.test_random_programs import program_of

@@ -15,15 +15,15 @@ import meshwright.numpy as mnp
 from meshwright import P
 from meshwright.core import dtypes
 from meshwright.core.check import check
-from meshwright.core.mesh import Mesh
 from meshwright.core.op import REGISTRY, No
 from meshwright.core.program import Program
-from meshwright.core.sharding import TensorSharding
 from meshwright.core.trace import close, to_array, trace
 from meshwright.engine.compile import compile_program
 from meshwright.errors import VarianceError
 from meshwright.ops.basic import reduce_sum
 from meshwright.partition.layouts import READ, replicated
+from meshwright.sharding.mesh import Mesh
+from meshwright.sharding.named import TensorSharding
 from tests.ops.drawing import rng
 from tests.partition.partial_sums import (
     READS,

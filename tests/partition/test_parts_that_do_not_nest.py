@@ -11,8 +11,8 @@ import pytest
 import meshwright as mw
 import meshwright.numpy as mnp
 from meshwright import P, lax
-from meshwright.core.axes import AxisRef
 from meshwright.partition.cuts import Cuts
+from meshwright.sharding.axes import AxisRef
 from meshwright.testing import assert_comms
 from tests.time_limit import within
 

@@ -9,12 +9,12 @@ import pytest
 
 import meshwright as mw
 from meshwright.core import dtypes, tree
-from meshwright.core.axes import AxisRef
 from meshwright.core.program import Program
-from meshwright.core.sharding import TensorSharding
 from meshwright.core.trace import close, to_array
 from meshwright.frontend.tracing import trace_flat
 from meshwright.partition.layouts import layout
+from meshwright.sharding.axes import AxisRef
+from meshwright.sharding.named import TensorSharding
 from tests.ops.drawing import rng
 from tests.partition.partitioning import assert_same, layouts
 from tests.transform.random_programs import EVERYTHING, ROUNDED, WHILE, Drawn, write

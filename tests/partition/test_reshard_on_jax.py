@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 import meshwright as mw
-from meshwright.core.sharding_space import enumerate_shardings
 from meshwright.errors import ShardingError
 from meshwright.partition.reshard import ReshardPlan
-from meshwright.report.spec_text import read_mesh, read_spec
+from meshwright.sharding.space import enumerate_shardings
+from meshwright.sharding.text_command import read_mesh, read_spec
 from tests.partition.reshard_on_jax import compiled, run_on_jax
 from tests.partition.resharding import factors, random_sharding, shards, whole
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import meshwright as mw
-from meshwright.core.sharding_space import enumerate_shardings
+from meshwright.sharding.space import enumerate_shardings
 from tests.partition.resharding import check, lacking
 
 EVEN = [((2, 2), 1), ((2, 2), 2), ((2, 2), 3), ((2, 4), 1), ((2, 4), 2), ((2, 4), 3), ((2, 3), 1), ((2, 3), 2),

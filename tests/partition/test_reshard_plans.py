@@ -6,12 +6,12 @@ import pytest
 
 import meshwright as mw
 from meshwright import hardware
-from meshwright.core.mesh import Mesh
-from meshwright.core.sharding import TensorSharding
 from meshwright.errors import MeshwrightError
 from meshwright.partition import reshard
 from meshwright.partition.reshard import ReshardPlan
-from meshwright.report.spec_text import read_mesh, read_spec
+from meshwright.sharding.mesh import Mesh
+from meshwright.sharding.named import TensorSharding
+from meshwright.sharding.text_command import read_mesh, read_spec
 
 
 def plan(mesh: str, shape: tuple[int, ...], source: str, target: str, **options: object) -> ReshardPlan:

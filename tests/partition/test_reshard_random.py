@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import meshwright as mw
-from meshwright.core.mesh import Mesh
-from meshwright.core.sharding import TensorSharding
 from meshwright.errors import ShardingError
+from meshwright.sharding.mesh import Mesh
+from meshwright.sharding.named import TensorSharding
 from tests.partition.resharding import check, lacking, random_mesh, random_sharding
 
 SIZES = (48, 24, 12, 8, 7, 6, 5, 1, 0)

@@ -6,9 +6,9 @@ import random
 from dataclasses import dataclass, field
 from math import prod
 
-from meshwright.core.mesh import Mesh
-from meshwright.core.sharding import TensorSharding
 from meshwright.propagate.problem import Block, Direction, Function, Kind, Node, Problem, Rule, Value
+from meshwright.sharding.mesh import Mesh
+from meshwright.sharding.named import TensorSharding
 
 MESHES = (
     (("a", 2),),

@@ -10,10 +10,10 @@ from jax._src.interpreters import mlir
 from jaxlib.mlir import ir, passmanager
 from jaxlib.mlir.dialects import sdy
 
-from meshwright.core.axes import quoted
-from meshwright.core.sharding import TensorSharding
 from meshwright.propagate.graph import Graph, GraphBlock, GraphValue
 from meshwright.propagate.problem import Kind
+from meshwright.sharding.axes import quoted
+from meshwright.sharding.named import TensorSharding
 from tests.oracle.apart import apart
 
 NAMES = {

@@ -14,9 +14,7 @@ import pytest
 import meshwright as mw
 import meshwright.numpy as mnp
 from meshwright import P, lax
-from meshwright.core.axes import AxisRef
 from meshwright.core.program import Eqn, Var
-from meshwright.core.sharding import TensorSharding
 from meshwright.errors import MeshwrightError
 from meshwright.frontend.sharding_reasons import reasons_of
 from meshwright.ops.stacked import inline_calls
@@ -26,6 +24,8 @@ from meshwright.propagate.own_regions import own_regions
 from meshwright.propagate.problem import Kind, Rule
 from meshwright.propagate.reasons import Reason, Reasons, equations
 from meshwright.propagate.why import Link
+from meshwright.sharding.axes import AxisRef
+from meshwright.sharding.named import TensorSharding
 from tests.ops.drawing import rng
 from tests.partition.models import MODELS, USUAL, setting
 from tests.partition.partitioning import layouts

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from meshwright.core.mesh import Mesh
-from meshwright.core.sharding import TensorSharding
 from meshwright.errors import MeshwrightError
 from meshwright.propagate.problem import Block, Direction, Function, Kind, Node, Problem, Rule, Value
 from meshwright.propagate.run import PASSES, PIPELINES, STRATEGIES, run
 from meshwright.propagate.why import Why
+from meshwright.sharding.mesh import Mesh
+from meshwright.sharding.named import TensorSharding
 
 MESH = Mesh.parse('<["x"=2, "y"=2]>')
 

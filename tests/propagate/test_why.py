@@ -6,12 +6,12 @@ from itertools import pairwise
 
 import pytest
 
-from meshwright.core.axes import AxisRef
-from meshwright.core.sharding import TensorSharding
 from meshwright.propagate.graph import FunctionOp, GraphValue, Op
 from meshwright.propagate.problem import Kind
 from meshwright.propagate.run import PIPELINES, Answer, run
 from meshwright.propagate.why import Link, Why
+from meshwright.sharding.axes import AxisRef
+from meshwright.sharding.named import TensorSharding
 from tests.propagate.random_problems import Features, Maker
 
 WHOLE = PIPELINES["sdy-propagation-pipeline"]

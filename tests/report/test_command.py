@@ -9,7 +9,7 @@ import pytest
 
 import meshwright as mw
 from meshwright.cli import main
-from meshwright.report.spec_text import read_mesh, read_shape, read_spec
+from meshwright.sharding.text_command import read_mesh, read_shape, read_spec
 
 Printed = pytest.CaptureFixture[str]
 ON = ("visualize", "--mesh", "x=4,y=2", "--shape")

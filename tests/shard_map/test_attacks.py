@@ -6,9 +6,9 @@ import pytest
 import meshwright as mw
 import meshwright.numpy as mnp
 from meshwright import P, lax
-from meshwright.core.mesh import get_mesh
 from meshwright.core.trace import state
 from meshwright.errors import MeshError, ShapeError, ShardingError, VarianceError
+from meshwright.sharding.mesh import get_mesh
 
 MESH = mw.make_mesh((4,), ("i",))
 

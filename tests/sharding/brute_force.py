@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from meshwright.core.axes import AxisRef
-from meshwright.core.sharding import TensorSharding
+from meshwright.sharding.axes import AxisRef
+from meshwright.sharding.named import TensorSharding
 
 Block = tuple[int, ...]
 

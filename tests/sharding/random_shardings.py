@@ -7,10 +7,10 @@ import re
 from math import prod
 from typing import NamedTuple
 
-from meshwright.core.axes import Axes, AxisRef, merged
-from meshwright.core.dimension_sharding import DimensionSharding
-from meshwright.core.mesh import Mesh
-from meshwright.core.sharding import TensorSharding
+from meshwright.sharding.axes import Axes, AxisRef, merged
+from meshwright.sharding.dimension import DimensionSharding
+from meshwright.sharding.mesh import Mesh
+from meshwright.sharding.named import TensorSharding
 
 NAMES = ("x", "y", "z", "w", "a b", "é", 'q"', "x.0", "\\")
 SIZES = (1, 2, 2, 3, 4, 4, 6, 8, 8, 12, 16)

@@ -8,9 +8,9 @@ from collections import Counter
 
 import pytest
 
-from meshwright.core.mesh import Mesh
-from meshwright.core.sharding import TensorSharding
 from meshwright.errors import MeshwrightError
+from meshwright.sharding.mesh import Mesh
+from meshwright.sharding.named import TensorSharding
 from tests.sharding.random_shardings import Case, mesh_text, mutated, random_case
 from tests.sharding.shardy import Verdict, mesh_verdict, sharding_verdict
 from tests.versions import UNREDUCED_TEXT, older_than

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwright.core.axes import (
+from meshwright.sharding.axes import (
     AxisRef,
     append,
     by_name,

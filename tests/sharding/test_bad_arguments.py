@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import meshwright as mw
-from meshwright.core.sharding_space import count_shardings, enumerate_shardings
 from meshwright.errors import MeshError, MeshwrightError, ShapeError, ShardingError, TextError
 from meshwright.sharding import Device, DimensionSharding, Mesh, TensorSharding
+from meshwright.sharding.space import count_shardings, enumerate_shardings
 
 MESH = mw.make_mesh((2, 4), ("x", "y"))
 ON_X = mw.NamedSharding(MESH, mw.P("x"))

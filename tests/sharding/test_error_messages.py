@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import meshwright as mw
-from meshwright.core import sharding_check
 from meshwright.errors import MeshError, MeshwrightError, TextError
 from meshwright.sharding import DimensionSharding, Mesh, TensorSharding
+from meshwright.sharding import check as sharding_check
 
 MESH = Mesh.parse('<["x"=2, "y"=8, "z"=3]>')
 

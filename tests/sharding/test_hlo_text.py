@@ -11,9 +11,9 @@ import pytest
 from jax._src.lib import xla_client
 
 import meshwright as mw
-from meshwright.core.mesh import Mesh, make_mesh
-from meshwright.core.sharding import NamedSharding, TensorSharding
 from meshwright.errors import MeshwrightError, ShardingError, TextError
+from meshwright.sharding.mesh import Mesh, make_mesh
+from meshwright.sharding.named import NamedSharding, TensorSharding
 from tests.sharding import brute_force
 from tests.sharding.random_shardings import random_sharding
 from tests.sharding.test_placement import COUNTS, random_mesh

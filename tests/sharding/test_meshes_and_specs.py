@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 import meshwright as mw
-from meshwright.core.sharding_check import RepeatedAxisError, UnknownAxisError
 from meshwright.core.types import TensorType
 from meshwright.errors import MeshError, ShardingError
 from meshwright.sharding import (
@@ -23,6 +22,7 @@ from meshwright.sharding import (
     enumerate_shardings,
     get_mesh,
 )
+from meshwright.sharding.check import RepeatedAxisError, UnknownAxisError
 from tests.versions import UNREDUCED_KIND, older_than
 
 # Meshes

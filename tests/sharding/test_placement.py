@@ -8,12 +8,12 @@ from math import prod
 import numpy as np
 import pytest
 
-from meshwright.core import placement
-from meshwright.core.mesh import Mesh, make_mesh
-from meshwright.core.partition_spec import P
-from meshwright.core.placement import Digit, order_steps, through
-from meshwright.core.sharding import NamedSharding, TensorSharding
 from meshwright.errors import MeshwrightError, ShardingError
+from meshwright.sharding import placement
+from meshwright.sharding.mesh import Mesh, make_mesh
+from meshwright.sharding.named import NamedSharding, TensorSharding
+from meshwright.sharding.placement import Digit, order_steps, through
+from meshwright.sharding.spec import P
 from tests.sharding import brute_force
 from tests.sharding.random_shardings import divisors, random_sharding
 

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import meshwright as mw
-from meshwright.core.sharding_check import (
+from meshwright.sharding import AxisRef, DimensionSharding, Mesh, TensorSharding
+from meshwright.sharding.check import (
     AxisOrderError,
     MergeableAxesError,
     OverlapError,
@@ -19,7 +20,6 @@ from meshwright.core.sharding_check import (
     UnknownAxisError,
     UnknownMeshError,
 )
-from meshwright.sharding import AxisRef, DimensionSharding, Mesh, TensorSharding
 
 
 def shard(mesh: str, text: str) -> TensorSharding:

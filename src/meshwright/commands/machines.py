@@ -6,12 +6,12 @@ import argparse
 import re
 
 from meshwright.commands.fixes import as_typed
-from meshwright.core.mesh_check import short
-from meshwright.core.sharding_text import LARGEST, pointing, read_integer
 from meshwright.errors import TextError
 from meshwright.hardware.chips import Chip, get
 from meshwright.hardware.roofline import MODES
 from meshwright.hardware.topology import Topology
+from meshwright.sharding.mesh_check import short
+from meshwright.sharding.text_sdy import LARGEST, pointing, read_integer
 
 
 def describe_machine(parser: argparse.ArgumentParser) -> None:

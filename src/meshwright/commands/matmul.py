@@ -10,7 +10,7 @@ from meshwright.commands.fixes import as_typed
 from meshwright.commands.machines import describe_machine, read_machine, read_sizes
 from meshwright.errors import TextError
 from meshwright.hardware.matmul_plan import Alternative, MatmulPlan, plan_matmul
-from meshwright.report.spec_text import read_mesh
+from meshwright.sharding.text_command import read_mesh
 
 
 def describe(parser: argparse.ArgumentParser) -> None:

@@ -13,7 +13,6 @@ from typing import Any
 
 from meshwright.commands.user_code import kind_of, load, running
 from meshwright.core.program import Program
-from meshwright.core.sharding_text import read_integer
 from meshwright.device.layered import GPT, LayeredMLP
 from meshwright.device.search import Model
 from meshwright.device.traced import Traced, traced
@@ -22,6 +21,7 @@ from meshwright.errors import MeshwrightError, TextError
 from meshwright.frontend.derivatives import value_and_grad
 from meshwright.frontend.tracing import eval_shape
 from meshwright.random import key
+from meshwright.sharding.text_sdy import read_integer
 
 # Layers, width and heads of the published models.
 GPT2 = {

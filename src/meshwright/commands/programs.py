@@ -17,7 +17,7 @@ from meshwright.core.text import parse_program
 from meshwright.core.type_text import parse_types
 from meshwright.errors import HardwareError, MeshwrightError, TextError
 from meshwright.hardware.transformer import TransformerShape
-from meshwright.report.spec_text import read_mesh
+from meshwright.sharding.text_command import read_mesh
 from meshwright.simulate.schedule import OVERLAPS
 from meshwright.simulate.simulation import Simulation
 from meshwright.simulate.spmd import simulate

@@ -10,7 +10,7 @@ from meshwright.commands.fixes import as_typed
 from meshwright.commands.machines import read_machine
 from meshwright.core.dtypes import short_name
 from meshwright.partition.reshard import ReshardPlan, plan_reshard
-from meshwright.report.spec_text import read_mesh, read_shape, read_spec
+from meshwright.sharding.text_command import read_mesh, read_shape, read_spec
 
 
 def describe(parser: argparse.ArgumentParser) -> None:

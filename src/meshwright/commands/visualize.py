@@ -8,8 +8,8 @@ import json
 from meshwright.core.files import write_whole
 from meshwright.errors import MeshwrightError
 from meshwright.report.html import page
-from meshwright.report.spec_text import read_mesh, read_shape, read_spec
 from meshwright.report.visualize import facts, mesh_facts, picture
+from meshwright.sharding.text_command import read_mesh, read_shape, read_spec
 
 
 def describe(parser: argparse.ArgumentParser) -> None:

@@ -86,7 +86,7 @@ class Config:
         if setting not in _SETTINGS:
             raise _no_setting(name)
         if setting == "default_device":
-            from meshwright.core.device_sharding import as_default  # no program without devices needs to load it
+            from meshwright.sharding.single_device import as_default  # no program without devices needs to load it
 
             set_for_all(as_default(value))
             return

@@ -286,7 +286,7 @@ def _with_layout(name: str, linear: Linearity | LinearRule, factors: FactorRule 
         if any(t.unreduced for t in types):
             unreduced = _owed(name, groups_of(linear, plain, results, params), types)
         if split:
-            from meshwright.core.explicit import result_layouts  # no program without a mesh needs to load it
+            from meshwright.sharding.explicit import result_layouts  # no program without a mesh needs to load it
 
             layouts = result_layouts(name, factors, linear is Linearity.EACH, types, results, params)
             results = tuple(

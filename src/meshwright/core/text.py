@@ -225,7 +225,7 @@ def _parse_value(reader: TextReader, names: dict[str, Var]) -> Any:
         with reader.deeper():
             return _parse_spec(reader, names)
     if text == "UNCONSTRAINED":
-        from meshwright.core.partition_spec import UNCONSTRAINED
+        from meshwright.sharding.spec import UNCONSTRAINED
 
         reader.take()
         return UNCONSTRAINED
@@ -245,7 +245,7 @@ def _parse_value(reader: TextReader, names: dict[str, Var]) -> Any:
 
 def _parse_spec(reader: TextReader, names: dict[str, Var]) -> Any:
     """A partition spec: ``P('x', None, unreduced={'y'})``."""
-    from meshwright.core.partition_spec import PartitionSpec  # few programs have one
+    from meshwright.sharding.spec import PartitionSpec  # few programs have one
 
     position = reader.peek_full()[2]
     reader.take()
@@ -274,7 +274,7 @@ def _parse_spec(reader: TextReader, names: dict[str, Var]) -> Any:
 
 def _parse_dim(reader: TextReader, names: dict[str, Var]) -> Any:
     """A dim of a partition spec: ``P.dim('x', open=True, priority=1)``."""
-    from meshwright.core.partition_spec import PartitionSpec
+    from meshwright.sharding.spec import PartitionSpec
 
     position = reader.peek_full()[2]
     for token in ("P", ".", "dim", "("):

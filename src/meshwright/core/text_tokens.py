@@ -13,7 +13,7 @@ from meshwright.core.source import ReadSource
 from meshwright.errors import TextError
 
 if TYPE_CHECKING:
-    from meshwright.core.mesh import AbstractMesh
+    from meshwright.sharding.mesh import AbstractMesh
 
 DEEPEST = 100  # regions and tuples inside each other; the reader and the printer call themselves for each
 _SHOWN = 160  # characters of a line in an error

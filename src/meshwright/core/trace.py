@@ -568,7 +568,7 @@ def computed(op: Op, *data: Any, **params: Any) -> Any:
 
 def _placed(op: Op, operands: Sequence[Array], outs: Any, types: Any) -> Any:
     """The results of an op on arrays that were put somewhere: over Explicit axes they are where their types say."""
-    from meshwright.core.explicit import placement  # no program without a mesh needs to load it
+    from meshwright.sharding.explicit import placement  # no program without a mesh needs to load it
 
     several = types.__class__ is tuple
     found = (outs, types) if several else ((outs,), (types,))

@@ -10,9 +10,9 @@ from meshwright.core.types import TensorType
 from meshwright.errors import MeshwrightError
 
 if TYPE_CHECKING:
-    from meshwright.core.axes import AxisRef
-    from meshwright.core.mesh import AbstractMesh
-    from meshwright.core.sharding import TensorSharding
+    from meshwright.sharding.axes import AxisRef
+    from meshwright.sharding.mesh import AbstractMesh
+    from meshwright.sharding.named import TensorSharding
 
 _MOST_DIGITS = 100  # of an integer; Python itself refuses to read some thousands
 _LARGEST_SIZE = 2**63 - 1
@@ -41,7 +41,7 @@ def parse_types(text: str) -> list[TensorType]:
 
 
 def read_mesh(reader: TextReader) -> AbstractMesh:
-    from meshwright.core.explicit import explicit_mesh  # few programs have one
+    from meshwright.sharding.explicit import explicit_mesh  # few programs have one
 
     position = reader.peek_full()[2]
     reader.take("(")
@@ -69,8 +69,8 @@ def read_split(reader: TextReader) -> tuple[AxisRef, ...]:
 
 
 def read_ref(reader: TextReader) -> AxisRef:
-    from meshwright.core.partition_spec import read_axis  # few programs have one
-    from meshwright.core.sharding_check import resolve
+    from meshwright.sharding.check import resolve
+    from meshwright.sharding.spec import read_axis  # few programs have one
 
     position = reader.peek_full()[2]
     text = read_axis_name(reader)
@@ -88,7 +88,7 @@ def read_ref(reader: TextReader) -> AxisRef:
 def read_sharding(reader: TextReader, position: int, dims: list[tuple[AxisRef, ...]]) -> TensorSharding | None:
     if not any(dims):
         return None
-    from meshwright.core.sharding import type_sharding  # few programs have one
+    from meshwright.sharding.named import type_sharding  # few programs have one
 
     axes = [axis for dim in dims for axis in dim]
     for n, axis in enumerate(axes):

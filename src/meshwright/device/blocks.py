@@ -15,7 +15,6 @@ from types import SimpleNamespace
 from typing import Any
 
 from meshwright.core.op import REGISTRY
-from meshwright.core.partition_spec import PartitionSpec
 from meshwright.device.device_map import DeviceMap
 from meshwright.device.function import Eqn, Function, Number, Value
 from meshwright.device.machine import Group, Item, Leaf, Machine, Members, Scope, leaf
@@ -37,6 +36,7 @@ from meshwright.frontend.numpy_reduction import any as some
 from meshwright.frontend.numpy_reduction import max as most
 from meshwright.frontend.numpy_reduction import mean, prod
 from meshwright.frontend.numpy_reduction import sum as total
+from meshwright.sharding.spec import PartitionSpec
 
 Steps = tuple[tuple[str, int], ...]  # a mesh axis and the dim that is cut or joined along it, in order
 _FUNCTIONS = SimpleNamespace(

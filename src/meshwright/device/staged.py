@@ -16,9 +16,6 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.core.mesh import Mesh
-from meshwright.core.partition_spec import PartitionSpec
-from meshwright.core.sharding import NamedSharding
 from meshwright.device.attributes import STRUCTURAL
 from meshwright.device.blocks import Blocks, Joined, OneForAll, Part, Steps, Varying, spec_of
 from meshwright.device.classes import tensor_of
@@ -31,6 +28,9 @@ from meshwright.errors import DeviceError
 from meshwright.frontend.jit import jit
 from meshwright.frontend.placing import device_put
 from meshwright.frontend.shard_map import shard_map
+from meshwright.sharding.mesh import Mesh
+from meshwright.sharding.named import NamedSharding
+from meshwright.sharding.spec import PartitionSpec
 
 
 class Place(tuple[tuple[int, int], ...]):

@@ -7,10 +7,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from meshwright.core.mesh_check import short
-from meshwright.core.sharding_text import LARGEST
 from meshwright.device.schedule import SCHEDULES, check_chunks
 from meshwright.errors import ShapeError
+from meshwright.sharding.mesh_check import short
+from meshwright.sharding.text_sdy import LARGEST
 
 
 class Costs(Protocol):

@@ -9,9 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.core.mesh import Mesh
 from meshwright.core.program import Program
-from meshwright.core.sharding import NamedSharding
 from meshwright.device.blocks import Steps, outputs, spec_of
 from meshwright.device.device_map import DeviceMap
 from meshwright.device.dims import Dim, bind
@@ -26,6 +24,8 @@ from meshwright.frontend.compiled import Compiled
 from meshwright.frontend.jit import jit
 from meshwright.frontend.shard_map import shard_map
 from meshwright.frontend.tracing import ShapeDtypeStruct, leaf_value, make_program
+from meshwright.sharding.mesh import Mesh
+from meshwright.sharding.named import NamedSharding
 
 
 class OnMesh:

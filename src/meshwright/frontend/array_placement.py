@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 from meshwright.core.trace import Array
 
 if TYPE_CHECKING:
-    from meshwright.core.mesh import Device
     from meshwright.frontend.shards import Shard, Sharding
+    from meshwright.sharding.mesh import Device
 
 
 class Placed:

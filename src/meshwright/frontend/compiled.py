@@ -13,10 +13,10 @@ from meshwright.core.types import TensorType
 from meshwright.errors import ShapeError, TreeError
 
 if TYPE_CHECKING:
-    from meshwright.core.mesh import Mesh
     from meshwright.frontend.jit import Executable
     from meshwright.frontend.partitioning import Collective
     from meshwright.frontend.sharding_reasons import ShardingReasons
+    from meshwright.sharding.mesh import Mesh
     from meshwright.simulate.memory import MemoryUse
     from meshwright.simulate.simulation import Simulation
 

@@ -99,7 +99,7 @@ def _check_carry(what: str, structure: tree.TreeDef, types: list[TensorType], fo
 
 
 def _spec(t: TensorType) -> str:
-    from meshwright.core.explicit import spec_of  # no program without a mesh needs to load it
+    from meshwright.sharding.explicit import spec_of  # no program without a mesh needs to load it
 
     return f"mw.{spec_of(t)!r}"
 

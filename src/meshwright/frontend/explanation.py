@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from meshwright.core import tree
-from meshwright.core.partition_spec import PartitionSpec
-from meshwright.core.sharding import NamedSharding
 from meshwright.core.types import TensorType
 from meshwright.frontend.partitioning import Collective, OnMesh, put_on_mesh
 from meshwright.partition.combine import dearest
 from meshwright.partition.layouts import axes_used
 from meshwright.partition.reshard import show_bytes
+from meshwright.sharding.named import NamedSharding
+from meshwright.sharding.spec import PartitionSpec
 from meshwright.simulate.simulation import time_text
 
 MOST_TRIED = 4  # arguments for which another layout is tried

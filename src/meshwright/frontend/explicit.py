@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from meshwright.core.axes import Axes, in_mesh_order
-from meshwright.core.dimension_sharding import DimensionSharding, axis_set
-from meshwright.core.explicit import asked_by, left_open
-from meshwright.core.mesh import BaseMesh, get_mesh
-from meshwright.core.partition_spec import PartitionSpec, entry_axes, pasted, priority_of, read_axis
 from meshwright.core.program import Atom, Eqn, Literal, Params, Program, Var, operand_types
-from meshwright.core.sharding import NamedSharding, TensorSharding
-from meshwright.core.sharding_check import resolve
 from meshwright.core.source import here
 from meshwright.core.types import TensorType
 from meshwright.errors import ShardingError
 from meshwright.frontend.placing import sharding_for
+from meshwright.sharding.axes import Axes, in_mesh_order
+from meshwright.sharding.check import resolve
+from meshwright.sharding.dimension import DimensionSharding, axis_set
+from meshwright.sharding.explicit import asked_by, left_open
+from meshwright.sharding.mesh import BaseMesh, get_mesh
+from meshwright.sharding.named import NamedSharding, TensorSharding
+from meshwright.sharding.spec import PartitionSpec, entry_axes, pasted, priority_of, read_axis
 
 
 def product_params(

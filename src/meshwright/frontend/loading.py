@@ -12,9 +12,6 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 
 from meshwright.core.dtypes import DType
-from meshwright.core.mesh import BaseMesh, get_mesh
-from meshwright.core.partition_spec import P
-from meshwright.core.sharding import NamedSharding
 from meshwright.core.source import here
 from meshwright.core.trace import Array, Value, is_number
 from meshwright.core.types import TensorType
@@ -39,6 +36,9 @@ from meshwright.frontend.saved_layout import (
 )
 from meshwright.frontend.saving import checksum
 from meshwright.frontend.tracing import ShapeDtypeStruct
+from meshwright.sharding.mesh import BaseMesh, get_mesh
+from meshwright.sharding.named import NamedSharding
+from meshwright.sharding.spec import P
 
 _OPEN_FILES = 16  # at once
 _AS_SAVED = object()  # a place: the sharding the array was saved with, if there is a mesh for it

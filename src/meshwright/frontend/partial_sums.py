@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from meshwright.core.mesh import BaseMesh
-from meshwright.core.partition_spec import PartitionSpec
 from meshwright.core.program import Program
-from meshwright.core.sharding import NamedSharding
 from meshwright.core.trace import run
 from meshwright.core.types import TensorType
 from meshwright.ops.collective import finish_sum
 from meshwright.ops.placement import sharding_constraint
 from meshwright.ops.regions import region
 from meshwright.ops.summands import owes_sums, rows_spec, summed_spec, sums_as_rows
+from meshwright.sharding.mesh import BaseMesh
+from meshwright.sharding.named import NamedSharding
+from meshwright.sharding.spec import PartitionSpec
 
 
 def finished_sums(program: Program, places: Sequence[Any]) -> Program:

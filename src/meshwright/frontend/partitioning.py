@@ -13,13 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from meshwright.core import tree
-from meshwright.core.device_sharding import SingleDeviceSharding, one_device
 from meshwright.core.dtypes import is_complex, is_inexact
-from meshwright.core.explicit import only_typed
-from meshwright.core.mesh import AbstractMesh, BaseMesh, Device, Mesh, both, get_mesh
-from meshwright.core.partition_spec import PartitionSpec, pasted
 from meshwright.core.program import Atom, Program, Var
-from meshwright.core.sharding import NamedSharding, TensorSharding
 from meshwright.core.source import Source, here, user_source
 from meshwright.core.trace import Array, to_array
 from meshwright.core.types import TensorType
@@ -42,6 +37,11 @@ from meshwright.partition.partition import partition
 from meshwright.partition.reshard_cost import topology_for
 from meshwright.propagate.from_program import Propagated, propagate_program
 from meshwright.propagate.own_regions import own_regions
+from meshwright.sharding.explicit import only_typed
+from meshwright.sharding.mesh import AbstractMesh, BaseMesh, Device, Mesh, both, get_mesh
+from meshwright.sharding.named import NamedSharding, TensorSharding
+from meshwright.sharding.single_device import SingleDeviceSharding, one_device
+from meshwright.sharding.spec import PartitionSpec, pasted
 
 DEVICES = (SingleDeviceSharding, Device)
 

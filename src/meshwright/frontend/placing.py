@@ -8,11 +8,6 @@ from typing import Any
 import numpy as np
 
 from meshwright.core import tree
-from meshwright.core.device_sharding import SingleDeviceSharding
-from meshwright.core.explicit import asked_by
-from meshwright.core.mesh import BaseMesh, Device, Mesh, get_mesh
-from meshwright.core.partition_spec import PartitionSpec, entry_axes, pasted
-from meshwright.core.sharding import NamedSharding, TensorSharding
 from meshwright.core.source import here
 from meshwright.core.trace import Array, Manual, Value, state
 from meshwright.core.types import Shape
@@ -20,6 +15,11 @@ from meshwright.errors import MeshError, ShardingError, TreeError
 from meshwright.frontend.shards import Sharding
 from meshwright.frontend.tracing import leaf_value
 from meshwright.ops.placement import sharding_constraint
+from meshwright.sharding.explicit import asked_by
+from meshwright.sharding.mesh import BaseMesh, Device, Mesh, get_mesh
+from meshwright.sharding.named import NamedSharding, TensorSharding
+from meshwright.sharding.single_device import SingleDeviceSharding
+from meshwright.sharding.spec import PartitionSpec, entry_axes, pasted
 
 PLACES = (NamedSharding, TensorSharding, SingleDeviceSharding, PartitionSpec, Device)
 EXAMPLE = 'mw.NamedSharding(mesh, mw.P("x", None))'

@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from meshwright.core import tree
-from meshwright.core.mesh import get_mesh
-from meshwright.core.partition_spec import PartitionSpec
-from meshwright.core.sharding import NamedSharding
 from meshwright.core.trace import Array, Value, state
 from meshwright.frontend.jit import jit
 from meshwright.frontend.placing import put, sharding_for, spread
 from meshwright.frontend.tracing import leaf_value
 from meshwright.ops.collective import finish_sum
 from meshwright.ops.placement import sharding_constraint
+from meshwright.sharding.mesh import get_mesh
+from meshwright.sharding.named import NamedSharding
+from meshwright.sharding.spec import PartitionSpec
 
 
 def reshard(x: Any, sharding: Any) -> Any:

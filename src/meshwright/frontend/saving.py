@@ -22,7 +22,6 @@ import numpy as np
 
 from meshwright.core import dtypes
 from meshwright.core.files import remove, sync_directory, write_new
-from meshwright.core.placement import Index
 from meshwright.core.source import here
 from meshwright.core.trace import Array, Value
 from meshwright.core.types import TensorType
@@ -43,6 +42,7 @@ from meshwright.frontend.saved_layout import (
     structure_to_json,
 )
 from meshwright.frontend.shards import distinct_parts, sharding_of
+from meshwright.sharding.placement import Index
 
 try:
     import fcntl

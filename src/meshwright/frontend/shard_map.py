@@ -11,11 +11,6 @@ from typing import Any
 import optree
 
 from meshwright.core import dtypes, tree
-from meshwright.core.axes import AxisRef, merged
-from meshwright.core.device_sharding import one_device
-from meshwright.core.mesh import BaseMesh, Mesh, get_mesh
-from meshwright.core.partition_spec import PartitionSpec, entry_axes, pasted, read_axis
-from meshwright.core.sharding import NamedSharding
 from meshwright.core.source import here
 from meshwright.core.trace import Array, Manual, Mapped, Value, lift, state
 from meshwright.core.types import TensorType, union
@@ -24,6 +19,11 @@ from meshwright.frontend.collectives import CutNeeded, manual_axes
 from meshwright.frontend.tracing import Traced, check_function, leaf_value, trace_flat
 from meshwright.ops import shard_map as op
 from meshwright.ops.layout import laid_out
+from meshwright.sharding.axes import AxisRef, merged
+from meshwright.sharding.mesh import BaseMesh, Mesh, get_mesh
+from meshwright.sharding.named import NamedSharding
+from meshwright.sharding.single_device import one_device
+from meshwright.sharding.spec import PartitionSpec, entry_axes, pasted, read_axis
 
 Function = Callable[..., Any]
 Cuts = frozenset[tuple[str, int, int]]  # parts of axes: name, what lies before, size

@@ -13,15 +13,15 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.core.device_sharding import DefaultDevice, SingleDeviceSharding
-from meshwright.core.mesh import Device
-from meshwright.core.partition_spec import PartitionSpec
-from meshwright.core.placement import Index, block_numbers
-from meshwright.core.sharding import NamedSharding, TensorSharding
 from meshwright.core.source import here
 from meshwright.core.trace import Array
 from meshwright.core.types import Shape, TensorType
 from meshwright.errors import VarianceError
+from meshwright.sharding.mesh import Device
+from meshwright.sharding.named import NamedSharding, TensorSharding
+from meshwright.sharding.placement import Index, block_numbers
+from meshwright.sharding.single_device import DefaultDevice, SingleDeviceSharding
+from meshwright.sharding.spec import PartitionSpec
 
 Sharding = NamedSharding | SingleDeviceSharding
 

@@ -8,7 +8,6 @@ from typing import Any
 
 from meshwright.core import tree
 from meshwright.core.program import Program
-from meshwright.core.sharding import NamedSharding, TensorSharding
 from meshwright.core.types import TensorType
 from meshwright.frontend.compiled import Call, Compiled
 from meshwright.frontend.explicit import untyped, with_sums_taken
@@ -18,6 +17,7 @@ from meshwright.interop.dumping import dump
 from meshwright.interop.hlo import hlo_text
 from meshwright.ops.stacked import inline_calls
 from meshwright.ops.summands import sums_as_rows
+from meshwright.sharding.named import NamedSharding, TensorSharding
 from meshwright.simulate.spmd import read_program
 
 

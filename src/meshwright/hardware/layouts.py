@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.core.mesh_check import MOST_LISTED
-from meshwright.core.sharding_text import pointing
 from meshwright.core.source import here
 from meshwright.errors import HardwareError, TextError
 from meshwright.hardware.chips import item_bytes
 from meshwright.hardware.topology import mesh_sizes
+from meshwright.sharding.mesh_check import MOST_LISTED
+from meshwright.sharding.text_sdy import pointing
 
 MOST_RANK = 1024
 Numbers = NDArray[Any]

@@ -9,11 +9,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 from typing import Any, NamedTuple
 
-from meshwright.core.sharding_text import read_integer
 from meshwright.core.source import here
 from meshwright.errors import HardwareError
 from meshwright.hardware.chips import Chip, get
 from meshwright.hardware.placement import DCN, Span, merged, place
+from meshwright.sharding.text_sdy import read_integer
 
 Axes = str | int | Iterable[str | int] | None
 

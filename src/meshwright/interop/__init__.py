@@ -10,16 +10,13 @@
 ['tanh']
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from meshwright.core.first_use import on_first_use
 
 if TYPE_CHECKING:
     from meshwright.interop import hlo, jax, mlir, pallas
 
 __all__ = ["hlo", "jax", "mlir", "pallas"]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module 'meshwright.interop' has no attribute {name!r}")
-    return import_module(f"meshwright.interop.{name}")
+__getattr__ = on_first_use("meshwright.interop", {f"meshwright.interop.{name}": [] for name in __all__})

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from meshwright.core.files import MOST_BYTES
-from meshwright.core.sharding_text import pointing
 from meshwright.errors import MeshwrightError, TextError
+from meshwright.sharding.text_sdy import pointing
 
 MOST_NESTED = 128  # brackets inside of each other, before the parser's stack ends
 MOST_CALLS = 64  # functions that call each other in a row

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from meshwright.core.axes import Axes, AxisRef, by_name, common_prefix, overlap, prefix_without, total_size
 from meshwright.core.factors import Factors
 from meshwright.propagate.problem import Rule
 from meshwright.propagate.project import Projection, Shape, shapes_of
+from meshwright.sharding.axes import Axes, AxisRef, by_name, common_prefix, overlap, prefix_without, total_size
 
 Assignment = dict[int, Axes]  # the axes of each factor, by number
 

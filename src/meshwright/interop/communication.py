@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from meshwright.core.axes import Axes, AxisRef, difference, in_mesh_order
-from meshwright.core.dimension_sharding import DimensionSharding
-from meshwright.core.sharding import TensorSharding
 from meshwright.errors import MeshwrightError
 from meshwright.interop.mlir_context import context
 from meshwright.interop.module_walk import walk
 from meshwright.interop.problem_reader import place_of
 from meshwright.interop.reshard_collectives import Move, collectives
 from meshwright.interop.value_shardings import ValueShardings
+from meshwright.sharding.axes import Axes, AxisRef, difference, in_mesh_order
+from meshwright.sharding.dimension import DimensionSharding
+from meshwright.sharding.named import TensorSharding
 
 _AXES = {"all_slice": "slicing_axes", "all_gather": "gathering_axes"}
 

@@ -9,11 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.core.mesh import AbstractMesh, BaseMesh, Mesh, get_mesh
-from meshwright.core.placement import order_between
 from meshwright.core.program import Atom, Eqn, Literal, Missing, Params, Program, Var
-from meshwright.core.sharding import NamedSharding, TensorSharding
-from meshwright.core.sharding_text import symbol
 from meshwright.core.trace import close, trace
 from meshwright.core.types import TensorType
 from meshwright.errors import MeshwrightError
@@ -22,6 +18,10 @@ from meshwright.interop.mlir_context import parse_module, type_text
 from meshwright.interop.stablehlo_collectives import COLLECTIVES
 from meshwright.interop.stablehlo_text import OPS, constrained, dense
 from meshwright.ops.placement import constraint_sharding
+from meshwright.sharding.mesh import AbstractMesh, BaseMesh, Mesh, get_mesh
+from meshwright.sharding.named import NamedSharding, TensorSharding
+from meshwright.sharding.placement import order_between
+from meshwright.sharding.text_sdy import symbol
 
 Sharding = TensorSharding | NamedSharding | None
 _NOTHING: Mapping[Var, TensorSharding] = MappingProxyType({})

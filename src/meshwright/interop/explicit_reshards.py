@@ -10,10 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from meshwright.core.axes import Axes, common_prefix, difference, in_mesh_order, merged, overlap
-from meshwright.core.dimension_sharding import DimensionSharding
 from meshwright.core.factors import Factors
-from meshwright.core.sharding import TensorSharding
 from meshwright.errors import MeshwrightError
 from meshwright.interop.common_axes import Split, common_axes
 from meshwright.interop.communication import all_reduced, created, laid_out, listed, resharded
@@ -24,6 +21,9 @@ from meshwright.interop.problem_reader import place_of
 from meshwright.interop.value_shardings import ValueShardings, manual_axes, without_axes
 from meshwright.propagate.problem import Rule
 from meshwright.propagate.project import project, shapes_of, unproject
+from meshwright.sharding.axes import Axes, common_prefix, difference, in_mesh_order, merged, overlap
+from meshwright.sharding.dimension import DimensionSharding
+from meshwright.sharding.named import TensorSharding
 
 _ENDS = ("stablehlo.return", "sdy.return")
 _FLOWS = ("stablehlo.while", "stablehlo.case", "stablehlo.optimization_barrier")

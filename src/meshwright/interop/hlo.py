@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from math import prod
 
 from meshwright.core.program import Program, Var
-from meshwright.core.sharding import NamedSharding
 from meshwright.core.types import TensorType
 from meshwright.interop.hlo_ops import OPS
 from meshwright.interop.hlo_writer import Computation, Module
+from meshwright.sharding.named import NamedSharding
 
 
 def hlo_text(

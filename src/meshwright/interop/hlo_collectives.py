@@ -12,12 +12,12 @@ from math import prod
 
 import numpy as np
 
-from meshwright.core.hlo_sharding import iota_text
-from meshwright.core.placement import Digit, merged, positions_in_order
 from meshwright.core.program import Eqn
 from meshwright.core.types import TensorType
 from meshwright.errors import MeshwrightError
 from meshwright.interop.hlo_writer import S32, U32, Computation, Value, Write, numbers
+from meshwright.sharding.placement import Digit, merged, positions_in_order
+from meshwright.sharding.text_hlo import iota_text
 
 MeshAxes = Sequence[tuple[str, int]]
 

@@ -10,10 +10,7 @@ from typing import Any
 import numpy as np
 
 from meshwright.core import tree
-from meshwright.core.mesh import AbstractMesh
-from meshwright.core.partition_spec import PartitionSpec
 from meshwright.core.program import Program
-from meshwright.core.sharding import NamedSharding
 from meshwright.core.source import here
 from meshwright.core.trace import Array
 from meshwright.core.types import TensorType
@@ -24,6 +21,9 @@ from meshwright.interop.loading import load
 from meshwright.interop.mlir_context import parse_module
 from meshwright.ops.shard_map import MeshAxes
 from meshwright.ops.stacked import inline_calls
+from meshwright.sharding.mesh import AbstractMesh
+from meshwright.sharding.named import NamedSharding
+from meshwright.sharding.spec import PartitionSpec
 
 
 def _needed() -> None:

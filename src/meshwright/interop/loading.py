@@ -11,9 +11,7 @@ import numpy as np
 
 from meshwright.core.check import check
 from meshwright.core.op import REGISTRY
-from meshwright.core.partition_spec import PartitionSpec
 from meshwright.core.program import Program
-from meshwright.core.sharding import TensorSharding
 from meshwright.core.trace import Array, building, close, trace
 from meshwright.core.types import TensorType
 from meshwright.errors import MeshwrightError
@@ -24,6 +22,8 @@ from meshwright.interop.mlir_context import Types, boolean, context, integer, in
 from meshwright.interop.module_shardings import Shardings, meshes_of
 from meshwright.interop.module_walk import SHARDING
 from meshwright.interop.stablehlo import COMBINATIONS, body_operation, scatter_combination, twin
+from meshwright.sharding.named import TensorSharding
+from meshwright.sharding.spec import PartitionSpec
 from meshwright.transform.simplify import dce
 
 _STARTS: dict[str, Callable[[np.dtype[Any]], Any]] = {

@@ -15,10 +15,10 @@ import ml_dtypes
 import numpy as np
 
 from meshwright.core.dtypes import DType
-from meshwright.core.sharding_text import pointing
 from meshwright.core.types import TensorType
 from meshwright.errors import MeshwrightError, TextError
 from meshwright.interop.bounds import check_text
+from meshwright.sharding.text_sdy import pointing
 
 if TYPE_CHECKING:
     from jaxlib.mlir import ir

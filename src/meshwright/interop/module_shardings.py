@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from meshwright.core.mesh import Mesh
-from meshwright.core.sharding import TensorSharding
 from meshwright.interop.mlir_context import string
+from meshwright.sharding.mesh import Mesh
+from meshwright.sharding.named import TensorSharding
 
 PREFIX = "#sdy.sharding"
 

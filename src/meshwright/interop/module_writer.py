@@ -6,12 +6,12 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from meshwright.core.axes import quoted
-from meshwright.core.sharding import TensorSharding
 from meshwright.interop.mlir_context import context, string
 from meshwright.interop.module_shardings import Shardings, filled_text, per_value_text
 from meshwright.interop.module_walk import SHARDING, walk
 from meshwright.propagate.problem import Block, Function, Kind, Node, Problem
+from meshwright.sharding.axes import quoted
+from meshwright.sharding.named import TensorSharding
 
 _NAMES = {
     Kind.CONSTRAINT: "sdy.sharding_constraint",

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from meshwright.core.factors import Factors
-from meshwright.core.sharding_text import unquoted
 from meshwright.errors import MeshwrightError
 from meshwright.interop.mlir_context import Types, boolean, context, integer, keyword, string
 from meshwright.interop.module_shardings import Shardings, meshes_of
@@ -13,6 +12,7 @@ from meshwright.interop.module_walk import RULE, SHARDING, Rules, walk
 from meshwright.interop.sharding_rules import WITHOUT
 from meshwright.interop.stablehlo import SAME
 from meshwright.propagate.problem import Block, Direction, Function, Kind, Node, Problem, Rule, Value
+from meshwright.sharding.text_sdy import unquoted
 
 ELEMENTWISE = frozenset(name for name in SAME if name.startswith("stablehlo.")) - {"stablehlo.optimization_barrier"} | {
     "stablehlo.compare", "stablehlo.convert", "stablehlo.reduce_precision", "stablehlo.round_nearest_afz",

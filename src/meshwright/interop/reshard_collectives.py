@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from math import gcd
 from typing import NamedTuple
 
-from meshwright.core.axes import Axes, AxisRef, can_coexist, cut, merged, total_size
+from meshwright.sharding.axes import Axes, AxisRef, can_coexist, cut, merged, total_size
 
 Dims = list[list[AxisRef]]
 

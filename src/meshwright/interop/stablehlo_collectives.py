@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.core.dimension_sharding import DimensionSharding
 from meshwright.core.program import Eqn
-from meshwright.core.sharding import NamedSharding, TensorSharding
 from meshwright.core.types import TensorType
 from meshwright.errors import MeshwrightError
 from meshwright.interop.hlo_collectives import group_digits, groups_of
 from meshwright.interop.mlir_context import type_text
 from meshwright.interop.stablehlo_text import Body, Operand, Write
+from meshwright.sharding.dimension import DimensionSharding
+from meshwright.sharding.named import NamedSharding, TensorSharding
 
 Types = list[TensorType]
 _U32 = TensorType((), np.dtype(np.uint32))

@@ -7,13 +7,13 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from meshwright.core.mesh import BaseMesh
 from meshwright.core.program import Eqn, Program
-from meshwright.core.sharding import TensorSharding
 from meshwright.core.types import TensorType
 from meshwright.interop.decompositions import neutral
 from meshwright.interop.mlir_context import type_text
 from meshwright.interop.stablehlo import SAME
+from meshwright.sharding.mesh import BaseMesh
+from meshwright.sharding.named import TensorSharding
 
 Operand = tuple[str, TensorType]
 

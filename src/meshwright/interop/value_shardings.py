@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from meshwright.core.dimension_sharding import DimensionSharding
-from meshwright.core.sharding import TensorSharding
 from meshwright.interop.module_shardings import Shardings, meshes_of
 from meshwright.interop.module_walk import SHARDING
 from meshwright.interop.problem_reader import axis_names
+from meshwright.sharding.dimension import DimensionSharding
+from meshwright.sharding.named import TensorSharding
 
 _OWN = ("sharding", "out_sharding")  # of ops of sdy with one result
 

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from meshwright.core import trace, tree
-from meshwright.core.sharding_text import LARGEST
 from meshwright.core.source import Source, here
 from meshwright.core.types import TensorType
 from meshwright.frontend import direct, scalars
@@ -35,6 +34,7 @@ from meshwright.kernel.tasks import Task
 from meshwright.kernel.timeline import Timeline
 from meshwright.kernel.timing import HardwareClock
 from meshwright.kernel.watch import SECONDS
+from meshwright.sharding.text_sdy import LARGEST
 
 
 @dataclass(frozen=True)

@@ -667,6 +667,6 @@ def meets(program: Program, axis: str) -> bool:
 
 def _whole(axis: str) -> str:
     """The axis of a mesh that an axis is, or is a part of."""
-    from meshwright.core.partition_spec import read_axis  # few programs have a kernel
+    from meshwright.sharding.spec import read_axis  # few programs have a kernel
 
     return read_axis(axis).name

@@ -13,7 +13,7 @@ def laid_out(x: Value, type: TensorType) -> Value:
     """``x`` with the sharding of a type, where shardings are part of types."""
     if x.type.sharding is type.sharding:
         return x
-    from meshwright.core.explicit import asked  # no program without a mesh needs to load it
+    from meshwright.sharding.explicit import asked  # no program without a mesh needs to load it
 
     given = asked(type.with_(unreduced=()), (type.sharding or x.type.sharding).mesh)
     return REGISTRY["sharding_constraint"](x, spec=given[0], out_sharding=given)  # which is loaded late
@@ -23,7 +23,7 @@ def whole_along(x: Value, dims: Sequence[int]) -> Value:
     """``x`` with these dims whole on every device, where shardings are part of types."""
     if x.type.sharding is None:
         return x
-    from meshwright.core.explicit import whole  # no program without a mesh needs to load it
+    from meshwright.sharding.explicit import whole  # no program without a mesh needs to load it
 
     return laid_out(x, whole(x.type, dims))
 
@@ -34,7 +34,7 @@ def as_primal(own: TensorType, types: Types, order: Sequence[int] | None = None)
     sharding = next((t.sharding for t in (own, *types) if t.sharding is not None), None)
     if sharding is None:
         return {}
-    from meshwright.core.explicit import asked  # no program without a mesh needs to load it
+    from meshwright.sharding.explicit import asked  # no program without a mesh needs to load it
 
     spec, mesh = asked(own.with_(unreduced=()), sharding.mesh)
     return {"out_sharding": (spec if order is None else spec.update([spec.partitions[d] for d in order]), mesh)}
@@ -45,6 +45,6 @@ def sums_taken(ndim: int, types: Types) -> dict[str, Any]:
     sharding = next((t.sharding for t in types if t.sharding is not None), None)
     if sharding is None:
         return {}
-    from meshwright.core.explicit import left_open  # no program without a mesh needs to load it
+    from meshwright.sharding.explicit import left_open  # no program without a mesh needs to load it
 
     return {"out_sharding": (left_open(ndim), tuple(sharding.mesh.shape.items()))}

@@ -7,13 +7,13 @@ from functools import lru_cache
 from typing import Any
 
 from meshwright.core.factors import pointwise
-from meshwright.core.mesh import BaseMesh, Mesh
 from meshwright.core.op import Cost, Linear, Linearity, Op, Operand, Sample, Value, define_op
-from meshwright.core.partition_spec import PartitionSpec
 from meshwright.core.program import Params
-from meshwright.core.sharding import NamedSharding, TensorSharding
 from meshwright.core.types import OutSharding, Spec, TensorType
 from meshwright.ops.basic import linear_jvp
+from meshwright.sharding.mesh import BaseMesh, Mesh
+from meshwright.sharding.named import NamedSharding, TensorSharding
+from meshwright.sharding.spec import PartitionSpec
 
 
 def _batch(

@@ -19,7 +19,6 @@ from math import prod
 from typing import Any
 
 from meshwright.core.op import Cost, Linear, Linearity, Op, Types, Value, define_op
-from meshwright.core.partition_spec import PartitionSpec
 from meshwright.core.program import Eqn, Params, Program, Var
 from meshwright.core.source import here
 from meshwright.core.trace import Array, Tracer, run
@@ -43,6 +42,7 @@ from meshwright.ops.regions import (
     spread,
 )
 from meshwright.ops.stacked import stacked_program
+from meshwright.sharding.spec import PartitionSpec
 from meshwright.transform.batch import batch_axis, batch_program, batch_split, batching_over, spmd_axes
 from meshwright.transform.derivative import jvp_program, linearize_program
 from meshwright.transform.simplify import dce

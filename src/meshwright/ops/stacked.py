@@ -24,7 +24,7 @@ from meshwright.transform.batch import batch_program, batching_over
 from meshwright.transform.simplify import cse, dce
 
 if TYPE_CHECKING:
-    from meshwright.core.partition_spec import PartitionSpec
+    from meshwright.sharding.spec import PartitionSpec
 
 MeshAxes = tuple[tuple[str, int], ...]
 

@@ -30,7 +30,7 @@ from meshwright.ops.shape import concatenate
 from meshwright.transform.batch import batch_program, batching_over
 
 if TYPE_CHECKING:
-    from meshwright.core.partition_spec import PartitionSpec
+    from meshwright.sharding.spec import PartitionSpec
 
 Axes = tuple[str, ...]
 

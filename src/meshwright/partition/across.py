@@ -13,12 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from meshwright.core.axes import AxisRef
 from meshwright.core.dtypes import DType
-from meshwright.core.mesh import BaseMesh
 from meshwright.core.op import Value
-from meshwright.core.placement import block_numbers, order_between
-from meshwright.core.sharding import TensorSharding
 from meshwright.core.trace import Array
 from meshwright.core.types import Shape, TensorType
 from meshwright.ops.basic import reshape
@@ -26,6 +22,10 @@ from meshwright.ops.collective import permuted
 from meshwright.ops.gathering import gather
 from meshwright.partition.layouts import COLLECTIVE_BYTES, layout, reshard_cost
 from meshwright.partition.reshard import ReshardPlan, plan_on
+from meshwright.sharding.axes import AxisRef
+from meshwright.sharding.mesh import BaseMesh
+from meshwright.sharding.named import TensorSharding
+from meshwright.sharding.placement import block_numbers, order_between
 
 
 def is_on(sharding: TensorSharding, mesh: BaseMesh) -> bool:
@@ -37,7 +37,7 @@ def is_on(sharding: TensorSharding, mesh: BaseMesh) -> bool:
 def beside(sharding: TensorSharding, mesh: BaseMesh) -> TensorSharding:
     """A layout of a mesh that cuts a value into as many blocks as one of another mesh, as far as its axes go.
 
-    >>> from meshwright.core.mesh import Mesh
+    >>> from meshwright.sharding.mesh import Mesh
     >>> other = Mesh.parse('<["a"=3, "b"=2], device_ids=[5, 4, 3, 2, 1, 0]>')
     >>> print(beside(TensorSharding(other, ["b", "a"]), Mesh.parse('<["x"=2, "y"=3]>')))
     #sdy.sharding<@mesh, [{"x"}, {"y"}]>

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from meshwright.core import dtypes
-from meshwright.core.axes import Axes, AxisRef
 from meshwright.core.dtypes import DType
 from meshwright.core.op import Value
 from meshwright.core.trace import Array
@@ -19,6 +18,7 @@ from meshwright.ops.collective import axis_index
 from meshwright.ops.elementwise import lt
 from meshwright.ops.reduction import highest, lowest
 from meshwright.ops.shape import iota
+from meshwright.sharding.axes import Axes, AxisRef
 
 Names = Callable[[AxisRef], tuple[tuple[str, int], ...]]  # the axes of the program that make up an axis, with sizes
 

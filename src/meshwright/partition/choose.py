@@ -13,17 +13,17 @@ from itertools import permutations, product
 from math import inf, prod
 from typing import Any, NamedTuple
 
-from meshwright.core.axes import Axes, AxisRef, can_coexist, overlap
 from meshwright.core.dtypes import BOOL, DType
 from meshwright.core.factors import Factors
 from meshwright.core.linearity import Does, LinearGroup
-from meshwright.core.mesh import BaseMesh
 from meshwright.core.op import Op
-from meshwright.core.sharding import TensorSharding
 from meshwright.core.types import TensorType
 from meshwright.partition.layouts import READ, finished, layout, reshard_cost
 from meshwright.propagate.problem import Rule
 from meshwright.propagate.project import project, shapes_of
+from meshwright.sharding.axes import Axes, AxisRef, can_coexist, overlap
+from meshwright.sharding.mesh import BaseMesh
+from meshwright.sharding.named import TensorSharding
 
 FLOPS_PER_BYTE = 2000.0  # what a chip computes in the time that it receives a byte: 2,000 to 4,000 on those of today
 MOST_TRIED = 512

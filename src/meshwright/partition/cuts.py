@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
 from itertools import pairwise
 
-from meshwright.core.axes import Axes, AxisRef, merged
-from meshwright.core.mesh import BaseMesh
-from meshwright.core.partition_spec import read_axis
 from meshwright.core.program import Eqn, Program
-from meshwright.core.sharding import TensorSharding
-from meshwright.core.sharding_check import resolve
 from meshwright.ops.shard_map import shard_map
 from meshwright.partition.layouts import layout
+from meshwright.sharding.axes import Axes, AxisRef, merged
+from meshwright.sharding.check import resolve
+from meshwright.sharding.mesh import BaseMesh
+from meshwright.sharding.named import TensorSharding
+from meshwright.sharding.spec import read_axis
 
 Named = tuple[tuple[str, int], ...]  # axes of a local program with their sizes, from major to minor
 
@@ -33,7 +33,7 @@ class CutNeeded(Exception):
 class Cuts:
     """The parts that each axis of a mesh is cut into; a value, which further cuts leave as it is.
 
-    >>> from meshwright.core.mesh import make_mesh
+    >>> from meshwright.sharding.mesh import make_mesh
     >>> mesh = make_mesh((12,), ("x",))
     >>> cuts = Cuts(mesh).at(AxisRef("x", 2, 3, 12))
     >>> cuts.names(mesh.axes[0])

@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 
 from meshwright.core import dtypes
-from meshwright.core.axes import Axes, AxisRef
-from meshwright.core.mesh import AbstractMesh, BaseMesh
 from meshwright.core.op import Value
 from meshwright.core.trace import Array, lift
 from meshwright.core.types import TensorType, union
@@ -53,6 +51,8 @@ from meshwright.partition.reshard_steps import (
     Rounds,
     Select,
 )
+from meshwright.sharding.axes import Axes, AxisRef
+from meshwright.sharding.mesh import AbstractMesh, BaseMesh
 
 Names = Callable[[AxisRef], tuple[tuple[str, int], ...]]  # the axes of the program that make up an axis, with sizes
 

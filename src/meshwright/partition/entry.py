@@ -12,10 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from meshwright.core.axes import Axes, AxisRef, cut
 from meshwright.core.op import Value
-from meshwright.core.partition_spec import PartitionSpec
-from meshwright.core.sharding import TensorSharding
 from meshwright.core.source import here
 from meshwright.core.trace import Array, lift
 from meshwright.core.types import Shape, TensorType, union
@@ -27,6 +24,9 @@ from meshwright.ops.shard_map import block_type, varying_axes
 from meshwright.partition.across import BlockRows, is_on
 from meshwright.partition.layouts import axes_used, replicated
 from meshwright.partition.localize import Localizer, Version
+from meshwright.sharding.axes import Axes, AxisRef, cut
+from meshwright.sharding.named import TensorSharding
+from meshwright.sharding.spec import PartitionSpec
 
 
 class Rows(NamedTuple):

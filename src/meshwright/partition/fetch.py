@@ -15,7 +15,6 @@ from typing import NamedTuple
 import numpy as np
 
 from meshwright.core import dtypes
-from meshwright.core.axes import Axes
 from meshwright.core.op import Value
 from meshwright.core.trace import Array, lift
 from meshwright.core.types import TensorType, union
@@ -27,6 +26,7 @@ from meshwright.ops.indexing import dynamic_slice, dynamic_update_slice
 from meshwright.ops.shape import concatenate, iota, pad, slice_along
 from meshwright.partition.blocks import along, part_index, scalar
 from meshwright.partition.localize import Localizer
+from meshwright.sharding.axes import Axes
 
 
 class Piece(NamedTuple):

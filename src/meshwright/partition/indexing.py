@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from meshwright.core import dtypes
-from meshwright.core.axes import Axes
 from meshwright.core.factors import FactorBuilder
 from meshwright.core.op import Value
 from meshwright.core.program import Eqn
@@ -31,6 +30,7 @@ from meshwright.partition.choose import Choice
 from meshwright.partition.layouts import READ, local_type
 from meshwright.partition.localize import SPECIAL, Localizer, Version
 from meshwright.partition.ways import Way, cheapest, nothing
+from meshwright.sharding.axes import Axes
 
 _COMBINED = {"scatter_add": "sum", "scatter_mul": "prod", "scatter_max": "max", "scatter_min": "min"}
 

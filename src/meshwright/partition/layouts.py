@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from meshwright.core.axes import Axes, AxisRef, merged
-from meshwright.core.dimension_sharding import DimensionSharding
 from meshwright.core.dtypes import DType
-from meshwright.core.mesh import BaseMesh
-from meshwright.core.sharding import TensorSharding
 from meshwright.core.types import Shape, TensorType
 from meshwright.partition.reshard import ReshardPlan, plan_every_way
+from meshwright.sharding.axes import Axes, AxisRef, merged
+from meshwright.sharding.dimension import DimensionSharding
+from meshwright.sharding.mesh import BaseMesh
+from meshwright.sharding.named import TensorSharding
 
 COLLECTIVE_BYTES = 64.0  # what a collective weighs beside what it moves: of ways that move as much, few are better
 MANY = 8  # collectives on the way from one layout to another

@@ -15,16 +15,11 @@ from functools import partial
 from itertools import islice, product
 from typing import Any, NamedTuple
 
-from meshwright.core.axes import AxisRef
 from meshwright.core.dtypes import BOOL, is_inexact
 from meshwright.core.factors import Factors, pointwise
 from meshwright.core.linearity import UNBOUNDED, LinearGroup, Magnitude, magnitude_of_moved, stays_finite
-from meshwright.core.mesh import AbstractMesh, BaseMesh
 from meshwright.core.op import No, Value
-from meshwright.core.partition_spec import read_axis
 from meshwright.core.program import Atom, Eqn, Literal, Program, Var
-from meshwright.core.sharding import TensorSharding
-from meshwright.core.sharding_check import resolve
 from meshwright.core.source import Source
 from meshwright.core.trace import Array, at_source, read, state
 from meshwright.core.types import TensorType, union
@@ -37,6 +32,11 @@ from meshwright.partition.combine import Why
 from meshwright.partition.cuts import Cuts
 from meshwright.partition.emit import emit_plan
 from meshwright.partition.layouts import MANY, axes_used, finished, layout, local_type, replicated, reshard_plan
+from meshwright.sharding.axes import AxisRef
+from meshwright.sharding.check import resolve
+from meshwright.sharding.mesh import AbstractMesh, BaseMesh
+from meshwright.sharding.named import TensorSharding
+from meshwright.sharding.spec import read_axis
 
 SMALL = 32  # equations of a program that is worth the search for the very best
 MOST_VERSIONS = 8  # combinations of operands' versions that an equation is tried on

@@ -14,11 +14,8 @@ from math import prod
 from typing import Any, NamedTuple
 
 from meshwright.core import dtypes
-from meshwright.core.mesh import BaseMesh
 from meshwright.core.op import Cost
-from meshwright.core.partition_spec import read_axis
 from meshwright.core.program import Atom, Eqn, Program, Var
-from meshwright.core.sharding_check import resolve
 from meshwright.core.source import here
 from meshwright.errors import HardwareError, MeshwrightError
 from meshwright.hardware.chips import Chip, dtype_name, get
@@ -42,6 +39,9 @@ from meshwright.partition.rings import (
     roles,
     scatter_ring,
 )
+from meshwright.sharding.check import resolve
+from meshwright.sharding.mesh import BaseMesh
+from meshwright.sharding.spec import read_axis
 from meshwright.transform.simplify import dce
 
 GATHERS = (all_gather, all_gather_invariant)

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from meshwright.core.mesh import BaseMesh
 from meshwright.core.op import Value
 from meshwright.core.program import Program, Var
-from meshwright.core.sharding import TensorSharding
 from meshwright.ops.regions import region, region_with
 from meshwright.ops.shard_map import shard_map, varying_axes
 from meshwright.ops.stacked import inline_calls
@@ -21,6 +19,8 @@ from meshwright.partition.layouts import axes_used, closed, finished
 from meshwright.partition.localize import Localizer
 from meshwright.partition.overlap import Overlap, overlap
 from meshwright.partition.scattered import scatter_sums
+from meshwright.sharding.mesh import BaseMesh
+from meshwright.sharding.named import TensorSharding
 from meshwright.transform.simplify import dce
 
 RULES = (halo, indexing, places, prefix, regions, windows)  # of ops that are partitioned in a way of their own

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from meshwright.core.op import Value
 from meshwright.core.program import Eqn
-from meshwright.core.sharding import TensorSharding
 from meshwright.ops.basic import add, convert
 from meshwright.ops.shape import iota
 from meshwright.partition.blocks import block_start
 from meshwright.partition.localize import MADE, Localizer
+from meshwright.sharding.named import TensorSharding
 
 
 def _iota(local: Localizer, eqn: Eqn, need: TensorSharding) -> Value:

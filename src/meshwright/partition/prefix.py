@@ -4,7 +4,6 @@ largest elements. Each device takes its own; those of all are gathered and combi
 from __future__ import annotations
 
 from meshwright.core import dtypes
-from meshwright.core.axes import Axes
 from meshwright.core.factors import FactorBuilder
 from meshwright.core.op import Value
 from meshwright.core.program import Eqn
@@ -20,6 +19,7 @@ from meshwright.partition.blocks import along, block_start, filled_where, identi
 from meshwright.partition.choose import Choice
 from meshwright.partition.localize import SPECIAL, Localizer, Version
 from meshwright.partition.ways import Way, cheapest, parts
+from meshwright.sharding.axes import Axes
 
 _RUNNING = {"cumsum": "sum", "cumprod": "prod", "cummax": "max", "cummin": "min", "cumlogsumexp": "max"}
 

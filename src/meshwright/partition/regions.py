@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from meshwright.core.axes import Axes, total_size
 from meshwright.core.op import REGISTRY, Value
-from meshwright.core.partition_spec import PartitionSpec, entry_axes, is_open, pasted, read_axis
 from meshwright.core.program import Atom, Eqn, Program, Var
-from meshwright.core.sharding import TensorSharding
 from meshwright.core.source import here
 from meshwright.core.trace import apply, at_source, lift, read, write
 from meshwright.core.types import TensorType, union
@@ -23,6 +20,9 @@ from meshwright.ops.shard_map import dim_axes
 from meshwright.partition.across import is_on
 from meshwright.partition.layouts import axes_used, closed, finished, layout, on_mesh, replicated
 from meshwright.partition.localize import SPECIAL, Localizer, Version
+from meshwright.sharding.axes import Axes, total_size
+from meshwright.sharding.named import TensorSharding
+from meshwright.sharding.spec import PartitionSpec, entry_axes, is_open, pasted, read_axis
 
 
 def _row(sharding: TensorSharding) -> TensorSharding:

@@ -14,13 +14,7 @@ from itertools import pairwise
 from math import ceil, gcd, lcm, prod
 from typing import Any, NamedTuple
 
-from meshwright.core.axes import Axes, AxisRef
 from meshwright.core.dtypes import DType, as_dtype, short_name
-from meshwright.core.mesh import BaseMesh, Mesh, get_mesh
-from meshwright.core.partition_spec import PartitionSpec, pasted
-from meshwright.core.placement import Digit, axes_of
-from meshwright.core.sharding import NamedSharding, TensorSharding
-from meshwright.core.sharding_check import checked_shape
 from meshwright.core.source import here
 from meshwright.errors import MeshError, ShapeError, ShardingError
 from meshwright.partition.reshard_blocks import MOST_CELLS
@@ -32,6 +26,12 @@ from meshwright.partition.reshard_sketch import Sketch, View, local_sizes
 from meshwright.partition.reshard_steps import Mapped, Received, ReshardStep
 from meshwright.partition.reshard_structure import Frame, Structure, frame, seen_from, structure
 from meshwright.partition.reshard_through import sketches_through
+from meshwright.sharding.axes import Axes, AxisRef
+from meshwright.sharding.check import checked_shape
+from meshwright.sharding.mesh import BaseMesh, Mesh, get_mesh
+from meshwright.sharding.named import NamedSharding, TensorSharding
+from meshwright.sharding.placement import Digit, axes_of
+from meshwright.sharding.spec import PartitionSpec, pasted
 
 
 class ReshardPlan:
@@ -184,8 +184,8 @@ class ReshardPlan:
     def seconds(self, hardware: Any) -> float:
         """The modelled time, one step after another, on a `hardware.Topology` or a machine of the named chip.
 
-        >>> from meshwright.core.mesh import make_mesh
-        >>> from meshwright.core.partition_spec import P
+        >>> from meshwright.sharding.mesh import make_mesh
+        >>> from meshwright.sharding.spec import P
         >>> mesh = make_mesh((4, 4), ("x", "y"))
         >>> plan = plan_reshard((4096, 4096), "bf16", NamedSharding(mesh, P("x")), NamedSharding(mesh, P()))
         >>> f"{plan.seconds('tpu v5e') * 1e6:.0f} us"
@@ -262,8 +262,8 @@ def plan_reshard(shape: Sequence[int], dtype: Any, src: Any, dst: Any, *, hardwa
 
     With ``hardware`` (a `hardware.Topology`, or the name of a chip) the least modelled time instead.
 
-    >>> from meshwright.core.mesh import make_mesh
-    >>> from meshwright.core.partition_spec import P
+    >>> from meshwright.sharding.mesh import make_mesh
+    >>> from meshwright.sharding.spec import P
     >>> mesh = make_mesh((2, 4), ("x", "y"))
     >>> plan = plan_reshard((64, 64), "f32", NamedSharding(mesh, P("x", None)), NamedSharding(mesh, P(None, "y")))
     >>> print(plan)

@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.core.axes import Axes, AxisRef
-from meshwright.core.placement import block_size
 from meshwright.partition.reshard_steps import Mapped, Place, Received, ReshardStep, axes_text
+from meshwright.sharding.axes import Axes, AxisRef
+from meshwright.sharding.placement import block_size
 
 Offset = tuple[int, ...]
 MOST_CELLS = 1 << 16  # that are matched with their holders one by one, in less than a second

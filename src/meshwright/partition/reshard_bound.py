@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.core.mesh_check import MOST_LISTED
-from meshwright.core.placement import Digit, Layout, block_size
 from meshwright.core.source import here
 from meshwright.errors import MeshError
 from meshwright.partition.reshard_structure import Frame, Structure, atoms_of, numbered, tables
+from meshwright.sharding.mesh_check import MOST_LISTED
+from meshwright.sharding.placement import Digit, Layout, block_size
 
 
 class Bound(NamedTuple):

@@ -5,14 +5,14 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
-from meshwright.core.axes import Axes, AxisRef
-from meshwright.core.mesh import BaseMesh
 from meshwright.hardware.collectives import collective_seconds
 from meshwright.hardware.machines import machine_for
 from meshwright.hardware.placement import Span
 from meshwright.hardware.topology import Topology
 from meshwright.partition.reshard_blocks import Blocks
 from meshwright.partition.reshard_steps import AllGather, AllToAll, Permute, ReshardStep, Rounds
+from meshwright.sharding.axes import Axes, AxisRef
+from meshwright.sharding.mesh import BaseMesh
 
 
 def topology_for(hardware: Any, mesh: BaseMesh) -> Topology:

@@ -12,8 +12,6 @@ from math import prod
 
 import numpy as np
 
-from meshwright.core.axes import cut
-from meshwright.core.placement import Digit, Digits, axes_of, block_numbers, block_size
 from meshwright.core.source import here
 from meshwright.errors import ShardingError
 from meshwright.partition.reshard_blocks import (
@@ -38,6 +36,8 @@ from meshwright.partition.reshard_steps import (
     Slice,
 )
 from meshwright.partition.reshard_structure import Frame, Structure, atoms_of, numbered, tables
+from meshwright.sharding.axes import cut
+from meshwright.sharding.placement import Digit, Digits, axes_of, block_numbers, block_size
 
 
 def direct_sketches(

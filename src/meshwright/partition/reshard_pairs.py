@@ -9,14 +9,14 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.core.axes import Axes, AxisRef
-from meshwright.core.mesh import BaseMesh
-from meshwright.core.mesh_check import MOST_LISTED
-from meshwright.core.placement import Digit, digits_of
 from meshwright.core.source import here
 from meshwright.errors import MeshError
 from meshwright.partition.reshard_blocks import BlockRound, Blocks
 from meshwright.partition.reshard_steps import Permute, Round, Rounds, cycle_moves
+from meshwright.sharding.axes import Axes, AxisRef
+from meshwright.sharding.mesh import BaseMesh
+from meshwright.sharding.mesh_check import MOST_LISTED
+from meshwright.sharding.placement import Digit, digits_of
 
 Positions = NDArray[np.int64]
 
@@ -36,7 +36,7 @@ def coordinates(mesh: BaseMesh, axis: AxisRef) -> Positions:
 def receivers(mesh: BaseMesh, step: Permute | Rounds, round: Round | None = None) -> Positions:
     """The position to which each position sends, in one round of a step; some send to themselves.
 
-    >>> from meshwright.core.mesh import make_mesh
+    >>> from meshwright.sharding.mesh import make_mesh
     >>> mesh = make_mesh((2, 2), ("x", "y"))
     >>> receivers(mesh, Permute((mesh.axes,)))
     array([0, 2, 1, 3])
@@ -103,7 +103,7 @@ def block_pairs(mesh: BaseMesh, step: Blocks, round: BlockRound) -> list[tuple[i
 def permute_pairs(mesh: BaseMesh, step: Permute | Rounds, round: Round | None = None) -> list[tuple[int, int]]:
     """The source and target positions of a permute, without those that keep what they have.
 
-    >>> from meshwright.core.mesh import make_mesh
+    >>> from meshwright.sharding.mesh import make_mesh
     >>> mesh = make_mesh((2, 2), ("x", "y"))
     >>> permute_pairs(mesh, Permute((mesh.axes,)))
     [(1, 2), (2, 1)]

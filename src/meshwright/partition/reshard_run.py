@@ -11,8 +11,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.core.axes import AxisRef
-from meshwright.core.mesh import BaseMesh
 from meshwright.core.source import here
 from meshwright.errors import ShapeError
 from meshwright.ops.basic import additive_identity
@@ -35,6 +33,8 @@ from meshwright.partition.reshard_steps import (
     Select,
     Slice,
 )
+from meshwright.sharding.axes import AxisRef
+from meshwright.sharding.mesh import BaseMesh
 
 Shard = NDArray[Any]
 REDUCE: dict[str, Any] = {"sum": np.add, "max": np.maximum, "min": np.minimum, "prod": np.multiply}
@@ -46,9 +46,9 @@ def run_plan(plan: ReshardPlan, shards: Sequence[Shard], received: list[int] | N
     A list given as ``received`` gets the number of elements that each device took in from others.
 
     >>> import numpy as np
-    >>> from meshwright.core.mesh import make_mesh
-    >>> from meshwright.core.partition_spec import P
-    >>> from meshwright.core.sharding import NamedSharding
+    >>> from meshwright.sharding.mesh import make_mesh
+    >>> from meshwright.sharding.spec import P
+    >>> from meshwright.sharding.named import NamedSharding
     >>> from meshwright.partition.reshard import plan_reshard
     >>> mesh = make_mesh((2,), ("x",))
     >>> plan = plan_reshard((2, 2), "f32", NamedSharding(mesh, P("x")), NamedSharding(mesh, P(None, "x")))

@@ -21,8 +21,6 @@ from itertools import product
 from math import prod
 from typing import NamedTuple
 
-from meshwright.core.axes import AxisRef
-from meshwright.core.placement import Digit, Digits
 from meshwright.partition.reshard_sketch import Cut, Sketch
 from meshwright.partition.reshard_steps import (
     AllGather,
@@ -41,6 +39,8 @@ from meshwright.partition.reshard_steps import (
     Slice,
 )
 from meshwright.partition.reshard_structure import Piece, Structure
+from meshwright.sharding.axes import AxisRef
+from meshwright.sharding.placement import Digit, Digits
 
 Name = Callable[[Digit], AxisRef]
 Digitwise = dict[Place, Piece]

@@ -14,7 +14,7 @@ from itertools import product
 from math import prod
 from typing import ClassVar, NamedTuple
 
-from meshwright.core.axes import Axes, AxisRef, merged
+from meshwright.sharding.axes import Axes, AxisRef, merged
 
 
 class Place(NamedTuple):

@@ -18,8 +18,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.core.mesh import BaseMesh
-from meshwright.core.placement import (
+from meshwright.sharding.mesh import BaseMesh
+from meshwright.sharding.named import TensorSharding
+from meshwright.sharding.placement import (
     Digit,
     Digits,
     Layout,
@@ -31,7 +32,6 @@ from meshwright.core.placement import (
     ranks,
     through,
 )
-from meshwright.core.sharding import TensorSharding
 
 
 class Piece(NamedTuple):

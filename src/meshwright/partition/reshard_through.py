@@ -12,13 +12,13 @@ from itertools import combinations, pairwise, permutations
 from math import prod
 from typing import NamedTuple
 
-from meshwright.core.placement import Digits, Layout
 from meshwright.partition.reshard_blocks import MOST_CELLS
 from meshwright.partition.reshard_direct import direct_sketches
 from meshwright.partition.reshard_search import Name, rest_of, sketches
 from meshwright.partition.reshard_sketch import Sketch
 from meshwright.partition.reshard_steps import Recut, ReshardStep
 from meshwright.partition.reshard_structure import Frame, Structure, atoms_of, structure
+from meshwright.sharding.placement import Digits, Layout
 
 MOST_DIMS = 4  # whose orders and subsets are all looked at
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from meshwright.core.axes import Axes
 from meshwright.core.factors import Factors
 from meshwright.core.program import Eqn
 from meshwright.partition.choose import FLOPS_PER_BYTE, Choice
 from meshwright.partition.localize import Localizer, Version
+from meshwright.sharding.axes import Axes
 
 MOST_BLOCKS = 1 << 16  # of a dim, for which devices' windows are listed
 Extra = Callable[[Choice], float | None]

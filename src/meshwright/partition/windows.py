@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from meshwright.core.axes import Axes
 from meshwright.core.factors import FactorBuilder, Factors
 from meshwright.core.op import Value
 from meshwright.core.program import Eqn
@@ -22,6 +21,7 @@ from meshwright.partition.halo import Need, needed_bytes
 from meshwright.partition.layouts import local_type
 from meshwright.partition.localize import SPECIAL, Localizer, Version
 from meshwright.partition.ways import Way, cheapest, is_split, parts
+from meshwright.sharding.axes import Axes
 
 
 class Reach(NamedTuple):

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from itertools import count
 from math import gcd
 
-from meshwright.core.axes import Axes, AxisRef
-from meshwright.core.dimension_sharding import DimensionSharding
 from meshwright.propagate.graph import CLOSED, FunctionOp, Graph, GraphBlock, GraphValue, Known, Op, inside_first, walk
 from meshwright.propagate.manual import with_manual
 from meshwright.propagate.problem import Kind
+from meshwright.sharding.axes import Axes, AxisRef
+from meshwright.sharding.dimension import DimensionSharding
 
 Change = Callable[[Known, tuple[int, ...] | None], Known]
 

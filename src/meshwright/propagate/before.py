@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from meshwright.core.axes import Axes, in_mesh_order
-from meshwright.core.dimension_sharding import DimensionSharding
 from meshwright.propagate.graph import Graph, GraphValue, Known, Op, walk
 from meshwright.propagate.manual import without_manual
 from meshwright.propagate.problem import Kind
+from meshwright.sharding.axes import Axes, in_mesh_order
+from meshwright.sharding.dimension import DimensionSharding
 
 _OWNERS = (Kind.WHILE, Kind.CASE, Kind.FENCE, Kind.MANUAL, Kind.NAMED)
 

@@ -10,19 +10,19 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from meshwright.core.axes import AxisRef, merged
-from meshwright.core.dimension_sharding import DimensionSharding, axis_set
 from meshwright.core.factors import Factors, pointwise
-from meshwright.core.mesh import BaseMesh
 from meshwright.core.op import No, Op
-from meshwright.core.partition_spec import PartitionSpec, entry_axes, is_open, priority_of, read_axis
 from meshwright.core.program import Atom, Eqn, Program, Var
-from meshwright.core.sharding import TensorSharding
-from meshwright.core.sharding_check import resolve
 from meshwright.core.types import Shape, TensorType
 from meshwright.ops.placement import constraint_sharding
 from meshwright.propagate.problem import Block, Direction, Function, Kind, Node, Problem, Rule, Value
 from meshwright.propagate.run import Answer, run
+from meshwright.sharding.axes import AxisRef, merged
+from meshwright.sharding.check import resolve
+from meshwright.sharding.dimension import DimensionSharding, axis_set
+from meshwright.sharding.mesh import BaseMesh
+from meshwright.sharding.named import TensorSharding
+from meshwright.sharding.spec import PartitionSpec, entry_axes, is_open, priority_of, read_axis
 
 PASSES = (
     "sdy-add-data-flow-edges",

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from meshwright.core.axes import Axes
-from meshwright.core.dimension_sharding import DimensionSharding
-from meshwright.core.mesh import BaseMesh
-from meshwright.core.sharding import TensorSharding
 from meshwright.propagate.problem import Block, Direction, Function, Kind, Node, Problem, Rule, Value
+from meshwright.sharding.axes import Axes
+from meshwright.sharding.dimension import DimensionSharding
+from meshwright.sharding.mesh import BaseMesh
+from meshwright.sharding.named import TensorSharding
 
 OPEN = DimensionSharding(is_open=True)
 CLOSED = DimensionSharding()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from meshwright.core.dimension_sharding import DimensionSharding
 from meshwright.propagate.graph import Graph, Known
+from meshwright.sharding.dimension import DimensionSharding
 
 
 def with_manual(graph: Graph, outside: Known, inside: Known, manual: tuple[str, ...]) -> Known:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from meshwright.core.axes import in_mesh_order
 from meshwright.propagate.fixpoint import BOTH, Directions, Propagation
 from meshwright.propagate.graph import CLOSED, Graph, GraphValue, Known, Op
 from meshwright.propagate.problem import Direction, Kind
+from meshwright.sharding.axes import in_mesh_order
 
 _NONE: Directions = (Direction.NONE, Direction.NONE)
 _ALWAYS_PASS = (Kind.EDGE, Kind.FUNC_EDGE, Kind.CONSTRAINT, Kind.RESHARD, Kind.BARRIER)

@@ -33,7 +33,7 @@ from math import prod
 from typing import Any, ClassVar, NamedTuple
 
 from meshwright.core.factors import Factors
-from meshwright.core.sharding import TensorSharding
+from meshwright.sharding.named import TensorSharding
 
 
 class Direction(enum.IntEnum):

@@ -10,10 +10,10 @@ from __future__ import annotations
 from math import gcd
 from typing import Any, ClassVar
 
-from meshwright.core.axes import Axes, AxisRef, append
-from meshwright.core.dimension_sharding import DimensionSharding
-from meshwright.core.sharding import TensorSharding
 from meshwright.propagate.problem import Dims, Rule
+from meshwright.sharding.axes import Axes, AxisRef, append
+from meshwright.sharding.dimension import DimensionSharding
+from meshwright.sharding.named import TensorSharding
 
 FactorSharding = tuple[Axes, Axes, bool, bool]  # its axes, those that overflow, if it is closed, if it is minor-most
 Projection = dict[int, FactorSharding]

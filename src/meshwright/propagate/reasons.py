@@ -6,15 +6,15 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
-from meshwright.core.axes import AxisRef
-from meshwright.core.dimension_sharding import DimensionSharding
-from meshwright.core.partition_spec import PartitionSpec
 from meshwright.core.program import Eqn, Program, Var
-from meshwright.core.sharding import TensorSharding
 from meshwright.propagate.from_program import Propagated
 from meshwright.propagate.graph import FunctionOp, GraphValue
 from meshwright.propagate.problem import Kind
 from meshwright.propagate.why import Conflict, Link, Why, label
+from meshwright.sharding.axes import AxisRef
+from meshwright.sharding.dimension import DimensionSharding
+from meshwright.sharding.named import TensorSharding
+from meshwright.sharding.spec import PartitionSpec
 
 
 class Step(NamedTuple):

@@ -120,8 +120,8 @@ class Answer:
 def run(problem: Problem, passes: Sequence[str], *, conservative: bool = False) -> Answer:
     """Run passes and pipelines in order. ``conservative``: nothing is ever sharded over a part of an axis.
 
-    >>> from meshwright.core.mesh import Mesh
-    >>> from meshwright.core.sharding import TensorSharding
+    >>> from meshwright.sharding.mesh import Mesh
+    >>> from meshwright.sharding.named import TensorSharding
     >>> from meshwright.propagate.problem import Block, Function, Kind, Node, Rule, Value
     >>> given = TensorSharding.parse('sharding<@mesh, [{"x"}, {?}]>', Mesh.parse('<["x"=2]>'))
     >>> negate = Node(Kind.OP, (0,), (1,), Rule.identity((4, 8)), elementwise=True)

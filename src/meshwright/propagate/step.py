@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from math import gcd
 
-from meshwright.core.axes import Axes, AxisRef
-from meshwright.core.sharding import TensorSharding
 from meshwright.propagate.graph import Known
 from meshwright.propagate.problem import Direction, Rule
 from meshwright.propagate.project import Projection, Shape, project, shapes_of, unproject
+from meshwright.sharding.axes import Axes, AxisRef
+from meshwright.sharding.named import TensorSharding
 
 Directions = Sequence[Direction]  # per factor
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from meshwright.core.axes import Axes, AxisRef
 from meshwright.errors import ShardingError
 from meshwright.propagate.graph import FunctionOp, Graph, GraphBlock, GraphValue, Known, Op, inside_first
 from meshwright.propagate.problem import Kind
+from meshwright.sharding.axes import Axes, AxisRef
 
 _SUMMING = (Kind.CONSTRAINT, Kind.RESHARD, Kind.BARRIER)
 

@@ -11,12 +11,12 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from meshwright.core.axes import Axes, AxisRef
 from meshwright.propagate.fixpoint import Event
 from meshwright.propagate.graph import FunctionOp, Graph, GraphValue, Known, Op
 from meshwright.propagate.problem import Kind, Rule
 from meshwright.propagate.project import Projection, project, shapes_of
 from meshwright.propagate.run import Answer
+from meshwright.sharding.axes import Axes, AxisRef
 
 
 class Link(NamedTuple):
@@ -64,8 +64,8 @@ def label(by: Op | FunctionOp) -> str:
 class Why:
     """The reasons of an answer.
 
-    >>> from meshwright.core.mesh import Mesh
-    >>> from meshwright.core.sharding import TensorSharding
+    >>> from meshwright.sharding.mesh import Mesh
+    >>> from meshwright.sharding.named import TensorSharding
     >>> from meshwright.propagate.problem import Block, Function, Node, Problem, Value
     >>> from meshwright.propagate.run import run
     >>> given = TensorSharding.parse('sharding<@mesh, [{"x"}, {?}]>', Mesh.parse('<["x"=2]>'))

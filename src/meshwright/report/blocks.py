@@ -10,11 +10,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.core.mesh import BaseMesh, Mesh
-from meshwright.core.placement import block_numbers, block_size
-from meshwright.core.sharding import TensorSharding
 from meshwright.core.source import here
 from meshwright.errors import MeshError
+from meshwright.sharding.mesh import BaseMesh, Mesh
+from meshwright.sharding.named import TensorSharding
+from meshwright.sharding.placement import block_numbers, block_size
 
 MOST_LISTED = 8
 MOST_DEVICES = 2**22

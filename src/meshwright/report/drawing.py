@@ -11,11 +11,11 @@ from itertools import product
 from math import prod
 from typing import NamedTuple
 
-from meshwright.core.axes import AxisRef, quoted
-from meshwright.core.mesh import AxisType, BaseMesh, Mesh
-from meshwright.core.sharding import TensorSharding
 from meshwright.errors import MeshwrightError
 from meshwright.report.blocks import Blocks, kind_of
+from meshwright.sharding.axes import AxisRef, quoted
+from meshwright.sharding.mesh import AxisType, BaseMesh, Mesh
+from meshwright.sharding.named import TensorSharding
 
 MOST_CELLS = 1024
 HEIGHT_TO_WIDTH = 2.5  # a character is that much higher than wide

@@ -9,10 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.core.device_sharding import SingleDeviceSharding
-from meshwright.core.mesh import BaseMesh, get_mesh
-from meshwright.core.partition_spec import PartitionSpec, pasted
-from meshwright.core.sharding import NamedSharding, TensorSharding
 from meshwright.core.source import here
 from meshwright.core.trace import Tracer
 from meshwright.errors import MeshError, ShapeError, ShardingError, TracerError
@@ -30,6 +26,10 @@ from meshwright.report.drawing import (
 )
 from meshwright.report.html import fragment
 from meshwright.report.showing import Shown
+from meshwright.sharding.mesh import BaseMesh, get_mesh
+from meshwright.sharding.named import NamedSharding, TensorSharding
+from meshwright.sharding.single_device import SingleDeviceSharding
+from meshwright.sharding.spec import PartitionSpec, pasted
 
 MOST_RANK = 62  # of the dims of a NumPy array two are for the devices of a block
 MOST_SCALE = 100

@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from math import prod
 from typing import Any, NamedTuple
 
-from meshwright.core.axes import AxisRef
 from meshwright.core.dtypes import real_part
 from meshwright.core.program import Eqn
 from meshwright.core.source import here
@@ -25,6 +24,7 @@ from meshwright.hardware.placement import DCN, Span
 from meshwright.hardware.roofline import work
 from meshwright.hardware.topology import Topology
 from meshwright.partition.reshard_cost import spans_of_part
+from meshwright.sharding.axes import AxisRef
 from meshwright.simulate.kernels import REDUCTIONS, Kernel, is_row_reduction
 
 COMPUTE = "compute"

@@ -19,8 +19,6 @@ from typing import Any
 from meshwright import lax, nn
 from meshwright import numpy as mnp
 from meshwright.core import tree
-from meshwright.core.mesh import AbstractMesh
-from meshwright.core.partition_spec import P, PartitionSpec
 from meshwright.core.program import Program
 from meshwright.core.source import here
 from meshwright.errors import HardwareError
@@ -29,6 +27,8 @@ from meshwright.frontend.derivatives import value_and_grad
 from meshwright.frontend.shard_map import shard_map
 from meshwright.frontend.tracing import ShapeDtypeStruct, make_program
 from meshwright.hardware.transformer import TransformerShape
+from meshwright.sharding.mesh import AbstractMesh
+from meshwright.sharding.spec import P, PartitionSpec
 
 QUERY_BLOCK = 512  # queries whose scores are in memory at a time
 

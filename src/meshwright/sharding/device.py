@@ -7,10 +7,10 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.core.mesh_check import bad_device, bad_devices, check_kind
 from meshwright.core.source import here
-from meshwright.core.torus import coords, is_torus
 from meshwright.errors import MeshError
+from meshwright.sharding.mesh_check import bad_device, bad_devices, check_kind
+from meshwright.sharding.torus import coords, is_torus
 
 
 class Device:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from meshwright.core.dimension_sharding import resolved
-from meshwright.core.mesh import BaseMesh, Mesh, make_mesh
-from meshwright.core.partition_spec import read_axis
-from meshwright.core.sharding import TensorSharding
-from meshwright.core.sharding_check import check_sharding, rank_error
-from meshwright.core.sharding_text import Reader, WrittenAxis, WrittenDim, pointing, read_integer
 from meshwright.errors import MeshError, MeshwrightError, ShapeError, TextError
+from meshwright.sharding.check import check_sharding, rank_error
+from meshwright.sharding.dimension import resolved
+from meshwright.sharding.mesh import BaseMesh, Mesh, make_mesh
+from meshwright.sharding.named import TensorSharding
+from meshwright.sharding.spec import read_axis
+from meshwright.sharding.text_sdy import Reader, WrittenAxis, WrittenDim, pointing, read_integer
 
 
 def read_mesh(text: str, kind: str = "cpu") -> Mesh:

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
-from meshwright.core.axes import AxisRef
 from meshwright.core.axis_names import PART
-from meshwright.core.sharding_text import WrittenAxis, pointing, read_integer
 from meshwright.core.source import here
 from meshwright.core.types import Spec
 from meshwright.errors import ShardingError, TextError
+from meshwright.sharding.axes import AxisRef
+from meshwright.sharding.text_sdy import WrittenAxis, pointing, read_integer
 
 
 class _Unconstrained:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
 
-from meshwright.core.axes import Axes, AxisRef, quoted, total_size
-from meshwright.core.mesh import BaseMesh
-from meshwright.core.partition_spec import read_axis
-from meshwright.core.sharding_check import resolve, written
-from meshwright.core.sharding_text import WrittenAxis, WrittenDim
 from meshwright.core.source import here
 from meshwright.errors import ShardingError
+from meshwright.sharding.axes import Axes, AxisRef, quoted, total_size
+from meshwright.sharding.check import resolve, written
+from meshwright.sharding.mesh import BaseMesh
+from meshwright.sharding.spec import read_axis
+from meshwright.sharding.text_sdy import WrittenAxis, WrittenDim
 
 _AXES_FIX = 'DimensionSharding((mesh.axis_by_name["x"],))'
 

@@ -20,10 +20,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.core.axes import Axes, AxisRef, append
-from meshwright.core.mesh import BaseMesh
-from meshwright.core.mesh_check import check_listable
 from meshwright.core.source import here
+from meshwright.sharding.axes import Axes, AxisRef, append
+from meshwright.sharding.mesh import BaseMesh
+from meshwright.sharding.mesh_check import check_listable
 
 Index = tuple[slice, ...]
 

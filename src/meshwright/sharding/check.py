@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable, Sequence
 from math import inf
 from typing import Any
 
-from meshwright.core.axes import AxisRef, quoted
-from meshwright.core.mesh import BaseMesh
-from meshwright.core.sharding_text import WrittenAxis, WrittenDim, mesh_text
 from meshwright.core.source import here
 from meshwright.errors import ShapeError, ShardingError
+from meshwright.sharding.axes import AxisRef, quoted
+from meshwright.sharding.mesh import BaseMesh
+from meshwright.sharding.text_sdy import WrittenAxis, WrittenDim, mesh_text
 
 Where = Callable[[int], str]
 

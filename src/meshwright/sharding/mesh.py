@@ -16,11 +16,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.core.axes import Axes, AxisRef, difference
 from meshwright.core.current import current_mesh
-from meshwright.core.device import Device as Device
-from meshwright.core.device import device_numbers
-from meshwright.core.mesh_check import (
+from meshwright.core.source import here
+from meshwright.errors import MeshError
+from meshwright.sharding.axes import Axes, AxisRef, difference
+from meshwright.sharding.device import Device as Device
+from meshwright.sharding.device import device_numbers
+from meshwright.sharding.mesh_check import (
     Where,
     bad_size,
     check_axes,
@@ -32,10 +34,8 @@ from meshwright.core.mesh_check import (
     check_names,
     check_sizes,
 )
-from meshwright.core.sharding_text import WrittenMesh, mesh_text, read_mesh, symbol
-from meshwright.core.source import here
-from meshwright.core.torus import is_torus, torus_order
-from meshwright.errors import MeshError
+from meshwright.sharding.text_sdy import WrittenMesh, mesh_text, read_mesh, symbol
+from meshwright.sharding.torus import is_torus, torus_order
 
 
 class AxisType(enum.Enum):

@@ -14,10 +14,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from meshwright.core.axes import Axes, in_mesh_order
-from meshwright.core.mesh import AxisType, BaseMesh, Mesh
-from meshwright.core.mesh_check import MOST_DEVICES, check_listable
-from meshwright.core.placement import (
+from meshwright.core.source import here
+from meshwright.errors import ShardingError
+from meshwright.sharding.axes import Axes, in_mesh_order
+from meshwright.sharding.mesh import AxisType, BaseMesh, Mesh
+from meshwright.sharding.mesh_check import MOST_DEVICES, check_listable
+from meshwright.sharding.placement import (
     Digit,
     Digits,
     axes_of,
@@ -27,9 +29,7 @@ from meshwright.core.placement import (
     merged,
     positions_in_order,
 )
-from meshwright.core.sharding_text import Reader
-from meshwright.core.source import here
-from meshwright.errors import ShardingError
+from meshwright.sharding.text_sdy import Reader
 
 KINDS = ("manual", "unreduced", "replicated")
 

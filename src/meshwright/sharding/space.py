@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from itertools import combinations, permutations
 from math import comb, factorial
 
-from meshwright.core.mesh import BaseMesh
-from meshwright.core.partition_spec import Entry, P
-from meshwright.core.sharding import NamedSharding
-from meshwright.core.sharding_check import checked_count, checked_mesh
 from meshwright.core.source import here
 from meshwright.errors import ShardingError
+from meshwright.sharding.check import checked_count, checked_mesh
+from meshwright.sharding.mesh import BaseMesh
+from meshwright.sharding.named import NamedSharding
+from meshwright.sharding.spec import Entry, P
 
 MOST_SHARDINGS = 1 << 16
 
@@ -21,7 +21,7 @@ def enumerate_shardings(mesh: BaseMesh, ndim: int, compound: bool = False) -> li
 
     Each dim has at most one axis, unless ``compound``: then several, and their order matters.
 
-    >>> from meshwright.core.mesh import make_mesh
+    >>> from meshwright.sharding.mesh import make_mesh
     >>> mesh = make_mesh((2, 2), ("x", "y"))
     >>> [sharding.spec for sharding in enumerate_shardings(mesh, 1)]
     [P(None,), P('x',), P('y',)]

@@ -13,17 +13,17 @@ from functools import lru_cache
 from math import gcd, prod
 from typing import Any, NamedTuple
 
-from meshwright.core.axes import Axes, AxisRef
-from meshwright.core.device_sharding import SingleDeviceSharding, one_device
 from meshwright.core.factors import Factors
-from meshwright.core.mesh import AbstractMesh, AxisType, BaseMesh, both
-from meshwright.core.partition_spec import PartitionSpec, entry_axes, pasted, read_axis
 from meshwright.core.program import Params
-from meshwright.core.sharding import NamedSharding, TensorSharding, type_sharding
-from meshwright.core.sharding_check import resolve
 from meshwright.core.source import here
 from meshwright.core.types import TensorType
 from meshwright.errors import MeshError, ShardingError
+from meshwright.sharding.axes import Axes, AxisRef
+from meshwright.sharding.check import resolve
+from meshwright.sharding.mesh import AbstractMesh, AxisType, BaseMesh, both
+from meshwright.sharding.named import NamedSharding, TensorSharding, type_sharding
+from meshwright.sharding.single_device import SingleDeviceSharding, one_device
+from meshwright.sharding.spec import PartitionSpec, entry_axes, pasted, read_axis
 
 MeshAxes = tuple[tuple[str, int], ...]
 Dims = tuple[Axes, ...]

@@ -10,9 +10,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import Any
 
-from meshwright.core.axes import Axes, AxisRef, merged
 from meshwright.core.axis_names import axis_text
-from meshwright.core.dimension_sharding import (
+from meshwright.core.source import Source, here, user_source
+from meshwright.core.types import TensorType
+from meshwright.errors import MeshError, ShardingError
+from meshwright.sharding.axes import Axes, AxisRef, merged
+from meshwright.sharding.check import (
+    UnknownMeshError,
+    check_sharding,
+    checked_count,
+    checked_mesh,
+    checked_shape,
+    rank_error,
+)
+from meshwright.sharding.dimension import (
     DimensionSharding,
     axis_set,
     check_refs,
@@ -22,10 +33,8 @@ from meshwright.core.dimension_sharding import (
     written_axes,
     written_dim,
 )
-from meshwright.core.hlo_sharding import axes_from_hlo, axes_to_hlo, not_expressible, read_tiles
-from meshwright.core.mesh import BaseMesh, Device, Mesh, get_mesh
-from meshwright.core.partition_spec import P, PartitionSpec, dim_entry, entry_axes, is_open, pasted, priority_of
-from meshwright.core.placement import (
+from meshwright.sharding.mesh import BaseMesh, Device, Mesh, get_mesh
+from meshwright.sharding.placement import (
     Index,
     Layout,
     axes_of,
@@ -37,18 +46,9 @@ from meshwright.core.placement import (
     same_placement,
     through,
 )
-from meshwright.core.sharding_check import (
-    UnknownMeshError,
-    check_sharding,
-    checked_count,
-    checked_mesh,
-    checked_shape,
-    rank_error,
-)
-from meshwright.core.sharding_text import REDUCTIONS, WrittenDim, read_sharding, symbol
-from meshwright.core.source import Source, here, user_source
-from meshwright.core.types import TensorType
-from meshwright.errors import MeshError, ShardingError
+from meshwright.sharding.spec import P, PartitionSpec, dim_entry, entry_axes, is_open, pasted, priority_of
+from meshwright.sharding.text_hlo import axes_from_hlo, axes_to_hlo, not_expressible, read_tiles
+from meshwright.sharding.text_sdy import REDUCTIONS, WrittenDim, read_sharding, symbol
 
 
 class TensorSharding:

@@ -16,9 +16,9 @@ from collections.abc import Callable
 from functools import cache
 from typing import NamedTuple, TypeVar
 
-from meshwright.core.axes import quoted
 from meshwright.core.source import here
 from meshwright.errors import TextError
+from meshwright.sharding.axes import quoted
 
 REDUCTIONS = ("sum", "max", "min")
 LARGEST = 2**63 - 1

@@ -8,13 +8,13 @@ from functools import cached_property
 from typing import Any
 
 from meshwright.core.current import current_device
-from meshwright.core.mesh import Device, Mesh
-from meshwright.core.placement import Index
-from meshwright.core.sharding import NamedSharding, TensorSharding
-from meshwright.core.sharding_check import checked_shape
 from meshwright.core.source import here
 from meshwright.core.types import TensorType
 from meshwright.errors import MeshError, ShardingError
+from meshwright.sharding.check import checked_shape
+from meshwright.sharding.mesh import Device, Mesh
+from meshwright.sharding.named import NamedSharding, TensorSharding
+from meshwright.sharding.placement import Index
 
 
 class SingleDeviceSharding:

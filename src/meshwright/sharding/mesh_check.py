@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.core.axes import quoted
-from meshwright.core.sharding_text import LARGEST
 from meshwright.errors import MeshError
+from meshwright.sharding.axes import quoted
+from meshwright.sharding.text_sdy import LARGEST
 
 Where = Callable[[], str]
 
