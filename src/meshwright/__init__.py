@@ -3,28 +3,29 @@
 from typing import TYPE_CHECKING
 
 from meshwright import numpy, tree
+from meshwright.api.custom import checkpoint, custom_jvp, custom_vjp
+from meshwright.api.grad import grad, jvp, linear_transpose, linearize, value_and_grad, vjp
+from meshwright.api.jacobian import hessian, jacfwd, jacobian, jacrev
+from meshwright.api.vmap import vmap
+from meshwright.arrays.tracing import ShapeDtypeStruct, eval_shape, make_program, typeof
+from meshwright.compile.jit import jit
 from meshwright.core.dtypes import config
 from meshwright.core.first_use import on_first_use
 from meshwright.core.program import Program
 from meshwright.core.text import parse_program
 from meshwright.core.trace import Array
 from meshwright.errors import MeshwrightError
-from meshwright.frontend.batching import vmap
-from meshwright.frontend.custom import checkpoint, custom_jvp, custom_vjp
-from meshwright.frontend.derivatives import grad, jvp, linear_transpose, linearize, value_and_grad, vjp
-from meshwright.frontend.jacobian import hessian, jacfwd, jacobian, jacrev
-from meshwright.frontend.jit import jit
-from meshwright.frontend.tracing import ShapeDtypeStruct, eval_shape, make_program, typeof
 from meshwright.ops import every as _every_op  # noqa: F401  (fills the registry)
 
 if TYPE_CHECKING:
     from meshwright import debug, dist, hardware, interop, lax, nn, pallas, random, sharding, testing
-    from meshwright.frontend.loading import load
-    from meshwright.frontend.partitioning import check_partitioned, no_implicit_comms
-    from meshwright.frontend.placing import device_get, device_put
-    from meshwright.frontend.resharding import reshard
-    from meshwright.frontend.saving import save
-    from meshwright.frontend.shard_map import shard_map, shmap
+    from meshwright.api.check_partitioned import check_partitioned
+    from meshwright.api.reshard import reshard
+    from meshwright.api.shard_map import shard_map, shmap
+    from meshwright.arrays.checkpoint.loading import load
+    from meshwright.arrays.checkpoint.saving import save
+    from meshwright.arrays.device_put import device_get, device_put
+    from meshwright.compile.partitioning import no_implicit_comms
     from meshwright.hardware.matmul_plan import plan_matmul
     from meshwright.partition.overlap import Overlap
     from meshwright.partition.reshard import plan_reshard
@@ -50,12 +51,13 @@ __getattr__ = on_first_use(
         "meshwright.sharding": [],
         "meshwright.simulate": [],
         "meshwright.testing": [],
-        "meshwright.frontend.loading": ["load"],
-        "meshwright.frontend.partitioning": ["check_partitioned", "no_implicit_comms"],
-        "meshwright.frontend.placing": ["device_get", "device_put"],
-        "meshwright.frontend.resharding": ["reshard"],
-        "meshwright.frontend.saving": ["save"],
-        "meshwright.frontend.shard_map": ["shard_map", "shmap"],
+        "meshwright.api.check_partitioned": ["check_partitioned"],
+        "meshwright.arrays.checkpoint.loading": ["load"],
+        "meshwright.compile.partitioning": ["no_implicit_comms"],
+        "meshwright.arrays.device_put": ["device_get", "device_put"],
+        "meshwright.api.reshard": ["reshard"],
+        "meshwright.arrays.checkpoint.saving": ["save"],
+        "meshwright.api.shard_map": ["shard_map", "shmap"],
         "meshwright.hardware.matmul_plan": ["plan_matmul"],
         "meshwright.partition.overlap": ["Overlap"],
         "meshwright.partition.reshard": ["plan_reshard"],

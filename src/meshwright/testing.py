@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+from meshwright.api.check_partitioned import check_partitioned
+from meshwright.compile.compiled import Compiled
 from meshwright.core.source import here
 from meshwright.errors import CommunicationError, MeshwrightError
-from meshwright.frontend.compiled import Compiled
-from meshwright.frontend.partitioning import check_partitioned
 from meshwright.partition.combine import dearest
 
 KINDS = ("all_gather", "all_reduce", "reduce_scatter", "all_to_all", "permute")

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 import meshwright as mw
+from meshwright.arrays.checkpoint import layout as saved_layout
+from meshwright.arrays.checkpoint import saving
 from meshwright.errors import StorageError
-from meshwright.frontend import saved_layout, saving
 
 MESH = mw.make_mesh((2, 4), ("x", "y"))
 NAME = "0123456789abcdef-00000.safetensors"

@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 
 import meshwright as mw
 import meshwright.numpy as mnp
+from meshwright.arrays.checkpoint import saving
 from meshwright.core import dtypes
 from meshwright.core.trace import Array
 from meshwright.core.types import TensorType
 from meshwright.errors import StorageError
-from meshwright.frontend import saving
 from tests.arrays.random_places import places, shapes
 
 MESH = mw.make_mesh((2, 4), ("x", "y"))

@@ -14,7 +14,7 @@ import os, random, signal, sys, time
 import numpy as np
 import meshwright as mw
 import meshwright.numpy as mnp
-from meshwright.frontend import saving
+from meshwright.arrays.checkpoint import saving
 from meshwright.core.trace import Array
 
 saving.SMALL_SHARD_BYTES = 0

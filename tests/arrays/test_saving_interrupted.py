@@ -18,8 +18,8 @@ import os, random, signal, sys, time
 import numpy as np
 import meshwright as mw
 from meshwright.core import files
-from meshwright.frontend import saving
-from meshwright.frontend.saved_layout import read_layout
+from meshwright.arrays.checkpoint import saving
+from meshwright.arrays.checkpoint.layout import read_layout
 
 root = sys.argv[1]
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs begin with it ignored

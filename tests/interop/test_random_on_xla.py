@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 import meshwright as mw
-from meshwright.frontend.compiled import Compiled
+from meshwright.compile.compiled import Compiled
 from meshwright.interop.jax import to_jax
 from meshwright.sharding import enumerate_shardings
 from tests.interop import hlo_by_xla

@@ -12,7 +12,7 @@ import meshwright as mw
 import meshwright.numpy as mnp
 from meshwright import lax
 from meshwright import pallas as pl
-from meshwright.frontend import scalars
+from meshwright.arrays import scalars
 
 OPS: list[Any] = [
     operator.add, operator.sub, operator.mul, operator.eq, operator.ne, operator.lt, operator.le, operator.gt,

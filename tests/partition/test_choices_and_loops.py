@@ -13,9 +13,9 @@ import pytest
 import meshwright as mw
 import meshwright.numpy as mnp
 from meshwright import P, lax
+from meshwright.compile.compiled import Compiled
+from meshwright.compile.explain import received
 from meshwright.core.program import Eqn
-from meshwright.frontend.compiled import Compiled
-from meshwright.frontend.explanation import received
 from meshwright.partition.combine import dearest
 from meshwright.testing import assert_comms
 from tests.partition.device_by_device import run_by_device

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import meshwright as mw
+from meshwright.api.shard_map import shard_map
 from meshwright.core.trace import state
-from meshwright.frontend.collectives import manual_axes
-from meshwright.frontend.shard_map import shard_map
+from meshwright.lax.collectives import manual_axes
 from meshwright.partition.emit import emit_plan
 from meshwright.partition.reshard import plan_reshard
 from meshwright.sharding import enumerate_shardings

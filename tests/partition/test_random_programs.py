@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import meshwright as mw
+from meshwright.arrays.tracing import trace_flat
 from meshwright.core import dtypes, tree
 from meshwright.core.program import Program
 from meshwright.core.trace import close, to_array
-from meshwright.frontend.tracing import trace_flat
 from meshwright.partition.layouts import layout
 from meshwright.sharding.axes import AxisRef
 from meshwright.sharding.named import TensorSharding

@@ -11,9 +11,9 @@ import pytest
 import meshwright as mw
 import meshwright.numpy as mnp
 from meshwright import P, lax
+from meshwright.arrays.tracing import trace_flat
 from meshwright.core import tree
 from meshwright.core.trace import close, to_array
-from meshwright.frontend.tracing import trace_flat
 from meshwright.partition.layouts import closed
 from tests.partition.partitioning import assert_same
 

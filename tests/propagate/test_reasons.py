@@ -14,9 +14,9 @@ import pytest
 import meshwright as mw
 import meshwright.numpy as mnp
 from meshwright import P, lax
+from meshwright.compile.sharding_reasons import reasons_of
 from meshwright.core.program import Eqn, Var
 from meshwright.errors import MeshwrightError
-from meshwright.frontend.sharding_reasons import reasons_of
 from meshwright.ops.stacked import inline_calls
 from meshwright.propagate.from_program import propagate_program
 from meshwright.propagate.graph import FunctionOp, GraphValue, Op

@@ -15,7 +15,7 @@ from meshwright import random
 from meshwright.core.op import REGISTRY
 from meshwright.engine import chunks, random_special
 from meshwright.engine.threefry import threefry2x32
-from meshwright.frontend import random_keys
+from meshwright.random import keys as random_keys
 
 pytestmark = pytest.mark.usefixtures("x32")
 

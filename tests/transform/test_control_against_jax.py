@@ -283,7 +283,7 @@ def test_a_checkpoint_remembers_its_inputs_alone():
         return mw.numpy.sin(mw.numpy.sin(mw.numpy.sin(x)))
 
     def residuals(function):
-        from meshwright.frontend.derivatives import _trace_on
+        from meshwright.api.grad import _trace_on
         from meshwright.transform.derivative import linearize_program
 
         traced, values = _trace_on(function, [X])

@@ -16,11 +16,11 @@ from hypothesis import HealthCheck, assume, given, settings
 from tests.transform.random_programs import CUSTOM_VJP, EVERYTHING, NUMERIC, OUTSIDE, ROUNDED, WHILE, Drawn, programs
 
 import meshwright as mw
+from meshwright.arrays.tracing import trace_flat
 from meshwright.core import tree
 from meshwright.core.check import check
 from meshwright.core.program import Program
 from meshwright.engine.compile import compile_program
-from meshwright.frontend.tracing import trace_flat
 from meshwright.transform.simplify import cse, dce
 
 FORWARD = EVERYTHING - {CUSTOM_VJP}

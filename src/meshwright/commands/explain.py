@@ -8,10 +8,10 @@ from typing import Any
 
 from meshwright.commands.fixes import as_typed
 from meshwright.commands.user_code import called, kind_of, running
+from meshwright.compile.compiled import Compiled
+from meshwright.compile.jit import Jitted, jit
+from meshwright.compile.sharding_reasons import ShardingReasons
 from meshwright.errors import MeshwrightError
-from meshwright.frontend.compiled import Compiled
-from meshwright.frontend.jit import Jitted, jit
-from meshwright.frontend.sharding_reasons import ShardingReasons
 
 _FIX = "def example(): return mw.jit(train_step), (params, batch)"
 

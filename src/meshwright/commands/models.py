@@ -11,6 +11,8 @@ from functools import partial
 from types import ModuleType
 from typing import Any
 
+from meshwright.api.grad import value_and_grad
+from meshwright.arrays.tracing import eval_shape
 from meshwright.commands.user_code import kind_of, load, running
 from meshwright.core.program import Program
 from meshwright.device.layered import GPT, LayeredMLP
@@ -18,8 +20,6 @@ from meshwright.device.search import Model
 from meshwright.device.traced import Traced, traced
 from meshwright.device.unrolled import MLP
 from meshwright.errors import MeshwrightError, TextError
-from meshwright.frontend.derivatives import value_and_grad
-from meshwright.frontend.tracing import eval_shape
 from meshwright.random import key
 from meshwright.sharding.text_sdy import read_integer
 

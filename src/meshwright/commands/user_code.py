@@ -12,13 +12,13 @@ from contextlib import contextmanager, redirect_stdout
 from types import ModuleType
 from typing import Any
 
+from meshwright.arrays.tracing import ShapeDtypeStruct, make_program
 from meshwright.commands.files import read_text
+from meshwright.compile.jit import Jitted
 from meshwright.core.program import Program
 from meshwright.core.source import Source, is_users
 from meshwright.core.types import TensorType
 from meshwright.errors import MeshwrightError
-from meshwright.frontend.jit import Jitted
-from meshwright.frontend.tracing import ShapeDtypeStruct, make_program
 
 FORM = "FILE.py:NAME"
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)

@@ -22,20 +22,20 @@ from meshwright.device.named_ops import NAMED
 from meshwright.device.tensor_ops import evaluate_named, registry_name
 from meshwright.device.types import Tensor
 from meshwright.errors import DeviceError
-from meshwright.frontend import collectives
-from meshwright.frontend.lax import erf
-from meshwright.frontend.lax_shape import concatenate
-from meshwright.frontend.lax_shape import split as split_dim
-from meshwright.frontend.numpy_arithmetic import maximum, square
-from meshwright.frontend.numpy_creation import asarray
-from meshwright.frontend.numpy_linalg import matmul
-from meshwright.frontend.numpy_math import exp, sqrt
-from meshwright.frontend.numpy_order import where
-from meshwright.frontend.numpy_reduction import all as every
-from meshwright.frontend.numpy_reduction import any as some
-from meshwright.frontend.numpy_reduction import max as most
-from meshwright.frontend.numpy_reduction import mean, prod
-from meshwright.frontend.numpy_reduction import sum as total
+from meshwright.lax import collectives
+from meshwright.lax.elementwise import erf
+from meshwright.lax.shapes import concatenate
+from meshwright.lax.shapes import split as split_dim
+from meshwright.numpy.arithmetic import maximum, square
+from meshwright.numpy.creation import asarray
+from meshwright.numpy.mathematics import exp, sqrt
+from meshwright.numpy.order import where
+from meshwright.numpy.products import matmul
+from meshwright.numpy.reductions import all as every
+from meshwright.numpy.reductions import any as some
+from meshwright.numpy.reductions import max as most
+from meshwright.numpy.reductions import mean, prod
+from meshwright.numpy.reductions import sum as total
 from meshwright.sharding.spec import PartitionSpec
 
 Steps = tuple[tuple[str, int], ...]  # a mesh axis and the dim that is cut or joined along it, in order

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from meshwright.arrays.tracing import leaf_value
 from meshwright.core.trace import Value as Traced
 from meshwright.device.blocks import compute
 from meshwright.device.build import Handle, inline
@@ -13,11 +14,10 @@ from meshwright.device.execute import array_sizes, execute, in_order, item_of, r
 from meshwright.device.function import CALLS, Eqn, Function, Number, Value
 from meshwright.device.machine import Item, Leaf, Machine, Members, Scope
 from meshwright.device.resolve import resolve
-from meshwright.frontend.lax_shape import concatenate
-from meshwright.frontend.lax_shape import split as split_dim
-from meshwright.frontend.numpy_arithmetic import maximum, minimum
-from meshwright.frontend.numpy_logic import logical_and, logical_or
-from meshwright.frontend.tracing import leaf_value
+from meshwright.lax.shapes import concatenate
+from meshwright.lax.shapes import split as split_dim
+from meshwright.numpy.arithmetic import maximum, minimum
+from meshwright.numpy.logic import logical_and, logical_or
 
 _PAIRS: dict[str, Callable[[Any, Any], Any]] = {
     "sum": lambda x, y: x + y,

@@ -16,6 +16,9 @@ from typing import Any
 
 import numpy as np
 
+from meshwright.api.shard_map import shard_map
+from meshwright.arrays.device_put import device_put
+from meshwright.compile.jit import jit
 from meshwright.device.attributes import STRUCTURAL
 from meshwright.device.blocks import Blocks, Joined, OneForAll, Part, Steps, Varying, spec_of
 from meshwright.device.classes import tensor_of
@@ -25,9 +28,6 @@ from meshwright.device.machine import Group, Item, Leaf, Machine, Members, Scope
 from meshwright.device.tensor_ops import is_elementwise
 from meshwright.device.types import Tensor
 from meshwright.errors import DeviceError
-from meshwright.frontend.jit import jit
-from meshwright.frontend.placing import device_put
-from meshwright.frontend.shard_map import shard_map
 from meshwright.sharding.mesh import Mesh
 from meshwright.sharding.named import NamedSharding
 from meshwright.sharding.spec import PartitionSpec

@@ -9,6 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from meshwright.api.shard_map import shard_map
+from meshwright.arrays.tracing import ShapeDtypeStruct, leaf_value, make_program
+from meshwright.compile.compiled import Compiled
+from meshwright.compile.jit import jit
 from meshwright.core.program import Program
 from meshwright.device.blocks import Steps, outputs, spec_of
 from meshwright.device.device_map import DeviceMap
@@ -20,10 +24,6 @@ from meshwright.device.resolve import as_device_map, resolve, symbols_of
 from meshwright.device.staged import Put, Result, Run, Send, Staged, common, has_stages
 from meshwright.device.types import Tensor, Tuple
 from meshwright.errors import DeviceError, ShapeError
-from meshwright.frontend.compiled import Compiled
-from meshwright.frontend.jit import jit
-from meshwright.frontend.shard_map import shard_map
-from meshwright.frontend.tracing import ShapeDtypeStruct, leaf_value, make_program
 from meshwright.sharding.mesh import Mesh
 from meshwright.sharding.named import NamedSharding
 

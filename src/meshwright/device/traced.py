@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from meshwright.arrays.tracing import make_program
 from meshwright.core import tree
 from meshwright.core.dtypes import DType
 from meshwright.core.program import Program
@@ -27,7 +28,6 @@ from meshwright.device.tensor_ops import Arg, cost, localize
 from meshwright.device.transforms import named_classes
 from meshwright.device.typing import typed
 from meshwright.errors import MeshwrightError, ShapeError
-from meshwright.frontend.tracing import make_program
 
 SHARED, FORWARD, BACKWARD, WEIGHTS, TAIL = range(5)
 SEGMENTS = 16  # of the forward pass, each of which is computed again where activations are not kept

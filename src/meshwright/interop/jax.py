@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from meshwright.compile.compiled import Compiled
 from meshwright.core import tree
 from meshwright.core.program import Program
 from meshwright.core.source import here
 from meshwright.core.trace import Array
 from meshwright.core.types import TensorType
 from meshwright.errors import MeshwrightError, ShapeError
-from meshwright.frontend.compiled import Compiled
 from meshwright.interop.dumping import dump
 from meshwright.interop.loading import load
 from meshwright.interop.mlir_context import parse_module

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from meshwright.api.control import switch, while_loop
 from meshwright.core.check import check
 from meshwright.core.op import REGISTRY
 from meshwright.core.program import Program
 from meshwright.core.trace import Array, building, close, trace
 from meshwright.core.types import TensorType
 from meshwright.errors import MeshwrightError
-from meshwright.frontend.control import switch, while_loop
 from meshwright.interop.bounds import check_calls, too_deep
 from meshwright.interop.instance import Instance, Match, Place
 from meshwright.interop.mlir_context import Types, boolean, context, integer, integers, keyword, parse_module, string

@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 
+from meshwright.arrays.tracing import ShapeDtypeStruct
 from meshwright.core import tree
 from meshwright.core.source import here, is_users
 from meshwright.core.trace import Array
 from meshwright.errors import MeshwrightError
-from meshwright.frontend.tracing import ShapeDtypeStruct
 from meshwright.kernel.blocks import Blocked, BlockSpec, BoundedSlice, Buffered, Element, Squeezed
 from meshwright.kernel.calling import Given
 from meshwright.kernel.indexing import Slice

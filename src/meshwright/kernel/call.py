@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from meshwright.api import direct
+from meshwright.arrays import scalars
 from meshwright.core import trace, tree
 from meshwright.core.source import Source, here
 from meshwright.core.types import TensorType
-from meshwright.frontend import direct, scalars
 from meshwright.hardware.topology import Topology
 from meshwright.kernel.allocations import Allocation
 from meshwright.kernel.arguments import PipelineArg

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from meshwright.arrays.tracing import leaf_value
 from meshwright.core import dtypes, tree
 from meshwright.core.program import Rule
 from meshwright.core.source import here, user_source
 from meshwright.core.trace import Array, Tracer, state
 from meshwright.core.types import TensorType
-from meshwright.frontend.tracing import leaf_value
 from meshwright.kernel import operation
 from meshwright.kernel.blocks import BlockSpec, GridSpec
 from meshwright.kernel.call import Call, CompilerParams, Debug, Runner, check_grid, run_kernel

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from meshwright.api.direct import integer
 from meshwright.core.source import here
 from meshwright.core.trace import Array
-from meshwright.frontend.direct import integer
 from meshwright.kernel.addresses import device_of
 from meshwright.kernel.faults import KernelError, ScopeError, SemaphoreError
 from meshwright.kernel.indexing import as_int

@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from meshwright.arrays.scalars import INDEX
 from meshwright.core.source import here
 from meshwright.core.trace import Array, Tracer
 from meshwright.errors import TracerError
-from meshwright.frontend.scalars import INDEX
 from meshwright.kernel.faults import BoundsError
 
 Index = tuple[Any, ...]  # integers and slices of NumPy, one per dim

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from meshwright.api.direct import integer
 from meshwright.core import tree
 from meshwright.core.source import here
 from meshwright.core.trace import Array, to_array
 from meshwright.core.types import TensorType
-from meshwright.frontend.direct import integer
 from meshwright.kernel.faults import CopyError, KernelError
 from meshwright.kernel.indexing import Slice, as_int
 from meshwright.kernel.refs import Ref, load, store

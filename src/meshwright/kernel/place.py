@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Set
 from typing import Any
 
+from meshwright.api import direct
 from meshwright.core.source import here
-from meshwright.frontend import direct
 from meshwright.kernel.faults import KernelError
 from meshwright.kernel.tasks import Task, current
 

@@ -7,22 +7,21 @@ Array(14., dtype=float32)
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib import import_module
 from math import e, inf, nan, pi
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-import meshwright.frontend.array  # noqa: F401  gives arrays their operators
+import meshwright.numpy.operators  # noqa: F401  gives arrays their operators
+from meshwright.arrays.operands import broadcast_shapes as common_shape
+from meshwright.arrays.operands import no_negative, static_shape
+from meshwright.core.source import here
 from meshwright.core.trace import Value as ndarray  # tracers too, as a function being traced sees them
-from meshwright.frontend.array_methods import astype
-from meshwright.frontend.einsum import (
-    einsum,
-)
-from meshwright.frontend.lax_shape import (
-    broadcast_shapes,
-)
-from meshwright.frontend.numpy_arithmetic import (
+from meshwright.core.types import Shape
+from meshwright.errors import ShapeError
+from meshwright.numpy.arithmetic import (
     add,
     clip,
     copysign,
@@ -53,7 +52,10 @@ from meshwright.frontend.numpy_arithmetic import (
     subtract,
     true_divide,
 )
-from meshwright.frontend.numpy_creation import (
+from meshwright.numpy.contraction import (
+    einsum,
+)
+from meshwright.numpy.creation import (
     arange,
     array,
     asarray,
@@ -85,7 +87,7 @@ from meshwright.frontend.numpy_creation import (
     zeros,
     zeros_like,
 )
-from meshwright.frontend.numpy_dtypes import (
+from meshwright.numpy.dtypes import (
     bfloat16,
     bool_,
     can_cast,
@@ -131,19 +133,7 @@ from meshwright.frontend.numpy_dtypes import (
     uint64,
     unsignedinteger,
 )
-from meshwright.frontend.numpy_linalg import (
-    cross,
-    dot,
-    inner,
-    kron,
-    matmul,
-    outer,
-    tensordot,
-    trace,
-    vdot,
-    vecdot,
-)
-from meshwright.frontend.numpy_logic import (
+from meshwright.numpy.logic import (
     abs,
     absolute,
     bitwise_and,
@@ -180,7 +170,7 @@ from meshwright.frontend.numpy_logic import (
     right_shift,
     select,
 )
-from meshwright.frontend.numpy_math import (
+from meshwright.numpy.mathematics import (
     acos,
     acosh,
     angle,
@@ -230,7 +220,8 @@ from meshwright.frontend.numpy_math import (
     tanh,
     trunc,
 )
-from meshwright.frontend.numpy_order import (
+from meshwright.numpy.methods import astype
+from meshwright.numpy.order import (
     allclose,
     argpartition,
     argsort,
@@ -256,8 +247,8 @@ from meshwright.frontend.numpy_order import (
     unique,
     where,
 )
-from meshwright.frontend.numpy_pad import pad
-from meshwright.frontend.numpy_places import (
+from meshwright.numpy.padding import pad
+from meshwright.numpy.places import (
     apply_along_axis,
     block,
     compress,
@@ -274,7 +265,19 @@ from meshwright.frontend.numpy_places import (
     unravel_index,
     vectorize,
 )
-from meshwright.frontend.numpy_reduction import (
+from meshwright.numpy.products import (
+    cross,
+    dot,
+    inner,
+    kron,
+    matmul,
+    outer,
+    tensordot,
+    trace,
+    vdot,
+    vecdot,
+)
+from meshwright.numpy.reductions import (
     all,
     amax,
     amin,
@@ -304,7 +307,7 @@ from meshwright.frontend.numpy_reduction import (
     sum,
     var,
 )
-from meshwright.frontend.numpy_shape import (
+from meshwright.numpy.shapes import (
     append,
     array_split,
     atleast_1d,
@@ -344,7 +347,7 @@ from meshwright.frontend.numpy_shape import (
     vsplit,
     vstack,
 )
-from meshwright.frontend.numpy_statistics import (
+from meshwright.numpy.statistics import (
     convolve,
     corrcoef,
     correlate,
@@ -360,7 +363,7 @@ from meshwright.frontend.numpy_statistics import (
     polyval,
     trapezoid,
 )
-from meshwright.frontend.numpy_take import (
+from meshwright.numpy.taking import (
     choose,
     put_along_axis,
     repeat,
@@ -382,6 +385,22 @@ def __getattr__(name: str) -> Any:
     if name in ("fft", "linalg"):  # loaded when used
         return import_module(f"meshwright.numpy.{name}")
     raise AttributeError(f"module 'meshwright.numpy' has no attribute {name!r}")
+
+
+def broadcast_shapes(*shapes: Sequence[int]) -> Shape:
+    """The shape that ``shapes`` broadcast to."""
+    sizes = [static_shape(s) for s in shapes]
+    for s in sizes:
+        no_negative(s, "a size of broadcast_shapes")
+    found = common_shape(*sizes) if shapes else ()
+    if found is None:
+        raise ShapeError(
+            f"Shapes {', '.join(map(str, sizes))} do not broadcast.",
+            where=here(),
+            why="counted from the right, sizes are equal or 1",
+            fix="x[:, None] adds a dim of size 1",
+        )
+    return found
 
 
 def from_dlpack(x: Any, /, *, device: Any = None, copy: Any = None) -> Any:

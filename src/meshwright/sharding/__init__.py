@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from meshwright.core.first_use import on_first_use
 
 if TYPE_CHECKING:
-    from meshwright.frontend.resharding import reshard
+    from meshwright.api.reshard import reshard
     from meshwright.sharding.axes import AxisRef
     from meshwright.sharding.dimension import DimensionSharding
     from meshwright.sharding.mesh import AbstractMesh, AxisType, Device, Mesh, get_mesh, make_mesh, set_mesh
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __getattr__ = on_first_use(
     "meshwright.sharding",
     {
-        "meshwright.frontend.resharding": ["reshard"],
+        "meshwright.api.reshard": ["reshard"],
         "meshwright.sharding.axes": ["AxisRef"],
         "meshwright.sharding.dimension": ["DimensionSharding"],
         "meshwright.sharding.mesh": ["AbstractMesh", "AxisType", "Device", "Mesh", "get_mesh", "make_mesh", "set_mesh"],

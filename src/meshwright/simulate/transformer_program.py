@@ -18,14 +18,14 @@ from typing import Any
 
 from meshwright import lax, nn
 from meshwright import numpy as mnp
+from meshwright.api.custom import checkpoint
+from meshwright.api.grad import value_and_grad
+from meshwright.api.shard_map import shard_map
+from meshwright.arrays.tracing import ShapeDtypeStruct, make_program
 from meshwright.core import tree
 from meshwright.core.program import Program
 from meshwright.core.source import here
 from meshwright.errors import HardwareError
-from meshwright.frontend.custom import checkpoint
-from meshwright.frontend.derivatives import value_and_grad
-from meshwright.frontend.shard_map import shard_map
-from meshwright.frontend.tracing import ShapeDtypeStruct, make_program
 from meshwright.hardware.transformer import TransformerShape
 from meshwright.sharding.mesh import AbstractMesh
 from meshwright.sharding.spec import P, PartitionSpec

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from meshwright import lax
 from meshwright import pallas as pl
-from meshwright.frontend.tracing import ShapeDtypeStruct
+from meshwright.arrays.tracing import ShapeDtypeStruct
 from meshwright.pallas import tpu as pltpu
 
 WHOLE = pl.BlockSpec(memory_space=pl.ANY)

@@ -1,0 +1,220 @@
+"""From a Python function of pytrees to a program of arrays."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from meshwright.arrays.operands import as_dtype, static_flag, static_shape
+from meshwright.core import dtypes, tree
+from meshwright.core.check import check
+from meshwright.core.program import Program
+from meshwright.core.source import here
+from meshwright.core.trace import Array, Tracer, Value, close, leaked, state, to_array, trace
+from meshwright.core.types import TensorType
+from meshwright.errors import MeshwrightError, ShapeError, TracerError, TreeError
+from meshwright.transform.simplify import dce
+
+
+class ShapeDtypeStruct:
+    """A shape and a dtype in the place of an array; ``vma`` are the mesh axes that a kernel's result varies over.
+
+    >>> ShapeDtypeStruct((2, 3), "float32")
+    ShapeDtypeStruct(shape=(2, 3), dtype=float32)
+    """
+
+    __slots__ = ("sharding", "type", "vma")
+
+    def __init__(
+        self, shape: Sequence[int], dtype: Any, *, sharding: Any = None, weak_type: bool = False, vma: Any = None
+    ) -> None:
+        type = TensorType(static_shape(shape), as_dtype(dtype), static_flag(weak_type, "weak_type"))
+        if sharding is not None:
+            from meshwright.arrays.device_put import check_places
+
+            check_places((sharding,))
+        self.type = sharding.typed(type) if hasattr(sharding, "typed") else type
+        self.sharding = sharding
+        if vma is not None and not (
+            isinstance(vma, set | frozenset | list | tuple) and all(isinstance(a, str) for a in vma)
+        ):
+            raise ShapeError(
+                f"ShapeDtypeStruct is given vma={vma!r}.",
+                where=here(),
+                why="it is a set of names of mesh axes",
+                fix="vma={'x'}",
+            )
+        self.vma: frozenset[str] | None = None if vma is None else frozenset(vma)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.type.shape
+
+    @property
+    def dtype(self) -> dtypes.DType:
+        return self.type.dtype
+
+    @property
+    def ndim(self) -> int:
+        return self.type.ndim
+
+    @property
+    def size(self) -> int:
+        return self.type.size
+
+    def __eq__(self, other: object) -> bool:
+        same = isinstance(other, ShapeDtypeStruct) and self.type is other.type and self.vma == other.vma
+        return same and self.sharding == other.sharding  # type: ignore[attr-defined]
+
+    def __hash__(self) -> int:
+        return hash((self.type, self.sharding, self.vma))
+
+    def __repr__(self) -> str:
+        sharding = f", sharding={self.sharding}" if self.sharding is not None else ""
+        vma = f", vma={sorted(self.vma)}" if self.vma is not None else ""
+        return f"ShapeDtypeStruct(shape={self.shape}, dtype={self.dtype.name}{sharding}{vma})"
+
+
+def typeof(x: Any) -> TensorType:
+    """The type of a value: ``float32[3,4]``; of an array on a mesh with its sharding: ``float32[3@x,4@(y,z)]``.
+
+    >>> print(typeof(1.5))
+    float32[]
+    """
+    type = leaf_type(x)
+    sharding: Any = x._sharding if x.__class__ is Array else getattr(x, "sharding", None)
+    return type.with_(sharding=sharding.to_tensor_sharding(type.ndim)) if hasattr(sharding, "spec") else type
+
+
+def leaf_type(x: Any) -> TensorType:
+    """The type of a leaf: an array, a number, or a ShapeDtypeStruct in its place."""
+    return x.type if isinstance(x, Value | ShapeDtypeStruct) else to_array(x).type
+
+
+def leaf_value(x: Any, what: str, enter: bool = True) -> Value:
+    """A leaf as a value, or an error that says what it is: "a result of the function", "argument 0['w']".
+
+    In a branch or a loop that devices decide differently, a value from outside is taken as it ``enter``s there.
+    """
+    if isinstance(x, Value):
+        if x.__class__ is Tracer and x.builder.closed:
+            raise leaked(x)
+        if enter and state.builder is not None and state.builder.floored and (x.__class__ is Tracer or x.ndim):
+            return state.builder.entering(x)  # type: ignore[no-any-return]
+        return x
+    try:
+        return to_array(x)
+    except (ShapeError, TypeError, ValueError):
+        raise TreeError(
+            f"{what[0].upper()}{what[1:]} is not an array or a number: its type is {type(x).__name__}.",
+            where=here(),
+            why="the leaves of what goes in and comes out must be arrays, NumPy arrays or numbers",
+            fix="pass an array, or mark an argument static: mw.jit(f, static_argnums=…)",
+        ) from None
+
+
+def check_function(fun: Any, taker: str, call: str = "") -> None:
+    """Refuse what cannot be called, before it fails somewhere inside. ``call`` shows how to use a ``taker`` that calls
+    the function itself; without it, ``taker`` is a transformation."""
+    if not callable(fun):
+        raise MeshwrightError(
+            f"{taker} is given {fun!r}, which is not a function.",
+            where=here(),
+            why=f"{taker} calls the function it is given" if call else f"mw.{taker} takes a function and returns one",
+            fix=call or f"mw.{taker}(f)(x), where f computes what you want from x",
+        )
+
+
+def argument_numbers(given: Any, transformation: str, meaning: str) -> tuple[int, ...]:
+    """Positions of arguments as a tuple, from one number or several."""
+    numbers = tuple(given) if isinstance(given, tuple | list | set | frozenset | range) else (given,)
+    for n in numbers:
+        try:
+            if isinstance(n, bool):
+                raise TypeError
+            operator.index(n)
+        except TypeError:
+            raise MeshwrightError(
+                f"{transformation} is given {n!r} among the {meaning}.",
+                where=here(),
+                why="positions are counted from 0",
+                fix="one number, or a tuple of numbers such as (0, 1)",
+            ) from None
+    return tuple(operator.index(n) for n in numbers)
+
+
+class Traced(NamedTuple):
+    """A traced function: its program, the outside values that are the program's leading inputs, and its output tree."""
+
+    program: Program
+    captured: list[Value]
+    out_tree: tree.TreeDef
+
+    @property
+    def closed(self) -> Program:
+        """The program with its captured arrays as constants."""
+        for value in self.captured:
+            if not isinstance(value, Array):
+                raise TracerError(
+                    f"The function uses a traced value {value.type} of an enclosing trace.",
+                    where=here(),
+                    why="a program that stands alone can close over concrete arrays only",
+                    fix="pass the value as an argument",
+                )
+        return close(self.program, self.captured)
+
+
+def trace_flat(
+    function: Callable[..., Any],
+    in_tree: tree.TreeDef,
+    types: Sequence[TensorType],
+    known: Sequence[Value] | None = None,
+    floor: tuple[str, ...] = (),
+) -> Traced:
+    """Trace ``function(*args, **kwargs)`` where ``in_tree`` is the tree of ``(args, kwargs)``."""
+    out_trees: list[tree.TreeDef] = []
+
+    def flat(*leaves: Any) -> list[Value]:
+        args, kwargs = tree.unflatten(in_tree, leaves)
+        outs, out_tree = tree.flatten(function(*args, **kwargs))
+        out_trees.append(out_tree)
+        return [leaf_value(x, "a result of the function") for x in outs]
+
+    program, captured = trace(flat, types, known, floor)
+    return Traced(program, captured, out_trees[0])
+
+
+def make_program(function: Callable[..., Any]) -> Callable[..., Program]:
+    """The program of ``function`` for given arguments (arrays, numbers or ``ShapeDtypeStruct``s).
+
+    >>> import meshwright.numpy as mnp
+    >>> print(make_program(lambda x: mnp.sin(x) * 2)(mnp.ones(3)).to_text(sources=False))
+    program(a: f32[3]) {
+      b: f32[3] = sin a
+      c: f32[3] = mul b 2.0
+      return c
+    }
+    """
+
+    check_function(function, "make_program")
+
+    def maker(*args: Any, **kwargs: Any) -> Program:
+        leaves, in_tree = tree.flatten((args, kwargs))
+        return check(dce(trace_flat(function, in_tree, [leaf_type(x) for x in leaves]).closed), "tracing")
+
+    return maker
+
+
+def eval_shape(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """The shapes and dtypes ``function`` returns, without computing anything.
+
+    >>> import meshwright.numpy as mnp
+    >>> eval_shape(lambda x: x @ x.T, ShapeDtypeStruct((2, 3), "float32"))
+    ShapeDtypeStruct(shape=(2, 2), dtype=float32)
+    """
+    check_function(function, "eval_shape", "mw.eval_shape(f, x)")
+    leaves, in_tree = tree.flatten((args, kwargs))
+    traced = trace_flat(function, in_tree, [leaf_type(x) for x in leaves])
+    outs = [ShapeDtypeStruct(t.shape, t.dtype, weak_type=t.weak) for t in traced.program.out_types]
+    return tree.unflatten(traced.out_tree, outs)

@@ -1,0 +1,256 @@
+"""What the compiler did: ``f.lower(*args)`` is the traced program, ``.compile()`` the one that runs, with reasons."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from meshwright.core import tree
+from meshwright.core.program import Program
+from meshwright.core.source import here
+from meshwright.core.trace import Array, Value, to_array
+from meshwright.core.types import TensorType
+from meshwright.errors import ShapeError, TreeError
+
+if TYPE_CHECKING:
+    from meshwright.compile.jit import Executable
+    from meshwright.compile.partitioning import Collective
+    from meshwright.compile.sharding_reasons import ShardingReasons
+    from meshwright.sharding.mesh import Mesh
+    from meshwright.simulate.memory import MemoryUse
+    from meshwright.simulate.simulation import Simulation
+
+
+class Call(NamedTuple):
+    """What is known of a call of a jitted function: its name, arguments, results, and where they are."""
+
+    name: str
+    parameters: Sequence[str]
+    in_tree: tree.TreeDef
+    out_tree: tree.TreeDef
+    placement: Any
+
+
+class Compiled:
+    """A function compiled for arguments of given types and places. Calling it runs it."""
+
+    def __init__(
+        self,
+        executable: Executable,
+        in_tree: tree.TreeDef,
+        types: tuple[Any, ...],
+        parameters: Sequence[str],
+        call: Call,
+    ) -> None:
+        self._executable = executable
+        self._in_tree = in_tree
+        self._types = types
+        self._parameters = parameters  # what the function calls its arguments, as far as they have names
+        self._call = call
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        leaves, in_tree = tree.flatten((args, kwargs))
+        values = [to_array(x) for x in leaves]
+        if in_tree != self._in_tree:
+            was, now = (tree.unflatten(t, range(t.num_leaves)) for t in (self._in_tree, in_tree))
+            raise TreeError(
+                "This compiled function cannot take arguments in these containers.",
+                where=here(),
+                why=f"it was compiled for {_outline(was)}, and is given {_outline(now)}",
+                fix="f(*args) compiles for what it is given",
+            )
+        if not all(map(_fits, values, self._types)):
+            shown = ", ".join(str(x.type) for x in values)
+            raise ShapeError(
+                f"This compiled function cannot take ({shown}).",
+                where=here(),
+                why=f"it was compiled for ({', '.join(map(str, self._types))})",
+                fix="f(*args) compiles for what it is given",
+            )
+        data = [x._data if x.type.unreduced else x.data for x in values if isinstance(x, Array)]
+        del values  # which refer to the arguments
+        self._executable.take(leaves, data)
+        return self._executable.run(data)
+
+    @property
+    def program(self) -> Program:
+        """The program of one device; of the only one, if nothing is on a mesh."""
+        placed = self._executable.placed
+        return placed.local if placed is not None else self._executable.program  # type: ignore[no-any-return]
+
+    @property
+    def mesh(self) -> Mesh | None:
+        """The mesh of the devices that run it, or None; of several views of the same devices, that of the collectives.
+
+        >>> import meshwright as mw, meshwright.numpy as mnp
+        >>> x = mw.device_put(mnp.ones(8), mw.NamedSharding(mw.make_mesh((4,), ("x",)), mw.P("x")))
+        >>> print(mw.jit(lambda x: x * 2).lower(x).compile().mesh)
+        <["x"=4]>
+        """
+        placed = self._executable.placed
+        return None if placed is None else placed.mesh
+
+    def as_text(self, *, iota: bool = True) -> str:
+        """The program of one device as a module of HLO, with its collectives; XLA reads it.
+
+        Partition ``k`` is the device at position ``k`` of the mesh. Groups of devices are ``[2,2]<=[2,2]T(1,0)``, the
+        positions reshaped, transposed and reshaped again; with ``iota=False`` they are listed, ``{{0,2},{1,3}}``.
+
+        >>> import meshwright as mw, meshwright.numpy as mnp
+        >>> mesh = mw.make_mesh((2, 2), ("x", "y"))
+        >>> a = mw.device_put(mnp.ones((8, 16)), mw.NamedSharding(mesh, mw.P("x")))
+        >>> turned = mw.jit(lambda a: a, out_shardings=mw.NamedSharding(mesh, mw.P(None, "x")))
+        >>> lines = turned.lower(a).compile().as_text().splitlines()
+        >>> print(next(line.split(", dim")[0] for line in lines if "all-to-all(" in line).strip())
+        %all-to-all = f32[4,2,8]{2,1,0} all-to-all(%reshape), channel_id=1, replica_groups=[2,2]<=[2,2]T(1,0)
+        """
+        from meshwright.compile.texts import compiled_text
+
+        return compiled_text(self, self._call, self._executable.placed, iota)
+
+    @property
+    def global_program(self) -> Program:
+        """The program before it was partitioned, without calls."""
+        placed = self._executable.placed
+        return placed.whole if placed is not None else self._executable.program  # type: ignore[no-any-return]
+
+    @property
+    def collectives(self) -> list[Collective]:
+        """What devices send each other, in program order, each with its reason."""
+        placed = self._executable.placed
+        if placed is not None:
+            return list(placed.collectives)
+        from meshwright.compile.partitioning import written_collectives
+
+        return list(written_collectives(self._executable.program))
+
+    @property
+    def in_shardings(self) -> Any:
+        """The shardings of the arguments, in their containers; None for what is on no mesh."""
+        from meshwright.compile.partial_sums import summed_shardings
+
+        placed = self._executable.placed
+        found = summed_shardings(placed.in_shardings, self._types) if placed is not None else [None] * len(self._types)
+        return tree.unflatten(self._in_tree, found)
+
+    @property
+    def out_shardings(self) -> Any:
+        """The shardings of the results, in their containers; None for what is on no mesh."""
+        return tree.unflatten(self._executable.out_tree, self._executable.out_shardings)
+
+    @property
+    def donated(self) -> tuple[bool, ...]:
+        """Of each array among the arguments, in order, whether its memory may be written over."""
+        given = set(self._executable.donated)
+        return tuple(n in given for n in range(len(self._types)))
+
+    def explain(self) -> str:
+        """Every collective with its bytes, its line and its reason; layouts that would be cheaper; what is held twice.
+
+        >>> import meshwright as mw, meshwright.numpy as mnp
+        >>> mesh = mw.make_mesh((4,), ("x",))
+        >>> x = mw.device_put(mnp.ones((8, 16)), mw.NamedSharding(mesh, mw.P("x")))
+        >>> print(mw.jit(lambda x: x.sum(0)).lower(x).compile().explain().splitlines()[0])
+        1 collective: all_reduce 1; 96 bytes received per device
+        """
+        from meshwright.compile.explain import explain, table
+
+        placed = self._executable.placed
+        if placed is None:
+            found = self.collectives
+            return "\n".join(table(found)) if found else "no collectives: the program runs on one device"
+        args, kwargs = tree.unflatten(self._in_tree, range(len(self._types)))
+        return explain(placed, tree.argument_names(args, kwargs))
+
+    def simulate(self, hardware: Any, **options: Any) -> Simulation:
+        """One run on hardware: a topology, or a machine of the named chip, with its timeline and memory.
+
+        >>> import meshwright as mw, meshwright.numpy as mnp
+        >>> mesh = mw.make_mesh((4,), ("x",))
+        >>> x = mw.device_put(mnp.ones((4096, 4096)), mw.NamedSharding(mesh, mw.P("x")))
+        >>> run = mw.jit(lambda x: x @ x.T).lower(x).compile().simulate("tpu v5e")
+        >>> run.seconds > 0, run.peak_bytes_per_device > 4096 * 4096
+        (True, True)
+        """
+        from meshwright.simulate.spmd import simulate
+
+        return simulate(self, hardware, **options)
+
+    def cost(self, hardware: Any, **options: Any) -> Any:
+        """What it costs on hardware without overlap: see ``Simulation.cost``; options are those of ``simulate``."""
+        return self.simulate(hardware, **{**options, "overlap": "none"}).cost()
+
+    def memory(self) -> MemoryUse:
+        """What the memory of a device holds at most, and what is alive then.
+
+        >>> import meshwright as mw, meshwright.numpy as mnp
+        >>> x = mnp.ones(1024)
+        >>> mw.jit(lambda x: x * 2).lower(x).compile().memory().peak_bytes
+        8192
+        >>> mw.jit(lambda x: x * 2, donate_argnums=0).lower(x).compile().memory().peak_bytes
+        4096
+        """
+        from meshwright.simulate.memory import memory
+        from meshwright.simulate.spmd import read_program
+
+        return memory(read_program(self)[0], donated=self.donated)
+
+    def explain_sharding(self, value: Any) -> ShardingReasons:
+        """Where each axis of a value's sharding came from: what a user wrote, and the equations on the way.
+
+        ``value`` is an argument or a result by name (``"params['w']"``, ``"result[0]"``), the number of a result, a
+        variable of ``global_program``, or a line (``"model.py:41"``) for all values made there.
+
+        >>> import meshwright as mw, meshwright.numpy as mnp
+        >>> mesh = mw.make_mesh((4,), ("x",))
+        >>> x = mw.device_put(mnp.ones((8, 16)), mw.NamedSharding(mesh, mw.P("x")))
+        >>> compiled = mw.jit(lambda x: mnp.tanh(x).T).lower(x).compile()
+        >>> reason = compiled.explain_sharding(0)[0].reasons[0]
+        >>> reason.dim, [step.op for step in reason.steps]
+        (1, ['transpose', 'tanh', 'argument x'])
+        """
+        from meshwright.compile.sharding_reasons import explain_sharding
+
+        return explain_sharding(self._executable, self._in_tree, self._parameters, value)
+
+
+def _outline(arguments: Any) -> str:
+    """The containers of the arguments of a call: ``(*, {'w': *}), scale=*``."""
+    args, kwargs = arguments
+    return ", ".join([tree.outline(args, "*"), *(f"{name}={tree.outline(x, '*')}" for name, x in kwargs.items())])
+
+
+def _fits(x: Value, t: TensorType) -> bool:
+    """Whether a value has a type; one that was put nowhere goes where the type says."""
+    return x.type is t or (getattr(x, "_sharding", None) is None and x.type is t.with_(sharding=None))
+
+
+class Lowered:
+    """A function traced for given arguments."""
+
+    def __init__(self, compile: Any, traced: Program, call: Call) -> None:
+        self._compile = compile
+        self._call = call
+        self.program = traced
+
+    def as_text(self) -> str:
+        """The traced program as a module of StableHLO, with sdy's shardings where they were asked for.
+
+        It is checked and printed by jaxlib, which has to be installed.
+
+        >>> import meshwright as mw, meshwright.numpy as mnp
+        >>> print(mw.jit(lambda x: mnp.tanh(x)).lower(mnp.ones(3)).as_text())
+        module @jit__lambda_ attributes {mhlo.num_partitions = 1 : i32, mhlo.num_replicas = 1 : i32} {
+          func.func public @main(%arg0: tensor<3xf32>) -> (tensor<3xf32> {jax.result_info = "result"}) {
+            %0 = stablehlo.tanh %arg0 : tensor<3xf32>
+            return %0 : tensor<3xf32>
+          }
+        }
+        """
+        from meshwright.compile.texts import lowered_text
+
+        return lowered_text(self.program, self._call)
+
+    def compile(self) -> Compiled:
+        """The program that runs."""
+        return self._compile()  # type: ignore[no-any-return]

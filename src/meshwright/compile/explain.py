@@ -1,0 +1,166 @@
+"""Why a partitioned program communicates as it does, what would be cheaper, and what is held twice."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from meshwright.compile.partitioning import Collective, OnMesh, put_on_mesh
+from meshwright.core import tree
+from meshwright.core.types import TensorType
+from meshwright.partition.combine import dearest
+from meshwright.partition.layouts import axes_used
+from meshwright.partition.reshard import show_bytes
+from meshwright.sharding.named import NamedSharding
+from meshwright.sharding.spec import PartitionSpec
+from meshwright.simulate.simulation import time_text
+
+MOST_TRIED = 4  # arguments for which another layout is tried
+SHOWN = 5
+WORTH_SPLITTING = 1 << 20  # bytes
+
+
+class Suggestion(NamedTuple):
+    """A layout for an argument that saves communication: bytes that each device would not receive."""
+
+    argument: str
+    spec: PartitionSpec
+    saved_bytes: int
+
+    def __str__(self) -> str:
+        return f"lay out {self.argument} as {self.spec}: −{show_bytes(self.saved_bytes)} per device"
+
+
+class Held(NamedTuple):
+    """A value that devices hold more than once although an axis is free that could split it."""
+
+    name: str
+    type: TensorType
+    free: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.type.short()}, {show_bytes(self.type.nbytes)}: free {', '.join(self.free)}"
+
+
+def received(collectives: Sequence[Collective]) -> int:
+    """Bytes that a device receives at most, in one step of each while loop of unknown length."""
+    return sum(c.bytes_received_per_device * c.times for c in dearest(collectives))
+
+
+def explain(placed: OnMesh, names: Sequence[str]) -> str:
+    """A table of the collectives, cheaper layouts, and values that could be split further.
+
+    ``names`` are those of the arguments.
+    """
+    if not placed.collectives:
+        return "\n".join(["no collectives: no device needs what another has", *_audit_lines(placed, names)])
+    lines = table(placed.collectives)
+    cheaper = suggestions(placed, names)
+    if cheaper:
+        lines += ["cheaper:", *(f"    {one}" for one in cheaper)]
+    return "\n".join([*lines, *_audit_lines(placed, names)])
+
+
+def _summary(found: Sequence[Collective]) -> str:
+    """How many collectives run and what a device receives: of a cond, in its dearest branch."""
+    kinds: Counter[str] = Counter()
+    for c in dearest(found):
+        kinds[c.kind] += c.times
+    total = sum(kinds.values())
+    inside = [one for c in found for one in c.within]
+    most = "at most " if any(one.branches for one in inside) else ""
+    loops = {one for one in inside if not one.branches}
+    steps = f", counting one step of {'the' if len(loops) == 1 else 'each'} while loop" if loops else ""
+    counts = ", ".join(f"{kind} {n}" for kind, n in kinds.items())
+    return (
+        f"{most}{total} collective{'s' * (total != 1)}: {counts}; "
+        f"{most}{received(found)} bytes received per device{steps}"
+    )
+
+
+def table(found: Sequence[Collective]) -> list[str]:
+    """Lines that say of every collective what it moves and why; of those that need not run, when they do."""
+    bytes_, taken = received(found), set(map(id, dearest(found)))
+    lines = [_summary(found)]
+    rows = [["kind", "axes", "bytes", "times", "share", "value", "line"]]
+    for c in found:
+        more = ", …" if len(c.values) > 1 else ""
+        permutes = c.beside.permutes if c.beside is not None else 0  # a ring is one row
+        rows.append(
+            [
+                f"{c.beside.kind} as {permutes} permute{'s' * (permutes > 1)}" if c.beside and permutes else c.kind,
+                ",".join(c.axes),
+                str(c.bytes_received_per_device * (permutes or 1)),
+                str(c.times // (permutes or 1)),
+                _share(c, bytes_) if id(c) in taken else "–",
+                c.values[0].short() + more,
+                str(c.source or ""),
+            ]
+        )
+    widths = [max(len(row[n]) for row in rows) for n in range(len(rows[0]))]
+    shown = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    lines.append(shown[0])
+    for text, c in zip(shown[1:], found, strict=True):
+        lines += [text, f"    {c.why}", *(f"    {one}" for one in c.within), *_beside(c)]
+    return lines
+
+
+def _share(c: Collective, total: int) -> str:
+    return f"{100 * c.bytes_received_per_device * c.times / total:.0f} %" if total else "0 %"
+
+
+def _beside(c: Collective) -> list[str]:
+    """What overlap made of a collective, or why it did nothing."""
+    if c.beside is None:
+        return []
+    if c.beside.why_not:
+        return [f"    not overlapped: {c.beside.why_not}"]
+    products = "dot_general" if c.beside.products == 1 else f"{c.beside.products} dot_generals"
+    seconds = c.beside.saved_seconds
+    saved = f", saves {time_text(seconds)}{' each time' * (c.times > max(1, c.beside.permutes))}" if seconds else ""
+    return [f"    {'in one kernel with' if c.beside.kernel else 'under'} {products}{saved}"]
+
+
+def suggestions(placed: OnMesh, names: Sequence[str]) -> list[Suggestion]:
+    """Layouts for arguments with which the program would move less, the best first.
+
+    Tried are the layouts that the program brings an argument into when it first uses it.
+    """
+    now = received(placed.collectives)
+    results = tree.unflatten(placed.out_tree, placed.out_shardings)  # stay where they are
+    found = []
+    for index, layout in list(placed.moved.items())[:MOST_TRIED]:
+        spec = layout.to_named().spec
+        given = list(placed.placement.in_shardings)
+        given[index] = NamedSharding(layout.mesh, spec)
+        placement = placed.placement._replace(in_shardings=tuple(given), out_shardings=results, overlap=None)
+        other = put_on_mesh(placed.source, placement, placed.out_tree)
+        saved = now - received(other.collectives)
+        if saved > 0:
+            found.append(Suggestion(names[index], spec, saved))
+    return sorted(found, key=lambda one: -one.saved_bytes)
+
+
+def audit(placed: OnMesh, names: Sequence[str]) -> list[Held]:
+    """Large arguments and values that leave an axis unused which could split one of their dims, the largest first."""
+    labels = dict(zip(placed.source.inputs, names, strict=True))
+    lines = {v: f"a value of line {e.source}" for e in placed.source.eqns for v in e.outputs}
+    found = []
+    for var, sharding in placed.propagated.shardings.items():
+        if var.type.nbytes < WORTH_SPLITTING or var not in (*labels, *lines):
+            continue
+        used = {axis.name for axis in axes_used(sharding)}
+        local = sharding.local_shape(var.type.shape)
+        free = tuple(a.name for a in sharding.mesh.axes if a.name not in used and any(n % a.size == 0 for n in local))
+        if free:
+            found.append(Held(labels.get(var) or lines[var], var.type, free))
+    return sorted(found, key=lambda one: -one.type.nbytes)
+
+
+def _audit_lines(placed: OnMesh, names: Sequence[str]) -> list[str]:
+    held = audit(placed, names)
+    if not held:
+        return []
+    more = [f"    and {len(held) - SHOWN} more"] if len(held) > SHOWN else []
+    return ["whole along a free axis:", *(f"    {one}" for one in held[:SHOWN]), *more]

@@ -1,0 +1,504 @@
+"""jit: trace once per argument types, compile once, then call."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from functools import partial, update_wrapper
+from sys import getrefcount
+from types import MethodType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from meshwright.arrays.tracing import Traced, argument_numbers, check_function, leaf_type, leaf_value, trace_flat
+from meshwright.compile.compiled import Call, Compiled, Lowered
+from meshwright.core import dtypes, tree
+from meshwright.core.check import check
+from meshwright.core.collection import no_collection
+from meshwright.core.current import current_mesh
+from meshwright.core.op import Op
+from meshwright.core.program import Params, Program
+from meshwright.core.source import here
+from meshwright.core.trace import Array, Mapped, Tracer, leaked, run, set_left_open, state, to_array
+from meshwright.core.types import TensorType
+from meshwright.engine.compile import compile_program
+from meshwright.errors import MeshError, MeshwrightError
+from meshwright.transform.simplify import cse, dce
+
+Function = Callable[..., Any]
+Static = tuple[int | str, type, Any]  # a place, and the value with its type: 1, 1.0 and True differ
+Statics = tuple[Static, ...]
+
+
+class Donated(NamedTuple):
+    """The donated arguments, by position and by name: a caller may pass them either way."""
+
+    numbers: tuple[int, ...]
+    names: tuple[str, ...]
+
+
+class Executable:
+    """A program ready to run on arrays of fixed types."""
+
+    __slots__ = ("call", "donated", "out_shardings", "out_tree", "out_types", "placed", "program", "single")
+
+    @no_collection()
+    def __init__(self, traced: Traced, donated: tuple[bool, ...], placement: Any = None) -> None:
+        self.program = check(cse(dce(traced.closed)), "simplification")
+        self.placed: Any = None  # what is known about a program on a mesh
+        self.out_shardings: Sequence[Any] = (None,) * len(self.program.outputs)
+        self.out_types = self.program.out_types
+        run = self.program
+        if hasattr(placement, "device"):
+            self.out_shardings = (placement,) * len(self.program.outputs)
+        elif placement is not None:
+            from meshwright.compile.partial_sums import summed_shardings
+            from meshwright.compile.partitioning import put_on_mesh
+
+            self.placed = put_on_mesh(self.program, placement, traced.out_tree)
+            self.out_types = self.placed.out_types
+            self.out_shardings = summed_shardings(self.placed.out_shardings, self.out_types)
+            run = check(self.placed.program, "partitioning")
+        self.call: Function = partial(self._compile_and_call, run, donated)  # until it is called
+        self.donated = [n for n, given in enumerate(donated) if given]
+        self.out_tree = traced.out_tree
+        self.single = traced.out_tree.is_leaf()
+
+    def _compile_and_call(self, program: Program, donated: tuple[bool, ...], *data: Any) -> tuple[Any, ...]:
+        """The first call: the engine's code is made when it is needed, since programs are also compiled to be read."""
+        self.call = compile_program(program, donated=donated)
+        return self.call(*data)  # type: ignore[no-any-return]
+
+    def take(self, leaves: Sequence[Any], data: list[Any]) -> None:
+        """Take the contents of donated arrays away from them. What anybody else still refers to (another array, a view,
+        a program's constant, a second argument) is passed on as read-only."""
+        for n in self.donated:
+            if leaves[n].__class__ is Array:
+                leaves[n]._data = None
+        for n in self.donated:
+            if data[n].__class__ is np.ndarray and getrefcount(data[n]) > _ONE_REFERENCE:
+                data[n] = data[n].view()
+                data[n].flags.writeable = False
+
+    def run(self, data: Sequence[Any]) -> Any:
+        """The outputs for the contents of the arguments, in the containers the function returned them in."""
+        if self.placed is not None:
+            self.placed.refuse_implicit()
+        outs = self.call(*data)
+        if self.single:
+            return Array(outs[0], self.out_types[0], self.out_shardings[0])
+        return tree.unflatten(self.out_tree, map(Array, outs, self.out_types, self.out_shardings))
+
+
+class Jitted:
+    """A function compiled for each combination of argument types it meets."""
+
+    def __init__(
+        self,
+        fun: Function,
+        static_argnums: tuple[int, ...],
+        static_argnames: tuple[str, ...],
+        donate: Donated,
+        in_shardings: Any,
+        out_shardings: Any,
+        overlap: Any,
+    ) -> None:
+        update_wrapper(self, fun)
+        self.fun = fun
+        self.in_shardings = in_shardings
+        self.out_shardings = out_shardings
+        self.overlap = overlap
+        self.static_argnums = static_argnums
+        self.static_argnames = static_argnames
+        self.donate = donate
+        self._compiled: dict[Any, Executable] = {}
+        self._plain: dict[Any, Executable] = {}  # those for positional arrays alone, by their types
+        self._traced: dict[Any, tuple[Traced, list[Any]]] = {}  # with the meshes that the function names
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._plain and not kwargs and state.builder is None:
+            key: list[Any] = [dtypes.config._enable_x64, current_mesh.get()]
+            data: list[Any] = []
+            for x in args:
+                if x.__class__ is not Array or x._data is None or x._sharding is not None:
+                    break
+                key.append(x.type)
+                data.append(x._data)
+            else:
+                compiled = self._plain.get(tuple(key))
+                if compiled is not None:
+                    return compiled.run(data)
+        return self._call(args, kwargs)
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        """A jitted function in a class is a method."""
+        return self if instance is None else MethodType(self, instance)
+
+    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        statics: Statics = ()
+        if self.static_argnums or self.static_argnames:
+            statics, args, kwargs = self._separate(args, kwargs)
+        leaves, in_tree = tree.flatten((args, kwargs))
+        if state.builder is not None:
+            return self._inline(leaves, in_tree, statics)
+        data, types, places = [], [], []
+        for x in leaves:
+            value = x if x.__class__ is Array else _concrete(x, args, kwargs)
+            contents = value._data
+            data.append(value.data if contents is None else contents)
+            types.append(value.type)
+            places.append(value._sharding)
+        key = (in_tree, statics, dtypes.config._enable_x64, current_mesh.get(), *places, *types)
+        compiled = self._compiled.get(key)
+        if compiled is None:
+            placement = self._placement(args, kwargs, statics, places, types)
+            compiled = self._compile(in_tree, statics, types, placement)
+            self._compiled[key] = compiled
+            plain = not kwargs and not statics and placement is None and not compiled.donated
+            if plain and all(x.__class__ is Array and x._sharding is None for x in args):
+                self._plain[(dtypes.config._enable_x64, current_mesh.get(), *types)] = compiled
+        if compiled.donated:
+            del contents, value  # which refer to the last argument
+            compiled.take(leaves, data)
+        return compiled.run(data)
+
+    def lower(self, *args: Any, **kwargs: Any) -> Lowered:
+        """The function traced for these arguments (arrays, or ``ShapeDtypeStruct``s in their place).
+
+        >>> import meshwright.numpy as mnp
+        >>> print(jit(lambda x: x * 2).lower(mnp.ones(3)).program.to_text(sources=False))
+        program(a: f32[3]) {
+          b: f32[3] = mul a 2.0
+          return b
+        }
+        """
+        statics, args, kwargs = self._separate(args, kwargs)
+        leaves, in_tree = tree.flatten((args, kwargs))
+        types = tuple(leaf_type(x) for x in leaves)
+        places = [x._sharding if x.__class__ is Array else getattr(x, "sharding", None) for x in leaves]
+        placed = self._placement(args, kwargs, statics, places, types)
+        traced, placement = self._trace(in_tree, statics, types, placed)
+
+        name = getattr(self.fun, "__name__", "function")
+        on_mesh = None if hasattr(placement, "device") else placement
+        call = Call(name, self._parameters(statics, len(args)), in_tree, traced.out_tree, on_mesh)
+
+        def compiled() -> Compiled:
+            donated = _donated_leaves(in_tree, self.donate, statics)
+            return Compiled(Executable(traced, donated, placement), in_tree, types, call.parameters, call)
+
+        return Lowered(compiled, check(cse(dce(traced.closed)), "simplification"), call)
+
+    def _separate(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Statics, tuple[Any, ...], dict[str, Any]]:
+        """The static arguments, as hashable values with their places, and the others."""
+        for n in self.static_argnums:
+            if n < -len(args):  # only a function of any number of arguments is given a position from the end
+                raise MeshwrightError(
+                    f"jit is given argument {n}, and the call has {len(args)} positional arguments.",
+                    where=here(),
+                    why="static_argnums counts them from 0, or from -1 at the end",
+                    fix=f"a position between {-len(args)} and {max(len(args) - 1, 0)}",
+                )
+        numbers = [n % len(args) for n in self.static_argnums if n < len(args)]
+        statics: list[Static] = [(n, type(args[n]), args[n]) for n in numbers]
+        statics += [(name, type(kwargs[name]), kwargs[name]) for name in self.static_argnames if name in kwargs]
+        for place, _, value in statics:
+            try:
+                hash(value)
+            except TypeError:
+                raise MeshwrightError(
+                    f"The static argument {place!r} cannot be hashed: its type is {type(value).__name__}.",
+                    where=here(),
+                    why="a static argument is part of the key under which the compiled function is kept",
+                    fix="pass a tuple instead of a list, or do not mark the argument static",
+                ) from None
+        rest = tuple(x for n, x in enumerate(args) if n not in numbers)
+        return tuple(statics), rest, {k: v for k, v in kwargs.items() if k not in self.static_argnames}
+
+    def _parameters(self, statics: Statics, count: int) -> list[str]:
+        """What the function calls its first ``count`` positional arguments that are not static."""
+        static = [place for place, _, _ in statics if isinstance(place, int)]
+        try:
+            found = inspect.signature(self.fun).parameters.values()
+        except (TypeError, ValueError):
+            return []
+        names = [p.name for p in found if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+        rest = next((p.name for p in found if p.kind is p.VAR_POSITIONAL), None)
+        if rest is not None:
+            names += [f"{rest}[{n}]" for n in range(count + len(static) - len(names))]
+        return [name for n, name in enumerate(names) if n not in static]
+
+    def _with_statics(self, statics: Statics) -> Function:
+        if not statics:
+            return self.fun
+        at = {place: value for place, _, value in statics if isinstance(place, int)}
+        named = {place: value for place, _, value in statics if isinstance(place, str)}
+
+        def function(*args: Any, **kwargs: Any) -> Any:
+            rest = iter(args)
+            full = [at[n] if n in at else next(rest) for n in range(len(args) + len(at))]
+            return self.fun(*full, **kwargs, **named)
+
+        return function
+
+    def _placement(
+        self, args: Any, kwargs: Any, statics: Statics, places: Sequence[Any], types: Sequence[TensorType]
+    ) -> Any:
+        """Where arguments are and results go, on a mesh or on one device; None if nobody says anything."""
+        if self.in_shardings is None and self.out_shardings is None and all(place is None for place in places):
+            return None
+        from meshwright.compile.partitioning import placement_of
+
+        shapes = [t.shape for t in types]
+        names = self._parameters(statics, len(args)) if kwargs else []
+        return placement_of(args, kwargs, names, places, shapes, self.in_shardings, self.out_shardings)
+
+    def _compile(
+        self, in_tree: tree.TreeDef, statics: Statics, types: Sequence[TensorType], placement: Any
+    ) -> Executable:
+        traced, placement = self._trace(in_tree, statics, types, placement)
+        donated = _donated_leaves(in_tree, self.donate, statics)
+        return Executable(traced, donated, placement)
+
+    @no_collection()
+    def _trace(
+        self, in_tree: tree.TreeDef, statics: Statics, types: Sequence[TensorType], placement: Any
+    ) -> tuple[Traced, Any]:
+        """The traced function, and where things are: a mesh that only the function itself names counts, too."""
+        device, placement = (placement, None) if hasattr(placement, "device") else (None, placement)
+        before = state.meshes, state.mesh
+        state.meshes, state.mesh = [], None
+        if placement is not None:
+            from meshwright.arrays.explicit import typed
+
+            types = typed(types, placement.in_shardings)
+        try:
+            traced = trace_flat(self._with_statics(statics), in_tree, types)
+            # Arrays from outside whose layout is part of their type.
+            state.meshes += [x._sharding.mesh for x in traced.captured if x.__class__ is Array and x.type.sharding]
+            meshes = [one for one in state.meshes if not isinstance(one, Mapped)]
+            mapped = {str(one.mesh): one.mesh for one in state.meshes if isinstance(one, Mapped)}
+            if not meshes and len(mapped) == 1:  # several shard_maps can be over a mesh each, which then none is on
+                meshes = list(mapped.values())
+            if placement is None and meshes:
+                from meshwright.compile.partitioning import Placement, on_one_device
+
+                on_one_device([device], meshes[:1])
+                placement = Placement(meshes[0], (None,) * len(types), None)
+            if placement is not None:
+                if len(mapped) == 1:  # what is written for the devices of a mesh runs on it, if all are views of them
+                    from meshwright.compile.partitioning import views
+
+                    (named,) = mapped.values()
+                    if named.explicit_mesh is None and all(views(named, mesh) for mesh in (placement.mesh, *meshes)):
+                        placement = placement._replace(mesh=named)
+                if any(str(mesh) != str(placement.mesh) for mesh in meshes):
+                    _check_devices(placement.mesh, meshes)
+                    state.mesh = placement.mesh
+                    traced = trace_flat(self._with_statics(statics), in_tree, types)
+                placement = placement._replace(overlap=self.overlap, others=(*placement.others, *meshes))
+        finally:
+            state.meshes, state.mesh = before
+        return traced, placement or device
+
+    def _inline(self, leaves: Sequence[Any], in_tree: tree.TreeDef, statics: Statics) -> Any:
+        """Inside another trace: add this function's equations to it, tracing it once per argument types."""
+        values = [leaf_value(x, "an argument of a jitted function") for x in leaves]
+        types = [x.type for x in values]
+        around = None if state.manual is None else state.manual.key
+        key = (in_tree, statics, dtypes.config._enable_x64, current_mesh.get(), around, state.mesh, *types)
+        found = self._traced.get(key)
+        if found is None:
+            outer, state.meshes = state.meshes, []
+            try:
+                found = trace_flat(self._with_statics(statics), in_tree, types), state.meshes
+            finally:
+                state.meshes = outer
+            if all(isinstance(x, Array) for x in found[0].captured):
+                self._traced[key] = found
+        traced, meshes = found
+        if state.meshes is not None:
+            state.meshes += meshes
+        return tree.unflatten(traced.out_tree, run(traced.program, [*traced.captured, *values]))
+
+
+def _check_devices(mesh: Any, named: Sequence[Any]) -> None:
+    """Several meshes of a program are views of the same devices, which types tell apart where axes are Explicit."""
+    from meshwright.compile.partitioning import views
+
+    for other in named:
+        if str(other) == str(mesh):  # though the types of its axes may be seen differently
+            continue
+        if not views(mesh, other):
+            typed = mesh.has_devices_of(other)
+            raise MeshError(
+                "One program names two meshes.",
+                where=here(),
+                why=f"it runs on {mesh}, and a constraint in it is about {other}"
+                + (", and types do not tell the two apart" if typed else ", which has other devices"),
+                fix="mw.NamedSharding(mesh, spec) with one mesh for all, or two jitted functions",
+            )
+
+
+def _concrete(x: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Array:
+    """A leaf of the arguments as an array; the arguments are there to name it in an error."""
+    try:
+        value = to_array(x)
+    except (MeshwrightError, TypeError, ValueError):
+        found = zip(tree.leaves((args, kwargs)), tree.argument_names(args, kwargs), strict=True)
+        value = leaf_value(x, next(name for leaf, name in found if leaf is x))
+    if isinstance(value, Tracer):
+        raise leaked(value)  # no trace is going on, so its own is over
+    assert isinstance(value, Array)
+    return value
+
+
+def _donated_leaves(in_tree: tree.TreeDef, donate: Donated, statics: Statics) -> tuple[bool, ...]:
+    """Which leaves belong to a donated argument; ``donate`` counts the arguments as the user wrote them."""
+    if not donate.numbers and not donate.names:
+        return ()
+    args, kwargs = tree.unflatten(in_tree, range(in_tree.num_leaves))  # trees of the numbers of their leaves
+    static = {place for place, _, _ in statics if isinstance(place, int)}
+    total = len(args) + len(static)
+    numbers = {n + total if n < 0 else n for n in donate.numbers}
+    places = [n for n in range(total) if n not in static]
+    donated = [arg for place, arg in zip(places, args, strict=True) if place in numbers]
+    donated += [arg for name, arg in kwargs.items() if name in donate.names]
+    found = set(tree.leaves(donated))
+    return tuple(n in found for n in range(in_tree.num_leaves))
+
+
+def _count_one() -> int:
+    only = [object()]
+    return getrefcount(only[0])
+
+
+_ONE_REFERENCE = _count_one()  # what getrefcount says of an object that nothing but a list refers to
+
+
+def jit(
+    fun: Function | None = None,
+    *,
+    static_argnums: int | Sequence[int] | None = None,
+    static_argnames: str | Sequence[str] | None = None,
+    donate_argnums: int | Sequence[int] | None = None,
+    donate_argnames: str | Sequence[str] | None = None,
+    in_shardings: Any = None,
+    out_shardings: Any = None,
+    overlap: Any = None,
+) -> Any:
+    """Compile ``fun`` for the types of its arguments, once for each combination.
+
+    Static arguments are Python values the function may branch on; the contents of donated ones may be overwritten.
+    ``overlap`` puts gathers and reduce-scatters beside the products next to them where that pays on a machine (the name
+    of a chip, a `hardware.Topology`), or always (True); see `Overlap`.
+
+    >>> import meshwright.numpy as mnp
+    >>> @jit
+    ... def f(x):
+    ...     return mnp.sum(x * 2)
+    >>> float(f(mnp.ones(3)))
+    6.0
+    """
+    if fun is None:
+        return lambda f: jit(
+            f,
+            static_argnums=static_argnums,
+            static_argnames=static_argnames,
+            donate_argnums=donate_argnums,
+            donate_argnames=donate_argnames,
+            in_shardings=in_shardings,
+            out_shardings=out_shardings,
+            overlap=overlap,
+        )
+    check_function(fun, "jit")
+    numbers, names = _match_names(fun, _ints(static_argnums), _strings(static_argnames))
+    donate = Donated(*_match_names(fun, _ints(donate_argnums), _strings(donate_argnames)))
+    if set(numbers) & set(donate.numbers) or set(names) & set(donate.names):
+        raise MeshwrightError(
+            f"jit is given one argument as static and as donated: {_shown(numbers, names, donate)}.",
+            where=here(),
+            why="a static argument is a Python value, and a donated one an array",
+            fix="leave it out of donate_argnums and donate_argnames",
+        )
+    if in_shardings is not None or out_shardings is not None:
+        from meshwright.arrays.device_put import check_places
+
+        check_places(tree.leaves((in_shardings, out_shardings)))
+    if overlap is not None:
+        from meshwright.partition.overlap import read_overlap
+
+        overlap = read_overlap(overlap)
+    return Jitted(fun, numbers, names, donate, in_shardings, out_shardings, overlap)
+
+
+def _on_its_mesh(op: Op, operands: Sequence[Array], params: Params) -> Any:
+    """An op computed by each device on its block, whose results are summands."""
+    return jit(lambda *xs: op(*xs, **params))(*operands)
+
+
+set_left_open(_on_its_mesh)
+
+
+def _shown(numbers: Sequence[int], names: Sequence[str], donate: Donated) -> str:
+    both = [*sorted(set(names) & set(donate.names)), *sorted(set(numbers) & set(donate.numbers))]
+    return repr(both[0])
+
+
+def _ints(given: int | Sequence[int] | None) -> tuple[int, ...]:
+    return () if given is None else argument_numbers(given, "jit", "positions of arguments")
+
+
+def _strings(given: str | Sequence[str] | None) -> tuple[str, ...]:
+    several = isinstance(given, list | tuple | set | frozenset)
+    names: tuple[Any, ...] = () if given is None else tuple(given) if several else (given,)
+    for name in names:
+        if not isinstance(name, str):
+            raise MeshwrightError(
+                f"jit is given {name!r} as the name of an argument.",
+                where=here(),
+                why="static_argnames and donate_argnames are strings",
+                fix="static_argnames=('config',)",
+            )
+    return names
+
+
+def _match_names(
+    fun: Function, numbers: tuple[int, ...], names: tuple[str, ...]
+) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """The positions and the names of arguments given as either."""
+    if not numbers and not names:
+        return (), ()
+    try:
+        declared = inspect.signature(fun).parameters.values()
+    except (TypeError, ValueError):
+        return numbers, names
+    every = {p.name for p in declared}
+    parameters = [p.name for p in declared if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    variadic = any(p.kind is p.VAR_POSITIONAL for p in declared)
+    named = any(p.kind is p.VAR_KEYWORD for p in declared)
+    places = f"{fun.__name__} takes {', '.join(parameters)}" if hasattr(fun, "__name__") else str(parameters)
+    for n in numbers:
+        if not -len(parameters) <= n < len(parameters) and not variadic:
+            raise MeshwrightError(
+                f"jit is given argument {n}, which the function does not have.",
+                where=here(),
+                why=places,
+                fix=f"a position between 0 and {max(len(parameters) - 1, 0)}",
+            )
+    for name in names:
+        if name not in every and not named:
+            raise MeshwrightError(
+                f"jit is given argument {name!r}, which the function does not have.",
+                where=here(),
+                why=places,
+                fix="the name of one of its arguments",
+            )
+    # With any number of arguments, positions from the end are counted when the function is called.
+    found = {n % len(parameters) if n < 0 and not variadic else n for n in numbers}
+    found |= {parameters.index(name) for name in names if name in parameters}
+    both = {parameters[n] for n in found if 0 <= n < len(parameters)} | set(names)
+    return tuple(sorted(found)), tuple(sorted(both))

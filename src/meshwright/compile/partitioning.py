@@ -1,0 +1,368 @@
+"""Programs on a mesh: shardings of arguments and results, propagated, partitioned and explained."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from itertools import count
+from math import prod
+from typing import Any, NamedTuple
+
+from meshwright.arrays.device_put import sharding_for, spread
+from meshwright.arrays.explicit import untyped, with_sums_taken
+from meshwright.arrays.shards import Sharding
+from meshwright.compile.partial_sums import finished_sums, with_rows
+from meshwright.core import tree
+from meshwright.core.program import Atom, Program, Var
+from meshwright.core.source import Source, here, user_source
+from meshwright.core.types import TensorType
+from meshwright.errors import CommunicationError, MeshError, ShardingError
+from meshwright.hardware.collectives import collective_seconds
+from meshwright.ops.stacked import inline_calls
+from meshwright.partition.alternatives import cheapest_partition
+from meshwright.partition.combine import Beside, Record, Within, records
+from meshwright.partition.cuts import apart
+from meshwright.partition.layouts import closed, on_mesh, replicated
+from meshwright.partition.overlap import Overlap
+from meshwright.partition.partition import partition
+from meshwright.partition.reshard_cost import topology_for
+from meshwright.propagate.from_program import Propagated, propagate_program
+from meshwright.propagate.own_regions import own_regions
+from meshwright.sharding.explicit import only_typed
+from meshwright.sharding.mesh import AbstractMesh, BaseMesh, Device, Mesh, both, get_mesh
+from meshwright.sharding.named import NamedSharding, TensorSharding
+from meshwright.sharding.single_device import SingleDeviceSharding, one_device
+from meshwright.sharding.spec import PartitionSpec, pasted
+
+DEVICES = (SingleDeviceSharding, Device)
+
+
+class Placement(NamedTuple):
+    """Where the arguments of a program are and where its results go, as far as that was said."""
+
+    mesh: Mesh
+    in_shardings: tuple[NamedSharding | None, ...]
+    out_shardings: Any  # a prefix of the tree of results
+    overlap: Overlap | None = None
+    groups: tuple[int, ...] = ()  # which argument of the function each of these is part of
+    others: tuple[BaseMesh, ...] = ()  # meshes that values are on, too
+
+
+@dataclass(frozen=True)
+class Collective:
+    """A collective of a partitioned program: what it moves, and why it is there.
+
+    ``times`` is how often it runs: more than once inside of a loop; in a while loop of unknown length, in one step.
+    ``within`` has these loops, and branches of a cond that need not be taken, from the outermost on. ``implicit``:
+    nobody wrote it. ``values`` are the global values that it is for. ``beside`` is what jit's ``overlap`` made of it.
+    """
+
+    kind: str
+    axes: tuple[str, ...]
+    bytes_received_per_device: int
+    total_bytes: int
+    source: Source | None
+    why: str
+    implicit: bool
+    values: tuple[TensorType, ...]
+    times: int
+    volume: int
+    mesh: BaseMesh
+    beside: Beside | None = None
+    within: tuple[Within, ...] = ()
+
+    def seconds(self, hardware: Any) -> float:
+        """The modelled time of one run on a topology, or a machine of the named chip."""
+        topology = topology_for(hardware, self.mesh)
+        whole = tuple(dict.fromkeys(axis.split(":(")[0] for axis in self.axes))  # a part costs as much as its axis
+        return collective_seconds(self.kind, self.volume, topology, whole)
+
+    def __str__(self) -> str:
+        times = f" × {self.times}" if self.times > 1 else ""
+        where = f"  {self.source}" if self.source else ""
+        return (
+            f"{self.kind} over {', '.join(self.axes)}: {self.bytes_received_per_device} bytes per device{times}"
+            f"  {', '.join(t.short() for t in self.values[:3])}{', …' if len(self.values) > 3 else ''}{where}"
+            f"\n    {self.why}{''.join(f'; {one}' for one in self.within)}"
+        )
+
+
+class OnMesh(NamedTuple):
+    """A program for all devices of a mesh, and what is known about it."""
+
+    program: Program
+    local: Program
+    mesh: Mesh
+    in_shardings: tuple[NamedSharding, ...]
+    out_shardings: tuple[NamedSharding, ...]
+    collectives: tuple[Collective, ...]
+    propagated: Propagated
+    source: Program  # before it was partitioned
+    placement: Placement
+    out_tree: tree.TreeDef
+    moved: dict[int, TensorSharding]  # the layouts that arguments are first brought into, by number
+    written: Mapping[Var, str]  # by the results of collectives that were put in, the op that they are for
+    whole: Program  # as it was traced, but for calls
+    vars: Mapping[Atom, Var]  # of ``whole`` to ``source``, where types had shardings
+    out_types: tuple[TensorType, ...]  # of the results; the program has rows for what is a partial sum
+
+    def refuse_implicit(self) -> None:
+        """Raise if there is a collective that nobody wrote, inside of ``no_implicit_comms``."""
+        implicit = [one for one in self.collectives if one.implicit] if _silent.get() else []
+        if implicit:
+            first = implicit[0]
+            raise CommunicationError(
+                f"The program needs {len(implicit)} collective{'s' * (len(implicit) > 1)} that nobody wrote.",
+                where=first.source.show() if first.source else here(),
+                why=f"the first is {first.kind} over {', '.join(first.axes)}: {first.why}",
+                fix="lay the arrays out so that no data moves, or leave mw.no_implicit_comms()",
+            )
+
+
+def placement_of(
+    args: Sequence[Any],
+    kwargs: Any,
+    names: Sequence[str],
+    found: Sequence[Any],
+    shapes: Sequence[tuple[int, ...]],
+    in_shardings: Any,
+    out_shardings: Any,
+) -> Placement | SingleDeviceSharding | None:
+    """Where things are: by ``in_shardings``, or else where the arguments are; None if nobody says anything.
+
+    ``names`` are what the function calls its positional arguments, for those that are passed by name.
+    """
+    given: list[Any] = [None] * len(shapes)
+    if in_shardings is not None:
+        given = spread(*_beside(in_shardings, args, kwargs, names), "jit's in_shardings")
+    chosen: list[NamedSharding | None] = []
+    devices: list[Sharding] = [sharding_for(p, ()) for p in tree.leaves(out_shardings) if isinstance(p, DEVICES)]
+    for place, own, shape in zip(given, found, shapes, strict=True):
+        said = own if place is None else place
+        sharding = own if said is own and isinstance(own, NamedSharding | None) else sharding_for(said, shape)
+        if not isinstance(sharding, NamedSharding):
+            devices += [sharding] if sharding is not None else []
+            chosen.append(None)
+            continue
+        if sharding.mesh.explicit_mesh is not None and not sharding.mesh.auto_axes and not sharding.spec.is_closed:
+            raise only_typed(sharding)
+        chosen.append(sharding)
+    meshes: list[BaseMesh] = [s.mesh for s in chosen if s is not None]
+    meshes += [
+        s.mesh
+        for s in tree.leaves(out_shardings)
+        if isinstance(s, NamedSharding | TensorSharding) and not s.mesh.is_maximal
+    ]
+    if not meshes and any(isinstance(s, PartitionSpec) for s in tree.leaves(out_shardings)):
+        current = get_mesh()
+        meshes += [current] if current is not None else []
+    device = on_one_device(devices, meshes[:1])
+    if not meshes:
+        for place in tree.leaves(out_shardings):
+            if not isinstance(place, NamedSharding | TensorSharding):
+                sharding_for(place, ())  # an error if it is no place, or a spec without a mesh
+        return device
+    first = meshes[0]
+    other = next((mesh for mesh in meshes if mesh != first and not views(first, mesh)), None)
+    if other is not None:
+        raise MeshError(
+            "The arguments and results of one program are on different meshes.",
+            where=here(),
+            why="one is on " + ", another on ".join(both(first, other)),
+            fix="mw.device_put(x, mw.NamedSharding(mesh, spec)) with one mesh for all",
+        )
+    if not isinstance(meshes[0], Mesh):
+        raise MeshError(
+            f"A program cannot be compiled for {meshes[0].short()}.",
+            where=here(),
+            why="the mesh has no devices",
+            fix=f"mw.make_mesh({meshes[0].axis_sizes}, {meshes[0].axis_names}), which needs no machine",
+        )
+    groups = [n for n, arg in enumerate([*args, kwargs]) for _ in tree.leaves(arg)]
+    return Placement(meshes[0], tuple(chosen), out_shardings, groups=tuple(groups), others=tuple(meshes[1:]))
+
+
+def on_one_device(places: Sequence[Any], meshes: Sequence[BaseMesh]) -> SingleDeviceSharding | None:
+    """The device that arguments or results of a program are on, if they are, and then no mesh of others."""
+    whole = [NamedSharding(mesh, PartitionSpec()) for mesh in meshes]
+    return one_device("The arguments and results of one program", [*places, *whole])
+
+
+def views(mesh: BaseMesh, other: BaseMesh) -> bool:
+    """Whether two meshes are views of the same devices that one program can have.
+
+    If their axes are Explicit, types are on either, and say by the names of axes on which.
+    """
+    if not isinstance(mesh, Mesh) or not mesh.has_devices_of(other):
+        return False
+    if mesh.explicit_mesh is None and other.explicit_mesh is None:
+        return True
+    return not (mesh.auto_axes or other.auto_axes or {*mesh.axis_names} & {*other.axis_names})
+
+
+def _beside(shardings: Any, args: Sequence[Any], kwargs: Mapping[str, Any], names: Sequence[str]) -> tuple[Any, Any]:
+    """``in_shardings`` in the containers of the arguments, and the arguments: those by name have the sharding of their
+    place in the function's signature."""
+    if not kwargs:
+        return tuple(shardings) if isinstance(shardings, list) else shardings, tuple(args)
+    if not isinstance(shardings, list | tuple):
+        return shardings, (tuple(args), kwargs)
+    for name in kwargs:
+        if name not in names or names.index(name) >= len(shardings):
+            raise ShardingError(
+                f"jit's in_shardings say nothing of the argument {name!r}.",
+                where=here(),
+                why=f"they are {len(shardings)} places, for the positional arguments {', '.join(names) or 'there are'}",
+                fix="one place for each argument in the order of the signature, or one for all",
+            )
+    by_name = {name: shardings[names.index(name)] for name in kwargs}
+    return (tuple(shardings[: len(args)]), by_name), (tuple(args), kwargs)
+
+
+_silent: ContextVar[bool] = ContextVar("no_implicit_comms", default=False)
+
+
+@contextmanager
+def no_implicit_comms() -> Iterator[None]:
+    """Inside, a program that needs a collective nobody wrote is an error when it is compiled, or run again.
+
+    Collectives in a ``shard_map`` are written, and so are those that a ``reshard`` or a constraint asks for.
+
+    >>> import meshwright as mw, meshwright.numpy as mnp
+    >>> mesh = mw.make_mesh((2,), ("x",))
+    >>> x = mw.device_put(mnp.ones((4, 4)), mw.NamedSharding(mesh, mw.P("x")))
+    >>> with no_implicit_comms():
+    ...     _ = mw.jit(lambda x: x * 2)(x)
+    """
+    token = _silent.set(True)
+    try:
+        yield
+    finally:
+        _silent.reset(token)
+
+
+def put_on_mesh(program: Program, placement: Placement, out_tree: tree.TreeDef) -> OnMesh:
+    """Propagate what was said about shardings, and partition."""
+    mesh = placement.mesh
+    _check_maps(program, mesh)
+    results = tree.unflatten(out_tree, range(out_tree.num_leaves))
+    written: Sequence[Any] = spread(placement.out_shardings, results, "jit's out_shardings")
+    program = finished_sums(program, written)
+    out_types = program.out_types
+    program, given_in, written = with_rows(program, mesh, placement.in_shardings, written)
+    placement = placement._replace(in_shardings=tuple(given_in), out_shardings=tree.unflatten(out_tree, written))
+    whole = own_regions(inline_calls(program, shard_maps=apart(program, mesh)))
+    program, fixed, vars = untyped(whole, mesh, placement.others)
+    given = [
+        None if s is None else s.to_tensor_sharding(v.type.ndim)
+        for s, v in zip(placement.in_shardings, program.inputs, strict=True)
+    ]
+    outs = [
+        None if place is None else _out_sharding(place, t) for place, t in zip(written, program.out_types, strict=True)
+    ]
+    places = [_where(s) for s in placement.in_shardings], [_where(s) for s in written]
+    propagated = propagate_program(program, mesh, given, outs, fixed, *places)
+    entering = [
+        s if s is not None and s.is_closed else propagated.shardings.get(v, replicated(mesh, v.type.ndim))
+        for s, v in zip(given, program.inputs, strict=True)
+    ]
+    results = propagated.answer.problem.functions[0].result_shardings
+    leaving = [
+        with_sums_taken(propagated.shardings.get(atom), t) if out is None else out if out.is_closed else found  # type: ignore[arg-type]
+        for out, found, atom, t in zip(outs, results, program.outputs, out_types, strict=True)
+    ]
+    ins = [on_mesh(s, mesh) for s in entering]
+    wanted = [None if s is None else on_mesh(s, mesh) for s in leaving]
+    propagated.shardings = {var: s if s.mesh is mesh else on_mesh(s, mesh) for var, s in propagated.shardings.items()}
+    if fixed:  # by types, which say what goes where
+        done = partition(program, mesh, ins, wanted, propagated.shardings, placement.overlap)
+    else:
+        groups = placement.groups or (0,) * len(ins)
+        said = [None if s is None else on_mesh(s, mesh) for s in given]
+        done = cheapest_partition(propagated, mesh, said, ins, wanted, groups, placement.overlap)
+    collectives = tuple(_collective(record, mesh) for record in done.records)
+    placed = OnMesh(
+        done.program,
+        done.local,
+        mesh,
+        tuple(closed(s).to_named() for s in entering),
+        tuple(_as_given(s, left).to_named() for s, left in zip(done.out_shardings, leaving, strict=True)),
+        collectives,
+        propagated,
+        program,
+        placement,
+        out_tree,
+        done.moved,
+        done.written,
+        whole,
+        vars,
+        out_types,
+    )
+    placed.refuse_implicit()
+    return placed
+
+
+def _as_given(found: TensorSharding, wanted: TensorSharding | None) -> TensorSharding:
+    """The sharding of a result, on the mesh that it was asked for on, or that propagation found it on."""
+    if wanted is None or wanted.mesh == found.mesh:
+        return found
+    return closed(wanted) if wanted.is_equivalent_to(found) else found
+
+
+def _where(place: Any) -> str:
+    """The line on which a sharding was written; that of the call, if it was only a spec."""
+    source = place.source if isinstance(place, NamedSharding) else user_source() if place is not None else None
+    return str(source or "")
+
+
+def _check_maps(program: Program, mesh: BaseMesh) -> None:
+    """Raise if a shard_map in the program is over other devices than the mesh that the program runs on has."""
+    for eqn in program.eqns:
+        if eqn.op.name == "shard_map" and prod(size for _, size in eqn.params["mesh"]) != mesh.size:
+            raise MeshError(
+                "One program names two meshes.",
+                where=eqn.source.show() if eqn.source else here(),
+                why=f"it runs on {mesh}, and a shard_map in it is over "
+                + ", ".join(f"{name}={size}" for name, size in eqn.params["mesh"]),
+                fix="mw.device_put(x, mw.NamedSharding(mesh, spec)) with the mesh of the shard_map",
+            )
+        for _, region in eqn.regions():
+            _check_maps(region, mesh)
+
+
+def _out_sharding(place: Any, t: TensorType) -> TensorSharding:
+    spec = place.spec if isinstance(place, NamedSharding) else place
+    if isinstance(spec, PartitionSpec) and len(spec) > t.ndim:
+        raise ShardingError(
+            f"A result {t} cannot go out as {spec}.",
+            where=here(),
+            why=f"the spec has {len(spec)} dims, the result {t.ndim}",
+            fix=f"out_shardings={pasted(spec.update(spec.partitions[: t.ndim], unreduced=()))}",
+        )
+    found = sharding_for(place, t.shape)
+    assert isinstance(found, NamedSharding)
+    return found.to_tensor_sharding(t.ndim)
+
+
+def _collective(record: Record, mesh: BaseMesh) -> Collective:
+    why = record.why.text if record.why is not None else "the program asks for it"
+    implicit = record.why is not None and not record.why.asked
+    return Collective(
+        record.kind, record.axes, record.bytes_received_per_device, record.total_bytes, record.source, why,
+        implicit, record.values, record.times, record.volume, mesh, record.beside, record.within,
+    )  # fmt: skip
+
+
+def written_collectives(program: Program) -> tuple[Collective, ...]:
+    """The collectives in the shard_maps of a program that nobody put on a mesh."""
+    program = inline_calls(program, shard_maps=False)
+    found: list[Collective] = []
+    numbers = count()
+    for eqn in program.eqns:
+        if eqn.op.name == "shard_map":
+            mesh = AbstractMesh.of_parts(eqn.params["mesh"])
+            listed = records(eqn.params["body"], dict(eqn.params["mesh"]), {}, {}, numbers=numbers)
+            found += [_collective(record, mesh) for record in listed]
+    return tuple(found)

@@ -1,0 +1,409 @@
+"""Collectives by the names of ``jax.lax``: what the devices of a mesh compute together inside a ``shard_map``.
+
+A value that is the same on all devices along an axis is never sent along it: its sum is a multiple of it, its gather
+copies of it. Gathers and scatters are tiled, as in the type table of ``ops.collective``: they join or cut an existing
+dim. With ``tiled=False`` they add or remove a dim instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from math import prod
+from operator import index
+from typing import Any
+
+import numpy as np
+
+from meshwright.api import direct
+from meshwright.api.axis_names import resolve
+from meshwright.api.cotangents import refuse_summed
+from meshwright.arrays.tracing import leaf_value
+from meshwright.core import dtypes, tree
+from meshwright.core.source import here
+from meshwright.core.trace import Value, is_number, lift, state
+from meshwright.errors import MeshError, MeshwrightError, ShapeError
+from meshwright.ops import collective as ops
+from meshwright.ops.basic import add, convert, move_dim, mul, reshape
+from meshwright.ops.elementwise import div
+
+AxisName = str | Sequence[str]
+
+
+def _no_groups(op: str, groups: Any) -> None:
+    if groups is not None:
+        raise MeshwrightError(
+            f"{op} does not take axis_index_groups.",
+            where=here(),
+            why="groups of devices are parts of a mesh axis here",
+            fix=f"lax.{op}(x, 'x:(2)4') works on the minor part of size 4 of an axis x of size 8",
+        )
+
+
+def _each(op: str, function: Callable[[Value], Value], x: Any) -> Any:
+    return tree.map(lambda leaf: function(leaf_value(leaf, f"an operand of {op}", enter=False)), x)
+
+
+def _absent(x: Value, axes: Sequence[str]) -> list[int]:
+    """The positions of the axes that ``x`` does not vary over."""
+    return [n for n, axis in enumerate(axes) if axis not in x.type.varying]
+
+
+def _lifted(x: Value, axes: Sequence[str]) -> Value:
+    assert state.manual is not None
+    return lift(x, tuple(sorted({*x.type.varying, *axes}))) if state.manual.automatic else x
+
+
+def _strict() -> bool:
+    return state.manual is not None and not state.manual.automatic
+
+
+def psum(
+    x: Any, axis_name: AxisName | None = None, *, axis: AxisName | None = None, axis_index_groups: Any = None
+) -> Any:
+    """The sum over the devices along one axis or several; the same on all of them. ``axis`` is ``axis_name``.
+
+    >>> import meshwright as mw, meshwright.numpy as mnp
+    >>> mesh = mw.make_mesh((4,), ("i",))
+    >>> f = mw.shard_map(lambda x: psum(x, "i"), mesh=mesh, in_specs=mw.P("i"), out_specs=mw.P())
+    >>> f(mnp.arange(8.0)).tolist()
+    [12.0, 16.0]
+    """
+    _no_groups("psum", axis_index_groups)
+    if axis is not None and axis_name is not None:
+        raise MeshError(
+            "psum is given axis_name= and axis=.",
+            where=here(),
+            why="they are two names of one argument",
+            fix=f"lax.psum(x, {axis_name!r})",
+        )
+    axis_name = axis if axis_name is None else axis_name
+    if direct.state.place is not None and is_number(x):  # how kernels ask for the number of devices
+        return x * direct.state.place.axis_size(axis_name)
+    axes, sizes = resolve("psum", axis_name)
+    if is_number(x) and not _strict():
+        return x * prod(sizes)
+
+    def one(x: Value) -> Any:
+        if x.dtype == dtypes.BOOL:
+            x = convert(x, dtype=dtypes.INT32, weak=False)
+        absent = [] if _strict() else _absent(x, axes)
+        present = tuple(axis for n, axis in enumerate(axes) if n not in absent)
+        if absent:
+            refuse_summed("psum", x, [axes[n] for n in absent], prod(sizes[n] for n in absent))
+        total = ops.psum(x, axes=present) if present else x
+        return mul(total, prod(sizes[n] for n in absent)) if absent else total
+
+    return _each("psum", one, x)
+
+
+def pmean(x: Any, axis_name: AxisName, *, axis_index_groups: Any = None) -> Any:
+    """The mean over the devices along one axis or several.
+
+    >>> import meshwright as mw, meshwright.numpy as mnp
+    >>> mesh = mw.make_mesh((4,), ("i",))
+    >>> f = mw.shard_map(lambda x: pmean(x, "i"), mesh=mesh, in_specs=mw.P("i"), out_specs=mw.P())
+    >>> f(mnp.arange(8.0)).tolist()
+    [3.0, 4.0]
+    """
+    _no_groups("pmean", axis_index_groups)
+    axes, sizes = resolve("pmean", axis_name)
+
+    def one(x: Value) -> Any:
+        if not dtypes.is_inexact(x.dtype):
+            x = convert(x, dtype=dtypes.default_float(), weak=False)
+        if _strict():
+            ops.need_varying("pmean", x.type, axes)
+        present = [n for n in range(len(axes)) if n not in _absent(x, axes)]
+        if not present:
+            return x
+        return div(ops.psum(x, axes=tuple(axes[n] for n in present)), prod(sizes[n] for n in present))
+
+    return _each("pmean", one, x)
+
+
+def _extreme(name: str, op: Any, x: Any, axis_name: AxisName, groups: Any) -> Any:
+    _no_groups(name, groups)
+    axes, _ = resolve(name, axis_name)
+
+    def one(x: Value) -> Any:
+        present = axes if _strict() else tuple(axis for axis in axes if axis in x.type.varying)
+        return op(x, axes=present) if present else x
+
+    return _each(name, one, x)
+
+
+def pmax(x: Any, axis_name: AxisName, *, axis_index_groups: Any = None) -> Any:
+    """The largest over the devices along one axis or several.
+
+    >>> import meshwright as mw, meshwright.numpy as mnp
+    >>> mesh = mw.make_mesh((4,), ("i",))
+    >>> f = mw.shard_map(lambda x: pmax(x, "i"), mesh=mesh, in_specs=mw.P("i"), out_specs=mw.P())
+    >>> f(mnp.arange(8.0)).tolist()
+    [6.0, 7.0]
+    """
+    return _extreme("pmax", ops.pmax, x, axis_name, axis_index_groups)
+
+
+def pmin(x: Any, axis_name: AxisName, *, axis_index_groups: Any = None) -> Any:
+    """The smallest over the devices along one axis or several.
+
+    >>> import meshwright as mw, meshwright.numpy as mnp
+    >>> mesh = mw.make_mesh((4,), ("i",))
+    >>> f = mw.shard_map(lambda x: pmin(x, "i"), mesh=mesh, in_specs=mw.P("i"), out_specs=mw.P())
+    >>> f(mnp.arange(8.0)).tolist()
+    [0.0, 1.0]
+    """
+    return _extreme("pmin", ops.pmin, x, axis_name, axis_index_groups)
+
+
+def pbroadcast(x: Any, axis_name: AxisName) -> Any:
+    """A value that is the same on all devices as one that may differ: nothing is done, and the transpose is a psum.
+
+    >>> import meshwright as mw, meshwright.numpy as mnp
+    >>> mesh = mw.make_mesh((4,), ("i",))
+    >>> f = mw.shard_map(lambda x: pbroadcast(x, "i"), mesh=mesh, in_specs=mw.P(), out_specs=mw.P("i"))
+    >>> f(mnp.ones(1)).tolist()
+    [1.0, 1.0, 1.0, 1.0]
+    """
+    axes, _ = resolve("pbroadcast", axis_name)
+    if _strict():
+        return _each("pbroadcast", lambda x: ops.pbroadcast(x, axes=axes), x)
+    return _each("pbroadcast", lambda x: _lifted(x, axes), x)
+
+
+pvary = pbroadcast
+
+
+def pcast(x: Any, axis_name: AxisName, *, to: str) -> Any:
+    """``pbroadcast`` by its name in JAX: ``to`` is ``"varying"``.
+
+    >>> import meshwright as mw, meshwright.numpy as mnp
+    >>> mesh = mw.make_mesh((4,), ("i",))
+    >>> f = mw.shard_map(lambda x: pcast(x, "i", to="varying"), mesh=mesh, in_specs=mw.P(), out_specs=mw.P("i"))
+    >>> f(mnp.ones(1)).tolist()
+    [1.0, 1.0, 1.0, 1.0]
+    """
+    if to != "varying":
+        raise MeshwrightError(
+            f"pcast is given to={to!r}.",
+            where=here(),
+            why="it makes values that are the same on all devices into ones that vary",
+            fix=f"lax.pcast(x, {axis_name!r}, to='varying'); a partial sum leaves by out_specs=mw.P(sum='i')",
+        )
+    return pbroadcast(x, axis_name)
+
+
+def _dim(op: str, axis: int, rank: int) -> int:
+    if isinstance(axis, bool) or not hasattr(axis, "__index__") or not -rank <= axis < rank:
+        raise ShapeError(
+            f"{op} is given dim {axis!r} of a value of rank {rank}.",
+            where=here(),
+            why=("its only dim is 0" if rank == 1 else f"its dims are 0 to {rank - 1}")
+            if rank
+            else "a scalar has no dims",
+            fix=f"a dim between {-rank} and {rank - 1}" if rank else "x[None], a vector of one element",
+        )
+    return int(axis) % rank
+
+
+def _gather(name: str, op: Any, x: Any, axis_name: AxisName, axis: int, tiled: bool) -> Any:
+    axes, sizes = resolve(name, axis_name)
+
+    def one(x: Value) -> Any:
+        dim = _dim(name, axis, x.ndim if tiled else x.ndim + 1)
+        if not tiled:
+            x = reshape(x, shape=(*x.shape[:dim], 1, *x.shape[dim:]))
+        if _strict():
+            return op(x, axes=axes, sizes=sizes, dim=dim)
+        absent = _absent(x, axes)
+        if len(absent) == len(axes):  # what all devices hold need not be sent
+            return ops.repeated(x, dim, prod(sizes))
+        return op(_lifted(x, axes), axes=axes, sizes=sizes, dim=dim)
+
+    return _each(name, one, x)
+
+
+def all_gather(x: Any, axis_name: AxisName, *, axis_index_groups: Any = None, axis: int = 0, tiled: bool = True) -> Any:
+    """The blocks of all devices along an axis, joined along a dim; typed as varying, so that its transpose is a
+    ``psum_scatter``.
+
+    >>> import meshwright as mw, meshwright.numpy as mnp
+    >>> mesh = mw.make_mesh((2,), ("i",))
+    >>> f = mw.shard_map(lambda x: all_gather(x, "i"), mesh=mesh, in_specs=mw.P("i"), out_specs=mw.P("i"))
+    >>> f(mnp.arange(2.0)).tolist()
+    [0.0, 1.0, 0.0, 1.0]
+    """
+    _no_groups("all_gather", axis_index_groups)
+    return _gather("all_gather", ops.all_gather, x, axis_name, axis, tiled)
+
+
+def all_gather_invariant(x: Any, axis_name: AxisName, *, axis: int = 0, tiled: bool = True) -> Any:
+    """As ``all_gather``, typed as the same on all devices: its transpose is a ``pscatter``, which sends nothing.
+
+    >>> import meshwright as mw, meshwright.numpy as mnp
+    >>> mesh = mw.make_mesh((2,), ("i",))
+    >>> f = mw.shard_map(lambda x: all_gather_invariant(x, "i"), mesh=mesh, in_specs=mw.P("i"), out_specs=mw.P())
+    >>> f(mnp.arange(2.0)).tolist()
+    [0.0, 1.0]
+    """
+    return _gather("all_gather_invariant", ops.all_gather_invariant, x, axis_name, axis, tiled)
+
+
+def _untiled(name: str, x: Value, dim: int, count: int, tiled: bool) -> None:
+    if not tiled and x.shape[dim] != count:
+        raise ShapeError(
+            f"{name} with tiled=False cannot take {x.type}.",
+            where=here(),
+            why=f"dim {dim} has size {x.shape[dim]}, and is to be given away to {count} devices, one row each",
+            fix="tiled=True, which gives each device a block of rows",
+        )
+
+
+def psum_scatter(
+    x: Any,
+    axis_name: AxisName,
+    *,
+    scatter_dimension: int = 0,
+    axis_index_groups: Any = None,
+    axis: int | None = None,
+    tiled: bool = True,
+) -> Any:
+    """The sum over the devices along an axis, of which each keeps a block along a dim.
+
+    >>> import meshwright as mw, meshwright.numpy as mnp
+    >>> mesh = mw.make_mesh((2,), ("i",))
+    >>> f = mw.shard_map(lambda x: psum_scatter(x, "i"), mesh=mesh, in_specs=mw.P("i"), out_specs=mw.P("i"))
+    >>> f(mnp.arange(4.0)).tolist()
+    [2.0, 4.0]
+    """
+    _no_groups("psum_scatter", axis_index_groups)
+    axes, sizes = resolve("psum_scatter", axis_name)
+    count = prod(sizes)
+
+    def one(x: Value) -> Any:
+        if x.dtype == dtypes.BOOL:
+            x = convert(x, dtype=dtypes.INT32, weak=False)
+        dim = _dim("psum_scatter", scatter_dimension if axis is None else axis, x.ndim)
+        _untiled("psum_scatter", x, dim, count, tiled)
+        absent = [] if _strict() else _absent(x, axes)
+        if absent:
+            refuse_summed("psum_scatter", x, [axes[n] for n in absent], prod(sizes[n] for n in absent))
+        if not _strict() and len(absent) == len(axes):
+            x = mul(ops.pscatter(x, axes=axes, sizes=sizes, dim=dim), count)
+        else:
+            x = ops.psum_scatter(_lifted(x, axes), axes=axes, sizes=sizes, dim=dim)
+        return x if tiled else reshape(x, shape=(*x.shape[:dim], *x.shape[dim + 1 :]))
+
+    return _each("psum_scatter", one, x)
+
+
+def pscatter(x: Any, axis_name: AxisName, *, axis: int = 0, tiled: bool = True) -> Any:
+    """Of a value that all devices hold, each device's block along a dim; nothing is sent.
+
+    >>> import meshwright as mw, meshwright.numpy as mnp
+    >>> mesh = mw.make_mesh((2,), ("i",))
+    >>> f = mw.shard_map(lambda x: pscatter(x, "i"), mesh=mesh, in_specs=mw.P(), out_specs=mw.P("i"))
+    >>> f(mnp.arange(4.0)).tolist()
+    [0.0, 1.0, 2.0, 3.0]
+    """
+    axes, sizes = resolve("pscatter", axis_name)
+
+    def one(x: Value) -> Any:
+        dim = _dim("pscatter", axis, x.ndim)
+        _untiled("pscatter", x, dim, prod(sizes), tiled)
+        x = ops.pscatter(x, axes=axes, sizes=sizes, dim=dim)
+        return x if tiled else reshape(x, shape=(*x.shape[:dim], *x.shape[dim + 1 :]))
+
+    return _each("pscatter", one, x)
+
+
+def all_to_all(
+    x: Any, axis_name: AxisName, split_axis: int, concat_axis: int, *, axis_index_groups: Any = None, tiled: bool = True
+) -> Any:
+    """Cut the dim ``split_axis``, send each device along the axis its part, join what comes along ``concat_axis``.
+
+    >>> import meshwright as mw, meshwright.numpy as mnp
+    >>> mesh = mw.make_mesh((2,), ("i",))
+    >>> f = mw.shard_map(lambda x: all_to_all(x, "i", 1, 0), mesh=mesh, in_specs=mw.P("i"), out_specs=mw.P(None, "i"))
+    >>> f(mnp.arange(4.0).reshape(2, 2)).tolist()
+    [[0.0, 1.0], [2.0, 3.0]]
+    """
+    _no_groups("all_to_all", axis_index_groups)
+    axes, sizes = resolve("all_to_all", axis_name)
+    count = prod(sizes)
+
+    def one(x: Value) -> Any:
+        split, concat = _dim("all_to_all", split_axis, x.ndim), _dim("all_to_all", concat_axis, x.ndim)
+        _untiled("all_to_all", x, split, count, tiled)
+        target = concat if tiled else split
+        if not _strict() and len(_absent(x, axes)) == len(axes):  # everybody has every part already
+            x = ops.repeated(ops.pscatter(x, axes=axes, sizes=sizes, dim=split), target, count)
+        else:
+            x = ops.all_to_all(_lifted(x, axes), axes=axes, sizes=sizes, split=split, concat=target)
+        return x if tiled else move_dim(x, split, concat)
+
+    return _each("all_to_all", one, x)
+
+
+def ppermute(x: Any, axis_name: AxisName, perm: Iterable[tuple[int, int]]) -> Any:
+    """Send the values of devices to others: ``perm`` has pairs (source, target); a device that gets nothing has zeros.
+
+    >>> import meshwright as mw, meshwright.numpy as mnp
+    >>> mesh = mw.make_mesh((4,), ("i",))
+    >>> right = [(i, (i + 1) % 4) for i in range(4)]
+    >>> f = mw.shard_map(lambda x: ppermute(x, "i", right), mesh=mesh, in_specs=mw.P("i"), out_specs=mw.P("i"))
+    >>> f(mnp.arange(4.0)).tolist()
+    [3.0, 0.0, 1.0, 2.0]
+    """
+    axes, sizes = resolve("ppermute", axis_name)
+    try:
+        pairs = tuple(sorted((index(source), index(target)) for source, target in perm))
+    except (TypeError, ValueError):
+        raise ShapeError(
+            f"ppermute is given {perm!r} as its permutation.",
+            where=here(),
+            why="it is a list of pairs (source, target) of positions along the axis",
+            fix="perm=[(i, (i + 1) % n) for i in range(n)]",
+        ) from None
+
+    def one(x: Value) -> Any:
+        known = not _strict() and len(_absent(x, axes)) == len(axes)
+        if known and {t for _, t in pairs} == set(range(prod(sizes))) == {s for s, _ in pairs}:
+            return x  # everybody gets what everybody has
+        return ops.ppermute(_lifted(x, axes), axes=axes, sizes=sizes, permutation=pairs)
+
+    return _each("ppermute", one, x)
+
+
+def axis_index(axis_name: AxisName) -> Any:
+    """The position of a device along an axis, or along several taken together, the first of them major.
+
+    >>> import meshwright as mw
+    >>> mesh = mw.make_mesh((4,), ("i",))
+    >>> mw.shard_map(lambda: axis_index("i")[None], mesh=mesh, in_specs=(), out_specs=mw.P("i"))().tolist()
+    [0, 1, 2, 3]
+    """
+    if direct.state.place is not None:
+        return direct.state.place.axis_index(axis_name)
+    axes, sizes = resolve("axis_index", axis_name)
+    position: Value | None = None
+    for axis, size in zip(axes, sizes, strict=True):
+        here_ = ops.axis_index(axes=(axis,), sizes=(size,))
+        position = here_ if position is None else add(mul(position, size), here_)
+    return leaf_value(np.int32(0), "a position") if position is None else position
+
+
+def axis_size(axis_name: AxisName) -> int:
+    """The number of devices along an axis, or along several together.
+
+    >>> import meshwright as mw
+    >>> mesh = mw.make_mesh((4,), ("i",))
+    >>> sizes = []
+    >>> f = mw.shard_map(lambda x: (sizes.append(axis_size("i")), x)[1], mesh=mesh, in_specs=mw.P(), out_specs=mw.P())
+    >>> _ = f(1.0)
+    >>> sizes
+    [4]
+    """
+    if direct.state.place is not None:
+        return direct.state.place.axis_size(axis_name)
+    return prod(resolve("axis_size", axis_name)[1])

@@ -1,0 +1,671 @@
+"""Sorting, searching, sets and quantiles of ``meshwright.numpy``."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from meshwright.arrays.operands import (
+    ArrayLike,
+    Axis,
+    as_bool,
+    axes_of,
+    axis_of,
+    broadcast,
+    convert,
+    items_of,
+    known,
+    no_out,
+    one_of,
+    promote_operands,
+    static_flag,
+    static_int,
+    static_size,
+    strong,
+    to_inexact,
+    value,
+)
+from meshwright.arrays.refusals import one_number, ordered
+from meshwright.core import dtypes
+from meshwright.core.op import Value
+from meshwright.core.source import here
+from meshwright.core.trace import to_array
+from meshwright.core.types import TensorType
+from meshwright.errors import ShapeError
+from meshwright.numpy.arithmetic import add, clip, divide, floor_divide, isclose, multiply, remainder, subtract
+from meshwright.numpy.logic import (
+    either,
+    equal,
+    isnan,
+    less,
+    less_equal,
+    logical_and,
+    logical_not,
+    logical_or,
+    not_equal,
+)
+from meshwright.numpy.mathematics import ceil, floor
+from meshwright.numpy.reductions import all as all_
+from meshwright.numpy.reductions import any as any_
+from meshwright.numpy.reductions import cumsum, sum
+from meshwright.numpy.shapes import concatenate, cut, flip, moveaxis, ravel
+from meshwright.numpy.taking import inside, take, take_along_axis
+from meshwright.numpy.updates import At
+from meshwright.ops import basic, sorting
+from meshwright.ops.shape import iota
+
+# Sorting
+
+
+def sort(
+    a: ArrayLike,
+    axis: int | None = -1,
+    *,
+    kind: None = None,
+    order: None = None,
+    stable: bool = True,
+    descending: bool = False,
+) -> Value:
+    """The elements in increasing order along ``axis``, NaN last.
+
+    >>> import meshwright.numpy as mnp
+    >>> mnp.sort(mnp.array([3, 1, 2]))
+    Array([1, 2, 3], dtype=int32)
+    """
+    static_flag(stable, "stable of mnp.sort")
+    one_of(kind, (None,), "kind of mnp.sort")
+    descending = static_flag(descending, "descending of mnp.sort")
+    x = value(a)
+    _no_order(order, "mnp.sort")
+    if axis is None:
+        x, axis = ravel(x), 0
+    dim = axis_of(axis, x.ndim, "mnp.sort")
+    (out,) = sorting.sort(x, dim=dim, num_keys=1)
+    return flip(out, dim) if descending else out
+
+
+def argsort(
+    a: ArrayLike,
+    axis: int | None = -1,
+    *,
+    kind: None = None,
+    order: None = None,
+    stable: bool = True,
+    descending: bool = False,
+) -> Value:
+    """The places of the elements in increasing order along ``axis``; equal ones stay in order."""
+    static_flag(stable, "stable of mnp.argsort")
+    one_of(kind, (None,), "kind of mnp.argsort")
+    descending = static_flag(descending, "descending of mnp.argsort")
+    x = value(a)
+    _no_order(order, "mnp.argsort")
+    if axis is None:
+        x, axis = ravel(x), 0
+    dim = axis_of(axis, x.ndim, "mnp.argsort")
+    places = iota(dtype=dtypes.default_int(), shape=x.shape, dim=dim)
+    if not descending:
+        return sorting.sort(x, places, dim=dim, num_keys=1)[1]
+    # Reversed before and after, so that equal elements stay in order.
+    ordered = sorting.sort(flip(x, dim), flip(places, dim), dim=dim, num_keys=1)[1]
+    return flip(ordered, dim)
+
+
+def _no_order(order: Any, name: str) -> None:
+    """Refuse names of fields to sort by: an array has none."""
+    if order is not None:
+        raise ShapeError(
+            f"{name} cannot take order={order!r}.", where=here(), why="arrays have no fields", fix="axis=0"
+        )
+
+
+def lexsort(keys: Any, axis: int = -1) -> Value:
+    """The places that sort by the last key, then the one before, and so on."""
+    columns = [value(k) for k in items_of(keys, "mnp.lexsort")]
+    if not columns or any(c.shape != columns[0].shape for c in columns):
+        raise ShapeError(
+            f"mnp.lexsort cannot sort by {', '.join(c.type.short() for c in columns) or 'nothing'}.",
+            where=here(),
+            why="it takes one key or more, all of one shape",
+            fix="mnp.lexsort((second, first))",
+        )
+    if not columns[0].ndim:
+        return to_array(np.asarray(0, dtypes.default_int()))
+    dim = axis_of(axis, columns[0].ndim, "mnp.lexsort")
+    places = iota(dtype=dtypes.default_int(), shape=columns[0].shape, dim=dim)
+    return sorting.sort(*reversed(columns), places, dim=dim, num_keys=len(columns))[-1]
+
+
+def partition(a: ArrayLike, kth: int, axis: int = -1) -> Value:
+    """The elements such that those before place ``kth`` are not larger, those after not smaller: sorted, here."""
+    return sort(_with_place(a, kth, axis, "mnp.partition"), axis)
+
+
+def argpartition(a: ArrayLike, kth: int, axis: int = -1) -> Value:
+    """The places that ``partition`` the elements."""
+    return convert(argsort(_with_place(a, kth, axis, "mnp.argpartition"), axis), dtypes.INT32)
+
+
+def _with_place(a: ArrayLike, kth: Any, axis: Any, name: str) -> Value:
+    """An array that has a ``kth`` place along an axis."""
+    x = value(a)
+    size = x.shape[axis_of(axis, x.ndim, name)]
+    place = static_int(kth, f"kth of {name}")
+    inside(name, place + size if place < 0 else place, size)
+    return x
+
+
+# Searching
+
+_SEARCHES = ("scan", "scan_unrolled", "sort", "compare_all", "default")  # JAX's; the result is the same
+
+
+def searchsorted(
+    a: ArrayLike, v: ArrayLike, side: str = "left", sorter: ArrayLike | None = None, *, method: str = "scan"
+) -> Value:
+    """Where in the sorted ``a`` to insert ``v``: before equal elements, or after with ``side="right"``.
+
+    >>> import meshwright.numpy as mnp
+    >>> mnp.searchsorted(mnp.array([1, 2, 2, 5]), mnp.array([2, 9]))
+    Array([1, 4], dtype=int32)
+    """
+    one_of(side, ("left", "right"), "side of mnp.searchsorted")
+    one_of(method, _SEARCHES, "method of mnp.searchsorted")
+    ordered, wanted = (value(x) for x in promote_operands((a, v)))
+    if ordered.ndim != 1:
+        raise ShapeError(
+            f"mnp.searchsorted cannot search {ordered.type.short()}.",
+            where=here(),
+            why="it needs one dim",
+            fix="a.ravel()",
+        )
+    if sorter is not None:
+        ordered = take(ordered, ravel(sorter))
+    size = ordered.shape[0]
+    kind = dtypes.INT32 if size < 2**31 else dtypes.INT64  # wide enough for the places, whatever the default width is
+    low = basic.zeros(wanted.type.with_(dtype=kind, weak=False))
+    if size == 0:
+        return low
+    high = add(low, size)
+    # Halve [low, high] until it is one place.
+    for _ in range(size.bit_length()):
+        middle = floor_half(add(low, high))
+        there = take(ordered, middle, mode="clip")
+        before = less(there, wanted) if side == "left" else less_equal(there, wanted)
+        if dtypes.is_inexact(there.type.dtype):
+            nan_before = logical_not(isnan(there)) if side == "left" else isnan(wanted)
+            before = logical_or(before, logical_and(isnan(wanted), nan_before))
+        before = logical_and(before, less(low, high))
+        low, high = either(before, add(middle, 1), low), either(before, high, middle)
+    return low
+
+
+def floor_half(x: Value) -> Value:
+    """Half of integers that are not negative."""
+    return x >> 1
+
+
+def digitize(x: ArrayLike, bins: ArrayLike, right: bool = False) -> Value:
+    """The number of the bin each element falls into."""
+    right = static_flag(right, "right of mnp.digitize")
+    edges = value(bins)
+    if edges.ndim != 1:
+        raise ShapeError(
+            f"mnp.digitize cannot take bins {edges.type.short()}.",
+            where=here(),
+            why="they have one dim",
+            fix="bins.ravel()",
+        )
+    side = "left" if right else "right"
+    rising = searchsorted(edges, x, side)
+    if edges.shape[0] < 2:
+        return rising
+    falling = subtract(edges.shape[0], searchsorted(flip(edges), x, "right" if right else "left"))
+    return either(less(edges[-1], edges[0]), falling, rising)
+
+
+def nonzero(a: ArrayLike, *, size: int | None = None, fill_value: Any = None) -> tuple[Value, ...]:
+    """The places of the nonzero elements, one array per dim. Of a traced array, the number ``size`` must be given.
+
+    >>> import meshwright.numpy as mnp
+    >>> mnp.nonzero(mnp.array([0, 5, 6]))
+    (Array([1, 2], dtype=int32),)
+    """
+    x = value(a)
+    if not x.ndim:
+        raise ShapeError(
+            f"mnp.nonzero cannot take {x.type.short()}.",
+            where=here(),
+            why="places are counted along dims, and there is none",
+            fix="mnp.atleast_1d(x), or x != 0",
+        )
+    kind = dtypes.default_int()
+    if size is None:
+        data = known(
+            x, "mnp.nonzero", "give the number of places: mnp.nonzero(x, size=…), or keep the shape: mnp.where(x, y, 0)"
+        )
+        return tuple(to_array(places.astype(kind)) for places in np.nonzero(data))
+    size = static_size(size, "size of mnp.nonzero")
+    mask = ravel(as_bool(x))
+    counted = cumsum(convert(mask, kind)) if mask.size else convert(mask, kind)
+    # The n-th nonzero element is written to place n; the others to none.
+    targets = either(mask, subtract(counted, 1), size)
+    flat = At(basic.zeros(targets.type.with_(shape=(size,), weak=False)))[targets].set(
+        iota(dtype=kind, shape=mask.shape, dim=0), mode="drop"
+    )
+    total = counted[-1] if mask.size else value(np.asarray(0, kind))
+    filled = less(iota(dtype=kind, shape=(size,), dim=0), total)
+    fills = fill_value if isinstance(fill_value, tuple) else (0 if fill_value is None else fill_value,) * x.ndim
+    if len(fills) != x.ndim:
+        raise ShapeError(
+            f"mnp.nonzero cannot take {len(fills)} fill values for {x.type.short()}.",
+            where=here(),
+            why="there is one for all dims, or one for each",
+            fix="fill_value=-1",
+        )
+    out: list[Value] = []
+    stride = 1
+    for n, fill in zip(reversed(x.shape), reversed(fills), strict=True):
+        place = remainder(floor_divide(flat, stride), n) if n else flat
+        out.append(either(filled, place, convert(one_number(fill, "fill_value of mnp.nonzero"), kind)))
+        stride *= n
+    return tuple(reversed(out))
+
+
+def where(
+    condition: ArrayLike,
+    x: ArrayLike = None,
+    y: ArrayLike = None,
+    /,
+    *,
+    size: int | None = None,
+    fill_value: Any = None,
+) -> Any:
+    """``x`` where ``condition`` holds, else ``y``; without them, the places where it holds.
+
+    >>> import meshwright.numpy as mnp
+    >>> mnp.where(mnp.array([True, False]), 1.0, mnp.array([5.0, 6.0]))
+    Array([1., 6.], dtype=float32)
+    """
+    if x is None and y is None:
+        return nonzero(condition, size=size, fill_value=fill_value)
+    if x is None or y is None:
+        raise ShapeError(
+            "mnp.where got one of its two choices.", where=here(), why="it needs both or none", fix="mnp.where(c, x, y)"
+        )
+    if size is not None or fill_value is not None:
+        raise ShapeError(
+            "mnp.where got choices and size= or fill_value=.",
+            where=here(),
+            why="these are about the places it returns without choices",
+            fix="mnp.where(c, x, y), or mnp.where(c, size=n)",
+        )
+    return either(condition, x, y)
+
+
+def flatnonzero(a: ArrayLike, *, size: int | None = None, fill_value: Any = None) -> Value:
+    """The places of the nonzero elements of the flattened array."""
+    return nonzero(ravel(a), size=size, fill_value=fill_value)[0]
+
+
+def argwhere(a: ArrayLike, *, size: int | None = None, fill_value: Any = None) -> Value:
+    """The places of the nonzero elements, one row per element."""
+    x = value(a)
+    if x.ndim == 0:
+        count = nonzero(basic.reshape(x, shape=(1,)), size=size)[0].size
+        return basic.zeros(TensorType((count, 0), dtypes.default_int()))
+    columns = [basic.reshape(p, shape=(p.size, 1)) for p in nonzero(x, size=size, fill_value=fill_value)]
+    return concatenate(columns, 1)
+
+
+# Counting and sets
+
+
+def bincount(x: ArrayLike, weights: ArrayLike | None = None, minlength: int = 0, *, length: int | None = None) -> Value:
+    """How often each of 0, 1, … occurs in ``x``. Of a traced array, the ``length`` of the result must be given."""
+    counted = value(x)
+    amounts = value(1 if weights is None else weights)
+    if (
+        counted.ndim != 1
+        or not dtypes.is_integer(counted.type.dtype)
+        or (weights is not None and amounts.shape != counted.shape)
+    ):
+        raise ShapeError(
+            f"mnp.bincount cannot count {counted.type.short()}"
+            f"{'' if weights is None else f' with weights {amounts.type.short()}'}.",
+            where=here(),
+            why="it counts integers in one dim, and there is a weight for each",
+            fix="mnp.bincount(x.ravel().astype(int))",
+        )
+    least = static_size(minlength, "minlength of mnp.bincount")
+    if length is None:
+        data = known(counted, "mnp.bincount", "give the size of the result: mnp.bincount(x, length=…)")
+        length = builtin_max(least, int(np.max(data)) + 1 if data.size else 0)
+    dtype = dtypes.default_int() if weights is None else amounts.type.dtype
+    empty = basic.zeros(value(np.zeros((), dtype)).type.with_(shape=(static_size(length, "length of mnp.bincount"),)))
+    return At(empty)[clip(counted, 0)].add(amounts)
+
+
+def builtin_max(a: int, b: int) -> int:
+    """The larger of two Python numbers."""
+    return a if a > b else b
+
+
+def unique(
+    ar: ArrayLike,
+    return_index: bool = False,
+    return_inverse: bool = False,
+    return_counts: bool = False,
+    axis: int | None = None,
+    *,
+    equal_nan: bool = True,
+    size: int | None = None,
+    fill_value: Any = None,
+    sorted: bool = True,
+) -> Any:
+    """The different elements in increasing order. Of a traced array, their number ``size`` must be given.
+
+    >>> import meshwright.numpy as mnp
+    >>> mnp.unique(mnp.array([3, 1, 3]))
+    Array([1, 3], dtype=int32)
+    """
+    return_index = static_flag(return_index, "return_index of mnp.unique")
+    return_inverse = static_flag(return_inverse, "return_inverse of mnp.unique")
+    return_counts = static_flag(return_counts, "return_counts of mnp.unique")
+    equal_nan = static_flag(equal_nan, "equal_nan of mnp.unique")
+    sorted = static_flag(sorted, "sorted of mnp.unique")
+    x = value(ar)
+    if size is None:
+        fix = "give the number of results: mnp.unique(x, size=…); shorter ones are filled up"
+        data = known(x, "mnp.unique", fix)
+        unique_of: Any = np.unique
+        found = unique_of(data, return_index, return_inverse, return_counts, axis, equal_nan=equal_nan)
+        kind = dtypes.default_int()
+        if not isinstance(found, tuple):
+            return to_array(found)
+        return tuple(to_array(part if n == 0 else part.astype(kind)) for n, part in enumerate(found))
+    if axis is not None and x.ndim != 1:
+        raise ShapeError(
+            "mnp.unique with size= takes no axis=.", where=here(), why="rows have no order here", fix="leave out axis="
+        )
+    return _unique_of_size(ravel(x), size, fill_value, (return_index, return_inverse, return_counts), x.shape)
+
+
+def _unique_of_size(x: Value, size: int, fill: Any, wanted: tuple[bool, bool, bool], shape: tuple[int, ...]) -> Any:
+    kind = dtypes.default_int()
+    total = x.shape[0]
+    size = static_size(size, "size of mnp.unique")
+    if not total:
+        return _unique_of_nothing(x, size, fill, wanted, shape)
+    order = argsort(x)
+    ordered = take(x, order, mode="clip")
+    differs = not_equal(cut(ordered, 0, 1, total), cut(ordered, 0, 0, total - 1))
+    if dtypes.is_inexact(x.type.dtype):
+        later, earlier = cut(ordered, 0, 1, total), cut(ordered, 0, 0, total - 1)
+        differs = logical_and(differs, logical_not(logical_and(isnan(later), isnan(earlier))))
+    first = concatenate([basic.broadcast_in_dim(value(np.True_), shape=(1,), dims=()), differs])
+    (places,) = nonzero(first, size=size, fill_value=total)
+    count = sum(convert(first, kind))
+    real = less(iota(dtype=kind, shape=(size,), dim=0), count)
+    found = take(ordered, places, mode="clip")
+    filler = ordered[0] if fill is None else convert(value(fill), x.type.dtype)
+    out: list[Value] = [either(real, found, filler)]
+    if wanted[0]:
+        out.append(either(real, take(order, places, mode="clip"), order[0]))
+    group = subtract(cumsum(convert(first, kind)), 1)
+    if wanted[1]:
+        inverse = At(basic.zeros(group.type))[order].set(group)
+        out.append(basic.reshape(inverse, shape=shape))
+    if wanted[2]:
+        out.append(At(basic.zeros(group.type.with_(shape=(size,))))[group].add(1))
+    return out[0] if len(out) == 1 else tuple(out)
+
+
+def _unique_of_nothing(x: Value, size: int, fill: Any, wanted: tuple[bool, bool, bool], shape: tuple[int, ...]) -> Any:
+    if size and fill is None:
+        raise ShapeError(
+            f"mnp.unique cannot find {size} elements in {x.type.short()}.",
+            where=here(),
+            why="there are none, and no fill_value",
+            fix="fill_value=0",
+        )
+    filler = convert(value(0 if fill is None else fill), x.type.dtype)
+    kind = dtypes.default_int()
+    shapes = [s for s, want in zip(((size,), shape, (size,)), wanted, strict=True) if want]
+    out = [broadcast(filler, (size,)), *(basic.zeros(TensorType(s, kind)) for s in shapes)]
+    return out[0] if len(out) == 1 else tuple(out)
+
+
+def isin(element: ArrayLike, test_elements: ArrayLike, assume_unique: bool = False, invert: bool = False) -> Value:
+    """Whether each element occurs among ``test_elements``."""
+    static_flag(assume_unique, "assume_unique of mnp.isin")
+    invert = static_flag(invert, "invert of mnp.isin")
+    x, tests = (value(v) for v in promote_operands((element, test_elements)))
+    same = equal(basic.reshape(x, shape=(*x.shape, 1)), ravel(tests))
+    found = any_(same, -1)
+    return logical_not(found) if invert else found
+
+
+def array_equal(a1: ArrayLike, a2: ArrayLike, equal_nan: bool = False) -> Value:
+    """Whether two arrays have one shape and equal elements."""
+    equal_nan = static_flag(equal_nan, "equal_nan of mnp.array_equal")
+    x, y = value(a1), value(a2)
+    if x.shape != y.shape:
+        return to_array(np.asarray(False))
+    same = equal(x, y)
+    return all_(logical_or(same, logical_and(isnan(x), isnan(y))) if equal_nan else same)
+
+
+def array_equiv(a1: ArrayLike, a2: ArrayLike) -> Value:
+    """Whether two arrays are equal after broadcasting."""
+    x, y = value(a1), value(a2)
+    try:
+        np.broadcast_shapes(x.shape, y.shape)
+    except ValueError:
+        return to_array(np.asarray(False))
+    return all_(equal(x, y))
+
+
+def allclose(
+    a: ArrayLike, b: ArrayLike, rtol: ArrayLike = 1e-05, atol: ArrayLike = 1e-08, equal_nan: bool = False
+) -> Value:
+    """Whether all elements are close, as ``isclose`` says."""
+    equal_nan = static_flag(equal_nan, "equal_nan of mnp.allclose")
+    return all_(isclose(a, b, rtol, atol, equal_nan))
+
+
+# Quantiles
+
+
+def quantile(
+    a: ArrayLike,
+    q: ArrayLike,
+    axis: Axis = None,
+    out: None = None,
+    overwrite_input: bool = False,
+    method: str = "linear",
+    keepdims: bool = False,
+) -> Value:
+    """The value below which a share ``q`` of the elements lies.
+
+    >>> import meshwright.numpy as mnp
+    >>> mnp.quantile(mnp.array([1.0, 2.0, 3.0, 4.0]), 0.5)
+    Array(2.5, dtype=float32)
+    """
+    keepdims = static_flag(keepdims, "keepdims of mnp.quantile")
+    no_out(out, "mnp.quantile")
+    no_overwriting(overwrite_input, "mnp.quantile")
+    return _quantile(a, q, axis, method, keepdims, ignore_nan=False)
+
+
+def nanquantile(
+    a: ArrayLike,
+    q: ArrayLike,
+    axis: Axis = None,
+    out: None = None,
+    overwrite_input: bool = False,
+    method: str = "linear",
+    keepdims: bool = False,
+) -> Value:
+    """The quantile of the elements that are not NaN."""
+    keepdims = static_flag(keepdims, "keepdims of mnp.nanquantile")
+    no_out(out, "mnp.nanquantile")
+    no_overwriting(overwrite_input, "mnp.nanquantile")
+    return _quantile(a, q, axis, method, keepdims, ignore_nan=True)
+
+
+def no_overwriting(overwrite_input: Any, name: str) -> None:
+    """Refuse to write over an argument: arrays do not change."""
+    if static_flag(overwrite_input, f"overwrite_input of {name}"):
+        raise ShapeError(
+            f"{name} cannot write over its argument.",
+            where=here(),
+            why="arrays do not change",
+            fix=f"{name}(x, …) without overwrite_input",
+        )
+
+
+_METHODS = ("linear", "lower", "higher", "midpoint", "nearest")
+
+
+def _quantile(a: ArrayLike, q: ArrayLike, axis: Axis, method: str, keepdims: bool, ignore_nan: bool) -> Value:
+    one_of(method, _METHODS, "method of mnp.quantile")
+    x, share = value(a), value(q)
+    if dtypes.is_complex(x.type.dtype) or dtypes.is_complex(share.type.dtype):
+        raise ShapeError(
+            f"mnp.quantile cannot take {x.type.short()} and {share.type.short()}.",
+            where=here(),
+            why="it takes real numbers, which have an order",
+            fix="mnp.quantile(x.real, q)",
+        )
+    dtype = to_inexact(x.type.dtype)
+    x, share = strong(convert(x, dtype)), strong(convert(share, dtype))
+    if axis is None and not x.ndim:
+        x = basic.reshape(x, shape=(1,))
+    rank = x.ndim
+    axes = axes_of(axis, rank, "mnp.quantile")
+    kept = tuple(d for d in range(rank) if d not in axes)
+    lead = tuple(x.shape[d] for d in kept)
+    if not ignore_nan and any(x.shape[d] == 0 for d in axes):
+        raise ShapeError(
+            f"mnp.quantile of {x.type.short()} over dims {axes} is a quantile of nothing.",
+            where=here(),
+            why="a dim of size 0 has no elements to lie between",
+            fix="mnp.where(x.size, …), or leave out what is empty",
+        )
+    if share.ndim > 1:
+        raise ShapeError(
+            f"mnp.quantile cannot take q={share.type.short()}.",
+            where=here(),
+            why="it is a number or has one dim",
+            fix="q.ravel()",
+        )
+    rows = basic.transpose(x, permutation=(*kept, *axes)) if axes else x
+    rows = sort(basic.reshape(rows, shape=(*lead, math.prod(x.shape[d] for d in axes))))
+    count = rows.shape[-1]
+    missing = isnan(rows)
+    valid = sum(logical_not(missing), -1, keepdims=True)
+    # One row of positions per place of the other dims, one column per share.
+    last = subtract(convert(valid, dtype), 1.0) if ignore_nan else basic.scalar_like(rows, count - 1)
+    place = multiply(ravel(share), last)
+    place = broadcast(place, (*lead, share.size))
+    below, above = floor(place), ceil(place)
+    kind = dtypes.default_int()
+    low, high = (take_along_axis(rows, clip(convert(p, kind), 0, count - 1), -1, mode="clip") for p in (below, above))
+    found = _between(low, high, subtract(place, below), method)
+    bad = equal(valid, 0) if ignore_nan else any_(missing, -1, keepdims=True)
+    found = either(bad, math.nan, found)
+    found = basic.reshape(moveaxis(found, -1, 0), shape=(*share.shape, *lead))
+    if keepdims:
+        shape = tuple(1 if d in axes else n for d, n in enumerate(x.shape))
+        found = basic.reshape(found, shape=(*share.shape, *shape))
+    return found
+
+
+def _between(low: Value, high: Value, fraction: Value, method: str) -> Value:
+    match method:
+        case "lower":
+            return low
+        case "higher":
+            return high
+        case "midpoint":
+            return multiply(add(low, high), 0.5)
+        case "nearest":
+            return either(less_equal(fraction, 0.5), low, high)
+    return add(multiply(low, subtract(1.0, fraction)), multiply(high, fraction))
+
+
+def percentile(
+    a: ArrayLike,
+    q: ArrayLike,
+    axis: Axis = None,
+    out: None = None,
+    overwrite_input: bool = False,
+    method: str = "linear",
+    keepdims: bool = False,
+) -> Value:
+    """The value below which ``q`` percent of the elements lie."""
+    keepdims = static_flag(keepdims, "keepdims of mnp.percentile")
+    no_out(out, "mnp.percentile")
+    no_overwriting(overwrite_input, "mnp.percentile")
+    return quantile(a, divide(q, 100), axis, method=method, keepdims=keepdims)
+
+
+def nanpercentile(
+    a: ArrayLike,
+    q: ArrayLike,
+    axis: Axis = None,
+    out: None = None,
+    overwrite_input: bool = False,
+    method: str = "linear",
+    keepdims: bool = False,
+) -> Value:
+    """The percentile of the elements that are not NaN."""
+    keepdims = static_flag(keepdims, "keepdims of mnp.nanpercentile")
+    no_out(out, "mnp.nanpercentile")
+    no_overwriting(overwrite_input, "mnp.nanpercentile")
+    return nanquantile(a, divide(q, 100), axis, method=method, keepdims=keepdims)
+
+
+def median(
+    a: ArrayLike, axis: Axis = None, out: None = None, overwrite_input: bool = False, keepdims: bool = False
+) -> Value:
+    """The middle element, or the mean of the two in the middle."""
+    keepdims = static_flag(keepdims, "keepdims of mnp.median")
+    no_out(out, "mnp.median")
+    no_overwriting(overwrite_input, "mnp.median")
+    return quantile(a, 0.5, axis, method="midpoint", keepdims=keepdims)
+
+
+def nanmedian(
+    a: ArrayLike, axis: Axis = None, out: None = None, overwrite_input: bool = False, keepdims: bool = False
+) -> Value:
+    """The median of the elements that are not NaN."""
+    keepdims = static_flag(keepdims, "keepdims of mnp.nanmedian")
+    no_out(out, "mnp.nanmedian")
+    no_overwriting(overwrite_input, "mnp.nanmedian")
+    return nanquantile(a, 0.5, axis, method="midpoint", keepdims=keepdims)
+
+
+def interp(x: ArrayLike, xp: ArrayLike, fp: ArrayLike, left: Any = None, right: Any = None) -> Value:
+    """The piecewise linear function through the points (``xp``, ``fp``), at ``x``."""
+    x, places, heights = value(x), value(xp), value(fp)
+    if places.ndim != 1 or places.shape != heights.shape or not places.size:
+        raise ShapeError(
+            f"mnp.interp cannot go through the points {places.type.short()}, {heights.type.short()}.",
+            where=here(),
+            why="both have one dim of one size, with one point or more",
+            fix="mnp.interp(x, xp, fp) with xp.shape == fp.shape == (n,)",
+        )
+    ordered("mnp.interp", x, places)
+    last = places.shape[0] - 1
+    above = clip(searchsorted(places, x, "right"), 1, last)
+    below = subtract(above, 1)
+    x0, x1, y0, y1 = (take(v, i, mode="clip") for v in (places, heights) for i in (below, above))
+    width = subtract(x1, x0)
+    flat = width == 0
+    slope = divide(subtract(x, x0), either(flat, 1.0, width))
+    found = add(y0, either(flat, 0.0, multiply(slope, subtract(y1, y0))))
+    found = either(less(x, places[0]), heights[0] if left is None else left, found)
+    return either(less(places[-1], x), heights[-1] if right is None else right, found)
