@@ -21,8 +21,8 @@ from jax.sharding import PartitionSpec as P
 from jaxlib.mlir import ir, passmanager
 from timing import Measured, report, row
 
-from meshwright.interop.mlir_context import context, parse_module
-from meshwright.interop.problem_reader import read_problem
+from meshwright.interop.shardy.problem_reader import read_problem
+from meshwright.interop.stablehlo.context import context, parse_module
 from meshwright.propagate.problem import Problem, Rule
 from meshwright.propagate.project import Shape
 from meshwright.propagate.run import PIPELINES, run

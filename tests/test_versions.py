@@ -16,8 +16,8 @@ import meshwright as mw
 import meshwright.numpy as mnp
 from meshwright.engine import random_special_f64
 from meshwright.errors import MeshwrightError
-from meshwright.interop.mlir_context import parse_module
-from meshwright.interop.passes import apply_passes
+from meshwright.interop.shardy.passes import apply_passes
+from meshwright.interop.stablehlo.context import parse_module
 from meshwright.sharding.mesh import Mesh
 from meshwright.sharding.named import TensorSharding
 from tests import versions

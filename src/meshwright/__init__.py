@@ -12,10 +12,10 @@ from meshwright.compile.jit import jit
 from meshwright.core.dtypes import config
 from meshwright.core.first_use import on_first_use
 from meshwright.core.program import Program
-from meshwright.core.text import parse_program
+from meshwright.core.text.parse import parse_program
 from meshwright.core.trace import Array
 from meshwright.errors import MeshwrightError
-from meshwright.ops import every as _every_op  # noqa: F401  (fills the registry)
+from meshwright.transform import every_op as _every_op  # noqa: F401  (fills the registry)
 
 if TYPE_CHECKING:
     from meshwright import debug, dist, hardware, interop, lax, nn, pallas, random, sharding, testing
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from meshwright.arrays.device_put import device_get, device_put
     from meshwright.compile.partitioning import no_implicit_comms
     from meshwright.hardware.matmul_plan import plan_matmul
-    from meshwright.partition.overlap import Overlap
-    from meshwright.partition.reshard import plan_reshard
+    from meshwright.partition.overlap.products import Overlap
+    from meshwright.partition.reshard.plan import plan_reshard
     from meshwright.sharding.mesh import AbstractMesh, AxisType, Mesh, devices, get_mesh, make_mesh, set_mesh
     from meshwright.sharding.named import NamedSharding
     from meshwright.sharding.single_device import default_device
@@ -59,8 +59,8 @@ __getattr__ = on_first_use(
         "meshwright.arrays.checkpoint.saving": ["save"],
         "meshwright.api.shard_map": ["shard_map", "shmap"],
         "meshwright.hardware.matmul_plan": ["plan_matmul"],
-        "meshwright.partition.overlap": ["Overlap"],
-        "meshwright.partition.reshard": ["plan_reshard"],
+        "meshwright.partition.overlap.products": ["Overlap"],
+        "meshwright.partition.reshard.plan": ["plan_reshard"],
         "meshwright.sharding.mesh": [
             "AbstractMesh",
             "AxisType",

@@ -10,11 +10,11 @@ import pytest
 from meshwright.core.check import check
 from meshwright.core.program import Eqn, Literal, Missing, Program, Var
 from meshwright.core.source import Source
-from meshwright.core.text import parse_program
+from meshwright.core.text.parse import parse_program
 from meshwright.core.types import tensor
 from meshwright.errors import CheckError
-from meshwright.ops import control  # noqa: F401  so that the text knows scan
 from meshwright.ops.basic import add, neg, reshape
+from meshwright.transform.regions import control  # noqa: F401  so that the text knows scan
 
 F3 = tensor((3,), "float32")
 

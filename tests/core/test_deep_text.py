@@ -11,7 +11,7 @@ import pytest
 
 import meshwright as mw
 from meshwright import dist
-from meshwright.core.type_text import parse_type
+from meshwright.core.text.types import parse_type
 from meshwright.errors import TextError
 from meshwright.hardware.layouts import parse_layout
 from meshwright.hardware.products import parse_product

@@ -8,7 +8,7 @@ import pytest
 
 from meshwright.core.factors import FactorBuilder, Factors, names, pointwise
 from meshwright.core.op import REGISTRY
-from meshwright.core.type_text import parse_type
+from meshwright.core.text.types import parse_type
 from meshwright.core.types import TensorType, tensor
 from meshwright.errors import TextError
 from meshwright.ops import contraction, reduction  # noqa: F401  so that the registry knows their ops

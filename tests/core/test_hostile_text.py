@@ -21,9 +21,9 @@ from meshwright import lax
 from meshwright.core.check import check
 from meshwright.core.program import Eqn, Program, Var, digest
 from meshwright.core.source import Source
-from meshwright.core.text import parse_program
-from meshwright.core.text_tokens import DEEPEST
-from meshwright.core.type_text import parse_type
+from meshwright.core.text.parse import parse_program
+from meshwright.core.text.tokens import DEEPEST
+from meshwright.core.text.types import parse_type
 from meshwright.core.types import tensor
 from meshwright.errors import CheckError, MeshwrightError, TextError
 from meshwright.ops.basic import neg

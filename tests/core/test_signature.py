@@ -14,7 +14,7 @@ from meshwright.core.check import check
 from meshwright.core.op import REGISTRY, Op
 from meshwright.core.program import Eqn, Program, Var
 from meshwright.core.signature import signature_of
-from meshwright.core.text import parse_program
+from meshwright.core.text.parse import parse_program
 from meshwright.core.types import TensorType, tensor
 from meshwright.engine.compile import compile_program
 from meshwright.errors import CheckError, ShapeError

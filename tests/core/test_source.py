@@ -13,7 +13,7 @@ import pytest
 import meshwright as mw
 from meshwright.core.check import check
 from meshwright.core.source import ReadSource, Source
-from meshwright.core.text import parse_program
+from meshwright.core.text.parse import parse_program
 from meshwright.errors import CheckError, MeshwrightError
 
 WRONG = "program(a: f32[3]) {{\n  b: f32[4] = neg a  # {}\n  return b\n}}"

@@ -14,13 +14,13 @@ from meshwright.core.check import check
 from meshwright.core.op import Op
 from meshwright.core.program import Eqn, Literal, Missing, Program, Var
 from meshwright.core.source import Source
-from meshwright.core.text import parse_program
+from meshwright.core.text.parse import parse_program
+from meshwright.core.text.types import parse_type
 from meshwright.core.trace import Array, close, trace
-from meshwright.core.type_text import parse_type
 from meshwright.core.types import TensorType, tensor
 from meshwright.errors import TextError
 from meshwright.ops.basic import add, mul, neg
-from meshwright.ops.scan import scan
+from meshwright.transform.regions.scan import scan
 
 
 def one_equation(op: Op, inputs: list[Any], result: TensorType, params: dict[str, Any] | None = None) -> Program:

@@ -9,7 +9,7 @@ import pytest
 import meshwright as mw
 from meshwright import dist
 from meshwright.cli import main
-from meshwright.device import search
+from meshwright.search import strategies as search
 
 ON = ("search", "--model", "mlp:8x1024", "--batch", "64", "--devices", "4")
 

@@ -34,13 +34,13 @@ from meshwright.core import dtypes
 from meshwright.core.check import check
 from meshwright.core.op import REGISTRY, Op
 from meshwright.core.program import Eqn, Literal, Program, Var, operand_types
-from meshwright.core.text import parse_program
+from meshwright.core.text.parse import parse_program
 from meshwright.core.trace import trace
 from meshwright.core.types import TensorType
 from meshwright.engine.compile import compile_program
 from meshwright.errors import CheckError, MeshwrightError, TextError
 from meshwright.kernel import operation  # noqa: F401  (an op that is loaded late, as are the next two)
-from meshwright.ops import placement, shard_map  # noqa: F401
+from meshwright.transform.regions import shard_map  # noqa: F401
 from tests.transform.random_programs import EVERYTHING, write
 
 MEMORY_BYTES = 1 << 30

@@ -29,7 +29,7 @@ from meshwright.core import dtypes
 from meshwright.core.dtypes import DType, short_name
 from meshwright.core.op import REGISTRY, Op, Sample
 from meshwright.core.program import Eqn, Literal, Missing, Program, Var
-from meshwright.core.text import parse_program
+from meshwright.core.text.parse import parse_program
 from meshwright.core.trace import Array, apply, close, run, to_array, trace
 from meshwright.core.types import TensorType, tensor
 from meshwright.engine.compile import compile_program, region_functions
@@ -37,7 +37,7 @@ from meshwright.engine.memory import Result, result_of
 from meshwright.engine.namespace import NUMPY
 from meshwright.errors import MeshwrightError
 from meshwright.ops.basic import add, broadcast_in_dim, convert, mul, neg, reduce_sum, reshape, transpose
-from meshwright.ops.stacked import inline_calls
+from meshwright.transform.stack import inline_calls
 from tests.ops.comparing import assert_close
 from tests.ops.drawing import draw
 

@@ -9,7 +9,7 @@ import meshwright.numpy as mnp
 from meshwright import lax, nn
 from meshwright.core.trace import trace
 from meshwright.errors import ShapeError
-from meshwright.transform.derivative import jvp_program
+from meshwright.transform.jvp import jvp_program
 from tests.frontend.against_jax import compare, draw
 
 pytestmark = pytest.mark.usefixtures("x32")

@@ -23,7 +23,7 @@ from meshwright.core.trace import Array, close, run, trace
 from meshwright.core.types import TensorType
 from meshwright.errors import MeshwrightError
 from meshwright.interop import mlir
-from meshwright.ops import every  # noqa: F401  so that the registry knows every op
+from meshwright.transform import every_op as every  # noqa: F401  so that the registry knows every op
 
 RNG = np.random.default_rng(0)
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import meshwright.numpy as mnp
 from meshwright import lax
 from meshwright import pallas as pl
-from meshwright.kernel.machine import Machine
+from meshwright.kernel.run.machine import Machine
 from meshwright.pallas import tpu as pltpu
 from tests.kernel.driver import ANY, F32, close, debugs, numbers, out
 

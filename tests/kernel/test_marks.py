@@ -8,11 +8,11 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwright.kernel import marks as module
-from meshwright.kernel.marks import UNDEFINED, Marks
-from meshwright.kernel.memory import Buffer, Path, box_of, follow
-from meshwright.kernel.refs import Ref
-from meshwright.kernel.spaces import MemorySpace
+from meshwright.kernel.language.refs import Ref
+from meshwright.kernel.language.spaces import MemorySpace
+from meshwright.kernel.races import marks as module
+from meshwright.kernel.races.marks import UNDEFINED, Marks
+from meshwright.kernel.run.memory import Buffer, Path, box_of, follow
 
 SHAPE = (4, 6)
 

@@ -17,7 +17,7 @@ from meshwright.engine import convolution
 from meshwright.errors import ShapeError
 from meshwright.ops.contraction import blas_layout, conv_general_dilated, dot_general
 from meshwright.transform.batch import batch_program
-from meshwright.transform.derivative import linearize_program
+from meshwright.transform.jvp import linearize_program
 from meshwright.transform.transpose import transpose_program
 
 NONE: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())

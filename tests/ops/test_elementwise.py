@@ -17,7 +17,7 @@ from meshwright.core.types import TensorType
 from meshwright.engine import special
 from meshwright.errors import ShapeError
 from meshwright.ops import elementwise as ew
-from meshwright.transform.derivative import jvp_program
+from meshwright.transform.jvp import jvp_program
 from tests.ops.comparing import wide
 
 pytestmark = pytest.mark.usefixtures("x64")

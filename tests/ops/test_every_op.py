@@ -30,12 +30,12 @@ from meshwright.core.dtypes import DType, short_name
 from meshwright.core.factors import Factors
 from meshwright.core.op import REGISTRY, Linearity, No, Op, Sample
 from meshwright.core.program import Program, param_key
-from meshwright.core.text import parse_program
+from meshwright.core.text.parse import parse_program
 from meshwright.core.trace import apply, run, to_array, trace
 from meshwright.core.types import TensorType
 from meshwright.errors import DifferentiationError, MeshwrightError
 from meshwright.transform.batch import batch_program
-from meshwright.transform.derivative import jvp_program, linearize_program
+from meshwright.transform.jvp import jvp_program, linearize_program
 from meshwright.transform.transpose import transpose_program
 from tests.ops.comparing import assert_close, wide
 from tests.ops.differences import COMPLEX_DERIVATIVE, NO_DERIVATIVE, at_edges

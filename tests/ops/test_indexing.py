@@ -15,7 +15,7 @@ from meshwright.errors import ShapeError
 from meshwright.ops import indexing
 from meshwright.ops.index_windows import Windows
 from meshwright.ops.shape import concatenate, iota, pad, reverse, slice_
-from meshwright.transform.derivative import jvp_program, linearize_program
+from meshwright.transform.jvp import jvp_program, linearize_program
 from meshwright.transform.transpose import transpose_program
 from tests.ops.jax_twins import TWINS
 

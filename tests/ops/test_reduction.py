@@ -17,7 +17,7 @@ from meshwright.errors import ShapeError
 from meshwright.ops import reduction
 from meshwright.ops.cumulative import cumlogsumexp, cummax, cummin, cumprod, cumsum
 from meshwright.ops.reduction import argmax, argmin, reduce_and, reduce_max, reduce_min, reduce_or, reduce_prod
-from meshwright.transform.derivative import jvp_program
+from meshwright.transform.jvp import jvp_program
 
 TWINS = {cummax: lax.cummax, cummin: lax.cummin, cumprod: lax.cumprod, cumlogsumexp: lax.cumlogsumexp}
 

@@ -16,7 +16,7 @@ import meshwright.numpy as mnp
 from meshwright import lax
 from meshwright.core.program import Eqn
 from meshwright.interop.jax import from_jax
-from meshwright.ops.trip_count import trip_count
+from meshwright.transform.regions.trip_count import trip_count
 
 TESTS: dict[str, Any] = {
     "lt": lambda i, n: i < n,

@@ -16,11 +16,11 @@ from jax._src.interpreters import mlir
 from jaxlib.mlir import ir
 from jaxlib.mlir.passmanager import PassManager
 
-from meshwright.interop.mlir_context import Types, parse_module
-from meshwright.interop.mlir_context import context as our_context
-from meshwright.interop.module_walk import RULE, Rules, walk
-from meshwright.interop.passes import apply_passes
-from meshwright.interop.sharding_rules import rule_text
+from meshwright.interop.shardy.module_walk import RULE, Rules, walk
+from meshwright.interop.shardy.passes import apply_passes
+from meshwright.interop.shardy.sharding_rules import rule_text
+from meshwright.interop.stablehlo.context import Types, parse_module
+from meshwright.interop.stablehlo.context import context as our_context
 from meshwright.propagate.run import PIPELINES
 from tests.oracle.apart import one_apart
 from tests.versions import CALLS, PASSES, RULES, VERIFICATION, older_than

@@ -11,8 +11,8 @@ import pytest
 
 pytest.importorskip("jaxlib.mlir")
 from meshwright.errors import MeshwrightError
-from meshwright.interop.mlir_context import context, parse_module
-from meshwright.interop.passes import apply_passes
+from meshwright.interop.shardy.passes import apply_passes
+from meshwright.interop.stablehlo.context import context, parse_module
 from meshwright.sharding import enumerate_shardings
 from meshwright.sharding.axes import AxisRef, can_coexist, merged
 from meshwright.sharding.mesh import Mesh

@@ -8,10 +8,10 @@ from collections.abc import Iterable
 import pytest
 
 from meshwright.errors import MeshwrightError
-from meshwright.interop.mlir_context import parse_module
-from meshwright.interop.module_writer import write_module
-from meshwright.interop.passes import apply_passes
-from meshwright.interop.problem_reader import read_problem
+from meshwright.interop.shardy.module_writer import write_module
+from meshwright.interop.shardy.passes import apply_passes
+from meshwright.interop.shardy.problem_reader import read_problem
+from meshwright.interop.stablehlo.context import parse_module
 from tests.oracle.random_modules import EVERYTHING, Recipe, random_module
 from tests.oracle.shardy import apply, newest_rules, piped, piped_by_us, refuses, survived
 from tests.versions import CALLS, CONSTRAINTS, older_than

@@ -7,8 +7,8 @@ import pytest
 pytest.importorskip("jaxlib.mlir")
 
 from meshwright.errors import MeshwrightError
-from meshwright.interop.mlir_context import parse_module
-from meshwright.interop.problem_reader import read_problem
+from meshwright.interop.shardy.problem_reader import read_problem
+from meshwright.interop.stablehlo.context import parse_module
 from meshwright.propagate.problem import Problem
 from meshwright.propagate.run import PIPELINES, STRATEGIES, run
 from tests.oracle.random_modules import random_module

@@ -8,8 +8,8 @@ from itertools import product
 import pytest
 
 from meshwright.errors import ShardingError
-from meshwright.interop.mlir_context import parse_module
-from meshwright.interop.passes import apply_passes
+from meshwright.interop.shardy.passes import apply_passes
+from meshwright.interop.stablehlo.context import parse_module
 from tests.oracle.shardy import refuses
 from tests.versions import CALLS, UNREDUCED_TEXT, older_than
 

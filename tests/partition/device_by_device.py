@@ -13,8 +13,8 @@ import numpy as np
 
 from meshwright.core.program import Atom, Eqn, Literal, Program
 from meshwright.engine.namespace import NUMPY
-from meshwright.ops.shard_map import dim_axes
 from meshwright.sharding.spec import PartitionSpec
+from meshwright.transform.regions.shard_map import dim_axes
 
 Sizes = tuple[tuple[str, int], ...]
 Blocks = list[Any]  # one array for each device; the same object where devices are known to hold the same

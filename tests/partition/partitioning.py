@@ -13,10 +13,10 @@ from meshwright.core import dtypes
 from meshwright.core.check import check
 from meshwright.core.program import Program, Var
 from meshwright.engine.compile import compile_program
-from meshwright.partition import halo, indexing, prefix, windows
 from meshwright.partition.layouts import closed
 from meshwright.partition.partition import Partitioned, partition
-from meshwright.partition.ways import Way
+from meshwright.partition.rules import halo, indexing, prefix, windows
+from meshwright.partition.rules.ways import Way
 from meshwright.propagate.from_program import propagate_program
 from meshwright.sharding import enumerate_shardings
 from meshwright.sharding.mesh import Mesh

@@ -10,11 +10,11 @@ from functools import reduce
 from math import prod
 from typing import Any, Protocol
 
-from meshwright.partition.reshard import ReshardPlan
-from meshwright.partition.reshard_blocks import BlockRound, Blocks
-from meshwright.partition.reshard_pairs import block_pairs, permute_pairs
-from meshwright.partition.reshard_sketch import View
-from meshwright.partition.reshard_steps import (
+from meshwright.partition.reshard.blocks import BlockRound, Blocks
+from meshwright.partition.reshard.pairs import block_pairs, permute_pairs
+from meshwright.partition.reshard.plan import ReshardPlan
+from meshwright.partition.reshard.sketch import View
+from meshwright.partition.reshard.steps import (
     AllGather,
     AllReduce,
     AllToAll,

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from meshwright.partition.reshard import ReshardPlan
+from meshwright.partition.reshard.plan import ReshardPlan
 from meshwright.sharding.axes import Axes, AxisRef
 from tests.partition.reshard_lowering import lower_plan
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.partition.reshard import ReshardPlan
-from meshwright.partition.reshard_run import run_plan
+from meshwright.partition.reshard.plan import ReshardPlan
+from meshwright.partition.reshard.run import run_plan
 from meshwright.sharding.axes import AxisRef, in_mesh_order, merged
 from meshwright.sharding.mesh import Mesh, make_mesh
 from meshwright.sharding.named import TensorSharding

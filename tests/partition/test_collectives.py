@@ -10,7 +10,7 @@ import pytest
 import meshwright as mw
 import meshwright.numpy as mnp
 from meshwright import P
-from meshwright.core.text import parse_program
+from meshwright.core.text.parse import parse_program
 from meshwright.partition.combine import combine
 from meshwright.testing import assert_comms
 

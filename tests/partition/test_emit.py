@@ -11,8 +11,8 @@ import meshwright as mw
 from meshwright.api.shard_map import shard_map
 from meshwright.core.trace import state
 from meshwright.lax.collectives import manual_axes
-from meshwright.partition.emit import emit_plan
-from meshwright.partition.reshard import plan_reshard
+from meshwright.partition.reshard.emit import emit_plan
+from meshwright.partition.reshard.plan import plan_reshard
 from meshwright.sharding import enumerate_shardings
 from meshwright.sharding.mesh import make_mesh
 

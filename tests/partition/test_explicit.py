@@ -11,7 +11,7 @@ import pytest
 import meshwright as mw
 import meshwright.numpy as mnp
 from meshwright import P, lax
-from meshwright.core.text import parse_program
+from meshwright.core.text.parse import parse_program
 
 EXPLICIT, AUTO = mw.AxisType.Explicit, mw.AxisType.Auto
 MESH = mw.make_mesh((2, 2), ("x", "y"), axis_types=(EXPLICIT,) * 2)

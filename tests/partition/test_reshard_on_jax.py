@@ -13,7 +13,7 @@ import pytest
 
 import meshwright as mw
 from meshwright.errors import ShardingError
-from meshwright.partition.reshard import ReshardPlan
+from meshwright.partition.reshard.plan import ReshardPlan
 from meshwright.sharding.space import enumerate_shardings
 from meshwright.sharding.text_command import read_mesh, read_spec
 from tests.partition.reshard_on_jax import compiled, run_on_jax

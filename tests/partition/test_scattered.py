@@ -10,7 +10,7 @@ import meshwright as mw
 import meshwright.numpy as mnp
 from meshwright import P, lax
 from meshwright.core.program import Program
-from meshwright.core.text import parse_program
+from meshwright.core.text.parse import parse_program
 from meshwright.partition.combine import Why
 from meshwright.partition.scattered import scatter_sums
 

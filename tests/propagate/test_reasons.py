@@ -17,7 +17,6 @@ from meshwright import P, lax
 from meshwright.compile.sharding_reasons import reasons_of
 from meshwright.core.program import Eqn, Var
 from meshwright.errors import MeshwrightError
-from meshwright.ops.stacked import inline_calls
 from meshwright.propagate.from_program import propagate_program
 from meshwright.propagate.graph import FunctionOp, GraphValue, Op
 from meshwright.propagate.own_regions import own_regions
@@ -26,6 +25,7 @@ from meshwright.propagate.reasons import Reason, Reasons, equations
 from meshwright.propagate.why import Link
 from meshwright.sharding.axes import AxisRef
 from meshwright.sharding.named import TensorSharding
+from meshwright.transform.stack import inline_calls
 from tests.ops.drawing import rng
 from tests.partition.models import MODELS, USUAL, setting
 from tests.partition.partitioning import layouts

@@ -284,7 +284,7 @@ def test_a_checkpoint_remembers_its_inputs_alone():
 
     def residuals(function):
         from meshwright.api.grad import _trace_on
-        from meshwright.transform.derivative import linearize_program
+        from meshwright.transform.jvp import linearize_program
 
         traced, values = _trace_on(function, [X])
         return linearize_program(traced.program, values, [True])[1].residuals

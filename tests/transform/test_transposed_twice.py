@@ -15,7 +15,7 @@ from meshwright import ShapeDtypeStruct, lax, make_program
 from meshwright.core.dtypes import FLOAT32
 from meshwright.core.op import REGISTRY, Op, Sample
 from meshwright.core.program import Program
-from meshwright.ops import every  # noqa: F401  (all ops)
+from meshwright.transform import every_op as every  # noqa: F401  (all ops)
 
 A = np.random.default_rng(0).normal(size=(4, 5)).astype(np.float32)
 KERNEL = np.random.default_rng(1).normal(size=(2, 3, 3, 3)).astype(np.float32)

@@ -1,0 +1,1 @@
+"""Functions of functions: derivatives, batches, loops, shard_map, reshard."""

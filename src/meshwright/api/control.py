@@ -14,10 +14,11 @@ from meshwright.core.source import here
 from meshwright.core.trace import Array, Value, lift, run, state
 from meshwright.core.types import TensorType, union
 from meshwright.errors import MeshwrightError, ShapeError, ShardingError, TreeError, VarianceError
-from meshwright.ops import control, regions
-from meshwright.ops import scan as scan_op
 from meshwright.ops.basic import convert
 from meshwright.ops.elementwise import ne
+from meshwright.transform.regions import control
+from meshwright.transform.regions import region as regions
+from meshwright.transform.regions import scan as scan_op
 
 Function = Callable[..., Any]
 

@@ -18,8 +18,9 @@ from meshwright.core.source import here
 from meshwright.core.trace import state
 from meshwright.core.types import TensorType
 from meshwright.errors import MeshwrightError, TreeError
-from meshwright.ops import custom, regions
 from meshwright.ops.basic import zeros
+from meshwright.transform.regions import custom
+from meshwright.transform.regions import region as regions
 
 Function = Callable[..., Any]
 F = TypeVar("F", bound=Function)

@@ -23,7 +23,7 @@ from meshwright.core.trace import Array, Value, run
 from meshwright.core.types import TensorType
 from meshwright.errors import DifferentiationError, TreeError
 from meshwright.ops.basic import convert, zeros
-from meshwright.transform.derivative import Linearized, jvp_program, linearize_program
+from meshwright.transform.jvp import Linearized, jvp_program, linearize_program
 from meshwright.transform.transpose import transpose_program
 
 Function = Callable[..., Any]

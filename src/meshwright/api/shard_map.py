@@ -17,13 +17,13 @@ from meshwright.core.source import here
 from meshwright.core.trace import Array, Manual, Mapped, Value, lift, state
 from meshwright.core.types import TensorType, union
 from meshwright.errors import MeshError, MeshwrightError, ShardingError, TreeError, VarianceError
-from meshwright.ops import shard_map as op
 from meshwright.ops.layout import laid_out
 from meshwright.sharding.axes import AxisRef, merged
 from meshwright.sharding.mesh import BaseMesh, Mesh, get_mesh
 from meshwright.sharding.named import NamedSharding
 from meshwright.sharding.single_device import one_device
 from meshwright.sharding.spec import PartitionSpec, entry_axes, pasted, read_axis
+from meshwright.transform.regions import shard_map as op
 
 Function = Callable[..., Any]
 Cuts = frozenset[tuple[str, int, int]]  # parts of axes: name, what lies before, size

@@ -15,12 +15,12 @@ from meshwright.api.grad import value_and_grad
 from meshwright.arrays.tracing import eval_shape
 from meshwright.commands.user_code import kind_of, load, running
 from meshwright.core.program import Program
-from meshwright.device.layered import GPT, LayeredMLP
-from meshwright.device.search import Model
-from meshwright.device.traced import Traced, traced
-from meshwright.device.unrolled import MLP
 from meshwright.errors import MeshwrightError, TextError
 from meshwright.random import key
+from meshwright.search.layered import GPT, LayeredMLP
+from meshwright.search.strategies import Model
+from meshwright.search.traced import Traced, traced
+from meshwright.search.unrolled import MLP
 from meshwright.sharding.text_sdy import read_integer
 
 # Layers, width and heads of the published models.

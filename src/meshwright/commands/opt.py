@@ -10,8 +10,8 @@ from typing import Any
 from meshwright.commands.files import read_text
 from meshwright.core.files import STDIN
 from meshwright.errors import MeshwrightError
-from meshwright.interop.mlir_context import parse_module
-from meshwright.interop.passes import apply_passes, pass_names
+from meshwright.interop.shardy.passes import apply_passes, pass_names
+from meshwright.interop.stablehlo.context import parse_module
 from meshwright.propagate.why import explain
 
 SPLIT = "// -----"

@@ -13,16 +13,16 @@ from meshwright.commands.machines import check_number, describe_machine, read_si
 from meshwright.commands.user_code import FORM, called, kind_of
 from meshwright.core.check import check
 from meshwright.core.program import Program
-from meshwright.core.text import parse_program
-from meshwright.core.type_text import parse_types
+from meshwright.core.text.parse import parse_program
+from meshwright.core.text.types import parse_types
 from meshwright.errors import HardwareError, MeshwrightError, TextError
 from meshwright.hardware.transformer import TransformerShape
 from meshwright.sharding.text_command import read_mesh
 from meshwright.simulate.schedule import OVERLAPS
 from meshwright.simulate.simulation import Simulation
 from meshwright.simulate.spmd import simulate
-from meshwright.simulate.transformer import train
-from meshwright.simulate.transformer_program import Strategy
+from meshwright.simulate.transformer.model import train
+from meshwright.simulate.transformer.program import Strategy
 
 
 def describe_program(parser: argparse.ArgumentParser) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from meshwright.commands.fixes import as_typed
 from meshwright.commands.machines import read_machine
 from meshwright.core.dtypes import short_name
-from meshwright.partition.reshard import ReshardPlan, plan_reshard
+from meshwright.partition.reshard.plan import ReshardPlan, plan_reshard
 from meshwright.sharding.text_command import read_mesh, read_shape, read_spec
 
 

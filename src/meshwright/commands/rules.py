@@ -11,8 +11,8 @@ from meshwright.core.dtypes import FLOAT32
 from meshwright.core.op import REGISTRY, No, Op, Sample
 from meshwright.core.types import TensorType
 from meshwright.errors import MeshwrightError
-from meshwright.interop.sharding_rules import rule_text
-from meshwright.interop.stablehlo import spellings
+from meshwright.interop.shardy.sharding_rules import rule_text
+from meshwright.interop.stablehlo.ops import spellings
 
 
 def describe(parser: argparse.ArgumentParser) -> None:

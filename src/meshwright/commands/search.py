@@ -14,9 +14,9 @@ from typing import Any
 from meshwright.commands.fixes import as_typed
 from meshwright.commands.machines import check_number, read_machine
 from meshwright.commands.models import NAMED, model_of_file, read_model
-from meshwright.device.search import MOST_WORKERS, Model, SearchResult, grid_search
 from meshwright.errors import HardwareError, TextError
 from meshwright.hardware.topology import Topology
+from meshwright.search.strategies import MOST_WORKERS, Model, SearchResult, grid_search
 
 _HEADINGS = ("data", "horizontal", "pipeline", "microbatches", "schedule", "zero", "recompute")
 STOPPED = 130  # the exit code of what Ctrl-C ends

@@ -11,7 +11,7 @@ from meshwright.core import tree
 from meshwright.core.types import TensorType
 from meshwright.partition.combine import dearest
 from meshwright.partition.layouts import axes_used
-from meshwright.partition.reshard import show_bytes
+from meshwright.partition.reshard.plan import show_bytes
 from meshwright.sharding.named import NamedSharding
 from meshwright.sharding.spec import PartitionSpec
 from meshwright.simulate.simulation import time_text

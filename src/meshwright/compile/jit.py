@@ -429,7 +429,7 @@ def jit(
 
         check_places(tree.leaves((in_shardings, out_shardings)))
     if overlap is not None:
-        from meshwright.partition.overlap import read_overlap
+        from meshwright.partition.overlap.products import read_overlap
 
         overlap = read_overlap(overlap)
     return Jitted(fun, numbers, names, donate, in_shardings, out_shardings, overlap)

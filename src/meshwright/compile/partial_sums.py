@@ -10,11 +10,11 @@ from meshwright.core.trace import run
 from meshwright.core.types import TensorType
 from meshwright.ops.collective import finish_sum
 from meshwright.ops.placement import sharding_constraint
-from meshwright.ops.regions import region
-from meshwright.ops.summands import owes_sums, rows_spec, summed_spec, sums_as_rows
 from meshwright.sharding.mesh import BaseMesh
 from meshwright.sharding.named import NamedSharding
 from meshwright.sharding.spec import PartitionSpec
+from meshwright.transform.regions.region import region
+from meshwright.transform.summands import owes_sums, rows_spec, summed_spec, sums_as_rows
 
 
 def finished_sums(program: Program, places: Sequence[Any]) -> Program:

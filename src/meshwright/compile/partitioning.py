@@ -20,14 +20,13 @@ from meshwright.core.source import Source, here, user_source
 from meshwright.core.types import TensorType
 from meshwright.errors import CommunicationError, MeshError, ShardingError
 from meshwright.hardware.collectives import collective_seconds
-from meshwright.ops.stacked import inline_calls
 from meshwright.partition.alternatives import cheapest_partition
 from meshwright.partition.combine import Beside, Record, Within, records
 from meshwright.partition.cuts import apart
 from meshwright.partition.layouts import closed, on_mesh, replicated
-from meshwright.partition.overlap import Overlap
+from meshwright.partition.overlap.products import Overlap
 from meshwright.partition.partition import partition
-from meshwright.partition.reshard_cost import topology_for
+from meshwright.partition.reshard.cost import topology_for
 from meshwright.propagate.from_program import Propagated, propagate_program
 from meshwright.propagate.own_regions import own_regions
 from meshwright.sharding.explicit import only_typed
@@ -35,6 +34,7 @@ from meshwright.sharding.mesh import AbstractMesh, BaseMesh, Device, Mesh, both,
 from meshwright.sharding.named import NamedSharding, TensorSharding
 from meshwright.sharding.single_device import SingleDeviceSharding, one_device
 from meshwright.sharding.spec import PartitionSpec, pasted
+from meshwright.transform.stack import inline_calls
 
 DEVICES = (SingleDeviceSharding, Device)
 

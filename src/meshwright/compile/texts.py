@@ -13,12 +13,12 @@ from meshwright.compile.partial_sums import finished_sums, with_rows
 from meshwright.core import tree
 from meshwright.core.program import Program
 from meshwright.core.types import TensorType
-from meshwright.interop.dumping import dump
 from meshwright.interop.hlo import hlo_text
-from meshwright.ops.stacked import inline_calls
-from meshwright.ops.summands import sums_as_rows
+from meshwright.interop.stablehlo.dumping import dump
 from meshwright.sharding.named import NamedSharding, TensorSharding
 from meshwright.simulate.spmd import read_program
+from meshwright.transform.stack import inline_calls
+from meshwright.transform.summands import sums_as_rows
 
 
 def _module(call: Call) -> str:

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from meshwright.core.limits import impossible
-from meshwright.core.printing import print_program
 from meshwright.core.program import Atom, Eqn, Literal, Missing, Program, Var, operand_types
 from meshwright.core.signature import show_value, signature_of
+from meshwright.core.text.printing import print_program
 from meshwright.core.types import TensorType
 from meshwright.errors import CheckError, MeshwrightError
 
@@ -18,7 +18,7 @@ from meshwright.errors import CheckError, MeshwrightError
 def check(program: Program, stage: str = "") -> Program:
     """Return ``program`` if it is right; otherwise a ``CheckError`` shows the equation, its line and its neighbours.
 
-    >>> from meshwright.core.text import parse_program
+    >>> from meshwright.core.text.parse import parse_program
     >>> p = check(parse_program("program(a: f32[3]) { b: f32[3] = neg a  return b }"))
     """
     known: set[Var] = set()

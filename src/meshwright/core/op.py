@@ -162,7 +162,7 @@ class Registry(dict[str, Op]):
     """All ops by name. Those that need meshes and specs are loaded when they are first asked for."""
 
     LATE: ClassVar[dict[str, str]] = {
-        "shard_map": "meshwright.ops.shard_map",
+        "shard_map": "meshwright.transform.regions.shard_map",
         "sharding_constraint": "meshwright.ops.placement",
     }
 

@@ -11,8 +11,8 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from meshwright.core.dtypes import BOOL, FLOAT32, INT32, DType, short_name
-from meshwright.core.printing import print_program
 from meshwright.core.program import Program, digest
+from meshwright.core.text.printing import print_program
 from meshwright.device.device_map import DeviceMap
 from meshwright.device.dims import Dim
 from meshwright.device.types import Device, Tensor, Type

@@ -30,7 +30,7 @@ from meshwright.device.types import Tensor
 from meshwright.engine import compile as _compile  # noqa: F401  (runs the regions of scan and cond)
 from meshwright.engine.namespace import NUMPY
 from meshwright.errors import MeshwrightError, ShapeError
-from meshwright.ops import every as _every  # noqa: F401  (fills the registry)
+from meshwright.transform import every_op as _every  # noqa: F401  (fills the registry)
 
 Arg = tuple[Sizes, DType]
 

@@ -29,25 +29,25 @@ from meshwright.device.execute import execute
 from meshwright.device.from_program import from_program
 from meshwright.device.function import Eqn, Function, Number, Value
 from meshwright.device.in_place import keep_in_place
-from meshwright.device.layered import GPT
+from meshwright.search.layered import GPT
 from meshwright.device.on_topology import OnTopology
 from meshwright.device.pictures import draw
 from meshwright.device.pipeline import pipeline_parallel
 from meshwright.device.recompute import recompute
 from meshwright.device.resolve import check, resolve
 from meshwright.device.schedule import SCHEDULES, Schedule, Task
-from meshwright.device.search import SearchResult, estimate, grid_search, strategies
+from meshwright.search.strategies import SearchResult, estimate, grid_search, strategies
 from meshwright.device.simulate import simulate
 from meshwright.device.simulation import Simulation
 from meshwright.device.steady import steady_state
-from meshwright.device.strategy import Estimate, Strategy
-from meshwright.device.text import SlipWarning, parse
+from meshwright.search.strategy import Estimate, Strategy
+from meshwright.device.text.reader import SlipWarning, parse
 from meshwright.device.timeline import Event
 from meshwright.device.to_mesh import MeshPipeline, MeshProgram, to_mesh
-from meshwright.device.traced import Traced, traced
+from meshwright.search.traced import Traced, traced
 from meshwright.device.transforms import data_parallel, horizontal_parallel, zero
 from meshwright.device.types import Device, Tensor, Tuple
-from meshwright.device.unrolled import MLP
+from meshwright.search.unrolled import MLP
 
 __all__ = [
     "GPT",

@@ -35,8 +35,8 @@ from meshwright.engine.memory import Memory, Result, result_of
 from meshwright.engine.namespace import ERROR_STATE, NUMPY, QUIET, SMALL_BYTES, NumpyNamespace, fill
 from meshwright.errors import MeshwrightError
 from meshwright.ops.rules import Ufunc
-from meshwright.ops.stacked import inline_calls
 from meshwright.transform.simplify import dce
+from meshwright.transform.stack import inline_calls
 
 Function = Callable[..., tuple[Any, ...]]
 
@@ -50,7 +50,7 @@ def compile_program(program: Program, namespace: Any = NUMPY, donated: Sequence[
     or a view of its memory. No other input is ever written to. A program that is not well formed is refused, and so is
     one whose results the memory of this machine cannot hold.
 
-    >>> from meshwright.core.text import parse_program
+    >>> from meshwright.core.text.parse import parse_program
     >>> run = compile_program(parse_program("program(a: f32[2]) { b: f32[2] = mul a 2.0  return b }"))
     >>> run(np.ones(2, np.float32))
     (array([2., 2.], dtype=float32),)

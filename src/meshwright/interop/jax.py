@@ -16,14 +16,14 @@ from meshwright.core.source import here
 from meshwright.core.trace import Array
 from meshwright.core.types import TensorType
 from meshwright.errors import MeshwrightError, ShapeError
-from meshwright.interop.dumping import dump
-from meshwright.interop.loading import load
-from meshwright.interop.mlir_context import parse_module
-from meshwright.ops.shard_map import MeshAxes
-from meshwright.ops.stacked import inline_calls
+from meshwright.interop.mlir import load
+from meshwright.interop.stablehlo.context import parse_module
+from meshwright.interop.stablehlo.dumping import dump
 from meshwright.sharding.mesh import AbstractMesh
 from meshwright.sharding.named import NamedSharding
 from meshwright.sharding.spec import PartitionSpec
+from meshwright.transform.regions.shard_map import MeshAxes
+from meshwright.transform.stack import inline_calls
 
 
 def _needed() -> None:

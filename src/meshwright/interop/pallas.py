@@ -22,11 +22,11 @@ from meshwright.core import tree
 from meshwright.core.source import here, is_users
 from meshwright.core.trace import Array
 from meshwright.errors import MeshwrightError
-from meshwright.kernel.blocks import Blocked, BlockSpec, BoundedSlice, Buffered, Element, Squeezed
 from meshwright.kernel.calling import Given
-from meshwright.kernel.indexing import Slice
-from meshwright.kernel.language import trace
-from meshwright.kernel.spaces import MemorySpace, MemoryType, Semaphores, SemaphoreType, semantics
+from meshwright.kernel.language.body import trace
+from meshwright.kernel.language.indexing import Slice
+from meshwright.kernel.language.spaces import MemorySpace, MemoryType, Semaphores, SemaphoreType, semantics
+from meshwright.kernel.pipeline.blocks import Blocked, BlockSpec, BoundedSlice, Buffered, Element, Squeezed
 
 
 def to_jax(call: Callable[..., Any], *, interpret: Any = True) -> Callable[..., Any]:

@@ -15,26 +15,26 @@ from meshwright.core import trace, tree
 from meshwright.core.source import Source, here
 from meshwright.core.types import TensorType
 from meshwright.hardware.topology import Topology
-from meshwright.kernel.allocations import Allocation
-from meshwright.kernel.arguments import PipelineArg
-from meshwright.kernel.blocks import BlockSpec
-from meshwright.kernel.clock import Clock
-from meshwright.kernel.faults import KernelError
-from meshwright.kernel.history import race_error
-from meshwright.kernel.language import mismatch, named_too, scoped
-from meshwright.kernel.machine import ACTIONS, Machine
-from meshwright.kernel.memory import Data
-from meshwright.kernel.pipeline import Pipeline, renest
-from meshwright.kernel.place import TaskPlace
-from meshwright.kernel.refs import Ref
-from meshwright.kernel.schedules import Adversarial, Schedule, Seeded, nth
-from meshwright.kernel.semaphores import SemaphoreRef
-from meshwright.kernel.slots import SlotClock, Slots
-from meshwright.kernel.spaces import MemorySpace, MemoryType, Semaphores, SemaphoreType, semantics
-from meshwright.kernel.tasks import Task
-from meshwright.kernel.timeline import Timeline
-from meshwright.kernel.timing import HardwareClock
-from meshwright.kernel.watch import SECONDS
+from meshwright.kernel.language.body import mismatch, named_too, scoped
+from meshwright.kernel.language.place import TaskPlace
+from meshwright.kernel.language.refs import Ref
+from meshwright.kernel.language.semaphores import SemaphoreRef
+from meshwright.kernel.language.spaces import MemorySpace, MemoryType, Semaphores, SemaphoreType, semantics
+from meshwright.kernel.pipeline.allocations import Allocation
+from meshwright.kernel.pipeline.arguments import PipelineArg
+from meshwright.kernel.pipeline.blocks import BlockSpec
+from meshwright.kernel.pipeline.pipelines import Pipeline, renest
+from meshwright.kernel.races.history import race_error
+from meshwright.kernel.run.faults import KernelError
+from meshwright.kernel.run.machine import ACTIONS, Machine
+from meshwright.kernel.run.memory import Data
+from meshwright.kernel.run.schedules import Adversarial, Schedule, Seeded, nth
+from meshwright.kernel.run.tasks import Task
+from meshwright.kernel.run.watch import SECONDS
+from meshwright.kernel.timing.chip import HardwareClock
+from meshwright.kernel.timing.clock import Clock
+from meshwright.kernel.timing.slots import SlotClock, Slots
+from meshwright.kernel.timing.timeline import Timeline
 from meshwright.sharding.text_sdy import LARGEST
 
 

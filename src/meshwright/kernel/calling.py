@@ -16,12 +16,12 @@ from meshwright.core.source import here, user_source
 from meshwright.core.trace import Array, Tracer, state
 from meshwright.core.types import TensorType
 from meshwright.kernel import operation
-from meshwright.kernel.blocks import BlockSpec, GridSpec
 from meshwright.kernel.call import Call, CompilerParams, Debug, Runner, check_grid, run_kernel
-from meshwright.kernel.faults import KernelError
-from meshwright.kernel.indexing import as_int
-from meshwright.kernel.language import parameter_names
-from meshwright.kernel.spaces import SEMANTICS, Semaphores, SemaphoreType, semantics
+from meshwright.kernel.language.body import parameter_names
+from meshwright.kernel.language.indexing import as_int
+from meshwright.kernel.language.spaces import SEMANTICS, Semaphores, SemaphoreType, semantics
+from meshwright.kernel.pipeline.blocks import BlockSpec, GridSpec
+from meshwright.kernel.run.faults import KernelError
 from meshwright.ops.collective import axis_index
 
 

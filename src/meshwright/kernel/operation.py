@@ -18,8 +18,8 @@ from meshwright.core.op import Cost, Linearity, No, Op, Types, Value, define_op
 from meshwright.core.program import Params, Rule
 from meshwright.core.source import here
 from meshwright.core.types import TensorType, Variance
-from meshwright.kernel.faults import KernelError
-from meshwright.kernel.pool import pool
+from meshwright.kernel.run.faults import KernelError
+from meshwright.kernel.run.pool import pool
 from meshwright.ops.basic import broadcast_in_dim
 from meshwright.sharding.spec import read_axis
 from meshwright.transform.batch import batch_axis

@@ -10,23 +10,9 @@ Array([4, 6], dtype=int32)
 
 from __future__ import annotations
 
-from meshwright.kernel.blocks import (
-    Blocked,
-    BlockSpec,
-    BoundedSlice,
-    Buffered,
-    Element,
-    GridSpec,
-    Squeezed,
-    no_block_spec,
-    squeezed,
-)
 from meshwright.kernel.call import Debug
 from meshwright.kernel.calling import pallas_call
-from meshwright.kernel.copies import semaphore_read, semaphore_signal, semaphore_wait
-from meshwright.kernel.cores import kernel
-from meshwright.kernel.indexing import ds
-from meshwright.kernel.language import (
+from meshwright.kernel.language.body import (
     cdiv,
     debug_check,
     debug_print,
@@ -38,9 +24,23 @@ from meshwright.kernel.language import (
     run_scoped,
     when,
 )
-from meshwright.kernel.language import masked_load as load
-from meshwright.kernel.language import masked_store as store
-from meshwright.kernel.spaces import DeviceIdType, MemorySpace
+from meshwright.kernel.language.body import masked_load as load
+from meshwright.kernel.language.body import masked_store as store
+from meshwright.kernel.language.copies import semaphore_read, semaphore_signal, semaphore_wait
+from meshwright.kernel.language.cores import kernel
+from meshwright.kernel.language.indexing import ds
+from meshwright.kernel.language.spaces import DeviceIdType, MemorySpace
+from meshwright.kernel.pipeline.blocks import (
+    Blocked,
+    BlockSpec,
+    BoundedSlice,
+    Buffered,
+    Element,
+    GridSpec,
+    Squeezed,
+    no_block_spec,
+    squeezed,
+)
 
 ANY = MemorySpace.ANY
 HBM = MemorySpace.HBM

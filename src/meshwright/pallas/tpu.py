@@ -2,17 +2,9 @@
 
 from __future__ import annotations
 
-from meshwright.kernel.allocations import BufferedRef
-from meshwright.kernel.arguments import (
-    PipelineAllocations,
-    PipelineBuffers,
-    PipelineCallbackArgs,
-    PipelinePrefetchArgs,
-    PipelineRefs,
-)
-from meshwright.kernel.blocks import PrefetchScalarGridSpec
 from meshwright.kernel.call import CompilerParams
-from meshwright.kernel.copies import (
+from meshwright.kernel.language.body import run_scoped, trace
+from meshwright.kernel.language.copies import (
     async_copy,
     async_remote_copy,
     device_id,
@@ -24,9 +16,19 @@ from meshwright.kernel.copies import (
     semaphore_wait,
     sync_copy,
 )
-from meshwright.kernel.cores import TensorCoreMesh, create_tensorcore_mesh
-from meshwright.kernel.emitting import emit_pipeline, emit_pipeline_with_allocations
-from meshwright.kernel.faults import (
+from meshwright.kernel.language.cores import TensorCoreMesh, create_tensorcore_mesh
+from meshwright.kernel.language.spaces import DeviceIdType, GridDimensionSemantics, MemorySpace, SemaphoreType
+from meshwright.kernel.pipeline.allocations import BufferedRef
+from meshwright.kernel.pipeline.arguments import (
+    PipelineAllocations,
+    PipelineBuffers,
+    PipelineCallbackArgs,
+    PipelinePrefetchArgs,
+    PipelineRefs,
+)
+from meshwright.kernel.pipeline.blocks import PrefetchScalarGridSpec
+from meshwright.kernel.pipeline.emitting import emit_pipeline, emit_pipeline_with_allocations
+from meshwright.kernel.run.faults import (
     AlignmentError,
     BarrierError,
     BoundsError,
@@ -43,8 +45,6 @@ from meshwright.kernel.faults import (
     UnfinishedCopyError,
     UninitializedError,
 )
-from meshwright.kernel.language import run_scoped, trace
-from meshwright.kernel.spaces import DeviceIdType, GridDimensionSemantics, MemorySpace, SemaphoreType
 
 TPUMemorySpace = MemorySpace
 TPUCompilerParams = CompilerParams

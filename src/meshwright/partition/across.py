@@ -21,7 +21,7 @@ from meshwright.ops.basic import reshape
 from meshwright.ops.collective import permuted
 from meshwright.ops.gathering import gather
 from meshwright.partition.layouts import COLLECTIVE_BYTES, layout, reshard_cost
-from meshwright.partition.reshard import ReshardPlan, plan_on
+from meshwright.partition.reshard.plan import ReshardPlan, plan_on
 from meshwright.sharding.axes import AxisRef
 from meshwright.sharding.mesh import BaseMesh
 from meshwright.sharding.named import TensorSharding

@@ -10,15 +10,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from meshwright.core.program import Program, Var
-from meshwright.ops.regions import program_cost
 from meshwright.partition.choose import FLOPS_PER_BYTE
 from meshwright.partition.combine import dearest
 from meshwright.partition.layouts import axes_used
-from meshwright.partition.overlap import Overlap
+from meshwright.partition.overlap.products import Overlap
 from meshwright.partition.partition import Partitioned, partition
 from meshwright.propagate.from_program import Propagated, propagate_program
 from meshwright.sharding.mesh import BaseMesh
 from meshwright.sharding.named import TensorSharding
+from meshwright.transform.regions.region import program_cost
 
 Wanted = Mapping[Var, TensorSharding]
 

@@ -11,13 +11,13 @@ from functools import cached_property
 from itertools import pairwise
 
 from meshwright.core.program import Eqn, Program
-from meshwright.ops.shard_map import shard_map
 from meshwright.partition.layouts import layout
 from meshwright.sharding.axes import Axes, AxisRef, merged
 from meshwright.sharding.check import resolve
 from meshwright.sharding.mesh import BaseMesh
 from meshwright.sharding.named import TensorSharding
 from meshwright.sharding.spec import read_axis
+from meshwright.transform.regions.shard_map import shard_map
 
 Named = tuple[tuple[str, int], ...]  # axes of a local program with their sizes, from major to minor
 

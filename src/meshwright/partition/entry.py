@@ -20,13 +20,13 @@ from meshwright.errors import ShardingError
 from meshwright.ops.basic import broadcast_in_dim, reshape
 from meshwright.ops.collective import all_gather_invariant, permuted
 from meshwright.ops.shape import pad, slice_
-from meshwright.ops.shard_map import block_type, varying_axes
 from meshwright.partition.across import BlockRows, is_on
 from meshwright.partition.layouts import axes_used, replicated
 from meshwright.partition.localize import Localizer, Version
 from meshwright.sharding.axes import Axes, AxisRef, cut
 from meshwright.sharding.named import TensorSharding
 from meshwright.sharding.spec import PartitionSpec
+from meshwright.transform.regions.shard_map import block_type, varying_axes
 
 
 class Rows(NamedTuple):

@@ -6,7 +6,7 @@ from functools import lru_cache
 
 from meshwright.core.dtypes import DType
 from meshwright.core.types import Shape, TensorType
-from meshwright.partition.reshard import ReshardPlan, plan_every_way
+from meshwright.partition.reshard.plan import ReshardPlan, plan_every_way
 from meshwright.sharding.axes import Axes, AxisRef, merged
 from meshwright.sharding.dimension import DimensionSharding
 from meshwright.sharding.mesh import BaseMesh

@@ -30,8 +30,8 @@ from meshwright.partition.blocks import identity, without_padding
 from meshwright.partition.choose import Choice, choose, groups_of, numbered, question, rule_of
 from meshwright.partition.combine import Why
 from meshwright.partition.cuts import Cuts
-from meshwright.partition.emit import emit_plan
 from meshwright.partition.layouts import MANY, axes_used, finished, layout, local_type, replicated, reshard_plan
+from meshwright.partition.reshard.emit import emit_plan
 from meshwright.sharding.axes import AxisRef
 from meshwright.sharding.check import resolve
 from meshwright.sharding.mesh import AbstractMesh, BaseMesh

@@ -7,21 +7,21 @@ from typing import NamedTuple
 
 from meshwright.core.op import Value
 from meshwright.core.program import Program, Var
-from meshwright.ops.regions import region, region_with
-from meshwright.ops.shard_map import shard_map, varying_axes
-from meshwright.ops.stacked import inline_calls
-from meshwright.partition import halo, indexing, places, prefix, regions, windows
 from meshwright.partition.across import is_on
 from meshwright.partition.combine import Beside, Record, Why, combine, records, written_for
 from meshwright.partition.cuts import CutNeeded, Cuts, written, written_parts
 from meshwright.partition.entry import Entry, Exit
 from meshwright.partition.layouts import axes_used, closed, finished
 from meshwright.partition.localize import Localizer
-from meshwright.partition.overlap import Overlap, overlap
+from meshwright.partition.overlap.products import Overlap, overlap
+from meshwright.partition.rules import halo, indexing, places, prefix, regions, windows
 from meshwright.partition.scattered import scatter_sums
 from meshwright.sharding.mesh import BaseMesh
 from meshwright.sharding.named import TensorSharding
+from meshwright.transform.regions.region import region, region_with
+from meshwright.transform.regions.shard_map import shard_map, varying_axes
 from meshwright.transform.simplify import dce
+from meshwright.transform.stack import inline_calls
 
 RULES = (halo, indexing, places, prefix, regions, windows)  # of ops that are partitioned in a way of their own
 

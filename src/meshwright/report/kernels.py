@@ -11,9 +11,9 @@ from meshwright.core.program import Eqn, Program
 from meshwright.core.source import here
 from meshwright.core.types import TensorType
 from meshwright.errors import MeshwrightError
-from meshwright.kernel.blocks import Blocked, Squeezed, blocks_of
 from meshwright.kernel.call import Call, Runner
-from meshwright.kernel.slots import Slots
+from meshwright.kernel.pipeline.blocks import Blocked, Squeezed, blocks_of
+from meshwright.kernel.timing.slots import Slots
 from meshwright.report.drawing import Cell, Drawing, Grid
 from meshwright.report.visualize import Picture
 

@@ -23,7 +23,7 @@ from meshwright.hardware.machines import sizes_text
 from meshwright.hardware.placement import DCN, Span
 from meshwright.hardware.roofline import work
 from meshwright.hardware.topology import Topology
-from meshwright.partition.reshard_cost import spans_of_part
+from meshwright.partition.reshard.cost import spans_of_part
 from meshwright.sharding.axes import AxisRef
 from meshwright.simulate.kernels import REDUCTIONS, Kernel, is_row_reduction
 

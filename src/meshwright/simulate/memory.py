@@ -17,8 +17,8 @@ from meshwright.core.factors import pointwise
 from meshwright.core.program import Atom, Eqn, Program, Var
 from meshwright.core.source import Source, here
 from meshwright.errors import MeshwrightError
-from meshwright.ops.stacked import inline_calls
 from meshwright.simulate.kernels import Kernel, Kernels, fuse
+from meshwright.transform.stack import inline_calls
 
 IN_PLACE = frozenset(
     {"dynamic_update_slice", "scatter_add", "scatter_set", "scatter_max", "scatter_min", "scatter_mul"}

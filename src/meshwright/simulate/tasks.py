@@ -13,9 +13,9 @@ from typing import Any
 from meshwright.core.program import Atom, Eqn, Program, Var
 from meshwright.core.source import Source, here
 from meshwright.errors import MeshwrightError
-from meshwright.ops.stacked import inline_calls
 from meshwright.simulate.kernels import Kernels, fuse
 from meshwright.simulate.machine import COMPUTE, KINDS, Machine, Took, split_name
+from meshwright.transform.stack import inline_calls
 
 
 @dataclass(eq=False)

@@ -14,7 +14,7 @@ from meshwright.errors import DifferentiationError, ShardingError, VarianceError
 from meshwright.ops.cotangent import Cotangent, as_value, summed
 from meshwright.ops.layout import laid_out
 from meshwright.ops.rules import Negative
-from meshwright.transform.derivative import no_rule
+from meshwright.transform.jvp import no_rule
 
 
 def transpose_program(

@@ -1,0 +1,1 @@
+"""The text of programs and of types: read and printed."""

@@ -1,0 +1,1 @@
+"""Reading device programs."""

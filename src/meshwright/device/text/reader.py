@@ -1,0 +1,395 @@
+"""Reading device programs.
+
+    def matmul(wA: Tensor[(F, H), 0], x: Tensor[(B, F), 0]):
+        device_map: DeviceMap = {1: [1, 3], 2: [2, 4]}
+        xs: Tuple[Tensor[(B/2, F), 1], Tensor[(B/2, F), 2]] = scatter(x, dim=0, device_keys=[])
+        …
+        return a
+
+Line breaks and indentation do not matter. A *slip* is a name or a bracket that cannot be meant: a value that does not
+exist where it is used, or does not have the annotated type, while exactly one other does. A slip is corrected, with a
+warning that says how; ``strict=True`` makes it an error.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from meshwright.device.attributes import ATTRIBUTES, STRUCTURAL
+from meshwright.device.device_map import DeviceMap
+from meshwright.device.function import Eqn, Function, Keys, Operand, Value
+from meshwright.device.tensor_ops import spelled, tensor_op
+from meshwright.device.text.slips import fits
+from meshwright.device.text.types import TypeReader
+from meshwright.device.types import Device, Type
+from meshwright.errors import TextError
+
+
+class SlipWarning(UserWarning):
+    """A slip in the text of a device program that was corrected."""
+
+
+def parse(text: str, *, strict: bool = False) -> Function:
+    """Read a device program; ``str`` prints it back.
+
+    >>> fn = parse("def f(x: Tensor[(B, F), 0], w: Tensor[(F, H), 0]): y: Tensor[(B, H), 0] = MatMul(x, w) return y")
+    >>> print(fn)
+    def f(x: Tensor[(B, F), 0], w: Tensor[(F, H), 0]):
+        y: Tensor[(B, H), 0] = MatMul(x, w)
+        return y
+    >>> parse(str(fn)) == fn
+    True
+    """
+    reader = _Reader(text, strict)
+    fn = reader.function()
+    for slip in fn.slips:
+        warnings.warn(slip, SlipWarning, stacklevel=2)
+    return fn
+
+
+class _Scope(NamedTuple):
+    values: dict[str, Value]
+
+
+class _Reader(TypeReader):
+    def __init__(self, text: str, strict: bool) -> None:
+        super().__init__(text, strict)
+        self.device_map: DeviceMap | None = None
+        self.map_input: tuple[str, int] | None = None
+        self.map_names = {"device_map"}
+
+    # Structure
+
+    def function(self) -> Function:
+        self.expect("def")
+        name = self.name("the name of the function")
+        self.expect("(")
+        inputs = self.parameters(")")
+        self.expect(":")
+        scope = _Scope({v.name: v for v in inputs})
+        eqns, outputs = self.statements(scope, "end")
+        if self.token.kind != "end":
+            raise self.fail("There is more after the function's return.", fix="one function per text")
+        fn = Function(name, tuple(inputs), tuple(eqns), tuple(outputs), self.device_map, None, tuple(self.slips))
+        return _with_one_map(fn.with_(map_input=self.map_input))
+
+    def parameters(self, close: str, *, body: bool = False) -> list[Value]:
+        found: dict[str, Value] = {}
+        while not self.accept(close):
+            at = self.token.start
+            name = self.name("the name of an input")
+            typed = self.accept(":")
+            if name in found or (self.map_input is not None and name == self.map_input[0]):
+                raise self.fail(f"The input {name} is listed twice.", fix="give each input a name of its own", at=at)
+            if typed and self.accept("DeviceMap"):
+                if body or self.map_input is not None:
+                    raise self.fail(
+                        "A program has one device map among its inputs.",
+                        "the body of a pmap sees the map of the program"
+                        if body or self.map_input is None
+                        else f"{self.map_input[0]} is one",
+                        "pmap(lambda d: lambda (x): {…}, device_map={1: [1, 3], 2: [2, 4]}, (xs,))",
+                        at,
+                    )
+                self.map_input = (name, len(found))
+                self.map_names.add(name)
+            else:
+                found[name] = Value(name, self.type() if typed else None)
+            if self.token.text != close:
+                self.expect(",")
+        return list(found.values())
+
+    def statements(self, scope: _Scope, close: str) -> tuple[list[Eqn], list[Value]]:
+        eqns: list[Eqn] = []
+        while True:
+            if self.accept("return"):
+                outputs = [self.use(scope)]
+                while self.accept(","):
+                    outputs.append(self.use(scope))
+                return eqns, outputs
+            if self.token.kind == "end" or self.token.text == close:
+                raise self.fail("A function ends in a return.", fix="return y")
+            made = self.statement(scope)
+            if made is not None:
+                eqns.append(made)
+
+    def use(self, scope: _Scope) -> Value:
+        at = self.token.start
+        name = self.name("the name of a value")
+        if name not in scope.values:
+            raise self.undefined(name, at, scope)
+        return scope.values[name]
+
+    def undefined(self, name: str, at: int, scope: _Scope) -> TextError:
+        known = ", ".join(scope.values) or "none"
+        return self.fail(
+            f"{name} is not defined here.",
+            f"a body sees its own inputs only; the values here are: {known}",
+            f"pass {name} to the pmap, or use one of the values above",
+            at,
+        )
+
+    def statement(self, scope: _Scope) -> Eqn | None:
+        targets: list[tuple[str, Type | None]] = []
+        start = self.token.start
+        while True:
+            name = self.name("a statement")
+            type: Type | None = None
+            if self.accept(":"):
+                type = None if self.accept("DeviceMap") else self.type()
+            targets.append((name, type))
+            if not self.accept(","):
+                break
+        self.expect("=")
+        if len(targets) == 1 and self.token.text in "{[" and targets[0][1] is None:
+            self.map_names.add(targets[0][0])
+            self.set_map(self.tree(), start)
+            return None
+        if len(targets) == 1 and self.token.text == "get_sub_device":
+            self.sub_device(targets[0][0], scope, start)
+            return None
+        if self.token.text == "(" and self.peek() == "...":
+            for mark in ("(", "...", ")"):
+                self.expect(mark)
+            return None
+        eqn = self.expression(scope, [Value(name, type) for name, type in targets])
+        for value in eqn.outputs:
+            if value.name in scope.values:
+                raise self.fail(f"{value.name} is defined twice.", fix="give each value a name of its own", at=start)
+            scope.values[value.name] = value
+        return eqn
+
+    def sub_device(self, name: str, scope: _Scope, at: int) -> None:
+        """``e = get_sub_device(d)``: e is d.1; another one is d.2, and so on."""
+        self.next()
+        self.expect("(")
+        below = self.device()
+        taken = sum(alias.base == below.base and alias.steps[:-1] == below.steps for alias in self.aliases.values())
+        self.expect(")")
+        if name in scope.values or name in self.aliases:
+            raise self.fail(f"{name} is defined twice.", fix="give each device a name of its own", at=at)
+        self.aliases[name] = below.child(taken + 1)
+
+    def set_map(self, tree: Any, at: int) -> None:
+        found = DeviceMap(tree)
+        if self.device_map is not None and self.device_map != found:
+            raise self.fail(
+                "There are two device maps.", f"{self.device_map} and {found}", "one device map per program", at
+            )
+        self.device_map = found
+
+    def tree(self) -> Any:
+        """A dict of devices, or a list."""
+        if self.accept("["):
+            items = []
+            while not self.accept("]"):
+                items.append(self.integer())
+                if self.token.text != "]":
+                    self.expect(",")
+            return items
+        self.expect("{")
+        found: dict[int, Any] = {}
+        while not self.accept("}"):
+            at = self.token.start
+            key = self.integer()
+            if key in found:
+                raise self.fail(
+                    f"The key {key} of a device map is written twice.", fix="give each group a key of its own", at=at
+                )
+            self.expect(":")
+            found[key] = None if self.accept("None") else self.tree()
+            if self.token.text != "}":
+                self.expect(",")
+        return found
+
+    def expression(self, scope: _Scope, outputs: Sequence[Value]) -> Eqn:
+        at = self.token.start
+        if self.token.text == "(":
+            self.next()
+            items: list[Operand] = []
+            while not self.accept(")"):
+                items.append(self.use(scope))
+                if self.token.text != ")":
+                    self.expect(",")
+            return Eqn("tuple", tuple(items), tuple(outputs))
+        name = self.name("an op")
+        self.expect("(")
+        if name in ("pmap", "call"):
+            return self.region(name, scope, outputs)
+        op = name if name in STRUCTURAL or name == "constant" else tensor_op(name)
+        if op is None:
+            raise self.fail(
+                f"There is no op {name}.",
+                "it is neither a tensor op nor an op of device programs",
+                f"one of {', '.join(sorted(STRUCTURAL))}, or a tensor op such as MatMul, add, tanh",
+                at,
+            )
+        if op != name:
+            self.slip(f"the op {name} is written {op}", at, op)
+        operands: list[Operand | tuple[str, int]] = []
+        attributes: dict[str, Any] = {}
+        while not self.accept(")"):
+            if self.token.kind == "name" and self.peek() == "=":
+                key = self.next().text
+                self.next()
+                self.attribute(key, attributes)
+            elif self.token.kind == "name" and self.token.text not in ("inf", "nan", "True", "False", "complex"):
+                operands.append((self.token.text, self.next().start))
+            else:
+                operands.append(self.number())
+            if self.token.text != ")":
+                self.expect(",")
+        unknown = next((key for key in attributes if op in STRUCTURAL and key not in ATTRIBUTES[op]), None)
+        if unknown is not None:
+            raise self.fail(
+                f"{op} has no attribute {unknown}.",
+                f"its attributes are {', '.join(sorted(ATTRIBUTES[op])) or 'none'}",
+                f"{op}(x, {', '.join(sorted(ATTRIBUTES[op])[:1])}=…)" if ATTRIBUTES[op] else f"{op}(x)",
+                at,
+            )
+        op, attributes = spelled(op, attributes)
+        inputs = self.operands(op, operands, attributes, scope, outputs)
+        return Eqn(op, inputs, tuple(outputs), attributes)
+
+    def region(self, op: str, scope: _Scope, outputs: Sequence[Value]) -> Eqn:
+        self.expect("lambda")
+        variable = self.name("a device variable")
+        self.expect(":")
+        self.expect("lambda")
+        self.expect("(")
+        inputs = self.parameters(")", body=True)
+        self.expect(":")
+        self.expect("{")
+        eqns, returned = self.statements(_Scope({v.name: v for v in inputs}), "}")
+        self.expect("}")
+        body = Function("", tuple(inputs), tuple(eqns), tuple(returned), None, variable)
+        operands: list[Operand] = []
+        attributes: dict[str, Any] = {}
+        while self.accept(","):
+            if self.token.kind == "name" and self.peek() == "=":
+                at = self.token.start
+                key = self.next().text
+                if op != "pmap" or key != "device_map" or attributes:
+                    raise self.fail(
+                        f"A {op} has no attribute {key}." if not attributes else f"{key} is given twice.",
+                        "a pmap may have a device_map" if op == "pmap" else "it runs on the device of its operands",
+                        "pmap(lambda d: lambda (x): {…}, device_map={1: [1, 3], 2: [2, 4]}, (xs,))",
+                        at,
+                    )
+                self.expect("=")
+                attributes["device_map"] = DeviceMap(self.tree())
+            else:
+                self.expect("(")
+                while not self.accept(")"):
+                    operands.append(self.use(scope))
+                    if self.token.text != ")":
+                        self.expect(",")
+        at = self.expect(")").start
+        for what, given, taken in (("operands", operands, inputs), ("results", outputs, returned)):
+            if len(given) != len(taken):
+                raise self.fail(
+                    f"A {op} has {len(given)} {what}, its body {len(taken)}.",
+                    f"the body's are {', '.join(v.name for v in taken) or 'none'}",
+                    f"{op}(lambda {variable}: lambda (…): {{…}}, ({', '.join(v.name for v in inputs)}))",
+                    at,
+                )
+        return Eqn(op, tuple(operands), tuple(outputs), attributes, body)
+
+    def operands(
+        self,
+        op: str,
+        given: Sequence[Operand | tuple[str, int]],
+        attributes: dict[str, Any],
+        scope: _Scope,
+        outputs: Sequence[Value],
+    ) -> tuple[Operand, ...]:
+        found: list[Operand | None] = [scope.values.get(x[0]) if isinstance(x, tuple) else x for x in given]
+        annotated = outputs[0].type if len(outputs) == 1 else None
+        for n, x in enumerate(given):
+            if not isinstance(x, tuple):
+                continue
+            missing = found[n] is None
+            if not missing and (annotated is None or fits(op, found, attributes, annotated)):
+                continue
+            candidates = []
+            if annotated is not None and (missing or len(given) == 1):
+                for value in scope.values.values():
+                    tried = [*found[:n], value, *found[n + 1 :]]
+                    if value is not found[n] and None not in tried and fits(op, tried, attributes, annotated):
+                        candidates.append(value)
+            if len(candidates) == 1:
+                why = f"{x[0]} is not defined here" if missing else f"{op}({x[0]}) has not the annotated type"
+                self.slip(why, x[1], f"{op}({candidates[0].name})" if len(given) == 1 else candidates[0].name)
+                found[n] = candidates[0]
+            elif missing:
+                raise self.undefined(x[0], x[1], scope)
+        return tuple(x for x in found if x is not None)
+
+    # Attributes
+
+    def attribute(self, key: str, attributes: dict[str, Any], keys_given: Keys | None = None) -> None:
+        at = self.token.start
+        if key in attributes or {key, *attributes} >= {"devices", "device_keys"}:
+            raise self.fail(
+                "The devices are given once." if key in ("devices", "device_keys") else f"{key} is given twice.",
+                f"{key}= stands beside {', '.join(f'{name}=' for name in attributes)}",
+                "device_keys=[], or devices=[1, 2]" if key in ("devices", "device_keys") else f"one {key}",
+                at,
+            )
+        if key == "devices" and self.token.text in self.map_names and self.peek() in (".", "["):
+            self.next()
+            keys: list[Any] = []
+            while self.accept("["):
+                keys.append(self.key())
+                self.expect("]")
+            if self.accept("."):
+                for mark in ("keys", "(", ")"):
+                    self.expect(mark)
+            self.attribute("device_keys", attributes, Keys(keys))
+        elif keys_given is not None:
+            attributes[key] = keys_given
+        elif key in ("devices", "device_keys"):
+            self.expect("[")
+            items: list[Any] = []
+            while not self.accept("]"):
+                items.append(self.key() if key == "device_keys" else self.device())
+                if self.token.text != "]":
+                    self.expect(",")
+            plain = [d.base if isinstance(d, Device) and d.is_concrete and not d.offset else d for d in items]
+            attributes[key] = Keys(plain)
+        elif key in ("to_device", "device"):
+            attributes[key] = self.device()
+        else:
+            attributes[key] = self.literal()
+
+    def key(self) -> Any:
+        """A key of the map: a number, a variable, or a device near one."""
+        found = self.device()
+        if found.base is None:
+            raise self.fail("A device or a device variable is expected here, not '?'.", fix="device_keys=[d]")
+        return found.base if found.sub is None and not found.offset else found
+
+
+def _with_one_map(fn: Function) -> Function:
+    """The program with its device map in one place; maps of pmaps that differ stay where they are."""
+    found = [m for m in (fn.device_map, *_maps_of(fn)) if m is not None]
+    if not found or any(m != found[0] for m in found):
+        return fn
+    return _without_maps(fn).with_(device_map=found[0])
+
+
+def _maps_of(fn: Function) -> list[DeviceMap]:
+    own = [eqn.attributes["device_map"] for eqn in fn.eqns if "device_map" in eqn.attributes]
+    return own + [m for body in fn.bodies() for m in _maps_of(body)]
+
+
+def _without_maps(fn: Function) -> Function:
+    eqns = []
+    for eqn in fn.eqns:
+        if eqn.body is not None:
+            attributes = {key: value for key, value in eqn.attributes.items() if key != "device_map"}
+            eqn = Eqn(eqn.op, eqn.inputs, eqn.outputs, attributes, _without_maps(eqn.body))
+        eqns.append(eqn)
+    return fn.with_(eqns=tuple(eqns))

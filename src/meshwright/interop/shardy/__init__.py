@@ -1,0 +1,1 @@
+"""The passes of Shardy, on modules of StableHLO with sdy."""

@@ -1,0 +1,109 @@
+"""``-sdy-reshard-to-collectives``: the reshards of a module as the collectives that they take."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from meshwright.errors import MeshwrightError
+from meshwright.interop.shardy.module_walk import walk
+from meshwright.interop.shardy.problem_reader import place_of
+from meshwright.interop.shardy.reshard_collectives import Move, collectives
+from meshwright.interop.shardy.value_shardings import ValueShardings
+from meshwright.interop.stablehlo.context import context
+from meshwright.sharding.axes import Axes, AxisRef, difference, in_mesh_order
+from meshwright.sharding.dimension import DimensionSharding
+from meshwright.sharding.named import TensorSharding
+
+_AXES = {"all_slice": "slicing_axes", "all_gather": "gathering_axes"}
+
+
+def listed(axes: Iterable[AxisRef]) -> str:
+    """``{"x", "y":(1)2}``."""
+    return "{" + ", ".join(map(str, axes)) + "}"
+
+
+def reshards_to_collectives(module: Any) -> None:
+    """Replace every reshard of a module by collectives; those between meshes of different axes stay."""
+    known = ValueShardings(module)
+    with context():
+        for op in [op for op in walk(module.operation) if op.name == "sdy.reshard"]:
+            _replace(op, known)
+
+
+def _replace(op: Any, known: ValueShardings) -> None:
+    from jaxlib.mlir import ir
+
+    place = ir.InsertionPoint(op)
+    value, (target,) = op.operands[0], known.of_results(op)
+    assert target is not None
+    source = known(value) or TensorSharding(target.mesh, [None] * target.rank)
+    replicated = not any(dim.axes for s in (source, target) for dim in s.dims)
+    if not replicated and [*source.mesh.shape.items()] != [*target.mesh.shape.items()]:
+        return
+    value = _summed(op, place, source, target)
+    before, after = ([dim.axes for dim in s.dims] for s in (source, target))
+    other = source.mesh.order != target.mesh.order
+    mesh = source.mesh
+    for move in collectives(before, after, op.results[0].type.shape, other):
+        if move.kind == "collective_permute":
+            mesh = target.mesh
+        value = _insert(place, value, move, laid_out(target, move.dims, mesh))
+    op.results[0].replace_all_uses_with(value)
+    op.erase()
+
+
+def _summed(op: Any, place: Any, source: TensorSharding, target: TensorSharding) -> Any:
+    """The operand of a reshard without the sums that its target does not owe."""
+    if difference(target.unreduced, source.unreduced):
+        raise MeshwrightError(
+            f"The reshard at {place_of(op)} makes a partial sum of a value that was none.",
+            why=f"its operand is unreduced over {listed(source.unreduced)}, its result over {listed(target.unreduced)}",
+            fix="-sdy-insert-explicit-reshards -sdy-reshard-to-collectives",
+        )
+    due = difference(source.unreduced, target.unreduced)
+    if not due:
+        return op.operands[0]
+    return all_reduced(place, op.operands[0], due, laid_out(target, [dim.axes for dim in source.dims], source.mesh))
+
+
+def laid_out(like: TensorSharding, dims: Iterable[Axes], mesh: Any) -> TensorSharding:
+    """A closed sharding over the given axes, unreduced as ``like`` is."""
+    closed = tuple(map(DimensionSharding, dims))
+    return TensorSharding.unchecked(mesh, closed, (), like.unreduced, like.reduction)
+
+
+def all_reduced(place: Any, value: Any, axes: Axes, sharding: TensorSharding) -> Any:
+    """A value summed over axes."""
+    ordered = in_mesh_order(axes, list(sharding.mesh.shape))
+    return created(place, "all_reduce", value, sharding, reduction_axes=f"#sdy<axis_ref_list{listed(ordered)}>")
+
+
+def resharded(place: Any, value: Any, sharding: TensorSharding) -> Any:
+    """A value laid out otherwise."""
+    return _made(place, "reshard", value, {"sharding": str(sharding)})
+
+
+def created(place: Any, name: str, value: Any, sharding: TensorSharding, **texts: str) -> Any:
+    """The result of a collective of sdy on a value."""
+    return _made(place, name, value, {**texts, "out_sharding": str(sharding)})
+
+
+def _made(place: Any, name: str, value: Any, texts: dict[str, str]) -> Any:
+    from jaxlib.mlir import ir
+
+    attributes = {key: ir.Attribute.parse(text) for key, text in texts.items()}
+    made = ir.Operation.create(
+        f"sdy.{name}", results=[value.type], operands=[value], attributes=attributes, loc=value.location, ip=place
+    )
+    return made.result
+
+
+def _insert(place: Any, value: Any, move: Move, sharding: TensorSharding) -> Any:
+    if move.kind == "all_to_all":
+        text = f"#sdy<all_to_all_param_list[{listed(move.axes[0])}: {move.source}->{move.target}]>"
+        return created(place, move.kind, value, sharding, params=text)
+    if move.kind == "collective_permute":
+        return created(place, move.kind, value, sharding)
+    text = f"#sdy<list_of_axis_ref_lists[{', '.join(map(listed, move.axes))}]>"
+    return created(place, move.kind, value, sharding, **{_AXES[move.kind]: text})

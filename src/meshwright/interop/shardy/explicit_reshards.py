@@ -1,0 +1,357 @@
+"""``-sdy-insert-explicit-reshards``: a reshard wherever an op meets values that are not laid out as it is run.
+
+By default, as in Shardy, only those that a partitioner of HLO would not find by itself: before calls, around
+concatenations and some products, and sums of what is unreduced. The full version makes every op run on parts that fit.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from meshwright.core.factors import Factors
+from meshwright.errors import MeshwrightError
+from meshwright.interop.shardy.common_axes import Split, common_axes
+from meshwright.interop.shardy.communication import all_reduced, created, laid_out, listed, resharded
+from meshwright.interop.shardy.module_shardings import per_value_text
+from meshwright.interop.shardy.module_walk import RULE, SHARDING, Rules
+from meshwright.interop.shardy.problem_reader import place_of
+from meshwright.interop.shardy.value_shardings import ValueShardings, manual_axes, without_axes
+from meshwright.interop.stablehlo.context import Types, context, string
+from meshwright.propagate.problem import Rule
+from meshwright.propagate.project import project, shapes_of, unproject
+from meshwright.sharding.axes import Axes, common_prefix, difference, in_mesh_order, merged, overlap
+from meshwright.sharding.dimension import DimensionSharding
+from meshwright.sharding.named import TensorSharding
+
+_ENDS = ("stablehlo.return", "sdy.return")
+_FLOWS = ("stablehlo.while", "stablehlo.case", "stablehlo.optimization_barrier")
+_COMPUTATIONS = ("sdy.manual_computation", "sdy.named_computation")
+_PRODUCTS = ("stablehlo.dot", "stablehlo.dot_general")
+
+
+def insert_reshards(module: Any, full: bool = False, rules_before: bool = False) -> None:
+    """Put in the reshards and sums that a partitioner of HLO would not find by itself, or (``full``) all there are.
+
+    ``rules_before``: the rules of concatenations, which depend on the ops around, are those of the module as it is.
+    """
+    with context():
+        functions = {
+            string(op.attributes["sym_name"]): op.operation
+            for op in module.body.operations
+            if op.operation.name == "func.func"
+        }
+        for function in functions.values():
+            _Inserter(module, function, functions, full).run(rules_before)
+
+
+def _inside_out(op: Any) -> Iterator[Any]:
+    """All operations inside one, each after those inside it."""
+    for region in op.regions:
+        for block in region.blocks:
+            for inner in list(block.operations):
+                yield from _inside_out(inner.operation)
+                yield inner.operation
+
+
+class _Inserter:
+    def __init__(self, module: Any, function: Any, functions: dict[str, Any], full: bool) -> None:
+        self._function, self._functions, self._full = function, functions, full
+        self._known = ValueShardings(module)
+        self._types = Types()
+        self._rules = Rules(self._types)
+        self._kept: dict[Any, Factors | None] = {}
+
+    def run(self, rules_before: bool) -> None:
+        """Visit every op, those inside of others first."""
+        ops = list(_inside_out(self._function))
+        if rules_before:
+            self._kept = {op: self._rules(op) for op in ops if op.name == "stablehlo.concatenate"}
+        for op in ops:
+            if op.name == "func.return":
+                self._return(op)
+            elif op.name not in _ENDS:
+                self._visit(op)
+
+    def _visit(self, op: Any) -> None:
+        if op.name == "func.call":
+            self._call(op)
+            return
+        if op.name == "sdy.reshard" and self._owing(op):
+            return
+        if op.name in (*_FLOWS, *_COMPUTATIONS):
+            self._flow(op)
+            return
+        self._sum_operands(op)
+        if self._full or self._hidden(op):
+            self._fit(op)
+        else:
+            if op.name in _PRODUCTS:
+                self._product_like_operands(op)
+            self._finish_owed(op)
+
+    def _rule(self, op: Any) -> Factors | None:
+        if RULE in op.attributes and "custom" in str(op.attributes[RULE]):
+            return None
+        return self._kept[op] if op in self._kept else self._rules(op)
+
+    def _size(self, value: Any) -> int:
+        t = self._types(value.type)
+        return 1 if t is None else t.size
+
+    # Values on their way to an owner that says how they are laid out
+
+    def _return(self, op: Any) -> None:
+        targets = self._known.of_function(self._function, "res_attrs", len(op.operands))
+        for number, target in enumerate(targets):
+            self._bring(op, number, target)
+
+    def _call(self, op: Any) -> None:
+        callee = self._functions[str(op.attributes["callee"]).removeprefix("@")]
+        for number, target in enumerate(self._known.of_function(callee, "arg_attrs", len(op.operands))):
+            self._bring(op, number, target, after_source=True, always=True)
+
+    def _flow(self, op: Any) -> None:
+        """Loops, branches and computations: what flows into them becomes what they say."""
+        outputs: Sequence[TensorSharding | None] = self._known.of_results(op)
+        inputs: Sequence[TensorSharding | None] = outputs
+        if op.name in _COMPUTATIONS:
+            inputs = self._known.of_side(op, "in_shardings", len(op.operands))
+        elif op.name == "stablehlo.case":
+            inputs = ()
+        bound = manual_axes(op)
+        blocks = [region.blocks[0] for region in op.regions][op.name == "stablehlo.while" :]
+        ends = [block.operations[len(block.operations) - 1].operation for block in blocks]
+        for number in range(max(len(inputs), len(outputs))):
+            if number < len(inputs):
+                self._bring(op, number, inputs[number], after_source=True)
+            for end in ends if number < len(outputs) else ():
+                sharding = outputs[number]
+                inside = None if sharding is None else without_axes(sharding, bound)
+                self._bring(end, number, inside, after_source=True)
+
+    def _bring(
+        self, op: Any, number: int, target: TensorSharding | None, after_source: bool = False, always: bool = False
+    ) -> None:
+        """Lay an operand out as its user says."""
+        value = op.operands[number]
+        source = self._known(value)
+        if (source is None and target is None) or self._types(value.type) is None:
+            return
+        like = target or source
+        assert like is not None
+        if source is None and like.unreduced:
+            return  # nobody says that it is not unreduced so already
+        nothing = _whole(like.mesh, like.rank)
+        source, target = source or nothing, target or nothing
+        place = _after(value) if after_source else _before(op)
+        due = difference(source.unreduced, target.unreduced)
+        if due:
+            source = _with_sums(source, difference(source.unreduced, due))
+            value = all_reduced(place, value, due, source)
+        new = difference(target.unreduced, source.unreduced)
+        if new:
+            value = self._made_to_owe(place, value, source, target)
+        elif (self._full or always) and not _alike(source, target):
+            value = resharded(place, value, target)
+        op.operands[number] = value
+
+    def _made_to_owe(self, place: Any, value: Any, source: TensorSharding, target: TensorSharding) -> Any:
+        """A value that owes sums it did not owe: parts of it are in one place and zeros in the others."""
+        new = difference(target.unreduced, source.unreduced)
+        dims: list[Axes] = []
+        moved: list[Axes] = []
+        for before, after in zip(source.dims, target.dims, strict=True):
+            begins = common_prefix(before.axes, after.axes) == after.axes
+            rest = difference(before.axes, after.axes) if begins else ()
+            kept = rest if all(overlap([axis], new) for axis in rest) else ()
+            dims.append((*after.axes, *kept))
+            moved.append(kept)
+        middle = _with_sums(laid_out(target, dims, target.mesh), source.unreduced)
+        if not _alike(source, middle):
+            value = resharded(place, value, middle)
+        idle = difference(new, [axis for dim in moved for axis in dim])
+        if idle:
+            middle = _with_sums(middle, in_mesh_order((*middle.unreduced, *idle), list(target.mesh.shape)))
+            value = created(place, "replicated_to_unreduced", value, middle, axes=f"#sdy<axis_ref_list{listed(idle)}>")
+        if any(moved):
+            text = f"#sdy<list_of_axis_ref_lists[{', '.join(map(listed, moved))}]>"
+            value = created(place, "sharded_to_unreduced", value, target, axes=text)
+        return value
+
+    # Ops
+
+    def _owing(self, op: Any) -> bool:
+        """Replace a reshard to something unreduced that was not."""
+        source, (target,) = self._known(op.operands[0]), self._known.of_results(op)
+        assert target is not None
+        source = source or _whole(target.mesh, target.rank)
+        if not difference(target.unreduced, source.unreduced):
+            return False
+        op.results[0].replace_all_uses_with(self._made_to_owe(_before(op), op.operands[0], source, target))
+        op.erase()
+        return True
+
+    def _sum_operands(self, op: Any) -> None:
+        """Sum operands over axes that the result does not owe a sum over."""
+        if op.name.startswith("sdy.") and "out_sharding" in op.attributes:
+            return
+        first = self._known.of_results(op)[0] if len(op.results) else None
+        kept = first.unreduced if first is not None else ()
+        for number, value in enumerate(op.operands):
+            source = self._known(value)
+            due = difference(source.unreduced, kept) if source is not None else ()
+            if source is not None and due:
+                summed = _with_sums(source, difference(source.unreduced, due))
+                op.operands[number] = all_reduced(_before(op), value, due, summed)
+
+    def _hidden(self, op: Any) -> bool:
+        """Whether a partitioner of HLO would replicate the operands of an op without telling."""
+        if op.name != "stablehlo.concatenate":
+            return False
+        (result,) = self._known.of_results(op)
+        return any(not _same(self._known(value), result) for value in op.operands)
+
+    def _fit(self, op: Any) -> None:
+        """Lay out the operands of an op so that it can be run on their parts, and its results as they were."""
+        rule = self._rule(op)
+        values = [*op.operands, *op.results]
+        given = [self._known(value) for value in values]
+        mesh = _common_mesh(given)
+        if rule is None or mesh is None:
+            return
+        shapes, operands = shapes_of(Rule.of(rule))
+        whole = [s or _whole(mesh, len(shape.dims)) for s, shape in zip(given, shapes, strict=True)]
+        sizes = [self._size(value) for value in values]
+        split = Split.of(rule, sizes, [project(shape, s) for shape, s in zip(shapes, whole, strict=True)])
+        chosen = common_axes(split)
+        wanted = []
+        for shape, s in zip(shapes, whole, strict=True):
+            dims = unproject(shape, {n: (chosen[n], (), True, False) for n in shape.factors})
+            wanted.append(laid_out(s, [merged(dim.axes) for dim in dims], mesh))
+        for number in range(operands):
+            if not _alike(whole[number], wanted[number]):
+                op.operands[number] = resharded(_before(op), op.operands[number], wanted[number])
+        self._settle_results(op, rule, chosen, whole[operands:], wanted[operands:])
+
+    def _settle_results(
+        self, op: Any, rule: Factors, chosen: dict[int, Axes], before: list[TensorSharding], now: list[TensorSharding]
+    ) -> None:
+        from jaxlib.mlir import ir
+
+        reduced = [axis for n, name in enumerate(rule.sizes) if name in rule.reduced for axis in chosen[n]]
+        if any(not _alike(one, other) for one, other in zip(before, now, strict=True)):
+            op.attributes[SHARDING] = ir.Attribute.parse(per_value_text(now))
+        place = ir.InsertionPoint.after(op)
+        for result, old, new in zip(list(op.results), before, now, strict=True):
+            due = difference(reduced, new.unreduced)
+            if not due and _alike(old, new):
+                continue
+            uses = [(use.owner, use.operand_number) for use in result.uses]
+            value = result
+            if due:
+                value = all_reduced(place, value, merged(in_mesh_order(due, list(new.mesh.shape))), new)
+            if not _alike(old, new):
+                value = resharded(place, value, old)
+            for owner, number in uses:
+                owner.operands[number] = value
+
+    def _finish_owed(self, op: Any) -> None:
+        """Sum a result that owes a sum over the other axes that its operands are split over where it sums."""
+        results = self._known.of_results(op)
+        if not any(s is not None and s.unreduced for s in results):
+            return
+        rule = self._rule(op)
+        if rule is None or not rule.reduced:
+            return
+        shapes, operands = shapes_of(Rule.of(rule))
+        found: dict[int, Axes] = {}
+        for value, shape in zip(op.operands, shapes[:operands], strict=True):
+            for factor, (axes, _, _, _) in project(shape, self._known(value)).items():
+                if found.setdefault(factor, axes) != axes and list(rule.sizes)[factor] in rule.reduced:
+                    raise MeshwrightError(
+                        f"The operands of {op.name} at {place_of(op)} are split differently where it sums over them.",
+                        why=f"one over {listed(found[factor])}, one over {listed(axes)}, "
+                        "and its result is a partial sum",
+                        fix="-sdy-insert-explicit-reshards=enable-full-version=true",
+                    )
+        whole = [s for s in results if s is not None]
+        if len(whole) == len(results):
+            self._settle_results(op, rule, found, whole, whole)
+
+    def _product_like_operands(self, op: Any) -> None:
+        """Split a product as its operands are, if its result is split over what it sums over instead."""
+        (result,) = self._known.of_results(op)
+        rule = self._rule(op)
+        given = [self._known(value) for value in (*op.operands, *op.results)]
+        mesh = _common_mesh(given)
+        if rule is None or mesh is None or result is None:
+            return
+        shapes, _ = shapes_of(Rule.of(rule))
+        whole = [s or _whole(mesh, len(shape.dims)) for s, shape in zip(given, shapes, strict=True)]
+        left, right, made = (
+            {factor: axes for factor, (axes, _, _, _) in project(shape, s).items()}
+            for shape, s in zip(shapes, whole, strict=True)
+        )
+        if any(left[n] != right[n] for n in left if n in right):
+            return
+        both = {**left, **right}
+        summed = [axis for n, name in enumerate(rule.sizes) if name in rule.reduced for axis in both[n]]
+        differing = [n for n in made if made[n] != both[n]]
+        if len(differing) != 1 or not both[differing[0]] or not summed or list(made[differing[0]]) != summed:
+            return
+        operand = next(k for k, one in enumerate((left, right)) if differing[0] in one)
+        if self._size(op.results[0]) > self._size(op.operands[operand]):
+            return
+        dims = unproject(shapes[2], {n: (both[n], (), True, False) for n in made})
+        new = laid_out(whole[2], [dim.axes for dim in dims], mesh)
+        self._settle_results(op, rule._replace(reduced=frozenset()), both, [whole[2]], [new])
+
+
+def _before(op: Any) -> Any:
+    """The place right before an op."""
+    from jaxlib.mlir import ir
+
+    return ir.InsertionPoint(op)
+
+
+def _after(value: Any) -> Any:
+    """The place right after a value."""
+    from jaxlib.mlir import ir
+
+    if isinstance(value.owner, ir.Block):
+        return ir.InsertionPoint.at_block_begin(value.owner)
+    return ir.InsertionPoint.after(value.owner)
+
+
+def _whole(mesh: Any, rank: int) -> TensorSharding:
+    """The sharding of a value that all devices hold whole."""
+    return TensorSharding.unchecked(mesh, (DimensionSharding(),) * rank)
+
+
+def _with_sums(sharding: TensorSharding, unreduced: Axes) -> TensorSharding:
+    return TensorSharding.unchecked(sharding.mesh, sharding.dims, (), unreduced, sharding.reduction)
+
+
+def _alike(one: TensorSharding, other: TensorSharding) -> bool:
+    """Whether two shardings mean the same placement, open dims or not."""
+    dims = [tuple(dim.axes for dim in s.dims) for s in (one, other)]
+    same = one.mesh.order == other.mesh.order and one.mesh.shape == other.mesh.shape
+    return dims[0] == dims[1] and one.unreduced == other.unreduced and (same or not any(dims[0]))
+
+
+def _same(one: TensorSharding | None, other: TensorSharding | None) -> bool:
+    if one is None or other is None:
+        sharding = one or other
+        return sharding is None or not (any(dim.axes for dim in sharding.dims) or sharding.unreduced)
+    return _alike(one, other)
+
+
+def _common_mesh(shardings: Sequence[TensorSharding | None]) -> Any:
+    """The mesh that most are on; None if none is on one, or if two have different axes."""
+    known = [s.mesh for s in shardings if s is not None]
+    if not known or any(mesh.is_maximal or [*mesh.shape.items()] != [*known[0].shape.items()] for mesh in known):
+        return None
+    ((name, _),) = Counter(mesh.name for mesh in known).most_common(1)
+    return next(mesh for mesh in known if mesh.name == name)

@@ -1,0 +1,294 @@
+"""A module as a propagation problem: every value numbered, every op a node with its factor rule."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from meshwright.core.factors import Factors
+from meshwright.errors import MeshwrightError
+from meshwright.interop.shardy.module_shardings import Shardings, meshes_of
+from meshwright.interop.shardy.module_walk import RULE, SHARDING, Rules, walk
+from meshwright.interop.shardy.sharding_rules import WITHOUT
+from meshwright.interop.stablehlo.context import Types, boolean, context, integer, keyword, string
+from meshwright.interop.stablehlo.ops import SAME
+from meshwright.propagate.problem import Block, Direction, Function, Kind, Node, Problem, Rule, Value
+from meshwright.sharding.text_sdy import unquoted
+
+ELEMENTWISE = frozenset(name for name in SAME if name.startswith("stablehlo.")) - {"stablehlo.optimization_barrier"} | {
+    "stablehlo.compare", "stablehlo.convert", "stablehlo.reduce_precision", "stablehlo.round_nearest_afz",
+    "stablehlo.round_nearest_even",
+}  # fmt: skip
+_THROUGH = frozenset({"stablehlo.reshape", "stablehlo.transpose"})
+_FORWARD = frozenset({"stablehlo.dynamic_slice", "stablehlo.dynamic_update_slice"})
+_FOLDS = frozenset({"stablehlo.broadcast_in_dim", "stablehlo.reshape", "stablehlo.slice"})
+_CONSTANTS = frozenset({"stablehlo.constant", "stablehlo.iota", "sdy.constant"})
+_EFFECTS = frozenset({
+    "stablehlo.all_gather", "stablehlo.all_reduce", "stablehlo.all_to_all", "stablehlo.collective_broadcast",
+    "stablehlo.collective_permute", "stablehlo.cross-replica-sum", "stablehlo.infeed", "stablehlo.outfeed",
+    "stablehlo.recv", "stablehlo.reduce_scatter", "stablehlo.rng", "stablehlo.send", "func.call",
+    "sdy.sharding_constraint", "sdy.sharding_group",
+})  # fmt: skip
+_KINDS = {
+    "sdy.sharding_constraint": Kind.CONSTRAINT,
+    "sdy.reshard": Kind.RESHARD,
+    "sdy.sharding_group": Kind.GROUP,
+    "sdy.data_flow_edge": Kind.EDGE,
+    "sdy.func_data_flow_edge": Kind.FUNC_EDGE,
+    "sdy.propagation_barrier": Kind.BARRIER,
+    "sdy.manual_computation": Kind.MANUAL,
+    "sdy.named_computation": Kind.NAMED,
+    "stablehlo.while": Kind.WHILE,
+    "stablehlo.case": Kind.CASE,
+    "stablehlo.optimization_barrier": Kind.FENCE,
+    "func.call": Kind.CALL,
+}
+_SUMS = frozenset({"sdy.all_reduce", "sdy.reduce_scatter"})
+_ACROSS = frozenset({"stablehlo.all_reduce", "stablehlo.reduce_scatter"})
+_COMBINES = {"stablehlo.add": "sum", "stablehlo.maximum": "max", "stablehlo.minimum": "min"}
+_ENDS = frozenset({"func.return", "stablehlo.return", "sdy.return"})
+_OWN_SHARDING = frozenset({Kind.CONSTRAINT, Kind.RESHARD, Kind.EDGE})
+_DIRECTIONS = {"NONE": Direction.NONE, "FORWARD": Direction.FORWARD, "BACKWARD": Direction.BACKWARD}
+_KNOWN_DIALECTS = ("stablehlo.", "sdy.", "chlo.")
+
+
+class ModuleReader:
+    """Reads the functions of a module into a problem. ``warnings`` tells what passed through unread."""
+
+    def __init__(self, module: Any, names: bool = False, lifted: bool = False) -> None:
+        self.module = module
+        self.types = Types()
+        self.rules = Rules(self.types)
+        self.shardings = Shardings(meshes_of(module), lifted)
+        self.warnings: list[str] = []
+        self._names = names
+        self._values: list[Value] = []
+        self._numbers: dict[Any, int] = {}
+        self._made: dict[int, tuple[Factors, Rule]] = {}
+        self._identity: dict[Any, Rule] = {}
+        self._defined: set[str] = set()
+
+    def read(self) -> Problem:
+        """The whole module."""
+        with context():
+            functions = [
+                op.operation
+                for op in self.module.body.operations
+                if op.operation.name == "func.func" and len(op.operation.regions[0].blocks)
+            ]
+            self._defined = {string(op.attributes["sym_name"]) for op in functions}
+            found = tuple(map(self._function, functions))
+        return Problem(tuple(self._values), found, tuple(self.shardings.meshes.values()))
+
+    def _function(self, op: Any) -> Function:
+        attributes = op.attributes
+        block = op.regions[0].blocks[0]
+        arguments = list(block.arguments)
+        given = attributes.get("arg_attrs")
+        numbers = [
+            self._number(value, sharding)
+            for value, sharding in zip(arguments, self.shardings.of_dictionaries(given, len(arguments)), strict=True)
+        ]
+        body = self._block(op, op.regions[0], numbers)
+        visibility = attributes.get("sym_visibility")
+        return Function(
+            string(attributes["sym_name"]),
+            body,
+            tuple(self.shardings.of_dictionaries(attributes.get("res_attrs"), len(body.returns))),
+            private=visibility is not None and string(visibility) == "private",
+        )
+
+    def _number(self, value: Any, sharding: Any = None) -> int:
+        number = self._numbers[value] = len(self._values)
+        t = self.types(value.type)
+        name, where = (value.get_name(), place_of(value)) if self._names else ("", "")
+        self._values.append(Value(None if t is None else t.shape, sharding, name, where))
+        return number
+
+    def _block(self, op: Any, region: Any, arguments: list[int] | None = None) -> Block:
+        if len(region.blocks) > 1:
+            raise _not_understood(op, f"has {len(region.blocks)} blocks")
+        block = region.blocks[0]
+        if arguments is None:
+            arguments = [self._number(value) for value in block.arguments]
+        *ops, end = [inner.operation for inner in block.operations]
+        if end.name not in _ENDS:
+            raise _not_understood(op, f"ends in {end.name}")
+        nodes = tuple(self._node(inner) for inner in ops)
+        return Block(tuple(arguments), nodes, tuple(self._numbers[value] for value in end.operands))
+
+    def _node(self, op: Any) -> Node:
+        name = op.name
+        kind = _KINDS.get(name, Kind.OP)
+        operands = tuple(self._numbers[value] for value in op.operands)
+        regions: tuple[Block, ...] = ()
+        if len(op.regions) and (kind is not Kind.OP or self._matters(op)):
+            regions = tuple(self._block(op, region) for region in op.regions if len(region.blocks))
+        attributes = op.attributes
+        results = list(op.results)
+        written = self._written(kind, attributes, len(results))
+        numbers = tuple(self._number(value, sharding) for value, sharding in zip(results, written, strict=True))
+        where = place_of(op) if self._names else ""
+        node = Node(kind, operands, numbers, regions=regions, name=name, where=where, ref=op)
+        if kind is Kind.OP:
+            return self._plain(op, name, node)
+        return self._special(op, kind, attributes, node)
+
+    def _written(self, kind: Kind, attributes: Any, count: int) -> Any:
+        attribute = attributes.get(
+            "sharding" if kind in _OWN_SHARDING else "out_sharding" if "out_sharding" in attributes else SHARDING
+        )
+        if attribute is None or not count:
+            return (None,) * count
+        return (self.shardings.one(attribute),) if not _is_list(attribute) else self.shardings.several(attribute)
+
+    def _matters(self, op: Any) -> bool:
+        """Whether a region that is no control flow uses values from outside, or has shardings in it."""
+        inside: set[Any] = set()
+        for region in op.regions:
+            for block in region.blocks:
+                inside.update(block.arguments)
+        for inner in walk(op):
+            if inner.name.startswith(("sdy.", "func.")) or SHARDING in inner.attributes:
+                return True
+            if any(value not in inside and value in self._numbers for value in inner.operands):
+                return True
+            inside.update(inner.results)
+        return False
+
+    def _plain(self, op: Any, name: str, node: Node) -> Node:
+        factors = self.rules(op)
+        rule = None if factors is None else self._rule(factors)
+        elementwise = name in ELEMENTWISE or (name == "stablehlo.bitcast_convert" and self._same_width(op))
+        passes = Direction.NONE
+        if elementwise or name in _THROUGH:
+            passes = Direction.BOTH
+        elif name in _FORWARD:
+            passes = Direction.FORWARD
+        target = ""
+        pure = name.startswith(_KNOWN_DIALECTS) and name not in _EFFECTS
+        if name == "stablehlo.custom_call":
+            target = string(op.attributes["call_target_name"])
+            passes = Direction.BOTH if target in ("MoveToHost", "MoveToDevice") else passes
+            effect = op.attributes.get("has_side_effect")
+            pure = effect is None or not boolean(effect)
+        if factors is None and name not in WITHOUT and RULE not in op.attributes:
+            self._warn(target or name)
+        constant, broadcast = name in _CONSTANTS, name == "stablehlo.broadcast_in_dim"
+        spreads = broadcast and self._values[node.operands[0]].shape == ()
+        return node._replace(
+            rule=rule,
+            elementwise=elementwise,
+            passes=passes,
+            backward_only=broadcast,
+            pure=pure,
+            constant=constant,
+            folds=elementwise or name in _FOLDS,
+            spreads_scalar=spreads,
+            sums=name in _SUMS,
+            across=_combined(op) if name in _ACROSS else None,
+            key=_key(op) if (constant and name != "stablehlo.iota") or spreads else None,
+        )
+
+    def _rule(self, factors: Factors) -> Rule:
+        """The rule with numbered factors; ``factors`` is kept, so that its identity stays its own."""
+        found = self._made.get(id(factors))
+        if found is None:
+            found = self._made[id(factors)] = (factors, Rule.of(factors))
+        return found[1]
+
+    def _special(self, op: Any, kind: Kind, attributes: Any, node: Node) -> Node:
+        changes: dict[str, Any] = {"pure": node.name not in _EFFECTS}
+        if kind in (Kind.CONSTRAINT, Kind.RESHARD, Kind.BARRIER, Kind.EDGE, Kind.FUNC_EDGE):
+            shape = self._values[node.results[0]].shape
+            if shape is not None:
+                changes |= {"rule": self._identity_rule(shape), "elementwise": True, "passes": Direction.BOTH}
+        if kind is Kind.GROUP:
+            changes["group"] = integer(attributes["group_id"])
+        elif kind is Kind.BARRIER:
+            changes["direction"] = _DIRECTIONS.get(_direction(attributes["allowed_direction"]), Direction.BOTH)
+        elif kind is Kind.CALL:
+            callee = str(attributes["callee"]).removeprefix("@").strip('"')
+            if callee not in self._defined:
+                return node._replace(kind=Kind.OP, pure=False)
+            changes["callee"] = callee
+        elif kind in (Kind.MANUAL, Kind.NAMED):
+            for side in ("in_shardings", "out_shardings"):
+                written = attributes.get(side)
+                changes[side] = None if written is None else self.shardings.several(written)
+            if kind is Kind.MANUAL:
+                changes["manual_axes"] = axis_names(str(attributes["manual_axes"]))
+            else:
+                changes["callee"] = string(attributes["name"])
+        return node._replace(**changes)
+
+    def _identity_rule(self, shape: tuple[int, ...]) -> Rule:
+        found = self._identity.get(shape)
+        if found is None:
+            found = self._identity[shape] = Rule.identity(shape)
+        return found
+
+    def _same_width(self, op: Any) -> bool:
+        given, made = self.types(op.operands[0].type), self.types(op.results[0].type)
+        return given is not None and made is not None and given.shape == made.shape
+
+    def _warn(self, name: str) -> None:
+        text = f"no sharding rule is known for {name}: nothing is propagated through it"
+        if text not in self.warnings:
+            self.warnings.append(text)
+
+
+def _not_understood(op: Any, why: str) -> MeshwrightError:
+    return MeshwrightError(
+        f"{op.name} cannot be propagated through.",
+        where=place_of(op),
+        why=f"a region of it {why}: regions of one block that end in stablehlo.return or sdy.return are understood",
+        fix="stablehlo.case, stablehlo.if or stablehlo.while in its place",
+    )
+
+
+def place_of(thing: Any) -> str:
+    """Where a value or an op was written: ``line 3:8``, or what the module itself says about that."""
+    return str(thing.location).removeprefix("loc(").removesuffix(")").replace('"-":', "line ")
+
+
+def _combined(op: Any) -> str:
+    """How the region of a collective combines values: by the op that makes what it returns."""
+    block = op.regions[0].blocks[0]
+    maker = block.operations[len(block.operations) - 1].operands[0].owner
+    return _COMBINES.get(getattr(getattr(maker, "operation", None), "name", ""), "")
+
+
+def _is_list(attribute: Any) -> bool:
+    return str(attribute).startswith("#sdy.sharding_per_value")
+
+
+def _direction(attribute: Any) -> str:
+    text = str(attribute)
+    numbers = {"0": "NONE", "1": "FORWARD", "2": "BACKWARD", "3": "BOTH"}
+    return numbers.get(text.split(" ")[0]) or keyword(attribute)
+
+
+def axis_names(text: str) -> tuple[str, ...]:
+    """The names in ``#sdy<manual_axes{"x", "y"}>``."""
+    names, at = [], 0
+    while (at := text.find('"', at)) >= 0:
+        end = at + 1
+        while text[end] != '"':
+            end += 2 if text[end] == "\\" else 1
+        names.append(unquoted(text[at : end + 1]))
+        at = end + 1
+    return tuple(names)
+
+
+def _key(op: Any) -> Any:
+    """What makes two constants, or two spread scalars, the same but for their operands and shardings."""
+    try:
+        attributes = tuple((name, value) for name, value in op.attributes.items() if name != SHARDING)
+    except TypeError:  # the bindings cannot say what a constant of complex numbers is
+        return str(op)
+    return op.name, attributes, tuple(value.type for value in op.results)
+
+
+def read_problem(module: Any, names: bool = False) -> Problem:
+    """A module, as ``parse_module`` gives it, as a propagation problem; ``names`` keeps the names of its values."""
+    return ModuleReader(module, names).read()

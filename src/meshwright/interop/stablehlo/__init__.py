@@ -1,0 +1,1 @@
+"""Programs as modules of StableHLO, and modules as programs."""

@@ -1,0 +1,1 @@
+"""What the body of a kernel is written in: refs, copies, semaphores, and where it runs."""

@@ -1,0 +1,295 @@
+"""Refs: memory as a kernel sees it. Reading gives arrays, ``.at`` gives smaller refs."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import numpy as np
+
+from meshwright.core import dtypes, trace
+from meshwright.core.source import here
+from meshwright.core.trace import Array
+from meshwright.core.types import TensorType
+from meshwright.errors import TracerError
+from meshwright.kernel.language.indexing import resolve
+from meshwright.kernel.language.spaces import MemorySpace
+from meshwright.kernel.run.faults import CopyError, KernelError, ScopeError
+from meshwright.kernel.run.memory import Bitcast, Box, Buffer, Data, Path, Reshape, box_of, reshaped
+from meshwright.kernel.run.tasks import current
+
+_NOT_ASKED = object()
+
+
+class Ref:
+    """A view of memory: ``ref[index]`` loads, ``ref[index] = value`` stores, ``ref.at[index]`` is a smaller view."""
+
+    __slots__ = ("_box", "buffer", "data", "path")
+
+    def __init__(self, buffer: Buffer, data: Data | None = None, path: Path = ()) -> None:
+        self.buffer = buffer
+        self.data = buffer.data if data is None else data
+        self.path = path
+        self._box: Any = _NOT_ASKED
+
+    @property
+    def box(self) -> Box | None:
+        """Where in its buffer it starts and stops along each dim; None if it is no box."""
+        if self._box is _NOT_ASKED:
+            self._box = box_of(self.buffer.data.shape, self.path)
+        return self._box  # type: ignore[no-any-return]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.data.shape  # type: ignore[no-any-return]
+
+    @property
+    def dtype(self) -> dtypes.DType:
+        return self.data.dtype  # type: ignore[no-any-return]
+
+    @property
+    def ndim(self) -> int:
+        return self.data.ndim
+
+    @property
+    def size(self) -> int:
+        return self.data.size
+
+    @property
+    def memory_space(self) -> MemorySpace:
+        return self.buffer.space
+
+    @property
+    def vma(self) -> frozenset[str]:
+        """The mesh axes that what the memory holds may vary over: as the operand's type says, or all."""
+        machine = current("ref.vma").machine
+        axes = machine.axes.get(self.buffer.key)
+        return frozenset(machine.mesh) if axes is None else axes
+
+    @property
+    def at(self) -> _At:
+        """``ref.at[index]``: the part of the memory that ``index`` selects."""
+        return _At(self)
+
+    def __len__(self) -> int:
+        return int(self.data.shape[0])
+
+    def __repr__(self) -> str:
+        return f"<ref to {self.buffer.label}: {self.memory_space.name} {self.dtype.name}{list(self.shape)}>"
+
+    @property
+    def text(self) -> str:
+        """``x_ref[0:8, :]``: which part of its buffer it is."""
+        return f"a part of {self.buffer.label}" if self.box is None else self.buffer.label + self.part
+
+    @property
+    def part(self) -> str:
+        """``[0:8, :]``: which part of its buffer it is; nothing for all of it."""
+        if self.box is None:
+            return "[…]"
+        ends = []
+        for (start, stop), n in zip(self.box, self.buffer.data.shape, strict=True):
+            ends.append(":" if (start, stop) == (0, n) else str(start) if stop == start + 1 else f"{start}:{stop}")
+        return "" if set(ends) <= {":"} else f"[{', '.join(ends)}]"
+
+    def same(self, other: Ref) -> bool:
+        """Whether another ref is to the same memory, seen in the same way."""
+        a, b = self.data, other.data
+        if self.buffer is not other.buffer or (a.shape, a.dtype) != (b.shape, b.dtype):
+            return False
+        if self.box is not None and other.box is not None:
+            return self.box == other.box
+        return (a.ctypes.data, a.strides) == (b.ctypes.data, b.strides)
+
+    def reshape(self, *shape: Any) -> Ref:
+        """The same memory in another shape."""
+        sizes = tuple(int(n) for n in (shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape))
+        if -1 in sizes:
+            rest = -int(np.prod(sizes))
+            sizes = tuple(self.data.size // rest if n == -1 else n for n in sizes)
+        return Ref(self.buffer, reshaped(self.data, sizes), (*self.path, Reshape(sizes)))
+
+    def bitcast(self, dtype: Any) -> Ref:
+        """The same bits as numbers of another dtype of the same width."""
+        wanted = dtypes.as_dtype(dtype)
+        if wanted.itemsize != self.dtype.itemsize:
+            raise CopyError(
+                f"A ref of {self.dtype.name} cannot be seen as {wanted.name}.",
+                where=here(),
+                why=f"their widths are {self.dtype.itemsize} and {wanted.itemsize} bytes",
+                fix="load the value and convert that: lax.bitcast_convert_type(ref[...], …)",
+            )
+        return Ref(self.buffer, self.data.view(wanted), (*self.path, Bitcast(wanted)))
+
+    def __getitem__(self, key: Any) -> Array:
+        return load(self, key)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        store(self, key, value)
+
+    def __array__(self, *_: Any, **__: Any) -> NoReturn:
+        raise CopyError(
+            f"A ref to {self.buffer.label} is used as an array.",
+            where=here(),
+            why="a ref is memory; its value is what a load returns",
+            fix="ref[...]",
+        )
+
+
+def _no_arithmetic(ref: Ref, *_: Any) -> NoReturn:
+    ref.__array__()
+
+
+_ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "neg", "lt", "le", "gt", "ge")
+for _name in (*_ARITHMETIC, "bool"):
+    for _side in ("", "r"):
+        setattr(Ref, f"__{_side}{_name}__", _no_arithmetic)
+
+
+class _At:
+    __slots__ = ("ref",)
+
+    def __init__(self, ref: Ref) -> None:
+        self.ref = ref
+
+    def __getitem__(self, key: Any) -> Ref:
+        ref = self.ref
+        index, selects = resolve(ref.data.shape, key)
+        if not selects:
+            raise KernelError(
+                "A ref is sliced with an array of indices.",
+                where=here(),
+                why="a view of memory has a start, a size and a stride per dim",
+                fix="load with the indices, ref[indices], or loop over them: ref.at[indices[i]]",
+            )
+        index = as_view(ref.data, index)
+        return Ref(ref.buffer, ref.data[index], (*ref.path, index))
+
+
+def check_reachable(buffer: Buffer, verb: str) -> None:
+    """Refuse loads and stores of memory that only copies reach, or that is gone, and those inside a trace."""
+    if trace.state.builder is not None:
+        raise TracerError(
+            f"A ref is {verb} in a function being traced.",
+            where=here(),
+            why="jit, grad and vmap run a function once for many calls, memory would be used only then",
+            fix="load before the call and store its result: ref[...] = f(ref[...])",
+        )
+    if not buffer.alive:
+        raise ScopeError(
+            f"{buffer.label} is {verb} after its scope has ended.",
+            where=here(),
+            why="memory of run_scoped lives while its function runs",
+            fix="use it inside the function given to pl.run_scoped",
+        )
+    if not buffer.space.addressable:
+        raise KernelError(
+            f"{buffer.label} is {verb} directly, but it is in {buffer.space.name}.",
+            where=here(),
+            why="compute reaches VMEM and SMEM; main memory is reached by copies",
+            fix="pltpu.sync_copy(ref, vmem_ref), or give the operand a BlockSpec without memory_space",
+        )
+
+
+def load(ref: Ref, key: Any) -> Array:
+    """The value of memory."""
+    task = current("A ref")
+    buffer = ref.buffer
+    if trace.state.builder is not None or not buffer.alive or not buffer.addressable:
+        check_reachable(buffer, "read")
+    if key is not Ellipsis:
+        index, selects = resolve(ref.data.shape, key)
+        if not selects:
+            buffer.settle()  # what arrays of indices select is a copy
+        index = as_view(ref.data, index)
+        ref = Ref(buffer, ref.data[index], (*ref.path, index))
+    found = ref.data
+    if buffer.unfilled is not None:
+        buffer.before_read(ref.box)
+    if buffer.shadow is not None:
+        buffer.shadow.read_by_task(task, ref)
+    data = np.array(found) if not task.machine.clock.dry or found.dtype.kind in "biu" else _no_numbers(found)
+    return Array(data, TensorType(data.shape, data.dtype))
+
+
+def _no_numbers(like: Data) -> Data:
+    """Zeros that take no memory."""
+    return np.broadcast_to(np.zeros((), like.dtype), like.shape)
+
+
+def as_view(data: Data, index: Any) -> Any:
+    """An index that gives an array, of rank 0 if need be."""
+    if len(index) != data.ndim or any(k.__class__ is not int for k in index):
+        return index
+    return (*index, Ellipsis)
+
+
+def store(ref: Ref, key: Any, value: Any) -> None:
+    """Write a value to memory."""
+    task = current("A ref")
+    buffer = ref.buffer
+    if trace.state.builder is not None or not buffer.alive or not buffer.addressable:
+        check_reachable(buffer, "written")
+    if key is Ellipsis:
+        data = fitted(value, ref.data.shape, ref.data.dtype, buffer.label)
+        target = ref
+        index: Any = key
+    else:
+        index, selects = resolve(ref.data.shape, key)
+        index = as_view(ref.data, index) if selects else index
+        target = Ref(buffer, ref.data[index], (*ref.path, index))
+        data = fitted(value, target.data.shape, ref.data.dtype, buffer.label)
+    if buffer.readonly:
+        raise CopyError(
+            f"A value is stored to {buffer.label}, an input.",
+            where=here(),
+            why="a block of an input comes and does not go: nothing brings back what is stored to it",
+            fix="store to an output or to scratch memory",
+        )
+    if buffer.unfilled is not None:
+        buffer.before_write(target.box)
+    if buffer.shadow is not None:
+        buffer.shadow.write_by_task(task, target)
+    if not task.machine.clock.dry or data.dtype.kind in "biu":
+        ref.data[index] = data
+
+
+def fitted(value: Any, shape: tuple[int, ...], dtype: dtypes.DType, label: str) -> Data:
+    """A value as the elements to store: of the memory's dtype, and of its shape or one number."""
+    array = value if value.__class__ is Array else _array(value, label)
+    data: Data = array.data
+    if data.dtype != dtype:
+        if not array.type.weak or dtypes.promote((array.dtype, True), (dtype, False))[0] != dtype:
+            raise CopyError(
+                f"A value of {array.dtype.name} is stored to {label}, which holds {dtype.name}.",
+                where=here(),
+                why="a store does not convert",
+                fix=f"ref[...] = value.astype('{dtype.name}')",
+            )
+        data = data.astype(dtype)
+    if data.shape != shape and data.shape != ():
+        raise CopyError(
+            f"A value of shape {data.shape} is stored to {shape} of {label}.",
+            where=here(),
+            why="a store writes one element to each place",
+            fix=f"ref[...] = mnp.broadcast_to(value, {shape})",
+        )
+    return data
+
+
+def _array(value: Any, label: str) -> Array:
+    if isinstance(value, Ref):
+        raise CopyError(
+            f"A ref is stored to {label}.",
+            where=here(),
+            why="a ref is memory; its value is what a load returns",
+            fix="ref[...] = other_ref[...]",
+        )
+    array = trace.to_array(value)
+    if not isinstance(array, Array):
+        raise TracerError(
+            f"A traced value is stored to {label}.",
+            where=here(),
+            why="kernel bodies run on values; this one belongs to a function being traced around the kernel",
+            fix="pass the value to the kernel as an argument",
+        )
+    return array

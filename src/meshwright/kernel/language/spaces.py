@@ -1,0 +1,117 @@
+"""Memory spaces and kinds of semaphores, and the types that scratch memory is asked for with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from math import prod
+from operator import index
+from typing import Any
+
+from meshwright.core import dtypes
+from meshwright.core.dtypes import DType
+from meshwright.core.source import here
+from meshwright.kernel.run.faults import KernelError
+
+
+@dataclass(frozen=True)
+class MemoryType:
+    """Memory to allocate: ``VMEM((8, 128), mnp.float32)``."""
+
+    space: MemorySpace
+    shape: tuple[int, ...]
+    dtype: DType
+
+    @property
+    def nbytes(self) -> int:
+        return prod(self.shape) * self.dtype.itemsize
+
+    def __str__(self) -> str:
+        return f"{self.space.name}({self.shape}, {self.dtype.name})"
+
+
+def _sizes(shape: Any, fix: str) -> tuple[int, ...]:
+    """The sizes of an allocation."""
+    try:
+        sizes = tuple(map(index, (shape,) if hasattr(shape, "__index__") else shape))
+    except TypeError:
+        sizes = (-1,)
+    if any(n < 0 for n in sizes):
+        raise KernelError(
+            f"Memory of a kernel cannot have the shape {shape!r}.",
+            where=here(),
+            why="a shape is a tuple of whole numbers from 0",
+            fix=fix,
+        )
+    return sizes
+
+
+class MemorySpace(Enum):
+    """Where memory is. ``ANY`` is main memory, which only copies reach; compute reads and writes VMEM and SMEM.
+
+    >>> print(MemorySpace.VMEM((8, 128), "float32"))
+    VMEM((8, 128), float32)
+    """
+
+    ANY = "any"
+    HBM = "hbm"
+    VMEM = "vmem"
+    SMEM = "smem"
+    CMEM = "cmem"
+    SEMAPHORE = "semaphore"
+
+    def __call__(self, shape: Sequence[int], dtype: Any) -> MemoryType:
+        return MemoryType(self, _sizes(shape, f"pltpu.{self.name}((8, 128), mnp.float32)"), dtypes.as_dtype(dtype))
+
+    @property
+    def addressable(self) -> bool:
+        """Whether loads and stores reach it."""
+        return self not in (MemorySpace.ANY, MemorySpace.HBM)
+
+
+@dataclass(frozen=True)
+class Semaphores:
+    """An array of semaphores to allocate: ``SemaphoreType.DMA((2,))``."""
+
+    kind: SemaphoreType
+    shape: tuple[int, ...] = ()
+
+
+class SemaphoreType(Enum):
+    """Kinds of semaphores: counted by signals (regular, barrier), or by the bytes of copies (DMA).
+
+    >>> SemaphoreType.DMA((2,))
+    Semaphores(kind=<SemaphoreType.DMA: 'DMA'>, shape=(2,))
+    """
+
+    REGULAR = "regular"
+    DMA = "DMA"
+    BARRIER = "barrier"
+
+    def __call__(self, shape: Sequence[int]) -> Semaphores:
+        return Semaphores(self, _sizes(shape, f"pltpu.SemaphoreType.{self.name}((2,))"))
+
+
+class GridDimensionSemantics(Enum):
+    """How the steps along a grid axis depend on each other; a string does as well."""
+
+    PARALLEL = "parallel"
+    CORE_PARALLEL = "core_parallel"
+    SUBCORE_PARALLEL = "subcore_parallel"
+    ARBITRARY = "arbitrary"
+
+
+SEMANTICS = tuple(one.value for one in GridDimensionSemantics)
+
+
+def semantics(one: Any) -> Any:
+    """The name of what an axis is said to be."""
+    return one.value if isinstance(one, GridDimensionSemantics) else one
+
+
+class DeviceIdType(Enum):
+    """How a device is named: by mesh coordinates (a tuple or a dict), or by its number."""
+
+    MESH = "mesh"
+    LOGICAL = "logical"

@@ -1,0 +1,1 @@
+"""Grids: bodies that are run block by block while the blocks come and go."""

@@ -1,0 +1,219 @@
+"""Windows: the buffers through which a pipeline sees one operand, a block at a time.
+
+Blocks are numbered as they come: block ``n`` of a window lives in slot ``n mod count``. Four counters say how far it
+is: ``started`` and ``arrived`` for blocks fetched, ``opened`` and the list ``leaving`` for blocks written back.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from meshwright.core.source import Source, here
+from meshwright.kernel.language.refs import Ref, as_view
+from meshwright.kernel.language.semaphores import Semaphore, SemaphoreRef
+from meshwright.kernel.pipeline.blocks import Blocks
+from meshwright.kernel.run.faults import KernelError
+from meshwright.kernel.run.memory import fill_poison
+from meshwright.kernel.run.tasks import Task
+from meshwright.kernel.run.transfers import Transfer
+
+
+def _part(ref: Ref, index: tuple[Any, ...]) -> Ref:
+    index = as_view(ref.data, index)
+    return Ref(ref.buffer, ref.data[index], (*ref.path, index))
+
+
+class Origin(NamedTuple):
+    """Where a block in a window came from: its place, the marks of who had written it, and the line of the fetch."""
+
+    block: Ref
+    marks: Any
+    line: Source | None
+
+
+class Window:
+    """The buffers of one operand. ``slots`` is memory of shape (count, *block), ``semaphores`` one for each slot."""
+
+    __slots__ = (
+        "arrived", "blocks", "comes", "count", "last", "leaving", "lookahead", "nbytes", "opened", "origins", "outside",
+        "ref", "semaphores", "slots", "started", "target", "views",
+    )  # fmt: skip
+
+    def __init__(self, slots: Ref, semaphores: SemaphoreRef, comes: bool = False) -> None:
+        self.count = slots.shape[0]
+        self.slots = [_part(slots, (n,)) for n in range(self.count)]  # the buffer of each slot, in the operand's rank
+        self.views = self.slots  # and as the kernel sees it
+        self.semaphores: list[Semaphore] = list(semaphores)
+        self.nbytes = slots.data.nbytes // self.count
+        self.lookahead = False
+        self.comes = comes  # of an output: whether its blocks are fetched, too
+        self.reset()
+
+    def reset(self) -> None:
+        """Start anew, with nothing under way."""
+        self.started = self.arrived = self.opened = self.target = 0
+        self.leaving: list[tuple[int, tuple[Any, ...]]] = []  # block numbers and indices whose copy out is under way
+        self.last: tuple[Any, ...] | None = None  # the index of the last block of the previous run
+        self.origins: list[Origin | None] = [None] * self.count  # of what is in each slot
+
+    def bind(self, ref: Ref, blocks: Blocks) -> None:
+        """Say which memory the window is on."""
+        self.ref = ref
+        self.blocks = blocks
+        self.outside: dict[tuple[Any, ...], Ref] = {}  # the blocks in the operand
+        kept: tuple[Any, ...] = blocks.kept
+        if 0 in kept:
+            if len(kept) == kept.count(0):
+                kept = (*kept, Ellipsis)
+            self.views = [_part(slot, kept) for slot in self.slots]
+
+    def _parts(self, number: int, index: tuple[Any, ...], incoming: bool) -> tuple[Ref, Ref]:
+        """The block in the operand and in its slot, both cut to what lies inside the operand."""
+        inside = self.blocks.parts(index)[1]
+        slot = self.slots[number % self.count]
+        if inside is not None and incoming:
+            slot.buffer.settle()
+            fill_poison(slot.data)
+            if slot.buffer.shadow is not None:
+                slot.buffer.shadow.fill(slot)
+        return self.block(index), slot if inside is None else _part(slot, inside)
+
+    def block(self, index: tuple[Any, ...]) -> Ref:
+        """A block in the operand, cut to what lies inside it."""
+        found = self.outside.get(index)
+        if found is None:
+            found = self.outside[index] = _part(self.ref, self.blocks.parts(index)[0])
+        return found
+
+    @property
+    def origin(self) -> Origin | None:
+        """Where the block that was fetched last came from."""
+        return self.origins[(self.arrived - 1) % self.count] if self.arrived else None
+
+    @staticmethod
+    def written(block: Ref) -> Any:
+        """The marks of who last wrote a block, where races are looked for."""
+        shadow = block.buffer.shadow
+        return None if shadow is None else frozenset(shadow.marks.written(block))
+
+    def carry(self, index: tuple[Any, ...], line: Source | None) -> None:
+        """Say that the last slot now holds what is being written to a block."""
+        self.origins[(self.arrived - 1) % self.count] = Origin(self.block(index), None, line)
+
+    def _nbytes(self, index: tuple[Any, ...]) -> int:
+        """The bytes of a block, without what lies outside the operand."""
+        outside, inside = self.blocks.parts(index)
+        if inside is None:
+            return self.nbytes
+        return int(self.ref.data.itemsize * prod(part.stop - part.start for part in outside))
+
+    def _start(self, task: Task, source: Ref, target: Ref, number: int, line: Source | None) -> None:
+        copy = Transfer(task, source, target, task.device, task.core, False, line)
+        task.machine.start(copy, None, self.semaphores[number % self.count])
+
+    def _wait(self, task: Task, number: int, index: tuple[Any, ...], why: str) -> None:
+        task.machine.wait(task, self.semaphores[number % self.count], self._nbytes(index), why)
+
+    # Blocks that come
+
+    def fetch(self, task: Task, index: tuple[Any, ...], line: Source | None) -> None:
+        """Start to copy a block into the next slot."""
+        number = self.started
+        self.started += 1
+        outside, inside = self._parts(number, index, True)
+        self.origins[number % self.count] = Origin(outside, self.written(outside), line)
+        self._start(task, outside, inside, number, line)
+
+    def await_fetch(self, task: Task, index: tuple[Any, ...]) -> None:
+        """Wait for the next block, which becomes the current one."""
+        self.arrived += 1
+        self._wait(task, self.arrived - 1, index, "waits for a block of the pipeline")
+
+    @property
+    def current(self) -> Ref:
+        """The block that was fetched last, as the kernel sees it."""
+        if not self.arrived:
+            raise KernelError(
+                f"A pipeline uses a block of {self.blocks.label} that was never fetched.",
+                where=here(),
+                why="its prologue skips the first copy, and nothing was fetched before",
+                fix="skip the copy only where an earlier run has prefetched it, and pass init_allocations in the first",
+            )
+        return self.views[(self.arrived - 1) % self.count]
+
+    @property
+    def last_arrived(self) -> Ref:
+        """The block that was fetched last, in the operand's rank."""
+        return self.slots[(self.arrived - 1) % self.count]
+
+    # Blocks that go
+
+    def open(self, task: Task) -> None:
+        """Take the next slot for a new block, once what left from it is gone."""
+        number = self.opened
+        self.opened += 1
+        self.await_before(task, number - self.count + 1)
+        slot = self.slots[number % self.count]
+        if slot.buffer.shadow is not None and number >= self.count and not self.comes:
+            slot.buffer.shadow.clear(task, slot)
+
+    def leave(self, task: Task, index: tuple[Any, ...], line: Source | None) -> None:
+        """Start to copy the current block out."""
+        number = self.opened - 1
+        outside, inside = self._parts(number, index, False)
+        self._start(task, inside, outside, number, line)
+        self.leaving.append((number, index))
+
+    def await_leave(self, task: Task) -> None:
+        """Wait for the oldest copy out."""
+        self._wait(task, *self.leaving.pop(0), "waits for a block of the pipeline to be written")
+
+    def await_before(self, task: Task, number: int) -> None:
+        """Wait for the copies out of the blocks before ``number``."""
+        while self.leaving and self.leaving[0][0] < number:
+            self.await_leave(task)
+
+    def await_left(self, task: Task, index: tuple[Any, ...] | None = None) -> None:
+        """Wait for copies out: all of them, or up to the last of one block."""
+        while self.leaving and (index is None or any(at == index for _, at in self.leaving)):
+            self.await_leave(task)
+
+    @property
+    def last_opened(self) -> Ref:
+        """The block being written, in the operand's rank."""
+        return self.slots[(self.opened - 1) % self.count]
+
+    @property
+    def open_view(self) -> Ref:
+        """The block being written, as the kernel sees it."""
+        return self.views[(self.opened - 1) % self.count]
+
+
+def add_into(target: Ref, other: Ref, task: Task) -> None:
+    """``target += other`` in memory, as the pipeline does it when it accumulates."""
+    for ref, write in ((other, False), (target, False), (target, True)):
+        if ref.buffer.unfilled is not None:
+            ref.buffer.before_read(ref.box)
+        shadow = ref.buffer.shadow
+        if shadow is not None:
+            (shadow.write_by_task if write else shadow.read_by_task)(task, ref)
+    if task.machine.clock.dry:
+        return
+    with np.errstate(all="ignore"):
+        target.data[...] += other.data
+
+
+def copy_into(target: Ref, other: Ref, task: Task) -> None:
+    """``target = other`` between buffers of the pipeline."""
+    if other.buffer.unfilled is not None:
+        other.buffer.before_read(other.box)
+    if target.buffer.unfilled is not None:
+        target.buffer.before_write(target.box)
+    if other.buffer.shadow is not None and target.buffer.shadow is not None:
+        other.buffer.shadow.read_by_task(task, other)
+        target.buffer.shadow.write_by_task(task, target)
+    if not task.machine.clock.dry:
+        target.data[...] = other.data

@@ -1,0 +1,1 @@
+"""Who touched what, and in which order: races found."""

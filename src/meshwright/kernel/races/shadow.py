@@ -1,0 +1,148 @@
+"""Shadows: beside every buffer, who last touched what; each access is held against those before it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from meshwright.core.source import Source
+from meshwright.kernel.races.history import Access, History, Race
+from meshwright.kernel.races.marks import UNDEFINED, Marks, Place
+from meshwright.kernel.run.faults import UninitializedError
+from meshwright.kernel.run.memory import Buffer, mark
+
+if TYPE_CHECKING:
+    from meshwright.kernel.run.tasks import Task
+    from meshwright.kernel.run.transfers import Transfer
+
+_EVENT_BITS = 40
+_EVENT_MASK = (1 << _EVENT_BITS) - 1
+_COPY = 1 << 61  # a write by a copy: the rest of the mark is the copy's number
+_INITIAL = 1 << _EVENT_BITS  # written before the kernel started
+
+
+class Shadow:
+    """Who last wrote and read each part of a buffer."""
+
+    __slots__ = ("buffer", "history", "marks")
+
+    def __init__(self, history: History, buffer: Buffer, initialized: bool) -> None:
+        self.history = history
+        self.buffer = buffer
+        self.marks = Marks(buffer.data.shape, _INITIAL if initialized else 0)
+
+    # Accesses of tasks
+
+    def read_by_task(self, task: Task, place: Place) -> None:
+        """A load."""
+        source = task.source()
+        for value in self.marks.written(place):
+            if value == 0 or value & UNDEFINED:
+                if self._coming(task, place, source):
+                    continue
+                raise self._uninitialized(task, place, source)
+            self._after_write(task, value, "reads", task, source)
+        self.marks.read(place, task.entity, self.history.event(task, source))
+
+    def write_by_task(self, task: Task, place: Place) -> None:
+        """A store."""
+        source = task.source()
+        for value in self.marks.written(place):
+            self._after_write(task, value, "writes", task, source)
+        self._after_reads(task, place, task.entity, source)
+        self.marks.write(place, (task.entity + 1) << _EVENT_BITS | self.history.event(task, source))
+
+    def clear(self, task: Task, place: Place) -> None:
+        """Memory gets another use: what it holds has no value there."""
+        self.write_by_task(task, place)
+        self.marks.write(place, (task.entity + 1) << _EVENT_BITS | int(task.clock[task.entity]), True)
+
+    def _uninitialized(self, task: Task, place: Place, source: Source | None) -> UninitializedError:
+        missing = self.marks.undefined(place)
+        total = mark(self.buffer.data, place.path).size
+        count = int(missing.sum()) if isinstance(missing, np.ndarray) else total
+        return UninitializedError(
+            f"{task.name} reads memory that nothing was written to.",
+            where=source.show() if source else "",
+            why=f"{count} of the {total} elements of {self.buffer.label} it reads have no value yet",
+            fix="store to it first, or wait for the copy that fills it",
+        )
+
+    def _coming(self, task: Task, place: Place, source: Source | None) -> bool:
+        """Whether a copy under way will write what a task reads: that is a race, lost this time."""
+        for copy in task.machine.pending.values():
+            if copy.lands_in(self.buffer) and self.marks.overlap(place, copy.dst):
+                self._race(copy, "writes", copy.source, task, "reads", source, copy)
+                return True
+        return False
+
+    # Accesses of copies
+
+    def read_by_copy(self, copy: Transfer, place: Place) -> Any:
+        """The source of a copy; which of its elements have no value, where that is so."""
+        undefined = False
+        for value in self.marks.written(place):
+            undefined = undefined or value == 0 or value & UNDEFINED != 0
+            self._after_write(copy, value, "reads", copy, copy.source)
+        # Whoever comes after this read comes after those that it comes after.
+        self.marks.end_reads(
+            place, [other for other in self.marks.reading(place) if self.history.knows_read(copy, other)]
+        )
+        self.marks.start_read(place, copy)
+        return self.marks.undefined(place) if undefined else None
+
+    def write_by_copy(self, copy: Transfer, place: Place, undefined: Any) -> None:
+        """The destination of a copy."""
+        for value in self.marks.written(place):
+            self._after_write(copy, value, "writes", copy, copy.source)
+        self._after_reads(copy, place, -1, copy.source)
+        self.marks.write(place, _COPY | copy.number, undefined)
+
+    def fill(self, place: Place) -> None:
+        """Padding: elements that have a value, though an arbitrary one."""
+        self.marks.write(place, _INITIAL)
+
+    # Order
+
+    def _after_write(self, who: Any, value: int, verb: str, actor: Any, source: Source | None) -> None:
+        """Require that the last write, as marked by ``value``, happened before what ``who`` does."""
+        value &= ~UNDEFINED
+        if value & _COPY:
+            copy = self.history.copies[value & ~_COPY]
+            over = copy.write_over
+            known = over is not None and who.clock[over[0]] >= over[1]
+            if copy is not who and not known and not (verb == "writes" and self.history.follows(who, copy)):
+                self._race(copy, "writes", copy.source, actor, verb, source, copy)
+        elif value:
+            entity, number = (value >> _EVENT_BITS) - 1, value & _EVENT_MASK
+            if who.clock[entity] < number:
+                at = self.history.events[entity][number]
+                self._race(self.history.tasks[entity], "writes", at, actor, verb, source, None)
+
+    def _after_reads(self, who: Any, place: Place, own: int, source: Source | None) -> None:
+        """Require that all reads happened before what ``who`` writes; ``own`` reads come before in any case."""
+        for entity, last in self.marks.last_reads(place):
+            if entity != own and last > who.clock[entity]:
+                at = self.history.events[entity][last]
+                self._race(self.history.tasks[entity], "reads", at, who, "writes", source, None)
+        over = []
+        for copy in self.marks.reading(place):
+            if copy is who or self.history.knows_read(who, copy):
+                over.append(copy)
+            else:
+                self._race(copy, "reads", copy.source, who, "writes", source, copy)
+        self.marks.end_reads(place, over)
+
+    def _race(
+        self, first: Any, did: str, at: Source | None, second: Any, does: str, source: Source | None, copy: Any
+    ) -> None:
+        """Keep a race, once for each pair of lines; ``first`` and ``second`` are tasks or copies."""
+        key = frozenset((at, source))
+        races = self.history.races
+        if key in races:
+            return
+        device = self.history.tasks[0].machine.device_name(self.buffer.device, self.buffer.core)
+        why = "no signal, wait or barrier orders the two" if copy is None else copy.never_proved_over(did)
+        accesses = Access(first.name, did, at), Access(second.name, does, source)
+        races[key] = Race(self.buffer.label, device, *accesses, why, copy)

@@ -1,0 +1,1 @@
+"""How long a kernel takes: the clock of a chip, and the timeline."""

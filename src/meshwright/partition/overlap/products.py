@@ -1,0 +1,448 @@
+"""Overlap: a gather or reduce-scatter next to products becomes a ring of permutes beside partial products.
+
+When that pays: ``chips`` devices gather ``[m, k]`` and multiply it by ``[k, n]``, of which each has ``n / chips``
+columns. A step computes ``2·m·k/chips · n/chips`` operations and sends ``2·m·k/chips`` bytes of bf16, so that computing
+hides sending if ``n > chips · flops / bandwidth``. Of any product, ``n`` is ``chips`` times the products that each
+element which is sent takes part in; of a reduce-scatter, the products that are summed up in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any, NamedTuple
+
+from meshwright.core import dtypes
+from meshwright.core.op import Cost
+from meshwright.core.program import Atom, Eqn, Program, Var
+from meshwright.core.source import here
+from meshwright.errors import HardwareError, MeshwrightError
+from meshwright.hardware.chips import Chip, dtype_name, get
+from meshwright.hardware.collectives import collective_seconds
+from meshwright.hardware.roofline import Roofline, work
+from meshwright.hardware.topology import Topology
+from meshwright.ops.basic import add, convert, reshape, transpose
+from meshwright.ops.collective import all_gather, all_gather_invariant, pbroadcast, ppermute, psum_scatter
+from meshwright.ops.contraction import dot_general
+from meshwright.ops.shape import slice_
+from meshwright.partition.combine import KINDS, Beside, Why
+from meshwright.partition.overlap.rings import (
+    Around,
+    Product,
+    Use,
+    gather_ring,
+    kernel_call,
+    kernel_takes,
+    roles,
+    scatter_ring,
+)
+from meshwright.partition.reshard.cost import refined_for, topology_for
+from meshwright.sharding.check import resolve
+from meshwright.sharding.mesh import BaseMesh
+from meshwright.sharding.spec import read_axis
+from meshwright.transform.regions.scan import scan
+from meshwright.transform.simplify import dce
+
+GATHERS = (all_gather, all_gather_invariant)
+MOVABLE = (*GATHERS, pbroadcast, transpose, reshape, convert, slice_)  # before the product of a ring, for another
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """When collectives next to products become rings beside them: where that pays on ``hardware``; None, always.
+
+    ``product(x, y, axis_name)`` multiplies matrices whose left one is gathered along its columns, such as
+    `pallas.ops.all_gather_matmul`; it takes the place of a ring where it can.
+
+    >>> Overlap("tpu v5e").hardware
+    'tpu v5e'
+    """
+
+    hardware: str | Chip | Topology | None = None
+    product: Product | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.hardware, str):
+            get(self.hardware)  # an error that lists the chips
+        if self.hardware is not None and not isinstance(self.hardware, str | Chip | Topology):
+            raise _unknown(self.hardware)
+        if self.product is not None and not callable(self.product):
+            raise MeshwrightError(
+                f"Overlap is given product={self.product!r}.",
+                where=here(),
+                why="a product is a function of a left side to gather, a right side and the name of an axis",
+                fix="product=pallas.ops.all_gather_matmul",
+            )
+
+
+def read_overlap(given: Any) -> Overlap | None:
+    """What jit's ``overlap`` stands for.
+
+    >>> read_overlap(None), read_overlap(True)
+    (None, Overlap(hardware=None, product=None))
+    """
+    if given is None or given is False:
+        return None
+    if isinstance(given, Overlap):
+        return given
+    return Overlap(None if given is True else given)
+
+
+def _unknown(given: Any) -> MeshwrightError:
+    return MeshwrightError(
+        f"Collectives cannot be overlapped for {given!r}.",
+        where=here(),
+        why="they are put beside products always (True), or where it pays: on a chip of that name, or a Topology",
+        fix='mw.jit(f, overlap="tpu v5e")',
+    )
+
+
+class Overlapped(NamedTuple):
+    """A program with rings, and what became of its collectives: why they are there, and what is beside them."""
+
+    program: Program
+    whys: dict[Var, Why]
+    beside: dict[Var, Beside]
+
+
+def overlap(
+    program: Program, mesh: BaseMesh, axes: Mapping[str, int], whys: Mapping[Var, Why], how: Overlap
+) -> Overlapped:
+    """The local program with rings where ``how`` says so, inside of its regions, too.
+
+    b: f32[8,4]{i} = all_gather a axes=('i',) dim=0          d: f32[8,6]{i} = … scan: of what is at hand, a
+    d: f32[8,6]{i} = dot_general b c …               ==>         dot_general with c, and a ppermute to the next
+    """
+    found = _Pass(mesh, axes, whys, how)
+    return Overlapped(found.program(program), found.whys, found.beside)
+
+
+class _Ring(NamedTuple):
+    """A ring in place of a collective and the products next to it."""
+
+    collective: Eqn
+    around: Around
+    products: tuple[Eqn, ...]
+    program: Program
+    inputs: tuple[Atom, ...]
+    outputs: tuple[Var, ...]
+    at: int  # the place of the equation that it takes the place of
+    gone: tuple[int, ...]  # the equations that it stands for
+    before: tuple[int, ...] = ()  # the equations that come before it, which came later
+    use: Use | None = None  # of a gather, if it is the only one
+    kernel: bool = False
+
+
+class _Refused(Exception):
+    """Why a collective stays what it is."""
+
+
+class _Pass:
+    def __init__(self, mesh: BaseMesh, axes: Mapping[str, int], whys: Mapping[Var, Why], how: Overlap) -> None:
+        self.axes, self.how = axes, how
+        self.whys: dict[Var, Why] = dict(whys)
+        self.beside: dict[Var, Beside] = {}
+        self.machine = None if how.hardware is None else _Machine(topology_for(how.hardware, mesh), mesh)
+
+    def program(self, program: Program) -> Program:
+        places = _Places(program, [self.with_regions(eqn) for eqn in program.eqns])
+        constants = list(program.constants)
+        asked = [eqn for eqn in places.eqns if eqn.op in (*GATHERS, psum_scatter) and prod(eqn.params["sizes"]) > 1]
+        # Where two collectives are next to one product, the one that sends more is hidden.
+        for eqn in sorted(asked, key=_sent, reverse=True):
+            kind = KINDS[eqn.op.name]
+            try:
+                ring = self.as_kernel(_gathered(eqn, places) if eqn.op in GATHERS else _scattered(eqn, places))
+                saved = self.machine.saved(ring, kind) if self.machine is not None else None
+            except _Refused as refused:
+                self.beside[eqn.outputs[0]] = Beside(kind, why_not=str(refused))
+                continue
+            constants += ring.program.constants
+            self.note(ring, Beside(kind, ring.around.size - 1, len(ring.products), saved))
+            places.put(ring)
+        found = Program(program.inputs, tuple(places.in_order()), program.outputs, tuple(constants))
+        return dce(found) if places.rings else found
+
+    def with_regions(self, eqn: Eqn) -> Eqn:
+        if not any(True for _ in eqn.regions()):
+            return eqn
+        params = {name: self.inside(value) for name, value in eqn.params.items()}
+        return Eqn(eqn.op, eqn.inputs, params, eqn.outputs, eqn.source)
+
+    def inside(self, value: Any) -> Any:
+        if isinstance(value, Program):
+            return self.program(value)
+        return tuple(map(self.inside, value)) if isinstance(value, tuple) else value
+
+    def as_kernel(self, ring: _Ring) -> _Ring:
+        """The same by the kernel that was given, if it can do it."""
+        kernel, use = self.how.product, ring.use
+        if kernel is None or use is None:
+            return ring
+        shard, dim = ring.collective.inputs[0].type, ring.collective.params["dim"]
+        if not kernel_takes(use, dim, ring.around, list(self.axes)):
+            return ring
+        program = kernel_call(ring.around, shard, dim, use, kernel, list(self.axes.items()))
+        return ring._replace(program=program, kernel=True)
+
+    def note(self, ring: _Ring, beside: Beside) -> None:
+        """Remember what became of a collective, and why it was there."""
+        if ring.kernel:
+            self.beside[ring.outputs[0]] = beside._replace(permutes=0, kernel=ring.collective)
+            return
+        why = self.whys.get(ring.collective.outputs[0])
+        for var in _permuted(ring.program):
+            self.beside[var] = beside
+            if why is not None:
+                self.whys[var] = why
+
+
+def _sent(eqn: Eqn) -> int:
+    """Bytes that a device receives."""
+    group, held = prod(eqn.params["sizes"]), eqn.inputs[0].type.nbytes
+    return held * (group - 1) if eqn.op in GATHERS else held * (group - 1) // group
+
+
+def _permuted(program: Program) -> Iterator[Var]:
+    for eqn in program.eqns:
+        if eqn.op is ppermute:
+            yield eqn.outputs[0]
+        for _, inner in eqn.regions():
+            yield from _permuted(inner)
+
+
+class _Places:
+    """Equations, and where each runs once there are rings.
+
+    Everything keeps its place but for products, which run where their ring is, and what is moved before one. A ring
+    reads only what was there before its place, and nothing before its place reads what it makes: so what every
+    equation reads always comes before it.
+    """
+
+    def __init__(self, program: Program, eqns: Sequence[Eqn]) -> None:
+        self.eqns = eqns
+        self.outputs = set(program.outputs)
+        self.made: dict[Atom, int] = {}  # by which equation
+        self.readers: dict[Atom, list[int]] = {}
+        for n, eqn in enumerate(eqns):
+            self.made.update(dict.fromkeys(eqn.outputs, n))
+            for atom in dict.fromkeys(eqn.inputs):
+                self.readers.setdefault(atom, []).append(n)
+        self.at = list(range(len(eqns)))  # where each equation runs
+        self.rings: dict[int, _Ring] = {}  # by place
+        self.in_ring: set[int] = set()  # the equations that rings stand for
+
+    def read_by(self, var: Atom) -> list[int]:
+        """The equations that read a value, in the order they run."""
+        return sorted(self.readers.get(var, ()), key=self.at.__getitem__)
+
+    def put(self, ring: _Ring) -> None:
+        """Enter a ring."""
+        self.rings[ring.at] = ring
+        self.in_ring.update(ring.gone)
+        for n in (*ring.gone, *ring.before):
+            self.at[n] = ring.at
+        self.made.update(dict.fromkeys(ring.outputs, ring.at))
+
+    def movable(self, atom: Atom, place: int) -> list[int] | None:
+        """The equations to move to a place so that a value is there; None if they are more than views and gathers."""
+        n = self.made.get(atom)
+        if n is None or self.at[n] < place:
+            return []
+        if n in self.in_ring or self.eqns[n].op not in MOVABLE:
+            return None
+        found = [self.movable(a, place) for a in self.eqns[n].inputs]
+        return None if None in found else [*(m for part in found for m in part or ()), n]
+
+    def in_order(self) -> Iterator[Eqn]:
+        moved = {n for ring in self.rings.values() for n in ring.before}
+        for n, eqn in enumerate(self.eqns):
+            ring = self.rings.get(n)
+            if ring is not None:
+                yield from (self.eqns[m] for m in sorted(set(ring.before)) if self.at[m] == n)
+                yield from _spliced(ring)
+            elif n not in self.in_ring and n not in moved:
+                yield eqn
+
+
+def _spliced(ring: _Ring) -> Iterator[Eqn]:
+    """The equations of a ring, on the values of the program it is in."""
+    names: dict[Atom, Any] = dict(zip(ring.program.inputs, ring.inputs, strict=True))
+    names.update(zip(ring.program.outputs, ring.outputs, strict=True))
+    for eqn in ring.program.eqns:
+        inputs, outputs = ([names.get(a, a) for a in atoms] for atoms in (eqn.inputs, eqn.outputs))
+        yield Eqn(eqn.op, inputs, eqn.params, outputs, eqn.source)
+
+
+# What stands next to a collective
+
+
+def _gathered(eqn: Eqn, places: _Places) -> _Ring:
+    """The products that read what is gathered, at the place of the first; what else reads it later reads what the ring
+    collects."""
+    around, dim = Around(eqn.params["axes"], eqn.params["sizes"], eqn.source), eqn.params["dim"]
+    same: dict[Var, int] = {eqn.outputs[0]: places.made[eqn.outputs[0]]}  # what is gathered, lifted or not
+    lifted = list(same)
+    for var in lifted:
+        found = [n for n in places.read_by(var) if places.eqns[n].op is pbroadcast]
+        same.update((places.eqns[n].outputs[0], n) for n in found)
+        lifted += [places.eqns[n].outputs[0] for n in found]
+    readers = {n for var in same for n in places.read_by(var)} - set(same.values())
+    uses: list[Use] = []
+    gone, before = list(same.values()), []
+    collected = [var for var in same if var in places.outputs]
+    first = -1
+    for n in sorted(readers, key=places.at.__getitem__):
+        use = _use(places, n, same)
+        if not uses:
+            first = n
+            _check_first(places, n, use, dim, around)
+        moved = None if use is None or not _in_parts(use, dim, around) else places.movable(_other(use), first)
+        if use is not None and moved is not None and _other(use) not in same:
+            uses.append(use)
+            gone.append(n)
+            before += moved
+        else:
+            collected += [var for var in same if var in places.eqns[n].inputs and var not in collected]
+    if not uses:
+        raise _Refused("no product reads it")
+    if not all(set(around.axes) <= set(var.type.varying) for var in collected):
+        raise _Refused("it is also needed as a value that is known to be the same on all devices")
+    if len({var.type for var in collected}) < len(collected):
+        raise _Refused("it is also needed as two values of one type")
+    program = gather_ring(around, eqn.inputs[0].type, dim, uses, [var.type for var in collected])
+    return _Ring(
+        eqn,
+        around,
+        tuple(use.eqn for use in uses),
+        program,
+        (eqn.inputs[0], *map(_other, uses)),
+        (*(use.eqn.outputs[0] for use in uses), *collected),
+        first,
+        tuple(gone),
+        tuple(before),
+        uses[0] if len(uses) == 1 and not collected else None,
+    )
+
+
+def _use(places: _Places, n: int, same: Mapping[Var, int]) -> Use | None:
+    """The product that an equation is of what is gathered."""
+    eqn = places.eqns[n]
+    operands = [number for number, atom in enumerate(eqn.inputs) if atom in same]
+    return Use(eqn, operands[0]) if eqn.op is dot_general and len(operands) == 1 and n not in places.in_ring else None
+
+
+def _other(use: Use) -> Atom:
+    return use.eqn.inputs[1 - use.operand]
+
+
+def _in_parts(use: Use, dim: int, around: Around) -> bool:
+    """Whether a product can be taken in parts along a dim of an operand, each device in an order of its own."""
+    summed = roles(use.eqn, use.operand, dim).result is None
+    return set(around.axes) <= set(use.result.varying) and not (summed and use.result.dtype == dtypes.BOOL)
+
+
+def _check_first(places: _Places, n: int, use: Use | None, dim: int, around: Around) -> None:
+    """Refuse if what reads a gathered value first is no product that could wait for its parts."""
+    if n in places.in_ring:
+        raise _Refused("the product that reads it hides another collective")
+    if use is None and places.eqns[n].op is dot_general:
+        raise _Refused("a product of it with itself reads it first")
+    if use is None:
+        raise _Refused(f"{places.eqns[n].op.name} reads it first, and no product")
+    if not set(around.axes) <= set(use.result.varying):
+        raise _Refused(f"all devices along {', '.join(around.axes)} compute the same product of it")
+    if not _in_parts(use, dim, around):
+        raise _Refused("products of bools are not sums")
+
+
+def _scattered(eqn: Eqn, places: _Places) -> _Ring:
+    """The products whose sum is summed up and scattered."""
+    around, dim = Around(eqn.params["axes"], eqn.params["sizes"], eqn.source), eqn.params["dim"]
+    summands: list[Atom] = [eqn.inputs[0]]
+    products: list[Eqn] = []
+    place = places.made[eqn.outputs[0]]
+    gone = [place]
+    while summands:
+        atom = summands.pop()
+        n = places.made.get(atom)
+        made = None if n is None else places.eqns[n]
+        same = made is not None and made.op in (dot_general, add) and atom.type.shape == eqn.inputs[0].type.shape
+        if n is None or made is None or not same:
+            raise _Refused("what it sums is not a product, nor a sum of products")
+        if n in places.in_ring:
+            raise _Refused("a product that it sums hides another collective")
+        doubled = made.op is add and made.inputs[0] is made.inputs[1]
+        if doubled or atom in places.outputs or len(places.read_by(atom)) > 1:
+            raise _Refused("a product that it sums is also needed as it is")
+        gone.append(n)
+        if made.op is add:
+            summands += reversed(made.inputs)
+        else:
+            products.append(made)
+    program = scatter_ring(around, products, dim, eqn.outputs[0].type)
+    inputs = tuple(atom for product in products for atom in product.inputs)
+    return _Ring(eqn, around, tuple(products), program, inputs, tuple(eqn.outputs), place, tuple(gone))
+
+
+# Whether it pays
+
+
+class _Machine:
+    """What rings take on a machine, by its roofline."""
+
+    def __init__(self, topology: Topology, mesh: BaseMesh) -> None:
+        self.topology, self.mesh = topology, mesh
+
+    def saved(self, ring: _Ring, kind: str) -> float:
+        """Seconds that a ring saves; refused where computing does not hide sending, or memory costs more."""
+        eqn, around = ring.collective, ring.around
+        axes, topology = refined_for(resolve(self.mesh, map(read_axis, around.axes)), self.topology)
+        block = (eqn.inputs[0] if eqn.op in GATHERS else eqn.outputs[0]).type
+        shift = 1 if len(around.axes) == 1 else None
+        send = collective_seconds("permute", around.size * block.nbytes, topology, axes, shift=shift)
+        try:
+            compute = sum(self.product(one).compute_seconds for one in ring.products) / around.size
+            apart = sum(self.product(one).seconds for one in ring.products)
+            # A kernel sums partial products up where it computes them.
+            step = apart / around.size
+            beside = (around.size - 1) * max(step, send) + step if ring.kernel else self.seconds(ring.program, send)
+        except HardwareError as error:
+            raise _Refused(error.what.rstrip(".")) from None
+        chips, operations = around.size, sum(_cost(one).flops for one in ring.products)
+        if not operations:
+            raise _Refused("there is nothing to compute")
+        n = operations / (2 * block.size)
+        if compute < send:
+            need = n * send / compute
+            raise _Refused(f"n = {n:.0f} < {need:.0f}, by which {chips} chips compute as long as they send")
+        volume = around.size * block.nbytes
+        saved = collective_seconds(kind, volume, topology, axes) + apart - beside
+        if saved <= 0:
+            raise _Refused(f"n = {n:.0f} hides it, but partial products need more of the memory's time than is saved")
+        return saved
+
+    def product(self, eqn: Eqn) -> Roofline:
+        """The work of a product."""
+        cost = _cost(eqn)
+        return work(cost.flops, cost.nbytes, self.topology.chip, dtype_name(eqn.inputs[0].type.dtype))
+
+    def seconds(self, program: Program, send: float) -> float:
+        """The time of a ring: the steps of its loop compute and send at once."""
+        total, sends = 0.0, 0.0
+        for eqn in program.eqns:
+            if eqn.op is scan:
+                total += eqn.params["length"] * self.seconds(eqn.params["body"], send)
+            elif eqn.op is ppermute:
+                sends += send
+            elif eqn.op is dot_general:
+                total += self.product(eqn).seconds
+            elif any(v.type.ndim for v in eqn.outputs) and eqn.op is not pbroadcast:
+                moved = min(_cost(eqn).nbytes, sum(x.type.nbytes for x in (*eqn.inputs, *eqn.outputs)))
+                total += work(0, moved, self.topology.chip).seconds
+        return max(total, sends)
+
+
+def _cost(eqn: Eqn) -> Cost:
+    return eqn.op.cost([a.type for a in eqn.inputs], [v.type for v in eqn.outputs], eqn.params)

@@ -1,0 +1,67 @@
+"""How long the steps of a reshard plan take on a machine."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+from meshwright.hardware.collectives import collective_seconds
+from meshwright.hardware.machines import machine_for
+from meshwright.hardware.placement import Span
+from meshwright.hardware.topology import Topology
+from meshwright.partition.reshard.blocks import Blocks
+from meshwright.partition.reshard.steps import AllGather, AllToAll, Permute, ReshardStep, Rounds
+from meshwright.sharding.axes import Axes, AxisRef
+from meshwright.sharding.mesh import BaseMesh
+
+
+def topology_for(hardware: Any, mesh: BaseMesh) -> Topology:
+    """A machine on which the mesh lies: as given, laid on the one given, or one made of the chip named."""
+    return machine_for(hardware, mesh.shape, "plan")
+
+
+def step_seconds(step: ReshardStep, local_bytes: float, unit_bytes: int, topology: Topology) -> float:
+    """The modelled time of a step on arrays of ``local_bytes`` a device; blocks count in ``unit_bytes``."""
+    if not step.collectives:
+        return 0.0
+    axes, refined = refined_for(step.axes, topology)
+    if isinstance(step, Blocks):
+        each = step.group * unit_bytes
+        return sum(
+            count * collective_seconds("permute", prod(shape) * each, refined, axes, shift=None)
+            for shape, count in step.missing.counts
+        )
+    if isinstance(step, Permute | Rounds):
+        size = local_bytes * step.group / step.collectives
+        return step.collectives * collective_seconds("permute", size, refined, axes, shift=None)
+    size = local_bytes * step.group if isinstance(step, AllGather | AllToAll) else local_bytes
+    return collective_seconds(step.kind, size, refined, axes)
+
+
+def refined_for(axes: Axes, topology: Topology) -> tuple[tuple[str, ...] | None, Topology]:
+    """The machine with a mesh that has these parts of axes as axes."""
+    if not axes:
+        return None, topology
+    if all(axis.is_full for axis in axes):
+        return tuple(axis.name for axis in axes), topology
+    spans = {axis.short(): spans_of_part(topology.mapping[axis.name], axis) for axis in axes}
+    mesh = {axis.short(): axis.size for axis in axes}
+    if any(prod(span.size for span in spans[name]) != size for name, size in mesh.items()):
+        return tuple(dict.fromkeys(axis.name for axis in axes)), topology  # as costly as the whole axes
+    on = Topology(topology.chip, topology.shape, mesh=mesh, mapping=spans, wrap=topology.wrap, slices=topology.slices)
+    return tuple(mesh), on
+
+
+def spans_of_part(spans: tuple[Span, ...], axis: AxisRef) -> tuple[Span, ...]:
+    """Where a part of an axis lies on the chips, if the axis lies on these."""
+    found: list[Span] = []
+    below = 1
+    first, last = axis.post, axis.post * axis.size
+    for span in reversed(spans):
+        low, high = max(first, below), min(last, below * span.size)
+        if low < high:
+            if low % below or high % low or (below * span.size) % high:
+                return spans  # it is no part of the machine's axes
+            found.insert(0, Span(span.axis, high // low, span.stride * (low // below)))
+        below *= span.size
+    return tuple(found)

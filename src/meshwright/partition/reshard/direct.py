@@ -1,0 +1,213 @@
+"""The way from one sharding to another where their blocks do not nest: blocks are sent directly.
+
+Digits that some dims have in common still help: a digit that only the target splits, by an atom that is idle in the
+source, is sliced first, and one that only the source splits, by an atom that is idle in the target, is gathered last.
+What is left between is exchanged in rounds of permutes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from math import prod
+
+import numpy as np
+
+from meshwright.core.source import here
+from meshwright.errors import ShardingError
+from meshwright.partition.reshard.blocks import (
+    MOST_CELLS,
+    MOST_ENTRIES,
+    MOST_ROUNDS,
+    Blocks,
+    Sides,
+    Split,
+    blocks_step,
+    count_cells,
+)
+from meshwright.partition.reshard.search import Name, on_parts
+from meshwright.partition.reshard.sketch import Cut, Sketch
+from meshwright.partition.reshard.steps import (
+    AllGather,
+    AllReduce,
+    Mask,
+    Place,
+    ReduceScatter,
+    ReshardStep,
+    Slice,
+)
+from meshwright.partition.reshard.structure import Frame, Structure, atoms_of, numbered, tables
+from meshwright.sharding.axes import cut
+from meshwright.sharding.placement import Digit, Digits, axes_of, block_numbers, block_size
+
+
+def direct_sketches(
+    found: Frame, parts: Structure, shape: Sequence[int], name: Name, reduction: str, sums_by: str, most: int
+) -> list[Sketch]:
+    """Sums are scattered over dims without common digits, or reduced whole; none with more than ``most`` cells."""
+    ways = [_Direct(found, parts, shape, scatter) for scatter in ((True, False) if parts.owed else (False,))]
+    every = [way.sketch(name, reduction, sums_by) for way in ways if way.cells <= most]
+    return [sketch for sketch in every if all(map(_can_be_written, sketch.steps))]
+
+
+def _can_be_written(step: ReshardStep) -> bool:
+    """Whether the rounds of a step, each a table of the devices along its axes, are few and small enough."""
+    devices = prod({axis.name: axis.whole for axis in step.axes}.values())
+    return step.collectives <= MOST_ROUNDS and step.collectives * devices <= MOST_ENTRIES
+
+
+def listed_sketch(found: Frame, shape: Sequence[int], reduction: str) -> Sketch:
+    """All devices exchange with each other: their axes have no common parts."""
+    blocks = [
+        Sides(size, *(_count(side.dims[dim]) for side in (found.source, found.target)))
+        for dim, size in enumerate(shape)
+    ]
+    cells = count_cells(blocks, found.source.size)
+    if cells > MOST_CELLS:
+        raise ShardingError(
+            "The devices of this reshard cannot be matched one by one.",
+            where=here(),
+            why=f"the two sides cut {found.source.size} devices differently, and their shards into {cells} blocks;"
+            f" up to {MOST_CELLS} are matched",
+            fix="reshard to P() first, and from there to dst",
+        )
+    splits = [
+        Split(size, *one, *other)
+        for size, one, other in zip(shape, tables(found.source), tables(found.target), strict=True)
+    ]
+    ends = tuple((block_size(s.size, s.source_blocks), block_size(s.size, s.target_blocks)) for s in splits)
+    owed = axes_of(found.mesh, found.source.unreduced) or ()
+    first: tuple[ReshardStep, ...] = (AllReduce(owed, reduction),) if owed else ()
+    over = tuple(axis for axis in cut(found.mesh.axes, owed) if axis.size > 1)
+    step = blocks_step(splits, found.source.size, over, ())
+    cuts = tuple(Cut(((),) * len(splits), tuple(sizes[side] for sizes in ends)) for side in (0, 1))
+    return Sketch(cuts, {}, (*first, step))
+
+
+class _Direct:
+    """Where digits lie before and after the exchange, and what is sliced, scattered, reduced and gathered around it."""
+
+    def __init__(self, found: Frame, parts: Structure, shape: Sequence[int], scatter: bool) -> None:
+        self.found, self.parts, self.shape = found, parts, shape
+        self.source: dict[Place, Digit] = {}
+        self.target: dict[Place, Digit] = {}
+        for dim, pieces in enumerate(parts.dims):
+            for digit, piece in enumerate(pieces or ()):
+                if piece.source is not None:
+                    self.source[Place(dim, digit)] = piece.source
+                if piece.target is not None:
+                    self.target[Place(dim, digit)] = piece.target
+        self.start = dict(self.source)
+        self.sliced: list[tuple[Place, Digit]] = []
+        self.scattered: list[tuple[Place, Digit]] = []
+        self.gathered: list[tuple[Place, Digit]] = []
+        self._around()
+        self.whole = [atom for atom in parts.owed if atom not in {atom for _, atom in self.scattered}]
+        self.minor: dict[int, list[Digit]] = {}  # digits of dims without common ones, for sums
+        if scatter:
+            self._scatter()
+        self.rest = tuple(
+            1 if pieces is None else block_size(size, prod(piece.size for piece in pieces))
+            for size, pieces in zip(shape, parts.dims, strict=True)
+        )
+        self.sides = [self._sides(dim) for dim in range(len(shape))]
+        self.over = [atom for atom in reversed(parts.atoms) if any(atom in (*a, *b) for _, a, b in self.sides)]
+
+    @property
+    def cells(self) -> int:
+        """How many blocks are exchanged or kept."""
+        return count_cells([Sides(n, _count(a), _count(b)) for n, a, b in self.sides], _count(self.over))
+
+    def _around(self) -> None:
+        """Slice and gather what can be; only digits next to those that are split, so that blocks stay whole."""
+        parts, sides = self.parts, (self.found.source, self.found.target)
+        apart = [dim for dim, pieces in enumerate(parts.dims) if pieces is None]
+        busy, aimed = ({a for dim in apart for a in atoms_of(side.dims[dim], parts.atoms)} for side in sides)
+        busy |= {*self.source.values(), *parts.source_sums} - {*parts.owed}
+        aimed |= {*self.target.values()}
+        for dim, pieces in enumerate(parts.dims):
+            for digit, piece in enumerate(pieces or ()):
+                place = Place(dim, digit)
+                if piece.source is None and piece.target is not None:
+                    if piece.target in busy:
+                        break
+                    (self.scattered if piece.target in parts.owed else self.sliced).append((place, piece.target))
+                    self.source[place] = piece.target
+                elif piece.target is None and piece.source is not None:
+                    if piece.source in aimed:
+                        break
+                    self.gathered.append((place, piece.source))
+                    self.target[place] = piece.source
+
+    def _scatter(self) -> None:
+        """Put atoms that owe sums onto the minor ends of blocks that they divide."""
+        for atom in list(self.whole):
+            for dim, pieces in enumerate(self.parts.dims):
+                digits = self.minor.get(dim, [])
+                blocks = _count(self.found.source.dims[dim]) * _count(digits)
+                if pieces is None and self.shape[dim] % (blocks * atom.size) == 0:
+                    self.scattered.append((Place(dim, len(digits)), atom))
+                    self.minor[dim] = [*digits, atom]
+                    self.whole.remove(atom)
+                    break
+
+    def sketch(self, name: Name, reduction: str, sums_by: str) -> Sketch:
+        """The steps."""
+        parts = self.parts
+        steps: list[ReshardStep] = [Slice(on_parts(self.sliced, name))] if self.sliced else []
+        steps += [ReduceScatter(on_parts(self.scattered, name), reduction)] if self.scattered else []
+        steps += [AllReduce(tuple(map(name, self.whole)), reduction)] if self.whole else []
+        steps.append(self._exchange(name))
+        steps += [AllGather(on_parts(self.gathered, name))] if self.gathered else []
+        steps += [Mask(tuple(map(name, parts.introduced)), sums_by)] if parts.introduced else []
+        start = {place: name(atom) for place, atom in self.start.items()}
+        return Sketch((self._cut(False), self._cut(True)), start, tuple(steps))
+
+    def _cut(self, moved: bool) -> Cut:
+        """How dims are read before the exchange, or after it."""
+        side = self.found.target if moved else self.found.source
+        digits, rest = [], []
+        for dim, (size, pieces) in enumerate(zip(self.shape, self.parts.dims, strict=True)):
+            if pieces is not None:
+                digits.append(tuple(piece.size for piece in pieces))
+                rest.append(self.rest[dim])
+            else:
+                minor = () if moved else self.minor.get(dim, ())
+                digits.append(tuple(digit.size for digit in minor))
+                rest.append(block_size(size, _count(side.dims[dim])) // _count(minor))
+        return Cut(tuple(digits), tuple(rest))
+
+    def _exchange(self, name: Name) -> Blocks:
+        """The rounds, among the devices along the atoms that are not the same on both sides."""
+        digits, devices = numbered(reversed(self.over))
+        numbers = np.arange(devices)
+        splits = [
+            Split(
+                size,
+                _count(source),
+                block_numbers(tuple(digits[atom] for atom in source), numbers),
+                _count(target),
+                block_numbers(tuple(digits[atom] for atom in target), numbers),
+            )
+            for size, source, target in self.sides
+        ]
+        mapped = [(place, name(atom)) for place, atom in self.target.items()]
+        return blocks_step(splits, devices, tuple(map(name, self.over)), mapped)
+
+    def _sides(self, dim: int) -> tuple[int, Digits, Digits]:
+        """What of a dim is exchanged, and the atoms of both sides: digits kept at the major end are left out."""
+        pieces = self.parts.dims[dim]
+        if pieces is None:
+            one, other = (atoms_of(side.dims[dim], self.parts.atoms) for side in (self.found.source, self.found.target))
+            return self.shape[dim], (*one, *self.minor.get(dim, ())), other
+        places = [Place(dim, digit) for digit in range(len(pieces))]
+        while places and self.source.get(places[0]) == self.target.get(places[0]) is not None:
+            places.pop(0)
+        return (
+            self.rest[dim] * prod(pieces[place.digit].size for place in places),
+            tuple(self.source[place] for place in places if place in self.source),
+            tuple(self.target[place] for place in places if place in self.target),
+        )
+
+
+def _count(digits: Iterable[Digit]) -> int:
+    return prod(digit.size for digit in digits)

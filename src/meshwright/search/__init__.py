@@ -1,0 +1,1 @@
+"""Search over ways to spread a training step over devices."""

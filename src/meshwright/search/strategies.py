@@ -1,0 +1,293 @@
+"""Search over strategies: data × horizontal × pipeline degrees, microbatches, schedule, zero, recomputation."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from hashlib import sha256
+from math import gcd, isqrt
+
+from meshwright.device.on_topology import OnTopology
+from meshwright.errors import ShapeError
+from meshwright.hardware.topology import Topology
+from meshwright.search.estimates import EstimateFile
+from meshwright.search.layered import Layered, layered
+from meshwright.search.layered_plan import MOST_LAYERS, LayeredPlan
+from meshwright.search.strategy import Costs, Estimate, Strategy, check_count
+from meshwright.search.traced import Traced
+from meshwright.search.traced_plan import TracedPlan
+from meshwright.search.unrolled import MLP
+
+Model = MLP | Layered | Traced
+MANY = 20_000  # strategies, from which on starting processes pays
+CHUNK = 16  # strategies that a process is given at once
+MOST_WORKERS = 1024
+MOST_DEVICES = 10**12
+
+
+def estimate(
+    model: Model,
+    strategy: Strategy,
+    batch: int,
+    costs: Costs,
+    *,
+    itemsize: int = 4,
+    state_bytes: int = 0,
+    memory_bytes: float | None = None,
+) -> Estimate:
+    """The time and memory of one training step.
+
+    >>> from meshwright import dist
+    >>> found = dist.estimate(dist.MLP(8, 512, 256), dist.Strategy(), 256, dist.DistIR())
+    >>> f"{found.seconds:.9g}"
+    '0.000715033748'
+    """
+    plan = _plan(model, strategy, batch, costs, itemsize, state_bytes)
+    peak = plan.peak_bytes()
+    seconds, bubble = plan.seconds()
+    fits = memory_bytes is None or peak <= memory_bytes
+    return Estimate(strategy, seconds, peak, batch / seconds, bubble, fits)
+
+
+def _plan(
+    model: Model, strategy: Strategy, batch: int, costs: Costs, itemsize: int, state_bytes: int
+) -> LayeredPlan | TracedPlan:
+    if isinstance(model, Traced):
+        return TracedPlan(model, strategy, batch, costs, state_bytes)
+    return LayeredPlan(layered(model), strategy, batch, costs, itemsize, state_bytes)
+
+
+class _Pruned:
+    """Estimates of what can still be best: it fits, and nothing found so far beats it in time and memory both."""
+
+    def __init__(self, model: Model, batch: int, costs: Costs, itemsize: int, state_bytes: int, most: float | None):
+        self.given = model, batch, costs, itemsize, state_bytes
+        self.most = most
+        self.front: list[Estimate] = []
+
+    def __call__(self, strategy: Strategy) -> Estimate | None:
+        model, batch, costs, itemsize, state_bytes = self.given
+        plan = _plan(model, strategy, batch, costs, itemsize, state_bytes)
+        peak = plan.peak_bytes()
+        if self.most is not None and peak > self.most:
+            return None
+        near = [e for e in self.front if e.peak_bytes <= peak]
+        if near and plan.least_seconds() > min(e.seconds for e in near):
+            return None
+        seconds, bubble = plan.seconds()
+        found = Estimate(strategy, seconds, peak, batch / seconds, bubble, True)
+        if not any(e.seconds <= seconds for e in near):
+            self.front = [e for e in self.front if e.seconds < seconds or e.peak_bytes < peak] + [found]
+        return found
+
+
+def strategies(
+    model: Model,
+    devices: int,
+    batch: int,
+    *,
+    microbatches: Sequence[int] | None = None,
+    schedules: Sequence[str] = ("1f1b",),
+    chunks: Sequence[int] = (2,),
+    zero: Sequence[int] = (0,),
+    recompute: Sequence[bool] = (False,),
+) -> Iterator[Strategy]:
+    """Every strategy on exactly so many devices whose degrees divide the model and the batch.
+
+    >>> from meshwright import dist
+    >>> [(s.data, s.horizontal, s.pipeline) for s in dist.strategies(dist.MLP(8, 512, 256), 2, 256, microbatches=[1])]
+    [(1, 1, 2), (1, 2, 1), (2, 1, 1)]
+    """
+    found = model if isinstance(model, Traced) else layered(model)
+    check_count("The number of devices", devices, "devices=64")
+    check_count("The batch", batch, "batch=512")
+    counts = microbatches or [2**n for n in range(8)]
+    for what, given in (("microbatches", counts), ("chunks", chunks)):
+        for count in given:
+            check_count(f"One of the {what}", count, f"{what}=[2, 4]")
+    most = min(MOST_LAYERS, found.most_stages if isinstance(found, Traced) else found.layers)
+    for data in _divisors(gcd(devices, batch)):
+        left = devices // data
+        for horizontal in [left // n for n in range(min(most, left), 0, -1) if left % n == 0]:
+            pipeline = left // horizontal
+            if data > 1 and isinstance(found, Traced) and found.whole:
+                continue
+            if not _has_stages(found, pipeline) or not found.divides(horizontal):
+                continue
+            if horizontal > 1 and isinstance(model, MLP) and (model.layers // pipeline) % 2:
+                continue
+            for k in counts if pipeline > 1 else [k for k in counts if k == min(counts)]:
+                if batch // data % k:
+                    continue
+                for schedule in schedules if pipeline > 1 else schedules[:1]:
+                    for v in chunks if schedule == "interleaved" else (1,):
+                        if not _has_stages(found, pipeline * v) or (v > 1 and k % pipeline):
+                            continue
+                        for z in zero if data > 1 else (0,):
+                            for again in recompute:
+                                yield Strategy(data, horizontal, pipeline, k, schedule, v, z, again)
+
+
+def _has_stages(model: Traced | Layered, stages: int) -> bool:
+    return stages <= model.most_stages if isinstance(model, Traced) else model.layers % stages == 0
+
+
+def _divisors(n: int) -> list[int]:
+    if n > MOST_DEVICES:
+        raise ShapeError(
+            f"The parts that {n} has are not looked for.",
+            why=f"it is what the number of devices and the batch have in common, and at most {MOST_DEVICES}",
+            fix="fewer devices, or a smaller batch",
+        )
+    small = [d for d in range(1, isqrt(n) + 1) if n % d == 0]
+    return sorted({*small, *(n // d for d in small)})
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """What a search found, the best that fits first."""
+
+    estimates: tuple[Estimate, ...]
+
+    @property
+    def best(self) -> Estimate | None:
+        """The fastest that fits into memory."""
+        return next((e for e in self.estimates if e.fits), None)
+
+    @property
+    def pareto(self) -> tuple[Estimate, ...]:
+        """Those no other beats both in samples per second and in memory."""
+        found: list[Estimate] = []
+        for e in sorted(self.estimates, key=lambda e: (-e.samples_per_s, e.peak_bytes)):
+            if not found or e.peak_bytes < found[-1].peak_bytes:
+                found.append(e)
+        return tuple(found)
+
+    def __len__(self) -> int:
+        return len(self.estimates)
+
+
+def grid_search(
+    model: Model,
+    topology: Topology | None = None,
+    batch: int | None = None,
+    *,
+    devices: int | None = None,
+    costs: Costs | None = None,
+    itemsize: int = 2,
+    state_bytes: int | None = None,
+    memory_bytes: float | None = None,
+    executor: Executor | None = None,
+    workers: int | None = None,
+    path: str | os.PathLike[str] | None = None,
+    prune: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+    microbatches: Sequence[int] | None = None,
+    schedules: Sequence[str] = ("1f1b", "interleaved", "zb-h1"),
+    chunks: Sequence[int] = (2,),
+    zero: Sequence[int] = (0, 1, 2, 3),
+    recompute: Sequence[bool] = (False, True),
+) -> SearchResult:
+    """Cost every strategy on a machine, and sort them: those that fit into memory first, the fastest first.
+
+    ``executor`` is any of `concurrent.futures`, or what behaves like one; without, a long search takes ``workers``
+    processes of this machine, one per core. With ``path``, estimates are kept in a file (CSV, or JSON by line if its
+    name ends in .json) as they are made, and those it has already, of the same model and machine, are not computed
+    again. ``progress`` is called with how many are done, and of how many. ``state_bytes`` is what the optimizer keeps
+    for each parameter, 12 by default; a traced step has what it keeps among its inputs. ``prune`` leaves out what does
+    not fit into memory and, by a bound on its time, much of what cannot be best or on the front; the rest is the same.
+
+    >>> from meshwright import dist, hardware
+    >>> found = dist.grid_search(dist.GPT(layers=12, dim=768, heads=12), hardware.Topology("h100", 8), batch=64)
+    >>> found.best.strategy.devices, found.best.fits, len(found.pareto) > 1
+    (8, True, True)
+    """
+    if costs is None:
+        if topology is None:
+            raise ShapeError(
+                "There is no machine to search on.",
+                why="neither a topology nor costs are given",
+                fix='dist.grid_search(model, mw.hardware.Topology("h100", 64), batch=512)',
+            )
+        costs = OnTopology(topology)
+    if batch is None:
+        batch = model.batch if isinstance(model, MLP) else 0
+    count = devices or (topology.size if topology is not None else 0)
+    if batch < 1 or count < 1:
+        raise ShapeError(
+            "A search needs a batch and devices.", why=f"batch={batch}, devices={count}", fix="batch=512, devices=64"
+        )
+    if workers is not None:
+        check_count("workers", workers, "workers=8")
+        if workers > MOST_WORKERS:
+            raise ShapeError(
+                f"workers is {workers}.",
+                why=f"each is a process, and up to {MOST_WORKERS} are started",
+                fix="workers=8",
+            )
+    if memory_bytes is None and topology is not None:
+        memory_bytes = topology.chip.hbm_bytes
+    options = {
+        "microbatches": microbatches,
+        "schedules": schedules,
+        "chunks": chunks,
+        "zero": zero,
+        "recompute": recompute,
+    }
+    if state_bytes is None:
+        state_bytes = 0 if isinstance(model, Traced) else 12
+    wanted = list(strategies(model, count, batch, **options))  # type: ignore[arg-type]
+    one: Callable[[Strategy], Estimate | None] = partial(
+        estimate, model, batch=batch, costs=costs, itemsize=itemsize, state_bytes=state_bytes, memory_bytes=memory_bytes
+    )
+    if prune:
+        one = _Pruned(model, batch, costs, itemsize, state_bytes, memory_bytes)
+    kept = None
+    if path is not None:
+        kept = EstimateFile(path, _case(costs, count, itemsize, model, batch, topology, state_bytes, memory_bytes))
+    known = kept.known if kept is not None else {}
+    todo = [s for s in wanted if s not in known]
+    done = []
+    try:
+        with _executor(executor, workers, len(todo)) as pool:
+            made = pool.map(one, todo, chunksize=CHUNK) if pool is not None else map(one, todo)
+            for n, found in enumerate(made):
+                if found is not None:
+                    done.append(found)
+                    if kept is not None:
+                        kept.add(found)
+                if progress is not None:
+                    progress(n + 1, len(todo))
+    finally:
+        if kept is not None:
+            kept.close()
+    every = done + [known[s] for s in wanted if s in known]
+    return SearchResult(tuple(sorted(every, key=lambda e: (not e.fits, e.seconds, e.peak_bytes))))
+
+
+@contextmanager
+def _executor(given: Executor | None, workers: int | None, count: int) -> Iterator[Executor | None]:
+    """The executor to use: the one given, processes of this machine for a long search, or none."""
+    if workers is None:
+        workers = (os.cpu_count() or 1) if count >= MANY else 1
+    workers = min(workers, -(-count // CHUNK))
+    if given is not None or workers < 2:
+        yield given
+        return
+    with ProcessPoolExecutor(workers) as pool:
+        yield pool
+
+
+def _case(costs: Costs, count: int, itemsize: int, *given: object) -> str:
+    """What estimates in a file depend on; costs, which are code, are told apart by what they say of some work."""
+    said = (
+        costs.product_seconds(512, 1024, 2048, 3, itemsize),
+        costs.pointwise_seconds(3 << 20, 2, itemsize),
+        count > 1 and (costs.group_seconds("allreduce", 3e8, 2, 1), costs.hop_seconds(3e8, 1)),
+        costs.join_seconds(),
+    )
+    return sha256(repr((type(costs).__name__, costs.blocking, itemsize, said, given)).encode()).hexdigest()[:16]

@@ -1,0 +1,1 @@
+"""Transformers: their layers by formula, and as programs."""

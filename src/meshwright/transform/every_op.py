@@ -1,0 +1,35 @@
+"""Every module that defines ops which need no mesh: importing this one fills the registry for readers of text."""
+
+from meshwright.ops import (
+    basic,
+    collective,
+    contraction,
+    cumulative,
+    elementwise,
+    indexing,
+    linalg,
+    random,
+    reduction,
+    shape,
+    sorting,
+    window,
+)
+from meshwright.transform.regions import control, custom, scan
+
+MODULES = (
+    basic,
+    collective,
+    contraction,
+    control,
+    cumulative,
+    custom,
+    elementwise,
+    indexing,
+    linalg,
+    random,
+    reduction,
+    scan,
+    shape,
+    sorting,
+    window,
+)
