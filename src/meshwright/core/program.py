@@ -194,7 +194,7 @@ _printer: Callable[[Program, bool, bool], str]
 
 
 def set_printer(printer: Callable[[Program, bool, bool], str]) -> None:
-    """Called once by ``core.text``, which imports this module."""
+    """Called once by ``core.text.parse``, which imports this module."""
     global _printer
     _printer = printer
 

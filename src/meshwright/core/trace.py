@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Value:
-    """What programs compute with: a concrete ``Array`` or a ``Tracer``. The frontend adds operators and methods."""
+    """What programs compute with: an ``Array`` or a ``Tracer``. ``meshwright.numpy`` adds operators and methods."""
 
     __slots__ = ("__weakref__",)
     type: TensorType

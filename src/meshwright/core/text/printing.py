@@ -1,4 +1,4 @@
-"""Programs as text. ``core.text`` says what the text means, and reads it."""
+"""Programs as text. ``core.text.parse`` says what the text means, and reads it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The collectives that Shardy makes of a reshard: one slice, one permute, all-to-alls and one gather, in this order.
 
-This is what ``opt -sdy-reshard-to-collectives`` prints. Programs of ours are partitioned by ``partition.reshard``,
+This is what ``opt -sdy-reshard-to-collectives`` prints. Programs of ours are partitioned by ``partition.reshard.plan``,
 which looks for the fewest bytes.
 """
 

@@ -7,7 +7,7 @@ A copy is no task: it reads and writes at any time between its start and its sem
 starter knew. Others know it is over by one way only: somebody waited for the signal, and they know of that wait. So a
 copy carries the event of the wait that proved its read over, and that of the wait that proved its write over.
 
-Beside every buffer lies its *shadow* (``kernel.shadow``): who last wrote and read each part. An access compares and
+Beside every buffer lies its *shadow* (``races.shadow``): who last wrote and read each part. An access compares and
 marks the part it touches, so its price does not depend on how many accesses there were before.
 """
 

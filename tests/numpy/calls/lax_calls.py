@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.frontend.calls.drawing import (
+from tests.numpy.calls.drawing import (
     ANY,
     INEXACT,
     NUMBER,
@@ -14,7 +14,7 @@ from tests.frontend.calls.drawing import (
     Operand,
     calls,
 )
-from tests.frontend.calls.numpy_calls import _positive, _triangular, indices, unary
+from tests.numpy.calls.numpy_calls import _positive, _triangular, indices, unary
 
 DEVICES = NotDrawn("of devices: tests/shard_map compares it")
 NO_FUNCTION = NotDrawn("not a function")

@@ -18,11 +18,11 @@ import jax.numpy as jnp
 import numpy as np
 
 import meshwright as mw
-from tests.frontend.calls.array_calls import ARRAY
-from tests.frontend.calls.drawing import LARGEST, Calls, Drawer, Unfit, dtype_of, kind_of
-from tests.frontend.calls.lax_calls import LAX, LAX_LINALG, NN
-from tests.frontend.calls.numpy_calls import FFT, LINALG, NUMPY
-from tests.frontend.closeness import (
+from tests.numpy.calls.array_calls import ARRAY
+from tests.numpy.calls.drawing import LARGEST, Calls, Drawer, Unfit, dtype_of, kind_of
+from tests.numpy.calls.lax_calls import LAX, LAX_LINALG, NN
+from tests.numpy.calls.numpy_calls import FFT, LINALG, NUMPY
+from tests.numpy.closeness import (
     Difference,
     DifferentKind,
     compare,
@@ -35,7 +35,7 @@ from tests.frontend.closeness import (
     scale,
     widened,
 )
-from tests.frontend.differences import slopes
+from tests.numpy.differences import slopes
 from tests.versions import CROSS, DIGAMMA, HYPOT, LOG2, NEXTAFTER, SIGN, SINC, TRI, older_than
 
 # The tables by the prefix of a call, and how many of a hundred calls are drawn from each.

@@ -14,9 +14,9 @@ import jax
 import numpy as np
 
 import meshwright as mw
-from tests.frontend.calls.drawing import Calls, Drawer, draw_call
-from tests.frontend.calls.package_calls import PACKAGE, RANDOM, TREE
-from tests.frontend.chains import TABLES, TAKEN, namespace
+from tests.numpy.calls.drawing import Calls, Drawer, draw_call
+from tests.numpy.calls.package_calls import PACKAGE, RANDOM, TREE
+from tests.numpy.chains import TABLES, TAKEN, namespace
 
 HUGE = "huge"  # values that JAX is not given: it ends the process, or fills the memory
 

@@ -10,7 +10,7 @@ import pytest
 import meshwright as mw
 import meshwright.numpy as mnp
 from meshwright import lax, nn
-from tests.frontend.against_jax import draw
+from tests.numpy.against_jax import draw
 
 pytestmark = pytest.mark.usefixtures("x32")
 

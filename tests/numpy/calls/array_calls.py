@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.frontend.calls.drawing import ANY, NUMBER, REAL, WHOLE, Calls, Drawer, NotDrawn, Operand, calls
+from tests.numpy.calls.drawing import ANY, NUMBER, REAL, WHOLE, Calls, Drawer, NotDrawn, Operand, calls
 
 
 def operator(sign: str, kinds: str = ANY) -> Calls:

@@ -7,7 +7,7 @@ import pytest
 import meshwright as mw
 import meshwright.numpy as mnp
 from meshwright.errors import ShapeError
-from tests.frontend.against_jax import compare, draw
+from tests.numpy.against_jax import compare, draw
 
 pytestmark = pytest.mark.usefixtures("x32")
 

@@ -11,7 +11,7 @@ import meshwright.numpy as mnp
 from meshwright.core.trace import Array, trace
 from meshwright.core.types import tensor
 from meshwright.errors import MeshwrightError, ShapeError, TracerError
-from tests.frontend.against_jax import compare, draw, program_text, run_traced
+from tests.numpy.against_jax import compare, draw, program_text, run_traced
 
 pytestmark = pytest.mark.usefixtures("x32")
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tests.frontend.closeness import plain
+from tests.numpy.closeness import plain
 
 STEP = 1e-5
 

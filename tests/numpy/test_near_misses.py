@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from meshwright.core.dtypes import config
-from tests.frontend.near_misses import draw_near_miss, names, outcome
+from tests.numpy.near_misses import draw_near_miss, names, outcome
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 import meshwright as mw
-from tests.frontend.chains import CHANGED
-from tests.frontend.closeness import leaves, on_meshwright
-from tests.frontend.test_chains import width
+from tests.numpy.chains import CHANGED
+from tests.numpy.closeness import leaves, on_meshwright
+from tests.numpy.test_chains import width
 from tests.versions import older_than
 
 NARROW = ("bool", "int8", "uint8", "int16", "uint32", "int32", "float16", "bfloat16", "float32", "complex64")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from meshwright.core.dtypes import config
-from tests.frontend.bad_arguments import draw_bad_call, names, outcome, split_arguments
+from tests.numpy.bad_arguments import draw_bad_call, names, outcome, split_arguments
 
 
 @pytest.fixture(scope="module", autouse=True)

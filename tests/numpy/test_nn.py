@@ -10,7 +10,7 @@ from meshwright import lax, nn
 from meshwright.core.trace import trace
 from meshwright.errors import ShapeError
 from meshwright.transform.jvp import jvp_program
-from tests.frontend.against_jax import compare, draw
+from tests.numpy.against_jax import compare, draw
 
 pytestmark = pytest.mark.usefixtures("x32")
 

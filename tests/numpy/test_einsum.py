@@ -7,7 +7,7 @@ import pytest
 import meshwright.numpy as mnp
 from meshwright.core.types import tensor
 from meshwright.errors import ShapeError
-from tests.frontend.against_jax import compare, draw, program_text, run_traced
+from tests.numpy.against_jax import compare, draw, program_text, run_traced
 
 pytestmark = pytest.mark.usefixtures("x32")
 

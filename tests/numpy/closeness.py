@@ -17,7 +17,7 @@ import numpy as np
 import meshwright as mw
 from meshwright.core.trace import Array
 from meshwright.core.types import TensorType
-from tests.frontend.calls.drawing import kind_of
+from tests.numpy.calls.drawing import kind_of
 
 ROUNDINGS = 16  # this many, of the largest element, are nothing
 EXCUSED = 64  # and this many are the most that the noise of one call excuses

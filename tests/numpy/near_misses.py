@@ -14,10 +14,10 @@ import jax
 import numpy as np
 
 import meshwright as mw
-from tests.frontend.bad_arguments import ACCEPTED, ALL_TABLES, limited, of_the_call
-from tests.frontend.calls.array_calls import ARRAY
-from tests.frontend.calls.drawing import Calls, Drawer, draw_call, dtype_of
-from tests.frontend.chains import TAKEN, namespace
+from tests.numpy.bad_arguments import ACCEPTED, ALL_TABLES, limited, of_the_call
+from tests.numpy.calls.array_calls import ARRAY
+from tests.numpy.calls.drawing import Calls, Drawer, draw_call, dtype_of
+from tests.numpy.chains import TAKEN, namespace
 
 TABLES = {**ALL_TABLES, "": ARRAY}
 DTYPES = ("bool", "int8", "uint32", "int32", "float16", "bfloat16", "float32", "complex64", "float8_e4m3fn")

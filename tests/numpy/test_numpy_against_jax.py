@@ -6,7 +6,7 @@ import pytest
 
 import meshwright.numpy as mnp
 from meshwright.errors import MeshwrightError, ShapeError, TracerError
-from tests.frontend.against_jax import compare, draw, run_traced
+from tests.numpy.against_jax import compare, draw, run_traced
 
 pytestmark = pytest.mark.usefixtures("x32")
 

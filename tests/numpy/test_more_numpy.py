@@ -8,7 +8,7 @@ import pytest
 import meshwright as mw
 import meshwright.numpy as mnp
 from meshwright.errors import ShapeError
-from tests.frontend.against_jax import compare, draw, run_traced
+from tests.numpy.against_jax import compare, draw, run_traced
 
 pytestmark = pytest.mark.usefixtures("x32")
 

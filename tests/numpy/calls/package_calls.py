@@ -5,7 +5,7 @@ Their results are compared with JAX's elsewhere. A call that returns a function 
 
 from __future__ import annotations
 
-from tests.frontend.calls.drawing import NotDrawn
+from tests.numpy.calls.drawing import NotDrawn
 
 X = "np_.ones((2, 3))"
 KEY = "p.random.key(0)"

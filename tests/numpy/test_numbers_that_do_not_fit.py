@@ -8,7 +8,7 @@ import pytest
 import meshwright as mw
 import meshwright.numpy as mnp
 from meshwright import lax
-from tests.frontend.against_jax import compare
+from tests.numpy.against_jax import compare
 
 EDGES = np.asarray([5.0, -5.0, np.inf, -np.inf, 0.0, np.nan], np.float32)
 INTEGERS = ["int8", "int16", "int32", "uint8", "uint16", "uint32"]

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import meshwright as mw
-from tests.frontend.against_jax import same
-from tests.frontend.chains import namespace
+from tests.numpy.against_jax import same
+from tests.numpy.chains import namespace
 
 pytestmark = pytest.mark.usefixtures("x32")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from tests.frontend.calls.drawing import (
+from tests.numpy.calls.drawing import (
     ANY,
     INEXACT,
     NUMBER,

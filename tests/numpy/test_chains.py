@@ -16,12 +16,12 @@ import meshwright.numpy as mnp
 import meshwright.numpy.fft
 import meshwright.numpy.linalg
 from meshwright import lax, nn
-from tests.frontend.calls.array_calls import ARRAY
-from tests.frontend.calls.lax_calls import LAX, LAX_LINALG, NN
-from tests.frontend.calls.numpy_calls import FFT, LINALG, NUMPY
-from tests.frontend.calls.package_calls import PACKAGE, RANDOM, TREE
-from tests.frontend.chains import WHOLE, draw_chain, drawn_names, failures
-from tests.frontend.closeness import Difference
+from tests.numpy.calls.array_calls import ARRAY
+from tests.numpy.calls.lax_calls import LAX, LAX_LINALG, NN
+from tests.numpy.calls.numpy_calls import FFT, LINALG, NUMPY
+from tests.numpy.calls.package_calls import PACKAGE, RANDOM, TREE
+from tests.numpy.chains import WHOLE, draw_chain, drawn_names, failures
+from tests.numpy.closeness import Difference
 
 PUBLIC: dict[str, tuple[Any, dict[str, Any]]] = {
     "meshwright": (mw.__all__, PACKAGE),
@@ -39,9 +39,7 @@ PUBLIC: dict[str, tuple[Any, dict[str, Any]]] = {
 @pytest.mark.parametrize("module", PUBLIC)
 def test_every_public_name_has_an_entry(module: str) -> None:
     names, table = PUBLIC[module]
-    assert set(names) == set(table), (
-        f"tests/frontend/calls has no entry for, or one too many: {set(names) ^ set(table)}"
-    )
+    assert set(names) == set(table), f"tests/numpy/calls has no entry for, or one too many: {set(names) ^ set(table)}"
 
 
 def test_every_method_of_arrays_has_an_entry() -> None:
