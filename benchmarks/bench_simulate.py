@@ -11,7 +11,7 @@ import sys
 from timing import Row, compare, report, row, show_time
 
 import meshwright as mw
-from meshwright.simulate.transformer.model import Strategy, TransformerShape, train_program
+from meshwright.simulate.transformer import Strategy, TransformerShape, train_program
 
 SHAPE = TransformerShape(layers=32, width=4096, hidden=11008, heads=32, head_dim=128, vocab=32000)
 DATA = (2, 64, 2048, 125_000)  # 8 to 1,000,000 devices; on 8, tensor parallelism is 4 ways

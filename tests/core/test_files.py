@@ -184,7 +184,7 @@ def interrupt_everywhere(folder: Path) -> None:
 # The modules that open files to write, and why they may: the others call `write_whole` or `write_new`.
 OPEN_THEMSELVES = {
     "core/files.py",
-    "device/estimates.py",  # adds lines, each of which has a checksum
+    "search/estimates.py",  # adds lines, each of which has a checksum
 }
 OPENING = ("open", "fdopen")
 WRITING = ("write_text", "write_bytes", "mkstemp", "NamedTemporaryFile", "savez", "tofile")

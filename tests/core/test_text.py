@@ -532,10 +532,12 @@ def test_importing_the_package_fills_the_registry() -> None:
     import sys
 
     code = (
-        "import meshwright, pkgutil, importlib, meshwright.ops\n"
+        "import meshwright, pkgutil, importlib, meshwright.ops, meshwright.transform\n"
         "from meshwright.core.op import REGISTRY\n"
         "before = {*REGISTRY, *REGISTRY.LATE}\n"
-        "for m in pkgutil.iter_modules(meshwright.ops.__path__): importlib.import_module('meshwright.ops.' + m.name)\n"
+        "for package in (meshwright.ops, meshwright.transform):\n"
+        "    for m in pkgutil.walk_packages(package.__path__, package.__name__ + '.'):\n"
+        "        importlib.import_module(m.name)\n"
         "assert before == set(REGISTRY), set(REGISTRY) ^ before\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -40,6 +40,7 @@ from meshwright.core.types import TensorType
 from meshwright.engine.compile import compile_program
 from meshwright.errors import CheckError, MeshwrightError, TextError
 from meshwright.kernel import operation  # noqa: F401  (an op that is loaded late, as are the next two)
+from meshwright.ops import placement  # noqa: F401
 from meshwright.transform.regions import shard_map  # noqa: F401
 from tests.transform.random_programs import EVERYTHING, write
 

@@ -12,7 +12,7 @@ import meshwright as mw
 import meshwright.simulate as package
 from meshwright.cli import main
 from meshwright.simulate import simulate
-from meshwright.simulate.transformer.model import Strategy, TransformerShape, train_program
+from meshwright.simulate.transformer import Strategy, TransformerShape, train_program
 from tests.simulate.models import fsdp, megatron, struct
 
 LAYERS_32 = TransformerShape(layers=32, width=4096, hidden=11008, heads=32, head_dim=128, vocab=32000)

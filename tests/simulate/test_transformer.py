@@ -11,8 +11,8 @@ import pytest
 import meshwright as mw
 from meshwright import hardware
 from meshwright.hardware import Topology
-from meshwright.simulate.transformer.model import Strategy, TransformerShape
-from meshwright.simulate.transformer.model import model as transformer
+from meshwright.simulate import transformer
+from meshwright.simulate.transformer import Strategy, TransformerShape
 from meshwright.simulate.transformer.program import loss, parameters, specs
 
 SMALL = TransformerShape(layers=4, width=32, hidden=64, heads=4, kv_heads=4, head_dim=8, vocab=64)

@@ -21,7 +21,7 @@ from meshwright.sharding.text_command import read_mesh
 from meshwright.simulate.schedule import OVERLAPS
 from meshwright.simulate.simulation import Simulation
 from meshwright.simulate.spmd import simulate
-from meshwright.simulate.transformer.model import train
+from meshwright.simulate.transformer import train
 from meshwright.simulate.transformer.program import Strategy
 
 

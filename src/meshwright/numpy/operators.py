@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from meshwright.arrays import placement as _placement  # noqa: F401  (gives Array what it says of devices)
 from meshwright.arrays import scalars
 from meshwright.arrays.operands import (
     NO_DTYPES,

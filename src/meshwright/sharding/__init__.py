@@ -1,5 +1,6 @@
 """Meshes, shardings and their algebra.
 
+>>> from meshwright.sharding import Mesh, TensorSharding
 >>> mesh = Mesh.parse('<["x"=2, "y"=4]>')
 >>> print(TensorSharding.parse('sharding<@mesh, [{"x"}, {"y":(1)2, ?}]>', mesh))
 #sdy.sharding<@mesh, [{"x"}, {"y":(1)2, ?}]>
