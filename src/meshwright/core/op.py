@@ -15,6 +15,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from meshwright.core.dtypes import ALL, DType
 from meshwright.core.factors import Factors
+from meshwright.core.facts import Fusion, FusionRule, Memory, MemoryRule, fusion_by_factors, memory_by_fusion
 from meshwright.core.linearity import LinearGroup, LinearRule, groups_of
 from meshwright.core.linearity import Linearity as Linearity
 from meshwright.core.linearity import Types as Types
@@ -124,6 +125,10 @@ class Op:
       are rows of an array (dim 0, if ``stacked``); None for every other op.
     - ``prune(eqn, live)``: an equation with a region without the results that are not ``live``, or None.
     - ``runs(eqn, name)``: how often an equation runs its region of that name.
+    - ``fusion``, ``memory``: how it fuses and where its results lie (``core.facts``), or a rule for that; None where
+      it follows from the factor rule. ``fusion_of`` and ``memory_of`` ask.
+    - ``collective``: what kind of collective it is (``all_reduce``, …), None for every other op.
+    - ``calls``: the param that holds a program which it only runs, None for every other op.
     - ``effects``: whether it does more than compute its results, so that it runs even if nothing reads them.
     - ``dtypes``: what an operand without a dtype of its own may be; ``samples()``: calls to test the op with.
     """
@@ -143,6 +148,10 @@ class Op:
     stack: StackRule | None
     prune: PruneRule | None
     runs: RunsRule
+    fusion: Fusion | FusionRule | None
+    memory: Memory | MemoryRule | None
+    collective: str | None
+    calls: str | None
     effects: bool
     dtypes: tuple[DType, ...]
     samples: Callable[[], Sequence[Sample]]
@@ -156,6 +165,37 @@ class Op:
 
     def __repr__(self) -> str:
         return f"<op {self.name}>"
+
+
+def fusion_of(eqn: Eqn) -> Fusion:
+    """How an equation fuses with its neighbours."""
+    fusion, factors = eqn.op.fusion, eqn.op.factors
+    if isinstance(fusion, Fusion):
+        return fusion
+    if fusion is None and isinstance(factors, No):
+        return Fusion.ALONE
+    operands, results = tuple(a.type for a in eqn.inputs), tuple(v.type for v in eqn.outputs)
+    return _fusion(eqn.op, operands, results, tuple(eqn.params.items()))
+
+
+@lru_cache(maxsize=8192)
+def _fusion(op: Op, operands: Types, results: Types, params: tuple[tuple[str, Any], ...]) -> Fusion:
+    given = dict(params)
+    if callable(op.fusion):
+        return op.fusion(operands, results, given)
+    assert not isinstance(op.factors, No)
+    rule = op.factors(operands, results, given)
+    return fusion_by_factors(rule, op.cost(operands, results, given).flops, results)
+
+
+def memory_of(eqn: Eqn) -> Memory:
+    """Where the results of an equation lie."""
+    memory = eqn.op.memory
+    if isinstance(memory, Memory):
+        return memory
+    if memory is None:
+        return memory_by_fusion(fusion_of(eqn))
+    return memory([a.type for a in eqn.inputs], [v.type for v in eqn.outputs], eqn.params)
 
 
 class Registry(dict[str, Op]):
@@ -208,6 +248,10 @@ def define_op(
     stack: StackRule | None = None,
     prune: PruneRule | None = None,
     runs: RunsRule = once,
+    fusion: Fusion | FusionRule | None = None,
+    memory: Memory | MemoryRule | None = None,
+    collective: str | None = None,
+    calls: str | None = None,
     effects: bool = False,
     dtypes: tuple[DType, ...] = ALL,
 ) -> Op:
@@ -234,6 +278,10 @@ def define_op(
         stack=stack,
         prune=prune,
         runs=runs,
+        fusion=fusion,
+        memory=memory,
+        collective=collective,
+        calls=calls,
         effects=effects,
         dtypes=dtypes,
         samples=samples,

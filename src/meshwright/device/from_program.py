@@ -13,9 +13,6 @@ from meshwright.device.tensor_ops import RENAMED
 from meshwright.device.types import Device, Tensor
 from meshwright.errors import MeshwrightError
 
-# Calls that only run a region, and the param that holds it.
-_CALLS = {"custom_jvp_call": "call", "custom_vjp_call": "call", "checkpoint": "program"}
-
 
 def from_program(
     program: Program, names: Sequence[str] | None = None, *, device: int = 0, name: str = "program"
@@ -106,9 +103,8 @@ class _Reader:
             self.env[var] = self.constant(np.asarray(data))
         for eqn in program.eqns:
             inputs = [self.read(a) for a in eqn.inputs]
-            region = _CALLS.get(eqn.op.name)
-            if region is not None:
-                self.inline(eqn.params[region], inputs, eqn.outputs)
+            if eqn.op.calls is not None:
+                self.inline(eqn.params[eqn.op.calls], inputs, eqn.outputs)
                 continue
             outputs = tuple(Value(self.fresh(), self.typed(v)) for v in eqn.outputs)
             op, params = RENAMED.get(eqn.op.name, eqn.op.name), dict(eqn.params)

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import IntEnum
 
-from meshwright.core import dtypes
+from meshwright.core.facts import Memory as Lies
+from meshwright.core.op import memory_of
 from meshwright.core.program import Eqn, Program, Var
 
 
@@ -23,23 +24,9 @@ class Result(IntEnum):
     SHARED = 3  # perhaps views of any of its operands
 
 
-# Ops whose evaluation returns new memory at every call, whatever the operands; a test runs each of them to see.
-_REDUCTIONS = frozenset({"reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or"})
-_FRESH = frozenset(
-    {"dot_general", "conv_general_dilated", "select", "concatenate", "threefry2x32"}
-    | {"argmax", "argmin", "cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"}
-    | {"scatter_add", "scatter_set", "scatter_max", "scatter_min", "scatter_mul"}
-)
-
-
 def result_of(eqn: Eqn) -> Result:
     """What is known of an equation's results by its op; the engine knows more of what it writes out itself."""
-    name = eqn.op.name
-    fresh = name in _FRESH or (name in _REDUCTIONS and bool(eqn.params["axes"]))
-    if name == "convert":
-        before, after = eqn.inputs[0].type.dtype, eqn.params["dtype"]
-        fresh = before != after and not dtypes.is_complex(before)
-    if not fresh:
+    if memory_of(eqn) is Lies.SHARED:
         return Result.SHARED
     return Result.FRESH if all(v.type.ndim for v in eqn.outputs) else Result.SCALAR
 

@@ -114,6 +114,11 @@ def neutral(how: str, dtype: DType) -> Any:
     return {"sum": 0, "prod": 1, "or": 0, "and": every}[how]
 
 
+def custom_target(eqn: Eqn) -> str:
+    """The name under which others know an op that neither StableHLO nor HLO has."""
+    return f"meshwright.{eqn.op.name}"
+
+
 def in_parts(eqn: Eqn, axes: Sequence[tuple[str, int]] = ()) -> Parts | None:
     """How an equation is written that they have no op for, or none for these operands; None if they have one.
 

@@ -9,6 +9,7 @@ from typing import Any
 from meshwright.core import dtypes
 from meshwright.core.dtypes import ALL, COMPLEXES, FLOAT32, FLOAT64, FLOATS, INEXACT, INTEGERS, NUMBERS, SIGNED, DType
 from meshwright.core.factors import FactorBuilder, Factors, pointwise
+from meshwright.core.facts import Fusion
 from meshwright.core.linearity import LinearGroup
 from meshwright.core.op import Cost, Linear, Linearity, No, NotLinear, Op, Operand, Sample, Types, Value, define_op
 from meshwright.core.program import Params
@@ -106,6 +107,7 @@ div: Op = pointwise_op(
     "div",
     arity=2,
     dtypes=NUMBERS,
+    fusion=Fusion.ELEMENTWISE,
     evaluate=_divide,
     jvp=Derivatives(lambda t, out, x, y: div(t, y), lambda t, out, x, y: mul(t, div(neg(out), y))),
     linear=_quotient_groups,
@@ -117,6 +119,7 @@ rem: Op = pointwise_op(
     "rem",
     arity=2,
     dtypes=INTEGERS + FLOATS,
+    fusion=Fusion.ELEMENTWISE,
     evaluate=_remainder,
     # x rem y = x - y trunc(x / y), of which the last is whole, and a constant to later derivatives
     jvp=Derivatives(lambda t, out, x, y: t, lambda t, out, x, y: mul(t, round_(div(sub(out, x), y), away=False))),
@@ -318,6 +321,7 @@ nextafter: Op = pointwise_op(
 stop_gradient: Op = pointwise_op(
     "stop_gradient",
     dtypes=ALL,
+    fusion=Fusion.VIEW,
     evaluate=lambda xp, x: x,
     jvp=zero_jvp,
     linear=Linearity.MOVES,
@@ -346,6 +350,7 @@ optimization_barrier: Op = define_op(
     jvp=lambda op, primals, tangents, params: (list(op(*primals)), list(tangents)),
     transpose=lambda op, cts, inputs, params: list(cts),
     batch=lambda op, size, args, batched, params: (list(op(*args)), list(batched)),
+    fusion=Fusion.VIEW,
     evaluate=lambda xp, *xs: xs,
     cost=move_cost,
     samples=lambda: [

@@ -14,6 +14,7 @@ import numpy as np
 from meshwright.core import dtypes
 from meshwright.core.dtypes import DType
 from meshwright.core.factors import FactorBuilder, Factors, pointwise
+from meshwright.core.facts import Fusion, Memory
 from meshwright.core.op import Cost, Linear, Linearity, NotLinear, Op, Operand, Sample, Types, Value, define_op
 from meshwright.core.program import Params
 from meshwright.core.trace import Array, lift
@@ -237,6 +238,15 @@ def _convert_type(x: TensorType, dtype: dtypes.DType, weak: bool) -> TensorType:
     return TensorType(x.shape, dtype, weak)
 
 
+def _convert_fusion(operands: Types, results: Types, params: Params) -> Fusion:
+    return Fusion.VIEW if operands[0].dtype == results[0].dtype else Fusion.CHEAP
+
+
+def _convert_memory(operands: Types, results: Types, params: Params) -> Memory:
+    before = operands[0].dtype
+    return Memory.SHARED if before == results[0].dtype or dtypes.is_complex(before) else Memory.FRESH
+
+
 convert: Op = define_op(
     "convert",
     type=_convert_type,
@@ -245,6 +255,8 @@ convert: Op = define_op(
     jvp=_convert_jvp,
     transpose=_convert_transpose,
     batch=pointwise_batch,
+    memory=_convert_memory,
+    fusion=_convert_fusion,
     evaluate=_convert_evaluate,
     cost=pointwise_cost(),
     samples=lambda: [
@@ -308,6 +320,10 @@ def _broadcast_evaluate(xp: Any, x: Any, shape: Shape, dims: tuple[int, ...]) ->
     return xp.broadcast_to(xp.reshape(x, tuple(kept)), shape)
 
 
+def _broadcast_fusion(operands: Types, results: Types, params: Params) -> Fusion:
+    return Fusion.VIEW if operands[0].size == results[0].size else Fusion.CHEAP
+
+
 broadcast_in_dim: Op = define_op(
     "broadcast_in_dim",
     type=_broadcast_type,
@@ -316,6 +332,7 @@ broadcast_in_dim: Op = define_op(
     jvp=linear_jvp,
     transpose=_broadcast_transpose,
     batch=_broadcast_batch,
+    fusion=_broadcast_fusion,
     evaluate=_broadcast_evaluate,
     cost=move_cost,
     localize=lambda params, operands, results: {**params, "shape": results[0].shape},
@@ -534,6 +551,7 @@ reshape: Op = define_op(
     jvp=linear_jvp,
     transpose=lambda op, cts, inputs, params: [reshape(cts[0], shape=inputs[0].type.shape)],
     batch=lambda op, size, args, batched, params: ([op(args[0], shape=(size, *params["shape"]))], [True]),
+    fusion=Fusion.VIEW,
     evaluate=lambda xp, x, shape: xp.reshape(x, shape),
     cost=move_cost,
     localize=lambda params, operands, results: {"shape": results[0].shape},
@@ -580,6 +598,7 @@ transpose: Op = define_op(
         [op(args[0], permutation=(0, *(p + 1 for p in params["permutation"])))],
         [True],
     ),
+    fusion=Fusion.PERMUTATION,
     evaluate=lambda xp, x, permutation: xp.permute_dims(x, permutation),
     cost=move_cost,
     samples=lambda: [

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from meshwright.core.dtypes import ALL, BOOL, FLOATS, INTEGERS, DType
 from meshwright.core.factors import pointwise
+from meshwright.core.facts import Memory
 from meshwright.core.linearity import Does, linear_in
 from meshwright.core.op import Linear, Op, Operand, Sample, Value, define_op
 from meshwright.core.program import Params
@@ -84,6 +85,7 @@ select: Op = define_op(
     jvp=_select_jvp,
     transpose=_select_transpose,
     batch=pointwise_batch,
+    memory=Memory.FRESH,
     evaluate=lambda xp, pred, on_true, on_false: xp.where(pred, on_true, on_false),
     cost=pointwise_cost(),
     samples=lambda: [

@@ -30,6 +30,7 @@ from typing import Any
 import numpy as np
 
 from meshwright.core import dtypes
+from meshwright.core.facts import Fusion, Memory
 from meshwright.core.op import Cost, Linearity, No, Op, Types, Value, define_op
 from meshwright.core.program import Params, Program
 from meshwright.core.source import here
@@ -208,6 +209,8 @@ def _psum_batch(
 
 psum: Op = _collective(
     "psum",
+    memory=Memory.IN_PLACE,
+    collective="all_reduce",
     linear=Linearity.ADDS,
     type=_psum_type,
     jvp=_psum_jvp,
@@ -231,6 +234,7 @@ def _pbroadcast_stack(axis: str, size: int, x: Value, stacked: bool, params: Par
 
 pbroadcast: Op = _collective(
     "pbroadcast",
+    fusion=Fusion.VIEW,
     type=_pbroadcast_type,
     transpose=lambda op, cts, inputs, params: [psum(cts[0], **params)],
     stack=_pbroadcast_stack,
@@ -263,6 +267,7 @@ def _pinvariant_transpose(
 
 pinvariant: Op = _collective(
     "pinvariant",
+    fusion=Fusion.VIEW,
     type=_pinvariant_type,
     transpose=_pinvariant_transpose,
     stack=_pinvariant_stack,
@@ -380,6 +385,7 @@ def first_row(x: Value) -> Value:
 
 all_gather: Op = _collective(
     "all_gather",
+    collective="all_gather",
     type=_gather_type("all_gather", invariant=False),
     transpose=lambda op, cts, inputs, params: [psum_scatter(cts[0], **params)],
     batch=_batch_dims("dim"),
@@ -388,6 +394,7 @@ all_gather: Op = _collective(
 
 psum_scatter: Op = _collective(
     "psum_scatter",
+    collective="reduce_scatter",
     linear=Linearity.ADDS,
     type=_scatter_type("psum_scatter", summed=True),
     transpose=lambda op, cts, inputs, params: [all_gather(cts[0], **params)],
@@ -398,6 +405,7 @@ psum_scatter: Op = _collective(
 
 all_gather_invariant: Op = _collective(
     "all_gather_invariant",
+    collective="all_gather",
     type=_gather_type("all_gather_invariant", invariant=True),
     transpose=lambda op, cts, inputs, params: [pscatter(cts[0], **params)],
     batch=_batch_dims("dim"),
@@ -406,6 +414,7 @@ all_gather_invariant: Op = _collective(
 
 pscatter: Op = _collective(
     "pscatter",
+    fusion=Fusion.CHEAP,
     type=_scatter_type("pscatter", summed=False),
     transpose=lambda op, cts, inputs, params: [all_gather_invariant(cts[0], **params)],
     batch=_batch_dims("dim"),
@@ -450,6 +459,7 @@ def _all_to_all_stack(axis: str, size: int, x: Value, stacked: bool, params: Par
 
 all_to_all: Op = _collective(
     "all_to_all",
+    collective="all_to_all",
     type=_all_to_all_type,
     transpose=lambda op, cts, inputs, params: [
         op(cts[0], **{**params, "split": params["concat"], "concat": params["split"]})
@@ -559,6 +569,7 @@ def _rows(x: Value, sources: Sequence[int]) -> Value:
 
 ppermute: Op = _collective(
     "ppermute",
+    collective="permute",
     type=_ppermute_type,
     transpose=lambda op, cts, inputs, params: [
         op(cts[0], **{**params, "permutation": tuple(sorted((t, s) for s, t in params["permutation"]))})
@@ -595,6 +606,8 @@ def _extreme_stack(
 def _extreme(name: str, reduce: Op, op: Callable[[], Op]) -> Op:
     return _collective(
         name,
+        memory=Memory.IN_PLACE,
+        collective="all_reduce",
         type=_extreme_type(name),
         linear=Linearity.NONE,
         jvp=Derivatives(_extreme_derivative),
@@ -642,6 +655,7 @@ def _axis_index_stack(axis: str, size: int, x: Value, stacked: bool, params: Par
 
 axis_index: Op = _collective(
     "axis_index",
+    fusion=Fusion.CHEAP,
     type=_axis_index_type,
     linear=Linearity.NONE,
     jvp=zero_jvp,

@@ -8,6 +8,7 @@ from typing import Any
 from meshwright.core import dtypes
 from meshwright.core.dtypes import DType
 from meshwright.core.factors import FactorBuilder, Factors
+from meshwright.core.facts import Fusion, Memory
 from meshwright.core.op import JvpRule, Linear, Linearity, Op, Operand, Sample, Types, Value, define_op
 from meshwright.core.program import Params
 from meshwright.core.types import TensorType
@@ -211,6 +212,8 @@ cumsum: Op = define_op(
     jvp=linear_jvp,
     transpose=_cumsum_transpose,
     batch=along_axis_batch,
+    memory=Memory.FRESH,
+    fusion=Fusion.ALONE,
     evaluate=_running(lambda xp, x, axis: xp.cumulative_sum(x, axis=axis, dtype=x.dtype)),
     cost=pointwise_cost(),
     dtypes=dtypes.NUMBERS,
@@ -225,6 +228,8 @@ cumprod: Op = define_op(
     jvp=_scan_jvp(_combine_products),
     transpose=not_linear("cumprod"),
     batch=along_axis_batch,
+    memory=Memory.FRESH,
+    fusion=Fusion.ALONE,
     evaluate=_running(lambda xp, x, axis: xp.cumulative_prod(x, axis=axis, dtype=x.dtype)),
     cost=pointwise_cost(),
     dtypes=dtypes.NUMBERS,
@@ -242,6 +247,8 @@ cummax: Op = define_op(
     jvp=_scan_jvp(_combine_extremes(maximum)),
     transpose=not_linear("cummax"),
     batch=along_axis_batch,
+    memory=Memory.FRESH,
+    fusion=Fusion.ALONE,
     evaluate=_running(lambda xp, x, axis: xp.maximum.accumulate(x, axis=axis)),
     cost=pointwise_cost(),
     dtypes=dtypes.NUMBERS,
@@ -256,6 +263,8 @@ cummin: Op = define_op(
     jvp=_scan_jvp(_combine_extremes(minimum)),
     transpose=not_linear("cummin"),
     batch=along_axis_batch,
+    memory=Memory.FRESH,
+    fusion=Fusion.ALONE,
     evaluate=_running(lambda xp, x, axis: xp.minimum.accumulate(x, axis=axis)),
     cost=pointwise_cost(),
     dtypes=dtypes.NUMBERS,
@@ -273,6 +282,8 @@ cumlogsumexp: Op = define_op(
     jvp=_scan_jvp(_combine_logsumexps),
     transpose=not_linear("cumlogsumexp"),
     batch=along_axis_batch,
+    memory=Memory.FRESH,
+    fusion=Fusion.ALONE,
     evaluate=_running(lambda xp, x, axis: xp.logaddexp.accumulate(x, axis=axis)),
     cost=pointwise_cost(4.0),
     dtypes=_LOGARITHMIC,

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from meshwright.core import dtypes
 from meshwright.core.factors import FactorBuilder, Factors
+from meshwright.core.facts import Fusion, Memory
 from meshwright.core.linearity import Does, linear_in
 from meshwright.core.op import Cost, Linear, Op, Operand, Sample, Types, Value, define_op
 from meshwright.core.program import Params
@@ -199,6 +200,8 @@ dynamic_update_slice: Op = define_op(
     jvp=_dynamic_update_slice_jvp,
     transpose=_dynamic_update_slice_transpose,
     batch=_dynamic_update_slice_batch,
+    memory=Memory.IN_PLACE,
+    fusion=Fusion.ALONE,
     evaluate=lambda xp, x, update, *starts: xp.dynamic_update_slice(x, update, starts),
     cost=_dynamic_update_slice_cost,
     samples=lambda: [

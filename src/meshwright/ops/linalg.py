@@ -11,6 +11,7 @@ import numpy as np
 from meshwright.core import dtypes
 from meshwright.core.dtypes import DType
 from meshwright.core.factors import FactorBuilder, Factors
+from meshwright.core.facts import Fusion
 from meshwright.core.op import Cost, Linear, Linearity, Op, Operand, Sample, Types, Value, define_op
 from meshwright.core.program import Params
 from meshwright.core.trace import Array
@@ -124,6 +125,7 @@ fft: Op = define_op(
     jvp=linear_jvp,
     transpose=_fft_transpose,
     batch=lambda op, size, args, batched, params: ([op(*args, **params)], [True]),
+    fusion=Fusion.ALONE,
     evaluate=_fft_evaluate,
     cost=_fft_cost,
     dtypes=DTYPES,
@@ -204,6 +206,7 @@ cholesky: Op = define_op(
     jvp=_cholesky_jvp,
     transpose=not_linear("cholesky"),
     batch=lambda op, size, args, batched, params: ([op(*args)], [True]),
+    fusion=Fusion.ALONE,
     evaluate=_cholesky_evaluate,
     cost=lambda operands, results, params: Cost(
         operands[0].size * operands[0].shape[-1] / 3.0, traffic(operands, results)
@@ -348,6 +351,7 @@ triangular_solve: Op = define_op(
     jvp=_solve_jvp,
     transpose=_solve_transpose,
     batch=_solve_batch,
+    fusion=Fusion.ALONE,
     evaluate=_solve_evaluate,
     cost=lambda operands, results, params: Cost(
         float(results[0].size * operands[0].shape[-1]), traffic(operands, results)

@@ -9,6 +9,7 @@ from typing import Any
 
 from meshwright.core.dtypes import INEXACT, DType
 from meshwright.core.factors import pointwise
+from meshwright.core.facts import Fusion
 from meshwright.core.linearity import LinearRule
 from meshwright.core.op import JvpRule, Linearity, No, Op, Sample, TransposeRule, define_op
 from meshwright.ops.basic import pointwise_batch
@@ -31,6 +32,7 @@ def pointwise_op(
     flops: float = 1.0,
     params: Mapping[str, Any] = MappingProxyType({}),
     samples: Callable[[], Sequence[Sample]] | None = None,
+    fusion: Fusion | None = None,
 ) -> Op:
     """An op on ``arity`` operands of one of ``dtypes`` and one shape; ``params`` say what each of its params may be."""
     return define_op(
@@ -43,6 +45,7 @@ def pointwise_op(
         batch=pointwise_batch,
         evaluate=evaluate,
         cost=pointwise_cost(flops),
+        fusion=fusion,
         dtypes=dtypes,
         samples=samples or pointwise_samples(arity),
     )

@@ -12,6 +12,7 @@ from typing import Any
 
 from meshwright.core import dtypes
 from meshwright.core.factors import pointwise
+from meshwright.core.facts import Memory
 from meshwright.core.op import Linearity, Op, Operand, Sample, Value, define_op
 from meshwright.core.types import TensorType
 from meshwright.ops.arithmetic import div, square
@@ -68,6 +69,7 @@ threefry2x32: Op = define_op(
     jvp=zero_jvp,
     transpose=not_linear("threefry2x32"),
     batch=pointwise_batch,
+    memory=Memory.FRESH,
     evaluate=Own("threefry2x32", _threefry_evaluate),
     cost=pointwise_cost(_INTEGER_OPERATIONS),
     dtypes=(dtypes.UINT32,),

@@ -10,6 +10,7 @@ import numpy as np
 
 from meshwright.core import dtypes
 from meshwright.core.dtypes import DType
+from meshwright.core.facts import Fusion, Memory
 from meshwright.core.op import Linearity, Op, Operand, Sample, Value, define_op
 from meshwright.core.types import TensorType
 from meshwright.ops.basic import (
@@ -277,6 +278,8 @@ argmax: Op = define_op(
     jvp=zero_jvp,
     transpose=not_linear("argmax"),
     batch=along_axis_batch,
+    memory=Memory.FRESH,
+    fusion=Fusion.ALONE,
     evaluate=_position("argmax"),
     cost=reduce_cost,
     dtypes=_ORDERED,
@@ -291,6 +294,8 @@ argmin: Op = define_op(
     jvp=zero_jvp,
     transpose=not_linear("argmin"),
     batch=along_axis_batch,
+    memory=Memory.FRESH,
+    fusion=Fusion.ALONE,
     evaluate=_position("argmin"),
     cost=reduce_cost,
     dtypes=_ORDERED,

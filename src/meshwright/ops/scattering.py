@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from math import prod
 
 from meshwright.core import dtypes
+from meshwright.core.facts import Fusion, Memory
 from meshwright.core.linearity import Does, linear_in
 from meshwright.core.op import Linear, Linearity, Op, Value, define_op
 from meshwright.core.program import Params
@@ -86,6 +87,8 @@ scatter_set: Op = define_op(
     jvp=_scatter_set_jvp,
     transpose=_scatter_set_transpose,
     batch=scatter_batch,
+    memory=Memory.IN_PLACE,
+    fusion=Fusion.ALONE,
     evaluate=scatter_evaluate("set"),
     cost=scatter_cost(0.0),
     samples=scatter_samples,
@@ -146,6 +149,8 @@ scatter_mul: Op = define_op(
     jvp=_scatter_mul_jvp,
     transpose=_scatter_mul_transpose,
     batch=scatter_batch,
+    memory=Memory.IN_PLACE,
+    fusion=Fusion.ALONE,
     evaluate=scatter_evaluate("mul"),
     cost=scatter_cost(1.0),
     dtypes=dtypes.NUMBERS,
@@ -181,6 +186,8 @@ scatter_max: Op = define_op(
     jvp=_scatter_extremum_jvp,
     transpose=not_linear("scatter_max"),
     batch=scatter_batch,
+    memory=Memory.IN_PLACE,
+    fusion=Fusion.ALONE,
     evaluate=scatter_evaluate("max"),
     cost=scatter_cost(1.0),
     dtypes=_ORDERED,
@@ -195,6 +202,8 @@ scatter_min: Op = define_op(
     jvp=_scatter_extremum_jvp,
     transpose=not_linear("scatter_min"),
     batch=scatter_batch,
+    memory=Memory.IN_PLACE,
+    fusion=Fusion.ALONE,
     evaluate=scatter_evaluate("min"),
     cost=scatter_cost(1.0),
     dtypes=_ORDERED,

@@ -10,6 +10,7 @@ from typing import Any
 
 from meshwright.core import dtypes
 from meshwright.core.factors import FactorBuilder, Factors
+from meshwright.core.facts import Fusion, Memory
 from meshwright.core.op import Cost, Linear, Linearity, No, Op, Operand, Sample, Types, Value, define_op
 from meshwright.core.program import Params
 from meshwright.core.types import Shape, TensorType
@@ -118,6 +119,8 @@ concatenate: Op = define_op(
     jvp=linear_jvp,
     transpose=_concatenate_transpose,
     batch=_concatenate_batch,
+    memory=Memory.FRESH,
+    fusion=Fusion.ELEMENTWISE,
     evaluate=lambda xp, *arrays, dim: xp.concat(arrays, axis=dim),
     cost=move_cost,
     samples=lambda: [

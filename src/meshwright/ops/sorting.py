@@ -8,6 +8,7 @@ from typing import Any
 
 from meshwright.core import dtypes
 from meshwright.core.factors import FactorBuilder, Factors
+from meshwright.core.facts import Fusion
 from meshwright.core.op import Cost, Linearity, Op, Operand, Sample, Types, Value, define_op
 from meshwright.core.program import Params
 from meshwright.core.types import TensorType
@@ -126,6 +127,7 @@ sort: Op = define_op(
     jvp=_sort_jvp,
     transpose=not_linear("sort"),
     batch=_sort_batch,
+    fusion=Fusion.ALONE,
     evaluate=_sort_evaluate,
     cost=_sort_cost,
     samples=_sort_samples,
@@ -176,6 +178,7 @@ top_k: Op = define_op(
     jvp=_top_k_jvp,
     transpose=not_linear("top_k"),
     batch=lambda op, size, args, batched, params: (list(op(*args, **params)), [True, True]),
+    fusion=Fusion.ALONE,
     evaluate=lambda xp, x, k: xp.top_k(x, k),
     cost=_top_k_cost,
     dtypes=_ORDERED,

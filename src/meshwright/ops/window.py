@@ -22,6 +22,7 @@ import numpy as np
 from meshwright.core import dtypes
 from meshwright.core.dtypes import DType
 from meshwright.core.factors import FactorBuilder, Factors
+from meshwright.core.facts import Fusion
 from meshwright.core.linearity import Does, linear_in
 from meshwright.core.op import Cost, Linear, Linearity, Op, Operand, Sample, Types, Value, define_op
 from meshwright.core.program import Params
@@ -419,6 +420,7 @@ reduce_window_sum: Op = define_op(
     jvp=linear_jvp,
     transpose=_sum_transpose,
     batch=_window_batch,
+    fusion=Fusion.ALONE,
     evaluate=_sum_evaluate,
     cost=_window_cost,
     dtypes=dtypes.NUMBERS,
@@ -433,6 +435,7 @@ reduce_window_max: Op = define_op(
     jvp=Derivatives(lambda t, out, x, **params: select_and_gather_add(t, x, select="max", **params)),
     transpose=not_linear("reduce_window_max"),
     batch=_window_batch,
+    fusion=Fusion.ALONE,
     evaluate=lambda xp, x, **params: _reduce_windows(xp, x, xp.maximum, lowest(x.dtype), **params),
     cost=_window_cost,
     dtypes=ORDERED,
@@ -447,6 +450,7 @@ reduce_window_min: Op = define_op(
     jvp=Derivatives(lambda t, out, x, **params: select_and_gather_add(t, x, select="min", **params)),
     transpose=not_linear("reduce_window_min"),
     batch=_window_batch,
+    fusion=Fusion.ALONE,
     evaluate=lambda xp, x, **params: _reduce_windows(xp, x, xp.minimum, highest(x.dtype), **params),
     cost=_window_cost,
     dtypes=ORDERED,
@@ -461,6 +465,7 @@ select_and_gather_add: Op = define_op(
     jvp=linear_in_first_jvp,
     transpose=lambda op, cts, inputs, params: [select_and_scatter_add(cts[0], inputs[1], **params), None],
     batch=_window_batch,
+    fusion=Fusion.ALONE,
     evaluate=_select_gather_evaluate,
     cost=_window_cost,
     dtypes=REALS,
@@ -475,6 +480,7 @@ select_and_scatter_add: Op = define_op(
     jvp=linear_in_first_jvp,
     transpose=lambda op, cts, inputs, params: [select_and_gather_add(cts[0], inputs[1], **params), None],
     batch=_scatter_batch,
+    fusion=Fusion.ALONE,
     evaluate=_select_scatter_evaluate,
     cost=_window_cost,
     dtypes=REALS,

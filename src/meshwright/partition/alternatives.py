@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from meshwright.core.facts import Fusion
+from meshwright.core.op import fusion_of
 from meshwright.core.program import Program, Var
 from meshwright.partition.choose import FLOPS_PER_BYTE
 from meshwright.partition.combine import dearest
@@ -63,7 +65,7 @@ def _may_gain(program: Program, found: Partitioned, rivals: bool) -> bool:
 
 def _contractions(program: Program) -> int:
     inside = sum(_contractions(region) for eqn in program.eqns for _, region in eqn.regions())
-    return inside + sum(eqn.op.name == "dot_general" for eqn in program.eqns)
+    return inside + sum(fusion_of(eqn) is Fusion.CONTRACTION for eqn in program.eqns)
 
 
 def _cost(found: Partitioned, mesh: BaseMesh) -> float:

@@ -17,12 +17,6 @@ from meshwright.transform.simplify import dce
 
 LARGEST_BYTES = 1 << 25  # of one collective; larger sums gain nothing by waiting for others
 
-KINDS = {
-    "psum": "all_reduce", "pmax": "all_reduce", "pmin": "all_reduce", "all_gather": "all_gather",
-    "all_gather_invariant": "all_gather", "psum_scatter": "reduce_scatter", "all_to_all": "all_to_all",
-    "ppermute": "permute",
-}  # fmt: skip
-
 
 class Why(NamedTuple):
     """Why a collective was put in, the global value that it is for, and whether a user asked for it there."""
@@ -218,7 +212,7 @@ def records(
     """
     numbers = count() if numbers is None else numbers
     for eqn in program.eqns:
-        kind = KINDS.get(eqn.op.name)
+        kind = eqn.op.collective
         known = beside.get(eqn.outputs[0]) if eqn.outputs else None
         if kind is not None and eqn.op.stack is not None:
             if prod(sizes[axis] for axis in eqn.params["axes"]) > 1 and any(a.type.size for a in eqn.inputs):
@@ -244,7 +238,7 @@ def written_for(program: Program, whys: Mapping[Var, Why]) -> dict[Var, str]:
     for eqn in program.eqns:
         why = whys.get(eqn.outputs[0]) if eqn.outputs and eqn.op.stack is not None else None
         if why is not None:
-            summed = KINDS.get(eqn.op.name) in ("all_reduce", "reduce_scatter")
+            summed = eqn.op.collective in ("all_reduce", "reduce_scatter")
             left = [made[x] for x in eqn.inputs if isinstance(x, Var) and x in made] if summed else []
             if left or why.asked or summed:
                 found[eqn.outputs[0]] = left[0] if left else "reshard"

@@ -20,32 +20,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 
+from meshwright.core.facts import Fusion
+from meshwright.core.op import fusion_of
 from meshwright.core.program import Atom, Eqn, Program, Var
 
 ROW_BYTES = 2**17  # of the longest row that a kernel keeps on the chip
-
-
-VIEWS = frozenset(
-    {"reshape", "pbroadcast", "pinvariant", "stop_gradient", "sharding_constraint", "optimization_barrier"}
-)
-CHEAP = frozenset(
-    {"add", "sub", "mul", "neg", "abs", "maximum", "minimum", "select", "clamp", "sign", "square", "integer_pow"}
-    | {"and", "or", "not", "xor", "eq", "ne", "lt", "le", "gt", "ge", "is_finite", "floor", "ceil", "round"}
-    | {"shift_left", "shift_right_logical", "shift_right_arithmetic", "real", "imag", "conj", "complex", "fma"}
-    | {"convert", "reduce_precision", "bitcast", "broadcast_in_dim", "iota", "axis_index", "slice", "dynamic_slice"}
-    | {"pscatter", "pad", "reverse"}
-)
-REDUCTIONS = frozenset({"reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or"})
-ALONE = frozenset(
-    {"dot_general", "conv_general_dilated", "fft", "cholesky", "triangular_solve", "sort", "top_k"}
-    | {"argmax", "argmin", "cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"}
-    | {"scatter_add", "scatter_set", "scatter_max", "scatter_min", "scatter_mul", "dynamic_update_slice"}
-    | {"reduce_window_sum", "reduce_window_max", "reduce_window_min"}
-    | {"select_and_gather_add", "select_and_scatter_add"}
-    | {"psum", "pmax", "pmin", "all_gather", "all_gather_invariant", "psum_scatter", "all_to_all", "ppermute"}
-    | {"scan", "while", "cond", "shard_map", "finish_sum", "custom_vjp_tangents", "pallas_call"}
-)
-PARTIAL = frozenset({"slice", "dynamic_slice", "gather", "pscatter"})  # ops that read a part of their first operand
 
 
 @dataclass
@@ -96,22 +75,17 @@ def fuse(program: Program, fused: bool = True, views_of: frozenset[str] = frozen
 
 def _views(program: Program, more: frozenset[str]) -> dict[Var, Atom]:
     """The values that are another value in other words."""
-    readers: dict[Atom, set[str]] = {}
-    for eqn in program.eqns:
+    readers: dict[Atom, set[Fusion | None]] = {}
+    fusions = [fusion_of(eqn) for eqn in program.eqns]
+    for eqn, fusion in zip(program.eqns, fusions, strict=True):
         for atom in eqn.inputs:
-            readers.setdefault(atom, set()).add(eqn.op.name)
+            readers.setdefault(atom, set()).add(fusion)
     for atom in program.outputs:
-        readers.setdefault(atom, set()).add("return")
+        readers.setdefault(atom, set()).add(None)
     found: dict[Var, Atom] = {}
-    for eqn in program.eqns:
-        name = eqn.op.name
-        if (
-            name in VIEWS
-            or name in more
-            or (name == "convert" and eqn.inputs[0].type.dtype == eqn.params["dtype"])
-            or (name == "broadcast_in_dim" and eqn.inputs[0].type.size == eqn.outputs[0].type.size)
-            or (name == "transpose" and readers.get(eqn.outputs[0], set()) <= {"dot_general"})
-        ):
+    for eqn, fusion in zip(program.eqns, fusions, strict=True):
+        turned = fusion is Fusion.PERMUTATION and readers.get(eqn.outputs[0], set()) <= {Fusion.CONTRACTION}
+        if fusion is Fusion.VIEW or turned or eqn.op.name in more:
             found.update(zip(eqn.outputs, eqn.inputs))
     return found
 
@@ -127,10 +101,13 @@ def _kernel(eqn: Eqn, views: dict[Var, Atom]) -> Kernel:
 
 def is_row_reduction(eqn: Eqn) -> bool:
     """Whether an equation reduces trailing dims whose rows stay on the chip."""
-    if eqn.op.name not in REDUCTIONS:
-        return False
-    operand, axes = eqn.inputs[0].type, eqn.params["axes"]
-    if not axes or sorted(axes) != list(range(operand.ndim - len(axes), operand.ndim)) or len(axes) == operand.ndim:
+    operand, axes = eqn.inputs[0].type, eqn.params.get("axes", ())
+    if (
+        fusion_of(eqn) is not Fusion.REDUCTION
+        or not axes
+        or sorted(axes) != list(range(operand.ndim - len(axes), operand.ndim))
+        or len(axes) == operand.ndim
+    ):
         return False
     row = operand.dtype.itemsize
     for axis in axes:
@@ -143,6 +120,7 @@ class _Fusion:
 
     def __init__(self, program: Program, eqns: Sequence[Eqn], views: dict[Var, Atom]) -> None:
         self.program, self.eqns, self.views = program, eqns, views
+        self.fusions = [fusion_of(eqn) for eqn in eqns]
         self.made: dict[Var, int] = {v: n for n, eqn in enumerate(eqns) for v in eqn.outputs}
         self.level: list[int] = []
         self.parent: list[int] = []  # of kernels that became one
@@ -163,13 +141,17 @@ class _Fusion:
 
     def ends(self, n: int) -> bool:
         """Whether what reads the results of an equation is in a later kernel."""
-        eqn = self.eqns[n]
-        name = eqn.op.name
-        if name in ALONE:
+        eqn, fusion = self.eqns[n], self.fusions[n]
+        if fusion.alone:
             return True
-        if name in REDUCTIONS:
+        if fusion is Fusion.REDUCTION:
             return not is_row_reduction(eqn)
-        return name not in CHEAP and all(v.type.size <= 1 for v in eqn.outputs)
+        return fusion is not Fusion.CHEAP and all(v.type.size <= 1 for v in eqn.outputs)
+
+    def reads_part(self, n: int) -> bool:
+        """Whether an equation reads no more of its first operand than its result has."""
+        sizes = self.eqns[n].inputs[0].type.size, self.eqns[n].outputs[0].type.size
+        return self.fusions[n] in (Fusion.CHEAP, Fusion.ELEMENTWISE) and sizes[0] > sizes[1]
 
     def levels(self) -> None:
         for eqn in self.eqns:
@@ -201,18 +183,20 @@ class _Fusion:
         returned = {stored(atom, self.views) for atom in self.program.outputs}
         for n in reversed(range(len(self.eqns))):
             eqn = self.eqns[n]
-            if eqn.op.name in ALONE:
+            if self.fusions[n].alone:
                 self.homes[n] = {self.new(-1)}
                 self.kept.update(eqn.outputs)
                 continue
             level = self.level[n]
             homes = {self.find(k) for reader in readers[n] for k in self.homes[reader]
-                     if self.eqns[reader].op.name not in ALONE}  # fmt: skip
-            must = any(v in returned for v in eqn.outputs) or any(self.eqns[r].op.name in ALONE for r in readers[n])
+                     if not self.fusions[reader].alone}  # fmt: skip
+            must = any(v in returned for v in eqn.outputs) or any(self.fusions[r].alone for r in readers[n])
             if not must and not self.ends(n):
-                reduction = eqn.op.name in REDUCTIONS
+                reduction = self.fusions[n] is Fusion.REDUCTION
                 near = all(self.kernel_level[k] == level for k in homes)
-                if (eqn.op.name in CHEAP and len(homes) <= 8) or (len(homes) == 1 and (near or not reduction)):
+                if (self.fusions[n] is Fusion.CHEAP and len(homes) <= 8) or (
+                    len(homes) == 1 and (near or not reduction)
+                ):
                     self.homes[n] = homes
                     continue
             self.kept.update(eqn.outputs)
@@ -230,14 +214,13 @@ class _Fusion:
         kernels: list[Kernel] = []
         for numbers in members.values():
             inside = {v for n in numbers for v in self.eqns[n].outputs}
-            kernel = Kernel([self.eqns[n] for n in numbers], alone=self.eqns[numbers[0]].op.name in ALONE)
+            kernel = Kernel([self.eqns[n] for n in numbers], alone=self.fusions[numbers[0]].alone)
             for n in numbers:
                 eqn = self.eqns[n]
                 for at, atom in enumerate(eqn.inputs):
                     var = stored(atom, self.views)
                     if var.__class__ is Var and var not in inside:
-                        part = eqn.op.name in PARTIAL and at == 0
-                        bytes = eqn.outputs[0].type.nbytes if part else var.type.nbytes
+                        bytes = eqn.outputs[0].type.nbytes if at == 0 and self.reads_part(n) else var.type.nbytes
                         kernel.reads[var] = min(var.type.nbytes, kernel.reads.get(var, 0) + bytes)  # type: ignore[index]
                 home_here = len(self.homes[n]) == 1
                 kernel.writes += [v for v in eqn.outputs if v in self.kept and home_here]

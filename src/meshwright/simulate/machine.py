@@ -13,6 +13,8 @@ from math import prod
 from typing import Any, NamedTuple
 
 from meshwright.core.dtypes import real_part
+from meshwright.core.facts import Fusion
+from meshwright.core.op import No, fusion_of
 from meshwright.core.program import Eqn
 from meshwright.core.source import here
 from meshwright.errors import HardwareError
@@ -25,20 +27,9 @@ from meshwright.hardware.roofline import work
 from meshwright.hardware.topology import Topology
 from meshwright.partition.reshard.cost import spans_of_part
 from meshwright.sharding.axes import AxisRef
-from meshwright.simulate.kernels import REDUCTIONS, Kernel, is_row_reduction
+from meshwright.simulate.kernels import Kernel, is_row_reduction
 
 COMPUTE = "compute"
-KINDS = {
-    "psum": "all_reduce",
-    "pmax": "all_reduce",
-    "pmin": "all_reduce",
-    "all_gather": "all_gather",
-    "all_gather_invariant": "all_gather",
-    "psum_scatter": "reduce_scatter",
-    "all_to_all": "all_to_all",
-    "ppermute": "permute",
-}
-PRODUCTS = frozenset({"dot_general", "conv_general_dilated"})
 
 
 class Took(NamedTuple):
@@ -114,11 +105,11 @@ class Machine:
         """What a kernel takes."""
         eqn = kernel.eqns[0]
         if kernel.alone:
-            key: object = (eqn.op, tuple(a.type for a in eqn.inputs), tuple(v.type for v in eqn.outputs),
-                           eqn.params.get("contract"), eqn.params.get("batch"), eqn.params.get("kernel"))  # fmt: skip
+            types = tuple(a.type for a in eqn.inputs), tuple(v.type for v in eqn.outputs)
+            key: object = (eqn.op, *types, tuple(eqn.params.items()))
             found = self._kernels.get(key)
             if found is None:
-                rule = self._product if eqn.op.name in PRODUCTS else self._other
+                rule = self._product if fusion_of(eqn) is Fusion.CONTRACTION else self._other
                 found = self._kernels[key] = self.written(eqn)[0] if eqn.op.name == "pallas_call" else rule(eqn)
             return found
         return self._fused(kernel)
@@ -135,7 +126,7 @@ class Machine:
             self.chip.flops_per_s(name)
         except HardwareError:
             stand_in = "int8" if name.startswith(("i", "u")) and name.endswith("8") else "f32"
-            if eqn.op.name in PRODUCTS:
+            if fusion_of(eqn) is Fusion.CONTRACTION:
                 self.notes[f"products of {name} are taken to run at the rate of {stand_in}"] = None
             return stand_in
         return name
@@ -216,7 +207,7 @@ class Machine:
                 why=f"its {name} has a result of another shape on another mesh",
                 fix=f"mesh_axes={dict(zip(axes, given, strict=True))}",
             )
-        group, kind = prod(sizes), KINDS[name]
+        group, kind = prod(sizes), str(eqn.op.collective)
         size = {"all_gather": got, "all_to_all": group * held, "permute": group * held}
         options: dict[str, Any] = {"shift": shift_of(eqn.params["permutation"], sizes)} if kind == "permute" else {}
         volume = size.get(kind, held)
@@ -267,25 +258,28 @@ def shift_of(permutation: tuple[tuple[int, int], ...], sizes: tuple[int, ...]) -
 
 def _product_sizes(eqn: Eqn, flops: float) -> tuple[int, int, int, int, str]:
     """The batch and the three sizes of the product that an equation amounts to, and what kind it is."""
-    left, right, out = eqn.inputs[0].type, eqn.inputs[1].type, eqn.outputs[0].type
-    if eqn.op.name == "dot_general":
-        contract, batch = eqn.params["contract"], eqn.params["batch"]
-        b = prod(left.shape[d] for d in batch[0])
-        k = prod(left.shape[d] for d in contract[0])
-        return b, max(1, left.size // max(1, b * k)), k, max(1, right.size // max(1, b * k)), "matmul"
+    operands, results = [a.type for a in eqn.inputs], [v.type for v in eqn.outputs]
+    if "dims" not in eqn.params:
+        assert not isinstance(eqn.op.factors, No)
+        rule = eqn.op.factors(operands, results, eqn.params)
+        left, right, out = ({name for dim in dims for name in dim} for dims in (*rule.operands[:2], rule.results[0]))
+        found = (left & right & out, left - right, (left & right) - out, right - left)
+        b, m, k, n = (max(1, prod(rule.sizes[name] for name in names)) for names in found)
+        return b, m, k, n, "matmul"
     # A convolution: positions by what each is computed from by features. The gradient of a filter has few positions,
     # each computed from a whole array.
     _, kernel, result = eqn.params["dims"]
-    features = out.shape[result[1]]
-    k = max(1, round(flops / 2 / max(1, out.size)))
-    window, positions = (prod(t.shape[d] for d in dims[2:]) for t, dims in ((right, kernel), (out, result)))
+    features = results[0].shape[result[1]]
+    k = max(1, round(flops / 2 / max(1, results[0].size)))
+    places = ((operands[1], kernel), (results[0], result))
+    window, positions = (prod(t.shape[d] for d in dims[2:]) for t, dims in places)
     kind = "conv_filter_grad" if positions < window else "conv"
-    return 1, max(1, out.size // features), k, features, kind
+    return 1, max(1, results[0].size // features), k, features, kind
 
 
 def _moving(kernel: Kernel) -> dict[str, object]:
     """A fused kernel in the words of the measured model."""
-    reductions = [eqn for eqn in kernel.eqns if eqn.op.name in REDUCTIONS]
+    reductions = [eqn for eqn in kernel.eqns if fusion_of(eqn) is Fusion.REDUCTION]
     written = sum(v.type.nbytes for v in kernel.writes)
     read = sum(kernel.reads.values())
     elements = max([v.type.size for v in kernel.writes] + [v.type.size for v in kernel.reads], default=0)

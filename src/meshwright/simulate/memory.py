@@ -14,16 +14,13 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from meshwright.core.factors import pointwise
+from meshwright.core.facts import Memory
+from meshwright.core.op import memory_of
 from meshwright.core.program import Atom, Eqn, Program, Var
 from meshwright.core.source import Source, here
 from meshwright.errors import MeshwrightError
 from meshwright.simulate.kernels import Kernel, Kernels, fuse
 from meshwright.transform.stack import inline_calls
-
-IN_PLACE = frozenset(
-    {"dynamic_update_slice", "scatter_add", "scatter_set", "scatter_max", "scatter_min", "scatter_mul"}
-    | {"psum", "pmax", "pmin"}
-)
 
 
 class Alive(NamedTuple):
@@ -224,7 +221,7 @@ class _Liveness:
         """Whether a kernel may write its results over what it reads."""
         eqn = kernel.eqns[0]
         free = eqn.op.name not in self.fresh
-        return not kernel.alone or (free and (eqn.op.name in IN_PLACE or _is_elementwise(eqn)))
+        return not kernel.alone or (free and (memory_of(eqn) is Memory.IN_PLACE or _is_elementwise(eqn)))
 
     def over(self, dying: Sequence[Var], new: Sequence[Var]) -> dict[Var, Var]:
         """As many of the new values as there is room for, each over one that dies."""

@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from meshwright.core import tree
+from meshwright.core.facts import Fusion
+from meshwright.core.op import fusion_of
 from meshwright.core.program import Eqn, Program
 from meshwright.core.source import here
 from meshwright.errors import MeshwrightError
 from meshwright.hardware.machines import machine_for
-from meshwright.simulate.kernels import VIEWS
 from meshwright.simulate.machine import Machine, whole_axes
 from meshwright.simulate.memory import memory
 from meshwright.simulate.schedule import OVERLAPS, Player
@@ -73,8 +74,9 @@ def simulate(
 def _only_kernel(program: Program) -> Eqn | None:
     """The kernel written by hand that a program is, with views of its operands and results."""
     kernels = [eqn for eqn in program.eqns if eqn.op.name == "pallas_call"]
-    plain = VIEWS | {"axis_index", "slice", "squeeze", "broadcast_in_dim", "pallas_call"}
-    return kernels[0] if len(kernels) == 1 and all(eqn.op.name in plain for eqn in program.eqns) else None
+    plain = {"axis_index", "slice", "broadcast_in_dim", "pallas_call"}
+    others = [eqn for eqn in program.eqns if fusion_of(eqn) is not Fusion.VIEW and eqn.op.name not in plain]
+    return kernels[0] if len(kernels) == 1 and not others else None
 
 
 def read_program(program: Any, mesh_axes: Mapping[str, int] | None = None) -> tuple[Program, dict[str, int]]:

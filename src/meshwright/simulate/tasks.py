@@ -14,7 +14,7 @@ from meshwright.core.program import Atom, Eqn, Program, Var
 from meshwright.core.source import Source, here
 from meshwright.errors import MeshwrightError
 from meshwright.simulate.kernels import Kernels, fuse
-from meshwright.simulate.machine import COMPUTE, KINDS, Machine, Took, split_name
+from meshwright.simulate.machine import COMPUTE, Machine, Took, split_name
 from meshwright.transform.stack import inline_calls
 
 
@@ -69,9 +69,9 @@ class Reader:
             reads, writes = tuple(kernel.reads), tuple(kernel.writes)
             task = Task("", eqn.op.name, eqn.source, _NOTHING, after, reads, writes)
             name = eqn.op.name
-            if name in KINDS:
+            if eqn.op.collective is not None:
                 task.took = self.machine.collective(eqn)
-                task.name = f"{KINDS[name]} {','.join(task.took.axes)} {eqn.outputs[0].type.short()}"
+                task.name = f"{eqn.op.collective} {','.join(task.took.axes)} {eqn.outputs[0].type.short()}"
             elif name == "scan":
                 self.loop(task, eqn, eqn.params["length"], eqn.params["consts"], eqn.params["carry"])
             elif name == "while":
@@ -221,7 +221,7 @@ def _spoken(program: Program) -> set[str]:
     """The axes that collectives of a program work along."""
     found: set[str] = set()
     for eqn in program.eqns:
-        found.update(eqn.params["axes"] if eqn.op.name in KINDS else ())
+        found.update(eqn.params["axes"] if eqn.op.collective is not None else ())
         for _, region in eqn.regions():
             found |= _spoken(region)
     return found

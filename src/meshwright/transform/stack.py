@@ -28,10 +28,6 @@ if TYPE_CHECKING:
 
 MeshAxes = tuple[tuple[str, int], ...]
 
-# Calls that only run a region, and the param that holds it.
-_CALLS = {"custom_jvp_call": "call", "custom_vjp_call": "call", "checkpoint": "program"}
-
-
 Which = bool | Callable[[Eqn], bool]  # shard_maps: all, none, or those of which it is true
 
 
@@ -70,7 +66,7 @@ def inline_calls(program: Program, shard_maps: Which = True) -> Program:
 
 def _has_calls(program: Program, shard_maps: Which) -> bool:
     return any(
-        eqn.op.name in _CALLS
+        eqn.op.calls is not None
         or (eqn.op.name == "shard_map" and _chosen(eqn, shard_maps))
         or any(_has_calls(inner, shard_maps) for _, inner in eqn.regions())
         for eqn in program.eqns
@@ -84,7 +80,7 @@ def _chosen(eqn: Eqn, shard_maps: Which) -> bool:
 def _called(eqn: Eqn, shard_maps: Which) -> Program | None:
     if eqn.op.name == "shard_map":
         return stacked_program(**eqn.params) if _chosen(eqn, shard_maps) else None
-    return eqn.params.get(_CALLS.get(eqn.op.name, ""))
+    return eqn.params[eqn.op.calls] if eqn.op.calls is not None else None
 
 
 def _inline_param(value: Any, shard_maps: Which) -> Any:

@@ -9,7 +9,7 @@ import numpy as np
 
 from meshwright.core import dtypes
 from meshwright.core.axis_names import axis_text
-from meshwright.core.program import Atom, Literal, Missing, Program, Rule, Var, digest, set_printer
+from meshwright.core.program import Atom, Literal, Missing, Params, Program, Rule, Var, digest, set_printer
 from meshwright.core.types import Spec, TensorType
 
 LARGEST_INLINE = 16
@@ -107,6 +107,12 @@ def _print_constant(value: Any, full: bool) -> str:
 
 def _print_param(key: str, value: Any, name: _Names, sources: bool, full: bool) -> str:
     return f"{key}={_print_value(value, name, sources, full)}"
+
+
+def print_params(params: Params) -> str:
+    """The params of an equation without programs, as its text has them."""
+    names = _Names()
+    return " ".join(_print_param(key, params[key], names, False, False) for key in sorted(params))
 
 
 def _print_value(value: Any, name: _Names, sources: bool, full: bool) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from json import dumps
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -10,12 +11,14 @@ import ml_dtypes
 import numpy as np
 
 from meshwright.core.dtypes import DType
+from meshwright.core.op import No
 from meshwright.core.program import Atom, Eqn, Literal, Missing, Program, Var
 from meshwright.core.source import Source
+from meshwright.core.text.printing import print_params
 from meshwright.core.trace import close, trace
 from meshwright.core.types import TensorType
 from meshwright.errors import MeshwrightError
-from meshwright.interop.decompositions import in_parts
+from meshwright.interop.decompositions import custom_target, in_parts
 
 _ELEMENTS: dict[DType, str] = {
     np.dtype(bool): "pred",
@@ -317,6 +320,10 @@ class Computation:
         write = self.module.ops.get(eqn.op.name)
         if parts is None and write is not None:
             return write(self, eqn, operands, [TensorType(v.type.shape, v.type.dtype) for v in eqn.outputs])
+        if parts is None and not isinstance(eqn.op.factors, No):  # an op of a user
+            results = [TensorType(v.type.shape, v.type.dtype) for v in eqn.outputs]
+            config = f"custom_call_target={dumps(custom_target(eqn))}, backend_config={dumps(print_params(eqn.params))}"
+            return self.op("custom-call", operands, results, config)
         if parts is None:
             raise MeshwrightError(
                 f"{eqn.op.name} cannot be written as HLO.",

@@ -9,11 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from meshwright.core.op import No
 from meshwright.core.program import Atom, Eqn, Literal, Missing, Params, Program, Var
+from meshwright.core.text.printing import print_params
 from meshwright.core.trace import close, trace
 from meshwright.core.types import TensorType
 from meshwright.errors import MeshwrightError
-from meshwright.interop.decompositions import in_parts
+from meshwright.interop.decompositions import custom_target, in_parts
 from meshwright.interop.stablehlo.collectives import COLLECTIVES
 from meshwright.interop.stablehlo.context import parse_module, type_text
 from meshwright.interop.stablehlo.text import OPS, constrained, dense
@@ -173,6 +175,11 @@ class Writer:
         write = OPS.get(eqn.op.name) or COLLECTIVES.get(eqn.op.name)
         if parts is None and write is not None:
             return write(self, eqn, operands, [var.type for var in eqn.outputs])
+        if parts is None and not isinstance(eqn.op.factors, No):  # an op of a user
+            target = (
+                f"call_target_name = {dumps(custom_target(eqn))}, backend_config = {dumps(print_params(eqn.params))}"
+            )
+            return self.op("custom_call", operands, [var.type for var in eqn.outputs], target)
         if parts is None:
             raise MeshwrightError(
                 f"{eqn.op.name} cannot be written as StableHLO.",

@@ -26,7 +26,7 @@ from meshwright.ops.basic import add, convert, reshape, transpose
 from meshwright.ops.collective import all_gather, all_gather_invariant, pbroadcast, ppermute, psum_scatter
 from meshwright.ops.contraction import dot_general
 from meshwright.ops.shape import slice_
-from meshwright.partition.combine import KINDS, Beside, Why
+from meshwright.partition.combine import Beside, Why
 from meshwright.partition.overlap.rings import (
     Around,
     Product,
@@ -151,7 +151,7 @@ class _Pass:
         asked = [eqn for eqn in places.eqns if eqn.op in (*GATHERS, psum_scatter) and prod(eqn.params["sizes"]) > 1]
         # Where two collectives are next to one product, the one that sends more is hidden.
         for eqn in sorted(asked, key=_sent, reverse=True):
-            kind = KINDS[eqn.op.name]
+            kind = str(eqn.op.collective)
             try:
                 ring = self.as_kernel(_gathered(eqn, places) if eqn.op in GATHERS else _scattered(eqn, places))
                 saved = self.machine.saved(ring, kind) if self.machine is not None else None

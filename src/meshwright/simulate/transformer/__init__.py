@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from meshwright.core import tree
+from meshwright.core.facts import Fusion
+from meshwright.core.op import fusion_of
 from meshwright.core.program import Program
 from meshwright.core.source import here
 from meshwright.errors import HardwareError
 from meshwright.hardware.chips import Chip
 from meshwright.hardware.topology import Topology
 from meshwright.hardware.transformer import TransformerShape
-from meshwright.simulate.machine import PRODUCTS
 from meshwright.simulate.memory import MemoryUse, memory, size_text
 from meshwright.simulate.simulation import Simulation, time_text
 from meshwright.simulate.spmd import read_program, simulate
@@ -62,7 +63,7 @@ def product_flops(program: Program) -> float:
     """
     total = 0.0
     for eqn in program.eqns:
-        if eqn.op.name in PRODUCTS:
+        if fusion_of(eqn) is Fusion.CONTRACTION:
             total += eqn.op.cost([a.type for a in eqn.inputs], [v.type for v in eqn.outputs], eqn.params).flops
             continue
         runs = [(eqn.op.runs(eqn, name), product_flops(region)) for name, region in eqn.regions()]
