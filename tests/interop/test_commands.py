@@ -10,7 +10,7 @@ import pytest
 
 from meshwright.cli import main
 from meshwright.errors import MeshwrightError
-from meshwright.interop.stablehlo.ops import context as mlir_context
+from meshwright.interop.stablehlo import context as mlir_context
 
 MODULE = """\
 sdy.mesh @mesh = <["a"=2, "b"=4]>

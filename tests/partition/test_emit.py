@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import meshwright as mw
+from meshwright.api.axis_names import manual_axes
 from meshwright.api.shard_map import shard_map
 from meshwright.core.trace import state
-from meshwright.lax.collectives import manual_axes
 from meshwright.partition.reshard.emit import emit_plan
 from meshwright.partition.reshard.plan import plan_reshard
 from meshwright.sharding import enumerate_shardings

@@ -7,8 +7,8 @@ import pytest
 import meshwright as mw
 from meshwright import hardware
 from meshwright.errors import MeshwrightError
+from meshwright.partition.reshard import plan as reshard
 from meshwright.partition.reshard.plan import ReshardPlan
-from meshwright.partition.reshard.plan import plan as reshard
 from meshwright.sharding.mesh import Mesh
 from meshwright.sharding.named import TensorSharding
 from meshwright.sharding.text_command import read_mesh, read_spec

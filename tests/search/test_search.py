@@ -17,7 +17,7 @@ from meshwright import dist, hardware
 from meshwright.device.schedule import peak_activations
 from meshwright.errors import MeshwrightError, ShapeError
 
-ROWS = json.loads((pathlib.Path(__file__).parent / "distir_mlp_table.json").read_text())
+ROWS = json.loads((pathlib.Path(__file__).parents[1] / "device" / "distir_mlp_table.json").read_text())
 
 
 @pytest.mark.parametrize(

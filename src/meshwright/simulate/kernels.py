@@ -150,8 +150,10 @@ class _Fusion:
 
     def reads_part(self, n: int) -> bool:
         """Whether an equation reads no more of its first operand than its result has."""
-        sizes = self.eqns[n].inputs[0].type.size, self.eqns[n].outputs[0].type.size
-        return self.fusions[n] in (Fusion.CHEAP, Fusion.ELEMENTWISE) and sizes[0] > sizes[1]
+        if self.fusions[n] not in (Fusion.CHEAP, Fusion.ELEMENTWISE):
+            return False
+        eqn = self.eqns[n]
+        return eqn.inputs[0].type.size > eqn.outputs[0].type.size
 
     def levels(self) -> None:
         for eqn in self.eqns:
