@@ -27,6 +27,7 @@ COMMANDS = {
     "rules": "the factor rules of ops",
     "search": "how to spread the training of a model over a machine",
     "simulate": "how long a program takes on a machine, as a timeline",
+    "stages": "what each stage of the compiler makes of a program, and how long it takes",
     "visualize": "which devices hold which part of a tensor",
 }
 

@@ -38,7 +38,7 @@ def describe(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Compile and explain."""
-    compiled = _compiled(args.program)
+    compiled = compiled_of(args.program)
     if args.value is None:
         text = compiled.explain()
         print(json.dumps({"explanation": text.splitlines()}, indent=2) if args.json else text)
@@ -52,7 +52,8 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _compiled(program: str) -> Compiled:
+def compiled_of(program: str) -> Compiled:
+    """What a function of a file returns, compiled."""
     found: Any = called(program, fix=_FIX)
     if isinstance(found, Compiled):
         return found

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from meshwright.compile.jit import Executable
     from meshwright.compile.partitioning import Collective
     from meshwright.compile.sharding_reasons import ShardingReasons
+    from meshwright.compile.stages import Stage
     from meshwright.sharding.mesh import Mesh
     from meshwright.simulate.memory import MemoryUse
     from meshwright.simulate.simulation import Simulation
@@ -143,6 +144,24 @@ class Compiled:
         """Of each array among the arguments, in order, whether its memory may be written over."""
         given = set(self._executable.donated)
         return tuple(n in given for n in range(len(self._types)))
+
+    @property
+    def stages(self) -> list[Stage]:
+        """What each stage of the compiler made of the program, and the seconds it took.
+
+        >>> import meshwright as mw, meshwright.numpy as mnp
+        >>> x = mw.device_put(mnp.ones((8, 16)), mw.NamedSharding(mw.make_mesh((4,), ("x",)), mw.P("x")))
+        >>> stages = mw.jit(lambda x: x.sum(0)).lower(x).compile().stages
+        >>> [stage.name for stage in stages]
+        ['simplify', 'inline', 'propagate', 'partition', 'combine', 'stack', 'emit']
+        >>> print(stages[4])
+        program(a: f32[2,16]{x}) {
+          b: f32[16]{x} = reduce_sum a axes=(0,)
+          c: f32[16] = psum b axes=('x',)
+          return c
+        }
+        """
+        return self._executable.stages
 
     def explain(self) -> str:
         """Every collective with its bytes, its line and its reason; layouts that would be cheaper; what is held twice.

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from meshwright.compile.partitioning import Collective, OnMesh, put_on_mesh
+from meshwright.compile.stages import Record
 from meshwright.core import tree
 from meshwright.core.types import TensorType
 from meshwright.partition.combine import dearest
@@ -135,7 +136,7 @@ def suggestions(placed: OnMesh, names: Sequence[str]) -> list[Suggestion]:
         given = list(placed.placement.in_shardings)
         given[index] = NamedSharding(layout.mesh, spec)
         placement = placed.placement._replace(in_shardings=tuple(given), out_shardings=results, overlap=None)
-        other = put_on_mesh(placed.source, placement, placed.out_tree)
+        other = put_on_mesh(placed.source, placement, placed.out_tree, Record())
         saved = now - received(other.collectives)
         if saved > 0:
             found.append(Suggestion(names[index], spec, saved))

@@ -13,6 +13,7 @@ import numpy as np
 
 from meshwright.arrays.tracing import Traced, argument_numbers, check_function, leaf_type, leaf_value, trace_flat
 from meshwright.compile.compiled import Call, Compiled, Lowered
+from meshwright.compile.stages import Record, Stage, simplify
 from meshwright.core import dtypes, tree
 from meshwright.core.check import check
 from meshwright.core.collection import no_collection
@@ -24,7 +25,6 @@ from meshwright.core.trace import Array, Mapped, Tracer, leaked, run, set_left_o
 from meshwright.core.types import TensorType
 from meshwright.engine.compile import compile_program
 from meshwright.errors import MeshError, MeshwrightError
-from meshwright.transform.simplify import cse, dce
 
 Function = Callable[..., Any]
 Static = tuple[int | str, type, Any]  # a place, and the value with its type: 1, 1.0 and True differ
@@ -41,11 +41,12 @@ class Donated(NamedTuple):
 class Executable:
     """A program ready to run on arrays of fixed types."""
 
-    __slots__ = ("call", "donated", "out_shardings", "out_tree", "out_types", "placed", "program", "single")
+    __slots__ = ("call", "donated", "out_shardings", "out_tree", "out_types", "placed", "program", "record", "single")
 
     @no_collection()
-    def __init__(self, traced: Traced, donated: tuple[bool, ...], placement: Any = None) -> None:
-        self.program = check(cse(dce(traced.closed)), "simplification")
+    def __init__(self, traced: Traced, donated: tuple[bool, ...], placement: Any, record: Record) -> None:
+        self.record = record
+        self.program = record.stages[0].program
         self.placed: Any = None  # what is known about a program on a mesh
         self.out_shardings: Sequence[Any] = (None,) * len(self.program.outputs)
         self.out_types = self.program.out_types
@@ -56,10 +57,10 @@ class Executable:
             from meshwright.compile.partial_sums import summed_shardings
             from meshwright.compile.partitioning import put_on_mesh
 
-            self.placed = put_on_mesh(self.program, placement, traced.out_tree)
+            self.placed = put_on_mesh(self.program, placement, traced.out_tree, record)
             self.out_types = self.placed.out_types
             self.out_shardings = summed_shardings(self.placed.out_shardings, self.out_types)
-            run = check(self.placed.program, "partitioning")
+            run = check(self.placed.program, "partition")
         self.call: Function = partial(self._compile_and_call, run, donated)  # until it is called
         self.donated = [n for n, given in enumerate(donated) if given]
         self.out_tree = traced.out_tree
@@ -69,6 +70,12 @@ class Executable:
         """The first call: the engine's code is made when it is needed, since programs are also compiled to be read."""
         self.call = compile_program(program, donated=donated)
         return self.call(*data)  # type: ignore[no-any-return]
+
+    @property
+    def stages(self) -> list[Stage]:
+        """What each stage made of the program."""
+        given = tuple(n in self.donated for n in range(len(self.program.inputs)))
+        return self.record.last(self.program if self.placed is None else self.placed.program, given)
 
     def take(self, leaves: Sequence[Any], data: list[Any]) -> None:
         """Take the contents of donated arrays away from them. What anybody else still refers to (another array, a view,
@@ -179,6 +186,7 @@ class Jitted:
         places = [x._sharding if x.__class__ is Array else getattr(x, "sharding", None) for x in leaves]
         placed = self._placement(args, kwargs, statics, places, types)
         traced, placement = self._trace(in_tree, statics, types, placed)
+        record = simplify(traced.closed)
 
         name = getattr(self.fun, "__name__", "function")
         on_mesh = None if hasattr(placement, "device") else placement
@@ -186,9 +194,10 @@ class Jitted:
 
         def compiled() -> Compiled:
             donated = _donated_leaves(in_tree, self.donate, statics)
-            return Compiled(Executable(traced, donated, placement), in_tree, types, call.parameters, call)
+            own = record.copy()
+            return Compiled(Executable(traced, donated, placement, own), in_tree, types, call.parameters, call)
 
-        return Lowered(compiled, check(cse(dce(traced.closed)), "simplification"), call)
+        return Lowered(compiled, record.stages[0].program, call)
 
     def _separate(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -261,7 +270,7 @@ class Jitted:
     ) -> Executable:
         traced, placement = self._trace(in_tree, statics, types, placement)
         donated = _donated_leaves(in_tree, self.donate, statics)
-        return Executable(traced, donated, placement)
+        return Executable(traced, donated, placement, simplify(traced.closed))
 
     @no_collection()
     def _trace(

@@ -14,6 +14,7 @@ from meshwright.arrays.device_put import sharding_for, spread
 from meshwright.arrays.explicit import untyped, with_sums_taken
 from meshwright.arrays.shards import Sharding
 from meshwright.compile.partial_sums import finished_sums, with_rows
+from meshwright.compile.stages import Record as Stages
 from meshwright.core import tree
 from meshwright.core.program import Atom, Program, Var
 from meshwright.core.source import Source, here, user_source
@@ -243,7 +244,7 @@ def no_implicit_comms() -> Iterator[None]:
         _silent.reset(token)
 
 
-def put_on_mesh(program: Program, placement: Placement, out_tree: tree.TreeDef) -> OnMesh:
+def put_on_mesh(program: Program, placement: Placement, out_tree: tree.TreeDef, record: Stages) -> OnMesh:
     """Propagate what was said about shardings, and partition."""
     mesh = placement.mesh
     _check_maps(program, mesh)
@@ -255,6 +256,7 @@ def put_on_mesh(program: Program, placement: Placement, out_tree: tree.TreeDef) 
     placement = placement._replace(in_shardings=tuple(given_in), out_shardings=tree.unflatten(out_tree, written))
     whole = own_regions(inline_calls(program, shard_maps=apart(program, mesh)))
     program, fixed, vars = untyped(whole, mesh, placement.others)
+    record.done("inline", program)
     given = [
         None if s is None else s.to_tensor_sharding(v.type.ndim)
         for s, v in zip(placement.in_shardings, program.inputs, strict=True)
@@ -276,13 +278,15 @@ def put_on_mesh(program: Program, placement: Placement, out_tree: tree.TreeDef) 
     ins = [on_mesh(s, mesh) for s in entering]
     wanted = [None if s is None else on_mesh(s, mesh) for s in leaving]
     propagated.shardings = {var: s if s.mesh is mesh else on_mesh(s, mesh) for var, s in propagated.shardings.items()}
+    record.propagated(program, propagated.shardings)
     if fixed:  # by types, which say what goes where
         done = partition(program, mesh, ins, wanted, propagated.shardings, placement.overlap)
     else:
         groups = placement.groups or (0,) * len(ins)
         said = [None if s is None else on_mesh(s, mesh) for s in given]
         done = cheapest_partition(propagated, mesh, said, ins, wanted, groups, placement.overlap)
-    collectives = tuple(_collective(record, mesh) for record in done.records)
+    record.partitioned(done.steps)
+    collectives = tuple(_collective(one, mesh) for one in done.records)
     placed = OnMesh(
         done.program,
         done.local,

@@ -58,6 +58,17 @@ def compile_program(program: Program, namespace: Any = NUMPY, donated: Sequence[
     return _Writer(check(program), namespace, donated).function(outermost=True)
 
 
+def python_text(program: Program, donated: Sequence[bool] = ()) -> str:
+    """What `compile_program` compiles for NumPy; it may be of a program that is too large to run here.
+
+    >>> from meshwright.core.text.parse import parse_program
+    >>> text = python_text(parse_program("program(a: f32[2]) { b: f32[2] = mul a 2.0  return b }"))
+    >>> text.splitlines()[0]
+    'def run(a0):'
+    """
+    return _Writer(program, NUMPY, donated).text(outermost=True, refuse=False)
+
+
 def region_functions(namespace: Any) -> Callable[[Program], Function]:
     """What a namespace offers as ``function``: regions compiled once, for as long as their program lives."""
     compiled: dict[int, tuple[weakref.ref[Program], Function]] = {}
@@ -109,12 +120,14 @@ class _Writer:
         for var, data in self.program.constants:
             self.names[var] = self.constant(data)
 
-    def function(self, outermost: bool) -> Function:
-        """Write every equation and compile the text. The outermost function keeps NumPy from warning."""
+    def text(self, outermost: bool, refuse: bool = True) -> str:
+        """Every equation written. The outermost function keeps NumPy from warning; one that is to run is refused where
+        the memory cannot hold its results."""
         eqns = self.program.eqns
         lazy = self.lazy_broadcasts() if self.numpy else frozenset()
         results = [self.result(eqn, not lazy.isdisjoint(eqn.outputs)) for eqn in eqns]
-        refuse_large(eqns, [result is Result.WHOLE or result is Result.SHARED for result in results])
+        if refuse:
+            refuse_large(eqns, [result is Result.WHOLE or result is Result.SHARED for result in results])
         self.memory = Memory(self.program, results, self.donated if self.numpy else ())
         for index, eqn in enumerate(eqns):
             ufunc = self.ufunc(eqn)
@@ -141,7 +154,11 @@ class _Writer:
             self.bound.update(enter=ERROR_STATE.set, leave=ERROR_STATE.reset, quiet=QUIET, full=out_of_memory)
             full = ["except MemoryError as error:", " full(error)"]
             body = ["token = enter(quiet)", "try:", *(f" {line}" for line in body), *full, "finally:", " leave(token)"]
-        text = f"def run({self.parameters}):\n " + "\n ".join(body)
+        return f"def run({self.parameters}):\n " + "\n ".join(body)
+
+    def function(self, outermost: bool) -> Function:
+        """The text, compiled."""
+        text = self.text(outermost)
         return _build(text, self.bound)
 
     # Names

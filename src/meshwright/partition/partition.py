@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from time import perf_counter
 from typing import NamedTuple
 
 from meshwright.core.op import Value
@@ -26,6 +27,14 @@ from meshwright.transform.stack import inline_calls
 RULES = (halo, indexing, places, prefix, regions, windows)  # of ops that are partitioned in a way of their own
 
 
+class Step(NamedTuple):
+    """The program of one device after a stage, and the seconds it took."""
+
+    name: str
+    program: Program
+    seconds: float
+
+
 class Partitioned(NamedTuple):
     """A program on all devices, the layouts of its results, and its collectives."""
 
@@ -34,6 +43,7 @@ class Partitioned(NamedTuple):
     records: tuple[Record, ...]
     moved: dict[int, TensorSharding]  # the layouts that arguments were first brought into, by number
     written: dict[Var, str]  # by the results of collectives that were put in, the op that they are for
+    steps: tuple[Step, ...]  # how the program of one device came about
 
     @property
     def local(self) -> Program:
@@ -98,12 +108,19 @@ def _partition(
             found.append((exit.inside(local, local.get(atom, need, "a result is returned so")), exit))
         return [value for value, _ in found], [exit for _, exit in found]
 
+    start = perf_counter()
     block_program, results = region_with(body, [entry.block(local) for entry in entries])
-    block_program = combine(scatter_sums(dce(block_program), local.whys))
+    block_program = dce(block_program)
+    steps = [Step("partition", block_program, perf_counter() - start)]
+    start = perf_counter()
+    block_program = combine(scatter_sums(block_program, local.whys))
+    steps.append(Step("combine", block_program, perf_counter() - start))
     whys: dict[Var, Why] = local.whys
     beside: dict[Var, Beside] = {}
     if overlapped is not None:
+        start = perf_counter()
         block_program, whys, beside = overlap(block_program, mesh, dict(axes), whys, overlapped)
+        steps.append(Step("overlap", block_program, perf_counter() - start))
     out_specs = []
     for t, exit in zip(block_program.out_types, results, strict=True):
         spec = exit.spec(local)
@@ -123,5 +140,10 @@ def _partition(
     # What is not split over parts that do not fit in is on every device that is to have a part of it.
     outs = [exit.sharding if s is None else closed(s) for exit, s in zip(results, out_shardings, strict=True)]
     return Partitioned(
-        region(whole, [entry.type for entry in entries]), tuple(outs), found, moved, written_for(block_program, whys)
+        region(whole, [entry.type for entry in entries]),
+        tuple(outs),
+        found,
+        moved,
+        written_for(block_program, whys),
+        tuple(steps),
     )

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import binascii
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from meshwright.core import dtypes
 from meshwright.core.axis_names import axis_text
-from meshwright.core.program import Atom, Literal, Missing, Params, Program, Rule, Var, digest, set_printer
+from meshwright.core.program import Atom, Eqn, Literal, Missing, Params, Program, Rule, Var, digest, set_printer
 from meshwright.core.types import Spec, TensorType
 
 LARGEST_INLINE = 16
@@ -17,7 +18,10 @@ BARE = {float: TensorType((), dtypes.FLOAT32, True), int: TensorType((), dtypes.
 BARE[bool] = TensorType((), dtypes.BOOL)
 
 
-def print_program(program: Program, sources: bool = True, constants: bool = False) -> str:
+Comments = bool | Callable[[Eqn], str]  # the user's lines, none, or what a function says of an equation
+
+
+def print_program(program: Program, sources: Comments = True, constants: bool = False) -> str:
     """The text of a program; ``sources`` adds the user's lines, ``constants`` writes large arrays in full."""
     named = [", ".join(f"{axis_text(name)}={size}" for name, size in mesh.shape.items()) for mesh in _meshes(program)]
     return "\n".join([*(f"mesh({axes})" for axes in named), *_lines(program, _Names(), sources, constants)])
@@ -76,7 +80,7 @@ def _print_number(value: Any, dtype: dtypes.DType) -> str:
     return repr(float(value) if dtypes.is_float(dtype) else value)
 
 
-def _lines(program: Program, name: _Names, sources: bool, full: bool) -> list[str]:
+def _lines(program: Program, name: _Names, sources: Comments, full: bool) -> list[str]:
     lines = [f"program({', '.join(f'{name(v)}: {v.type.short()}' for v in program.inputs)}) {{"]
     for var, value in program.constants:
         lines.append(f"  const {name(var)}: {var.type.short()} = {_print_constant(value, full)}")
@@ -85,7 +89,8 @@ def _lines(program: Program, name: _Names, sources: bool, full: bool) -> list[st
         head = ", ".join(f"{name(v)}: {v.type.short()}" for v in eqn.outputs)
         params = [_print_param(key, eqn.params[key], name, sources, full) for key in sorted(eqn.params)]
         body = " ".join([eqn.op.name, *inputs, *params])
-        comment = f"  # {eqn.source}" if sources and eqn.source else ""
+        said = sources(eqn) if callable(sources) else eqn.source if sources else None
+        comment = f"  # {said}" if said else ""
         lines.extend(f"  {line}" for line in f"{head + ' ' if head else ''}= {body}{comment}".split("\n"))
     outputs = ", ".join(name(a) for a in program.outputs)
     lines.append(f"  return {outputs}" if outputs else "  return")
@@ -105,7 +110,7 @@ def _print_constant(value: Any, full: bool) -> str:
     return f"@{digest(value)}"
 
 
-def _print_param(key: str, value: Any, name: _Names, sources: bool, full: bool) -> str:
+def _print_param(key: str, value: Any, name: _Names, sources: Comments, full: bool) -> str:
     return f"{key}={_print_value(value, name, sources, full)}"
 
 
@@ -115,7 +120,7 @@ def print_params(params: Params) -> str:
     return " ".join(_print_param(key, params[key], names, False, False) for key in sorted(params))
 
 
-def _print_value(value: Any, name: _Names, sources: bool, full: bool) -> str:
+def _print_value(value: Any, name: _Names, sources: Comments, full: bool) -> str:
     if isinstance(value, Program):
         return "\n".join(_lines(value, name, sources, full))
     if isinstance(value, tuple):
