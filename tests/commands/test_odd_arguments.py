@@ -38,6 +38,7 @@ CALLS: tuple[tuple[str, ...], ...] = (
     ("simulate", "model.py:f", *TYPES, "--hardware", "tpu v5e 2x2"),
     ("simulate", "--transformer", TINY, "--strategy", "data=2,tensor=1", "--batch", "8", "--sequence", "16"),
     ("explain", "model.py:example", "--value", "result[0]"),
+    ("stages", "model.py:example", "--stage", "combine"),
     ("kernel", "model.py:f", *TYPES, "--slots", "3", "--devices", "2"),
     ("matmul", "A[I_x,J] @ B[J,K_y] -> C[I,K]", "--mesh", "x=2,y=4", "--size", "I=8,J=8,K=8", "--dtype", "bf16"),
     ("opt", "m.mlir", "-sdy-basic-propagate"),
