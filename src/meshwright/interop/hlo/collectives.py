@@ -10,32 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-import numpy as np
-
 from meshwright.core.program import Eqn
 from meshwright.core.types import TensorType
 from meshwright.errors import MeshwrightError
+from meshwright.interop.groups import MeshAxes, group_digits, groups_of
 from meshwright.interop.hlo.writer import S32, U32, Computation, Value, Write, numbers
-from meshwright.sharding.placement import Digit, merged, positions_in_order
+from meshwright.sharding.placement import merged
 from meshwright.sharding.text_hlo import iota_text
-
-MeshAxes = Sequence[tuple[str, int]]
-
-
-def group_digits(mesh: MeshAxes, axes: Sequence[str]) -> tuple[list[Digit], list[Digit]]:
-    """The digits of a position along the other axes, and along these."""
-    found, stride = {}, 1
-    for name, size in reversed(mesh):
-        found[name] = Digit(stride, size)
-        stride *= size
-    return [found[name] for name, _ in mesh if name not in axes], [found[axis] for axis in axes]
-
-
-def groups_of(mesh: MeshAxes, axes: Sequence[str]) -> np.ndarray:
-    """The positions of each group's devices, a row for each group."""
-    outer, inner = group_digits(mesh, axes)
-    positions = positions_in_order(merged([*outer, *inner]))
-    return positions.reshape(prod(digit.size for digit in outer), -1)
 
 
 def groups_text(mesh: MeshAxes, axes: Sequence[str], iota: bool = True) -> str:

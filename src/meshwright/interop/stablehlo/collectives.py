@@ -10,7 +10,7 @@ import numpy as np
 from meshwright.core.program import Eqn
 from meshwright.core.types import TensorType
 from meshwright.errors import MeshwrightError
-from meshwright.interop.hlo.collectives import group_digits, groups_of
+from meshwright.interop.groups import group_digits, groups_of
 from meshwright.interop.stablehlo.context import type_text
 from meshwright.interop.stablehlo.text import Body, Operand, Write
 from meshwright.sharding.dimension import DimensionSharding
