@@ -182,6 +182,15 @@ def many_gumbel_numbers() -> bool:
 EXAMPLES[versions.GUMBEL] = many_gumbel_numbers
 
 
+def many_gumbel_numbers_of_half_precision() -> bool:
+    ours = mw.random.gumbel(mw.random.key(0), (4096,), "float16")
+    theirs = jax.random.gumbel(jax.random.key(0), (4096,), "float16")
+    return np.asarray(ours).tobytes() == np.asarray(theirs).tobytes()
+
+
+EXAMPLES[versions.GUMBEL_HALF] = many_gumbel_numbers_of_half_precision
+
+
 def largest_of_complex_numbers() -> bool:
     x, t = np.complex64(1 + 2j), np.complex64(1)
     ours = mw.jvp(lambda x: mw.lax.max(x, np.complex64(0)), (x,), (t,))[1]

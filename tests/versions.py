@@ -76,6 +76,11 @@ LOG2 = Change("jnp.log2", (0, 11, 2), "of a weak number, weak")
 DIGAMMA = Change("lax.digamma", (0, 11, 2), "-inf at 0, where it was nan")
 LOG1P = Change("lax.log1p of float64", (0, 11, 1), "right to the last bits also between -0.41 and -0.29")
 GUMBEL = Change("random.gumbel", (0, 11, 1), 'mode="high" adds a larger number to keep away from 0')
+GUMBEL_HALF = Change(
+    "random.gumbel and logistic of float16",
+    (0, 12, 0),
+    "what keeps samples away from 0 is added to all of them, and rounded",
+)
 COMPLEX_MAXIMUM = Change(
     "lax.max", (0, 11, 2), "the largest of complex numbers has no derivative any more; ours has", followed=False
 )
@@ -91,6 +96,6 @@ UNREDUCED_KIND = Change(
 
 CHANGES = (
     *RULES.values(), *PASSES, CALLS, UNEVEN, UNREDUCED_TEXT,
-    CROSS, SINC, HYPOT, SIGN, NEXTAFTER, TRI, LOG2, DIGAMMA, LOG1P, GUMBEL,
+    CROSS, SINC, HYPOT, SIGN, NEXTAFTER, TRI, LOG2, DIGAMMA, LOG1P, GUMBEL, GUMBEL_HALF,
     COMPLEX_MAXIMUM, ABSTRACT_MESH, UNREDUCED_KIND,
 )  # fmt: skip

@@ -50,12 +50,13 @@ def on(spec: mw.P) -> mw.NamedSharding:
     return mw.NamedSharding(MESH, spec)
 
 
-def compiled(case: Case) -> Any:
+def compiled(case: Case, thorough: bool = False) -> Any:
     operands = [
         mw.ShapeDtypeStruct(shape, "float32", sharding=on(spec))
         for shape, spec in zip(case.shapes, case[1:3], strict=False)
     ]
-    return mw.jit(mnp.matmul, out_shardings=None if case.out is None else on(case.out)).lower(*operands).compile()
+    out = None if case.out is None else on(case.out)
+    return mw.jit(mnp.matmul, out_shardings=out, thorough=thorough).lower(*operands).compile()
 
 
 def our_bytes(program: Any) -> int:
@@ -113,9 +114,25 @@ def test_nearly_always_no_assignment_moves_less(regime: str, count: int) -> None
     """The exceptions weigh a device's work: 2,000 operations are as much as a byte."""
     worse = 0
     for case in random.Random(0).sample(every_case(regime), count):
-        program = compiled(case)
+        program = compiled(case, thorough=True)
         worse += our_bytes(program) > fewest_bytes(case, program.out_shardings)
     assert worse <= count * 0.05
+
+
+def test_layouts_are_in_whole_axes_unless_a_search_is_asked_for() -> None:
+    """Nobody wrote a part of an axis, so that no value is laid out in one."""
+    for case in random.Random(2).sample([case for regime in REGIMES for case in every_case(regime)], 40):
+        assert ":(" not in str(compiled(case).out_shardings.spec), case
+
+
+def test_a_sum_over_the_devices_of_an_axis_is_one_collective() -> None:
+    """Both operands split over what is summed: one all-reduce; one reduce-scatter where the result is to be split."""
+    mesh = mw.make_mesh((4, 1), ("x", "one"))
+    place = lambda *spec: mw.NamedSharding(mesh, mw.P(*spec))
+    x, y = (mw.ShapeDtypeStruct((1024, 1024), "float32", sharding=s) for s in (place(None, "x"), place("x")))
+    for out, kind in ((place(), "all_reduce"), (place("x"), "reduce_scatter"), (place(None, "x"), "reduce_scatter")):
+        found = mw.jit(mnp.matmul, out_shardings=out).lower(x, y).compile()
+        assert [(one.kind, one.axes) for one in found.collectives] == [(kind, ("x",))]
 
 
 def test_xla_never_moves_less() -> None:

@@ -110,12 +110,14 @@ class Jitted:
         in_shardings: Any,
         out_shardings: Any,
         overlap: Any,
+        thorough: bool,
     ) -> None:
         update_wrapper(self, fun)
         self.fun = fun
         self.in_shardings = in_shardings
         self.out_shardings = out_shardings
         self.overlap = overlap
+        self.thorough = thorough
         self.static_argnums = static_argnums
         self.static_argnames = static_argnames
         self.donate = donate
@@ -308,7 +310,9 @@ class Jitted:
                     _check_devices(placement.mesh, meshes)
                     state.mesh = placement.mesh
                     traced = trace_flat(self._with_statics(statics), in_tree, types)
-                placement = placement._replace(overlap=self.overlap, others=(*placement.others, *meshes))
+                placement = placement._replace(
+                    overlap=self.overlap, thorough=self.thorough, others=(*placement.others, *meshes)
+                )
         finally:
             state.meshes, state.mesh = before
         return traced, placement or device
@@ -398,12 +402,14 @@ def jit(
     in_shardings: Any = None,
     out_shardings: Any = None,
     overlap: Any = None,
+    thorough: bool = False,
 ) -> Any:
     """Compile ``fun`` for the types of its arguments, once for each combination.
 
     Static arguments are Python values the function may branch on; the contents of donated ones may be overwritten.
     ``overlap`` puts gathers and reduce-scatters beside the products next to them where that pays on a machine (the name
-    of a chip, a `hardware.Topology`), or always (True); see `Overlap`.
+    of a chip, a `hardware.Topology`), or always (True); see `Overlap`. Values are laid out in whole axes and in parts
+    that you wrote; ``thorough`` tries layouts in other parts, too, which may move less and takes longer.
 
     >>> import meshwright.numpy as mnp
     >>> @jit
@@ -422,6 +428,7 @@ def jit(
             in_shardings=in_shardings,
             out_shardings=out_shardings,
             overlap=overlap,
+            thorough=thorough,
         )
     check_function(fun, "jit")
     numbers, names = _match_names(fun, _ints(static_argnums), _strings(static_argnames))
@@ -441,7 +448,7 @@ def jit(
         from meshwright.partition.overlap.products import read_overlap
 
         overlap = read_overlap(overlap)
-    return Jitted(fun, numbers, names, donate, in_shardings, out_shardings, overlap)
+    return Jitted(fun, numbers, names, donate, in_shardings, out_shardings, overlap, bool(thorough))
 
 
 def _on_its_mesh(op: Op, operands: Sequence[Array], params: Params) -> Any:

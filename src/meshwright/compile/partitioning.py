@@ -49,6 +49,7 @@ class Placement(NamedTuple):
     overlap: Overlap | None = None
     groups: tuple[int, ...] = ()  # which argument of the function each of these is part of
     others: tuple[BaseMesh, ...] = ()  # meshes that values are on, too
+    thorough: bool = False  # whether layouts in parts of axes are tried that nobody wrote
 
 
 @dataclass(frozen=True)
@@ -280,11 +281,12 @@ def put_on_mesh(program: Program, placement: Placement, out_tree: tree.TreeDef, 
     propagated.shardings = {var: s if s.mesh is mesh else on_mesh(s, mesh) for var, s in propagated.shardings.items()}
     record.propagated(program, propagated.shardings)
     if fixed:  # by types, which say what goes where
-        done = partition(program, mesh, ins, wanted, propagated.shardings, placement.overlap)
+        done = partition(program, mesh, ins, wanted, propagated.shardings, placement.overlap, placement.thorough)
     else:
         groups = placement.groups or (0,) * len(ins)
         said = [None if s is None else on_mesh(s, mesh) for s in given]
-        done = cheapest_partition(propagated, mesh, said, ins, wanted, groups, placement.overlap)
+        options = placement.overlap, placement.thorough
+        done = cheapest_partition(propagated, mesh, said, ins, wanted, groups, *options)
     record.partitioned(done.steps)
     collectives = tuple(_collective(one, mesh) for one in done.records)
     placed = OnMesh(

@@ -37,6 +37,7 @@ def cheapest_partition(
     out_shardings: Sequence[TensorSharding | None],
     groups: Sequence[int],
     overlapped: Overlap | None = None,
+    thorough: bool = False,
 ) -> Partitioned:
     """`partition` with the layouts that propagation found, or with others that make it cheaper.
 
@@ -44,16 +45,17 @@ def cheapest_partition(
     them is part of.
     """
     program = propagated.program
-    best, layouts = partition(program, mesh, in_shardings, out_shardings, propagated.shardings), propagated.shardings
+    layouts = propagated.shardings
+    best = partition(program, mesh, in_shardings, out_shardings, layouts, thorough=thorough)
     rivals = _rivals(program, given, groups)
     if _may_gain(program, best, bool(rivals)):
         for wanted in _alternatives(propagated, mesh, given, groups, rivals):
-            found = partition(program, mesh, in_shardings, out_shardings, wanted)
+            found = partition(program, mesh, in_shardings, out_shardings, wanted, thorough=thorough)
             if _cost(found, mesh) < _cost(best, mesh):
                 best, layouts = found, wanted
     if overlapped is None:
         return best
-    return partition(program, mesh, in_shardings, out_shardings, layouts, overlapped)
+    return partition(program, mesh, in_shardings, out_shardings, layouts, overlapped, thorough)
 
 
 def _may_gain(program: Program, found: Partitioned, rivals: bool) -> bool:

@@ -38,7 +38,6 @@ from meshwright.sharding.mesh import AbstractMesh, BaseMesh
 from meshwright.sharding.named import TensorSharding
 from meshwright.sharding.spec import read_axis
 
-SMALL = 32  # equations of a program that is worth the search for the very best
 MOST_VERSIONS = 8  # combinations of operands' versions that an equation is tried on
 
 
@@ -63,7 +62,7 @@ class Localizer:
     cuts: Cuts
     whys: dict[Var, Why] = field(default_factory=dict)
     addends: dict[Var, int] = field(default_factory=dict)
-    thorough: bool = True
+    thorough: bool = False  # whether parts of axes are tried
     moved: dict[Atom, TensorSharding] = field(default_factory=dict)  # the layout each value was first brought into
     uses: Counter[Atom] = field(default_factory=Counter)
     made: dict[Atom, Source | None] = field(default_factory=dict)  # the line that each value comes from
@@ -243,7 +242,6 @@ class Localizer:
 
     def run(self, program: Program) -> None:
         """Localize every equation; inputs must be defined."""
-        self.thorough = len(program.eqns) <= SMALL
         self.addends.update(_addends(program))
         self.uses.update(program.outputs)
         for eqn in program.eqns:
@@ -382,12 +380,13 @@ class Localizer:
 
     def inside(self) -> Localizer:
         """A localizer for a region."""
-        return Localizer(self.mesh, self.wanted, self.cuts, self.whys, around=self.around)
+        return Localizer(self.mesh, self.wanted, self.cuts, self.whys, thorough=self.thorough, around=self.around)
 
     def along(self, names: Sequence[str]) -> Localizer:
         """A localizer for a part that is written by hand for all axes but these."""
         mesh = AbstractMesh([self.mesh.shape[name] for name in names], names)
-        return Localizer(mesh, self.wanted, self.cuts, self.whys, around=self.around or self.mesh)
+        around = self.around or self.mesh
+        return Localizer(mesh, self.wanted, self.cuts, self.whys, thorough=self.thorough, around=around)
 
 
 def _long(t: TensorType) -> list[int]:

@@ -110,7 +110,7 @@ def stretched(key: Value, shape: Shape, dtype: DType, low: Any) -> Value:
     bound = np.asarray(low, dtype)
     span = np.asarray(1, dtype) - bound
     u = unit(key, shape, dtype)
-    if span == 1:  # the bound is less than the distance between numbers near 1, and only replaces 0
+    if span == 1 and dtype != FLOAT16:  # the bound is nothing beside other numbers, and only replaces 0
         return maximum(u, float(bound))
     if math.frexp(span)[0] == 0.5:  # a product by a power of two needs no rounding
         return maximum(add(mul(u, float(span)), float(bound)), float(bound))
