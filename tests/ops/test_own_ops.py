@@ -88,3 +88,26 @@ def test_it_is_written_as_a_custom_call(case: Any) -> None:
     assert f'custom_call_target="meshwright.{own.name}"' in compiled.as_text()
     lowered = mw.jit(lambda x, y: call(own, x, y)).lower(*[mw.ShapeDtypeStruct((8, 8), mnp.float32)] * 2)
     assert f"stablehlo.custom_call @meshwright.{own.name}(" in lowered.as_text()
+
+
+def test_what_it_returns_is_never_written_over() -> None:
+    """Its result may be a view of its operand, whatever its factor rule is like."""
+    first = define_op(
+        "own_first",
+        type=reduce_sum.type.__wrapped__,  # type: ignore[attr-defined]
+        factors=reduce_sum.factors,
+        linear=reduce_sum.linear,
+        jvp=No("it has none"),
+        transpose=No("it has none"),
+        batch=reduce_sum.batch,
+        evaluate=lambda xp, x, axes, **params: x[:, 0],
+        cost=reduce_sum.cost,
+        samples=lambda: [],
+    )
+    try:
+        x = mnp.asarray(np.arange(64.0, dtype=np.float32).reshape(8, 8))
+        found = mw.jit(lambda x: mnp.tanh(first(x, axes=(1,)) * 2.0 + 1.0))(x)
+        np.testing.assert_array_equal(np.asarray(x), np.arange(64.0).reshape(8, 8))
+        np.testing.assert_allclose(np.asarray(found), np.tanh(np.arange(0, 64, 8) * 2.0 + 1.0), rtol=1e-6)
+    finally:
+        del REGISTRY["own_first"]

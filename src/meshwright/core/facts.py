@@ -1,6 +1,7 @@
 """What stages must know of an op beyond its meaning: how it fuses, and what it does to memory.
 
-Both follow from the factor rule and the cost, unless the op says otherwise.
+How it fuses follows from the factor rule and the cost, unless the op says otherwise. That results have memory of their
+own, which an engine may write over, is known only of ops that say so.
 """
 
 from __future__ import annotations
@@ -56,8 +57,3 @@ def fusion_by_factors(rule: Factors, flops: float, results: Types) -> Fusion:
         return Fusion.CONTRACTION if max(holding) > 1 else Fusion.REDUCTION
     elements = sum(t.size for t in results)
     return Fusion.CHEAP if flops <= CHEAP_FLOPS * max(1, elements) else Fusion.ELEMENTWISE
-
-
-def memory_by_fusion(fusion: Fusion) -> Memory:
-    """Where the results of an op lie that says nothing of it."""
-    return Memory.FRESH if fusion in (Fusion.REDUCTION, Fusion.CONTRACTION) else Memory.SHARED

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from meshwright.core.dtypes import ALL, DType
 from meshwright.core.factors import Factors
-from meshwright.core.facts import Fusion, FusionRule, Memory, MemoryRule, fusion_by_factors, memory_by_fusion
+from meshwright.core.facts import Fusion, FusionRule, Memory, MemoryRule, fusion_by_factors
 from meshwright.core.linearity import LinearGroup, LinearRule, groups_of
 from meshwright.core.linearity import Linearity as Linearity
 from meshwright.core.linearity import Types as Types
@@ -125,8 +125,8 @@ class Op:
       are rows of an array (dim 0, if ``stacked``); None for every other op.
     - ``prune(eqn, live)``: an equation with a region without the results that are not ``live``, or None.
     - ``runs(eqn, name)``: how often an equation runs its region of that name.
-    - ``fusion``, ``memory``: how it fuses and where its results lie (``core.facts``), or a rule for that; None where
-      it follows from the factor rule. ``fusion_of`` and ``memory_of`` ask.
+    - ``fusion``: how it fuses (``core.facts``), or a rule for that; None where it follows from the factor rule and the
+      cost. ``memory``: where its results lie, or a rule for that. ``fusion_of`` and ``memory_of`` ask.
     - ``collective``: what kind of collective it is (``all_reduce``, …), None for every other op.
     - ``calls``: the param that holds a program which it only runs, None for every other op.
     - ``effects``: whether it does more than compute its results, so that it runs even if nothing reads them.
@@ -149,7 +149,7 @@ class Op:
     prune: PruneRule | None
     runs: RunsRule
     fusion: Fusion | FusionRule | None
-    memory: Memory | MemoryRule | None
+    memory: Memory | MemoryRule
     collective: str | None
     calls: str | None
     effects: bool
@@ -193,8 +193,6 @@ def memory_of(eqn: Eqn) -> Memory:
     memory = eqn.op.memory
     if isinstance(memory, Memory):
         return memory
-    if memory is None:
-        return memory_by_fusion(fusion_of(eqn))
     return memory([a.type for a in eqn.inputs], [v.type for v in eqn.outputs], eqn.params)
 
 
@@ -249,7 +247,7 @@ def define_op(
     prune: PruneRule | None = None,
     runs: RunsRule = once,
     fusion: Fusion | FusionRule | None = None,
-    memory: Memory | MemoryRule | None = None,
+    memory: Memory | MemoryRule = Memory.SHARED,
     collective: str | None = None,
     calls: str | None = None,
     effects: bool = False,

@@ -468,6 +468,11 @@ def _reduce_sum_type(
     return _sum_type(x, axes)
 
 
+def reduced_memory(operands: Types, results: Types, params: Params) -> Memory:
+    """A reduction makes something new, unless it is over no dims."""
+    return Memory.FRESH if params["axes"] else Memory.SHARED
+
+
 reduce_sum: Op = define_op(
     "reduce_sum",
     type=_reduce_sum_type,
@@ -476,6 +481,7 @@ reduce_sum: Op = define_op(
     jvp=linear_jvp,
     transpose=_reduce_sum_transpose,
     batch=_reduce_sum_batch,
+    memory=reduced_memory,
     evaluate=_reduce_sum,
     cost=reduce_cost,
     dtypes=dtypes.NUMBERS,

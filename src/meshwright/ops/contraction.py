@@ -12,7 +12,7 @@ import numpy as np
 from meshwright.core import dtypes
 from meshwright.core.dtypes import DType
 from meshwright.core.factors import FactorBuilder, Factors
-from meshwright.core.facts import Fusion
+from meshwright.core.facts import Fusion, Memory
 from meshwright.core.op import Cost, Linear, Linearity, Op, Operand, Sample, Types, Value, define_op
 from meshwright.core.program import Params
 from meshwright.core.types import OutSharding, Shape, TensorType
@@ -339,6 +339,7 @@ dot_general: Op = define_op(
     transpose=_dot_transpose,
     batch=_dot_batch,
     fusion=Fusion.CONTRACTION,
+    memory=Memory.FRESH,
     evaluate=_dot_evaluate,
     cost=_dot_cost,
     samples=_dot_samples,

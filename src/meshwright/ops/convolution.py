@@ -8,7 +8,7 @@ from typing import Any
 
 from meshwright.core import dtypes
 from meshwright.core.factors import FactorBuilder, Factors
-from meshwright.core.facts import Fusion
+from meshwright.core.facts import Fusion, Memory
 from meshwright.core.op import Cost, Linear, Linearity, Op, Operand, Sample, Types, Value, define_op
 from meshwright.core.program import Params
 from meshwright.core.types import OutSharding, Shape, TensorType
@@ -342,6 +342,7 @@ conv_general_dilated: Op = define_op(
     transpose=_conv_transpose,
     batch=_conv_batch,
     fusion=Fusion.CONTRACTION,
+    memory=Memory.FRESH,
     evaluate=lambda xp, x, w, out_sharding=None, **params: xp.conv_general_dilated(x, w, **params),
     cost=_conv_cost,
     localize=_conv_localize,
