@@ -121,8 +121,14 @@ def test_nearly_always_no_assignment_moves_less(regime: str, count: int) -> None
 
 def test_layouts_are_in_whole_axes_unless_a_search_is_asked_for() -> None:
     """Nobody wrote a part of an axis, so that no value is laid out in one."""
-    for case in random.Random(2).sample([case for regime in REGIMES for case in every_case(regime)], 40):
+    free = [case for regime in REGIMES for case in every_case(regime) if case.out is None]
+    for case in random.Random(2).sample(free, 20):
         assert ":(" not in str(compiled(case).out_shardings.spec), case
+    mesh = mw.make_mesh((4,), ("x",))
+    places = [mw.NamedSharding(mesh, spec) for spec in (mw.P(None, "x"), mw.P("x"))]
+    operands = [mw.ShapeDtypeStruct((1024, 1024), "float32", sharding=place) for place in places]
+    found = [mw.jit(mnp.matmul, thorough=thorough).lower(*operands).compile() for thorough in (False, True)]
+    assert [":(" in str(one.out_shardings.spec) for one in found] == [False, True]
 
 
 def test_a_sum_over_the_devices_of_an_axis_is_one_collective() -> None:

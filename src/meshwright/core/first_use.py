@@ -12,9 +12,9 @@ def on_first_use(package: str, names: Mapping[str, Iterable[str]]) -> Callable[[
     """The ``__getattr__`` of ``package``: names by the module they come from, which comes from itself where it has
     none.
 
-    >>> load = on_first_use("collections", {"collections.abc": ["Mapping"]})
-    >>> load("Mapping")
-    <class 'collections.abc.Mapping'>
+    >>> load = on_first_use("json", {"json.decoder": ["JSONDecoder"]})
+    >>> load("JSONDecoder")
+    <class 'json.decoder.JSONDecoder'>
     """
     sources = {name: source for source, given in names.items() for name in given}
 
