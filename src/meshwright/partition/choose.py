@@ -139,9 +139,10 @@ def choose(asked: Question) -> Choice:
     """The cheapest choice."""
     best = _cheapest(asked, _assignments(asked))
     assert best is not None, "to split nothing is always possible"
-    if asked.thorough and asked.reduced and len(asked.operand_types) > 1:
+    if best.moved and asked.reduced and len(asked.operand_types) > 1 and (asked.thorough or None not in asked.want):
         # Axes that nothing is split over may carry a share of what moves; work alone is no reason to use them.
-        everywhere = _everywhere(asked, [_parts(asked.mesh.axes)])
+        axes = [axis for axis in asked.mesh.axes if axis.size > 1]
+        everywhere = _everywhere(asked, [_parts(axes) if asked.thorough else axes])
         more = _cheapest(asked, (one for one in everywhere if _even(asked, one)), below=best.moved)
         return best if more is None or more.cost >= best.cost else more
     return best
