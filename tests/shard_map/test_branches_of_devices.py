@@ -15,6 +15,9 @@ INSIDE = {
     "checkpoint": lambda x, w: mw.checkpoint(lambda w: mnp.sin(w) * x)(w),
     "checkpoint closing over": lambda x, w: mw.checkpoint(lambda x: mnp.sin(w) * x)(x),
     "checkpoint of a constant": lambda x, w: mw.checkpoint(lambda c: mnp.sin(c * w) * x)(mnp.full(3, 0.5)),
+    "constant out of a checkpoint": lambda x, w: mw.checkpoint(lambda c: mnp.sin(c * w) * x)(
+        mw.checkpoint(lambda x: mnp.full(3, 0.5))(x)
+    ),
     "scan": lambda x, w: lax.scan(lambda c, _: (mnp.sin(c), None), w, None, length=2)[0] * x,
     "scan closing over": lambda x, w: lax.scan(lambda c, _: (c * w, None), x, None, length=2)[0],
     "cond": lambda x, w: lax.cond(w.sum() > 0, lambda w: w * x, lambda w: w + x, w),

@@ -297,7 +297,7 @@ def _without_constants(program: Program, kept: int, varying: tuple[str, ...]) ->
     the program of these; and where each result is, among what is left and then these.
 
     All that enters the branch varies over the axes along which devices decide differently. So what does not is made of
-    nothing that enters, and can be computed again."""
+    nothing that enters, and can be computed again, though a region that it comes out of may take what enters."""
     outputs = program.outputs[kept:]
     constant = [not set(varying) <= set(a.type.varying) for a in outputs]
     left, common = (pick(outputs, [c is wanted for c in constant]) for wanted in (False, True))
@@ -305,7 +305,12 @@ def _without_constants(program: Program, kept: int, varying: tuple[str, ...]) ->
     alone = dce(Program(program.inputs, program.eqns, tuple(common), program.constants), effects=False)
     rest = Program(program.inputs, program.eqns, (*program.outputs[:kept], *left), program.constants)
     order = [places.index(n) for n in range(len(outputs))]
-    return rest, Program((), alone.eqns, alone.outputs, alone.constants), order
+    return rest, alone, order
+
+
+def _takes(program: Program, number: int) -> bool:
+    """Whether an equation of the program takes its input of this number."""
+    return any(program.inputs[number] in eqn.inputs for eqn in program.eqns)
 
 
 def _cond_linearize(
@@ -356,18 +361,21 @@ def _cond_linearize(
     outs, saved = cut(op(index, *operands, branches=forward_branches), n_out)
     union = _any_of([found.nonzero for found, _, _ in linear])
     active_types = [x.type for x in pick(operands, mask)]
+    entering = [any(_takes(constants, n) for _, constants, _ in linear) for n in range(len(operands))]
+    again = pick(operands, entering)
 
     def tangent_branch(found: Any, constants: Program, order: list[int], mine: list[int]) -> Program:
         def push(*args: Any) -> list[Any]:
-            residuals, ts = cut(args, len(slots))
-            given = [*(residuals[s] for s in mine), *run(constants, [])]
+            residuals, rest = cut(args, len(slots))
+            entered, ts = cut(rest, len(again))
+            given = [*(residuals[s] for s in mine), *run(constants, spread(entered, entering))]
             out_ts = spread(run(found.program, [*(given[n] for n in order), *ts]), found.nonzero)
             return pick([instantiate(t, x.type) for t, x in zip(out_ts, outs, strict=True)], union)
 
-        return region(push, [*slots, *active_types])
+        return region(push, [*slots, *(x.type for x in again), *active_types])
 
     out_ts = op(
-        index, *saved, *pick(tangents[1:], mask),
+        index, *saved, *again, *pick(tangents[1:], mask),
         branches=tuple(tangent_branch(*found, mine) for found, mine in zip(linear, places, strict=True)),
     )  # fmt: skip
     return outs, spread(out_ts, union)
