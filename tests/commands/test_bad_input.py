@@ -142,6 +142,10 @@ CASES = {
         ["explain", "model.py:g"],
         f"model.py has no 'g'.\n  why:  it has {FUNCTIONS}\n  fix:  model.py:f\n",
     ),
+    "a name that is nearly there": (
+        ["simulate", "model.py:exampel"],
+        f"model.py has no 'exampel'.\n  why:  it has {FUNCTIONS}\n  fix:  model.py:example\n",
+    ),
     "no function at all": (
         ["explain", "dir"],
         "'dir' names no function of a Python file.\n  why:  it is not FILE.py:NAME\n  fix:  FILE.py:NAME\n",
@@ -149,7 +153,8 @@ CASES = {
     "not a program": (
         ["simulate", "model.py:nothing"],
         "model.py:nothing gives None, not a program.\n"
-        "  why:  a function without arguments returns a program, and others are traced on the types of theirs\n"
+        "  why:  a function without arguments returns a program or a function with its arguments, and others are "
+        "traced on the types of theirs\n"
         "  fix:  a function with arguments: meshwright simulate model.py:f --args 'f32[8,4]'\n",
     ),
     "no program": (

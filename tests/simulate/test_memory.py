@@ -83,6 +83,22 @@ def test_what_is_alive_at_the_peak() -> None:
     assert len(lines) == 5
 
 
+def test_values_of_one_size_are_listed_in_the_order_of_the_program() -> None:
+    def powers(x: mw.Array) -> list[mw.Array]:
+        a = x @ x
+        b = a @ x
+        c = b @ x
+        d = c @ x
+        e = d @ x
+        f = e @ x
+        return [f, e, d, c, b, a]
+
+    made = [one for one in use(powers, square()).at_peak if one.source is not None]
+    assert [one.what for one in made] == ["f32[256,256] of dot_general"] * 6
+    lines = [one.source.line for one in made if one.source is not None]
+    assert lines == sorted(lines)
+
+
 def test_devices_hold_their_blocks() -> None:
     result = simulate(megatron(data=2, model=4), "tpu v5e")
     assert result.memory.argument_bytes == 2 * (2048 * 1024 + 2 * 1024 * 1024)

@@ -8,6 +8,7 @@ import json
 from meshwright.commands.machines import read_machine
 from meshwright.commands.programs import describe_program, simulated
 from meshwright.commands.simulate import facts
+from meshwright.simulate.spmd import work
 
 
 def describe(parser: argparse.ArgumentParser) -> None:
@@ -18,8 +19,7 @@ def describe(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Count and print."""
-    args.overlap = "none"  # one task after another: sums do not depend on a schedule
-    result = simulated(args, read_machine(args.hardware))
+    result = simulated(args, read_machine(args.hardware), work)
     if args.json:
         found = facts(result)
         for name in ("seconds", "exposed_seconds", "mfu"):

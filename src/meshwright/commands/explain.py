@@ -7,9 +7,8 @@ import json
 from typing import Any
 
 from meshwright.commands.fixes import as_typed
-from meshwright.commands.user_code import called, kind_of, running
+from meshwright.commands.user_code import CALL, called, compiled, kind_of
 from meshwright.compile.compiled import Compiled
-from meshwright.compile.jit import Jitted, jit
 from meshwright.compile.sharding_reasons import ShardingReasons
 from meshwright.errors import MeshwrightError
 
@@ -25,7 +24,7 @@ def describe(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "program",
         metavar="FILE.py:FUNC",
-        help="FUNC() returns (f, args), (f, args, kwargs) or f.lower(*args).compile()",
+        help=f"FUNC() returns {CALL}",
     )
     parser.add_argument(
         "--value",
@@ -38,13 +37,13 @@ def describe(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Compile and explain."""
-    compiled = compiled_of(args.program)
+    result = compiled_of(args.program)
     if args.value is None:
-        text = compiled.explain()
+        text = result.explain()
         print(json.dumps({"explanation": text.splitlines()}, indent=2) if args.json else text)
         return 0
     with as_typed():
-        found = [compiled.explain_sharding(value) for value in args.value]
+        found = [result.explain_sharding(value) for value in args.value]
     if args.json:
         print(json.dumps([entry for one in found for entry in _facts(one)], indent=2, ensure_ascii=False))
     else:
@@ -55,13 +54,9 @@ def run(args: argparse.Namespace) -> int:
 def compiled_of(program: str) -> Compiled:
     """What a function of a file returns, compiled."""
     found: Any = called(program, fix=_FIX)
-    if isinstance(found, Compiled):
-        return found
-    if isinstance(found, tuple) and len(found) in (2, 3) and callable(found[0]) and isinstance(found[1], tuple):
-        f, args, kwargs = (*found, {})[:3]
-        if isinstance(kwargs, dict):
-            with running(program.rpartition(":")[0], f"The function that {program} gives"):
-                return (f if isinstance(f, Jitted) else jit(f)).lower(*args, **kwargs).compile()
+    result = compiled(found, program)
+    if result is not None:
+        return result
     raise MeshwrightError(
         f"{program} gives {kind_of(found)}, not a function and its arguments.",
         why="explain compiles the function for them",

@@ -6,11 +6,9 @@ import argparse
 import json
 
 from meshwright.commands.machines import check_number
-from meshwright.commands.programs import read_program
-from meshwright.commands.user_code import kind_of
+from meshwright.commands.programs import not_a_program, read_program
 from meshwright.core.files import write_whole
 from meshwright.core.program import Program
-from meshwright.errors import MeshwrightError
 from meshwright.report.html import page
 from meshwright.report.kernels import facts, kernel_picture, kernels_of, summary
 
@@ -39,12 +37,7 @@ def run(args: argparse.Namespace) -> int:
     found = read_program(args.program, args.args)
     program = found if isinstance(found, Program) else getattr(found, "program", None)
     if not isinstance(program, Program):
-        path = args.program.rpartition(":")[0]
-        raise MeshwrightError(
-            f"{args.program} gives {kind_of(found)}, not a program.",
-            why="a function without arguments returns a program, and others are traced on the types of theirs",
-            fix=f"a function with arguments: meshwright kernel {path}:f --args 'f32[8,4]'",
-        )
+        raise not_a_program("kernel", args.program, found)
     kernels = kernels_of(program)
     if args.html is not None:
         write_whole(args.html, page(f"Kernels of {args.program}", kernel_picture(program, **sizes).html()))

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Callable
 from dataclasses import MISSING
 from typing import Any
 
 from meshwright.commands.files import read_text
 from meshwright.commands.fixes import as_typed
 from meshwright.commands.machines import check_number, describe_machine, read_sizes
-from meshwright.commands.user_code import FORM, called, kind_of
+from meshwright.commands.user_code import CALL, FORM, called, compiled, kind_of, typed_already
 from meshwright.core.check import check
 from meshwright.core.program import Program
 from meshwright.core.text.parse import parse_program
@@ -18,9 +19,7 @@ from meshwright.core.text.types import parse_types
 from meshwright.errors import HardwareError, MeshwrightError, TextError
 from meshwright.hardware.transformer import TransformerShape
 from meshwright.sharding.text_command import read_mesh
-from meshwright.simulate.schedule import OVERLAPS
 from meshwright.simulate.simulation import Simulation
-from meshwright.simulate.spmd import simulate
 from meshwright.simulate.transformer import train
 from meshwright.simulate.transformer.program import Strategy
 
@@ -31,7 +30,8 @@ def describe_program(parser: argparse.ArgumentParser) -> None:
         "program",
         nargs="?",
         metavar="PROGRAM",
-        help="FILE.py:NAME, a function or program in a Python file; or a file with a program's text, - for stdin",
+        help="FILE.py:NAME in a Python file: a function of --args, a program, or a function without arguments that "
+        f"returns a program, {CALL}; or a file with a program's text, - for stdin",
     )
     parser.add_argument("--args", metavar="TYPES", help="types of the function's arguments: 'bf16[64,128] f32[128]'")
     sizes = f"{_SIZES}; also kv_heads=8,gated=0,tied=1"
@@ -43,19 +43,18 @@ def describe_program(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sequence", type=int, metavar="N", help="tokens in each of them (default: 2048)")
     parser.add_argument("--mesh", help="x=2,y=4, for a program of one device that does not say")
     describe_machine(parser)
-    parser.add_argument("--overlap", default="loops", choices=OVERLAPS, help="what may run at once (default: loops)")
     parser.add_argument("--while-steps", type=int, metavar="N", help="how often while loops run")
     parser.add_argument("--json", action="store_true", help="print the answer as JSON")
 
 
-def simulated(args: argparse.Namespace, hardware: Any) -> Simulation:
-    """The simulation that the arguments ask for."""
+def simulated(args: argparse.Namespace, hardware: Any, play: Callable[..., Simulation], **options: Any) -> Simulation:
+    """The simulation that the arguments ask for: by ``play`` with ``options``, or of a transformer."""
     if args.while_steps is not None and args.while_steps < 0:
         raise TextError(
             f"--while-steps is {args.while_steps}.", why="it is how often loops run", fix="--while-steps 100"
         )
     check_number(args, "while_steps", 100, 0)
-    options = {"mode": args.mode, "overlap": args.overlap, "while_steps": args.while_steps}
+    options |= {"mode": args.mode, "while_steps": args.while_steps}
     if (args.program is None) == (args.transformer is None):
         found = "neither PROGRAM nor --transformer is" if args.program is None else "PROGRAM and --transformer are both"
         raise TextError(
@@ -68,18 +67,29 @@ def simulated(args: argparse.Namespace, hardware: Any) -> Simulation:
         if getattr(args, name) is not None:
             raise TextError(f"--{name} does not go with {of}.", why=others[name], fix=f"leave out --{name}")
     if args.transformer is not None:
-        return _transformer(args, hardware, options)
+        return _transformer(args, hardware, {"overlap": "none", **options})
     mesh = dict(read_mesh(args.mesh).shape) if args.mesh is not None else None
     program = read_program(args.program, args.args)
     if not isinstance(program, Program) and not isinstance(getattr(program, "program", None), Program):
-        path = args.program.rpartition(":")[0]
-        raise MeshwrightError(
-            f"{args.program} gives {kind_of(program)}, not a program.",
-            why="a function without arguments returns a program, and others are traced on the types of theirs",
-            fix=f"a function with arguments: meshwright {args.command} {path}:f --args 'f32[8,4]'",
+        raise not_a_program(args.command, args.program, program)
+    if mesh is not None and getattr(program, "mesh", None) is not None:
+        raise TextError(
+            f"--mesh does not go with {args.program}.",
+            why=f"it is compiled for the mesh {program.mesh}",
+            fix="leave out --mesh",
         )
     with as_typed():
-        return simulate(program, hardware, mesh, **options)
+        return play(program, hardware, mesh, **options)
+
+
+def not_a_program(command: str, text: str, found: object) -> MeshwrightError:
+    """The error for what ``FILE.py:NAME`` gives that is no program."""
+    return MeshwrightError(
+        f"{text} gives {kind_of(found)}, not a program.",
+        why="a function without arguments returns a program or a function with its arguments, and others are traced on "
+        "the types of theirs",
+        fix=f"a function with arguments: meshwright {command} {text.rpartition(':')[0]}:f --args 'f32[8,4]'",
+    )
 
 
 _FUNCTIONS = {"args": "they are of a function", "mesh": "--strategy says how it is laid out"}
@@ -130,8 +140,13 @@ def _fields(kind: Any, text: str, option: str, example: str) -> Any:
 def read_program(text: str, types: str | None = None) -> Any:
     """A program, or what has one, by name.
 
-    A function with ``types`` is traced on arguments of these; without, it is called and returns the program.
+    A function with ``types`` is traced on arguments of these; without, it is called and returns the program, or a
+    function and its arguments, for which it is compiled.
     """
     if (":" not in text or os.path.exists(text)) and not text.endswith(".py"):
+        if types is not None:
+            raise typed_already(text, "the text of a program")
         return check(parse_program(read_text(text, f"{FORM}, a file with the text of a program, or -")), "reading")
-    return called(text, None if types is None else parse_types(types))
+    found = called(text, None if types is None else parse_types(types))
+    result = compiled(found, text)
+    return found if result is None else result

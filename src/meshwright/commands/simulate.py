@@ -8,21 +8,28 @@ from typing import Any
 
 from meshwright.commands.machines import read_machine
 from meshwright.commands.programs import describe_program, simulated
+from meshwright.kernel.timing.timeline import Timeline
+from meshwright.simulate.schedule import OVERLAPS
 from meshwright.simulate.simulation import Share, Simulation
+from meshwright.simulate.spmd import simulate
 
 
 def describe(parser: argparse.ArgumentParser) -> None:
     """The arguments of the command."""
     parser.description = "Play a program on a machine: its time, what bounds it, a Gantt chart, where the time goes."
     describe_program(parser)
+    parser.add_argument("--overlap", default="loops", choices=OVERLAPS, help="what may run at once (default: loops)")
     parser.add_argument("--perfetto", metavar="FILE", help="write the timeline for https://ui.perfetto.dev")
 
 
 def run(args: argparse.Namespace) -> int:
     """Simulate and print; 1 if the program does not fit into the chip's memory."""
-    result = simulated(args, read_machine(args.hardware))
+    result: Simulation | Timeline = simulated(args, read_machine(args.hardware), simulate, overlap=args.overlap)
     if args.perfetto is not None:
         result.to_perfetto(args.perfetto)
+    if isinstance(result, Timeline):
+        print(json.dumps(kernel_facts(result), indent=2) if args.json else f"{result}\n\n{result.gantt()}")
+        return 0
     if args.json:
         print(json.dumps(facts(result), indent=2))
     else:
@@ -58,6 +65,24 @@ def facts(result: Simulation) -> dict[str, Any]:
         "by_op": [_share(share) for share in result.by_op()],
         "by_line": [_share(share) for share in result.by_line()],
         "notes": list(result.notes),
+    }
+
+
+def kernel_facts(result: Timeline) -> dict[str, Any]:
+    """The timeline of a kernel as JSON has it."""
+    devices = sorted({span.device for span in result.spans})
+    return {
+        "hardware": result.topology.text,
+        "devices": result.topology.size,
+        "mesh": dict(result.mesh),
+        "kernel": result.name,
+        "seconds": result.seconds,
+        "flops": result.flops,
+        "memory_bytes": result.nbytes,
+        "busy_seconds": [
+            {"device": device, **{lane: result.busy(device, lane) for lane in result.lanes(device)}}
+            for device in devices
+        ],
     }
 
 

@@ -7,6 +7,7 @@ import json
 from difflib import get_close_matches
 
 from meshwright.commands.explain import compiled_of
+from meshwright.commands.user_code import CALL
 from meshwright.compile.stages import STAGES, Stage
 from meshwright.errors import MeshwrightError
 
@@ -20,7 +21,7 @@ def describe(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "program",
         metavar="FILE.py:FUNC",
-        help="FUNC() returns (f, args), (f, args, kwargs) or f.lower(*args).compile()",
+        help=f"FUNC() returns {CALL}",
     )
     parser.add_argument("--stage", metavar="NAME", help=f"print what it made: {', '.join(STAGES)}")
     parser.add_argument("--json", action="store_true", help="print the answer as JSON")

@@ -9,18 +9,21 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
+from difflib import get_close_matches
 from types import ModuleType
 from typing import Any
 
 from meshwright.arrays.tracing import ShapeDtypeStruct, make_program
 from meshwright.commands.files import read_text
-from meshwright.compile.jit import Jitted
+from meshwright.compile.compiled import Compiled, Lowered
+from meshwright.compile.jit import Jitted, jit
 from meshwright.core.program import Program
 from meshwright.core.source import Source, is_users
 from meshwright.core.types import TensorType
 from meshwright.errors import MeshwrightError
 
 FORM = "FILE.py:NAME"
+CALL = "(f, args), (f, args, kwargs), f.lower(*args) or f.lower(*args).compile()"
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
@@ -88,9 +91,11 @@ def called(text: str, types: Sequence[TensorType] | None = None, fix: str = "") 
     module = value
     for part in name.split("."):
         if not hasattr(value, part):
-            raise MeshwrightError(f"{path} has no {name!r}.", why=_functions(module), fix=_example(path, module))
+            raise MeshwrightError(f"{path} has no {name!r}.", why=_functions(module), fix=_example(path, module, name))
         value = getattr(value, part)
     if not callable(value) or isinstance(getattr(value, "program", value), Program):
+        if types is not None:
+            raise typed_already(text, kind_of(value))
         return value
     _check_call(name, value, types or (), fix)
     with running(path, text):
@@ -98,6 +103,29 @@ def called(text: str, types: Sequence[TensorType] | None = None, fix: str = "") 
             return value()
         args = [ShapeDtypeStruct(one.shape, one.dtype) for one in types]
         return value.lower(*args).compile() if isinstance(value, Jitted) else make_program(value)(*args)
+
+
+def compiled(found: Any, text: str) -> Compiled | None:
+    """A function and its arguments, or what was made of them, compiled; ``text`` names where it is from."""
+    if isinstance(found, Compiled):
+        return found
+    with running(text.rpartition(":")[0], f"The function that {text} gives"):
+        if isinstance(found, Lowered):
+            return found.compile()
+        if isinstance(found, tuple) and len(found) in (2, 3) and callable(found[0]) and isinstance(found[1], tuple):
+            f, args, kwargs = (*found, {})[:3]
+            if isinstance(kwargs, dict):
+                return (f if isinstance(f, Jitted) else jit(f)).lower(*args, **kwargs).compile()
+    return None
+
+
+def typed_already(text: str, kind: str) -> MeshwrightError:
+    """The error for types of arguments of what is no function."""
+    return MeshwrightError(
+        f"--args does not go with {text}.",
+        why=f"it is {kind}, and types are of a function's arguments",
+        fix="leave out --args",
+    )
 
 
 def kind_of(value: object) -> str:
@@ -132,9 +160,10 @@ def _functions(module: ModuleType) -> str:
     return f"it has {', '.join(found)}" if found else "it has no functions"
 
 
-def _example(path: str, module: ModuleType) -> str:
-    """A function of the file as it is named on the command line."""
-    return f"{path}:{(_own(module) or ['NAME'])[0]}"
+def _example(path: str, module: ModuleType, name: str = "") -> str:
+    """A function of the file as it is named on the command line: the one nearest to ``name``, or the first."""
+    found = _own(module) or ["NAME"]
+    return f"{path}:{(get_close_matches(name, found, 1) or found)[0]}"
 
 
 def _check_call(name: str, function: Callable[..., Any], types: Sequence[TensorType], fix: str) -> None:

@@ -195,9 +195,17 @@ class Compiled:
 
         return simulate(self, hardware, **options)
 
-    def cost(self, hardware: Any, **options: Any) -> Any:
-        """What it costs on hardware without overlap: see ``Simulation.cost``; options are those of ``simulate``."""
-        return self.simulate(hardware, **{**options, "overlap": "none"}).cost()
+    def cost(self, hardware: Any, **options: Any) -> str:
+        """What it costs on hardware without overlap, as text: options are ``mode`` and ``while_steps`` of ``simulate``.
+
+        >>> import meshwright as mw, meshwright.numpy as mnp
+        >>> x = mnp.ones((1024, 1024))
+        >>> print(mw.jit(lambda x: x @ x).lower(x).compile().cost("tpu v5e").splitlines()[1].strip())
+        2.15e+09 FLOPs, 2.15e+09 of them in products
+        """
+        from meshwright.simulate.spmd import work
+
+        return work(self, hardware, **options).cost()
 
     def memory(self) -> MemoryUse:
         """What the memory of a device holds at most, and what is alive then.

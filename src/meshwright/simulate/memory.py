@@ -178,7 +178,7 @@ class _Liveness:
                     temporary -= 0 if var in moved else var.type.nbytes
                 elif var not in kept:
                     freed[self.place.get(var, var)] = time
-        shown = [_alive(v, made[v], program) for v in peak_alive if v.type.nbytes]
+        shown = [_alive(v, made[v], program) for v in made if v in peak_alive and v.type.nbytes]
         if inside_peak > 0:
             shown.append(Alive("inside of the loop", inside_peak, None))
         shown.sort(key=lambda one: (-one.nbytes, one.what))

@@ -32,12 +32,12 @@ def simulate(
     """One run of a program on a machine: its time and timeline, memory, and what bounds it.
 
     ``program`` is the program of one device with collectives, whose mesh is ``mesh_axes`` or the topology's; a program
-    with a shard_map; or what ``jit(…).lower(…).compile()`` returned. ``topology`` is a `hardware.Topology` or the name
-    of a chip. ``mode="calibrated"`` uses what was measured of the chip. ``overlap`` says what may run at once: "loops"
-    lets transfers of one iteration run beside the one before, "steps" keeps iterations apart, "none" runs one task
-    after another. ``while_steps`` is how often while loops run. ``donated`` says of each input whether its memory may
-    be written over; by default that is so for what is donated to a compiled function. Of a program that is one kernel
-    (`pl.pallas_call`), the result is its timeline on all devices.
+    with a shard_map; or what ``jit(…).lower(…)`` returned, compiled or not. ``topology`` is a `hardware.Topology` or
+    the name of a chip. ``mode="calibrated"`` uses what was measured of the chip. ``overlap`` says what may run at once:
+    "loops" lets transfers of one iteration run beside the one before, "steps" keeps iterations apart, "none" runs one
+    task after another. ``while_steps`` is how often while loops run. ``donated`` says of each input whether its memory
+    may be written over; by default that is so for what is donated to a compiled function. Of a program that is one
+    kernel (`pl.pallas_call`), the result is its timeline on all devices.
 
     >>> import meshwright as mw
     >>> mesh = mw.make_mesh((2, 4), ("data", "model"))
@@ -56,19 +56,57 @@ def simulate(
         raise MeshwrightError(
             f"There is no overlap {overlap!r}.", where=here(), why=f"there are {', '.join(OVERLAPS)}", fix="'loops'"
         )
-    local, axes = read_program(program, mesh_axes)
-    if not axes:
-        axes = dict(getattr(topology, "mesh", {}) or {})
-    machine = Machine(machine_for(topology, whole_axes(axes), "program"), axes, mode)
+    program = _compiled(program)
+    local, machine = _on_machine(program, topology, mesh_axes, mode)
     kernel = _only_kernel(local)
     if kernel is not None:
         return machine.written(kernel)[1]  # type: ignore[no-any-return]
+    given = getattr(program, "donated", ()) if donated is None else donated
+    return _played(local, machine, overlap, while_steps, given)
+
+
+def work(
+    program: Any,
+    topology: Any,
+    mesh_axes: Mapping[str, int] | None = None,
+    *,
+    mode: str = "exact",
+    while_steps: int | None = None,
+    donated: Sequence[bool] | None = None,
+) -> Simulation:
+    """What a program does on a machine, one task after another; the arguments are those of `simulate`.
+
+    A kernel is one task of it, if need be the only one.
+    """
+    program = _compiled(program)
+    local, machine = _on_machine(program, topology, mesh_axes, mode)
+    given = getattr(program, "donated", ()) if donated is None else donated
+    return _played(local, machine, "none", while_steps, given)
+
+
+def _compiled(program: Any) -> Any:
+    """What ``jit(…).lower(…)`` returned, compiled: until then it is the program of no device."""
+    return program.compile() if callable(getattr(program, "compile", None)) else program
+
+
+def _on_machine(program: Any, topology: Any, mesh_axes: Mapping[str, int] | None, mode: str) -> tuple[Program, Machine]:
+    """The program of one device, and the machine with the program's mesh."""
+    local, axes = read_program(program, mesh_axes)
+    if not axes:
+        axes = dict(getattr(topology, "mesh", {}) or {})
+    return local, Machine(machine_for(topology, whole_axes(axes), "program"), axes, mode)
+
+
+def _played(
+    local: Program, machine: Machine, overlap: str, while_steps: int | None, donated: Sequence[bool]
+) -> Simulation:
+    """The tasks of a local program in time."""
     block = Reader(machine, while_steps).block(local)
     played = Player(overlap).play(block)
     order = sorted(range(len(block.tasks)), key=lambda n: (played.starts[n], n))
-    given = getattr(program, "donated", ()) if donated is None else donated
-    use = memory(block.program, donated=given, kernels=block.kernels, order=order)
-    return Simulation(played.seconds, played.events, use, machine.topology, axes, tuple(machine.notes), block, machine)
+    use = memory(block.program, donated=donated, kernels=block.kernels, order=order)
+    notes = tuple(machine.notes)
+    return Simulation(played.seconds, played.events, use, machine.topology, machine.axes, notes, block, machine)
 
 
 def _only_kernel(program: Program) -> Eqn | None:
