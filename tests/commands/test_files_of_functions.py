@@ -68,6 +68,18 @@ def test_every_form_of_a_call_is_laid_out_as_its_arguments_are(name: str, capsys
     assert found["simulate"]["mesh"] == found["cost"]["mesh"] == {"data": 2, "model": 4}
     assert found["simulate"]["axis_seconds"].keys() == found["cost"]["axis_seconds"].keys() == {"model"}
     assert found["explain"]["explanation"][0].startswith("1 collective: all_reduce 1; ")
+    assert found["explain"]["collectives"] == [
+        {
+            "kind": "all_reduce",
+            "axes": ["model"],
+            "bytes_received_per_device": 192,
+            "times": 1,
+            "values": ["f32[8,8]"],
+            "line": "model.py:10",
+            "why": "tanh runs on its operand sharded as [8@data, 8]",
+            "implicit": True,
+        }
+    ]
     assert "partition" in [stage["stage"] for stage in found["stages"]]
 
 

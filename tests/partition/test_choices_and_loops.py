@@ -74,7 +74,7 @@ def test_of_a_cond_the_branch_counts_that_receives_the_most() -> None:
         "at most 1 collective: all_reduce 1; at most 64 bytes received per device",
         "kind        axes  bytes  times  share  value    line",
         f"all_reduce  x     4      1      –      f32[]    {where}",
-        "    add runs on operand 1 sharded as []",
+        "    add runs on operand 1 whole",
         f"    if branch 0 of the cond at {where} is taken",
         f"all_reduce  x     64     1      100 %  f32[16]  {where}",
         "    a region returns it so",

@@ -147,6 +147,19 @@ def test_every_collective_names_the_line_and_the_reason() -> None:
         assert one.source.file.endswith("test_collectives.py")
 
 
+def test_reasons_say_how_a_value_is_needed() -> None:
+    x, w = struct((8, 16), "data", "model"), struct((16, 4), "model")
+
+    def whys(function: Any) -> list[str]:
+        return [one.why for one in mw.jit(function).lower(x, w).compile().collectives]
+
+    assert whys(lambda x, w: x @ w) == ["a result is returned sharded as [8@data, 4]"]
+    assert whys(lambda x, w: mnp.sum(x)) == ["a result is returned whole"]
+    assert whys(lambda x, w: (lambda y: (mnp.tanh(y), mnp.exp(y)))(x @ w)) == [
+        "2 equations need it sharded as [8@data, 4]"
+    ]
+
+
 def test_sums_wait_for_each_other() -> None:
     program = parse_program("""
         program(a: f32[4]{i}, b: f32[8]{i}) {

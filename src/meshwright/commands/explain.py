@@ -9,6 +9,7 @@ from typing import Any
 from meshwright.commands.fixes import as_typed
 from meshwright.commands.user_code import CALL, called, compiled, kind_of
 from meshwright.compile.compiled import Compiled
+from meshwright.compile.partitioning import Collective
 from meshwright.compile.sharding_reasons import ShardingReasons
 from meshwright.errors import MeshwrightError
 
@@ -40,14 +41,18 @@ def run(args: argparse.Namespace) -> int:
     result = compiled_of(args.program)
     if args.value is None:
         text = result.explain()
-        print(json.dumps({"explanation": text.splitlines()}, indent=2) if args.json else text)
+        if args.json:
+            found = {"collectives": [_collective(one) for one in result.collectives], "explanation": text.splitlines()}
+            print(json.dumps(found, indent=2, ensure_ascii=False))
+        else:
+            print(text)
         return 0
     with as_typed():
-        found = [result.explain_sharding(value) for value in args.value]
+        reasons = [result.explain_sharding(value) for value in args.value]
     if args.json:
-        print(json.dumps([entry for one in found for entry in _facts(one)], indent=2, ensure_ascii=False))
+        print(json.dumps([entry for one in reasons for entry in _facts(one)], indent=2, ensure_ascii=False))
     else:
-        print("\n".join(map(str, found)))
+        print("\n".join(map(str, reasons)))
     return 0
 
 
@@ -62,6 +67,19 @@ def compiled_of(program: str) -> Compiled:
         why="explain compiles the function for them",
         fix=_FIX,
     )
+
+
+def _collective(one: Collective) -> dict[str, Any]:
+    return {
+        "kind": one.kind,
+        "axes": list(one.axes),
+        "bytes_received_per_device": one.bytes_received_per_device,
+        "times": one.times,
+        "values": [t.short() for t in one.values],
+        "line": str(one.source) if one.source is not None else None,
+        "why": one.why,
+        "implicit": one.implicit,
+    }
 
 
 def _facts(found: ShardingReasons) -> list[dict[str, Any]]:

@@ -196,7 +196,7 @@ class Localizer:
         if owed.unreduced and self.uses[atom] > 1:
             wanted = self.want(atom) if isinstance(atom, Var) else None
             need = finished(owed) if wanted is None or wanted.unreduced else wanted
-            self.get(atom, need, f"{self.uses[atom]} equations need it")
+            self.get(atom, need, f"{self.uses[atom]} equations need it {sharded_as(need, atom.type)}")
 
     def reshard(self, version: Version, need: TensorSharding, t: TensorType, why: str, asked: bool = False) -> Value:
         """A version in another layout; why there are collectives is remembered."""
@@ -417,4 +417,9 @@ def _addends(program: Program) -> dict[Var, int]:
 
 def _why(eqn: Eqn, number: int, need: TensorSharding) -> str:
     place = "its operand" if len(eqn.inputs) == 1 else f"operand {number}"
-    return f"{eqn.op.name} runs on {place} sharded as [{', '.join(need.type_dims(eqn.inputs[number].type.shape))}]"
+    return f"{eqn.op.name} runs on {place} {sharded_as(need, eqn.inputs[number].type)}"
+
+
+def sharded_as(need: TensorSharding, t: TensorType) -> str:
+    """The end of a reason: how a value is needed, ``sharded as [8@data, 16]``, or ``whole`` if it is a scalar."""
+    return f"sharded as [{', '.join(need.type_dims(t.shape))}]" if t.shape else "whole"

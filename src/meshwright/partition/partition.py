@@ -13,7 +13,7 @@ from meshwright.partition.combine import Beside, Record, Why, combine, records, 
 from meshwright.partition.cuts import CutNeeded, Cuts, written, written_parts
 from meshwright.partition.entry import Entry, Exit
 from meshwright.partition.layouts import axes_used, closed, finished
-from meshwright.partition.localize import Localizer
+from meshwright.partition.localize import Localizer, sharded_as
 from meshwright.partition.overlap.products import Overlap, overlap
 from meshwright.partition.rules import halo, indexing, places, prefix, regions, windows
 from meshwright.partition.scattered import scatter_sums
@@ -108,7 +108,8 @@ def _partition(
         for atom, given in zip(program.outputs, out_shardings, strict=True):
             need = finished(local.as_it_is(atom)) if given is None else fitted(given)
             exit = Exit.of(local, atom.type, need)
-            found.append((exit.inside(local, local.get(atom, need, "a result is returned so")), exit))
+            why = f"a result is returned {sharded_as(need, atom.type)}"
+            found.append((exit.inside(local, local.get(atom, need, why)), exit))
         return [value for value, _ in found], [exit for _, exit in found]
 
     start = perf_counter()
