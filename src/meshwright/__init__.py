@@ -74,6 +74,18 @@ __getattr__ = on_first_use(
         "meshwright.sharding.single_device": ["default_device"],
         "meshwright.sharding.spec": ["P", "PartitionSpec"],
     },
+    instead={  # names that JAX has
+        "device_count": "len(mw.devices())",
+        "enable_x64": "mw.config.update('enable_x64', True)",
+        "experimental": "mw.shard_map, mw.make_mesh or mw.pallas",
+        "local_device_count": "len(mw.devices())",
+        "local_devices": "mw.devices()",
+        "make_array_from_callback": "mw.device_put(x, sharding)",
+        "make_jaxpr": "mw.make_program(f)(*args)",
+        "pmap": "mw.shard_map, or mw.dist.pmap in a device program",
+        "tree_map": "mw.tree.map",
+        "tree_util": "mw.tree",
+    },
 )
 
 __all__ = [

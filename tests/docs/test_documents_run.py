@@ -1,5 +1,6 @@
 """Every code block of README and docs runs and prints the ``text`` block after it; every docstring example holds."""
 
+import argparse
 import contextlib
 import doctest
 import importlib
@@ -7,6 +8,7 @@ import io
 import pathlib
 import pkgutil
 import re
+import shlex
 
 import pytest
 
@@ -32,6 +34,37 @@ def test_code_blocks_run_and_print_what_is_shown(path):
             exec(compile("\n" * (line - 1) + code, str(path), "exec"), names)
         if number + 1 < len(blocks) and blocks[number + 1][0] == "text":
             assert printed.getvalue().strip() == blocks[number + 1][1].strip(), f"{path.name}:{line}"
+
+
+def test_every_page_is_in_the_index():
+    index = (ROOT / "README.md").read_text()
+    assert [p.name for p in (ROOT / "docs").glob("*.md") if f"](docs/{p.name})" not in index] == []
+
+
+PATH = re.compile(r"`((?:[a-z_]+/)+[a-z_]*(?:\.[a-z]+)?)`")
+FOLDERS = (ROOT, ROOT / "src", ROOT / "src" / "meshwright", ROOT / "docs", ROOT / "tests")
+
+
+@pytest.mark.parametrize("path", [*DOCUMENTS, ROOT / "CHANGELOG.md"], ids=lambda p: p.name)
+def test_files_that_are_named_are_there(path):
+    named = {found[1] for found in PATH.finditer(path.read_text())}
+    assert [
+        name
+        for name in sorted(named)
+        if not any((folder / name).exists() or (folder / f"{name}.py").exists() for folder in FOLDERS)
+    ] == []
+
+
+COMMAND = re.compile(r"^(?:\$ |    )?(meshwright [a-z](?:\\\n|.)*)", re.MULTILINE)
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: p.name)
+def test_commands_have_the_options_that_are_shown(path):
+    for found in COMMAND.finditer(path.read_text()):
+        command, *arguments = shlex.split(found[1].replace("\\\n", " ").split(" |")[0], comments=True)[1:]
+        parser = argparse.ArgumentParser(exit_on_error=False)
+        importlib.import_module(f"meshwright.commands.{command}").describe(parser)
+        assert parser.parse_known_args(arguments)[1] == [], found[1]
 
 
 @pytest.mark.parametrize("name", MODULES)

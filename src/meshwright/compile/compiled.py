@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from meshwright.core import tree
+from meshwright.core.first_use import no_attribute
 from meshwright.core.program import Program
 from meshwright.core.source import here
 from meshwright.core.trace import Array, Value, to_array
@@ -20,6 +21,16 @@ if TYPE_CHECKING:
     from meshwright.sharding.mesh import Mesh
     from meshwright.simulate.memory import MemoryUse
     from meshwright.simulate.simulation import Simulation
+
+
+# Names that JAX has, and what to write.
+_OF_COMPILED = {
+    "cost_analysis": "compiled.cost('tpu v5e')",
+    "input_shardings": "compiled.in_shardings",
+    "memory_analysis": "compiled.memory()",
+    "output_shardings": "compiled.out_shardings",
+}
+_OF_LOWERED = {"compiler_ir": "lowered.as_text()", "cost_analysis": "lowered.compile().cost('tpu v5e')"}
 
 
 class Call(NamedTuple):
@@ -72,6 +83,13 @@ class Compiled:
         del values  # which refer to the arguments
         self._executable.take(leaves, data)
         return self._executable.run(data)
+
+    if not TYPE_CHECKING:  # which knows what is there
+
+        def __getattr__(self, name):
+            if hasattr(Compiled, name):  # a property that failed: its own error
+                return object.__getattribute__(self, name)
+            raise no_attribute("'Compiled' object", name, _OF_COMPILED)
 
     @property
     def program(self) -> Program:
@@ -259,6 +277,12 @@ class Lowered:
         self._compile = compile
         self._call = call
         self.program = traced
+
+    if not TYPE_CHECKING:  # which knows what is there
+
+        def __getattr__(self, name):
+            of_compiled = {one: f"lowered.compile().{one}" for one in dir(Compiled) if not one.startswith("_")}
+            raise no_attribute("'Lowered' object", name, of_compiled | _OF_LOWERED)
 
     def as_text(self) -> str:
         """The traced program as a module of StableHLO, with sdy's shardings where they were asked for.

@@ -8,9 +8,11 @@ from sys import modules
 from typing import Any
 
 
-def on_first_use(package: str, names: Mapping[str, Iterable[str]]) -> Callable[[str], Any]:
+def on_first_use(
+    package: str, names: Mapping[str, Iterable[str]], instead: Mapping[str, str] | None = None
+) -> Callable[[str], Any]:
     """The ``__getattr__`` of ``package``: names by the module they come from, which comes from itself where it has
-    none.
+    none. ``instead`` says what to write for names that others have.
 
     >>> load = on_first_use("json", {"json.decoder": ["JSONDecoder"]})
     >>> load("JSONDecoder")
@@ -24,8 +26,18 @@ def on_first_use(package: str, names: Mapping[str, Iterable[str]]) -> Callable[[
         elif f"{package}.{name}" in names:
             value = import_module(f"{package}.{name}")
         else:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+            raise no_attribute(f"module {package!r}", name, instead or {})
         setattr(modules[package], name, value)
         return value
 
     return load
+
+
+def no_attribute(owner: str, name: str, instead: Mapping[str, str]) -> AttributeError:
+    """The error for a name that is not there, with what to write where it is known.
+
+    >>> no_attribute("module 'mine'", "tree_map", {"tree_map": "mine.tree.map"})
+    AttributeError("module 'mine' has no attribute 'tree_map'; it is mine.tree.map")
+    """
+    known = f"; it is {instead[name]}" if name in instead else ""
+    return AttributeError(f"{owner} has no attribute {name!r}{known}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from meshwright.api.control import cond, fori_loop, map, scan, switch, while_loop
 from meshwright.api.reshard import with_sharding_constraint
+from meshwright.core.first_use import no_attribute
 from meshwright.lax import linalg
 from meshwright.lax.associative import associative_scan
 from meshwright.lax.collectives import (
@@ -342,16 +343,15 @@ __all__ = [
 
 # Names that these ops had in proposals and in other people's code, and what they are called here.
 _RENAMED = {
-    "all_gather_invariant_p": "all_gather_invariant",
-    "all_gather_p": "all_gather",
-    "all_reduce_invariant": "all_gather_invariant",
-    "id_psumrev": "pbroadcast",
-    "psum2": "psum",
-    "psum_idrev": "psum",
-    "psum_invariant": "psum",
+    "all_gather_invariant_p": "lax.all_gather_invariant",
+    "all_gather_p": "lax.all_gather",
+    "all_reduce_invariant": "lax.all_gather_invariant",
+    "id_psumrev": "lax.pbroadcast",
+    "psum2": "lax.psum",
+    "psum_idrev": "lax.psum",
+    "psum_invariant": "lax.psum",
 }
 
 
 def __getattr__(name: str) -> object:
-    known = f"; it is lax.{_RENAMED[name]}" if name in _RENAMED else ""
-    raise AttributeError(f"module 'meshwright.lax' has no attribute {name!r}{known}")
+    raise no_attribute("module 'meshwright.lax'", name, _RENAMED)
