@@ -258,6 +258,12 @@ CASES = {
         "  why:  neither a topology nor assumptions are given\n"
         '  fix:  dist.simulate(fn, device_map, mw.hardware.Topology("h100", 8))',
     ),
+    "machine in the place of the map": (
+        lambda: dist.simulate(DATA, mw.hardware.Topology("h100", 4)),
+        "There is no machine to simulate on.\n"
+        "  why:  neither a topology nor assumptions are given; what comes second is a device map\n"
+        '  fix:  dist.simulate(fn, device_map, mw.hardware.Topology("h100", 8))',
+    ),
     "chips": (
         lambda: dist.simulate(DATA, [1, 9], mw.hardware.Topology("h100", 4)),
         "The machine has no chip for device 9.\n"

@@ -180,7 +180,7 @@ def test_errors() -> None:
     assert message((8,), "f32", mw.NamedSharding(MESH, mw.P("x", "y")), X) == (
         "The sharding has 2 dims and the tensor 1.\n"
         "  why:  P('x', 'y') says for each dim how it is sharded, and the shape is (8,)\n"
-        "  fix:  write 1 dim sharding, {} for a dim that is not sharded"
+        "  fix:  mw.P('x',)"
     )
     assert message((8, 8), "f32", X, "x") == (
         "plan_reshard cannot take dst='x'.\n"

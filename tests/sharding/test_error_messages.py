@@ -95,6 +95,22 @@ def test_the_rank_must_be_that_of_the_tensor():
     )
 
 
+def test_a_spec_with_more_entries_than_dims():
+    sharding = mw.NamedSharding(MESH, mw.P("x", None, "y", unreduced={"z"}))
+
+    def refused(use):
+        with pytest.raises(sharding_check.RankError) as caught:
+            use()
+        return str(caught.value.why), caught.value.fix
+
+    spec = "P('x', None, 'y', unreduced={'z'}) says for each dim how it is sharded"
+    fix = "mw.P('x', None, unreduced={'z'})"
+    assert refused(lambda: sharding.shard_shape((4, 8))) == (f"{spec}, and the shape is (4, 8)", fix)
+    assert refused(lambda: sharding.to_tensor_sharding(2)) == (f"{spec}, and the tensor has 2 dims", fix)
+    assert refused(lambda: sharding.is_equivalent_to(sharding, 2)) == (f"{spec}, and the tensor has 2 dims", fix)
+    assert eval(fix, {"mw": mw}) == mw.P("x", None, unreduced={"z"})
+
+
 def test_the_mesh_of_one_device_and_the_mesh_that_is_missing():
     one = Mesh.parse("@one = <[], device_ids=[3]>")
     assert message("sharding<@one, [{}]>", one) == (

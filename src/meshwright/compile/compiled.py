@@ -213,8 +213,8 @@ class Compiled:
 
         return simulate(self, hardware, **options)
 
-    def cost(self, hardware: Any, **options: Any) -> str:
-        """What it costs on hardware without overlap, as text: options are ``mode`` and ``while_steps`` of ``simulate``.
+    def cost(self, hardware: Any, *, mode: str = "exact", while_steps: int | None = None) -> str:
+        """What it costs on hardware without overlap, as text; ``mode`` and ``while_steps`` are those of ``simulate``.
 
         >>> import meshwright as mw, meshwright.numpy as mnp
         >>> x = mnp.ones((1024, 1024))
@@ -223,7 +223,7 @@ class Compiled:
         """
         from meshwright.simulate.spmd import work
 
-        return work(self, hardware, **options).cost()
+        return work(self, hardware, mode=mode, while_steps=while_steps).cost()
 
     def memory(self) -> MemoryUse:
         """What the memory of a device holds at most, and what is alive then.

@@ -14,6 +14,7 @@ from meshwright.device.simulation import Assumptions, Simulation
 from meshwright.device.steady import steady_state
 from meshwright.device.types import Tensor
 from meshwright.errors import MeshwrightError
+from meshwright.hardware.topology import Topology
 
 
 def simulate(
@@ -44,7 +45,8 @@ def simulate(
     if assumptions is None:
         raise MeshwrightError(
             "There is no machine to simulate on.",
-            why="neither a topology nor assumptions are given",
+            why="neither a topology nor assumptions are given"
+            + ("; what comes second is a device map" if isinstance(device_map, str | Topology) else ""),
             fix='dist.simulate(fn, device_map, mw.hardware.Topology("h100", 8))',
         )
     check_sizes(fn, sizes)

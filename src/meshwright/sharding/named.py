@@ -16,6 +16,7 @@ from meshwright.core.types import TensorType
 from meshwright.errors import MeshError, ShardingError
 from meshwright.sharding.axes import Axes, AxisRef, merged
 from meshwright.sharding.check import (
+    RankError,
     UnknownMeshError,
     check_sharding,
     checked_count,
@@ -432,7 +433,7 @@ class NamedSharding:
             return own
         ndim = checked_count(ndim, "dims")
         if ndim < own.rank:
-            raise rank_error(repr(self.spec), own.rank, (0,) * ndim, here())
+            raise self._rank_error(ndim, f"the tensor has {ndim} dim{'s' * (ndim != 1)}")
         found = self._by_rank.get(ndim)
         if found is None:
             dims = (*own.dims, *(DimensionSharding(),) * (ndim - own.rank))
@@ -442,8 +443,17 @@ class NamedSharding:
     def _for(self, shape: Sequence[int]) -> TensorSharding:
         shape = checked_shape(shape)
         if len(shape) < self._tensor.rank:
-            raise rank_error(repr(self.spec), self._tensor.rank, shape, here())
+            raise self._rank_error(len(shape), f"the shape is {shape}")
         return self.to_tensor_sharding(len(shape))
+
+    def _rank_error(self, ndim: int, known: str) -> RankError:
+        """The error for a tensor of fewer dims than the spec has."""
+        return RankError(
+            f"The sharding has {self._tensor.rank} dim{'s' * (self._tensor.rank != 1)} and the tensor {ndim}.",
+            where=here(),
+            why=f"{self.spec!r} says for each dim how it is sharded, and {known}",
+            fix=pasted(self.spec.update(self.spec.partitions[:ndim])),
+        )
 
     def typed(self, type: TensorType) -> TensorType:
         """The type of an array that is laid out so: over Explicit axes, the sharding is part of it."""
