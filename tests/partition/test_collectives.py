@@ -159,6 +159,15 @@ def test_reasons_say_how_a_value_is_needed() -> None:
         "2 equations need it sharded as [8@data, 4]"
     ]
 
+    def layers(w: Any, x: Any) -> Any:
+        return mnp.mean(mw.nn.gelu(mw.nn.gelu(x @ w[0]) @ w[1]) ** 2)
+
+    found = mw.jit(mw.grad(layers)).lower(struct((2, 16, 16), None, None, "model"), struct((8, 16), "data")).compile()
+    scattered = [one for one in found.collectives if one.kind == "reduce_scatter"]
+    assert [(one.axes, one.why) for one in scattered] == [
+        (("model",), "mul runs on operand 1 sharded as [8@data, 16@model]")
+    ]
+
 
 def test_sums_wait_for_each_other() -> None:
     program = parse_program("""

@@ -18,7 +18,7 @@ def scatter_sums(program: Program, whys: dict[Var, Why]) -> Program:
     """The program, regions included, with sums that are only cut into parts afterwards taken part by part.
 
     Sums without an entry in ``whys`` were written by the user, and stay. An axis that the parts do not lie along is
-    summed over afterwards, when there is less to sum.
+    summed over afterwards, when there is less to sum. The reason is that of the parts.
 
     b: f32[8] = psum a axes=('i',)            ==>    c: f32[4]{i} = psum_scatter a axes=('i',) dim=0
     c: f32[4]{i} = pscatter b axes=('i',)
@@ -55,6 +55,7 @@ def scatter_sums(program: Program, whys: dict[Var, Why]) -> Program:
         total, shapes = found
         changed = True
         why, x = whys[total.outputs[0]], total.inputs[0]
+        why = why._replace(text=whys.get(eqn.outputs[0], why).text)  # of those who need the parts
         for shape in shapes:
             x = new(reshape, x, {"shape": shape}, total.source, why)
         rest = tuple(axis for axis in total.params["axes"] if axis not in eqn.params["axes"])

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property, partial
 from math import prod
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,6 +80,17 @@ class BaseMesh:
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError("a mesh is immutable; use .with_(…)")
+
+    def __enter__(self) -> NoReturn:
+        raise MeshError(
+            "A mesh is not entered.",
+            where=here(),
+            why="`with mesh:` would not say for what: the mesh that specs are of is set",
+            fix="with mw.set_mesh(mesh):",
+        )
+
+    def __exit__(self, *error: object) -> None:
+        """Nothing is left that was not entered."""
 
     # Axes
 
