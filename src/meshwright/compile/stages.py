@@ -21,11 +21,11 @@ from meshwright.transform.simplify import cse, dce
 from meshwright.transform.stack import inline_calls
 
 STAGES = {
-    "simplify": "without what nobody needs, and nothing twice",
-    "inline": "without calls, and with what types said of layouts taken down",
+    "simplify": "without dead and repeated equations",
+    "inline": "calls inlined; shardings that types say become constraints",
     "propagate": "a sharding for every value",
     "partition": "the program of one device, with collectives",
-    "combine": "sums over the same devices taken together, and sums of which each keeps a part",
+    "combine": "sums over the same devices as one all-reduce, sums that are then sliced as reduce-scatters",
     "overlap": "gathers and sums beside the products next to them",
     "stack": "all devices in one program",
     "emit": "Python for NumPy",
