@@ -18,7 +18,8 @@ import meshwright.numpy as mnp
 from meshwright.core.types import tensor
 from meshwright.ops.contraction import dot_general
 from meshwright.partition.choose import Assignment, _choice, _handed, question, rule_of
-from meshwright.partition.layouts import closed, reshard_plan
+from meshwright.partition.cost import Planning, reshard_plan
+from meshwright.partition.layouts import closed
 from meshwright.sharding import enumerate_shardings
 
 MESH = mw.make_mesh((2, 4), ("x", "y"))
@@ -98,7 +99,7 @@ def fewest_bytes(case: Case, out: mw.NamedSharding) -> int:
     a, b, c = (tensor(shape, "float32") for shape in case.shapes)
     left, right, want = (closed(s.to_tensor_sharding(2)) for s in (on(case.left), on(case.right), out))
     rule = rule_of(dot_general, (a, b), (c,), PARAMS)
-    asked = question(MESH, rule, (), (a, b), (c,), (left, right), (want,), (1,))
+    asked = question(MESH, rule, (), (a, b), (c,), (left, right), (want,), (1,), Planning(thorough=True))
 
     def moved(choice: Any) -> int:
         ways = ((a, left, choice.operands[0]), (b, right, choice.operands[1]), (c, choice.results[0], want))

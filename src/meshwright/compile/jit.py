@@ -25,6 +25,7 @@ from meshwright.core.trace import Array, Mapped, Tracer, leaked, run, set_left_o
 from meshwright.core.types import TensorType
 from meshwright.engine.compile import compile_program
 from meshwright.errors import MeshError, MeshwrightError
+from meshwright.hardware.machines import check_machine
 
 Function = Callable[..., Any]
 Static = tuple[int | str, type, Any]  # a place, and the value with its type: 1, 1.0 and True differ
@@ -111,6 +112,7 @@ class Jitted:
         out_shardings: Any,
         overlap: Any,
         thorough: bool,
+        hardware: Any,
     ) -> None:
         update_wrapper(self, fun)
         self.fun = fun
@@ -118,6 +120,7 @@ class Jitted:
         self.out_shardings = out_shardings
         self.overlap = overlap
         self.thorough = thorough
+        self.hardware = hardware
         self.static_argnums = static_argnums
         self.static_argnames = static_argnames
         self.donate = donate
@@ -311,7 +314,10 @@ class Jitted:
                     state.mesh = placement.mesh
                     traced = trace_flat(self._with_statics(statics), in_tree, types)
                 placement = placement._replace(
-                    overlap=self.overlap, thorough=self.thorough, others=(*placement.others, *meshes)
+                    overlap=self.overlap,
+                    thorough=self.thorough,
+                    hardware=self.hardware,
+                    others=(*placement.others, *meshes),
                 )
         finally:
             state.meshes, state.mesh = before
@@ -403,13 +409,16 @@ def jit(
     out_shardings: Any = None,
     overlap: Any = None,
     thorough: bool = False,
+    hardware: Any = None,
 ) -> Any:
     """Compile ``fun`` for the types of its arguments, once for each combination.
 
     Static arguments are Python values the function may branch on; the contents of donated ones may be overwritten.
     ``overlap`` puts gathers and reduce-scatters beside the products next to them where that pays on a machine (the name
     of a chip, a `hardware.Topology`), or always (True); see `Overlap`. Values are laid out in whole axes and in parts
-    that you wrote; ``thorough`` tries layouts in other parts, too, which may move less and takes longer.
+    that you wrote; ``thorough`` tries layouts in other parts, too, which may move less and takes longer. Layouts are
+    chosen for the least time on ``hardware`` (a chip's name, a `hardware.Topology`); without it, for arrays so large
+    that the time in which collectives start does not count.
 
     >>> import meshwright.numpy as mnp
     >>> @jit
@@ -429,6 +438,7 @@ def jit(
             out_shardings=out_shardings,
             overlap=overlap,
             thorough=thorough,
+            hardware=hardware,
         )
     check_function(fun, "jit")
     numbers, names = _match_names(fun, _ints(static_argnums), _strings(static_argnames))
@@ -448,7 +458,9 @@ def jit(
         from meshwright.partition.overlap.products import read_overlap
 
         overlap = read_overlap(overlap)
-    return Jitted(fun, numbers, names, donate, in_shardings, out_shardings, overlap, bool(thorough))
+    if hardware is not None:
+        check_machine(hardware, "program")
+    return Jitted(fun, numbers, names, donate, in_shardings, out_shardings, overlap, bool(thorough), hardware)
 
 
 def _on_its_mesh(op: Op, operands: Sequence[Array], params: Params) -> Any:

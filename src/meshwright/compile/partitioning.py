@@ -23,6 +23,7 @@ from meshwright.errors import CommunicationError, MeshError, ShardingError
 from meshwright.hardware.collectives import collective_seconds
 from meshwright.partition.alternatives import cheapest_partition
 from meshwright.partition.combine import Beside, Record, Within, records
+from meshwright.partition.cost import Planning, cost_on
 from meshwright.partition.cuts import apart
 from meshwright.partition.layouts import closed, on_mesh, replicated
 from meshwright.partition.overlap.products import Overlap
@@ -50,6 +51,7 @@ class Placement(NamedTuple):
     groups: tuple[int, ...] = ()  # which argument of the function each of these is part of
     others: tuple[BaseMesh, ...] = ()  # meshes that values are on, too
     thorough: bool = False  # whether layouts in parts of axes are tried that nobody wrote
+    hardware: Any = None  # the machine that layouts are chosen for
 
 
 @dataclass(frozen=True)
@@ -280,12 +282,12 @@ def put_on_mesh(program: Program, placement: Placement, out_tree: tree.TreeDef, 
     wanted = [None if s is None else on_mesh(s, mesh) for s in leaving]
     propagated.shardings = {var: s if s.mesh is mesh else on_mesh(s, mesh) for var, s in propagated.shardings.items()}
     record.propagated(program, propagated.shardings)
+    options = placement.overlap, Planning(cost_on(placement.hardware, mesh), placement.thorough)
     if fixed:  # by types, which say what goes where
-        done = partition(program, mesh, ins, wanted, propagated.shardings, placement.overlap, placement.thorough)
+        done = partition(program, mesh, ins, wanted, propagated.shardings, *options)
     else:
         groups = placement.groups or (0,) * len(ins)
         said = [None if s is None else on_mesh(s, mesh) for s in given]
-        options = placement.overlap, placement.thorough
         done = cheapest_partition(propagated, mesh, said, ins, wanted, groups, *options)
     record.partitioned(done.steps)
     collectives = tuple(_collective(one, mesh) for one in done.records)

@@ -18,15 +18,10 @@ def machine_for(hardware: object, mesh: Mapping[str, int], what: str) -> Topolog
     >>> machine_for("tpu v5e", {"x": 2, "y": 4}, "program")
     Topology('tpu v5e', 2x4, mesh x=2 y=4)
     """
+    check_machine(hardware, what)
     if isinstance(hardware, str | Chip):
         return for_mesh(hardware, mesh)
-    if not isinstance(hardware, Topology):
-        raise HardwareError(
-            f"{hardware!r} is not a machine.",
-            where=here(),
-            why=f"what a {what} costs depends on the chips and how they are joined",
-            fix='mw.hardware.Topology("tpu v5e", (4, 4)), or the name of a chip',
-        )
+    assert isinstance(hardware, Topology)
     if not hardware.mesh:
         return Topology(hardware.chip, hardware.shape, mesh=mesh, wrap=hardware.wrap, slices=hardware.slices)
     if any(hardware.mesh.get(name) != size for name, size in mesh.items()):
@@ -37,6 +32,22 @@ def machine_for(hardware: object, mesh: Mapping[str, int], what: str) -> Topolog
             fix=f"Topology({hardware.chip.name!r}, {hardware.shape}, mesh={dict(mesh)})",
         )
     return hardware
+
+
+def check_machine(hardware: object, what: str) -> None:
+    """Raise if it is neither a machine nor the name of a chip.
+
+    >>> check_machine("tpu v5e", "program")
+    """
+    if isinstance(hardware, str):
+        get(hardware)  # an error that lists the chips
+    elif not isinstance(hardware, Chip | Topology):
+        raise HardwareError(
+            f"{hardware!r} is not a machine.",
+            where=here(),
+            why=f"what a {what} costs depends on the chips and how they are joined",
+            fix='mw.hardware.Topology("tpu v5e", (4, 4)), or the name of a chip',
+        )
 
 
 def sizes_text(mesh: Mapping[str, int]) -> str:

@@ -20,7 +20,8 @@ from meshwright.core.types import Shape, TensorType
 from meshwright.ops.basic import reshape
 from meshwright.ops.collective import permuted
 from meshwright.ops.gathering import gather
-from meshwright.partition.layouts import COLLECTIVE_BYTES, layout, reshard_cost
+from meshwright.partition.cost import MachineCost, reshard_seconds
+from meshwright.partition.layouts import layout
 from meshwright.partition.reshard.plan import ReshardPlan, plan_on
 from meshwright.sharding.axes import AxisRef
 from meshwright.sharding.mesh import BaseMesh
@@ -65,17 +66,18 @@ def plan_across(
     return plan_on(mesh, shape, dtype, source, target)
 
 
-def cost_across(mesh: BaseMesh, t: TensorType, source: TensorSharding, target: TensorSharding) -> float:
-    """As `reshard_cost`, between layouts of any meshes of the same devices."""
+def seconds_across(
+    mesh: BaseMesh, t: TensorType, source: TensorSharding, target: TensorSharding, cost: MachineCost
+) -> float:
+    """As `reshard_seconds`, between layouts of any meshes of the same devices."""
     if source == target:
         return 0.0
     if is_on(source, mesh) and is_on(target, mesh):
-        return reshard_cost(t, source, target)
+        return reshard_seconds(t, source, target, cost)
     if source.unreduced:
         between = beside(target, mesh)
-        return reshard_cost(t, source, between) + cost_across(mesh, t, between, target)
-    plan = plan_across(mesh, t.shape, t.dtype, source, target)
-    return plan.total_bytes / plan.num_devices + COLLECTIVE_BYTES * plan.num_collectives
+        return reshard_seconds(t, source, between, cost) + seconds_across(mesh, t, between, target, cost)
+    return cost.plan(plan_across(mesh, t.shape, t.dtype, source, target))
 
 
 class BlockRows(NamedTuple):

@@ -8,12 +8,13 @@ gathered if the batch is large. So the arguments are let go ahead in turn, and t
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from meshwright.core.facts import Fusion
 from meshwright.core.op import fusion_of
 from meshwright.core.program import Program, Var
-from meshwright.partition.choose import FLOPS_PER_BYTE
 from meshwright.partition.combine import dearest
+from meshwright.partition.cost import PLAINLY, Planning
 from meshwright.partition.layouts import axes_used
 from meshwright.partition.overlap.products import Overlap
 from meshwright.partition.partition import Partitioned, partition
@@ -25,8 +26,8 @@ from meshwright.transform.regions.region import program_cost
 Wanted = Mapping[Var, TensorSharding]
 
 MOST_GROUPS = 2  # of arguments that are let go ahead
+CLEARLY = 0.9  # of the time of collectives is all that may be left for another layout to be worth it
 LARGE = 2000  # equations of a program for which the likeliest alternative must do
-START_BYTES = 1 << 14  # what a link carries in the time that a collective takes to start
 
 
 def cheapest_partition(
@@ -37,7 +38,7 @@ def cheapest_partition(
     out_shardings: Sequence[TensorSharding | None],
     groups: Sequence[int],
     overlapped: Overlap | None = None,
-    thorough: bool = False,
+    how: Planning = PLAINLY,
 ) -> Partitioned:
     """`partition` with the layouts that propagation found, or with others that make it cheaper.
 
@@ -46,16 +47,16 @@ def cheapest_partition(
     """
     program = propagated.program
     layouts = propagated.shardings
-    best = partition(program, mesh, in_shardings, out_shardings, layouts, thorough=thorough)
+    best = partition(program, mesh, in_shardings, out_shardings, layouts, how=how)
     rivals = _rivals(program, given, groups)
     if _may_gain(program, best, bool(rivals)):
         for wanted in _alternatives(propagated, mesh, given, groups, rivals):
-            found = partition(program, mesh, in_shardings, out_shardings, wanted, thorough=thorough)
-            if _cost(found, mesh) < _cost(best, mesh):
+            found = partition(program, mesh, in_shardings, out_shardings, wanted, how=how)
+            if _is_clearly_faster(_seconds(found, mesh, how), _seconds(best, mesh, how)):
                 best, layouts = found, wanted
     if overlapped is None:
         return best
-    return partition(program, mesh, in_shardings, out_shardings, layouts, overlapped, thorough)
+    return partition(program, mesh, in_shardings, out_shardings, layouts, overlapped, how)
 
 
 def _may_gain(program: Program, found: Partitioned, rivals: bool) -> bool:
@@ -70,12 +71,23 @@ def _contractions(program: Program) -> int:
     return inside + sum(fusion_of(eqn) is Fusion.CONTRACTION for eqn in program.eqns)
 
 
-def _cost(found: Partitioned, mesh: BaseMesh) -> float:
-    taken = dearest(found.records)
-    received = sum(record.total_bytes * record.times for record in taken) / mesh.size
-    collectives = sum(record.times for record in taken)
-    work = program_cost(found.local).flops
-    return (received + START_BYTES * collectives) * FLOPS_PER_BYTE + work
+class Seconds(NamedTuple):
+    """Of a program: those of its collectives, and of the work of one device."""
+
+    moving: float
+    work: float
+
+
+def _seconds(found: Partitioned, mesh: BaseMesh, how: Planning) -> Seconds:
+    work = program_cost(found.local)
+    moving = sum(how.cost.collective(record, mesh) for record in dearest(found.records))
+    return Seconds(moving, how.cost.work(work.flops, work.nbytes, "f32"))
+
+
+def _is_clearly_faster(one: Seconds, other: Seconds) -> bool:
+    """Whether a program is faster by so much that layouts are worth it which propagation did not find."""
+    saved = sum(other) - sum(one)
+    return saved > (1 - CLEARLY) * other.moving
 
 
 def _alternatives(

@@ -2,7 +2,8 @@
 
 A choice gives each factor the axes it is split over. The operands must then be laid out accordingly, and the results
 come out so; a split factor that is reduced leaves a sum that is owed. The cost of a choice is what it takes to bring
-the operands there from where they are, and the results to where they are wanted, plus the work left to each device.
+the operands there from where they are, and the results to where they are wanted, plus the work left to each device:
+seconds on a machine.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from meshwright.core.factors import Factors
 from meshwright.core.linearity import Does, LinearGroup
 from meshwright.core.op import Op
 from meshwright.core.types import TensorType
-from meshwright.partition.layouts import READ, finished, layout, reshard_cost
+from meshwright.partition.cost import PLAINLY, Planning, local_bytes, reshard_seconds
+from meshwright.partition.layouts import READ, finished, layout
 from meshwright.propagate.problem import Rule
 from meshwright.propagate.project import project, shapes_of
 from meshwright.sharding.axes import Axes, AxisRef, can_coexist, overlap
 from meshwright.sharding.mesh import BaseMesh
 from meshwright.sharding.named import TensorSharding
 
-FLOPS_PER_BYTE = 2000.0  # what a chip computes in the time that it receives a byte: 2,000 to 4,000 on those of today
 MOST_TRIED = 512
 MOST_PLACES = 256  # ways to give the parts of axes to factors, beyond which whole axes must do
 
@@ -38,7 +39,7 @@ class Choice(NamedTuple):
     """How an op is split: layouts for its operands, and those its results come out in.
 
     ``padded`` are dims of operands, as (operand, dim), that are combined with others and whose blocks end in padding:
-    there must stand what changes nothing in a ``combine``. ``moved`` is the part of the cost that is bytes.
+    there must stand what changes nothing in a ``combine``. ``moved`` is the part of the cost that is communication.
     """
 
     operands: tuple[TensorSharding, ...]
@@ -63,7 +64,7 @@ class Question(NamedTuple):
     have: tuple[TensorSharding, ...]
     want: tuple[TensorSharding | None, ...]
     addends: tuple[int, ...]  # how many sums like this one each result meets before anything else happens to it
-    thorough: bool = True  # whether parts of axes are tried, which takes long
+    how: Planning = PLAINLY
     cuts: Axes = ()  # parts of axes that others must nest with
 
 
@@ -116,7 +117,7 @@ def question(
     have: Sequence[TensorSharding],
     want: Sequence[TensorSharding | None],
     addends: Sequence[int],
-    thorough: bool = True,
+    how: Planning = PLAINLY,
     cuts: Axes = (),
 ) -> Question:
     """The question for one equation."""
@@ -129,7 +130,7 @@ def question(
         tuple(have),
         tuple(want),
         tuple(addends),
-        thorough,
+        how,
         cuts,
     )
 
@@ -139,10 +140,10 @@ def choose(asked: Question) -> Choice:
     """The cheapest choice."""
     best = _cheapest(asked, _assignments(asked))
     assert best is not None, "to split nothing is always possible"
-    if best.moved and asked.reduced and len(asked.operand_types) > 1 and (asked.thorough or None not in asked.want):
+    if best.moved and asked.reduced and len(asked.operand_types) > 1 and (asked.how.thorough or None not in asked.want):
         # Axes that nothing is split over may carry a share of what moves; work alone is no reason to use them.
         axes = [axis for axis in asked.mesh.axes if axis.size > 1]
-        everywhere = _everywhere(asked, [_parts(axes) if asked.thorough else axes])
+        everywhere = _everywhere(asked, [_parts(axes) if asked.how.thorough else axes])
         more = _cheapest(asked, (one for one in everywhere if _even(asked, one)), below=best.moved)
         return best if more is None or more.cost >= best.cost else more
     return best
@@ -199,7 +200,7 @@ def _assignments(asked: Question) -> Iterator[Assignment]:
         yield {}
     used = {axis.name for found in suggested for axes in found.values() for axis in axes}
     whole = [axis for axis in asked.mesh.axes if axis.name in used | stuck]
-    if asked.thorough and asked.reduced and len(asked.operand_types) > 1:
+    if asked.how.thorough and asked.reduced and len(asked.operand_types) > 1:
         found_more = _everywhere(asked, (_parts(whole), whole))
     else:
         found_more = _everywhere(asked, (whole,) if asked.reduced or stuck else ())
@@ -324,16 +325,17 @@ def _choice(asked: Question, assignment: Assignment, handed: Handed) -> Choice |
     if reduction is None:
         return None
     results = tuple(layout(mesh, d, (*handed.axes, *reduced), reduction) for d in dims[count:])
-    moved = 0.0
+    moved, cost = 0.0, asked.how.cost
     for t, have, need in zip(asked.operand_types, asked.have, operands, strict=True):
-        moved += reshard_cost(t, have, need)
+        moved += reshard_seconds(t, have, need, cost)
     for t, natural, want, addends in zip(asked.result_types, results, asked.want, asked.addends, strict=True):
-        after = reshard_cost(t, natural, finished(natural) if want is None else want)
+        after = reshard_seconds(t, natural, finished(natural) if want is None else want, cost)
         moved += after / addends if natural.unreduced else after  # sums that meet are added before they are taken
     split = prod(axis.size for axes in assignment.values() for axis in axes)
     flops = 2.0 * prod(asked.rule.sizes) / split if asked.rule.sizes else 0.0
-    padded = _padded(asked, assignment)
-    return Choice(operands, results, moved * FLOPS_PER_BYTE + flops, padded, asked.combine, moved)
+    nbytes = local_bytes(asked.operand_types, operands) + local_bytes(asked.result_types, results)
+    work = cost.work(flops, nbytes, types[0].dtype if types else BOOL)
+    return Choice(operands, results, moved + work, _padded(asked, assignment), asked.combine, moved)
 
 
 def _padded(asked: Question, assignment: Assignment) -> tuple[tuple[int, int], ...]:

@@ -1,21 +1,17 @@
-"""Layouts of local values: closed shardings, and the bytes between them."""
+"""Layouts of local values: closed shardings."""
 
 from __future__ import annotations
 
 from functools import lru_cache
 
-from meshwright.core.dtypes import DType
 from meshwright.core.types import Shape, TensorType
-from meshwright.partition.reshard.plan import ReshardPlan, plan_every_way
 from meshwright.sharding.axes import Axes, AxisRef, merged
 from meshwright.sharding.dimension import DimensionSharding
 from meshwright.sharding.mesh import BaseMesh
 from meshwright.sharding.named import TensorSharding
 
-COLLECTIVE_BYTES = 64.0  # what a collective weighs beside what it moves: of ways that move as much, few are better
 MANY = 8  # collectives on the way from one layout to another
 READ = "read"  # the reduction of a sum to which one device adds the value, and every other the identity: -0.0, 0
-FEW = 1 << 11  # bytes that are on their way in the time that another collective takes to start
 
 
 @lru_cache(maxsize=65536)
@@ -68,23 +64,3 @@ def is_even(sharding: TensorSharding, shape: Shape) -> bool:
 def local_type(t: TensorType, sharding: TensorSharding) -> TensorType:
     """The plain type of a device's block."""
     return t.with_(shape=sharding.local_shape(t.shape), sharding=None)
-
-
-@lru_cache(maxsize=65536)
-def reshard_plan(shape: Shape, dtype: DType, source: TensorSharding, target: TensorSharding) -> ReshardPlan:
-    """The cheapest way from one layout to another; small sums, and what would take many rounds, by few collectives."""
-    plans = plan_every_way(shape, dtype, summed(source), summed(target))
-    first = plans[0]
-    if first.num_collectives > MANY:
-        return min(plans, key=lambda p: (p.exceeds_memory, p.total_bytes / p.num_devices + FEW * p.num_collectives))
-    if source.unreduced and first.num_collectives > 1 and first.peak_bytes <= FEW:
-        return min(plans, key=lambda p: (p.exceeds_memory, p.num_collectives, p.total_bytes))
-    return first
-
-
-def reshard_cost(t: TensorType, source: TensorSharding, target: TensorSharding) -> float:
-    """What a device receives on the way, and that there are collectives at all, in bytes."""
-    if source == target:
-        return 0.0
-    plan = reshard_plan(t.shape, t.dtype, source, target)
-    return plan.total_bytes / plan.num_devices + COLLECTIVE_BYTES * plan.num_collectives

@@ -25,12 +25,13 @@ from meshwright.core.trace import Array, at_source, read, state
 from meshwright.core.types import TensorType, union
 from meshwright.ops.basic import add, broadcast_in_dim, convert, reshape, zeros
 from meshwright.ops.placement import sharding_constraint
-from meshwright.partition.across import beside, cost_across, is_on, plan_across
+from meshwright.partition.across import beside, is_on, plan_across, seconds_across
 from meshwright.partition.blocks import identity, without_padding
 from meshwright.partition.choose import Choice, choose, groups_of, numbered, question, rule_of
 from meshwright.partition.combine import Why
+from meshwright.partition.cost import PLAINLY, Planning, reshard_plan
 from meshwright.partition.cuts import Cuts
-from meshwright.partition.layouts import MANY, axes_used, finished, layout, local_type, replicated, reshard_plan
+from meshwright.partition.layouts import MANY, axes_used, finished, layout, local_type, replicated
 from meshwright.partition.reshard.emit import emit_plan
 from meshwright.sharding.axes import AxisRef
 from meshwright.sharding.check import resolve
@@ -62,7 +63,7 @@ class Localizer:
     cuts: Cuts
     whys: dict[Var, Why] = field(default_factory=dict)
     addends: dict[Var, int] = field(default_factory=dict)
-    thorough: bool = False  # whether parts of axes are tried
+    how: Planning = PLAINLY
     moved: dict[Atom, TensorSharding] = field(default_factory=dict)  # the layout each value was first brought into
     uses: Counter[Atom] = field(default_factory=Counter)
     made: dict[Atom, Source | None] = field(default_factory=dict)  # the line that each value comes from
@@ -152,7 +153,8 @@ class Localizer:
                 return versions[-1].value
             else:
                 versions = [Version(finished(need), self.get(atom, finished(need), why, asked))]
-        nearest = min(versions, key=lambda version: cost_across(self.mesh, atom.type, version.layout, need))
+        cost = self.how.cost
+        nearest = min(versions, key=lambda v: seconds_across(self.mesh, atom.type, v.layout, need, cost))
         with at_source(state.source or self.made.get(atom)):
             value = self.reshard(nearest, need, atom.type, why if isinstance(why, str) else why(), asked)
         if atom.__class__ is not Literal:
@@ -208,7 +210,7 @@ class Localizer:
             return version.value
         if not (is_on(version.layout, self.mesh) and is_on(need, self.mesh)):
             return self.across(version, need, t, why, asked)
-        plan = reshard_plan(t.shape, t.dtype, version.layout, need)
+        plan = reshard_plan(t.shape, t.dtype, version.layout, need, self.how.cost)
         if self.cuts.fixed and not all(map(self.cuts.fits, plan.atoms)):
             # It goes through parts that do not nest with those of the mesh: by way of the whole it need not.
             whole = replicated(self.mesh, t.ndim)
@@ -279,7 +281,7 @@ class Localizer:
         layouts = [split.get(n) or replicated(other, t.ndim) for n, t in enumerate(types)]
         wanted = [found if found and is_on(found, other) else None for found in map(self.wanted.get, eqn.outputs)]
         addends = [self.addends.get(v, 1) for v in eqn.outputs]
-        found = choose(question(other, rule, [], types, results, layouts, wanted, addends, self.thorough))
+        found = choose(question(other, rule, [], types, results, layouts, wanted, addends, self.how))
         moves = any(found.operands[n] != layouts[n] for n in split) or any(s.unreduced for s in found.results)
         return None if moves or found.padded else found
 
@@ -323,7 +325,7 @@ class Localizer:
 
         def ask(layouts: Sequence[TensorSharding]) -> Choice:
             types = operand_types, result_types
-            asked = question(self.mesh, rule, groups, *types, layouts, want, addends, self.thorough, self.cuts.fixed)
+            asked = question(self.mesh, rule, groups, *types, layouts, want, addends, self.how, self.cuts.fixed)
             return choose(asked)
 
         # What others needed an operand in is there for nothing.
@@ -380,13 +382,13 @@ class Localizer:
 
     def inside(self) -> Localizer:
         """A localizer for a region."""
-        return Localizer(self.mesh, self.wanted, self.cuts, self.whys, thorough=self.thorough, around=self.around)
+        return Localizer(self.mesh, self.wanted, self.cuts, self.whys, how=self.how, around=self.around)
 
     def along(self, names: Sequence[str]) -> Localizer:
         """A localizer for a part that is written by hand for all axes but these."""
         mesh = AbstractMesh([self.mesh.shape[name] for name in names], names)
         around = self.around or self.mesh
-        return Localizer(mesh, self.wanted, self.cuts, self.whys, thorough=self.thorough, around=around)
+        return Localizer(mesh, self.wanted, self.cuts, self.whys, how=self.how, around=around)
 
 
 def _long(t: TensorType) -> list[int]:

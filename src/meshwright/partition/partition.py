@@ -10,6 +10,7 @@ from meshwright.core.op import Value
 from meshwright.core.program import Program, Var
 from meshwright.partition.across import is_on
 from meshwright.partition.combine import Beside, Record, Why, combine, records, written_for
+from meshwright.partition.cost import PLAINLY, Planning
 from meshwright.partition.cuts import CutNeeded, Cuts, written, written_parts
 from meshwright.partition.entry import Entry, Exit
 from meshwright.partition.layouts import axes_used, closed, finished
@@ -58,12 +59,12 @@ def partition(
     out_shardings: Sequence[TensorSharding | None],
     wanted: Mapping[Var, TensorSharding],
     overlapped: Overlap | None = None,
-    thorough: bool = False,
+    how: Planning = PLAINLY,
 ) -> Partitioned:
     """The program of all devices for operands in the given layouts.
 
     ``wanted`` are layouts that propagation found for values inside; results without a layout come out as they are.
-    Axes are cut into parts where somebody wrote parts, or (``thorough``) wherever that moves less.
+    Axes are cut into parts where somebody wrote parts, or (``how.thorough``) wherever that is faster.
     """
     program = inline_calls(program, shard_maps=False)
     given = [s for s in (*in_shardings, *out_shardings) if s is not None and is_on(s, mesh)]
@@ -72,7 +73,7 @@ def partition(
     cuts = Cuts(mesh).where_they_fit([*by_hand, *sums, *(axis for s in given for axis in axes_used(s))])
     while True:  # every part that is needed and fits in cuts the mesh further, which ends with parts of prime size
         try:
-            return _partition(program, mesh, in_shardings, out_shardings, wanted, cuts, overlapped, thorough)
+            return _partition(program, mesh, in_shardings, out_shardings, wanted, cuts, overlapped, how)
         except CutNeeded as needed:
             assert cuts.fits(needed.axis), f"{needed.axis} does not nest with {cuts.axes}"
             cuts = cuts.at(needed.axis)
@@ -86,7 +87,7 @@ def _partition(
     wanted: Mapping[Var, TensorSharding],
     cuts: Cuts,
     overlapped: Overlap | None,
-    thorough: bool,
+    how: Planning,
 ) -> Partitioned:
     def fitted(s: TensorSharding) -> TensorSharding:
         return cuts.fitted(s) if is_on(s, mesh) else closed(s)
@@ -96,7 +97,7 @@ def _partition(
     for atom, s in zip(program.outputs, out_shardings, strict=True):
         if s is not None and isinstance(atom, Var) and (atom not in used or atom not in known):
             known[atom] = fitted(s)
-    local = Localizer(mesh, known, cuts, thorough=thorough)
+    local = Localizer(mesh, known, cuts, how=how)
     axes = cuts.axes
     entries = [Entry.of(local, t, closed(s)) for t, s in zip(program.in_types, in_shardings, strict=True)]
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from meshwright.core.factors import Factors
 from meshwright.core.program import Eqn
-from meshwright.partition.choose import FLOPS_PER_BYTE, Choice
+from meshwright.partition.choose import Choice
 from meshwright.partition.localize import Localizer, Version
 from meshwright.sharding.axes import Axes
 
@@ -40,7 +40,7 @@ def cheapest(local: Localizer, eqn: Eqn, ways: Sequence[Way], plain: bool = True
             continue
         extra = way.extra(choice)
         if extra is not None:
-            cost = choice.cost + extra * FLOPS_PER_BYTE
+            cost = choice.cost + local.how.cost.receive(extra, 0)
             if best is None or cost < best[0]:
                 best = (cost, way.run, choice)
     assert best is not None

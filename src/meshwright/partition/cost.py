@@ -1,0 +1,133 @@
+"""What decides between layouts: seconds, on the machine that a program is partitioned for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any, NamedTuple
+
+from meshwright.core.dtypes import DType
+from meshwright.core.types import Shape, TensorType
+from meshwright.errors import HardwareError
+from meshwright.hardware.chips import Chip, dtype_name, get
+from meshwright.hardware.collectives import collective_seconds
+from meshwright.hardware.machines import machine_for
+from meshwright.hardware.roofline import work
+from meshwright.hardware.topology import Topology
+from meshwright.partition.combine import Record
+from meshwright.partition.layouts import summed
+from meshwright.partition.reshard.plan import ReshardPlan, plan_every_way
+from meshwright.sharding.mesh import BaseMesh
+from meshwright.sharding.named import TensorSharding
+
+DEFAULT_CHIP = "tpu v5e"
+START_SECONDS = 7e-10  # of a collective, without a machine: of two ways that move as much, the one with fewer is better
+
+
+@dataclass(frozen=True, eq=False)
+class MachineCost:
+    """Seconds of work and of collectives on a machine.
+
+    Without a ``topology``, chips of `DEFAULT_CHIP` stand in, each joined to all others: a device receives at the rate
+    of its links over any axes, and a collective starts in no time to speak of. So a small program is laid out as a
+    large one is, and axes may be renamed or reordered.
+    """
+
+    chip: Chip
+    topology: Topology | None = None
+
+    @cached_property
+    def flops_per_s(self) -> float:
+        """The rate of products of bf16."""
+        return self.chip.flops_per_s("bf16")
+
+    @cached_property
+    def bytes_per_s(self) -> float:
+        """What a device receives along an axis."""
+        return self.chip.axis_bytes_per_s()
+
+    def work(self, flops: float, nbytes: float, dtype: object) -> float:
+        """The seconds of one device's share of an equation; without a machine, products are what matters."""
+        if self.topology is None:
+            return flops / self.flops_per_s
+        return work(flops, nbytes, self.chip, self._rate(dtype)).seconds
+
+    def _rate(self, dtype: object) -> str:
+        name = dtype_name(dtype)
+        try:
+            self.chip.flops_per_s(name)
+        except HardwareError:
+            return "f32"
+        return name
+
+    def receive(self, nbytes: float, collectives: int) -> float:
+        """The seconds in which a device receives bytes over its links, in so many collectives."""
+        start = START_SECONDS if self.topology is None else self.chip.known("hop_seconds", 0.0)
+        return nbytes / self.bytes_per_s + start * collectives
+
+    def plan(self, plan: ReshardPlan) -> float:
+        """The seconds of a reshard plan."""
+        if self.topology is None or plan.mesh.shape != self.topology.mesh:
+            return self.receive(plan.total_bytes / plan.num_devices, plan.num_collectives)
+        return plan.seconds(self.topology)
+
+    def collective(self, record: Record, mesh: BaseMesh) -> float:
+        """The seconds of all runs of a collective."""
+        if self.topology is None:
+            return record.times * self.receive(record.total_bytes / mesh.size, 1)
+        whole = tuple(dict.fromkeys(axis.split(":(")[0] for axis in record.axes))  # a part costs as much as its axis
+        return record.times * collective_seconds(record.kind, record.volume, self.topology, whole)
+
+
+NO_MACHINE = MachineCost(get(DEFAULT_CHIP))
+
+
+class Planning(NamedTuple):
+    """What layouts are to be chosen by: the cost, and whether parts of axes are tried that nobody wrote."""
+
+    cost: MachineCost = NO_MACHINE
+    thorough: bool = False
+
+
+PLAINLY = Planning()
+
+
+@lru_cache(maxsize=64)
+def cost_on(hardware: Any, mesh: BaseMesh) -> MachineCost:
+    """The costs on a machine that a mesh lies on; None is none."""
+    if hardware is None:
+        return NO_MACHINE
+    topology = machine_for(hardware, mesh.shape, "program")
+    return MachineCost(topology.chip, topology)
+
+
+@lru_cache(maxsize=65536)
+def reshard_plan(
+    shape: Shape, dtype: DType, source: TensorSharding, target: TensorSharding, cost: MachineCost = NO_MACHINE
+) -> ReshardPlan:
+    """The cheapest way from one layout to another."""
+    plans = plan_every_way(shape, dtype, summed(source), summed(target))
+    if cost.topology is None and plans[0].num_collectives <= 1:
+        return plans[0]  # the fewest bytes, in one collective
+    return min(plans, key=lambda plan: (plan.exceeds_memory, cost.plan(plan)))
+
+
+def reshard_seconds(t: TensorType, source: TensorSharding, target: TensorSharding, cost: MachineCost) -> float:
+    """What it takes to bring a value from one layout into another."""
+    return 0.0 if source == target else cost.plan(reshard_plan(t.shape, t.dtype, source, target, cost))
+
+
+def local_bytes(types: Sequence[TensorType], layouts: Sequence[TensorSharding]) -> float:
+    """The bytes of one device's blocks."""
+    total = 0.0
+    for t, sharding in zip(types, layouts, strict=True):
+        total += t.nbytes / max(1, _parts(sharding))
+    return total
+
+
+def _parts(sharding: TensorSharding) -> int:
+    count = 1
+    for parts in sharding.shards:
+        count *= parts
+    return count
