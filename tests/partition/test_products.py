@@ -142,6 +142,27 @@ def test_a_sum_over_the_devices_of_an_axis_is_one_collective() -> None:
         assert [(one.kind, one.axes) for one in found.collectives] == [(kind, ("x",))]
 
 
+def test_operands_that_are_split_alike_stay_where_they_are() -> None:
+    """Nobody placed the result: what each device has is multiplied, and the sum is taken for all."""
+    mesh = mw.make_mesh((4,), ("x",))
+    places = [mw.NamedSharding(mesh, spec) for spec in (mw.P(None, "x"), mw.P("x"))]
+    operands = [mw.ShapeDtypeStruct((1024, 1024), "float32", sharding=place) for place in places]
+    found = mw.jit(mnp.matmul).lower(*operands).compile()
+    assert [(one.kind, one.axes) for one in found.collectives] == [("all_reduce", ("x",))]
+    assert found.out_shardings.spec == mw.P(None, None)
+
+
+def test_a_machine_that_is_named_decides() -> None:
+    """Nobody placed the result: a reduce-scatter is faster than an all-reduce."""
+    mesh = mw.make_mesh((4,), ("x",))
+    places = [mw.NamedSharding(mesh, spec) for spec in (mw.P(None, "x"), mw.P("x"))]
+    operands = [mw.ShapeDtypeStruct((1024, 1024), "float32", sharding=place) for place in places]
+    for hardware in ("tpu v5e", "h100"):
+        for f in (mnp.matmul, lambda x, y: mnp.maximum(x @ y, 0)):
+            found = mw.jit(f, hardware=hardware).lower(*operands).compile()
+            assert [one.kind for one in found.collectives] == ["reduce_scatter"]
+
+
 def test_xla_never_moves_less() -> None:
     cases = [case for regime in REGIMES for case in every_case(regime)]
     for case in random.Random(1).sample(cases, 24):

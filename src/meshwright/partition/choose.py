@@ -19,8 +19,8 @@ from meshwright.core.factors import Factors
 from meshwright.core.linearity import Does, LinearGroup
 from meshwright.core.op import Op
 from meshwright.core.types import TensorType
-from meshwright.partition.cost import PLAINLY, Planning, local_bytes, reshard_seconds
-from meshwright.partition.layouts import READ, finished, layout
+from meshwright.partition.cost import PLAINLY, Planning, local_bytes, reshard_seconds, taken
+from meshwright.partition.layouts import READ, layout
 from meshwright.propagate.problem import Rule
 from meshwright.propagate.project import project, shapes_of
 from meshwright.sharding.axes import Axes, AxisRef, can_coexist, overlap
@@ -66,6 +66,7 @@ class Question(NamedTuple):
     addends: tuple[int, ...]  # how many sums like this one each result meets before anything else happens to it
     how: Planning = PLAINLY
     cuts: Axes = ()  # parts of axes that others must nest with
+    returned: bool = False  # whether the results are the program's, and nobody placed them
 
 
 class Numbered(NamedTuple):
@@ -119,6 +120,7 @@ def question(
     addends: Sequence[int],
     how: Planning = PLAINLY,
     cuts: Axes = (),
+    returned: bool = False,
 ) -> Question:
     """The question for one equation."""
     return Question(
@@ -132,12 +134,17 @@ def question(
         tuple(addends),
         how,
         cuts,
+        returned,
     )
 
 
 @lru_cache(maxsize=16384)
 def choose(asked: Question) -> Choice:
-    """The cheapest choice."""
+    """The cheapest choice; for results that are returned and that nobody placed, the one in which no operand moves,
+    unless a machine is named."""
+    still = _still(asked) if asked.returned and asked.how.predictable else None
+    if still is not None:
+        return still
     best = _cheapest(asked, _assignments(asked))
     assert best is not None, "to split nothing is always possible"
     if best.moved and asked.reduced and len(asked.operand_types) > 1 and (asked.how.thorough or None not in asked.want):
@@ -147,6 +154,13 @@ def choose(asked: Question) -> Choice:
         more = _cheapest(asked, (one for one in everywhere if _even(asked, one)), below=best.moved)
         return best if more is None or more.cost >= best.cost else more
     return best
+
+
+def _still(asked: Question) -> Choice | None:
+    """The choice on operands that are split alike, as they are; None if they are not."""
+    assignment = next(_assignments(asked))
+    found = _choice(asked, assignment, next(_handed(asked, assignment)))
+    return found if found is not None and found.operands == asked.have else None
 
 
 def _cheapest(asked: Question, assignments: Iterable[Assignment], below: float = inf) -> Choice | None:
@@ -162,7 +176,7 @@ def _cheapest(asked: Question, assignments: Iterable[Assignment], below: float =
 
 def _assignments(asked: Question) -> Iterator[Assignment]:
     """Assignments worth trying: what the layouts at hand suggest, in every order of precedence; none; and where factors
-    are reduced, or axes split what must be whole, every assignment of whole axes, if these are not too many."""
+    are reduced, or axes split or sum what must be whole, every assignment of whole axes, if these are not too many."""
     shapes, _ = shapes_of(asked.rule)
     known: list[TensorSharding | None] = [*asked.have, *asked.want]
     suggested: list[dict[int, Axes]] = []
@@ -176,6 +190,8 @@ def _assignments(asked: Question) -> Iterator[Assignment]:
                 else:
                     stuck.update(axis.name for axis in axes)
         suggested.append(found)
+    if not asked.how.predictable:  # a sum may be taken in parts
+        stuck.update(axis.name for sharding in asked.have for axis in sharding.unreduced)
     seen: set[tuple[tuple[int, Axes], ...]] = set()
 
     def fresh(assignment: Assignment) -> bool:
@@ -329,7 +345,7 @@ def _choice(asked: Question, assignment: Assignment, handed: Handed) -> Choice |
     for t, have, need in zip(asked.operand_types, asked.have, operands, strict=True):
         moved += reshard_seconds(t, have, need, cost)
     for t, natural, want, addends in zip(asked.result_types, results, asked.want, asked.addends, strict=True):
-        after = reshard_seconds(t, natural, finished(natural) if want is None else want, cost)
+        after = reshard_seconds(t, natural, taken(t, natural, asked.how) if want is None else want, cost)
         moved += after / addends if natural.unreduced else after  # sums that meet are added before they are taken
     split = prod(axis.size for axes in assignment.values() for axis in axes)
     flops = 2.0 * prod(asked.rule.sizes) / split if asked.rule.sizes else 0.0

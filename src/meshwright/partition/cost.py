@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from math import prod
 from typing import Any, NamedTuple
 
 from meshwright.core.dtypes import DType
@@ -16,7 +17,7 @@ from meshwright.hardware.machines import machine_for
 from meshwright.hardware.roofline import work
 from meshwright.hardware.topology import Topology
 from meshwright.partition.combine import Record
-from meshwright.partition.layouts import summed
+from meshwright.partition.layouts import finished, layout, summed
 from meshwright.partition.reshard.plan import ReshardPlan, plan_every_way
 from meshwright.sharding.mesh import BaseMesh
 from meshwright.sharding.named import TensorSharding
@@ -89,6 +90,11 @@ class Planning(NamedTuple):
     cost: MachineCost = NO_MACHINE
     thorough: bool = False
 
+    @property
+    def predictable(self) -> bool:
+        """Whether values are laid out as their operands are, although something else may be faster."""
+        return self.cost.topology is None and not self.thorough
+
 
 PLAINLY = Planning()
 
@@ -118,16 +124,23 @@ def reshard_seconds(t: TensorType, source: TensorSharding, target: TensorShardin
     return 0.0 if source == target else cost.plan(reshard_plan(t.shape, t.dtype, source, target, cost))
 
 
+@lru_cache(maxsize=16384)
+def taken(t: TensorType, natural: TensorSharding, how: Planning) -> TensorSharding:
+    """The layout in which a sum that nobody placed is taken: whole, or for a machine that is named where it is there
+    soonest, in parts if a dim divides."""
+    whole, cost = finished(natural), how.cost
+    if how.predictable or not natural.unreduced:
+        return whole
+    dims = tuple(dim.axes for dim in natural.dims)
+    count = prod(axis.size for axis in natural.unreduced)
+    parts = [
+        layout(natural.mesh, (*dims[:n], (*dims[n], *natural.unreduced), *dims[n + 1 :]))
+        for n, (size, shards) in enumerate(zip(t.shape, natural.shards, strict=True))
+        if size % (shards * count) == 0
+    ]
+    return min((whole, *parts), key=lambda one: reshard_seconds(t, natural, one, cost))
+
+
 def local_bytes(types: Sequence[TensorType], layouts: Sequence[TensorSharding]) -> float:
     """The bytes of one device's blocks."""
-    total = 0.0
-    for t, sharding in zip(types, layouts, strict=True):
-        total += t.nbytes / max(1, _parts(sharding))
-    return total
-
-
-def _parts(sharding: TensorSharding) -> int:
-    count = 1
-    for parts in sharding.shards:
-        count *= parts
-    return count
+    return sum(t.nbytes / prod(sharding.shards) for t, sharding in zip(types, layouts, strict=True))

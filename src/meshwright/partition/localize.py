@@ -8,7 +8,7 @@ what is linear, and taken where something else needs it, into the layout that is
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -64,6 +64,7 @@ class Localizer:
     whys: dict[Var, Why] = field(default_factory=dict)
     addends: dict[Var, int] = field(default_factory=dict)
     how: Planning = PLAINLY
+    returned: Set[Atom] = frozenset()  # the program's results that nobody placed
     moved: dict[Atom, TensorSharding] = field(default_factory=dict)  # the layout each value was first brought into
     uses: Counter[Atom] = field(default_factory=Counter)
     made: dict[Atom, Source | None] = field(default_factory=dict)  # the line that each value comes from
@@ -322,10 +323,13 @@ class Localizer:
         want = [self.want(v) for v in eqn.outputs]
         addends = [self.addends.get(v, 1) for v in eqn.outputs]
         groups = self.groups(eqn) if any(s.unreduced for s in have) else []
+        returned = all(v in self.returned and self.uses[v] == 1 for v in eqn.outputs)
 
         def ask(layouts: Sequence[TensorSharding]) -> Choice:
             types = operand_types, result_types
-            asked = question(self.mesh, rule, groups, *types, layouts, want, addends, self.how, self.cuts.fixed)
+            asked = question(
+                self.mesh, rule, groups, *types, layouts, want, addends, self.how, self.cuts.fixed, returned
+            )
             return choose(asked)
 
         # What others needed an operand in is there for nothing.

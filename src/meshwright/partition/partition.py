@@ -10,10 +10,10 @@ from meshwright.core.op import Value
 from meshwright.core.program import Program, Var
 from meshwright.partition.across import is_on
 from meshwright.partition.combine import Beside, Record, Why, combine, records, written_for
-from meshwright.partition.cost import PLAINLY, Planning
+from meshwright.partition.cost import PLAINLY, Planning, taken
 from meshwright.partition.cuts import CutNeeded, Cuts, written, written_parts
 from meshwright.partition.entry import Entry, Exit
-from meshwright.partition.layouts import axes_used, closed, finished
+from meshwright.partition.layouts import axes_used, closed
 from meshwright.partition.localize import Localizer, sharded_as
 from meshwright.partition.overlap.products import Overlap, overlap
 from meshwright.partition.rules import halo, indexing, places, prefix, regions, windows
@@ -97,7 +97,8 @@ def _partition(
     for atom, s in zip(program.outputs, out_shardings, strict=True):
         if s is not None and isinstance(atom, Var) and (atom not in used or atom not in known):
             known[atom] = fitted(s)
-    local = Localizer(mesh, known, cuts, how=how)
+    free = {atom for atom, s in zip(program.outputs, out_shardings, strict=True) if s is None}
+    local = Localizer(mesh, known, cuts, how=how, returned=free)
     axes = cuts.axes
     entries = [Entry.of(local, t, closed(s)) for t, s in zip(program.in_types, in_shardings, strict=True)]
 
@@ -107,7 +108,7 @@ def _partition(
         local.run(program)
         found = []
         for atom, given in zip(program.outputs, out_shardings, strict=True):
-            need = finished(local.as_it_is(atom)) if given is None else fitted(given)
+            need = taken(atom.type, local.as_it_is(atom), how) if given is None else fitted(given)
             exit = Exit.of(local, atom.type, need)
             why = f"a result is returned {sharded_as(need, atom.type)}"
             found.append((exit.inside(local, local.get(atom, need, why)), exit))
