@@ -16,12 +16,22 @@ Printed = pytest.CaptureFixture[str]
 MODEL = """\
 import meshwright as mw
 import meshwright.numpy as mnp
+from meshwright import pallas as pl
 
 def f(x, w):
     return x @ w
 
 def example():
     return mw.jit(f), (mnp.ones((4, 4)), mnp.ones((4, 4)))
+
+def lowered():
+    return mw.jit(f).lower(mnp.ones((4, 4)), mnp.ones((4, 4)))
+
+def double(x_ref, y_ref):
+    y_ref[...] = x_ref[...] * 2
+
+def kernel():
+    return pl.pallas_call(double, out_shape=mw.ShapeDtypeStruct((4,), mnp.float32)), (mnp.ones(4),)
 
 model = 3
 """
@@ -36,6 +46,9 @@ TINY = "layers=2,width=64,hidden=128,heads=2,head_dim=32,vocab=64"
 CALLS: tuple[tuple[str, ...], ...] = (
     ("cost", "model.py:f", *TYPES, "--mesh", "x=2", "--hardware", "tpu v5e", "--mode", "exact", "--while-steps", "3"),
     ("simulate", "model.py:f", *TYPES, "--hardware", "tpu v5e 2x2"),
+    ("simulate", "model.py:example", "--overlap", "steps", "--hardware", "h100"),
+    ("simulate", "model.py:kernel", "--hardware", "tpu v5e"),
+    ("cost", "model.py:lowered", "--mode", "asymptotic"),
     ("simulate", "--transformer", TINY, "--strategy", "data=2,tensor=1", "--batch", "8", "--sequence", "16"),
     ("explain", "model.py:example", "--value", "result[0]"),
     ("stages", "model.py:example", "--stage", "combine"),
