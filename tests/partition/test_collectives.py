@@ -169,6 +169,20 @@ def test_reasons_say_how_a_value_is_needed() -> None:
     ]
 
 
+def test_what_would_be_cheaper_names_arguments_as_the_function_does() -> None:
+    def loss(params: Any, x: Any) -> Any:
+        return mnp.mean(mnp.tanh(x @ params["w"]) ** 2)
+
+    args = {"w": struct((4096, 8192))}, struct((64, 4096), "data")
+    for function, x, w in (
+        (mw.grad(loss), "x", "params['w']"),
+        (lambda *args: mw.grad(loss)(*args), "args[1]", "args[0]['w']"),
+    ):
+        lines = mw.jit(function).lower(*args).compile().explain().splitlines()
+        assert f"    lay out {x} as P(None, None): −1.05 MB per device" in lines
+        assert f"    {w} f32[4096,8192], 134 MB: free data, model" in lines
+
+
 def test_sums_wait_for_each_other() -> None:
     program = parse_program("""
         program(a: f32[4]{i}, b: f32[8]{i}) {

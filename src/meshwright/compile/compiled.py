@@ -191,13 +191,13 @@ class Compiled:
         1 collective: all_reduce 1; 96 bytes received per device
         """
         from meshwright.compile.explain import explain, table
+        from meshwright.compile.sharding_reasons import argument_paths
 
         placed = self._executable.placed
         if placed is None:
             found = self.collectives
             return "\n".join(table(found)) if found else "no collectives: the program runs on one device"
-        args, kwargs = tree.unflatten(self._in_tree, range(len(self._types)))
-        return explain(placed, tree.argument_names(args, kwargs))
+        return explain(placed, argument_paths(self._in_tree, self._parameters))
 
     def simulate(self, hardware: Any, **options: Any) -> Simulation:
         """One run on hardware: a topology, or a machine of the named chip, with its timeline and memory.

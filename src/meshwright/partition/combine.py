@@ -296,5 +296,6 @@ def _joined(whys: Sequence[Why | None]) -> Why | None:
     if not known:
         return None
     texts = list(dict.fromkeys(why.text for why in known))
-    more = f" (and {len(known) - 1} more sums taken with it)" if len(known) > 1 else ""
+    others = len(known) - 1
+    more = f" (and {others} more sum{'s' * (others > 1)} taken with it)" if others > 0 else ""
     return Why(texts[0] + more, known[0].value, all(why.asked for why in known))
