@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,17 @@ import pytest
 import meshwright as mw
 import meshwright.numpy as mnp
 from meshwright import lax
+
+
+def carried(wrap: Callable[[Any], Any], x: Any, w: Any) -> Any:
+    """A loop that carries what depends on its operands beside what does not, its step wrapped in another region."""
+
+    def step(carry: Any, _: Any) -> tuple[Any, None]:
+        return (mnp.sin(carry[0] * w), mnp.tanh(carry[1])), None
+
+    moving, constant = lax.scan(wrap(step), (x, mnp.full(3, 0.5)), None, length=2)[0]
+    return moving + constant
+
 
 INSIDE = {
     "checkpoint": lambda x, w: mw.checkpoint(lambda w: mnp.sin(w) * x)(w),
@@ -20,6 +32,13 @@ INSIDE = {
     ),
     "scan": lambda x, w: lax.scan(lambda c, _: (mnp.sin(c), None), w, None, length=2)[0] * x,
     "scan closing over": lambda x, w: lax.scan(lambda c, _: (c * w, None), x, None, length=2)[0],
+    "constant carried by a checkpoint": lambda x, w: carried(mw.checkpoint, x, w),
+    "constant carried by a scan": lambda x, w: carried(
+        lambda step: lambda c, _: lax.scan(step, c, None, length=2), x, w
+    ),
+    "constant carried by a cond": lambda x, w: carried(
+        lambda step: lambda c, _: lax.cond(c[1][0] > 0, lambda c: step(c, None), lambda c: (c, None), c), x, w
+    ),
     "cond": lambda x, w: lax.cond(w.sum() > 0, lambda w: w * x, lambda w: w + x, w),
     "vmap": lambda x, w: mw.vmap(lambda a, b: mnp.sin(a) * b)(w, x),
     "grad": lambda x, w: mw.grad(lambda w: (mnp.sin(w) * x).sum())(w),

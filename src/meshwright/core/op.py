@@ -101,6 +101,7 @@ CostRule = Callable[[Types, Types, Params], Cost]
 LocalizeRule = Callable[[Params, Types, Types], Params]
 PruneRule = Callable[[Eqn, Sequence[bool]], Eqn]
 RunsRule = Callable[[Eqn, str], Runs]
+ReachRule = Callable[[Eqn, Sequence[bool]], tuple[bool, ...]]
 StackRule = Callable[[str, int, Value, bool, Params], tuple[Value, bool]]
 
 
@@ -125,6 +126,8 @@ class Op:
       are rows of an array (dim 0, if ``stacked``); None for every other op.
     - ``prune(eqn, live)``: an equation with a region without the results that are not ``live``, or None.
     - ``runs(eqn, name)``: how often an equation runs its region of that name.
+    - ``reaches(eqn, marked)``: which results of an equation with a region depend on the operands that are ``marked``;
+      None if every result depends on every operand.
     - ``fusion``: how it fuses (``core.facts``), or a rule for that; None where it follows from the factor rule and the
       cost. ``memory``: where its results lie, or a rule for that. ``fusion_of`` and ``memory_of`` ask.
     - ``collective``: what kind of collective it is (``all_reduce``, …), None for every other op.
@@ -148,6 +151,7 @@ class Op:
     stack: StackRule | None
     prune: PruneRule | None
     runs: RunsRule
+    reaches: ReachRule | None
     fusion: Fusion | FusionRule | None
     memory: Memory | MemoryRule
     collective: str | None
@@ -246,6 +250,7 @@ def define_op(
     stack: StackRule | None = None,
     prune: PruneRule | None = None,
     runs: RunsRule = once,
+    reaches: ReachRule | None = None,
     fusion: Fusion | FusionRule | None = None,
     memory: Memory | MemoryRule = Memory.SHARED,
     collective: str | None = None,
@@ -276,6 +281,7 @@ def define_op(
         stack=stack,
         prune=prune,
         runs=runs,
+        reaches=reaches,
         fusion=fusion,
         memory=memory,
         collective=collective,

@@ -187,6 +187,14 @@ def _while_runs(eqn: Eqn, name: str) -> Runs:
     return Runs(None if steps is None else steps + (name == "cond"))
 
 
+def _while_reaches(eqn: Eqn, marked: Sequence[bool]) -> Mask:
+    """What decides when a loop ends decides on all that it carries."""
+    params = eqn.params
+    for_cond, for_body, carry = cut(marked, params["cond_consts"], params["body_consts"])
+    found = reached(params["body"], tuple(for_body), tuple(carry))
+    return (True,) * len(found) if depends(params["cond"], (*for_cond, *found))[0] else found
+
+
 while_: Op = define_op(
     "while",
     type=_while_type,
@@ -203,6 +211,7 @@ while_: Op = define_op(
     evaluate=_while_evaluate,
     cost=lambda operands, results, params: program_cost(params["body"]),  # of one step: the number of steps is unknown
     runs=_while_runs,
+    reaches=_while_reaches,
     samples=lambda: [],
 )
 
@@ -471,6 +480,11 @@ def _cond_cost(operands: Types, results: Types, params: Params) -> Cost:
     return max((program_cost(branch) for branch in params["branches"]), key=lambda cost: cost.flops)
 
 
+def _cond_reaches(eqn: Eqn, marked: Sequence[bool]) -> Mask:
+    index, *operands = marked
+    return (True,) * len(eqn.outputs) if index else _any_of([depends(b, operands) for b in eqn.params["branches"]])
+
+
 cond: Op = define_op(
     "cond",
     type=_cond_type,
@@ -484,5 +498,6 @@ cond: Op = define_op(
     evaluate=_cond_evaluate,
     cost=_cond_cost,
     runs=lambda eqn, name: Runs(or_another=True),
+    reaches=_cond_reaches,
     samples=lambda: [],
 )

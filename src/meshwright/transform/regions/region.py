@@ -98,11 +98,15 @@ def fixpoint(initial: Mask, step: Callable[[Mask], tuple[Mask, Any]], likely: Ma
 
 
 def depends(program: Program, mask: Sequence[bool]) -> Mask:
-    """Which outputs depend on the inputs that the mask marks."""
+    """Which outputs depend on the inputs that the mask marks, seen through regions."""
     found: set[Atom] = set(pick(program.inputs, mask))
     for eqn in program.eqns:
-        if not found.isdisjoint(eqn.inputs):
+        if found.isdisjoint(eqn.inputs):
+            continue
+        if eqn.op.reaches is None:
             found.update(eqn.outputs)
+        else:
+            found.update(pick(eqn.outputs, eqn.op.reaches(eqn, [a in found for a in eqn.inputs])))
     return tuple(a in found for a in program.outputs)
 
 

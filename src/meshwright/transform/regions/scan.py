@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from meshwright.core.op import Cost, Linear, Linearity, Op, Runs, Types, Value, define_op
-from meshwright.core.program import Params, Program
+from meshwright.core.program import Eqn, Params, Program
 from meshwright.core.trace import Tracer, run
 from meshwright.core.types import TensorType, Variance
 from meshwright.errors import ShapeError
@@ -317,6 +317,14 @@ def _scan_cost(operands: Types, results: Types, params: Params) -> Cost:
     return Cost(params["length"] * once.flops, params["length"] * once.nbytes)
 
 
+def _scan_reaches(eqn: Eqn, marked: Sequence[bool]) -> Mask:
+    """What is carried is followed through any number of steps."""
+    body, n_carry = eqn.params["body"], eqn.params["carry"]
+    consts, init, xs = (tuple(part) for part in cut(marked, eqn.params["consts"], n_carry))
+    carry = reached(body, consts, init, xs)
+    return carry + depends(body, (*consts, *carry, *xs))[n_carry:]
+
+
 scan: Op = define_op(
     "scan",
     type=_scan_type,
@@ -330,5 +338,6 @@ scan: Op = define_op(
     evaluate=_scan_evaluate,
     cost=_scan_cost,
     runs=lambda eqn, name: Runs(eqn.params["length"]),
+    reaches=_scan_reaches,
     samples=lambda: [],
 )
