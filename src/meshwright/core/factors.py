@@ -13,10 +13,12 @@ from collections.abc import Iterable, Sequence
 from math import prod
 from typing import NamedTuple
 
+from meshwright.core.source import here
 from meshwright.core.types import TensorType
-from meshwright.errors import TextError
+from meshwright.errors import ShapeError, TextError
 
 Dims = tuple[tuple[str, ...], ...]  # per dim, its factors from major to minor
+COMBINATIONS = ("sum", "prod", "max", "min", "and", "or")  # by which devices make one result of those of parts
 
 
 class Factors(NamedTuple):
@@ -29,6 +31,10 @@ class Factors(NamedTuple):
     ``guarded`` factors are those along which the op on parts does not give the parts of the results, whatever their
     kind: neighbours must be seen, indices into a split dim be shifted and masked, a cut that does not line up be moved.
     A factor of size 1 on a longer dim is one of them: it stands for a dim that nothing is known about.
+
+    ``fillable``: what changes nothing in ``combine`` changes nothing in an operand, either, as in the max of elements
+    themselves, but not in that of their squares. It may then stand beyond the end of a dim that devices do not divide.
+    Of a sum that is linear in the operand this is known without.
 
     >>> rule = Factors.parse("i k, k j -> i j", sizes={"i": 2, "k": 3, "j": 4})
     >>> sorted(rule.reduced), str(rule)
@@ -44,6 +50,7 @@ class Factors(NamedTuple):
     combine: str = "sum"
     reduced: frozenset[str] = frozenset()
     guarded: frozenset[str] = frozenset()
+    fillable: bool = False
 
     @property
     def passing(self) -> frozenset[str]:
@@ -69,6 +76,7 @@ class Factors(NamedTuple):
         permuted: Iterable[str] = (),
         blocked: Iterable[str] = (),
         combine: str = "sum",
+        fillable: bool = False,
     ) -> Factors:
         """Read ``i k, k j -> i j``; parentheses group the factors of one dim."""
         if text.count("->") != 1:
@@ -84,7 +92,8 @@ class Factors(NamedTuple):
         returned = {name for dims in right for dim in dims for name in dim}
         whole, moved = frozenset(replicated), frozenset(permuted)
         reduced = frozenset(name for name in sizes if name not in returned | whole | moved)
-        return Factors(left, right, dict(sizes), whole, moved, frozenset(blocked), combine, reduced, guarded=moved)
+        asked = (whole, moved, frozenset(blocked), combine, reduced)
+        return Factors(left, right, dict(sizes), *asked, guarded=moved, fillable=fillable)
 
     def __str__(self) -> str:
         def show(dims: Dims) -> str:
@@ -121,6 +130,47 @@ def _parse_dims(text: str, part: str) -> Dims:
             fix="give each dim factors of its own",
         )
     return found
+
+
+def _check_combination(op: str, rule: Factors) -> None:
+    if rule.combine not in COMBINATIONS:
+        raise ShapeError(
+            f"The factor rule of {op} combines parts by {rule.combine!r}: {rule}",
+            where=here(),
+            why=f"devices combine their results by one of {', '.join(COMBINATIONS)}",
+            fix='combine="sum", or replicated=["k"] for a factor k that must be whole on every device',
+        )
+
+
+def check_fit(op: str, rule: Factors, operands: Sequence[TensorType], results: Sequence[TensorType]) -> Factors:
+    """The factor rule that an op gave for these types; one for other types is refused.
+
+    What is known of a dim that must be whole, or whose neighbours are asked, need not be its size.
+    """
+    _check_combination(op, rule)
+    fault = _fault("operand", rule, rule.operands, operands) or _fault("result", rule, rule.results, results)
+    if fault is not None:
+        raise ShapeError(
+            f"The factor rule of {op} does not fit its types: {rule}",
+            where=here(),
+            why=fault,
+            fix="a factor of its size for each dim: Factors.parse('i k -> i k', {'i': x.shape[0], 'k': x.shape[1]})\n"
+            "or, of an op without operands: FactorBuilder(operands, results)",
+        )
+    return rule
+
+
+def _fault(what: str, rule: Factors, given: tuple[Dims, ...], types: Sequence[TensorType]) -> str | None:
+    if len(given) != len(types):
+        return f"{what}s in it: {len(given)}, {what}s of the op: {len(types)}"
+    for n, (dims, t) in enumerate(zip(given, types, strict=True)):
+        if len(dims) != t.ndim:
+            return f"dims of {what} {n} in it: {len(dims)}, but {what} {n} is {t.short()}"
+        for dim, names in enumerate(dims):
+            size = prod(rule.sizes[name] for name in names)
+            if size != t.shape[dim] and rule.separable.issuperset(names):
+                return f"the size of dim {dim} of {what} {n} in it: {size}, but {what} {n} is {t.short()}"
+    return None
 
 
 def _show(names: Iterable[str]) -> str:
@@ -190,7 +240,7 @@ class FactorBuilder:
             self._guarded.add(factor)
         return factor
 
-    def build(self, combine: str = "sum") -> Factors:
+    def build(self, combine: str = "sum", fillable: bool = False) -> Factors:
         for tensor, t in enumerate(self._types):
             for dim, size in enumerate(t.shape):
                 if not self._dims[tensor][dim]:
@@ -206,4 +256,5 @@ class FactorBuilder:
             combine,
             frozenset(self._kinds["reduced"]),
             frozenset(self._guarded),
+            fillable,
         )

@@ -66,6 +66,13 @@ def linear_in(*operands: int, does: Does = Does.SCALES, factors: tuple[int, ...]
     return lambda types, results, params: (group,)
 
 
+def declared_groups(
+    linear: Linearity | LinearRule, operands: Types, results: Types, params: Mapping[str, Any]
+) -> tuple[LinearGroup, ...]:
+    """The groups of operands in which an op is linear but for the rounding of results to other dtypes."""
+    return linear.groups(len(operands)) if isinstance(linear, Linearity) else linear(operands, results, params)
+
+
 def groups_of(
     linear: Linearity | LinearRule, operands: Types, results: Types, params: Mapping[str, Any]
 ) -> tuple[LinearGroup, ...]:
@@ -73,10 +80,9 @@ def groups_of(
 
     Between dtypes an op is linear only in sums that it converts as it converts their summands.
     """
-    found = linear.groups(len(operands)) if isinstance(linear, Linearity) else linear(operands, results, params)
     return tuple(
         group
-        for group in found
+        for group in declared_groups(linear, operands, results, params)
         if all(keeps_sums(operands[n].dtype, result.dtype) for n in group.operands for result in results)
     )
 

@@ -219,7 +219,7 @@ def canonical_key(program: Program) -> tuple[Any, ...]:
     inputs = tuple(define(v) for v in program.inputs)
     eqns = tuple(
         (
-            eqn.op.name,
+            eqn.op,  # not its name, which another op may have had
             tuple(use(a) for a in eqn.inputs),
             param_key(eqn.params),
             tuple(define(v) for v in eqn.outputs),

@@ -378,7 +378,7 @@ def reduce_factors(combine: str) -> Callable[[Types, Types, Params], Factors]:
             else:
                 build.add(size, (0, dim), (1, kept))
                 kept += 1
-        return build.build(combine)
+        return build.build(combine, fillable=True)
 
     return rule
 

@@ -300,7 +300,7 @@ def scatter_factors(
         for d in windows.dropped:
             build.add(x.shape[d], (0, d), (3, d), guarded=x.shape[d] > 1)
         build.add(operands[1].shape[-1], (1, operands[1].ndim - 1), kind="replicated")
-        return build.build(combine)
+        return build.build(combine, fillable=True)
 
     return rule
 

@@ -11,18 +11,26 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from itertools import islice, product
 from typing import Any, NamedTuple
 
 from meshwright.core.dtypes import BOOL, is_inexact
 from meshwright.core.factors import Factors, pointwise
-from meshwright.core.linearity import UNBOUNDED, LinearGroup, Magnitude, magnitude_of_moved, stays_finite
-from meshwright.core.op import No, Value
+from meshwright.core.linearity import (
+    UNBOUNDED,
+    LinearGroup,
+    Magnitude,
+    declared_groups,
+    magnitude_of_moved,
+    stays_finite,
+)
+from meshwright.core.op import No, Op, Value
 from meshwright.core.program import Atom, Eqn, Literal, Program, Var
-from meshwright.core.source import Source
+from meshwright.core.source import Source, here
 from meshwright.core.trace import Array, at_source, read, state
 from meshwright.core.types import TensorType, union
+from meshwright.errors import ShapeError
 from meshwright.ops.basic import add, broadcast_in_dim, convert, reshape, zeros
 from meshwright.ops.placement import sharding_constraint
 from meshwright.partition.across import beside, is_on, plan_across, seconds_across
@@ -330,7 +338,10 @@ class Localizer:
             asked = question(
                 self.mesh, rule, groups, *types, layouts, want, addends, self.how, self.cuts.fixed, returned
             )
-            return choose(asked)
+            found = choose(asked)
+            if factors is None and found.padded and not _may_be_filled(eqn, found):
+                found = choose(asked._replace(separable=asked.separable - asked.reduced))
+            return found
 
         # What others needed an operand in is there for nothing.
         known = [
@@ -382,6 +393,9 @@ class Localizer:
         params = eqn.op.localize(params, operand_types, result_types)
         outs = eqn.op(*values, **params)
         outs = list(outs) if isinstance(outs, tuple) else [outs]
+        for x, t in zip(outs, result_types, strict=True):
+            if x.shape != t.shape:
+                raise _not_local(eqn, x.type, t)
         return [Version(s, x) for s, x in zip(results, outs, strict=True)]
 
     def inside(self) -> Localizer:
@@ -393,6 +407,36 @@ class Localizer:
         mesh = AbstractMesh([self.mesh.shape[name] for name in names], names)
         around = self.around or self.mesh
         return Localizer(mesh, self.wanted, self.cuts, self.whys, how=self.how, around=around)
+
+
+def _not_local(eqn: Eqn, found: TensorType, part: TensorType) -> ShapeError:
+    """The error of an op that makes something else of parts of its operands than parts of its results."""
+    return ShapeError(
+        f"{eqn.op.name} on parts of its operands gives {found.with_(varying=()).short()}, and the part of its result "
+        f"is {part.short()}.",
+        where=eqn.source.show() if eqn.source else here(),
+        why="by its factor rule it gives parts of results; a param that is a size must become that of a part",
+        fix=f"localize=lambda params, operands, results: {{**params, 'n': results[0].shape[0]}}, in "
+        f"define_op({eqn.op.name!r}, …)\nor name the factor among those that must be whole: replicated=['k']",
+    )
+
+
+def _may_be_filled(eqn: Eqn, choice: Choice) -> bool:
+    """Whether what changes nothing in a combination may stand in the padding of operands."""
+    types = tuple(a.type for a in eqn.inputs), tuple(v.type for v in eqn.outputs)
+    return {n for n, _ in choice.padded} <= _fillable(eqn.op, *types, tuple(eqn.params.items()))
+
+
+@lru_cache(maxsize=4096)
+def _fillable(
+    op: Op, operands: tuple[TensorType, ...], results: tuple[TensorType, ...], params: tuple[tuple[str, Any], ...]
+) -> frozenset[int]:
+    """The operands, by number, of which this is known."""
+    rule = op.factors(operands, results, dict(params))  # type: ignore[operator]
+    if rule.fillable:
+        return frozenset(range(len(operands)))
+    linear = declared_groups(op.linear, operands, results, dict(params)) if rule.combine in ("sum", "or") else ()
+    return frozenset(n for group in linear for n in group.operands)
 
 
 def _long(t: TensorType) -> list[int]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from meshwright.core.factors import Factors, pointwise
+from meshwright.core.factors import Factors, check_fit, pointwise
 from meshwright.core.op import No, Op
 from meshwright.core.program import Atom, Eqn, Program, Var
 from meshwright.core.types import Shape, TensorType
@@ -325,7 +325,7 @@ def _rule(
     op: Op, operands: tuple[TensorType, ...], results: tuple[TensorType, ...], params: tuple[tuple[str, Any], ...]
 ) -> tuple[Rule, Mapping[str, Any]]:
     """The rule of an op, and what decides when and in which direction it passes shardings on, read off the rule."""
-    factors = op.factors(operands, results, dict(params))  # type: ignore[operator]
+    factors = check_fit(op.name, op.factors(operands, results, dict(params)), operands, results)  # type: ignore[operator]
     return Rule.of(factors), _facts(op, operands, factors)
 
 

@@ -13,7 +13,7 @@ from functools import lru_cache
 from math import gcd, prod
 from typing import Any, NamedTuple
 
-from meshwright.core.factors import Factors
+from meshwright.core.factors import Factors, check_fit
 from meshwright.core.program import Params
 from meshwright.core.source import here
 from meshwright.core.types import TensorType
@@ -108,7 +108,8 @@ def result_layouts(
             raise _error(name, types, f"{name} has no rule for dims that are split", _whole(types, split))
         return [Layout(None, ())] * len(results)
     plain = [t.with_(sharding=None, varying=(), unreduced=()) for t in types]
-    factors: Factors = rule(plain, results, {k: v for k, v in params.items() if k != "out_sharding"})
+    own = {k: v for k, v in params.items() if k != "out_sharding"}
+    factors = check_fit(name, rule(plain, results, own), plain, results)
     question = _Question(name, types, results, factors)
     if given is None:
         question.check_sums(product)
