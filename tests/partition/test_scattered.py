@@ -41,6 +41,14 @@ def test_a_sum_that_is_cut() -> None:
         }""")
 
 
+def test_the_reason_is_that_of_the_parts() -> None:
+    program = parse_program(CUT)
+    total, _, cut = (eqn.outputs[0] for eqn in program.eqns)
+    whys = {total: Why("it is needed whole", total.type, True), cut: Why("it is needed in parts", cut.type)}
+    (result,) = scatter_sums(program, whys).outputs
+    assert whys[result] == Why("it is needed in parts", total.type, True)  # type: ignore[index]
+
+
 def test_over_another_axis_what_is_left_is_summed() -> None:
     assert rewritten("""
         program(a: f32[8]{i,j}) {
