@@ -178,6 +178,23 @@ def test_what_would_be_cheaper_names_arguments_as_the_function_does() -> None:
         assert lines[-2:] == ["cheaper:", f"    lay out {name} as P('data', None): −4.1 kB per device"]
 
 
+def test_values_that_could_be_split_further_are_named_once() -> None:
+    def chain(x: Any) -> Any:
+        for _ in range(3):
+            x = mnp.tanh(x)
+        return x
+
+    lines = mw.jit(chain).lower(struct((2048, 2048), "data")).compile().explain().splitlines()
+    assert lines[:3] == [
+        "no collectives: no device needs what another has",
+        "whole along a free axis:",
+        "    x f32[2048,2048], 16.8 MB: free model",
+    ]
+    (rest,) = lines[3:]
+    assert rest.startswith("    a value of line ")
+    assert rest.endswith(" f32[2048,2048], 16.8 MB: free model (3 of these)")
+
+
 def test_sums_wait_for_each_other() -> None:
     program = parse_program("""
         program(a: f32[4]{i}, b: f32[8]{i}) {

@@ -147,21 +147,25 @@ def audit(placed: OnMesh, names: Sequence[str]) -> list[Held]:
     """Large arguments and values that leave an axis unused which could split one of their dims, the largest first."""
     labels = dict(zip(placed.source.inputs, names, strict=True))
     lines = {v: f"a value of line {e.source}" for e in placed.source.eqns for v in e.outputs}
+    known = lines | labels
     found = []
     for var, sharding in placed.propagated.shardings.items():
-        if var.type.nbytes < WORTH_SPLITTING or var not in (*labels, *lines):
+        if var.type.nbytes < WORTH_SPLITTING or var not in known:
             continue
         used = {axis.name for axis in axes_used(sharding)}
         local = sharding.local_shape(var.type.shape)
         free = tuple(a.name for a in sharding.mesh.axes if a.name not in used and any(n % a.size == 0 for n in local))
         if free:
-            found.append(Held(labels.get(var) or lines[var], var.type, free))
+            found.append(Held(known[var], var.type, free))
     return sorted(found, key=lambda one: -one.type.nbytes)
 
 
 def _audit_lines(placed: OnMesh, names: Sequence[str]) -> list[str]:
-    held = audit(placed, names)
+    """What `audit` found, values that read the same on one line."""
+    held = Counter(map(str, audit(placed, names)))
     if not held:
         return []
-    more = [f"    and {len(held) - SHOWN} more"] if len(held) > SHOWN else []
-    return ["whole along a free axis:", *(f"    {one}" for one in held[:SHOWN]), *more]
+    shown = list(held.items())[:SHOWN]
+    rest = held.total() - sum(count for _, count in shown)
+    lines = [f"    {text}{f' ({count} of these)' if count > 1 else ''}" for text, count in shown]
+    return ["whole along a free axis:", *lines, *([f"    and {rest} more"] if rest else [])]
