@@ -87,6 +87,7 @@ LATE = {
         "meshwright.compile.partial_sums",
         "meshwright.compile.partitioning",
         "meshwright.arrays.device_put",
+        "meshwright.hardware.machines",
         "meshwright.partition.overlap.products",
     },
     "arrays.operands": {"meshwright.arrays.explicit", "meshwright.arrays.device_put"},

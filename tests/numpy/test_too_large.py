@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 import meshwright as mw
 import meshwright.numpy as mnp
 from meshwright import lax, nn
+from meshwright.core import limits
 
 N, FAR = 10**6, 10**12
 X, E, KEY = mnp.ones(N), mnp.ones((10, 10)), mw.random.key(0)
@@ -94,3 +96,32 @@ def test_the_error_says_how_much_there_is(monkeypatch: pytest.MonkeyPatch) -> No
 def test_one_number_everywhere_takes_no_memory() -> None:
     assert mnp.zeros((N, N)).shape == mnp.tile(X, N).reshape(N, N).shape == (N, N)
     assert float(mnp.ones((N, N))[3, 4]) == 1.0
+
+
+GROUPS = {
+    "of its own": ("0::/a/b", {"a/b/memory.max": "1000", "a/memory.max": "max"}, 1000),
+    "around it": ("0::/a/b", {"a/b/memory.max": "max", "a/memory.max": "2000"}, 2000),
+    "seen as the root": ("0::/", {"memory.max": "3000"}, 3000),
+    "not to be seen": ("0::/../c", {"memory.max": "3000"}, 3000),
+    "of the first kind": ("3:cpu:/\n4:memory,pids:/a", {"memory/a/memory.limit_in_bytes": "4000"}, 4000),
+    "without a limit": ("0::/a", {"a/memory.max": "max"}, None),
+    "odd": ("what\n\n0::/a", {"a/memory.max": "much"}, None),
+}
+
+
+@pytest.mark.parametrize("name", GROUPS)
+def test_a_container_has_as_much_memory_as_it_is_given(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, files, expected = GROUPS[name]
+    (tmp_path / "own").write_text(own)
+    for path, text in files.items():
+        (tmp_path / "groups" / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "groups" / path).write_text(text)
+    plain = limits.memory_bytes()
+    monkeypatch.setattr(limits, "_OWN_GROUPS", tmp_path / "own")
+    monkeypatch.setattr(limits, "_GROUPS", tmp_path / "groups")
+    assert limits.memory_bytes() == (expected or plain)
+    if expected is not None:
+        with pytest.raises(mw.MeshwrightError, match="does not fit into memory"):
+            mnp.copy(mnp.ones(expected))

@@ -25,7 +25,6 @@ from meshwright.core.trace import Array, Mapped, Tracer, leaked, run, set_left_o
 from meshwright.core.types import TensorType
 from meshwright.engine.compile import compile_program
 from meshwright.errors import MeshError, MeshwrightError
-from meshwright.hardware.machines import check_machine
 
 Function = Callable[..., Any]
 Static = tuple[int | str, type, Any]  # a place, and the value with its type: 1, 1.0 and True differ
@@ -459,6 +458,8 @@ def jit(
 
         overlap = read_overlap(overlap)
     if hardware is not None:
+        from meshwright.hardware.machines import check_machine
+
         check_machine(hardware, "program")
     return Jitted(fun, numbers, names, donate, in_shardings, out_shardings, overlap, bool(thorough), hardware)
 

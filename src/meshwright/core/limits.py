@@ -8,7 +8,9 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import cache
 from math import prod
+from pathlib import Path, PurePosixPath
 from typing import NoReturn
 
 from meshwright.core.program import Eqn
@@ -21,6 +23,7 @@ try:
 except ImportError:  # elsewhere processes have no limits of their own
     resource = None  # type: ignore[assignment]
 
+_OWN_GROUPS, _GROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")  # where Linux says how much a container has
 MOST_DIMS = 64  # NumPy's, and so is the other
 MOST_BYTES = 2**63 - 1
 MOST_VIEW_BYTES = 1 << 38  # of a value that repeats others and takes no memory; to read it once takes minutes
@@ -71,7 +74,32 @@ def memory_bytes() -> int | None:
         known.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     if resource is not None:
         known.append(resource.getrlimit(resource.RLIMIT_AS)[0])
+    known += group_bytes(_OWN_GROUPS, _GROUPS)
     return min((n for n in known if n > 0), default=None)
+
+
+@cache
+def group_bytes(own: Path, root: Path) -> tuple[int, ...]:
+    """What the control groups that this process is in may take, all those around them included: a container's limit.
+
+    ``own`` lists the groups as lines ``4:memory:/path`` or ``0::/path``; ``root`` is the folder of all groups.
+    """
+    found = []
+    lines = []
+    with suppress(OSError, ValueError):
+        lines = [line.split(":", 2) for line in own.read_text().splitlines()]
+    for _, kinds, path in (line for line in lines if len(line) == 3):
+        if "memory" in kinds.split(","):
+            folder, name = root / "memory", "memory.limit_in_bytes"
+        elif not kinds:
+            folder, name = root, "memory.max"
+        else:
+            continue
+        group = PurePosixPath(path.lstrip("/"))
+        for around in (group, *group.parents):
+            with suppress(OSError, ValueError):  # not to be seen from here, or "max"
+                found.append(int((folder / around / name).read_text()))
+    return tuple(found)
 
 
 def refuse_large(eqns: Sequence[Eqn], may_be_views: Sequence[bool]) -> None:
