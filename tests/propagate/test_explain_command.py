@@ -74,7 +74,7 @@ def test_what_cannot_be_explained(file: str, capsys: pytest.CaptureFixture[str])
         capsys.readouterr().err
         == f"""\
 {file}:nothing gives a value of type int, not a function and its arguments.
-  why:  explain compiles the function for them
+  why:  the function is compiled for them
   fix:  def example(): return mw.jit(train_step), (params, batch)
 """
     )

@@ -64,7 +64,7 @@ def compiled_of(program: str) -> Compiled:
         return result
     raise MeshwrightError(
         f"{program} gives {kind_of(found)}, not a function and its arguments.",
-        why="explain compiles the function for them",
+        why="the function is compiled for them",
         fix=_FIX,
     )
 
