@@ -192,3 +192,12 @@ def test_an_op_that_was_defined_anew_is_another() -> None:
             np.testing.assert_array_equal(mw.jit(lambda x: op(x))(x), factor * np.asarray(x).sum(-1))
             programs.append(mw.make_program(lambda x: op(x))(np.asarray(x)))
     assert programs[0] != programs[1]
+
+
+def test_devices_are_a_batch() -> None:
+    with own(row, of_rows(), lambda xp, x: x.sum(-1), batch=No("it was never needed")) as op:
+        assert refused(op) == (
+            "own cannot be batched.\n"
+            "  why:  it was never needed\n"
+            "  fix:  the devices along 'x' run as a batch: define_op('own', batch=…) with a rule"
+        )

@@ -78,7 +78,7 @@ def batch_program(
                         f"{eqn.op.name} cannot be batched.",
                         where=eqn.source.show() if eqn.source else "",
                         why=rule.reason,
-                        fix="write the loop with mw.lax.map(f, xs) instead of mw.vmap(f)(xs)",
+                        fix=_without_batch(eqn.op.name, _state.axis),
                     )
                 outs, out_flags = rule(eqn.op, size, ins, flags, eqn.params)
                 is_batched.update(v for v, b in zip(eqn.outputs, out_flags, strict=True) if b)
@@ -103,3 +103,10 @@ def uses_axis(program: Program, axis: str) -> bool:
         or any(uses_axis(region, axis) for _, region in eqn.regions())
         for eqn in program.eqns
     )
+
+
+def _without_batch(op: str, axis: str | None) -> str:
+    """What to write where an op has no batch rule; devices along an axis are a batch, too."""
+    if axis is None:
+        return "write the loop with mw.lax.map(f, xs) instead of mw.vmap(f)(xs)"
+    return f"the devices along {axis!r} run as a batch: define_op({op!r}, batch=…) with a rule"
