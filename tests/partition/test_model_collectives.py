@@ -77,6 +77,27 @@ def test_fully_sharded_gathers_each_parameter_and_scatters_its_gradient() -> Non
     }
 
 
+def test_an_axis_that_nothing_is_split_over_makes_nothing_worse() -> None:
+    """Fully sharded over 16 devices, and over 16 × 8 of which nobody uses the 8."""
+    module = load("transformer", "meshwright")
+    config = module.Config(**CONFIGS["transformer"])
+    shapes = mw.eval_shape(lambda key: module.init(key, config), mw.random.key(0))
+
+    def received(mesh: mw.sharding.Mesh) -> int:
+        named = lambda *spec: mw.NamedSharding(mesh, mw.P(*spec))
+        split = lambda name, x: mw.P(*[None] * (x.ndim - 2), "data") if x.ndim > 1 else mw.P()
+        params = by_name(lambda name, x: mw.ShapeDtypeStruct(x.shape, x.dtype, sharding=named(*split(name, x))), shapes)
+        batch = mw.ShapeDtypeStruct((64, 129), "int32", sharding=named("data"))
+        results = mw.tree.map(lambda x: x.sharding, params)
+        step = mw.jit(module.train_step, static_argnames="config", out_shardings=(None, results))
+        found = step.lower(params, batch, config=config).compile().collectives
+        assert not [one for one in found if any(":(" in axis for axis in one.axes)]
+        return sum(one.bytes_received_per_device * one.times for one in found)
+
+    alone, beside = (received(mw.make_mesh(*mesh)) for mesh in (((16,), ("data",)), ((16, 8), ("data", "idle"))))
+    assert beside <= alone
+
+
 def test_sequence_parallel_gathers_and_scatters_where_tensor_parallel_sums() -> None:
     found = compiled(mw, "transformer", "sequence parallel", batch=2, length=129)
     activations = [

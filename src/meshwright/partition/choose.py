@@ -66,7 +66,7 @@ class Question(NamedTuple):
     addends: tuple[int, ...]  # how many sums like this one each result meets before anything else happens to it
     how: Planning = PLAINLY
     cuts: Axes = ()  # parts of axes that others must nest with
-    returned: bool = False  # whether the results are the program's, and nobody placed them
+    returned: bool = False  # whether the results are the program's
 
 
 class Numbered(NamedTuple):
@@ -142,12 +142,13 @@ def question(
 def choose(asked: Question) -> Choice:
     """The cheapest choice; for results that are returned and that nobody placed, the one in which no operand moves,
     unless a machine is named."""
-    still = _still(asked) if asked.returned and asked.how.predictable else None
+    placed = None not in asked.want
+    still = _still(asked) if asked.returned and not placed and asked.how.predictable else None
     if still is not None:
         return still
     best = _cheapest(asked, _assignments(asked))
     assert best is not None, "to split nothing is always possible"
-    if best.moved and asked.reduced and len(asked.operand_types) > 1 and (asked.how.thorough or None not in asked.want):
+    if best.moved and asked.reduced and len(asked.operand_types) > 1 and (asked.how.thorough or asked.returned):
         # Axes that nothing is split over may carry a share of what moves; work alone is no reason to use them.
         axes = [axis for axis in asked.mesh.axes if axis.size > 1]
         everywhere = _everywhere(asked, [_parts(axes) if asked.how.thorough else axes])

@@ -71,7 +71,8 @@ class MachineCost:
         """The seconds of a reshard plan."""
         if self.topology is None or plan.mesh.shape != self.topology.mesh:
             return self.receive(plan.total_bytes / plan.num_devices, plan.num_collectives)
-        return plan.seconds(self.topology)
+        local = [size for step, size in zip(plan.steps, plan.local_bytes[1:], strict=True) if not step.collectives]
+        return plan.seconds(self.topology) + work(0, 2.0 * sum(local), self.chip).seconds
 
     def collective(self, record: Record, mesh: BaseMesh) -> float:
         """The seconds of all runs of a collective."""

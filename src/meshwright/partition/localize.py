@@ -72,7 +72,7 @@ class Localizer:
     whys: dict[Var, Why] = field(default_factory=dict)
     addends: dict[Var, int] = field(default_factory=dict)
     how: Planning = PLAINLY
-    returned: Set[Atom] = frozenset()  # the program's results that nobody placed
+    returned: Set[Atom] = frozenset()  # the program's results
     moved: dict[Atom, TensorSharding] = field(default_factory=dict)  # the layout each value was first brought into
     uses: Counter[Atom] = field(default_factory=Counter)
     made: dict[Atom, Source | None] = field(default_factory=dict)  # the line that each value comes from

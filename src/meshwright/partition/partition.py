@@ -97,8 +97,7 @@ def _partition(
     for atom, s in zip(program.outputs, out_shardings, strict=True):
         if s is not None and isinstance(atom, Var) and (atom not in used or atom not in known):
             known[atom] = fitted(s)
-    free = {atom for atom, s in zip(program.outputs, out_shardings, strict=True) if s is None}
-    local = Localizer(mesh, known, cuts, how=how, returned=free)
+    local = Localizer(mesh, known, cuts, how=how, returned={*program.outputs})
     axes = cuts.axes
     entries = [Entry.of(local, t, closed(s)) for t, s in zip(program.in_types, in_shardings, strict=True)]
 
