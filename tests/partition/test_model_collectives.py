@@ -98,6 +98,30 @@ def test_an_axis_that_nothing_is_split_over_makes_nothing_worse() -> None:
     assert beside <= alone
 
 
+def test_axes_that_are_used_together_are_as_one() -> None:
+    """Parameters and batch are split over one axis of 32, or over three that make up as many."""
+
+    def received(sizes: tuple[int, ...], names: tuple[str, ...], data: tuple[str, ...]) -> list[tuple[str, int, int]]:
+        mesh = mw.make_mesh(sizes, names)
+        placed = lambda shape, *spec: mw.ShapeDtypeStruct(
+            shape, "float32", sharding=mw.NamedSharding(mesh, mw.P(*spec))
+        )
+        weights = [placed((256, 1024), data, "t"), placed((1024, 256), "t", data)] * 4
+
+        def loss(weights: Any, x: Any) -> Any:
+            for one, other in zip(weights[::2], weights[1::2], strict=True):
+                x = x + mw.nn.relu(x @ one) @ other
+            return (x * x).mean()
+
+        step = mw.jit(mw.grad(loss), out_shardings=[w.sharding for w in weights])
+        found = step.lower(weights, placed((512, 16, 256), data)).compile().collectives
+        return [(one.kind, one.bytes_received_per_device, one.times) for one in found]
+
+    one = received((32, 8), ("d", "t"), ("d",))
+    assert received((2, 4, 4, 8), ("p", "q", "r", "t"), ("p", "q", "r")) == one
+    assert received((4, 8, 8), ("p", "q", "t"), ("p", "q")) == one
+
+
 def test_sequence_parallel_gathers_and_scatters_where_tensor_parallel_sums() -> None:
     found = compiled(mw, "transformer", "sequence parallel", batch=2, length=129)
     activations = [

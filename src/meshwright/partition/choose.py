@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
-from itertools import permutations, product
+from itertools import pairwise, permutations, product
 from math import inf, prod
 from typing import Any, NamedTuple
 
@@ -151,7 +151,7 @@ def choose(asked: Question) -> Choice:
     if best.moved and asked.reduced and len(asked.operand_types) > 1 and (asked.how.thorough or asked.returned):
         # Axes that nothing is split over may carry a share of what moves; work alone is no reason to use them.
         axes = [axis for axis in asked.mesh.axes if axis.size > 1]
-        everywhere = _everywhere(asked, [_parts(axes) if asked.how.thorough else axes])
+        everywhere = _everywhere(asked, [_parts(axes) if asked.how.thorough else _together(asked, axes)])
         more = _cheapest(asked, (one for one in everywhere if _even(asked, one)), below=best.moved)
         return best if more is None or more.cost >= best.cost else more
     return best
@@ -218,25 +218,47 @@ def _assignments(asked: Question) -> Iterator[Assignment]:
     used = {axis.name for found in suggested for axes in found.values() for axis in axes}
     whole = [axis for axis in asked.mesh.axes if axis.name in used | stuck]
     if asked.how.thorough and asked.reduced and len(asked.operand_types) > 1:
-        found_more = _everywhere(asked, (_parts(whole), whole))
+        found_more = _everywhere(asked, (_parts(whole), _together(asked, whole)))
     else:
-        found_more = _everywhere(asked, (whole,) if asked.reduced or stuck else ())
+        found_more = _everywhere(asked, (_together(asked, whole),) if asked.reduced or stuck else ())
     for tried in found_more:
         if _even(asked, tried) and fresh(tried):
             yield tried
 
 
-def _everywhere(asked: Question, choices: Sequence[Sequence[AxisRef]]) -> Iterator[Assignment]:
+def _everywhere(asked: Question, choices: Sequence[Sequence[Axes]]) -> Iterator[Assignment]:
     """Every assignment of pieces of the mesh to factors, in every order: of the first pieces that are few enough."""
     places = [None, *sorted(asked.separable)]
     pieces = next((found for found in choices if len(places) ** len(found) <= MOST_PLACES), ())
     for spots in product(places, repeat=len(pieces)):
-        groups: dict[int, list[AxisRef]] = {}
+        groups: dict[int, list[Axes]] = {}
         for piece, place in zip(pieces, spots, strict=True):
             if place is not None:
                 groups.setdefault(place, []).append(piece)
         for orders in product(*(permutations(group) for group in groups.values())):
-            yield dict(zip(groups, orders, strict=True))
+            yield {place: sum(order, ()) for place, order in zip(groups, orders, strict=True)}
+
+
+def _together(asked: Question, axes: Sequence[AxisRef]) -> list[Axes]:
+    """Axes of the mesh, those in one piece that every layout at hand has one after the other, or not at all."""
+    layouts = [s for s in (*asked.have, *asked.want) if s is not None]
+    runs = [found for s in layouts for found in (*(dim.axes for dim in s.dims), s.unreduced) if found]
+    after: dict[AxisRef, set[AxisRef | None]] = {axis: set() for axis in axes}
+    before: dict[AxisRef, set[AxisRef | None]] = {axis: set() for axis in axes}
+    for run in runs:
+        for one, other in pairwise((None, *run, None)):
+            if one in after:
+                after[one].add(other)
+            if other in before:
+                before[other].add(one)
+    pieces: list[Axes] = []
+    for axis in axes:
+        last = pieces[-1][-1] if pieces else None
+        if last is not None and after[last] == {axis} and before[axis] == {last}:
+            pieces[-1] = (*pieces[-1], axis)
+        else:
+            pieces.append((axis,))
+    return pieces
 
 
 def _even(asked: Question, assignment: Assignment) -> bool:
@@ -245,13 +267,13 @@ def _even(asked: Question, assignment: Assignment) -> bool:
     return all(sizes[factor] % prod(axis.size for axis in axes) == 0 for factor, axes in assignment.items())
 
 
-def _parts(axes: Sequence[AxisRef]) -> list[AxisRef]:
+def _parts(axes: Sequence[AxisRef]) -> list[Axes]:
     """Axes cut into parts of prime size, from major to minor."""
-    found = []
+    found: list[Axes] = []
     for rest in axes:
         while rest.size > 1:
             prime = next(n for n in range(2, rest.size + 1) if rest.size % n == 0)
-            found.append(rest.part(rest.pre, rest.pre * prime))
+            found.append((rest.part(rest.pre, rest.pre * prime),))
             if prime == rest.size:
                 break
             rest = rest.part(rest.pre * prime, rest.next)
