@@ -41,7 +41,7 @@ constraints:
 lowest:
 	rm -rf $(APART)
 	$(PYTHON) -m venv $(APART)
-	$(APART)/bin/python -m pip install --quiet pytest hypothesis $$($(APART)/bin/python tests/lowest.py)
+	$(APART)/bin/python -m pip install --quiet pytest hypothesis safetensors $$($(APART)/bin/python tests/lowest.py)
 	$(APART)/bin/python -m pip install --quiet --no-deps --editable .
 	$(APART)/bin/python -m pip check
 	$(APART)/bin/meshwright tour

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import sys
+import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -50,8 +51,8 @@ LAYERS = (
     "cli __main__",
 )
 
-REQUIRED = frozenset({"greenlet", "numpy", "ml_dtypes", "optree", "rich", "safetensors"})
-EXTRAS = frozenset({"jax", "jaxlib", "onnx", "torch", "array_api_compat", "highspy"})
+REQUIRED = frozenset({"greenlet", "numpy", "ml_dtypes", "optree", "rich"})
+EXTRAS = frozenset({"jax", "jaxlib", "torch"})
 MAY_USE_EXTRAS = ("engine", "interop")
 
 # Imports inside functions: hashlib loads OpenSSL, and few programs have a partition spec.
@@ -166,6 +167,15 @@ def _on_first_use(module: str, found: Import) -> bool:
     """What is named in ``LATE`` may stand above: types say where values are, so that core asks shardings. So may what a
     package loads when it is first asked for."""
     return found.target in LATE.get(module, ()) or (found.for_types and MODULES[module].name == "__init__.py")
+
+
+def test_all_that_is_required_is_imported() -> None:
+    project = tomllib.loads((ROOT.parents[1] / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    asked = [*project["dependencies"], *(one for name in extras if name != "dev" for one in extras[name])]
+    names = {one.split(">=")[0] for one in asked}
+    assert names <= {found.target.split(".")[0] for module in MODULES for found in imports(module)}
+    assert names | {"jaxlib"} == REQUIRED | EXTRAS
 
 
 every_module = pytest.mark.parametrize("module", MODULES)
