@@ -19,7 +19,7 @@ from meshwright.core.factors import Factors
 from meshwright.core.linearity import Does, LinearGroup
 from meshwright.core.op import Op
 from meshwright.core.types import TensorType
-from meshwright.partition.cost import PLAINLY, Planning, local_bytes, reshard_seconds, taken
+from meshwright.partition.cost import PLAINLY, Planning, least_seconds, local_bytes, reshard_seconds, taken
 from meshwright.partition.layouts import READ, layout
 from meshwright.propagate.problem import Rule
 from meshwright.propagate.project import project, shapes_of
@@ -169,7 +169,7 @@ def _cheapest(asked: Question, assignments: Iterable[Assignment], below: float =
     best: Choice | None = None
     for assignment in assignments:
         for handed in _handed(asked, assignment):
-            found = _choice(asked, assignment, handed)
+            found = _choice(asked, assignment, handed, inf if best is None else best.cost)
             if found is not None and found.moved < below and (best is None or found.cost < best.cost):
                 best = found
     return best
@@ -340,8 +340,9 @@ def _joined(kinds: set[str]) -> str | None:
     return "sum" if kinds == {"sum", READ} else None
 
 
-def _choice(asked: Question, assignment: Assignment, handed: Handed) -> Choice | None:
-    """The layouts of an assignment and its cost; None if it is no layout, or one in parts that do not nest."""
+def _choice(asked: Question, assignment: Assignment, handed: Handed, below: float = inf) -> Choice | None:
+    """The layouts of an assignment and its cost; None if it is no layout, or one in parts that do not nest, or if it is
+    seen to cost ``below`` or more before plans are made for it."""
     parts = [axis for axes in assignment.values() for axis in axes if not axis.is_full]
     if parts and not can_coexist(parts, (*parts, *asked.cuts)):
         return None
@@ -364,16 +365,18 @@ def _choice(asked: Question, assignment: Assignment, handed: Handed) -> Choice |
     if reduction is None:
         return None
     results = tuple(layout(mesh, d, (*handed.axes, *reduced), reduction) for d in dims[count:])
-    moved, cost = 0.0, asked.how.cost
-    for t, have, need in zip(asked.operand_types, asked.have, operands, strict=True):
-        moved += reshard_seconds(t, have, need, cost)
+    cost = asked.how.cost
+    moves = [(t, have, need, 1) for t, have, need in zip(asked.operand_types, asked.have, operands, strict=True)]
     for t, natural, want, addends in zip(asked.result_types, results, asked.want, asked.addends, strict=True):
-        after = reshard_seconds(t, natural, taken(t, natural, asked.how) if want is None else want, cost)
-        moved += after / addends if natural.unreduced else after  # sums that meet are added before they are taken
+        after = taken(t, natural, asked.how) if want is None else want
+        moves.append((t, natural, after, addends if natural.unreduced else 1))  # sums that meet are added before
     split = prod(axis.size for axes in assignment.values() for axis in axes)
     flops = 2.0 * prod(asked.rule.sizes) / split if asked.rule.sizes else 0.0
     nbytes = local_bytes(asked.operand_types, operands) + local_bytes(asked.result_types, results)
     work = cost.work(flops, nbytes, types[0].dtype if types else BOOL)
+    if work + sum(least_seconds(t, have, need, cost) / times for t, have, need, times in moves) >= below:
+        return None
+    moved = sum(reshard_seconds(t, have, need, cost) / times for t, have, need, times in moves)
     return Choice(operands, results, moved + work, _padded(asked, assignment), asked.combine, moved)
 
 

@@ -17,7 +17,7 @@ from meshwright.hardware.machines import machine_for
 from meshwright.hardware.roofline import work
 from meshwright.hardware.topology import Topology
 from meshwright.partition.combine import Record
-from meshwright.partition.layouts import finished, layout, summed
+from meshwright.partition.layouts import finished, layout, local_type, summed
 from meshwright.partition.reshard.plan import ReshardPlan, plan_every_way
 from meshwright.sharding.mesh import BaseMesh
 from meshwright.sharding.named import TensorSharding
@@ -123,6 +123,16 @@ def reshard_plan(
 def reshard_seconds(t: TensorType, source: TensorSharding, target: TensorSharding, cost: MachineCost) -> float:
     """What it takes to bring a value from one layout into another."""
     return 0.0 if source == target else cost.plan(reshard_plan(t.shape, t.dtype, source, target, cost))
+
+
+def least_seconds(t: TensorType, source: TensorSharding, target: TensorSharding, cost: MachineCost) -> float:
+    """What `reshard_seconds` is at least: a device must receive what its block is larger, and of a sum all of it."""
+    if source == target or cost.topology is not None or target.unreduced:
+        return 0.0
+    lacks = t.nbytes / prod(target.shards)
+    if prod(axis.size for axis in source.unreduced) == 1:
+        lacks -= local_type(t, source).nbytes
+    return max(lacks, 0.0) / cost.bytes_per_s
 
 
 @lru_cache(maxsize=16384)
