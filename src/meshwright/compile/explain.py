@@ -56,11 +56,27 @@ def explain(placed: OnMesh, names: Sequence[str]) -> str:
     """
     if not placed.collectives:
         return "\n".join(["no collectives: no device needs what another has", *_audit_lines(placed, names)])
-    lines = table(placed.collectives)
+    lines = [*table(placed.collectives), *_instead_lines(placed, names)]
     cheaper = suggestions(placed, names)
     if cheaper:
         lines += ["cheaper:", *(f"    {one}" for one in cheaper)]
     return "\n".join([*lines, *_audit_lines(placed, names)])
+
+
+def _instead_lines(placed: OnMesh, names: Sequence[str]) -> list[str]:
+    """What the planner left of the shardings that propagation found, and what that saves."""
+    if placed.instead is None:
+        return []
+    argument, saved = placed.instead
+    groups = placed.placement.groups or (0,) * len(names)
+    source = "constraints" if argument is None else _root(names[groups.index(argument)])
+    less = f", which saves {show_bytes(saved)} per device" if saved > 0 else ""
+    return [f"instead of what propagation found, values inside are sharded as follows from {source} alone{less}"]
+
+
+def _root(name: str) -> str:
+    """The argument that ``params['w']`` is part of."""
+    return name.split("[")[0].split(".")[0]
 
 
 def _summary(found: Sequence[Collective]) -> str:

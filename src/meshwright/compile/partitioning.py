@@ -27,7 +27,7 @@ from meshwright.partition.cost import Planning, cost_on
 from meshwright.partition.cuts import apart
 from meshwright.partition.layouts import closed, on_mesh, replicated
 from meshwright.partition.overlap.products import Overlap
-from meshwright.partition.partition import partition
+from meshwright.partition.partition import Instead, partition
 from meshwright.partition.reshard.cost import topology_for
 from meshwright.propagate.from_program import Propagated, propagate_program
 from meshwright.propagate.own_regions import own_regions
@@ -111,6 +111,7 @@ class OnMesh(NamedTuple):
     whole: Program  # as it was traced, but for calls
     vars: Mapping[Atom, Var]  # of ``whole`` to ``source``, where types had shardings
     out_types: tuple[TensorType, ...]  # of the results; the program has rows for what is a partial sum
+    instead: Instead | None  # of the shardings that propagation found
 
     def refuse_implicit(self) -> None:
         """Raise if there is a collective that nobody wrote, inside of ``no_implicit_comms``."""
@@ -307,6 +308,7 @@ def put_on_mesh(program: Program, placement: Placement, out_tree: tree.TreeDef, 
         whole,
         vars,
         out_types,
+        done.instead,
     )
     placed.refuse_implicit()
     return placed

@@ -17,7 +17,7 @@ from meshwright.partition.combine import dearest
 from meshwright.partition.cost import PLAINLY, Planning
 from meshwright.partition.layouts import axes_used
 from meshwright.partition.overlap.products import Overlap
-from meshwright.partition.partition import Partitioned, partition
+from meshwright.partition.partition import Instead, Partitioned, partition
 from meshwright.propagate.from_program import Propagated, propagate_program
 from meshwright.sharding.mesh import BaseMesh
 from meshwright.sharding.named import TensorSharding
@@ -50,13 +50,15 @@ def cheapest_partition(
     best = partition(program, mesh, in_shardings, out_shardings, layouts, how=how)
     rivals = _rivals(program, given, groups)
     if _may_gain(program, best, bool(rivals)):
-        for wanted in _alternatives(propagated, mesh, given, groups, rivals):
+        first = _received(best)
+        for argument, wanted in _alternatives(propagated, mesh, given, groups, rivals):
             found = partition(program, mesh, in_shardings, out_shardings, wanted, how=how)
             if _is_clearly_faster(_seconds(found, mesh, how), _seconds(best, mesh, how)):
-                best, layouts = found, wanted
+                best, layouts = found._replace(instead=Instead(argument, first - _received(found))), wanted
     if overlapped is None:
         return best
-    return partition(program, mesh, in_shardings, out_shardings, layouts, overlapped, how)
+    beside = partition(program, mesh, in_shardings, out_shardings, layouts, overlapped, how)
+    return beside._replace(instead=best.instead)
 
 
 def _may_gain(program: Program, found: Partitioned, rivals: bool) -> bool:
@@ -69,6 +71,11 @@ def _may_gain(program: Program, found: Partitioned, rivals: bool) -> bool:
 def _contractions(program: Program) -> int:
     inside = sum(_contractions(region) for eqn in program.eqns for _, region in eqn.regions())
     return inside + sum(fusion_of(eqn) is Fusion.CONTRACTION for eqn in program.eqns)
+
+
+def _received(found: Partitioned) -> int:
+    """The bytes that a device receives."""
+    return sum(record.bytes_received_per_device * record.times for record in dearest(found.records))
 
 
 class Seconds(NamedTuple):
@@ -96,21 +103,24 @@ def _alternatives(
     given: Sequence[TensorSharding | None],
     groups: Sequence[int],
     rivals: Sequence[int],
-) -> Iterator[Wanted]:
-    """What the user constrained alone; and what follows from one argument, the rest from all of them."""
+) -> Iterator[tuple[int | None, Wanted]]:
+    """What the user constrained alone; and by its number what follows from one argument, the rest from all of them."""
     program, every = propagated.program, propagated.shardings
     kept = set(_constrained(program))
     large = len(program.eqns) > LARGE
     if not rivals or not large:
-        yield {var: sharding for var, sharding in every.items() if var in kept}
+        yield None, {var: sharding for var, sharding in every.items() if var in kept}
     kept |= {*program.inputs, *(atom for atom in program.outputs if isinstance(atom, Var))}
     for group in rivals[: 1 if large else MOST_GROUPS]:
         seeds = [s if mine == group else None for s, mine in zip(given, groups, strict=True)]
         ahead = propagate_program(program, mesh, seeds, [None] * len(program.outputs)).shardings
-        yield {
-            var: sharding if var in kept or var not in ahead or not axes_used(ahead[var]) else ahead[var]
-            for var, sharding in every.items()
-        }
+        yield (
+            group,
+            {
+                var: sharding if var in kept or var not in ahead or not axes_used(ahead[var]) else ahead[var]
+                for var, sharding in every.items()
+            },
+        )
 
 
 def _constrained(program: Program) -> Iterator[Var]:

@@ -36,6 +36,14 @@ class Step(NamedTuple):
     seconds: float
 
 
+class Instead(NamedTuple):
+    """Shardings of the values inside that were taken instead of those that propagation found: the ones that follow from
+    an argument alone, by its number, or (None) from constraints alone; and the bytes that a device does not receive."""
+
+    argument: int | None
+    saved_bytes: int
+
+
 class Partitioned(NamedTuple):
     """A program on all devices, the layouts of its results, and its collectives."""
 
@@ -45,6 +53,7 @@ class Partitioned(NamedTuple):
     moved: dict[int, TensorSharding]  # the layouts that arguments were first brought into, by number
     written: dict[Var, str]  # by the results of collectives that were put in, the op that they are for
     steps: tuple[Step, ...]  # how the program of one device came about
+    instead: Instead | None = None  # of what propagation found
 
     @property
     def local(self) -> Program:
