@@ -14,9 +14,8 @@ import meshwright as mw
 import meshwright.numpy as mnp
 from meshwright import P, lax
 from meshwright.compile.compiled import Compiled
-from meshwright.compile.explain import received
 from meshwright.core.program import Eqn
-from meshwright.partition.combine import dearest
+from meshwright.partition.combine import dearest, received
 from meshwright.testing import assert_comms
 from tests.partition.device_by_device import run_by_device
 

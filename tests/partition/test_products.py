@@ -112,7 +112,7 @@ def fewest_bytes(case: Case, out: mw.NamedSharding) -> int:
 @pytest.mark.parametrize("regime", REGIMES)
 @pytest.mark.parametrize("count", [30, pytest.param(len(SPECS) ** 2 * len(RESULTS), marks=pytest.mark.slow)])
 def test_nearly_always_no_assignment_moves_less(regime: str, count: int) -> None:
-    """The exceptions weigh a device's work: 2,000 operations are as much as a byte."""
+    """The exceptions weigh the work of a device."""
     worse = 0
     for case in random.Random(0).sample(every_case(regime), count):
         program = compiled(case, thorough=True)

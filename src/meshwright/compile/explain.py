@@ -10,7 +10,7 @@ from meshwright.compile.partitioning import Collective, OnMesh, put_on_mesh
 from meshwright.compile.stages import Record
 from meshwright.core import tree
 from meshwright.core.types import TensorType
-from meshwright.partition.combine import dearest
+from meshwright.partition.combine import dearest, received
 from meshwright.partition.layouts import axes_used
 from meshwright.partition.reshard.plan import show_bytes
 from meshwright.sharding.named import NamedSharding
@@ -42,11 +42,6 @@ class Held(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.name} {self.type.short()}, {show_bytes(self.type.nbytes)}: free {', '.join(self.free)}"
-
-
-def received(collectives: Sequence[Collective]) -> int:
-    """Bytes that a device receives at most, in one step of each while loop of unknown length."""
-    return sum(c.bytes_received_per_device * c.times for c in dearest(collectives))
 
 
 def explain(placed: OnMesh, names: Sequence[str]) -> str:

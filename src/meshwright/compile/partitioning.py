@@ -20,10 +20,9 @@ from meshwright.core.program import Atom, Program, Var
 from meshwright.core.source import Source, here, user_source
 from meshwright.core.types import TensorType
 from meshwright.errors import CommunicationError, MeshError, ShardingError
-from meshwright.hardware.collectives import collective_seconds
 from meshwright.partition.alternatives import cheapest_partition
 from meshwright.partition.combine import Beside, Record, Within, records
-from meshwright.partition.cost import Planning, cost_on
+from meshwright.partition.cost import Planning, cost_on, seconds_along
 from meshwright.partition.cuts import apart
 from meshwright.partition.layouts import closed, on_mesh, replicated
 from meshwright.partition.overlap.products import Overlap
@@ -79,9 +78,7 @@ class Collective:
 
     def seconds(self, hardware: Any) -> float:
         """The modelled time of one run on a topology, or a machine of the named chip."""
-        topology = topology_for(hardware, self.mesh)
-        whole = tuple(dict.fromkeys(axis.split(":(")[0] for axis in self.axes))  # a part costs as much as its axis
-        return collective_seconds(self.kind, self.volume, topology, whole)
+        return seconds_along(self.kind, self.volume, self.axes, topology_for(hardware, self.mesh))
 
     def __str__(self) -> str:
         times = f" × {self.times}" if self.times > 1 else ""

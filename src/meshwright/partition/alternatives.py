@@ -13,7 +13,7 @@ from typing import NamedTuple
 from meshwright.core.facts import Fusion
 from meshwright.core.op import fusion_of
 from meshwright.core.program import Program, Var
-from meshwright.partition.combine import dearest
+from meshwright.partition.combine import dearest, received
 from meshwright.partition.cost import PLAINLY, Planning
 from meshwright.partition.layouts import axes_used
 from meshwright.partition.overlap.products import Overlap
@@ -50,11 +50,11 @@ def cheapest_partition(
     best = partition(program, mesh, in_shardings, out_shardings, layouts, how=how)
     rivals = _rivals(program, given, groups)
     if _may_gain(program, best, bool(rivals)):
-        first = _received(best)
+        first = received(best.records)
         for argument, wanted in _alternatives(propagated, mesh, given, groups, rivals):
             found = partition(program, mesh, in_shardings, out_shardings, wanted, how=how)
             if _is_clearly_faster(_seconds(found, mesh, how), _seconds(best, mesh, how)):
-                best, layouts = found._replace(instead=Instead(argument, first - _received(found))), wanted
+                best, layouts = found._replace(instead=Instead(argument, first - received(found.records))), wanted
     if overlapped is None:
         return best
     beside = partition(program, mesh, in_shardings, out_shardings, layouts, overlapped, how)
@@ -71,11 +71,6 @@ def _may_gain(program: Program, found: Partitioned, rivals: bool) -> bool:
 def _contractions(program: Program) -> int:
     inside = sum(_contractions(region) for eqn in program.eqns for _, region in eqn.regions())
     return inside + sum(fusion_of(eqn) is Fusion.CONTRACTION for eqn in program.eqns)
-
-
-def _received(found: Partitioned) -> int:
-    """The bytes that a device receives."""
-    return sum(record.bytes_received_per_device * record.times for record in dearest(found.records))
 
 
 class Seconds(NamedTuple):

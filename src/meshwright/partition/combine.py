@@ -261,6 +261,11 @@ def dearest(found: Sequence[One], depth: int = 0) -> list[One]:
     return taken
 
 
+def received(found: Sequence[One]) -> int:
+    """The bytes that a device receives at most, in one step of each while loop of unknown length."""
+    return sum(one.bytes_received_per_device * one.times for one in dearest(found))
+
+
 def _weight(found: Iterable[Listed]) -> tuple[int, int]:
     """Bytes that a device receives in all, and in how many collectives."""
     weights = [(c.bytes_received_per_device * c.times, c.times) for c in found]

@@ -78,8 +78,13 @@ class MachineCost:
         """The seconds of all runs of a collective."""
         if self.topology is None:
             return record.times * self.receive(record.total_bytes / mesh.size, 1)
-        whole = tuple(dict.fromkeys(axis.split(":(")[0] for axis in record.axes))  # a part costs as much as its axis
-        return record.times * collective_seconds(record.kind, record.volume, self.topology, whole)
+        return record.times * seconds_along(record.kind, record.volume, record.axes, self.topology)
+
+
+def seconds_along(kind: str, volume: float, axes: Sequence[str], topology: Topology) -> float:
+    """The seconds of a collective of a local program on a machine; a part of an axis costs as much as its axis."""
+    whole = tuple(dict.fromkeys(axis.split(":(")[0] for axis in axes))
+    return collective_seconds(kind, volume, topology, whole)
 
 
 NO_MACHINE = MachineCost(get(DEFAULT_CHIP))
