@@ -10,7 +10,7 @@ from functools import reduce
 from math import prod
 from typing import Any, Protocol
 
-from meshwright.partition.reshard.blocks import BlockRound, Blocks
+from meshwright.partition.reshard.blocks import BlockExchange, BlockRound
 from meshwright.partition.reshard.pairs import block_pairs, permute_pairs
 from meshwright.partition.reshard.plan import ReshardPlan
 from meshwright.partition.reshard.sketch import View
@@ -18,10 +18,10 @@ from meshwright.partition.reshard.steps import (
     AllGather,
     AllReduce,
     AllToAll,
+    DigitOfDim,
     Expand,
     Mask,
     Permute,
-    Place,
     Recut,
     ReduceScatter,
     ReshardStep,
@@ -90,7 +90,7 @@ def lower_plan(plan: ReshardPlan, x: Value, ops: LocalOps) -> Value:
     x = ops.fitted(x, _sizes(plan.views[0]))
     for index, step in enumerate(plan.steps):
         before, after = plan.views[index], plan.views[index + 1]
-        if isinstance(step, Blocks):
+        if isinstance(step, BlockExchange):
             x = ops.fitted(code.blocks(step, x), _sizes(after))
         elif isinstance(step, Recut):
             x = ops.fitted(x, _sizes(after))
@@ -107,10 +107,10 @@ def _sizes(view: View) -> list[int]:
     return [prod(digit.size for digit in dim) for dim in view]
 
 
-def _axis(view: View, place: Place) -> int:
+def _axis(view: View, position: DigitOfDim) -> int:
     """Where a digit stands among all digits of a view."""
-    before = sum(len(dim) for dim in view[: place.dim])
-    return before + [digit.digit for digit in view[place.dim]].index(place.digit)
+    before = sum(len(dim) for dim in view[: position.dim])
+    return before + [digit.digit for digit in view[position.dim]].index(position.digit)
 
 
 class _Code:
@@ -122,37 +122,39 @@ class _Code:
     def run(self, step: ReshardStep, x: Value, before: View, after: View) -> Value:
         ops = self.ops
         if isinstance(step, Slice):
-            return self.taken(x, {_axis(before, part.place): ops.coordinate(part.axis) for part in step.parts}, before)
+            return self.taken(
+                x, {_axis(before, part.position): ops.coordinate(part.axis) for part in step.parts}, before
+            )
         if isinstance(step, AllGather):
             gathered = ops.reshape(ops.all_gather(x, step.axes), [axis.size for axis in step.axes] + _flat(before))
-            return self.from_front(gathered, [_axis(after, part.place) for part in step.parts])
+            return self.from_front(gathered, [_axis(after, part.position) for part in step.parts])
         if isinstance(step, ReduceScatter):
-            x = self.to_front(x, [_axis(before, part.place) for part in step.parts], before)
+            x = self.to_front(x, [_axis(before, part.position) for part in step.parts], before)
             return ops.reduce_scatter(x, step.axes, step.reduction)
         if isinstance(step, AllReduce):
             return ops.all_reduce(x, step.axes, step.reduction)
         if isinstance(step, AllToAll):
             x = self.to_front(x, [_axis(before, swap.split) for swap in step.swaps], before)
             x = ops.all_to_all(x, step.axes)
-            places = [_axis(after, swap.join) for swap in step.swaps]
-            rest = [size for index, size in enumerate(_flat(after)) if index not in places]
-            return self.from_front(ops.reshape(x, [axis.size for axis in step.axes] + rest), places)
+            positions = [_axis(after, swap.join) for swap in step.swaps]
+            rest = [size for index, size in enumerate(_flat(after)) if index not in positions]
+            return self.from_front(ops.reshape(x, [axis.size for axis in step.axes] + rest), positions)
         if isinstance(step, Permute):
             moved = ops.permute(x, permute_pairs(self.mesh, step))
             return ops.where(self.agreeing(step.cycles), x, moved)
         if isinstance(step, Rounds):
             return self.rounds(step, x, before, after)
-        return self.owed(step, x, after)
+        return self.to_reduce(step, x, after)
 
-    def owed(self, step: ReshardStep, x: Value, after: View) -> Value:
+    def to_reduce(self, step: ReshardStep, x: Value, after: View) -> Value:
         """Steps after which a sum is owed."""
         ops, reduction = self.ops, self.plan.target.reduction
         if isinstance(step, Expand):
             starts: list[Index] = [0] * len(_flat(after))
             shape = _flat(after)
             for part in step.parts:
-                starts[_axis(after, part.place)] = ops.coordinate(part.axis)
-                shape[_axis(after, part.place)] = 1
+                starts[_axis(after, part.position)] = ops.coordinate(part.axis)
+                shape[_axis(after, part.position)] = 1
             return ops.put(ops.filled(x, _flat(after), reduction), ops.reshape(x, shape), starts)
         nothing = ops.filled(x, _flat(after), reduction)
         if isinstance(step, Select):
@@ -175,17 +177,17 @@ class _Code:
         box = self.ops.take(x, starts, [1 if index in at else size for index, size in enumerate(shape)])
         return self.ops.reshape(box, [size for index, size in enumerate(shape) if index not in at])
 
-    def to_front(self, x: Value, places: list[int], view: View) -> Value:
+    def to_front(self, x: Value, positions: list[int], view: View) -> Value:
         """Some digits as one first dim."""
         shape = _flat(view)
-        rest = [index for index in range(len(shape)) if index not in places]
-        front = prod(shape[index] for index in places)
-        return self.ops.reshape(self.ops.transpose(x, places + rest), [front] + [shape[index] for index in rest])
+        rest = [index for index in range(len(shape)) if index not in positions]
+        front = prod(shape[index] for index in positions)
+        return self.ops.reshape(self.ops.transpose(x, positions + rest), [front] + [shape[index] for index in rest])
 
-    def from_front(self, x: Value, places: list[int]) -> Value:
+    def from_front(self, x: Value, positions: list[int]) -> Value:
         """The first dims at these places, the others around them."""
-        count = len(places)
-        order, rest = {place: index for index, place in enumerate(places)}, iter(range(count, x.ndim))
+        count = len(positions)
+        order, rest = {position: index for index, position in enumerate(positions)}, iter(range(count, x.ndim))
         return self.ops.transpose(x, [order[index] if index in order else next(rest) for index in range(x.ndim)])
 
     def rounds(self, step: Rounds, x: Value, before: View, after: View) -> Value:
@@ -206,7 +208,7 @@ class _Code:
             result = ops.put(result, ops.reshape(moved, shape), starts)
         return result
 
-    def blocks(self, step: Blocks, x: Value) -> Value:
+    def blocks(self, step: BlockExchange, x: Value) -> Value:
         ops, units = self.ops, self.plan.units
         result = ops.filled(x, [size * unit for size, unit in zip(step.shape, units, strict=True)], None)
         number = reduce(lambda found, axis: found * axis.size + ops.coordinate(axis), step.over, 0)
@@ -222,7 +224,7 @@ class _Code:
             result = ops.where(ops.look_up(having, number) == 1, placed, result)
         return result
 
-    def offsets(self, round: BlockRound, step: Blocks, number: Index, end: str, field: str) -> list[Index]:
+    def offsets(self, round: BlockRound, step: BlockExchange, number: Index, end: str, field: str) -> list[Index]:
         """Where the device's box begins, from a table for each dim."""
         found = []
         for dim, unit in enumerate(self.plan.units):

@@ -18,7 +18,7 @@ from meshwright.hardware.roofline import work
 from meshwright.hardware.topology import Topology
 from meshwright.partition.combine import Record
 from meshwright.partition.layouts import finished, layout, local_type, summed
-from meshwright.partition.reshard.plan import ReshardPlan, plan_every_way
+from meshwright.partition.reshard.plan import ReshardPlan, every_plan
 from meshwright.sharding.mesh import BaseMesh
 from meshwright.sharding.named import TensorSharding
 
@@ -119,7 +119,7 @@ def reshard_plan(
     shape: Shape, dtype: DType, source: TensorSharding, target: TensorSharding, cost: MachineCost = NO_MACHINE
 ) -> ReshardPlan:
     """The cheapest way from one layout to another."""
-    plans = plan_every_way(shape, dtype, summed(source), summed(target))
+    plans = every_plan(shape, dtype, summed(source), summed(target))
     if cost.topology is None and plans[0].num_collectives <= 1:
         return plans[0]  # the fewest bytes, in one collective
     return min(plans, key=lambda plan: (plan.exceeds_memory, cost.plan(plan)))

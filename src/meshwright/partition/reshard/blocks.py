@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.partition.reshard.steps import Mapped, Place, Received, ReshardStep, axes_text
+from meshwright.partition.reshard.steps import DigitOfDim, Mapped, Received, ReshardStep, axes_text
 from meshwright.sharding.axes import Axes, AxisRef
 from meshwright.sharding.placement import block_size
 
@@ -27,7 +27,7 @@ MOST_ROUNDS = 1 << 10  # of permutes
 MOST_ENTRIES = 1 << 22  # of the tables of all rounds, a row for each device
 
 
-class Send(NamedTuple):
+class CellMove(NamedTuple):
     """A cell of a device's array at ``take`` that a device puts at ``put`` of its new one."""
 
     source: int
@@ -40,10 +40,10 @@ class BlockRound(NamedTuple):
     """Cells of one shape; each device sends at most one and receives at most one."""
 
     shape: tuple[int, ...]
-    sends: tuple[Send, ...]
+    sends: tuple[CellMove, ...]
 
 
-class Split(NamedTuple):
+class DimBlocks(NamedTuple):
     """A dim of ``size`` elements: how many blocks each side has, and which of them each device has."""
 
     size: int
@@ -67,7 +67,7 @@ class Cells:
         return Cells(self.source[rows], self.target[rows], self.shape[rows], self.take[rows], self.put[rows])
 
     @cached_property
-    def alike(self) -> list[tuple[tuple[int, ...], Cells]]:
+    def by_shape(self) -> list[tuple[tuple[int, ...], Cells]]:
         """The cells of each shape, the largest shape first."""
         if not len(self.source):
             return []
@@ -82,16 +82,16 @@ class Cells:
         """For each shape, in how many rounds its cells can be sent: as many as the busiest device has of them."""
         return [
             (shape, int(max(np.bincount(cells.source).max(), np.bincount(cells.target).max())))
-            for shape, cells in self.alike
+            for shape, cells in self.by_shape
         ]
 
     def rounds(self) -> tuple[BlockRound, ...]:
         """The rounds."""
         found = []
-        for shape, cells in self.alike:
+        for shape, cells in self.by_shape:
             ends = cells.source.tolist(), cells.target.tolist()
             offsets = (map(tuple, offset.tolist()) for offset in (cells.take, cells.put))
-            sends = [Send(*row) for row in zip(*ends, *offsets, strict=True)]
+            sends = [CellMove(*row) for row in zip(*ends, *offsets, strict=True)]
             found += [BlockRound(shape, group) for group in _coloured(sends)]
         return tuple(found)
 
@@ -103,7 +103,7 @@ def distinct(rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int
 
 
 @dataclass(frozen=True, eq=False)
-class Blocks(ReshardStep):
+class BlockExchange(ReshardStep):
     """Rounds of permutes of cells, and the cells that each device has already.
 
     Devices are numbered along the axes, major to minor. Offsets and shapes count in the plan's units.
@@ -114,7 +114,7 @@ class Blocks(ReshardStep):
     missing: Cells
     held: Cells
     shape: tuple[int, ...]
-    mapped: tuple[tuple[Place, AxisRef], ...]
+    mapped: tuple[tuple[DigitOfDim, AxisRef], ...]
     kind = "permute"
     recuts = True
     __eq__ = object.__eq__  # arrays are not compared
@@ -140,7 +140,7 @@ class Blocks(ReshardStep):
         """One permute for each round."""
         return sum(count for _, count in self.missing.counts)
 
-    def after(self, mapped: Mapped) -> dict[Place, AxisRef]:
+    def after(self, mapped: Mapped) -> dict[DigitOfDim, AxisRef]:
         """As the step says."""
         return dict(self.mapped)
 
@@ -190,7 +190,9 @@ def count_cells(sides: Iterable[Sides], devices: int) -> int:
     return max(devices, ceil(cells))
 
 
-def blocks_step(splits: Sequence[Split], devices: int, over: Axes, mapped: Iterable[tuple[Place, AxisRef]]) -> Blocks:
+def blocks_step(
+    splits: Sequence[DimBlocks], devices: int, over: Axes, mapped: Iterable[tuple[DigitOfDim, AxisRef]]
+) -> BlockExchange:
     """The cells that bring every device its target block; holders of a block send its cells in turn."""
     device, places = _every_cell([_segments(split) for split in splits], [split.target for split in splits], devices)
     block, shape, take, put = (places[:, :, field] for field in range(4))
@@ -207,7 +209,7 @@ def blocks_step(splits: Sequence[Split], devices: int, over: Axes, mapped: Itera
         sender = np.argsort(holder, kind="stable")[first[wanted] + turn % having[wanted]]
         missing = replace(missing, source=sender)
     starts = tuple(block_size(split.size, split.target_blocks) for split in splits)
-    return Blocks(over, devices, missing, cells[mine], starts, tuple(mapped))
+    return BlockExchange(over, devices, missing, cells[mine], starts, tuple(mapped))
 
 
 def _every_cell(
@@ -245,7 +247,7 @@ class Segment(NamedTuple):
     put: int
 
 
-def _segments(split: Split) -> list[list[Segment]]:
+def _segments(split: DimBlocks) -> list[list[Segment]]:
     """The segments of each target block."""
     wide, step = block_size(split.size, split.source_blocks), block_size(split.size, split.target_blocks)
     found = []
@@ -260,7 +262,7 @@ def _segments(split: Split) -> list[list[Segment]]:
     return found
 
 
-def _coloured(sends: Sequence[Send]) -> list[tuple[Send, ...]]:
+def _coloured(sends: Sequence[CellMove]) -> list[tuple[CellMove, ...]]:
     """The sends in as few groups as the busiest device has sends or receives (König's theorem)."""
     out: dict[int, dict[int, int]] = {}  # by sender, by colour: the edge
     into: dict[int, dict[int, int]] = {}
@@ -287,7 +289,7 @@ def _coloured(sends: Sequence[Send]) -> list[tuple[Send, ...]]:
                 out[sends[found].source][colour[found]] = into[sends[found].target][colour[found]] = found
         colour.append(first)
         here[first] = there[first] = edge
-    groups: list[list[Send]] = [[] for _ in range(max(colour, default=-1) + 1)]
+    groups: list[list[CellMove]] = [[] for _ in range(max(colour, default=-1) + 1)]
     for edge, number in enumerate(colour):
         groups[number].append(sends[edge])
     return [tuple(group) for group in groups]

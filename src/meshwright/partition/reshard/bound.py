@@ -34,7 +34,7 @@ def lower_bound(found: Frame, parts: Structure | None, shape: Sequence[int]) -> 
     """
     if parts is not None and parts.introduced:
         return Bound(0, 0)
-    if parts is not None and parts.owed:
+    if parts is not None and parts.to_reduce:
         return _sum_bound(found, parts, shape)
     if parts is None or any(
         pieces is None or size % prod(piece.size for piece in pieces)
@@ -55,10 +55,10 @@ def agreeing(pairs: Iterable[tuple[int, int]], sizes: Sequence[int]) -> int:
     """How many lists of numbers below ``sizes`` have equal ones at both places of every pair."""
     leader = list(range(len(sizes)))
 
-    def find(place: int) -> int:
-        while leader[place] != place:
-            place = leader[place]
-        return place
+    def find(position: int) -> int:
+        while leader[position] != position:
+            position = leader[position]
+        return position
 
     count = prod(sizes)
     for one, other in pairs:
@@ -162,7 +162,7 @@ def _interval(size: int, blocks: int, numbers: NDArray[Any]) -> tuple[NDArray[An
 
 
 def _sum_bound(found: Frame, parts: Structure, shape: Sequence[int]) -> Bound:
-    summands = prod(atom.size for atom in parts.owed)
+    summands = prod(atom.size for atom in parts.to_reduce)
     sums = prod(digit.size for digit in found.source.unreduced) // summands
     blocks = prod(digit.size for digits in found.target.dims for digit in digits)
     copies = found.target.size // (blocks * sums)

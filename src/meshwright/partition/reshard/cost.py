@@ -9,7 +9,7 @@ from meshwright.hardware.collectives import collective_seconds
 from meshwright.hardware.machines import machine_for
 from meshwright.hardware.placement import Span
 from meshwright.hardware.topology import Topology
-from meshwright.partition.reshard.blocks import Blocks
+from meshwright.partition.reshard.blocks import BlockExchange
 from meshwright.partition.reshard.steps import AllGather, AllToAll, Permute, ReshardStep, Rounds
 from meshwright.sharding.axes import Axes, AxisRef
 from meshwright.sharding.mesh import BaseMesh
@@ -25,7 +25,7 @@ def step_seconds(step: ReshardStep, local_bytes: float, unit_bytes: int, topolog
     if not step.collectives:
         return 0.0
     axes, refined = refined_for(step.axes, topology)
-    if isinstance(step, Blocks):
+    if isinstance(step, BlockExchange):
         each = step.group * unit_bytes
         return sum(
             count * collective_seconds("permute", prod(shape) * each, refined, axes, shift=None)

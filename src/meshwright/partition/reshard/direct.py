@@ -1,4 +1,4 @@
-"""The way from one sharding to another where their blocks do not nest: blocks are sent directly.
+"""Reshard plans where the blocks of the two shardings do not nest: blocks are sent directly.
 
 Digits that some dims have in common still help: a digit that only the target splits, by an atom that is idle in the
 source, is sliced first, and one that only the source splits, by an atom that is idle in the target, is gathered last.
@@ -18,19 +18,19 @@ from meshwright.partition.reshard.blocks import (
     MOST_CELLS,
     MOST_ENTRIES,
     MOST_ROUNDS,
-    Blocks,
+    BlockExchange,
+    DimBlocks,
     Sides,
-    Split,
     blocks_step,
     count_cells,
 )
 from meshwright.partition.reshard.search import Name, on_parts
-from meshwright.partition.reshard.sketch import Cut, Sketch
+from meshwright.partition.reshard.sketch import DigitView, Sketch
 from meshwright.partition.reshard.steps import (
     AllGather,
     AllReduce,
+    DigitOfDim,
     Mask,
-    Place,
     ReduceScatter,
     ReshardStep,
     Slice,
@@ -44,8 +44,8 @@ def direct_sketches(
     found: Frame, parts: Structure, shape: Sequence[int], name: Name, reduction: str, sums_by: str, most: int
 ) -> list[Sketch]:
     """Sums are scattered over dims without common digits, or reduced whole; none with more than ``most`` cells."""
-    ways = [_Direct(found, parts, shape, scatter) for scatter in ((True, False) if parts.owed else (False,))]
-    every = [way.sketch(name, reduction, sums_by) for way in ways if way.cells <= most]
+    exchanges = [_Direct(found, parts, shape, scatter) for scatter in ((True, False) if parts.to_reduce else (False,))]
+    every = [exchange.sketch(name, reduction, sums_by) for exchange in exchanges if exchange.cells <= most]
     return [sketch for sketch in every if all(map(_can_be_written, sketch.steps))]
 
 
@@ -71,15 +71,15 @@ def listed_sketch(found: Frame, shape: Sequence[int], reduction: str) -> Sketch:
             fix="reshard to P() first, and from there to dst",
         )
     splits = [
-        Split(size, *one, *other)
+        DimBlocks(size, *one, *other)
         for size, one, other in zip(shape, tables(found.source), tables(found.target), strict=True)
     ]
     ends = tuple((block_size(s.size, s.source_blocks), block_size(s.size, s.target_blocks)) for s in splits)
-    owed = axes_of(found.mesh, found.source.unreduced) or ()
-    first: tuple[ReshardStep, ...] = (AllReduce(owed, reduction),) if owed else ()
-    over = tuple(axis for axis in cut(found.mesh.axes, owed) if axis.size > 1)
+    to_reduce = axes_of(found.mesh, found.source.unreduced) or ()
+    first: tuple[ReshardStep, ...] = (AllReduce(to_reduce, reduction),) if to_reduce else ()
+    over = tuple(axis for axis in cut(found.mesh.axes, to_reduce) if axis.size > 1)
     step = blocks_step(splits, found.source.size, over, ())
-    cuts = tuple(Cut(((),) * len(splits), tuple(sizes[side] for sizes in ends)) for side in (0, 1))
+    cuts = tuple(DigitView(((),) * len(splits), tuple(sizes[side] for sizes in ends)) for side in (0, 1))
     return Sketch(cuts, {}, (*first, step))
 
 
@@ -88,20 +88,20 @@ class _Direct:
 
     def __init__(self, found: Frame, parts: Structure, shape: Sequence[int], scatter: bool) -> None:
         self.found, self.parts, self.shape = found, parts, shape
-        self.source: dict[Place, Digit] = {}
-        self.target: dict[Place, Digit] = {}
+        self.source: dict[DigitOfDim, Digit] = {}
+        self.target: dict[DigitOfDim, Digit] = {}
         for dim, pieces in enumerate(parts.dims):
             for digit, piece in enumerate(pieces or ()):
                 if piece.source is not None:
-                    self.source[Place(dim, digit)] = piece.source
+                    self.source[DigitOfDim(dim, digit)] = piece.source
                 if piece.target is not None:
-                    self.target[Place(dim, digit)] = piece.target
+                    self.target[DigitOfDim(dim, digit)] = piece.target
         self.start = dict(self.source)
-        self.sliced: list[tuple[Place, Digit]] = []
-        self.scattered: list[tuple[Place, Digit]] = []
-        self.gathered: list[tuple[Place, Digit]] = []
+        self.sliced: list[tuple[DigitOfDim, Digit]] = []
+        self.scattered: list[tuple[DigitOfDim, Digit]] = []
+        self.gathered: list[tuple[DigitOfDim, Digit]] = []
         self._around()
-        self.whole = [atom for atom in parts.owed if atom not in {atom for _, atom in self.scattered}]
+        self.whole = [atom for atom in parts.to_reduce if atom not in {atom for _, atom in self.scattered}]
         self.minor: dict[int, list[Digit]] = {}  # digits of dims without common ones, for sums
         if scatter:
             self._scatter()
@@ -122,30 +122,32 @@ class _Direct:
         parts, sides = self.parts, (self.found.source, self.found.target)
         apart = [dim for dim, pieces in enumerate(parts.dims) if pieces is None]
         busy, aimed = ({a for dim in apart for a in atoms_of(side.dims[dim], parts.atoms)} for side in sides)
-        busy |= {*self.source.values(), *parts.source_sums} - {*parts.owed}
+        busy |= {*self.source.values(), *parts.source_sums} - {*parts.to_reduce}
         aimed |= {*self.target.values()}
         for dim, pieces in enumerate(parts.dims):
             for digit, piece in enumerate(pieces or ()):
-                place = Place(dim, digit)
+                position = DigitOfDim(dim, digit)
                 if piece.source is None and piece.target is not None:
                     if piece.target in busy:
                         break
-                    (self.scattered if piece.target in parts.owed else self.sliced).append((place, piece.target))
-                    self.source[place] = piece.target
+                    (self.scattered if piece.target in parts.to_reduce else self.sliced).append(
+                        (position, piece.target)
+                    )
+                    self.source[position] = piece.target
                 elif piece.target is None and piece.source is not None:
                     if piece.source in aimed:
                         break
-                    self.gathered.append((place, piece.source))
-                    self.target[place] = piece.source
+                    self.gathered.append((position, piece.source))
+                    self.target[position] = piece.source
 
     def _scatter(self) -> None:
-        """Put atoms that owe sums onto the minor ends of blocks that they divide."""
+        """Scatter unreduced atoms onto the minor ends of blocks that they divide."""
         for atom in list(self.whole):
             for dim, pieces in enumerate(self.parts.dims):
                 digits = self.minor.get(dim, [])
                 blocks = _count(self.found.source.dims[dim]) * _count(digits)
                 if pieces is None and self.shape[dim] % (blocks * atom.size) == 0:
-                    self.scattered.append((Place(dim, len(digits)), atom))
+                    self.scattered.append((DigitOfDim(dim, len(digits)), atom))
                     self.minor[dim] = [*digits, atom]
                     self.whole.remove(atom)
                     break
@@ -159,10 +161,10 @@ class _Direct:
         steps.append(self._exchange(name))
         steps += [AllGather(on_parts(self.gathered, name))] if self.gathered else []
         steps += [Mask(tuple(map(name, parts.introduced)), sums_by)] if parts.introduced else []
-        start = {place: name(atom) for place, atom in self.start.items()}
+        start = {position: name(atom) for position, atom in self.start.items()}
         return Sketch((self._cut(False), self._cut(True)), start, tuple(steps))
 
-    def _cut(self, moved: bool) -> Cut:
+    def _cut(self, moved: bool) -> DigitView:
         """How dims are read before the exchange, or after it."""
         side = self.found.target if moved else self.found.source
         digits, rest = [], []
@@ -174,14 +176,14 @@ class _Direct:
                 minor = () if moved else self.minor.get(dim, ())
                 digits.append(tuple(digit.size for digit in minor))
                 rest.append(block_size(size, _count(side.dims[dim])) // _count(minor))
-        return Cut(tuple(digits), tuple(rest))
+        return DigitView(tuple(digits), tuple(rest))
 
-    def _exchange(self, name: Name) -> Blocks:
+    def _exchange(self, name: Name) -> BlockExchange:
         """The rounds, among the devices along the atoms that are not the same on both sides."""
         digits, devices = numbered(reversed(self.over))
         numbers = np.arange(devices)
         splits = [
-            Split(
+            DimBlocks(
                 size,
                 _count(source),
                 block_numbers(tuple(digits[atom] for atom in source), numbers),
@@ -190,7 +192,7 @@ class _Direct:
             )
             for size, source, target in self.sides
         ]
-        mapped = [(place, name(atom)) for place, atom in self.target.items()]
+        mapped = [(position, name(atom)) for position, atom in self.target.items()]
         return blocks_step(splits, devices, tuple(map(name, self.over)), mapped)
 
     def _sides(self, dim: int) -> tuple[int, Digits, Digits]:
@@ -199,13 +201,13 @@ class _Direct:
         if pieces is None:
             one, other = (atoms_of(side.dims[dim], self.parts.atoms) for side in (self.found.source, self.found.target))
             return self.shape[dim], (*one, *self.minor.get(dim, ())), other
-        places = [Place(dim, digit) for digit in range(len(pieces))]
-        while places and self.source.get(places[0]) == self.target.get(places[0]) is not None:
-            places.pop(0)
+        positions = [DigitOfDim(dim, digit) for digit in range(len(pieces))]
+        while positions and self.source.get(positions[0]) == self.target.get(positions[0]) is not None:
+            positions.pop(0)
         return (
-            self.rest[dim] * prod(pieces[place.digit].size for place in places),
-            tuple(self.source[place] for place in places if place in self.source),
-            tuple(self.target[place] for place in places if place in self.target),
+            self.rest[dim] * prod(pieces[position.digit].size for position in positions),
+            tuple(self.source[position] for position in positions if position in self.source),
+            tuple(self.target[position] for position in positions if position in self.target),
         )
 
 

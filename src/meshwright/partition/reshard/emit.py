@@ -31,7 +31,7 @@ from meshwright.ops.indexing import dynamic_slice, dynamic_update_slice
 from meshwright.ops.reduction import reduce_prod
 from meshwright.ops.shape import pad, slice_
 from meshwright.partition.blocks import identity, index_along, scalar
-from meshwright.partition.reshard.blocks import Blocks
+from meshwright.partition.reshard.blocks import BlockExchange
 from meshwright.partition.reshard.pairs import block_ends, receivers
 from meshwright.partition.reshard.plan import ReshardPlan
 from meshwright.partition.reshard.sketch import View
@@ -39,12 +39,12 @@ from meshwright.partition.reshard.steps import (
     AllGather,
     AllReduce,
     AllToAll,
+    DigitOfDim,
     Expand,
     Mask,
     OnParts,
-    Part,
     Permute,
-    Place,
+    PlacedDigit,
     Recut,
     ReduceScatter,
     ReshardStep,
@@ -70,8 +70,8 @@ def _sizes(view: View) -> tuple[int, ...]:
     return tuple(prod(digit.size for digit in dim) for dim in view)
 
 
-def _digits(view: View) -> list[Place]:
-    return [Place(dim, digit.digit) for dim, digits in enumerate(view) for digit in digits]
+def _digits(view: View) -> list[DigitOfDim]:
+    return [DigitOfDim(dim, digit.digit) for dim, digits in enumerate(view) for digit in digits]
 
 
 def _open_shape(view: View) -> tuple[int, ...]:
@@ -110,7 +110,7 @@ class _Emitter:
         return lift(x, union((x.type.varying, self.axes(axes)["axes"])))
 
     def step(self, step: ReshardStep, x: Value, before: View, after: View) -> Value:
-        if isinstance(step, Blocks):
+        if isinstance(step, BlockExchange):
             return self.blocks(step, x)
         if isinstance(step, Recut):
             return _fit(x, _sizes(after))
@@ -147,7 +147,7 @@ class _Emitter:
     def slice(self, step: OnParts, x: Value, before: View, after: View) -> Value:
         order = _digits(before)
         for part in step.parts:
-            dim = order.index(part.place)
+            dim = order.index(part.position)
             params = self.axes([part.axis])
             if not set(params["axes"]) & set(x.type.varying):
                 x = pscatter(x, **params, dim=dim)
@@ -158,10 +158,10 @@ class _Emitter:
         return x
 
     def expand(self, step: Expand, x: Value, before: View, after: View) -> Value:
-        order, placed = _digits(after), {part.place: part.axis for part in step.parts}
+        order, placed = _digits(after), {part.position: part.axis for part in step.parts}
         shape = _open_shape(after)
-        x = _shaped(x, tuple(1 if place in placed else n for place, n in zip(order, shape, strict=True)))
-        starts = [self.index([placed[place]]) if place in placed else 0 for place in order]
+        x = _shaped(x, tuple(1 if position in placed else n for position, n in zip(order, shape, strict=True)))
+        starts = [self.index([placed[position]]) if position in placed else 0 for position in order]
         whole = broadcast_scalar(_identity(x, self.plan.target.reduction), shape)
         return dynamic_update_slice(whole, x, *indices(starts))
 
@@ -183,7 +183,7 @@ class _Emitter:
         rows = self.varying(_shaped(x, (1, *x.shape)), step.axes)
         rows = all_gather_invariant(rows, **self.axes(step.axes), dim=0)
         rows = _shaped(rows, (*sizes, *x.shape))
-        return _arranged(rows, [part.place for part in step.parts] + _digits(before), after)
+        return _arranged(rows, [part.position for part in step.parts] + _digits(before), after)
 
     def allreduce(self, step: AllReduce, x: Value, before: View, after: View) -> Value:
         return self.reduced(x, step.axes, step.reduction)
@@ -200,7 +200,7 @@ class _Emitter:
         if step.reduction != "sum":
             return self.slice(step, self.reduced(x, step.axes, step.reduction), before, after)
         order = _digits(before)
-        front = [order.index(part.place) for part in step.parts]
+        front = [order.index(part.position) for part in step.parts]
         rest = [d for d in range(x.ndim) if d not in front]
         x = permuted(self.varying(x, step.axes), front + rest)
         shape = tuple(x.shape[len(front) :])
@@ -254,7 +254,7 @@ class _Emitter:
             whole = dynamic_update_slice(whole, part, *indices(ends))
         return whole
 
-    def blocks(self, step: Blocks, x: Value) -> Value:
+    def blocks(self, step: BlockExchange, x: Value) -> Value:
         """Cells between blocks that do not line up: where each device takes and puts them is read from tables."""
         mesh, params = self.involved(step.over)
         units = self.plan.units
@@ -282,16 +282,16 @@ class _Emitter:
         return whole
 
 
-def _major(parts: Sequence[Place | Part], view: View) -> int | None:
+def _major(parts: Sequence[DigitOfDim | PlacedDigit], view: View) -> int | None:
     """The dim whose major digits are these, in this order; None if there is none."""
     dim = parts[0].dim
-    places = [digit.digit for digit in view[dim]][: len(parts)]
-    return dim if [(part.dim, part.digit) for part in parts] == [(dim, digit) for digit in places] else None
+    positions = [digit.digit for digit in view[dim]][: len(parts)]
+    return dim if [(part.dim, part.digit) for part in parts] == [(dim, digit) for digit in positions] else None
 
 
-def _arranged(x: Value, places: Sequence[Place], after: View) -> Value:
-    """``x``, whose dims are the digits ``places``, with its dims in the order of a view."""
-    return permuted(x, [places.index(place) for place in _digits(after)])
+def _arranged(x: Value, positions: Sequence[DigitOfDim], after: View) -> Value:
+    """``x``, whose dims are the digits ``positions``, with its dims in the order of a view."""
+    return permuted(x, [positions.index(position) for position in _digits(after)])
 
 
 def _shaped(x: Value, shape: tuple[int, ...]) -> Value:

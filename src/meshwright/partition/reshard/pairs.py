@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from meshwright.core.source import here
 from meshwright.errors import MeshError
-from meshwright.partition.reshard.blocks import BlockRound, Blocks
+from meshwright.partition.reshard.blocks import BlockExchange, BlockRound
 from meshwright.partition.reshard.steps import Permute, Round, Rounds, cycle_moves
 from meshwright.sharding.axes import Axes, AxisRef
 from meshwright.sharding.mesh import BaseMesh
@@ -75,13 +75,13 @@ class BlockEnds(NamedTuple):
     receiver: Positions
 
 
-def block_ends(mesh: BaseMesh, step: Blocks, round: BlockRound) -> BlockEnds:
+def block_ends(mesh: BaseMesh, step: BlockExchange, round: BlockRound) -> BlockEnds:
     """The sends of a round on all devices of a mesh that has the axes of a step."""
-    places = _groups(mesh, step.over)
+    positions = _groups(mesh, step.over)
     source, target = (np.array([send[end] for send in round.sends], np.int64) for end in (0, 1))
-    receiver = places[target]
-    sender = receiver + (places[source, 0] - places[target, 0])[:, None]
-    index = np.repeat(np.arange(len(round.sends)), places.shape[1])
+    receiver = positions[target]
+    sender = receiver + (positions[source, 0] - positions[target, 0])[:, None]
+    index = np.repeat(np.arange(len(round.sends)), positions.shape[1])
     return BlockEnds(index, sender.ravel(), receiver.ravel())
 
 
@@ -95,7 +95,7 @@ def _groups(mesh: BaseMesh, over: Axes) -> Positions:
     return np.argsort(numbers, kind="stable").reshape(prod(axis.size for axis in over), -1)
 
 
-def block_pairs(mesh: BaseMesh, step: Blocks, round: BlockRound) -> list[tuple[int, int, int]]:
+def block_pairs(mesh: BaseMesh, step: BlockExchange, round: BlockRound) -> list[tuple[int, int, int]]:
     """For each send of a round, and each group of devices that makes it: its index, the sender and the receiver."""
     return list(zip(*(column.tolist() for column in block_ends(mesh, step, round)), strict=True))
 

@@ -1,7 +1,7 @@
 """The reshard planner: from any sharding of an array to any other, with the fewest bytes.
 
-`reshard_structure` writes both shardings in common digits, `reshard_search` lists the ways from one to the other, and
-here the cheapest is chosen. Sizes matter only where blocks do not divide, so ways are found once for all arrays whose
+`reshard_structure` writes both shardings in common digits, `reshard_search` lists sketches of plans, and here
+the cheapest is chosen. Sizes matter only where blocks do not divide, so sketches are found once for all arrays whose
 sizes are multiples of the blocks.
 """
 
@@ -249,7 +249,7 @@ def show_bytes(size: int) -> str:
 
 
 class _Found(NamedTuple):
-    """Both sides in one numbering, and the ways from one to the other, the cheapest in bytes first."""
+    """Both sides in one numbering, and the sketches of plans between them, the cheapest in bytes first."""
 
     frame: Frame
     parts: Structure | None
@@ -273,14 +273,14 @@ def plan_reshard(shape: Sequence[int], dtype: Any, src: Any, dst: Any, *, hardwa
     received  2.05 kB per device (at least 2.05 kB), 16.4 kB in all (at least 16.4 kB)
     memory    8.19 kB at most
     """
-    plans = plan_every_way(shape, dtype, src, dst, hardware is not None)
+    plans = every_plan(shape, dtype, src, dst, hardware is not None)
     if hardware is None:
         return plans[0]
     return min(plans, key=lambda plan: (plan.exceeds_memory, plan.seconds(hardware)))
 
 
-def plan_every_way(shape: Sequence[int], dtype: Any, src: Any, dst: Any, idle: bool = False) -> list[ReshardPlan]:
-    """All ways that are known, the one with the fewest bytes first; with ``idle``, also over axes that are idle."""
+def every_plan(shape: Sequence[int], dtype: Any, src: Any, dst: Any, idle: bool = False) -> list[ReshardPlan]:
+    """All plans that are known, the one with the fewest bytes first; with ``idle``, also over axes that are idle."""
     shape, kind = checked_shape(shape), _dtype(dtype)
     source, target = _ends(shape, src, dst)
     base, units = _base(shape, source, target, bool(source.unreduced) or idle)
@@ -291,7 +291,7 @@ def plan_every_way(shape: Sequence[int], dtype: Any, src: Any, dst: Any, idle: b
 def plan_on(
     mesh: BaseMesh, shape: tuple[int, ...], dtype: DType, source: TensorSharding, target: TensorSharding
 ) -> ReshardPlan:
-    """The way that sends blocks directly, its steps over the axes of ``mesh``, another view of the same devices."""
+    """The sketch that sends blocks directly, its steps over the axes of ``mesh``, another view of the same devices."""
     base, units = _base(shape, source, target, False)
     placed = seen_from(mesh, source, target)
     sketch = listed_sketch(placed, base, source.reduction)
@@ -301,7 +301,7 @@ def plan_on(
 def _base(
     shape: tuple[int, ...], source: TensorSharding, target: TensorSharding, room: bool
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The smallest sizes that are cut alike, and by how much the real ones are larger.
+    """The smallest sizes that are cut the same, and by how much the real ones are larger.
 
     With ``room``, what is left of a dim keeps the factors by which devices could split it.
     """

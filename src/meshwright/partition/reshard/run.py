@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from meshwright.core.source import here
 from meshwright.errors import ShapeError
 from meshwright.ops.basic import additive_identity
-from meshwright.partition.reshard.blocks import Blocks
+from meshwright.partition.reshard.blocks import BlockExchange
 from meshwright.partition.reshard.pairs import block_pairs, digit, permute_pairs, receivers
 from meshwright.partition.reshard.plan import ReshardPlan
 from meshwright.partition.reshard.sketch import View
@@ -22,10 +22,10 @@ from meshwright.partition.reshard.steps import (
     AllGather,
     AllReduce,
     AllToAll,
+    DigitOfDim,
     Expand,
     Mask,
     Permute,
-    Place,
     Recut,
     ReduceScatter,
     ReshardStep,
@@ -68,7 +68,7 @@ def run_plan(plan: ReshardPlan, shards: Sequence[Shard], received: list[int] | N
     order = range(plan.num_devices) if plan.order is None else plan.order
     arrays = [np.asarray(shards[rank]) for rank in order]
     arrays = [_fit(array, _sizes(plan.views[0])) for array in arrays]
-    machine = _Machine(plan)
+    machine = _PlanDevices(plan)
     for index, step in enumerate(plan.steps):
         arrays = machine.run(step, arrays, plan.views[index], plan.views[index + 1])
     done = [_fit(array, plan.target.local_shape(plan.shape)) for array in arrays]
@@ -91,17 +91,17 @@ def _fit(array: Shard, shape: tuple[int, ...]) -> Shard:
     return np.pad(array, [(0, size - has) for size, has in zip(shape, array.shape, strict=True)])
 
 
-def _axis(view: View, place: Place) -> int:
+def _axis(view: View, position: DigitOfDim) -> int:
     """Where a digit stands among all digits of a view."""
-    before = sum(len(dim) for dim in view[: place.dim])
-    return before + [digit.digit for digit in view[place.dim]].index(place.digit)
+    before = sum(len(dim) for dim in view[: position.dim])
+    return before + [digit.digit for digit in view[position.dim]].index(position.digit)
 
 
 def _opened(array: Shard, view: View) -> Shard:
     return array.reshape([digit.size for dim in view for digit in dim])
 
 
-class _Machine:
+class _PlanDevices:
     """The devices of a plan's mesh and their coordinates."""
 
     def __init__(self, plan: ReshardPlan) -> None:
@@ -126,7 +126,7 @@ class _Machine:
         self.received[receiver] += elements * (sender != receiver)
 
     def run(self, step: ReshardStep, arrays: list[Shard], before: View, after: View) -> list[Shard]:
-        if isinstance(step, Blocks):
+        if isinstance(step, BlockExchange):
             return self.blocks(step, arrays)
         if isinstance(step, Recut):
             return [_fit(array, _sizes(after)) for array in arrays]
@@ -139,7 +139,7 @@ class _Machine:
         for device, array in enumerate(arrays):
             index: list[Any] = [slice(None)] * array.ndim
             for part in step.parts:
-                index[_axis(before, part.place)] = self.coordinate(device, part.axis)
+                index[_axis(before, part.position)] = self.coordinate(device, part.axis)
             found.append(array[tuple(index)])
         return found
 
@@ -149,7 +149,7 @@ class _Machine:
             whole = np.full([digit.size for dim in after for digit in dim], empty, array.dtype)
             index: list[Any] = [slice(None)] * whole.ndim
             for part in step.parts:
-                index[_axis(after, part.place)] = self.coordinate(device, part.axis)
+                index[_axis(after, part.position)] = self.coordinate(device, part.axis)
             whole[tuple(index)] = array
             found.append(whole)
         return found
@@ -175,7 +175,7 @@ class _Machine:
                 index: list[Any] = [slice(None)] * whole.ndim
                 for part, value in zip(step.parts, values, strict=True):
                     sender = self.moved(sender, part.axis, value)
-                    index[_axis(after, part.place)] = value
+                    index[_axis(after, part.position)] = value
                 whole[tuple(index)] = arrays[sender]
                 self.sent(sender, device, arrays[sender].size)
             found.append(whole)
@@ -248,7 +248,7 @@ class _Machine:
                 self.sent(sender, receiver, part.size)
         return found
 
-    def blocks(self, step: Blocks, arrays: list[Shard]) -> list[Shard]:
+    def blocks(self, step: BlockExchange, arrays: list[Shard]) -> list[Shard]:
         units = self.plan.units
         shape = [size * unit for size, unit in zip(step.shape, units, strict=True)]
         found = [np.zeros(shape, array.dtype) for array in arrays]

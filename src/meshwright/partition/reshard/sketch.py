@@ -1,4 +1,4 @@
-"""A way to reshard as a value: its steps, how dims are read as digits between them, and what that moves and holds."""
+"""A sketch of a reshard plan: its steps, how dims are read as digits between them, and what that moves and holds."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from fractions import Fraction
 from math import prod
 from typing import NamedTuple
 
-from meshwright.partition.reshard.steps import Mapped, Place, Received, ReshardStep
+from meshwright.partition.reshard.steps import DigitOfDim, Mapped, Received, ReshardStep
 
 
 class LocalDigit(NamedTuple):
@@ -20,7 +20,7 @@ class LocalDigit(NamedTuple):
 View = tuple[tuple[LocalDigit, ...], ...]
 
 
-class Cut(NamedTuple):
+class DigitView(NamedTuple):
     """How dims are read: the digits of each, and what is left of each."""
 
     digits: tuple[tuple[int, ...], ...]
@@ -30,18 +30,20 @@ class Cut(NamedTuple):
         """The digits of a local array, those on axes left out."""
         view: list[tuple[LocalDigit, ...]] = []
         for dim, (sizes, rest) in enumerate(zip(self.digits, self.rest, strict=True)):
-            local = [LocalDigit(digit, size) for digit, size in enumerate(sizes) if Place(dim, digit) not in mapped]
+            local = [
+                LocalDigit(digit, size) for digit, size in enumerate(sizes) if DigitOfDim(dim, digit) not in mapped
+            ]
             view.append((*local, LocalDigit(len(sizes), rest * units[dim])))
         return tuple(view)
 
 
 class Sketch(NamedTuple):
-    """A way to reshard: how dims are read, where the digits lie at first, the steps.
+    """A sketch of a reshard plan: how dims are read, where the digits lie at first, the steps.
 
-    There is one `Cut` at first and one more behind each step that cuts dims anew.
+    There is one `DigitView` at first and one more behind each step that cuts dims anew.
     """
 
-    cuts: tuple[Cut, ...]
+    cuts: tuple[DigitView, ...]
     start: Mapped
     steps: tuple[ReshardStep, ...]
 
@@ -74,7 +76,7 @@ class Sketch(NamedTuple):
             sum((r.most for r in received), Fraction(0)),
         )
 
-    def _cut_at_each(self) -> list[Cut]:
+    def _cut_at_each(self) -> list[DigitView]:
         found, index = [self.cuts[0]], 0
         for step in self.steps:
             index += step.recuts
@@ -86,7 +88,7 @@ class Sketch(NamedTuple):
         found = []
         for cut, mapped in zip(self._cut_at_each(), self.maps(), strict=True):
             whole = prod(prod(sizes) for sizes in cut.digits) * prod(cut.rest)
-            found.append(whole // prod(cut.digits[place.dim][place.digit] for place in mapped))
+            found.append(whole // prod(cut.digits[position.dim][position.digit] for position in mapped))
         return found
 
 
@@ -94,7 +96,7 @@ def local_sizes(views: Sequence[View], maps: Sequence[Mapped], shape: Sequence[i
     """The elements of each local array; a dim that is whole has no padding."""
     found = []
     for view, mapped in zip(views, maps, strict=True):
-        split = {place.dim for place in mapped}
+        split = {position.dim for position in mapped}
         sizes = [prod(digit.size for digit in dim) for dim in view]
         found.append(prod(size if dim in split else min(size, shape[dim]) for dim, size in enumerate(sizes)))
     return found

@@ -17,14 +17,14 @@ from typing import ClassVar, NamedTuple
 from meshwright.sharding.axes import Axes, AxisRef, merged
 
 
-class Place(NamedTuple):
+class DigitOfDim(NamedTuple):
     """A digit of a dim."""
 
     dim: int
     digit: int
 
 
-class Part(NamedTuple):
+class PlacedDigit(NamedTuple):
     """A digit of a dim and the axis it lies on, before or after a step."""
 
     dim: int
@@ -32,12 +32,12 @@ class Part(NamedTuple):
     axis: AxisRef
 
     @property
-    def place(self) -> Place:
+    def position(self) -> DigitOfDim:
         """The digit alone."""
-        return Place(self.dim, self.digit)
+        return DigitOfDim(self.dim, self.digit)
 
 
-class Move(NamedTuple):
+class AxisMove(NamedTuple):
     """What a device has along ``source`` is for the device that has this coordinate along ``target``."""
 
     source: AxisRef
@@ -48,11 +48,11 @@ class Path(NamedTuple):
     """``split`` comes to lie on the first of ``axes``, what lies on each goes to the next, ``join`` leaves the last."""
 
     axes: Axes
-    split: Place
-    join: Place
+    split: DigitOfDim
+    join: DigitOfDim
 
 
-Mapped = Mapping[Place, AxisRef]
+Mapped = Mapping[DigitOfDim, AxisRef]
 
 
 class Received(NamedTuple):
@@ -72,7 +72,7 @@ class ReshardStep:
     kind: ClassVar[str] = ""
     recuts: ClassVar[bool] = False  # whether dims are read as other digits behind it
 
-    def after(self, mapped: Mapped) -> dict[Place, AxisRef]:
+    def after(self, mapped: Mapped) -> dict[DigitOfDim, AxisRef]:
         """The map from digits to axes behind the step."""
         raise NotImplementedError
 
@@ -102,10 +102,10 @@ def axes_text(axes: Iterable[AxisRef]) -> str:
     return names[0] if len(names) == 1 else f"({','.join(names)})"
 
 
-def _parts_text(parts: Iterable[Part]) -> str:
+def _parts_text(parts: Iterable[PlacedDigit]) -> str:
     """``dim 0 over x, dim 1 over (y,z)``."""
     by_dim: dict[int, list[AxisRef]] = {}
-    for part in sorted(parts, key=lambda part: part.place):
+    for part in sorted(parts, key=lambda part: part.position):
         by_dim.setdefault(part.dim, []).append(part.axis)
     return ", ".join(f"dim {dim} over {axes_text(axes)}" for dim, axes in by_dim.items())
 
@@ -114,19 +114,19 @@ def _parts_text(parts: Iterable[Part]) -> str:
 class OnParts(ReshardStep):
     """A step on some digits."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[PlacedDigit, ...]
 
     @property
     def axes(self) -> Axes:
         """The axes of the parts."""
         return tuple(part.axis for part in self.parts)
 
-    def _onto(self, mapped: Mapped) -> dict[Place, AxisRef]:
-        return {**mapped, **{part.place: part.axis for part in self.parts}}
+    def _onto(self, mapped: Mapped) -> dict[DigitOfDim, AxisRef]:
+        return {**mapped, **{part.position: part.axis for part in self.parts}}
 
-    def _off(self, mapped: Mapped) -> dict[Place, AxisRef]:
-        gone = {part.place for part in self.parts}
-        return {place: axis for place, axis in mapped.items() if place not in gone}
+    def _off(self, mapped: Mapped) -> dict[DigitOfDim, AxisRef]:
+        gone = {part.position for part in self.parts}
+        return {position: axis for position, axis in mapped.items() if position not in gone}
 
     def __str__(self) -> str:
         return f"{self.kind} {_parts_text(self.parts)}"
@@ -145,7 +145,7 @@ class Slice(OnParts):
 
 
 class Expand(OnParts):
-    """Each device puts its part into zeros: a dim that was split becomes a sum that is owed. Nothing is sent."""
+    """Each device puts its part into zeros: a dim that was split becomes a partial sum. Nothing is sent."""
 
     kind = "expand"
     after = OnParts._off
@@ -160,16 +160,16 @@ class Expand(OnParts):
 class Select(OnParts):
     """Devices with equal coordinates along a part's axis and its new one keep their array, others have zeros.
 
-    It is what `Expand` and `Slice` would do to one digit: the sum is owed over the axis it leaves. Nothing is sent.
+    It is what `Expand` and `Slice` would do to one digit: a partial sum over the axis it leaves. Nothing is sent.
     """
 
     onto: Axes
     kind = "select"
 
-    def after(self, mapped: Mapped) -> dict[Place, AxisRef]:
+    def after(self, mapped: Mapped) -> dict[DigitOfDim, AxisRef]:
         """The digits are on their new axes."""
-        moved = {part.place: axis for part, axis in zip(self.parts, self.onto, strict=True)}
-        return {place: moved.get(place, axis) for place, axis in mapped.items()}
+        moved = {part.position: axis for part, axis in zip(self.parts, self.onto, strict=True)}
+        return {position: moved.get(position, axis) for position, axis in mapped.items()}
 
     @property
     def collectives(self) -> int:
@@ -222,7 +222,7 @@ class AllReduce(ReshardStep):
         """The axes summed over."""
         return self.over
 
-    def after(self, mapped: Mapped) -> dict[Place, AxisRef]:
+    def after(self, mapped: Mapped) -> dict[DigitOfDim, AxisRef]:
         """As before."""
         return dict(mapped)
 
@@ -237,7 +237,7 @@ class AllReduce(ReshardStep):
 
 @dataclass(frozen=True)
 class Mask(ReshardStep):
-    """The first device along the axes keeps its array, the others have zeros: a sum is owed. Nothing is sent."""
+    """The first device along the axes keeps its array, the others have zeros: a partial sum. Nothing is sent."""
 
     over: Axes
     reduction: str = "sum"
@@ -245,10 +245,10 @@ class Mask(ReshardStep):
 
     @property
     def axes(self) -> Axes:
-        """The axes over which a sum is owed from here on."""
+        """The axes over which the array is a partial sum after the step."""
         return self.over
 
-    def after(self, mapped: Mapped) -> dict[Place, AxisRef]:
+    def after(self, mapped: Mapped) -> dict[DigitOfDim, AxisRef]:
         """As before."""
         return dict(mapped)
 
@@ -266,7 +266,7 @@ class Recut(ReshardStep):
     """Dims are read as other digits, with other padding at their ends. Nothing is sent."""
 
     dims: tuple[int, ...]
-    mapped: tuple[tuple[Place, AxisRef], ...]
+    mapped: tuple[tuple[DigitOfDim, AxisRef], ...]
     kind = "recut"
     recuts = True
 
@@ -275,7 +275,7 @@ class Recut(ReshardStep):
         """None: each device holds what it held."""
         return ()
 
-    def after(self, mapped: Mapped) -> dict[Place, AxisRef]:
+    def after(self, mapped: Mapped) -> dict[DigitOfDim, AxisRef]:
         """As the step says."""
         return dict(self.mapped)
 
@@ -293,9 +293,9 @@ def agreement(cycles: Iterable[Axes]) -> Fraction:
     return Fraction(1, prod(axes[0].size ** (len(axes) - 1) for axes in cycles))
 
 
-def cycle_moves(axes: Axes) -> tuple[Move, ...]:
+def cycle_moves(axes: Axes) -> tuple[AxisMove, ...]:
     """From each axis to the next, and from the last to the first."""
-    return tuple(Move(axis, axes[(index + 1) % len(axes)]) for index, axis in enumerate(axes))
+    return tuple(AxisMove(axis, axes[(index + 1) % len(axes)]) for index, axis in enumerate(axes))
 
 
 @dataclass(frozen=True)
@@ -309,7 +309,7 @@ class Permute(ReshardStep):
     kind = "permute"
 
     @property
-    def moves(self) -> tuple[Move, ...]:
+    def moves(self) -> tuple[AxisMove, ...]:
         """Where the coordinates go."""
         return tuple(move for axes in self.cycles for move in cycle_moves(axes))
 
@@ -318,10 +318,10 @@ class Permute(ReshardStep):
         """All axes of the cycles."""
         return tuple(axis for axes in self.cycles for axis in axes)
 
-    def after(self, mapped: Mapped) -> dict[Place, AxisRef]:
+    def after(self, mapped: Mapped) -> dict[DigitOfDim, AxisRef]:
         """Every digit on a source axis is on its target axis."""
         to = {move.source: move.target for move in self.moves}
-        return {place: to.get(axis, axis) for place, axis in mapped.items()}
+        return {position: to.get(axis, axis) for position, axis in mapped.items()}
 
     def received(self, before: int) -> Received:
         """A whole array, on devices whose coordinates differ."""
@@ -347,10 +347,10 @@ class AllToAll(ReshardStep):
         """One axis for each swap."""
         return tuple(swap.axes[0] for swap in self.swaps)
 
-    def after(self, mapped: Mapped) -> dict[Place, AxisRef]:
+    def after(self, mapped: Mapped) -> dict[DigitOfDim, AxisRef]:
         """The joined digits are local, the split ones on their axes."""
         gone = {swap.join for swap in self.swaps}
-        found = {place: axis for place, axis in mapped.items() if place not in gone}
+        found = {position: axis for position, axis in mapped.items() if position not in gone}
         return {**found, **{swap.split: swap.axes[0] for swap in self.swaps}}
 
     def received(self, before: int) -> Received:
@@ -406,13 +406,13 @@ class Rounds(ReshardStep):
         """The permutes, in order."""
         return map(Round, product(*(range(path.axes[0].size) for path in self.paths)))
 
-    def after(self, mapped: Mapped) -> dict[Place, AxisRef]:
+    def after(self, mapped: Mapped) -> dict[DigitOfDim, AxisRef]:
         """As the permute of all axes, and the all-to-all."""
         to = {move.source: move.target for axes in self.cycles for move in cycle_moves(axes)}
         for path in self.paths:
             to.update(zip(path.axes, path.axes[1:], strict=False))
         gone = {path.join for path in self.paths}
-        found = {place: to.get(axis, axis) for place, axis in mapped.items() if place not in gone}
+        found = {position: to.get(axis, axis) for position, axis in mapped.items() if position not in gone}
         return {**found, **{path.split: path.axes[0] for path in self.paths}}
 
     def received(self, before: int) -> Received:

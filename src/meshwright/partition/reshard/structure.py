@@ -34,7 +34,7 @@ from meshwright.sharding.placement import (
 )
 
 
-class Piece(NamedTuple):
+class DigitEnds(NamedTuple):
     """A digit of a dim, and the atom it lies on in the source and in the target."""
 
     size: int
@@ -47,11 +47,11 @@ class Piece(NamedTuple):
         return self.source == self.target
 
 
-Pieces = tuple[Piece, ...]
+Pieces = tuple[DigitEnds, ...]
 
 
 class Structure(NamedTuple):
-    """The digits of each dim (None where the sides have none in common), and the atoms that owe sums."""
+    """The digits of each dim (None where the sides have none in common), and the atoms that are unreduced."""
 
     devices: int
     dims: tuple[Pieces | None, ...]
@@ -60,13 +60,13 @@ class Structure(NamedTuple):
     atoms: Digits
 
     @property
-    def owed(self) -> Digits:
+    def to_reduce(self) -> Digits:
         """The atoms to reduce over."""
         return tuple(atom for atom in self.source_sums if atom not in self.target_sums)
 
     @property
     def introduced(self) -> Digits:
-        """The atoms over which the target owes a sum and the source does not."""
+        """The atoms over which the target is unreduced and the source is not."""
         return tuple(atom for atom in self.target_sums if atom not in self.source_sums)
 
     @property
@@ -108,8 +108,8 @@ def frame(source: Layout, target: Layout, source_mesh: BaseMesh, target_mesh: Ba
             return Frame(
                 source_mesh, one, bare_source, bare_target._replace(dims=tuple(found[:-1]), unreduced=found[-1])
             )
-    place = {rank: position for position, rank in enumerate(one or range(source.size))}
-    seen = tuple(place[rank] for rank in (other or range(target.size)))
+    position = {rank: position for position, rank in enumerate(one or range(source.size))}
+    seen = tuple(position[rank] for rank in (other or range(target.size)))
     return Frame(source_mesh, one, bare_source, target._replace(order=seen))
 
 
@@ -186,10 +186,10 @@ def _aligned(source: Digits, target: Digits) -> Pieces | set[int] | None:
             if common == 1:
                 return None
             return {atom.stride * (atom.size // common) for atom in (one, other)}
-        pieces.append(Piece(one.size, one, other))
+        pieces.append(DigitEnds(one.size, one, other))
     shared = len(pieces)
-    pieces += [Piece(atom.size, atom, None) for atom in source[shared:]]
-    pieces += [Piece(atom.size, None, atom) for atom in target[shared:]]
+    pieces += [DigitEnds(atom.size, atom, None) for atom in source[shared:]]
+    pieces += [DigitEnds(atom.size, None, atom) for atom in target[shared:]]
     return tuple(pieces)
 
 

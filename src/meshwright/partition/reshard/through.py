@@ -1,8 +1,8 @@
-"""Ways to reshard through other shardings, for more blocks than can be matched one by one.
+"""Plans that reshard through other shardings, for more blocks than can be matched one by one.
 
 A dim whose blocks do not nest is made whole on the way, or as whole as both sides have it: all such dims at once; some
 of them, so that few blocks are left; or one after another, each given its axes as soon as the next one has left them.
-What is gathered and not kept is moved for nothing: such a way may be far above the lower bound.
+What is gathered and not kept is moved for nothing: such a plan may be far above the lower bound.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ class Sums(NamedTuple):
 def sketches_through(
     found: Frame, parts: Structure, shape: Sequence[int], name: Name, reduction: str, sums_by: str
 ) -> list[Sketch]:
-    """The ways through other shardings, of which there is always one."""
+    """Sketches of plans through other shardings; there is always one."""
     layouts = _Layouts(found, parts)
     sums = Sums(reduction, sums_by)
     every: list[Sketch] = []
     for chain in layouts.chains():
-        way = _way(found, chain, parts.atoms, shape, name, sums)
-        every += [way] if way is not None else []
+        sketch = _best_through(found, chain, parts.atoms, shape, name, sums)
+        every += [sketch] if sketch is not None else []
     for chain in layouts.with_blocks():
-        way = _way(found, chain, parts.atoms, shape, name, sums)
-        if way is not None:
-            return [*every, way]  # later ones gather more
+        sketch = _best_through(found, chain, parts.atoms, shape, name, sums)
+        if sketch is not None:
+            return [*every, sketch]  # later ones gather more
     return every
 
 
@@ -54,8 +54,8 @@ class _Layouts:
         self.source, self.target = found.source, found.target
         self.apart = [dim for dim, pieces in enumerate(parts.dims) if pieces is None]
         self.atoms = parts.atoms
-        kept = tuple(atom for atom in parts.source_sums if atom not in parts.owed)
-        self.sums = [kept, found.source.unreduced] if parts.owed else [kept]
+        kept = tuple(atom for atom in parts.source_sums if atom not in parts.to_reduce)
+        self.sums = [kept, found.source.unreduced] if parts.to_reduce else [kept]
 
     def chains(self) -> Iterator[list[Layout]]:
         """Shardings to go through in turn."""
@@ -107,16 +107,16 @@ class _Layouts:
         return len(set(used)) == len(used)
 
 
-def _way(
+def _best_through(
     found: Frame, chain: Sequence[Layout], atoms: Digits, shape: Sequence[int], name: Name, sums: Sums
 ) -> Sketch | None:
-    """The best way through a chain of shardings, each leg by itself; None if one of them needs many blocks."""
+    """The best sketch through a chain of shardings, each leg by itself; None if one of them needs many blocks."""
     legs = [found._replace(source=one, target=other) for one, other in pairwise([found.source, *chain, found.target])]
     for leg in legs:  # all legs are then written with the parts of axes that any of them needs
         parts = structure(leg, shape, atoms)
         assert parts is not None, "atoms of both sides nest"
         atoms = parts.atoms
-    ways: list[Sketch] = []
+    best: list[Sketch] = []
     for leg in legs:
         parts = structure(leg, shape, atoms)
         assert parts is not None
@@ -126,22 +126,22 @@ def _way(
             every = sketches(parts, rest_of(parts, shape), name, sums.source, sums.target, False)
         if not every:
             return None
-        ways.append(min(every, key=Sketch.score))
-    return joined(ways)
+        best.append(min(every, key=Sketch.score))
+    return joined(best)
 
 
-def joined(ways: Sequence[Sketch]) -> Sketch:
-    """One way after another, each beginning at the sharding where the last one ends."""
-    first, *others = ways
+def joined(legs: Sequence[Sketch]) -> Sketch:
+    """Join sketches of legs, each of which begins at the sharding where the last one ends."""
+    first, *others = legs
     cuts, steps, last = list(first.cuts), list[ReshardStep](first.steps), first
-    for way in others:
+    for sketch in others:
         before, after = (
             cuts[-1].view(last.maps()[-1], (1,) * len(cuts[-1].rest)),
-            way.views((1,) * len(way.cuts[0].rest))[0],
+            sketch.views((1,) * len(sketch.cuts[0].rest))[0],
         )
         dims = tuple(dim for dim, (one, other) in enumerate(zip(before, after, strict=True)) if one != other)
-        steps.append(Recut(dims, tuple(way.start.items())))
-        cuts += way.cuts
-        steps += way.steps
-        last = way
+        steps.append(Recut(dims, tuple(sketch.start.items())))
+        cuts += sketch.cuts
+        steps += sketch.steps
+        last = sketch
     return Sketch(tuple(cuts), first.start, tuple(steps))
