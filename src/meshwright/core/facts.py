@@ -1,13 +1,15 @@
-"""What stages must know of an op beyond its meaning: how it fuses, and what it does to memory.
+"""What stages must know of an op beyond its meaning: how it fuses, what it does to memory, how it is split where a run
+on blocks is not enough, and what it is in the structure of a program.
 
 How it fuses follows from the factor rule and the cost, unless the op says otherwise. That results have memory of their
-own, which an engine may write over, is known only of ops that say so.
+own, which an engine may write over, is known only of ops that say so. Most ops are split by their factor rule alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from enum import Enum
+from typing import NamedTuple
 
 from meshwright.core.factors import Factors
 from meshwright.core.linearity import Types
@@ -36,6 +38,48 @@ class Memory(Enum):
     SHARED = "perhaps in the memory of its operands"
     FRESH = "in memory of their own"
     IN_PLACE = "in memory of their own; a compiler writes them over the first operand where nobody reads it again"
+
+
+class Across(Enum):
+    """How an op looks across the blocks of a dim, and which of its params say where."""
+
+    NOT = "it does not: blocks of operands give blocks of results, as the factor rule says"
+    COUNTED = "it counts along ``dim``, and a block counts from where it begins"
+    CUT = "it keeps what lies between ``starts`` and ``limits``, every ``strides``"
+    PADDED = "it puts ``low``, ``high`` and ``interior`` elements around and between those of a dim"
+    REVERSED = "it turns ``dims`` around"
+    JOINED = "it joins its operands along ``dim``"
+    CONVOLVED = "it multiplies windows of its first operand with its second, which slides over it"
+    WINDOWED = "each element of the result is made of a window of its last operand"
+    UNWINDOWED = "each element of its first operand is put into a window of its second"
+    READ = "it reads windows of its first operand at the vectors of its second"
+    WRITTEN = "it combines windows of its third operand into its first at the vectors of its second"
+    READ_AT = "it reads a window of its first operand that begins at the scalars after it"
+    WRITTEN_AT = "it writes its second operand into its first at the scalars after them"
+    RUNNING = "it reduces all that come before along ``axis``, or after if ``reverse``"
+    EXTREME = "it says where the first extreme stands along ``axis``"
+    LARGEST = "it takes the ``k`` largest along the last dim, and says where they stand"
+
+
+class Split(NamedTuple):
+    """What devices do with an op where a dim is split that it looks across: how it does, and how elements combine."""
+
+    across: Across = Across.NOT
+    combine: str = "sum"
+
+
+BLOCKS = Split()
+
+
+class Structure(Enum):
+    """What an op is in the structure of a program, for stages that follow values through it."""
+
+    ROWS = "a loop over the rows of arrays"
+    LOOP = "a loop until a test fails"
+    BRANCH = "one of several programs, which an index chooses"
+    DEVICE = "a program written for one device of a mesh"
+    COLLECTIVE = "what devices along axes do together, in a program written for one of them"
+    CONSTRAINT = "its operand, in a sharding that somebody asked for"
 
 
 FusionRule = Callable[[Types, Types, Params], Fusion]

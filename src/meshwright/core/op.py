@@ -15,7 +15,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from meshwright.core.dtypes import ALL, DType
 from meshwright.core.factors import Factors
-from meshwright.core.facts import Fusion, FusionRule, Memory, MemoryRule, fusion_by_factors
+from meshwright.core.facts import BLOCKS, Fusion, FusionRule, Memory, MemoryRule, Split, Structure, fusion_by_factors
 from meshwright.core.linearity import LinearGroup, LinearRule, groups_of
 from meshwright.core.linearity import Linearity as Linearity
 from meshwright.core.linearity import Types as Types
@@ -130,6 +130,8 @@ class Op:
       None if every result depends on every operand.
     - ``fusion``: how it fuses (``core.facts``), or a rule for that; None where it follows from the factor rule and the
       cost. ``memory``: where its results lie, or a rule for that. ``fusion_of`` and ``memory_of`` ask.
+    - ``split``: what devices do where a dim is split that it looks across.
+    - ``structure``: what it is in the structure of a program, None for most ops.
     - ``collective``: what kind of collective it is (``all_reduce``, …), None for every other op.
     - ``calls``: the param that holds a program which it only runs, None for every other op.
     - ``effects``: whether it does more than compute its results, so that it runs even if nothing reads them.
@@ -154,6 +156,8 @@ class Op:
     reaches: ReachRule | None
     fusion: Fusion | FusionRule | None
     memory: Memory | MemoryRule
+    split: Split
+    structure: Structure | None
     collective: str | None
     calls: str | None
     effects: bool
@@ -253,6 +257,8 @@ def define_op(
     reaches: ReachRule | None = None,
     fusion: Fusion | FusionRule | None = None,
     memory: Memory | MemoryRule = Memory.SHARED,
+    split: Split = BLOCKS,
+    structure: Structure | None = None,
     collective: str | None = None,
     calls: str | None = None,
     effects: bool = False,
@@ -284,6 +290,8 @@ def define_op(
         reaches=reaches,
         fusion=fusion,
         memory=memory,
+        split=split,
+        structure=structure or (Structure.COLLECTIVE if stack is not None else None),
         collective=collective,
         calls=calls,
         effects=effects,

@@ -8,7 +8,7 @@ from typing import Any
 
 from meshwright.core import dtypes
 from meshwright.core.factors import FactorBuilder, Factors
-from meshwright.core.facts import Fusion, Memory
+from meshwright.core.facts import Across, Fusion, Memory, Split
 from meshwright.core.op import Cost, Linear, Linearity, Op, Operand, Sample, Types, Value, define_op
 from meshwright.core.program import Params
 from meshwright.core.types import OutSharding, Shape, TensorType
@@ -341,6 +341,7 @@ conv_general_dilated: Op = define_op(
     ),
     transpose=_conv_transpose,
     batch=_conv_batch,
+    split=Split(Across.CONVOLVED),
     fusion=Fusion.CONTRACTION,
     memory=Memory.FRESH,
     evaluate=lambda xp, x, w, out_sharding=None, **params: xp.conv_general_dilated(x, w, **params),

@@ -8,7 +8,7 @@ from typing import Any
 from meshwright.core import dtypes
 from meshwright.core.dtypes import DType
 from meshwright.core.factors import FactorBuilder, Factors
-from meshwright.core.facts import Fusion, Memory
+from meshwright.core.facts import Across, Fusion, Memory, Split
 from meshwright.core.op import JvpRule, Linear, Linearity, Op, Operand, Sample, Types, Value, define_op
 from meshwright.core.program import Params
 from meshwright.core.types import TensorType
@@ -212,6 +212,7 @@ cumsum: Op = define_op(
     jvp=linear_jvp,
     transpose=_cumsum_transpose,
     batch=along_axis_batch,
+    split=Split(Across.RUNNING, "sum"),
     memory=Memory.FRESH,
     fusion=Fusion.ALONE,
     evaluate=_running(lambda xp, x, axis: xp.cumulative_sum(x, axis=axis, dtype=x.dtype)),
@@ -228,6 +229,7 @@ cumprod: Op = define_op(
     jvp=_scan_jvp(_combine_products),
     transpose=not_linear("cumprod"),
     batch=along_axis_batch,
+    split=Split(Across.RUNNING, "prod"),
     memory=Memory.FRESH,
     fusion=Fusion.ALONE,
     evaluate=_running(lambda xp, x, axis: xp.cumulative_prod(x, axis=axis, dtype=x.dtype)),
@@ -247,6 +249,7 @@ cummax: Op = define_op(
     jvp=_scan_jvp(_combine_extremes(maximum)),
     transpose=not_linear("cummax"),
     batch=along_axis_batch,
+    split=Split(Across.RUNNING, "max"),
     memory=Memory.FRESH,
     fusion=Fusion.ALONE,
     evaluate=_running(lambda xp, x, axis: xp.maximum.accumulate(x, axis=axis)),
@@ -263,6 +266,7 @@ cummin: Op = define_op(
     jvp=_scan_jvp(_combine_extremes(minimum)),
     transpose=not_linear("cummin"),
     batch=along_axis_batch,
+    split=Split(Across.RUNNING, "min"),
     memory=Memory.FRESH,
     fusion=Fusion.ALONE,
     evaluate=_running(lambda xp, x, axis: xp.minimum.accumulate(x, axis=axis)),
@@ -282,6 +286,7 @@ cumlogsumexp: Op = define_op(
     jvp=_scan_jvp(_combine_logsumexps),
     transpose=not_linear("cumlogsumexp"),
     batch=along_axis_batch,
+    split=Split(Across.RUNNING, "max"),
     memory=Memory.FRESH,
     fusion=Fusion.ALONE,
     evaluate=_running(lambda xp, x, axis: xp.logaddexp.accumulate(x, axis=axis)),

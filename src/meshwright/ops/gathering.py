@@ -13,7 +13,7 @@ import numpy as np
 
 from meshwright.core import dtypes
 from meshwright.core.factors import FactorBuilder, Factors
-from meshwright.core.facts import Fusion, Memory
+from meshwright.core.facts import Across, Fusion, Memory, Split
 from meshwright.core.linearity import Does, LinearGroup, linear_in
 from meshwright.core.op import Cost, Linear, Op, Operand, Sample, Types, Value, define_op
 from meshwright.core.program import Params
@@ -248,6 +248,7 @@ gather: Op = define_op(
     jvp=_gather_jvp,
     transpose=_gather_transpose,
     batch=_gather_batch,
+    split=Split(Across.READ),
     fusion=Fusion.ELEMENTWISE,
     evaluate=_gather_evaluate,
     cost=lambda operands, results, params: Cost(0.0, float(2 * results[0].nbytes + operands[1].nbytes)),
@@ -401,6 +402,7 @@ scatter_add: Op = define_op(
     jvp=_scatter_add_jvp,
     transpose=_scatter_add_transpose,
     batch=scatter_batch,
+    split=Split(Across.WRITTEN),
     memory=Memory.IN_PLACE,
     fusion=Fusion.ALONE,
     evaluate=scatter_evaluate("add"),

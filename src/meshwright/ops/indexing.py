@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from meshwright.core import dtypes
 from meshwright.core.factors import FactorBuilder, Factors
-from meshwright.core.facts import Fusion, Memory
+from meshwright.core.facts import Across, Fusion, Memory, Split
 from meshwright.core.linearity import Does, linear_in
 from meshwright.core.op import Cost, Linear, Op, Operand, Sample, Types, Value, define_op
 from meshwright.core.program import Params
@@ -112,6 +112,7 @@ dynamic_slice: Op = define_op(
     jvp=linear_in_first_jvp,
     transpose=_dynamic_slice_transpose,
     batch=_dynamic_slice_batch,
+    split=Split(Across.READ_AT),
     evaluate=lambda xp, x, *starts, sizes: xp.dynamic_slice(x, starts, sizes),
     cost=move_cost,
     localize=lambda params, operands, results: {"sizes": results[0].shape},
@@ -200,6 +201,7 @@ dynamic_update_slice: Op = define_op(
     jvp=_dynamic_update_slice_jvp,
     transpose=_dynamic_update_slice_transpose,
     batch=_dynamic_update_slice_batch,
+    split=Split(Across.WRITTEN_AT),
     memory=Memory.IN_PLACE,
     fusion=Fusion.ALONE,
     evaluate=lambda xp, x, update, *starts: xp.dynamic_update_slice(x, update, starts),

@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 from meshwright.core.factors import pointwise
-from meshwright.core.facts import Fusion
+from meshwright.core.facts import Fusion, Structure
 from meshwright.core.op import Cost, Linear, Linearity, Op, Operand, Sample, Value, define_op
 from meshwright.core.program import Params
 from meshwright.core.types import OutSharding, Spec, TensorType
@@ -65,6 +65,7 @@ sharding_constraint: Op = define_op(
     jvp=linear_jvp,
     transpose=_transpose,
     batch=_batch,
+    structure=Structure.CONSTRAINT,
     fusion=Fusion.VIEW,
     evaluate=lambda xp, x, spec, out_sharding=None, mesh=None: x,
     cost=lambda operands, results, params: Cost(0.0, 0.0),

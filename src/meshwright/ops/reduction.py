@@ -10,7 +10,7 @@ import numpy as np
 
 from meshwright.core import dtypes
 from meshwright.core.dtypes import DType
-from meshwright.core.facts import Fusion, Memory
+from meshwright.core.facts import Across, Fusion, Memory, Split
 from meshwright.core.op import Linearity, Op, Operand, Sample, Value, define_op
 from meshwright.core.types import TensorType
 from meshwright.ops.basic import (
@@ -284,6 +284,7 @@ argmax: Op = define_op(
     jvp=zero_jvp,
     transpose=not_linear("argmax"),
     batch=along_axis_batch,
+    split=Split(Across.EXTREME, "max"),
     memory=Memory.FRESH,
     fusion=Fusion.ALONE,
     evaluate=_position("argmax"),
@@ -300,6 +301,7 @@ argmin: Op = define_op(
     jvp=zero_jvp,
     transpose=not_linear("argmin"),
     batch=along_axis_batch,
+    split=Split(Across.EXTREME, "min"),
     memory=Memory.FRESH,
     fusion=Fusion.ALONE,
     evaluate=_position("argmin"),

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from math import prod
 
 from meshwright.core import dtypes
-from meshwright.core.facts import Fusion, Memory
+from meshwright.core.facts import Across, Fusion, Memory, Split
 from meshwright.core.linearity import Does, linear_in
 from meshwright.core.op import Linear, Linearity, Op, Value, define_op
 from meshwright.core.program import Params
@@ -87,6 +87,7 @@ scatter_set: Op = define_op(
     jvp=_scatter_set_jvp,
     transpose=_scatter_set_transpose,
     batch=scatter_batch,
+    split=Split(Across.WRITTEN),
     memory=Memory.IN_PLACE,
     fusion=Fusion.ALONE,
     evaluate=scatter_evaluate("set"),
@@ -149,6 +150,7 @@ scatter_mul: Op = define_op(
     jvp=_scatter_mul_jvp,
     transpose=_scatter_mul_transpose,
     batch=scatter_batch,
+    split=Split(Across.WRITTEN),
     memory=Memory.IN_PLACE,
     fusion=Fusion.ALONE,
     evaluate=scatter_evaluate("mul"),
@@ -186,6 +188,7 @@ scatter_max: Op = define_op(
     jvp=_scatter_extremum_jvp,
     transpose=not_linear("scatter_max"),
     batch=scatter_batch,
+    split=Split(Across.WRITTEN),
     memory=Memory.IN_PLACE,
     fusion=Fusion.ALONE,
     evaluate=scatter_evaluate("max"),
@@ -202,6 +205,7 @@ scatter_min: Op = define_op(
     jvp=_scatter_extremum_jvp,
     transpose=not_linear("scatter_min"),
     batch=scatter_batch,
+    split=Split(Across.WRITTEN),
     memory=Memory.IN_PLACE,
     fusion=Fusion.ALONE,
     evaluate=scatter_evaluate("min"),

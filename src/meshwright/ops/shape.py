@@ -10,7 +10,7 @@ from typing import Any
 
 from meshwright.core import dtypes
 from meshwright.core.factors import FactorBuilder, Factors
-from meshwright.core.facts import Fusion, Memory
+from meshwright.core.facts import Across, Fusion, Memory, Split
 from meshwright.core.op import Cost, Linear, Linearity, No, Op, Operand, Sample, Types, Value, define_op
 from meshwright.core.program import Params
 from meshwright.core.types import Shape, TensorType
@@ -50,6 +50,7 @@ reverse: Op = define_op(
     jvp=linear_jvp,
     transpose=lambda op, cts, inputs, params: [reverse(cts[0], **params)],
     batch=lambda op, size, args, batched, params: ([op(args[0], dims=tuple(d + 1 for d in params["dims"]))], [True]),
+    split=Split(Across.REVERSED),
     evaluate=lambda xp, x, dims: xp.flip(x, axis=dims),
     cost=move_cost,
     samples=lambda: [
@@ -119,6 +120,7 @@ concatenate: Op = define_op(
     jvp=linear_jvp,
     transpose=_concatenate_transpose,
     batch=_concatenate_batch,
+    split=Split(Across.JOINED),
     memory=Memory.FRESH,
     fusion=Fusion.ELEMENTWISE,
     evaluate=lambda xp, *arrays, dim: xp.concat(arrays, axis=dim),
@@ -220,6 +222,7 @@ slice_: Op = define_op(
     jvp=linear_jvp,
     transpose=_slice_transpose,
     batch=_slice_batch,
+    split=Split(Across.CUT),
     evaluate=lambda xp, x, starts, limits, strides: x[tuple(map(slice, starts, limits, strides))],
     cost=move_cost,
     localize=_slice_localize,
@@ -313,6 +316,7 @@ pad: Op = define_op(
     jvp=linear_jvp,
     transpose=_pad_transpose,
     batch=_pad_batch,
+    split=Split(Across.PADDED),
     evaluate=lambda xp, x, value, low, high, interior: xp.pad_interior(x, value, low, high, interior),
     cost=move_cost,
     samples=lambda: (
@@ -367,6 +371,7 @@ iota: Op = define_op(
     jvp=zero_jvp,
     transpose=No("iota has no operands"),
     batch=No("iota has no operands"),
+    split=Split(Across.COUNTED),
     evaluate=_iota_evaluate,
     cost=lambda operands, results, params: Cost(0.0, float(results[0].nbytes)),
     localize=lambda params, operands, results: {**params, "shape": results[0].shape},

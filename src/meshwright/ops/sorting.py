@@ -8,7 +8,7 @@ from typing import Any
 
 from meshwright.core import dtypes
 from meshwright.core.factors import FactorBuilder, Factors
-from meshwright.core.facts import Fusion
+from meshwright.core.facts import Across, Fusion, Split
 from meshwright.core.op import Cost, Linearity, Op, Operand, Sample, Types, Value, define_op
 from meshwright.core.program import Params
 from meshwright.core.types import TensorType
@@ -178,6 +178,7 @@ top_k: Op = define_op(
     jvp=_top_k_jvp,
     transpose=not_linear("top_k"),
     batch=lambda op, size, args, batched, params: (list(op(*args, **params)), [True, True]),
+    split=Split(Across.LARGEST),
     fusion=Fusion.ALONE,
     evaluate=lambda xp, x, k: xp.top_k(x, k),
     cost=_top_k_cost,

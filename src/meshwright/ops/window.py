@@ -22,7 +22,7 @@ import numpy as np
 from meshwright.core import dtypes
 from meshwright.core.dtypes import DType
 from meshwright.core.factors import FactorBuilder, Factors
-from meshwright.core.facts import Fusion
+from meshwright.core.facts import Across, Fusion, Split
 from meshwright.core.linearity import Does, linear_in
 from meshwright.core.op import Cost, Linear, Linearity, Op, Operand, Sample, Types, Value, define_op
 from meshwright.core.program import Params
@@ -420,6 +420,7 @@ reduce_window_sum: Op = define_op(
     jvp=linear_jvp,
     transpose=_sum_transpose,
     batch=_window_batch,
+    split=Split(Across.WINDOWED, "sum"),
     fusion=Fusion.ALONE,
     evaluate=_sum_evaluate,
     cost=_window_cost,
@@ -435,6 +436,7 @@ reduce_window_max: Op = define_op(
     jvp=Derivatives(lambda t, out, x, **params: select_and_gather_add(t, x, select="max", **params)),
     transpose=not_linear("reduce_window_max"),
     batch=_window_batch,
+    split=Split(Across.WINDOWED, "max"),
     fusion=Fusion.ALONE,
     evaluate=lambda xp, x, **params: _reduce_windows(xp, x, xp.maximum, lowest(x.dtype), **params),
     cost=_window_cost,
@@ -450,6 +452,7 @@ reduce_window_min: Op = define_op(
     jvp=Derivatives(lambda t, out, x, **params: select_and_gather_add(t, x, select="min", **params)),
     transpose=not_linear("reduce_window_min"),
     batch=_window_batch,
+    split=Split(Across.WINDOWED, "min"),
     fusion=Fusion.ALONE,
     evaluate=lambda xp, x, **params: _reduce_windows(xp, x, xp.minimum, highest(x.dtype), **params),
     cost=_window_cost,
@@ -465,6 +468,7 @@ select_and_gather_add: Op = define_op(
     jvp=linear_in_first_jvp,
     transpose=lambda op, cts, inputs, params: [select_and_scatter_add(cts[0], inputs[1], **params), None],
     batch=_window_batch,
+    split=Split(Across.WINDOWED),
     fusion=Fusion.ALONE,
     evaluate=_select_gather_evaluate,
     cost=_window_cost,
@@ -480,6 +484,7 @@ select_and_scatter_add: Op = define_op(
     jvp=linear_in_first_jvp,
     transpose=lambda op, cts, inputs, params: [select_and_gather_add(cts[0], inputs[1], **params), None],
     batch=_scatter_batch,
+    split=Split(Across.UNWINDOWED),
     fusion=Fusion.ALONE,
     evaluate=_select_scatter_evaluate,
     cost=_window_cost,

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from meshwright.core.dtypes import BOOL, is_inexact
 from meshwright.core.factors import Factors, pointwise
+from meshwright.core.facts import Across, Structure
 from meshwright.core.linearity import (
     UNBOUNDED,
     LinearGroup,
@@ -32,7 +33,6 @@ from meshwright.core.trace import Array, at_source, read, state
 from meshwright.core.types import TensorType, union
 from meshwright.errors import ShapeError
 from meshwright.ops.basic import add, broadcast_in_dim, convert, reshape, zeros
-from meshwright.ops.placement import sharding_constraint
 from meshwright.partition.across import beside, is_on, plan_across, seconds_across
 from meshwright.partition.blocks import identity, without_padding
 from meshwright.partition.choose import Choice, choose, groups_of, numbered, question, rule_of
@@ -58,8 +58,19 @@ class Version(NamedTuple):
 
 
 Special = Callable[["Localizer", Eqn], list[Version]]
-SPECIAL: dict[str, Special] = {}  # ops that are partitioned in a way of their own, by name
-MADE: dict[str, Callable[[Localizer, Eqn, TensorSharding], Value]] = {}  # ops that make a block out of nothing
+RULES: dict[Across | Structure, Special] = {}  # where the factor rule is not all
+Make = Callable[["Localizer", Eqn, TensorSharding], Value]
+MAKES: dict[Across, Make] = {}  # for what makes a block out of nothing
+
+
+def _special(op: Op) -> Special | None:
+    """The rule by which an op is partitioned, if its factor rule is not all."""
+    return RULES.get(op.structure or op.split.across)
+
+
+def _made_by(op: Op) -> Make | None:
+    """How a device makes a block of what an op makes out of nothing."""
+    return MAKES.get(op.split.across)
 
 
 @dataclass
@@ -173,7 +184,7 @@ class Localizer:
 
     def is_free(self, eqn: Eqn) -> bool:
         """Whether devices can make any block of the result by themselves, so that nobody needs to send it."""
-        if eqn.op.name in MADE:
+        if _made_by(eqn.op) is not None:
             return True
         if len(eqn.outputs) > 1 or not all(atom.__class__ is Literal or atom in self.free for atom in eqn.inputs):
             return False
@@ -184,9 +195,10 @@ class Localizer:
     def make(self, eqn: Eqn, need: TensorSharding) -> Value:
         """The result of an equation that depends on no argument, in a layout."""
         with at_source(eqn.source):
-            if eqn.op.name in MADE:
-                return MADE[eqn.op.name](self, eqn, need)
-            if eqn.op is sharding_constraint:
+            made = _made_by(eqn.op)
+            if made is not None:
+                return made(self, eqn, need)
+            if eqn.op.structure is Structure.CONSTRAINT:
                 return self.get(eqn.inputs[0], need, "devices make it")
             operands = [self._beneath(eqn, atom.type, need) for atom in eqn.inputs]
             values = [self.get(a, s, "devices make it") for a, s in zip(eqn.inputs, operands, strict=True)]
@@ -267,7 +279,7 @@ class Localizer:
                 self.free[var] = eqn
                 continue
             with at_source(eqn.source):
-                special = SPECIAL.get(eqn.op.name)
+                special = _special(eqn.op)
                 results = special(self, eqn) if special is not None else self.equation(eqn)
             for var, version in zip(eqn.outputs, results, strict=True):
                 self.define(var, version)

@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from meshwright.core.factors import Factors, check_fit, pointwise
+from meshwright.core.facts import Structure
 from meshwright.core.op import No, Op
 from meshwright.core.program import Atom, Eqn, Program, Var
 from meshwright.core.types import Shape, TensorType
@@ -118,11 +119,8 @@ class _Reader:
                 Rule((), (_dims(var.type.ndim),), var.type.shape, range(var.type.ndim)), (), (var,), constant=True
             )
         for eqn in program.eqns:
-            special = getattr(self, f"_{eqn.op.name}", None)
-            if special is not None:
-                special(eqn)
-            else:
-                self.equation(eqn)
+            read = _READ.get(eqn.op.structure) if eqn.op.structure else None
+            (read or _Reader.equation)(self, eqn)
 
     def node(self, rule: Rule | None, operands: Sequence[Atom], results: Sequence[Var], **facts: Any) -> None:
         where = facts.pop("where", "")
@@ -302,6 +300,15 @@ class _Reader:
             enter(var, number)
         walk(block)
         return found
+
+
+_READ: dict[Structure, Callable[[_Reader, Eqn], None]] = {
+    Structure.ROWS: _Reader._scan,
+    Structure.LOOP: _Reader._while,
+    Structure.BRANCH: _Reader._cond,
+    Structure.DEVICE: _Reader._shard_map,
+    Structure.CONSTRAINT: _Reader._sharding_constraint,
+}
 
 
 def _dims(rank: int) -> tuple[tuple[int, ...], ...]:

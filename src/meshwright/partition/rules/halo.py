@@ -6,16 +6,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from meshwright.core.factors import FactorBuilder
+from meshwright.core.facts import Across
 from meshwright.core.op import Value
 from meshwright.core.program import Eqn
 from meshwright.core.types import TensorType
 from meshwright.ops.choice import select
 from meshwright.ops.elementwise import ge
-from meshwright.ops.shape import concatenate, pad, reverse, slice_
 from meshwright.partition.blocks import along, identity, part_index, places, scalar
 from meshwright.partition.choose import Choice
 from meshwright.partition.layouts import READ, local_type
-from meshwright.partition.localize import SPECIAL, Localizer, Version
+from meshwright.partition.localize import RULES, Localizer, Version
 from meshwright.partition.rules.fetch import fetch, fetch_bytes, fetch_whole, padded, window_at
 from meshwright.partition.rules.ways import Way, cheapest, is_split, nothing, parts
 
@@ -76,7 +76,7 @@ def _slice(local: Localizer, eqn: Eqn) -> list[Version]:
             why = f"slice cuts dim {d}, which is split"
             value = fetch(local, value, d, x.shape[d], axes, need.starts, need.length, None, why)
             low[d], high[d] = 0, need.length
-        out = slice_(value, starts=tuple(low), limits=tuple(high), strides=tuple(strides))
+        out = eqn.op(value, starts=tuple(low), limits=tuple(high), strides=tuple(strides))
         return [Version(choice.results[0], out)]
 
     def owed(choice: Choice) -> list[Version]:
@@ -94,7 +94,7 @@ def _slice(local: Localizer, eqn: Eqn) -> list[Version]:
                 value = padded(value, scalar(identity(x.dtype, READ), x.dtype), d, span, span)
                 value = window_at(value, d, first, span, part_index(local.names, axes))
                 low[d], high[d] = 0, span
-        out = slice_(value, starts=tuple(low), limits=tuple(high), strides=tuple(strides))
+        out = eqn.op(value, starts=tuple(low), limits=tuple(high), strides=tuple(strides))
         return [Version(choice.results[0], out)]
 
     free = {name for d in cut for name in factors.operands[0][d]}
@@ -152,7 +152,7 @@ def _pad(local: Localizer, eqn: Eqn) -> list[Version]:
             for side in rest:
                 side[d] = 0
         if any(map(any, rest)):
-            value = pad(value, fill, low=tuple(rest[0]), high=tuple(rest[1]), interior=tuple(rest[2]))
+            value = eqn.op(value, fill, low=tuple(rest[0]), high=tuple(rest[1]), interior=tuple(rest[2]))
         return [Version(choice.results[0], value)]
 
     free = {name for d in touched for name in factors.operands[0][d]}
@@ -190,7 +190,7 @@ def _reverse(local: Localizer, eqn: Eqn) -> list[Version]:
             axes = choice.operands[0].dims[need.dim].axes
             why = f"reverse turns dim {need.dim} around, which is split"
             value = fetch(local, value, need.dim, x.shape[need.dim], axes, need.starts, need.length, None, why)
-        return [Version(choice.results[0], reverse(value, dims=dims))]
+        return [Version(choice.results[0], eqn.op(value, dims=dims))]
 
     way = Way(
         factors._replace(guarded=factors.guarded - factors.permuted),
@@ -235,7 +235,7 @@ def _concatenate(local: Localizer, eqn: Eqn) -> list[Version]:
         values = local.operands(eqn, choice)
         axes = choice.results[0].dims[dim].axes
         if not axes:
-            return [Version(choice.results[0], concatenate(*values, dim=dim))]
+            return [Version(choice.results[0], eqn.op(*values, dim=dim))]
         here = places(local.names, axes, choice.results[0].local_shape(result.shape)[dim])
         out: Value | None = None
         for n, value in enumerate(values):
@@ -255,4 +255,4 @@ def _concatenate(local: Localizer, eqn: Eqn) -> list[Version]:
     return cheapest(local, eqn, [Way(build.build(), extra, run)])
 
 
-SPECIAL.update({"slice": _slice, "pad": _pad, "reverse": _reverse, "concatenate": _concatenate})
+RULES.update({Across.CUT: _slice, Across.PADDED: _pad, Across.REVERSED: _reverse, Across.JOINED: _concatenate})

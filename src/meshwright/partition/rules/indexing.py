@@ -13,6 +13,7 @@ import numpy as np
 
 from meshwright.core import dtypes
 from meshwright.core.factors import FactorBuilder
+from meshwright.core.facts import Across
 from meshwright.core.op import Value
 from meshwright.core.program import Eqn
 from meshwright.core.trace import Array
@@ -20,20 +21,16 @@ from meshwright.core.types import Shape, TensorType
 from meshwright.ops.basic import add, broadcast_in_dim, broadcast_scalar, convert, mul
 from meshwright.ops.choice import clamp, select
 from meshwright.ops.elementwise import and_, eq, ge, le, sub
-from meshwright.ops.gathering import fill_value, gather
+from meshwright.ops.gathering import fill_value
 from meshwright.ops.index_windows import Windows
-from meshwright.ops.indexing import dynamic_slice, dynamic_update_slice
 from meshwright.ops.reduction import reduce_and
 from meshwright.ops.shape import pad, slice_along
 from meshwright.partition.blocks import block_start, filled_where, identity, part_index, scalar, without_padding
 from meshwright.partition.choose import Choice
 from meshwright.partition.layouts import READ, local_type
-from meshwright.partition.localize import SPECIAL, Localizer, Version
+from meshwright.partition.localize import RULES, Localizer, Version
 from meshwright.partition.rules.ways import Way, cheapest, nothing
 from meshwright.sharding.axes import Axes
-
-_COMBINED = {"scatter_add": "sum", "scatter_mul": "prod", "scatter_max": "max", "scatter_min": "min"}
-
 
 # Indices
 
@@ -114,7 +111,7 @@ def _gather(local: Localizer, eqn: Eqn) -> list[Version]:
         types = [local_type(a.type, s) for a, s in zip(eqn.inputs, choice.operands, strict=True)]
         local_result = local_type(result, choice.results[0])
         params = eqn.op.localize({**eqn.params, "mode": "clip"}, types, [local_result])
-        out = gather(values[0], indices, **params)
+        out = eqn.op(values[0], indices, **params)
         others = tuple(r for r in range(out.ndim) if r not in windows.window_dims)
 
         def everywhere(inside: Value) -> Value:
@@ -151,7 +148,7 @@ def _scatter(local: Localizer, eqn: Eqn) -> list[Version]:
     sizes = windows.sizes(x.ndim, updates.shape)
     written = [d for d in windows.index_map if sizes[d] == 1 < x.shape[d]]
     free = {name for d in written for name in factors.operands[0][d]} | factors.reduced
-    combined = _COMBINED.get(eqn.op.name, "sum")
+    combined = factors.combine
     apart = [
         (n, windows_dim)
         for n, windows_dim in enumerate(u for u in range(updates.ndim) if u not in windows.window_dims)
@@ -221,7 +218,7 @@ def _dynamic_slice(local: Localizer, eqn: Eqn) -> list[Version]:
                 block, kept = value.shape[d], sizes[d]
                 starts[d] = _start_in_block(local, starts[d], x.shape[d] - kept, axes, block, kept)
                 value = _with_margin(value, d, kept)
-        return [Version(choice.results[0], dynamic_slice(value, *starts, sizes=sizes))]
+        return [Version(choice.results[0], eqn.op(value, *starts, sizes=sizes))]
 
     return cheapest(local, eqn, [Way(build.build(READ), nothing, run)] if cut else [])
 
@@ -241,7 +238,7 @@ def _dynamic_update_slice(local: Localizer, eqn: Eqn) -> list[Version]:
             axes, size = choice.operands[0].dims[d].axes, put.shape[d]
             starts[d] = _start_in_block(local, starts[d], x.shape[d] - size, axes, blocks[d], size)
             value = _with_margin(value, d, size)
-        value = dynamic_update_slice(value, put, *starts)
+        value = eqn.op(value, put, *starts)
         for d in split:
             value = slice_along(value, d, put.shape[d], put.shape[d] + blocks[d])
         return [Version(choice.results[0], value)]
@@ -250,11 +247,11 @@ def _dynamic_update_slice(local: Localizer, eqn: Eqn) -> list[Version]:
     return cheapest(local, eqn, [way] if partly else [])
 
 
-SPECIAL.update(
+RULES.update(
     {
-        "gather": _gather,
-        **dict.fromkeys(("scatter_set", *_COMBINED), _scatter),
-        "dynamic_slice": _dynamic_slice,
-        "dynamic_update_slice": _dynamic_update_slice,
+        Across.READ: _gather,
+        Across.WRITTEN: _scatter,
+        Across.READ_AT: _dynamic_slice,
+        Across.WRITTEN_AT: _dynamic_update_slice,
     }
 )

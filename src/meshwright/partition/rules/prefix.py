@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from meshwright.core import dtypes
 from meshwright.core.factors import FactorBuilder
+from meshwright.core.facts import Across
 from meshwright.core.op import Value
 from meshwright.core.program import Eqn
 from meshwright.core.trace import lift
@@ -12,16 +13,14 @@ from meshwright.core.types import TensorType, union
 from meshwright.ops.basic import add, broadcast_in_dim, convert, reshape
 from meshwright.ops.collective import all_gather, all_gather_invariant
 from meshwright.ops.elementwise import gt, lt
-from meshwright.ops.reduction import argmax, reduce_max, reduce_min
+from meshwright.ops.reduction import reduce_max, reduce_min
 from meshwright.ops.shape import concatenate, iota, slice_along
-from meshwright.ops.sorting import take_along, top_k
+from meshwright.ops.sorting import take_along
 from meshwright.partition.blocks import along, block_start, filled_where, identity, part_index, without_padding
 from meshwright.partition.choose import Choice
-from meshwright.partition.localize import SPECIAL, Localizer, Version
+from meshwright.partition.localize import RULES, Localizer, Version
 from meshwright.partition.rules.ways import Way, cheapest, parts
 from meshwright.sharding.axes import Axes
-
-_RUNNING = {"cumsum": "sum", "cumprod": "prod", "cummax": "max", "cummin": "min", "cumlogsumexp": "max"}
 
 
 def _gathered(local: Localizer, x: Value, axes: Axes, dim: int, why: str, invariant: bool) -> Value:
@@ -43,7 +42,7 @@ def _running(local: Localizer, eqn: Eqn) -> list[Version]:
     x, op = eqn.inputs[0].type, eqn.op
     axis, backward = eqn.params["axis"], eqn.params["reverse"]
     factors = op.factors([x], [x], eqn.params)  # type: ignore[operator]
-    neutral = identity(x.dtype, _RUNNING[op.name])
+    neutral = identity(x.dtype, op.split.combine)
 
     def extra(choice: Choice) -> float:
         layout = choice.operands[0]
@@ -91,7 +90,7 @@ def _position(local: Localizer, eqn: Eqn) -> list[Version]:
     """The extremes of all blocks and where they stand; the first of the best wins."""
     x, result, op = eqn.inputs[0].type, eqn.outputs[0].type, eqn.op
     axis, dtype = eqn.params["axis"], eqn.params["dtype"]
-    largest = op is argmax
+    combine = op.split.combine
     factors = op.factors([x], [result], eqn.params)  # type: ignore[operator]
 
     def extra(choice: Choice) -> float:
@@ -104,11 +103,11 @@ def _position(local: Localizer, eqn: Eqn) -> list[Version]:
         if not axes:
             return local.chosen(eqn, choice)
         value = local.operands(eqn, choice)[0]
-        padding = identity(x.dtype, "max" if largest else "min")
+        padding = identity(x.dtype, combine)
         value = without_padding(local.names, value, [(axis, axes, x.shape[axis])], padding)
         own = op(value, axis=axis, dtype=dtypes.INT32)
         own = add(own, block_start(local.names, axes, value.shape[axis]))
-        extreme = (reduce_max if largest else reduce_min)(value, axes=(axis,))
+        extreme = (reduce_max if combine == "max" else reduce_min)(value, axes=(axis,))
         why = f"{op.name} compares the extremes of all blocks"
         rows = [_gathered(local, reshape(v, shape=(1, *v.shape)), axes, 0, why, invariant=True) for v in (extreme, own)]
         best = op(rows[0], axis=0, dtype=dtypes.INT32)
@@ -150,15 +149,15 @@ def _top_k(local: Localizer, eqn: Eqn) -> list[Version]:
             return local.chosen(eqn, choice)
         value = local.operands(eqn, choice)[0]
         value = without_padding(local.names, value, [(dim, axes, x.shape[dim])], identity(x.dtype, "max"))
-        found, where = top_k(value, k=taken(choice))
+        found, where = eqn.op(value, k=taken(choice))
         where = add(where, block_start(local.names, axes, value.shape[dim]))
         why = f"top_k compares the {taken(choice)} largest of all blocks"
         rows = [_gathered(local, v, axes, dim, why, invariant=True) for v in (found, where)]
-        best, at = top_k(rows[0], k=k)
+        best, at = eqn.op(rows[0], k=k)
         outs = best, take_along(rows[1], at, dim)
         return [Version(s, v) for s, v in zip(choice.results, outs, strict=True)]
 
     return cheapest(local, eqn, [Way(build.build(), extra, run)] if x.shape[dim] > 1 and k else [])
 
 
-SPECIAL.update({**dict.fromkeys(_RUNNING, _running), "argmax": _position, "argmin": _position, "top_k": _top_k})
+RULES.update({Across.RUNNING: _running, Across.EXTREME: _position, Across.LARGEST: _top_k})

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from meshwright.core.op import REGISTRY, Value
+from meshwright.core.facts import Structure
+from meshwright.core.op import Value
 from meshwright.core.program import Atom, Eqn, Program, Var
 from meshwright.core.source import here
 from meshwright.core.trace import apply, at_source, lift, read, write
@@ -15,7 +16,7 @@ from meshwright.ops.collective import pinvariant
 from meshwright.ops.placement import constraint_sharding
 from meshwright.partition.across import is_on
 from meshwright.partition.layouts import axes_used, closed, finished, layout, on_mesh, replicated
-from meshwright.partition.localize import SPECIAL, Localizer, Version
+from meshwright.partition.localize import RULES, Localizer, Version
 from meshwright.sharding.axes import Axes, total_size
 from meshwright.sharding.named import TensorSharding
 from meshwright.sharding.spec import PartitionSpec, entry_axes, is_open, pasted, read_axis
@@ -336,7 +337,13 @@ def _asked(local: Localizer, eqn: Eqn) -> TensorSharding:
     return layout(local.mesh, tuple(dims))
 
 
-SPECIAL.update({op.name: _collective for op in REGISTRY.values() if op.stack is not None})
-SPECIAL.update(
-    {"sharding_constraint": _constraint, "scan": _scan, "while": _while, "cond": _cond, "shard_map": _shard_map}
+RULES.update(
+    {
+        Structure.COLLECTIVE: _collective,
+        Structure.CONSTRAINT: _constraint,
+        Structure.ROWS: _scan,
+        Structure.LOOP: _while,
+        Structure.BRANCH: _cond,
+        Structure.DEVICE: _shard_map,
+    }
 )

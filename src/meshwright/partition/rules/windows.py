@@ -10,14 +10,15 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from meshwright.core.factors import FactorBuilder, Factors
+from meshwright.core.facts import Across
 from meshwright.core.op import Value
 from meshwright.core.program import Eqn
 from meshwright.core.types import TensorType
-from meshwright.ops.window import dilated, highest, lowest
-from meshwright.partition.blocks import part_index, scalar, without_padding
+from meshwright.ops.window import dilated
+from meshwright.partition.blocks import identity, part_index, scalar, without_padding
 from meshwright.partition.choose import Choice
 from meshwright.partition.layouts import local_type
-from meshwright.partition.localize import SPECIAL, Localizer, Version
+from meshwright.partition.localize import RULES, Localizer, Version
 from meshwright.partition.rules.fetch import fetch, padded, window_at
 from meshwright.partition.rules.halo import Need, needed_bytes
 from meshwright.partition.rules.ways import Way, cheapest, is_split, parts
@@ -181,10 +182,9 @@ def _conv(local: Localizer, eqn: Eqn) -> list[Version]:
 # Window ops
 
 
-def _fill(op: str, select: str | None, x: TensorType) -> Value:
-    if op == "reduce_window_sum":
-        return scalar(0, x.dtype)
-    return scalar(lowest(x.dtype) if "max" in (select or op) else highest(x.dtype), x.dtype)
+def _fill(combine: str, x: TensorType) -> Value:
+    """What stands in the place of elements that are not there."""
+    return scalar(0 if combine == "sum" else identity(x.dtype, combine), x.dtype)
 
 
 def _per_dim(params: Any, dim: int) -> tuple[int, int, int, int, int]:
@@ -229,7 +229,7 @@ def _window(local: Localizer, eqn: Eqn) -> list[Version]:
     def run(choice: Choice) -> list[Version]:
         values = local.operands(eqn, choice)
         padding, base = list(params["padding"]), list(params["base_dilation"])
-        fills = [_fill(name, params.get("select"), x)]
+        fills = [_fill(params.get("select") or eqn.op.split.combine, x)]
         if len(values) == 2:
             fills.insert(0, scalar(0, x.dtype))
         for reach in reaches(choice):
@@ -280,11 +280,11 @@ def _select_and_scatter(local: Localizer, eqn: Eqn) -> list[Version]:
         given, looked = local.operands(eqn, choice)
         padding = list(params["padding"])
         blocks = looked.shape
-        why = "the windows of select_and_scatter_add reach into the next blocks"
+        why = f"the windows of {eqn.op.name} reach into the next blocks"
         for d in split(choice):
             axes = choice.operands[1].dims[d].axes
             sent, seen, _ = windows(choice, d)
-            zero, lowest_ = scalar(0, x.dtype), _fill("", params["select"], x)
+            zero, lowest_ = scalar(0, x.dtype), _fill(params["select"], x)
             given = fetch(local, given, d, source.shape[d], axes, sent.starts, sent.length, zero, why)
             looked = fetch(local, looked, d, x.shape[d], axes, seen.starts, seen.length, lowest_, why)
             padding[d] = (0, 0)
@@ -300,11 +300,4 @@ def _select_and_scatter(local: Localizer, eqn: Eqn) -> list[Version]:
     return cheapest(local, eqn, [Way(build.build(), extra, run)])
 
 
-SPECIAL.update(
-    {
-        "conv_general_dilated": _conv,
-        **{f"reduce_window_{how}": _window for how in ("sum", "max", "min")},
-        "select_and_gather_add": _window,
-        "select_and_scatter_add": _select_and_scatter,
-    }
-)
+RULES.update({Across.CONVOLVED: _conv, Across.WINDOWED: _window, Across.UNWINDOWED: _select_and_scatter})

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from meshwright.core import dtypes
+from meshwright.core.facts import Structure
 from meshwright.core.op import Cost, Linear, Linearity, No, Op, Runs, Types, Value, define_op
 from meshwright.core.program import Eqn, Params, Program
 from meshwright.core.source import here
@@ -208,6 +209,7 @@ while_: Op = define_op(
         "use lax.scan, or lax.fori_loop with bounds known while tracing"
     ),
     batch=_while_batch,
+    structure=Structure.LOOP,
     evaluate=_while_evaluate,
     cost=lambda operands, results, params: program_cost(params["body"]),  # of one step: the number of steps is unknown
     runs=_while_runs,
@@ -495,6 +497,7 @@ cond: Op = define_op(
     linearize=_cond_linearize,
     transpose=_cond_transpose,
     batch=_cond_batch,
+    structure=Structure.BRANCH,
     evaluate=_cond_evaluate,
     cost=_cond_cost,
     runs=lambda eqn, name: Runs(or_another=True),

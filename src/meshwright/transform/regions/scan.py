@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from meshwright.core.facts import Structure
 from meshwright.core.op import Cost, Linear, Linearity, Op, Runs, Types, Value, define_op
 from meshwright.core.program import Eqn, Params, Program
 from meshwright.core.trace import Tracer, run
@@ -335,6 +336,7 @@ scan: Op = define_op(
     linearize=_scan_linearize,
     transpose=_scan_transpose,
     batch=_scan_batch,
+    structure=Structure.ROWS,
     evaluate=_scan_evaluate,
     cost=_scan_cost,
     runs=lambda eqn, name: Runs(eqn.params["length"]),

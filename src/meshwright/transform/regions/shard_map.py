@@ -18,6 +18,7 @@ from functools import lru_cache
 from math import prod
 from typing import Any
 
+from meshwright.core.facts import Structure
 from meshwright.core.op import Cost, Linear, Linearity, Op, Types, Value, define_op
 from meshwright.core.program import Eqn, Params, Program, Var
 from meshwright.core.source import here
@@ -449,6 +450,7 @@ shard_map: Op = define_op(
     linearize=_linearize,
     transpose=_transpose,
     batch=_batch,
+    structure=Structure.DEVICE,
     evaluate=_evaluate,
     cost=_cost,
     prune=_prune,
