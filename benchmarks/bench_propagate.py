@@ -23,7 +23,7 @@ from timing import Measured, report, row
 
 from meshwright.interop.shardy.problem_reader import read_problem
 from meshwright.interop.stablehlo.context import context, parse_module
-from meshwright.propagate.problem import Problem, Rule
+from meshwright.propagate.problem import Problem, FactorRule
 from meshwright.propagate.project import Shape
 from meshwright.propagate.run import PIPELINES, run
 
@@ -63,7 +63,7 @@ def module_text(layers: int) -> str:
 def forget() -> None:
     """Make the next run the first one."""
     Shape._interned.clear()
-    for rule in Rule._interned.values():
+    for rule in FactorRule._interned.values():
         rule.cache.clear()
 
 

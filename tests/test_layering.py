@@ -89,7 +89,7 @@ LATE = {
         "meshwright.compile.partitioning",
         "meshwright.arrays.device_put",
         "meshwright.hardware.machines",
-        "meshwright.partition.overlap.products",
+        "meshwright.partition.overlap.matmuls",
     },
     "arrays.operands": {"meshwright.arrays.explicit", "meshwright.arrays.device_put"},
     "arrays.tracing": {"meshwright.arrays.device_put"},

@@ -16,7 +16,7 @@ from meshwright.engine.compile import compile_program
 from meshwright.partition.layouts import closed
 from meshwright.partition.partition import Partitioned, partition
 from meshwright.partition.rules import halo, indexing, prefix, windows
-from meshwright.partition.rules.ways import Way
+from meshwright.partition.rules.strategies import BlockStrategy
 from meshwright.propagate.from_program import propagate_program
 from meshwright.sharding import enumerate_shardings
 from meshwright.sharding.mesh import Mesh
@@ -41,11 +41,13 @@ def partitioned(
     return partition(program, mesh, ins, wanted, propagated)
 
 
-def take_ways(monkeypatch: pytest.MonkeyPatch, choose: Callable[[Sequence[Way]], Sequence[Way]]) -> None:
+def take_ways(
+    monkeypatch: pytest.MonkeyPatch, choose: Callable[[Sequence[BlockStrategy]], Sequence[BlockStrategy]]
+) -> None:
     """Run equations in the first of the ways that ``choose`` returns, whatever it costs, if there is one that can."""
 
     def eager(original: Callable[..., Any]) -> Callable[..., Any]:
-        def cheapest(local: Any, eqn: Any, ways: Sequence[Way], plain: bool = True) -> Any:
+        def cheapest(local: Any, eqn: Any, ways: Sequence[BlockStrategy], plain: bool = True) -> Any:
             for way in choose(ways):
                 choice = local.choice(eqn, way.factors)
                 if way.extra(choice) is not None:

@@ -1,4 +1,4 @@
-"""Overlap: rings of permutes and partial products compute what gathers, products and reduce-scatters do."""
+"""Overlap: rings of permutes and partial products compute what gathers, matmuls and reduce-scatters do."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ def received(compiled: Any) -> int:
 
 
 def rings(compiled: Any) -> list[str]:
-    """What became rings: kind, permutes, products."""
-    found = [c.beside for c in compiled.collectives if c.beside is not None and not c.beside.why_not]
-    return [f"{b.kind} {b.permutes} {b.products}" for b in found]
+    """What became rings: kind, permutes, matmuls."""
+    found = [c.overlap for c in compiled.collectives if c.overlap is not None and not c.overlap.why_not]
+    return [f"{b.kind} {b.permutes} {b.matmuls}" for b in found]
 
 
 def refusals(compiled: Any) -> list[str]:
-    return [c.beside.why_not for c in compiled.collectives if c.beside is not None and c.beside.why_not]
+    return [c.overlap.why_not for c in compiled.collectives if c.overlap is not None and c.overlap.why_not]
 
 
 def assert_close(found: Any, expected: Any, tolerance: float = 2e-5) -> None:
@@ -98,7 +98,7 @@ def check_pairs(mesh: mw.Mesh, count: int | None, f: Any) -> Counter[str]:
 
 
 @pytest.mark.parametrize("size", [4, 8])
-def test_products_in_all_layouts_on_one_axis(size):
+def test_matmuls_in_all_layouts_on_one_axis(size):
     assert check_pairs(mw.make_mesh((size,), ("x",)), None, lambda x, w: x @ w).keys() == {
         "all_gather",
         "reduce_scatter",
@@ -106,12 +106,12 @@ def test_products_in_all_layouts_on_one_axis(size):
 
 
 @pytest.mark.parametrize("count", [10, pytest.param(None, marks=pytest.mark.slow)])
-def test_products_in_layouts_on_two_axes(count):
+def test_matmuls_in_layouts_on_two_axes(count):
     assert sum(check_pairs(MESH, count, lambda x, w: x @ w).values()) >= 5
 
 
 @pytest.mark.parametrize("count", [8, pytest.param(200, marks=pytest.mark.slow)])
-def test_gradients_of_products_in_layouts(count):
+def test_gradients_of_matmuls_in_layouts(count):
     def loss(x: Any, w: Any) -> Any:
         return mnp.sum(mnp.tanh(x @ w))
 
@@ -170,8 +170,8 @@ def test_a_gather_of_short_floats_that_is_summed_over_is_rounded_once():
     np.testing.assert_array_equal(np.asarray(f(x, w)), exact.astype(np.asarray(x).dtype))
 
 
-def random_products(seed: int, mesh: mw.Mesh = MESH) -> Counter[str]:
-    """A random program of products, sums, transposes and tanh, and its gradient, in random layouts."""
+def random_matmuls(seed: int, mesh: mw.Mesh = MESH) -> Counter[str]:
+    """A random program of matmuls, sums, transposes and tanh, and its gradient, in random layouts."""
     draw = random.Random(seed)
     layouts = enumerate_shardings(mesh, 2, compound=True)
     steps = [
@@ -196,15 +196,15 @@ def random_products(seed: int, mesh: mw.Mesh = MESH) -> Counter[str]:
 
 
 @pytest.mark.parametrize("seeds", [range(2), pytest.param(range(2, 300), marks=pytest.mark.slow)], ids=["few", "many"])
-def test_random_programs_of_products(seeds):
-    found = sum((random_products(seed) for seed in seeds), Counter[str]())
+def test_random_programs_of_matmuls(seeds):
+    found = sum((random_matmuls(seed) for seed in seeds), Counter[str]())
     assert {ring.split()[0] for ring in found} == {"all_gather", "reduce_scatter"}
 
 
 # What stands next to a collective
 
 
-def test_one_ring_feeds_all_products_of_what_it_gathers():
+def test_one_ring_feeds_all_matmuls_of_what_it_gathers():
     x = placed((8, 16, 8), "d", "m")
     weights = [placed((8, 256), None, "m", seed=n) for n in range(3)]
     compiled = both(lambda x, *ws: [x @ w for w in ws], x, *weights, out_shardings=on("d", None, "m"))
@@ -223,7 +223,7 @@ def test_what_is_needed_again_is_collected_by_the_ring():
     assert rings(compiled) == ["all_gather 3 1", "all_gather 3 1", "reduce_scatter 3 1", "reduce_scatter 3 1"]
 
 
-def test_sums_of_products_go_round_together():
+def test_sums_of_matmuls_go_round_together():
     x, y = placed((64, 32), "d", "m"), placed((64, 64), "d", "m", seed=1)
     w, v = placed((32, 16), "m", seed=2), placed((64, 16), "m", seed=3)
     compiled = both(lambda x, y, w, v: x @ w + y @ v, x, y, w, v, out_shardings=on(("d", "m")))
@@ -254,7 +254,7 @@ def test_loops_and_branches_have_rings_inside():
         return lax.scan(lambda x, w: (mnp.tanh(x @ w), None), x, ws)[0]
 
     compiled = both(scanned, ws, x)
-    assert [(c.kind, c.times) for c in compiled.collectives if c.beside] == [("permute", 9)]
+    assert [(c.kind, c.times) for c in compiled.collectives if c.overlap] == [("permute", 9)]
 
     def repeated(ws: Any, x: Any) -> Any:
         def body(state: Any) -> Any:
@@ -282,17 +282,17 @@ def why_not(f: Any, *args: Any, overlap: Any = True, **options: Any) -> list[str
 
 def test_what_stays_says_why():
     x, w = placed((64, 16), ("d", "m")), placed((16, 32), "m", seed=1)
-    assert why_not(lambda x: x * 2, x, out_shardings=on()) == ["no product reads it"]
-    assert why_not(lambda w: mnp.tanh(w) * 2, w, out_shardings=on("d")) == ["no product reads it"]
+    assert why_not(lambda x: x * 2, x, out_shardings=on()) == ["no matmul reads it"]
+    assert why_not(lambda w: mnp.tanh(w) * 2, w, out_shardings=on("d")) == ["no matmul reads it"]
     shared = placed((64, 16), "d")
     assert why_not(lambda x, w: x @ w, shared, w, out_shardings=on("d")) == [
-        "all devices along m compute the same product of it"
+        "all devices along m compute the same matmul of it"
     ]
     assert why_not(lambda x: x.sum(0), x, out_shardings=on(("d", "m"))) == [
-        "what it sums is not a product, nor a sum of products"
+        "what it sums is not a matmul, nor a sum of matmuls"
     ]
     rows = placed((8, 64), "x", mesh=LINE)
-    assert why_not(lambda a: mnp.fft.fft(a, axis=0), rows, out_shardings=on(mesh=LINE)) == ["no product reads it"]
+    assert why_not(lambda a: mnp.fft.fft(a, axis=0), rows, out_shardings=on(mesh=LINE)) == ["no matmul reads it"]
 
 
 def by_hand(body: Any, *args: Any) -> Any:
@@ -313,7 +313,7 @@ def test_gathers_written_by_hand():
         whole = gathered(x)
         return mnp.tanh(whole @ w) + whole.sum() + mnp.tanh(whole @ (w * 2)) + (whole @ w) ** 2
 
-    # The second product needs an operand that is not there yet, and reads what the first one collected.
+    # The second matmul needs an operand that is not there yet, and reads what the first one collected.
     assert rings(by_hand(used_later, x, w)) == ["all_gather 3 1"]
 
     def used_before(x: Any, w: Any) -> Any:
@@ -321,21 +321,21 @@ def test_gathers_written_by_hand():
         return mnp.tanh(whole) @ w + whole @ w
 
     compiled = by_hand(used_before, x, w)
-    assert refusals(compiled) == ["tanh reads it first, and no product"]
+    assert refusals(compiled) == ["tanh reads it first, and no matmul"]
     assert [c.why for c in compiled.collectives] == ["the program asks for it"]
 
     def with_itself(x: Any, w: Any) -> Any:
         whole = gathered(x)
         return mnp.einsum("ab,ac->bc", whole, whole) @ w
 
-    assert refusals(by_hand(with_itself, x, w)) == ["a product of it with itself reads it first"]
+    assert refusals(by_hand(with_itself, x, w)) == ["a matmul of it with itself reads it first"]
 
 
-def test_of_two_collectives_next_to_a_product_the_larger_is_hidden():
+def test_of_two_collectives_next_to_a_matmul_the_larger_is_hidden():
     x, w = placed((64, 64), "d", "m"), placed((64, 64), "m", "d", seed=1)
     compiled = both(lambda x, w: x @ w, x, w, out_shardings=on("d", "m"))
     assert rings(compiled) == ["reduce_scatter 3 1"]
-    assert refusals(compiled) == ["the product that reads it hides another collective"]
+    assert refusals(compiled) == ["the matmul that reads it hides another collective"]
 
 
 def test_the_program_is_as_long_on_many_devices():
@@ -403,7 +403,7 @@ def test_where_it_is_done_the_simulator_says_what_it_saves(example, n):
     apart, beside = example(4, n), example(4, n, "tpu v5e")
     saved = apart.simulate("tpu v5e").seconds - beside.simulate("tpu v5e").seconds
     assert saved > 0
-    assert [c.beside.saved_seconds for c in beside.collectives] == [pytest.approx(saved, rel=1e-3)]
+    assert [c.overlap.saved_seconds for c in beside.collectives] == [pytest.approx(saved, rel=1e-3)]
 
 
 def test_sums_in_memory_may_cost_more_than_is_hidden():
@@ -446,7 +446,7 @@ def test_explain_says_why_a_collective_stays():
 def test_nothing_is_done_or_said_unless_asked():
     for overlap in (None, False):
         compiled = gathered(4, 24576, overlap)
-        assert [(c.kind, c.beside) for c in compiled.collectives] == [("all_gather", None)]
+        assert [(c.kind, c.overlap) for c in compiled.collectives] == [("all_gather", None)]
         assert "overlapped" not in compiled.explain()
 
 
@@ -460,7 +460,7 @@ def message(call: Any) -> str:
 def test_what_overlap_cannot_be():
     assert message(lambda: mw.jit(lambda x: x, overlap=7)) == (
         "Collectives cannot be overlapped for 7.\n"
-        "  why:  they are put beside products always (True), or where it pays: on a chip of that name, or a Topology\n"
+        "  why:  they are put beside matmuls always (True), or where it pays: on a chip of that name, or a Topology\n"
         '  fix:  mw.jit(f, overlap="tpu v5e")'
     )
     assert message(lambda: mw.jit(lambda x: x, overlap="tpu v99")).startswith("No chip is called 'tpu v99'.")
@@ -508,7 +508,7 @@ def test_a_kernel_pays_where_sums_in_memory_do_not():
     apart = gathered(4, 24576, m=2048, dim=1)
     kernel = gathered(4, 24576, mw.Overlap("tpu v5e", product), m=2048, dim=1)
     saved = apart.simulate("tpu v5e").seconds - mw.simulate(kernel, "tpu v5e").seconds
-    assert kernel.collectives[0].beside.saved_seconds == pytest.approx(saved, rel=0.1)
+    assert kernel.collectives[0].overlap.saved_seconds == pytest.approx(saved, rel=0.1)
     assert rings(gathered(4, 24576, "tpu v5e", m=2048, dim=1)) == []
 
 

@@ -11,7 +11,7 @@ import meshwright.numpy as mnp
 from meshwright import P, lax
 from meshwright.core.program import Program
 from meshwright.core.text.parse import parse_program
-from meshwright.partition.combine import Why
+from meshwright.partition.combine import CollectiveReason
 from meshwright.partition.scattered import scatter_sums
 
 MESH = mw.make_mesh((2, 2), ("x", "y"))
@@ -19,7 +19,7 @@ MESH = mw.make_mesh((2, 2), ("x", "y"))
 
 def rewritten(text: str, written: bool = False) -> Program:
     program = parse_program(text)
-    whys = {v: Why("", v.type) for eqn in program.eqns for v in eqn.outputs if eqn.op.name == "psum"}
+    whys = {v: CollectiveReason("", v.type) for eqn in program.eqns for v in eqn.outputs if eqn.op.name == "psum"}
     return scatter_sums(program, {} if written else whys)
 
 
@@ -44,9 +44,12 @@ def test_a_sum_that_is_cut() -> None:
 def test_the_reason_is_that_of_the_parts() -> None:
     program = parse_program(CUT)
     total, _, cut = (eqn.outputs[0] for eqn in program.eqns)
-    whys = {total: Why("it is needed whole", total.type, True), cut: Why("it is needed in parts", cut.type)}
+    whys = {
+        total: CollectiveReason("it is needed whole", total.type, True),
+        cut: CollectiveReason("it is needed in parts", cut.type),
+    }
     (result,) = scatter_sums(program, whys).outputs
-    assert whys[result] == Why("it is needed in parts", total.type, True)  # type: ignore[index]
+    assert whys[result] == CollectiveReason("it is needed in parts", total.type, True)  # type: ignore[index]
 
 
 def test_over_another_axis_what_is_left_is_summed() -> None:

@@ -6,7 +6,16 @@ import random
 from dataclasses import dataclass, field
 from math import prod
 
-from meshwright.propagate.problem import Block, Direction, Function, Kind, Node, Problem, Rule, Value
+from meshwright.propagate.problem import (
+    Direction,
+    FactorRule,
+    Kind,
+    Problem,
+    ProblemBlock,
+    ProblemFunction,
+    ProblemNode,
+    ProblemValue,
+)
 from meshwright.sharding.mesh import Mesh
 from meshwright.sharding.named import TensorSharding
 
@@ -47,7 +56,7 @@ class Scope:
     """The values that may be used, and the lines and nodes written so far."""
 
     values: list[int]
-    nodes: list[Node] = field(default_factory=list)
+    nodes: list[ProblemNode] = field(default_factory=list)
     lines: list[str] = field(default_factory=list)
     bound: tuple[str, ...] = ()
     depth: int = 0
@@ -65,10 +74,10 @@ class Maker:
         self.features = features or Features()
         axes = self.random.choice(MESHES)
         self.mesh = Mesh._of(tuple(s for _, s in axes), tuple(n for n, _ in axes), name="mesh")
-        self.values: list[Value] = []
+        self.values: list[ProblemValue] = []
         self.names: list[str] = []
         self.count = 0
-        self.functions: list[Function] = []
+        self.functions: list[ProblemFunction] = []
         self.groups: dict[int, tuple[tuple[int, ...], tuple[str, ...]]] = {}  # shape and bound axes
         self.texts: list[str] = []
         self.callees: list[tuple[str, list[tuple[int, ...]], list[tuple[int, ...]]]] = []
@@ -80,7 +89,7 @@ class Maker:
         return tuple(self.random.choice(SIZES) for _ in range(self.random.choice((1, 2, 2, 2, 3))))
 
     def value(self, shape: tuple[int, ...] | None, name: str, sharding: TensorSharding | None = None) -> int:
-        self.values.append(Value(shape, sharding, name))
+        self.values.append(ProblemValue(shape, sharding, name))
         self.names.append(name)
         return len(self.values) - 1
 
@@ -183,7 +192,7 @@ class Maker:
             attribute = f"sdy.sharding = #sdy.sharding_per_value<[{inside}]>"
         left = f"{name}:{len(shapes)} = " if several else f"{name} = " if shapes else ""
         scope.lines.append(left + text.replace("§", "{" + attribute + "}" if attribute else ""))
-        scope.nodes.append(Node(kind, tuple(operands), tuple(results), **facts))  # type: ignore[arg-type]
+        scope.nodes.append(ProblemNode(kind, tuple(operands), tuple(results), **facts))  # type: ignore[arg-type]
         return results
 
     def uses(self, values: list[int]) -> str:
@@ -210,7 +219,7 @@ class Maker:
             operands,
             [shape],
             f"stablehlo.{name} {self.uses(operands)} § : {tensor(shape)}",
-            rule=Rule.identity(shape, count),
+            rule=FactorRule.identity(shape, count),
             elementwise=True,
             passes=Direction.BOTH,
             folds=True,
@@ -224,7 +233,9 @@ class Maker:
         self.random.shuffle(order)
         new = tuple(shape[i] for i in order)
         inverse = [order.index(i) for i in range(len(shape))]
-        rule = Rule([tuple((i,) for i in inverse)], [tuple((i,) for i in range(len(shape)))], new, range(len(shape)))
+        rule = FactorRule(
+            [tuple((i,) for i in inverse)], [tuple((i,) for i in range(len(shape)))], new, range(len(shape))
+        )
         text = f"stablehlo.transpose {self.names[value]}, dims = {order} § : ({tensor(shape)}) -> {tensor(new)}"
         return self.add(scope, Kind.OP, [value], [new], text, rule=rule, passes=Direction.BOTH)
 
@@ -252,7 +263,9 @@ class Maker:
         del narrow
         flat = tuple((i,) for i in range(len(wide)))
         joined = (*flat[:dim], (dim, dim + 1), *flat[dim + 2 :])
-        rule = Rule([flat if wide is shape else joined], [joined if wide is shape else flat], wide, range(len(wide)))
+        rule = FactorRule(
+            [flat if wide is shape else joined], [joined if wide is shape else flat], wide, range(len(wide))
+        )
         text = f"stablehlo.reshape {self.names[value]} § : ({tensor(shape)}) -> {tensor(new)}"
         return self.add(scope, Kind.OP, [value], [new], text, rule=rule, passes=Direction.BOTH, folds=True)
 
@@ -274,7 +287,7 @@ class Maker:
         if prod(new) > 4096 or not new:
             return []
         n = len(new)
-        rule = Rule(
+        rule = FactorRule(
             [
                 tuple((n,) if d == i else (left.index(d),) for d in range(len(shape))),
                 tuple((n,) if d == j else (len(left) + right.index(d),) for d in range(len(other))),
@@ -301,7 +314,7 @@ class Maker:
         if prod(new) > 4096:
             return []
         dims = [d if d < place else d + 1 for d in range(len(shape))]
-        rule = Rule([tuple((d,) for d in dims)], [tuple((d,) for d in range(len(new)))], new, range(len(new)))
+        rule = FactorRule([tuple((d,) for d in dims)], [tuple((d,) for d in range(len(new)))], new, range(len(new)))
         text = f"stablehlo.broadcast_in_dim {self.names[value]}, dims = {dims} § : ({tensor(shape)}) -> {tensor(new)}"
         return self.add(scope, Kind.OP, [value], [new], text, rule=rule, backward_only=True, folds=True)
 
@@ -369,7 +382,7 @@ class Maker:
         def frozen(given: list[list[list[int]]]) -> list[tuple[tuple[int, ...], ...]]:
             return [tuple(tuple(dim) for dim in dims) for dims in given]
 
-        rule = Rule(frozen(tensors), frozen(results), sizes, passing, blocked)
+        rule = FactorRule(frozen(tensors), frozen(results), sizes, passing, blocked)
         text = (
             f"stablehlo.custom_call @foo({self.uses(operands)}) {{{{+}}sdy.sharding_rule = "
             f"{rule_text(rule, kinds)}}} : ({', '.join(map(self.type_of, operands))}) -> "
@@ -487,7 +500,7 @@ class Maker:
         condition, arguments = self.inner(scope, shapes, 1, True)
         flag = self.value((), f"{self.new()}")
         condition.lines.append(f"{self.names[flag]} = stablehlo.constant dense<false> : tensor<i1>")
-        condition.nodes.append(Node(Kind.OP, (), (flag,), constant=True, key=("constant", "false")))
+        condition.nodes.append(ProblemNode(Kind.OP, (), (flag,), constant=True, key=("constant", "false")))
         condition.lines.append(f"stablehlo.return {self.names[flag]} : tensor<i1>")
         body, inside = self.inner(scope, shapes, self.random.randint(1, 4), True)
         returned = self.returning(body, shapes)
@@ -495,8 +508,8 @@ class Maker:
         types = ", ".join(map(tensor, shapes))
         body.lines.append(f"stablehlo.return {self.uses(returned)} : {types}")
         regions = (
-            Block(tuple(arguments), tuple(condition.nodes), (flag,)),
-            Block(tuple(inside), tuple(body.nodes), tuple(returned)),
+            ProblemBlock(tuple(arguments), tuple(condition.nodes), (flag,)),
+            ProblemBlock(tuple(inside), tuple(body.nodes), tuple(returned)),
         )
 
         def region(scope: Scope, arguments: list[int]) -> str:
@@ -517,7 +530,7 @@ class Maker:
         shapes = [self.shape_of(value) for value in picks]
         index = self.value((), self.new())
         scope.lines.append(f"{self.names[index]} = stablehlo.constant dense<0> : tensor<i32>")
-        scope.nodes.append(Node(Kind.OP, (), (index,), constant=True, key=("constant", "int")))
+        scope.nodes.append(ProblemNode(Kind.OP, (), (index,), constant=True, key=("constant", "int")))
         regions, texts = [], []
         types = ", ".join(map(tensor, shapes))
         for _ in range(self.random.choice((1, 2))):
@@ -525,7 +538,7 @@ class Maker:
             returned = self.returning(branch, shapes)
             assert returned is not None
             branch.lines.append(f"stablehlo.return {self.uses(returned)} : {types}")
-            regions.append(Block((), tuple(branch.nodes), tuple(returned)))
+            regions.append(ProblemBlock((), tuple(branch.nodes), tuple(returned)))
             texts.append("{\n" + "\n".join(branch.lines) + "\n}")
         text = f'"stablehlo.case"({self.names[index]}) ({", ".join(texts)}) § : (tensor<i32>) -> ({types})'
         return self.add(scope, Kind.CASE, [index], shapes, text, regions=tuple(regions))
@@ -548,7 +561,7 @@ class Maker:
         body.lines.append(f"sdy.return {self.uses(returned)} : {types}")
         text += f" ({header}) {{\n" + "\n".join(body.lines) + "\n} : "
         text += f"({', '.join(map(tensor, shapes))}) -> ({types})"
-        region = Block(tuple(arguments), tuple(body.nodes), tuple(returned))
+        region = ProblemBlock(tuple(arguments), tuple(body.nodes), tuple(returned))
         return self.add(
             scope, Kind.NAMED, values, results, text, [None] * len(results), False, regions=(region,), **facts
         )
@@ -618,7 +631,7 @@ class Maker:
             + "\n".join(body.lines)
             + f"\n}} : ({', '.join(map(tensor, outer))}) -> ({', '.join(map(tensor, results))})"
         )
-        region = Block(tuple(arguments), tuple(body.nodes), tuple(returned))
+        region = ProblemBlock(tuple(arguments), tuple(body.nodes), tuple(returned))
         return self.add(
             scope,
             Kind.MANUAL,
@@ -693,8 +706,8 @@ class Maker:
         scope.lines.append(f"return {self.uses(returned)} : {', '.join(map(tensor, results))}")
         visibility = "private " if private else ""
         self.texts.append(f"func.func {visibility}@{name}({header}) -> ({out}) {{\n" + "\n".join(scope.lines) + "\n}")
-        block = Block(tuple(arguments), tuple(scope.nodes), tuple(returned))
-        self.functions.append(Function(name, block, shardings, private))
+        block = ProblemBlock(tuple(arguments), tuple(scope.nodes), tuple(returned))
+        self.functions.append(ProblemFunction(name, block, shardings, private))
         if private:
             self.callees.append((name, shapes, results))
 
@@ -714,7 +727,7 @@ def _quote(part: str) -> str:
     return f'"{name}"{colon}{rest}'
 
 
-def rule_text(rule: Rule, kinds: list[str]) -> str:
+def rule_text(rule: FactorRule, kinds: list[str]) -> str:
     letters = [chr(ord("i") + n) if n < 18 else f"z_{n - 17}" for n in range(len(rule.sizes))]
 
     def show(tensors: tuple[tuple[tuple[int, ...], ...], ...]) -> str:

@@ -18,9 +18,9 @@ from meshwright.compile.sharding_reasons import reasons_of
 from meshwright.core.program import Eqn, Var
 from meshwright.errors import MeshwrightError
 from meshwright.propagate.from_program import propagate_program
-from meshwright.propagate.graph import FunctionOp, GraphValue, Op
+from meshwright.propagate.graph import FunctionOp, GraphOp, GraphValue
 from meshwright.propagate.own_regions import own_regions
-from meshwright.propagate.problem import Kind, Rule
+from meshwright.propagate.problem import FactorRule, Kind
 from meshwright.propagate.reasons import Reason, Reasons, equations
 from meshwright.propagate.why import Link
 from meshwright.sharding.axes import AxisRef
@@ -83,13 +83,13 @@ def stands_for(reasons: Reasons, value: GraphValue) -> set[Any]:
     return found
 
 
-def assert_joined(reasons: Reasons, by: Op, one: Link, other: Link, made: dict[Var, Eqn]) -> None:
+def assert_joined(reasons: Reasons, by: GraphOp, one: Link, other: Link, made: dict[Var, Eqn]) -> None:
     """The node has both values, and its rule has a factor that is in both dims."""
     if by.kind is Kind.EDGE:
         values = [*(use.value for use in by.sources), by.results[0]]
-        rule = Rule.identity(by.results[0].shape or (), len(by.sources))
+        rule = FactorRule.identity(by.results[0].shape or (), len(by.sources))
     elif by.kind is Kind.CONSTRAINT:
-        values, rule = [by.operands[0].value, by.results[0]], Rule.identity(by.results[0].shape or ())
+        values, rule = [by.operands[0].value, by.results[0]], FactorRule.identity(by.results[0].shape or ())
     else:
         assert by.rule is not None and by.node is not None
         values, rule = [*(use.value for use in by.operands), *by.results], by.rule
@@ -97,7 +97,7 @@ def assert_joined(reasons: Reasons, by: Op, one: Link, other: Link, made: dict[V
         if result in made and made[result].op.name == by.node.name:  # the equation itself says the same
             eqn = made[result]
             types = [a.type for a in eqn.inputs], [v.type for v in eqn.outputs]
-            assert Rule.of(eqn.op.factors(*types, eqn.params)) is rule and by.node.where == str(eqn.source)
+            assert FactorRule.of(eqn.op.factors(*types, eqn.params)) is rule and by.node.where == str(eqn.source)
             assert all(
                 stands_for(reasons, link.value).intersection((*eqn.inputs, *eqn.outputs)) for link in (one, other)
             )
@@ -119,7 +119,7 @@ def follow(reasons: Reasons, var: Var, reason: Reason, made: dict[Var, Eqn], giv
     links = reasons.links(var, reason.dim, reason.axis)
     assert len(links) == len(reason.steps) and reason.steps[0].var is var
     for one, other in pairwise(links):
-        assert isinstance(one.by, Op)
+        assert isinstance(one.by, GraphOp)
         if one.value.given_by is not other.value:
             assert_joined(reasons, one.by, one, other, made)
         beside = reasons.variable(other.value)

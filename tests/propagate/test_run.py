@@ -5,9 +5,18 @@ from __future__ import annotations
 import pytest
 
 from meshwright.errors import MeshwrightError
-from meshwright.propagate.problem import Block, Direction, Function, Kind, Node, Problem, Rule, Value
+from meshwright.propagate.problem import (
+    Direction,
+    FactorRule,
+    Kind,
+    Problem,
+    ProblemBlock,
+    ProblemFunction,
+    ProblemNode,
+    ProblemValue,
+)
 from meshwright.propagate.run import PASSES, PIPELINES, STRATEGIES, run
-from meshwright.propagate.why import Why
+from meshwright.propagate.why import AnswerReasons
 from meshwright.sharding.mesh import Mesh
 from meshwright.sharding.named import TensorSharding
 
@@ -18,9 +27,9 @@ def sharded(text: str) -> TensorSharding:
     return TensorSharding.parse(f"sharding<@mesh, {text}>", MESH)
 
 
-def of(values: list[Value], nodes: list[Node], arguments: int, returns: tuple[int, ...] = ()) -> Problem:
-    block = Block(tuple(range(arguments)), tuple(nodes), returns)
-    return Problem(tuple(values), (Function("main", block, (None,) * len(returns)),), (MESH,))
+def of(values: list[ProblemValue], nodes: list[ProblemNode], arguments: int, returns: tuple[int, ...] = ()) -> Problem:
+    block = ProblemBlock(tuple(range(arguments)), tuple(nodes), returns)
+    return Problem(tuple(values), (ProblemFunction("main", block, (None,) * len(returns)),), (MESH,))
 
 
 def message(problem: Problem, *passes: str) -> str:
@@ -37,8 +46,8 @@ def test_an_unknown_pass_is_refused() -> None:
 
 
 def test_the_values_of_a_group_have_one_shape() -> None:
-    groups = [Node(Kind.GROUP, (number,), (), group=3, where=f"model.py:{number}") for number in (0, 1)]
-    problem = of([Value((4, 8)), Value((8, 4))], groups, 2)
+    groups = [ProblemNode(Kind.GROUP, (number,), (), group=3, where=f"model.py:{number}") for number in (0, 1)]
+    problem = of([ProblemValue((4, 8)), ProblemValue((8, 4))], groups, 2)
     assert message(problem, "sdy-sharding-group-import") == (
         "Values of the shapes (4, 8) and (8, 4) are in one sharding group.\n"
         "  at:   model.py:1\n"
@@ -48,13 +57,13 @@ def test_the_values_of_a_group_have_one_shape() -> None:
 
 
 def test_a_group_does_not_cross_a_manual_computation() -> None:
-    inside = Block((1,), (Node(Kind.GROUP, (1,), (), group=0, where="model.py:7"),), (1,))
+    inside = ProblemBlock((1,), (ProblemNode(Kind.GROUP, (1,), (), group=0, where="model.py:7"),), (1,))
     whole = sharded("[{?}]")
-    manual = Node(
+    manual = ProblemNode(
         Kind.MANUAL, (0,), (2,), regions=(inside,), in_shardings=(whole,), out_shardings=(whole,), manual_axes=("x",)
     )
-    outside = Node(Kind.GROUP, (0,), (), group=0)
-    problem = of([Value((4,)), Value((4,)), Value((4,))], [outside, manual], 1, (2,))
+    outside = ProblemNode(Kind.GROUP, (0,), (), group=0)
+    problem = of([ProblemValue((4,)), ProblemValue((4,)), ProblemValue((4,))], [outside, manual], 1, (2,))
     assert message(problem, "sdy-sharding-group-import") == (
         "A sharding group has values inside and outside of a manual computation.\n"
         "  at:   model.py:7\n"
@@ -64,8 +73,8 @@ def test_a_group_does_not_cross_a_manual_computation() -> None:
 
 
 def test_conflicting_groups_are_told() -> None:
-    groups = [Node(Kind.GROUP, (number,), ()) for number in (0, 1)]
-    values = [Value((4,), sharded('[{"x", ?}]')), Value((4,), sharded('[{"y", ?}]'))]
+    groups = [ProblemNode(Kind.GROUP, (number,), ()) for number in (0, 1)]
+    values = [ProblemValue((4,), sharded('[{"x", ?}]')), ProblemValue((4,), sharded('[{"y", ?}]'))]
     answer = run(of(values, groups, 2, (0, 1)), ["sdy-basic-propagate"])
     assert answer.told == [
         "The values of sharding group 0 have different shardings: "
@@ -74,19 +83,27 @@ def test_conflicting_groups_are_told() -> None:
 
 
 def test_both_sides_of_a_conflict_are_kept() -> None:
-    add = Node(Kind.OP, (0, 1), (2,), Rule.identity((4,), 2), elementwise=True, passes=Direction.BOTH, name="add")
-    values = [Value((4,), sharded('[{"x"}]'), "%a"), Value((4,), sharded('[{"y"}]'), "%b"), Value((4,), None, "%c")]
+    add = ProblemNode(
+        Kind.OP, (0, 1), (2,), FactorRule.identity((4,), 2), elementwise=True, passes=Direction.BOTH, name="add"
+    )
+    values = [
+        ProblemValue((4,), sharded('[{"x"}]'), "%a"),
+        ProblemValue((4,), sharded('[{"y"}]'), "%b"),
+        ProblemValue((4,), None, "%c"),
+    ]
     answer = run(of(values, [add], 2, (2,)), ["sdy-user-priority-propagate"])
-    first = next(iter(Why(answer).conflicts()))
+    first = next(iter(AnswerReasons(answer).conflicts()))
     sides = [(value.origin.name if value.origin else "", [*map(str, axes)]) for value, axes in (first.one, first.other)]
     assert (first.factor, sides) == (0, [("%a", ['"x"']), ("%b", ['"y"'])])
 
 
 def test_a_second_equal_layer_takes_no_new_steps() -> None:
     def layers(count: int) -> Problem:
-        values = [Value((4, 8), sharded('[{"x"}, {?}]')), *(Value((4, 8)) for _ in range(count))]
-        rule = Rule.identity((4, 8))
-        nodes = [Node(Kind.OP, (n,), (n + 1,), rule, elementwise=True, passes=Direction.BOTH) for n in range(count)]
+        values = [ProblemValue((4, 8), sharded('[{"x"}, {?}]')), *(ProblemValue((4, 8)) for _ in range(count))]
+        rule = FactorRule.identity((4, 8))
+        nodes = [
+            ProblemNode(Kind.OP, (n,), (n + 1,), rule, elementwise=True, passes=Direction.BOTH) for n in range(count)
+        ]
         return of(values, nodes, 1, (count,))
 
     answers = [run(layers(count), ["sdy-user-priority-propagate"]) for count in (10, 100)]

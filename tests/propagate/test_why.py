@@ -6,10 +6,10 @@ from itertools import pairwise
 
 import pytest
 
-from meshwright.propagate.graph import FunctionOp, GraphValue, Op
+from meshwright.propagate.graph import FunctionOp, GraphOp, GraphValue
 from meshwright.propagate.problem import Kind
 from meshwright.propagate.run import PIPELINES, Answer, run
-from meshwright.propagate.why import Link, Why
+from meshwright.propagate.why import AnswerReasons, Link
 from meshwright.sharding.axes import AxisRef
 from meshwright.sharding.named import TensorSharding
 from tests.propagate.random_problems import Features, Maker
@@ -40,7 +40,7 @@ def is_written(link: Link) -> bool:
         return False
     owner = value.op.operands[0].value
     op = owner.op if owner.block is None else owner.block.parent
-    assert isinstance(op, Op)
+    assert isinstance(op, GraphOp)
     written = op.out_shardings if owner.block is None else op.in_shardings
     return written is not None and has(written[owner.index], link.dim, link.axis)
 
@@ -48,7 +48,7 @@ def is_written(link: Link) -> bool:
 def joined(one: Link, other: Link) -> bool:
     """Whether the node of a link joins its value with the next link's."""
     by = one.by
-    assert isinstance(by, Op)
+    assert isinstance(by, GraphOp)
     if by.kind is Kind.EDGE:
         values = [*(use.value.holder for use in by.sources), by.results[0]]
     else:
@@ -69,7 +69,7 @@ def test_the_chain_of_every_axis_leads_to_where_it_was_written(passes: tuple[str
             answer = run(problem, passes)
         except Exception:
             continue
-        why = Why(answer)
+        why = AnswerReasons(answer)
         for value in values_of(answer):
             if value.sharding is None or value.groups is not None:
                 continue
@@ -80,6 +80,6 @@ def test_the_chain_of_every_axis_leads_to_where_it_was_written(passes: tuple[str
                     assert chain and chain[0].value is value, seed
                     assert is_written(chain[-1]), (seed, [str(link) for link in chain])
                     for one, other in pairwise(chain):
-                        if isinstance(one.by, Op):
+                        if isinstance(one.by, GraphOp):
                             assert joined(one, other), (seed, [str(link) for link in chain])
     assert axes > 500

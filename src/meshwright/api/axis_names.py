@@ -12,7 +12,7 @@ from meshwright.core.trace import Manual, state
 from meshwright.errors import MeshError
 
 
-class CutNeeded(Exception):
+class AxisCutNeeded(Exception):
     """A part of an axis was named that the mesh is not cut at yet; ``shard_map`` catches it and starts again."""
 
     def __init__(self, name: str, before: int, size: int) -> None:
@@ -113,7 +113,7 @@ def manual_axes(name: str, manual: Manual, op: str) -> tuple[str, ...]:
             )
             if prod(manual.axes[axis] for axis in inside) == size:
                 return inside
-            raise CutNeeded(whole, before, size)
+            raise AxisCutNeeded(whole, before, size)
         why = f"{whole!r} has size {total}, which has no part of size {size} after one of size {before}"
     elif manual.mesh is not None and whole in manual.mesh.axis_names:
         why = f"the mesh has it, but the function is written for {', '.join(known)} only"

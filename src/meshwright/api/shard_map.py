@@ -10,7 +10,7 @@ from typing import Any
 
 import optree
 
-from meshwright.api.axis_names import CutNeeded, manual_axes
+from meshwright.api.axis_names import AxisCutNeeded, manual_axes
 from meshwright.arrays.tracing import Traced, check_function, leaf_value, trace_flat
 from meshwright.core import dtypes, tree
 from meshwright.core.source import here
@@ -213,7 +213,7 @@ class _Call:
         while True:
             try:
                 return self.run(values, labels, specs, in_tree)
-            except CutNeeded as needed:
+            except AxisCutNeeded as needed:
                 if needed.cut[0] not in self.names:  # an enclosing shard_map's
                     raise
                 self.cuts |= {needed.cut}

@@ -33,7 +33,7 @@ _OF_COMPILED = {
 _OF_LOWERED = {"compiler_ir": "lowered.as_text()", "cost_analysis": "lowered.compile().cost('tpu v5e')"}
 
 
-class Call(NamedTuple):
+class JitCall(NamedTuple):
     """What is known of a call of a jitted function: its name, arguments, results, and where they are."""
 
     name: str
@@ -52,7 +52,7 @@ class Compiled:
         in_tree: tree.TreeDef,
         types: tuple[Any, ...],
         parameters: Sequence[str],
-        call: Call,
+        call: JitCall,
     ) -> None:
         self._executable = executable
         self._in_tree = in_tree
@@ -273,7 +273,7 @@ def _fits(x: Value, t: TensorType) -> bool:
 class Lowered:
     """A function traced for given arguments."""
 
-    def __init__(self, compile: Any, traced: Program, call: Call) -> None:
+    def __init__(self, compile: Any, traced: Program, call: JitCall) -> None:
         self._compile = compile
         self._call = call
         self.program = traced

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from meshwright.compile.partitioning import Collective, OnMesh, put_on_mesh
-from meshwright.compile.stages import Record
+from meshwright.compile.partitioning import Collective, PartitionedProgram, put_on_mesh
+from meshwright.compile.stages import StageRecorder
 from meshwright.core import tree
 from meshwright.core.types import TensorType
 from meshwright.partition.combine import dearest, received
@@ -33,7 +33,7 @@ class Suggestion(NamedTuple):
         return f"lay out {self.argument} as {self.spec}: −{show_bytes(self.saved_bytes)} per device"
 
 
-class Held(NamedTuple):
+class ReplicatedValue(NamedTuple):
     """A value that devices hold more than once although an axis is free that could split it."""
 
     name: str
@@ -44,7 +44,7 @@ class Held(NamedTuple):
         return f"{self.name} {self.type.short()}, {show_bytes(self.type.nbytes)}: free {', '.join(self.free)}"
 
 
-def explain(placed: OnMesh, names: Sequence[str]) -> str:
+def explain(placed: PartitionedProgram, names: Sequence[str]) -> str:
     """A table of the collectives, cheaper layouts, and values that could be split further.
 
     ``names`` are those of the arguments.
@@ -58,7 +58,7 @@ def explain(placed: OnMesh, names: Sequence[str]) -> str:
     return "\n".join([*lines, *_audit_lines(placed, names)])
 
 
-def _instead_lines(placed: OnMesh, names: Sequence[str]) -> list[str]:
+def _instead_lines(placed: PartitionedProgram, names: Sequence[str]) -> list[str]:
     """What the planner left of the shardings that propagation found, and what that saves."""
     if placed.instead is None:
         return []
@@ -98,10 +98,10 @@ def table(found: Sequence[Collective]) -> list[str]:
     rows = [["kind", "axes", "bytes", "times", "share", "value", "line"]]
     for c in found:
         more = ", …" if len(c.values) > 1 else ""
-        permutes = c.beside.permutes if c.beside is not None else 0  # a ring is one row
+        permutes = c.overlap.permutes if c.overlap is not None else 0  # a ring is one row
         rows.append(
             [
-                f"{c.beside.kind} as {permutes} permute{'s' * (permutes > 1)}" if c.beside and permutes else c.kind,
+                f"{c.overlap.kind} as {permutes} permute{'s' * (permutes > 1)}" if c.overlap and permutes else c.kind,
                 ",".join(c.axes),
                 str(c.bytes_received_per_device * (permutes or 1)),
                 str(c.times // (permutes or 1)),
@@ -114,7 +114,7 @@ def table(found: Sequence[Collective]) -> list[str]:
     shown = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     lines.append(shown[0])
     for text, c in zip(shown[1:], found, strict=True):
-        lines += [text, f"    {c.why}", *(f"    {one}" for one in c.within), *_beside(c)]
+        lines += [text, f"    {c.why}", *(f"    {one}" for one in c.within), *_overlap_lines(c)]
     return lines
 
 
@@ -122,19 +122,19 @@ def _share(c: Collective, total: int) -> str:
     return f"{100 * c.bytes_received_per_device * c.times / total:.0f} %" if total else "0 %"
 
 
-def _beside(c: Collective) -> list[str]:
+def _overlap_lines(c: Collective) -> list[str]:
     """What overlap made of a collective, or why it did nothing."""
-    if c.beside is None:
+    if c.overlap is None:
         return []
-    if c.beside.why_not:
-        return [f"    not overlapped: {c.beside.why_not}"]
-    products = "dot_general" if c.beside.products == 1 else f"{c.beside.products} dot_generals"
-    seconds = c.beside.saved_seconds
-    saved = f", saves {time_text(seconds)}{' each time' * (c.times > max(1, c.beside.permutes))}" if seconds else ""
-    return [f"    {'in one kernel with' if c.beside.kernel else 'under'} {products}{saved}"]
+    if c.overlap.why_not:
+        return [f"    not overlapped: {c.overlap.why_not}"]
+    matmuls = "dot_general" if c.overlap.matmuls == 1 else f"{c.overlap.matmuls} dot_generals"
+    seconds = c.overlap.saved_seconds
+    saved = f", saves {time_text(seconds)}{' each time' * (c.times > max(1, c.overlap.permutes))}" if seconds else ""
+    return [f"    {'in one kernel with' if c.overlap.kernel else 'under'} {matmuls}{saved}"]
 
 
-def suggestions(placed: OnMesh, names: Sequence[str]) -> list[Suggestion]:
+def suggestions(placed: PartitionedProgram, names: Sequence[str]) -> list[Suggestion]:
     """Layouts for arguments with which the program would move less, the best first.
 
     Tried are the layouts that the program brings an argument into when it first uses it.
@@ -147,14 +147,14 @@ def suggestions(placed: OnMesh, names: Sequence[str]) -> list[Suggestion]:
         given = list(placed.placement.in_shardings)
         given[index] = NamedSharding(layout.mesh, spec)
         placement = placed.placement._replace(in_shardings=tuple(given), out_shardings=results, overlap=None)
-        other = put_on_mesh(placed.source, placement, placed.out_tree, Record())
+        other = put_on_mesh(placed.source, placement, placed.out_tree, StageRecorder())
         saved = now - received(other.collectives)
         if saved > 0:
             found.append(Suggestion(names[index], spec, saved))
     return sorted(found, key=lambda one: -one.saved_bytes)
 
 
-def audit(placed: OnMesh, names: Sequence[str]) -> list[Held]:
+def audit(placed: PartitionedProgram, names: Sequence[str]) -> list[ReplicatedValue]:
     """Large arguments and values that leave an axis unused which could split one of their dims, the largest first."""
     labels = dict(zip(placed.source.inputs, names, strict=True))
     lines = {v: f"a value of line {e.source}" for e in placed.source.eqns for v in e.outputs}
@@ -167,11 +167,11 @@ def audit(placed: OnMesh, names: Sequence[str]) -> list[Held]:
         local = sharding.local_shape(var.type.shape)
         free = tuple(a.name for a in sharding.mesh.axes if a.name not in used and any(n % a.size == 0 for n in local))
         if free:
-            found.append(Held(known[var], var.type, free))
+            found.append(ReplicatedValue(known[var], var.type, free))
     return sorted(found, key=lambda one: -one.type.nbytes)
 
 
-def _audit_lines(placed: OnMesh, names: Sequence[str]) -> list[str]:
+def _audit_lines(placed: PartitionedProgram, names: Sequence[str]) -> list[str]:
     """What `audit` found, values that read the same on one line."""
     held = Counter(map(str, audit(placed, names)))
     if not held:

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from meshwright.arrays.tracing import Traced, argument_numbers, check_function, leaf_type, leaf_value, trace_flat
-from meshwright.compile.compiled import Call, Compiled, Lowered
-from meshwright.compile.stages import Record, Stage, simplify
+from meshwright.compile.compiled import Compiled, JitCall, Lowered
+from meshwright.compile.stages import Stage, StageRecorder, simplify
 from meshwright.core import dtypes, tree
 from meshwright.core.check import check
 from meshwright.core.collection import no_collection
@@ -44,7 +44,7 @@ class Executable:
     __slots__ = ("call", "donated", "out_shardings", "out_tree", "out_types", "placed", "program", "record", "single")
 
     @no_collection()
-    def __init__(self, traced: Traced, donated: tuple[bool, ...], placement: Any, record: Record) -> None:
+    def __init__(self, traced: Traced, donated: tuple[bool, ...], placement: Any, record: StageRecorder) -> None:
         self.record = record
         self.program = record.stages[0].program
         self.placed: Any = None  # what is known about a program on a mesh
@@ -194,7 +194,7 @@ class Jitted:
 
         name = getattr(self.fun, "__name__", "function")
         on_mesh = None if hasattr(placement, "device") else placement
-        call = Call(name, self._parameters(statics, len(args)), in_tree, traced.out_tree, on_mesh)
+        call = JitCall(name, self._parameters(statics, len(args)), in_tree, traced.out_tree, on_mesh)
 
         def compiled() -> Compiled:
             donated = _donated_leaves(in_tree, self.donate, statics)
@@ -413,7 +413,7 @@ def jit(
     """Compile ``fun`` for the types of its arguments, once for each combination.
 
     Static arguments are Python values the function may branch on; the contents of donated ones may be overwritten.
-    ``overlap`` puts gathers and reduce-scatters beside the products next to them where that pays on a machine (the name
+    ``overlap`` puts gathers and reduce-scatters beside the matmuls next to them where that pays on a machine (the name
     of a chip, a `hardware.Topology`), or always (True); see `Overlap`. Values are laid out in whole axes and in parts
     that you wrote; ``thorough`` tries layouts in other parts, too, which may move less and takes longer. Layouts are
     chosen for the least time on ``hardware`` (a chip's name, a `hardware.Topology`); without it, for arrays so large
@@ -454,7 +454,7 @@ def jit(
 
         check_places(tree.leaves((in_shardings, out_shardings)))
     if overlap is not None:
-        from meshwright.partition.overlap.products import read_overlap
+        from meshwright.partition.overlap.matmuls import read_overlap
 
         overlap = read_overlap(overlap)
     if hardware is not None:

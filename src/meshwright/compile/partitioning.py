@@ -14,18 +14,18 @@ from meshwright.arrays.device_put import sharding_for, spread
 from meshwright.arrays.explicit import untyped, with_sums_taken
 from meshwright.arrays.shards import Sharding
 from meshwright.compile.partial_sums import finished_sums, with_rows
-from meshwright.compile.stages import Record as Stages
+from meshwright.compile.stages import StageRecorder
 from meshwright.core import tree
 from meshwright.core.program import Atom, Program, Var
 from meshwright.core.source import Source, here, user_source
 from meshwright.core.types import TensorType
 from meshwright.errors import CommunicationError, MeshError, ShardingError
 from meshwright.partition.alternatives import cheapest_partition
-from meshwright.partition.combine import Beside, Record, Within, records
+from meshwright.partition.combine import CollectiveRecord, OverlapOutcome, Within, records
 from meshwright.partition.cost import Planning, cost_on, seconds_along
 from meshwright.partition.cuts import apart
 from meshwright.partition.layouts import closed, on_mesh, replicated
-from meshwright.partition.overlap.products import Overlap
+from meshwright.partition.overlap.matmuls import Overlap
 from meshwright.partition.partition import Instead, partition
 from meshwright.partition.reshard.cost import topology_for
 from meshwright.propagate.from_program import Propagated, propagate_program
@@ -59,7 +59,7 @@ class Collective:
 
     ``times`` is how often it runs: more than once inside of a loop; in a while loop of unknown length, in one step.
     ``within`` has these loops, and branches of a cond that need not be taken, from the outermost on. ``implicit``:
-    nobody wrote it. ``values`` are the global values that it is for. ``beside`` is what jit's ``overlap`` made of it.
+    nobody wrote it. ``values`` are the global values that it is for. ``overlap`` is what jit's ``overlap`` made of it.
     """
 
     kind: str
@@ -73,7 +73,7 @@ class Collective:
     times: int
     volume: int
     mesh: BaseMesh
-    beside: Beside | None = None
+    overlap: OverlapOutcome | None = None
     within: tuple[Within, ...] = ()
 
     def seconds(self, hardware: Any) -> float:
@@ -90,7 +90,7 @@ class Collective:
         )
 
 
-class OnMesh(NamedTuple):
+class PartitionedProgram(NamedTuple):
     """A program for all devices of a mesh, and what is known about it."""
 
     program: Program
@@ -138,7 +138,7 @@ def placement_of(
     """
     given: list[Any] = [None] * len(shapes)
     if in_shardings is not None:
-        given = spread(*_beside(in_shardings, args, kwargs, names), "jit's in_shardings")
+        given = spread(*_by_argument(in_shardings, args, kwargs, names), "jit's in_shardings")
     chosen: list[NamedSharding | None] = []
     devices: list[Sharding] = [sharding_for(p, ()) for p in tree.leaves(out_shardings) if isinstance(p, DEVICES)]
     for place, own, shape in zip(given, found, shapes, strict=True):
@@ -204,7 +204,9 @@ def views(mesh: BaseMesh, other: BaseMesh) -> bool:
     return not (mesh.auto_axes or other.auto_axes or {*mesh.axis_names} & {*other.axis_names})
 
 
-def _beside(shardings: Any, args: Sequence[Any], kwargs: Mapping[str, Any], names: Sequence[str]) -> tuple[Any, Any]:
+def _by_argument(
+    shardings: Any, args: Sequence[Any], kwargs: Mapping[str, Any], names: Sequence[str]
+) -> tuple[Any, Any]:
     """``in_shardings`` in the containers of the arguments, and the arguments: those by name have the sharding of their
     place in the function's signature."""
     if not kwargs:
@@ -245,7 +247,9 @@ def no_implicit_comms() -> Iterator[None]:
         _silent.reset(token)
 
 
-def put_on_mesh(program: Program, placement: Placement, out_tree: tree.TreeDef, record: Stages) -> OnMesh:
+def put_on_mesh(
+    program: Program, placement: Placement, out_tree: tree.TreeDef, record: StageRecorder
+) -> PartitionedProgram:
     """Propagate what was said about shardings, and partition."""
     mesh = placement.mesh
     _check_maps(program, mesh)
@@ -289,7 +293,7 @@ def put_on_mesh(program: Program, placement: Placement, out_tree: tree.TreeDef, 
         done = cheapest_partition(propagated, mesh, said, ins, wanted, groups, *options)
     record.partitioned(done.steps)
     collectives = tuple(_collective(one, mesh) for one in done.records)
-    placed = OnMesh(
+    placed = PartitionedProgram(
         done.program,
         done.local,
         mesh,
@@ -353,12 +357,12 @@ def _out_sharding(place: Any, t: TensorType) -> TensorSharding:
     return found.to_tensor_sharding(t.ndim)
 
 
-def _collective(record: Record, mesh: BaseMesh) -> Collective:
+def _collective(record: CollectiveRecord, mesh: BaseMesh) -> Collective:
     why = record.why.text if record.why is not None else "the program asks for it"
     implicit = record.why is not None and not record.why.asked
     return Collective(
         record.kind, record.axes, record.bytes_received_per_device, record.total_bytes, record.source, why,
-        implicit, record.values, record.times, record.volume, mesh, record.beside, record.within,
+        implicit, record.values, record.times, record.volume, mesh, record.overlap, record.within,
     )  # fmt: skip
 
 

@@ -26,7 +26,7 @@ STAGES = {
     "propagate": "a sharding for every value",
     "partition": "the program of one device, with collectives",
     "combine": "sums over the same devices as one all-reduce, sums that are then sliced as reduce-scatters",
-    "overlap": "gathers and sums beside the products next to them",
+    "overlap": "gathers and sums beside the matmuls next to them",
     "stack": "all devices in one program",
     "emit": "Python for NumPy",
 }
@@ -58,37 +58,37 @@ class Stage:
         return print_program(self.program, said if self.shardings else False)
 
 
-class Record:
+class StageRecorder:
     """The stages of one compilation, as they are run."""
 
     def __init__(self) -> None:
         self.stages: list[Stage] = []
         self._since = perf_counter()
 
-    def copy(self) -> Record:
+    def copy(self) -> StageRecorder:
         """A record to go on with; several compilations may start from one program."""
-        found = Record()
+        found = StageRecorder()
         found.stages = list(self.stages)
         return found
 
     def done(self, name: str, program: Program) -> Program:
         """Check and keep what a stage made."""
         check(program, name)
-        self._keep(Stage(name, program, self._took()))
+        self._keep(Stage(name, program, self._seconds()))
         return program
 
     def propagated(self, program: Program, shardings: Mapping[Var, Any]) -> None:
         """Keep what was found for the values of a program."""
-        self._keep(Stage("propagate", program, self._took(), shardings))
+        self._keep(Stage("propagate", program, self._seconds(), shardings))
 
     def partitioned(self, steps: Sequence[tuple[str, Program, float]]) -> None:
         """Keep how the program of one device came about; what other layouts took is in the seconds of the first."""
         (name, program, _), *rest = steps
-        self._keep(Stage(name, program, self._took() - sum(seconds for _, _, seconds in rest)))
+        self._keep(Stage(name, program, self._seconds() - sum(seconds for _, _, seconds in rest)))
         for step in rest:
             self._keep(Stage(*step))
 
-    def _took(self) -> float:
+    def _seconds(self) -> float:
         return perf_counter() - self._since
 
     def _keep(self, stage: Stage) -> None:
@@ -97,15 +97,15 @@ class Record:
 
     def last(self, program: Program, donated: Sequence[bool]) -> list[Stage]:
         """All stages, with those that make code of the program which runs."""
-        own = Record()
+        own = StageRecorder()
         whole = own.done("stack", dce(inline_calls(program)))
         text = python_text(whole, donated)
-        own._keep(Stage("emit", whole, own._took(), text=text))
+        own._keep(Stage("emit", whole, own._seconds(), text=text))
         return [*self.stages, *own.stages]
 
 
-def simplify(program: Program) -> Record:
+def simplify(program: Program) -> StageRecorder:
     """The first stage: the program without what nobody needs, and with nothing computed twice."""
-    record = Record()
+    record = StageRecorder()
     record.done("simplify", cse(dce(program)))
     return record

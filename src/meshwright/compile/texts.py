@@ -8,7 +8,7 @@ from typing import Any
 
 from meshwright.arrays.device_put import sharding_for, spread
 from meshwright.arrays.explicit import untyped, with_sums_taken
-from meshwright.compile.compiled import Call, Compiled
+from meshwright.compile.compiled import Compiled, JitCall
 from meshwright.compile.partial_sums import finished_sums, with_rows
 from meshwright.core import tree
 from meshwright.core.program import Program
@@ -21,12 +21,12 @@ from meshwright.transform.stack import inline_calls
 from meshwright.transform.summands import sums_as_rows
 
 
-def _module(call: Call) -> str:
+def _module(call: JitCall) -> str:
     """The name of the module: that of the function, in letters that a name may have."""
     return "jit_" + re.sub(r"\W", "_", call.name)
 
 
-def _arguments(call: Call) -> list[str]:
+def _arguments(call: JitCall) -> list[str]:
     """What to call each leaf of the arguments: ``params['w'][0]``."""
     args, kwargs = tree.unflatten(call.in_tree, range(call.in_tree.num_leaves))
     names = list(call.parameters)[: len(args)]
@@ -35,13 +35,13 @@ def _arguments(call: Call) -> list[str]:
     return [f"{name}{path}" for name, arg in named for path in tree.path_names(arg)]
 
 
-def _results(call: Call) -> list[str]:
+def _results(call: JitCall) -> list[str]:
     """What to call each leaf of the results."""
     found = tree.unflatten(call.out_tree, range(call.out_tree.num_leaves))
     return [f"result{path}" for path in tree.path_names(found)]
 
 
-def lowered_text(program: Program, call: Call) -> str:
+def lowered_text(program: Program, call: JitCall) -> str:
     """The module of a traced function, with the shardings that were asked for."""
     placement = call.placement
     if placement is None:
@@ -73,7 +73,7 @@ def _tensor_sharding(place: Any, t: TensorType) -> TensorSharding:
     return found.to_tensor_sharding(t.ndim)
 
 
-def compiled_text(compiled: Compiled, call: Call, placed: Any, iota: bool) -> str:
+def compiled_text(compiled: Compiled, call: JitCall, placed: Any, iota: bool) -> str:
     """The module of one device."""
     if placed is None:
         program, sizes = read_program(compiled)

@@ -35,7 +35,7 @@ def is_on(sharding: TensorSharding, mesh: BaseMesh) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def beside(sharding: TensorSharding, mesh: BaseMesh) -> TensorSharding:
+def counterpart(sharding: TensorSharding, mesh: BaseMesh) -> TensorSharding:
     """A layout of a mesh that cuts a value into as many blocks as one of another mesh, as far as its axes go.
 
     >>> from meshwright.sharding.mesh import Mesh
@@ -62,7 +62,7 @@ def beside(sharding: TensorSharding, mesh: BaseMesh) -> TensorSharding:
 def plan_across(
     mesh: BaseMesh, shape: Shape, dtype: DType, source: TensorSharding, target: TensorSharding
 ) -> ReshardPlan:
-    """The way between two layouts of which one or both are of another mesh, in terms of the axes of ``mesh``."""
+    """The reshard plan between two layouts, one or both of another mesh, in terms of the axes of ``mesh``."""
     return plan_on(mesh, shape, dtype, source, target)
 
 
@@ -75,7 +75,7 @@ def seconds_across(
     if is_on(source, mesh) and is_on(target, mesh):
         return reshard_seconds(t, source, target, cost)
     if source.unreduced:
-        between = beside(target, mesh)
+        between = counterpart(target, mesh)
         return reshard_seconds(t, source, between, cost) + seconds_across(mesh, t, between, target, cost)
     return cost.plan(plan_across(mesh, t.shape, t.dtype, source, target))
 

@@ -16,7 +16,7 @@ from meshwright.core.program import Program, Var
 from meshwright.partition.combine import dearest, received
 from meshwright.partition.cost import PLAINLY, Planning
 from meshwright.partition.layouts import axes_used
-from meshwright.partition.overlap.products import Overlap
+from meshwright.partition.overlap.matmuls import Overlap
 from meshwright.partition.partition import Instead, Partitioned, partition
 from meshwright.propagate.from_program import Propagated, propagate_program
 from meshwright.sharding.mesh import BaseMesh
@@ -57,8 +57,8 @@ def cheapest_partition(
                 best, layouts = found._replace(instead=Instead(argument, first - received(found.records))), wanted
     if overlapped is None:
         return best
-    beside = partition(program, mesh, in_shardings, out_shardings, layouts, overlapped, how)
-    return beside._replace(instead=best.instead)
+    again = partition(program, mesh, in_shardings, out_shardings, layouts, overlapped, how)
+    return again._replace(instead=best.instead)
 
 
 def _may_gain(program: Program, found: Partitioned, rivals: bool) -> bool:

@@ -60,8 +60,8 @@ def along(x: Value, dim: int, shape: Shape) -> Value:
     return broadcast_in_dim(x, shape=shape, dims=(dim,))
 
 
-def places(names: Names, axes: Axes, size: int) -> Value:
-    """The places in the whole dim of the elements of a device's block."""
+def global_indices(names: Names, axes: Axes, size: int) -> Value:
+    """The indices in the whole dim of the elements of a device's block."""
     here = iota(dtype=dtypes.INT32, shape=(size,), dim=0)
     start = block_start(names, axes, size)
     return here if start is None else add(here, start)
@@ -78,5 +78,5 @@ def without_padding(names: Names, x: Value, dims: Sequence[tuple[int, Axes, int]
         size = x.shape[dim]
         parts = int(np.prod([axis.size for axis in axes], dtype=int))
         if size * parts > n:
-            x = filled_where(along(lt(places(names, axes, size), n), dim, x.shape), x, value)
+            x = filled_where(along(lt(global_indices(names, axes, size), n), dim, x.shape), x, value)
     return x

@@ -1,7 +1,7 @@
 """Which axes split which factor of an op: the choice that costs least in all.
 
 A choice gives each factor the axes it is split over. The operands must then be laid out accordingly, and the results
-come out so; a split factor that is reduced leaves a sum that is owed. The cost of a choice is what it takes to bring
+come out so; a split factor that is reduced leaves a partial sum. The cost of a choice is what it takes to bring
 the operands there from where they are, and the results to where they are wanted, plus the work left to each device:
 seconds on a machine.
 """
@@ -21,14 +21,14 @@ from meshwright.core.op import Op
 from meshwright.core.types import TensorType
 from meshwright.partition.cost import PLAINLY, Planning, least_seconds, local_bytes, reshard_seconds, taken
 from meshwright.partition.layouts import READ, layout
-from meshwright.propagate.problem import Rule
+from meshwright.propagate.problem import FactorRule
 from meshwright.propagate.project import project, shapes_of
 from meshwright.sharding.axes import Axes, AxisRef, can_coexist, overlap
 from meshwright.sharding.mesh import BaseMesh
 from meshwright.sharding.named import TensorSharding
 
 MOST_TRIED = 512
-MOST_PLACES = 256  # ways to give the parts of axes to factors, beyond which whole axes must do
+MOST_ASSIGNMENTS = 256  # ways to give the parts of axes to factors, beyond which whole axes must do
 
 _OF_BOOLS = {"and": "min", "or": "max"}  # how devices combine them
 
@@ -54,7 +54,7 @@ class Question(NamedTuple):
     """What a choice depends on; equal questions have one answer."""
 
     mesh: BaseMesh
-    rule: Rule
+    rule: FactorRule
     separable: frozenset[int]
     reduced: frozenset[int]
     combine: str
@@ -72,7 +72,7 @@ class Question(NamedTuple):
 class Numbered(NamedTuple):
     """A factor rule with its factors by number."""
 
-    rule: Rule
+    rule: FactorRule
     separable: frozenset[int]
     reduced: frozenset[int]
     combine: str
@@ -85,7 +85,7 @@ def numbered(factors: Factors, dtype: DType) -> Numbered:
     if factors.combine in _OF_BOOLS and dtype != BOOL:
         separable -= factors.reduced  # devices combine bits of bools only
     return Numbered(
-        Rule.of(factors),
+        FactorRule.of(factors),
         frozenset(number[name] for name in separable),
         frozenset(number[name] for name in factors.reduced),
         _OF_BOOLS.get(factors.combine, factors.combine),
@@ -228,15 +228,15 @@ def _assignments(asked: Question) -> Iterator[Assignment]:
 
 def _everywhere(asked: Question, choices: Sequence[Sequence[Axes]]) -> Iterator[Assignment]:
     """Every assignment of pieces of the mesh to factors, in every order: of the first pieces that are few enough."""
-    places = [None, *sorted(asked.separable)]
-    pieces = next((found for found in choices if len(places) ** len(found) <= MOST_PLACES), ())
-    for spots in product(places, repeat=len(pieces)):
+    factors = [None, *sorted(asked.separable)]
+    pieces = next((found for found in choices if len(factors) ** len(found) <= MOST_ASSIGNMENTS), ())
+    for spots in product(factors, repeat=len(pieces)):
         groups: dict[int, list[Axes]] = {}
-        for piece, place in zip(pieces, spots, strict=True):
-            if place is not None:
-                groups.setdefault(place, []).append(piece)
+        for piece, factor in zip(pieces, spots, strict=True):
+            if factor is not None:
+                groups.setdefault(factor, []).append(piece)
         for orders in product(*(permutations(group) for group in groups.values())):
-            yield {place: sum(order, ()) for place, order in zip(groups, orders, strict=True)}
+            yield {factor: sum(order, ()) for factor, order in zip(groups, orders, strict=True)}
 
 
 def _together(asked: Question, axes: Sequence[AxisRef]) -> list[Axes]:
@@ -310,12 +310,12 @@ def _handed(asked: Question, assignment: Assignment) -> Iterator[Handed]:
     """What may be handed on: all partial sums (of two ways that cost the same, the one that puts the sum off), none,
     and some of them while the others are summed."""
     used = [axis for axes in assignment.values() for axis in axes]
-    owing = tuple(n for n, s in enumerate(asked.have) if s.unreduced)
-    found = [_through(asked, group) for group in asked.groups] if owing else []
+    unreduced = tuple(n for n, s in enumerate(asked.have) if s.unreduced)
+    found = [_through(asked, group) for group in asked.groups] if unreduced else []
     fitting = [one for one in found if one is not None and not overlap(one.axes, used)]
-    yield from (one for one in fitting if one.operands == owing)
+    yield from (one for one in fitting if one.operands == unreduced)
     yield Handed()
-    yield from (one for one in fitting if one.operands != owing)
+    yield from (one for one in fitting if one.operands != unreduced)
 
 
 def _through(asked: Question, group: LinearGroup) -> Handed | None:

@@ -18,7 +18,7 @@ from meshwright.transform.simplify import dce
 LARGEST_BYTES = 1 << 25  # of one collective; larger sums gain nothing by waiting for others
 
 
-class Why(NamedTuple):
+class CollectiveReason(NamedTuple):
     """Why a collective was put in, the global value that it is for, and whether a user asked for it there."""
 
     text: str
@@ -26,15 +26,15 @@ class Why(NamedTuple):
     asked: bool = False
 
 
-class Beside(NamedTuple):
-    """What overlap made of a collective: permutes beside products, a kernel with one, or nothing, and why not.
+class OverlapOutcome(NamedTuple):
+    """What overlap made of a collective: permutes beside matmuls, a kernel with one, or nothing, and why not.
 
     ``saved_seconds`` is what that saves on the machine that was asked about; ``kernel`` the collective it stands for.
     """
 
     kind: str
     permutes: int = 0
-    products: int = 0
+    matmuls: int = 0
     saved_seconds: float | None = None
     why_not: str = ""
     kernel: Eqn | None = None
@@ -59,7 +59,7 @@ class Within(NamedTuple):
         return f"in every step of the {self.op} loop{where}"
 
 
-class Record(NamedTuple):
+class CollectiveRecord(NamedTuple):
     """A collective of a local program: what it moves, how often, and why it is there (None: the user wrote it).
 
     ``times`` counts loops in full, but for those of unknown length, of which it counts one step; ``within`` has these,
@@ -71,11 +71,11 @@ class Record(NamedTuple):
     bytes_received_per_device: int
     total_bytes: int
     source: Source | None
-    why: Why | None
+    why: CollectiveReason | None
     values: tuple[TensorType, ...]
     times: int
     volume: int  # bytes of what one group works on, as costs count it: the gathered array, the summed one
-    beside: Beside | None = None
+    overlap: OverlapOutcome | None = None
     within: tuple[Within, ...] = ()
 
 
@@ -200,12 +200,12 @@ def _inside(value: Any) -> Any:
 def records(
     program: Program,
     sizes: Mapping[str, int],
-    whys: Mapping[Var, Why],
-    beside: Mapping[Var, Beside],
+    whys: Mapping[Var, CollectiveReason],
+    overlaps: Mapping[Var, OverlapOutcome],
     times: int = 1,
     within: tuple[Within, ...] = (),
     numbers: Iterator[int] | None = None,
-) -> Iterator[Record]:
+) -> Iterator[CollectiveRecord]:
     """The collectives of a local program in order, those in loops as often as they run.
 
     Nothing is sent by a device that is alone along the axes, nor of arrays without elements.
@@ -213,12 +213,12 @@ def records(
     numbers = count() if numbers is None else numbers
     for eqn in program.eqns:
         kind = eqn.op.collective
-        known = beside.get(eqn.outputs[0]) if eqn.outputs else None
+        known = overlaps.get(eqn.outputs[0]) if eqn.outputs else None
         if kind is not None and eqn.op.stack is not None:
             if prod(sizes[axis] for axis in eqn.params["axes"]) > 1 and any(a.type.size for a in eqn.inputs):
-                yield _record(kind, eqn, sizes, whys, times)._replace(beside=known, within=within)
+                yield _record(kind, eqn, sizes, whys, times)._replace(overlap=known, within=within)
         elif known is not None and known.kernel is not None:
-            yield _record(known.kind, known.kernel, sizes, whys, times)._replace(beside=known, within=within)
+            yield _record(known.kind, known.kernel, sizes, whys, times)._replace(overlap=known, within=within)
         number, regions = next(numbers), list(eqn.regions())
         for index, (name, region) in enumerate(regions):
             runs = eqn.op.runs(eqn, name)
@@ -228,10 +228,10 @@ def records(
             elif runs.times is None:
                 inside = (*within, Within(eqn.op.name, eqn.source, number))
             inner = times if runs.times is None else times * runs.times
-            yield from records(region, sizes, whys, beside, inner, inside, numbers)
+            yield from records(region, sizes, whys, overlaps, inner, inside, numbers)
 
 
-def written_for(program: Program, whys: Mapping[Var, Why]) -> dict[Var, str]:
+def written_for(program: Program, whys: Mapping[Var, CollectiveReason]) -> dict[Var, str]:
     """For the results of collectives that were put in, what the user wrote: the op that left a sum, or ``reshard``."""
     made = {var: eqn.op.name for eqn in program.eqns for var in eqn.outputs}
     found: dict[Var, str] = {}
@@ -277,7 +277,9 @@ def _choice(within: tuple[Within, ...], depth: int) -> Within | None:
     return within[depth]._replace(branch=0) if depth < len(within) else None
 
 
-def _record(kind: str, eqn: Eqn, sizes: Mapping[str, int], whys: Mapping[Var, Why], times: int) -> Record:
+def _record(
+    kind: str, eqn: Eqn, sizes: Mapping[str, int], whys: Mapping[Var, CollectiveReason], times: int
+) -> CollectiveRecord:
     axes = eqn.params["axes"]
     group, devices = prod(sizes[axis] for axis in axes), prod(sizes.values())
     held = sum(a.type.nbytes for a in eqn.inputs)
@@ -293,14 +295,14 @@ def _record(kind: str, eqn: Eqn, sizes: Mapping[str, int], whys: Mapping[Var, Wh
     found = [whys.get(v) for v in eqn.outputs]
     values = tuple(w.value if w is not None else v.type for w, v in zip(found, eqn.outputs, strict=True))
     volume = {"all_gather": group * held, "all_to_all": group * held, "permute": group * held}.get(kind, held)
-    return Record(kind, axes, received, total, eqn.source, _joined(found), values, times, volume)
+    return CollectiveRecord(kind, axes, received, total, eqn.source, _joined(found), values, times, volume)
 
 
-def _joined(whys: Sequence[Why | None]) -> Why | None:
+def _joined(whys: Sequence[CollectiveReason | None]) -> CollectiveReason | None:
     known = [why for why in whys if why is not None]
     if not known:
         return None
     texts = list(dict.fromkeys(why.text for why in known))
     others = len(known) - 1
     more = f" (and {others} more sum{'s' * (others > 1)} taken with it)" if others > 0 else ""
-    return Why(texts[0] + more, known[0].value, all(why.asked for why in known))
+    return CollectiveReason(texts[0] + more, known[0].value, all(why.asked for why in known))

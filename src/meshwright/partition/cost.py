@@ -16,7 +16,7 @@ from meshwright.hardware.collectives import collective_seconds
 from meshwright.hardware.machines import machine_for
 from meshwright.hardware.roofline import work
 from meshwright.hardware.topology import Topology
-from meshwright.partition.combine import Record
+from meshwright.partition.combine import CollectiveRecord
 from meshwright.partition.layouts import finished, layout, local_type, summed
 from meshwright.partition.reshard.plan import ReshardPlan, every_plan
 from meshwright.sharding.mesh import BaseMesh
@@ -74,7 +74,7 @@ class MachineCost:
         local = [size for step, size in zip(plan.steps, plan.local_bytes[1:], strict=True) if not step.collectives]
         return plan.seconds(self.topology) + work(0, 2.0 * sum(local), self.chip).seconds
 
-    def collective(self, record: Record, mesh: BaseMesh) -> float:
+    def collective(self, record: CollectiveRecord, mesh: BaseMesh) -> float:
         """The seconds of all runs of a collective."""
         if self.topology is None:
             return record.times * self.receive(record.total_bytes / mesh.size, 1)
@@ -118,7 +118,7 @@ def cost_on(hardware: Any, mesh: BaseMesh) -> MachineCost:
 def reshard_plan(
     shape: Shape, dtype: DType, source: TensorSharding, target: TensorSharding, cost: MachineCost = NO_MACHINE
 ) -> ReshardPlan:
-    """The cheapest way from one layout to another."""
+    """The cheapest reshard plan from one sharding to another."""
     plans = every_plan(shape, dtype, summed(source), summed(target))
     if cost.topology is None and plans[0].num_collectives <= 1:
         return plans[0]  # the fewest bytes, in one collective

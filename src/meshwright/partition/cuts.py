@@ -22,7 +22,7 @@ from meshwright.transform.regions.shard_map import shard_map
 Named = tuple[tuple[str, int], ...]  # axes of a local program with their sizes, from major to minor
 
 
-class CutNeeded(Exception):
+class MeshCutNeeded(Exception):
     """A part of an axis is needed that the program's mesh is not cut at yet."""
 
     def __init__(self, axis: AxisRef) -> None:
@@ -56,7 +56,10 @@ class Cuts:
     def fixed(self) -> Axes:
         """The parts of axes that are cut and could have been cut in another way."""
         return tuple(
-            part for parts in self.parts.values() if len(parts) > 1 and _many_ways(parts[0].whole) for part in parts
+            part
+            for parts in self.parts.values()
+            if len(parts) > 1 and _has_unnested_parts(parts[0].whole)
+            for part in parts
         )
 
     def fits(self, axis: AxisRef) -> bool:
@@ -84,15 +87,15 @@ class Cuts:
         if found is None:
             parts = tuple(part for part in self.parts[axis.name] if axis.contains(part))
             if merged(parts) != (axis,):
-                raise CutNeeded(axis)
+                raise MeshCutNeeded(axis)
             found = self._names[axis] = tuple((part.short(), part.size) for part in parts)
         return found
 
     def fitted(self, sharding: TensorSharding) -> TensorSharding:
         """A layout with the major axes of each dim that fit in."""
         dims = tuple(self._fitting(dim.axes) for dim in sharding.dims)
-        owed = tuple(axis for axis in sharding.unreduced if self.fits(axis))
-        return layout(sharding.mesh, dims, owed, sharding.reduction)
+        unreduced = tuple(axis for axis in sharding.unreduced if self.fits(axis))
+        return layout(sharding.mesh, dims, unreduced, sharding.reduction)
 
     def _fitting(self, axes: Axes) -> Axes:
         for n, axis in enumerate(axes):
@@ -141,7 +144,7 @@ def apart(program: Program, mesh: BaseMesh) -> Callable[[Eqn], bool]:
     return lambda eqn: id(eqn) in found
 
 
-def _many_ways(size: int) -> bool:
+def _has_unnested_parts(size: int) -> bool:
     """Whether an axis has parts that do not nest: its size is no power of a prime."""
     prime = next((n for n in range(2, size + 1) if size % n == 0), size)
     while size > 1 and size % prime == 0:

@@ -46,7 +46,7 @@ def summed(sharding: TensorSharding) -> TensorSharding:
 
 
 def finished(sharding: TensorSharding) -> TensorSharding:
-    """The layout once the sum that is owed is taken."""
+    """The sharding of a partial sum once it is reduced."""
     return layout(sharding.mesh, tuple(dim.axes for dim in sharding.dims)) if sharding.unreduced else sharding
 
 

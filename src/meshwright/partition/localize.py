@@ -1,8 +1,8 @@
 """From a global program to the program of one device.
 
 Each value is kept as the versions of it that devices hold: at first as the equation that made it left it, later also
-as others needed it. An equation is run on the layouts that `choose` finds for it; a sum that is owed is handed on by
-what is linear, and taken where something else needs it, into the layout that is needed there.
+as others needed it. An equation is run on the layouts that `choose` finds for it; a partial sum is handed on by
+what is linear, and reduced where something else needs it, into the sharding that is needed there.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from meshwright.core.trace import Array, at_source, read, state
 from meshwright.core.types import TensorType, union
 from meshwright.errors import ShapeError
 from meshwright.ops.basic import add, broadcast_in_dim, convert, reshape, zeros
-from meshwright.partition.across import beside, is_on, plan_across, seconds_across
+from meshwright.partition.across import counterpart, is_on, plan_across, seconds_across
 from meshwright.partition.blocks import identity, without_padding
 from meshwright.partition.choose import Choice, choose, groups_of, numbered, question, rule_of
-from meshwright.partition.combine import Why
+from meshwright.partition.combine import CollectiveReason
 from meshwright.partition.cost import PLAINLY, Planning, reshard_plan
 from meshwright.partition.cuts import Cuts
 from meshwright.partition.layouts import MANY, axes_used, finished, layout, local_type, replicated
@@ -80,7 +80,7 @@ class Localizer:
     mesh: BaseMesh
     wanted: Mapping[Var, TensorSharding]
     cuts: Cuts
-    whys: dict[Var, Why] = field(default_factory=dict)
+    whys: dict[Var, CollectiveReason] = field(default_factory=dict)
     addends: dict[Var, int] = field(default_factory=dict)
     how: Planning = PLAINLY
     returned: Set[Atom] = frozenset()  # the program's results
@@ -145,17 +145,17 @@ class Localizer:
         """Enter a value."""
         self._versions[var] = [version]
 
-    def best(self, atom: Atom, owed: bool) -> TensorSharding:
-        """The layout that a value is thought to be in: where its sum is taken, unless ``owed`` admits another. What is
-        laid out on another mesh is thought to be in a layout of this one that is like it."""
-        found = self.as_it_is(atom, owed)
-        return found if is_on(found, self.mesh) else self.cuts.fitted(beside(found, self.mesh))
+    def best(self, atom: Atom, unreduced: bool) -> TensorSharding:
+        """The sharding that costs take a value to have: one without partial sums, unless ``unreduced`` admits them. For
+        a value on another mesh, its counterpart on this one."""
+        found = self.as_it_is(atom, unreduced)
+        return found if is_on(found, self.mesh) else self.cuts.fitted(counterpart(found, self.mesh))
 
-    def as_it_is(self, atom: Atom, owed: bool = False) -> TensorSharding:
-        """The layout that a value is in, on this mesh if it is on several: where its sum is taken, unless ``owed``."""
+    def as_it_is(self, atom: Atom, unreduced: bool = False) -> TensorSharding:
+        """The sharding of a value, on this mesh if it is on several: without partial sums, unless ``unreduced``."""
         versions = self.versions(atom)
         here = [v.layout for v in versions if is_on(v.layout, self.mesh)] or [v.layout for v in versions]
-        return here[0] if owed else next((found for found in here if not found.unreduced), here[0])
+        return here[0] if unreduced else next((found for found in here if not found.unreduced), here[0])
 
     def get(self, atom: Atom, need: TensorSharding, why: str | Callable[[], str], asked: bool = False) -> Value:
         """A value in a layout, resharded from the version that is nearest to it."""
@@ -213,12 +213,12 @@ class Localizer:
         sizes = zip(places, t.shape, strict=True)
         return layout(self.mesh, tuple(need.dims[d].axes if n > 1 else () for d, n in sizes))
 
-    def settle(self, atom: Atom) -> None:
-        """Take a sum that several equations need once, before they do."""
-        owed = self.best(atom, owed=False)
-        if owed.unreduced and self.uses[atom] > 1:
+    def reduce_once(self, atom: Atom) -> None:
+        """Reduce a partial sum that several equations read, once, before they read it."""
+        have = self.best(atom, unreduced=False)
+        if have.unreduced and self.uses[atom] > 1:
             wanted = self.want(atom) if isinstance(atom, Var) else None
-            need = finished(owed) if wanted is None or wanted.unreduced else wanted
+            need = finished(have) if wanted is None or wanted.unreduced else wanted
             self.get(atom, need, f"{self.uses[atom]} equations need it {sharded_as(need, atom.type)}")
 
     def reshard(self, version: Version, need: TensorSharding, t: TensorType, why: str, asked: bool = False) -> Value:
@@ -243,7 +243,7 @@ class Localizer:
         """A version in another layout, of which one or both are on another mesh than this."""
         have = version.layout
         plan = None if have.unreduced else plan_across(self.mesh, t.shape, t.dtype, have, need)
-        between = self.cuts.fitted(beside(need if is_on(have, self.mesh) else have, self.mesh))
+        between = self.cuts.fitted(counterpart(need if is_on(have, self.mesh) else have, self.mesh))
         if plan is None or (plan.num_collectives > MANY and between not in (have, need)):
             # A sum is taken, and what would take many rounds is done, by collectives of this mesh.
             return self.reshard(Version(between, self.reshard(version, between, t, why, asked)), need, t, why, asked)
@@ -259,7 +259,7 @@ class Localizer:
         yield
         for eqn in builder.eqns[before:]:
             if eqn.op.stack is not None:
-                self.whys.update(dict.fromkeys(eqn.outputs, Why(why, t, asked)))
+                self.whys.update(dict.fromkeys(eqn.outputs, CollectiveReason(why, t, asked)))
 
     # Equations
 
@@ -291,7 +291,7 @@ class Localizer:
 
     def elsewhere(self, eqn: Eqn) -> Choice | None:
         """The layouts of another mesh that the operands are in and the equation runs on; None if something moves."""
-        have = {n: self.as_it_is(atom, owed=True) for n, atom in enumerate(eqn.inputs) if atom not in self.free}
+        have = {n: self.as_it_is(atom, unreduced=True) for n, atom in enumerate(eqn.inputs) if atom not in self.free}
         split = {n: found for n, found in have.items() if axes_used(found)}
         meshes = {found.mesh for found in split.values()}
         if len(meshes) != 1 or self.mesh in meshes or isinstance(eqn.op.factors, No):
@@ -338,8 +338,8 @@ class Localizer:
         else:
             rule = numbered(factors, operand_types[0].dtype)
         for atom in eqn.inputs:
-            self.settle(atom)
-        have = [self.best(a, owed=self.uses[a] == 1) for a in eqn.inputs]
+            self.reduce_once(atom)
+        have = [self.best(a, unreduced=self.uses[a] == 1) for a in eqn.inputs]
         want = [self.want(v) for v in eqn.outputs]
         addends = [self.addends.get(v, 1) for v in eqn.outputs]
         groups = self.groups(eqn) if any(s.unreduced for s in have) else []

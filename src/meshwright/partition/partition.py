@@ -9,14 +9,21 @@ from typing import NamedTuple
 from meshwright.core.op import Value
 from meshwright.core.program import Program, Var
 from meshwright.partition.across import is_on
-from meshwright.partition.combine import Beside, Record, Why, combine, records, written_for
+from meshwright.partition.combine import (
+    CollectiveReason,
+    CollectiveRecord,
+    OverlapOutcome,
+    combine,
+    records,
+    written_for,
+)
 from meshwright.partition.cost import PLAINLY, Planning, taken
-from meshwright.partition.cuts import CutNeeded, Cuts, written, written_parts
+from meshwright.partition.cuts import Cuts, MeshCutNeeded, written, written_parts
 from meshwright.partition.entry import Entry, Exit
 from meshwright.partition.layouts import axes_used, closed
 from meshwright.partition.localize import Localizer, sharded_as
-from meshwright.partition.overlap.products import Overlap, overlap
-from meshwright.partition.rules import halo, indexing, places, prefix, regions, windows
+from meshwright.partition.overlap.matmuls import Overlap, overlap
+from meshwright.partition.rules import halo, indexing, iota, prefix, regions, windows
 from meshwright.partition.scattered import scatter_sums
 from meshwright.sharding.mesh import BaseMesh
 from meshwright.sharding.named import TensorSharding
@@ -25,10 +32,10 @@ from meshwright.transform.regions.shard_map import shard_map, varying_axes
 from meshwright.transform.simplify import dce
 from meshwright.transform.stack import inline_calls
 
-RULES = (halo, indexing, places, prefix, regions, windows)  # of ops that are partitioned in a way of their own
+RULES = (halo, indexing, iota, prefix, regions, windows)  # of ops that are partitioned in a way of their own
 
 
-class Step(NamedTuple):
+class PartitionStep(NamedTuple):
     """The program of one device after a stage, and the seconds it took."""
 
     name: str
@@ -49,10 +56,10 @@ class Partitioned(NamedTuple):
 
     program: Program
     out_shardings: tuple[TensorSharding, ...]
-    records: tuple[Record, ...]
+    records: tuple[CollectiveRecord, ...]
     moved: dict[int, TensorSharding]  # the layouts that arguments were first brought into, by number
     written: dict[Var, str]  # by the results of collectives that were put in, the op that they are for
-    steps: tuple[Step, ...]  # how the program of one device came about
+    steps: tuple[PartitionStep, ...]  # how the program of one device came about
     instead: Instead | None = None  # of what propagation found
 
     @property
@@ -83,7 +90,7 @@ def partition(
     while True:  # every part that is needed and fits in cuts the mesh further, which ends with parts of prime size
         try:
             return _partition(program, mesh, in_shardings, out_shardings, wanted, cuts, overlapped, how)
-        except CutNeeded as needed:
+        except MeshCutNeeded as needed:
             assert cuts.fits(needed.axis), f"{needed.axis} does not nest with {cuts.axes}"
             cuts = cuts.at(needed.axis)
 
@@ -125,16 +132,16 @@ def _partition(
     start = perf_counter()
     block_program, results = region_with(body, [entry.block(local) for entry in entries])
     block_program = dce(block_program)
-    steps = [Step("partition", block_program, perf_counter() - start)]
+    steps = [PartitionStep("partition", block_program, perf_counter() - start)]
     start = perf_counter()
     block_program = combine(scatter_sums(block_program, local.whys))
-    steps.append(Step("combine", block_program, perf_counter() - start))
-    whys: dict[Var, Why] = local.whys
-    beside: dict[Var, Beside] = {}
+    steps.append(PartitionStep("combine", block_program, perf_counter() - start))
+    whys: dict[Var, CollectiveReason] = local.whys
+    overlaps: dict[Var, OverlapOutcome] = {}
     if overlapped is not None:
         start = perf_counter()
-        block_program, whys, beside = overlap(block_program, mesh, dict(axes), whys, overlapped)
-        steps.append(Step("overlap", block_program, perf_counter() - start))
+        block_program, whys, overlaps = overlap(block_program, mesh, dict(axes), whys, overlapped)
+        steps.append(PartitionStep("overlap", block_program, perf_counter() - start))
     out_specs = []
     for t, exit in zip(block_program.out_types, results, strict=True):
         spec = exit.spec(local)
@@ -149,7 +156,7 @@ def _partition(
         )  # fmt: skip
         return [exit.outside(x, t) for exit, x, t in zip(results, outs, program.out_types, strict=True)]
 
-    found = tuple(records(block_program, dict(axes), whys, beside))
+    found = tuple(records(block_program, dict(axes), whys, overlaps))
     moved = {n: local.moved[v] for n, v in enumerate(program.inputs) if v in local.moved}
     # What is not split over parts that do not fit in is on every device that is to have a part of it.
     outs = [exit.sharding if s is None else closed(s) for exit, s in zip(results, out_shardings, strict=True)]

@@ -10,11 +10,11 @@ from meshwright.core.program import Atom, Eqn, Params, Program, Var
 from meshwright.core.source import Source
 from meshwright.ops.basic import reshape
 from meshwright.ops.collective import pscatter, psum, psum_scatter
-from meshwright.partition.combine import Why
+from meshwright.partition.combine import CollectiveReason
 from meshwright.transform.simplify import dce
 
 
-def scatter_sums(program: Program, whys: dict[Var, Why]) -> Program:
+def scatter_sums(program: Program, whys: dict[Var, CollectiveReason]) -> Program:
     """The program, regions included, with sums that are only cut into parts afterwards taken part by part.
 
     Sums without an entry in ``whys`` were written by the user, and stay. An axis that the parts do not lie along is
@@ -34,7 +34,9 @@ def scatter_sums(program: Program, whys: dict[Var, Why]) -> Program:
         eqns.append(eqn)
         made.update(dict.fromkeys(eqn.outputs, eqn))
 
-    def new(op: Op, x: Atom, params: Params, source: Source | None, why: Why, out: Var | None = None) -> Var:
+    def new(
+        op: Op, x: Atom, params: Params, source: Source | None, why: CollectiveReason, out: Var | None = None
+    ) -> Var:
         """The result of an equation, ``out`` if it is given."""
         found = out
         if found is None:
@@ -66,7 +68,7 @@ def scatter_sums(program: Program, whys: dict[Var, Why]) -> Program:
 
 
 def _sum_below(
-    eqn: Eqn, made: dict[Atom, Eqn], uses: Counter[Atom], whys: dict[Var, Why]
+    eqn: Eqn, made: dict[Atom, Eqn], uses: Counter[Atom], whys: dict[Var, CollectiveReason]
 ) -> tuple[Eqn, list[tuple[int, ...]]] | None:
     """The sum whose result an equation alone cuts, and the shapes it is brought into before."""
     shapes: list[tuple[int, ...]] = []
@@ -84,7 +86,7 @@ def _sum_below(
     return None
 
 
-def _inside(value: Any, whys: dict[Var, Why]) -> Any:
+def _inside(value: Any, whys: dict[Var, CollectiveReason]) -> Any:
     if isinstance(value, Program):
         return scatter_sums(value, whys)
     if isinstance(value, tuple) and any(isinstance(item, Program) for item in value):

@@ -6,7 +6,17 @@ from collections.abc import Callable
 from itertools import count
 from math import gcd
 
-from meshwright.propagate.graph import CLOSED, FunctionOp, Graph, GraphBlock, GraphValue, Known, Op, inside_first, walk
+from meshwright.propagate.graph import (
+    CLOSED,
+    FunctionOp,
+    Graph,
+    GraphBlock,
+    GraphOp,
+    GraphValue,
+    Known,
+    inside_first,
+    walk,
+)
 from meshwright.propagate.manual import with_manual
 from meshwright.propagate.problem import Kind
 from meshwright.sharding.axes import Axes, AxisRef
@@ -32,7 +42,7 @@ def merge_constants(graph: Graph) -> None:
 
 
 def _merge_block(block: GraphBlock) -> None:
-    seen: dict[object, Op] = {}
+    seen: dict[object, GraphOp] = {}
     for op in block.ops:
         for inner in op.blocks:
             _merge_block(inner)
@@ -58,11 +68,11 @@ def sink_edges(graph: Graph) -> None:
     graph.sweep()
 
 
-def sink_edge(graph: Graph, edge: Op) -> None:
+def sink_edge(graph: Graph, edge: GraphOp) -> None:
     """The owner of an edge has its sharding; everybody uses the owner."""
     owner, sharding = edge.operands[0].value, edge.results[0].sharding
     op = owner.op if owner.block is None else owner.block.parent
-    assert isinstance(op, Op)
+    assert isinstance(op, GraphOp)
     if sharding is not None:
         _sink(graph, op, owner, sharding)
     edge.operands[0].drop()
@@ -74,7 +84,7 @@ def sink_edge(graph: Graph, edge: Op) -> None:
         source.edge = None
 
 
-def _sink(graph: Graph, op: Op, owner: GraphValue, sharding: Known) -> None:
+def _sink(graph: Graph, op: GraphOp, owner: GraphValue, sharding: Known) -> None:
     if op.kind not in (Kind.MANUAL, Kind.NAMED):
         if all(value.sharding is None for value in op.results):
             for value in op.results:
@@ -137,7 +147,7 @@ def change_function_shardings(function: FunctionOp, change: Change) -> None:
     ]
 
 
-def _change_computation(op: Op, change: Change) -> None:
+def _change_computation(op: GraphOp, change: Change) -> None:
     if op.in_shardings is not None:
         shapes = [use.value.shape for use in op.operands]
         op.in_shardings = [change(s, shape) for s, shape in zip(op.in_shardings, shapes, strict=True)]
@@ -235,7 +245,7 @@ def export_computations(graph: Graph) -> None:
     graph.sweep()
 
 
-def _export(graph: Graph, op: Op, name: str) -> None:
+def _export(graph: Graph, op: GraphOp, name: str) -> None:
     block = op.blocks[0]
     for edge in [one for one in block.ops if one.kind is Kind.EDGE and one.operands[0].value.block is block]:
         sink_edge(graph, edge)
@@ -258,11 +268,11 @@ def _export(graph: Graph, op: Op, name: str) -> None:
     graph.functions.append(function)
 
 
-def _bound_axes(op: Op) -> tuple[str, ...]:
+def _bound_axes(op: GraphOp) -> tuple[str, ...]:
     """The axes that the computations around an op have for themselves."""
     place = op.parent
     found: tuple[str, ...] = ()
-    while place is not None and isinstance(place.parent, Op):
+    while place is not None and isinstance(place.parent, GraphOp):
         found = (*place.parent.manual_axes, *found)
         place = place.parent.parent
     return found
@@ -298,7 +308,7 @@ def reshard_calls(graph: Graph) -> None:
             found, value.sharding = value.sharding, sharding
             if found is None or equivalent(found, sharding):
                 continue
-            reshard = Op(Kind.RESHARD, None, None)
+            reshard = GraphOp(Kind.RESHARD, None, None)
             result = reshard.add_result(value.shape)
             result.sharding, result.origin = found, value.origin
             value.replace_uses(result)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from meshwright.propagate.graph import Graph, GraphValue, Known, Op, walk
+from meshwright.propagate.graph import Graph, GraphOp, GraphValue, Known, walk
 from meshwright.propagate.manual import without_manual
 from meshwright.propagate.problem import Kind
 from meshwright.sharding.axes import Axes, in_mesh_order
@@ -18,7 +18,7 @@ def add_edges(graph: Graph) -> None:
             add_edges_of(graph, op)
 
 
-def add_edges_of(graph: Graph, op: Op) -> None:
+def add_edges_of(graph: Graph, op: GraphOp) -> None:
     """The edges of the arguments and of the results of one op."""
     if op.kind in (Kind.MANUAL, Kind.NAMED):
         block = op.blocks[0]
@@ -47,9 +47,9 @@ def add_edges_of(graph: Graph, op: Op) -> None:
     parent.ops[place:place] = edges
 
 
-def edge_after(graph: Graph, owner: GraphValue, sharding: Known | None, kind: Kind = Kind.EDGE) -> Op:
+def edge_after(graph: Graph, owner: GraphValue, sharding: Known | None, kind: Kind = Kind.EDGE) -> GraphOp:
     """An edge that everybody uses instead of its owner; where it stands is the caller's to say."""
-    edge = Op(kind, None, None)
+    edge = GraphOp(kind, None, None)
     result = edge.add_result(owner.shape)
     result.sharding, result.origin = sharding, owner.origin
     owner.replace_uses(result)

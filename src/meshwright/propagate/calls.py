@@ -7,15 +7,15 @@ from meshwright.propagate.graph import (
     FunctionOp,
     Graph,
     GraphBlock,
+    GraphOp,
     GraphValue,
     Known,
-    Op,
     callees_first,
     copy_function,
     hold,
     walk,
 )
-from meshwright.propagate.problem import Kind, Node
+from meshwright.propagate.problem import Kind, ProblemNode
 
 
 def flatten_calls(graph: Graph) -> None:
@@ -85,9 +85,9 @@ def import_calls(graph: Graph) -> None:
             add_edges_of(graph, op)
 
 
-def _import_call(graph: Graph, call: Op, function: FunctionOp) -> None:
-    node = call.node._replace(kind=Kind.NAMED) if call.node else Node(Kind.NAMED, (), ())
-    named = Op(Kind.NAMED, node, call.parent)
+def _import_call(graph: Graph, call: GraphOp, function: FunctionOp) -> None:
+    node = call.node._replace(kind=Kind.NAMED) if call.node else ProblemNode(Kind.NAMED, (), ())
+    named = GraphOp(Kind.NAMED, node, call.parent)
     named.callee = function.origin
     named.in_shardings = _filled(graph, function.block.arguments)
     named.out_shardings = _filled(graph, call.results)

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from meshwright.propagate.graph import (
     Graph,
     GraphBlock,
+    GraphOp,
     GraphValue,
-    Op,
     callees_first,
     copy_function,
     inside_first,
@@ -35,9 +35,9 @@ class _Splitter:
 
     def split(self, body: GraphBlock) -> None:
         """Split what is in a block, but for computations in it, which are done already."""
-        self.constants: dict[Op | None, None] = {}
-        self.spread: dict[Op, None] = {}
-        self.before: dict[Op, list[Op]] = {}
+        self.constants: dict[GraphOp | None, None] = {}
+        self.spread: dict[GraphOp, None] = {}
+        self.before: dict[GraphOp, list[GraphOp]] = {}
         for op in list(_walk_outside(body)):
             if op.kind is Kind.GROUP:
                 op.operands[0].set(op.operands[0].value)
@@ -60,13 +60,13 @@ class _Splitter:
                 _erase_unused(made)
         sweep(body)
 
-    def is_constant(self, op: Op) -> bool:
+    def is_constant(self, op: GraphOp) -> bool:
         """Whether the op makes the same value at every run."""
         return self.keeps_constant(op) and all(
             use.value.op is not None and use.value.op in self.constants for use in op.operands
         )
 
-    def body_keeps(self, op: Op) -> bool:
+    def body_keeps(self, op: GraphOp) -> bool:
         """Whether a computation is made of ops only whose results are constant if their operands are."""
         if op.kind is Kind.NAMED:
             return all(map(self.keeps_constant, op.blocks[0].ops[:-1]))
@@ -76,7 +76,7 @@ class _Splitter:
             known = self.keeps[op.callee] = all(map(self.keeps_constant, body))
         return known
 
-    def keeps_constant(self, op: Op) -> bool:
+    def keeps_constant(self, op: GraphOp) -> bool:
         """Whether an op's results are constant if its operands are."""
         if op.kind in (Kind.NAMED, Kind.CALL):
             return self.body_keeps(op)
@@ -107,7 +107,7 @@ class _Splitter:
 
     def insert(self, block: GraphBlock) -> None:
         """Put the copies into the program."""
-        ops: list[Op] = []
+        ops: list[GraphOp] = []
         for op in block.ops:
             for copy in self.before.get(op, ()):
                 copy.parent = block
@@ -118,7 +118,7 @@ class _Splitter:
         block.ops = ops
 
 
-def _walk_outside(block: GraphBlock) -> Iterator[Op]:
+def _walk_outside(block: GraphBlock) -> Iterator[GraphOp]:
     """All ops of a block, an op before those inside it, without those inside named computations."""
     for op in block.ops:
         yield op
@@ -127,7 +127,7 @@ def _walk_outside(block: GraphBlock) -> Iterator[Op]:
                 yield from _walk_outside(inner)
 
 
-def _erase_unused(op: Op) -> None:
+def _erase_unused(op: GraphOp) -> None:
     """Erase an op and the groups it is in, unless somebody else uses it."""
     users = [use.op for value in op.results for use in value.uses]
     if all(user.kind is Kind.GROUP for user in users):

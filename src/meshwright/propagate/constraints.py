@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from meshwright.propagate.graph import OPEN, Graph, GraphValue, Known, Op, hold, inside_first
+from meshwright.propagate.graph import OPEN, Graph, GraphOp, GraphValue, Known, hold, inside_first
 from meshwright.propagate.groups import place_after
 from meshwright.propagate.problem import Kind
 
@@ -25,7 +25,7 @@ def apply_constraints(graph: Graph) -> None:
                 _apply(graph, use.value, sharding, op, None)
 
 
-def _apply(graph: Graph, value: GraphValue, sharding: Known, op: Op, constraint: Op | None) -> None:
+def _apply(graph: Graph, value: GraphValue, sharding: Known, op: GraphOp, constraint: GraphOp | None) -> None:
     if value.shape is None or _is_said(value) or any(dim.is_open for dim in sharding.dims):
         return
     if any(_constrains_otherwise(use.op, use.index, sharding) for use in value.uses):
@@ -46,7 +46,7 @@ def _is_said(value: GraphValue) -> bool:
     return not known.dims or bool(known.replicated or known.unreduced) or any(dim != OPEN for dim in known.dims)
 
 
-def _constrains_otherwise(op: Op, index: int, sharding: Known) -> bool:
+def _constrains_otherwise(op: GraphOp, index: int, sharding: Known) -> bool:
     if op.kind is Kind.CONSTRAINT:
         return op.results[0].sharding is not sharding
     if op.kind is Kind.MANUAL:
@@ -54,10 +54,10 @@ def _constrains_otherwise(op: Op, index: int, sharding: Known) -> bool:
     return False
 
 
-def _constrain_edge(graph: Graph, value: GraphValue, sharding: Known, constraint: Op | None) -> None:
+def _constrain_edge(graph: Graph, value: GraphValue, sharding: Known, constraint: GraphOp | None) -> None:
     """Put the constraint right after an edge, before everybody else."""
     if constraint is None:
-        constraint = Op(Kind.CONSTRAINT, None, None)
+        constraint = GraphOp(Kind.CONSTRAINT, None, None)
         result = constraint.add_result(value.shape)
         result.sharding, result.origin = sharding, value.origin
         constraint.use([value])
@@ -72,7 +72,7 @@ def _constrain_edge(graph: Graph, value: GraphValue, sharding: Known, constraint
         )
 
 
-def _first_of_chain(op: Op) -> Op | None:
+def _first_of_chain(op: GraphOp) -> GraphOp | None:
     """The first of a chain of constraints, each the only user of the one before, of which ``op`` is the last.
 
     The chain is of two at least, and nobody else constrains the value.
@@ -94,7 +94,7 @@ def _first_of_chain(op: Op) -> Op | None:
     return first
 
 
-def _let_later_users_see(graph: Graph, op: Op, value: GraphValue, first: Op) -> None:
+def _let_later_users_see(graph: Graph, op: GraphOp, value: GraphValue, first: GraphOp) -> None:
     """Users of a value in the same block, after its constraint, use the constrained value; main returns what it did."""
     block = op.parent
     assert block is not None

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from meshwright.propagate.graph import FunctionOp, Graph, GraphValue, Known, Op, can_hold, hold, walk
+from meshwright.propagate.graph import FunctionOp, Graph, GraphOp, GraphValue, Known, can_hold, hold, walk
 from meshwright.propagate.groups import form_groups
 from meshwright.propagate.manual import with_manual, without_manual
-from meshwright.propagate.problem import Direction, Kind, Rule
+from meshwright.propagate.problem import Direction, FactorRule, Kind
 from meshwright.propagate.step import Changes, step
 
 Directions = tuple[Direction, Direction]  # of the factors that pass through, and of all others
-DirectionOf = Callable[[Op], Directions]
+DirectionOf = Callable[[GraphOp], Directions]
 
 BOTH: Directions = (Direction.BOTH, Direction.BOTH)
 _COMPUTATIONS = (Kind.MANUAL, Kind.NAMED)
@@ -24,12 +24,12 @@ _WHOLE_OR_PART = (Kind.EDGE, Kind.BARRIER)  # never conservative
 _IDENTITIES = (Kind.CONSTRAINT, Kind.RESHARD, Kind.BARRIER)
 
 
-def both(op: Op) -> Directions:
+def both(op: GraphOp) -> Directions:
     """Every node passes shardings both ways."""
     return BOTH
 
 
-class Event(NamedTuple):
+class ShardingEvent(NamedTuple):
     """A value was given a sharding.
 
     ``by`` is the node, or the function whose result it is; ``values`` are what the node joins, ``before`` their
@@ -39,24 +39,26 @@ class Event(NamedTuple):
 
     value: GraphValue
     sharding: Known
-    by: Op | FunctionOp
-    rule: Rule | None
+    by: GraphOp | FunctionOp
+    rule: FactorRule | None
     values: tuple[GraphValue, ...]
     before: tuple[Known | None, ...]
     number: int
 
 
-class Joined(NamedTuple):
+class JoinedTensors(NamedTuple):
     """What a node joins: its rule, and the values that hold the shardings of its operands and results."""
 
-    rule: Rule
+    rule: FactorRule
     values: tuple[GraphValue, ...]
     elementwise: bool
     is_manual_edge: bool
 
     @staticmethod
-    def of(rule: Rule, seen: tuple[GraphValue, ...], elementwise: bool = False, is_manual_edge: bool = False) -> Joined:
-        return Joined(rule, tuple([value.holder for value in seen]), elementwise, is_manual_edge)
+    def of(
+        rule: FactorRule, seen: tuple[GraphValue, ...], elementwise: bool = False, is_manual_edge: bool = False
+    ) -> JoinedTensors:
+        return JoinedTensors(rule, tuple([value.holder for value in seen]), elementwise, is_manual_edge)
 
 
 class Propagation:
@@ -65,15 +67,15 @@ class Propagation:
     def __init__(self, graph: Graph, *, use_basic: bool = False, conservative: bool = False) -> None:
         self.graph = graph
         self.use_basic, self.conservative = use_basic, conservative
-        self.events: list[Event] = []
+        self.events: list[ShardingEvent] = []
         self._steps: dict[object, Changes] = {}
         self._computations = [op for op in graph.walk() if op.kind in _COMPUTATIONS]
         for op in self._computations:
             self._begin(op)
         self.told = form_groups(graph)
-        self._joined: dict[int, Joined] = {}
-        self._stack: list[Op] = []
-        self._current: Op | None = None
+        self._joined: dict[int, JoinedTensors] = {}
+        self._stack: list[GraphOp] = []
+        self._current: GraphOp | None = None
 
     # One run
 
@@ -98,7 +100,7 @@ class Propagation:
         self.graph.sweep()
         self._exchange_results()
 
-    def _begin(self, op: Op) -> None:
+    def _begin(self, op: GraphOp) -> None:
         """Where there are no edges, the results and arguments of a computation hold what it says of them."""
         for value, sharding in zip(op.results, op.out_shardings or (), strict=False):
             value.sharding = sharding if value.edge is None else None
@@ -127,7 +129,7 @@ class Propagation:
             return None
         return [value.sharding or self.graph.open_sharding(mesh, len(value.shape or ())) for value in values]
 
-    def _visit(self, op: Op, direction_of: DirectionOf) -> None:
+    def _visit(self, op: GraphOp, direction_of: DirectionOf) -> None:
         joined = self._joined.get(id(op))
         if joined is None:
             found = self._join(op)
@@ -144,7 +146,7 @@ class Propagation:
         for number, sharding in self.step(rule, before, directions, joined.elementwise, op.kind not in _WHOLE_OR_PART):
             self._set(joined, number, sharding, op, before)
 
-    def _join(self, op: Op) -> Joined | None:
+    def _join(self, op: GraphOp) -> JoinedTensors | None:
         """What a node joins, if it passes anything on."""
         if op.kind is Kind.EDGE:
             shape = op.results[0].shape
@@ -152,22 +154,22 @@ class Propagation:
                 return None
             owner = op.operands[0].value
             parent = owner.op if owner.block is None else owner.block.parent
-            manual = isinstance(parent, Op) and parent.kind is Kind.MANUAL
+            manual = isinstance(parent, GraphOp) and parent.kind is Kind.MANUAL
             sources = [use.value for use in op.sources]
-            return Joined.of(Rule.identity(shape, len(sources)), (*sources, op.results[0]), False, manual)
+            return JoinedTensors.of(FactorRule.identity(shape, len(sources)), (*sources, op.results[0]), False, manual)
         if op.kind in _IDENTITIES:
             shape = op.results[0].shape
             if shape is None:
                 return None
-            return Joined.of(Rule.identity(shape), (op.operands[0].value, op.results[0]), True)
+            return JoinedTensors.of(FactorRule.identity(shape), (op.operands[0].value, op.results[0]), True)
         if op.rule is None or op.kind is not Kind.OP:
             return None
         assert op.node is not None
-        return Joined.of(op.rule, (*(use.value for use in op.operands), *op.results), op.node.elementwise)
+        return JoinedTensors.of(op.rule, (*(use.value for use in op.operands), *op.results), op.node.elementwise)
 
     def step(
         self,
-        rule: Rule,
+        rule: FactorRule,
         before: tuple[Known | None, ...],
         directions: Directions,
         elementwise: bool = False,
@@ -201,20 +203,25 @@ class Propagation:
     # Changing a sharding
 
     def _set(
-        self, joined: Joined, number: int, sharding: Known, by: Op | FunctionOp, before: tuple[Known | None, ...]
+        self,
+        joined: JoinedTensors,
+        number: int,
+        sharding: Known,
+        by: GraphOp | FunctionOp,
+        before: tuple[Known | None, ...],
     ) -> None:
         value = joined.values[number]
         if not can_hold(value):
             return
         hold(self.graph, value, sharding)
-        self.events.append(Event(value, sharding, by, joined.rule, joined.values, before, number))
+        self.events.append(ShardingEvent(value, sharding, by, joined.rule, joined.values, before, number))
         self._notify(value)
         if value.groups is not None:
             for member in value.groups.members:
                 if member is not value:
                     holder = member.holder
                     hold(self.graph, holder, sharding)
-                    self.events.append(Event(holder, sharding, by, None, (value,), (sharding,), 0))
+                    self.events.append(ShardingEvent(holder, sharding, by, None, (value,), (sharding,), 0))
                     self._notify(holder)
 
     def _notify(self, value: GraphValue) -> None:
@@ -237,12 +244,12 @@ class Propagation:
             if use.op.kind not in _COMPUTATIONS:
                 self._push(edge)
 
-    def _push(self, op: Op) -> None:
+    def _push(self, op: GraphOp) -> None:
         if not op.queued and op is not self._current:
             op.queued = True
             self._stack.append(op)
 
-    def _erase(self, op: Op) -> None:
+    def _erase(self, op: GraphOp) -> None:
         """Take out a dead node; whoever made its operands may be dead now too."""
         inner = [op, *(one for block in op.blocks for one in walk(block))]
         for one in reversed(inner):
@@ -271,7 +278,7 @@ class Propagation:
             shape = use.value.shape
             if shape is None:
                 continue
-            joined = Joined.of(Rule.identity(shape), (use.value,))
+            joined = JoinedTensors.of(FactorRule.identity(shape), (use.value,))
             before = (use.value.known, main.result_shardings[number])
             for place, sharding in self.step(joined.rule, before, BOTH, False, False):
                 if place == 0:
@@ -279,13 +286,13 @@ class Propagation:
                 else:
                     main.result_shardings[number] = sharding
 
-    def _visit_manual_edge(self, op: Op, joined: Joined, directions: Directions) -> None:
+    def _visit_manual_edge(self, op: GraphOp, joined: JoinedTensors, directions: Directions) -> None:
         """An edge into or out of a manual computation: outside, dims have the manual axes first."""
         rule, values = joined.rule, joined.values
         owner, graph, own = op.operands[0].value, self.graph, values[-1].sharding
         enters = owner.block is not None
         parent = owner.op if owner.block is None else owner.block.parent
-        assert isinstance(parent, Op)
+        assert isinstance(parent, GraphOp)
         manual = parent.manual_axes
         written = parent.in_shardings if enters else parent.out_shardings
         assert written is not None
@@ -305,7 +312,7 @@ class Propagation:
             self._set(joined, number, sharding, op, before)
 
 
-def targets_of(edge: Op) -> list[GraphValue]:
+def targets_of(edge: GraphOp) -> list[GraphValue]:
     """The values whose sharding an edge holds."""
     owner = edge.operands[0].value
     op = owner.op
@@ -314,7 +321,7 @@ def targets_of(edge: Op) -> list[GraphValue]:
     return [owner]
 
 
-def is_dead(op: Op) -> bool:
+def is_dead(op: GraphOp) -> bool:
     """Whether nobody would miss the node."""
     for result in op.results:
         if result.uses:
@@ -325,7 +332,7 @@ def is_dead(op: Op) -> bool:
 _NEVER_PURE = (None, Kind.CONSTRAINT, Kind.GROUP, Kind.EDGE, Kind.FUNC_EDGE, Kind.CALL)
 
 
-def is_pure(op: Op) -> bool:
+def is_pure(op: GraphOp) -> bool:
     """Whether the node does nothing but make its results."""
     if op.kind in _NEVER_PURE or (op.node is not None and not op.node.pure):
         return False

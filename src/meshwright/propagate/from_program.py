@@ -16,7 +16,16 @@ from meshwright.core.op import No, Op
 from meshwright.core.program import Atom, Eqn, Program, Var
 from meshwright.core.types import Shape, TensorType
 from meshwright.ops.placement import constraint_sharding
-from meshwright.propagate.problem import Block, Direction, Function, Kind, Node, Problem, Rule, Value
+from meshwright.propagate.problem import (
+    Direction,
+    FactorRule,
+    Kind,
+    Problem,
+    ProblemBlock,
+    ProblemFunction,
+    ProblemNode,
+    ProblemValue,
+)
 from meshwright.propagate.run import Answer, run
 from meshwright.sharding.axes import AxisRef, merged
 from meshwright.sharding.check import resolve
@@ -68,15 +77,15 @@ def propagate_program(
 
     ``in_where`` and ``out_where`` are the lines on which the given shardings were written.
     """
-    reader = _Reader(mesh, fixed or {})
+    reader = _ProgramReader(mesh, fixed or {})
     places = in_where or [""] * len(program.inputs)
     for var, sharding, where in zip(program.inputs, in_shardings, places, strict=True):
         reader.number[var] = reader.value(var.type.shape, sharding or reader.fixed.get(var), where)
     arguments = tuple(reader.number[var] for var in program.inputs)
     reader.block(program)
     returns = tuple(reader.atom(atom) for atom in program.outputs)
-    block = Block(arguments, tuple(reader.nodes), returns)
-    main = Function("main", block, tuple(out_shardings), result_where=tuple(out_where))
+    block = ProblemBlock(arguments, tuple(reader.nodes), returns)
+    main = ProblemFunction("main", block, tuple(out_shardings), result_where=tuple(out_where))
     meshes = {value.sharding.mesh: None for value in reader.values if value.sharding is not None}
     answer = run(Problem(tuple(reader.values), (main,), (mesh, *(one for one in meshes if one != mesh))), PASSES)
     found = reader.read(answer, program)
@@ -91,16 +100,16 @@ class _Ref(NamedTuple):
     arguments: tuple[tuple[Var, ...], ...] = ()
 
 
-class _Reader:
+class _ProgramReader:
     def __init__(self, mesh: BaseMesh, fixed: Mapping[Var, TensorSharding]) -> None:
         self.mesh = mesh
         self.fixed = fixed
-        self.values: list[Value] = []
-        self.nodes: list[Node] = []
+        self.values: list[ProblemValue] = []
+        self.nodes: list[ProblemNode] = []
         self.number: dict[Var, int] = {}
 
     def value(self, shape: Shape, sharding: TensorSharding | None = None, where: str = "") -> int:
-        self.values.append(Value(shape, sharding, where=where))
+        self.values.append(ProblemValue(shape, sharding, where=where))
         return len(self.values) - 1
 
     def atom(self, atom: Atom, where: str = "") -> int:
@@ -110,27 +119,27 @@ class _Reader:
                 self.number[atom] = self.value(atom.type.shape, self.fixed.get(atom), where)
             return self.number[atom]
         number = self.value(())
-        self.nodes.append(Node(Kind.OP, (), (number,), Rule((), ((),), (), ()), constant=True))
+        self.nodes.append(ProblemNode(Kind.OP, (), (number,), FactorRule((), ((),), (), ()), constant=True))
         return number
 
     def block(self, program: Program) -> None:
         for var, _ in program.constants:
             self.node(
-                Rule((), (_dims(var.type.ndim),), var.type.shape, range(var.type.ndim)), (), (var,), constant=True
+                FactorRule((), (_dims(var.type.ndim),), var.type.shape, range(var.type.ndim)), (), (var,), constant=True
             )
         for eqn in program.eqns:
             read = _READ.get(eqn.op.structure) if eqn.op.structure else None
-            (read or _Reader.equation)(self, eqn)
+            (read or _ProgramReader.equation)(self, eqn)
 
-    def node(self, rule: Rule | None, operands: Sequence[Atom], results: Sequence[Var], **facts: Any) -> None:
+    def node(self, rule: FactorRule | None, operands: Sequence[Atom], results: Sequence[Var], **facts: Any) -> None:
         where = facts.pop("where", "")
         numbers = tuple(self.atom(a) for a in operands)
         outs = tuple(self.atom(v, where) for v in results)
-        self.nodes.append(Node(Kind.OP, numbers, outs, rule, where=where, ref=_Ref(tuple(results)), **facts))
+        self.nodes.append(ProblemNode(Kind.OP, numbers, outs, rule, where=where, ref=_Ref(tuple(results)), **facts))
 
     def enter(self, operand: Atom, result: Var, eqn: Eqn) -> None:
         """What goes into a region as it is."""
-        rule, name = Rule.identity(result.type.shape), f"the entry of {eqn.op.name}"
+        rule, name = FactorRule.identity(result.type.shape), f"the entry of {eqn.op.name}"
         facts: dict[str, Any] = {"elementwise": True, "passes": Direction.BOTH}
         self.node(rule, [operand], (result,), where=str(eqn.source or ""), name=name, **facts)
 
@@ -145,19 +154,19 @@ class _Reader:
 
     # Regions
 
-    def region(self, arguments: Sequence[Var], build: Callable[[], Sequence[Atom]]) -> Block:
+    def region(self, arguments: Sequence[Var], build: Callable[[], Sequence[Atom]]) -> ProblemBlock:
         """A block of nodes of its own."""
         outer, self.nodes = self.nodes, []
         numbers = tuple(self.atom(var) for var in arguments)
         returns = tuple(self.atom(atom) for atom in build())
-        block, self.nodes = Block(numbers, tuple(self.nodes), returns), outer
+        block, self.nodes = ProblemBlock(numbers, tuple(self.nodes), returns), outer
         return block
 
     def loop(
         self,
         init: Sequence[Atom],
-        test: Block,
-        body: Block,
+        test: ProblemBlock,
+        body: ProblemBlock,
         arguments: tuple[Sequence[Var], Sequence[Var]],
         eqn: Eqn,
     ) -> None:
@@ -166,7 +175,7 @@ class _Reader:
         outs = tuple(self.atom(v, where) for v in eqn.outputs)
         ref = _Ref(tuple(eqn.outputs), tuple(map(tuple, arguments)))
         facts: dict[str, Any] = {"pure": False, "name": eqn.op.name, "where": where, "ref": ref}
-        self.nodes.append(Node(Kind.WHILE, operands, outs, regions=(test, body), **facts))
+        self.nodes.append(ProblemNode(Kind.WHILE, operands, outs, regions=(test, body), **facts))
 
     def _scan(self, eqn: Eqn) -> None:
         """Rows are taken from scanned arrays, and put into arrays that the loop carries along."""
@@ -196,7 +205,7 @@ class _Reader:
 
     def fresh(self, var: Var) -> None:
         """A value made out of nothing."""
-        rule = Rule((), (_dims(var.type.ndim),), var.type.shape, range(var.type.ndim))
+        rule = FactorRule((), (_dims(var.type.ndim),), var.type.shape, range(var.type.ndim))
         self.node(rule, (), (var,), constant=True)
 
     def _while(self, eqn: Eqn) -> None:
@@ -232,7 +241,7 @@ class _Reader:
         where, ref = str(eqn.source or ""), _Ref(tuple(eqn.outputs))
         operands, outs = (self.atom(eqn.inputs[0]),), tuple(self.atom(v, where) for v in eqn.outputs)
         facts: dict[str, Any] = {"pure": False, "name": eqn.op.name, "where": where, "ref": ref}
-        self.nodes.append(Node(Kind.CASE, operands, outs, regions=tuple(blocks), **facts))
+        self.nodes.append(ProblemNode(Kind.CASE, operands, outs, regions=tuple(blocks), **facts))
 
     def _shard_map(self, eqn: Eqn) -> None:
         where = str(eqn.source) if eqn.source else ""
@@ -240,7 +249,7 @@ class _Reader:
         operands = []
         for atom, spec in zip(eqn.inputs, eqn.params["in_specs"], strict=True):
             number = self.value(atom.type.shape, self.by_spec(spec, atom.type.ndim), where)
-            self.nodes.append(Node(Kind.CONSTRAINT, (self.atom(atom),), (number,), **facts))
+            self.nodes.append(ProblemNode(Kind.CONSTRAINT, (self.atom(atom),), (number,), **facts))
             operands.append(number)
         results = []
         for var, spec in zip(eqn.outputs, eqn.params["out_specs"], strict=True):
@@ -248,7 +257,7 @@ class _Reader:
             results.append(self.number[var])
         ref = _Ref(tuple(eqn.outputs))
         facts = {"pure": False, "name": "shard_map's out_specs", "where": where, "ref": ref}
-        self.nodes.append(Node(Kind.OP, tuple(operands), tuple(results), None, **facts))
+        self.nodes.append(ProblemNode(Kind.OP, tuple(operands), tuple(results), None, **facts))
 
     def _sharding_constraint(self, eqn: Eqn) -> None:
         where, (var,) = str(eqn.source or ""), eqn.outputs
@@ -259,7 +268,7 @@ class _Reader:
         number = self.number[var] = self.value(var.type.shape, sharding, where)
         operands, ref = (self.atom(eqn.inputs[0]),), _Ref((var,))
         facts: dict[str, Any] = {"elementwise": True, "name": eqn.op.name, "where": where, "ref": ref}
-        self.nodes.append(Node(Kind.CONSTRAINT, operands, (number,), **facts))
+        self.nodes.append(ProblemNode(Kind.CONSTRAINT, operands, (number,), **facts))
 
     def by_spec(self, spec: PartitionSpec, rank: int) -> TensorSharding:
         """What a spec says of a tensor."""
@@ -284,7 +293,7 @@ class _Reader:
             if sharding is not None:
                 found[var] = sharding
 
-        def walk(block: Block) -> None:
+        def walk(block: ProblemBlock) -> None:
             for node in block.nodes:
                 ref = node.ref or _Ref(())
                 for var, number in zip(ref.results, node.results, strict=False):
@@ -302,12 +311,12 @@ class _Reader:
         return found
 
 
-_READ: dict[Structure, Callable[[_Reader, Eqn], None]] = {
-    Structure.ROWS: _Reader._scan,
-    Structure.LOOP: _Reader._while,
-    Structure.BRANCH: _Reader._cond,
-    Structure.DEVICE: _Reader._shard_map,
-    Structure.CONSTRAINT: _Reader._sharding_constraint,
+_READ: dict[Structure, Callable[[_ProgramReader, Eqn], None]] = {
+    Structure.ROWS: _ProgramReader._scan,
+    Structure.LOOP: _ProgramReader._while,
+    Structure.BRANCH: _ProgramReader._cond,
+    Structure.DEVICE: _ProgramReader._shard_map,
+    Structure.CONSTRAINT: _ProgramReader._sharding_constraint,
 }
 
 
@@ -315,25 +324,25 @@ def _dims(rank: int) -> tuple[tuple[int, ...], ...]:
     return tuple((dim,) for dim in range(rank))
 
 
-def _rows(shape: Shape) -> Rule:
+def _rows(shape: Shape) -> FactorRule:
     """An array and its rows: the first dim is whole, the others are the rows'."""
     whole, row = _dims(len(shape)), tuple((dim,) for dim in range(1, len(shape)))
-    return Rule((whole,), (row,), shape, range(1, len(shape)))
+    return FactorRule((whole,), (row,), shape, range(1, len(shape)))
 
 
-def _update(shape: Shape) -> Rule:
+def _update(shape: Shape) -> FactorRule:
     """An array with one of its rows replaced."""
     whole, row = _dims(len(shape)), tuple((dim,) for dim in range(1, len(shape)))
-    return Rule((whole, row), (whole,), shape, range(1, len(shape)))
+    return FactorRule((whole, row), (whole,), shape, range(1, len(shape)))
 
 
 @lru_cache(maxsize=16384)
 def _rule(
     op: Op, operands: tuple[TensorType, ...], results: tuple[TensorType, ...], params: tuple[tuple[str, Any], ...]
-) -> tuple[Rule, Mapping[str, Any]]:
+) -> tuple[FactorRule, Mapping[str, Any]]:
     """The rule of an op, and what decides when and in which direction it passes shardings on, read off the rule."""
     factors = check_fit(op.name, op.factors(operands, results, dict(params)), operands, results)  # type: ignore[operator]
-    return Rule.of(factors), _facts(op, operands, factors)
+    return FactorRule.of(factors), _facts(op, operands, factors)
 
 
 def _facts(op: Op, types: tuple[TensorType, ...], factors: Factors) -> dict[str, Any]:

@@ -9,7 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from meshwright.propagate.problem import Block, Direction, Function, Kind, Node, Problem, Rule, Value
+from meshwright.propagate.problem import (
+    Direction,
+    FactorRule,
+    Kind,
+    Problem,
+    ProblemBlock,
+    ProblemFunction,
+    ProblemNode,
+    ProblemValue,
+)
 from meshwright.sharding.axes import Axes
 from meshwright.sharding.dimension import DimensionSharding
 from meshwright.sharding.mesh import BaseMesh
@@ -30,14 +39,14 @@ class Known(TensorSharding):
         return TensorSharding.unchecked(self.mesh, self.dims, self.replicated, self.unreduced, self.reduction)
 
 
-class Use:
+class GraphUse:
     """One operand of one op."""
 
     __slots__ = ("edge", "index", "op", "value")
 
-    def __init__(self, op: Op, index: int, value: GraphValue) -> None:
+    def __init__(self, op: GraphOp, index: int, value: GraphValue) -> None:
         self.op, self.index, self.value = op, index, value
-        self.edge: Op | None = None  # what flows along this operand, if it is a source of an edge
+        self.edge: GraphOp | None = None  # what flows along this operand, if it is a source of an edge
         value.uses.append(self)
 
     def set(self, value: GraphValue) -> None:
@@ -73,16 +82,16 @@ class GraphValue:
         "uses",
     )
 
-    def __init__(self, shape: tuple[int, ...] | None, op: Op | None, block: GraphBlock | None, index: int) -> None:
+    def __init__(self, shape: tuple[int, ...] | None, op: GraphOp | None, block: GraphBlock | None, index: int) -> None:
         self.shape, self.op, self.block, self.index = shape, op, block, index
-        self.uses: list[Use] = []
+        self.uses: list[GraphUse] = []
         self.sharding: Known | None = None
-        self.edge: Op | None = None
+        self.edge: GraphOp | None = None
         self.sunk: GraphValue | None = None
         self.target_of: GraphValue | None = None  # the result of a loop that its argument becomes, if there is no edge
-        self.groups: Group | None = None
-        self.given_by: GraphValue | Op | None = None  # whose sharding was copied here before propagation
-        self.origin: Value | None = None
+        self.groups: GraphGroup | None = None
+        self.given_by: GraphValue | GraphOp | None = None  # whose sharding was copied here before propagation
+        self.origin: ProblemValue | None = None
 
     @property
     def holder(self) -> GraphValue:
@@ -100,14 +109,14 @@ class GraphValue:
     def is_argument(self) -> bool:
         return self.block is not None
 
-    def replace_uses(self, value: GraphValue, but: Op | None = None) -> None:
+    def replace_uses(self, value: GraphValue, but: GraphOp | None = None) -> None:
         """Let all uses (but those by one op) be uses of another value: the newest first, so that their order turns."""
         for use in self.uses[::-1]:
             if use.op is not but:
                 use.set(value)
 
 
-class Group:
+class GraphGroup:
     """Values that have one sharding."""
 
     __slots__ = ("members",)
@@ -121,25 +130,25 @@ class GraphBlock:
 
     __slots__ = ("arguments", "ops", "parent")
 
-    def __init__(self, parent: Op | FunctionOp) -> None:
+    def __init__(self, parent: GraphOp | FunctionOp) -> None:
         self.parent = parent
         self.arguments: list[GraphValue] = []
-        self.ops: list[Op] = []
+        self.ops: list[GraphOp] = []
 
     @property
-    def terminator(self) -> Op:
+    def terminator(self) -> GraphOp:
         return self.ops[-1]
 
-    def insert_before(self, place: Op, op: Op) -> None:
+    def insert_before(self, place: GraphOp, op: GraphOp) -> None:
         op.parent = self
         self.ops.insert(self.ops.index(place), op)
 
-    def insert_after(self, place: Op, op: Op) -> None:
+    def insert_after(self, place: GraphOp, op: GraphOp) -> None:
         op.parent = self
         self.ops.insert(self.ops.index(place) + 1, op)
 
 
-class Op:
+class GraphOp:
     """A node of the graph. ``node`` holds its facts; a terminator has none."""
 
     __slots__ = (
@@ -161,12 +170,12 @@ class Op:
         "sources",
     )
 
-    def __init__(self, kind: Kind | None, node: Node | None, parent: GraphBlock | None) -> None:
+    def __init__(self, kind: Kind | None, node: ProblemNode | None, parent: GraphBlock | None) -> None:
         self.kind, self.node, self.parent = kind, node, parent
-        self.operands: list[Use] = []
+        self.operands: list[GraphUse] = []
         self.results: list[GraphValue] = []
         self.blocks: list[GraphBlock] = []
-        self.rule: Rule | None = node.rule if node else None
+        self.rule: FactorRule | None = node.rule if node else None
         self.in_shardings: list[Known] | None = None
         self.out_shardings: list[Known] | None = None
         self.callee = ""
@@ -175,7 +184,7 @@ class Op:
         self.direction = Direction.BOTH
         self.queued = False
         self.erased = False
-        self.sources: list[Use] = []
+        self.sources: list[GraphUse] = []
 
     def add_result(self, shape: tuple[int, ...] | None) -> GraphValue:
         value = GraphValue(shape, self, None, len(self.results))
@@ -184,7 +193,7 @@ class Op:
 
     def use(self, values: Sequence[GraphValue]) -> None:
         """Give the op its operands."""
-        self.operands = [Use(self, index, value) for index, value in enumerate(values)]
+        self.operands = [GraphUse(self, index, value) for index, value in enumerate(values)]
 
     def __repr__(self) -> str:
         label = self.node.name if self.node and self.node.name else self.kind.value if self.kind else "return"
@@ -257,7 +266,7 @@ class Graph:
 
     # Building
 
-    def _function(self, function: Function, problem: Problem, values: list[GraphValue | None]) -> None:
+    def _function(self, function: ProblemFunction, problem: Problem, values: list[GraphValue | None]) -> None:
         op = FunctionOp(function.name, function.private)
         op.result_shardings = [self.intern(sharding) for sharding in function.result_shardings]
         op.result_where = function.result_where
@@ -271,11 +280,11 @@ class Graph:
         values[number] = value
         return value
 
-    def _block(self, block: GraphBlock, given: Block, problem: Problem, values: list[GraphValue | None]) -> None:
+    def _block(self, block: GraphBlock, given: ProblemBlock, problem: Problem, values: list[GraphValue | None]) -> None:
         for index, number in enumerate(given.arguments):
             block.arguments.append(self._value(GraphValue(None, None, block, index), number, problem, values))
         for node in given.nodes:
-            op = Op(node.kind, node, block)
+            op = GraphOp(node.kind, node, block)
             block.ops.append(op)
             for region in node.regions:
                 inner = GraphBlock(op)
@@ -290,7 +299,7 @@ class Graph:
             for number in node.results:
                 self._value(op.add_result(None), number, problem, values)
             set_targets(op)
-        terminator = Op(None, None, block)
+        terminator = GraphOp(None, None, block)
         block.ops.append(terminator)
         terminator.use([_made(values, number) for number in given.returns])
 
@@ -300,7 +309,7 @@ class Graph:
             if op.kind is Kind.EDGE:
                 self.link_edge(op)
 
-    def link_edge(self, edge: Op) -> None:
+    def link_edge(self, edge: GraphOp) -> None:
         """Find the sources and targets of an edge."""
         owner = edge.operands[0].value
         edge.sources, targets = edge_of(owner)
@@ -311,7 +320,7 @@ class Graph:
 
     # Walking
 
-    def walk(self) -> Iterator[Op]:
+    def walk(self) -> Iterator[GraphOp]:
         """All ops of all functions, an op before those inside it."""
         for function in self.functions:
             yield from walk(function.block)
@@ -323,9 +332,9 @@ class Graph:
         for function in self.functions:
             sweep(function.block)
 
-    def clone(self, op: Op, mapping: dict[GraphValue, GraphValue]) -> Op:
+    def clone(self, op: GraphOp, mapping: dict[GraphValue, GraphValue]) -> GraphOp:
         """A copy of an op and of all inside it, which uses what ``mapping`` says instead of what the op uses."""
-        copy = Op(op.kind, op.node, None)
+        copy = GraphOp(op.kind, op.node, None)
         copy.callee, copy.direction, copy.group = op.callee, op.direction, op.group
         copy.manual_axes = op.manual_axes
         copy.in_shardings = None if op.in_shardings is None else list(op.in_shardings)
@@ -359,25 +368,25 @@ class Graph:
     def problem(self) -> Problem:
         """The program as it is now."""
         numbers: dict[int, int] = {}
-        values: list[Value] = []
+        values: list[ProblemValue] = []
         kept: list[GraphValue] = []
 
         def number(value: GraphValue) -> int:
             if id(value) not in numbers:
                 numbers[id(value)] = len(values)
                 kept.append(value)
-                origin = value.origin or Value(None)
-                values.append(Value(value.shape, _plain(value.sharding), origin.name, origin.where))
+                origin = value.origin or ProblemValue(None)
+                values.append(ProblemValue(value.shape, _plain(value.sharding), origin.name, origin.where))
             return numbers[id(value)]
 
-        def block(given: GraphBlock) -> Block:
+        def block(given: GraphBlock) -> ProblemBlock:
             arguments = tuple(map(number, given.arguments))
             nodes = tuple(node(op) for op in given.ops[:-1])
-            return Block(arguments, nodes, tuple(number(use.value) for use in given.terminator.operands))
+            return ProblemBlock(arguments, nodes, tuple(number(use.value) for use in given.terminator.operands))
 
-        def node(op: Op) -> Node:
+        def node(op: GraphOp) -> ProblemNode:
             assert op.kind is not None
-            base = op.node or Node(op.kind, (), ())
+            base = op.node or ProblemNode(op.kind, (), ())
             return base._replace(
                 kind=op.kind,
                 operands=tuple(number(use.value) for use in op.operands),
@@ -392,7 +401,7 @@ class Graph:
             )
 
         functions = tuple(
-            Function(
+            ProblemFunction(
                 f.name, block(f.block), tuple(map(_plain, f.result_shardings)), f.private, f.result_where, f.origin
             )
             for f in self.functions
@@ -404,7 +413,7 @@ def _plain(sharding: Known | None) -> TensorSharding | None:
     return None if sharding is None else sharding.plain()
 
 
-def walk(block: GraphBlock) -> Iterator[Op]:
+def walk(block: GraphBlock) -> Iterator[GraphOp]:
     """All ops of a block, an op before those inside it."""
     for op in block.ops:
         yield op
@@ -466,7 +475,7 @@ def callees_first(graph: Graph) -> list[FunctionOp]:
     return list(found.values())
 
 
-def inside_first(block: GraphBlock) -> Iterator[Op]:
+def inside_first(block: GraphBlock) -> Iterator[GraphOp]:
     """All ops of a block, an op after those inside it."""
     for op in block.ops:
         for inner in op.blocks:
@@ -483,7 +492,7 @@ def sweep(block: GraphBlock) -> None:
             sweep(inner)
 
 
-def edge_of(owner: GraphValue) -> tuple[list[Use], list[GraphValue]]:
+def edge_of(owner: GraphValue) -> tuple[list[GraphUse], list[GraphValue]]:
     """What flows into an owner, and where that is seen: the owner first."""
     index = owner.index
     if owner.block is not None:  # the argument of a computation
@@ -503,7 +512,7 @@ def edge_of(owner: GraphValue) -> tuple[list[Use], list[GraphValue]]:
     return returned, [owner]
 
 
-def set_targets(op: Op) -> None:
+def set_targets(op: GraphOp) -> None:
     """Let the arguments of a loop's regions know which result they become."""
     if op.kind is Kind.WHILE:
         for block in op.blocks:

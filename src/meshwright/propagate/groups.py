@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from meshwright.errors import ShardingError
-from meshwright.propagate.graph import Graph, GraphValue, Group, Known, Op, hold
+from meshwright.propagate.graph import Graph, GraphGroup, GraphOp, GraphValue, Known, hold
 from meshwright.propagate.problem import Kind
 
 
@@ -38,8 +38,8 @@ def import_groups(graph: Graph) -> None:
     _check([op for op in ops if not op.erased])
 
 
-def _check(ops: list[Op]) -> None:
-    by_group: dict[int, Op] = {}
+def _check(ops: list[GraphOp]) -> None:
+    by_group: dict[int, GraphOp] = {}
     for op in ops:
         first = by_group.setdefault(op.group, op)
         one, other = first.operands[0].value, op.operands[0].value
@@ -59,10 +59,10 @@ def _check(ops: list[Op]) -> None:
             )
 
 
-def _computation(op: Op) -> Op | None:
+def _computation(op: GraphOp) -> GraphOp | None:
     """The manual computation that an op is in."""
     place = op.parent
-    while place is not None and isinstance(place.parent, Op):
+    while place is not None and isinstance(place.parent, GraphOp):
         if place.parent.kind is Kind.MANUAL:
             return place.parent
         place = place.parent.parent
@@ -75,7 +75,7 @@ def form_groups(graph: Graph) -> list[str]:
     If several different shardings were written, a constraint that says nothing is put after each value, and takes its
     place in the group.
     """
-    groups: dict[int, list[Op]] = {}
+    groups: dict[int, list[GraphOp]] = {}
     for op in graph.walk():
         if op.kind is Kind.GROUP:
             groups.setdefault(op.group, []).append(op)
@@ -96,7 +96,7 @@ def form_groups(graph: Graph) -> list[str]:
                 if value.holder.sharding is not known[0]:
                     value.holder.given_by = giver
                 hold(graph, value.holder, known[0])
-        group = Group()
+        group = GraphGroup()
         group.members = values
         for value in values:
             value.groups = group
@@ -109,7 +109,7 @@ def _is_trivial(sharding: Known) -> bool:
 
 def _constrain(graph: Graph, value: GraphValue, like: Known) -> GraphValue:
     """A constraint after a value, which everybody uses instead of it."""
-    constraint = Op(Kind.CONSTRAINT, None, None)
+    constraint = GraphOp(Kind.CONSTRAINT, None, None)
     result = constraint.add_result(value.shape)
     result.sharding = graph.open_sharding(like.mesh, len(value.shape or ()))
     result.origin = value.origin
@@ -119,7 +119,7 @@ def _constrain(graph: Graph, value: GraphValue, like: Known) -> GraphValue:
     return result
 
 
-def place_after(value: GraphValue, op: Op) -> None:
+def place_after(value: GraphValue, op: GraphOp) -> None:
     """Put an op right after the one that makes a value, or at the beginning of the block that has it as argument."""
     if value.op is not None:
         assert value.op.parent is not None

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from meshwright.propagate.fixpoint import BOTH, Directions, Propagation
-from meshwright.propagate.graph import CLOSED, Graph, GraphValue, Known, Op
+from meshwright.propagate.graph import CLOSED, Graph, GraphOp, GraphValue, Known
 from meshwright.propagate.problem import Direction, Kind
 from meshwright.sharding.axes import in_mesh_order
 
@@ -14,46 +14,46 @@ _NONE: Directions = (Direction.NONE, Direction.NONE)
 _ALWAYS_PASS = (Kind.EDGE, Kind.FUNC_EDGE, Kind.CONSTRAINT, Kind.RESHARD, Kind.BARRIER)
 
 
-def _passes(op: Op) -> Direction:
+def _passes(op: GraphOp) -> Direction:
     if op.kind in _ALWAYS_PASS:
         return Direction.BOTH
     return Direction.NONE if op.node is None else op.node.passes
 
 
-def _through(op: Op) -> Direction:
+def _through(op: GraphOp) -> Direction:
     return Direction.BACKWARD if op.node is not None and op.node.backward_only else Direction.BOTH
 
 
-def _used_once(op: Op) -> bool:
+def _used_once(op: GraphOp) -> bool:
     """Whether every operand that is no scalar is used here only."""
     return all(len(use.value.uses) == 1 or use.value.shape == () for use in op.operands)
 
 
-def first(op: Op) -> Directions:
+def first(op: GraphOp) -> Directions:
     """Round 0: nodes that keep dims as they are, where nothing else uses their operands."""
     passes = _passes(op)
     return (passes, passes) if passes and _used_once(op) else _NONE
 
 
-def second(op: Op) -> Directions:
+def second(op: GraphOp) -> Directions:
     """Round 1: all nodes that keep dims as they are."""
     passes = _passes(op)
     return passes, passes
 
 
-def third(op: Op) -> Directions:
+def third(op: GraphOp) -> Directions:
     """Round 2: also all factors that pass through."""
     passes = _passes(op)
     return passes.union(_through(op)), passes
 
 
-def fourth(op: Op) -> Directions:
+def fourth(op: GraphOp) -> Directions:
     """Round 3: all factors; broadcasts backward only."""
     found = _passes(op).union(_through(op))
     return found, found
 
 
-def last(op: Op) -> Directions:
+def last(op: GraphOp) -> Directions:
     """Round 4: everything."""
     return BOTH
 
@@ -64,7 +64,7 @@ def by_op(propagation: Propagation) -> None:
         propagation.run(direction_of)
 
 
-class _Place(NamedTuple):
+class _WrittenAt(NamedTuple):
     """Where a sharding was written: on a value, or for a function's result."""
 
     holder: GraphValue | list[Any]
@@ -91,7 +91,7 @@ def by_user(propagation: Propagation, inner: Callable[[Propagation], None] = by_
     """The dims of priority 0 first, then those of 1, and so on; each time ``inner`` runs."""
     graph = propagation.graph
     priorities: set[int] = set()
-    held: list[tuple[_Place, Known]] = []
+    held: list[tuple[_WrittenAt, Known]] = []
     for place in _written(graph):
         sharding = place.read()
         found = {dim.priority for dim in sharding.dims if dim.priority}
@@ -111,18 +111,18 @@ def by_user(propagation: Propagation, inner: Callable[[Propagation], None] = by_
         inner(propagation)
 
 
-def _written(graph: Graph) -> list[_Place]:
+def _written(graph: Graph) -> list[_WrittenAt]:
     """All shardings that somebody wrote."""
-    found: list[_Place] = []
+    found: list[_WrittenAt] = []
     for function in graph.functions:
-        found.extend(_Place(value) for value in function.block.arguments if value.sharding is not None)
+        found.extend(_WrittenAt(value) for value in function.block.arguments if value.sharding is not None)
         found.extend(
-            _Place(function.result_shardings, number)
+            _WrittenAt(function.result_shardings, number)
             for number, sharding in enumerate(function.result_shardings)
             if sharding is not None
         )
     for op in graph.walk():
-        found.extend(_Place(value) for value in op.results if value.sharding is not None and value.edge is None)
+        found.extend(_WrittenAt(value) for value in op.results if value.sharding is not None and value.edge is None)
     return found
 
 

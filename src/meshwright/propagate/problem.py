@@ -74,7 +74,7 @@ class Kind(enum.Enum):
 Dims = tuple[tuple[int, ...], ...]  # per dim, the numbers of its factors from major to minor
 
 
-class Rule:
+class FactorRule:
     """A factor rule with factors by number, as propagation uses it. Equal rules are the same object.
 
     ``operands`` and ``results`` give each tensor's factors per dim. The order of the factors counts: it is the order in
@@ -94,7 +94,7 @@ class Rule:
     blocked: frozenset[int]
     cache: dict[Any, Any]  # what propagation remembers about the rule
 
-    _interned: ClassVar[dict[Any, Rule]] = {}
+    _interned: ClassVar[dict[Any, FactorRule]] = {}
 
     def __new__(
         cls,
@@ -103,7 +103,7 @@ class Rule:
         sizes: Iterable[int],
         passing: Iterable[int],
         blocked: Iterable[int] = (),
-    ) -> Rule:
+    ) -> FactorRule:
         key = (tuple(operands), tuple(results), tuple(sizes), frozenset(passing), frozenset(blocked))
         found = cls._interned.get(key)
         if found is None:
@@ -114,7 +114,7 @@ class Rule:
         return found
 
     @classmethod
-    def of(cls, factors: Factors) -> Rule:
+    def of(cls, factors: Factors) -> FactorRule:
         """The rule with its factors numbered in the order of ``factors.sizes``."""
         number = {name: index for index, name in enumerate(factors.sizes)}
 
@@ -130,7 +130,7 @@ class Rule:
         )
 
     @classmethod
-    def identity(cls, shape: tuple[int, ...], operands: int = 1) -> Rule:
+    def identity(cls, shape: tuple[int, ...], operands: int = 1) -> FactorRule:
         """One factor per dim, shared by ``operands`` operands and one result."""
         dims = tuple((dim,) for dim in range(len(shape)))
         return cls((dims,) * operands, (dims,), shape, range(len(shape)))
@@ -140,10 +140,10 @@ class Rule:
         return prod(self.sizes[factor] for dim in dims for factor in dim)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Rule, (self.operands, self.results, self.sizes, self.passing, self.blocked)
+        return FactorRule, (self.operands, self.results, self.sizes, self.passing, self.blocked)
 
 
-class Value(NamedTuple):
+class ProblemValue(NamedTuple):
     """A value of the program.
 
     ``shape`` is None for tokens and everything else that is no tensor of static shape. ``sharding`` is what was written
@@ -158,15 +158,15 @@ class Value(NamedTuple):
     where: str = ""
 
 
-class Block(NamedTuple):
+class ProblemBlock(NamedTuple):
     """The only block of a region: its arguments, its nodes in order, and the values its terminator returns."""
 
     arguments: tuple[int, ...]
-    nodes: tuple[Node, ...]
+    nodes: tuple[ProblemNode, ...]
     returns: tuple[int, ...]
 
 
-class Node(NamedTuple):
+class ProblemNode(NamedTuple):
     """One op of the program. See the module's table for what each kind needs.
 
     ``elementwise``: maps dims one to one, with the same computation at each place (also select, clamp, constraints,
@@ -186,8 +186,8 @@ class Node(NamedTuple):
     kind: Kind
     operands: tuple[int, ...]
     results: tuple[int, ...]
-    rule: Rule | None = None
-    regions: tuple[Block, ...] = ()
+    rule: FactorRule | None = None
+    regions: tuple[ProblemBlock, ...] = ()
     elementwise: bool = False
     passes: Direction = Direction.NONE
     backward_only: bool = False
@@ -209,7 +209,7 @@ class Node(NamedTuple):
     ref: Any = None
 
 
-class Function(NamedTuple):
+class ProblemFunction(NamedTuple):
     """A function: its block, whose arguments carry their shardings, and the shardings written for its results.
 
     ``private``: it may be removed if nobody calls it. ``result_where``: where the result shardings were written.
@@ -217,7 +217,7 @@ class Function(NamedTuple):
     """
 
     name: str
-    block: Block
+    block: ProblemBlock
     result_shardings: tuple[TensorSharding | None, ...]
     private: bool = False
     result_where: tuple[str, ...] = ()
@@ -230,6 +230,6 @@ class Problem(NamedTuple):
     ``meshes`` are the declared ones; shardings name them by ``mesh.name``.
     """
 
-    values: tuple[Value, ...]
-    functions: tuple[Function, ...]
+    values: tuple[ProblemValue, ...]
+    functions: tuple[ProblemFunction, ...]
     meshes: tuple[Any, ...] = ()

@@ -10,7 +10,7 @@ from __future__ import annotations
 from math import gcd
 from typing import Any, ClassVar
 
-from meshwright.propagate.problem import Dims, Rule
+from meshwright.propagate.problem import Dims, FactorRule
 from meshwright.sharding.axes import Axes, AxisRef, append
 from meshwright.sharding.dimension import DimensionSharding
 from meshwright.sharding.named import TensorSharding
@@ -120,7 +120,7 @@ def unproject(shape: Shape, projection: Projection) -> tuple[DimensionSharding, 
     return tuple(dims)
 
 
-def shapes_of(rule: Rule) -> tuple[tuple[Shape, ...], int]:
+def shapes_of(rule: FactorRule) -> tuple[tuple[Shape, ...], int]:
     """The tensors of a rule, operands then results, and how many are operands."""
     found = rule.cache.get("shapes")
     if found is None:

@@ -10,14 +10,14 @@ from meshwright.core.program import Eqn, Program, Var
 from meshwright.propagate.from_program import Propagated
 from meshwright.propagate.graph import FunctionOp, GraphValue
 from meshwright.propagate.problem import Kind
-from meshwright.propagate.why import Conflict, Link, Why, label
+from meshwright.propagate.why import AnswerReasons, Conflict, Link, label
 from meshwright.sharding.axes import AxisRef
 from meshwright.sharding.dimension import DimensionSharding
 from meshwright.sharding.named import TensorSharding
 from meshwright.sharding.spec import PartitionSpec
 
 
-class Step(NamedTuple):
+class ReasonStep(NamedTuple):
     """A value on the way of an axis, ``op`` what brought the axis there, and the user's line of that.
 
     Of the last one ``op`` is what says so: an argument, a constraint, a spec, a result's sharding. ``var`` is None for
@@ -35,10 +35,10 @@ class Reason(NamedTuple):
 
     dim: int
     axis: AxisRef
-    steps: tuple[Step, ...]
+    steps: tuple[ReasonStep, ...]
 
     @property
-    def origin(self) -> Step:
+    def origin(self) -> ReasonStep:
         """What a user wrote."""
         return self.steps[-1]
 
@@ -88,7 +88,7 @@ class Reasons:
         self.program = propagated.program
         self.names = dict(zip(self.program.inputs, names, strict=True))
         self.out_names = tuple(out_names)
-        self.why = Why(propagated.answer)
+        self.why = AnswerReasons(propagated.answer)
         values = self.why.graph.by_number
         self._var = {id(values[number]): var for var, number in propagated.numbers.items()}
 
@@ -124,7 +124,7 @@ class Reasons:
         name = self.out_names[number]
         where = main.result_where[number] if main.result_where else ""
         reasons = [
-            Reason(dim, axis, (Step(own[0].var, dim, f"out_shardings, {name}", where),))
+            Reason(dim, axis, (ReasonStep(own[0].var, dim, f"out_shardings, {name}", where),))
             for dim, one in enumerate(asked.dims)
             for axis in one.axes
         ]
@@ -136,11 +136,11 @@ class Reasons:
         assert value is not None
         return self.why.chain(value, dim, axis)
 
-    def steps(self, var: Var, dim: int, axis: AxisRef) -> tuple[Step, ...]:
+    def steps(self, var: Var, dim: int, axis: AxisRef) -> tuple[ReasonStep, ...]:
         """The way of an axis, from a variable back to what was written."""
         links = self.links(var, dim, axis)
         found = [self._step(link) for link in links]
-        return tuple(found) or (Step(var, dim, "its type", self.made.get(var, ("", ""))[1]),)
+        return tuple(found) or (ReasonStep(var, dim, "its type", self.made.get(var, ("", ""))[1]),)
 
     def variable(self, value: GraphValue) -> Var | None:
         """The variable that a value of the graph stands for."""
@@ -148,23 +148,23 @@ class Reasons:
             value = value.op.operands[0].value
         return self._var.get(id(value))
 
-    def _step(self, link: Link) -> Step:
+    def _step(self, link: Link) -> ReasonStep:
         var, by = self.variable(link.value), link.by
         if isinstance(by, FunctionOp):
             name, where = self._result(link)
-            return Step(var, link.dim, name, where)
+            return ReasonStep(var, link.dim, name, where)
         if by is not None:
             name, _, where = label(by).partition(" at ")
-            return Step(var, link.dim, name, where)
+            return ReasonStep(var, link.dim, name, where)
         if var in self.names:
             origin, name = link.value.origin, self.names[var].removeprefix("argument ")
-            return Step(var, link.dim, f"argument {name}", origin.where if origin is not None else "")
+            return ReasonStep(var, link.dim, f"argument {name}", origin.where if origin is not None else "")
         maker = link.value.op
         if maker is None or maker.node is None:
-            return Step(var, link.dim, "its type", self.made.get(var, ("", ""))[1] if var is not None else "")
+            return ReasonStep(var, link.dim, "its type", self.made.get(var, ("", ""))[1] if var is not None else "")
         is_said = maker.kind is Kind.CONSTRAINT or maker.node.rule is None
         name = maker.node.name if is_said else f"the type of {maker.node.name}"
-        return Step(var, link.dim, name, maker.node.where)
+        return ReasonStep(var, link.dim, name, maker.node.where)
 
     def _result(self, link: Link) -> tuple[str, str]:
         """Which result's sharding has the axis, and where that was written."""

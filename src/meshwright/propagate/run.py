@@ -7,7 +7,7 @@ from functools import cached_property
 
 from meshwright.errors import MeshwrightError
 from meshwright.propagate import after, before, calls, constants, constraints, groups, unreduced
-from meshwright.propagate.fixpoint import Event, Propagation
+from meshwright.propagate.fixpoint import Propagation, ShardingEvent
 from meshwright.propagate.graph import Graph
 from meshwright.propagate.priority import by_op, by_user
 from meshwright.propagate.problem import Problem
@@ -108,7 +108,7 @@ class Answer:
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        self.events: list[Event] = []
+        self.events: list[ShardingEvent] = []
         self.told: list[str] = []
         self.steps = 0
 

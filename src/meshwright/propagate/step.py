@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from math import gcd
 
 from meshwright.propagate.graph import Known
-from meshwright.propagate.problem import Direction, Rule
+from meshwright.propagate.problem import Direction, FactorRule
 from meshwright.propagate.project import Projection, Shape, project, shapes_of, unproject
 from meshwright.sharding.axes import Axes, AxisRef
 from meshwright.sharding.named import TensorSharding
@@ -19,7 +19,7 @@ from meshwright.sharding.named import TensorSharding
 Directions = Sequence[Direction]  # per factor
 
 
-class Tensor:
+class NodeTensor:
     """A tensor of the node: its factors, their shardings now, and the axes that it may not use."""
 
     __slots__ = ("changed", "projection", "reserved", "shape")
@@ -85,7 +85,7 @@ def agree(old: Axes, new: Axes, can_expand: bool) -> tuple[Axes, bool]:
     return tuple(kept), can_expand
 
 
-def wanted(tensors: Sequence[Tensor], operands: int, factor: int, direction: Direction) -> Axes:
+def wanted(tensors: Sequence[NodeTensor], operands: int, factor: int, direction: Direction) -> Axes:
     """The axes that the tensors, operands before results unless backward, want for a factor."""
     if direction is Direction.NONE:
         return ()
@@ -125,7 +125,7 @@ def truncate(axes: Axes, shrink: Shrink, conservative: bool) -> Axes:
     return axes
 
 
-def _beside_others(tensor: Tensor, factor: int, axis: AxisRef) -> AxisRef | None:
+def _sharded_by_others(tensor: NodeTensor, factor: int, axis: AxisRef) -> AxisRef | None:
     """The part of an axis that no other factor of the tensor has."""
     left: AxisRef | None = axis
     for other, (axes, overflow, _, _) in tensor.projection.items():
@@ -139,7 +139,7 @@ def _beside_others(tensor: Tensor, factor: int, axis: AxisRef) -> AxisRef | None
     return left
 
 
-def _within_factor(tensor: Tensor, factor: int, axis: AxisRef, shards: int) -> AxisRef | None:
+def _within_factor(tensor: NodeTensor, factor: int, axis: AxisRef, shards: int) -> AxisRef | None:
     """The part of an axis that can shard a factor of the tensor that is already sharded ``shards`` ways by the list."""
     for taken in tensor.reserved:
         if taken.name == axis.name:
@@ -167,7 +167,9 @@ def _within_factor(tensor: Tensor, factor: int, axis: AxisRef, shards: int) -> A
 # The two strategies
 
 
-def basic(tensors: Sequence[Tensor], operands: int, factors: int, directions: Directions, conservative: bool) -> None:
+def basic(
+    tensors: Sequence[NodeTensor], operands: int, factors: int, directions: Directions, conservative: bool
+) -> None:
     """Factor by factor, what all tensors agree on and can take."""
     for factor in range(factors):
         axes = wanted(tensors, operands, factor, directions[factor])
@@ -177,7 +179,7 @@ def basic(tensors: Sequence[Tensor], operands: int, factors: int, directions: Di
         def shrink(axis: AxisRef, shards: int, factor: int = factor) -> AxisRef | None:
             left: AxisRef | None = axis
             for tensor in tensors:
-                left = None if left is None else _beside_others(tensor, factor, left)
+                left = None if left is None else _sharded_by_others(tensor, factor, left)
                 if left is not None and factor in tensor.projection:
                     left = _within_factor(tensor, factor, left, shards)
                 if left is None:
@@ -191,7 +193,7 @@ def basic(tensors: Sequence[Tensor], operands: int, factors: int, directions: Di
 
 
 def aggressive(
-    tensors: Sequence[Tensor],
+    tensors: Sequence[NodeTensor],
     operands: int,
     factors: int,
     directions: Directions,
@@ -219,7 +221,7 @@ def aggressive(
                 continue
             axes = truncate(
                 axes,
-                lambda axis, shards, t=tensor, f=factor: _beside_others(t, f, axis),  # type: ignore[misc]
+                lambda axis, shards, t=tensor, f=factor: _sharded_by_others(t, f, axis),  # type: ignore[misc]
                 conservative,
             )
             if elementwise and number < operands:
@@ -231,7 +233,7 @@ def aggressive(
                 tensor.expand(factor, axes)
 
 
-def _order(tensors: Sequence[Tensor], lists: Sequence[Axes], elementwise: bool) -> list[int]:
+def _order(tensors: Sequence[NodeTensor], lists: Sequence[Axes], elementwise: bool) -> list[int]:
     """The factors that want axes: those first whose axes come from the largest tensor."""
     keys = []
     for factor, axes in enumerate(lists):
@@ -255,7 +257,7 @@ Make = Callable[..., Known]
 
 
 def step(
-    rule: Rule,
+    rule: FactorRule,
     shardings: Sequence[Known | None],
     directions: Directions,
     make: Make,
@@ -275,7 +277,7 @@ def step(
     if mesh is None or mesh.is_maximal:
         return ()
     shapes, operands = shapes_of(rule)
-    tensors = [Tensor(shape, sharding) for shape, sharding in zip(shapes, shardings, strict=True)]
+    tensors = [NodeTensor(shape, sharding) for shape, sharding in zip(shapes, shardings, strict=True)]
     if use_basic:
         basic(tensors, operands, len(rule.sizes), directions, conservative)
     else:

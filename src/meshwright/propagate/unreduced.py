@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from meshwright.errors import ShardingError
-from meshwright.propagate.graph import FunctionOp, Graph, GraphBlock, GraphValue, Known, Op, inside_first
+from meshwright.propagate.graph import FunctionOp, Graph, GraphBlock, GraphOp, GraphValue, Known, inside_first
 from meshwright.propagate.problem import Kind
 from meshwright.sharding.axes import Axes, AxisRef
 
@@ -33,7 +33,7 @@ def _seen(value: GraphValue) -> tuple[Axes, str]:
     """The axes that a value is unreduced over where it is seen, and by what they are reduced."""
     sharding = value.known
     manual: tuple[str, ...] = ()
-    if value.edge is None and value.block is not None and isinstance(value.block.parent, Op):
+    if value.edge is None and value.block is not None and isinstance(value.block.parent, GraphOp):
         parent = value.block.parent
         if parent.kind in (Kind.MANUAL, Kind.NAMED):
             sharding = parent.in_shardings[value.index] if parent.in_shardings else None
@@ -49,7 +49,7 @@ def _unreduced(values: Iterable[GraphValue]) -> list[tuple[AxisRef, str]]:
     return [(axis, by) for axes, by in map(_seen, values) for axis in axes]
 
 
-def _check_op(op: Op) -> None:
+def _check_op(op: GraphOp) -> None:
     given, made = _unreduced(use.value for use in op.operands), _unreduced(op.results)
     across = op.node.across if op.node is not None else None
     for axis, by in given:
@@ -75,7 +75,7 @@ def _check_op(op: Op) -> None:
         )
 
 
-def _lost(op: Op, axis: AxisRef, by: str, across: str | None) -> ShardingError:
+def _lost(op: GraphOp, axis: AxisRef, by: str, across: str | None) -> ShardingError:
     if across:
         why = f"it combines values by {across}, and its operand is to be combined by {by}"
     else:
@@ -88,7 +88,7 @@ def _lost(op: Op, axis: AxisRef, by: str, across: str | None) -> ShardingError:
     )
 
 
-def _check_return(end: Op) -> None:
+def _check_return(end: GraphOp) -> None:
     assert end.parent is not None
     parent = end.parent.parent
     said: Sequence[Known | None]
@@ -105,7 +105,7 @@ def _check_return(end: Op) -> None:
             _check_same(_seen(use.value)[0], expected, f"{name} returns as result {number}", end.parent)
 
 
-def _check_call(op: Op, callee: FunctionOp) -> None:
+def _check_call(op: GraphOp, callee: FunctionOp) -> None:
     assert op.parent is not None
     for use, argument in zip(op.operands, callee.block.arguments, strict=True):
         what = f"The call of {callee.name!r} has as operand {use.index}"
@@ -116,14 +116,14 @@ def _check_call(op: Op, callee: FunctionOp) -> None:
 
 
 def _check_same(
-    found: Iterable[AxisRef], said: Iterable[AxisRef], what: str, block: GraphBlock, op: Op | None = None
+    found: Iterable[AxisRef], said: Iterable[AxisRef], what: str, block: GraphBlock, op: GraphOp | None = None
 ) -> None:
     found, said = set(found), set(said)
     if found != said:
         parent = op or block.parent
         raise ShardingError(
             f"{what} a value that is unreduced over {_shown(found)}, where {_shown(said)} is said.",
-            where=_where(parent) if isinstance(parent, Op) else "",
+            where=_where(parent) if isinstance(parent, GraphOp) else "",
             why="partial results are combined by a reshard or a collective, and lost by anything else",
             fix="sdy.reshard between the two",
         )
@@ -133,11 +133,11 @@ def _shown(axes: Iterable[AxisRef]) -> str:
     return ", ".join(sorted(map(str, axes))) or "nothing"
 
 
-def _name(op: Op) -> str:
+def _name(op: GraphOp) -> str:
     if op.node is not None and op.node.name:
         return op.node.name
     return op.kind.value if op.kind is not None else "return"
 
 
-def _where(op: Op) -> str:
+def _where(op: GraphOp) -> str:
     return op.node.where if op.node is not None else ""

@@ -11,9 +11,9 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from meshwright.propagate.fixpoint import Event
-from meshwright.propagate.graph import FunctionOp, Graph, GraphValue, Known, Op
-from meshwright.propagate.problem import Kind, Rule
+from meshwright.propagate.fixpoint import ShardingEvent
+from meshwright.propagate.graph import FunctionOp, Graph, GraphOp, GraphValue, Known
+from meshwright.propagate.problem import FactorRule, Kind
 from meshwright.propagate.project import Projection, project, shapes_of
 from meshwright.propagate.run import Answer
 from meshwright.sharding.axes import Axes, AxisRef
@@ -28,7 +28,7 @@ class Link(NamedTuple):
     value: GraphValue
     dim: int
     axis: AxisRef
-    by: Op | FunctionOp | None
+    by: GraphOp | FunctionOp | None
 
     def __str__(self) -> str:
         origin, name = self.value.origin, _named(self.value)
@@ -41,27 +41,27 @@ class Link(NamedTuple):
 class Conflict(NamedTuple):
     """Two tensors of a node that want different axes for one factor, and where each side comes from."""
 
-    node: Op
+    node: GraphOp
     factor: int
     one: tuple[GraphValue, Axes]
     other: tuple[GraphValue, Axes]
 
 
-def label(by: Op | FunctionOp) -> str:
+def label(by: GraphOp | FunctionOp) -> str:
     """What brought an axis, in words."""
     if isinstance(by, FunctionOp):
         return f"the results of {by.name}"
     if by.kind is Kind.EDGE:
         owner = by.operands[0].value
         around = owner.op if owner.block is None else owner.block.parent
-        if isinstance(around, Op) and around.node is not None and around.node.name:
+        if isinstance(around, GraphOp) and around.node is not None and around.node.name:
             by = around
     name = by.node.name if by.node is not None and by.node.name else by.kind.value if by.kind else "return"
     where = f" at {by.node.where}" if by.node is not None and by.node.where else ""
     return name + where
 
 
-class Why:
+class AnswerReasons:
     """The reasons of an answer.
 
     >>> from meshwright.sharding.mesh import Mesh
@@ -131,7 +131,7 @@ class Why:
             number = self._brought(value, dim, axis, before)
             if number is None:
                 giver = value.given_by
-                if isinstance(giver, Op):  # a manual computation that the value goes into
+                if isinstance(giver, GraphOp):  # a manual computation that the value goes into
                     yield Link(value, dim, axis, giver)
                     return
                 if giver is None:
@@ -142,7 +142,7 @@ class Why:
                 continue
             event = self.events[number]
             source = self._source(event, dim, axis)
-            if source is None and isinstance(event.by, Op):
+            if source is None and isinstance(event.by, GraphOp):
                 yield Link(value, dim, axis, None)  # written where a computation says what goes in or comes out
                 return
             yield Link(value, dim, axis, event.by)
@@ -150,7 +150,7 @@ class Why:
                 return
             value, dim, before = source[0], source[1], number
 
-    def _source(self, event: Event, dim: int, axis: AxisRef) -> tuple[GraphValue, int] | None:
+    def _source(self, event: ShardingEvent, dim: int, axis: AxisRef) -> tuple[GraphValue, int] | None:
         """The tensor of a node, and its dim, that had the axis before."""
         if event.rule is None:  # a value of the same group
             return event.values[0], dim
@@ -175,7 +175,7 @@ class Why:
             yield from _conflicts_of(op, op.rule, values)
 
 
-def _conflicts_of(op: Op, rule: Rule, values: list[GraphValue]) -> Iterator[Conflict]:
+def _conflicts_of(op: GraphOp, rule: FactorRule, values: list[GraphValue]) -> Iterator[Conflict]:
     shapes, _ = shapes_of(rule)
     found: dict[int, tuple[GraphValue, Axes]] = {}
     for shape, value in zip(shapes, values, strict=True):
@@ -198,7 +198,7 @@ def _overlaps(projection: Projection, factor: int, axis: AxisRef) -> bool:
 
 def explain(answer: Answer) -> Iterator[str]:
     """Line by line, where each axis of each value of a propagated program comes from; then the conflicts."""
-    why = Why(answer)
+    why = AnswerReasons(answer)
     arguments = [value for function in answer.graph.functions for value in function.block.arguments]
     results = [value for op in answer.graph.walk() for value in op.results if value.edge is None]
     for value in (*arguments, *results):

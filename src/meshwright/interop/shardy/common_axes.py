@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from meshwright.core.factors import Factors
-from meshwright.propagate.problem import Rule
+from meshwright.propagate.problem import FactorRule
 from meshwright.propagate.project import Projection, Shape, shapes_of
 from meshwright.sharding.axes import Axes, AxisRef, by_name, common_prefix, overlap, prefix_without, total_size
 
@@ -29,7 +29,7 @@ class Split(NamedTuple):
     @staticmethod
     def of(rule: Factors, elements: Sequence[int], projections: Sequence[Projection]) -> Split:
         """The op with tensors of so many elements, split as projections say."""
-        shapes, _ = shapes_of(Rule.of(rule))
+        shapes, _ = shapes_of(FactorRule.of(rule))
         axes = tuple({factor: found[0] for factor, found in one.items()} for one in projections)
         return Split(rule, shapes, tuple(elements), axes)
 

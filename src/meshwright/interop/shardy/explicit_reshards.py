@@ -19,7 +19,7 @@ from meshwright.interop.shardy.module_walk import RULE, SHARDING, Rules
 from meshwright.interop.shardy.problem_reader import place_of
 from meshwright.interop.shardy.value_shardings import ValueShardings, manual_axes, without_axes
 from meshwright.interop.stablehlo.context import Types, context, string
-from meshwright.propagate.problem import Rule
+from meshwright.propagate.problem import FactorRule
 from meshwright.propagate.project import project, shapes_of, unproject
 from meshwright.sharding.axes import Axes, common_prefix, difference, in_mesh_order, merged, overlap
 from meshwright.sharding.dimension import DimensionSharding
@@ -221,7 +221,7 @@ class _Inserter:
         mesh = _common_mesh(given)
         if rule is None or mesh is None:
             return
-        shapes, operands = shapes_of(Rule.of(rule))
+        shapes, operands = shapes_of(FactorRule.of(rule))
         whole = [s or _whole(mesh, len(shape.dims)) for s, shape in zip(given, shapes, strict=True)]
         sizes = [self._size(value) for value in values]
         split = Split.of(rule, sizes, [project(shape, s) for shape, s in zip(shapes, whole, strict=True)])
@@ -265,7 +265,7 @@ class _Inserter:
         rule = self._rule(op)
         if rule is None or not rule.reduced:
             return
-        shapes, operands = shapes_of(Rule.of(rule))
+        shapes, operands = shapes_of(FactorRule.of(rule))
         found: dict[int, Axes] = {}
         for value, shape in zip(op.operands, shapes[:operands], strict=True):
             for factor, (axes, _, _, _) in project(shape, self._known(value)).items():
@@ -288,7 +288,7 @@ class _Inserter:
         mesh = _common_mesh(given)
         if rule is None or mesh is None or result is None:
             return
-        shapes, _ = shapes_of(Rule.of(rule))
+        shapes, _ = shapes_of(FactorRule.of(rule))
         whole = [s or _whole(mesh, len(shape.dims)) for s, shape in zip(given, shapes, strict=True)]
         left, right, made = (
             {factor: axes for factor, (axes, _, _, _) in project(shape, s).items()}

@@ -9,7 +9,7 @@ from typing import Any
 from meshwright.interop.shardy.module_shardings import Shardings, filled_text, per_value_text
 from meshwright.interop.shardy.module_walk import SHARDING, walk
 from meshwright.interop.stablehlo.context import context, string
-from meshwright.propagate.problem import Block, Function, Kind, Node, Problem
+from meshwright.propagate.problem import Kind, Problem, ProblemBlock, ProblemFunction, ProblemNode
 from meshwright.sharding.axes import quoted
 from meshwright.sharding.named import TensorSharding
 
@@ -42,7 +42,7 @@ class ModuleWriter:
         self._values: dict[int, Any] = {}
         self._parsed: dict[Any, Any] = {}
         self._originals: dict[str, Any] = {}
-        self._callees: dict[str, Function] = {f.name: f for f in problem.functions}
+        self._callees: dict[str, ProblemFunction] = {f.name: f for f in problem.functions}
         self._signatures: dict[str, list[Any]] = {}
 
     def write(self) -> Any:
@@ -106,11 +106,11 @@ class ModuleWriter:
 
     # Functions
 
-    def _original(self, function: Function) -> Any:
+    def _original(self, function: ProblemFunction) -> Any:
         """The function that it is, or is a copy of; a name may have been given to another one since."""
         return self._originals[function.origin or function.name]
 
-    def _sign(self, function: Function) -> None:
+    def _sign(self, function: ProblemFunction) -> None:
         from jaxlib.mlir import ir
 
         original = self._original(function)
@@ -118,7 +118,7 @@ class ModuleWriter:
             kind = ir.FunctionType(ir.TypeAttr(original.attributes["function_type"]).value)
             self._signatures[function.name] = list(kind.results)
 
-    def _function(self, function: Function, place: Any) -> None:
+    def _function(self, function: ProblemFunction, place: Any) -> None:
         from jaxlib.mlir import ir
 
         original = self._original(function)
@@ -158,7 +158,7 @@ class ModuleWriter:
 
     # Blocks
 
-    def _block(self, region: Any, block: Block, types: Sequence[Any], original: Any, end: str) -> None:
+    def _block(self, region: Any, block: ProblemBlock, types: Sequence[Any], original: Any, end: str) -> None:
         from jaxlib.mlir import ir
 
         locations = [ir.Location.unknown()] * len(types)
@@ -173,7 +173,7 @@ class ModuleWriter:
         location = original.operations[len(original.operations) - 1].location if original is not None else None
         ir.Operation.create(end, operands=returned, loc=location, ip=place)
 
-    def _node(self, node: Node, place: Any) -> None:
+    def _node(self, node: ProblemNode, place: Any) -> None:
         operands = [self._values[number] for number in node.operands]
         if node.kind in _NAMES:
             op = self._own(node, operands, place)
@@ -189,7 +189,7 @@ class ModuleWriter:
             self._share(op, node)
         self._values.update(zip(node.results, op.results, strict=True))
 
-    def _renamed(self, node: Node, place: Any) -> Any:
+    def _renamed(self, node: ProblemNode, place: Any) -> Any:
         from jaxlib.mlir import ir
 
         (made,) = [value.type for value in node.ref.results]
@@ -205,10 +205,10 @@ class ModuleWriter:
             self._constants, results=[made], attributes={"value": value}, loc=node.ref.location, ip=place
         )
 
-    def _shardings(self, node: Node) -> list[TensorSharding | None]:
+    def _shardings(self, node: ProblemNode) -> list[TensorSharding | None]:
         return [self._problem.values[number].sharding for number in node.results]
 
-    def _share(self, op: Any, node: Node) -> None:
+    def _share(self, op: Any, node: ProblemNode) -> None:
         """Write the shardings of the results onto an op; results that have none beside others are open."""
         if not node.results:
             return
@@ -223,7 +223,7 @@ class ModuleWriter:
         elif SHARDING in op.attributes:
             del op.attributes[SHARDING]
 
-    def _own(self, node: Node, operands: list[Any], place: Any) -> Any:
+    def _own(self, node: ProblemNode, operands: list[Any], place: Any) -> Any:
         """Ops of sdy that hold the sharding of their result themselves."""
         from jaxlib.mlir import ir
 
@@ -243,7 +243,7 @@ class ModuleWriter:
             ip=place,
         )
 
-    def _rebuilt(self, node: Node, operands: list[Any], place: Any) -> Any:
+    def _rebuilt(self, node: ProblemNode, operands: list[Any], place: Any) -> Any:
         """An op with regions, or a call."""
         from jaxlib.mlir import ir
 

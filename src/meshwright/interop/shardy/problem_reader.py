@@ -11,7 +11,16 @@ from meshwright.interop.shardy.module_walk import RULE, SHARDING, Rules, walk
 from meshwright.interop.shardy.sharding_rules import WITHOUT
 from meshwright.interop.stablehlo.context import Types, boolean, context, integer, keyword, string
 from meshwright.interop.stablehlo.ops import SAME
-from meshwright.propagate.problem import Block, Direction, Function, Kind, Node, Problem, Rule, Value
+from meshwright.propagate.problem import (
+    Direction,
+    FactorRule,
+    Kind,
+    Problem,
+    ProblemBlock,
+    ProblemFunction,
+    ProblemNode,
+    ProblemValue,
+)
 from meshwright.sharding.text_sdy import unquoted
 
 ELEMENTWISE = frozenset(name for name in SAME if name.startswith("stablehlo.")) - {"stablehlo.optimization_barrier"} | {
@@ -61,10 +70,10 @@ class ModuleReader:
         self.shardings = Shardings(meshes_of(module), lifted)
         self.warnings: list[str] = []
         self._names = names
-        self._values: list[Value] = []
+        self._values: list[ProblemValue] = []
         self._numbers: dict[Any, int] = {}
-        self._made: dict[int, tuple[Factors, Rule]] = {}
-        self._identity: dict[Any, Rule] = {}
+        self._made: dict[int, tuple[Factors, FactorRule]] = {}
+        self._identity: dict[Any, FactorRule] = {}
         self._defined: set[str] = set()
 
     def read(self) -> Problem:
@@ -79,7 +88,7 @@ class ModuleReader:
             found = tuple(map(self._function, functions))
         return Problem(tuple(self._values), found, tuple(self.shardings.meshes.values()))
 
-    def _function(self, op: Any) -> Function:
+    def _function(self, op: Any) -> ProblemFunction:
         attributes = op.attributes
         block = op.regions[0].blocks[0]
         arguments = list(block.arguments)
@@ -90,7 +99,7 @@ class ModuleReader:
         ]
         body = self._block(op, op.regions[0], numbers)
         visibility = attributes.get("sym_visibility")
-        return Function(
+        return ProblemFunction(
             string(attributes["sym_name"]),
             body,
             tuple(self.shardings.of_dictionaries(attributes.get("res_attrs"), len(body.returns))),
@@ -101,10 +110,10 @@ class ModuleReader:
         number = self._numbers[value] = len(self._values)
         t = self.types(value.type)
         name, where = (value.get_name(), place_of(value)) if self._names else ("", "")
-        self._values.append(Value(None if t is None else t.shape, sharding, name, where))
+        self._values.append(ProblemValue(None if t is None else t.shape, sharding, name, where))
         return number
 
-    def _block(self, op: Any, region: Any, arguments: list[int] | None = None) -> Block:
+    def _block(self, op: Any, region: Any, arguments: list[int] | None = None) -> ProblemBlock:
         if len(region.blocks) > 1:
             raise _not_understood(op, f"has {len(region.blocks)} blocks")
         block = region.blocks[0]
@@ -114,13 +123,13 @@ class ModuleReader:
         if end.name not in _ENDS:
             raise _not_understood(op, f"ends in {end.name}")
         nodes = tuple(self._node(inner) for inner in ops)
-        return Block(tuple(arguments), nodes, tuple(self._numbers[value] for value in end.operands))
+        return ProblemBlock(tuple(arguments), nodes, tuple(self._numbers[value] for value in end.operands))
 
-    def _node(self, op: Any) -> Node:
+    def _node(self, op: Any) -> ProblemNode:
         name = op.name
         kind = _KINDS.get(name, Kind.OP)
         operands = tuple(self._numbers[value] for value in op.operands)
-        regions: tuple[Block, ...] = ()
+        regions: tuple[ProblemBlock, ...] = ()
         if len(op.regions) and (kind is not Kind.OP or self._matters(op)):
             regions = tuple(self._block(op, region) for region in op.regions if len(region.blocks))
         attributes = op.attributes
@@ -128,7 +137,7 @@ class ModuleReader:
         written = self._written(kind, attributes, len(results))
         numbers = tuple(self._number(value, sharding) for value, sharding in zip(results, written, strict=True))
         where = place_of(op) if self._names else ""
-        node = Node(kind, operands, numbers, regions=regions, name=name, where=where, ref=op)
+        node = ProblemNode(kind, operands, numbers, regions=regions, name=name, where=where, ref=op)
         if kind is Kind.OP:
             return self._plain(op, name, node)
         return self._special(op, kind, attributes, node)
@@ -155,7 +164,7 @@ class ModuleReader:
             inside.update(inner.results)
         return False
 
-    def _plain(self, op: Any, name: str, node: Node) -> Node:
+    def _plain(self, op: Any, name: str, node: ProblemNode) -> ProblemNode:
         factors = self.rules(op)
         rule = None if factors is None else self._rule(factors)
         elementwise = name in ELEMENTWISE or (name == "stablehlo.bitcast_convert" and self._same_width(op))
@@ -189,14 +198,14 @@ class ModuleReader:
             key=_key(op) if (constant and name != "stablehlo.iota") or spreads else None,
         )
 
-    def _rule(self, factors: Factors) -> Rule:
+    def _rule(self, factors: Factors) -> FactorRule:
         """The rule with numbered factors; ``factors`` is kept, so that its identity stays its own."""
         found = self._made.get(id(factors))
         if found is None:
-            found = self._made[id(factors)] = (factors, Rule.of(factors))
+            found = self._made[id(factors)] = (factors, FactorRule.of(factors))
         return found[1]
 
-    def _special(self, op: Any, kind: Kind, attributes: Any, node: Node) -> Node:
+    def _special(self, op: Any, kind: Kind, attributes: Any, node: ProblemNode) -> ProblemNode:
         changes: dict[str, Any] = {"pure": node.name not in _EFFECTS}
         if kind in (Kind.CONSTRAINT, Kind.RESHARD, Kind.BARRIER, Kind.EDGE, Kind.FUNC_EDGE):
             shape = self._values[node.results[0]].shape
@@ -221,10 +230,10 @@ class ModuleReader:
                 changes["callee"] = string(attributes["name"])
         return node._replace(**changes)
 
-    def _identity_rule(self, shape: tuple[int, ...]) -> Rule:
+    def _identity_rule(self, shape: tuple[int, ...]) -> FactorRule:
         found = self._identity.get(shape)
         if found is None:
-            found = self._identity[shape] = Rule.identity(shape)
+            found = self._identity[shape] = FactorRule.identity(shape)
         return found
 
     def _same_width(self, op: Any) -> bool:

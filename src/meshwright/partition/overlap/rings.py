@@ -1,4 +1,4 @@
-"""Products while their operands or results go round a ring of devices: loops of permutes and partial products.
+"""Matmuls while their operands or results go round a ring of devices: loops of permutes and partial products.
 
     gather x along dim, z = x · y                   z = x · y, reduce-scatter z along dim
 
@@ -7,7 +7,7 @@
         x = what the device before has                  sum = what the device before has
     z, at the last block = x · y                        sum += the block of z for the device one nearer
 
-Where the gathered dim is summed over, ``z`` is the sum of the products with the blocks of ``y``.
+Where the gathered dim is summed over, ``z`` is the sum of the matmuls with the blocks of ``y``.
 """
 
 from __future__ import annotations
@@ -52,17 +52,17 @@ class Around(NamedTuple):
         """Every device sends to the next."""
         return tuple((n, (n + 1) % self.size) for n in range(self.size))
 
-    def place(self) -> Value:
+    def position(self) -> Value:
         """Where a device stands."""
-        place: Value | None = None
+        position: Value | None = None
         for axis, size in zip(self.axes, self.sizes, strict=True):
             one = axis_index(axes=(axis,), sizes=(size,))
-            place = one if place is None else add(mul(place, size), one)
-        return place
+            position = one if position is None else add(mul(position, size), one)
+        return position
 
-    def before(self, place: Value) -> Value:
-        """The place before one."""
-        return rem(add(place, self.size - 1), self.size)
+    def before(self, position: Value) -> Value:
+        """The position before one."""
+        return rem(add(position, self.size - 1), self.size)
 
     def sent(self, x: Value) -> Value:
         """What the device before has."""
@@ -71,7 +71,7 @@ class Around(NamedTuple):
 
 
 class Roles(NamedTuple):
-    """What a dim of an operand of a product is beside it: a dim of the other operand, one of the result, or both."""
+    """What a dim of an operand of a matmul is beside it: a dim of the other operand, one of the result, or both."""
 
     other: int | None
     result: int | None
@@ -99,8 +99,8 @@ def origins(eqn: Eqn, dim: int) -> tuple[int | None, int | None]:
     return found[0], found[1]
 
 
-class Use(NamedTuple):
-    """A product that reads what is gathered: the equation, and which of its operands it is."""
+class MatmulOperand(NamedTuple):
+    """A matmul that reads what is gathered: the equation, and which of its operands it is."""
 
     eqn: Eqn
     operand: int
@@ -152,9 +152,9 @@ def _loop(step: Callable[..., list[Value]], consts: Sequence[Value], start: Sequ
 
 
 def gather_ring(
-    around: Around, shard: TensorType, dim: int, uses: Sequence[Use], wholes: Sequence[TensorType]
+    around: Around, shard: TensorType, dim: int, uses: Sequence[MatmulOperand], wholes: Sequence[TensorType]
 ) -> Program:
-    """From a shard and the other operands of the products: the products with all shards, joined along ``dim``.
+    """From a shard and the other operands of the matmuls: the matmuls with all shards, joined along ``dim``.
 
     After them come the shards themselves, joined, once for each type in ``wholes``.
     """
@@ -179,7 +179,7 @@ def gather_ring(
         if wholes:
             shape = (*shard.shape[:dim], around.size * size, *shard.shape[dim + 1 :])
             sums.append(zeros(shard.with_(shape=shape, weak=False)))
-        x, block, *sums = _loop(step, others, [x, around.place(), *sums], around.size - 1)
+        x, block, *sums = _loop(step, others, [x, around.position(), *sums], around.size - 1)
         outs = multiplied(x, block, others, sums)
         found = [as_type(out, use.result) for out, use in zip(outs, uses, strict=False)]
         return found + [as_type(outs[-1], t) for t in wholes]
@@ -187,20 +187,20 @@ def gather_ring(
     return _traced(function, [shard, *(use.other for use in uses)], uses[0].eqn.source)
 
 
-def _wide(use: Use, dim: int) -> dtypes.DType:
-    """The dtype to sum partial products in: short floats are rounded once, at the end, as in one product."""
+def _wide(use: MatmulOperand, dim: int) -> dtypes.DType:
+    """The dtype to sum partial products in: short floats are rounded once, at the end, as in one matmul."""
     result = use.result.dtype
     summed = roles(use.eqn, use.operand, dim).result is None
     return dtypes.FLOAT32 if summed and dtypes.is_float(result) and result.itemsize < 4 else result
 
 
-def scatter_ring(around: Around, products: Sequence[Eqn], dim: int, result: TensorType) -> Program:
-    """From the operands of products, what a reduce-scatter of their sum along ``dim`` leaves on each device."""
+def scatter_ring(around: Around, matmuls: Sequence[Eqn], dim: int, result: TensorType) -> Program:
+    """From the operands of matmuls, what a reduce-scatter of their sum along ``dim`` leaves on each device."""
     size = result.shape[dim]
 
     def part(operands: Sequence[Value], block: Value) -> Value:
         parts = []
-        for n, eqn in enumerate(products):
+        for n, eqn in enumerate(matmuls):
             pair = zip(operands[2 * n : 2 * n + 2], origins(eqn, dim), strict=True)
             parts.append(dot_general(*(x if d is None else _cut(x, d, block, size) for x, d in pair), **eqn.params))
         return reduce(add, parts)
@@ -210,19 +210,19 @@ def scatter_ring(around: Around, products: Sequence[Eqn], dim: int, result: Tens
         return [add(around.sent(total), part(operands, block)), block]
 
     def function(*operands: Value) -> list[Value]:
-        block = around.before(around.place())
+        block = around.before(around.position())
         total, _ = _loop(step, operands, [part(operands, block), block], around.size - 1)
         return [as_type(total, result)]
 
-    return _traced(function, [a.type for eqn in products for a in eqn.inputs], products[0].source)
+    return _traced(function, [a.type for eqn in matmuls for a in eqn.inputs], matmuls[0].source)
 
 
 def _shaped(x: Value, shape: tuple[int, ...]) -> Value:
     return x if x.shape == shape else reshape(x, shape=shape)
 
 
-def kernel_takes(use: Use, dim: int, around: Around, mesh: Sequence[str]) -> bool:
-    """Whether a kernel for ``all_gather(x, columns) @ y`` can be a product: one of matrices along one whole axis."""
+def kernel_takes(use: MatmulOperand, dim: int, around: Around, mesh: Sequence[str]) -> bool:
+    """Whether a kernel for ``all_gather(x, columns) @ y`` can be a matmul: one of matrices along one whole axis."""
     params: Params = use.eqn.params
     same = len({use.result.dtype, *(a.type.dtype for a in use.eqn.inputs)}) == 1
     along = len(around.axes) == 1 and ":(" not in around.axes[0] and sorted(use.result.varying) == sorted(mesh)
@@ -230,9 +230,9 @@ def kernel_takes(use: Use, dim: int, around: Around, mesh: Sequence[str]) -> boo
 
 
 def kernel_call(
-    around: Around, shard: TensorType, dim: int, use: Use, kernel: Product, mesh: Sequence[tuple[str, int]]
+    around: Around, shard: TensorType, dim: int, use: MatmulOperand, kernel: Product, mesh: Sequence[tuple[str, int]]
 ) -> Program:
-    """From a shard and the other operand, the product by a kernel for ``all_gather(x, columns) @ y``."""
+    """From a shard and the other operand, the matmul by a kernel for ``all_gather(x, columns) @ y``."""
     contract = use.eqn.params["contract"]
     # The dim that is gathered comes first of those that are summed over: the columns of a device stand together.
     pairs = list(zip(contract[use.operand], contract[1 - use.operand], strict=True))

@@ -29,7 +29,7 @@ from meshwright.partition.localize import Localizer
 from meshwright.sharding.axes import Axes
 
 
-class Piece(NamedTuple):
+class WindowPiece(NamedTuple):
     """What a device sends to another, or keeps: ``size`` elements from ``take`` in its block to ``put`` in a window."""
 
     source: int
@@ -42,8 +42,8 @@ class Piece(NamedTuple):
 class Moves(NamedTuple):
     """How windows are put together: rounds of pieces between devices, and those that stay."""
 
-    rounds: tuple[tuple[Piece, ...], ...]
-    own: tuple[Piece, ...]
+    rounds: tuple[tuple[WindowPiece, ...], ...]
+    own: tuple[WindowPiece, ...]
 
     @property
     def received(self) -> int:
@@ -55,15 +55,15 @@ class Moves(NamedTuple):
 def moves(block: int, starts: tuple[int, ...], length: int) -> Moves:
     """The pieces of the windows, for blocks of one size."""
     count = len(starts)
-    by_distance: dict[int, list[Piece]] = {}
+    by_distance: dict[int, list[WindowPiece]] = {}
     for target, start in enumerate(starts):
         for source in range(max(0, start // block), min(count - 1, (start + length - 1) // block) + 1):
             low, high = max(start, source * block), min(start + length, (source + 1) * block)
             if low < high:
-                piece = Piece(source, target, low - source * block, low - start, high - low)
+                piece = WindowPiece(source, target, low - source * block, low - start, high - low)
                 by_distance.setdefault(source - target, []).append(piece)
     own = by_distance.pop(0, [])
-    rounds: list[tuple[list[Piece], set[int], set[int]]] = []  # with who sends and who receives
+    rounds: list[tuple[list[WindowPiece], set[int], set[int]]] = []  # with who sends and who receives
     for _, pieces in sorted(by_distance.items(), key=lambda item: (abs(item[0]), item[0])):
         sources, targets = {p.source for p in pieces}, {p.target for p in pieces}
         for round, senders, receivers in rounds:
@@ -119,7 +119,7 @@ def _fetched(
     names = tuple(name for name, _ in pairs)
     x = lift(x, union((x.type.varying, names)))
     position = part_index(local.names, axes)
-    parts: list[tuple[Sequence[Piece], int, Value]] = []
+    parts: list[tuple[Sequence[WindowPiece], int, Value]] = []
     if found.own:
         size = max(piece.size for piece in found.own)
         parts.append((found.own, size, _taken(x, dim, found.own, size, position, len(starts))))
@@ -174,13 +174,13 @@ def lookup(table: list[int], position: Value) -> Value:
     return reshape(entry, shape=())
 
 
-def _taken(x: Value, dim: int, pieces: Sequence[Piece], size: int, position: Value, count: int) -> Value:
+def _taken(x: Value, dim: int, pieces: Sequence[WindowPiece], size: int, position: Value, count: int) -> Value:
     """What each device sends: ``size`` elements, of which those of its piece matter."""
     at = _per_device({p.source: _begin(p, size, x.shape[dim]) for p in pieces}, count)
     return window_at(x, dim, at, size, position)
 
 
-def _begin(piece: Piece, size: int, block: int) -> int:
+def _begin(piece: WindowPiece, size: int, block: int) -> int:
     return min(piece.take, block - size)
 
 
@@ -191,7 +191,7 @@ def _per_device(known: dict[int, int], count: int) -> list[int]:
 
 
 def _side_by_side(
-    parts: Sequence[tuple[Sequence[Piece], int, Value]], dim: int, length: int, like: Value
+    parts: Sequence[tuple[Sequence[WindowPiece], int, Value]], dim: int, length: int, like: Value
 ) -> Value | None:
     """The window, where all devices put all parts at the same place; None if they do not."""
     if any(len({(p.take, p.put, p.size) for p in pieces}) != 1 for pieces, _, _ in parts):
@@ -216,7 +216,7 @@ def _side_by_side(
 
 
 def _put(
-    parts: Sequence[tuple[Sequence[Piece], int, Value]],
+    parts: Sequence[tuple[Sequence[WindowPiece], int, Value]],
     dim: int,
     shape: tuple[int, ...],
     block: int,

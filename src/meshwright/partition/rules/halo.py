@@ -12,12 +12,12 @@ from meshwright.core.program import Eqn
 from meshwright.core.types import TensorType
 from meshwright.ops.choice import select
 from meshwright.ops.elementwise import ge
-from meshwright.partition.blocks import along, identity, part_index, places, scalar
+from meshwright.partition.blocks import along, global_indices, identity, part_index, scalar
 from meshwright.partition.choose import Choice
 from meshwright.partition.layouts import READ, local_type
 from meshwright.partition.localize import RULES, Localizer, Version
 from meshwright.partition.rules.fetch import fetch, fetch_bytes, fetch_whole, padded, window_at
-from meshwright.partition.rules.ways import Way, cheapest, is_split, nothing, parts
+from meshwright.partition.rules.strategies import BlockStrategy, cheapest, is_split, nothing, parts
 
 
 class Need:
@@ -46,13 +46,13 @@ def _slice(local: Localizer, eqn: Eqn) -> list[Version]:
     cut = [d for d, (n, m) in enumerate(zip(x.shape, result.shape, strict=True)) if n != m]
     if not result.size or not is_split(local, eqn, cut):
         return cheapest(local, eqn, [])
-    owing = FactorBuilder([x], [result])
+    summed = FactorBuilder([x], [result])
     for d, n in enumerate(x.shape):
         if d in cut:
-            owing.add(n, (0, d), kind="reduced")
-            owing.add(result.shape[d], (1, d), kind="replicated")
+            summed.add(n, (0, d), kind="reduced")
+            summed.add(result.shape[d], (1, d), kind="replicated")
         else:
-            owing.add(n, (0, d), (1, d))
+            summed.add(n, (0, d), (1, d))
 
     def needs(choice: Choice) -> list[Need]:
         """The results of a device come from a window of the operand."""
@@ -79,7 +79,7 @@ def _slice(local: Localizer, eqn: Eqn) -> list[Version]:
         out = eqn.op(value, starts=tuple(low), limits=tuple(high), strides=tuple(strides))
         return [Version(choice.results[0], out)]
 
-    def owed(choice: Choice) -> list[Version]:
+    def as_partial_sums(choice: Choice) -> list[Version]:
         """Each device has those of the results that it holds, and what adds nothing for the others."""
         value = local.operands(eqn, choice)[0]
         low, high = list(starts), list(limits)
@@ -98,15 +98,15 @@ def _slice(local: Localizer, eqn: Eqn) -> list[Version]:
         return [Version(choice.results[0], out)]
 
     free = {name for d in cut for name in factors.operands[0][d]}
-    ways = [
-        Way(
+    strategies = [
+        BlockStrategy(
             factors._replace(guarded=factors.guarded - free),
             lambda choice: needed_bytes(local_type(x, choice.operands[0]), needs(choice)),
             moved,
         ),
-        Way(owing.build(READ), nothing, owed),
+        BlockStrategy(summed.build(READ), nothing, as_partial_sums),
     ]
-    return cheapest(local, eqn, ways)
+    return cheapest(local, eqn, strategies)
 
 
 # pad
@@ -156,12 +156,12 @@ def _pad(local: Localizer, eqn: Eqn) -> list[Version]:
         return [Version(choice.results[0], value)]
 
     free = {name for d in touched for name in factors.operands[0][d]}
-    way = Way(
+    strategy = BlockStrategy(
         factors._replace(guarded=factors.guarded - free),
         lambda choice: needed_bytes(local_type(x, choice.operands[0]), needs(choice)),
         run,
     )
-    return cheapest(local, eqn, [way])
+    return cheapest(local, eqn, [strategy])
 
 
 # reverse
@@ -192,12 +192,12 @@ def _reverse(local: Localizer, eqn: Eqn) -> list[Version]:
             value = fetch(local, value, need.dim, x.shape[need.dim], axes, need.starts, need.length, None, why)
         return [Version(choice.results[0], eqn.op(value, dims=dims))]
 
-    way = Way(
+    strategy = BlockStrategy(
         factors._replace(guarded=factors.guarded - factors.permuted),
         lambda choice: needed_bytes(local_type(x, choice.operands[0]), needs(choice)),
         run,
     )
-    return cheapest(local, eqn, [way])
+    return cheapest(local, eqn, [strategy])
 
 
 # concatenate
@@ -210,7 +210,9 @@ def _concatenate(local: Localizer, eqn: Eqn) -> list[Version]:
         return cheapest(local, eqn, [])
     build = FactorBuilder(types, [result])
     split = [
-        n for n, atom in enumerate(eqn.inputs) if local.best(atom, owed=True).dims[dim].axes and types[n].shape[dim] > 1
+        n
+        for n, atom in enumerate(eqn.inputs)
+        if local.best(atom, unreduced=True).dims[dim].axes and types[n].shape[dim] > 1
     ]
     for d, size in enumerate(result.shape):
         if d != dim:
@@ -236,7 +238,7 @@ def _concatenate(local: Localizer, eqn: Eqn) -> list[Version]:
         axes = choice.results[0].dims[dim].axes
         if not axes:
             return [Version(choice.results[0], eqn.op(*values, dim=dim))]
-        here = places(local.names, axes, choice.results[0].local_shape(result.shape)[dim])
+        here = global_indices(local.names, axes, choice.results[0].local_shape(result.shape)[dim])
         out: Value | None = None
         for n, value in enumerate(values):
             size = types[n].shape[dim]
@@ -252,7 +254,7 @@ def _concatenate(local: Localizer, eqn: Eqn) -> list[Version]:
             out = piece if after is None else select(after, piece, out)
         return [Version(choice.results[0], out)]
 
-    return cheapest(local, eqn, [Way(build.build(), extra, run)])
+    return cheapest(local, eqn, [BlockStrategy(build.build(), extra, run)])
 
 
 RULES.update({Across.CUT: _slice, Across.PADDED: _pad, Across.REVERSED: _reverse, Across.JOINED: _concatenate})

@@ -1,8 +1,8 @@
 """Reading and writing at indices into a dim that is split.
 
 Each device reads what it holds and zeros elsewhere, so that the sum over all is what was asked for; it writes what
-falls into its block. Where the updates of a scatter are split, each device combines its own, and the combination with
-those of the others is owed.
+falls into its block. Where the updates of a scatter are split, each device combines its own, and
+the results are partial.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from meshwright.partition.blocks import block_start, filled_where, identity, par
 from meshwright.partition.choose import Choice
 from meshwright.partition.layouts import READ, local_type
 from meshwright.partition.localize import RULES, Localizer, Version
-from meshwright.partition.rules.ways import Way, cheapest, nothing
+from meshwright.partition.rules.strategies import BlockStrategy, cheapest, nothing
 from meshwright.sharding.axes import Axes
 
 # Indices
@@ -129,8 +129,8 @@ def _gather(local: Localizer, eqn: Eqn) -> list[Version]:
             out = select(everywhere(whole), out, broadcast_scalar(number, out.shape))
         return [Version(choice.results[0], out)]
 
-    way = Way(factors._replace(guarded=factors.guarded - named, combine=READ), nothing, run)
-    return cheapest(local, eqn, [way] if named else [])
+    strategy = BlockStrategy(factors._replace(guarded=factors.guarded - named, combine=READ), nothing, run)
+    return cheapest(local, eqn, [strategy] if named else [])
 
 
 def _is_first(local: Localizer, axes: list[Any]) -> Value:
@@ -176,8 +176,8 @@ def _scatter(local: Localizer, eqn: Eqn) -> list[Version]:
         return [Version(choice.results[0], out)]
 
     freed = factors._replace(guarded=factors.guarded - free, replicated=factors.replicated - free)
-    ways = [Way(factors, nothing, run), Way(freed, nothing, run)]
-    return cheapest(local, eqn, ways, plain=False)
+    strategies = [BlockStrategy(factors, nothing, run), BlockStrategy(freed, nothing, run)]
+    return cheapest(local, eqn, strategies, plain=False)
 
 
 # dynamic_slice and dynamic_update_slice
@@ -220,7 +220,7 @@ def _dynamic_slice(local: Localizer, eqn: Eqn) -> list[Version]:
                 value = _with_margin(value, d, kept)
         return [Version(choice.results[0], eqn.op(value, *starts, sizes=sizes))]
 
-    return cheapest(local, eqn, [Way(build.build(READ), nothing, run)] if cut else [])
+    return cheapest(local, eqn, [BlockStrategy(build.build(READ), nothing, run)] if cut else [])
 
 
 def _dynamic_update_slice(local: Localizer, eqn: Eqn) -> list[Version]:
@@ -243,8 +243,8 @@ def _dynamic_update_slice(local: Localizer, eqn: Eqn) -> list[Version]:
             value = slice_along(value, d, put.shape[d], put.shape[d] + blocks[d])
         return [Version(choice.results[0], value)]
 
-    way = Way(factors._replace(guarded=factors.guarded - free), nothing, run)
-    return cheapest(local, eqn, [way] if partly else [])
+    strategy = BlockStrategy(factors._replace(guarded=factors.guarded - free), nothing, run)
+    return cheapest(local, eqn, [strategy] if partly else [])
 
 
 RULES.update(

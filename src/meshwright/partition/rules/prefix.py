@@ -19,7 +19,7 @@ from meshwright.ops.sorting import take_along
 from meshwright.partition.blocks import along, block_start, filled_where, identity, part_index, without_padding
 from meshwright.partition.choose import Choice
 from meshwright.partition.localize import RULES, Localizer, Version
-from meshwright.partition.rules.ways import Way, cheapest, parts
+from meshwright.partition.rules.strategies import BlockStrategy, cheapest, parts
 from meshwright.sharding.axes import Axes
 
 
@@ -75,8 +75,10 @@ def _running(local: Localizer, eqn: Eqn) -> list[Version]:
         return [Version(choice.results[0], out)]
 
     named = set(factors.operands[0][axis])
-    way = Way(factors._replace(replicated=factors.replicated - named), extra, run)
-    return cheapest(local, eqn, [way] if x.size and local.best(eqn.inputs[0], owed=True).dims[axis].axes else [])
+    strategy = BlockStrategy(factors._replace(replicated=factors.replicated - named), extra, run)
+    return cheapest(
+        local, eqn, [strategy] if x.size and local.best(eqn.inputs[0], unreduced=True).dims[axis].axes else []
+    )
 
 
 def _repeated(x: Value, shape: tuple[int, ...]) -> Value:
@@ -116,8 +118,10 @@ def _position(local: Localizer, eqn: Eqn) -> list[Version]:
         return [Version(choice.results[0], convert(out, dtype=dtype, weak=False))]
 
     named = set(factors.operands[0][axis])
-    way = Way(factors._replace(replicated=factors.replicated - named), extra, run)
-    return cheapest(local, eqn, [way] if x.size and local.best(eqn.inputs[0], owed=True).dims[axis].axes else [])
+    strategy = BlockStrategy(factors._replace(replicated=factors.replicated - named), extra, run)
+    return cheapest(
+        local, eqn, [strategy] if x.size and local.best(eqn.inputs[0], unreduced=True).dims[axis].axes else []
+    )
 
 
 # The largest
@@ -157,7 +161,7 @@ def _top_k(local: Localizer, eqn: Eqn) -> list[Version]:
         outs = best, take_along(rows[1], at, dim)
         return [Version(s, v) for s, v in zip(choice.results, outs, strict=True)]
 
-    return cheapest(local, eqn, [Way(build.build(), extra, run)] if x.shape[dim] > 1 and k else [])
+    return cheapest(local, eqn, [BlockStrategy(build.build(), extra, run)] if x.shape[dim] > 1 and k else [])
 
 
 RULES.update({Across.RUNNING: _running, Across.EXTREME: _position, Across.LARGEST: _top_k})

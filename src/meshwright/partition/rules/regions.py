@@ -35,8 +35,8 @@ def _stack(sharding: TensorSharding) -> TensorSharding:
     return layout(sharding.mesh, ((), *(dim.axes for dim in sharding.dims)))
 
 
-def _settled(local: Localizer, atom: Atom) -> TensorSharding:
-    return finished(local.best(atom, owed=False))
+def _reduced_layout(local: Localizer, atom: Atom) -> TensorSharding:
+    return finished(local.best(atom, unreduced=False))
 
 
 def _region(
@@ -58,7 +58,7 @@ def _region(
         inner.run(program)
         found = []
         for atom, wanted in zip(program.outputs, results, strict=True):
-            need = wanted or _settled(inner, atom)
+            need = wanted or _reduced_layout(inner, atom)
             found.append((inner.get(atom, need, "a region returns it so"), need))
         brought = [inner.moved.get(var, sharding) for var, sharding in zip(program.inputs, layouts, strict=True)]
         return [value for value, _ in found], ([need for _, need in found], brought)
@@ -72,7 +72,7 @@ def _carry_layouts(local: Localizer, inside: Sequence[Var], init: Sequence[Atom]
     found = []
     for var, atom in zip(inside, init, strict=True):
         wanted = local.wanted.get(var)
-        found.append(finished(closed(wanted)) if wanted is not None else _settled(local, atom))
+        found.append(finished(closed(wanted)) if wanted is not None else _reduced_layout(local, atom))
     return found
 
 
@@ -116,12 +116,12 @@ def _scan(local: Localizer, eqn: Eqn) -> list[Version]:
     body, n_consts, n_carry = params["body"], params["consts"], params["carry"]
     consts, init, xs = cut(eqn.inputs, n_consts, n_carry)
     _, carry_vars, row_vars = cut(body.inputs, n_consts, n_carry)
-    const_layouts = [_settled(local, atom) for atom in consts]
+    const_layouts = [_reduced_layout(local, atom) for atom in consts]
     carry_layouts = _carry_layouts(local, carry_vars, init)
     row_layouts = []
     for var, atom in zip(row_vars, xs, strict=True):
         wanted = local.wanted.get(var)
-        row_layouts.append(finished(closed(wanted)) if wanted is not None else _row(_settled(local, atom)))
+        row_layouts.append(finished(closed(wanted)) if wanted is not None else _row(_reduced_layout(local, atom)))
     why = "a loop reads it row by row"
     init_values = [local.get(a, s, "a loop starts with it") for a, s in zip(init, carry_layouts, strict=True)]
     rows = [local.get(a, _stack(s), why) for a, s in zip(xs, row_layouts, strict=True)]
@@ -152,8 +152,8 @@ def _while(local: Localizer, eqn: Eqn) -> list[Version]:
     params = eqn.params
     test, body, n_test, n_body = (params[k] for k in ("cond", "body", "cond_consts", "body_consts"))
     test_consts, body_consts, init = cut(eqn.inputs, n_test, n_body)
-    test_layouts = [_settled(local, atom) for atom in test_consts]
-    body_layouts = [_settled(local, atom) for atom in body_consts]
+    test_layouts = [_reduced_layout(local, atom) for atom in test_consts]
+    body_layouts = [_reduced_layout(local, atom) for atom in body_consts]
     carry_layouts = _carry_layouts(local, body.inputs[n_body:], init)
     values = [
         [local.get(a, s, "a loop uses it") for a, s in zip(atoms, layouts, strict=True)]
@@ -183,7 +183,7 @@ def _cond(local: Localizer, eqn: Eqn) -> list[Version]:
     index, *operands = eqn.inputs
     decided = replicated(local.mesh, 0)
     chosen = _exactly(local, local.get(index, decided, "it decides which branch is taken"), decided)
-    layouts = [_settled(local, atom) for atom in operands]
+    layouts = [_reduced_layout(local, atom) for atom in operands]
     values = [local.get(a, s, "a branch uses it") for a, s in zip(operands, layouts, strict=True)]
     wanted: list[TensorSharding | None] = []
     for var in eqn.outputs:
@@ -215,36 +215,36 @@ def _shard_map(local: Localizer, eqn: Eqn) -> list[Version]:
     inner = local.along(others) if others else None
     values, layouts = [], []
     for n, (atom, spec, var) in enumerate(zip(eqn.inputs, params["in_specs"], params["body"].inputs, strict=True)):
-        beside = _beside(local.best(atom, owed=False), others, var.type)
-        need = _spec_layout(local, spec, atom.type.ndim, beside)
+        unnamed = _unnamed_axes(local.best(atom, unreduced=False), others, var.type)
+        need = _spec_layout(local, spec, atom.type.ndim, unnamed)
         value = local.get(atom, need, f"operand {n} of a shard_map is laid out by {spec}")
         value = _exactly(local, value, need)
         values.append(lift(value, union((value.type.varying, local.renamed(var.type.varying)))))
-        layouts.append(beside)
+        layouts.append(unnamed)
     kept: list[tuple[Axes, ...]] = [((),) * var.type.ndim for var in eqn.outputs]
     if inner is None:
         outs = _run_renamed(local, params["body"], values)
     else:
-        outs, kept = _run_beside(inner, params["body"], values, layouts)
+        outs, kept = _run_over_unnamed(inner, params["body"], values, layouts)
     return [
-        Version(_spec_layout(local, spec, var.type.ndim, beside), x)
-        for x, var, spec, beside in zip(outs, eqn.outputs, params["out_specs"], kept, strict=True)
+        Version(_spec_layout(local, spec, var.type.ndim, unnamed), x)
+        for x, var, spec, unnamed in zip(outs, eqn.outputs, params["out_specs"], kept, strict=True)
     ]
 
 
-def _spec_layout(local: Localizer, spec: PartitionSpec, rank: int, beside: Sequence[Axes]) -> TensorSharding:
+def _spec_layout(local: Localizer, spec: PartitionSpec, rank: int, unnamed: Sequence[Axes]) -> TensorSharding:
     """The layout of a spec, each dim split further over the axes beside it."""
-    dims = tuple((*map(local.part, dim_axes(spec, dim)), *beside[dim]) for dim in range(rank))
+    dims = tuple((*map(local.part, dim_axes(spec, dim)), *unnamed[dim]) for dim in range(rank))
     return layout(local.mesh, dims, tuple(map(local.part, sorted(spec.unreduced))))
 
 
-def _beside(sharding: TensorSharding, names: Sequence[str], block: TensorType) -> tuple[Axes, ...]:
+def _unnamed_axes(sharding: TensorSharding, names: Sequence[str], block: TensorType) -> tuple[Axes, ...]:
     """The axes of these names that split each dim of a block without a rest."""
     found = (tuple(axis for axis in dim.axes if axis.name in names) for dim in sharding.dims)
     return tuple(axes if n % total_size(axes) == 0 else () for axes, n in zip(found, block.shape, strict=True))
 
 
-def _run_beside(
+def _run_over_unnamed(
     inner: Localizer, program: Program, values: Sequence[Value], layouts: Sequence[tuple[Axes, ...]]
 ) -> tuple[list[Value], list[tuple[Axes, ...]]]:
     """A program that is written for some axes, along the others; its results, and how they are split over those."""
@@ -253,10 +253,10 @@ def _run_beside(
     inner.run(program)
     outs, kept = [], []
     for atom in program.outputs:
-        beside = _beside(_settled(inner, atom), inner.mesh.axis_names, atom.type)
-        value = inner.get(atom, layout(inner.mesh, beside), "a shard_map returns it so")
+        unnamed = _unnamed_axes(_reduced_layout(inner, atom), inner.mesh.axis_names, atom.type)
+        value = inner.get(atom, layout(inner.mesh, unnamed), "a shard_map returns it so")
         outs.append(lift(value, union((value.type.varying, inner.renamed(atom.type.varying)))))
-        kept.append(beside)
+        kept.append(unnamed)
     return outs, kept
 
 
@@ -266,7 +266,7 @@ def _collective(local: Localizer, eqn: Eqn) -> list[Version]:
     touched = {params[name] for name in ("dim", "split", "concat") if name in params}
     needs = []
     for atom in eqn.inputs:
-        found = _settled(local, atom)
+        found = _reduced_layout(local, atom)
         dims = tuple(() if d in touched else dim.axes for d, dim in enumerate(found.dims))
         needs.append(layout(local.mesh, dims))
     why = f"{eqn.op.name} was written for it whole along these dims"
@@ -328,7 +328,7 @@ def _asked(local: Localizer, eqn: Eqn) -> TensorSharding:
             why=f"the shard_map runs over axes of {local.around}, and leaves those of {local.mesh}",
             fix="mw.P() with axes that are left, or the constraint outside of the shard_map",
         )
-    spec, found = eqn.params["spec"], _settled(local, eqn.inputs[0])
+    spec, found = eqn.params["spec"], _reduced_layout(local, eqn.inputs[0])
     dims = []
     for n, dim in enumerate(found.dims):
         entry = spec.partitions[n] if n < len(spec.partitions) else None

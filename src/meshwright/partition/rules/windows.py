@@ -2,7 +2,7 @@
 
 Along one dim, window ``o`` reaches from ``o * stride - low`` on, counted in the operand spread by its dilation. A block
 of windows needs a block of the operand and what is next to it; so does a block of a kernel, of which each device has
-some taps of all windows, and owes the sum with those of the others.
+some taps of all windows, and its results are partial sums.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from meshwright.partition.layouts import local_type
 from meshwright.partition.localize import RULES, Localizer, Version
 from meshwright.partition.rules.fetch import fetch, padded, window_at
 from meshwright.partition.rules.halo import Need, needed_bytes
-from meshwright.partition.rules.ways import Way, cheapest, is_split, parts
+from meshwright.partition.rules.strategies import BlockStrategy, cheapest, is_split, parts
 from meshwright.sharding.axes import Axes
 
 
@@ -110,7 +110,7 @@ def _conv_factors(eqn: Eqn, by_taps: bool) -> Factors:
 def _conv(local: Localizer, eqn: Eqn) -> list[Version]:
     (x, w), result, params = (a.type for a in eqn.inputs), eqn.outputs[0].type, eqn.params
     lhs, rhs, out = params["dims"]
-    known = [*zip(params["dims"], (local.best(a, owed=True) for a in eqn.inputs), strict=False)]
+    known = [*zip(params["dims"], (local.best(a, unreduced=True) for a in eqn.inputs), strict=False)]
     if eqn.outputs[0] in local.wanted:
         known.append((out, local.wanted[eqn.outputs[0]]))
     split = any(layout.dims[d].axes for dims, layout in known for d in dims[2:])
@@ -141,7 +141,7 @@ def _conv(local: Localizer, eqn: Eqn) -> list[Version]:
             found.append(reach if by_taps else reach.aligned(stride))
         return found
 
-    def way(by_taps: bool) -> Way:
+    def strategy(by_taps: bool) -> BlockStrategy:
         def extra(choice: Choice) -> float | None:
             found = reaches(choice, by_taps)
             return None if found is None else _reached(local_type(x, choice.operands[0]), found)
@@ -174,9 +174,9 @@ def _conv(local: Localizer, eqn: Eqn) -> list[Version]:
                     value = window_at(value, dim, reach.lead, shape[dim], part_index(local.names, reach.axes))
             return [Version(choice.results[0], value)]
 
-        return Way(_conv_factors(eqn, by_taps), extra, run)
+        return BlockStrategy(_conv_factors(eqn, by_taps), extra, run)
 
-    return cheapest(local, eqn, [way(False), way(True)])
+    return cheapest(local, eqn, [strategy(False), strategy(True)])
 
 
 # Window ops
@@ -239,7 +239,9 @@ def _window(local: Localizer, eqn: Eqn) -> list[Version]:
         given = {**params, "padding": tuple(padding), "base_dilation": tuple(base)}
         return [Version(choice.results[0], eqn.op(*values, **given))]
 
-    return cheapest(local, eqn, [Way(factors._replace(guarded=factors.guarded - factors.permuted), extra, run)])
+    return cheapest(
+        local, eqn, [BlockStrategy(factors._replace(guarded=factors.guarded - factors.permuted), extra, run)]
+    )
 
 
 def _select_and_scatter(local: Localizer, eqn: Eqn) -> list[Version]:
@@ -297,7 +299,7 @@ def _select_and_scatter(local: Localizer, eqn: Eqn) -> list[Version]:
             out = window_at(out, d, [at + low for at in begins], blocks[d], part_index(local.names, axes))
         return [Version(choice.results[0], out)]
 
-    return cheapest(local, eqn, [Way(build.build(), extra, run)])
+    return cheapest(local, eqn, [BlockStrategy(build.build(), extra, run)])
 
 
 RULES.update({Across.CONVOLVED: _conv, Across.WINDOWED: _window, Across.UNWINDOWED: _select_and_scatter})

@@ -1,9 +1,9 @@
-"""Overlap: a gather or reduce-scatter next to products becomes a ring of permutes beside partial products.
+"""Overlap: a gather or reduce-scatter next to matmuls becomes a ring of permutes beside partial products.
 
 When that pays: ``chips`` devices gather ``[m, k]`` and multiply it by ``[k, n]``, of which each has ``n / chips``
 columns. A step computes ``2·m·k/chips · n/chips`` operations and sends ``2·m·k/chips`` bytes of bf16, so that computing
-hides sending if ``n > chips · flops / bandwidth``. Of any product, ``n`` is ``chips`` times the products that each
-element which is sent takes part in; of a reduce-scatter, the products that are summed up in it.
+hides sending if ``n > chips · flops / bandwidth``. Of any matmul, ``n`` is ``chips`` times the multiplications that
+each element which is sent takes part in; of a reduce-scatter, the multiplications that are summed up in it.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from meshwright.ops.basic import add, convert, reshape, transpose
 from meshwright.ops.collective import all_gather, all_gather_invariant, pbroadcast, ppermute, psum_scatter
 from meshwright.ops.contraction import dot_general
 from meshwright.ops.shape import slice_
-from meshwright.partition.combine import Beside, Why
+from meshwright.partition.combine import CollectiveReason, OverlapOutcome
 from meshwright.partition.overlap.rings import (
     Around,
+    MatmulOperand,
     Product,
-    Use,
     gather_ring,
     kernel_call,
     kernel_takes,
@@ -45,12 +45,12 @@ from meshwright.transform.regions.scan import scan
 from meshwright.transform.simplify import dce
 
 GATHERS = (all_gather, all_gather_invariant)
-MOVABLE = (*GATHERS, pbroadcast, transpose, reshape, convert, slice_)  # before the product of a ring, for another
+MOVABLE = (*GATHERS, pbroadcast, transpose, reshape, convert, slice_)  # before the matmul of a ring, for another
 
 
 @dataclass(frozen=True)
 class Overlap:
-    """When collectives next to products become rings beside them: where that pays on ``hardware``; None, always.
+    """When collectives next to matmuls become rings beside them: where that pays on ``hardware``; None, always.
 
     ``product(x, y, axis_name)`` multiplies matrices whose left one is gathered along its columns, such as
     `pallas.ops.all_gather_matmul`; it takes the place of a ring where it can.
@@ -93,7 +93,7 @@ def _unknown(given: Any) -> MeshwrightError:
     return MeshwrightError(
         f"Collectives cannot be overlapped for {given!r}.",
         where=here(),
-        why="they are put beside products always (True), or where it pays: on a chip of that name, or a Topology",
+        why="they are put beside matmuls always (True), or where it pays: on a chip of that name, or a Topology",
         fix='mw.jit(f, overlap="tpu v5e")',
     )
 
@@ -102,12 +102,12 @@ class Overlapped(NamedTuple):
     """A program with rings, and what became of its collectives: why they are there, and what is beside them."""
 
     program: Program
-    whys: dict[Var, Why]
-    beside: dict[Var, Beside]
+    whys: dict[Var, CollectiveReason]
+    overlaps: dict[Var, OverlapOutcome]
 
 
 def overlap(
-    program: Program, mesh: BaseMesh, axes: Mapping[str, int], whys: Mapping[Var, Why], how: Overlap
+    program: Program, mesh: BaseMesh, axes: Mapping[str, int], whys: Mapping[Var, CollectiveReason], how: Overlap
 ) -> Overlapped:
     """The local program with rings where ``how`` says so, inside of its regions, too.
 
@@ -115,22 +115,22 @@ def overlap(
     d: f32[8,6]{i} = dot_general b c …               ==>         dot_general with c, and a ppermute to the next
     """
     found = _Pass(mesh, axes, whys, how)
-    return Overlapped(found.program(program), found.whys, found.beside)
+    return Overlapped(found.program(program), found.whys, found.overlaps)
 
 
 class _Ring(NamedTuple):
-    """A ring in place of a collective and the products next to it."""
+    """A ring in place of a collective and the matmuls next to it."""
 
     collective: Eqn
     around: Around
-    products: tuple[Eqn, ...]
+    matmuls: tuple[Eqn, ...]
     program: Program
     inputs: tuple[Atom, ...]
     outputs: tuple[Var, ...]
-    at: int  # the place of the equation that it takes the place of
+    at: int  # the index of the equation that it replaces
     gone: tuple[int, ...]  # the equations that it stands for
     before: tuple[int, ...] = ()  # the equations that come before it, which came later
-    use: Use | None = None  # of a gather, if it is the only one
+    use: MatmulOperand | None = None  # of a gather, if it is the only one
     kernel: bool = False
 
 
@@ -139,30 +139,32 @@ class _Refused(Exception):
 
 
 class _Pass:
-    def __init__(self, mesh: BaseMesh, axes: Mapping[str, int], whys: Mapping[Var, Why], how: Overlap) -> None:
+    def __init__(
+        self, mesh: BaseMesh, axes: Mapping[str, int], whys: Mapping[Var, CollectiveReason], how: Overlap
+    ) -> None:
         self.axes, self.how = axes, how
-        self.whys: dict[Var, Why] = dict(whys)
-        self.beside: dict[Var, Beside] = {}
-        self.machine = None if how.hardware is None else _Machine(topology_for(how.hardware, mesh), mesh)
+        self.whys: dict[Var, CollectiveReason] = dict(whys)
+        self.overlaps: dict[Var, OverlapOutcome] = {}
+        self.machine = None if how.hardware is None else _RingCosts(topology_for(how.hardware, mesh), mesh)
 
     def program(self, program: Program) -> Program:
-        places = _Places(program, [self.with_regions(eqn) for eqn in program.eqns])
+        order = _EqnOrder(program, [self.with_regions(eqn) for eqn in program.eqns])
         constants = list(program.constants)
-        asked = [eqn for eqn in places.eqns if eqn.op in (*GATHERS, psum_scatter) and prod(eqn.params["sizes"]) > 1]
-        # Where two collectives are next to one product, the one that sends more is hidden.
+        asked = [eqn for eqn in order.eqns if eqn.op in (*GATHERS, psum_scatter) and prod(eqn.params["sizes"]) > 1]
+        # Where two collectives are next to one matmul, the one that sends more is hidden.
         for eqn in sorted(asked, key=_sent, reverse=True):
             kind = str(eqn.op.collective)
             try:
-                ring = self.as_kernel(_gathered(eqn, places) if eqn.op in GATHERS else _scattered(eqn, places))
+                ring = self.as_kernel(_gathered(eqn, order) if eqn.op in GATHERS else _scattered(eqn, order))
                 saved = self.machine.saved(ring, kind) if self.machine is not None else None
             except _Refused as refused:
-                self.beside[eqn.outputs[0]] = Beside(kind, why_not=str(refused))
+                self.overlaps[eqn.outputs[0]] = OverlapOutcome(kind, why_not=str(refused))
                 continue
             constants += ring.program.constants
-            self.note(ring, Beside(kind, ring.around.size - 1, len(ring.products), saved))
-            places.put(ring)
-        found = Program(program.inputs, tuple(places.in_order()), program.outputs, tuple(constants))
-        return dce(found) if places.rings else found
+            self.note(ring, OverlapOutcome(kind, ring.around.size - 1, len(ring.matmuls), saved))
+            order.put(ring)
+        found = Program(program.inputs, tuple(order.in_order()), program.outputs, tuple(constants))
+        return dce(found) if order.rings else found
 
     def with_regions(self, eqn: Eqn) -> Eqn:
         if not any(True for _ in eqn.regions()):
@@ -186,14 +188,14 @@ class _Pass:
         program = kernel_call(ring.around, shard, dim, use, kernel, list(self.axes.items()))
         return ring._replace(program=program, kernel=True)
 
-    def note(self, ring: _Ring, beside: Beside) -> None:
+    def note(self, ring: _Ring, outcome: OverlapOutcome) -> None:
         """Remember what became of a collective, and why it was there."""
         if ring.kernel:
-            self.beside[ring.outputs[0]] = beside._replace(permutes=0, kernel=ring.collective)
+            self.overlaps[ring.outputs[0]] = outcome._replace(permutes=0, kernel=ring.collective)
             return
         why = self.whys.get(ring.collective.outputs[0])
         for var in _permuted(ring.program):
-            self.beside[var] = beside
+            self.overlaps[var] = outcome
             if why is not None:
                 self.whys[var] = why
 
@@ -212,11 +214,11 @@ def _permuted(program: Program) -> Iterator[Var]:
             yield from _permuted(inner)
 
 
-class _Places:
+class _EqnOrder:
     """Equations, and where each runs once there are rings.
 
-    Everything keeps its place but for products, which run where their ring is, and what is moved before one. A ring
-    reads only what was there before its place, and nothing before its place reads what it makes: so what every
+    Everything keeps its index but for matmuls, which run where their ring is, and what is moved before one. A ring
+    reads only what was made before its index, and nothing before its index reads what it makes: so what every
     equation reads always comes before it.
     """
 
@@ -230,7 +232,7 @@ class _Places:
             for atom in dict.fromkeys(eqn.inputs):
                 self.readers.setdefault(atom, []).append(n)
         self.at = list(range(len(eqns)))  # where each equation runs
-        self.rings: dict[int, _Ring] = {}  # by place
+        self.rings: dict[int, _Ring] = {}  # by index
         self.in_ring: set[int] = set()  # the equations that rings stand for
 
     def read_by(self, var: Atom) -> list[int]:
@@ -245,14 +247,14 @@ class _Places:
             self.at[n] = ring.at
         self.made.update(dict.fromkeys(ring.outputs, ring.at))
 
-    def movable(self, atom: Atom, place: int) -> list[int] | None:
-        """The equations to move to a place so that a value is there; None if they are more than views and gathers."""
+    def movable(self, atom: Atom, index: int) -> list[int] | None:
+        """The equations to move to an index so that a value is there; None if they are more than views and gathers."""
         n = self.made.get(atom)
-        if n is None or self.at[n] < place:
+        if n is None or self.at[n] < index:
             return []
         if n in self.in_ring or self.eqns[n].op not in MOVABLE:
             return None
-        found = [self.movable(a, place) for a in self.eqns[n].inputs]
+        found = [self.movable(a, index) for a in self.eqns[n].inputs]
         return None if None in found else [*(m for part in found for m in part or ()), n]
 
     def in_order(self) -> Iterator[Eqn]:
@@ -278,35 +280,35 @@ def _spliced(ring: _Ring) -> Iterator[Eqn]:
 # What stands next to a collective
 
 
-def _gathered(eqn: Eqn, places: _Places) -> _Ring:
-    """The products that read what is gathered, at the place of the first; what else reads it later reads what the ring
+def _gathered(eqn: Eqn, order: _EqnOrder) -> _Ring:
+    """The matmuls that read what is gathered, at the index of the first; what else reads it later reads what the ring
     collects."""
     around, dim = Around(eqn.params["axes"], eqn.params["sizes"], eqn.source), eqn.params["dim"]
-    same: dict[Var, int] = {eqn.outputs[0]: places.made[eqn.outputs[0]]}  # what is gathered, lifted or not
-    lifted = list(same)
-    for var in lifted:
-        found = [n for n in places.read_by(var) if places.eqns[n].op is pbroadcast]
-        same.update((places.eqns[n].outputs[0], n) for n in found)
-        lifted += [places.eqns[n].outputs[0] for n in found]
-    readers = {n for var in same for n in places.read_by(var)} - set(same.values())
-    uses: list[Use] = []
+    same: dict[Var, int] = {eqn.outputs[0]: order.made[eqn.outputs[0]]}  # what is gathered, made varying or not
+    made_varying = list(same)
+    for var in made_varying:
+        found = [n for n in order.read_by(var) if order.eqns[n].op is pbroadcast]
+        same.update((order.eqns[n].outputs[0], n) for n in found)
+        made_varying += [order.eqns[n].outputs[0] for n in found]
+    readers = {n for var in same for n in order.read_by(var)} - set(same.values())
+    uses: list[MatmulOperand] = []
     gone, before = list(same.values()), []
-    collected = [var for var in same if var in places.outputs]
+    collected = [var for var in same if var in order.outputs]
     first = -1
-    for n in sorted(readers, key=places.at.__getitem__):
-        use = _use(places, n, same)
+    for n in sorted(readers, key=order.at.__getitem__):
+        use = _use(order, n, same)
         if not uses:
             first = n
-            _check_first(places, n, use, dim, around)
-        moved = None if use is None or not _in_parts(use, dim, around) else places.movable(_other(use), first)
+            _check_first(order, n, use, dim, around)
+        moved = None if use is None or not _in_parts(use, dim, around) else order.movable(_other(use), first)
         if use is not None and moved is not None and _other(use) not in same:
             uses.append(use)
             gone.append(n)
             before += moved
         else:
-            collected += [var for var in same if var in places.eqns[n].inputs and var not in collected]
+            collected += [var for var in same if var in order.eqns[n].inputs and var not in collected]
     if not uses:
-        raise _Refused("no product reads it")
+        raise _Refused("no matmul reads it")
     if not all(set(around.axes) <= set(var.type.varying) for var in collected):
         raise _Refused("it is also needed as a value that is known to be the same on all devices")
     if len({var.type for var in collected}) < len(collected):
@@ -326,70 +328,74 @@ def _gathered(eqn: Eqn, places: _Places) -> _Ring:
     )
 
 
-def _use(places: _Places, n: int, same: Mapping[Var, int]) -> Use | None:
-    """The product that an equation is of what is gathered."""
-    eqn = places.eqns[n]
+def _use(order: _EqnOrder, n: int, same: Mapping[Var, int]) -> MatmulOperand | None:
+    """The matmul that an equation is of what is gathered."""
+    eqn = order.eqns[n]
     operands = [number for number, atom in enumerate(eqn.inputs) if atom in same]
-    return Use(eqn, operands[0]) if eqn.op is dot_general and len(operands) == 1 and n not in places.in_ring else None
+    return (
+        MatmulOperand(eqn, operands[0])
+        if eqn.op is dot_general and len(operands) == 1 and n not in order.in_ring
+        else None
+    )
 
 
-def _other(use: Use) -> Atom:
+def _other(use: MatmulOperand) -> Atom:
     return use.eqn.inputs[1 - use.operand]
 
 
-def _in_parts(use: Use, dim: int, around: Around) -> bool:
-    """Whether a product can be taken in parts along a dim of an operand, each device in an order of its own."""
+def _in_parts(use: MatmulOperand, dim: int, around: Around) -> bool:
+    """Whether a matmul can be taken in parts along a dim of an operand, each device in an order of its own."""
     summed = roles(use.eqn, use.operand, dim).result is None
     return set(around.axes) <= set(use.result.varying) and not (summed and use.result.dtype == dtypes.BOOL)
 
 
-def _check_first(places: _Places, n: int, use: Use | None, dim: int, around: Around) -> None:
-    """Refuse if what reads a gathered value first is no product that could wait for its parts."""
-    if n in places.in_ring:
-        raise _Refused("the product that reads it hides another collective")
-    if use is None and places.eqns[n].op is dot_general:
-        raise _Refused("a product of it with itself reads it first")
+def _check_first(order: _EqnOrder, n: int, use: MatmulOperand | None, dim: int, around: Around) -> None:
+    """Refuse if what reads a gathered value first is no matmul that could wait for its parts."""
+    if n in order.in_ring:
+        raise _Refused("the matmul that reads it hides another collective")
+    if use is None and order.eqns[n].op is dot_general:
+        raise _Refused("a matmul of it with itself reads it first")
     if use is None:
-        raise _Refused(f"{places.eqns[n].op.name} reads it first, and no product")
+        raise _Refused(f"{order.eqns[n].op.name} reads it first, and no matmul")
     if not set(around.axes) <= set(use.result.varying):
-        raise _Refused(f"all devices along {', '.join(around.axes)} compute the same product of it")
+        raise _Refused(f"all devices along {', '.join(around.axes)} compute the same matmul of it")
     if not _in_parts(use, dim, around):
-        raise _Refused("products of bools are not sums")
+        raise _Refused("matmuls of bools are not sums")
 
 
-def _scattered(eqn: Eqn, places: _Places) -> _Ring:
-    """The products whose sum is summed up and scattered."""
+def _scattered(eqn: Eqn, order: _EqnOrder) -> _Ring:
+    """The matmuls whose sum is summed up and scattered."""
     around, dim = Around(eqn.params["axes"], eqn.params["sizes"], eqn.source), eqn.params["dim"]
     summands: list[Atom] = [eqn.inputs[0]]
-    products: list[Eqn] = []
-    place = places.made[eqn.outputs[0]]
-    gone = [place]
+    matmuls: list[Eqn] = []
+    index = order.made[eqn.outputs[0]]
+    gone = [index]
     while summands:
         atom = summands.pop()
-        n = places.made.get(atom)
-        made = None if n is None else places.eqns[n]
+        n = order.made.get(atom)
+        made = None if n is None else order.eqns[n]
         same = made is not None and made.op in (dot_general, add) and atom.type.shape == eqn.inputs[0].type.shape
         if n is None or made is None or not same:
-            raise _Refused("what it sums is not a product, nor a sum of products")
-        if n in places.in_ring:
-            raise _Refused("a product that it sums hides another collective")
+            raise _Refused("what it sums is not a matmul, nor a sum of matmuls")
+        if n in order.in_ring:
+            raise _Refused("a matmul that it sums hides another collective")
         doubled = made.op is add and made.inputs[0] is made.inputs[1]
-        if doubled or atom in places.outputs or len(places.read_by(atom)) > 1:
-            raise _Refused("a product that it sums is also needed as it is")
+        if doubled or atom in order.outputs or len(order.read_by(atom)) > 1:
+            raise _Refused("a matmul that it sums is also needed as it is")
         gone.append(n)
         if made.op is add:
             summands += reversed(made.inputs)
         else:
-            products.append(made)
-    program = scatter_ring(around, products, dim, eqn.outputs[0].type)
-    inputs = tuple(atom for product in products for atom in product.inputs)
-    return _Ring(eqn, around, tuple(products), program, inputs, tuple(eqn.outputs), place, tuple(gone))
+            matmuls.append(made)
+    program = scatter_ring(around, matmuls, dim, eqn.outputs[0].type)
+    inputs = tuple(atom for matmul in matmuls for atom in matmul.inputs)
+    return _Ring(eqn, around, tuple(matmuls), program, inputs, tuple(eqn.outputs), index, tuple(gone))
 
 
 # Whether it pays
 
 
-class _Machine:
+class _RingCosts:
     """What rings take on a machine, by its roofline."""
 
     def __init__(self, topology: Topology, mesh: BaseMesh) -> None:
@@ -403,14 +409,14 @@ class _Machine:
         shift = 1 if len(around.axes) == 1 else None
         send = collective_seconds("permute", around.size * block.nbytes, topology, axes, shift=shift)
         try:
-            compute = sum(self.product(one).compute_seconds for one in ring.products) / around.size
-            apart = sum(self.product(one).seconds for one in ring.products)
+            compute = sum(self.matmul(one).compute_seconds for one in ring.matmuls) / around.size
+            apart = sum(self.matmul(one).seconds for one in ring.matmuls)
             # A kernel sums partial products up where it computes them.
             step = apart / around.size
-            beside = (around.size - 1) * max(step, send) + step if ring.kernel else self.seconds(ring.program, send)
+            together = (around.size - 1) * max(step, send) + step if ring.kernel else self.seconds(ring.program, send)
         except HardwareError as error:
             raise _Refused(error.what.rstrip(".")) from None
-        chips, operations = around.size, sum(_cost(one).flops for one in ring.products)
+        chips, operations = around.size, sum(_cost(one).flops for one in ring.matmuls)
         if not operations:
             raise _Refused("there is nothing to compute")
         n = operations / (2 * block.size)
@@ -418,13 +424,13 @@ class _Machine:
             need = n * send / compute
             raise _Refused(f"n = {n:.0f} < {need:.0f}, by which {chips} chips compute as long as they send")
         volume = around.size * block.nbytes
-        saved = collective_seconds(kind, volume, topology, axes) + apart - beside
+        saved = collective_seconds(kind, volume, topology, axes) + apart - together
         if saved <= 0:
             raise _Refused(f"n = {n:.0f} hides it, but partial products need more of the memory's time than is saved")
         return saved
 
-    def product(self, eqn: Eqn) -> Roofline:
-        """The work of a product."""
+    def matmul(self, eqn: Eqn) -> Roofline:
+        """The work of a matmul."""
         cost = _cost(eqn)
         return work(cost.flops, cost.nbytes, self.topology.chip, dtype_name(eqn.inputs[0].type.dtype))
 
@@ -437,7 +443,7 @@ class _Machine:
             elif eqn.op is ppermute:
                 sends += send
             elif eqn.op is dot_general:
-                total += self.product(eqn).seconds
+                total += self.matmul(eqn).seconds
             elif any(v.type.ndim for v in eqn.outputs) and eqn.op is not pbroadcast:
                 moved = min(_cost(eqn).nbytes, sum(x.type.nbytes for x in (*eqn.inputs, *eqn.outputs)))
                 total += work(0, moved, self.topology.chip).seconds

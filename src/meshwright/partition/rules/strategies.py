@@ -1,4 +1,4 @@
-"""Ways to run an equation on blocks: each has a factor rule of its own, and may send more; the cheapest runs."""
+"""Strategies to run an equation on blocks: each has its own factor rule, and may send more; the cheapest runs."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ Extra = Callable[[Choice], float | None]
 Run = Callable[[Choice], list[Version]]
 
 
-class Way(NamedTuple):
-    """A way to run an equation.
+class BlockStrategy(NamedTuple):
+    """A strategy to run an equation on the blocks of its operands.
 
     ``extra`` are the bytes that a device receives besides what brings operands and results into the layouts of the
-    choice; None if the way cannot run on them.
+    choice; None if the strategy cannot run on them.
     """
 
     factors: Factors
@@ -28,21 +28,21 @@ class Way(NamedTuple):
     run: Run
 
 
-def cheapest(local: Localizer, eqn: Eqn, ways: Sequence[Way], plain: bool = True) -> list[Version]:
-    """The equation run in the cheapest way; ``plain`` is that of the op's own factors."""
+def cheapest(local: Localizer, eqn: Eqn, strategies: Sequence[BlockStrategy], plain: bool = True) -> list[Version]:
+    """The equation run by the cheapest strategy; ``plain`` is that of the op's own factors."""
     best: tuple[float, Run, Choice] | None = None
     if plain:
         choice = local.choice(eqn)
         best = (choice.cost, lambda choice: local.chosen(eqn, choice), choice)
-    for way in ways:
-        choice = local.choice(eqn, way.factors)
+    for strategy in strategies:
+        choice = local.choice(eqn, strategy.factors)
         if best is not None and (choice.cost >= best[0] or _most_blocks(choice) > MOST_BLOCKS):
             continue
-        extra = way.extra(choice)
+        extra = strategy.extra(choice)
         if extra is not None:
             cost = choice.cost + local.how.cost.receive(extra, 0)
             if best is None or cost < best[0]:
-                best = (cost, way.run, choice)
+                best = (cost, strategy.run, choice)
     assert best is not None
     return best[1](best[2])
 
@@ -62,7 +62,7 @@ def parts(axes: Axes) -> int:
 
 def is_split(local: Localizer, eqn: Eqn, dims: Sequence[int]) -> bool:
     """Whether an operand is split along one of these dims, or the result wanted so, of ops that keep dims in place."""
-    known = [local.best(atom, owed=True) for atom in eqn.inputs if atom.type.ndim]
+    known = [local.best(atom, unreduced=True) for atom in eqn.inputs if atom.type.ndim]
     wanted = local.wanted.get(eqn.outputs[0])
     if wanted is not None:
         known.append(wanted)
@@ -70,5 +70,5 @@ def is_split(local: Localizer, eqn: Eqn, dims: Sequence[int]) -> bool:
 
 
 def nothing(choice: Choice) -> float:
-    """A way that sends nothing besides."""
+    """The extra bytes of a strategy that sends nothing else."""
     return 0.0

@@ -1,4 +1,4 @@
-"""Ops that know where they are: what they compute on a block depends on the block's place in the whole."""
+"""`iota` on blocks: what a device counts depends on where its block begins."""
 
 from __future__ import annotations
 
