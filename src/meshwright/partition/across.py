@@ -40,7 +40,7 @@ def counterpart(sharding: TensorSharding, mesh: BaseMesh) -> TensorSharding:
 
     >>> from meshwright.sharding.mesh import Mesh
     >>> other = Mesh.parse('<["a"=3, "b"=2], device_ids=[5, 4, 3, 2, 1, 0]>')
-    >>> print(beside(TensorSharding(other, ["b", "a"]), Mesh.parse('<["x"=2, "y"=3]>')))
+    >>> print(counterpart(TensorSharding(other, ["b", "a"]), Mesh.parse('<["x"=2, "y"=3]>')))
     #sdy.sharding<@mesh, [{"x"}, {"y"}]>
     """
     free = list(mesh.axes)

@@ -80,7 +80,7 @@ class FactorRule:
     ``operands`` and ``results`` give each tensor's factors per dim. The order of the factors counts: it is the order in
     which they are tried. ``passing`` are the factors that are neither reduced, nor replicated, nor permuted.
 
-    >>> rule = Rule.of(Factors.parse("i k, k j -> i j", sizes={"i": 2, "k": 3, "j": 4}))
+    >>> rule = FactorRule.of(Factors.parse("i k, k j -> i j", sizes={"i": 2, "k": 3, "j": 4}))
     >>> rule.operands, rule.results, rule.sizes, sorted(rule.passing)
     ((((0,), (1,)), ((1,), (2,))), (((0,), (2,)),), (2, 3, 4), [0, 2])
     """

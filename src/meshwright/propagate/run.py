@@ -122,11 +122,12 @@ def run(problem: Problem, passes: Sequence[str], *, conservative: bool = False) 
 
     >>> from meshwright.sharding.mesh import Mesh
     >>> from meshwright.sharding.named import TensorSharding
-    >>> from meshwright.propagate.problem import Block, Function, Kind, Node, Rule, Value
+    >>> from meshwright.propagate.problem import FactorRule, Kind, ProblemBlock, ProblemFunction
+    >>> from meshwright.propagate.problem import ProblemNode, ProblemValue
     >>> given = TensorSharding.parse('sharding<@mesh, [{"x"}, {?}]>', Mesh.parse('<["x"=2]>'))
-    >>> negate = Node(Kind.OP, (0,), (1,), Rule.identity((4, 8)), elementwise=True)
-    >>> main = Function("main", Block((0,), (negate,), (1,)), (None,))
-    >>> answer = run(Problem((Value((4, 8), given), Value((4, 8))), (main,)), ["sdy-basic-propagate"])
+    >>> negate = ProblemNode(Kind.OP, (0,), (1,), FactorRule.identity((4, 8)), elementwise=True)
+    >>> main = ProblemFunction("main", ProblemBlock((0,), (negate,), (1,)), (None,))
+    >>> answer = run(Problem((ProblemValue((4, 8), given), ProblemValue((4, 8))), (main,)), ["sdy-basic-propagate"])
     >>> answer.problem.functions[0].result_shardings
     (#sdy.sharding<@mesh, [{"x", ?}, {?}]>,)
     """

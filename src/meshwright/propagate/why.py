@@ -66,15 +66,15 @@ class AnswerReasons:
 
     >>> from meshwright.sharding.mesh import Mesh
     >>> from meshwright.sharding.named import TensorSharding
-    >>> from meshwright.propagate.problem import Block, Function, Node, Problem, Value
+    >>> from meshwright.propagate.problem import ProblemBlock, ProblemFunction, ProblemNode, Problem, ProblemValue
     >>> from meshwright.propagate.run import run
     >>> given = TensorSharding.parse('sharding<@mesh, [{"x"}, {?}]>', Mesh.parse('<["x"=2]>'))
-    >>> negate = Node(Kind.OP, (0,), (1,), Rule.identity((4, 8)), elementwise=True, name="negate")
-    >>> main = Function("main", Block((0,), (negate,), (1,)), (None,))
-    >>> values = (Value((4, 8), given, "%0", "model.py:3"), Value((4, 8), None, "%1"))
+    >>> negate = ProblemNode(Kind.OP, (0,), (1,), FactorRule.identity((4, 8)), elementwise=True, name="negate")
+    >>> main = ProblemFunction("main", ProblemBlock((0,), (negate,), (1,)), (None,))
+    >>> values = (ProblemValue((4, 8), given, "%0", "model.py:3"), ProblemValue((4, 8), None, "%1"))
     >>> answer = run(Problem(values, (main,)), ["sdy-basic-propagate"])
     >>> result = answer.graph.functions[0].block.ops[0].results[0]
-    >>> for link in Why(answer).chain(result, 0):
+    >>> for link in AnswerReasons(answer).chain(result, 0):
     ...     print(link)
     %1, dim 0, over "x": through negate
     %0, dim 0, over "x": written at model.py:3
