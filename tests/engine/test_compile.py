@@ -33,7 +33,7 @@ from meshwright.core.text.parse import parse_program
 from meshwright.core.trace import Array, apply, close, run, to_array, trace
 from meshwright.core.types import TensorType, tensor
 from meshwright.engine.compile import compile_program, region_functions
-from meshwright.engine.memory import Result, result_of
+from meshwright.engine.memory import ResultMemory, result_of
 from meshwright.engine.namespace import NUMPY
 from meshwright.errors import MeshwrightError
 from meshwright.ops.basic import add, broadcast_in_dim, convert, mul, neg, reduce_sum, reshape, transpose
@@ -109,7 +109,7 @@ def test_an_op_compiled_is_the_op_evaluated(x64: None, op: Op, sample: Sample, d
 
     program = program_of(function, *(tensor(a.shape, a.dtype) for a in arrays))
     check_against_eager(program, arrays)
-    if result_of(program.eqns[0]) is Result.FRESH:
+    if result_of(program.eqns[0]) is ResultMemory.FRESH:
         assert_fresh(op, sample, arrays)
 
 

@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 import meshwright.numpy as mnp
 from meshwright import lax
 from meshwright import pallas as pl
-from meshwright.kernel.run.machine import Machine
+from meshwright.kernel.run.machine import KernelMachine
 from meshwright.pallas import tpu as pltpu
 from tests.kernel.driver import ANY, F32, close, debugs, numbers, out
 
 
 def copies_of(call: Any, *args: Any) -> int:
     """How many copies a kernel starts."""
-    with mock.patch.object(Machine, "start", autospec=True, side_effect=Machine.start) as start:
+    with mock.patch.object(KernelMachine, "start", autospec=True, side_effect=KernelMachine.start) as start:
         call(*args)
     return start.call_count
 

@@ -20,6 +20,7 @@ from meshwright.partition.reshard.steps import (
     AllToAll,
     DigitOfDim,
     Expand,
+    LocalSlice,
     Mask,
     Permute,
     Recut,
@@ -27,7 +28,6 @@ from meshwright.partition.reshard.steps import (
     ReshardStep,
     Rounds,
     Select,
-    Slice,
 )
 from meshwright.sharding.axes import Axes, AxisRef
 
@@ -121,7 +121,7 @@ class _Code:
 
     def run(self, step: ReshardStep, x: Value, before: View, after: View) -> Value:
         ops = self.ops
-        if isinstance(step, Slice):
+        if isinstance(step, LocalSlice):
             return self.taken(
                 x, {_axis(before, part.position): ops.coordinate(part.axis) for part in step.parts}, before
             )

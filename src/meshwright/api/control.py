@@ -7,7 +7,7 @@ from typing import Any
 
 from meshwright.api import direct
 from meshwright.arrays.operands import static_flag, static_int, static_size
-from meshwright.arrays.tracing import Traced, check_function, leaf_value, trace_flat
+from meshwright.arrays.tracing import TracedFunction, check_function, leaf_value, trace_flat
 from meshwright.core import dtypes, tree
 from meshwright.core.program import Literal
 from meshwright.core.source import here
@@ -30,7 +30,7 @@ def _values(x: Any, what: str) -> tuple[list[Value], tree.TreeDef]:
 
 def _trace_on(
     function: Function, structures: Sequence[tree.TreeDef], types: Sequence[TensorType], floor: tuple[str, ...] = ()
-) -> Traced:
+) -> TracedFunction:
     """Trace a function of several trees."""
     sizes = [s.num_leaves for s in structures]
 
@@ -57,26 +57,26 @@ def _takes(wanted: TensorType, given: TensorType) -> bool:
     return dtypes.promote((given.dtype, given.weak), (wanted.dtype, wanted.weak))[0] == wanted.dtype
 
 
-def _settle_carry(
-    what: str, init: list[Value], structure: tree.TreeDef, traced: Callable[[list[TensorType]], Traced]
-) -> tuple[list[Value], Traced]:
+def _widened_carry(
+    what: str, init: list[Value], structure: tree.TreeDef, traced: Callable[[list[TensorType]], TracedFunction]
+) -> tuple[list[Value], TracedFunction]:
     """Trace a loop's body on the carry's types, widening Python numbers to what the body makes of them."""
     types = [x.type for x in init]
     found = traced(types)
     n = len(types)
     while True:  # what varies may come to meet, step by step, all that is carried
         wider = [_carry_type(t, r) for t, r in zip(types, found.program.out_types[:n], strict=False)]
-        settled = len(wider) != n or all(t.varying == w.varying for t, w in zip(types, wider, strict=True))
+        stable = len(wider) != n or all(t.varying == w.varying for t, w in zip(types, wider, strict=True))
         if len(wider) == n and wider != types:
             types = wider
             found = traced(types)
-        if settled:
+        if stable:
             break
     _check_carry(what, structure, types, found)
     return [regions.as_type(x, t) for x, t in zip(init, types, strict=True)], found
 
 
-def _check_carry(what: str, structure: tree.TreeDef, types: list[TensorType], found: Traced) -> None:
+def _check_carry(what: str, structure: tree.TreeDef, types: list[TensorType], found: TracedFunction) -> None:
     outs = found.program.out_types[: len(types)]
     names = tree.path_names(tree.unflatten(structure, range(len(types))))
     for name, before, after in zip(names, types, outs, strict=False):
@@ -150,7 +150,7 @@ def scan(
     _check_rows(rows)
     row_types = [x.type.row() for x in rows]
 
-    def traced(types: list[TensorType]) -> Traced:
+    def traced(types: list[TensorType]) -> TracedFunction:
         found = _trace_on(f, [carry_tree, xs_tree], [*types, *row_types])
         result = tree.unflatten(found.out_tree, range(found.out_tree.num_leaves))
         if not isinstance(result, tuple) or len(result) != 2:
@@ -169,7 +169,7 @@ def scan(
             )
         return found
 
-    start, found = _settle_carry("The body of scan", start, carry_tree, traced)
+    start, found = _widened_carry("The body of scan", start, carry_tree, traced)
     body = _weak_carry(found, [x.type for x in start])
     outs = scan_op.scan(
         *found.captured, *start, *rows,
@@ -178,7 +178,7 @@ def scan(
     return tree.unflatten(found.out_tree, outs)  # type: ignore[no-any-return]
 
 
-def _weak_carry(found: Traced, types: list[TensorType]) -> Any:
+def _weak_carry(found: TracedFunction, types: list[TensorType]) -> Any:
     """The body with a carry exactly as weak as it is given."""
     program, n = found.program, len(types)
     if all(a is b for a, b in zip(program.out_types, types, strict=False)):
@@ -225,7 +225,7 @@ def while_loop(cond_fun: Function, body_fun: Function, init_val: Any) -> Any:
         return direct.repeat(cond_fun, body_fun, init_val, "while_loop")
     start, structure = _values(init_val, "the carry of while_loop")
 
-    def traced(types: list[TensorType]) -> Traced:
+    def traced(types: list[TensorType]) -> TracedFunction:
         found = _trace_on(body_fun, [structure], types, decided)
         if found.out_tree != structure:
             raise TreeError(
@@ -238,7 +238,7 @@ def while_loop(cond_fun: Function, body_fun: Function, init_val: Any) -> Any:
 
     decided: tuple[str, ...] = ()  # where devices decide differently when to stop, all that the loop works on varies
     while True:
-        start, body = _settle_carry("The body of while_loop", start, structure, traced)
+        start, body = _widened_carry("The body of while_loop", start, structure, traced)
         test = _trace_on(cond_fun, [structure], [x.type for x in start], decided)
         found = union(t.varying for t in test.program.out_types)
         if set(found) <= set(decided):
@@ -378,7 +378,7 @@ def _cond(index: Value, branches: Sequence[Function], operands: Sequence[Any], w
     out_types = _join_types(traced, what, decided)
     captured = list({id(x): x for t in traced for x in t.captured}.values())
 
-    def fitted(t: Traced) -> Any:
+    def fitted(t: TracedFunction) -> Any:
         def branch(*args: Any) -> list[Any]:
             at = {id(x): a for x, a in zip(captured, args, strict=False)}
             outs = run(t.program, [*(at[id(x)] for x in t.captured), *args[len(captured) :]])
@@ -392,7 +392,7 @@ def _cond(index: Value, branches: Sequence[Function], operands: Sequence[Any], w
     return tree.unflatten(first.out_tree, outs)
 
 
-def _join_types(traced: Sequence[Traced], what: str, decided: tuple[str, ...]) -> list[TensorType]:
+def _join_types(traced: Sequence[TracedFunction], what: str, decided: tuple[str, ...]) -> list[TensorType]:
     """The type of each result: Python numbers take the dtype of the other branches, and a result varies as it does in
     any of them."""
     joined = []

@@ -12,11 +12,11 @@ from meshwright.core.trace import Value, follows_from
 from meshwright.errors import VarianceError
 
 
-class _State(threading.local):
+class _CotangentState(threading.local):
     cotangents: tuple[Any, ...] = ()  # what the bwd rule that is running was given
 
 
-_state = _State()
+_state = _CotangentState()
 
 
 @contextmanager

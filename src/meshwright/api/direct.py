@@ -23,7 +23,7 @@ from meshwright.ops.basic import convert
 Function = Callable[..., Any]
 
 
-class Place(Protocol):
+class MeshPosition(Protocol):
     """Where the running body is on its mesh."""
 
     def axis_index(self, axis_name: Any) -> Any:
@@ -33,11 +33,11 @@ class Place(Protocol):
         """The size of a mesh axis, or of several together."""
 
 
-class _State(threading.local):
-    place: Place | None = None  # set while a kernel runs
+class _DirectState(threading.local):
+    place: MeshPosition | None = None  # set while a kernel runs
 
 
-state = _State()
+state = _DirectState()
 
 
 def _leaves(x: Any, what: str) -> Any:

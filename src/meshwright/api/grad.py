@@ -10,7 +10,7 @@ import numpy as np
 
 from meshwright.arrays.operands import static_flag
 from meshwright.arrays.tracing import (
-    Traced,
+    TracedFunction,
     argument_numbers,
     check_function,
     leaf_type,
@@ -31,7 +31,7 @@ Function = Callable[..., Any]
 
 def _trace_on(
     function: Function, args: Sequence[Any], kwargs: dict[str, Any] | None = None
-) -> tuple[Traced, list[Value]]:
+) -> tuple[TracedFunction, list[Value]]:
     leaves, in_tree = tree.flatten((tuple(args), kwargs or {}))
     names = tree.argument_names(args, kwargs)
     values = [leaf_value(x, name) for x, name in zip(leaves, names, strict=True)]
@@ -43,7 +43,7 @@ def _differentiable(x: Value) -> bool:
 
 
 def _vjp_values(
-    traced: Traced, values: Sequence[Value]
+    traced: TracedFunction, values: Sequence[Value]
 ) -> tuple[list[Value], Callable[[Sequence[Value | None]], list[Value | None]]]:
     """The outputs, and the map from output cotangents to input cotangents (None where zero)."""
     active = [False] * len(traced.captured) + [_differentiable(x) for x in values]
@@ -186,7 +186,7 @@ def _check_inputs(values: Sequence[Value], args: Sequence[Any], positions: Seque
             )
 
 
-def _check_output(types: Sequence[TensorType], traced: Traced, has_aux: bool, holomorphic: bool) -> None:
+def _check_output(types: Sequence[TensorType], traced: TracedFunction, has_aux: bool, holomorphic: bool) -> None:
     wanted = has_aux or traced.out_tree.num_leaves == 1
     if len(types) != 1 or not wanted:
         raise DifferentiationError(

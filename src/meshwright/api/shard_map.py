@@ -11,7 +11,7 @@ from typing import Any
 import optree
 
 from meshwright.api.axis_names import AxisCutNeeded, manual_axes
-from meshwright.arrays.tracing import Traced, check_function, leaf_value, trace_flat
+from meshwright.arrays.tracing import TracedFunction, check_function, leaf_value, trace_flat
 from meshwright.core import dtypes, tree
 from meshwright.core.source import here
 from meshwright.core.trace import Array, Manual, Mapped, Value, lift, state
@@ -392,7 +392,7 @@ class _Call:
         return lift(x, union((x.type.varying, wanted)))  # type: ignore[no-any-return]
 
 
-def _check_captured(traced: Traced) -> None:
+def _check_captured(traced: TracedFunction) -> None:
     owed = next((x.type for x in traced.captured if x.type.unreduced), None)
     if owed is not None:
         raise VarianceError(
@@ -404,7 +404,7 @@ def _check_captured(traced: Traced) -> None:
         )
 
 
-def _captured_specs(traced: Traced) -> list[PartitionSpec]:
+def _captured_specs(traced: TracedFunction) -> list[PartitionSpec]:
     return [PartitionSpec()] * len(traced.captured)
 
 

@@ -19,11 +19,11 @@ from meshwright.core.trace import state as tracing
 from meshwright.core.types import TensorType
 
 
-class _State(threading.local):
+class _ScalarState(threading.local):
     active = False
 
 
-state = _State()
+state = _ScalarState()
 
 INDEX = TensorType((), dtypes.INT32)
 _LIMIT = 1 << 31

@@ -144,7 +144,7 @@ def argument_numbers(given: Any, transformation: str, meaning: str) -> tuple[int
     return tuple(operator.index(n) for n in numbers)
 
 
-class Traced(NamedTuple):
+class TracedFunction(NamedTuple):
     """A traced function: its program, the outside values that are the program's leading inputs, and its output tree."""
 
     program: Program
@@ -171,7 +171,7 @@ def trace_flat(
     types: Sequence[TensorType],
     known: Sequence[Value] | None = None,
     floor: tuple[str, ...] = (),
-) -> Traced:
+) -> TracedFunction:
     """Trace ``function(*args, **kwargs)`` where ``in_tree`` is the tree of ``(args, kwargs)``."""
     out_trees: list[tree.TreeDef] = []
 
@@ -182,7 +182,7 @@ def trace_flat(
         return [leaf_value(x, "a result of the function") for x in outs]
 
     program, captured = trace(flat, types, known, floor)
-    return Traced(program, captured, out_trees[0])
+    return TracedFunction(program, captured, out_trees[0])
 
 
 def make_program(function: Callable[..., Any]) -> Callable[..., Program]:

@@ -11,7 +11,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from meshwright.arrays.tracing import Traced, argument_numbers, check_function, leaf_type, leaf_value, trace_flat
+from meshwright.arrays.tracing import (
+    TracedFunction,
+    argument_numbers,
+    check_function,
+    leaf_type,
+    leaf_value,
+    trace_flat,
+)
 from meshwright.compile.compiled import Compiled, JitCall, Lowered
 from meshwright.compile.stages import Stage, StageRecorder, simplify
 from meshwright.core import dtypes, tree
@@ -44,7 +51,9 @@ class Executable:
     __slots__ = ("call", "donated", "out_shardings", "out_tree", "out_types", "placed", "program", "record", "single")
 
     @no_collection()
-    def __init__(self, traced: Traced, donated: tuple[bool, ...], placement: Any, record: StageRecorder) -> None:
+    def __init__(
+        self, traced: TracedFunction, donated: tuple[bool, ...], placement: Any, record: StageRecorder
+    ) -> None:
         self.record = record
         self.program = record.stages[0].program
         self.placed: Any = None  # what is known about a program on a mesh
@@ -125,7 +134,7 @@ class Jitted:
         self.donate = donate
         self._compiled: dict[Any, Executable] = {}
         self._plain: dict[Any, Executable] = {}  # those for positional arrays alone, by their types
-        self._traced: dict[Any, tuple[Traced, list[Any]]] = {}  # with the meshes that the function names
+        self._traced: dict[Any, tuple[TracedFunction, list[Any]]] = {}  # with the meshes that the function names
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self._plain and not kwargs and state.builder is None:
@@ -279,7 +288,7 @@ class Jitted:
     @no_collection()
     def _trace(
         self, in_tree: tree.TreeDef, statics: Statics, types: Sequence[TensorType], placement: Any
-    ) -> tuple[Traced, Any]:
+    ) -> tuple[TracedFunction, Any]:
         """The traced function, and where things are: a mesh that only the function itself names counts, too."""
         device, placement = (placement, None) if hasattr(placement, "device") else (None, placement)
         before = state.meshes, state.mesh

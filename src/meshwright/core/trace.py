@@ -135,7 +135,7 @@ class Mapped(NamedTuple):
     mesh: Any
 
 
-class _State(threading.local):
+class _TraceState(threading.local):
     builder: Builder | None = None  # the innermost trace going on
     source: Source | None = None  # set while a transform replays an equation
     manual: Manual | None = None  # set while code for one device is traced
@@ -144,7 +144,7 @@ class _State(threading.local):
     watch: Any = None  # told of every op computed at once; what it returns, if anything, is the result
 
 
-state = _State()
+state = _TraceState()
 _namespace: Any = None
 _pbroadcast: Op | None = None
 _with_summands: Callable[..., Any] | None = None

@@ -13,10 +13,10 @@ from meshwright.device.simulation import Simulation
 from meshwright.device.timeline import numbers_text
 from meshwright.errors import DeviceError
 from meshwright.report.colors import color
-from meshwright.report.gantt import Chart, Lane, Span, fragment
+from meshwright.report.gantt import Chart, GanttBar, Lane, fragment
 from meshwright.report.listing import Marked, listing_view
-from meshwright.report.trees import MOST_NODES, Node, tree_view
-from meshwright.report.views import Piece, View
+from meshwright.report.trees import MOST_NODES, TreeNode, tree_view
+from meshwright.report.views import TextPiece, View
 
 _TENSOR = re.compile(r"Tensor\[(?:\w+, )?\([^()]*\), ([^\]\s]+)\]")
 _MOST_COLORS = 12  # more devices than that are told apart by their groups
@@ -68,18 +68,18 @@ def _draw_map(devices: DeviceMap) -> View:
     return tree_view(title, nodes, numbers)
 
 
-def _nodes(devices: DeviceMap, most: int, number: int | None) -> tuple[Node, ...]:
+def _nodes(devices: DeviceMap, most: int, number: int | None) -> tuple[TreeNode, ...]:
     """The nodes of a level; of more than ``most`` the first ones, how many are left out, and the last one."""
 
-    def node(n: int) -> Node:
+    def node(n: int) -> TreeNode:
         device, below = devices.nodes[n]
         mine = n if number is None else number
-        return Node(str(device), _nodes(below, most, mine) if below is not None else (), mine)
+        return TreeNode(str(device), _nodes(below, most, mine) if below is not None else (), mine)
 
     count = len(devices.nodes)
     if count <= most + 1:
         return tuple(map(node, range(count)))
-    return (*map(node, range(most - 1)), Node(f"… {count - most:,} more"), node(count - 1))
+    return (*map(node, range(most - 1)), TreeNode(f"… {count - most:,} more"), node(count - 1))
 
 
 # Programs
@@ -142,16 +142,16 @@ def _draw_schedule(schedule: Schedule) -> View:
     timing = schedule.run()
     lanes = []
     for device, order in enumerate(schedule.orders):
-        spans = [Span(timing.starts[device, t], 1.0, str(t), _PHASES.get(t.phase, t.phase)) for t in order]
+        spans = [GanttBar(timing.starts[device, t], 1.0, str(t), _PHASES.get(t.phase, t.phase)) for t in order]
         lanes.append(Lane(f"device {device}", "", tuple(spans)))
     title = f"{schedule.name} on {schedule.devices} devices, {timing.bubble_fraction:.0%} idle"
     chart = Chart(title, timing.seconds, tuple(lanes), in_seconds=False)
     return View(title, lambda: [_tasks(line) for line in schedule.gantt().splitlines()], lambda: fragment(chart))
 
 
-def _tasks(line: str) -> list[Piece]:
+def _tasks(line: str) -> list[TextPiece]:
     """A line of a schedule, each phase in a colour."""
     return [
-        Piece(part, color("FBW".index(part[0]), 3) if re.fullmatch(r"[FBW][0-9.]+", part) else None)
+        TextPiece(part, color("FBW".index(part[0]), 3) if re.fullmatch(r"[FBW][0-9.]+", part) else None)
         for part in re.split(r"(\b[FBW][0-9.]+)", line)
     ]

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from meshwright.device.alike import Alike
-from meshwright.report.gantt import Chart, Lane, Span
+from meshwright.report.gantt import Chart, GanttBar, Lane
 from meshwright.simulate.simulation import time_text
 
 
@@ -38,7 +38,7 @@ def chart_of(events: Sequence[Event], seconds: float, alike: Alike) -> Chart:
         owner = "host" if every == [0] else f"device{'s' * (len(every) > 1)} {numbers_text(every)}"
         for unit, talks in (("compute", False), ("links", True)):
             spans = sorted(
-                Span(e.start, e.seconds, e.name, e.op, e.nbytes)
+                GanttBar(e.start, e.seconds, e.name, e.op, e.nbytes)
                 for e in per_device[devices[0]]
                 if e.communication is talks
             )

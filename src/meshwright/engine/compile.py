@@ -31,7 +31,7 @@ from meshwright.core.limits import out_of_memory, refuse_large
 from meshwright.core.program import Atom, Eqn, Missing, Program, Var, operand_types
 from meshwright.core.types import TensorType
 from meshwright.engine.chunks import LARGE_BYTES, reduce_from_nothing, reshaped, sum_rows
-from meshwright.engine.memory import Memory, Result, result_of
+from meshwright.engine.memory import Lifetimes, ResultMemory, result_of
 from meshwright.engine.namespace import ERROR_STATE, NUMPY, QUIET, SMALL_BYTES, NumpyNamespace, fill
 from meshwright.errors import MeshwrightError
 from meshwright.ops.rules import Ufunc
@@ -55,7 +55,7 @@ def compile_program(program: Program, namespace: Any = NUMPY, donated: Sequence[
     >>> run(np.ones(2, np.float32))
     (array([2., 2.], dtype=float32),)
     """
-    return _Writer(check(program), namespace, donated).function(outermost=True)
+    return _CodeWriter(check(program), namespace, donated).function(outermost=True)
 
 
 def python_text(program: Program, donated: Sequence[bool] = ()) -> str:
@@ -66,7 +66,7 @@ def python_text(program: Program, donated: Sequence[bool] = ()) -> str:
     >>> text.splitlines()[0]
     'def run(a0):'
     """
-    return _Writer(program, NUMPY, donated).text(outermost=True, refuse=False)
+    return _CodeWriter(program, NUMPY, donated).text(outermost=True, refuse=False)
 
 
 def region_functions(namespace: Any) -> Callable[[Program], Function]:
@@ -78,7 +78,7 @@ def region_functions(namespace: Any) -> Callable[[Program], Function]:
         if found is not None:
             return found[1]
         key = id(program)
-        made = _Writer(program, namespace, ()).function(outermost=False)
+        made = _CodeWriter(program, namespace, ()).function(outermost=False)
         compiled[key] = weakref.ref(program, lambda _: compiled.pop(key, None)), made
         return made
 
@@ -93,7 +93,7 @@ def _writable(x: Any) -> Any:
     return x if x.__class__ is np.ndarray and x.base is None and x.flags.writeable else None
 
 
-class _Writer:
+class _CodeWriter:
     """Writes the text of one function, and holds the objects its names stand for."""
 
     def __init__(self, program: Program, namespace: Any, donated: Sequence[bool]) -> None:
@@ -127,8 +127,8 @@ class _Writer:
         lazy = self.lazy_broadcasts() if self.numpy else frozenset()
         results = [self.result(eqn, not lazy.isdisjoint(eqn.outputs)) for eqn in eqns]
         if refuse:
-            refuse_large(eqns, [result is Result.WHOLE or result is Result.SHARED for result in results])
-        self.memory = Memory(self.program, results, self.donated if self.numpy else ())
+            refuse_large(eqns, [result is ResultMemory.WHOLE or result is ResultMemory.SHARED for result in results])
+        self.memory = Lifetimes(self.program, results, self.donated if self.numpy else ())
         for index, eqn in enumerate(eqns):
             ufunc = self.ufunc(eqn)
             if ufunc is not None:
@@ -222,16 +222,16 @@ class _Writer:
         found = self.ufunc(eqn)
         return found is not None and found[1] is not None
 
-    def result(self, eqn: Eqn, lazy: bool) -> Result:
+    def result(self, eqn: Eqn, lazy: bool) -> ResultMemory:
         if not self.numpy or lazy:
-            return Result.SHARED
+            return ResultMemory.SHARED
         if self.takes_out(eqn) or _reduction(eqn) is not None:
-            return Result.FRESH
+            return ResultMemory.FRESH
         name = eqn.op.name
         if name == "reshape" or name in _IDENTITIES or _same_dtype(eqn):
-            return Result.WHOLE
+            return ResultMemory.WHOLE
         if name == "broadcast_in_dim" and eqn.outputs[0].type.nbytes <= SMALL_BYTES:
-            return Result.FRESH
+            return ResultMemory.FRESH
         return result_of(eqn)
 
     def lazy_broadcasts(self) -> frozenset[Var]:

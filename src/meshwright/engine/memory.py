@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import IntEnum
 
-from meshwright.core.facts import Memory as Lies
+from meshwright.core.facts import Memory
 from meshwright.core.op import memory_of
 from meshwright.core.program import Eqn, Program, Var
 
 
-class Result(IntEnum):
+class ResultMemory(IntEnum):
     """What an equation returns, as far as memory goes."""
 
     FRESH = 0  # an array with memory of its own
@@ -24,17 +24,17 @@ class Result(IntEnum):
     SHARED = 3  # perhaps views of any of its operands
 
 
-def result_of(eqn: Eqn) -> Result:
+def result_of(eqn: Eqn) -> ResultMemory:
     """What is known of an equation's results by its op; the engine knows more of what it writes out itself."""
-    if memory_of(eqn) is Lies.SHARED:
-        return Result.SHARED
-    return Result.FRESH if all(v.type.ndim for v in eqn.outputs) else Result.SCALAR
+    if memory_of(eqn) is Memory.SHARED:
+        return ResultMemory.SHARED
+    return ResultMemory.FRESH if all(v.type.ndim for v in eqn.outputs) else ResultMemory.SCALAR
 
 
-class Memory:
+class Lifetimes:
     """The lifetimes of a program's values and of the memory they live in."""
 
-    def __init__(self, program: Program, results: Sequence[Result], donated: Sequence[bool]) -> None:
+    def __init__(self, program: Program, results: Sequence[ResultMemory], donated: Sequence[bool]) -> None:
         self.last: dict[Var, int] = {}  # the last equation that reads a var; outputs are read after the last one
         for index, eqn in enumerate(program.eqns):
             for atom in eqn.inputs:
@@ -57,17 +57,17 @@ class Memory:
         group = self._find(self._group[var])
         return self._last_of[group] == index and self._next_last_of[group] < index
 
-    def _gather(self, program: Program, results: Sequence[Result], donated: Sequence[bool]) -> None:
+    def _gather(self, program: Program, results: Sequence[ResultMemory], donated: Sequence[bool]) -> None:
         for var, given in zip(program.inputs, donated):
             if given and var.type.ndim:  # one of rank 0 is not worth it
                 self.donated.add(var)
                 self._new_group(var)
         for eqn, result in zip(program.eqns, results, strict=True):
-            if result is Result.FRESH:
+            if result is ResultMemory.FRESH:
                 for var in eqn.outputs:
                     self.owned.add(var)
                     self._new_group(var)
-            if result is Result.FRESH or result is Result.SCALAR:
+            if result is ResultMemory.FRESH or result is ResultMemory.SCALAR:
                 continue
             groups = [self._group[a] for a in eqn.inputs if a in self._group]  # type: ignore[index]
             if not groups:
@@ -76,7 +76,7 @@ class Memory:
                 self._parent[self._find(group)] = self._find(groups[0])
             for var in eqn.outputs:
                 self._group[var] = groups[0]
-                if result is Result.WHOLE and eqn.inputs[0] in self.owned:
+                if result is ResultMemory.WHOLE and eqn.inputs[0] in self.owned:
                     self.owned.add(var)
 
     def _latest(self) -> None:

@@ -33,8 +33,8 @@ from meshwright.interop.stablehlo.context import (
     string,
 )
 from meshwright.interop.stablehlo.dumping import dump
-from meshwright.interop.stablehlo.instance import Instance, Match, Place
-from meshwright.interop.stablehlo.ops import COMBINATIONS, body_operation, scatter_combination, twin
+from meshwright.interop.stablehlo.instance import Instance, Match, TensorPosition
+from meshwright.interop.stablehlo.ops import COMBINATIONS, body_operation, counterpart, scatter_combination
 from meshwright.sharding.named import TensorSharding
 from meshwright.sharding.spec import PartitionSpec
 from meshwright.transform.simplify import dce
@@ -165,7 +165,7 @@ class _Loader:
         instance = Instance(op.name, types, results, attributes, op)
         if op.name == "stablehlo.reduce" and len(results) == 2:
             return self.best_place(instance, operands)
-        match = twin(instance)
+        match = counterpart(instance)
         if match is None:
             raise _unsupported(op, "meshwright has no op that does the same")
         exact = _EXACT.get(op.name)
@@ -326,7 +326,7 @@ def _applied(match: Match, operands: Sequence[Any], count: int) -> list[Any]:
     return list(outs) if isinstance(outs, tuple) else [outs]
 
 
-def _turned(x: Any, place: Place) -> Any:
+def _turned(x: Any, place: TensorPosition) -> Any:
     if place.order is None:
         return x
     kept = tuple(d for d in place.order if d >= 0)
@@ -338,7 +338,7 @@ def _turned(x: Any, place: Place) -> Any:
     return x
 
 
-# Where an op does what its twin does only under conditions
+# Where an op does what its counterpart does only under conditions
 
 
 def _check_reduce(x: Instance, match: Match, operands: list[Any]) -> list[Any]:

@@ -74,7 +74,7 @@ def to_jax(call: Callable[..., Any], *, interpret: Any = True) -> Callable[..., 
     return function
 
 
-class _Names:
+class _ModuleNames:
     """A module of JAX in the place of one of ours; ``own`` are names that mean the same and are spelled otherwise."""
 
     def __init__(self, title: str, modules: Sequence[Any], own: dict[str, Any]) -> None:
@@ -110,13 +110,13 @@ class _Theirs:
         self.jax, self.pl, self.pltpu = jax, pl, pltpu
         spaces = {space.name: self._space(space) for space in MemorySpace if hasattr(pltpu, space.name)}
         spaces["ANY"] = pl.ANY
-        ours_pl = _Names("pl", [pl, pltpu], {"BlockSpec": self._block_spec, "load": _load, "store": _store})
-        ours_pltpu = _Names(
+        ours_pl = _ModuleNames("pl", [pl, pltpu], {"BlockSpec": self._block_spec, "load": _load, "store": _store})
+        ours_pltpu = _ModuleNames(
             "pltpu",
             [pltpu, pl],
             {
                 "ANY": pl.ANY,
-                "TPUMemorySpace": _Names("pltpu.TPUMemorySpace", [], spaces),
+                "TPUMemorySpace": _ModuleNames("pltpu.TPUMemorySpace", [], spaces),
                 "TPUCompilerParams": pltpu.CompilerParams,
                 "emit_pipeline": self._emit_pipeline,
                 "emit_pipeline_with_allocations": _no_allocations,
@@ -131,7 +131,7 @@ class _Theirs:
             "meshwright.nn": jax.nn,
         }
         nested = {"lax": jax.lax, "nn": jax.nn, "numpy": jnp, "pallas": ours_pl, "random": jax.random}
-        self.modules["meshwright"] = _Names("mw", [jax], nested)
+        self.modules["meshwright"] = _ModuleNames("mw", [jax], nested)
         self.found: dict[int, Any] = {}
         self.kept: list[Any] = []  # keys of ``found`` stand for living objects
         # The modules a kernel uses are loaded; those that are not, it cannot use.

@@ -16,7 +16,7 @@ from meshwright.core.source import Source, here
 from meshwright.core.types import TensorType
 from meshwright.hardware.topology import Topology
 from meshwright.kernel.language.body import mismatch, named_too, scoped
-from meshwright.kernel.language.place import TaskPlace
+from meshwright.kernel.language.position import TaskPosition
 from meshwright.kernel.language.refs import Ref
 from meshwright.kernel.language.semaphores import SemaphoreRef
 from meshwright.kernel.language.spaces import MemorySpace, MemoryType, Semaphores, SemaphoreType, semantics
@@ -26,10 +26,10 @@ from meshwright.kernel.pipeline.blocks import BlockSpec
 from meshwright.kernel.pipeline.pipelines import Pipeline, renest
 from meshwright.kernel.races.history import race_error
 from meshwright.kernel.run.faults import KernelError
-from meshwright.kernel.run.machine import ACTIONS, Machine
+from meshwright.kernel.run.machine import ACTIONS, KernelMachine
 from meshwright.kernel.run.memory import Data
-from meshwright.kernel.run.schedules import Adversarial, Schedule, Seeded, nth
-from meshwright.kernel.run.tasks import Task
+from meshwright.kernel.run.schedules import Adversarial, Seeded, TaskSchedule, nth
+from meshwright.kernel.run.tasks import KernelTask
 from meshwright.kernel.run.watch import SECONDS
 from meshwright.kernel.timing.chip import HardwareClock
 from meshwright.kernel.timing.clock import Clock
@@ -94,7 +94,7 @@ class CompilerParams:
 
 
 @dataclass(frozen=True, eq=False)
-class Call:
+class KernelCall:
     """One ``pallas_call``, with its operands flattened."""
 
     kernel: Callable[..., Any]
@@ -128,7 +128,10 @@ class Call:
 
 
 def run_kernel(
-    call: Call, mesh: dict[str, int], inputs: Sequence[Sequence[Data]], places: Sequence[Sequence[Data]] | None = None
+    call: KernelCall,
+    mesh: dict[str, int],
+    inputs: Sequence[Sequence[Data]],
+    places: Sequence[Sequence[Data]] | None = None,
 ) -> list[list[Data]]:
     """Run a kernel on all devices of a mesh (axis sizes in order; none: one device); inputs and results per device.
 
@@ -136,20 +139,20 @@ def run_kernel(
     """
     debug = call.debug
     if debug is None:
-        return _run(call, mesh, inputs, Schedule(True), False, places)
+        return _run(call, mesh, inputs, TaskSchedule(True), False, places)
     in_order = debug.order == "fifo"
     if debug.replay is not None or debug.schedules > 1:
         return _explore(call, mesh, inputs, debug, in_order)
-    kinds: dict[str, Callable[[], Schedule]] = {"adversarial": Adversarial, "seeded": lambda: Seeded(debug.seed)}
-    return _run(call, mesh, inputs, kinds.get(debug.order or "", lambda: Schedule(in_order))(), debug.races, places)
+    kinds: dict[str, Callable[[], TaskSchedule]] = {"adversarial": Adversarial, "seeded": lambda: Seeded(debug.seed)}
+    return _run(call, mesh, inputs, kinds.get(debug.order or "", lambda: TaskSchedule(in_order))(), debug.races, places)
 
 
 def run_on_clock(
-    call: Call, mesh: dict[str, int], inputs: Sequence[Sequence[Data]], topology: Topology, dry: bool = True
+    call: KernelCall, mesh: dict[str, int], inputs: Sequence[Sequence[Data]], topology: Topology, dry: bool = True
 ) -> Timeline:
     """How long a kernel takes on the chips of a topology; ``dry``, without its numbers."""
     clock = HardwareClock(topology, mesh, dry)
-    _run(call, mesh, inputs, Schedule(True), False, None, clock)
+    _run(call, mesh, inputs, TaskSchedule(True), False, None, clock)
     seconds = max([span.end for span in clock.spans], default=0.0)
     most = max(clock.flops.values(), default=0.0), float(max(clock.moved.values(), default=0))
     return Timeline(seconds, tuple(clock.spans), topology, mesh, call.name, *most)
@@ -159,7 +162,7 @@ def run_on_clock(
 class Runner:
     """What runs a call: for its results, or for its time."""
 
-    call: Call
+    call: KernelCall
 
     def __call__(
         self,
@@ -177,7 +180,7 @@ class Runner:
         """What the kernel does at the same time, on operands of these types."""
         clock = SlotClock()
         inputs = self._no_numbers(mesh, types, "What {} does at the same time")
-        _run(self.call, mesh, inputs, Schedule(True), False, None, clock)
+        _run(self.call, mesh, inputs, TaskSchedule(True), False, None, clock)
         return Slots(self.call.name, mesh, tuple(clock.works))
 
     def _no_numbers(self, mesh: dict[str, int], types: Sequence[TensorType], asked: str) -> list[list[Data]]:
@@ -201,10 +204,10 @@ class Runner:
 
 
 def _explore(
-    call: Call, mesh: dict[str, int], inputs: Sequence[Sequence[Data]], debug: Debug, in_order: bool
+    call: KernelCall, mesh: dict[str, int], inputs: Sequence[Sequence[Data]], debug: Debug, in_order: bool
 ) -> list[list[Data]]:
     """Run several schedules; the first one's results, or the first mistake."""
-    first = Schedule(in_order)
+    first = TaskSchedule(in_order)
     results = None
     for number in range(debug.schedules) if debug.replay is None else dict.fromkeys((0, debug.replay)):
         schedule = nth(number, debug.seed, first.decisions, in_order) if number else first
@@ -223,11 +226,11 @@ def _explore(
 
 
 def _require_same(
-    call: Call,
+    call: KernelCall,
     results: list[list[Data]],
     found: list[list[Data]],
-    first: Schedule,
-    schedule: Schedule,
+    first: TaskSchedule,
+    schedule: TaskSchedule,
     number: int,
     debug: Debug,
 ) -> None:
@@ -268,10 +271,10 @@ LARGEST_VMEM = 128 << 20  # bytes; no chip in the data of ``hardware`` has more
 
 
 def _run(
-    call: Call,
+    call: KernelCall,
     mesh: dict[str, int],
     inputs: Sequence[Sequence[Data]],
-    schedule: Schedule,
+    schedule: TaskSchedule,
     races: bool,
     places: Sequence[Sequence[Data]] | None = None,
     clock: Clock | None = None,
@@ -281,7 +284,7 @@ def _run(
         limit = clock.vmem_bytes
     elif limit is None and call.debug is not None:
         limit = LARGEST_VMEM
-    machine = Machine(
+    machine = KernelMachine(
         mesh,
         cores=call.cores,
         schedule=schedule,
@@ -302,7 +305,7 @@ def _run(
         for task in machine.tasks
     ]
     before = direct.state.place, trace.state.manual, scalars.state.active, trace.state.watch
-    direct.state.place, trace.state.manual, scalars.state.active = TaskPlace(), None, True
+    direct.state.place, trace.state.manual, scalars.state.active = TaskPosition(), None, True
     trace.state.watch = clock.watch if clock is not None else None
     try:
         with trace.building(None), np.errstate(all="ignore"):
@@ -328,7 +331,7 @@ def _taken(ref: Any) -> Any:
     """A result: what is in memory, or the counts of semaphores, which go on in the next kernel."""
     if isinstance(ref, SemaphoreRef):
         return ref.array.hand_over()
-    ref.buffer.settle()
+    ref.buffer.fill_unwritten()
     return ref.data
 
 
@@ -336,7 +339,7 @@ def _taken(ref: Any) -> Any:
 class _Operands:
     """The memory of one task, and the pipeline that the call is."""
 
-    task: Task
+    task: KernelTask
     pipeline: Pipeline
     ins: list[Any]
     outs: list[Any]
@@ -358,7 +361,7 @@ def check_grid(sizes: Sequence[int]) -> None:
 
 
 def _prepare(
-    call: Call, machine: Machine, task: Task, inputs: Sequence[Data], places: Sequence[Data] | None
+    call: KernelCall, machine: KernelMachine, task: KernelTask, inputs: Sequence[Data], places: Sequence[Data] | None
 ) -> _Operands:
     """Allocate what a call needs on one core: the same addresses everywhere, before any device starts."""
     split = len(inputs) - call.grid.count(None)
@@ -450,7 +453,7 @@ def _address(ref: Ref | SemaphoreRef) -> Any:
     return ref.array.key if isinstance(ref, SemaphoreRef) else ref.buffer.key
 
 
-def _require_parameters(call: Call, args: list[Any], named: dict[str, Any]) -> None:
+def _require_parameters(call: KernelCall, args: list[Any], named: dict[str, Any]) -> None:
     """Refuse a kernel that does not take the refs it is given."""
     wrong = mismatch(call.kernel, args, named)
     if wrong:
@@ -464,5 +467,5 @@ def _require_parameters(call: Call, args: list[Any], named: dict[str, Any]) -> N
         ) from None
 
 
-def _allocated(task: Task, name: str, wanted: Any, made: list[Any]) -> Any:
+def _allocated(task: KernelTask, name: str, wanted: Any, made: list[Any]) -> Any:
     return tree.map(lambda leaf: scoped(task, leaf, name, made), wanted)

@@ -16,7 +16,7 @@ from meshwright.core.source import here, user_source
 from meshwright.core.trace import Array, Tracer, state
 from meshwright.core.types import TensorType
 from meshwright.kernel import operation
-from meshwright.kernel.call import Call, CompilerParams, Debug, Runner, check_grid, run_kernel
+from meshwright.kernel.call import CompilerParams, Debug, KernelCall, Runner, check_grid, run_kernel
 from meshwright.kernel.language.body import parameter_names
 from meshwright.kernel.language.indexing import as_int
 from meshwright.kernel.language.spaces import SEMANTICS, Semaphores, SemaphoreType, semantics
@@ -85,7 +85,7 @@ def pallas_call(
         head = spec.num_scalar_prefetch
         sizes = _sizes(spec.grid)
         traced = [n for n in sizes if isinstance(n, Tracer)]
-        built = Call(
+        built = KernelCall(
             kernel=kernel,
             name=str(name or getattr(kernel, "__name__", "kernel")),
             grid=tuple(None if isinstance(n, Tracer) else n for n in sizes),
@@ -121,7 +121,7 @@ def pallas_call(
     return call
 
 
-def _apply(call: Call, leaves: list[Any]) -> list[Any]:
+def _apply(call: KernelCall, leaves: list[Any]) -> list[Any]:
     if state.builder is None and all(leaf.__class__ is Array for leaf in leaves):
         found = run_kernel(call, {}, [[leaf.data for leaf in leaves]])[0]
         return [Array(np.asarray(data), t) for data, t in zip(found, call.out_types, strict=True)]
@@ -134,7 +134,7 @@ def _apply(call: Call, leaves: list[Any]) -> list[Any]:
     return list(operation.pallas_call(*places, *leaves, kernel=rule, mesh=mesh, out=call.out_types, rows=()))
 
 
-def _with_axes(call: Call, leaves: list[Any], mesh: dict[str, int]) -> Call:
+def _with_axes(call: KernelCall, leaves: list[Any], mesh: dict[str, int]) -> KernelCall:
     """The call with the mesh axes that its operands vary over, and its results: all of them unless it says which."""
     every = frozenset(mesh)
     for n, axes in enumerate(call.out_axes):
@@ -235,7 +235,7 @@ def _specs(specs: Any, trees: Any, what: str) -> list[BlockSpec]:
     return out
 
 
-def _check_semantics(call: Call) -> None:
+def _check_semantics(call: KernelCall) -> None:
     if call.params.dimension_semantics is None:
         return
     names = [semantics(one) for one in call.params.dimension_semantics]
@@ -248,7 +248,7 @@ def _check_semantics(call: Call) -> None:
         )
 
 
-def _check_aliases(call: Call, leaves: list[Any]) -> None:
+def _check_aliases(call: KernelCall, leaves: list[Any]) -> None:
     for source, target in call.aliases:
         if not (0 <= source < len(leaves) and 0 <= target < len(call.out_types)):
             raise KernelError(

@@ -319,7 +319,7 @@ def _dynamic_slice(x: Value, items: Sequence[Item]) -> Value:
     return out if out.type.shape == final else apply(basic.reshape, (out,), {"shape": final})
 
 
-class Layout(NamedTuple):
+class IndexedDims(NamedTuple):
     """Where what an index selects stands in the result, new dims left out: per dim of the result, a dim of the array
     (for a Range) or None (for the dims of the arrays of positions), which start at ``first``."""
 
@@ -330,7 +330,7 @@ class Layout(NamedTuple):
     plain: Shape  # and without them
 
 
-def layout_of(items: Sequence[Item]) -> Layout:
+def layout_of(items: Sequence[Item]) -> IndexedDims:
     places = [n for n, item in enumerate(items) if item.__class__ is Position]
     shapes = [np.shape(items[n].at) if isinstance(items[n].at, int | np.ndarray) else items[n].at.shape for n in places]  # type: ignore[union-attr]
     common = broadcast_shapes(*shapes) if shapes else ()
@@ -360,7 +360,7 @@ def layout_of(items: Sequence[Item]) -> Layout:
     counts = {item.dim: item.length for item in items if isinstance(item, Range)}
     rest = iter(common)
     plain = tuple(counts[d] if d is not None else next(rest) for d in dims)
-    return Layout(tuple(dims), first, common, tuple(final), plain)
+    return IndexedDims(tuple(dims), first, common, tuple(final), plain)
 
 
 def index_vectors(components: Sequence[Any], shape: Shape) -> Value:
@@ -415,7 +415,7 @@ def gather_items(x: Value, items: Sequence[Item], mode: str, fill_value: Any = N
     return out if out.type.shape == layout.final else apply(basic.reshape, (out,), {"shape": layout.final})
 
 
-def _valid(x: Value, chosen: Sequence[Position], layout: Layout) -> Value:
+def _valid(x: Value, chosen: Sequence[Position], layout: IndexedDims) -> Value:
     """Whether all positions lie within the array, at every place of the result."""
     flags: Any = None
     for item in chosen:

@@ -27,8 +27,8 @@ from meshwright.core.types import Shape, TensorType
 from meshwright.errors import ShapeError
 from meshwright.numpy.arithmetic import add, divide, maximum, minimum, multiply, power
 from meshwright.numpy.indexing import (
+    IndexedDims,
     Item,
-    Layout,
     NewDim,
     Position,
     Range,
@@ -51,14 +51,14 @@ class At:
     def __init__(self, array: Value) -> None:
         self.array = array
 
-    def __getitem__(self, key: Any) -> Place:
-        return Place(self.array, key)
+    def __getitem__(self, key: Any) -> IndexedUpdate:
+        return IndexedUpdate(self.array, key)
 
     def __repr__(self) -> str:
         return f"{self.array!r}.at"
 
 
-class Place:
+class IndexedUpdate:
     """A place of an array: its methods return a new array that differs there. Outside the array, nothing changes."""
 
     __slots__ = ("array", "key")
@@ -115,11 +115,11 @@ class Place:
 
     def divide(self, values: ArrayLike, **options: Any) -> Value:
         """Divided by ``values``."""
-        return divide(self.array, Place(_ones(self.array), self.key).multiply(values, **options))
+        return divide(self.array, IndexedUpdate(_ones(self.array), self.key).multiply(values, **options))
 
     def power(self, values: ArrayLike, **options: Any) -> Value:
         """Raised to ``values``."""
-        return power(self.array, Place(_ones(self.array), self.key).multiply(values, **options))
+        return power(self.array, IndexedUpdate(_ones(self.array), self.key).multiply(values, **options))
 
     def apply(self, function: Callable[[Value], Value], **options: Any) -> Value:
         """``function``, elementwise, of what is there: once for every time that an index names it."""
@@ -132,7 +132,7 @@ class Place:
         x = self.array
         if 0 in x.type.shape:
             return x
-        times = Place(basic.zeros(TensorType(x.shape, dtypes.INT32, varying=x.type.varying)), self.key).add(
+        times = IndexedUpdate(basic.zeros(TensorType(x.shape, dtypes.INT32, varying=x.type.varying)), self.key).add(
             1, **options
         )
 
@@ -159,7 +159,7 @@ def _ones(x: Value) -> Value:
 
 
 def _scatter(
-    place: Place,
+    place: IndexedUpdate,
     op: Op,
     values: ArrayLike,
     combine: Callable[[Value, Value], Value],
@@ -262,7 +262,7 @@ def _update_slice(x: Value, y: Value, items: Sequence[Item]) -> Value:
 
 
 def _scatter_windows(
-    x: Value, y: Value, items: Sequence[Item], layout: Layout, op: Op, mode: str, unique: bool
+    x: Value, y: Value, items: Sequence[Item], layout: IndexedDims, op: Op, mode: str, unique: bool
 ) -> Value:
     """Ranges of step 1 are windows; other ranges, and the positions, say where windows are."""
     ranges = {i.dim: i for i in items if isinstance(i, Range)}
@@ -302,7 +302,7 @@ def _scatter_windows(
     )
 
 
-def _placed(at: Any, spread: Sequence[int], layout: Layout) -> Any:
+def _placed(at: Any, spread: Sequence[int], layout: IndexedDims) -> Any:
     """An array of positions with its dims where those of all positions stand among ``spread``."""
     if at.__class__ is int:
         return at

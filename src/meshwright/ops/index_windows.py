@@ -187,7 +187,7 @@ def check_windows(op: str, types: Types, windows: Windows, rank: int, mode: str,
         )
 
 
-class Plan(NamedTuple):
+class WindowPlan(NamedTuple):
     """How windows are found in arrays of given shapes."""
 
     batch: Shape  # of the index vectors
@@ -203,7 +203,7 @@ class Plan(NamedTuple):
 
 
 @lru_cache(maxsize=4096)
-def plan_windows(windows: Windows, x: Shape, indices: Shape, sizes: Ints) -> Plan:
+def plan_windows(windows: Windows, x: Shape, indices: Shape, sizes: Ints) -> WindowPlan:
     component = {d: k for k, d in enumerate(windows.index_map)}
     batch_of = dict(zip(windows.operand_batch, windows.indices_batch, strict=True))
     dims, starts = [], []
@@ -221,7 +221,7 @@ def plan_windows(windows: Windows, x: Shape, indices: Shape, sizes: Ints) -> Pla
     along = windows.along(len(x))
     rank = len(batch) + len(windows.window_dims)
     order = (*(r for r in range(rank) if r not in windows.window_dims), *windows.window_dims)
-    return Plan(
+    return WindowPlan(
         batch,
         tuple(dims),
         tuple(sizes[d] for d in dims),
@@ -240,7 +240,7 @@ def _highest(dtype: dtypes.DType) -> int:
     return int(np.iinfo(dtype).max)
 
 
-def window_starts(xp: Any, plan: Plan, indices: Any) -> list[Any]:
+def window_starts(xp: Any, plan: WindowPlan, indices: Any) -> list[Any]:
     """Where windows begin along each of the plan's dims, moved into bounds, and together of the shape ``batch``."""
     found = []
     rank = len(plan.batch)
@@ -259,7 +259,7 @@ def window_starts(xp: Any, plan: Plan, indices: Any) -> list[Any]:
     return found
 
 
-def windows_inside(xp: Any, plan: Plan, indices: Any) -> Any:
+def windows_inside(xp: Any, plan: WindowPlan, indices: Any) -> Any:
     """Which windows lie within the operand; None if there is nothing to check."""
     highest = _highest(indices.dtype)
     valid: Any = None

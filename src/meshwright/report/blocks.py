@@ -21,7 +21,7 @@ MOST_DEVICES = 2**22
 JOINED_BY = {"sum": "+", "max": "∨", "min": "∧"}
 
 
-class Blocks(NamedTuple):
+class TensorBlocks(NamedTuple):
     """The blocks of a tensor. ``devices`` has one dim per dim of the tensor, then the summands, then their copies."""
 
     shape: tuple[int, ...]
@@ -70,7 +70,7 @@ class Blocks(NamedTuple):
         return text if bare else f"{self.kind} {text}"
 
 
-def blocks_of(shape: tuple[int, ...], sharding: TensorSharding) -> Blocks:
+def blocks_of(shape: tuple[int, ...], sharding: TensorSharding) -> TensorBlocks:
     """The blocks of a tensor of this shape."""
     mesh, layout = sharding.mesh, sharding.layout
     dims = ((),) * len(shape) if mesh.is_maximal else layout.dims
@@ -93,7 +93,7 @@ def blocks_of(shape: tuple[int, ...], sharding: TensorSharding) -> Blocks:
     devices = ids[order].reshape(*counts, summands, -1)
     first = np.argsort(devices[..., :1], axis=-2, kind="stable")
     devices = np.take_along_axis(devices, first, axis=-2)
-    return Blocks(shape, counts, devices, kind_of(mesh), JOINED_BY[layout.reduction])
+    return TensorBlocks(shape, counts, devices, kind_of(mesh), JOINED_BY[layout.reduction])
 
 
 def device_numbers(mesh: BaseMesh) -> NDArray[np.int64]:

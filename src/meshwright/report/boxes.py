@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from meshwright.report.drawing import Cell, Drawing, Grid, Table
+from meshwright.report.drawing import Drawing, Grid, LabelledBox, Table
 
 MOST_CELLS, MOST_ROWS, MOST_GRIDS = 256, 31, 16
 
@@ -92,7 +92,7 @@ def _grid(grid: Grid, max_width: int | None) -> list[Line] | None:
 
 
 def _row(
-    row: Sequence[Cell], wanted: Sequence[int], columns: Sequence[int], height: int, mark: str, margin: int
+    row: Sequence[LabelledBox], wanted: Sequence[int], columns: Sequence[int], height: int, mark: str, margin: int
 ) -> list[Line]:
     """The lines of one row of boxes; a height counts the rule above it."""
     above = max((height - 2) // 2, 0)

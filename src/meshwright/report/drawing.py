@@ -12,7 +12,7 @@ from math import prod
 from typing import NamedTuple
 
 from meshwright.errors import MeshwrightError
-from meshwright.report.blocks import Blocks, kind_of
+from meshwright.report.blocks import TensorBlocks, kind_of
 from meshwright.sharding.axes import AxisRef, quoted
 from meshwright.sharding.mesh import AxisType, BaseMesh, Mesh
 from meshwright.sharding.named import TensorSharding
@@ -34,7 +34,7 @@ class Sizes(NamedTuple):
     max_width: int = 80
 
 
-class Cell(NamedTuple):
+class LabelledBox(NamedTuple):
     """A box; those of one number have one colour, and None has none."""
 
     label: str
@@ -45,7 +45,7 @@ class Grid(NamedTuple):
     """Boxes in rows and columns, with what is written above, left of each row and above each column."""
 
     title: str
-    cells: tuple[tuple[Cell, ...], ...] = ()
+    cells: tuple[tuple[LabelledBox, ...], ...] = ()
     widths: tuple[int, ...] = ()
     heights: tuple[int, ...] = ()
     row_marks: tuple[str, ...] = ()
@@ -77,7 +77,7 @@ class Drawing(NamedTuple):
 
 
 def drawings_of_blocks(
-    blocks: Blocks, captions: tuple[str, ...], sizes: Sizes, ranges: bool | None
+    blocks: TensorBlocks, captions: tuple[str, ...], sizes: Sizes, ranges: bool | None
 ) -> Iterator[Drawing]:
     """The blocks with their devices; with the numbers of the devices alone; as a table."""
     if blocks.number <= MOST_CELLS:
@@ -106,7 +106,7 @@ def _axes_text(axes: Sequence[AxisRef]) -> str:
     return ", ".join(axis.short() if axis.name.isprintable() else str(axis) for axis in axes)
 
 
-def _slices(blocks: Blocks, sizes: Sizes, ranges: bool | None, bare: bool) -> tuple[tuple[Grid, ...], ...]:
+def _slices(blocks: TensorBlocks, sizes: Sizes, ranges: bool | None, bare: bool) -> tuple[tuple[Grid, ...], ...]:
     """One grid for each block of the dims before the last two, those of the last of them side by side."""
     *major, across = blocks.counts[:-2] or (1,)
     rank = len(blocks.shape)
@@ -121,7 +121,7 @@ def _slices(blocks: Blocks, sizes: Sizes, ranges: bool | None, bare: bool) -> tu
 
 
 def _block_grid(
-    blocks: Blocks, title: str, lead: tuple[int, ...], sizes: Sizes, ranges: bool | None, bare: bool
+    blocks: TensorBlocks, title: str, lead: tuple[int, ...], sizes: Sizes, ranges: bool | None, bare: bool
 ) -> Grid:
     """The blocks of the last two dims (or fewer) at ``lead`` in the others; a box is as large as its block."""
     rank = len(blocks.shape)
@@ -143,9 +143,9 @@ def _block_grid(
     for count, place in zip(blocks.counts, lead, strict=False):
         number = number * count + place
 
-    def cell(i: int, j: int) -> Cell:
+    def cell(i: int, j: int) -> LabelledBox:
         block = (*lead, i, j)[-rank:] if rank else ()
-        return Cell(blocks.label(block, bare), (number * rows + i) * columns + j)
+        return LabelledBox(blocks.label(block, bare), (number * rows + i) * columns + j)
 
     marked = ranges if ranges is not None else not all(map(blocks.is_even, shown))
     return Grid(
@@ -158,7 +158,7 @@ def _block_grid(
     )
 
 
-def block_table(blocks: Blocks, first: int = 12, last: int = 4) -> Table:
+def block_table(blocks: TensorBlocks, first: int = 12, last: int = 4) -> Table:
     """The blocks one by one: the first ones and the last ones."""
 
     def line(number: int) -> tuple[str, ...]:
@@ -235,12 +235,12 @@ def _mesh_slices(mesh: BaseMesh, most: int | None, bare: bool) -> tuple[tuple[Gr
             return Grid("…")
         places = zip(names[:-2], _coordinates(slice, lead), strict=True)
 
-        def cell(i: int | None, j: int | None) -> Cell:
+        def cell(i: int | None, j: int | None) -> LabelledBox:
             if i is None or j is None:
-                return Cell("…")
+                return LabelledBox("…")
             position = (slice * rows + i) * columns + j
             device = position if order is None else order[position]
-            return Cell(f"{device}" if bare else f"{kind} {device}", position)
+            return LabelledBox(f"{device}" if bare else f"{kind} {device}", position)
 
         down, across = _places(rows, most), _places(columns, most)
         cells = tuple(tuple(cell(i, j) for j in across) for i in down)

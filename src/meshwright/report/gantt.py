@@ -10,7 +10,7 @@ from html import escape
 from typing import Any, NamedTuple
 
 from meshwright.report.colors import color, ink
-from meshwright.report.views import Line, Piece, View, terminal_width
+from meshwright.report.views import Line, TextPiece, View, terminal_width
 from meshwright.simulate.memory import size_text
 from meshwright.simulate.simulation import time_text
 
@@ -21,7 +21,7 @@ NARROWEST = 10
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
 
 
-class Span(NamedTuple):
+class GanttBar(NamedTuple):
     """Something that takes time: ``kind`` decides its colour, ``nbytes`` is what it makes or moves."""
 
     start: float
@@ -40,7 +40,7 @@ class Lane(NamedTuple):
 
     owner: str
     unit: str
-    spans: tuple[Span, ...]
+    spans: tuple[GanttBar, ...]
 
 
 class Chart(NamedTuple):
@@ -73,7 +73,7 @@ class Chart(NamedTuple):
 def text_lines(chart: Chart, width: int | None = None) -> list[Line]:
     """Rows of letters, one for each kind of span: the kind that takes most of the time a letter stands for.
 
-    >>> lanes = (Lane("device 1", "compute", (Span(0, 3, "y", "MatMul"), Span(3, 1, "z", "tanh"))),)
+    >>> lanes = (Lane("device 1", "compute", (GanttBar(0, 3, "y", "MatMul"), GanttBar(3, 1, "z", "tanh"))),)
     >>> for line in text_lines(Chart("", 8.0, lanes), 40):
     ...     print("".join(piece.text for piece in line))
     device 1 compute |MMMMMMtt········|  50%
@@ -94,14 +94,14 @@ def text_lines(chart: Chart, width: int | None = None) -> list[Line]:
         before = lane.owner
         cells = _cells(lane, chart.seconds, room)
         busy = sum(span.seconds for span in lane.spans) / chart.seconds if chart.seconds else 0.0
-        line = [Piece(f"{owner:<{owners}} {lane.unit:<{units}}".rstrip().ljust(label) + " |")]
+        line = [TextPiece(f"{owner:<{owners}} {lane.unit:<{units}}".rstrip().ljust(label) + " |")]
         for kind in cells:
-            line.append(Piece(IDLE) if kind is None else Piece(letters[kind], colors[kind]))
-        lines.append([*line, Piece(f"| {busy:>4.0%}")])
+            line.append(TextPiece(IDLE) if kind is None else TextPiece(letters[kind], colors[kind]))
+        lines.append([*line, TextPiece(f"| {busy:>4.0%}")])
     end = chart.time_text(chart.seconds)
-    lines.append([Piece(" " * (label + 2) + "0" + end.rjust(room - 1))])
+    lines.append([TextPiece(" " * (label + 2) + "0" + end.rjust(room - 1))])
     if len(chart.lanes) > len(shown):
-        lines.append([Piece(f"and {len(chart.lanes) - len(shown)} more rows")])
+        lines.append([TextPiece(f"and {len(chart.lanes) - len(shown)} more rows")])
     return lines + _legend(letters, colors, wide)
 
 
@@ -131,12 +131,12 @@ def _cells(lane: Lane, seconds: float, count: int) -> list[str | None]:
 
 def _legend(letters: dict[str, str], colors: dict[str, str], width: int) -> list[Line]:
     """The kinds with their letters, as many on a line as have room."""
-    entries = [[Piece(letter, colors[kind]), Piece(f" {kind}")] for kind, letter in letters.items()]
-    entries.append([Piece(f"{IDLE} idle")])
-    lines: list[list[Piece]] = [[]]
+    entries = [[TextPiece(letter, colors[kind]), TextPiece(f" {kind}")] for kind, letter in letters.items()]
+    entries.append([TextPiece(f"{IDLE} idle")])
+    lines: list[list[TextPiece]] = [[]]
     used = 0
     for n, entry in enumerate(entries):
-        comma = [Piece(", ")] if n < len(entries) - 1 else []
+        comma = [TextPiece(", ")] if n < len(entries) - 1 else []
         length = sum(len(piece.text) for piece in entry) + 2
         if used and used + length > width:
             lines.append([])
@@ -185,7 +185,7 @@ def fragment(chart: Chart) -> str:
     )
 
 
-def _box(span: Span, lane: Lane, chart: Chart, top: int, colors: dict[str, str]) -> str:
+def _box(span: GanttBar, lane: Lane, chart: Chart, top: int, colors: dict[str, str]) -> str:
     left, width = (_WIDTH * t / chart.seconds if chart.seconds else 0.0 for t in (span.start, span.seconds))
     about = [f"{span.name}: {span.kind}", f"{lane.owner}, {lane.unit}" if lane.unit else lane.owner]
     start, end, taken = map(chart.time_text, (span.start, span.end, span.seconds))
@@ -197,15 +197,15 @@ def _box(span: Span, lane: Lane, chart: Chart, top: int, colors: dict[str, str])
     )
 
 
-def _merged(spans: Sequence[Span], shortest: float) -> list[Span]:
+def _merged(spans: Sequence[GanttBar], shortest: float) -> list[GanttBar]:
     """Spans, of which neighbours too short to be seen are one."""
-    found: list[Span] = []
+    found: list[GanttBar] = []
     counts: list[int] = []
     for span in spans:
         last = found[-1] if found else None
         if last is not None and max(span.end - last.start, 0.0) < shortest:
             longer = max((last, span), key=lambda s: s.seconds)
-            found[-1] = Span(last.start, span.end - last.start, "", longer.kind, last.nbytes + span.nbytes)
+            found[-1] = GanttBar(last.start, span.end - last.start, "", longer.kind, last.nbytes + span.nbytes)
             counts[-1] += 1
         else:
             found.append(span)

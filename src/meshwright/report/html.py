@@ -5,7 +5,7 @@ from __future__ import annotations
 from html import escape
 
 from meshwright.report.colors import ColorMap, color, ink
-from meshwright.report.drawing import Cell, Drawing, Grid, Table
+from meshwright.report.drawing import Drawing, Grid, LabelledBox, Table
 
 _TABLE = "border-collapse:collapse;font:13px/1.4 ui-monospace,monospace;margin:2px 12px 8px 0"
 _MARK = "border:none;font-weight:normal;opacity:.7;padding:0 6px;text-align:center"
@@ -50,7 +50,7 @@ def _grid(grid: Grid, drawing: Drawing, color_map: ColorMap | None) -> str:
     return f'<div>{title}<table style="{_TABLE}">{body}</table></div>'
 
 
-def _cell(cell: Cell, width: int, height: int, drawing: Drawing, color_map: ColorMap | None) -> str:
+def _cell(cell: LabelledBox, width: int, height: int, drawing: Drawing, color_map: ColorMap | None) -> str:
     style = f"border:1px solid #555;padding:2px 6px;text-align:center;min-width:{width * _CHARACTER_PX}px"
     style += f";height:{max(height, 1) * _LINE_PX}px"
     if cell.number is not None:

@@ -11,10 +11,10 @@ from meshwright.core.program import Eqn, Program
 from meshwright.core.source import here
 from meshwright.core.types import TensorType
 from meshwright.errors import MeshwrightError
-from meshwright.kernel.call import Call, Runner
+from meshwright.kernel.call import KernelCall, Runner
 from meshwright.kernel.pipeline.blocks import Blocked, Squeezed, blocks_of
 from meshwright.kernel.timing.slots import Slots
-from meshwright.report.drawing import Cell, Drawing, Grid
+from meshwright.report.drawing import Drawing, Grid, LabelledBox
 from meshwright.report.visualize import Picture
 
 MOST_STEPS = 4  # named in one block
@@ -26,7 +26,7 @@ WIDTH = 100
 class Drawn(NamedTuple):
     """A kernel of a program: what it is called with, and its run in slots."""
 
-    call: Call
+    call: KernelCall
     types: tuple[TensorType, ...]
     slots: Slots
 
@@ -149,8 +149,8 @@ def _bands(slots: Slots, device: int, core: int, most: int, max_width: int) -> I
         first = last
 
 
-def _cell(text: str | None, row: int) -> Cell:
-    return Cell(text or "", row if text else None)
+def _cell(text: str | None, row: int) -> LabelledBox:
+    return LabelledBox(text or "", row if text else None)
 
 
 # Blocks
@@ -180,11 +180,11 @@ def _block_grids(one: Drawn) -> Iterator[Grid]:
 def _block_grid(title: str, counts: Sequence[int], seen: dict[tuple[Any, ...], list[str]]) -> Grid:
     rows, columns = (1, 1, *counts)[-2:]
 
-    def cell(i: int, j: int) -> Cell:
+    def cell(i: int, j: int) -> LabelledBox:
         place = (*[0] * (len(counts) - 2), i, j)[-len(counts) :]
         steps = seen.get(place, [])
         more = [] if len(steps) <= MOST_STEPS else [f"… {len(steps) - MOST_STEPS} more"]
-        return Cell(" ".join([*steps[:MOST_STEPS], *more]), i * columns + j)
+        return LabelledBox(" ".join([*steps[:MOST_STEPS], *more]), i * columns + j)
 
     cells = tuple(tuple(cell(i, j) for j in range(columns)) for i in range(rows))
     width = max(len(one.label) for line in cells for one in line) + 4

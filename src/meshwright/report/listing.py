@@ -7,7 +7,7 @@ from html import escape
 from typing import NamedTuple
 
 from meshwright.report.colors import color, ink
-from meshwright.report.views import Line, Piece, View
+from meshwright.report.views import Line, TextPiece, View
 
 _BAR = "▌"
 
@@ -27,21 +27,21 @@ def listing_view(title: str, lines: Sequence[Marked], keys: Sequence[str], names
     return View(title, lambda: _text(lines, colors, legend), lambda: _html(lines, colors, legend))
 
 
-def _pieces(line: Marked, colors: dict[str, str]) -> list[Piece]:
-    pieces, at = [Piece(_BAR if line.key is not None else " ", colors.get(line.key or "")), Piece(" ")], 0
+def _pieces(line: Marked, colors: dict[str, str]) -> list[TextPiece]:
+    pieces, at = [TextPiece(_BAR if line.key is not None else " ", colors.get(line.key or "")), TextPiece(" ")], 0
     for start, stop, key in line.parts:
-        pieces += [Piece(line.text[at:start]), Piece(line.text[start:stop], colors[key])]
+        pieces += [TextPiece(line.text[at:start]), TextPiece(line.text[start:stop], colors[key])]
         at = stop
-    return [*pieces, Piece(line.text[at:])]
+    return [*pieces, TextPiece(line.text[at:])]
 
 
 def _text(lines: Sequence[Marked], colors: dict[str, str], legend: Sequence[tuple[str, str]]) -> list[Line]:
     found: list[Line] = [_pieces(line, colors) for line in lines]
-    return [*found, [Piece("")], *([Piece(f" {name} ", back)] for name, back in legend)]
+    return [*found, [TextPiece("")], *([TextPiece(f" {name} ", back)] for name, back in legend)]
 
 
 def _html(lines: Sequence[Marked], colors: dict[str, str], legend: Sequence[tuple[str, str]]) -> str:
-    def span(piece: Piece) -> str:
+    def span(piece: TextPiece) -> str:
         if piece.color is None:
             return escape(piece.text)
         return f'<span style="background:{piece.color};color:{ink(piece.color)}">{escape(piece.text)}</span>'

@@ -7,16 +7,16 @@ from html import escape
 from typing import NamedTuple
 
 from meshwright.report.colors import color, ink
-from meshwright.report.views import Line, Piece, View
+from meshwright.report.views import Line, TextPiece, View
 
 MOST_NODES = 40
 
 
-class Node(NamedTuple):
+class TreeNode(NamedTuple):
     """A node: its label, what stands below it, and the number of its colour."""
 
     label: str
-    below: tuple[Node, ...] = ()
+    below: tuple[TreeNode, ...] = ()
     number: int | None = None
 
     @property
@@ -25,15 +25,15 @@ class Node(NamedTuple):
         return 1 + sum(node.size for node in self.below)
 
 
-def tree_view(title: str, nodes: Sequence[Node], numbers: int) -> View:
+def tree_view(title: str, nodes: Sequence[TreeNode], numbers: int) -> View:
     """The tree to look at: a line per node, or a drawing."""
-    return View(title, lambda: [[Piece(title)], *text_lines(nodes, numbers)], lambda: fragment(nodes, numbers))
+    return View(title, lambda: [[TextPiece(title)], *text_lines(nodes, numbers)], lambda: fragment(nodes, numbers))
 
 
-def text_lines(nodes: Sequence[Node], numbers: int, indent: str = "") -> list[Line]:
+def text_lines(nodes: Sequence[TreeNode], numbers: int, indent: str = "") -> list[Line]:
     """A line per node.
 
-    >>> for line in text_lines([Node("1", (Node("1"), Node("3"))), Node("2")], 2):
+    >>> for line in text_lines([TreeNode("1", (TreeNode("1"), TreeNode("3"))), TreeNode("2")], 2):
     ...     print("".join(piece.text for piece in line))
     ├─ 1
     │  ├─ 1
@@ -44,7 +44,7 @@ def text_lines(nodes: Sequence[Node], numbers: int, indent: str = "") -> list[Li
     for n, node in enumerate(nodes):
         last = n == len(nodes) - 1
         back = None if node.number is None else color(node.number, numbers)
-        lines.append([Piece(f"{indent}{'└─' if last else '├─'} "), Piece(node.label, back)])
+        lines.append([TextPiece(f"{indent}{'└─' if last else '├─'} "), TextPiece(node.label, back)])
         lines += text_lines(node.below, numbers, indent + ("   " if last else "│  "))
     return lines
 
@@ -52,20 +52,20 @@ def text_lines(nodes: Sequence[Node], numbers: int, indent: str = "") -> list[Li
 _LINE, _CHARACTER, _STEP = 26, 8, 40
 
 
-def fragment(nodes: Sequence[Node], numbers: int) -> str:
+def fragment(nodes: Sequence[TreeNode], numbers: int) -> str:
     """The tree as an SVG element: levels from left to right, each node in the middle of what stands below it."""
     boxes: list[str] = []
     lines: list[str] = []
     widths: list[int] = []
 
-    def measure(nodes: Sequence[Node], level: int) -> None:
+    def measure(nodes: Sequence[TreeNode], level: int) -> None:
         for node in nodes:
             if len(widths) <= level:
                 widths.append(0)
             widths[level] = max(widths[level], len(node.label) * _CHARACTER + 12)
             measure(node.below, level + 1)
 
-    def place(node: Node, level: int, top: float) -> tuple[float, float]:
+    def place(node: TreeNode, level: int, top: float) -> tuple[float, float]:
         """Draw a node and what is below it from ``top`` on; its middle, and where the next one begins."""
         left = sum(widths[:level]) + level * _STEP
         at, middles = top, []

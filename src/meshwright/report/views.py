@@ -14,20 +14,20 @@ from meshwright.report.html import page
 from meshwright.report.showing import Shown
 
 
-class Piece(NamedTuple):
+class TextPiece(NamedTuple):
     """A part of a line, on a background where it has one."""
 
     text: str
     color: str | None = None
 
 
-Line = Sequence[Piece]
+Line = Sequence[TextPiece]
 
 
 class View(Shown):
     """A picture: `str` is its text, `html` an element that stands by itself; ``lines`` are made when they are needed.
 
-    >>> view = View("a title", lambda: [[Piece("two "), Piece("words", "#99c2eb")]], lambda: "<b>two words</b>")
+    >>> view = View("a title", lambda: [[TextPiece("two "), TextPiece("words", "#99c2eb")]], lambda: "<b>two words</b>")
     >>> print(view)
     two words
     """

@@ -107,10 +107,10 @@ class MLP:
         With ``fold``, the first device of each group stands for all, and collectives name their ``members``.
         """
         self.check(data, horizontal, pipeline, microbatches)
-        return _Writer(self, data, horizontal, pipeline, microbatches, fold).write()
+        return _LayerWriter(self, data, horizontal, pipeline, microbatches, fold).write()
 
 
-class _Writer:
+class _LayerWriter:
     def __init__(self, mlp: MLP, data: int, horizontal: int, pipeline: int, microbatches: int, fold: bool) -> None:
         self.mlp, self.D, self.H, self.P, self.K = mlp, data, horizontal, pipeline, microbatches
         self.replicas, self.shards = (range(1), range(1)) if fold else (range(data), range(horizontal))

@@ -11,7 +11,7 @@ from meshwright.sharding.dimension import resolved
 from meshwright.sharding.mesh import BaseMesh, Mesh, make_mesh
 from meshwright.sharding.named import TensorSharding
 from meshwright.sharding.spec import read_axis
-from meshwright.sharding.text_sdy import Reader, WrittenAxis, WrittenDim, pointing, read_integer
+from meshwright.sharding.text_sdy import TokenReader, WrittenAxis, WrittenDim, pointing, read_integer
 
 
 def read_mesh(text: str, kind: str = "cpu") -> Mesh:
@@ -104,7 +104,7 @@ def read_spec(text: str, mesh: BaseMesh, shape: Sequence[int]) -> TensorSharding
     return _read_partition_spec(text, mesh, shape)
 
 
-class _SpecReader(Reader):
+class _SpecReader(TokenReader):
     """Tokens of a partition spec; single quotes are as good as double ones."""
 
     def __init__(self, text: str) -> None:

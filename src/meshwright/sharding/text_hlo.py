@@ -29,7 +29,7 @@ from meshwright.sharding.placement import (
     merged,
     positions_in_order,
 )
-from meshwright.sharding.text_sdy import Reader
+from meshwright.sharding.text_sdy import TokenReader
 
 KINDS = ("manual", "unreduced", "replicated")
 
@@ -120,9 +120,9 @@ def iota_text(digits: Digits) -> str:
     return f"[{shape}]" + (f"T({turn})" if len(digits) > 1 else "")
 
 
-def read_tiles(text: str) -> tuple[Tiles, Reader]:
+def read_tiles(text: str) -> tuple[Tiles, TokenReader]:
     """Read HLO's text of a sharding; an error points at the character."""
-    reader = Reader(text, "HLO sharding")
+    reader = TokenReader(text, "HLO sharding")
     reader.take("{")
     word = next((w for w in ("devices", "maximal", *KINDS) if reader.sees(w)), None)
     if word is None:
@@ -144,7 +144,7 @@ def read_tiles(text: str) -> tuple[Tiles, Reader]:
     return tiles, reader
 
 
-def _read_tiled(reader: Reader) -> Tiles:
+def _read_tiled(reader: TokenReader) -> Tiles:
     reader.take("=")
     dims_at = reader.at
     reader.take("[")
@@ -183,7 +183,7 @@ def _read_tiled(reader: Reader) -> Tiles:
     return Tiles(dims, kinds, digits, devices, at=dims_at, kinds_at=at)
 
 
-def _read_iota(reader: Reader, count: int) -> Digits:
+def _read_iota(reader: TokenReader, count: int) -> Digits:
     """``=[2,2]T(1,0)``, after a ``<``."""
     reader.take("=")
     at = reader.at

@@ -148,7 +148,7 @@ def _a(kind: str) -> str:
     return f"{'an' if kind[0] == 'H' else 'a'} {kind}"
 
 
-class Reader:
+class TokenReader:
     """Tokens of a text; every error points at a character."""
 
     def __init__(self, text: str, kind: str) -> None:
@@ -249,9 +249,9 @@ class Reader:
 # Meshes
 
 
-def read_mesh(text: str) -> tuple[WrittenMesh, Reader]:
+def read_mesh(text: str) -> tuple[WrittenMesh, TokenReader]:
     """A mesh, perhaps named: ``sdy.mesh @m = <…>``, ``@m = <…>``, ``#sdy.mesh<…>``, ``mesh<…>``, ``<…>``."""
-    reader = Reader(text, "mesh")
+    reader = TokenReader(text, "mesh")
     strict = reader.sees("sdy.mesh") or reader.sees("#sdy.mesh")
     name = None
     if reader.accept("sdy.mesh") or reader.tokens[reader.next][0] == "symbol":
@@ -264,7 +264,7 @@ def read_mesh(text: str) -> tuple[WrittenMesh, Reader]:
     return written._replace(name=name), reader
 
 
-def _symbol_name(reader: Reader) -> str:
+def _symbol_name(reader: TokenReader) -> str:
     text = reader.token("symbol", "the name of a mesh, such as @mesh")[1:]
     name = unquoted(text) if text.startswith('"') else text
     if not name:
@@ -272,7 +272,7 @@ def _symbol_name(reader: Reader) -> str:
     return name
 
 
-def _mesh_body(reader: Reader, strict: bool) -> WrittenMesh:
+def _mesh_body(reader: TokenReader, strict: bool) -> WrittenMesh:
     braces = not strict and reader.accept("{")
     reader.take("<")
 
@@ -307,9 +307,9 @@ def _mesh_body(reader: Reader, strict: bool) -> WrittenMesh:
 # Shardings
 
 
-def read_sharding(text: str) -> tuple[WrittenSharding, Reader]:
+def read_sharding(text: str) -> tuple[WrittenSharding, TokenReader]:
     """A sharding: ``#sdy.sharding<…>``, ``sharding<…>`` or ``<…>``, perhaps with ``: tensor<4x8xf32>`` after it."""
-    reader = Reader(text, "sharding")
+    reader = TokenReader(text, "sharding")
     strict = reader.accept("#sdy.sharding")
     if not strict:
         reader.accept("sharding")
@@ -342,7 +342,7 @@ def read_sharding(text: str) -> tuple[WrittenSharding, Reader]:
     return WrittenSharding(mesh, at, dims, lists.get("replicated", ()), unreduced, kind, shape), reader
 
 
-def _dim(reader: Reader) -> WrittenDim:
+def _dim(reader: TokenReader) -> WrittenDim:
     at = reader.at
     reader.take("{")
     axes: list[WrittenAxis] = []
@@ -367,7 +367,7 @@ def _dim(reader: Reader) -> WrittenDim:
     return WrittenDim(tuple(axes), is_open, priority, at)
 
 
-def _axis(reader: Reader) -> WrittenAxis:
+def _axis(reader: TokenReader) -> WrittenAxis:
     at, name = reader.at, reader.name()
     if not reader.accept(":"):
         return WrittenAxis(name, None, None, at)
@@ -377,7 +377,7 @@ def _axis(reader: Reader) -> WrittenAxis:
     return WrittenAxis(name, pre, reader.integer(), at)
 
 
-def _tensor_shape(reader: Reader) -> tuple[int, ...] | None:
+def _tensor_shape(reader: TokenReader) -> tuple[int, ...] | None:
     if not reader.sees(":"):
         return None
     match = re.compile(_TENSOR, re.ASCII).match(reader.text, reader.at)

@@ -13,13 +13,13 @@ from meshwright.core.trace import Array, apply, read, state
 from meshwright.errors import MeshwrightError
 
 
-class _State(threading.local):
+class _BatchState(threading.local):
     axis: str | None = None  # the mesh axis whose devices are the examples of the batch
     spmd: tuple[str, ...] = ()  # the mesh axes that the batch itself is to be split over
     split: tuple[str, ...] = ()  # the mesh axes that it is split over, inside of a shard_map
 
 
-_state = _State()
+_state = _BatchState()
 
 
 @contextmanager

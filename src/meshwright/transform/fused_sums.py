@@ -26,10 +26,10 @@ def fuse_sums(program: Program) -> Program:
     """The program with sums over the batch dims of a product taken inside of the product."""
     if not any(eqn.op is reduce_sum for eqn in program.eqns):
         return program
-    return dce(_Fusion(program).result())
+    return dce(_SumFusion(program).result())
 
 
-class _Fusion:
+class _SumFusion:
     def __init__(self, program: Program) -> None:
         self.program = program
         self.uses = Counter(a for eqn in program.eqns for a in eqn.inputs) + Counter(program.outputs)

@@ -71,7 +71,7 @@ def stored_type(dtype: DType, shape: Sequence[int]) -> tuple[DType, list[int]]:
     return STORED_AS.get(dtype, dtype), [*shape, 2] if dtype.kind == "c" else list(shape)
 
 
-class Level(NamedTuple):
+class TreeLevel(NamedTuple):
     """One container: what it is called, the keys of its children, the children, and how to make it from them."""
 
     kind: str
@@ -80,18 +80,18 @@ class Level(NamedTuple):
     rebuild: Callable[[Sequence[Any]], Any]
 
 
-def open_level(x: Any) -> Level | None:
+def open_level(x: Any) -> TreeLevel | None:
     """A container opened, or None for a leaf."""
     kind = type(x)
     if kind is dict:
-        return Level("dict", list(x), list(x.values()), lambda found: dict(zip(x, found, strict=True)))
+        return TreeLevel("dict", list(x), list(x.values()), lambda found: dict(zip(x, found, strict=True)))
     if kind is list or kind is tuple:
-        return Level(kind.__name__, list(range(len(x))), list(x), kind)
+        return TreeLevel(kind.__name__, list(range(len(x))), list(x), kind)
     if optree.tree_is_leaf(x, namespace=tree.NAMESPACE):
         return None
     children, metadata, entries, rebuild = optree.tree_flatten_one_level(x, namespace=tree.NAMESPACE)
     fields = kind._fields if optree.is_namedtuple(x) else entries
-    return Level(
+    return TreeLevel(
         f"{kind.__module__}.{kind.__qualname__}", list(fields), list(children), lambda found: rebuild(metadata, found)
     )
 

@@ -75,7 +75,7 @@ def load(path: str | os.PathLike[str], like: Any = None, *, mesh: BaseMesh | Non
     while True:
         layout = read_layout(directory)
         try:
-            with _Reader(directory, layout, mesh).opened() as reader:
+            with _LeafReader(directory, layout, mesh).opened() as reader:
                 return _build(layout["tree"], like, "", reader)
         except _Gone as gone:
             # A save that ended meanwhile has removed the files of the layout that was read; there is another now.
@@ -93,7 +93,7 @@ class _Gone(Exception):
 # Structure
 
 
-def _build(node: Json, like: Any, name: str, reader: _Reader) -> Any:
+def _build(node: Json, like: Any, name: str, reader: _LeafReader) -> Any:
     """The saved tree ``node`` in the form of ``like``."""
     wanted = _plan(node, _AS_SAVED if like is None else like, name, reader.layout["leaves"])
     return _fill(wanted, reader)
@@ -146,7 +146,7 @@ def _plan(node: Json, like: Any, name: str, leaves: list[Json]) -> Any:
     return _Branch(level.rebuild, children)
 
 
-def _fill(plan: Any, reader: _Reader) -> Any:
+def _fill(plan: Any, reader: _LeafReader) -> Any:
     if isinstance(plan, Wanted):
         return reader.leaf(plan)
     return plan.rebuild([_fill(child, reader) for child in plan.children]) if isinstance(plan, _Branch) else plan
@@ -210,7 +210,7 @@ class _Damaged(Exception):
     """What is wrong with a data file."""
 
 
-class _Reader:
+class _LeafReader:
     """Reads leaves from the files of one layout."""
 
     def __init__(self, directory: Path, layout: Json, mesh: BaseMesh | None) -> None:
@@ -218,7 +218,7 @@ class _Reader:
         self.files: dict[int, _File] = {}
 
     @contextmanager
-    def opened(self) -> Iterator[_Reader]:
+    def opened(self) -> Iterator[_LeafReader]:
         """Close the files in the end."""
         try:
             yield self

@@ -87,7 +87,7 @@ def save(path: str | os.PathLike[str], tree: Any, *, file_bytes: int = 1 << 28) 
     leaves: list[tuple[str, Any]] = []
     structure = structure_to_json(tree, "", leaves)
     arrays = [None if _is_plain(leaf) else _as_array(leaf, name) for name, leaf in leaves]
-    place = _Place(directory)
+    place = _SaveDirectory(directory)
     try:
         place.enter()
         _refuse_others(directory)
@@ -101,10 +101,10 @@ def save(path: str | os.PathLike[str], tree: Any, *, file_bytes: int = 1 << 28) 
 
 
 def _write(
-    place: _Place, structure: Json, leaves: list[tuple[str, Any]], arrays: list[Array | None], file_bytes: int
+    place: _SaveDirectory, structure: Json, leaves: list[tuple[str, Any]], arrays: list[Array | None], file_bytes: int
 ) -> None:
     """Write everything and put it in place."""
-    writer = _Writer(place.directory, place.prefix, file_bytes)
+    writer = _TensorWriter(place.directory, place.prefix, file_bytes)
     written = [
         {"name": name, "number": number_to_json(leaf)} if array is None else writer.add(name, array)
         for (name, leaf), array in zip(leaves, arrays, strict=True)
@@ -121,7 +121,7 @@ def _write(
     place.put(text, frozenset(entry["name"] for entry in writer.files))
 
 
-class _Writer:
+class _TensorWriter:
     """Collects tensors and writes them, a file at a time."""
 
     def __init__(self, directory: Path, prefix: str, file_bytes: int) -> None:
@@ -286,7 +286,7 @@ def _is_free(layout: Path) -> bool:
     return isinstance(found, dict) and found.get("format") == FORMAT
 
 
-class _Place:
+class _SaveDirectory:
     """The directory of one save: made if need be, locked, and at the end with one checkpoint and nothing else.
 
     An interrupt may come between any two steps. So whatever is made is noted before, and whether the new checkpoint has

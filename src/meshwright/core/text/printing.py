@@ -24,7 +24,7 @@ Comments = bool | Callable[[Eqn], str]  # the user's lines, none, or what a func
 def print_program(program: Program, sources: Comments = True, constants: bool = False) -> str:
     """The text of a program; ``sources`` adds the user's lines, ``constants`` writes large arrays in full."""
     named = [", ".join(f"{axis_text(name)}={size}" for name, size in mesh.shape.items()) for mesh in _meshes(program)]
-    return "\n".join([*(f"mesh({axes})" for axes in named), *_lines(program, _Names(), sources, constants)])
+    return "\n".join([*(f"mesh({axes})" for axes in named), *_lines(program, _VarNames(), sources, constants)])
 
 
 def _meshes(program: Program) -> dict[Any, None]:
@@ -43,7 +43,7 @@ set_printer(print_program)
 _TAKEN = frozenset({"const", "return", "program", "inf", "nan", "infj", "nanj"})
 
 
-class _Names:
+class _VarNames:
     """Gives vars the names a, b, …, z, ba, bb, … in the order they are first seen."""
 
     def __init__(self) -> None:
@@ -80,7 +80,7 @@ def _print_number(value: Any, dtype: dtypes.DType) -> str:
     return repr(float(value) if dtypes.is_float(dtype) else value)
 
 
-def _lines(program: Program, name: _Names, sources: Comments, full: bool) -> list[str]:
+def _lines(program: Program, name: _VarNames, sources: Comments, full: bool) -> list[str]:
     lines = [f"program({', '.join(f'{name(v)}: {v.type.short()}' for v in program.inputs)}) {{"]
     for var, value in program.constants:
         lines.append(f"  const {name(var)}: {var.type.short()} = {_print_constant(value, full)}")
@@ -110,17 +110,17 @@ def _print_constant(value: Any, full: bool) -> str:
     return f"@{digest(value)}"
 
 
-def _print_param(key: str, value: Any, name: _Names, sources: Comments, full: bool) -> str:
+def _print_param(key: str, value: Any, name: _VarNames, sources: Comments, full: bool) -> str:
     return f"{key}={_print_value(value, name, sources, full)}"
 
 
 def print_params(params: Params) -> str:
     """The params of an equation without programs, as its text has them."""
-    names = _Names()
+    names = _VarNames()
     return " ".join(_print_param(key, params[key], names, False, False) for key in sorted(params))
 
 
-def _print_value(value: Any, name: _Names, sources: Comments, full: bool) -> str:
+def _print_value(value: Any, name: _VarNames, sources: Comments, full: bool) -> str:
     if isinstance(value, Program):
         return "\n".join(_lines(value, name, sources, full))
     if isinstance(value, tuple):

@@ -14,7 +14,7 @@ from meshwright.core.program import Eqn
 from meshwright.core.types import TensorType
 from meshwright.errors import MeshwrightError
 from meshwright.interop.groups import MeshAxes, group_digits, groups_of
-from meshwright.interop.hlo.writer import S32, U32, Computation, Value, Write, numbers
+from meshwright.interop.hlo.writer import S32, U32, Computation, HloValue, Write, numbers
 from meshwright.sharding.placement import merged
 from meshwright.sharding.text_hlo import iota_text
 
@@ -49,8 +49,8 @@ def _groups(c: Computation, eqn: Eqn) -> str:
 def _reduced(opcode: str) -> Write:
     """All operands of one element type at once."""
 
-    def write(c: Computation, eqn: Eqn, operands: list[Value], results: list[TensorType]) -> list[Value]:
-        found: dict[int, Value] = {}
+    def write(c: Computation, eqn: Eqn, operands: list[HloValue], results: list[TensorType]) -> list[HloValue]:
+        found: dict[int, HloValue] = {}
         for dtype in dict.fromkeys(x.type.dtype for x in operands):
             places = [n for n, x in enumerate(operands) if x.type.dtype == dtype]
             text = f"{_groups(c, eqn)}, use_global_device_ids=true, to_apply={c.module.scalar(opcode, dtype)}"
@@ -61,18 +61,18 @@ def _reduced(opcode: str) -> Write:
     return write
 
 
-def _all_gather(c: Computation, eqn: Eqn, operands: list[Value], results: list[TensorType]) -> list[Value]:
+def _all_gather(c: Computation, eqn: Eqn, operands: list[HloValue], results: list[TensorType]) -> list[HloValue]:
     text = f"{_groups(c, eqn)}, dimensions={{{eqn.params['dim']}}}, use_global_device_ids=true"
     return c.op("all-gather", operands, results, text)
 
 
-def _reduce_scatter(c: Computation, eqn: Eqn, operands: list[Value], results: list[TensorType]) -> list[Value]:
+def _reduce_scatter(c: Computation, eqn: Eqn, operands: list[HloValue], results: list[TensorType]) -> list[HloValue]:
     add = c.module.scalar("add", results[0].dtype)
     text = f"{_groups(c, eqn)}, use_global_device_ids=true, dimensions={{{eqn.params['dim']}}}, to_apply={add}"
     return c.op("reduce-scatter", operands, results, text)
 
 
-def _all_to_all(c: Computation, eqn: Eqn, operands: list[Value], results: list[TensorType]) -> list[Value]:
+def _all_to_all(c: Computation, eqn: Eqn, operands: list[HloValue], results: list[TensorType]) -> list[HloValue]:
     """Parts are given out along a dim of their own, which is then joined with another."""
     (x,) = operands
     split, concat, parts = eqn.params["split"], eqn.params["concat"], prod(eqn.params["sizes"])
@@ -86,19 +86,19 @@ def _all_to_all(c: Computation, eqn: Eqn, operands: list[Value], results: list[T
     return [c.reshape(x, results[0].shape)]
 
 
-def _permute(c: Computation, eqn: Eqn, operands: list[Value], results: list[TensorType]) -> list[Value]:
+def _permute(c: Computation, eqn: Eqn, operands: list[HloValue], results: list[TensorType]) -> list[HloValue]:
     groups = groups_of(c.module.axes, eqn.params["axes"]).tolist()
     pairs = sorted((row[source], row[target]) for row in groups for source, target in eqn.params["permutation"])
     text = f"{c.module.channel()}, source_target_pairs={{{','.join(numbers(pair) for pair in pairs)}}}"
     return c.op("collective-permute", operands, results, text)
 
 
-def _position(c: Computation, axes: Sequence[str]) -> Value:
+def _position(c: Computation, axes: Sequence[str]) -> HloValue:
     """The device's place along some axes, from major to minor."""
     scalar = TensorType((), U32)
     (whole,) = c.op("partition-id", [], [scalar])
     _, inner = group_digits(c.module.axes, axes)
-    place: Value | None = None
+    place: HloValue | None = None
     for stride, size in merged(inner):
         (digit,) = c.op("divide", [whole, c.number(stride, U32)], [scalar]) if stride > 1 else [whole]
         (digit,) = c.op("remainder", [digit, c.number(size, U32)], [scalar])
@@ -111,11 +111,11 @@ def _position(c: Computation, axes: Sequence[str]) -> Value:
     return c.op("convert", [place], [TensorType((), S32)])[0]
 
 
-def _axis_index(c: Computation, eqn: Eqn, operands: list[Value], results: list[TensorType]) -> list[Value]:
+def _axis_index(c: Computation, eqn: Eqn, operands: list[HloValue], results: list[TensorType]) -> list[HloValue]:
     return [_position(c, eqn.params["axes"])]
 
 
-def _scatter(c: Computation, eqn: Eqn, operands: list[Value], results: list[TensorType]) -> list[Value]:
+def _scatter(c: Computation, eqn: Eqn, operands: list[HloValue], results: list[TensorType]) -> list[HloValue]:
     """Each device takes its part of what all have."""
     dim, t = eqn.params["dim"], results[0]
     place, zero = _position(c, eqn.params["axes"]), c.number(0)

@@ -9,11 +9,11 @@ from typing import Any
 from meshwright.core.program import Eqn, Program, Var, param_key
 from meshwright.core.types import TensorType
 from meshwright.errors import MeshwrightError
-from meshwright.interop.hlo.writer import Computation, Value, Write
+from meshwright.interop.hlo.writer import Computation, HloValue, Write
 from meshwright.interop.stablehlo.dumping import dump
 
 
-def _called(c: Computation, eqn: Eqn, operands: list[Value], results: list[TensorType]) -> list[Value]:
+def _called(c: Computation, eqn: Eqn, operands: list[HloValue], results: list[TensorType]) -> list[HloValue]:
     """A call of a computation that is XLA's own."""
     types = [TensorType(x.type.shape, x.type.dtype) for x in operands]
     key = (eqn.op.name, *types, param_key(eqn.params))

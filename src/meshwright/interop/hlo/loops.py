@@ -6,16 +6,16 @@ from collections.abc import Sequence
 
 from meshwright.core.program import Eqn, Program
 from meshwright.core.types import TensorType
-from meshwright.interop.hlo.writer import PRED, S32, Computation, Value, Write, numbers
+from meshwright.interop.hlo.writer import PRED, S32, Computation, HloValue, Write, numbers
 
 Types = list[TensorType]
 
 
-def _types(values: Sequence[Value]) -> Types:
+def _types(values: Sequence[HloValue]) -> Types:
     return [x.type for x in values]
 
 
-def _while(c: Computation, eqn: Eqn, operands: list[Value], results: Types) -> list[Value]:
+def _while(c: Computation, eqn: Eqn, operands: list[HloValue], results: Types) -> list[HloValue]:
     p = eqn.params
     first, second = p["cond_consts"], p["cond_consts"] + p["body_consts"]
     test = Computation.of_tuple(c.module, _types(operands))
@@ -30,7 +30,7 @@ def _while(c: Computation, eqn: Eqn, operands: list[Value], results: Types) -> l
     return c.from_tuple("while", [c.tuple(operands)], _types(operands), text)[second:]
 
 
-def _scan(c: Computation, eqn: Eqn, operands: list[Value], results: Types) -> list[Value]:
+def _scan(c: Computation, eqn: Eqn, operands: list[HloValue], results: Types) -> list[HloValue]:
     """A loop that counts, reads a row of each scanned array and writes a row of each result."""
     p = eqn.params
     consts, carry, length = p["consts"], p["carry"], p["length"]
@@ -70,7 +70,7 @@ def _scan(c: Computation, eqn: Eqn, operands: list[Value], results: Types) -> li
     return [*found[1 + consts : 1 + consts + carry], *found[1 + len(operands) :]]
 
 
-def _cond(c: Computation, eqn: Eqn, operands: list[Value], results: Types) -> list[Value]:
+def _cond(c: Computation, eqn: Eqn, operands: list[HloValue], results: Types) -> list[HloValue]:
     index, *rest = operands
     branches: Sequence[Program] = eqn.params["branches"]
     number = TensorType((), S32)

@@ -13,12 +13,12 @@ from meshwright.interop.decompositions import neutral
 from meshwright.interop.hlo.collectives import COLLECTIVES
 from meshwright.interop.hlo.functions import FUNCTIONS
 from meshwright.interop.hlo.loops import LOOPS
-from meshwright.interop.hlo.writer import PRED, Computation, Value, Write, numbers
+from meshwright.interop.hlo.writer import PRED, Computation, HloValue, Write, numbers
 
 Types = list[TensorType]
 
 
-def _spread(c: Computation, operands: Sequence[Value], t: TensorType) -> list[Value]:
+def _spread(c: Computation, operands: Sequence[HloValue], t: TensorType) -> list[HloValue]:
     """All operands in the shape of the result: HLO broadcasts nothing by itself."""
     return [c.spread(x, t.shape) for x in operands]
 
@@ -32,11 +32,11 @@ def _with(opcode: str, attributes: Callable[[Params], str]) -> Write:
     return lambda c, eqn, operands, results: c.op(opcode, operands, results, attributes(eqn.params))
 
 
-def _same(c: Computation, eqn: Eqn, operands: list[Value], results: Types) -> list[Value]:
+def _same(c: Computation, eqn: Eqn, operands: list[HloValue], results: Types) -> list[HloValue]:
     return operands
 
 
-def _convert(c: Computation, eqn: Eqn, operands: list[Value], results: Types) -> list[Value]:
+def _convert(c: Computation, eqn: Eqn, operands: list[HloValue], results: Types) -> list[HloValue]:
     (x,) = operands
     if x.type.dtype.kind == "c" and results[0].dtype.kind != "c":
         half = TensorType(x.type.shape, np.dtype(f"f{x.type.dtype.itemsize // 2}"))
@@ -44,33 +44,33 @@ def _convert(c: Computation, eqn: Eqn, operands: list[Value], results: Types) ->
     return [x] if x.type.dtype == results[0].dtype else c.op("convert", [x], results)
 
 
-def _round(c: Computation, eqn: Eqn, operands: list[Value], results: Types) -> list[Value]:
+def _round(c: Computation, eqn: Eqn, operands: list[HloValue], results: Types) -> list[HloValue]:
     return c.op("round-nearest-afz" if eqn.params["away"] else "round-nearest-even", operands, results)
 
 
-def _atan(c: Computation, eqn: Eqn, operands: list[Value], results: Types) -> list[Value]:
+def _atan(c: Computation, eqn: Eqn, operands: list[HloValue], results: Types) -> list[HloValue]:
     return c.op("atan2", _spread(c, [*operands, c.number(1, results[0].dtype)], results[0]), results)
 
 
-def _barrier(c: Computation, eqn: Eqn, operands: list[Value], results: Types) -> list[Value]:
+def _barrier(c: Computation, eqn: Eqn, operands: list[HloValue], results: Types) -> list[HloValue]:
     if len(operands) == 1:
         return c.op("opt-barrier", operands, results)
     return c.from_tuple("opt-barrier", [c.tuple(operands)], results, "")
 
 
-def _broadcast(c: Computation, eqn: Eqn, operands: list[Value], results: Types) -> list[Value]:
+def _broadcast(c: Computation, eqn: Eqn, operands: list[HloValue], results: Types) -> list[HloValue]:
     return [c.spread(operands[0], results[0].shape, eqn.params["dims"])]
 
 
-def _reshape(c: Computation, eqn: Eqn, operands: list[Value], results: Types) -> list[Value]:
+def _reshape(c: Computation, eqn: Eqn, operands: list[HloValue], results: Types) -> list[HloValue]:
     return [c.reshape(operands[0], results[0].shape)]
 
 
-def _transpose(c: Computation, eqn: Eqn, operands: list[Value], results: Types) -> list[Value]:
+def _transpose(c: Computation, eqn: Eqn, operands: list[HloValue], results: Types) -> list[HloValue]:
     return [c.transpose(operands[0], eqn.params["permutation"])]
 
 
-def _iota(c: Computation, eqn: Eqn, operands: list[Value], results: Types) -> list[Value]:
+def _iota(c: Computation, eqn: Eqn, operands: list[HloValue], results: Types) -> list[HloValue]:
     return c.op("iota", [], results, f"iota_dimension={eqn.params['dim']}")
 
 
@@ -79,7 +79,7 @@ def _slice(p: Params) -> str:
     return "slice={" + ", ".join(f"[{a}:{b}:{s}]" if s != 1 else f"[{a}:{b}]" for a, b, s in bounds) + "}"
 
 
-def _pad(c: Computation, eqn: Eqn, operands: list[Value], results: Types) -> list[Value]:
+def _pad(c: Computation, eqn: Eqn, operands: list[HloValue], results: Types) -> list[HloValue]:
     if not results[0].ndim:
         return operands[:1]
     rows = zip(eqn.params["low"], eqn.params["high"], eqn.params["interior"], strict=True)
@@ -89,7 +89,7 @@ def _pad(c: Computation, eqn: Eqn, operands: list[Value], results: Types) -> lis
 def _dynamic(opcode: str, first: int) -> Write:
     """A box at a place that is computed; a scalar has no other."""
 
-    def write(c: Computation, eqn: Eqn, operands: list[Value], results: Types) -> list[Value]:
+    def write(c: Computation, eqn: Eqn, operands: list[HloValue], results: Types) -> list[HloValue]:
         if not results[0].ndim:
             return [operands[first - 1]]
         sizes = f"dynamic_slice_sizes={numbers(results[0].shape)}" if first == 1 else ""
@@ -122,7 +122,7 @@ def _window(
     return f"window={{{text} lhs_dilate={times(base)} rhs_dilate={times(dilation)}}}" if sizes else "window={}"
 
 
-def _convolution(c: Computation, eqn: Eqn, operands: list[Value], results: Types) -> list[Value]:
+def _convolution(c: Computation, eqn: Eqn, operands: list[HloValue], results: Types) -> list[HloValue]:
     p = eqn.params
     lhs, rhs, out = p["dims"]
 
@@ -144,7 +144,7 @@ _OPCODES = {"sum": "add", "prod": "multiply", "max": "maximum", "min": "minimum"
 
 
 def _reduce(how: str) -> Write:
-    def write(c: Computation, eqn: Eqn, operands: list[Value], results: Types) -> list[Value]:
+    def write(c: Computation, eqn: Eqn, operands: list[HloValue], results: Types) -> list[HloValue]:
         dtype = results[0].dtype
         text = f"dimensions={numbers(eqn.params['axes'])}, to_apply={c.module.scalar(_OPCODES[how], dtype)}"
         return c.op("reduce", [*operands, c.number(neutral(how, dtype), dtype)], results, text)
@@ -153,7 +153,7 @@ def _reduce(how: str) -> Write:
 
 
 def _reduce_window(how: str, window: Callable[[Params, TensorType], str]) -> Write:
-    def write(c: Computation, eqn: Eqn, operands: list[Value], results: Types) -> list[Value]:
+    def write(c: Computation, eqn: Eqn, operands: list[HloValue], results: Types) -> list[HloValue]:
         dtype = results[0].dtype
         if not results[0].ndim:
             return operands[:1]
@@ -178,17 +178,17 @@ def _running(p: Params, t: TensorType) -> str:
 def _best_place(how: str) -> Write:
     """The place of the largest (smallest) element: values reduced with their places, NaN and the first place ahead."""
 
-    def write(c: Computation, eqn: Eqn, operands: list[Value], results: Types) -> list[Value]:
+    def write(c: Computation, eqn: Eqn, operands: list[HloValue], results: Types) -> list[HloValue]:
         (x,) = operands
         axis, place = eqn.params["axis"], results[0].dtype
         value, number, truth = TensorType((), x.type.dtype), TensorType((), place), TensorType((), PRED)
         inside = Computation(c.module, [value, number, value, number])
         a, i, b, j = inside.parameters
 
-        def test(one: Value, other: Value, direction: str) -> Value:
+        def test(one: HloValue, other: HloValue, direction: str) -> HloValue:
             return inside.op("compare", [one, other], [truth], f"direction={direction}")[0]
 
-        def joined(opcode: str, one: Value, other: Value) -> Value:
+        def joined(opcode: str, one: HloValue, other: HloValue) -> HloValue:
             return inside.op(opcode, [one, other], [truth])[0]
 
         ahead = joined("or", test(a, b, "GT" if how == "max" else "LT"), test(a, a, "NE"))
@@ -204,7 +204,7 @@ def _best_place(how: str) -> Write:
     return write
 
 
-def _select_and_scatter(c: Computation, eqn: Eqn, operands: list[Value], results: Types) -> list[Value]:
+def _select_and_scatter(c: Computation, eqn: Eqn, operands: list[HloValue], results: Types) -> list[HloValue]:
     """Each summand is added to the place of its window that has the largest (smallest) element."""
     p = eqn.params
     source, x = operands
@@ -215,12 +215,12 @@ def _select_and_scatter(c: Computation, eqn: Eqn, operands: list[Value], results
     return c.op("select-and-scatter", [x, source, c.number(0, dtype)], results, text)
 
 
-def _sort(c: Computation, eqn: Eqn, operands: list[Value], results: Types) -> list[Value]:
+def _sort(c: Computation, eqn: Eqn, operands: list[HloValue], results: Types) -> list[HloValue]:
     """Ascending by the first ``num_keys`` operands, NaN last, the two zeros equal."""
     truth = TensorType((), PRED)
     inside = Computation(c.module, [TensorType((), x.type.dtype) for x in operands for _ in range(2)])
 
-    def plain(x: Value) -> Value:
+    def plain(x: HloValue) -> HloValue:
         """One zero, one NaN, so that the total order of floating point numbers is the usual one."""
         if x.type.dtype.kind in "biu":
             return x
@@ -230,11 +230,11 @@ def _sort(c: Computation, eqn: Eqn, operands: list[Value], results: Types) -> li
         (x,) = inside.op("select", [is_zero, zero, x], [x.type])
         return inside.op("select", [is_nan, nan, x], [x.type])[0]
 
-    def test(one: Value, other: Value, direction: str) -> Value:
+    def test(one: HloValue, other: HloValue, direction: str) -> HloValue:
         total = "" if one.type.dtype.kind in "biu" else ", type=TOTALORDER"
         return inside.op("compare", [one, other], [truth], f"direction={direction}{total}")[0]
 
-    found: Value | None = None
+    found: HloValue | None = None
     for key in reversed(range(eqn.params["num_keys"])):
         one, other = (plain(x) for x in inside.parameters[2 * key : 2 * key + 2])
         less = test(one, other, "LT")
@@ -247,14 +247,14 @@ def _sort(c: Computation, eqn: Eqn, operands: list[Value], results: Types) -> li
     return c.op("sort", operands, results, f"dimensions={{{eqn.params['dim']}}}, is_stable=true, to_apply={name}")
 
 
-def _top_k(c: Computation, eqn: Eqn, operands: list[Value], results: Types) -> list[Value]:
+def _top_k(c: Computation, eqn: Eqn, operands: list[HloValue], results: Types) -> list[HloValue]:
     return c.from_tuple("topk", [operands[0].name], results, f"k={eqn.params['k']}, largest=true")
 
 
 # Gather and scatter
 
 
-def _gather(c: Computation, eqn: Eqn, operands: list[Value], results: Types) -> list[Value]:
+def _gather(c: Computation, eqn: Eqn, operands: list[HloValue], results: Types) -> list[HloValue]:
     p = eqn.params
     text = (
         f"offset_dims={numbers(p['offset_dims'])}, collapsed_slice_dims={numbers(p['collapsed_dims'])}, "
@@ -268,7 +268,7 @@ def _gather(c: Computation, eqn: Eqn, operands: list[Value], results: Types) -> 
 
 
 def _scatter(opcode: str) -> Write:
-    def write(c: Computation, eqn: Eqn, operands: list[Value], results: Types) -> list[Value]:
+    def write(c: Computation, eqn: Eqn, operands: list[HloValue], results: Types) -> list[HloValue]:
         p, dtype = eqn.params, results[0].dtype
         text = (
             f"update_window_dims={numbers(p['update_window_dims'])}, "

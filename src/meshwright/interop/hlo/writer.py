@@ -97,14 +97,14 @@ def literal_text(value: np.ndarray[Any, Any]) -> str:
 # Modules and computations
 
 
-class Value(NamedTuple):
+class HloValue(NamedTuple):
     """An instruction's name and type."""
 
     name: str
     type: TensorType
 
 
-Write = Callable[["Computation", Eqn, list[Value], list[TensorType]], list[Value]]
+Write = Callable[["Computation", Eqn, list[HloValue], list[TensorType]], list[HloValue]]
 
 
 class Module:
@@ -184,17 +184,17 @@ class Computation:
     ) -> None:
         self.module = module
         self.lines: list[str] = []
-        self.values: dict[Var, Value] = {}
+        self.values: dict[Var, HloValue] = {}
         self.eqn: tuple[str, Source | None] | None = None  # what instructions are being written for
-        self.parameters: list[Value] = []
+        self.parameters: list[HloValue] = []
         self._signature: list[str] = []
-        self._constants: dict[Any, Value] = {}
+        self._constants: dict[Any, HloValue] = {}
         for index, t in enumerate(types):
             extra = attributes[index] if attributes else ""
             name = module.unique(names[index] if names else "param")
             self.lines.append(f"{name} = {shape_text(t)} parameter({index}){extra}")
             self._signature.append(f"{name[1:]}: {shape_text(t, layout=False)}")
-            self.parameters.append(Value(name, t))
+            self.parameters.append(HloValue(name, t))
 
     @classmethod
     def of_tuple(cls, module: Module, types: Sequence[TensorType]) -> Computation:
@@ -207,11 +207,11 @@ class Computation:
         return inside
 
     def op(
-        self, opcode: str, operands: Sequence[Value], results: Sequence[TensorType], attributes: str = ""
-    ) -> list[Value]:
+        self, opcode: str, operands: Sequence[HloValue], results: Sequence[TensorType], attributes: str = ""
+    ) -> list[HloValue]:
         """Write one instruction; its results, taken out of their tuple if they are several."""
         name = self.raw(opcode, [x.name for x in operands], shapes_text(results), attributes)
-        return [Value(name, results[0])] if len(results) == 1 else self._parts(name, results)
+        return [HloValue(name, results[0])] if len(results) == 1 else self._parts(name, results)
 
     def raw(self, opcode: str, operands: Sequence[str], shape: str, attributes: str = "") -> str:
         """Write one instruction by names; its own name."""
@@ -220,9 +220,9 @@ class Computation:
         self.lines.append(f"{name} = {shape} {opcode}({', '.join(operands)}){ends}")
         return name
 
-    def _parts(self, name: str, types: Sequence[TensorType]) -> list[Value]:
+    def _parts(self, name: str, types: Sequence[TensorType]) -> list[HloValue]:
         return [
-            Value(self.raw("get-tuple-element", [name], shape_text(t), f"index={index}"), t)
+            HloValue(self.raw("get-tuple-element", [name], shape_text(t), f"index={index}"), t)
             for index, t in enumerate(types)
         ]
 
@@ -234,15 +234,17 @@ class Computation:
         where = "" if source is None else f' source_file="{_escaped(source.file)}" source_line={source.line}'
         return f'metadata={{op_name="{path}"{where}}}'
 
-    def tuple(self, values: Sequence[Value]) -> str:
+    def tuple(self, values: Sequence[HloValue]) -> str:
         """Values as one tuple; its name."""
         return self.raw("tuple", [x.name for x in values], tuple_text([x.type for x in values]))
 
-    def from_tuple(self, opcode: str, operands: Sequence[str], types: Sequence[TensorType], text: str) -> list[Value]:
+    def from_tuple(
+        self, opcode: str, operands: Sequence[str], types: Sequence[TensorType], text: str
+    ) -> list[HloValue]:
         """An instruction whose result is a tuple, of any length; its parts."""
         return self._parts(self.raw(opcode, operands, tuple_text(types), text), types)
 
-    def constant(self, value: Any, t: TensorType) -> Value:
+    def constant(self, value: Any, t: TensorType) -> HloValue:
         """An array; one number for all its elements is written once and spread."""
         array = np.broadcast_to(np.asarray(value, t.dtype), t.shape)
         if t.ndim and (not array.size or array.tobytes() == array.flat[0].tobytes() * array.size):
@@ -256,16 +258,16 @@ class Computation:
         if found is None:
             name = self.module.unique("constant")
             self.lines.append(f"{name} = {shape_text(t)} constant({literal_text(array)})")
-            found = Value(name, TensorType(t.shape, t.dtype))
+            found = HloValue(name, TensorType(t.shape, t.dtype))
             if key is not None:
                 self._constants[key] = found
         return found
 
-    def number(self, value: Any, dtype: DType = S32) -> Value:
+    def number(self, value: Any, dtype: DType = S32) -> HloValue:
         """A scalar."""
         return self.constant(value, TensorType((), dtype))
 
-    def spread(self, x: Value, shape: Sequence[int], dims: Sequence[int] = ()) -> Value:
+    def spread(self, x: HloValue, shape: Sequence[int], dims: Sequence[int] = ()) -> HloValue:
         """``x`` with its dims at ``dims`` of a larger shape; those of size 1 may grow."""
         if x.type.shape == tuple(shape):
             return x
@@ -274,13 +276,13 @@ class Computation:
         made = TensorType(tuple(shape), x.type.dtype)
         return self.op("broadcast", [x], [made], f"dimensions={numbers([dims[n] for n in kept])}")[0]
 
-    def reshape(self, x: Value, shape: Sequence[int]) -> Value:
+    def reshape(self, x: HloValue, shape: Sequence[int]) -> HloValue:
         """The same elements in another shape."""
         if x.type.shape == tuple(shape):
             return x
         return self.op("reshape", [x], [TensorType(tuple(shape), x.type.dtype)])[0]
 
-    def transpose(self, x: Value, order: Sequence[int]) -> Value:
+    def transpose(self, x: HloValue, order: Sequence[int]) -> HloValue:
         """The dims in another order."""
         if list(order) == sorted(order):
             return x
@@ -289,11 +291,11 @@ class Computation:
 
     # Programs
 
-    def atom(self, atom: Atom) -> Value:
+    def atom(self, atom: Atom) -> HloValue:
         """A number in its place, or the value of a variable."""
         return self.constant(atom.value, atom.type) if isinstance(atom, Literal) else self.values[atom]
 
-    def program(self, program: Program, inputs: Sequence[Value]) -> list[Value]:
+    def program(self, program: Program, inputs: Sequence[HloValue]) -> list[HloValue]:
         """Write the equations of a program; its outputs."""
         self.values.update(zip(program.inputs, inputs, strict=True))
         for var, value in program.constants:
@@ -314,7 +316,7 @@ class Computation:
             self.values.update(zip(eqn.outputs, outs, strict=True))
         return [self.atom(a) for a in program.outputs]
 
-    def equation(self, eqn: Eqn, operands: list[Value]) -> list[Value]:
+    def equation(self, eqn: Eqn, operands: list[HloValue]) -> list[HloValue]:
         """Write one equation; its results."""
         parts = in_parts(eqn, self.module.axes)
         write = self.module.ops.get(eqn.op.name)
@@ -333,7 +335,7 @@ class Computation:
             )
         return self.decomposed(parts, eqn, operands)
 
-    def decomposed(self, parts: Callable[..., list[Any]], eqn: Eqn, operands: Sequence[Value]) -> list[Value]:
+    def decomposed(self, parts: Callable[..., list[Any]], eqn: Eqn, operands: Sequence[HloValue]) -> list[HloValue]:
         """Write an op in terms of others."""
         types = [TensorType(x.type.shape, x.type.dtype) for x in operands]
         small, captured = trace(lambda *xs: parts(*xs, **eqn.params), types)
@@ -341,7 +343,7 @@ class Computation:
         eqns = tuple(Eqn(e.op, e.inputs, e.params, e.outputs, eqn.source) for e in small.eqns)
         return self.program(Program(small.inputs, eqns, small.outputs, small.constants), operands)
 
-    def finish(self, base: str, outs: Sequence[Value], one_as_tuple: bool = False, entry: bool = False) -> str:
+    def finish(self, base: str, outs: Sequence[HloValue], one_as_tuple: bool = False, entry: bool = False) -> str:
         """Add the computation to the module; its name. The entry is not added, and its text returned."""
         types = [x.type for x in outs]
         if len(outs) == 1 and not one_as_tuple:

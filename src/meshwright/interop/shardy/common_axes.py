@@ -18,7 +18,7 @@ from meshwright.sharding.axes import Axes, AxisRef, by_name, common_prefix, over
 Assignment = dict[int, Axes]  # the axes of each factor, by number
 
 
-class Split(NamedTuple):
+class SplitOp(NamedTuple):
     """An op whose tensors are split in given ways: its rule, and each tensor's factors with their axes."""
 
     rule: Factors
@@ -27,11 +27,11 @@ class Split(NamedTuple):
     axes: tuple[dict[int, Axes], ...]
 
     @staticmethod
-    def of(rule: Factors, elements: Sequence[int], projections: Sequence[Projection]) -> Split:
+    def of(rule: Factors, elements: Sequence[int], projections: Sequence[Projection]) -> SplitOp:
         """The op with tensors of so many elements, split as projections say."""
         shapes, _ = shapes_of(FactorRule.of(rule))
         axes = tuple({factor: found[0] for factor, found in one.items()} for one in projections)
-        return Split(rule, shapes, tuple(elements), axes)
+        return SplitOp(rule, shapes, tuple(elements), axes)
 
     def numbers(self, names: frozenset[str]) -> set[int]:
         """Factors by number."""
@@ -43,12 +43,12 @@ class Split(NamedTuple):
         return [number for number, shape in enumerate(self.shapes) if shape.dims]
 
 
-def common_axes(split: Split) -> Assignment:
+def common_axes(split: SplitOp) -> Assignment:
     """The axes of each factor, the same in all tensors that have it."""
     return _agreed(split) or _as_one_of_two(split) or _greedily(split)
 
 
-def _agreed(split: Split) -> Assignment | None:
+def _agreed(split: SplitOp) -> Assignment | None:
     """What all tensors say, if they say the same."""
     found: Assignment = {}
     for axes in split.axes:
@@ -64,7 +64,7 @@ def _agreed(split: Split) -> Assignment | None:
     return found
 
 
-def _as_one_of_two(split: Split) -> Assignment | None:
+def _as_one_of_two(split: SplitOp) -> Assignment | None:
     """The axes of the larger of two tensors, if nothing stands against splitting the op as it is split."""
     tensors = split.tensors
     if len(tensors) != 2 or split.rule.replicated or any(len(dim) > 1 for s in split.shapes for dim in s.dims):
@@ -86,7 +86,7 @@ def _as_one_of_two(split: Split) -> Assignment | None:
     return found
 
 
-class _Candidate(NamedTuple):
+class _AxesCandidate(NamedTuple):
     """Axes for a factor. Candidates compare: more elements split so first, then kinds of factors, then more ways."""
 
     elements: int
@@ -97,16 +97,16 @@ class _Candidate(NamedTuple):
     order: tuple[tuple[str, int, int], ...]
     axes: Axes
 
-    def cut(self, axes: Axes, ways: int) -> _Candidate:
+    def cut(self, axes: Axes, ways: int) -> _AxesCandidate:
         """The same with other axes."""
         return self._replace(ways=ways, length=len(axes), order=tuple(map(by_name, axes)), axes=axes)
 
 
-def _greedily(split: Split) -> Assignment:
+def _greedily(split: SplitOp) -> Assignment:
     """One factor after another: that and those axes first that most elements are split by already."""
     found: Assignment = dict.fromkeys(range(len(split.rule.sizes)), ())
 
-    def in_reach(one: _Candidate) -> bool:
+    def in_reach(one: _AxesCandidate) -> bool:
         return all(
             total_size(found[before]) == shape.sizes[before]
             for shape in split.shapes
@@ -133,7 +133,7 @@ def _greedily(split: Split) -> Assignment:
     return found
 
 
-def _candidates(split: Split) -> list[_Candidate]:
+def _candidates(split: SplitOp) -> list[_AxesCandidate]:
     """For each factor, what each tensor splits it over, and all beginnings of that."""
     rule = split.rule
     kinds = {**dict.fromkeys(split.numbers(rule.passing), 3), **dict.fromkeys(split.numbers(rule.reduced), 2)}
@@ -149,11 +149,11 @@ def _candidates(split: Split) -> list[_Candidate]:
         split_so = [n for n in split.tensors if common_prefix(split.axes[n].get(factor, ()), axes) == axes]
         elements = sum(split.elements[n] for n in split_so)
         order = tuple(map(by_name, axes))
-        found.append(_Candidate(elements, kinds.get(factor, 0), total_size(axes), factor, len(axes), order, axes))
+        found.append(_AxesCandidate(elements, kinds.get(factor, 0), total_size(axes), factor, len(axes), order, axes))
     return found
 
 
-def _spread_to_batches(split: Split, found: Assignment) -> None:
+def _spread_to_batches(split: SplitOp, found: Assignment) -> None:
     """Move the axes of factors that must be whole to factors that all tensors have, as far as they fit."""
     everywhere = [n for n in sorted(found) if all(n in split.axes[tensor] for tensor in split.tensors)]
     passing = split.numbers(split.rule.passing)

@@ -54,7 +54,7 @@ def _replace(op: Any, known: ValueShardings) -> None:
 
 
 def _summed(op: Any, place: Any, source: TensorSharding, target: TensorSharding) -> Any:
-    """The operand of a reshard without the sums that its target does not owe."""
+    """The operand of a reshard, reduced over the axes that its target is not unreduced over."""
     if difference(target.unreduced, source.unreduced):
         raise MeshwrightError(
             f"The reshard at {place_of(op)} makes a partial sum of a value that was none.",

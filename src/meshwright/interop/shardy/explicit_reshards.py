@@ -12,7 +12,7 @@ from typing import Any
 
 from meshwright.core.factors import Factors
 from meshwright.errors import MeshwrightError
-from meshwright.interop.shardy.common_axes import Split, common_axes
+from meshwright.interop.shardy.common_axes import SplitOp, common_axes
 from meshwright.interop.shardy.communication import all_reduced, created, laid_out, listed, resharded
 from meshwright.interop.shardy.module_shardings import per_value_text
 from meshwright.interop.shardy.module_walk import RULE, SHARDING, Rules
@@ -28,7 +28,7 @@ from meshwright.sharding.named import TensorSharding
 _ENDS = ("stablehlo.return", "sdy.return")
 _FLOWS = ("stablehlo.while", "stablehlo.case", "stablehlo.optimization_barrier")
 _COMPUTATIONS = ("sdy.manual_computation", "sdy.named_computation")
-_PRODUCTS = ("stablehlo.dot", "stablehlo.dot_general")
+_MATMULS = ("stablehlo.dot", "stablehlo.dot_general")
 
 
 def insert_reshards(module: Any, full: bool = False, rules_before: bool = False) -> None:
@@ -78,7 +78,7 @@ class _Inserter:
         if op.name == "func.call":
             self._call(op)
             return
-        if op.name == "sdy.reshard" and self._owing(op):
+        if op.name == "sdy.reshard" and self._to_unreduced(op):
             return
         if op.name in (*_FLOWS, *_COMPUTATIONS):
             self._flow(op)
@@ -87,9 +87,9 @@ class _Inserter:
         if self._full or self._hidden(op):
             self._fit(op)
         else:
-            if op.name in _PRODUCTS:
-                self._product_like_operands(op)
-            self._finish_owed(op)
+            if op.name in _MATMULS:
+                self._matmul_like_operands(op)
+            self._reduce_unreduced(op)
 
     def _rule(self, op: Any) -> Factors | None:
         if RULE in op.attributes and "custom" in str(op.attributes[RULE]):
@@ -152,13 +152,13 @@ class _Inserter:
             value = all_reduced(place, value, due, source)
         new = difference(target.unreduced, source.unreduced)
         if new:
-            value = self._made_to_owe(place, value, source, target)
-        elif (self._full or always) and not _alike(source, target):
+            value = self._as_partial_sum(place, value, source, target)
+        elif (self._full or always) and not _same_placement(source, target):
             value = resharded(place, value, target)
         op.operands[number] = value
 
-    def _made_to_owe(self, place: Any, value: Any, source: TensorSharding, target: TensorSharding) -> Any:
-        """A value that owes sums it did not owe: parts of it are in one place and zeros in the others."""
+    def _as_partial_sum(self, place: Any, value: Any, source: TensorSharding, target: TensorSharding) -> Any:
+        """Make a value a partial sum over more axes: one device has each part of it and the others zeros."""
         new = difference(target.unreduced, source.unreduced)
         dims: list[Axes] = []
         moved: list[Axes] = []
@@ -169,7 +169,7 @@ class _Inserter:
             dims.append((*after.axes, *kept))
             moved.append(kept)
         middle = _with_sums(laid_out(target, dims, target.mesh), source.unreduced)
-        if not _alike(source, middle):
+        if not _same_placement(source, middle):
             value = resharded(place, value, middle)
         idle = difference(new, [axis for dim in moved for axis in dim])
         if idle:
@@ -182,19 +182,19 @@ class _Inserter:
 
     # Ops
 
-    def _owing(self, op: Any) -> bool:
+    def _to_unreduced(self, op: Any) -> bool:
         """Replace a reshard to something unreduced that was not."""
         source, (target,) = self._known(op.operands[0]), self._known.of_results(op)
         assert target is not None
         source = source or _whole(target.mesh, target.rank)
         if not difference(target.unreduced, source.unreduced):
             return False
-        op.results[0].replace_all_uses_with(self._made_to_owe(_before(op), op.operands[0], source, target))
+        op.results[0].replace_all_uses_with(self._as_partial_sum(_before(op), op.operands[0], source, target))
         op.erase()
         return True
 
     def _sum_operands(self, op: Any) -> None:
-        """Sum operands over axes that the result does not owe a sum over."""
+        """Reduce operands over axes that the result is not unreduced over."""
         if op.name.startswith("sdy.") and "out_sharding" in op.attributes:
             return
         first = self._known.of_results(op)[0] if len(op.results) else None
@@ -224,41 +224,41 @@ class _Inserter:
         shapes, operands = shapes_of(FactorRule.of(rule))
         whole = [s or _whole(mesh, len(shape.dims)) for s, shape in zip(given, shapes, strict=True)]
         sizes = [self._size(value) for value in values]
-        split = Split.of(rule, sizes, [project(shape, s) for shape, s in zip(shapes, whole, strict=True)])
+        split = SplitOp.of(rule, sizes, [project(shape, s) for shape, s in zip(shapes, whole, strict=True)])
         chosen = common_axes(split)
         wanted = []
         for shape, s in zip(shapes, whole, strict=True):
             dims = unproject(shape, {n: (chosen[n], (), True, False) for n in shape.factors})
             wanted.append(laid_out(s, [merged(dim.axes) for dim in dims], mesh))
         for number in range(operands):
-            if not _alike(whole[number], wanted[number]):
+            if not _same_placement(whole[number], wanted[number]):
                 op.operands[number] = resharded(_before(op), op.operands[number], wanted[number])
-        self._settle_results(op, rule, chosen, whole[operands:], wanted[operands:])
+        self._reduce_results(op, rule, chosen, whole[operands:], wanted[operands:])
 
-    def _settle_results(
+    def _reduce_results(
         self, op: Any, rule: Factors, chosen: dict[int, Axes], before: list[TensorSharding], now: list[TensorSharding]
     ) -> None:
         from jaxlib.mlir import ir
 
         reduced = [axis for n, name in enumerate(rule.sizes) if name in rule.reduced for axis in chosen[n]]
-        if any(not _alike(one, other) for one, other in zip(before, now, strict=True)):
+        if any(not _same_placement(one, other) for one, other in zip(before, now, strict=True)):
             op.attributes[SHARDING] = ir.Attribute.parse(per_value_text(now))
         place = ir.InsertionPoint.after(op)
         for result, old, new in zip(list(op.results), before, now, strict=True):
             due = difference(reduced, new.unreduced)
-            if not due and _alike(old, new):
+            if not due and _same_placement(old, new):
                 continue
             uses = [(use.owner, use.operand_number) for use in result.uses]
             value = result
             if due:
                 value = all_reduced(place, value, merged(in_mesh_order(due, list(new.mesh.shape))), new)
-            if not _alike(old, new):
+            if not _same_placement(old, new):
                 value = resharded(place, value, old)
             for owner, number in uses:
                 owner.operands[number] = value
 
-    def _finish_owed(self, op: Any) -> None:
-        """Sum a result that owes a sum over the other axes that its operands are split over where it sums."""
+    def _reduce_unreduced(self, op: Any) -> None:
+        """Reduce an unreduced result over the other axes that split what it sums over."""
         results = self._known.of_results(op)
         if not any(s is not None and s.unreduced for s in results):
             return
@@ -278,10 +278,10 @@ class _Inserter:
                     )
         whole = [s for s in results if s is not None]
         if len(whole) == len(results):
-            self._settle_results(op, rule, found, whole, whole)
+            self._reduce_results(op, rule, found, whole, whole)
 
-    def _product_like_operands(self, op: Any) -> None:
-        """Split a product as its operands are, if its result is split over what it sums over instead."""
+    def _matmul_like_operands(self, op: Any) -> None:
+        """Split a matmul as its operands are, if its result is split over what it sums over instead."""
         (result,) = self._known.of_results(op)
         rule = self._rule(op)
         given = [self._known(value) for value in (*op.operands, *op.results)]
@@ -306,7 +306,7 @@ class _Inserter:
             return
         dims = unproject(shapes[2], {n: (both[n], (), True, False) for n in made})
         new = laid_out(whole[2], [dim.axes for dim in dims], mesh)
-        self._settle_results(op, rule._replace(reduced=frozenset()), both, [whole[2]], [new])
+        self._reduce_results(op, rule._replace(reduced=frozenset()), both, [whole[2]], [new])
 
 
 def _before(op: Any) -> Any:
@@ -334,7 +334,7 @@ def _with_sums(sharding: TensorSharding, unreduced: Axes) -> TensorSharding:
     return TensorSharding.unchecked(sharding.mesh, sharding.dims, (), unreduced, sharding.reduction)
 
 
-def _alike(one: TensorSharding, other: TensorSharding) -> bool:
+def _same_placement(one: TensorSharding, other: TensorSharding) -> bool:
     """Whether two shardings mean the same placement, open dims or not."""
     dims = [tuple(dim.axes for dim in s.dims) for s in (one, other)]
     same = one.mesh.order == other.mesh.order and one.mesh.shape == other.mesh.shape
@@ -345,7 +345,7 @@ def _same(one: TensorSharding | None, other: TensorSharding | None) -> bool:
     if one is None or other is None:
         sharding = one or other
         return sharding is None or not (any(dim.axes for dim in sharding.dims) or sharding.unreduced)
-    return _alike(one, other)
+    return _same_placement(one, other)
 
 
 def _common_mesh(shardings: Sequence[TensorSharding | None]) -> Any:

@@ -1,4 +1,4 @@
-"""Factor rules of StableHLO ops that have no twin among ours, and what neighbours change about a rule."""
+"""Factor rules of StableHLO ops that have no counterpart among ours, and what neighbours change about a rule."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ class _Route:
     ) -> None:
         self.held: Dims = [list(cut(dim, flat[1])) for dim in source]
         self.wanted: Dims = [list(cut(dim, flat[0])) for dim in target]
-        self.settled: Dims = [[] for _ in source]
+        self.matched: Dims = [[] for _ in source]
         self.moves: list[Move] = []
         self._shape, self._other_devices = shape, other_devices
         self._uneven = {
@@ -93,23 +93,23 @@ class _Route:
             for dim, (size, before, after) in enumerate(zip(shape, source, target, strict=True))
             if before and after and _padded(size, before) != _padded(size, after)
         }
-        self._settle()
+        self._match()
 
     @property
     def done(self) -> bool:
         """Whether every axis is in its place."""
-        return not any(self.held) and not any(self.wanted) and not (self._other_devices and any(self.settled))
+        return not any(self.held) and not any(self.wanted) and not (self._other_devices and any(self.matched))
 
     @property
     def dims(self) -> tuple[Axes, ...]:
         """The layout now."""
-        return tuple(merged((*done, *held)) for done, held in zip(self.settled, self.held, strict=True))
+        return tuple(merged((*done, *held)) for done, held in zip(self.matched, self.held, strict=True))
 
-    def _settle(self) -> None:
+    def _match(self) -> None:
         self._uneven = {dim for dim in self._uneven if self.held[dim]}
-        for held, wanted, settled in zip(self.held, self._wanted_now(), self.settled, strict=True):
+        for held, wanted, matched in zip(self.held, self._wanted_now(), self.matched, strict=True):
             while held and wanted and held[0] is wanted[0]:
-                settled.append(held.pop(0))
+                matched.append(held.pop(0))
                 wanted.pop(0)
 
     def _wanted_now(self) -> Dims:
@@ -119,7 +119,7 @@ class _Route:
     def _add(self, kind: str, axes: Dims, source: int = 0, target: int = 0) -> None:
         found = tuple(merged(dim) for dim in axes)
         self.moves.append(Move(kind, found, self.dims, source, target))
-        self._settle()
+        self._match()
 
     def _all_held(self) -> set[AxisRef]:
         return {axis for dim in self.held for axis in dim}
@@ -189,7 +189,7 @@ class _Route:
                 if axis in self._all_held():
                     break
                 following.append(axis)
-            split = total_size((*self.settled[source], *held, *following))
+            split = total_size((*self.matched[source], *held, *following))
             if following and self._shape[source] % split == 0:
                 yield source, moving, following
 
@@ -217,7 +217,7 @@ class _Route:
         First come those that are wanted in a dim, last others that are wanted somewhere, and surplus ones between them:
         after all-to-alls they are at the end, where a gather can reach them.
         """
-        if self._uneven or (not any(self.held) and not any(self.settled)) or not self._permute_pays():
+        if self._uneven or (not any(self.held) and not any(self.matched)) or not self._permute_pays():
             return
         room = [total_size(dim) for dim in self.held]
         places: list[Dims] = [[[] for _ in room] for _ in range(4)]
@@ -246,7 +246,7 @@ class _Route:
 
     def _permute_pays(self) -> bool:
         targets = self._targets()
-        if self._other_devices and (any(self.held) or any(self.settled)) and any((*self.settled, *self.wanted)):
+        if self._other_devices and (any(self.held) or any(self.matched)) and any((*self.matched, *self.wanted)):
             return True
 
         def fit(one: AxisRef, other: AxisRef) -> bool:

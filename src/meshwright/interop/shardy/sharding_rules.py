@@ -9,7 +9,7 @@ from meshwright.core.factors import Dims, Factors
 from meshwright.errors import TextError
 from meshwright.interop.shardy.foreign_rules import FOREIGN, NEIGHBOURS
 from meshwright.interop.stablehlo.instance import Instance, matched_factors
-from meshwright.interop.stablehlo.ops import twin
+from meshwright.interop.stablehlo.ops import counterpart
 
 # Ops that make values out of nothing, or through which values flow unchanged: no rule is asked for. Shardy has none for
 # chlo's ops either, which are lowered before it sees them.
@@ -28,7 +28,7 @@ def factor_rule(instance: Instance) -> Factors | None:
     foreign = FOREIGN.get(instance.name)
     if foreign is not None:
         return foreign(instance)
-    match = twin(instance)
+    match = counterpart(instance)
     if match is None or (instance.name == "stablehlo.reshape" and not instance.operands[0].size):
         return None
     rule = matched_factors(instance, match)

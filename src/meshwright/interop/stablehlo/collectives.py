@@ -12,7 +12,7 @@ from meshwright.core.types import TensorType
 from meshwright.errors import MeshwrightError
 from meshwright.interop.groups import group_digits, groups_of
 from meshwright.interop.stablehlo.context import type_text
-from meshwright.interop.stablehlo.text import Body, Operand, Write
+from meshwright.interop.stablehlo.text import BodyText, Operand, Write
 from meshwright.sharding.dimension import DimensionSharding
 from meshwright.sharding.named import NamedSharding, TensorSharding
 
@@ -21,7 +21,7 @@ _U32 = TensorType((), np.dtype(np.uint32))
 _I32 = TensorType((), np.dtype(np.int32))
 
 
-def _groups(b: Body, eqn: Eqn) -> str:
+def _groups(b: BodyText, eqn: Eqn) -> str:
     if not b.axes:
         raise MeshwrightError(
             f"{eqn.op.name} cannot be written as StableHLO outside of a shard_map.",
@@ -34,7 +34,7 @@ def _groups(b: Body, eqn: Eqn) -> str:
     return f"replica_groups = dense<{groups.tolist()}> : {kind}, {_channel(b)}"
 
 
-def _channel(b: Body) -> str:
+def _channel(b: BodyText) -> str:
     b.channels += 1
     return f"channel_handle = #stablehlo.channel_handle<handle = {b.channels}, type = 1>"
 
@@ -42,7 +42,7 @@ def _channel(b: Body) -> str:
 def _reduced(how: str) -> Write:
     """All operands of one element type at once: as one array, for XLA takes no all-reduce of several in manual code."""
 
-    def write(b: Body, eqn: Eqn, operands: list[Operand], results: Types) -> list[str]:
+    def write(b: BodyText, eqn: Eqn, operands: list[Operand], results: Types) -> list[str]:
         found: dict[int, str] = {}
         for dtype in dict.fromkeys(t.dtype for _, t in operands):
             places = [n for n, (_, t) in enumerate(operands) if t.dtype == dtype]
@@ -56,7 +56,7 @@ def _reduced(how: str) -> Write:
     return write
 
 
-def _joined(b: Body, operands: list[Operand]) -> Operand:
+def _joined(b: BodyText, operands: list[Operand]) -> Operand:
     """Several arrays as one of rank 1; one as it is."""
     if len(operands) == 1:
         return operands[0][0], TensorType(operands[0][1].shape, operands[0][1].dtype)
@@ -68,7 +68,7 @@ def _joined(b: Body, operands: list[Operand]) -> Operand:
     return b.op("concatenate", flat, [whole], "dimension = 0 : i64")[0], whole
 
 
-def _parted(b: Body, joined: Operand, results: Types) -> list[str]:
+def _parted(b: BodyText, joined: Operand, results: Types) -> list[str]:
     """The arrays that were joined."""
     if len(results) == 1:
         return [joined[0]]
@@ -82,30 +82,30 @@ def _parted(b: Body, joined: Operand, results: Types) -> list[str]:
     return names
 
 
-def _all_gather(b: Body, eqn: Eqn, operands: list[Operand], results: Types) -> list[str]:
+def _all_gather(b: BodyText, eqn: Eqn, operands: list[Operand], results: Types) -> list[str]:
     text = f"all_gather_dim = {eqn.params['dim']} : i64, {_groups(b, eqn)}, use_global_device_ids"
     return b.op("all_gather", operands, results, text)
 
 
-def _reduce_scatter(b: Body, eqn: Eqn, operands: list[Operand], results: Types) -> list[str]:
+def _reduce_scatter(b: BodyText, eqn: Eqn, operands: list[Operand], results: Types) -> list[str]:
     text = f"scatter_dimension = {eqn.params['dim']} : i64, {_groups(b, eqn)}, use_global_device_ids"
     return b.op("reduce_scatter", operands, results, text, b.scalar_region("add", results[0].dtype))
 
 
-def _all_to_all(b: Body, eqn: Eqn, operands: list[Operand], results: Types) -> list[str]:
+def _all_to_all(b: BodyText, eqn: Eqn, operands: list[Operand], results: Types) -> list[str]:
     p = eqn.params
     dims = f"split_dimension = {p['split']} : i64, concat_dimension = {p['concat']} : i64"
     return b.op("all_to_all", operands, results, f"{dims}, split_count = {prod(p['sizes'])} : i64, {_groups(b, eqn)}")
 
 
-def _permute(b: Body, eqn: Eqn, operands: list[Operand], results: Types) -> list[str]:
+def _permute(b: BodyText, eqn: Eqn, operands: list[Operand], results: Types) -> list[str]:
     groups = groups_of(b.axes, eqn.params["axes"]).tolist()
     pairs = sorted([row[source], row[target]] for row in groups for source, target in eqn.params["permutation"])
     text = f"source_target_pairs = dense<{pairs or ''}> : tensor<{len(pairs)}x2xi64>, {_channel(b)}"
     return b.op("collective_permute", operands, results, text)
 
 
-def _position(b: Body, axes: Any) -> str:
+def _position(b: BodyText, axes: Any) -> str:
     """The device's place along some axes, from major to minor."""
     (whole,) = b.op("partition_id", [], [_U32])
 
@@ -120,11 +120,11 @@ def _position(b: Body, axes: Any) -> str:
     return b.constant(0, _I32) if place is None else b.op("convert", [(place, _U32)], [_I32])[0]
 
 
-def _axis_index(b: Body, eqn: Eqn, operands: list[Operand], results: Types) -> list[str]:
+def _axis_index(b: BodyText, eqn: Eqn, operands: list[Operand], results: Types) -> list[str]:
     return [_position(b, eqn.params["axes"])]
 
 
-def _scatter(b: Body, eqn: Eqn, operands: list[Operand], results: Types) -> list[str]:
+def _scatter(b: BodyText, eqn: Eqn, operands: list[Operand], results: Types) -> list[str]:
     """Each device takes its part of what all have."""
     dim, t = eqn.params["dim"], results[0]
     place, size, zero = _position(b, eqn.params["axes"]), b.constant(t.shape[dim], _I32), b.constant(0, _I32)
@@ -134,7 +134,7 @@ def _scatter(b: Body, eqn: Eqn, operands: list[Operand], results: Types) -> list
     return b.op("dynamic_slice", [*operands, *starts], results, f"slice_sizes = array<i64: {sizes}>")
 
 
-def _shard_map(b: Body, eqn: Eqn, operands: list[Operand], results: Types) -> list[str]:
+def _shard_map(b: BodyText, eqn: Eqn, operands: list[Operand], results: Types) -> list[str]:
     """What each device does on its own blocks; axes that are not its own stay open to propagation. One device alone has
     whole arrays, and XLA takes no manual code for one."""
     p = eqn.params

@@ -58,7 +58,7 @@ def dump(
       }
     }
     """
-    writer = Writer(mesh, fixed or {}, by_position=name is not None)
+    writer = BodyWriter(mesh, fixed or {}, by_position=name is not None)
     names = [f"%a{index}" for index in range(len(program.inputs))]
     writer.values.update(zip(program.inputs, names, strict=True))
     returned = writer.program(program)
@@ -88,7 +88,7 @@ def dump(
     return str(parse_module(text)).rstrip("\n")
 
 
-class Writer:
+class BodyWriter:
     """Lines of a function body being written, and the names of the values in it."""
 
     def __init__(

@@ -30,7 +30,7 @@ class Instance(NamedTuple):
         return default if found is None else read(found)
 
 
-class Place(NamedTuple):
+class TensorPosition(NamedTuple):
     """Where one of our tensors stands in an instance: as which of its tensors (operands first), and how turned.
 
     ``order[d]`` is the dim of theirs that our dim ``d`` is, -1 if they do not write it. Several tensors stand for one
@@ -46,12 +46,12 @@ class Match(NamedTuple):
 
     op: Op
     params: Params
-    places: tuple[Place, ...]
+    places: tuple[TensorPosition, ...]
 
 
 def plain_match(instance: Instance, op: Op, **params: Any) -> Match:
     """Our op on the same operands."""
-    return Match(op, params, tuple(Place((index,)) for index in range(len(instance.tensors))))
+    return Match(op, params, tuple(TensorPosition((index,)) for index in range(len(instance.tensors))))
 
 
 def matched_types(instance: Instance, match: Match) -> list[TensorType]:
@@ -75,7 +75,7 @@ def matched_factors(instance: Instance, match: Match) -> Factors | None:
     return placed(instance, match.places, match.op.factors(operands, types[len(operands) :], match.params))
 
 
-def placed(instance: Instance, places: tuple[Place, ...], rule: Factors) -> Factors:
+def placed(instance: Instance, places: tuple[TensorPosition, ...], rule: Factors) -> Factors:
     """A rule of ours with its dims put where the instance has them; dims it does not mention get factors of size 1."""
     dims: list[Dims] = [((),) * t.ndim for t in instance.tensors]
     for place, ours in zip(places, (*rule.operands, *rule.results), strict=True):

@@ -1,7 +1,7 @@
 """StableHLO's ops and ours: one table. An entry reads an instance as a call of one of our ops.
 
-From it come the factor rule of an instance and the program of a module. What has no twin among our ops has a rule in
-``foreign_rules`` at most.
+From it come the factor rule of an instance and the program of a module. What has no counterpart among our ops has a
+rule in ``foreign_rules`` at most.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 from meshwright.core.op import REGISTRY, Op
 from meshwright.interop.stablehlo.context import boolean, defaulted, integer, integers, keyword, pairs, string
-from meshwright.interop.stablehlo.instance import Instance, Match, Place, plain_match
+from meshwright.interop.stablehlo.instance import Instance, Match, TensorPosition, plain_match
 
 # The same op under another name, without params; chlo's ops stand beside StableHLO's.
 SAME: dict[str, str] = {
@@ -79,7 +79,7 @@ COMBINATIONS = {"add": "sum", "multiply": "prod", "maximum": "max", "minimum": "
 SCATTERS = {"add": "scatter_add", "multiply": "scatter_mul", "maximum": "scatter_max", "minimum": "scatter_min"}
 
 
-def twin(instance: Instance) -> Match | None:
+def counterpart(instance: Instance) -> Match | None:
     """The instance as a call of one of our ops, or None if there is none."""
     name = SAME.get(instance.name)
     if name is not None:
@@ -143,7 +143,7 @@ def _broadcast(x: Instance) -> Match:
     if list(dims) == sorted(dims):
         return plain_match(x, _op("broadcast_in_dim"), shape=x.results[0].shape, dims=dims)
     order = tuple(sorted(range(len(dims)), key=dims.__getitem__))
-    places = (Place((0,), order), Place((1,)))
+    places = (TensorPosition((0,), order), TensorPosition((1,)))
     return Match(_op("broadcast_in_dim"), {"shape": x.results[0].shape, "dims": tuple(sorted(dims))}, places)
 
 
@@ -190,7 +190,7 @@ def _reduce(x: Instance) -> Match:
     """Several inputs are reduced as one is, whatever combines them."""
     count = len(x.results)
     combine = COMBINATIONS.get(body_operation(x.op.regions[0]), "sum")
-    places = (Place(tuple(range(count))), Place(tuple(range(2 * count, 3 * count))))
+    places = (TensorPosition(tuple(range(count))), TensorPosition(tuple(range(2 * count, 3 * count))))
     return Match(_op(f"reduce_{combine}"), {"axes": tuple(sorted(integers(x.attributes["dimensions"])))}, places)
 
 
@@ -208,7 +208,7 @@ def _windows(x: Instance) -> dict[str, Any]:
 def _reduce_window(x: Instance) -> Match:
     count = len(x.results)
     combine = {"maximum": "max", "minimum": "min"}.get(body_operation(x.op.regions[0]), "sum")
-    places = (Place(tuple(range(count))), Place(tuple(range(2 * count, 3 * count))))
+    places = (TensorPosition(tuple(range(count))), TensorPosition(tuple(range(2 * count, 3 * count))))
     return Match(_op(f"reduce_window_{combine}"), _windows(x), places)
 
 
@@ -222,7 +222,9 @@ def _select_and_scatter(x: Instance) -> Match:
         "window_dilation": (1,) * rank,
         "select": "max",
     }
-    return Match(_op("select_and_scatter_add"), params, (Place((1,)), Place((0,)), Place((3,))))
+    return Match(
+        _op("select_and_scatter_add"), params, (TensorPosition((1,)), TensorPosition((0,)), TensorPosition((3,)))
+    )
 
 
 def _convolution(x: Instance) -> Match:
@@ -265,7 +267,11 @@ def _gather(x: Instance) -> Match:
         "slice_sizes": integers(x.attributes["slice_sizes"]),
         "mode": "clip",
     }
-    places = (Place((0,)), Place((1,), _index_order(x.operands[1].ndim, vector_dim)), Place((2,)))
+    places = (
+        TensorPosition((0,)),
+        TensorPosition((1,), _index_order(x.operands[1].ndim, vector_dim)),
+        TensorPosition((2,)),
+    )
     return Match(_op("gather"), params, places)
 
 
@@ -285,10 +291,10 @@ def _scatter(x: Instance) -> Match:
     }
     op = SCATTERS.get(scatter_combination(x), "scatter_set")
     places = (
-        Place(tuple(range(count))),
-        Place((count,), _index_order(x.operands[count].ndim, vector_dim)),
-        Place(tuple(range(count + 1, 2 * count + 1))),
-        Place(tuple(range(2 * count + 1, 3 * count + 1))),
+        TensorPosition(tuple(range(count))),
+        TensorPosition((count,), _index_order(x.operands[count].ndim, vector_dim)),
+        TensorPosition(tuple(range(count + 1, 2 * count + 1))),
+        TensorPosition(tuple(range(2 * count + 1, 3 * count + 1))),
     )
     return Match(_op(op), params, places)
 

@@ -18,7 +18,7 @@ from meshwright.sharding.named import TensorSharding
 Operand = tuple[str, TensorType]
 
 
-class Body(Protocol):
+class BodyText(Protocol):
     """What an op is written into."""
 
     lines: list[str]
@@ -101,7 +101,7 @@ def _flag(value: bool) -> str:
 
 
 def _pointwise(name: str) -> Write:
-    def write(b: Body, eqn: Eqn, operands: list[Operand], results: list[TensorType]) -> list[str]:
+    def write(b: BodyText, eqn: Eqn, operands: list[Operand], results: list[TensorType]) -> list[str]:
         t = results[0]
         given = [(b.broadcast(x, t), TensorType(t.shape, x[1].dtype)) for x in operands]
         return b.op(name, given, results)
@@ -110,7 +110,7 @@ def _pointwise(name: str) -> Write:
 
 
 def _compare(direction: str) -> Write:
-    def write(b: Body, eqn: Eqn, operands: list[Operand], results: list[TensorType]) -> list[str]:
+    def write(b: BodyText, eqn: Eqn, operands: list[Operand], results: list[TensorType]) -> list[str]:
         t = results[0]
         given = [(b.broadcast(x, t), TensorType(t.shape, x[1].dtype)) for x in operands]
         return b.op("compare", given, results, f"comparison_direction = #stablehlo<comparison_direction {direction}>")
@@ -118,14 +118,14 @@ def _compare(direction: str) -> Write:
     return write
 
 
-def _select(b: Body, eqn: Eqn, operands: list[Operand], results: list[TensorType]) -> list[str]:
+def _select(b: BodyText, eqn: Eqn, operands: list[Operand], results: list[TensorType]) -> list[str]:
     t = results[0]
     pred = operands[0]
     chosen = [(b.broadcast(x, t), TensorType(t.shape, x[1].dtype)) for x in operands[1:]]
     return b.op("select", [pred, *chosen], results)
 
 
-def _convert(b: Body, eqn: Eqn, operands: list[Operand], results: list[TensorType]) -> list[str]:
+def _convert(b: BodyText, eqn: Eqn, operands: list[Operand], results: list[TensorType]) -> list[str]:
     (name, t), made = operands[0], results[0]
     if t.dtype == made.dtype:
         return [name]
@@ -138,16 +138,16 @@ def _convert(b: Body, eqn: Eqn, operands: list[Operand], results: list[TensorTyp
     return b.op("convert", [(name, t)], results)
 
 
-def _round(b: Body, eqn: Eqn, operands: list[Operand], results: list[TensorType]) -> list[str]:
+def _round(b: BodyText, eqn: Eqn, operands: list[Operand], results: list[TensorType]) -> list[str]:
     return b.op("round_nearest_afz" if eqn.params["away"] else "round_nearest_even", operands, results)
 
 
-def _reduce_precision(b: Body, eqn: Eqn, operands: list[Operand], results: list[TensorType]) -> list[str]:
+def _reduce_precision(b: BodyText, eqn: Eqn, operands: list[Operand], results: list[TensorType]) -> list[str]:
     bits = ", ".join(f"{name} = {eqn.params[name]} : i32" for name in ("exponent_bits", "mantissa_bits"))
     return b.op("reduce_precision", operands, results, bits)
 
 
-def _same(b: Body, eqn: Eqn, operands: list[Operand], results: list[TensorType]) -> list[str]:
+def _same(b: BodyText, eqn: Eqn, operands: list[Operand], results: list[TensorType]) -> list[str]:
     return [name for name, _ in operands]
 
 
@@ -158,19 +158,19 @@ def _plain(name: str) -> Write:
 def _with(name: str, properties: Callable[[Any, list[TensorType]], str]) -> Write:
     """An op whose properties follow from its params and the types of its operands."""
 
-    def write(b: Body, eqn: Eqn, operands: list[Operand], results: list[TensorType]) -> list[str]:
+    def write(b: BodyText, eqn: Eqn, operands: list[Operand], results: list[TensorType]) -> list[str]:
         return b.op(name, operands, results, properties(eqn.params, [t for _, t in operands]))
 
     return write
 
 
-def _dynamic_slice(b: Body, eqn: Eqn, operands: list[Operand], results: list[TensorType]) -> list[str]:
+def _dynamic_slice(b: BodyText, eqn: Eqn, operands: list[Operand], results: list[TensorType]) -> list[str]:
     if not results[0].ndim:  # StableHLO's text has no way to write that of a scalar
         return [operands[0][0]]
     return b.op("dynamic_slice", operands, results, f"slice_sizes = {_array(eqn.params['sizes'])}")
 
 
-def _polygamma(b: Body, eqn: Eqn, operands: list[Operand], results: list[TensorType]) -> list[str]:
+def _polygamma(b: BodyText, eqn: Eqn, operands: list[Operand], results: list[TensorType]) -> list[str]:
     scalar = TensorType((), results[0].dtype)
     order = b.broadcast((b.constant(eqn.params["order"], scalar), scalar), results[0])
     return b.op("chlo.polygamma", [(order, results[0]), *operands], results)
@@ -211,7 +211,7 @@ _BODIES = {"sum": "add", "prod": "multiply", "max": "maximum", "min": "minimum",
 
 
 def _reduce(how: str) -> Write:
-    def write(b: Body, eqn: Eqn, operands: list[Operand], results: list[TensorType]) -> list[str]:
+    def write(b: BodyText, eqn: Eqn, operands: list[Operand], results: list[TensorType]) -> list[str]:
         dtype = results[0].dtype
         scalar = TensorType((), dtype)
         start = b.constant(neutral(how, dtype), scalar)
@@ -223,7 +223,7 @@ def _reduce(how: str) -> Write:
 
 
 def _window(how: str, params: Callable[[Any, TensorType], dict[str, Any]] = lambda p, t: p) -> Write:
-    def write(b: Body, eqn: Eqn, operands: list[Operand], results: list[TensorType]) -> list[str]:
+    def write(b: BodyText, eqn: Eqn, operands: list[Operand], results: list[TensorType]) -> list[str]:
         p = params(eqn.params, operands[0][1])
         dtype = results[0].dtype
         scalar = TensorType((), dtype)
@@ -255,7 +255,7 @@ def _running(p: Any, t: TensorType) -> dict[str, Any]:
 def _best_place(how: str) -> Write:
     """The place of the largest (smallest) element: values reduced with their places, NaN and the first place ahead."""
 
-    def write(b: Body, eqn: Eqn, operands: list[Operand], results: list[TensorType]) -> list[str]:
+    def write(b: BodyText, eqn: Eqn, operands: list[Operand], results: list[TensorType]) -> list[str]:
         name, t = operands[0]
         place, axis = eqn.params["dtype"], eqn.params["axis"]
         places = TensorType(t.shape, place)
@@ -287,7 +287,7 @@ def _best_place(how: str) -> Write:
     return write
 
 
-def _select_and_scatter(b: Body, eqn: Eqn, operands: list[Operand], results: list[TensorType]) -> list[str]:
+def _select_and_scatter(b: BodyText, eqn: Eqn, operands: list[Operand], results: list[TensorType]) -> list[str]:
     """Each summand is added to the place of its window that has the largest (smallest) element."""
     p, t = eqn.params, results[0]
     source, x = operands
@@ -308,7 +308,7 @@ def _select_and_scatter(b: Body, eqn: Eqn, operands: list[Operand], results: lis
     return b.op("select_and_scatter", [x, source, (start, scalar)], results, properties, regions)
 
 
-def _sort(b: Body, eqn: Eqn, operands: list[Operand], results: list[TensorType]) -> list[str]:
+def _sort(b: BodyText, eqn: Eqn, operands: list[Operand], results: list[TensorType]) -> list[str]:
     """Ascending by the first ``num_keys`` operands, NaN last, the two zeros equal."""
     truth = TensorType((), np.dtype(bool))
     before, b.lines = b.lines, []
@@ -348,7 +348,7 @@ def _sort(b: Body, eqn: Eqn, operands: list[Operand], results: list[TensorType])
 # Gather and scatter
 
 
-def _gather(b: Body, eqn: Eqn, operands: list[Operand], results: list[TensorType]) -> list[str]:
+def _gather(b: BodyText, eqn: Eqn, operands: list[Operand], results: list[TensorType]) -> list[str]:
     p = eqn.params
     properties = (
         f"dimension_numbers = #stablehlo.gather<offset_dims = {_list(p['offset_dims'])}, "
@@ -362,7 +362,7 @@ def _gather(b: Body, eqn: Eqn, operands: list[Operand], results: list[TensorType
 
 
 def _scatter(how: str) -> Write:
-    def write(b: Body, eqn: Eqn, operands: list[Operand], results: list[TensorType]) -> list[str]:
+    def write(b: BodyText, eqn: Eqn, operands: list[Operand], results: list[TensorType]) -> list[str]:
         p, t = eqn.params, results[0]
         numbers = (
             f"update_window_dims = {_list(p['update_window_dims'])}, "
@@ -388,7 +388,7 @@ def _scatter(how: str) -> Write:
 # Control flow
 
 
-def _while(b: Body, eqn: Eqn, operands: list[Operand], results: list[TensorType]) -> list[str]:
+def _while(b: BodyText, eqn: Eqn, operands: list[Operand], results: list[TensorType]) -> list[str]:
     p = eqn.params
     names = [name for name, _ in operands]
     first, second = p["cond_consts"], p["cond_consts"] + p["body_consts"]
@@ -398,7 +398,7 @@ def _while(b: Body, eqn: Eqn, operands: list[Operand], results: list[TensorType]
     return b.op("while", carried, types, "", regions)
 
 
-def _cond(b: Body, eqn: Eqn, operands: list[Operand], results: list[TensorType]) -> list[str]:
+def _cond(b: BodyText, eqn: Eqn, operands: list[Operand], results: list[TensorType]) -> list[str]:
     (index, t), *rest = operands
     branches = eqn.params["branches"]
     number = TensorType((), np.dtype(np.int32))
@@ -410,7 +410,7 @@ def _cond(b: Body, eqn: Eqn, operands: list[Operand], results: list[TensorType])
     return b.op("case", [(index, number)], results, "", regions)
 
 
-def _scan(b: Body, eqn: Eqn, operands: list[Operand], results: list[TensorType]) -> list[str]:
+def _scan(b: BodyText, eqn: Eqn, operands: list[Operand], results: list[TensorType]) -> list[str]:
     """A loop that counts, reads a row of each scanned array and writes a row of each result."""
     p = eqn.params
     consts, carry, length = p["consts"], p["carry"], p["length"]
@@ -464,12 +464,12 @@ def _inlined(param: str) -> Write:
     return lambda b, eqn, operands, results: b.program(eqn.params[param], [name for name, _ in operands])
 
 
-def _constraint(b: Body, eqn: Eqn, operands: list[Operand], results: list[TensorType]) -> list[str]:
+def _constraint(b: BodyText, eqn: Eqn, operands: list[Operand], results: list[TensorType]) -> list[str]:
     operand, t = operands[0]
     return [constrained(b, operand, t, b.constraint(eqn.params, t))]
 
 
-def constrained(b: Body, operand: str, t: TensorType, sharding: str) -> str:
+def constrained(b: BodyText, operand: str, t: TensorType, sharding: str) -> str:
     """A value that has a sharding."""
     name = b.name()
     b.lines.append(f"{name} = sdy.sharding_constraint {operand} {sharding} : {type_text(t)}")

@@ -8,10 +8,10 @@ from meshwright.core.source import here
 from meshwright.kernel.language.indexing import as_int
 from meshwright.kernel.language.spaces import DeviceIdType
 from meshwright.kernel.run.faults import DeviceIdError
-from meshwright.kernel.run.tasks import Task
+from meshwright.kernel.run.tasks import KernelTask
 
 
-def device_of(task: Task, device_id: Any, kind: DeviceIdType = DeviceIdType.MESH) -> tuple[int, int]:
+def device_of(task: KernelTask, device_id: Any, kind: DeviceIdType = DeviceIdType.MESH) -> tuple[int, int]:
     """The device and core that ``device_id`` names, seen from a task."""
     machine = task.machine
     if device_id is None:
@@ -36,7 +36,7 @@ def device_of(task: Task, device_id: Any, kind: DeviceIdType = DeviceIdType.MESH
     return flat, task.core
 
 
-def _by_axes(task: Task, device_id: dict[Any, Any]) -> tuple[int, int]:
+def _by_axes(task: KernelTask, device_id: dict[Any, Any]) -> tuple[int, int]:
     """Axes not named keep the task's own coordinates; joint axes share one number, the last running fastest."""
     machine = task.machine
     place = dict(task.coordinates)
@@ -65,13 +65,13 @@ def _by_axes(task: Task, device_id: dict[Any, Any]) -> tuple[int, int]:
     return device, core
 
 
-def _checked(task: Task, value: int, size: int, device_id: Any) -> int:
+def _checked(task: KernelTask, value: int, size: int, device_id: Any) -> int:
     if not 0 <= value < size:
         raise _wrong(task, device_id, f"{value} is not from 0 to {size - 1}", "lax.rem(my_id + 1, num_devices)")
     return value
 
 
-def _wrong(task: Task, device_id: Any, why: str, fix: str) -> DeviceIdError:
+def _wrong(task: KernelTask, device_id: Any, why: str, fix: str) -> DeviceIdError:
     return DeviceIdError(f"{task.name} names device {_show(device_id)}.", where=here(), why=why, fix=fix)
 
 

@@ -20,7 +20,7 @@ from meshwright.kernel.language.refs import Ref, load, store
 from meshwright.kernel.language.semaphores import SemaphoreRef
 from meshwright.kernel.language.spaces import MemoryType, Semaphores, SemaphoreType
 from meshwright.kernel.run.faults import CopyError, KernelError
-from meshwright.kernel.run.tasks import Task, current
+from meshwright.kernel.run.tasks import KernelTask, current
 
 
 def program_id(axis: int) -> Any:
@@ -165,7 +165,7 @@ def parameter_names(function: Callable[..., Any]) -> list[str]:
     return [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
 
 
-def _scoped(task: Task, wanted: Any, name: str, made: list[Any]) -> Any:
+def _scoped(task: KernelTask, wanted: Any, name: str, made: list[Any]) -> Any:
     if isinstance(wanted, MemoryType) and not wanted.space.addressable:
         raise KernelError(
             f"run_scoped is asked for {wanted}.",
@@ -176,7 +176,7 @@ def _scoped(task: Task, wanted: Any, name: str, made: list[Any]) -> Any:
     return scoped(task, wanted, name, made)
 
 
-def scoped(task: Task, wanted: Any, name: str, made: list[Any]) -> Ref | SemaphoreRef:
+def scoped(task: KernelTask, wanted: Any, name: str, made: list[Any]) -> Ref | SemaphoreRef:
     """Memory at the next free address of a task; ``made`` is what to give back."""
     if isinstance(wanted, SemaphoreType):
         wanted = Semaphores(wanted)
@@ -193,7 +193,7 @@ def scoped(task: Task, wanted: Any, name: str, made: list[Any]) -> Ref | Semapho
     return SemaphoreRef(found) if isinstance(wanted, Semaphores) else Ref(found)
 
 
-def close_scope(task: Task, made: list[Any]) -> None:
+def close_scope(task: KernelTask, made: list[Any]) -> None:
     """Give back memory, the last first."""
     for found in reversed(made):
         task.machine.free(task, found)
@@ -208,13 +208,13 @@ class trace(ContextDecorator):
 
     def __enter__(self) -> trace:
         task = current("trace")
-        task.machine.clock.settle(task)
+        task.machine.clock.charge_compute(task)
         task.regions.append(self.name)
         return self
 
     def __exit__(self, *exc: object) -> None:
         task = current("trace")
-        task.machine.clock.settle(task)
+        task.machine.clock.charge_compute(task)
         task.regions.pop()
 
 

@@ -13,7 +13,7 @@ from meshwright.kernel.language.refs import Ref
 from meshwright.kernel.language.semaphores import Semaphore, SemaphoreArray, SemaphoreRef
 from meshwright.kernel.language.spaces import DeviceIdType, SemaphoreType
 from meshwright.kernel.run.faults import KernelError, ScopeError, SemaphoreError
-from meshwright.kernel.run.tasks import Task, current
+from meshwright.kernel.run.tasks import KernelTask, current
 from meshwright.kernel.run.transfers import Transfer, check_apart, check_fits
 
 
@@ -81,7 +81,7 @@ def _wait(semaphore: SemaphoreRef, value: int, why: str) -> None:
     task.machine.wait(task, semaphore.one(), value, why)
 
 
-def instance(task: Task, semaphore: SemaphoreRef, device: int, core: int, early: bool = False) -> Semaphore:
+def instance(task: KernelTask, semaphore: SemaphoreRef, device: int, core: int, early: bool = False) -> Semaphore:
     """The semaphore of another device at the same address; ``early``, also before that device has made it."""
     own = semaphore.one()
     if (device, core) == (own.array.device, own.array.core):
@@ -193,7 +193,7 @@ def sync_copy(src_ref: Ref, dst_ref: Ref, *, add: bool = False) -> None:
     task.machine.wait(task, semaphore, src_ref.data.nbytes, "waits for a copy")
 
 
-def private_semaphore(task: Task, label: str) -> Semaphore:
+def private_semaphore(task: KernelTask, label: str) -> Semaphore:
     """A semaphore nobody else can name."""
     array = SemaphoreArray(object(), label, SemaphoreType.DMA, (), task.device, task.core)
     return array.semaphores[0]

@@ -66,9 +66,9 @@ class Ref:
         return frozenset(machine.mesh) if axes is None else axes
 
     @property
-    def at(self) -> _At:
+    def at(self) -> _RefAt:
         """``ref.at[index]``: the part of the memory that ``index`` selects."""
-        return _At(self)
+        return _RefAt(self)
 
     def __len__(self) -> int:
         return int(self.data.shape[0])
@@ -145,7 +145,7 @@ for _name in (*_ARITHMETIC, "bool"):
         setattr(Ref, f"__{_side}{_name}__", _no_arithmetic)
 
 
-class _At:
+class _RefAt:
     __slots__ = ("ref",)
 
     def __init__(self, ref: Ref) -> None:
@@ -199,14 +199,14 @@ def load(ref: Ref, key: Any) -> Array:
     if key is not Ellipsis:
         index, selects = resolve(ref.data.shape, key)
         if not selects:
-            buffer.settle()  # what arrays of indices select is a copy
+            buffer.fill_unwritten()  # what arrays of indices select is a copy
         index = as_view(ref.data, index)
         ref = Ref(buffer, ref.data[index], (*ref.path, index))
     found = ref.data
     if buffer.unfilled is not None:
         buffer.before_read(ref.box)
-    if buffer.shadow is not None:
-        buffer.shadow.read_by_task(task, ref)
+    if buffer.accesses is not None:
+        buffer.accesses.read_by_task(task, ref)
     data = np.array(found) if not task.machine.clock.dry or found.dtype.kind in "biu" else _no_numbers(found)
     return Array(data, TensorType(data.shape, data.dtype))
 
@@ -247,8 +247,8 @@ def store(ref: Ref, key: Any, value: Any) -> None:
         )
     if buffer.unfilled is not None:
         buffer.before_write(target.box)
-    if buffer.shadow is not None:
-        buffer.shadow.write_by_task(task, target)
+    if buffer.accesses is not None:
+        buffer.accesses.write_by_task(task, target)
     if not task.machine.clock.dry or data.dtype.kind in "biu":
         ref.data[index] = data
 

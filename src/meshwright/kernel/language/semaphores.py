@@ -16,7 +16,7 @@ from meshwright.kernel.language.spaces import MemorySpace, SemaphoreType
 from meshwright.kernel.run.faults import SemaphoreError
 
 if TYPE_CHECKING:
-    from meshwright.kernel.run.tasks import Task
+    from meshwright.kernel.run.tasks import KernelTask
     from meshwright.kernel.run.transfers import Transfer
 
 
@@ -32,7 +32,13 @@ class Signal:
     __slots__ = ("amount", "chain", "clock", "copy", "part", "sender", "source")
 
     def __init__(
-        self, amount: int, sender: Task, source: Source | None, chain: Any, copy: Transfer | None = None, part: str = ""
+        self,
+        amount: int,
+        sender: KernelTask,
+        source: Source | None,
+        chain: Any,
+        copy: Transfer | None = None,
+        part: str = "",
     ) -> None:
         self.amount = amount
         self.sender = sender
@@ -135,7 +141,7 @@ class Semaphore:
         self.index = index
         self.count = 0
         self.times: list[tuple[float, int]] | None = None  # a heap: when it was signalled by how much
-        self.waiter: Task | None = None
+        self.waiter: KernelTask | None = None
         self.last: Signal | None = None
         self.record: InTurn | Unproved | None = None
         self.spent = 0  # how much was waited for of signals that are still in the record
@@ -253,8 +259,8 @@ class SemaphoreRef:
         return MemorySpace.SEMAPHORE
 
     @property
-    def at(self) -> _At:
-        return _At(self)
+    def at(self) -> _SemaphoreAt:
+        return _SemaphoreAt(self)
 
     def one(self) -> Semaphore:
         """The one semaphore this is."""
@@ -283,7 +289,7 @@ class SemaphoreRef:
         return f"<semaphore {self.array.label} of shape {self.shape}>"
 
 
-class _At:
+class _SemaphoreAt:
     __slots__ = ("ref",)
 
     def __init__(self, ref: SemaphoreRef) -> None:

@@ -124,7 +124,7 @@ class Box(NamedTuple):
 Cut = tuple[slice, ...]
 
 
-class Blocks:
+class OperandBlocks:
     """The blocks of one operand: a spec checked against the operand's shape."""
 
     __slots__ = ("cut", "dims", "index_map", "kept", "label", "seen", "shape", "sizes", "whole")
@@ -277,9 +277,9 @@ class Blocks:
 
 
 @lru_cache(maxsize=512)
-def blocks_of(spec: BlockSpec, shape: tuple[int, ...], label: str) -> Blocks:
+def blocks_of(spec: BlockSpec, shape: tuple[int, ...], label: str) -> OperandBlocks:
     """The blocks of an operand; the same for all devices."""
-    return Blocks(spec, shape, label)
+    return OperandBlocks(spec, shape, label)
 
 
 def _mode(dim: Any, size: int, indexing_mode: Any) -> Blocked | Squeezed | Element | BoundedSlice:

@@ -15,7 +15,7 @@ from meshwright.kernel.pipeline.arguments import PipelineArg, flags
 from meshwright.kernel.pipeline.blocks import BlockSpec
 from meshwright.kernel.pipeline.pipelines import Pipeline
 from meshwright.kernel.run.faults import KernelError
-from meshwright.kernel.run.tasks import Task, current
+from meshwright.kernel.run.tasks import KernelTask, current
 
 
 def emit_pipeline(
@@ -198,7 +198,7 @@ def _listed(scratches: Any) -> list[Any]:
     return found
 
 
-def _bound(pipeline: Pipeline, task: Task, allocations: Any) -> PipelineArg:
+def _bound(pipeline: Pipeline, task: KernelTask, allocations: Any) -> PipelineArg:
     """The windows over memory of the parent; the same ones each time, so that they know how far they are."""
     key = id(allocations)
     known = task.windows.get(key)

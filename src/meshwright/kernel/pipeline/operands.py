@@ -11,19 +11,19 @@ from meshwright.kernel.language.spaces import MemorySpace
 from meshwright.kernel.pipeline.blocks import BlockSpec, blocks_of
 from meshwright.kernel.pipeline.windows import Window
 from meshwright.kernel.run.faults import KernelError, StaleError
-from meshwright.kernel.run.tasks import Task
+from meshwright.kernel.run.tasks import KernelTask
 
 if TYPE_CHECKING:
     from meshwright.kernel.pipeline.pipelines import Pipeline
 
 
-class Operand:
+class PipelineOperand:
     """One operand in one run: its window, or a view of its own memory where there is none."""
 
     __slots__ = ("blocks", "changed", "indices", "parents", "pipeline", "ref", "steps", "task", "visited", "window")
 
     def __init__(
-        self, pipeline: Pipeline, task: Task, window: Window | None, ref: Ref, spec: BlockSpec, label: str
+        self, pipeline: Pipeline, task: KernelTask, window: Window | None, ref: Ref, spec: BlockSpec, label: str
     ) -> None:
         self.pipeline = pipeline
         self.task = task
@@ -74,7 +74,7 @@ class Operand:
         why = f"it was fetched at {held.line.show()}" if held.line else "it was fetched before"
         if not held.block.same(own):
             why += "" if new else f"\nand is not fetched again: the block index stays {self.index(0)}"
-        elif not new and held.marks is not None and held.marks != window.written(own):
+        elif not new and held.writers is not None and held.writers != window.written(own):
             what = f"The window of {self.blocks.label} holds what {own.text} was before it was written again."
             why += f"\nand is not fetched again: the block index stays {self.index(0)}"
         else:

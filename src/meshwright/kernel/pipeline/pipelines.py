@@ -16,9 +16,9 @@ from meshwright.kernel.language.spaces import semantics
 from meshwright.kernel.pipeline.allocations import allocation, window_of
 from meshwright.kernel.pipeline.arguments import PipelineArg
 from meshwright.kernel.pipeline.blocks import BlockSpec, Buffered
-from meshwright.kernel.pipeline.runs import Run
+from meshwright.kernel.pipeline.runs import PipelineRun
 from meshwright.kernel.run.faults import KernelError
-from meshwright.kernel.run.tasks import Task
+from meshwright.kernel.run.tasks import KernelTask
 
 
 def renest(refs: Sequence[Any], trees: Sequence[tree.TreeDef]) -> list[Any]:
@@ -62,7 +62,7 @@ class Pipeline:
         self.parallel: dict[int, Sequence[int]] = {}  # the order of steps along axes where it must not matter
         self.scalars: tuple[Any, ...] = ()  # refs that index maps see after the grid indices
 
-    def divide(self, task: Task, named: Any) -> None:
+    def divide(self, task: KernelTask, named: Any) -> None:
         """Let each core run a part of the grid: of the first parallel axis that they divide, or of the longest one."""
         cores = task.machine.cores
         parallel = [n for n, name in enumerate(named or ()) if semantics(name) == "parallel"]
@@ -146,7 +146,7 @@ class Pipeline:
 
     def run(
         self,
-        task: Task,
+        task: KernelTask,
         refs: Sequence[Ref],
         scratches: Sequence[Any] = (),
         windows: PipelineArg | None = None,
@@ -160,7 +160,7 @@ class Pipeline:
             windows = self.windows(
                 tree.map(lambda wanted: scoped(task, wanted, "a buffer of the pipeline", made), types)
             )
-        Run(self, task, windows, refs, scratches, **callbacks).go()
+        PipelineRun(self, task, windows, refs, scratches, **callbacks).go()
         close_scope(task, made)
 
     def make_refs(self, *refs: Any) -> PipelineArg:

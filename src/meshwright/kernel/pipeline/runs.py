@@ -16,10 +16,10 @@ from meshwright.kernel.language.body import mismatch
 from meshwright.kernel.language.refs import Ref
 from meshwright.kernel.pipeline.arguments import PipelineArg, PipelineCallbackArgs, PipelinePrefetchArgs, flags, pair
 from meshwright.kernel.pipeline.blocks import BlockSpec
-from meshwright.kernel.pipeline.operands import Operand
+from meshwright.kernel.pipeline.operands import PipelineOperand
 from meshwright.kernel.pipeline.windows import Window, add_into, copy_into
 from meshwright.kernel.run.faults import KernelError
-from meshwright.kernel.run.tasks import Task
+from meshwright.kernel.run.tasks import KernelTask
 
 if TYPE_CHECKING:
     from meshwright.kernel.pipeline.pipelines import Pipeline
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 MOST_STEPS = 1 << 24  # of a grid
 
 
-class Run:
+class PipelineRun:
     """One run of a pipeline over its grid."""
 
     def __init__(
         self,
         pipeline: Pipeline,
-        task: Task,
+        task: KernelTask,
         windows: PipelineArg,
         refs: Sequence[Ref],
         scratches: Sequence[Any],
@@ -56,8 +56,8 @@ class Run:
         self.prologue, self.epilogue = prologue, epilogue
         self.out_prologue, self.out_epilogue, self.postyeet = out_prologue, out_epilogue, postyeet
 
-        def operand(kind: str, n: int, window: Window | None, ref: Ref, spec: BlockSpec) -> Operand:
-            return Operand(pipeline, task, window, ref, spec, f"{kind} {n} of the pipeline")
+        def operand(kind: str, n: int, window: Window | None, ref: Ref, spec: BlockSpec) -> PipelineOperand:
+            return PipelineOperand(pipeline, task, window, ref, spec, f"{kind} {n} of the pipeline")
 
         ins = zip(windows.input, self.grouped.input, pipeline.in_specs, strict=True)
         outs = list(zip(windows.out, self.grouped.out, pipeline.out_specs, strict=True))
@@ -145,7 +145,7 @@ class Run:
         if self.postyeet is not None:
             self._ask(self.postyeet)
 
-    def _settle(self, operand: Operand, step: int) -> None:
+    def _finish(self, operand: PipelineOperand, step: int) -> None:
         """Before a sum is read again, let the copy that writes it be over."""
         if operand.window is not None and operand.window.comes:
             operand.window.await_before(self.task, operand.window.started - operand.window.count + 1)
@@ -155,7 +155,7 @@ class Run:
             if total is operand and window is not None:
                 window.await_left(self.task, operand.index(step))
 
-    def _fetch_ahead(self, operand: Operand, limit: int, oldest: int) -> None:
+    def _fetch_ahead(self, operand: PipelineOperand, limit: int, oldest: int) -> None:
         """Start the fetches of steps up to ``limit``; with lookahead, of as many changed blocks as there is room for.
 
         ``oldest`` is the number of the oldest block that is still needed.
@@ -169,7 +169,7 @@ class Run:
             elif window.target > limit:
                 return
             if operand.changes(window.target):
-                self._settle(operand, window.target)
+                self._finish(operand, window.target)
                 window.fetch(self.task, operand.index(window.target), self.line)
             window.target += 1
 
@@ -218,7 +218,7 @@ class Run:
                 fix="out_ref[...] = value",
             )
 
-    def _write_back(self, n: int, out: Operand, step: int, last: bool) -> None:
+    def _write_back(self, n: int, out: PipelineOperand, step: int, last: bool) -> None:
         window = out.window
         assert window is not None
         total = self.sums.get(n)
@@ -284,7 +284,7 @@ class Run:
         return flags(False if callback is None else self._ask(callback), self.pipeline.out_trees, what)
 
     def _arguments(self) -> PipelineCallbackArgs:
-        def buffers(operands: Sequence[Operand]) -> list[tuple[int, int]]:
+        def buffers(operands: Sequence[PipelineOperand]) -> list[tuple[int, int]]:
             return [_pair(operand.window) for operand in operands]
 
         return PipelineCallbackArgs(
@@ -328,7 +328,7 @@ class Run:
             [_pair(operand.window) for operand in self.sums.values()],
         )
 
-    def _fetch_for_next(self, operand: Operand, ref: Ref, line: Source | None) -> None:
+    def _fetch_for_next(self, operand: PipelineOperand, ref: Ref, line: Source | None) -> None:
         """Start to fetch the first block of the next run, which is of another ref."""
         window, own = operand.window, operand.ref
         assert window is not None
@@ -340,7 +340,7 @@ class Run:
                 fix="refs of the shapes that the pipeline is called with, in the same order: "
                 "args.make_pipeline_refs(x_ref, out_ref)",
             )
-        self._settle(operand, 0)
+        self._finish(operand, 0)
         window.bind(ref, operand.blocks)
         window.fetch(self.task, operand.index(0), line)
         window.bind(own, operand.blocks)

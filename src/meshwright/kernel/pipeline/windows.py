@@ -14,10 +14,10 @@ import numpy as np
 from meshwright.core.source import Source, here
 from meshwright.kernel.language.refs import Ref, as_view
 from meshwright.kernel.language.semaphores import Semaphore, SemaphoreRef
-from meshwright.kernel.pipeline.blocks import Blocks
+from meshwright.kernel.pipeline.blocks import OperandBlocks
 from meshwright.kernel.run.faults import KernelError
 from meshwright.kernel.run.memory import fill_poison
-from meshwright.kernel.run.tasks import Task
+from meshwright.kernel.run.tasks import KernelTask
 from meshwright.kernel.run.transfers import Transfer
 
 
@@ -27,10 +27,10 @@ def _part(ref: Ref, index: tuple[Any, ...]) -> Ref:
 
 
 class Origin(NamedTuple):
-    """Where a block in a window came from: its place, the marks of who had written it, and the line of the fetch."""
+    """Where a block in a window came from: its region, who had written it, and the line of the fetch."""
 
     block: Ref
-    marks: Any
+    writers: Any
     line: Source | None
 
 
@@ -59,7 +59,7 @@ class Window:
         self.last: tuple[Any, ...] | None = None  # the index of the last block of the previous run
         self.origins: list[Origin | None] = [None] * self.count  # of what is in each slot
 
-    def bind(self, ref: Ref, blocks: Blocks) -> None:
+    def bind(self, ref: Ref, blocks: OperandBlocks) -> None:
         """Say which memory the window is on."""
         self.ref = ref
         self.blocks = blocks
@@ -75,10 +75,10 @@ class Window:
         inside = self.blocks.parts(index)[1]
         slot = self.slots[number % self.count]
         if inside is not None and incoming:
-            slot.buffer.settle()
+            slot.buffer.fill_unwritten()
             fill_poison(slot.data)
-            if slot.buffer.shadow is not None:
-                slot.buffer.shadow.fill(slot)
+            if slot.buffer.accesses is not None:
+                slot.buffer.accesses.fill(slot)
         return self.block(index), slot if inside is None else _part(slot, inside)
 
     def block(self, index: tuple[Any, ...]) -> Ref:
@@ -95,9 +95,9 @@ class Window:
 
     @staticmethod
     def written(block: Ref) -> Any:
-        """The marks of who last wrote a block, where races are looked for."""
-        shadow = block.buffer.shadow
-        return None if shadow is None else frozenset(shadow.marks.written(block))
+        """Who last wrote a block, where races are looked for."""
+        accesses = block.buffer.accesses
+        return None if accesses is None else frozenset(accesses.access_map.written(block))
 
     def carry(self, index: tuple[Any, ...], line: Source | None) -> None:
         """Say that the last slot now holds what is being written to a block."""
@@ -110,16 +110,16 @@ class Window:
             return self.nbytes
         return int(self.ref.data.itemsize * prod(part.stop - part.start for part in outside))
 
-    def _start(self, task: Task, source: Ref, target: Ref, number: int, line: Source | None) -> None:
+    def _start(self, task: KernelTask, source: Ref, target: Ref, number: int, line: Source | None) -> None:
         copy = Transfer(task, source, target, task.device, task.core, False, line)
         task.machine.start(copy, None, self.semaphores[number % self.count])
 
-    def _wait(self, task: Task, number: int, index: tuple[Any, ...], why: str) -> None:
+    def _wait(self, task: KernelTask, number: int, index: tuple[Any, ...], why: str) -> None:
         task.machine.wait(task, self.semaphores[number % self.count], self._nbytes(index), why)
 
     # Blocks that come
 
-    def fetch(self, task: Task, index: tuple[Any, ...], line: Source | None) -> None:
+    def fetch(self, task: KernelTask, index: tuple[Any, ...], line: Source | None) -> None:
         """Start to copy a block into the next slot."""
         number = self.started
         self.started += 1
@@ -127,7 +127,7 @@ class Window:
         self.origins[number % self.count] = Origin(outside, self.written(outside), line)
         self._start(task, outside, inside, number, line)
 
-    def await_fetch(self, task: Task, index: tuple[Any, ...]) -> None:
+    def await_fetch(self, task: KernelTask, index: tuple[Any, ...]) -> None:
         """Wait for the next block, which becomes the current one."""
         self.arrived += 1
         self._wait(task, self.arrived - 1, index, "waits for a block of the pipeline")
@@ -151,32 +151,32 @@ class Window:
 
     # Blocks that go
 
-    def open(self, task: Task) -> None:
+    def open(self, task: KernelTask) -> None:
         """Take the next slot for a new block, once what left from it is gone."""
         number = self.opened
         self.opened += 1
         self.await_before(task, number - self.count + 1)
         slot = self.slots[number % self.count]
-        if slot.buffer.shadow is not None and number >= self.count and not self.comes:
-            slot.buffer.shadow.clear(task, slot)
+        if slot.buffer.accesses is not None and number >= self.count and not self.comes:
+            slot.buffer.accesses.clear(task, slot)
 
-    def leave(self, task: Task, index: tuple[Any, ...], line: Source | None) -> None:
+    def leave(self, task: KernelTask, index: tuple[Any, ...], line: Source | None) -> None:
         """Start to copy the current block out."""
         number = self.opened - 1
         outside, inside = self._parts(number, index, False)
         self._start(task, inside, outside, number, line)
         self.leaving.append((number, index))
 
-    def await_leave(self, task: Task) -> None:
+    def await_leave(self, task: KernelTask) -> None:
         """Wait for the oldest copy out."""
         self._wait(task, *self.leaving.pop(0), "waits for a block of the pipeline to be written")
 
-    def await_before(self, task: Task, number: int) -> None:
+    def await_before(self, task: KernelTask, number: int) -> None:
         """Wait for the copies out of the blocks before ``number``."""
         while self.leaving and self.leaving[0][0] < number:
             self.await_leave(task)
 
-    def await_left(self, task: Task, index: tuple[Any, ...] | None = None) -> None:
+    def await_left(self, task: KernelTask, index: tuple[Any, ...] | None = None) -> None:
         """Wait for copies out: all of them, or up to the last of one block."""
         while self.leaving and (index is None or any(at == index for _, at in self.leaving)):
             self.await_leave(task)
@@ -192,28 +192,28 @@ class Window:
         return self.views[(self.opened - 1) % self.count]
 
 
-def add_into(target: Ref, other: Ref, task: Task) -> None:
+def add_into(target: Ref, other: Ref, task: KernelTask) -> None:
     """``target += other`` in memory, as the pipeline does it when it accumulates."""
     for ref, write in ((other, False), (target, False), (target, True)):
         if ref.buffer.unfilled is not None:
             ref.buffer.before_read(ref.box)
-        shadow = ref.buffer.shadow
-        if shadow is not None:
-            (shadow.write_by_task if write else shadow.read_by_task)(task, ref)
+        accesses = ref.buffer.accesses
+        if accesses is not None:
+            (accesses.write_by_task if write else accesses.read_by_task)(task, ref)
     if task.machine.clock.dry:
         return
     with np.errstate(all="ignore"):
         target.data[...] += other.data
 
 
-def copy_into(target: Ref, other: Ref, task: Task) -> None:
+def copy_into(target: Ref, other: Ref, task: KernelTask) -> None:
     """``target = other`` between buffers of the pipeline."""
     if other.buffer.unfilled is not None:
         other.buffer.before_read(other.box)
     if target.buffer.unfilled is not None:
         target.buffer.before_write(target.box)
-    if other.buffer.shadow is not None and target.buffer.shadow is not None:
-        other.buffer.shadow.read_by_task(task, other)
-        target.buffer.shadow.write_by_task(task, target)
+    if other.buffer.accesses is not None and target.buffer.accesses is not None:
+        other.buffer.accesses.read_by_task(task, other)
+        target.buffer.accesses.write_by_task(task, target)
     if not task.machine.clock.dry:
         target.data[...] = other.data

@@ -7,8 +7,8 @@ A copy is no task: it reads and writes at any time between its start and its sem
 starter knew. Others know it is over by one way only: somebody waited for the signal, and they know of that wait. So a
 copy carries the event of the wait that proved its read over, and that of the wait that proved its write over.
 
-Beside every buffer lies its *shadow* (``races.shadow``): who last wrote and read each part. An access compares and
-marks the part it touches, so its price does not depend on how many accesses there were before.
+Every buffer has an `AccessChecker` (``races.checker``): who last wrote and read each part. An access compares and
+records the part it touches, so its price does not depend on how many accesses there were before.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from meshwright.core.source import Source
 from meshwright.kernel.run.faults import BarrierError, RaceError
 
 if TYPE_CHECKING:
-    from meshwright.kernel.run.tasks import Task
+    from meshwright.kernel.run.tasks import KernelTask
     from meshwright.kernel.run.transfers import Transfer
 
 
@@ -79,7 +79,7 @@ class Actor(Protocol):
 class History:
     """All events of a run; ``in_order``, of one in which copies on one link are over in the order they were started."""
 
-    def __init__(self, tasks: list[Task], in_order: bool = False) -> None:
+    def __init__(self, tasks: list[KernelTask], in_order: bool = False) -> None:
         self.tasks = tasks
         self.in_order = in_order
         self.links: dict[Any, deque[Transfer]] = {}  # where in order, the copies that are not known to be over
@@ -87,7 +87,7 @@ class History:
         self.copies: list[Transfer] = []
         self.races: dict[Any, Race] = {}  # by the two lines
 
-    def event(self, task: Task, source: Source | None) -> int:
+    def event(self, task: KernelTask, source: Source | None) -> int:
         """Count an event of a task."""
         events = self.events[task.entity]
         number = len(events)
@@ -102,7 +102,7 @@ class History:
         if self.in_order:
             self.links.setdefault(copy.link, deque()).append(copy)
 
-    def over(self, task: Task, number: int, copy: Transfer, part: str) -> None:
+    def over(self, task: KernelTask, number: int, copy: Transfer, part: str) -> None:
         """A wait of a task, its event ``number``, has proved a part of a copy over; on a link in order, others, too."""
         self._over(task, number, copy, part)
         link = self.links.get(copy.link) if self.in_order else None
@@ -116,7 +116,7 @@ class History:
         while link and link[0].write_over and (link[0].read_over or link[0].send is None):
             link.popleft()
 
-    def _over(self, task: Task, number: int, copy: Transfer, part: str) -> None:
+    def _over(self, task: KernelTask, number: int, copy: Transfer, part: str) -> None:
         if part != "read":
             copy.write_over = copy.write_over or (task.entity, number)
         if part != "write":
@@ -145,7 +145,7 @@ class History:
             or self.knows_write(who, copy)
         )
 
-    def require_birth(self, copy_clock: Any, owner: Task, birth: int, what: str, source: Source | None) -> None:
+    def require_birth(self, copy_clock: Any, owner: KernelTask, birth: int, what: str, source: Source | None) -> None:
         """Refuse a use of another device's memory before that device is known to have made it."""
         if copy_clock[owner.entity] < birth:
             raise BarrierError(

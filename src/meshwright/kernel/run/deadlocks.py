@@ -7,11 +7,11 @@ from typing import Any
 
 from meshwright.core.source import Source, is_users
 from meshwright.kernel.run.faults import DeadlockError
-from meshwright.kernel.run.tasks import Task
+from meshwright.kernel.run.tasks import KernelTask
 
 
 def deadlock(
-    tasks: Sequence[Task], signallers: Mapping[Any, set[tuple[int, Source | None]]], home: Source | None
+    tasks: Sequence[KernelTask], signallers: Mapping[Any, set[tuple[int, Source | None]]], home: Source | None
 ) -> DeadlockError:
     """The error for tasks that wait for one another: where each waits, for what, and who could have signalled it."""
     stuck = [task for task in tasks if not task.done]
@@ -49,7 +49,7 @@ def _some(names: list[str]) -> str:
     return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
-def _suspended_at(task: Task) -> Source | None:
+def _suspended_at(task: KernelTask) -> Source | None:
     """The user's line at which a task has stopped."""
     frame = task.greenlet.gr_frame if task.greenlet is not None else None
     while frame is not None:

@@ -9,8 +9,8 @@ from meshwright.core.source import Source, is_users
 from meshwright.kernel.run.faults import EndlessError, KernelError
 
 if TYPE_CHECKING:
-    from meshwright.kernel.run.machine import Machine
-    from meshwright.kernel.run.tasks import Task
+    from meshwright.kernel.run.machine import KernelMachine
+    from meshwright.kernel.run.tasks import KernelTask
 
 
 def _users_line(traceback: TracebackType | None) -> Source | None:
@@ -24,7 +24,7 @@ def _users_line(traceback: TracebackType | None) -> Source | None:
     return found
 
 
-def endless(task: Task | None, source: Source | None, why: str) -> EndlessError:
+def endless(task: KernelTask | None, source: Source | None, why: str) -> EndlessError:
     """The error for a body that does not come to an end."""
     on = f" on {task.name}" if task is not None and len(task.machine.tasks) > 1 else ""
     return EndlessError(
@@ -35,13 +35,13 @@ def endless(task: Task | None, source: Source | None, why: str) -> EndlessError:
     )
 
 
-def stopped(machine: Machine, error: BaseException) -> EndlessError:
+def stopped(machine: KernelMachine, error: BaseException) -> EndlessError:
     """The error for a body that was stopped, at the line it had come to."""
     why = f"nothing has been seen of it for {machine.most_seconds:g} seconds: no signal, no wait, no copy"
     return endless(machine.stopped, _users_line(error.__traceback__) or machine.home, why)
 
 
-def left_by_exit(task: Task, error: BaseException) -> KernelError:
+def left_by_exit(task: KernelTask, error: BaseException) -> KernelError:
     """The error for a body that raises what ends greenlets."""
     source = _users_line(error.__traceback__) or task.machine.home
     return KernelError(

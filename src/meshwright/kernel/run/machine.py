@@ -24,8 +24,8 @@ from meshwright.kernel.run.endings import endless, left_by_exit, stopped
 from meshwright.kernel.run.faults import EndlessError
 from meshwright.kernel.run.memories import Memories
 from meshwright.kernel.run.memory import Buffer
-from meshwright.kernel.run.schedules import Schedule
-from meshwright.kernel.run.tasks import Task, state
+from meshwright.kernel.run.schedules import TaskSchedule
+from meshwright.kernel.run.tasks import KernelTask, state
 from meshwright.kernel.run.transfers import Transfer
 from meshwright.kernel.run.watch import SECONDS, Stopped, Watched
 from meshwright.kernel.timing.clock import Clock
@@ -36,7 +36,7 @@ _left_behind: list[Any] = []
 _MOST_LOOKS = 10_000  # at a semaphore that stays as it is, with nothing else to happen
 
 
-class Machine(Memories):
+class KernelMachine(Memories):
     """Devices of a mesh, their memories and what is under way between them."""
 
     def __init__(
@@ -44,7 +44,7 @@ class Machine(Memories):
         mesh: dict[str, int],
         *,
         cores: int = 1,
-        schedule: Schedule | None = None,
+        schedule: TaskSchedule | None = None,
         races: bool = False,
         all_entered: bool = True,
         limits: dict[MemorySpace, float] | None = None,
@@ -63,20 +63,20 @@ class Machine(Memories):
         self.core_axis = core_axis
         self.clock = clock or Clock()
         self.tiles = tiles
-        self.schedule = schedule or Schedule()
+        self.schedule = schedule or TaskSchedule()
         self.axes: dict[Any, frozenset[str] | None] = {}  # by address: the mesh axes that operands vary over
-        self.ready: list[Task] = []
-        self.looking: list[Task] = []  # those that look at a semaphore again and again
+        self.ready: list[KernelTask] = []
+        self.looking: list[KernelTask] = []  # those that look at a semaphore again and again
         self.due: list[tuple[float, int]] = []  # a heap of when they are over
         self.signallers: dict[Any, set[tuple[int, Source | None]]] = {}  # who ever signalled what, from which line
         self.tasks = [
-            Task(self, device * cores + core, device, core, self.coordinates(device))
+            KernelTask(self, device * cores + core, device, core, self.coordinates(device))
             for device in range(self.size)
             for core in range(cores)
         ]
         self.history = History(self.tasks, self.schedule.links_in_order) if races else None
         self.hub: Any = None
-        self.stopped: Task | None = None  # the task that did not come to an end
+        self.stopped: KernelTask | None = None  # the task that did not come to an end
         self.closing = False  # whether tasks are being ended that the run has left behind
         self.refusals = 0  # how often they were told so
         self.most_seconds = most_seconds
@@ -108,13 +108,13 @@ class Machine(Memories):
 
     # Signals
 
-    def signal(self, task: Task, semaphore: Semaphore, amount: int) -> None:
+    def signal(self, task: KernelTask, semaphore: Semaphore, amount: int) -> None:
         """Add to a semaphore of any device."""
         self.actions += 1
         if self.actions > self.most_actions:
             raise self._no_end(task)
         if self.clock.runs:
-            self.clock.settle(task)
+            self.clock.charge_compute(task)
         if self.schedule.interrupts:
             self.pause(task)
         source = task.source()
@@ -135,13 +135,13 @@ class Machine(Memories):
             waiter.waiting = None
             self.ready.append(waiter)
 
-    def wait(self, task: Task, semaphore: Semaphore, value: int, why: str, take: bool = True) -> None:
+    def wait(self, task: KernelTask, semaphore: Semaphore, value: int, why: str, take: bool = True) -> None:
         """Run others until a semaphore holds ``value``, then take it."""
         self.actions += 1
         if self.actions > self.most_actions:
             raise self._no_end(task)
         if self.clock.runs:
-            self.clock.settle(task)
+            self.clock.charge_compute(task)
         if self.schedule.interrupts:
             self.pause(task)
         while semaphore.count < value:
@@ -159,7 +159,7 @@ class Machine(Memories):
             for signal in known:
                 signal.copy = None  # lets go of the memory it was between
 
-    def look(self, task: Task, semaphore: Semaphore) -> int:
+    def look(self, task: KernelTask, semaphore: Semaphore) -> int:
         """The value of a semaphore; a task that has seen it before looks again when nothing else can happen."""
         self.act(task)
         if task.seen.get(semaphore) == semaphore.count:
@@ -183,7 +183,7 @@ class Machine(Memories):
         self.ready += self.looking
         self.looking.clear()
 
-    def _learn(self, task: Task, proved: list[Signal], history: History) -> None:
+    def _learn(self, task: KernelTask, proved: list[Signal], history: History) -> None:
         """A wait has proved signals to have come: the task knows what their senders knew, and which copies are over."""
         if not proved:
             return
@@ -209,7 +209,7 @@ class Machine(Memories):
         if self.actions > self.most_actions:
             raise self._no_end(task)
         if self.clock.runs:
-            self.clock.settle(task)
+            self.clock.charge_compute(task)
         if self.schedule.interrupts:
             self.pause(task)
         if not copy.nbytes:
@@ -263,7 +263,7 @@ class Machine(Memories):
 
     # Running
 
-    def pause(self, task: Task) -> None:
+    def pause(self, task: KernelTask) -> None:
         """Let the schedule decide whether the task goes on."""
         self.ready.insert(0, task)
         self.give_way()
@@ -275,7 +275,7 @@ class Machine(Memories):
             raise greenlet.GreenletExit
         self.hub.switch()
 
-    def step(self, task: Task) -> None:
+    def step(self, task: KernelTask) -> None:
         """Count a step of a grid: of the kernel's own, which ends, or of a pipeline in its body."""
         self.steps += 1
         if len(task.grids) == 1:
@@ -283,30 +283,30 @@ class Machine(Memories):
         else:
             self.act(task)
 
-    def act(self, task: Task) -> None:
+    def act(self, task: KernelTask) -> None:
         """Count a look at a semaphore or a step of a pipeline, as signals, waits and copies are."""
         self.actions += 1
         if self.actions > self.most_actions:
             raise self._no_end(task)
 
-    def _no_end(self, task: Task) -> EndlessError:
+    def _no_end(self, task: KernelTask) -> EndlessError:
         each = self.most_actions // len(self.tasks)
         why = f"in one step of the grid, each core has signalled, waited and copied {each} times on average"
         return endless(task, task.source(), why)
 
-    def run(self, body: Callable[[Task], Any]) -> list[Any]:
+    def run(self, body: Callable[[KernelTask], Any]) -> list[Any]:
         """Run ``body`` as every task, and return what each returned."""
         results: list[Any] = [None] * len(self.tasks)
         self.hub = greenlet.getcurrent()
 
-        def main(task: Task) -> None:
+        def main(task: KernelTask) -> None:
             try:
                 results[task.entity] = body(task)
             except greenlet.GreenletExit as error:
                 if not self.closing:
                     raise left_by_exit(task, error) from error
                 raise
-            self.clock.settle(task)
+            self.clock.charge_compute(task)
             task.done = True
 
         for task in self.tasks:
@@ -326,7 +326,7 @@ class Machine(Memories):
             state.task = before
         return results
 
-    def _end(self, task: Task) -> None:
+    def _end(self, task: KernelTask) -> None:
         """End a task that is still waiting; what it raises meanwhile tells nothing new."""
         if task.greenlet is None or task.greenlet.dead or not task.greenlet:
             return
@@ -354,7 +354,7 @@ class Machine(Memories):
                     chosen = self.pending[heappop(self.due)[1]]
             else:
                 chosen = schedule.choose(ready, self.movable() if not ready or schedule.interrupts else [])
-            if chosen.__class__ is Task:
+            if chosen.__class__ is KernelTask:
                 ready.remove(chosen)
                 state.task = chosen
                 try:
@@ -386,7 +386,7 @@ class Machine(Memories):
         """Let go of memory at once: what is left refers to itself in circles."""
         for made in self.memory.values():
             if isinstance(made, Buffer):
-                made.shadow = None
+                made.accesses = None
             else:
                 for semaphore in made:
                     semaphore.record = semaphore.last = None
@@ -402,5 +402,5 @@ class Machine(Memories):
             self.history.copies.clear()
 
 
-def _time(task: Task) -> float:
+def _time(task: KernelTask) -> float:
     return task.time

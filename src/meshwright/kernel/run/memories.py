@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 from meshwright.core.source import Source
 from meshwright.kernel.language.semaphores import SemaphoreArray
 from meshwright.kernel.language.spaces import MemorySpace, MemoryType, Semaphores, SemaphoreType
+from meshwright.kernel.races.checker import AccessChecker
 from meshwright.kernel.races.history import History
-from meshwright.kernel.races.shadow import Shadow
 from meshwright.kernel.run.faults import CapacityError, SemaphoreError, UnfinishedCopyError
 from meshwright.kernel.run.memory import Buffer, Data, Unfilled, fill_poison
 from meshwright.kernel.run.pool import pool
 
 if TYPE_CHECKING:
-    from meshwright.kernel.run.tasks import Task
+    from meshwright.kernel.run.tasks import KernelTask
     from meshwright.kernel.run.transfers import Transfer
 
 MOST_SEMAPHORES = 1 << 16  # in one array
@@ -41,7 +41,7 @@ class Memories:
 
     def allocate(
         self,
-        task: Task,
+        task: KernelTask,
         key: Any,
         label: str,
         wanted: MemoryType | Semaphores,
@@ -65,13 +65,13 @@ class Memories:
             made = Buffer(key, label, wanted.space, memory, task.device, core)
             made.unfilled = Unfilled() if late else None
             if self.history is not None:
-                made.shadow = Shadow(self.history, made, data is not None)
+                made.accesses = AccessChecker(self.history, made, data is not None)
         if self.history is not None:
             made.birth = int(task.clock[task.entity])
         self.memory[(task.device, made.core, key)] = made
         return made
 
-    def _semaphores(self, task: Task, key: Any, label: str, wanted: Semaphores) -> SemaphoreArray:
+    def _semaphores(self, task: KernelTask, key: Any, label: str, wanted: Semaphores) -> SemaphoreArray:
         """Semaphores at an address, with what others have signalled there before this task came to them."""
         if prod(wanted.shape) > MOST_SEMAPHORES:
             raise CapacityError(
@@ -103,7 +103,7 @@ class Memories:
             found.free_since = self.left.get(place, 1)
         return found if isinstance(found, SemaphoreArray) and found.shape == own.shape else None
 
-    def _count(self, task: Task, wanted: MemoryType, label: str) -> None:
+    def _count(self, task: KernelTask, wanted: MemoryType, label: str) -> None:
         used = task.used.get(wanted.space, 0) + wanted.nbytes
         limit = self.limits.get(wanted.space)
         if limit is not None and used > limit:
@@ -116,7 +116,7 @@ class Memories:
             )
         task.used[wanted.space] = used
 
-    def free(self, task: Task, made: Buffer | SemaphoreArray) -> None:
+    def free(self, task: KernelTask, made: Buffer | SemaphoreArray) -> None:
         """Give memory back; nothing may be under way to it."""
         made.alive = False
         del self.memory[(made.device, made.core, made.key)]
@@ -133,7 +133,7 @@ class Memories:
         for copy in self.pending.values():
             if copy.uses(made):
                 raise self._unfinished(copy, f"the scope of {made.label} ends")
-        made.shadow = None  # it refers to the memory
+        made.accesses = None  # it refers to the memory
 
     def check_spent(self, array: SemaphoreArray) -> None:
         """Require that every semaphore is zero, with nothing under way to it."""

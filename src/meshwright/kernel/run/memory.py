@@ -14,7 +14,7 @@ from meshwright.kernel.language.spaces import MemorySpace, MemoryType
 from meshwright.kernel.run.faults import CopyError
 
 if TYPE_CHECKING:
-    from meshwright.kernel.races.shadow import Shadow
+    from meshwright.kernel.races.checker import AccessChecker
 
 Data = np.ndarray[Any, Any]
 
@@ -50,8 +50,8 @@ def follow(data: Data, path: Path) -> Data:
     return data
 
 
-def mark(data: Data, path: Path) -> Data:
-    """The part of an array of marks, one per element, that a path selects."""
+def select_elements(data: Data, path: Path) -> Data:
+    """The part of an array with one number per element that a path selects."""
     return follow(data, tuple(step for step in path if not isinstance(step, Bitcast)))
 
 
@@ -169,7 +169,7 @@ class Buffer:
     """An allocation of one device. ``key`` is its address: the same on all devices that run the same kernel."""
 
     __slots__ = (
-        "addressable", "alive", "birth", "core", "data", "device", "key", "label", "readonly", "shadow", "space",
+        "accesses", "addressable", "alive", "birth", "core", "data", "device", "key", "label", "readonly", "space",
         "unfilled",
     )  # fmt: skip
 
@@ -183,7 +183,7 @@ class Buffer:
         self.core = core
         self.alive = True
         self.readonly = False
-        self.shadow: Shadow | None = None
+        self.accesses: AccessChecker | None = None
         self.unfilled: Unfilled | None = None
         self.birth = 0  # the event of its device at which it came to be
 
@@ -194,14 +194,14 @@ class Buffer:
     def before_read(self, box: Box | None) -> None:
         """Something reads: unless all of it was written, let the rest be poison first."""
         if self.unfilled is not None and not self.unfilled.covers(box):
-            self.settle()
+            self.fill_unwritten()
 
     def before_write(self, box: Box | None) -> None:
         """Something writes."""
         if self.unfilled is not None and not self.unfilled.add(box):
-            self.settle()
+            self.fill_unwritten()
 
-    def settle(self) -> None:
+    def fill_unwritten(self) -> None:
         """Poison what was never written, where that was put off."""
         unfilled, self.unfilled = self.unfilled, None
         if unfilled is None:

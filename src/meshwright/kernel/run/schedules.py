@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 
-class Schedule:
+class TaskSchedule:
     """In order: tasks run until they wait; copies are over in the order they were started, as late as possible.
 
     ``links_in_order``: whether copies on one link are known to arrive in the order they were sent.
@@ -35,7 +35,7 @@ class Schedule:
         return range(size)
 
 
-class Adversarial(Schedule):
+class Adversarial(TaskSchedule):
     """Copies are over as late as possible, the newest first."""
 
     name = "adversarial"
@@ -49,7 +49,7 @@ class Adversarial(Schedule):
         return range(size)[::-1]
 
 
-class Seeded(Schedule):
+class Seeded(TaskSchedule):
     """Anything that may happen next is equally likely; the same seed gives the same run."""
 
     in_turn = False
@@ -70,7 +70,7 @@ class Seeded(Schedule):
         return random.Random(f"{self.name} axis {axis}").sample(range(size), size)
 
 
-class Delayed(Schedule):
+class Delayed(TaskSchedule):
     """As in order, but at the decisions in ``delays`` what would have come first is passed over."""
 
     in_turn = False
@@ -90,13 +90,13 @@ class Delayed(Schedule):
         return tasks[0] if tasks else copies[0]
 
 
-def nth(number: int, seed: int, decisions: int, links_in_order: bool) -> Schedule:
+def nth(number: int, seed: int, decisions: int, links_in_order: bool) -> TaskSchedule:
     """Schedule ``number`` of an exploration: in order, adversarial, then by turns one or two delays and random ones.
 
     ``decisions`` is how many the run in order had to make; the delays are spread over them.
     """
     if number == 0:
-        return Schedule(links_in_order)
+        return TaskSchedule(links_in_order)
     if number == 1 and not links_in_order:
         return Adversarial()
     if number % 2 == 0:

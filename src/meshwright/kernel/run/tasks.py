@@ -10,10 +10,10 @@ from meshwright.kernel.run.faults import KernelError
 
 if TYPE_CHECKING:
     from meshwright.kernel.language.semaphores import Semaphore
-    from meshwright.kernel.run.machine import Machine
+    from meshwright.kernel.run.machine import KernelMachine
 
 
-class Task:
+class KernelTask:
     """The run of a kernel's body on one core of a device."""
 
     __slots__ = (
@@ -21,7 +21,9 @@ class Task:
         "need", "regions", "scopes", "seen", "time", "used", "waiting", "why", "windows",
     )  # fmt: skip
 
-    def __init__(self, machine: Machine, entity: int, device: int, core: int, coordinates: dict[str, int]) -> None:
+    def __init__(
+        self, machine: KernelMachine, entity: int, device: int, core: int, coordinates: dict[str, int]
+    ) -> None:
         self.machine = machine
         self.entity = entity
         self.device = device
@@ -52,14 +54,14 @@ class Task:
         return user_source() or self.machine.home
 
 
-class _State(threading.local):
-    task: Task | None = None
+class _TaskState(threading.local):
+    task: KernelTask | None = None
 
 
-state = _State()
+state = _TaskState()
 
 
-def current(what: str) -> Task:
+def current(what: str) -> KernelTask:
     """The task being run; ``what`` says in an error what was asked for."""
     task = state.task
     if task is None:

@@ -14,7 +14,7 @@ from meshwright.kernel.run.faults import CopyError, ScopeError
 from meshwright.kernel.run.memory import Buffer, Data, follow
 
 if TYPE_CHECKING:
-    from meshwright.kernel.run.tasks import Task
+    from meshwright.kernel.run.tasks import KernelTask
 
 
 class Transfer:
@@ -29,7 +29,7 @@ class Transfer:
     )  # fmt: skip
 
     def __init__(
-        self, starter: Task, src: Ref, dst: Ref, device: int, core: int, add: bool, source: Source | None
+        self, starter: KernelTask, src: Ref, dst: Ref, device: int, core: int, add: bool, source: Source | None
     ) -> None:
         self.starter = starter
         self.src = src
@@ -69,8 +69,8 @@ class Transfer:
             raise self._gone(buffer)
         if buffer.unfilled is not None:
             buffer.before_read(self.src.box)
-        if buffer.shadow is not None:
-            self.undefined = buffer.shadow.read_by_copy(self, self.src)
+        if buffer.accesses is not None:
+            self.undefined = buffer.accesses.read_by_copy(self, self.src)
         if keep:
             self.payload = self.src.data.copy()
 
@@ -79,11 +79,11 @@ class Transfer:
         payload = self.src.data if self.payload is None else self.payload
         buffer = self.target()
         data = follow(buffer.data, self.dst.path) if buffer is not self.dst.buffer else self.dst.data
-        if buffer.shadow is not None:
-            buffer.shadow.write_by_copy(self, self.dst, self.undefined)
+        if buffer.accesses is not None:
+            buffer.accesses.write_by_copy(self, self.dst, self.undefined)
         if buffer.unfilled is not None:
             if self.add:
-                buffer.settle()
+                buffer.fill_unwritten()
             else:
                 buffer.before_write(self.dst.box)
         if is_dry(self.starter, data):
@@ -155,12 +155,12 @@ class Transfer:
         return "no wait for the copy comes before the access"
 
 
-def is_dry(task: Task, data: Data) -> bool:
+def is_dry(task: KernelTask, data: Data) -> bool:
     """Whether numbers like these are left out: only how long things take is asked for."""
     return task.machine.clock.dry and data.dtype.kind in "fcV"
 
 
-def check_apart(task: Task, src: Ref, dst: Ref) -> None:
+def check_apart(task: KernelTask, src: Ref, dst: Ref) -> None:
     """Refuse a copy within one memory that writes some of what it reads; to where it reads from changes nothing."""
     a, b = src.data, dst.data
     if src.buffer is not dst.buffer or task.machine.clock.dry or not np.shares_memory(a, b):

@@ -21,7 +21,7 @@ class Stopped(BaseException):
     """What a body meets that does not come to an end; no ``except Exception`` takes it."""
 
 
-class Runs(Protocol):
+class WatchedMachine(Protocol):
     """What is watched: a machine."""
 
     actions: int
@@ -31,7 +31,7 @@ class Runs(Protocol):
 class Watched:
     """A part of the run of a machine in this thread, for at most ``seconds`` without an action or a step."""
 
-    def __init__(self, machine: Runs, seconds: float) -> None:
+    def __init__(self, machine: WatchedMachine, seconds: float) -> None:
         self.machine, self.seconds = machine, seconds
         self.thread = threading.get_ident()
         self.seen = (machine.actions, machine.steps)

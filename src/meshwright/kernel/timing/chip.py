@@ -14,10 +14,10 @@ from __future__ import annotations
 from typing import Any
 
 from meshwright.hardware.topology import Topology
-from meshwright.kernel.run.tasks import Task, state
+from meshwright.kernel.run.tasks import KernelTask, state
 from meshwright.kernel.run.transfers import Transfer
 from meshwright.kernel.timing.clock import Clock, counts_nothing
-from meshwright.kernel.timing.timeline import COMPUTE, MEMORY, WAITING, Span
+from meshwright.kernel.timing.timeline import COMPUTE, MEMORY, WAITING, TimedSpan
 
 Link = tuple[Any, ...]
 COUNTER_BYTES = 4  # of a semaphore
@@ -32,7 +32,7 @@ class HardwareClock(Clock):
         self.topology = topology
         self.mesh = mesh
         self.dry = dry
-        self.spans: list[Span] = []
+        self.spans: list[TimedSpan] = []
         self.free: dict[Link, float] = {}  # when each link and memory has done all it was given
         # Copies to and from other devices: from when to when they use a device's memory or VMEM, and how much of it.
         self.flows: dict[tuple[int, bool], list[tuple[float, float, float]]] = {}
@@ -69,10 +69,12 @@ class HardwareClock(Clock):
                 self.flows.setdefault((device, buffer.addressable), []).append((start, end, rate))
             lane = f"to device {copy.device}"
         end += latency
-        self.spans.append(Span(task.device, task.core, lane, start, end, _name(task, "copy"), copy.source, copy.nbytes))
+        self.spans.append(
+            TimedSpan(task.device, task.core, lane, start, end, _name(task, "copy"), copy.source, copy.nbytes)
+        )
         return end
 
-    def signal(self, task: Task, device: int) -> float:
+    def signal(self, task: KernelTask, device: int) -> float:
         """When a signal that a task sends now comes to a device."""
         if device == task.device:
             return task.time + COUNTER_BYTES / self.vmem
@@ -147,22 +149,22 @@ class HardwareClock(Clock):
         self.doing[task.entity] = (products, others, op.name)
         return self.left_out(types)
 
-    def settle(self, task: Task) -> None:
+    def charge_compute(self, task: KernelTask) -> None:
         """The task's computing takes its time."""
         products, others, name = self.doing.pop(task.entity, (0.0, 0.0, ""))
         seconds = max(products, others)
         if seconds:
             what = "products" if products >= others else name
             self.spans.append(
-                Span(task.device, task.core, COMPUTE, task.time, task.time + seconds, _name(task, what), None, 0)
+                TimedSpan(task.device, task.core, COMPUTE, task.time, task.time + seconds, _name(task, what), None, 0)
             )
             task.time += seconds
 
-    def waited(self, task: Task, since: float, why: str) -> None:
+    def waited(self, task: KernelTask, since: float, why: str) -> None:
         """A task has waited."""
         if task.time > since:
-            self.spans.append(Span(task.device, task.core, WAITING, since, task.time, _name(task, why), None, 0))
+            self.spans.append(TimedSpan(task.device, task.core, WAITING, since, task.time, _name(task, why), None, 0))
 
 
-def _name(task: Task, what: str) -> str:
+def _name(task: KernelTask, what: str) -> str:
     return " / ".join([*task.regions, what])

@@ -10,7 +10,7 @@ from meshwright.core.trace import Array
 from meshwright.kernel.run.transfers import Transfer
 
 if TYPE_CHECKING:
-    from meshwright.kernel.run.tasks import Task
+    from meshwright.kernel.run.tasks import KernelTask
 
 
 class Clock:
@@ -24,14 +24,14 @@ class Clock:
         """When a copy started now is over."""
         return now
 
-    def signal(self, task: Task, device: int) -> float:
+    def signal(self, task: KernelTask, device: int) -> float:
         """When a signal that a task sends now comes to a device."""
         return task.time
 
-    def settle(self, task: Task) -> None:
+    def charge_compute(self, task: KernelTask) -> None:
         """A task signals, waits or copies: what it computed until then has taken its time."""
 
-    def waited(self, task: Task, since: float, why: str) -> None:
+    def waited(self, task: KernelTask, since: float, why: str) -> None:
         """A task has waited, from ``since`` until its time now."""
 
     def watch(self, op: Any, operands: Any, types: Any, params: Any) -> Any:

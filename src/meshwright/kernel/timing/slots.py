@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from meshwright.kernel.run.tasks import Task, state
+from meshwright.kernel.run.tasks import KernelTask, state
 from meshwright.kernel.run.transfers import Transfer
 from meshwright.kernel.timing.clock import Clock, counts_nothing
 
@@ -88,14 +88,14 @@ class SlotClock(Clock):
         self.works.append(Work(*place, slot, label))
         return slot + 1
 
-    def settle(self, task: Task) -> None:
+    def charge_compute(self, task: KernelTask) -> None:
         """What the task has computed since it last waited, copied or signalled takes a slot."""
         doing = self.doing.pop(task.entity, None)
         if doing is not None:
             self.works.append(Work(task.device, task.core, COMPUTE, int(task.time), doing[1]))
             task.time += 1
 
-    def signal(self, task: Task, device: int) -> float:
+    def signal(self, task: KernelTask, device: int) -> float:
         """When a signal comes: at once."""
         return task.time
 

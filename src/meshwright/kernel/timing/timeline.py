@@ -16,7 +16,7 @@ from meshwright.simulate.simulation import time_text
 COMPUTE, MEMORY, WAITING = "compute", "memory", "waiting"
 
 
-class Span(NamedTuple):
+class TimedSpan(NamedTuple):
     """Something that takes time: on which device, in which lane, from when to when."""
 
     device: int
@@ -34,7 +34,7 @@ class Timeline:
     """One run of a kernel on all devices of a machine."""
 
     seconds: float
-    spans: tuple[Span, ...]
+    spans: tuple[TimedSpan, ...]
     topology: Topology
     mesh: dict[str, int]
     name: str

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from meshwright.core.source import here
 from meshwright.errors import MeshError
-from meshwright.partition.reshard.structure import Frame, Structure, atoms_of, numbered, tables
+from meshwright.partition.reshard.structure import DigitStructure, Frame, atoms_of, numbered, tables
 from meshwright.sharding.mesh_check import MOST_LISTED
 from meshwright.sharding.placement import Digit, Layout, block_size
 
@@ -24,7 +24,7 @@ class Bound(NamedTuple):
     total: int
 
 
-def lower_bound(found: Frame, parts: Structure | None, shape: Sequence[int]) -> Bound:
+def lower_bound(found: Frame, parts: DigitStructure | None, shape: Sequence[int]) -> Bound:
     """What must be received: the elements of each device's target shard that it does not hold.
 
     A sum of k summands that is wanted at c places takes k - 1 messages until the first device knows it, and c - 1 more
@@ -69,7 +69,7 @@ def agreeing(pairs: Iterable[tuple[int, int]], sizes: Sequence[int]) -> int:
     return count
 
 
-def _listed_bound(found: Frame, parts: Structure | None, shape: Sequence[int]) -> Bound:
+def _listed_bound(found: Frame, parts: DigitStructure | None, shape: Sequence[int]) -> Bound:
     """By listing devices: all of them, or for each group of dims that share no atoms those along its atoms.
 
     What a device wants, and what it has of that, is the product of its shares of the groups.
@@ -94,7 +94,7 @@ class _Group(NamedTuple):
     shape: tuple[int, ...]
 
 
-def _groups(found: Frame, parts: Structure, shape: Sequence[int]) -> list[_Group]:
+def _groups(found: Frame, parts: DigitStructure, shape: Sequence[int]) -> list[_Group]:
     joined: list[tuple[set[int], set[Digit]]] = []
     for dim, sides in enumerate(zip(found.source.dims, found.target.dims, strict=True)):
         dims, atoms = {dim}, {atom for digits in sides for atom in atoms_of(digits, parts.atoms)}
@@ -105,7 +105,7 @@ def _groups(found: Frame, parts: Structure, shape: Sequence[int]) -> list[_Group
     return [_group(found, parts, sorted(dims), sorted(atoms), shape) for dims, atoms in joined]
 
 
-def _group(found: Frame, parts: Structure, dims: list[int], atoms: list[Digit], shape: Sequence[int]) -> _Group:
+def _group(found: Frame, parts: DigitStructure, dims: list[int], atoms: list[Digit], shape: Sequence[int]) -> _Group:
     digits, devices = numbered(atoms)
 
     def layout(side: Layout) -> Layout:
@@ -161,7 +161,7 @@ def _interval(size: int, blocks: int, numbers: NDArray[Any]) -> tuple[NDArray[An
     return np.minimum(numbers * step, size), np.minimum((numbers + 1) * step, size)
 
 
-def _sum_bound(found: Frame, parts: Structure, shape: Sequence[int]) -> Bound:
+def _sum_bound(found: Frame, parts: DigitStructure, shape: Sequence[int]) -> Bound:
     summands = prod(atom.size for atom in parts.to_reduce)
     sums = prod(digit.size for digit in found.source.unreduced) // summands
     blocks = prod(digit.size for digits in found.target.dims for digit in digits)
@@ -175,7 +175,7 @@ def _sum_bound(found: Frame, parts: Structure, shape: Sequence[int]) -> Bound:
     return Bound(max(total // found.target.size, shard), total)
 
 
-def _near(parts: Structure) -> Fraction:
+def _near(parts: DigitStructure) -> Fraction:
     """The share of elements of which some device that wants them has a summand; 1 where that is not known.
 
     Along an atom that splits one digit in the source and another in the target, the two must have the same value.

@@ -30,18 +30,18 @@ from meshwright.partition.reshard.steps import (
     AllGather,
     AllReduce,
     DigitOfDim,
+    LocalSlice,
     Mask,
     ReduceScatter,
     ReshardStep,
-    Slice,
 )
-from meshwright.partition.reshard.structure import Frame, Structure, atoms_of, numbered, tables
+from meshwright.partition.reshard.structure import DigitStructure, Frame, atoms_of, numbered, tables
 from meshwright.sharding.axes import cut
 from meshwright.sharding.placement import Digit, Digits, axes_of, block_numbers, block_size
 
 
 def direct_sketches(
-    found: Frame, parts: Structure, shape: Sequence[int], name: Name, reduction: str, sums_by: str, most: int
+    found: Frame, parts: DigitStructure, shape: Sequence[int], name: Name, reduction: str, sums_by: str, most: int
 ) -> list[Sketch]:
     """Sums are scattered over dims without common digits, or reduced whole; none with more than ``most`` cells."""
     exchanges = [_Direct(found, parts, shape, scatter) for scatter in ((True, False) if parts.to_reduce else (False,))]
@@ -86,7 +86,7 @@ def listed_sketch(found: Frame, shape: Sequence[int], reduction: str) -> Sketch:
 class _Direct:
     """Where digits lie before and after the exchange, and what is sliced, scattered, reduced and gathered around it."""
 
-    def __init__(self, found: Frame, parts: Structure, shape: Sequence[int], scatter: bool) -> None:
+    def __init__(self, found: Frame, parts: DigitStructure, shape: Sequence[int], scatter: bool) -> None:
         self.found, self.parts, self.shape = found, parts, shape
         self.source: dict[DigitOfDim, Digit] = {}
         self.target: dict[DigitOfDim, Digit] = {}
@@ -155,7 +155,7 @@ class _Direct:
     def sketch(self, name: Name, reduction: str, sums_by: str) -> Sketch:
         """The steps."""
         parts = self.parts
-        steps: list[ReshardStep] = [Slice(on_parts(self.sliced, name))] if self.sliced else []
+        steps: list[ReshardStep] = [LocalSlice(on_parts(self.sliced, name))] if self.sliced else []
         steps += [ReduceScatter(on_parts(self.scattered, name), reduction)] if self.scattered else []
         steps += [AllReduce(tuple(map(name, self.whole)), reduction)] if self.whole else []
         steps.append(self._exchange(name))

@@ -144,7 +144,7 @@ class _Emitter:
 
     # Local steps
 
-    def slice(self, step: OnParts, x: Value, before: View, after: View) -> Value:
+    def localslice(self, step: OnParts, x: Value, before: View, after: View) -> Value:
         order = _digits(before)
         for part in step.parts:
             dim = order.index(part.position)
@@ -198,7 +198,7 @@ class _Emitter:
 
     def reducescatter(self, step: ReduceScatter, x: Value, before: View, after: View) -> Value:
         if step.reduction != "sum":
-            return self.slice(step, self.reduced(x, step.axes, step.reduction), before, after)
+            return self.localslice(step, self.reduced(x, step.axes, step.reduction), before, after)
         order = _digits(before)
         front = [order.index(part.position) for part in step.parts]
         rest = [d for d in range(x.ndim) if d not in front]

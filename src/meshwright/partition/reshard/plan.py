@@ -24,7 +24,7 @@ from meshwright.partition.reshard.direct import direct_sketches, listed_sketch
 from meshwright.partition.reshard.search import rest_of, sketches
 from meshwright.partition.reshard.sketch import Sketch, View, local_sizes
 from meshwright.partition.reshard.steps import Mapped, Received, ReshardStep
-from meshwright.partition.reshard.structure import Frame, Structure, frame, seen_from, structure
+from meshwright.partition.reshard.structure import DigitStructure, Frame, frame, seen_from, structure
 from meshwright.partition.reshard.through import sketches_through
 from meshwright.sharding.axes import Axes, AxisRef
 from meshwright.sharding.check import checked_shape
@@ -252,7 +252,7 @@ class _Found(NamedTuple):
     """Both sides in one numbering, and the sketches of plans between them, the cheapest in bytes first."""
 
     frame: Frame
-    parts: Structure | None
+    parts: DigitStructure | None
     sketches: tuple[Sketch, ...]
     greedy: bool = False
 

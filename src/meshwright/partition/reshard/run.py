@@ -24,6 +24,7 @@ from meshwright.partition.reshard.steps import (
     AllToAll,
     DigitOfDim,
     Expand,
+    LocalSlice,
     Mask,
     Permute,
     Recut,
@@ -31,7 +32,6 @@ from meshwright.partition.reshard.steps import (
     ReshardStep,
     Rounds,
     Select,
-    Slice,
 )
 from meshwright.sharding.axes import AxisRef
 from meshwright.sharding.mesh import BaseMesh
@@ -134,7 +134,9 @@ class _PlanDevices:
         rule: Callable[..., list[Shard]] = getattr(self, type(step).__name__.lower())
         return [array.reshape(_sizes(after)) for array in rule(step, opened, before, after)]
 
-    def slice(self, step: Slice | ReduceScatter, arrays: list[Shard], before: View, after: View) -> list[Shard]:
+    def localslice(
+        self, step: LocalSlice | ReduceScatter, arrays: list[Shard], before: View, after: View
+    ) -> list[Shard]:
         found = []
         for device, array in enumerate(arrays):
             index: list[Any] = [slice(None)] * array.ndim
@@ -196,7 +198,7 @@ class _PlanDevices:
         return arrays
 
     def reducescatter(self, step: ReduceScatter, arrays: list[Shard], before: View, after: View) -> list[Shard]:
-        found = self.slice(step, self.reduced(step.axes, step.reduction, arrays), before, after)
+        found = self.localslice(step, self.reduced(step.axes, step.reduction, arrays), before, after)
         for device in range(self.size):
             self.received[device] += found[device].size * (step.group - 1)
         return found

@@ -28,6 +28,7 @@ from meshwright.partition.reshard.steps import (
     AllToAll,
     DigitOfDim,
     Expand,
+    LocalSlice,
     Mask,
     Path,
     Permute,
@@ -36,9 +37,8 @@ from meshwright.partition.reshard.steps import (
     ReshardStep,
     Rounds,
     Select,
-    Slice,
 )
-from meshwright.partition.reshard.structure import DigitEnds, Structure
+from meshwright.partition.reshard.structure import DigitEnds, DigitStructure
 from meshwright.sharding.axes import AxisRef
 from meshwright.sharding.placement import Digit, Digits
 
@@ -97,7 +97,7 @@ def digit_moves(pieces: Digitwise) -> DigitMoves:
 
 
 def sketches(
-    parts: Structure, rest: Sequence[int], name: Name, reduction: str, sums_by: str, idle: bool
+    parts: DigitStructure, rest: Sequence[int], name: Name, reduction: str, sums_by: str, idle: bool
 ) -> list[Sketch]:
     """Every sketch of a plan that may be the cheapest; with ``idle``, those that gather over idle axes too."""
     pieces: Digitwise = {
@@ -119,7 +119,7 @@ def sketches(
     return [sketch._replace(start=named, steps=(*sketch.steps, *closing)) for sketch in found]
 
 
-def rest_of(parts: Structure, shape: Sequence[int]) -> list[int]:
+def rest_of(parts: DigitStructure, shape: Sequence[int]) -> list[int]:
     """What is left of each dim behind its digits."""
     return [-(-n // prod(piece.size for piece in pieces or ())) for n, pieces in zip(shape, parts.dims, strict=True)]
 
@@ -155,7 +155,7 @@ class ReductionChoice(NamedTuple):
 
 
 def _reduction_choices(
-    parts: Structure, pieces: Digitwise, rest: Sequence[int], idle: bool
+    parts: DigitStructure, pieces: Digitwise, rest: Sequence[int], idle: bool
 ) -> Iterator[ReductionChoice]:
     """Every way to reduce: each unreduced atom onto a digit that is to be split, onto a spare digit, or whole."""
     used = {piece.source for piece in pieces.values()}
@@ -212,7 +212,7 @@ def _room(atoms: Sequence[Digit], rest: Sequence[int]) -> int | None:
 
 
 def _sketches_of(
-    choice: ReductionChoice, parts: Structure, first: dict[DigitOfDim, Digit], name: Name, reduction: str
+    choice: ReductionChoice, parts: DigitStructure, first: dict[DigitOfDim, Digit], name: Name, reduction: str
 ) -> Iterator[Sketch]:
     todo = digit_moves(choice.pieces)
     counts = [len(dim or ()) for dim in parts.dims]
@@ -232,7 +232,7 @@ def _sketches_of(
         if kept := on_parts(((position, first[position]) for position, atom in onto.items() if atom in atoms), name):
             yield Select(kept, tuple(name(onto[part.position]) for part in kept))
         if sliced := on_parts((*(each for each in slices if each[1] in atoms), *more), name):
-            yield Slice(sliced)
+            yield LocalSlice(sliced)
 
     before += cuts([atom for atom in parts.atoms if atom not in choice.whole], choice.sliced)
     if choice.scattered:

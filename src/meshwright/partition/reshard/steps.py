@@ -132,7 +132,7 @@ class OnParts(ReshardStep):
         return f"{self.kind} {_parts_text(self.parts)}"
 
 
-class Slice(OnParts):
+class LocalSlice(OnParts):
     """Each device keeps the part of its array that its coordinates name. Nothing is sent."""
 
     kind = "slice"
@@ -160,7 +160,7 @@ class Expand(OnParts):
 class Select(OnParts):
     """Devices with equal coordinates along a part's axis and its new one keep their array, others have zeros.
 
-    It is what `Expand` and `Slice` would do to one digit: a partial sum over the axis it leaves. Nothing is sent.
+    It is what `Expand` and `LocalSlice` would do to one digit: a partial sum over the axis it leaves. Nothing is sent.
     """
 
     onto: Axes

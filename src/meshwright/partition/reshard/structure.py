@@ -50,7 +50,7 @@ class DigitEnds(NamedTuple):
 Pieces = tuple[DigitEnds, ...]
 
 
-class Structure(NamedTuple):
+class DigitStructure(NamedTuple):
     """The digits of each dim (None where the sides have none in common), and the atoms that are unreduced."""
 
     devices: int
@@ -131,7 +131,7 @@ def _through(digits: Digits, there: Sequence[Step], back: Sequence[Step]) -> Dig
 # Common digits
 
 
-def structure(found: Frame, shape: Sequence[int], atoms: Digits = ()) -> Structure | None:
+def structure(found: Frame, shape: Sequence[int], atoms: Digits = ()) -> DigitStructure | None:
     """The common digits of both layouts, made of parts of ``atoms``; None if axes themselves have no common parts."""
     if found.target.order is not None:
         return None
@@ -160,7 +160,7 @@ def structure(found: Frame, shape: Sequence[int], atoms: Digits = ()) -> Structu
             dims.append(pieces)
         else:
             sums = atoms_of(source.unreduced, atoms), atoms_of(target.unreduced, atoms)
-            return Structure(source.size, tuple(dims), *sums, atoms)
+            return DigitStructure(source.size, tuple(dims), *sums, atoms)
 
 
 def _nested(cuts: Iterable[int]) -> bool:

@@ -17,7 +17,7 @@ from meshwright.partition.reshard.direct import direct_sketches
 from meshwright.partition.reshard.search import Name, rest_of, sketches
 from meshwright.partition.reshard.sketch import Sketch
 from meshwright.partition.reshard.steps import Recut, ReshardStep
-from meshwright.partition.reshard.structure import Frame, Structure, atoms_of, structure
+from meshwright.partition.reshard.structure import DigitStructure, Frame, atoms_of, structure
 from meshwright.sharding.placement import Digits, Layout
 
 MOST_DIMS = 4  # whose orders and subsets are all looked at
@@ -31,7 +31,7 @@ class Sums(NamedTuple):
 
 
 def sketches_through(
-    found: Frame, parts: Structure, shape: Sequence[int], name: Name, reduction: str, sums_by: str
+    found: Frame, parts: DigitStructure, shape: Sequence[int], name: Name, reduction: str, sums_by: str
 ) -> list[Sketch]:
     """Sketches of plans through other shardings; there is always one."""
     layouts = _Layouts(found, parts)
@@ -50,7 +50,7 @@ def sketches_through(
 class _Layouts:
     """Layouts in which each dim is as in the source, as in the target, or as whole as both have it."""
 
-    def __init__(self, found: Frame, parts: Structure) -> None:
+    def __init__(self, found: Frame, parts: DigitStructure) -> None:
         self.source, self.target = found.source, found.target
         self.apart = [dim for dim, pieces in enumerate(parts.dims) if pieces is None]
         self.atoms = parts.atoms

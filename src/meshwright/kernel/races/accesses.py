@@ -1,8 +1,9 @@
-"""Marks on memory: for each element its last write, by reader its last read, and the copies that may be reading it.
+"""The last accesses to memory: for each element its last write, by reader its last read, and the copies that may be
+reading it.
 
 A kernel uses memory in boxes: slots, tiles, all of it. The sides of the boxes met so far cut a buffer into cells, and
-one mark per cell is enough, as every box is made of whole cells. Where there would be too many cells, and where what is
-selected is no box, the buffer gets a mark per element.
+one record per cell is enough, as every box is made of whole cells. Where there would be too many cells, and where what
+is selected is no box, the buffer gets a record per element.
 """
 
 from __future__ import annotations
@@ -15,16 +16,16 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from meshwright.kernel.run.memory import Box, Data, Path, apart, inside, mark, put
+from meshwright.kernel.run.memory import Box, Data, Path, apart, inside, put, select_elements
 
 if TYPE_CHECKING:
     from meshwright.kernel.run.transfers import Transfer
 
-UNDEFINED = 1 << 62  # in the mark of a write: what was written has no value
+UNDEFINED = 1 << 62  # in the number of a write: what was written has no value
 MOST_CELLS = 1024
 
 
-class Place(Protocol):
+class BufferRegion(Protocol):
     """A part of a buffer: how it is selected, and the box it is, if it is one."""
 
     @property
@@ -34,8 +35,8 @@ class Place(Protocol):
     def box(self) -> Box | None: ...
 
 
-class Cell:
-    """The marks of a part of a buffer all of whose elements have the same."""
+class AccessCell:
+    """The last accesses to a part of a buffer, the same for all of its elements."""
 
     __slots__ = ("copies", "reads", "write")
 
@@ -44,12 +45,12 @@ class Cell:
         self.reads = reads  # by task
         self.copies = copies  # by number: those that may be reading it
 
-    def again(self) -> Cell:
-        return Cell(self.write, dict(self.reads), dict(self.copies))
+    def again(self) -> AccessCell:
+        return AccessCell(self.write, dict(self.reads), dict(self.copies))
 
 
-class Marks:
-    """The marks of one buffer; ``initial`` is the mark of what nobody has written to yet."""
+class AccessMap:
+    """The last accesses to one buffer; ``initial`` is the number of what nobody has written to yet."""
 
     __slots__ = ("cells", "copies", "cuts", "initial", "known", "last", "reads", "scratch", "shape", "writes")
 
@@ -57,25 +58,25 @@ class Marks:
         self.shape = shape
         self.initial = initial
         self.cuts = [[0] for _ in shape]  # where cells start, along each dim
-        self.cells: dict[tuple[int, ...], Cell] | None = {(0,) * len(shape): Cell(initial, {}, {})}
-        self.known: dict[Box | None, list[Cell]] = {}  # the cells of boxes
+        self.cells: dict[tuple[int, ...], AccessCell] | None = {(0,) * len(shape): AccessCell(initial, {}, {})}
+        self.known: dict[Box | None, list[AccessCell]] = {}  # the cells of boxes
         self.writes: Any = None  # per element, once cells are not enough, as are the following
         self.reads: dict[int, Data] = {}
-        self.copies: dict[int, tuple[Transfer, Place]] = {}
+        self.copies: dict[int, tuple[Transfer, BufferRegion]] = {}
         self.scratch: Data | None = None
-        self.last: tuple[Place | None, list[Cell] | None] = (None, None)  # what was selected last
+        self.last: tuple[BufferRegion | None, list[AccessCell] | None] = (None, None)  # what was selected last
 
-    def select(self, place: Place) -> list[Cell] | None:
-        """The cells of a place, or None where there are marks per element."""
-        if self.last[0] is place:  # an access asks several times
+    def select(self, region: BufferRegion) -> list[AccessCell] | None:
+        """The cells of a region, or None where there are records per element."""
+        if self.last[0] is region:  # an access asks several times
             return self.last[1]
-        found = self.known.get(place.box)
+        found = self.known.get(region.box)
         if found is None and self.cells is not None:
-            found = self._cut_out(place.box, self.cells)
-        self.last = (place, found)
+            found = self._cut_out(region.box, self.cells)
+        self.last = (region, found)
         return found
 
-    def _cut_out(self, box: Box | None, cells: dict[tuple[int, ...], Cell]) -> list[Cell] | None:
+    def _cut_out(self, box: Box | None, cells: dict[tuple[int, ...], AccessCell]) -> list[AccessCell] | None:
         if box is not None and any(start >= stop for start, stop in box):
             return []
         for dim, ends in enumerate(box or ()):
@@ -93,7 +94,7 @@ class Marks:
         return found
 
     def _cut(self, dim: int, at: int) -> bool:
-        """Let a cell start at a place along a dim; whether there is room for as many cells."""
+        """Let a cell start at an index along a dim; whether there is room for as many cells."""
         cuts = self.cuts[dim]
         n = bisect_left(cuts, at)
         if at == self.shape[dim] or (n < len(cuts) and cuts[n] == at):
@@ -109,8 +110,8 @@ class Marks:
         self.last = (None, None)
         return True
 
-    def _refine(self, cells: dict[tuple[int, ...], Cell]) -> None:
-        """From marks per cell to marks per element."""
+    def _refine(self, cells: dict[tuple[int, ...], AccessCell]) -> None:
+        """From records per cell to records per element."""
         self.cells = None
         self.known.clear()
         self.last = (None, None)
@@ -132,114 +133,114 @@ class Marks:
 
     # Questions
 
-    def written(self, place: Place) -> Collection[int]:
-        """The marks of writes that occur in a place."""
-        cells = self.select(place)
+    def written(self, region: BufferRegion) -> Collection[int]:
+        """The numbers of the writes that occur in a region."""
+        cells = self.select(region)
         if cells is not None:
             return {cell.write for cell in cells} if len(cells) != 1 else (cells[0].write,)
-        view = mark(self.writes, place.path)
+        view = select_elements(self.writes, region.path)
         if view.size == 0:
             return set()
         first = view.flat[0]
         return {int(first)} if (view == first).all() else set(np.unique(view).tolist())
 
-    def undefined(self, place: Place) -> Any:
+    def undefined(self, region: BufferRegion) -> Any:
         """Which of the elements have no value: all or none (a bool), or those of a mask."""
-        cells = self.select(place)
+        cells = self.select(region)
         if cells is not None:
             found = {cell.write == 0 or cell.write & UNDEFINED != 0 for cell in cells}
             if len(found) == 1:
                 return found.pop()
             assert self.cells is not None
             self._refine(self.cells)
-        view = mark(self.writes, place.path)
+        view = select_elements(self.writes, region.path)
         return (view == 0) | (view & UNDEFINED != 0)
 
-    def last_reads(self, place: Place) -> Iterator[tuple[int, int]]:
-        """The reads by tasks of a place, the last of each among them."""
-        cells = self.select(place)
+    def last_reads(self, region: BufferRegion) -> Iterator[tuple[int, int]]:
+        """The reads by tasks of a region, the last of each among them."""
+        cells = self.select(region)
         if cells is not None:
             for cell in cells:
                 yield from cell.reads.items()
             return
         for entity, layer in self.reads.items():
-            yield entity, int(mark(layer, place.path).max(initial=0))
+            yield entity, int(select_elements(layer, region.path).max(initial=0))
 
-    def reading(self, place: Place) -> list[Transfer]:
-        """The copies that may be reading some of a place."""
-        cells = self.select(place)
+    def reading(self, region: BufferRegion) -> list[Transfer]:
+        """The copies that may be reading some of a region."""
+        cells = self.select(region)
         if cells is None:
-            return [copy for copy, read in self.copies.values() if self.overlap(place, read)]
+            return [copy for copy, read in self.copies.values() if self.overlap(region, read)]
         if len(cells) == 1:
             return list(cells[0].copies.values())
         return list({number: copy for cell in cells for number, copy in cell.copies.items()}.values())
 
-    def overlap(self, a: Place, b: Place) -> bool:
-        """Whether two places have a common element."""
+    def overlap(self, a: BufferRegion, b: BufferRegion) -> bool:
+        """Whether two regions have a common element."""
         if a.box is not None and b.box is not None:
             return not apart(a.box, b.box)
         return bool(self._of(a, b).any())
 
-    def _within(self, a: Place, b: Place) -> bool:
-        """Whether a place lies in another."""
+    def _within(self, a: BufferRegion, b: BufferRegion) -> bool:
+        """Whether a region lies in another."""
         if a.box is not None and b.box is not None:
             return inside(a.box, b.box)
         return bool(self._of(b, a).all())
 
-    def _of(self, a: Place, b: Place) -> Data:
+    def _of(self, a: BufferRegion, b: BufferRegion) -> Data:
         """Which elements of ``b`` are elements of ``a``."""
         if self.scratch is None:
             self.scratch = np.zeros(self.shape, np.int8)
         put(self.scratch, a.path, 1)
-        found = mark(self.scratch, b.path).copy()
+        found = select_elements(self.scratch, b.path).copy()
         put(self.scratch, a.path, 0)
         return found
 
     # Changes
 
-    def write(self, place: Place, value: int, undefined: Any = None) -> None:
-        """Mark a write; where ``undefined``, of what has no value."""
-        cells = self.select(place)
+    def write(self, region: BufferRegion, value: int, undefined: Any = None) -> None:
+        """Record a write; where ``undefined``, of what has no value."""
+        cells = self.select(region)
         if cells is not None and isinstance(undefined, np.ndarray):
             assert self.cells is not None
             self._refine(self.cells)
             cells = None
         if isinstance(undefined, np.ndarray):
-            view = mark(self.writes, place.path)
+            view = select_elements(self.writes, region.path)
             view[...] = value
             view[undefined] |= UNDEFINED
             return
         value = value | UNDEFINED if undefined else value
         if cells is None:
-            put(self.writes, place.path, value)
+            put(self.writes, region.path, value)
             return
         for cell in cells:
             cell.write = value
 
-    def read(self, place: Place, entity: int, number: int) -> None:
-        """Mark a read by a task."""
-        cells = self.select(place)
+    def read(self, region: BufferRegion, entity: int, number: int) -> None:
+        """Record a read by a task."""
+        cells = self.select(region)
         if cells is None:
-            put(self._layer(entity), place.path, number)
+            put(self._layer(entity), region.path, number)
             return
         for cell in cells:
             cell.reads[entity] = number
 
-    def start_read(self, place: Place, copy: Transfer) -> None:
-        """Mark a read by a copy, which may take until somebody knows it to be over."""
-        cells = self.select(place)
+    def start_read(self, region: BufferRegion, copy: Transfer) -> None:
+        """Record a read by a copy, which may take until somebody knows it to be over."""
+        cells = self.select(region)
         if cells is None:
-            self.copies[copy.number] = (copy, place)
+            self.copies[copy.number] = (copy, region)
             return
         for cell in cells:
             cell.copies[copy.number] = copy
 
-    def end_reads(self, place: Place, over: Collection[Transfer]) -> None:
-        """Forget that copies may be reading a place: they have been; of elements, where it is all that they read."""
-        cells = self.select(place) if over else ()
+    def end_reads(self, region: BufferRegion, over: Collection[Transfer]) -> None:
+        """Forget that copies may be reading a region: they have been; of elements, where it is all that they read."""
+        cells = self.select(region) if over else ()
         for copy in over:
             if cells is not None:
                 for cell in cells:
                     cell.copies.pop(copy.number, None)
-            elif self._within(self.copies[copy.number][1], place):
+            elif self._within(self.copies[copy.number][1], region):
                 del self.copies[copy.number]

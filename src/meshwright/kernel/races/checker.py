@@ -1,4 +1,4 @@
-"""Shadows: beside every buffer, who last touched what; each access is held against those before it."""
+"""The check for races of one buffer: each access is compared with the last ones before it."""
 
 from __future__ import annotations
 
@@ -7,60 +7,60 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from meshwright.core.source import Source
+from meshwright.kernel.races.accesses import UNDEFINED, AccessMap, BufferRegion
 from meshwright.kernel.races.history import Access, History, Race
-from meshwright.kernel.races.marks import UNDEFINED, Marks, Place
 from meshwright.kernel.run.faults import UninitializedError
-from meshwright.kernel.run.memory import Buffer, mark
+from meshwright.kernel.run.memory import Buffer, select_elements
 
 if TYPE_CHECKING:
-    from meshwright.kernel.run.tasks import Task
+    from meshwright.kernel.run.tasks import KernelTask
     from meshwright.kernel.run.transfers import Transfer
 
 _EVENT_BITS = 40
 _EVENT_MASK = (1 << _EVENT_BITS) - 1
-_COPY = 1 << 61  # a write by a copy: the rest of the mark is the copy's number
+_COPY = 1 << 61  # a write by a copy: the rest of the number is the copy's number
 _INITIAL = 1 << _EVENT_BITS  # written before the kernel started
 
 
-class Shadow:
+class AccessChecker:
     """Who last wrote and read each part of a buffer."""
 
-    __slots__ = ("buffer", "history", "marks")
+    __slots__ = ("access_map", "buffer", "history")
 
     def __init__(self, history: History, buffer: Buffer, initialized: bool) -> None:
         self.history = history
         self.buffer = buffer
-        self.marks = Marks(buffer.data.shape, _INITIAL if initialized else 0)
+        self.access_map = AccessMap(buffer.data.shape, _INITIAL if initialized else 0)
 
     # Accesses of tasks
 
-    def read_by_task(self, task: Task, place: Place) -> None:
+    def read_by_task(self, task: KernelTask, region: BufferRegion) -> None:
         """A load."""
         source = task.source()
-        for value in self.marks.written(place):
+        for value in self.access_map.written(region):
             if value == 0 or value & UNDEFINED:
-                if self._coming(task, place, source):
+                if self._coming(task, region, source):
                     continue
-                raise self._uninitialized(task, place, source)
+                raise self._uninitialized(task, region, source)
             self._after_write(task, value, "reads", task, source)
-        self.marks.read(place, task.entity, self.history.event(task, source))
+        self.access_map.read(region, task.entity, self.history.event(task, source))
 
-    def write_by_task(self, task: Task, place: Place) -> None:
+    def write_by_task(self, task: KernelTask, region: BufferRegion) -> None:
         """A store."""
         source = task.source()
-        for value in self.marks.written(place):
+        for value in self.access_map.written(region):
             self._after_write(task, value, "writes", task, source)
-        self._after_reads(task, place, task.entity, source)
-        self.marks.write(place, (task.entity + 1) << _EVENT_BITS | self.history.event(task, source))
+        self._after_reads(task, region, task.entity, source)
+        self.access_map.write(region, (task.entity + 1) << _EVENT_BITS | self.history.event(task, source))
 
-    def clear(self, task: Task, place: Place) -> None:
+    def clear(self, task: KernelTask, region: BufferRegion) -> None:
         """Memory gets another use: what it holds has no value there."""
-        self.write_by_task(task, place)
-        self.marks.write(place, (task.entity + 1) << _EVENT_BITS | int(task.clock[task.entity]), True)
+        self.write_by_task(task, region)
+        self.access_map.write(region, (task.entity + 1) << _EVENT_BITS | int(task.clock[task.entity]), True)
 
-    def _uninitialized(self, task: Task, place: Place, source: Source | None) -> UninitializedError:
-        missing = self.marks.undefined(place)
-        total = mark(self.buffer.data, place.path).size
+    def _uninitialized(self, task: KernelTask, region: BufferRegion, source: Source | None) -> UninitializedError:
+        missing = self.access_map.undefined(region)
+        total = select_elements(self.buffer.data, region.path).size
         count = int(missing.sum()) if isinstance(missing, np.ndarray) else total
         return UninitializedError(
             f"{task.name} reads memory that nothing was written to.",
@@ -69,39 +69,39 @@ class Shadow:
             fix="store to it first, or wait for the copy that fills it",
         )
 
-    def _coming(self, task: Task, place: Place, source: Source | None) -> bool:
+    def _coming(self, task: KernelTask, region: BufferRegion, source: Source | None) -> bool:
         """Whether a copy under way will write what a task reads: that is a race, lost this time."""
         for copy in task.machine.pending.values():
-            if copy.lands_in(self.buffer) and self.marks.overlap(place, copy.dst):
+            if copy.lands_in(self.buffer) and self.access_map.overlap(region, copy.dst):
                 self._race(copy, "writes", copy.source, task, "reads", source, copy)
                 return True
         return False
 
     # Accesses of copies
 
-    def read_by_copy(self, copy: Transfer, place: Place) -> Any:
+    def read_by_copy(self, copy: Transfer, region: BufferRegion) -> Any:
         """The source of a copy; which of its elements have no value, where that is so."""
         undefined = False
-        for value in self.marks.written(place):
+        for value in self.access_map.written(region):
             undefined = undefined or value == 0 or value & UNDEFINED != 0
             self._after_write(copy, value, "reads", copy, copy.source)
         # Whoever comes after this read comes after those that it comes after.
-        self.marks.end_reads(
-            place, [other for other in self.marks.reading(place) if self.history.knows_read(copy, other)]
+        self.access_map.end_reads(
+            region, [other for other in self.access_map.reading(region) if self.history.knows_read(copy, other)]
         )
-        self.marks.start_read(place, copy)
-        return self.marks.undefined(place) if undefined else None
+        self.access_map.start_read(region, copy)
+        return self.access_map.undefined(region) if undefined else None
 
-    def write_by_copy(self, copy: Transfer, place: Place, undefined: Any) -> None:
+    def write_by_copy(self, copy: Transfer, region: BufferRegion, undefined: Any) -> None:
         """The destination of a copy."""
-        for value in self.marks.written(place):
+        for value in self.access_map.written(region):
             self._after_write(copy, value, "writes", copy, copy.source)
-        self._after_reads(copy, place, -1, copy.source)
-        self.marks.write(place, _COPY | copy.number, undefined)
+        self._after_reads(copy, region, -1, copy.source)
+        self.access_map.write(region, _COPY | copy.number, undefined)
 
-    def fill(self, place: Place) -> None:
+    def fill(self, region: BufferRegion) -> None:
         """Padding: elements that have a value, though an arbitrary one."""
-        self.marks.write(place, _INITIAL)
+        self.access_map.write(region, _INITIAL)
 
     # Order
 
@@ -120,19 +120,19 @@ class Shadow:
                 at = self.history.events[entity][number]
                 self._race(self.history.tasks[entity], "writes", at, actor, verb, source, None)
 
-    def _after_reads(self, who: Any, place: Place, own: int, source: Source | None) -> None:
+    def _after_reads(self, who: Any, region: BufferRegion, own: int, source: Source | None) -> None:
         """Require that all reads happened before what ``who`` writes; ``own`` reads come before in any case."""
-        for entity, last in self.marks.last_reads(place):
+        for entity, last in self.access_map.last_reads(region):
             if entity != own and last > who.clock[entity]:
                 at = self.history.events[entity][last]
                 self._race(self.history.tasks[entity], "reads", at, who, "writes", source, None)
         over = []
-        for copy in self.marks.reading(place):
+        for copy in self.access_map.reading(region):
             if copy is who or self.history.knows_read(who, copy):
                 over.append(copy)
             else:
                 self._race(copy, "reads", copy.source, who, "writes", source, copy)
-        self.marks.end_reads(place, over)
+        self.access_map.end_reads(region, over)
 
     def _race(
         self, first: Any, did: str, at: Source | None, second: Any, does: str, source: Source | None, copy: Any

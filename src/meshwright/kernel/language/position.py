@@ -8,10 +8,10 @@ from typing import Any
 from meshwright.api import direct
 from meshwright.core.source import here
 from meshwright.kernel.run.faults import KernelError
-from meshwright.kernel.run.tasks import Task, current
+from meshwright.kernel.run.tasks import KernelTask, current
 
 
-class TaskPlace:
+class TaskPosition:
     """The place of the running task: along a mesh axis, along several together, along the cores of a device."""
 
     def axis_index(self, axis_name: Any) -> Any:
@@ -32,7 +32,7 @@ class TaskPlace:
         return count
 
 
-def _names(task: Task, axis_name: Any, op: str) -> list[str]:
+def _names(task: KernelTask, axis_name: Any, op: str) -> list[str]:
     several = isinstance(axis_name, tuple | list | Set)
     names = list(axis_name) if several else [axis_name]
     why = ""
@@ -53,7 +53,7 @@ def _names(task: Task, axis_name: Any, op: str) -> list[str]:
     return names
 
 
-def _along(task: Task, name: str) -> tuple[int, int]:
+def _along(task: KernelTask, name: str) -> tuple[int, int]:
     """A task's coordinate along an axis, and the axis's size."""
     machine = task.machine
     if name in machine.mesh:

@@ -1,4 +1,4 @@
-"""Marks by part and marks by element say the same, whatever is accessed in whatever order."""
+"""Accesses by part and accesses by element say the same, whatever is accessed in whatever order."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from meshwright.kernel.language.refs import Ref
 from meshwright.kernel.language.spaces import MemorySpace
-from meshwright.kernel.races import marks as module
-from meshwright.kernel.races.marks import UNDEFINED, Marks
+from meshwright.kernel.races import accesses as module
+from meshwright.kernel.races.accesses import UNDEFINED, AccessMap
 from meshwright.kernel.run.memory import Buffer, Path, box_of, follow
 
 SHAPE = (4, 6)
@@ -70,31 +70,31 @@ def test_cells_and_elements_agree(history, query, other, most):
 
 
 def check(history: Any, query: Path, other: Path) -> None:
-    marks = Marks(SHAPE, 0)
+    accesses = AccessMap(SHAPE, 0)
     writes = np.zeros(SHAPE, np.int64)
     reads = {n: np.zeros(SHAPE, np.int64) for n in range(3)}
     for number, (kind, entity, path) in enumerate(history, 1):
         if kind == "read":
-            marks.read(place(path), entity, number)
+            accesses.read(place(path), entity, number)
             follow(reads[entity], path)[...] = number
         else:
-            marks.write(place(path), number, kind == "undefined")
+            accesses.write(place(path), number, kind == "undefined")
             follow(writes, path)[...] = number | (UNDEFINED if kind == "undefined" else 0)
     selected = follow(writes, query)
     if selected.size:
-        assert set(marks.written(place(query))) == set(selected.ravel().tolist())
+        assert set(accesses.written(place(query))) == set(selected.ravel().tolist())
         for entity, layer in reads.items():
-            found = [number for reader, number in marks.last_reads(place(query)) if reader == entity]
+            found = [number for reader, number in accesses.last_reads(place(query)) if reader == entity]
             assert max(found, default=0) == follow(layer, query).max()
         undefined = (selected == 0) | (selected & UNDEFINED != 0)
-        np.testing.assert_array_equal(np.broadcast_to(marks.undefined(place(query)), selected.shape), undefined)
+        np.testing.assert_array_equal(np.broadcast_to(accesses.undefined(place(query)), selected.shape), undefined)
     numbered = np.arange(24).reshape(SHAPE)
     common = np.intersect1d(follow(numbered, query), follow(numbered, other))
-    assert marks.overlap(place(query), place(other)) == bool(common.size)
+    assert accesses.overlap(place(query), place(other)) == bool(common.size)
 
 
 class Reader:
-    """As much of a copy as marks look at."""
+    """As much of a copy as accesses look at."""
 
     def __init__(self, number: int, path: Path) -> None:
         self.number = number
@@ -106,21 +106,21 @@ class Reader:
 def test_copies_read_what_they_were_started_on_until_that_is_over(history, query, most):
     before, module.MOST_CELLS = module.MOST_CELLS, most
     try:
-        marks = Marks(SHAPE, 0)
+        accesses = AccessMap(SHAPE, 0)
         copies: list[Any] = [Reader(number, path) for number, (path, _) in enumerate(history)]
         for copy in copies:
-            marks.start_read(copy.src, copy)
+            accesses.start_read(copy.src, copy)
         for copy, (_, over) in zip(copies, history, strict=True):
             if over and copy.src.data.size:
-                assert copy in marks.reading(copy.src)
-                marks.end_reads(copy.src, [copy])
-                assert copy not in marks.reading(copy.src)
+                assert copy in accesses.reading(copy.src)
+                accesses.end_reads(copy.src, [copy])
+                assert copy not in accesses.reading(copy.src)
         numbered = np.arange(24).reshape(SHAPE)
         expected = {
             copy.number
             for copy, (path, over) in zip(copies, history, strict=True)
             if not over and np.intersect1d(follow(numbered, path), follow(numbered, query)).size
         }
-        assert {copy.number for copy in marks.reading(place(query))} == expected
+        assert {copy.number for copy in accesses.reading(place(query))} == expected
     finally:
         module.MOST_CELLS = before
