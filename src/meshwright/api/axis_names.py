@@ -39,8 +39,18 @@ def _manual(op: str, axis_name: Any) -> Manual:
     return state.manual
 
 
-def resolve(op: str, axis_name: Any) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """The axes (whole ones, or the parts they are cut into) that a name stands for, from major to minor, and sizes."""
+def resolve(
+    op: str, axis_name: Any, ordered: bool = True, before: str = "x, ", after: str = ""
+) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """The axes (whole ones, or the parts they are cut into) that a name stands for, from major to minor, and sizes.
+
+    A function that is not ``ordered`` takes axes in any order. ``before`` and ``after`` them stand its other arguments,
+    in errors that show a call.
+    """
+
+    def call(axes: str | tuple[str, ...]) -> str:
+        return f"lax.{op}({before}{axes!r}{after})"
+
     manual = _manual(op, axis_name)
     names = (axis_name,) if isinstance(axis_name, str) else axis_name
     if not isinstance(names, Iterable) or not all(isinstance(name, str) for name in names):
@@ -48,15 +58,15 @@ def resolve(op: str, axis_name: Any) -> tuple[tuple[str, ...], tuple[int, ...]]:
             f"{op} is given {axis_name!r} as its axis.",
             where=here(),
             why="an axis is named by a string, several by a tuple of strings",
-            fix=_call(op, next(iter(manual.axes))),
+            fix=call(next(iter(manual.axes))),
         )
     if isinstance(names, Set) and len(names) > 1:
-        if op not in _ANY_ORDER:
+        if ordered:
             raise MeshError(
                 f"{op} is given the set {axis_name!r} as its axes.",
                 where=here(),
                 why="the first axis is the major one, and a set has no first",
-                fix=_call(op, tuple(name for name in manual.axes if name in names)),
+                fix=call(tuple(name for name in manual.axes if name in names)),
             )
         names = sorted(names)
     found: list[str] = []
@@ -68,19 +78,9 @@ def resolve(op: str, axis_name: Any) -> tuple[tuple[str, ...], tuple[int, ...]]:
             f"{op} names the mesh axis {repeated!r} twice.",
             where=here(),
             why="the devices along an axis take part once",
-            fix=_call(op, _widest(names, manual, op)),
+            fix=call(_widest(names, manual, op)),
         )
     return tuple(found), tuple(manual.axes[axis] for axis in found)
-
-
-_ANY_ORDER = ("psum", "pmean", "pmax", "pmin", "pbroadcast", "axis_size")
-
-
-def _call(op: str, axes: str | tuple[str, ...]) -> str:
-    """A call of a collective, to paste."""
-    before = "" if op in ("axis_index", "axis_size") else "x, "
-    after = {"all_to_all": ", 0, 0", "ppermute": ", perm"}.get(op, "")
-    return f"lax.{op}({before}{axes!r}{after})"
 
 
 def _widest(names: Iterable[str], manual: Manual, op: str) -> str | tuple[str, ...]:

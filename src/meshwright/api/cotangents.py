@@ -29,20 +29,16 @@ def going_back(cotangents: Sequence[Any]) -> Iterator[None]:
         _state.cotangents = before
 
 
-def refuse_summed(op: str, x: Value, axes: Sequence[str], count: int) -> None:
+def refuse_summed(op: str, x: Value, axes: Sequence[str], count: int, instead: str) -> None:
     """Refuse a psum or psum_scatter over the ``count`` devices along some axes of a cotangent that is their sum."""
     if not any(follows_from(x, ct) for ct in _state.cotangents):
         return
     names = axes[0] if len(axes) == 1 else tuple(axes)
-    instead = {
-        "psum": f"leave the psum out; the identity whose transpose is a psum is lax.pbroadcast(x, {names!r})",
-        "psum_scatter": f"lax.pscatter(x, {names!r}), which sums nothing",
-    }
     raise VarianceError(
         f"{op} in a bwd rule is given a cotangent {x.type.short()} that is the same on all devices along "
         f"{', '.join(axes)}.",
         where=here(),
         why="what the function returned is the same on all of them, so its cotangent is summed over them already, and "
         f"another {op} would count it {count} times",
-        fix=instead[op],
+        fix=instead.format(names=names),
     )

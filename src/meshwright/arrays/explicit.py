@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from meshwright.arrays.device_put import sharding_for
+from meshwright.core.facts import Structure
 from meshwright.core.program import Atom, Eqn, Literal, Params, Program, Var, operand_types
 from meshwright.core.source import here
 from meshwright.core.types import TensorType
@@ -109,17 +110,17 @@ class _Stripper:
         for eqn in program.eqns:
             params = self.params(eqn)
             operands = tuple(atom(a) for a in eqn.inputs)
-            if eqn.op.name == "finish_sum":
+            if eqn.op.structure is Structure.SUMMED:
                 vars[eqn.outputs[0]] = vars[eqn.inputs[0]]  # whoever uses it takes the sum, into the layout it needs
                 continue
-            if eqn.op.name == "shard_map":  # its specs say which operands and results are partial sums
+            if eqn.op.structure is Structure.DEVICE:  # its specs say which operands and results are partial sums
                 types: Any = tuple(_plain(v.type) for v in eqn.outputs)
             else:
                 types = eqn.op.type(*operand_types(eqn.op, operands), **params)
             outs = []
             for var, t in zip(eqn.outputs, types if isinstance(types, tuple) else (types,), strict=True):
                 vars[var] = new = Var(t)
-                spec = params["spec"] if eqn.op.name == "sharding_constraint" else None
+                spec = params["spec"] if eqn.op.structure is Structure.CONSTRAINT else None
                 self.fix(new, var.type, spec)
                 outs.append(new)
             eqns.append(Eqn(eqn.op, operands, params, tuple(outs), eqn.source))
@@ -127,10 +128,10 @@ class _Stripper:
         return Program(inputs, tuple(eqns), tuple(atom(a) for a in program.outputs), constants)
 
     def params(self, eqn: Eqn) -> Params:
-        if eqn.op.name == "shard_map":  # inside, nothing is on the mesh
+        if eqn.op.structure is Structure.DEVICE:  # inside, nothing is on the mesh
             return eqn.params
         found = {key: self.value(value) for key, value in eqn.params.items() if key != "out_sharding"}
-        other = self.other(eqn.outputs[0].type) if eqn.op.name == "sharding_constraint" else None
+        other = self.other(eqn.outputs[0].type) if eqn.op.structure is Structure.CONSTRAINT else None
         return found if other is None else {**found, "mesh": str(other)}
 
     def other(self, type: TensorType) -> BaseMesh | None:

@@ -16,6 +16,7 @@ from meshwright.arrays.shards import Sharding
 from meshwright.compile.partial_sums import finished_sums, with_rows
 from meshwright.compile.stages import StageRecorder
 from meshwright.core import tree
+from meshwright.core.facts import Structure
 from meshwright.core.program import Atom, Program, Var
 from meshwright.core.source import Source, here, user_source
 from meshwright.core.types import TensorType
@@ -331,7 +332,7 @@ def _where(place: Any) -> str:
 def _check_maps(program: Program, mesh: BaseMesh) -> None:
     """Raise if a shard_map in the program is over other devices than the mesh that the program runs on has."""
     for eqn in program.eqns:
-        if eqn.op.name == "shard_map" and prod(size for _, size in eqn.params["mesh"]) != mesh.size:
+        if eqn.op.structure is Structure.DEVICE and prod(size for _, size in eqn.params["mesh"]) != mesh.size:
             raise MeshError(
                 "One program names two meshes.",
                 where=eqn.source.show() if eqn.source else here(),
@@ -372,7 +373,7 @@ def written_collectives(program: Program) -> tuple[Collective, ...]:
     found: list[Collective] = []
     numbers = count()
     for eqn in program.eqns:
-        if eqn.op.name == "shard_map":
+        if eqn.op.structure is Structure.DEVICE:
             mesh = AbstractMesh.of_parts(eqn.params["mesh"])
             listed = records(eqn.params["body"], dict(eqn.params["mesh"]), {}, {}, numbers=numbers)
             found += [_collective(record, mesh) for record in listed]

@@ -11,6 +11,7 @@ from meshwright.arrays.explicit import untyped, with_sums_taken
 from meshwright.compile.compiled import Compiled, JitCall
 from meshwright.compile.partial_sums import finished_sums, with_rows
 from meshwright.core import tree
+from meshwright.core.facts import Structure
 from meshwright.core.program import Program
 from meshwright.core.types import TensorType
 from meshwright.interop.hlo import hlo_text
@@ -78,7 +79,7 @@ def compiled_text(compiled: Compiled, call: JitCall, placed: Any, iota: bool) ->
     if placed is None:
         program, sizes = read_program(compiled)
         return hlo_text(program, name=_module(call), axes=list(sizes.items()), arguments=_arguments(call), iota=iota)
-    axes = next(eqn.params["mesh"] for eqn in placed.program.eqns if eqn.op.name == "shard_map")
+    axes = next(eqn.params["mesh"] for eqn in placed.program.eqns if eqn.op.structure is Structure.DEVICE)
     return hlo_text(
         placed.local, name=_module(call), axes=axes, in_shardings=placed.in_shardings, arguments=_arguments(call),
         iota=iota, written=placed.written,

@@ -71,6 +71,15 @@ class Split(NamedTuple):
 BLOCKS = Split()
 
 
+class ExplicitFacts(NamedTuple):
+    """What the shardings of results on Explicit axes depend on, beside the factor rule."""
+
+    product: bool  # linear in each operand: what it sums over may be split in several of them
+    joins: bool
+    constraint: bool
+    takes_out_sharding: bool
+
+
 class Structure(Enum):
     """What an op is in the structure of a program, for stages that follow values through it."""
 
@@ -79,6 +88,9 @@ class Structure(Enum):
     BRANCH = "one of several programs, which an index chooses"
     DEVICE = "a program written for one device of a mesh"
     COLLECTIVE = "what devices along axes do together, in a program written for one of them"
+    VARYING = "its operand, which from here on may differ along axes"
+    SUMMED = "its operand, whose partial sums are summed over axes"
+    KERNEL = "a kernel written by hand"
     CONSTRAINT = "its operand, in a sharding that somebody asked for"
 
 

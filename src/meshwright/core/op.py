@@ -15,7 +15,18 @@ from typing import Any, ClassVar, NamedTuple
 
 from meshwright.core.dtypes import ALL, DType
 from meshwright.core.factors import Factors
-from meshwright.core.facts import BLOCKS, Fusion, FusionRule, Memory, MemoryRule, Split, Structure, fusion_by_factors
+from meshwright.core.facts import (
+    BLOCKS,
+    Across,
+    ExplicitFacts,
+    Fusion,
+    FusionRule,
+    Memory,
+    MemoryRule,
+    Split,
+    Structure,
+    fusion_by_factors,
+)
 from meshwright.core.linearity import LinearGroup, LinearRule, groups_of
 from meshwright.core.linearity import Linearity as Linearity
 from meshwright.core.linearity import Types as Types
@@ -186,6 +197,13 @@ def fusion_of(eqn: Eqn) -> Fusion:
     return _fusion(eqn.op, operands, results, tuple(eqn.params.items()))
 
 
+def is_contraction(op: Op, operands: Types, results: Types, params: Params) -> bool:
+    """Whether an op runs at the rate of matrix products on these types."""
+    if isinstance(op.fusion, Fusion) or (op.fusion is None and isinstance(op.factors, No)):
+        return op.fusion is Fusion.CONTRACTION
+    return _fusion(op, tuple(operands), tuple(results), tuple(params.items())) is Fusion.CONTRACTION
+
+
 @lru_cache(maxsize=8192)
 def _fusion(op: Op, operands: Types, results: Types, params: tuple[tuple[str, Any], ...]) -> Fusion:
     given = dict(params)
@@ -270,7 +288,14 @@ def define_op(
     """
     if name in REGISTRY:
         raise ValueError(f"op {name!r} is defined twice")
-    rule = _with_signature(name, _with_layout(name, linear, factors, type) if variance is Variance.EQUAL else type)
+    facts = ExplicitFacts(
+        linear is Linearity.EACH,
+        split.across is Across.JOINED,
+        structure is Structure.CONSTRAINT,
+        "out_sharding" in signature_of(type).params,
+    )
+    plain = _with_layout(name, linear, factors, type, facts) if variance is Variance.EQUAL else type
+    rule = _with_signature(name, plain)
     op = Op(
         name=name,
         type=rule if isinstance(factors, No) else lru_cache(maxsize=4096)(rule),
@@ -322,7 +347,9 @@ def _call(rule: TypeRule) -> str:
     return ", ".join([*operands, *["…"] * (most is None), *(f"{param}=…" for param in params)])
 
 
-def _with_layout(name: str, linear: Linearity | LinearRule, factors: FactorRule | No, rule: TypeRule) -> TypeRule:
+def _with_layout(
+    name: str, linear: Linearity | LinearRule, factors: FactorRule | No, rule: TypeRule, facts: ExplicitFacts
+) -> TypeRule:
     """The type rule of a first-order op from its rule for plain types: operands agree in what they vary over, results
     vary likewise, a sum that is still owed is handed on by what is linear, and shardings follow the factor rule."""
 
@@ -348,7 +375,7 @@ def _with_layout(name: str, linear: Linearity | LinearRule, factors: FactorRule 
         if split:
             from meshwright.sharding.explicit import result_layouts  # no program without a mesh needs to load it
 
-            layouts = result_layouts(name, factors, linear is Linearity.EACH, types, results, params)
+            layouts = result_layouts(name, factors, facts, types, results, params)
             results = tuple(
                 t.with_(varying=varying, unreduced=union((unreduced, layout.unreduced)), sharding=layout.sharding)
                 for t, layout in zip(results, layouts, strict=True)

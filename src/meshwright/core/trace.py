@@ -17,6 +17,7 @@ import numpy as np
 
 from meshwright.core import dtypes
 from meshwright.core.current import current_device
+from meshwright.core.facts import Structure
 from meshwright.core.limits import out_of_memory, refuse_impossible
 from meshwright.core.linearity import Does
 from meshwright.core.program import Atom, Eqn, Literal, Params, Program, Var, operand_types
@@ -532,7 +533,7 @@ def _compute(op: Op, args: Sequence[Any], params: Params) -> Any:
             if _owes(operands, types):
                 assert _with_summands is not None and _left_open is not None
                 explicit = any(x.type.sharding is not None for x in operands)
-                if explicit and op.name != "shard_map":
+                if explicit and op.structure is not Structure.DEVICE:
                     return _left_open(op, operands, params)
                 several = types.__class__ is tuple
                 found = _with_summands(_namespace, op, operands, types if several else (types,), params)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from meshwright.device.classes import Classes, Place, divides, leading, tensor_of
+from meshwright.device.classes import Classes, Place, contracts, divides, leading, tensor_of
 from meshwright.device.dims import Size
 from meshwright.device.function import Eqn, Function, Value
 from meshwright.device.spread import Planner
@@ -63,7 +63,7 @@ def _divisible(place: Place, parts: Size) -> bool:
 
 
 def _contractions(body: Function) -> list[Eqn]:
-    return [eqn for eqn in body.eqns if eqn.op in ("MatMul", "dot_general", "MatMulGrad", "conv_general_dilated")]
+    return [eqn for eqn in body.eqns if contracts(eqn)]
 
 
 def _evaluate(

@@ -12,7 +12,7 @@ from meshwright.core.factors import Dims, Factors
 from meshwright.core.linearity import Does, LinearGroup
 from meshwright.device.dims import Size
 from meshwright.device.function import Eqn, Function, Number, Operand, Value
-from meshwright.device.tensor_ops import Arg, factors, groups, infer, signature
+from meshwright.device.tensor_ops import Arg, factors, groups, infer, is_contraction, signature
 from meshwright.device.types import Tensor, elements
 from meshwright.errors import MeshwrightError
 
@@ -159,10 +159,20 @@ def linear_groups(eqn: Eqn) -> tuple[LinearGroup, ...]:
     return groups(eqn.op, signatures(eqn.inputs), signatures(eqn.outputs), params)
 
 
+def contracts(eqn: Eqn) -> bool:
+    """Whether an equation runs at the rate of matrix products."""
+    if not is_tensor_eqn(eqn) or eqn.op == "constant":
+        return False
+    params = {key: value for key, value in eqn.attributes.items() if key != "device"}
+    return is_contraction(eqn.op, signatures(eqn.inputs), signatures(eqn.outputs), params)
+
+
 def _is_zero(eqn: Eqn) -> bool:
     if eqn.op == "constant":
         return not eqn.attributes["value"].any()
-    return eqn.op == "broadcast_in_dim" and isinstance(eqn.inputs[0], Number) and eqn.inputs[0].value == 0
+    if len(eqn.inputs) != 1 or not isinstance(eqn.inputs[0], Number) or eqn.inputs[0].value != 0:
+        return False
+    return bool(linear_groups(eqn))
 
 
 def leading(dims: Dims, dim: int, rule: Factors) -> str | None:

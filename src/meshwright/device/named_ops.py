@@ -34,7 +34,8 @@ class Named(NamedTuple):
 
     ``shares`` are the independent parts of a call with so many operands, such as the updates of several weights.
     ``like`` is the operand whose dtype a result has, given how many operands there are and which result it is. Results
-    of an op ``in_place`` take the memory of operands; one of ``floats`` refuses integers. ``steps`` are equations that
+    of an op ``in_place`` take the memory of operands; one of ``floats`` refuses integers; a
+    ``contraction`` runs at the rate of matrix products. ``steps`` are equations that
     do the same and can be split more.
     """
 
@@ -49,6 +50,7 @@ class Named(NamedTuple):
     elementwise: bool = False
     steps: Callable[[Eqn], Sequence[Eqn]] | None = None
     floats: bool = False
+    contraction: bool = False
 
 
 def _rank(t: TensorType) -> str:
@@ -189,7 +191,7 @@ def _matmul_grad(xp: Any, x: Any, w: Any, dy: Any) -> tuple[Any, Any]:
 
 
 NAMED: dict[str, Named] = {
-    "MatMul": Named(_matmul, lambda xp, x, y: xp.matmul(x, y), Linearity.EACH, 2.0),
+    "MatMul": Named(_matmul, lambda xp, x, y: xp.matmul(x, y), Linearity.EACH, 2.0, contraction=True),
     "MatMulGrad": Named(
         lambda types, params: "i k, k j, i j -> i k, k j",
         _matmul_grad,
@@ -197,6 +199,7 @@ NAMED: dict[str, Named] = {
         4.0,
         like=lambda operands, result: result,
         results=2,
+        contraction=True,
     ),
     "Relu": Named(_same(1), lambda xp, x: xp.maximum(x, 0), Linearity.NONE, elementwise=True),
     "ReluGrad": Named(

@@ -21,6 +21,7 @@ from meshwright.core.factors import Factors, pointwise
 from meshwright.core.limits import refuse_impossible
 from meshwright.core.linearity import LinearGroup, groups_of
 from meshwright.core.op import REGISTRY, Cost, No
+from meshwright.core.op import is_contraction as contracts
 from meshwright.core.program import Program
 from meshwright.core.types import TensorType
 from meshwright.device.dims import Dim, Size, Sizes, divide
@@ -293,6 +294,14 @@ def groups(name: str, args: Sequence[Arg], results: Sequence[Arg], params: Param
     """The groups of operands that may be summands together; the results then are, too."""
     linear = NAMED[name].linear if name in NAMED else REGISTRY[registry_name(name)].linear
     return groups_of(linear, [plain(a) for a in args], [plain(a) for a in results], _witnessed(params))
+
+
+def is_contraction(name: str, args: Sequence[Arg], results: Sequence[Arg], params: Params) -> bool:
+    """Whether an op runs at the rate of matrix products."""
+    if name in NAMED:
+        return NAMED[name].contraction
+    op = REGISTRY[registry_name(name)]
+    return contracts(op, [plain(a) for a in args], [plain(a) for a in results], _witnessed(params))
 
 
 def evaluate_named(name: str, xp: Any, arrays: Sequence[Any], params: Params) -> tuple[Any, ...]:

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from meshwright.core.facts import Structure
 from meshwright.core.op import Cost, Linearity, No, Op, Types, Value, define_op
 from meshwright.core.program import Params, Rule
 from meshwright.core.source import here
@@ -151,6 +152,7 @@ pallas_call: Op = define_op(
     jvp=No("a kernel has no derivative of its own; give it one: mw.custom_vjp around the call"),
     transpose=No("a kernel is not linear; give it a derivative: mw.custom_vjp around the call"),
     batch=_batch,
+    structure=Structure.KERNEL,
     evaluate=_evaluate,
     cost=_cost,
     variance=Variance.OWN,

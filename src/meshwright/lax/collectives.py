@@ -28,6 +28,10 @@ from meshwright.ops.elementwise import div
 
 AxisName = str | Sequence[str]
 
+# What to write instead of a sum of what is summed already.
+_NO_PSUM = "leave the psum out; the identity whose transpose is a psum is lax.pbroadcast(x, {names!r})"
+_SCATTER = "lax.pscatter(x, {names!r}), which sums nothing"
+
 
 def _no_groups(op: str, groups: Any) -> None:
     if groups is not None:
@@ -79,7 +83,7 @@ def psum(
     axis_name = axis if axis_name is None else axis_name
     if direct.state.place is not None and is_number(x):  # how kernels ask for the number of devices
         return x * direct.state.place.axis_size(axis_name)
-    axes, sizes = resolve("psum", axis_name)
+    axes, sizes = resolve("psum", axis_name, ordered=False)
     if is_number(x) and not _strict():
         return x * prod(sizes)
 
@@ -89,7 +93,7 @@ def psum(
         absent = [] if _strict() else _absent(x, axes)
         present = tuple(axis for n, axis in enumerate(axes) if n not in absent)
         if absent:
-            refuse_summed("psum", x, [axes[n] for n in absent], prod(sizes[n] for n in absent))
+            refuse_summed("psum", x, [axes[n] for n in absent], prod(sizes[n] for n in absent), _NO_PSUM)
         total = ops.psum(x, axes=present) if present else x
         return mul(total, prod(sizes[n] for n in absent)) if absent else total
 
@@ -106,7 +110,7 @@ def pmean(x: Any, axis_name: AxisName, *, axis_index_groups: Any = None) -> Any:
     [3.0, 4.0]
     """
     _no_groups("pmean", axis_index_groups)
-    axes, sizes = resolve("pmean", axis_name)
+    axes, sizes = resolve("pmean", axis_name, ordered=False)
 
     def one(x: Value) -> Any:
         if not dtypes.is_inexact(x.dtype):
@@ -123,7 +127,7 @@ def pmean(x: Any, axis_name: AxisName, *, axis_index_groups: Any = None) -> Any:
 
 def _extreme(name: str, op: Any, x: Any, axis_name: AxisName, groups: Any) -> Any:
     _no_groups(name, groups)
-    axes, _ = resolve(name, axis_name)
+    axes, _ = resolve(name, axis_name, ordered=False)
 
     def one(x: Value) -> Any:
         present = axes if _strict() else tuple(axis for axis in axes if axis in x.type.varying)
@@ -165,7 +169,7 @@ def pbroadcast(x: Any, axis_name: AxisName) -> Any:
     >>> f(mnp.ones(1)).tolist()
     [1.0, 1.0, 1.0, 1.0]
     """
-    axes, _ = resolve("pbroadcast", axis_name)
+    axes, _ = resolve("pbroadcast", axis_name, ordered=False)
     if _strict():
         return _each("pbroadcast", lambda x: ops.pbroadcast(x, axes=axes), x)
     return _each("pbroadcast", lambda x: _lifted(x, axes), x)
@@ -287,7 +291,7 @@ def psum_scatter(
         _untiled("psum_scatter", x, dim, count, tiled)
         absent = [] if _strict() else _absent(x, axes)
         if absent:
-            refuse_summed("psum_scatter", x, [axes[n] for n in absent], prod(sizes[n] for n in absent))
+            refuse_summed("psum_scatter", x, [axes[n] for n in absent], prod(sizes[n] for n in absent), _SCATTER)
         if not _strict() and len(absent) == len(axes):
             x = mul(ops.pscatter(x, axes=axes, sizes=sizes, dim=dim), count)
         else:
@@ -329,7 +333,7 @@ def all_to_all(
     [[0.0, 1.0], [2.0, 3.0]]
     """
     _no_groups("all_to_all", axis_index_groups)
-    axes, sizes = resolve("all_to_all", axis_name)
+    axes, sizes = resolve("all_to_all", axis_name, after=", 0, 0")
     count = prod(sizes)
 
     def one(x: Value) -> Any:
@@ -355,7 +359,7 @@ def ppermute(x: Any, axis_name: AxisName, perm: Iterable[tuple[int, int]]) -> An
     >>> f(mnp.arange(4.0)).tolist()
     [3.0, 0.0, 1.0, 2.0]
     """
-    axes, sizes = resolve("ppermute", axis_name)
+    axes, sizes = resolve("ppermute", axis_name, after=", perm")
     try:
         pairs = tuple(sorted((index(source), index(target)) for source, target in perm))
     except (TypeError, ValueError):
@@ -385,7 +389,7 @@ def axis_index(axis_name: AxisName) -> Any:
     """
     if direct.state.place is not None:
         return direct.state.place.axis_index(axis_name)
-    axes, sizes = resolve("axis_index", axis_name)
+    axes, sizes = resolve("axis_index", axis_name, before="")
     position: Value | None = None
     for axis, size in zip(axes, sizes, strict=True):
         here_ = ops.axis_index(axes=(axis,), sizes=(size,))
@@ -406,4 +410,4 @@ def axis_size(axis_name: AxisName) -> int:
     """
     if direct.state.place is not None:
         return direct.state.place.axis_size(axis_name)
-    return prod(resolve("axis_size", axis_name)[1])
+    return prod(resolve("axis_size", axis_name, ordered=False, before="")[1])

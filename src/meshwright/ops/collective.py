@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 
 from meshwright.core import dtypes
-from meshwright.core.facts import Fusion, Memory
+from meshwright.core.facts import Fusion, Memory, Structure
 from meshwright.core.op import Cost, Linearity, No, Op, Types, Value, define_op
 from meshwright.core.program import Params, Program
 from meshwright.core.source import here
@@ -234,6 +234,7 @@ def _pbroadcast_stack(axis: str, size: int, x: Value, stacked: bool, params: Par
 
 pbroadcast: Op = _collective(
     "pbroadcast",
+    structure=Structure.VARYING,
     fusion=Fusion.VIEW,
     type=_pbroadcast_type,
     transpose=lambda op, cts, inputs, params: [psum(cts[0], **params)],
@@ -629,6 +630,7 @@ def _finish_type(x: TensorType, axes: Axes) -> TensorType:
 
 finish_sum: Op = _collective(
     "finish_sum",
+    structure=Structure.SUMMED,
     type=_finish_type,
     transpose=lambda op, cts, inputs, params: [cts[0]],
     evaluate=lambda xp, x, axes: x,

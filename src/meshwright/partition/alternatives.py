@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from meshwright.core.facts import Fusion
+from meshwright.core.facts import Fusion, Structure
 from meshwright.core.op import fusion_of
 from meshwright.core.program import Program, Var
 from meshwright.partition.combine import dearest, received
@@ -120,7 +120,7 @@ def _alternatives(
 
 def _constrained(program: Program) -> Iterator[Var]:
     for eqn in program.eqns:
-        if eqn.op.name == "sharding_constraint":
+        if eqn.op.structure is Structure.CONSTRAINT:
             yield from eqn.outputs
         for _, region in eqn.regions():
             yield from _constrained(region)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
 from itertools import pairwise
 
+from meshwright.core.facts import Structure
 from meshwright.core.program import Eqn, Program
 from meshwright.partition.layouts import layout
 from meshwright.sharding.axes import Axes, AxisRef, merged
@@ -17,7 +18,6 @@ from meshwright.sharding.check import resolve
 from meshwright.sharding.mesh import BaseMesh
 from meshwright.sharding.named import TensorSharding
 from meshwright.sharding.spec import read_axis
-from meshwright.transform.regions.shard_map import shard_map
 
 Named = tuple[tuple[str, int], ...]  # axes of a local program with their sizes, from major to minor
 
@@ -107,7 +107,7 @@ class Cuts:
 def written(program: Program) -> Iterator[Eqn]:
     """The shard_maps of a program, also of its regions."""
     for eqn in program.eqns:
-        if eqn.op is shard_map:
+        if eqn.op.structure is Structure.DEVICE:
             yield eqn
         for _, region in eqn.regions():
             yield from written(region)

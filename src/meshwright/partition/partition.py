@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from time import perf_counter
 from typing import NamedTuple
 
+from meshwright.core.facts import Structure
 from meshwright.core.op import Value
 from meshwright.core.program import Program, Var
 from meshwright.partition.across import is_on
@@ -65,7 +66,7 @@ class Partitioned(NamedTuple):
     @property
     def local(self) -> Program:
         """The program of one device."""
-        return next(eqn.params["body"] for eqn in self.program.eqns if eqn.op is shard_map)  # type: ignore[no-any-return]
+        return next(eqn.params["body"] for eqn in self.program.eqns if eqn.op.structure is Structure.DEVICE)  # type: ignore[no-any-return]
 
 
 def partition(

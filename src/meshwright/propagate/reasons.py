@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
+from meshwright.core.facts import Structure
 from meshwright.core.program import Eqn, Program, Var
 from meshwright.propagate.from_program import Propagated
 from meshwright.propagate.graph import FunctionOp, GraphValue
@@ -225,6 +226,6 @@ def equations(program: Program) -> Iterator[Eqn]:
     """The equations of a program, those of regions after the one that has them."""
     for eqn in program.eqns:
         yield eqn
-        if eqn.op.name != "shard_map":
+        if eqn.op.structure is not Structure.DEVICE:
             for _, inner in eqn.regions():
                 yield from equations(inner)

@@ -19,7 +19,7 @@ from meshwright.core import tree
 from meshwright.core.dtypes import DType
 from meshwright.core.program import Program
 from meshwright.device.choose import choose_classes
-from meshwright.device.classes import Classes, Place, divides, tensor_of
+from meshwright.device.classes import Classes, Place, contracts, divides, tensor_of
 from meshwright.device.from_program import from_program
 from meshwright.device.function import Eqn, Function, Number, Operand, Value, print_attribute
 from meshwright.device.phases import cut_by_cost, forward_equations, loss_of, place_backward
@@ -31,7 +31,6 @@ from meshwright.errors import MeshwrightError, ShapeError
 
 SHARED, FORWARD, BACKWARD, WEIGHTS, TAIL = range(5)
 SEGMENTS = 16  # of the forward pass, each of which is computed again where activations are not kept
-_CONTRACTIONS = frozenset({"MatMul", "dot_general", "conv_general_dilated", "MatMulGrad"})
 
 
 class Cut(NamedTuple):
@@ -171,7 +170,7 @@ class Traced:
     @cached_property
     def most_stages(self) -> int:
         """A stage has one product at least."""
-        return max(1, sum(eqn.op in _CONTRACTIONS for eqn in self.forward)) if self.separable else 1
+        return max(1, sum(map(contracts, self.forward))) if self.separable else 1
 
     def cut(self, stages: int, segments: int) -> Cut:
         """The stages of a pipeline by cost, as `pipeline_parallel` cuts them, and segments of each."""

@@ -14,6 +14,7 @@ from math import gcd, prod
 from typing import Any, NamedTuple
 
 from meshwright.core.factors import Factors, check_fit
+from meshwright.core.facts import ExplicitFacts
 from meshwright.core.program import Params
 from meshwright.core.source import here
 from meshwright.core.types import TensorType
@@ -92,14 +93,16 @@ class Layout(NamedTuple):
 
 
 def result_layouts(
-    name: str, rule: Any, product: bool, types: Sequence[TensorType], results: Sequence[TensorType], params: Params
+    name: str,
+    rule: Any,
+    facts: ExplicitFacts,
+    types: Sequence[TensorType],
+    results: Sequence[TensorType],
+    params: Params,
 ) -> list[Layout]:
-    """The layouts of an op's results. ``types`` are those of the operands as they are, ``results`` plain ones.
-
-    A ``product`` is linear in each operand: what it sums over may be split in several of them.
-    """
+    """The layouts of an op's results. ``types`` are those of the operands as they are, ``results`` plain ones."""
     given: Asked | None = params.get("out_sharding")
-    if name == "sharding_constraint" and given is not None and _moves(types[0], explicit_mesh(given[1])):
+    if facts.constraint and given is not None and _moves(types[0], explicit_mesh(given[1])):
         return [_moved(types[0], *given)]
     mesh = _one_mesh(name, types, params)
     if not callable(rule):
@@ -110,9 +113,9 @@ def result_layouts(
     plain = [t.with_(sharding=None, varying=(), unreduced=()) for t in types]
     own = {k: v for k, v in params.items() if k != "out_sharding"}
     factors = check_fit(name, rule(plain, results, own), plain, results)
-    question = _Question(name, types, results, factors)
+    question = _Question(name, types, results, factors, facts)
     if given is None:
-        question.check_sums(product)
+        question.check_sums(facts.product)
         return [Layout(type_sharding(mesh, dims), ()) for dims in question.dims()]
     natural = question.dims(strict=False)
     return [_as_asked(question, given[0], mesh, dims, t) for dims, t in zip(natural, results, strict=True)]
@@ -179,8 +182,15 @@ class _Split(NamedTuple):
 class _Question:
     """The factors of one op, and which axes split them."""
 
-    def __init__(self, name: str, types: Sequence[TensorType], results: Sequence[TensorType], factors: Factors) -> None:
-        self.name = name
+    def __init__(
+        self,
+        name: str,
+        types: Sequence[TensorType],
+        results: Sequence[TensorType],
+        factors: Factors,
+        facts: ExplicitFacts,
+    ) -> None:
+        self.name, self.facts = name, facts
         self.types = types
         self.results = results
         self.factors = factors
@@ -286,7 +296,7 @@ class _Question:
     def _joins(self, split: _Split) -> bool:
         """Whether arrays are joined along a dim that all of them are split along in the same way."""
         same = [s for s in self.splits if s.factor == split.factor and s.axes == split.axes]
-        return self.name == "concatenate" and len(same) == len(self.types)
+        return self.facts.joins and len(same) == len(self.types)
 
     def check_sums(self, product: bool) -> None:
         """What is summed over is split in one way; in several operands of a product, the sum is left open."""
@@ -341,7 +351,7 @@ class _Question:
             f"it sums over {self._place(one)} and {self._place(other)}, both split over {_names(axes)}: the sum can go "
             "to all devices, or each can take a part of it"
         )
-        if self.name != "dot_general":
+        if not self.facts.takes_out_sharding:
             dims = list(_dims_of(self.types[other.operand]))
             dims[other.dim] = ()
             return self._error(why, _reshard(self.types, other.operand, dims))

@@ -13,7 +13,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 from meshwright.core.dtypes import real_part
-from meshwright.core.facts import Fusion
+from meshwright.core.facts import Across, Fusion, Structure
 from meshwright.core.op import No, fusion_of
 from meshwright.core.program import Eqn
 from meshwright.core.source import here
@@ -110,7 +110,7 @@ class Machine:
             found = self._kernels.get(key)
             if found is None:
                 rule = self._product if fusion_of(eqn) is Fusion.CONTRACTION else self._other
-                found = self._kernels[key] = self.written(eqn)[0] if eqn.op.name == "pallas_call" else rule(eqn)
+                found = self._kernels[key] = self.written(eqn)[0] if eqn.op.structure is Structure.KERNEL else rule(eqn)
             return found
         return self._fused(kernel)
 
@@ -144,7 +144,7 @@ class Machine:
         """Scatters, sorts, windows: their own count of work."""
         cost = eqn.op.cost([a.type for a in eqn.inputs], [v.type for v in eqn.outputs], eqn.params)
         if self.measured is not None:
-            kind = "scatter" if eqn.op.name.startswith("scatter") else "stream"
+            kind = "scatter" if eqn.op.split.across is Across.WRITTEN else "stream"
             elements = float(eqn.outputs[0].type.size)
             seconds = self.measured.moving(kind, cost.nbytes, elements)
             return Took(seconds, (COMPUTE,), "memory", cost.flops, cost.nbytes)
@@ -288,9 +288,8 @@ def _moving(kernel: Kernel) -> dict[str, object]:
         row = max(4 * eqn.inputs[0].type.size / max(1, eqn.outputs[0].type.size) for eqn in rows)
         return {"kind": "normalize", "read": read, "written": written, "row": row}
     kind = "reduce" if reductions else "stream"
-    names = {eqn.op.name for eqn in kernel.eqns}
-    if kind == "stream" and "transpose" in names:
+    if kind == "stream" and any(fusion_of(eqn) is Fusion.PERMUTATION for eqn in kernel.eqns):
         kind = "transpose"
-    elif kind == "stream" and "gather" in names:
+    elif kind == "stream" and any(eqn.op.split.across is Across.READ for eqn in kernel.eqns):
         kind = "gather"
     return {"kind": kind, "read": read, "written": written, "elements": elements}

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from meshwright.core.factors import pointwise
-from meshwright.core.facts import Memory
+from meshwright.core.facts import Across, Memory, Structure
 from meshwright.core.op import memory_of
 from meshwright.core.program import Atom, Eqn, Program, Var
 from meshwright.core.source import Source, here
@@ -258,20 +258,20 @@ class _Liveness:
     def inside(self, kernel: Kernel) -> int:
         """Bytes that the iterations of a loop need beside its operands and results."""
         eqn = kernel.eqns[0]
-        if kernel.alone and eqn.op.name == "select_and_scatter_add" and self.positions:
+        if kernel.alone and eqn.op.split.across is Across.UNWINDOWED and self.positions:
             return _positions(eqn)
-        if kernel.alone and eqn.op.name == "cond":
+        if kernel.alone and eqn.op.structure is Structure.BRANCH:
             return max(_inner(branch, 0, 0) for branch in eqn.params["branches"])
         return _inner(eqn.params["body"], *_carry(eqn)) if kernel.alone and _is_loop(eqn) else 0
 
 
 def _is_loop(eqn: Eqn) -> bool:
-    return eqn.op.name in ("scan", "while")
+    return eqn.op.structure in (Structure.ROWS, Structure.LOOP)
 
 
 def _carry(eqn: Eqn) -> tuple[int, int]:
     """How many constants the body of a loop takes, and how many values it hands on."""
-    if eqn.op.name == "scan":
+    if eqn.op.structure is Structure.ROWS:
         return eqn.params["consts"], eqn.params["carry"]
     return eqn.params["body_consts"], len(eqn.outputs)
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from meshwright.core import tree
-from meshwright.core.facts import Fusion
+from meshwright.core.facts import Across, Fusion, Structure
 from meshwright.core.op import fusion_of
-from meshwright.core.program import Eqn, Program
+from meshwright.core.program import Eqn, Literal, Program
 from meshwright.core.source import here
 from meshwright.errors import MeshwrightError
 from meshwright.hardware.machines import machine_for
@@ -111,10 +111,15 @@ def _played(
 
 def _only_kernel(program: Program) -> Eqn | None:
     """The kernel written by hand that a program is, with views of its operands and results."""
-    kernels = [eqn for eqn in program.eqns if eqn.op.name == "pallas_call"]
-    plain = {"axis_index", "slice", "broadcast_in_dim", "pallas_call"}
-    others = [eqn for eqn in program.eqns if fusion_of(eqn) is not Fusion.VIEW and eqn.op.name not in plain]
+    kernels = [eqn for eqn in program.eqns if eqn.op.structure is Structure.KERNEL]
+    others = [eqn for eqn in program.eqns if eqn.op.structure is not Structure.KERNEL and not _is_plain(eqn)]
     return kernels[0] if len(kernels) == 1 and not others else None
+
+
+def _is_plain(eqn: Eqn) -> bool:
+    """Whether an equation is a view or a part of its operand, or made out of numbers."""
+    view = fusion_of(eqn) is Fusion.VIEW or eqn.op.split.across is Across.CUT
+    return view or all(isinstance(atom, Literal) for atom in eqn.inputs)
 
 
 def read_program(program: Any, mesh_axes: Mapping[str, int] | None = None) -> tuple[Program, dict[str, int]]:

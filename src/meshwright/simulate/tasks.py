@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
+from meshwright.core.facts import Fusion, Structure
+from meshwright.core.op import fusion_of
 from meshwright.core.program import Atom, Eqn, Program, Var
 from meshwright.core.source import Source, here
 from meshwright.errors import MeshwrightError
@@ -72,13 +74,13 @@ class Reader:
             if eqn.op.collective is not None:
                 task.took = self.machine.collective(eqn)
                 task.name = f"{eqn.op.collective} {','.join(task.took.axes)} {eqn.outputs[0].type.short()}"
-            elif name == "scan":
+            elif eqn.op.structure is Structure.ROWS:
                 self.loop(task, eqn, eqn.params["length"], eqn.params["consts"], eqn.params["carry"])
-            elif name == "while":
+            elif eqn.op.structure is Structure.LOOP:
                 self.while_loop(task, eqn)
-            elif name == "cond":
+            elif eqn.op.structure is Structure.BRANCH:
                 self.branches(task, eqn)
-            elif name == "shard_map":
+            elif eqn.op.structure is Structure.DEVICE:
                 raise _inside(eqn)
             else:
                 task.took = self.machine.kernel(kernel)
@@ -164,9 +166,9 @@ def _carried(block: Block, inputs: tuple[Var, ...], outputs: tuple[Atom, ...]) -
 def _name(eqns: list[Eqn], last: Eqn) -> str:
     shapes = "".join(v.type.short().split("{")[0] for v in last.outputs[:1])
     if len(eqns) == 1:
-        if last.op.name == "dot_general":
-            left, right = (a.type.short().split("{")[0] for a in last.inputs)
-            return f"dot_general {left} {right}"
+        if fusion_of(last) is Fusion.CONTRACTION:
+            operands = (a.type.short().split("{")[0] for a in last.inputs)
+            return " ".join([last.op.name, *operands])
         return f"{last.op.name} {shapes}".rstrip()
     return f"{last.op.name} {shapes} and {len(eqns) - 1} more"
 
@@ -186,7 +188,7 @@ def local_program(program: Program, mesh_axes: Mapping[str, int] | None) -> tupl
     What stands around a shard_map is run whole by every device, so it may only touch values that all have whole.
     """
     program = inline_calls(program, shard_maps=False)
-    maps = [eqn for eqn in program.eqns if eqn.op.name == "shard_map"]
+    maps = [eqn for eqn in program.eqns if eqn.op.structure is Structure.DEVICE]
     if not maps:
         return program, dict(mesh_axes or {})
     mesh = dict(maps[0].params["mesh"])
@@ -244,7 +246,7 @@ def _flattened(program: Program, mesh: dict[str, int]) -> Program:
         )
 
     for eqn in program.eqns:
-        if eqn.op.name != "shard_map":
+        if eqn.op.structure is not Structure.DEVICE:
             for atom in eqn.inputs:
                 if atom in split:
                     raise refuse(eqn, atom, f"devices hold parts of it, {split[atom]}, and the op is on the whole")

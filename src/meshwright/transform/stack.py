@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from meshwright.core.facts import Structure
 from meshwright.core.op import Value
 from meshwright.core.program import Atom, Eqn, Program, Var
 from meshwright.core.trace import run
@@ -67,7 +68,7 @@ def inline_calls(program: Program, shard_maps: Which = True) -> Program:
 def _has_calls(program: Program, shard_maps: Which) -> bool:
     return any(
         eqn.op.calls is not None
-        or (eqn.op.name == "shard_map" and _chosen(eqn, shard_maps))
+        or (eqn.op.structure is Structure.DEVICE and _chosen(eqn, shard_maps))
         or any(_has_calls(inner, shard_maps) for _, inner in eqn.regions())
         for eqn in program.eqns
     )
@@ -78,7 +79,7 @@ def _chosen(eqn: Eqn, shard_maps: Which) -> bool:
 
 
 def _called(eqn: Eqn, shard_maps: Which) -> Program | None:
-    if eqn.op.name == "shard_map":
+    if eqn.op.structure is Structure.DEVICE:
         return stacked_program(**eqn.params) if _chosen(eqn, shard_maps) else None
     return eqn.params[eqn.op.calls] if eqn.op.calls is not None else None
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from meshwright.core.facts import Structure
 from meshwright.core.op import Op, Value
 from meshwright.core.program import Atom, Eqn, Params, Program, Var
 from meshwright.core.source import here
@@ -24,7 +25,7 @@ from meshwright.core.trace import Array, apply, at_source, read, run, set_summan
 from meshwright.core.types import TensorType, union
 from meshwright.errors import MeshError
 from meshwright.ops.basic import move_dim, nothing_to_add, reshape
-from meshwright.ops.collective import finish_sum, sum_rows
+from meshwright.ops.collective import sum_rows
 from meshwright.ops.shape import concatenate
 from meshwright.transform.batch import batch_program, batching_over
 from meshwright.transform.regions.region import batch_type, region, region_with
@@ -66,7 +67,7 @@ def _sizes(program: Program) -> dict[str, int]:
     """The sizes of the mesh axes of the shard_maps in a program."""
     found: dict[str, int] = {}
     for eqn in program.eqns:
-        if eqn.op.name == "shard_map":
+        if eqn.op.structure is Structure.DEVICE:
             found.update(eqn.params["mesh"])
         for _, inner in eqn.regions():
             found.update(_sizes(inner))
@@ -124,13 +125,13 @@ class _Rows:
     def eqn(self, eqn: Eqn, ins: Sequence[Value]) -> Any:
         params = {name: self.param(value) for name, value in eqn.params.items()}
         owed = union(a.type.unreduced for a in (*eqn.inputs, *eqn.outputs))
-        if eqn.op.name == "shard_map":
+        if eqn.op.structure is Structure.DEVICE:
             return self.shard_map(eqn, params, ins)
-        if eqn.op.name == "scan":
+        if eqn.op.structure is Structure.ROWS:
             return self.scan(eqn, params, ins)
         if not owed or any(True for _ in eqn.regions()):
             return apply(eqn.op, ins, params)
-        if eqn.op is finish_sum:
+        if eqn.op.structure is Structure.SUMMED:
             have, x = eqn.inputs[0].type.unreduced, ins[0]
             for n in reversed([n for n, axis in enumerate(have) if axis in params["axes"]]):
                 x = sum_rows(x, n)

@@ -18,7 +18,7 @@ class TaskPosition:
         """The position along one axis, or along several, the first of them major."""
         task = current("lax.axis_index")
         position = 0
-        for name in _names(task, axis_name, "axis_index"):
+        for name in _names(task, axis_name, "axis_index", ordered=True):
             at, size = _along(task, name)
             position = position * size + at
         return direct.integer(position)
@@ -27,18 +27,18 @@ class TaskPosition:
         """How many there are along one axis, or along several together."""
         task = current("lax.axis_size")
         count = 1
-        for name in _names(task, axis_name, "axis_size"):
+        for name in _names(task, axis_name, "axis_size", ordered=False):
             count *= _along(task, name)[1]
         return count
 
 
-def _names(task: KernelTask, axis_name: Any, op: str) -> list[str]:
+def _names(task: KernelTask, axis_name: Any, op: str, ordered: bool) -> list[str]:
     several = isinstance(axis_name, tuple | list | Set)
     names = list(axis_name) if several else [axis_name]
     why = ""
     if not all(isinstance(name, str) for name in names):
         why = "an axis is named by a string, several by a tuple of strings"
-    elif isinstance(axis_name, Set) and len(names) > 1 and op == "axis_index":
+    elif isinstance(axis_name, Set) and len(names) > 1 and ordered:
         why = "the first axis is the major one, and a set has no first"
     elif len(set(names)) < len(names):
         why = "the devices along an axis take part once"

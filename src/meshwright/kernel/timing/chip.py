@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from meshwright.core.op import is_contraction
 from meshwright.hardware.topology import Topology
 from meshwright.kernel.run.tasks import KernelTask, state
 from meshwright.kernel.run.transfers import Transfer
@@ -140,8 +141,9 @@ class HardwareClock(Clock):
         if task is None or counts_nothing(operands, results):
             return None
         products, others, _ = self.doing.get(task.entity, (0.0, 0.0, ""))
-        cost = op.cost([x.type for x in operands], results, params)
-        if op.name in ("dot_general", "conv_general_dilated"):
+        given = tuple(x.type for x in operands)
+        cost = op.cost(given, results, params)
+        if is_contraction(op, given, results, params):
             self.flops[task.entity] = self.flops.get(task.entity, 0.0) + cost.flops
             products += cost.flops / self.topology.chip.flops_per_s(operands[0].type.dtype)
         else:

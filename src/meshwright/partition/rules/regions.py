@@ -340,6 +340,7 @@ def _asked(local: Localizer, eqn: Eqn) -> TensorSharding:
 RULES.update(
     {
         Structure.COLLECTIVE: _collective,
+        Structure.VARYING: _collective,
         Structure.CONSTRAINT: _constraint,
         Structure.ROWS: _scan,
         Structure.LOOP: _while,

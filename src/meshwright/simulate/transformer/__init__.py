@@ -288,7 +288,7 @@ def microbatches_for(
         strategy = Strategy(pipeline=stages, microbatches=count)
         result = simulate(forward_program(shape, strategy, count, sequence), hardware, **options)
         loop = next(
-            event for event in result.timeline if event.task.op == "scan" and not event.rest and not event.depth
+            event for event in result.timeline if event.task.body is not None and not event.rest and not event.depth
         )
         return loop.seconds
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from meshwright.core.facts import Structure
 from meshwright.core.program import Atom, Eqn, Literal, Program
-from meshwright.ops.collective import all_gather, all_gather_invariant, pbroadcast, pinvariant, pmax, pmin, psum
+from meshwright.ops.collective import all_gather, all_gather_invariant, pinvariant, pmax, pmin, psum
 
 JOINING = (psum, pmax, pmin, all_gather, all_gather_invariant, pinvariant)  # all devices have the same of it
 
@@ -28,5 +29,10 @@ def same_along(axis: str, program: Program, given: Sequence[bool]) -> list[bool]
 
 def _tells_apart(eqn: Eqn, axis: str) -> bool:
     """Whether an equation may give devices along an axis different results of equal operands."""
-    own = eqn.op.stack is not None and eqn.op not in (*JOINING, pbroadcast) and axis in eqn.params["axes"]
+    own = (
+        eqn.op.stack is not None
+        and eqn.op not in JOINING
+        and eqn.op.structure is not Structure.VARYING
+        and axis in eqn.params["axes"]
+    )
     return own or eqn.op.effects or any(_tells_apart(e, axis) for _, region in eqn.regions() for e in region.eqns)

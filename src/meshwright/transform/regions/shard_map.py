@@ -293,7 +293,7 @@ def _unlifted(r: Any) -> tuple[Any, Axes]:
     """A value from before it was lifted, and the axes that it was lifted over."""
     if isinstance(r, Tracer):
         made = next((eqn for eqn in reversed(r.builder.eqns) if r.variable in eqn.outputs), None)
-        if made is not None and made.op is pbroadcast and isinstance(made.inputs[0], Var):
+        if made is not None and made.op.structure is Structure.VARYING and isinstance(made.inputs[0], Var):
             return Tracer(r.builder, made.inputs[0]), made.params["axes"]
     return r, ()
 
