@@ -145,6 +145,9 @@ class Op:
     - ``structure``: what it is in the structure of a program, None for most ops.
     - ``collective``: what kind of collective it is (``all_reduce``, …), None for every other op.
     - ``calls``: the param that holds a program which it only runs, None for every other op.
+    - ``stablehlo``: what StableHLO calls it (``stablehlo.sine``, ``chlo.erf``), if it is elementwise and has no params.
+      ``in_parts(*operands, **params)``: its results in terms of ops that StableHLO and HLO have, where they lack it. An
+      op that has neither is a custom call.
     - ``effects``: whether it does more than compute its results, so that it runs even if nothing reads them.
     - ``dtypes``: what an operand without a dtype of its own may be; ``samples()``: calls to test the op with.
     """
@@ -169,6 +172,8 @@ class Op:
     memory: Memory | MemoryRule
     split: Split
     structure: Structure | None
+    stablehlo: str | None
+    in_parts: Callable[..., Any] | None
     collective: str | None
     calls: str | None
     effects: bool
@@ -277,6 +282,8 @@ def define_op(
     memory: Memory | MemoryRule = Memory.SHARED,
     split: Split = BLOCKS,
     structure: Structure | None = None,
+    stablehlo: str | None = None,
+    in_parts: Callable[..., Any] | None = None,
     collective: str | None = None,
     calls: str | None = None,
     effects: bool = False,
@@ -317,6 +324,8 @@ def define_op(
         memory=memory,
         split=split,
         structure=structure or (Structure.COLLECTIVE if stack is not None else None),
+        stablehlo=stablehlo,
+        in_parts=in_parts,
         collective=collective,
         calls=calls,
         effects=effects,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -15,55 +15,13 @@ from meshwright.core.program import Eqn
 from meshwright.core.types import TensorType
 from meshwright.ops.basic import zeros
 from meshwright.ops.index_windows import Windows
-from meshwright.ops.window import dilated, highest, lowest
+from meshwright.ops.window import best_so_far, dilated, elements_of_windows, highest, lowest
 
 Parts = Callable[..., list[Any]]
 
 
 def _op(name: str) -> Any:
     return REGISTRY[name]
-
-
-def _integer_pow(x: Any, exponent: int) -> list[Any]:
-    """By squaring; a negative power is one over the positive one."""
-    result, power, left = None, x, abs(exponent)
-    while left:
-        if left % 2:
-            result = power if result is None else _op("mul")(result, power)
-        left //= 2
-        power = _op("mul")(power, power) if left else power
-    one = _op("add")(zeros(x.type), 1)
-    if result is None:
-        return [one]
-    return [result if exponent > 0 else _op("div")(one, result)]
-
-
-def _exp2(x: Any) -> list[Any]:
-    return [_op("pow")(_op("add")(zeros(x.type), 2), x)]
-
-
-def _conj(x: Any) -> list[Any]:
-    if x.dtype.kind != "c":
-        return [_op("complex")(x, zeros(x.type))]
-    return [_op("complex")(_op("real")(x), _op("neg")(_op("imag")(x)))]
-
-
-_ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
-_PARITY = 0x1BD11BDA  # a constant of the cipher
-
-
-def _threefry(k1: Any, k2: Any, x1: Any, x2: Any) -> list[Any]:
-    """Twenty rounds of adding, rotating and mixing, with a key put in after every four."""
-    add, xor, left, right = _op("add"), _op("xor"), _op("shift_left"), _op("shift_right_logical")
-    keys = (k1, k2, xor(xor(k1, k2), np.uint32(_PARITY)))
-    x, y = add(x1, k1), add(x2, k2)
-    for group in range(5):
-        for turn in _ROTATIONS[group % 2]:
-            x = add(x, y)
-            y = xor(x, _op("or")(left(y, np.uint32(turn)), right(y, np.uint32(32 - turn))))
-        x = add(x, keys[(group + 1) % 3])
-        y = add(add(y, keys[(group + 2) % 3]), np.uint32(group + 1))
-    return [x, y]
 
 
 def _last_starts(x: TensorType, indices: Any, windows: Windows, sizes: tuple[int, ...]) -> Any:
@@ -131,8 +89,14 @@ def in_parts(eqn: Eqn, axes: Sequence[tuple[str, int]] = ()) -> Parts | None:
     plain = eqn.op.name not in _ANY_SIZE and not any(True for _ in eqn.regions())
     if plain and results and not any(t.size for t in results):
         return lambda *operands, **params: [zeros(t) for t in results]
-    rule = _FOR_SOME.get(eqn.op.name)
-    return _LACKING.get(eqn.op.name) if rule is None else rule(eqn, results)
+    rule, lacking = _FOR_SOME.get(eqn.op.name), eqn.op.in_parts
+    if rule is not None:
+        return rule(eqn, results)
+    return None if lacking is None else lambda *operands, **params: _listed(lacking(*operands, **params))
+
+
+def _listed(found: Any) -> list[Any]:
+    return list(found) if isinstance(found, tuple | list) else [found]
 
 
 def _alone(eqn: Eqn, results: list[TensorType]) -> Parts:
@@ -231,7 +195,7 @@ def _dilated_select(source: Any, x: Any, select: str, **params: Any) -> list[Any
         dilated(n, base) + before + after
         for n, base, before, after in zip(x.shape, p["base_dilation"], low, high, strict=True)
     ]
-    best = _best_so_far(_windows(x, neutral(select, x.dtype), **p), select)
+    best = best_so_far(elements_of_windows(x, neutral(select, x.dtype), **p), select)
     total, left = None, None  # the windows whose element is at none of the later places
     for place, (_, ahead) in reversed(list(zip(np.ndindex(*p["window"]), best, strict=True))):
         chosen = ahead if left is None else _op("and")(ahead, left)
@@ -279,75 +243,4 @@ _FOR_SOME: dict[str, Callable[[Eqn, list[TensorType]], Parts | None]] = {
     "sign": _unsigned_sign,
     "sort": _complex_sort,
     "triangular_solve": _conjugated_solve,
-}
-
-
-def _cumlogsumexp(x: Any, axis: int, reverse: bool) -> list[Any]:
-    """In as many steps as the length has digits: each adds what the last ones found twice as far away."""
-    wide = _op("convert")(x, dtype=dtypes.FLOAT32, weak=False) if _is_narrow(x.dtype) else x
-    none, step = (0,) * x.ndim, 1
-    while step < x.shape[axis]:
-        here = tuple(step if d == axis else 0 for d in range(x.ndim))
-        back = tuple(-n for n in here)
-        low, high = (back, here) if reverse else (here, back)
-        other = _op("pad")(wide, np.asarray(-np.inf, wide.dtype), low=low, high=high, interior=none)
-        wide = _log_of_sum(wide, other)
-        step *= 2
-    return [_op("convert")(wide, dtype=x.dtype, weak=False)]
-
-
-def _log_of_sum(x: Any, y: Any) -> Any:
-    """log(exp(x) + exp(y)), without leaving the range of numbers on the way."""
-    most = _op("maximum")(x, y)
-    shift = _op("select")(_op("is_finite")(most), most, zeros(most.type))
-    total = _op("add")(*(_op("exp")(_op("sub")(z, shift)) for z in (x, y)))
-    return _op("add")(_op("log")(total), shift)
-
-
-def _select_and_gather(t: Any, x: Any, select: str, **params: Any) -> list[Any]:
-    """The companion of the largest (smallest) element of each window, the first of equal ones."""
-    best = _best_so_far(_windows(x, neutral(select, x.dtype), **params), select)
-    found = None
-    for other, (_, ahead) in zip(_windows(t, 0, **params), best, strict=True):
-        found = other if found is None else _op("select")(ahead, other, found)
-    return [found]
-
-
-def _best_so_far(values: Iterable[Any], select: str) -> Iterator[tuple[Any, Any]]:
-    """Of arrays one by one, the largest (smallest) elements so far, and where the last one has them; NaN is ahead."""
-    better = _op("gt" if select == "max" else "lt")
-    best = None
-    for value in values:
-        if best is None:
-            best = value
-            yield best, _op("eq")(zeros(value.type), 0)
-            continue
-        first_nan = _op("and")(_op("ne")(value, value), _op("eq")(best, best))
-        ahead = _op("or")(better(value, best), first_nan)
-        best = _op("select")(ahead, value, best)
-        yield best, ahead
-
-
-def _windows(
-    x: Any, value: Any, window: Any, strides: Any, padding: Any, base_dilation: Any, window_dilation: Any
-) -> Iterator[Any]:
-    """For each place in a window, the elements of all windows there."""
-    low, high = (tuple(pair[n] for pair in padding) for n in (0, 1))
-    wide = _op("pad")(x, _number(value, x), low=low, high=high, interior=tuple(n - 1 for n in base_dilation))
-    reach = [(w - 1) * d for w, d in zip(window, window_dilation, strict=True)]
-    for place in np.ndindex(*window):
-        starts = tuple(p * d for p, d in zip(place, window_dilation, strict=True))
-        limits = tuple(n - r + start for n, r, start in zip(wide.shape, reach, starts, strict=True))
-        yield _op("slice")(wide, starts=starts, limits=limits, strides=tuple(strides))
-
-
-_LACKING: dict[str, Parts] = {
-    "conj": _conj,
-    "cumlogsumexp": _cumlogsumexp,
-    "exp2": _exp2,
-    "fma": lambda x, y, z: [_op("add")(_op("mul")(x, y), z)],
-    "integer_pow": _integer_pow,
-    "select_and_gather_add": _select_and_gather,
-    "square": lambda x: [_op("mul")(x, x)],
-    "threefry2x32": _threefry,
 }

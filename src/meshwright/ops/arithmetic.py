@@ -16,6 +16,7 @@ from meshwright.core.program import Params
 from meshwright.core.types import TensorType
 from meshwright.ops.basic import (
     Derivatives,
+    add,
     convert,
     linear_jvp,
     mul,
@@ -24,6 +25,7 @@ from meshwright.ops.basic import (
     pointwise_batch,
     scalar_like,
     unbroadcast,
+    zeros,
     zeros_like,
 )
 from meshwright.ops.choice import ge, select
@@ -60,6 +62,7 @@ sub: Op = pointwise_op(
     jvp=Derivatives(lambda t, out, x, y: t, lambda t, out, x, y: neg(t)),
     linear=Linearity.JOINTLY,
     transpose=_sub_transpose,
+    stablehlo="stablehlo.subtract",
 )
 
 
@@ -113,6 +116,7 @@ div: Op = pointwise_op(
     linear=_quotient_groups,
     transpose=_div_transpose,
     samples=_quotient_samples,
+    stablehlo="stablehlo.divide",
 )
 
 rem: Op = pointwise_op(
@@ -124,6 +128,7 @@ rem: Op = pointwise_op(
     # x rem y = x - y trunc(x / y), of which the last is whole, and a constant to later derivatives
     jvp=Derivatives(lambda t, out, x, y: t, lambda t, out, x, y: mul(t, round_(div(sub(out, x), y), away=False))),
     samples=_quotient_samples,
+    stablehlo="stablehlo.remainder",
 )
 
 # Powers with a whole exponent
@@ -159,6 +164,20 @@ def _integer_pow(xp: Any, x: Any, exponent: int) -> Any:
     return total if x.dtype == dtype else xp.astype(total, dtype)
 
 
+def _power_in_parts(x: Value, exponent: int) -> Value:
+    """By squaring; a negative power is one over the positive one."""
+    result, power, left = None, x, abs(exponent)
+    while left:
+        if left % 2:
+            result = power if result is None else mul(result, power)
+        left //= 2
+        power = mul(power, power) if left else power
+    one = add(zeros(x.type), 1)
+    if result is None:
+        return one
+    return result if exponent > 0 else div(one, result)
+
+
 integer_pow: Op = define_op(
     "integer_pow",
     type=_integer_pow_type,
@@ -180,10 +199,16 @@ integer_pow: Op = define_op(
         *(Sample((Operand((2, 4)),), {"exponent": n}) for n in (3, 0, 1, 2, 6)),
         *(Sample((Operand((2, 4), dtypes.FLOAT64, 0.5, 2.0),), {"exponent": n}) for n in (-1, -3)),
     ],
+    in_parts=_power_in_parts,
 )
 
 square: Op = pointwise_op(
-    "square", dtypes=NUMBERS, evaluate=Ufunc("square"), jvp=Derivatives(lambda t, out, x: mul(t, mul(x, 2)))
+    "square",
+    dtypes=NUMBERS,
+    evaluate=Ufunc("square"),
+    jvp=Derivatives(lambda t, out, x: mul(t, mul(x, 2))),
+    stablehlo="chlo.square",
+    in_parts=lambda x: mul(x, x),
 )
 
 # Complex numbers. Cotangents pair with tangents by the real part of their product, not conjugated: those of a real and
@@ -221,6 +246,7 @@ real: Op = pointwise_op(
     jvp=linear_jvp,
     linear=Linearity.MOVES,
     transpose=lambda op, cts, inputs, params: [complex(cts[0], 0)],
+    stablehlo="stablehlo.real",
 )
 imag: Op = pointwise_op(
     "imag",
@@ -230,6 +256,7 @@ imag: Op = pointwise_op(
     jvp=linear_jvp,
     linear=Linearity.MOVES,
     transpose=lambda op, cts, inputs, params: [complex(0, neg(cts[0]))],
+    stablehlo="stablehlo.imag",
 )
 complex: Op = pointwise_op(
     "complex",
@@ -240,7 +267,14 @@ complex: Op = pointwise_op(
     jvp=linear_jvp,
     linear=Linearity.MOVES,
     transpose=_complex_transpose,
+    stablehlo="stablehlo.complex",
 )
+
+
+def _conj_in_parts(x: Value) -> Value:
+    return complex(x, zeros(x.type)) if x.dtype.kind != "c" else complex(real(x), neg(imag(x)))
+
+
 conj: Op = pointwise_op(
     "conj",
     dtypes=(FLOAT32, FLOAT64, *COMPLEXES),
@@ -249,6 +283,8 @@ conj: Op = pointwise_op(
     jvp=linear_jvp,
     linear=Linearity.JOINTLY,
     transpose=_conj_transpose,
+    stablehlo="chlo.conj",
+    in_parts=_conj_in_parts,
 )
 
 # Size and sign
@@ -284,8 +320,9 @@ abs_: Op = pointwise_op(
     result=dtypes.real_part,
     evaluate=Ufunc("abs"),
     jvp=Derivatives(_abs_derivative),
+    stablehlo="stablehlo.abs",
 )
-sign: Op = pointwise_op("sign", dtypes=NUMBERS, evaluate=_sign, jvp=_sign_jvp)
+sign: Op = pointwise_op("sign", dtypes=NUMBERS, evaluate=_sign, jvp=_sign_jvp, stablehlo="stablehlo.sign")
 
 # Rounding
 
@@ -299,8 +336,8 @@ def _round(xp: Any, x: Any, away: bool) -> Any:
     return xp.copysign(size, x)
 
 
-ceil: Op = constant_op("ceil", dtypes=FLOATS, evaluate=Ufunc("ceil"))
-floor: Op = constant_op("floor", dtypes=FLOATS, evaluate=Ufunc("floor"))
+ceil: Op = constant_op("ceil", dtypes=FLOATS, evaluate=Ufunc("ceil"), stablehlo="stablehlo.ceil")
+floor: Op = constant_op("floor", dtypes=FLOATS, evaluate=Ufunc("floor"), stablehlo="stablehlo.floor")
 round_: Op = constant_op(
     "round",
     dtypes=FLOATS,
@@ -314,6 +351,7 @@ nextafter: Op = pointwise_op(
     dtypes=FLOATS,
     evaluate=Ufunc("nextafter"),
     jvp=Derivatives(lambda t, out, x, y: t, None),  # the step is as good as constant
+    stablehlo="chlo.next_after",
 )
 
 # Values passed on
@@ -357,4 +395,5 @@ optimization_barrier: Op = define_op(
         Sample((Operand((2, 4)),)),
         Sample((Operand((2, 4)), Operand((3,)), Operand((), dtypes.INT32))),
     ],
+    stablehlo="stablehlo.optimization_barrier",
 )

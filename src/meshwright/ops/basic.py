@@ -158,6 +158,7 @@ add: Op = define_op(
     evaluate=Ufunc("add"),
     cost=pointwise_cost(),
     samples=pointwise_samples(2),
+    stablehlo="stablehlo.add",
 )
 
 
@@ -181,6 +182,7 @@ mul: Op = define_op(
     evaluate=Ufunc("multiply"),
     cost=pointwise_cost(),
     samples=pointwise_samples(2),
+    stablehlo="stablehlo.multiply",
 )
 
 neg: Op = define_op(
@@ -195,6 +197,7 @@ neg: Op = define_op(
     cost=pointwise_cost(),
     dtypes=dtypes.NUMBERS,
     samples=pointwise_samples(1),
+    stablehlo="stablehlo.negate",
 )
 
 

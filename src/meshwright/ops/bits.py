@@ -26,10 +26,14 @@ from meshwright.ops.rules import (
 
 # Logic: of truth values, or of each bit of integers
 
-and_: Op = constant_op("and", arity=2, dtypes=(BOOL, *INTEGERS), evaluate=Ufunc("bitwise_and"))
-or_: Op = constant_op("or", arity=2, dtypes=(BOOL, *INTEGERS), evaluate=Ufunc("bitwise_or"))
-xor: Op = constant_op("xor", arity=2, dtypes=(BOOL, *INTEGERS), evaluate=Ufunc("bitwise_xor"))
-not_: Op = constant_op("not", dtypes=(BOOL, *INTEGERS), evaluate=Ufunc("invert"))
+and_: Op = constant_op(
+    "and", arity=2, dtypes=(BOOL, *INTEGERS), evaluate=Ufunc("bitwise_and"), stablehlo="stablehlo.and"
+)
+or_: Op = constant_op("or", arity=2, dtypes=(BOOL, *INTEGERS), evaluate=Ufunc("bitwise_or"), stablehlo="stablehlo.or")
+xor: Op = constant_op(
+    "xor", arity=2, dtypes=(BOOL, *INTEGERS), evaluate=Ufunc("bitwise_xor"), stablehlo="stablehlo.xor"
+)
+not_: Op = constant_op("not", dtypes=(BOOL, *INTEGERS), evaluate=Ufunc("invert"), stablehlo="stablehlo.not")
 
 # Shifts: by the width or more (a negative amount counts as more), every bit is shifted out
 
@@ -50,21 +54,46 @@ def _with_sign(signed: bool) -> Callable[[Any, Any, Any], Any]:
 
 _shift_samples = pointwise_samples(2, 0, 9)
 shift_left: Op = constant_op(
-    "shift_left", arity=2, dtypes=INTEGERS, evaluate=Ufunc("left_shift"), samples=_shift_samples
+    "shift_left",
+    arity=2,
+    dtypes=INTEGERS,
+    evaluate=Ufunc("left_shift"),
+    samples=_shift_samples,
+    stablehlo="stablehlo.shift_left",
 )
 shift_right_arithmetic: Op = constant_op(
-    "shift_right_arithmetic", arity=2, dtypes=INTEGERS, evaluate=_with_sign(True), samples=_shift_samples
+    "shift_right_arithmetic",
+    arity=2,
+    dtypes=INTEGERS,
+    evaluate=_with_sign(True),
+    samples=_shift_samples,
+    stablehlo="stablehlo.shift_right_arithmetic",
 )
 shift_right_logical: Op = constant_op(
-    "shift_right_logical", arity=2, dtypes=INTEGERS, evaluate=_with_sign(False), samples=_shift_samples
+    "shift_right_logical",
+    arity=2,
+    dtypes=INTEGERS,
+    evaluate=_with_sign(False),
+    samples=_shift_samples,
+    stablehlo="stablehlo.shift_right_logical",
 )
 
 # Counts
 
 population_count: Op = constant_op(
-    "population_count", dtypes=INTEGERS, evaluate=Ufunc("population_count"), samples=pointwise_samples(1, -99, 99)
+    "population_count",
+    dtypes=INTEGERS,
+    evaluate=Ufunc("population_count"),
+    samples=pointwise_samples(1, -99, 99),
+    stablehlo="stablehlo.popcnt",
 )
-clz: Op = constant_op("clz", dtypes=INTEGERS, evaluate=Ufunc("clz"), samples=pointwise_samples(1, -99, 99))
+clz: Op = constant_op(
+    "clz",
+    dtypes=INTEGERS,
+    evaluate=Ufunc("clz"),
+    samples=pointwise_samples(1, -99, 99),
+    stablehlo="stablehlo.count_leading_zeros",
+)
 
 # Bits of floats
 

@@ -31,7 +31,9 @@ lt: Op = constant_op("lt", arity=2, dtypes=_ORDERED, result=_truth, evaluate=Ufu
 le: Op = constant_op("le", arity=2, dtypes=_ORDERED, result=_truth, evaluate=Ufunc("less_equal"))
 gt: Op = constant_op("gt", arity=2, dtypes=_ORDERED, result=_truth, evaluate=Ufunc("greater"))
 ge: Op = constant_op("ge", arity=2, dtypes=_ORDERED, result=_truth, evaluate=Ufunc("greater_equal"))
-is_finite: Op = constant_op("is_finite", dtypes=FLOATS, result=_truth, evaluate=Ufunc("isfinite"))
+is_finite: Op = constant_op(
+    "is_finite", dtypes=FLOATS, result=_truth, evaluate=Ufunc("isfinite"), stablehlo="stablehlo.is_finite"
+)
 
 # select
 
@@ -98,6 +100,7 @@ select: Op = define_op(
             ((), (), (2, 4)),
         )
     ],
+    stablehlo="stablehlo.select",
 )
 
 # maximum, minimum, clamp: nan wins
@@ -111,8 +114,12 @@ def _share(t: Value, out: Value, x: Value, other: Value) -> Value:
 
 _extremum = Derivatives(lambda t, out, x, y: _share(t, out, x, y), lambda t, out, x, y: _share(t, out, y, x))
 
-maximum: Op = pointwise_op("maximum", arity=2, dtypes=ALL, evaluate=Ufunc("maximum"), jvp=_extremum)
-minimum: Op = pointwise_op("minimum", arity=2, dtypes=ALL, evaluate=Ufunc("minimum"), jvp=_extremum)
+maximum: Op = pointwise_op(
+    "maximum", arity=2, dtypes=ALL, evaluate=Ufunc("maximum"), jvp=_extremum, stablehlo="stablehlo.maximum"
+)
+minimum: Op = pointwise_op(
+    "minimum", arity=2, dtypes=ALL, evaluate=Ufunc("minimum"), jvp=_extremum, stablehlo="stablehlo.minimum"
+)
 
 clamp: Op = pointwise_op(
     "clamp",
@@ -129,4 +136,5 @@ clamp: Op = pointwise_op(
         Sample((Operand(bound, None, -1.0, 0.0), Operand(x, None, -2.0, 2.0), Operand(bound, None, 0.0, 1.0)))
         for bound, x in (((2, 4), (2, 4)), ((), (2, 4)), ((2, 4), ()))
     ],
+    stablehlo="stablehlo.clamp",
 )

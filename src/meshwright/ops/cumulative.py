@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from meshwright.core import dtypes
 from meshwright.core.dtypes import DType
 from meshwright.core.factors import FactorBuilder, Factors
@@ -12,13 +14,14 @@ from meshwright.core.facts import Across, Fusion, Memory, Split
 from meshwright.core.op import JvpRule, Linear, Linearity, Op, Operand, Sample, Types, Value, define_op
 from meshwright.core.program import Params
 from meshwright.core.types import TensorType
-from meshwright.ops.basic import add, convert, linear_jvp, mul, neg
+from meshwright.ops.basic import add, convert, linear_jvp, mul, neg, zeros
 from meshwright.ops.elementwise import (
     and_,
     div,
     eq,
     exp,
     is_finite,
+    log,
     log1p,
     logistic,
     lt,
@@ -278,6 +281,28 @@ cummin: Op = define_op(
 # A running logsumexp starts from minus infinity, which f8e4m3fn does not have.
 _LOGARITHMIC = tuple(d for d in dtypes.FLOATS if d != dtypes.FLOAT8_E4M3FN)
 
+
+def _logsumexps_in_parts(x: Value, axis: int, reverse: bool) -> Value:
+    """In as many steps as the length has digits: each adds what the last ones found twice as far away."""
+    wide = convert(x, dtype=dtypes.FLOAT32, weak=False) if x.dtype in NARROW else x
+    none, step = (0,) * x.ndim, 1
+    while step < x.shape[axis]:
+        here = tuple(step if d == axis else 0 for d in range(x.ndim))
+        back = tuple(-n for n in here)
+        low, high = (back, here) if reverse else (here, back)
+        other = pad(wide, np.asarray(-np.inf, wide.dtype), low=low, high=high, interior=none)
+        wide = _log_of_sum(wide, other)
+        step *= 2
+    return convert(wide, dtype=x.dtype, weak=False)
+
+
+def _log_of_sum(x: Value, y: Value) -> Value:
+    """log(exp(x) + exp(y)), without leaving the range of numbers on the way."""
+    most = maximum(x, y)
+    shift = select(is_finite(most), most, zeros(most.type))
+    return add(log(add(exp(sub(x, shift)), exp(sub(y, shift)))), shift)
+
+
 cumlogsumexp: Op = define_op(
     "cumlogsumexp",
     type=_running_type("cumlogsumexp", _LOGARITHMIC),
@@ -287,6 +312,7 @@ cumlogsumexp: Op = define_op(
     transpose=not_linear("cumlogsumexp"),
     batch=along_axis_batch,
     split=Split(Across.RUNNING, "max"),
+    in_parts=_logsumexps_in_parts,
     memory=Memory.FRESH,
     fusion=Fusion.ALONE,
     evaluate=_running(lambda xp, x, axis: xp.logaddexp.accumulate(x, axis=axis)),

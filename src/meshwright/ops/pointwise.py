@@ -33,6 +33,8 @@ def pointwise_op(
     params: Mapping[str, Any] = MappingProxyType({}),
     samples: Callable[[], Sequence[Sample]] | None = None,
     fusion: Fusion | None = None,
+    stablehlo: str | None = None,
+    in_parts: Callable[..., Any] | None = None,
 ) -> Op:
     """An op on ``arity`` operands of one of ``dtypes`` and one shape; ``params`` say what each of its params may be."""
     return define_op(
@@ -46,6 +48,8 @@ def pointwise_op(
         evaluate=evaluate,
         cost=pointwise_cost(flops),
         fusion=fusion,
+        stablehlo=stablehlo,
+        in_parts=in_parts,
         dtypes=dtypes,
         samples=samples or pointwise_samples(arity),
     )

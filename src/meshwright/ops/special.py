@@ -13,7 +13,7 @@ from meshwright.core.factors import pointwise
 from meshwright.core.op import Linearity, Op, Operand, Sample, Value, define_op
 from meshwright.core.types import TensorType
 from meshwright.ops.arithmetic import div, square, sub
-from meshwright.ops.basic import Derivatives, add, mul, neg, pointwise_batch, scalar_like
+from meshwright.ops.basic import Derivatives, add, mul, neg, pointwise_batch, scalar_like, zeros
 from meshwright.ops.bits import and_
 from meshwright.ops.choice import eq, select
 from meshwright.ops.pointwise import TRANSCENDENTAL, pointwise_op
@@ -28,6 +28,8 @@ def _function(
     dtypes: tuple[DType, ...] = INEXACT,
     low: float = -2.0,
     high: float = 2.0,
+    stablehlo: str | None = None,
+    in_parts: Callable[..., Any] | None = None,
 ) -> Op:
     """A function of one operand, given by its evaluation and ``derivative(t, out, x)``."""
     return pointwise_op(
@@ -37,23 +39,42 @@ def _function(
         jvp=Derivatives(derivative),
         flops=TRANSCENDENTAL,
         samples=pointwise_samples(1, low, high),
+        stablehlo=stablehlo,
+        in_parts=in_parts,
     )
 
 
 # Roots
 
-sqrt: Op = _function("sqrt", "sqrt", lambda t, out, x: mul(t, div(0.5, out)), low=0.1)
-rsqrt: Op = _function("rsqrt", "rsqrt", lambda t, out, x: mul(t, div(mul(out, -0.5), x)), low=0.1)
-cbrt: Op = _function("cbrt", "cbrt", lambda t, out, x: mul(t, div(1 / 3, square(out))), dtypes=FLOATS, low=0.1)
+sqrt: Op = _function("sqrt", "sqrt", lambda t, out, x: mul(t, div(0.5, out)), low=0.1, stablehlo="stablehlo.sqrt")
+rsqrt: Op = _function(
+    "rsqrt", "rsqrt", lambda t, out, x: mul(t, div(mul(out, -0.5), x)), low=0.1, stablehlo="stablehlo.rsqrt"
+)
+cbrt: Op = _function(
+    "cbrt",
+    "cbrt",
+    lambda t, out, x: mul(t, div(1 / 3, square(out))),
+    dtypes=FLOATS,
+    low=0.1,
+    stablehlo="stablehlo.cbrt",
+)
 
 # Exponentials and logarithms
 
-exp: Op = _function("exp", "exp", lambda t, out, x: mul(t, out))
-exp2: Op = _function("exp2", "exp2", lambda t, out, x: mul(t, mul(out, real_log(2))))
-expm1: Op = _function("expm1", "expm1", lambda t, out, x: mul(t, add(out, 1)))
-log: Op = _function("log", "log", lambda t, out, x: div(t, x), low=0.1)
-log1p: Op = _function("log1p", "log1p", lambda t, out, x: div(t, add(x, 1)), low=-0.8)
-logistic: Op = _function("logistic", "logistic", lambda t, out, x: mul(t, mul(out, sub(1, out))))
+exp: Op = _function("exp", "exp", lambda t, out, x: mul(t, out), stablehlo="stablehlo.exponential")
+exp2: Op = _function(
+    "exp2", "exp2", lambda t, out, x: mul(t, mul(out, real_log(2))), in_parts=lambda x: pow_(add(zeros(x.type), 2), x)
+)
+expm1: Op = _function(
+    "expm1", "expm1", lambda t, out, x: mul(t, add(out, 1)), stablehlo="stablehlo.exponential_minus_one"
+)
+log: Op = _function("log", "log", lambda t, out, x: div(t, x), low=0.1, stablehlo="stablehlo.log")
+log1p: Op = _function(
+    "log1p", "log1p", lambda t, out, x: div(t, add(x, 1)), low=-0.8, stablehlo="stablehlo.log_plus_one"
+)
+logistic: Op = _function(
+    "logistic", "logistic", lambda t, out, x: mul(t, mul(out, sub(1, out))), stablehlo="stablehlo.logistic"
+)
 
 
 def _pow_by_base(t: Value, out: Value, x: Value, y: Value) -> Value:
@@ -75,16 +96,23 @@ pow_: Op = pointwise_op(
     jvp=Derivatives(_pow_by_base, _pow_by_exponent),
     flops=2 * TRANSCENDENTAL,
     samples=pointwise_samples(2, 0.3, 2.0),
+    stablehlo="stablehlo.power",
 )
 
 # Trigonometric functions
 
-sin: Op = _function("sin", "sin", lambda t, out, x: mul(t, cos(x)))
-cos: Op = _function("cos", "cos", lambda t, out, x: mul(t, neg(sin(x))))
-tan: Op = _function("tan", "tan", lambda t, out, x: mul(t, add(square(out), 1)), low=-1.2, high=1.2)
-asin: Op = _function("asin", "arcsin", lambda t, out, x: mul(t, rsqrt(sub(1, square(x)))), low=-0.9, high=0.9)
-acos: Op = _function("acos", "arccos", lambda t, out, x: mul(t, neg(rsqrt(sub(1, square(x))))), low=-0.9, high=0.9)
-atan: Op = _function("atan", "arctan", lambda t, out, x: div(t, add(square(x), 1)))
+sin: Op = _function("sin", "sin", lambda t, out, x: mul(t, cos(x)), stablehlo="stablehlo.sine")
+cos: Op = _function("cos", "cos", lambda t, out, x: mul(t, neg(sin(x))), stablehlo="stablehlo.cosine")
+tan: Op = _function(
+    "tan", "tan", lambda t, out, x: mul(t, add(square(out), 1)), low=-1.2, high=1.2, stablehlo="stablehlo.tan"
+)
+asin: Op = _function(
+    "asin", "arcsin", lambda t, out, x: mul(t, rsqrt(sub(1, square(x)))), low=-0.9, high=0.9, stablehlo="chlo.asin"
+)
+acos: Op = _function(
+    "acos", "arccos", lambda t, out, x: mul(t, neg(rsqrt(sub(1, square(x))))), low=-0.9, high=0.9, stablehlo="chlo.acos"
+)
+atan: Op = _function("atan", "arctan", lambda t, out, x: div(t, add(square(x), 1)), stablehlo="chlo.atan")
 
 
 def _atan2(xp: Any, y: Any, x: Any) -> Any:
@@ -105,29 +133,44 @@ atan2: Op = pointwise_op(
     ),
     flops=TRANSCENDENTAL,
     samples=pointwise_samples(2, 0.3, 2.0),
+    stablehlo="stablehlo.atan2",
 )
 
 # Hyperbolic functions
 
-sinh: Op = _function("sinh", "sinh", lambda t, out, x: mul(t, cosh(x)))
-cosh: Op = _function("cosh", "cosh", lambda t, out, x: mul(t, sinh(x)))
-tanh: Op = _function("tanh", "tanh", lambda t, out, x: mul(t, sub(1, square(out))))
-asinh: Op = _function("asinh", "arcsinh", lambda t, out, x: mul(t, rsqrt(add(square(x), 1))))
+sinh: Op = _function("sinh", "sinh", lambda t, out, x: mul(t, cosh(x)), stablehlo="chlo.sinh")
+cosh: Op = _function("cosh", "cosh", lambda t, out, x: mul(t, sinh(x)), stablehlo="chlo.cosh")
+tanh: Op = _function("tanh", "tanh", lambda t, out, x: mul(t, sub(1, square(out))), stablehlo="stablehlo.tanh")
+asinh: Op = _function("asinh", "arcsinh", lambda t, out, x: mul(t, rsqrt(add(square(x), 1))), stablehlo="chlo.asinh")
 acosh: Op = _function(
-    "acosh", "arccosh", lambda t, out, x: mul(t, mul(rsqrt(sub(x, 1)), rsqrt(add(x, 1)))), low=1.1, high=3.0
+    "acosh",
+    "arccosh",
+    lambda t, out, x: mul(t, mul(rsqrt(sub(x, 1)), rsqrt(add(x, 1)))),
+    low=1.1,
+    high=3.0,
+    stablehlo="chlo.acosh",
 )
-atanh: Op = _function("atanh", "arctanh", lambda t, out, x: div(t, sub(1, square(x))), low=-0.9, high=0.9)
+atanh: Op = _function(
+    "atanh", "arctanh", lambda t, out, x: div(t, sub(1, square(x))), low=-0.9, high=0.9, stablehlo="chlo.atanh"
+)
 
 # Probability
 
 _TWO_OVER_ROOT_PI = 2 / real_sqrt(pi)
 
-erf: Op = _function("erf", "erf", lambda t, out, x: mul(t, mul(exp(neg(square(x))), _TWO_OVER_ROOT_PI)), dtypes=FLOATS)
+erf: Op = _function(
+    "erf",
+    "erf",
+    lambda t, out, x: mul(t, mul(exp(neg(square(x))), _TWO_OVER_ROOT_PI)),
+    dtypes=FLOATS,
+    stablehlo="chlo.erf",
+)
 erfc: Op = _function(
     "erfc",
     "erfc",
     lambda t, out, x: mul(t, mul(exp(neg(square(x))), -_TWO_OVER_ROOT_PI)),
     dtypes=(FLOAT16, BFLOAT16, FLOAT32, FLOAT64),
+    stablehlo="chlo.erfc",
 )
 erf_inv: Op = _function(
     "erf_inv",
@@ -136,10 +179,19 @@ erf_inv: Op = _function(
     dtypes=FLOATS,
     low=-0.9,
     high=0.9,
+    stablehlo="chlo.erf_inv",
 )
-lgamma: Op = _function("lgamma", "lgamma", lambda t, out, x: mul(t, digamma(x)), dtypes=FLOATS, low=0.2, high=5.0)
+lgamma: Op = _function(
+    "lgamma", "lgamma", lambda t, out, x: mul(t, digamma(x)), dtypes=FLOATS, low=0.2, high=5.0, stablehlo="chlo.lgamma"
+)
 digamma: Op = _function(
-    "digamma", "digamma", lambda t, out, x: mul(t, polygamma(x, order=1)), dtypes=FLOATS, low=0.2, high=5.0
+    "digamma",
+    "digamma",
+    lambda t, out, x: mul(t, polygamma(x, order=1)),
+    dtypes=FLOATS,
+    low=0.2,
+    high=5.0,
+    stablehlo="chlo.digamma",
 )
 
 

@@ -11,7 +11,7 @@ the tangent that stands where an operand is largest (or smallest), the second se
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import product
 from math import prod
@@ -28,8 +28,11 @@ from meshwright.core.op import Cost, Linear, Linearity, Op, Operand, Sample, Typ
 from meshwright.core.program import Params
 from meshwright.core.types import Shape, TensorType
 from meshwright.ops.basic import Derivatives, linear_jvp, pointwise_batch, zeros
+from meshwright.ops.bits import and_, or_
+from meshwright.ops.choice import eq, gt, lt, ne
+from meshwright.ops.choice import select as choose
 from meshwright.ops.rules import bad_operands, check_dtype, keep_weak, linear_in_first_jvp, not_linear, traffic
-from meshwright.ops.shape import batch_first
+from meshwright.ops.shape import batch_first, pad, slice_
 
 Pairs = tuple[tuple[int, int], ...]
 Place = tuple[slice, ...]
@@ -460,6 +463,45 @@ reduce_window_min: Op = define_op(
     samples=_window_samples,
 )
 
+
+def elements_of_windows(
+    x: Value, fill: Any, window: Shape, strides: Shape, padding: Pairs, base_dilation: Shape, window_dilation: Shape
+) -> Iterator[Value]:
+    """For each place in a window, the elements of all windows there; ``fill`` stands around and between those of x."""
+    low, high = (tuple(pair[n] for pair in padding) for n in (0, 1))
+    wide = pad(x, np.asarray(fill).astype(x.dtype), low=low, high=high, interior=tuple(n - 1 for n in base_dilation))
+    reach = [(w - 1) * d for w, d in zip(window, window_dilation, strict=True)]
+    for place in np.ndindex(*window):
+        starts = tuple(p * d for p, d in zip(place, window_dilation, strict=True))
+        limits = tuple(n - r + start for n, r, start in zip(wide.shape, reach, starts, strict=True))
+        yield slice_(wide, starts=starts, limits=limits, strides=tuple(strides))
+
+
+def best_so_far(values: Iterable[Value], select_by: str) -> Iterator[tuple[Value, Value]]:
+    """Of arrays one by one, the largest (smallest) elements so far, and where the last one has them; NaN is ahead."""
+    better = gt if select_by == "max" else lt
+    best = None
+    for value in values:
+        if best is None:
+            best = value
+            yield best, eq(zeros(value.type), 0)
+            continue
+        first_nan = and_(ne(value, value), eq(best, best))
+        ahead = or_(better(value, best), first_nan)
+        best = choose(ahead, value, best)
+        yield best, ahead
+
+
+def _select_in_parts(t: Value, x: Value, select: str, **params: Any) -> Value:
+    """The companion of the largest (smallest) element of each window, the first of equal ones."""
+    worst = lowest(x.dtype) if select == "max" else highest(x.dtype)
+    best = best_so_far(elements_of_windows(x, worst, **params), select)
+    found = None
+    for other, (_, ahead) in zip(elements_of_windows(t, 0, **params), best, strict=True):
+        found = other if found is None else choose(ahead, other, found)
+    return found
+
+
 select_and_gather_add: Op = define_op(
     "select_and_gather_add",
     type=_select_type("select_and_gather_add", first_has_windows=False),
@@ -469,6 +511,7 @@ select_and_gather_add: Op = define_op(
     transpose=lambda op, cts, inputs, params: [select_and_scatter_add(cts[0], inputs[1], **params), None],
     batch=_window_batch,
     split=Split(Across.WINDOWED),
+    in_parts=_select_in_parts,
     fusion=Fusion.ALONE,
     evaluate=_select_gather_evaluate,
     cost=_window_cost,

@@ -7,7 +7,7 @@ from math import prod
 
 from meshwright.core.program import Program, Var
 from meshwright.core.types import TensorType
-from meshwright.interop.hlo.ops import OPS
+from meshwright.interop.hlo.ops import writer_of
 from meshwright.interop.hlo.writer import Computation, Module
 from meshwright.sharding.named import NamedSharding
 
@@ -38,7 +38,7 @@ def hlo_text(
       ROOT %negate = f32[3]{0} negate(%param)  metadata={op_name="neg" ...}
     }
     """
-    module = Module(name, axes, OPS, iota, written or {})
+    module = Module(name, axes, writer_of, iota, written or {})
     types = [TensorType(t.shape, t.dtype) for t in program.in_types]
     notes = []
     for index, t in enumerate(types):

@@ -9,11 +9,11 @@ from typing import Any
 from meshwright.core.program import Eqn, Program, Var, param_key
 from meshwright.core.types import TensorType
 from meshwright.errors import MeshwrightError
-from meshwright.interop.hlo.writer import Computation, HloValue, Write
+from meshwright.interop.hlo.writer import Computation, HloValue
 from meshwright.interop.stablehlo.dumping import dump
 
 
-def _called(c: Computation, eqn: Eqn, operands: list[HloValue], results: list[TensorType]) -> list[HloValue]:
+def by_xla(c: Computation, eqn: Eqn, operands: list[HloValue], results: list[TensorType]) -> list[HloValue]:
     """A call of a computation that is XLA's own."""
     types = [TensorType(x.type.shape, x.type.dtype) for x in operands]
     key = (eqn.op.name, *types, param_key(eqn.params))
@@ -48,12 +48,3 @@ def _by_xla(module: str) -> str:
 
     computation: Any = _jax.mlir.mlir_module_to_xla_computation(module, use_tuple_args=False, return_tuple=False)
     return str(computation.as_hlo_text())
-
-
-FUNCTIONS: dict[str, Write] = dict.fromkeys(
-    (
-        "acos", "acosh", "asin", "asinh", "atanh", "cosh", "digamma", "erf_inv", "erfc", "lgamma", "nextafter",
-        "polygamma", "reproducible_erf_inv", "sinh",
-    ),
-    _called,
-)  # fmt: skip

@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from meshwright.core.op import Op
 from meshwright.core.program import Eqn, Params
 from meshwright.core.types import TensorType
 from meshwright.interop.decompositions import neutral
 from meshwright.interop.hlo.collectives import COLLECTIVES
-from meshwright.interop.hlo.functions import FUNCTIONS
+from meshwright.interop.hlo.functions import by_xla
 from meshwright.interop.hlo.loops import LOOPS
 from meshwright.interop.hlo.writer import PRED, Computation, HloValue, Write, numbers
 
@@ -292,29 +293,22 @@ def _solve(p: Params) -> str:
     return f"{flags}, transpose_a={turned}"
 
 
-_SAME_NAME = (
-    "abs", "add", "and", "atan2", "cbrt", "ceil", "clamp", "complex", "erf", "floor", "imag", "logistic", "maximum",
-    "minimum", "not", "or", "real", "rsqrt", "select", "sign", "sqrt", "tan", "tanh", "xor",
-)  # fmt: skip
-_OTHER_NAME = {
-    "clz": "count-leading-zeros", "cos": "cosine", "div": "divide", "exp": "exponential",
-    "expm1": "exponential-minus-one", "is_finite": "is-finite", "log1p": "log-plus-one", "log": "log",
-    "mul": "multiply", "neg": "negate", "population_count": "popcnt", "pow": "power", "rem": "remainder",
-    "shift_left": "shift-left", "shift_right_arithmetic": "shift-right-arithmetic",
-    "shift_right_logical": "shift-right-logical", "sin": "sine", "sub": "subtract",
-    "reproducible_erf": "erf", "reproducible_log": "log", "reproducible_log1p": "log-plus-one",
-    "reproducible_tan": "tan",
-}  # fmt: skip
+def writer_of(op: Op) -> Write | None:
+    """How an op is written that HLO has, or that XLA writes in terms of others."""
+    found = OPS.get(op.name)
+    if found is not None or op.stablehlo is None:
+        return found
+    dialect, _, name = op.stablehlo.partition(".")
+    return _pointwise(name.replace("_", "-")) if dialect == "stablehlo" else by_xla
+
 
 OPS: dict[str, Write] = {
-    **{name: _pointwise(name) for name in _SAME_NAME},
-    **{ours: _pointwise(theirs) for ours, theirs in _OTHER_NAME.items()},
+    **dict.fromkeys(("erf", "reproducible_erf"), _pointwise("erf")),
     **{name: _pointwise("compare", f"direction={name.upper()}") for name in ("eq", "ne", "lt", "le", "gt", "ge")},
     **{f"reduce_{how}": _reduce(how) for how in _OPCODES},
     **{f"reduce_window_{how}": _reduce_window(how, _own_window) for how in ("sum", "max", "min")},
     **{f"cum{how}": _reduce_window(how, _running) for how in ("sum", "prod", "max", "min")},
     **COLLECTIVES,
-    **FUNCTIONS,
     **LOOPS,
     "argmax": _best_place("max"),
     "argmin": _best_place("min"),
@@ -333,6 +327,7 @@ OPS: dict[str, Write] = {
     "iota": _iota,
     "optimization_barrier": _barrier,
     "pad": _pad,
+    "polygamma": by_xla,
     "reduce_precision": _with(
         "reduce-precision", lambda p: f"exponent_bits={p['exponent_bits']}, mantissa_bits={p['mantissa_bits']}"
     ),

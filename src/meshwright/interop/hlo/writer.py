@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 
 from meshwright.core.dtypes import DType
-from meshwright.core.op import No
+from meshwright.core.op import No, Op
 from meshwright.core.program import Atom, Eqn, Literal, Missing, Program, Var
 from meshwright.core.source import Source
 from meshwright.core.text.printing import print_params
@@ -117,13 +117,13 @@ class Module:
         self,
         name: str,
         axes: Sequence[tuple[str, int]],
-        ops: dict[str, Write],
+        writer_of: Callable[[Op], Write | None],
         iota: bool = True,
         written: Mapping[Var, str] = MappingProxyType({}),
     ) -> None:
         self.name = name
         self.axes = tuple(axes)
-        self.ops = ops
+        self.writer_of = writer_of
         self.iota = iota
         self.written = written
         self.computations: list[str] = []
@@ -319,7 +319,7 @@ class Computation:
     def equation(self, eqn: Eqn, operands: list[HloValue]) -> list[HloValue]:
         """Write one equation; its results."""
         parts = in_parts(eqn, self.module.axes)
-        write = self.module.ops.get(eqn.op.name)
+        write = self.module.writer_of(eqn.op)
         if parts is None and write is not None:
             return write(self, eqn, operands, [TensorType(v.type.shape, v.type.dtype) for v in eqn.outputs])
         if parts is None and not isinstance(eqn.op.factors, No):  # an op of a user

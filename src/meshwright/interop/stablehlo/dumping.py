@@ -18,7 +18,7 @@ from meshwright.errors import MeshwrightError
 from meshwright.interop.decompositions import custom_target, in_parts
 from meshwright.interop.stablehlo.collectives import COLLECTIVES
 from meshwright.interop.stablehlo.context import parse_module, type_text
-from meshwright.interop.stablehlo.text import OPS, constrained, dense
+from meshwright.interop.stablehlo.text import constrained, dense, writer_of
 from meshwright.ops.placement import constraint_sharding
 from meshwright.sharding.mesh import AbstractMesh, BaseMesh, Mesh, get_mesh
 from meshwright.sharding.named import NamedSharding, TensorSharding
@@ -172,7 +172,7 @@ class BodyWriter:
     def equation(self, eqn: Eqn, operands: list[tuple[str, TensorType]]) -> list[str]:
         """Write one equation; the names of its results."""
         parts = in_parts(eqn, self.axes)
-        write = OPS.get(eqn.op.name) or COLLECTIVES.get(eqn.op.name)
+        write = writer_of(eqn.op) or COLLECTIVES.get(eqn.op.name)
         if parts is None and write is not None:
             return write(self, eqn, operands, [var.type for var in eqn.outputs])
         if parts is None and not isinstance(eqn.op.factors, No):  # an op of a user

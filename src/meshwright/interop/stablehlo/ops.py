@@ -12,69 +12,19 @@ from typing import Any
 from meshwright.core.op import REGISTRY, Op
 from meshwright.interop.stablehlo.context import boolean, defaulted, integer, integers, keyword, pairs, string
 from meshwright.interop.stablehlo.instance import Instance, Match, TensorPosition, plain_match
+from meshwright.transform import every_op as _every_op  # noqa: F401  (fills the registry)
 
-# The same op under another name, without params; chlo's ops stand beside StableHLO's.
-SAME: dict[str, str] = {
-    "stablehlo.abs": "abs",
-    "stablehlo.add": "add",
-    "stablehlo.and": "and",
-    "stablehlo.atan2": "atan2",
-    "stablehlo.cbrt": "cbrt",
-    "stablehlo.ceil": "ceil",
-    "stablehlo.clamp": "clamp",
-    "stablehlo.complex": "complex",
-    "stablehlo.cosine": "cos",
-    "stablehlo.count_leading_zeros": "clz",
-    "stablehlo.divide": "div",
-    "stablehlo.exponential": "exp",
-    "stablehlo.exponential_minus_one": "expm1",
-    "stablehlo.floor": "floor",
-    "stablehlo.imag": "imag",
-    "stablehlo.is_finite": "is_finite",
-    "stablehlo.log": "log",
-    "stablehlo.log_plus_one": "log1p",
-    "stablehlo.logistic": "logistic",
-    "stablehlo.maximum": "maximum",
-    "stablehlo.minimum": "minimum",
-    "stablehlo.multiply": "mul",
-    "stablehlo.negate": "neg",
-    "stablehlo.not": "not",
-    "stablehlo.or": "or",
-    "stablehlo.popcnt": "population_count",
-    "stablehlo.power": "pow",
-    "stablehlo.real": "real",
-    "stablehlo.remainder": "rem",
-    "stablehlo.rsqrt": "rsqrt",
-    "stablehlo.select": "select",
-    "stablehlo.shift_left": "shift_left",
-    "stablehlo.shift_right_arithmetic": "shift_right_arithmetic",
-    "stablehlo.shift_right_logical": "shift_right_logical",
-    "stablehlo.sign": "sign",
-    "stablehlo.sine": "sin",
-    "stablehlo.sqrt": "sqrt",
-    "stablehlo.subtract": "sub",
-    "stablehlo.tan": "tan",
-    "stablehlo.tanh": "tanh",
-    "stablehlo.xor": "xor",
-    "stablehlo.optimization_barrier": "optimization_barrier",
-    "chlo.acos": "acos",
-    "chlo.acosh": "acosh",
-    "chlo.asin": "asin",
-    "chlo.asinh": "asinh",
-    "chlo.atan": "atan",
-    "chlo.atanh": "atanh",
-    "chlo.conj": "conj",
-    "chlo.cosh": "cosh",
-    "chlo.digamma": "digamma",
-    "chlo.erf": "erf",
-    "chlo.erf_inv": "erf_inv",
-    "chlo.erfc": "erfc",
-    "chlo.lgamma": "lgamma",
-    "chlo.next_after": "nextafter",
-    "chlo.sinh": "sinh",
-    "chlo.square": "square",
-    "chlo.tan": "tan",
-}
+
+def _same() -> dict[str, str]:
+    """Our ops by the names of theirs that are the same; the first that has a name is read from it."""
+    found: dict[str, str] = {}
+    for op in REGISTRY.values():
+        if op.stablehlo is not None:
+            found.setdefault(op.stablehlo, op.name)
+    return found
+
+
+SAME: dict[str, str] = {**_same(), "chlo.tan": "tan"}
 COMBINATIONS = {"add": "sum", "multiply": "prod", "maximum": "max", "minimum": "min", "and": "and", "or": "or"}
 SCATTERS = {"add": "scatter_add", "multiply": "scatter_mul", "maximum": "scatter_max", "minimum": "scatter_min"}
 
@@ -85,7 +35,10 @@ def counterpart(instance: Instance) -> Match | None:
     if name is not None:
         return plain_match(instance, REGISTRY[name])
     read = _READERS.get(instance.name)
-    return None if read is None else read(instance)
+    if read is not None:
+        return read(instance)
+    defined = next((op for op in REGISTRY.values() if op.stablehlo == instance.name), None)  # by a user, since
+    return None if defined is None else plain_match(instance, defined)
 
 
 def spellings() -> dict[str, list[str]]:

@@ -7,11 +7,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from meshwright.core.op import Op
 from meshwright.core.program import Eqn, Program
 from meshwright.core.types import TensorType
 from meshwright.interop.decompositions import neutral
 from meshwright.interop.stablehlo.context import type_text
-from meshwright.interop.stablehlo.ops import SAME
 from meshwright.sharding.mesh import BaseMesh
 from meshwright.sharding.named import TensorSharding
 
@@ -482,9 +482,13 @@ def _solve(p: Any, types: list[TensorType]) -> str:
     return f"{flags}, transpose_a = #stablehlo<transpose {turned}>"
 
 
-_UNLIKE = {"optimization_barrier", "select", "conj", "square"}
+def writer_of(op: Op) -> Write | None:
+    """How an op is written that StableHLO has."""
+    found = OPS.get(op.name)
+    return found if found is not None or op.stablehlo is None else _pointwise(op.stablehlo.removeprefix("stablehlo."))
+
+
 OPS: dict[str, Write] = {
-    **{ours: _pointwise(theirs) for theirs, ours in reversed(SAME.items()) if ours not in _UNLIKE},
     **{name: _compare(name.upper()) for name in ("eq", "ne", "lt", "le", "gt", "ge")},
     **{f"reduce_{how}": _reduce(how) for how in _BODIES},
     **{f"reduce_window_{how}": _window(how) for how in ("sum", "max", "min")},
@@ -510,16 +514,6 @@ OPS: dict[str, Write] = {
     ),
     "iota": _with("iota", lambda p, types: f"iota_dimension = {p['dim']} : i64"),
     "polygamma": _polygamma,
-    **{
-        f"reproducible_{name}": _pointwise(theirs)
-        for name, theirs in (
-            ("erf", "chlo.erf"),
-            ("erf_inv", "chlo.erf_inv"),
-            ("log", "log"),
-            ("log1p", "log_plus_one"),
-            ("tan", "tan"),
-        )
-    },
     "select_and_scatter_add": _select_and_scatter,
     "optimization_barrier": _plain("optimization_barrier"),
     "pad": _with(
