@@ -11,6 +11,7 @@ import pytest
 
 import meshwright as mw
 from meshwright.core import dtypes
+from meshwright.core.facts import Across
 from meshwright.core.op import REGISTRY, No, Op, Sample
 from meshwright.core.program import Program
 from meshwright.core.trace import close, to_array, trace
@@ -20,12 +21,7 @@ from tests.partition.partitioning import assert_same, layouts, take_ways
 
 MESHES = {name: mw.make_mesh(shape, ("x", "y")) for name, shape in {"2x2": (2, 2), "2x3": (2, 3)}.items()}
 OPS = [op for name, op in sorted(REGISTRY.items()) if op.samples()]
-OF_THEIR_OWN = [
-    "argmax", "argmin", "concatenate", "conv_general_dilated", "cumlogsumexp", "cummax", "cummin", "cumprod", "cumsum",
-    "dynamic_slice", "dynamic_update_slice", "gather", "pad", "reduce_window_max", "reduce_window_min",
-    "reduce_window_sum", "reverse", "scatter_add", "scatter_max", "scatter_min", "scatter_mul", "scatter_set",
-    "select_and_gather_add", "select_and_scatter_add", "slice", "top_k",
-]  # fmt: skip
+OF_THEIR_OWN = [op.name for op in OPS if op.split.across not in (Across.NOT, Across.COUNTED)]
 RUNS = {"few": 2, "many": 12}
 
 
