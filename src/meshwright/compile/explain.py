@@ -165,7 +165,8 @@ def audit(placed: PartitionedProgram, names: Sequence[str]) -> list[ReplicatedVa
             continue
         used = {axis.name for axis in axes_used(sharding)}
         local = sharding.local_shape(var.type.shape)
-        free = tuple(a.name for a in sharding.mesh.axes if a.name not in used and any(n % a.size == 0 for n in local))
+        idle = [axis for axis in sharding.mesh.axes if axis.size > 1 and axis.name not in used]
+        free = tuple(axis.name for axis in idle if any(n % axis.size == 0 for n in local))
         if free:
             found.append(ReplicatedValue(known[var], var.type, free))
     return sorted(found, key=lambda one: -one.type.nbytes)

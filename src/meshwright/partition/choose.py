@@ -20,10 +20,10 @@ from meshwright.core.linearity import Does, LinearGroup
 from meshwright.core.op import Op
 from meshwright.core.types import TensorType
 from meshwright.partition.cost import PLAINLY, Planning, least_seconds, local_bytes, reshard_seconds, taken
-from meshwright.partition.layouts import READ, layout
+from meshwright.partition.layouts import READ, axes_used, layout
 from meshwright.propagate.problem import FactorRule
-from meshwright.propagate.project import project, shapes_of
-from meshwright.sharding.axes import Axes, AxisRef, can_coexist, overlap
+from meshwright.propagate.project import Projection, project, shapes_of
+from meshwright.sharding.axes import Axes, AxisRef, can_coexist, cut, overlap
 from meshwright.sharding.mesh import BaseMesh
 from meshwright.sharding.named import TensorSharding
 
@@ -150,7 +150,7 @@ def choose(asked: Question) -> Choice:
     assert best is not None, "to split nothing is always possible"
     if best.moved and asked.reduced and len(asked.operand_types) > 1 and (asked.how.thorough or asked.returned):
         # Axes that nothing is split over may carry a share of what moves; work alone is no reason to use them.
-        axes = [axis for axis in asked.mesh.axes if axis.size > 1]
+        axes = [axis for axis in _atoms(asked) if axis.size > 1]
         everywhere = _everywhere(asked, [_parts(axes) if asked.how.thorough else _together(asked, axes)])
         more = _cheapest(asked, (one for one in everywhere if _even(asked, one)), below=best.moved)
         return best if more is None or more.cost >= best.cost else more
@@ -178,21 +178,19 @@ def _cheapest(asked: Question, assignments: Iterable[Assignment], below: float =
 def _assignments(asked: Question) -> Iterator[Assignment]:
     """Assignments worth trying: what the layouts at hand suggest, in every order of precedence; none; and where factors
     are reduced, or axes split or sum what must be whole, every assignment of whole axes, if these are not too many."""
-    shapes, _ = shapes_of(asked.rule)
-    known: list[TensorSharding | None] = [*asked.have, *asked.want]
+    atoms = _atoms(asked)
     suggested: list[dict[int, Axes]] = []
-    stuck: set[str] = set()
-    for shape, sharding in zip(shapes, known, strict=True):
+    stuck: list[AxisRef] = []
+    for projection in _projections(asked):
         found = {}
-        if sharding is not None:
-            for factor, (axes, overflow, _, _) in project(shape, sharding).items():
-                if axes and not overflow and factor in asked.separable:
-                    found[factor] = axes
-                else:
-                    stuck.update(axis.name for axis in axes)
+        for factor, (axes, overflow, _, _) in projection.items():
+            if axes and factor in asked.separable:
+                found[factor] = _cut(axes, atoms)
+            if overflow or factor not in asked.separable:
+                stuck += (*axes, *overflow)
         suggested.append(found)
     if not asked.how.predictable:  # a sum may be taken in parts
-        stuck.update(axis.name for sharding in asked.have for axis in sharding.unreduced)
+        stuck += [axis for sharding in asked.have for axis in sharding.unreduced]
     seen: set[tuple[tuple[int, Axes], ...]] = set()
 
     def fresh(assignment: Assignment) -> bool:
@@ -202,7 +200,7 @@ def _assignments(asked: Question) -> Iterator[Assignment]:
         seen.add(key)
         return True
 
-    tensors = range(len(shapes))
+    tensors = range(len(suggested))
     for first in tensors:
         others = [t for t in tensors if t != first]
         for order in ([first, *others], [first, *reversed(others)]):
@@ -215,8 +213,8 @@ def _assignments(asked: Question) -> Iterator[Assignment]:
             yield dict(suggested[first])
     if fresh({}):
         yield {}
-    used = {axis.name for found in suggested for axes in found.values() for axis in axes}
-    whole = [axis for axis in asked.mesh.axes if axis.name in used | stuck]
+    used = [axis for found in suggested for axes in found.values() for axis in axes]
+    whole = [atom for atom in atoms if overlap((atom,), (*used, *stuck))]
     if asked.how.thorough and asked.reduced and len(asked.operand_types) > 1:
         found_more = _everywhere(asked, (_parts(whole), _together(asked, whole)))
     else:
@@ -239,10 +237,17 @@ def _everywhere(asked: Question, choices: Sequence[Sequence[Axes]]) -> Iterator[
             yield {factor: sum(order, ()) for factor, order in zip(groups, orders, strict=True)}
 
 
+def _cut(axes: Axes, atoms: Sequence[AxisRef]) -> Axes:
+    """Axes as the atoms that they are made of; one that cannot be cut so, because parts do not nest, as it is."""
+    if all(axis in atoms for axis in axes):
+        return axes
+    return tuple(atom for axis in axes for atom in (cut((axis,), atoms) if can_coexist((axis,), atoms) else (axis,)))
+
+
 def _together(asked: Question, axes: Sequence[AxisRef]) -> list[Axes]:
-    """Axes of the mesh, those in one piece that every layout at hand has one after the other, or not at all."""
+    """Atoms of the mesh, those in one piece that every layout at hand has one after the other, or not at all."""
     layouts = [s for s in (*asked.have, *asked.want) if s is not None]
-    runs = [found for s in layouts for found in (*(dim.axes for dim in s.dims), s.unreduced) if found]
+    runs = [_cut(found, axes) for s in layouts for found in (*(dim.axes for dim in s.dims), s.unreduced) if found]
     after: dict[AxisRef, set[AxisRef | None]] = {axis: set() for axis in axes}
     before: dict[AxisRef, set[AxisRef | None]] = {axis: set() for axis in axes}
     for run in runs:
@@ -259,6 +264,35 @@ def _together(asked: Question, axes: Sequence[AxisRef]) -> list[Axes]:
         else:
             pieces.append((axis,))
     return pieces
+
+
+def _projections(asked: Question) -> list[Projection]:
+    """What the layouts at hand say of factors, operand by operand and result by result."""
+    shapes, _ = shapes_of(asked.rule)
+    return [project(shape, s) for shape, s in zip(shapes, (*asked.have, *asked.want), strict=True)]
+
+
+def _atoms(asked: Question) -> Axes:
+    """The axes of the mesh, cut where a layout at hand, or a factor, has a part of one.
+
+    Axes that are always used together so behave as the parts of one. They are in the order in which results and then
+    operands, the last one (a weight, most often) first, name them: of choices that cost the same the first is taken,
+    whatever the order of the axes in the mesh.
+    """
+    used = [axis for s in (*asked.want, *reversed(asked.have)) if s is not None for axis in axes_used(s)]
+    used += [axis for found in _projections(asked) for axes, *_ in found.values() for axis in axes]
+    parts = [axis for axis in used if not axis.is_full]
+    found = [
+        atom
+        for axis in sorted(asked.mesh.axes, key=lambda axis: axis.size)
+        for atom in (cut((axis,), parts) if can_coexist(parts, parts) else (axis,))
+    ]
+    return tuple(sorted(found, key=lambda atom: _place(atom, used)))
+
+
+def _place(atom: AxisRef, used: Sequence[AxisRef]) -> int:
+    """The first of the axes that have something in common with this one, by its number."""
+    return next((n for n, axis in enumerate(used) if axis.overlaps(atom)), len(used))
 
 
 def _even(asked: Question, assignment: Assignment) -> bool:

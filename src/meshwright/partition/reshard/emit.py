@@ -41,6 +41,7 @@ from meshwright.partition.reshard.steps import (
     AllToAll,
     DigitOfDim,
     Expand,
+    LocalSlice,
     Mask,
     OnParts,
     Permute,
@@ -140,7 +141,20 @@ class _Emitter:
             if split is not None and join is not None:
                 x = self.varying(x, step.axes)
                 return all_to_all(x, **self.axes(step.axes), split=split, concat=join)
+        elif isinstance(step, LocalSlice):
+            return self.sliced(step.parts, x, before)
         return None
+
+    def sliced(self, parts: Sequence[PlacedDigit], x: Value, before: View) -> Value | None:
+        """Whole dims cut by all their axes at once, where devices hold the same and the digits are the major ones."""
+        by_dim = {part.dim: [other for other in parts if other.dim == part.dim] for part in parts}
+        if set(self.axes([part.axis for part in parts])["axes"]) & set(x.type.varying):
+            return None
+        if any(_major(found, before) is None for found in by_dim.values()):
+            return None
+        for dim, found in by_dim.items():
+            x = pscatter(x, **self.axes([part.axis for part in found]), dim=dim)
+        return x
 
     # Local steps
 
