@@ -14,7 +14,7 @@ from meshwright import dist
 from meshwright.core.text.types import parse_type
 from meshwright.errors import TextError
 from meshwright.hardware.layouts import parse_layout
-from meshwright.hardware.products import parse_product
+from meshwright.hardware.matmul_problem import parse_matmul
 from meshwright.sharding import Mesh, TensorSharding
 from meshwright.sharding.text_command import read_spec
 
@@ -47,7 +47,7 @@ def layout(text: str) -> Any:
 
 
 def product(text: str) -> Any:
-    return parse_product(text, {"x": 2, "y": 4})
+    return parse_matmul(text, {"x": 2, "y": 4})
 
 
 def refused(parse: Callable[[str], Any], text: str) -> str:

@@ -115,4 +115,8 @@ def test_a_simulation_travels_between_processes():
     fn = dist.data_parallel(dist.parse(STEP.replace("HOME", "0")), BATCH)
     found = dist.simulate(fn, [1, 2, 3, 4], hardware.Topology("h100", 4))
     again = pickle.loads(pickle.dumps(found))
-    assert (again.seconds, again.peak_bytes, again.alike) == (found.seconds, found.peak_bytes, found.alike)
+    assert (again.seconds, again.peak_bytes, again.same_devices) == (
+        found.seconds,
+        found.peak_bytes,
+        found.same_devices,
+    )

@@ -91,7 +91,7 @@ def test_a_trace_has_every_event(tmp_path):
 
 def test_devices_that_do_the_same_share_a_row_whether_simulated_once_or_each(tmp_path):
     once, each = simulated(1024), simulated(1024, fold=False)
-    assert once.alike == {1: tuple(range(1, 1025))}
+    assert once.same_devices == {1: tuple(range(1, 1025))}
     assert once.gantt(70) == each.gantt(70)
     assert once.gantt(70).startswith("devices 1-1024 compute |M")
     assert once.bubble_fraction == pytest.approx(each.bubble_fraction)
@@ -103,10 +103,10 @@ def test_devices_that_others_stand_for_are_those_of_the_map():
     fn = dist.horizontal_parallel(dist.pipeline_parallel(_chain(), 2, 2, batch={"x": 0}), {"x": 0}, ["d"], parts=2)
     devices = dist.DeviceMap({1: [1, 3], 2: [2, 4]})
     found = dist.simulate(fn, devices, hardware.Topology("h100", 4), steady=True)
-    assert found.alike == {1: (1, 3), 2: (2, 4)}
+    assert found.same_devices == {1: (1, 3), 2: (2, 4)}
     nested = dist.pipeline_parallel(dist.data_parallel(_chain(), {"x": 0}), 2, 2, batch={"x": 0}, device_keys=["d"])
     found = dist.simulate(nested, devices, hardware.Topology("h100", 4), steady=True)
-    assert found.alike == {1: (1, 2), 3: (3, 4)}
+    assert found.same_devices == {1: (1, 2), 3: (3, 4)}
 
 
 def _chain() -> dist.Function:

@@ -269,7 +269,7 @@ def test_pipelines_of_replicas_that_cross_on_a_torus_are_simulated_once_and_take
     devices = dist.DeviceMap({n: [n, n + 8] for n in range(1, 9)})
     machine = hardware.Topology("tpu v5e", (4, 4))
     once, every = (dist.simulate(fn, devices, machine, steady=True, fold=fold) for fold in (True, False))
-    assert once.alike == {1: tuple(range(1, 9)), 9: tuple(range(9, 17))}
+    assert once.same_devices == {1: tuple(range(1, 9)), 9: tuple(range(9, 17))}
     assert once.seconds == pytest.approx(every.seconds)
     send = dist.OnTopology(machine).send(4 * 1024**2, 1, 9)
     products = hardware.matmul_seconds(1024, 1024, 1024, "tpu v5e", dtype="f32")

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 import meshwright as mw
 import meshwright.numpy as mnp
 from meshwright import dist
-from meshwright.device.staged import Send
+from meshwright.device.staged import StageSend
 from meshwright.errors import DeviceError, MeshwrightError, ShapeError
 from tests.device.models import MODELS
 from tests.device.test_properties import SETTINGS, models, run, trees
@@ -98,7 +98,7 @@ def test_a_pipeline_sends_what_a_stage_needs_and_sums_where_gradients_are():
         'MeshPipeline(stage 0: <["d"=2, "dd"=1, "ddd"=2], device_ids=[0, 4, 1, 5]>;'
         ' stage 1: <["d"=2, "dd"=1, "ddd"=2], device_ids=[2, 6, 3, 7]>; 23 programs, 8 sends)'
     )
-    sends = [action for action in program.actions if isinstance(action, Send)]
+    sends = [action for action in program.actions if isinstance(action, StageSend)]
     assert {(str(a.stage), str(a.target)) for a in sends} == {("stage 0", "stage 1"), ("stage 1", "stage 0")}
     assert str(sends[0]) == "stage 0: send s_0 to stage 1 P('d',)"
     # Gradients are summed over microbatches and replicas in parts, as the products of a stage leave them.

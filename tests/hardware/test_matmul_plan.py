@@ -9,7 +9,7 @@ import meshwright as mw
 from meshwright import hardware as hw
 from meshwright.hardware.conversion import convert, convert_by_permute, convert_by_scatter
 from meshwright.hardware.layouts import Layout
-from meshwright.hardware.products import UNLIKE
+from meshwright.hardware.matmul_problem import UNLIKE
 
 MESH = {"x": 2, "y": 4}
 SIZES = {"I": 4096, "J": 8192, "K": 4096}

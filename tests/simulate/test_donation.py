@@ -20,7 +20,7 @@ from meshwright.core.program import Eqn, Literal, Program, Var
 from meshwright.engine.namespace import NUMPY
 from meshwright.errors import MeshwrightError
 from meshwright.simulate import memory, simulate
-from meshwright.simulate.kernels import Kernel, fuse
+from meshwright.simulate.fusion import Kernel, fuse
 from meshwright.transform.simplify import cse, dce
 from tests.simulate.models import load, struct
 

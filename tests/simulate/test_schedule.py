@@ -12,8 +12,8 @@ import pytest
 import meshwright as mw
 from meshwright import P, lax
 from meshwright.simulate import schedule, simulate
-from meshwright.simulate.machine import COMPUTE, Took
-from meshwright.simulate.schedule import Player
+from meshwright.simulate.machine import COMPUTE, TaskCost
+from meshwright.simulate.schedule import Scheduler
 from meshwright.simulate.simulation import Simulation
 from meshwright.simulate.tasks import Task
 from tests.simulate.models import fsdp, megatron, struct
@@ -21,11 +21,11 @@ from tests.simulate.models import fsdp, megatron, struct
 
 def task(unit: str, seconds: float, *after: int) -> Task:
     axes = () if unit == COMPUTE else ("x",)
-    return Task(unit, unit, None, Took(seconds, (unit,), "compute", axes=axes), after)
+    return Task(unit, unit, None, TaskCost(seconds, (unit,), "compute", axes=axes), after)
 
 
 def starts(tasks: list[Task], overlap: str = "loops") -> list[float]:
-    return Player(overlap).order(tasks, [t.took.seconds for t in tasks], [t.after for t in tasks])
+    return Scheduler(overlap).order(tasks, [t.cost.seconds for t in tasks], [t.after for t in tasks])
 
 
 def test_a_transfer_runs_beside_what_does_not_need_it() -> None:
@@ -55,16 +55,16 @@ def test_random_graphs_never_break_a_rule() -> None:
             unit = [COMPUTE, COMPUTE, "links 0", "links 1"][rng.integers(4)]
             tasks.append(task(unit, float(rng.integers(0, 5)), *before))
         found = starts(tasks)
-        ends = [s + t.took.seconds for s, t in zip(found, tasks, strict=True)]
+        ends = [s + t.cost.seconds for s, t in zip(found, tasks, strict=True)]
         for n, one in enumerate(tasks):
             assert all(found[n] >= ends[before] for before in one.after)
         for unit in (COMPUTE, "links 0", "links 1"):
             spans = sorted(
-                (found[n], ends[n]) for n in range(count) if tasks[n].took.units == (unit,) and ends[n] > found[n]
+                (found[n], ends[n]) for n in range(count) if tasks[n].cost.units == (unit,) and ends[n] > found[n]
             )
             assert all(a[1] <= b[0] for a, b in pairwise(spans))
-        busiest = max(sum(t.took.seconds for t in tasks if t.took.units == (u,)) for u in (COMPUTE, "links 0"))
-        assert busiest <= max(ends) <= sum(t.took.seconds for t in tasks)
+        busiest = max(sum(t.cost.seconds for t in tasks if t.cost.units == (u,)) for u in (COMPUTE, "links 0"))
+        assert busiest <= max(ends) <= sum(t.cost.seconds for t in tasks)
 
 
 def check_consistent(result: Simulation) -> None:

@@ -11,7 +11,7 @@ from meshwright.arrays.tracing import TracedFunction, check_function, leaf_value
 from meshwright.core import dtypes, tree
 from meshwright.core.program import Literal
 from meshwright.core.source import here
-from meshwright.core.trace import Array, Value, lift, run, state
+from meshwright.core.trace import Array, Value, make_varying, run, state
 from meshwright.core.types import TensorType, union
 from meshwright.errors import MeshwrightError, ShapeError, ShardingError, TreeError, VarianceError
 from meshwright.ops.basic import convert
@@ -244,7 +244,7 @@ def while_loop(cond_fun: Function, body_fun: Function, init_val: Any) -> Any:
         if set(found) <= set(decided):
             break
         decided = union((decided, found))
-        start = [lift(x, union((x.type.varying, decided))) for x in start]
+        start = [make_varying(x, union((x.type.varying, decided))) for x in start]
     outs = control.while_(
         *test.captured, *body.captured, *start,
         cond=test.program, body=_weak_carry(body, [x.type for x in start]),
@@ -276,7 +276,7 @@ def fori_loop(lower: Any, upper: Any, body_fun: Function, init_val: Any, *, unro
         return scan(step, (start, init_val), None, length=steps)[0][1]
     dtype = dtypes.promote((low.dtype, low.type.weak), (high.dtype, high.type.weak))[0]
     low, high = (convert(x, dtype=dtype, weak=False) for x in (low, high))
-    low = lift(low, union((low.type.varying, high.type.varying)))
+    low = make_varying(low, union((low.type.varying, high.type.varying)))
 
     def body(carry: Any) -> Any:
         i, val = carry
@@ -362,7 +362,7 @@ def _cond(index: Value, branches: Sequence[Function], operands: Sequence[Any], w
         return direct.choose(index, branches, operands, what)
     values, _ = _values(tuple(operands), f"an operand of {what}")
     decided = index.type.varying  # where devices take different branches, all that the branches work on varies
-    values = [lift(x, union((x.type.varying, decided))) for x in values]
+    values = [make_varying(x, union((x.type.varying, decided))) for x in values]
     types = [x.type for x in values]
     in_tree = tree.structure((tuple(operands), {}))
     traced = [trace_flat(branch, in_tree, types, floor=decided) for branch in branches]

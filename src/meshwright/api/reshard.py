@@ -42,9 +42,9 @@ def _one(x: Value, place: Any) -> Value:
         place = NamedSharding(before.mesh, place) if isinstance(before, NamedSharding) else place
     spec = place.spec if isinstance(place, NamedSharding) else place
     kept = spec.unreduced if isinstance(spec, PartitionSpec) else frozenset()
-    owed = tuple(axis for axis in x.type.unreduced if axis not in kept)
-    if owed:
-        x = finish_sum(x, axes=owed)
+    unreduced = tuple(axis for axis in x.type.unreduced if axis not in kept)
+    if unreduced:
+        x = finish_sum(x, axes=unreduced)
         if place == PartitionSpec() and get_mesh() is None and state.manual is None:
             # Whole, on whatever mesh the summands are.
             return x if isinstance(x, Array) or x.type.sharding is not None else sharding_constraint(x, spec=place)

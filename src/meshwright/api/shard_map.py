@@ -14,7 +14,7 @@ from meshwright.api.axis_names import AxisCutNeeded, manual_axes
 from meshwright.arrays.tracing import TracedFunction, check_function, leaf_value, trace_flat
 from meshwright.core import dtypes, tree
 from meshwright.core.source import here
-from meshwright.core.trace import Array, Manual, Mapped, Value, lift, state
+from meshwright.core.trace import Array, Manual, Mapped, Value, make_varying, state
 from meshwright.core.types import TensorType, union
 from meshwright.errors import MeshError, MeshwrightError, ShardingError, TreeError, VarianceError
 from meshwright.ops.layout import laid_out
@@ -389,17 +389,17 @@ class _Call:
                 why=f"it is the same on all devices along {', '.join(missing)}",
                 fix=f"lax.pbroadcast(x, {axes}), or leave {axes} out of the spec",
             )
-        return lift(x, union((x.type.varying, wanted)))  # type: ignore[no-any-return]
+        return make_varying(x, union((x.type.varying, wanted)))  # type: ignore[no-any-return]
 
 
 def _check_captured(traced: TracedFunction) -> None:
-    owed = next((x.type for x in traced.captured if x.type.unreduced), None)
-    if owed is not None:
+    unreduced = next((x.type for x in traced.captured if x.type.unreduced), None)
+    if unreduced is not None:
         raise VarianceError(
-            f"A function under shard_map closes over a value {owed.short()}.",
+            f"A function under shard_map closes over a value {unreduced.short()}.",
             where=here(),
             why="each device holds a summand of it, and what a function closes over comes in whole",
-            fix=f"make it an argument with in_specs=mw.{PartitionSpec(unreduced=owed.unreduced)!r},"
+            fix=f"make it an argument with in_specs=mw.{PartitionSpec(unreduced=unreduced.unreduced)!r},"
             " or sum it first: mw.reshard(x, mw.P())",
         )
 

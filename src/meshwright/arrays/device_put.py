@@ -69,14 +69,14 @@ def put(x: Value, place: Any, name: str = "") -> Value:
     """An array on the devices that ``place`` says; ``name`` is how errors call it. A traced one is constrained."""
     if not isinstance(x, Array):
         return constrained(x, place, name)
-    if x.type.unreduced and _owes(x, place):
+    if x.type.unreduced and _stays_unreduced(x, place):
         return x
-    type = x.type.with_(unreduced=()) if x.type.unreduced else x.type  # what was owed is in the contents
+    type = x.type.with_(unreduced=()) if x.type.unreduced else x.type  # the contents are the sum
     return Array(x.data, type, final_sharding(place, type.shape, name))
 
 
-def _owes(x: Array, place: Any) -> bool:
-    """Whether an array that is owed a sum lies as ``place`` says, which leaves the sum open."""
+def _stays_unreduced(x: Array, place: Any) -> bool:
+    """Whether a partial sum lies as ``place`` says, which leaves it unreduced."""
     spec = place.spec if isinstance(place, NamedSharding) else place
     if not isinstance(spec, PartitionSpec) or not isinstance(x._sharding, NamedSharding):
         return False

@@ -162,14 +162,16 @@ class _Stripper:
             if any(axis.name not in self.mesh.explicit_axes for axis in named):
                 dims[n] = named
         names = {axis.name for axes in dims for axis in axes}
-        owed = [axis for axis in type.unreduced if axis in self.mesh.explicit_axes and axis not in var.type.unreduced]
-        unused = [axis for axis in self.explicit if axis.name not in names and axis.name not in owed]
+        unreduced = [
+            axis for axis in type.unreduced if axis in self.mesh.explicit_axes and axis not in var.type.unreduced
+        ]
+        unused = [axis for axis in self.explicit if axis.name not in names and axis.name not in unreduced]
         unused += [axis for axis in kept if axis.name not in self.mesh.explicit_axes]
         self.fixed[var] = TensorSharding(
             self.mesh,
             [DimensionSharding(axes, self.has_auto, n) for axes, n in zip(dims, priorities, strict=True)],
             in_mesh_order(unused, self.mesh.axis_names) if self.has_auto else (),
-            owed,
+            unreduced,
         )
 
 
@@ -177,9 +179,9 @@ def with_sums_taken(sharding: TensorSharding | None, t: TensorType) -> TensorSha
     """The sharding of a returned value with only those sums left open that the result's type leaves open."""
     if sharding is None or not sharding.unreduced:
         return sharding
-    owed = [axis for axis in sharding.unreduced if axis.short() in t.unreduced]
-    if owed or t.sharding is None:
-        return sharding.with_(unreduced=owed)
+    unreduced = [axis for axis in sharding.unreduced if axis.short() in t.unreduced]
+    if unreduced or t.sharding is None:
+        return sharding.with_(unreduced=unreduced)
     return TensorSharding(sharding.mesh, [DimensionSharding(dim.axes) for dim in t.sharding.dims])
 
 

@@ -14,22 +14,22 @@ from meshwright.sharding.mesh import BaseMesh
 from meshwright.sharding.named import NamedSharding
 from meshwright.sharding.spec import PartitionSpec
 from meshwright.transform.regions.region import region
-from meshwright.transform.summands import owes_sums, rows_spec, summed_spec, sums_as_rows
+from meshwright.transform.summands import has_partial_sums, rows_spec, summed_spec, sums_as_rows
 
 
 def finished_sums(program: Program, places: Sequence[Any]) -> Program:
     """The program with the sums taken of results that are to be put somewhere; a place that is unreduced, as the result
     is, leaves the sum open."""
-    owing = [
+    to_reduce = [
         bool(t.unreduced and place is not None and set(_spec(place).unreduced) != set(t.unreduced))
         for t, place in zip(program.out_types, places, strict=True)
     ]
-    if not any(owing):
+    if not any(to_reduce):
         return program
 
     def whole(*args: Any) -> list[Any]:
-        found = zip(run(program, args), places, owing, strict=True)
-        return [_taken(x, _spec(place)) if owes else x for x, place, owes in found]
+        found = zip(run(program, args), places, to_reduce, strict=True)
+        return [_taken(x, _spec(place)) if reduces else x for x, place, reduces in found]
 
     return region(whole, program.in_types)
 
@@ -50,7 +50,7 @@ def with_rows(
 ) -> tuple[Program, Sequence[Any], Sequence[Any]]:
     """A program with rows for partial sums, and the shardings of its arguments and results. Over Explicit axes, types
     say how summands are laid out, and they stay as they are."""
-    if mesh.explicit_mesh is not None or not owes_sums(program):
+    if mesh.explicit_mesh is not None or not has_partial_sums(program):
         return program, in_shardings, out_shardings
     ins = _rows_shardings(in_shardings, program.in_types, mesh)
     outs = _rows_shardings(out_shardings, program.out_types, mesh)

@@ -6,7 +6,7 @@ import re
 
 # A part of an axis: the axis, the product of the sizes before the part, the part's own size.
 PART = re.compile(r"(.+):\((-?\d+)\)(-?\d+)", re.ASCII | re.DOTALL)
-# ``U:`` marks an axis over which a sum is still owed.
+# ``U:`` marks an axis over which a value is a partial sum.
 _PLAIN = re.compile(r"(?!U:)[A-Za-z_]\w*(:\(\d+\)\d+)?", re.ASCII)
 
 

@@ -2,7 +2,7 @@
 
 A factor is an index that an op iterates over. Each dim of each operand and result is a product of factors, major to
 minor: a matmul is ``i k, k j -> i j``, a reshape that splits a dim is ``(i j) -> i j``. A factor that appears in no
-result is *reduced*: a device that holds a part of it owes the combination (``sum``, ``max``, …) with the others.
+result is *reduced*: a device that holds a part of it has a partial result, to be combined (``sum``, ``max``, …).
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class Factors(NamedTuple):
     """The factor rule of one op on operands of given shapes.
 
     ``replicated`` factors must be whole on every device, ``permuted`` ones may stay split at the price of talking to
-    neighbours, ``reduced`` ones are in no result and owe the combination ``combine``; all others pass through. These
-    kinds, and ``blocked`` (never propagated along), are what propagation looks at.
+    neighbours, ``reduced`` ones are in no result and leave partial results, combined by ``combine``; all others pass
+    through. These kinds, and ``blocked`` (never propagated along), are what propagation looks at.
 
     ``guarded`` factors are those along which the op on parts does not give the parts of the results, whatever their
     kind: neighbours must be seen, indices into a split dim be shifted and masked, a cut that does not line up be moved.

@@ -360,7 +360,7 @@ def _with_layout(
     name: str, linear: Linearity | LinearRule, factors: FactorRule | No, rule: TypeRule, facts: ExplicitFacts
 ) -> TypeRule:
     """The type rule of a first-order op from its rule for plain types: operands agree in what they vary over, results
-    vary likewise, a sum that is still owed is handed on by what is linear, and shardings follow the factor rule."""
+    vary likewise, a partial sum is handed on by what is linear, and shardings follow the factor rule."""
 
     @wraps(rule)
     def typed(*types: TensorType, **params: Any) -> TensorType | tuple[TensorType, ...]:
@@ -380,7 +380,7 @@ def _with_layout(
         results = found if isinstance(found, tuple) else (found,)
         unreduced: tuple[str, ...] = ()
         if any(t.unreduced for t in types):
-            unreduced = _owed(name, groups_of(linear, plain, results, params), types)
+            unreduced = _unreduced_axes(name, groups_of(linear, plain, results, params), types)
         if split:
             from meshwright.sharding.explicit import result_layouts  # no program without a mesh needs to load it
 
@@ -402,21 +402,21 @@ def _lift_fix(types: Types, varying: tuple[str, ...]) -> str:
     return f"lift operand {number}, {t.short()}: lax.pbroadcast(x, {(missing[0] if len(missing) == 1 else missing)!r})"
 
 
-def _owed(name: str, groups: Sequence[LinearGroup], types: Types) -> tuple[str, ...]:
+def _unreduced_axes(name: str, groups: Sequence[LinearGroup], types: Types) -> tuple[str, ...]:
     """The axes over which the result of an op is still to be summed."""
-    owing = tuple(n for n, t in enumerate(types) if t.unreduced)
-    axes = {types[n].unreduced for n in owing}
-    if len(axes) == 1 and any(group.operands == owing for group in groups):
+    unreduced = tuple(n for n, t in enumerate(types) if t.unreduced)
+    axes = {types[n].unreduced for n in unreduced}
+    if len(axes) == 1 and any(group.operands == unreduced for group in groups):
         return axes.pop()
     raise VarianceError(
         f"{name} cannot take {', '.join(t.short() for t in types)}.",
         where=here(),
-        why=f"each device holds a summand of an unreduced value, and {_why_owed(name, groups, len(types))}",
+        why=f"each device holds a summand of an unreduced value, and {_why_not_linear(name, groups, len(types))}",
         fix="sum it first: mw.reshard(x, mw.P())",
     )
 
 
-def _why_owed(name: str, groups: Sequence[LinearGroup], count: int) -> str:
+def _why_not_linear(name: str, groups: Sequence[LinearGroup], count: int) -> str:
     """In which operands an op is linear, in words."""
     if not groups:
         return f"{name} of the sum is not the sum of {name}"

@@ -87,12 +87,12 @@ class Array(Value):
             )
         if self._data.__class__ is not np.ndarray:
             self._data = np.asarray(self._data)
-        owed = len(self.type.unreduced)
-        if owed and self._data.ndim > self.type.ndim:
+        unreduced = len(self.type.unreduced)
+        if unreduced and self._data.ndim > self.type.ndim:
             assert _sum_rows is not None
             with building(None):
                 total = Array(self._data, TensorType(self._data.shape, self._data.dtype))
-                for _ in range(owed):
+                for _ in range(unreduced):
                     total = _sum_rows(total)
             return total.data
         return self._data
@@ -114,8 +114,8 @@ class Manual:
     """What code written for one device can know: the mesh axes it runs over by hand.
 
     ``mesh`` is the whole mesh; ``axes`` are the sizes of those axes; ``level`` the trace of the body each belongs to;
-    ``parts`` the parts of an axis that was cut, by its name; ``automatic`` whether values are lifted where they must
-    vary.
+    ``parts`` the parts of an axis that was cut, by its name; ``automatic`` whether values are made varying where they
+    must vary.
     """
 
     mesh: Any
@@ -195,7 +195,7 @@ class Builder:
         "inputs",
         "known",
         "level",
-        "lifted",
+        "made_varying",
         "makers",
         "parent",
     )
@@ -216,7 +216,7 @@ class Builder:
         self.eqns: list[Eqn] = []
         self.captured: dict[int, tuple[Var, Value]] = {}
         self.copied: dict[int, tuple[Any, Array]] = {}  # NumPy arrays that the trace met, and the arrays made of them
-        self.lifted: dict[Any, tuple[Any, Tracer]] = {}  # values that were made to vary, and over which axes
+        self.made_varying: dict[Any, tuple[Any, Tracer]] = {}  # values that were made to vary, and over which axes
         self.makers: dict[Atom, Eqn] = {}  # the equation of each value, as far as anybody asked
         self.indexed = 0
         self.calls: dict[Atom, Any] = {}  # the user's call that each value was made in, where that matters
@@ -245,36 +245,36 @@ class Builder:
         return found[0]
 
     def entering(self, x: Any) -> Any:
-        """``x`` as all traces that it enters on its way here demand it, lifted outside of the first of them."""
+        """``x`` as all traces that it enters on its way here demand it, made varying outside of the first of them."""
         outermost, floor = None, x.type.varying
         builder: Builder | None = self
         while builder is not None and builder is not getattr(x, "builder", None):
             if builder.floor:
                 outermost, floor = builder, union((floor, builder.floor))
             builder = builder.parent
-        return x if outermost is None or outermost.parent is None else outermost.parent.lift(x, floor)
+        return x if outermost is None or outermost.parent is None else outermost.parent.make_varying(x, floor)
 
     def agree(self, args: Sequence[Any], atoms: list[Atom]) -> list[Atom]:
-        """The operands of a first-order op, lifted until they vary over the same mesh axes."""
+        """The operands of a first-order op, made to vary over the same mesh axes."""
         varying = union(a.type.varying for a in atoms)
         asked = _by_hand()  # for every pbroadcast of a value: the type rule names those that are missing
         return [
             a
             if a.__class__ is Literal or a.type.varying == varying or (asked and not _is_constant(x))
-            else self.atom(self.lift(x, varying))
+            else self.atom(self.make_varying(x, varying))
             for x, a in zip(args, atoms, strict=True)
         ]
 
-    def lift(self, x: Any, varying: tuple[str, ...], numbers: bool = False) -> Any:
-        """``x`` as a value that varies over ``varying``, too: lifted once, in the outermost trace where that can be.
+    def make_varying(self, x: Any, varying: tuple[str, ...], numbers: bool = False) -> Any:
+        """``x`` as a value that varies over ``varying``, too: made so once, in the outermost trace where that can be.
 
-        So a value that a loop closes over is lifted before the loop, and the transpose has one sum, after it.
+        So a value that a loop closes over is made varying before the loop, and the transpose has one sum, after it.
         """
         axes = tuple(axis for axis in varying if axis not in x.type.varying)
         if not axes:
             return x
         if _by_hand() and not numbers and not _is_constant(x):
-            raise _not_lifted(x, axes)
+            raise _not_made_varying(x, axes)
         parts = _smaller(x, axes)
         if parts is not None:
             return _made_again(x.builder, x.variable, parts, varying)
@@ -285,11 +285,11 @@ class Builder:
             while home.level > level and home.parent is not None:
                 home = home.parent
         key = (x.variable if x.__class__ is Tracer else id(x), axes)
-        found = home.lifted.get(key)
+        found = home.made_varying.get(key)
         if found is None:
             assert _pbroadcast is not None
             type = x.type.with_(varying=union((x.type.varying, axes)))
-            found = home.lifted[key] = (x, home.emit(_pbroadcast, [home.atom(x)], {"axes": axes}, type))
+            found = home.made_varying[key] = (x, home.emit(_pbroadcast, [home.atom(x)], {"axes": axes}, type))
         return found[1]
 
     def made_by(self, var: Atom) -> Eqn | None:
@@ -318,7 +318,7 @@ class Builder:
         """The program and the captured values, which are its leading inputs."""
         outs = tuple(self.atom(x) for x in outputs)
         captured = list(self.captured.values())
-        if state.manual is not None:  # what was captured and then lifted outside is not used in here
+        if state.manual is not None:  # what was captured and then made varying outside is not used in here
             used = {a for eqn in self.eqns for a in eqn.inputs} | set(outs)
             captured = [(var, x) for var, x in captured if var in used]
         self.closed = True
@@ -382,7 +382,7 @@ def follows_from(x: Any, source: Any) -> bool:
     return False
 
 
-def _not_lifted(x: Value, axes: tuple[str, ...]) -> VarianceError:
+def _not_made_varying(x: Value, axes: tuple[str, ...]) -> VarianceError:
     names = repr(axes[0] if len(axes) == 1 else axes)
     return VarianceError(
         f"A loop or a branch takes {x.type.short()} as a value that varies over {', '.join(axes)}.",
@@ -398,7 +398,7 @@ _MOST_MOVES = 32  # equations in a row that a value is followed back through
 def _smaller(x: Any, axes: tuple[str, ...]) -> frozenset[Var] | None:
     """Values that ``x`` was made of by only moving their elements, if they are fewer than its own.
 
-    A value is lifted before it is repeated: the transpose then sums over devices what there was of it at first.
+    A value is made varying before it is repeated: the transpose then sums over devices what there was of it at first.
     """
     if x.__class__ is not Tracer or x.builder.closed or not dtypes.is_inexact(x.type.dtype):
         return None
@@ -431,20 +431,20 @@ def _moved_operands(eqn: Eqn) -> list[Var]:
 
 
 def _made_again(builder: Builder, var: Var, parts: frozenset[Var], varying: tuple[str, ...]) -> Any:
-    """A value made again of parts that are lifted first."""
+    """A value made again of parts that are made varying first."""
     key = (var, varying)
-    if key not in builder.lifted:
+    if key not in builder.made_varying:
         eqn = builder.made_by(var)
         if var in parts or eqn is None or not dtypes.is_inexact(var.type.dtype):
-            value = builder.lift(Tracer(builder, var), varying)
+            value = builder.make_varying(Tracer(builder, var), varying)
         else:
             operands = [
                 _made_again(builder, a, parts, varying) if isinstance(a, Var) else read({}, a) for a in eqn.inputs
             ]
             with building(builder), at_source(eqn.source):
                 value = apply(eqn.op, operands, eqn.params)
-        builder.lifted[key] = (var, value)
-    return builder.lifted[key][1]
+        builder.made_varying[key] = (var, value)
+    return builder.made_varying[key][1]
 
 
 def apply(op: Op, args: Sequence[Any], params: Params) -> Any:
@@ -480,7 +480,7 @@ def apply(op: Op, args: Sequence[Any], params: Params) -> Any:
     return builder.emit(op, atoms, params, types)
 
 
-def lift(x: Any, varying: tuple[str, ...], numbers: bool = False) -> Any:
+def make_varying(x: Any, varying: tuple[str, ...], numbers: bool = False) -> Any:
     """``x`` as a value that varies over ``varying``, too; ``numbers`` are no value of the user's."""
     if all(axis in x.type.varying for axis in varying):
         return x
@@ -488,7 +488,7 @@ def lift(x: Any, varying: tuple[str, ...], numbers: bool = False) -> Any:
     if x.__class__ is Tracer and (builder is None or x.builder.level > builder.level):
         builder = x.builder
     assert builder is not None, "a value varies over a mesh axis inside of a trace only"
-    return builder.lift(x, varying, numbers)
+    return builder.make_varying(x, varying, numbers)
 
 
 def is_number(x: Any) -> bool:
@@ -530,7 +530,7 @@ def _compute(op: Op, args: Sequence[Any], params: Params) -> Any:
             return found
     try:
         with np.errstate(all="ignore"):
-            if _owes(operands, types):
+            if _any_unreduced(operands, types):
                 assert _with_summands is not None and _left_open is not None
                 explicit = any(x.type.sharding is not None for x in operands)
                 if explicit and op.structure is not Structure.DEVICE:
@@ -553,7 +553,7 @@ def _compute(op: Op, args: Sequence[Any], params: Params) -> Any:
     return Array(np.asarray(outs), types)  # type: ignore[arg-type]
 
 
-def _owes(operands: Sequence[Array], types: Any) -> bool:
+def _any_unreduced(operands: Sequence[Array], types: Any) -> bool:
     """Whether an operand or a result is a partial sum."""
     for x in operands:
         if x.type.unreduced:

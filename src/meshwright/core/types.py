@@ -1,4 +1,4 @@
-"""The one type: dtype and shape, and per mesh axis where a value is and what it owes."""
+"""The one type: dtype and shape, and per mesh axis how a value is split, varying or unreduced."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Shape = tuple[int, ...]
 class Variance(Enum):
     """Who says over which mesh axes the results of an op differ between devices."""
 
-    EQUAL = "equal"  # operands agree (or are lifted until they do), and results vary as they do
+    EQUAL = "equal"  # operands agree (or are made varying until they do), and results vary as they do
     OWN = "own"  # the op's type rule: collectives, and ops with regions
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from meshwright.core.dtypes import is_inexact
 from meshwright.device.dims import Dim, bind
-from meshwright.device.function import Eqn, Value
+from meshwright.device.function import DeviceEqn, DeviceValue
 from meshwright.device.types import Tensor, Tuple, Type
 from meshwright.errors import ShapeError
 
@@ -37,7 +37,7 @@ def bound(value: Any, sizes: Mapping[str, int]) -> Any:
     return type(value)(bound(item, sizes) for item in value) if type(value) is tuple else value
 
 
-def dim_of(eqn: Eqn) -> int:
+def dim_of(eqn: DeviceEqn) -> int:
     """The dim that an op cuts or joins."""
     found = attribute(eqn, "dim")
     if not isinstance(found, int) or isinstance(found, bool):
@@ -45,7 +45,7 @@ def dim_of(eqn: Eqn) -> int:
     return found
 
 
-def attribute(eqn: Eqn, name: str) -> Any:
+def attribute(eqn: DeviceEqn, name: str) -> Any:
     """An attribute that an op cannot do without."""
     if name not in eqn.attributes:
         raise ShapeError(
@@ -59,7 +59,7 @@ def nested(type: Type | None) -> bool:
     return isinstance(type, Tuple) and bool(type.items) and isinstance(type.items[0], Tuple)
 
 
-def tupled(eqn: Eqn, value: Value) -> bool:
+def tupled(eqn: DeviceEqn, value: DeviceValue) -> bool:
     """Whether the result of a replica is written as a tuple."""
     return nested(value.type) if eqn.op == "pmap" else isinstance(value.type, Tuple)
 
@@ -69,7 +69,7 @@ REDUCTIONS = {"sum": "numbers", "mean": "floats", "max": "numbers", "min": "numb
 REDUCTIONS |= {"or": "bools", "and": "bools"}
 
 
-def check_reduce(eqn: Eqn, how: Any, type: Tensor) -> None:
+def check_reduce(eqn: DeviceEqn, how: Any, type: Tensor) -> None:
     """Refuse an allreduce that there is not, or not of this dtype."""
     if how not in REDUCTIONS:
         raise ShapeError(
@@ -88,7 +88,7 @@ def check_reduce(eqn: Eqn, how: Any, type: Tensor) -> None:
         )
 
 
-def check_results(eqn: Eqn, count: int) -> None:
+def check_results(eqn: DeviceEqn, count: int) -> None:
     """Refuse an equation that names more or fewer results than there are."""
     if count != len(eqn.outputs):
         names = [v.name for v in eqn.outputs]

@@ -16,8 +16,8 @@ from typing import Any
 
 from meshwright.core.op import REGISTRY
 from meshwright.device.device_map import DeviceMap
-from meshwright.device.function import Eqn, Function, Number, Value
-from meshwright.device.machine import Group, Item, Leaf, Machine, Members, Scope, leaf
+from meshwright.device.function import DeviceEqn, DeviceValue, Function, Number
+from meshwright.device.machine import DeviceMachine, Group, Item, Leaf, Members, Scope, leaf
 from meshwright.device.named_ops import NAMED
 from meshwright.device.tensor_ops import evaluate_named, registry_name
 from meshwright.device.types import Tensor
@@ -63,14 +63,14 @@ _REDUCE: dict[str, Callable[[Any, str], Any]] = {
 
 
 @dataclass(frozen=True)
-class Part:
+class ScatteredValue:
     """What comes in from outside, or the part of it that scatters have left on each device."""
 
     source: Any
     steps: Steps = ()
 
 
-class Joined:
+class JoinedValue:
     """A value whose parts are still on their devices: ``steps`` join them, the first first."""
 
     def __init__(self, data: Any, steps: Steps) -> None:
@@ -102,7 +102,7 @@ class Output:
 Varying = frozenset[str]  # the mesh axes along which devices hold different values
 
 
-def compute(eqn: Eqn, data: Sequence[Any], params: Mapping[str, Any]) -> Sequence[Any]:
+def compute(eqn: DeviceEqn, data: Sequence[Any], params: Mapping[str, Any]) -> Sequence[Any]:
     """The results of a tensor op on traced values and numbers."""
     if eqn.op == "constant":
         return (asarray(params["value"]),)
@@ -113,7 +113,7 @@ def compute(eqn: Eqn, data: Sequence[Any], params: Mapping[str, Any]) -> Sequenc
     return found if isinstance(found, tuple | list) else (found,)
 
 
-class Blocks:
+class BlockDomain:
     """The domain of one device's blocks.
 
     Without ``inputs`` nothing is computed: specs are found, and in place of a block stands what it varies along. Inputs
@@ -129,9 +129,9 @@ class Blocks:
     ) -> None:
         self.axes, self.entry, self.inputs, self.varying = axes, entry, inputs, varying
         self.wanted: dict[int, set[Steps]] = {}
-        self.cut: dict[Part, Any] = {}
+        self.cut: dict[ScatteredValue, Any] = {}
 
-    def axis(self, eqn: Eqn, members: Members) -> str | None:
+    def axis(self, eqn: DeviceEqn, members: Members) -> str | None:
         """The mesh axis that devices lie along, None for a single one."""
         if len(members) == 1:
             return None
@@ -143,7 +143,7 @@ class Blocks:
     def read(self, x: Leaf) -> Any:
         """What a device holds of a value."""
         data = x.data
-        if isinstance(data, Part):
+        if isinstance(data, ScatteredValue):
             self.wanted.setdefault(data.source, set()).add(data.steps)
             if self.inputs is None:
                 outside = self.varying[data.source] if self.varying else frozenset()
@@ -154,7 +154,7 @@ class Blocks:
                     block = collectives.pscatter(block, axis, axis=dim)
                 self.cut[data] = block
             return self.cut[data]
-        if isinstance(data, Joined):
+        if isinstance(data, JoinedValue):
             if data.whole is None:
                 data.whole = data.data
                 for axis, dim in data.steps:
@@ -166,7 +166,7 @@ class Blocks:
         return data
 
     def along(
-        self, eqn: Eqn, xs: Sequence[Leaf], members: Members, function: Callable[[Any, str], Any], *, differ: bool
+        self, eqn: DeviceEqn, xs: Sequence[Leaf], members: Members, function: Callable[[Any, str], Any], *, differ: bool
     ) -> list[Leaf]:
         """A collective of one value, along the axis that its members lie along; do its results ``differ`` there?"""
         if len(xs) > 1:
@@ -178,27 +178,29 @@ class Blocks:
             data = function(data, axis)
         return [Leaf(data, xs[0].device)]
 
-    def compute(self, eqn: Eqn, args: Sequence[Leaf | Number], params: Mapping[str, Any], device: int) -> list[Leaf]:
+    def compute(
+        self, eqn: DeviceEqn, args: Sequence[Leaf | Number], params: Mapping[str, Any], device: int
+    ) -> list[Leaf]:
         if self.inputs is None:
             varying: Varying = frozenset().union(*(self.read(x) for x in args if isinstance(x, Leaf)))
             return [Leaf(varying, device) for _ in eqn.outputs]
         data = [x if isinstance(x, Number) else self.read(x) for x in args]
         return [Leaf(y, device) for y in compute(eqn, data, params)]
 
-    def scatter(self, eqn: Eqn, x: Leaf, dim: int, devices: Sequence[int], *, folded: bool) -> list[Leaf]:
+    def scatter(self, eqn: DeviceEqn, x: Leaf, dim: int, devices: Sequence[int], *, folded: bool) -> list[Leaf]:
         axis, data = self.axis(eqn, tuple(devices)), x.data
-        if axis is not None and isinstance(data, Part):
-            data = Part(data.source, (*data.steps, (axis, dim)))
+        if axis is not None and isinstance(data, ScatteredValue):
+            data = ScatteredValue(data.source, (*data.steps, (axis, dim)))
         elif axis is not None:
             data = self.read(x)
             data = data | {axis} if self.inputs is None else collectives.pscatter(data, axis, axis=dim)
         return [Leaf(data, devices[0])]
 
-    def broadcast(self, eqn: Eqn, x: Leaf, devices: Sequence[int], *, folded: bool) -> list[Leaf]:
+    def broadcast(self, eqn: DeviceEqn, x: Leaf, devices: Sequence[int], *, folded: bool) -> list[Leaf]:
         self.axis(eqn, tuple(devices))
         return [Leaf(x.data, devices[0])]
 
-    def gather(self, eqn: Eqn, xs: Sequence[Leaf], dim: int, device: int, members: Members) -> Leaf:
+    def gather(self, eqn: DeviceEqn, xs: Sequence[Leaf], dim: int, device: int, members: Members) -> Leaf:
         if len(xs) > 1:
             if len({x.device for x in xs}) > 1:
                 raise _not_a_group(eqn, tuple(x.device for x in xs))
@@ -207,39 +209,39 @@ class Blocks:
         axis, first = self.axis(eqn, members), xs[0].data
         if axis is None:
             return Leaf(first, device)
-        if isinstance(first, Joined):
-            return Leaf(Joined(first.data, (*first.steps, (axis, dim))), device)
-        return Leaf(Joined(self.read(xs[0]), ((axis, dim),)), device)
+        if isinstance(first, JoinedValue):
+            return Leaf(JoinedValue(first.data, (*first.steps, (axis, dim))), device)
+        return Leaf(JoinedValue(self.read(xs[0]), ((axis, dim),)), device)
 
-    def allreduce(self, eqn: Eqn, xs: Sequence[Leaf], how: str, members: Members) -> list[Leaf]:
+    def allreduce(self, eqn: DeviceEqn, xs: Sequence[Leaf], how: str, members: Members) -> list[Leaf]:
         return self.along(eqn, xs, members, _REDUCE[how], differ=False)
 
-    def allgather(self, eqn: Eqn, xs: Sequence[Leaf], dim: int, members: Members) -> list[Leaf]:
+    def allgather(self, eqn: DeviceEqn, xs: Sequence[Leaf], dim: int, members: Members) -> list[Leaf]:
         whole = partial(collectives.all_gather_invariant, axis=dim)
         return self.along(eqn, xs, members, whole, differ=False)
 
-    def reduce_scatter(self, eqn: Eqn, xs: Sequence[Leaf], dim: int, members: Members) -> list[Leaf]:
+    def reduce_scatter(self, eqn: DeviceEqn, xs: Sequence[Leaf], dim: int, members: Members) -> list[Leaf]:
         part = partial(collectives.psum_scatter, scatter_dimension=dim, tiled=True)
         return self.along(eqn, xs, members, part, differ=True)
 
-    def own_part(self, eqn: Eqn, xs: Sequence[Leaf], dim: int, members: Members) -> list[Leaf]:
-        if isinstance(xs[0].data, Part) and len(xs) == 1:
+    def own_part(self, eqn: DeviceEqn, xs: Sequence[Leaf], dim: int, members: Members) -> list[Leaf]:
+        if isinstance(xs[0].data, ScatteredValue) and len(xs) == 1:
             return self.scatter(eqn, xs[0], dim, members, folded=True)
         return self.along(eqn, xs, members, partial(collectives.pscatter, axis=dim), differ=True)
 
-    def send(self, eqn: Eqn, x: Leaf, device: int) -> Leaf:
+    def send(self, eqn: DeviceEqn, x: Leaf, device: int) -> Leaf:
         return Leaf(x.data, device)
 
-    def split(self, eqn: Eqn, x: Leaf, dim: int, parts: int) -> list[Leaf]:
+    def split(self, eqn: DeviceEqn, x: Leaf, dim: int, parts: int) -> list[Leaf]:
         data = self.read(x)
         if self.inputs is None:
             return [Leaf(data, x.device)] * parts
         return [Leaf(part, x.device) for part in split_dim(data, [data.shape[dim] // parts] * parts, dim)]
 
-    def annotate(self, value: Value, item: Item, scope: Scope) -> None:
+    def annotate(self, value: DeviceValue, item: Item, scope: Scope) -> None:
         pass
 
-    def output(self, eqn: Eqn, item: Item) -> tuple[Any, Output]:
+    def output(self, eqn: DeviceEqn, item: Item) -> tuple[Any, Output]:
         """An output as it leaves a device, and how the devices' are put together."""
         axes = []
         while isinstance(item, Group) and not item.same:
@@ -249,7 +251,7 @@ class Blocks:
             item = item.items[0]
         x = leaf(item, eqn)
         if not axes:
-            if isinstance(x.data, Joined):
+            if isinstance(x.data, JoinedValue):
                 return x.data.data, Output(spec_of(reversed(x.data.steps)))
             return self.read(x), Output(PartitionSpec())
         data = self.read(x)
@@ -258,19 +260,21 @@ class Blocks:
         return data, Output(PartitionSpec(*axes), len(axes))
 
 
-class OneForAll(Machine):
+class OneForAll(DeviceMachine):
     """Walks the first replica of each pmap, which stands for all of them."""
 
-    domain: Blocks
+    domain: BlockDomain
 
-    def __init__(self, domain: Blocks, device_map: DeviceMap, sizes: Mapping[str, int], homes: frozenset[int]) -> None:
+    def __init__(
+        self, domain: BlockDomain, device_map: DeviceMap, sizes: Mapping[str, int], homes: frozenset[int]
+    ) -> None:
         super().__init__(domain, device_map, sizes)
         self.homes = homes
 
-    def targets(self, eqn: Eqn, scope: Scope) -> tuple[list[int], bool]:
+    def targets(self, eqn: DeviceEqn, scope: Scope) -> tuple[list[int], bool]:
         return super().targets(eqn, scope)[0], True
 
-    def _eqn(self, eqn: Eqn, scope: Scope) -> list[Item]:
+    def _eqn(self, eqn: DeviceEqn, scope: Scope) -> list[Item]:
         if eqn.op == "send":
             to = self.device(eqn.attributes["to_device"], scope) if "to_device" in eqn.attributes else None
             homes = {list(scope.variables.values())[-1]} if scope.variables else self.homes
@@ -299,22 +303,22 @@ def outputs(
     entry: Sequence[Steps],
     sizes: Mapping[str, int],
     inputs: Sequence[Any] | None,
-) -> tuple[list[Any], list[Output], Blocks]:
+) -> tuple[list[Any], list[Output], BlockDomain]:
     """Walk a program as one device: its outputs there, how they are put together, and the walk."""
-    domain = Blocks(axes, entry, inputs)
+    domain = BlockDomain(axes, entry, inputs)
     items = []
     for n, v in enumerate(fn.inputs):
         assert isinstance(v.type, Tensor)
         assert isinstance(v.type.device.base, int)
-        items.append(Leaf(Part(n), v.type.device.base))
+        items.append(Leaf(ScatteredValue(n), v.type.device.base))
     homes = frozenset(x.device for x in items)
     found = OneForAll(domain, device_map, sizes, homes).run(fn, items)
-    eqn = Eqn("return", fn.outputs, ())
+    eqn = DeviceEqn("return", fn.outputs, ())
     pairs = [domain.output(eqn, item) for item in found]
     return [data for data, _ in pairs], [out for _, out in pairs], domain
 
 
-def _not_a_group(eqn: Eqn, devices: Members) -> DeviceError:
+def _not_a_group(eqn: DeviceEqn, devices: Members) -> DeviceError:
     return DeviceError(
         f"The devices of a {eqn.op} are no group of the device map.",
         why=f"they are {', '.join(map(str, devices))}; along a mesh axis are the devices of one group, in order",

@@ -16,7 +16,7 @@ from meshwright.core.dtypes import FLOAT32, INT32
 from meshwright.core.source import here
 from meshwright.device.device_map import DeviceMap, Lookup
 from meshwright.device.dims import Dim, Size, Sizes, substitute
-from meshwright.device.function import Eqn, Function, Keys, Number, Operand, Value
+from meshwright.device.function import DeviceEqn, DeviceValue, Function, Keys, Number, Operand
 from meshwright.device.tensor_ops import results_of, spelled, tensor_op
 from meshwright.device.types import Device, Tensor, Tuple, Type, elements
 from meshwright.device.typing import typed
@@ -28,7 +28,7 @@ _BUILDERS: list[_Builder] = []
 class Handle:
     """A value of the program being written."""
 
-    def __init__(self, value: Value, builder: _Builder) -> None:
+    def __init__(self, value: DeviceValue, builder: _Builder) -> None:
         self.value, self.builder = value, builder
 
     @property
@@ -101,7 +101,7 @@ def _binary(op: str, x: Any, y: Any) -> Handle:
 class _Builder:
     def __init__(self, depth: int, device_map: DeviceMap | None = None) -> None:
         self.depth, self.device_map = depth, device_map
-        self.eqns: list[Eqn] = []
+        self.eqns: list[DeviceEqn] = []
         self.count = 0
 
     def fresh(self, stem: str) -> str:
@@ -122,7 +122,7 @@ def function(build: Callable[..., Any]) -> Function:
     >>> [eqn.op for eqn in matmul.eqns], str(matmul.outputs[0].type)
     (['scatter', 'broadcast', 'pmap', 'gather'], 'Tensor[(B, H), 0]')
     """
-    inputs: list[Value] = []
+    inputs: list[DeviceValue] = []
     map_input: tuple[str, int] | None = None
     for name, parameter in inspect.signature(build, eval_str=True).parameters.items():
         if parameter.annotation is DeviceMap and map_input is None:
@@ -135,7 +135,7 @@ def function(build: Callable[..., Any]) -> Function:
                 why="a device program knows the shape and device of its inputs",
                 fix=f"def {build.__name__}({name}: dist.Tensor((8, 4), 0), …)",
             )
-        inputs.append(Value(name, _sized(parameter.annotation)))
+        inputs.append(DeviceValue(name, _sized(parameter.annotation)))
     if map_input is None:
         return _trace(build, inputs, build.__name__, None, 0)
     at = map_input[1]
@@ -153,7 +153,9 @@ def _sized(type: Type) -> Type:
     return Tensor(tuple(Dim.symbol(n) if isinstance(n, str) else n for n in type.shape), type.device, type.dtype)
 
 
-def _trace(build: Callable[..., Any], inputs: Sequence[Value], name: str, variable: str | None, depth: int) -> Function:
+def _trace(
+    build: Callable[..., Any], inputs: Sequence[DeviceValue], name: str, variable: str | None, depth: int
+) -> Function:
     builder = _Builder(depth)
     _BUILDERS.append(builder)
     try:
@@ -219,8 +221,8 @@ def emit(
             continue
         _check(x, builder, "an operand")
         inputs.append(x.value)
-    outputs = [Value(builder.fresh(op.lower()[0])) for _ in range(results)]
-    eqn = Eqn(op, tuple(inputs), tuple(outputs), attributes, body)
+    outputs = [DeviceValue(builder.fresh(op.lower()[0])) for _ in range(results)]
+    eqn = DeviceEqn(op, tuple(inputs), tuple(outputs), attributes, body)
     made = _with_types(eqn)
     builder.eqns.append(made)
     return [Handle(v, builder) for v in made.outputs]
@@ -235,7 +237,7 @@ def _number(x: bool | int | float, operands: Sequence[Any]) -> Number:
     return Number(float(x) if dtype.kind not in "biu" else x, dtype)
 
 
-def _with_types(eqn: Eqn) -> Eqn:
+def _with_types(eqn: DeviceEqn) -> DeviceEqn:
     """Types that follow from the operands; where a device map decides, resolution will tell."""
     inputs = tuple(dict.fromkeys(eqn.values))
     if any(v.type is None for v in inputs):
@@ -344,7 +346,7 @@ def pmap(body: Callable[[Device], Callable[..., Any]], operands: Sequence[Handle
     for name, x in zip(names, operands, strict=True):
         _check(x, builder, "an operand")
         type = elements(x.type).on(Device(variable)) if x.type is not None else None
-        inputs.append(Value(name, type))
+        inputs.append(DeviceValue(name, type))
     made = _trace(inner, inputs, "", variable, builder.depth + 1)
     own = {} if device_map is None else {"device_map": DeviceMap(device_map)}
     outs = emit("pmap", operands, len(made.outputs), made, **own)
@@ -375,7 +377,7 @@ def inline(fn: Function, given: Sequence[Any], device_map: Any = None) -> Any:
     own = fn.device_map if device_map is None or isinstance(device_map, Lookup) else DeviceMap(device_map)
     if own is not None:
         _use_map(own)
-    names: dict[Value, Operand] = {}
+    names: dict[DeviceValue, Operand] = {}
     if len(given) != len(fn.inputs):
         raise ShapeError(
             f"{fn.name} takes {len(fn.inputs)} inputs, not {len(given)}.",
@@ -393,18 +395,18 @@ def inline(fn: Function, given: Sequence[Any], device_map: Any = None) -> Any:
                     sizes.setdefault(size.powers[0][0], real)
     for eqn in _resized(fn, sizes).eqns:
         # Devices and sizes are those of the values given here.
-        outputs = tuple(Value(builder.fresh(v.name)) for v in eqn.outputs)
+        outputs = tuple(DeviceValue(builder.fresh(v.name)) for v in eqn.outputs)
         inputs = tuple(x if isinstance(x, Number) else names[x] for x in eqn.inputs)
-        made = _with_types(Eqn(eqn.op, inputs, outputs, eqn.attributes, eqn.body))
+        made = _with_types(DeviceEqn(eqn.op, inputs, outputs, eqn.attributes, eqn.body))
         builder.eqns.append(made)
         names.update(zip(eqn.outputs, made.outputs, strict=True))
-    outs = [Handle(found, builder) for v in fn.outputs if isinstance(found := names[v], Value)]
+    outs = [Handle(found, builder) for v in fn.outputs if isinstance(found := names[v], DeviceValue)]
     return outs[0] if len(outs) == 1 else tuple(outs)
 
 
 def _resized(fn: Function, sizes: Mapping[str, Size]) -> Function:
     """A function with other sizes for its symbols, in types and attributes."""
-    names: dict[Value, Value] = {}
+    names: dict[DeviceValue, DeviceValue] = {}
 
     def typed_as(type: Type | None) -> Type | None:
         if isinstance(type, Tuple):
@@ -418,8 +420,8 @@ def _resized(fn: Function, sizes: Mapping[str, Size]) -> Function:
             return tuple(attribute(item) for item in value)
         return substitute(value, sizes) if isinstance(value, Dim) else value
 
-    def made(v: Value) -> Value:
-        names[v] = Value(v.name, typed_as(v.type)) if fn.variable is not None else v
+    def made(v: DeviceValue) -> DeviceValue:
+        names[v] = DeviceValue(v.name, typed_as(v.type)) if fn.variable is not None else v
         return names[v]
 
     inputs = tuple(made(v) for v in fn.inputs)
@@ -428,5 +430,5 @@ def _resized(fn: Function, sizes: Mapping[str, Size]) -> Function:
         operands = tuple(x if isinstance(x, Number) else names[x] for x in eqn.inputs)
         body = _resized(eqn.body, sizes) if eqn.body is not None else None
         attributes = {key: attribute(value) for key, value in eqn.attributes.items()}
-        eqns.append(Eqn(eqn.op, operands, tuple(made(v) for v in eqn.outputs), attributes, body))
+        eqns.append(DeviceEqn(eqn.op, operands, tuple(made(v) for v in eqn.outputs), attributes, body))
     return fn.with_(inputs=inputs, eqns=tuple(eqns), outputs=tuple(names[v] for v in fn.outputs))

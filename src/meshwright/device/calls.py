@@ -11,8 +11,8 @@ from meshwright.device.blocks import compute
 from meshwright.device.build import Handle, inline
 from meshwright.device.device_map import DeviceMap
 from meshwright.device.execute import array_sizes, execute, in_order, item_of, result_of, with_map
-from meshwright.device.function import CALLS, Eqn, Function, Number, Value
-from meshwright.device.machine import Item, Leaf, Machine, Members, Scope
+from meshwright.device.function import CALLS, DeviceEqn, DeviceValue, Function, Number
+from meshwright.device.machine import DeviceMachine, Item, Leaf, Members, Scope
 from meshwright.device.resolve import resolve
 from meshwright.lax.shapes import concatenate
 from meshwright.lax.shapes import split as split_dim
@@ -33,17 +33,19 @@ _PAIRS: dict[str, Callable[[Any, Any], Any]] = {
 class Wholes:
     """The domain of traced arrays: what devices hold are parts of them, on no mesh."""
 
-    def compute(self, eqn: Eqn, args: Sequence[Leaf | Number], params: Mapping[str, Any], device: int) -> list[Leaf]:
+    def compute(
+        self, eqn: DeviceEqn, args: Sequence[Leaf | Number], params: Mapping[str, Any], device: int
+    ) -> list[Leaf]:
         data = [x if isinstance(x, Number) else x.data for x in args]
         return [Leaf(y, device) for y in compute(eqn, data, params)]
 
-    def scatter(self, eqn: Eqn, x: Leaf, dim: int, devices: Sequence[int], *, folded: bool) -> list[Leaf]:
+    def scatter(self, eqn: DeviceEqn, x: Leaf, dim: int, devices: Sequence[int], *, folded: bool) -> list[Leaf]:
         return [Leaf(part, d) for part, d in zip(_parts(x.data, len(devices), dim), devices, strict=True)]
 
-    def broadcast(self, eqn: Eqn, x: Leaf, devices: Sequence[int], *, folded: bool) -> list[Leaf]:
+    def broadcast(self, eqn: DeviceEqn, x: Leaf, devices: Sequence[int], *, folded: bool) -> list[Leaf]:
         return [Leaf(x.data, d) for d in devices]
 
-    def gather(self, eqn: Eqn, xs: Sequence[Leaf], dim: int, device: int, members: Members) -> Leaf:
+    def gather(self, eqn: DeviceEqn, xs: Sequence[Leaf], dim: int, device: int, members: Members) -> Leaf:
         return Leaf(concatenate([x.data for x in xs], dim), device)
 
     def total(self, xs: Sequence[Leaf], how: str) -> Any:
@@ -52,28 +54,28 @@ class Wholes:
             found = _PAIRS[how](found, x.data)
         return found / len(xs) if how == "mean" else found
 
-    def allreduce(self, eqn: Eqn, xs: Sequence[Leaf], how: str, members: Members) -> list[Leaf]:
+    def allreduce(self, eqn: DeviceEqn, xs: Sequence[Leaf], how: str, members: Members) -> list[Leaf]:
         total = self.total(xs, how)
         return [Leaf(total, x.device) for x in xs]
 
-    def allgather(self, eqn: Eqn, xs: Sequence[Leaf], dim: int, members: Members) -> list[Leaf]:
+    def allgather(self, eqn: DeviceEqn, xs: Sequence[Leaf], dim: int, members: Members) -> list[Leaf]:
         whole = concatenate([x.data for x in xs], dim)
         return [Leaf(whole, x.device) for x in xs]
 
-    def reduce_scatter(self, eqn: Eqn, xs: Sequence[Leaf], dim: int, members: Members) -> list[Leaf]:
+    def reduce_scatter(self, eqn: DeviceEqn, xs: Sequence[Leaf], dim: int, members: Members) -> list[Leaf]:
         parts = _parts(self.total(xs, "sum"), len(xs), dim)
         return [Leaf(part, x.device) for part, x in zip(parts, xs, strict=True)]
 
-    def own_part(self, eqn: Eqn, xs: Sequence[Leaf], dim: int, members: Members) -> list[Leaf]:
+    def own_part(self, eqn: DeviceEqn, xs: Sequence[Leaf], dim: int, members: Members) -> list[Leaf]:
         return [Leaf(_parts(x.data, len(xs), dim)[n], x.device) for n, x in enumerate(xs)]
 
-    def send(self, eqn: Eqn, x: Leaf, device: int) -> Leaf:
+    def send(self, eqn: DeviceEqn, x: Leaf, device: int) -> Leaf:
         return Leaf(x.data, device)
 
-    def split(self, eqn: Eqn, x: Leaf, dim: int, parts: int) -> list[Leaf]:
+    def split(self, eqn: DeviceEqn, x: Leaf, dim: int, parts: int) -> list[Leaf]:
         return [Leaf(part, x.device) for part in _parts(x.data, parts, dim)]
 
-    def annotate(self, value: Value, item: Item, scope: Scope) -> None:
+    def annotate(self, value: DeviceValue, item: Item, scope: Scope) -> None:
         pass
 
 
@@ -102,7 +104,7 @@ def call(fn: Function, inputs: Sequence[Any], by_name: Mapping[str, Any], device
     sizes = array_sizes(fn, values)
     resolve(fn, devices, fold=False, **sizes)
     items = [item_of(v, x) for v, x in zip(fn.inputs, values, strict=True)]
-    outs = [result_of(item) for item in Machine(Wholes(), devices, sizes).run(fn, items)]
+    outs = [result_of(item) for item in DeviceMachine(Wholes(), devices, sizes).run(fn, items)]
     return outs[0] if len(outs) == 1 else tuple(outs)
 
 

@@ -7,17 +7,17 @@ from typing import NamedTuple
 
 from meshwright.device.classes import Classes, Place, contracts, divides, leading, tensor_of
 from meshwright.device.dims import Size
-from meshwright.device.function import Eqn, Function, Value
+from meshwright.device.function import DeviceEqn, DeviceValue, Function
 from meshwright.device.spread import Planner
-from meshwright.device.typical import flops_of, nbytes_of
+from meshwright.device.symbolic import flops_of, nbytes_of
 from meshwright.errors import ShapeError
 
 
-class _Candidate(NamedTuple):
+class _SplitCandidate(NamedTuple):
     root: Place
     work: float
     moved: float
-    eqns: frozenset[Eqn]
+    eqns: frozenset[DeviceEqn]
 
 
 def choose_classes(
@@ -46,14 +46,14 @@ def choose_classes(
             why="every dim that could be split is also a dim of a result",
             fix=f"horizontal_parallel(fn, batch={{{bodies[0].inputs[-1].name!r}: 0}}, …)",
         )
-    chosen: list[_Candidate] = []
+    chosen: list[_SplitCandidate] = []
     for candidate in sorted(found, key=lambda c: (c.moved / c.work, -c.work)):
         if not any(candidate.eqns & other.eqns for other in chosen):
             chosen.append(candidate)
     return frozenset(c.root for c in chosen)
 
 
-def _places(values: Sequence[Value]) -> list[Place]:
+def _places(values: Sequence[DeviceValue]) -> list[Place]:
     return [(v, d) for v in values for d in range(len(tensor_of(v).shape))]
 
 
@@ -62,22 +62,22 @@ def _divisible(place: Place, parts: Size) -> bool:
     return (isinstance(size, int) and size == 1) or divides(size, parts)
 
 
-def _contractions(body: Function) -> list[Eqn]:
+def _contractions(body: Function) -> list[DeviceEqn]:
     return [eqn for eqn in body.eqns if contracts(eqn)]
 
 
 def _evaluate(
     bodies: Sequence[Function], classes: Classes, root: Place, parts: Size, *, gathers: bool
-) -> _Candidate | None:
+) -> _SplitCandidate | None:
     """The work a class parallelizes and the bytes it moves; None for one that must be put together, unless allowed."""
-    eqns: dict[Eqn, float] = {}
+    eqns: dict[DeviceEqn, float] = {}
     for body in bodies:
         for eqn in body.eqns:
             rule = classes.rules.get(eqn)
             if rule is None or not rule.reduced:
                 continue
             for x, dims in zip((*eqn.inputs, *eqn.outputs), (*rule.operands, *rule.results), strict=True):
-                if not isinstance(x, Value):
+                if not isinstance(x, DeviceValue):
                     continue
                 for d in range(len(dims)):
                     if leading(dims, d, rule) in classes.splittable(eqn) and classes.root((x, d)) == root:
@@ -94,4 +94,4 @@ def _evaluate(
         for v in body.outputs:
             kind = planner.original[v].kind if v in planner.original else "copy"
             moved += {"copy": 0.0, "part": 1.0, "summand": 2.0}[kind] * nbytes_of(v)
-    return _Candidate(root, work, moved, frozenset(eqns))
+    return _SplitCandidate(root, work, moved, frozenset(eqns))

@@ -11,12 +11,12 @@ from collections.abc import Iterator, Sequence
 from meshwright.core.factors import Dims, Factors
 from meshwright.core.linearity import Does, LinearGroup
 from meshwright.device.dims import Size
-from meshwright.device.function import Eqn, Function, Number, Operand, Value
+from meshwright.device.function import DeviceEqn, DeviceValue, Function, Number, Operand
 from meshwright.device.tensor_ops import Arg, factors, groups, infer, is_contraction, signature
 from meshwright.device.types import Tensor, elements
 from meshwright.errors import MeshwrightError
 
-Place = tuple[Value, int]  # a dim of a value; of a tuple, that dim of its elements
+Place = tuple[DeviceValue, int]  # a dim of a value; of a tuple, that dim of its elements
 
 
 class Classes:
@@ -25,9 +25,9 @@ class Classes:
     def __init__(self, fn: Function) -> None:
         self._parent: dict[Place, Place] = {}
         self._seen: set[int] = set()
-        self.rules: dict[Eqn, Factors | None] = {}
-        self._free: dict[Eqn, frozenset[str]] = {}
-        self._zeros: set[Value] = set()
+        self.rules: dict[DeviceEqn, Factors | None] = {}
+        self._free: dict[DeviceEqn, frozenset[str]] = {}
+        self._zeros: set[DeviceValue] = set()
         self.walk(fn)
 
     def root(self, place: Place) -> Place:
@@ -63,11 +63,11 @@ class Classes:
                         self.same(x, out)
                         self._zeros |= {out} if x in self._zeros and len(eqn.values) == 1 else set()
 
-    def same(self, a: Value, b: Value) -> None:
+    def same(self, a: DeviceValue, b: DeviceValue) -> None:
         for dim in range(len(tensor_of(a).shape)):
             self.join((a, dim), (b, dim))
 
-    def tensor(self, eqn: Eqn) -> None:
+    def tensor(self, eqn: DeviceEqn) -> None:
         rule = self.rules[eqn] = rule_of(eqn)
         if _is_zero(eqn):
             self._zeros.update(eqn.outputs)
@@ -83,18 +83,18 @@ class Classes:
                 if factor is not None and factor in free and factor not in rule.blocked:
                     self.join((operand, dim), first.setdefault(factor, (operand, dim)))
 
-    def _splittable(self, eqn: Eqn, rule: Factors) -> frozenset[str]:
+    def _splittable(self, eqn: DeviceEqn, rule: Factors) -> frozenset[str]:
         free = frozenset(rule.sizes) - rule.replicated - rule.permuted - rule.guarded
         if rule.combine != "sum" or all(group.does is not Does.ADDS for group in linear_groups(eqn)):
             return free
         # A sum onto something, such as scatter_add, may be split where that something is zero: each part adds it.
-        owing = set(rule.reduced & rule.guarded)
+        unreduced = set(rule.reduced & rule.guarded)
         for x, dims in zip(eqn.inputs, rule.operands, strict=True):
-            if not (isinstance(x, Value) and x in self._zeros):
-                owing &= {name for dim in dims for name in dim}
-        return free | owing
+            if not (isinstance(x, DeviceValue) and x in self._zeros):
+                unreduced &= {name for dim in dims for name in dim}
+        return free | unreduced
 
-    def splittable(self, eqn: Eqn) -> frozenset[str]:
+    def splittable(self, eqn: DeviceEqn) -> frozenset[str]:
         """The factors along which the op on parts gives parts, or summands, of the results."""
         return self._free.get(eqn, frozenset())
 
@@ -104,7 +104,7 @@ class Classes:
             yield place, self.root(place)
 
 
-def is_tensor_eqn(eqn: Eqn) -> bool:
+def is_tensor_eqn(eqn: DeviceEqn) -> bool:
     """Whether an equation computes on one device."""
     return eqn.op not in _MOVES and eqn.body is None
 
@@ -138,7 +138,7 @@ def signatures(operands: Sequence[Operand]) -> list[Arg]:
     return [signature(tensor_of(x)) for x in operands]
 
 
-def rule_of(eqn: Eqn) -> Factors | None:
+def rule_of(eqn: DeviceEqn) -> Factors | None:
     """The factor rule of an equation, None for one that needs its operands whole."""
     if eqn.op == "constant":
         return None
@@ -151,7 +151,7 @@ def rule_of(eqn: Eqn) -> Factors | None:
     return factors(eqn.op, signatures(eqn.inputs), signatures(eqn.outputs), params)
 
 
-def linear_groups(eqn: Eqn) -> tuple[LinearGroup, ...]:
+def linear_groups(eqn: DeviceEqn) -> tuple[LinearGroup, ...]:
     """The groups of operands of an equation that may be summands together."""
     if eqn.op == "constant":
         return ()
@@ -159,15 +159,15 @@ def linear_groups(eqn: Eqn) -> tuple[LinearGroup, ...]:
     return groups(eqn.op, signatures(eqn.inputs), signatures(eqn.outputs), params)
 
 
-def contracts(eqn: Eqn) -> bool:
-    """Whether an equation runs at the rate of matrix products."""
+def contracts(eqn: DeviceEqn) -> bool:
+    """Whether an equation runs at the rate of matmuls."""
     if not is_tensor_eqn(eqn) or eqn.op == "constant":
         return False
     params = {key: value for key, value in eqn.attributes.items() if key != "device"}
     return is_contraction(eqn.op, signatures(eqn.inputs), signatures(eqn.outputs), params)
 
 
-def _is_zero(eqn: Eqn) -> bool:
+def _is_zero(eqn: DeviceEqn) -> bool:
     if eqn.op == "constant":
         return not eqn.attributes["value"].any()
     if len(eqn.inputs) != 1 or not isinstance(eqn.inputs[0], Number) or eqn.inputs[0].value != 0:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
-from meshwright.device.function import Eqn, Value
+from meshwright.device.function import DeviceEqn, DeviceValue
 from meshwright.device.types import Tensor
 
 _FREE = frozenset({"scatter", "broadcast", "split", "item", "tuple", "Identity", "constant"})
@@ -53,20 +53,20 @@ class DistIR:
     def reuses(self) -> bool:
         return False
 
-    def is_communication(self, eqn: Eqn) -> bool:
+    def is_communication(self, eqn: DeviceEqn) -> bool:
         return eqn.op in ("send", "allreduce", "allgather", "reduce_scatter", "gather")
 
-    def in_place(self, eqn: Eqn) -> bool:
+    def in_place(self, eqn: DeviceEqn) -> bool:
         return eqn.op == "SGDOptimizer"
 
-    def links(self, eqn: Eqn) -> tuple[Hashable, ...]:
+    def links(self, eqn: DeviceEqn) -> tuple[Hashable, ...]:
         return ()
 
     def signature(self, devices: Sequence[int], groups: Sequence[tuple[int, ...]]) -> Hashable:
         """All devices are equally far from each other."""
         return ()
 
-    def seconds(self, eqn: Eqn) -> dict[int, float]:
+    def seconds(self, eqn: DeviceEqn) -> dict[int, float]:
         if eqn.op in _FREE:
             return {}
         types = [_type(v) for v in eqn.values or eqn.outputs]
@@ -79,7 +79,7 @@ class DistIR:
         found.update((_type(v).device.base, cost) for v in eqn.outputs)
         return found  # type: ignore[return-value]
 
-    def _collective(self, eqn: Eqn) -> float:
+    def _collective(self, eqn: DeviceEqn) -> float:
         n = len(eqn.attributes.get("members", eqn.values))
         nbytes = _type(eqn.values[0]).nbytes
         if eqn.op == "send":
@@ -93,7 +93,7 @@ class DistIR:
             return nbytes * again / self.link_bytes_per_s
         return (n - 1) / n * nbytes / self.link_bytes_per_s
 
-    def _compute(self, eqn: Eqn) -> float:
+    def _compute(self, eqn: DeviceEqn) -> float:
         types = [_type(v) for v in eqn.values]
         if eqn.op in _LAUNCH_ONLY:
             return self.launch_seconds
@@ -146,6 +146,6 @@ class DistIR:
         return self.launch_seconds
 
 
-def _type(value: Value) -> Tensor:
+def _type(value: DeviceValue) -> Tensor:
     assert isinstance(value.type, Tensor), f"{value.name} is no tensor of a resolved program"
     return value.type

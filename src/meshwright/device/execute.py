@@ -10,8 +10,8 @@ import numpy as np
 from meshwright.core.limits import out_of_memory
 from meshwright.device.device_map import DeviceMap
 from meshwright.device.dims import bind, solve
-from meshwright.device.function import Eqn, Function, Number, Value
-from meshwright.device.machine import Group, Item, Leaf, Machine, Members, Scope
+from meshwright.device.function import DeviceEqn, DeviceValue, Function, Number
+from meshwright.device.machine import DeviceMachine, Group, Item, Leaf, Members, Scope
 from meshwright.device.resolve import as_device_map, resolve, symbols_of
 from meshwright.device.tensor_ops import evaluate
 from meshwright.device.types import Tensor, Tuple, Type
@@ -31,19 +31,21 @@ _REDUCE = {
 class Arrays:
     """The domain of NumPy arrays."""
 
-    def compute(self, eqn: Eqn, args: Sequence[Leaf | Number], params: Mapping[str, Any], device: int) -> list[Leaf]:
+    def compute(
+        self, eqn: DeviceEqn, args: Sequence[Leaf | Number], params: Mapping[str, Any], device: int
+    ) -> list[Leaf]:
         if eqn.op == "constant":
             return [Leaf(params["value"], device)]
         arrays = [np.asarray(x.value, x.dtype) if isinstance(x, Number) else x.data for x in args]
         return [Leaf(np.asarray(y), device) for y in evaluate(eqn.op, arrays, params)]
 
-    def scatter(self, eqn: Eqn, x: Leaf, dim: int, devices: Sequence[int], *, folded: bool) -> list[Leaf]:
+    def scatter(self, eqn: DeviceEqn, x: Leaf, dim: int, devices: Sequence[int], *, folded: bool) -> list[Leaf]:
         return [Leaf(part, d) for part, d in zip(np.split(x.data, len(devices), dim), devices, strict=True)]
 
-    def broadcast(self, eqn: Eqn, x: Leaf, devices: Sequence[int], *, folded: bool) -> list[Leaf]:
+    def broadcast(self, eqn: DeviceEqn, x: Leaf, devices: Sequence[int], *, folded: bool) -> list[Leaf]:
         return [Leaf(x.data, d) for d in devices]
 
-    def gather(self, eqn: Eqn, xs: Sequence[Leaf], dim: int, device: int, members: Members) -> Leaf:
+    def gather(self, eqn: DeviceEqn, xs: Sequence[Leaf], dim: int, device: int, members: Members) -> Leaf:
         return Leaf(np.concatenate([x.data for x in xs], dim), device)
 
     def _total(self, xs: Sequence[Leaf], how: str) -> Any:
@@ -52,28 +54,28 @@ class Arrays:
             total = _REDUCE[how](total, x.data)
         return (total / len(xs)).astype(total.dtype) if how == "mean" else total
 
-    def allreduce(self, eqn: Eqn, xs: Sequence[Leaf], how: str, members: Members) -> list[Leaf]:
+    def allreduce(self, eqn: DeviceEqn, xs: Sequence[Leaf], how: str, members: Members) -> list[Leaf]:
         total = self._total(xs, how)
         return [Leaf(total, x.device) for x in xs]
 
-    def allgather(self, eqn: Eqn, xs: Sequence[Leaf], dim: int, members: Members) -> list[Leaf]:
+    def allgather(self, eqn: DeviceEqn, xs: Sequence[Leaf], dim: int, members: Members) -> list[Leaf]:
         whole = np.concatenate([x.data for x in xs], dim)
         return [Leaf(whole, x.device) for x in xs]
 
-    def reduce_scatter(self, eqn: Eqn, xs: Sequence[Leaf], dim: int, members: Members) -> list[Leaf]:
+    def reduce_scatter(self, eqn: DeviceEqn, xs: Sequence[Leaf], dim: int, members: Members) -> list[Leaf]:
         parts = np.split(self._total(xs, "sum"), len(xs), dim)
         return [Leaf(part, x.device) for part, x in zip(parts, xs, strict=True)]
 
-    def own_part(self, eqn: Eqn, xs: Sequence[Leaf], dim: int, members: Members) -> list[Leaf]:
+    def own_part(self, eqn: DeviceEqn, xs: Sequence[Leaf], dim: int, members: Members) -> list[Leaf]:
         return [Leaf(np.split(x.data, len(xs), dim)[n], x.device) for n, x in enumerate(xs)]
 
-    def send(self, eqn: Eqn, x: Leaf, device: int) -> Leaf:
+    def send(self, eqn: DeviceEqn, x: Leaf, device: int) -> Leaf:
         return Leaf(x.data, device)
 
-    def split(self, eqn: Eqn, x: Leaf, dim: int, parts: int) -> list[Leaf]:
+    def split(self, eqn: DeviceEqn, x: Leaf, dim: int, parts: int) -> list[Leaf]:
         return [Leaf(part, x.device) for part in np.split(x.data, parts, dim)]
 
-    def annotate(self, value: Value, item: Item, scope: Scope) -> None:
+    def annotate(self, value: DeviceValue, item: Item, scope: Scope) -> None:
         pass
 
 
@@ -96,7 +98,9 @@ def execute(fn: Function, inputs: Mapping[str, Any] | Sequence[Any], device_map:
     resolve(fn, device_map, fold=False, **sizes)
     items = [item_of(v, x) for v, x in zip(fn.inputs, arrays, strict=True)]
     try:
-        outs = [result_of(item) for item in Machine(Arrays(), as_device_map(device_map, fn), sizes).run(fn, items)]
+        outs = [
+            result_of(item) for item in DeviceMachine(Arrays(), as_device_map(device_map, fn), sizes).run(fn, items)
+        ]
     except MemoryError as error:
         out_of_memory(error)
     return outs[0] if len(outs) == 1 else tuple(outs)
@@ -196,7 +200,7 @@ def _wrong_input(name: str, type: Tensor, x: Any, sizes: Mapping[str, int] | Non
     )
 
 
-def item_of(value: Value, x: Any) -> Item:
+def item_of(value: DeviceValue, x: Any) -> Item:
     def make(type: Type | None, part: Any) -> Item:
         if isinstance(type, Tuple):
             return Group(tuple(make(inner, p) for inner, p in zip(type.items, part, strict=True)))

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from meshwright.core.program import Atom, Literal, Missing, Program, Var
-from meshwright.device.function import Eqn, Function, Number, Operand, Value
+from meshwright.device.function import DeviceEqn, DeviceValue, Function, Number, Operand
 from meshwright.device.tensor_ops import RENAMED
 from meshwright.device.types import Device, Tensor
 from meshwright.errors import MeshwrightError
@@ -40,22 +40,22 @@ def from_program(
             why="each input has one name; the leaves of a pytree are inputs of their own",
             fix=f"names={[f'x{n}' for n in range(len(program.inputs))]}",
         )
-    return _Reader(device, names).function(program, name)
+    return _EqnReader(device, names).function(program, name)
 
 
-class _Reader:
+class _EqnReader:
     def __init__(self, device: int, names: Sequence[str] | None) -> None:
         self.device = Device(device)
         self.names = list(names or ())
         self.taken = set(self.names)
         self.count = 0
         self.env: dict[Var, Operand] = {}
-        self.eqns: list[Eqn] = []
+        self.eqns: list[DeviceEqn] = []
 
     def function(self, program: Program, name: str) -> Function:
         inputs = []
         for n, var in enumerate(program.inputs):
-            value = Value(self.names[n] if self.names else self.fresh(), self.typed(var))
+            value = DeviceValue(self.names[n] if self.names else self.fresh(), self.typed(var))
             self.count += bool(self.names)
             self.env[var] = value
             inputs.append(value)
@@ -82,14 +82,14 @@ class _Reader:
             return Number(atom.value, atom.type.dtype)
         return self.env[atom]
 
-    def returned(self, atom: Atom) -> Value:
+    def returned(self, atom: Atom) -> DeviceValue:
         """A returned number has an equation of its own: what a program returns stands on a device."""
         found = self.read(atom)
-        return found if isinstance(found, Value) else self.constant(np.asarray(found.value, found.dtype))
+        return found if isinstance(found, DeviceValue) else self.constant(np.asarray(found.value, found.dtype))
 
-    def constant(self, array: Any) -> Value:
-        value = Value(self.fresh(), Tensor(array.shape, self.device, array.dtype))
-        self.eqns.append(Eqn("constant", (), (value,), {"value": np.asarray(array), "device": self.device}))
+    def constant(self, array: Any) -> DeviceValue:
+        value = DeviceValue(self.fresh(), Tensor(array.shape, self.device, array.dtype))
+        self.eqns.append(DeviceEqn("constant", (), (value,), {"value": np.asarray(array), "device": self.device}))
         return value
 
     def walk(self, program: Program) -> None:
@@ -106,13 +106,13 @@ class _Reader:
             if eqn.op.calls is not None:
                 self.inline(eqn.params[eqn.op.calls], inputs, eqn.outputs)
                 continue
-            outputs = tuple(Value(self.fresh(), self.typed(v)) for v in eqn.outputs)
+            outputs = tuple(DeviceValue(self.fresh(), self.typed(v)) for v in eqn.outputs)
             op, params = RENAMED.get(eqn.op.name, eqn.op.name), dict(eqn.params)
             if _is_matmul(eqn):
                 op, params = "MatMul", {}
-            if not any(isinstance(x, Value) for x in inputs):
+            if not any(isinstance(x, DeviceValue) for x in inputs):
                 params = {"device": self.device, **params}
-            self.eqns.append(Eqn(op, tuple(inputs), outputs, params))
+            self.eqns.append(DeviceEqn(op, tuple(inputs), outputs, params))
             self.env.update(zip(eqn.outputs, outputs, strict=True))
 
     def inline(self, region: Program, inputs: Sequence[Operand], outputs: Sequence[Var]) -> None:

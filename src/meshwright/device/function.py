@@ -23,7 +23,7 @@ CALLS: list[Callable[..., Any]] = []
 
 
 @dataclass(frozen=True, eq=False)
-class Value:
+class DeviceValue:
     """A value of a device program, given once; ``type`` is what the text says about it, None where it says nothing.
 
     In a resolved program, ``origin`` is the value that it is one device's part of, and which time it is made there.
@@ -31,7 +31,7 @@ class Value:
 
     name: str
     type: Type | None = None
-    origin: tuple[Value, int] | None = None
+    origin: tuple[DeviceValue, int] | None = None
 
     def __repr__(self) -> str:
         return f"{self.name}: {self.type}" if self.type is not None else self.name
@@ -52,23 +52,23 @@ class Number:
         return text if bare == self.dtype else f"{text}:{short_name(self.dtype)}"
 
 
-Operand = Value | Number
+Operand = DeviceValue | Number
 
 
 @dataclass(frozen=True, eq=False)
-class Eqn:
+class DeviceEqn:
     """``outputs = op(inputs, attributes)``; ``body`` is the function of a pmap or a call."""
 
     op: str
     inputs: tuple[Operand, ...]
-    outputs: tuple[Value, ...]
+    outputs: tuple[DeviceValue, ...]
     attributes: Mapping[str, Any] = field(default_factory=dict)
     body: Function | None = None
 
     @property
-    def values(self) -> tuple[Value, ...]:
+    def values(self) -> tuple[DeviceValue, ...]:
         """The operands that are values."""
-        return tuple([x for x in self.inputs if x.__class__ is Value])  # type: ignore[misc]
+        return tuple([x for x in self.inputs if x.__class__ is DeviceValue])  # type: ignore[misc]
 
     def __repr__(self) -> str:
         attributes = [f"{name}={print_attribute(value)}" for name, value in self.attributes.items()]
@@ -84,9 +84,9 @@ class Function:
     """
 
     name: str
-    inputs: tuple[Value, ...]
-    eqns: tuple[Eqn, ...]
-    outputs: tuple[Value, ...]
+    inputs: tuple[DeviceValue, ...]
+    eqns: tuple[DeviceEqn, ...]
+    outputs: tuple[DeviceValue, ...]
     device_map: DeviceMap | None = None
     variable: str | None = None
     slips: tuple[str, ...] = ()
@@ -116,7 +116,7 @@ class Function:
         """This function with some fields replaced."""
         return replace(self, **changes)
 
-    def input(self, name: str) -> Value | None:
+    def input(self, name: str) -> DeviceValue | None:
         """The input of that name."""
         return next((v for v in self.inputs if v.name == name), None)
 
@@ -131,7 +131,7 @@ class Function:
 
 def canonical(fn: Function, outer: Mapping[str, str] | None = None) -> tuple[Any, ...]:
     """A value equal for two functions exactly when they are equal up to names of values and device variables."""
-    number: dict[Value, int] = {}
+    number: dict[DeviceValue, int] = {}
     variables = dict(outer or {})
     if fn.variable is not None:
         variables[fn.variable] = f"${len(variables)}"
@@ -139,7 +139,7 @@ def canonical(fn: Function, outer: Mapping[str, str] | None = None) -> tuple[Any
     def typed(type: Type | None) -> str:
         return _typed(type, variables)
 
-    def define(value: Value) -> tuple[int, str]:
+    def define(value: DeviceValue) -> tuple[int, str]:
         number[value] = len(number)
         return number[value], typed(value.type)
 
@@ -220,9 +220,9 @@ def _identifier(name: str) -> str:
     return found if found and not found[0].isdigit() else f"v_{found}"
 
 
-class _Names:
+class _ValueNames:
     def __init__(self, *taken: str) -> None:
-        self.names: dict[Value, str] = {}
+        self.names: dict[DeviceValue, str] = {}
         self.taken: set[str] = {*_RESERVED, *taken}
 
     def __call__(self, value: Operand) -> str:
@@ -241,7 +241,7 @@ class _Names:
 
 
 def _lines(fn: Function, bodies: dict[int, str]) -> list[str]:
-    names = _Names(*([fn.map_input[0]] if fn.map_input is not None else []))
+    names = _ValueNames(*([fn.map_input[0]] if fn.map_input is not None else []))
     params = [_declare(v, names) for v in fn.inputs]
     if fn.map_input is not None:
         params.insert(fn.map_input[1], f"{fn.map_input[0]}: DeviceMap")
@@ -253,7 +253,7 @@ def _lines(fn: Function, bodies: dict[int, str]) -> list[str]:
     return lines
 
 
-def _statements(fn: Function, names: _Names) -> list[str]:
+def _statements(fn: Function, names: _ValueNames) -> list[str]:
     lines: list[str] = []
     for eqn in fn.eqns:
         lines.extend(_statement(eqn, names))
@@ -261,17 +261,17 @@ def _statements(fn: Function, names: _Names) -> list[str]:
     return lines
 
 
-def _declare(value: Value, names: _Names) -> str:
+def _declare(value: DeviceValue, names: _ValueNames) -> str:
     return names(value) if value.type is None else f"{names(value)}: {value.type}"
 
 
-def _statement(eqn: Eqn, names: _Names) -> list[str]:
+def _statement(eqn: DeviceEqn, names: _ValueNames) -> list[str]:
     inputs = [names(x) for x in eqn.inputs]
     attributes = [f"{name}={print_attribute(value)}" for name, value in eqn.attributes.items()]
     head = ", ".join(_declare(v, names) for v in eqn.outputs)
     if eqn.body is None:
         return [f"{head} = {eqn.op}({', '.join([*inputs, *attributes])})"]
-    inner = _Names()
+    inner = _ValueNames()
     params = ", ".join(_declare(v, inner) for v in eqn.body.inputs)
     operands = f"({', '.join(inputs)}{',' if len(inputs) == 1 else ''})"
     return [

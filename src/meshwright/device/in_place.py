@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from meshwright.device.function import Eqn, Function, Value
+from meshwright.device.function import DeviceEqn, DeviceValue, Function
 from meshwright.device.types import Tensor, Tuple, Type
 
 
@@ -35,7 +35,7 @@ def keep_in_place(fn: Function) -> Function:
         if eqn.body is not None:
             if id(eqn.body) not in done:
                 done[id(eqn.body)] = keep_in_place(eqn.body)
-            eqn = Eqn(eqn.op, eqn.inputs, eqn.outputs, eqn.attributes, done[id(eqn.body)])
+            eqn = DeviceEqn(eqn.op, eqn.inputs, eqn.outputs, eqn.attributes, done[id(eqn.body)])
         eqns.append(eqn)
     found = fn.with_(eqns=tuple(eqns))
     for eqn in found.eqns:
@@ -51,15 +51,15 @@ class _Chain:
 
     def __init__(self, fn: Function) -> None:
         self.fn = fn
-        self.start: tuple[Eqn, int] | None = None
-        self.parts: Value | None = None
+        self.start: tuple[DeviceEqn, int] | None = None
+        self.parts: DeviceValue | None = None
         self.dim = 0
         self.keys: Any = None
-        self.values: list[Value] = []
-        self.sums: set[Eqn] = set()
-        self.ends: dict[Eqn, set[int]] = {}
+        self.values: list[DeviceValue] = []
+        self.sums: set[DeviceEqn] = set()
+        self.ends: dict[DeviceEqn, set[int]] = {}
 
-    def starts(self, eqn: Eqn, index: int) -> bool:
+    def starts(self, eqn: DeviceEqn, index: int) -> bool:
         body = eqn.body
         if eqn.op != "pmap" or body is None or sum(e.body is body for e in self.fn.eqns) > 1:
             return False
@@ -75,7 +75,7 @@ class _Chain:
         self.dim, self.keys = made.attributes["dim"], keys.pop()
         return isinstance(self.parts.type, Tuple) and not self.parts.type.more
 
-    def follows(self, value: Value) -> bool:
+    def follows(self, value: DeviceValue) -> bool:
         """Whether all that use the value scatter it again in the same way, or sum it first."""
         self.values.append(value)
         if value in self.fn.outputs:
@@ -90,7 +90,7 @@ class _Chain:
                 return False
         return bool(users)
 
-    def ends_in(self, eqn: Eqn, value: Value) -> bool:
+    def ends_in(self, eqn: DeviceEqn, value: DeviceValue) -> bool:
         body = eqn.body
         assert body is not None
         if sum(e.body is body for e in self.fn.eqns) > 1:
@@ -114,7 +114,7 @@ class _Chain:
     # Writing
 
     def rewritten(self) -> Function:
-        new = {v: Value(v.name, self.nested(v.type)) for v in self.values}
+        new = {v: DeviceValue(v.name, self.nested(v.type)) for v in self.values}
         eqns = []
         for eqn in self.fn.eqns:
             body = eqn.body
@@ -123,8 +123,8 @@ class _Chain:
             if eqn in self.ends:
                 assert body is not None
                 body = self.ended(body, self.ends[eqn])
-            inputs = tuple(new.get(x, x) if isinstance(x, Value) else x for x in eqn.inputs)
-            eqns.append(Eqn(eqn.op, inputs, tuple(new.get(v, v) for v in eqn.outputs), eqn.attributes, body))
+            inputs = tuple(new.get(x, x) if isinstance(x, DeviceValue) else x for x in eqn.inputs)
+            eqns.append(DeviceEqn(eqn.op, inputs, tuple(new.get(v, v) for v in eqn.outputs), eqn.attributes, body))
         return self.fn.with_(eqns=tuple(eqns))
 
     def nested(self, type: Type | None) -> Type | None:
@@ -132,7 +132,7 @@ class _Chain:
             return None
         return Tuple((self.parts.type,) * len(type.items), type.more)
 
-    def started(self, eqn: Eqn, index: int) -> Function:
+    def started(self, eqn: DeviceEqn, index: int) -> Function:
         body = eqn.body
         assert body is not None
         assert self.parts is not None
@@ -143,18 +143,18 @@ class _Chain:
 
     def ended(self, body: Function, indices: set[int]) -> Function:
         assert self.parts is not None
-        new = {body.inputs[n]: Value(body.inputs[n].name, self.parts.type) for n in indices}
+        new = {body.inputs[n]: DeviceValue(body.inputs[n].name, self.parts.type) for n in indices}
         gone = {e for e in body.eqns if e.op == "scatter" and e.values[0] in new}
         renamed = {e.outputs[0]: new[e.values[0]] for e in gone}
         eqns = []
         for e in body.eqns:
             if e in gone:
                 continue
-            inputs = tuple(renamed.get(x, x) if isinstance(x, Value) else x for x in e.inputs)
-            eqns.append(Eqn(e.op, inputs, e.outputs, e.attributes, e.body))
+            inputs = tuple(renamed.get(x, x) if isinstance(x, DeviceValue) else x for x in e.inputs)
+            eqns.append(DeviceEqn(e.op, inputs, e.outputs, e.attributes, e.body))
         inputs_ = tuple(new.get(v, v) for v in body.inputs)
         return body.with_(inputs=inputs_, eqns=tuple(eqns), outputs=tuple(renamed.get(v, v) for v in body.outputs))
 
 
-def _is_flat(value: Value) -> bool:
+def _is_flat(value: DeviceValue) -> bool:
     return isinstance(value.type, Tuple) and bool(value.type.items) and isinstance(value.type.items[0], Tensor)

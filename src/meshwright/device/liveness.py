@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from meshwright.device.function import Eqn, Function, Value
+from meshwright.device.function import DeviceEqn, DeviceValue, Function
 
 Places = list[tuple[int, int]]  # devices, and the bytes there
 
 
-class Fact(Protocol):
+class MemoryFacts(Protocol):
     """What memory needs to know of an equation."""
 
     @property
@@ -21,7 +21,7 @@ class Fact(Protocol):
     def elementwise(self) -> bool: ...
 
 
-class Memory:
+class DeviceMemory:
     """The memory of each device, in program order."""
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ class Memory:
         return self.peaks
 
 
-class TimedMemory(Memory):
+class TimedMemory(DeviceMemory):
     """The memory of each device by the clock: what is freed at a time can be taken again at that time."""
 
     def __init__(self) -> None:
@@ -78,18 +78,18 @@ class TimedMemory(Memory):
         return found
 
 
-def _last_alike(eqn: Eqn, uses: dict[Value, int]) -> Value | None:
+def _last_of_group(eqn: DeviceEqn, uses: dict[DeviceValue, int]) -> DeviceValue | None:
     """An operand like the result that is read for the last time."""
     result = eqn.outputs[0].type
     return next((v for v in eqn.values if uses[v] == 1 and v.type == result), None)
 
 
-def _uses(fn: Function) -> dict[Value, int]:
+def _uses(fn: Function) -> dict[DeviceValue, int]:
     """How often each value is read; what is returned stays, and inputs are never released."""
-    uses: dict[Value, int] = {}
+    uses: dict[DeviceValue, int] = {}
     for eqn in fn.eqns:
         for x in eqn.inputs:
-            if x.__class__ is Value:
+            if x.__class__ is DeviceValue:
                 uses[x] = uses.get(x, 0) + 1  # type: ignore[index, arg-type]
     for v in fn.outputs:
         uses[v] = uses.get(v, 0) + 1
@@ -99,10 +99,10 @@ def _uses(fn: Function) -> dict[Value, int]:
 
 def remember(
     fn: Function,
-    facts: Sequence[Fact],
+    facts: Sequence[MemoryFacts],
     starts: Sequence[float],
-    places: Callable[[Value], Places],
-    memory: Memory,
+    places: Callable[[DeviceValue], Places],
+    memory: DeviceMemory,
     reuses: bool,
 ) -> None:
     """Take memory when an op starts, and give it back when the last that reads it ends."""
@@ -111,7 +111,7 @@ def remember(
     for eqn, fact, start in zip(fn.eqns, facts, starts, strict=True):
         end = start + max(fact.costs.values(), default=0.0)
         # An elementwise op may write into an operand of the same size that nobody reads again.
-        over = _last_alike(eqn, uses) if fact.elementwise else None
+        over = _last_of_group(eqn, uses) if fact.elementwise else None
         if over is not None and read.get(over, 0.0) > start:  # a message that carries it is still under way
             over = None
         if over is not None:
@@ -123,7 +123,7 @@ def remember(
                     if v not in uses:
                         memory.free(places(v), end)
         for x in eqn.inputs:
-            if x.__class__ is Value:
+            if x.__class__ is DeviceValue:
                 uses[x] -= 1  # type: ignore[index]
                 last = read.get(x, 0.0)
                 if end > last:

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from meshwright.device.attributes import STRUCTURAL, attribute, bound, check_results, dim_of, nested, tupled
 from meshwright.device.device_map import DeviceMap, Path
 from meshwright.device.dims import Dim
-from meshwright.device.function import Eqn, Function, Keys, Number, Value
+from meshwright.device.function import DeviceEqn, DeviceValue, Function, Keys, Number
 from meshwright.device.tensor_ops import operands_of, tensor_op
 from meshwright.device.types import Device, Tensor, Tuple
 from meshwright.errors import DeviceError, MeshwrightError, ShapeError
@@ -43,18 +43,18 @@ class Domain(Protocol):
     """What happens to data: each method is one op on tensors of known devices."""
 
     def compute(
-        self, eqn: Eqn, args: Sequence[Leaf | Number], params: Mapping[str, Any], device: int
+        self, eqn: DeviceEqn, args: Sequence[Leaf | Number], params: Mapping[str, Any], device: int
     ) -> list[Leaf]: ...
-    def scatter(self, eqn: Eqn, x: Leaf, dim: int, devices: Sequence[int], *, folded: bool) -> list[Leaf]: ...
-    def broadcast(self, eqn: Eqn, x: Leaf, devices: Sequence[int], *, folded: bool) -> list[Leaf]: ...
-    def gather(self, eqn: Eqn, xs: Sequence[Leaf], dim: int, device: int, members: Members) -> Leaf: ...
-    def allreduce(self, eqn: Eqn, xs: Sequence[Leaf], how: str, members: Members) -> list[Leaf]: ...
-    def allgather(self, eqn: Eqn, xs: Sequence[Leaf], dim: int, members: Members) -> list[Leaf]: ...
-    def reduce_scatter(self, eqn: Eqn, xs: Sequence[Leaf], dim: int, members: Members) -> list[Leaf]: ...
-    def own_part(self, eqn: Eqn, xs: Sequence[Leaf], dim: int, members: Members) -> list[Leaf]: ...
-    def send(self, eqn: Eqn, x: Leaf, device: int) -> Leaf: ...
-    def split(self, eqn: Eqn, x: Leaf, dim: int, parts: int) -> list[Leaf]: ...
-    def annotate(self, value: Value, item: Item, scope: Scope) -> None: ...
+    def scatter(self, eqn: DeviceEqn, x: Leaf, dim: int, devices: Sequence[int], *, folded: bool) -> list[Leaf]: ...
+    def broadcast(self, eqn: DeviceEqn, x: Leaf, devices: Sequence[int], *, folded: bool) -> list[Leaf]: ...
+    def gather(self, eqn: DeviceEqn, xs: Sequence[Leaf], dim: int, device: int, members: Members) -> Leaf: ...
+    def allreduce(self, eqn: DeviceEqn, xs: Sequence[Leaf], how: str, members: Members) -> list[Leaf]: ...
+    def allgather(self, eqn: DeviceEqn, xs: Sequence[Leaf], dim: int, members: Members) -> list[Leaf]: ...
+    def reduce_scatter(self, eqn: DeviceEqn, xs: Sequence[Leaf], dim: int, members: Members) -> list[Leaf]: ...
+    def own_part(self, eqn: DeviceEqn, xs: Sequence[Leaf], dim: int, members: Members) -> list[Leaf]: ...
+    def send(self, eqn: DeviceEqn, x: Leaf, device: int) -> Leaf: ...
+    def split(self, eqn: DeviceEqn, x: Leaf, dim: int, parts: int) -> list[Leaf]: ...
+    def annotate(self, value: DeviceValue, item: Item, scope: Scope) -> None: ...
 
 
 @dataclass
@@ -65,7 +65,7 @@ class Scope:
     paths: dict[str, Path | None] = field(default_factory=dict)
     path: Path | None = ()
     sizes: dict[str, int] = field(default_factory=dict)
-    values: dict[Value, Item] = field(default_factory=dict)
+    values: dict[DeviceValue, Item] = field(default_factory=dict)
 
     def inner(self, variable: str | None, device: int, path: Path | None) -> Scope:
         names = dict(self.variables)
@@ -75,7 +75,7 @@ class Scope:
         return Scope(names, paths, path, dict(self.sizes))
 
 
-class Machine:
+class DeviceMachine:
     """Runs functions over a domain on a device map; ``fold`` says of which groups the first device stands for all."""
 
     def __init__(
@@ -122,7 +122,7 @@ class Machine:
                 raise
         return [self._value(v, scope) for v in fn.outputs]
 
-    def _value(self, value: Value, scope: Scope) -> Item:
+    def _value(self, value: DeviceValue, scope: Scope) -> Item:
         found = scope.values.get(value)
         if found is None:
             raise DeviceError(
@@ -192,7 +192,7 @@ class Machine:
             )
         return self.device_map
 
-    def targets(self, eqn: Eqn, scope: Scope) -> tuple[list[int], bool]:
+    def targets(self, eqn: DeviceEqn, scope: Scope) -> tuple[list[int], bool]:
         """The devices a scatter or broadcast spreads over, and whether the first of them stands for all."""
         folded = False
         if "devices" in eqn.attributes:
@@ -229,7 +229,7 @@ class Machine:
 
     # Equations
 
-    def _eqn(self, eqn: Eqn, scope: Scope) -> list[Item]:
+    def _eqn(self, eqn: DeviceEqn, scope: Scope) -> list[Item]:
         if eqn.op == "pmap":
             return self._pmap(eqn, scope)
         if eqn.op == "call":
@@ -256,7 +256,7 @@ class Machine:
             for inner in item.items:
                 self._touch(inner)
 
-    def _tensor(self, eqn: Eqn, args: Sequence[Any], scope: Scope) -> list[Item]:
+    def _tensor(self, eqn: DeviceEqn, args: Sequence[Any], scope: Scope) -> list[Item]:
         first = next((x for x in args if isinstance(x, Leaf)), None)
         home = first.device if first is not None else self._home(args, scope)
         leaves = [x if isinstance(x, Number) else leaf(x, eqn, home) for x in args]
@@ -265,7 +265,7 @@ class Machine:
             shown = ", ".join(
                 f"{v.name} on {x.device}"
                 for v, x in zip(eqn.inputs, leaves, strict=True)
-                if isinstance(x, Leaf) and isinstance(v, Value)
+                if isinstance(x, Leaf) and isinstance(v, DeviceValue)
             )
             raise DeviceError(
                 f"The operands of {eqn.op} are on different devices.",
@@ -284,7 +284,7 @@ class Machine:
                 return first_leaf(x).device
         return scope.variables[list(scope.variables)[-1]] if scope.variables else 0
 
-    def _structural(self, eqn: Eqn, args: Sequence[Any], scope: Scope) -> list[Item]:
+    def _structural(self, eqn: DeviceEqn, args: Sequence[Any], scope: Scope) -> list[Item]:
         op, attributes, domain = eqn.op, eqn.attributes, self.domain
         if not args or any(isinstance(x, Number) for x in args):
             raise ShapeError(
@@ -356,7 +356,7 @@ class Machine:
         parts = domain.reduce_scatter(eqn, leaves, dim_of(eqn), members)
         return _packed(eqn, Group(tuple(parts), False, group.members))
 
-    def _element_by_element(self, eqn: Eqn, group: Group) -> Group:
+    def _element_by_element(self, eqn: DeviceEqn, group: Group) -> Group:
         """An allreduce of tuples: the first elements with each other, the second, …"""
         inner = [item for item in group.items if isinstance(item, Group)]
         lengths = {len(item.items) for item in inner}
@@ -382,7 +382,7 @@ class Machine:
     def _fold(self, items: Sequence[Leaf], same: bool, devices: Sequence[int], folded: bool) -> Group:
         return Group((items[0],), same, tuple(devices)) if folded else Group(tuple(items), same)
 
-    def _pmap(self, eqn: Eqn, scope: Scope) -> list[Item]:
+    def _pmap(self, eqn: DeviceEqn, scope: Scope) -> list[Item]:
         """A pmap; one with a device map of its own has it for its body."""
         own = eqn.attributes.get("device_map")
         if own is None:
@@ -393,7 +393,7 @@ class Machine:
         finally:
             self.device_map = outer
 
-    def _replicas(self, eqn: Eqn, scope: Scope) -> list[Item]:
+    def _replicas(self, eqn: DeviceEqn, scope: Scope) -> list[Item]:
         body = eqn.body
         assert body is not None
         groups = [_group(self._value(v, scope), eqn, v.name) for v in eqn.values]
@@ -430,18 +430,20 @@ class Machine:
         """The inputs each output of a body depends on: from copies come copies."""
         found = self.uses.get(id(body))
         if found is None:
-            uses: dict[Value, frozenset[int]] = {v: frozenset({n}) for n, v in enumerate(body.inputs)}
+            uses: dict[DeviceValue, frozenset[int]] = {v: frozenset({n}) for n, v in enumerate(body.inputs)}
             for eqn in body.eqns:
                 if eqn.body is not None:
                     inner = [[eqn.values[n] for n in used] for used in self._uses(eqn.body)]
                 else:
-                    inner = [[x for x in xs if isinstance(x, Value)] for xs in operands_of(eqn)]
+                    inner = [[x for x in xs if isinstance(x, DeviceValue)] for xs in operands_of(eqn)]
                 for out, values in zip(eqn.outputs, inner, strict=True):
                     uses[out] = frozenset().union(*(uses[x] for x in values))
             found = self.uses[id(body)] = [uses[v] for v in body.outputs]
         return found
 
-    def _replica(self, eqn: Eqn, body: Function, items: Sequence[Item], scope: Scope) -> tuple[list[Item], set[int]]:
+    def _replica(
+        self, eqn: DeviceEqn, body: Function, items: Sequence[Item], scope: Scope
+    ) -> tuple[list[Item], set[int]]:
         first = first_leaf(next((x for x in items if isinstance(x, Leaf)), items[0]))
         inputs = [
             x if isinstance(x, Leaf) or not x.same or isinstance(v.type, Tuple) else self._near(x, eqn, first.device)
@@ -464,19 +466,19 @@ class Machine:
         ]
         return outs, self.touched.pop()
 
-    def _near(self, item: Group, eqn: Eqn, device: int) -> Leaf:
+    def _near(self, item: Group, eqn: DeviceEqn, device: int) -> Leaf:
         """The copy on a device; where there is none, the first is sent there."""
         found = leaf(item, eqn, device)
         return found if found.device == device else self.domain.send(eqn, found, device)
 
-    def _call(self, eqn: Eqn, scope: Scope) -> list[Item]:
+    def _call(self, eqn: DeviceEqn, scope: Scope) -> list[Item]:
         assert eqn.body is not None
         outs, used = self._replica(eqn, eqn.body, [self._value(v, scope) for v in eqn.values], scope)
         self.touched[-1].update(used)
         return outs
 
 
-def _packed(eqn: Eqn, group: Group) -> list[Item]:
+def _packed(eqn: DeviceEqn, group: Group) -> list[Item]:
     """One tuple, or its elements where the equation names each of them: also the only one, written as a tensor."""
     only = len(group.members or group.items) == 1 and isinstance(eqn.outputs[0].type, Tensor)
     return [group] if len(eqn.outputs) == 1 and not only else list(group.items)
@@ -491,7 +493,7 @@ def _unbound(name: str, scope: Scope) -> DeviceError:
     )
 
 
-def _group(item: Item, eqn: Eqn, name: str = "") -> Group:
+def _group(item: Item, eqn: DeviceEqn, name: str = "") -> Group:
     if isinstance(item, Group):
         return item
     name = name or eqn.values[0].name
@@ -509,7 +511,7 @@ def first_leaf(item: Item) -> Leaf:
     return item
 
 
-def leaf(item: Item, eqn: Eqn, near: int | None = None) -> Leaf:
+def leaf(item: Item, eqn: DeviceEqn, near: int | None = None) -> Leaf:
     """A tensor where one is wanted: a tuple of copies stands for the copy on device ``near``, or else the first."""
     if isinstance(item, Leaf):
         return item

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from meshwright.core.factors import names
 from meshwright.core.linearity import Linearity
 from meshwright.core.types import TensorType
-from meshwright.device.function import Eqn, Value
+from meshwright.device.function import DeviceEqn, DeviceValue
 from meshwright.device.types import Tensor
 from meshwright.errors import ShapeError
 
@@ -20,7 +20,7 @@ Params = Mapping[str, Any]
 Rule = Callable[[Sequence[TensorType], Params], str]
 
 
-class Share(NamedTuple):
+class IndependentOperands(NamedTuple):
     """Operands and results of an op, by number, that have nothing to do with its other operands and results."""
 
     operands: tuple[int, ...]
@@ -43,12 +43,12 @@ class Named(NamedTuple):
     evaluate: Callable[..., Any]
     linear: Linearity
     flops_per_point: float = 1.0
-    shares: Callable[[int], tuple[Share, ...]] | None = None
+    shares: Callable[[int], tuple[IndependentOperands, ...]] | None = None
     like: Callable[[int, int], int] = lambda operands, result: 0
     in_place: bool = False
     results: int = 1
     elementwise: bool = False
-    steps: Callable[[Eqn], Sequence[Eqn]] | None = None
+    steps: Callable[[DeviceEqn], Sequence[DeviceEqn]] | None = None
     floats: bool = False
     contraction: bool = False
 
@@ -97,14 +97,14 @@ def _updates(taken: int, given: int, more: int = 0) -> Rule:
     return rule
 
 
-def _weights(taken: int, given: int, more: int = 0) -> Callable[[int], tuple[Share, ...]]:
+def _weights(taken: int, given: int, more: int = 0) -> Callable[[int], tuple[IndependentOperands, ...]]:
     """Each weight with its gradient and state; the numbers after them belong to all."""
 
-    def shares(operands: int) -> tuple[Share, ...]:
+    def shares(operands: int) -> tuple[IndependentOperands, ...]:
         count = (operands - more) // taken
         numbers = tuple(range(count * taken, operands))
         return tuple(
-            Share((*range(n, count * taken, count), *numbers), tuple(range(n, count * given, count)))
+            IndependentOperands((*range(n, count * taken, count), *numbers), tuple(range(n, count * given, count)))
             for n in range(count)
         )
 
@@ -154,21 +154,21 @@ def _gemm(
     return alpha * xp.matmul(a.T if transA else a, b.T if transB else b) + beta * c
 
 
-def _gemm_steps(eqn: Eqn) -> Sequence[Eqn]:
+def _gemm_steps(eqn: DeviceEqn) -> Sequence[DeviceEqn]:
     """A matmul, and a sum with the third operand after it."""
     (out,) = eqn.outputs
     if len(eqn.inputs) < 3 or any(eqn.attributes.get(name, plain) != plain for name, plain in _PLAIN_GEMM.items()):
         return (eqn,)
     assert isinstance(out.type, Tensor)
     added = eqn.inputs[2]
-    first = Value(f"{out.name}_product", out.type)
-    found = [Eqn("MatMul", eqn.inputs[:2], (first,))]
-    if isinstance(added, Value) and isinstance(added.type, Tensor) and len(added.type.shape) < 2:
+    first = DeviceValue(f"{out.name}_product", out.type)
+    found = [DeviceEqn("MatMul", eqn.inputs[:2], (first,))]
+    if isinstance(added, DeviceValue) and isinstance(added.type, Tensor) and len(added.type.shape) < 2:
         dims = tuple(range(2 - len(added.type.shape), 2))
-        whole = Value(f"{added.name}_rows", out.type)
-        found.append(Eqn("broadcast_in_dim", (added,), (whole,), {"shape": out.type.shape, "dims": dims}))
+        whole = DeviceValue(f"{added.name}_rows", out.type)
+        found.append(DeviceEqn("broadcast_in_dim", (added,), (whole,), {"shape": out.type.shape, "dims": dims}))
         added = whole
-    return (*found, Eqn("add", (first, added), (out,)))
+    return (*found, DeviceEqn("add", (first, added), (out,)))
 
 
 def _adam(

@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import Any
 
 from meshwright.device.classes import is_tensor_eqn
-from meshwright.device.function import Eqn, Number, Value
+from meshwright.device.function import DeviceEqn, DeviceValue, Number
 from meshwright.device.links import chip_of, load, route
 from meshwright.device.named_ops import NAMED
 from meshwright.device.tensor_ops import Arg, cost, signature
@@ -61,10 +61,10 @@ class OnTopology:
         """What its costs depend on."""
         return type(self), repr(self.topology), self.overlap, self.mode
 
-    def is_communication(self, eqn: Eqn) -> bool:
+    def is_communication(self, eqn: DeviceEqn) -> bool:
         return not is_tensor_eqn(eqn) and eqn.op not in _LOCAL
 
-    def in_place(self, eqn: Eqn) -> bool:
+    def in_place(self, eqn: DeviceEqn) -> bool:
         return eqn.op in _LOCAL or (eqn.op in NAMED and NAMED[eqn.op].in_place)
 
     @property
@@ -94,7 +94,7 @@ class OnTopology:
         costs = [self.collective("allreduce", nbytes, group) for group in groups for nbytes in (1.0, 1e9)]
         return (*places, *costs)
 
-    def links(self, eqn: Eqn) -> tuple[Hashable, ...]:
+    def links(self, eqn: DeviceEqn) -> tuple[Hashable, ...]:
         """The links of a torus that a message has for itself.
 
         What a collective along a mesh axis costs has it that the other groups of the axis do the same.
@@ -104,7 +104,7 @@ class OnTopology:
         source, target = _device(eqn.values[0]), _device(eqn.outputs[0])
         return tuple(self._route(source, target)) if source and target else ()
 
-    def seconds(self, eqn: Eqn) -> dict[int, float]:
+    def seconds(self, eqn: DeviceEqn) -> dict[int, float]:
         devices = {_device(v) for v in (*eqn.values, *eqn.outputs) if isinstance(v.type, Tensor)}
         if eqn.op in _LOCAL or eqn.op == "constant":
             return {}
@@ -127,14 +127,14 @@ class OnTopology:
             cost = self.collective(eqn.op, nbytes, tuple(members))
         return dict.fromkeys(devices, cost)
 
-    def together(self, eqn: Eqn, source: int, target: int) -> int:
+    def together(self, eqn: DeviceEqn, source: int, target: int) -> int:
         """How many messages take turns on a link, where one stands for those of all ``members``."""
         members = eqn.attributes.get("members", ())
         if self.topology.switched or not source or not target or len(members) < 2:
             return 1
         return self._load(tuple(members), target - source)
 
-    def compute(self, eqn: Eqn) -> float:
+    def compute(self, eqn: DeviceEqn) -> float:
         """The roofline time of a tensor op on one chip."""
         args = tuple(signature(x if isinstance(x, Number) else _type(x)) for x in eqn.inputs)
         results = tuple(signature(_type(v)) for v in eqn.outputs)
@@ -148,7 +148,9 @@ class OnTopology:
             found = self._compute[key] = self._work_seconds(eqn, args, results, params)
         return found
 
-    def _work_seconds(self, eqn: Eqn, args: Sequence[Arg], results: Sequence[Arg], params: dict[str, Any]) -> float:
+    def _work_seconds(
+        self, eqn: DeviceEqn, args: Sequence[Arg], results: Sequence[Arg], params: dict[str, Any]
+    ) -> float:
         found = cost(eqn.op, args, results, params)
         return self.work(found.flops, found.nbytes, _type(eqn.outputs[0]).dtype)
 
@@ -281,12 +283,12 @@ def _pattern(members: Sequence[int]) -> tuple[int, int, int, tuple[int, ...]]:
     return found[0], len(found), 0, found
 
 
-def _type(value: Value) -> Tensor:
+def _type(value: DeviceValue) -> Tensor:
     assert isinstance(value.type, Tensor), f"{value.name} is no tensor of a resolved program"
     return value.type
 
 
-def _device(value: Value) -> int:
+def _device(value: DeviceValue) -> int:
     base = _type(value).device.base
     assert isinstance(base, int)
     return base

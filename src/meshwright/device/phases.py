@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from meshwright.device.classes import tensor_of
-from meshwright.device.function import Eqn, Function, Value
-from meshwright.device.typical import flops_of, nbytes_of
+from meshwright.device.function import DeviceEqn, DeviceValue, Function
+from meshwright.device.symbolic import flops_of, nbytes_of
 from meshwright.errors import ShapeError
 
 
-def loss_of(body: Function) -> Value | None:
+def loss_of(body: Function) -> DeviceValue | None:
     """The loss of a training program: its first output without dims. Without one, the program only goes forward."""
     return next((v for v in body.outputs if not tensor_of(v).shape and v not in body.inputs), None)
 
 
-def ancestors(body: Function, values: Sequence[Value]) -> set[Eqn]:
+def ancestors(body: Function, values: Sequence[DeviceValue]) -> set[DeviceEqn]:
     """The equations that values are computed by."""
     wanted = set(values)
-    found: set[Eqn] = set()
+    found: set[DeviceEqn] = set()
     for eqn in reversed(body.eqns):
         if any(v in wanted for v in eqn.outputs):
             found.add(eqn)
@@ -26,7 +26,7 @@ def ancestors(body: Function, values: Sequence[Value]) -> set[Eqn]:
     return found
 
 
-def forward_equations(body: Function, among: Sequence[Eqn]) -> list[Eqn]:
+def forward_equations(body: Function, among: Sequence[DeviceEqn]) -> list[DeviceEqn]:
     """The equations of the forward pass: all those before the last one that the loss depends on.
 
     What the forward pass keeps for the backward pass stands between the equations of the loss; gradients stand after.
@@ -40,7 +40,7 @@ def forward_equations(body: Function, among: Sequence[Eqn]) -> list[Eqn]:
     return [eqn for eqn in among if where[eqn] <= last]
 
 
-def cut_by_cost(eqns: Sequence[Eqn], stages: int) -> dict[Eqn, int]:
+def cut_by_cost(eqns: Sequence[DeviceEqn], stages: int) -> dict[DeviceEqn, int]:
     """Contiguous stages whose largest cost is as small as can be; each has an equation at least."""
     if len(eqns) < stages:
         raise ShapeError(
@@ -73,7 +73,7 @@ def _fill(costs: Sequence[float], stages: int, bound: float) -> list[int] | None
     return found if not found or found[-1] == stages - 1 else None
 
 
-def cut_by_names(body: Function, eqns: Sequence[Eqn], names: Sequence[str]) -> dict[Eqn, int]:
+def cut_by_names(body: Function, eqns: Sequence[DeviceEqn], names: Sequence[str]) -> dict[DeviceEqn, int]:
     """Stages that end with the values named; the last one with the program."""
     ends = {v.name: eqn for eqn in eqns for v in eqn.outputs}
     missing = [name for name in names if name not in ends]
@@ -83,7 +83,7 @@ def cut_by_names(body: Function, eqns: Sequence[Eqn], names: Sequence[str]) -> d
             why=f"{body.name or 'the body'} computes {', '.join(list(ends)[:8])}{', …' if len(ends) > 8 else ''}",
             fix=f"stages={[next(iter(ends))]}",
         )
-    found: dict[Eqn, int] = {}
+    found: dict[DeviceEqn, int] = {}
     stage = 0
     left = list(names)
     for eqn in eqns:
@@ -101,17 +101,17 @@ def cut_by_names(body: Function, eqns: Sequence[Eqn], names: Sequence[str]) -> d
 
 
 def place_backward(
-    forward: dict[Eqn, int], backward: Sequence[Eqn], inputs: Sequence[Value], stages: int
-) -> dict[Eqn, int]:
+    forward: dict[DeviceEqn, int], backward: Sequence[DeviceEqn], inputs: Sequence[DeviceValue], stages: int
+) -> dict[DeviceEqn, int]:
     """Stages of the backward equations: gradients go down the pipeline, to where the activations they need are kept."""
-    home: dict[Value, int] = {}
+    home: dict[DeviceValue, int] = {}
     for eqn, stage in forward.items():
         for v in eqn.outputs:
             home.setdefault(v, stage)
         for v in eqn.values:
             home[v] = max(home.get(v, 0), stage)
-    placed: dict[Eqn, int] = {}
-    at: dict[Value, int] = {}
+    placed: dict[DeviceEqn, int] = {}
+    at: dict[DeviceValue, int] = {}
     for eqn in backward:
         above = [at[v] for v in eqn.values if v in at]
         kept = [home[v] for v in eqn.values if v in home and v not in at]

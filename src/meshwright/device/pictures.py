@@ -9,7 +9,7 @@ from typing import Any
 from meshwright.device.device_map import DeviceMap
 from meshwright.device.function import Function
 from meshwright.device.schedule import Schedule
-from meshwright.device.simulation import Simulation
+from meshwright.device.simulation import DeviceSimulation
 from meshwright.device.timeline import numbers_text
 from meshwright.errors import DeviceError
 from meshwright.report.colors import color
@@ -38,7 +38,7 @@ def draw(what: Any, device_map: Any = None, *, by: str | None = None, width: int
        ├─ 2
        └─ 4
     """
-    if isinstance(what, Simulation):
+    if isinstance(what, DeviceSimulation):
         return what.chart().view(width)
     if isinstance(what, Schedule):
         return _draw_schedule(what)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from meshwright.device.bodies import Body
+from meshwright.device.bodies import DeviceBody
 from meshwright.device.classes import Classes, Place, tensor_of
 from meshwright.device.dims import divide
-from meshwright.device.function import Eqn, Function, Number, Value
-from meshwright.device.schedule import Schedule, Task
-from meshwright.device.spread import COPY, Layout, Step, Version
+from meshwright.device.function import DeviceEqn, DeviceValue, Function, Number
+from meshwright.device.schedule import PipelineTask, Schedule
+from meshwright.device.spread import COPY, SpreadSharding, SpreadStep, Version
 from meshwright.device.stages import Stages
 from meshwright.device.transforms import (
     Batch,
@@ -118,7 +118,7 @@ class _Job:
 
     phase: str
     stage: int
-    steps: tuple[Step, ...]
+    steps: tuple[SpreadStep, ...]
 
 
 class _Pipeline:
@@ -129,10 +129,10 @@ class _Pipeline:
         self.count, self.schedule, self.keys = stages.count, stages.schedule, keys
         self.variable = fresh_variable(keys, depth)
         self.home = Device(self.body.variable) if self.body.variable is not None else home_of(self.body)
-        self.eqns: list[Eqn] = []
-        self.where: dict[tuple[Version, int | None, Device], Value] = {}
-        self.made: dict[tuple[Version, int | None], tuple[Value, Device]] = {}
-        self.sums: dict[Version, Value] = {}
+        self.eqns: list[DeviceEqn] = []
+        self.where: dict[tuple[Version, int | None, Device], DeviceValue] = {}
+        self.made: dict[tuple[Version, int | None], tuple[DeviceValue, Device]] = {}
+        self.sums: dict[Version, DeviceValue] = {}
         self.bodies: dict[_Job, tuple[Function, list[Version], list[Version]]] = {}
 
     def device(self, stage: int) -> Device:
@@ -195,7 +195,7 @@ class _Pipeline:
                 missing = self.missing(jobs[task.phase, self.schedule.stage(device, task)], task.microbatch)
                 maker = next(s for s in self.stages.micro if missing in s.results)
                 stage = self.stages.stage_of[maker]
-                wanted = Task(self.stages.phase_of[maker], task.microbatch, stage // self.stages.devices)
+                wanted = PipelineTask(self.stages.phase_of[maker], task.microbatch, stage // self.stages.devices)
                 lines.append(f"device {device}: {task} waits for {wanted} of device {stage % self.stages.devices}")
         return DeviceError(
             f"The schedule {self.schedule.name} waits for itself.",
@@ -210,7 +210,7 @@ class _Pipeline:
             return found.resized(layout.dim, divide(found.shape[layout.dim], self.count))
         return found
 
-    def fetch(self, version: Version, k: int | None, device: Device) -> Value:
+    def fetch(self, version: Version, k: int | None, device: Device) -> DeviceValue:
         """A version on a device: sent there once."""
         if (version, k) not in self.made:
             k = None if (version, None) in self.made else k
@@ -221,10 +221,10 @@ class _Pipeline:
             return found
         value, at = self.made[version, k]
         if at != device:
-            sent = Value(
+            sent = DeviceValue(
                 f"{value.name}_to_{device.sub if device.sub is not None else device}", self.local(version, device)
             )
-            self.eqns.append(Eqn("send", (value,), (sent,), {"to_device": device}))
+            self.eqns.append(DeviceEqn("send", (value,), (sent,), {"to_device": device}))
             value = sent
         self.where[version, k, device] = value
         return value
@@ -245,16 +245,16 @@ class _Pipeline:
                 whole, at = value, self.home
             else:
                 whole, at = self.made[(value, COPY), None]
-            parts = Value(f"{value.name}_parts", Tuple((self.local(version, at),) * self.count))
-            self.eqns.append(Eqn("split", (whole,), (parts,), {"dim": layout.dim, "parts": self.count}))
+            parts = DeviceValue(f"{value.name}_parts", Tuple((self.local(version, at),) * self.count))
+            self.eqns.append(DeviceEqn("split", (whole,), (parts,), {"dim": layout.dim, "parts": self.count}))
             self.made[version, -1] = (parts, at)
         parts, at = self.made[version, -1]
-        item = Value(f"{value.name}_{k}", self.local(version, at))
-        self.eqns.append(Eqn("item", (parts,), (item,), {"index": k}))
+        item = DeviceValue(f"{value.name}_{k}", self.local(version, at))
+        self.eqns.append(DeviceEqn("item", (parts,), (item,), {"index": k}))
         self.made[version, k] = (item, at)
         return k
 
-    def device_of(self, value: Value) -> Device:
+    def device_of(self, value: DeviceValue) -> Device:
         step = next(s for s in self.stages.micro if any(v[0] is value for v in s.results))
         return self.device(self.stages.stage_of[step])
 
@@ -263,26 +263,26 @@ class _Pipeline:
         device = self.device(job.stage)
         operands = tuple(self.fetch(v, k, device) for v in inputs)
         suffix = "" if k is None else f"_{k}"
-        made = tuple(Value(f"{v[0].name}{suffix}", self.local(v, device)) for v in outputs)
-        self.eqns.append(Eqn("call", operands, made, {}, function))
+        made = tuple(DeviceValue(f"{v[0].name}{suffix}", self.local(v, device)) for v in outputs)
+        self.eqns.append(DeviceEqn("call", operands, made, {}, function))
         for version, value in zip(outputs, made, strict=True):
             self.made[version, k] = (value, device)
             if version[1].kind == "summand" and k is not None:
                 self.accumulate(version, value, device)
 
-    def accumulate(self, version: Version, value: Value, device: Device) -> None:
+    def accumulate(self, version: Version, value: DeviceValue, device: Device) -> None:
         before = self.sums.get(version)
         if before is None:
             self.sums[version] = value
             return
-        total = Value(f"{version[0].name}_sum", self.local(version, device))
-        self.eqns.append(Eqn(_ADD[version[1].how], (before, value), (total,)))
+        total = DeviceValue(f"{version[0].name}_sum", self.local(version, device))
+        self.eqns.append(DeviceEqn(_ADD[version[1].how], (before, value), (total,)))
         self.sums[version] = total
 
     def function(self, job: _Job) -> tuple[Function, list[Version], list[Version]]:
         if job in self.bodies:
             return self.bodies[job]
-        made = Body(job.steps, self.local, Device(self.variable))
+        made = DeviceBody(job.steps, self.local, Device(self.variable))
         if not made.inputs:
             made.take((self.body.inputs[0], COPY))
         outputs = [v for step in job.steps for v in step.results if self.leaves(v, job)]
@@ -297,15 +297,15 @@ class _Pipeline:
         inside = set(job.steps)
         return any(version in s.operands for s in self.plan.steps if s not in inside)
 
-    def output(self, value: Value) -> Value:
-        layout: Layout | None = self.planner.original.get(value)
+    def output(self, value: DeviceValue) -> DeviceValue:
+        layout: SpreadSharding | None = self.planner.original.get(value)
         if value in self.planner.inputs:
             return value
         assert layout is not None
-        whole = Value(f"{value.name}_out", tensor_of(value).on(self.home))
+        whole = DeviceValue(f"{value.name}_out", tensor_of(value).on(self.home))
         if layout.kind == "part":
             items = tuple(self.made[(value, layout), k][0] for k in range(self.count))
-            self.eqns.append(Eqn("gather", items, (whole,), {"dim": layout.dim, "to_device": self.home}))
+            self.eqns.append(DeviceEqn("gather", items, (whole,), {"dim": layout.dim, "to_device": self.home}))
             return whole
         if layout.kind == "summand":
             found = self.sums[value, layout]
@@ -313,5 +313,5 @@ class _Pipeline:
             found = self.made[(value, layout), None][0]
         else:
             found = self.made[(value, layout), 0][0]
-        self.eqns.append(Eqn("send", (found,), (whole,), {"to_device": self.home}))
+        self.eqns.append(DeviceEqn("send", (found,), (whole,), {"to_device": self.home}))
         return whole

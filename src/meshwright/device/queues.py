@@ -11,17 +11,17 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
-from meshwright.device.alike import Covers, Stack, device_of
-from meshwright.device.function import Eqn, Function, Value
-from meshwright.device.liveness import Memory, Places, TimedMemory, remember
-from meshwright.device.simulation import Assumptions, Role, Simulation
+from meshwright.device.function import DeviceEqn, DeviceValue, Function
+from meshwright.device.liveness import DeviceMemory, Places, TimedMemory, remember
+from meshwright.device.simulation import Assumptions, DeviceSimulation, Role
+from meshwright.device.symmetry import Covers, Stack, device_of
 from meshwright.device.tensor_ops import is_elementwise
-from meshwright.device.timeline import Event
+from meshwright.device.timeline import DeviceEvent
 from meshwright.device.types import Tensor
 from meshwright.errors import DeviceError
 
 
-def _places(value: Value) -> Places:
+def _places(value: DeviceValue) -> Places:
     """The devices a value is on, and the bytes it takes there."""
     if isinstance(value.type, Tensor):
         device = value.type.device.base
@@ -33,7 +33,7 @@ def _places(value: Value) -> Places:
             )
         return [(device, value.type.nbytes)]
     assert value.type is not None, value.name
-    return [place for item in value.type.items for place in _places(Value(value.name, item))]
+    return [place for item in value.type.items for place in _places(DeviceValue(value.name, item))]
 
 
 class _Fact(NamedTuple):
@@ -53,15 +53,15 @@ class _Facts:
         self.known: dict[tuple[object, ...], _Fact] = {}
         self.placed: dict[int, Places] = {}
 
-    def places(self, value: Value) -> Places:
+    def places(self, value: DeviceValue) -> Places:
         found = self.placed.get(id(value.type))
         if found is None:
             found = self.placed[id(value.type)] = _places(value)
         return found
 
-    def of(self, eqn: Eqn) -> _Fact:
+    def of(self, eqn: DeviceEqn) -> _Fact:
         # Types are alive as long as the program is, so that their identity is theirs alone.
-        types = [id(x.type) if x.__class__ is Value else x for x in eqn.inputs]  # type: ignore[union-attr]
+        types = [id(x.type) if x.__class__ is DeviceValue else x for x in eqn.inputs]  # type: ignore[union-attr]
         attributes = tuple(eqn.attributes.items()) if eqn.attributes else ()
         key = (eqn.op, *types, attributes, *[id(v.type) for v in eqn.outputs])
         try:
@@ -72,7 +72,7 @@ class _Facts:
             found = self.known[key] = self.made(eqn)
         return found
 
-    def made(self, eqn: Eqn) -> _Fact:
+    def made(self, eqn: DeviceEqn) -> _Fact:
         assumptions = self.assumptions
         used = {device: 0.0 for v in (*eqn.values, *eqn.outputs) for device, _ in self.places(v)}
         used.update(assumptions.seconds(eqn))
@@ -91,7 +91,7 @@ def _starts(fn: Function, facts: Sequence[_Fact]) -> list[float]:
     for eqn, fact in zip(fn.eqns, facts, strict=True):
         start = 0.0
         for x in eqn.inputs:
-            at = done.get(x) if x.__class__ is Value else None
+            at = done.get(x) if x.__class__ is DeviceValue else None
             if at is not None and at > start:
                 start = at
         for device in fact.costs:
@@ -168,15 +168,17 @@ class _Timed(NamedTuple):
     starts: Sequence[float]
 
 
-def _measured(timed: _Timed, assumptions: Assumptions, places: Callable[[Value], Places], *, events: bool) -> Role:
+def _measured(
+    timed: _Timed, assumptions: Assumptions, places: Callable[[DeviceValue], Places], *, events: bool
+) -> Role:
     """Memory and busy time of each device, and the events in order."""
-    memory = TimedMemory() if assumptions.overlap else Memory()
+    memory = TimedMemory() if assumptions.overlap else DeviceMemory()
     for v in timed.fn.inputs:
         for device, nbytes in places(v):
             memory.live[device] = memory.live.get(device, 0) + nbytes
     base = memory.base()
     busy, linked = dict.fromkeys(base, 0.0), dict.fromkeys(base, 0.0)
-    timeline: list[Event] = []
+    timeline: list[DeviceEvent] = []
     for eqn, fact, start in zip(timed.fn.eqns, timed.facts, timed.starts, strict=True):
         if fact.talks and assumptions.overlap:
             for device, seconds in fact.costs.items():
@@ -188,7 +190,7 @@ def _measured(timed: _Timed, assumptions: Assumptions, places: Callable[[Value],
         if events:
             made = dict(fact.made)
             timeline += [
-                Event(device, eqn.outputs[0].name, eqn.op, start, seconds, fact.talks, made.get(device, 0))
+                DeviceEvent(device, eqn.outputs[0].name, eqn.op, start, seconds, fact.talks, made.get(device, 0))
                 for device, seconds in fact.costs.items()
             ]
     remember(timed.fn, timed.facts, timed.starts, places, memory, assumptions.reuses)
@@ -198,7 +200,7 @@ def _measured(timed: _Timed, assumptions: Assumptions, places: Callable[[Value],
 def _seen_by(device: int, written: int, timed: _Timed, covers: Covers) -> _Timed:
     """What a device does of that which another stands for: its equations, with the values that are on it."""
 
-    def here(v: Value, stack: Stack) -> bool:
+    def here(v: DeviceValue, stack: Stack) -> bool:
         return device_of(v) == written and device in covers.devices(written, stack)
 
     eqns, facts, starts = [], [], []
@@ -207,12 +209,12 @@ def _seen_by(device: int, written: int, timed: _Timed, covers: Covers) -> _Timed
         if stack is None or device not in covers.devices(written, stack):
             continue
         taken = covers.taken[eqn.outputs[0]]
-        inputs = tuple(x for x in eqn.inputs if not isinstance(x, Value) or here(x, taken))
+        inputs = tuple(x for x in eqn.inputs if not isinstance(x, DeviceValue) or here(x, taken))
         outputs = tuple(v for v in eqn.outputs if here(v, covers.values[v]))
         places = [p for p in fact.made if p[0] == written] if outputs else []
         costs = {d: seconds for d, seconds in fact.costs.items() if d == written}
         facts.append(fact._replace(costs=costs, made=places, allocated=places if fact.allocated else []))
-        eqns.append(Eqn(eqn.op, inputs, outputs or eqn.outputs, eqn.attributes))
+        eqns.append(DeviceEqn(eqn.op, inputs, outputs or eqn.outputs, eqn.attributes))
         starts.append(start)
     held = tuple(v for v in timed.fn.inputs if here(v, covers.values.get(v, ())))
     returned = tuple(v for v in timed.fn.outputs if here(v, covers.output(v)))
@@ -226,7 +228,7 @@ def run(
     roles: Mapping[int, Sequence[frozenset[int]]] | None = None,
     *,
     events: bool = True,
-) -> Simulation:
+) -> DeviceSimulation:
     """Simulate a resolved program; where devices stand for others, ``roles`` are those that do the same as them."""
     known = _Facts(assumptions)
     facts = [known.of(eqn) for eqn in fn.eqns]
@@ -236,14 +238,14 @@ def run(
     ends = [start + max(fact.costs.values(), default=0.0) for fact, start in zip(facts, starts, strict=True)]
     found = _measured(timed, assumptions, known.places, events=events)
     if covers is None:
-        return Simulation.of(max(ends, default=0.0), found)
+        return DeviceSimulation.of(max(ends, default=0.0), found)
 
     def role(device: int, written: int) -> Role:
         seen = _seen_by(device, written, timed, covers)
 
-        def places(v: Value) -> Places:
+        def places(v: DeviceValue) -> Places:
             return [p for p in known.places(v) if p[0] == written]
 
         return _measured(seen, assumptions, places, events=events).moved(written, device)
 
-    return Simulation.of(max(ends, default=0.0), found, roles or {}, role)
+    return DeviceSimulation.of(max(ends, default=0.0), found, roles or {}, role)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import isqrt
 
-from meshwright.device.function import Eqn, Function, Number, Operand, Value
+from meshwright.device.function import DeviceEqn, DeviceValue, Function, Number, Operand
 from meshwright.device.phases import ancestors, cut_by_cost, forward_equations, loss_of
 from meshwright.device.transforms import Keys, at_level, plain_keys
 from meshwright.device.typing import typed
@@ -56,7 +56,7 @@ def _recompute(body: Function, segments: int | None) -> Function:
     # What a later segment reads is kept; all else of a segment is computed again, except in the last.
     kept = {v for eqn in forward for v in eqn.values if v in made and made[v] != stage[eqn]} | set(body.outputs)
     by_segment = {n: [eqn for eqn in forward if stage[eqn] == n] for n in range(count)}
-    again: dict[int, dict[Value, Value]] = {}
+    again: dict[int, dict[DeviceValue, DeviceValue]] = {}
     eqns = list(forward)
 
     def use(x: Operand) -> Operand:
@@ -69,17 +69,19 @@ def _recompute(body: Function, segments: int | None) -> Function:
 
     for eqn in backward:
         inputs = tuple(use(x) for x in eqn.inputs)
-        eqns.append(Eqn(eqn.op, inputs, eqn.outputs, eqn.attributes, eqn.body))
+        eqns.append(DeviceEqn(eqn.op, inputs, eqn.outputs, eqn.attributes, eqn.body))
     whole = body.with_(eqns=tuple(eqns))
     used = ancestors(whole, whole.outputs)  # what only the backward pass needed is no longer computed before it
     return whole.with_(eqns=tuple(eqn for eqn in eqns if eqn in used))
 
 
-def _copy(segment: list[Eqn], kept: set[Value], backward: list[Eqn], eqns: list[Eqn]) -> dict[Value, Value]:
+def _copy(
+    segment: list[DeviceEqn], kept: set[DeviceValue], backward: list[DeviceEqn], eqns: list[DeviceEqn]
+) -> dict[DeviceValue, DeviceValue]:
     """Run again the equations of a segment that the backward pass needs."""
     wanted = {v for eqn in backward for v in eqn.values}
     # Which operand a maximum is equal to must not hang on the last bit: both sides are computed again, in one place.
-    compared: set[Value] = set()
+    compared: set[DeviceValue] = set()
     needed = []
     for eqn in reversed(segment):
         if any(v in wanted and (v not in kept or v in compared) for v in eqn.outputs):
@@ -87,12 +89,12 @@ def _copy(segment: list[Eqn], kept: set[Value], backward: list[Eqn], eqns: list[
             wanted.update(eqn.values)
             if eqn.op in ("eq", "ne"):
                 compared.update(eqn.values)
-    copies: dict[Value, Value] = {}
+    copies: dict[DeviceValue, DeviceValue] = {}
     for eqn in reversed(needed):
-        inputs = tuple(copies.get(x, x) if isinstance(x, Value) else x for x in eqn.inputs)
+        inputs = tuple(copies.get(x, x) if isinstance(x, DeviceValue) else x for x in eqn.inputs)
         outputs = []
         for v in eqn.outputs:
-            copies[v] = Value(f"{v.name}_again", v.type)
+            copies[v] = DeviceValue(f"{v.name}_again", v.type)
             outputs.append(copies[v])
-        eqns.append(Eqn(eqn.op, inputs, tuple(outputs), eqn.attributes, eqn.body))
+        eqns.append(DeviceEqn(eqn.op, inputs, tuple(outputs), eqn.attributes, eqn.body))
     return copies

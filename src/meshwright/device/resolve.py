@@ -7,12 +7,12 @@ from dataclasses import replace
 from numbers import Integral
 from typing import Any
 
-from meshwright.device.alike import Covers, Folding
 from meshwright.device.attributes import check_reduce
 from meshwright.device.device_map import DeviceMap
 from meshwright.device.dims import Dim, Size, bind, divide, is_whole, solve
-from meshwright.device.function import Eqn, Function, Keys, Number, Value
-from meshwright.device.machine import Group, Item, Leaf, Machine, Members, Scope, first_leaf
+from meshwright.device.function import DeviceEqn, DeviceValue, Function, Keys, Number
+from meshwright.device.machine import DeviceMachine, Group, Item, Leaf, Members, Scope, first_leaf
+from meshwright.device.symmetry import Covers, Folding
 from meshwright.device.tensor_ops import infer, signature
 from meshwright.device.types import Device, Tensor, Tuple, Type, elements
 from meshwright.errors import DeviceError, ShapeError
@@ -23,23 +23,23 @@ class Flat:
 
     def __init__(self, symbols: frozenset[str], device_map: DeviceMap | None = None) -> None:
         self.covers = Covers(device_map)
-        self.eqns: list[Eqn] = []
+        self.eqns: list[DeviceEqn] = []
         self.symbols = symbols
         self.count: dict[tuple[str, int], int] = {}
         self.replicas: list[Members] = []
         self.locate: Callable[[Device, Scope], int] = lambda device, scope: -1
         self.senders: dict[tuple[int, ...], Keys] = {}
 
-    def value(self, name: str, type: Tensor, origin: Value | None = None) -> Leaf:
+    def value(self, name: str, type: Tensor, origin: DeviceValue | None = None) -> Leaf:
         device = type.device.base
         assert isinstance(device, int)
         count = self.count[name, device] = self.count.get((name, device), 0) + 1
         named = f"{name}_{device}" + (f"_{count}" if count > 1 else "")
-        return Leaf(Value(named, type, (origin, count) if origin is not None else None), device)
+        return Leaf(DeviceValue(named, type, (origin, count) if origin is not None else None), device)
 
     def emit(
         self,
-        eqn: Eqn,
+        eqn: DeviceEqn,
         op: str,
         args: Sequence[Leaf | Number],
         types: Sequence[Tensor],
@@ -52,15 +52,17 @@ class Flat:
         origins = eqn.outputs if len(eqn.outputs) == len(types) else eqn.outputs[:1] * len(types)
         outs = [self.value(v.name, t, v) for v, t in zip(origins, types, strict=True)]
         inputs = tuple(x if isinstance(x, Number) else x.data for x in args)
-        self.append(Eqn(op, inputs, tuple(x.data for x in outs), attributes), taken, made)
+        self.append(DeviceEqn(op, inputs, tuple(x.data for x in outs), attributes), taken, made)
         return outs
 
-    def append(self, eqn: Eqn, taken: Members, made: Members) -> None:
+    def append(self, eqn: DeviceEqn, taken: Members, made: Members) -> None:
         self.eqns.append(eqn)
         stack = tuple(self.replicas)
         self.covers.note(eqn, (*stack, taken) if taken else stack, (*stack, made) if made else stack)
 
-    def compute(self, eqn: Eqn, args: Sequence[Leaf | Number], params: Mapping[str, Any], device: int) -> list[Leaf]:
+    def compute(
+        self, eqn: DeviceEqn, args: Sequence[Leaf | Number], params: Mapping[str, Any], device: int
+    ) -> list[Leaf]:
         if eqn.op == "constant":
             array = params["value"]
             return self.emit(
@@ -72,55 +74,55 @@ class Flat:
             params = {"device": Device(device), **params}
         return self.emit(eqn, eqn.op, args, types, **params)
 
-    def scatter(self, eqn: Eqn, x: Leaf, dim: int, devices: Sequence[int], *, folded: bool) -> list[Leaf]:
+    def scatter(self, eqn: DeviceEqn, x: Leaf, dim: int, devices: Sequence[int], *, folded: bool) -> list[Leaf]:
         part = _part(eqn, x.data.type, dim, len(devices))
         return self.spread(eqn, x, part, devices, folded, {"dim": dim})
 
-    def broadcast(self, eqn: Eqn, x: Leaf, devices: Sequence[int], *, folded: bool) -> list[Leaf]:
+    def broadcast(self, eqn: DeviceEqn, x: Leaf, devices: Sequence[int], *, folded: bool) -> list[Leaf]:
         return self.spread(eqn, x, x.data.type, devices, folded, {})
 
     def spread(
-        self, eqn: Eqn, x: Leaf, part: Tensor, devices: Sequence[int], folded: bool, attributes: dict[str, Any]
+        self, eqn: DeviceEqn, x: Leaf, part: Tensor, devices: Sequence[int], folded: bool, attributes: dict[str, Any]
     ) -> list[Leaf]:
         types = [part.on(Device(d)) for d in (devices[:1] if folded else devices)]
         group = tuple(devices) if folded else ()
         return self.emit(eqn, eqn.op, [x], types, (), group, **attributes, devices=Keys(devices))
 
-    def gather(self, eqn: Eqn, xs: Sequence[Leaf], dim: int, device: int, members: Members) -> Leaf:
+    def gather(self, eqn: DeviceEqn, xs: Sequence[Leaf], dim: int, device: int, members: Members) -> Leaf:
         whole = _joined(eqn, xs, dim, len(members)).on(Device(device))
         group = _group(xs, members)
         to = Device(device)
         return self.emit(eqn, "gather", xs, [whole], group, (), dim=dim, to_device=to, **_named(group))[0]
 
-    def allreduce(self, eqn: Eqn, xs: Sequence[Leaf], how: str, members: Members) -> list[Leaf]:
+    def allreduce(self, eqn: DeviceEqn, xs: Sequence[Leaf], how: str, members: Members) -> list[Leaf]:
         _equal(eqn, xs)
         check_reduce(eqn, how, xs[0].data.type)
         group = _group(xs, members)
         extra = {} if how == "sum" else {"reduce": how}
         return self.emit(eqn, "allreduce", xs, [x.data.type for x in xs], group, group, **extra, **_named(group))
 
-    def allgather(self, eqn: Eqn, xs: Sequence[Leaf], dim: int, members: Members) -> list[Leaf]:
+    def allgather(self, eqn: DeviceEqn, xs: Sequence[Leaf], dim: int, members: Members) -> list[Leaf]:
         whole, group = _joined(eqn, xs, dim, len(members)), _group(xs, members)
         types = [whole.on(Device(x.device)) for x in xs]
         return self.emit(eqn, "allgather", xs, types, group, group, dim=dim, **_named(group))
 
-    def reduce_scatter(self, eqn: Eqn, xs: Sequence[Leaf], dim: int, members: Members) -> list[Leaf]:
+    def reduce_scatter(self, eqn: DeviceEqn, xs: Sequence[Leaf], dim: int, members: Members) -> list[Leaf]:
         _equal(eqn, xs)
         part, group = _part(eqn, xs[0].data.type, dim, len(members)), _group(xs, members)
         types = [part.on(Device(x.device)) for x in xs]
         return self.emit(eqn, "reduce_scatter", xs, types, group, group, dim=dim, **_named(group))
 
-    def own_part(self, eqn: Eqn, xs: Sequence[Leaf], dim: int, members: Members) -> list[Leaf]:
+    def own_part(self, eqn: DeviceEqn, xs: Sequence[Leaf], dim: int, members: Members) -> list[Leaf]:
         part, group = _part(eqn, xs[0].data.type, dim, len(members)), _group(xs, members)
         made = []
         for n, x in enumerate(xs):
             here = part.on(Device(x.device))
-            parts = Value(f"{eqn.outputs[0].name}_parts_{x.device}", Tuple((here,) * len(members)))
-            self.append(Eqn("split", (x.data,), (parts,), {"dim": dim, "parts": len(members)}), group, group)
+            parts = DeviceValue(f"{eqn.outputs[0].name}_parts_{x.device}", Tuple((here,) * len(members)))
+            self.append(DeviceEqn("split", (x.data,), (parts,), {"dim": dim, "parts": len(members)}), group, group)
             made += self.emit(eqn, "item", [Leaf(parts, x.device)], [here], group, group, index=n)
         return made
 
-    def send(self, eqn: Eqn, x: Leaf, device: int) -> Leaf:
+    def send(self, eqn: DeviceEqn, x: Leaf, device: int) -> Leaf:
         together = {"members": self.sending(x.device)} if self.replicas else {}
         return self.emit(eqn, "send", [x], [x.data.type.on(Device(device))], to_device=Device(device), **together)[0]
 
@@ -135,11 +137,11 @@ class Flat:
             found = self.senders[key] = Keys(places)
         return found
 
-    def split(self, eqn: Eqn, x: Leaf, dim: int, parts: int) -> list[Leaf]:
+    def split(self, eqn: DeviceEqn, x: Leaf, dim: int, parts: int) -> list[Leaf]:
         part = _part(eqn, x.data.type, dim, parts)
         return self.emit(eqn, "split", [x], [part] * parts, dim=dim, parts=parts)
 
-    def annotate(self, value: Value, item: Item, scope: Scope) -> None:
+    def annotate(self, value: DeviceValue, item: Item, scope: Scope) -> None:
         if value.type is not None:
             self._match(value.name, value.type, item, scope)
 
@@ -209,7 +211,7 @@ def _mismatch(name: str, written: Tensor, found: Tensor, dim: int | None = None)
     )
 
 
-def _part(eqn: Eqn, type: Tensor, dim: int, parts: int) -> Tensor:
+def _part(eqn: DeviceEqn, type: Tensor, dim: int, parts: int) -> Tensor:
     if not 0 <= dim < len(type.shape):
         raise ShapeError(
             f"{eqn.op} cannot cut dim {dim}.", why=f"the tensor is {type}", fix=f"dim={max(len(type.shape) - 1, 0)}"
@@ -225,7 +227,7 @@ def _part(eqn: Eqn, type: Tensor, dim: int, parts: int) -> Tensor:
     return type.resized(dim, size)
 
 
-def _equal(eqn: Eqn, xs: Sequence[Leaf]) -> None:
+def _equal(eqn: DeviceEqn, xs: Sequence[Leaf]) -> None:
     for x in xs[1:]:
         if x.data.type.shape != xs[0].data.type.shape or x.data.type.dtype != xs[0].data.type.dtype:
             raise ShapeError(
@@ -244,7 +246,7 @@ def _named(group: Members) -> dict[str, Any]:
     return {"members": Keys(group)} if group else {}
 
 
-def _joined(eqn: Eqn, xs: Sequence[Leaf], dim: int, count: int) -> Tensor:
+def _joined(eqn: DeviceEqn, xs: Sequence[Leaf], dim: int, count: int) -> Tensor:
     first: Tensor = xs[0].data.type
     if not 0 <= dim < len(first.shape):
         raise ShapeError(f"{eqn.op} cannot join along dim {dim}.", why=f"the parts are {first}", fix="dim=0")
@@ -320,7 +322,7 @@ def resolved(
     """The flat program, and whom its values stand for where it is folded."""
     domain = Flat(symbols_of(fn) - set(sizes), device_map)
     inputs = input_items(fn, domain, sizes)
-    machine = Machine(domain, device_map, sizes, fold=fold)
+    machine = DeviceMachine(domain, device_map, sizes, fold=fold)
     domain.replicas, domain.locate = machine.replicas, machine.device
     outs = machine.run(fn, inputs)
     for item in outs:  # one tensor is that of one device, also where it stands for copies on others
@@ -357,20 +359,20 @@ def names_devices(fn: Function) -> bool:
     )
 
 
-def _names_devices(eqn: Eqn) -> bool:
+def _names_devices(eqn: DeviceEqn) -> bool:
     """Whether a tuple is spread over devices with numbers, below one, or by a map that is not the program's."""
     spread = "devices" in eqn.attributes and not (len(eqn.outputs) == 1 and isinstance(eqn.outputs[0].type, Tensor))
     own = "device_map" in eqn.attributes
     return spread or own or any(isinstance(key, int) for key in eqn.attributes.get("device_keys", ()))
 
 
-def _names_one(eqn: Eqn) -> bool:
+def _names_one(eqn: DeviceEqn) -> bool:
     """Whether an equation is on a device of which the map says nothing: the same one in every replica, or ``d+1``."""
     found = [eqn.attributes.get(name) for name in ("to_device", "device")]
     return any(isinstance(d, Device) and (d.is_concrete or d.offset != 0) for d in found)
 
 
-def _flat_values(item: Item) -> list[Value]:
+def _flat_values(item: Item) -> list[DeviceValue]:
     if isinstance(item, Leaf):
         return [item.data]
     return [v for inner in item.items for v in _flat_values(inner)]

@@ -16,7 +16,7 @@ from meshwright.errors import DeviceError, ShapeError
 MOST_TASKS = 1 << 18  # of a schedule that is written out and played in a second
 
 
-class Task(NamedTuple):
+class PipelineTask(NamedTuple):
     """One phase of one microbatch on one chunk."""
 
     phase: str
@@ -37,7 +37,7 @@ class Schedule:
     """
 
     name: str
-    orders: tuple[tuple[Task, ...], ...]
+    orders: tuple[tuple[PipelineTask, ...], ...]
     chunks: int = 1
 
     @property
@@ -48,7 +48,7 @@ class Schedule:
     def microbatches(self) -> int:
         return 1 + max((task.microbatch for order in self.orders for task in order), default=-1)
 
-    def stage(self, device: int, task: Task) -> int:
+    def stage(self, device: int, task: PipelineTask) -> int:
         """The stage a task runs."""
         return task.chunk * self.devices + device
 
@@ -87,16 +87,16 @@ class Timing(NamedTuple):
     seconds: float
     bubble_fraction: float
     peak_activations: tuple[int, ...]
-    starts: dict[tuple[int, Task], float]
+    starts: dict[tuple[int, PipelineTask], float]
 
 
-def _needs(schedule: Schedule, device: int, task: Task, split: bool) -> list[tuple[int, Task]]:
+def _needs(schedule: Schedule, device: int, task: PipelineTask, split: bool) -> list[tuple[int, PipelineTask]]:
     """What a task waits for on other devices or earlier on its own."""
     last = schedule.devices * schedule.chunks - 1
     stage = schedule.stage(device, task)
 
-    def at(stage: int, phase: str) -> tuple[int, Task]:
-        return stage % schedule.devices, Task(phase, task.microbatch, stage // schedule.devices)
+    def at(stage: int, phase: str) -> tuple[int, PipelineTask]:
+        return stage % schedule.devices, PipelineTask(phase, task.microbatch, stage // schedule.devices)
 
     if task.phase == "F":
         return [at(stage - 1, "F")] if stage else []
@@ -179,8 +179,8 @@ class Turns:
 def _run(schedule: Schedule, seconds: Mapping[str, float]) -> Timing:
     _check_tasks(schedule)
     split = any(task.phase == "W" for order in schedule.orders for task in order)
-    ends: dict[tuple[int, Task], float] = {}
-    starts: dict[tuple[int, Task], float] = {}
+    ends: dict[tuple[int, PipelineTask], float] = {}
+    starts: dict[tuple[int, PipelineTask], float] = {}
     clock = [0.0] * schedule.devices
     at = [0] * schedule.devices
     held = [0] * schedule.devices
@@ -211,10 +211,10 @@ def _run(schedule: Schedule, seconds: Mapping[str, float]) -> Timing:
     return Timing(total, 1 - busy / total, tuple(peak), starts)
 
 
-def cyclic_wait(schedule: Schedule, at: Sequence[int], done: Mapping[tuple[int, Task], object]) -> DeviceError:
+def cyclic_wait(schedule: Schedule, at: Sequence[int], done: Mapping[tuple[int, PipelineTask], object]) -> DeviceError:
     """The error for a schedule in which nothing can go on: it prints who waits for whom."""
     waiting = {d: order[at[d]] for d, order in enumerate(schedule.orders) if at[d] < len(order)}
-    blocked: dict[int, tuple[int, Task]] = {}
+    blocked: dict[int, tuple[int, PipelineTask]] = {}
     for device, task in waiting.items():
         need = next(n for n in _needs(schedule, device, task, False) if n not in done)
         blocked[device] = need
@@ -236,14 +236,14 @@ def cyclic_wait(schedule: Schedule, at: Sequence[int], done: Mapping[tuple[int, 
 
 def forward_only(devices: int, microbatches: int, chunks: int = 1) -> Schedule:
     """Forward passes alone."""
-    order = tuple(Task("F", k, c) for k, c in _interleaving(devices, microbatches, chunks))
+    order = tuple(PipelineTask("F", k, c) for k, c in _interleaving(devices, microbatches, chunks))
     return Schedule("forward", (order,) * devices, chunks)
 
 
 def gpipe(devices: int, microbatches: int) -> Schedule:
     """All forward passes, then all backward passes."""
     check_counts("gpipe", devices, microbatches)
-    order = (*(Task("F", k) for k in range(microbatches)), *(Task("B", k) for k in range(microbatches)))
+    order = (*(PipelineTask("F", k) for k in range(microbatches)), *(PipelineTask("B", k) for k in range(microbatches)))
     return Schedule("gpipe", (order,) * devices)
 
 
@@ -253,10 +253,10 @@ def one_f_one_b(devices: int, microbatches: int) -> Schedule:
     orders = []
     for device in range(devices):
         ahead = min(devices - 1 - device, microbatches)
-        tasks = [Task("F", k) for k in range(ahead)]
+        tasks = [PipelineTask("F", k) for k in range(ahead)]
         for k in range(ahead, microbatches):
-            tasks += [Task("F", k), Task("B", k - ahead)]
-        tasks += [Task("B", k) for k in range(microbatches - ahead, microbatches)]
+            tasks += [PipelineTask("F", k), PipelineTask("B", k - ahead)]
+        tasks += [PipelineTask("B", k) for k in range(microbatches - ahead, microbatches)]
         orders.append(tuple(tasks))
     return Schedule("1f1b", tuple(orders))
 
@@ -286,10 +286,10 @@ def interleaved(devices: int, microbatches: int, chunks: int = 2) -> Schedule:
         ahead = min(2 * (devices - device - 1) + (chunks - 1) * devices, len(forward))
         if microbatches == devices:
             ahead = len(forward)
-        tasks = [Task("F", k, c) for k, c in forward[:ahead]]
+        tasks = [PipelineTask("F", k, c) for k, c in forward[:ahead]]
         for n in range(ahead, len(forward)):
-            tasks += [Task("F", *forward[n]), Task("B", *backward[n - ahead])]
-        tasks += [Task("B", *backward[n]) for n in range(len(forward) - ahead, len(forward))]
+            tasks += [PipelineTask("F", *forward[n]), PipelineTask("B", *backward[n - ahead])]
+        tasks += [PipelineTask("B", *backward[n]) for n in range(len(forward) - ahead, len(forward))]
         orders.append(tuple(tasks))
     return Schedule("interleaved", tuple(orders), chunks)
 
@@ -308,14 +308,14 @@ def zb_h1(devices: int, microbatches: int) -> Schedule:
     orders = []
     for device in range(devices):
         ahead = min(devices - device, microbatches)
-        tasks = [Task("F", k) for k in range(ahead)]
+        tasks = [PipelineTask("F", k) for k in range(ahead)]
         for k in range(microbatches):
-            tasks.append(Task("B", k))
+            tasks.append(PipelineTask("B", k))
             if k >= device:
-                tasks.append(Task("W", k - device))
+                tasks.append(PipelineTask("W", k - device))
             if ahead + k < microbatches:
-                tasks.append(Task("F", ahead + k))
-        tasks += [Task("W", k) for k in range(max(0, microbatches - device), microbatches)]
+                tasks.append(PipelineTask("F", ahead + k))
+        tasks += [PipelineTask("W", k) for k in range(max(0, microbatches - device), microbatches)]
         orders.append(tuple(tasks))
     return Schedule("zb-h1", tuple(orders))
 

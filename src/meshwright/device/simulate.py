@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from meshwright.device.alike import Covers, Distances, Folding, Roles, by_distance, is_regular
 from meshwright.device.device_map import DeviceMap
 from meshwright.device.function import Function
 from meshwright.device.on_topology import OnTopology
 from meshwright.device.queues import run
 from meshwright.device.resolve import as_device_map, check_sizes, names_devices, resolved
-from meshwright.device.simulation import Assumptions, Simulation
+from meshwright.device.simulation import Assumptions, DeviceSimulation
 from meshwright.device.steady import steady_state
+from meshwright.device.symmetry import Covers, Distances, Folding, Roles, by_distance, is_regular
 from meshwright.device.types import Tensor
 from meshwright.errors import MeshwrightError
 from meshwright.hardware.topology import Topology
@@ -27,7 +27,7 @@ def simulate(
     steady: bool = False,
     events: bool = True,
     **sizes: int,
-) -> Simulation:
+) -> DeviceSimulation:
     """When each op runs and what memory it takes: on a `hardware.Topology`, or under assumptions of your own.
 
     Devices that do the same under the device map, at the same distances from each other, are simulated once (``fold``):
@@ -52,7 +52,7 @@ def simulate(
     check_sizes(fn, sizes)
     if not sizes and _is_flat(fn):
         found = run(steady_state(fn) if steady else fn, assumptions, events=events)
-        found.alike = by_distance(fn)
+        found.same_devices = by_distance(fn)
         return found
     devices = as_device_map(device_map, fn)
     folded = _folded(fn, devices, sizes, assumptions, steady) if fold else None

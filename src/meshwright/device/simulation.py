@@ -13,9 +13,9 @@ from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
 from meshwright.core.files import write_whole
-from meshwright.device.alike import Alike
-from meshwright.device.function import Eqn
-from meshwright.device.timeline import Event, chart_of
+from meshwright.device.function import DeviceEqn
+from meshwright.device.symmetry import SameDevices
+from meshwright.device.timeline import DeviceEvent, chart_of
 from meshwright.report.gantt import Chart, trace
 
 
@@ -27,17 +27,17 @@ class Assumptions(Protocol):
     @property
     def reuses(self) -> bool: ...
 
-    def seconds(self, eqn: Eqn) -> dict[int, float]:
+    def seconds(self, eqn: DeviceEqn) -> dict[int, float]:
         """Time on each device that takes part."""
         ...
 
-    def is_communication(self, eqn: Eqn) -> bool: ...
+    def is_communication(self, eqn: DeviceEqn) -> bool: ...
 
-    def links(self, eqn: Eqn) -> tuple[Hashable, ...]:
+    def links(self, eqn: DeviceEqn) -> tuple[Hashable, ...]:
         """What the op has for itself while it communicates, other than its devices."""
         ...
 
-    def in_place(self, eqn: Eqn) -> bool:
+    def in_place(self, eqn: DeviceEqn) -> bool:
         """Whether the results take the memory of operands."""
         ...
 
@@ -49,7 +49,7 @@ class Role(NamedTuple):
     base_bytes: dict[int, int]
     busy_seconds: dict[int, float]
     link_seconds: dict[int, float]
-    events: list[Event]
+    events: list[DeviceEvent]
 
     def moved(self, written: int, device: int) -> Role:
         """The same of one device, under the number of another."""
@@ -114,7 +114,7 @@ class ByDevice(dict[int, Any]):
 
 
 @dataclass
-class Simulation:
+class DeviceSimulation:
     """The outcome: ``seconds`` in all, memory and busy time per device, and the events in order.
 
     Where devices that do the same are simulated once, ``alike`` are those that each one stands for; what any of them
@@ -134,8 +134,8 @@ class Simulation:
     base_bytes: dict[int, int]
     busy_seconds: dict[int, float]
     link_seconds: dict[int, float] = field(default_factory=dict)
-    events: list[Event] = field(default_factory=list)
-    alike: Alike = field(default_factory=dict, repr=False, compare=False)
+    events: list[DeviceEvent] = field(default_factory=list)
+    same_devices: SameDevices = field(default_factory=dict, repr=False, compare=False)
     roles: RoleTable = field(default_factory=lambda: RoleTable(), repr=False, compare=False)
 
     @classmethod
@@ -145,10 +145,10 @@ class Simulation:
         found: Role,
         sets: Mapping[int, Sequence[frozenset[int]]] | None = None,
         measure: Callable[[int, int], Role] | None = None,
-    ) -> Simulation:
+    ) -> DeviceSimulation:
         """The outcome of devices that are simulated; ``measure`` finds what another did that one stands for."""
         roles = RoleTable(sets or {}, measure)
-        alike = {written: tuple(sorted(frozenset().union(*parts))) for written, parts in roles.sets.items()}
+        same_devices = {written: tuple(sorted(frozenset().union(*parts))) for written, parts in roles.sets.items()}
         return cls(
             seconds,
             ByDevice(found.peak_bytes, roles, "peak_bytes"),
@@ -156,7 +156,7 @@ class Simulation:
             ByDevice(found.busy_seconds, roles, "busy_seconds"),
             ByDevice(found.link_seconds, roles, "link_seconds"),
             found.events,
-            alike if any(len(devices) > 1 for devices in alike.values()) else {},
+            same_devices if any(len(devices) > 1 for devices in same_devices.values()) else {},
             roles,
         )
 
@@ -169,16 +169,16 @@ class Simulation:
         most = self.seconds * sum(counted.values())
         return 1 - sum(count * self.busy_seconds[d] for d, count in counted.items()) / most if most else 0.0
 
-    def _shares(self) -> Alike:
+    def _shares(self) -> SameDevices:
         """Devices, one for each set that did the same, and the set."""
-        found = dict(self.alike)
+        found = dict(self.same_devices)
         for written, parts in self.roles.sets.items():
             found[written] = tuple(sorted(parts[0]))
             found.update((other, tuple(sorted(part))) for other, part in self.roles.others(written))
         return found
 
     @property
-    def timeline(self) -> list[Event]:
+    def timeline(self) -> list[DeviceEvent]:
         return self.events
 
     # Pictures

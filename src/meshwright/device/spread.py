@@ -29,13 +29,13 @@ from meshwright.device.classes import (
     tensor_of,
 )
 from meshwright.device.dims import Size, is_cut
-from meshwright.device.function import Eqn, Function, Number, Operand, Value
-from meshwright.device.named_ops import NAMED, Share
+from meshwright.device.function import DeviceEqn, DeviceValue, Function, Number, Operand
+from meshwright.device.named_ops import NAMED, IndependentOperands
 from meshwright.device.tensor_ops import is_elementwise, plain, shares_of, sized
 from meshwright.device.types import Device
 
 
-class Layout(NamedTuple):
+class SpreadSharding(NamedTuple):
     """``copy``, ``part`` of a dim, or ``summand`` under a reduction."""
 
     kind: str
@@ -43,11 +43,11 @@ class Layout(NamedTuple):
     how: str = "sum"
 
 
-COPY = Layout("copy")
+COPY = SpreadSharding("copy")
 
 
 @dataclass(frozen=True)
-class Level:
+class SpreadLevel:
     """The devices a body is spread over: how many, how they are looked up, and what to call things."""
 
     parts: Size
@@ -59,23 +59,23 @@ class Level:
 
 
 @dataclass
-class Plan:
+class SpreadPlan:
     """What each equation does on parts, and the conversions between."""
 
-    steps: list[Step] = field(default_factory=list)
+    steps: list[SpreadStep] = field(default_factory=list)
     conversions: list[Conversion] = field(default_factory=list)
     depth: dict[Version, int] = field(default_factory=dict)
     made: set[Version] = field(default_factory=set)
     inputs: dict[Version, None] = field(default_factory=dict)
 
 
-Version = tuple[Value, Layout]
+Version = tuple[DeviceValue, SpreadSharding]
 
 
-class Step(NamedTuple):
+class SpreadStep(NamedTuple):
     """An equation on parts."""
 
-    eqn: Eqn
+    eqn: DeviceEqn
     operands: tuple[Version | Number, ...]
     results: tuple[Version, ...]
     depth: int
@@ -98,12 +98,12 @@ class Planner:
     ) -> None:
         self.body, self.classes, self.split, self.parts = body, classes, split, parts
         self.sharded = sharded  # how much of an update is split: 1 states, 2 gradients, 3 parameters
-        self.plan = Plan()
-        self.original: dict[Value, Layout] = {}
+        self.plan = SpreadPlan()
+        self.original: dict[DeviceValue, SpreadSharding] = {}
         self.inputs = set(body.inputs)
         self.updates = self.update_equations() if sharded else frozenset()
         self.updated = {v for eqn in self.updates for v in eqn.values}
-        self.magnitudes: dict[Value, Magnitude] = {}
+        self.magnitudes: dict[DeviceValue, Magnitude] = {}
         for eqn in body.eqns:
             self.note_magnitude(eqn)
             self.step(eqn)
@@ -113,18 +113,18 @@ class Planner:
 
     # Layouts of values
 
-    def wanted(self, value: Value) -> Layout:
+    def wanted(self, value: DeviceValue) -> SpreadSharding:
         """The layout a value has by its class."""
         shape = tensor_of(value).shape
         for dim in range(len(shape)):
             if self.classes.root((value, dim)) in self.split and divides(shape[dim], self.parts):
-                return Layout("part", dim)
+                return SpreadSharding("part", dim)
         return COPY
 
-    def current(self, value: Value) -> Layout:
+    def current(self, value: DeviceValue) -> SpreadSharding:
         return self.original.get(value) or self.wanted(value)
 
-    def version(self, value: Value, layout: Layout) -> Version:
+    def version(self, value: DeviceValue, layout: SpreadSharding) -> Version:
         """A value in a layout, converted if it has another."""
         found = (value, layout)
         if found in self.plan.depth:
@@ -154,25 +154,25 @@ class Planner:
         self.plan.conversions.append(Conversion(op, source, target, depth))
         return target
 
-    def shard_of(self, value: Value) -> Layout | None:
+    def shard_of(self, value: DeviceValue) -> SpreadSharding | None:
         shape = tensor_of(value).shape
         batched = any(self.classes.root((value, d)) in self.split for d in range(len(shape)))
         dims = [d for d, n in enumerate(shape) if divides(n, self.parts)]
         if batched or not dims:
             return None
         # A dim that no other level has cut is likelier to divide again.
-        return Layout("part", next((d for d in dims if not is_cut(shape[d])), dims[0]))
+        return SpreadSharding("part", next((d for d in dims if not is_cut(shape[d])), dims[0]))
 
     # Equations
 
-    def step(self, eqn: Eqn) -> None:
+    def step(self, eqn: DeviceEqn) -> None:
         rule = self.classes.rules[eqn]
         layouts, results = [COPY] * len(eqn.inputs), [COPY] * len(eqn.outputs)
         shares = shares_of(eqn) if rule is not None else ()
         found = {share: self.factor(eqn, rule, share) for share in shares if rule is not None}
         if not any(found.values()) and eqn not in self.updates and self.passes_sum(eqn, eqn.values):
-            layouts = [self.current(x) if isinstance(x, Value) else COPY for x in eqn.inputs]
-            self.emit(eqn, layouts, [Layout("summand")] * len(eqn.outputs))
+            layouts = [self.current(x) if isinstance(x, DeviceValue) else COPY for x in eqn.inputs]
+            self.emit(eqn, layouts, [SpreadSharding("summand")] * len(eqn.outputs))
             return
         for share, factor in found.items():
             assert rule is not None
@@ -181,16 +181,16 @@ class Planner:
             if factor is None:
                 continue
             for n in share.operands:
-                layouts[n] = _place(rule.operands[n], factor) if isinstance(eqn.inputs[n], Value) else COPY
+                layouts[n] = _place(rule.operands[n], factor) if isinstance(eqn.inputs[n], DeviceValue) else COPY
             for n in share.results:
                 placed = _place(rule.results[n], factor)
-                results[n] = placed if placed is not COPY else Layout("summand", how=rule.combine)
+                results[n] = placed if placed is not COPY else SpreadSharding("summand", how=rule.combine)
         self.emit(eqn, layouts, results)
 
-    def emit(self, eqn: Eqn, layouts: Sequence[Layout], results: Sequence[Layout]) -> None:
+    def emit(self, eqn: DeviceEqn, layouts: Sequence[SpreadSharding], results: Sequence[SpreadSharding]) -> None:
         operands: list[Version | Number] = []
         for x, layout in zip(eqn.inputs, layouts, strict=True):
-            operands.append(self.version(x, layout) if isinstance(x, Value) else x)
+            operands.append(self.version(x, layout) if isinstance(x, DeviceValue) else x)
         depth = max((self.plan.depth[v] for v in operands if not isinstance(v, Number)), default=0)
         made = []
         for value, layout in zip(eqn.outputs, results, strict=True):
@@ -198,9 +198,9 @@ class Planner:
             self.plan.depth[value, layout] = depth
             self.plan.made.add((value, layout))
             made.append((value, layout))
-        self.plan.steps.append(Step(eqn, tuple(operands), tuple(made), depth))
+        self.plan.steps.append(SpreadStep(eqn, tuple(operands), tuple(made), depth))
 
-    def factor(self, eqn: Eqn, rule: Factors, share: Share) -> str | None:
+    def factor(self, eqn: DeviceEqn, rule: Factors, share: IndependentOperands) -> str | None:
         """The factor to split a share along: that of its result's class, or of an operand that is split already."""
         for n in share.results:
             layout = self.wanted(eqn.outputs[n])
@@ -210,7 +210,7 @@ class Planner:
                     return found
         for n in share.operands:
             x = eqn.inputs[n]
-            layout = self.current(x) if isinstance(x, Value) else COPY
+            layout = self.current(x) if isinstance(x, DeviceValue) else COPY
             if layout.kind == "part" and not (self.sharded and self.is_shard(x)):
                 found = leading(rule.operands[n], layout.dim, rule)
                 if found is not None and self.allowed(found, eqn, rule, share):
@@ -218,9 +218,9 @@ class Planner:
         return None
 
     def is_shard(self, x: Operand) -> bool:
-        return isinstance(x, Value) and x in self.inputs and self.wanted(x) == COPY
+        return isinstance(x, DeviceValue) and x in self.inputs and self.wanted(x) == COPY
 
-    def allowed(self, factor: str, eqn: Eqn, rule: Factors, share: Share) -> bool:
+    def allowed(self, factor: str, eqn: DeviceEqn, rule: Factors, share: IndependentOperands) -> bool:
         if factor not in self.classes.splittable(eqn) or not divides(sized(rule.sizes[factor]), self.parts):
             return False
         for dims in (*rule.operands, *rule.results):
@@ -232,14 +232,14 @@ class Planner:
         # The ops named here sum over a factor wherever a result lacks it, also one that another result has.
         return reduced or everywhere or eqn.op in NAMED
 
-    def passes_sum(self, eqn: Eqn, values: Sequence[Value]) -> bool:
+    def passes_sum(self, eqn: DeviceEqn, values: Sequence[DeviceValue]) -> bool:
         """Whether summands in give summands out: the op is linear in what is owed."""
-        owed = tuple(n for n, x in enumerate(eqn.inputs) if isinstance(x, Value) and self.owes(x))
-        if not owed or any(self.current(x).kind == "part" for x in values):
+        summands = tuple(n for n, x in enumerate(eqn.inputs) if isinstance(x, DeviceValue) and self.is_summand(x))
+        if not summands or any(self.current(x).kind == "part" for x in values):
             return False
         types = [plain(arg) for arg in signatures(eqn.inputs)]
         return any(
-            group.operands == owed and stays_finite(group, types, lambda n: self.magnitude_of(eqn.inputs[n]))
+            group.operands == summands and stays_finite(group, types, lambda n: self.magnitude_of(eqn.inputs[n]))
             for group in linear_groups(eqn)
         )
 
@@ -247,7 +247,7 @@ class Planner:
         """Bounds on the numbers in an operand that is written in the program, None for any other."""
         return Magnitude.of(x.value) if isinstance(x, Number) else self.magnitudes.get(x)
 
-    def note_magnitude(self, eqn: Eqn) -> None:
+    def note_magnitude(self, eqn: DeviceEqn) -> None:
         """Remember the bounds of a constant, and of what it is moved into."""
         if eqn.op == "constant":
             self.magnitudes[eqn.outputs[0]] = Magnitude.of(eqn.attributes["value"])
@@ -256,11 +256,11 @@ class Planner:
             moved = magnitude_of_moved(linear_groups(eqn), types, result[0], found)
             self.magnitudes.update({} if moved is None else {eqn.outputs[0]: moved})
 
-    def owes(self, value: Value) -> bool:
+    def is_summand(self, value: DeviceValue) -> bool:
         found = self.original.get(value)
         return found is not None and found.kind == "summand" and found.how == "sum"
 
-    def update_equations(self) -> frozenset[Eqn]:
+    def update_equations(self) -> frozenset[DeviceEqn]:
         """The equations of updates: those after a reduction, and what only they use.
 
         That is a decayed moment, or a gradient times a learning rate, which could be reduced after as well as before.
@@ -269,20 +269,20 @@ class Planner:
         if all(layout == COPY for step in steps for _, layout in (*_versions(step), *step.results)):
             return frozenset(self.body.eqns)  # the batch does not enter: the body is an update as a whole
         found = {step.eqn for step in steps if step.depth > 0}
-        uses: dict[Value, list[Eqn]] = {}
+        uses: dict[DeviceValue, list[DeviceEqn]] = {}
         for eqn in self.body.eqns:
             for v in eqn.values:
                 uses.setdefault(v, []).append(eqn)
         for step in reversed(steps):
             layouts = [layout for _, layout in _versions(step)]
             whole = all(layout == COPY for layout in (*layouts, *(v[1] for v in step.results)))
-            owed = [layout.kind for layout in layouts].count("summand") == 1 and is_elementwise(step.eqn)
+            summands = [layout.kind for layout in layouts].count("summand") == 1 and is_elementwise(step.eqn)
             after = [eqn for v in step.eqn.outputs for eqn in uses.get(v, ())]
-            if (whole or owed) and after and all(eqn in found for eqn in after):
+            if (whole or summands) and after and all(eqn in found for eqn in after):
                 found.add(step.eqn)
         return frozenset(found)
 
-    def shard_factor(self, eqn: Eqn, rule: Factors, share: Share) -> str | None:
+    def shard_factor(self, eqn: DeviceEqn, rule: Factors, share: IndependentOperands) -> str | None:
         found = []
         for dims in (rule.results[n] for n in share.results):
             for dim in range(len(dims)):
@@ -293,12 +293,12 @@ class Planner:
         return next(iter(uncut or found), None)
 
 
-def _versions(step: Step) -> list[Version]:
+def _versions(step: SpreadStep) -> list[Version]:
     return [v for v in step.operands if not isinstance(v, Number)]
 
 
-def _place(dims: Dims, factor: str) -> Layout:
+def _place(dims: Dims, factor: str) -> SpreadSharding:
     for dim, names in enumerate(dims):
         if factor in names:
-            return Layout("part", dim)
+            return SpreadSharding("part", dim)
     return COPY

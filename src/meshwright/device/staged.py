@@ -20,11 +20,11 @@ from meshwright.api.shard_map import shard_map
 from meshwright.arrays.device_put import device_put
 from meshwright.compile.jit import jit
 from meshwright.device.attributes import STRUCTURAL
-from meshwright.device.blocks import Blocks, Joined, OneForAll, Part, Steps, Varying, spec_of
+from meshwright.device.blocks import BlockDomain, JoinedValue, OneForAll, ScatteredValue, Steps, Varying, spec_of
 from meshwright.device.classes import tensor_of
 from meshwright.device.device_map import DeviceMap
-from meshwright.device.function import Eqn, Function, Number, Value
-from meshwright.device.machine import Group, Item, Leaf, Machine, Members, Scope, first_leaf
+from meshwright.device.function import DeviceEqn, DeviceValue, Function, Number
+from meshwright.device.machine import DeviceMachine, Group, Item, Leaf, Members, Scope, first_leaf
 from meshwright.device.tensor_ops import is_elementwise
 from meshwright.device.types import Tensor
 from meshwright.errors import DeviceError
@@ -33,7 +33,7 @@ from meshwright.sharding.named import NamedSharding
 from meshwright.sharding.spec import PartitionSpec
 
 
-class Place(tuple[tuple[int, int], ...]):
+class StageIndex(tuple[tuple[int, int], ...]):
     """A stage: levels of the device map, and the index on each."""
 
     __slots__ = ()
@@ -43,7 +43,7 @@ class Place(tuple[tuple[int, int], ...]):
 
 
 @dataclass(frozen=True, eq=False)
-class Source:
+class StageArray:
     """An array between programs.
 
     ``lead`` are axes along which devices hold different values, one leading dim each. ``place`` is the stage it is made
@@ -52,22 +52,22 @@ class Source:
 
     name: str
     lead: tuple[str | None, ...] = ()
-    place: Place | None = None
-    maker: int | Task | None = None
+    place: StageIndex | None = None
+    maker: int | StageTask | None = None
 
 
 @dataclass(eq=False)
-class Task:
+class StageTask:
     """An equation as a program: what it takes, how that is cut, and what it gives."""
 
-    eqn: Eqn
+    eqn: DeviceEqn
     scope: Scope
     items: tuple[Item, ...]
-    sources: tuple[Source, ...]
+    sources: tuple[StageArray, ...]
     key: Any
     cut: Steps = ()  # what an elementwise op computes on parts, as all its operands are cut
     entry: tuple[Steps, ...] = ()
-    made: tuple[Source, ...] = ()
+    made: tuple[StageArray, ...] = ()
     specs: tuple[PartitionSpec, ...] = ()
     outs: list[Item] = field(default_factory=list)
 
@@ -82,7 +82,7 @@ class Put:
 
     input: int
     name: str
-    stage: Place
+    stage: StageIndex
     sharding: NamedSharding
     output: int
 
@@ -98,12 +98,12 @@ class Put:
 
 
 @dataclass(frozen=True, eq=False)
-class Send:
+class StageSend:
     """A value goes from one stage to another."""
 
     name: str
-    stage: Place
-    target: Place
+    stage: StageIndex
+    target: StageIndex
     sharding: NamedSharding
     input: int
     output: int
@@ -120,11 +120,11 @@ class Send:
 
 
 @dataclass(frozen=True, eq=False)
-class Run:
+class StageRun:
     """A program runs on the mesh of a stage; ``jitted`` is that program, one for all tasks that do the same."""
 
     names: tuple[str, ...]
-    stage: Place
+    stage: StageIndex
     jitted: Any
     in_shardings: tuple[NamedSharding, ...]
     out_shardings: tuple[NamedSharding, ...]
@@ -144,11 +144,11 @@ class Run:
             values[n] = y
 
 
-Action = Put | Send | Run
+Action = Put | StageSend | StageRun
 
 
 @dataclass(frozen=True)
-class Result:
+class StageResult:
     """An output of the program: where it is found, and how many leading dims are tuples."""
 
     slot: int
@@ -162,24 +162,24 @@ class Staged(OneForAll):
     def __init__(
         self, mesh: Mesh, axes: Mapping[Members, str], device_map: DeviceMap, sizes: Mapping[str, int]
     ) -> None:
-        super().__init__(Blocks(axes, (), None), device_map, sizes, frozenset())
+        super().__init__(BlockDomain(axes, (), None), device_map, sizes, frozenset())
         self.mesh, self.axes, self.map = mesh, axes, device_map
         self.actions: list[Action] = []
-        self.stages: dict[Place, Mesh] = {}
-        self.within = Place()
-        self.slots: dict[tuple[Source, Place], int] = {}
+        self.stages: dict[StageIndex, Mesh] = {}
+        self.within = StageIndex()
+        self.slots: dict[tuple[StageArray, StageIndex], int] = {}
         self.count = 0
-        self.specs: dict[Source, PartitionSpec] = {}
-        self.cuts: dict[Source, Steps] = {}
+        self.specs: dict[StageArray, PartitionSpec] = {}
+        self.cuts: dict[StageArray, Steps] = {}
         self.programs: dict[Any, Any] = {}
 
-    def plan(self, fn: Function) -> tuple[Result, ...]:
+    def plan(self, fn: Function) -> tuple[StageResult, ...]:
         """Write the actions of a function, and say where its outputs are."""
         items = []
         for n, v in enumerate(fn.inputs):
             assert isinstance(v.type, Tensor)
             assert isinstance(v.type.device.base, int)
-            items.append(Leaf(Part(Source(v.name, maker=n)), v.type.device.base))
+            items.append(Leaf(ScatteredValue(StageArray(v.name, maker=n)), v.type.device.base))
         self.homes = frozenset(x.device for x in items)
         scope = Scope(sizes=dict(self.sizes))
         outs = self._body(fn, items, scope)
@@ -187,15 +187,15 @@ class Staged(OneForAll):
 
     # Stages
 
-    def _stage(self, device: int, scope: Scope) -> Place | None:
+    def _stage(self, device: int, scope: Scope) -> StageIndex | None:
         """The stage that a device is; None for one above the stages."""
         below = self.map.below(scope.path) if scope.path is not None else None
         keys = below.keys() if below is not None else ()
         if scope.path is None or device not in keys:
             return None
-        return Place((*self.within, (len(scope.path), keys.index(device))))
+        return StageIndex((*self.within, (len(scope.path), keys.index(device))))
 
-    def mesh_of(self, place: Place) -> Mesh:
+    def mesh_of(self, place: StageIndex) -> Mesh:
         """The mesh of a stage: the axes of its pipelines have size 1."""
         found = self.stages.get(place)
         if found is None:
@@ -207,13 +207,13 @@ class Staged(OneForAll):
 
     # Equations
 
-    def _eqn(self, eqn: Eqn, scope: Scope) -> list[Item]:
+    def _eqn(self, eqn: DeviceEqn, scope: Scope) -> list[Item]:
         if eqn.body is not None and has_stages(eqn.body):
             return self._pipeline(eqn, scope) if eqn.op == "call" else self._pmap(eqn, scope)
         if eqn.op == "send" and "to_device" in eqn.attributes:
             device = self.device(eqn.attributes["to_device"], scope)
             if self._stage(device, scope) is not None:
-                return Machine._eqn(self, eqn, scope)
+                return DeviceMachine._eqn(self, eqn, scope)
         if eqn.op in ("send", "scatter", "broadcast", "item", "tuple"):
             return super()._eqn(eqn, scope)
         task = self._task(eqn, scope, [self._value(v, scope) for v in eqn.values])
@@ -221,7 +221,7 @@ class Staged(OneForAll):
             self._touch(item)
         return task.outs
 
-    def _pipeline(self, eqn: Eqn, scope: Scope) -> list[Item]:
+    def _pipeline(self, eqn: DeviceEqn, scope: Scope) -> list[Item]:
         """A stage that is a pipeline itself."""
         place = self._stage(self._device(eqn, scope), scope)
         before, self.within = self.within, place if place is not None else self.within
@@ -229,11 +229,11 @@ class Staged(OneForAll):
         self.within = before
         return outs
 
-    def _device(self, eqn: Eqn, scope: Scope) -> int:
+    def _device(self, eqn: DeviceEqn, scope: Scope) -> int:
         items = [self._value(v, scope) for v in eqn.values]
         return first_leaf(next((x for x in items if isinstance(x, Leaf)), items[0])).device
 
-    def _where(self, eqn: Eqn, scope: Scope, sources: Sequence[Source]) -> Place | None:
+    def _where(self, eqn: DeviceEqn, scope: Scope, sources: Sequence[StageArray]) -> StageIndex | None:
         """The stage an equation runs on: that of its device, or for a device above stages, that of its operands."""
         made = [x.place for x in sources if x.place is not None]
         found = None
@@ -248,38 +248,40 @@ class Staged(OneForAll):
 
     # Tasks
 
-    def _task(self, eqn: Eqn, scope: Scope, items: Sequence[Item], lead: tuple[str | None, ...] | None = None) -> Task:
-        sources: dict[Source, int] = {}
+    def _task(
+        self, eqn: DeviceEqn, scope: Scope, items: Sequence[Item], lead: tuple[str | None, ...] | None = None
+    ) -> StageTask:
+        sources: dict[StageArray, int] = {}
         cut = self._cut(eqn, items)
 
         def numbered(x: Leaf) -> Leaf:
             n = sources.setdefault(x.data.source, len(sources))
-            return Leaf(Part(n, x.data.steps + cut), x.device)
+            return Leaf(ScatteredValue(n, x.data.steps + cut), x.device)
 
         inner = tuple(_each(item, numbered) for item in items)
         place = self._where(eqn, scope, tuple(sources))
         frame = Scope(dict(scope.variables), dict(scope.paths), scope.path, dict(scope.sizes))
         key = self._key(eqn, frame, inner, tuple(sources), lead, cut)
-        task = Task(eqn, frame, inner, tuple(sources), key, cut)
-        domain = Blocks(self.axes, (), None, [frozenset(a for a in x.lead if a) for x in sources])
+        task = StageTask(eqn, frame, inner, tuple(sources), key, cut)
+        domain = BlockDomain(self.axes, (), None, [frozenset(a for a in x.lead if a) for x in sources])
         outs = self._walk(task, domain)
         scope.sizes.update(frame.sizes)
         task.entry = tuple(common(sorted(domain.wanted.get(n, {()}))) for n in range(len(sources)))
-        made: list[Source] = []
+        made: list[StageArray] = []
         specs: list[PartitionSpec] = []
         late = task if place is None else None
 
         def handle(x: Leaf, name: str) -> Leaf:
             data = x.data
-            if isinstance(data, Part):  # it comes in and goes out
-                return Leaf(Part(task.sources[data.source], data.steps), x.device)
-            steps: Steps = tuple(reversed(data.steps)) if isinstance(data, Joined) else ()
-            varying: Varying = data.data - {axis for axis, _ in steps} if isinstance(data, Joined) else data
+            if isinstance(data, ScatteredValue):  # it comes in and goes out
+                return Leaf(ScatteredValue(task.sources[data.source], data.steps), x.device)
+            steps: Steps = tuple(reversed(data.steps)) if isinstance(data, JoinedValue) else ()
+            varying: Varying = data.data - {axis for axis, _ in steps} if isinstance(data, JoinedValue) else data
             axes = lead if lead is not None else tuple(a for a in self.mesh.axis_names if a in varying)
-            made.append(Source(name, axes, place, late))
+            made.append(StageArray(name, axes, place, late))
             specs.append(PartitionSpec(*axes, *spec_of(steps)))
             self.cuts[made[-1]] = steps
-            return Leaf(Part(made[-1]), x.device)
+            return Leaf(ScatteredValue(made[-1]), x.device)
 
         names = [v.name for v in eqn.outputs] or [v.name for v in eqn.values]
         task.outs = [_each(item, partial(handle, name=name)) for item, name in zip(outs, names, strict=True)]
@@ -289,7 +291,7 @@ class Staged(OneForAll):
             self._emit(task, place)
         return task
 
-    def _walk(self, task: Task, domain: Blocks) -> list[Item]:
+    def _walk(self, task: StageTask, domain: BlockDomain) -> list[Item]:
         if task.eqn.op == "return":
             return [_each(item, lambda x: Leaf(domain.read(x), x.device)) for item in task.items]
         machine = OneForAll(domain, self.map, self.sizes, self.homes)
@@ -298,9 +300,9 @@ class Staged(OneForAll):
         if not task.cut:
             return outs
         joined = tuple(reversed(task.cut))
-        return [_each(item, lambda x: Leaf(Joined(x.data, joined), x.device)) for item in outs]
+        return [_each(item, lambda x: Leaf(JoinedValue(x.data, joined), x.device)) for item in outs]
 
-    def _cut(self, eqn: Eqn, items: Sequence[Item]) -> Steps:
+    def _cut(self, eqn: DeviceEqn, items: Sequence[Item]) -> Steps:
         """How all operands of an elementwise op or a sum are cut by the programs that made them."""
         if eqn.op != "allreduce" and not (eqn.body is None and eqn.op not in STRUCTURAL and is_elementwise(eqn)):
             return ()
@@ -311,7 +313,7 @@ class Staged(OneForAll):
         return cuts.pop() if len(cuts) == 1 and plain else ()
 
     def _key(
-        self, eqn: Eqn, scope: Scope, items: Sequence[Item], sources: Sequence[Source], lead: Any, cut: Steps
+        self, eqn: DeviceEqn, scope: Scope, items: Sequence[Item], sources: Sequence[StageArray], lead: Any, cut: Steps
     ) -> tuple[Any, ...]:
         """Equal for tasks that are one program: microbatches of a stage, sums of one shape."""
         operands = tuple((x.value, x.dtype) if isinstance(x, Number) else None for x in eqn.inputs)
@@ -328,7 +330,7 @@ class Staged(OneForAll):
         leads = tuple(x.lead for x in sources)
         return eqn.op, what, operands, inputs, outs, places, tuple(items), leads, lead, cut
 
-    def _emit(self, task: Task, place: Place) -> None:
+    def _emit(self, task: StageTask, place: StageIndex) -> None:
         """Write a task at a stage, after what it needs there."""
         if not task.made:
             return
@@ -340,7 +342,7 @@ class Staged(OneForAll):
             self.programs[key] = jit(self._program(task, mesh))
         outputs = tuple(self._slot(x, place) for x in task.made)
         self.actions.append(
-            Run(
+            StageRun(
                 tuple(v.name for v in task.eqn.outputs) or tuple(x.name for x in task.made),
                 place,
                 self.programs[key],
@@ -351,7 +353,7 @@ class Staged(OneForAll):
             )
         )
 
-    def _program(self, task: Task, mesh: Mesh) -> Any:
+    def _program(self, task: StageTask, mesh: Mesh) -> Any:
         """The function of a task: whole arrays in, whole arrays out."""
         leads = [len(x.lead) for x in task.sources]
         outs = [len(x.lead) for x in task.made]
@@ -361,28 +363,28 @@ class Staged(OneForAll):
             found: list[Any] = []
 
             def leave(x: Leaf) -> Leaf:
-                if not isinstance(x.data, Part):
-                    found.append(x.data.data if isinstance(x.data, Joined) else x.data)
+                if not isinstance(x.data, ScatteredValue):
+                    found.append(x.data.data if isinstance(x.data, JoinedValue) else x.data)
                 return x
 
-            for item in self._walk(task, Blocks(self.axes, task.entry, inputs)):
+            for item in self._walk(task, BlockDomain(self.axes, task.entry, inputs)):
                 _each(item, leave)
             return [y.reshape((1,) * n + y.shape) for y, n in zip(found, outs, strict=True)]
 
         return shard_map(block, mesh=mesh, in_specs=task.in_specs, out_specs=list(task.specs))
 
-    def _slot(self, source: Source, place: Place) -> int:
+    def _slot(self, source: StageArray, place: StageIndex) -> int:
         self.slots[source, place] = self.count
         self.count += 1
         return self.count - 1
 
-    def _fetch(self, source: Source, place: Place, spec: PartitionSpec) -> int:
+    def _fetch(self, source: StageArray, place: StageIndex, spec: PartitionSpec) -> int:
         """Where a value is found on a stage: it is put, made or sent there once."""
         found = self.slots.get((source, place))
         if found is not None:
             return found
         sharding = NamedSharding(self.mesh_of(place), spec)
-        if isinstance(source.maker, Task):
+        if isinstance(source.maker, StageTask):
             self._emit(source.maker, place)
             return self.slots[source, place]
         slot = self._slot(source, place)
@@ -391,13 +393,13 @@ class Staged(OneForAll):
         else:
             assert source.place is not None
             have = self.slots[source, source.place]
-            self.actions.append(Send(source.name, source.place, place, sharding, have, slot))
+            self.actions.append(StageSend(source.name, source.place, place, sharding, have, slot))
         return slot
 
     # Outputs
 
-    def _returned(self, value: Value, item: Item, scope: Scope) -> Result:
-        eqn = Eqn("return", (value,), ())
+    def _returned(self, value: DeviceValue, item: Item, scope: Scope) -> StageResult:
+        eqn = DeviceEqn("return", (value,), ())
         axes: list[str | None] = []
         while isinstance(item, Group):
             if not item.same and not item.members:
@@ -411,15 +413,15 @@ class Staged(OneForAll):
                 axes.append(self.domain.axis(eqn, item.members))
             item = item.items[0]
         lead = tuple(axes)
-        part: Part = item.data
+        part: ScatteredValue = item.data
         if part.steps or part.source.lead != lead:
             task = self._task(eqn, scope, [item], lead)
             part = first_leaf(task.outs[0]).data
-        source: Source = part.source
-        place = source.place if source.place is not None else next(iter(self.stages), Place())
+        source: StageArray = part.source
+        place = source.place if source.place is not None else next(iter(self.stages), StageIndex())
         spec = self.specs.get(source, PartitionSpec())
         slot = self._fetch(source, place, spec)
-        return Result(slot, len(lead), NamedSharding(self.mesh_of(place), spec))
+        return StageResult(slot, len(lead), NamedSharding(self.mesh_of(place), spec))
 
 
 def has_stages(fn: Function) -> bool:

@@ -6,14 +6,14 @@ from collections.abc import Iterable, Sequence
 from itertools import product
 
 from meshwright.device.classes import Classes, Place
-from meshwright.device.function import Eqn, Function, Number, Value
+from meshwright.device.function import DeviceEqn, DeviceValue, Function, Number
 from meshwright.device.phases import cut_by_cost, cut_by_names, forward_equations, place_backward
-from meshwright.device.schedule import SCHEDULES, Schedule, Task, check_chunks, forward_only
-from meshwright.device.spread import Planner, Step
+from meshwright.device.schedule import SCHEDULES, PipelineTask, Schedule, check_chunks, forward_only
+from meshwright.device.spread import Planner, SpreadStep
 from meshwright.errors import ShapeError
 
 MOST_WRITTEN = 1 << 14  # tasks of a pipeline
-Groups = list[tuple[int, list[Step]]]  # steps done in one call, with their stage
+Groups = list[tuple[int, list[SpreadStep]]]  # steps done in one call, with their stage
 
 
 class Stages:
@@ -59,8 +59,8 @@ class Stages:
             )
         self.devices, self.stages = devices, devices * chunks
         self.micro, self.shared, self.tail = self.sorted_steps()
-        self.stage_of: dict[Step, int] = {}
-        forward: list[Eqn] = []
+        self.stage_of: dict[SpreadStep, int] = {}
+        forward: list[DeviceEqn] = []
         if not self.micro and homes and microbatches > 1:
             self.shared, self.tail = [], list(self.plan.steps)
             self.schedule = forward_only(devices, 0)
@@ -72,7 +72,7 @@ class Stages:
         self.before = self.groups(self.shared, self.shared_stages())
         homes.update({v.name: stage for v, stage in self.at.items()})
 
-    def sorted_steps(self) -> tuple[list[Step], list[Step], list[Step]]:
+    def sorted_steps(self) -> tuple[list[SpreadStep], list[SpreadStep], list[SpreadStep]]:
         """Steps of each microbatch, steps done once before, and steps done once after all microbatches."""
         micro, shared, tail = [], [], []
         for c in self.plan.conversions:
@@ -99,14 +99,14 @@ class Stages:
         after = late.union(tail)
         return micro, [s for s in shared if s not in late], [s for s in self.plan.steps if s in after]
 
-    def not_separable(self, value: Value) -> ShapeError:
+    def not_separable(self, value: DeviceValue) -> ShapeError:
         return ShapeError(
             f"{value.name} needs the whole batch.",
             why="microbatches run one after the other; an equation in their midst depends on all of them",
             fix="microbatches=1",
         )
 
-    def placed(self, stages: int | Sequence[str]) -> tuple[dict[Step, int], list[Eqn]]:
+    def placed(self, stages: int | Sequence[str]) -> tuple[dict[SpreadStep, int], list[DeviceEqn]]:
         if not self.micro:  # nothing depends on the batch: everything is done once, in order
             self.micro, self.shared, self.count = self.shared, [], 1
         by_eqn = {step.eqn: step for step in self.micro}
@@ -128,8 +128,8 @@ class Stages:
 
     def made_schedule(self, schedule: str | Schedule, devices: int, chunks: int, trains: bool, given: int) -> Schedule:
         if self.count != given:
-            once = tuple(Task("F", 0, c) for c in range(chunks))
-            back = tuple(Task("B", 0, c) for c in reversed(range(chunks))) if trains else ()
+            once = tuple(PipelineTask("F", 0, c) for c in range(chunks))
+            back = tuple(PipelineTask("B", 0, c) for c in reversed(range(chunks))) if trains else ()
             return Schedule("once", (once + back,) * devices, chunks)
         if isinstance(schedule, Schedule):
             if schedule.microbatches != self.count:
@@ -151,12 +151,12 @@ class Stages:
         check_chunks(schedule, chunks)
         return SCHEDULES[schedule](devices, self.count, *([chunks] if schedule == "interleaved" else []))
 
-    def phases(self, forward: Sequence[Eqn]) -> dict[Step, str]:
+    def phases(self, forward: Sequence[DeviceEqn]) -> dict[SpreadStep, str]:
         """F, B and (where the schedule tells them apart) W, for what no other stage waits for."""
         known = set(forward)
-        found: dict[Step, str] = {}
+        found: dict[SpreadStep, str] = {}
         splits = any(task.phase == "W" for order in self.schedule.orders for task in order)
-        feeds: dict[Value, list[Step]] = {}
+        feeds: dict[DeviceValue, list[SpreadStep]] = {}
         for step in self.micro:
             for v in step.eqn.values:
                 feeds.setdefault(v, []).append(step)
@@ -171,7 +171,7 @@ class Stages:
 
     # What is done once
 
-    def tail_stages(self, homes: dict[str, int]) -> dict[Step, int]:
+    def tail_stages(self, homes: dict[str, int]) -> dict[SpreadStep, int]:
         """Steps after the microbatches run where a value is that they need, or where they are needed."""
         at = self.at = {v: homes[v.name] for v in self.body.inputs if v.name in homes}
         for step in self.micro:
@@ -180,7 +180,7 @@ class Stages:
                 if v in self.planner.inputs:
                     at.setdefault(v, stage)
             at.update(dict.fromkeys(step.eqn.outputs, stage))
-        found: dict[Step, int] = {}
+        found: dict[SpreadStep, int] = {}
         for step in self.tail:
             known = [at[v] for v in step.eqn.values if v in at]
             if known:
@@ -193,16 +193,16 @@ class Stages:
                 wanted.update({v: min(wanted.get(v, found[step]), found[step]) for v in step.eqn.values})
         return found
 
-    def shared_stages(self) -> dict[Step, int]:
+    def shared_stages(self) -> dict[SpreadStep, int]:
         """Steps before the microbatches run on the stage that needs them first."""
         wanted = _first_uses(self.stage_of)
-        found: dict[Step, int] = {}
+        found: dict[SpreadStep, int] = {}
         for step in reversed(self.shared):
             stage = found[step] = min((wanted[v] for v in step.eqn.outputs if v in wanted), default=0)
             wanted.update({v: min(wanted.get(v, stage), stage) for v in step.eqn.values})
         return found
 
-    def groups(self, steps: Iterable[Step], stages: dict[Step, int]) -> Groups:
+    def groups(self, steps: Iterable[SpreadStep], stages: dict[SpreadStep, int]) -> Groups:
         """Steps of one stage in one call, as far as they do not wait for others in between."""
         groups: Groups = []
         for step in steps:
@@ -224,7 +224,7 @@ def _check_complete(schedule: Schedule, trains: bool) -> None:
     phases = "F" if not trains else "FBW" if splits else "FB"
     for device, order in enumerate(schedule.orders):
         for phase, k, chunk in product(phases, range(schedule.microbatches), range(schedule.chunks)):
-            task = Task(phase, k, chunk)
+            task = PipelineTask(phase, k, chunk)
             if order.count(task) != 1:
                 raise ShapeError(
                     f"The schedule {schedule.name} runs {task} {order.count(task)} times on device {device}.",
@@ -233,9 +233,9 @@ def _check_complete(schedule: Schedule, trains: bool) -> None:
                 )
 
 
-def _first_uses(stages: dict[Step, int]) -> dict[Value, int]:
+def _first_uses(stages: dict[SpreadStep, int]) -> dict[DeviceValue, int]:
     """The first stage that reads each value."""
-    found: dict[Value, int] = {}
+    found: dict[DeviceValue, int] = {}
     for step, stage in stages.items():
         for v in step.eqn.values:
             found[v] = min(found.get(v, stage), stage)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from meshwright.device.function import Eqn, Function, Operand, Value, print_attribute
+from meshwright.device.function import DeviceEqn, DeviceValue, Function, Operand, print_attribute
 
 _MOVES = frozenset({"scatter", "broadcast", "send", "split", "item", "gather"})
 
@@ -26,11 +26,11 @@ def steady_state(fn: Function) -> Function:
     """
     placed = dict.fromkeys(fn.inputs)
     first = set()
-    same: dict[Value, Value] = {}  # what is brought to the same place twice is there once
-    moved: dict[tuple[object, ...], Eqn] = {}
+    same: dict[DeviceValue, DeviceValue] = {}  # what is brought to the same place twice is there once
+    moved: dict[tuple[object, ...], DeviceEqn] = {}
     eqns = []
     for eqn in fn.eqns:
-        eqn = Eqn(eqn.op, tuple(_one(x, same) for x in eqn.inputs), eqn.outputs, eqn.attributes)
+        eqn = DeviceEqn(eqn.op, tuple(_one(x, same) for x in eqn.inputs), eqn.outputs, eqn.attributes)
         eqns.append(eqn)
         if eqn.op in _MOVES and eqn.op != "gather" and all(v in placed for v in eqn.values):
             first.add(eqn)
@@ -49,17 +49,17 @@ def steady_state(fn: Function) -> Function:
     return Function(fn.name, inputs, tuple(kept), outputs)
 
 
-def _last_moves(eqns: Sequence[Eqn], outputs: Sequence[Value]) -> set[Eqn]:
+def _last_moves(eqns: Sequence[DeviceEqn], outputs: Sequence[DeviceValue]) -> set[DeviceEqn]:
     """The moves after which only outputs remain.
 
     Where replicas make copies of an output and one of them is returned, the moves of the others are last as well.
     """
-    last: set[Eqn] = set()
+    last: set[DeviceEqn] = set()
     returning: set[object] = set()
     for _ in range(len(eqns) + 1):
-        wanted: set[Value] = set()
+        wanted: set[DeviceValue] = set()
         leaving, used = set(outputs), set()
-        found: set[Eqn] = set()
+        found: set[DeviceEqn] = set()
         keys: set[object] = set()
         for eqn in reversed(eqns):
             key: object = eqn.outputs[0].origin or eqn
@@ -78,5 +78,5 @@ def _last_moves(eqns: Sequence[Eqn], outputs: Sequence[Value]) -> set[Eqn]:
     return last
 
 
-def _one(x: Operand, same: dict[Value, Value]) -> Operand:
-    return same.get(x, x) if isinstance(x, Value) else x
+def _one(x: Operand, same: dict[DeviceValue, DeviceValue]) -> Operand:
+    return same.get(x, x) if isinstance(x, DeviceValue) else x

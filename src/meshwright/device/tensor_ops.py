@@ -25,8 +25,8 @@ from meshwright.core.op import is_contraction as contracts
 from meshwright.core.program import Program
 from meshwright.core.types import TensorType
 from meshwright.device.dims import Dim, Size, Sizes, divide
-from meshwright.device.function import Eqn, Number, Operand
-from meshwright.device.named_ops import NAMED, Params, Share
+from meshwright.device.function import DeviceEqn, Number, Operand
+from meshwright.device.named_ops import NAMED, IndependentOperands, Params
 from meshwright.device.types import Tensor
 from meshwright.engine import compile as _compile  # noqa: F401  (runs the regions of scan and cond)
 from meshwright.engine.namespace import NUMPY
@@ -259,7 +259,7 @@ def localize(name: str, params: Params, args: Sequence[Arg], results: Sequence[A
     return {key: _unwitness(value) if not isinstance(value, Program) else value for key, value in found.items()}
 
 
-def is_elementwise(eqn: Eqn) -> bool:
+def is_elementwise(eqn: DeviceEqn) -> bool:
     """Whether each element of the one result comes from the same element of the operands."""
     name = registry_name(eqn.op)
     return len(eqn.outputs) == 1 and (
@@ -267,11 +267,11 @@ def is_elementwise(eqn: Eqn) -> bool:
     )
 
 
-def shares_of(eqn: Eqn) -> tuple[Share, ...]:
+def shares_of(eqn: DeviceEqn) -> tuple[IndependentOperands, ...]:
     """The parts of an equation that are computed from different operands; most have one."""
     found = NAMED[eqn.op].shares if eqn.op in NAMED else None
     if found is None:
-        return (Share(tuple(range(len(eqn.inputs))), tuple(range(len(eqn.outputs)))),)
+        return (IndependentOperands(tuple(range(len(eqn.inputs))), tuple(range(len(eqn.outputs)))),)
     return found(len(eqn.inputs))
 
 
@@ -283,7 +283,7 @@ def results_of(name: str, operands: int) -> int:
     return NAMED[name].results if shares is None else sum(len(share.results) for share in shares(operands)) or 1
 
 
-def operands_of(eqn: Eqn) -> list[list[Operand]]:
+def operands_of(eqn: DeviceEqn) -> list[list[Operand]]:
     """The operands that each result of an equation is computed from."""
     shares = shares_of(eqn)
     own = {result: share for share in shares for result in share.results}

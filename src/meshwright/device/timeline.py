@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from meshwright.device.alike import Alike
+from meshwright.device.symmetry import SameDevices
 from meshwright.report.gantt import Chart, GanttBar, Lane
 from meshwright.simulate.simulation import time_text
 
 
-class Event(NamedTuple):
+class DeviceEvent(NamedTuple):
     """One op on one device; ``nbytes`` is what it makes there."""
 
     device: int
@@ -22,9 +22,9 @@ class Event(NamedTuple):
     nbytes: int = 0
 
 
-def chart_of(events: Sequence[Event], seconds: float, alike: Alike) -> Chart:
+def chart_of(events: Sequence[DeviceEvent], seconds: float, same_devices: SameDevices) -> Chart:
     """A chart with two rows for each device, or for several that do the same at the same times."""
-    per_device: dict[int, list[Event]] = {}
+    per_device: dict[int, list[DeviceEvent]] = {}
     for event in events:
         if event.seconds:
             per_device.setdefault(event.device, []).append(event)
@@ -34,7 +34,7 @@ def chart_of(events: Sequence[Event], seconds: float, alike: Alike) -> Chart:
         groups.setdefault(what, []).append(device)
     lanes = []
     for devices in groups.values():
-        every = sorted({other for device in devices for other in alike.get(device, (device,))})
+        every = sorted({other for device in devices for other in same_devices.get(device, (device,))})
         owner = "host" if every == [0] else f"device{'s' * (len(every) > 1)} {numbers_text(every)}"
         for unit, talks in (("compute", False), ("links", True)):
             spans = sorted(
@@ -44,11 +44,13 @@ def chart_of(events: Sequence[Event], seconds: float, alike: Alike) -> Chart:
             )
             if spans:
                 lanes.append(Lane(owner, unit, tuple(spans)))
-    return Chart(f"{time_text(seconds)} on {_count(groups.values(), alike)}", seconds, tuple(lanes))
+    return Chart(f"{time_text(seconds)} on {_count(groups.values(), same_devices)}", seconds, tuple(lanes))
 
 
-def _count(groups: Iterable[Sequence[int]], alike: Alike) -> str:
-    number = len({other for group in groups for device in group if device for other in alike.get(device, (device,))})
+def _count(groups: Iterable[Sequence[int]], same_devices: SameDevices) -> str:
+    number = len(
+        {other for group in groups for device in group if device for other in same_devices.get(device, (device,))}
+    )
     return f"{number:,} device{'s' * (number != 1)}"
 
 

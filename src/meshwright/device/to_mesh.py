@@ -21,7 +21,7 @@ from meshwright.device.execute import array_sizes, in_order
 from meshwright.device.function import Function
 from meshwright.device.machine import Members
 from meshwright.device.resolve import as_device_map, resolve, symbols_of
-from meshwright.device.staged import Put, Result, Run, Send, Staged, common, has_stages
+from meshwright.device.staged import Put, Staged, StageResult, StageRun, StageSend, common, has_stages
 from meshwright.device.types import Tensor, Tuple
 from meshwright.errors import DeviceError, ShapeError
 from meshwright.sharding.mesh import Mesh
@@ -140,7 +140,7 @@ class MeshPipeline(OnMesh):
 
     def __init__(self, source: Function, device_map: DeviceMap, sizes: Mapping[str, int]) -> None:
         super().__init__(source, device_map, sizes)
-        self._plans: dict[Any, tuple[Staged, tuple[Result, ...]]] = {}
+        self._plans: dict[Any, tuple[Staged, tuple[StageResult, ...]]] = {}
         self._plan, self._results = self._planned(sizes)
         self.meshes = {str(place): self._plan.stages[place] for place in sorted(self._plan.stages)}
         self.actions = tuple(self._plan.actions)
@@ -149,12 +149,12 @@ class MeshPipeline(OnMesh):
     def __repr__(self) -> str:
         stages = "; ".join(f"{stage}: {mesh}" for stage, mesh in self.meshes.items())
         kinds = [type(action) for action in self.actions]
-        return f"MeshPipeline({stages}; {kinds.count(Run)} programs, {kinds.count(Send)} sends)"
+        return f"MeshPipeline({stages}; {kinds.count(StageRun)} programs, {kinds.count(StageSend)} sends)"
 
     def __str__(self) -> str:
         return "\n".join(map(str, self.actions))
 
-    def _planned(self, sizes: Mapping[str, int]) -> tuple[Staged, tuple[Result, ...]]:
+    def _planned(self, sizes: Mapping[str, int]) -> tuple[Staged, tuple[StageResult, ...]]:
         key = tuple(sorted(sizes.items()))
         if key not in self._plans:
             plan = Staged(self.mesh, self._axes, self.device_map, sizes)
@@ -175,7 +175,7 @@ class MeshPipeline(OnMesh):
         return _unpacked([_tuples(values[result.slot], result.levels) for result in results])
 
     @cached_property
-    def compiled(self) -> tuple[tuple[Run, Compiled], ...]:
+    def compiled(self) -> tuple[tuple[StageRun, Compiled], ...]:
         """Every run with what it runs, as ``jit(…).lower(…).compile()`` gives it; the sizes of inputs must be known.
 
         Runs that do the same share it: it says which collectives there are, and ``mw.simulate`` takes it.
@@ -185,7 +185,7 @@ class MeshPipeline(OnMesh):
         known: dict[Any, Compiled] = {}
         found = []
         for action in self.actions:
-            if not isinstance(action, Run):
+            if not isinstance(action, StageRun):
                 x = given[action.input] if isinstance(action, Put) else values[action.input]
                 values[action.output] = ShapeDtypeStruct(x.shape, x.dtype, sharding=action.sharding)
                 continue

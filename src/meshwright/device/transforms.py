@@ -12,11 +12,11 @@ from itertools import count
 from meshwright.device.choose import choose_classes
 from meshwright.device.classes import Classes, Place, divides, is_tensor_eqn, tensor_of
 from meshwright.device.dims import Dim, Size
-from meshwright.device.function import Eqn, Function, Value
-from meshwright.device.spread import Level, Planner
+from meshwright.device.function import DeviceEqn, DeviceValue, Function
+from meshwright.device.spread import Planner, SpreadLevel
 from meshwright.device.types import Device
 from meshwright.device.typing import in_steps
-from meshwright.device.writer import Writer
+from meshwright.device.writer import SpreadWriter
 from meshwright.errors import DeviceError, ShapeError
 
 MOST_PARTS = 1 << 14
@@ -139,7 +139,7 @@ def _spread(fn: Function, keys: Keys, parts: int | None, tag: str, choose: Choos
     def spread(body: Function, depth: int) -> Function:
         level = level_of(fn, body, depth, keys, parts, tag)
         planner = Planner(body, classes, split, level.parts, sharded=sharded)
-        return Writer(body, planner.plan, planner.original, level, sharded=sharded).write()
+        return SpreadWriter(body, planner.plan, planner.original, level, sharded=sharded).write()
 
     return at_level(fn, keys, spread)
 
@@ -184,7 +184,7 @@ def at_level(fn: Function, keys: Sequence[int | str], change: Callable[[Function
                 assert eqn.body is not None
                 if id(eqn.body) not in done:
                     done[id(eqn.body)] = descend(eqn.body, left[1:], depth + 1)
-                eqn = Eqn(eqn.op, eqn.inputs, eqn.outputs, eqn.attributes, done[id(eqn.body)])
+                eqn = DeviceEqn(eqn.op, eqn.inputs, eqn.outputs, eqn.attributes, done[id(eqn.body)])
             eqns.append(eqn)
         return body.with_(eqns=tuple(eqns))
 
@@ -204,7 +204,9 @@ def check_plain(body: Function, keys: Sequence[int | str]) -> None:
             )
 
 
-def level_of(fn: Function, body: Function, depth: int, keys: Sequence[int | str], parts: int | None, tag: str) -> Level:
+def level_of(
+    fn: Function, body: Function, depth: int, keys: Sequence[int | str], parts: int | None, tag: str
+) -> SpreadLevel:
     """What is known of the devices below a body."""
     size: Size | None = parts
     devices: tuple[int, ...] = ()
@@ -228,7 +230,9 @@ def level_of(fn: Function, body: Function, depth: int, keys: Sequence[int | str]
             )
     home = Device(body.variable) if body.variable is not None else home_of(body)
     variable = fresh_variable(keys, depth)
-    return Level(size if size is not None else Dim.symbol("N" * (depth + 1)), tuple(keys), variable, tag, home, devices)
+    return SpreadLevel(
+        size if size is not None else Dim.symbol("N" * (depth + 1)), tuple(keys), variable, tag, home, devices
+    )
 
 
 def fresh_variable(keys: Sequence[int | str], depth: int) -> str:
@@ -288,7 +292,7 @@ def named_classes(
 
 def _in_body(body: Function, classes: Classes, place: Place) -> list[Place]:
     root = classes.root(place)
-    places: list[tuple[Value, int]] = [(v, d) for v in body.inputs for d in range(len(tensor_of(v).shape))]
+    places: list[tuple[DeviceValue, int]] = [(v, d) for v in body.inputs for d in range(len(tensor_of(v).shape))]
     return [p for p in places if classes.root(p) == root]
 
 

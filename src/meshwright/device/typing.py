@@ -5,7 +5,7 @@ from __future__ import annotations
 from meshwright.device.attributes import check_results
 from meshwright.device.classes import is_tensor_eqn, tensor_of
 from meshwright.device.dims import divide
-from meshwright.device.function import Eqn, Function, Number, Operand, Value
+from meshwright.device.function import DeviceEqn, DeviceValue, Function, Number, Operand
 from meshwright.device.named_ops import NAMED
 from meshwright.device.tensor_ops import infer, signature
 from meshwright.device.types import UNKNOWN, Device, Tensor, Tuple, Type, elements
@@ -29,10 +29,10 @@ def in_steps(fn: Function) -> Function:
     fn = typed(fn)
     if not _has_steps(fn):
         return fn
-    eqns: list[Eqn] = []
+    eqns: list[DeviceEqn] = []
     for eqn in fn.eqns:
         if eqn.body is not None:
-            eqn = Eqn(eqn.op, eqn.inputs, eqn.outputs, eqn.attributes, in_steps(eqn.body))
+            eqn = DeviceEqn(eqn.op, eqn.inputs, eqn.outputs, eqn.attributes, in_steps(eqn.body))
         steps = NAMED[eqn.op].steps if eqn.op in NAMED else None
         eqns += steps(eqn) if steps is not None else (eqn,)
     return fn.with_(eqns=tuple(eqns))
@@ -50,7 +50,7 @@ def _is_typed(fn: Function) -> bool:
 
 class _Typing:
     def __init__(self, fn: Function) -> None:
-        self.env: dict[Value, Value] = {}
+        self.env: dict[DeviceValue, DeviceValue] = {}
         for v in fn.inputs:
             if v.type is None:
                 raise DeviceError(
@@ -62,7 +62,7 @@ class _Typing:
         eqns = [self.eqn(eqn) for eqn in fn.eqns]
         self.function = fn.with_(eqns=tuple(eqns), outputs=tuple(self.env[v] for v in fn.outputs))
 
-    def eqn(self, eqn: Eqn) -> Eqn:
+    def eqn(self, eqn: DeviceEqn) -> DeviceEqn:
         inputs: list[Operand] = [x if isinstance(x, Number) else self.env[x] for x in eqn.inputs]
         body = typed(eqn.body) if eqn.body is not None else None
         types = [v.type for v in eqn.outputs]
@@ -72,12 +72,12 @@ class _Typing:
             types = [t if t is not None else f for t, f in zip(types, found, strict=True)]
         outputs = []
         for v, t in zip(eqn.outputs, types, strict=True):
-            self.env[v] = v if v.type is not None else Value(v.name, t)
+            self.env[v] = v if v.type is not None else DeviceValue(v.name, t)
             outputs.append(self.env[v])
-        return Eqn(eqn.op, tuple(inputs), tuple(outputs), eqn.attributes, body)
+        return DeviceEqn(eqn.op, tuple(inputs), tuple(outputs), eqn.attributes, body)
 
-    def types(self, eqn: Eqn, inputs: list[Operand], body: Function | None) -> list[Type]:
-        values = [x for x in inputs if isinstance(x, Value)]
+    def types(self, eqn: DeviceEqn, inputs: list[Operand], body: Function | None) -> list[Type]:
+        values = [x for x in inputs if isinstance(x, DeviceValue)]
         if body is not None:
             count = values[0].type
             assert count is not None
@@ -94,7 +94,7 @@ class _Typing:
             return [Tensor(shape, device, dtype) for shape, dtype in infer(eqn.op, signatures, params)]
         return self.moved(eqn, values)
 
-    def moved(self, eqn: Eqn, values: list[Value]) -> list[Type]:
+    def moved(self, eqn: DeviceEqn, values: list[DeviceValue]) -> list[Type]:
         given = values[0].type
         assert given is not None
         x, op, dim = elements(given), eqn.op, eqn.attributes.get("dim", 0)
@@ -131,7 +131,7 @@ class _Typing:
         return [_spread(part, given)]
 
 
-def _typed(value: Value) -> Type:
+def _typed(value: DeviceValue) -> Type:
     assert value.type is not None
     return value.type
 

@@ -10,25 +10,31 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from meshwright.device.bodies import Body
+from meshwright.device.bodies import DeviceBody
 from meshwright.device.classes import tensor_of
 from meshwright.device.dims import divide
-from meshwright.device.function import Eqn, Function, Keys, Number, Value
-from meshwright.device.spread import COPY, Conversion, Layout, Level, Plan, Step, Version
+from meshwright.device.function import DeviceEqn, DeviceValue, Function, Keys, Number
+from meshwright.device.spread import COPY, Conversion, SpreadLevel, SpreadPlan, SpreadSharding, SpreadStep, Version
+from meshwright.device.symbolic import nbytes_of
 from meshwright.device.types import UNKNOWN, Device, Tensor, Tuple
-from meshwright.device.typical import nbytes_of
 
 
-class Writer:
+class SpreadWriter:
     """Turns a plan into equations. ``sharded`` is the stage of zero: at 3, parameters are gathered one by one."""
 
     def __init__(
-        self, body: Function, plan: Plan, original: Mapping[Value, Layout], level: Level, *, sharded: int = 0
+        self,
+        body: Function,
+        plan: SpreadPlan,
+        original: Mapping[DeviceValue, SpreadSharding],
+        level: SpreadLevel,
+        *,
+        sharded: int = 0,
     ) -> None:
         self.body, self.plan, self.original, self.level = body, plan, original, level
-        self.eqns: list[Eqn] = []
-        self.tuples: dict[Version, Value] = {}
-        self.ahead: dict[Version, Value] = {}
+        self.eqns: list[DeviceEqn] = []
+        self.tuples: dict[Version, DeviceValue] = {}
+        self.ahead: dict[Version, DeviceValue] = {}
         used_on = {c.source for c in plan.conversions}
         self.late: dict[Version, Conversion] = {}
         self.reduced: set[Version] = set()
@@ -41,32 +47,32 @@ class Writer:
         self.segments = self._segments()
         self.needed = self._needed()
 
-    def _segments(self) -> list[list[Step]]:
+    def _segments(self) -> list[list[SpreadStep]]:
         """Steps between collectives: those of one depth, cut where more would be whole than the largest parameter."""
         limit = max((nbytes_of(v) for v, _ in (*self.late, *self.reduced)), default=0.0)
-        found: list[list[Step]] = []
+        found: list[list[SpreadStep]] = []
         depths = self._depths()
         for depth in sorted(set(depths.values())):
             found.append([])
             whole: set[Version] = set()
-            gathered = owed = 0.0
+            gathered = unreduced_bytes = 0.0
             for step in self.plan.steps:
                 if depths[step] != depth:
                     continue
                 more = {v for v in step.operands if not isinstance(v, Number) and v in self.late} - whole
                 extra = sum(nbytes_of(v) for v, _ in more)
-                if (gathered and extra and gathered + extra > limit) or (owed and owed >= limit):
+                if (gathered and extra and gathered + extra > limit) or (unreduced_bytes and unreduced_bytes >= limit):
                     found.append([])
                     more = {v for v in step.operands if not isinstance(v, Number) and v in self.late}
-                    whole, gathered, owed = set(), 0.0, 0.0
+                    whole, gathered, unreduced_bytes = set(), 0.0, 0.0
                     extra = sum(nbytes_of(v) for v, _ in more)
                 found[-1].append(step)
                 whole |= more
                 gathered += extra
-                owed += sum(nbytes_of(v) for v, layout in step.results if (v, layout) in self.reduced)
+                unreduced_bytes += sum(nbytes_of(v) for v, layout in step.results if (v, layout) in self.reduced)
         return found
 
-    def _depths(self) -> dict[Step, int]:
+    def _depths(self) -> dict[SpreadStep, int]:
         """The depth of each step; what follows from inputs alone, such as a decayed moment, waits until it is used."""
         steps = self.plan.steps
         kept = {c.source for c in self.plan.conversions}
@@ -76,7 +82,7 @@ class Writer:
             operands = [v for v in step.operands if not isinstance(v, Number)]
             alone = all(early.get(v, v in self.plan.inputs) for v in operands)
             early.update(dict.fromkeys(step.results, alone and not kept.intersection(step.results)))
-        found: dict[Step, int] = {}
+        found: dict[SpreadStep, int] = {}
         first: dict[Version, int] = {}
         for step in reversed(steps):
             uses = [first[v] for v in step.results if v in first]
@@ -142,8 +148,8 @@ class Writer:
             return Tuple((self.local(version, UNKNOWN),) * self.level.parts)
         return Tuple((self.local(version, UNKNOWN),), more=True)
 
-    def named(self, version: Version) -> Value:
-        return Value(f"{version[0].name}s_{self.level.tag}", self.tuple_type(version))
+    def named(self, version: Version) -> DeviceValue:
+        return DeviceValue(f"{version[0].name}s_{self.level.tag}", self.tuple_type(version))
 
     def spread_input(self, version: Version) -> None:
         value, layout = version
@@ -153,7 +159,7 @@ class Writer:
             attributes["parts"] = self.level.parts
         if layout.kind == "part":
             attributes = {"dim": layout.dim, **attributes}
-        self.eqns.append(Eqn("scatter" if layout.kind == "part" else "broadcast", (value,), (out,), attributes))
+        self.eqns.append(DeviceEqn("scatter" if layout.kind == "part" else "broadcast", (value,), (out,), attributes))
 
     def conversion(self, conversion: Conversion) -> None:
         out = self.tuples[conversion.target] = self.named(conversion.target)
@@ -166,27 +172,27 @@ class Writer:
         else:
             attributes = {"dim": conversion.target[1].dim}
         source = self.ahead.pop(conversion.source, self.tuples[conversion.source])
-        self.eqns.append(Eqn(conversion.op, (source,), (out,), attributes))
+        self.eqns.append(DeviceEqn(conversion.op, (source,), (out,), attributes))
 
-    def segment(self, steps: Sequence[Step], ahead: Sequence[Version]) -> None:
+    def segment(self, steps: Sequence[SpreadStep], ahead: Sequence[Version]) -> None:
         """One pmap. Parts that are gathered for the next one pass through it, so that they are not gathered earlier."""
         device = Device(self.level.variable)
-        made = Body(steps, self.local, device)
+        made = DeviceBody(steps, self.local, device)
         leaving = [v for step in steps for v in step.results if v in self.needed]
         if not leaving:
             return
         if not made.inputs:
             # A pmap runs on the devices of its operands; equations without any follow those of an input.
             made.take(self.carrier())
-        passed = {v: Value(f"{v[0].name}_next", self.local(v, device)) for v in ahead}
-        first = tuple(Eqn("Identity", (made.take(v),), (out,)) for v, out in passed.items())
+        passed = {v: DeviceValue(f"{v[0].name}_next", self.local(v, device)) for v in ahead}
+        first = tuple(DeviceEqn("Identity", (made.take(v),), (out,)) for v, out in passed.items())
         results = (*(made.values[v] for v in leaving), *passed.values())
         body = Function("", tuple(made.inputs.values()), first + made.eqns, results, None, self.level.variable)
         operands = tuple(self.tuples[v] for v in made.inputs)
         self.tuples.update({v: self.named(v) for v in leaving})
         self.ahead.update({v: self.named(v) for v in ahead})
         outs = (*(self.tuples[v] for v in leaving), *(self.ahead[v] for v in ahead))
-        self.eqns.append(Eqn("pmap", operands, outs, {}, body))
+        self.eqns.append(DeviceEqn("pmap", operands, outs, {}, body))
 
     def carrier(self) -> Version:
         if not self.plan.inputs:
@@ -195,15 +201,15 @@ class Writer:
             self.spread_input(version)
         return next(iter(self.plan.inputs))
 
-    def output(self, value: Value) -> Value:
+    def output(self, value: DeviceValue) -> DeviceValue:
         layout = self.original.get(value)
         if layout is None:
             return value
         found = self.tuples[value, layout]
         whole = tensor_of(value).on(self.level.home)
         if layout.kind == "part":
-            out = Value(f"{value.name}_{self.level.tag}", whole)
-            self.eqns.append(Eqn("gather", (found,), (out,), {"dim": layout.dim, "to_device": self.level.home}))
+            out = DeviceValue(f"{value.name}_{self.level.tag}", whole)
+            self.eqns.append(DeviceEqn("gather", (found,), (out,), {"dim": layout.dim, "to_device": self.level.home}))
             return out
         if layout.kind == "summand":
             if (value, COPY) not in self.tuples:
@@ -211,6 +217,6 @@ class Writer:
             found = self.tuples[value, COPY]
         if not self.level.home.is_concrete:
             return found
-        out = Value(f"{value.name}_{self.level.tag}", whole)
-        self.eqns.append(Eqn("send", (found,), (out,), {"to_device": self.level.home}))
+        out = DeviceValue(f"{value.name}_{self.level.tag}", whole)
+        self.eqns.append(DeviceEqn("send", (found,), (out,), {"to_device": self.level.home}))
         return out

@@ -20,7 +20,7 @@ _TITLES = {
 
 
 @dataclass(frozen=True)
-class Step:
+class ConversionStep:
     """One collective (or slice, which is local) over ``axes``, from one layout to the next."""
 
     kind: str
@@ -58,7 +58,7 @@ class Step:
         return share * self.elements(sizes, mesh)
 
 
-def convert(source: Layout, target: Layout) -> list[Step] | None:
+def convert(source: Layout, target: Layout) -> list[ConversionStep] | None:
     """Steps from ``source`` to ``target``, an array of the same indices; None if a sum would have to be taken apart.
 
         A[I_x,J] -> A[I,J]       AllGather_x
@@ -77,17 +77,17 @@ def convert(source: Layout, target: Layout) -> list[Step] | None:
     """
     if set(target.unreduced) - set(source.unreduced):
         return None
-    steps: list[Step] = []
+    steps: list[ConversionStep] = []
     now = {index: list(axes) for index, axes in zip(source.indices, source.axes)}
     goal = {index: list(axes) for index, axes in zip(target.indices, target.axes)}
-    owed = list(source.unreduced)
+    unreduced = list(source.unreduced)
     home = {axis: index for index, axes in now.items() for axis in axes}
     last = source
 
     def step(kind: str, axes: Sequence[str]) -> None:
         nonlocal last
-        after = Layout(source.name, source.indices, tuple(tuple(now[i]) for i in source.indices), tuple(owed))
-        steps.append(Step(kind, tuple(axes), last, after))
+        after = Layout(source.name, source.indices, tuple(tuple(now[i]) for i in source.indices), tuple(unreduced))
+        steps.append(ConversionStep(kind, tuple(axes), last, after))
         last = after
 
     def to_minor(index: str, leaving: Sequence[str]) -> None:
@@ -100,15 +100,15 @@ def convert(source: Layout, target: Layout) -> list[Step] | None:
             step("permute", changed)
 
     arriving = [(axis, index) for index in source.indices for axis in goal[index] if home.get(axis) != index]
-    sliced = [(axis, index) for axis, index in arriving if axis not in home and axis not in owed]
+    sliced = [(axis, index) for axis, index in arriving if axis not in home and axis not in unreduced]
     for axis, index in sliced:
         now[index].append(axis)
     if sliced:
         step("slice", [axis for axis, _ in sliced])
-    scattered = [(axis, index) for axis, index in arriving if axis in owed]
+    scattered = [(axis, index) for axis, index in arriving if axis in unreduced]
     for axis, index in scattered:
         now[index].append(axis)
-        owed.remove(axis)
+        unreduced.remove(axis)
     if scattered:
         step("reduce_scatter", [axis for axis, _ in scattered])
     moves: dict[tuple[str, str], list[str]] = {}
@@ -120,9 +120,9 @@ def convert(source: Layout, target: Layout) -> list[Step] | None:
         now[leaves] = [axis for axis in now[leaves] if axis not in axes]
         now[enters] += axes
         step("all_to_all", axes)
-    reduced = [axis for axis in owed if axis not in target.unreduced]
+    reduced = [axis for axis in unreduced if axis not in target.unreduced]
     if reduced:
-        owed = [axis for axis in owed if axis not in reduced]
+        unreduced = [axis for axis in unreduced if axis not in reduced]
         step("all_reduce", reduced)
     gathered = {index: [axis for axis in now[index] if axis not in goal[index]] for index in source.indices}
     for index, axes in gathered.items():
@@ -140,7 +140,7 @@ def convert(source: Layout, target: Layout) -> list[Step] | None:
     return steps
 
 
-def convert_by_permute(source: Layout, target: Layout, mesh: Mapping[str, int]) -> list[Step] | None:
+def convert_by_permute(source: Layout, target: Layout, mesh: Mapping[str, int]) -> list[ConversionStep] | None:
     """A slice and one permute of the blocks from ``source`` to ``target``; None if there is no such way.
 
         A[I,J_x] -> A[I,J_y]       Permute_xy
@@ -169,13 +169,15 @@ def convert_by_permute(source: Layout, target: Layout, mesh: Mapping[str, int]) 
                 axis for axis in mesh if any(_place(axis, a) != _place(axis, b) for a, b in zip(axes, target.axes))
             ]
             slices = (
-                [Step("slice", tuple(axis for more in added for axis in more), source, cut)] if cut != source else []
+                [ConversionStep("slice", tuple(axis for more in added for axis in more), source, cut)]
+                if cut != source
+                else []
             )
-            return [*slices, Step("permute", tuple(moved), cut, end)]
+            return [*slices, ConversionStep("permute", tuple(moved), cut, end)]
     return None
 
 
-def convert_by_scatter(source: Layout, target: Layout) -> Iterator[list[Step]]:
+def convert_by_scatter(source: Layout, target: Layout) -> Iterator[list[ConversionStep]]:
     """Ways that take a sum in parts and gather them along with what is gathered anyway, rather than sum it whole.
 
         C[I_x,K]{U_y} -> C[I,K]    ReduceScatter_y to C[I_xy,K], AllGather_xy

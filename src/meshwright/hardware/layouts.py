@@ -52,7 +52,7 @@ class Layout:
         return self.axes[self.indices.index(index)]
 
     def over_many(self, mesh: Mapping[str, int]) -> Layout:
-        """The same without axes of size 1: over one device nothing is split, and no sum is owed."""
+        """The same without axes of size 1: over one device nothing is split, and nothing is a partial sum."""
         axes = tuple(tuple(axis for axis in split if mesh[axis] > 1) for split in self.axes)
         return Layout(self.name, self.indices, axes, tuple(axis for axis in self.unreduced if mesh[axis] > 1))
 
@@ -90,7 +90,7 @@ def parse_layout(text: str, mesh: Mapping[str, int], position: int = 0) -> tuple
     found = _ARRAY.match(text, position)
     if found is None:
         raise _text_error(text, position, "An array was expected.", "arrays are written A[I_x,J]", "A[I_x,J]")
-    name, dims, owed = found.groups()
+    name, dims, summed = found.groups()
     indices, axes = [], []
     at = found.start(2)
     for part in re.split(r",(?![^{]*\})", dims):
@@ -106,7 +106,7 @@ def parse_layout(text: str, mesh: Mapping[str, int], position: int = 0) -> tuple
         indices.append(index[1])
         axes.append(_axes(index[2], mesh, text, at + part.find("_") + 1))
         at += len(part) + 1
-    unreduced = _axes(owed, mesh, text, found.start(3)) if owed is not None else ()
+    unreduced = _axes(summed, mesh, text, found.start(3)) if summed is not None else ()
     every = [axis for one in (*axes, unreduced) for axis in one]
     twice = next((axis for axis in every if every.count(axis) > 1), None)
     if twice is not None:

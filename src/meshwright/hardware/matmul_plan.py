@@ -15,11 +15,18 @@ from meshwright.core.source import here
 from meshwright.errors import HardwareError
 from meshwright.hardware.chips import Chip, dtype_name, item_bytes
 from meshwright.hardware.collectives import collective_cost, crossover
-from meshwright.hardware.conversion import Step, convert, convert_by_permute, convert_by_scatter
+from meshwright.hardware.conversion import ConversionStep, convert, convert_by_permute, convert_by_scatter
 from meshwright.hardware.layouts import Layout
 from meshwright.hardware.links import CollectiveCost
 from meshwright.hardware.machines import for_mesh
-from meshwright.hardware.products import CASES, UNLIKE, Problem, natural_result, parse_product, unlike_indices
+from meshwright.hardware.matmul_problem import (
+    CASES,
+    UNLIKE,
+    MatmulProblem,
+    natural_result,
+    parse_matmul,
+    unlike_indices,
+)
 from meshwright.hardware.roofline import Roofline, work
 from meshwright.hardware.topology import Topology, mesh_sizes
 
@@ -31,18 +38,18 @@ _MOST_TRIED = 1024  # assignments of axes to indices; of more, only some are tri
 class Alternative:
     """One way to do it: where each mesh axis splits the product, and the steps before and after."""
 
-    problem: Problem = field(repr=False)
+    problem: MatmulProblem = field(repr=False)
     axes: Mapping[str, tuple[str, ...]]
-    before: tuple[Step, ...]
-    after: tuple[Step, ...]
+    before: tuple[ConversionStep, ...]
+    after: tuple[ConversionStep, ...]
 
     @property
-    def steps(self) -> tuple[Step, ...]:
+    def steps(self) -> tuple[ConversionStep, ...]:
         """Slices and collectives in order; the product stands between ``before`` and ``after``."""
         return (*self.before, *self.after)
 
     @property
-    def collectives(self) -> tuple[Step, ...]:
+    def collectives(self) -> tuple[ConversionStep, ...]:
         """The steps that communicate."""
         return tuple(step for step in self.steps if step.kind != "slice")
 
@@ -154,7 +161,9 @@ class Alternative:
         128.0
         """
         p = self.problem
-        other = Problem(p.left, p.right, p.result, p.mesh, {**p.sizes, **sizes}, p.dtype, p.topology, p.mode, p.overlap)
+        other = MatmulProblem(
+            p.left, p.right, p.result, p.mesh, {**p.sizes, **sizes}, p.dtype, p.topology, p.mode, p.overlap
+        )
         return Alternative(other, self.axes, self.before, self.after)
 
     def __str__(self) -> str:
@@ -181,7 +190,7 @@ class Regime:
 class MatmulPlan:
     """The answer: the case, every sensible alternative from the fastest on, and which wins where."""
 
-    problem: Problem
+    problem: MatmulProblem
     cases: dict[str, int]
     natural: str
     every: tuple[Alternative, ...] = field(repr=False)
@@ -219,7 +228,7 @@ class MatmulPlan:
         return self.every[0]
 
     @property
-    def collectives(self) -> tuple[Step, ...]:
+    def collectives(self) -> tuple[ConversionStep, ...]:
         """The collectives of the fastest."""
         return self.best.collectives
 
@@ -338,7 +347,7 @@ def plan_matmul(
     AllReduce_x(C[I,K]{U_x}) -> C[I,K]
     """
     axes = mesh_sizes(mesh)
-    left, right, result = parse_product(text, axes)
+    left, right, result = parse_matmul(text, axes)
     wanted = dict.fromkeys((*left.indices, *right.indices))
     if not isinstance(sizes, Mapping):
         raise HardwareError(
@@ -372,7 +381,7 @@ def plan_matmul(
     if dict(machine.mesh) != axes:
         machine = Topology(machine.chip, machine.shape, mesh=axes, wrap=machine.wrap, slices=machine.slices)
     cases, natural, target = natural_result(left, right, result, axes, text)
-    problem = Problem(
+    problem = MatmulProblem(
         left, right, target, axes, {index: sizes[index] for index in wanted}, dtype_name(dtype), machine, mode, overlap
     )
     tried = _Tried(problem)
@@ -383,13 +392,13 @@ def plan_matmul(
         for chosen in product(*tried.options.values()):
             tried.seconds(dict(zip(tried.options, chosen)))
     if not tried.found:
-        owed = [axis for axis in target.unreduced if axis in (*left.unreduced, *right.unreduced)]
+        unreduced = [axis for axis in target.unreduced if axis in (*left.unreduced, *right.unreduced)]
         raise HardwareError(
             f"{left} @ {right} cannot give {target}.",
             where=here(),
             why=f"no index is summed over, and no operand is unreduced over "
-            f"{', '.join(axis for axis in target.unreduced if axis not in owed)}",
-            fix=f'"{left} @ {right} -> {replace(target, unreduced=tuple(owed))}"',
+            f"{', '.join(axis for axis in target.unreduced if axis not in unreduced)}",
+            fix=f'"{left} @ {right} -> {replace(target, unreduced=tuple(unreduced))}"',
         )
     ordered = sorted(tried.found.values(), key=lambda one: (one.seconds, *one.measures, len(one.steps)))
     return MatmulPlan(problem, cases, natural, tuple(ordered), greedy)
@@ -401,7 +410,7 @@ Chosen = dict[str, str | None]  # the index that each mesh axis splits the produ
 class _Tried:
     """Assignments of mesh axes to indices, converted to and from."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: MatmulProblem) -> None:
         self.problem = problem
         self.found: dict[tuple[str, ...], Alternative] = {}
         arrays = (problem.left, problem.right, problem.result)
@@ -453,12 +462,12 @@ def _index_of(axis: str, arrays: Sequence[Layout]) -> str | None:
     return next((index for one in arrays for index, axes in zip(one.indices, one.axes) if axis in axes), None)
 
 
-def _alternatives(problem: Problem, given: Chosen) -> Iterator[Alternative]:
+def _alternatives(problem: MatmulProblem, given: Chosen) -> Iterator[Alternative]:
     """The ways to multiply with the axes so assigned."""
     carried = tuple(axis for axis, index in given.items() if index == "U")
     left, right, result = (one.over_many(problem.mesh) for one in (problem.left, problem.right, problem.result))
     for split in _orders(problem, given):
-        operands: list[list[list[Step]]] = []
+        operands: list[list[list[ConversionStep]]] = []
         for one, other in ((left, right), (right, left)):
             carries = tuple(axis for axis in one.unreduced if axis in carried)
             if any(axis in other.unreduced for axis in carries) and one is right:
@@ -466,12 +475,12 @@ def _alternatives(problem: Problem, given: Chosen) -> Iterator[Alternative]:
             wanted = Layout(one.name, one.indices, tuple(split[index] for index in one.indices), carries)
             ways = [convert(one, wanted), convert_by_permute(one, wanted, problem.mesh)]
             operands.append([way for way in ways if way is not None])
-        owed = [*(axis for index in problem.contracted for axis in split[index]), *carried]
+        unreduced = [*(axis for index in problem.contracted for axis in split[index]), *carried]
         partial = Layout(
             result.name,
             result.indices,
             tuple(split[index] for index in result.indices),
-            tuple(axis for axis in problem.mesh if axis in owed),
+            tuple(axis for axis in problem.mesh if axis in unreduced),
         )
         after = convert(partial, result)
         if after is None:
@@ -491,7 +500,7 @@ def _gains(one: Alternative, other: Alternative) -> bool:
     return any(mine < theirs * (1 - 1e-9) for mine, theirs in pairs)
 
 
-def _orders(problem: Problem, given: Mapping[str, str | None]) -> Iterator[dict[str, tuple[str, ...]]]:
+def _orders(problem: MatmulProblem, given: Mapping[str, str | None]) -> Iterator[dict[str, tuple[str, ...]]]:
     """The orders of an index's axes that an array has already, or that of the mesh."""
     choices: list[list[tuple[str, ...]]] = []
     for index in problem.indices:

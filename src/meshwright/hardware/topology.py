@@ -18,7 +18,7 @@ from meshwright.sharding.text_sdy import read_integer
 Axes = str | int | Iterable[str | int] | None
 
 
-class Level(NamedTuple):
+class NetworkLevel(NamedTuple):
     """A level of a switched network: blocks of ``size`` chips, each with ``bytes_per_s`` to the rest."""
 
     name: str
@@ -166,15 +166,15 @@ class Topology:
         return min(cuts, default=0) * self.chip.link_bytes_per_s
 
     @property
-    def levels(self) -> tuple[Level, ...]:
+    def levels(self) -> tuple[NetworkLevel, ...]:
         """The levels of a switched network that this machine has, from the GPU up."""
         chip = self.chip
-        out = [Level("gpu", 1, chip.nvlink_bytes_per_s, chip.nvlink_hop_seconds)]
+        out = [NetworkLevel("gpu", 1, chip.nvlink_bytes_per_s, chip.nvlink_hop_seconds)]
         if self.nodes > 1:
-            out.append(Level("node", self.node_size, chip.node_bytes_per_s, chip.net_hop_seconds))
+            out.append(NetworkLevel("node", self.node_size, chip.node_bytes_per_s, chip.net_hop_seconds))
         unit = self.node_size * int(chip.known("nodes_per_unit", 0))
         if unit and self.size > unit:
-            out.append(Level("unit", unit, chip.unit_bytes_per_s, chip.net_hop_seconds))
+            out.append(NetworkLevel("unit", unit, chip.unit_bytes_per_s, chip.net_hop_seconds))
         return tuple(out)
 
     # From chip to chip.

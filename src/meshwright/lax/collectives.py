@@ -20,7 +20,7 @@ from meshwright.api.cotangents import refuse_summed
 from meshwright.arrays.tracing import leaf_value
 from meshwright.core import dtypes, tree
 from meshwright.core.source import here
-from meshwright.core.trace import Value, is_number, lift, state
+from meshwright.core.trace import Value, is_number, make_varying, state
 from meshwright.errors import MeshError, MeshwrightError, ShapeError
 from meshwright.ops import collective as ops
 from meshwright.ops.basic import add, convert, move_dim, mul, reshape
@@ -52,9 +52,9 @@ def _absent(x: Value, axes: Sequence[str]) -> list[int]:
     return [n for n, axis in enumerate(axes) if axis not in x.type.varying]
 
 
-def _lifted(x: Value, axes: Sequence[str]) -> Value:
+def _varying(x: Value, axes: Sequence[str]) -> Value:
     assert state.manual is not None
-    return lift(x, tuple(sorted({*x.type.varying, *axes}))) if state.manual.automatic else x
+    return make_varying(x, tuple(sorted({*x.type.varying, *axes}))) if state.manual.automatic else x
 
 
 def _strict() -> bool:
@@ -172,7 +172,7 @@ def pbroadcast(x: Any, axis_name: AxisName) -> Any:
     axes, _ = resolve("pbroadcast", axis_name, ordered=False)
     if _strict():
         return _each("pbroadcast", lambda x: ops.pbroadcast(x, axes=axes), x)
-    return _each("pbroadcast", lambda x: _lifted(x, axes), x)
+    return _each("pbroadcast", lambda x: _varying(x, axes), x)
 
 
 pvary = pbroadcast
@@ -222,7 +222,7 @@ def _gather(name: str, op: Any, x: Any, axis_name: AxisName, axis: int, tiled: b
         absent = _absent(x, axes)
         if len(absent) == len(axes):  # what all devices hold need not be sent
             return ops.repeated(x, dim, prod(sizes))
-        return op(_lifted(x, axes), axes=axes, sizes=sizes, dim=dim)
+        return op(_varying(x, axes), axes=axes, sizes=sizes, dim=dim)
 
     return _each(name, one, x)
 
@@ -295,7 +295,7 @@ def psum_scatter(
         if not _strict() and len(absent) == len(axes):
             x = mul(ops.pscatter(x, axes=axes, sizes=sizes, dim=dim), count)
         else:
-            x = ops.psum_scatter(_lifted(x, axes), axes=axes, sizes=sizes, dim=dim)
+            x = ops.psum_scatter(_varying(x, axes), axes=axes, sizes=sizes, dim=dim)
         return x if tiled else reshape(x, shape=(*x.shape[:dim], *x.shape[dim + 1 :]))
 
     return _each("psum_scatter", one, x)
@@ -343,7 +343,7 @@ def all_to_all(
         if not _strict() and len(_absent(x, axes)) == len(axes):  # everybody has every part already
             x = ops.repeated(ops.pscatter(x, axes=axes, sizes=sizes, dim=split), target, count)
         else:
-            x = ops.all_to_all(_lifted(x, axes), axes=axes, sizes=sizes, split=split, concat=target)
+            x = ops.all_to_all(_varying(x, axes), axes=axes, sizes=sizes, split=split, concat=target)
         return x if tiled else move_dim(x, split, concat)
 
     return _each("all_to_all", one, x)
@@ -374,7 +374,7 @@ def ppermute(x: Any, axis_name: AxisName, perm: Iterable[tuple[int, int]]) -> An
         known = not _strict() and len(_absent(x, axes)) == len(axes)
         if known and {t for _, t in pairs} == set(range(prod(sizes))) == {s for s, _ in pairs}:
             return x  # everybody gets what everybody has
-        return ops.ppermute(_lifted(x, axes), axes=axes, sizes=sizes, permutation=pairs)
+        return ops.ppermute(_varying(x, axes), axes=axes, sizes=sizes, permutation=pairs)
 
     return _each("ppermute", one, x)
 

@@ -22,7 +22,7 @@ from meshwright.core import dtypes
 from meshwright.core.dtypes import BOOL
 from meshwright.core.op import Op, Value
 from meshwright.core.source import here
-from meshwright.core.trace import Array, Tracer, apply, concrete, is_number, lift, to_array
+from meshwright.core.trace import Array, Tracer, apply, concrete, is_number, make_varying, to_array
 from meshwright.core.types import Shape, TensorType
 from meshwright.errors import ShapeError
 from meshwright.numpy.arithmetic import add, divide, maximum, minimum, multiply, power
@@ -155,7 +155,7 @@ def elementwise_negative(values: ArrayLike) -> Value:
 
 
 def _ones(x: Value) -> Value:
-    return broadcast(lift(basic.scalar_like(x, 1), x.type.varying), x.type.shape)
+    return broadcast(make_varying(basic.scalar_like(x, 1), x.type.varying), x.type.shape)
 
 
 def _scatter(
@@ -174,7 +174,7 @@ def _scatter(
     if x.type.weak and not y.type.weak:  # what is written takes on the type of what it is written into
         y = apply(basic.convert, (y,), {"dtype": x.type.dtype, "weak": True})
     if is_number(values):  # the same on all devices, as every number in a program is
-        y = lift(y, x.type.varying)
+        y = make_varying(y, x.type.varying)
     mask = _whole_mask(x, place.key)
     if mask is not None and y.type.ndim == 0:
         dims = tuple(range(mask.ndim))
@@ -286,7 +286,7 @@ def _scatter_windows(
         else basic.zeros(value(np.int32(0)).type.with_(shape=(*shape, 0)))
     )
     if not any(isinstance(i, Position) and i.at.__class__ is not int for i in items):  # written as numbers
-        indices = lift(indices, x.type.varying, numbers=True)
+        indices = make_varying(indices, x.type.varying, numbers=True)
     return apply(
         op,
         (x, indices, y),

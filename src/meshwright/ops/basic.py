@@ -17,7 +17,7 @@ from meshwright.core.factors import FactorBuilder, Factors, pointwise
 from meshwright.core.facts import Fusion, Memory
 from meshwright.core.op import Cost, Linear, Linearity, NotLinear, Op, Operand, Sample, Types, Value, define_op
 from meshwright.core.program import Params
-from meshwright.core.trace import Array, lift
+from meshwright.core.trace import Array, make_varying
 from meshwright.core.types import OutSharding, Shape, TensorType
 from meshwright.ops.layout import laid_out
 from meshwright.ops.rules import (
@@ -116,7 +116,7 @@ def additive_identity(dtype: DType) -> Any:
 
 def _filled(type: TensorType, number: Any) -> Value:
     one = Array(number, TensorType((), type.dtype, type.weak))
-    whole = lift(one if type.ndim == 0 else broadcast_in_dim(one, shape=type.shape, dims=()), type.varying)
+    whole = make_varying(one if type.ndim == 0 else broadcast_in_dim(one, shape=type.shape, dims=()), type.varying)
     return whole if type.sharding is None else laid_out(whole, type)
 
 

@@ -34,7 +34,7 @@ from meshwright.core.facts import Fusion, Memory, Structure
 from meshwright.core.op import Cost, Linearity, No, Op, Types, Value, define_op
 from meshwright.core.program import Params, Program
 from meshwright.core.source import here
-from meshwright.core.trace import Array, lift, set_pbroadcast
+from meshwright.core.trace import Array, make_varying, set_pbroadcast
 from meshwright.core.types import TensorType, Variance, union
 from meshwright.errors import MeshwrightError, ShardingError, VarianceError
 from meshwright.ops.basic import (
@@ -593,7 +593,7 @@ def _extreme_type(op: str) -> Callable[..., TensorType]:
 def _extreme_derivative(t: Value, out: Value, x: Value, axes: Axes) -> Value:
     """The tangents where the extreme is taken, shared equally between ties."""
     here_ = convert(eq(x, out), dtype=x.dtype, weak=False)
-    return psum(mul(t, div(here_, lift(psum(here_, axes=axes), here_.type.varying))), axes=axes)
+    return psum(mul(t, div(here_, make_varying(psum(here_, axes=axes), here_.type.varying))), axes=axes)
 
 
 def _extreme_stack(
@@ -621,7 +621,7 @@ def _extreme(name: str, reduce: Op, op: Callable[[], Op]) -> Op:
 pmax: Op = _extreme("pmax", reduce_max, lambda: pmax)
 pmin: Op = _extreme("pmin", reduce_min, lambda: pmin)
 
-# finish_sum: outside of a shard_map, a value that is owed a sum becomes that sum
+# finish_sum: outside of a shard_map, a partial sum becomes the sum
 
 
 def _finish_type(x: TensorType, axes: Axes) -> TensorType:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from meshwright.core.op import Value
 from meshwright.core.program import Literal
-from meshwright.core.trace import Tracer, lift
+from meshwright.core.trace import Tracer, make_varying
 from meshwright.core.types import TensorType
 from meshwright.ops.arithmetic import sub
 from meshwright.ops.basic import add, neg, number_in
@@ -70,7 +70,7 @@ class Cotangent:
 
     def _fitted(self, x: Value) -> Value:
         """``x`` in the type of the value; a partial sum is summed if it is added to what is none."""
-        x = laid_out(lift(x, self.type.varying), self.type)
+        x = laid_out(make_varying(x, self.type.varying), self.type)
         self._sums = self._sums | {x.type.unreduced}
         if len(self._sums) > 1:
             x = summed(x)

@@ -14,7 +14,7 @@ import numpy as np
 
 from meshwright.core.op import Value
 from meshwright.core.source import here
-from meshwright.core.trace import Array, lift
+from meshwright.core.trace import Array, make_varying
 from meshwright.core.types import Shape, TensorType, union
 from meshwright.errors import ShardingError
 from meshwright.ops.basic import broadcast_in_dim, reshape
@@ -172,7 +172,7 @@ class Exit(NamedTuple):
     def inside(self, local: Localizer, block: Value) -> Value:
         """What a device gives."""
         block = block if self.rows is None else reshape(block, shape=(1, *self.rows.block))
-        return lift(block, union((block.type.varying, varying_axes(self.spec(local)))))
+        return make_varying(block, union((block.type.varying, varying_axes(self.spec(local)))))
 
     def outside(self, x: Value, t: TensorType) -> Value:
         """The result, from what all devices gave."""

@@ -88,7 +88,7 @@ def drawings_of_blocks(
 
 
 def captions_of(sharding: TensorSharding) -> tuple[str, ...]:
-    """What the boxes do not show: parts of axes, sums that are owed, dims that are still open."""
+    """What the boxes do not show: parts of axes, partial sums, dims that are still open."""
     captions = []
     axes = [axis for dim in sharding.dims for axis in dim.axes]
     if not all(axis.is_full for axis in axes):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from meshwright.device.schedule import SCHEDULES, Schedule, Task, Turns
+from meshwright.device.schedule import SCHEDULES, PipelineTask, Schedule, Turns
 from meshwright.search.unrolled import alternating
 
 
@@ -68,6 +68,6 @@ def overlapped(
 
 
 @lru_cache(maxsize=1024)
-def steps_of(stages: int, microbatches: int) -> list[list[tuple[int, Task]]]:
+def steps_of(stages: int, microbatches: int) -> list[list[tuple[int, PipelineTask]]]:
     """The steps of a pipeline that blocks."""
     return alternating(stages, microbatches)

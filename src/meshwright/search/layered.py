@@ -10,7 +10,7 @@ from meshwright.errors import ShapeError
 from meshwright.search.unrolled import MLP, check_sizes
 
 
-class Product(NamedTuple):
+class LayerMatmul(NamedTuple):
     """``batch`` products ``[m, k] @ [k, n]``."""
 
     m: int
@@ -32,7 +32,7 @@ class Reduce(NamedTuple):
     size: int
 
 
-Work = Product | Pointwise | Reduce
+Work = LayerMatmul | Pointwise | Reduce
 
 
 class Layer(NamedTuple):
@@ -85,9 +85,9 @@ class LayeredMLP:
         after = (Reduce(rows * n),) if shared and number % 2 else ()
         before = (Reduce(rows * k),) if shared and number % 2 == 0 else ()
         return Layer(
-            (Product(rows, k, n), *after, Pointwise(rows * n, 1)),
-            (Pointwise(rows * n, 2), Product(rows, n, k), *before),
-            (Product(k, rows, n),),
+            (LayerMatmul(rows, k, n), *after, Pointwise(rows * n, 1)),
+            (Pointwise(rows * n, 2), LayerMatmul(rows, n, k), *before),
+            (LayerMatmul(k, rows, n),),
             (k * n,),
             2 * rows * n,
         )
@@ -145,29 +145,29 @@ class GPT:
         norm = Pointwise(tokens * dim, 2)
         reduce = (Reduce(tokens * dim),) if horizontal > 1 else ()
         attention = (
-            Product(self.length, width, self.length, rows * heads),
+            LayerMatmul(self.length, width, self.length, rows * heads),
             Pointwise(scores, 3),
-            Product(self.length, self.length, width, rows * heads),
+            LayerMatmul(self.length, self.length, width, rows * heads),
         )
         shapes = ((dim, 3 * part), (part, dim), (dim, hidden), (hidden, dim))
-        products = tuple(Product(tokens, k, n) for k, n in shapes)
+        products = tuple(LayerMatmul(tokens, k, n) for k, n in shapes)
         first, out, up, down = products
         forward = (norm, first, *attention, out, *reduce, norm, up, Pointwise(tokens * hidden, 1), down, *reduce, norm)
-        back = tuple(Product(p.m, p.n, p.k) for p in reversed(products))
+        back = tuple(LayerMatmul(p.m, p.n, p.k) for p in reversed(products))
         # Each product of activations has two gradients, both of which the layer before waits for.
         backward = (*back, *attention, *attention, Pointwise(tokens * hidden, 2), *reduce, *reduce, norm, norm, norm)
-        weights = tuple(Product(p.k, p.m, p.n) for p in reversed(products))
+        weights = tuple(LayerMatmul(p.k, p.m, p.n) for p in reversed(products))
         kept = tokens * (4 * dim + 3 * part + part + 2 * hidden) + scores
         return Layer(forward, backward, weights, tuple(k * n for k, n in shapes), kept)
 
     def head(self, rows: int, horizontal: int) -> Layer:
         tokens = rows * self.length
         vocab = -(-self.vocab // horizontal)
-        product = Product(tokens, self.dim, vocab)
+        product = LayerMatmul(tokens, self.dim, vocab)
         return Layer(
             (product, Pointwise(tokens * vocab, 2)),
-            (Pointwise(tokens * vocab, 2), Product(tokens, vocab, self.dim)),
-            (Product(self.dim, tokens, vocab),),
+            (Pointwise(tokens * vocab, 2), LayerMatmul(tokens, vocab, self.dim)),
+            (LayerMatmul(self.dim, tokens, vocab),),
             (self.dim * vocab,),
             tokens * (self.dim + vocab),
         )

@@ -11,7 +11,7 @@ from functools import partial
 from meshwright.device.schedule import peak_activations
 from meshwright.errors import ShapeError
 from meshwright.search.clocks import overlapped, steps_of
-from meshwright.search.layered import Layer, Layered, Pointwise, Product, Work
+from meshwright.search.layered import Layer, Layered, LayerMatmul, Pointwise, Work
 from meshwright.search.strategy import Costs, Strategy, check_batch, check_parts
 
 MOST_LAYERS = 1 << 12
@@ -58,7 +58,7 @@ class LayeredPlan:
         found = self.known.get(work)
         if found is None:
             s = self.strategy
-            if isinstance(work, Product):
+            if isinstance(work, LayerMatmul):
                 found = self.costs.product_seconds(work.m, work.k, work.n, work.batch, self.itemsize)
             elif isinstance(work, Pointwise):
                 found = self.costs.pointwise_seconds(work.size, work.operands, self.itemsize)

@@ -21,9 +21,9 @@ from meshwright.core.program import Program
 from meshwright.device.choose import choose_classes
 from meshwright.device.classes import Classes, Place, contracts, divides, tensor_of
 from meshwright.device.from_program import from_program
-from meshwright.device.function import Eqn, Function, Number, Operand, Value, print_attribute
+from meshwright.device.function import DeviceEqn, DeviceValue, Function, Number, Operand, print_attribute
 from meshwright.device.phases import cut_by_cost, forward_equations, loss_of, place_backward
-from meshwright.device.spread import COPY, Layout, Plan, Planner, Version
+from meshwright.device.spread import COPY, Planner, SpreadPlan, SpreadSharding, Version
 from meshwright.device.tensor_ops import Arg, cost, localize
 from meshwright.device.transforms import named_classes
 from meshwright.device.typing import typed
@@ -33,7 +33,7 @@ SHARED, FORWARD, BACKWARD, WEIGHTS, TAIL = range(5)
 SEGMENTS = 16  # of the forward pass, each of which is computed again where activations are not kept
 
 
-class Cut(NamedTuple):
+class StageOfEqns(NamedTuple):
     """Which stage and phase each equation belongs to; ``segment`` are the parts of the forward pass kept apart."""
 
     stage: np.ndarray
@@ -44,9 +44,9 @@ class Cut(NamedTuple):
 class Spread(NamedTuple):
     """The horizontal plan for a number of devices: layouts of values, and who talks after which equation."""
 
-    plan: Plan | None
-    layouts: dict[Value, Layout]
-    talks: tuple[tuple[int, str, Value], ...]
+    plan: SpreadPlan | None
+    layouts: dict[DeviceValue, SpreadSharding]
+    talks: tuple[tuple[int, str, DeviceValue], ...]
 
 
 class Traced:
@@ -70,7 +70,7 @@ class Traced:
         self.rows = self._rows()
         self.key = sha256(f"{function}{sorted(self.batch.items())}".encode()).hexdigest()[:16]
         self._spreads: dict[int, Spread | None] = {}
-        self._cuts: dict[tuple[int, int], Cut] = {}
+        self._cuts: dict[tuple[int, int], StageOfEqns] = {}
         self.known: dict[tuple[object, ...], Any] = {}  # what plans have found
         loop = next((eqn for eqn in self.function.eqns if _has_region(eqn)), None)
         if loop is not None:
@@ -153,17 +153,17 @@ class Traced:
         return found
 
     @cached_property
-    def number(self) -> dict[Value, int]:
+    def number(self) -> dict[DeviceValue, int]:
         """The equation that makes each value."""
         return {v: n for n, eqn in enumerate(self.function.eqns) for v in eqn.outputs}
 
     @cached_property
-    def sums(self) -> tuple[Value, ...]:
+    def sums(self) -> tuple[DeviceValue, ...]:
         """What is summed over the batch: gradients, the loss, and what else is there of all samples."""
         return tuple(c.source[0] for c in self.planner.plan.conversions if c.op == "allreduce")
 
     @cached_property
-    def forward(self) -> list[Eqn]:
+    def forward(self) -> list[DeviceEqn]:
         micro = [eqn for eqn, kind in zip(self.function.eqns, self.kinds, strict=True) if kind == "micro"]
         return forward_equations(self.function, micro)
 
@@ -172,14 +172,14 @@ class Traced:
         """A stage has one product at least."""
         return max(1, sum(map(contracts, self.forward))) if self.separable else 1
 
-    def cut(self, stages: int, segments: int) -> Cut:
+    def cut(self, stages: int, segments: int) -> StageOfEqns:
         """The stages of a pipeline by cost, as `pipeline_parallel` cuts them, and segments of each."""
         key = stages, segments
         if key not in self._cuts:
             self._cuts[key] = self._cut(stages, segments)
         return self._cuts[key]
 
-    def _cut(self, stages: int, segments: int) -> Cut:
+    def _cut(self, stages: int, segments: int) -> StageOfEqns:
         eqns, kinds = self.function.eqns, self.kinds
         parts = min(stages * segments, len(self.forward))
         fine = cut_by_cost(self.forward, parts)
@@ -190,7 +190,7 @@ class Traced:
         placed = {**coarse, **place_backward(coarse, backward, self.function.inputs, stages)}
         stage, phase = np.zeros(len(eqns), int), np.zeros(len(eqns), int)
         segment = np.array([fine.get(eqn, 0) for eqn in eqns])
-        first: dict[Value, int] = {}
+        first: dict[DeviceValue, int] = {}
         for n in reversed(range(len(eqns))):
             eqn = eqns[n]
             if kinds[n] == "micro":
@@ -206,11 +206,11 @@ class Traced:
                 stage[n] = min((stage[self.number[v]] for v in eqn.values if v in self.number), default=0)
             phase[n] = {"tail": TAIL, "shared": SHARED}.get(kinds[n], FORWARD if eqn in coarse else BACKWARD)
         self._split_backward(stage, phase)
-        return Cut(stage, phase, segment)
+        return StageOfEqns(stage, phase, segment)
 
     def _split_backward(self, stage: np.ndarray, phase: np.ndarray) -> None:
         """Weight gradients are what no other stage waits for."""
-        readers: dict[Value, list[int]] = {}
+        readers: dict[DeviceValue, list[int]] = {}
         for n, eqn in enumerate(self.function.eqns):
             for v in eqn.values:
                 readers.setdefault(v, []).append(n)
@@ -262,19 +262,19 @@ class Traced:
     # Sizes on one device
 
     @cached_property
-    def values(self) -> dict[Value, int]:
+    def values(self) -> dict[DeviceValue, int]:
         """The values of the program, numbered."""
         return {v: n for n, v in enumerate((*self.function.inputs, *self.number))}
 
     @cached_property
-    def _scales(self) -> dict[Value, tuple[bool, ...]]:
+    def _scales(self) -> dict[DeviceValue, tuple[bool, ...]]:
         """Which dims of each value are as long as the batch is."""
         return {
             v: tuple(self.classes.root((v, d)) in self.batch_classes for d in range(len(tensor_of(v).shape)))
             for v in self.values
         }
 
-    def shape(self, value: Value, rows: int, horizontal: int, layout: Layout) -> tuple[int, ...]:
+    def shape(self, value: DeviceValue, rows: int, horizontal: int, layout: SpreadSharding) -> tuple[int, ...]:
         """The shape of a value on a device."""
         sizes: list[Any] = list(tensor_of(value).shape)
         for d, scales in enumerate(self._scales[value]):
@@ -307,9 +307,9 @@ class Traced:
             for eqn in self.function.eqns
         ]
 
-    def alike(self, horizontal: int) -> tuple[list[int], list[int]]:
+    def stage_groups(self, horizontal: int) -> tuple[list[int], list[int]]:
         """Equations that do the same on a device: for each its group, and the first of each group."""
-        key = ("alike", horizontal)
+        key = ("stage_groups", horizontal)
         if key not in self.known:
             groups: dict[tuple[object, ...], int] = {}
             firsts: list[int] = []
@@ -353,7 +353,7 @@ class Traced:
         return found.flops, found.nbytes, dtype
 
 
-def _has_region(eqn: Eqn) -> bool:
+def _has_region(eqn: DeviceEqn) -> bool:
     return any(isinstance(value, Program) for value in eqn.attributes.values())
 
 

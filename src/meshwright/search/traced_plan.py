@@ -8,16 +8,16 @@ from typing import NamedTuple
 import numpy as np
 
 from meshwright.device.classes import tensor_of
-from meshwright.device.function import Value
+from meshwright.device.function import DeviceValue
 from meshwright.device.schedule import peak_activations
 from meshwright.device.spread import COPY
 from meshwright.errors import MeshwrightError, ShapeError
 from meshwright.search.clocks import overlapped
 from meshwright.search.strategy import Costs, Strategy, check_batch
-from meshwright.search.traced import BACKWARD, FORWARD, SEGMENTS, SHARED, TAIL, WEIGHTS, Cut, Traced
+from meshwright.search.traced import BACKWARD, FORWARD, SEGMENTS, SHARED, TAIL, WEIGHTS, StageOfEqns, Traced
 
 
-class Held(NamedTuple):
+class StageBytes(NamedTuple):
     """The bytes each stage has: parameters, gradients, states of the optimizer; and activations of a microbatch.
 
     ``sums`` are what is added up over the batch, gradients and others.
@@ -81,7 +81,7 @@ class TracedPlan:
         model, costs, horizontal = self.model, self.costs, self.strategy.horizontal
         key = ("seconds", getattr(costs, "key", id(costs)), self.rows, horizontal)
         if key not in model.known:
-            groups, firsts = model.alike(horizontal)
+            groups, firsts = model.stage_groups(horizontal)
             work = [model.work(n, self.rows, horizontal) for n in firsts]
             times = [costs.work(*one) if one[1] else 0.0 for one in work]  # type: ignore[attr-defined]
             found = [times[group] for group in groups]
@@ -154,7 +154,7 @@ class TracedPlan:
 
     # Memory
 
-    def held(self) -> Held:
+    def held(self) -> StageBytes:
         model = self.model
         key = ("held", self.stages, self.segments, self.rows, self.strategy.horizontal)
         if key not in model.known:
@@ -162,7 +162,7 @@ class TracedPlan:
             if whose not in model.known:
                 model.known[whose] = _Holders(model, self.cut, self.stages)
             model.known[key] = model.known[whose].held(model.nbytes(self.rows, self.strategy.horizontal))
-        found: Held = model.known[key]
+        found: StageBytes = model.known[key]
         return found
 
     def peak_bytes(self) -> int:
@@ -189,9 +189,9 @@ class TracedPlan:
 class _Holders:
     """Who holds each value, from who makes and who reads it."""
 
-    def __init__(self, model: Traced, cut: Cut, stages: int) -> None:
+    def __init__(self, model: Traced, cut: StageOfEqns, stages: int) -> None:
         self.model, self.cut, self.stages = model, cut, stages
-        self.places: dict[str, dict[tuple[int, int], None]] = {name: {} for name in (*Held._fields, "segment")}
+        self.places: dict[str, dict[tuple[int, int], None]] = {name: {} for name in (*StageBytes._fields, "segment")}
         self.segments = int(cut.segment.max()) + 1
         batch = {v for v in model.function.inputs if v.name in model.batch}
         for n, eqn in enumerate(model.function.eqns):
@@ -216,10 +216,10 @@ class _Holders:
         pairs = {(n, values[v]): None for n in micro for v in (*eqns[n].values, *eqns[n].outputs)}
         self.used = np.array(list(pairs), int).reshape(-1, 2)
 
-    def put(self, what: str, where: int, value: Value) -> None:
+    def put(self, what: str, where: int, value: DeviceValue) -> None:
         self.places[what][where, self.model.values[value]] = None
 
-    def activation(self, n: int, v: Value, maker: int | None) -> None:
+    def activation(self, n: int, v: DeviceValue, maker: int | None) -> None:
         """A value of a microbatch is read: it was sent to the stage, or kept there from the forward pass."""
         stage, phase, segment = self.cut
         here, made = int(stage[n]), 0 if maker is None else int(stage[maker])
@@ -236,9 +236,9 @@ class _Holders:
             for boundary in range(here, made):
                 self.put("backward", boundary, v)
 
-    def held(self, nbytes: np.ndarray) -> Held:
+    def held(self, nbytes: np.ndarray) -> StageBytes:
         """The bytes of each stage, where those of each value are these."""
-        found = {name: self.sum(name, nbytes, self.stages) for name in Held._fields}
+        found = {name: self.sum(name, nbytes, self.stages) for name in StageBytes._fields}
         sizes = np.bincount(self.used[:, 0], nbytes[self.used[:, 1]], minlength=len(self.cut.stage))
         np.maximum.at(found["once"], self.cut.stage, sizes)
         forward = self.cut.phase == FORWARD
@@ -246,7 +246,7 @@ class _Holders:
         owner[self.cut.segment[forward]] = self.cut.stage[forward]
         np.maximum.at(found["again"], owner, self.sum("segment", nbytes, self.segments))
         found["again"] += found["once"]
-        return Held(**found)
+        return StageBytes(**found)
 
     def sum(self, what: str, nbytes: np.ndarray, count: int) -> np.ndarray:
         pairs = np.array(list(self.places[what]), int).reshape(-1, 2)

@@ -14,13 +14,13 @@ from heapq import heappop, heappush
 from typing import Any
 
 from meshwright.core.dtypes import FLOAT32, INT32
-from meshwright.device.function import Eqn, Function, Keys, Value
-from meshwright.device.schedule import Task, check_counts
+from meshwright.device.function import DeviceEqn, DeviceValue, Function, Keys
+from meshwright.device.schedule import PipelineTask, check_counts
 from meshwright.device.types import Device, Tensor
 from meshwright.errors import ShapeError
 
 
-def alternating(stages: int, microbatches: int) -> list[list[tuple[int, Task]]]:
+def alternating(stages: int, microbatches: int) -> list[list[tuple[int, PipelineTask]]]:
     """Steps in which every stage that has work does some, forward and backward in turn; a list of (stage, task)."""
     check_counts("1f1b", stages, microbatches)
     ready: dict[str, list[list[int]]] = {phase: [[] for _ in range(stages)] for phase in "FB"}  # heaps
@@ -35,7 +35,7 @@ def alternating(stages: int, microbatches: int) -> list[list[tuple[int, Task]]]:
             phase = next((phase for phase in turns if ready[phase][stage]), None)
             if phase is not None:
                 last[stage] = phase
-                step.append((stage, Task(phase, heappop(ready[phase][stage]))))
+                step.append((stage, PipelineTask(phase, heappop(ready[phase][stage]))))
         for stage, task in step:
             left -= 1
             if task.phase == "F" and stage + 1 < stages:
@@ -116,9 +116,9 @@ class _LayerWriter:
         self.replicas, self.shards = (range(1), range(1)) if fold else (range(data), range(horizontal))
         self.rows = mlp.batch // data // microbatches
         self.per_stage = mlp.layers // pipeline
-        self.eqns: list[Eqn] = []
-        self.inputs: list[Value] = []
-        self.env: dict[tuple[object, ...], Value] = {}
+        self.eqns: list[DeviceEqn] = []
+        self.inputs: list[DeviceValue] = []
+        self.env: dict[tuple[object, ...], DeviceValue] = {}
         self.types: dict[tuple[object, tuple[int, ...]], Tensor] = {}
         self.devices = {
             (i, j, stage): Device(1 + (i * horizontal + j) * pipeline + stage)
@@ -146,13 +146,13 @@ class _LayerWriter:
     def emit(
         self,
         op: str,
-        inputs: Sequence[Value],
+        inputs: Sequence[DeviceValue],
         shapes: Sequence[tuple[Device, tuple[int, ...]]],
         name: str,
         **attributes: object,
-    ) -> list[Value]:
-        outs = [Value(f"{name}_{device.base}", self.typed(device, shape)) for device, shape in shapes]
-        self.eqns.append(Eqn(op, tuple(inputs), tuple(outs), attributes))
+    ) -> list[DeviceValue]:
+        outs = [DeviceValue(f"{name}_{device.base}", self.typed(device, shape)) for device, shape in shapes]
+        self.eqns.append(DeviceEqn(op, tuple(inputs), tuple(outs), attributes))
         return outs
 
     def write(self) -> Function:
@@ -172,7 +172,7 @@ class _LayerWriter:
         def declare(
             key: tuple[object, ...], name: str, shape: tuple[int, ...], device: Device, dtype: object = FLOAT32
         ) -> None:
-            value = Value(f"{name}_{device}", Tensor(shape, device, dtype))  # type: ignore[arg-type]
+            value = DeviceValue(f"{name}_{device}", Tensor(shape, device, dtype))  # type: ignore[arg-type]
             self.env[key] = value
             self.inputs.append(value)
 
@@ -194,8 +194,8 @@ class _LayerWriter:
         return [self.device(i, j, stage) for j in self.shards]
 
     def sum_over_group(
-        self, parts: Sequence[Value], i: int, stage: int, shape: tuple[int, ...], name: str
-    ) -> list[Value]:
+        self, parts: Sequence[DeviceValue], i: int, stage: int, shape: tuple[int, ...], name: str
+    ) -> list[DeviceValue]:
         members = [self.number(i, j, stage) for j in range(self.H)]
         made = [(d, shape) for d in self.group(i, stage)]
         return self.emit("allreduce", parts, made, name, **_members(parts, members))
@@ -248,14 +248,14 @@ class _LayerWriter:
                     self.join(("dx", i, j), sent[j], k, at)
                 self.add(("dw", i, j, layer), outs[j][1], at)
 
-    def join(self, key: tuple[object, ...], value: Value, k: int, at: Device) -> None:
+    def join(self, key: tuple[object, ...], value: DeviceValue, k: int, at: Device) -> None:
         before = self.env.get(key)
         if before is not None:
             shape = ((k + 1) * self.rows, self.mlp.dim)
             value = self.emit("concatenate", (before, value), [(at, shape)], str(key[0]), dim=0)[0]
         self.env[key] = value
 
-    def add(self, key: tuple[object, ...], value: Value, at: Device) -> None:
+    def add(self, key: tuple[object, ...], value: DeviceValue, at: Device) -> None:
         before = self.env.get(key)
         if before is not None:
             assert isinstance(value.type, Tensor)
@@ -263,7 +263,7 @@ class _LayerWriter:
             value = self.emit("add", (before, value), [(at, shape)], "dw")[0]
         self.env[key] = value
 
-    def forward_on(self, i: int, stage: int, task: Task) -> None:
+    def forward_on(self, i: int, stage: int, task: PipelineTask) -> None:
         """Send what the neighbouring stage goes on with."""
         k = task.microbatch
         shape = (self.rows, self.mlp.dim)
@@ -298,6 +298,6 @@ class _LayerWriter:
                         self.env["new", i, j, n] = value
 
 
-def _members(parts: Sequence[Value], members: Sequence[int]) -> dict[str, object]:
+def _members(parts: Sequence[DeviceValue], members: Sequence[int]) -> dict[str, object]:
     """The members of a collective, where one operand stands for all."""
     return {"members": Keys(members)} if len(members) > len(parts) else {}

@@ -85,7 +85,7 @@ def spec_of(t: TensorType) -> PartitionSpec:
     return PartitionSpec(*_entries(_dims_of(t)), unreduced=t.unreduced)
 
 
-class Layout(NamedTuple):
+class ResultSharding(NamedTuple):
     """What ``out_sharding`` or the operands say about a result."""
 
     sharding: TensorSharding | None
@@ -99,7 +99,7 @@ def result_layouts(
     types: Sequence[TensorType],
     results: Sequence[TensorType],
     params: Params,
-) -> list[Layout]:
+) -> list[ResultSharding]:
     """The layouts of an op's results. ``types`` are those of the operands as they are, ``results`` plain ones."""
     given: Asked | None = params.get("out_sharding")
     if facts.constraint and given is not None and _moves(types[0], explicit_mesh(given[1])):
@@ -109,14 +109,14 @@ def result_layouts(
         split = next((n for n, t in enumerate(types) if t.sharding is not None), None)
         if split is not None:
             raise _error(name, types, f"{name} has no rule for dims that are split", _whole(types, split))
-        return [Layout(None, ())] * len(results)
+        return [ResultSharding(None, ())] * len(results)
     plain = [t.with_(sharding=None, varying=(), unreduced=()) for t in types]
     own = {k: v for k, v in params.items() if k != "out_sharding"}
     factors = check_fit(name, rule(plain, results, own), plain, results)
     question = _Question(name, types, results, factors, facts)
     if given is None:
         question.check_sums(facts.product)
-        return [Layout(type_sharding(mesh, dims), ()) for dims in question.dims()]
+        return [ResultSharding(type_sharding(mesh, dims), ()) for dims in question.dims()]
     natural = question.dims(strict=False)
     return [_as_asked(question, given[0], mesh, dims, t) for dims, t in zip(natural, results, strict=True)]
 
@@ -140,7 +140,7 @@ def placement(name: str, operands: Sequence[Any], t: TensorType) -> NamedShardin
 
 def _as_asked(
     question: _Question, spec: PartitionSpec, mesh: AbstractMesh, natural: Dims, result: TensorType
-) -> Layout:
+) -> ResultSharding:
     """A result laid out as a spec says; what it leaves open as the operands say."""
     dims: list[Axes] = []
     for n in range(result.ndim):
@@ -163,7 +163,7 @@ def _as_asked(
                 "summed over",
                 f"leave it out: out_sharding={_show(spec.update(unreduced=()))}",
             )
-    return Layout(type_sharding(mesh, tuple(dims)), tuple(sorted(map(str, spec.unreduced))))
+    return ResultSharding(type_sharding(mesh, tuple(dims)), tuple(sorted(map(str, spec.unreduced))))
 
 
 def _is_open(spec: PartitionSpec, dim: int) -> bool:
@@ -382,14 +382,14 @@ def _moves(t: TensorType, mesh: AbstractMesh) -> bool:
     return t.sharding is not None and t.sharding.mesh != mesh
 
 
-def _moved(t: TensorType, spec: PartitionSpec, axes: MeshAxes) -> Layout:
+def _moved(t: TensorType, spec: PartitionSpec, axes: MeshAxes) -> ResultSharding:
     """The layout of a value that goes to another mesh: what a spec leaves open is whole."""
     mesh = explicit_mesh(axes)
     if spec.unreduced or t.unreduced:
         raise _apart("sharding_constraint", [t], t.sharding.mesh if t.sharding is not None else mesh, mesh)
     entries = [*spec.partitions, *[None] * (t.ndim - len(spec.partitions))]
     dims = tuple(resolve(mesh, [read_axis(axis) for axis in entry_axes(entry)]) for entry in entries)
-    return Layout(type_sharding(mesh, dims), ())
+    return ResultSharding(type_sharding(mesh, dims), ())
 
 
 def _one_mesh(name: str, types: Sequence[TensorType], params: Params) -> AbstractMesh:

@@ -36,8 +36,8 @@ from meshwright.sharding.dimension import (
 )
 from meshwright.sharding.mesh import BaseMesh, Device, Mesh, get_mesh
 from meshwright.sharding.placement import (
+    DigitLayout,
     Index,
-    Layout,
     axes_of,
     block_size,
     digits_of,
@@ -94,8 +94,8 @@ class TensorSharding:
             )
         dims, replicated, unreduced = (_listed(given) for given in (dims, replicated, unreduced))
         check_refs(mesh, (dims, replicated, unreduced))
-        copied, owed = ordered(mesh, written_axes(replicated)), ordered(mesh, written_axes(unreduced))
-        parts = [written_dim(dim) for dim in dims], copied, owed
+        copied, summed = ordered(mesh, written_axes(replicated)), ordered(mesh, written_axes(unreduced))
+        parts = [written_dim(dim) for dim in dims], copied, summed
         check_sharding(mesh, *parts, lambda at: here())
         self._set(mesh, *resolved(mesh, *parts), reduction)
 
@@ -208,14 +208,14 @@ class TensorSharding:
         return not any(dim.is_open or dim.priority is not None for dim in self.dims)
 
     @cached_property
-    def layout(self) -> Layout:
+    def layout(self) -> DigitLayout:
         """The digits of a device's position that each dim and the unreduced axes take."""
         dims = tuple(digits_of(self.mesh, dim.axes) for dim in self.dims)
-        return Layout(self.mesh.size, self.mesh.order, dims, digits_of(self.mesh, self.unreduced), self.reduction)
+        return DigitLayout(self.mesh.size, self.mesh.order, dims, digits_of(self.mesh, self.unreduced), self.reduction)
 
     @cached_property
     def is_fully_replicated(self) -> bool:
-        """Whether every device holds the whole tensor, with no sum owed."""
+        """Whether every device holds the whole tensor, with no partial sum."""
         return not self.layout.unreduced and not any(self.layout.dims)
 
     def devices_indices_map(self, shape: Sequence[int]) -> dict[Device, Index]:
@@ -273,8 +273,8 @@ class TensorSharding:
             if axes is None:
                 return None
             found.append(axes)
-        *dims, owed = found
-        return TensorSharding.unchecked(mesh, tuple(map(DimensionSharding, dims)), (), owed, self.reduction)
+        *dims, unreduced = found
+        return TensorSharding.unchecked(mesh, tuple(map(DimensionSharding, dims)), (), unreduced, self.reduction)
 
     # In types
 
@@ -478,7 +478,7 @@ class NamedSharding:
 
     @property
     def is_fully_replicated(self) -> bool:
-        """Whether every device holds the whole array, with no sum owed."""
+        """Whether every device holds the whole array, with no partial sum."""
         return self._tensor.is_fully_replicated
 
     @property

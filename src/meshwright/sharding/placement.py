@@ -38,7 +38,7 @@ class Digit(NamedTuple):
 Digits = tuple[Digit, ...]
 
 
-class Step(NamedTuple):
+class DigitStep(NamedTuple):
     """One digit of a number and the stride it has in another."""
 
     stride: int
@@ -46,7 +46,7 @@ class Step(NamedTuple):
     image: int
 
 
-class Layout(NamedTuple):
+class DigitLayout(NamedTuple):
     """Where a tensor is: digits of each dim and of the unreduced axes over ``size`` devices in some order."""
 
     size: int
@@ -117,11 +117,11 @@ def independent(digits: Iterable[Digit]) -> bool:
 
 
 @lru_cache(maxsize=256)
-def order_steps(order: tuple[int, ...]) -> tuple[Step, ...] | None:
+def order_steps(order: tuple[int, ...]) -> tuple[DigitStep, ...] | None:
     """A list of 0, …, n - 1 as digits that change places, from minor to major; None if it is not such a list.
 
     >>> order_steps((0, 2, 1, 3))
-    (Step(stride=1, size=2, image=2), Step(stride=2, size=2, image=1))
+    (DigitStep(stride=1, size=2, image=2), DigitStep(stride=2, size=2, image=1))
     """
     count, steps, stride = len(order), [], 1
     while stride < count:
@@ -130,7 +130,7 @@ def order_steps(order: tuple[int, ...]) -> tuple[Step, ...] | None:
             size += 1
         if image < 1 or count % (stride * size):
             return None
-        steps.append(Step(stride, size, image))
+        steps.append(DigitStep(stride, size, image))
         stride *= size
     expected = np.zeros(1, np.int64)
     for step in steps:
@@ -152,7 +152,7 @@ def order_between(first: BaseMesh, second: BaseMesh) -> tuple[int, ...] | None:
     return None if -1 in found else tuple(found)
 
 
-def through(digits: Digits, steps: Sequence[Step]) -> Digits | None:
+def through(digits: Digits, steps: Sequence[DigitStep]) -> Digits | None:
     """The digits of a position as digits of the number that an order gives it; None if they are not."""
     result: list[Digit] = []
     for digit in digits:
@@ -181,8 +181,8 @@ def ranks(order: tuple[int, ...]) -> tuple[int, ...]:
 # Equality
 
 
-def same_placement(one: Layout, other: Layout) -> bool:
-    """Whether every device holds the same block, and owes the same sums with the same devices."""
+def same_placement(one: DigitLayout, other: DigitLayout) -> bool:
+    """Whether every device holds the same block, and its partial sums are over the same devices."""
     if one.size != other.size or len(one.dims) != len(other.dims):
         return False
     if (one.unreduced or other.unreduced) and one.reduction != other.reduction:
@@ -194,7 +194,7 @@ def same_placement(one: Layout, other: Layout) -> bool:
     return ones == others if ones is not None and others is not None else _same_tables(one, other)
 
 
-def _canonical(layout: Layout, order: tuple[int, ...] | None) -> tuple[Digits, ...] | None:
+def _canonical(layout: DigitLayout, order: tuple[int, ...] | None) -> tuple[Digits, ...] | None:
     """The digits of each dim and of the sums, over device numbers; None if they are not digits of those."""
     parts = [*layout.dims, layout.unreduced]
     if not independent(digit for part in parts for digit in part):
@@ -208,14 +208,14 @@ def _canonical(layout: Layout, order: tuple[int, ...] | None) -> tuple[Digits, .
     return (*parts[:-1], merged(sorted(parts[-1], reverse=True)))
 
 
-def _same_tables(one: Layout, other: Layout) -> bool:
+def _same_tables(one: DigitLayout, other: DigitLayout) -> bool:
     """The same question by listing devices."""
     check_listable(one.size, 0, here)
     first, second = _table(one), _table(other)
     return all(np.array_equal(a, b) for a, b in zip(first, second, strict=True))
 
 
-def _table(layout: Layout) -> list[NDArray[np.int64]]:
+def _table(layout: DigitLayout) -> list[NDArray[np.int64]]:
     positions = np.arange(layout.size)
     if layout.order is not None:
         positions = np.argsort(np.array(layout.order), kind="stable")
@@ -253,7 +253,7 @@ def block_slice(size: int, blocks: int, number: int) -> slice:
     return slice(min(number * step, size), min((number + 1) * step, size))
 
 
-def position_indices(layout: Layout, shape: Sequence[int]) -> list[Index]:
+def position_indices(layout: DigitLayout, shape: Sequence[int]) -> list[Index]:
     """For each position of the mesh, the part of a tensor of this shape that is there."""
     positions = np.arange(layout.size)
     columns: list[list[slice]] = []

@@ -27,15 +27,15 @@ from meshwright.hardware.roofline import work
 from meshwright.hardware.topology import Topology
 from meshwright.partition.reshard.cost import spans_of_part
 from meshwright.sharding.axes import AxisRef
-from meshwright.simulate.kernels import Kernel, is_row_reduction
+from meshwright.simulate.fusion import Kernel, is_row_reduction
 
 COMPUTE = "compute"
 
 
-class Took(NamedTuple):
-    """What a kernel or collective takes: the parts of the machine it keeps busy, and for how long.
+class TaskCost(NamedTuple):
+    """The cost of a fusion or collective: the parts of the machine it keeps busy, and for how long.
 
-    ``products`` are the FLOPs of matrix products alone; ``axes`` are those that a collective works along; ``moved``
+    ``matmul_flops`` are the FLOPs of matmuls alone; ``axes`` are those that a collective works along; ``moved``
     is what a device receives in it. ``bound`` says what decides: "compute", "memory", "bandwidth" or "latency".
     """
 
@@ -44,7 +44,7 @@ class Took(NamedTuple):
     bound: str
     flops: float = 0.0
     nbytes: float = 0.0
-    products: float = 0.0
+    matmul_flops: float = 0.0
     axes: tuple[str, ...] = ()
     moved: float = 0.0
     dtype: str = ""
@@ -80,8 +80,8 @@ class Machine:
         measured = mode == "calibrated" and "kernels" in self.chip.facts
         self.measured = Measured.of(self.chip) if measured else None
         self.notes: dict[str, None] = {}
-        self._collectives: dict[object, Took] = {}
-        self._kernels: dict[object, Took] = {}
+        self._collectives: dict[object, TaskCost] = {}
+        self._kernels: dict[object, TaskCost] = {}
 
     @staticmethod
     def _with_parts(topology: Topology, axes: Mapping[str, int]) -> Topology:
@@ -101,7 +101,7 @@ class Machine:
 
     # Kernels
 
-    def kernel(self, kernel: Kernel) -> Took:
+    def kernel(self, kernel: Kernel) -> TaskCost:
         """What a kernel takes."""
         eqn = kernel.eqns[0]
         if kernel.alone:
@@ -109,14 +109,14 @@ class Machine:
             key: object = (eqn.op, *types, tuple(eqn.params.items()))
             found = self._kernels.get(key)
             if found is None:
-                rule = self._product if fusion_of(eqn) is Fusion.CONTRACTION else self._other
+                rule = self._matmul if fusion_of(eqn) is Fusion.CONTRACTION else self._other
                 found = self._kernels[key] = self.written(eqn)[0] if eqn.op.structure is Structure.KERNEL else rule(eqn)
             return found
         return self._fused(kernel)
 
-    def _work(self, flops: float, nbytes: float, dtype: str, products: float) -> Took:
+    def _work(self, flops: float, nbytes: float, dtype: str, matmul_flops: float) -> TaskCost:
         cost = work(flops, nbytes, self.chip, dtype, self.mode)
-        return Took(cost.seconds, (COMPUTE,), cost.bound, flops, nbytes, products, dtype=dtype)
+        return TaskCost(cost.seconds, (COMPUTE,), cost.bound, flops, nbytes, matmul_flops, dtype=dtype)
 
     def _dtype(self, eqn: Eqn) -> str:
         """The dtype at whose rate an equation computes, complex numbers at that of their parts; what is left out of
@@ -131,26 +131,26 @@ class Machine:
             return stand_in
         return name
 
-    def _product(self, eqn: Eqn) -> Took:
+    def _matmul(self, eqn: Eqn) -> TaskCost:
         cost = eqn.op.cost([a.type for a in eqn.inputs], [v.type for v in eqn.outputs], eqn.params)
         dtype = self._dtype(eqn)
-        took = self._work(cost.flops, cost.nbytes, dtype, cost.flops)
+        found = self._work(cost.flops, cost.nbytes, dtype, cost.flops)
         if self.measured is None or dtype not in self.measured.flops_per_s:
-            return took
-        batch, m, k, n, kind = _product_sizes(eqn, cost.flops)
-        return took._replace(seconds=self.measured.product(m, k, n, dtype, batch, cost.nbytes, kind))
+            return found
+        batch, m, k, n, kind = _matmul_sizes(eqn, cost.flops)
+        return found._replace(seconds=self.measured.product(m, k, n, dtype, batch, cost.nbytes, kind))
 
-    def _other(self, eqn: Eqn) -> Took:
+    def _other(self, eqn: Eqn) -> TaskCost:
         """Scatters, sorts, windows: their own count of work."""
         cost = eqn.op.cost([a.type for a in eqn.inputs], [v.type for v in eqn.outputs], eqn.params)
         if self.measured is not None:
             kind = "scatter" if eqn.op.split.across is Across.WRITTEN else "stream"
             elements = float(eqn.outputs[0].type.size)
             seconds = self.measured.moving(kind, cost.nbytes, elements)
-            return Took(seconds, (COMPUTE,), "memory", cost.flops, cost.nbytes)
+            return TaskCost(seconds, (COMPUTE,), "memory", cost.flops, cost.nbytes)
         return self._work(cost.flops, cost.nbytes, "f32", 0.0)
 
-    def written(self, eqn: Eqn) -> tuple[Took, Any]:
+    def written(self, eqn: Eqn) -> tuple[TaskCost, Any]:
         """What a kernel written by hand takes, and its timeline: it is run on a clock, without its numbers."""
         mesh, rows = dict(eqn.params["mesh"]), eqn.params["rows"]
         types = [a.type.with_(shape=a.type.shape[len(rows) :]) for a in eqn.inputs[len(mesh) :]]
@@ -158,11 +158,11 @@ class Machine:
         found = eqn.params["kernel"].function.timeline(mesh, types, topology)
         times = prod(size for name, size in rows if not name)
         axes = tuple(axis for axis, size in mesh.items() if size > 1)
-        took = Took(times * found.seconds, (COMPUTE, *self.links(axes, topology)), "compute", times * found.flops,
+        cost = TaskCost(times * found.seconds, (COMPUTE, *self.links(axes, topology)), "compute", times * found.flops,
                     times * found.nbytes, times * found.flops, dtype=self._dtype(eqn))  # fmt: skip
-        return took, found
+        return cost, found
 
-    def _fused(self, kernel: Kernel) -> Took:
+    def _fused(self, kernel: Kernel) -> TaskCost:
         flops = 0.0
         for eqn in kernel.eqns:
             flops += eqn.op.cost([a.type for a in eqn.inputs], [v.type for v in eqn.outputs], eqn.params).flops
@@ -171,11 +171,11 @@ class Machine:
             seconds = work(0, nbytes, self.chip, mode=self.mode).seconds
         else:
             seconds = self.measured.kernel_seconds(_moving(kernel))
-        return Took(seconds, (COMPUTE,), "memory", flops, nbytes)
+        return TaskCost(seconds, (COMPUTE,), "memory", flops, nbytes)
 
     # Collectives
 
-    def collective(self, eqn: Eqn) -> Took:
+    def collective(self, eqn: Eqn) -> TaskCost:
         """What a collective takes."""
         operands, results = tuple(a.type for a in eqn.inputs), tuple(v.type for v in eqn.outputs)
         name, axes = eqn.op.name, eqn.params["axes"]
@@ -186,7 +186,7 @@ class Machine:
             found = self._collectives[key] = self._collective(eqn)
         return found
 
-    def _collective(self, eqn: Eqn) -> Took:
+    def _collective(self, eqn: Eqn) -> TaskCost:
         held, got = sum(a.type.nbytes for a in eqn.inputs), sum(v.type.nbytes for v in eqn.outputs)
         name, axes = eqn.op.name, tuple(eqn.params["axes"])
         missing = [axis for axis in axes if axis not in self.axes]
@@ -220,7 +220,7 @@ class Machine:
             "all_to_all": others * held,
         }.get(kind, float(held) if group > 1 else 0.0)
         flops = float(sum(a.type.size for a in eqn.inputs)) if kind in ("all_reduce", "reduce_scatter") else 0.0
-        return Took(cost.seconds, self.links(axes), cost.bound, flops, 0.0, axes=axes, moved=moved)
+        return TaskCost(cost.seconds, self.links(axes), cost.bound, flops, 0.0, axes=axes, moved=moved)
 
     def links(self, axes: tuple[str, ...], topology: Topology | None = None) -> tuple[str, ...]:
         """The networks that a collective along mesh axes keeps busy: links of a torus by axis, NVLink, the network."""
@@ -256,7 +256,7 @@ def shift_of(permutation: tuple[tuple[int, int], ...], sizes: tuple[int, ...]) -
     return step if step <= last // 2 else step - last
 
 
-def _product_sizes(eqn: Eqn, flops: float) -> tuple[int, int, int, int, str]:
+def _matmul_sizes(eqn: Eqn, flops: float) -> tuple[int, int, int, int, str]:
     """The batch and the three sizes of the product that an equation amounts to, and what kind it is."""
     operands, results = [a.type for a in eqn.inputs], [v.type for v in eqn.outputs]
     if "dims" not in eqn.params:

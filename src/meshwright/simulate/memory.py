@@ -19,7 +19,7 @@ from meshwright.core.op import memory_of
 from meshwright.core.program import Atom, Eqn, Program, Var
 from meshwright.core.source import Source, here
 from meshwright.errors import MeshwrightError
-from meshwright.simulate.kernels import Kernel, Kernels, fuse
+from meshwright.simulate.fusion import Fusions, Kernel, fuse
 from meshwright.transform.stack import inline_calls
 
 
@@ -95,7 +95,7 @@ def memory(
     fresh: Collection[str] = (),
     positions: bool = False,
     order: Sequence[int] | None = None,
-    kernels: Kernels | None = None,
+    kernels: Fusions | None = None,
 ) -> MemoryUse:
     """What the memory of a device holds while it runs a local program.
 
@@ -120,7 +120,7 @@ class _Liveness:
     def __init__(
         self,
         program: Program,
-        kernels: Kernels,
+        kernels: Fusions,
         donated: Sequence[bool],
         order: Sequence[int] | None = None,
         fused: bool = True,

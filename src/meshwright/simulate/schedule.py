@@ -2,7 +2,7 @@
 
 A task starts when the tasks before it are done and every part it needs is free. A device computes one kernel at a
 time; a collective keeps the links of its axes busy and runs beside kernels. Out of a window of the program, ready tasks
-start in the program's order or in that of the longest way to the end, whichever ends sooner: so a transfer that is
+start in the program's order or in that of the longest path to the end, whichever ends sooner: so a transfer that is
 waited for does not stop what could run, and what a transfer waits for comes first.
 
 The iterations of a loop may overlap by one: a task waits for what it reads, and for the end of the iteration before the
@@ -16,10 +16,10 @@ from collections.abc import Sequence
 from heapq import heappop, heappush
 from typing import NamedTuple
 
-from meshwright.simulate.tasks import Block, Task
+from meshwright.simulate.tasks import Task, TaskBlock
 
 WINDOW = 64  # tasks beyond the first unfinished one that may start
-ITERATIONS = 8  # of a loop that are played one by one
+ITERATIONS = 8  # of a loop that are scheduled one by one
 
 OVERLAPS = ("loops", "steps", "none")
 
@@ -38,7 +38,7 @@ class Event(NamedTuple):
         return self.start + self.seconds
 
 
-class Played(NamedTuple):
+class BlockSchedule(NamedTuple):
     """A block on the clock: how long it takes, when each of its tasks starts, and the events of all."""
 
     seconds: float
@@ -46,35 +46,35 @@ class Played(NamedTuple):
     events: tuple[Event, ...]
 
 
-class Player:
-    """Plays blocks. A block that comes again takes as long as before."""
+class Scheduler:
+    """Schedules blocks of tasks. A block that comes again takes as long as before."""
 
     def __init__(self, overlap: str) -> None:
         self.overlap = overlap
-        self.blocks: dict[int, Played] = {}
-        self.loops: dict[tuple[int, int], Played] = {}
+        self.blocks: dict[int, BlockSchedule] = {}
+        self.loops: dict[tuple[int, int], BlockSchedule] = {}
 
-    def play(self, block: Block) -> Played:
+    def schedule(self, block: TaskBlock) -> BlockSchedule:
         """One run of a block."""
         found = self.blocks.get(id(block))
         if found is None:
-            found = self.blocks[id(block)] = self._play(block)
+            found = self.blocks[id(block)] = self._schedule_block(block)
         return found
 
-    def _play(self, block: Block) -> Played:
+    def _schedule_block(self, block: TaskBlock) -> BlockSchedule:
         tasks = block.tasks
         inner = [self.loop(task) if task.body is not None else None for task in tasks]
-        seconds = [task.took.seconds if played is None else played.seconds for task, played in zip(tasks, inner)]
+        seconds = [task.cost.seconds if body is None else body.seconds for task, body in zip(tasks, inner)]
         starts = self.order(tasks, seconds, [task.after for task in tasks])
         events: list[Event] = []
-        for task, start, length, played in zip(tasks, starts, seconds, inner, strict=True):
+        for task, start, length, body_schedule in zip(tasks, starts, seconds, inner, strict=True):
             events.append(Event(task, start, length))
-            if played is not None:
-                events += [e._replace(start=e.start + start, depth=e.depth + 1) for e in played.events]
+            if body_schedule is not None:
+                events += [e._replace(start=e.start + start, depth=e.depth + 1) for e in body_schedule.events]
         total = max((start + length for start, length in zip(starts, seconds)), default=0.0)
-        return Played(total, tuple(starts), tuple(events))
+        return BlockSchedule(total, tuple(starts), tuple(events))
 
-    def loop(self, task: Task) -> Played:
+    def loop(self, task: Task) -> BlockSchedule:
         """All iterations of a loop: the first few as they come, the others as the last of these."""
         assert task.body is not None
         found = self.loops.get((id(task.body), task.times))
@@ -82,23 +82,23 @@ class Player:
             found = self.loops[id(task.body), task.times] = self._loop(task, task.body)
         return found
 
-    def _loop(self, task: Task, body: Block) -> Played:
+    def _loop(self, task: Task, body: TaskBlock) -> BlockSchedule:
         count = min(task.times, ITERATIONS)
-        talks = any(len(t.took.units) > 1 or t.took.axes for t in body.tasks)
+        talks = any(len(t.cost.units) > 1 or t.cost.axes for t in body.tasks)
         if count < 2 or self.overlap != "loops" or not talks:
-            once = self.play(body)
+            once = self.schedule(body)
             rest = task.times - 1
             events = list(once.events) if task.times else []
             if rest > 0:
                 events.append(Event(task, once.seconds, rest * once.seconds, rest=rest))
-            return Played(task.times * once.seconds, (0.0,) if task.times else (), tuple(events))
+            return BlockSchedule(task.times * once.seconds, (0.0,) if task.times else (), tuple(events))
         size = len(body.tasks) + 1  # the tasks of an iteration, and its end
         inner = [self.loop(t) if t.body is not None else None for t in body.tasks]
-        lengths = [t.took.seconds if p is None else p.seconds for t, p in zip(body.tasks, inner, strict=True)]
+        lengths = [t.cost.seconds if p is None else p.seconds for t, p in zip(body.tasks, inner, strict=True)]
         tasks: list[Task] = []
         seconds: list[float] = []
         after: list[tuple[int, ...]] = []
-        nothing = Task("", "", None, task.took._replace(seconds=0.0, units=()))
+        nothing = Task("", "", None, task.cost._replace(seconds=0.0, units=()))
         for n in range(count):
             base = n * size
             waits: dict[int, list[int]] = {}
@@ -123,31 +123,31 @@ class Player:
             if one is nothing:
                 continue
             events.append(Event(one, start, length))
-            played = inner[number % size]
-            if played is not None:
-                events += [e._replace(start=e.start + start, depth=e.depth + 1) for e in played.events]
+            body_schedule = inner[number % size]
+            if body_schedule is not None:
+                events += [e._replace(start=e.start + start, depth=e.depth + 1) for e in body_schedule.events]
         if rest:
             events.append(Event(task, ends[-1], rest * each, rest=rest))
-        return Played(ends[-1] + rest * each, tuple(starts), tuple(events))
+        return BlockSchedule(ends[-1] + rest * each, tuple(starts), tuple(events))
 
     def order(self, tasks: Sequence[Task], seconds: Sequence[float], after: Sequence[Sequence[int]]) -> list[float]:
         """When each task starts."""
         if self.overlap == "none":
             return _serial(seconds)
         by_program = _schedule(tasks, seconds, after, list(range(len(tasks))))
-        if not any(task.took.axes or len(task.took.units) > 1 for task in tasks):
+        if not any(task.cost.axes or len(task.cost.units) > 1 for task in tasks):
             return by_program
-        ways = _ways(seconds, after)
-        by_way = _schedule(tasks, seconds, after, [-way for way in ways])
-        ends = [max(start + length for start, length in zip(s, seconds)) for s in (by_program, by_way)]
-        return by_way if ends[1] < ends[0] * (1 - 1e-9) else by_program
+        paths = _longest_paths(seconds, after)
+        by_path = _schedule(tasks, seconds, after, [-path for path in paths])
+        ends = [max(start + length for start, length in zip(s, seconds)) for s in (by_program, by_path)]
+        return by_path if ends[1] < ends[0] * (1 - 1e-9) else by_program
 
 
 def _busiest(tasks: Sequence[Task], seconds: Sequence[float]) -> float:
     """The least time in which the parts of the machine get through some tasks."""
     busy: dict[str, float] = {}
     for task, length in zip(tasks, seconds, strict=True):
-        for unit in task.took.units:
+        for unit in task.cost.units:
             busy[unit] = busy.get(unit, 0.0) + length
     return max(busy.values(), default=0.0)
 
@@ -160,15 +160,15 @@ def _serial(seconds: Sequence[float]) -> list[float]:
     return starts
 
 
-def _ways(seconds: Sequence[float], after: Sequence[Sequence[int]]) -> list[float]:
-    """The longest way from the start of each task to the end; tasks come after those they wait for."""
-    ways = list(seconds)
-    beyond = [0.0] * len(ways)
-    for n in reversed(range(len(ways))):
-        ways[n] += beyond[n]
+def _longest_paths(seconds: Sequence[float], after: Sequence[Sequence[int]]) -> list[float]:
+    """The longest path from the start of each task to the end; tasks come after those they wait for."""
+    paths = list(seconds)
+    beyond = [0.0] * len(paths)
+    for n in reversed(range(len(paths))):
+        paths[n] += beyond[n]
         for before in after[n]:
-            beyond[before] = max(beyond[before], ways[n])
-    return ways
+            beyond[before] = max(beyond[before], paths[n])
+    return paths
 
 
 def _schedule(
@@ -191,7 +191,7 @@ def _schedule(
 
     def admit(n: int) -> None:
         if n < first + WINDOW:
-            heappush(queues.setdefault(tasks[n].took.units, []), (priority[n], n))
+            heappush(queues.setdefault(tasks[n].cost.units, []), (priority[n], n))
         else:
             heappush(held, n)
 
@@ -209,9 +209,9 @@ def _schedule(
             if best is None:
                 break
             n = best[1]
-            heappop(queues[tasks[n].took.units])
+            heappop(queues[tasks[n].cost.units])
             starts[n] = now
-            for unit in tasks[n].took.units:
+            for unit in tasks[n].cost.units:
                 free[unit] = now + seconds[n]
             heappush(running, (now + seconds[n], n))
         now, _ = running[0]

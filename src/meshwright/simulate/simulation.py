@@ -14,7 +14,7 @@ from meshwright.hardware.topology import Topology
 from meshwright.simulate.machine import COMPUTE, Machine
 from meshwright.simulate.memory import MemoryUse, size_text
 from meshwright.simulate.schedule import Event
-from meshwright.simulate.tasks import Block, Task
+from meshwright.simulate.tasks import Task, TaskBlock
 
 
 class Share(NamedTuple):
@@ -38,7 +38,7 @@ class Simulation:
     topology: Topology
     mesh: dict[str, int]
     notes: tuple[str, ...]
-    block: Block = field(repr=False)
+    block: TaskBlock = field(repr=False)
     machine: Machine = field(repr=False)
 
     @property
@@ -60,22 +60,22 @@ class Simulation:
     @property
     def flops(self) -> float:
         """Floating-point operations of one device."""
-        return sum(times * task.took.flops for task, times in self.leaves())
+        return sum(times * task.cost.flops for task, times in self.leaves())
 
     @property
     def product_flops(self) -> float:
         """Those of matrix products and convolutions."""
-        return sum(times * task.took.products for task, times in self.leaves())
+        return sum(times * task.cost.matmul_flops for task, times in self.leaves())
 
     @property
     def compute_seconds(self) -> float:
         """How long a device computes, or moves memory for it."""
-        return sum(times * task.took.seconds for task, times in self.leaves() if COMPUTE in task.took.units)
+        return sum(times * task.cost.seconds for task, times in self.leaves() if COMPUTE in task.cost.units)
 
     @property
     def communication_seconds(self) -> float:
         """How long collectives take, one after another."""
-        return sum(times * task.took.seconds for task, times in self.leaves() if task.took.axes)
+        return sum(times * task.cost.seconds for task, times in self.leaves() if task.cost.axes)
 
     @property
     def exposed_seconds(self) -> float:
@@ -93,8 +93,8 @@ class Simulation:
             return 0.0
         work: dict[str, float] = {}
         for task, times in self.leaves():
-            if task.took.products:
-                work[task.took.dtype] = work.get(task.took.dtype, 0.0) + times * task.took.products
+            if task.cost.matmul_flops:
+                work[task.cost.dtype] = work.get(task.cost.dtype, 0.0) + times * task.cost.matmul_flops
         peak = sum(flops / self.topology.chip.flops_per_s(dtype) for dtype, flops in work.items())
         return peak / self.seconds
 
@@ -111,17 +111,17 @@ class Simulation:
         """
         found: dict[str, float] = {}
         for task, times in self.leaves():
-            if task.took.axes:
-                name = ",".join(task.took.axes)
-                found[name] = found.get(name, 0.0) + times * task.took.seconds
+            if task.cost.axes:
+                name = ",".join(task.cost.axes)
+                found[name] = found.get(name, 0.0) + times * task.cost.seconds
         return found
 
     def unit_seconds(self) -> dict[str, float]:
         """How long each part of the machine is busy: "compute" and its networks."""
         found = {COMPUTE: 0.0}
         for task, times in self.leaves():
-            for unit in task.took.units:
-                found[unit] = found.get(unit, 0.0) + times * task.took.seconds
+            for unit in task.cost.units:
+                found[unit] = found.get(unit, 0.0) + times * task.cost.seconds
         return found
 
     @property
@@ -138,8 +138,8 @@ class Simulation:
             return f"communication-bound on {'axes' if ',' in worst else 'axis'} {worst}{by}"
         busy = {"compute": 0.0, "memory": 0.0}
         for task, times in self.leaves():
-            if task.took.bound in busy:
-                busy[task.took.bound] += times * task.took.seconds
+            if task.cost.bound in busy:
+                busy[task.cost.bound] += times * task.cost.seconds
         kind = max(busy, key=lambda name: busy[name])
         if not compute:
             return "nothing to do"
@@ -158,15 +158,15 @@ class Simulation:
     def _by(self, key: Callable[[Task], str]) -> list[Share]:
         found: dict[str, Share] = {}
         for task, times in self.leaves():
-            took, name = task.took, key(task)
+            cost, name = task.cost, key(task)
             old = found.get(name, Share(name, 0, 0.0, 0.0, 0.0, 0.0))
             found[name] = Share(
                 name,
                 old.times + times,
-                old.seconds + times * took.seconds,
-                old.flops + times * took.flops,
-                old.nbytes + times * took.nbytes,
-                old.moved + times * took.moved,
+                old.seconds + times * cost.seconds,
+                old.flops + times * cost.flops,
+                old.nbytes + times * cost.nbytes,
+                old.moved + times * cost.moved,
             )
         return sorted(found.values(), key=lambda share: (-share.seconds, share.name))
 
@@ -192,7 +192,7 @@ class Simulation:
 
     def cost(self) -> str:
         """The work of a device as a table, whatever overlaps: FLOPs, memory traffic, communication, memory."""
-        nbytes = sum(times * task.took.nbytes for task, times in self.leaves())
+        nbytes = sum(times * task.cost.nbytes for task, times in self.leaves())
         lines = [
             f"one device of {self.topology.text}",
             f"  {self.flops:.3g} FLOPs, {self.product_flops:.3g} of them in products",
@@ -202,9 +202,9 @@ class Simulation:
         ]
         moved: dict[str, float] = {}
         for task, times in self.leaves():
-            if task.took.axes:
-                name = ",".join(task.took.axes)
-                moved[name] = moved.get(name, 0.0) + times * task.took.moved
+            if task.cost.axes:
+                name = ",".join(task.cost.axes)
+                moved[name] = moved.get(name, 0.0) + times * task.cost.moved
         seconds = self.axis_seconds()
         lines += [f"  along {axis}: {size_text(moved[axis])} received, {time_text(seconds[axis])}" for axis in moved]
         lines += [f"  {self.bound}", *(f"  note: {note}" for note in self.notes)]
@@ -259,7 +259,7 @@ class Simulation:
                 for n in range(count):
                     at = event.start + event.seconds * n / count
                     yield at, at + used * event.rest / count if each else at
-            elif event.task.body is None and unit in event.task.took.units:
+            elif event.task.body is None and unit in event.task.cost.units:
                 yield event.start, event.end
 
     def to_perfetto(self, path: str | os.PathLike[str]) -> None:
@@ -283,18 +283,18 @@ class Simulation:
             args = {
                 "op": task.op,
                 "line": str(task.source) if task.source else "",
-                "flops": task.took.flops,
-                "memory bytes": task.took.nbytes,
-                "bytes received": task.took.moved,
-                "bound": task.took.bound,
+                "flops": task.cost.flops,
+                "memory bytes": task.cost.nbytes,
+                "bytes received": task.cost.moved,
+                "bound": task.cost.bound,
             }
-            for unit in task.took.units:
+            for unit in task.cost.units:
                 events.append({"ph": "X", "pid": 1, "tid": tracks.get(unit, 0), "name": name, "cat": task.op,
                                "ts": event.start * 1e6, "dur": event.seconds * 1e6, "args": args})  # fmt: skip
         return {"traceEvents": events, "displayTimeUnit": "ns"}
 
 
-def _leaves(block: Block, times: int) -> Iterator[tuple[Task, int]]:
+def _leaves(block: TaskBlock, times: int) -> Iterator[tuple[Task, int]]:
     for task in block.tasks:
         if task.body is None:
             yield task, times
@@ -305,7 +305,7 @@ def _leaves(block: Block, times: int) -> Iterator[tuple[Task, int]]:
 def _unit_time(task: Task, unit: str) -> float:
     """How long one iteration of a loop keeps a part of the machine busy."""
     assert task.body is not None
-    return sum(times * one.took.seconds for one, times in _leaves(task.body, 1) if unit in one.took.units)
+    return sum(times * one.cost.seconds for one, times in _leaves(task.body, 1) if unit in one.cost.units)
 
 
 def time_text(seconds: float) -> str:

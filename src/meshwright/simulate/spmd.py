@@ -14,9 +14,9 @@ from meshwright.errors import MeshwrightError
 from meshwright.hardware.machines import machine_for
 from meshwright.simulate.machine import Machine, whole_axes
 from meshwright.simulate.memory import memory
-from meshwright.simulate.schedule import OVERLAPS, Player
+from meshwright.simulate.schedule import OVERLAPS, Scheduler
 from meshwright.simulate.simulation import Simulation
-from meshwright.simulate.tasks import Reader, local_program, with_parts
+from meshwright.simulate.tasks import TaskReader, local_program, with_parts
 
 
 def simulate(
@@ -62,7 +62,7 @@ def simulate(
     if kernel is not None:
         return machine.written(kernel)[1]  # type: ignore[no-any-return]
     given = getattr(program, "donated", ()) if donated is None else donated
-    return _played(local, machine, overlap, while_steps, given)
+    return _scheduled(local, machine, overlap, while_steps, given)
 
 
 def work(
@@ -81,7 +81,7 @@ def work(
     program = _compiled(program)
     local, machine = _on_machine(program, topology, mesh_axes, mode)
     given = getattr(program, "donated", ()) if donated is None else donated
-    return _played(local, machine, "none", while_steps, given)
+    return _scheduled(local, machine, "none", while_steps, given)
 
 
 def _compiled(program: Any) -> Any:
@@ -97,16 +97,16 @@ def _on_machine(program: Any, topology: Any, mesh_axes: Mapping[str, int] | None
     return local, Machine(machine_for(topology, whole_axes(axes), "program"), axes, mode)
 
 
-def _played(
+def _scheduled(
     local: Program, machine: Machine, overlap: str, while_steps: int | None, donated: Sequence[bool]
 ) -> Simulation:
     """The tasks of a local program in time."""
-    block = Reader(machine, while_steps).block(local)
-    played = Player(overlap).play(block)
-    order = sorted(range(len(block.tasks)), key=lambda n: (played.starts[n], n))
+    block = TaskReader(machine, while_steps).block(local)
+    schedule = Scheduler(overlap).schedule(block)
+    order = sorted(range(len(block.tasks)), key=lambda n: (schedule.starts[n], n))
     use = memory(block.program, donated=donated, kernels=block.kernels, order=order)
     notes = tuple(machine.notes)
-    return Simulation(played.seconds, played.events, use, machine.topology, machine.axes, notes, block, machine)
+    return Simulation(schedule.seconds, schedule.events, use, machine.topology, machine.axes, notes, block, machine)
 
 
 def _only_kernel(program: Program) -> Eqn | None:

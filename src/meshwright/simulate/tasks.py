@@ -15,8 +15,8 @@ from meshwright.core.op import fusion_of
 from meshwright.core.program import Atom, Eqn, Program, Var
 from meshwright.core.source import Source, here
 from meshwright.errors import MeshwrightError
-from meshwright.simulate.kernels import Kernels, fuse
-from meshwright.simulate.machine import COMPUTE, Machine, Took, split_name
+from meshwright.simulate.fusion import Fusions, fuse
+from meshwright.simulate.machine import COMPUTE, Machine, TaskCost, split_name
 from meshwright.transform.stack import inline_calls
 
 
@@ -31,40 +31,40 @@ class Task:
     name: str
     op: str
     source: Source | None
-    took: Took
+    cost: TaskCost
     after: tuple[int, ...] = ()
     reads: tuple[Var, ...] = ()
     writes: tuple[Var, ...] = ()
-    body: Block | None = None
+    body: TaskBlock | None = None
     times: int = 1
     carried: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass
-class Block:
+class TaskBlock:
     """The tasks of a program, in an order in which they can run, and the program they are of."""
 
     program: Program
-    kernels: Kernels
+    kernels: Fusions
     tasks: list[Task]
     makers: dict[Var, int] = field(default_factory=dict)
 
 
-class Reader:
+class TaskReader:
     """Turns programs into tasks on a machine. A region that comes again is read once."""
 
     def __init__(self, machine: Machine, while_steps: int | None = None, fused: bool = True) -> None:
         self.machine, self.while_steps, self.fused = machine, while_steps, fused
-        self.known: dict[int, tuple[Program, Block]] = {}
+        self.known: dict[int, tuple[Program, TaskBlock]] = {}
 
-    def block(self, program: Program) -> Block:
+    def block(self, program: Program) -> TaskBlock:
         """The tasks of a program."""
         found = self.known.get(id(program))
         if found is not None:
             return found[1]
         whole = inline_calls(program, shard_maps=False)
         kernels = fuse(whole, self.fused)
-        block = Block(whole, kernels, [])
+        block = TaskBlock(whole, kernels, [])
         for number, kernel in enumerate(kernels.kernels):
             eqn = kernel.eqns[-1] if not kernel.alone else kernel.eqns[0]
             after = tuple(sorted({block.makers[v] for v in kernel.reads if v in block.makers}))
@@ -72,8 +72,8 @@ class Reader:
             task = Task("", eqn.op.name, eqn.source, _NOTHING, after, reads, writes)
             name = eqn.op.name
             if eqn.op.collective is not None:
-                task.took = self.machine.collective(eqn)
-                task.name = f"{eqn.op.collective} {','.join(task.took.axes)} {eqn.outputs[0].type.short()}"
+                task.cost = self.machine.collective(eqn)
+                task.name = f"{eqn.op.collective} {','.join(task.cost.axes)} {eqn.outputs[0].type.short()}"
             elif eqn.op.structure is Structure.ROWS:
                 self.loop(task, eqn, eqn.params["length"], eqn.params["consts"], eqn.params["carry"])
             elif eqn.op.structure is Structure.LOOP:
@@ -83,7 +83,7 @@ class Reader:
             elif eqn.op.structure is Structure.DEVICE:
                 raise _inside(eqn)
             else:
-                task.took = self.machine.kernel(kernel)
+                task.cost = self.machine.kernel(kernel)
                 task.op = "fused" if len(kernel.eqns) > 1 else name
                 task.name = _name(kernel.eqns, eqn)
             block.tasks.append(task)
@@ -95,7 +95,7 @@ class Reader:
         body = self.block(eqn.params["body"])
         task.body, task.times = body, length
         task.name = f"scan of {length} steps"
-        task.took = _of_block(body, length)
+        task.cost = _of_block(body, length)
         task.carried = _carried(body, body.program.inputs[consts : consts + carry], body.program.outputs[:carry])
 
     def while_loop(self, task: Task, eqn: Eqn) -> None:
@@ -107,7 +107,7 @@ class Reader:
             steps = self.assumed_steps(eqn)
             task.name = f"while, {steps} steps assumed"
         task.body, task.times = body, steps
-        task.took = _of_block(body, steps)
+        task.cost = _of_block(body, steps)
         inputs = body.program.inputs[len(body.program.inputs) - carry :]
         task.carried = _carried(body, inputs, body.program.outputs)
 
@@ -127,32 +127,32 @@ class Reader:
     def branches(self, task: Task, eqn: Eqn) -> None:
         """The branch that takes longest."""
         blocks = [self.block(branch) for branch in eqn.params["branches"]]
-        body = max(blocks, key=lambda block: sum(t.took.seconds for t in block.tasks))
+        body = max(blocks, key=lambda block: sum(t.cost.seconds for t in block.tasks))
         where = f" at {eqn.source}" if eqn.source else ""
         self.machine.notes[f"of the {len(blocks)} branches of the cond{where} the longest is taken"] = None
         task.body, task.name = body, "cond, its longest branch"
-        task.took = _of_block(body, 1)
+        task.cost = _of_block(body, 1)
 
 
-_NOTHING = Took(0.0, (COMPUTE,), "memory")
+_NOTHING = TaskCost(0.0, (COMPUTE,), "memory")
 
 
-def _of_block(block: Block, times: int) -> Took:
+def _of_block(block: TaskBlock, times: int) -> TaskCost:
     """The sums over a block, ``times`` times; its time is found when it is played."""
-    units = dict.fromkeys([COMPUTE, *(unit for task in block.tasks for unit in task.took.units)])
-    took = [task.took for task in block.tasks]
-    return Took(
-        times * sum(t.seconds for t in took),
+    units = dict.fromkeys([COMPUTE, *(unit for task in block.tasks for unit in task.cost.units)])
+    costs = [task.cost for task in block.tasks]
+    return TaskCost(
+        times * sum(t.seconds for t in costs),
         tuple(units),
         "loop",
-        times * sum(t.flops for t in took),
-        times * sum(t.nbytes for t in took),
-        times * sum(t.products for t in took),
-        moved=times * sum(t.moved for t in took),
+        times * sum(t.flops for t in costs),
+        times * sum(t.nbytes for t in costs),
+        times * sum(t.matmul_flops for t in costs),
+        moved=times * sum(t.moved for t in costs),
     )
 
 
-def _carried(block: Block, inputs: tuple[Var, ...], outputs: tuple[Atom, ...]) -> tuple[tuple[int, int], ...]:
+def _carried(block: TaskBlock, inputs: tuple[Var, ...], outputs: tuple[Atom, ...]) -> tuple[tuple[int, int], ...]:
     """Which tasks of an iteration wait for which of the one before: readers of a carry for those that make it."""
     maker: dict[Var, int] = {}
     for var, atom in zip(inputs, outputs, strict=True):

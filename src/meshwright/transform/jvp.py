@@ -10,7 +10,7 @@ from meshwright.core import dtypes
 from meshwright.core.op import No
 from meshwright.core.program import Atom, Eqn, Literal, Program
 from meshwright.core.source import here
-from meshwright.core.trace import Array, Builder, Value, apply, lift, read, state
+from meshwright.core.trace import Array, Builder, Value, apply, make_varying, read, state
 from meshwright.core.types import TensorType
 from meshwright.errors import DifferentiationError
 
@@ -56,7 +56,7 @@ def _push(
 ) -> tuple[list[Any], list[Any | None]]:
     values: dict[Atom, Any] = dict(zip(program.inputs, primals, strict=True))
     tangent_of: dict[Atom, Any] = {
-        v: lift(t, v.type.varying) for v, t in zip(program.inputs, tangents, strict=True) if t is not None
+        v: make_varying(t, v.type.varying) for v, t in zip(program.inputs, tangents, strict=True) if t is not None
     }
     for var, data in program.constants:
         values[var] = Array(data, var.type)
@@ -76,7 +76,7 @@ def _push(
                 outs, out_tangents = rule(eqn.op, ins, ts, eqn.params)
                 for var, t in zip(eqn.outputs, out_tangents, strict=True):
                     if t is not None and dtypes.is_inexact(var.type.dtype):
-                        tangent_of[var] = lift(t, var.type.varying)
+                        tangent_of[var] = make_varying(t, var.type.varying)
             values.update(zip(eqn.outputs, outs, strict=True))
     finally:
         state.source = outer

@@ -1,8 +1,8 @@
 """Partial sums as rows: a value of which each device holds a summand is an array with one row per device.
 
-A program in which types owe sums, ``f32[3]{U:i}``, becomes one of plain types. Such a value gets a dim in front for
-each axis that it is unreduced over, split over that axis: a ``shard_map`` returns its summands side by side and takes
-them as blocks, what is linear works on all rows at once, and the sum, where it is taken, is that of the rows.
+A program with partial sums in its types, ``f32[3]{U:i}``, becomes one of plain types. Such a value gets a dim in front
+for each axis that it is unreduced over, split over that axis: a ``shard_map`` returns its summands side by side and
+takes them as blocks, what is linear works on all rows at once, and the sum, where it is taken, is that of the rows.
 
     b: f32[2]{U:i} = shard_map a … out_specs=(P(sum='i'),)        b: f32[4,2] = shard_map a … out_specs=(P('i'),)
     c: f32[2]{U:i} = mul b 2.0                              ==>   c: f32[4,2] = mul b 2.0
@@ -39,28 +39,28 @@ Axes = tuple[str, ...]
 def sums_as_rows(program: Program, sizes: Mapping[str, int] | None = None) -> Program:
     """The program with rows for partial sums, of its inputs and results, too. ``sizes`` are those of mesh axes that no
     shard_map in the program has."""
-    if not owes_sums(program):
+    if not has_partial_sums(program):
         return program
     return _Rows({**(sizes or {}), **_sizes(program)}).program(program)
 
 
-def owes_sums(program: Program) -> bool:
+def has_partial_sums(program: Program) -> bool:
     """Whether a value of the program, or of one of its regions, is a partial sum."""
     return (
         any(v.type.unreduced for v in program.inputs)
         or any(v.type.unreduced for eqn in program.eqns for v in eqn.outputs)
-        or any(owes_sums(region) for eqn in program.eqns for _, region in eqn.regions())
+        or any(has_partial_sums(region) for eqn in program.eqns for _, region in eqn.regions())
     )
 
 
-def rows_spec(spec: PartitionSpec, owed: Axes) -> PartitionSpec:
-    """The spec of the rows of a value that is unreduced over ``owed``."""
-    return spec.update((*owed, *spec.partitions), unreduced=())
+def rows_spec(spec: PartitionSpec, unreduced: Axes) -> PartitionSpec:
+    """The spec of the rows of a value that is unreduced over ``unreduced``."""
+    return spec.update((*unreduced, *spec.partitions), unreduced=())
 
 
-def summed_spec(spec: PartitionSpec, owed: Axes) -> PartitionSpec:
-    """The spec of a value that is unreduced over ``owed``, from that of its rows."""
-    return spec.update(spec.partitions[len(owed) :], unreduced=owed)
+def summed_spec(spec: PartitionSpec, unreduced: Axes) -> PartitionSpec:
+    """The spec of a value that is unreduced over ``unreduced``, from that of its rows."""
+    return spec.update(spec.partitions[len(unreduced) :], unreduced=unreduced)
 
 
 def _sizes(program: Program) -> dict[str, int]:
@@ -96,7 +96,7 @@ class _Rows:
         return t.with_(shape=shape, unreduced=(), sharding=None) if t.unreduced else t
 
     def program(self, program: Program) -> Program:
-        if not owes_sums(program):
+        if not has_partial_sums(program):
             return program
         return region(lambda *args: self.run(program, args), [self.type(v.type) for v in program.inputs])
 
@@ -114,9 +114,9 @@ class _Rows:
             return self.first(Array(data, t.with_(unreduced=())), t.unreduced)
         return Array(data, self.type(t))
 
-    def first(self, x: Value, owed: Axes) -> Value:
+    def first(self, x: Value, unreduced: Axes) -> Value:
         """The rows of a sum that the first device holds, beside others that have nothing to add."""
-        for axis in reversed(owed):
+        for axis in reversed(unreduced):
             x = reshape(x, shape=(1, *x.shape))
             rest = x.type.with_(shape=(self.size(axis) - 1, *x.shape[1:]))
             x = concatenate(x, nothing_to_add(rest), dim=0) if rest.shape[0] else x
@@ -124,12 +124,12 @@ class _Rows:
 
     def eqn(self, eqn: Eqn, ins: Sequence[Value]) -> Any:
         params = {name: self.param(value) for name, value in eqn.params.items()}
-        owed = union(a.type.unreduced for a in (*eqn.inputs, *eqn.outputs))
+        unreduced = union(a.type.unreduced for a in (*eqn.inputs, *eqn.outputs))
         if eqn.op.structure is Structure.DEVICE:
             return self.shard_map(eqn, params, ins)
         if eqn.op.structure is Structure.ROWS:
             return self.scan(eqn, params, ins)
-        if not owed or any(True for _ in eqn.regions()):
+        if not unreduced or any(True for _ in eqn.regions()):
             return apply(eqn.op, ins, params)
         if eqn.op.structure is Structure.SUMMED:
             have, x = eqn.inputs[0].type.unreduced, ins[0]
@@ -138,8 +138,8 @@ class _Rows:
             return x
         params.pop("out_sharding", None)
         if "spec" in params:  # a constraint: of the rows, too
-            return apply(eqn.op, ins, {"spec": rows_spec(params["spec"], owed)})
-        return self.batched(eqn, params, ins, owed)
+            return apply(eqn.op, ins, {"spec": rows_spec(params["spec"], unreduced)})
+        return self.batched(eqn, params, ins, unreduced)
 
     def param(self, value: Any) -> Any:
         if isinstance(value, Program):
@@ -159,7 +159,7 @@ class _Rows:
             for n, (x, v) in enumerate(zip(outs, eqn.outputs, strict=True))
         )
 
-    def batched(self, eqn: Eqn, params: Params, ins: Sequence[Value], owed: Axes) -> tuple[Value, ...]:
+    def batched(self, eqn: Eqn, params: Params, ins: Sequence[Value], unreduced: Axes) -> tuple[Value, ...]:
         """What is linear, on all rows at once."""
         flags = [bool(a.type.unreduced) for a in eqn.inputs]
 
@@ -168,7 +168,7 @@ class _Rows:
             return outs if isinstance(outs, tuple) else (outs,)
 
         program = region(once, [a.type.with_(unreduced=(), sharding=None) for a in eqn.inputs])
-        for axis in reversed(owed):
+        for axis in reversed(unreduced):
             size = self.size(axis)
 
             def rows(*args: Value, inner: Program = program, size: int = size) -> Any:
@@ -188,17 +188,17 @@ class _Rows:
             rows_spec(spec, a.type.unreduced) for a, spec in zip(eqn.inputs, params["in_specs"], strict=True)
         ]  # fmt: skip
         out_specs = []
-        for spec, owed in zip(params["out_specs"], results, strict=True):
-            entries = (axis if axis in spec.unreduced else None for axis in owed)
+        for spec, unreduced in zip(params["out_specs"], results, strict=True):
+            entries = (axis if axis in spec.unreduced else None for axis in unreduced)
             out_specs.append(spec.update((*entries, *spec.partitions), unreduced=()))
 
         def blocks(*args: Value) -> list[Value]:
             rows = zip(args, eqn.inputs, given.in_types, strict=True)
             outs = run(body, [reshape(x, shape=t.shape) if a.type.unreduced else x for x, a, t in rows])
             found = []
-            for x, spec, owed, t in zip(outs, params["out_specs"], results, given.out_types, strict=True):
-                shape = (*(1 if axis in spec.unreduced else self.size(axis) for axis in owed), *t.shape)
-                found.append(reshape(x, shape=shape) if owed else x)
+            for x, spec, unreduced, t in zip(outs, params["out_specs"], results, given.out_types, strict=True):
+                shape = (*(1 if axis in spec.unreduced else self.size(axis) for axis in unreduced), *t.shape)
+                found.append(reshape(x, shape=shape) if unreduced else x)
             return found
 
         types = [

@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 
 from meshwright.device.attributes import ATTRIBUTES, STRUCTURAL
 from meshwright.device.device_map import DeviceMap
-from meshwright.device.function import Eqn, Function, Keys, Operand, Value
+from meshwright.device.function import DeviceEqn, DeviceValue, Function, Keys, Operand
 from meshwright.device.tensor_ops import spelled, tensor_op
-from meshwright.device.text.slips import fits
+from meshwright.device.text.repairs import fits
 from meshwright.device.text.types import TypeReader
 from meshwright.device.types import Device, Type
 from meshwright.errors import TextError
@@ -42,7 +42,7 @@ def parse(text: str, *, strict: bool = False) -> Function:
     >>> parse(str(fn)) == fn
     True
     """
-    reader = _Reader(text, strict)
+    reader = _FunctionReader(text, strict)
     fn = reader.function()
     for slip in fn.slips:
         warnings.warn(slip, SlipWarning, stacklevel=2)
@@ -50,10 +50,10 @@ def parse(text: str, *, strict: bool = False) -> Function:
 
 
 class _Scope(NamedTuple):
-    values: dict[str, Value]
+    values: dict[str, DeviceValue]
 
 
-class _Reader(TypeReader):
+class _FunctionReader(TypeReader):
     def __init__(self, text: str, strict: bool) -> None:
         super().__init__(text, strict)
         self.device_map: DeviceMap | None = None
@@ -75,8 +75,8 @@ class _Reader(TypeReader):
         fn = Function(name, tuple(inputs), tuple(eqns), tuple(outputs), self.device_map, None, tuple(self.slips))
         return _with_one_map(fn.with_(map_input=self.map_input))
 
-    def parameters(self, close: str, *, body: bool = False) -> list[Value]:
-        found: dict[str, Value] = {}
+    def parameters(self, close: str, *, body: bool = False) -> list[DeviceValue]:
+        found: dict[str, DeviceValue] = {}
         while not self.accept(close):
             at = self.token.start
             name = self.name("the name of an input")
@@ -96,13 +96,13 @@ class _Reader(TypeReader):
                 self.map_input = (name, len(found))
                 self.map_names.add(name)
             else:
-                found[name] = Value(name, self.type() if typed else None)
+                found[name] = DeviceValue(name, self.type() if typed else None)
             if self.token.text != close:
                 self.expect(",")
         return list(found.values())
 
-    def statements(self, scope: _Scope, close: str) -> tuple[list[Eqn], list[Value]]:
-        eqns: list[Eqn] = []
+    def statements(self, scope: _Scope, close: str) -> tuple[list[DeviceEqn], list[DeviceValue]]:
+        eqns: list[DeviceEqn] = []
         while True:
             if self.accept("return"):
                 outputs = [self.use(scope)]
@@ -115,7 +115,7 @@ class _Reader(TypeReader):
             if made is not None:
                 eqns.append(made)
 
-    def use(self, scope: _Scope) -> Value:
+    def use(self, scope: _Scope) -> DeviceValue:
         at = self.token.start
         name = self.name("the name of a value")
         if name not in scope.values:
@@ -131,7 +131,7 @@ class _Reader(TypeReader):
             at,
         )
 
-    def statement(self, scope: _Scope) -> Eqn | None:
+    def statement(self, scope: _Scope) -> DeviceEqn | None:
         targets: list[tuple[str, Type | None]] = []
         start = self.token.start
         while True:
@@ -154,7 +154,7 @@ class _Reader(TypeReader):
             for mark in ("(", "...", ")"):
                 self.expect(mark)
             return None
-        eqn = self.expression(scope, [Value(name, type) for name, type in targets])
+        eqn = self.expression(scope, [DeviceValue(name, type) for name, type in targets])
         for value in eqn.outputs:
             if value.name in scope.values:
                 raise self.fail(f"{value.name} is defined twice.", fix="give each value a name of its own", at=start)
@@ -204,7 +204,7 @@ class _Reader(TypeReader):
                 self.expect(",")
         return found
 
-    def expression(self, scope: _Scope, outputs: Sequence[Value]) -> Eqn:
+    def expression(self, scope: _Scope, outputs: Sequence[DeviceValue]) -> DeviceEqn:
         at = self.token.start
         if self.token.text == "(":
             self.next()
@@ -213,7 +213,7 @@ class _Reader(TypeReader):
                 items.append(self.use(scope))
                 if self.token.text != ")":
                     self.expect(",")
-            return Eqn("tuple", tuple(items), tuple(outputs))
+            return DeviceEqn("tuple", tuple(items), tuple(outputs))
         name = self.name("an op")
         self.expect("(")
         if name in ("pmap", "call"):
@@ -251,9 +251,9 @@ class _Reader(TypeReader):
             )
         op, attributes = spelled(op, attributes)
         inputs = self.operands(op, operands, attributes, scope, outputs)
-        return Eqn(op, inputs, tuple(outputs), attributes)
+        return DeviceEqn(op, inputs, tuple(outputs), attributes)
 
-    def region(self, op: str, scope: _Scope, outputs: Sequence[Value]) -> Eqn:
+    def region(self, op: str, scope: _Scope, outputs: Sequence[DeviceValue]) -> DeviceEqn:
         self.expect("lambda")
         variable = self.name("a device variable")
         self.expect(":")
@@ -295,7 +295,7 @@ class _Reader(TypeReader):
                     f"{op}(lambda {variable}: lambda (…): {{…}}, ({', '.join(v.name for v in inputs)}))",
                     at,
                 )
-        return Eqn(op, tuple(operands), tuple(outputs), attributes, body)
+        return DeviceEqn(op, tuple(operands), tuple(outputs), attributes, body)
 
     def operands(
         self,
@@ -303,7 +303,7 @@ class _Reader(TypeReader):
         given: Sequence[Operand | tuple[str, int]],
         attributes: dict[str, Any],
         scope: _Scope,
-        outputs: Sequence[Value],
+        outputs: Sequence[DeviceValue],
     ) -> tuple[Operand, ...]:
         found: list[Operand | None] = [scope.values.get(x[0]) if isinstance(x, tuple) else x for x in given]
         annotated = outputs[0].type if len(outputs) == 1 else None
@@ -390,6 +390,6 @@ def _without_maps(fn: Function) -> Function:
     for eqn in fn.eqns:
         if eqn.body is not None:
             attributes = {key: value for key, value in eqn.attributes.items() if key != "device_map"}
-            eqn = Eqn(eqn.op, eqn.inputs, eqn.outputs, attributes, _without_maps(eqn.body))
+            eqn = DeviceEqn(eqn.op, eqn.inputs, eqn.outputs, attributes, _without_maps(eqn.body))
         eqns.append(eqn)
     return fn.with_(eqns=tuple(eqns))

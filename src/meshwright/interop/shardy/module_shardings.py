@@ -30,12 +30,12 @@ class Shardings:
     those that remain, ``dropped`` the names that are gone, ``added`` the names that are new.
     """
 
-    def __init__(self, meshes: dict[str, Mesh], lifted: bool = False) -> None:
+    def __init__(self, meshes: dict[str, Mesh], declared_meshes: bool = False) -> None:
         self._names: dict[str, Mesh] = dict(meshes)
         self._read: dict[Any, Any] = {}
-        self._lifted = lifted
+        self._declared_meshes = declared_meshes
         self.added: list[str] = []
-        if lifted:
+        if declared_meshes:
             first: dict[str, Mesh] = {}
             self._names = {name: first.setdefault(str(mesh), mesh) for name, mesh in meshes.items()}
 
@@ -56,7 +56,7 @@ class Shardings:
         found = self._read.get(attribute)
         if found is None:
             found = TensorSharding.parse(str(attribute), self._names)
-            if self._lifted and not found.mesh.name:
+            if self._declared_meshes and not found.mesh.name:
                 mesh = self._declared(found.mesh)
                 parts = found.dims, found.replicated, found.unreduced, found.reduction
                 found = TensorSharding.unchecked(mesh, *parts)

@@ -36,9 +36,14 @@ class ModuleWriter:
         module: Any,
         problem: Problem,
         constants: str = "stablehlo.constant",
-        lifted: Shardings | None = None,
+        declared_meshes: Shardings | None = None,
     ) -> None:
-        self._module, self._problem, self._constants, self._lifted = module, problem, constants, lifted
+        self._module, self._problem, self._constants, self._declared_meshes = (
+            module,
+            problem,
+            constants,
+            declared_meshes,
+        )
         self._values: dict[int, Any] = {}
         self._parsed: dict[Any, Any] = {}
         self._originals: dict[str, Any] = {}
@@ -69,26 +74,26 @@ class ModuleWriter:
                 self._function(function, place)
             for op in after:
                 self._declaration(op, place)
-            if self._lifted is not None:
-                for name in self._lifted.added:
-                    text = f"sdy.mesh @{name} = {self._lifted.meshes[name]}"
+            if self._declared_meshes is not None:
+                for name in self._declared_meshes.added:
+                    text = f"sdy.mesh @{name} = {self._declared_meshes.meshes[name]}"
                     self._described(ir.Operation.parse(text), place)
-                self._rename_groups(new, self._lifted)
+                self._rename_groups(new, self._declared_meshes)
             return new
 
-    def _rename_groups(self, new: Any, lifted: Shardings) -> None:
+    def _rename_groups(self, new: Any, declared_meshes: Shardings) -> None:
         """Let groups of devices that are axes of a mesh which is gone be axes of the equal one that is left."""
-        for op in walk(new.operation) if lifted.dropped else ():
+        for op in walk(new.operation) if declared_meshes.dropped else ():
             groups = op.attributes.get("replica_groups")
             found = _GROUPS.match(str(groups)) if groups is not None else None
-            if found is not None and found[2] in lifted.dropped:
-                kept = f"{found[1]}{lifted.kept(found[2])}{str(groups)[found.end() :]}"
+            if found is not None and found[2] in declared_meshes.dropped:
+                kept = f"{found[1]}{declared_meshes.kept(found[2])}{str(groups)[found.end() :]}"
                 op.attributes["replica_groups"] = self._attribute(kept)
 
     def _declaration(self, op: Any, place: Any) -> None:
-        if self._lifted is None or op.name != "sdy.mesh":
+        if self._declared_meshes is None or op.name != "sdy.mesh":
             op.clone(ip=place)
-        elif string(op.attributes["sym_name"]) not in self._lifted.dropped:
+        elif string(op.attributes["sym_name"]) not in self._declared_meshes.dropped:
             self._described(op.clone(), place)
 
     def _described(self, op: Any, place: Any) -> None:
@@ -288,7 +293,7 @@ def _location(value: Any) -> Any:
 
 
 def write_module(
-    module: Any, problem: Problem, constants: str = "stablehlo.constant", lifted: Shardings | None = None
+    module: Any, problem: Problem, constants: str = "stablehlo.constant", declared_meshes: Shardings | None = None
 ) -> Any:
     """The module of a problem that was read from ``module`` and changed since."""
-    return ModuleWriter(module, problem, constants, lifted).write()
+    return ModuleWriter(module, problem, constants, declared_meshes).write()

@@ -75,17 +75,17 @@ def _propagated(module: Any, passes: Sequence[str], warnings: list[str], names: 
             why="the pass turns into functions what the pipeline made of calls, and this one was there before",
             fix="write it as a func.func and a func.call, or use -sdy-user-priority-propagate",
         )
-    lifted = any(name in PIPELINES and _SPLITTER in PIPELINES[name] for name in passes)
-    reader = ModuleReader(module, names, lifted)
+    declared_meshes = any(name in PIPELINES and _SPLITTER in PIPELINES[name] for name in passes)
+    reader = ModuleReader(module, names, declared_meshes)
     try:
         answer = run(reader.read(), passes)
     except MeshwrightError:
         if not names:  # say where
-            run(ModuleReader(module, True, lifted).read(), passes)
+            run(ModuleReader(module, True, declared_meshes).read(), passes)
         raise
     warnings += [text for text in (*reader.warnings, *answer.told) if text not in warnings]
     constants = "sdy.constant" if _SPLITTER in single else "stablehlo.constant"
-    new = write_module(module, answer.problem, constants, reader.shardings if lifted else None)
+    new = write_module(module, answer.problem, constants, reader.shardings if declared_meshes else None)
     if any(name in PIPELINES and _LAST_OF_EXPORT in PIPELINES[name] for name in passes):
         insert_reshards(new, rules_before=True)
         _clean(new)

@@ -63,11 +63,11 @@ _KNOWN_DIALECTS = ("stablehlo.", "sdy.", "chlo.")
 class ModuleReader:
     """Reads the functions of a module into a problem. ``warnings`` tells what passed through unread."""
 
-    def __init__(self, module: Any, names: bool = False, lifted: bool = False) -> None:
+    def __init__(self, module: Any, names: bool = False, declared_meshes: bool = False) -> None:
         self.module = module
         self.types = Types()
         self.rules = Rules(self.types)
-        self.shardings = Shardings(meshes_of(module), lifted)
+        self.shardings = Shardings(meshes_of(module), declared_meshes)
         self.warnings: list[str] = []
         self._names = names
         self._values: list[ProblemValue] = []

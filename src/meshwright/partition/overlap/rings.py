@@ -23,7 +23,7 @@ from meshwright.core import dtypes
 from meshwright.core.op import Value
 from meshwright.core.program import Eqn, Params, Program
 from meshwright.core.source import Source
-from meshwright.core.trace import Array, Manual, at_source, lift, state
+from meshwright.core.trace import Array, Manual, at_source, make_varying, state
 from meshwright.core.types import TensorType
 from meshwright.ops.basic import add, mul, reshape, transpose, zeros
 from meshwright.ops.collective import axis_index, permuted, ppermute
@@ -245,8 +245,8 @@ def kernel_call(
         before, state.manual = state.manual, Manual(None, dict(mesh), levels, {}, automatic=True)
         try:
             rows = [prod(v.shape[d] for d in dims) for v, dims in zip((x, y), free, strict=True)]
-            left = permuted(lift(x, use.result.varying), (*free[0], *(d for d, _ in pairs)))
-            right = permuted(lift(y, use.result.varying), (*(e for _, e in pairs), *free[1]))
+            left = permuted(make_varying(x, use.result.varying), (*free[0], *(d for d, _ in pairs)))
+            right = permuted(make_varying(y, use.result.varying), (*(e for _, e in pairs), *free[1]))
             out = kernel(
                 _shaped(left, (rows[0], left.size // rows[0])),
                 _shaped(right, (right.size // rows[1], rows[1])),

@@ -14,7 +14,7 @@ from meshwright.core.source import here
 from meshwright.errors import MeshError
 from meshwright.partition.reshard.structure import DigitStructure, Frame, atoms_of, numbered, tables
 from meshwright.sharding.mesh_check import MOST_LISTED
-from meshwright.sharding.placement import Digit, Layout, block_size
+from meshwright.sharding.placement import Digit, DigitLayout, block_size
 
 
 class Bound(NamedTuple):
@@ -89,8 +89,8 @@ def _listed_bound(found: Frame, parts: DigitStructure | None, shape: Sequence[in
 class _Group(NamedTuple):
     """Dims that share atoms, on the devices along these."""
 
-    source: Layout
-    target: Layout
+    source: DigitLayout
+    target: DigitLayout
     shape: tuple[int, ...]
 
 
@@ -108,9 +108,9 @@ def _groups(found: Frame, parts: DigitStructure, shape: Sequence[int]) -> list[_
 def _group(found: Frame, parts: DigitStructure, dims: list[int], atoms: list[Digit], shape: Sequence[int]) -> _Group:
     digits, devices = numbered(atoms)
 
-    def layout(side: Layout) -> Layout:
+    def layout(side: DigitLayout) -> DigitLayout:
         found = (atoms_of(side.dims[dim], parts.atoms) for dim in dims)
-        return Layout(devices, None, tuple(tuple(digits[atom] for atom in each) for each in found), (), "sum")
+        return DigitLayout(devices, None, tuple(tuple(digits[atom] for atom in each) for each in found), (), "sum")
 
     return _Group(layout(found.source), layout(found.target), tuple(shape[dim] for dim in dims))
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from meshwright.core import dtypes
 from meshwright.core.op import Value
-from meshwright.core.trace import Array, lift
+from meshwright.core.trace import Array, make_varying
 from meshwright.core.types import TensorType, union
 from meshwright.ops.basic import add, broadcast_scalar, convert, reshape
 from meshwright.ops.choice import select
@@ -108,7 +108,7 @@ class _Emitter:
         return index_along(pair for axis in axes for pair in self.names(axis))
 
     def varying(self, x: Value, axes: Sequence[AxisRef]) -> Value:
-        return lift(x, union((x.type.varying, self.axes(axes)["axes"])))
+        return make_varying(x, union((x.type.varying, self.axes(axes)["axes"])))
 
     def step(self, step: ReshardStep, x: Value, before: View, after: View) -> Value:
         if isinstance(step, BlockExchange):
@@ -235,7 +235,7 @@ class _Emitter:
     def permute(self, step: Permute, x: Value, before: View, after: View) -> Value:
         mesh, params = self.involved(step.axes)
         pairs = tuple(enumerate(receivers(mesh, step).tolist()))
-        return ppermute(lift(x, union((x.type.varying, params["axes"]))), **params, permutation=pairs)
+        return ppermute(make_varying(x, union((x.type.varying, params["axes"]))), **params, permutation=pairs)
 
     def involved(self, axes: Axes) -> tuple[BaseMesh, dict[str, Any]]:
         """The whole axes that some axes are parts of, as a mesh, and the axes of the program that make them up."""
@@ -247,9 +247,9 @@ class _Emitter:
 
     def rounds(self, step: Rounds, x: Value, before: View, after: View) -> Value:
         mesh, params = self.involved(step.axes)
-        x = lift(x, union((x.type.varying, params["axes"])))
+        x = make_varying(x, union((x.type.varying, params["axes"])))
         order, target = _digits(before), _digits(after)
-        whole: Value = lift(broadcast_scalar(_identity(x, "sum"), _open_shape(after)), x.type.varying)
+        whole: Value = make_varying(broadcast_scalar(_identity(x, "sum"), _open_shape(after)), x.type.varying)
         for round in step.rounds():
             starts: list[Any] = [0] * x.ndim
             ends: list[Any] = [0] * whole.ndim
@@ -272,9 +272,9 @@ class _Emitter:
         """Cells between blocks that do not line up: where each device takes and puts them is read from tables."""
         mesh, params = self.involved(step.over)
         units = self.plan.units
-        x = lift(x, union((x.type.varying, params["axes"])))
+        x = make_varying(x, union((x.type.varying, params["axes"])))
         shape = tuple(size * unit for size, unit in zip(step.shape, units, strict=True))
-        whole: Value = lift(broadcast_scalar(_identity(x, "sum"), shape), x.type.varying)
+        whole: Value = make_varying(broadcast_scalar(_identity(x, "sum"), shape), x.type.varying)
         position = self.index(mesh.axes)
         for round in (*step.rounds, *step.copies):
             cell = tuple(n * unit for n, unit in zip(round.shape, units, strict=True))

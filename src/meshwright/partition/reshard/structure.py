@@ -22,9 +22,9 @@ from meshwright.sharding.mesh import BaseMesh
 from meshwright.sharding.named import TensorSharding
 from meshwright.sharding.placement import (
     Digit,
+    DigitLayout,
     Digits,
-    Layout,
-    Step,
+    DigitStep,
     block_numbers,
     block_size,
     order_between,
@@ -85,11 +85,11 @@ class Frame(NamedTuple):
 
     mesh: BaseMesh
     order: tuple[int, ...] | None
-    source: Layout
-    target: Layout
+    source: DigitLayout
+    target: DigitLayout
 
 
-def frame(source: Layout, target: Layout, source_mesh: BaseMesh, target_mesh: BaseMesh) -> Frame:
+def frame(source: DigitLayout, target: DigitLayout, source_mesh: BaseMesh, target_mesh: BaseMesh) -> Frame:
     """A numbering of the devices in which the source's layout is digits, and the target's too if there is one."""
     one = None if source.order is None else ranks(source.order)
     other = None if target.order is None else ranks(target.order)
@@ -98,10 +98,10 @@ def frame(source: Layout, target: Layout, source_mesh: BaseMesh, target_mesh: Ba
         return Frame(source_mesh, one, bare_source, bare_target)
     if not (any(source.dims) or source.unreduced):
         return Frame(target_mesh, other, bare_source, bare_target)
-    there = (Step(1, target.size, 1),) if other is None else order_steps(other)
-    back = (Step(1, source.size, 1),) if one is None else order_steps(one)
+    there = (DigitStep(1, target.size, 1),) if other is None else order_steps(other)
+    back = (DigitStep(1, source.size, 1),) if one is None else order_steps(one)
     if there is not None and back is not None:
-        back = tuple(sorted(Step(step.image, step.size, step.stride) for step in back))
+        back = tuple(sorted(DigitStep(step.image, step.size, step.stride) for step in back))
         moved = [_through(digits, there, back) for digits in (*target.dims, target.unreduced)]
         found = [digits for digits in moved if digits is not None]
         if len(found) == len(moved):
@@ -123,7 +123,7 @@ def seen_from(mesh: BaseMesh, source: TensorSharding, target: TensorSharding) ->
     return Frame(mesh, None, *found)
 
 
-def _through(digits: Digits, there: Sequence[Step], back: Sequence[Step]) -> Digits | None:
+def _through(digits: Digits, there: Sequence[DigitStep], back: Sequence[DigitStep]) -> Digits | None:
     moved = through(digits, there)
     return None if moved is None else through(moved, back)
 
@@ -207,7 +207,7 @@ def _fits(pieces: Pieces, size: int) -> bool:
 # Devices
 
 
-def tables(layout: Layout) -> list[tuple[int, NDArray[np.int64]]]:
+def tables(layout: DigitLayout) -> list[tuple[int, NDArray[np.int64]]]:
     """For each dim, the number of its blocks and the block of each device by its number."""
     positions = np.arange(layout.size)
     if layout.order is not None:

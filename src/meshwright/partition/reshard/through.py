@@ -18,7 +18,7 @@ from meshwright.partition.reshard.search import Name, rest_of, sketches
 from meshwright.partition.reshard.sketch import Sketch
 from meshwright.partition.reshard.steps import Recut, ReshardStep
 from meshwright.partition.reshard.structure import DigitStructure, Frame, atoms_of, structure
-from meshwright.sharding.placement import Digits, Layout
+from meshwright.sharding.placement import DigitLayout, Digits
 
 MOST_DIMS = 4  # whose orders and subsets are all looked at
 
@@ -57,7 +57,7 @@ class _Layouts:
         kept = tuple(atom for atom in parts.source_sums if atom not in parts.to_reduce)
         self.sums = [kept, found.source.unreduced] if parts.to_reduce else [kept]
 
-    def chains(self) -> Iterator[list[Layout]]:
+    def chains(self) -> Iterator[list[DigitLayout]]:
         """Shardings to go through in turn."""
         common = [dim for dim in range(len(self.source.dims)) if dim not in self.apart]
         orders = permutations(self.apart) if 1 < len(self.apart) <= MOST_DIMS else ()
@@ -71,14 +71,14 @@ class _Layouts:
                 turns.append(turn)
         yield from self._layouts(turns)
 
-    def with_blocks(self) -> Iterator[list[Layout]]:
+    def with_blocks(self) -> Iterator[list[DigitLayout]]:
         """Shardings with some dims whole, those with the fewest elements to gather first."""
         counts = range(1, len(self.apart)) if len(self.apart) <= MOST_DIMS else ()
         fewer = [dims for count in counts for dims in combinations(self.apart, count)]
         fewer.sort(key=lambda dims: prod(digit.size for dim in dims for digit in self.source.dims[dim]))
         yield from self._layouts([[dict.fromkeys(dims, "whole")] for dims in fewer])
 
-    def _layouts(self, turns: Iterable[list[dict[int, str]]]) -> Iterator[list[Layout]]:
+    def _layouts(self, turns: Iterable[list[dict[int, str]]]) -> Iterator[list[DigitLayout]]:
         for turn in turns:
             for sums in self.sums:
                 for joined in (True, False) if any(self._shared(dim) for dim in self.apart) else (False,):
@@ -86,7 +86,7 @@ class _Layouts:
                     if all(map(self._valid, chain)):
                         yield chain
 
-    def _layout(self, states: dict[int, str], sums: Digits, shared: bool) -> Layout:
+    def _layout(self, states: dict[int, str], sums: Digits, shared: bool) -> DigitLayout:
         dims = []
         for dim, (one, other) in enumerate(zip(self.source.dims, self.target.dims, strict=True)):
             state = states.get(dim, "source")
@@ -102,13 +102,13 @@ class _Layouts:
             count += 1
         return one[:count]
 
-    def _valid(self, layout: Layout) -> bool:
+    def _valid(self, layout: DigitLayout) -> bool:
         used = [atom for digits in (*layout.dims, layout.unreduced) for atom in atoms_of(digits, self.atoms)]
         return len(set(used)) == len(used)
 
 
 def _best_through(
-    found: Frame, chain: Sequence[Layout], atoms: Digits, shape: Sequence[int], name: Name, sums: Sums
+    found: Frame, chain: Sequence[DigitLayout], atoms: Digits, shape: Sequence[int], name: Name, sums: Sums
 ) -> Sketch | None:
     """The best sketch through a chain of shardings, each leg by itself; None if one of them needs many blocks."""
     legs = [found._replace(source=one, target=other) for one, other in pairwise([found.source, *chain, found.target])]

@@ -16,7 +16,7 @@ import numpy as np
 
 from meshwright.core import dtypes
 from meshwright.core.op import Value
-from meshwright.core.trace import Array, lift
+from meshwright.core.trace import Array, make_varying
 from meshwright.core.types import TensorType, union
 from meshwright.ops.basic import add, broadcast_scalar, reshape
 from meshwright.ops.choice import select
@@ -117,7 +117,7 @@ def _fetched(
     found = moves(block, tuple(starts), length)
     pairs = [pair for axis in axes for pair in local.names(axis)]
     names = tuple(name for name, _ in pairs)
-    x = lift(x, union((x.type.varying, names)))
+    x = make_varying(x, union((x.type.varying, names)))
     position = part_index(local.names, axes)
     parts: list[tuple[Sequence[WindowPiece], int, Value]] = []
     if found.own:
@@ -205,7 +205,7 @@ def _side_by_side(
     def gap(size: int) -> None:
         if size:
             shape = (*like.shape[:dim], size, *like.shape[dim + 1 :])
-            joined.append(lift(broadcast_scalar(scalar(0, like.dtype), shape), like.type.varying))
+            joined.append(make_varying(broadcast_scalar(scalar(0, like.dtype), shape), like.type.varying))
 
     for pieces, size, part in ordered:
         gap(pieces[0].put - end)
@@ -226,14 +226,14 @@ def _put(
 ) -> Value:
     """The window put together from parts whose places differ between devices."""
     length = shape[dim]
-    out: Value = lift(broadcast_scalar(scalar(0, like.dtype), shape), like.type.varying)
+    out: Value = make_varying(broadcast_scalar(scalar(0, like.dtype), shape), like.type.varying)
     place = iota(dtype=dtypes.INT32, shape=(length,), dim=0)
     for pieces, size, part in parts:
         begin = {p.target: p.put - (p.take - _begin(p, size, block)) for p in pieces}
         at = _per_device(begin, count)
         # A part longer than its piece may stick out of the window: there is room for it on both sides.
         room = (*shape[:dim], length + 2 * size, *shape[dim + 1 :])
-        spread = lift(broadcast_scalar(scalar(0, like.dtype), room), like.type.varying)
+        spread = make_varying(broadcast_scalar(scalar(0, like.dtype), room), like.type.varying)
         zero = scalar(0, dtypes.INT32)
         where = [lookup([n + size for n in at], position) if d == dim else zero for d in range(len(shape))]
         spread = slice_along(dynamic_update_slice(spread, part, *where), dim, size, size + length)

@@ -8,7 +8,7 @@ from meshwright.core.factors import FactorBuilder
 from meshwright.core.facts import Across
 from meshwright.core.op import Value
 from meshwright.core.program import Eqn
-from meshwright.core.trace import lift
+from meshwright.core.trace import make_varying
 from meshwright.core.types import TensorType, union
 from meshwright.ops.basic import add, broadcast_in_dim, convert, reshape
 from meshwright.ops.collective import all_gather, all_gather_invariant
@@ -27,7 +27,7 @@ def _gathered(local: Localizer, x: Value, axes: Axes, dim: int, why: str, invari
     """The blocks of all devices along axes, joined along a dim."""
     pairs = [pair for axis in axes for pair in local.names(axis)]
     names, sizes = tuple(name for name, _ in pairs), tuple(size for _, size in pairs)
-    x = lift(x, union((x.type.varying, names)))
+    x = make_varying(x, union((x.type.varying, names)))
     op = all_gather_invariant if invariant else all_gather
     shape = (*x.shape[:dim], parts(axes) * x.shape[dim], *x.shape[dim + 1 :])
     with local.because(why, TensorType(shape, x.dtype)):

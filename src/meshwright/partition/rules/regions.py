@@ -9,7 +9,7 @@ from meshwright.core.facts import Structure
 from meshwright.core.op import Value
 from meshwright.core.program import Atom, Eqn, Program, Var
 from meshwright.core.source import here
-from meshwright.core.trace import apply, at_source, lift, read, write
+from meshwright.core.trace import apply, at_source, make_varying, read, write
 from meshwright.core.types import TensorType, union
 from meshwright.errors import MeshError, ShardingError
 from meshwright.ops.collective import pinvariant
@@ -219,7 +219,7 @@ def _shard_map(local: Localizer, eqn: Eqn) -> list[Version]:
         need = _spec_layout(local, spec, atom.type.ndim, unnamed)
         value = local.get(atom, need, f"operand {n} of a shard_map is laid out by {spec}")
         value = _exactly(local, value, need)
-        values.append(lift(value, union((value.type.varying, local.renamed(var.type.varying)))))
+        values.append(make_varying(value, union((value.type.varying, local.renamed(var.type.varying)))))
         layouts.append(unnamed)
     kept: list[tuple[Axes, ...]] = [((),) * var.type.ndim for var in eqn.outputs]
     if inner is None:
@@ -255,7 +255,7 @@ def _run_over_unnamed(
     for atom in program.outputs:
         unnamed = _unnamed_axes(_reduced_layout(inner, atom), inner.mesh.axis_names, atom.type)
         value = inner.get(atom, layout(inner.mesh, unnamed), "a shard_map returns it so")
-        outs.append(lift(value, union((value.type.varying, inner.renamed(atom.type.varying)))))
+        outs.append(make_varying(value, union((value.type.varying, inner.renamed(atom.type.varying)))))
         kept.append(unnamed)
     return outs, kept
 

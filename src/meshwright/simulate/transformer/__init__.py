@@ -156,7 +156,7 @@ def _state(program: Program) -> list[bool]:
 
 
 @dataclass(frozen=True)
-class Compared:
+class Ranking:
     """Strategies for one model on one kind of machine, from the fastest that fits on."""
 
     rows: tuple[tuple[Strategy, Simulation], ...]
@@ -185,7 +185,7 @@ def compare(
     batch: int,
     sequence: int,
     **options: Any,
-) -> Compared:
+) -> Ranking:
     """A train step under each strategy.
 
     >>> shape = TransformerShape(layers=8, width=1024, hidden=4096, heads=16, head_dim=64, vocab=32000)
@@ -194,7 +194,7 @@ def compare(
     8
     """
     rows = [(strategy, train(shape, hardware, strategy, batch, sequence, **options)) for strategy in strategies]
-    return Compared(tuple(sorted(rows, key=lambda row: (not row[1].fits, row[1].seconds))))
+    return Ranking(tuple(sorted(rows, key=lambda row: (not row[1].fits, row[1].seconds))))
 
 
 # Where a strategy stops paying.

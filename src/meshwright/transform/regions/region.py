@@ -9,7 +9,7 @@ from meshwright.core.dtypes import is_inexact
 from meshwright.core.op import Cost, No, Value
 from meshwright.core.program import Atom, Program
 from meshwright.core.source import here
-from meshwright.core.trace import close, lift, trace
+from meshwright.core.trace import close, make_varying, trace
 from meshwright.core.types import TensorType, union
 from meshwright.errors import ShapeError
 from meshwright.ops.basic import broadcast_in_dim, convert, zeros
@@ -52,7 +52,7 @@ def as_type(value: Value, type: TensorType) -> Value:
     """``value`` with the weakness, the variance and the sharding of ``type``, so that a loop's carry keeps its type."""
     if value.dtype != type.dtype or value.type.weak != type.weak:
         value = convert(value, dtype=type.dtype, weak=type.weak)
-    return laid_out(lift(value, type.varying), type)
+    return laid_out(make_varying(value, type.varying), type)
 
 
 def pick(items: Sequence[Any], mask: Sequence[bool]) -> list[Any]:
@@ -169,7 +169,7 @@ def broadcast_batch(x: Value, is_batched: bool, size: int) -> Value:
     if is_batched:
         return x
     repeated = broadcast_in_dim(x, shape=(size, *x.shape), dims=tuple(range(1, x.ndim + 1)))
-    return lift(repeated, union((x.type.varying, batch_split())))
+    return make_varying(repeated, union((x.type.varying, batch_split())))
 
 
 def batch_type(t: TensorType, is_batched: bool, size: int) -> TensorType:

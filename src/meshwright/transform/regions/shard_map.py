@@ -240,15 +240,15 @@ def _linearize(
         found: list[tuple[str, Any, Axes]] = []  # where the linear body gets each residual from, and how it is lifted
         saved: list[Any] = []
         for r in linear.residuals:
-            lifted: Axes = ()
-            r, lifted = _unlifted(r)
+            made_varying: Axes = ()
+            r, made_varying = _unlifted(r)
             n = position.get(r.variable, -1) if isinstance(r, Tracer) else -1
             if n >= 0:
-                found.append(("operand", n, lifted))
+                found.append(("operand", n, made_varying))
             elif isinstance(r, Array):
-                found.append(("constant", r, lifted))
+                found.append(("constant", r, made_varying))
             else:
-                found.append(("saved", len(saved), lifted))
+                found.append(("saved", len(saved), made_varying))
                 saved.append(r)
         specs = [PartitionSpec(tuple(a for a in manual if a in r.type.varying) or None) for r in saved]
         kept = [reshape(r, shape=(1,)) if r.ndim == 0 else r for r in saved]
@@ -264,7 +264,7 @@ def _linearize(
     def linear_body(*args: Any) -> list[Any]:
         operands, blocks, active = cut(args, len(needed), len(saved))
         given: list[Any] = []
-        for kind, place, lifted in found:
+        for kind, place, made_varying in found:
             if kind == "operand":
                 value = operands[needed.index(place)]
             elif kind == "constant":
@@ -272,7 +272,7 @@ def _linearize(
             else:
                 value = blocks[place]
                 value = reshape(value, shape=()) if saved_types[place].ndim == 0 else value
-            given.append(pbroadcast(value, axes=lifted) if lifted else value)
+            given.append(pbroadcast(value, axes=made_varying) if made_varying else value)
         outs = run(linear.program, [*given, *active])
         wanted = pick(body.out_types, linear.nonzero)
         return [as_type(x, t) for x, t in zip(outs, wanted, strict=True)]

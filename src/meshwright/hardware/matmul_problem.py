@@ -21,7 +21,7 @@ UNLIKE = "both operands are split along the contracted index, and not alike: one
 
 
 @dataclass(frozen=True)
-class Problem:
+class MatmulProblem:
     """What is asked: the layouts, sizes and machine."""
 
     left: Layout
@@ -45,10 +45,10 @@ class Problem:
         return tuple(index for index in self.indices if index not in self.result.indices)
 
 
-def parse_product(text: str, mesh: Mapping[str, int]) -> tuple[Layout, Layout, Layout | None]:
+def parse_matmul(text: str, mesh: Mapping[str, int]) -> tuple[Layout, Layout, Layout | None]:
     """Read ``A[I_x,J] @ B[J,K_y] -> C[I,K]``; without an arrow there is no result.
 
-    >>> [str(layout) for layout in parse_product("A[I_x,J] · B[J,K_y] → C[I_x,K]{U_y}", {"x": 2, "y": 4})]
+    >>> [str(layout) for layout in parse_matmul("A[I_x,J] · B[J,K_y] → C[I_x,K]{U_y}", {"x": 2, "y": 4})]
     ['A[I_x,J]', 'B[J,K_y]', 'C[I_x,K]{U_y}']
     """
     left, at = parse_layout(text, mesh)
@@ -103,7 +103,7 @@ def natural_result(
     )  # fmt: skip
     summed = [index for index in shared if index not in indices]
     cases: dict[str, int] = {}
-    owed: list[str] = [*left.unreduced, *(axis for axis in right.unreduced if axis not in left.unreduced)]
+    unreduced: list[str] = [*left.unreduced, *(axis for axis in right.unreduced if axis not in left.unreduced)]
     unlike = unlike_indices(left, right, summed)
     for axis in mesh:
         at = [next((i for i, axes in zip(one.indices, one.axes) if axis in axes), None) for one in (left, right)]
@@ -112,7 +112,7 @@ def natural_result(
             cases[axis] = 3
         elif all(contracted) and at[0] == at[1]:
             cases[axis] = 3
-            owed.append(axis)
+            unreduced.append(axis)
         elif any(contracted):
             cases[axis] = 2
         elif at[0] is not None and at[1] is not None and at[0] != at[1]:
@@ -123,7 +123,7 @@ def natural_result(
     for index in indices:
         found = [one.of(index) for one in (left, right) if index in one.indices]
         split.append(max(found, key=len))
-    natural = Layout(result.name if result else "C", indices, tuple(split), tuple(dict.fromkeys(owed)))
+    natural = Layout(result.name if result else "C", indices, tuple(split), tuple(dict.fromkeys(unreduced)))
     used = [*natural.used, *natural.unreduced]
     valid = len(set(used)) == len(used)
     partial = any(case == 2 for case in cases.values())

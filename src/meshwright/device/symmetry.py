@@ -8,10 +8,10 @@ from functools import cached_property
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from meshwright.device.device_map import DeviceMap, Path
-from meshwright.device.function import Eqn, Function, Value
+from meshwright.device.function import DeviceEqn, DeviceValue, Function
 from meshwright.device.types import elements
 
-Alike = dict[int, tuple[int, ...]]
+SameDevices = dict[int, tuple[int, ...]]
 Members = tuple[int, ...]
 Roles = dict[int, list[frozenset[int]]]  # for each device that is written, sets of devices that do the same
 Stack = tuple[Members, ...]  # groups whose first device stands for all, the outermost first
@@ -42,10 +42,10 @@ class Folding:
         found = self.known.get(path)
         if found is None:
             below = self.device_map.below(path) if self.device_map is not None else None
-            found = self.known[path] = below is not None and self._alike(below)
+            found = self.known[path] = below is not None and self._do_the_same(below)
         return found
 
-    def _alike(self, group: DeviceMap) -> bool:
+    def _do_the_same(self, group: DeviceMap) -> bool:
         if group.fan_outs is None:
             return False
         trees = _trees(group)
@@ -97,10 +97,10 @@ class Covers:
     """
 
     device_map: DeviceMap | None = None
-    values: dict[Value, Stack] = field(default_factory=dict)
-    eqns: dict[Value, dict[int, Stack]] = field(default_factory=dict)
-    taken: dict[Value, Stack] = field(default_factory=dict)
-    returned: dict[Value, Stack] = field(default_factory=dict)
+    values: dict[DeviceValue, Stack] = field(default_factory=dict)
+    eqns: dict[DeviceValue, dict[int, Stack]] = field(default_factory=dict)
+    taken: dict[DeviceValue, Stack] = field(default_factory=dict)
+    returned: dict[DeviceValue, Stack] = field(default_factory=dict)
     _known: dict[tuple[int, Stack], frozenset[int]] = field(default_factory=dict)
 
     @cached_property
@@ -133,7 +133,7 @@ class Covers:
             found = self._known[device, stack] = frozenset(reached)
         return found
 
-    def note(self, eqn: Eqn, taken: Stack, made: Stack) -> None:
+    def note(self, eqn: DeviceEqn, taken: Stack, made: Stack) -> None:
         """Remember the stacks under which an equation takes its operands and makes its results."""
         self.values.update(dict.fromkeys(eqn.outputs, made))
         self.taken[eqn.outputs[0]] = taken
@@ -143,7 +143,7 @@ class Covers:
                 places[device_of(v)] = max(places.get(device_of(v), ()), stack, key=len)
         self.eqns[eqn.outputs[0]] = places
 
-    def done(self, eqn: Eqn) -> dict[int, Stack]:
+    def done(self, eqn: DeviceEqn) -> dict[int, Stack]:
         """The devices of an equation, and the stacks under which it is done there."""
         return self.eqns.get(eqn.outputs[0], {})
 
@@ -155,7 +155,7 @@ class Covers:
                 for v in eqn.values:
                     self.returned[v] = max(self.returned.get(v, ()), self.taken[eqn.outputs[0]], key=len)
 
-    def output(self, value: Value) -> Stack:
+    def output(self, value: DeviceValue) -> Stack:
         """The stack under which an output is kept."""
         return self.returned.get(value, self.values.get(value, ()))
 
@@ -185,7 +185,7 @@ class Covers:
         return found
 
 
-def device_of(value: Value) -> int:
+def device_of(value: DeviceValue) -> int:
     """The device of a value of a resolved program."""
     assert value.type is not None
     base = elements(value.type).device.base
@@ -193,7 +193,7 @@ def device_of(value: Value) -> int:
     return base
 
 
-def by_distance(fn: Function) -> Alike:
+def by_distance(fn: Function) -> SameDevices:
     """Whom devices of a folded program stand for, without a map: the groups they lead, and theirs, as far apart."""
     groups = {
         tuple(eqn.attributes[name])
@@ -201,7 +201,7 @@ def by_distance(fn: Function) -> Alike:
         for name, written in (("devices", eqn.outputs), ("members", eqn.values))
         if name in eqn.attributes and len(eqn.attributes[name]) > len(written)
     }
-    found: Alike = {}
+    found: SameDevices = {}
     for device in sorted({group[0] for group in groups}):
         reached = [device]
         for group in sorted(g for g in groups if g[0] == device):

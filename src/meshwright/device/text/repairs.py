@@ -1,4 +1,4 @@
-"""Slips in the text of a device program: what annotations allow, and so which reading can be meant."""
+"""Repairs of slips in the text of a device program: which reading the annotations allow."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from meshwright.device.attributes import STRUCTURAL
 from meshwright.device.dims import Size, divide, solve
-from meshwright.device.function import Number, Operand, Value
+from meshwright.device.function import DeviceValue, Number, Operand
 from meshwright.device.tensor_ops import infer, signature
 from meshwright.device.types import Tensor, Tuple, Type, elements
 from meshwright.errors import MeshwrightError
@@ -19,7 +19,7 @@ def fits(op: str, operands: Sequence[Operand | None], attributes: dict[str, Any]
     for x in operands:
         if x is None:
             return False
-        if isinstance(x, Value) and x.type is None:
+        if isinstance(x, DeviceValue) and x.type is None:
             return True
         types.append(x if isinstance(x, Number) else x.type)
     try:

@@ -43,7 +43,7 @@ class Kernel:
 
 
 @dataclass
-class Kernels:
+class Fusions:
     """The kernels of a program in an order in which they can run, and the value that each view is of."""
 
     kernels: list[Kernel]
@@ -61,7 +61,7 @@ def stored(atom: Atom, views: dict[Var, Atom]) -> Atom:
     return atom
 
 
-def fuse(program: Program, fused: bool = True, views_of: frozenset[str] = frozenset()) -> Kernels:
+def fuse(program: Program, fused: bool = True, views_of: frozenset[str] = frozenset()) -> Fusions:
     """The kernels of a program; without ``fused`` every equation is one.
 
     ``views_of`` names ops whose results are views of their first operand, beyond those that always are.
@@ -69,8 +69,8 @@ def fuse(program: Program, fused: bool = True, views_of: frozenset[str] = frozen
     views = _views(program, views_of)
     eqns = [eqn for eqn in program.eqns if not all(v in views for v in eqn.outputs) or eqn.effects]
     if not fused:
-        return Kernels([_kernel(eqn, views) for eqn in eqns], views)
-    return Kernels(_Fusion(program, eqns, views).run(), views)
+        return Fusions([_kernel(eqn, views) for eqn in eqns], views)
+    return Fusions(_FusionPass(program, eqns, views).run(), views)
 
 
 def _views(program: Program, more: frozenset[str]) -> dict[Var, Atom]:
@@ -115,7 +115,7 @@ def is_row_reduction(eqn: Eqn) -> bool:
     return row <= ROW_BYTES
 
 
-class _Fusion:
+class _FusionPass:
     """One pass forward for levels, one backward that gives each equation its kernels, one that puts them in order."""
 
     def __init__(self, program: Program, eqns: Sequence[Eqn], views: dict[Var, Atom]) -> None:

@@ -12,7 +12,7 @@ import meshwright.numpy as mnp
 from meshwright.core.program import Literal, Program, Var, operand_types
 from meshwright.engine.compile import compile_program
 from meshwright.engine.namespace import NUMPY
-from meshwright.simulate.kernels import Kernel, fuse
+from meshwright.simulate.fusion import Kernel, fuse
 from meshwright.transform.stack import inline_calls
 from tests.simulate.models import example, struct
 
