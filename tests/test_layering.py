@@ -268,3 +268,20 @@ def test_the_layers_are_read_as_meant() -> None:
     assert layer_of("interop.hlo.ops") < layer_of("compile.jit") < layer_of("interop.mlir")  # type: ignore[operator]
     assert layer_of("lax.elementwise") == layer_of("lax")
     assert layer_of("somewhere") is None
+
+
+# Two classes may share a name where both are public under it.
+SAME_CLASS_NAMES = {
+    "Device": "mw.sharding.Device is a device of a mesh, dist.Device one of a device program",
+    "Strategy": "dist.Strategy is one of grid_search, simulate.transformer.Strategy one of the transformer formulas",
+}
+
+
+def test_no_class_name_is_used_twice():
+    found: dict[str, list[str]] = {}
+    for module, path in MODULES.items():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                found.setdefault(node.name, []).append(module)
+    assert {name: modules for name, modules in found.items() if len(modules) > 1 and name not in SAME_CLASS_NAMES} == {}
+    assert all(len(found[name]) == 2 for name in SAME_CLASS_NAMES)
