@@ -14,13 +14,14 @@ from meshwright.core.check import check
 from meshwright.core.program import Program, Var
 from meshwright.engine.compile import compile_program
 from meshwright.partition.layouts import closed
-from meshwright.partition.partition import Partitioned, partition
+from meshwright.partition.partition import LocalProgram, combined, partition
 from meshwright.partition.rules import halo, indexing, prefix, windows
 from meshwright.partition.rules.strategies import BlockStrategy
 from meshwright.propagate.from_program import propagate_program
 from meshwright.sharding import enumerate_shardings
 from meshwright.sharding.mesh import Mesh
 from meshwright.sharding.named import TensorSharding
+from meshwright.transform.stack import inline_calls
 
 
 @cache
@@ -31,14 +32,15 @@ def layouts(mesh: Mesh, rank: int) -> list[TensorSharding]:
 
 def partitioned(
     program: Program, mesh: Mesh, ins: Sequence[TensorSharding], outs: Sequence[TensorSharding | None]
-) -> Partitioned:
+) -> LocalProgram:
     """The program on all devices, in the layouts that propagation finds: what jit tries first."""
+    program = inline_calls(program, shard_maps=False)
     propagated = propagate_program(program, mesh, list(ins), list(outs)).shardings
     wanted = [
         propagated.get(atom) if out is None and isinstance(atom, Var) else out
         for out, atom in zip(outs, program.outputs, strict=True)
     ]
-    return partition(program, mesh, ins, wanted, propagated)
+    return combined(partition(program, mesh, ins, wanted, propagated))
 
 
 def take_ways(
@@ -89,7 +91,7 @@ def assert_same(
     """Partitioned, a program computes what it computes whole."""
     expected = compile_program(program)(*arrays)
     done = partitioned(program, mesh, ins, outs)
-    check(done.program, "partitioning")
-    found = compile_program(done.program)(*arrays)
+    check(done.whole, "partitioning")
+    found = compile_program(done.whole)(*arrays)
     text = f"{what} {[str(s) for s in ins]} -> {[str(s) for s in outs]}"
     assert_equal(found, expected, tolerance_of(program, tolerance), text)

@@ -58,9 +58,9 @@ def run(op: Op, index: int, sample: Sample, dtype: DType | None, mesh_name: str,
         ins = [one(x.ndim) for x in arrays]
         outs = [one(t.ndim) if generator.integers(2) else None for t in program.out_types]
         done = partitioned(program, mesh, ins, outs)
-        check(done.program, "partitioning")
+        check(done.whole, "partitioning")
         text = f"{op.name} {index} {dtype} {dict(sample.params)} {[str(s) for s in ins]} -> {[str(s) for s in outs]}"
-        for x, y in zip(compile_program(done.program)(*arrays), expected, strict=True):
+        for x, y in zip(compile_program(done.whole)(*arrays), expected, strict=True):
             if any(computes(eqn) for eqn in program.eqns):
                 assert_equal([x], [y], tolerance_of(program), text)
             else:

@@ -114,7 +114,7 @@ def compare(op: Op, index: int, mesh_name: str, direction: str, most: int | None
     for ins, outs in tried:
         text = f"{what} {[str(s) for s in ins]} -> {[str(s) for s in outs]}"
         try:
-            done = partitioned(program, mesh, ins, outs).program
+            done = partitioned(program, mesh, ins, outs).whole
             check(done, "partitioning")
             assert_equal(run_by_device(done, arrays), expected, tolerance, "")
         except Exception as error:

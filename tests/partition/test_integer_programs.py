@@ -176,8 +176,8 @@ def case(seed: int) -> None:
     ins = [one(x.ndim, True) for x in arrays]
     outs = [one(t.ndim, False) if generator.integers(2) else None for t in program.out_types]
     done = partitioned(program, mesh, ins, outs)
-    check(done.program, "partitioning")
-    for x, y in zip(compile_program(done.program)(*arrays), compile_program(program)(*arrays), strict=True):
+    check(done.whole, "partitioning")
+    for x, y in zip(compile_program(done.whole)(*arrays), compile_program(program)(*arrays), strict=True):
         np.testing.assert_array_equal(x, y, err_msg=f"{program}\n{[str(s) for s in ins]} -> {[str(s) for s in outs]}")
 
 

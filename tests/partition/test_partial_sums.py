@@ -96,8 +96,8 @@ def partition_and_compare(
     text = f"{text} {[str(s) for s in ins]} -> {[str(s) for s in outs]}"
     expected = compile_program(program)(*arrays)
     done = partitioned(program, mesh, ins, outs)
-    check(done.program, "partitioning")
-    found = compile_program(done.program)(*arrays)
+    check(done.whole, "partitioning")
+    found = compile_program(done.whole)(*arrays)
     compare(found, expected, tolerance_of(program), text, exact)
     if exact and not any(map(computes, program.eqns)):
         for x, y in zip(found, expected, strict=True):

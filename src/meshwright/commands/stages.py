@@ -8,8 +8,10 @@ from difflib import get_close_matches
 
 from meshwright.commands.explain import compiled_of
 from meshwright.commands.user_code import CALL
-from meshwright.compile.stages import STAGES, Stage
+from meshwright.compile.stages import STAGES, StageRecord
 from meshwright.errors import MeshwrightError
+
+NAMES = tuple(stage.name for stage in STAGES)
 
 
 def describe(parser: argparse.ArgumentParser) -> None:
@@ -23,17 +25,17 @@ def describe(parser: argparse.ArgumentParser) -> None:
         metavar="FILE.py:FUNC",
         help=f"FUNC() returns {CALL}",
     )
-    parser.add_argument("--stage", metavar="NAME", help=f"print what it made: {', '.join(STAGES)}")
+    parser.add_argument("--stage", metavar="NAME", help=f"print what it made: {', '.join(NAMES)}")
     parser.add_argument("--json", action="store_true", help="print the answer as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
     """Compile, and print the stages or one of them."""
-    if args.stage is not None and args.stage not in STAGES:
-        near = get_close_matches(args.stage, STAGES, 1)
+    if args.stage is not None and args.stage not in NAMES:
+        near = get_close_matches(args.stage, NAMES, 1)
         raise MeshwrightError(
             f"There is no stage {args.stage!r}.",
-            why=f"the stages are {', '.join(STAGES)}",
+            why=f"the stages are {', '.join(NAMES)}",
             fix=f"--stage {near[0] if near else 'partition'}",
         )
     stages = compiled_of(args.program).stages
@@ -53,11 +55,11 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _row(stage: Stage) -> str:
+def _row(stage: StageRecord) -> str:
     return f"{stage.name:<10}{1e3 * stage.seconds:9.2f} ms  {len(stage.program.eqns):5} equations  {stage.about}"
 
 
-def _facts(stage: Stage) -> dict[str, object]:
+def _facts(stage: StageRecord) -> dict[str, object]:
     return {
         "stage": stage.name,
         "about": stage.about,

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from meshwright.compile.jit import Executable
     from meshwright.compile.partitioning import Collective
     from meshwright.compile.sharding_reasons import ShardingReasons
-    from meshwright.compile.stages import Stage
+    from meshwright.compile.stages import StageRecord
     from meshwright.sharding.mesh import Mesh
     from meshwright.simulate.memory import MemoryUse
     from meshwright.simulate.simulation import Simulation
@@ -164,7 +164,7 @@ class Compiled:
         return tuple(n in given for n in range(len(self._types)))
 
     @property
-    def stages(self) -> list[Stage]:
+    def stages(self) -> list[StageRecord]:
         """What each stage of the compiler made of the program, and the seconds it took.
 
         >>> import meshwright as mw, meshwright.numpy as mnp

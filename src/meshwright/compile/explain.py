@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from meshwright.compile.partitioning import Collective, PartitionedProgram, put_on_mesh
-from meshwright.compile.stages import StageRecorder
+from meshwright.compile.partitioning import Collective, PartitionedProgram
+from meshwright.compile.stages import PARTITION, Compilation, run_stages
 from meshwright.core import tree
 from meshwright.core.types import TensorType
 from meshwright.partition.combine import dearest, received
@@ -147,8 +147,9 @@ def suggestions(placed: PartitionedProgram, names: Sequence[str]) -> list[Sugges
         given = list(placed.placement.in_shardings)
         given[index] = NamedSharding(layout.mesh, spec)
         placement = placed.placement._replace(in_shardings=tuple(given), out_shardings=results, overlap=None)
-        other = put_on_mesh(placed.source, placement, placed.out_tree, StageRecorder())
-        saved = now - received(other.collectives)
+        other = run_stages(PARTITION, Compilation(placed.source, placed.out_tree, placement=placement))
+        assert other.local is not None
+        saved = now - received(other.local.records)
         if saved > 0:
             found.append(Suggestion(names[index], spec, saved))
     return sorted(found, key=lambda one: -one.saved_bytes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from functools import partial, update_wrapper
+from functools import update_wrapper
 from sys import getrefcount
 from types import MethodType
 from typing import Any, NamedTuple
@@ -20,17 +20,16 @@ from meshwright.arrays.tracing import (
     trace_flat,
 )
 from meshwright.compile.compiled import Compiled, JitCall, Lowered
-from meshwright.compile.stages import Stage, StageRecorder, simplify
+from meshwright.compile.placement import NOWHERE, Placement, Where
+from meshwright.compile.stages import CODE, PARTITION, SIMPLIFY, Compilation, StageRecord, run_stages
 from meshwright.core import dtypes, tree
-from meshwright.core.check import check
 from meshwright.core.collection import no_collection
 from meshwright.core.current import current_mesh
 from meshwright.core.op import Op
-from meshwright.core.program import Params, Program
+from meshwright.core.program import Params
 from meshwright.core.source import here
 from meshwright.core.trace import Array, Mapped, Tracer, leaked, run, set_left_open, state, to_array
 from meshwright.core.types import TensorType
-from meshwright.engine.compile import compile_program
 from meshwright.errors import MeshError, MeshwrightError
 
 Function = Callable[..., Any]
@@ -48,43 +47,30 @@ class Donated(NamedTuple):
 class Executable:
     """A program ready to run on arrays of fixed types."""
 
-    __slots__ = ("call", "donated", "out_shardings", "out_tree", "out_types", "placed", "program", "record", "single")
+    __slots__ = ("call", "donated", "out_shardings", "out_tree", "out_types", "placed", "program", "single", "stages")
 
     @no_collection()
-    def __init__(
-        self, traced: TracedFunction, donated: tuple[bool, ...], placement: Any, record: StageRecorder
-    ) -> None:
-        self.record = record
-        self.program = record.stages[0].program
+    def __init__(self, start: Compilation, stages: Sequence[StageRecord], device: Any) -> None:
+        self.stages = list(stages)
+        self.program = start.program
         self.placed: Any = None  # what is known about a program on a mesh
-        self.out_shardings: Sequence[Any] = (None,) * len(self.program.outputs)
         self.out_types = self.program.out_types
-        run = self.program
-        if hasattr(placement, "device"):
-            self.out_shardings = (placement,) * len(self.program.outputs)
-        elif placement is not None:
+        self.out_shardings: Sequence[Any] = (device,) * len(self.program.outputs)
+        done = run_stages(PARTITION, start, self.stages)
+        if done.placement is not None:
             from meshwright.compile.partial_sums import summed_shardings
-            from meshwright.compile.partitioning import put_on_mesh
+            from meshwright.compile.partitioning import placed
 
-            self.placed = put_on_mesh(self.program, placement, traced.out_tree, record)
+            self.placed = placed(done)
+            self.placed.refuse_implicit()
             self.out_types = self.placed.out_types
             self.out_shardings = summed_shardings(self.placed.out_shardings, self.out_types)
-            run = check(self.placed.program, "partition")
-        self.call: Function = partial(self._compile_and_call, run, donated)  # until it is called
-        self.donated = [n for n, given in enumerate(donated) if given]
-        self.out_tree = traced.out_tree
-        self.single = traced.out_tree.is_leaf()
-
-    def _compile_and_call(self, program: Program, donated: tuple[bool, ...], *data: Any) -> tuple[Any, ...]:
-        """The first call: the engine's code is made when it is needed, since programs are also compiled to be read."""
-        self.call = compile_program(program, donated=donated)
-        return self.call(*data)  # type: ignore[no-any-return]
-
-    @property
-    def stages(self) -> list[Stage]:
-        """What each stage made of the program."""
-        given = tuple(n in self.donated for n in range(len(self.program.inputs)))
-        return self.record.last(self.program if self.placed is None else self.placed.program, given)
+        done = run_stages(CODE, done, self.stages)
+        assert done.function is not None
+        self.call = done.function
+        self.donated = [n for n, given in enumerate(start.donated) if given]
+        self.out_tree = start.out_tree
+        self.single = start.out_tree.is_leaf()
 
     def take(self, leaves: Sequence[Any], data: list[Any]) -> None:
         """Take the contents of donated arrays away from them. What anybody else still refers to (another array, a view,
@@ -172,10 +158,11 @@ class Jitted:
         key = (in_tree, statics, dtypes.config._enable_x64, current_mesh.get(), *places, *types)
         compiled = self._compiled.get(key)
         if compiled is None:
-            placement = self._placement(args, kwargs, statics, places, types)
-            compiled = self._compile(in_tree, statics, types, placement)
+            where = self._where(args, kwargs, statics, places, types)
+            start, stages, device = self._start(in_tree, statics, types, where)
+            compiled = Executable(start, stages, device)
             self._compiled[key] = compiled
-            plain = not kwargs and not statics and placement is None and not compiled.donated
+            plain = not kwargs and not statics and where is NOWHERE and not compiled.donated
             if plain and all(x.__class__ is Array and x._sharding is None for x in args):
                 self._plain[(dtypes.config._enable_x64, current_mesh.get(), *types)] = compiled
         if compiled.donated:
@@ -197,20 +184,15 @@ class Jitted:
         leaves, in_tree = tree.flatten((args, kwargs))
         types = tuple(leaf_type(x) for x in leaves)
         places = [x._sharding if x.__class__ is Array else getattr(x, "sharding", None) for x in leaves]
-        placed = self._placement(args, kwargs, statics, places, types)
-        traced, placement = self._trace(in_tree, statics, types, placed)
-        record = simplify(traced.closed)
-
+        where = self._where(args, kwargs, statics, places, types)
+        start, stages, device = self._start(in_tree, statics, types, where)
         name = getattr(self.fun, "__name__", "function")
-        on_mesh = None if hasattr(placement, "device") else placement
-        call = JitCall(name, self._parameters(statics, len(args)), in_tree, traced.out_tree, on_mesh)
+        call = JitCall(name, self._parameters(statics, len(args)), in_tree, start.out_tree, start.placement)
 
         def compiled() -> Compiled:
-            donated = _donated_leaves(in_tree, self.donate, statics)
-            own = record.copy()
-            return Compiled(Executable(traced, donated, placement, own), in_tree, types, call.parameters, call)
+            return Compiled(Executable(start, stages, device), in_tree, types, call.parameters, call)
 
-        return Lowered(compiled, record.stages[0].program, call)
+        return Lowered(compiled, start.program, call)
 
     def _separate(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -266,31 +248,34 @@ class Jitted:
 
         return function
 
-    def _placement(
+    def _where(
         self, args: Any, kwargs: Any, statics: Statics, places: Sequence[Any], types: Sequence[TensorType]
-    ) -> Any:
-        """Where arguments are and results go, on a mesh or on one device; None if nobody says anything."""
+    ) -> Where:
+        """Where arguments are and results go, as far as anybody says."""
         if self.in_shardings is None and self.out_shardings is None and all(place is None for place in places):
-            return None
+            return NOWHERE
         from meshwright.compile.partitioning import placement_of
 
         shapes = [t.shape for t in types]
         names = self._parameters(statics, len(args)) if kwargs else []
         return placement_of(args, kwargs, names, places, shapes, self.in_shardings, self.out_shardings)
 
-    def _compile(
-        self, in_tree: tree.TreeDef, statics: Statics, types: Sequence[TensorType], placement: Any
-    ) -> Executable:
-        traced, placement = self._trace(in_tree, statics, types, placement)
+    def _start(
+        self, in_tree: tree.TreeDef, statics: Statics, types: Sequence[TensorType], where: Where
+    ) -> tuple[Compilation, list[StageRecord], Any]:
+        """The function traced and simplified, with the record of that, and the one device that it runs on, if any."""
+        traced, where = self._trace(in_tree, statics, types, where)
         donated = _donated_leaves(in_tree, self.donate, statics)
-        return Executable(traced, donated, placement, simplify(traced.closed))
+        records: list[StageRecord] = []
+        start = Compilation(traced.closed, traced.out_tree, donated, where.on_mesh)
+        return run_stages(SIMPLIFY, start, records), records, where.device
 
     @no_collection()
     def _trace(
-        self, in_tree: tree.TreeDef, statics: Statics, types: Sequence[TensorType], placement: Any
-    ) -> tuple[TracedFunction, Any]:
+        self, in_tree: tree.TreeDef, statics: Statics, types: Sequence[TensorType], where: Where
+    ) -> tuple[TracedFunction, Where]:
         """The traced function, and where things are: a mesh that only the function itself names counts, too."""
-        device, placement = (placement, None) if hasattr(placement, "device") else (None, placement)
+        placement, device = where
         before = state.meshes, state.mesh
         state.meshes, state.mesh = [], None
         if placement is not None:
@@ -306,7 +291,7 @@ class Jitted:
             if not meshes and len(mapped) == 1:  # several shard_maps can be over a mesh each, which then none is on
                 meshes = list(mapped.values())
             if placement is None and meshes:
-                from meshwright.compile.partitioning import Placement, on_one_device
+                from meshwright.compile.partitioning import on_one_device
 
                 on_one_device([device], meshes[:1])
                 placement = Placement(meshes[0], (None,) * len(types), None)
@@ -329,7 +314,7 @@ class Jitted:
                 )
         finally:
             state.meshes, state.mesh = before
-        return traced, placement or device
+        return traced, Where(placement, device if placement is None else None)
 
     def _inline(self, leaves: Sequence[Any], in_tree: tree.TreeDef, statics: Statics) -> Any:
         """Inside another trace: add this function's equations to it, tracing it once per argument types."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from math import prod
 from typing import Any, NamedTuple
@@ -14,20 +14,20 @@ from meshwright.arrays.device_put import sharding_for, spread
 from meshwright.arrays.explicit import untyped, with_sums_taken
 from meshwright.arrays.shards import Sharding
 from meshwright.compile.partial_sums import finished_sums, with_rows
-from meshwright.compile.stages import StageRecorder
+from meshwright.compile.placement import Placement, Where
+from meshwright.compile.stages import Compilation
 from meshwright.core import tree
 from meshwright.core.facts import Structure
 from meshwright.core.program import Atom, Program, Var
 from meshwright.core.source import Source, here, user_source
 from meshwright.core.types import TensorType
 from meshwright.errors import CommunicationError, MeshError, ShardingError
-from meshwright.partition.alternatives import cheapest_partition
+from meshwright.partition.alternatives import Instead, cheapest_partition
 from meshwright.partition.combine import CollectiveRecord, OverlapOutcome, Within, records
 from meshwright.partition.cost import Planning, cost_on, seconds_along
 from meshwright.partition.cuts import apart
 from meshwright.partition.layouts import closed, on_mesh, replicated
-from meshwright.partition.overlap.matmuls import Overlap
-from meshwright.partition.partition import Instead, partition
+from meshwright.partition.partition import combined, overlapped
 from meshwright.partition.reshard.cost import topology_for
 from meshwright.propagate.from_program import Propagated, propagate_program
 from meshwright.propagate.own_regions import own_regions
@@ -39,19 +39,6 @@ from meshwright.sharding.spec import PartitionSpec, pasted
 from meshwright.transform.stack import inline_calls
 
 DEVICES = (SingleDeviceSharding, Device)
-
-
-class Placement(NamedTuple):
-    """Where the arguments of a program are and where its results go, as far as that was said."""
-
-    mesh: Mesh
-    in_shardings: tuple[NamedSharding | None, ...]
-    out_shardings: Any  # a prefix of the tree of results
-    overlap: Overlap | None = None
-    groups: tuple[int, ...] = ()  # which argument of the function each of these is part of
-    others: tuple[BaseMesh, ...] = ()  # meshes that values are on, too
-    thorough: bool = False  # whether layouts in parts of axes are tried that nobody wrote
-    hardware: Any = None  # the machine that layouts are chosen for
 
 
 @dataclass(frozen=True)
@@ -104,7 +91,7 @@ class PartitionedProgram(NamedTuple):
     source: Program  # before it was partitioned
     placement: Placement
     out_tree: tree.TreeDef
-    moved: dict[int, TensorSharding]  # the layouts that arguments are first brought into, by number
+    moved: Mapping[int, TensorSharding]  # the layouts that arguments are first brought into, by number
     written: Mapping[Var, str]  # by the results of collectives that were put in, the op that they are for
     whole: Program  # as it was traced, but for calls
     vars: Mapping[Atom, Var]  # of ``whole`` to ``source``, where types had shardings
@@ -132,8 +119,8 @@ def placement_of(
     shapes: Sequence[tuple[int, ...]],
     in_shardings: Any,
     out_shardings: Any,
-) -> Placement | SingleDeviceSharding | None:
-    """Where things are: by ``in_shardings``, or else where the arguments are; None if nobody says anything.
+) -> Where:
+    """Where things are: by ``in_shardings``, or else where the arguments are, as far as anybody says.
 
     ``names`` are what the function calls its positional arguments, for those that are passed by name.
     """
@@ -166,7 +153,7 @@ def placement_of(
         for place in tree.leaves(out_shardings):
             if not isinstance(place, NamedSharding | TensorSharding):
                 sharding_for(place, ())  # an error if it is no place, or a spec without a mesh
-        return device
+        return Where(device=device)
     first = meshes[0]
     other = next((mesh for mesh in meshes if mesh != first and not views(first, mesh)), None)
     if other is not None:
@@ -184,7 +171,7 @@ def placement_of(
             fix=f"mw.make_mesh({meshes[0].axis_sizes}, {meshes[0].axis_names}), which needs no machine",
         )
     groups = [n for n, arg in enumerate([*args, kwargs]) for _ in tree.leaves(arg)]
-    return Placement(meshes[0], tuple(chosen), out_shardings, groups=tuple(groups), others=tuple(meshes[1:]))
+    return Where(Placement(meshes[0], tuple(chosen), out_shardings, groups=tuple(groups), others=tuple(meshes[1:])))
 
 
 def on_one_device(places: Sequence[Any], meshes: Sequence[BaseMesh]) -> SingleDeviceSharding | None:
@@ -248,10 +235,32 @@ def no_implicit_comms() -> Iterator[None]:
         _silent.reset(token)
 
 
-def put_on_mesh(
-    program: Program, placement: Placement, out_tree: tree.TreeDef, record: StageRecorder
-) -> PartitionedProgram:
-    """Propagate what was said about shardings, and partition."""
+class Inlined(NamedTuple):
+    """What the types of a program and the caller say of its shardings, before they are propagated."""
+
+    whole: Program  # as it was traced, but for calls
+    vars: Mapping[Atom, Var]  # of ``whole`` to the program, where types had shardings
+    fixed: Mapping[Var, TensorSharding]  # by types
+    given: tuple[TensorSharding | None, ...]  # of arguments
+    asked: tuple[TensorSharding | None, ...]  # of results
+    given_at: tuple[str, ...]  # the lines that say so
+    asked_at: tuple[str, ...]
+    out_types: tuple[TensorType, ...]  # of the results; the program has rows for what is a partial sum
+    placement: Placement  # with rows, too
+
+
+class Layouts(NamedTuple):
+    """What propagation found, and the shardings in which arguments enter and results leave, as far as that is known."""
+
+    propagated: Propagated
+    entering: tuple[TensorSharding, ...]
+    leaving: tuple[TensorSharding | None, ...]
+
+
+def inline(given: Compilation) -> Compilation:
+    """The program without calls, of plain types; what these said of shardings is kept beside it."""
+    placement, program, out_tree = given.placement, given.program, given.out_tree
+    assert placement is not None
     mesh = placement.mesh
     _check_maps(program, mesh)
     results = tree.unflatten(out_tree, range(out_tree.num_leaves))
@@ -262,58 +271,101 @@ def put_on_mesh(
     placement = placement._replace(in_shardings=tuple(given_in), out_shardings=tree.unflatten(out_tree, written))
     whole = own_regions(inline_calls(program, shard_maps=apart(program, mesh)))
     program, fixed, vars = untyped(whole, mesh, placement.others)
-    record.done("inline", program)
-    given = [
-        None if s is None else s.to_tensor_sharding(v.type.ndim)
-        for s, v in zip(placement.in_shardings, program.inputs, strict=True)
-    ]
-    outs = [
-        None if place is None else _out_sharding(place, t) for place, t in zip(written, program.out_types, strict=True)
-    ]
-    places = [_where(s) for s in placement.in_shardings], [_where(s) for s in written]
-    propagated = propagate_program(program, mesh, given, outs, fixed, *places)
+    found = Inlined(
+        whole,
+        vars,
+        fixed,
+        _tensor_shardings(placement.in_shardings, program.in_types),
+        tuple(None if s is None else _out_sharding(s, t) for s, t in zip(written, program.out_types, strict=True)),
+        tuple(map(_where, placement.in_shardings)),
+        tuple(map(_where, written)),
+        out_types,
+        placement,
+    )
+    return replace(given, program=program, inlined=found)
+
+
+def propagate(given: Compilation) -> Compilation:
+    """A sharding for every value of the program."""
+    found, program = given.inlined, given.program
+    assert found is not None
+    mesh = found.placement.mesh
+    lines = found.given_at, found.asked_at
+    propagated = propagate_program(program, mesh, found.given, found.asked, found.fixed, *lines)
     entering = [
         s if s is not None and s.is_closed else propagated.shardings.get(v, replicated(mesh, v.type.ndim))
-        for s, v in zip(given, program.inputs, strict=True)
+        for s, v in zip(found.given, program.inputs, strict=True)
     ]
     results = propagated.answer.problem.functions[0].result_shardings
     leaving = [
-        with_sums_taken(propagated.shardings.get(atom), t) if out is None else out if out.is_closed else found  # type: ignore[arg-type]
-        for out, found, atom, t in zip(outs, results, program.outputs, out_types, strict=True)
+        with_sums_taken(propagated.shardings.get(atom), t) if out is None else out if out.is_closed else open  # type: ignore[arg-type]
+        for out, open, atom, t in zip(found.asked, results, program.outputs, found.out_types, strict=True)
     ]
-    ins = [on_mesh(s, mesh) for s in entering]
-    wanted = [None if s is None else on_mesh(s, mesh) for s in leaving]
     propagated.shardings = {var: s if s.mesh is mesh else on_mesh(s, mesh) for var, s in propagated.shardings.items()}
-    record.propagated(program, propagated.shardings)
-    options = placement.overlap, Planning(cost_on(placement.hardware, mesh), placement.thorough)
-    if fixed:  # by types, which say what goes where
-        done = partition(program, mesh, ins, wanted, propagated.shardings, *options)
-    else:
-        groups = placement.groups or (0,) * len(ins)
-        said = [None if s is None else on_mesh(s, mesh) for s in given]
-        done = cheapest_partition(propagated, mesh, said, ins, wanted, groups, *options)
-    record.partitioned(done.steps)
-    collectives = tuple(_collective(one, mesh) for one in done.records)
-    placed = PartitionedProgram(
-        done.program,
-        done.local,
+    return replace(given, layouts=Layouts(propagated, tuple(entering), tuple(leaving)))
+
+
+def partition(given: Compilation) -> Compilation:
+    """The program of one device, in the layouts that propagation found or in others that are clearly cheaper."""
+    found, layouts = given.inlined, given.layouts
+    assert found is not None and layouts is not None
+    placement, mesh = found.placement, found.placement.mesh
+    chosen = cheapest_partition(
+        layouts.propagated,
         mesh,
-        tuple(closed(s).to_named() for s in entering),
-        tuple(_as_given(s, left).to_named() for s, left in zip(done.out_shardings, leaving, strict=True)),
-        collectives,
-        propagated,
-        program,
-        placement,
-        out_tree,
-        done.moved,
-        done.written,
-        whole,
-        vars,
-        out_types,
-        done.instead,
+        [None if s is None else on_mesh(s, mesh) for s in found.given],
+        [on_mesh(s, mesh) for s in layouts.entering],
+        [None if s is None else on_mesh(s, mesh) for s in layouts.leaving],
+        None if found.fixed else placement.groups or (0,) * len(found.given),  # types say what goes where
+        Planning(cost_on(placement.hardware, mesh), placement.thorough),
     )
-    placed.refuse_implicit()
-    return placed
+    return replace(given, program=chosen.local.program, cheapest=chosen)
+
+
+def combine(given: Compilation) -> Compilation:
+    """The program of one device with collectives taken together."""
+    chosen = given.cheapest
+    assert chosen is not None
+    local = chosen.combined or combined(chosen.local)
+    return replace(given, program=local.program, local=local)
+
+
+def overlap(given: Compilation) -> Compilation:
+    """The program of one device with collectives beside matmuls, where the caller asks for it."""
+    assert given.local is not None and given.placement is not None and given.placement.overlap is not None
+    local = overlapped(given.local, given.placement.overlap)
+    return replace(given, program=local.program, local=local)
+
+
+def placed(done: Compilation) -> PartitionedProgram:
+    """What is known of a program that went through the stages of `PARTITION`."""
+    found, layouts, chosen, local = done.inlined, done.layouts, done.cheapest, done.local
+    assert found is not None and layouts is not None and chosen is not None and local is not None
+    return PartitionedProgram(
+        local.whole,
+        local.program,
+        found.placement.mesh,
+        tuple(closed(s).to_named() for s in layouts.entering),
+        tuple(_as_given(s, left).to_named() for s, left in zip(local.out_shardings, layouts.leaving, strict=True)),
+        tuple(_collective(one, local.mesh) for one in local.records),
+        layouts.propagated,
+        layouts.propagated.program,
+        found.placement,
+        done.out_tree,
+        local.moved,
+        local.written(),
+        found.whole,
+        found.vars,
+        found.out_types,
+        chosen.instead,
+    )
+
+
+def _tensor_shardings(
+    shardings: Sequence[NamedSharding | None], types: Sequence[TensorType]
+) -> tuple[TensorSharding | None, ...]:
+    found = zip(shardings, types, strict=True)
+    return tuple(None if s is None else s.to_tensor_sharding(t.ndim) for s, t in found)
 
 
 def _as_given(found: TensorSharding, wanted: TensorSharding | None) -> TensorSharding:

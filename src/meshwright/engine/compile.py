@@ -21,7 +21,7 @@ from functools import lru_cache, partial
 from inspect import signature
 from keyword import iskeyword
 from types import CodeType, FunctionType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -55,18 +55,32 @@ def compile_program(program: Program, namespace: Any = NUMPY, donated: Sequence[
     >>> run(np.ones(2, np.float32))
     (array([2., 2.], dtype=float32),)
     """
-    return _CodeWriter(check(program), namespace, donated).function(outermost=True)
+    return _CodeWriter(_without_calls(check(program)), namespace, donated).function(outermost=True)
 
 
-def python_text(program: Program, donated: Sequence[bool] = ()) -> str:
-    """What `compile_program` compiles for NumPy; it may be of a program that is too large to run here.
+class PythonCode(NamedTuple):
+    """Python text for a program, and the function that it defines."""
+
+    text: str
+    function: Function
+
+
+def emit(program: Program, donated: Sequence[bool] = ()) -> PythonCode:
+    """What `compile_program` compiles for NumPy, of a program without calls that passed the checker.
+
+    A program that is too large for the memory of this machine has a text, too; its function says so when it is called.
 
     >>> from meshwright.core.text.parse import parse_program
-    >>> text = python_text(parse_program("program(a: f32[2]) { b: f32[2] = mul a 2.0  return b }"))
-    >>> text.splitlines()[0]
-    'def run(a0):'
+    >>> text, run = emit(parse_program("program(a: f32[2]) { b: f32[2] = mul a 2.0  return b }"))
+    >>> text.splitlines()[0], run(np.ones(2, np.float32))
+    ('def run(a0):', (array([2., 2.], dtype=float32),))
     """
-    return _CodeWriter(program, NUMPY, donated).text(outermost=True, refuse=False)
+    writer = _CodeWriter(program, NUMPY, donated)
+    text = writer.text(outermost=True)
+    try:
+        return PythonCode(text, writer.built(text))
+    except MeshwrightError:
+        return PythonCode(text, lambda *data: compile_program(program, donated=donated)(*data))
 
 
 def region_functions(namespace: Any) -> Callable[[Program], Function]:
@@ -78,7 +92,7 @@ def region_functions(namespace: Any) -> Callable[[Program], Function]:
         if found is not None:
             return found[1]
         key = id(program)
-        made = _CodeWriter(program, namespace, ()).function(outermost=False)
+        made = _CodeWriter(_without_calls(program), namespace, ()).function(outermost=False)
         compiled[key] = weakref.ref(program, lambda _: compiled.pop(key, None)), made
         return made
 
@@ -86,6 +100,10 @@ def region_functions(namespace: Any) -> Callable[[Program], Function]:
 
 
 NUMPY.function = region_functions(NUMPY)
+
+
+def _without_calls(program: Program) -> Program:
+    return dce(inline_calls(program))
 
 
 def _writable(x: Any) -> Any:
@@ -97,7 +115,7 @@ class _CodeWriter:
     """Writes the text of one function, and holds the objects its names stand for."""
 
     def __init__(self, program: Program, namespace: Any, donated: Sequence[bool]) -> None:
-        self.program = dce(inline_calls(program))
+        self.program = program  # without calls
         self.namespace = namespace
         self.numpy = isinstance(namespace, NumpyNamespace)
         self.convert = None if self.numpy else getattr(namespace, "constant", None)
@@ -120,14 +138,11 @@ class _CodeWriter:
         for var, data in self.program.constants:
             self.names[var] = self.constant(data)
 
-    def text(self, outermost: bool, refuse: bool = True) -> str:
-        """Every equation written. The outermost function keeps NumPy from warning; one that is to run is refused where
-        the memory cannot hold its results."""
+    def text(self, outermost: bool) -> str:
+        """Every equation written. The outermost function keeps NumPy from warning."""
         eqns = self.program.eqns
         lazy = self.lazy_broadcasts() if self.numpy else frozenset()
-        results = [self.result(eqn, not lazy.isdisjoint(eqn.outputs)) for eqn in eqns]
-        if refuse:
-            refuse_large(eqns, [result is ResultMemory.WHOLE or result is ResultMemory.SHARED for result in results])
+        self.results = results = [self.result(eqn, not lazy.isdisjoint(eqn.outputs)) for eqn in eqns]
         self.memory = Lifetimes(self.program, results, self.donated if self.numpy else ())
         for index, eqn in enumerate(eqns):
             ufunc = self.ufunc(eqn)
@@ -158,7 +173,17 @@ class _CodeWriter:
 
     def function(self, outermost: bool) -> Function:
         """The text, compiled."""
-        text = self.text(outermost)
+        return self.built(self.text(outermost))
+
+    def built(self, text: str) -> Function:
+        """The function of a text, and those of the regions in it; an error if the memory cannot hold their results."""
+        refuse_large(
+            self.program.eqns, [one is ResultMemory.WHOLE or one is ResultMemory.SHARED for one in self.results]
+        )
+        if self.numpy:
+            for eqn in self.program.eqns:
+                for _, region in eqn.regions():
+                    self.namespace.function(region)
         return _build(text, self.bound)
 
     # Names

@@ -16,8 +16,7 @@ from meshwright.core.program import Program, Var
 from meshwright.partition.combine import dearest, received
 from meshwright.partition.cost import PLAINLY, Planning
 from meshwright.partition.layouts import axes_used
-from meshwright.partition.overlap.matmuls import Overlap
-from meshwright.partition.partition import Instead, Partitioned, partition
+from meshwright.partition.partition import LocalProgram, combined, partition
 from meshwright.propagate.from_program import Propagated, propagate_program
 from meshwright.sharding.mesh import BaseMesh
 from meshwright.sharding.named import TensorSharding
@@ -30,38 +29,57 @@ CLEARLY = 0.9  # of the time of collectives is all that may be left for another 
 LARGE = 2000  # equations of a program for which the likeliest alternative must do
 
 
+class Instead(NamedTuple):
+    """Shardings of the values inside that were taken instead of those that propagation found: the ones that follow from
+    an argument alone, by its number, or (None) from constraints alone; and the bytes that a device does not receive."""
+
+    argument: int | None
+    saved_bytes: int
+
+
+class Cheapest(NamedTuple):
+    """The program of one device in the layouts that cost least: as it was partitioned, with its sums combined where
+    that was needed to compare it with others, what was left of propagation's layouts, and how many were tried."""
+
+    local: LocalProgram
+    combined: LocalProgram | None = None
+    instead: Instead | None = None
+    tried: int = 1
+
+
 def cheapest_partition(
     propagated: Propagated,
     mesh: BaseMesh,
     given: Sequence[TensorSharding | None],
     in_shardings: Sequence[TensorSharding],
     out_shardings: Sequence[TensorSharding | None],
-    groups: Sequence[int],
-    overlapped: Overlap | None = None,
+    groups: Sequence[int] | None,
     how: Planning = PLAINLY,
-) -> Partitioned:
+) -> Cheapest:
     """`partition` with the layouts that propagation found, or with others that make it cheaper.
 
     ``given`` are the shardings of arguments that the user wrote, ``groups`` says which of the user's arguments each of
-    them is part of.
+    them is part of; without them no other layouts are tried.
     """
     program = propagated.program
-    layouts = propagated.shardings
-    best = partition(program, mesh, in_shardings, out_shardings, layouts, how=how)
+    first = partition(program, mesh, in_shardings, out_shardings, propagated.shardings, how)
+    if groups is None:
+        return Cheapest(first)
     rivals = _rivals(program, given, groups)
-    if _may_gain(program, best, bool(rivals)):
-        first = received(best.records)
-        for argument, wanted in _alternatives(propagated, mesh, given, groups, rivals):
-            found = partition(program, mesh, in_shardings, out_shardings, wanted, how=how)
-            if _is_clearly_faster(_seconds(found, mesh, how), _seconds(best, mesh, how)):
-                best, layouts = found._replace(instead=Instead(argument, first - received(found.records))), wanted
-    if overlapped is None:
-        return best
-    again = partition(program, mesh, in_shardings, out_shardings, layouts, overlapped, how)
-    return again._replace(instead=best.instead)
+    if not _may_gain(program, first, bool(rivals)):
+        return Cheapest(first)
+    together = combined(first)
+    best, before, least, tried = Cheapest(first, together), received(together.records), _seconds(together, how), 1
+    for argument, wanted in _alternatives(propagated, mesh, given, groups, rivals):
+        local = partition(program, mesh, in_shardings, out_shardings, wanted, how)
+        found = combined(local)
+        seconds, tried = _seconds(found, how), tried + 1
+        if _is_clearly_faster(seconds, least):
+            best, least = Cheapest(local, found, Instead(argument, before - received(found.records))), seconds
+    return best._replace(tried=tried)
 
 
-def _may_gain(program: Program, found: Partitioned, rivals: bool) -> bool:
+def _may_gain(program: Program, found: LocalProgram, rivals: bool) -> bool:
     """Whether values move between equations that could have agreed; without rivals, gathers are part of sums."""
     moving = {"all_to_all", "permute", "all_gather"} if rivals else {"all_to_all", "permute"}
     moved = any(record.why is not None and record.kind in moving for record in found.records)
@@ -80,9 +98,9 @@ class Seconds(NamedTuple):
     work: float
 
 
-def _seconds(found: Partitioned, mesh: BaseMesh, how: Planning) -> Seconds:
-    work = program_cost(found.local)
-    moving = sum(how.cost.collective(record, mesh) for record in dearest(found.records))
+def _seconds(found: LocalProgram, how: Planning) -> Seconds:
+    work = program_cost(found.program)
+    moving = sum(how.cost.collective(record, found.mesh) for record in dearest(found.records))
     return Seconds(moving, how.cost.work(work.flops, work.nbytes, "f32"))
 
 

@@ -65,6 +65,11 @@ def inline_calls(program: Program, shard_maps: Which = True) -> Program:
     return Program(program.inputs, tuple(eqns), outputs, tuple(constants))
 
 
+def stack(program: Program) -> Program:
+    """All devices in one program, of one whose shard_maps are written for one device: no calls are left."""
+    return dce(inline_calls(program))
+
+
 def _has_calls(program: Program, shard_maps: Which) -> bool:
     return any(
         eqn.op.calls is not None
