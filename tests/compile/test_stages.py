@@ -82,7 +82,7 @@ def test_the_stages_are_a_list_in_the_order_of_the_design() -> None:
 WORK = {
     "simplify": (stages, "cse"),
     "inline": (partitioning, "inline_calls"),
-    "propagate": (partitioning, "propagate_program"),
+    "propagate": (partitioning, "ProgramGraph"),
     "partition": (alternatives, "partition"),
     "overlap": (partitioning, "overlapped"),
     "stack": (stages, "stack"),
@@ -209,3 +209,14 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         "  why:  it goes through simplify, inline, propagate, partition, combine, stack, emit\n"
         "  fix:  --stage simplify\n"
     )
+
+
+def test_a_program_is_read_into_a_graph_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many layouts are tried, and by explain for arguments in other shardings."""
+    f, args = fully_sharded(4)
+    runs = counted(monkeypatch)
+    compiled = mw.jit(f).lower(*args).compile()
+    assert compiled.stages[3].tried > 1
+    assert "cheaper:" in compiled.explain()
+    assert compiled.explain_sharding(0)
+    assert runs["propagate"] == 1

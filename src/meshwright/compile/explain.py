@@ -6,14 +6,11 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from meshwright.compile.partitioning import Collective, PartitionedProgram
-from meshwright.compile.stages import PARTITION, Compilation, run_stages
-from meshwright.core import tree
+from meshwright.compile.partitioning import Collective, PartitionedProgram, with_argument
 from meshwright.core.types import TensorType
 from meshwright.partition.combine import dearest, received
 from meshwright.partition.layouts import axes_used
 from meshwright.partition.reshard.plan import show_bytes
-from meshwright.sharding.named import NamedSharding
 from meshwright.sharding.spec import PartitionSpec
 from meshwright.simulate.simulation import time_text
 
@@ -140,16 +137,10 @@ def suggestions(placed: PartitionedProgram, names: Sequence[str]) -> list[Sugges
     Tried are the layouts that the program brings an argument into when it first uses it.
     """
     now = received(placed.collectives)
-    results = tree.unflatten(placed.out_tree, placed.out_shardings)  # stay where they are
     found = []
     for index, layout in list(placed.moved.items())[:MOST_TRIED]:
         spec = layout.to_named().spec
-        given = list(placed.placement.in_shardings)
-        given[index] = NamedSharding(layout.mesh, spec)
-        placement = placed.placement._replace(in_shardings=tuple(given), out_shardings=results, overlap=None)
-        other = run_stages(PARTITION, Compilation(placed.source, placed.out_tree, placement=placement))
-        assert other.local is not None
-        saved = now - received(other.local.records)
+        saved = now - received(with_argument(placed, index, spec))
         if saved > 0:
             found.append(Suggestion(names[index], spec, saved))
     return sorted(found, key=lambda one: -one.saved_bytes)

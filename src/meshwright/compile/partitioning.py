@@ -15,7 +15,7 @@ from meshwright.arrays.explicit import untyped, with_sums_taken
 from meshwright.arrays.shards import Sharding
 from meshwright.compile.partial_sums import finished_sums, with_rows
 from meshwright.compile.placement import Placement, Where
-from meshwright.compile.stages import Compilation
+from meshwright.compile.stages import PARTITION, Compilation, run_stages
 from meshwright.core import tree
 from meshwright.core.facts import Structure
 from meshwright.core.program import Atom, Program, Var
@@ -29,7 +29,7 @@ from meshwright.partition.cuts import apart
 from meshwright.partition.layouts import closed, on_mesh, replicated
 from meshwright.partition.partition import combined, overlapped
 from meshwright.partition.reshard.cost import topology_for
-from meshwright.propagate.from_program import Propagated, propagate_program
+from meshwright.propagate.from_program import ProgramGraph, Propagated
 from meshwright.propagate.own_regions import own_regions
 from meshwright.sharding.explicit import only_typed
 from meshwright.sharding.mesh import AbstractMesh, BaseMesh, Device, Mesh, both, get_mesh
@@ -97,6 +97,7 @@ class PartitionedProgram(NamedTuple):
     vars: Mapping[Atom, Var]  # of ``whole`` to ``source``, where types had shardings
     out_types: tuple[TensorType, ...]  # of the results; the program has rows for what is a partial sum
     instead: Instead | None  # of the shardings that propagation found
+    compilation: Compilation  # that it comes from
 
     def refuse_implicit(self) -> None:
         """Raise if there is a collective that nobody wrote, inside of ``no_implicit_comms``."""
@@ -290,16 +291,15 @@ def propagate(given: Compilation) -> Compilation:
     found, program = given.inlined, given.program
     assert found is not None
     mesh = found.placement.mesh
-    lines = found.given_at, found.asked_at
-    propagated = propagate_program(program, mesh, found.given, found.asked, found.fixed, *lines)
+    graph = given.layouts.propagated.graph if given.layouts is not None else ProgramGraph(program, mesh, found.fixed)
+    propagated = graph.propagate(found.given, found.asked, found.given_at, found.asked_at)
     entering = [
         s if s is not None and s.is_closed else propagated.shardings.get(v, replicated(mesh, v.type.ndim))
         for s, v in zip(found.given, program.inputs, strict=True)
     ]
-    results = propagated.answer.problem.functions[0].result_shardings
     leaving = [
         with_sums_taken(propagated.shardings.get(atom), t) if out is None else out if out.is_closed else open  # type: ignore[arg-type]
-        for out, open, atom, t in zip(found.asked, results, program.outputs, found.out_types, strict=True)
+        for out, open, atom, t in zip(found.asked, propagated.results, program.outputs, found.out_types, strict=True)
     ]
     propagated.shardings = {var: s if s.mesh is mesh else on_mesh(s, mesh) for var, s in propagated.shardings.items()}
     return replace(given, layouts=Layouts(propagated, tuple(entering), tuple(leaving)))
@@ -318,6 +318,7 @@ def partition(given: Compilation) -> Compilation:
         [None if s is None else on_mesh(s, mesh) for s in layouts.leaving],
         None if found.fixed else placement.groups or (0,) * len(found.given),  # types say what goes where
         Planning(cost_on(placement.hardware, mesh), placement.thorough),
+        given.cheapest,
     )
     return replace(given, program=chosen.local.program, cheapest=chosen)
 
@@ -358,7 +359,24 @@ def placed(done: Compilation) -> PartitionedProgram:
         found.vars,
         found.out_types,
         chosen.instead,
+        done,
     )
+
+
+def with_argument(program: PartitionedProgram, index: int, spec: PartitionSpec) -> tuple[Collective, ...]:
+    """The collectives that a program would have if an argument came in another sharding, and its results stayed as they
+    are; what is known of the program otherwise is not found out again."""
+    found = program.compilation.inlined
+    assert found is not None
+    given = list(found.given)
+    given[index] = NamedSharding(program.mesh, spec).to_tensor_sharding(program.source.inputs[index].type.ndim)
+    asked = _tensor_shardings(program.out_shardings, program.source.out_types)
+    start = replace(
+        program.compilation, program=program.source, inlined=found._replace(given=tuple(given), asked=asked)
+    )
+    done = run_stages(PARTITION[1:4], start)
+    assert done.local is not None
+    return tuple(_collective(one, done.local.mesh) for one in done.local.records)
 
 
 def _tensor_shardings(

@@ -17,7 +17,7 @@ from meshwright.partition.combine import dearest, received
 from meshwright.partition.cost import PLAINLY, Planning
 from meshwright.partition.layouts import axes_used
 from meshwright.partition.partition import LocalProgram, combined, partition
-from meshwright.propagate.from_program import Propagated, propagate_program
+from meshwright.propagate.from_program import Propagated
 from meshwright.sharding.mesh import BaseMesh
 from meshwright.sharding.named import TensorSharding
 from meshwright.transform.regions.region import program_cost
@@ -55,22 +55,29 @@ def cheapest_partition(
     out_shardings: Sequence[TensorSharding | None],
     groups: Sequence[int] | None,
     how: Planning = PLAINLY,
+    like: Cheapest | None = None,
 ) -> Cheapest:
     """`partition` with the layouts that propagation found, or with others that make it cheaper.
 
     ``given`` are the shardings of arguments that the user wrote, ``groups`` says which of the user's arguments each of
     them is part of; without them no other layouts are tried.
+    ``like`` was found for the same program with another sharding of an argument: its kind of layout is taken again.
     """
     program = propagated.program
+    if like is not None and like.instead is not None and groups is not None:
+        rivals = _rivals(program, given, groups)
+        for argument, wanted in _alternatives(propagated, given, groups, rivals, only=like.instead):
+            if argument == like.instead.argument:
+                return Cheapest(partition(program, mesh, in_shardings, out_shardings, wanted, how))
     first = partition(program, mesh, in_shardings, out_shardings, propagated.shardings, how)
-    if groups is None:
+    if groups is None or like is not None:
         return Cheapest(first)
     rivals = _rivals(program, given, groups)
     if not _may_gain(program, first, bool(rivals)):
         return Cheapest(first)
     together = combined(first)
     best, before, least, tried = Cheapest(first, together), received(together.records), _seconds(together, how), 1
-    for argument, wanted in _alternatives(propagated, mesh, given, groups, rivals):
+    for argument, wanted in _alternatives(propagated, given, groups, rivals):
         local = partition(program, mesh, in_shardings, out_shardings, wanted, how)
         found = combined(local)
         seconds, tried = _seconds(found, how), tried + 1
@@ -112,10 +119,10 @@ def _is_clearly_faster(one: Seconds, other: Seconds) -> bool:
 
 def _alternatives(
     propagated: Propagated,
-    mesh: BaseMesh,
     given: Sequence[TensorSharding | None],
     groups: Sequence[int],
     rivals: Sequence[int],
+    only: Instead | None = None,
 ) -> Iterator[tuple[int | None, Wanted]]:
     """What the user constrained alone; and by its number what follows from one argument, the rest from all of them."""
     program, every = propagated.program, propagated.shardings
@@ -125,8 +132,10 @@ def _alternatives(
         yield None, {var: sharding for var, sharding in every.items() if var in kept}
     kept |= {*program.inputs, *(atom for atom in program.outputs if isinstance(atom, Var))}
     for group in rivals[: 1 if large else MOST_GROUPS]:
+        if only is not None and group != only.argument:
+            continue
         seeds = [s if mine == group else None for s, mine in zip(given, groups, strict=True)]
-        ahead = propagate_program(program, mesh, seeds, [None] * len(program.outputs)).shardings
+        ahead = propagated.graph.propagate(seeds, [None] * len(program.outputs)).shardings
         yield (
             group,
             {

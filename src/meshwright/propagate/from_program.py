@@ -16,6 +16,7 @@ from meshwright.core.op import No, Op
 from meshwright.core.program import Atom, Eqn, Program, Var
 from meshwright.core.types import Shape, TensorType
 from meshwright.ops.placement import constraint_sharding
+from meshwright.propagate.graph import GraphValue, Known, walk
 from meshwright.propagate.problem import (
     Direction,
     FactorRule,
@@ -42,26 +43,69 @@ PASSES = (
 )
 
 
+class ProgramGraph:
+    """A program as propagation knows it, which is read once: values and nodes, without what is asked of them.
+
+    ``numbers`` are those of the program's variables among the values, ``fixed`` shardings that are known beforehand.
+    """
+
+    def __init__(self, program: Program, mesh: BaseMesh, fixed: Mapping[Var, TensorSharding] | None = None) -> None:
+        reader = _ProgramReader(mesh, fixed or {})
+        for var in program.inputs:
+            reader.atom(var)
+        arguments = tuple(reader.number[var] for var in program.inputs)
+        reader.block(program)
+        returns = tuple(reader.atom(atom) for atom in program.outputs)
+        self.program = program
+        self.mesh = mesh
+        self.numbers: Mapping[Var, int] = reader.number
+        self.fixed = reader.fixed
+        self.values = tuple(reader.values)  # the arguments first
+        self.block = ProblemBlock(arguments, tuple(reader.nodes), returns)
+
+    def propagate(
+        self,
+        in_shardings: Sequence[TensorSharding | None],
+        out_shardings: Sequence[TensorSharding | None],
+        in_where: Sequence[str] = (),
+        out_where: Sequence[str] = (),
+    ) -> Propagated:
+        """The shardings of all values, regions included, for those of arguments and results.
+
+        ``in_where`` and ``out_where`` are the lines on which these were written.
+        """
+        places = in_where or [""] * len(in_shardings)
+        given = zip(self.values, in_shardings, places, strict=False)
+        arguments = [value._replace(sharding=s or value.sharding, where=where) for value, s, where in given]
+        values = (*arguments, *self.values[len(arguments) :])
+        main = ProblemFunction("main", self.block, tuple(out_shardings), result_where=tuple(out_where))
+        meshes = {value.sharding.mesh: None for value in values if value.sharding is not None}
+        others = (one for one in meshes if one != self.mesh)
+        return Propagated(self, run(Problem(values, (main,), (self.mesh, *others)), PASSES), out_shardings)
+
+
 class Propagated:
     """What propagation found for a program: a sharding for each variable, and the answer with its reasons.
 
-    ``numbers`` are those of the program's variables among the values of the problem; ``asked`` is how its results
-    were asked for.
+    ``asked`` is how its results were asked for, ``results`` how they are returned.
     """
 
-    def __init__(
-        self,
-        program: Program,
-        answer: Answer,
-        numbers: Mapping[Var, int],
-        found: Mapping[Var, TensorSharding],
-        asked: Sequence[TensorSharding | None],
-    ) -> None:
-        self.program = program
+    def __init__(self, graph: ProgramGraph, answer: Answer, asked: Sequence[TensorSharding | None]) -> None:
+        self.graph = graph
         self.answer = answer
-        self.numbers = numbers
-        self.shardings = found
         self.asked = tuple(asked)
+        self.results = [None if s is None else s.plain() for s in answer.graph.functions[0].result_shardings]
+        self.shardings: Mapping[Var, TensorSharding] = _found(graph, answer)
+
+    @property
+    def program(self) -> Program:
+        """The program whose values have these shardings."""
+        return self.graph.program
+
+    @property
+    def numbers(self) -> Mapping[Var, int]:
+        """The numbers of the program's variables among the values of the graph."""
+        return self.graph.numbers
 
 
 def propagate_program(
@@ -69,28 +113,34 @@ def propagate_program(
     mesh: BaseMesh,
     in_shardings: Sequence[TensorSharding | None],
     out_shardings: Sequence[TensorSharding | None],
-    fixed: Mapping[Var, TensorSharding] | None = None,
-    in_where: Sequence[str] = (),
-    out_where: Sequence[str] = (),
 ) -> Propagated:
-    """The shardings of all values of a program, regions included; ``fixed`` are those that are known beforehand.
+    """The shardings of all values of a program, regions included."""
+    return ProgramGraph(program, mesh).propagate(in_shardings, out_shardings)
 
-    ``in_where`` and ``out_where`` are the lines on which the given shardings were written.
-    """
-    reader = _ProgramReader(mesh, fixed or {})
-    places = in_where or [""] * len(program.inputs)
-    for var, sharding, where in zip(program.inputs, in_shardings, places, strict=True):
-        reader.number[var] = reader.value(var.type.shape, sharding or reader.fixed.get(var), where)
-    arguments = tuple(reader.number[var] for var in program.inputs)
-    reader.block(program)
-    returns = tuple(reader.atom(atom) for atom in program.outputs)
-    block = ProblemBlock(arguments, tuple(reader.nodes), returns)
-    main = ProblemFunction("main", block, tuple(out_shardings), result_where=tuple(out_where))
-    meshes = {value.sharding.mesh: None for value in reader.values if value.sharding is not None}
-    answer = run(Problem(tuple(reader.values), (main,), (mesh, *(one for one in meshes if one != mesh))), PASSES)
-    found = reader.read(answer, program)
-    found.update((var, sharding) for var, sharding in reader.fixed.items() if sharding.unreduced)
-    return Propagated(program, answer, reader.number, found, out_shardings)
+
+def _found(graph: ProgramGraph, answer: Answer) -> dict[Var, TensorSharding]:
+    """The sharding of each variable that has one."""
+    plain: dict[Known, TensorSharding] = {}
+    found: dict[Var, TensorSharding] = {}
+
+    def enter(variables: Sequence[Var], values: Sequence[GraphValue]) -> None:
+        for var, value in zip(variables, values, strict=False):
+            known = value.sharding
+            if known is not None:
+                if known not in plain:
+                    plain[known] = known.plain()
+                found[var] = plain[known]
+
+    main = answer.graph.functions[0].block
+    enter(graph.program.inputs, main.arguments)
+    for op in walk(main):
+        ref = op.node.ref if op.node is not None else None
+        if ref is not None:
+            enter(ref.results, op.results)
+            for variables, block in zip(ref.arguments, op.blocks, strict=False):
+                enter(variables, block.arguments)
+    found.update((var, sharding) for var, sharding in graph.fixed.items() if sharding.unreduced)
+    return found
 
 
 class _Ref(NamedTuple):
@@ -280,35 +330,6 @@ class _ProgramReader:
 
     def axes(self, names: Sequence[str]) -> tuple[AxisRef, ...]:
         return merged(resolve(self.mesh, [read_axis(name) for name in names]))
-
-    # The answer
-
-    def read(self, answer: Answer, program: Program) -> dict[Var, TensorSharding]:
-        """The sharding of each variable, closed."""
-        problem = answer.problem
-        found: dict[Var, TensorSharding] = {}
-
-        def enter(var: Var, number: int) -> None:
-            sharding = problem.values[number].sharding
-            if sharding is not None:
-                found[var] = sharding
-
-        def walk(block: ProblemBlock) -> None:
-            for node in block.nodes:
-                ref = node.ref or _Ref(())
-                for var, number in zip(ref.results, node.results, strict=False):
-                    enter(var, number)
-                for region in node.regions:
-                    walk(region)
-                for region, variables in zip(node.regions, ref.arguments, strict=False):
-                    for var, number in zip(variables, region.arguments, strict=True):
-                        enter(var, number)
-
-        block = problem.functions[0].block
-        for var, number in zip(program.inputs, block.arguments, strict=True):
-            enter(var, number)
-        walk(block)
-        return found
 
 
 _READ: dict[Structure, Callable[[_ProgramReader, Eqn], None]] = {
