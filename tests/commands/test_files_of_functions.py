@@ -76,7 +76,7 @@ def test_every_form_of_a_call_is_laid_out_as_its_arguments_are(name: str, capsys
             "times": 1,
             "values": ["f32[8,8]"],
             "line": "model.py:10",
-            "why": "tanh runs on its operand sharded as [8@data, 8]",
+            "why": "dot_general leaves partial sums over model; tanh runs on its operand sharded as [8@data, 8]",
             "implicit": True,
         }
     ]

@@ -73,10 +73,10 @@ def test_of_a_cond_the_branch_counts_that_receives_the_most() -> None:
         "at most 1 collective: all_reduce 1; at most 64 bytes received per device",
         "kind        axes  bytes  times  share  value    line",
         f"all_reduce  x     4      1      –      f32[]    {where}",
-        "    add runs on operand 1 whole",
+        "    reduce_sum leaves partial sums over x; add runs on operand 1 replicated",
         f"    if branch 0 of the cond at {where} is taken",
         f"all_reduce  x     64     1      100 %  f32[16]  {where}",
-        "    a region returns it so",
+        "    reduce_sum leaves partial sums over x; the region returns it replicated",
         f"    if branch 1 of the cond at {where} is taken",
     ]
     assert str(compiled.collectives[1]).endswith(f"; if branch 1 of the cond at {where} is taken")

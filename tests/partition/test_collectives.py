@@ -153,10 +153,14 @@ def test_reasons_say_how_a_value_is_needed() -> None:
     def whys(function: Any) -> list[str]:
         return [one.why for one in mw.jit(function).lower(x, w).compile().collectives]
 
-    assert whys(lambda x, w: x @ w) == ["a result is returned sharded as [8@data, 4]"]
-    assert whys(lambda x, w: mnp.sum(x)) == ["a result is returned whole"]
+    assert whys(lambda x, w: x @ w) == [
+        "dot_general leaves partial sums over model; the program returns it sharded as [8@data, 4]"
+    ]
+    assert whys(lambda x, w: mnp.sum(x)) == [
+        "reduce_sum leaves partial sums over data, model; the program returns it replicated"
+    ]
     assert whys(lambda x, w: (lambda y: (mnp.tanh(y), mnp.exp(y)))(x @ w)) == [
-        "2 equations need it sharded as [8@data, 4]"
+        "dot_general leaves partial sums over model; 2 equations read it sharded as [8@data, 4]"
     ]
 
     def layers(w: Any, x: Any) -> Any:

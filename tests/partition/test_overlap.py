@@ -432,7 +432,7 @@ def test_explain_shows_a_ring_as_one_row():
         f"all_gather as 3 permutes  x     100663296  1      100 %  bf16[8192,8192]  {text[2].split()[-1]}",
     ]
     assert text[3:5] == [
-        "    dot_general runs on operand 0 sharded as [8192, 8192]",
+        "    it comes sharded as [8192@x, 8192]; dot_general runs on operand 0 replicated",
         "    under dot_general, saves 1.86 ms",
     ]
     assert text[2].split()[-1].startswith("test_overlap.py:")

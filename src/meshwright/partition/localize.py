@@ -28,7 +28,7 @@ from meshwright.core.linearity import (
 )
 from meshwright.core.op import No, Op, Value
 from meshwright.core.program import Atom, Eqn, Literal, Program, Var
-from meshwright.core.source import Source, here
+from meshwright.core.source import here
 from meshwright.core.trace import Array, at_source, read, state
 from meshwright.core.types import TensorType, union
 from meshwright.errors import ShapeError
@@ -86,7 +86,7 @@ class Localizer:
     returned: Set[Atom] = frozenset()  # the program's results
     moved: dict[Atom, TensorSharding] = field(default_factory=dict)  # the layout each value was first brought into
     uses: Counter[Atom] = field(default_factory=Counter)
-    made: dict[Atom, Source | None] = field(default_factory=dict)  # the line that each value comes from
+    made: dict[Atom, Eqn] = field(default_factory=dict)  # the equation that each value comes from
     windows: dict[Any, tuple[Value, Value]] = field(default_factory=dict)  # of blocks, which come first, as fetched
     free: dict[Atom, Eqn | None] = field(default_factory=dict)  # what depends on no argument, and the equations of it
     magnitudes: dict[Atom, Magnitude] = field(default_factory=dict)  # of what depends on no argument
@@ -175,8 +175,10 @@ class Localizer:
                 versions = [Version(finished(need), self.get(atom, finished(need), why, asked))]
         cost = self.how.cost
         nearest = min(versions, key=lambda v: seconds_across(self.mesh, atom.type, v.layout, need, cost))
-        with at_source(state.source or self.made.get(atom)):
-            value = self.reshard(nearest, need, atom.type, why if isinstance(why, str) else why(), asked)
+        made = self.made.get(atom)
+        with at_source(state.source or (made.source if made is not None else None)):
+            reason = f"{_had(made, nearest.layout, atom.type)}; {why if isinstance(why, str) else why()}"
+            value = self.reshard(nearest, need, atom.type, reason, asked)
         if atom.__class__ is not Literal:
             versions.append(Version(need, value))
             self.moved.setdefault(atom, need)
@@ -219,7 +221,7 @@ class Localizer:
         if have.unreduced and self.uses[atom] > 1:
             wanted = self.want(atom) if isinstance(atom, Var) else None
             need = finished(have) if wanted is None or wanted.unreduced else wanted
-            self.get(atom, need, f"{self.uses[atom]} equations need it {sharded_as(need, atom.type)}")
+            self.get(atom, need, f"{self.uses[atom]} equations read it {sharded_as(need, atom.type)}")
 
     def reshard(self, version: Version, need: TensorSharding, t: TensorType, why: str, asked: bool = False) -> Value:
         """A version in another layout; why there are collectives is remembered."""
@@ -283,7 +285,7 @@ class Localizer:
                 results = special(self, eqn) if special is not None else self.equation(eqn)
             for var, version in zip(eqn.outputs, results, strict=True):
                 self.define(var, version)
-                self.made[var] = eqn.source
+                self.made[var] = eqn
 
     def equation(self, eqn: Eqn) -> list[Version]:
         """An equation run on blocks, by its factor rule."""
@@ -483,5 +485,18 @@ def _why(eqn: Eqn, number: int, need: TensorSharding) -> str:
 
 
 def sharded_as(need: TensorSharding, t: TensorType) -> str:
-    """The end of a reason: how a value is needed, ``sharded as [8@data, 16]``, or ``whole`` if it is a scalar."""
-    return f"sharded as [{', '.join(need.type_dims(t.shape))}]" if t.shape else "whole"
+    """How a value is laid out, for a reason: ``sharded as [8@data, 16]``, or ``replicated``."""
+    split = any(dim.axes for dim in need.dims)
+    return f"sharded as [{', '.join(need.type_dims(t.shape))}]" if split else "replicated"
+
+
+def _had(made: Eqn | None, have: TensorSharding, t: TensorType) -> str:
+    """The beginning of a reason: how a value is laid out that is needed otherwise, and which op left it so."""
+    if have.unreduced:
+        axes = ", ".join(axis.short() for axis in have.unreduced)
+        return (
+            f"{made.op.name} leaves partial sums over {axes}"
+            if made is not None
+            else f"it comes as a partial sum over {axes}"
+        )
+    return f"{made.op.name} gives it {sharded_as(have, t)}" if made is not None else f"it comes {sharded_as(have, t)}"

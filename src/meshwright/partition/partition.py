@@ -137,7 +137,7 @@ def _partition(
         for atom, given in zip(program.outputs, out_shardings, strict=True):
             need = taken(atom.type, local.as_it_is(atom), how) if given is None else fitted(given)
             exit = Exit.of(local, atom.type, need)
-            why = f"a result is returned {sharded_as(need, atom.type)}"
+            why = f"the program returns it {sharded_as(need, atom.type)}"
             found.append((exit.inside(local, local.get(atom, need, why)), exit))
         return [value for value, _ in found], [exit for _, exit in found]
 

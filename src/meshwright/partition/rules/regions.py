@@ -16,7 +16,7 @@ from meshwright.ops.collective import pinvariant
 from meshwright.ops.placement import constraint_sharding
 from meshwright.partition.across import is_on
 from meshwright.partition.layouts import axes_used, closed, finished, layout, on_mesh, replicated
-from meshwright.partition.localize import RULES, Localizer, Version
+from meshwright.partition.localize import RULES, Localizer, Version, sharded_as
 from meshwright.sharding.axes import Axes, total_size
 from meshwright.sharding.named import TensorSharding
 from meshwright.sharding.spec import PartitionSpec, entry_axes, is_open, pasted, read_axis
@@ -33,6 +33,11 @@ def _row(sharding: TensorSharding) -> TensorSharding:
 
 def _stack(sharding: TensorSharding) -> TensorSharding:
     return layout(sharding.mesh, ((), *(dim.axes for dim in sharding.dims)))
+
+
+def _read(local: Localizer, atoms: Sequence[Atom], layouts: Sequence[TensorSharding], reader: str) -> list[Value]:
+    """Values as a region reads them."""
+    return [local.get(a, s, f"{reader} {sharded_as(s, a.type)}") for a, s in zip(atoms, layouts, strict=True)]
 
 
 def _reduced_layout(local: Localizer, atom: Atom) -> TensorSharding:
@@ -59,7 +64,7 @@ def _region(
         found = []
         for atom, wanted in zip(program.outputs, results, strict=True):
             need = wanted or _reduced_layout(inner, atom)
-            found.append((inner.get(atom, need, "a region returns it so"), need))
+            found.append((inner.get(atom, need, f"the region returns it {sharded_as(need, atom.type)}"), need))
         brought = [inner.moved.get(var, sharding) for var, sharding in zip(program.inputs, layouts, strict=True)]
         return [value for value, _ in found], ([need for _, need in found], brought)
 
@@ -122,8 +127,8 @@ def _scan(local: Localizer, eqn: Eqn) -> list[Version]:
     for var, atom in zip(row_vars, xs, strict=True):
         wanted = local.wanted.get(var)
         row_layouts.append(finished(closed(wanted)) if wanted is not None else _row(_reduced_layout(local, atom)))
-    why = "a loop reads it row by row"
-    init_values = [local.get(a, s, "a loop starts with it") for a, s in zip(init, carry_layouts, strict=True)]
+    why = "the loop reads it row by row"
+    init_values = _read(local, init, carry_layouts, "the loop starts from it")
     rows = [local.get(a, _stack(s), why) for a, s in zip(xs, row_layouts, strict=True)]
     row_types = [x.type.with_(shape=x.shape[1:]) for x in rows]
     carry_types = [x.type for x in init_values]
@@ -131,7 +136,7 @@ def _scan(local: Localizer, eqn: Eqn) -> list[Version]:
     y_layouts = [_row(finished(closed(w))) if w is not None and not w.dims[0].axes else None for w in y_wanted]
     hoisted = False  # what every step would bring constants into is brought there once, before the loop
     while True:
-        const_values = [local.get(a, s, "a loop uses it") for a, s in zip(consts, const_layouts, strict=True)]
+        const_values = _read(local, consts, const_layouts, "the loop reads it")
         types = [*(x.type for x in const_values), *carry_types, *row_types]
         layouts = [*const_layouts, *carry_layouts, *row_layouts]
         program, needs, brought = _region(local, body, layouts, types, [*carry_layouts, *y_layouts])
@@ -156,7 +161,7 @@ def _while(local: Localizer, eqn: Eqn) -> list[Version]:
     body_layouts = [_reduced_layout(local, atom) for atom in body_consts]
     carry_layouts = _carry_layouts(local, body.inputs[n_body:], init)
     values = [
-        [local.get(a, s, "a loop uses it") for a, s in zip(atoms, layouts, strict=True)]
+        _read(local, atoms, layouts, "the loop reads it")
         for atoms, layouts in ((test_consts, test_layouts), (body_consts, body_layouts), (init, carry_layouts))
     ]
     carry_types = [x.type for x in values[2]]
@@ -182,9 +187,9 @@ def _while(local: Localizer, eqn: Eqn) -> list[Version]:
 def _cond(local: Localizer, eqn: Eqn) -> list[Version]:
     index, *operands = eqn.inputs
     decided = replicated(local.mesh, 0)
-    chosen = _exactly(local, local.get(index, decided, "it decides which branch is taken"), decided)
+    chosen = _exactly(local, local.get(index, decided, "it decides which branch all devices take"), decided)
     layouts = [_reduced_layout(local, atom) for atom in operands]
-    values = [local.get(a, s, "a branch uses it") for a, s in zip(operands, layouts, strict=True)]
+    values = _read(local, operands, layouts, "a branch reads it")
     wanted: list[TensorSharding | None] = []
     for var in eqn.outputs:
         found = local.wanted.get(var)
@@ -254,7 +259,7 @@ def _run_over_unnamed(
     outs, kept = [], []
     for atom in program.outputs:
         unnamed = _unnamed_axes(_reduced_layout(inner, atom), inner.mesh.axis_names, atom.type)
-        value = inner.get(atom, layout(inner.mesh, unnamed), "a shard_map returns it so")
+        value = inner.get(atom, layout(inner.mesh, unnamed), "the shard_map returns it")
         outs.append(make_varying(value, union((value.type.varying, inner.renamed(atom.type.varying)))))
         kept.append(unnamed)
     return outs, kept
