@@ -33,7 +33,7 @@ from tests.interop.test_load_and_dump import by_xla
 from tests.ops.drawing import draw
 from tests.ops.test_every_op import ACROSS_DEVICES, WALKED, WITH_REGIONS
 from tests.partition.test_every_op import dtype_of
-from tests.simulate.test_kernels import run_by_kernels
+from tests.simulate.test_fusion import run_by_kernels
 from tests.simulate.test_memory import held_by_the_engine
 
 MESH = mw.make_mesh((4,), ("i",))

@@ -26,7 +26,7 @@ from meshwright.ops.elementwise import div, exp, sub, tanh
 from meshwright.ops.reduction import argmax
 from meshwright.ops.shape import concatenate, pad, reverse, slice_
 from meshwright.ops.sorting import top_k
-from meshwright.simulate.kernels import fuse
+from meshwright.simulate.fusion import fuse
 from meshwright.transform.stack import inline_calls
 from tests.interop import hlo_by_xla
 from tests.interop.test_load_and_dump import by_xla
