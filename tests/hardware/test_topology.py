@@ -1,11 +1,14 @@
 """Machines: wraparound, where meshes lie, and the models of collectives by name."""
 
+from itertools import product
 from math import prod
 
 import pytest
 
 import meshwright as mw
+import meshwright.numpy as mnp
 from meshwright import hardware as hw
+from meshwright.errors import HardwareError
 from meshwright.hardware import Span, Topology
 
 
@@ -167,3 +170,37 @@ def test_exact_tends_to_asymptotic_and_calibrated_is_never_faster(kind, t):
 def test_a_group_of_one_costs_nothing():
     t = Topology("tpu v5e", (4, 4), mesh={"x": 16, "y": 1})
     assert hw.collective_seconds("all_reduce", 1e9, t, "y") == 0
+
+
+@pytest.mark.parametrize("chip", hw.names())
+def test_every_mesh_lies_on_a_machine_made_for_it(chip: str) -> None:
+    """Whatever the sizes of its axes: those that fill no node, too."""
+    for x, y in product(range(1, 14), repeat=2):
+        found = hw.for_mesh(chip, {"x": x, "y": y})
+        assert prod(span.size for name in "xy" for span in found.mapping[name]) == x * y
+        assert prod(found.shape) * found.slices >= x * y
+
+
+@pytest.mark.parametrize(
+    ("text", "other"), [("tpu v5e 2x4", Topology("tpu v5e", (2, 4))), ("h100 8", Topology("h100", 8))]
+)
+def test_a_machine_is_named_in_python_as_on_the_command_line(text: str, other: Topology) -> None:
+    x = mw.device_put(mnp.ones((64, 64)), mw.NamedSharding(mw.make_mesh((2, 4), ("x", "y")), mw.P("x", "y")))
+    by_name, by_topology = (mw.jit(lambda x: x @ x.T, hardware=one).lower(x).compile() for one in (text, other))
+    assert by_name.program == by_topology.program
+    assert by_name.simulate(text).seconds == mw.simulate(by_name, other).seconds
+    assert by_name.collectives[0].seconds(text) == by_name.collectives[0].seconds(other)
+    assert mw.Overlap(text).hardware == text
+
+
+def test_a_machine_that_a_program_does_not_lie_on_is_refused_with_one_that_it_does() -> None:
+    x = mw.device_put(mnp.ones((12, 16)), mw.NamedSharding(mw.make_mesh((3, 4), ("x", "y")), mw.P("x", "y")))
+    with pytest.raises(HardwareError) as error:
+        mw.jit(lambda x: x @ x.T, hardware=Topology("h100", 16)).lower(x).compile()
+    assert str(error.value).replace(str(error.value.where), "…") == (
+        "A mesh of x=3, y=4 cannot be laid on h100 16.\n"
+        "  at:   …\n"
+        "  why:  its sizes do not divide the lengths of the machine's axes\n"
+        "  fix:  Topology('h100', 24)"
+    )
+    assert mw.jit(lambda x: x @ x.T, hardware=Topology("h100", 24)).lower(x).compile().collectives

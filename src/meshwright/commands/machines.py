@@ -7,7 +7,8 @@ import re
 
 from meshwright.commands.fixes import as_typed
 from meshwright.errors import TextError
-from meshwright.hardware.chips import Chip, get
+from meshwright.hardware.chips import Chip
+from meshwright.hardware.machines import named_machine
 from meshwright.hardware.roofline import MODES
 from meshwright.hardware.topology import Topology
 from meshwright.sharding.mesh_check import short
@@ -29,9 +30,8 @@ def read_machine(text: str, option: str = "--hardware") -> Chip | Topology:
     >>> read_machine("tpu v5e"), read_machine("tpu v5e 4x8")
     (Chip('tpu v5e'), Topology('tpu v5e', 4x8))
     """
-    match = re.fullmatch(r"(.*\S)\s+([0-9]+(?:x[0-9]+)*)", text.strip(), re.ASCII)
     with as_typed(option):
-        return Topology(get(match[1]), match[2]) if match else get(text)
+        return named_machine(text)
 
 
 def check_number(args: argparse.Namespace, name: str, example: int = 8, least: int = 1) -> None:

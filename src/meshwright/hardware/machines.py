@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
-from math import prod
+from math import lcm, prod
 
 from meshwright.core.source import here
 from meshwright.errors import HardwareError
@@ -17,13 +18,24 @@ def machine_for(hardware: object, mesh: Mapping[str, int], what: str) -> Topolog
 
     >>> machine_for("tpu v5e", {"x": 2, "y": 4}, "program")
     Topology('tpu v5e', 2x4, mesh x=2 y=4)
+    >>> machine_for("tpu v5e 4x4", {"x": 2, "y": 4}, "program")
+    Topology('tpu v5e', 4x4, mesh x=2 y=4)
     """
     check_machine(hardware, what)
-    if isinstance(hardware, str | Chip):
+    if isinstance(hardware, str):
+        hardware = named_machine(hardware)
+    if isinstance(hardware, Chip):
         return for_mesh(hardware, mesh)
     assert isinstance(hardware, Topology)
     if not hardware.mesh:
-        return Topology(hardware.chip, hardware.shape, mesh=mesh, wrap=hardware.wrap, slices=hardware.slices)
+        try:
+            return Topology(hardware.chip, hardware.shape, mesh=mesh, wrap=hardware.wrap, slices=hardware.slices)
+        except HardwareError as error:
+            other = for_mesh(hardware.chip, mesh)
+            shape = other.shape if len(other.shape) > 1 else other.shape[0]
+            slices = f", slices={other.slices}" if other.slices > 1 else ""
+            error.fix = f"Topology({hardware.chip.name!r}, {shape}{slices})"
+            raise
     if any(hardware.mesh.get(name) != size for name, size in mesh.items()):
         raise HardwareError(
             f"The {what}'s mesh is {sizes_text(mesh)}, the machine's {sizes_text(hardware.mesh)}.",
@@ -34,13 +46,23 @@ def machine_for(hardware: object, mesh: Mapping[str, int], what: str) -> Topolog
     return hardware
 
 
+def named_machine(text: str) -> Chip | Topology:
+    """A chip by its name or a file that ``meshwright calibrate`` wrote, or chips in a shape.
+
+    >>> named_machine("tpu v5e"), named_machine("tpu v5e 4x8"), named_machine("h100 16")
+    (Chip('tpu v5e'), Topology('tpu v5e', 4x8), Topology('h100', 16))
+    """
+    match = re.fullmatch(r"(.*\S)\s+([0-9]+(?:x[0-9]+)*)", text.strip(), re.ASCII)
+    return Topology(get(match[1]), match[2]) if match else get(text)
+
+
 def check_machine(hardware: object, what: str) -> None:
-    """Raise if it is neither a machine nor the name of a chip.
+    """Raise if it is neither a machine nor the name of one.
 
     >>> check_machine("tpu v5e", "program")
     """
     if isinstance(hardware, str):
-        get(hardware)  # an error that lists the chips
+        named_machine(hardware)  # an error that lists the chips
     elif not isinstance(hardware, Chip | Topology):
         raise HardwareError(
             f"{hardware!r} is not a machine.",
@@ -59,12 +81,15 @@ def for_mesh(chip: str | Chip, mesh: object) -> Topology:
     """A machine for a mesh: of the mesh's own shape if there is one, else the most wrapped and most even that holds
     it.
 
-    Mesh axes beyond a chip's dimensions are folded together; what is larger than a pod becomes slices.
+    Mesh axes beyond a chip's dimensions are folded together; what is larger than a pod becomes slices. GPUs that a mesh
+    does not fill nodes with are in as many nodes as share them evenly.
 
     >>> for_mesh("tpu v5e", {"x": 2, "y": 4})
     Topology('tpu v5e', 2x4, mesh x=2 y=4)
     >>> for_mesh("tpu v5e", {"data": 32, "model": 16})
     Topology('tpu v5e', 16x16, wrap=0,1, slices=2, mesh data=32 model=16)
+    >>> for_mesh("h100", {"x": 3, "y": 4})
+    Topology('h100', 24, mesh x=3 y=4)
     """
     sizes, found = mesh_sizes(mesh), get(chip)
     lengths = [size for size in sizes.values() if size > 1] or [1]
@@ -73,7 +98,7 @@ def for_mesh(chip: str | Chip, mesh: object) -> Topology:
         return Topology(found, total, mesh=sizes)
     if found.kind == "gpu":
         node = int(found.nvlink_domain)
-        return Topology(found, total if total <= node else -(-total // node) * node, mesh=sizes)
+        return Topology(found, total if total <= node else lcm(total, node), mesh=sizes)
     dims = int(found.torus_dims)
     folded = lengths if len(lengths) <= dims else [*lengths[: dims - 1], prod(lengths[dims - 1 :])]
     fact = found.facts.get("pod_shape")

@@ -18,7 +18,7 @@ from meshwright.hardware.collectives import collective_cost, crossover
 from meshwright.hardware.conversion import ConversionStep, convert, convert_by_permute, convert_by_scatter
 from meshwright.hardware.layouts import Layout
 from meshwright.hardware.links import CollectiveCost
-from meshwright.hardware.machines import for_mesh
+from meshwright.hardware.machines import for_mesh, named_machine
 from meshwright.hardware.matmul_problem import (
     CASES,
     UNLIKE,
@@ -377,7 +377,8 @@ def plan_matmul(
                 why="it is a number of elements, at least 1",
                 fix=f"sizes={{{index!r}: 1024, …}}",
             )
-    machine = topology if isinstance(topology, Topology) else for_mesh(topology, axes)
+    named = named_machine(topology) if isinstance(topology, str) else topology
+    machine = named if isinstance(named, Topology) else for_mesh(named, axes)
     if dict(machine.mesh) != axes:
         machine = Topology(machine.chip, machine.shape, mesh=axes, wrap=machine.wrap, slices=machine.slices)
     cases, natural, target = natural_result(left, right, result, axes, text)

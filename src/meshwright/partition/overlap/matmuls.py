@@ -18,8 +18,9 @@ from meshwright.core.op import Cost
 from meshwright.core.program import Atom, Eqn, Program, Var
 from meshwright.core.source import here
 from meshwright.errors import HardwareError, MeshwrightError
-from meshwright.hardware.chips import Chip, dtype_name, get
+from meshwright.hardware.chips import Chip, dtype_name
 from meshwright.hardware.collectives import collective_seconds
+from meshwright.hardware.machines import named_machine
 from meshwright.hardware.roofline import Roofline, work
 from meshwright.hardware.topology import Topology
 from meshwright.ops.basic import add, convert, reshape, transpose
@@ -64,7 +65,7 @@ class Overlap:
 
     def __post_init__(self) -> None:
         if isinstance(self.hardware, str):
-            get(self.hardware)  # an error that lists the chips
+            named_machine(self.hardware)  # an error that lists the chips
         if self.hardware is not None and not isinstance(self.hardware, str | Chip | Topology):
             raise _unknown(self.hardware)
         if self.product is not None and not callable(self.product):
