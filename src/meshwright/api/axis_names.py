@@ -7,6 +7,7 @@ from math import prod
 from typing import Any
 
 from meshwright.api import direct
+from meshwright.core.axis_names import AxisPart, axis_part
 from meshwright.core.source import here
 from meshwright.core.trace import Manual, state
 from meshwright.errors import MeshError
@@ -131,10 +132,6 @@ def manual_axes(name: str, manual: Manual, op: str) -> tuple[str, ...]:
     )
 
 
-def _part(name: str) -> tuple[str, int, int]:
+def _part(name: str) -> AxisPart:
     """``x:(1)2`` as its axis, what lies before it, and its size; zeros for a whole axis."""
-    whole, colon, rest = name.rpartition(":(")
-    before, bracket, size = rest.partition(")")
-    if colon and bracket and before.isdecimal() and size.isdecimal() and int(before) and int(size):
-        return whole, int(before), int(size)
-    return name, 0, 0
+    return axis_part(name) or AxisPart(name, 0, 0)

@@ -10,6 +10,7 @@ import numpy as np
 from meshwright.arrays.shards import Sharding
 from meshwright.arrays.tracing import leaf_value
 from meshwright.core import tree
+from meshwright.core.axis_names import whole_axis
 from meshwright.core.source import here
 from meshwright.core.trace import Array, Manual, Value, state
 from meshwright.core.types import Shape
@@ -117,9 +118,9 @@ def constrained(x: Value, place: Any, name: str = "") -> Value:
 
 def _check_free(spec: PartitionSpec, manual: Manual) -> None:
     """Raise if a spec splits along an axis that an enclosing shard_map has split along already."""
-    taken = {name.partition(":(")[0] for name in (*manual.axes, *manual.parts)}
+    taken = {whole_axis(name) for name in (*manual.axes, *manual.parts)}
     names = [name for entry in spec.partitions for name in entry_axes(entry)]
-    axis = next((name for name in names if name.partition(":(")[0] in taken), None)
+    axis = next((name for name in names if whole_axis(name) in taken), None)
     if axis is not None:
         raise ShardingError(
             f"A value inside of a shard_map is to be sharded as {spec}.",

@@ -8,6 +8,7 @@ from functools import cached_property, lru_cache
 from math import prod
 from typing import Any, NamedTuple
 
+from meshwright.core.axis_names import whole_axis
 from meshwright.core.dtypes import DType
 from meshwright.core.types import Shape, TensorType
 from meshwright.errors import HardwareError
@@ -83,7 +84,7 @@ class MachineCost:
 
 def seconds_along(kind: str, volume: float, axes: Sequence[str], topology: Topology) -> float:
     """The seconds of a collective of a local program on a machine; a part of an axis costs as much as its axis."""
-    whole = tuple(dict.fromkeys(axis.split(":(")[0] for axis in axes))
+    whole = tuple(dict.fromkeys(map(whole_axis, axes)))
     return collective_seconds(kind, volume, topology, whole)
 
 

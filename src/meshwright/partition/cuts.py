@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
 from itertools import pairwise
 
+from meshwright.core.axis_names import whole_axis
 from meshwright.core.facts import Structure
 from meshwright.core.program import Eqn, Program
 from meshwright.partition.layouts import layout
@@ -122,7 +123,7 @@ def _sizes(eqn: Eqn) -> dict[str, int]:
     """The axes of the mesh that a shard_map is written for, those that are cut in one piece."""
     sizes: dict[str, int] = {}
     for name, size in eqn.params["mesh"]:
-        whole = name.partition(":(")[0]
+        whole = whole_axis(name)
         sizes[whole] = sizes.get(whole, 1) * size
     return sizes
 

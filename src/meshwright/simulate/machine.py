@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from math import prod
 from typing import Any, NamedTuple
 
+from meshwright.core.axis_names import axis_part
 from meshwright.core.dtypes import real_part
 from meshwright.core.facts import Across, Fusion, Structure
 from meshwright.core.op import No, fusion_of
@@ -50,20 +51,11 @@ class TaskCost(NamedTuple):
     dtype: str = ""
 
 
-def split_name(name: str) -> tuple[str, int, int] | None:
-    """``x:(2)4`` as ("x", 2, 4); None for a whole axis."""
-    head, colon, tail = name.rpartition(":(")
-    if not colon:
-        return None
-    pre, _, size = tail.partition(")")
-    return head, int(pre), int(size)
-
-
 def whole_axes(axes: Mapping[str, int]) -> dict[str, int]:
     """The axes that parts such as ``x:(1)2``, ``x:(2)4`` are parts of, with their sizes."""
     found: dict[str, int] = {}
     for name, size in axes.items():
-        part = split_name(name)
+        part = axis_part(name)
         whole = part[0] if part else name
         found[whole] = found.get(whole, 1) * size
     return found
@@ -86,11 +78,11 @@ class Machine:
     @staticmethod
     def _with_parts(topology: Topology, axes: Mapping[str, int]) -> Topology:
         """The machine with parts of mesh axes as axes of their own, each where its whole lies."""
-        if all(split_name(name) is None for name in axes):
+        if all(axis_part(name) is None for name in axes):
             return topology
         spans: dict[str, tuple[Span, ...]] = {}
         for name in axes:
-            part = split_name(name)
+            part = axis_part(name)
             if part is None:
                 spans[name] = topology.mapping[name]
             else:

@@ -10,13 +10,14 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
+from meshwright.core.axis_names import axis_part
 from meshwright.core.facts import Fusion, Structure
 from meshwright.core.op import fusion_of
 from meshwright.core.program import Atom, Eqn, Program, Var
 from meshwright.core.source import Source, here
 from meshwright.errors import MeshwrightError
 from meshwright.simulate.fusion import Fusions, fuse
-from meshwright.simulate.machine import COMPUTE, Machine, TaskCost, split_name
+from meshwright.simulate.machine import COMPUTE, Machine, TaskCost
 from meshwright.transform.stack import inline_calls
 
 
@@ -208,7 +209,7 @@ def with_parts(program: Program, axes: Mapping[str, int]) -> dict[str, int]:
     """The mesh with an axis as the parts that a program talks along, ``x:(1)2`` and ``x:(2)4``, if it does so."""
     cuts: dict[str, set[int]] = {}
     for name in _spoken(program):
-        part = split_name(name)
+        part = axis_part(name)
         if part is not None and name not in axes and part[0] in axes:
             cuts.setdefault(part[0], {1, axes[part[0]]}).update((part[1], part[1] * part[2]))
     found: dict[str, int] = {}

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from meshwright.core.axis_names import axis_part
 from meshwright.core.facts import Structure
 from meshwright.core.op import Op, Value
 from meshwright.core.program import Atom, Eqn, Params, Program, Var
@@ -79,8 +80,9 @@ class _Rows:
         self.sizes = sizes
 
     def size(self, axis: str) -> int:
-        if ":(" in axis:  # a part says how large it is: x:(2)4
-            return int(axis.rpartition(")")[2])
+        part = axis_part(axis)
+        if part is not None:
+            return part.size
         size = self.sizes.get(axis)
         if size is None:
             raise MeshError(

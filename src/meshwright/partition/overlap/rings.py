@@ -20,6 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from meshwright.core import dtypes
+from meshwright.core.axis_names import axis_part
 from meshwright.core.op import Value
 from meshwright.core.program import Eqn, Params, Program
 from meshwright.core.source import Source
@@ -225,7 +226,7 @@ def kernel_takes(use: MatmulOperand, dim: int, around: Around, mesh: Sequence[st
     """Whether a kernel for ``all_gather(x, columns) @ y`` can be a matmul: one of matrices along one whole axis."""
     params: Params = use.eqn.params
     same = len({use.result.dtype, *(a.type.dtype for a in use.eqn.inputs)}) == 1
-    along = len(around.axes) == 1 and ":(" not in around.axes[0] and sorted(use.result.varying) == sorted(mesh)
+    along = len(around.axes) == 1 and axis_part(around.axes[0]) is None and sorted(use.result.varying) == sorted(mesh)
     return same and along and dim in params["contract"][use.operand] and not params["batch"][0]
 
 
