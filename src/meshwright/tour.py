@@ -75,7 +75,16 @@ def steps() -> Iterator[TourStop]:
         f"  step {n:2d}  {losses[n]:.4f}  {'█' * round(40 * losses[n] / losses[0])}" for n in range(0, 30, 5)
     )
     yield TourStop("and runs it", f"{shown}", {"losses": losses})
+    yield from _on_a_mesh(params, x, y)
 
+    try:
+        mw.make_program(loss)(params, x[:, :3], y)
+    except mw.MeshwrightError as error:
+        yield TourStop("When something cannot be right, it says what, where, why, and what to write", str(error))
+
+
+def _on_a_mesh(params: Any, x: Any, y: Any) -> Iterator[TourStop]:
+    """The stops at which arrays are put on a mesh."""
     mesh = mw.make_mesh((2, 4), ("data", "model"))
     specs = {"w1": mw.P(None, "model"), "b1": mw.P("model"), "w2": mw.P("model")}
     placed = {name: mw.device_put(w, mw.NamedSharding(mesh, specs[name])) for name, w in params.items()}
@@ -93,8 +102,3 @@ def steps() -> Iterator[TourStop]:
         f"{compiled.explain()}\n\n{seconds * 1e6:.1f} µs of communication on a TPU v5e",
         {"collectives": [c.kind for c in compiled.collectives], "seconds": seconds},
     )
-
-    try:
-        mw.make_program(loss)(params, x[:, :3], y)
-    except mw.MeshwrightError as error:
-        yield TourStop("When something cannot be right, it says what, where, why, and what to write", str(error))

@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from meshwright.interop.shardy.passes import apply_passes
-from meshwright.interop.shardy.populate import populate_rules
+from meshwright.interop.shardy.passes import apply_passes, populate_rules
 from meshwright.interop.stablehlo.context import parse_module
 from tests.oracle.jax_models import DEEP, MODELS
 from tests.oracle.shardy import apply, newest_rules, piped, piped_by_us

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from meshwright.interop.shardy.populate import populate_rules
+from meshwright.interop.shardy.passes import populate_rules
 from meshwright.interop.stablehlo.context import parse_module
 from tests.oracle.random_modules import EVERYTHING, Recipe, random_module
 from tests.oracle.shardy import apply, newest_rules

@@ -285,7 +285,7 @@ class DeviceMachine:
         return scope.variables[list(scope.variables)[-1]] if scope.variables else 0
 
     def _structural(self, eqn: DeviceEqn, args: Sequence[Any], scope: Scope) -> list[Item]:
-        op, attributes, domain = eqn.op, eqn.attributes, self.domain
+        op, domain = eqn.op, self.domain
         if not args or any(isinstance(x, Number) for x in args):
             raise ShapeError(
                 f"{op} takes values.",
@@ -317,6 +317,11 @@ class DeviceMachine:
         if op == "split":
             parts_count = bound(attribute(eqn, "parts"), scope.sizes)
             return _packed(eqn, Group(tuple(domain.split(eqn, leaf(args[0], eqn), dim_of(eqn), parts_count))))
+        return self._collective(eqn, args, scope)
+
+    def _collective(self, eqn: DeviceEqn, args: Sequence[Any], scope: Scope) -> list[Item]:
+        """An op on the tensors of a tuple, one on each of several devices."""
+        op, domain = eqn.op, self.domain
         # Tensors side by side are a tuple; a single one is where the result is written as one, too.
         alone = isinstance(args[0], Leaf) and isinstance(eqn.outputs[0].type, Tensor)
         group = args[0] if len(args) == 1 and not alone else Group(tuple(args))
@@ -341,7 +346,7 @@ class DeviceMachine:
         if op == "gather":
             return [domain.gather(eqn, leaves, dim_of(eqn), self.device(attribute(eqn, "to_device"), scope), members)]
         if op == "allreduce":
-            totals = domain.allreduce(eqn, leaves, attributes.get("reduce", "sum"), members)
+            totals = domain.allreduce(eqn, leaves, eqn.attributes.get("reduce", "sum"), members)
             return _packed(eqn, Group(tuple(totals), True, group.members))
         if op == "allgather":
             return _packed(eqn, Group(tuple(domain.allgather(eqn, leaves, dim_of(eqn), members)), True, group.members))

@@ -52,6 +52,28 @@ def from_jax(f: Callable[..., Any], *args: Any, **kwargs: Any) -> Program:
     return load(jax.jit(f, keep_unused=True).lower(*args, **kwargs).as_text())
 
 
+def _laid_out(program: Program, placed: bool) -> tuple[MeshAxes, AbstractMesh | None, list[NamedSharding | None]]:
+    """The mesh axes that a program runs over, and the shardings of its arguments and results: those of its shard_map if
+    it was ``placed`` on a mesh, replicated ones if its user wrote a shard_map, none without."""
+    types = [*program.in_types, *program.out_types]
+    params = next((eqn.params for eqn in program.eqns if eqn.op.name == "shard_map"), None)
+    if params is None:
+        return (("device", 1),), None, [None] * len(types)
+    on = AbstractMesh.of_parts(params["mesh"])
+    specs = [*params["in_specs"], *params["out_specs"]] if placed else [PartitionSpec()] * len(types)
+    shardings = [NamedSharding(on, spec.update(replicated=())) for spec in specs]
+    return params["mesh"], on, [_even(s, t) for s, t in zip(shardings, types, strict=True)]
+
+
+def _while_tracing() -> MeshwrightError:
+    return MeshwrightError(
+        "A function made by to_jax is called while JAX traces.",
+        where=here(),
+        why="it runs what is compiled already, on arrays; jax.jit, jax.grad and jax.vmap have none to give it",
+        fix="call it outside of them; to differentiate: to_jax(mw.jit(mw.grad(f)).lower(*args).compile())",
+    )
+
+
 def to_jax(compiled: Compiled, devices: Sequence[Any] | None = None) -> Callable[..., Any]:
     """A function of JAX arrays that runs on XLA what was compiled here, with the collectives that were chosen here.
 
@@ -75,17 +97,7 @@ def to_jax(compiled: Compiled, devices: Sequence[Any] | None = None) -> Callable
         )
     placed = compiled._executable.placed
     program = inline_calls(compiled.global_program, shard_maps=False) if placed is None else placed.program
-    types = [*program.in_types, *program.out_types]
-    ours: list[NamedSharding | None] = [None] * len(types)
-    axes: MeshAxes = (("device", 1),)
-    on: AbstractMesh | None = None
-    params = next((eqn.params for eqn in program.eqns if eqn.op.name == "shard_map"), None)
-    if params is not None:
-        axes = params["mesh"]
-        on = AbstractMesh.of_parts(axes)
-        whole = [PartitionSpec()] * len(types)  # of a program that nobody put on a mesh
-        specs = whole if placed is None else [*params["in_specs"], *params["out_specs"]]
-        ours = [_even(NamedSharding(on, spec.update(replicated=())), t) for spec, t in zip(specs, types, strict=True)]
+    axes, on, ours = _laid_out(program, placed is not None)
     count = prod(size for _, size in axes)
     found = list(jax.devices() if devices is None else devices)[:count]
     if len(found) < count:
@@ -104,12 +116,7 @@ def to_jax(compiled: Compiled, devices: Sequence[Any] | None = None) -> Callable
     def function(*args: Any, **kwargs: Any) -> Any:
         leaves, in_tree = tree.flatten((args, kwargs))
         if any(isinstance(x, jax.core.Tracer) for x in leaves):
-            raise MeshwrightError(
-                "A function made by to_jax is called while JAX traces.",
-                where=here(),
-                why="it runs what is compiled already, on arrays; jax.jit, jax.grad and jax.vmap have none to give it",
-                fix="call it outside of them; to differentiate: to_jax(mw.jit(mw.grad(f)).lower(*args).compile())",
-            )
+            raise _while_tracing()
         leaves = [x if hasattr(x, "dtype") else jax.numpy.asarray(x) for x in leaves]
         shapes = [(tuple(np.shape(x)), np.dtype(x.dtype)) for x in leaves]
         if in_tree != compiled._in_tree or shapes != [(t.shape, t.dtype) for t in program.in_types]:

@@ -406,27 +406,7 @@ def _prepare(
             ref.buffer.readonly = True
             ins.append(ref)
     made: list[Any] = []
-    if isinstance(call.scratch, dict):
-        parts = {name: (name, wanted) for name, wanted in call.scratch.items()}
-        scratch: Any = {k: _allocated(task, name, wanted, made) for k, (name, wanted) in parts.items()}
-    else:
-        rest = [*call.labels[len(call.in_trees) + len(call.out_trees) :], *["scratch memory"] * len(call.scratch)]
-        scratch = [_allocated(task, name, wanted, made) for name, wanted in zip(rest, call.scratch, strict=False)]
-    heads = renest(scalars, call.in_trees[: call.scalars])
-
-    def body(*refs: Ref) -> Any:
-        n = len(ins)
-        args = [*heads, *renest(refs[:n], call.in_trees[call.scalars :])]
-        args += renest(refs[n:], call.out_trees)
-        named = scratch if isinstance(scratch, dict) else {}
-        if not named:
-            args += scratch
-        try:
-            return call.kernel(*args, **named)
-        except TypeError:
-            _require_parameters(call, args, named)
-            raise
-
+    body = _body(call, scalars, len(ins), _scratch(call, task, made))
     pipeline = Pipeline(body, grid, call.in_specs, call.out_specs, [False] * len(outs))
     if call.params.num_cores > 1:
         pipeline.divide(task, call.params.dimension_semantics)
@@ -439,14 +419,49 @@ def _prepare(
         None if one is None else Allocation(*(scoped(task, part, label, made) for part in one))
         for one, label in zip((*wanted.input, *wanted.out), labels, strict=True)
     ]
-    in_axes = call.in_axes[:split] or (None,) * split
-    for ref, axes in zip((*scalars, *ins, *outs), (*in_axes, *call.out_axes), strict=True):
-        machine.axes[_address(ref)] = axes
-    for slot, ref in zip(slots, (*ins, *outs), strict=True):
-        if slot is not None:
-            machine.axes[_address(slot.slots)] = machine.axes.get(_address(ref))
+    _note_axes(call, machine, scalars, [*ins, *outs], slots)
     windows = pipeline.windows(PipelineArg(slots[: len(ins)], slots[len(ins) :], []))
     return _Operands(task, pipeline, ins, outs, windows)
+
+
+def _note_axes(
+    call: KernelCall, machine: KernelMachine, scalars: Sequence[Ref], refs: Sequence[Any], slots: Sequence[Any]
+) -> None:
+    """Tell the machine over which axes the operands vary, and their windows as they do."""
+    count = len(scalars) + len(refs) - len(call.out_axes)
+    in_axes = call.in_axes[:count] or (None,) * count
+    for ref, axes in zip((*scalars, *refs), (*in_axes, *call.out_axes), strict=True):
+        machine.axes[_address(ref)] = axes
+    for slot, ref in zip(slots, refs, strict=True):
+        if slot is not None:
+            machine.axes[_address(slot.slots)] = machine.axes.get(_address(ref))
+
+
+def _scratch(call: KernelCall, task: KernelTask, made: list[Any]) -> Any:
+    """The scratch memory of a call, by name or in order."""
+    if isinstance(call.scratch, dict):
+        return {name: _allocated(task, name, wanted, made) for name, wanted in call.scratch.items()}
+    rest = [*call.labels[len(call.in_trees) + len(call.out_trees) :], *["scratch memory"] * len(call.scratch)]
+    return [_allocated(task, name, wanted, made) for name, wanted in zip(rest, call.scratch, strict=False)]
+
+
+def _body(call: KernelCall, scalars: Sequence[Ref], n_ins: int, scratch: Any) -> Callable[..., Any]:
+    """The kernel as a function of the refs of one grid step, its inputs before its outputs."""
+    heads = renest(scalars, call.in_trees[: call.scalars])
+
+    def body(*refs: Ref) -> Any:
+        args = [*heads, *renest(refs[:n_ins], call.in_trees[call.scalars :])]
+        args += renest(refs[n_ins:], call.out_trees)
+        named = scratch if isinstance(scratch, dict) else {}
+        if not named:
+            args += scratch
+        try:
+            return call.kernel(*args, **named)
+        except TypeError:
+            _require_parameters(call, args, named)
+            raise
+
+    return body
 
 
 def _address(ref: Ref | SemaphoreRef) -> Any:

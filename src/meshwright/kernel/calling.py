@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
@@ -69,19 +69,16 @@ def pallas_call(
     outs = list(out_shape or ()) if many else [out_shape]
     given_out_specs = spec.out_specs if many else [spec.out_specs]
     source = user_source()
-    params = compiler_params if compiler_params is not None else mosaic_params
-    if not isinstance(params, CompilerParams):
-        params = CompilerParams(**_only_known(params or {}))
+    params = _compiler_params(compiler_params if compiler_params is not None else mosaic_params)
     if debug is not None and not isinstance(debug, Debug):
         debug = Debug() if debug else None
 
     def call(*args: Any) -> Any:
         flat = [tree.flatten(arg) for arg in args]
-        leaves = [
-            leaf_value(leaf, f"argument {n} of the kernel") for n, (found, _) in enumerate(flat) for leaf in found
-        ]
+        leaves = [leaf_value(x, f"argument {n} of the kernel") for n, (found, _) in enumerate(flat) for x in found]
         in_trees = tuple(structure for _, structure in flat)
         out_flat = [tree.flatten(out) for out in outs]
+        out_leaves = [leaf for found, _ in out_flat for leaf in found]
         head = spec.num_scalar_prefetch
         sizes = _sizes(spec.grid)
         traced = [n for n in sizes if isinstance(n, Tracer)]
@@ -92,9 +89,9 @@ def pallas_call(
             in_specs=tuple(_specs(spec.in_specs, in_trees[head:], "in_specs")),
             out_specs=tuple(_specs(given_out_specs, [t for _, t in out_flat], "out_specs")),
             labels=_labels(kernel, len(in_trees), len(out_flat)),
-            out_types=tuple(_type(leaf) for found, _ in out_flat for leaf in found),
-            out_axes=tuple(getattr(leaf, "vma", None) for found, _ in out_flat for leaf in found),
-            out_semaphores=tuple(_semaphores(leaf) for found, _ in out_flat for leaf in found),
+            out_types=tuple(map(_type, out_leaves)),
+            out_axes=tuple(getattr(leaf, "vma", None) for leaf in out_leaves),
+            out_semaphores=tuple(map(_semaphores, out_leaves)),
             in_trees=in_trees,
             out_trees=tuple(t for _, t in out_flat),
             scratch=spec.scratch_shapes if isinstance(spec.scratch_shapes, dict) else list(spec.scratch_shapes or ()),
@@ -109,16 +106,27 @@ def pallas_call(
         _check_aliases(built, leaves)
         _check_semantics(built)
         results = _apply(built, [*leaves, *traced])
-        if out_shape is None:
-            return None
-        parts, at = [], 0
-        for t in built.out_trees:
-            parts.append(tree.unflatten(t, results[at : at + t.num_leaves]))
-            at += t.num_leaves
-        return (tuple(parts) if isinstance(out_shape, tuple) else parts) if many else parts[0]
+        return _like_out_shape(out_shape, built.out_trees, results)
 
     call.given = Given(kernel, out_shape, spec, dict(input_output_aliases or {}), params, name)  # type: ignore[attr-defined]
     return call
+
+
+def _compiler_params(given: Any) -> CompilerParams:
+    return given if isinstance(given, CompilerParams) else CompilerParams(**_only_known(given or {}))
+
+
+def _like_out_shape(out_shape: Any, trees: Sequence[tree.TreeDef], results: Sequence[Any]) -> Any:
+    """Results in the containers that ``out_shape`` has."""
+    if out_shape is None:
+        return None
+    parts, at = [], 0
+    for t in trees:
+        parts.append(tree.unflatten(t, results[at : at + t.num_leaves]))
+        at += t.num_leaves
+    if isinstance(out_shape, tuple | list):
+        return tuple(parts) if isinstance(out_shape, tuple) else parts
+    return parts[0]
 
 
 def _apply(call: KernelCall, leaves: list[Any]) -> list[Any]:

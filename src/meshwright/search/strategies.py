@@ -206,14 +206,7 @@ def grid_search(
     >>> found.best.strategy.devices, found.best.fits, len(found.pareto) > 1
     (8, True, True)
     """
-    if costs is None:
-        if topology is None:
-            raise ShapeError(
-                "There is no machine to search on.",
-                why="neither a topology nor costs are given",
-                fix='dist.grid_search(model, mw.hardware.Topology("h100", 64), batch=512)',
-            )
-        costs = OnTopology(topology)
+    costs = _costs_on(topology) if costs is None else costs
     if batch is None:
         batch = model.batch if isinstance(model, MLP) else 0
     count = devices or (topology.size if topology is not None else 0)
@@ -222,13 +215,7 @@ def grid_search(
             "A search needs a batch and devices.", why=f"batch={batch}, devices={count}", fix="batch=512, devices=64"
         )
     if workers is not None:
-        check_count("workers", workers, "workers=8")
-        if workers > MOST_WORKERS:
-            raise ShapeError(
-                f"workers is {workers}.",
-                why=f"each is a process, and up to {MOST_WORKERS} are started",
-                fix="workers=8",
-            )
+        _check_workers(workers)
     if memory_bytes is None and topology is not None:
         memory_bytes = topology.chip.hbm_bytes
     options = {
@@ -251,22 +238,54 @@ def grid_search(
         kept = EstimateFile(path, _case(costs, count, itemsize, model, batch, topology, state_bytes, memory_bytes))
     known = kept.known if kept is not None else {}
     todo = [s for s in wanted if s not in known]
-    done = []
+    with _executor(executor, workers, len(todo)) as pool:
+        every = _estimated(one, todo, pool, kept, progress) + [known[s] for s in wanted if s in known]
+    return SearchResult(tuple(sorted(every, key=lambda e: (not e.fits, e.seconds, e.peak_bytes))))
+
+
+def _costs_on(topology: Topology | None) -> Costs:
+    if topology is None:
+        raise ShapeError(
+            "There is no machine to search on.",
+            why="neither a topology nor costs are given",
+            fix='dist.grid_search(model, mw.hardware.Topology("h100", 64), batch=512)',
+        )
+    return OnTopology(topology)
+
+
+def _check_workers(workers: int) -> None:
+    """Refuse a number of processes that cannot be started."""
+    check_count("workers", workers, "workers=8")
+    if workers > MOST_WORKERS:
+        raise ShapeError(
+            f"workers is {workers}.",
+            why=f"each is a process, and up to {MOST_WORKERS} are started",
+            fix="workers=8",
+        )
+
+
+def _estimated(
+    one: Callable[[Strategy], Estimate | None],
+    todo: Sequence[Strategy],
+    pool: Executor | None,
+    kept: EstimateFile | None,
+    progress: Callable[[int, int], None] | None,
+) -> list[Estimate]:
+    """The estimates of strategies by an executor, written to a file as they are made."""
+    done: list[Estimate] = []
     try:
-        with _executor(executor, workers, len(todo)) as pool:
-            made = pool.map(one, todo, chunksize=CHUNK) if pool is not None else map(one, todo)
-            for n, found in enumerate(made):
-                if found is not None:
-                    done.append(found)
-                    if kept is not None:
-                        kept.add(found)
-                if progress is not None:
-                    progress(n + 1, len(todo))
+        made = pool.map(one, todo, chunksize=CHUNK) if pool is not None else map(one, todo)
+        for n, found in enumerate(made):
+            if found is not None:
+                done.append(found)
+                if kept is not None:
+                    kept.add(found)
+            if progress is not None:
+                progress(n + 1, len(todo))
     finally:
         if kept is not None:
             kept.close()
-    every = done + [known[s] for s in wanted if s in known]
-    return SearchResult(tuple(sorted(every, key=lambda e: (not e.fits, e.seconds, e.peak_bytes))))
+    return done
 
 
 @contextmanager

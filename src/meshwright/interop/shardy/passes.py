@@ -9,13 +9,27 @@ from typing import Any, NamedTuple
 from meshwright.errors import MeshwrightError
 from meshwright.interop.shardy.communication import reshards_to_collectives
 from meshwright.interop.shardy.explicit_reshards import insert_reshards
-from meshwright.interop.shardy.module_walk import RULE, walk
+from meshwright.interop.shardy.module_walk import RULE, Rules, walk
 from meshwright.interop.shardy.module_writer import write_module
-from meshwright.interop.shardy.populate import populate_rules
 from meshwright.interop.shardy.problem_reader import ModuleReader, place_of
-from meshwright.interop.shardy.sharding_rules import read_rule
-from meshwright.interop.stablehlo.context import context
+from meshwright.interop.shardy.sharding_rules import read_rule, rule_text
+from meshwright.interop.stablehlo.context import Types, context
 from meshwright.propagate.run import PASSES, PIPELINES, STRATEGIES, Answer, run
+
+
+def populate_rules(module: Any) -> None:
+    """Write its rule on every op that has one and carries none."""
+    from jaxlib.mlir import ir
+
+    rules = Rules(Types())
+    with context():
+        for op in walk(module.operation):
+            if RULE in op.attributes:
+                continue
+            rule = rules(op)
+            if rule is not None:
+                op.attributes[RULE] = ir.Attribute.parse(rule_text(rule))
+
 
 # Passes that change the module itself; the others propagate.
 IN_PLACE: dict[str, Callable[[Any], None]] = {

@@ -39,6 +39,19 @@ def needed_bytes(t: TensorType, needs: Sequence[Need]) -> float:
 # slice
 
 
+def _slice_needs(eqn: Eqn, cut: Sequence[int], choice: Choice) -> list[Need]:
+    """The window of the operand that each device's results come from, along the dims that are cut."""
+    result, starts, strides = eqn.outputs[0].type, eqn.params["starts"], eqn.params["strides"]
+    found = []
+    for d in cut:
+        axes = choice.operands[0].dims[d].axes
+        if axes:
+            block = choice.results[0].local_shape(result.shape)[d]
+            first = [starts[d] + i * block * strides[d] for i in range(parts(axes))]
+            found.append(Need(d, first, (block - 1) * strides[d] + 1))
+    return found
+
+
 def _slice(local: Localizer, eqn: Eqn) -> list[Version]:
     x, result = eqn.inputs[0].type, eqn.outputs[0].type
     starts, limits, strides = (eqn.params[name] for name in ("starts", "limits", "strides"))
@@ -54,24 +67,13 @@ def _slice(local: Localizer, eqn: Eqn) -> list[Version]:
         else:
             summed.add(n, (0, d), (1, d))
 
-    def needs(choice: Choice) -> list[Need]:
-        """The results of a device come from a window of the operand."""
-        found = []
-        for d in cut:
-            axes = choice.operands[0].dims[d].axes
-            if axes:
-                block = choice.results[0].local_shape(result.shape)[d]
-                first = [starts[d] + i * block * strides[d] for i in range(parts(axes))]
-                found.append(Need(d, first, (block - 1) * strides[d] + 1))
-        return found
-
     def moved(choice: Choice) -> list[Version]:
         value = local.operands(eqn, choice)[0]
         low, high = list(starts), list(limits)
         for d, n in enumerate(value.shape):
             if d not in cut:
                 low[d], high[d] = 0, n
-        for need in needs(choice):
+        for need in _slice_needs(eqn, cut, choice):
             d, axes = need.dim, choice.operands[0].dims[need.dim].axes
             why = f"slice cuts dim {d}, which is split"
             value = fetch(local, value, d, x.shape[d], axes, need.starts, need.length, None, why)
@@ -101,7 +103,7 @@ def _slice(local: Localizer, eqn: Eqn) -> list[Version]:
     strategies = [
         BlockStrategy(
             factors._replace(guarded=factors.guarded - free),
-            lambda choice: needed_bytes(local_type(x, choice.operands[0]), needs(choice)),
+            lambda choice: needed_bytes(local_type(x, choice.operands[0]), _slice_needs(eqn, cut, choice)),
             moved,
         ),
         BlockStrategy(summed.build(READ), nothing, as_partial_sums),

@@ -107,6 +107,34 @@ def _conv_factors(eqn: Eqn, by_taps: bool) -> Factors:
     return build.build()
 
 
+def _conv_reaches(eqn: Eqn, choice: Choice, by_taps: bool) -> list[Reach] | None:
+    """The reach of each device's windows along the dims that a choice splits; None if it cannot run so."""
+    (x, w), result, params = (a.type for a in eqn.inputs), eqn.outputs[0].type, eqn.params
+    lhs, rhs, out = params["dims"]
+    found = []
+    for n in range(x.ndim - 2):
+        axes = choice.operands[0].dims[lhs[n + 2]].axes
+        if not axes:
+            continue
+        stride, dilation, low = params["strides"][n], params["rhs_dilation"][n], params["padding"][n][0]
+        taps, windows = w.shape[rhs[n + 2]], result.shape[out[n + 2]]
+        if by_taps and taps % parts(axes):
+            return None  # a tap that is padding would meet elements that other taps need
+        if by_taps:
+            taps //= parts(axes)
+            step = taps * dilation
+        else:
+            windows = -(-windows // parts(axes))
+            step = windows * stride
+        first = tuple(i * step - low for i in range(parts(axes)))
+        span = (windows - 1) * stride + dilated(taps, dilation)
+        reach = Reach(lhs[n + 2], axes, first, span, params["lhs_dilation"][n])
+        if by_taps and not reach.alike:
+            return None  # zeros between the elements would meet taps that they do not meet in the whole
+        found.append(reach if by_taps else reach.aligned(stride))
+    return found
+
+
 def _conv(local: Localizer, eqn: Eqn) -> list[Version]:
     (x, w), result, params = (a.type for a in eqn.inputs), eqn.outputs[0].type, eqn.params
     lhs, rhs, out = params["dims"]
@@ -117,33 +145,9 @@ def _conv(local: Localizer, eqn: Eqn) -> list[Version]:
     if not split or not x.size or not w.size or not result.size:
         return cheapest(local, eqn, [])
 
-    def reaches(choice: Choice, by_taps: bool) -> list[Reach] | None:
-        found = []
-        for n in range(x.ndim - 2):
-            axes = choice.operands[0].dims[lhs[n + 2]].axes
-            if not axes:
-                continue
-            stride, dilation, low = params["strides"][n], params["rhs_dilation"][n], params["padding"][n][0]
-            taps, windows = w.shape[rhs[n + 2]], result.shape[out[n + 2]]
-            if by_taps and taps % parts(axes):
-                return None  # a tap that is padding would meet elements that other taps need
-            if by_taps:
-                taps //= parts(axes)
-                step = taps * dilation
-            else:
-                windows = -(-windows // parts(axes))
-                step = windows * stride
-            first = tuple(i * step - low for i in range(parts(axes)))
-            span = (windows - 1) * stride + dilated(taps, dilation)
-            reach = Reach(lhs[n + 2], axes, first, span, params["lhs_dilation"][n])
-            if by_taps and not reach.alike:
-                return None  # zeros between the elements would meet taps that they do not meet in the whole
-            found.append(reach if by_taps else reach.aligned(stride))
-        return found
-
     def strategy(by_taps: bool) -> BlockStrategy:
         def extra(choice: Choice) -> float | None:
-            found = reaches(choice, by_taps)
+            found = _conv_reaches(eqn, choice, by_taps)
             return None if found is None else _reached(local_type(x, choice.operands[0]), found)
 
         def run(choice: Choice) -> list[Version]:
@@ -154,7 +158,7 @@ def _conv(local: Localizer, eqn: Eqn) -> list[Version]:
                     place = (dim, choice.operands[n].dims[dim].axes, eqn.inputs[n].type.shape[dim])
                     values[n] = without_padding(local.names, values[n], [place], 0)
             padding, dilations = list(params["padding"]), list(params["lhs_dilation"])
-            found = reaches(choice, by_taps) or []
+            found = _conv_reaches(eqn, choice, by_taps) or []
             for reach in found:
                 n = lhs.index(reach.dim) - 2
                 size = x.shape[reach.dim]

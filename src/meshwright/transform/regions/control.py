@@ -324,6 +324,25 @@ def _takes(program: Program, number: int) -> bool:
     return any(program.inputs[number] in eqn.inputs for eqn in program.eqns)
 
 
+def _shared_slots(needed: Sequence[Sequence[TensorType]]) -> tuple[list[TensorType], list[list[int]]]:
+    """Slots for the residuals of all branches, equal types shared between them; per branch, the slot of each of its."""
+    slots: list[TensorType] = []
+    slots_of = []
+    for types in needed:
+        free = list(range(len(slots)))
+        mine = []
+        for t in types:
+            slot = next((s for s in free if slots[s] is t), None)
+            if slot is None:
+                slot = len(slots)
+                slots.append(t)
+            else:
+                free.remove(slot)
+            mine.append(slot)
+        slots_of.append(mine)
+    return slots, slots_of
+
+
 def _cond_linearize(
     op: Op, primals: Sequence[Value], tangents: Sequence[Value | None], params: Params
 ) -> tuple[list[Value], list[Value | None]]:
@@ -345,20 +364,7 @@ def _cond_linearize(
         linear.append((found, constants, order))
         needed.append((program, program.out_types[n_out:]))
 
-    slots: list[TensorType] = []
-    places = []  # per branch, the slot of each of its residuals
-    for _, residual_types in needed:
-        free = list(range(len(slots)))
-        mine = []
-        for t in residual_types:
-            slot = next((s for s in free if slots[s] is t), None)
-            if slot is None:
-                slot = len(slots)
-                slots.append(t)
-            else:
-                free.remove(slot)
-            mine.append(slot)
-        places.append(mine)
+    slots, slots_of = _shared_slots([residual_types for _, residual_types in needed])
 
     def saving(program: Program, mine: list[int]) -> Program:
         def outputs(*args: Any) -> list[Any]:
@@ -368,7 +374,7 @@ def _cond_linearize(
 
         return region(outputs, program.in_types)
 
-    forward_branches = tuple(saving(program, mine) for (program, _), mine in zip(needed, places, strict=True))
+    forward_branches = tuple(saving(program, mine) for (program, _), mine in zip(needed, slots_of, strict=True))
     outs, saved = cut(op(index, *operands, branches=forward_branches), n_out)
     union = _any_of([found.nonzero for found, _, _ in linear])
     active_types = [x.type for x in pick(operands, mask)]
@@ -387,7 +393,7 @@ def _cond_linearize(
 
     out_ts = op(
         index, *saved, *again, *pick(tangents[1:], mask),
-        branches=tuple(tangent_branch(*found, mine) for found, mine in zip(linear, places, strict=True)),
+        branches=tuple(tangent_branch(*found, mine) for found, mine in zip(linear, slots_of, strict=True)),
     )  # fmt: skip
     return outs, spread(out_ts, union)
 
