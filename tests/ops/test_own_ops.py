@@ -15,6 +15,7 @@ import pytest
 
 import meshwright as mw
 import meshwright.numpy as mnp
+from meshwright.core.factors import Factors
 from meshwright.core.op import REGISTRY, No, Op, define_op
 from meshwright.core.text.parse import parse_program
 from meshwright.interop import mlir
@@ -43,22 +44,37 @@ CALLS: dict[str, tuple[Op, Callable[[Any, Any, Any], Any]]] = {
 }
 
 
-@pytest.fixture(params=CALLS)
+# The same factor rules written by hand.
+BY_HAND = {
+    "product": lambda operands, results, params: Factors.parse(
+        "r k, k c -> r c", {"r": operands[0].shape[0], "k": operands[0].shape[1], "c": operands[1].shape[1]}
+    ),
+    "elementwise": lambda operands, results, params: Factors.parse(
+        "r c -> r c", {"r": operands[0].shape[0], "c": operands[0].shape[1]}
+    ),
+    "reduction": lambda operands, results, params: Factors.parse(
+        "r c -> r", {"r": operands[0].shape[0], "c": operands[0].shape[1]}
+    ),
+}
+
+
+@pytest.fixture(params=[(name, by_hand) for name in CALLS for by_hand in (False, True)], ids=str)
 def case(request: pytest.FixtureRequest) -> Iterator[tuple[Op, Op, Callable[[Any, Any, Any], Any]]]:
     """An op, one of a user's with its rules, and a program."""
-    known, call = CALLS[request.param]
-    with own_op(known, f"own_{request.param}") as own:
+    name, by_hand = request.param
+    known, call = CALLS[name]
+    with own_op(known, f"own_{name}", **({"factors": BY_HAND[name]} if by_hand else {})) as own:
         yield known, own, call
 
 
 @contextmanager
 def own_op(known: Op, name: str, **facts: Any) -> Iterator[Op]:
     """An op of a user with the rules of another, for as long as it is tested; of its facts it has those given."""
-    rules = {"jvp": No("it has none"), "transpose": No("it has none"), "evaluate": known.evaluate, **facts}
+    rules = {"jvp": No("it has none"), "transpose": No("it has none"), "evaluate": known.evaluate}
+    rules = {**rules, "factors": known.factors, **facts}
     op = define_op(
         name,
         type=known.type.__wrapped__,  # type: ignore[attr-defined]
-        factors=known.factors,
         linear=known.linear,
         batch=known.batch,
         cost=known.cost,

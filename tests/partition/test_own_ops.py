@@ -12,6 +12,7 @@ import pytest
 
 import meshwright as mw
 from meshwright.core.factors import FactorBuilder, Factors
+from meshwright.core.facts import Across, Split
 from meshwright.core.linearity import Linearity
 from meshwright.core.op import REGISTRY, Cost, No, Op, define_op
 from meshwright.core.types import TensorType
@@ -181,6 +182,16 @@ def test_a_size_among_the_params_is_localized() -> None:
                 found = mw.jit(lambda x: op(x, n=6) * 2, out_shardings=wanted)(mw.device_put(x, sharding))
                 np.testing.assert_array_equal(found, 2 * evaluate(np, x, 6))
                 assert found.sharding.is_equivalent_to(wanted, 2)
+
+
+def test_a_split_that_its_params_do_not_tell_of_is_refused() -> None:
+    rule = lambda operands, results, params: Factors.parse("i j -> i j", {"i": 8, "j": 4}, replicated=["i"])
+    with own(same, rule, lambda xp, x: x.cumsum(0), split=Split(Across.RUNNING)) as op:
+        assert refused(op) == (
+            "own has no axis, reverse among its params, and split=Split(Across.RUNNING).\n"
+            "  why:  by that, it reduces all that come before along ``axis``, or after if ``reverse``\n"
+            "  fix:  params of these names in the type rule of define_op('own', …), or no split="
+        )
 
 
 def test_an_op_that_was_defined_anew_is_another() -> None:

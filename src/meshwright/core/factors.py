@@ -63,6 +63,17 @@ class Factors(NamedTuple):
         return frozenset(self.sizes) - self.replicated - self.guarded
 
     @property
+    def elementwise(self) -> bool:
+        """Whether each element of the results is made of those at its place in the operands; scalars are of all.
+
+        >>> Factors.parse("i j, i j -> i j", {"i": 2, "j": 3}).elementwise
+        True
+        """
+        dims = self.results[0]
+        plain = all(len(dim) == 1 for dim in dims) and self.separable == self.passing == frozenset(self.sizes)
+        return plain and all(other == dims or not other for other in (*self.operands, *self.results[1:]))
+
+    @property
     def iterations(self) -> int:
         """How many points the op iterates over: the product of all factors."""
         return prod(self.sizes.values())

@@ -61,6 +61,30 @@ class Across(Enum):
     LARGEST = "it takes the ``k`` largest along the last dim, and says where they stand"
 
 
+_PARAMS: dict[Across, str] = {
+    Across.COUNTED: "shape dim",
+    Across.CUT: "starts limits strides",
+    Across.PADDED: "low high interior",
+    Across.REVERSED: "dims",
+    Across.JOINED: "dim",
+    Across.CONVOLVED: "dims strides padding lhs_dilation rhs_dilation feature_groups batch_groups",
+    Across.WINDOWED: "window strides padding base_dilation window_dilation",
+    Across.UNWINDOWED: "window strides padding base_dilation window_dilation select",
+    Across.READ: "slice_sizes offset_dims collapsed_dims start_index_map operand_batch_dims indices_batch_dims mode",
+    Across.WRITTEN: "update_window_dims inserted_window_dims scatter_dims_to_operand_dims operand_batch_dims "
+    "scatter_indices_batch_dims mode",
+    Across.READ_AT: "sizes",
+    Across.RUNNING: "axis reverse",
+    Across.EXTREME: "axis dtype",
+    Across.LARGEST: "k",
+}
+
+
+def params_for(across: Across) -> tuple[str, ...]:
+    """The params that an op must have which looks across blocks so."""
+    return tuple(_PARAMS.get(across, "").split())
+
+
 class Split(NamedTuple):
     """What devices do with an op where a dim is split that it looks across: how it does, and how elements combine."""
 
@@ -77,7 +101,6 @@ class ExplicitFacts(NamedTuple):
     product: bool  # linear in each operand: what it sums over may be split in several of them
     joins: bool
     constraint: bool
-    takes_out_sharding: bool
 
 
 class Structure(Enum):

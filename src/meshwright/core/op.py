@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
 
 from meshwright.core.dtypes import ALL, DType
-from meshwright.core.factors import Factors
+from meshwright.core.factors import Factors, pointwise
 from meshwright.core.facts import (
     BLOCKS,
     Across,
@@ -219,6 +219,21 @@ def _fusion(op: Op, operands: Types, results: Types, params: tuple[tuple[str, An
     return fusion_by_factors(rule, op.cost(operands, results, given).flops, results)
 
 
+def is_elementwise(eqn: Eqn) -> bool:
+    """Whether each element of the results of an equation is made of those at its place in the operands."""
+    op = eqn.op
+    if op.factors is pointwise or isinstance(op.factors, No):
+        return op.factors is pointwise
+    operands, results = tuple(a.type for a in eqn.inputs), tuple(v.type for v in eqn.outputs)
+    return _elementwise(op, operands, results, tuple(eqn.params.items()))
+
+
+@lru_cache(maxsize=8192)
+def _elementwise(op: Op, operands: Types, results: Types, params: tuple[tuple[str, Any], ...]) -> bool:
+    assert not isinstance(op.factors, No)
+    return op.factors(operands, results, dict(params)).elementwise
+
+
 def memory_of(eqn: Eqn) -> Memory:
     """Where the results of an equation lie."""
     memory = eqn.op.memory
@@ -295,12 +310,7 @@ def define_op(
     """
     if name in REGISTRY:
         raise ValueError(f"op {name!r} is defined twice")
-    facts = ExplicitFacts(
-        linear is Linearity.EACH,
-        split.across is Across.JOINED,
-        structure is Structure.CONSTRAINT,
-        "out_sharding" in signature_of(type).params,
-    )
+    facts = ExplicitFacts(linear is Linearity.EACH, split.across is Across.JOINED, structure is Structure.CONSTRAINT)
     plain = _with_layout(name, linear, factors, type, facts) if variance is Variance.EQUAL else type
     rule = _with_signature(name, plain)
     op = Op(
@@ -384,7 +394,8 @@ def _with_layout(
         if split:
             from meshwright.sharding.explicit import result_layouts  # no program without a mesh needs to load it
 
-            layouts = result_layouts(name, factors, facts, types, results, params)
+            asked = "out_sharding" in signature_of(rule).params
+            layouts = result_layouts(name, factors, facts, asked, types, results, params)
             results = tuple(
                 t.with_(varying=varying, unreduced=union((unreduced, layout.unreduced)), sharding=layout.sharding)
                 for t, layout in zip(results, layouts, strict=True)

@@ -262,9 +262,9 @@ def localize(name: str, params: Params, args: Sequence[Arg], results: Sequence[A
 def is_elementwise(eqn: DeviceEqn) -> bool:
     """Whether each element of the one result comes from the same element of the operands."""
     name = registry_name(eqn.op)
-    return len(eqn.outputs) == 1 and (
-        NAMED[name].elementwise if name in NAMED else name in REGISTRY and REGISTRY[name].factors is pointwise
-    )
+    if name in NAMED or name not in REGISTRY or len(eqn.outputs) != 1:
+        return len(eqn.outputs) == 1 and name in NAMED and NAMED[name].elementwise
+    return REGISTRY[name].factors is pointwise
 
 
 def shares_of(eqn: DeviceEqn) -> tuple[IndependentOperands, ...]:

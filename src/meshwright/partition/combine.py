@@ -7,8 +7,8 @@ from itertools import count, groupby
 from math import ceil, prod
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from meshwright.core.factors import pointwise
 from meshwright.core.linearity import Does
+from meshwright.core.op import is_elementwise
 from meshwright.core.program import Atom, Eqn, Program, Var
 from meshwright.core.source import Source
 from meshwright.core.types import TensorType
@@ -141,7 +141,7 @@ def _tail(program: Program) -> set[Eqn]:
 
 def _is_light(eqn: Eqn) -> bool:
     """Whether an equation is a sum, elementwise, or moves and adds up elements."""
-    if eqn.op is psum or eqn.op.factors is pointwise:
+    if eqn.op is psum or is_elementwise(eqn):
         return True
     groups = eqn.op.groups([a.type for a in eqn.inputs], [v.type for v in eqn.outputs], eqn.params)
     return any(group.does is not Does.SCALES for group in groups)

@@ -16,8 +16,8 @@ from itertools import islice, product
 from typing import Any, NamedTuple
 
 from meshwright.core.dtypes import BOOL, is_inexact
-from meshwright.core.factors import Factors, pointwise
-from meshwright.core.facts import Across, Structure
+from meshwright.core.factors import Factors
+from meshwright.core.facts import Across, Structure, params_for
 from meshwright.core.linearity import (
     UNBOUNDED,
     LinearGroup,
@@ -28,11 +28,12 @@ from meshwright.core.linearity import (
 )
 from meshwright.core.op import No, Op, Value
 from meshwright.core.program import Atom, Eqn, Literal, Program, Var
+from meshwright.core.signature import signature_of
 from meshwright.core.source import here
 from meshwright.core.trace import Array, at_source, read, state
 from meshwright.core.types import TensorType, union
 from meshwright.errors import ShapeError
-from meshwright.ops.basic import add, broadcast_in_dim, convert, reshape, zeros
+from meshwright.ops.basic import add, convert, zeros
 from meshwright.partition.across import counterpart, is_on, plan_across, seconds_across
 from meshwright.partition.blocks import identity, without_padding
 from meshwright.partition.choose import Choice, choose, groups_of, numbered, question, rule_of
@@ -65,7 +66,24 @@ MAKES: dict[Across, Make] = {}  # for what makes a block out of nothing
 
 def _special(op: Op) -> Special | None:
     """The rule by which an op is partitioned, if its factor rule is not all."""
-    return RULES.get(op.structure or op.split.across)
+    found = RULES.get(op.structure or op.split.across)
+    if found is not None and op.structure is None:
+        _check_params(op)
+    return found
+
+
+@lru_cache(maxsize=1024)
+def _check_params(op: Op) -> None:
+    """Raise if an op says that it looks across blocks in a way that its params do not tell of."""
+    have = signature_of(op.type).params
+    missing = [name for name in params_for(op.split.across) if name not in have]
+    if missing:
+        raise ShapeError(
+            f"{op.name} has no {', '.join(missing)} among its params, and split=Split(Across.{op.split.across.name}).",
+            where=here(),
+            why=f"by that, {op.split.across.value}",
+            fix=f"params of these names in the type rule of define_op({op.name!r}, …), or no split=",
+        )
 
 
 def _made_by(op: Op) -> Make | None:
@@ -190,9 +208,7 @@ class Localizer:
             return True
         if len(eqn.outputs) > 1 or not all(atom.__class__ is Literal or atom in self.free for atom in eqn.inputs):
             return False
-        if eqn.op is reshape:
-            return _long(eqn.inputs[0].type) == _long(eqn.outputs[0].type)
-        return eqn.op is broadcast_in_dim or eqn.op.factors is pointwise
+        return _dims_above(eqn) is not None
 
     def make(self, eqn: Eqn, need: TensorSharding) -> Value:
         """The result of an equation that depends on no argument, in a layout."""
@@ -202,18 +218,13 @@ class Localizer:
                 return made(self, eqn, need)
             if eqn.op.structure is Structure.CONSTRAINT:
                 return self.get(eqn.inputs[0], need, "devices make it")
-            operands = [self._beneath(eqn, atom.type, need) for atom in eqn.inputs]
+            places = _dims_above(eqn)
+            assert places is not None
+            operands = [
+                layout(self.mesh, tuple(() if d is None else need.dims[d].axes for d in dims)) for dims in places
+            ]
             values = [self.get(a, s, "devices make it") for a, s in zip(eqn.inputs, operands, strict=True)]
             return self.apply(eqn, values, operands, [need])[0].value
-
-    def _beneath(self, eqn: Eqn, t: TensorType, need: TensorSharding) -> TensorSharding:
-        """The layout of an operand of what depends on no argument, from that of the result."""
-        if eqn.op is reshape:
-            split = iter([dim.axes for dim, n in zip(need.dims, eqn.outputs[0].type.shape, strict=True) if n > 1])
-            return layout(self.mesh, tuple(next(split) if n > 1 else () for n in t.shape))
-        places = eqn.params["dims"] if eqn.op is broadcast_in_dim else range(t.ndim)
-        sizes = zip(places, t.shape, strict=True)
-        return layout(self.mesh, tuple(need.dims[d].axes if n > 1 else () for d, n in sizes))
 
     def reduce_once(self, atom: Atom) -> None:
         """Reduce a partial sum that several equations read, once, before they read it."""
@@ -453,9 +464,45 @@ def _fillable(
     return frozenset(n for group in linear for n in group.operands)
 
 
-def _long(t: TensorType) -> list[int]:
-    """The sizes of the dims that are more than one long."""
-    return [n for n in t.shape if n > 1]
+DimsAbove = tuple[tuple[int | None, ...], ...]
+
+
+def _dims_above(eqn: Eqn) -> DimsAbove | None:
+    """For each dim of each operand the dim of the result that it is, by the factor rule; None for a dim of size 1.
+
+    None if blocks of the result are not made of such blocks of the operands.
+    """
+    if isinstance(eqn.op.factors, No) or eqn.op.split.across is not Across.NOT or eqn.op.effects:
+        return None
+    types = tuple(a.type for a in eqn.inputs), tuple(v.type for v in eqn.outputs)
+    return _dims_by_rule(eqn.op, *types, tuple(eqn.params.items()))
+
+
+@lru_cache(maxsize=4096)
+def _dims_by_rule(
+    op: Op, operands: tuple[TensorType, ...], results: tuple[TensorType, ...], params: tuple[tuple[str, Any], ...]
+) -> DimsAbove | None:
+    rule = op.factors(operands, results, dict(params))  # type: ignore[operator]
+    long = {name for name, size in rule.sizes.items() if size > 1}
+    above: dict[str, int] = {}
+    for number, dim in enumerate(rule.results[0]):
+        names = [name for name in dim if name in long]
+        if len(names) == 1:
+            above[names[0]] = number
+        elif names:
+            return None
+    if not long <= rule.separable & rule.passing:
+        return None
+    found = []
+    for t, dims in zip(operands, rule.operands, strict=True):
+        places: list[int | None] = []
+        for n, dim in zip(t.shape, dims, strict=True):
+            names = [name for name in dim if name in long]
+            if n > 1 and (len(names) != 1 or names[0] not in above or rule.sizes[names[0]] != n):
+                return None
+            places.append(above[names[0]] if n > 1 else None)
+        found.append(tuple(places))
+    return tuple(found)
 
 
 def _addends(program: Program) -> dict[Var, int]:

@@ -367,7 +367,7 @@ def _rule(
 
 
 def _facts(op: Op, types: tuple[TensorType, ...], factors: Factors) -> dict[str, Any]:
-    if op.factors is pointwise:
+    if op.factors is pointwise or factors.elementwise:
         return {"elementwise": True, "passes": Direction.BOTH}
     if not types:
         return {"constant": True}

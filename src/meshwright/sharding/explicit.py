@@ -96,11 +96,13 @@ def result_layouts(
     name: str,
     rule: Any,
     facts: ExplicitFacts,
+    may_ask: bool,
     types: Sequence[TensorType],
     results: Sequence[TensorType],
     params: Params,
 ) -> list[ResultSharding]:
-    """The layouts of an op's results. ``types`` are those of the operands as they are, ``results`` plain ones."""
+    """The shardings of an op's results. ``types`` are those of the operands as they are, ``results`` plain ones; it
+    ``may_ask`` for one by an ``out_sharding``."""
     given: Asked | None = params.get("out_sharding")
     if facts.constraint and given is not None and _moves(types[0], explicit_mesh(given[1])):
         return [_moved(types[0], *given)]
@@ -113,7 +115,7 @@ def result_layouts(
     plain = [t.with_(sharding=None, varying=(), unreduced=()) for t in types]
     own = {k: v for k, v in params.items() if k != "out_sharding"}
     factors = check_fit(name, rule(plain, results, own), plain, results)
-    question = _Question(name, types, results, factors, facts)
+    question = _Question(name, types, results, factors, facts, may_ask)
     if given is None:
         question.check_sums(facts.product)
         return [ResultSharding(type_sharding(mesh, dims), ()) for dims in question.dims()]
@@ -189,8 +191,9 @@ class _Question:
         results: Sequence[TensorType],
         factors: Factors,
         facts: ExplicitFacts,
+        may_ask: bool,
     ) -> None:
-        self.name, self.facts = name, facts
+        self.name, self.facts, self.may_ask = name, facts, may_ask
         self.types = types
         self.results = results
         self.factors = factors
@@ -351,7 +354,7 @@ class _Question:
             f"it sums over {self._place(one)} and {self._place(other)}, both split over {_names(axes)}: the sum can go "
             "to all devices, or each can take a part of it"
         )
-        if not self.facts.takes_out_sharding:
+        if not self.may_ask:
             dims = list(_dims_of(self.types[other.operand]))
             dims[other.dim] = ()
             return self._error(why, _reshard(self.types, other.operand, dims))

@@ -13,9 +13,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from meshwright.core.factors import pointwise
 from meshwright.core.facts import Across, Memory, Structure
-from meshwright.core.op import memory_of
+from meshwright.core.op import is_elementwise, memory_of
 from meshwright.core.program import Atom, Eqn, Program, Var
 from meshwright.core.source import Source, here
 from meshwright.errors import MeshwrightError
@@ -221,7 +220,7 @@ class _Liveness:
         """Whether a kernel may write its results over what it reads."""
         eqn = kernel.eqns[0]
         free = eqn.op.name not in self.fresh
-        return not kernel.alone or (free and (memory_of(eqn) is Memory.IN_PLACE or _is_elementwise(eqn)))
+        return not kernel.alone or (free and (memory_of(eqn) is Memory.IN_PLACE or is_elementwise(eqn)))
 
     def over(self, dying: Sequence[Var], new: Sequence[Var]) -> dict[Var, Var]:
         """As many of the new values as there is room for, each over one that dies."""
@@ -335,10 +334,6 @@ def _flags(program: Program, donated: Sequence[bool]) -> list[bool]:
 
 def _same_array(one: Atom, other: Atom) -> bool:
     return one.type.shape == other.type.shape and one.type.dtype == other.type.dtype
-
-
-def _is_elementwise(eqn: Eqn) -> bool:
-    return eqn.op.factors is pointwise
 
 
 def _alive(var: Var, eqn: Eqn | None, program: Program) -> Alive:
