@@ -169,6 +169,18 @@ def test_convolutions_and_their_gradients() -> None:
     check(mw.grad(lambda x, w: (conv(x, w) ** 2).sum(), argnums=(0, 1)), (x, w), "[4@x,2,6,6] [2,2,3,3]")
 
 
+def test_out_sharding_of_convolutions() -> None:
+    """The features that are summed over are split in both operands."""
+    x, w = put((4, 2, 6, 6), None, "x"), put((2, 2, 3, 3), None, "x")
+    want = np.asarray(lax.conv_general_dilated(np.asarray(x), np.asarray(w), (1, 1), "SAME"))
+    for spec, type in ((P(), "[4,2,6,6]"), (P("x"), "[4@x,2,6,6]"), (P("y", "x"), "[4@y,2@x,6,6]")):
+        conv = lambda x, w, spec=spec: lax.conv_general_dilated(x, w, (1, 1), "SAME", out_sharding=spec)
+        for way in (conv, mw.jit(conv)):
+            got = way(x, w)
+            assert shown(got) == [type]
+            np.testing.assert_allclose(np.asarray(got), want, rtol=1e-4, atol=1e-4)
+
+
 def test_out_sharding_of_products() -> None:
     a, b, c = put((8, 4), None, "y"), put((4, 8), "y"), put((8, 6), None, "x")
     want = np.asarray(a) @ np.asarray(b)

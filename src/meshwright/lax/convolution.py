@@ -15,6 +15,8 @@ from meshwright.arrays.operands import (
     axes_of,
     check_precision,
     convert,
+    laid_out_as,
+    placed,
     static_flag,
     static_int,
     static_shape,
@@ -164,6 +166,7 @@ def conv_general_dilated(
     batch_group_count: int = 1,
     precision: Any = None,
     preferred_element_type: DTypeLike = None,
+    out_sharding: Any = None,
 ) -> Value:
     """The convolution of ``lhs`` with the kernel ``rhs``.
 
@@ -204,7 +207,8 @@ def conv_general_dilated(
                 why=f"it takes away {-sum(pair)} of {_dilated(size, n)} elements",
                 fix="lax.conv(x[:, :, :0], w, …) of no elements, or less negative padding",
             )
-    return conv_op(
+    asked = laid_out_as((x.type, w.type), out_sharding, x.ndim)
+    found = conv_op(
         x,
         w,
         strides=strides,
@@ -214,7 +218,9 @@ def conv_general_dilated(
         dims=tuple(static_shape(spec) for spec in numbers),
         feature_groups=static_int(feature_group_count, "feature_group_count"),
         batch_groups=static_int(batch_group_count, "batch_group_count"),
+        **asked,
     )
+    return placed(found, None, out_sharding)
 
 
 def conv(
