@@ -487,10 +487,9 @@ def _dims_by_rule(
     above: dict[str, int] = {}
     for number, dim in enumerate(rule.results[0]):
         names = [name for name in dim if name in long]
-        if len(names) == 1:
-            above[names[0]] = number
-        elif names:
+        if len(names) > 1 or (names and names[0] in above):
             return None
+        above.update(dict.fromkeys(names, number))
     if not long <= rule.separable & rule.passing:
         return None
     found = []
