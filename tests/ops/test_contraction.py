@@ -61,8 +61,8 @@ def pull_back(function: Any, operands: list[Any], ct: Any) -> tuple[list[Any], l
 def test_cotangents_come_out_in_the_order_of_their_operands(x: Any, y: Any, contract: Any, batch: Any) -> None:
     operands = [normal(0, *x), normal(1, *y)]
     function = lambda a, b: dot_general(a, b, contract=contract, batch=batch, dtype=None)
-    twin = lambda a, b: lax.dot_general(a, b, (contract, batch))
-    out, pull = jax.vjp(twin, *operands)
+    counterpart = lambda a, b: lax.dot_general(a, b, (contract, batch))
+    out, pull = jax.vjp(counterpart, *operands)
     ct = normal(2, *out.shape)
     cts, ops = pull_back(function, operands, ct)
     assert ops == ["dot_general", "dot_general"]

@@ -40,7 +40,7 @@ from meshwright.transform.transpose import transpose_program
 from tests.ops.comparing import assert_close, wide
 from tests.ops.differences import COMPLEX_DERIVATIVE, NO_DERIVATIVE, at_edges
 from tests.ops.drawing import draw, draw_like, edge_operands, stack, strided
-from tests.ops.jax_twins import POINTWISE, TWINS, WITHOUT_TWIN
+from tests.ops.jax_counterparts import COUNTERPARTS, POINTWISE, WITHOUT_COUNTERPART
 from tests.ops.splitting import COMBINE, Split, run_in_parts, split_of
 
 MODULES = [f"meshwright.ops.{module.name}" for module in pkgutil.iter_modules(meshwright.ops.__path__)]
@@ -167,8 +167,8 @@ def traced(case: Case) -> Program:
     return program
 
 
-def twin(case: Case, *operands: Any) -> list[Any]:
-    outs = TWINS[case.op.name](*operands, **case.sample.params)
+def counterpart(case: Case, *operands: Any) -> list[Any]:
+    outs = COUNTERPARTS[case.op.name](*operands, **case.sample.params)
     return list(outs) if isinstance(outs, tuple | list) else [outs]
 
 
@@ -176,7 +176,7 @@ def active(case: Case) -> list[bool]:
     return [_has_tangent(case, n) for n in range(len(case.sample.operands))]
 
 
-# Samples and twins
+# Samples and counterparts
 
 
 @pytest.mark.parametrize("module", MODULES)
@@ -191,7 +191,7 @@ def test_every_op_has_samples(op: Op) -> None:
 
 @pytest.mark.parametrize("op", WALKED, ids=lambda op: f":{op.name}:")
 def test_every_op_has_a_twin_in_jax(op: Op) -> None:
-    assert (op.name in TWINS) != (op.name in WITHOUT_TWIN), "give it one in tests/ops/jax_twins.py"
+    assert (op.name in COUNTERPARTS) != (op.name in WITHOUT_COUNTERPART), "give it one in tests/ops/jax_counterparts.py"
 
 
 # Values
@@ -204,9 +204,9 @@ def test_the_value_is_that_of_jax(case: Case) -> None:
     outs = outs if isinstance(outs, tuple) else (outs,)
     for out in outs:
         assert (out.data.dtype, out.data.shape) == (out.type.dtype, out.type.shape), "the value is not of its type"
-    if case.op.name in WITHOUT_TWIN:
+    if case.op.name in WITHOUT_COUNTERPART:
         return
-    expected = twin(case, *operands)
+    expected = counterpart(case, *operands)
     for index, (out, value) in enumerate(zip(outs, expected, strict=True)):
         assert_close(out.data, value, ulps=case.ulps, context=f"result {index}")
 
@@ -226,7 +226,7 @@ def test_the_value_at_edges_is_that_of_jax(case: Case) -> None:
     operands = edge_operands(case.sample, case.dtype)
     actual = call(case.op, operands, case.sample.params)
     compared = ~at_edges(case.op.name, operands, case.sample.params)
-    for out, value in zip(actual, twin(case, *operands), strict=True):
+    for out, value in zip(actual, counterpart(case, *operands), strict=True):
         assert_close(out[compared], np.asarray(value)[compared], ulps=case.ulps, pointwise=True)
 
 
@@ -280,7 +280,7 @@ def jax_derivatives(case: Case) -> tuple[list[Any], list[Any]]:
         full = list(operands)
         for n, x in zip(where, chosen, strict=True):
             full[n] = x
-        return [x for x in twin(case, *full) if dtypes.is_inexact(x.dtype)]
+        return [x for x in counterpart(case, *full) if dtypes.is_inexact(x.dtype)]
 
     def both(xs: Any, ts: Any, cts: Any) -> Any:
         return jax.jvp(function, xs, ts)[1], jax.vjp(function, *xs)[1](cts)
@@ -321,7 +321,7 @@ def test_the_jvp_is_that_of_jax(case: Case) -> None:
     for out, total, t in zip(outs, alone, out_tangents, strict=True):
         if dtypes.is_inexact(out.dtype):
             assert_close(np.asarray(total).astype(t.dtype), t, ulps=4 * case.ulps, context="tangents one at a time")
-    if case.op.name in WITHOUT_TWIN or unlike_jax(case):
+    if case.op.name in WITHOUT_COUNTERPART or unlike_jax(case):
         return
     inexact = [t for t in out_tangents if dtypes.is_inexact(t.dtype)]
     for t, value in zip(inexact, jax_derivatives(case)[0], strict=True):
@@ -398,7 +398,7 @@ def test_the_vjp_is_that_of_jax(case: Case) -> None:
     arrays = [np.zeros(t.shape, t.dtype) if ct is None else ct.data for t, ct in zip(given, pulled, strict=True)]
     if case.op.name not in NOT_THE_SLOPE:
         assert_adjoint(list(zip(cts, pushed, strict=True)), [(ct, t.data) for ct, t in zip(arrays, given, strict=True)])
-    if case.op.name in WITHOUT_TWIN or unlike_jax(case):
+    if case.op.name in WITHOUT_COUNTERPART or unlike_jax(case):
         return
     for ct, value in zip(arrays, jax_derivatives(case)[1], strict=True):
         assert_close(ct, value, ulps=4 * case.ulps, context="cotangent")

@@ -17,7 +17,7 @@ from meshwright.ops.index_windows import Windows
 from meshwright.ops.shape import concatenate, iota, pad, reverse, slice_
 from meshwright.transform.jvp import jvp_program, linearize_program
 from meshwright.transform.transpose import transpose_program
-from tests.ops.jax_twins import TWINS
+from tests.ops.jax_counterparts import COUNTERPARTS
 
 ROWS = Windows((1,), (0,), (), (), (0,))
 ELEMENTS = Windows((), (0,), (), (), (0,))
@@ -64,13 +64,13 @@ def test_any_windows_are_read_and_written_as_jax_does(seed: int) -> None:
     for mode in ("clip", "fill", "zero"):
         params = numbers.gather(sizes, mode)
         found = indexing.gather(x, indices, **params)
-        np.testing.assert_array_equal(found.data, TWINS["gather"](x, indices, **params))
+        np.testing.assert_array_equal(found.data, COUNTERPARTS["gather"](x, indices, **params))
     if indices.shape[-1] == 0:
         return  # XLA then applies one update only
     for n, name in enumerate(SCATTERS):
         params = numbers.scatter(("clip", "drop")[(seed + n) % 2], unique=False)
         found = getattr(indexing, name)(x, indices, updates, **params)
-        np.testing.assert_allclose(found.data, TWINS[name](x, indices, updates, **params), rtol=1e-12)
+        np.testing.assert_allclose(found.data, COUNTERPARTS[name](x, indices, updates, **params), rtol=1e-12)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, dtypes.BFLOAT16, np.complex64])

@@ -19,7 +19,7 @@ from meshwright.ops.cumulative import cumlogsumexp, cummax, cummin, cumprod, cum
 from meshwright.ops.reduction import argmax, argmin, reduce_and, reduce_max, reduce_min, reduce_or, reduce_prod
 from meshwright.transform.jvp import jvp_program
 
-TWINS = {cummax: lax.cummax, cummin: lax.cummin, cumprod: lax.cumprod, cumlogsumexp: lax.cumlogsumexp}
+COUNTERPARTS = {cummax: lax.cummax, cummin: lax.cummin, cumprod: lax.cumprod, cumlogsumexp: lax.cumlogsumexp}
 
 
 def pushed(function: Callable[[Any], Any], x: Any, *tangents: Any) -> Any:
@@ -41,17 +41,17 @@ def jax_pushed(function: Callable[[Any], Any], x: Any, *tangents: Any) -> Any:
     return np.asarray(function(x))
 
 
-@pytest.mark.parametrize(("op", "twin"), [(reduce_max, lax.reduce_max), (reduce_min, lax.reduce_min)])
+@pytest.mark.parametrize(("op", "counterpart"), [(reduce_max, lax.reduce_max), (reduce_min, lax.reduce_min)])
 @pytest.mark.parametrize("axes", [(0,), (1,), (0, 1)])
-def test_ties_share_the_derivative(op: Any, twin: Any, axes: tuple[int, ...]) -> None:
+def test_ties_share_the_derivative(op: Any, counterpart: Any, axes: tuple[int, ...]) -> None:
     x = np.array([[1, 3, 3], [2, 2, 2], [5, 4, 3]], np.float32)
     t = np.arange(9, dtype=np.float32).reshape(3, 3)
     actual = pushed(lambda v: op(v, axes=axes), x, t)
-    np.testing.assert_allclose(actual, jax_pushed(lambda v: twin(v, axes), x, t), rtol=1e-6)
+    np.testing.assert_allclose(actual, jax_pushed(lambda v: counterpart(v, axes), x, t), rtol=1e-6)
     assert np.isnan(pushed(lambda v: op(v, axes=(0,)), np.array([1, np.nan], np.float32), t[0, :2]))
 
 
-@pytest.mark.parametrize("op", TWINS, ids=str)
+@pytest.mark.parametrize("op", COUNTERPARTS, ids=str)
 @pytest.mark.parametrize("backward", [False, True])
 @pytest.mark.parametrize("length", [1, 2, 3, 7, 8, 13])
 def test_running_reductions_of_repeated_elements_have_the_derivatives_of_jax(
@@ -61,10 +61,10 @@ def test_running_reductions_of_repeated_elements_have_the_derivatives_of_jax(
     x = generator.integers(0, 3, (2, length)).astype(np.float64)  # full of ties and zeros
     t, u = generator.standard_normal((2, 2, length))
     ours = lambda v: op(v, axis=1, reverse=backward)
-    twin = lambda v: TWINS[op](v, axis=1, reverse=backward)
-    np.testing.assert_allclose(pushed(ours, x, t), jax_pushed(twin, x, t), rtol=1e-12, atol=1e-12)
+    counterpart = lambda v: COUNTERPARTS[op](v, axis=1, reverse=backward)
+    np.testing.assert_allclose(pushed(ours, x, t), jax_pushed(counterpart, x, t), rtol=1e-12, atol=1e-12)
     if op is cumprod and length > 1:
-        np.testing.assert_allclose(pushed(ours, x, t, u), jax_pushed(twin, x, t, u), rtol=1e-12, atol=1e-12)
+        np.testing.assert_allclose(pushed(ours, x, t, u), jax_pushed(counterpart, x, t, u), rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("zeros", [0, 1, 2, 3])
@@ -73,10 +73,10 @@ def test_a_product_has_its_derivatives_at_zeros(zeros: int, axes: tuple[int, ...
     generator = np.random.default_rng(0)
     x, t, u = generator.standard_normal((3, 2, 3, 2))
     x.reshape(-1)[:zeros] = 0
-    ours, twin = lambda v: reduce_prod(v, axes=axes), lambda v: lax.reduce_prod(v, axes)
-    np.testing.assert_allclose(pushed(ours, x, t), jax_pushed(twin, x, t), rtol=1e-12, atol=1e-12)
+    ours, counterpart = lambda v: reduce_prod(v, axes=axes), lambda v: lax.reduce_prod(v, axes)
+    np.testing.assert_allclose(pushed(ours, x, t), jax_pushed(counterpart, x, t), rtol=1e-12, atol=1e-12)
     if axes:
-        np.testing.assert_allclose(pushed(ours, x, t, u), jax_pushed(twin, x, t, u), rtol=1e-12, atol=1e-12)
+        np.testing.assert_allclose(pushed(ours, x, t, u), jax_pushed(counterpart, x, t, u), rtol=1e-12, atol=1e-12)
 
 
 def test_a_running_logsumexp_has_a_derivative_at_minus_infinity() -> None:
@@ -102,8 +102,8 @@ def test_nothing_reduces_to_the_identity(dtype: Any, x64: None) -> None:
 
 def test_nan_is_the_extreme_and_its_first_position() -> None:
     x = np.array([[1, np.nan, 3, np.nan], [2, 5, 5, 1]], np.float32)
-    for op, twin in ((argmax, lax.argmax), (argmin, lax.argmin)):
-        np.testing.assert_array_equal(op(x, axis=1, dtype=dtypes.INT32).data, twin(x, 1, np.int32))
+    for op, counterpart in ((argmax, lax.argmax), (argmin, lax.argmin)):
+        np.testing.assert_array_equal(op(x, axis=1, dtype=dtypes.INT32).data, counterpart(x, 1, np.int32))
     assert np.isnan(reduce_max(x, axes=(1,)).data[0]) and np.isnan(reduce_min(x, axes=(1,)).data[0])
     np.testing.assert_array_equal(cummax(x, axis=1, reverse=False).data, lax.cummax(x, 1))
     np.testing.assert_array_equal(cummin(x, axis=1, reverse=True).data, lax.cummin(x, 1, reverse=True))

@@ -20,8 +20,8 @@ import meshwright.numpy as mnp
 from meshwright.interop.jax import to_jax
 from tests.ops.drawing import rng
 from tests.partition.placing import placed
+from tests.shard_map.counterparts import JAX
 from tests.shard_map.random_programs import Manual, manual_programs
-from tests.shard_map.twins import JAX
 from tests.time_limit import within
 
 QUIET = {"deadline": None, "suppress_health_check": list(HealthCheck), "print_blob": True}

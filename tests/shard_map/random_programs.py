@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import meshwright as mw
 import meshwright.numpy as mnp
-from tests.shard_map.twins import OURS, Kit
+from tests.shard_map.counterparts import OURS, Kit
 
 Axes = tuple[str, ...]
 Shape = tuple[int, int]

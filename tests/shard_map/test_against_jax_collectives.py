@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import meshwright as mw
-from tests.shard_map.twins import Case, Kit, check_case
+from tests.shard_map.counterparts import Case, Kit, check_case
 
 MESHES = {"x2_y4": {"x": 2, "y": 4}, "x2_y2_z2": {"x": 2, "y": 2, "z": 2}, "x1_y4": {"x": 1, "y": 4}, "x1": {"x": 1}}
 

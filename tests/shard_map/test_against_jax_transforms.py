@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.shard_map.twins import Case, Cases, Kit, check_case
+from tests.shard_map.counterparts import Case, Cases, Kit, check_case
 
 CASES = Cases()
 

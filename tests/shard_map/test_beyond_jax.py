@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 import meshwright as mw
-from tests.shard_map.twins import Case, Kit, check_case
+from tests.shard_map.counterparts import Case, Kit, check_case
 
 
 def nested_shard_maps(k: Kit) -> Any:

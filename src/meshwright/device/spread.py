@@ -233,7 +233,7 @@ class Planner:
         return reduced or everywhere or eqn.op in NAMED
 
     def passes_sum(self, eqn: DeviceEqn, values: Sequence[DeviceValue]) -> bool:
-        """Whether summands in give summands out: the op is linear in what is owed."""
+        """Whether summands in give summands out: the op is linear in the operands that are summands."""
         summands = tuple(n for n, x in enumerate(eqn.inputs) if isinstance(x, DeviceValue) and self.is_summand(x))
         if not summands or any(self.current(x).kind == "part" for x in values):
             return False

@@ -451,7 +451,7 @@ class _Tried:
                 now = near[times.index(best)]
 
     def _start(self, axis: str, arrays: Sequence[Layout]) -> str | None:
-        """What the arrays say of an axis; of one that the result owes a sum over, what leaves that sum open."""
+        """What the arrays say of an axis; of one that the result is unreduced over, what leaves it so."""
         p, said = self.problem, _index_of(axis, arrays)
         if axis not in p.result.unreduced or said in p.contracted:
             return said

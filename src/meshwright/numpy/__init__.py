@@ -248,7 +248,7 @@ from meshwright.numpy.order import (
     where,
 )
 from meshwright.numpy.padding import pad
-from meshwright.numpy.places import (
+from meshwright.numpy.positions import (
     apply_along_axis,
     block,
     compress,

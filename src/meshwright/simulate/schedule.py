@@ -6,8 +6,8 @@ start in the program's order or in that of the longest path to the end, whicheve
 waited for does not stop what could run, and what a transfer waits for comes first.
 
 The iterations of a loop may overlap by one: a task waits for what it reads, and for the end of the iteration before the
-last. A few iterations are played; those left out take as long as the middle ones of these, and no less than the busiest
-part of the machine needs for one.
+last. A few iterations are scheduled; those left out take as long as the middle ones of these, and no less than the
+busiest part of the machine needs for one.
 """
 
 from __future__ import annotations

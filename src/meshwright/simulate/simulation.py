@@ -252,7 +252,7 @@ class Simulation:
         """When a part of the machine is busy; what is not shown of a loop is spread evenly over its time."""
         for event in self.timeline:
             if event.rest:
-                # Iterations not played one by one: the part's share of an iteration, as one stretch for each.
+                # Iterations not scheduled one by one: the part's share of an iteration, as one stretch for each.
                 busy = min(event.seconds, event.rest * _unit_time(event.task, unit))
                 each, used = event.seconds / event.rest, busy / event.rest
                 count = min(event.rest, 4096)

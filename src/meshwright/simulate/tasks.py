@@ -139,7 +139,7 @@ _NOTHING = TaskCost(0.0, (COMPUTE,), "memory")
 
 
 def _of_block(block: TaskBlock, times: int) -> TaskCost:
-    """The sums over a block, ``times`` times; its time is found when it is played."""
+    """The sums over a block, ``times`` times; its time is found when it is scheduled."""
     units = dict.fromkeys([COMPUTE, *(unit for task in block.tasks for unit in task.cost.units)])
     costs = [task.cost for task in block.tasks]
     return TaskCost(

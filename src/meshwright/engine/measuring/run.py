@@ -62,7 +62,7 @@ def timed(
     first = seconds(1)
     once = min(first, seconds(2))
     number = max(1, min(400, ceil(length / max(once, 1e-7))))
-    seconds(max(1, number // 2))  # clocks rise, allocators settle
+    seconds(max(1, number // 2))  # clocks rise, allocators warm up
     return [seconds(number) for _ in range(repeats)], number
 
 

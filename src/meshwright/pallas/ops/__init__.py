@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from meshwright.pallas.ops.attention import flash_attention, ring_attention
 from meshwright.pallas.ops.collectives import all_gather, all_reduce, all_to_all, reduce_scatter, right_permute
-from meshwright.pallas.ops.products import all_gather_matmul, matmul, matmul_reduce_scatter
+from meshwright.pallas.ops.matmuls import all_gather_matmul, matmul, matmul_reduce_scatter
 
 __all__ = [
     "all_gather",

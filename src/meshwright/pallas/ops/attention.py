@@ -14,7 +14,7 @@ from meshwright import lax
 from meshwright import pallas as pl
 from meshwright.pallas import tpu as pltpu
 from meshwright.pallas.ops.operands import require
-from meshwright.pallas.ops.ring import DMA, REGULAR, WHOLE, collective, meet, ring, struct, ways
+from meshwright.pallas.ops.ring import DMA, REGULAR, WHOLE, collective, directions, meet, ring, struct
 
 
 def _require_attention(q: Any, k: Any, v: Any) -> None:
@@ -132,7 +132,7 @@ def ring_attention(q: Any, k: Any, v: Any, axis_name: str, *, causal: bool = Fal
         room: Any, acc: Any, top: Any, total: Any,
     ) -> None:  # fmt: skip
         at = ring(axis_name)
-        (way,) = ways(at, False)
+        (direction,) = directions(at, False)
         own = [pltpu.make_async_copy(k_ref, keys.at[0], local.at[0])]
         own.append(pltpu.make_async_copy(v_ref, values.at[0], local.at[1]))
         for copy in own:
@@ -145,7 +145,11 @@ def ring_attention(q: Any, k: Any, v: Any, axis_name: str, *, causal: bool = Fal
             slot, last = step % 2, step == at.size - 1
             copies = [
                 pltpu.make_async_remote_copy(
-                    ref.at[slot], ref.at[1 - slot], send.at[n], receive.at[n, slot], device_id={axis_name: way.target}
+                    ref.at[slot],
+                    ref.at[1 - slot],
+                    send.at[n],
+                    receive.at[n, slot],
+                    device_id={axis_name: direction.target},
                 )
                 for n, ref in enumerate((keys, values))
             ]
@@ -154,7 +158,7 @@ def ring_attention(q: Any, k: Any, v: Any, axis_name: str, *, causal: bool = Fal
                     pltpu.semaphore_wait(room)
                 for copy in copies:
                     copy.start()
-            owner = way.owner(at, step)
+            owner = direction.owner(at, step)
             allowed = None
             if causal:
                 shape = (rows, keys.shape[-2])
@@ -166,7 +170,7 @@ def ring_attention(q: Any, k: Any, v: Any, axis_name: str, *, causal: bool = Fal
                 for copy in copies:
                     copy.wait()
                 if step < at.size - 2:
-                    pltpu.semaphore_signal(room, device_id={axis_name: way.source})
+                    pltpu.semaphore_signal(room, device_id={axis_name: direction.source})
         out_ref[...] = (acc[...] / total[...]).astype(out_ref.dtype)
 
     shape = (*q.shape[:-1], v.shape[-1])

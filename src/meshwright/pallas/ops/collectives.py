@@ -10,7 +10,7 @@ from meshwright import lax
 from meshwright import pallas as pl
 from meshwright.pallas import tpu as pltpu
 from meshwright.pallas.ops.operands import require_blocks
-from meshwright.pallas.ops.ring import DMA, REGULAR, WHOLE, collective, halves, meet, ring, struct, ways
+from meshwright.pallas.ops.ring import DMA, REGULAR, WHOLE, collective, directions, halves, meet, ring, struct
 
 
 def right_permute(x: Any, axis_name: str, *, debug: Any = None) -> Any:
@@ -56,16 +56,16 @@ def all_gather(x: Any, axis_name: str, *, bidirectional: bool = False, debug: An
         own.start()
         meet(axis_name, at.left, at.right)
         own.wait()
-        both = ways(at, bidirectional)
+        both = directions(at, bidirectional)
         steps = [at.size // 2, (at.size - 1) // 2] if bidirectional else [at.size - 1]
         for step in range(steps[0]):
             copies = []
-            for way, count in zip(both, steps, strict=True):
+            for direction, count in zip(both, steps, strict=True):
                 if step < count:
-                    block = out_ref.at[way.owner(at, step)]
+                    block = out_ref.at[direction.owner(at, step)]
                     copy = pltpu.make_async_remote_copy(
-                        block, block, send.at[way.number, step], receive.at[way.number, step],
-                        device_id={axis_name: way.target},
+                        block, block, send.at[direction.number, step], receive.at[direction.number, step],
+                        device_id={axis_name: direction.target},
                     )  # fmt: skip
                     copy.start()
                     copies.append(copy)
@@ -101,37 +101,37 @@ def reduce_scatter(x: Any, axis_name: str, *, bidirectional: bool = False, debug
 
     def kernel(x_ref: Any, out_ref: Any, sums: Any, mine: Any, local: Any, send: Any, receive: Any, room: Any) -> None:
         at = ring(axis_name)
-        both = ways(at, bidirectional)
+        both = directions(at, bidirectional)
         meet(axis_name, at.left, at.right)
-        for way, cut in zip(both, cuts, strict=True):
-            first = part(x_ref.at[way.owner(at, 1)], *cut)
-            pltpu.sync_copy(first, sums[way.number].at[0])
+        for direction, cut in zip(both, cuts, strict=True):
+            first = part(x_ref.at[direction.owner(at, 1)], *cut)
+            pltpu.sync_copy(first, sums[direction.number].at[0])
         for step in range(at.size - 1):
             slot = step % 2
             copies = []
-            for way, cut in zip(both, cuts, strict=True):
-                n = way.number
+            for direction, cut in zip(both, cuts, strict=True):
+                n = direction.number
                 fetch = pltpu.make_async_copy(
-                    part(x_ref.at[way.owner(at, step + 2)], *cut), mine[n], local.at[n]
+                    part(x_ref.at[direction.owner(at, step + 2)], *cut), mine[n], local.at[n]
                 )  # fmt: skip
                 fetch.start()
                 if step > 0:
                     pltpu.semaphore_wait(room.at[n])
                 copy = pltpu.make_async_remote_copy(
                     sums[n].at[slot], sums[n].at[1 - slot], send.at[n], receive.at[n, slot],
-                    device_id={axis_name: way.target},
+                    device_id={axis_name: direction.target},
                 )  # fmt: skip
                 copy.start()
                 copies.append((fetch, copy))
-            for way, (fetch, copy) in zip(both, copies, strict=True):
-                n = way.number
+            for direction, (fetch, copy) in zip(both, copies, strict=True):
+                n = direction.number
                 fetch.wait()
                 copy.wait()
                 sums[n][1 - slot] += mine[n][...]
                 if step < at.size - 2:
-                    pltpu.semaphore_signal(room.at[n], device_id={axis_name: way.source})
-        for way, cut in zip(both, cuts, strict=True):
-            pltpu.sync_copy(sums[way.number].at[(at.size - 1) % 2], part(out_ref, *cut))
+                    pltpu.semaphore_signal(room.at[n], device_id={axis_name: direction.source})
+        for direction, cut in zip(both, cuts, strict=True):
+            pltpu.sync_copy(sums[direction.number].at[(at.size - 1) % 2], part(out_ref, *cut))
 
     shapes = [(size, *block[1:]) if block else () for _, size in cuts]
     return pl.pallas_call(

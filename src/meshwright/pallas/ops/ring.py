@@ -38,7 +38,7 @@ def meet(axis_name: str, *devices: Any) -> None:
     pltpu.semaphore_wait(barrier, len(devices))
 
 
-class Way(NamedTuple):
+class RingDirection(NamedTuple):
     """A direction of the ring: from whom things come, to whom they go, and whose comes next."""
 
     number: int
@@ -51,10 +51,10 @@ class Way(NamedTuple):
         return lax.rem(at.me + self.sign * step + at.size * at.size, at.size)
 
 
-def ways(at: Ring, bidirectional: bool) -> list[Way]:
+def directions(at: Ring, bidirectional: bool) -> list[RingDirection]:
     """To the right, or both ways."""
-    right = Way(0, at.left, at.right, -1)
-    return [right, Way(1, at.right, at.left, 1)] if bidirectional else [right]
+    right = RingDirection(0, at.left, at.right, -1)
+    return [right, RingDirection(1, at.right, at.left, 1)] if bidirectional else [right]
 
 
 def halves(size: int, bidirectional: bool) -> list[tuple[int, int]]:

@@ -59,7 +59,7 @@ class Reach(NamedTuple):
         return [start * self.dilation - at for start, at in zip(starts, self.first, strict=True)]
 
     @property
-    def alike(self) -> bool:
+    def same_offsets(self) -> bool:
         """Whether the elements stand at the same places for all devices."""
         return len(set(self.offsets)) == 1
 
@@ -68,7 +68,7 @@ class Reach(NamedTuple):
         why = f"the windows of {op} reach into the next blocks of dim {self.dim}"
         need = self.need
         x = fetch(local, x, self.dim, n, self.axes, need.starts, need.length, fill, why)
-        if self.alike:
+        if self.same_offsets:
             low = self.offsets[0]
             return x, (low, self.span - low - dilated(need.length, self.dilation)), self.dilation
         # Elements begin up to dilation - 1 places after the first place.
@@ -129,7 +129,7 @@ def _conv_reaches(eqn: Eqn, choice: Choice, by_taps: bool) -> list[Reach] | None
         first = tuple(i * step - low for i in range(parts(axes)))
         span = (windows - 1) * stride + dilated(taps, dilation)
         reach = Reach(lhs[n + 2], axes, first, span, params["lhs_dilation"][n])
-        if by_taps and not reach.alike:
+        if by_taps and not reach.same_offsets:
             return None  # zeros between the elements would meet taps that they do not meet in the whole
         found.append(reach if by_taps else reach.aligned(stride))
     return found
@@ -226,7 +226,7 @@ def _window(local: Localizer, eqn: Eqn) -> list[Version]:
 
     def extra(choice: Choice) -> float | None:
         found = reaches(choice)
-        if "select" in params and any(not _may_select(params, r.dim) or not r.alike for r in found):
+        if "select" in params and any(not _may_select(params, r.dim) or not r.same_offsets for r in found):
             return None
         return sum(_reached(local_type(t, s), found) for t, s in zip(types, choice.operands, strict=True))
 

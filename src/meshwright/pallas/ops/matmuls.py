@@ -1,4 +1,4 @@
-"""Products of matrices: tile by tile, and while their parts go round a ring."""
+"""Matmul kernels: tile by tile, and while their parts go round a ring."""
 
 from __future__ import annotations
 
@@ -11,12 +11,24 @@ from meshwright import lax
 from meshwright import pallas as pl
 from meshwright.pallas import tpu as pltpu
 from meshwright.pallas.ops.operands import require
-from meshwright.pallas.ops.ring import DMA, REGULAR, WHOLE, Ring, Way, collective, halves, meet, ring, struct, ways
+from meshwright.pallas.ops.ring import (
+    DMA,
+    REGULAR,
+    WHOLE,
+    Ring,
+    RingDirection,
+    collective,
+    directions,
+    halves,
+    meet,
+    ring,
+    struct,
+)
 
 Tiles = tuple[int, int, int]
 
 
-def _require_product(x: Any, y: Any, tiles: Tiles, parts: int = 1) -> None:
+def _require_matmul(x: Any, y: Any, tiles: Tiles, parts: int = 1) -> None:
     """Refuse operands that are no matrices to multiply; the left side has one of ``parts`` of the inner dim."""
     fits = len(x.shape) == len(y.shape) == 2 and x.shape[1] * parts == y.shape[0] and x.dtype == y.dtype
     require(
@@ -85,7 +97,7 @@ def matmul(x: Any, y: Any, *, tiles: Tiles = (128, 128, 128), debug: Any = None)
     >>> ops.matmul(mnp.ones((100, 200)), mnp.ones((200, 60)))[0, :2]
     Array([200., 200.], dtype=float32)
     """
-    _require_product(x, y, tiles)
+    _require_matmul(x, y, tiles)
     (m, k), n = x.shape, y.shape[1]
     tiles = _fit(tiles, m, k, n)
     ins, out = _specs(tiles)
@@ -126,62 +138,62 @@ class _GatherMatmul:
     ) -> None:  # fmt: skip
         refs = _GatherRefs(x_ref, y_ref, z_ref, lhs, local, send, receive, room, acc, windows)
         at = ring(self.axis_name)
-        both = ways(at, self.bidirectional)
+        both = directions(at, self.bidirectional)
         self.begin(refs, at, both)
-        runs = [(step, way) for step in range(at.size) for way in both]
-        for n, (step, way) in enumerate(runs):
-            self.hand_on(refs, at, step, way)
+        runs = [(step, direction) for step in range(at.size) for direction in both]
+        for n, (step, direction) in enumerate(runs):
+            self.hand_on(refs, at, step, direction)
             self.multiply(refs, at, runs, n)
 
-    def begin(self, refs: _GatherRefs, at: Ring, both: list[Way]) -> None:
+    def begin(self, refs: _GatherRefs, at: Ring, both: list[RingDirection]) -> None:
         """Put the device's own columns where they are multiplied, and meet the neighbors."""
         own = []
-        for way, (start, size) in zip(both, self.cuts, strict=True):
+        for direction, (start, size) in zip(both, self.cuts, strict=True):
             part = refs.x.at[:, pl.ds(start, size)]
-            own.append(pltpu.make_async_copy(part, refs.lhs.at[way.number, 0], refs.local.at[way.number]))
+            own.append(pltpu.make_async_copy(part, refs.lhs.at[direction.number, 0], refs.local.at[direction.number]))
             own[-1].start()
         meet(self.axis_name, at.left, at.right)
         for copy in own:
             copy.wait()
 
-    def copy(self, refs: _GatherRefs, step: int, way: Way) -> Any:
+    def copy(self, refs: _GatherRefs, step: int, direction: RingDirection) -> Any:
         """The copy of what is multiplied in a step, to where the next device multiplies it."""
-        n, slot = way.number, step % 2
+        n, slot = direction.number, step % 2
         return pltpu.make_async_remote_copy(
             refs.lhs.at[n, slot], refs.lhs.at[n, 1 - slot], refs.send.at[n], refs.receive.at[n, slot],
-            device_id={self.axis_name: way.target},
+            device_id={self.axis_name: direction.target},
         )  # fmt: skip
 
-    def hand_on(self, refs: _GatherRefs, at: Ring, step: int, way: Way) -> None:
+    def hand_on(self, refs: _GatherRefs, at: Ring, step: int, direction: RingDirection) -> None:
         """Wait for what is multiplied in a step, and start to send it on once there is room for it."""
         if step > 0:
             if not self.fused:
-                self.copy(refs, step - 1, way).wait_recv()
-            self.copy(refs, step - 1, way).wait_send()
+                self.copy(refs, step - 1, direction).wait_recv()
+            self.copy(refs, step - 1, direction).wait_send()
             if step < at.size - 1:
-                pltpu.semaphore_signal(refs.room.at[way.number], device_id={self.axis_name: way.source})
-                pltpu.semaphore_wait(refs.room.at[way.number])
+                pltpu.semaphore_signal(refs.room.at[direction.number], device_id={self.axis_name: direction.source})
+                pltpu.semaphore_wait(refs.room.at[direction.number])
         if step < at.size - 1:
-            self.copy(refs, step, way).start()
+            self.copy(refs, step, direction).start()
 
-    def operands(self, refs: _GatherRefs, at: Ring, step: int, way: Way) -> tuple[Any, Any, Any]:
+    def operands(self, refs: _GatherRefs, at: Ring, step: int, direction: RingDirection) -> tuple[Any, Any, Any]:
         """What a step multiplies, and where it adds the product."""
-        start, size = self.cuts[way.number]
+        start, size = self.cuts[direction.number]
         columns = sum(n for _, n in self.cuts)
-        rows = pl.ds(way.owner(at, step) * columns + start, size)
-        return refs.lhs.at[way.number, step % 2], refs.y.at[rows], refs.z
+        rows = pl.ds(direction.owner(at, step) * columns + start, size)
+        return refs.lhs.at[direction.number, step % 2], refs.y.at[rows], refs.z
 
-    def multiply(self, refs: _GatherRefs, at: Ring, runs: list[tuple[int, Way]], n: int) -> None:
+    def multiply(self, refs: _GatherRefs, at: Ring, runs: list[tuple[int, RingDirection]], n: int) -> None:
         """Add one product; fused, its first tiles are there already, and its last step fetches those of the next."""
         first, last = n == 0, n == len(runs) - 1
 
         def fetch_next(found: Any) -> tuple[Any, Any]:
             if not self.fused or last:
                 return found.pipeline_buffers.input, found.pipeline_buffers.in_out
-            step, way = runs[n + 1]
+            step, direction = runs[n + 1]
             if step > 0:
-                self.copy(refs, step - 1, way).wait_recv()
-            following = found.make_pipeline_refs(*self.operands(refs, at, step, way))
+                self.copy(refs, step - 1, direction).wait_recv()
+            following = found.make_pipeline_refs(*self.operands(refs, at, step, direction))
             return found.start_pipeline_prefetch(  # type: ignore[no-any-return]
                 pltpu.PipelinePrefetchArgs(following, found.pipeline_allocations, found.pipeline_buffers),
                 force_copy=([True, True], False),
@@ -225,7 +237,7 @@ def all_gather_matmul(
     >>> g(mnp.ones((8, 32)), mnp.ones((32, 16)))[0, :3]
     Array([32., 32., 32.], dtype=float32)
     """
-    _require_product(x, y, tiles, lax.axis_size(axis_name))
+    _require_matmul(x, y, tiles, lax.axis_size(axis_name))
     (m, k), n = x.shape, y.shape[1]
     bidirectional = bidirectional and k % 2 == 0
     cuts = halves(k, bidirectional)
@@ -278,57 +290,59 @@ class _MatmulScatter:
     ) -> None:
         refs = _ScatterRefs(x_ref, y_ref, z_ref, sums, part, send, receive, room, acc)
         at = ring(self.axis_name)
-        both = ways(at, self.bidirectional)
+        both = directions(at, self.bidirectional)
         meet(self.axis_name, at.left, at.right)
-        for way in both:
-            self.multiply(refs, way, way.owner(at, 1), sums.at[0, :, self.columns(way)])
+        for direction in both:
+            self.multiply(refs, direction, direction.owner(at, 1), sums.at[0, :, self.columns(direction)])
         for step in range(at.size - 1):
-            copies = [self.hand_on(refs, step, way) for way in both]
-            for way in both:
-                self.multiply(refs, way, way.owner(at, step + 2), part.at[:, self.columns(way)])
-            for way, copy in zip(both, copies, strict=True):
+            copies = [self.hand_on(refs, step, direction) for direction in both]
+            for direction in both:
+                self.multiply(refs, direction, direction.owner(at, step + 2), part.at[:, self.columns(direction)])
+            for direction, copy in zip(both, copies, strict=True):
                 copy.wait()
-                self.add(way, part.at[:, self.columns(way)], sums.at[1 - step % 2, :, self.columns(way)])
+                self.add(
+                    direction, part.at[:, self.columns(direction)], sums.at[1 - step % 2, :, self.columns(direction)]
+                )
                 if step < at.size - 2:
-                    pltpu.semaphore_signal(room.at[way.number], device_id={self.axis_name: way.source})
+                    pltpu.semaphore_signal(room.at[direction.number], device_id={self.axis_name: direction.source})
         pltpu.sync_copy(sums.at[(at.size - 1) % 2], z_ref)
 
-    def columns(self, way: Way) -> Any:
+    def columns(self, direction: RingDirection) -> Any:
         """Those that go one way."""
-        return pl.ds(*self.cuts[way.number])
+        return pl.ds(*self.cuts[direction.number])
 
-    def hand_on(self, refs: _ScatterRefs, step: int, way: Way) -> Any:
+    def hand_on(self, refs: _ScatterRefs, step: int, direction: RingDirection) -> Any:
         """Start to send a sum to the next device once there is room for it."""
-        n, slot, columns = way.number, step % 2, self.columns(way)
+        n, slot, columns = direction.number, step % 2, self.columns(direction)
         if step > 0:
             pltpu.semaphore_wait(refs.room.at[n])
         copy = pltpu.make_async_remote_copy(
             refs.sums.at[slot, :, columns], refs.sums.at[1 - slot, :, columns], refs.send.at[n],
-            refs.receive.at[n, slot], device_id={self.axis_name: way.target},
+            refs.receive.at[n, slot], device_id={self.axis_name: direction.target},
         )  # fmt: skip
         copy.start()
         return copy
 
-    def multiply(self, refs: _ScatterRefs, way: Way, block: Any, target: Any) -> None:
+    def multiply(self, refs: _ScatterRefs, direction: RingDirection, block: Any, target: Any) -> None:
         """The device's product for one block of rows."""
-        n, (_, columns) = way.number, self.cuts[way.number]
+        n, (_, columns) = direction.number, self.cuts[direction.number]
         ins, out = _specs(self.tiles[n])
         grid = _grid(self.rows, self.inner, columns, self.tiles[n])
         rows = refs.x.at[pl.ds(block * self.rows, self.rows)]
         pltpu.emit_pipeline(_body(self.inner, self.tiles[n][1]), grid=grid, in_specs=ins, out_specs=out)(
-            rows, refs.y.at[:, self.columns(way)], target, scratches=[refs.acc[n]]
+            rows, refs.y.at[:, self.columns(direction)], target, scratches=[refs.acc[n]]
         )
 
-    def add(self, way: Way, source: Any, target: Any) -> None:
+    def add(self, direction: RingDirection, source: Any, target: Any) -> None:
         """``target += source``, tile by tile."""
-        tm, _, tn = self.tiles[way.number]
+        tm, _, tn = self.tiles[direction.number]
         spec = pl.BlockSpec((tm, tn), lambda i, j: (i, j))
 
         def body(part_ref: Any, sum_ref: Any) -> None:
             sum_ref[...] = part_ref[...]
 
         pltpu.emit_pipeline(
-            body, grid=(pl.cdiv(self.rows, tm), pl.cdiv(self.cuts[way.number][1], tn)), in_specs=[spec],
+            body, grid=(pl.cdiv(self.rows, tm), pl.cdiv(self.cuts[direction.number][1], tn)), in_specs=[spec],
             out_specs=spec, should_accumulate_out=True,
         )(source, target)  # fmt: skip
 
@@ -356,7 +370,7 @@ def matmul_reduce_scatter(
     (16, 8)
     """
     devices = lax.axis_size(axis_name)
-    _require_product(x, y, tiles)
+    _require_matmul(x, y, tiles)
     (m, k), n = x.shape, y.shape[1]
     require(
         m % devices == 0,

@@ -82,7 +82,7 @@ def _gather(x: Any, indices: Any, **params: Any) -> Any:
 
 
 def _scatter(function: Twin) -> Twin:
-    def twin(x: Any, indices: Any, updates: Any, **params: Any) -> Any:
+    def counterpart(x: Any, indices: Any, updates: Any, **params: Any) -> Any:
         numbers = lax.ScatterDimensionNumbers(
             update_window_dims=params["update_window_dims"],
             inserted_window_dims=params["inserted_window_dims"],
@@ -93,7 +93,7 @@ def _scatter(function: Twin) -> Twin:
         mode = _MODES[params["mode"]]
         return function(x, indices, updates, numbers, unique_indices=params["unique"], mode=mode)
 
-    return twin
+    return counterpart
 
 
 def _conv(x: Any, w: Any, **params: Any) -> Any:
@@ -111,7 +111,7 @@ def _conv(x: Any, w: Any, **params: Any) -> Any:
 
 
 def _window(reducer: Twin, initial: Callable[[Any], Any]) -> Twin:
-    def twin(x: Any, window: Any, strides: Any, padding: Any, base_dilation: Any, window_dilation: Any) -> Any:
+    def counterpart(x: Any, window: Any, strides: Any, padding: Any, base_dilation: Any, window_dilation: Any) -> Any:
         start = np.asarray(initial(x.dtype), x.dtype)
         unusual = any(step > 1 for step in window_dilation) or np.min(padding) < 0
         if reducer is not lax.add and unusual:  # which has no vjp in JAX
@@ -119,7 +119,7 @@ def _window(reducer: Twin, initial: Callable[[Any], Any]) -> Twin:
             return (jnp.max if reducer is lax.max else jnp.min)(stacked, axis=0)
         return lax.reduce_window(x, start, reducer, window, strides, padding, base_dilation, window_dilation)
 
-    return twin
+    return counterpart
 
 
 def _lowest(dtype: Any) -> Any:
@@ -170,7 +170,7 @@ def _select_and_scatter_add(source: Any, x: Any, **params: Any) -> Any:
 
 _FFT = {kind: lax.FftType[kind.upper()] for kind in ("fft", "ifft", "rfft", "irfft")}
 
-TWINS: dict[str, Twin] = {
+COUNTERPARTS: dict[str, Twin] = {
     **POINTWISE,
     # basic
     "broadcast_in_dim": lambda x, shape, dims: lax.broadcast_in_dim(x, shape, dims),
@@ -234,4 +234,4 @@ TWINS: dict[str, Twin] = {
 }
 
 # Ops that JAX has nothing to compare with; their values are checked by tests of their own.
-WITHOUT_TWIN: frozenset[str] = frozenset()
+WITHOUT_COUNTERPART: frozenset[str] = frozenset()

@@ -1,4 +1,4 @@
-"""Functions of ``meshwright.numpy`` about places in arrays, and that apply functions along them."""
+"""Functions of ``meshwright.numpy`` about positions in arrays, and that apply functions along axes."""
 
 from __future__ import annotations
 
