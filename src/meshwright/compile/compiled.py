@@ -135,7 +135,7 @@ class Compiled:
 
     @property
     def collectives(self) -> list[Collective]:
-        """What devices send each other, in program order, each with its reason."""
+        """The collectives of the program, in order, each with its reason."""
         placed = self._executable.placed
         if placed is not None:
             return list(placed.collectives)

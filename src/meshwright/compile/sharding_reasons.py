@@ -60,7 +60,7 @@ def explain_sharding(
 
 
 def _meant(placed: Any, reasons: Reasons, value: Any) -> Iterable[Explained]:
-    """What a user means, explained."""
+    """The explanations of the values that a user names."""
     program = reasons.program
     if isinstance(value, Var):
         var = placed.vars.get(value, value)

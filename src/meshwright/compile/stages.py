@@ -69,7 +69,7 @@ class StageRecord:
 
     @property
     def about(self) -> str:
-        """What the stage makes."""
+        """A sentence on what the stage makes."""
         chosen = f", the cheapest of {self.tried} layouts" if self.tried > 1 else ""
         return next(stage.makes for stage in STAGES if stage.name == self.name) + chosen
 

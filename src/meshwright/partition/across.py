@@ -69,7 +69,7 @@ def plan_across(
 def seconds_across(
     mesh: BaseMesh, t: TensorType, source: TensorSharding, target: TensorSharding, cost: MachineCost
 ) -> float:
-    """As `reshard_seconds`, between layouts of any meshes of the same devices."""
+    """The seconds of a reshard between shardings of any meshes of the same devices."""
     if source == target:
         return 0.0
     if is_on(source, mesh) and is_on(target, mesh):

@@ -99,7 +99,7 @@ def _contractions(program: Program) -> int:
 
 
 class Seconds(NamedTuple):
-    """Of a program: those of its collectives, and of the work of one device."""
+    """The seconds of a program: of its collectives, and of the work of one device."""
 
     moving: float
     work: float

@@ -24,7 +24,7 @@ Names = Callable[[AxisRef], tuple[tuple[str, int], ...]]  # the axes of the prog
 
 
 def identity(dtype: DType, reduction: str) -> Any:
-    """What changes nothing when it is combined with others."""
+    """The identity element of a combination: what changes nothing when it is combined with others."""
     if reduction in ("max", "min"):
         return lowest(dtype) if reduction == "max" else highest(dtype)
     return 1 if reduction == "prod" else additive_identity(dtype)
@@ -50,7 +50,7 @@ def index_along(axes: Iterable[tuple[str, int]]) -> Value | None:
 
 
 def block_start(names: Names, axes: Axes, size: int) -> Value | None:
-    """Where a device's block of ``size`` begins; None if the dim is whole."""
+    """The index at which a device's block of ``size`` begins; None if the dim is whole."""
     position = part_index(names, axes)
     return None if position is None else mul(position, size)
 

@@ -51,7 +51,7 @@ class Choice(NamedTuple):
 
 
 class Question(NamedTuple):
-    """What a choice depends on; equal questions have one answer."""
+    """An equation, its operands' shardings and those wanted of its results: all that a choice depends on."""
 
     mesh: BaseMesh
     rule: FactorRule
@@ -267,7 +267,7 @@ def _together(asked: Question, axes: Sequence[AxisRef]) -> list[Axes]:
 
 
 def _projections(asked: Question) -> list[Projection]:
-    """What the layouts at hand say of factors, operand by operand and result by result."""
+    """The axes of each factor in the shardings at hand, operand by operand and result by result."""
     shapes, _ = shapes_of(asked.rule)
     return [project(shape, s) for shape, s in zip(shapes, (*asked.have, *asked.want), strict=True)]
 

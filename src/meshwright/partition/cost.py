@@ -46,7 +46,7 @@ class MachineCost:
 
     @cached_property
     def bytes_per_s(self) -> float:
-        """What a device receives along an axis."""
+        """The bytes per second that a device receives along an axis."""
         return self.chip.axis_bytes_per_s()
 
     def work(self, flops: float, nbytes: float, dtype: object) -> float:
@@ -127,7 +127,7 @@ def reshard_plan(
 
 
 def reshard_seconds(t: TensorType, source: TensorSharding, target: TensorSharding, cost: MachineCost) -> float:
-    """What it takes to bring a value from one layout into another."""
+    """The seconds to reshard a value from one sharding to another."""
     return 0.0 if source == target else cost.plan(reshard_plan(t.shape, t.dtype, source, target, cost))
 
 

@@ -30,7 +30,7 @@ from meshwright.transform.regions.shard_map import block_type, varying_axes
 
 
 class Rows(NamedTuple):
-    """How the blocks of an array in a layout are rows."""
+    """The blocks of a sharded array as rows, one for each device."""
 
     axes: Axes  # whole, along which devices are numbered
     segments: Axes  # the parts of them that dims are split over, and those between, which devices hold copies along
@@ -95,7 +95,7 @@ class Entry(NamedTuple):
 
     @staticmethod
     def of(local: Localizer, t: TensorType, sharding: TensorSharding) -> Entry:
-        """How an argument comes in from a layout."""
+        """The entry of an argument that comes in a sharding."""
         if not is_on(sharding, local.mesh):
             if sharding.unreduced:
                 how = "over axes of another mesh than the program's"
@@ -161,7 +161,7 @@ class Exit(NamedTuple):
 
     @staticmethod
     def of(local: Localizer, t: TensorType, sharding: TensorSharding) -> Exit:
-        """How a result leaves in a layout."""
+        """The exit of a result that leaves in a sharding."""
         other = not is_on(sharding, local.mesh)
         return Exit(sharding, BlockRows.of(sharding, local.mesh, t.shape) if other else None)
 
@@ -170,7 +170,7 @@ class Exit(NamedTuple):
         return spec_of(local, self.sharding) if self.rows is None else every_device(local)
 
     def inside(self, local: Localizer, block: Value) -> Value:
-        """What a device gives."""
+        """The value that a device returns for the result."""
         block = block if self.rows is None else reshape(block, shape=(1, *self.rows.block))
         return make_varying(block, union((block.type.varying, varying_axes(self.spec(local)))))
 

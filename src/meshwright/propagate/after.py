@@ -115,7 +115,7 @@ def remove_groups(graph: Graph) -> None:
 
 
 def constraints_to_reshards(graph: Graph) -> None:
-    """What was asked for is now done: a constraint reshards its operand."""
+    """Turn every sharding constraint into a reshard of its operand."""
     for op in graph.walk():
         if op.kind is Kind.CONSTRAINT:
             op.kind = Kind.RESHARD

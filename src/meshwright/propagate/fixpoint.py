@@ -147,7 +147,7 @@ class Propagation:
             self._set(joined, number, sharding, op, before)
 
     def _join(self, op: GraphOp) -> JoinedTensors | None:
-        """What a node joins, if it passes anything on."""
+        """The rule and tensors of a node, if it passes shardings on."""
         if op.kind is Kind.EDGE:
             shape = op.results[0].shape
             if shape is None:
@@ -175,7 +175,7 @@ class Propagation:
         elementwise: bool = False,
         may_be_conservative: bool = True,
     ) -> Changes:
-        """What one node makes of given shardings; asked twice, it is remembered."""
+        """The shardings of a node's tensors after one step from given ones; equal questions are remembered."""
         key = (rule, before, directions, elementwise, may_be_conservative)
         found = self._steps.get(key)
         if found is None:

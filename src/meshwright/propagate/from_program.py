@@ -188,7 +188,7 @@ class _ProgramReader:
         self.nodes.append(ProblemNode(Kind.OP, numbers, outs, rule, where=where, ref=_Ref(tuple(results)), **facts))
 
     def enter(self, operand: Atom, result: Var, eqn: Eqn) -> None:
-        """What goes into a region as it is."""
+        """The values that enter a region as they are."""
         rule, name = FactorRule.identity(result.type.shape), f"the entry of {eqn.op.name}"
         facts: dict[str, Any] = {"elementwise": True, "passes": Direction.BOTH}
         self.node(rule, [operand], (result,), where=str(eqn.source or ""), name=name, **facts)
@@ -321,7 +321,7 @@ class _ProgramReader:
         self.nodes.append(ProblemNode(Kind.CONSTRAINT, operands, (number,), **facts))
 
     def by_spec(self, spec: PartitionSpec, rank: int) -> TensorSharding:
-        """What a spec says of a tensor."""
+        """The sharding that a partition spec gives a tensor."""
         dims = [DimensionSharding()] * rank
         for n, entry in enumerate(spec.partitions):
             dims[n] = DimensionSharding(self.axes(entry_axes(entry)), is_open(entry), priority_of(entry))

@@ -261,7 +261,7 @@ class Graph:
         return self.sharding(sharding.mesh, sharding.dims, sharding.replicated, sharding.unreduced, sharding.reduction)
 
     def open_sharding(self, mesh: BaseMesh, rank: int) -> Known:
-        """Nothing is known, and everything is allowed."""
+        """The sharding of a value of which nothing is known: every dim is open."""
         return self.sharding(mesh, (OPEN,) * rank)
 
     # Building

@@ -37,7 +37,7 @@ from meshwright.sharding.named import TensorSharding
 
 
 class Direction(enum.IntEnum):
-    """Which way shardings may pass a node: forward is from operands to results."""
+    """The direction in which shardings may pass a node: forward is from operands to results."""
 
     NONE = 0
     FORWARD = 1
@@ -45,11 +45,11 @@ class Direction(enum.IntEnum):
     BOTH = 3
 
     def union(self, other: Direction) -> Direction:
-        """Every way that either allows."""
+        """The directions that either of the two allows."""
         return Direction(self | other)
 
     def intersection(self, other: Direction) -> Direction:
-        """Every way that both allow."""
+        """The directions that both allow."""
         return Direction(self & other)
 
 

@@ -19,7 +19,7 @@ from meshwright.sharding.spec import PartitionSpec
 
 
 class ReasonStep(NamedTuple):
-    """A value on the way of an axis, ``op`` what brought the axis there, and the user's line of that.
+    """A value that an axis passed, the op that brought the axis there, and the user's line of that.
 
     Of the last one ``op`` is what says so: an argument, a constraint, a spec, a result's sharding. ``var`` is None for
     what stands for an array inside of a loop.
@@ -40,7 +40,7 @@ class Reason(NamedTuple):
 
     @property
     def origin(self) -> ReasonStep:
-        """What a user wrote."""
+        """The step that a user wrote."""
         return self.steps[-1]
 
     def __str__(self) -> str:
@@ -99,7 +99,7 @@ class Reasons:
         return {var: (eqn.op.name, str(eqn.source or "")) for eqn in equations(self.program) for var in eqn.outputs}
 
     def name(self, var: Var | None) -> str:
-        """What to call a variable."""
+        """The name of a variable in an explanation."""
         if var is None:
             return "a value"
         if var in self.names:
@@ -108,7 +108,7 @@ class Reasons:
         return f"{op} at {where}" if where else op or "a value"
 
     def of(self, var: Var) -> Explained:
-        """Everything about one variable."""
+        """The explanation of one variable's sharding."""
         sharding = self.propagated.shardings.get(var)
         reasons = []
         for dim, one in enumerate(sharding.dims if sharding is not None else ()):
@@ -132,13 +132,13 @@ class Reasons:
         return [Explained(name, own[0].var, asked, tuple(reasons), ()), *own]
 
     def links(self, var: Var, dim: int, axis: AxisRef) -> list[Link]:
-        """The way of an axis as propagation knows it."""
+        """The links by which an axis came to a value, as propagation recorded them."""
         value = self.why.graph.by_number[self.propagated.numbers[var]]
         assert value is not None
         return self.why.chain(value, dim, axis)
 
     def steps(self, var: Var, dim: int, axis: AxisRef) -> tuple[ReasonStep, ...]:
-        """The way of an axis, from a variable back to what was written."""
+        """The steps by which an axis came to a variable, back to what a user wrote."""
         links = self.links(var, dim, axis)
         found = [self._step(link) for link in links]
         return tuple(found) or (ReasonStep(var, dim, "its type", self.made.get(var, ("", ""))[1]),)

@@ -100,7 +100,7 @@ PIPELINES: Mapping[str, tuple[str, ...]] = {
 
 
 class Answer:
-    """What passes made of a problem.
+    """The graph of a problem after the passes.
 
     ``problem`` is the program with its shardings, ``graph`` the same as propagation knows it, ``events`` what changed
     when and why, ``told`` what a user should know, ``steps`` how many different steps there were.

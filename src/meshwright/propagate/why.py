@@ -48,7 +48,7 @@ class Conflict(NamedTuple):
 
 
 def label(by: GraphOp | FunctionOp) -> str:
-    """What brought an axis, in words."""
+    """The op that brought an axis, in words."""
     if isinstance(by, FunctionOp):
         return f"the results of {by.name}"
     if by.kind is Kind.EDGE:
@@ -62,7 +62,7 @@ def label(by: GraphOp | FunctionOp) -> str:
 
 
 class AnswerReasons:
-    """The reasons of an answer.
+    """The reasons of a propagated graph's shardings.
 
     >>> from meshwright.sharding.mesh import Mesh
     >>> from meshwright.sharding.named import TensorSharding

@@ -147,7 +147,7 @@ class AxisRef:
     # Parts
 
     def overlap(self, other: AxisRef) -> AxisRef | None:
-        """What the two have in common, or None if that is nothing or no sub-axis."""
+        """The sub-axis that two axes have in common, or None if there is none."""
         if not self.overlaps(other) or not self.can_coexist(other):
             return None
         return self if self is other else self.part(max(self.pre, other.pre), min(self.next, other.next))
@@ -307,7 +307,7 @@ def prefix_without(axes: Axes, others: Iterable[AxisRef]) -> Axes:
 
 
 def difference(axes: Iterable[AxisRef], others: Iterable[AxisRef]) -> Axes:
-    """What is left of each of ``axes`` without ``others``, in order, as parts before and after them.
+    """The parts of each of ``axes`` that none of ``others`` covers, in order.
 
     An axis that cannot coexist with one of ``others`` has no such parts and is left out.
 

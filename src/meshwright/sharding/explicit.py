@@ -86,7 +86,7 @@ def spec_of(t: TensorType) -> PartitionSpec:
 
 
 class ResultSharding(NamedTuple):
-    """What ``out_sharding`` or the operands say about a result."""
+    """The sharding of a result, as ``out_sharding`` or the operands say it."""
 
     sharding: TensorSharding | None
     unreduced: tuple[str, ...]

@@ -93,7 +93,7 @@ def check_name(name: Any, where: Where) -> str | None:
 
 
 def check_kind(kind: Any, where: Where) -> str:
-    """What devices are called."""
+    """The kind of devices, checked."""
     if not isinstance(kind, str) or not kind.strip():
         raise MeshError(
             f"Devices cannot be of kind {short(kind)}.",

@@ -53,7 +53,7 @@ from meshwright.sharding.text_sdy import REDUCTIONS, WrittenDim, read_sharding, 
 
 
 class TensorSharding:
-    """How a tensor is laid out on a mesh.
+    """The sharding of a tensor on a mesh: the axes of each dim, replicated and unreduced axes.
 
     A dim is a ``DimensionSharding``, or (closed, without priority) an axis ``"x"``, ``"x:(1)2"``, several, or None.
 

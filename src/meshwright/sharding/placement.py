@@ -209,7 +209,7 @@ def _canonical(layout: DigitLayout, order: tuple[int, ...] | None) -> tuple[Digi
 
 
 def _same_tables(one: DigitLayout, other: DigitLayout) -> bool:
-    """The same question by listing devices."""
+    """Whether two layouts place the same blocks on the same devices, by listing the devices."""
     check_listable(one.size, 0, here)
     first, second = _table(one), _table(other)
     return all(np.array_equal(a, b) for a, b in zip(first, second, strict=True))

@@ -94,7 +94,7 @@ class Machine:
     # Kernels
 
     def kernel(self, kernel: Kernel) -> TaskCost:
-        """What a kernel takes."""
+        """The cost of a fusion."""
         eqn = kernel.eqns[0]
         if kernel.alone:
             types = tuple(a.type for a in eqn.inputs), tuple(v.type for v in eqn.outputs)
@@ -168,7 +168,7 @@ class Machine:
     # Collectives
 
     def collective(self, eqn: Eqn) -> TaskCost:
-        """What a collective takes."""
+        """The cost of a collective."""
         operands, results = tuple(a.type for a in eqn.inputs), tuple(v.type for v in eqn.outputs)
         name, axes = eqn.op.name, eqn.params["axes"]
         permutation = eqn.params.get("permutation")

@@ -96,7 +96,7 @@ def memory(
     order: Sequence[int] | None = None,
     kernels: Fusions | None = None,
 ) -> MemoryUse:
-    """What the memory of a device holds while it runs a local program.
+    """The memory of a device while it runs a local program.
 
     Without ``fused`` every equation's result is written, as on an engine that runs one op at a time; ``views_of`` names
     ops whose results then are views of their first operand, ``kept`` those whose results are never written over,

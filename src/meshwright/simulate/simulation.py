@@ -64,7 +64,7 @@ class Simulation:
 
     @property
     def product_flops(self) -> float:
-        """Those of matrix products and convolutions."""
+        """The FLOPs of matmuls and convolutions."""
         return sum(times * task.cost.matmul_flops for task, times in self.leaves())
 
     @property
@@ -126,7 +126,7 @@ class Simulation:
 
     @property
     def bound(self) -> str:
-        """What decides the time, and how far it is from what comes next.
+        """The part of the machine that decides the time, and how far it is from what comes next.
 
         ``communication-bound on axis model by 2.1x``: collectives along it take 2.1 times as long as all kernels.
         """

@@ -74,7 +74,7 @@ def work(
     while_steps: int | None = None,
     donated: Sequence[bool] | None = None,
 ) -> Simulation:
-    """What a program does on a machine, one task after another; the arguments are those of `simulate`.
+    """The run of a program on a machine, one task after another; the arguments are those of `simulate`.
 
     A kernel is one task of it, if need be the only one.
     """

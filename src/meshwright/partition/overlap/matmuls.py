@@ -78,7 +78,7 @@ class Overlap:
 
 
 def read_overlap(given: Any) -> Overlap | None:
-    """What jit's ``overlap`` stands for.
+    """The `Overlap` that jit's ``overlap`` argument stands for.
 
     >>> read_overlap(None), read_overlap(True)
     (None, Overlap(hardware=None, product=None))
@@ -179,7 +179,7 @@ class _Pass:
         return tuple(map(self.inside, value)) if isinstance(value, tuple) else value
 
     def as_kernel(self, ring: _Ring) -> _Ring:
-        """The same by the kernel that was given, if it can do it."""
+        """A ring as a call of the kernel that was given, if the kernel can compute it."""
         kernel, use = self.how.product, ring.use
         if kernel is None or use is None:
             return ring
@@ -397,7 +397,7 @@ def _scattered(eqn: Eqn, order: _EqnOrder) -> _Ring:
 
 
 class _RingCosts:
-    """What rings take on a machine, by its roofline."""
+    """The seconds that rings take on a machine, by its roofline."""
 
     def __init__(self, topology: Topology, mesh: BaseMesh) -> None:
         self.topology, self.mesh = topology, mesh

@@ -54,7 +54,7 @@ class Around(NamedTuple):
         return tuple((n, (n + 1) % self.size) for n in range(self.size))
 
     def position(self) -> Value:
-        """Where a device stands."""
+        """The position of a device on the ring."""
         position: Value | None = None
         for axis, size in zip(self.axes, self.sizes, strict=True):
             one = axis_index(axes=(axis,), sizes=(size,))
@@ -66,20 +66,20 @@ class Around(NamedTuple):
         return rem(add(position, self.size - 1), self.size)
 
     def sent(self, x: Value) -> Value:
-        """What the device before has."""
+        """The value of the device before on the ring."""
         with at_source(self.source):
             return ppermute(x, axes=self.axes, sizes=self.sizes, permutation=self.permutation)
 
 
 class Roles(NamedTuple):
-    """What a dim of an operand of a matmul is beside it: a dim of the other operand, one of the result, or both."""
+    """The dims that a dim of a matmul's operand is matched with: one of the other operand, of the result, or both."""
 
     other: int | None
     result: int | None
 
 
 def roles(eqn: Eqn, operand: int, dim: int) -> Roles:
-    """What a dim of an operand of a dot_general is to the rest."""
+    """The roles of a dim of an operand of a dot_general."""
     contract, batch = eqn.params["contract"], eqn.params["batch"]
     if dim in contract[operand]:
         return Roles(contract[1 - operand][contract[operand].index(dim)], None)

@@ -122,12 +122,12 @@ class BlockExchange(ReshardStep):
 
     @cached_property
     def rounds(self) -> tuple[BlockRound, ...]:
-        """What is sent."""
+        """The rounds of cells that devices send."""
         return self.missing.rounds()
 
     @cached_property
     def copies(self) -> tuple[BlockRound, ...]:
-        """What each device keeps."""
+        """The cells that each device keeps."""
         return self.held.rounds()
 
     @property
@@ -230,7 +230,7 @@ def _every_cell(
 
 
 def _turns(kinds: NDArray[np.int64]) -> NDArray[np.int64]:
-    """How many of its kind came before each entry."""
+    """For each entry, the number of equal entries before it."""
     order = np.argsort(kinds, kind="stable")
     counts = np.bincount(kinds)
     turns = np.empty_like(kinds)
@@ -239,7 +239,7 @@ def _turns(kinds: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 class Segment(NamedTuple):
-    """What of a dim is in one source block and one target block, and where in either."""
+    """The elements of a dim in one source block and one target block, and where they begin in either."""
 
     block: int
     size: int

@@ -25,7 +25,7 @@ class Bound(NamedTuple):
 
 
 def lower_bound(found: Frame, parts: DigitStructure | None, shape: Sequence[int]) -> Bound:
-    """What must be received: the elements of each device's target shard that it does not hold.
+    """The elements that devices must receive: those of their target shards that they do not hold.
 
     A sum of k summands that is wanted at c places takes k - 1 messages until the first device knows it, and c - 1 more
     until the others do: no message completes more than one of them. If no device that wants it has a summand, it takes
@@ -116,7 +116,7 @@ def _group(found: Frame, parts: DigitStructure, dims: list[int], atoms: list[Dig
 
 
 def _shares(group: _Group) -> tuple[NDArray[Any], NDArray[Any]]:
-    """What each device wants of a group of dims, and what it has of that."""
+    """The share of a group of dims that each device wants, and how much of it the device has."""
     devices = group.source.size
     exact = prod(group.shape) * devices < 1 << 62
     most = MOST_LISTED if exact else MOST_LISTED >> 3
@@ -146,7 +146,7 @@ def _least_held(wanted: NDArray[Any], held: NDArray[Any]) -> Shares:
 
 
 def _worst(shares: Shares) -> Shares:
-    """Those of which no other wants as much and has as little."""
+    """The shares that no other share is worse than, in wanting as much and having as little."""
     found: Shares = set()
     least: float = inf
     for wanted, held in sorted(shares, key=lambda share: (-share[0], share[1])):

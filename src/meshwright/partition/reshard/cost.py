@@ -53,7 +53,7 @@ def refined_for(axes: Axes, topology: Topology) -> tuple[tuple[str, ...] | None,
 
 
 def spans_of_part(spans: tuple[Span, ...], axis: AxisRef) -> tuple[Span, ...]:
-    """Where a part of an axis lies on the chips, if the axis lies on these."""
+    """The spans of chips on which a part of an axis lies, if the axis lies on these."""
     found: list[Span] = []
     below = 1
     first, last = axis.post, axis.post * axis.size

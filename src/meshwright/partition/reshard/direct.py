@@ -165,7 +165,7 @@ class _Direct:
         return Sketch((self._cut(False), self._cut(True)), start, tuple(steps))
 
     def _cut(self, moved: bool) -> DigitView:
-        """How dims are read before the exchange, or after it."""
+        """The view of dims as digits before the exchange, or after it."""
         side = self.found.target if moved else self.found.source
         digits, rest = [], []
         for dim, (size, pieces) in enumerate(zip(self.shape, self.parts.dims, strict=True)):
@@ -196,7 +196,8 @@ class _Direct:
         return blocks_step(splits, devices, tuple(map(name, self.over)), mapped)
 
     def _sides(self, dim: int) -> tuple[int, Digits, Digits]:
-        """What of a dim is exchanged, and the atoms of both sides: digits kept at the major end are left out."""
+        """The size of a dim that is exchanged, and the atoms of both sides: digits kept at the major end are left
+        out."""
         pieces = self.parts.dims[dim]
         if pieces is None:
             one, other = (atoms_of(side.dims[dim], self.parts.atoms) for side in (self.found.source, self.found.target))

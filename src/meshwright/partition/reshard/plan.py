@@ -61,7 +61,7 @@ class ReshardPlan:
 
     @property
     def steps(self) -> tuple[ReshardStep, ...]:
-        """What is done, in order."""
+        """The steps of the plan, in order."""
         return self._sketch.steps
 
     @property
@@ -425,7 +425,7 @@ def _on_any_mesh(sharding: TensorSharding, other: BaseMesh, rank: int) -> Tensor
 
 
 def _apart(one: BaseMesh, other: BaseMesh) -> str:
-    """How the devices of two meshes differ; nothing if they do not."""
+    """A text of how the devices of two meshes differ; empty if they do not."""
     if one.size != other.size:
         return f"the source is on {_devices(one.size)}, the target on {_devices(other.size)}"
     if (

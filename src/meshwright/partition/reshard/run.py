@@ -92,7 +92,7 @@ def _fit(array: Shard, shape: tuple[int, ...]) -> Shard:
 
 
 def _axis(view: View, position: DigitOfDim) -> int:
-    """Where a digit stands among all digits of a view."""
+    """The index of a digit among all digits of a view."""
     before = sum(len(dim) for dim in view[: position.dim])
     return before + [digit.digit for digit in view[position.dim]].index(position.digit)
 

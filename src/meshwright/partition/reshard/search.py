@@ -120,7 +120,7 @@ def sketches(
 
 
 def rest_of(parts: DigitStructure, shape: Sequence[int]) -> list[int]:
-    """What is left of each dim behind its digits."""
+    """The size of each dim that is left after its digits."""
     return [-(-n // prod(piece.size for piece in pieces or ())) for n, pieces in zip(shape, parts.dims, strict=True)]
 
 
@@ -193,7 +193,7 @@ Pick = DigitOfDim | str
 
 
 def _picks(to_reduce: Digits, pieces: Digitwise) -> Iterable[tuple[Pick, ...]]:
-    """Where the sums may go: all combinations, or where these are very many the natural ones."""
+    """The digits onto which each partial sum may be scattered: all combinations, or of very many the natural ones."""
     split = {position: piece.target for position, piece in pieces.items() if piece.source is None and piece.target}
     options: list[list[Pick]] = [
         [*(position for position in split if pieces[position].size == atom.size), "spare", "whole"]

@@ -21,7 +21,7 @@ View = tuple[tuple[LocalDigit, ...], ...]
 
 
 class DigitView(NamedTuple):
-    """How dims are read: the digits of each, and what is left of each."""
+    """The digits that each dim is read as, and the size that is left of each."""
 
     digits: tuple[tuple[int, ...], ...]
     rest: tuple[int, ...]
@@ -63,7 +63,7 @@ class Sketch(NamedTuple):
         return tuple(step.received(size) for step, size in zip(self.steps, self._sizes(), strict=False))
 
     def score(self) -> tuple[bool, Fraction, int, Fraction]:
-        """What is best first: memory, bytes, collectives, bytes of the worst device.
+        """The order of sketches, best first: memory, bytes, collectives, bytes of the worst device.
 
         Memory counts padding, which alone is no reason for another way.
         """

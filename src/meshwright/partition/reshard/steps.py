@@ -38,7 +38,7 @@ class PlacedDigit(NamedTuple):
 
 
 class AxisMove(NamedTuple):
-    """What a device has along ``source`` is for the device that has this coordinate along ``target``."""
+    """A move of blocks between axes: a coordinate along ``source`` becomes that along ``target``."""
 
     source: AxisRef
     target: AxisRef

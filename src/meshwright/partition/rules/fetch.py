@@ -78,7 +78,7 @@ def moves(block: int, starts: tuple[int, ...], length: int) -> Moves:
 
 
 def fetch_bytes(t: TensorType, dim: int, starts: Sequence[int], length: int) -> float:
-    """What a device receives for its window along a dim of its block, which has the type ``t``."""
+    """The bytes that a device receives for its window along a dim of its block, which has the type ``t``."""
     if not t.shape[dim] or not length:
         return 0.0
     return float(moves(t.shape[dim], tuple(starts), length).received * (t.nbytes // t.shape[dim]))
@@ -175,7 +175,7 @@ def lookup(table: list[int], position: Value) -> Value:
 
 
 def _taken(x: Value, dim: int, pieces: Sequence[WindowPiece], size: int, position: Value, count: int) -> Value:
-    """What each device sends: ``size`` elements, of which those of its piece matter."""
+    """The elements that each device sends: ``size`` of them, of which those of its piece matter."""
     at = _per_device({p.source: _begin(p, size, x.shape[dim]) for p in pieces}, count)
     return window_at(x, dim, at, size, position)
 

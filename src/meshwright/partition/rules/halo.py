@@ -28,7 +28,7 @@ class Need:
 
 
 def needed_bytes(t: TensorType, needs: Sequence[Need]) -> float:
-    """What a device receives when its block of type ``t`` becomes its windows, one dim after the other."""
+    """The bytes that a device receives when its block of type ``t`` becomes its windows, one dim after the other."""
     total = 0.0
     for need in needs:
         total += fetch_bytes(t, need.dim, need.starts, need.length)

@@ -322,7 +322,7 @@ def _constraint(local: Localizer, eqn: Eqn) -> list[Version]:
 
 
 def _asked(local: Localizer, eqn: Eqn) -> TensorSharding:
-    """What a constraint says that propagation has not seen, in a part written for other axes."""
+    """The sharding of a constraint that propagation has not seen, in a part written for other axes."""
     if eqn.params.get("mesh") is not None:
         found = constraint_sharding(eqn.params, eqn.outputs[0].type.ndim, local.mesh)
         if local.around is None:

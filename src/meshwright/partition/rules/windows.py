@@ -26,7 +26,7 @@ from meshwright.sharding.axes import Axes
 
 
 class Reach(NamedTuple):
-    """What devices need along a dim: ``span`` places from ``first`` on, in the operand spread by ``dilation``."""
+    """The elements that devices need along a dim: ``span`` from ``first`` on, in the operand spread by ``dilation``."""
 
     dim: int
     axes: Axes
@@ -187,7 +187,7 @@ def _conv(local: Localizer, eqn: Eqn) -> list[Version]:
 
 
 def _fill(combine: str, x: TensorType) -> Value:
-    """What stands in the place of elements that are not there."""
+    """The value of the elements in the padding of windows."""
     return scalar(0 if combine == "sum" else identity(x.dtype, combine), x.dtype)
 
 

@@ -77,7 +77,7 @@ def product_flops(program: Program) -> float:
 
 
 def parameter_count(shape: TransformerShape) -> int:
-    """All parameters.
+    """The number of all parameters.
 
     >>> parameter_count(TransformerShape(80, 8192, 28672, heads=64, kv_heads=8, head_dim=128, vocab=128256))
     70553706496

@@ -53,7 +53,7 @@ class Strategy:
 
     @property
     def devices(self) -> int:
-        """All of them."""
+        """The number of devices of the mesh."""
         return self.data * self.tensor * self.pipeline
 
     @property
