@@ -44,6 +44,20 @@ def test_a_machine_counts_latency_and_none_does_not() -> None:
     assert none < 1e-8 < 1e-6 < named
 
 
+@pytest.mark.parametrize("machine", ["tpu v5e", "h100"])
+@pytest.mark.parametrize("sizes", [(2, 4), (4, 2), (8,)], ids=str)
+def test_the_cost_of_a_plan_is_what_simulate_says_of_the_program(sizes: tuple[int, ...], machine: str) -> None:
+    mesh = mw.make_mesh(sizes, ("x", "y")[: len(sizes)])
+    cost, t = cost_on(machine, mesh), tensor((256, 512), "float32")
+    shardings = list(enumerate_shardings(mesh, 2, compound=True))
+    for source, target in product(shardings, shardings):
+        have, want = (closed(s.to_tensor_sharding(2)) for s in (source, target))
+        argument = mw.ShapeDtypeStruct(t.shape, "float32", sharding=source)
+        program = mw.jit(lambda x: x, out_shardings=target, hardware=machine).lower(argument).compile()
+        said = program.simulate(machine, overlap="none").seconds
+        assert reshard_seconds(t, have, want, cost) == pytest.approx(said, rel=1e-6), (source, target)
+
+
 def test_axes_may_be_renamed_and_reordered() -> None:
     def bytes_of(names: tuple[str, str], sizes: tuple[int, int]) -> list[tuple[str, int]]:
         mesh = mw.make_mesh(sizes, names)

@@ -1,4 +1,4 @@
-"""Products in all layouts beside the programs of textbooks, written by hand: on machines these are seldom faster."""
+"""Matmuls in all shardings against the programs of textbooks, written by hand: on no machine are these faster."""
 
 from __future__ import annotations
 
@@ -115,32 +115,32 @@ def textbooks(case: Case) -> Iterator[Textbook]:
         yield Textbook((of_rows, of_left), (of_right, of_columns), rows, columns, inner, axes_of(case.out))
 
 
-def slower(case: Case, machine: str) -> float:
-    """How much longer our program takes than the fastest of the textbooks'."""
-    assert case.out is not None
-    ours = mw.jit(mnp.matmul, out_shardings=on(case.out), hardware=machine).lower(*operands(case)).compile()
-    seconds = lambda program: program.simulate(machine, overlap="none").seconds
-    return seconds(ours) / min(seconds(one.compiled(case)) for one in textbooks(case))  # type: ignore[no-any-return]
+def seconds(program: Any, machine: str) -> float:
+    return program.simulate(machine, overlap="none").seconds  # type: ignore[no-any-return]
 
 
 def check(cases: Sequence[Case], machine: str) -> None:
-    """On average ours are as fast; some are slower, as they copy more inside of devices, which plans do not count, or
-    since reshard plans never gather first and scatter then."""
-    found = [slower(case, machine) for case in cases]
-    assert sum(found) / len(found) < 1.05
-    assert max(found) < 4, cases[found.index(max(found))]
+    """Ours is as fast as the fastest of the textbooks', and has more collectives only where that is faster."""
+    for case in cases:
+        assert case.out is not None
+        ours = mw.jit(mnp.matmul, out_shardings=on(case.out), hardware=machine).lower(*operands(case)).compile()
+        books = [one.compiled(case) for one in textbooks(case)]
+        best = min(books, key=lambda one: seconds(one, machine))
+        took, least = seconds(ours, machine), seconds(best, machine)
+        assert took <= least * (1 + 1e-9), case
+        assert len(ours.collectives) <= len(best.collectives) or took < least * (1 - 1e-9), case
 
 
 @pytest.mark.parametrize("machine", MACHINES)
-def test_programs_of_textbooks_are_seldom_faster(machine: str) -> None:
+def test_programs_of_textbooks_are_not_faster(machine: str) -> None:
     cases = [case for regime in REGIMES for case in every_case(regime) if case.out is not None]
-    check(random.Random(3).sample(cases, 16), machine)
+    check(random.Random(3).sample(cases, 24), machine)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("machine", MACHINES)
 @pytest.mark.parametrize("left", SPECS, ids=str)
-def test_programs_of_textbooks_are_seldom_faster_in_any_layout(left: mw.P, machine: str) -> None:
+def test_programs_of_textbooks_are_not_faster_in_any_sharding(left: mw.P, machine: str) -> None:
     cases = [case for regime in REGIMES for case in every_case(regime) if case.left == left]
     check([case for case in cases if case.out is not None], machine)
 

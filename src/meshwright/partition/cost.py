@@ -72,8 +72,7 @@ class MachineCost:
         """The seconds of a reshard plan."""
         if self.topology is None or plan.mesh.shape != self.topology.mesh:
             return self.receive(plan.total_bytes / plan.num_devices, plan.num_collectives)
-        local = [size for step, size in zip(plan.steps, plan.local_bytes[1:], strict=True) if not step.collectives]
-        return plan.seconds(self.topology) + work(0, 2.0 * sum(local), self.chip).seconds
+        return plan.seconds_with_copies(self.topology)
 
     def collective(self, record: CollectiveRecord, mesh: BaseMesh) -> float:
         """The seconds of all runs of a collective."""
@@ -120,8 +119,10 @@ def reshard_plan(
     shape: Shape, dtype: DType, source: TensorSharding, target: TensorSharding, cost: MachineCost = NO_MACHINE
 ) -> ReshardPlan:
     """The cheapest reshard plan from one sharding to another."""
-    plans = every_plan(shape, dtype, summed(source), summed(target))
-    if cost.topology is None and plans[0].num_collectives <= 1:
+    plans = every_plan(shape, dtype, summed(source), summed(target), cost.topology is not None)
+    if cost.topology is not None:
+        return min(plans, key=cost.plan)
+    if plans[0].num_collectives <= 1:
         return plans[0]  # the fewest bytes, in one collective
     return min(plans, key=lambda plan: (plan.exceeds_memory, cost.plan(plan)))
 

@@ -18,7 +18,7 @@ from meshwright.partition.combine import (
     records,
     written_for,
 )
-from meshwright.partition.cost import PLAINLY, Planning, taken
+from meshwright.partition.cost import PLAINLY, MachineCost, Planning, taken
 from meshwright.partition.cuts import Cuts, MeshCutNeeded, written, written_parts
 from meshwright.partition.entry import Entry, Exit
 from meshwright.partition.layouts import axes_used, closed
@@ -41,7 +41,7 @@ class LocalProgram:
     """The program of one device with its collectives, and how it stands in the program of all devices.
 
     ``moved`` are the shardings that arguments were first brought into, by number; ``out_shardings`` those of the
-    results, ``out_types`` their types outside, ``out_specs`` the specs by which they leave.
+    results, ``out_types`` their types outside, ``out_specs`` the specs by which they leave; ``cost`` decides.
     """
 
     program: Program
@@ -55,6 +55,7 @@ class LocalProgram:
     moved: Mapping[int, TensorSharding]
     whys: Mapping[Var, CollectiveReason]
     overlaps: Mapping[Var, OverlapOutcome]
+    cost: MachineCost
 
     @cached_property
     def records(self) -> tuple[CollectiveRecord, ...]:
@@ -156,6 +157,7 @@ def _partition(
         {n: local.moved[v] for n, v in enumerate(program.inputs) if v in local.moved},
         local.whys,
         {},
+        how.cost,
     )
 
 
@@ -163,7 +165,7 @@ def combined(found: LocalProgram) -> LocalProgram:
     """The program of one device with sums over the same devices taken together, and reduce-scatters for sums of which
     each device keeps a part."""
     whys = dict(found.whys)
-    return replace(found, program=combine(scatter_sums(found.program, whys)), whys=whys)
+    return replace(found, program=combine(scatter_sums(found.program, whys, found.cost)), whys=whys)
 
 
 def overlapped(found: LocalProgram, how: Overlap) -> LocalProgram:

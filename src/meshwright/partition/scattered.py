@@ -11,14 +11,16 @@ from meshwright.core.source import Source
 from meshwright.ops.basic import reshape
 from meshwright.ops.collective import pscatter, psum, psum_scatter
 from meshwright.partition.combine import CollectiveReason
+from meshwright.partition.cost import NO_MACHINE, MachineCost, seconds_along
 from meshwright.transform.simplify import dce
 
 
-def scatter_sums(program: Program, whys: dict[Var, CollectiveReason]) -> Program:
+def scatter_sums(program: Program, whys: dict[Var, CollectiveReason], cost: MachineCost = NO_MACHINE) -> Program:
     """The program, regions included, with sums that are only cut into parts afterwards taken part by part.
 
     Sums without an entry in ``whys`` were written by the user, and stay. An axis that the parts do not lie along is
-    summed over afterwards, when there is less to sum. The reason is that of the parts.
+    summed over afterwards, when there is less to sum, unless one sum over all axes is faster on the machine named. The
+    reason is that of the parts.
 
     b: f32[8] = psum a axes=('i',)            ==>    c: f32[4]{i} = psum_scatter a axes=('i',) dim=0
     c: f32[4]{i} = pscatter b axes=('i',)
@@ -47,9 +49,9 @@ def scatter_sums(program: Program, whys: dict[Var, CollectiveReason]) -> Program
         return found
 
     for eqn in program.eqns:
-        found = _sum_below(eqn, made, uses, whys) if eqn.op is pscatter else None
+        found = _sum_below(eqn, made, uses, whys, cost) if eqn.op is pscatter else None
         if found is None:
-            params = {name: _inside(value, whys) for name, value in eqn.params.items()}
+            params = {name: _inside(value, whys, cost) for name, value in eqn.params.items()}
             same = all(value is eqn.params[name] for name, value in params.items())
             changed = changed or not same
             add(eqn if same else Eqn(eqn.op, eqn.inputs, params, eqn.outputs, eqn.source))
@@ -68,7 +70,7 @@ def scatter_sums(program: Program, whys: dict[Var, CollectiveReason]) -> Program
 
 
 def _sum_below(
-    eqn: Eqn, made: dict[Atom, Eqn], uses: Counter[Atom], whys: dict[Var, CollectiveReason]
+    eqn: Eqn, made: dict[Atom, Eqn], uses: Counter[Atom], whys: dict[Var, CollectiveReason], cost: MachineCost
 ) -> tuple[Eqn, list[tuple[int, ...]]] | None:
     """The sum whose result an equation alone cuts, and the shapes it is brought into before."""
     shapes: list[tuple[int, ...]] = []
@@ -80,15 +82,27 @@ def _sum_below(
             atom = below.inputs[0]
             continue
         if below.op is psum and len(below.inputs) == 1 and atom in whys:
-            cut = set(eqn.params["axes"])
-            return (below, shapes[::-1]) if cut <= set(below.params["axes"]) else None
+            return (below, shapes[::-1]) if _is_worth_it(below, eqn, cost) else None
         return None
     return None
 
 
-def _inside(value: Any, whys: dict[Var, CollectiveReason]) -> Any:
+def _is_worth_it(total: Eqn, cut: Eqn, cost: MachineCost) -> bool:
+    """Whether a sum can be taken over the axes of its parts first, and is not slower so."""
+    axes, parts = total.params["axes"], cut.params["axes"]
+    if not set(parts) <= set(axes):
+        return False
+    rest = [axis for axis in axes if axis not in parts]
+    topology, whole, part = cost.topology, total.inputs[0].type.nbytes, cut.outputs[0].type.nbytes
+    if not rest or topology is None:
+        return True
+    in_two = seconds_along("reduce_scatter", whole, parts, topology) + seconds_along("all_reduce", part, rest, topology)
+    return in_two <= seconds_along("all_reduce", whole, axes, topology) + cost.work(0, 2 * part, "f32")
+
+
+def _inside(value: Any, whys: dict[Var, CollectiveReason], cost: MachineCost) -> Any:
     if isinstance(value, Program):
-        return scatter_sums(value, whys)
+        return scatter_sums(value, whys, cost)
     if isinstance(value, tuple) and any(isinstance(item, Program) for item in value):
-        return tuple(_inside(item, whys) for item in value)
+        return tuple(_inside(item, whys, cost) for item in value)
     return value

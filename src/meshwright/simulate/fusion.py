@@ -24,6 +24,7 @@ from meshwright.core.facts import Fusion
 from meshwright.core.op import fusion_of
 from meshwright.core.program import Atom, Eqn, Program, Var
 
+_ELEMENTWISE = (Fusion.CHEAP, Fusion.ELEMENTWISE, Fusion.PERMUTATION)
 ROW_BYTES = 2**17  # of the longest row that a kernel keeps on the chip
 
 
@@ -127,6 +128,7 @@ class _FusionPass:
         self.kernel_level: list[int] = []
         self.homes: list[set[int]] = [set() for _ in eqns]  # the kernels that an equation runs in
         self.kept: set[Var] = set()  # values that are written to memory
+        self.readers: list[list[int]] = [[] for _ in eqns]  # the equations that read the results of each
 
     def sources(self, eqn: Eqn) -> Iterable[Var]:
         for atom in eqn.inputs:
@@ -148,12 +150,25 @@ class _FusionPass:
             return not is_row_reduction(eqn)
         return fusion is not Fusion.CHEAP and all(v.type.size <= 1 for v in eqn.outputs)
 
-    def reads_part(self, n: int) -> bool:
-        """Whether an equation reads no more of its first operand than its result has."""
-        if self.fusions[n] not in (Fusion.CHEAP, Fusion.ELEMENTWISE):
-            return False
+    def read_bytes(self, n: int, at: int) -> int:
+        """What a fused equation reads of an operand: no more of one that it goes through than it is asked for."""
         eqn = self.eqns[n]
-        return eqn.inputs[0].type.size > eqn.outputs[0].type.size
+        operand, result = eqn.inputs[at].type, eqn.outputs[0].type
+        passes = operand.size == result.size or (at == 0 and operand.size > result.size)
+        if not passes or self.fusions[n] not in _ELEMENTWISE:
+            return operand.nbytes
+        return self.asked_for(n) * operand.dtype.itemsize
+
+    def asked_for(self, n: int) -> int:
+        """The elements of an equation's result that are read, if one equation of its kernel alone reads it."""
+        result = self.eqns[n].outputs[0]
+        size, readers = result.type.size, self.readers[n]
+        if len(readers) != 1 or result in self.kept or self.fusions[readers[0]] not in _ELEMENTWISE:
+            return size
+        reader = self.eqns[readers[0]]
+        if stored(reader.inputs[0], self.views) != result or reader.outputs[0].type.size > size:
+            return size
+        return self.asked_for(readers[0])
 
     def levels(self) -> None:
         for eqn in self.eqns:
@@ -177,7 +192,7 @@ class _FusionPass:
         return len(self.parent) - 1
 
     def assign(self) -> None:
-        readers: list[list[int]] = [[] for _ in self.eqns]
+        readers = self.readers
         for n, eqn in enumerate(self.eqns):
             for var in set(self.sources(eqn)):
                 if var in self.made:
@@ -222,7 +237,7 @@ class _FusionPass:
                 for at, atom in enumerate(eqn.inputs):
                     var = stored(atom, self.views)
                     if var.__class__ is Var and var not in inside:
-                        bytes = eqn.outputs[0].type.nbytes if at == 0 and self.reads_part(n) else var.type.nbytes
+                        bytes = self.read_bytes(n, at)
                         kernel.reads[var] = min(var.type.nbytes, kernel.reads.get(var, 0) + bytes)  # type: ignore[index]
                 home_here = len(self.homes[n]) == 1
                 kernel.writes += [v for v in eqn.outputs if v in self.kept and home_here]

@@ -34,7 +34,7 @@ from meshwright.partition.blocks import identity, index_along, scalar
 from meshwright.partition.reshard.blocks import BlockExchange
 from meshwright.partition.reshard.pairs import block_ends, receivers
 from meshwright.partition.reshard.plan import ReshardPlan
-from meshwright.partition.reshard.sketch import View
+from meshwright.partition.reshard.sketch import View, digits_of, major_dim, sizes_of
 from meshwright.partition.reshard.steps import (
     AllGather,
     AllReduce,
@@ -61,18 +61,10 @@ Names = Callable[[AxisRef], tuple[tuple[str, int], ...]]  # the axes of the prog
 def emit_plan(plan: ReshardPlan, x: Value, names: Names) -> Value:
     """The local value in the target sharding, from that in the source sharding."""
     emitter = _Emitter(plan, names)
-    x = _fit(x, _sizes(plan.views[0]))
+    x = _fit(x, sizes_of(plan.views[0]))
     for index, step in enumerate(plan.steps):
         x = emitter.step(step, x, plan.views[index], plan.views[index + 1])
     return _fit(x, plan.target.local_shape(plan.shape))
-
-
-def _sizes(view: View) -> tuple[int, ...]:
-    return tuple(prod(digit.size for digit in dim) for dim in view)
-
-
-def _digits(view: View) -> list[DigitOfDim]:
-    return [DigitOfDim(dim, digit.digit) for dim, digits in enumerate(view) for digit in digits]
 
 
 def _open_shape(view: View) -> tuple[int, ...]:
@@ -114,7 +106,7 @@ class _Emitter:
         if isinstance(step, BlockExchange):
             return self.blocks(step, x)
         if isinstance(step, Recut):
-            return _fit(x, _sizes(after))
+            return _fit(x, sizes_of(after))
         if x.dtype == dtypes.BOOL and isinstance(step, AllReduce | ReduceScatter):
             number = self.step(step, convert(x, dtype=dtypes.INT32, weak=False), before, after)
             return convert(number, dtype=dtypes.BOOL, weak=False)  # all is the least of them, any the largest
@@ -123,21 +115,21 @@ class _Emitter:
             return tiled
         x = _shaped(x, _open_shape(before))
         rule: Callable[..., Value] = getattr(self, type(step).__name__.lower())
-        return _shaped(rule(step, x, before, after), _sizes(after))
+        return _shaped(rule(step, x, before, after), sizes_of(after))
 
     def tiled(self, step: ReshardStep, x: Value, before: View, after: View) -> Value | None:
         """A step on whole dims, where the digits it works on are the major ones of their dims."""
         if isinstance(step, AllGather):
-            dim = _major(step.parts, after)
+            dim = major_dim(step.parts, after)
             if dim is not None:
                 return all_gather_invariant(self.varying(x, step.axes), **self.axes(step.axes), dim=dim)
         elif isinstance(step, ReduceScatter) and step.reduction == "sum":
-            dim = _major(step.parts, before)
+            dim = major_dim(step.parts, before)
             if dim is not None:
                 return psum_scatter(self.varying(x, step.axes), **self.axes(step.axes), dim=dim)
         elif isinstance(step, AllToAll):
-            split = _major([swap.split for swap in step.swaps], before)
-            join = _major([swap.join for swap in step.swaps], after)
+            split = major_dim([swap.split for swap in step.swaps], before)
+            join = major_dim([swap.join for swap in step.swaps], after)
             if split is not None and join is not None:
                 x = self.varying(x, step.axes)
                 return all_to_all(x, **self.axes(step.axes), split=split, concat=join)
@@ -150,7 +142,7 @@ class _Emitter:
         by_dim = {part.dim: [other for other in parts if other.dim == part.dim] for part in parts}
         if set(self.axes([part.axis for part in parts])["axes"]) & set(x.type.varying):
             return None
-        if any(_major(found, before) is None for found in by_dim.values()):
+        if any(major_dim(found, before) is None for found in by_dim.values()):
             return None
         for dim, found in by_dim.items():
             x = pscatter(x, **self.axes([part.axis for part in found]), dim=dim)
@@ -159,7 +151,7 @@ class _Emitter:
     # Local steps
 
     def localslice(self, step: OnParts, x: Value, before: View, after: View) -> Value:
-        order = _digits(before)
+        order = digits_of(before)
         for part in step.parts:
             dim = order.index(part.position)
             params = self.axes([part.axis])
@@ -172,7 +164,7 @@ class _Emitter:
         return x
 
     def expand(self, step: Expand, x: Value, before: View, after: View) -> Value:
-        order, placed = _digits(after), {part.position: part.axis for part in step.parts}
+        order, placed = digits_of(after), {part.position: part.axis for part in step.parts}
         shape = _open_shape(after)
         x = _shaped(x, tuple(1 if position in placed else n for position, n in zip(order, shape, strict=True)))
         starts = [self.index([placed[position]]) if position in placed else 0 for position in order]
@@ -197,7 +189,7 @@ class _Emitter:
         rows = self.varying(_shaped(x, (1, *x.shape)), step.axes)
         rows = all_gather_invariant(rows, **self.axes(step.axes), dim=0)
         rows = _shaped(rows, (*sizes, *x.shape))
-        return _arranged(rows, [part.position for part in step.parts] + _digits(before), after)
+        return _arranged(rows, [part.position for part in step.parts] + digits_of(before), after)
 
     def allreduce(self, step: AllReduce, x: Value, before: View, after: View) -> Value:
         return self.reduced(x, step.axes, step.reduction)
@@ -213,7 +205,7 @@ class _Emitter:
     def reducescatter(self, step: ReduceScatter, x: Value, before: View, after: View) -> Value:
         if step.reduction != "sum":
             return self.localslice(step, self.reduced(x, step.axes, step.reduction), before, after)
-        order = _digits(before)
+        order = digits_of(before)
         front = [order.index(part.position) for part in step.parts]
         rest = [d for d in range(x.ndim) if d not in front]
         x = permuted(self.varying(x, step.axes), front + rest)
@@ -222,7 +214,7 @@ class _Emitter:
         return psum_scatter(x, **self.axes(step.axes), dim=0)
 
     def alltoall(self, step: AllToAll, x: Value, before: View, after: View) -> Value:
-        order = _digits(before)
+        order = digits_of(before)
         front = [order.index(swap.split) for swap in step.swaps]
         rest = [d for d in range(x.ndim) if d not in front]
         x = permuted(self.varying(x, step.axes), front + rest)
@@ -248,7 +240,7 @@ class _Emitter:
     def rounds(self, step: Rounds, x: Value, before: View, after: View) -> Value:
         mesh, params = self.involved(step.axes)
         x = make_varying(x, union((x.type.varying, params["axes"])))
-        order, target = _digits(before), _digits(after)
+        order, target = digits_of(before), digits_of(after)
         whole: Value = make_varying(broadcast_scalar(_identity(x, "sum"), _open_shape(after)), x.type.varying)
         for round in step.rounds():
             starts: list[Any] = [0] * x.ndim
@@ -296,16 +288,9 @@ class _Emitter:
         return whole
 
 
-def _major(parts: Sequence[DigitOfDim | PlacedDigit], view: View) -> int | None:
-    """The dim whose major digits are these, in this order; None if there is none."""
-    dim = parts[0].dim
-    positions = [digit.digit for digit in view[dim]][: len(parts)]
-    return dim if [(part.dim, part.digit) for part in parts] == [(dim, digit) for digit in positions] else None
-
-
 def _arranged(x: Value, positions: Sequence[DigitOfDim], after: View) -> Value:
     """``x``, whose dims are the digits ``positions``, with its dims in the order of a view."""
-    return permuted(x, [positions.index(position) for position in _digits(after)])
+    return permuted(x, [positions.index(position) for position in digits_of(after)])
 
 
 def _shaped(x: Value, shape: tuple[int, ...]) -> Value:

@@ -17,9 +17,10 @@ from typing import Any, NamedTuple
 from meshwright.core.dtypes import DType, as_dtype, short_name
 from meshwright.core.source import here
 from meshwright.errors import MeshError, ShapeError, ShardingError
+from meshwright.hardware.topology import Topology
 from meshwright.partition.reshard.blocks import MOST_CELLS
 from meshwright.partition.reshard.bound import Bound, lower_bound
-from meshwright.partition.reshard.cost import step_seconds, topology_for
+from meshwright.partition.reshard.cost import copied, step_seconds, topology_for
 from meshwright.partition.reshard.direct import direct_sketches, listed_sketch
 from meshwright.partition.reshard.search import rest_of, sketches
 from meshwright.partition.reshard.sketch import Sketch, View, local_sizes
@@ -182,7 +183,8 @@ class ReshardPlan:
     # Time
 
     def seconds(self, hardware: Any) -> float:
-        """The modelled time, one step after another, on a `hardware.Topology` or a machine of the named chip.
+        """The modelled time of the collectives, one after another, on a `hardware.Topology` or a machine of the named
+        chip.
 
         >>> from meshwright.sharding.mesh import make_mesh
         >>> from meshwright.sharding.spec import P
@@ -192,10 +194,17 @@ class ReshardPlan:
         '559 us'
         """
         topology = topology_for(hardware, self.mesh)
-        before = self.local_bytes
-        return sum(
-            step_seconds(step, size, self._scale, topology) for step, size in zip(self.steps, before, strict=False)
-        )
+        steps = zip(self.steps, self.local_bytes, strict=False)
+        return sum(step_seconds(step, size, self._scale, topology) for step, size in steps)
+
+    @cached_property
+    def copied_bytes(self) -> int:
+        """Bytes that a device reads and writes between the collectives: slices, and digits brought side by side."""
+        return self._item * copied(self.steps, self.views)
+
+    def seconds_with_copies(self, topology: Topology) -> float:
+        """The modelled time of the collectives and of what devices copy between them: what plans are chosen by."""
+        return self.seconds(topology) + self.copied_bytes / topology.chip.hbm_bytes_per_s
 
     # Text
 
@@ -276,15 +285,16 @@ def plan_reshard(shape: Sequence[int], dtype: Any, src: Any, dst: Any, *, hardwa
     plans = every_plan(shape, dtype, src, dst, hardware is not None)
     if hardware is None:
         return plans[0]
-    return min(plans, key=lambda plan: (plan.exceeds_memory, plan.seconds(hardware)))
+    topology = topology_for(hardware, plans[0].mesh)
+    return min(plans, key=lambda plan: (plan.exceeds_memory, plan.seconds_with_copies(topology)))
 
 
-def every_plan(shape: Sequence[int], dtype: Any, src: Any, dst: Any, idle: bool = False) -> list[ReshardPlan]:
-    """All plans that are known, the one with the fewest bytes first; with ``idle``, also over axes that are idle."""
+def every_plan(shape: Sequence[int], dtype: Any, src: Any, dst: Any, on_machine: bool = False) -> list[ReshardPlan]:
+    """All plans that are known, the one with the fewest bytes first; ``on_machine`` those that move more bytes, too."""
     shape, kind = checked_shape(shape), _dtype(dtype)
     source, target = _ends(shape, src, dst)
-    base, units = _base(shape, source, target, bool(source.unreduced) or idle)
-    found = _find(source, target, base, idle)
+    base, units = _base(shape, source, target, bool(source.unreduced) or on_machine)
+    found = _find(source, target, base, on_machine)
     return [ReshardPlan(shape, kind, source, target, found, sketch, units) for sketch in found.sketches]
 
 
@@ -318,7 +328,7 @@ def _base(
 
 
 @lru_cache(maxsize=4096)
-def _find(source: TensorSharding, target: TensorSharding, base: tuple[int, ...], idle: bool) -> _Found:
+def _find(source: TensorSharding, target: TensorSharding, base: tuple[int, ...], on_machine: bool) -> _Found:
     placed = frame(source.layout, target.layout, source.mesh, target.mesh)
     parts = structure(placed, base)
     names: dict[Digit, AxisRef] = {}
@@ -341,7 +351,7 @@ def _find(source: TensorSharding, target: TensorSharding, base: tuple[int, ...],
         if greedy := not every:
             every = sketches_through(placed, parts, base, name, source.reduction, target.reduction)
     else:
-        every = sketches(parts, rest_of(parts, base), name, source.reduction, target.reduction, idle)
+        every = sketches(parts, rest_of(parts, base), name, source.reduction, target.reduction, on_machine)
     return _Found(placed, parts, tuple(sorted(every, key=Sketch.score)), greedy)
 
 

@@ -17,7 +17,7 @@ digit by a reduce-scatter, or freed by an all-reduce, and then is like any other
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import product
+from itertools import groupby, product
 from math import prod
 from typing import NamedTuple
 
@@ -97,9 +97,13 @@ def digit_moves(pieces: Digitwise) -> DigitMoves:
 
 
 def sketches(
-    parts: DigitStructure, rest: Sequence[int], name: Name, reduction: str, sums_by: str, idle: bool
+    parts: DigitStructure, rest: Sequence[int], name: Name, reduction: str, sums_by: str, on_machine: bool
 ) -> list[Sketch]:
-    """Every sketch of a plan that may be the cheapest; with ``idle``, those that gather over idle axes too."""
+    """Every sequence of steps that may be the cheapest.
+
+    ``on_machine`` adds those that move more bytes than they must, and may be faster on a machine all the same: they
+    gather over idle axes, in fewer collectives, or without copies inside of devices.
+    """
     pieces: Digitwise = {
         DigitOfDim(dim, digit): piece for dim, found in enumerate(parts.dims) for digit, piece in enumerate(found or ())
     }
@@ -111,8 +115,10 @@ def sketches(
     start = {p: piece.source for p, piece in pieces.items()}
     start.update(first)
     found: list[Sketch] = []
-    for choice in _reduction_choices(parts, pieces, rest, idle):
-        found += _sketches_of(choice, parts, first, name, reduction)
+    for choice in _reduction_choices(parts, pieces, rest, on_machine):
+        found += _sketches_of(choice, parts, first, name, reduction, on_machine)
+    if on_machine and not parts.introduced:
+        found += _whole_first(pieces, parts, rest, name, reduction)
     closing: list[ReshardStep] = [Expand(on_parts(last, name))] if last else []
     closing += [Mask(tuple(map(name, mask)), sums_by)] if mask else []
     named = {position: name(atom) for position, atom in start.items() if atom is not None}
@@ -155,12 +161,12 @@ class ReductionChoice(NamedTuple):
 
 
 def _reduction_choices(
-    parts: DigitStructure, pieces: Digitwise, rest: Sequence[int], idle: bool
+    parts: DigitStructure, pieces: Digitwise, rest: Sequence[int], on_machine: bool
 ) -> Iterator[ReductionChoice]:
     """Every way to reduce: each unreduced atom onto a digit that is to be split, onto a spare digit, or whole."""
     used = {piece.source for piece in pieces.values()}
     free = tuple(a for a in parts.atoms if a not in used and a not in (*parts.source_sums, *parts.introduced))
-    extras = {(), parts.idle, free} if parts.to_reduce else {(), parts.idle} if idle else {()}
+    extras = {(), parts.idle, free} if parts.to_reduce else {(), parts.idle} if on_machine else {()}
     for picks in _picks(parts.to_reduce, pieces):
         positions = [pick for pick in picks if isinstance(pick, DigitOfDim)]
         if len(set(positions)) < len(positions):
@@ -212,15 +218,15 @@ def _room(atoms: Sequence[Digit], rest: Sequence[int]) -> int | None:
 
 
 def _sketches_of(
-    choice: ReductionChoice, parts: DigitStructure, first: dict[DigitOfDim, Digit], name: Name, reduction: str
+    choice: ReductionChoice,
+    parts: DigitStructure,
+    first: dict[DigitOfDim, Digit],
+    name: Name,
+    reduction: str,
+    on_machine: bool,
 ) -> Iterator[Sketch]:
     todo = digit_moves(choice.pieces)
-    counts = [len(dim or ()) for dim in parts.dims]
-    for position in choice.pieces:
-        counts[position.dim] = max(counts[position.dim], position.digit + 1)
-    digits = tuple(
-        tuple(choice.pieces[DigitOfDim(dim, digit)].size for digit in range(count)) for dim, count in enumerate(counts)
-    )
+    cut = _cut(choice.pieces, choice.rest)
     onto = {position: atom for position, atom in todo.slices if position in first}
     slices = [each for each in todo.slices if each[0] not in onto]
     before: list[ReshardStep] = []
@@ -240,9 +246,55 @@ def _sketches_of(
     if choice.whole:
         before.append(AllReduce(tuple(map(name, choice.whole)), reduction))
     before += cuts(choice.whole)
-    after: list[ReshardStep] = [AllGather(on_parts(todo.gathers, name))] if todo.gathers else []
-    for exchange in _exchanges(todo, name):
-        yield Sketch((DigitView(digits, choice.rest),), {}, (*before, *exchange, *after))
+    for exchange, gathers in product(_exchanges(todo, name), _gathers(todo.gathers, name, on_machine)):
+        yield Sketch((cut,), {}, (*before, *exchange, *gathers))
+
+
+def _cut(pieces: Digitwise, rest: Sequence[int]) -> DigitView:
+    """The digits of each dim, and what is left of it."""
+    sizes: list[list[int]] = [[] for _ in rest]
+    for position in sorted(pieces):
+        sizes[position.dim].append(pieces[position].size)
+    return DigitView(tuple(map(tuple, sizes)), tuple(rest))
+
+
+def _gathers(
+    pairs: Sequence[tuple[DigitOfDim, Digit]], name: Name, on_machine: bool
+) -> Iterator[tuple[ReshardStep, ...]]:
+    """Digits gathered in one collective; on a machine also dim by dim, in both orders, which needs no copies."""
+    parts = on_parts(pairs, name)
+    yield (AllGather(parts),) if parts else ()
+    by_dim = [AllGather(tuple(found)) for _, found in groupby(parts, lambda part: part.dim)] if on_machine else []
+    if len(by_dim) > 1:
+        yield tuple(by_dim)
+        yield tuple(reversed(by_dim))
+
+
+def _whole_first(
+    pieces: Digitwise, parts: DigitStructure, rest: Sequence[int], name: Name, reduction: str
+) -> Iterator[Sketch]:
+    """Gather every digit that leaves its axis, reduce, and slice: more bytes, where others exchange blocks.
+
+    What can be sliced before is, so that there is less to gather, or all at the end, in one pass over memory.
+    """
+    sources = {piece.source for piece in pieces.values()}
+    changed = {position: piece for position, piece in pieces.items() if not piece.kept}
+    leaving = [(position, piece.source) for position, piece in changed.items() if piece.source is not None]
+    targets = [(position, piece.target) for position, piece in changed.items() if piece.target is not None]
+    scattered = [pair for pair in targets if pair[1] in parts.to_reduce]
+    sliced = [pair for pair in targets if pair not in scattered]
+    idle = [(position, atom) for position, atom in sliced if pieces[position].source is None and atom not in sources]
+    whole = tuple(atom for atom in parts.to_reduce if atom not in [atom for _, atom in scattered])
+    sums: list[ReshardStep] = [
+        ReduceScatter(tuple(found), reduction) for _, found in groupby(on_parts(scattered, name), lambda part: part.dim)
+    ]
+    sums += [AllReduce(tuple(map(name, whole)), reduction)] if whole else []
+    cut = _cut(pieces, rest)
+    for early in ([], idle) if idle else ([],):
+        late = [pair for pair in sliced if pair not in early]
+        before, after = ([LocalSlice(on_parts(some, name))] if some else [] for some in (early, late))
+        for gathers in _gathers(leaving, name, True):
+            yield Sketch((cut,), {}, (*before, *gathers, *sums, *after))
 
 
 def _exchanges(todo: DigitMoves, name: Name) -> Iterator[list[ReshardStep]]:

@@ -7,7 +7,7 @@ from fractions import Fraction
 from math import prod
 from typing import NamedTuple
 
-from meshwright.partition.reshard.steps import DigitOfDim, Mapped, Received, ReshardStep
+from meshwright.partition.reshard.steps import DigitOfDim, Mapped, PlacedDigit, Received, ReshardStep
 
 
 class LocalDigit(NamedTuple):
@@ -100,3 +100,23 @@ def local_sizes(views: Sequence[View], maps: Sequence[Mapped], shape: Sequence[i
         sizes = [prod(digit.size for digit in dim) for dim in view]
         found.append(prod(size if dim in split else min(size, shape[dim]) for dim, size in enumerate(sizes)))
     return found
+
+
+def sizes_of(view: View) -> tuple[int, ...]:
+    """The shape of a local array."""
+    return tuple(prod(digit.size for digit in dim) for dim in view)
+
+
+def digits_of(view: View) -> list[DigitOfDim]:
+    """The digits of a local array, dim by dim."""
+    return [DigitOfDim(dim, digit.digit) for dim, digits in enumerate(view) for digit in digits]
+
+
+def major_dim(parts: Sequence[DigitOfDim | PlacedDigit], view: View) -> int | None:
+    """The dim whose major digits are these, in this order; None if there is none.
+
+    A collective on such digits works on whole dims, and nothing has to be copied before or after it.
+    """
+    dim = parts[0].dim
+    places = [digit.digit for digit in view[dim]][: len(parts)]
+    return dim if [(part.dim, part.digit) for part in parts] == [(dim, digit) for digit in places] else None
