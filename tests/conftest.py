@@ -49,7 +49,7 @@ def x32() -> Iterator[None]:
 SAMPLED = {
     "device/test_to_mesh.py": 2,
     "device/test_transforms.py": 3,
-    "hardware/test_matmul_plan.py": 2,
+    "partition/test_matmul_plan.py": 2,
     "interop/test_hlo.py": 2,
     "interop/test_hlo_models.py": 2,
     "interop/test_jax.py": 2,

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from meshwright.arrays.checkpoint.saving import save
     from meshwright.arrays.device_put import device_get, device_put
     from meshwright.compile.partitioning import no_implicit_comms
-    from meshwright.hardware.matmul_plan import plan_matmul
+    from meshwright.partition.matmul.plan import plan_matmul
     from meshwright.partition.overlap.matmuls import Overlap
     from meshwright.partition.reshard.plan import plan_reshard
     from meshwright.sharding.mesh import AbstractMesh, AxisType, Mesh, devices, get_mesh, make_mesh, set_mesh
@@ -58,7 +58,7 @@ __getattr__ = on_first_use(
         "meshwright.api.reshard": ["reshard"],
         "meshwright.arrays.checkpoint.saving": ["save"],
         "meshwright.api.shard_map": ["shard_map", "shmap"],
-        "meshwright.hardware.matmul_plan": ["plan_matmul"],
+        "meshwright.partition.matmul.plan": ["plan_matmul"],
         "meshwright.partition.overlap.matmuls": ["Overlap"],
         "meshwright.partition.reshard.plan": ["plan_reshard"],
         "meshwright.sharding.mesh": [

@@ -14,7 +14,7 @@ from meshwright import dist
 from meshwright.core.text.types import parse_type
 from meshwright.errors import TextError
 from meshwright.hardware.layouts import parse_layout
-from meshwright.hardware.matmul_problem import parse_matmul
+from meshwright.partition.matmul.problem import parse_matmul
 from meshwright.sharding import Mesh, TensorSharding
 from meshwright.sharding.text_command import read_spec
 

@@ -9,7 +9,7 @@ from typing import Any
 from meshwright.commands.fixes import as_typed
 from meshwright.commands.machines import describe_machine, read_machine, read_sizes
 from meshwright.errors import TextError
-from meshwright.hardware.matmul_plan import Alternative, MatmulPlan, plan_matmul
+from meshwright.partition.matmul.plan import Alternative, MatmulPlan, plan_matmul
 from meshwright.sharding.text_command import read_mesh
 
 

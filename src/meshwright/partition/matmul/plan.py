@@ -15,11 +15,12 @@ from meshwright.core.source import here
 from meshwright.errors import HardwareError
 from meshwright.hardware.chips import Chip, dtype_name, item_bytes
 from meshwright.hardware.collectives import collective_cost, crossover
-from meshwright.hardware.conversion import ConversionStep, convert, convert_by_permute, convert_by_scatter
 from meshwright.hardware.layouts import Layout
 from meshwright.hardware.links import CollectiveCost
 from meshwright.hardware.machines import for_mesh, named_machine
-from meshwright.hardware.matmul_problem import (
+from meshwright.hardware.roofline import Roofline, work
+from meshwright.hardware.topology import Topology, mesh_sizes
+from meshwright.partition.matmul.problem import (
     CASES,
     UNLIKE,
     MatmulProblem,
@@ -27,8 +28,7 @@ from meshwright.hardware.matmul_problem import (
     parse_matmul,
     unlike_indices,
 )
-from meshwright.hardware.roofline import Roofline, work
-from meshwright.hardware.topology import Topology, mesh_sizes
+from meshwright.partition.matmul.steps import ConversionStep, convert, convert_by_permute, convert_by_scatter
 
 _KEPT_AXES = 4  # on meshes of more axes, those that no array uses are left idle
 _MOST_TRIED = 1024  # assignments of axes to indices; of more, only some are tried

@@ -7,9 +7,9 @@ import pytest
 
 import meshwright as mw
 from meshwright import hardware as hw
-from meshwright.hardware.conversion import convert, convert_by_permute, convert_by_scatter
 from meshwright.hardware.layouts import Layout
-from meshwright.hardware.matmul_problem import UNLIKE
+from meshwright.partition.matmul.problem import UNLIKE
+from meshwright.partition.matmul.steps import convert, convert_by_permute, convert_by_scatter
 
 MESH = {"x": 2, "y": 4}
 SIZES = {"I": 4096, "J": 8192, "K": 4096}
