@@ -13,6 +13,7 @@ import pytest
 import meshwright as mw
 import meshwright.numpy as mnp
 from meshwright import lax
+from meshwright.hardware.machines import machine_for
 from tests.partition.test_products import MESH, REGIMES, SPECS, Case, every_case, on
 
 MACHINES = ("tpu v5e", "h100")
@@ -152,3 +153,40 @@ def test_programs_of_textbooks_are_products(seed: int) -> None:
     placed = mw.device_put(a, on(case.left)), mw.device_put(b, on(case.right))
     for one in textbooks(case):
         np.testing.assert_allclose(one.compiled(case)(*placed), a @ b, rtol=1e-3, atol=1e-3)
+
+
+def notation(name: str, indices: str, spec: mw.P) -> str:
+    """``A[I_x,J]``."""
+    dims = (index + ("_" + "".join(axes) if axes else "") for index, axes in zip(indices, axes_of(spec), strict=True))
+    return f"{name}[{','.join(dims)}]"
+
+
+def check_plan(cases: Sequence[Case], machine: str, most_faster: float) -> None:
+    """`plan_matmul` names a choice that takes as long as the program that is made; seldom, parts of axes are faster."""
+    faster = 0
+    for case in cases:
+        assert case.out is not None
+        ours = mw.jit(mnp.matmul, out_shardings=on(case.out), hardware=machine).lower(*operands(case)).compile()
+        arrays = zip("ABC", ("IJ", "JK", "IK"), (case.left, case.right, case.out), strict=True)
+        left, right, result = (notation(*array) for array in arrays)
+        sizes = dict(zip("IJK", REGIMES[case.regime], strict=True))
+        machine_of = machine_for(machine, MESH.shape, "program")
+        plan = mw.plan_matmul(f"{left} @ {right} -> {result}", MESH, sizes, "f32", machine_of)
+        took = seconds(ours, machine)
+        assert took <= plan.seconds * (1 + 1e-9), case
+        faster += took < plan.seconds * (1 - 1e-9)
+    assert faster <= most_faster * len(cases)
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_plan_matmul_names_the_same_choice(machine: str) -> None:
+    cases = [case for regime in REGIMES for case in every_case(regime) if case.out is not None]
+    check_plan(random.Random(4).sample(cases, 16), machine, 0.1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize("left", SPECS, ids=str)
+def test_plan_matmul_names_the_same_choice_in_any_sharding(left: mw.P, machine: str) -> None:
+    cases = [case for regime in REGIMES for case in every_case(regime) if case.left == left]
+    check_plan([case for case in cases if case.out is not None], machine, 0.05)

@@ -149,10 +149,12 @@ def choose(asked: Question) -> Choice:
     best = _cheapest(asked, _assignments(asked))
     assert best is not None, "to split nothing is always possible"
     if best.moved and asked.reduced and len(asked.operand_types) > 1 and (asked.how.thorough or asked.returned):
-        # Axes that nothing is split over may carry a share of what moves; work alone is no reason to use them.
+        # Axes that nothing is split over may carry a share of what moves; work alone is no reason to use them, unless a
+        # machine is named.
         axes = [axis for axis in _atoms(asked) if axis.size > 1]
         everywhere = _everywhere(asked, [_parts(axes) if asked.how.thorough else _together(asked, axes)])
-        more = _cheapest(asked, (one for one in everywhere if _even(asked, one)), below=best.moved)
+        below = best.moved if asked.how.cost.topology is None else inf
+        more = _cheapest(asked, (one for one in everywhere if _even(asked, one)), below)
         return best if more is None or more.cost >= best.cost else more
     return best
 

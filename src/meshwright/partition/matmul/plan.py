@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import product
+from itertools import permutations, product
 from math import inf, prod
 from typing import Any
 
@@ -28,20 +28,32 @@ from meshwright.partition.matmul.problem import (
     parse_matmul,
     unlike_indices,
 )
-from meshwright.partition.matmul.steps import ConversionStep, convert, convert_by_permute, convert_by_scatter
+from meshwright.partition.matmul.steps import FEW_AXES, ArrayConversion, ConversionStep, conversions
+from meshwright.partition.reshard.cost import refined_for
 
-_KEPT_AXES = 4  # on meshes of more axes, those that no array uses are left idle
+_ORDERED_AXES = 2  # of an index, which are tried in every order
 _MOST_TRIED = 1024  # assignments of axes to indices; of more, only some are tried
 
 
 @dataclass(frozen=True)
 class Alternative:
-    """One way to do it: where each mesh axis splits the product, and the steps before and after."""
+    """One way to do it: where each mesh axis splits the product, and how the operands get there and the result on."""
 
     problem: MatmulProblem = field(repr=False)
     axes: Mapping[str, tuple[str, ...]]
-    before: tuple[ConversionStep, ...]
-    after: tuple[ConversionStep, ...]
+    conversions: tuple[ArrayConversion, ArrayConversion, ArrayConversion] = field(
+        repr=False
+    )  # of both operands and the result
+
+    @property
+    def before(self) -> tuple[ConversionStep, ...]:
+        """The steps on the operands."""
+        return (*self.conversions[0].steps, *self.conversions[1].steps)
+
+    @property
+    def after(self) -> tuple[ConversionStep, ...]:
+        """The steps on the result."""
+        return self.conversions[2].steps
 
     @property
     def steps(self) -> tuple[ConversionStep, ...]:
@@ -50,8 +62,8 @@ class Alternative:
 
     @property
     def collectives(self) -> tuple[ConversionStep, ...]:
-        """The steps that communicate."""
-        return tuple(step for step in self.steps if step.kind != "slice")
+        """The steps that communicate, one that takes several rounds as often."""
+        return tuple(step for step in self.steps if step.kind != "slice" for _ in range(step.rounds))
 
     @property
     def name(self) -> str:
@@ -62,19 +74,30 @@ class Alternative:
     @cached_property
     def costs(self) -> tuple[CollectiveCost, ...]:
         """The terms of each collective."""
+        return tuple(self._cost(step) for step in self.collectives)
+
+    def _cost(self, step: ConversionStep) -> CollectiveCost:
         p = self.problem
-        options: dict[str, dict[str, Any]] = {"permute": {"shift": None}}
-        return tuple(
-            collective_cost(
-                step.kind,
-                step.elements(p.sizes, p.mesh) * item_bytes(p.dtype),
-                p.topology,
-                step.axes,
-                p.mode,
-                **options.get(step.kind, {}),
-            )
-            for step in self.collectives
+        axes, topology = refined_for(step.along, p.topology)
+        options: dict[str, Any] = {"shift": None} if step.kind == "permute" else {}
+        return collective_cost(
+            step.kind, step.elements(p.sizes) * item_bytes(p.dtype), topology, axes, p.mode, **options
         )
+
+    @cached_property
+    def _copied(self) -> tuple[float, ...]:
+        """Elements that one device reads and writes between collectives, of both operands and the result."""
+        p = self.problem
+        whole = (prod(p.sizes[index] for index in one.indices) for one in (p.left, p.right, p.result))
+        return tuple(one.copied * size for one, size in zip(self.conversions, whole))
+
+    @property
+    def copy_seconds(self) -> float:
+        """Reading and writing memory between collectives, which for sizes without end is nothing beside them."""
+        p = self.problem
+        if p.mode == "asymptotic":
+            return 0.0
+        return work(0, sum(self._copied) * item_bytes(p.dtype), p.topology.chip, mode=p.mode).seconds
 
     @cached_property
     def _local(self) -> dict[str, float]:
@@ -110,7 +133,7 @@ class Alternative:
     def bytes_received_per_device(self) -> float:
         """Bytes that each device takes in."""
         p = self.problem
-        return sum(step.received(p.sizes, p.mesh) for step in self.collectives) * item_bytes(p.dtype)
+        return sum(step.received(p.sizes) for step in self.collectives) * item_bytes(p.dtype)
 
     @property
     def bandwidth_seconds(self) -> float:
@@ -133,9 +156,14 @@ class Alternative:
         return sum((cost.seconds for cost in self.costs), 0.0)
 
     @property
+    def moving_seconds(self) -> float:
+        """Its collectives and the copies between them."""
+        return self.communication_seconds + self.copy_seconds
+
+    @property
     def seconds(self) -> float:
-        """The whole: communication, then compute; or the longer of them if the plan overlaps them."""
-        return self.work.seconds if self.problem.overlap else self.work.serial_seconds
+        """The whole: communication, then compute, and copies; or the longer of the two if the plan overlaps them."""
+        return (self.work.seconds if self.problem.overlap else self.work.serial_seconds) + self.copy_seconds
 
     def scaled_seconds(self, scale: float) -> float:
         """The whole if all sizes were ``scale`` times as large.
@@ -151,7 +179,9 @@ class Alternative:
         grown = sum(elements * scale**rank for elements, rank in zip(self._elements, ranks))
         memory = work.memory_seconds * grown / sum(self._elements)
         compute = max(work.compute_seconds * scale ** len(p.indices), memory)
-        return max(compute, communication) if p.overlap else compute + communication
+        copied = sum(elements * scale**rank for elements, rank in zip(self._copied, ranks))
+        copies = self.copy_seconds * copied / sum(self._copied) if copied else 0.0
+        return copies + (max(compute, communication) if p.overlap else compute + communication)
 
     def at(self, **sizes: float) -> Alternative:
         """The same steps for other sizes.
@@ -164,7 +194,7 @@ class Alternative:
         other = MatmulProblem(
             p.left, p.right, p.result, p.mesh, {**p.sizes, **sizes}, p.dtype, p.topology, p.mode, p.overlap
         )
-        return Alternative(other, self.axes, self.before, self.after)
+        return Alternative(other, self.axes, self.conversions)
 
     def __str__(self) -> str:
         product = f"{self.problem.left.name} @ {self.problem.right.name}"
@@ -417,10 +447,11 @@ class _Tried:
         arrays = (problem.left, problem.right, problem.result)
         used = {axis for one in arrays for axis in (*one.used, *one.unreduced)}
         summed = (*problem.left.unreduced, *problem.right.unreduced)
+        # On a mesh of many axes, those that no array uses are left idle.
         self.options: dict[str, list[str | None]] = {
             axis: [None, *problem.indices, *(["U"] if axis in summed else [])]
             for axis, size in problem.mesh.items()
-            if size > 1 and (axis in used or len(problem.mesh) <= _KEPT_AXES)
+            if size > 1 and (axis in used or len(problem.mesh) <= FEW_AXES)
         }
 
     def seconds(self, chosen: Chosen) -> float:
@@ -468,14 +499,13 @@ def _alternatives(problem: MatmulProblem, given: Chosen) -> Iterator[Alternative
     carried = tuple(axis for axis, index in given.items() if index == "U")
     left, right, result = (one.over_many(problem.mesh) for one in (problem.left, problem.right, problem.result))
     for split in _orders(problem, given):
-        operands: list[list[list[ConversionStep]]] = []
+        operands: list[tuple[ArrayConversion, ...]] = []
         for one, other in ((left, right), (right, left)):
             carries = tuple(axis for axis in one.unreduced if axis in carried)
             if any(axis in other.unreduced for axis in carries) and one is right:
                 carries = tuple(axis for axis in carries if axis not in other.unreduced)
             wanted = Layout(one.name, one.indices, tuple(split[index] for index in one.indices), carries)
-            ways = [convert(one, wanted), convert_by_permute(one, wanted, problem.mesh)]
-            operands.append([way for way in ways if way is not None])
+            operands.append(conversions(one, wanted, problem.mesh))
         unreduced = [*(axis for index in problem.contracted for axis in split[index]), *carried]
         partial = Layout(
             result.name,
@@ -483,30 +513,44 @@ def _alternatives(problem: MatmulProblem, given: Chosen) -> Iterator[Alternative
             tuple(split[index] for index in result.indices),
             tuple(axis for axis in problem.mesh if axis in unreduced),
         )
-        after = convert(partial, result)
-        if after is None:
-            continue
-        endings = [after, *convert_by_scatter(partial, result)]
-        plain, *others = (
-            Alternative(problem, split, (*first, *second), tuple(end))
-            for first, second, end in product(operands[0], operands[1], endings)
-        )
-        yield plain
-        yield from (other for other in others if _gains(other, plain))
+        legs = (*operands, conversions(partial, result, problem.mesh))
+        if all(legs):
+            yield from _combined(problem, split, legs)
 
 
-def _gains(one: Alternative, other: Alternative) -> bool:
-    """Whether a way is clearly better than another in bandwidth or in latency."""
-    pairs = (one.bandwidth_seconds, other.bandwidth_seconds), (one.latency_seconds, other.latency_seconds)
-    return any(mine < theirs * (1 - 1e-9) for mine, theirs in pairs)
+def _combined(
+    problem: MatmulProblem, split: dict[str, tuple[str, ...]], legs: Sequence[Sequence[ArrayConversion]]
+) -> Iterator[Alternative]:
+    """The conversions of each array that none beats in bandwidth, in latency and in time, with those of the others."""
+    nothing = ArrayConversion()
+    kept: list[list[ArrayConversion]] = []
+    for number, leg in enumerate(legs):
+        alone = [
+            (one, Alternative(problem, split, tuple(one if n == number else nothing for n in range(3))))  # type: ignore[arg-type]
+            for one in leg
+        ]
+        measures = [(a.bandwidth_seconds, a.latency_seconds, a.moving_seconds) for _, a in alone]
+        kept.append([one for n, (one, _) in enumerate(alone) if not _is_beaten(n, measures)])
+    for left, right, result in product(*kept):
+        yield Alternative(problem, split, (left, right, result))
+
+
+def _is_beaten(number: int, measures: Sequence[tuple[float, ...]]) -> bool:
+    """Whether another is as good in everything and better in something, or comes before it and is as good."""
+    mine = measures[number]
+    return any(
+        all(a <= b * (1 + 1e-9) for a, b in zip(other, mine)) and (n < number or other < mine)
+        for n, other in enumerate(measures)
+        if n != number
+    )
 
 
 def _orders(problem: MatmulProblem, given: Mapping[str, str | None]) -> Iterator[dict[str, tuple[str, ...]]]:
-    """The orders of an index's axes that an array has already, or that of the mesh."""
+    """Every order of an index's axes; of more than a few, those that an array has already, and that of the mesh."""
     choices: list[list[tuple[str, ...]]] = []
     for index in problem.indices:
         axes = [axis for axis, chosen in given.items() if chosen == index]
-        orders = {tuple(axes)}
+        orders = set(permutations(axes)) if len(axes) <= _ORDERED_AXES else {tuple(axes)}
         for one in (problem.left, problem.right, problem.result):
             if index in one.indices and len(axes) > 1:
                 has = [axis for axis in one.of(index) if axis in axes]

@@ -86,6 +86,12 @@ class ReshardPlan:
         return self._found.greedy
 
     @property
+    def common_dims(self) -> tuple[bool, ...]:
+        """Whether the blocks of both sides nest, by dim: where they do not, `mapped` says nothing."""
+        parts = self._found.parts
+        return tuple(parts is not None and parts.dims[dim] is not None for dim in range(len(self.shape)))
+
+    @property
     def order(self) -> tuple[int, ...] | None:
         """The rank of the device at each position of the mesh; None if that is the position."""
         return self._found.frame.order
