@@ -35,6 +35,9 @@ _ORDERED_AXES = 2  # of an index, which are tried in every order
 _MOST_TRIED = 1024  # assignments of axes to indices; of more, only some are tried
 
 
+Conversions = tuple[ArrayConversion, ArrayConversion, ArrayConversion]  # of both operands and the result
+
+
 @dataclass(frozen=True)
 class Alternative:
     """One way to do it: where each mesh axis splits the product, and how the operands get there and the result on."""
