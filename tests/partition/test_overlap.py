@@ -472,7 +472,7 @@ def test_what_overlap_cannot_be():
         "  fix:  product=pallas.ops.all_gather_matmul"
     )
     assert message(lambda: gathered(4, 64, Topology("tpu v5e", 4, mesh={"y": 4}))).startswith(
-        "The plan's mesh is x=4, the machine's y=4."
+        "The program's mesh is x=4, the machine's y=4."
     )
 
 

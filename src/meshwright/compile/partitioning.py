@@ -24,11 +24,10 @@ from meshwright.core.types import TensorType
 from meshwright.errors import CommunicationError, MeshError, ShardingError
 from meshwright.partition.alternatives import Instead, cheapest_partition
 from meshwright.partition.combine import CollectiveRecord, OverlapOutcome, Within, records
-from meshwright.partition.cost import Planning, cost_on, seconds_along
+from meshwright.partition.cost import Planning, cost_on
 from meshwright.partition.cuts import apart
 from meshwright.partition.layouts import closed, on_mesh, replicated
 from meshwright.partition.partition import combined, overlapped
-from meshwright.partition.reshard.cost import topology_for
 from meshwright.propagate.from_program import ProgramGraph, Propagated
 from meshwright.propagate.own_regions import own_regions
 from meshwright.sharding.explicit import only_typed
@@ -66,7 +65,7 @@ class Collective:
 
     def seconds(self, hardware: Any) -> float:
         """The modelled time of one run on a topology, or a machine of the named chip."""
-        return seconds_along(self.kind, self.volume, self.axes, topology_for(hardware, self.mesh))
+        return cost_on(hardware, self.mesh).along(self.kind, self.volume, self.axes)
 
     def __str__(self) -> str:
         times = f" × {self.times}" if self.times > 1 else ""

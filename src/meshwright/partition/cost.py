@@ -8,20 +8,22 @@ from functools import cached_property, lru_cache
 from math import prod
 from typing import Any, NamedTuple
 
-from meshwright.core.axis_names import whole_axis
 from meshwright.core.dtypes import DType
 from meshwright.core.types import Shape, TensorType
 from meshwright.errors import HardwareError
 from meshwright.hardware.chips import Chip, dtype_name, get
 from meshwright.hardware.collectives import collective_seconds
 from meshwright.hardware.machines import machine_for
-from meshwright.hardware.roofline import work
+from meshwright.hardware.roofline import Roofline, work
 from meshwright.hardware.topology import Topology
 from meshwright.partition.combine import CollectiveRecord
 from meshwright.partition.layouts import finished, layout, local_type, summed
+from meshwright.partition.reshard.cost import refined_for
 from meshwright.partition.reshard.plan import ReshardPlan, every_plan
+from meshwright.sharding.check import resolve
 from meshwright.sharding.mesh import BaseMesh
 from meshwright.sharding.named import TensorSharding
+from meshwright.sharding.spec import read_axis
 
 DEFAULT_CHIP = "tpu v5e"
 START_SECONDS = 7e-10  # of a collective, without a machine: of two ways that move as much, the one with fewer is better
@@ -38,6 +40,7 @@ class MachineCost:
 
     chip: Chip
     topology: Topology | None = None
+    mesh: BaseMesh | None = None  # that lies on it
 
     @cached_property
     def flops_per_s(self) -> float:
@@ -53,7 +56,11 @@ class MachineCost:
         """The seconds of one device's share of an equation; without a machine, products are what matters."""
         if self.topology is None:
             return flops / self.flops_per_s
-        return work(flops, nbytes, self.chip, self._rate(dtype)).seconds
+        return self.roofline(flops, nbytes, self._rate(dtype)).seconds
+
+    def roofline(self, flops: float, nbytes: float, dtype: object) -> Roofline:
+        """Work of one device, and what bounds it; a dtype that the chip does not multiply is an error."""
+        return work(flops, nbytes, self.chip, dtype)
 
     def _rate(self, dtype: object) -> str:
         name = dtype_name(dtype)
@@ -78,13 +85,14 @@ class MachineCost:
         """The seconds of all runs of a collective."""
         if self.topology is None:
             return record.times * self.receive(record.total_bytes / mesh.size, 1)
-        return record.times * seconds_along(record.kind, record.volume, record.axes, self.topology)
+        return record.times * self.along(record.kind, record.volume, record.axes)
 
-
-def seconds_along(kind: str, volume: float, axes: Sequence[str], topology: Topology) -> float:
-    """The seconds of a collective of a local program on a machine; a part of an axis costs as much as its axis."""
-    whole = tuple(dict.fromkeys(map(whole_axis, axes)))
-    return collective_seconds(kind, volume, topology, whole)
+    def along(self, kind: str, volume: float, axes: Sequence[str], **options: Any) -> float:
+        """The seconds of a collective of a local program along axes of the mesh, or parts of them, on the machine."""
+        assert self.topology is not None and self.mesh is not None, "there is no machine"
+        whole = resolve(self.mesh, map(read_axis, axes))
+        names, topology = refined_for(whole, self.topology)
+        return collective_seconds(kind, volume, topology, names, **options)
 
 
 NO_MACHINE = MachineCost(get(DEFAULT_CHIP))
@@ -111,7 +119,7 @@ def cost_on(hardware: Any, mesh: BaseMesh) -> MachineCost:
     if hardware is None:
         return NO_MACHINE
     topology = machine_for(hardware, mesh.shape, "program")
-    return MachineCost(topology.chip, topology)
+    return MachineCost(topology.chip, topology, mesh)
 
 
 @lru_cache(maxsize=65536)

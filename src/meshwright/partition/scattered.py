@@ -11,7 +11,7 @@ from meshwright.core.source import Source
 from meshwright.ops.basic import reshape
 from meshwright.ops.collective import pscatter, psum, psum_scatter
 from meshwright.partition.combine import CollectiveReason
-from meshwright.partition.cost import NO_MACHINE, MachineCost, seconds_along
+from meshwright.partition.cost import NO_MACHINE, MachineCost
 from meshwright.transform.simplify import dce
 
 
@@ -93,11 +93,11 @@ def _is_worth_it(total: Eqn, cut: Eqn, cost: MachineCost) -> bool:
     if not set(parts) <= set(axes):
         return False
     rest = [axis for axis in axes if axis not in parts]
-    topology, whole, part = cost.topology, total.inputs[0].type.nbytes, cut.outputs[0].type.nbytes
-    if not rest or topology is None:
+    whole, part = total.inputs[0].type.nbytes, cut.outputs[0].type.nbytes
+    if not rest or cost.topology is None:
         return True
-    in_two = seconds_along("reduce_scatter", whole, parts, topology) + seconds_along("all_reduce", part, rest, topology)
-    return in_two <= seconds_along("all_reduce", whole, axes, topology) + cost.work(0, 2 * part, "f32")
+    in_two = cost.along("reduce_scatter", whole, parts) + cost.along("all_reduce", part, rest)
+    return in_two <= cost.along("all_reduce", whole, axes) + cost.work(0, 2 * part, "f32")
 
 
 def _inside(value: Any, whys: dict[Var, CollectiveReason], cost: MachineCost) -> Any:

@@ -14,20 +14,21 @@ from math import prod
 from typing import Any, NamedTuple
 
 from meshwright.core import dtypes
-from meshwright.core.op import Cost
+from meshwright.core.facts import Fusion
+from meshwright.core.op import Cost, fusion_of
 from meshwright.core.program import Atom, Eqn, Program, Var
 from meshwright.core.source import here
 from meshwright.errors import HardwareError, MeshwrightError
 from meshwright.hardware.chips import Chip, dtype_name
-from meshwright.hardware.collectives import collective_seconds
 from meshwright.hardware.machines import named_machine
-from meshwright.hardware.roofline import Roofline, work
+from meshwright.hardware.roofline import Roofline
 from meshwright.hardware.topology import Topology
 from meshwright.ops.basic import add, convert, reshape, transpose
 from meshwright.ops.collective import all_gather, all_gather_invariant, pbroadcast, ppermute, psum_scatter
 from meshwright.ops.contraction import dot_general
 from meshwright.ops.shape import slice_
 from meshwright.partition.combine import CollectiveReason, OverlapOutcome
+from meshwright.partition.cost import MachineCost, cost_on
 from meshwright.partition.overlap.rings import (
     Around,
     MatmulOperand,
@@ -38,10 +39,7 @@ from meshwright.partition.overlap.rings import (
     roles,
     scatter_ring,
 )
-from meshwright.partition.reshard.cost import refined_for, topology_for
-from meshwright.sharding.check import resolve
 from meshwright.sharding.mesh import BaseMesh
-from meshwright.sharding.spec import read_axis
 from meshwright.transform.regions.scan import scan
 from meshwright.transform.simplify import dce
 
@@ -146,7 +144,7 @@ class _Pass:
         self.axes, self.how = axes, how
         self.whys: dict[Var, CollectiveReason] = dict(whys)
         self.overlaps: dict[Var, OverlapOutcome] = {}
-        self.machine = None if how.hardware is None else _RingCosts(topology_for(how.hardware, mesh), mesh)
+        self.machine = None if how.hardware is None else _RingCosts(cost_on(how.hardware, mesh))
 
     def program(self, program: Program) -> Program:
         order = _EqnOrder(program, [self.with_regions(eqn) for eqn in program.eqns])
@@ -397,18 +395,17 @@ def _scattered(eqn: Eqn, order: _EqnOrder) -> _Ring:
 
 
 class _RingCosts:
-    """The seconds that rings take on a machine, by its roofline."""
+    """What rings take on a machine."""
 
-    def __init__(self, topology: Topology, mesh: BaseMesh) -> None:
-        self.topology, self.mesh = topology, mesh
+    def __init__(self, cost: MachineCost) -> None:
+        self.cost = cost
 
     def saved(self, ring: _Ring, kind: str) -> float:
         """Seconds that a ring saves; refused where computing does not hide sending, or memory costs more."""
         eqn, around = ring.collective, ring.around
-        axes, topology = refined_for(resolve(self.mesh, map(read_axis, around.axes)), self.topology)
         block = (eqn.inputs[0] if eqn.op in GATHERS else eqn.outputs[0]).type
         shift = 1 if len(around.axes) == 1 else None
-        send = collective_seconds("permute", around.size * block.nbytes, topology, axes, shift=shift)
+        send = self.cost.along("permute", around.size * block.nbytes, around.axes, shift=shift)
         try:
             compute = sum(self.matmul(one).compute_seconds for one in ring.matmuls) / around.size
             apart = sum(self.matmul(one).seconds for one in ring.matmuls)
@@ -425,7 +422,7 @@ class _RingCosts:
             need = n * send / compute
             raise _Refused(f"n = {n:.0f} < {need:.0f}, by which {chips} chips compute as long as they send")
         volume = around.size * block.nbytes
-        saved = collective_seconds(kind, volume, topology, axes) + apart - together
+        saved = self.cost.along(kind, volume, around.axes) + apart - together
         if saved <= 0:
             raise _Refused(f"n = {n:.0f} hides it, but partial products need more of the memory's time than is saved")
         return saved
@@ -433,7 +430,7 @@ class _RingCosts:
     def matmul(self, eqn: Eqn) -> Roofline:
         """The work of a matmul."""
         cost = _cost(eqn)
-        return work(cost.flops, cost.nbytes, self.topology.chip, dtype_name(eqn.inputs[0].type.dtype))
+        return self.cost.roofline(cost.flops, cost.nbytes, dtype_name(eqn.inputs[0].type.dtype))
 
     def seconds(self, program: Program, send: float) -> float:
         """The time of a ring: the steps of its loop compute and send at once."""
@@ -443,11 +440,11 @@ class _RingCosts:
                 total += eqn.params["length"] * self.seconds(eqn.params["body"], send)
             elif eqn.op is ppermute:
                 sends += send
-            elif eqn.op is dot_general:
+            elif fusion_of(eqn) is Fusion.CONTRACTION:
                 total += self.matmul(eqn).seconds
             elif any(v.type.ndim for v in eqn.outputs) and eqn.op is not pbroadcast:
                 moved = min(_cost(eqn).nbytes, sum(x.type.nbytes for x in (*eqn.inputs, *eqn.outputs)))
-                total += work(0, moved, self.topology.chip).seconds
+                total += self.cost.work(0, moved, "bf16")
         return max(total, sends)
 
 
