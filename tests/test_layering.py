@@ -91,7 +91,7 @@ LATE = {
         "meshwright.hardware.machines",
         "meshwright.partition.overlap.matmuls",
     },
-    "arrays.operands": {"meshwright.arrays.explicit", "meshwright.arrays.device_put"},
+    "arrays.static": {"meshwright.arrays.explicit", "meshwright.arrays.device_put"},
     "arrays.tracing": {"meshwright.arrays.device_put"},
     "ops.collective": {"meshwright.sharding.spec"},
     "ops.layout": {"meshwright.sharding.explicit"},

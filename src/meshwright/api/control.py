@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from meshwright.api import direct
-from meshwright.arrays.operands import static_flag, static_int, static_size
+from meshwright.arrays.static import static_flag, static_int, static_size
 from meshwright.arrays.tracing import TracedFunction, check_function, leaf_value, trace_flat
 from meshwright.core import dtypes, tree
 from meshwright.core.program import Literal

@@ -10,7 +10,7 @@ from types import MethodType
 from typing import Any, Generic, TypeVar
 
 from meshwright.api.cotangents import going_back
-from meshwright.arrays.operands import static_flag
+from meshwright.arrays.static import static_flag
 from meshwright.arrays.tracing import argument_numbers, check_function, leaf_value, trace_flat
 from meshwright.core import tree
 from meshwright.core.program import Rule

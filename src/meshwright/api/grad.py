@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.arrays.operands import static_flag
+from meshwright.arrays.static import static_flag
 from meshwright.arrays.tracing import (
     TracedFunction,
     argument_numbers,

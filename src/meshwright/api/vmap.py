@@ -9,7 +9,7 @@ from typing import Any
 
 import optree
 
-from meshwright.arrays.operands import static_size
+from meshwright.arrays.static import static_size
 from meshwright.arrays.tracing import check_function, leaf_value, trace_flat
 from meshwright.core import tree
 from meshwright.core.source import here

@@ -6,7 +6,8 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from meshwright.arrays.operands import as_dtype, static_flag, static_shape
+from meshwright.arrays.operands import as_dtype
+from meshwright.arrays.static import static_flag, static_shape
 from meshwright.core import dtypes, tree
 from meshwright.core.check import check
 from meshwright.core.program import Program

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from meshwright.arrays.operands import axis_of, static_flag, value
+from meshwright.arrays.operands import axis_of, value
+from meshwright.arrays.static import static_flag
 from meshwright.arrays.tracing import check_function
 from meshwright.core import tree
 from meshwright.core.op import Value

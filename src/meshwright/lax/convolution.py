@@ -8,20 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from meshwright.arrays.operands import (
-    ArrayLike,
-    DTypeLike,
-    as_dtype,
-    axes_of,
-    check_precision,
-    convert,
-    laid_out_as,
-    placed,
-    static_flag,
-    static_int,
-    static_shape,
-    value,
-)
+from meshwright.arrays.operands import ArrayLike, DTypeLike, as_dtype, axes_of, convert, value
+from meshwright.arrays.static import check_precision, laid_out_as, placed, static_flag, static_int, static_shape
 from meshwright.core import dtypes
 from meshwright.core.op import Op, Value
 from meshwright.core.source import here

@@ -21,11 +21,11 @@ from meshwright.arrays.operands import (
     is_number,
     known,
     promoted,
-    static_int,
     strong,
     value,
 )
 from meshwright.arrays.refusals import named_dtype, refuse
+from meshwright.arrays.static import static_int
 from meshwright.core import dtypes, tree
 from meshwright.core.dtypes import of_python_scalar
 from meshwright.core.op import Op, Value

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import Any
 
-from meshwright.arrays.operands import ArrayLike, one_of, static_shape, value
+from meshwright.arrays.operands import ArrayLike, value
+from meshwright.arrays.static import one_of, static_shape
 from meshwright.core.op import Value
 from meshwright.numpy.linalg import cholesky, triangular_solve
 from meshwright.ops.linalg import fft as fft_op

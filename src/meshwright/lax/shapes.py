@@ -13,21 +13,23 @@ from meshwright.arrays.operands import (
     as_dtype,
     axes_of,
     axis_of,
-    check_precision,
     convert,
     is_number,
+    promote_operands,
+    value,
+)
+from meshwright.arrays.refusals import named_dtype, refuse
+from meshwright.arrays.static import (
+    check_precision,
     items_of,
     laid_out_as,
     no_negative,
     placed,
-    promote_operands,
     static_flag,
     static_int,
     static_shape,
     static_size,
-    value,
 )
-from meshwright.arrays.refusals import named_dtype, refuse
 from meshwright.core.op import Op, Value
 from meshwright.core.source import here
 from meshwright.core.trace import apply

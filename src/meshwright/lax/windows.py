@@ -6,16 +6,8 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import Any, NamedTuple
 
-from meshwright.arrays.operands import (
-    ArrayLike,
-    axis_of,
-    convert,
-    promote_operands,
-    static_flag,
-    static_int,
-    static_shape,
-    value,
-)
+from meshwright.arrays.operands import ArrayLike, axis_of, convert, promote_operands, value
+from meshwright.arrays.static import static_flag, static_int, static_shape
 from meshwright.core import dtypes
 from meshwright.core.op import Op, Value
 from meshwright.core.source import here

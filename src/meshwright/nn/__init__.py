@@ -17,16 +17,13 @@ from meshwright.arrays.operands import (
     convert,
     inexact,
     inexact_unary,
-    mask_of,
-    one_of,
     promote_operands,
     promoted_values,
-    static_flag,
-    static_size,
     strong,
     value,
 )
 from meshwright.arrays.refusals import ordered, refuse
+from meshwright.arrays.static import mask_of, one_of, static_flag, static_size
 from meshwright.core import dtypes
 from meshwright.core.op import Value
 from meshwright.core.source import here

@@ -16,7 +16,7 @@ import numpy as np
 
 import meshwright.numpy.operators  # noqa: F401  gives arrays their operators
 from meshwright.arrays.operands import broadcast_shapes as common_shape
-from meshwright.arrays.operands import no_negative, static_shape
+from meshwright.arrays.static import no_negative, static_shape
 from meshwright.core.source import here
 from meshwright.core.trace import Value as ndarray  # tracers too, as a function being traced sees them
 from meshwright.core.types import Shape
@@ -231,17 +231,10 @@ from meshwright.numpy.order import (
     bincount,
     digitize,
     flatnonzero,
-    interp,
     isin,
     lexsort,
-    median,
-    nanmedian,
-    nanpercentile,
-    nanquantile,
     nonzero,
     partition,
-    percentile,
-    quantile,
     searchsorted,
     sort,
     unique,
@@ -277,6 +270,7 @@ from meshwright.numpy.products import (
     vdot,
     vecdot,
 )
+from meshwright.numpy.quantiles import interp, median, nanmedian, nanpercentile, nanquantile, percentile, quantile
 from meshwright.numpy.reductions import (
     all,
     amax,

@@ -16,13 +16,13 @@ from meshwright.arrays.operands import (
     is_number,
     promote_operands,
     promoted_values,
-    static_flag,
     strong,
     to_inexact,
     unary,
     value,
 )
 from meshwright.arrays.refusals import ordered
+from meshwright.arrays.static import static_flag
 from meshwright.core import dtypes
 from meshwright.core.dtypes import BOOL
 from meshwright.core.op import Value

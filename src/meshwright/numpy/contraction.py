@@ -13,19 +13,8 @@ from math import prod
 from string import ascii_letters
 from typing import Any
 
-from meshwright.arrays.operands import (
-    OPEN,
-    ArrayLike,
-    DTypeLike,
-    as_dtype,
-    check_precision,
-    convert,
-    laid_out_as,
-    no_out,
-    placed,
-    promote_operands,
-    value,
-)
+from meshwright.arrays.operands import ArrayLike, DTypeLike, as_dtype, convert, promote_operands, value
+from meshwright.arrays.static import OPEN, check_precision, laid_out_as, no_out, placed
 from meshwright.core import dtypes
 from meshwright.core.op import Op, Value
 from meshwright.core.program import Params

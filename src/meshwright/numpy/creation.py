@@ -19,23 +19,17 @@ from meshwright.arrays.operands import (
     fitting,
     is_number,
     known,
-    no_negative,
     numbers,
-    one_of,
-    placed,
     promoted,
     promoted_values,
     result_key,
     scalar,
     stack_values,
-    static_flag,
-    static_int,
-    static_shape,
-    static_size,
     strong,
     to_inexact,
     value,
 )
+from meshwright.arrays.static import no_negative, one_of, placed, static_flag, static_int, static_shape, static_size
 from meshwright.arrays.tracing import check_function
 from meshwright.core import dtypes
 from meshwright.core.dtypes import DType

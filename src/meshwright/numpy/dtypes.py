@@ -7,18 +7,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from meshwright.arrays.operands import (
-    VALUES,
-    ArrayLike,
-    DTypeLike,
-    as_dtype,
-    numbers,
-    one_of,
-    promoted,
-    result_key,
-    value,
-)
+from meshwright.arrays.operands import VALUES, ArrayLike, DTypeLike, as_dtype, numbers, promoted, result_key, value
 from meshwright.arrays.refusals import named_dtype
+from meshwright.arrays.static import one_of
 from meshwright.core import dtypes
 from meshwright.core.dtypes import DType
 from meshwright.core.op import Value

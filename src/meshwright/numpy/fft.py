@@ -6,19 +6,9 @@ from collections.abc import Sequence
 from math import prod, sqrt
 from typing import Any
 
-from meshwright.arrays.operands import (
-    ArrayLike,
-    DTypeLike,
-    as_dtype,
-    axis_of,
-    convert,
-    inexact,
-    one_of,
-    static_int,
-    static_shape,
-    value,
-)
+from meshwright.arrays.operands import ArrayLike, DTypeLike, as_dtype, axis_of, convert, inexact, value
 from meshwright.arrays.refusals import one_number
+from meshwright.arrays.static import one_of, static_int, static_shape
 from meshwright.core import dtypes
 from meshwright.core.op import Value
 from meshwright.core.source import here

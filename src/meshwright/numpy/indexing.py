@@ -12,14 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from meshwright.arrays.operands import (
-    broadcast,
-    broadcast_shapes,
-    convert,
-    not_known,
-    promote_operands,
-    value,
-)
+from meshwright.arrays.operands import broadcast, broadcast_shapes, convert, not_known, promote_operands, value
 from meshwright.core import dtypes
 from meshwright.core.dtypes import BOOL
 from meshwright.core.limits import refuse_unheld

@@ -13,15 +13,13 @@ from meshwright.arrays.operands import (
     DTypeLike,
     axes_of,
     axis_of,
-    check_precision,
     convert,
     fitting,
     inexact,
-    items_of,
     promoted_values,
-    static_flag,
     value,
 )
+from meshwright.arrays.static import check_precision, items_of, static_flag
 from meshwright.core.op import Value
 from meshwright.core.source import here
 from meshwright.errors import ShapeError

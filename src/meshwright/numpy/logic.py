@@ -15,11 +15,11 @@ from meshwright.arrays.operands import (
     binary,
     broadcast_operands,
     convert,
-    items_of,
     promote_operands,
     unary,
     value,
 )
+from meshwright.arrays.static import items_of
 from meshwright.core import dtypes
 from meshwright.core.dtypes import BOOL
 from meshwright.core.op import Op, Value

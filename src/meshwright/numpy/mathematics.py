@@ -17,14 +17,12 @@ from meshwright.arrays.operands import (
     inexact_binary,
     inexact_unary,
     is_number,
-    no_out,
     promote_operands,
-    static_flag,
-    static_int,
     strong,
     to_inexact,
     value,
 )
+from meshwright.arrays.static import no_out, static_flag, static_int
 from meshwright.core import dtypes
 from meshwright.core.op import Value
 from meshwright.core.source import here

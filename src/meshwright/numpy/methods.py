@@ -15,9 +15,9 @@ from meshwright.arrays.operands import (
     convert,
     known,
     stack_values,
-    static_flag,
     strong,
 )
+from meshwright.arrays.static import static_flag
 from meshwright.core import dtypes
 from meshwright.core.dtypes import BOOL, UINT8, DType
 from meshwright.core.limits import refuse_unheld

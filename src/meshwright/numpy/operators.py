@@ -9,15 +9,7 @@ import numpy as np
 
 from meshwright.arrays import placement as _placement  # noqa: F401  (gives Array what it says of devices)
 from meshwright.arrays import scalars
-from meshwright.arrays.operands import (
-    NO_DTYPES,
-    TAKES,
-    VALUES,
-    inexact_binary,
-    is_operand,
-    known,
-    nary,
-)
+from meshwright.arrays.operands import NO_DTYPES, TAKES, VALUES, inexact_binary, is_operand, known, nary
 from meshwright.core import dtypes
 from meshwright.core.op import Op, Value
 from meshwright.core.source import here

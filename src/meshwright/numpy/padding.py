@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.arrays.operands import ArrayLike, axis_of, broadcast, convert, is_number, one_of, static_int, value
+from meshwright.arrays.operands import ArrayLike, axis_of, broadcast, convert, is_number, value
+from meshwright.arrays.static import one_of, static_int
 from meshwright.core import dtypes
 from meshwright.core.limits import refuse_impossible, refuse_unheld
 from meshwright.core.op import Value
@@ -18,7 +19,7 @@ from meshwright.errors import ShapeError
 from meshwright.numpy.arithmetic import multiply, subtract
 from meshwright.numpy.creation import linspace
 from meshwright.numpy.mathematics import rint
-from meshwright.numpy.order import median
+from meshwright.numpy.quantiles import median
 from meshwright.numpy.reductions import max, mean, min
 from meshwright.numpy.shapes import concatenate, cut, flip
 from meshwright.ops import basic

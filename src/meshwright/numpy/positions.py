@@ -15,18 +15,12 @@ from meshwright.arrays.operands import (
     axis_of,
     broadcast_shapes,
     convert,
-    items_of,
     known,
-    no_negative,
-    one_of,
     promoted_values,
-    static_flag,
-    static_int,
-    static_shape,
     strong,
     value,
-    whole_numbers,
 )
+from meshwright.arrays.static import items_of, no_negative, one_of, static_flag, static_int, static_shape, whole_numbers
 from meshwright.arrays.tracing import check_function
 from meshwright.core import dtypes
 from meshwright.core.op import Value

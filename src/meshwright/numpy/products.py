@@ -15,17 +15,13 @@ from meshwright.arrays.operands import (
     axis_of,
     broadcast,
     broadcast_shapes,
-    check_precision,
     common_shape,
     convert,
-    laid_out_as,
-    no_out,
-    placed,
     promote_operands,
-    static_int,
     strong,
     value,
 )
+from meshwright.arrays.static import check_precision, laid_out_as, no_out, placed, static_int
 from meshwright.core import dtypes
 from meshwright.core.op import Value
 from meshwright.core.source import here

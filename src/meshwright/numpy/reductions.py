@@ -19,16 +19,13 @@ from meshwright.arrays.operands import (
     broadcast_shapes,
     convert,
     is_number,
-    mask_of,
-    no_out,
     promote_operands,
-    static_flag,
-    static_size,
     strong,
     to_inexact,
     value,
 )
 from meshwright.arrays.refusals import one_number
+from meshwright.arrays.static import mask_of, no_out, static_flag, static_size
 from meshwright.core import dtypes
 from meshwright.core.dtypes import BOOL, DType
 from meshwright.core.op import Op, Value

@@ -21,17 +21,19 @@ from meshwright.arrays.operands import (
     broadcast_shapes,
     common_shape,
     convert,
-    items_of,
     known,
+    promote_operands,
+    stack_values,
+    value,
+)
+from meshwright.arrays.static import (
+    items_of,
     no_negative,
     no_out,
     one_of,
     placed,
-    promote_operands,
-    stack_values,
     static_int,
     static_shape,
-    value,
     whole_numbers,
 )
 from meshwright.core.op import Value

@@ -12,19 +12,15 @@ from meshwright.arrays.operands import (
     DTypeLike,
     as_dtype,
     axis_of,
-    check_precision,
     convert,
     inexact,
-    no_out,
-    one_of,
     promote_operands,
     promoted_values,
-    static_flag,
-    static_int,
     strong,
     value,
 )
 from meshwright.arrays.refusals import one_number, refuse
+from meshwright.arrays.static import check_precision, no_out, one_of, static_flag, static_int
 from meshwright.core import dtypes
 from meshwright.core.op import Value
 from meshwright.core.source import here

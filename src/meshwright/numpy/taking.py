@@ -15,21 +15,23 @@ from meshwright.arrays.operands import (
     common_shape,
     convert,
     is_number,
-    items_of,
     known,
+    promote_operands,
+    stack_values,
+    strong,
+    value,
+)
+from meshwright.arrays.refusals import refuse
+from meshwright.arrays.static import (
+    items_of,
     no_negative,
     no_out,
     one_of,
-    promote_operands,
-    stack_values,
     static_flag,
     static_int,
     static_size,
-    strong,
-    value,
     whole_numbers,
 )
-from meshwright.arrays.refusals import refuse
 from meshwright.core import dtypes
 from meshwright.core.limits import refuse_unheld
 from meshwright.core.op import Value

@@ -8,16 +8,9 @@ from typing import Any
 import numpy as np
 
 from meshwright.api.control import fori_loop
-from meshwright.arrays.operands import (
-    ArrayLike,
-    broadcast,
-    broadcast_shapes,
-    convert,
-    static_flag,
-    strong,
-    value,
-)
+from meshwright.arrays.operands import ArrayLike, broadcast, broadcast_shapes, convert, strong, value
 from meshwright.arrays.refusals import one_number
+from meshwright.arrays.static import static_flag
 from meshwright.core import dtypes
 from meshwright.core.dtypes import BOOL
 from meshwright.core.op import Op, Value

@@ -7,18 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.arrays.operands import (
-    ArrayLike,
-    DTypeLike,
-    axis_of,
-    convert,
-    is_number,
-    placed,
-    static_flag,
-    static_int,
-    to_inexact,
-    value,
-)
+from meshwright.arrays.operands import ArrayLike, DTypeLike, axis_of, convert, is_number, to_inexact, value
+from meshwright.arrays.static import placed, static_flag, static_int
 from meshwright.core import dtypes
 from meshwright.core.dtypes import INT32, INTEGERS, UINT32, DType, default_int
 from meshwright.core.op import Value

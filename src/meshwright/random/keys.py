@@ -13,17 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.arrays.operands import (
-    ArrayLike,
-    DTypeLike,
-    broadcast_shapes,
-    convert,
-    is_number,
-    placed,
-    stack_values,
-    static_shape,
-    value,
-)
+from meshwright.arrays.operands import ArrayLike, DTypeLike, broadcast_shapes, convert, is_number, stack_values, value
+from meshwright.arrays.static import placed, static_shape
 from meshwright.compile.jit import jit
 from meshwright.core import dtypes
 from meshwright.core.dtypes import UINT8, UINT16, UINT32, UINT64, DType, as_dtype, short_name

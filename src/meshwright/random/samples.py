@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.arrays.operands import ArrayLike, DTypeLike, convert, is_number, placed, value
+from meshwright.arrays.operands import ArrayLike, DTypeLike, convert, is_number, value
+from meshwright.arrays.static import placed
 from meshwright.core import dtypes
 from meshwright.core.dtypes import BFLOAT16, COMPLEXES, FLOAT16, FLOAT32, FLOAT64, FLOATS, UINT32, DType
 from meshwright.core.op import Value
