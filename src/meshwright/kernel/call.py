@@ -378,17 +378,16 @@ def _prepare(
         found = machine.memory.get((task.device, -1, key)) if shared and not kind.space.addressable else None
         return Ref(found or machine.allocate(task, key, label, kind, data, place))
 
-    outs: list[Any] = []
-    of_out = {out: n for n, out in to_out.items()}
-    for n, t in enumerate(call.out_types):
-        label = names[len(inputs) + n]
-        semaphores = call.out_semaphores[n]
+    def output(n: int, t: TensorType) -> Any:
+        label, semaphores = names[len(inputs) + n], call.out_semaphores[n]
         if semaphores is not None:
-            outs.append(SemaphoreRef(machine.allocate(task, ("out", n), label, semaphores)))
-            continue
+            return SemaphoreRef(machine.allocate(task, ("out", n), label, semaphores))
         given = inputs[of_out[n]].copy() if n in of_out else None
         place = None if places is None else places[n]
-        outs.append(operand(("out", n), label, MemoryType(MemorySpace.ANY, t.shape, t.dtype), given, place))
+        return operand(("out", n), label, MemoryType(MemorySpace.ANY, t.shape, t.dtype), given, place)
+
+    of_out = {out: n for n, out in to_out.items()}
+    outs = [output(n, t) for n, t in enumerate(call.out_types)]
     scalars: list[Ref] = []
     ins: list[Any] = []
     for n, data in enumerate(inputs):

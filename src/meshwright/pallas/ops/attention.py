@@ -133,6 +133,7 @@ def ring_attention(q: Any, k: Any, v: Any, axis_name: str, *, causal: bool = Fal
     ) -> None:  # fmt: skip
         at = ring(axis_name)
         (direction,) = directions(at, False)
+        target = {axis_name: direction.target}
         own = [pltpu.make_async_copy(k_ref, keys.at[0], local.at[0])]
         own.append(pltpu.make_async_copy(v_ref, values.at[0], local.at[1]))
         for copy in own:
@@ -144,13 +145,7 @@ def ring_attention(q: Any, k: Any, v: Any, axis_name: str, *, causal: bool = Fal
         for step in range(at.size):
             slot, last = step % 2, step == at.size - 1
             copies = [
-                pltpu.make_async_remote_copy(
-                    ref.at[slot],
-                    ref.at[1 - slot],
-                    send.at[n],
-                    receive.at[n, slot],
-                    device_id={axis_name: direction.target},
-                )
+                pltpu.make_async_remote_copy(ref.at[slot], ref.at[1 - slot], send.at[n], receive.at[n, slot], target)
                 for n, ref in enumerate((keys, values))
             ]
             if not last:
