@@ -128,9 +128,13 @@ def _emit(given: Compilation) -> Compilation:
     return replace(given, text=text, function=function)
 
 
+def _traced_well_formed(_: Compilation, made: Compilation, name: str) -> None:
+    check(made.program, name)
+
+
 def _well_formed(before: Compilation, made: Compilation, name: str) -> None:
     if made.program is not before.program:
-        check(made.program, name)
+        check(made.program, name, before.program)
 
 
 def _shardings_fit(_: Compilation, made: Compilation, name: str) -> None:
@@ -156,7 +160,7 @@ def _overlaps(given: Compilation) -> bool:
     return given.placement is not None and given.placement.overlap is not None
 
 
-SIMPLIFY = (Stage("simplify", "without dead and repeated equations", _simplify, _well_formed, _always),)
+SIMPLIFY = (Stage("simplify", "without dead and repeated equations", _simplify, _traced_well_formed, _always),)
 PARTITION = (
     Stage(
         "inline",

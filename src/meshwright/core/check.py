@@ -15,13 +15,16 @@ from meshwright.core.types import TensorType
 from meshwright.errors import CheckError, MeshwrightError
 
 
-def check(program: Program, stage: str = "") -> Program:
+def check(program: Program, stage: str = "", before: Program | None = None) -> Program:
     """Return ``program`` if it is right; otherwise a ``CheckError`` shows the equation, its line and its neighbours.
+
+    The equations that it shares with ``before``, a program that is right, are known to have the types that they say.
 
     >>> from meshwright.core.text.parse import parse_program
     >>> p = check(parse_program("program(a: f32[3]) { b: f32[3] = neg a  return b }"))
     """
     known: set[Var] = set()
+    typed = set(before.eqns) if before is not None else set()
     for var, value in program.constants:
         if not isinstance(value, Missing) and _contents(value) != (var.type.shape, var.type.dtype):
             given = _show(TensorType(*_contents(value)) if isinstance(value, np.ndarray) else value)
@@ -34,22 +37,8 @@ def check(program: Program, stage: str = "") -> Program:
         for atom in eqn.inputs:
             if atom.__class__ is not Literal and atom not in known:
                 raise _error(program, index, f"it uses a {_show(atom.type)} that is not defined before it", stage)
-        for _, region in eqn.regions():
-            check(region, stage)
-        fault = signature_of(eqn.op.type).fault(eqn.op.name, len(eqn.inputs), eqn.params)
-        if fault:
-            raise _error(program, index, fault, stage)
-        try:
-            types = eqn.op.type(*operand_types(eqn.op, eqn.inputs), **eqn.params)
-        except Exception as error:  # a rule may stumble in any way over params that are not its own
-            raise _error(program, index, _reason(eqn, error), stage) from error
-        expected = types if isinstance(types, tuple) else (types,)
-        large = impossible(expected)
-        if large:
-            raise _error(program, index, large, stage)
-        actual = tuple(v.type for v in eqn.outputs)
-        if expected != actual:
-            raise _error(program, index, f"its result is {_show(*actual)}, but the op gives {_show(*expected)}", stage)
+        if eqn not in typed:
+            _check_types(program, index, stage)
         for var in eqn.outputs:
             if var in known:
                 raise _error(program, index, "it defines a variable a second time", stage)
@@ -58,6 +47,27 @@ def check(program: Program, stage: str = "") -> Program:
         if atom.__class__ is not Literal and atom not in known:
             raise _error(program, len(program.eqns), f"a returned {_show(atom.type)} is not defined", stage)
     return program
+
+
+def _check_types(program: Program, index: int, stage: str) -> None:
+    """Raise unless an equation has the type that its op says, and its regions are right."""
+    eqn = program.eqns[index]
+    for _, region in eqn.regions():
+        check(region, stage)
+    fault = signature_of(eqn.op.type).fault(eqn.op.name, len(eqn.inputs), eqn.params)
+    if fault:
+        raise _error(program, index, fault, stage)
+    try:
+        types = eqn.op.type(*operand_types(eqn.op, eqn.inputs), **eqn.params)
+    except Exception as error:  # a rule may stumble in any way over params that are not its own
+        raise _error(program, index, _reason(eqn, error), stage) from error
+    expected = types if isinstance(types, tuple) else (types,)
+    large = impossible(expected)
+    if large:
+        raise _error(program, index, large, stage)
+    actual = tuple(v.type for v in eqn.outputs)
+    if expected != actual:
+        raise _error(program, index, f"its result is {_show(*actual)}, but the op gives {_show(*expected)}", stage)
 
 
 def _reason(eqn: Eqn, error: Exception) -> str:

@@ -161,8 +161,10 @@ class _Order:
             if atom in self.bucket_of:
                 self.flush(self.bucket_of[atom])
         if eqn.op is not psum:
-            params = {name: _inside(value) for name, value in eqn.params.items()}
-            self.eqns.append(Eqn(eqn.op, eqn.inputs, params, eqn.outputs, eqn.source))
+            if any(True for _ in eqn.regions()):
+                params = {name: _inside(value) for name, value in eqn.params.items()}
+                eqn = Eqn(eqn.op, eqn.inputs, params, eqn.outputs, eqn.source)
+            self.eqns.append(eqn)
             return
         key = _bucket(eqn)
         held = sum(a.type.nbytes for e in self.waiting.get(key, ()) for a in e.inputs)

@@ -1,7 +1,8 @@
-"""Dead-code and common-subexpression elimination, and substitution."""
+"""Dead-code and common-subexpression elimination, and programs one after the other."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from meshwright.core.program import Atom, Eqn, Literal, Program
@@ -26,6 +27,28 @@ def dce(program: Program, *, effects: bool = True) -> Program:
             live.update(eqn.inputs)
     constants = tuple((v, x) for v, x in program.constants if v in live)
     return Program(program.inputs, tuple(reversed(kept)), program.outputs, constants)
+
+
+def chain(first: Program, second: Program) -> Program:
+    """Two programs as one: what the first returns, the second takes. Its equations stay as they are otherwise.
+
+    b: f32[3] = sin a                  b: f32[3] = sin a
+    return b                           d: f32[3] = cos b
+                               ==>     return d
+    d: f32[3] = cos c
+    return d
+    """
+    given: dict[Atom, Atom] = dict(zip(second.inputs, first.outputs, strict=True))
+    eqns = tuple(with_inputs(eqn, given) for eqn in second.eqns)
+    outputs = tuple(given.get(a, a) for a in second.outputs)
+    return Program(first.inputs, (*first.eqns, *eqns), outputs, (*first.constants, *second.constants))
+
+
+def with_inputs(eqn: Eqn, given: Mapping[Atom, Atom]) -> Eqn:
+    """The equation with other atoms in the place of those that are keys; itself where it has none of them."""
+    if given.keys().isdisjoint(eqn.inputs):
+        return eqn
+    return Eqn(eqn.op, tuple(given.get(a, a) for a in eqn.inputs), eqn.params, eqn.outputs, eqn.source)
 
 
 def cse(program: Program) -> Program:

@@ -21,7 +21,7 @@ from meshwright.ops.collective import first_row, permuted
 from meshwright.transform.batch import batch_program, batching_over
 from meshwright.transform.fused_sums import fuse_sums
 from meshwright.transform.regions.region import batch_type, region, region_with
-from meshwright.transform.simplify import cse, dce
+from meshwright.transform.simplify import chain, cse, dce, with_inputs
 from meshwright.transform.summands import sums_as_rows
 
 if TYPE_CHECKING:
@@ -49,7 +49,14 @@ def inline_calls(program: Program, shard_maps: Which = True) -> Program:
     def walk(inner: Program, top: bool) -> None:
         for eqn in inner.eqns:
             inputs = [env.get(a, a) for a in eqn.inputs]
-            called = _called(eqn, shard_maps)
+            if eqn.op.structure is Structure.DEVICE and _chosen(eqn, shard_maps):
+                stacked = _stacked(**eqn.params)  # without calls, and its variables are its own
+                given: dict[Atom, Atom] = dict(zip(stacked.inputs, inputs, strict=True))
+                constants.extend(stacked.constants)
+                eqns.extend(with_inputs(one, given) for one in stacked.eqns)
+                env.update(zip(eqn.outputs, [given.get(a, a) for a in stacked.outputs], strict=True))
+                continue
+            called = eqn.params[eqn.op.calls] if eqn.op.calls is not None else None
             if called is None:
                 outputs = eqn.outputs if top else [rename(v) for v in eqn.outputs]
                 params = {name: _inline_param(value, shard_maps) for name, value in eqn.params.items()}
@@ -83,20 +90,13 @@ def _chosen(eqn: Eqn, shard_maps: Which) -> bool:
     return shard_maps if isinstance(shard_maps, bool) else shard_maps(eqn)
 
 
-def _called(eqn: Eqn, shard_maps: Which) -> Program | None:
-    if eqn.op.structure is Structure.DEVICE:
-        return stacked_program(**eqn.params) if _chosen(eqn, shard_maps) else None
-    return eqn.params[eqn.op.calls] if eqn.op.calls is not None else None
-
-
 def _inline_param(value: Any, shard_maps: Which) -> Any:
     if isinstance(value, Program):
         return inline_calls(value, shard_maps)
     return tuple(_inline_param(item, shard_maps) for item in value) if isinstance(value, tuple) else value
 
 
-@lru_cache(maxsize=256)
-def stacked_program(
+def _stacked(
     body: Program,
     mesh: MeshAxes,
     manual: tuple[str, ...],
@@ -119,18 +119,24 @@ def stacked_program(
             program, stacks[axis] = region_with(devices, types)
         program = dce(program)
 
-    def whole(*args: Value) -> list[Value]:
-        rows = [_cut(x, spec, sizes, manual) for x, spec in zip(args, in_specs, strict=True)]
-        outs = run(program, rows)
-        found = []
-        for n, (out, spec) in enumerate(zip(outs, out_specs, strict=True)):
-            stacked = [axis for axis in manual if stacks[axis][n]]
-            found.append(_join(out, spec, sizes, manual, stacked))
-        return found
+    def rows(*args: Value) -> list[Value]:
+        return [_cut(x, spec, sizes, manual) for x, spec in zip(args, in_specs, strict=True)]
+
+    def joined(*outs: Value) -> list[Value]:
+        along = [[axis for axis in manual if stacks[axis][n]] for n in range(len(outs))]
+        return [_join(x, spec, sizes, manual, axes) for x, spec, axes in zip(outs, out_specs, along, strict=True)]
 
     types = [_whole_type(v.type, axes, spec, sizes, manual)
              for v, axes, spec in zip(program.inputs, entering, in_specs, strict=True)]  # fmt: skip
-    return fuse_sums(cse(dce(region(whole, types))))
+    before = region(rows, types)
+    if before.out_types == program.in_types:
+        whole = chain(chain(before, program), region(joined, program.out_types))
+    else:  # what varies over other axes around
+        whole = region(lambda *args: joined(*run(program, rows(*args))), types)
+    return fuse_sums(cse(dce(whole)))
+
+
+stacked_program = lru_cache(maxsize=256)(_stacked)  # for shard_maps that are run as they are
 
 
 def _dims(spec: PartitionSpec, ndim: int) -> list[tuple[str, ...]]:
