@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
 from meshwright.core import tree
 from meshwright.core.first_use import no_attribute
@@ -181,19 +181,30 @@ class Compiled:
         """
         return self._executable.stages
 
-    def explain(self) -> str:
+    @overload
+    def explain(self, *, json: Literal[False] = False) -> str: ...
+
+    @overload
+    def explain(self, *, json: Literal[True]) -> list[dict[str, Any]]: ...
+
+    def explain(self, *, json: bool = False) -> str | list[dict[str, Any]]:
         """Every collective with its bytes, its line and its reason; layouts that would be cheaper; what is held twice.
+        With ``json=True``, a dict for each collective.
 
         >>> import meshwright as mw, meshwright.numpy as mnp
         >>> mesh = mw.make_mesh((4,), ("x",))
         >>> x = mw.device_put(mnp.ones((8, 16)), mw.NamedSharding(mesh, mw.P("x")))
         >>> print(mw.jit(lambda x: x.sum(0)).lower(x).compile().explain().splitlines()[0])
         1 collective: all_reduce 1; 96 bytes received per device
+        >>> mw.jit(lambda x: x.sum(0)).lower(x).compile().explain(json=True)[0]["why"]
+        'reduce_sum leaves partial sums over x; the program returns it replicated'
         """
-        from meshwright.compile.explain import explain, table
+        from meshwright.compile.explain import explain, facts, table
         from meshwright.compile.sharding_reasons import argument_paths
 
         placed = self._executable.placed
+        if json:
+            return facts(self.collectives, placed, argument_paths(self._in_tree, self._parameters))
         if placed is None:
             found = self.collectives
             return "\n".join(table(found)) if found else "no collectives: the program runs on one device"

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from meshwright.compile.partitioning import Collective, PartitionedProgram, with_argument
 from meshwright.core.types import TensorType
 from meshwright.partition.combine import dearest, received
+from meshwright.partition.cost import DEFAULT_CHIP
 from meshwright.partition.layouts import axes_used
 from meshwright.partition.reshard.plan import show_bytes
-from meshwright.sharding.spec import PartitionSpec
+from meshwright.sharding.spec import PartitionSpec, pasted
 from meshwright.simulate.simulation import time_text
 
 MOST_TRIED = 4  # arguments for which another layout is tried
@@ -28,6 +29,11 @@ class Suggestion(NamedTuple):
 
     def __str__(self) -> str:
         return f"lay out {self.argument} as {self.spec}: −{show_bytes(self.saved_bytes)} per device"
+
+    @property
+    def fix(self) -> str:
+        """Code to paste."""
+        return f"mw.device_put({self.argument}, mw.NamedSharding(mesh, {pasted(self.spec)}))"
 
 
 class ReplicatedValue(NamedTuple):
@@ -136,14 +142,63 @@ def suggestions(placed: PartitionedProgram, names: Sequence[str]) -> list[Sugges
 
     Tried are the layouts that the program brings an argument into when it first uses it.
     """
+    return [one for one, _ in _tried(placed, names)]
+
+
+def _tried(placed: PartitionedProgram, names: Sequence[str]) -> list[tuple[Suggestion, Sequence[Collective]]]:
+    """Suggestions, each with the collectives that the program would have."""
     now = received(placed.collectives)
     found = []
     for index, layout in list(placed.moved.items())[:MOST_TRIED]:
         spec = layout.to_named().spec
-        saved = now - received(with_argument(placed, index, spec))
+        others = with_argument(placed, index, spec)
+        saved = now - received(others)
         if saved > 0:
-            found.append(Suggestion(names[index], spec, saved))
-    return sorted(found, key=lambda one: -one.saved_bytes)
+            found.append((Suggestion(names[index], spec, saved), others))
+    return sorted(found, key=lambda one: -one[0].saved_bytes)
+
+
+def facts(found: Sequence[Collective], placed: PartitionedProgram | None, names: Sequence[str]) -> list[dict[str, Any]]:
+    """What is known of each collective, for programs: ``compiled.explain(json=True)``.
+
+    ``seconds`` are those of one run on the machine that jit was told, or on one of `DEFAULT_CHIP`; ``share`` is that of
+    all bytes, None in a branch that is not the dearest. ``stack`` has the one line that is known of an equation,
+    ``scopes`` the loops and branches around it; which derivative it belongs to, its ``direction``, is not known. An
+    ``alternative`` is a layout of an argument with which the collective would not be there, ``fix`` how to ask for it.
+    """
+    hardware = placed.placement.hardware if placed is not None else None
+    total, counted = received(found), set(map(id, dearest(found)))
+    instead: list[Suggestion | None] = [None] * len(found)
+    for one, others in reversed(_tried(placed, names) if placed is not None else []):  # the best comes last
+        left = Counter(map(_key, others))
+        for n, c in enumerate(found):
+            left[_key(c)] -= 1
+            if left[_key(c)] < 0:
+                instead[n] = one
+    return [
+        {
+            "kind": c.kind,
+            "axes": list(c.axes),
+            "bytes": c.bytes_received_per_device,
+            "seconds": c.seconds(hardware or DEFAULT_CHIP),
+            "share": c.bytes_received_per_device * c.times / max(total, 1) if id(c) in counted else None,
+            "times": c.times,
+            "line": str(c.source) if c.source is not None else None,
+            "stack": [c.source.show()] if c.source is not None else [],
+            "scopes": [str(one) for one in c.within],
+            "direction": None,
+            "value": c.values[0].short(),
+            "why": c.why,
+            "alternative": None if other is None else str(other),
+            "fix": None if other is None else other.fix,
+        }
+        for c, other in zip(found, instead, strict=True)
+    ]
+
+
+def _key(c: Collective) -> tuple[Any, ...]:
+    """What makes a collective the same in another layout of the program."""
+    return c.kind, c.axes, c.bytes_received_per_device, c.times, c.source
 
 
 def audit(placed: PartitionedProgram, names: Sequence[str]) -> list[ReplicatedValue]:
