@@ -92,7 +92,7 @@ def test_a_mesh_is_no_place():
     expect(
         lambda: mnp.zeros(3, device=MESH),
         "An array cannot be put onto a mesh.",
-        "a place is a sharding, a device, or a P on the current mesh; a mesh does not say how the array is split",
+        "give a sharding, a device, or a P on the current mesh; a mesh does not say how the array is split",
         'mw.NamedSharding(mesh, mw.P("x", None))',
     )
 
@@ -102,7 +102,7 @@ def test_something_else_is_no_place():
         expect(
             lambda place=place: mw.device_put(X, place),
             f"An array cannot be put onto {place!r}.",
-            "a place is a sharding, a device, or a P on the current mesh",
+            "give a sharding, a device, or a P on the current mesh",
             'mw.NamedSharding(mesh, mw.P("x", None))',
         )
 
@@ -119,8 +119,8 @@ def test_both_keywords():
 def test_places_of_another_structure():
     expect(
         lambda: mw.device_put({"w": X}, {"v": on("x")}),
-        "device_put is given places that do not fit the tree of arrays.",
-        "the places are {'v': place}, and the arrays {'w': *}",
+        "device_put is given shardings that do not fit the tree of arrays.",
+        "the shardings are {'v': sharding}, and the arrays {'w': *}",
         "give one sharding for everything, or one for each part: {'w': sharding, 'b': None}",
     )
 

@@ -23,7 +23,7 @@ DIMS = (
     "with queries (…, T, N, H), keys are (…, S, K, H) and values (…, S, K, any)",
     "mnp.broadcast_to(key, (*query.shape[:-3], *key.shape[-3:]))",
 )
-PLACE = "a place is a sharding, a device, or a P on the current mesh", 'mw.NamedSharding(mesh, mw.P("x", None))'
+PLACE = "give a sharding, a device, or a P on the current mesh", 'mw.NamedSharding(mesh, mw.P("x", None))'
 INDEX = (
     "f32[3] is not a Python index.",
     "an index is an integer array of rank 0; a list or a text times an array asks for one, too",

@@ -99,8 +99,9 @@ def test_assert_comms_wants_a_compiled_program():
 
 def test_shardings_that_do_not_fit_the_arguments():
     rows = mw.NamedSharding(MESH, P("x"))
-    for given, shown in (([rows] * 3, "(place, place, place)"), ({"a": rows}, "{'a': place}"), ((None,), "(None,)")):
+    three = "(sharding, sharding, sharding)"
+    for given, shown in (([rows] * 3, three), ({"a": rows}, "{'a': sharding}"), ((None,), "(None,)")):
         with pytest.raises(TreeError) as caught:
             mw.jit(lambda x, w: x @ w, in_shardings=given)(mnp.ones((8, 4)), mnp.ones((4, 8)))
-        assert caught.value.what == "jit's in_shardings is given places that do not fit the tree of arrays."
-        assert caught.value.why == f"the places are {shown}, and the arrays (*, *)"
+        assert caught.value.what == "jit's in_shardings is given shardings that do not fit the tree of arrays."
+        assert caught.value.why == f"the shardings are {shown}, and the arrays (*, *)"

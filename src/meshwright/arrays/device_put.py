@@ -214,11 +214,11 @@ def spread(places: Any, full: Any, what: str) -> list[Any]:
     try:
         below = structure.flatten_up_to(full)
     except ValueError:
-        shown = tree.outline(places, "place", lambda x: isinstance(x, PLACES))
+        shown = tree.outline(places, "sharding", lambda x: isinstance(x, PLACES))
         raise TreeError(
-            f"{what} is given places that do not fit the tree of arrays.",
+            f"{what} is given shardings that do not fit the tree of arrays.",
             where=here(),
-            why=f"the places are {shown}, and the arrays {tree.outline(full, '*')}",
+            why=f"the shardings are {shown}, and the arrays {tree.outline(full, '*')}",
             fix="give one sharding for everything, or one for each part: {'w': sharding, 'b': None}",
         ) from None
     return [place for place, part in zip(said, below, strict=True) for _ in tree.leaves(part)]
@@ -259,7 +259,7 @@ def _no_place(place: Any) -> ShardingError:
     return ShardingError(
         f"An array cannot be put onto {what}.",
         where=here(),
-        why="a place is a sharding, a device, or a P on the current mesh"
+        why="give a sharding, a device, or a P on the current mesh"
         + ("; a mesh does not say how the array is split" if isinstance(place, BaseMesh) else ""),
         fix=EXAMPLE,
     )

@@ -206,8 +206,8 @@ def _by_argument(
             raise ShardingError(
                 f"jit's in_shardings say nothing of the argument {name!r}.",
                 where=here(),
-                why=f"they are {len(shardings)} places, for the positional arguments {', '.join(names) or 'there are'}",
-                fix="one place for each argument in the order of the signature, or one for all",
+                why=f"they are {len(shardings)}, for the positional arguments {', '.join(names) or 'there are'}",
+                fix="one sharding for each argument in the order of the signature, or one for all",
             )
     by_name = {name: shardings[names.index(name)] for name in kwargs}
     return (tuple(shardings[: len(args)]), by_name), (tuple(args), kwargs)
