@@ -12,6 +12,7 @@ import pytest
 import meshwright as mw
 import meshwright.numpy as mnp
 from meshwright import P, lax
+from meshwright.ops.window import select_and_scatter_add
 
 EXPLICIT = mw.AxisType.Explicit
 MESH = mw.make_mesh((2, 2), ("x", "y"), axis_types=(EXPLICIT,) * 2)
@@ -76,6 +77,42 @@ def test_a_sum_over_what_both_operands_are_split_along() -> None:
         "The layout of dot_general of f32[8,4@x], f32[4@y,6] is ambiguous.\n"
         "  why:  it sums over dim 1 of operand 0, split over x, and dim 0 of operand 1, split over y\n"
         "  fix:  lay operand 1, f32[4@y,6], out otherwise: mw.reshard(x, mw.P('x', None))"
+    )
+
+
+def test_an_axis_that_splits_what_is_summed_over_and_something_else() -> None:
+    rows = mw.device_put(mnp.array([3, 1, 0, 2]), mw.NamedSharding(MESH, P("x")))
+    assert both(lambda table, rows: table[rows], put((8, 4), "x"), rows) == (
+        "The layout of gather of f32[8@x,4], i32[4@x,1] is ambiguous.\n"
+        "  why:  x splits dim 0 of operand 0, which it sums over, and dim 0 of operand 1: devices along an axis sum "
+        "over one dim, and then hold the same\n"
+        "  fix:  lay operand 0, f32[8@x,4], out otherwise: mw.reshard(x, mw.P(None, None))"
+    )
+    product = lambda a, b: mnp.tensordot(a, b, 2)
+    assert both(product, put((4, 6), "x"), put((4, 6), None, "x")) == (
+        "The layout of dot_general of f32[4@x,6], f32[4,6@x] is ambiguous.\n"
+        "  why:  x splits dim 0 of operand 0, which it sums over, and dim 1 of operand 1: devices along an axis sum "
+        "over one dim, and then hold the same\n"
+        "  fix:  lay operand 0, f32[4@x,6], out otherwise: mw.reshard(x, mw.P(None, None))"
+    )
+
+
+def test_what_is_put_into_windows_is_split_as_they_are() -> None:
+    windows = {"window": (2, 2), "strides": (2, 2), "padding": ((0, 0), (0, 0))}
+    dilations = {"base_dilation": (1, 1), "window_dilation": (1, 1)}
+    put_back = lambda slopes, x: select_and_scatter_add(slopes, x, select="max", **windows, **dilations)
+    assert both(put_back, put((4, 2), None, "y"), put((8, 4), "x")) == (
+        "The layout of select_and_scatter_add of f32[4,2@y], f32[8@x,4] is ambiguous.\n"
+        "  why:  dim 0 of operand 1 is split over x, and dim 0 of operand 0, which goes with it, over nothing\n"
+        "  fix:  lay operand 0, f32[4,2@y], out otherwise: mw.reshard(x, mw.P('x', 'y'))"
+    )
+
+
+def test_parts_of_a_dim_that_do_not_line_up_with_those_of_a_merged_one() -> None:
+    assert both(lambda a: a.reshape(12), put((3, 4), "x")) == (
+        "The layout of reshape of f32[3@x,4] is ambiguous.\n"
+        "  why:  dim 0 of its operand is split over x, and no dim of the result can be split as it is\n"
+        "  fix:  mw.reshard(x, mw.P(None, None))"
     )
 
 

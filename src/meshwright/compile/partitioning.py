@@ -309,6 +309,7 @@ def partition(given: Compilation) -> Compilation:
     found, layouts = given.inlined, given.layouts
     assert found is not None and layouts is not None
     placement, mesh = found.placement, found.placement.mesh
+    typed = bool(found.fixed) and not any(mesh.shape[name] > 1 for name in mesh.auto_axes)
     chosen = cheapest_partition(
         layouts.propagated,
         mesh,
@@ -316,7 +317,7 @@ def partition(given: Compilation) -> Compilation:
         [on_mesh(s, mesh) for s in layouts.entering],
         [None if s is None else on_mesh(s, mesh) for s in layouts.leaving],
         None if found.fixed else placement.groups or (0,) * len(found.given),  # types say what goes where
-        Planning(cost_on(placement.hardware, mesh), placement.thorough),
+        Planning(cost_on(placement.hardware, mesh), placement.thorough, typed),
         given.cheapest,
     )
     return replace(given, program=chosen.local.program, cheapest=chosen)

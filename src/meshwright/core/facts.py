@@ -100,6 +100,8 @@ class ExplicitFacts(NamedTuple):
 
     product: bool  # linear in each operand: what it sums over may be split in several of them
     joins: bool
+    compares: bool  # blocks of a dim that no result has, as a reduction does: where an extreme stands
+    unwindows: bool  # its first operand into windows of its second
     constraint: bool
 
 

@@ -310,7 +310,13 @@ def define_op(
     """
     if name in REGISTRY:
         raise ValueError(f"op {name!r} is defined twice")
-    facts = ExplicitFacts(linear is Linearity.EACH, split.across is Across.JOINED, structure is Structure.CONSTRAINT)
+    facts = ExplicitFacts(
+        linear is Linearity.EACH,
+        split.across is Across.JOINED,
+        split.across is Across.EXTREME,
+        split.across is Across.UNWINDOWED,
+        structure is Structure.CONSTRAINT,
+    )
     plain = _with_layout(name, linear, factors, type, facts) if variance is Variance.EQUAL else type
     rule = _with_signature(name, plain)
     op = Op(

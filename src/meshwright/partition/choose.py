@@ -8,7 +8,7 @@ seconds on a machine.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import pairwise, permutations, product
 from math import inf, prod
@@ -39,7 +39,8 @@ class Choice(NamedTuple):
     """How an op is split: layouts for its operands, and those its results come out in.
 
     ``padded`` are dims of operands, as (operand, dim), that are combined with others and whose blocks end in padding:
-    there must stand what changes nothing in a ``combine``. ``moved`` is the part of the cost that is communication.
+    there must stand what changes nothing in a ``combine``. ``moved`` is the part of the cost that is communication, and
+    ``brought`` that of operands which are no partial sums.
     """
 
     operands: tuple[TensorSharding, ...]
@@ -48,6 +49,11 @@ class Choice(NamedTuple):
     padded: tuple[tuple[int, int], ...] = ()
     combine: str = "sum"
     moved: float = 0.0
+    brought: float = 0.0
+
+    def preference(self, how: Planning) -> tuple[bool, float]:
+        """What is best first: where types say how values are split, operands that stay as they are; then the cost."""
+        return how.typed and self.brought > 0, self.cost
 
 
 class Question(NamedTuple):
@@ -148,7 +154,8 @@ def choose(asked: Question) -> Choice:
         return still
     best = _cheapest(asked, _assignments(asked))
     assert best is not None, "to split nothing is always possible"
-    if best.moved and asked.reduced and len(asked.operand_types) > 1 and (asked.how.thorough or asked.returned):
+    share = asked.how.thorough or (asked.returned and not asked.how.typed)
+    if best.moved and asked.reduced and len(asked.operand_types) > 1 and share:
         # Axes that nothing is split over may carry a share of what moves; work alone is no reason to use them, unless a
         # machine is named.
         axes = [axis for axis in _atoms(asked) if axis.size > 1]
@@ -171,8 +178,11 @@ def _cheapest(asked: Question, assignments: Iterable[Assignment], below: float =
     best: Choice | None = None
     for assignment in assignments:
         for handed in _handed(asked, assignment):
-            found = _choice(asked, assignment, handed, inf if best is None else best.cost)
-            if found is not None and found.moved < below and (best is None or found.cost < best.cost):
+            bound = inf if best is None or asked.how.typed else best.cost
+            found = _choice(asked, assignment, handed, bound)
+            if found is None or found.moved >= below:
+                continue
+            if best is None or found.preference(asked.how) < best.preference(asked.how):
                 best = found
     return best
 
@@ -203,12 +213,13 @@ def _assignments(asked: Question) -> Iterator[Assignment]:
         return True
 
     tensors = range(len(suggested))
+    beside = _beside(asked)
     for first in tensors:
         others = [t for t in tensors if t != first]
         for order in ([first, *others], [first, *reversed(others)]):
             merged: Assignment = {}
             for t in order:
-                merged = _merge(merged, suggested[t])
+                merged = _merge(merged, suggested[t], beside)
             if fresh(merged):
                 yield merged
         if fresh(suggested[first]):
@@ -316,14 +327,25 @@ def _parts(axes: Sequence[AxisRef]) -> list[Axes]:
     return found
 
 
-def _merge(assignment: Assignment, more: Assignment) -> Assignment:
-    """An assignment extended by another as far as no axis is used twice."""
+def _beside(asked: Question) -> dict[int, set[int]]:
+    """For each factor those that some operand or result has, too: an axis that splits one of them does not split it."""
+    found: dict[int, set[int]] = {}
+    shapes, count = shapes_of(asked.rule)
+    for n, shape in enumerate(shapes):
+        factors = shape.factors if n < count else shape.factors | asked.reduced  # over which it is a partial sum
+        for factor in factors:
+            found.setdefault(factor, set()).update(factors)
+    return found
+
+
+def _merge(assignment: Assignment, more: Assignment, beside: Mapping[int, set[int]]) -> Assignment:
+    """An assignment extended by another as far as no axis is used twice in one operand or result."""
     found = dict(assignment)
     for factor, axes in more.items():
         have = found.get(factor, ())
         if axes[: len(have)] != have:
             continue
-        taken = [axis for other, used in found.items() if other != factor for axis in used]
+        taken = [axis for other, used in found.items() if other != factor and other in beside[factor] for axis in used]
         kept: Axes = have
         for axis in axes[len(have) :]:
             if overlap((axis,), (*taken, *kept)):
@@ -412,8 +434,10 @@ def _choice(asked: Question, assignment: Assignment, handed: Handed, below: floa
     work = cost.work(flops, nbytes, types[0].dtype if types else BOOL)
     if work + sum(least_seconds(t, have, need, cost) / times for t, have, need, times in moves) >= below:
         return None
-    moved = sum(reshard_seconds(t, have, need, cost) / times for t, have, need, times in moves)
-    return Choice(operands, results, moved + work, _padded(asked, assignment), asked.combine, moved)
+    seconds = [reshard_seconds(t, have, need, cost) / times for t, have, need, times in moves]
+    brought = sum(one for one, have in zip(seconds, asked.have, strict=False) if not have.unreduced)
+    moved = sum(seconds)
+    return Choice(operands, results, moved + work, _padded(asked, assignment), asked.combine, moved, brought)
 
 
 def _padded(asked: Question, assignment: Assignment) -> tuple[tuple[int, int], ...]:
@@ -446,7 +470,7 @@ def _dims(
             parts = prod(axis.size for axis in mine)
             if mine and not full:
                 return None
-            if parts > 1 and (sizes[factor] % parts or n % parts) and (n == 1 or not _alone(factor, factors, sizes)):
+            if parts > 1 and (sizes[factor] % parts or n % parts) and not _alone(factor, factors, sizes):
                 return None
             axes += mine
             full = full and parts == sizes[factor]
@@ -456,4 +480,6 @@ def _dims(
 
 def _alone(factor: int, factors: tuple[int, ...], sizes: tuple[int, ...]) -> bool:
     """Whether a dim of these factors is one of them."""
+    if len(factors) == 1:
+        return True
     return sizes[factor] > 1 and all(other == factor or sizes[other] == 1 for other in factors)

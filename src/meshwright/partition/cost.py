@@ -99,10 +99,12 @@ NO_MACHINE = MachineCost(get(DEFAULT_CHIP))
 
 
 class Planning(NamedTuple):
-    """What layouts are to be chosen by: the cost, and whether parts of axes are tried that nobody wrote."""
+    """What layouts are to be chosen by: the cost, whether parts of axes are tried that nobody wrote, and whether types
+    say how every value is split, so that an equation runs on its operands as they are wherever it can."""
 
     cost: MachineCost = NO_MACHINE
     thorough: bool = False
+    typed: bool = False
 
     @property
     def predictable(self) -> bool:

@@ -374,7 +374,7 @@ class Localizer:
             for a in eqn.inputs
         ]
         tried = [[s, *(other for other in found if other != s)] for s, found in zip(have, known, strict=True)]
-        return min(map(ask, islice(product(*tried), MOST_VERSIONS)), key=lambda choice: choice.cost)
+        return min(map(ask, islice(product(*tried), MOST_VERSIONS)), key=lambda choice: choice.preference(self.how))
 
     def groups(self, eqn: Eqn) -> list[LinearGroup]:
         """The groups of operands that may be partial sums together.

@@ -19,7 +19,7 @@ from meshwright.core.program import Params
 from meshwright.core.source import here
 from meshwright.core.types import TensorType
 from meshwright.errors import MeshError, ShardingError
-from meshwright.sharding.axes import Axes, AxisRef
+from meshwright.sharding.axes import Axes, AxisRef, overlap
 from meshwright.sharding.check import resolve
 from meshwright.sharding.mesh import AbstractMesh, AxisType, BaseMesh, both
 from meshwright.sharding.named import NamedSharding, TensorSharding, type_sharding
@@ -243,6 +243,8 @@ class _Question:
         found: dict[str, _Split] = {}
         if strict and self.overflow is not None:
             raise self._stuck(*self.overflow)
+        if strict and self.facts.unwindows:
+            self._check_windows()
         for split in self.splits:
             factor = split.factor
             if strict:
@@ -267,12 +269,13 @@ class _Question:
                 if split is not None:
                     twice = next((used[a.name] for a in split.axes if a.name in used and self._meet(a, used)), None)
                     parts = prod(axis.size for axis in split.axes)
-                    moved = n != self.types[split.operand].shape[split.dim] and len(names) == 1
-                    if (whole_before or (moved and n % parts)) and strict:
+                    moved = n != self.types[split.operand].shape[split.dim]
+                    uneven = moved and bool((n if len(names) == 1 else self.factors.sizes[name]) % parts)
+                    if (whole_before or uneven) and strict:
                         raise self._stuck(split.operand, split.dim)
                     if twice is not None and strict:
                         raise self._twice(twice, split, number)
-                    if whole_before or (moved and n % parts) or twice is not None:
+                    if whole_before or uneven or twice is not None:
                         parts = 1
                     else:
                         axes += split.axes
@@ -290,11 +293,23 @@ class _Question:
         """A factor that is split must be summed over, or come out split."""
         factors, factor = self.factors, split.factor
         if factor in factors.replicated:
-            if factor in self.returned and not self._joins(split):
+            passes = self._joins(split) if factor in self.returned else self.facts.compares or self.facts.unwindows
+            if not passes:
                 raise self._stuck(split.operand, split.dim)
             return
         if factor not in factors.reduced and factor not in self.returned:
             raise self._stuck(split.operand, split.dim)
+
+    def _check_windows(self) -> None:
+        """What is put into windows is split as what the windows lie on."""
+        into, onto = (_dims_of(t) for t in self.types)
+        for d, (mine, other) in enumerate(zip(into, onto, strict=True)):
+            if mine != other:
+                names = (self.factors.operands[n][d][0] for n in (0, 1))
+                one, two = (
+                    _Split(name, axes, n, d) for n, (name, axes) in enumerate(zip(names, (mine, other), strict=True))
+                )
+                raise self._differ(two, one)
 
     def _joins(self, split: _Split) -> bool:
         """Whether arrays are joined along a dim that all of them are split along in the same way."""
@@ -305,8 +320,30 @@ class _Question:
         """What is summed over is split in one way; in several operands of a product, the sum is left open."""
         for factor in sorted(self.factors.reduced):
             splits = [s for s in self.splits if s.factor == factor]
+            self._check_apart(splits)
             if len(splits) > 1 and (product or splits[0].axes != splits[1].axes):
                 raise self._open_sum(splits, self.dims(strict=False)[0])
+
+    def _check_apart(self, summed: list[_Split]) -> None:
+        """An axis that splits what is summed over splits nothing else that is, and, but for products (which may gather
+        that operand), no dim of the result."""
+        others = [
+            s for s in self.splits if s.factor in (self.factors.reduced if self.facts.product else self.factors.sizes)
+        ]
+        for one in summed:
+            for other in others:
+                if other.factor != one.factor and overlap(one.axes, other.axes):
+                    raise self._summed_and_split(one, other)
+
+    def _summed_and_split(self, one: _Split, other: _Split) -> ShardingError:
+        shared = next(axis for axis in one.axes if overlap((axis,), other.axes))
+        dims = list(_dims_of(self.types[one.operand]))
+        dims[one.dim] = ()
+        return self._error(
+            f"{shared.short()} splits {self._place(one)}, which it sums over, and {self._place(other)}: devices along "
+            "an axis sum over one dim, and then hold the same",
+            _reshard(self.types, one.operand, dims),
+        )
 
     def _place(self, split: _Split) -> str:
         return f"dim {split.dim} of operand {split.operand}"

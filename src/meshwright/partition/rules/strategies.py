@@ -30,19 +30,20 @@ class BlockStrategy(NamedTuple):
 
 def cheapest(local: Localizer, eqn: Eqn, strategies: Sequence[BlockStrategy], plain: bool = True) -> list[Version]:
     """The equation run by the cheapest strategy; ``plain`` is that of the op's own factors."""
-    best: tuple[float, Run, Choice] | None = None
+    best: tuple[tuple[bool, float], Run, Choice] | None = None
     if plain:
         choice = local.choice(eqn)
-        best = (choice.cost, lambda choice: local.chosen(eqn, choice), choice)
+        best = (choice.preference(local.how), lambda choice: local.chosen(eqn, choice), choice)
     for strategy in strategies:
         choice = local.choice(eqn, strategy.factors)
-        if best is not None and (choice.cost >= best[0] or _most_blocks(choice) > MOST_BLOCKS):
+        if best is not None and (choice.preference(local.how) >= best[0] or _most_blocks(choice) > MOST_BLOCKS):
             continue
         extra = strategy.extra(choice)
         if extra is not None:
-            cost = choice.cost + local.how.cost.receive(extra, 0)
-            if best is None or cost < best[0]:
-                best = (cost, strategy.run, choice)
+            moves, seconds = choice.preference(local.how)
+            found = moves, seconds + local.how.cost.receive(extra, 0)
+            if best is None or found < best[0]:
+                best = (found, strategy.run, choice)
     assert best is not None
     return best[1](best[2])
 
