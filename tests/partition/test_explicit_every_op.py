@@ -41,6 +41,7 @@ class Axes(NamedTuple):
     summed: frozenset[str]
     across: frozenset[str]
     taken: frozenset[str]  # what is summed over, although no sum can be taken over them
+    single: frozenset[str]  # a dim of one element, which has no parts
 
     @staticmethod
     def of(rule: Factors, specs: Sequence[PartitionSpec]) -> Axes:
@@ -54,8 +55,9 @@ class Axes(NamedTuple):
             )
 
         looked = rule.permuted | rule.guarded | rule.replicated
+        one = split({name for name, size in rule.sizes.items() if size == 1})
         inner = {name for dims in rule.operands for dim in dims for name in dim[1:]}  # of groups, which stay whole
-        return Axes(split(summed), split(looked), (split(summed) & split(returned)) | split(summed & inner))
+        return Axes(split(summed), split(looked), (split(summed) & split(returned)) | split(summed & inner), one)
 
 
 def over(dims: Dims, spec: PartitionSpec, which: Any) -> list[str]:
@@ -67,6 +69,8 @@ def over(dims: Dims, spec: PartitionSpec, which: Any) -> list[str]:
 def is_its_own(op: Op, rule: Factors, axes: Axes, kind: str, names: frozenset[str]) -> bool:
     """Whether a collective is one that the op may need."""
     if kind in ("all_reduce", "reduce_scatter") and names <= axes.summed:
+        return True
+    if kind == "all_gather" and names <= axes.single:
         return True
     if (
         kind == "all_gather"

@@ -470,7 +470,7 @@ def _dims(
             parts = prod(axis.size for axis in mine)
             if mine and not full:
                 return None
-            if parts > 1 and (sizes[factor] % parts or n % parts) and not _alone(factor, factors, sizes):
+            if parts > 1 and (sizes[factor] % parts or n % parts) and (n == 1 or not _alone(factor, factors, sizes)):
                 return None
             axes += mine
             full = full and parts == sizes[factor]
@@ -480,6 +480,4 @@ def _dims(
 
 def _alone(factor: int, factors: tuple[int, ...], sizes: tuple[int, ...]) -> bool:
     """Whether a dim of these factors is one of them."""
-    if len(factors) == 1:
-        return True
     return sizes[factor] > 1 and all(other == factor or sizes[other] == 1 for other in factors)

@@ -16,9 +16,10 @@ digit by a reduce-scatter, or freed by an all-reduce, and then is like any other
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby, product
 from math import prod
+from operator import itemgetter
 from typing import NamedTuple
 
 from meshwright.partition.reshard.sketch import DigitView, Sketch
@@ -199,16 +200,46 @@ Pick = DigitOfDim | str
 
 
 def _picks(to_reduce: Digits, pieces: Digitwise) -> Iterable[tuple[Pick, ...]]:
-    """The digits onto which each partial sum may be scattered: all combinations, or of very many the natural ones."""
+    """The digits onto which each partial sum may be scattered: all combinations for atoms that go on together, or of very
+    many the natural ones."""
     split = {position: piece.target for position, piece in pieces.items() if piece.source is None and piece.target}
-    options: list[list[Pick]] = [
-        [*(position for position in split if pieces[position].size == atom.size), "spare", "whole"]
-        for atom in to_reduce
+    groups = _together(to_reduce, pieces)
+    options: list[list[tuple[Pick, ...]]] = [
+        [*_rows(group, split, pieces), ("spare",) * len(group), ("whole",) * len(group)] for group in groups
     ]
-    if prod(map(len, options)) <= MOST_PICKS:
-        return product(*options)
-    own = {atom: position for position, atom in split.items()}
-    return [tuple(own.get(atom, other) for atom in to_reduce) for other in ("spare", "whole")]
+    if prod(map(len, options)) > MOST_PICKS:
+        own = {atom: position for position, atom in split.items()}
+        return [tuple(own.get(atom, other) for atom in to_reduce) for other in ("spare", "whole")]
+    order = [to_reduce.index(atom) for group in groups for atom in group]
+    found = ([pick for picks in chosen for pick in picks] for chosen in product(*options))
+    return (tuple(pick for _, pick in sorted(zip(order, picks, strict=True), key=itemgetter(0))) for picks in found)
+
+
+def _together(to_reduce: Digits, pieces: Digitwise) -> list[list[Digit]]:
+    """The atoms in groups: those that the target splits no dim over, and those that it splits a dim over one after
+    the other. What is done with one of a group is done with all, so that axes used together are planned for as one."""
+    targets = {piece.target: position for position, piece in pieces.items() if piece.target is not None}
+    found: list[list[Digit]] = []
+    for atom in sorted((atom for atom in to_reduce if atom in targets), key=lambda atom: targets[atom]):
+        here = targets[atom]
+        before = DigitOfDim(here.dim, here.digit - 1)
+        alike = before in pieces and (pieces[before].source is None) == (pieces[here].source is None)
+        if alike and found and targets[found[-1][-1]] == before:
+            found[-1].append(atom)
+        else:
+            found.append([atom])
+    rest = [atom for atom in to_reduce if atom not in targets]
+    return [*found, rest] if rest else found
+
+
+def _rows(
+    group: Sequence[Digit], split: Mapping[DigitOfDim, Digit], pieces: Digitwise
+) -> Iterator[tuple[DigitOfDim, ...]]:
+    """The digits of a dim, one after the other, that are to be split and are as long as these atoms."""
+    for first in split:
+        row = tuple(DigitOfDim(first.dim, first.digit + n) for n in range(len(group)))
+        if all(one in split and pieces[one].size == atom.size for one, atom in zip(row, group, strict=True)):
+            yield row
 
 
 def _room(atoms: Sequence[Digit], rest: Sequence[int]) -> int | None:
