@@ -30,7 +30,7 @@ def check_on_jax(plan: ReshardPlan) -> None:
 @pytest.mark.parametrize(
     ("mesh", "shape", "source", "target", "kinds"),
     [
-        ("x=2,y=4", (16, 16), "x", "None,y", ["Slice", "AllGather"]),
+        ("x=2,y=4", (16, 16), "x", "None,y", ["LocalSlice", "AllGather"]),
         ("x=2,y=4", (8, 16), "(x,y)", "None,(y,x)", ["AllToAll"]),
         ("x=2,y=2", (8, 8), "x,y", "y", ["Permute", "AllGather"]),
         ("x=2,y=2,z=2", (8, 8, 8), "None,x,y", "x,y", ["Rounds"]),
@@ -39,7 +39,7 @@ def check_on_jax(plan: ReshardPlan) -> None:
         ("x=2,y=4", (7, 9), "x,y", "y", None),
         ("x=2,y=4", (16, 16), "None,x,unreduced={y}", "y,x", ["ReduceScatter"]),
         ("x=2,y=4", (16, 16), "None,x,unreduced={y}", "None,x", ["AllReduce"]),
-        ("x=2,y=4", (16, 16), "unreduced={y}", "None", ["Slice", "ReduceScatter", "AllGather"]),
+        ("x=2,y=4", (16, 16), "unreduced={y}", "None", ["LocalSlice", "ReduceScatter", "AllGather"]),
         ("x=2,y=4", (16, 16), "x", "unreduced={x,y}", ["Expand", "Mask"]),
         ("x=2,y=2", (8, 8), "y", "x,unreduced={y}", ["Select"]),
     ],

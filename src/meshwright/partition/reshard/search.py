@@ -200,8 +200,8 @@ Pick = DigitOfDim | str
 
 
 def _picks(to_reduce: Digits, pieces: Digitwise) -> Iterable[tuple[Pick, ...]]:
-    """The digits onto which each partial sum may be scattered: all combinations for atoms that go on together, or of very
-    many the natural ones."""
+    """The digits onto which each partial sum may be scattered: all combinations of atoms that go on together, or of
+    very many the natural ones."""
     split = {position: piece.target for position, piece in pieces.items() if piece.source is None and piece.target}
     groups = _together(to_reduce, pieces)
     options: list[list[tuple[Pick, ...]]] = [
