@@ -146,10 +146,12 @@ def question(
 
 @lru_cache(maxsize=16384)
 def choose(asked: Question) -> Choice:
-    """The cheapest choice; for results that are returned and that nobody placed, the one in which no operand moves,
-    unless a machine is named."""
+    """The cheapest choice; for results that nobody placed, if they are returned or reductions of one operand, that in
+    which no operand moves, unless a machine is named."""
     placed = None not in asked.want
-    still = _still(asked) if asked.returned and not placed and asked.how.predictable else None
+    reduction = bool(asked.reduced) and len(asked.operand_types) == 1
+    stays = (asked.returned or reduction) and not placed and asked.how.predictable
+    still = _still(asked) if stays else None
     if still is not None:
         return still
     best = _cheapest(asked, _assignments(asked))
