@@ -150,11 +150,11 @@ def _tried(placed: PartitionedProgram, names: Sequence[str]) -> list[tuple[Sugge
     now = received(placed.collectives)
     found = []
     for index, layout in list(placed.moved.items())[:MOST_TRIED]:
-        spec = layout.to_named().spec
-        others = with_argument(placed, index, spec)
+        sharding = layout.to_named()
+        others = with_argument(placed, index, sharding)
         saved = now - received(others)
         if saved > 0:
-            found.append((Suggestion(names[index], spec, saved), others))
+            found.append((Suggestion(names[index], sharding.spec, saved), others))
     return sorted(found, key=lambda one: -one[0].saved_bytes)
 
 

@@ -363,13 +363,13 @@ def placed(done: Compilation) -> PartitionedProgram:
     )
 
 
-def with_argument(program: PartitionedProgram, index: int, spec: PartitionSpec) -> tuple[Collective, ...]:
+def with_argument(program: PartitionedProgram, index: int, sharding: NamedSharding) -> tuple[Collective, ...]:
     """The collectives that a program would have if an argument came in another sharding, and its results stayed as they
     are; what is known of the program otherwise is not found out again."""
     found = program.compilation.inlined
     assert found is not None
     given = list(found.given)
-    given[index] = NamedSharding(program.mesh, spec).to_tensor_sharding(program.source.inputs[index].type.ndim)
+    given[index] = sharding.to_tensor_sharding(program.source.inputs[index].type.ndim)
     asked = _tensor_shardings(program.out_shardings, program.source.out_types)
     start = replace(
         program.compilation, program=program.source, inlined=found._replace(given=tuple(given), asked=asked)
