@@ -19,7 +19,16 @@ from meshwright.core.factors import Factors
 from meshwright.core.linearity import Does, LinearGroup
 from meshwright.core.op import Op
 from meshwright.core.types import TensorType
-from meshwright.partition.cost import PLAINLY, Planning, least_seconds, local_bytes, reshard_seconds, taken
+from meshwright.partition.cost import (
+    EQUAL_DIGITS,
+    PLAINLY,
+    Planning,
+    least_seconds,
+    local_bytes,
+    reshard_collectives,
+    reshard_seconds,
+    taken,
+)
 from meshwright.partition.layouts import READ, axes_used, layout
 from meshwright.propagate.problem import FactorRule
 from meshwright.propagate.project import Projection, project, shapes_of
@@ -40,7 +49,8 @@ class Choice(NamedTuple):
 
     ``padded`` are dims of operands, as (operand, dim), that are combined with others and whose blocks end in padding:
     there must stand what changes nothing in a ``combine``. ``moved`` is the part of the cost that is communication, and
-    ``brought`` that of operands which are no partial sums.
+    ``brought`` that of operands which are no partial sums. On a machine, ``collectives`` counts them; without one each
+    has its cost.
     """
 
     operands: tuple[TensorSharding, ...]
@@ -50,10 +60,13 @@ class Choice(NamedTuple):
     combine: str = "sum"
     moved: float = 0.0
     brought: float = 0.0
+    collectives: int = 0
 
-    def preference(self, how: Planning) -> tuple[bool, float]:
-        """What is best first: where types say how values are split, operands that stay as they are; then the cost."""
-        return how.typed and self.brought > 0, self.cost
+    def preference(self, how: Planning) -> tuple[bool, float, int]:
+        """What is best first: where types say how values are split, operands that stay as they are; then the cost, and
+        for the same cost fewer collectives."""
+        cost = self.cost if how.cost.topology is None else round(self.cost, EQUAL_DIGITS)
+        return how.typed and self.brought > 0, cost, self.collectives
 
 
 class Question(NamedTuple):
@@ -164,7 +177,7 @@ def choose(asked: Question) -> Choice:
         everywhere = _everywhere(asked, [_parts(axes) if asked.how.thorough else _together(asked, axes)])
         below = best.moved if asked.how.cost.topology is None else inf
         more = _cheapest(asked, (one for one in everywhere if _even(asked, one)), below)
-        return best if more is None or more.cost >= best.cost else more
+        return best if more is None or more.preference(asked.how) >= best.preference(asked.how) else more
     return best
 
 
@@ -439,7 +452,9 @@ def _choice(asked: Question, assignment: Assignment, handed: Handed, below: floa
     seconds = [reshard_seconds(t, have, need, cost) / times for t, have, need, times in moves]
     brought = sum(one for one, have in zip(seconds, asked.have, strict=False) if not have.unreduced)
     moved = sum(seconds)
-    return Choice(operands, results, moved + work, _padded(asked, assignment), asked.combine, moved, brought)
+    count = sum(reshard_collectives(*move[:3], cost) for move in moves) if cost.topology is not None else 0
+    padded = _padded(asked, assignment)
+    return Choice(operands, results, moved + work, padded, asked.combine, moved, brought, count)
 
 
 def _padded(asked: Question, assignment: Assignment) -> tuple[tuple[int, int], ...]:

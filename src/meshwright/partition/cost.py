@@ -26,6 +26,7 @@ from meshwright.sharding.named import TensorSharding
 from meshwright.sharding.spec import read_axis
 
 DEFAULT_CHIP = "tpu v5e"
+EQUAL_DIGITS = 14  # of seconds; of plans that take as long, the one with fewer collectives is better
 START_SECONDS = 7e-10  # of a collective, without a machine: of two ways that move as much, the one with fewer is better
 
 
@@ -131,7 +132,7 @@ def reshard_plan(
     """The cheapest reshard plan from one sharding to another."""
     plans = every_plan(shape, dtype, summed(source), summed(target), cost.topology is not None)
     if cost.topology is not None:
-        return min(plans, key=cost.plan)
+        return min(plans, key=lambda plan: (round(cost.plan(plan), EQUAL_DIGITS), plan.num_collectives))
     if plans[0].num_collectives <= 1:
         return plans[0]  # the fewest bytes, in one collective
     return min(plans, key=lambda plan: (plan.exceeds_memory, cost.plan(plan)))
@@ -140,6 +141,11 @@ def reshard_plan(
 def reshard_seconds(t: TensorType, source: TensorSharding, target: TensorSharding, cost: MachineCost) -> float:
     """The seconds to reshard a value from one sharding to another."""
     return 0.0 if source == target else cost.plan(reshard_plan(t.shape, t.dtype, source, target, cost))
+
+
+def reshard_collectives(t: TensorType, source: TensorSharding, target: TensorSharding, cost: MachineCost) -> int:
+    """How many collectives it takes to bring a value from one layout into another."""
+    return 0 if source == target else reshard_plan(t.shape, t.dtype, source, target, cost).num_collectives
 
 
 def least_seconds(t: TensorType, source: TensorSharding, target: TensorSharding, cost: MachineCost) -> float:

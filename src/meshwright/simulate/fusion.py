@@ -153,7 +153,10 @@ class _FusionPass:
     def read_bytes(self, n: int, at: int) -> int:
         """What a fused equation reads of an operand: no more of one that it goes through than it is asked for."""
         eqn = self.eqns[n]
-        operand, result = eqn.inputs[at].type, eqn.outputs[0].type
+        operand = eqn.inputs[at].type
+        if not eqn.outputs:
+            return operand.nbytes
+        result = eqn.outputs[0].type
         passes = operand.size == result.size or (at == 0 and operand.size > result.size)
         if not passes or self.fusions[n] not in _ELEMENTWISE:
             return operand.nbytes

@@ -30,7 +30,7 @@ class BlockStrategy(NamedTuple):
 
 def cheapest(local: Localizer, eqn: Eqn, strategies: Sequence[BlockStrategy], plain: bool = True) -> list[Version]:
     """The equation run by the cheapest strategy; ``plain`` is that of the op's own factors."""
-    best: tuple[tuple[bool, float], Run, Choice] | None = None
+    best: tuple[tuple[bool, float, int], Run, Choice] | None = None
     if plain:
         choice = local.choice(eqn)
         best = (choice.preference(local.how), lambda choice: local.chosen(eqn, choice), choice)
@@ -40,8 +40,7 @@ def cheapest(local: Localizer, eqn: Eqn, strategies: Sequence[BlockStrategy], pl
             continue
         extra = strategy.extra(choice)
         if extra is not None:
-            moves, seconds = choice.preference(local.how)
-            found = moves, seconds + local.how.cost.receive(extra, 0)
+            found = choice._replace(cost=choice.cost + local.how.cost.receive(extra, 0)).preference(local.how)
             if best is None or found < best[0]:
                 best = (found, strategy.run, choice)
     assert best is not None
