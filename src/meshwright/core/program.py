@@ -54,7 +54,7 @@ Atom = Var | Literal
 class Eqn:
     """``outputs = op inputs params``, and the user's line it came from. Frozen by convention: passes make new ones."""
 
-    __slots__ = ("inputs", "op", "outputs", "params", "source")
+    __slots__ = ("_regions", "inputs", "op", "outputs", "params", "source")
 
     def __init__(
         self, op: Op, inputs: Sequence[Atom], params: Params, outputs: Sequence[Var], source: Source | None = None
@@ -64,9 +64,15 @@ class Eqn:
         self.params = params
         self.outputs = outputs
         self.source = source
+        self._regions: tuple[tuple[str, Program], ...] | None = None
 
-    def regions(self) -> Iterator[tuple[str, Program]]:
+    def regions(self) -> tuple[tuple[str, Program], ...]:
         """The programs among the params, by name; those in a tuple are numbered."""
+        if self._regions is None:
+            self._regions = tuple(self._found_regions())
+        return self._regions
+
+    def _found_regions(self) -> Iterator[tuple[str, Program]]:
         for name, value in self.params.items():
             if isinstance(value, Program):
                 yield name, value

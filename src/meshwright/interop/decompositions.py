@@ -86,7 +86,7 @@ def in_parts(eqn: Eqn, axes: Sequence[tuple[str, int]] = ()) -> Parts | None:
     results = [TensorType(v.type.shape, v.type.dtype) for v in eqn.outputs]
     if eqn.op.stack is not None and all((axis, 1) in axes for axis in eqn.params["axes"]):
         return _alone(eqn, results)
-    plain = eqn.op.name not in _ANY_SIZE and not any(True for _ in eqn.regions())
+    plain = eqn.op.name not in _ANY_SIZE and not eqn.regions()
     if plain and results and not any(t.size for t in results):
         return lambda *operands, **params: [zeros(t) for t in results]
     rule, lacking = _FOR_SOME.get(eqn.op.name), eqn.op.in_parts

@@ -161,7 +161,7 @@ class _Order:
             if atom in self.bucket_of:
                 self.flush(self.bucket_of[atom])
         if eqn.op is not psum:
-            if any(True for _ in eqn.regions()):
+            if eqn.regions():
                 params = {name: _inside(value) for name, value in eqn.params.items()}
                 eqn = Eqn(eqn.op, eqn.inputs, params, eqn.outputs, eqn.source)
             self.eqns.append(eqn)

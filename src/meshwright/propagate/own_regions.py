@@ -25,7 +25,7 @@ def _visit(program: Program, seen: set[int]) -> Program:
 
 
 def _with_regions(eqn: Eqn, seen: set[int]) -> Eqn:
-    if eqn.op.structure is Structure.DEVICE or not any(True for _ in eqn.regions()):
+    if eqn.op.structure is Structure.DEVICE or not eqn.regions():
         return eqn
 
     def own(value: Any) -> Any:
@@ -61,7 +61,7 @@ def _copy(program: Program) -> Program:
     for eqn in program.eqns:
         operands = tuple(vars.get(atom, atom) for atom in eqn.inputs)
         params = eqn.params
-        if eqn.op.structure is not Structure.DEVICE and any(True for _ in eqn.regions()):
+        if eqn.op.structure is not Structure.DEVICE and eqn.regions():
             params = {name: copied(value) for name, value in params.items()}
         eqns.append(Eqn(eqn.op, operands, params, tuple(map(define, eqn.outputs)), eqn.source))
     return Program(inputs, tuple(eqns), tuple(vars.get(atom, atom) for atom in program.outputs), constants)

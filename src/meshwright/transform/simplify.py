@@ -69,7 +69,7 @@ def _cse(program: Program, done: dict[int, Program]) -> Program:
     kept: list[Eqn] = []
     for eqn in program.eqns:
         inputs = tuple([same.get(a, a) for a in eqn.inputs])
-        if any(True for _ in eqn.regions()):
+        if eqn.regions():
             params = {name: _cse_regions(value, done) for name, value in eqn.params.items()}
             kept.append(Eqn(eqn.op, inputs, params, eqn.outputs, eqn.source))
             continue

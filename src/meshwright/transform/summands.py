@@ -131,7 +131,7 @@ class _Rows:
             return self.shard_map(eqn, params, ins)
         if eqn.op.structure is Structure.ROWS:
             return self.scan(eqn, params, ins)
-        if not unreduced or any(True for _ in eqn.regions()):
+        if not unreduced or bool(eqn.regions()):
             return apply(eqn.op, ins, params)
         if eqn.op.structure is Structure.SUMMED:
             have, x = eqn.inputs[0].type.unreduced, ins[0]

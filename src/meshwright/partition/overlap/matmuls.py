@@ -166,7 +166,7 @@ class _Pass:
         return dce(found) if order.rings else found
 
     def with_regions(self, eqn: Eqn) -> Eqn:
-        if not any(True for _ in eqn.regions()):
+        if not eqn.regions():
             return eqn
         params = {name: self.inside(value) for name, value in eqn.params.items()}
         return Eqn(eqn.op, eqn.inputs, params, eqn.outputs, eqn.source)

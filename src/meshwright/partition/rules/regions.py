@@ -288,7 +288,7 @@ def _run_renamed(local: Localizer, program: Program, values: Sequence[Value]) ->
     env.update((var, local.constant(var, data)) for var, data in program.constants)
     for eqn in program.eqns:
         params, found = local.renamed_params(eqn), [read(env, a) for a in eqn.inputs]
-        if any(True for _ in eqn.regions()):
+        if eqn.regions():
             params = {name: _renamed_region(local, value) for name, value in params.items()}
         with at_source(eqn.source):
             write(env, eqn, apply(eqn.op, found, params))
