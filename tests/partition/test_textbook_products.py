@@ -121,10 +121,14 @@ def seconds(program: Any, machine: str) -> float:
 
 
 def check(cases: Sequence[Case], machine: str) -> None:
-    """Ours is as fast as the fastest of the textbooks', and has more collectives only where that is faster."""
+    """Ours is as fast as the fastest of the textbooks', and has more collectives only where that is faster.
+
+    A result that nobody placed is compared with the textbooks' in the sharding that it has.
+    """
     for case in cases:
-        assert case.out is not None
-        ours = mw.jit(mnp.matmul, out_shardings=on(case.out), hardware=machine).lower(*operands(case)).compile()
+        wanted = None if case.out is None else on(case.out)
+        ours = mw.jit(mnp.matmul, out_shardings=wanted, hardware=machine).lower(*operands(case)).compile()
+        case = case._replace(out=ours.out_shardings.spec)
         books = [one.compiled(case) for one in textbooks(case)]
         best = min(books, key=lambda one: seconds(one, machine))
         took, least = seconds(ours, machine), seconds(best, machine)
@@ -134,7 +138,7 @@ def check(cases: Sequence[Case], machine: str) -> None:
 
 @pytest.mark.parametrize("machine", MACHINES)
 def test_programs_of_textbooks_are_not_faster(machine: str) -> None:
-    cases = [case for regime in REGIMES for case in every_case(regime) if case.out is not None]
+    cases = [case for regime in REGIMES for case in every_case(regime)]
     check(random.Random(3).sample(cases, 24), machine)
 
 
@@ -142,8 +146,7 @@ def test_programs_of_textbooks_are_not_faster(machine: str) -> None:
 @pytest.mark.parametrize("machine", MACHINES)
 @pytest.mark.parametrize("left", SPECS, ids=str)
 def test_programs_of_textbooks_are_not_faster_in_any_sharding(left: mw.P, machine: str) -> None:
-    cases = [case for regime in REGIMES for case in every_case(regime) if case.left == left]
-    check([case for case in cases if case.out is not None], machine)
+    check([case for regime in REGIMES for case in every_case(regime) if case.left == left], machine)
 
 
 @pytest.mark.parametrize("seed", range(6))
