@@ -163,20 +163,22 @@ class BaseMesh:
 
     # Equality does not look at the name: two names for one mesh are one mesh.
 
+    @cached_property
     def _key(self) -> tuple[Any, ...]:
-        return self.axis_names, self.axis_sizes, self.axis_types
+        return self._identity()
+
+    def _identity(self) -> tuple[Any, ...]:
+        return type(self), self.axis_names, self.axis_sizes, self.axis_types
 
     @cached_property
     def _hash(self) -> int:
-        return hash((type(self), self._key()))
+        return hash(self._key)
 
     def __hash__(self) -> int:
         return self._hash
 
     def __eq__(self, other: object) -> bool:
-        if self is other:
-            return True
-        return type(self) is type(other) and self._key() == other._key()  # type: ignore[attr-defined]
+        return self is other or (isinstance(other, BaseMesh) and self._key == other._key)
 
     # Text
 
@@ -385,8 +387,8 @@ class Mesh(BaseMesh):
             return order is None or max(order) < len(order)
         return set(self.order) == set(other.order)
 
-    def _key(self) -> tuple[Any, ...]:
-        return (*super()._key(), self.order, self.kind)
+    def _identity(self) -> tuple[Any, ...]:
+        return (*super()._identity(), self.order, self.kind)
 
     def __repr__(self) -> str:
         if self.is_maximal:
