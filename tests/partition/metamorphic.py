@@ -95,8 +95,8 @@ class Case:
             found += sorted((ref.pre, axis) for axis, ref in self.parts.items() if ref.name == name)
         return [axis for _, axis in found]
 
-    def lowered(self) -> Any:
-        """The program traced for its arguments."""
+    def lowered(self, hardware: str | None = None) -> Any:
+        """The program traced for its arguments, to be laid out for a machine."""
 
         def constrained(x: Value, spec: Spec) -> Value:
             return lax.with_sharding_constraint(x, self.place(spec))
@@ -110,11 +110,11 @@ class Case:
 
         structs = [mw.tree.map(struct, self.arguments[n]) for n in self.order]
         outs = self.outs and mw.tree.map(lambda x: self.place(x.spec), self.outs)
-        return mw.jit(function, out_shardings=outs).lower(*structs)
+        return mw.jit(function, out_shardings=outs, hardware=hardware).lower(*structs)
 
-    def compiled(self) -> Any:
+    def compiled(self, hardware: str | None = None) -> Any:
         """The program of one device."""
-        return self.lowered().compile()
+        return self.lowered(hardware).compile()
 
     def read(self, axes: Sequence[str]) -> tuple[AxisRef, ...]:
         """Axes of this mesh in terms of the first one's, those that follow one another as one."""

@@ -13,6 +13,7 @@ from meshwright.core.types import tensor
 from meshwright.partition.cost import NO_MACHINE, cost_on, least_seconds, reshard_seconds
 from meshwright.partition.layouts import closed, layout
 from meshwright.sharding import enumerate_shardings
+from tests.partition.metamorphic import random_case
 
 MESH = mw.make_mesh((2, 1, 4), ("x", "one", "y"))
 LAYOUTS = [closed(s.to_tensor_sharding(2)) for s in enumerate_shardings(MESH, 2, compound=True)]
@@ -56,6 +57,39 @@ def test_the_cost_of_a_plan_is_what_simulate_says_of_the_program(sizes: tuple[in
         program = mw.jit(lambda x: x, out_shardings=target, hardware=machine).lower(argument).compile()
         said = program.simulate(machine, overlap="none").seconds
         assert reshard_seconds(t, have, want, cost) == pytest.approx(said, rel=1e-6), (source, target)
+
+
+@pytest.mark.parametrize("machine", ["tpu v5e", "h100"])
+@pytest.mark.parametrize("seed", range(24))
+def test_a_program_for_a_machine_is_not_slower_on_it_than_one_for_none(seed: int, machine: str) -> None:
+    """Of equations that each run where they are fastest, the whole may be slower."""
+    case = random_case(seed)
+    programs = [case.compiled(hardware) for hardware in (None, machine)]
+    plain, named = (program.simulate(machine, overlap="none") for program in programs)
+    assert named.seconds <= plain.seconds * 1.01
+    for program, simulated in zip(programs, (plain, named), strict=True):
+        listed = sum(one.times * one.seconds(machine) for one in program.collectives)
+        assert listed == pytest.approx(simulated.communication_seconds)
+
+
+@pytest.mark.parametrize("machine", ["tpu v5e", "h100"])
+@pytest.mark.parametrize("wanted", [mw.P(), None], ids=str)
+def test_devices_share_a_large_matmul_of_whole_matrices(wanted: mw.P | None, machine: str) -> None:
+    """If a machine is named: without one, work alone is no reason to split what nobody split."""
+    size = 32768
+    mesh = mw.make_mesh((4,), ("x",))
+    whole = mw.NamedSharding(mesh, mw.P())
+    x = mw.ShapeDtypeStruct((size, size), "float32", sharding=whole)
+    outs = None if wanted is None else mw.NamedSharding(mesh, wanted)
+    plain, named = (
+        mw.jit(mnp.matmul, hardware=hardware, out_shardings=outs).lower(x, x).compile() for hardware in (None, machine)
+    )
+    assert not plain.collectives
+    assert [one.kind for one in named.collectives] == ([] if wanted is None else ["all_gather"])
+    ratio = named.simulate(machine, overlap="none").seconds / plain.simulate(machine, overlap="none").seconds
+    assert ratio < 0.5
+    planned = mw.plan_matmul("A[I,J] @ B[J,K] -> C[I,K]", mesh, dict.fromkeys("IJK", size), "f32", machine).best.seconds
+    assert wanted is None or named.simulate(machine, overlap="none").seconds == pytest.approx(planned)
 
 
 def test_axes_may_be_renamed_and_reordered() -> None:

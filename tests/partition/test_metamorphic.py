@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import meshwright as mw
 from tests.partition.metamorphic import (
     Case,
     Sent,
@@ -117,6 +118,22 @@ def test_axes_of_one_device_are_not_seen(seed: int) -> None:
 
 def test_axes_of_one_device_are_not_seen_in_models() -> None:
     assert_unseen(model_case("mlp", "tensor parallel", MESH), "mlp")
+
+
+def test_axes_of_one_device_that_are_written_are_in_no_reason() -> None:
+    """They split nothing, and no sum over them is partial."""
+    mesh = mw.make_mesh((2, 1, 4), ("x", "one", "y"))
+
+    def reasons(left: mw.P, right: mw.P, out: mw.P) -> list[str]:
+        x, y = (mw.ShapeDtypeStruct((8, 8), "float32", sharding=mw.NamedSharding(mesh, spec)) for spec in (left, right))
+        found = mw.jit(lambda x, y: (x * 2) @ y, out_shardings=mw.NamedSharding(mesh, out)).lower(x, y).compile()
+        return [one.why for one in found.collectives]
+
+    whole = "dot_general gives it sharded as [8@y, 8]; the program returns it replicated"
+    assert reasons(mw.P("y"), mw.P(), mw.P()) == reasons(mw.P("y", "one"), mw.P("one"), mw.P("one")) == [whole]
+    split = "dot_general leaves partial sums over y; the program returns it sharded as [8, 8@x]"
+    assert reasons(mw.P(None, "y"), mw.P("y", "x"), mw.P(None, "x")) == [split]
+    assert reasons(mw.P("one", "y"), mw.P(("one", "y"), "x"), mw.P("one", "x")) == [split]
 
 
 # Sweeps

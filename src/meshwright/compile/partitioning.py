@@ -47,6 +47,7 @@ class Collective:
     ``times`` is how often it runs: more than once inside of a loop; in a while loop of unknown length, in one step.
     ``within`` has these loops, and branches of a cond that need not be taken, from the outermost on. ``implicit``:
     nobody wrote it. ``values`` are the global values that it is for. ``overlap`` is what jit's ``overlap`` made of it.
+    ``shift`` is how far along its last axis a permute sends, None where devices differ in that.
     """
 
     kind: str
@@ -62,10 +63,11 @@ class Collective:
     mesh: BaseMesh
     overlap: OverlapOutcome | None = None
     within: tuple[Within, ...] = ()
+    shift: int | None = None
 
     def seconds(self, hardware: Any) -> float:
         """The modelled time of one run on a topology, or a machine of the named chip."""
-        return cost_on(hardware, self.mesh).along(self.kind, self.volume, self.axes)
+        return cost_on(hardware, self.mesh).along(self.kind, self.volume, self.axes, self.shift)
 
     def __str__(self) -> str:
         times = f" × {self.times}" if self.times > 1 else ""
@@ -434,6 +436,7 @@ def _collective(record: CollectiveRecord, mesh: BaseMesh) -> Collective:
     return Collective(
         record.kind, record.axes, record.bytes_received_per_device, record.total_bytes, record.source, why,
         implicit, record.values, record.times, record.volume, mesh, record.overlap, record.within,
+        record.shift,
     )  # fmt: skip
 
 

@@ -222,3 +222,19 @@ def crossover(
                 high, at_high = value, at
         if high - low <= 1e-13 * max(abs(low), abs(high)) or not low < (low + high) / 2 < high:
             return (low + high) / 2
+
+
+def shift_of(permutation: tuple[tuple[int, int], ...], sizes: tuple[int, ...]) -> int | None:
+    """How far along the last axis every device sends, or None where they differ or leave that axis.
+
+    >>> shift_of(((0, 1), (1, 2), (2, 3)), (4,)), shift_of(((0, 3), (1, 0), (2, 1), (3, 2)), (4,))
+    (1, -1)
+    >>> shift_of(((0, 2), (1, 0)), (4,)) is None
+    True
+    """
+    last = sizes[-1]
+    steps = {(target - source) % last for source, target in permutation if source // last == target // last}
+    if len(steps) != 1 or any(source // last != target // last for source, target in permutation):
+        return None
+    (step,) = steps
+    return step if step <= last // 2 else step - last

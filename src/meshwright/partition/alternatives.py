@@ -39,12 +39,14 @@ class Instead(NamedTuple):
 
 class Cheapest(NamedTuple):
     """The program of one device in the layouts that cost least: as it was partitioned, with its sums combined where
-    that was needed to compare it with others, what was left of propagation's layouts, and how many were tried."""
+    that was needed to compare it with others, what was left of propagation's layouts, how many were tried, and what
+    they were chosen by."""
 
     local: LocalProgram
     combined: LocalProgram | None = None
     instead: Instead | None = None
     tried: int = 1
+    how: Planning = PLAINLY
 
 
 def cheapest_partition(
@@ -59,30 +61,63 @@ def cheapest_partition(
 ) -> Cheapest:
     """`partition` with the layouts that propagation found, or with others that make it cheaper.
 
+    On a machine that is named, each equation runs where that equation is fastest, which in all may take longer than
+    the layouts that are chosen without one: so these are tried, too.
     ``given`` are the shardings of arguments that the user wrote, ``groups`` says which of the user's arguments each of
     them is part of; without them no other layouts are tried.
     ``like`` was found for the same program with another sharding of an argument: its kind of layout is taken again.
     """
+
+    def cheapest(how: Planning) -> Cheapest:
+        return _cheapest(propagated, mesh, given, in_shardings, out_shardings, groups, how, like)
+
+    if like is not None or groups is None or how.cost.topology is None:
+        return cheapest(how if like is None else like.how)
+    found = cheapest(how)
+    together = found.combined or combined(found.local)
+    if not together.records:
+        return found
+    plain = cheapest(how._replace(cost=PLAINLY.cost))
+    other = plain.combined or combined(plain.local)
+    here, there = _seconds(together, how), _seconds(other, how)
+    faster = there.moving < here.moving and sum(there) < sum(here)  # the work is that before fusion: too much
+    best, rest = (plain, other) if faster else (found, together)
+    return best._replace(combined=rest, tried=found.tried + plain.tried)
+
+
+def _cheapest(
+    propagated: Propagated,
+    mesh: BaseMesh,
+    given: Sequence[TensorSharding | None],
+    in_shardings: Sequence[TensorSharding],
+    out_shardings: Sequence[TensorSharding | None],
+    groups: Sequence[int] | None,
+    how: Planning,
+    like: Cheapest | None,
+) -> Cheapest:
+    """The same, all layouts chosen by one cost."""
     program = propagated.program
     if like is not None and like.instead is not None and groups is not None:
         rivals = _rivals(program, given, groups)
         for argument, wanted in _alternatives(propagated, given, groups, rivals, only=like.instead):
             if argument == like.instead.argument:
-                return Cheapest(partition(program, mesh, in_shardings, out_shardings, wanted, how))
+                return Cheapest(partition(program, mesh, in_shardings, out_shardings, wanted, how), how=how)
     first = partition(program, mesh, in_shardings, out_shardings, propagated.shardings, how)
     if groups is None or like is not None:
-        return Cheapest(first)
+        return Cheapest(first, how=how)
     rivals = _rivals(program, given, groups)
     if not _may_gain(program, first, bool(rivals)):
-        return Cheapest(first)
+        return Cheapest(first, how=how)
     together = combined(first)
-    best, before, least, tried = Cheapest(first, together), received(together.records), _seconds(together, how), 1
+    best, least, tried = Cheapest(first, together, how=how), _seconds(together, how), 1
+    before = received(together.records)
     for argument, wanted in _alternatives(propagated, given, groups, rivals):
         local = partition(program, mesh, in_shardings, out_shardings, wanted, how)
         found = combined(local)
         seconds, tried = _seconds(found, how), tried + 1
         if _is_clearly_faster(seconds, least):
-            best, least = Cheapest(local, found, Instead(argument, before - received(found.records))), seconds
+            instead = Instead(argument, before - received(found.records))
+            best, least = Cheapest(local, found, instead, how=how), seconds
     return best._replace(tried=tried)
 
 

@@ -170,12 +170,13 @@ def choose(asked: Question) -> Choice:
     best = _cheapest(asked, _assignments(asked))
     assert best is not None, "to split nothing is always possible"
     share = asked.how.thorough or (asked.returned and not asked.how.typed)
-    if best.moved and asked.reduced and len(asked.operand_types) > 1 and share:
+    named = asked.how.cost.topology is not None
+    if (best.moved or named) and asked.reduced and len(asked.operand_types) > 1 and share:
         # Axes that nothing is split over may carry a share of what moves; work alone is no reason to use them, unless a
         # machine is named.
         axes = [axis for axis in _atoms(asked) if axis.size > 1]
         everywhere = _everywhere(asked, [_parts(axes) if asked.how.thorough else _together(asked, axes)])
-        below = best.moved if asked.how.cost.topology is None else inf
+        below = inf if named else best.moved
         more = _cheapest(asked, (one for one in everywhere if _even(asked, one)), below)
         return best if more is None or more.preference(asked.how) >= best.preference(asked.how) else more
     return best

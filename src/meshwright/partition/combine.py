@@ -12,6 +12,7 @@ from meshwright.core.op import is_elementwise
 from meshwright.core.program import Atom, Eqn, Program, Var
 from meshwright.core.source import Source
 from meshwright.core.types import TensorType
+from meshwright.hardware.collectives import shift_of
 from meshwright.ops.collective import psum
 from meshwright.transform.simplify import dce
 
@@ -63,7 +64,8 @@ class CollectiveRecord(NamedTuple):
     """A collective of a local program: what it moves, how often, and why it is there (None: the user wrote it).
 
     ``times`` counts loops in full, but for those of unknown length, of which it counts one step; ``within`` has these,
-    and branches that need not be taken, from the outermost on.
+    and branches that need not be taken, from the outermost on. ``shift`` is how far along its last axis a permute
+    sends, None where devices differ in that.
     """
 
     kind: str
@@ -77,6 +79,7 @@ class CollectiveRecord(NamedTuple):
     volume: int  # bytes of what one group works on, as costs count it: the gathered array, the summed one
     overlap: OverlapOutcome | None = None
     within: tuple[Within, ...] = ()
+    shift: int | None = None
 
 
 class Listed(Protocol):
@@ -290,14 +293,16 @@ def _record(
         "all_to_all": (group - 1) / group, "permute": 1,
     }[kind]  # fmt: skip
     received = ceil(held * share)
-    total = received * devices
+    total, shift = received * devices, None
     if kind == "permute":
+        shift = shift_of(eqn.params["permutation"], tuple(sizes[axis] for axis in axes))
         moving = sum(source != target for source, target in eqn.params["permutation"])
         received, total = (held if moving else 0), held * moving * devices // group
     found = [whys.get(v) for v in eqn.outputs]
     values = tuple(w.value if w is not None else v.type for w, v in zip(found, eqn.outputs, strict=True))
     volume = {"all_gather": group * held, "all_to_all": group * held, "permute": group * held}.get(kind, held)
-    return CollectiveRecord(kind, axes, received, total, eqn.source, _joined(found), values, times, volume)
+    why = _joined(found)
+    return CollectiveRecord(kind, axes, received, total, eqn.source, why, values, times, volume, shift=shift)
 
 
 def _joined(whys: Sequence[CollectiveReason | None]) -> CollectiveReason | None:

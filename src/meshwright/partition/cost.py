@@ -86,13 +86,15 @@ class MachineCost:
         """The seconds of all runs of a collective."""
         if self.topology is None:
             return record.times * self.receive(record.total_bytes / mesh.size, 1)
-        return record.times * self.along(record.kind, record.volume, record.axes)
+        return record.times * self.along(record.kind, record.volume, record.axes, record.shift)
 
-    def along(self, kind: str, volume: float, axes: Sequence[str], **options: Any) -> float:
-        """The seconds of a collective of a local program along axes of the mesh, or parts of them, on the machine."""
+    def along(self, kind: str, volume: float, axes: Sequence[str], shift: int | None = None) -> float:
+        """The seconds of a collective of a local program along axes of the mesh, or parts of them, on the machine;
+        ``shift`` is how far along the last one a permute sends, None where devices differ in that."""
         assert self.topology is not None and self.mesh is not None, "there is no machine"
         whole = resolve(self.mesh, map(read_axis, axes))
         names, topology = refined_for(whole, self.topology)
+        options: dict[str, Any] = {"shift": shift} if kind == "permute" else {}
         return collective_seconds(kind, volume, topology, names, **options)
 
 

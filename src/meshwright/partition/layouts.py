@@ -50,6 +50,14 @@ def finished(sharding: TensorSharding) -> TensorSharding:
     return layout(sharding.mesh, tuple(dim.axes for dim in sharding.dims)) if sharding.unreduced else sharding
 
 
+def seen(sharding: TensorSharding) -> TensorSharding:
+    """The layout of a value without the axes of one device, which split nothing and leave no sums."""
+    kept = [
+        tuple(axis for axis in axes if axis.size > 1) for axes in (*(d.axes for d in sharding.dims), sharding.unreduced)
+    ]
+    return layout(sharding.mesh, tuple(kept[:-1]), kept[-1], sharding.reduction)
+
+
 def axes_used(sharding: TensorSharding) -> list[AxisRef]:
     """The axes that a value differs along between devices."""
     return [axis for dim in sharding.dims for axis in dim.axes] + list(sharding.unreduced)

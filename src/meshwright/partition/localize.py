@@ -40,7 +40,7 @@ from meshwright.partition.choose import Choice, choose, groups_of, numbered, que
 from meshwright.partition.combine import CollectiveReason
 from meshwright.partition.cost import PLAINLY, Planning, reshard_plan
 from meshwright.partition.cuts import Cuts
-from meshwright.partition.layouts import MANY, axes_used, finished, layout, local_type, replicated
+from meshwright.partition.layouts import MANY, axes_used, finished, layout, local_type, replicated, seen
 from meshwright.partition.reshard.emit import emit_plan
 from meshwright.sharding.axes import AxisRef
 from meshwright.sharding.check import resolve
@@ -532,14 +532,16 @@ def _why(eqn: Eqn, number: int, need: TensorSharding) -> str:
 
 def sharded_as(need: TensorSharding, t: TensorType) -> str:
     """How a value is laid out, for a reason: ``sharded as [8@data, 16]``, or ``replicated``."""
+    need = seen(need)
     split = any(dim.axes for dim in need.dims)
     return f"sharded as [{', '.join(need.type_dims(t.shape))}]" if split else "replicated"
 
 
 def _had(made: Eqn | None, have: TensorSharding, t: TensorType) -> str:
     """The beginning of a reason: how a value is laid out that is needed otherwise, and which op left it so."""
-    if have.unreduced:
-        axes = ", ".join(axis.short() for axis in have.unreduced)
+    unreduced = seen(have).unreduced
+    if unreduced:
+        axes = ", ".join(axis.short() for axis in unreduced)
         return (
             f"{made.op.name} leaves partial sums over {axes}"
             if made is not None

@@ -20,7 +20,7 @@ from meshwright.core.program import Eqn
 from meshwright.core.source import here
 from meshwright.errors import HardwareError
 from meshwright.hardware.chips import dtype_name
-from meshwright.hardware.collectives import collective_cost
+from meshwright.hardware.collectives import collective_cost, shift_of
 from meshwright.hardware.kernels import Kernels as Measured
 from meshwright.hardware.machines import sizes_text
 from meshwright.hardware.placement import DCN, Span
@@ -230,22 +230,6 @@ class Machine:
     def lying_on(self, unit: str) -> tuple[str, ...]:
         """The mesh axes that use a network."""
         return tuple(name for name in self.axes if self.axes[name] > 1 and unit in self.links((name,)))
-
-
-def shift_of(permutation: tuple[tuple[int, int], ...], sizes: tuple[int, ...]) -> int | None:
-    """How far along the last axis every device sends, or None where they differ or leave that axis.
-
-    >>> shift_of(((0, 1), (1, 2), (2, 3)), (4,)), shift_of(((0, 3), (1, 0), (2, 1), (3, 2)), (4,))
-    (1, -1)
-    >>> shift_of(((0, 2), (1, 0)), (4,)) is None
-    True
-    """
-    last = sizes[-1]
-    steps = {(target - source) % last for source, target in permutation if source // last == target // last}
-    if len(steps) != 1 or any(source // last != target // last for source, target in permutation):
-        return None
-    (step,) = steps
-    return step if step <= last // 2 else step - last
 
 
 def _matmul_sizes(eqn: Eqn, flops: float) -> tuple[int, int, int, int, str]:
