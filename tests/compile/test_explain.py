@@ -30,7 +30,7 @@ def explained(batch: int) -> list[str]:
 
 def test_what_was_left_of_propagation_and_what_that_saves() -> None:
     """Parameters and batch both want the axis: of a large batch, the parameters are gathered."""
-    first = "instead of what propagation found, values inside are sharded as follows from"
+    first = "instead of what propagation found, values inside get their shardings from"
     assert explained(4096) == [f"{first} x alone, which saves 918 kB per device"]
 
 

@@ -1,5 +1,6 @@
 """Plans of split products: the seed's cases, steps that do what their layouts say, and who wins where."""
 
+import re
 from itertools import product
 from math import prod
 
@@ -276,3 +277,23 @@ def test_a_matrix_times_its_own_transpose():
     assert plan.case == 3
     for one in plan.every:
         assert one.scaled_seconds(4.0) == pytest.approx(one.at(I=8192, J=32768, K=8192).seconds, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("index", "measure", "message"),
+    [
+        ("Q", "seconds", "The product has no index 'Q'.\n  why:  there are I, J, K\n  fix:  'I'"),
+        (3, "seconds", "The product has no index 3.\n  why:  there are I, J, K\n  fix:  'I'"),
+        (
+            "K",
+            "foo",
+            "There is no 'foo'.\n  why:  there are seconds, communication_seconds, bandwidth_seconds, latency_seconds, "
+            "flops, total_flops, bytes_received_per_device\n  fix:  'seconds'",
+        ),
+    ],
+)
+def test_what_alternatives_cannot_be_compared_by(index, measure, message):
+    plan = mw.plan_matmul("A[I,J_x] @ B[J,K] -> C[I,K]", MESH, SIZES)
+    with pytest.raises(mw.MeshwrightError) as caught:
+        plan.crossover(index, plan.best, plan.every[1], measure)
+    assert re.sub(r"  at:.*\n", "", str(caught.value)) == message

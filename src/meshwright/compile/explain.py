@@ -67,9 +67,11 @@ def _instead_lines(placed: PartitionedProgram, names: Sequence[str]) -> list[str
         return []
     argument, saved = placed.instead
     groups = placed.placement.groups or (0,) * len(names)
-    source = "constraints" if argument is None else _root(names[groups.index(argument)])
     less = f", which saves {show_bytes(saved)} per device" if saved > 0 else ""
-    return [f"instead of what propagation found, values inside are sharded as follows from {source} alone{less}"]
+    if argument is None:
+        return [f"instead of what propagation found, values inside without a constraint are sharded as they are used{less}"]
+    source = _root(names[groups.index(argument)])
+    return [f"instead of what propagation found, values inside get their shardings from {source} alone{less}"]
 
 
 def _root(name: str) -> str:
@@ -198,7 +200,7 @@ def facts(found: Sequence[Collective], placed: PartitionedProgram | None, names:
 
 def _key(c: Collective) -> tuple[Any, ...]:
     """What makes a collective the same in another layout of the program."""
-    return c.kind, c.axes, c.bytes_received_per_device, c.times, c.source
+    return c.kind, c.axes, c.bytes_received_per_device, c.times, c.source, c.values
 
 
 def audit(placed: PartitionedProgram, names: Sequence[str]) -> list[ReplicatedValue]:

@@ -40,7 +40,7 @@ from meshwright.partition.choose import Choice, choose, groups_of, numbered, que
 from meshwright.partition.combine import CollectiveReason
 from meshwright.partition.cost import PLAINLY, Planning, reshard_plan
 from meshwright.partition.cuts import Cuts
-from meshwright.partition.layouts import MANY, axes_used, finished, layout, local_type, replicated, seen
+from meshwright.partition.layouts import MANY, READ, axes_used, finished, layout, local_type, replicated, seen
 from meshwright.partition.reshard.emit import emit_plan
 from meshwright.sharding.axes import AxisRef
 from meshwright.sharding.check import resolve
@@ -537,13 +537,17 @@ def sharded_as(need: TensorSharding, t: TensorType) -> str:
     return f"sharded as [{', '.join(need.type_dims(t.shape))}]" if split else "replicated"
 
 
+_PARTIAL = {"sum": "partial sums", READ: "parts that add up"}
+
+
 def _had(made: Eqn | None, have: TensorSharding, t: TensorType) -> str:
     """The beginning of a reason: how a value is laid out that is needed otherwise, and which op left it so."""
     unreduced = seen(have).unreduced
     if unreduced:
         axes = ", ".join(axis.short() for axis in unreduced)
+        results = _PARTIAL.get(have.reduction, f"partial results of {have.reduction}")
         return (
-            f"{made.op.name} leaves partial sums over {axes}"
+            f"{made.op.name} leaves {results} over {axes}"
             if made is not None
             else f"it comes as a partial sum over {axes}"
         )

@@ -305,6 +305,7 @@ class MatmulPlan:
         >>> plan.crossover("B", reduce, gather, "bandwidth_seconds")
         4096.0
         """
+        _check_crossover(self.problem, index, measure)
         return crossover(
             lambda size: float(getattr(first.at(**{index: size}), measure)),
             lambda size: float(getattr(second.at(**{index: size}), measure)),
@@ -354,6 +355,20 @@ class MatmulPlan:
         lines += ["", "fastest, as all sizes grow:"]
         lines += [f"  {regime!s:<26}  {regime.alternative.name}" for regime in self.regimes]
         return "\n".join(lines)
+
+
+_MEASURES = ("seconds", "communication_seconds", "bandwidth_seconds", "latency_seconds", "flops", "total_flops",
+             "bytes_received_per_device")  # fmt: skip
+
+
+def _check_crossover(problem: MatmulProblem, index: object, measure: object) -> None:
+    for given, known, what in (
+        (index, problem.indices, "The product has no index"),
+        (measure, _MEASURES, "There is no"),
+    ):
+        if given not in known:
+            why = f"there are {', '.join(known)}"
+            raise HardwareError(f"{what} {given!r}.", where=here(), why=why, fix=repr(known[0]))
 
 
 def plan_matmul(
