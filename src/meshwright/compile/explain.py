@@ -69,7 +69,7 @@ def _instead_lines(placed: PartitionedProgram, names: Sequence[str]) -> list[str
     groups = placed.placement.groups or (0,) * len(names)
     less = f", which saves {show_bytes(saved)} per device" if saved > 0 else ""
     if argument is None:
-        return [f"instead of what propagation found, values inside without a constraint are sharded as they are used{less}"]
+        return [f"instead of what propagation found, values without a constraint are sharded as they are used{less}"]
     source = _root(names[groups.index(argument)])
     return [f"instead of what propagation found, values inside get their shardings from {source} alone{less}"]
 
