@@ -23,7 +23,7 @@ from timing import Measured, report, row
 
 from meshwright.interop.shardy.problem_reader import read_problem
 from meshwright.interop.stablehlo.context import context, parse_module
-from meshwright.propagate.problem import Problem, FactorRule
+from meshwright.propagate.problem import FactorRule, Problem
 from meshwright.propagate.project import Shape
 from meshwright.propagate.run import PIPELINES, run
 
