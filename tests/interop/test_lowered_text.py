@@ -101,8 +101,8 @@ def test_a_sum_that_is_owed_inside_is_taken_in_the_result() -> None:
     with mw.set_mesh(mesh):
         a = mw.device_put(mnp.arange(32.0).reshape(4, 8), mw.NamedSharding(mesh, P(None, "x")))
         b = mw.device_put(mnp.ones((8, 4)), mw.NamedSharding(mesh, P("x", None)))
-        owed = P(unreduced={"x"})
-        lowered = mw.jit(lambda a, b: mw.reshard(mnp.dot(a, b, out_sharding=owed) * 2, P())).lower(a, b)
+        partial_sum = P(unreduced={"x"})
+        lowered = mw.jit(lambda a, b: mw.reshard(mnp.dot(a, b, out_sharding=partial_sum) * 2, P())).lower(a, b)
         text = lowered.as_text()
         assert '<@mesh, [{}, {}], unreduced={"x"}> : tensor<4x4xf32>' in text
         assert (

@@ -147,7 +147,7 @@ class _Code:
         return self.to_reduce(step, x, after)
 
     def to_reduce(self, step: ReshardStep, x: Value, after: View) -> Value:
-        """Steps after which a sum is owed."""
+        """Steps after which a sum is unreduced."""
         ops, reduction = self.ops, self.plan.target.reduction
         if isinstance(step, Expand):
             starts: list[Index] = [0] * len(_flat(after))

@@ -42,7 +42,7 @@ def summand_of(sharding: TensorSharding) -> dict[int, int]:
 
 
 def shards(x: Array, sharding: TensorSharding, rng: np.random.Generator, reduction: str = "sum") -> list[Array]:
-    """The shards of an array, with padding that nobody may look at, as summands where a sum is owed."""
+    """The shards of an array, with padding that nobody may look at, as summands where a sum is unreduced."""
     count = prod(axis.size for axis in sharding.unreduced)
     if reduction == "sum":
         parts = [rng.integers(-50, 50, x.shape) for _ in range(count - 1)]
@@ -143,5 +143,5 @@ def random_sharding(rng: random.Random, mesh: Mesh, rank: int, sums: bool) -> Te
             dims[where].append(atom)
         elif where > rank:
             unreduced.append(atom)
-    owed = merged(in_mesh_order(unreduced, mesh.axis_names))
-    return TensorSharding(mesh, [merged(dim) for dim in dims], unreduced=owed)
+    unreduced_axes = merged(in_mesh_order(unreduced, mesh.axis_names))
+    return TensorSharding(mesh, [merged(dim) for dim in dims], unreduced=unreduced_axes)

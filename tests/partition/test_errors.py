@@ -90,37 +90,37 @@ def test_two_sets_of_devices_for_a_plan() -> None:
 def test_an_unreduced_value_used_where_sums_do_not_pass() -> None:
     a, b = put((4, 4), None, "x", mesh=EXPLICIT), put((4, 4), "x", mesh=EXPLICIT)
     partial = mw.NamedSharding(EXPLICIT, P(None, None, unreduced={"x"}))
-    owed = lambda a, b: mnp.matmul(a, b, out_sharding=partial)
-    assert message(mw.jit(lambda a, b: mnp.tanh(owed(a, b))), a, b) == (
+    partial_sum = lambda a, b: mnp.matmul(a, b, out_sharding=partial)
+    assert message(mw.jit(lambda a, b: mnp.tanh(partial_sum(a, b))), a, b) == (
         "tanh cannot take f32[4,4]{U:x}.\n"
         "  why:  each device holds a summand of an unreduced value, and tanh of the sum is not the sum of tanh\n"
         "  fix:  sum it first: mw.reshard(x, mw.P())"
     )
-    assert message(mw.jit(lambda a, b: owed(a, b) * owed(a, b)), a, b) == (
+    assert message(mw.jit(lambda a, b: partial_sum(a, b) * partial_sum(a, b)), a, b) == (
         "mul cannot take f32[4,4]{U:x}, f32[4,4]{U:x}.\n"
         "  why:  each device holds a summand of an unreduced value, and mul takes one operand that is a partial sum\n"
         "  fix:  sum it first: mw.reshard(x, mw.P())"
     )
     chosen = np.eye(4, dtype=bool)
-    assert message(mw.jit(lambda a, b: mw.lax.select(chosen, owed(a, b), mnp.zeros((4, 4)))), a, b) == (
+    assert message(mw.jit(lambda a, b: mw.lax.select(chosen, partial_sum(a, b), mnp.zeros((4, 4)))), a, b) == (
         "select cannot take bool[4,4], f32[4,4]{U:x}, f32[4,4].\n"
         "  why:  each device holds a summand of an unreduced value, and select takes operands 1 and 2 that are "
         "partial sums over the same axes, and no others\n"
         "  fix:  sum it first: mw.reshard(x, mw.P())"
     )
-    assert message(mw.jit(lambda a, b: owed(a, b) - 1), a, b) == (
+    assert message(mw.jit(lambda a, b: partial_sum(a, b) - 1), a, b) == (
         "sub cannot take f32[4,4]{U:x}, ~f32[].\n"
         "  why:  each device holds a summand of an unreduced value, and sub takes operands that are partial sums "
         "over the same axes\n"
         "  fix:  sum it first: mw.reshard(x, mw.P())"
     )
-    assert message(mw.jit(lambda a, b: 1 / owed(a, b)), a, b) == (
+    assert message(mw.jit(lambda a, b: 1 / partial_sum(a, b)), a, b) == (
         "div cannot take ~f32[], f32[4,4]{U:x}.\n"
         "  why:  each device holds a summand of an unreduced value, and div is linear in its first operand alone\n"
         "  fix:  sum it first: mw.reshard(x, mw.P())"
     )
     with mw.set_mesh(EXPLICIT):
-        done = mw.jit(lambda a, b: mnp.tanh(mw.reshard(owed(a, b), P())))(a, b)
+        done = mw.jit(lambda a, b: mnp.tanh(mw.reshard(partial_sum(a, b), P())))(a, b)
     np.testing.assert_allclose(np.asarray(done), np.tanh(np.full((4, 4), 4.0)), rtol=1e-6)
 
 

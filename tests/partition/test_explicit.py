@@ -281,10 +281,12 @@ def test_open_sums_go_through_loops_and_branches(name: str) -> None:
 
 def test_an_argument_that_is_an_open_sum_is_scattered() -> None:
     a, b = put((5, 8), "x", "y"), put((8, 5), "y", seed=1)
-    owed = mw.jit(lambda a, b: mnp.dot(a, b, out_sharding=P("x", unreduced={"y"})))(a, b)
-    compiled = mw.jit(lambda u: mw.reshard(u * 2, P("x", "y"))).lower(owed).compile()
+    partial_sum = mw.jit(lambda a, b: mnp.dot(a, b, out_sharding=P("x", unreduced={"y"})))(a, b)
+    compiled = mw.jit(lambda u: mw.reshard(u * 2, P("x", "y"))).lower(partial_sum).compile()
     assert [one.kind for one in compiled.collectives] == ["reduce_scatter"]
-    np.testing.assert_allclose(np.asarray(compiled(owed)), 2 * np.asarray(a) @ np.asarray(b), rtol=2e-4, atol=2e-4)
+    np.testing.assert_allclose(
+        np.asarray(compiled(partial_sum)), 2 * np.asarray(a) @ np.asarray(b), rtol=2e-4, atol=2e-4
+    )
 
 
 def test_only_explicit_axes_are_in_types() -> None:

@@ -112,11 +112,13 @@ def test_more_devices_make_no_longer_plans(target: str) -> None:
 
 def test_many_sums_do_not_take_long() -> None:
     mesh = ",".join(f"a{index}=2" for index in range(12))
-    owed = ",".join(f"a{index}" for index in range(12))
-    found = plan(mesh, (4096, 64), f"unreduced={{{owed}}}", f"({owed})")
-    assert [str(step) for step in found.steps] == [f"reduce_scatter dim 0 over ({owed})"]
+    unreduced_axes = ",".join(f"a{index}" for index in range(12))
+    found = plan(mesh, (4096, 64), f"unreduced={{{unreduced_axes}}}", f"({unreduced_axes})")
+    assert [str(step) for step in found.steps] == [f"reduce_scatter dim 0 over ({unreduced_axes})"]
     assert found.total_bytes == found.total_lower_bound_bytes
-    assert [step.kind for step in plan(mesh, (4096, 64), f"unreduced={{{owed}}}", "None").steps] == ["all_reduce"]
+    assert [step.kind for step in plan(mesh, (4096, 64), f"unreduced={{{unreduced_axes}}}", "None").steps] == [
+        "all_reduce"
+    ]
 
 
 # Time

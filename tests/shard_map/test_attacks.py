@@ -42,8 +42,8 @@ def test_sums_of_narrow_floats_do_not_get_stuck():
     mesh = mw.make_mesh((512,), ("i",))
     ones = mnp.ones(512, dtype="bfloat16")
     assert mapped(lambda x: lax.psum(x, "i"), out_specs=P(), mesh=mesh)(ones).tolist() == [512]
-    owed = mapped(lambda x: x, out_specs=P(sum="i"), mesh=mesh)(ones)
-    assert mw.reshard(owed, P()).tolist() == [512]
+    partial_sum = mapped(lambda x: x, out_specs=P(sum="i"), mesh=mesh)(ones)
+    assert mw.reshard(partial_sum, P()).tolist() == [512]
     loss = mapped(lambda w, x: lax.psum((w * x).sum(), "i"), (P(), P("i")), P(), mesh)
     assert float(mw.grad(loss)(mnp.array(1, dtype="bfloat16"), ones)) == 512
     assert float(mw.grad(lambda b: mnp.broadcast_to(b, (600,)).sum())(mnp.array(1, dtype="bfloat16"))) == 600
@@ -136,8 +136,8 @@ def test_results_by_parts_that_make_up_an_axis():
     x = mnp.arange(4.0)
     joined = mapped(lambda x: x, out_specs=P(("i:(1)2", "i:(2)2")))(x)
     assert joined.tolist() == x.tolist() and joined.sharding.spec == P("i")
-    owed = mapped(lambda x: x, out_specs=P(sum=("i:(1)2", "i:(2)2")))(x)
-    assert owed.sharding.spec == P(sum="i") and mw.reshard(owed, P()).tolist() == [6]
+    partial_sum = mapped(lambda x: x, out_specs=P(sum=("i:(1)2", "i:(2)2")))(x)
+    assert partial_sum.sharding.spec == P(sum="i") and mw.reshard(partial_sum, P()).tolist() == [6]
     whole = mapped(lambda x: x, out_specs=P("i:(1)4"))(x)
     assert whole.tolist() == x.tolist() and whole.sharding.spec == P("i")
     swapped = mapped(lambda x: x, P(("i:(2)2", "i:(1)2")))(x)

@@ -712,9 +712,9 @@ def test_a_carry_that_must_start_varying():
     close(strict(fixed, P("i"), P("i"))(X), np.stack([np.zeros(4), X[::2]], 1).reshape(-1))
 
 
-# Sums that are owed
+# Partial sums
 
-OWED = smap(lambda x: x, P("i"), P(sum="i"))(X)  # f32[2]{U:i}
+PARTIAL_SUM = smap(lambda x: x, P("i"), P(sum="i"))(X)  # f32[2]{U:i}
 SUM = X.reshape(4, 2).sum(0)
 SUMMAND = "each device holds a summand of an unreduced value, and "
 
@@ -722,44 +722,44 @@ SUMMAND = "each device holds a summand of an unreduced value, and "
 def test_what_is_not_linear_does_not_take_a_sum_that_is_owed():
     fix = "sum it first: mw.reshard(x, mw.P())"
     expect(
-        lambda: mnp.exp(OWED),
+        lambda: mnp.exp(PARTIAL_SUM),
         "exp cannot take f32[2]{U:i}.",
         SUMMAND + "exp of the sum is not the sum of exp",
         fix,
     )
     expect(
-        lambda: mnp.max(OWED),
+        lambda: mnp.max(PARTIAL_SUM),
         "reduce_max cannot take f32[2]{U:i}.",
         SUMMAND + "reduce_max of the sum is not the sum of reduce_max",
         fix,
     )
     expect(
-        lambda: OWED + 1,
+        lambda: PARTIAL_SUM + 1,
         "add cannot take f32[2]{U:i}, ~f32[].",
         SUMMAND + "add takes operands that are partial sums over the same axes",
         fix,
     )
     expect(
-        lambda: OWED * OWED,
+        lambda: PARTIAL_SUM * PARTIAL_SUM,
         "mul cannot take f32[2]{U:i}, f32[2]{U:i}.",
         SUMMAND + "mul takes one operand that is a partial sum",
         fix,
     )
     expect(
-        lambda: 1 / OWED,
+        lambda: 1 / PARTIAL_SUM,
         "div cannot take ~f32[], f32[2]{U:i}.",
         SUMMAND + "div is linear in its first operand alone",
         fix,
     )
-    close(mnp.exp(mw.reshard(OWED, P()) / 100), np.exp(SUM / 100))
+    close(mnp.exp(mw.reshard(PARTIAL_SUM, P()) / 100), np.exp(SUM / 100))
 
 
 def test_what_is_linear_does():
     for found, expected in (
-        (2 * OWED, 2 * SUM),
-        (OWED - OWED / 2, SUM / 2),
-        (OWED.sum(), SUM.sum()),
-        (OWED[0], SUM[0]),
+        (2 * PARTIAL_SUM, 2 * SUM),
+        (PARTIAL_SUM - PARTIAL_SUM / 2, SUM / 2),
+        (PARTIAL_SUM.sum(), SUM.sum()),
+        (PARTIAL_SUM[0], SUM[0]),
     ):
         assert mw.typeof(found).unreduced == ("i",)
         close(found, expected)
@@ -768,7 +768,7 @@ def test_what_is_linear_does():
 def test_what_rounds_is_not_linear():
     whole = smap(lambda x: x.astype("int32"), P("i"), P(sum="i"))(X)
     expect(
-        lambda: OWED.astype("int32"),
+        lambda: PARTIAL_SUM.astype("int32"),
         "convert cannot take f32[2]{U:i}.",
         SUMMAND + "convert of the sum is not the sum of convert",
         "sum it first: mw.reshard(x, mw.P())",
@@ -794,7 +794,7 @@ def test_bools_are_not_summed():
 
 def test_branches_of_which_one_owes_a_sum():
     expect(
-        lambda: mw.jit(lambda x, y: lax.cond(True, lambda: x, lambda: y))(OWED, Y),
+        lambda: mw.jit(lambda x, y: lax.cond(True, lambda: x, lambda: y))(PARTIAL_SUM, Y),
         "The branches of a cond do not fit together.",
         "one returns (f32[2]), another (f32[2]{U:i})",
         "return values of the same types from every branch",
@@ -802,10 +802,10 @@ def test_branches_of_which_one_owes_a_sum():
 
 
 def test_the_summand_of_each_device_is_to_be_seen_where_there_are_devices():
-    for n, shard in enumerate(OWED.addressable_shards):
+    for n, shard in enumerate(PARTIAL_SUM.addressable_shards):
         close(shard.data, X[n // 2 * 2 : n // 2 * 2 + 2])
         assert shard.replica_id == n % 2  # devices along j hold the same, those along i other summands
-    assert "data=[0. 1.]" in repr(OWED.addressable_shards[0])
+    assert "data=[0. 1.]" in repr(PARTIAL_SUM.addressable_shards[0])
     nowhere, _ = mw.vjp(smap(lambda x: x, P("i"), P(sum="i")), X)
     expect(
         lambda: nowhere.addressable_shards[0].data,
@@ -814,13 +814,13 @@ def test_the_summand_of_each_device_is_to_be_seen_where_there_are_devices():
         "jit the transformation, whose results are on the mesh: mw.jit(lambda x: mw.vjp(f, x)[0])(x)",
     )
     close(mw.jit(lambda x: mw.vjp(smap(lambda x: x, P("i"), P(sum="i")), x)[0])(X).addressable_shards[7].data, X[6:])
-    close(mw.reshard(OWED, P()).addressable_shards[3].data, SUM)
-    assert mw.typeof(mw.device_put(OWED, mw.NamedSharding(MESH, P()))).short() == "f32[2]"
+    close(mw.reshard(PARTIAL_SUM, P()).addressable_shards[3].data, SUM)
+    assert mw.typeof(mw.device_put(PARTIAL_SUM, mw.NamedSharding(MESH, P()))).short() == "f32[2]"
 
 
 def test_an_array_like_a_partial_sum_is_whole_and_placed_as_it_is():
     for make in (mnp.zeros_like, mnp.ones_like, mnp.empty_like, lambda x: mnp.full_like(x, 3)):
-        at_once, jitted = make(OWED), mw.jit(make)(OWED)
+        at_once, jitted = make(PARTIAL_SUM), mw.jit(make)(PARTIAL_SUM)
         assert mw.typeof(at_once).short() == mw.typeof(jitted).short() == "f32[2]"
         close(at_once, np.asarray(jitted))
 
@@ -835,7 +835,7 @@ def test_the_cotangent_of_a_sum_is_its_value():
 def test_a_function_of_summands_by_themselves_has_no_derivative_in_their_sum():
     f = smap(lambda x: lax.psum(x**2, "i"), P(sum="i"), P())
     expect(
-        lambda: mw.vjp(f, OWED)[1](SUM),
+        lambda: mw.vjp(f, PARTIAL_SUM)[1](SUM),
         "shard_map has no derivative in an argument that enters by P(unreduced={'i'}): f32[2]{i}.",
         "the function depends on the summands that devices hold, and not on their sum alone, so that the derivative "
         "would differ between devices along i",
@@ -848,13 +848,13 @@ def test_a_function_of_summands_by_themselves_has_no_derivative_in_their_sum():
 
 def test_how_a_sum_that_is_owed_enters():
     expect(
-        lambda: smap(lambda x: x, P(), P())(OWED),
+        lambda: smap(lambda x: x, P(), P())(PARTIAL_SUM),
         "shard_map cannot take argument 0: f32[2]{U:i} does not enter by P().",
         "each device holds a summand of it",
         "in_specs=mw.P(unreduced={'i'}), or sum it first: mw.reshard(x, mw.P())",
     )
-    close(smap(lambda x: lax.psum(x, "i"), P(unreduced={"i"}), P())(OWED), SUM)
-    close(smap(lambda x: x, P(), P())(mw.reshard(OWED, P())), SUM)
+    close(smap(lambda x: lax.psum(x, "i"), P(unreduced={"i"}), P())(PARTIAL_SUM), SUM)
+    close(smap(lambda x: x, P(), P())(mw.reshard(PARTIAL_SUM, P())), SUM)
 
 
 def test_what_is_whole_does_not_enter_as_a_summand():
@@ -867,15 +867,15 @@ def test_what_is_whole_does_not_enter_as_a_summand():
 
 
 def test_a_sum_that_is_owed_is_not_closed_over():
-    total = OWED.sum()
-    for value in (OWED, total):
+    total = PARTIAL_SUM.sum()
+    for value in (PARTIAL_SUM, total):
         expect(
             lambda value=value: smap(lambda x: x * value, P("i"), P("i"))(X),
             f"A function under shard_map closes over a value {mw.typeof(value).short()}.",
             "each device holds a summand of it, and what a function closes over comes in whole",
             "make it an argument with in_specs=mw.P(unreduced={'i'}), or sum it first: mw.reshard(x, mw.P())",
         )
-    whole = mw.reshard(OWED, P())
+    whole = mw.reshard(PARTIAL_SUM, P())
     close(smap(lambda x: x * whole, P("i"), P("i"))(X), X * np.tile(SUM, 4))
 
 

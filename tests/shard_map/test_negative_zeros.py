@@ -39,9 +39,9 @@ def test_a_sum_over_devices_adds_no_zero(columns: int, dtype: str, x64: None) ->
 
 
 def test_what_is_owed_a_sum_on_its_way_out_and_in_again_is_what_it_was() -> None:
-    owed = P(unreduced={"i"})
-    out = mw.shard_map(lambda x: x, mesh=MESH, in_specs=P("i"), out_specs=owed)
-    again = mw.shard_map(lambda x: x, mesh=MESH, in_specs=owed, out_specs=owed)
+    partial_sum = P(unreduced={"i"})
+    out = mw.shard_map(lambda x: x, mesh=MESH, in_specs=P("i"), out_specs=partial_sum)
+    again = mw.shard_map(lambda x: x, mesh=MESH, in_specs=partial_sum, out_specs=partial_sum)
     row = np.asarray(mw.jit(lambda x: again(out(x)))(negative_zeros(4, "float32")))[0]
     np.testing.assert_array_equal(row, [2.0, 0.0, 0.0, 0.0])
     np.testing.assert_array_equal(np.signbit(row), [False, False, True, True])

@@ -51,17 +51,17 @@ LINEAR = [
 class Case(NamedTuple):
     """A program: over which axes a sum is open, what is done to it, and how it is closed."""
 
-    owed: tuple[str, ...]
+    summed: tuple[str, ...]
     steps: tuple[Step, ...]
     close: str
 
     @property
     def rest(self) -> tuple[str, ...]:
-        return tuple(axis for axis in SIZES if axis not in self.owed)
+        return tuple(axis for axis in SIZES if axis not in self.summed)
 
     def first(self, x: Any) -> Any:
         """The open sum."""
-        spec = P(self.rest or None, unreduced=set(self.owed))
+        spec = P(self.rest or None, unreduced=set(self.summed))
         return mw.shard_map(lambda x: x * x, mesh=MESH, in_specs=P(tuple(SIZES)), out_specs=spec)(x)
 
     def between(self, x: Any) -> Any:
@@ -72,9 +72,9 @@ class Case(NamedTuple):
     def last(self, x: Any) -> Any:
         if self.close == "reshard":
             return mw.reshard(x, mw.NamedSharding(MESH, P()))
-        spec = P(self.rest or None, unreduced=set(self.owed))
+        spec = P(self.rest or None, unreduced=set(self.summed))
         result = P(self.rest or None)
-        return mw.shard_map(lambda x: lax.psum(x * x - x, self.owed), mesh=MESH, in_specs=spec, out_specs=result)(x)
+        return mw.shard_map(lambda x: lax.psum(x * x - x, self.summed), mesh=MESH, in_specs=spec, out_specs=result)(x)
 
     def program(self, x: Any) -> Any:
         return self.last(self.between(self.first(x)))
@@ -87,8 +87,8 @@ class Case(NamedTuple):
     def rows(self, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """What the devices along the axes of the open sum hold before it is closed; blocks by device, i major."""
         blocks = (x * x).reshape(2, 3, *SHAPE)
-        order = [tuple(SIZES).index(axis) for axis in (*self.owed, *self.rest)]
-        counts = [SIZES[axis] for axis in self.owed]
+        order = [tuple(SIZES).index(axis) for axis in (*self.summed, *self.rest)]
+        counts = [SIZES[axis] for axis in self.summed]
         rows = blocks.transpose(*order, 2, 3).reshape(int(np.prod(counts)), -1, SHAPE[1])
         return np.stack([self._each(row) for row in rows])
 
@@ -100,11 +100,13 @@ class Case(NamedTuple):
 
 def random_case(seed: int) -> Case:
     rng = np.random.default_rng(seed)
-    owed = (("i",), ("j",), ("i", "j"))[rng.integers(3)]
-    whole = [step for step in LINEAR if owed == ("i", "j") or step.name in ("double", "halve", "negate", "with itself")]
+    summed = (("i",), ("j",), ("i", "j"))[rng.integers(3)]
+    whole = [
+        step for step in LINEAR if summed == ("i", "j") or step.name in ("double", "halve", "negate", "with itself")
+    ]
     whole += [step for step in LINEAR if step.name in ("matmul", "jit", "loop", "branch", "rows")]
     steps = tuple(whole[n] for n in rng.integers(len(whole), size=rng.integers(0, 4)))
-    return Case(owed, steps, ("shard_map", "reshard")[int(rng.random() < 0.3)])
+    return Case(summed, steps, ("shard_map", "reshard")[int(rng.random() < 0.3)])
 
 
 def check(seed: int) -> None:
@@ -112,7 +114,7 @@ def check(seed: int) -> None:
     x = np.random.default_rng(seed).integers(-4, 5, (12, 3)).astype(np.float32)
     placed = mw.device_put(x, mw.NamedSharding(MESH, P(("i", "j"))))
     right = case.expected(x)
-    what = f"seed {seed}: {case.owed} {[step.name for step in case.steps]} {case.close}"
+    what = f"seed {seed}: {case.summed} {[step.name for step in case.steps]} {case.close}"
     found = {
         "at once": case.program(x),
         "at once, placed": case.program(placed),
@@ -127,10 +129,10 @@ def check(seed: int) -> None:
     for total in (case.between(case.first(x)), mw.jit(case.between)(case.first(placed))):
         for n, shard in enumerate(total.addressable_shards):
             at = dict(zip(SIZES, divmod(n, 3), strict=True))
-            row = case.rows(x)[int(np.ravel_multi_index([at[a] for a in case.owed], [SIZES[a] for a in case.owed]))]
+            row = case.rows(x)[int(np.ravel_multi_index([at[a] for a in case.summed], [SIZES[a] for a in case.summed]))]
             np.testing.assert_array_equal(np.asarray(shard.data), row[shard.index], err_msg=f"device {n} of {what}")
     total = mw.jit(case.between)(case.first(placed))
-    assert set(mw.typeof(total).unreduced) == set(case.owed) == set(total.sharding.spec.unreduced), what
+    assert set(mw.typeof(total).unreduced) == set(case.summed) == set(total.sharding.spec.unreduced), what
     np.testing.assert_array_equal(np.asarray(total), case._replace(close="reshard").expected(x), err_msg=what)
 
 

@@ -736,23 +736,23 @@ def test_texts_are_read_back(function):
     assert mw.parse_program(str(found)) == found
 
 
-# Sums that are owed, between shard_maps
+# Partial sums, between shard_maps
 
 A = np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32)
 W = np.random.default_rng(1).normal(size=(4, 3)).astype(np.float32)
 
 
-def owed(w):
+def partial_sum(w):
     return mw.shard_map(lambda a, w: a.T @ (a @ w), mesh=MESH, in_specs=(P("i"), P()), out_specs=P(sum="i"))(A, w)
 
 
 def reduced(w):
-    return mnp.sum(mnp.tanh(mw.reshard(owed(w), mw.NamedSharding(MESH, P()))) ** 2)
+    return mnp.sum(mnp.tanh(mw.reshard(partial_sum(w), mw.NamedSharding(MESH, P()))) ** 2)
 
 
 def scattered(w):
     scatter = mw.shard_map(lambda h: lax.psum_scatter(h, "i"), mesh=MESH, in_specs=P(sum="i"), out_specs=P("i"))
-    return mnp.sum(mnp.tanh(scatter(2 * owed(w)) / 2) ** 2)
+    return mnp.sum(mnp.tanh(scatter(2 * partial_sum(w)) / 2) ** 2)
 
 
 def without_devices(w):

@@ -28,9 +28,9 @@ def blocks(sharding: TensorSharding) -> dict[int, tuple[Block, Block]]:
             for axis in dim.axes:
                 block = block * axis.size + along(sharding, axis, coordinates)
             held.append(block)
-        owed = tuple(along(sharding, axis, coordinates) for axis in sharding.unreduced)
+        unreduced_axes = tuple(along(sharding, axis, coordinates) for axis in sharding.unreduced)
         device = position if mesh.order is None else mesh.order[position]
-        found[device] = tuple(held), owed
+        found[device] = tuple(held), unreduced_axes
     return found
 
 

@@ -37,8 +37,8 @@ def test_what_jit_returns_is_summed_as_its_type_says(spec, given):
         f = (lambda a, b: mw.reshard(product(a, b), spec)) if given == "operands" else lambda u: mw.reshard(u, spec)
         compiled = mw.jit(f).lower(*args).compile()
         found = compiled(*args)
-    owed = set(spec.unreduced)
+    unreduced_axes = set(spec.unreduced)
     assert [one.kind for one in compiled.collectives] == COLLECTIVES[spec]
-    assert set(found.sharding.spec.unreduced) == set(mw.typeof(found).unreduced) == owed
-    assert ("all-reduce" in compiled.as_text() or "reduce-scatter" in compiled.as_text()) is not bool(owed)
+    assert set(found.sharding.spec.unreduced) == set(mw.typeof(found).unreduced) == unreduced_axes
+    assert ("all-reduce" in compiled.as_text() or "reduce-scatter" in compiled.as_text()) is not bool(unreduced_axes)
     np.testing.assert_array_equal(np.asarray(found), LEFT @ RIGHT)

@@ -372,8 +372,8 @@ def test_sets_of_axes_are_stored_in_the_order_of_the_mesh_whatever_order_they_ar
     expected = '#sdy.sharding<@mesh_xyz, [{}], replicated={"x", "y":(1)2, "y":(4)2}>'
     for order in itertools.permutations(["y:(4)2", "x", "y:(1)2"]):
         assert str(TensorSharding(mesh, [None], replicated=kind(order))) == expected
-        owed = TensorSharding(mesh, [None], unreduced=kind(order))
-        assert str(owed) == expected.replace("replicated", "unreduced")
+        partial_sum = TensorSharding(mesh, [None], unreduced=kind(order))
+        assert str(partial_sum) == expected.replace("replicated", "unreduced")
         spec = mw.P(None, replicated=kind(order))
         assert str(mw.NamedSharding(mesh, spec).to_tensor_sharding()) == expected
 
