@@ -41,10 +41,10 @@ LAYERS = (
     "kernel",
     "report",
     "device",
+    "simulate.transformer",
     "search",
     "interop",
     "debug dist pallas testing",
-    "simulate.transformer",
     "meshwright",
     "tour",
     "commands",
@@ -273,7 +273,6 @@ def test_the_layers_are_read_as_meant() -> None:
 # Two classes may share a name where both are public under it.
 SAME_CLASS_NAMES = {
     "Device": "mw.sharding.Device is a device of a mesh, dist.Device one of a device program",
-    "Strategy": "dist.Strategy is one of grid_search, simulate.transformer.Strategy one of the transformer formulas",
 }
 
 

@@ -16,12 +16,13 @@ from meshwright.core.check import check
 from meshwright.core.program import Program
 from meshwright.core.text.parse import parse_program
 from meshwright.core.text.types import parse_types
+from meshwright.device.schedule import SCHEDULES
 from meshwright.errors import HardwareError, MeshwrightError, TextError
 from meshwright.hardware.transformer import TransformerShape
 from meshwright.sharding.text_command import read_mesh
 from meshwright.simulate.simulation import Simulation
 from meshwright.simulate.transformer import train
-from meshwright.simulate.transformer.program import Strategy
+from meshwright.simulate.transformer.strategy import RECOMPUTE, Strategy
 
 
 def describe_program(parser: argparse.ArgumentParser) -> None:
@@ -38,7 +39,7 @@ def describe_program(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--transformer", metavar="SIZES", help=f"a train step instead of PROGRAM: {sizes}")
     parser.add_argument("--strategy", metavar="SIZES",
                         help="of the transformer: data=8,tensor=4,pipeline=2,fsdp=1,sequence_parallel=1,microbatches=8,"
-                        "remat=0 (default: data=1)")  # fmt: skip
+                        "zero=2,recompute=full,schedule=interleaved,chunks=2 (default: data=1)")  # fmt: skip
     parser.add_argument("--batch", type=int, metavar="N", help="sequences in the transformer's batch (default: 8)")
     parser.add_argument("--sequence", type=int, metavar="N", help="tokens in each of them (default: 2048)")
     parser.add_argument("--mesh", help="x=2,y=4, for a program of one device that does not say")
@@ -120,21 +121,46 @@ def _transformer(args: argparse.Namespace, hardware: Any, options: dict[str, Any
 
 def _fields(kind: Any, text: str, option: str, example: str) -> Any:
     known: dict[str, Any] = kind.__dataclass_fields__
-    sizes = read_sizes(text, f"a part of {option}", example)
+    kinds = {**{name: one.type for name, one in known.items()}, **(_ALSO if kind is Strategy else {})}
+    words: dict[str, Any] = {}
+    numbers: list[str] = []
+    for part in text.split(","):
+        name, _, word = (piece.strip() for piece in part.partition("="))
+        if kinds.get(name) == "str" and not word.isdigit():
+            words[name] = _word(name, word, option)
+        else:
+            numbers.append(part)
+    sizes = read_sizes(",".join(numbers), f"a part of {option}", example) if numbers else {}
     for name, size in sizes.items():
-        if name not in known:
+        if name not in kinds:
             raise TextError(f"{option} has no {name!r}.", why=f"it has {', '.join(known)}", fix=f"{option} {example}")
-        if (known[name].type == "bool" and size > 1) or (known[name].type != "bool" and size < 1):
-            why = "it is 0 or 1" if known[name].type == "bool" else "it is a number from 1"
+        flag, least = kinds[name] == "bool" or name in words or name == "recompute", int(name != "zero")
+        if (flag and size > 1) or (not flag and size < least):
+            why = "it is 0 or 1" if flag else f"it is a number from {least}"
             raise TextError(f"{name} of {option} is {size}.", why=why, fix=f"{name}=1")
-    values = {name: bool(size) if known[name].type == "bool" else size for name, size in sizes.items()}
+        words[name] = bool(size) if flag else size
     needed = [name for name, one in known.items() if one.default is MISSING]
-    absent = [name for name in needed if name not in values]
+    absent = [name for name in needed if name not in words]
     if absent:
         raise TextError(
             f"{option} has no {absent[0]!r}.", why=f"it needs {', '.join(needed)}", fix=f"{option} {example}"
         )
-    return kind(**values)
+    return kind(**words)
+
+
+_ALSO = {"horizontal": "int", "fsdp": "bool", "remat": "bool"}  # other names of what a strategy has
+_WORDS = {"recompute": RECOMPUTE, "schedule": tuple(SCHEDULES)}
+
+
+def _word(name: str, word: str, option: str) -> str:
+    """The word that a field is given, one of those it may be."""
+    if word not in _WORDS[name]:
+        raise TextError(
+            f"{name} of {option} is {word!r}.",
+            why=f"it is one of {', '.join(_WORDS[name])}",
+            fix=f"{name}={_WORDS[name][-2]}",
+        )
+    return word
 
 
 def read_program(text: str, types: str | None = None) -> Any:

@@ -8,7 +8,6 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from typing import Any
 
 from meshwright.commands.fixes import as_typed
@@ -17,6 +16,7 @@ from meshwright.commands.models import NAMED, model_of_file, read_model
 from meshwright.errors import HardwareError, TextError
 from meshwright.hardware.topology import Topology
 from meshwright.search.strategies import MOST_WORKERS, Model, SearchResult, grid_search
+from meshwright.search.strategy import facts_of
 
 _HEADINGS = ("data", "horizontal", "pipeline", "microbatches", "schedule", "zero", "recompute")
 STOPPED = 130  # the exit code of what Ctrl-C ends
@@ -165,7 +165,7 @@ def table(found: SearchResult, top: int) -> str:
                 *(str(n) for n in (s.data, s.horizontal, s.pipeline, s.microbatches)),
                 schedule,
                 str(s.zero),
-                "yes" if s.recompute else "no",
+                s.recompute,
                 f"{e.seconds * 1e3:.4g}",
                 f"{e.samples_per_s:.4g}",
                 f"{e.peak_bytes / 1e9:.3g}" + ("" if e.fits else " does not fit"),
@@ -186,7 +186,7 @@ def facts(found: SearchResult, machine: Topology, args: argparse.Namespace) -> d
         "hardware": machine.text,
         "devices": args.chips or machine.size,
         "strategies": len(found),
-        "best": asdict(found.best) if found.best is not None else None,
-        "fastest": [asdict(e) for e in found.estimates[: args.top]],
-        "pareto": [asdict(e) for e in found.pareto],
+        "best": facts_of(found.best) if found.best is not None else None,
+        "fastest": [facts_of(e) for e in found.estimates[: args.top]],
+        "pareto": [facts_of(e) for e in found.pareto],
     }

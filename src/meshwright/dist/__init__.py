@@ -43,7 +43,8 @@ from meshwright.search.strategies import SearchResult, estimate, grid_search, st
 from meshwright.device.simulate import simulate
 from meshwright.device.simulation import DeviceSimulation as Simulation
 from meshwright.device.steady import steady_state
-from meshwright.search.strategy import Estimate, Strategy
+from meshwright.search.strategy import Estimate
+from meshwright.simulate.transformer.strategy import Strategy
 from meshwright.device.text.reader import SlipWarning, parse
 from meshwright.device.timeline import DeviceEvent as Event
 from meshwright.device.to_mesh import MeshPipeline, MeshProgram, to_mesh

@@ -12,17 +12,18 @@ import json
 import os
 import re
 import warnings
-from collections.abc import Mapping
-from dataclasses import asdict, fields
+from collections.abc import Callable, Mapping
+from dataclasses import fields
 from typing import Any, TextIO
 from zlib import crc32
 
 from meshwright.core.files import check_size, write_whole
 from meshwright.core.source import here, user_source
 from meshwright.errors import MeshwrightError, ShapeError
-from meshwright.search.strategy import Estimate, Strategy
+from meshwright.search.strategy import Estimate, written
+from meshwright.simulate.transformer.strategy import Strategy
 
-_STRATEGY = [f.name for f in fields(Strategy)]
+_STRATEGY = list(written(Strategy()))
 _NUMBERS = [f.name for f in fields(Estimate) if f.name != "strategy"]
 _COLUMNS = [*_STRATEGY, *_NUMBERS, "case"]
 _HEADER = ",".join([*_COLUMNS, "crc32"])
@@ -102,7 +103,7 @@ class EstimateFile:
 
     def add(self, estimate: Estimate) -> None:
         """Write one more."""
-        row = {**asdict(estimate.strategy), **{name: getattr(estimate, name) for name in _NUMBERS}, "case": self.case}
+        row = {**written(estimate.strategy), **{name: getattr(estimate, name) for name in _NUMBERS}, "case": self.case}
         if self.is_json:
             body = json.dumps(row).removesuffix("}")
             self.file.write(f'{body}, "crc32": "{_checksum(body)}"}}\n')
@@ -128,7 +129,11 @@ def _estimate(row: Mapping[str, Any]) -> Estimate:
     def flag(name: str) -> bool:
         return str(row[name]) == "True"
 
-    numbers = {name: int(row[name]) for name in _STRATEGY if name not in ("schedule", "recompute")}
-    strategy = Strategy(**numbers, schedule=str(row["schedule"]), recompute=flag("recompute"))
+    read: dict[str, Callable[[Any], Any]] = {
+        "schedule": str,
+        "recompute": str,
+        "sequence_parallel": lambda text: str(text) == "True",
+    }
+    strategy = Strategy(**{name: read.get(name, int)(row[name]) for name in _STRATEGY})
     seconds, samples, bubble = (float(row[name]) for name in ("seconds", "samples_per_s", "bubble_fraction"))
     return Estimate(strategy, seconds, int(row["peak_bytes"]), samples, bubble, flag("fits"))

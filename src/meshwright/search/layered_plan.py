@@ -12,7 +12,8 @@ from meshwright.device.schedule import peak_activations
 from meshwright.errors import ShapeError
 from meshwright.search.clocks import overlapped, steps_of
 from meshwright.search.layered import Layer, Layered, LayerMatmul, Pointwise, Work
-from meshwright.search.strategy import Costs, Strategy, check_batch, check_parts
+from meshwright.search.strategy import Costs, check_batch, check_parts
+from meshwright.simulate.transformer.strategy import Strategy
 
 MOST_LAYERS = 1 << 12
 
@@ -30,9 +31,9 @@ class LayeredPlan:
         self.rows = batch // strategy.data // strategy.microbatches
         self.stages = strategy.pipeline * strategy.chunks
         self.per_stage = model.layers // self.stages
-        kinds = {model.kind(n): model.layer(n, self.rows, strategy.horizontal) for n in range(min(2, model.layers))}
+        kinds = {model.kind(n): model.layer(n, self.rows, strategy.tensor) for n in range(min(2, model.layers))}
         self.layers = [kinds[model.kind(n)] for n in range(model.layers)]
-        self.head = model.head(self.rows, strategy.horizontal)
+        self.head = model.head(self.rows, strategy.tensor)
         self.known: dict[Work, float] = {}
 
     def check(self) -> None:
@@ -45,9 +46,9 @@ class LayeredPlan:
                 fix=f"layers={MOST_LAYERS}",
             )
         check_parts("number of layers", self.model.layers, s.pipeline * s.chunks, s)
-        if not self.model.divides(s.horizontal):
+        if not self.model.divides(s.tensor):
             raise ShapeError(
-                f"The model does not divide among {s.horizontal} devices.",
+                f"The model does not divide among {s.tensor} devices.",
                 why=f"the strategy is {s}",
                 fix="horizontal=1, or a degree that divides its width and heads",
             )
@@ -63,7 +64,7 @@ class LayeredPlan:
             elif isinstance(work, Pointwise):
                 found = self.costs.pointwise_seconds(work.size, work.operands, self.itemsize)
             else:
-                found = self.costs.group_seconds("allreduce", work.size * self.itemsize, s.horizontal, 1)
+                found = self.costs.group_seconds("allreduce", work.size * self.itemsize, s.tensor, 1)
             self.known[work] = found
         return found
 
@@ -87,7 +88,7 @@ class LayeredPlan:
         for stage in range(self.stages):
             layers = self.stage_layers(stage)
             forward, backward, weights = (sum(times[id(layer)][phase] for layer in layers) for phase in range(3))
-            if self.strategy.recompute:
+            if self.strategy.recompute != "none":
                 backward += sum(times[id(layer)][0] for layer in layers)
             add = sum(adds.get(n, 0.0) for layer in layers for n in layer.parameters)
             join = self.costs.join_seconds()
@@ -130,7 +131,7 @@ class LayeredPlan:
 
     def stride(self) -> int:
         """How far apart the devices of neighbouring stages are: horizontal groups stand together, then replicas."""
-        return self.strategy.horizontal * self.strategy.data
+        return self.strategy.tensor * self.strategy.data
 
     def overlapped_clock(self, tasks: Sequence[dict[str, float]]) -> tuple[float, ...]:
         s = self.strategy
@@ -166,11 +167,9 @@ class LayeredPlan:
         if s.data == 1:
             return 0.0
         if self.costs.blocking:
-            return sum(
-                self.costs.group_seconds("allreduce", n * self.itemsize, s.data, s.horizontal) for n in parameters
-            )
+            return sum(self.costs.group_seconds("allreduce", n * self.itemsize, s.data, s.tensor) for n in parameters)
         nbytes = sum(parameters) * self.itemsize
-        group = partial(self.costs.group_seconds, nbytes=nbytes, count=s.data, stride=s.horizontal)
+        group = partial(self.costs.group_seconds, nbytes=nbytes, count=s.data, stride=s.tensor)
         if not s.zero:
             return group("allreduce")
         return group("reduce_scatter") + (2 if s.zero == 3 else 1) * group("allgather")
@@ -198,7 +197,7 @@ class LayeredPlan:
             boundary = self.model.boundary(self.rows)
             kept = sum(layer.kept for layer in layers) + boundary * s.chunks
             once = 0
-            if s.recompute:
+            if s.recompute != "none":
                 once, kept = max((layer.kept for layer in layers), default=0), boundary * len(layers)
             worst = max(worst, fixed + (flight[device] * kept // s.chunks + once) * self.itemsize)
         return worst

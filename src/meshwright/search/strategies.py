@@ -17,10 +17,11 @@ from meshwright.hardware.topology import Topology
 from meshwright.search.estimates import EstimateFile
 from meshwright.search.layered import Layered, layered
 from meshwright.search.layered_plan import MOST_LAYERS, LayeredPlan
-from meshwright.search.strategy import Costs, Estimate, Strategy, check_count
+from meshwright.search.strategy import Costs, Estimate, check_count
 from meshwright.search.traced import Traced
 from meshwright.search.traced_plan import TracedPlan
 from meshwright.search.unrolled import MLP
+from meshwright.simulate.transformer.strategy import Strategy
 
 Model = MLP | Layered | Traced
 MANY = 20_000  # strategies, from which on starting processes pays
@@ -94,7 +95,7 @@ def strategies(
     schedules: Sequence[str] = ("1f1b",),
     chunks: Sequence[int] = (2,),
     zero: Sequence[int] = (0,),
-    recompute: Sequence[bool] = (False,),
+    recompute: Sequence[str | bool] = (False,),
 ) -> Iterator[Strategy]:
     """Every strategy on exactly so many devices whose degrees divide the model and the batch.
 
@@ -190,7 +191,7 @@ def grid_search(
     schedules: Sequence[str] = ("1f1b", "interleaved", "zb-h1"),
     chunks: Sequence[int] = (2,),
     zero: Sequence[int] = (0, 1, 2, 3),
-    recompute: Sequence[bool] = (False, True),
+    recompute: Sequence[str | bool] = (False, True),
 ) -> SearchResult:
     """Cost every strategy on a machine, and sort them: those that fit into memory first, the fastest first.
 

@@ -1,8 +1,8 @@
-"""Ways to spread a training step, what they cost, and what costs depend on."""
+"""What a strategy costs, and what costs depend on."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -11,6 +11,7 @@ from meshwright.device.schedule import SCHEDULES, check_chunks
 from meshwright.errors import ShapeError
 from meshwright.sharding.mesh_check import short
 from meshwright.sharding.text_sdy import LARGEST
+from meshwright.simulate.transformer.strategy import RECOMPUTE, Strategy
 
 
 class Costs(Protocol):
@@ -26,24 +27,6 @@ class Costs(Protocol):
 
 
 @dataclass(frozen=True)
-class Strategy:
-    """How a training step is spread; the interleaved schedule has several chunks of stages on each device."""
-
-    data: int = 1
-    horizontal: int = 1
-    pipeline: int = 1
-    microbatches: int = 1
-    schedule: str = "1f1b"
-    chunks: int = 1
-    zero: int = 0
-    recompute: bool = False
-
-    @property
-    def devices(self) -> int:
-        return self.data * self.horizontal * self.pipeline
-
-
-@dataclass(frozen=True)
 class Estimate:
     """What a strategy costs: time of a step, the most memory a device needs, samples per second, the idle part."""
 
@@ -55,8 +38,24 @@ class Estimate:
     fits: bool
 
 
+def written(strategy: Strategy) -> dict[str, Any]:
+    """The fields of a strategy as files and commands have them: tensor parallelism is called horizontal there."""
+    return {"horizontal" if name == "tensor" else name: value for name, value in asdict(strategy).items()}
+
+
+def facts_of(found: Estimate) -> dict[str, Any]:
+    """An estimate as JSON has it."""
+    return {**asdict(found), "strategy": {**written(found.strategy), "tensor": found.strategy.tensor}}
+
+
 def check_batch(strategy: Strategy, batch: int) -> None:
     """Refuse degrees that are none, a batch that does not divide, and a schedule that there is not."""
+    if strategy.context != 1 or strategy.expert != 1 or strategy.sequence_parallel:
+        raise ShapeError(
+            f"{strategy} is for a transformer.",
+            why="context, expert and sequence_parallel say how sequences, experts and norms are shared out",
+            fix="dist.Strategy(data=8), or a model that is a dist.GPT or a TransformerShape",
+        )
     for name in ("data", "horizontal", "pipeline", "microbatches", "chunks"):
         check_count(f"{name} of a strategy", getattr(strategy, name), f"{name}=1")
     check_count("The batch", batch, "batch=512")
@@ -65,6 +64,12 @@ def check_batch(strategy: Strategy, batch: int) -> None:
             f"zero of a strategy is {strategy.zero!r}.",
             why="0 is none, and 1, 2 and 3 are stages of ZeRO",
             fix="zero=1",
+        )
+    if strategy.recompute not in RECOMPUTE:
+        raise ShapeError(
+            f"recompute of a strategy is {strategy.recompute!r}.",
+            why=f"what is computed again is one of {', '.join(RECOMPUTE)}",
+            fix='recompute="full"',
         )
     check_parts("batch", batch, strategy.data * strategy.microbatches, strategy)
     if strategy.schedule not in SCHEDULES:

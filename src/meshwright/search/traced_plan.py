@@ -13,8 +13,9 @@ from meshwright.device.schedule import peak_activations
 from meshwright.device.spread import COPY
 from meshwright.errors import MeshwrightError, ShapeError
 from meshwright.search.clocks import overlapped
-from meshwright.search.strategy import Costs, Strategy, check_batch
+from meshwright.search.strategy import Costs, check_batch
 from meshwright.search.traced import BACKWARD, FORWARD, SEGMENTS, SHARED, TAIL, WEIGHTS, StageOfEqns, Traced
+from meshwright.simulate.transformer.strategy import Strategy
 
 
 class StageBytes(NamedTuple):
@@ -46,7 +47,7 @@ class TracedPlan:
         self.stages = strategy.pipeline * strategy.chunks
         self.check()
         self.rows = batch // strategy.data // strategy.microbatches
-        self.segments = -(-SEGMENTS // self.stages) if strategy.recompute else 1
+        self.segments = -(-SEGMENTS // self.stages) if strategy.recompute != "none" else 1
         self.cut = model.cut(self.stages, self.segments)
 
     def check(self) -> None:
@@ -58,10 +59,10 @@ class TracedPlan:
                 why=f"{type(self.costs).__name__} does not say what the work of an equation costs",
                 fix='dist.grid_search(model, mw.hardware.Topology("h100", 64), batch=512)',
             )
-        if not model.divides(s.horizontal):
+        if not model.divides(s.tensor):
             raise ShapeError(
-                f"The model does not divide among {s.horizontal} devices.",
-                why=f"no product has a dim that is a multiple of {s.horizontal} and not the batch",
+                f"The model does not divide among {s.tensor} devices.",
+                why=f"no product has a dim that is a multiple of {s.tensor} and not the batch",
                 fix="horizontal=1, or a degree that divides its width",
             )
         if s.data > 1 and model.whole:
@@ -78,7 +79,7 @@ class TracedPlan:
 
     def equation_seconds(self) -> np.ndarray:
         """The time of each equation on a device, with what the horizontal group says to each other after it."""
-        model, costs, horizontal = self.model, self.costs, self.strategy.horizontal
+        model, costs, horizontal = self.model, self.costs, self.strategy.tensor
         key = ("seconds", getattr(costs, "key", id(costs)), self.rows, horizontal)
         if key not in model.known:
             groups, firsts = model.stage_groups(horizontal)
@@ -111,7 +112,7 @@ class TracedPlan:
         s, costs = self.strategy, self.costs
         phases = self.sums(self.equation_seconds())
         held = self.held()
-        if s.recompute:
+        if s.recompute != "none":
             phases[:, BACKWARD] += phases[:, FORWARD]
         adds = [costs.pointwise_seconds(int(n) // 4, 2, 4) if n else 0.0 for n in held.gradients]
         times = tuple(
@@ -125,7 +126,7 @@ class TracedPlan:
             )
             for p, add in zip(phases, adds, strict=True)
         )
-        stride = s.horizontal * s.data
+        stride = s.tensor * s.data
         hops = tuple(
             tuple(costs.hop_seconds(float(n), stride) if n and s.pipeline > 1 else 0.0 for n in crossing)
             for crossing in (held.forward, held.backward)
@@ -147,7 +148,7 @@ class TracedPlan:
         s = self.strategy
         if s.data == 1 or not nbytes:
             return 0.0
-        group = partial(self.costs.group_seconds, nbytes=float(nbytes), count=s.data, stride=s.horizontal)
+        group = partial(self.costs.group_seconds, nbytes=float(nbytes), count=s.data, stride=s.tensor)
         if not s.zero:
             return group("allreduce")
         return group("reduce_scatter") + (2 if s.zero == 3 else 1) * group("allgather")
@@ -156,12 +157,12 @@ class TracedPlan:
 
     def held(self) -> StageBytes:
         model = self.model
-        key = ("held", self.stages, self.segments, self.rows, self.strategy.horizontal)
+        key = ("held", self.stages, self.segments, self.rows, self.strategy.tensor)
         if key not in model.known:
             whose = ("holders", self.stages, self.segments)
             if whose not in model.known:
                 model.known[whose] = _Holders(model, self.cut, self.stages)
-            model.known[key] = model.known[whose].held(model.nbytes(self.rows, self.strategy.horizontal))
+            model.known[key] = model.known[whose].held(model.nbytes(self.rows, self.strategy.tensor))
         found: StageBytes = model.known[key]
         return found
 
@@ -180,7 +181,7 @@ class TracedPlan:
             once, again = int(held.once[mine].max()), int(held.again[mine].max())
             states += weights * self.state_bytes // 4
             fixed = weights // parts[0] + gradients // parts[1] + states // parts[2]
-            if s.recompute:
+            if s.recompute != "none":
                 kept, once = inputs, again
             worst = max(worst, fixed + flight[device] * kept // s.chunks + once)
         return worst

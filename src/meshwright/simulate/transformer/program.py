@@ -12,7 +12,6 @@ blocks of queries, so that the scores of one block alone are in memory.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -29,38 +28,11 @@ from meshwright.errors import HardwareError
 from meshwright.hardware.transformer import TransformerShape
 from meshwright.sharding.mesh import AbstractMesh
 from meshwright.sharding.spec import P, PartitionSpec
+from meshwright.simulate.transformer.strategy import Strategy
 
 QUERY_BLOCK = 512  # queries whose scores are in memory at a time
 
 Arrays = Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class Strategy:
-    """How a model is laid out: the sizes of the mesh's axes, and what is done along them.
-
-    >>> Strategy(data=8, tensor=4, fsdp=True).devices
-    32
-    """
-
-    data: int = 1
-    tensor: int = 1
-    pipeline: int = 1
-    fsdp: bool = False
-    sequence_parallel: bool = False
-    microbatches: int = 1
-    remat: bool = True
-
-    @property
-    def devices(self) -> int:
-        """The number of devices of the mesh."""
-        return self.data * self.tensor * self.pipeline
-
-    @property
-    def mesh(self) -> dict[str, int]:
-        """The axes that have more than one device: neighbours share tensors, stages are furthest apart."""
-        sizes = {"pipeline": self.pipeline, "data": self.data, "tensor": self.tensor}
-        return {name: size for name, size in sizes.items() if size > 1}
 
 
 def parameters(shape: TransformerShape, dtype: Any = "bfloat16") -> dict[str, Any]:
@@ -225,7 +197,7 @@ def _cross_entropy(head: Any, x: Any, targets: Any, strategy: Strategy) -> Any:
 
 def _stage(x: Any, layers: Arrays, strategy: Strategy) -> Any:
     step = partial(_layer, strategy=strategy)
-    if strategy.remat:
+    if strategy.recompute != "none":
         step = checkpoint(step)
     x, _ = lax.scan(lambda x, layer: (step(x, layer), None), x, layers)
     return x

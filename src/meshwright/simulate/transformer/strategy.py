@@ -1,0 +1,113 @@
+"""How a training step is laid out on devices: the one description that simulations, searches and commands take."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+RECOMPUTE = ("none", "attention", "matmuls", "full", "offload")
+_SAME = {"selective": "attention", True: "full", False: "none"}
+
+
+@dataclass(frozen=True, init=False, repr=False)
+class Strategy:
+    """How a training step is laid out: the sizes of the mesh's axes, and what is done along them.
+
+    ==================  ============================================================================================
+    ``data``            replicas, each with a part of the batch
+    ``tensor``          devices that share heads, hidden dims and words; ``horizontal`` is another name for it
+    ``pipeline``        stages of layers, which ``microbatches`` go through as ``schedule`` says, ``chunks`` per device
+    ``microbatches``    without a pipeline: parts of the batch whose gradients are added up
+    ``zero``            what the replicas share out: 1 the optimizer's state, 2 also gradients, 3 also parameters;
+                        ``fsdp=True`` is 3
+    ``recompute``       what is computed again backward instead of kept: "none", "attention" (scores and their softmax),
+                        "matmuls" (all but the results of matmuls), "full" (a layer keeps its input alone) or "offload"
+                        (the host keeps that input); True is "full", and ``remat`` another name
+    ``sequence_parallel``  between tensor-parallel layers a device of ``tensor`` has a part of the positions
+    ``context``         devices that share the positions of a sequence; each gathers keys and values
+    ``expert``          devices that share experts and send each other tokens; they have parts of the batch, too
+    ==================  ============================================================================================
+
+    >>> Strategy(data=8, tensor=4, fsdp=True).devices
+    32
+    >>> Strategy(2, horizontal=4, remat=True)
+    Strategy(data=2, tensor=4, recompute='full')
+    """
+
+    data: int = 1
+    tensor: int = 1
+    pipeline: int = 1
+    microbatches: int = 1
+    schedule: str = "1f1b"
+    chunks: int = 1
+    zero: int = 0
+    recompute: str = "none"
+    sequence_parallel: bool = False
+    context: int = 1
+    expert: int = 1
+
+    def __init__(
+        self,
+        data: int = 1,
+        tensor: int = 1,
+        pipeline: int = 1,
+        microbatches: int = 1,
+        schedule: str = "1f1b",
+        chunks: int = 1,
+        zero: int = 0,
+        recompute: str | bool = "none",
+        sequence_parallel: bool = False,
+        context: int = 1,
+        expert: int = 1,
+        *,
+        horizontal: int | None = None,
+        fsdp: bool = False,
+        remat: str | bool | None = None,
+    ) -> None:
+        again = recompute if remat is None else remat
+        given: dict[str, Any] = {
+            "data": data,
+            "tensor": tensor if horizontal is None else horizontal,
+            "pipeline": pipeline,
+            "microbatches": microbatches,
+            "schedule": schedule,
+            "chunks": chunks,
+            "zero": 3 if fsdp else zero,
+            "recompute": _SAME.get(again, again) if isinstance(again, bool | str) else again,
+            "sequence_parallel": bool(sequence_parallel),
+            "context": context,
+            "expert": expert,
+        }
+        for name, value in given.items():
+            object.__setattr__(self, name, value)
+
+    def __repr__(self) -> str:
+        shown = [f"{f.name}={getattr(self, f.name)!r}" for f in fields(self) if getattr(self, f.name) != f.default]
+        return f"Strategy({', '.join(shown)})"
+
+    @property
+    def horizontal(self) -> int:
+        """The devices of tensor parallelism."""
+        return self.tensor
+
+    @property
+    def fsdp(self) -> bool:
+        """Whether replicas share out parameters."""
+        return self.zero == 3
+
+    @property
+    def devices(self) -> int:
+        """The number of devices of the mesh."""
+        return self.data * self.tensor * self.pipeline * self.context * self.expert
+
+    @property
+    def mesh(self) -> dict[str, int]:
+        """The axes that have more than one device: neighbours share tensors, stages are furthest apart."""
+        sizes = {
+            "pipeline": self.pipeline,
+            "data": self.data,
+            "expert": self.expert,
+            "context": self.context,
+            "tensor": self.tensor,
+        }
+        return {name: size for name, size in sizes.items() if size > 1}
