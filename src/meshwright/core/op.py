@@ -187,6 +187,16 @@ class Op:
         """The groups of operands that may be partial sums together on these types; the results then are, too."""
         return groups_of(self.linear, operands, results, params)
 
+    def __eq__(self, other: object) -> bool:
+        """An op is itself, and answers to its name: ``eqn.op == "add"``."""
+        return self is other or (other.__class__ is str and self.name == other)
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+    def __str__(self) -> str:
+        return self.name
+
     def __repr__(self) -> str:
         return f"<op {self.name}>"
 

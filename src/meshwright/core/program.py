@@ -195,6 +195,14 @@ class Program:
     def __hash__(self) -> int:
         return hash(canonical_key(self))
 
+    def key_rule(self, outer: KeyRule) -> KeyRule:
+        """How its types and params enter its key, given the rule of the program around it."""
+        return outer
+
+    def key_parts(self) -> tuple[Any, ...]:
+        """What else two equal programs have in common."""
+        return ()
+
 
 _printer: Callable[[Program, bool, bool], str]
 
@@ -205,19 +213,45 @@ def set_printer(printer: Callable[[Program, bool, bool], str]) -> None:
     _printer = printer
 
 
-def canonical_key(program: Program) -> tuple[Any, ...]:
-    """A value equal for two programs exactly when they are equal up to names. Computed once per program."""
-    found = program.__dict__.get("_key")
+class KeyRule:
+    """How the types and params of a program enter its key. A program whose types bind names has a rule of its own."""
+
+    def type(self, type: Any) -> Any:
+        return type
+
+    def value(self, value: Any) -> Any:
+        """A param as a hashable value; ``True`` and ``1`` differ, and so do ``1`` and ``1.0``."""
+        if isinstance(value, Program):
+            return canonical_key(value, self)
+        if isinstance(value, tuple | list):
+            return tuple([self.value(item) for item in value])
+        if isinstance(value, float | complex):
+            return type(value).__name__, repr(value)
+        if isinstance(value, np.ndarray):
+            return digest(value), value.dtype, value.shape
+        return type(value).__name__, value
+
+
+_PLAIN = KeyRule()
+
+
+def canonical_key(program: Program, outer: KeyRule = _PLAIN) -> tuple[Any, ...]:
+    """A value equal for two programs exactly when they are equal up to names. Computed once per program.
+
+    A region is asked with the rule of the program ``outer`` around it, whose names its types may have.
+    """
+    found = program.__dict__.get("_key") if outer is _PLAIN else None
     if found is not None:
         return found  # type: ignore[no-any-return]
     number: dict[int, int] = {}
+    rule = program.key_rule(outer)
 
-    def define(var: Var) -> TensorType:
+    def define(var: Var) -> Any:
         number[id(var)] = len(number)
-        return var.type
+        return rule.type(var.type)
 
     def use(atom: Atom) -> Any:
-        return atom.key() if isinstance(atom, Literal) else number[id(atom)]
+        return atom.key() if isinstance(atom, Literal) else number.get(id(atom), atom)
 
     constants = tuple(
         (define(v), value.digest if isinstance(value, Missing) else digest(value)) for v, value in program.constants
@@ -227,26 +261,17 @@ def canonical_key(program: Program) -> tuple[Any, ...]:
         (
             eqn.op,  # not its name, which another op may have had
             tuple(use(a) for a in eqn.inputs),
-            param_key(eqn.params),
+            param_key(eqn.params, rule),
             tuple(define(v) for v in eqn.outputs),
         )
         for eqn in program.eqns
     )
-    key = (constants, inputs, eqns, tuple(use(a) for a in program.outputs))
-    object.__setattr__(program, "_key", key)
+    key = (constants, inputs, eqns, tuple(use(a) for a in program.outputs), *program.key_parts())
+    if outer is _PLAIN:
+        object.__setattr__(program, "_key", key)
     return key
 
 
-def param_key(params: Params) -> tuple[Any, ...]:
-    """The params as a hashable value; ``True`` and ``1`` differ, and so do ``1`` and ``1.0``."""
-    return tuple((name, _value_key(params[name])) for name in sorted(params))
-
-
-def _value_key(value: Any) -> Any:
-    if isinstance(value, Program):
-        return canonical_key(value)
-    if isinstance(value, tuple):
-        return tuple(_value_key(item) for item in value)
-    if isinstance(value, float | complex):
-        return type(value).__name__, repr(value)
-    return type(value).__name__, value
+def param_key(params: Params, rule: KeyRule = _PLAIN) -> tuple[Any, ...]:
+    """The params as a hashable value."""
+    return tuple((name, rule.value(params[name])) for name in sorted(params))

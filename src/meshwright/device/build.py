@@ -135,7 +135,7 @@ def function(build: Callable[..., Any]) -> Function:
                 why="a device program knows the shape and device of its inputs",
                 fix=f"def {build.__name__}({name}: dist.Tensor((8, 4), 0), …)",
             )
-        inputs.append(DeviceValue(name, _sized(parameter.annotation)))
+        inputs.append(DeviceValue(name, parameter.annotation))
     if map_input is None:
         return _trace(build, inputs, build.__name__, None, 0)
     at = map_input[1]
@@ -144,13 +144,6 @@ def function(build: Callable[..., Any]) -> Function:
         return build(*values[:at], Lookup(None), *values[at:])
 
     return _trace(with_map, inputs, build.__name__, None, 0).with_(map_input=map_input)
-
-
-def _sized(type: Type) -> Type:
-    """Names among the sizes of a type are symbols."""
-    if isinstance(type, Tuple):
-        return Tuple(tuple(_sized(item) for item in type.items), type.more)
-    return Tensor(tuple(Dim.symbol(n) if isinstance(n, str) else n for n in type.shape), type.device, type.dtype)
 
 
 def _trace(

@@ -57,7 +57,7 @@ class DistIR:
         return eqn.op in ("send", "allreduce", "allgather", "reduce_scatter", "gather")
 
     def in_place(self, eqn: DeviceEqn) -> bool:
-        return eqn.op == "SGDOptimizer"
+        return bool(eqn.op == "SGDOptimizer")
 
     def links(self, eqn: DeviceEqn) -> tuple[Hashable, ...]:
         return ()

@@ -4,45 +4,62 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakValueDictionary
 
 import numpy as np
 
 from meshwright.core.dtypes import BOOL, FLOAT32, INT32, DType, short_name
-from meshwright.core.program import Program, digest
+from meshwright.core.program import Eqn, KeyRule, Literal, Program, Var, digest
 from meshwright.core.text.printing import print_program
+from meshwright.core.types import TensorType
 from meshwright.device.device_map import DeviceMap
 from meshwright.device.dims import Dim
-from meshwright.device.types import Device, Tensor, Type
+from meshwright.device.types import Device, Tensor, Tuple, Type
 
 LARGEST_INLINE = 16
 # What runs a program that is called: it stands above this module, and registers itself.
 CALLS: list[Callable[..., Any]] = []
 
 
-@dataclass(frozen=True, eq=False)
-class DeviceValue:
-    """A value of a device program, given once; ``type`` is what the text says about it, None where it says nothing.
+class DeviceValue(Var):
+    """A value of a device program, by the name its text has; ``type`` is None where the text says nothing about it.
 
     In a resolved program, ``origin`` is the value that it is one device's part of, and which time it is made there.
     """
 
-    name: str
-    type: Type | None = None
-    origin: tuple[DeviceValue, int] | None = None
+    __slots__ = ("name", "origin")
+
+    type: Type | None  # type: ignore[assignment]
+
+    def __init__(self, name: str, type: Type | None = None, origin: tuple[DeviceValue, int] | None = None) -> None:
+        self.name, self.type, self.origin = name, type, origin
 
     def __repr__(self) -> str:
         return f"{self.name}: {self.type}" if self.type is not None else self.name
 
 
-@dataclass(frozen=True)
-class Number:
+class Number(Literal):
     """A number written where it is used; it has no device."""
 
-    value: bool | int | float | complex
-    dtype: DType = FLOAT32
+    __slots__ = ()
+
+    def __init__(self, value: bool | int | float | complex, dtype: Any = FLOAT32) -> None:
+        super().__init__(value, TensorType((), np.dtype(dtype)))
+
+    @property
+    def dtype(self) -> DType:
+        return self.type.dtype
+
+    def key(self) -> tuple[str, TensorType]:
+        return str(self), self.type
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Number) and self.key() == other.key()
+
+    def __hash__(self) -> int:
+        return hash(self.key())
 
     def __str__(self) -> str:
         bare = {bool: BOOL, int: INT32, float: FLOAT32}.get(type(self.value))
@@ -51,19 +68,33 @@ class Number:
         text = str(np.float32(value)) if plain else print_attribute(value)  # type: ignore[arg-type]
         return text if bare == self.dtype else f"{text}:{short_name(self.dtype)}"
 
+    __repr__ = __str__
+
 
 Operand = DeviceValue | Number
 
 
-@dataclass(frozen=True, eq=False)
-class DeviceEqn:
-    """``outputs = op(inputs, attributes)``; ``body`` is the function of a pmap or a call."""
+class DeviceEqn(Eqn):
+    """``outputs = op(inputs, attributes)``; ``body`` is the function of a pmap or a call, a region among its params."""
 
-    op: str
+    __slots__ = ("attributes", "body")
+
+    op: Any
     inputs: tuple[Operand, ...]
     outputs: tuple[DeviceValue, ...]
-    attributes: Mapping[str, Any] = field(default_factory=dict)
-    body: Function | None = None
+
+    def __init__(
+        self,
+        op: Any,
+        inputs: tuple[Operand, ...],
+        outputs: tuple[DeviceValue, ...],
+        attributes: Mapping[str, Any] | None = None,
+        body: Function | None = None,
+    ) -> None:
+        self.attributes: Mapping[str, Any] = {} if attributes is None else attributes
+        self.body = body
+        params = self.attributes if body is None else {**self.attributes, "body": body}
+        super().__init__(op, inputs, params, outputs)
 
     @property
     def values(self) -> tuple[DeviceValue, ...]:
@@ -76,33 +107,40 @@ class DeviceEqn:
         return f"{', '.join(map(repr, self.outputs))} = {self.op}({operands})"
 
 
-@dataclass(frozen=True, eq=False)
-class Function:
+@dataclass(frozen=True, eq=False, init=False, repr=False)
+class Function(Program):
     """A device program. The body of a pmap is one too: ``variable`` then stands for the device it runs on.
 
-    Two functions are equal when they are the same up to names of values.
+    Two functions are equal when they are the same up to names of values and device variables.
     """
 
-    name: str
     inputs: tuple[DeviceValue, ...]
     eqns: tuple[DeviceEqn, ...]
     outputs: tuple[DeviceValue, ...]
+    name: str = ""
     device_map: DeviceMap | None = None
     variable: str | None = None
     slips: tuple[str, ...] = ()
     map_input: tuple[str, int] | None = None  # the name of a device map among the inputs, and its place
 
+    def __init__(
+        self,
+        name: str,
+        inputs: tuple[DeviceValue, ...],
+        eqns: tuple[DeviceEqn, ...],
+        outputs: tuple[DeviceValue, ...],
+        device_map: DeviceMap | None = None,
+        variable: str | None = None,
+        slips: tuple[str, ...] = (),
+        map_input: tuple[str, int] | None = None,
+        constants: tuple[tuple[Var, Any], ...] = (),
+    ) -> None:
+        super().__init__(inputs, eqns, outputs, constants)
+        given = {"device_map": device_map, "variable": variable, "slips": slips, "map_input": map_input}
+        self.__dict__.update(given, name=name)
+
     def __str__(self) -> str:
         return print_function(self)
-
-    def __repr__(self) -> str:
-        return str(self)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Function) and canonical(self) == canonical(other)
-
-    def __hash__(self) -> int:
-        return hash(canonical(self))
 
     def __call__(self, *inputs: Any, device_map: Any = None, **by_name: Any) -> Any:
         """Its outputs for arrays, in the order of its inputs or by their names.
@@ -128,60 +166,37 @@ class Function:
                 seen.add(id(eqn.body))
                 yield eqn.body
 
+    def key_rule(self, outer: KeyRule) -> KeyRule:
+        variables = dict(outer.variables) if isinstance(outer, DeviceKeyRule) else {}
+        if self.variable is not None:
+            variables[self.variable] = f"${len(variables)}"
+        return DeviceKeyRule(variables)
 
-def canonical(fn: Function, outer: Mapping[str, str] | None = None) -> tuple[Any, ...]:
-    """A value equal for two functions exactly when they are equal up to names of values and device variables."""
-    number: dict[DeviceValue, int] = {}
-    variables = dict(outer or {})
-    if fn.variable is not None:
-        variables[fn.variable] = f"${len(variables)}"
-
-    def typed(type: Type | None) -> str:
-        return _typed(type, variables)
-
-    def define(value: DeviceValue) -> tuple[int, str]:
-        number[value] = len(number)
-        return number[value], typed(value.type)
-
-    def use(x: Operand) -> Any:
-        return ("number", str(x)) if isinstance(x, Number) else number.get(x, x.name)
-
-    inputs = tuple(define(v) for v in fn.inputs)
-    eqns = tuple(
-        (
-            eqn.op,
-            tuple(use(x) for x in eqn.inputs),
-            tuple(sorted((k, _attribute_key(v, variables)) for k, v in eqn.attributes.items())),
-            canonical(eqn.body, variables) if eqn.body is not None else None,
-            tuple(define(v) for v in eqn.outputs),
-        )
-        for eqn in fn.eqns
-    )
-    taken = fn.map_input[1] if fn.map_input is not None else None
-    return inputs, eqns, tuple(use(v) for v in fn.outputs), str(fn.device_map), taken
+    def key_parts(self) -> tuple[Any, ...]:
+        return self.device_map, self.map_input[1] if self.map_input is not None else None
 
 
-def _typed(type: Type | None, variables: Mapping[str, str]) -> str:
-    if isinstance(type, Tensor):
-        if isinstance(type.device.base, str):
-            device = replace(type.device, base=variables.get(type.device.base, type.device.base))
-            return str(type.on(device))
-        return str(type)
-    if type is None:
-        return ""
-    return f"Tuple[{', '.join(_typed(item, variables) for item in type.items)}{'...' if type.more else ''}]"
+class DeviceKeyRule(KeyRule):
+    """Types and attributes with numbers for the device variables that pmaps around bind."""
 
+    def __init__(self, variables: Mapping[str, str]) -> None:
+        self.variables = variables
 
-def _attribute_key(value: Any, variables: Mapping[str, str]) -> str:
-    if isinstance(value, Device) and isinstance(value.base, str):
-        return str(replace(value, base=variables.get(value.base, value.base)))
-    if isinstance(value, tuple):
-        return f"({', '.join(_attribute_key(item, variables) for item in value)})"
-    if isinstance(value, str):
-        return variables.get(value, value)
-    if isinstance(value, np.ndarray):
-        return f"@{digest(value)}"
-    return print_attribute(value)
+    def type(self, type: Any) -> Any:
+        if isinstance(type, Tuple):
+            return tuple([self.type(item) for item in type.items]), type.more
+        return type.on(self.device(type.device)) if isinstance(type, Tensor) else type
+
+    def device(self, device: Device) -> Device:
+        base = self.variables.get(device.base) if isinstance(device.base, str) else None
+        return device if base is None else Device(base, device.sub, device.offset)
+
+    def value(self, value: Any) -> Any:
+        if isinstance(value, Device):
+            return self.device(value)
+        if isinstance(value, np.generic):
+            value = value.item()
+        return self.variables.get(value, value) if isinstance(value, str) else super().value(value)
 
 
 # Text

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from numbers import Integral
 from typing import Any
 
@@ -278,7 +277,7 @@ def input_items(fn: Function, domain: Flat, sizes: Mapping[str, int]) -> list[It
                 fix=f"{name}: {type.on(Device(0))}",
             )
         shape = tuple(bind(n, sizes) for n in type.shape)
-        return domain.value(name, replace(type, shape=shape))
+        return domain.value(name, type.shaped(shape))
 
     items = []
     for v in fn.inputs:

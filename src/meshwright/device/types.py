@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass
 from math import prod
 from numbers import Integral
+from typing import Any, ClassVar
 
 import numpy as np
 
-from meshwright.core.dtypes import FLOAT32, DType, short_name
+from meshwright.core.dtypes import FLOAT32, short_name
 from meshwright.core.types import TensorType
 from meshwright.device.dims import Dim, Size, Sizes
 from meshwright.errors import MeshwrightError, ShapeError
@@ -89,45 +91,62 @@ class Device:
 UNKNOWN = Device()
 
 
-@dataclass(frozen=True)
-class Tensor:
-    """A tensor on a device.
+class Tensor(TensorType):
+    """A tensor on a device; its sizes may be symbols, also given by name. Equal types are the same object.
 
     >>> str(Tensor((Dim.symbol("B") / 2, 4), Device(1))), str(Tensor((8,), 0, "int32"))
     ('Tensor[(B/2, 4), 1]', 'Tensor[i32, (8,), 0]')
     """
 
-    shape: Sizes
-    device: Device = UNKNOWN
-    dtype: DType = FLOAT32
+    __slots__ = ("device",)
 
-    def __post_init__(self) -> None:
-        if not isinstance(self.device, Device):
-            object.__setattr__(self, "device", Device(self.device))
-        object.__setattr__(self, "dtype", np.dtype(self.dtype))
-        object.__setattr__(self, "shape", tuple(self.shape))
+    shape: Sizes  # type: ignore[assignment]
+    device: Device
+    _tensors: ClassVar[dict[tuple[Any, ...], Tensor]] = {}
+
+    def __new__(cls, shape: Iterable[Size | str], device: Any = UNKNOWN, dtype: Any = FLOAT32) -> Tensor:
+        sizes = tuple([Dim.symbol(n) if n.__class__ is str else n for n in shape])
+        key = (sizes, device if isinstance(device, Device) else Device(device), np.dtype(dtype))
+        found = cls._tensors.get(key)
+        if found is None:
+            found = object.__new__(cls)
+            plain = {"weak": False, "sharding": None, "varying": (), "unreduced": ()}
+            own = {"shape": sizes, "ndim": len(sizes), "size": prod(sizes), "device": key[1], "dtype": key[2]}
+            for name, value in {**plain, **own}.items():
+                object.__setattr__(found, name, value)
+            cls._tensors[key] = found
+        return found
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Tensor, (self.shape, self.device, self.dtype)
 
     def on(self, device: Device) -> Tensor:
         """The same tensor elsewhere."""
-        return replace(self, device=device)
+        return Tensor(self.shape, device, self.dtype)
+
+    def shaped(self, shape: Sizes) -> Tensor:
+        """This type with other sizes."""
+        return Tensor(shape, self.device, self.dtype)
 
     def resized(self, dim: int, size: Size) -> Tensor:
         """This type with another size of one dim."""
-        return replace(self, shape=(*self.shape[:dim], size, *self.shape[dim + 1 :]))
+        return self.shaped((*self.shape[:dim], size, *self.shape[dim + 1 :]))
 
     @property
     def nbytes(self) -> int:
         """Bytes of one value; its dims must be numbers."""
-        return prod(_number(n, self) for n in self.shape) * self.dtype.itemsize
+        return self.plain().nbytes
 
     def plain(self) -> TensorType:
         """The type without its device; its dims must be numbers."""
-        return TensorType(tuple(_number(n, self) for n in self.shape), self.dtype)
+        return TensorType(tuple([_number(n, self) for n in self.shape]), self.dtype)
 
     def __str__(self) -> str:
         dims = ", ".join(map(str, self.shape)) + ("," if len(self.shape) == 1 else "")
         dtype = "" if self.dtype == FLOAT32 else f"{short_name(self.dtype)}, "
         return f"Tensor[{dtype}({dims}), {self.device}]"
+
+    __repr__ = __str__
 
 
 @dataclass(frozen=True)
