@@ -4,6 +4,8 @@ Compilers fuse chains of elementwise ops, so that only what leaves a chain is wr
 
 - Reshapes, lifts between devices and transposes that only products read are views: they cost nothing.
 - Products, convolutions, collectives, scatters, sorts and loops are kernels of their own.
+- A contraction computes an operand as it reads it that is a cast, or cheap elementwise ops of stored values with fewer
+  bytes (int8 weights times their scale): they are read as they are stored, and the operand is never written.
 - Everything else is fused. A cheap elementwise value that is read by fused ops alone is computed where it is read, as
   often as that is; an expensive one (``exp``, ``gather``, a reduction) is computed once, and written if several kernels
   read it.
@@ -23,6 +25,7 @@ from heapq import heapify, heappop, heappush
 from meshwright.core.facts import Fusion
 from meshwright.core.op import fusion_of
 from meshwright.core.program import Atom, Eqn, Program, Var
+from meshwright.simulate.units import Unit, stored, units
 
 _ELEMENTWISE = (Fusion.CHEAP, Fusion.ELEMENTWISE, Fusion.PERMUTATION)
 ROW_BYTES = 2**17  # of the longest row that a kernel keeps on the chip
@@ -30,7 +33,10 @@ ROW_BYTES = 2**17  # of the longest row that a kernel keeps on the chip
 
 @dataclass
 class Kernel:
-    """Equations that run as one, the values that they read from memory with the bytes of each, and those written."""
+    """Equations that run as one, the values that they read from memory with the bytes of each, and those written.
+
+    One that runs ``alone`` is its last equation; those before it compute operands of that as they are read.
+    """
 
     eqns: list[Eqn]
     reads: dict[Var, int] = field(default_factory=dict)
@@ -55,13 +61,6 @@ class Fusions:
         return stored(atom, self.views)
 
 
-def stored(atom: Atom, views: dict[Var, Atom]) -> Atom:
-    """The value in whose memory an atom is."""
-    while atom.__class__ is Var and atom in views:
-        atom = views[atom]
-    return atom
-
-
 def fuse(program: Program, fused: bool = True, views_of: frozenset[str] = frozenset()) -> Fusions:
     """The kernels of a program; without ``fused`` every equation is one.
 
@@ -71,7 +70,7 @@ def fuse(program: Program, fused: bool = True, views_of: frozenset[str] = frozen
     eqns = [eqn for eqn in program.eqns if not all(v in views for v in eqn.outputs) or eqn.effects]
     if not fused:
         return Fusions([_kernel(eqn, views) for eqn in eqns], views)
-    return Fusions(_FusionPass(program, eqns, views).run(), views)
+    return Fusions(_FusionPass(program, units(program, eqns, views), views).run(), views)
 
 
 def _views(program: Program, more: frozenset[str]) -> dict[Var, Atom]:
@@ -119,19 +118,23 @@ def is_row_reduction(eqn: Eqn) -> bool:
 class _FusionPass:
     """One pass forward for levels, one backward that gives each equation its kernels, one that puts them in order."""
 
-    def __init__(self, program: Program, eqns: Sequence[Eqn], views: dict[Var, Atom]) -> None:
-        self.program, self.eqns, self.views = program, eqns, views
-        self.fusions = [fusion_of(eqn) for eqn in eqns]
-        self.made: dict[Var, int] = {v: n for n, eqn in enumerate(eqns) for v in eqn.outputs}
+    def __init__(self, program: Program, found: Sequence[Unit], views: dict[Var, Atom]) -> None:
+        self.program, self.units, self.views = program, found, views
+        self.eqns = [unit.eqn for unit in found]
+        self.fusions = [unit.fusion for unit in found]
+        self.made: dict[Var, int] = {v: n for n, unit in enumerate(found) for v in unit.outputs}
         self.level: list[int] = []
         self.parent: list[int] = []  # of kernels that became one
         self.kernel_level: list[int] = []
-        self.homes: list[set[int]] = [set() for _ in eqns]  # the kernels that an equation runs in
+        self.homes: list[set[int]] = [set() for _ in found]  # the kernels that an equation runs in
         self.kept: set[Var] = set()  # values that are written to memory
-        self.readers: list[list[int]] = [[] for _ in eqns]  # the equations that read the results of each
+        self.readers: list[list[int]] = [[] for _ in found]  # the equations that read the results of each
 
-    def sources(self, eqn: Eqn) -> Iterable[Var]:
-        for atom in eqn.inputs:
+    def sources(self, n: int) -> Iterable[Var]:
+        if self.units[n].reads is not None:
+            yield from self.units[n].reads  # type: ignore[misc]
+            return
+        for atom in self.eqns[n].inputs:
             root = stored(atom, self.views)
             if root.__class__ is Var:
                 yield root  # type: ignore[misc]
@@ -174,9 +177,9 @@ class _FusionPass:
         return self.asked_for(readers[0])
 
     def levels(self) -> None:
-        for eqn in self.eqns:
+        for n in range(len(self.eqns)):
             level = 0
-            for var in self.sources(eqn):
+            for var in self.sources(n):
                 made = self.made.get(var)
                 if made is not None:
                     level = max(level, self.level[made] + (1 if self.ends(made) else 0))
@@ -196,8 +199,8 @@ class _FusionPass:
 
     def assign(self) -> None:
         readers = self.readers
-        for n, eqn in enumerate(self.eqns):
-            for var in set(self.sources(eqn)):
+        for n in range(len(self.eqns)):
+            for var in set(self.sources(n)):
                 if var in self.made:
                     readers[self.made[var]].append(n)
         returned = {stored(atom, self.views) for atom in self.program.outputs}
@@ -205,7 +208,7 @@ class _FusionPass:
             eqn = self.eqns[n]
             if self.fusions[n].alone:
                 self.homes[n] = {self.new(-1)}
-                self.kept.update(eqn.outputs)
+                self.kept.update(self.units[n].outputs)
                 continue
             level = self.level[n]
             homes = {self.find(k) for reader in readers[n] for k in self.homes[reader]
@@ -235,6 +238,10 @@ class _FusionPass:
         for numbers in members.values():
             inside = {v for n in numbers for v in self.eqns[n].outputs}
             kernel = Kernel([self.eqns[n] for n in numbers], alone=self.fusions[numbers[0]].alone)
+            unit = self.units[numbers[0]]
+            if unit.reads is not None:
+                kernels.append(Kernel(list(unit.eqns), dict(unit.reads), list(unit.outputs), alone=True))
+                continue
             for n in numbers:
                 eqn = self.eqns[n]
                 for at, atom in enumerate(eqn.inputs):

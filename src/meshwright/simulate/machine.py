@@ -95,14 +95,18 @@ class Machine:
 
     def kernel(self, kernel: Kernel) -> TaskCost:
         """The cost of a fusion."""
-        eqn = kernel.eqns[0]
+        eqn = kernel.eqns[-1]
         if kernel.alone:
             types = tuple(a.type for a in eqn.inputs), tuple(v.type for v in eqn.outputs)
-            key: object = (eqn.op, *types, tuple(eqn.params.items()))
+            nbytes = kernel.nbytes if len(kernel.eqns) > 1 else None
+            key: object = (eqn.op, *types, tuple(eqn.params.items()), nbytes)
             found = self._kernels.get(key)
             if found is None:
-                rule = self._matmul if fusion_of(eqn) is Fusion.CONTRACTION else self._other
-                found = self._kernels[key] = self.written(eqn)[0] if eqn.op.structure is Structure.KERNEL else rule(eqn)
+                if eqn.op.structure is Structure.KERNEL:
+                    found = self.written(eqn)[0]
+                else:
+                    found = self._matmul(eqn, nbytes) if fusion_of(eqn) is Fusion.CONTRACTION else self._other(eqn)
+                self._kernels[key] = found
             return found
         return self._fused(kernel)
 
@@ -123,14 +127,15 @@ class Machine:
             return stand_in
         return name
 
-    def _matmul(self, eqn: Eqn) -> TaskCost:
+    def _matmul(self, eqn: Eqn, nbytes: float | None = None) -> TaskCost:
+        """A contraction, which reads and writes ``nbytes`` if it computes operands as it reads them."""
         cost = eqn.op.cost([a.type for a in eqn.inputs], [v.type for v in eqn.outputs], eqn.params)
-        dtype = self._dtype(eqn)
-        found = self._work(cost.flops, cost.nbytes, dtype, cost.flops)
+        dtype, nbytes = self._dtype(eqn), cost.nbytes if nbytes is None else float(nbytes)
+        found = self._work(cost.flops, nbytes, dtype, cost.flops)
         if self.measured is None or dtype not in self.measured.flops_per_s:
             return found
         batch, m, k, n, kind = _matmul_sizes(eqn, cost.flops)
-        return found._replace(seconds=self.measured.product(m, k, n, dtype, batch, cost.nbytes, kind))
+        return found._replace(seconds=self.measured.product(m, k, n, dtype, batch, nbytes, kind))
 
     def _other(self, eqn: Eqn) -> TaskCost:
         """Scatters, sorts, windows: their own count of work."""

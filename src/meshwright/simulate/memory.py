@@ -207,7 +207,7 @@ class _Liveness:
 
     def reused(self, kernel: Kernel, dying: Sequence[Var], new: Sequence[Var]) -> dict[Var, Var]:
         """Results that are written over operands which nobody reads again, with these."""
-        eqn = kernel.eqns[0]
+        eqn = kernel.eqns[-1]
         found: dict[Var, Var] = {}
         if kernel.alone and _is_loop(eqn):
             found = {var: old for var, old in self.carried(kernel, dying).items() if var in new}
@@ -218,7 +218,7 @@ class _Liveness:
 
     def in_place(self, kernel: Kernel) -> bool:
         """Whether a kernel may write its results over what it reads."""
-        eqn = kernel.eqns[0]
+        eqn = kernel.eqns[-1]
         free = eqn.op.name not in self.fresh
         return not kernel.alone or (free and (memory_of(eqn) is Memory.IN_PLACE or is_elementwise(eqn)))
 
@@ -241,7 +241,7 @@ class _Liveness:
 
     def carried(self, kernel: Kernel, dying: Sequence[Var]) -> dict[Var, Var]:
         """The last carries of a loop in the memory of what they start from, where nobody reads that again."""
-        eqn = kernel.eqns[0]
+        eqn = kernel.eqns[-1]
         if not kernel.alone or not _is_loop(eqn):
             return {}
         consts, carry = _carry(eqn)
@@ -256,7 +256,7 @@ class _Liveness:
 
     def inside(self, kernel: Kernel) -> int:
         """Bytes that the iterations of a loop need beside its operands and results."""
-        eqn = kernel.eqns[0]
+        eqn = kernel.eqns[-1]
         if kernel.alone and eqn.op.split.across is Across.UNWINDOWED and self.positions:
             return _positions(eqn)
         if kernel.alone and eqn.op.structure is Structure.BRANCH:

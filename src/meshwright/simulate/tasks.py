@@ -67,7 +67,7 @@ class TaskReader:
         kernels = fuse(whole, self.fused)
         block = TaskBlock(whole, kernels, [])
         for number, kernel in enumerate(kernels.kernels):
-            eqn = kernel.eqns[-1] if not kernel.alone else kernel.eqns[0]
+            eqn = kernel.eqns[-1]
             after = tuple(sorted({block.makers[v] for v in kernel.reads if v in block.makers}))
             reads, writes = tuple(kernel.reads), tuple(kernel.writes)
             task = Task("", eqn.op.name, eqn.source, _NOTHING, after, reads, writes)
@@ -85,7 +85,7 @@ class TaskReader:
                 raise _inside(eqn)
             else:
                 task.cost = self.machine.kernel(kernel)
-                task.op = "fused" if len(kernel.eqns) > 1 else name
+                task.op = "fused" if len(kernel.eqns) > 1 and not kernel.alone else name
                 task.name = _name(kernel.eqns, eqn)
             block.tasks.append(task)
             block.makers.update((v, number) for v in kernel.writes)
@@ -166,12 +166,10 @@ def _carried(block: TaskBlock, inputs: tuple[Var, ...], outputs: tuple[Atom, ...
 
 def _name(eqns: list[Eqn], last: Eqn) -> str:
     shapes = "".join(v.type.short().split("{")[0] for v in last.outputs[:1])
-    if len(eqns) == 1:
-        if fusion_of(last) is Fusion.CONTRACTION:
-            operands = (a.type.short().split("{")[0] for a in last.inputs)
-            return " ".join([last.op.name, *operands])
-        return f"{last.op.name} {shapes}".rstrip()
-    return f"{last.op.name} {shapes} and {len(eqns) - 1} more"
+    if fusion_of(last) is Fusion.CONTRACTION:
+        shapes = " ".join(a.type.short().split("{")[0] for a in last.inputs)
+    more = f" and {len(eqns) - 1} more" if len(eqns) > 1 else ""
+    return f"{last.op.name} {shapes}".rstrip() + more
 
 
 def _inside(eqn: Eqn) -> MeshwrightError:
