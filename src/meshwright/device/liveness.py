@@ -14,7 +14,7 @@ class MemoryFacts(Protocol):
     """What memory needs to know of an equation."""
 
     @property
-    def costs(self) -> dict[int, float]: ...
+    def seconds(self) -> float: ...
     @property
     def allocated(self) -> Places: ...
     @property
@@ -109,7 +109,7 @@ def remember(
     uses = _uses(fn)
     read: dict[object, float] = {}  # when the last op that reads a value so far ends
     for eqn, fact, start in zip(fn.eqns, facts, starts, strict=True):
-        end = start + max(fact.costs.values(), default=0.0)
+        end = start + fact.seconds
         # An elementwise op may write into an operand of the same size that nobody reads again.
         over = _last_of_group(eqn, uses) if fact.elementwise else None
         if over is not None and read.get(over, 0.0) > start:  # a message that carries it is still under way

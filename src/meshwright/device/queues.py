@@ -7,9 +7,8 @@ program order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from heapq import heapify, heappop, heappush
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from meshwright.device.function import DeviceEqn, DeviceValue, Function
 from meshwright.device.liveness import DeviceMemory, Places, TimedMemory, remember
@@ -19,6 +18,7 @@ from meshwright.device.tensor_ops import is_elementwise
 from meshwright.device.timeline import DeviceEvent
 from meshwright.device.types import Tensor
 from meshwright.errors import DeviceError
+from meshwright.simulate.clock import start_times
 
 
 def _places(value: DeviceValue) -> Places:
@@ -39,7 +39,8 @@ def _places(value: DeviceValue) -> Places:
 class _Fact(NamedTuple):
     costs: dict[int, float]
     talks: bool
-    links: tuple[Hashable, ...]
+    seconds: float
+    units: dict[Any, float]
     made: Places
     allocated: Places
     elementwise: bool
@@ -80,84 +81,37 @@ class _Facts:
         talks = assumptions.is_communication(eqn)
         allocated = [] if assumptions.in_place(eqn) else places
         elementwise = assumptions.reuses and is_elementwise(eqn)
-        return _Fact(used, talks, assumptions.links(eqn) if talks else (), places, allocated, elementwise)
+        seconds = max(used.values(), default=0.0)
+        units: dict[Any, float] = {}
+        if talks and assumptions.overlap and seconds:
+            units = {**used, **dict.fromkeys(assumptions.links(eqn), seconds)}
+        return _Fact(used, talks, seconds, units, places, allocated, elementwise)
 
 
-def _starts(fn: Function, facts: Sequence[_Fact]) -> list[float]:
-    """When each equation starts where each device does one thing after the other."""
-    queue: dict[int, float] = {}
-    done: dict[object, float] = {}
-    found = []
-    for eqn, fact in zip(fn.eqns, facts, strict=True):
-        start = 0.0
-        for x in eqn.inputs:
-            at = done.get(x) if x.__class__ is DeviceValue else None
-            if at is not None and at > start:
-                start = at
-        for device in fact.costs:
-            at = queue.get(device)
-            if at is not None and at > start:
-                start = at
-        end = start
-        for device, seconds in fact.costs.items():
-            queue[device] = finish = start + seconds
-            if finish > end:
-                end = finish
-        for v in eqn.outputs:
-            done[v] = end
-        found.append(start)
-    return found
+def _starts(fn: Function, facts: Sequence[_Fact], overlap: bool) -> list[float]:
+    """When each equation starts, by the clock.
 
-
-def _starts_overlapped(fn: Function, facts: Sequence[_Fact]) -> list[float]:
-    """When each equation starts where devices compute and communicate at once."""
-    waits, follows = _order(fn, facts)
-    ready = [0.0] * len(fn.eqns)
-    starts = [0.0] * len(fn.eqns)
-    free: dict[Hashable, float] = {}  # when ports of devices and links are
-    heap = [(0.0, 0.0, n) for n, left in enumerate(waits) if not left]  # when to try, since when it is ready
-    heapify(heap)
-    while heap:
-        at, since, n = heappop(heap)
-        costs, talks, links = facts[n][:3]
-        most = max(costs.values(), default=0.0)
-        if talks and most:
-            later = max([free.get(unit, 0.0) for unit in (*costs, *links)])
-            if later > at:
-                heappush(heap, (later, since, n))
-                continue
-            free.update((device, at + seconds) for device, seconds in costs.items())
-            free.update(dict.fromkeys(links, at + most))
-        starts[n] = at
-        for after, device in follows[n]:
-            end = at + (most if device is None else costs[device])
-            if end > ready[after]:
-                ready[after] = end
-            waits[after] -= 1
-            if not waits[after]:
-                heappush(heap, (ready[after], ready[after], after))
-    return starts
-
-
-def _order(fn: Function, facts: Sequence[_Fact]) -> tuple[list[int], list[list[tuple[int, int | None]]]]:
-    """How many others each equation waits for, and who waits for it: for its results (None) or for a device of it."""
-    waits = [0] * len(fn.eqns)
-    follows: list[list[tuple[int, int | None]]] = [[] for _ in fn.eqns]
+    What a device computes, and where it does one thing after the other all it does, is in program order. Messages and
+    collectives that overlap take the ports of their devices, and links, in the order in which they are ready.
+    """
+    seconds = [fact.seconds for fact in facts]
+    follows: list[list[tuple[int, float]]] = [[] for _ in facts]
     made: dict[object, int] = {}
     last: dict[int, int] = {}
     for n, (eqn, fact) in enumerate(zip(fn.eqns, facts, strict=True)):
-        for x in dict.fromkeys(eqn.values):
-            if x in made:
-                follows[made[x]].append((n, None))
-                waits[n] += 1
-        for device in () if fact.talks else fact.costs:
-            if device in last:
-                follows[last[device]].append((n, device))
-                waits[n] += 1
-            last[device] = n
+        for x in eqn.inputs:
+            before = made.get(x) if x.__class__ is DeviceValue else None
+            if before is not None:
+                follows[before].append((n, seconds[before]))
+        if not (overlap and fact.talks):
+            for device in fact.costs:
+                before = last.get(device)
+                if before is not None:
+                    follows[before].append((n, facts[before].costs[device]))
+                last[device] = n
         for v in eqn.outputs:
             made[v] = n
-    return waits, follows
+    return start_times(seconds, follows, [fact.units for fact in facts])
 
 
 class _Timed(NamedTuple):
@@ -213,7 +167,9 @@ def _seen_by(device: int, written: int, timed: _Timed, covers: Covers) -> _Timed
         outputs = tuple(v for v in eqn.outputs if here(v, covers.values[v]))
         places = [p for p in fact.made if p[0] == written] if outputs else []
         costs = {d: seconds for d, seconds in fact.costs.items() if d == written}
-        facts.append(fact._replace(costs=costs, made=places, allocated=places if fact.allocated else []))
+        longest = max(costs.values(), default=0.0)
+        allocated = places if fact.allocated else []
+        facts.append(fact._replace(costs=costs, seconds=longest, made=places, allocated=allocated))
         eqns.append(DeviceEqn(eqn.op, inputs, outputs or eqn.outputs, eqn.attributes))
         starts.append(start)
     held = tuple(v for v in timed.fn.inputs if here(v, covers.values.get(v, ())))
@@ -232,10 +188,9 @@ def run(
     """Simulate a resolved program; where devices stand for others, ``roles`` are those that do the same as them."""
     known = _Facts(assumptions)
     facts = [known.of(eqn) for eqn in fn.eqns]
-    overlaps = assumptions.overlap and any(fact.talks for fact in facts)
-    starts = _starts_overlapped(fn, facts) if overlaps else _starts(fn, facts)
+    starts = _starts(fn, facts, assumptions.overlap)
     timed = _Timed(fn, facts, starts)
-    ends = [start + max(fact.costs.values(), default=0.0) for fact, start in zip(facts, starts, strict=True)]
+    ends = [start + fact.seconds for fact, start in zip(facts, starts, strict=True)]
     found = _measured(timed, assumptions, known.places, events=events)
     if covers is None:
         return DeviceSimulation.of(max(ends, default=0.0), found)

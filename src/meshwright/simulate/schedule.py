@@ -13,9 +13,9 @@ busiest part of the machine needs for one.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from heapq import heappop, heappush
 from typing import NamedTuple
 
+from meshwright.simulate.clock import start_times
 from meshwright.simulate.tasks import Task, TaskBlock
 
 WINDOW = 64  # tasks beyond the first unfinished one that may start
@@ -134,13 +134,24 @@ class Scheduler:
         """When each task starts."""
         if self.overlap == "none":
             return _serial(seconds)
-        by_program = _schedule(tasks, seconds, after, list(range(len(tasks))))
+        follows = _followers(seconds, after)
+        units = [dict.fromkeys(task.cost.units, length) for task, length in zip(tasks, seconds)]
+        by_program = start_times(seconds, follows, units, range(len(tasks)), WINDOW)
         if not any(task.cost.axes or len(task.cost.units) > 1 for task in tasks):
             return by_program
         paths = _longest_paths(seconds, after)
-        by_path = _schedule(tasks, seconds, after, [-path for path in paths])
+        by_path = start_times(seconds, follows, units, [-path for path in paths], WINDOW)
         ends = [max(start + length for start, length in zip(s, seconds)) for s in (by_program, by_path)]
         return by_path if ends[1] < ends[0] * (1 - 1e-9) else by_program
+
+
+def _followers(seconds: Sequence[float], after: Sequence[Sequence[int]]) -> list[list[tuple[int, float]]]:
+    """For each task, those that wait for it, and how long it takes."""
+    follows: list[list[tuple[int, float]]] = [[] for _ in after]
+    for n, others in enumerate(after):
+        for before in set(others):
+            follows[before].append((n, seconds[before]))
+    return follows
 
 
 def _busiest(tasks: Sequence[Task], seconds: Sequence[float]) -> float:
@@ -169,62 +180,3 @@ def _longest_paths(seconds: Sequence[float], after: Sequence[Sequence[int]]) -> 
         for before in after[n]:
             beyond[before] = max(beyond[before], paths[n])
     return paths
-
-
-def _schedule(
-    tasks: Sequence[Task], seconds: Sequence[float], after: Sequence[Sequence[int]], priority: Sequence[float]
-) -> list[float]:
-    """List scheduling: at each moment the most urgent ready tasks whose parts are free."""
-    count = len(tasks)
-    waits = [len(set(a)) for a in after]
-    readers: list[list[int]] = [[] for _ in range(count)]
-    for n, a in enumerate(after):
-        for before in set(a):
-            readers[before].append(n)
-    free: dict[str, float] = {}
-    queues: dict[tuple[str, ...], list[tuple[float, int]]] = {}
-    held: list[int] = []  # ready, but beyond the window
-    done = [False] * count
-    starts = [0.0] * count
-    running: list[tuple[float, int]] = []
-    first, now = 0, 0.0
-
-    def admit(n: int) -> None:
-        if n < first + WINDOW:
-            heappush(queues.setdefault(tasks[n].cost.units, []), (priority[n], n))
-        else:
-            heappush(held, n)
-
-    for n in range(count):
-        if not waits[n]:
-            admit(n)
-    left = count
-    while left:
-        while True:
-            # Every queue holds tasks that need the same parts, so that its head decides for all of it.
-            best: tuple[float, int] | None = None
-            for units, queue in queues.items():
-                if queue and (best is None or queue[0] < best) and all(free.get(u, 0.0) <= now for u in units):
-                    best = queue[0]
-            if best is None:
-                break
-            n = best[1]
-            heappop(queues[tasks[n].cost.units])
-            starts[n] = now
-            for unit in tasks[n].cost.units:
-                free[unit] = now + seconds[n]
-            heappush(running, (now + seconds[n], n))
-        now, _ = running[0]
-        while running and running[0][0] <= now:
-            _, n = heappop(running)
-            done[n] = True
-            left -= 1
-            for reader in readers[n]:
-                waits[reader] -= 1
-                if not waits[reader]:
-                    admit(reader)
-        while first < count and done[first]:
-            first += 1
-        while held and held[0] < first + WINDOW:
-            admit(heappop(held))
-    return starts
