@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from math import inf
 from typing import Any
@@ -11,6 +11,7 @@ import numpy as np
 
 from meshwright.core.source import here
 from meshwright.errors import HardwareError
+from meshwright.hardware.chip_groups import check_members, group_cost
 from meshwright.hardware.chips import Chip, get
 from meshwright.hardware.links import CollectiveCost
 from meshwright.hardware.models import MODELS, OPTIONS
@@ -34,16 +35,22 @@ def collective_seconds(
     axes: Axes = None,
     mode: str = "exact",
     model: str = "links",
+    *,
+    members: Sequence[int] | None = None,
+    concurrent: Sequence[Sequence[int]] = (),
     **options: Any,
 ) -> float:
-    """The modelled time of a collective on ``bytes`` bytes of one group over ``axes``; see `collective_cost`.
+    """The modelled time of a collective on ``bytes`` bytes of one group over ``axes``, or of ``members``; see
+    `collective_cost`.
 
     >>> from meshwright import hardware
     >>> v5e = hardware.Topology("tpu v5e", (8, 4), mesh={"x": 8, "y": 4})
     >>> hardware.collective_seconds("all_gather", 2048 * 8192 * 2, v5e, "y")
     0.0005592405333333334
     """
-    return collective_cost(kind, bytes, topology, axes, mode, model, **options).seconds
+    return collective_cost(
+        kind, bytes, topology, axes, mode, model, members=members, concurrent=concurrent, **options
+    ).seconds
 
 
 def collective_cost(
@@ -53,9 +60,16 @@ def collective_cost(
     axes: Axes = None,
     mode: str = "exact",
     model: str = "links",
+    *,
+    members: Sequence[int] | None = None,
+    concurrent: Sequence[Sequence[int]] = (),
     **options: Any,
 ) -> CollectiveCost:
     """The terms of a collective's time.
+
+    Over ``axes`` all the groups of the mesh communicate at the same time. ``members`` names one group by the numbers
+    of its chips (slices one after another, the last axis the fastest), which shares links and switches with the groups
+    of ``concurrent`` alone.
 
     ``mode`` is ``"exact"``; ``"asymptotic"``, for large groups, as textbooks have it; or ``"calibrated"``, exact
     with the efficiencies and launch times that were measured. ``model`` names another way to reckon, see `models`.
@@ -65,6 +79,9 @@ def collective_cost(
     >>> cost = hardware.collective_cost("all_gather", 1e5, ring, mode="asymptotic")
     >>> round(cost.bandwidth_seconds * 1e6, 2), round(cost.latency_seconds * 1e6, 2), cost.bound
     (1.11, 4.0, 'latency')
+    >>> two_nodes = hardware.Topology("h100", 16)
+    >>> [hardware.collective_cost("all_gather", 1e9, two_nodes, members=m).network for m in [(5, 6, 7), (6, 7, 8)]]
+    ['link', 'net']
     """
     name = kind.lower().replace("-", "_") if isinstance(kind, str) else kind
     name = _ALIASES.get(name, name) if isinstance(name, str) else name
@@ -90,15 +107,49 @@ def collective_cost(
             fix='hardware.Topology("tpu v5e", (4, 4))',
         )
     spans = topology.spans(axes)
+    if members is not None or concurrent:
+        _check_group(topology, axes, members, concurrent, model, options)
     if not isinstance(bytes, int | float | np.integer | np.floating) or not 0 <= bytes < 1e300:
         raise HardwareError(
             f"A collective cannot move {bytes!r} bytes.", where=here(), why="sizes are positive", fix="0"
         )
-    if group_size(spans) == 1:
+    if (group_size(spans) if members is None else len(members)) == 1:
         return CollectiveCost(name, bytes, 1, 0.0, 0.0, model=model)
     exact = mode != "asymptotic"
-    cost = replace(MODELS[model](name, bytes, topology, spans, exact, **options), model=model)
+    if members is not None:
+        cost = group_cost(name, bytes, topology, members, concurrent, exact)
+    else:
+        cost = replace(MODELS[model](name, bytes, topology, spans, exact, **options), model=model)
     return cost if mode != "calibrated" or model == "nccl" else _calibrated(cost, topology)
+
+
+def _check_group(
+    topology: Topology,
+    axes: Axes,
+    members: Sequence[int] | None,
+    concurrent: Sequence[Sequence[int]],
+    model: str,
+    options: Mapping[str, object],
+) -> None:
+    """Raise unless a group was named by its chips alone."""
+    if members is None or not len(members) or axes is not None:
+        raise HardwareError(
+            "A group is named by its members or by axes of the mesh.",
+            where=here(),
+            why="both were given"
+            if members is not None and axes is not None
+            else "concurrent groups are those beside members, at least one chip",
+            fix="leave axes out" if axes is not None else "members=(0, 1)",
+        )
+    if model != "links" or options:
+        other = f"The model {model!r}" if model != "links" else f"The option {next(iter(options))!r}"
+        raise HardwareError(
+            f"{other} is about axes of a mesh.",
+            where=here(),
+            why="what a group of chips costs is known of the links that join them",
+            fix="axes=…, or model='links' without options",
+        )
+    check_members(topology, (members, *concurrent))
 
 
 def _calibrated(cost: CollectiveCost, topology: Topology) -> CollectiveCost:
@@ -134,7 +185,8 @@ def point_to_point(
     if not hops:
         return CollectiveCost("send", bytes, 1, 0.0, 0.0)
     if topology.switched:
-        return CollectiveCost("send", bytes, 2, bytes / chip.nvlink_bytes_per_s, chip.nvlink_hop_seconds)
+        ends = [int(np.ravel_multi_index(tuple(end), topology.shape)) for end in (source, target)]
+        return replace(group_cost("permute", 2 * bytes, topology, ends), kind="send", bytes=bytes)
     return CollectiveCost("send", bytes, 2, bytes / (ports * chip.link_bytes_per_s), round(hops * chip.hop_seconds, 12))
 
 

@@ -12,6 +12,7 @@ from itertools import combinations
 from math import prod
 from typing import Any
 
+from meshwright.hardware.occupancy import GroupCounts, Occupancy, UnitTraffic, occupancy
 from meshwright.hardware.placement import DCN, Span, group_size
 from meshwright.hardware.topology import Topology
 
@@ -56,7 +57,7 @@ def links(
     near = tuple(span for span in spans if span.axis != DCN)
     far = [span for span in spans if span.axis == DCN]
     if not far:
-        return _torus(kind, bytes, topology, near, exact, **options)
+        return torus(kind, bytes, topology, near, exact, **options)
     # Slices first gather (or last reduce) their own part each: both networks work at once.
     slices, chips = group_size(far), group_size(near)
     share = bytes if kind in ("broadcast", "reduce") else bytes / chips
@@ -66,7 +67,7 @@ def links(
     if chips == 1:
         return CollectiveCost(kind, bytes, slices, over, latency, network="net")
     inner = bytes / slices if kind in ("all_to_all", "permute") else bytes
-    within = _torus(kind, inner, topology, near, exact, **options)
+    within = torus(kind, inner, topology, near, exact, **options)
     return CollectiveCost(
         kind,
         bytes,
@@ -78,26 +79,35 @@ def links(
     )
 
 
-def _torus(
-    kind: str, bytes: float, topology: Topology, spans: tuple[Span, ...], exact: bool, **options: Any
+def torus(
+    kind: str,
+    bytes: float,
+    topology: Topology,
+    spans: tuple[Span, ...],
+    exact: bool,
+    sharing: tuple[int, ...] | None = None,
+    **options: Any,
 ) -> CollectiveCost:
+    """A group over axes of a torus; ``sharing`` groups have the links of each axis in common, all that interleave."""
     link, hop = topology.chip.link_bytes_per_s, topology.chip.hop_seconds
     rings = [topology.wraps(span) for span in spans]
     size = group_size(spans)
+    shared = sharing or tuple(span.stride for span in spans)
     radius = sum((s.size // 2 if ring else s.size - 1) * s.stride for s, ring in zip(spans, rings))
-    # Bandwidth into a chip per axis; groups that interleave share their links.
-    into = [(2 if ring else 1) / s.stride for s, ring in zip(spans, rings)]
+    # Bandwidth into a chip per axis.
+    into = [(2 if ring else 1) / share for ring, share in zip(rings, shared)]
     if kind in ("all_gather", "reduce_scatter", "all_reduce"):
         times = 2 if kind == "all_reduce" else 1
         load = times * bytes * (_gather_load(spans, into) if exact else 1 / sum(into))
         return CollectiveCost(kind, bytes, size, load / link, times * radius * hop, bytes_per_link=load)
     if kind == "all_to_all":
         load = max(
-            bytes * s.size / size * _exchange_load(s.size, ring, exact) * s.stride for s, ring in zip(spans, rings)
+            bytes * s.size / size * _exchange_load(s.size, ring, exact) * share
+            for s, ring, share in zip(spans, rings, shared)
         )
         return CollectiveCost(kind, bytes, size, load / link, radius * hop, bytes_per_link=load)
     if kind == "permute":
-        return _shift(bytes, topology, spans, rings, size, **options)
+        return _shift(bytes, topology, spans, rings, shared, **options)
     load = bytes / sum(into)  # broadcast and reduce: the array crosses the links of the worst-joined chip once
     return CollectiveCost(kind, bytes, size, load / link, radius * hop, bytes_per_link=load)
 
@@ -130,7 +140,7 @@ def _shift(
     topology: Topology,
     spans: tuple[Span, ...],
     rings: list[bool],
-    size: int,
+    shared: tuple[int, ...],
     shift: int | None = 1,
     split: bool = False,
 ) -> CollectiveCost:
@@ -139,15 +149,15 @@ def _shift(
 
     ``split`` sends s(N-s)/N of a message's bytes·hops each way round a ring, which loads both directions alike.
     """
-    link, hop = topology.chip.link_bytes_per_s, topology.chip.hop_seconds
-    moves = list(zip(spans, rings))[-1:] if shift is not None else list(zip(spans, rings))
+    link, hop, size = topology.chip.link_bytes_per_s, topology.chip.hop_seconds, group_size(spans)
+    moves = list(zip(spans, rings, shared))[-1 if shift is not None else 0 :]
     load, far = 0.0, 0
-    for span, ring in moves:
+    for span, ring, share in moves:
         steps = (span.size // 2 if shift is None else abs(shift)) % span.size
         near = min(steps, span.size - steps)
         both_ways = ring and (split or shift is None)
         crossing = steps * (span.size - steps) / span.size if both_ways else near
-        load = max(load, bytes / size * crossing * span.stride)
+        load = max(load, bytes / size * crossing * share)
         longest = max(steps, span.size - steps) if steps and (both_ways or not ring) else near
         far += longest * span.stride
     return CollectiveCost("permute", bytes, size, load / link, far * hop, bytes_per_link=load)
@@ -174,30 +184,76 @@ def switched(
     reduced_in_network: bool = False,
     **_: Any,
 ) -> CollectiveCost:
-    """At each level a block takes in what the group has elsewhere; all groups that have members in it do so at once.
+    """All the groups along mesh axes at once, in the nodes and units of a switched network."""
+    return over_levels(kind, bytes, topology, occupancy(topology, spans), exact, reduced_in_network)
 
-    A GPU's own adapter brings in its share of what comes from other nodes, so NVLink carries what the others of its
-    node bring.
+
+def over_levels(
+    kind: str, bytes: float, topology: Topology, found: Occupancy, exact: bool, reduced_in_network: bool = False
+) -> CollectiveCost:
+    """Levels work at the same time, and the busiest decides; a message waits for a hop at each.
+
+    Every GPU has an adapter of its own, an equal share of its node's way out, which brings in its part of what comes
+    from other nodes; NVLink carries what the others of the node bring. Units share their way out among all groups.
     """
-    size, times = group_size(spans), 2 if kind == "all_reduce" else 1
-    worst, latency, load, network = 0.0, 0.0, 0.0, "link"
-    levels = topology.levels
-    for index, level in enumerate(levels):
-        inside = _members(spans, level.size)
-        around = _members(spans, levels[1].size) if index == 0 and len(levels) > 1 else size
-        blocks = around // inside
-        if blocks == 1:
-            continue
-        groups = min(level.size, topology.size) // inside
-        share = bytes * around / size if kind in ("all_to_all", "permute") else bytes
-        crossing = bytes if reduced_in_network and kind == "all_reduce" else _crossing(kind, share, blocks, exact)
-        seconds = groups * crossing / level.bytes_per_s
-        if seconds > worst:
-            worst, load, network = seconds, groups * crossing, "net" if index else "link"
-        latency += (1 if reduced_in_network else times) * level.hop_seconds
-    return CollectiveCost(kind, bytes, size, worst, latency, bytes_per_link=load, network=network)
+    gpu, *above = topology.levels
+    # Switches that add take the array once and send it back once, at the same time: what a broadcast takes.
+    shares = "broadcast" if kind == "all_reduce" and reduced_in_network else kind
+    terms = [(max(_in_node(shares, group, exact) for group in found.groups), gpu.bytes_per_s, 1, "link")]
+    if above:
+        node = above[0]
+        into = max(_into_chip(shares, group, exact) for group in found.groups)
+        terms.append((into, node.bytes_per_s / node.size, node.size, "net"))
+    if found.units is not None:
+        terms.append((_out_of_unit(shares, found.units, exact), above[-1].bytes_per_s, 1, "net"))
+    share, rate, adapters, network = max(terms, key=lambda term: term[0] / term[1])
+    crossed = max(
+        (group.most > 1) * gpu.hop_seconds
+        + sum(level.hop_seconds for level, blocks in zip(above, (group.nodes, group.units)) if blocks > 1)
+        for group in found.groups
+    )
+    return CollectiveCost(
+        kind,
+        bytes,
+        max(group.size for group in found.groups),
+        bytes * share / rate,
+        (2 if shares == "all_reduce" else 1) * crossed,
+        bytes_per_link=bytes * share * adapters,
+        network=network,
+    )
 
 
-def _members(spans: tuple[Span, ...], block: int) -> int:
-    """How many chips of a group stand in one block of ``block`` chips in a row."""
-    return prod(min(span.size, max(1, block // span.stride)) for span in spans)
+def _in_node(kind: str, group: GroupCounts, exact: bool) -> float:
+    """Share of V that NVLink brings into one GPU, from the others of the group in its node."""
+    if group.most == 1:
+        return 0.0
+    others = (group.most - 1) / group.most if exact else 1.0
+    if kind in ("all_to_all", "permute"):
+        return (others if kind == "all_to_all" else 1.0) / group.size
+    return {"all_reduce": 2 * others, "broadcast": 1.0, "reduce": 1.0}.get(kind, others)
+
+
+def _into_chip(kind: str, group: GroupCounts, exact: bool) -> float:
+    """Share of V that one GPU's adapter brings in from other nodes, in the node that has fewest members.
+
+    Gathers bring in what the node lacks, (N - m)/N of V for m members; sums are scattered over nodes in equal parts,
+    so that (M - 1)/M of V comes in twice for M nodes, however the members are spread.
+    """
+    if group.nodes == 1:
+        return 0.0
+    if kind in ("all_to_all", "permute"):
+        return ((group.size - group.fewest) / group.size if exact and kind == "all_to_all" else 1.0) / group.size
+    lacks = (group.size - group.fewest) / group.size if exact else 1.0
+    others = (group.nodes - 1) / group.nodes if exact else 1.0
+    return {"all_reduce": 2 * others, "broadcast": 1.0, "reduce": 1.0}.get(kind, lacks) / group.fewest
+
+
+def _out_of_unit(kind: str, units: UnitTraffic, exact: bool) -> float:
+    """V's that the busiest unit takes in or sends out, all groups together."""
+    if kind == "all_to_all":
+        return units.exchanged if exact else units.held
+    if kind == "permute":
+        return units.moved
+    if kind in ("broadcast", "reduce") or not exact:
+        return units.straddling * (2 if kind == "all_reduce" else 1)
+    return 2 * units.summed if kind == "all_reduce" else units.gathered

@@ -9,6 +9,7 @@ from meshwright.core.source import here
 from meshwright.errors import HardwareError
 from meshwright.hardware.chips import data
 from meshwright.hardware.links import CollectiveCost
+from meshwright.hardware.occupancy import occupancy
 from meshwright.hardware.placement import Span, group_size
 from meshwright.hardware.topology import Topology
 
@@ -68,9 +69,8 @@ def _one(
 ) -> CollectiveCost:
     chip, constants = topology.chip, data()["nccl"]
     size = group_size(spans)
-    stride = min(span.stride for span in spans)
-    per_node = min(size, max(1, topology.node_size // stride))
-    nodes = size // per_node
+    worst = max(occupancy(topology, spans).groups, key=lambda group: (group.nodes, -group.fewest))
+    per_node, nodes = worst.fewest, worst.nodes
     base = constants["base_seconds"][algorithm][protocol]
     near = constants["hop_seconds"]["nvlink"][algorithm][protocol]
     net = constants["hop_seconds"]["net"][algorithm][protocol]
@@ -81,7 +81,7 @@ def _one(
             bus = min(bus, chip.node_bytes_per_s * per_node / topology.node_size)
     efficiency = constants["protocol_efficiency"][protocol]["all_reduce" if kind == "all_reduce" else "other"]
     if algorithm == "tree":
-        latency = base + 2 * ((per_node - 1) * near + log2(nodes) * net)
+        latency = base + 2 * ((worst.most - 1) * near + log2(nodes) * net)
         rate = 0.5 * bus * constants["tree_efficiency"] * efficiency
     else:
         steps = {"all_reduce": 2 * (size - 1), "broadcast": size, "reduce": size}.get(kind, size - 1)

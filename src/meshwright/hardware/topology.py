@@ -96,13 +96,14 @@ class Topology:
         >>> Topology("tpu v5e", (16, 16)).hosts
         32
         """
-        per_host = self.chip.nvlink_domain if self.switched else self.chip.chips_per_host
+        per_host = self.node_size if self.switched else self.chip.chips_per_host
         return -(-self.size // int(per_host))
 
     @property
     def node_size(self) -> int:
-        """GPUs in one NVLink domain."""
-        return int(self.chip.nvlink_domain)
+        """GPUs in one NVLink domain; a slice has domains of its own."""
+        domain = int(self.chip.nvlink_domain)
+        return min(domain, prod(self.shape)) if self.slices > 1 else domain
 
     @property
     def nodes(self) -> int:
@@ -171,7 +172,8 @@ class Topology:
         chip = self.chip
         out = [NetworkLevel("gpu", 1, chip.nvlink_bytes_per_s, chip.nvlink_hop_seconds)]
         if self.nodes > 1:
-            out.append(NetworkLevel("node", self.node_size, chip.node_bytes_per_s, chip.net_hop_seconds))
+            rate = chip.node_bytes_per_s * self.node_size / chip.nvlink_domain
+            out.append(NetworkLevel("node", self.node_size, rate, chip.net_hop_seconds))
         unit = self.node_size * int(chip.known("nodes_per_unit", 0))
         if unit and self.size > unit:
             out.append(NetworkLevel("unit", unit, chip.unit_bytes_per_s, chip.net_hop_seconds))

@@ -23,6 +23,7 @@ from meshwright.hardware.chips import dtype_name
 from meshwright.hardware.collectives import collective_cost, shift_of
 from meshwright.hardware.kernels import Kernels as Measured
 from meshwright.hardware.machines import sizes_text
+from meshwright.hardware.occupancy import occupancy
 from meshwright.hardware.placement import DCN, Span
 from meshwright.hardware.roofline import work
 from meshwright.hardware.topology import Topology
@@ -225,12 +226,9 @@ class Machine:
         spans = [span for span in topology.spans(axes) if span.size > 1]
         if not topology.switched:
             return tuple(dict.fromkeys("dcn" if s.axis == DCN else f"links {s.axis}" for s in spans))
-        node, found = topology.node_size, []
-        if any(span.stride < node for span in spans):
-            found.append("nvlink")
-        if any(span.stride * span.size > node for span in spans):
-            found.append("network")
-        return tuple(found)
+        groups = occupancy(topology, tuple(spans)).groups if spans else ()
+        busy = {"nvlink": any(g.most > 1 for g in groups), "network": any(g.nodes > 1 for g in groups)}
+        return tuple(name for name, used in busy.items() if used)
 
     def lying_on(self, unit: str) -> tuple[str, ...]:
         """The mesh axes that use a network."""
