@@ -33,7 +33,7 @@ LAYERS = (
     "arrays",
     "compile",
     "api",
-    "tree",
+    "ad_checkpoint tree",
     "numpy",
     "lax",
     "random",

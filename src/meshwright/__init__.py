@@ -2,8 +2,8 @@
 
 from typing import TYPE_CHECKING
 
-from meshwright import numpy, tree
-from meshwright.api.custom import checkpoint, custom_jvp, custom_vjp
+from meshwright import ad_checkpoint, numpy, tree
+from meshwright.api.custom import checkpoint, checkpoint_name, custom_jvp, custom_vjp
 from meshwright.api.grad import grad, jvp, linear_transpose, linearize, value_and_grad, vjp
 from meshwright.api.jacobian import hessian, jacfwd, jacobian, jacrev
 from meshwright.api.vmap import vmap
@@ -16,6 +16,7 @@ from meshwright.core.text.parse import parse_program
 from meshwright.core.trace import Array
 from meshwright.errors import MeshwrightError
 from meshwright.transform import every_op as _every_op  # noqa: F401  (fills the registry)
+from meshwright.transform import policies as checkpoint_policies
 
 if TYPE_CHECKING:
     from meshwright import debug, dist, hardware, interop, lax, nn, pallas, random, sharding, testing
@@ -100,8 +101,11 @@ __all__ = [
     "PartitionSpec",
     "Program",
     "ShapeDtypeStruct",
+    "ad_checkpoint",
     "check_partitioned",
     "checkpoint",
+    "checkpoint_name",
+    "checkpoint_policies",
     "config",
     "custom_jvp",
     "custom_vjp",

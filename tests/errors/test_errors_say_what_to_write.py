@@ -385,8 +385,26 @@ def test_a_policy_of_checkpoint():
     expect(
         lambda: mw.checkpoint(lambda x: x, policy="everything"),
         "checkpoint cannot take policy='everything'.",
-        "it keeps the inputs of the function and none of its intermediate values",
-        "mw.checkpoint(f), around the part of the function that is to be recomputed",
+        "a policy says of each equation whether its results are kept: policy(op, *types, **params)",
+        "policy=mw.checkpoint_policies.dots_saveable, or another of mw.checkpoint_policies",
+    )
+    expect(
+        lambda: mw.grad(mw.checkpoint(mw.numpy.sin, policy=lambda op, *types, **params: "save"))(3.0),
+        "The policy test_a_policy_of_checkpoint.<locals>.<lambda>.<locals>.<lambda> answered 'save'.",
+        "a policy of checkpoint says by True or False whether the results of an equation are kept",
+        "policy=lambda op, *types, **params: False",
+    )
+    expect(
+        lambda: mw.checkpoint_policies.save_only_these_names(["hidden"]),
+        "save_only_these_names cannot take ['hidden'].",
+        "it takes the names that were given by mw.checkpoint_name(x, name), each a string",
+        "mw.checkpoint_policies.save_only_these_names('hidden', 'scores')",
+    )
+    expect(
+        lambda: mw.checkpoint_name(X, 3),
+        "checkpoint_name cannot take the name 3.",
+        "a name is a string, and this is of type int",
+        "mw.checkpoint_name(x, 'hidden')",
     )
     assert mw.grad(mw.checkpoint(lambda x: x * x, policy=None))(3.0) == 6.0
 

@@ -10,6 +10,7 @@ import jax.extend.random
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 
 Twin = Callable[..., Any]
 
@@ -54,6 +55,7 @@ POINTWISE: dict[str, Twin] = {
     "select": _pointwise(lax.select),
     "reduce_precision": lambda x, exponent_bits, mantissa_bits: lax.reduce_precision(x, exponent_bits, mantissa_bits),
     "sharding_constraint": lambda x, spec: x,
+    "checkpoint_name": checkpoint_name,
     "stop_gradient": lax.stop_gradient,
     **{f"reproducible_{name}": getattr(lax, name) for name in ("log", "log1p", "erf", "erf_inv", "tan")},
     "fma": jax.jit(_pointwise(lambda x, y, z: x * y + z)),  # compiled into one instruction

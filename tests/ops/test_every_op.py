@@ -74,7 +74,7 @@ NOT_THE_SLOPE = frozenset({"stop_gradient", "reduce_precision"})
 # Ops all of whose factors must be whole on every device.
 NEVER_SPLIT: frozenset[str] = frozenset()
 
-FREE = frozenset({"sharding_constraint"})  # which says where a value is and does nothing
+FREE = frozenset({"checkpoint_name", "sharding_constraint"})  # which say something of a value and do nothing
 
 # Families for which a factor that could be split must not be marked as one that cannot.
 NEVER_TOO_STRICT = frozenset(POINTWISE) | {

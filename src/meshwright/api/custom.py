@@ -18,7 +18,9 @@ from meshwright.core.source import here
 from meshwright.core.trace import state
 from meshwright.core.types import TensorType
 from meshwright.errors import MeshwrightError, TreeError
+from meshwright.ops import residual
 from meshwright.ops.basic import zeros
+from meshwright.transform.policies import policy_rule
 from meshwright.transform.regions import custom
 from meshwright.transform.regions import region as regions
 
@@ -271,24 +273,25 @@ def checkpoint(
     *,
     prevent_cse: bool = True,
     static_argnums: int | Sequence[int] = (),
-    policy: None = None,
+    policy: Callable[..., Any] | None = None,
 ) -> Any:
-    """``fun``, whose derivative recomputes its intermediate values, all of them, instead of keeping them.
+    """``fun``, whose derivative computes intermediate values again instead of keeping them.
+
+    Its arguments are kept, and the intermediate values that a policy names (``mw.checkpoint_policies``); without one,
+    none. A policy of your own is asked of each equation of the forward run, ``policy(op, *operand_types, **params)``,
+    and answers True where the results are to be kept.
 
     >>> import meshwright as mw, meshwright.numpy as mnp
     >>> float(mw.grad(checkpoint(lambda x: mnp.sin(mnp.sin(x))))(0.0))
     1.0
+    >>> layer = checkpoint(lambda x, w: mnp.tanh(x @ w), policy=mw.checkpoint_policies.dots_saveable)
+    >>> mw.grad(lambda x, w: layer(x, w).sum())(mnp.ones((2, 3)), mnp.zeros((3, 4))).shape
+    (2, 3)
     """
     if fun is None:
         return lambda f: checkpoint(f, prevent_cse=prevent_cse, static_argnums=static_argnums, policy=policy)
     check_function(fun, "checkpoint")
-    if policy is not None:
-        raise MeshwrightError(
-            f"checkpoint cannot take policy={policy!r}.",
-            where=here(),
-            why="it keeps the inputs of the function and none of its intermediate values",
-            fix="mw.checkpoint(f), around the part of the function that is to be recomputed",
-        )
+    kept = {} if policy is None else {"policy": policy_rule(policy)}
     prevent_cse = static_flag(prevent_cse, "prevent_cse of checkpoint")
     numbers = argument_numbers(static_argnums, "checkpoint", "static_argnums")
 
@@ -301,7 +304,29 @@ def checkpoint(
         found = trace_flat(
             lambda *xs, **named: fun(*_join_args(fixed, xs, static), **named), in_tree, [x.type for x in values]
         )
-        outs = custom.checkpoint(*found.captured, *values, program=found.program)
+        outs = custom.checkpoint(*found.captured, *values, program=found.program, **kept)
         return tree.unflatten(found.out_tree, outs)
 
     return recomputed
+
+
+def checkpoint_name(x: Any, name: str) -> Any:
+    """``x``, an array or a tree of them, by a name that policies of ``checkpoint`` know it by.
+
+    >>> import meshwright as mw, meshwright.numpy as mnp
+    >>> policy = mw.checkpoint_policies.save_only_these_names("hidden")
+    >>> f = checkpoint(lambda x: mnp.sin(checkpoint_name(mnp.sin(x), "hidden")), policy=policy)
+    >>> float(mw.grad(f)(0.0))
+    1.0
+    """
+    if not isinstance(name, str):
+        raise MeshwrightError(
+            f"checkpoint_name cannot take the name {name!r}.",
+            where=here(),
+            why=f"a name is a string, and this is of type {type(name).__name__}",
+            fix="mw.checkpoint_name(x, 'hidden')",
+        )
+    leaves, structure = tree.flatten(x)
+    return tree.unflatten(
+        structure, [residual.checkpoint_name(leaf_value(v, "a named value"), name=name) for v in leaves]
+    )

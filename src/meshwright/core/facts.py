@@ -117,6 +117,7 @@ class Structure(Enum):
     SUMMED = "its operand, whose partial sums are summed over axes"
     KERNEL = "a kernel written by hand"
     CONSTRAINT = "its operand, in a sharding that somebody asked for"
+    NAMED = "its operand, by a ``name`` that says whether it is kept for a derivative"
 
 
 FusionRule = Callable[[Types, Types, Params], Fusion]

@@ -30,7 +30,7 @@ from meshwright.core.facts import (
 from meshwright.core.linearity import LinearGroup, LinearRule, groups_of
 from meshwright.core.linearity import Linearity as Linearity
 from meshwright.core.linearity import Types as Types
-from meshwright.core.program import Eqn, Params
+from meshwright.core.program import Eqn, Params, Var
 from meshwright.core.signature import signature_of
 from meshwright.core.source import here
 from meshwright.core.trace import apply
@@ -112,6 +112,7 @@ CostRule = Callable[[Types, Types, Params], Cost]
 LocalizeRule = Callable[[Params, Types, Types], Params]
 PruneRule = Callable[[Eqn, Sequence[bool]], Eqn]
 RunsRule = Callable[[Eqn, str], Runs]
+RecomputeRule = Callable[[Eqn, Sequence[bool], Callable[..., Any]], tuple[Eqn, Eqn, Sequence[Var]]]
 ReachRule = Callable[[Eqn, Sequence[bool]], tuple[bool, ...]]
 StackRule = Callable[[str, int, Value, bool, Params], tuple[Value, bool]]
 
@@ -139,6 +140,8 @@ class Op:
     - ``runs(eqn, name)``: how often an equation runs its region of that name.
     - ``reaches(eqn, marked)``: which results of an equation with a region depend on the operands that are ``marked``;
       None if every result depends on every operand.
+    - ``recompute(eqn, wanted, split)``: an equation with a region as one that also returns what is kept inside, one
+      that takes that and computes the ``wanted`` results again, and what is kept; None if it all is computed again.
     - ``fusion``: how it fuses (``core.facts``), or a rule for that; None where it follows from the factor rule and the
       cost. ``memory``: where its results lie, or a rule for that. ``fusion_of`` and ``memory_of`` ask.
     - ``split``: what devices do where a dim is split that it looks across.
@@ -168,6 +171,7 @@ class Op:
     prune: PruneRule | None
     runs: RunsRule
     reaches: ReachRule | None
+    recompute: RecomputeRule | None
     fusion: Fusion | FusionRule | None
     memory: Memory | MemoryRule
     split: Split
@@ -303,6 +307,7 @@ def define_op(
     prune: PruneRule | None = None,
     runs: RunsRule = once,
     reaches: ReachRule | None = None,
+    recompute: RecomputeRule | None = None,
     fusion: Fusion | FusionRule | None = None,
     memory: Memory | MemoryRule = Memory.SHARED,
     split: Split = BLOCKS,
@@ -346,6 +351,7 @@ def define_op(
         prune=prune,
         runs=runs,
         reaches=reaches,
+        recompute=recompute,
         fusion=fusion,
         memory=memory,
         split=split,

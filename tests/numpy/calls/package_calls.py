@@ -69,6 +69,7 @@ PACKAGE: dict[str, list[tuple[str, str]] | NotDrawn] = {
         (
             "Overlap",
             "check_partitioned",
+            "checkpoint_name",
             "make_program",
             "no_implicit_comms",
             "parse_program",
@@ -85,6 +86,8 @@ PACKAGE: dict[str, list[tuple[str, str]] | NotDrawn] = {
             "Array",
             "MeshwrightError",
             "Program",
+            "ad_checkpoint",
+            "checkpoint_policies",
             "config",
             "debug",
             "dist",

@@ -344,6 +344,7 @@ OPS: dict[str, Write] = {
     "slice": _with("slice", _slice),
     "sort": _sort,
     "stop_gradient": _same,
+    "checkpoint_name": _same,
     "top_k": _top_k,
     "transpose": _transpose,
     "triangular_solve": _with("triangular-solve", _solve),

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from meshwright.core import dtypes
 from meshwright.core.facts import Structure
 from meshwright.core.op import Cost, Linear, Linearity, No, Op, Runs, Types, Value, define_op
-from meshwright.core.program import Eqn, Params, Program
+from meshwright.core.program import Eqn, Params, Program, Var
 from meshwright.core.source import here
 from meshwright.core.trace import run
 from meshwright.core.types import TensorType, Variance, union
@@ -19,6 +19,7 @@ from meshwright.ops.elementwise import eq, ge, le, select, stop_gradient
 from meshwright.ops.reduction import reduce_or
 from meshwright.transform.batch import batch_program
 from meshwright.transform.jvp import jvp_program, linearize_program
+from meshwright.transform.recompute import Recomputation
 from meshwright.transform.regions.region import (
     NO_FACTORS,
     Mask,
@@ -493,6 +494,42 @@ def _cond_reaches(eqn: Eqn, marked: Sequence[bool]) -> Mask:
     return (True,) * len(eqn.outputs) if index else _any_of([depends(b, operands) for b in eqn.params["branches"]])
 
 
+def _cond_recompute(
+    eqn: Eqn, wanted: Sequence[bool], split: Callable[[Program, Sequence[bool]], Recomputation]
+) -> tuple[Eqn, Eqn, Sequence[Var]]:
+    """Every branch returns what all branches keep, with zeros for what the others do; equal types share."""
+    index, *operands = eqn.inputs
+    branches = eqn.params["branches"]
+    n_out, varying = len(branches[0].outputs), index.type.varying
+    splits = [split(branch, wanted) for branch in branches]
+    kept_types = [
+        [t.with_(varying=union((t.varying, varying))) for t in found.first.out_types[n_out:]] for found in splits
+    ]
+    slots, slots_of = _shared_slots(kept_types)
+
+    def keeping(found: Recomputation, mine: list[int]) -> Program:
+        def outputs(*args: Any) -> list[Any]:
+            outs, values = cut(run(found.first, args), n_out)
+            at = dict(zip(mine, values, strict=True))
+            return outs + [as_type(at[s], t) if s in at else zeros(t) for s, t in enumerate(slots)]
+
+        return region(outputs, found.first.in_types)
+
+    def from_kept(found: Recomputation, mine: list[int]) -> Program:
+        def outputs(*args: Any) -> list[Any]:
+            values, entered = cut(args, len(slots))
+            return run(found.again, [*(values[s] for s in mine), *entered])
+
+        return region(outputs, [*slots, *(a.type for a in operands)])
+
+    first_branches = tuple(map(keeping, splits, slots_of))
+    again_branches = tuple(map(from_kept, splits, slots_of))
+    kept = [Var(t) for t in slots]
+    first = Eqn(eqn.op, eqn.inputs, {"branches": first_branches}, (*eqn.outputs, *kept), eqn.source)
+    inputs, outputs = (index, *kept, *operands), pick(eqn.outputs, wanted)
+    return first, Eqn(eqn.op, inputs, {"branches": again_branches}, outputs, eqn.source), kept
+
+
 cond: Op = define_op(
     "cond",
     type=_cond_type,
@@ -508,5 +545,6 @@ cond: Op = define_op(
     cost=_cond_cost,
     runs=lambda eqn, name: Runs(or_another=True),
     reaches=_cond_reaches,
+    recompute=_cond_recompute,
     samples=lambda: [],
 )

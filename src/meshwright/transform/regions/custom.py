@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from meshwright.core.op import Cost, Linear, Linearity, No, Op, Value, define_op
-from meshwright.core.program import Params, Program, Rule
+from meshwright.core.program import Eqn, Params, Program, Rule, Var
 from meshwright.core.source import here
 from meshwright.core.trace import run, state, trace
 from meshwright.core.types import TensorType, Variance
@@ -15,7 +15,9 @@ from meshwright.ops.basic import reduce_sum, zeros
 from meshwright.ops.collective import psum
 from meshwright.ops.rules import traffic
 from meshwright.transform.batch import batch_program
-from meshwright.transform.jvp import jvp_program, linearize_program
+from meshwright.transform.jvp import Linearized, jvp_program, linearize_program
+from meshwright.transform.policies import keep_rule
+from meshwright.transform.recompute import Recomputation, split_program, used_inputs
 from meshwright.transform.regions.region import (
     NO_FACTORS,
     Mask,
@@ -269,7 +271,7 @@ custom_vjp_tangents: Op = define_op(
     samples=lambda: [],
 )
 
-# checkpoint: the derivative recomputes the program from its inputs
+# checkpoint: the derivative recomputes the program from its inputs and from what its policy keeps
 
 
 def _checkpoint_jvp(
@@ -284,7 +286,7 @@ def _checkpoint_jvp(
 
     active = pick(tangents, mask)
     pushed, nonzero = region_with(both, [x.type for x in [*primals, *active]])
-    outs, out_ts = cut(op(*primals, *active, program=pushed), len(program.outputs))
+    outs, out_ts = cut(op(*primals, *active, **{**params, "program": pushed}), len(program.outputs))
     return outs, spread(out_ts, nonzero)
 
 
@@ -295,25 +297,47 @@ def _uses(program: Program, op: Op) -> bool:
 def _checkpoint_linearize(
     op: Op, primals: Sequence[Value], tangents: Sequence[Value | None], params: Params
 ) -> tuple[list[Value], list[Value | None]]:
-    """Keep the inputs alone: the tangents come from a checkpoint that runs the program again."""
+    """Keep the inputs and what the policy says: the tangents come from a checkpoint that computes the rest again."""
     program, mask = params["program"], present(tangents)
-    n = len(primals)
+    n_out = len(program.outputs)
 
-    def differentiated(*args: Any) -> list[Any]:
-        return linearize_program(program, args, mask)[0]
+    def known(*args: Any) -> tuple[list[Any], Linearized]:
+        outs, linear = linearize_program(program, args, mask)
+        return outs + linear.residuals, linear
 
+    both, linear = region_with(known, program.in_types)
+    wanted = [False] * n_out + [True] * len(linear.residuals)
+    split = split_program(both, wanted, keep_rule(params.get("policy")))
+    kept_outs = (*split.first.outputs[:n_out], *split.first.outputs[len(both.outputs) :])
+    forward = dce(Program(split.first.inputs, split.first.eqns, kept_outs, split.first.constants))
     # The value of a differentiated custom vjp is what its fwd rule says, and that has derivatives of its own.
-    forward = dce(region(differentiated, program.in_types)) if _uses(program, custom_vjp_call) else program
-    outs = op(*primals, program=forward)
+    if not split.kept and not _uses(program, custom_vjp_call):
+        forward = program
+    outs, kept = cut(op(*primals, **{**params, "program": forward}), n_out)
 
-    def tangents_only(*args: Any) -> tuple[list[Any], Mask]:
-        _, linear = linearize_program(program, args[:n], mask)
-        return run(linear.program, [*linear.residuals, *args[n:]]), linear.nonzero
+    def tangents_only(*args: Any) -> list[Any]:
+        known_, active = cut(args, split.kept + len(primals))
+        return run(linear.program, [*run(split.again, known_), *active])
 
-    active = pick(tangents, mask)
-    pushed, nonzero = region_with(tangents_only, [x.type for x in [*primals, *active]])
-    out_ts = op(*primals, *active, program=dce(pushed, effects=False))
-    return list(outs), spread(out_ts, nonzero)
+    given = [*kept, *primals, *pick(tangents, mask)]
+    pushed = dce(region(tangents_only, [x.type for x in given]), effects=False)
+    used = used_inputs(pushed)
+    needed = Program(tuple(pick(pushed.inputs, used)), pushed.eqns, pushed.outputs, pushed.constants)
+    out_ts = op(*pick(given, used), **{**params, "program": needed})
+    return list(outs), spread(out_ts, linear.nonzero)
+
+
+def _checkpoint_recompute(
+    eqn: Eqn, wanted: Sequence[bool], split: Callable[[Program, Sequence[bool]], Recomputation]
+) -> tuple[Eqn, Eqn, Sequence[Var]]:
+    """A checkpoint in another: the policy around it decides what is kept of the first run."""
+    found = split(eqn.params["program"], wanted)
+    kept = [Var(t) for t in found.again.in_types[: found.kept]]
+    used = used_inputs(found.again)
+    again = Program(tuple(pick(found.again.inputs, used)), found.again.eqns, found.again.outputs, found.again.constants)
+    inputs = pick([*kept, *eqn.inputs], used)
+    first = Eqn(eqn.op, eqn.inputs, {**eqn.params, "program": found.first}, (*eqn.outputs, *kept), eqn.source)
+    return first, Eqn(eqn.op, inputs, {**eqn.params, "program": again}, pick(eqn.outputs, wanted), eqn.source), kept
 
 
 def _checkpoint_transpose(
@@ -330,7 +354,7 @@ def _checkpoint_transpose(
         return [ct for ct in found if ct is not None], present(found)
 
     program, nonzero = region_with(backward, [x.type for x in [*known, *active]])
-    return spread(op(*known, *active, program=dce(program)), nonzero)
+    return spread(op(*known, *active, **{**params, "program": dce(program)}), nonzero)
 
 
 def _checkpoint_batch(
@@ -342,10 +366,10 @@ def _checkpoint_batch(
         return batch_program(program, size, values, batched)
 
     found, flags = region_with(step, [batch_type(t, b, size) for t, b in zip(program.in_types, batched, strict=True)])
-    return list(op(*args, program=found)), flags
+    return list(op(*args, **{**params, "program": found})), flags
 
 
-def _checkpoint_type(*types: TensorType, program: Program) -> tuple[TensorType, ...]:
+def _checkpoint_type(*types: TensorType, program: Program, policy: Rule | None = None) -> tuple[TensorType, ...]:
     check_call("The program of a checkpoint", program, types)
     return program.out_types
 
@@ -361,8 +385,9 @@ checkpoint: Op = define_op(
     transpose=_checkpoint_transpose,
     batch=_checkpoint_batch,
     reaches=lambda eqn, marked: depends(eqn.params["program"], marked),
+    recompute=_checkpoint_recompute,
     calls="program",
-    evaluate=lambda xp, *args, program: tuple(xp.function(program)(*args)),
+    evaluate=lambda xp, *args, program, policy=None: tuple(xp.function(program)(*args)),
     cost=lambda operands, results, params: program_cost(params["program"]),
     samples=lambda: [],
 )

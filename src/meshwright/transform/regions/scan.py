@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from meshwright.core.facts import Structure
 from meshwright.core.op import Cost, Linear, Linearity, Op, Runs, Types, Value, define_op
-from meshwright.core.program import Eqn, Params, Program
+from meshwright.core.program import Eqn, Params, Program, Var
 from meshwright.core.trace import Tracer, run
 from meshwright.core.types import TensorType, Variance
 from meshwright.errors import ShapeError
 from meshwright.ops.basic import add, move_dim, zeros
 from meshwright.transform.batch import batch_program
 from meshwright.transform.jvp import jvp_program, linearize_program
+from meshwright.transform.recompute import Recomputation, used_inputs
 from meshwright.transform.regions.region import (
     NO_FACTORS,
     Mask,
@@ -326,6 +327,32 @@ def _scan_reaches(eqn: Eqn, marked: Sequence[bool]) -> Mask:
     return carry + depends(body, (*consts, *carry, *xs))[n_carry:]
 
 
+def _scan_recompute(
+    eqn: Eqn, wanted: Sequence[bool], split: Callable[[Program, Mask], Recomputation]
+) -> tuple[Eqn, Eqn, Sequence[Var]]:
+    """What is kept of each step is stacked; the second loop carries only what its wanted results follow from."""
+    params = eqn.params
+    body, n_consts, n_carry = params["body"], params["consts"], params["carry"]
+    ys_mask = tuple(wanted[n_carry:])
+
+    def with_carry(carry_mask: Mask) -> tuple[Mask, Recomputation]:
+        found = split(body, (*carry_mask, *ys_mask))
+        return cut(used_inputs(found.again), found.kept + n_consts, n_carry)[1], found  # type: ignore[return-value]
+
+    carry_mask, found = fixpoint(tuple(wanted[:n_carry]), with_carry)
+    kept = [Var(_stack_type(t, params["length"])) for t in found.first.out_types[len(body.outputs) :]]
+    first = Eqn(eqn.op, eqn.inputs, {**params, "body": found.first}, (*eqn.outputs, *kept), eqn.source)
+
+    kept_ins, consts, carry, xs = cut(found.again.inputs, found.kept, n_consts, n_carry)
+    _, const_mask, _, xs_mask = cut(used_inputs(found.again), found.kept, n_consts, n_carry)
+    inputs = (*pick(consts, const_mask), *pick(carry, carry_mask), *pick(xs, xs_mask), *kept_ins)
+    again_body = Program(inputs, found.again.eqns, found.again.outputs, found.again.constants)
+    mask = (*const_mask, *carry_mask, *xs_mask)
+    again_params = {**params, "body": again_body, "consts": sum(const_mask), "carry": sum(carry_mask)}
+    outputs = pick(eqn.outputs, (*carry_mask, *ys_mask))
+    return first, Eqn(eqn.op, (*pick(eqn.inputs, mask), *kept), again_params, outputs, eqn.source), kept
+
+
 scan: Op = define_op(
     "scan",
     type=_scan_type,
@@ -341,5 +368,6 @@ scan: Op = define_op(
     cost=_scan_cost,
     runs=lambda eqn, name: Runs(eqn.params["length"]),
     reaches=_scan_reaches,
+    recompute=_scan_recompute,
     samples=lambda: [],
 )

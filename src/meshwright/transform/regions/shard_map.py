@@ -13,7 +13,7 @@ cut into blocks, or how a result is put together from them:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from math import prod
 from typing import Any
@@ -25,7 +25,7 @@ from meshwright.core.source import here
 from meshwright.core.trace import Array, Tracer, run
 from meshwright.core.types import TensorType, Variance, union
 from meshwright.errors import ShardingError, VarianceError
-from meshwright.ops.basic import reshape
+from meshwright.ops.basic import reshape, zeros
 from meshwright.ops.collective import (
     all_gather,
     all_gather_invariant,
@@ -39,6 +39,7 @@ from meshwright.ops.collective import (
 from meshwright.sharding.spec import PartitionSpec
 from meshwright.transform.batch import batch_axis, batch_program, batch_split, batching_over, spmd_axes
 from meshwright.transform.jvp import jvp_program, linearize_program
+from meshwright.transform.recompute import Recomputation, used_inputs
 from meshwright.transform.regions.region import (
     NO_FACTORS,
     Mask,
@@ -258,9 +259,8 @@ def _linearize(
             else:
                 found.append(("saved", len(saved), made_varying))
                 saved.append(r)
-        specs = [PartitionSpec(tuple(a for a in manual if a in r.type.varying) or None) for r in saved]
-        kept = [reshape(r, shape=(1,)) if r.ndim == 0 else r for r in saved]
-        return outs + kept, (linear, found, [r.type for r in saved], specs)
+        specs = [_kept_spec(r.type, manual) for r in saved]
+        return outs + [_as_block(r) for r in saved], (linear, found, [r.type for r in saved], specs)
 
     program, (linear, found, saved_types, saved_specs) = region_with(forward, body.in_types)
     outs = op(*primals, **{**params, "body": program, "out_specs": (*params["out_specs"], *saved_specs)})
@@ -295,6 +295,55 @@ def _linearize(
            "out_specs": tuple(pick(params["out_specs"], linear.nonzero))},
     )  # fmt: skip
     return values, spread(out_ts, linear.nonzero)
+
+
+def _kept_spec(t: TensorType, manual: Axes) -> PartitionSpec:
+    """How what devices computed for themselves is joined outside, block behind block along its first dim."""
+    return PartitionSpec(tuple(a for a in manual if a in t.varying) or None)
+
+
+def _as_block(x: Value) -> Value:
+    """A value with a dim to be joined along."""
+    return reshape(x, shape=(1,)) if x.ndim == 0 else x
+
+
+def _recompute(
+    eqn: Eqn, wanted: Sequence[bool], split: Callable[[Program, Sequence[bool]], Recomputation]
+) -> tuple[Eqn, Eqn, Sequence[Var]]:
+    """What is kept inside crosses the boundary as blocks."""
+    params, body = eqn.params, eqn.params["body"]
+    n_out = len(body.outputs)
+    found = split(body, wanted)
+    types = found.first.out_types[n_out:]
+    specs = tuple(_kept_spec(t, params["manual"]) for t in types)
+
+    def keeping(*args: Any) -> tuple[list[Any], None]:
+        outs, kept = cut(run(found.first, args), n_out)
+        return outs + [_as_block(x) for x in kept], None
+
+    needed = used_inputs(found.again)[found.kept :]
+
+    def from_kept(*args: Any) -> tuple[list[Any], None]:
+        blocks, entered = cut(args, found.kept)
+        kept = [reshape(x, shape=t.shape) if t.ndim == 0 else x for x, t in zip(blocks, types, strict=True)]
+        unused = [zeros(t) if not flag else None for t, flag in zip(body.in_types, needed, strict=True)]
+        given = [u if x is None else x for x, u in zip(spread(entered, needed), unused, strict=True)]
+        return run(found.again, [*kept, *given]), None
+
+    first_body, _ = region_with(keeping, body.in_types)
+    again_types = [t.with_(shape=t.shape or (1,)) for t in types] + pick(body.in_types, needed)
+    again_body, _ = region_with(from_kept, again_types)
+    first_params = {**params, "body": first_body, "out_specs": (*params["out_specs"], *specs)}
+    again_params = {
+        **params,
+        "body": dce(again_body, effects=False),
+        "in_specs": (*specs, *pick(params["in_specs"], needed)),
+        "out_specs": tuple(pick(params["out_specs"], wanted)),
+    }
+    kept = [Var(t) for t in eqn.op.type(*(a.type for a in eqn.inputs), **first_params)[n_out:]]  # type: ignore[index]
+    first = Eqn(eqn.op, eqn.inputs, first_params, (*eqn.outputs, *kept), eqn.source)
+    inputs = (*kept, *pick(eqn.inputs, needed))
+    return first, Eqn(eqn.op, inputs, again_params, pick(eqn.outputs, wanted), eqn.source), kept
 
 
 def _unlifted(r: Any) -> tuple[Any, Axes]:
@@ -462,6 +511,7 @@ shard_map: Op = define_op(
     evaluate=_evaluate,
     cost=_cost,
     prune=_prune,
+    recompute=_recompute,
     samples=lambda: [],
 )
 
