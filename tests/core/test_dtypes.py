@@ -28,7 +28,7 @@ def _width(request: pytest.FixtureRequest) -> None:
 
 
 def strong() -> list[Kind]:
-    return [(d, False) for d in dtypes.ALL if dtypes.canonical(d) == d]
+    return [(d, False) for d in (*dtypes.ALL, *dtypes.PACKED) if dtypes.canonical(d) == d]
 
 
 def python_numbers() -> list[Kind]:
@@ -190,7 +190,7 @@ def test_an_unknown_dtype_is_refused_with_the_known_ones() -> None:
         dtypes.as_dtype("datetime64[s]")
     assert str(error.value) == (
         "dtype datetime64[s] is not one of bool, i8, i16, i32, i64, u8, u16, u32, u64, "
-        "f8e4m3fn, f8e5m2, f16, bf16, f32, f64, c64, c128"
+        "f8e4m3fn, f8e5m2, f16, bf16, f32, f64, c64, c128, i4, u4"
     )
 
 

@@ -150,3 +150,41 @@ def test_products_of_arrays_of_one_width_are_kernels_of_their_own() -> None:
 def test_a_comparison_on_the_way_is_no_cast() -> None:
     kernels = fuse(inline_calls(mw.make_program(lambda x, w: mw.nn.relu(x) @ w)(X, struct(K, N)))).kernels
     assert [len(kernel.eqns) for kernel in kernels if kernel.alone] == [1]
+
+
+# Four bits
+
+
+@pytest.mark.parametrize("dtype", ["int4", "uint4"])
+def test_four_bits_are_half_a_byte(dtype: str) -> None:
+    weights = mw.ShapeDtypeStruct((8192, 28672), dtype)
+    program = mw.make_program(lambda x, w: x @ w.astype(BF16))(struct(32, 8192), weights)
+    found = mw.simulate(program, "tpu v5e")
+    assert program.inputs[1].type.nbytes == 8192 * 28672 // 2
+    assert found.seconds == roofline.matmul(32, 8192, 28672, "tpu v5e", BF16, weight_dtype="int4").seconds
+    assert found.memory.temporary_bytes == 0
+    assert mw.parse_program(str(program)) == program
+
+
+def test_four_bits_are_cast_as_jax_casts_them() -> None:
+    import jax.numpy as jnp
+
+    numbers = np.array([-1e9, -9.0, -8.4, -1.5, -0.2, 0.0, 0.9, 3.7, 7.5, 8.0, 15.2, 16.0, np.inf, np.nan], np.float32)
+    for dtype in ("int4", "uint4"):
+        given = np.asarray(mnp.array(numbers).astype(dtype).astype("float32"))
+        np.testing.assert_array_equal(given, np.asarray(jnp.array(numbers).astype(dtype).astype("float32")))
+
+
+def test_four_bits_are_saved_and_loaded(tmp_path: Any) -> None:
+    x = mnp.arange(-8, 8).astype("int4").reshape(4, 4)
+    mw.save(tmp_path / "x", {"x": x})
+    back = mw.load(tmp_path / "x")["x"]
+    assert back.dtype == x.dtype
+    np.testing.assert_array_equal(np.asarray(back, np.int8), np.asarray(x, np.int8))
+
+
+def test_no_op_computes_with_four_bits() -> None:
+    x = mnp.arange(8).astype("int4")
+    with pytest.raises(mw.MeshwrightError) as error:
+        x + x
+    assert str(error.value).splitlines()[0] == "add cannot take i4[8], i4[8]."

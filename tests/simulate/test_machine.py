@@ -70,7 +70,7 @@ def test_links_of_gpus_are_nvlink_and_the_network() -> None:
     assert units(4, 16, "model") == {"nvlink", "network"}
 
 
-@pytest.mark.parametrize("name", dtypes.SHORT_NAMES)
+@pytest.mark.parametrize("name", [dtypes.short_name(dtype) for dtype in dtypes.ALL])
 def test_a_product_of_any_dtype_takes_time(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mw.config, "enable_x64", True)
     x = mw.ShapeDtypeStruct((1024, 1024), dtypes.SHORT_NAMES[name])

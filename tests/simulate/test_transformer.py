@@ -153,3 +153,18 @@ def test_what_cannot_be_split_is_refused() -> None:
     assert error.fix == "layers=6"
     with pytest.raises(mw.MeshwrightError, match="There is no program for 8 experts"):
         transformer.parameter_count(TransformerShape(2, 64, 64, heads=4, head_dim=16, vocab=64, experts=8))
+
+
+@pytest.mark.parametrize("cache", ["weights alone", "both"])
+def test_decoding_with_narrow_weights_takes_as_long_as_their_bytes(cache: str) -> None:
+    shape = TransformerShape(layers=4, width=4096, hidden=11008, heads=32, head_dim=128, vocab=32000)
+    seconds, arguments = {}, {}
+    for dtype in ("bfloat16", "int8", "int4"):
+        held = "bfloat16" if cache == "weights alone" else dtype
+        step = transformer.decode(shape, "tpu v5e", batch=4, context=2048, dtype=dtype, cache_dtype=held)
+        seconds[dtype], arguments[dtype] = step.seconds, step.memory.argument_bytes
+        bound = step.memory.argument_bytes / step.topology.chip.hbm_bytes_per_s
+        assert 0.85 * bound < step.seconds < 1.12 * bound  # of the table of embeddings, a few rows are read
+    assert seconds["int4"] < seconds["int8"] < seconds["bfloat16"]
+    if cache == "both":
+        assert arguments["int4"] * 4 == pytest.approx(arguments["bfloat16"], rel=1e-3)

@@ -87,16 +87,16 @@ def numbers(x: ArrayLike, dtype: DType) -> Value:
             why="their imaginary parts would be lost",
             fix="mnp.array(z).real, or dtype='complex64'",
         )
-    if dtypes.is_integer(dtype) and _integers(data):
+    if dtypes.holds_integers(dtype) and _integers(data):
         _check_range(data.min(), data.max(), dtype)
-    if dtypes.is_integer(dtype) and data.dtype.kind == "f" and not np.isfinite(data).all():
+    if dtypes.holds_integers(dtype) and data.dtype.kind == "f" and not np.isfinite(data).all():
         raise ShapeError(
             f"Infinities and NaN are not numbers of {dtype.name}.",
             where=here(),
             why="integers have none",
             fix="mnp.nan_to_num(x) first, or dtype='float32'",
         )
-    if not _integers(data) and (data.dtype.kind == "O" or dtypes.is_integer(dtype) or data.dtype.kind == "c"):
+    if not _integers(data) and (data.dtype.kind == "O" or dtypes.holds_integers(dtype) or data.dtype.kind == "c"):
         return strong(convert(to_array(data), dtype))
     if data.dtype.kind == "O" and dtypes.is_inexact(dtype):
         data = np.asarray([fitting(n, dtype) for n in data.flat], np.float64).reshape(data.shape)
@@ -121,7 +121,7 @@ def _integers(data: np.ndarray[Any, Any]) -> bool:
 
 def _check_range(low: Any, high: Any, dtype: DType) -> None:
     """Refuse integers that are not among those of a dtype."""
-    limits = np.iinfo(dtype)
+    limits = dtypes.integer_limits(dtype)
     if low < limits.min or high > limits.max:
         raise out_of_range(high if high > limits.max else low, dtype)
 
@@ -135,10 +135,10 @@ def fitting(x: Any, dtype: DType) -> Any:
         return x if dtype == BOOL else int(x)
     if isinstance(x, complex):
         return x
-    if dtypes.is_integer(dtype):
+    if dtypes.holds_integers(dtype):
         if not isinstance(x, int):
             return x
-        limits = np.iinfo(dtype)
+        limits = dtypes.integer_limits(dtype)
         if limits.min <= x <= limits.max:
             return x
         _check_range(x, x, dtypes.default_int())

@@ -18,6 +18,7 @@ UINT8, UINT16, UINT32, UINT64 = (np.dtype(t) for t in (np.uint8, np.uint16, np.u
 FLOAT16, FLOAT32, FLOAT64 = (np.dtype(t) for t in (np.float16, np.float32, np.float64))
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 FLOAT8_E4M3FN, FLOAT8_E5M2 = np.dtype(ml_dtypes.float8_e4m3fn), np.dtype(ml_dtypes.float8_e5m2)
+INT4, UINT4 = np.dtype(ml_dtypes.int4), np.dtype(ml_dtypes.uint4)
 COMPLEX64, COMPLEX128 = np.dtype(np.complex64), np.dtype(np.complex128)
 
 # The name a program is printed with -> the dtype.
@@ -28,6 +29,7 @@ SHORT_NAMES: dict[str, DType] = {
     "f8e4m3fn": FLOAT8_E4M3FN, "f8e5m2": FLOAT8_E5M2,
     "f16": FLOAT16, "bf16": BFLOAT16, "f32": FLOAT32, "f64": FLOAT64,
     "c64": COMPLEX64, "c128": COMPLEX128,
+    "i4": INT4, "u4": UINT4,
 }  # fmt: skip
 _SHORT: dict[DType, str] = {dtype: name for name, dtype in SHORT_NAMES.items()}
 
@@ -39,6 +41,7 @@ COMPLEXES = (COMPLEX64, COMPLEX128)
 NUMBERS = INTEGERS + FLOATS + COMPLEXES
 INEXACT = FLOATS + COMPLEXES
 ALL = (BOOL, *NUMBERS)
+PACKED = (INT4, UINT4)  # two to a byte; stored, moved and converted, and computed with by no op
 
 _WIDE_TO_NARROW = {INT64: INT32, UINT64: UINT32, FLOAT64: FLOAT32, COMPLEX128: COMPLEX64}
 
@@ -171,6 +174,25 @@ def is_integer(dtype: DType) -> bool:
     return dtype.kind in "iu"
 
 
+def holds_integers(dtype: DType) -> bool:
+    """Whether its values are integers, be it one that no op computes with."""
+    return dtype.kind in "iu" or dtype in PACKED
+
+
+def integer_limits(dtype: DType) -> Any:
+    """The least and the greatest integer of a dtype, as ``min`` and ``max``."""
+    return ml_dtypes.iinfo(dtype) if dtype in PACKED else np.iinfo(dtype)  # type: ignore[no-untyped-call]
+
+
+def array_bytes(dtype: DType, size: int) -> int:
+    """Bytes of an array of so many elements on a device; in NumPy's memory, one of four bits has a byte of its own.
+
+    >>> array_bytes(FLOAT32, 3), array_bytes(INT4, 3)
+    (12, 2)
+    """
+    return (size + 1) // 2 if dtype in PACKED else size * dtype.itemsize
+
+
 def real_part(dtype: DType) -> DType:
     """The dtype of the real part: f32 for c64, itself for a real dtype."""
     return {COMPLEX64: FLOAT32, COMPLEX128: FLOAT64}.get(dtype, dtype)
@@ -181,7 +203,9 @@ def real_part(dtype: DType) -> DType:
 _Node = DType | str
 _ABOVE: dict[_Node, tuple[_Node, ...]] = {
     BOOL: ("i*",),
-    "i*": (UINT8, INT8),
+    "i*": (UINT8, INT8, UINT4, INT4),
+    UINT4: (),
+    INT4: (),
     UINT8: (INT16, UINT16),
     INT8: (INT16,),
     UINT16: (INT32, UINT32),

@@ -637,7 +637,7 @@ def ragged() -> ShapeError:
 
 def out_of_range(x: int, dtype: dtypes.DType) -> ShapeError:
     """The error for a Python integer that a dtype does not have."""
-    limits = np.iinfo(dtype)
+    limits = dtypes.integer_limits(dtype)
     return ShapeError(
         f"The Python integer {x if abs(x) < 10**30 else f'of {x.bit_length()} bits'} is not a number of {dtype.name}.",
         where=here(),

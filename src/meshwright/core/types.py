@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from meshwright.core.axis_names import axis_text
-from meshwright.core.dtypes import DType, short_name
+from meshwright.core.dtypes import DType, array_bytes, short_name
 
 Shape = tuple[int, ...]
 
@@ -101,8 +101,8 @@ class TensorType:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of one whole value of this type."""
-        return self.size * self.dtype.itemsize
+        """Bytes of one whole value of this type on a device."""
+        return array_bytes(self.dtype, self.size)
 
     def short(self) -> str:
         """As a program prints it: ``f32[8,4]``, weak ``~f32[]``."""

@@ -57,6 +57,7 @@ int8, int16, int32, int64 = map(ScalarType, dtypes.SIGNED)
 uint8, uint16, uint32, uint64 = map(ScalarType, dtypes.UNSIGNED)
 float16, bfloat16 = ScalarType(dtypes.FLOAT16), ScalarType(dtypes.BFLOAT16)
 float32, float64 = ScalarType(dtypes.FLOAT32), ScalarType(dtypes.FLOAT64)
+int4, uint4 = map(ScalarType, dtypes.PACKED)
 float8_e4m3fn, float8_e5m2 = ScalarType(dtypes.FLOAT8_E4M3FN), ScalarType(dtypes.FLOAT8_E5M2)
 complex64, complex128 = ScalarType(dtypes.COMPLEX64), ScalarType(dtypes.COMPLEX128)
 int_, uint, float_, complex_ = int64, uint64, float64, complex128  # of the default width
@@ -88,9 +89,9 @@ def finfo(dtype: DTypeLike) -> Any:
 def iinfo(dtype: DTypeLike) -> Any:
     """The limits of an integer dtype."""
     kind = _plain(dtype)
-    if not dtypes.is_integer(kind):
+    if not dtypes.holds_integers(kind):
         raise _no_limits("mnp.iinfo", kind, "integers", "mnp.finfo(dtype)")
-    return np.iinfo(kind)
+    return dtypes.integer_limits(kind)
 
 
 def _no_limits(name: str, dtype: DType, taken: str, fix: str) -> ShapeError:

@@ -222,14 +222,14 @@ def _convert_transpose(
 def _convert_evaluate(xp: Any, x: Any, dtype: Any, weak: bool) -> Any:
     if dtypes.is_complex(x.dtype) and not dtypes.is_complex(dtype):
         x = xp.real(x)
-    if dtypes.is_integer(dtype) and not (dtypes.is_integer(x.dtype) or x.dtype == dtypes.BOOL):
+    if dtypes.holds_integers(dtype) and not (dtypes.holds_integers(x.dtype) or x.dtype == dtypes.BOOL):
         return _to_integer(xp, x, dtype)
     return xp.astype(x, dtype)
 
 
 def _to_integer(xp: Any, x: Any, dtype: Any) -> Any:
     """Toward zero; what does not fit becomes the nearest integer that does, and NaN becomes 0."""
-    limits = np.iinfo(dtype)
+    limits = dtypes.integer_limits(dtype)
     low, high = float(limits.min), float(int(limits.max) + 1)  # powers of two, so exact
     x = xp.astype(x, dtypes.FLOAT32) if x.dtype.itemsize < 4 else x
     whole = xp.astype(xp.where((x >= low) & (x < high), x, xp.zeros_like(x)), dtype)

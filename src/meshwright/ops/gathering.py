@@ -101,7 +101,7 @@ def fill_value(dtype: dtypes.DType) -> Any:
         return float("nan")
     if dtype == dtypes.BOOL:
         return True
-    info = np.iinfo(dtype)
+    info = dtypes.integer_limits(dtype)
     return int(info.min) if info.min < 0 else int(info.max)
 
 

@@ -22,6 +22,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 
+from meshwright.core.dtypes import array_bytes
 from meshwright.core.facts import Fusion
 from meshwright.core.op import fusion_of
 from meshwright.core.program import Atom, Eqn, Program, Var
@@ -163,7 +164,7 @@ class _FusionPass:
         passes = operand.size == result.size or (at == 0 and operand.size > result.size)
         if not passes or self.fusions[n] not in _ELEMENTWISE:
             return operand.nbytes
-        return self.asked_for(n) * operand.dtype.itemsize
+        return array_bytes(operand.dtype, self.asked_for(n))
 
     def asked_for(self, n: int) -> int:
         """The elements of an equation's result that are read, if one equation of its kernel alone reads it."""

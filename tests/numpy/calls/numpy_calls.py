@@ -743,7 +743,7 @@ NAME_FAMILIES: dict[str, tuple[str, Calls]] = {
     "percentiles": ("percentile nanpercentile", quantiles(100.0)),
     "scalars": (
         "bfloat16 bool bool_ cdouble complex64 complex128 complex_ csingle double float8_e4m3fn float8_e5m2 float16"
-        " float32 float64 float_ int8 int16 int32 int64 int_ single uint uint8 uint16 uint32 uint64",
+        " float32 float64 float_ int4 int8 int16 int32 int64 int_ single uint uint4 uint8 uint16 uint32 uint64",
         calls(lambda d: d.choose((str(d.array(REAL)), d.number("bif")))),
     ),
     "permutations": ("transpose", calls(permuted)),

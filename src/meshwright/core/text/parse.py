@@ -166,8 +166,9 @@ def _at_dtype(reader: TextReader, position: int, value: Any, dtype: dtypes.DType
         fits = isinstance(value, bool)
     elif isinstance(value, bool):
         fits = False
-    elif dtypes.is_integer(dtype):
-        fits = isinstance(value, int) and np.iinfo(dtype).min <= value <= np.iinfo(dtype).max
+    elif dtypes.holds_integers(dtype):
+        limits = dtypes.integer_limits(dtype)
+        fits = isinstance(value, int) and limits.min <= value <= limits.max
     else:
         fits = dtypes.is_complex(dtype) or not isinstance(value, complex)
     if not fits:

@@ -29,6 +29,8 @@ _ELEMENTS: dict[DType, str] = {
     np.dtype(ml_dtypes.bfloat16): "bf16",
     np.dtype(ml_dtypes.float8_e4m3fn): "f8e4m3fn",
     np.dtype(ml_dtypes.float8_e5m2): "f8e5m2",
+    np.dtype(ml_dtypes.int4): "s4",
+    np.dtype(ml_dtypes.uint4): "u4",
 }
 S32, U32, PRED = (np.dtype(name) for name in ("int32", "uint32", "bool"))
 

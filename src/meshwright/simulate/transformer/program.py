@@ -22,6 +22,7 @@ from meshwright.api.grad import value_and_grad
 from meshwright.api.shard_map import shard_map
 from meshwright.arrays.tracing import ShapeDtypeStruct, make_program
 from meshwright.core import tree
+from meshwright.core.dtypes import as_dtype, holds_integers
 from meshwright.core.program import Program
 from meshwright.core.source import here
 from meshwright.errors import HardwareError
@@ -175,11 +176,12 @@ def _layer(x: Any, layer: Arrays, strategy: Strategy) -> Any:
     return x
 
 
-def _embed(table: Any, tokens: Any, strategy: Strategy) -> Any:
+def _embed(table: Any, tokens: Any, strategy: Strategy, dtype: Any = None) -> Any:
     """Rows of a table that is split by rows: each device looks up its own, and the sum has all."""
     mine = tokens - _place(strategy) * table.shape[0]
     here_ = (mine >= 0) & (mine < table.shape[0])
-    rows = mnp.where(here_[..., None], table[mnp.clip(mine, 0, table.shape[0] - 1)], 0)
+    rows = table[mnp.clip(mine, 0, table.shape[0] - 1)].astype(dtype or table.dtype)
+    rows = mnp.where(here_[..., None], rows, 0)
     return _scattered(rows, strategy)
 
 
@@ -325,15 +327,24 @@ def forward_program(
 def decode_program(
     shape: TransformerShape, tensor: int, batch: int, context: int, dtype: Any = "bfloat16", cache_dtype: Any = None
 ) -> Program:
-    """One step of decoding: a token of each sequence, over caches of ``context`` tokens; the next tokens' logits."""
+    """One step of decoding: a token of each sequence, over caches of ``context`` tokens; the next tokens' logits.
+
+    Of an integer dtype are the matrices and caches, which products read as they are stored; the rest is bf16. Scales
+    are left out.
+    """
     strategy = Strategy(tensor=tensor)
     check(shape, strategy, batch, 1)
-    params = parameters(shape, dtype)
+    computed = "bfloat16" if holds_integers(as_dtype(dtype)) else dtype
+    params = parameters(shape, computed)
+    for one in (params, params["layers"]):
+        matrices = {name: w for name, w in one.items() if name in _SPLIT and set(_SPLIT[name]) != {None}}
+        one.update({name: ShapeDtypeStruct(w.shape, dtype) for name, w in matrices.items()})
     kv = shape.heads if shape.kv_heads is None else shape.kv_heads
     cache = ShapeDtypeStruct((shape.layers, batch, context, kv, shape.head_dim), cache_dtype or dtype)
 
     def layer_step(x: Any, one: Any) -> tuple[Any, tuple[Any, Any]]:
-        layer, keys, values = one
+        stored, keys, values = one
+        layer = {name: w.astype(x.dtype) for name, w in stored.items()}
         y = _norm(x, layer["attention_norm"])
         q = mnp.einsum("bd,dhk->bhk", y, layer["wq"])
         k = mnp.einsum("bd,dhk->bhk", y, layer["wk"])
@@ -350,10 +361,10 @@ def decode_program(
         return x, (k.astype(keys.dtype), v.astype(values.dtype))
 
     def step(params: Any, keys: Any, values: Any, tokens: Any) -> Any:
-        x = _embed(params["embed"], tokens, strategy)
+        x = _embed(params["embed"], tokens, strategy, computed)
         x, new = lax.scan(layer_step, x, (params["layers"], keys, values))
         head = params["embed"] if "head" not in params else params["head"]
-        return _norm(x, params["norm"]) @ head.T, new
+        return _norm(x, params["norm"]) @ head.astype(x.dtype).T, new
 
     split = "tensor" if tensor > 1 else None
     held, new = P(None, None, None, split), P(None, None, split)
