@@ -15,7 +15,7 @@ from importlib import import_module
 from meshwright.core.factors import COMBINATIONS
 from meshwright.core.op import REGISTRY, Op
 from meshwright.core.signature import signature_of
-from meshwright.device.tensor_ops import RENAMED
+from meshwright.device.ops import OPS, DeviceOp
 from meshwright.hardware.collectives import KINDS
 from meshwright.kernel import operation as _operation  # noqa: F401  (pallas_call)
 from meshwright.transform import every_op as _every_op  # noqa: F401
@@ -61,11 +61,11 @@ def counted(module: str) -> bool:
 def named(module: str) -> set[tuple[int, str]]:
     """The names of ops in a module, with their lines."""
     values = vars(import_module(f"meshwright.{module}"))
-    ops = {name for name, value in values.items() if isinstance(value, Op)}
+    ops = {name for name, value in values.items() if isinstance(value, Op) and not isinstance(value, DeviceOp)}
     tree = ast.parse(MODULES[module].read_text(encoding="utf-8"))
     found = {(node.lineno, name) for node in ast.walk(tree) for name in _held(node, ops)}
     # In a device program some names of ops are those of what devices do together.
-    return {(line, name) for line, name in found if not (module.startswith("device.") and name in RENAMED)}
+    return {(line, name) for line, name in found if not (module.startswith("device.") and name in OPS)}
 
 
 def _held(node: ast.AST, ops: set[str]) -> Iterator[str]:

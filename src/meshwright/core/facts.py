@@ -118,6 +118,9 @@ class Structure(Enum):
     KERNEL = "a kernel written by hand"
     CONSTRAINT = "its operand, in a sharding that somebody asked for"
     NAMED = "its operand, by a ``name`` that says whether it is kept for a derivative"
+    PMAP = "a program for each device of its operands, in a program that names devices"
+    MOVE = "its operands on other devices, in a program that names devices"
+    TUPLE = "its operands side by side, or one of those, in a program that names devices"
 
 
 FusionRule = Callable[[Types, Types, Params], Fusion]

@@ -198,6 +198,9 @@ class Op:
     def __hash__(self) -> int:
         return hash(self.name)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return registered_op, (self.name,)
+
     def __str__(self) -> str:
         return self.name
 
@@ -278,6 +281,11 @@ class Registry(dict[str, Op]):
 REGISTRY = Registry()
 
 
+def registered_op(name: str) -> Op:
+    """The op of a name, as a process that reads a pickled program has it."""
+    return REGISTRY[name]
+
+
 def same_params(params: Params, operands: Types, results: Types) -> Params:
     """Localize rule of an op none of whose params is a size."""
     return params
@@ -318,12 +326,17 @@ def define_op(
     calls: str | None = None,
     effects: bool = False,
     dtypes: tuple[DType, ...] = ALL,
+    registry: dict[str, Op] | None = None,
+    kind: Callable[..., Op] = Op,
+    **more: Any,
 ) -> Op:
-    """Make an op and enter it in the registry. Without a ``linearize`` rule, the jvp rule serves.
+    """Make an op and enter it in a registry: that of all ops, if none is named. A ``kind`` of op with fields of its own
+    takes ``more``. Without a ``linearize`` rule, the jvp rule serves.
 
     The type rule of an op without regions is asked once for the same types and params.
     """
-    if name in REGISTRY:
+    entered = REGISTRY if registry is None else registry
+    if name in entered:
         raise ValueError(f"op {name!r} is defined twice")
     facts = ExplicitFacts(
         linear is Linearity.EACH,
@@ -334,7 +347,7 @@ def define_op(
     )
     plain = _with_layout(name, linear, factors, type, facts) if variance is Variance.EQUAL else type
     rule = _with_signature(name, plain)
-    op = Op(
+    op = kind(
         name=name,
         type=rule if isinstance(factors, No) else lru_cache(maxsize=4096)(rule),
         factors=factors,
@@ -363,8 +376,9 @@ def define_op(
         effects=effects,
         dtypes=dtypes,
         samples=samples,
+        **more,
     )
-    REGISTRY[name] = op
+    entered[name] = op
     return op
 
 

@@ -8,26 +8,9 @@ from typing import Any
 from meshwright.core.dtypes import is_inexact
 from meshwright.device.dims import Dim, bind
 from meshwright.device.function import DeviceEqn, DeviceValue
+from meshwright.device.ops import PMAP
 from meshwright.device.types import Tensor, Tuple, Type
 from meshwright.errors import ShapeError
-
-# The ops of device programs, and the attributes they may have.
-ATTRIBUTES: dict[str, frozenset[str]] = {
-    "scatter": frozenset({"dim", "devices", "device_keys", "parts"}),
-    "broadcast": frozenset({"devices", "device_keys", "parts"}),
-    "gather": frozenset({"dim", "to_device", "members"}),
-    "allreduce": frozenset({"reduce", "members"}),
-    "allgather": frozenset({"dim", "members"}),
-    "reduce_scatter": frozenset({"dim", "members"}),
-    "own_part": frozenset({"dim", "members"}),
-    "send": frozenset({"to_device", "members"}),
-    "split": frozenset({"dim", "parts"}),
-    "item": frozenset({"index"}),
-    "tuple": frozenset(),
-    "pmap": frozenset({"device_map"}),
-    "call": frozenset(),
-}
-STRUCTURAL = frozenset(ATTRIBUTES)
 
 
 def bound(value: Any, sizes: Mapping[str, int]) -> Any:
@@ -61,7 +44,7 @@ def nested(type: Type | None) -> bool:
 
 def tupled(eqn: DeviceEqn, value: DeviceValue) -> bool:
     """Whether the result of a replica is written as a tuple."""
-    return nested(value.type) if eqn.op == "pmap" else isinstance(value.type, Tuple)
+    return nested(value.type) if eqn.op is PMAP else isinstance(value.type, Tuple)
 
 
 # How allreduce combines tensors, and the kinds of dtypes it combines so.

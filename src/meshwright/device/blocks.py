@@ -14,12 +14,10 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-from meshwright.core.op import REGISTRY
 from meshwright.device.device_map import DeviceMap
 from meshwright.device.function import DeviceEqn, DeviceValue, Function, Number
 from meshwright.device.machine import DeviceMachine, Group, Item, Leaf, Members, Scope, leaf
-from meshwright.device.named_ops import NAMED
-from meshwright.device.tensor_ops import evaluate_named, registry_name
+from meshwright.device.ops import RETURN, DeviceOp, registered
 from meshwright.device.types import Tensor
 from meshwright.errors import DeviceError
 from meshwright.lax import collectives
@@ -40,6 +38,7 @@ from meshwright.sharding.spec import PartitionSpec
 
 Steps = tuple[tuple[str, int], ...]  # a mesh axis and the dim that is cut or joined along it, in order
 _FUNCTIONS = SimpleNamespace(
+    asarray=asarray,
     matmul=matmul,
     maximum=maximum,
     square=square,
@@ -104,12 +103,9 @@ Varying = frozenset[str]  # the mesh axes along which devices hold different val
 
 def compute(eqn: DeviceEqn, data: Sequence[Any], params: Mapping[str, Any]) -> Sequence[Any]:
     """The results of a tensor op on traced values and numbers."""
-    if eqn.op == "constant":
-        return (asarray(params["value"]),)
     values = [asarray(x.value, x.dtype) if isinstance(x, Number) else x for x in data]
-    if eqn.op in NAMED:
-        return evaluate_named(eqn.op, _FUNCTIONS, values, params)
-    found = REGISTRY[registry_name(eqn.op)](*values, **params)
+    op = registered(eqn.op)
+    found = op.evaluate(_FUNCTIONS, *values, **params) if isinstance(op, DeviceOp) else op(*values, **params)
     return found if isinstance(found, tuple | list) else (found,)
 
 
@@ -313,7 +309,7 @@ def outputs(
         items.append(Leaf(ScatteredValue(n), v.type.device.base))
     homes = frozenset(x.device for x in items)
     found = OneForAll(domain, device_map, sizes, homes).run(fn, items)
-    eqn = DeviceEqn("return", fn.outputs, ())
+    eqn = DeviceEqn(RETURN, fn.outputs, ())
     pairs = [domain.output(eqn, item) for item in found]
     return [data for data, _ in pairs], [out for _, out in pairs], domain
 

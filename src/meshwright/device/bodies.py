@@ -8,7 +8,7 @@ from typing import Any
 from meshwright.device.classes import signatures
 from meshwright.device.function import DeviceEqn, DeviceValue, Number, Operand
 from meshwright.device.spread import COPY, SpreadStep, Version
-from meshwright.device.tensor_ops import localize
+from meshwright.device.tensor_ops import localize, params_of
 from meshwright.device.types import Device, Tensor
 
 
@@ -37,10 +37,10 @@ class DeviceBody:
     def attributes(
         self, step: SpreadStep, operands: Sequence[Operand], results: Sequence[DeviceValue]
     ) -> dict[str, Any]:
-        given = {key: value for key, value in step.eqn.attributes.items() if key != "device"}
+        given = params_of(step.eqn)
         kept = {"device": self.device} if "device" in step.eqn.attributes else {}
         whole = all(layout == COPY for _, layout in versions(step))
-        if step.eqn.op == "constant" or whole:
+        if whole:
             return {**given, **kept}
         return {**localize(step.eqn.op, given, signatures(operands), signatures(results)), **kept}
 

@@ -17,7 +17,7 @@ from meshwright.core.source import here
 from meshwright.device.device_map import DeviceMap, Lookup
 from meshwright.device.dims import Dim, Size, Sizes, substitute
 from meshwright.device.function import DeviceEqn, DeviceValue, Function, Keys, Number, Operand
-from meshwright.device.tensor_ops import results_of, spelled, tensor_op
+from meshwright.device.ops import DeviceOp, spelled, tensor_op
 from meshwright.device.types import Device, Tensor, Tuple, Type, elements
 from meshwright.device.typing import typed
 from meshwright.errors import DeviceError, ShapeError
@@ -119,7 +119,7 @@ def function(build: Callable[..., Any]) -> Function:
     ...     ws = dist.broadcast(wA, devices=[1, 2])
     ...     ys = dist.pmap(lambda d: lambda x, w: dist.MatMul(x, w), (xs, ws))
     ...     return dist.gather(ys, dim=0, to_device=0)
-    >>> [eqn.op for eqn in matmul.eqns], str(matmul.outputs[0].type)
+    >>> [eqn.op.name for eqn in matmul.eqns], str(matmul.outputs[0].type)
     (['scatter', 'broadcast', 'pmap', 'gather'], 'Tensor[(B, H), 0]')
     """
     inputs: list[DeviceValue] = []
@@ -353,11 +353,11 @@ def tensor(name: str) -> Callable[..., Any]:
         raise AttributeError(f"meshwright.dist has no op {name!r}")
 
     def call(*operands: Any, **params: Any) -> Any:
-        written, renamed = spelled(op, params)
-        made = emit(written, operands, results_of(written, len(operands)), **renamed)
+        renamed = spelled(name, params)[1]
+        made = emit(op.name, operands, op.results_of(len(operands)) if isinstance(op, DeviceOp) else 1, **renamed)
         return made[0] if len(made) == 1 else tuple(made)
 
-    call.__name__ = call.__qualname__ = op
+    call.__name__ = call.__qualname__ = op.name
     call.__doc__ = f"The tensor op {op}, in a device program."
     return call
 

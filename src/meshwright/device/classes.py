@@ -12,7 +12,8 @@ from meshwright.core.factors import Dims, Factors
 from meshwright.core.linearity import Does, LinearGroup
 from meshwright.device.dims import Size
 from meshwright.device.function import DeviceEqn, DeviceValue, Function, Number, Operand
-from meshwright.device.tensor_ops import Arg, factors, groups, infer, is_contraction, signature
+from meshwright.device.ops import CONSTANT, is_structural
+from meshwright.device.tensor_ops import Arg, factors, groups, infer, is_contraction, params_of, signature
 from meshwright.device.types import Tensor, elements
 from meshwright.errors import MeshwrightError
 
@@ -106,24 +107,7 @@ class Classes:
 
 def is_tensor_eqn(eqn: DeviceEqn) -> bool:
     """Whether an equation computes on one device."""
-    return eqn.op not in _MOVES and eqn.body is None
-
-
-_MOVES = frozenset(
-    [
-        "scatter",
-        "broadcast",
-        "gather",
-        "send",
-        "split",
-        "item",
-        "tuple",
-        "allreduce",
-        "allgather",
-        "reduce_scatter",
-        "own_part",
-    ]
-)
+    return not is_structural(eqn.op)
 
 
 def tensor_of(x: Operand) -> Tensor:
@@ -140,9 +124,7 @@ def signatures(operands: Sequence[Operand]) -> list[Arg]:
 
 def rule_of(eqn: DeviceEqn) -> Factors | None:
     """The factor rule of an equation, None for one that needs its operands whole."""
-    if eqn.op == "constant":
-        return None
-    params = {key: value for key, value in eqn.attributes.items() if key != "device"}
+    params = params_of(eqn)
     try:  # inference says what is wrong before the factor rule stumbles over it
         infer(eqn.op, signatures(eqn.inputs), params)
     except MeshwrightError as error:
@@ -153,22 +135,18 @@ def rule_of(eqn: DeviceEqn) -> Factors | None:
 
 def linear_groups(eqn: DeviceEqn) -> tuple[LinearGroup, ...]:
     """The groups of operands of an equation that may be summands together."""
-    if eqn.op == "constant":
-        return ()
-    params = {key: value for key, value in eqn.attributes.items() if key != "device"}
-    return groups(eqn.op, signatures(eqn.inputs), signatures(eqn.outputs), params)
+    return groups(eqn.op, signatures(eqn.inputs), signatures(eqn.outputs), params_of(eqn))
 
 
 def contracts(eqn: DeviceEqn) -> bool:
     """Whether an equation runs at the rate of matmuls."""
-    if not is_tensor_eqn(eqn) or eqn.op == "constant":
-        return False
-    params = {key: value for key, value in eqn.attributes.items() if key != "device"}
-    return is_contraction(eqn.op, signatures(eqn.inputs), signatures(eqn.outputs), params)
+    return is_tensor_eqn(eqn) and is_contraction(
+        eqn.op, signatures(eqn.inputs), signatures(eqn.outputs), params_of(eqn)
+    )
 
 
 def _is_zero(eqn: DeviceEqn) -> bool:
-    if eqn.op == "constant":
+    if eqn.op is CONSTANT:
         return not eqn.attributes["value"].any()
     if len(eqn.inputs) != 1 or not isinstance(eqn.inputs[0], Number) or eqn.inputs[0].value != 0:
         return False

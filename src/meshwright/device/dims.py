@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
+from hashlib import sha256
+from typing import Any
 
 from meshwright.errors import ShapeError
 
@@ -130,3 +134,72 @@ def solve(written: Size, found: Size) -> tuple[str, int] | None:
     ((name, power),) = ratio.powers
     value = ratio.coefficient if power == -1 else 1 / ratio.coefficient if power == 1 else Fraction(0)
     return (name, int(value)) if value > 0 and value.denominator == 1 else None
+
+
+# Sizes as numbers
+
+
+# Symbols and fractions stand as large numbers without pattern, which sums and products of other sizes miss.
+_STAND_INS: dict[str, int] = {}
+_LEAST = 1 << 60
+
+
+def _stand_in(name: str) -> int:
+    found = _STAND_INS.get(name)
+    if found is None:
+        digits = int.from_bytes(sha256(name.encode()).digest()[:8], "big")
+        found = _STAND_INS[name] = _LEAST + digits % _LEAST
+        _decoded.cache_clear()
+    return found
+
+
+def witness(size: Any) -> Any:
+    """The number of a size: products of sizes have products of their numbers, as far as nothing cancels."""
+    if not isinstance(size, Dim):
+        return tuple(witness(item) for item in size) if isinstance(size, tuple) else size
+    found = size.coefficient.numerator
+    for name, power in size.powers:
+        found *= _stand_in(name if power > 0 else f"1/{name}") ** abs(power)
+    if size.coefficient.denominator != 1:
+        found *= _stand_in(f"1/{size.coefficient.denominator}")
+    return found
+
+
+@lru_cache(maxsize=4096)
+def _decoded(number: int) -> Size | None:
+    """The size that a number stands for, None where it is none."""
+    size: Size = 1
+    for name, base in _STAND_INS.items():
+        while number % base == 0 and number:
+            number //= base
+            below = name.removeprefix("1/")
+            factor: Size = int(below) if below.isdecimal() else Dim.symbol(below)
+            size = size * factor if below == name else divide(size, factor)
+    return size * number if number < _LEAST else None
+
+
+def unwitness(size: Any) -> Any:
+    """The sizes that numbers stand for."""
+    if isinstance(size, tuple):
+        return tuple(unwitness(item) for item in size)
+    if isinstance(size, int) and not isinstance(size, bool) and size >= _LEAST:
+        found = _decoded(size)
+        if found is None:
+            raise ShapeError(
+                "The sizes of this op do not follow from symbols.",
+                why="it joins or cuts dims whose sizes are not known",
+                fix="give the sizes as numbers: dist.resolve(fn, device_map, B=8, …)",
+            )
+        return found
+    return size
+
+
+def sized(size: int) -> Size:
+    """The size that a number stands for, a symbol's included."""
+    found = _decoded(size) if size >= _LEAST else size
+    return size if found is None else found
+
+
+def readable(text: str) -> str:
+    """A message with symbols for the numbers that stand for them."""
+    return re.sub(r"\d{19,}", lambda found: str(sized(int(found[0]))), text)

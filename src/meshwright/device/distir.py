@@ -57,7 +57,7 @@ class DistIR:
         return eqn.op in ("send", "allreduce", "allgather", "reduce_scatter", "gather")
 
     def in_place(self, eqn: DeviceEqn) -> bool:
-        return bool(eqn.op == "SGDOptimizer")
+        return eqn.op == "SGDOptimizer"
 
     def links(self, eqn: DeviceEqn) -> tuple[Hashable, ...]:
         return ()
@@ -109,7 +109,7 @@ class DistIR:
             charged = types[half - 1 : half] if self.last_update_only else types[:half]
             return sum(self._elementwise(t, 2) for t in charged)
         operands = sum(1 for t in types if t.shape)
-        if eqn.op in _ONE_OPERAND and (self.loss_reads_one_operand or not eqn.op.startswith("Loss")):
+        if eqn.op in _ONE_OPERAND and (self.loss_reads_one_operand or not eqn.op.name.startswith("Loss")):
             operands = 1
         largest = max(types, key=lambda t: t.nbytes, default=_type(eqn.outputs[0]))
         return self._elementwise(largest, max(1, operands))

@@ -34,8 +34,6 @@ class Arrays:
     def compute(
         self, eqn: DeviceEqn, args: Sequence[Leaf | Number], params: Mapping[str, Any], device: int
     ) -> list[Leaf]:
-        if eqn.op == "constant":
-            return [Leaf(params["value"], device)]
         arrays = [np.asarray(x.value, x.dtype) if isinstance(x, Number) else x.data for x in args]
         return [Leaf(np.asarray(y), device) for y in evaluate(eqn.op, arrays, params)]
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from meshwright.core.program import Atom, Literal, Missing, Program, Var
 from meshwright.device.function import DeviceEqn, DeviceValue, Function, Number, Operand
-from meshwright.device.tensor_ops import RENAMED
+from meshwright.device.ops import OPS, written
 from meshwright.device.types import Device, Tensor
 from meshwright.errors import MeshwrightError
 
@@ -107,9 +107,9 @@ class _EqnReader:
                 self.inline(eqn.params[eqn.op.calls], inputs, eqn.outputs)
                 continue
             outputs = tuple(DeviceValue(self.fresh(), self.typed(v)) for v in eqn.outputs)
-            op, params = RENAMED.get(eqn.op.name, eqn.op.name), dict(eqn.params)
+            op, params = written(eqn.op), dict(eqn.params)
             if _is_matmul(eqn):
-                op, params = "MatMul", {}
+                op, params = OPS["MatMul"], {}
             if not any(isinstance(x, DeviceValue) for x in inputs):
                 params = {"device": self.device, **params}
             self.eqns.append(DeviceEqn(op, tuple(inputs), outputs, params))

@@ -11,11 +11,13 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from meshwright.core.dtypes import BOOL, FLOAT32, INT32, DType, short_name
+from meshwright.core.op import Op
 from meshwright.core.program import Eqn, KeyRule, Literal, Program, Var, digest
 from meshwright.core.text.printing import print_program
 from meshwright.core.types import TensorType
 from meshwright.device.device_map import DeviceMap
 from meshwright.device.dims import Dim
+from meshwright.device.ops import known_op
 from meshwright.device.types import Device, Tensor, Tuple, Type
 
 LARGEST_INLINE = 16
@@ -79,13 +81,12 @@ class DeviceEqn(Eqn):
 
     __slots__ = ("attributes", "body")
 
-    op: Any
     inputs: tuple[Operand, ...]
     outputs: tuple[DeviceValue, ...]
 
     def __init__(
         self,
-        op: Any,
+        op: Op | str,
         inputs: tuple[Operand, ...],
         outputs: tuple[DeviceValue, ...],
         attributes: Mapping[str, Any] | None = None,
@@ -94,7 +95,7 @@ class DeviceEqn(Eqn):
         self.attributes: Mapping[str, Any] = {} if attributes is None else attributes
         self.body = body
         params = self.attributes if body is None else {**self.attributes, "body": body}
-        super().__init__(op, inputs, params, outputs)
+        super().__init__(known_op(op) if isinstance(op, str) else op, inputs, params, outputs)
 
     @property
     def values(self) -> tuple[DeviceValue, ...]:

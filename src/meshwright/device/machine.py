@@ -9,11 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from meshwright.device.attributes import STRUCTURAL, attribute, bound, check_results, dim_of, nested, tupled
+from meshwright.device import ops
+from meshwright.device.attributes import attribute, bound, check_results, dim_of, nested, tupled
 from meshwright.device.device_map import DeviceMap, Path
 from meshwright.device.dims import Dim
 from meshwright.device.function import DeviceEqn, DeviceValue, Function, Keys, Number
-from meshwright.device.tensor_ops import operands_of, tensor_op
+from meshwright.device.tensor_ops import operands_of
 from meshwright.device.types import Device, Tensor, Tuple
 from meshwright.errors import DeviceError, MeshwrightError, ShapeError
 
@@ -230,21 +231,13 @@ class DeviceMachine:
     # Equations
 
     def _eqn(self, eqn: DeviceEqn, scope: Scope) -> list[Item]:
-        if eqn.op == "pmap":
+        if eqn.op is ops.PMAP:
             return self._pmap(eqn, scope)
-        if eqn.op == "call":
+        if eqn.op is ops.CALL:
             return self._call(eqn, scope)
         args = [x if isinstance(x, Number) else self._value(x, scope) for x in eqn.inputs]
-        if eqn.op in STRUCTURAL:
-            outs = self._structural(eqn, args, scope)
-        elif eqn.op != "constant" and tensor_op(eqn.op) is None:
-            raise DeviceError(
-                f"There is no op {eqn.op}.",
-                why="it is neither a tensor op nor an op of device programs",
-                fix=f"one of {', '.join(sorted(STRUCTURAL))}, or a tensor op such as MatMul, add, tanh",
-            )
-        else:
-            outs = self._tensor(eqn, args, scope)
+        structural = ops.is_structural(eqn.op)
+        outs = self._structural(eqn, args, scope) if structural else self._tensor(eqn, args, scope)
         for item in outs:
             self._touch(item)
         return outs
@@ -292,9 +285,9 @@ class DeviceMachine:
                 why="a number has no device" if args else "it is given none",
                 fix=f"{op}(x, …) of a value x",
             )
-        if op == "tuple":
+        if op is ops.TUPLE:
             return [Group(tuple(args))]
-        if op == "item":
+        if op is ops.ITEM:
             group = _group(args[0], eqn)
             index = attribute(eqn, "index")
             if not isinstance(index, int) or not 0 <= index < len(group.items):
@@ -302,19 +295,19 @@ class DeviceMachine:
                     f"A tuple of {len(group.items)} has no item {index}.", fix=f"index={len(group.items) - 1}"
                 )
             return [group.items[index]]
-        if op == "scatter":
+        if op is ops.SCATTER:
             devices, folded = self.targets(eqn, scope)
             parts = domain.scatter(eqn, leaf(args[0], eqn), dim_of(eqn), devices, folded=folded)
             return _packed(eqn, self._fold(parts, False, devices, folded))
-        if op == "broadcast":
+        if op is ops.BROADCAST:
             devices, folded = self.targets(eqn, scope)
             copies = domain.broadcast(eqn, leaf(args[0], eqn), devices, folded=folded)
             return _packed(eqn, self._fold(copies, True, devices, folded))
-        if op == "send":
+        if op is ops.SEND:
             to = self.device(attribute(eqn, "to_device"), scope)
             x = leaf(args[0], eqn, to)
             return [x if x.device == to else domain.send(eqn, x, to)]
-        if op == "split":
+        if op is ops.SPLIT:
             parts_count = bound(attribute(eqn, "parts"), scope.sizes)
             return _packed(eqn, Group(tuple(domain.split(eqn, leaf(args[0], eqn), dim_of(eqn), parts_count))))
         return self._collective(eqn, args, scope)
@@ -332,7 +325,7 @@ class DeviceMachine:
                 fix=f"{op} of what scatter, broadcast or pmap gives",
             )
         inner = [item for item in group.items if isinstance(item, Group)]
-        if op == "allreduce" and inner and (nested(eqn.outputs[0].type) or not all(item.same for item in inner)):
+        if op is ops.ALLREDUCE and inner and (nested(eqn.outputs[0].type) or not all(item.same for item in inner)):
             return [self._element_by_element(eqn, group)]
         leaves = [leaf(item, eqn) for item in group.items]
         devices_used = [x.device for x in leaves]
@@ -343,14 +336,14 @@ class DeviceMachine:
                 why=f"they are on {', '.join(map(str, devices_used))}",
                 fix="one tensor per device; add those that share one first",
             )
-        if op == "gather":
+        if op is ops.GATHER:
             return [domain.gather(eqn, leaves, dim_of(eqn), self.device(attribute(eqn, "to_device"), scope), members)]
-        if op == "allreduce":
+        if op is ops.ALLREDUCE:
             totals = domain.allreduce(eqn, leaves, eqn.attributes.get("reduce", "sum"), members)
             return _packed(eqn, Group(tuple(totals), True, group.members))
-        if op == "allgather":
+        if op is ops.ALLGATHER:
             return _packed(eqn, Group(tuple(domain.allgather(eqn, leaves, dim_of(eqn), members)), True, group.members))
-        if op == "own_part":
+        if op is ops.OWN_PART:
             if not group.same:
                 raise ShapeError(
                     "own_part takes copies of one value.",

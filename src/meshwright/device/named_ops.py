@@ -6,51 +6,110 @@ and simulations must know of it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from inspect import Parameter
+from inspect import Signature as PythonSignature
+from inspect import signature as python_signature
+from math import prod
+from typing import Any
 
-from meshwright.core.factors import names
-from meshwright.core.linearity import Linearity
+from meshwright.core.dtypes import is_inexact, short_name
+from meshwright.core.factors import Factors, names
+from meshwright.core.facts import Fusion, Memory
+from meshwright.core.linearity import Linearity, Types
+from meshwright.core.op import Cost
 from meshwright.core.types import TensorType
+from meshwright.device.dims import sized
 from meshwright.device.function import DeviceEqn, DeviceValue
+from meshwright.device.ops import DeviceOp, IndependentOperands, Params, define_device_op
 from meshwright.device.types import Tensor
 from meshwright.errors import ShapeError
 
-Params = Mapping[str, Any]
 Rule = Callable[[Sequence[TensorType], Params], str]
+Like = Callable[[int, int], int]
 
 
-class IndependentOperands(NamedTuple):
-    """Operands and results of an op, by number, that have nothing to do with its other operands and results."""
+def _named(
+    name: str,
+    text: Rule,
+    value: Callable[..., Any],
+    flops: float = 1.0,
+    *,
+    like: Like = lambda operands, result: 0,
+    floats: bool = False,
+    **facts: Any,
+) -> DeviceOp:
+    """An op by its factor rule for given ranks and params, and its value by a namespace.
 
-    operands: tuple[int, ...]
-    results: tuple[int, ...]
-
-
-class Named(NamedTuple):
-    """An op of device programs alone: its factor rule for given ranks and params, and its value by a namespace.
-
-    The rule ends in the factors that must be whole on a device, as in ``i j -> i j | j``.
-
-    ``shares`` are the independent parts of a call with so many operands, such as the updates of several weights.
-    ``like`` is the operand whose dtype a result has, given how many operands there are and which result it is. Results
-    of an op ``in_place`` take the memory of operands; one of ``floats`` refuses integers; a
-    ``contraction`` runs at the rate of matrix products. ``steps`` are equations that
-    do the same and can be split more.
+    The rule ends in the factors that must be whole on a device, as in ``i j -> i j | j``. ``like`` is the operand whose
+    dtype a result has, given how many operands there are and which result it is; an op of ``floats`` refuses integers.
+    ``flops`` are those of one point of the space that the factors span.
     """
 
-    factors: Callable[[Sequence[TensorType], Params], str]
-    evaluate: Callable[..., Any]
-    linear: Linearity
-    flops_per_point: float = 1.0
-    shares: Callable[[int], tuple[IndependentOperands, ...]] | None = None
-    like: Callable[[int, int], int] = lambda operands, result: 0
-    in_place: bool = False
-    results: int = 1
-    elementwise: bool = False
-    steps: Callable[[DeviceEqn], Sequence[DeviceEqn]] | None = None
-    floats: bool = False
-    contraction: bool = False
+    def type(*types: TensorType, **params: Any) -> tuple[TensorType, ...]:
+        rule = _factors(name, text(types, params), types)
+        if floats and not is_inexact(types[0].dtype):
+            raise ShapeError(
+                f"{name} takes floats.",
+                why=f"its first operand is {short_name(types[0].dtype)}",
+                fix=f"convert(x, dtype=f32) first, then {name}(x, …)",
+            )
+        shapes = [tuple(prod(rule.sizes[factor] for factor in dim) for dim in dims) for dims in rule.results]
+        return tuple(TensorType(shape, types[like(len(types), n)].dtype) for n, shape in enumerate(shapes))
+
+    def evaluate(xp: Any, *arrays: Any, **params: Any) -> tuple[Any, ...]:
+        found = value(xp, *arrays, **params)
+        results = found if isinstance(found, tuple) else (found,)
+        return tuple(y.astype(arrays[like(len(arrays), n)].dtype) for n, y in enumerate(results))
+
+    def factors(operands: Types, results: Types, params: Params) -> Factors:
+        return _factors(name, text(operands, params), operands)
+
+    def cost(operands: Types, results: Types, params: Params) -> Cost:
+        points = _points(factors(operands, results, params))
+        return Cost(flops * points, float(sum(t.nbytes for t in (*operands, *results))))
+
+    keywords = [p for p in python_signature(value).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    operands = Parameter("types", Parameter.VAR_POSITIONAL, annotation=TensorType)
+    type.__signature__ = PythonSignature([operands, *(p.replace(annotation=Any) for p in keywords)])  # type: ignore[attr-defined]
+    return define_device_op(name, type=type, factors=factors, evaluate=evaluate, cost=cost, **facts)
+
+
+def _factors(name: str, written: str, types: Sequence[TensorType]) -> Factors:
+    text, _, whole = written.partition("|")
+    text = text.strip()
+    sides = text.split("->")[0].split(",")
+    sizes: dict[str, int] = {}
+    if len(sides) != len(types):
+        raise ShapeError(
+            f"{name} takes {len(sides)} operands, not {len(types)}.", why=f"its rule is {text}", fix=f"{name}(…)"
+        )
+    for side, t in zip(sides, types, strict=True):
+        letters = side.split()
+        wrong = next((x for x, n in zip(letters, t.shape, strict=False) if sizes.setdefault(x, n) != n), None)
+        if wrong is not None or len(letters) != t.ndim:
+            shown = ", ".join(str(_show(t)) for t in types)
+            why = f"{wrong} has two sizes" if wrong else f"{_show(t)} stands where {side.strip() or 'a number'} does"
+            raise ShapeError(
+                f"{name} cannot take {shown}.",
+                why=f"its dims are {text}, and {why}",
+                fix=f"{name} of tensors whose dims agree",
+            )
+    return Factors.parse(text, sizes, replicated=whole.split())
+
+
+def _show(t: TensorType) -> str:
+    return f"({', '.join(str(sized(n)) for n in t.shape)})"
+
+
+def _points(rule: Factors) -> int:
+    """How many points an op iterates over; parts of it that share no factor, such as updates of weights, do in turn."""
+    parts: list[set[str]] = []
+    for dims in (*rule.operands, *rule.results):
+        here = {factor for dim in dims for factor in dim}
+        joined = [part for part in parts if part & here]
+        parts = [part for part in parts if not part & here] + [here.union(*joined)] if here else parts
+    return sum(prod(rule.sizes[factor] for factor in part) for part in parts) or 1
 
 
 def _rank(t: TensorType) -> str:
@@ -190,49 +249,45 @@ def _matmul_grad(xp: Any, x: Any, w: Any, dy: Any) -> tuple[Any, Any]:
     return dy @ w.T, x.T @ dy
 
 
-NAMED: dict[str, Named] = {
-    "MatMul": Named(_matmul, lambda xp, x, y: xp.matmul(x, y), Linearity.EACH, 2.0, contraction=True),
-    "MatMulGrad": Named(
-        lambda types, params: "i k, k j, i j -> i k, k j",
-        _matmul_grad,
-        Linearity.NONE,
-        4.0,
-        like=lambda operands, result: result,
-        results=2,
-        contraction=True,
-    ),
-    "Relu": Named(_same(1), lambda xp, x: xp.maximum(x, 0), Linearity.NONE, elementwise=True),
-    "ReluGrad": Named(
-        _same(2), lambda xp, x, dy: xp.where(x > 0, dy, 0).astype(dy.dtype), Linearity.NONE, elementwise=True
-    ),
-    "Gelu": Named(
-        _same(1), lambda xp, x: x * 0.5 * (1 + xp.erf(x * 0.5**0.5)), Linearity.NONE, 8.0, elementwise=True, floats=True
-    ),
-    "Softmax": Named(_softmax_rule, _softmax, Linearity.NONE, 5.0, floats=True),
-    "LayerNorm": Named(_layer_norm_rule, _layer_norm, Linearity.NONE, 8.0, floats=True),
-    "Gemm": Named(_gemm_rule, _gemm, Linearity.NONE, 2.0, steps=_gemm_steps),
-    "Loss": Named(_same(3), lambda xp, y, z, n: xp.square(y - z) / n, Linearity.NONE, 3.0, floats=True),
-    "LossGrad": Named(_same(3), lambda xp, y, z, n: 2 * (y - z) / n, Linearity.NONE, 3.0, floats=True),
-    "SGDOptimizer": Named(
-        _updates(2, 1),
-        lambda xp, *xs, lr=0.01: tuple(w - lr * g for w, g in zip(xs[: len(xs) // 2], xs[len(xs) // 2 :], strict=True)),
-        Linearity.NONE,
-        2.0,
-        _weights(2, 1),
-        like=lambda operands, result: result,
-        in_place=True,
-        floats=True,
-    ),
-    "AdamOptimizer": Named(
-        _updates(4, 3, 1),
-        _adam,
-        Linearity.NONE,
-        12.0,
-        _weights(4, 3, 1),
-        # Gradients stand between the weights and their moments.
-        like=lambda operands, result: result if result < (operands - 1) // 4 else result + (operands - 1) // 4,
-        in_place=True,
-        floats=True,
-    ),
-    "Identity": Named(_same(1), lambda xp, x: x, Linearity.MOVES, 0.0),
-}
+_named("MatMul", _matmul, lambda xp, x, y: xp.matmul(x, y), 2.0, linear=Linearity.EACH, fusion=Fusion.CONTRACTION)
+_named(
+    "MatMulGrad",
+    lambda types, params: "i k, k j, i j -> i k, k j",
+    _matmul_grad,
+    4.0,
+    like=lambda operands, result: result,
+    result_count=2,
+    fusion=Fusion.CONTRACTION,
+)
+_named("Relu", _same(1), lambda xp, x: xp.maximum(x, 0), fusion=Fusion.ELEMENTWISE)
+_named("ReluGrad", _same(2), lambda xp, x, dy: xp.where(x > 0, dy, 0).astype(dy.dtype), fusion=Fusion.ELEMENTWISE)
+_named(
+    "Gelu", _same(1), lambda xp, x: x * 0.5 * (1 + xp.erf(x * 0.5**0.5)), 8.0, floats=True, fusion=Fusion.ELEMENTWISE
+)
+_named("Softmax", _softmax_rule, _softmax, 5.0, floats=True)
+_named("LayerNorm", _layer_norm_rule, _layer_norm, 8.0, floats=True)
+_named("Gemm", _gemm_rule, _gemm, 2.0, steps=_gemm_steps)
+_named("Loss", _same(3), lambda xp, y, z, n: xp.square(y - z) / n, 3.0, floats=True)
+_named("LossGrad", _same(3), lambda xp, y, z, n: 2 * (y - z) / n, 3.0, floats=True)
+_named(
+    "SGDOptimizer",
+    _updates(2, 1),
+    lambda xp, *xs, lr=0.01: tuple(w - lr * g for w, g in zip(xs[: len(xs) // 2], xs[len(xs) // 2 :], strict=True)),
+    2.0,
+    shares=_weights(2, 1),
+    like=lambda operands, result: result,
+    memory=Memory.IN_PLACE,
+    floats=True,
+)
+_named(
+    "AdamOptimizer",
+    _updates(4, 3, 1),
+    _adam,
+    12.0,
+    shares=_weights(4, 3, 1),
+    # Gradients stand between the weights and their moments.
+    like=lambda operands, result: result if result < (operands - 1) // 4 else result + (operands - 1) // 4,
+    memory=Memory.IN_PLACE,
+    floats=True,
+)
+_named("Identity", _same(1), lambda xp, x: x, 0.0, linear=Linearity.MOVES)

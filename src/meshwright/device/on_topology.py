@@ -11,10 +11,11 @@ from functools import lru_cache, partial
 from itertools import pairwise
 from typing import Any
 
+from meshwright.core.facts import Memory
 from meshwright.device.classes import is_tensor_eqn
 from meshwright.device.function import DeviceEqn, DeviceValue, Number
 from meshwright.device.links import chip_of, load, route
-from meshwright.device.named_ops import NAMED
+from meshwright.device.ops import DeviceOp
 from meshwright.device.tensor_ops import Arg, cost, signature
 from meshwright.device.types import Tensor
 from meshwright.errors import HardwareError
@@ -65,7 +66,7 @@ class OnTopology:
         return not is_tensor_eqn(eqn) and eqn.op not in _LOCAL
 
     def in_place(self, eqn: DeviceEqn) -> bool:
-        return eqn.op in _LOCAL or (eqn.op in NAMED and NAMED[eqn.op].in_place)
+        return eqn.op in _LOCAL or (isinstance(eqn.op, DeviceOp) and eqn.op.memory is Memory.IN_PLACE)
 
     @property
     def crowded(self) -> bool:
@@ -118,13 +119,13 @@ class OnTopology:
             source, target = _device(eqn.values[0]), _device(eqn.outputs[0])
             cost = self.send(first.nbytes, source, target) * self.together(eqn, source, target)
         elif eqn.op in ("scatter", "broadcast"):
-            cost = self.spread(eqn.op, first.nbytes, _device(eqn.values[0]), eqn.attributes["devices"])
+            cost = self.spread(eqn.op.name, first.nbytes, _device(eqn.values[0]), eqn.attributes["devices"])
         elif eqn.op == "gather":
             whole = _type(eqn.outputs[0])
             cost = self.spread("scatter", whole.nbytes, _device(eqn.outputs[0]), members)
         else:
             nbytes = first.nbytes * (len(members) if eqn.op == "allgather" else 1)
-            cost = self.collective(eqn.op, nbytes, tuple(members))
+            cost = self.collective(eqn.op.name, nbytes, tuple(members))
         return dict.fromkeys(devices, cost)
 
     def together(self, eqn: DeviceEqn, source: int, target: int) -> int:

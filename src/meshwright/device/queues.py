@@ -144,7 +144,7 @@ def _measured(
         if events:
             made = dict(fact.made)
             timeline += [
-                DeviceEvent(device, eqn.outputs[0].name, eqn.op, start, seconds, fact.talks, made.get(device, 0))
+                DeviceEvent(device, eqn.outputs[0].name, eqn.op.name, start, seconds, fact.talks, made.get(device, 0))
                 for device, seconds in fact.costs.items()
             ]
     remember(timed.fn, timed.facts, timed.starts, places, memory, assumptions.reuses)

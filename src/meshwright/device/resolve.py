@@ -6,11 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from numbers import Integral
 from typing import Any
 
+from meshwright.core.op import Op
 from meshwright.device.attributes import check_reduce
 from meshwright.device.device_map import DeviceMap
 from meshwright.device.dims import Dim, Size, bind, divide, is_whole, solve
 from meshwright.device.function import DeviceEqn, DeviceValue, Function, Keys, Number
 from meshwright.device.machine import DeviceMachine, Group, Item, Leaf, Members, Scope, first_leaf
+from meshwright.device.ops import ALLGATHER, ALLREDUCE, GATHER, ITEM, REDUCE_SCATTER, SEND, SPLIT
 from meshwright.device.symmetry import Covers, Folding
 from meshwright.device.tensor_ops import infer, signature
 from meshwright.device.types import Device, Tensor, Tuple, Type, elements
@@ -39,7 +41,7 @@ class Flat:
     def emit(
         self,
         eqn: DeviceEqn,
-        op: str,
+        op: Op,
         args: Sequence[Leaf | Number],
         types: Sequence[Tensor],
         taken: Members = (),
@@ -62,11 +64,6 @@ class Flat:
     def compute(
         self, eqn: DeviceEqn, args: Sequence[Leaf | Number], params: Mapping[str, Any], device: int
     ) -> list[Leaf]:
-        if eqn.op == "constant":
-            array = params["value"]
-            return self.emit(
-                eqn, eqn.op, args, [Tensor(array.shape, Device(device), array.dtype)], device=Device(device), **params
-            )
         signatures = [signature(x if isinstance(x, Number) else x.data.type) for x in args]
         types = [Tensor(shape, Device(device), dtype) for shape, dtype in infer(eqn.op, signatures, params)]
         if not any(isinstance(x, Leaf) for x in args):
@@ -91,25 +88,25 @@ class Flat:
         whole = _joined(eqn, xs, dim, len(members)).on(Device(device))
         group = _group(xs, members)
         to = Device(device)
-        return self.emit(eqn, "gather", xs, [whole], group, (), dim=dim, to_device=to, **_named(group))[0]
+        return self.emit(eqn, GATHER, xs, [whole], group, (), dim=dim, to_device=to, **_named(group))[0]
 
     def allreduce(self, eqn: DeviceEqn, xs: Sequence[Leaf], how: str, members: Members) -> list[Leaf]:
         _equal(eqn, xs)
         check_reduce(eqn, how, xs[0].data.type)
         group = _group(xs, members)
         extra = {} if how == "sum" else {"reduce": how}
-        return self.emit(eqn, "allreduce", xs, [x.data.type for x in xs], group, group, **extra, **_named(group))
+        return self.emit(eqn, ALLREDUCE, xs, [x.data.type for x in xs], group, group, **extra, **_named(group))
 
     def allgather(self, eqn: DeviceEqn, xs: Sequence[Leaf], dim: int, members: Members) -> list[Leaf]:
         whole, group = _joined(eqn, xs, dim, len(members)), _group(xs, members)
         types = [whole.on(Device(x.device)) for x in xs]
-        return self.emit(eqn, "allgather", xs, types, group, group, dim=dim, **_named(group))
+        return self.emit(eqn, ALLGATHER, xs, types, group, group, dim=dim, **_named(group))
 
     def reduce_scatter(self, eqn: DeviceEqn, xs: Sequence[Leaf], dim: int, members: Members) -> list[Leaf]:
         _equal(eqn, xs)
         part, group = _part(eqn, xs[0].data.type, dim, len(members)), _group(xs, members)
         types = [part.on(Device(x.device)) for x in xs]
-        return self.emit(eqn, "reduce_scatter", xs, types, group, group, dim=dim, **_named(group))
+        return self.emit(eqn, REDUCE_SCATTER, xs, types, group, group, dim=dim, **_named(group))
 
     def own_part(self, eqn: DeviceEqn, xs: Sequence[Leaf], dim: int, members: Members) -> list[Leaf]:
         part, group = _part(eqn, xs[0].data.type, dim, len(members)), _group(xs, members)
@@ -117,13 +114,13 @@ class Flat:
         for n, x in enumerate(xs):
             here = part.on(Device(x.device))
             parts = DeviceValue(f"{eqn.outputs[0].name}_parts_{x.device}", Tuple((here,) * len(members)))
-            self.append(DeviceEqn("split", (x.data,), (parts,), {"dim": dim, "parts": len(members)}), group, group)
-            made += self.emit(eqn, "item", [Leaf(parts, x.device)], [here], group, group, index=n)
+            self.append(DeviceEqn(SPLIT, (x.data,), (parts,), {"dim": dim, "parts": len(members)}), group, group)
+            made += self.emit(eqn, ITEM, [Leaf(parts, x.device)], [here], group, group, index=n)
         return made
 
     def send(self, eqn: DeviceEqn, x: Leaf, device: int) -> Leaf:
         together = {"members": self.sending(x.device)} if self.replicas else {}
-        return self.emit(eqn, "send", [x], [x.data.type.on(Device(device))], to_device=Device(device), **together)[0]
+        return self.emit(eqn, SEND, [x], [x.data.type.on(Device(device))], to_device=Device(device), **together)[0]
 
     def sending(self, device: int) -> Keys:
         """The devices that send at once, in the replicas that a folded one stands for: each as far as the first."""
@@ -138,7 +135,7 @@ class Flat:
 
     def split(self, eqn: DeviceEqn, x: Leaf, dim: int, parts: int) -> list[Leaf]:
         part = _part(eqn, x.data.type, dim, parts)
-        return self.emit(eqn, "split", [x], [part] * parts, dim=dim, parts=parts)
+        return self.emit(eqn, SPLIT, [x], [part] * parts, dim=dim, parts=parts)
 
     def annotate(self, value: DeviceValue, item: Item, scope: Scope) -> None:
         if value.type is not None:
@@ -217,7 +214,7 @@ def _part(eqn: DeviceEqn, type: Tensor, dim: int, parts: int) -> Tensor:
         )
     size = divide(type.shape[dim], parts)
     if not is_whole(size):
-        into = "parts" if eqn.op == "split" else "devices"
+        into = "parts" if eqn.op is SPLIT else "devices"
         raise ShapeError(
             f"Dim {dim} of size {type.shape[dim]} does not divide into {parts} equal parts.",
             why=f"{eqn.op} gives each of {parts} {into} the same number of elements",

@@ -28,10 +28,10 @@ from meshwright.device.classes import (
     signatures,
     tensor_of,
 )
-from meshwright.device.dims import Size, is_cut
+from meshwright.device.dims import Size, is_cut, sized
 from meshwright.device.function import DeviceEqn, DeviceValue, Function, Number, Operand
-from meshwright.device.named_ops import NAMED, IndependentOperands
-from meshwright.device.tensor_ops import is_elementwise, plain, shares_of, sized
+from meshwright.device.ops import CONSTANT, DeviceOp, IndependentOperands
+from meshwright.device.tensor_ops import is_elementwise, plain, shares_of
 from meshwright.device.types import Device
 
 
@@ -230,7 +230,7 @@ class Planner:
         reduced = factor in rule.reduced
         everywhere = all(any(factor in names for names in rule.results[n]) for n in share.results)
         # The ops named here sum over a factor wherever a result lacks it, also one that another result has.
-        return reduced or everywhere or eqn.op in NAMED
+        return reduced or everywhere or isinstance(eqn.op, DeviceOp)
 
     def passes_sum(self, eqn: DeviceEqn, values: Sequence[DeviceValue]) -> bool:
         """Whether summands in give summands out: the op is linear in the operands that are summands."""
@@ -249,7 +249,7 @@ class Planner:
 
     def note_magnitude(self, eqn: DeviceEqn) -> None:
         """Remember the bounds of a constant, and of what it is moved into."""
-        if eqn.op == "constant":
+        if eqn.op is CONSTANT:
             self.magnitudes[eqn.outputs[0]] = Magnitude.of(eqn.attributes["value"])
         elif eqn.inputs and is_tensor_eqn(eqn) and None not in (found := [self.magnitude_of(x) for x in eqn.inputs]):
             types, result = ([plain(arg) for arg in signatures(xs)] for xs in (eqn.inputs, eqn.outputs))

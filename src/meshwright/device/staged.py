@@ -19,12 +19,12 @@ import numpy as np
 from meshwright.api.shard_map import shard_map
 from meshwright.arrays.device_put import device_put
 from meshwright.compile.jit import jit
-from meshwright.device.attributes import STRUCTURAL
 from meshwright.device.blocks import BlockDomain, JoinedValue, OneForAll, ScatteredValue, Steps, Varying, spec_of
 from meshwright.device.classes import tensor_of
 from meshwright.device.device_map import DeviceMap
 from meshwright.device.function import DeviceEqn, DeviceValue, Function, Number
 from meshwright.device.machine import DeviceMachine, Group, Item, Leaf, Members, Scope, first_leaf
+from meshwright.device.ops import RETURN, is_structural
 from meshwright.device.tensor_ops import is_elementwise
 from meshwright.device.types import Tensor
 from meshwright.errors import DeviceError
@@ -304,7 +304,7 @@ class Staged(OneForAll):
 
     def _cut(self, eqn: DeviceEqn, items: Sequence[Item]) -> Steps:
         """How all operands of an elementwise op or a sum are cut by the programs that made them."""
-        if eqn.op != "allreduce" and not (eqn.body is None and eqn.op not in STRUCTURAL and is_elementwise(eqn)):
+        if eqn.op != "allreduce" and not (not is_structural(eqn.op) and is_elementwise(eqn)):
             return ()
         parts = [first_leaf(item).data for item in items]
         cuts = {self.cuts.get(part.source, ()) for part in parts}
@@ -399,7 +399,7 @@ class Staged(OneForAll):
     # Outputs
 
     def _returned(self, value: DeviceValue, item: Item, scope: Scope) -> StageResult:
-        eqn = DeviceEqn("return", (value,), ())
+        eqn = DeviceEqn(RETURN, (value,), ())
         axes: list[str | None] = []
         while isinstance(item, Group):
             if not item.same and not item.members:

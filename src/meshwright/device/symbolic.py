@@ -7,7 +7,7 @@ from math import prod
 from meshwright.device.classes import signatures, tensor_of
 from meshwright.device.dims import Dim, Size
 from meshwright.device.function import DeviceEqn, DeviceValue
-from meshwright.device.tensor_ops import cost
+from meshwright.device.tensor_ops import cost, params_of
 from meshwright.device.types import Tensor
 
 SYMBOL_SIZE = 1024
@@ -32,5 +32,4 @@ def flops_of(eqn: DeviceEqn) -> float:
     """Work of an equation; symbols count as `SYMBOL_SIZE`."""
     inputs = [_sized(x) if isinstance(x, DeviceValue) else x for x in eqn.inputs]
     outputs = [_sized(v) for v in eqn.outputs]
-    params = {k: v for k, v in eqn.attributes.items() if k != "device"}
-    return cost(eqn.op, signatures(inputs), signatures(outputs), params).flops
+    return cost(eqn.op, signatures(inputs), signatures(outputs), params_of(eqn)).flops

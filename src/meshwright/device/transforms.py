@@ -67,7 +67,7 @@ def zero(fn: Function, batch: Batch, stage: int = 2, device_keys: Keys = (), *, 
     >>> inputs = "w: Tensor[(8,), 0], x: Tensor[(4, 8), 0]"
     >>> fn = dist.parse(f"def f({inputs}): g = reduce_sum(x, axes=(0,)) v = sub(w, g) return v")
     >>> spread = dist.zero(fn.with_(device_map=dist.DeviceMap([1, 2])), batch={"x": 0})
-    >>> [eqn.op for eqn in spread.eqns]
+    >>> [eqn.op.name for eqn in spread.eqns]
     ['scatter', 'scatter', 'pmap', 'reduce_scatter', 'pmap', 'gather']
     """
     if stage not in (1, 2, 3):
@@ -98,7 +98,7 @@ def horizontal_parallel(
     >>> inputs = "a: Tensor[(F, H), 0], b: Tensor[(H, C), 0], x: Tensor[(B, F), 0]"
     >>> fn = dist.parse(f"def f({inputs}): h = MatMul(x, a) y = MatMul(h, b) return y")
     >>> spread = dist.horizontal_parallel(fn.with_(device_map=dist.DeviceMap([1, 2])))
-    >>> [(eqn.op, eqn.attributes.get("dim")) for eqn in spread.eqns]
+    >>> [(eqn.op.name, eqn.attributes.get("dim")) for eqn in spread.eqns]
     [('broadcast', None), ('scatter', 1), ('scatter', 0), ('pmap', None), ('allreduce', None), ('send', None)]
     """
 

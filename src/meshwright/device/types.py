@@ -173,10 +173,10 @@ def _number(size: Size, type: Tensor) -> int:
     return size
 
 
-def elements(type: Type) -> Tensor:
+def elements(type: Any) -> Tensor:
     """The tensor a (nested) tuple is made of; the first stands for all."""
     while isinstance(type, Tuple):
         if not type.items:
             raise MeshwrightError("A tuple has no elements.", why="a pmap over nothing has no types", fix="Tuple[…]")
         type = type.items[0]
-    return type
+    return type  # type: ignore[no-any-return]

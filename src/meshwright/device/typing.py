@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from meshwright.device.attributes import check_results
 from meshwright.device.classes import is_tensor_eqn, tensor_of
-from meshwright.device.dims import divide
 from meshwright.device.function import DeviceEqn, DeviceValue, Function, Number, Operand
-from meshwright.device.named_ops import NAMED
-from meshwright.device.tensor_ops import infer, signature
-from meshwright.device.types import UNKNOWN, Device, Tensor, Tuple, Type, elements
+from meshwright.device.ops import BROADCAST, SCATTER, DeviceOp
+from meshwright.device.tensor_ops import infer, params_of, signature
+from meshwright.device.types import UNKNOWN, Tensor, Type
 from meshwright.errors import DeviceError
 
 
@@ -33,13 +34,13 @@ def in_steps(fn: Function) -> Function:
     for eqn in fn.eqns:
         if eqn.body is not None:
             eqn = DeviceEqn(eqn.op, eqn.inputs, eqn.outputs, eqn.attributes, in_steps(eqn.body))
-        steps = NAMED[eqn.op].steps if eqn.op in NAMED else None
+        steps = eqn.op.steps if isinstance(eqn.op, DeviceOp) else None
         eqns += steps(eqn) if steps is not None else (eqn,)
     return fn.with_(eqns=tuple(eqns))
 
 
 def _has_steps(fn: Function) -> bool:
-    here = any(eqn.op in NAMED and NAMED[eqn.op].steps is not None for eqn in fn.eqns)
+    here = any(isinstance(eqn.op, DeviceOp) and eqn.op.steps is not None for eqn in fn.eqns)
     return here or any(map(_has_steps, fn.bodies()))
 
 
@@ -78,65 +79,16 @@ class _Typing:
 
     def types(self, eqn: DeviceEqn, inputs: list[Operand], body: Function | None) -> list[Type]:
         values = [x for x in inputs if isinstance(x, DeviceValue)]
-        if body is not None:
-            count = values[0].type
-            assert count is not None
-            if eqn.op == "call":
-                return [_typed(v) for v in body.outputs]
-            return [_spread(elements(_typed(v)), count) for v in body.outputs]
         if is_tensor_eqn(eqn):
             device = tensor_of(values[0]).device if values else eqn.attributes.get("device", UNKNOWN)
-            if eqn.op == "constant":
-                array = eqn.attributes["value"]
-                return [Tensor(array.shape, device, array.dtype)]
-            params = {k: v for k, v in eqn.attributes.items() if k != "device"}
             signatures = [signature(x if isinstance(x, Number) else tensor_of(x)) for x in inputs]
-            return [Tensor(shape, device, dtype) for shape, dtype in infer(eqn.op, signatures, params)]
-        return self.moved(eqn, values)
-
-    def moved(self, eqn: DeviceEqn, values: list[DeviceValue]) -> list[Type]:
-        given = values[0].type
-        assert given is not None
-        x, op, dim = elements(given), eqn.op, eqn.attributes.get("dim", 0)
-        if op in ("scatter", "broadcast"):
-            devices = eqn.attributes.get("devices")
-            if devices is None:
-                raise DeviceError(
-                    f"{eqn.outputs[0].name} has no type.",
-                    why="how many devices there are is known once a device map is given",
-                    fix=f"{eqn.outputs[0].name}: Tuple[{x}, ...] = {op}(…)",
-                )
-            part = x.resized(dim, divide(x.shape[dim], len(devices))) if op == "scatter" else x
-            whole: Type = Tuple(tuple(part.on(d if isinstance(d, Device) else Device(d)) for d in devices))
-            return [whole]
-        if op == "split":
-            parts = eqn.attributes["parts"]
-            return [Tuple((x.resized(dim, divide(x.shape[dim], parts)),) * parts)]
-        if op == "tuple":
-            return [Tuple(tuple(_typed(v) for v in values))]
-        if op == "send":
-            return [x.on(eqn.attributes["to_device"])]
-        if op == "item":
-            assert isinstance(given, Tuple)
-            return [given.items[min(eqn.attributes["index"], len(given.items) - 1)]]
-        count = len(given.items) if isinstance(given, Tuple) else len(values)
-        if op == "gather":
-            return [x.resized(dim, x.shape[dim] * count).on(eqn.attributes["to_device"])]
-        if op == "allreduce":
-            part = x
-        elif op == "allgather":
-            part = x.resized(dim, x.shape[dim] * count)
-        else:
-            part = x.resized(dim, divide(x.shape[dim], count))
-        return [_spread(part, given)]
-
-
-def _typed(value: DeviceValue) -> Type:
-    assert value.type is not None
-    return value.type
-
-
-def _spread(part: Tensor, like: Type) -> Type:
-    if isinstance(like, Tensor):
-        return part
-    return Tuple(tuple(part.on(elements(item).device) for item in like.items), like.more)
+            return [Tensor(shape, device, dtype) for shape, dtype in infer(eqn.op, signatures, params_of(eqn))]
+        if eqn.op in (SCATTER, BROADCAST) and eqn.attributes.get("devices") is None:
+            raise DeviceError(
+                f"{eqn.outputs[0].name} has no type.",
+                why="how many devices there are is known once a device map is given",
+                fix=f"{eqn.outputs[0].name}: Tuple[{tensor_of(values[0])}, ...] = {eqn.op}(…)",
+            )
+        region = {} if body is None else {"body": body}
+        found: Any = eqn.op.type(*(v.type for v in values), **eqn.attributes, **region)  # type: ignore[arg-type]
+        return list(found) if isinstance(found, tuple) else [found]

@@ -17,10 +17,11 @@ import warnings
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from meshwright.device.attributes import ATTRIBUTES, STRUCTURAL
+from meshwright.core.op import Op
+from meshwright.core.signature import signature_of
 from meshwright.device.device_map import DeviceMap
 from meshwright.device.function import DeviceEqn, DeviceValue, Function, Keys, Operand
-from meshwright.device.tensor_ops import spelled, tensor_op
+from meshwright.device.ops import NO_SUCH_OP, OPS, TUPLE, is_structural, ops_to_write, spelled, tensor_op
 from meshwright.device.text.repairs import fits
 from meshwright.device.text.types import TypeReader
 from meshwright.device.types import Device, Type
@@ -213,21 +214,16 @@ class _FunctionReader(TypeReader):
                 items.append(self.use(scope))
                 if self.token.text != ")":
                     self.expect(",")
-            return DeviceEqn("tuple", tuple(items), tuple(outputs))
+            return DeviceEqn(TUPLE, tuple(items), tuple(outputs))
         name = self.name("an op")
         self.expect("(")
         if name in ("pmap", "call"):
             return self.region(name, scope, outputs)
-        op = name if name in STRUCTURAL or name == "constant" else tensor_op(name)
+        op = OPS.get(name) if name in OPS else tensor_op(name)
         if op is None:
-            raise self.fail(
-                f"There is no op {name}.",
-                "it is neither a tensor op nor an op of device programs",
-                f"one of {', '.join(sorted(STRUCTURAL))}, or a tensor op such as MatMul, add, tanh",
-                at,
-            )
-        if op != name:
-            self.slip(f"the op {name} is written {op}", at, op)
+            raise self.fail(f"There is no op {name}.", NO_SUCH_OP, ops_to_write(), at)
+        if op.name != name and spelled(name, {})[0] == name:
+            self.slip(f"the op {name} is written {op}", at, op.name)
         operands: list[Operand | tuple[str, int]] = []
         attributes: dict[str, Any] = {}
         while not self.accept(")"):
@@ -241,15 +237,16 @@ class _FunctionReader(TypeReader):
                 operands.append(self.number())
             if self.token.text != ")":
                 self.expect(",")
-        unknown = next((key for key in attributes if op in STRUCTURAL and key not in ATTRIBUTES[op]), None)
+        known = sorted(signature_of(op.type).params)
+        unknown = next((key for key in attributes if is_structural(op) and key not in known), None)
         if unknown is not None:
             raise self.fail(
                 f"{op} has no attribute {unknown}.",
-                f"its attributes are {', '.join(sorted(ATTRIBUTES[op])) or 'none'}",
-                f"{op}(x, {', '.join(sorted(ATTRIBUTES[op])[:1])}=…)" if ATTRIBUTES[op] else f"{op}(x)",
+                f"its attributes are {', '.join(known) or 'none'}",
+                f"{op}(x, {', '.join(known[:1])}=…)" if known else f"{op}(x)",
                 at,
             )
-        op, attributes = spelled(op, attributes)
+        attributes = spelled(name, attributes)[1]
         inputs = self.operands(op, operands, attributes, scope, outputs)
         return DeviceEqn(op, inputs, tuple(outputs), attributes)
 
@@ -299,7 +296,7 @@ class _FunctionReader(TypeReader):
 
     def operands(
         self,
-        op: str,
+        op: Op,
         given: Sequence[Operand | tuple[str, int]],
         attributes: dict[str, Any],
         scope: _Scope,

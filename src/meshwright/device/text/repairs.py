@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from meshwright.device.attributes import STRUCTURAL
+from meshwright.core.op import Op
 from meshwright.device.dims import Size, divide, solve
 from meshwright.device.function import DeviceValue, Number, Operand
+from meshwright.device.ops import BROADCAST, SCATTER, is_structural
 from meshwright.device.tensor_ops import infer, signature
 from meshwright.device.types import Tensor, Tuple, Type, elements
 from meshwright.errors import MeshwrightError
 
 
-def fits(op: str, operands: Sequence[Operand | None], attributes: dict[str, Any], annotated: Type) -> bool:
+def fits(op: Op, operands: Sequence[Operand | None], attributes: dict[str, Any], annotated: Type) -> bool:
     """Whether annotations allow this op on these operands; what cannot be told from them is allowed."""
     types = []
     for x in operands:
@@ -24,13 +25,14 @@ def fits(op: str, operands: Sequence[Operand | None], attributes: dict[str, Any]
         types.append(x if isinstance(x, Number) else x.type)
     try:
         want = elements(annotated)
-        rule = _RULES.get(op)
-        if rule is None and op in STRUCTURAL:
+        if is_structural(op) and op not in (SCATTER, BROADCAST):
             return True
-        if any(isinstance(t, Tuple) for t in types) != (op in STRUCTURAL and op not in ("scatter", "broadcast")):
+        if any(isinstance(t, Tuple) for t in types):
             return False
-        if rule is not None:
-            shape = rule(types[0], attributes, annotated)
+        if op is SCATTER:
+            shape = _scattered(types[0], attributes, annotated)
+        elif op is BROADCAST:
+            shape = types[0].shape  # type: ignore[union-attr]
         else:
             shape = infer(op, [signature(t) for t in types], attributes)[0][0]  # type: ignore[arg-type]
     except MeshwrightError:
@@ -47,9 +49,3 @@ def _scattered(type: Any, attributes: dict[str, Any], annotated: Type) -> tuple[
     if not isinstance(dim, int) or not 0 <= dim < len(type.shape):
         return ()
     return type.resized(dim, divide(type.shape[dim], len(annotated.items))).shape
-
-
-_RULES: dict[str, Callable[[Any, dict[str, Any], Type], tuple[Size, ...]]] = {
-    "scatter": _scattered,
-    "broadcast": lambda type, attributes, annotated: type.shape,
-}
