@@ -45,7 +45,12 @@ def brief(text: str) -> str:
 
 
 class TextReader:
-    """Tokens of a text with one token of lookahead; every error points at a character."""
+    """Tokens of a text with one token of lookahead; every error points at a character.
+
+    Another notation has a ``pattern`` of its own: groups named space, newline, comment, number, string, word and sign.
+    """
+
+    pattern = _TOKENS
 
     def __init__(self, text: str, what: str) -> None:
         if not isinstance(text, str):
@@ -56,14 +61,18 @@ class TextReader:
         self.next = 0
         position = 0
         while position < len(text):
-            match = _TOKENS.match(text, position)
+            match = self.pattern.match(text, position)
             if match is None:
-                raise self.error_at(position, f"the character {text[position]!r} means nothing here")
+                raise self.strange(position)
             if match.lastgroup not in ("space", "newline"):
                 self.tokens.append((match.lastgroup or "", match.group(), position))
             position = match.end()
         self.tokens.append(("end", "the end of the text", len(text)))
         self.meshes: list[AbstractMesh] = []
+
+    def strange(self, position: int) -> TextError:
+        """The error for a character that begins no token."""
+        return self.error_at(position, f"the character {self.text[position]!r} means nothing here")
 
     def error_at(self, position: int, why: str) -> TextError:
         before = self.text[:position]
@@ -100,6 +109,16 @@ class TextReader:
 
     def peek(self) -> str:
         return self.peek_full()[1]
+
+    @property
+    def kind(self) -> str:
+        """The kind of the next token."""
+        return self.peek_full()[0]
+
+    @property
+    def position(self) -> int:
+        """Where the next token starts."""
+        return self.peek_full()[2]
 
     def take(self, expected: str | None = None) -> tuple[str, str]:
         while self.tokens[self.next][0] == "comment":

@@ -15,17 +15,29 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from meshwright.core.op import Op
 from meshwright.core.signature import signature_of
+from meshwright.core.text.tokens import read_list
 from meshwright.device.device_map import DeviceMap
-from meshwright.device.function import DeviceEqn, DeviceValue, Function, Keys, Operand
-from meshwright.device.ops import NO_SUCH_OP, OPS, TUPLE, is_structural, ops_to_write, spelled, tensor_op
-from meshwright.device.text.repairs import fits
+from meshwright.device.dims import Size, divide, solve
+from meshwright.device.function import DeviceEqn, DeviceValue, Function, Keys, Number, Operand
+from meshwright.device.ops import (
+    BROADCAST,
+    NO_SUCH_OP,
+    OPS,
+    SCATTER,
+    TUPLE,
+    is_structural,
+    ops_to_write,
+    spelled,
+    tensor_op,
+)
+from meshwright.device.tensor_ops import infer, signature
 from meshwright.device.text.types import TypeReader
-from meshwright.device.types import Device, Type
-from meshwright.errors import TextError
+from meshwright.device.types import Device, Tensor, Tuple, Type, elements
+from meshwright.errors import MeshwrightError, TextError
 
 
 class SlipWarning(UserWarning):
@@ -50,8 +62,7 @@ def parse(text: str, *, strict: bool = False) -> Function:
     return fn
 
 
-class _Scope(NamedTuple):
-    values: dict[str, DeviceValue]
+_Scope = dict[str, DeviceValue]  # the values that a body sees, by name
 
 
 class _FunctionReader(TypeReader):
@@ -64,14 +75,14 @@ class _FunctionReader(TypeReader):
     # Structure
 
     def function(self) -> Function:
-        self.expect("def")
-        name = self.name("the name of the function")
-        self.expect("(")
+        self.take("def")
+        name = self.word("the name of the function")
+        self.take("(")
         inputs = self.parameters(")")
-        self.expect(":")
-        scope = _Scope({v.name: v for v in inputs})
+        self.take(":")
+        scope = {v.name: v for v in inputs}
         eqns, outputs = self.statements(scope, "end")
-        if self.token.kind != "end":
+        if self.kind != "end":
             raise self.fail("There is more after the function's return.", fix="one function per text")
         fn = Function(name, tuple(inputs), tuple(eqns), tuple(outputs), self.device_map, None, tuple(self.slips))
         return _with_one_map(fn.with_(map_input=self.map_input))
@@ -79,8 +90,8 @@ class _FunctionReader(TypeReader):
     def parameters(self, close: str, *, body: bool = False) -> list[DeviceValue]:
         found: dict[str, DeviceValue] = {}
         while not self.accept(close):
-            at = self.token.start
-            name = self.name("the name of an input")
+            at = self.position
+            name = self.word("the name of an input")
             typed = self.accept(":")
             if name in found or (self.map_input is not None and name == self.map_input[0]):
                 raise self.fail(f"The input {name} is listed twice.", fix="give each input a name of its own", at=at)
@@ -98,8 +109,8 @@ class _FunctionReader(TypeReader):
                 self.map_names.add(name)
             else:
                 found[name] = DeviceValue(name, self.type() if typed else None)
-            if self.token.text != close:
-                self.expect(",")
+            if self.peek() != close:
+                self.take(",")
         return list(found.values())
 
     def statements(self, scope: _Scope, close: str) -> tuple[list[DeviceEqn], list[DeviceValue]]:
@@ -110,21 +121,21 @@ class _FunctionReader(TypeReader):
                 while self.accept(","):
                     outputs.append(self.use(scope))
                 return eqns, outputs
-            if self.token.kind == "end" or self.token.text == close:
+            if self.kind == "end" or self.peek() == close:
                 raise self.fail("A function ends in a return.", fix="return y")
             made = self.statement(scope)
             if made is not None:
                 eqns.append(made)
 
     def use(self, scope: _Scope) -> DeviceValue:
-        at = self.token.start
-        name = self.name("the name of a value")
-        if name not in scope.values:
+        at = self.position
+        name = self.word("the name of a value")
+        if name not in scope:
             raise self.undefined(name, at, scope)
-        return scope.values[name]
+        return scope[name]
 
     def undefined(self, name: str, at: int, scope: _Scope) -> TextError:
-        known = ", ".join(scope.values) or "none"
+        known = ", ".join(scope) or "none"
         return self.fail(
             f"{name} is not defined here.",
             f"a body sees its own inputs only; the values here are: {known}",
@@ -134,42 +145,42 @@ class _FunctionReader(TypeReader):
 
     def statement(self, scope: _Scope) -> DeviceEqn | None:
         targets: list[tuple[str, Type | None]] = []
-        start = self.token.start
+        start = self.position
         while True:
-            name = self.name("a statement")
+            name = self.word("a statement")
             type: Type | None = None
             if self.accept(":"):
                 type = None if self.accept("DeviceMap") else self.type()
             targets.append((name, type))
             if not self.accept(","):
                 break
-        self.expect("=")
-        if len(targets) == 1 and self.token.text in "{[" and targets[0][1] is None:
+        self.take("=")
+        if len(targets) == 1 and self.peek() in "{[" and targets[0][1] is None:
             self.map_names.add(targets[0][0])
             self.set_map(self.tree(), start)
             return None
-        if len(targets) == 1 and self.token.text == "get_sub_device":
+        if len(targets) == 1 and self.peek() == "get_sub_device":
             self.sub_device(targets[0][0], scope, start)
             return None
-        if self.token.text == "(" and self.peek() == "...":
+        if self.peek() == "(" and self.second() == "...":
             for mark in ("(", "...", ")"):
-                self.expect(mark)
+                self.take(mark)
             return None
         eqn = self.expression(scope, [DeviceValue(name, type) for name, type in targets])
         for value in eqn.outputs:
-            if value.name in scope.values:
+            if value.name in scope:
                 raise self.fail(f"{value.name} is defined twice.", fix="give each value a name of its own", at=start)
-            scope.values[value.name] = value
+            scope[value.name] = value
         return eqn
 
     def sub_device(self, name: str, scope: _Scope, at: int) -> None:
         """``e = get_sub_device(d)``: e is d.1; another one is d.2, and so on."""
-        self.next()
-        self.expect("(")
+        self.take()
+        self.take("(")
         below = self.device()
         taken = sum(alias.base == below.base and alias.steps[:-1] == below.steps for alias in self.aliases.values())
-        self.expect(")")
-        if name in scope.values or name in self.aliases:
+        self.take(")")
+        if name in scope or name in self.aliases:
             raise self.fail(f"{name} is defined twice.", fix="give each device a name of its own", at=at)
         self.aliases[name] = below.child(taken + 1)
 
@@ -184,39 +195,30 @@ class _FunctionReader(TypeReader):
     def tree(self) -> Any:
         """A dict of devices, or a list."""
         if self.accept("["):
-            items = []
-            while not self.accept("]"):
-                items.append(self.integer())
-                if self.token.text != "]":
-                    self.expect(",")
-            return items
-        self.expect("{")
+            return read_list(self, "]", self.integer)
+        self.take("{")
         found: dict[int, Any] = {}
         while not self.accept("}"):
-            at = self.token.start
+            at = self.position
             key = self.integer()
             if key in found:
                 raise self.fail(
                     f"The key {key} of a device map is written twice.", fix="give each group a key of its own", at=at
                 )
-            self.expect(":")
+            self.take(":")
             found[key] = None if self.accept("None") else self.tree()
-            if self.token.text != "}":
-                self.expect(",")
+            if self.peek() != "}":
+                self.take(",")
         return found
 
     def expression(self, scope: _Scope, outputs: Sequence[DeviceValue]) -> DeviceEqn:
-        at = self.token.start
-        if self.token.text == "(":
-            self.next()
-            items: list[Operand] = []
-            while not self.accept(")"):
-                items.append(self.use(scope))
-                if self.token.text != ")":
-                    self.expect(",")
+        at = self.position
+        if self.peek() == "(":
+            self.take()
+            items = read_list(self, ")", lambda: self.use(scope))
             return DeviceEqn(TUPLE, tuple(items), tuple(outputs))
-        name = self.name("an op")
-        self.expect("(")
+        name = self.word("an op")
+        self.take("(")
         if name in ("pmap", "call"):
             return self.region(name, scope, outputs)
         op = OPS.get(name) if name in OPS else tensor_op(name)
@@ -227,16 +229,17 @@ class _FunctionReader(TypeReader):
         operands: list[Operand | tuple[str, int]] = []
         attributes: dict[str, Any] = {}
         while not self.accept(")"):
-            if self.token.kind == "name" and self.peek() == "=":
-                key = self.next().text
-                self.next()
+            if self.kind == "word" and self.second() == "=":
+                key = self.take()[1]
+                self.take()
                 self.attribute(key, attributes)
-            elif self.token.kind == "name" and self.token.text not in ("inf", "nan", "True", "False", "complex"):
-                operands.append((self.token.text, self.next().start))
+            elif self.kind == "word" and self.peek() not in ("inf", "nan", "True", "False", "complex"):
+                operands.append((self.peek(), self.position))
+                self.take()
             else:
                 operands.append(self.number())
-            if self.token.text != ")":
-                self.expect(",")
+            if self.peek() != ")":
+                self.take(",")
         known = sorted(signature_of(op.type).params)
         unknown = next((key for key in attributes if is_structural(op) and key not in known), None)
         if unknown is not None:
@@ -251,23 +254,23 @@ class _FunctionReader(TypeReader):
         return DeviceEqn(op, inputs, tuple(outputs), attributes)
 
     def region(self, op: str, scope: _Scope, outputs: Sequence[DeviceValue]) -> DeviceEqn:
-        self.expect("lambda")
-        variable = self.name("a device variable")
-        self.expect(":")
-        self.expect("lambda")
-        self.expect("(")
+        self.take("lambda")
+        variable = self.word("a device variable")
+        self.take(":")
+        self.take("lambda")
+        self.take("(")
         inputs = self.parameters(")", body=True)
-        self.expect(":")
-        self.expect("{")
-        eqns, returned = self.statements(_Scope({v.name: v for v in inputs}), "}")
-        self.expect("}")
+        self.take(":")
+        self.take("{")
+        eqns, returned = self.statements({v.name: v for v in inputs}, "}")
+        self.take("}")
         body = Function("", tuple(inputs), tuple(eqns), tuple(returned), None, variable)
         operands: list[Operand] = []
         attributes: dict[str, Any] = {}
         while self.accept(","):
-            if self.token.kind == "name" and self.peek() == "=":
-                at = self.token.start
-                key = self.next().text
+            if self.kind == "word" and self.second() == "=":
+                at = self.position
+                key = self.take()[1]
                 if op != "pmap" or key != "device_map" or attributes:
                     raise self.fail(
                         f"A {op} has no attribute {key}." if not attributes else f"{key} is given twice.",
@@ -275,15 +278,13 @@ class _FunctionReader(TypeReader):
                         "pmap(lambda d: lambda (x): {…}, device_map={1: [1, 3], 2: [2, 4]}, (xs,))",
                         at,
                     )
-                self.expect("=")
+                self.take("=")
                 attributes["device_map"] = DeviceMap(self.tree())
             else:
-                self.expect("(")
-                while not self.accept(")"):
-                    operands.append(self.use(scope))
-                    if self.token.text != ")":
-                        self.expect(",")
-        at = self.expect(")").start
+                self.take("(")
+                operands += read_list(self, ")", lambda: self.use(scope))
+        at = self.position
+        self.take(")")
         for what, given, taken in (("operands", operands, inputs), ("results", outputs, returned)):
             if len(given) != len(taken):
                 raise self.fail(
@@ -302,19 +303,19 @@ class _FunctionReader(TypeReader):
         scope: _Scope,
         outputs: Sequence[DeviceValue],
     ) -> tuple[Operand, ...]:
-        found: list[Operand | None] = [scope.values.get(x[0]) if isinstance(x, tuple) else x for x in given]
+        found: list[Operand | None] = [scope.get(x[0]) if isinstance(x, tuple) else x for x in given]
         annotated = outputs[0].type if len(outputs) == 1 else None
         for n, x in enumerate(given):
             if not isinstance(x, tuple):
                 continue
             missing = found[n] is None
-            if not missing and (annotated is None or fits(op, found, attributes, annotated)):
+            if not missing and (annotated is None or _fits(op, found, attributes, annotated)):
                 continue
             candidates = []
             if annotated is not None and (missing or len(given) == 1):
-                for value in scope.values.values():
+                for value in scope.values():
                     tried = [*found[:n], value, *found[n + 1 :]]
-                    if value is not found[n] and None not in tried and fits(op, tried, attributes, annotated):
+                    if value is not found[n] and None not in tried and _fits(op, tried, attributes, annotated):
                         candidates.append(value)
             if len(candidates) == 1:
                 why = f"{x[0]} is not defined here" if missing else f"{op}({x[0]}) has not the annotated type"
@@ -327,7 +328,7 @@ class _FunctionReader(TypeReader):
     # Attributes
 
     def attribute(self, key: str, attributes: dict[str, Any], keys_given: Keys | None = None) -> None:
-        at = self.token.start
+        at = self.position
         if key in attributes or {key, *attributes} >= {"devices", "device_keys"}:
             raise self.fail(
                 "The devices are given once." if key in ("devices", "device_keys") else f"{key} is given twice.",
@@ -335,25 +336,21 @@ class _FunctionReader(TypeReader):
                 "device_keys=[], or devices=[1, 2]" if key in ("devices", "device_keys") else f"one {key}",
                 at,
             )
-        if key == "devices" and self.token.text in self.map_names and self.peek() in (".", "["):
-            self.next()
+        if key == "devices" and self.peek() in self.map_names and self.second() in (".", "["):
+            self.take()
             keys: list[Any] = []
             while self.accept("["):
                 keys.append(self.key())
-                self.expect("]")
+                self.take("]")
             if self.accept("."):
                 for mark in ("keys", "(", ")"):
-                    self.expect(mark)
+                    self.take(mark)
             self.attribute("device_keys", attributes, Keys(keys))
         elif keys_given is not None:
             attributes[key] = keys_given
         elif key in ("devices", "device_keys"):
-            self.expect("[")
-            items: list[Any] = []
-            while not self.accept("]"):
-                items.append(self.key() if key == "device_keys" else self.device())
-                if self.token.text != "]":
-                    self.expect(",")
+            self.take("[")
+            items = read_list(self, "]", self.key if key == "device_keys" else self.device)
             plain = [d.base if isinstance(d, Device) and d.is_concrete and not d.offset else d for d in items]
             attributes[key] = Keys(plain)
         elif key in ("to_device", "device"):
@@ -367,6 +364,43 @@ class _FunctionReader(TypeReader):
         if found.base is None:
             raise self.fail("A device or a device variable is expected here, not '?'.", fix="device_keys=[d]")
         return found.base if found.sub is None and not found.offset else found
+
+
+def _fits(op: Op, operands: Sequence[Operand | None], attributes: dict[str, Any], annotated: Type) -> bool:
+    """Whether annotations allow this op on these operands; what cannot be told from them is allowed."""
+    types = []
+    for x in operands:
+        if x is None:
+            return False
+        if isinstance(x, DeviceValue) and x.type is None:
+            return True
+        types.append(x if isinstance(x, Number) else x.type)
+    try:
+        want = elements(annotated)
+        if is_structural(op) and op not in (SCATTER, BROADCAST):
+            return True
+        if any(isinstance(t, Tuple) for t in types):
+            return False
+        if op is SCATTER:
+            shape = _scattered(types[0], attributes, annotated)
+        elif op is BROADCAST:
+            shape = types[0].shape  # type: ignore[union-attr]
+        else:
+            shape = infer(op, [signature(t) for t in types], attributes)[0][0]  # type: ignore[arg-type]
+    except MeshwrightError:
+        return False
+    return len(shape) == len(want.shape) and all(
+        a == b or (solve(b, a) is not None) or (solve(a, b) is not None) for a, b in zip(shape, want.shape, strict=True)
+    )
+
+
+def _scattered(type: Any, attributes: dict[str, Any], annotated: Type) -> tuple[Size, ...]:
+    if not isinstance(annotated, Tuple) or annotated.more or not isinstance(type, Tensor):
+        return elements(annotated).shape
+    dim = attributes.get("dim", 0)
+    if not isinstance(dim, int) or not 0 <= dim < len(type.shape):
+        return ()
+    return type.resized(dim, divide(type.shape[dim], len(annotated.items))).shape
 
 
 def _with_one_map(fn: Function) -> Function:

@@ -11,101 +11,118 @@ import numpy as np
 from meshwright.core.check import check
 from meshwright.core.dtypes import SHORT_NAMES
 from meshwright.core.text.parse import parse_program
+from meshwright.core.text.tokens import TextReader, following, read_list
 from meshwright.device.dims import Dim, Size, divide
 from meshwright.device.function import PRINTED, Number
-from meshwright.device.text.tokens import Token, error_at, tokens
 from meshwright.device.types import UNKNOWN, Device, Tensor, Tuple, Type
 from meshwright.errors import TextError
 
+_TOKENS = re.compile(
+    r"(?P<space>\s+)|(?P<comment>\#[^\n]*)|(?P<number>\d+\.\d*(?:[eE][-+]?\d+)?|\d+[eE][-+]?\d+|\d+)"
+    r"|(?P<string>'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\")|(?P<word>[A-Za-z_]\w*)|(?P<digest>@\w*)|(?P<sign>\.\.\.|[-()\[\]{}:,=./*+?])"
+)
+DEEPEST = 100  # brackets within brackets; a nested pmap has two
+LONGEST = 400  # digits of a number, characters of a name
 
-class TypeReader:
-    """Walks over tokens, and reads what has no names of values in it."""
+
+class TypeReader(TextReader):
+    """Walks over the tokens of a device program, and reads what has no names of values in it."""
+
+    pattern = _TOKENS
 
     def __init__(self, text: str, strict: bool) -> None:
         if not isinstance(text, str):
             raise TextError(
                 "dist.parse reads text.", why=f"it is given {type(text).__name__}", fix='dist.parse("def f(…): …")'
             )
-        self.text = text
+        super().__init__(text, "a device program")
+        self.tokens[-1] = ("end", "", len(text))
+        self._check_limits()
         self.strict = strict
-        self.tokens = tokens(text)
-        self.at = 0
         self.slips: list[str] = []
         self.aliases: dict[str, Device] = {}
 
-    # Tokens
+    def _check_limits(self) -> None:
+        nested = 0
+        for kind, text, at in self.tokens:
+            if kind == "sign":
+                nested = max(0, nested + (text in "([{") - (text in ")]}"))
+            elif kind in ("number", "word") and len(text) > LONGEST:
+                what = "A number has at most {} digits." if kind == "number" else "A name has at most {} characters."
+                raise self.fail(what.format(LONGEST), f"this has {len(text)}", at=at)
+            if nested > DEEPEST:
+                raise self.fail("Brackets are nested too deep.", f"they may stand {DEEPEST} deep", at=at)
 
-    @property
-    def token(self) -> Token:
-        return self.tokens[self.at]
-
-    def peek(self, offset: int = 1) -> str:
-        return self.tokens[min(self.at + offset, len(self.tokens) - 1)].text
-
-    def next(self) -> Token:
-        token = self.token
-        self.at += 1
-        return token
+    # Errors
 
     def fail(self, what: str, why: str = "", fix: str = "", at: int | None = None) -> TextError:
-        return error_at(self.text, self.token.start if at is None else at, what, why, fix)
+        """The error that points at a place of the text: the next token, if none is given."""
+        at = self.position if at is None else at
+        start = self.text.rfind("\n", 0, at) + 1
+        end = self.text.find("\n", at)
+        line, column = self.text[start : end if end >= 0 else len(self.text)], at - start
+        if len(line) > 160:
+            line, column = line[max(0, column - 60) :][:120], min(60, column)
+        return TextError(
+            what,
+            where=f"line {self._line(at)}\n{line}\n{' ' * column}^",
+            why=why,
+            fix=fix or "y: Tensor[(B, H), 0] = MatMul(x, w)",
+        )
 
-    def expect(self, text: str) -> Token:
-        if self.token.text != text:
-            found = repr(self.token.text) if self.token.kind != "end" else "the end"
-            raise self.fail(f"{text!r} is expected here, not {found}.")
-        return self.next()
+    def error_at(self, position: int, why: str) -> TextError:
+        return self.fail(why, at=position)
 
-    def accept(self, text: str) -> bool:
-        if self.token.text == text and self.token.kind in ("mark", "name"):
-            self.at += 1
-            return True
-        return False
+    def strange(self, position: int) -> TextError:
+        return self.fail(f"{self.text[position]!r} is not part of a device program.", at=position)
 
-    def name(self, what: str) -> str:
-        if self.token.kind != "name":
-            found = repr(self.token.text) if self.token.kind != "end" else "the end"
-            raise self.fail(f"{what} is expected here, not {found}.")
-        return self.next().text
+    def expected(self, what: str) -> TextError:
+        found = repr(self.peek()) if self.kind != "end" else "the end"
+        return self.fail(f"{what} is expected here, not {found}.")
 
     def slip(self, message: str, at: int, fix: str) -> None:
         if self.strict:
             raise self.fail(f"A slip: {message}.", "the text is read strictly", fix, at)
-        line = self.text.count("\n", 0, at) + 1
-        self.slips.append(f"line {line}: {message}; read as {fix}")
+        self.slips.append(f"line {self._line(at)}: {message}; read as {fix}")
+
+    def _line(self, at: int) -> int:
+        return self.text.count("\n", 0, at) + 1
+
+    def second(self) -> str:
+        """The token after the next."""
+        return following(self, 2)[-1]
 
     # Types, devices and literals
 
     def integer(self) -> int:
-        if self.token.kind != "number" or not self.token.text.isdigit():
+        if self.kind != "number" or not self.peek().isdigit():
             raise self.fail("A whole number is expected here.", fix="devices are numbers: 0, 1, 2, …")
-        return int(self.next().text)
+        return int(self.take()[1])
 
     def device(self) -> Device:
         """``0``, ``d``, ``d.1``, ``d.1.0``, ``d+1``, ``2+d``, ``?``."""
         if self.accept("?"):
             return UNKNOWN
-        if self.token.kind == "number":
+        if self.kind == "number":
             number = self.integer()
-            if self.token.text in ("+", "-"):
-                sign = self.next().text
-                at = self.token.start
+            if self.peek() in ("+", "-"):
+                sign = self.take()[1]
+                at = self.position
                 found = self.device()
                 if sign == "-":
                     raise self.fail("A device is not taken from a number.", "d-1 is the device before d", "d-1", at)
                 return found + number
             return Device(number)
-        at = self.token.start
-        name = self.name("a device")
+        at = self.position
+        name = self.word("a device")
         found = self.aliases.get(name, Device(name))
         while self.accept("."):
-            digits = self.next().text
-            if not re.fullmatch(r"\d+(\.\d+)?", digits):
+            if not re.fullmatch(r"\d+(\.\d+)?", self.peek()):
                 raise self.fail("A whole number is expected here.", f"d.1 is a device below {name}", f"{name}.1", at)
-            for step in digits.split("."):
+            for step in self.take()[1].split("."):
                 found = found.child(int(step))
-        while self.token.text in ("+", "-"):
-            up = self.next().text == "+"
+        while self.peek() in ("+", "-"):
+            up = self.take()[1] == "+"
             number = self.integer()
             found = found + (number if up else -number)
         return found
@@ -115,8 +132,8 @@ class TypeReader:
         if isinstance(value, Dim | tuple | str) or value is None:
             raise self.fail("An operand is the name of a value, or a number.", fix="mul(x, 2.0)")
         if self.accept(":"):
-            at = self.token.start
-            name = self.name("a dtype")
+            at = self.position
+            name = self.word("a dtype")
             if name not in SHORT_NAMES:
                 raise self.fail(f"There is no dtype {name}.", f"the dtypes are {', '.join(SHORT_NAMES)}", "2.0:f32", at)
             return Number(value, SHORT_NAMES[name])
@@ -124,59 +141,46 @@ class TypeReader:
 
     def literal(self) -> Any:
         if self.accept("("):
-            items = []
-            while not self.accept(")"):
-                items.append(self.literal())
-                if self.token.text != ")":
-                    self.expect(",")
-            return tuple(items)
+            return tuple(read_list(self, ")", self.literal))
         if self.accept("["):
-            found = []
-            while not self.accept("]"):
-                found.append(self.literal())
-                if self.token.text != "]":
-                    self.expect(",")
-            return found
+            return read_list(self, "]", self.literal)
         if self.accept("-"):
-            if self.token.kind != "number" and self.token.text not in ("inf", "nan"):
-                raise self.fail(f"A number is expected after '-', not {self.token.text!r}.", fix="mul(x, -2.0)")
+            if self.kind != "number" and self.peek() not in ("inf", "nan"):
+                raise self.fail(f"A number is expected after '-', not {self.peek()!r}.", fix="mul(x, -2.0)")
             return -self.literal()
-        token = self.token
-        if token.kind == "string":
-            self.next()
+        kind, word, at = self.peek_full()
+        if kind == "string":
+            self.take()
             try:
-                return ast.literal_eval(token.text)
+                return ast.literal_eval(word)
             except (SyntaxError, ValueError) as error:
-                raise self.fail(
-                    "A string is not written as Python writes it.", str(error), "'text'", token.start
-                ) from error
-        if token.kind == "mark" and token.text == "@":
+                raise self.fail("A string is not written as Python writes it.", str(error), "'text'", at) from error
+        if kind == "digest":
             return self.printed()
-        if token.kind == "name":
-            word = token.text
+        if kind == "word":
             if word in ("True", "False", "None", "inf", "nan"):
-                self.next()
+                self.take()
                 return {"True": True, "False": False, "None": None, "inf": float("inf"), "nan": float("nan")}[word]
             if word in SHORT_NAMES:
-                self.next()
+                self.take()
                 return SHORT_NAMES[word]
-            if word == "complex" and self.peek() == "(":
-                self.next()
+            if word == "complex" and self.second() == "(":
+                self.take()
                 return self.complex_number()
-            if word in ("program", "array") and self.peek() == "(":
-                self.next()
-                self.next()
+            if word in ("program", "array") and self.second() == "(":
+                self.take()
+                self.take()
                 inside = self.literal()
                 dtype = self.literal() if word == "array" and self.accept(",") else np.dtype("float32")
-                self.expect(")")
+                self.take(")")
                 return check(parse_program(inside), "reading") if word == "program" else self.array(inside, dtype)
-        if token.kind == "number" and not token.text.isdigit():
-            self.next()
-            return float(token.text)
+        if kind == "number" and not word.isdigit():
+            self.take()
+            return float(word)
         return self.size()
 
     def complex_number(self) -> complex:
-        at = self.token.start
+        at = self.position
         found = self.literal()
         if not isinstance(found, tuple) or len(found) != 2 or not all(isinstance(x, int | float) for x in found):
             raise self.fail("A complex number has two parts.", f"it is {found}", "complex(1.0, 2.0)", at)
@@ -184,12 +188,8 @@ class TypeReader:
 
     def printed(self) -> Any:
         """A large array, which the text names by its digest: one that a program of this process has."""
-        at = self.token.start
-        self.next()
-        name = ""
-        while self.token.kind in ("name", "number") and self.token.start == at + 1 + len(name):
-            name += self.next().text
-        found = PRINTED.get(name)
+        at = self.position
+        found = PRINTED.get(self.take()[1].removeprefix("@"))
         if found is None:
             raise self.fail(
                 "A large constant is known by its digest alone.",
@@ -210,31 +210,31 @@ class TypeReader:
     # Types
 
     def type(self) -> Type:
-        at = self.token.start
-        name = self.name("a type")
+        at = self.position
+        name = self.word("a type")
         if name == "Tuple":
-            self.expect("[")
+            self.take("[")
             items: list[Type] = []
             more = False
             while not self.accept("]"):
-                if self.token.text == "=":
+                if self.peek() == "=":
                     self.slip("a bracket of a type is not closed", at, "Tuple[…]")
                     break
                 if self.accept("..."):
                     more = True
                 else:
                     items.append(self.type())
-                if self.token.text not in ("]", "="):
-                    self.expect(",")
+                if self.peek() not in ("]", "="):
+                    self.take(",")
             return Tuple(tuple(items), more)
         if name != "Tensor":
             raise self.fail(
                 f"There is no type {name}.", "a type is Tensor[(B, F), 0] or Tuple[…]", "Tensor[(B, F), 0]", at
             )
-        self.expect("[")
+        self.take("[")
         dtype = np.dtype("float32")
-        if self.token.kind == "name":
-            word = self.next().text
+        if self.kind == "word":
+            word = self.take()[1]
             if word not in SHORT_NAMES:
                 raise self.fail(
                     f"There is no dtype {word}.",
@@ -243,23 +243,19 @@ class TypeReader:
                     at,
                 )
             dtype = SHORT_NAMES[word]
-            self.expect(",")
-        self.expect("(")
-        shape: list[Size] = []
-        while not self.accept(")"):
-            shape.append(self.size())
-            if self.token.text != ")":
-                self.expect(",")
+            self.take(",")
+        self.take("(")
+        shape = read_list(self, ")", self.size)
         device = self.device() if self.accept(",") else UNKNOWN
-        self.expect("]")
+        self.take("]")
         return Tensor(tuple(shape), device, dtype)
 
     def size(self) -> Size:
         """``B``, ``8``, ``B/2``, ``2*H``."""
         found = self.factor()
-        while self.token.text in ("*", "/"):
-            times = self.next().text == "*"
-            at = self.token.start
+        while self.peek() in ("*", "/"):
+            times = self.take()[1] == "*"
+            at = self.position
             other = self.factor()
             if other == 0 and not times:
                 raise self.fail("A size cannot be divided by 0.", "there would be no devices", "B/2", at)
@@ -267,12 +263,12 @@ class TypeReader:
         return found
 
     def factor(self) -> Size:
-        if self.token.kind == "name":
-            return Dim.symbol(self.next().text)
-        if self.token.kind == "number" and self.token.text.isdigit():
-            return int(self.next().text)
+        if self.kind == "word":
+            return Dim.symbol(self.take()[1])
+        if self.kind == "number" and self.peek().isdigit():
+            return int(self.take()[1])
         raise self.fail(
-            f"A size is expected here, not {self.token.text!r}.",
+            f"A size is expected here, not {self.peek()!r}.",
             "a size is a number, a symbol, or a product or quotient of those",
             "Tensor[(B/2, 4), 0]",
         )
