@@ -22,7 +22,7 @@ def run(args: argparse.Namespace) -> int:
     result = simulated(args, read_machine(args.hardware), work)
     if args.json:
         found = facts(result)
-        for name in ("seconds", "exposed_seconds", "mfu"):
+        for name in ("seconds", "exposed_seconds", "mfu", "hfu"):
             del found[name]
         print(json.dumps(found, indent=2))
         return 0

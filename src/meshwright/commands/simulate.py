@@ -54,6 +54,7 @@ def facts(result: Simulation) -> dict[str, Any]:
         "unit_seconds": result.unit_seconds(),
         "flops": result.flops,
         "mfu": result.mfu,
+        "hfu": result.hfu,
         "fits": result.fits,
         "memory": {
             "peak_bytes_per_device": use.peak_bytes,

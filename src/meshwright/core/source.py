@@ -25,6 +25,15 @@ class Source(NamedTuple):
     file: str
     line: int
 
+    @property
+    def again(self) -> bool:
+        """Whether what came from the line is computed there a second time, for a derivative that did not keep it."""
+        return False
+
+    def second(self) -> Source:
+        """The line, of what is computed a second time."""
+        return _SecondSource(self.file, self.line)
+
     def __str__(self) -> str:
         return f"{os.path.basename(self.file)}:{self.line}"
 
@@ -42,6 +51,29 @@ class ReadSource(Source):
     def show(self) -> str:
         """The place alone."""
         return str(self)
+
+    def second(self) -> Source:
+        return _ReadSecondSource(self.file, self.line)
+
+
+class _SecondSource(Source):
+    """A line, of what is computed a second time; as a line equal to any other."""
+
+    __slots__ = ()
+
+    @property
+    def again(self) -> bool:
+        return True
+
+
+class _ReadSecondSource(ReadSource):
+    """The same of a line that a text names."""
+
+    __slots__ = ()
+
+    @property
+    def again(self) -> bool:
+        return True
 
 
 def _may_be_opened(file: str) -> bool:

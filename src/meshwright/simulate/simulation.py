@@ -84,16 +84,32 @@ class Simulation:
 
     @property
     def mfu(self) -> float:
-        """The share of the chip's peak rate that products reach.
+        """Model FLOPs utilization: the share of the chip's peak rate that the model's matmuls and convolutions reach.
 
-        What is computed twice counts twice, and so does what a stage of a pipeline computes before its first microbatch
-        is there.
+        What a checkpoint computes again in the backward pass is not the model's; elementwise FLOPs and time in which
+        nothing is multiplied count for nothing.
         """
+        return self._utilization(recomputed=False)
+
+    @property
+    def hfu(self) -> float:
+        """Hardware FLOPs utilization: as ``mfu``, with what is computed again.
+
+        >>> import meshwright as mw
+        >>> x = mw.ShapeDtypeStruct((4096, 4096), "bfloat16")
+        >>> f = mw.checkpoint(lambda x: mw.numpy.tanh(x @ x))
+        >>> result = mw.simulate(mw.make_program(mw.value_and_grad(lambda x: f(x).sum()))(x), "h100")
+        >>> round(result.hfu / result.mfu, 6)
+        1.333333
+        """
+        return self._utilization(recomputed=True)
+
+    def _utilization(self, recomputed: bool) -> float:
         if not self.seconds:
             return 0.0
         work: dict[str, float] = {}
         for task, times in self.leaves():
-            if task.cost.matmul_flops:
+            if task.cost.matmul_flops and (recomputed or not task.recomputed):
                 work[task.cost.dtype] = work.get(task.cost.dtype, 0.0) + times * task.cost.matmul_flops
         peak = sum(flops / self.topology.chip.flops_per_s(dtype) for dtype, flops in work.items())
         return peak / self.seconds
@@ -184,7 +200,8 @@ class Simulation:
             f"  {self.bound}",
             f"  compute {time_text(self.compute_seconds)}, communication {time_text(self.communication_seconds)}"
             + (f", {hidden / self.communication_seconds:.0%} of it hidden" if self.communication_seconds else ""),
-            f"  {self.flops:.3g} FLOPs a device, MFU {self.mfu:.1%}",
+            f"  {self.flops:.3g} FLOPs a device, MFU {self.mfu:.1%}"
+            + (f", HFU {self.hfu:.1%} with what is computed again" if self.hfu != self.mfu else ""),
             f"  memory {size_text(self.peak_bytes_per_device)} {room}{spill}".rstrip(),
         ]
         lines += [f"  note: {note}" for note in self.notes]

@@ -40,6 +40,11 @@ class Task:
     times: int = 1
     carried: tuple[tuple[int, int], ...] = ()
 
+    @property
+    def recomputed(self) -> bool:
+        """Whether it computes again what a checkpoint did not keep."""
+        return self.source is not None and self.source.again
+
 
 @dataclass
 class TaskBlock:

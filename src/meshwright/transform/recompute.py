@@ -95,3 +95,18 @@ def used_inputs(program: Program) -> tuple[bool, ...]:
     used: set[Atom] = {a for eqn in program.eqns for a in eqn.inputs}
     used.update(program.outputs)
     return tuple(v in used for v in program.inputs)
+
+
+def second_run(program: Program) -> Program:
+    """The program, its regions included, with every equation marked as computed a second time."""
+    eqns = []
+    for eqn in program.eqns:
+        params = {name: _second_param(value) for name, value in eqn.params.items()} if eqn.regions() else eqn.params
+        eqns.append(Eqn(eqn.op, eqn.inputs, params, eqn.outputs, eqn.source.second() if eqn.source else None))
+    return Program(program.inputs, tuple(eqns), program.outputs, program.constants)
+
+
+def _second_param(value: Any) -> Any:
+    if isinstance(value, Program):
+        return second_run(value)
+    return tuple(map(_second_param, value)) if isinstance(value, tuple) else value

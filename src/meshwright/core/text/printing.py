@@ -90,7 +90,7 @@ def _lines(program: Program, name: _VarNames, sources: Comments, full: bool) -> 
         params = [_print_param(key, eqn.params[key], name, sources, full) for key in sorted(eqn.params)]
         body = " ".join([eqn.op.name, *inputs, *params])
         said = sources(eqn) if callable(sources) else eqn.source if sources else None
-        comment = f"  # {said}" if said else ""
+        comment = f"  # {said}{' again' * (said is eqn.source and said.again)}" if said else ""
         lines.extend(f"  {line}" for line in f"{head + ' ' if head else ''}= {body}{comment}".split("\n"))
     outputs = ", ".join(name(a) for a in program.outputs)
     lines.append(f"  return {outputs}" if outputs else "  return")

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from meshwright.core.program import Program
-from meshwright.core.source import ReadSource
+from meshwright.core.source import ReadSource, Source
 from meshwright.errors import TextError
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ _TOKENS = re.compile(
       |(?P<sign>[-=:,.(){}\[\]~+@])""",
     re.VERBOSE | re.ASCII,
 )
-_SOURCE = re.compile(r"#\s*(\S.{0,254}):([0-9]{1,9})\s*")
+_SOURCE = re.compile(r"#\s*(\S.{0,254}):([0-9]{1,9})( again)?\s*")
 # The escapes that ``repr`` writes; Python warns about some others.
 _STRING = re.compile(
     r"""(['"])(?:[^\\]|\\(?:[\\'"nrt]|x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U(?:000[0-9a-fA-F]|0010)[0-9a-fA-F]{4}))*\1"""
@@ -144,11 +144,12 @@ class TextReader:
         self.take()
         return text
 
-    def trailing_source(self) -> ReadSource | None:
+    def trailing_source(self) -> Source | None:
         """The source written as a comment right after what was just read."""
         kind, text, _ = self.tokens[self.next]
         match = _SOURCE.fullmatch(text) if kind == "comment" else None
-        return ReadSource(match[1], int(match[2])) if match else None
+        source = ReadSource(match[1], int(match[2])) if match else None
+        return source.second() if source and match and match[3] else source
 
     def finish(self) -> None:
         """Raise if there is more."""

@@ -17,7 +17,7 @@ from meshwright.ops.rules import traffic
 from meshwright.transform.batch import batch_program
 from meshwright.transform.jvp import Linearized, jvp_program, linearize_program
 from meshwright.transform.policies import keep_rule
-from meshwright.transform.recompute import Recomputation, split_program, used_inputs
+from meshwright.transform.recompute import Recomputation, second_run, split_program, used_inputs
 from meshwright.transform.regions.region import (
     NO_FACTORS,
     Mask,
@@ -314,10 +314,11 @@ def _checkpoint_linearize(
     if not split.kept and not _uses(program, custom_vjp_call):
         forward = program
     outs, kept = cut(op(*primals, **{**params, "program": forward}), n_out)
+    again = second_run(split.again)
 
     def tangents_only(*args: Any) -> list[Any]:
         known_, active = cut(args, split.kept + len(primals))
-        return run(linear.program, [*run(split.again, known_), *active])
+        return run(linear.program, [*run(again, known_), *active])
 
     given = [*kept, *primals, *pick(tangents, mask)]
     pushed = dce(region(tangents_only, [x.type for x in given]), effects=False)

@@ -1,0 +1,99 @@
+"""What policies of checkpoint cost on a machine: memory, time, and the share of work that is the model's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import meshwright as mw
+import meshwright.numpy as mnp
+from meshwright import P
+from meshwright.simulate import Simulation
+
+D, FF, HEADS, LENGTH, BATCH, LAYERS = 1024, 4096, 8, 512, 16, 4
+SHAPES = {"q": (D, D), "k": (D, D), "v": (D, D), "o": (D, D), "up": (D, FF), "down": (FF, D)}
+POLICIES = mw.checkpoint_policies
+
+
+def layer(x: Any, w: dict[str, Any]) -> Any:
+    q, k, v = ((x @ w[n]).reshape(*x.shape[:2], HEADS, -1) for n in "qkv")
+    scores = mw.nn.softmax(mnp.einsum("bshd,bthd->bhst", q, k), axis=-1)
+    x = x + mnp.einsum("bhst,bthd->bshd", scores, v).reshape(x.shape) @ w["o"]
+    return x + mw.nn.gelu(x @ w["up"]) @ w["down"]
+
+
+def bf16(*shape: int) -> Any:
+    return mw.ShapeDtypeStruct(shape, "bfloat16")
+
+
+def step(scan: bool, one: Any) -> tuple[Any, tuple[Any, Any]]:
+    """The train step of a transformer, and the shapes of its arguments."""
+
+    def loss(w: Any, x: Any) -> Any:
+        if scan:
+            x, _ = mw.lax.scan(lambda x, w: (one(x, w), None), x, w)
+        else:
+            for each in w:
+                x = one(x, each)
+        return (x.astype("float32") ** 2).sum()
+
+    stacked = {n: bf16(LAYERS, *shape) for n, shape in SHAPES.items()}
+    weights = stacked if scan else [{n: bf16(*shape) for n, shape in SHAPES.items()}] * LAYERS
+    return mw.value_and_grad(loss), (weights, bf16(BATCH, LENGTH, D))
+
+
+def simulated(scan: bool, one: Any) -> Simulation:
+    function, args = step(scan, one)
+    return mw.simulate(mw.make_program(function)(*args), "h100")
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["scan", "layers"])
+def found(request: Any) -> dict[str, Simulation]:
+    policies = {
+        "dots": POLICIES.dots_saveable,
+        "dots without batch": POLICIES.dots_with_no_batch_dims_saveable,
+        "full": POLICIES.nothing_saveable,
+    }
+    runs = {name: simulated(request.param, mw.checkpoint(layer, policy=p)) for name, p in policies.items()}
+    return {"none": simulated(request.param, layer), **runs, "scan": request.param}
+
+
+def test_the_less_is_kept_the_less_memory_and_the_more_work(found: dict[str, Any]) -> None:
+    order = [found[name] for name in ("none", "dots", "dots without batch", "full")]
+    memory = [run.peak_bytes_per_device for run in order]
+    assert memory == sorted(memory, reverse=True) and memory[0] > 2 * memory[-1]
+    work = [run.product_flops for run in order]
+    assert work == sorted(work)
+    assert order[1].seconds < order[2].seconds < order[3].seconds and order[0].seconds < order[3].seconds
+    # A loop writes and reads all it keeps, elementwise values too; outside of loops these are computed in fusions.
+    assert (order[0].seconds < order[1].seconds) is not found["scan"]
+
+
+def test_only_the_model_s_own_products_count_as_its_work(found: dict[str, Any]) -> None:
+    none, dots, full = (found[name] for name in ("none", "dots", "full"))
+    for run in (none, dots, full):
+        assert run.mfu * run.seconds == pytest.approx(none.mfu * none.seconds)
+        assert run.hfu * run.seconds == pytest.approx(run.product_flops / run.topology.chip.flops_per_s("bf16"))
+    assert none.mfu == none.hfu and dots.mfu == dots.hfu and "HFU" not in str(none) + str(dots)
+    # Computed again is all but the last matmul, whose result no derivative needs.
+    tokens = BATCH * LENGTH
+    forward = 2 * tokens * (4 * D * D + 2 * D * FF + 2 * D * LENGTH)
+    again = LAYERS * (forward - 2 * tokens * D * FF)
+    assert full.product_flops - none.product_flops == again
+    assert f"MFU {full.mfu:.1%}, HFU {full.hfu:.1%} with what is computed again" in str(full)
+
+
+def test_what_is_computed_again_is_known_after_partitioning_and_in_text() -> None:
+    mesh = mw.make_mesh((2, 4), ("data", "model"))
+    columns, rows = P(None, None, "model"), P(None, "model", None)
+    specs = {"q": columns, "k": columns, "v": columns, "o": rows, "up": columns, "down": rows}
+    function, (weights, x) = step(True, mw.checkpoint(layer))
+    placed = {n: mw.NamedSharding(mesh, spec) for n, spec in specs.items()}
+    compiled = mw.jit(function, in_shardings=(placed, mw.NamedSharding(mesh, P("data")))).lower(weights, x).compile()
+    run, whole = mw.simulate(compiled, "h100"), simulated(True, mw.checkpoint(layer))
+    assert run.hfu / run.mfu == pytest.approx(whole.hfu / whole.mfu)
+    assert run.product_flops * 8 == pytest.approx(whole.product_flops)
+    program = mw.make_program(function)(weights, x)
+    read = mw.simulate(mw.parse_program(str(program)), "h100")
+    assert (read.mfu, read.hfu) == (whole.mfu, whole.hfu) and read.mfu < read.hfu
