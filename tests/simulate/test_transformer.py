@@ -80,7 +80,7 @@ def test_state_by_strategy() -> None:
     def state(**options: Any) -> int:
         return transformer.train_memory(LLAMA_7B, Strategy(**options), batch=8, sequence=512).argument_bytes
 
-    whole = hardware.state_bytes(LLAMA_7B.parameters)
+    whole = hardware.state_bytes(LLAMA_7B.parameters, master_dtype="f32")
     assert state(data=8) == pytest.approx(whole, rel=1e-6)
     assert state(data=8, fsdp=True) == pytest.approx(whole / 8, rel=0.001)
     assert state(data=2, tensor=4) == pytest.approx(whole / 4, rel=0.001)
@@ -144,15 +144,13 @@ def test_strategies_are_compared() -> None:
 
 def test_what_cannot_be_split_is_refused() -> None:
     with pytest.raises(mw.MeshwrightError) as caught:
-        transformer.train(SMALL, "h100", Strategy(pipeline=3), 8, 16)
+        transformer.train(SMALL, "h100", Strategy(pipeline=5), 8, 16)
     error = caught.value
     assert (error.what, error.why) == (
-        "layers=4 is not split into 3 equal parts.",
-        "pipeline is 3, and every device does the same",
+        "layers=4 is not split into 5 equal parts.",
+        "pipeline is 5, and every device does the same",
     )
-    assert error.fix == "layers=6"
-    with pytest.raises(mw.MeshwrightError, match="There is no program for 8 experts"):
-        transformer.parameter_count(TransformerShape(2, 64, 64, heads=4, head_dim=16, vocab=64, experts=8))
+    assert error.fix == "layers=5"
 
 
 @pytest.mark.parametrize("cache", ["weights alone", "both"])

@@ -68,7 +68,7 @@ def simulated(args: argparse.Namespace, hardware: Any, play: Callable[..., Simul
         if getattr(args, name) is not None:
             raise TextError(f"--{name} does not go with {of}.", why=others[name], fix=f"leave out --{name}")
     if args.transformer is not None:
-        return _transformer(args, hardware, {"overlap": "none", **options})
+        return _transformer(args, hardware, {"overlap": options.get("overlap", "none"), "mode": args.mode})
     mesh = dict(read_mesh(args.mesh).shape) if args.mesh is not None else None
     program = read_program(args.program, args.args)
     if not isinstance(program, Program) and not isinstance(getattr(program, "program", None), Program):

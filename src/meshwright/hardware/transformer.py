@@ -31,6 +31,7 @@ class TransformerShape:
     gated: bool = True
     tied: bool = False
     experts: int = 1
+    experts_per_token: int = 1
 
     @property
     def _kv(self) -> int:
@@ -47,12 +48,36 @@ class TransformerShape:
         return self.layers * (3 if self.gated else 2) * self.width * self.hidden * self.experts
 
     @property
+    def router_parameters(self) -> int:
+        """The matrices that choose experts, in all layers."""
+        return self.layers * self.width * self.experts if self.experts > 1 else 0
+
+    @property
     def parameters(self) -> int:
-        """All of them: attention, MLP, two norms per layer and a last one, embeddings in and out (once if tied)."""
+        """All of them: attention, MLP, routers, two norms per layer and a last one, embeddings (once if tied)."""
         norms = (2 * self.layers + 1) * self.width
-        return (
-            self.attention_parameters + self.mlp_parameters + norms + (1 if self.tied else 2) * self.vocab * self.width
-        )
+        tables = (1 if self.tied else 2) * self.vocab * self.width
+        return self.attention_parameters + self.mlp_parameters + self.router_parameters + norms + tables
+
+    @property
+    def matmul_parameters(self) -> int:
+        """The parameters that a token is multiplied by: of experts, those it is sent to; embeddings once, as the head.
+
+        >>> shape = TransformerShape(2, 64, 256, heads=4, head_dim=16, vocab=100, experts=8, experts_per_token=2)
+        >>> shape.matmul_parameters
+        236800
+        """
+        mlp = self.mlp_parameters * self.experts_per_token // self.experts
+        return self.attention_parameters + mlp + self.router_parameters + self.vocab * self.width
+
+    def train_flops(self, tokens: float, sequence: int) -> float:
+        """FLOPs of a train step that computes nothing twice: 6·N·T, and attention over all positions.
+
+        >>> TransformerShape(2, 64, 256, heads=4, head_dim=16, vocab=100).train_flops(1, 128)
+        1021440
+        """
+        attention = 4 * sequence * self.heads * self.head_dim * self.layers
+        return tokens * (6 * self.matmul_parameters + 3 * attention)
 
     def kv_bytes_per_token(self, dtype: object = "bf16") -> float:
         """Keys and values of one token in all layers."""
@@ -100,13 +125,22 @@ def activation_bytes(tokens: float, layers: int, width: int, saved: float, dtype
     return tokens * layers * width * saved * item_bytes(dtype)
 
 
-def state_bytes(parameters: float, dtype: object = "bf16", moment_dtype: object = "f32", moments: int = 2) -> float:
+def state_bytes(
+    parameters: float,
+    dtype: object = "bf16",
+    moment_dtype: object = "f32",
+    moments: int = 2,
+    master_dtype: object | None = None,
+) -> float:
     """Parameters and the optimizer's moments; Adam in float32 beside bfloat16 parameters takes 10 bytes each.
 
-    >>> state_bytes(1)
-    10
+    With the optimizer's own copy of the parameters in float32, as `train_step` and searches have it, it is 14.
+
+    >>> state_bytes(1), state_bytes(1, master_dtype="f32")
+    (10, 14)
     """
-    return parameters * (item_bytes(dtype) + moments * item_bytes(moment_dtype))
+    master = item_bytes(master_dtype) if master_dtype is not None else 0
+    return parameters * (item_bytes(dtype) + moments * item_bytes(moment_dtype) + master)
 
 
 def max_parameters(machine: Machine, dtype: object = "bf16") -> float:

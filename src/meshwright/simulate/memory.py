@@ -4,7 +4,7 @@ Arguments are there all the time unless they are donated, in which case they go 
 first kernel if there is none. A value is there from the kernel that writes it to the last that reads it. A fused kernel
 writes over an operand of the same size that nobody reads again, and so do updates and sums over devices. Views take no
 memory and keep what they are of. The stacked results of a scan are there from its start, and its carry once, in the
-place of what it starts from if that dies there.
+place of what it starts from if that dies there; rows that an iteration makes of rows it reads are written over these.
 """
 
 from __future__ import annotations
@@ -252,7 +252,39 @@ class _Liveness:
             if root in room and root.type.nbytes == var.type.nbytes:
                 room.remove(root)  # type: ignore[arg-type]
                 found[var] = root
+        found.update((var, root) for var, root in self.rows_over(kernel).items() if root in room)
         return found  # type: ignore[return-value]
+
+    def rows_over(self, kernel: Kernel) -> dict[Var, Var]:
+        """Stacked results of a scan with the stacked operands that they may be written over, row by row.
+
+        An iteration writes the row in place of the one it reads: gradients that are added to those of layers before.
+        """
+        eqn = kernel.eqns[-1]
+        if not self.fused or not kernel.alone or eqn.op.structure is not Structure.ROWS:
+            return {}
+        consts, carry = _carry(eqn)
+        body = inline_calls(eqn.params["body"])
+        rows, operands = body.inputs[consts + carry :], eqn.inputs[consts + carry :]
+        same = [
+            (n, k)
+            for n, out in enumerate(eqn.outputs[carry:])
+            for k, atom in enumerate(operands)
+            if _same_array(out, atom)
+        ]
+        if not same:
+            return {}
+        kernels = fuse(body)
+        last = {v: time for time, one in enumerate(kernels.kernels) for v in one.reads}
+        made = {v: time for time, one in enumerate(kernels.kernels) for v in one.writes}
+        found: dict[Var, Var] = {}
+        for n, k in same:
+            row, root = kernels.stored(body.outputs[carry + n]), self.kernels.stored(operands[k])
+            time = made.get(row)  # type: ignore[arg-type]
+            if time is None or last.get(rows[k]) != time or kernels.kernels[time].alone or root in found.values():
+                continue
+            found.setdefault(eqn.outputs[carry + n], root)  # type: ignore[arg-type]
+        return found
 
     def inside(self, kernel: Kernel) -> int:
         """Bytes that the iterations of a loop need beside its operands and results."""
@@ -296,7 +328,8 @@ def _inner(body: Program, consts: int, carry: int) -> int:
         if root not in made:
             continue
         time, read = made[root], last.get(var, -1)  # type: ignore[index]
-        if read < time or (read == time and liveness.in_place(kernels.kernels[time])):
+        writer = kernels.kernels[time]
+        if read < time or (read == time and (liveness.in_place(writer) or liveness.rows_over(writer).get(root) is var)):
             outside.add(root)
     for atom in program.outputs:
         last[stored(atom)] = len(kernels.kernels)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from meshwright.core import tree
+from meshwright.core.dtypes import as_dtype
 from meshwright.core.facts import Fusion
 from meshwright.core.op import fusion_of
 from meshwright.core.program import Program
@@ -19,18 +20,21 @@ from meshwright.errors import HardwareError
 from meshwright.hardware.chips import Chip
 from meshwright.hardware.topology import Topology
 from meshwright.hardware.transformer import TransformerShape
-from meshwright.simulate.memory import MemoryUse, memory, size_text
+from meshwright.simulate.memory import MemoryUse, size_text
 from meshwright.simulate.simulation import Simulation, time_text
-from meshwright.simulate.spmd import read_program, simulate
+from meshwright.simulate.spmd import simulate
 from meshwright.simulate.transformer.program import (
     decode_program,
     forward_program,
     parameters,
-    train_program,
 )
+from meshwright.simulate.transformer.step import StepSimulation, step_memory, train_step
+from meshwright.simulate.transformer.step_program import StepDtypes, train_program
 from meshwright.simulate.transformer.strategy import Strategy
 
 __all__ = [
+    "StepDtypes",
+    "StepSimulation",
     "Strategy",
     "TransformerShape",
     "compare",
@@ -86,7 +90,7 @@ def parameter_count(shape: TransformerShape) -> int:
 
 
 def flops_per_token(shape: TransformerShape, sequence: int, *, train: bool = True, remat: bool = False) -> float:
-    """FLOPs of products per token, forward or in a train step; attention looks at all positions, masked or not.
+    """FLOPs of matmuls per token, forward or in a train step; attention looks at all positions, masked or not.
 
     Over 512 tokens, attention runs in blocks of queries and is computed again backward.
 
@@ -122,23 +126,40 @@ def train(
     sequence: int,
     *,
     dtype: Any = "bfloat16",
-    **options: Any,
-) -> Simulation:
-    """A train step with Adam, whose state is updated in place; options are those of `simulate`.
+    dtypes: StepDtypes | None = None,
+    mode: str = "exact",
+    overlap: str = "loops",
+) -> StepSimulation:
+    """A train step with Adam, whose state is updated in place; ``mode`` and ``overlap`` are those of `simulate`.
+
+    Without a pipeline it is the simulation of `train_program`.
 
     >>> shape = TransformerShape(layers=32, width=4096, hidden=11008, heads=32, head_dim=128, vocab=32000)
     >>> step = train(shape, "h100", Strategy(data=8, fsdp=True), batch=16, sequence=2048)
     >>> step.bound, step.fits
-    ('compute-bound by 5.7x over axis data', True)
+    ('compute-bound by 3.8x over axis data', True)
     """
-    program = train_program(shape, strategy, batch, sequence, dtype)
-    return simulate(program, hardware, donated=_state(program), **options)
+    dtypes = _step_dtypes(dtype, dtypes)
+    return train_step(shape, hardware, strategy, batch, sequence, dtypes=dtypes, mode=mode, overlap=overlap)
+
+
+def _step_dtypes(dtype: Any, given: StepDtypes | None) -> StepDtypes:
+    return StepDtypes(parameters=str(as_dtype(dtype))) if given is None else given
 
 
 def train_memory(
-    shape: TransformerShape, strategy: Strategy, batch: int, sequence: int, dtype: Any = "bfloat16"
+    shape: TransformerShape,
+    strategy: Strategy,
+    batch: int,
+    sequence: int,
+    dtype: Any = "bfloat16",
+    dtypes: StepDtypes | None = None,
+    hardware: Hardware | None = None,
 ) -> MemoryUse:
     """What a device holds in a train step: parameters, moments, gradients, activations.
+
+    Kernels run in the order of the program, or in that of the clock on ``hardware``, if that is given: then it is the
+    memory of `train`.
 
     >>> shape = TransformerShape(layers=32, width=4096, hidden=11008, heads=32, head_dim=128, vocab=32000)
     >>> alone = train_memory(shape, Strategy(data=8), batch=8, sequence=2048)
@@ -146,23 +167,20 @@ def train_memory(
     >>> alone.argument_bytes // split.argument_bytes
     7
     """
-    program = train_program(shape, strategy, batch, sequence, dtype)
-    return memory(read_program(program)[0], donated=_state(program))
-
-
-def _state(program: Program) -> list[bool]:
-    """Parameters and moments are updated in place; the tokens are the last argument."""
-    return [True] * (len(program.inputs) - 1) + [False]
+    given = _step_dtypes(dtype, dtypes)
+    if hardware is not None:
+        return train_step(shape, hardware, strategy, batch, sequence, dtypes=given).memory
+    return step_memory(shape, strategy, batch, sequence, given)
 
 
 @dataclass(frozen=True)
 class Ranking:
     """Strategies for one model on one kind of machine, from the fastest that fits on."""
 
-    rows: tuple[tuple[Strategy, Simulation], ...]
+    rows: tuple[tuple[Strategy, StepSimulation], ...]
 
     @property
-    def best(self) -> tuple[Strategy, Simulation] | None:
+    def best(self) -> tuple[Strategy, StepSimulation] | None:
         """The fastest that fits, if any does."""
         return next(((s, r) for s, r in self.rows if r.fits), None)
 

@@ -1,12 +1,15 @@
-"""A decoder-only transformer as the program of one device: data, tensor, sequence and pipeline parallelism by hand.
+"""A decoder-only transformer written for one device: data, tensor, sequence, context, expert and pipeline parallelism.
 
     axis      what is split over it
-    data      the batch; with ``fsdp`` also every matrix, gathered where it is used
+    data      the batch
+    expert    the batch, and the experts: tokens are sent to them by all-to-all
+    context   positions; keys and values are gathered
     tensor    heads, the hidden dim of the MLP, the vocabulary; with ``sequence_parallel`` positions between them
     pipeline  layers; microbatches go from stage to stage
 
-Gradients are summed where a parameter is the same on several devices: that follows from types. Attention runs over
-blocks of queries, so that the scores of one block alone are in memory.
+Where there are more devices of ``tensor`` than key and value heads, neighbours have copies of a head. The vocabulary is
+padded to a multiple of ``tensor``. Attention runs over blocks of queries, so that the scores of one block alone are in
+memory.
 """
 
 from __future__ import annotations
@@ -18,84 +21,119 @@ from typing import Any
 from meshwright import lax, nn
 from meshwright import numpy as mnp
 from meshwright.api.custom import checkpoint
-from meshwright.api.grad import value_and_grad
 from meshwright.api.shard_map import shard_map
 from meshwright.arrays.tracing import ShapeDtypeStruct, make_program
 from meshwright.core import tree
 from meshwright.core.dtypes import as_dtype, holds_integers
 from meshwright.core.program import Program
 from meshwright.core.source import here
+from meshwright.device.schedule import SCHEDULES, check_chunks
 from meshwright.errors import HardwareError
 from meshwright.hardware.transformer import TransformerShape
 from meshwright.sharding.mesh import AbstractMesh
 from meshwright.sharding.spec import P, PartitionSpec
-from meshwright.simulate.transformer.strategy import Strategy
+from meshwright.simulate.transformer.strategy import RECOMPUTE, Strategy
 
 QUERY_BLOCK = 512  # queries whose scores are in memory at a time
+REPLICAS = ("data", "expert", "context")  # the axes along which devices have the same of most parameters
+EXPERTS = ("gate", "up", "down")  # the parameters that experts have of their own
 
 Arrays = Mapping[str, Any]
 
 
-def parameters(shape: TransformerShape, dtype: Any = "bfloat16") -> dict[str, Any]:
-    """The shapes of all parameters; those of layers are stacked."""
-    if shape.experts != 1:
-        raise HardwareError(
-            f"There is no program for {shape.experts} experts.",
-            where=here(),
-            why="the transformer that is built here is dense",
-            fix="experts=1",
-        )
+def layer_dims(shape: TransformerShape) -> dict[str, tuple[int, ...]]:
+    """The dims of the parameters of a layer."""
     kv = shape.heads if shape.kv_heads is None else shape.kv_heads
-    layer = {
+    experts = (shape.experts,) if shape.experts > 1 else ()
+    found = {
         "wq": (shape.width, shape.heads, shape.head_dim),
         "wk": (shape.width, kv, shape.head_dim),
         "wv": (shape.width, kv, shape.head_dim),
         "wo": (shape.heads, shape.head_dim, shape.width),
-        "up": (shape.width, shape.hidden),
-        "down": (shape.hidden, shape.width),
+        "up": (*experts, shape.width, shape.hidden),
+        "down": (*experts, shape.hidden, shape.width),
         "attention_norm": (shape.width,),
         "mlp_norm": (shape.width,),
     }
     if shape.gated:
-        layer["gate"] = (shape.width, shape.hidden)
-    found: dict[str, Any] = {
-        "embed": ShapeDtypeStruct((shape.vocab, shape.width), dtype),
-        "norm": ShapeDtypeStruct((shape.width,), dtype),
-        "layers": {name: ShapeDtypeStruct((shape.layers, *dims), dtype) for name, dims in layer.items()},
-    }
-    if not shape.tied:
-        found["head"] = ShapeDtypeStruct((shape.vocab, shape.width), dtype)
+        found["gate"] = (*experts, shape.width, shape.hidden)
+    if experts:
+        found["router"] = (shape.width, shape.experts)
     return found
 
 
-# Where parameters are split: over "tensor", and with fsdp over "data" along the dim of the model's width.
+def parameters(shape: TransformerShape, dtype: Any = "bfloat16", tensor: int = 1) -> dict[str, Any]:
+    """The shapes of all parameters; those of layers are stacked."""
+    table = ShapeDtypeStruct((-(-shape.vocab // tensor) * tensor, shape.width), dtype)
+    found: dict[str, Any] = {
+        "embed": table,
+        "norm": ShapeDtypeStruct((shape.width,), dtype),
+        "layers": {name: ShapeDtypeStruct((shape.layers, *dims), dtype) for name, dims in layer_dims(shape).items()},
+    }
+    if not shape.tied:
+        found["head"] = table
+    return found
+
+
+# What each dim of a parameter is split over; "zero" is the dim that replicas share out if they do.
 _SPLIT = {
-    "wq": (None, "data", "tensor", None),
-    "wk": (None, "data", "tensor", None),
-    "wv": (None, "data", "tensor", None),
-    "wo": (None, "tensor", None, "data"),
-    "gate": (None, "data", "tensor"),
-    "up": (None, "data", "tensor"),
-    "down": (None, "tensor", "data"),
-    "attention_norm": (None, None),
-    "mlp_norm": (None, None),
-    "embed": ("tensor", "data"),
-    "head": ("tensor", "data"),
+    "wq": ("zero", "tensor", None),
+    "wk": ("zero", "kv", None),
+    "wv": ("zero", "kv", None),
+    "wo": ("tensor", None, "zero"),
+    "gate": ("zero", "tensor"),
+    "up": ("zero", "tensor"),
+    "down": ("tensor", "zero"),
+    "router": (None, None),
+    "attention_norm": (None,),
+    "mlp_norm": (None,),
+    "embed": ("tensor", "zero"),
+    "head": ("tensor", "zero"),
     "norm": (None,),
 }
 
 
-def _spec(name: str, strategy: Strategy, stacked: bool) -> PartitionSpec:
-    dims = [None if axis == "data" and not strategy.fsdp else axis for axis in _SPLIT[name]]
-    if stacked:
-        dims[0] = "pipeline"
-    return P(*[axis if axis in strategy.mesh else None for axis in dims])
+def replicas(name: str, ndim: int, strategy: Strategy) -> tuple[str, ...]:
+    """The axes along which devices have the same of a parameter, and sum its gradient."""
+    own = name in EXPERTS and ndim > len(_SPLIT[name])
+    return tuple(axis for axis in REPLICAS if axis in strategy.mesh and not (own and axis == "expert"))
 
 
-def specs(params: Mapping[str, Any], strategy: Strategy) -> dict[str, Any]:
+def split_of(
+    name: str, dims: tuple[int, ...], strategy: Strategy, kv_heads: int, zero: bool = False
+) -> tuple[tuple[str, ...], ...]:
+    """The mesh axes that each dim of a parameter (of one layer) is split over; with ``zero`` replicas share it out."""
+    own = ("expert",) if len(dims) > len(_SPLIT[name]) else ()
+    kv = ("tensor",) if strategy.tensor <= kv_heads else (f"tensor:(1){kv_heads}",)
+    axes = {
+        "tensor": ("tensor",),
+        "kv": kv if kv_heads > 1 else (),
+        "expert": ("expert",),
+        "zero": replicas(name, len(dims), strategy) if zero else (),
+        None: (),
+    }
+    found = [axes[dim] for dim in (*own, *_SPLIT[name])]
+    return tuple(tuple(a for a in one if a.split(":")[0] in strategy.mesh) for one in found)
+
+
+def zero_dim(name: str, ndim: int) -> int | None:
+    """The dim of a parameter that replicas share out."""
+    dims = _SPLIT[name]
+    return ndim - len(dims) + dims.index("zero") if "zero" in dims else None
+
+
+def specs(params: Mapping[str, Any], strategy: Strategy, zero: bool | None = None) -> dict[str, Any]:
     """The partition spec of each parameter."""
-    found: dict[str, Any] = {name: _spec(name, strategy, False) for name in params if name != "layers"}
-    found["layers"] = {name: _spec(name, strategy, True) for name in params["layers"]}
+    shared = strategy.zero == 3 if zero is None else zero
+    kv = params["layers"]["wk"].shape[2]
+
+    def spec(name: str, shape: tuple[int, ...], lead: tuple[Any, ...]) -> PartitionSpec:
+        axes = split_of(name, shape[len(lead) :], strategy, kv, shared)
+        return P(*lead, *(one if len(one) > 1 else one[0] if one else None for one in axes))
+
+    found: dict[str, Any] = {name: spec(name, p.shape, ()) for name, p in params.items() if name != "layers"}
+    stage = "pipeline" if strategy.pipeline > 1 else None
+    found["layers"] = {name: spec(name, p.shape, (stage,)) for name, p in params["layers"].items()}
     return found
 
 
@@ -110,28 +148,29 @@ def _place(strategy: Strategy, axis: str = "tensor") -> Any:
     return lax.axis_index(axis) if axis in strategy.mesh else 0
 
 
-def _gathered(x: Any, strategy: Strategy) -> Any:
+def gathered(x: Any, strategy: Strategy) -> Any:
     """All positions, of which a device may have a part between tensor-parallel layers."""
     parts = strategy.sequence_parallel and strategy.tensor > 1
     return lax.all_gather(x, "tensor", axis=1, tiled=True) if parts else x
 
 
-def _scattered(x: Any, strategy: Strategy) -> Any:
+def scattered(x: Any, strategy: Strategy) -> Any:
     """The sum over "tensor", of all positions or of a device's own."""
     if strategy.sequence_parallel and strategy.tensor > 1:
         return lax.psum_scatter(x, "tensor", scatter_dimension=1, tiled=True)
     return _sum(x, strategy)
 
 
-def _whole(name: str, w: Any, strategy: Strategy) -> Any:
-    """A parameter of one layer with its parts from along "data"."""
-    if not strategy.fsdp or strategy.data == 1 or "data" not in _SPLIT[name]:
+def whole(name: str, w: Any, strategy: Strategy) -> Any:
+    """A parameter of one layer with its parts from along the axes of its replicas."""
+    axes, dim = replicas(name, w.ndim, strategy), zero_dim(name, w.ndim)
+    if strategy.zero < 3 or not axes or dim is None:
         return w
-    dims = _SPLIT[name][1:] if w.ndim < len(_SPLIT[name]) else _SPLIT[name]
-    return lax.all_gather(w, "data", axis=dims.index("data"), tiled=True)
+    return lax.all_gather_invariant(w, axes, axis=dim, tiled=True)
 
 
-def _norm(x: Any, scale: Any) -> Any:
+def norm(x: Any, scale: Any) -> Any:
+    """x / sqrt(mean x²), scaled."""
     wide = x.astype(mnp.float32)
     return (wide * lax.rsqrt(mnp.mean(wide * wide, axis=-1, keepdims=True) + 1e-6)).astype(x.dtype) * scale
 
@@ -145,21 +184,26 @@ def _attend(q: Any, k: Any, v: Any, start: Any) -> Any:
     return mnp.einsum("bhgqs,bshk->bqhgk", weights, v)
 
 
-def _attention(layer: Arrays, x: Any) -> Any:
+def _attention(layer: Arrays, x: Any, strategy: Strategy) -> Any:
     q = mnp.einsum("bld,dhk->blhk", x, layer["wq"])
     k = mnp.einsum("bld,dhk->blhk", x, layer["wk"])
     v = mnp.einsum("bld,dhk->blhk", x, layer["wv"])
+    first = 0
+    if strategy.context > 1:
+        k, v = (lax.all_gather(one, "context", axis=1, tiled=True) for one in (k, v))
+        first = _place(strategy, "context") * q.shape[1]
     batch, length, heads, dim = q.shape
     grouped = q.reshape(batch, length, k.shape[2], heads // k.shape[2], dim)
-    if length > QUERY_BLOCK and length % QUERY_BLOCK == 0:
+    blocks_of = length > QUERY_BLOCK and length % QUERY_BLOCK == 0
+    step = checkpoint(_attend) if blocks_of or strategy.recompute == "attention" else _attend
+    if blocks_of:
         count = length // QUERY_BLOCK
         blocks = mnp.moveaxis(grouped.reshape(batch, count, QUERY_BLOCK, *grouped.shape[2:]), 1, 0)
-        starts = mnp.arange(count) * QUERY_BLOCK
-        step = checkpoint(_attend)
+        starts = first + mnp.arange(count) * QUERY_BLOCK
         _, out = lax.scan(lambda c, xs: (c, step(xs[0], k, v, xs[1])), 0, (blocks, starts))
         mixed = mnp.moveaxis(out, 0, 1)
     else:
-        mixed = _attend(grouped, k, v, 0)
+        mixed = step(grouped, k, v, first)
     return mnp.einsum("blhk,hkd->bld", mixed.reshape(batch, length, heads, dim), layer["wo"])
 
 
@@ -168,44 +212,84 @@ def _mlp(layer: Arrays, y: Any) -> Any:
     return (nn.silu(y @ layer["gate"]) * up if "gate" in layer else nn.gelu(up)) @ layer["down"]
 
 
-def _layer(x: Any, layer: Arrays, strategy: Strategy) -> Any:
-    whole = {name: _whole(name, w, strategy) for name, w in layer.items()}
-    for norm, function in (("attention_norm", _attention), ("mlp_norm", _mlp)):
-        y = _gathered(_norm(x, whole[norm]), strategy)
-        x = x + _scattered(function(whole, y), strategy)
+def _experts(layer: Arrays, y: Any, strategy: Strategy, active: int) -> Any:
+    """Each token through ``active`` experts, which take an equal share of the tokens each and drop what is more."""
+    tokens = y.reshape(-1, y.shape[-1])
+    count = layer["router"].shape[-1]
+    capacity = -(-tokens.shape[0] * active // count)
+    weights, chosen = lax.top_k(nn.softmax((tokens @ layer["router"]).astype(mnp.float32), axis=-1), active)
+    taken = nn.one_hot(chosen, count, dtype=mnp.int32)
+    order = mnp.cumsum(taken.reshape(-1, count), axis=0).reshape(taken.shape)
+    slots = mnp.sum(order * taken, axis=-1) - 1
+    weights = (weights * (slots < capacity)).astype(y.dtype)
+    slots = mnp.where(slots < capacity, slots, capacity)
+    sent = mnp.broadcast_to(tokens[:, None, :], (*chosen.shape, tokens.shape[-1]))
+    buffers = mnp.zeros((count, capacity, tokens.shape[-1]), y.dtype).at[chosen, slots].add(sent, mode="drop")
+    if strategy.expert > 1:
+        buffers = lax.all_to_all(buffers, "expert", 0, 1, tiled=True)
+    hidden = mnp.einsum("ecd,edf->ecf", buffers, layer["up"])
+    if "gate" in layer:
+        hidden = nn.silu(mnp.einsum("ecd,edf->ecf", buffers, layer["gate"])) * hidden
+    else:
+        hidden = nn.gelu(hidden)
+    results = mnp.einsum("ecf,efd->ecd", hidden, layer["down"])
+    if strategy.expert > 1:
+        results = lax.all_to_all(results, "expert", 1, 0, tiled=True)
+    received = results.at[chosen, slots].get(mode="fill", fill_value=0)
+    return mnp.einsum("tk,tkd->td", weights, received).reshape(y.shape)
+
+
+def layer(x: Any, w: Arrays, strategy: Strategy, active: int = 1) -> Any:
+    """One layer on whole parameters."""
+
+    def mlp(w: Arrays, y: Any) -> Any:
+        return _experts(w, y, strategy, active) if "router" in w else _mlp(w, y)
+
+    for name, function in (("attention_norm", partial(_attention, strategy=strategy)), ("mlp_norm", mlp)):
+        y = gathered(norm(x, w[name]), strategy)
+        x = x + scattered(function(w, y), strategy)
     return x
 
 
-def _embed(table: Any, tokens: Any, strategy: Strategy, dtype: Any = None) -> Any:
+def embed(table: Any, tokens: Any, strategy: Strategy, dtype: Any = None) -> Any:
     """Rows of a table that is split by rows: each device looks up its own, and the sum has all."""
     mine = tokens - _place(strategy) * table.shape[0]
     here_ = (mine >= 0) & (mine < table.shape[0])
     rows = table[mnp.clip(mine, 0, table.shape[0] - 1)].astype(dtype or table.dtype)
     rows = mnp.where(here_[..., None], rows, 0)
-    return _scattered(rows, strategy)
+    return scattered(rows, strategy)
 
 
-def _cross_entropy(head: Any, x: Any, targets: Any, strategy: Strategy) -> Any:
-    """The mean over tokens, with logits split by words."""
-    logits = (x @ head.T).astype(mnp.float32)
+def head_loss(x: Any, scale: Any, table: Any, targets: Any, strategy: Strategy) -> Any:
+    """The mean cross entropy of a device's tokens, with logits split by words."""
+    logits = (gathered(norm(x, scale), strategy) @ table.T).astype(mnp.float32)
     top = lax.stop_gradient(logits.max(-1))
     top = lax.pmax(top, "tensor") if strategy.tensor > 1 else top
     total = _sum(mnp.exp(logits - top[..., None]).sum(-1), strategy)
-    mine = targets - _place(strategy) * head.shape[0]
-    here_ = (mine >= 0) & (mine < head.shape[0])
-    picked = mnp.take_along_axis(logits, mnp.clip(mine, 0, head.shape[0] - 1)[..., None], axis=-1)[..., 0]
+    mine = targets - _place(strategy) * table.shape[0]
+    here_ = (mine >= 0) & (mine < table.shape[0])
+    picked = mnp.take_along_axis(logits, mnp.clip(mine, 0, table.shape[0] - 1)[..., None], axis=-1)[..., 0]
     return mnp.mean(mnp.log(total) + top - _sum(mnp.where(here_, picked, 0.0), strategy))
 
 
-def _stage(x: Any, layers: Arrays, strategy: Strategy) -> Any:
-    step = partial(_layer, strategy=strategy)
-    if strategy.recompute != "none":
-        step = checkpoint(step)
-    x, _ = lax.scan(lambda x, layer: (step(x, layer), None), x, layers)
+def targets_of(tokens: Any, strategy: Strategy) -> Any:
+    """The token after each."""
+    if strategy.context == 1:
+        return mnp.roll(tokens, -1, axis=1)
+    all_ = mnp.roll(lax.all_gather(tokens, "context", axis=1, tiled=True), -1, axis=1)
+    return lax.dynamic_slice_in_dim(all_, _place(strategy, "context") * tokens.shape[1], tokens.shape[1], axis=1)
+
+
+def _stage(x: Any, layers: Arrays, strategy: Strategy, active: int) -> Any:
+    def step(x: Any, one: Arrays) -> Any:
+        return layer(x, {name: whole(name, w, strategy) for name, w in one.items()}, strategy, active)
+
+    run = checkpoint(step) if strategy.recompute in ("full", "offload") else step
+    x, _ = lax.scan(lambda x, one: (run(x, one), None), x, layers)
     return x
 
 
-def _pipeline(x: Any, layers: Arrays, strategy: Strategy) -> Any:
+def _pipeline(x: Any, layers: Arrays, strategy: Strategy, active: int) -> Any:
     """Microbatches through the stages: at each tick a stage takes what the one before it made at the last."""
     stages, count = strategy.pipeline, strategy.microbatches
     parts = x.reshape(count, x.shape[0] // count, *x.shape[1:])
@@ -216,7 +300,7 @@ def _pipeline(x: Any, layers: Arrays, strategy: Strategy) -> Any:
         layers = tree.map(lambda w: lax.pbroadcast(w, "data"), layers)
 
     def tick(before: Any, part: Any) -> tuple[Any, Any]:
-        after = _stage(mnp.where(stage == 0, part, before), layers, strategy)
+        after = _stage(mnp.where(stage == 0, part, before), layers, strategy, active)
         return lax.ppermute(after, "pipeline", ring), after
 
     _, outs = lax.scan(tick, mnp.zeros(parts.shape[1:], x.dtype), mnp.concatenate([parts, idle]))
@@ -224,36 +308,58 @@ def _pipeline(x: Any, layers: Arrays, strategy: Strategy) -> Any:
     return lax.psum(mnp.where(stage == stages - 1, done, 0), "pipeline")
 
 
-def loss(params: Arrays, tokens: Any, strategy: Strategy) -> Any:
-    """The loss on one device's part of a batch; equal on all devices."""
-    x = _embed(_whole("embed", params["embed"], strategy), tokens, strategy)
-    x = _pipeline(x, params["layers"], strategy) if strategy.pipeline > 1 else _stage(x, params["layers"], strategy)
-    x = _gathered(_norm(x, params["norm"]), strategy)
-    head = "embed" if "head" not in params else "head"
-    targets = mnp.roll(tokens, -1, axis=1)
-    found = _cross_entropy(_whole(head, params[head], strategy), x, targets, strategy)
-    return lax.pmean(found, "data") if strategy.data > 1 else found
+def loss(params: Arrays, tokens: Any, strategy: Strategy, active: int = 1) -> Any:
+    """The loss on one device's part of a batch; equal on all devices. A pipeline's stages run in lock step."""
+    x = embed(whole("embed", params["embed"], strategy), tokens, strategy)
+    run = _pipeline if strategy.pipeline > 1 else _stage
+    x = run(x, params["layers"], strategy, active)
+    table = "embed" if "head" not in params else "head"
+    found = head_loss(x, params["norm"], whole(table, params[table], strategy), targets_of(tokens, strategy), strategy)
+    axes = tuple(axis for axis in REPLICAS if axis in strategy.mesh)
+    return lax.pmean(found, axes) if axes else found
 
 
-def _adam(p: Any, g: Any, m: Any, v: Any, rate: float = 1e-3) -> tuple[Any, Any, Any]:
-    g = g.astype(mnp.float32)
-    m, v = 0.9 * m + 0.1 * g, 0.99 * v + 0.01 * g * g
-    return (p.astype(mnp.float32) - rate * m / (mnp.sqrt(v) + 1e-8)).astype(p.dtype), m, v
+def stage_layers(layers: int, stages: int) -> list[int] | None:
+    """The layers of each stage: equally many, or one fewer in the first and the last, which have the vocabulary."""
+    if layers % stages == 0:
+        return [layers // stages] * stages
+    most, rest = divmod(layers + 2, stages)
+    return [most - 1, *[most] * (stages - 2), most - 1] if not rest and stages > 2 and most > 1 else None
 
 
 def check(shape: TransformerShape, strategy: Strategy, batch: int, sequence: int) -> None:
     """That everything which is split is a multiple of the number of its parts."""
+    counts = ("data", "tensor", "pipeline", "microbatches", "chunks", "context", "expert")
+    given = {name: getattr(strategy, name) for name in counts}
+    for name, count in {**given, "batch": batch, "sequence": sequence}.items():
+        if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+            raise HardwareError(
+                f"{name} of a step is {count!r}.", where=here(), why="it is a whole number from 1", fix=f"{name}=1"
+            )
+    words = (("zero", range(4), "1"), ("recompute", RECOMPUTE, "'full'"), ("schedule", SCHEDULES, "'1f1b'"))
+    for name, known, fix in words:
+        if getattr(strategy, name) not in known:
+            raise HardwareError(
+                f"There is no {name}={getattr(strategy, name)!r}.",
+                where=here(),
+                why=f"it is one of {', '.join(map(str, known))}",
+                fix=f"{name}={fix}",
+            )
+    check_chunks(strategy.schedule, strategy.chunks)
     kv = shape.heads if shape.kv_heads is None else shape.kv_heads
+    positions = strategy.context * (strategy.tensor if strategy.sequence_parallel else 1)
+    shared = strategy.data * strategy.expert * strategy.context if strategy.zero else 1
+    stages = strategy.pipeline * strategy.chunks
     rules = [
         ("heads", shape.heads, kv, "kv_heads"),
         ("heads", shape.heads, strategy.tensor, "tensor"),
-        ("kv_heads", kv, strategy.tensor, "tensor"),
+        ("kv_heads", max(kv, strategy.tensor), min(kv, strategy.tensor), "tensor"),
         ("hidden", shape.hidden, strategy.tensor, "tensor"),
-        ("vocab", shape.vocab, strategy.tensor, "tensor"),
-        ("width", shape.width, strategy.data if strategy.fsdp else 1, "data"),
-        ("layers", shape.layers, strategy.pipeline, "pipeline"),
-        ("batch", batch, strategy.data * strategy.microbatches, "data times microbatches"),
-        ("sequence", sequence, strategy.tensor if strategy.sequence_parallel else 1, "tensor"),
+        ("width", shape.width, shared, "what zero shares out"),
+        ("experts", shape.experts, strategy.expert, "expert"),
+        ("layers", shape.layers, 1 if stage_layers(shape.layers, stages) else stages, "pipeline"),
+        ("batch", batch, strategy.data * strategy.expert * strategy.microbatches, "data times microbatches"),
+        ("sequence", sequence, positions, "what positions are shared by"),
     ]
     for name, size, parts, axis in rules:
         if size % parts:
@@ -265,47 +371,14 @@ def check(shape: TransformerShape, strategy: Strategy, batch: int, sequence: int
             )
 
 
-def train_program(
-    shape: TransformerShape,
-    strategy: Strategy,
-    batch: int,
-    sequence: int,
-    dtype: Any = "bfloat16",
-    optimizer: bool = True,
-) -> Program:
-    """A train step with Adam on ``batch`` sequences: parameters and moments in, the loss and both out.
-
-    Without ``optimizer``: parameters in, the loss and the gradient out.
-
-    >>> shape = TransformerShape(layers=2, width=64, hidden=256, heads=4, head_dim=16, vocab=128)
-    >>> program = train_program(shape, Strategy(data=2, tensor=2), batch=4, sequence=32)
-    >>> program.out_types[0].short()
-    'f32[]'
-    """
-    check(shape, strategy, batch, sequence)
-    params = parameters(shape, dtype)
-    moments = tree.map(lambda p: ShapeDtypeStruct(p.shape, "float32"), params)
-    layout, rows = specs(params, strategy), _batch(strategy)
-    tokens = ShapeDtypeStruct((batch, sequence), "int32")
-    gradient = value_and_grad(partial(loss, strategy=strategy))
-    if not optimizer:
-        return make_program(_mapped(gradient, strategy, (layout, rows), (P(), layout)))(params, tokens)
-
-    def step(params: Any, m: Any, v: Any, tokens: Any) -> Any:
-        value, found = gradient(params, tokens)
-        structure = tree.flatten(params)[1]
-        updated = tree.leaves(tree.map(_adam, params, found, m, v))
-        return value, *(tree.unflatten(structure, updated[n::3]) for n in range(3))
-
-    held, results = (layout, layout, layout, rows), (P(), layout, layout, layout)
-    return make_program(_mapped(step, strategy, held, results))(params, moments, moments, tokens)
+def batch_spec(strategy: Strategy) -> PartitionSpec:
+    """How tokens [batch, sequence] are split."""
+    rows = tuple(axis for axis in ("data", "expert") if axis in strategy.mesh)
+    return P(rows if len(rows) > 1 else rows[0] if rows else None, "context" if strategy.context > 1 else None)
 
 
-def _batch(strategy: Strategy) -> PartitionSpec:
-    return P("data" if strategy.data > 1 else None)
-
-
-def _mapped(function: Any, strategy: Strategy, in_specs: Any, out_specs: Any) -> Any:
+def mapped(function: Any, strategy: Strategy, in_specs: Any, out_specs: Any) -> Any:
+    """The function of one device on all devices of the strategy's mesh."""
     mesh = strategy.mesh
     if not mesh:
         return function
@@ -318,10 +391,10 @@ def forward_program(
 ) -> Program:
     """The loss of ``batch`` sequences, without a gradient."""
     check(shape, strategy, batch, sequence)
-    params = parameters(shape, dtype)
-    held = (specs(params, strategy), _batch(strategy))
-    mapped = _mapped(partial(loss, strategy=strategy), strategy, held, P())
-    return make_program(mapped)(params, ShapeDtypeStruct((batch, sequence), "int32"))
+    params = parameters(shape, dtype, strategy.tensor)
+    held = (specs(params, strategy), batch_spec(strategy))
+    run = mapped(partial(loss, strategy=strategy, active=shape.experts_per_token), strategy, held, P())
+    return make_program(run)(params, ShapeDtypeStruct((batch, sequence), "int32"))
 
 
 def decode_program(
@@ -335,7 +408,7 @@ def decode_program(
     strategy = Strategy(tensor=tensor)
     check(shape, strategy, batch, 1)
     computed = "bfloat16" if holds_integers(as_dtype(dtype)) else dtype
-    params = parameters(shape, computed)
+    params = parameters(shape, computed, tensor)
     for one in (params, params["layers"]):
         matrices = {name: w for name, w in one.items() if name in _SPLIT and set(_SPLIT[name]) != {None}}
         one.update({name: ShapeDtypeStruct(w.shape, dtype) for name, w in matrices.items()})
@@ -345,7 +418,7 @@ def decode_program(
     def layer_step(x: Any, one: Any) -> tuple[Any, tuple[Any, Any]]:
         stored, keys, values = one
         layer = {name: w.astype(x.dtype) for name, w in stored.items()}
-        y = _norm(x, layer["attention_norm"])
+        y = norm(x, layer["attention_norm"])
         q = mnp.einsum("bd,dhk->bhk", y, layer["wq"])
         k = mnp.einsum("bd,dhk->bhk", y, layer["wk"])
         v = mnp.einsum("bd,dhk->bhk", y, layer["wv"])
@@ -357,16 +430,20 @@ def decode_program(
         mixed = mixed + weights[..., -1:] * v[:, :, None, :]
         out = mnp.einsum("bhk,hkd->bd", mixed.reshape(q.shape), layer["wo"])
         x = x + _sum(out, strategy)
-        x = x + _sum(_mlp(layer, _norm(x, layer["mlp_norm"])), strategy)
+        y = norm(x, layer["mlp_norm"])
+        out = _experts(layer, y, strategy, shape.experts_per_token) if "router" in layer else _mlp(layer, y)
+        x = x + _sum(out, strategy)
         return x, (k.astype(keys.dtype), v.astype(values.dtype))
 
     def step(params: Any, keys: Any, values: Any, tokens: Any) -> Any:
-        x = _embed(params["embed"], tokens, strategy, computed)
+        x = embed(params["embed"], tokens, strategy, computed)
         x, new = lax.scan(layer_step, x, (params["layers"], keys, values))
         head = params["embed"] if "head" not in params else params["head"]
-        return _norm(x, params["norm"]) @ head.astype(x.dtype).T, new
+        return norm(x, params["norm"]) @ head.astype(x.dtype).T, new
 
-    split = "tensor" if tensor > 1 else None
+    axes = split_of("wk", (shape.width, kv, shape.head_dim), strategy, kv)[1]
+    split = axes[0] if axes else None
     held, new = P(None, None, None, split), P(None, None, split)
-    mapped = _mapped(step, strategy, (specs(params, strategy), held, held, P()), (P(None, split), (new, new)))
-    return make_program(mapped)(params, cache, cache, ShapeDtypeStruct((batch,), "int32"))
+    words = P(None, "tensor" if tensor > 1 else None)
+    run = mapped(step, strategy, (specs(params, strategy), held, held, P()), (words, (new, new)))
+    return make_program(run)(params, cache, cache, ShapeDtypeStruct((batch,), "int32"))

@@ -1,0 +1,525 @@
+"""A train step of a transformer under a strategy, on a machine: the one answer that everything public gives.
+
+Without a pipeline it is the simulation of the step's program (`step_program`). With one, each stage runs the programs
+of its layers, with the embedding in the first and the head and loss in the last, microbatch by microbatch in the order
+of the schedule; what a stage takes for a microbatch is what the simulation of these programs says, a message to the
+next stage what the links take. At the end of its last microbatch a stage sums gradients over replicas, beside its
+backward, and updates its parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from meshwright.core import tree
+from meshwright.core.program import Eqn, Program, Var
+from meshwright.core.trace import run
+from meshwright.core.types import TensorType
+from meshwright.device.schedule import PipelineTask, peak_activations
+from meshwright.hardware.chips import dtype_name
+from meshwright.hardware.collectives import collective_cost, shift_of
+from meshwright.hardware.machines import machine_for
+from meshwright.hardware.topology import Topology
+from meshwright.hardware.transformer import TransformerShape
+from meshwright.simulate.machine import COMPUTE, Machine, TaskCost
+from meshwright.simulate.memory import Alive, MemoryUse, memory
+from meshwright.simulate.schedule import Event, Scheduler
+from meshwright.simulate.simulation import Simulation
+from meshwright.simulate.tasks import Task, TaskBlock, TaskReader
+from meshwright.simulate.transformer import program as model
+from meshwright.simulate.transformer import regions
+from meshwright.simulate.transformer.pipeline import Starts, TaskTime, play, schedule_of
+from meshwright.simulate.transformer.step_program import StepDtypes, StepRegions, step_program
+from meshwright.simulate.transformer.strategy import Strategy
+from meshwright.transform.regions.scan import scan as scan_op
+from meshwright.transform.simplify import dce
+
+Hardware = Any
+KINDS = ("parameters", "optimizer", "gradients", "activations", "other")
+
+
+@dataclass(frozen=True)
+class StepSimulation(Simulation):
+    """A train step on a machine, seen from the device that is busy longest.
+
+    ``parts`` add up to ``seconds``: compute, the waits for collectives by axis, bubble, optimizer. ``memory_by_kind``
+    adds up to the peak.
+    """
+
+    shape: TransformerShape
+    strategy: Strategy
+    tokens: int
+    sequence: int
+    dtype: str
+    bubble_fraction: float
+    parts: dict[str, float]
+    memory_by_kind: dict[str, int]
+
+    @property
+    def mfu(self) -> float:
+        """The share of the chips' peak rate that the model's FLOPs reach: nothing counts that is computed twice."""
+        flops = self.shape.train_flops(self.tokens, self.sequence)
+        peak = self.strategy.devices * self.topology.chip.flops_per_s(self.dtype)
+        return flops / peak / self.seconds if self.seconds else 0.0
+
+    @property
+    def hfu(self) -> float:
+        """The share of the chip's peak rate that what the busiest device executes reaches, computed twice or not."""
+        peak = self.topology.chip.flops_per_s(self.dtype)
+        return self.product_flops / peak / self.seconds if self.seconds else 0.0
+
+
+# Machines, each with what programs take on it
+
+
+class Player:
+    """A machine with the tasks and times of the programs that were played on it."""
+
+    def __init__(self, topology: Topology, axes: Mapping[str, int], mode: str, overlap: str) -> None:
+        self.machine = Machine(topology, axes, mode)
+        self.reader, self.scheduler = TaskReader(self.machine), Scheduler(overlap)
+        self.loops: dict[tuple[int, int], Program] = {}
+
+    def block(self, program: Program) -> TaskBlock:
+        return self.reader.block(program)
+
+    def seconds(self, program: Program) -> float:
+        """How long a program takes."""
+        return self.scheduler.schedule(self.block(program)).seconds
+
+    def loop(self, body: Program, length: int, reverse: bool = False) -> Program:
+        """The loop over layers."""
+        found = self.loops.get((id(body), length))
+        if found is None:
+            found = self.loops[id(body), length] = loop_program(body, length, reverse)
+        return found
+
+
+def loop_program(body: Program, length: int, reverse: bool) -> Program:
+    """The program that is a loop with one value that is carried."""
+
+    def stacked(t: TensorType) -> Var:
+        return Var(t.with_(shape=(length, *t.shape)))
+
+    inputs = (Var(body.inputs[0].type), *(stacked(v.type) for v in body.inputs[1:]))
+    outputs = (Var(body.out_types[0]), *(stacked(t) for t in body.out_types[1:]))
+    params = {"body": body, "consts": 0, "carry": 1, "length": length, "reverse": reverse}
+    return Program(inputs, (Eqn(scan_op, inputs, params, outputs),), outputs)
+
+
+_PLAYERS: dict[Any, Player] = {}
+
+
+def player(hardware: Hardware, shape: TransformerShape, strategy: Strategy, mode: str, overlap: str) -> Player:
+    """The machine for a strategy's mesh."""
+    topology = machine_for(hardware, strategy.mesh, "strategy")
+    kv = regions.kv_heads(shape)
+    axes = {name: size for name, size in strategy.mesh.items() if name == "pipeline"} | regions.mesh_of(strategy, kv)[0]
+    axes = axes or dict(topology.mesh or {})
+    key = (topology.chip, topology.shape, topology.wrap, topology.slices, repr(topology.mapping), tuple(axes.items()),
+           mode, overlap)  # fmt: skip
+    found = _PLAYERS.get(key)
+    if found is None:
+        if len(_PLAYERS) > 256:
+            _PLAYERS.clear()
+        found = _PLAYERS[key] = Player(topology, axes, mode, overlap)
+    return found
+
+
+def train_step(
+    shape: TransformerShape,
+    hardware: Hardware,
+    strategy: Strategy,
+    batch: int,
+    sequence: int,
+    *,
+    dtypes: StepDtypes = StepDtypes(),  # noqa: B008 - it is frozen
+    mode: str = "exact",
+    overlap: str = "loops",
+) -> StepSimulation:
+    """One train step on ``batch`` sequences."""
+    model.check(shape, strategy, batch, sequence)
+    on = player(hardware, shape, strategy, mode, overlap)
+    if strategy.pipeline == 1:
+        return _whole(shape, strategy, batch, sequence, dtypes, on)
+    return _PipelinedStep(StepRegions(shape, strategy, batch, sequence, dtypes), batch, on).result()
+
+
+def step_memory(
+    shape: TransformerShape, strategy: Strategy, batch: int, sequence: int, dtypes: StepDtypes
+) -> MemoryUse:
+    """What a device holds in a train step, whatever the machine."""
+    if strategy.pipeline == 1:
+        program, _ = step_program(shape, strategy, batch, sequence, dtypes)
+        return memory(program, donated=[True] * (len(program.inputs) - 1) + [False])
+    model.check(shape, strategy, batch, sequence)
+    return _Stages(StepRegions(shape, strategy, batch, sequence, dtypes)).memory()[0]
+
+
+# Without a pipeline: the program
+
+
+def _whole(
+    shape: TransformerShape, strategy: Strategy, batch: int, sequence: int, dtypes: StepDtypes, on: Player
+) -> StepSimulation:
+    program, _ = step_program(shape, strategy, batch, sequence, dtypes)
+    block = on.block(program)
+    on.reader.known.pop(id(program))  # it does not come again, unlike the layers in it
+    schedule = on.scheduler.schedule(block)
+    on.scheduler.blocks.pop(id(block))
+    order = sorted(range(len(block.tasks)), key=lambda n: (schedule.starts[n], n))
+    donated = [True] * (len(program.inputs) - 1) + [False]
+    use = memory(block.program, donated=donated, kernels=block.kernels, order=order)
+    step = StepRegions(shape, strategy, batch, sequence, dtypes)
+    update = on.block(update_program(step.key, shape.layers, True, True))
+    optimizer = sum(task.cost.seconds for task in update.tasks if COMPUTE in task.cost.units)
+    kinds = _state_bytes(step, shape.layers, True, True)
+    kinds["activations"] = _residual_bytes(step, shape.layers, True, True)
+    kinds = _up_to(kinds, use.peak_bytes)
+    return StepSimulation(
+        schedule.seconds, schedule.events, use, on.machine.topology, on.machine.axes, tuple(on.machine.notes), block,
+        on.machine, shape, strategy, batch * sequence, sequence, dtype_name(dtypes.parameters), 0.0,
+        _parts(block, schedule.seconds, optimizer, 0.0), kinds,
+    )  # fmt: skip
+
+
+def _up_to(kinds: dict[str, int], peak: int) -> dict[str, int]:
+    """Bytes by kind that add up to a peak: what is released before it is taken from activations, then gradients."""
+    kinds["other"] = peak - sum(kinds.values())
+    for name in ("activations", "gradients"):
+        less = min(kinds[name], max(0, -kinds["other"]))
+        kinds[name] -= less
+        kinds["other"] += less
+    return {name: kinds[name] for name in KINDS}
+
+
+def _parts(block: TaskBlock, seconds: float, optimizer: float, bubble: float) -> dict[str, float]:
+    """Where the time goes; the time that is neither compute nor bubble is shared out by the length of collectives."""
+    compute, axes = 0.0, dict[str, float]()
+    for task, times in _leaves(block, 1):
+        if COMPUTE in task.cost.units:
+            compute += times * task.cost.seconds
+        elif task.cost.axes:
+            name = ",".join(dict.fromkeys(axis.split(":")[0] for axis in task.cost.axes))
+            axes[name] = axes.get(name, 0.0) + times * task.cost.seconds
+    exposed, total = max(0.0, seconds - bubble - compute), sum(axes.values())
+    waits = {name: exposed * one / total for name, one in axes.items()} if total else {}
+    rest = seconds - sum(waits.values()) - bubble - optimizer
+    return {"compute": rest, **waits, "bubble": bubble, "optimizer": optimizer}
+
+
+def _leaves(block: TaskBlock, times: int) -> Iterator[tuple[Task, int]]:
+    for task in block.tasks:
+        if task.body is None:
+            yield task, times
+        else:
+            yield from _leaves(task.body, times * task.times)
+
+
+# Memory
+
+
+def nbytes(types: Any) -> int:
+    return sum(t.nbytes for t in tree.leaves(types))
+
+
+def _tables(found: Mapping[str, Any], first: bool, last: bool, tied: bool) -> dict[str, Any]:
+    """Of a tree of parameters, those of one stage: embeddings are in the first, the head in the last."""
+    names = {"layers"} | ({"embed"} if first or (last and tied) else set()) | ({"norm", "head"} if last else set())
+    return {name: one for name, one in found.items() if name in names}
+
+
+def _state_bytes(step: StepRegions, layers: int, first: bool, last: bool) -> dict[str, int]:
+    """What a device holds of parameters, the optimizer's state and gradients, with so many layers."""
+    tied = step.shape.tied
+    held = [nbytes(_tables(one, first, last, tied)) for one in step.state(layers)]
+    return {
+        "parameters": held[0],
+        "optimizer": sum(held[1:]),
+        "gradients": nbytes(_tables(step.sums(layers), first, last, tied)),
+    }
+
+
+def _residual_bytes(step: StepRegions, layers: int, first: bool, last: bool) -> int:
+    """What a microbatch leaves behind on a stage until its backward."""
+    found = layers * nbytes(step.layer.residuals)
+    found += nbytes(step.embed.residuals) if first else 0
+    return found + (nbytes(step.head.residuals) if last else 0)
+
+
+def _transient(program: Program, counted: Sequence[TensorType], donated: Sequence[bool]) -> int:
+    """The peak of a program beyond what is counted elsewhere."""
+    return max(0, memory(program, donated=donated).peak_bytes - nbytes(list(counted)))
+
+
+# The programs at the ends of a pipeline
+
+
+@lru_cache(maxsize=2048)
+def edge_program(key: tuple[Any, ...], which: str, adds: bool = False, last: bool = False) -> Program:
+    """The embedding or the head on one microbatch, forward or backward, on tables as they are held."""
+    step = StepRegions(*key)
+    s, zero = step.strategy, step.strategy.zero
+    held = regions.table_type(step.shape, s, step.dtypes.parameters, zero == 3)
+    sums = step.sums(1)
+    scale = step.head.forward.inputs[0].type
+
+    def collected(name: str, g: Any, so_far: Sequence[Any]) -> Any:
+        return regions.collected(name, g, so_far[0] if adds else None, s, step.gradients, last)
+
+    def embed(table: Any, tokens: Any) -> list[Any]:
+        return run(step.embed.forward, [model.whole("embed", table, s), tokens])
+
+    def head(scale: Any, table: Any, *given: Any) -> list[Any]:
+        return run(step.head.forward, [scale, model.whole("head", table, s), *given])
+
+    def head_back(scale: Any, table: Any, *given: Any) -> list[Any]:
+        count = len(step.head.residuals) + 1
+        dx, a, b = run(step.head.backward, [scale, model.whole("head", table, s), *given[:count]])
+        rest = given[count:]
+        return [dx, collected("norm", a, rest[:1]), collected("head", b, rest[1:])]
+
+    def embed_back(table: Any, *given: Any) -> list[Any]:
+        count = len(step.embed.residuals) + 1
+        (g,) = run(step.embed.backward, [model.whole("embed", table, s), *given[:count]])
+        return [collected("embed", g, given[count:])]
+
+    ends = {
+        "embed F": (embed, [held, step.embed.forward.inputs[1].type], []),
+        "head F": (head, [scale, held, *step.head.forward.in_types[2:]], []),
+        "head B": (
+            head_back,
+            [scale, held, *step.head.residuals, step.head.backward.inputs[-1].type],
+            [sums["norm"], sums["embed"]],
+        ),
+        "embed B": (embed_back, [held, *step.embed.residuals, step.embed.backward.inputs[-1].type], [sums["embed"]]),
+    }
+    function: Any
+    function, types, so_far = ends[which]
+    return regions.local(function, [*types, *(so_far if adds else [])], s, step.kv)
+
+
+@lru_cache(maxsize=1024)
+def update_program(key: tuple[Any, ...], layers: int, first: bool, last: bool) -> Program:
+    """The optimizer on the parameters of a stage."""
+    step = StepRegions(*key)
+    tied = step.shape.tied
+    held = [_tables(one, first, last, tied) for one in step.state(layers)]
+    done = step.strategy.zero > 0  # gradients come as the sums over replicas left them
+    gradients = _tables(step.tree(layers, step.gradients, done), first, last, tied)
+    leaves, structure = tree.flatten((held, gradients))
+
+    def update(*flat: Any) -> list[Any]:
+        state, found = tree.unflatten(structure, flat)
+        return tree.leaves(step.update(state[0], state[1:], found))  # type: ignore[no-any-return]
+
+    return regions.local(update, leaves, step.strategy, step.kv)
+
+
+# With a pipeline: stages on a clock
+
+
+class _StageTime(NamedTuple):
+    """Seconds of a microbatch in a stage; W is the part of backward that nobody waits for."""
+
+    forward: float
+    backward: float
+    weights: float
+    last_weights: float
+
+
+class _Stages:
+    """The stages of a step: their layers, and the memory of their devices."""
+
+    def __init__(self, step: StepRegions) -> None:
+        self.step, self.strategy = step, step.strategy
+        self.stages = self.strategy.pipeline * self.strategy.chunks
+        layers = model.stage_layers(step.shape.layers, self.stages)
+        assert layers is not None  # it was checked
+        self.layers = layers
+        self.adds = self.strategy.microbatches > 1
+
+    def ends(self, stage: int) -> tuple[bool, bool]:
+        """Whether a stage is the first, and whether it is the last."""
+        return stage == 0, stage == self.stages - 1
+
+    def mine(self, device: int) -> list[int]:
+        """The stages of a device."""
+        return list(range(device, self.stages, self.strategy.pipeline))
+
+    def transients(self) -> dict[str, int]:
+        """The peak of each program of a stage beyond state, gradients and residuals."""
+        step, key = self.step, self.step.key
+        adds, w = self.adds, len(step.names)
+        forward, backward = step.forward, step.backward(adds, True)
+        made = [t for t, kept in zip(step.layer.residuals, step.layer.kept, strict=True) if not kept]
+        held, kept = forward.in_types[1:], step.layer.residuals
+        sums = [t.with_(shape=t.shape[1:]) for t in tree.leaves(step.sums(1)["layers"])]
+        loose = [True, *[False] * w, *[True] * (len(backward.inputs) - w - 1)]
+        found = {
+            "F": _transient(forward, [*held, *made], [False] * len(forward.inputs)),
+            "B": _transient(backward, [*held, *kept, *sums], loose),
+        }
+        table = [step.sums(1)["embed"]]
+        for name, residuals, weights in (("head", step.head.residuals, 2), ("embed", step.embed.residuals, 1)):
+            ahead, back = edge_program(key, f"{name} F"), edge_program(key, f"{name} B", adds, True)
+            counted = ahead.in_types[:weights]
+            found[f"{name} F"] = _transient(ahead, [*counted, *residuals], [False] * len(ahead.inputs))
+            loose = [False] * weights + [True] * (len(back.inputs) - weights)
+            found[f"{name} B"] = _transient(back, [*counted, *residuals, *table], loose)
+        return found
+
+    def memory(self) -> tuple[MemoryUse, dict[str, int]]:
+        """The device that needs most."""
+        s, step = self.strategy, self.step
+        alive = peak_activations(s.schedule, s.pipeline, s.microbatches, s.chunks)
+        transients = self.transients()
+        best: dict[str, int] = {}
+        for device in range(s.pipeline):
+            stages = self.mine(device)
+            first, last = 0 in stages, self.stages - 1 in stages
+            kinds = _state_bytes(step, sum(self.layers[n] for n in stages), first, last)
+            kept = sum(_residual_bytes(step, self.layers[n], *self.ends(n)) for n in stages)
+            kinds["activations"] = alive[device] * kept // s.chunks
+            names = ["F", "B", *(["embed F", "embed B"] if first else []), *(["head F", "head B"] if last else [])]
+            kinds["other"] = max(transients[name] for name in names)
+            best = max(best, kinds, key=lambda one: sum(one.values()))
+        arguments = best["parameters"] + best["optimizer"]
+        shown = sorted((Alive(name, size, None) for name, size in best.items()), key=lambda one: -one.nbytes)
+        peak = sum(best.values())
+        use = MemoryUse(peak, arguments, arguments, 0, peak - arguments, tuple(shown), None, (peak,), arguments)
+        return use, {name: best[name] for name in KINDS}
+
+
+class _PipelinedStep(_Stages):
+    """The stages of a step on a machine."""
+
+    def __init__(self, step: StepRegions, batch: int, on: Player) -> None:
+        super().__init__(step)
+        self.batch, self.on = batch, on
+
+    def forward(self, stage: int) -> list[Program]:
+        """The programs of a stage for a microbatch, forward."""
+        first, last = self.ends(stage)
+        found = [edge_program(self.step.key, "embed F")] if first else []
+        found.append(self.on.loop(self.step.forward, self.layers[stage]))
+        return [*found, edge_program(self.step.key, "head F")] if last else found
+
+    def backward(self, stage: int, adds: bool, finishes: bool) -> list[Program]:
+        """The programs of a stage for a microbatch, backward."""
+        first, last = self.ends(stage)
+        found = [edge_program(self.step.key, "head B", adds, finishes)] if last else []
+        found.append(self.on.loop(self.step.backward(adds, finishes), self.layers[stage], True))
+        return [*found, edge_program(self.step.key, "embed B", adds, finishes)] if first else found
+
+    def stage_time(self, stage: int) -> _StageTime:
+        forward = sum(map(self.on.seconds, self.forward(stage)))
+        last = sum(map(self.on.seconds, self.backward(stage, self.adds, True)))
+        usual = sum(map(self.on.seconds, self.backward(stage, True, False))) if self.adds else last
+        waited = usual
+        if self.strategy.schedule == "zb-h1":
+            head = edge_program(self.step.key, "head B", self.adds, not self.adds)
+            loop = self.on.loop(inputs_alone(self.step.layer.backward), self.layers[stage], True)
+            waited = min(usual, sum(map(self.on.seconds, [loop, head] if self.ends(stage)[1] else [loop])))
+        return _StageTime(forward, waited, usual - waited, max(0.0, last - waited))
+
+    def played(self) -> tuple[tuple[float, ...], Starts]:
+        s = self.strategy
+        kinds: dict[tuple[bool, bool, int], _StageTime] = {}
+        times = []
+        for stage in range(self.stages):
+            kind = (*self.ends(stage), self.layers[stage])
+            if kind not in kinds:
+                kinds[kind] = self.stage_time(stage)
+            times.append(kinds[kind])
+        hop, final, split = self.hop_seconds(), s.microbatches - 1, s.schedule == "zb-h1"
+
+        def time(phase: str, k: int, stage: int) -> TaskTime:
+            t = times[stage]
+            if phase == "F":
+                return TaskTime(t.forward, t.forward + hop)
+            weights = t.last_weights if k == final else t.weights
+            if split:
+                length = t.backward if phase == "B" else weights
+                return TaskTime(length, length + hop)
+            # The stage before waits for its cotangents, not for sums over replicas.
+            return TaskTime(t.backward + weights, t.backward + t.weights + hop)
+
+        self.time_of = time
+        return play(s.schedule, s.pipeline, s.microbatches, s.chunks, time)
+
+    def hop_seconds(self) -> float:
+        """A microbatch's activations from one stage to the next."""
+        s, sent = self.strategy, self.step.layer.forward.out_types[0].nbytes
+        ring = tuple((n, (n + 1) % s.pipeline) for n in range(s.pipeline))
+        machine = self.on.machine
+        shift = shift_of(ring, (s.pipeline,))
+        volume = s.pipeline * sent
+        return collective_cost("permute", volume, machine.topology, ("pipeline",), machine.mode, shift=shift).seconds
+
+    def update(self, device: int) -> Program:
+        stages = self.mine(device)
+        layers = sum(self.layers[stage] for stage in stages)
+        return update_program(self.step.key, layers, 0 in stages, self.stages - 1 in stages)
+
+    def result(self) -> StepSimulation:
+        s, step, on = self.strategy, self.step, self.on
+        clock, starts = self.played()
+        devices = range(s.pipeline)
+        updates = [on.seconds(self.update(device)) for device in devices]
+        tied = self.hop_of_tables() if step.shape.tied else 0.0  # the two stages with the table sum its gradient
+        ends = [clock[d] + updates[d] + (tied if d in (0, s.pipeline - 1) else 0.0) for d in devices]
+        total = max(ends)
+        schedule = schedule_of(s.schedule, s.pipeline, s.microbatches, s.chunks)
+        busy = [
+            sum(self.time_of(task.phase, task.microbatch, task.chunk * s.pipeline + d).seconds for task in order)
+            + updates[d]
+            for d, order in enumerate(schedule.orders)
+        ]
+        busiest = max(devices, key=lambda d: busy[d])
+        block, events = self.tasks(busiest, starts, clock[busiest], updates[busiest])
+        optimizer = sum(t.cost.seconds for t in on.block(self.update(busiest)).tasks if COMPUTE in t.cost.units)
+        use, kinds = self.memory()
+        return StepSimulation(
+            total, events, use, on.machine.topology, on.machine.axes, tuple(on.machine.notes), block, on.machine,
+            step.shape, s, self.batch * step.sequence, step.sequence, dtype_name(step.dtypes.parameters),
+            max(0.0, 1 - sum(busy) / len(busy) / total), _parts(block, total, optimizer, total - busy[busiest]), kinds,
+        )  # fmt: skip
+
+    def hop_of_tables(self) -> float:
+        s, machine = self.strategy, self.on.machine
+        sent = s.pipeline * self.step.sums(1)["embed"].nbytes
+        return collective_cost("permute", sent, machine.topology, ("pipeline",), machine.mode, shift=1).seconds
+
+    def tasks(self, device: int, starts: Starts, clock: float, update: float) -> tuple[TaskBlock, tuple[Event, ...]]:
+        """What a device does, as loops over microbatches; and its tasks on the clock."""
+        on, count = self.on, self.strategy.microbatches
+        found: list[Task] = []
+        for stage in self.mine(device):
+            groups = [(self.forward(stage), count), (self.backward(stage, self.adds, True), 1)]
+            groups += [(self.backward(stage, True, False), count - 1)] if self.adds else []
+            found += [_as_task(on.block(p), times, f"stage {stage}") for group, times in groups for p in group]
+        end = _as_task(on.block(self.update(device)), 1, "optimizer")
+        block = TaskBlock(end.body.program, end.body.kernels, [*found, end])  # type: ignore[union-attr]
+        events = [self.event(device, task, start) for (where, task), start in starts.items() if where == device]
+        return block, (*events, Event(end, clock, update))
+
+    def event(self, device: int, task: PipelineTask, start: float) -> Event:
+        seconds = self.time_of(task.phase, task.microbatch, task.chunk * self.strategy.pipeline + device).seconds
+        return Event(
+            Task(str(task), f"stage {task.phase}", None, TaskCost(seconds, (COMPUTE,), "compute")), start, seconds
+        )
+
+
+def inputs_alone(backward: Program) -> Program:
+    """Of a backward, what the stage before waits for: parameters and residuals in, the cotangent of the input out."""
+    *given, cotangent = backward.inputs
+    return dce(Program((cotangent, *given), backward.eqns, backward.outputs[:1], backward.constants))
+
+
+def _as_task(block: TaskBlock, times: int, name: str) -> Task:
+    """A block that runs so many times."""
+    return Task(name, "stage", None, TaskCost(0.0, (COMPUTE,), "loop"), body=block, times=times)
