@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 
+import meshwright as mw
+import meshwright.numpy as mnp
 from meshwright import dist
 from meshwright.errors import DeviceError, ShapeError
 
@@ -93,3 +95,18 @@ def test_misuse_is_one_clear_error():
 
     with pytest.raises(ShapeError, match="The devices are given once"):
         dist.function(twice)
+
+
+def test_a_traced_program_goes_into_every_transform_as_it_is():
+    program = mw.make_program(lambda w, x: mnp.tanh(x @ w))(mnp.ones((4, 6)), mnp.ones((8, 4)))
+    rng = np.random.default_rng(0)
+    w, x = rng.standard_normal((4, 6)).astype("f4"), rng.standard_normal((8, 4)).astype("f4")
+    spread = dist.data_parallel(program, {"b": 0}, parts=2)
+    assert isinstance(spread, mw.Program)
+    assert spread == dist.data_parallel(dist.from_program(program), {"b": 0}, parts=2)
+    expected = np.tanh(x @ w)
+    horizontal = dist.horizontal_parallel(program, {"b": 0})
+    for fn in (program, spread, horizontal, dist.pipeline_parallel(program, 2, 2, batch={"b": 0})):
+        np.testing.assert_allclose(dist.execute(fn, [w, x], [1, 2]), expected, rtol=1e-5)
+    np.testing.assert_allclose(dist.to_mesh(spread, [1, 2])(w, x), expected, rtol=1e-5)
+    assert dist.resolve(program).eqns[0].op == "MatMul"

@@ -10,6 +10,7 @@ import numpy as np
 from meshwright.core.limits import out_of_memory
 from meshwright.device.device_map import DeviceMap
 from meshwright.device.dims import bind, solve
+from meshwright.device.from_program import takes_program
 from meshwright.device.function import DeviceEqn, DeviceValue, Function, Number
 from meshwright.device.machine import DeviceMachine, Group, Item, Leaf, Members, Scope
 from meshwright.device.resolve import as_device_map, resolve, symbols_of
@@ -77,6 +78,7 @@ class Arrays:
         pass
 
 
+@takes_program
 def execute(fn: Function, inputs: Mapping[str, Any] | Sequence[Any], device_map: Any = None) -> Any:
     """The outputs of a device program: one array, or a tuple of them.
 

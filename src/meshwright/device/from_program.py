@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import wraps
+from itertools import count
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
-from meshwright.core.program import Atom, Literal, Missing, Program, Var
+from meshwright.core.program import Atom, Literal, Missing, Program
+from meshwright.core.text.printing import letters
 from meshwright.device.function import DeviceEqn, DeviceValue, Function, Number, Operand
-from meshwright.device.ops import OPS, written
+from meshwright.device.ops import CONSTANT, OPS, written
 from meshwright.device.types import Device, Tensor
 from meshwright.errors import MeshwrightError
+from meshwright.transform.stack import inline_calls
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 def from_program(
@@ -40,86 +46,53 @@ def from_program(
             why="each input has one name; the leaves of a pytree are inputs of their own",
             fix=f"names={[f'x{n}' for n in range(len(program.inputs))]}",
         )
-    return _EqnReader(device, names).function(program, name)
+    program = inline_calls(program, shard_maps=False)
+    here, taken, numbers = Device(device), frozenset(names or ()), count(len(names or ()))
+    eqns: list[DeviceEqn] = []
+
+    def value(like: Any, name: str = "") -> DeviceValue:
+        name = name or next(fresh for n in numbers if (fresh := letters(n)) not in taken)
+        return DeviceValue(name, Tensor(like.shape, here, like.dtype))
+
+    def constant(array: Any) -> DeviceValue:
+        out = value(array)
+        eqns.append(DeviceEqn(CONSTANT, (), (out,), {"value": array, "device": here}))
+        return out
+
+    def read(atom: Atom) -> Operand:
+        return Number(atom.value, atom.type.dtype) if isinstance(atom, Literal) else env[atom]
+
+    env = {v: value(v.type, names[n] if names else "") for n, v in enumerate(program.inputs)}
+    inputs = tuple(env.values())
+    for var, data in program.constants:
+        if isinstance(data, Missing):
+            raise MeshwrightError(
+                "A constant of the program has no contents.",
+                why="the program was read from text, which keeps small arrays only",
+                fix="make the program again with mw.make_program(f)(…)",
+            )
+        env[var] = constant(np.asarray(data))
+    for eqn in program.eqns:
+        op, params = (OPS["MatMul"], {}) if _is_matmul(eqn) else (written(eqn.op), eqn.params)
+        if all(isinstance(a, Literal) for a in eqn.inputs):
+            params = {"device": here, **params}
+        operands = tuple(read(a) for a in eqn.inputs)
+        env.update((v, value(v.type)) for v in eqn.outputs)
+        eqns.append(DeviceEqn(op, operands, tuple(env[v] for v in eqn.outputs), params))
+    # What a program returns stands on a device: a returned number has an equation of its own.
+    found = [read(a) for a in program.outputs]
+    outputs = tuple(constant(np.asarray(x.value, x.dtype)) if isinstance(x, Number) else x for x in found)
+    return Function(name, inputs, tuple(eqns), outputs)
 
 
-class _EqnReader:
-    def __init__(self, device: int, names: Sequence[str] | None) -> None:
-        self.device = Device(device)
-        self.names = list(names or ())
-        self.taken = set(self.names)
-        self.count = 0
-        self.env: dict[Var, Operand] = {}
-        self.eqns: list[DeviceEqn] = []
+def takes_program(transform: F) -> F:
+    """A function of device programs that takes traced ones, too, as `from_program` makes them device programs."""
 
-    def function(self, program: Program, name: str) -> Function:
-        inputs = []
-        for n, var in enumerate(program.inputs):
-            value = DeviceValue(self.names[n] if self.names else self.fresh(), self.typed(var))
-            self.count += bool(self.names)
-            self.env[var] = value
-            inputs.append(value)
-        self.walk(program)
-        outputs = [self.returned(a) for a in program.outputs]
-        return Function(name, tuple(inputs), tuple(self.eqns), tuple(outputs))
+    @wraps(transform)
+    def taking(fn: Program, *args: Any, **kwargs: Any) -> Any:
+        return transform(fn if isinstance(fn, Function) else from_program(fn), *args, **kwargs)
 
-    def typed(self, var: Var) -> Tensor:
-        return Tensor(var.type.shape, self.device, var.type.dtype)
-
-    def fresh(self) -> str:
-        while True:
-            n, name = self.count, ""
-            while n or not name:
-                n, digit = divmod(n, 26)
-                name = chr(ord("a") + digit) + name
-            self.count += 1
-            if name not in self.taken:
-                self.taken.add(name)
-                return name
-
-    def read(self, atom: Atom) -> Operand:
-        if isinstance(atom, Literal):
-            return Number(atom.value, atom.type.dtype)
-        return self.env[atom]
-
-    def returned(self, atom: Atom) -> DeviceValue:
-        """A returned number has an equation of its own: what a program returns stands on a device."""
-        found = self.read(atom)
-        return found if isinstance(found, DeviceValue) else self.constant(np.asarray(found.value, found.dtype))
-
-    def constant(self, array: Any) -> DeviceValue:
-        value = DeviceValue(self.fresh(), Tensor(array.shape, self.device, array.dtype))
-        self.eqns.append(DeviceEqn("constant", (), (value,), {"value": np.asarray(array), "device": self.device}))
-        return value
-
-    def walk(self, program: Program) -> None:
-        for var, data in program.constants:
-            if isinstance(data, Missing):
-                raise MeshwrightError(
-                    "A constant of the program has no contents.",
-                    why="the program was read from text, which keeps small arrays only",
-                    fix="make the program again with mw.make_program(f)(…)",
-                )
-            self.env[var] = self.constant(np.asarray(data))
-        for eqn in program.eqns:
-            inputs = [self.read(a) for a in eqn.inputs]
-            if eqn.op.calls is not None:
-                self.inline(eqn.params[eqn.op.calls], inputs, eqn.outputs)
-                continue
-            outputs = tuple(DeviceValue(self.fresh(), self.typed(v)) for v in eqn.outputs)
-            op, params = written(eqn.op), dict(eqn.params)
-            if _is_matmul(eqn):
-                op, params = OPS["MatMul"], {}
-            if not any(isinstance(x, DeviceValue) for x in inputs):
-                params = {"device": self.device, **params}
-            self.eqns.append(DeviceEqn(op, tuple(inputs), outputs, params))
-            self.env.update(zip(eqn.outputs, outputs, strict=True))
-
-    def inline(self, region: Program, inputs: Sequence[Operand], outputs: Sequence[Var]) -> None:
-        self.env.update(zip(region.inputs, inputs, strict=True))
-        self.walk(region)
-        for var, atom in zip(outputs, region.outputs, strict=True):
-            self.env[var] = self.read(atom)
+    return cast(F, taking)
 
 
 def _is_matmul(eqn: Any) -> bool:

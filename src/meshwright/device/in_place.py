@@ -11,10 +11,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from meshwright.device.from_program import takes_program
 from meshwright.device.function import DeviceEqn, DeviceValue, Function
 from meshwright.device.types import Tensor, Tuple, Type
 
 
+@takes_program
 def keep_in_place(fn: Function) -> Function:
     """The same program, with parts that are gathered only to be scattered again left on their devices.
 

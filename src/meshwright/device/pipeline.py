@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from meshwright.device.bodies import DeviceBody
 from meshwright.device.classes import Classes, Place, tensor_of
 from meshwright.device.dims import divide
+from meshwright.device.from_program import takes_program
 from meshwright.device.function import DeviceEqn, DeviceValue, Function, Number
 from meshwright.device.schedule import PipelineTask, Schedule
 from meshwright.device.spread import COPY, SpreadSharding, SpreadStep, Version
@@ -29,6 +30,7 @@ from meshwright.errors import DeviceError, ShapeError
 _ADD = {"sum": "add", "max": "maximum", "min": "minimum", "prod": "mul", "or": "or", "and": "and"}
 
 
+@takes_program
 def pipeline_parallel(
     fn: Function,
     stages: int | Sequence[str],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from math import isqrt
 
+from meshwright.device.from_program import takes_program
 from meshwright.device.function import DeviceEqn, DeviceValue, Function, Number, Operand
 from meshwright.device.phases import ancestors, cut_by_cost, forward_equations, loss_of
 from meshwright.device.transforms import Keys, at_level, plain_keys
@@ -11,6 +12,7 @@ from meshwright.device.typing import typed
 from meshwright.errors import ShapeError
 
 
+@takes_program
 def recompute(fn: Function, segments: int | None = None, device_keys: Keys = ()) -> Function:
     """Keep the values between segments of the forward pass alone; the backward pass runs each segment again.
 

@@ -10,6 +10,7 @@ from meshwright.core.op import Op
 from meshwright.device.attributes import check_reduce
 from meshwright.device.device_map import DeviceMap
 from meshwright.device.dims import Dim, Size, bind, divide, is_whole, solve
+from meshwright.device.from_program import takes_program
 from meshwright.device.function import DeviceEqn, DeviceValue, Function, Keys, Number
 from meshwright.device.machine import DeviceMachine, Group, Item, Leaf, Members, Scope, first_leaf
 from meshwright.device.ops import ALLGATHER, ALLREDUCE, GATHER, ITEM, REDUCE_SCATTER, SEND, SPLIT
@@ -293,6 +294,7 @@ def as_device_map(given: Any, fn: Function) -> DeviceMap | None:
     return DeviceMap(given) if given is not None else fn.device_map
 
 
+@takes_program
 def resolve(fn: Function, device_map: Any = None, *, fold: bool = False, **sizes: int) -> Function:
     """The flat program: no pmaps, every value a tensor on a device with a number; sizes of symbols may be given.
 
@@ -374,6 +376,7 @@ def _flat_values(item: Item) -> list[DeviceValue]:
     return [v for inner in item.items for v in _flat_values(inner)]
 
 
+@takes_program
 def check(fn: Function, device_map: Any = None) -> Function:
     """Return ``fn`` if its annotations, devices and tuples are right on a device map; otherwise say what is not.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from meshwright.device.device_map import DeviceMap
+from meshwright.device.from_program import takes_program
 from meshwright.device.function import Function
 from meshwright.device.on_topology import OnTopology
 from meshwright.device.queues import run
@@ -17,6 +18,7 @@ from meshwright.errors import MeshwrightError
 from meshwright.hardware.topology import Topology
 
 
+@takes_program
 def simulate(
     fn: Function,
     device_map: Any = None,

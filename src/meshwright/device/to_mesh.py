@@ -18,6 +18,7 @@ from meshwright.device.blocks import Steps, outputs, spec_of
 from meshwright.device.device_map import DeviceMap
 from meshwright.device.dims import Dim, bind
 from meshwright.device.execute import array_sizes, in_order
+from meshwright.device.from_program import takes_program
 from meshwright.device.function import Function
 from meshwright.device.machine import Members
 from meshwright.device.resolve import as_device_map, resolve, symbols_of
@@ -200,6 +201,7 @@ class MeshPipeline(OnMesh):
         return tuple(found)
 
 
+@takes_program
 def to_mesh(fn: Function, device_map: Any = None, **sizes: int) -> MeshProgram | MeshPipeline:
     """A device program on a regular device map as a mesh program: one ``shard_map`` over a mesh.
 

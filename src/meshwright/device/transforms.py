@@ -12,6 +12,7 @@ from itertools import count
 from meshwright.device.choose import choose_classes
 from meshwright.device.classes import Classes, Place, divides, is_tensor_eqn, tensor_of
 from meshwright.device.dims import Dim, Size
+from meshwright.device.from_program import takes_program
 from meshwright.device.function import DeviceEqn, DeviceValue, Function
 from meshwright.device.spread import Planner, SpreadLevel
 from meshwright.device.types import Device
@@ -24,6 +25,7 @@ Keys = Sequence[int | str | Device]
 Batch = Mapping[str, int]
 
 
+@takes_program
 def data_parallel(fn: Function, batch: Batch, device_keys: Keys = (), *, parts: int | None = None) -> Function:
     """Each device computes on a part of the batch; what is summed over the batch is reduced over the devices.
 
@@ -55,6 +57,7 @@ def data_parallel(fn: Function, batch: Batch, device_keys: Keys = (), *, parts: 
     return _spread(fn, device_keys, parts, "dp", choose)
 
 
+@takes_program
 def zero(fn: Function, batch: Batch, stage: int = 2, device_keys: Keys = (), *, parts: int | None = None) -> Function:
     """Data parallelism whose updates are split over the devices as well.
 
@@ -80,6 +83,7 @@ def zero(fn: Function, batch: Batch, stage: int = 2, device_keys: Keys = (), *, 
     return _spread(fn, device_keys, parts, "zero", choose, sharded=stage)
 
 
+@takes_program
 def horizontal_parallel(
     fn: Function,
     batch: Batch | None = None,

@@ -54,11 +54,12 @@ class _VarNames:
             return _print_literal(atom)
         name = self._names.get(atom)
         if name is None:
-            name = self._names[atom] = _letters(len(self._names))
+            name = self._names[atom] = letters(len(self._names))
         return name
 
 
-def _letters(n: int) -> str:
+def letters(n: int) -> str:
+    """The name of the n-th value in a text."""
     text = ""
     while True:
         n, digit = divmod(n, 26)
