@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -315,6 +316,8 @@ def _is_value(name: str, value: object) -> bool:
     """Whether this can be a number (or a shape, or a name) of a chip."""
     if name == "kernels":
         return isinstance(value, dict)
+    if name == "slice_shapes":
+        return isinstance(value, tuple) and all(re.fullmatch("[1-9][0-9]*(x[1-9][0-9]*)*", str(n)) for n in value)
     if isinstance(value, tuple):
         return name.endswith("_shape") and bool(value) and all(isinstance(n, int) and is_number(n, 1) for n in value)
     if isinstance(value, str):

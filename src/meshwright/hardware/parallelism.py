@@ -1,72 +1,113 @@
 """Where data, tensor and mixed parallelism stop being compute-bound.
 
-For a two-matrix MLP of width D and hidden size F on B tokens; α = C/W is the chip's FLOPs per byte over one axis,
-both ways.
+For a two-matrix MLP of width D and hidden size F on B tokens, with s bytes per item: 4·B·D·F FLOPs at C per second
+against bytes at W per second, over one axis both ways. α = s·C/2W is the number of tokens (or of hidden units) whose
+FLOPs take as long as moving the items they are multiplied by: C/W in bf16, and the same in int8 where C doubles.
 """
 
 from __future__ import annotations
 
 from math import sqrt
 
+from meshwright.core.source import here
+from meshwright.errors import HardwareError
+from meshwright.hardware.chip_groups import coordinates
 from meshwright.hardware.chips import Chip, get, item_bytes
-from meshwright.hardware.collectives import collective_bytes_per_s
+from meshwright.hardware.collectives import collective_bytes_per_s, point_to_point
 from meshwright.hardware.roofline import Machine
 from meshwright.hardware.topology import Axes, Topology
 
 
-def link_intensity(machine: Machine, axes: Axes = None, dtype: object = "bf16") -> float:
+def link_intensity(machine: Machine, axes: Axes = None, dtype: object = "bf16", mode: str = "asymptotic") -> float:
     """FLOPs per byte gathered: over a chip's number of ``axes``, or over those of a topology (all, if None).
+
+    ``mode="exact"`` counts that a chip of N gathers (N-1)/N of the bytes; it needs a topology.
 
     >>> link_intensity("tpu v5p"), link_intensity("tpu v5p", 3)
     (2550.0, 850.0)
-    >>> link_intensity(Topology("b200", 64))
-    5625.0
+    >>> link_intensity(Topology("b200", 64)), link_intensity(Topology("b200", 64), mode="exact")
+    (5625.0, 4921.875)
     """
+    if mode not in ("exact", "asymptotic"):
+        raise HardwareError(
+            f"A threshold has no mode {mode!r}.",
+            where=here(),
+            why="peak rates are compared: in an asymptotic or in an exact count of bytes",
+            fix="mode='asymptotic'",
+        )
     if isinstance(machine, Topology):
-        return machine.chip.flops_per_s(dtype) / collective_bytes_per_s("all_gather", machine, axes, "asymptotic")
-    count = axes if isinstance(axes, int) else 1
-    return get(machine).link_intensity(dtype, count)
+        return machine.chip.flops_per_s(dtype) / collective_bytes_per_s("all_gather", machine, axes, mode)
+    found = get(machine)
+    if mode == "exact":
+        raise HardwareError(
+            f"An exact threshold of {found.name} needs the number of chips.",
+            where=here(),
+            why="a chip of N gathers (N-1)/N of the bytes",
+            fix=f"Topology({found.name!r}, 16)",
+        )
+    return found.link_intensity(dtype, axes if isinstance(axes, int) else 1)
+
+
+def _balance(machine: Machine, axes: Axes, dtype: object, mode: str) -> float:
+    """α = s·C/2W."""
+    return item_bytes(dtype) / 2 * link_intensity(machine, axes, dtype, mode)
 
 
 def data_parallel_tokens(
-    machine: Machine, axes: Axes = None, dtype: object = "bf16", *, experts: int = 1, active: int = 1
+    machine: Machine,
+    axes: Axes = None,
+    dtype: object = "bf16",
+    *,
+    experts: int = 1,
+    active: int = 1,
+    mode: str = "asymptotic",
 ) -> float:
     """Tokens per chip above which data parallelism (also fully sharded) is compute-bound: α/axes.
 
-    Forward and backward alike: 4·B·D·F/C FLOPs per layer against 4·D·F/W bytes of weights. A mixture of experts moves
-    all of them and computes with the active ones.
+    Forward and backward alike: 4·b·D·F/C for b tokens per chip against 2s·D·F/W for the weights. A mixture of experts
+    moves all of them and computes with the active ones. Exactly, (N-1)/N of that, N chips sharing the weights.
 
     >>> round(data_parallel_tokens(Topology("tpu v5p", (16, 16, 16))))
     850
+    >>> two_nodes = Topology("h100", 16, mesh={"data": 2, "model": 8})
+    >>> [round(data_parallel_tokens(two_nodes, "data", mode=mode)) for mode in ("asymptotic", "exact")]
+    [19780, 9890]
     """
-    return link_intensity(machine, axes, dtype) * experts / active
+    return _balance(machine, axes, dtype, mode) * experts / active
 
 
-def data_parallel_batch(topology: Topology, axes: Axes = None, dtype: object = "bf16") -> float:
+def data_parallel_batch(
+    topology: Topology, axes: Axes = None, dtype: object = "bf16", mode: str = "asymptotic"
+) -> float:
     """Tokens of the whole batch above which data parallelism over all chips is compute-bound.
 
     >>> round(data_parallel_batch(Topology("tpu v5p", (16, 20, 28))))
     7616000
     """
-    return topology.size * data_parallel_tokens(topology, axes, dtype)
+    return topology.size * data_parallel_tokens(topology, axes, dtype, mode=mode)
 
 
-def data_parallel_chips(batch: float, machine: Machine, axes: Axes = None, dtype: object = "bf16") -> float:
+def data_parallel_chips(
+    batch: float, machine: Machine, axes: Axes = None, dtype: object = "bf16", mode: str = "asymptotic"
+) -> float:
     """Chips that a batch keeps compute-bound under data parallelism.
 
     >>> round(data_parallel_chips(16e6, "tpu v5p", 3))
     18824
     """
-    return batch / data_parallel_tokens(machine, axes, dtype)
+    return batch / data_parallel_tokens(machine, axes, dtype, mode=mode)
 
 
-def slice_tokens(chip: str | Chip, dtype: object = "bf16") -> float:
+def slice_tokens(chip: str | Chip, dtype: object = "bf16", slices: int | None = None) -> float:
     """Tokens per slice above which data parallelism between slices, over the data-center network, is compute-bound.
 
-    >>> slice_tokens("tpu v5p")
-    73440.0
+    Of many slices, or exactly of so many.
+
+    >>> slice_tokens("tpu v5p"), slice_tokens("tpu v5p", slices=2)
+    (73440.0, 36720.0)
     """
-    return get(chip).intensity(dtype, "dcn")
+    others = (slices - 1) / slices if slices else 1.0
+    return others * item_bytes(dtype) / 2 * get(chip).intensity(dtype, "dcn")
 
 
 def tokens_per_chip(batch: float, topology: Topology) -> float:
@@ -78,13 +119,18 @@ def tokens_per_chip(batch: float, topology: Topology) -> float:
     return batch / topology.size
 
 
-def tensor_parallel_limit(hidden: int, machine: Machine, axes: Axes = None, dtype: object = "bf16") -> float:
+def tensor_parallel_limit(
+    hidden: int, machine: Machine, axes: Axes = None, dtype: object = "bf16", mode: str = "asymptotic"
+) -> float:
     """Ways of tensor parallelism up to which it is compute-bound: axes·F/α, whatever the batch.
 
-    >>> round(tensor_parallel_limit(30000, "tpu v5p"), 1)
-    11.8
+    Over Y chips 4·B·D·F/(Y·C) against a gather and a scatter of B·D items, 2s·B·D/W. Exactly, (Y-1)/Y of these, Y the
+    size of ``axes``: compute-bound if the limit is above Y.
+
+    >>> [round(tensor_parallel_limit(30000, "tpu v5p", dtype=dtype), 1) for dtype in ("bf16", "int8")]
+    [11.8, 11.8]
     """
-    return hidden / link_intensity(machine, axes, dtype)
+    return hidden / _balance(machine, axes, dtype, mode)
 
 
 def best_data_parallelism(batch: float, hidden: int, chips: int, data_axes: int = 2, tensor_axes: int = 1) -> float:
@@ -112,9 +158,10 @@ def mixed_tokens(
 
     >>> round(mixed_tokens(32768, "tpu v5p")), round(mixed_tokens(32768, "tpu v5p", overlap=False))
     (99, 397)
+    >>> round(mixed_tokens(32768, "tpu v5p", dtype="int8"))
+    99
     """
-    intensity = get(chip).link_intensity(dtype)
-    return (1 if overlap else 4) * intensity**2 / (data_axes * tensor_axes * hidden)
+    return (1 if overlap else 4) * _balance(chip, 1, dtype, "asymptotic") ** 2 / (data_axes * tensor_axes * hidden)
 
 
 def mixed_forward_seconds(
@@ -143,6 +190,31 @@ def mixed_forward_seconds(
     weights = 2 * size * width * hidden / tensor / found.axis_bytes_per_s(data_axes)
     activations = 2 * size * batch * width / data / found.axis_bytes_per_s(tensor_axes)
     return max(weights, activations) if overlap else weights + activations
+
+
+def pipeline_send_seconds(
+    batch: float,
+    width: int,
+    stages: int,
+    microbatches: int,
+    machine: Topology,
+    *,
+    stride: int = 1,
+    dtype: object = "bf16",
+) -> float:
+    """What a pipeline's forward pass waits for its activations to be sent: s·B·D/(m·W)·(m + stages - 2).
+
+    B tokens go through in m microbatches, each sent to the next stage, the chip ``stride`` further, while the one
+    before it is sent on: the first takes stages - 1 messages, each of the others one more.
+
+    >>> round(pipeline_send_seconds(65536, 8192, 4, 8, Topology("h100", 32), stride=8) * 1e3, 2)
+    26.84
+    """
+    if stages < 2:
+        return 0.0
+    ends = [coordinates(machine, chip)[1:] for chip in (0, stride)]
+    one = point_to_point(item_bytes(dtype) * batch * width / microbatches, machine, *ends)
+    return one.seconds * (microbatches + stages - 2)
 
 
 # Decoding.

@@ -30,7 +30,8 @@ class NetworkLevel(NamedTuple):
 class Topology:
     """Chips of one kind in a shape, and where the axes of a mesh lie on it.
 
-    ``shape`` is a tuple, an int, text such as ``"4x4x4"``, or a dict that names its axes. TPUs stand in a torus: an
+    ``shape`` is a tuple, text such as ``"4x4x4"``, a dict that names its axes, or a count: of TPUs those of a slice
+    that there is, ``Topology("tpu v5e", 64)`` being 8x8, or with ``wrap`` a single axis. TPUs stand in a torus: an
     axis of a 2-D chip wraps around if it has the pod's full length, the axes of a 3-D chip if all are multiples of
     4; ``wrap`` overrides this. GPUs stand in NVLink domains with a fat tree above. ``slices`` joins several such
     machines by the data-center network. ``mesh`` is laid on the machine by `place`, or by hand with ``mapping={"x":
@@ -57,6 +58,8 @@ class Topology:
     ) -> None:
         self.chip = get(chip)
         self.shape = _shape(self.chip, shape)
+        if len(self.shape) == 1 and isinstance(shape, int | str) and wrap is None:
+            self.shape = slice_shape(self.chip, self.shape[0])
         self.slices = _count(slices, "slices")
         self.switched = self.chip.kind == "gpu"
         self.wrap = self._wrap(wrap)
@@ -429,6 +432,56 @@ def joining(chip: Chip) -> object:
     """What says how chips are joined; None for a chip of which only measurements are known."""
     fact = chip.facts.get(_JOINING[chip.kind])
     return fact.value if fact else None
+
+
+def slice_shape(chip: Chip, count: int) -> tuple[int, ...]:
+    """The shape of a slice of ``count`` chips; a count alone where chips have no slices or a pod has fewer.
+
+    >>> slice_shape(get("tpu v5e"), 64), slice_shape(get("tpu v5p"), 32), slice_shape(get("tpu v5p"), 6144)
+    ((8, 8), (2, 4, 4), (16, 16, 24))
+    """
+    fact = chip.facts.get("slice_shapes")
+    if fact is None or count > _pod_chips(chip):
+        return (count,)
+    found = _slices(chip)
+    if count not in found:
+        below, above = (max, [n for n in found if n < count]), (min, [n for n in found if n > count])
+        near = [choose(counts) for choose, counts in (below, above) if counts]
+        shapes = [f"{'x'.join(map(str, found[n]))} = {n}" for n in near]
+        raise HardwareError(
+            f"No slice of {chip.name} has {count} chips.",
+            where=here(),
+            why=f"those nearest to it are {' and '.join(shapes)}",
+            fix=" or ".join(f"Topology({chip.name!r}, {n})" for n in near),
+        )
+    return found[count]
+
+
+def _pod_chips(chip: Chip) -> int:
+    pod = chip.facts.get("pod_shape")
+    return int(chip.known("pod_chips", prod(pod.value) if pod else max(map(prod, _listed(chip)))))
+
+
+def _listed(chip: Chip) -> list[tuple[int, ...]]:
+    return [tuple(map(int, text.split("x"))) for text in chip.facts["slice_shapes"].value]
+
+
+def _slices(chip: Chip) -> dict[int, tuple[int, ...]]:
+    """Shapes of slices by their number of chips: those listed, and of 3-D chips the most even box of cubes."""
+    if int(chip.torus_dims) != 3:
+        return {prod(shape): shape for shape in _listed(chip)}
+    pod, most = chip.facts.get("pod_shape"), _pod_chips(chip)
+    boxes = [
+        (a, b, c)
+        for a in range(4, round(most ** (1 / 3)) + 1, 4)
+        for b in range(a, most // (4 * a) + 1, 4)
+        for c in range(b, most // (a * b) + 1, 4)
+    ]
+    boxes.sort(key=lambda box: -box[2])  # the most even last
+    by_count = {prod(box): box for box in boxes}
+    longest = sorted(pod.value) if pod else by_count[most]  # where the sources give no lengths, those of an even pod
+    fitting = {prod(box): box for box in boxes if all(n <= m for n, m in zip(box, longest))}
+    return {prod(shape): shape for shape in _listed(chip)} | fitting
 
 
 def _shape(chip: Chip, shape: int | str | Sequence[int] | Mapping[str, int]) -> tuple[int, ...]:
