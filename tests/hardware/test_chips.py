@@ -11,7 +11,7 @@ import meshwright as mw
 from meshwright import hardware as hw
 
 DATA = json.loads(importlib.resources.files("meshwright.hardware").joinpath("chips.json").read_text())
-UNITS = ("_bytes", "_bytes_per_s", "_flops_per_s", "_seconds", "_efficiency", "_per_host", "_per_sm")
+UNITS = ("_hz", "_bytes", "_bytes_per_s", "_flops_per_s", "_seconds", "_efficiency", "_per_host", "_per_sm")
 COUNTS = {"cores", "links", "torus_dims", "pod_shape", "pod_chips", "chips_per_host", "host_shape", "sms",
           "nvlink_domain", "nodes_per_unit", "sm_lanes_fp32", "mxu", "switch", "slice_shapes"}  # fmt: skip
 NUMBERS = [(chip, name) for chip, entry in DATA["chips"].items() for name in entry["numbers"]]
@@ -70,3 +70,12 @@ def test_importing_meshwright_does_not_read_the_data():
         subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
     )
     assert mw.hardware is hw
+
+
+FLOPS_PER_CLOCK = {"a100": 2048, "h100": 4096, "h200": 4096, "b200": 8192, "gb200": 8192}  # of an SM, dense bf16
+
+
+@pytest.mark.parametrize("chip", FLOPS_PER_CLOCK)
+def test_a_peak_rate_is_reached_at_the_clock(chip):
+    found = hw.get(chip)
+    assert found.sms * FLOPS_PER_CLOCK[chip] * found.clock_hz == pytest.approx(found.flops_per_s("bf16"), rel=2e-3)

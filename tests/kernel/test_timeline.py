@@ -191,7 +191,7 @@ def test_regions_name_what_they_hold():
 def exposed(machine: Topology, n: int, **options: Any) -> float:
     """Seconds that the kernel takes longer than on chips whose links take no time; ``n`` columns on each."""
     program = gather_matmul(machine.size, 2048, 2048, n, tiles=(1024, 512, 1024), **options)
-    free = Topology(machine.chip.replace(link_bytes_per_s=1e18, hop_seconds=0.0), machine.size)
+    free = Topology(machine.chip.replace(link_bytes_per_s=1e18, hop_seconds=0.0), machine.shape)
     return mw.simulate(program, machine).seconds - mw.simulate(program, free).seconds  # type: ignore[no-any-return]
 
 
@@ -209,7 +209,7 @@ def crossover(machine: Topology, sizes: list[int], **options: Any) -> float:
 def test_computing_hides_communication_from_the_size_that_the_formula_says(chips):
     """The left side is hidden if n > chips · flops/bw, n being all columns of the right side."""
     formula = chips * V5E.bf16_flops_per_s / V5E.link_bytes_per_s
-    found = crossover(Topology(V5E, chips), [1024, 2048, 3072, 4096, 5120, 6144], fused=True)
+    found = crossover(Topology(V5E, (chips,)), [1024, 2048, 3072, 4096, 5120, 6144], fused=True)
     assert found == pytest.approx(formula, rel=0.06)
 
 

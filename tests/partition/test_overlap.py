@@ -379,7 +379,7 @@ def test_it_is_done_from_the_size_that_the_formula_says(example, chips):
     formula = chips * chip.bf16_flops_per_s / chip.link_bytes_per_s
     assert collective_matmul_threshold(chips, chip, both_ways=False) == pytest.approx(formula)
     below = int(formula // chips) * chips
-    for hardware in (Topology(chip, chips), chip):
+    for hardware in (Topology(chip, (chips,)), chip):
         small, large = example(chips, below, hardware), example(chips, below + chips, hardware)
         assert refusals(small) == [f"n = {below} < {formula:.0f}, by which {chips} chips compute as long as they send"]
         assert rings(large) == [f"{'all_gather' if example is gathered else 'reduce_scatter'} {chips - 1} 1"]

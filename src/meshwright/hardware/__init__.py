@@ -52,6 +52,7 @@ from meshwright.hardware.parallelism import (
     weight_stationary_seconds,
 )
 from meshwright.hardware.placement import Span
+from meshwright.hardware.ragged import exchange_cost, ragged_all_to_all
 from meshwright.hardware.roofline import (
     Roofline,
     attention,
@@ -133,6 +134,7 @@ __all__ = [
     "elementwise_seconds",
     "enumerate_layouts",
     "evicted_tokens_per_step",
+    "exchange_cost",
     "for_mesh",
     "get",
     "hidden_fraction",
@@ -158,6 +160,7 @@ __all__ = [
     "pipeline_send_seconds",
     "point_to_point",
     "prefill_seconds",
+    "ragged_all_to_all",
     "read_measurements",
     "reduction",
     "sequences_that_fit",

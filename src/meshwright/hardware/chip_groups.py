@@ -142,7 +142,7 @@ def _ring(kind: str, bytes: float, topology: Topology, groups: Sequence[Sequence
             for link in way(topology, source, target):
                 load[link] += share  # type: ignore[assignment]
     chip = topology.chip
-    link, most = max(load.items(), key=lambda item: item[1] / _rate(topology, item[0]))
+    link, most = max(load.items(), key=lambda item: item[1] / link_rate(topology, item[0]))
     steps = {"all_to_all": 1, "permute": 1, "broadcast": size - 1, "reduce": size - 1}.get(kind, times * (size // 2))
     reach = max(
         (sum(chip.hop_seconds if axis >= 0 else chip.dcn_hop_seconds for _, axis, _ in way(topology, a, b)))
@@ -152,7 +152,7 @@ def _ring(kind: str, bytes: float, topology: Topology, groups: Sequence[Sequence
         kind,
         bytes,
         size,
-        bytes * most / _rate(topology, link),
+        bytes * most / link_rate(topology, link),
         steps * reach,
         bytes_per_link=bytes * most,
         network="link" if link[1] >= 0 else "net",
@@ -195,5 +195,5 @@ def way(topology: Topology, source: int, target: int) -> list[Link]:
     return path
 
 
-def _rate(topology: Topology, link: Link) -> float:
+def link_rate(topology: Topology, link: Link) -> float:
     return topology.chip.link_bytes_per_s if link[1] >= 0 else topology.chip.dcn_bytes_per_s
