@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from meshwright.core.factors import Dims, Factors
-from meshwright.core.linearity import Does, LinearGroup
+from meshwright.core.linearity import Does, LinearGroup, Magnitude, magnitude_of_moved, stays_finite
 from meshwright.device.dims import Size
 from meshwright.device.function import DeviceEqn, DeviceValue, Function, Number, Operand
 from meshwright.device.ops import CONSTANT, is_structural
-from meshwright.device.tensor_ops import Arg, factors, groups, infer, is_contraction, params_of, signature
+from meshwright.device.tensor_ops import Arg, factors, groups, infer, is_contraction, params_of, plain, signature
 from meshwright.device.types import Tensor, elements
 from meshwright.errors import MeshwrightError
 
@@ -29,6 +29,8 @@ class Classes:
         self.rules: dict[DeviceEqn, Factors | None] = {}
         self._free: dict[DeviceEqn, frozenset[str]] = {}
         self._zeros: set[DeviceValue] = set()
+        self.magnitudes: dict[DeviceValue, Magnitude] = {}
+        self._linear: dict[tuple[DeviceEqn, tuple[int, ...]], bool] = {}
         self.walk(fn)
 
     def root(self, place: Place) -> Place:
@@ -45,13 +47,17 @@ class Classes:
         if id(fn) in self._seen:
             return
         self._seen.add(id(fn))
+        users: dict[int, list[DeviceEqn]] = {}
+        for eqn in fn.eqns:
+            if eqn.body is not None:
+                users.setdefault(id(eqn.body), []).append(eqn)
         for eqn in fn.eqns:
             if eqn.body is not None:
                 for outer, inner in zip(eqn.values, eqn.body.inputs, strict=True):
                     self.same(outer, inner)
                     # A body that several equations share is given the same value by all of them, or not known.
-                    alone = all(outer in other.values for other in fn.eqns if other.body is eqn.body)
-                    self._zeros |= {inner} if alone and outer in self._zeros else set()
+                    if outer in self._zeros and all(outer in other.values for other in users[id(eqn.body)]):
+                        self._zeros.add(inner)
                 self.walk(eqn.body)
                 for inner, outer in zip(eqn.body.outputs, eqn.outputs, strict=True):
                     self.same(outer, inner)
@@ -70,6 +76,7 @@ class Classes:
 
     def tensor(self, eqn: DeviceEqn) -> None:
         rule = self.rules[eqn] = rule_of(eqn)
+        self.note_magnitude(eqn)
         if _is_zero(eqn):
             self._zeros.update(eqn.outputs)
         if rule is None:
@@ -98,6 +105,31 @@ class Classes:
     def splittable(self, eqn: DeviceEqn) -> frozenset[str]:
         """The factors along which the op on parts gives parts, or summands, of the results."""
         return self._free.get(eqn, frozenset())
+
+    def magnitude_of(self, x: Operand) -> Magnitude | None:
+        """Bounds on the numbers in an operand that is written in the program, None for any other."""
+        return Magnitude.of(x.value) if isinstance(x, Number) else self.magnitudes.get(x)
+
+    def note_magnitude(self, eqn: DeviceEqn) -> None:
+        """Remember the bounds of a constant, and of what it is moved into."""
+        if eqn.op is CONSTANT:
+            self.magnitudes[eqn.outputs[0]] = Magnitude.of(eqn.attributes["value"])
+        elif eqn.inputs and None not in (found := [self.magnitude_of(x) for x in eqn.inputs]):
+            types, result = ([plain(arg) for arg in signatures(xs)] for xs in (eqn.inputs, eqn.outputs))
+            moved = magnitude_of_moved(linear_groups(eqn), types, result[0], found)
+            self.magnitudes.update({} if moved is None else {eqn.outputs[0]: moved})
+
+    def is_linear_in(self, eqn: DeviceEqn, operands: tuple[int, ...]) -> bool:
+        """Whether the op on summands of some operands, and copies of the others, gives summands of its results."""
+        found = self._linear.get((eqn, operands))
+        if found is None:
+            types = [plain(arg) for arg in signatures(eqn.inputs)]
+            magnitudes = [self.magnitude_of(x) for x in eqn.inputs]
+            found = self._linear[eqn, operands] = any(
+                group.operands == operands and stays_finite(group, types, magnitudes.__getitem__)
+                for group in linear_groups(eqn)
+            )
+        return found
 
     def members(self) -> Iterator[tuple[Place, Place]]:
         """Every place met so far, with what stands for its class."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
+from itertools import product
 
 from meshwright.device.bodies import DeviceBody
 from meshwright.device.classes import Classes, Place, tensor_of
@@ -114,7 +115,7 @@ def _check_fan_out(fn: Function, devices: int, level: int) -> None:
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Job:
     """The equations of one task: a phase of a stage."""
 
@@ -136,18 +137,25 @@ class _Pipeline:
         self.made: dict[tuple[Version, int | None], tuple[DeviceValue, Device]] = {}
         self.sums: dict[Version, DeviceValue] = {}
         self.bodies: dict[_Job, tuple[Function, list[Version], list[Version]]] = {}
+        self.returned = frozenset(self.body.outputs)
+        self.converted = frozenset(conversion.source for conversion in self.plan.conversions)
+        self.readers: dict[Version, list[SpreadStep]] = {}
+        for step in self.plan.steps:
+            for v in step.operands:
+                if not isinstance(v, Number):
+                    self.readers.setdefault(v, []).append(step)
+        self.maker = {v[0]: step for step in reversed(stages.micro) for v in step.results}
 
     def device(self, stage: int) -> Device:
         place = stage % self.stages.devices
         return Device(self.keys[-1] if self.keys else "device_map", sub=place)
 
     def write(self) -> Function:
-        jobs: dict[tuple[str, int], _Job] = {}
-        micro, phase_of, stage_of = self.stages.micro, self.stages.phase_of, self.stages.stage_of
-        for phase in "FBW":
-            for stage in range(self.stages.stages):
-                steps = tuple(s for s in micro if phase_of[s] == phase and stage_of[s] == stage)
-                jobs[phase, stage] = _Job(phase, stage, steps)
+        steps: dict[tuple[str, int], list[SpreadStep]] = {}
+        for step in self.stages.micro:
+            steps.setdefault((self.stages.phase_of[step], self.stages.stage_of[step]), []).append(step)
+        places = product("FBW", range(self.stages.stages))
+        jobs = {place: _Job(*place, tuple(steps.get(place, ()))) for place in places}
         for stage, shared in self.stages.before:
             self.call(_Job("S", stage, tuple(shared)), None)
         self.run(jobs)
@@ -257,8 +265,7 @@ class _Pipeline:
         return k
 
     def device_of(self, value: DeviceValue) -> Device:
-        step = next(s for s in self.stages.micro if any(v[0] is value for v in s.results))
-        return self.device(self.stages.stage_of[step])
+        return self.device(self.stages.stage_of[self.maker[value]])
 
     def call(self, job: _Job, k: int | None) -> None:
         function, inputs, outputs = self.function(job)
@@ -287,17 +294,18 @@ class _Pipeline:
         made = DeviceBody(job.steps, self.local, Device(self.variable))
         if not made.inputs:
             made.take((self.body.inputs[0], COPY))
-        outputs = [v for step in job.steps for v in step.results if self.leaves(v, job)]
+        inside = set(map(id, job.steps))
+        outputs = [v for step in job.steps for v in step.results if self.leaves(v, inside)]
         results = tuple(made.values[v] for v in outputs)
         function = Function("", tuple(made.inputs.values()), made.eqns, results, None, self.variable)
         self.bodies[job] = function, list(made.inputs), outputs
         return self.bodies[job]
 
-    def leaves(self, version: Version, job: _Job) -> bool:
-        if version[0] in self.body.outputs or any(c.source == version for c in self.plan.conversions):
+    def leaves(self, version: Version, inside: Set[int]) -> bool:
+        """Whether a version is read outside of some steps, which are given by their ids."""
+        if version[0] in self.returned or version in self.converted:
             return True
-        inside = set(job.steps)
-        return any(version in s.operands for s in self.plan.steps if s not in inside)
+        return any(id(step) not in inside for step in self.readers.get(version, ()))
 
     def output(self, value: DeviceValue) -> DeviceValue:
         layout: SpreadSharding | None = self.planner.original.get(value)

@@ -12,26 +12,22 @@ collectives become one pmap:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from meshwright.core.factors import Dims, Factors
-from meshwright.core.linearity import Magnitude, magnitude_of_moved, stays_finite
 from meshwright.device.classes import (
     Classes,
     Place,
     divides,
-    is_tensor_eqn,
     leading,
-    linear_groups,
-    signatures,
     tensor_of,
 )
 from meshwright.device.dims import Size, is_cut, sized
 from meshwright.device.function import DeviceEqn, DeviceValue, Function, Number, Operand
-from meshwright.device.ops import CONSTANT, DeviceOp, IndependentOperands
-from meshwright.device.tensor_ops import is_elementwise, plain, shares_of
+from meshwright.device.ops import DeviceOp, IndependentOperands
+from meshwright.device.tensor_ops import is_elementwise, shares_of
 from meshwright.device.types import Device
 
 
@@ -80,6 +76,9 @@ class SpreadStep(NamedTuple):
     results: tuple[Version, ...]
     depth: int
 
+    def __hash__(self) -> int:
+        return hash(self.eqn)
+
 
 class Conversion(NamedTuple):
     """A collective that gives a value another layout."""
@@ -103,13 +102,15 @@ class Planner:
         self.inputs = set(body.inputs)
         self.updates = self.update_equations() if sharded else frozenset()
         self.updated = {v for eqn in self.updates for v in eqn.values}
-        self.magnitudes: dict[DeviceValue, Magnitude] = {}
-        for eqn in body.eqns:
-            self.note_magnitude(eqn)
+        for eqn in self.equations():
             self.step(eqn)
         for value in body.outputs:
             if value in self.inputs and value not in self.original:
                 self.version(value, self.wanted(value))
+
+    def equations(self) -> Iterable[DeviceEqn]:
+        """The equations to plan, in order."""
+        return self.body.eqns
 
     # Layouts of values
 
@@ -237,24 +238,7 @@ class Planner:
         summands = tuple(n for n, x in enumerate(eqn.inputs) if isinstance(x, DeviceValue) and self.is_summand(x))
         if not summands or any(self.current(x).kind == "part" for x in values):
             return False
-        types = [plain(arg) for arg in signatures(eqn.inputs)]
-        return any(
-            group.operands == summands and stays_finite(group, types, lambda n: self.magnitude_of(eqn.inputs[n]))
-            for group in linear_groups(eqn)
-        )
-
-    def magnitude_of(self, x: Operand) -> Magnitude | None:
-        """Bounds on the numbers in an operand that is written in the program, None for any other."""
-        return Magnitude.of(x.value) if isinstance(x, Number) else self.magnitudes.get(x)
-
-    def note_magnitude(self, eqn: DeviceEqn) -> None:
-        """Remember the bounds of a constant, and of what it is moved into."""
-        if eqn.op is CONSTANT:
-            self.magnitudes[eqn.outputs[0]] = Magnitude.of(eqn.attributes["value"])
-        elif eqn.inputs and is_tensor_eqn(eqn) and None not in (found := [self.magnitude_of(x) for x in eqn.inputs]):
-            types, result = ([plain(arg) for arg in signatures(xs)] for xs in (eqn.inputs, eqn.outputs))
-            moved = magnitude_of_moved(linear_groups(eqn), types, result[0], found)
-            self.magnitudes.update({} if moved is None else {eqn.outputs[0]: moved})
+        return self.classes.is_linear_in(eqn, summands)
 
     def is_summand(self, value: DeviceValue) -> bool:
         found = self.original.get(value)

@@ -205,16 +205,16 @@ class Stages:
     def groups(self, steps: Iterable[SpreadStep], stages: dict[SpreadStep, int]) -> Groups:
         """Steps of one stage in one call, as far as they do not wait for others in between."""
         groups: Groups = []
+        last: dict[int, int] = {}  # the last group of each stage
+        made: dict[DeviceValue, int] = {}  # the group of each value
         for step in steps:
             stage = stages[step]
-            group = next((g for g in reversed(groups) if g[0] == stage), None)
-            if group is not None and groups[-1] is not group:
-                later = {v for _, others in groups[groups.index(group) + 1 :] for s in others for v in s.eqn.outputs}
-                group = None if any(v in later for v in step.eqn.values) else group
-            if group is None:
-                group = (stage, [])
-                groups.append(group)
-            group[1].append(step)
+            number = last.get(stage, -1)
+            if number < 0 or any(made.get(v, -1) > number for v in step.eqn.values):
+                number = last[stage] = len(groups)
+                groups.append((stage, []))
+            groups[number][1].append(step)
+            made.update(dict.fromkeys(step.eqn.outputs, number))
         return groups
 
 
