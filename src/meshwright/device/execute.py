@@ -1,81 +1,102 @@
-"""The reference: a device program run on NumPy, replica by replica."""
+"""Device programs run: on NumPy, the reference; on traced arrays; and as part of another device program.
+
+A program is resolved first, which finds what is wrong before anything is computed. Then its flat equations run in
+turn, each on the tensors of its devices.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from meshwright.arrays.tracing import leaf_value
 from meshwright.core.limits import out_of_memory
+from meshwright.core.trace import Value as Traced
+from meshwright.device import ops
+from meshwright.device.blocks import compute
+from meshwright.device.build import Handle, inline
 from meshwright.device.device_map import DeviceMap
 from meshwright.device.dims import bind, solve
 from meshwright.device.from_program import takes_program
-from meshwright.device.function import DeviceEqn, DeviceValue, Function, Number
-from meshwright.device.machine import DeviceMachine, Group, Item, Leaf, Members, Scope
-from meshwright.device.resolve import as_device_map, resolve, symbols_of
-from meshwright.device.tensor_ops import evaluate
+from meshwright.device.function import CALLS, DeviceEqn, DeviceValue, Function, Number
+from meshwright.device.machine import Item, Leaf
+from meshwright.device.resolve import as_device_map, symbols_of, walked
+from meshwright.device.tensor_ops import evaluate, params_of
 from meshwright.device.types import Tensor, Tuple, Type
 from meshwright.errors import DeviceError, ShapeError
-
-_REDUCE = {
-    "sum": np.add,
-    "max": np.maximum,
-    "min": np.minimum,
-    "or": np.logical_or,
-    "and": np.logical_and,
-    "prod": np.multiply,
-    "mean": np.add,
-}
+from meshwright.lax.shapes import concatenate
+from meshwright.lax.shapes import split as split_dim
+from meshwright.numpy.arithmetic import maximum, minimum
+from meshwright.numpy.logic import logical_and, logical_or
 
 
-class Arrays:
-    """The domain of NumPy arrays."""
+class Arrays(NamedTuple):
+    """What arrays are computed with: NumPy's functions, or those that are traced."""
 
-    def compute(
-        self, eqn: DeviceEqn, args: Sequence[Leaf | Number], params: Mapping[str, Any], device: int
-    ) -> list[Leaf]:
-        arrays = [np.asarray(x.value, x.dtype) if isinstance(x, Number) else x.data for x in args]
-        return [Leaf(np.asarray(y), device) for y in evaluate(eqn.op, arrays, params)]
+    compute: Callable[[DeviceEqn, Sequence[Any], Mapping[str, Any]], Sequence[Any]]
+    split: Callable[[Any, int, int], Sequence[Any]]
+    join: Callable[[Sequence[Any], int], Any]
+    pairs: Mapping[str, Callable[[Any, Any], Any]]
 
-    def scatter(self, eqn: DeviceEqn, x: Leaf, dim: int, devices: Sequence[int], *, folded: bool) -> list[Leaf]:
-        return [Leaf(part, d) for part, d in zip(np.split(x.data, len(devices), dim), devices, strict=True)]
+    def run(self, flat: Function, values: dict[DeviceValue, Any]) -> None:
+        """Compute the values of a flat program; those that nobody reads again are dropped."""
+        kept = set(flat.outputs)
+        last = {v: n for n, eqn in enumerate(flat.eqns) for v in (*eqn.outputs, *eqn.values)}
+        for n, eqn in enumerate(flat.eqns):
+            args = [x if isinstance(x, Number) else values[x] for x in eqn.inputs]
+            structural = ops.is_structural(eqn.op)
+            found = self.place(eqn, args) if structural else self.compute(eqn, args, params_of(eqn))
+            values.update(zip(eqn.outputs, found, strict=True))
+            for v in {*eqn.values, *eqn.outputs}:
+                if last[v] == n and v not in kept:
+                    del values[v]
 
-    def broadcast(self, eqn: DeviceEqn, x: Leaf, devices: Sequence[int], *, folded: bool) -> list[Leaf]:
-        return [Leaf(x.data, d) for d in devices]
+    def place(self, eqn: DeviceEqn, args: list[Any]) -> Sequence[Any]:
+        """The results of an op on the tensors of several devices."""
+        op, count, dim = eqn.op, len(eqn.outputs), eqn.attributes.get("dim", 0)
+        if op is ops.ITEM:
+            return [args[0][eqn.attributes["index"]]]
+        if op is ops.SPLIT:
+            parts = self.split(args[0], eqn.attributes["parts"], dim)
+            return [parts] if isinstance(eqn.outputs[0].type, Tuple) else parts
+        if op is ops.SCATTER:
+            return self.split(args[0], count, dim)
+        if op is ops.REDUCE_SCATTER:
+            return self.split(self.total(args, "sum"), count, dim)
+        if op is ops.ALLREDUCE:
+            return [self.total(args, eqn.attributes.get("reduce", "sum"))] * count
+        if op in (ops.GATHER, ops.ALLGATHER):
+            return [self.join(args, dim)] * count
+        return args * count  # a broadcast, or a send
 
-    def gather(self, eqn: DeviceEqn, xs: Sequence[Leaf], dim: int, device: int, members: Members) -> Leaf:
-        return Leaf(np.concatenate([x.data for x in xs], dim), device)
-
-    def _total(self, xs: Sequence[Leaf], how: str) -> Any:
-        total = xs[0].data
+    def total(self, xs: Sequence[Any], how: str) -> Any:
+        found = xs[0]
         for x in xs[1:]:
-            total = _REDUCE[how](total, x.data)
-        return (total / len(xs)).astype(total.dtype) if how == "mean" else total
+            found = self.pairs[how](found, x)
+        return (found / len(xs)).astype(found.dtype) if how == "mean" else found
 
-    def allreduce(self, eqn: DeviceEqn, xs: Sequence[Leaf], how: str, members: Members) -> list[Leaf]:
-        total = self._total(xs, how)
-        return [Leaf(total, x.device) for x in xs]
 
-    def allgather(self, eqn: DeviceEqn, xs: Sequence[Leaf], dim: int, members: Members) -> list[Leaf]:
-        whole = np.concatenate([x.data for x in xs], dim)
-        return [Leaf(whole, x.device) for x in xs]
+def _compute(eqn: DeviceEqn, args: Sequence[Any], params: Mapping[str, Any]) -> Sequence[Any]:
+    arrays = [np.asarray(x.value, x.dtype) if isinstance(x, Number) else x for x in args]
+    return [np.asarray(y) for y in evaluate(eqn.op, arrays, params)]
 
-    def reduce_scatter(self, eqn: DeviceEqn, xs: Sequence[Leaf], dim: int, members: Members) -> list[Leaf]:
-        parts = np.split(self._total(xs, "sum"), len(xs), dim)
-        return [Leaf(part, x.device) for part, x in zip(parts, xs, strict=True)]
 
-    def own_part(self, eqn: DeviceEqn, xs: Sequence[Leaf], dim: int, members: Members) -> list[Leaf]:
-        return [Leaf(np.split(x.data, len(xs), dim)[n], x.device) for n, x in enumerate(xs)]
-
-    def send(self, eqn: DeviceEqn, x: Leaf, device: int) -> Leaf:
-        return Leaf(x.data, device)
-
-    def split(self, eqn: DeviceEqn, x: Leaf, dim: int, parts: int) -> list[Leaf]:
-        return [Leaf(part, x.device) for part in np.split(x.data, parts, dim)]
-
-    def annotate(self, value: DeviceValue, item: Item, scope: Scope) -> None:
-        pass
+NUMPY = Arrays(
+    _compute,
+    np.split,
+    np.concatenate,
+    {"sum": np.add, "mean": np.add, "max": np.maximum, "min": np.minimum, "prod": np.multiply}
+    | {"or": np.logical_or, "and": np.logical_and},
+)
+TRACED = Arrays(
+    compute,
+    lambda x, count, dim: split_dim(x, [x.shape[dim] // count] * count, dim),
+    concatenate,
+    {"sum": lambda x, y: x + y, "mean": lambda x, y: x + y, "max": maximum, "min": minimum}
+    | {"prod": lambda x, y: x * y, "or": logical_or, "and": logical_and},
+)
 
 
 @takes_program
@@ -92,18 +113,47 @@ def execute(fn: Function, inputs: Mapping[str, Any] | Sequence[Any], device_map:
     array([2., 4.], dtype=float32)
     """
     inputs, device_map = with_map(fn, inputs, device_map)
-    arrays = _arrays(fn, inputs)
-    sizes = array_sizes(fn, arrays)
-    # The walk over types comes first: it finds what is wrong before anything is computed.
-    resolve(fn, device_map, fold=False, **sizes)
-    items = [item_of(v, x) for v, x in zip(fn.inputs, arrays, strict=True)]
     try:
-        outs = [
-            result_of(item) for item in DeviceMachine(Arrays(), as_device_map(device_map, fn), sizes).run(fn, items)
-        ]
+        return _results(fn, _arrays(fn, inputs), as_device_map(device_map, fn), NUMPY)
     except MemoryError as error:
         out_of_memory(error)
-    return outs[0] if len(outs) == 1 else tuple(outs)
+
+
+def _results(fn: Function, given: Sequence[Any], device_map: DeviceMap | None, on: Arrays) -> Any:
+    flat, _, outs = walked(fn, device_map, array_sizes(fn, given))
+    arrays = [x for part in given for x in (part if isinstance(part, tuple) else (part,))]
+    values = dict(zip(flat.inputs, arrays, strict=True))
+    on.run(flat, values)
+
+    def result(item: Item) -> Any:
+        if isinstance(item, Leaf):
+            return values[item.data]
+        return result(item.items[0]) if item.same else tuple(result(inner) for inner in item.items)
+
+    return result(outs[0]) if len(outs) == 1 else tuple(map(result, outs))
+
+
+def call(fn: Function, inputs: Sequence[Any], by_name: Mapping[str, Any], device_map: Any) -> Any:
+    """A device program as a function of its inputs; a device map among them may be given as one, or not at all."""
+    names = [v.name for v in fn.inputs]
+    if fn.map_input is not None and (len(inputs) + len(by_name) > len(names)):
+        names.insert(fn.map_input[1], fn.map_input[0])
+    given = in_order(fn.name, names, inputs, by_name)
+    if any(isinstance(x, Handle) for x in given):
+        return inline(fn, *with_map(fn, given, device_map))
+    if not any(isinstance(x, Traced) for part in given for x in (part if isinstance(part, tuple | list) else [part])):
+        return execute(fn, given, device_map)
+    given, found = with_map(fn, given, device_map)
+    values = [
+        tuple(leaf_value(y, f"the input {v.name}") for y in x)
+        if isinstance(x, tuple | list)
+        else leaf_value(x, f"the input {v.name}")
+        for v, x in zip(fn.inputs, given, strict=True)
+    ]
+    return _results(fn, values, DeviceMap(found) if found is not None else fn.device_map, TRACED)
+
+
+CALLS.append(call)
 
 
 def with_map(fn: Function, inputs: Any, device_map: Any) -> tuple[Any, Any]:
@@ -198,20 +248,3 @@ def _wrong_input(name: str, type: Tensor, x: Any, sizes: Mapping[str, int] | Non
         why=f"it is {x.dtype}{list(x.shape)}, and {name} is {type}{bound}",
         fix=f"{name} = np.zeros(({', '.join(map(str, type.shape))},), np.{type.dtype})",
     )
-
-
-def item_of(value: DeviceValue, x: Any) -> Item:
-    def make(type: Type | None, part: Any) -> Item:
-        if isinstance(type, Tuple):
-            return Group(tuple(make(inner, p) for inner, p in zip(type.items, part, strict=True)))
-        assert isinstance(type, Tensor)
-        assert isinstance(type.device.base, int)
-        return Leaf(part, type.device.base)
-
-    return make(value.type, x)
-
-
-def result_of(item: Item) -> Any:
-    if isinstance(item, Leaf):
-        return item.data
-    return result_of(item.items[0]) if item.same else tuple(result_of(inner) for inner in item.items)

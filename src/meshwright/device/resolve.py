@@ -318,6 +318,13 @@ def resolved(
     fn: Function, device_map: DeviceMap | None, sizes: Mapping[str, int], fold: Folding | None
 ) -> tuple[Function, Covers]:
     """The flat program, and whom its values stand for where it is folded."""
+    return walked(fn, device_map, sizes, fold)[:2]
+
+
+def walked(
+    fn: Function, device_map: DeviceMap | None, sizes: Mapping[str, int], fold: Folding | None = None
+) -> tuple[Function, Covers, list[Item]]:
+    """The flat program, whom its values stand for, and its outputs: tuples of the values of the flat program."""
     domain = Flat(symbols_of(fn) - set(sizes), device_map)
     inputs = input_items(fn, domain, sizes)
     machine = DeviceMachine(domain, device_map, sizes, fold=fold)
@@ -333,7 +340,7 @@ def resolved(
         tuple(domain.eqns),
         tuple(v for item in outs for v in _flat_values(item)),
     )
-    return flat, domain.covers
+    return flat, domain.covers, outs
 
 
 def check_sizes(fn: Function, sizes: Mapping[str, int]) -> None:

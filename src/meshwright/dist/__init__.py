@@ -21,7 +21,6 @@ from meshwright.device.build import (
     send,
     tensor,
 )
-from meshwright.device.calls import call as _call  # noqa: F401  (programs can be called)
 from meshwright.device.device_map import DeviceMap
 from meshwright.device.dims import Dim
 from meshwright.device.distir import DistIR
