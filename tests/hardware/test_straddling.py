@@ -338,3 +338,18 @@ def test_groups_that_are_none():
         "what a group of chips costs is known of the links that join them",
         "axes=…, or model='links' without options",
     )
+
+
+@pytest.mark.parametrize(("chip", "count", "sizes"), MESHES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_calibrated_rates_hold_at_each_level(chip, count, sizes, kind):
+    """What was measured of links and of the network slows down each: the level that decides may be another one."""
+    found = hw.get(chip, link_efficiency=0.2, net_efficiency=0.9)
+    slow = {"nvlink_bytes_per_s": 0.2, "node_bytes_per_s": 0.9, "unit_bytes_per_s": 0.9}
+    derated = found.replace(**{rate: getattr(found, rate) * s for rate, s in slow.items() if rate in found.facts})
+    mesh = dict(zip("xyz", sizes))
+    for axes in ("x", mesh.keys()):
+        measured = hw.collective_cost(kind, 1e9, Topology(found, count, mesh=mesh), axes, "calibrated")
+        exact = hw.collective_cost(kind, 1e9, Topology(derated, count, mesh=mesh), axes)
+        assert measured.bandwidth_seconds == pytest.approx(exact.bandwidth_seconds)
+        assert measured.network == exact.network

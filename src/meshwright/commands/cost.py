@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 
+from meshwright.commands.assumptions import assumptions
 from meshwright.commands.machines import read_machine
 from meshwright.commands.programs import describe_program, simulated
 from meshwright.commands.simulate import facts
@@ -14,6 +15,7 @@ from meshwright.simulate.spmd import work
 def describe(parser: argparse.ArgumentParser) -> None:
     """The arguments of the command."""
     parser.description = "What a program costs: FLOPs, memory traffic, bytes over each axis of the mesh, memory."
+    parser.epilog = assumptions()
     describe_program(parser)
 
 

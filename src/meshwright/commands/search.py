@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from meshwright.commands.assumptions import assumptions
 from meshwright.commands.fixes import as_typed
 from meshwright.commands.machines import check_number, read_machine
 from meshwright.commands.models import NAMED, model_of_file, read_model
@@ -28,6 +29,7 @@ def describe(parser: argparse.ArgumentParser) -> None:
         "Cost every way to spread a training step over a machine (data, horizontal and pipeline parallelism,"
         " microbatches, schedules, ZeRO, recomputation), and show the fastest that fit into memory."
     )
+    parser.epilog = assumptions(modes=False)
     parser.add_argument("program", nargs="?", metavar="FILE.py[:NAME]",
                         help="a Python file with a model: NAME, else `model`, else Config(). A model is a dist.GPT or "
                         "dist.MLP, a configuration of init, make_batch and train_step, or a function that returns "

@@ -6,6 +6,7 @@ import argparse
 import json
 from typing import Any
 
+from meshwright.commands.assumptions import assumptions
 from meshwright.commands.machines import read_machine
 from meshwright.commands.programs import describe_program, simulated
 from meshwright.kernel.timing.timeline import Timeline
@@ -17,6 +18,7 @@ from meshwright.simulate.spmd import simulate
 def describe(parser: argparse.ArgumentParser) -> None:
     """The arguments of the command."""
     parser.description = "Play a program on a machine: its time, what bounds it, a Gantt chart, where the time goes."
+    parser.epilog = assumptions()
     describe_program(parser)
     parser.add_argument("--overlap", default="loops", choices=OVERLAPS, help="what may run at once (default: loops)")
     parser.add_argument("--perfetto", metavar="FILE", help="write the timeline for https://ui.perfetto.dev")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import replace
 from math import inf
 from typing import Any
@@ -116,11 +117,14 @@ def collective_cost(
     if (group_size(spans) if members is None else len(members)) == 1:
         return CollectiveCost(name, bytes, 1, 0.0, 0.0, model=model)
     exact = mode != "asymptotic"
+    calibrated = mode == "calibrated" and model != "nccl"
+    if calibrated:
+        topology = _at_measured_rates(topology)
     if members is not None:
         cost = group_cost(name, bytes, topology, members, concurrent, exact)
     else:
         cost = replace(MODELS[model](name, bytes, topology, spans, exact, **options), model=model)
-    return cost if mode != "calibrated" or model == "nccl" else _calibrated(cost, topology)
+    return _launched(cost, topology.chip) if calibrated else cost
 
 
 def _check_group(
@@ -152,16 +156,30 @@ def _check_group(
     check_members(topology, (members, *concurrent))
 
 
-def _calibrated(cost: CollectiveCost, topology: Topology) -> CollectiveCost:
-    """With the efficiency reached by large messages, and the launch of small ones.
+_RATES = {
+    "link": ("link_bytes_per_s", "nvlink_bytes_per_s"),
+    "net": ("node_bytes_per_s", "unit_bytes_per_s", "dcn_bytes_per_s"),
+}
 
-    A bandwidth that saturates as ``V / (V + half)`` is a fixed cost: the time of ``half`` bytes.
-    """
+
+def _at_measured_rates(topology: Topology) -> Topology:
+    """The machine with the shares of their bandwidth that links and networks reach with large messages."""
     chip = topology.chip
-    bandwidth = cost.bandwidth_seconds / chip.known(f"{cost.network}_efficiency", 1.0)
+    shares = {network: chip.known(f"{network}_efficiency", 1.0) for network in _RATES}
+    rates = {rate: share for network, share in shares.items() for rate in _RATES[network] if share != 1.0}
+    slower = {rate: chip.facts[rate].value * share for rate, share in rates.items() if rate in chip.facts}
+    if not slower:
+        return topology
+    found = copy(topology)
+    found.chip = chip.replace(**slower)
+    return found
+
+
+def _launched(cost: CollectiveCost, chip: Chip) -> CollectiveCost:
+    """With its launch; a bandwidth that saturates as ``V / (V + half)`` adds the time of ``half`` bytes."""
     half = chip.known("half_bandwidth_bytes", 0.0) if cost.network == "link" else 0.0
-    launch = chip.known("launch_seconds", 0.0) + (bandwidth * half / cost.bytes if cost.bytes else 0.0)
-    return replace(cost, bandwidth_seconds=bandwidth, launch_seconds=launch)
+    saturating = cost.bandwidth_seconds * half / cost.bytes if cost.bytes else 0.0
+    return replace(cost, launch_seconds=chip.known("launch_seconds", 0.0) + saturating)
 
 
 def _known(what: str, name: str, names: tuple[str, ...]) -> None:
