@@ -23,9 +23,9 @@ def kernels_of(function: Any, *args: Any) -> list[Kernel]:
     return fuse(inline_calls(mw.make_program(function)(*args))).kernels
 
 
-def run_by_kernels(program: Program, args: list[Any]) -> list[Any]:
+def run_by_kernels(program: Program, args: list[Any], attentions: Any = ()) -> list[Any]:
     """The outputs, with each kernel given only what it says it reads, and memory only what kernels say they write."""
-    found = fuse(program)
+    found = fuse(program, attentions=attentions)
     views = {var: eqn for eqn in program.eqns for var in eqn.outputs if var in found.views}
     memory: dict[Var, Any] = dict(program.constants)
     memory.update(zip(program.inputs, args, strict=True))

@@ -115,6 +115,6 @@ STEPS = [row for row in json.loads(RAW.read_text())["measurements"] if row["part
 
 @pytest.mark.parametrize("case", STEPS, ids=lambda case: case["op"])
 def test_a_measured_step_is_predicted(case: dict[str, Any]) -> None:
-    result = simulate(program(case), "h200", mode="calibrated")
+    result = simulate(program(case), "h200", mode="calibrated", flash=False)  # as XLA ran it
     measured = float(np.median(case["seconds"]))
     assert result.seconds == pytest.approx(measured, rel=0.1)

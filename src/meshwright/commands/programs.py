@@ -45,6 +45,7 @@ def describe_program(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--mesh", help="x=2,y=4, for a program of one device that does not say")
     describe_machine(parser)
     parser.add_argument("--while-steps", type=int, metavar="N", help="how often while loops run")
+    parser.add_argument("--no-flash", action="store_true", help="attention as several kernels, with its scores written")
     parser.add_argument("--json", action="store_true", help="print the answer as JSON")
 
 
@@ -55,7 +56,7 @@ def simulated(args: argparse.Namespace, hardware: Any, play: Callable[..., Simul
             f"--while-steps is {args.while_steps}.", why="it is how often loops run", fix="--while-steps 100"
         )
     check_number(args, "while_steps", 100, 0)
-    options |= {"mode": args.mode, "while_steps": args.while_steps}
+    options |= {"mode": args.mode, "while_steps": args.while_steps, "flash": not args.no_flash}
     if (args.program is None) == (args.transformer is None):
         found = "neither PROGRAM nor --transformer is" if args.program is None else "PROGRAM and --transformer are both"
         raise TextError(

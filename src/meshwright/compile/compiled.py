@@ -224,8 +224,8 @@ class Compiled:
 
         return simulate(self, hardware, **options)
 
-    def cost(self, hardware: Any, *, mode: str = "exact", while_steps: int | None = None) -> str:
-        """What it costs on hardware without overlap, as text; ``mode`` and ``while_steps`` are those of ``simulate``.
+    def cost(self, hardware: Any, *, mode: str = "exact", while_steps: int | None = None, flash: bool = True) -> str:
+        """What it costs on hardware without overlap, as text; the options are those of ``simulate``.
 
         >>> import meshwright as mw, meshwright.numpy as mnp
         >>> x = mnp.ones((1024, 1024))
@@ -234,10 +234,10 @@ class Compiled:
         """
         from meshwright.simulate.spmd import work
 
-        return work(self, hardware, mode=mode, while_steps=while_steps).cost()
+        return work(self, hardware, mode=mode, while_steps=while_steps, flash=flash).cost()
 
-    def memory(self) -> MemoryUse:
-        """What the memory of a device holds at most, and what is alive then.
+    def memory(self, *, flash: bool = True) -> MemoryUse:
+        """What the memory of a device holds at most, and what is alive then; ``flash`` is that of ``simulate``.
 
         >>> import meshwright as mw, meshwright.numpy as mnp
         >>> x = mnp.ones(1024)
@@ -249,7 +249,7 @@ class Compiled:
         from meshwright.simulate.memory import memory
         from meshwright.simulate.spmd import read_program
 
-        return memory(read_program(self)[0], donated=self.donated)
+        return memory(read_program(self)[0], donated=self.donated, flash=flash)
 
     def explain_sharding(self, value: Any) -> ShardingReasons:
         """Where each axis of a value's sharding came from: what a user wrote, and the equations on the way.

@@ -26,6 +26,7 @@ from meshwright.core.dtypes import array_bytes
 from meshwright.core.facts import Fusion
 from meshwright.core.op import fusion_of
 from meshwright.core.program import Atom, Eqn, Program, Var
+from meshwright.simulate.attention import Attention
 from meshwright.simulate.units import Unit, stored, units
 
 _ELEMENTWISE = (Fusion.CHEAP, Fusion.ELEMENTWISE, Fusion.PERMUTATION)
@@ -43,6 +44,7 @@ class Kernel:
     reads: dict[Var, int] = field(default_factory=dict)
     writes: list[Var] = field(default_factory=list)
     alone: bool = False
+    attention: Attention | None = None
 
     @property
     def nbytes(self) -> int:
@@ -62,16 +64,22 @@ class Fusions:
         return stored(atom, self.views)
 
 
-def fuse(program: Program, fused: bool = True, views_of: frozenset[str] = frozenset()) -> Fusions:
+def fuse(
+    program: Program,
+    fused: bool = True,
+    views_of: frozenset[str] = frozenset(),
+    attentions: Sequence[Attention] = (),
+) -> Fusions:
     """The kernels of a program; without ``fused`` every equation is one.
 
-    ``views_of`` names ops whose results are views of their first operand, beyond those that always are.
+    ``views_of`` names ops whose results are views of their first operand, beyond those that always are. Each of the
+    ``attentions``, which `fuse_attention` finds, is one kernel.
     """
     views = _views(program, views_of)
     eqns = [eqn for eqn in program.eqns if not all(v in views for v in eqn.outputs) or eqn.effects]
     if not fused:
         return Fusions([_kernel(eqn, views) for eqn in eqns], views)
-    return Fusions(_FusionPass(program, units(program, eqns, views), views).run(), views)
+    return Fusions(_FusionPass(program, units(program, eqns, views, attentions), views).run(), views)
 
 
 def _views(program: Program, more: frozenset[str]) -> dict[Var, Atom]:
@@ -241,7 +249,7 @@ class _FusionPass:
             kernel = Kernel([self.eqns[n] for n in numbers], alone=self.fusions[numbers[0]].alone)
             unit = self.units[numbers[0]]
             if unit.reads is not None:
-                kernels.append(Kernel(list(unit.eqns), dict(unit.reads), list(unit.outputs), alone=True))
+                kernels.append(Kernel(list(unit.eqns), dict(unit.reads), list(unit.outputs), True, unit.attention))
                 continue
             for n in numbers:
                 eqn = self.eqns[n]

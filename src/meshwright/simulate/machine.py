@@ -29,7 +29,9 @@ from meshwright.hardware.roofline import work
 from meshwright.hardware.topology import Topology
 from meshwright.partition.reshard.cost import spans_of_part
 from meshwright.sharding.axes import AxisRef
+from meshwright.simulate.attention import Attention
 from meshwright.simulate.fusion import Kernel, is_row_reduction
+from meshwright.simulate.visible import is_exponential
 
 COMPUTE = "compute"
 
@@ -97,6 +99,8 @@ class Machine:
     def kernel(self, kernel: Kernel) -> TaskCost:
         """The cost of a fusion."""
         eqn = kernel.eqns[-1]
+        if kernel.attention is not None:
+            return self._attention(kernel, kernel.attention)
         if kernel.alone:
             types = tuple(a.type for a in eqn.inputs), tuple(v.type for v in eqn.outputs)
             nbytes = kernel.nbytes if len(kernel.eqns) > 1 else None
@@ -137,6 +141,24 @@ class Machine:
             return found
         batch, m, k, n, kind = _matmul_sizes(eqn, cost.flops)
         return found._replace(seconds=self.measured.product(m, k, n, dtype, batch, nbytes, kind))
+
+    def _attention(self, kernel: Kernel, attention: Attention) -> TaskCost:
+        """Fused attention: the FLOPs of its products, as far as masks leave them, and bytes of what is not wide."""
+        products, others, powers, dtype = 0.0, 0.0, 0.0, ""
+        for eqn in kernel.eqns:
+            cost = eqn.op.cost([a.type for a in eqn.inputs], [v.type for v in eqn.outputs], eqn.params)
+            kind = fusion_of(eqn)
+            if kind is Fusion.CONTRACTION:
+                products += attention.visible * cost.flops
+                dtype = dtype or self._dtype(eqn)
+            else:
+                others += attention.visible * cost.flops
+                powers += attention.visible * eqn.outputs[0].type.size if is_exponential(eqn, kind) else 0.0
+        found = self._work(products, float(kernel.nbytes), dtype, products)._replace(flops=products + others)
+        if self.measured is None or dtype not in self.measured.flops_per_s:
+            return found
+        work = {"kind": "attention", "flops": products, "exponentials": powers, "bytes": kernel.nbytes, "dtype": dtype}
+        return found._replace(seconds=self.measured.kernel_seconds(work))
 
     def _other(self, eqn: Eqn) -> TaskCost:
         """Scatters, sorts, windows: their own count of work."""

@@ -18,6 +18,7 @@ from meshwright.core.op import is_elementwise, memory_of
 from meshwright.core.program import Atom, Eqn, Program, Var
 from meshwright.core.source import Source, here
 from meshwright.errors import MeshwrightError
+from meshwright.simulate.attention import fuse_attention
 from meshwright.simulate.fusion import Fusions, Kernel, fuse
 from meshwright.transform.stack import inline_calls
 
@@ -95,6 +96,7 @@ def memory(
     positions: bool = False,
     order: Sequence[int] | None = None,
     kernels: Fusions | None = None,
+    flash: bool = True,
 ) -> MemoryUse:
     """The memory of a device while it runs a local program.
 
@@ -102,7 +104,7 @@ def memory(
     ops whose results then are views of their first operand, ``kept`` those whose results are never written over,
     ``fresh`` those that never write over an operand.
     ``positions`` says that the largest element of each window of a pool is found by positions, as XLA does on CPUs.
-    ``order`` is that of the kernels, if it is not the program's.
+    ``order`` is that of the kernels, if it is not the program's. Without ``flash``, scores of attention are written.
 
     >>> import meshwright as mw, meshwright.numpy as mnp
     >>> program = mw.make_program(lambda x: mnp.sum(mnp.exp(x) @ x))(mnp.ones((256, 256)))
@@ -110,9 +112,18 @@ def memory(
     3
     """
     if kernels is None:
-        program = inline_calls(program)
-        kernels = fuse(program, fused, frozenset(views_of))
-    return _Liveness(program, kernels, donated, order, fused, frozenset(kept), frozenset(fresh), positions).run()
+        program, kernels = _fused(program, fused, flash, frozenset(views_of))
+    found = _Liveness(program, kernels, donated, order, fused, frozenset(kept), frozenset(fresh), positions, flash)
+    return found.run()
+
+
+def _fused(
+    program: Program, fused: bool, flash: bool, views_of: frozenset[str] = frozenset()
+) -> tuple[Program, Fusions]:
+    """The program without calls, and its kernels."""
+    program = inline_calls(program)
+    program, attentions = fuse_attention(program) if fused and flash else (program, [])
+    return program, fuse(program, fused, views_of, attentions)
 
 
 class _Liveness:
@@ -126,8 +137,10 @@ class _Liveness:
         kept: frozenset[str] = frozenset(),
         fresh: frozenset[str] = frozenset(),
         positions: bool = False,
+        flash: bool = True,
     ) -> None:
         self.program, self.kernels, self.fused, self.positions = program, kernels, fused, positions
+        self.flash = flash and fused
         self.fresh = fresh
         self.kept = {v for eqn in program.eqns if eqn.op.name in kept for v in eqn.outputs}
         self.order = list(order) if order is not None else list(range(len(kernels.kernels)))
@@ -219,7 +232,7 @@ class _Liveness:
     def in_place(self, kernel: Kernel) -> bool:
         """Whether a kernel may write its results over what it reads."""
         eqn = kernel.eqns[-1]
-        free = eqn.op.name not in self.fresh
+        free = eqn.op.name not in self.fresh and kernel.attention is None
         return not kernel.alone or (free and (memory_of(eqn) is Memory.IN_PLACE or is_elementwise(eqn)))
 
     def over(self, dying: Sequence[Var], new: Sequence[Var]) -> dict[Var, Var]:
@@ -292,8 +305,8 @@ class _Liveness:
         if kernel.alone and eqn.op.split.across is Across.UNWINDOWED and self.positions:
             return _positions(eqn)
         if kernel.alone and eqn.op.structure is Structure.BRANCH:
-            return max(_inner(branch, 0, 0) for branch in eqn.params["branches"])
-        return _inner(eqn.params["body"], *_carry(eqn)) if kernel.alone and _is_loop(eqn) else 0
+            return max(_inner(branch, 0, 0, self.flash) for branch in eqn.params["branches"])
+        return _inner(eqn.params["body"], *_carry(eqn), self.flash) if kernel.alone and _is_loop(eqn) else 0
 
 
 def _is_loop(eqn: Eqn) -> bool:
@@ -307,21 +320,20 @@ def _carry(eqn: Eqn) -> tuple[int, int]:
     return eqn.params["body_consts"], len(eqn.outputs)
 
 
-def _inner(body: Program, consts: int, carry: int) -> int:
+def _inner(body: Program, consts: int, carry: int, flash: bool) -> int:
     """The peak of an iteration beyond operands and results.
 
     What is stacked goes straight to its place in the whole. The new carry takes the place of the old one, which is that
     of the loop's result, if the old one is not read any more when it is written.
     """
-    program = inline_calls(body)
-    kernels = fuse(program)
+    program, kernels = _fused(body, True, flash)
     stored = kernels.stored
     last: dict[Atom, int] = {}
     for time, kernel in enumerate(kernels.kernels):
         for var in kernel.reads:
             last[var] = time
     made = {v: time for time, kernel in enumerate(kernels.kernels) for v in kernel.writes}
-    liveness = _Liveness(program, kernels, ())
+    liveness = _Liveness(program, kernels, (), flash=flash)
     outside = {*program.inputs, *(v for v, _ in program.constants), *(stored(a) for a in program.outputs[carry:])}
     for var, atom in zip(program.inputs[consts : consts + carry], program.outputs[:carry]):
         root = stored(atom)

@@ -28,6 +28,7 @@ def simulate(
     overlap: str = "loops",
     while_steps: int | None = None,
     donated: Sequence[bool] | None = None,
+    flash: bool = True,
 ) -> Simulation:
     """One run of a program on a machine: its time and timeline, memory, and what bounds it.
 
@@ -36,8 +37,9 @@ def simulate(
     the name of a chip. ``mode="calibrated"`` uses what was measured of the chip. ``overlap`` says what may run at once:
     "loops" lets transfers of one iteration run beside the one before, "steps" keeps iterations apart, "none" runs one
     task after another. ``while_steps`` is how often while loops run. ``donated`` says of each input whether its memory
-    may be written over; by default that is so for what is donated to a compiled function. Of a program that is one
-    kernel (`pl.pallas_call`), the result is its timeline on all devices.
+    may be written over; by default that is so for what is donated to a compiled function. Without ``flash``, attention
+    is several kernels, and its scores are written. Of a program that is one kernel (`pl.pallas_call`), the result is
+    its timeline on all devices.
 
     >>> import meshwright as mw
     >>> mesh = mw.make_mesh((2, 4), ("data", "model"))
@@ -62,7 +64,7 @@ def simulate(
     if kernel is not None:
         return machine.written(kernel)[1]  # type: ignore[no-any-return]
     given = getattr(program, "donated", ()) if donated is None else donated
-    return _scheduled(local, machine, overlap, while_steps, given)
+    return _scheduled(local, machine, overlap, while_steps, given, flash)
 
 
 def work(
@@ -73,6 +75,7 @@ def work(
     mode: str = "exact",
     while_steps: int | None = None,
     donated: Sequence[bool] | None = None,
+    flash: bool = True,
 ) -> Simulation:
     """The run of a program on a machine, one task after another; the arguments are those of `simulate`.
 
@@ -81,7 +84,7 @@ def work(
     program = _compiled(program)
     local, machine = _on_machine(program, topology, mesh_axes, mode)
     given = getattr(program, "donated", ()) if donated is None else donated
-    return _scheduled(local, machine, "none", while_steps, given)
+    return _scheduled(local, machine, "none", while_steps, given, flash)
 
 
 def _compiled(program: Any) -> Any:
@@ -98,13 +101,13 @@ def _on_machine(program: Any, topology: Any, mesh_axes: Mapping[str, int] | None
 
 
 def _scheduled(
-    local: Program, machine: Machine, overlap: str, while_steps: int | None, donated: Sequence[bool]
+    local: Program, machine: Machine, overlap: str, while_steps: int | None, donated: Sequence[bool], flash: bool
 ) -> Simulation:
     """The tasks of a local program in time."""
-    block = TaskReader(machine, while_steps).block(local)
+    block = TaskReader(machine, while_steps, flash=flash).block(local)
     schedule = Scheduler(overlap).schedule(block)
     order = sorted(range(len(block.tasks)), key=lambda n: (schedule.starts[n], n))
-    use = memory(block.program, donated=donated, kernels=block.kernels, order=order)
+    use = memory(block.program, donated=donated, kernels=block.kernels, order=order, flash=flash)
     notes = tuple(machine.notes)
     return Simulation(schedule.seconds, schedule.events, use, machine.topology, machine.axes, notes, block, machine)
 

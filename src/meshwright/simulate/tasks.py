@@ -16,6 +16,7 @@ from meshwright.core.op import fusion_of
 from meshwright.core.program import Atom, Eqn, Program, Var
 from meshwright.core.source import Source, here
 from meshwright.errors import MeshwrightError
+from meshwright.simulate.attention import fuse_attention
 from meshwright.simulate.fusion import Fusions, fuse
 from meshwright.simulate.machine import COMPUTE, Machine, TaskCost
 from meshwright.transform.stack import inline_calls
@@ -59,8 +60,10 @@ class TaskBlock:
 class TaskReader:
     """Turns programs into tasks on a machine. A region that comes again is read once."""
 
-    def __init__(self, machine: Machine, while_steps: int | None = None, fused: bool = True) -> None:
-        self.machine, self.while_steps, self.fused = machine, while_steps, fused
+    def __init__(
+        self, machine: Machine, while_steps: int | None = None, fused: bool = True, flash: bool = True
+    ) -> None:
+        self.machine, self.while_steps, self.fused, self.flash = machine, while_steps, fused, flash and fused
         self.known: dict[int, tuple[Program, TaskBlock]] = {}
 
     def block(self, program: Program) -> TaskBlock:
@@ -69,7 +72,8 @@ class TaskReader:
         if found is not None:
             return found[1]
         whole = inline_calls(program, shard_maps=False)
-        kernels = fuse(whole, self.fused)
+        whole, attentions = fuse_attention(whole) if self.flash else (whole, [])
+        kernels = fuse(whole, self.fused, attentions=attentions)
         block = TaskBlock(whole, kernels, [])
         for number, kernel in enumerate(kernels.kernels):
             eqn = kernel.eqns[-1]
@@ -88,6 +92,10 @@ class TaskReader:
                 self.branches(task, eqn)
             elif eqn.op.structure is Structure.DEVICE:
                 raise _inside(eqn)
+            elif kernel.attention is not None:
+                task.cost = self.machine.kernel(kernel)
+                task.op = "attention" + " gradient" * kernel.attention.backward
+                task.name = f"{task.op} of {kernel.attention.scores:,} scores"
             else:
                 task.cost = self.machine.kernel(kernel)
                 task.op = "fused" if len(kernel.eqns) > 1 and not kernel.alone else name

@@ -1,4 +1,4 @@
-"""What fusion never takes apart: the equations of a program, a contraction with what it computes as it reads.
+"""What fusion never takes apart: an equation, an attention, a contraction with what it computes as it reads.
 
 b: bf16[64,32] = convert a           a kernel that reads int8 and writes bf16, and one that reads bf16
 c: bf16[8,32] = dot_general x b  ==> one unit, [convert, dot_general], which reads x and the int8 array a
@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
 
 from meshwright.core.facts import Fusion
 from meshwright.core.op import fusion_of
 from meshwright.core.program import Atom, Eqn, Program, Var
+from meshwright.simulate.attention import Attention
 
 COMPUTED_ON_READING = (Fusion.CHEAP, Fusion.PERMUTATION)
 LONGEST_CHAIN = 32  # equations that an operand is computed by as it is read
@@ -30,6 +32,7 @@ class Unit:
     outputs: Sequence[Var]
     fusion: Fusion
     reads: dict[Var, int] | None = None
+    attention: Attention | None = None
 
     @property
     def eqn(self) -> Eqn:
@@ -63,20 +66,21 @@ def single(eqn: Eqn) -> Unit:
     return Unit((eqn,), eqn.outputs, fusion_of(eqn))
 
 
-def units(program: Program, eqns: Sequence[Eqn], views: Mapping[Var, Atom]) -> list[Unit]:
-    """The equations of a program that are no views, contractions with what they compute as they read.
+def units(
+    program: Program, eqns: Sequence[Eqn], views: Mapping[Var, Atom], attentions: Sequence[Attention] = ()
+) -> list[Unit]:
+    """The equations of a program that are no views, attentions, contractions with what they compute as they read.
 
-    What nothing else reads is then no unit of its own.
+    What nothing else reads is then no unit of its own. They are in an order in which they can run.
     """
-    found = [single(eqn) for eqn in eqns]
+    place = {id(eqn): n for n, eqn in enumerate(eqns)}
+    found = _with_attentions(program, eqns, views, attentions, place) if attentions else [single(e) for e in eqns]
     chains = _computed_on_reading(program, found, views)
     if not chains:
         return found
-    place = {id(unit.eqn): n for n, unit in enumerate(found)}
     for n, unit in enumerate(found):
-        taken = [chains[v] for v in _roots(unit.eqn, views) if v in chains] if _contracts(unit) else []
-        if taken:
-            found[n] = _with_chains(unit.eqn, taken, chains, views, place)
+        if _contracts(unit) and any(v in chains for v in _roots(unit, views)):
+            found[n] = _with_chains(unit, chains, views, place)
     return _alive(program, found, views)
 
 
@@ -84,22 +88,89 @@ def _contracts(unit: Unit) -> bool:
     return unit.fusion is Fusion.CONTRACTION
 
 
-def _roots(eqn: Eqn, views: Mapping[Var, Atom]) -> list[Var]:
-    """The values in whose memory the operands of an equation are."""
-    found = (stored(atom, views) for atom in eqn.inputs)
+def _roots(unit: Unit, views: Mapping[Var, Atom]) -> list[Var]:
+    """The values in whose memory the operands of a unit are."""
+    if unit.reads is not None:
+        return list(unit.reads)
+    found = (stored(atom, views) for atom in unit.eqn.inputs)
     return [atom for atom in found if atom.__class__ is Var]  # type: ignore[misc]
 
 
-def _with_chains(
-    eqn: Eqn, taken: list[Chain], chains: Mapping[Var, Chain], views: Mapping[Var, Atom], place: Mapping[int, int]
-) -> Unit:
+def _with_attentions(
+    program: Program,
+    eqns: Sequence[Eqn],
+    views: Mapping[Var, Atom],
+    attentions: Sequence[Attention],
+    place: Mapping[int, int],
+) -> list[Unit]:
+    """A unit of each attention, and one of each equation around them, in an order in which they can run."""
+    owner = {id(eqn): n for n, one in enumerate(attentions) for eqn in one.eqns if id(eqn) in place}
+    read: list[set[Var]] = [set() for _ in attentions]  # outside of each attention
+    returned = {stored(atom, views) for atom in program.outputs}
+    for eqn in eqns:
+        roots = [stored(atom, views) for atom in eqn.inputs]
+        for n, outside in enumerate(read):
+            if owner.get(id(eqn)) != n:
+                outside.update(roots)  # type: ignore[arg-type]
+    found = [(place[id(eqn)], single(eqn)) for eqn in eqns if id(eqn) not in owner]
+    for one, outside in zip(attentions, read, strict=True):
+        own = [eqn for eqn in one.eqns if id(eqn) in place]
+        unit, shared = _of_attention(one, own, outside | returned, views)  # type: ignore[arg-type]
+        found.append((place[id(own[-1])], unit))
+        found += [(place[id(eqn)], single(eqn)) for eqn in shared]
+    return _sorted(found, views)
+
+
+def _of_attention(
+    attention: Attention, own: Sequence[Eqn], outside: set[Var], views: Mapping[Var, Atom]
+) -> tuple[Unit, list[Eqn]]:
+    """The unit of an attention, and what is cheaply computed in it and once more for others."""
+    made = {v for eqn in own for v in eqn.outputs}
+    outputs, shared = [], []
+    for eqn in reversed(own):
+        wanted = [v for v in eqn.outputs if v in outside]
+        if wanted and fusion_of(eqn) is Fusion.CHEAP:
+            shared.append(eqn)
+            outside.update(stored(atom, views) for atom in eqn.inputs)  # type: ignore[misc]
+        else:
+            outputs += wanted
+    roots = [stored(atom, views) for eqn in own for atom in eqn.inputs]
+    small = [v for v in attention.also if v.type.size <= attention.scores]
+    reads = {v: v.type.nbytes for v in (*roots, *small) if v.__class__ is Var and v not in made}
+    return Unit(tuple(own), outputs[::-1], Fusion.CONTRACTION, reads, attention), shared  # type: ignore[arg-type]
+
+
+def _sorted(found: list[tuple[int, Unit]], views: Mapping[Var, Atom]) -> list[Unit]:
+    """Units by place, each after those that it reads from."""
+    maker = {v: n for n, (_, unit) in enumerate(found) for v in unit.outputs}
+    before = [{maker[v] for v in _roots(unit, views) if v in maker} for _, unit in found]
+    after: list[list[int]] = [[] for _ in found]
+    for n, numbers in enumerate(before):
+        for number in numbers:
+            after[number].append(n)
+    ready = [(place, n) for n, (place, _) in enumerate(found) if not before[n]]
+    heapify(ready)
+    out = []
+    while ready:
+        _, n = heappop(ready)
+        out.append(found[n][1])
+        for reader in after[n]:
+            before[reader].discard(n)
+            if not before[reader]:
+                heappush(ready, (found[reader][0], reader))
+    assert len(out) == len(found), "attentions wait for each other in a circle"
+    return out
+
+
+def _with_chains(unit: Unit, chains: Mapping[Var, Chain], views: Mapping[Var, Atom], place: Mapping[int, int]) -> Unit:
     reads: dict[Var, int] = {}
-    for var in _roots(eqn, views):
+    before: dict[int, Eqn] = {}
+    for var in _roots(unit, views):
         for root, nbytes in chains[var].reads.items() if var in chains else [(var, var.type.nbytes)]:
             reads[root] = min(root.type.nbytes, reads.get(root, 0) + nbytes)
-    before = {id(e): e for chain in taken for e in chain.eqns}
-    ordered = sorted(before.values(), key=lambda e: place[id(e)])
-    return Unit((*ordered, eqn), eqn.outputs, Fusion.CONTRACTION, reads)
+        before.update((id(eqn), eqn) for eqn in (chains[var].eqns if var in chains else ()))
+    ordered = sorted(before.values(), key=lambda eqn: place[id(eqn)])
+    return Unit((*ordered, *unit.eqns), unit.outputs, Fusion.CONTRACTION, reads, unit.attention)
 
 
 def _alive(program: Program, found: list[Unit], views: Mapping[Var, Atom]) -> list[Unit]:
@@ -109,7 +180,7 @@ def _alive(program: Program, found: list[Unit], views: Mapping[Var, Atom]) -> li
     for unit in reversed(found):
         if unit.reads is not None or any(v in read for v in unit.outputs) or not _in_chains(unit):
             kept.append(unit)
-            read.update(unit.reads if unit.reads is not None else _roots(unit.eqn, views))
+            read.update(_roots(unit, views))
     return kept[::-1]
 
 
@@ -122,12 +193,12 @@ def _computed_on_reading(program: Program, found: Sequence[Unit], views: Mapping
 
     With n contractions as its readers, a value of W bytes that is computed from R bytes costs R + W + n·W bytes if it
     is written, and n·R if it is not. It must be a cast or wider than what it is computed from: what only moves, as
-    a product of two arrays, is a kernel of its own.
+    a product of two arrays, is a kernel of its own. Attentions, which scale their queries, take what is as wide.
     """
     made = {v: unit for unit in found for v in unit.outputs}
     readers: dict[Var, list[Unit]] = {}
     for unit in found:
-        for var in set(_roots(unit.eqn, views)):
+        for var in set(_roots(unit, views)):
             readers.setdefault(var, []).append(unit)
     returned = {stored(atom, views) for atom in program.outputs}
     chains: dict[Var, Chain] = {}
@@ -140,7 +211,8 @@ def _computed_on_reading(program: Program, found: Sequence[Unit], views: Mapping
         if chain is None:
             continue
         read, written, times = chain.nbytes, var.type.nbytes, len(contractions)
-        if (chain.casts or read < written) and times * read < read + written + times * written:
+        fused = read <= written and all(one.attention is not None for one in contractions)
+        if (chain.casts or fused or read < written) and times * read < read + written + times * written:
             chains[var] = chain
     return chains
 

@@ -1,0 +1,399 @@
+"""Fused attention: what is one, what it computes, costs and holds; forward, backward, in loops; and what is none."""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+
+import meshwright as mw
+import meshwright.numpy as mnp
+from meshwright import lax, nn
+from meshwright.core.program import Program
+from meshwright.engine.compile import compile_program
+from meshwright.hardware import roofline
+from meshwright.simulate.attention import fuse_attention
+from meshwright.simulate.fusion import fuse
+from meshwright.transform.stack import inline_calls
+from tests.simulate.models import example
+from tests.simulate.test_fusion import run_by_kernels
+
+BATCH, QUERIES, KEYS, HEADS, DIM = 2, 48, 64, 4, 16
+
+
+def struct(*shape: int, dtype: str = "float32") -> Any:
+    return mw.ShapeDtypeStruct(shape, dtype)
+
+
+def causal(queries: int, keys: int) -> Any:
+    return mnp.arange(queries)[:, None] >= mnp.arange(keys)[None, :]
+
+
+def scores(q: Any, k: Any) -> Any:
+    return mnp.einsum("bqhd,bkhd->bhqk", q, k) * DIM**-0.5
+
+
+def mixed(p: Any, v: Any) -> Any:
+    return mnp.einsum("bhqk,bkhd->bqhd", p, v)
+
+
+def plain(q: Any, k: Any, v: Any) -> Any:
+    return mixed(nn.softmax(scores(q, k)), v)
+
+
+def masked(q: Any, k: Any, v: Any) -> Any:
+    return mixed(nn.softmax(mnp.where(causal(q.shape[1], k.shape[1]), scores(q, k), -1e9)), v)
+
+
+def by_matmul(q: Any, k: Any, v: Any) -> Any:
+    q, k, v = (mnp.swapaxes(x, 1, 2) for x in (q, k, v))
+    return mnp.swapaxes(nn.softmax((q / DIM**0.5) @ mnp.swapaxes(k, -1, -2)) @ v, 1, 2)
+
+
+def keys_first(q: Any, k: Any, v: Any) -> Any:
+    turned = mnp.einsum("bkhd,bqhd->bhkq", k, q)
+    return mnp.einsum("bkhd,bhkq->bqhd", v, nn.softmax(turned, axis=2))
+
+
+def by_hand(q: Any, k: Any, v: Any) -> Any:
+    s = scores(q, k)
+    e = mnp.exp(s - s.max(-1, keepdims=True))
+    return mixed(e, v) / mnp.einsum("bhq->bqh", e.sum(-1))[..., None]
+
+
+def by_logarithm(q: Any, k: Any, v: Any) -> Any:
+    s = scores(q, k)
+    return mixed(mnp.exp(s - nn.logsumexp(s, axis=-1, keepdims=True)), v)
+
+
+def soft_cap(q: Any, k: Any, v: Any) -> Any:
+    return mixed(nn.softmax(mnp.where(causal(q.shape[1], k.shape[1]), 30.0 * mnp.tanh(scores(q, k) / 30.0), -1e30)), v)
+
+
+def slopes(q: Any, k: Any, v: Any) -> Any:
+    distance = (mnp.arange(k.shape[1])[None, :] - mnp.arange(q.shape[1])[:, None]).astype("float32")
+    slope = 2.0 ** -mnp.arange(1, q.shape[2] + 1).astype("float32")
+    return mixed(nn.softmax(scores(q, k) + slope[:, None, None] * distance), v)
+
+
+def one_head(q: Any, k: Any, v: Any) -> Any:
+    def attend(q: Any, k: Any, v: Any) -> Any:
+        return nn.softmax(q @ k.T) @ v
+
+    return mw.vmap(mw.vmap(attend, 1, 1))(q, k, v)
+
+
+def grouped(q: Any, k: Any, v: Any) -> Any:
+    k, v = k[:, :, ::2], v[:, :, ::2]
+    groups = q.reshape(*q.shape[:2], k.shape[2], -1, q.shape[3])
+    p = nn.softmax(mnp.einsum("bqhgd,bkhd->bhgqk", groups, k))
+    return mnp.einsum("bhgqk,bkhd->bqhgd", p, v).reshape(q.shape)
+
+
+def repeated(q: Any, k: Any, v: Any) -> Any:
+    k, v = (mnp.repeat(x[:, :, ::2], 2, axis=2) for x in (k, v))
+    return plain(q, k, v)
+
+
+FORMS = {
+    "plain": plain, "masked": masked, "by matmul": by_matmul, "keys first": keys_first, "by hand": by_hand,
+    "by logarithm": by_logarithm, "soft cap": soft_cap, "slopes": slopes, "one head": one_head, "grouped": grouped,
+    "repeated": repeated, "nn": partial(nn.dot_product_attention, is_causal=True),
+    "lower precision": lambda q, k, v: mixed(nn.softmax(scores(q, k).astype("float32")).astype(q.dtype), v),
+}  # fmt: skip
+ALL_FORMS = pytest.mark.parametrize("name", FORMS)
+Q, K = struct(BATCH, QUERIES, HEADS, DIM), struct(BATCH, KEYS, HEADS, DIM)
+
+
+def gradient(function: Any) -> Any:
+    return mw.grad(lambda *args: (function(*args).astype("float32") ** 2).sum(), argnums=(0, 1, 2))
+
+
+def traced(function: Any, *args: Any) -> Program:
+    return inline_calls(mw.make_program(function)(*args))
+
+
+def tasks(program: Program, **options: Any) -> dict[str, Any]:
+    return {task.op: task for task, _ in mw.simulate(program, "h100", **options).leaves()}
+
+
+def numbers(program: Program, seed: int = 0) -> list[Any]:
+    rng = np.random.default_rng(seed)
+    return [np.asarray(rng.normal(size=t.shape), t.dtype) for t in program.in_types]
+
+
+# What is computed
+
+
+@ALL_FORMS
+@pytest.mark.parametrize("backward", [False, True])
+def test_the_program_with_fused_attention_computes_the_same(name: str, backward: bool) -> None:
+    program = traced(gradient(FORMS[name]) if backward else FORMS[name], Q, K, K)
+    fused, found = fuse_attention(program)
+    assert [one.backward for one in found] == [False, True][: 1 + backward]
+    args = numbers(program)
+    expected = compile_program(program)(*args)
+    for a, b in zip(compile_program(fused)(*args), expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+    for a, b in zip(run_by_kernels(fused, args, found), expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+# What it costs
+
+
+@ALL_FORMS
+def test_forward_is_one_kernel_of_two_products_that_never_writes_a_score(name: str) -> None:
+    program = traced(FORMS[name], Q, K, K)
+    found = mw.simulate(program, "h100")
+    kernel = tasks(program)["attention"]
+    pairs = BATCH * HEADS * QUERIES * KEYS
+    visible = np.tri(QUERIES, KEYS).mean() if name in ("masked", "soft cap", "nn") else 1.0
+    assert kernel.cost.matmul_flops == pytest.approx(visible * 4 * pairs * DIM)
+    scores_bytes = 4 * pairs
+    assert found.memory.peak_bytes < sum(t.nbytes for t in (*program.in_types, *program.out_types)) + scores_bytes
+    assert all(v.type.size < pairs for task, _ in found.leaves() for v in task.writes)
+
+
+@ALL_FORMS
+def test_backward_computes_weights_again_and_keeps_none(name: str) -> None:
+    program = traced(gradient(FORMS[name]), Q, K, K)
+    found, kernels = mw.simulate(program, "h100"), tasks(program)
+    pairs = BATCH * HEADS * QUERIES * KEYS
+    assert kernels["attention gradient"].cost.matmul_flops == 2.5 * kernels["attention"].cost.matmul_flops
+    assert all(v.type.size < pairs for task, _ in found.leaves() for v in task.writes)
+
+
+@pytest.mark.parametrize("chip", ["tpu v5e", "h100"])
+@pytest.mark.parametrize("kv", [16, 2])
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_forward_takes_what_the_closed_form_says(chip: str, kv: int, is_causal: bool) -> None:
+    attend = partial(nn.dot_product_attention, is_causal=is_causal)
+    for queries, keys in ((1, 4096), (64, 8192), (2048, 2048), (4096, 4096)):
+        shape = struct(2, queries, 16, 128, dtype="bfloat16")
+        both = struct(2, keys, kv, 128, dtype="bfloat16")
+        if is_causal and queries != keys:
+            continue
+        found = mw.simulate(mw.make_program(attend)(shape, both, both), chip)
+        form = roofline.attention(queries, keys, chip, heads=16, kv_heads=kv, batch=2, causal=is_causal)
+        assert found.seconds == pytest.approx(form.seconds, rel=1e-3)
+        assert found.memory.peak_bytes == form.bytes
+
+
+def test_backward_reads_and_writes_what_flash_attention_does() -> None:
+    queries, heads, kv, dim = 4096, 16, 4, 128
+    shape, both = struct(1, queries, heads, dim, dtype="bfloat16"), struct(1, queries, kv, dim, dtype="bfloat16")
+
+    def given(q: Any, k: Any, v: Any, do: Any) -> Any:
+        return mw.vjp(nn.dot_product_attention, q, k, v)[1](do)
+
+    def with_result(q: Any, k: Any, v: Any, do: Any) -> Any:
+        out, back = mw.vjp(nn.dot_product_attention, q, k, v)
+        return out, back(do * out)
+
+    kernels = tasks(traced(with_result, shape, both, both, shape))
+    like_q, like_k = 2 * queries * heads * dim, 2 * queries * kv * dim
+    statistics = 2 * 4 * queries * heads  # the largest score of each query, and the sum of its exponentials
+    assert kernels["attention"].cost.nbytes == 2 * like_q + 2 * like_k + statistics
+    cost = kernels["attention gradient"].cost
+    assert cost.nbytes == 4 * like_q + 4 * like_k + statistics  # q, do, o, dq; k, v, dk, dv
+    assert cost.matmul_flops == 5 * 2 * queries**2 * heads * dim
+    assert list(tasks(traced(given, shape, both, both, shape))) == ["attention gradient"]  # nobody wants the result
+
+
+def test_caches_of_one_byte_are_read_as_they_are_stored() -> None:
+    def decode(q: Any, k: Any, v: Any) -> Any:
+        p = nn.softmax(mnp.einsum("bhd,bkhd->bhk", q, k.astype(q.dtype)).astype("float32")).astype(q.dtype)
+        return mnp.einsum("bhk,bkhd->bhd", p, v.astype(q.dtype))
+
+    for dtype, size in (("bfloat16", 2.0), ("int8", 1.0), ("int4", 0.5)):
+        cache = struct(8, 4096, 16, 128, dtype=dtype)
+        program = mw.make_program(decode)(struct(8, 16, 128, dtype="bfloat16"), cache, cache)
+        nbytes = 2 * size * 8 * 4096 * 16 * 128 + 2 * 2 * 8 * 16 * 128
+        found = mw.simulate(program, "h100")
+        assert found.seconds == pytest.approx(nbytes / mw.hardware.get("h100").hbm_bytes_per_s)
+        assert found.memory.peak_bytes == nbytes
+
+
+# Metamorphic
+
+
+@pytest.mark.parametrize("mode", ["exact", "calibrated"])
+def test_fused_attention_is_never_slower_and_never_holds_more(mode: str) -> None:
+    rng = np.random.default_rng(1)
+    forms = list(FORMS.values())
+    for _ in range(12):
+        queries, keys = (int(2 ** rng.integers(5, 12)) for _ in range(2))
+        heads, dim = int(2 ** rng.integers(1, 4)), int(2 ** rng.integers(4, 8))
+        dtype, form = rng.choice(["bfloat16", "float32"]), forms[rng.integers(len(forms))]
+        shapes = [struct(2, n, heads, dim, dtype=str(dtype)) for n in (queries, keys, keys)]
+        for function, chip in product((form, gradient(form)), ("tpu v5e", "h200")):
+            program = mw.make_program(function)(*shapes)
+            on, off = (mw.simulate(program, chip, mode=mode, flash=flash) for flash in (True, False))
+            assert on.seconds <= off.seconds * (1 + 1e-9), (queries, keys, heads, dim, dtype, form, chip)
+            assert on.memory.peak_bytes <= off.memory.peak_bytes
+            for flash in (True, False):
+                assert mw.simulate.memory(program, flash=flash).peak_bytes <= off.memory.peak_bytes
+
+
+@pytest.mark.parametrize("name", ["mlp", "convnet", "moe"])
+def test_a_program_without_attention_stays_as_it_is(name: str) -> None:
+    program = inline_calls(example(name, scan=False)[0])
+    assert fuse_attention(program) == (program, [])
+    on, off = (mw.simulate(program, "h100", flash=flash) for flash in (True, False))
+    assert (on.seconds, on.memory) == (off.seconds, off.memory)
+
+
+def test_without_flash_every_product_is_a_kernel() -> None:
+    program = traced(gradient(masked), Q, K, K)
+    off = mw.simulate(program, "h100", flash=False)
+    names = [task.op for task, _ in off.leaves()]
+    assert names.count("dot_general") == 6 and "attention" not in names
+    assert off.memory == mw.simulate.memory(program, flash=False)
+    assert [len(k.eqns) for k in off.block.kernels.kernels] == [len(k.eqns) for k in fuse(program).kernels]
+
+
+# What is none
+
+
+def no_softmax(q: Any, k: Any, v: Any) -> Any:
+    return mixed(mnp.tanh(scores(q, k)), v)
+
+
+def scores_too(q: Any, k: Any, v: Any) -> Any:
+    p = nn.softmax(scores(q, k))
+    return mixed(p, v), p
+
+
+def raw_scores_too(q: Any, k: Any, v: Any) -> Any:
+    s = scores(q, k)
+    return mixed(nn.softmax(s), v), s
+
+
+def talking_heads(q: Any, k: Any, v: Any) -> Any:
+    p = nn.softmax(mnp.einsum("bhqk,hg->bgqk", scores(q, k), mnp.ones((HEADS, HEADS))))
+    return mixed(p, v)
+
+
+def over_queries(q: Any, k: Any, v: Any) -> Any:
+    return mixed(nn.softmax(scores(q, k), axis=2), v)
+
+
+def sorted_weights(q: Any, k: Any, v: Any) -> Any:
+    return mixed(mnp.sort(nn.softmax(scores(q, k)), axis=-1), v)
+
+
+def shifted(q: Any, k: Any, v: Any) -> Any:
+    return mixed(nn.softmax(scores(q, k))[..., ::-1], v)
+
+
+NONE = {
+    "no softmax": no_softmax, "weights returned": scores_too, "scores returned": raw_scores_too,
+    "talking heads": talking_heads, "softmax over queries": over_queries, "sorted": sorted_weights,
+    "reversed": shifted,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NONE)
+def test_what_needs_its_scores_is_not_fused(name: str) -> None:
+    program = traced(NONE[name], Q, K, K)
+    assert fuse_attention(program) == (program, [])
+
+
+def test_a_loss_over_words_is_no_attention() -> None:
+    def loss(x: Any, table: Any, words: Any) -> Any:
+        logits = x @ table.T
+        return -(nn.log_softmax(logits) * words).sum()
+
+    for width in (64, 1024):
+        args = struct(128, width), struct(512, width), struct(128, 512)
+        assert fuse_attention(traced(mw.grad(loss, (0, 1)), *args))[1] == []
+
+
+def test_heads_that_do_not_fit_on_the_chip_are_not_fused() -> None:
+    for dim, count in ((512, 1), (1024, 0)):
+        args = [struct(1, 2048, 1, dim)] * 3
+        assert len(fuse_attention(traced(nn.dot_product_attention, *args))[1]) == count
+
+
+def test_dropout_keeps_its_mask() -> None:
+    def dropped(q: Any, k: Any, v: Any, key: Any) -> Any:
+        p = nn.softmax(scores(q, k))
+        keep = mw.random.bernoulli(key, 0.9, p.shape)
+        return mixed(mnp.where(keep, p / 0.9, 0.0), v)
+
+    key = mw.ShapeDtypeStruct((2,), "uint32")
+    program = traced(lambda q, k, v, key: gradient(partial(dropped, key=key))(q, k, v), Q, K, K, key)
+    found = mw.simulate(program, "h100")
+    pairs = BATCH * HEADS * QUERIES * KEYS
+    kernels = {task.op: task for task, _ in found.leaves()}
+    for op in ("attention", "attention gradient"):
+        assert [v.type.short() for v in kernels[op].reads if v.type.size == pairs] == [
+            f"bool[{BATCH},{HEADS},{QUERIES},{KEYS}]"
+        ]
+
+
+# Masks
+
+
+@pytest.mark.parametrize("queries, keys", [(64, 64), (48, 200), (1024, 1024), (512, 2048)])
+def test_the_share_of_pairs_that_a_mask_leaves(queries: int, keys: int) -> None:
+    i, j = np.arange(queries)[:, None], np.arange(keys)[None, :]
+    masks: dict[str, Any] = {
+        "causal": lambda i, j: i >= j,
+        "strictly": lambda i, j: j < i + 1,
+        "from the end": lambda i, j: i + (keys - queries) >= j,
+        "window": lambda i, j: (i >= j) & (i - j < keys // 4),
+        "all": lambda i, j: i >= -j,
+    }
+    for name, mask in masks.items():
+
+        def attend(q: Any, k: Any, v: Any, mask: Any = mask) -> Any:
+            seen = mask(mnp.arange(queries)[:, None], mnp.arange(keys)[None, :])
+            return mixed(nn.softmax(mnp.where(seen, scores(q, k), -mnp.inf)), v)
+
+        def added(q: Any, k: Any, v: Any, mask: Any = mask) -> Any:
+            seen = mask(mnp.arange(queries)[:, None], mnp.arange(keys)[None, :])
+            return mixed(nn.softmax(scores(q, k) + mnp.where(seen, 0.0, -1e9)), v)
+
+        def constant(q: Any, k: Any, v: Any, mask: Any = mask) -> Any:
+            return mixed(nn.softmax(mnp.where(mnp.array(mask(i, j)), scores(q, k), -1e9)), v)
+
+        for function in (attend, added, constant):
+            args = struct(1, queries, 2, DIM), struct(1, keys, 2, DIM), struct(1, keys, 2, DIM)
+            (found,) = fuse_attention(traced(function, *args))[1]
+            assert found.visible == pytest.approx(np.mean(mask(i, j)), abs=0.01), name
+
+
+def test_a_mask_that_is_not_known_hides_nothing() -> None:
+    def from_a_position(q: Any, k: Any, v: Any, start: Any) -> Any:
+        seen = start + mnp.arange(q.shape[1])[:, None] >= mnp.arange(k.shape[1])[None, :]
+        return mixed(nn.softmax(mnp.where(seen, scores(q, k), -1e9)), v)
+
+    def given(q: Any, k: Any, v: Any, mask: Any) -> Any:
+        return mixed(nn.softmax(mnp.where(mask, scores(q, k), -1e9)), v)
+
+    for function, argument in ((from_a_position, struct(dtype="int32")), (given, struct(QUERIES, KEYS, dtype="bool"))):
+        (found,) = fuse_attention(traced(function, Q, K, K, argument))[1]
+        assert found.visible == 1.0
+
+
+# In loops
+
+
+def test_layers_in_a_loop_have_fused_attention_each() -> None:
+    def layers(x: Any, ws: Any) -> Any:
+        def layer(x: Any, w: Any) -> Any:
+            q, k, v = (mnp.einsum("bld,dhk->blhk", x, w[n]) for n in range(3))
+            return x + nn.dot_product_attention(q, k, v).reshape(x.shape), None
+
+        return lax.scan(layer, x, ws)[0]
+
+    x, ws = struct(2, 256, 64), struct(6, 3, 64, 4, 16)
+    program = mw.make_program(layers)(x, ws)
+    found = mw.simulate(program, "h100")
+    assert {task.op: times for task, times in found.leaves()}["attention"] == 6
+    assert found.memory.temporary_bytes < 2 * 4 * 256 * 256 * 4
