@@ -397,3 +397,9 @@ def test_layers_in_a_loop_have_fused_attention_each() -> None:
     found = mw.simulate(program, "h100")
     assert {task.op: times for task, times in found.leaves()}["attention"] == 6
     assert found.memory.temporary_bytes < 2 * 4 * 256 * 256 * 4
+
+
+def test_scores_that_are_computed_again_are_not_the_models_flops() -> None:
+    shape = struct(1, 4096, 16, 128, dtype="bfloat16")
+    found = mw.simulate(mw.make_program(gradient(nn.dot_product_attention))(shape, shape, shape), "h100")
+    assert found.hfu / found.mfu == pytest.approx(7 / 6)

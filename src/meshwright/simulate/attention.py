@@ -65,6 +65,7 @@ class Facts:
             for atom in dict.fromkeys(a for a in eqn.inputs if a.__class__ is Var):
                 self.readers.setdefault(atom, []).append(n)
         self.returned = {atom for atom in program.outputs if atom.__class__ is Var}
+        self.masks = MaskReader({v: eqn for eqn in program.eqns for v in eqn.outputs}, dict(program.constants))
         self._rules: dict[int, Factors | None] = {}
 
     def rule(self, n: int) -> Factors | None:
@@ -73,7 +74,7 @@ class Facts:
             eqn = self.eqns[n]
             plain = not isinstance(eqn.op.factors, No) and not eqn.effects and len(eqn.outputs) == 1
             types = [a.type for a in eqn.inputs], [v.type for v in eqn.outputs]
-            self._rules[n] = eqn.op.factors(*types, eqn.params) if plain else None
+            self._rules[n] = eqn.op.factors(*types, eqn.params) if plain else None  # type: ignore[operator]
         return self._rules[n]
 
     def contracts(self, n: int) -> bool:
@@ -214,7 +215,7 @@ class _Growing:
     def reduced(self, n: int, rule: Factors) -> bool:
         """A reduction of a wide value: over keys, or over all but keys and queries, as the gradient of a bias."""
         found = self.factor_labels(n, rule)
-        over = frozenset().union(*(found.get(name, frozenset()) for name in rule.reduced)) if rule.reduced else None
+        over = {label for name in rule.reduced for label in found.get(name, ())}
         keys = {name for name, label in found.items() if KEY in label}
         if over == {KEY} and keys <= rule.reduced:
             self.over_keys.add(n)
@@ -223,7 +224,7 @@ class _Growing:
             result = self.facts.eqns[n].outputs[0]
             self.label(result, tuple(none.union(*(found.get(name, none) for name in dim)) for dim in rule.results[0]))
             return True
-        if over is not None and KEY not in over:
+        if rule.reduced and KEY not in over:
             self.summing.add(n)
             return True
         return False
@@ -377,7 +378,7 @@ def fuse_attention(program: Program) -> tuple[Program, list[Attention]]:
 
 def _in_order(eqns: Sequence[Eqn]) -> list[Eqn]:
     """The equations in an order in which they can run, near to the one given."""
-    made = {v: n for n, eqn in enumerate(eqns) for v in eqn.outputs}
+    made: dict[Atom, int] = {v: n for n, eqn in enumerate(eqns) for v in eqn.outputs}
     done: set[int] = set()
     found: list[Eqn] = []
     for start in range(len(eqns)):
@@ -394,7 +395,7 @@ def _in_order(eqns: Sequence[Eqn]) -> list[Eqn]:
     return found
 
 
-def recomputed(growing: _Growing, wanted: Iterable[Var], among: set[int]) -> list[int]:
+def recomputed(growing: _Growing, wanted: Iterable[Atom], among: set[int]) -> list[int]:
     """The equations among some that compute wide values out of queries, keys and what there is one of per query."""
     facts, found, waiting = growing.facts, set(), list(wanted)
     while waiting:
@@ -423,10 +424,9 @@ def copies(eqns: Iterable[Eqn]) -> tuple[list[Eqn], dict[Atom, Atom]]:
     fresh: dict[Atom, Atom] = {}
     found = []
     for eqn in eqns:
-        inputs = [fresh.get(a, a) for a in eqn.inputs]
-        fresh.update((v, Var(v.type)) for v in eqn.outputs)
-        source = eqn.source.second() if eqn.source else None
-        found.append(Eqn(eqn.op, inputs, eqn.params, [fresh[v] for v in eqn.outputs], source))
+        inputs, outputs = [fresh.get(a, a) for a in eqn.inputs], [Var(v.type) for v in eqn.outputs]
+        fresh.update(zip(eqn.outputs, outputs, strict=True))
+        found.append(Eqn(eqn.op, inputs, eqn.params, outputs, eqn.source.second() if eqn.source else None))
     return found, fresh
 
 
@@ -452,13 +452,11 @@ def _visible(growing: _Growing, inside: set[int]) -> float:
     """The share of scores that a mask leaves which is known beforehand."""
     facts = growing.facts
     scores = frozenset(facts.eqns[n].outputs[0] for n in growing.scoring)
-    constants = dict(facts.program.constants)
-    reader = MaskReader({v: facts.eqns[n] for v, n in facts.made.items()}, constants)
     share = 1.0
     for n in sorted(inside):
         eqn = facts.eqns[n]
         if is_exponential(eqn, facts.kinds[n]) and growing.wide(eqn.inputs[0]):
             labels = growing.labels[eqn.inputs[0]]
             queries, keys = ([kind in label for label in labels] for kind in (QUERY, KEY))
-            share = min(share, reader.visible(eqn.inputs[0], queries, keys, scores))
+            share = min(share, facts.masks.visible(eqn.inputs[0], queries, keys, scores))
     return share

@@ -39,7 +39,8 @@ COMPUTE = "compute"
 class TaskCost(NamedTuple):
     """The cost of a fusion or collective: the parts of the machine it keeps busy, and for how long.
 
-    ``matmul_flops`` are the FLOPs of matmuls alone; ``axes`` are those that a collective works along; ``moved``
+    ``matmul_flops`` are the FLOPs of matmuls alone, of a fused attention ``again_flops`` those that are computed a
+    second time; ``axes`` are those that a collective works along; ``moved``
     is what a device receives in it. ``bound`` says what decides: "compute", "memory", "bandwidth" or "latency".
     """
 
@@ -52,6 +53,7 @@ class TaskCost(NamedTuple):
     axes: tuple[str, ...] = ()
     moved: float = 0.0
     dtype: str = ""
+    again_flops: float | None = None
 
 
 def whole_axes(axes: Mapping[str, int]) -> dict[str, int]:
@@ -144,17 +146,19 @@ class Machine:
 
     def _attention(self, kernel: Kernel, attention: Attention) -> TaskCost:
         """Fused attention: the FLOPs of its products, as far as masks leave them, and bytes of what is not wide."""
-        products, others, powers, dtype = 0.0, 0.0, 0.0, ""
+        products, others, powers, again, dtype = 0.0, 0.0, 0.0, 0.0, ""
         for eqn in kernel.eqns:
             cost = eqn.op.cost([a.type for a in eqn.inputs], [v.type for v in eqn.outputs], eqn.params)
             kind = fusion_of(eqn)
             if kind is Fusion.CONTRACTION:
                 products += attention.visible * cost.flops
+                again += attention.visible * cost.flops if eqn.source is not None and eqn.source.again else 0.0
                 dtype = dtype or self._dtype(eqn)
             else:
                 others += attention.visible * cost.flops
                 powers += attention.visible * eqn.outputs[0].type.size if is_exponential(eqn, kind) else 0.0
-        found = self._work(products, float(kernel.nbytes), dtype, products)._replace(flops=products + others)
+        found = self._work(products, float(kernel.nbytes), dtype, products)
+        found = found._replace(flops=products + others, again_flops=again)
         if self.measured is None or dtype not in self.measured.flops_per_s:
             return found
         work = {"kind": "attention", "flops": products, "exponentials": powers, "bytes": kernel.nbytes, "dtype": dtype}

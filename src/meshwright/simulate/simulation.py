@@ -109,8 +109,9 @@ class Simulation:
             return 0.0
         work: dict[str, float] = {}
         for task, times in self.leaves():
-            if task.cost.matmul_flops and (recomputed or not task.recomputed):
-                work[task.cost.dtype] = work.get(task.cost.dtype, 0.0) + times * task.cost.matmul_flops
+            flops = task.cost.matmul_flops if recomputed else task.model_flops
+            if flops:
+                work[task.cost.dtype] = work.get(task.cost.dtype, 0.0) + times * flops
         peak = sum(flops / self.topology.chip.flops_per_s(dtype) for dtype, flops in work.items())
         return peak / self.seconds
 

@@ -46,6 +46,13 @@ class Task:
         """Whether it computes again what a checkpoint did not keep."""
         return self.source is not None and self.source.again
 
+    @property
+    def model_flops(self) -> float:
+        """The FLOPs of matmuls that are not computed a second time."""
+        if self.cost.again_flops is not None:
+            return self.cost.matmul_flops - self.cost.again_flops
+        return 0.0 if self.recomputed else self.cost.matmul_flops
+
 
 @dataclass
 class TaskBlock:

@@ -105,24 +105,24 @@ def _with_attentions(
 ) -> list[Unit]:
     """A unit of each attention, and one of each equation around them, in an order in which they can run."""
     owner = {id(eqn): n for n, one in enumerate(attentions) for eqn in one.eqns if id(eqn) in place}
-    read: list[set[Var]] = [set() for _ in attentions]  # outside of each attention
+    read: list[set[Atom]] = [set() for _ in attentions]  # outside of each attention
     returned = {stored(atom, views) for atom in program.outputs}
     for eqn in eqns:
         roots = [stored(atom, views) for atom in eqn.inputs]
         for n, outside in enumerate(read):
             if owner.get(id(eqn)) != n:
-                outside.update(roots)  # type: ignore[arg-type]
+                outside.update(roots)
     found = [(place[id(eqn)], single(eqn)) for eqn in eqns if id(eqn) not in owner]
     for one, outside in zip(attentions, read, strict=True):
         own = [eqn for eqn in one.eqns if id(eqn) in place]
-        unit, shared = _of_attention(one, own, outside | returned, views)  # type: ignore[arg-type]
+        unit, shared = _of_attention(one, own, {*outside, *returned}, views)
         found.append((place[id(own[-1])], unit))
         found += [(place[id(eqn)], single(eqn)) for eqn in shared]
     return _sorted(found, views)
 
 
 def _of_attention(
-    attention: Attention, own: Sequence[Eqn], outside: set[Var], views: Mapping[Var, Atom]
+    attention: Attention, own: Sequence[Eqn], outside: set[Atom], views: Mapping[Var, Atom]
 ) -> tuple[Unit, list[Eqn]]:
     """The unit of an attention, and what is cheaply computed in it and once more for others."""
     made = {v for eqn in own for v in eqn.outputs}
@@ -131,7 +131,7 @@ def _of_attention(
         wanted = [v for v in eqn.outputs if v in outside]
         if wanted and fusion_of(eqn) is Fusion.CHEAP:
             shared.append(eqn)
-            outside.update(stored(atom, views) for atom in eqn.inputs)  # type: ignore[misc]
+            outside.update(stored(atom, views) for atom in eqn.inputs)
         else:
             outputs += wanted
     roots = [stored(atom, views) for eqn in own for atom in eqn.inputs]

@@ -42,10 +42,10 @@ def grid(size: int, ends: bool) -> Any:
 class MaskReader:
     """The values of a program at some points, with scores of zero."""
 
-    def __init__(self, made: Mapping[Var, Eqn], constants: Mapping[Var, Any]) -> None:
+    def __init__(self, made: Mapping[Atom, Eqn], constants: Mapping[Any, Any]) -> None:
         self.made, self.constants = made, constants
 
-    def visible(self, var: Var, queries: Sequence[bool], keys: Sequence[bool], scores: frozenset[Var]) -> float:
+    def visible(self, var: Atom, queries: Sequence[bool], keys: Sequence[bool], scores: frozenset[Var]) -> float:
         """The share of the elements of a value that are not masked, over its dims of queries and keys."""
         dims = zip(var.type.shape, queries, keys, strict=True)
         axes = [grid(size, key) if query or key else np.zeros(1, int) for size, query, key in dims]
