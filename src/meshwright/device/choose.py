@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 from heapq import heappop, heappush
 from typing import NamedTuple
 
-from meshwright.device.classes import Classes, Place, contracts, divides, leading, tensor_of
+from meshwright.device.classes import Classes, Place, divides, leading
 from meshwright.device.dims import Size
 from meshwright.device.function import DeviceEqn, DeviceValue, Function
 from meshwright.device.spread import COPY, Planner, SpreadSharding, Version
-from meshwright.device.symbolic import flops_of, nbytes_of
+from meshwright.device.tensor_ops import contracts, flops_of, nbytes_of, tensor_of
 from meshwright.errors import ShapeError
 
 

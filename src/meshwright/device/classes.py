@@ -6,16 +6,14 @@ dim and the same dim after a scatter, a send or a pmap's boundary.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from meshwright.core.factors import Dims, Factors
-from meshwright.core.linearity import Does, LinearGroup, Magnitude, magnitude_of_moved, stays_finite
+from meshwright.core.linearity import Does, Magnitude, magnitude_of_moved, stays_finite
 from meshwright.device.dims import Size
 from meshwright.device.function import DeviceEqn, DeviceValue, Function, Number, Operand
-from meshwright.device.ops import CONSTANT, is_structural
-from meshwright.device.tensor_ops import Arg, factors, groups, infer, is_contraction, params_of, plain, signature
-from meshwright.device.types import Tensor, elements
-from meshwright.errors import MeshwrightError
+from meshwright.device.ops import CONSTANT
+from meshwright.device.tensor_ops import is_tensor_eqn, linear_groups, plain, rule_of, signatures, tensor_of
 
 Place = tuple[DeviceValue, int]  # a dim of a value; of a tuple, that dim of its elements
 
@@ -135,46 +133,6 @@ class Classes:
         """Every place met so far, with what stands for its class."""
         for place in list(self._parent):
             yield place, self.root(place)
-
-
-def is_tensor_eqn(eqn: DeviceEqn) -> bool:
-    """Whether an equation computes on one device."""
-    return not is_structural(eqn.op)
-
-
-def tensor_of(x: Operand) -> Tensor:
-    """The type of an operand; of a tuple, that of its elements."""
-    if isinstance(x, Number):
-        return Tensor((), dtype=x.dtype)
-    assert x.type is not None, f"{x.name} has no type"
-    return elements(x.type)
-
-
-def signatures(operands: Sequence[Operand]) -> list[Arg]:
-    return [signature(tensor_of(x)) for x in operands]
-
-
-def rule_of(eqn: DeviceEqn) -> Factors | None:
-    """The factor rule of an equation, None for one that needs its operands whole."""
-    params = params_of(eqn)
-    try:  # inference says what is wrong before the factor rule stumbles over it
-        infer(eqn.op, signatures(eqn.inputs), params)
-    except MeshwrightError as error:
-        error.where = error.where or repr(eqn)
-        raise
-    return factors(eqn.op, signatures(eqn.inputs), signatures(eqn.outputs), params)
-
-
-def linear_groups(eqn: DeviceEqn) -> tuple[LinearGroup, ...]:
-    """The groups of operands of an equation that may be summands together."""
-    return groups(eqn.op, signatures(eqn.inputs), signatures(eqn.outputs), params_of(eqn))
-
-
-def contracts(eqn: DeviceEqn) -> bool:
-    """Whether an equation runs at the rate of matmuls."""
-    return is_tensor_eqn(eqn) and is_contraction(
-        eqn.op, signatures(eqn.inputs), signatures(eqn.outputs), params_of(eqn)
-    )
 
 
 def _is_zero(eqn: DeviceEqn) -> bool:

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from meshwright.device import ops
-from meshwright.device.attributes import attribute, bound, check_results, dim_of, nested, tupled
 from meshwright.device.device_map import DeviceMap, Path
-from meshwright.device.dims import Dim
+from meshwright.device.dims import Dim, bind
 from meshwright.device.function import DeviceEqn, DeviceValue, Function, Keys, Number
 from meshwright.device.tensor_ops import operands_of
-from meshwright.device.types import Device, Tensor, Tuple
+from meshwright.device.types import Device, Tensor, Tuple, Type
+from meshwright.device.typing import check_results
 from meshwright.errors import DeviceError, MeshwrightError, ShapeError
 
 
@@ -265,7 +265,7 @@ class DeviceMachine:
                 why=shown,
                 fix=f"send({eqn.values[-1].name}, to_device={min(devices)}) first",
             )
-        params = {name: bound(value, scope.sizes) for name, value in eqn.attributes.items() if name != "device"}
+        params = {name: _bound(value, scope.sizes) for name, value in eqn.attributes.items() if name != "device"}
         if "device" in eqn.attributes:
             home = self.device(eqn.attributes["device"], scope)
         return list(self.domain.compute(eqn, leaves, params, devices.pop() if devices else home))
@@ -289,7 +289,7 @@ class DeviceMachine:
             return [Group(tuple(args))]
         if op is ops.ITEM:
             group = _group(args[0], eqn)
-            index = attribute(eqn, "index")
+            index = _attribute(eqn, "index")
             if not isinstance(index, int) or not 0 <= index < len(group.items):
                 raise ShapeError(
                     f"A tuple of {len(group.items)} has no item {index}.", fix=f"index={len(group.items) - 1}"
@@ -297,19 +297,19 @@ class DeviceMachine:
             return [group.items[index]]
         if op is ops.SCATTER:
             devices, folded = self.targets(eqn, scope)
-            parts = domain.scatter(eqn, leaf(args[0], eqn), dim_of(eqn), devices, folded=folded)
+            parts = domain.scatter(eqn, leaf(args[0], eqn), _dim_of(eqn), devices, folded=folded)
             return _packed(eqn, self._fold(parts, False, devices, folded))
         if op is ops.BROADCAST:
             devices, folded = self.targets(eqn, scope)
             copies = domain.broadcast(eqn, leaf(args[0], eqn), devices, folded=folded)
             return _packed(eqn, self._fold(copies, True, devices, folded))
         if op is ops.SEND:
-            to = self.device(attribute(eqn, "to_device"), scope)
+            to = self.device(_attribute(eqn, "to_device"), scope)
             x = leaf(args[0], eqn, to)
             return [x if x.device == to else domain.send(eqn, x, to)]
         if op is ops.SPLIT:
-            parts_count = bound(attribute(eqn, "parts"), scope.sizes)
-            return _packed(eqn, Group(tuple(domain.split(eqn, leaf(args[0], eqn), dim_of(eqn), parts_count))))
+            parts_count = _bound(_attribute(eqn, "parts"), scope.sizes)
+            return _packed(eqn, Group(tuple(domain.split(eqn, leaf(args[0], eqn), _dim_of(eqn), parts_count))))
         return self._collective(eqn, args, scope)
 
     def _collective(self, eqn: DeviceEqn, args: Sequence[Any], scope: Scope) -> list[Item]:
@@ -325,7 +325,7 @@ class DeviceMachine:
                 fix=f"{op} of what scatter, broadcast or pmap gives",
             )
         inner = [item for item in group.items if isinstance(item, Group)]
-        if op is ops.ALLREDUCE and inner and (nested(eqn.outputs[0].type) or not all(item.same for item in inner)):
+        if op is ops.ALLREDUCE and inner and (_nested(eqn.outputs[0].type) or not all(item.same for item in inner)):
             return [self._element_by_element(eqn, group)]
         leaves = [leaf(item, eqn) for item in group.items]
         devices_used = [x.device for x in leaves]
@@ -337,12 +337,12 @@ class DeviceMachine:
                 fix="one tensor per device; add those that share one first",
             )
         if op is ops.GATHER:
-            return [domain.gather(eqn, leaves, dim_of(eqn), self.device(attribute(eqn, "to_device"), scope), members)]
+            return [domain.gather(eqn, leaves, _dim_of(eqn), self.device(_attribute(eqn, "to_device"), scope), members)]
         if op is ops.ALLREDUCE:
             totals = domain.allreduce(eqn, leaves, eqn.attributes.get("reduce", "sum"), members)
             return _packed(eqn, Group(tuple(totals), True, group.members))
         if op is ops.ALLGATHER:
-            return _packed(eqn, Group(tuple(domain.allgather(eqn, leaves, dim_of(eqn), members)), True, group.members))
+            return _packed(eqn, Group(tuple(domain.allgather(eqn, leaves, _dim_of(eqn), members)), True, group.members))
         if op is ops.OWN_PART:
             if not group.same:
                 raise ShapeError(
@@ -350,8 +350,8 @@ class DeviceMachine:
                     why=f"the elements of {eqn.values[0].name} differ",
                     fix=f"allgather({eqn.values[0].name}, dim=0) first",
                 )
-            return _packed(eqn, Group(tuple(domain.own_part(eqn, leaves, dim_of(eqn), members)), False, group.members))
-        parts = domain.reduce_scatter(eqn, leaves, dim_of(eqn), members)
+            return _packed(eqn, Group(tuple(domain.own_part(eqn, leaves, _dim_of(eqn), members)), False, group.members))
+        parts = domain.reduce_scatter(eqn, leaves, _dim_of(eqn), members)
         return _packed(eqn, Group(tuple(parts), False, group.members))
 
     def _element_by_element(self, eqn: DeviceEqn, group: Group) -> Group:
@@ -459,7 +459,7 @@ class DeviceMachine:
         outs = self._body(body, inputs, inner)
         # A replica answers on its own device: of copies, the one there counts. Where a tuple is written, it stays one.
         outs = [
-            self._near(x, eqn, first.device) if isinstance(x, Group) and x.same and not tupled(eqn, v) else x
+            self._near(x, eqn, first.device) if isinstance(x, Group) and x.same and not _tupled(eqn, v) else x
             for v, x in zip(eqn.outputs, outs, strict=True)
         ]
         return outs, self.touched.pop()
@@ -521,3 +521,40 @@ def leaf(item: Item, eqn: DeviceEqn, near: int | None = None) -> Leaf:
         )
     copies = [leaf(inner, eqn, near) for inner in item.items]
     return next((x for x in copies if x.device == near), copies[0])
+
+
+# Attributes
+
+
+def _attribute(eqn: DeviceEqn, name: str) -> Any:
+    """An attribute that an op cannot do without."""
+    if name not in eqn.attributes:
+        raise ShapeError(
+            f"{eqn.op} needs {name}.", why="it does not follow from the operands", fix=f"{eqn.op}(…, {name}=0)"
+        )
+    return eqn.attributes[name]
+
+
+def _bound(value: Any, sizes: Mapping[str, int]) -> Any:
+    """An attribute with numbers for its symbols."""
+    if isinstance(value, Dim):
+        return bind(value, sizes)
+    return type(value)(_bound(item, sizes) for item in value) if type(value) is tuple else value
+
+
+def _dim_of(eqn: DeviceEqn) -> int:
+    """The dim that an op cuts or joins."""
+    found = _attribute(eqn, "dim")
+    if not isinstance(found, int) or isinstance(found, bool):
+        raise ShapeError(f"The dim of {eqn.op} is a whole number.", why=f"it is {found!r}", fix="dim=0")
+    return found
+
+
+def _nested(type: Type | None) -> bool:
+    """Whether a type is a tuple of tuples."""
+    return isinstance(type, Tuple) and bool(type.items) and isinstance(type.items[0], Tuple)
+
+
+def _tupled(eqn: DeviceEqn, value: DeviceValue) -> bool:
+    """Whether the result of a replica is written as a tuple."""
+    return _nested(value.type) if eqn.op is ops.PMAP else isinstance(value.type, Tuple)

@@ -12,11 +12,10 @@ from itertools import pairwise
 from typing import Any
 
 from meshwright.core.facts import Memory
-from meshwright.device.classes import is_tensor_eqn
 from meshwright.device.function import DeviceEqn, DeviceValue, Number
 from meshwright.device.links import chip_of, load, route
 from meshwright.device.ops import DeviceOp
-from meshwright.device.tensor_ops import Arg, cost, signature
+from meshwright.device.tensor_ops import Arg, cost, is_tensor_eqn, signature
 from meshwright.device.types import Tensor
 from meshwright.errors import HardwareError
 from meshwright.hardware.chips import dtype_name

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from meshwright.device.classes import tensor_of
 from meshwright.device.function import DeviceEqn, DeviceValue, Function
-from meshwright.device.symbolic import flops_of, nbytes_of
+from meshwright.device.tensor_ops import flops_of, nbytes_of, tensor_of
 from meshwright.errors import ShapeError
 
 

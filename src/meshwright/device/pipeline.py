@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import product
 
-from meshwright.device.bodies import DeviceBody
-from meshwright.device.classes import Classes, Place, tensor_of
+from meshwright.device.classes import Classes, Place
 from meshwright.device.dims import divide
 from meshwright.device.from_program import takes_program
 from meshwright.device.function import DeviceEqn, DeviceValue, Function, Number
 from meshwright.device.schedule import PipelineTask, Schedule
 from meshwright.device.spread import COPY, SpreadSharding, SpreadStep, Version
 from meshwright.device.stages import Stages
+from meshwright.device.tensor_ops import tensor_of
 from meshwright.device.transforms import (
     Batch,
     Keys,
@@ -26,6 +26,7 @@ from meshwright.device.transforms import (
 )
 from meshwright.device.types import Device, Tensor, Tuple
 from meshwright.device.typing import in_steps
+from meshwright.device.writer import DeviceBody
 from meshwright.errors import DeviceError, ShapeError
 
 _ADD = {"sum": "add", "max": "maximum", "min": "minimum", "prod": "mul", "or": "or", "and": "and"}

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from numbers import Integral
 from typing import Any
 
+from meshwright.core.dtypes import is_inexact
 from meshwright.core.op import Op
-from meshwright.device.attributes import check_reduce
 from meshwright.device.device_map import DeviceMap
 from meshwright.device.dims import Dim, Size, bind, divide, is_whole, solve
 from meshwright.device.from_program import takes_program
@@ -93,7 +93,7 @@ class Flat:
 
     def allreduce(self, eqn: DeviceEqn, xs: Sequence[Leaf], how: str, members: Members) -> list[Leaf]:
         _equal(eqn, xs)
-        check_reduce(eqn, how, xs[0].data.type)
+        _check_reduce(eqn, how, xs[0].data.type)
         group = _group(xs, members)
         extra = {} if how == "sum" else {"reduce": how}
         return self.emit(eqn, ALLREDUCE, xs, [x.data.type for x in xs], group, group, **extra, **_named(group))
@@ -222,6 +222,30 @@ def _part(eqn: DeviceEqn, type: Tensor, dim: int, parts: int) -> Tensor:
             fix=f"a size that is a multiple of {parts}, or another number of {into}",
         )
     return type.resized(dim, size)
+
+
+# How allreduce combines tensors, and the kinds of dtypes it combines so.
+_REDUCTIONS = {"sum": "numbers", "mean": "floats", "max": "numbers", "min": "numbers", "prod": "numbers"}
+_REDUCTIONS |= {"or": "bools", "and": "bools"}
+
+
+def _check_reduce(eqn: DeviceEqn, how: Any, type: Tensor) -> None:
+    """Refuse an allreduce that there is not, or not of this dtype."""
+    if how not in _REDUCTIONS:
+        raise ShapeError(
+            f"There is no allreduce by {how!r}.",
+            why=f"it combines tensors by {', '.join(_REDUCTIONS)}",
+            fix=f'allreduce({eqn.values[0].name}, reduce="sum")',
+        )
+    kind = "bools" if type.dtype == bool else "floats" if is_inexact(type.dtype) else "integers"
+    wanted = _REDUCTIONS[how]
+    if wanted != kind and not (wanted == "numbers" and kind != "bools"):
+        dtype, name = ("bool" if wanted == "bools" else "f32"), eqn.values[0].name
+        raise ShapeError(
+            f"An allreduce by {how} takes {wanted}.",
+            why=f"{eqn.values[0].name} is {type}",
+            fix=f"pmap(lambda d: lambda (x): {{ y = convert(x, dtype={dtype}) return y }}, ({name},)) first",
+        )
 
 
 def _equal(eqn: DeviceEqn, xs: Sequence[Leaf]) -> None:

@@ -17,17 +17,11 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from meshwright.core.factors import Dims, Factors
-from meshwright.device.classes import (
-    Classes,
-    Place,
-    divides,
-    leading,
-    tensor_of,
-)
+from meshwright.device.classes import Classes, Place, divides, leading
 from meshwright.device.dims import Size, is_cut, sized
 from meshwright.device.function import DeviceEqn, DeviceValue, Function, Number, Operand
 from meshwright.device.ops import DeviceOp, IndependentOperands
-from meshwright.device.tensor_ops import is_elementwise, shares_of
+from meshwright.device.tensor_ops import is_elementwise, shares_of, tensor_of
 from meshwright.device.types import Device
 
 

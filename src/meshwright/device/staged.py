@@ -20,12 +20,11 @@ from meshwright.api.shard_map import shard_map
 from meshwright.arrays.device_put import device_put
 from meshwright.compile.jit import jit
 from meshwright.device.blocks import BlockDomain, JoinedValue, OneForAll, ScatteredValue, Steps, Varying, spec_of
-from meshwright.device.classes import tensor_of
 from meshwright.device.device_map import DeviceMap
 from meshwright.device.function import DeviceEqn, DeviceValue, Function, Number
 from meshwright.device.machine import DeviceMachine, Group, Item, Leaf, Members, Scope, first_leaf
 from meshwright.device.ops import RETURN, is_structural
-from meshwright.device.tensor_ops import is_elementwise
+from meshwright.device.tensor_ops import is_elementwise, tensor_of
 from meshwright.device.types import Tensor
 from meshwright.errors import DeviceError
 from meshwright.sharding.mesh import Mesh

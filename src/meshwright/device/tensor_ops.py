@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from functools import lru_cache
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -17,16 +18,15 @@ from meshwright.core.factors import Factors, pointwise
 from meshwright.core.facts import Fusion
 from meshwright.core.limits import refuse_impossible
 from meshwright.core.linearity import LinearGroup
-from meshwright.core.op import Cost, No, Op
-from meshwright.core.op import is_contraction as contracts
+from meshwright.core.op import Cost, No, Op, is_contraction
 from meshwright.core.program import Program
 from meshwright.core.signature import signature_of
 from meshwright.core.types import TensorType
 from meshwright.device import named_ops as _named  # noqa: F401  (defines them)
-from meshwright.device.dims import Sizes, readable, unwitness, witness
-from meshwright.device.function import DeviceEqn, Number, Operand
-from meshwright.device.ops import DeviceOp, IndependentOperands, Params
-from meshwright.device.types import Tensor
+from meshwright.device.dims import Dim, Size, Sizes, readable, unwitness, witness
+from meshwright.device.function import DeviceEqn, DeviceValue, Number, Operand
+from meshwright.device.ops import DeviceOp, IndependentOperands, Params, is_structural
+from meshwright.device.types import Tensor, elements
 from meshwright.engine import compile as _compile  # noqa: F401  (runs the regions of scan and cond)
 from meshwright.engine.namespace import NUMPY
 from meshwright.errors import MeshwrightError, ShapeError
@@ -106,9 +106,46 @@ def infer(op: Op, args: Sequence[Arg], params: Params) -> tuple[Arg, ...]:
         ) from error
 
 
-def factors(op: Op, args: Sequence[Arg], results: Sequence[Arg], params: Params) -> Factors | None:
-    """The factor rule of a call, None for an op that has none and needs its operands whole."""
-    return None if isinstance(op.factors, No) else op.factors(_plain(args), _plain(results), _witnessed(params))
+def is_tensor_eqn(eqn: DeviceEqn) -> bool:
+    """Whether an equation computes on one device."""
+    return not is_structural(eqn.op)
+
+
+def tensor_of(x: Operand) -> Tensor:
+    """The type of an operand; of a tuple, that of its elements."""
+    if isinstance(x, Number):
+        return Tensor((), dtype=x.dtype)
+    assert x.type is not None, f"{x.name} has no type"
+    return elements(x.type)
+
+
+def signatures(operands: Sequence[Operand]) -> list[Arg]:
+    return [signature(tensor_of(x)) for x in operands]
+
+
+def _asked(eqn: DeviceEqn) -> tuple[list[TensorType], list[TensorType], dict[str, Any]]:
+    """What the rules of an op are asked with."""
+    return _plain(signatures(eqn.inputs)), _plain(signatures(eqn.outputs)), _witnessed(params_of(eqn))
+
+
+def rule_of(eqn: DeviceEqn) -> Factors | None:
+    """The factor rule of an equation, None for one that needs its operands whole."""
+    try:  # inference says what is wrong before the factor rule stumbles over it
+        infer(eqn.op, signatures(eqn.inputs), params_of(eqn))
+    except MeshwrightError as error:
+        error.where = error.where or repr(eqn)
+        raise
+    return None if isinstance(eqn.op.factors, No) else eqn.op.factors(*_asked(eqn))
+
+
+def linear_groups(eqn: DeviceEqn) -> tuple[LinearGroup, ...]:
+    """The groups of operands of an equation that may be summands together; the results then are, too."""
+    return eqn.op.groups(*_asked(eqn))
+
+
+def contracts(eqn: DeviceEqn) -> bool:
+    """Whether an equation runs at the rate of matmuls."""
+    return is_tensor_eqn(eqn) and is_contraction(eqn.op, *_asked(eqn))
 
 
 def localize(op: Op, params: Params, args: Sequence[Arg], results: Sequence[Arg]) -> Params:
@@ -139,16 +176,6 @@ def operands_of(eqn: DeviceEqn) -> list[list[Operand]]:
     return [[eqn.inputs[n] for n in own[result].operands] for result in range(len(eqn.outputs))]
 
 
-def groups(op: Op, args: Sequence[Arg], results: Sequence[Arg], params: Params) -> tuple[LinearGroup, ...]:
-    """The groups of operands that may be summands together; the results then are, too."""
-    return op.groups(_plain(args), _plain(results), _witnessed(params))
-
-
-def is_contraction(op: Op, args: Sequence[Arg], results: Sequence[Arg], params: Params) -> bool:
-    """Whether an op runs at the rate of matrix products."""
-    return contracts(op, _plain(args), _plain(results), _witnessed(params))
-
-
 def evaluate(op: Op, arrays: Sequence[Any], params: Params) -> tuple[Any, ...]:
     """The results of an op on arrays."""
     try:
@@ -164,3 +191,25 @@ def evaluate(op: Op, arrays: Sequence[Any], params: Params) -> tuple[Any, ...]:
 def cost(op: Op, args: Sequence[Arg], results: Sequence[Arg], params: Params) -> Cost:
     """Work of one call; dims must be numbers."""
     return op.cost(_plain(args), _plain(results), params)
+
+
+SYMBOL_SIZE = 1024  # what a symbol counts as where work and bytes are compared
+
+
+def _counted(size: Size) -> int:
+    return int(size.coefficient * SYMBOL_SIZE) if isinstance(size, Dim) else size
+
+
+def nbytes_of(value: DeviceValue) -> float:
+    """Bytes of a value; symbols count as `SYMBOL_SIZE`."""
+    t = tensor_of(value)
+    return float(prod(_counted(n) for n in t.shape) * t.dtype.itemsize)
+
+
+def flops_of(eqn: DeviceEqn) -> float:
+    """Work of an equation; symbols count as `SYMBOL_SIZE`."""
+    args, results = (
+        [(tuple(_counted(n) for n in shape), dtype) for shape, dtype in signatures(xs)]
+        for xs in (eqn.inputs, eqn.outputs)
+    )
+    return cost(eqn.op, args, results, params_of(eqn)).flops

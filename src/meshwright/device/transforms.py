@@ -10,11 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 
 from meshwright.device.choose import choose_classes
-from meshwright.device.classes import Classes, Place, divides, is_tensor_eqn, tensor_of
+from meshwright.device.classes import Classes, Place, divides
 from meshwright.device.dims import Dim, Size
 from meshwright.device.from_program import takes_program
 from meshwright.device.function import DeviceEqn, DeviceValue, Function
 from meshwright.device.spread import Planner, SpreadLevel
+from meshwright.device.tensor_ops import is_tensor_eqn, tensor_of
 from meshwright.device.types import Device
 from meshwright.device.typing import in_steps
 from meshwright.device.writer import SpreadWriter

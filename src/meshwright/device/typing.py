@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from meshwright.device.attributes import check_results
-from meshwright.device.classes import is_tensor_eqn, tensor_of
 from meshwright.device.function import DeviceEqn, DeviceValue, Function, Number, Operand
 from meshwright.device.ops import BROADCAST, SCATTER, DeviceOp
-from meshwright.device.tensor_ops import infer, params_of, signature
+from meshwright.device.tensor_ops import infer, is_tensor_eqn, params_of, signature, tensor_of
 from meshwright.device.types import UNKNOWN, Tensor, Type
-from meshwright.errors import DeviceError
+from meshwright.errors import DeviceError, ShapeError
 
 
 def typed(fn: Function) -> Function:
@@ -92,3 +90,15 @@ class _Typing:
         region = {} if body is None else {"body": body}
         found: Any = eqn.op.type(*(v.type for v in values), **eqn.attributes, **region)  # type: ignore[arg-type]
         return list(found) if isinstance(found, tuple) else [found]
+
+
+def check_results(eqn: DeviceEqn, count: int) -> None:
+    """Refuse an equation that names more or fewer results than there are."""
+    if count != len(eqn.outputs):
+        names = [v.name for v in eqn.outputs]
+        fix = [*names, *(f"{names[-1]}_{n}" for n in range(2, count + 2))][:count]
+        raise ShapeError(
+            f"{eqn.op} gives {count} results, not {len(names)}.",
+            why=f"named are {', '.join(names)}",
+            fix=f"{', '.join(fix)} = {eqn.op}(…)",
+        )

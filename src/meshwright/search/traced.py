@@ -19,12 +19,12 @@ from meshwright.core import tree
 from meshwright.core.dtypes import DType
 from meshwright.core.program import Program
 from meshwright.device.choose import choose_classes
-from meshwright.device.classes import Classes, Place, contracts, divides, tensor_of
+from meshwright.device.classes import Classes, Place, divides
 from meshwright.device.from_program import from_program
 from meshwright.device.function import DeviceEqn, DeviceValue, Function, Number, Operand, print_attribute
 from meshwright.device.phases import cut_by_cost, forward_equations, loss_of, place_backward
 from meshwright.device.spread import COPY, Planner, SpreadPlan, SpreadSharding, Version
-from meshwright.device.tensor_ops import Arg, cost, localize
+from meshwright.device.tensor_ops import Arg, contracts, cost, localize, tensor_of
 from meshwright.device.transforms import named_classes
 from meshwright.device.typing import typed
 from meshwright.errors import MeshwrightError, ShapeError

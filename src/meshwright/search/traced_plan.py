@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from meshwright.device.classes import tensor_of
 from meshwright.device.function import DeviceValue
 from meshwright.device.schedule import peak_activations
 from meshwright.device.spread import COPY
+from meshwright.device.tensor_ops import tensor_of
 from meshwright.errors import MeshwrightError, ShapeError
 from meshwright.search.clocks import overlapped
 from meshwright.search.strategy import Costs, check_batch
