@@ -382,6 +382,18 @@ CASES = {
         "  why:  a search costs a model made of layers, or a training step that is traced\n"
         "  fix:  dist.GPT(layers=12, dim=768, heads=12), or dist.traced(step, params, batch)",
     ),
+    "one_device": (
+        lambda: mw.simulate(DATA, "h100"),
+        "A device program is simulated on all its devices.\n"
+        "  why:  mw.simulate looks at the program of one device\n"
+        '  fix:  dist.simulate(fn, device_map, mw.hardware.Topology("h100", 8))',
+    ),
+    "stablehlo": (
+        lambda: mw.interop.mlir.dump(SEQUENTIAL),
+        "A device program is not written as StableHLO.\n"
+        "  why:  StableHLO has no values on several devices, and no sizes that are symbols\n"
+        "  fix:  mlir.dump(dist.to_mesh(fn, device_map, B=8).program), the code of one device of a mesh",
+    ),
     "no_layers": (
         lambda: dist.GPT(layers=0, dim=8, heads=2),
         "layers of a model is 0.\n  why:  it is a whole number from 1\n  fix:  layers=8",

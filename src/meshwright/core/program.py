@@ -195,6 +195,11 @@ class Program:
     def __hash__(self) -> int:
         return hash(canonical_key(self))
 
+    @property
+    def names_devices(self) -> bool:
+        """Whether its types say on which device a value is, as those of device programs do."""
+        return False
+
     def key_rule(self, outer: KeyRule) -> KeyRule:
         """How its types and params enter its key, given the rule of the program around it."""
         return outer

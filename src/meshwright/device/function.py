@@ -140,8 +140,13 @@ class Function(Program):
         given = {"device_map": device_map, "variable": variable, "slips": slips, "map_input": map_input}
         self.__dict__.update(given, name=name)
 
-    def __str__(self) -> str:
-        return print_function(self)
+    def to_text(self, *, sources: bool = True, constants: bool = False) -> str:
+        """The function in the notation that `dist.parse` reads; names used twice get numbers."""
+        return "\n".join(_lines(self))
+
+    @property
+    def names_devices(self) -> bool:
+        return True
 
     def __call__(self, *inputs: Any, device_map: Any = None, **by_name: Any) -> Any:
         """Its outputs for arrays, in the order of its inputs or by their names.
@@ -203,11 +208,6 @@ class DeviceKeyRule(KeyRule):
 # Text
 
 
-def print_function(fn: Function) -> str:
-    """The function in the notation `parse` reads; names used twice get numbers."""
-    return "\n".join(_lines(fn, {}))
-
-
 _RESERVED = frozenset(
     {"return", "def", "lambda", "device_map", "Tensor", "Tuple", "DeviceMap", "complex", "program", "array"}
     | {"True", "False", "None", "inf", "nan"}
@@ -256,7 +256,7 @@ class _ValueNames:
         return name
 
 
-def _lines(fn: Function, bodies: dict[int, str]) -> list[str]:
+def _lines(fn: Function) -> list[str]:
     names = _ValueNames(*([fn.map_input[0]] if fn.map_input is not None else []))
     params = [_declare(v, names) for v in fn.inputs]
     if fn.map_input is not None:

@@ -135,6 +135,12 @@ def read_program(program: Any, mesh_axes: Mapping[str, int] | None = None) -> tu
             why="a simulation plays a program, which knows the shapes of its arguments",
             fix="mw.simulate(mw.make_program(f)(*args), topology)",
         )
+    if found.names_devices:
+        raise MeshwrightError(
+            "A device program is simulated on all its devices.",
+            why="mw.simulate looks at the program of one device",
+            fix='dist.simulate(fn, device_map, mw.hardware.Topology("h100", 8))',
+        )
     if mesh_axes is None and not isinstance(program, Program):
         mesh_axes = _mesh_of(program)
     local, axes = local_program(found, mesh_axes)

@@ -58,6 +58,12 @@ def dump(
       }
     }
     """
+    if program.names_devices:
+        raise MeshwrightError(
+            "A device program is not written as StableHLO.",
+            why="StableHLO has no values on several devices, and no sizes that are symbols",
+            fix="mlir.dump(dist.to_mesh(fn, device_map, B=8).program), the code of one device of a mesh",
+        )
     writer = BodyWriter(mesh, fixed or {}, by_position=name is not None)
     names = [f"%a{index}" for index in range(len(program.inputs))]
     writer.values.update(zip(program.inputs, names, strict=True))
