@@ -38,33 +38,6 @@ class Handle:
     def __repr__(self) -> str:
         return repr(self.value)
 
-    def __add__(self, other: Any) -> Handle:
-        return _binary("add", self, other)
-
-    def __radd__(self, other: Any) -> Handle:
-        return _binary("add", other, self)
-
-    def __sub__(self, other: Any) -> Handle:
-        return _binary("sub", self, other)
-
-    def __rsub__(self, other: Any) -> Handle:
-        return _binary("sub", other, self)
-
-    def __mul__(self, other: Any) -> Handle:
-        return _binary("mul", self, other)
-
-    def __rmul__(self, other: Any) -> Handle:
-        return _binary("mul", other, self)
-
-    def __truediv__(self, other: Any) -> Handle:
-        return _binary("div", self, other)
-
-    def __rtruediv__(self, other: Any) -> Handle:
-        return _binary("div", other, self)
-
-    def __pow__(self, other: Any) -> Handle:
-        return _binary("pow", self, other)
-
     def __neg__(self) -> Handle:
         return _only(emit("neg", (self,)))
 
@@ -78,6 +51,16 @@ class Handle:
 
     def __getitem__(self, index: int) -> Handle:
         return _only(emit("item", (self,), index=index))
+
+
+def _operator(op: str, *, swapped: bool = False) -> Callable[[Handle, Any], Handle]:
+    return lambda x, y: _binary(op, y, x) if swapped else _binary(op, x, y)
+
+
+for _name, _op in (("add", "add"), ("sub", "sub"), ("mul", "mul"), ("truediv", "div"), ("pow", "pow")):
+    setattr(Handle, f"__{_name}__", _operator(_op))
+    if _name != "pow":
+        setattr(Handle, f"__r{_name}__", _operator(_op, swapped=True))
 
 
 def _shape(x: Any) -> Sizes:

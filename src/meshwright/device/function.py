@@ -13,14 +13,13 @@ import numpy as np
 from meshwright.core.dtypes import BOOL, FLOAT32, INT32, DType, short_name
 from meshwright.core.op import Op
 from meshwright.core.program import Eqn, KeyRule, Literal, Program, Var, digest
-from meshwright.core.text.printing import print_program
+from meshwright.core.text.printing import LARGEST_INLINE, print_number, print_program, print_value
 from meshwright.core.types import TensorType
 from meshwright.device.device_map import DeviceMap
 from meshwright.device.dims import Dim
 from meshwright.device.ops import known_op
 from meshwright.device.types import Device, Tensor, Tuple, Type
 
-LARGEST_INLINE = 16
 # What runs a program that is called: it stands above this module, and registers itself.
 CALLS: list[Callable[..., Any]] = []
 
@@ -64,10 +63,8 @@ class Number(Literal):
         return hash(self.key())
 
     def __str__(self) -> str:
-        bare = {bool: BOOL, int: INT32, float: FLOAT32}.get(type(self.value))
-        value = self.value
-        plain = self.dtype == FLOAT32 and not isinstance(value, complex)
-        text = str(np.float32(value)) if plain else print_attribute(value)  # type: ignore[arg-type]
+        value, bare = self.value, {bool: BOOL, int: INT32, float: FLOAT32}.get(type(self.value))
+        text = print_attribute(value) if isinstance(value, complex) else print_number(value, self.dtype)
         return text if bare == self.dtype else f"{text}:{short_name(self.dtype)}"
 
     __repr__ = __str__
@@ -307,29 +304,25 @@ def _operand(x: Operand) -> str:
 
 def print_attribute(value: Any) -> str:
     """An attribute as text."""
-    if isinstance(value, list | tuple):
-        # Devices and keys are lists, as in scatter(x, dim=0, devices=[1, 2]); params of ops are tuples.
-        items = [print_attribute(item) for item in value]
-        if isinstance(value, Keys):
-            return f"[{', '.join(items)}]"
-        return f"({', '.join(items)}{',' if len(items) == 1 else ''})"
-    if isinstance(value, Device | Dim | DeviceMap):
+    return print_value(value, _own_text)
+
+
+def _own_text(value: Any) -> str | None:
+    """What device programs write in another way than programs do."""
+    if isinstance(value, Keys):  # scatter(x, dim=0, devices=[1, 2]); params of ops are tuples
+        return f"[{', '.join(map(print_attribute, value))}]"
+    if isinstance(value, Device | Dim | DeviceMap | _Name):
         return str(value)
-    if isinstance(value, np.generic):
-        value = value.item()
     if isinstance(value, complex):
         return f"complex({value.real!r}, {value.imag!r})"
-    if isinstance(value, np.dtype):
-        return short_name(value)
     if isinstance(value, Program):
         return f"program({print_program(value, sources=False, constants=True)!r})"
     if isinstance(value, np.ndarray):
-        if value.size > LARGEST_INLINE:
-            return _by_digest(value)
-        return f"array({value.tolist()!r}, {short_name(value.dtype)})"
-    if isinstance(value, _Name):
-        return str(value)
-    return repr(value)
+        small = value.size <= LARGEST_INLINE
+        return f"array({value.tolist()!r}, {short_name(value.dtype)})" if small else _by_digest(value)
+    if isinstance(value, np.generic | list):
+        return print_attribute(value.item() if isinstance(value, np.generic) else tuple(value))
+    return None if isinstance(value, tuple | np.dtype) else repr(value)
 
 
 class _Name(str):

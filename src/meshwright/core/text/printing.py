@@ -69,12 +69,12 @@ def letters(n: int) -> str:
 
 
 def _print_literal(literal: Literal) -> str:
-    text = _print_number(literal.value, literal.type.dtype)
+    text = print_number(literal.value, literal.type.dtype)
     bare = BARE.get(type(literal.value))
     return text if literal.type is bare else f"{text}:{literal.type.short().removesuffix('[]')}"
 
 
-def _print_number(value: Any, dtype: dtypes.DType) -> str:
+def print_number(value: Any, dtype: dtypes.DType) -> str:
     """The shortest text that reads back as ``value`` at ``dtype``: 0.1, not 0.10000000149011612, for an f32."""
     if dtype in (dtypes.FLOAT16, dtypes.FLOAT32):
         return str(dtype.type(value))
@@ -103,7 +103,7 @@ def _print_constant(value: Any, full: bool) -> str:
     if isinstance(value, Missing):
         return f"@{value.digest}"
     if value.size <= LARGEST_INLINE:
-        return "[" + ", ".join(_print_number(x, value.dtype) for x in value.ravel().tolist()) + "]"
+        return "[" + ", ".join(print_number(x, value.dtype) for x in value.ravel().tolist()) + "]"
     if full:
         return (
             f"@{digest(value)} '{binascii.b2a_base64(np.ascontiguousarray(value).tobytes(), newline=False).decode()}'"
@@ -122,10 +122,19 @@ def print_params(params: Params) -> str:
 
 
 def _print_value(value: Any, name: _VarNames, sources: Comments, full: bool) -> str:
-    if isinstance(value, Program):
-        return "\n".join(_lines(value, name, sources, full))
+    def region(value: Any) -> str | None:
+        return "\n".join(_lines(value, name, sources, full)) if isinstance(value, Program) else None
+
+    return print_value(value, region)
+
+
+def print_value(value: Any, own: Callable[[Any], str | None]) -> str:
+    """A param as text; ``own`` writes what is written in another way here, and says None of the rest."""
+    text = own(value)
+    if text is not None:
+        return text
     if isinstance(value, tuple):
-        items = [_print_value(item, name, sources, full) for item in value]
+        items = [print_value(item, own) for item in value]
         return f"({', '.join(items)}{',' if len(items) == 1 else ''})"
     if isinstance(value, np.dtype):
         return dtypes.short_name(value)
