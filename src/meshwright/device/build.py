@@ -25,8 +25,19 @@ from meshwright.errors import DeviceError, ShapeError
 _BUILDERS: list[_Builder] = []
 
 
+def _operators(op: str) -> tuple[Callable[[Handle, Any], Handle], Callable[[Handle, Any], Handle]]:
+    """An elementwise op as an operator, and as that of what stands on its left."""
+    return lambda x, y: _binary(op, x, y), lambda x, y: _binary(op, y, x)
+
+
 class Handle:
     """A value of the program being written."""
+
+    __add__, __radd__ = _operators("add")
+    __sub__, __rsub__ = _operators("sub")
+    __mul__, __rmul__ = _operators("mul")
+    __truediv__, __rtruediv__ = _operators("div")
+    __pow__ = _operators("pow")[0]
 
     def __init__(self, value: DeviceValue, builder: _Builder) -> None:
         self.value, self.builder = value, builder
@@ -51,16 +62,6 @@ class Handle:
 
     def __getitem__(self, index: int) -> Handle:
         return _only(emit("item", (self,), index=index))
-
-
-def _operator(op: str, *, swapped: bool = False) -> Callable[[Handle, Any], Handle]:
-    return lambda x, y: _binary(op, y, x) if swapped else _binary(op, x, y)
-
-
-for _name, _op in (("add", "add"), ("sub", "sub"), ("mul", "mul"), ("truediv", "div"), ("pow", "pow")):
-    setattr(Handle, f"__{_name}__", _operator(_op))
-    if _name != "pow":
-        setattr(Handle, f"__r{_name}__", _operator(_op, swapped=True))
 
 
 def _shape(x: Any) -> Sizes:
