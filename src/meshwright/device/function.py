@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -120,6 +120,7 @@ class Function(Program):
     variable: str | None = None
     slips: tuple[str, ...] = ()
     map_input: tuple[str, int] | None = None  # the name of a device map among the inputs, and its place
+    unfolded: ClassVar[tuple[Function, DeviceMap | None, dict[str, int]] | None] = None  # what a folded one is made of
 
     def __init__(
         self,

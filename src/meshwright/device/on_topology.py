@@ -29,7 +29,7 @@ _KINDS = {"allreduce": "all_reduce", "allgather": "all_gather", "reduce_scatter"
 
 
 class OnTopology:
-    """Costs on a topology. A group that is a mesh axis runs on it; another is a ring of its slowest link.
+    """Costs on a topology. A group that is a mesh axis runs beside the others of the axis, any other group alone.
 
     >>> from meshwright import hardware
     >>> machine = OnTopology(hardware.Topology("h100", 16))
@@ -204,9 +204,8 @@ class OnTopology:
         placed = self._placed(first, count, stride, group)
         if placed is not None:
             return collective_seconds(_KINDS[op], nbytes, placed, "group", self.mode)
-        # A ring through the members, as fast as its slowest link.
-        steps = 2 * (count - 1) if op == "allreduce" else count - 1
-        return steps * max(self.send(nbytes / count, a, b) for a, b in zip(group, [*group[1:], group[0]], strict=True))
+        chips = [device - 1 for device in group]
+        return collective_seconds(_KINDS[op], nbytes, self.topology, mode=self.mode, members=chips)
 
     def _placed(self, first: int, count: int, stride: int, group: Sequence[int]) -> Topology | None:
         """The machine with a mesh that has the group for an axis, None where it is no axis."""
@@ -239,10 +238,6 @@ class OnTopology:
                 raise self.outside(device)
         if not source or not target:
             return nbytes / chip.memory_bytes_per_s("pcie")
-        if topology.switched:
-            for level in reversed(topology.levels[1:]):
-                if (source - 1) // level.size != (target - 1) // level.size:
-                    return nbytes / (level.bytes_per_s / level.size) + level.hop_seconds
         (number, start), (other, stop) = chip_of(source, topology), chip_of(target, topology)
         if number != other:
             return nbytes / chip.dcn_bytes_per_s + chip.dcn_hop_seconds
@@ -254,8 +249,9 @@ class OnTopology:
         if not others:
             return 0.0
         share = nbytes / len(devices) if op == "scatter" else nbytes
-        far = max((others[0], others[-1]), key=lambda d: self.send(share, root, d))
-        single = self.send(share, root, far)
+        # Behind switches, one of the first and the last is as far as any; on a torus it may be another.
+        ends = (min(others), max(others)) if self.topology.switched or not root else others
+        single = max(self.send(share, root, d) for d in ends)
         return single if not root or op == "broadcast" else len(others) * single
 
     def outside(self, device: int) -> HardwareError:

@@ -20,6 +20,8 @@ from meshwright.device.types import Tensor
 from meshwright.errors import DeviceError
 from meshwright.simulate.clock import start_times
 
+MOST_UNFOLDED = 512  # devices that are simulated one by one where they do parts of what others do
+
 
 def _places(value: DeviceValue) -> Places:
     """The devices a value is on, and the bytes it takes there."""
@@ -177,6 +179,48 @@ def _seen_by(device: int, written: int, timed: _Timed, covers: Covers) -> _Timed
     return _Timed(timed.fn.with_(inputs=held, eqns=tuple(eqns), outputs=returned), facts, starts)
 
 
+def _at_the_same_times(timed: _Timed, covers: Covers, roles: Mapping[int, Sequence[frozenset[int]]]) -> bool:
+    """Whether devices that do a part of what another does, which stands for them, would do it at its times.
+
+    Each start must have a reason that such a device has, too: a value that it waits for, or its last op. Of very many
+    devices it is taken for granted.
+    """
+    uneven = [(min(part), written) for written, parts in roles.items() for part in parts[1:]]
+    if not uneven or sum(len(part) for parts in roles.values() for part in parts) > MOST_UNFOLDED:
+        return True
+    return all(_has_reasons(device, written, timed, covers) for device, written in uneven)
+
+
+def _has_reasons(device: int, written: int, timed: _Timed, covers: Covers) -> bool:
+    """Whether a device, as long as it does not start what it does, waits itself: for a value, its last op or a port."""
+    done: dict[DeviceValue, float] = {}
+    own: list[tuple[float, int]] = []
+    busy: dict[object, list[tuple[float, float]]] = {}  # when ports and links of others are, and the device's own
+    for n, (eqn, fact, start) in enumerate(zip(timed.fn.eqns, timed.facts, timed.starts, strict=True)):
+        done.update(dict.fromkeys(eqn.outputs, start + fact.seconds))
+        stack = covers.done(eqn).get(written)
+        takes_part = stack is not None and device in covers.devices(written, stack)
+        own += [(start, n)] if takes_part else []
+        for unit, seconds in fact.units.items():
+            if takes_part or unit != written:
+                busy.setdefault(unit, []).append((start, start + seconds))
+    computed = 0.0
+    for start, n in sorted(own):
+        eqn, fact = timed.fn.eqns[n], timed.facts[n]
+        has = device in covers.devices(written, covers.taken[eqn.outputs[0]])
+        ready = max((done.get(x, 0.0) for x in eqn.values if has or device_of(x) != written), default=0.0)
+        if not fact.talks:
+            ready = max(ready, computed)
+            computed = start + fact.costs[written]
+        elif start > ready:
+            for began, ended in sorted(span for unit in fact.units for span in busy[unit]):
+                ready = max(ready, ended) if began <= ready and began < start else ready
+        group = eqn.attributes.get("members") or eqn.attributes.get("devices") or ()
+        if start > ready and not (device in group and written in group):
+            return False
+    return True
+
+
 def run(
     fn: Function,
     assumptions: Assumptions,
@@ -184,12 +228,17 @@ def run(
     roles: Mapping[int, Sequence[frozenset[int]]] | None = None,
     *,
     events: bool = True,
-) -> DeviceSimulation:
-    """Simulate a resolved program; where devices stand for others, ``roles`` are those that do the same as them."""
+) -> DeviceSimulation | None:
+    """Simulate a resolved program; where devices stand for others, ``roles`` are those that do the same as them.
+
+    None where a device would do a part of what one does that stands for it, and do it at other times.
+    """
     known = _Facts(assumptions)
     facts = [known.of(eqn) for eqn in fn.eqns]
     starts = _starts(fn, facts, assumptions.overlap)
     timed = _Timed(fn, facts, starts)
+    if covers is not None and assumptions.overlap and not _at_the_same_times(timed, covers, roles or {}):
+        return None
     ends = [start + fact.seconds for fact, start in zip(facts, starts, strict=True)]
     found = _measured(timed, assumptions, known.places, events=events)
     if covers is None:

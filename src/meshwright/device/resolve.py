@@ -335,7 +335,11 @@ def resolve(fn: Function, device_map: Any = None, *, fold: bool = False, **sizes
     """
     check_sizes(fn, sizes)
     devices = as_device_map(device_map, fn)
-    return resolved(fn, devices, sizes, Folding(devices) if fold and not names_devices(fn) else None)[0]
+    if not fold or names_devices(fn):
+        return resolved(fn, devices, sizes, None)[0]
+    found = resolved(fn, devices, sizes, Folding(devices))[0]
+    found.__dict__["unfolded"] = (fn, devices, sizes)  # which devices do the same depends on the machine, too
+    return found
 
 
 def resolved(

@@ -12,7 +12,7 @@ from meshwright.device.queues import run
 from meshwright.device.resolve import as_device_map, check_sizes, names_devices, resolved
 from meshwright.device.simulation import Assumptions, DeviceSimulation
 from meshwright.device.steady import steady_state
-from meshwright.device.symmetry import Covers, Distances, Folding, Roles, by_distance, is_regular
+from meshwright.device.symmetry import Covers, Distances, Folding, Roles, by_distance, check_distances, is_regular
 from meshwright.device.types import Tensor
 from meshwright.errors import MeshwrightError
 from meshwright.hardware.topology import Topology
@@ -52,17 +52,24 @@ def simulate(
             fix='dist.simulate(fn, device_map, mw.hardware.Topology("h100", 8))',
         )
     check_sizes(fn, sizes)
+    if fn.unfolded is not None and device_map is None and not sizes:
+        fn, device_map, sizes = fn.unfolded
     if not sizes and _is_flat(fn):
-        found = run(steady_state(fn) if steady else fn, assumptions, events=events)
-        found.same_devices = by_distance(fn)
-        return found
+        if isinstance(assumptions, Distances):
+            check_distances(fn, assumptions)
+        flat_found = run(steady_state(fn) if steady else fn, assumptions, events=events)
+        assert flat_found is not None
+        flat_found.same_devices = by_distance(fn)
+        return flat_found
     devices = as_device_map(device_map, fn)
     folded = _folded(fn, devices, sizes, assumptions, steady) if fold else None
-    if folded is not None:
-        program, covers, roles = folded
-        return run(program, assumptions, covers, roles, events=events)
+    found = run(folded[0], assumptions, *folded[1:], events=events) if folded is not None else None
+    if found is not None:
+        return found
     flat = resolved(fn, devices, sizes, None)[0]
-    return run(steady_state(flat) if steady else flat, assumptions, events=events)
+    found = run(steady_state(flat) if steady else flat, assumptions, events=events)
+    assert found is not None
+    return found
 
 
 def _folded(

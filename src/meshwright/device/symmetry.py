@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 from meshwright.device.device_map import DeviceMap, Path
 from meshwright.device.function import DeviceEqn, DeviceValue, Function
 from meshwright.device.types import elements
+from meshwright.errors import DeviceError
 
 SameDevices = dict[int, tuple[int, ...]]
 Members = tuple[int, ...]
@@ -193,14 +194,19 @@ def device_of(value: DeviceValue) -> int:
     return base
 
 
-def by_distance(fn: Function) -> SameDevices:
-    """Whom devices of a folded program stand for, without a map: the groups they lead, and theirs, as far apart."""
-    groups = {
+def _folded_groups(fn: Function) -> set[Members]:
+    """The groups of a flat program of which one device stands for all."""
+    return {
         tuple(eqn.attributes[name])
         for eqn in fn.eqns
         for name, written in (("devices", eqn.outputs), ("members", eqn.values))
         if name in eqn.attributes and len(eqn.attributes[name]) > len(written)
     }
+
+
+def by_distance(fn: Function) -> SameDevices:
+    """Whom devices of a folded program stand for, without a map: the groups they lead, and theirs, as far apart."""
+    groups = _folded_groups(fn)
     found: SameDevices = {}
     for device in sorted({group[0] for group in groups}):
         reached = [device]
@@ -208,6 +214,24 @@ def by_distance(fn: Function) -> SameDevices:
             reached = [base + member - device for base in reached for member in group]
         found[device] = tuple(sorted(dict.fromkeys(reached)))
     return found
+
+
+def check_distances(fn: Function, machine: Distances) -> None:
+    """Refuse a folded program without a map if a group stands for others, as far apart, that are not like it."""
+    groups = _folded_groups(fn)
+    for group in sorted(groups):
+        moves = [0]
+        for other in sorted(g for g in groups if g[0] == group[0] and g != group):
+            moves = [move + member - group[0] for move in moves for member in other]
+        first = machine.signature(group, [group])
+        for move in moves:
+            moved = tuple(member + move for member in group)
+            if move and machine.signature(moved, [moved]) != first:
+                raise DeviceError(
+                    f"Devices {list(group)} stand for devices {list(moved)}, which are not as far from each other.",
+                    why="the program is resolved with fold=True, and it is not known for which map",
+                    fix="dist.simulate(fn, device_map, topology) of the program before it is resolved",
+                )
 
 
 def is_regular(device_map: DeviceMap | None) -> bool:
