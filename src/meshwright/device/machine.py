@@ -330,7 +330,7 @@ class DeviceMachine:
         leaves = [leaf(item, eqn) for item in group.items]
         devices_used = [x.device for x in leaves]
         members = group.members or tuple(devices_used)
-        if op != "gather" and len(set(devices_used)) < len(leaves):
+        if op is not ops.GATHER and len(set(devices_used)) < len(leaves):
             raise DeviceError(
                 f"{op} has two tensors on one device.",
                 why=f"they are on {', '.join(map(str, devices_used))}",

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from meshwright.device.function import DeviceEqn, DeviceValue, Function, Operand, print_attribute
-
-_MOVES = frozenset({"scatter", "broadcast", "send", "split", "item", "gather"})
+from meshwright.device.ops import GATHER, is_structural
 
 
 def steady_state(fn: Function) -> Function:
@@ -32,7 +31,7 @@ def steady_state(fn: Function) -> Function:
     for eqn in fn.eqns:
         eqn = DeviceEqn(eqn.op, tuple(_one(x, same) for x in eqn.inputs), eqn.outputs, eqn.attributes)
         eqns.append(eqn)
-        if eqn.op in _MOVES and eqn.op != "gather" and all(v in placed for v in eqn.values):
+        if _moves(eqn) and eqn.op is not GATHER and all(v in placed for v in eqn.values):
             first.add(eqn)
             key = (eqn.op, eqn.inputs, *(f"{k}={print_attribute(v)}" for k, v in eqn.attributes.items()))
             earlier = moved.setdefault(key, eqn)
@@ -65,7 +64,7 @@ def _last_moves(eqns: Sequence[DeviceEqn], outputs: Sequence[DeviceValue]) -> se
             key: object = eqn.outputs[0].origin or eqn
             if any(v in wanted for v in eqn.outputs):
                 used.add(key)
-            moves = eqn.op in _MOVES and not any(v in wanted for v in eqn.outputs)
+            moves = _moves(eqn) and not any(v in wanted for v in eqn.outputs)
             if moves and (any(v in leaving for v in eqn.outputs) or key in returning):
                 found.add(eqn)
                 keys.add(key)
@@ -80,3 +79,8 @@ def _last_moves(eqns: Sequence[DeviceEqn], outputs: Sequence[DeviceValue]) -> se
 
 def _one(x: Operand, same: dict[DeviceValue, DeviceValue]) -> Operand:
     return same.get(x, x) if isinstance(x, DeviceValue) else x
+
+
+def _moves(eqn: DeviceEqn) -> bool:
+    """Whether an equation says where values are, and devices compute nothing together."""
+    return is_structural(eqn.op) and eqn.op.collective is None
