@@ -120,6 +120,18 @@ def test_impossible_topologies():
         "Topology('h100', 8)",
     )
     expect(lambda: Topology("h100", 8, slices=0), "slices is 0.", "it must be a positive integer", "1")
+    for size in (0, -2, 1.5, None, "4"):
+        expect(
+            lambda size=size: Topology("h100", 8, mesh={"x": size, "y": 4}),
+            f"mesh axis 'x' is {size!r}.",
+            "it must be a positive integer",
+            "mesh={'x': 1, 'y': 4}",
+        )
+
+
+def test_a_chip_that_is_none_is_another_one_to_give():
+    expect(lambda: mw.jit(abs, hardware="tpu v9"), "No chip is called 'tpu v9'.", CHIPS, "hardware='tpu v5p'")
+    expect(lambda: mw.jit(abs, hardware="tpu v9 4x4"), "No chip is called 'tpu v9'.", CHIPS, "hardware='tpu v5p'")
     expect(
         lambda: Topology("tpu v5e", (4, 4), wrap=(True,)),
         "wrap has 1 entries for the 2 axes of tpu v5e 4x4.",

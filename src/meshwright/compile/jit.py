@@ -454,7 +454,7 @@ def jit(
     if hardware is not None:
         from meshwright.hardware.machines import check_machine
 
-        check_machine(hardware, "program")
+        check_machine(hardware, "program", "hardware")
     return Jitted(fun, numbers, names, donate, in_shardings, out_shardings, overlap, bool(thorough), hardware)
 
 

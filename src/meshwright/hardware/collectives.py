@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from copy import copy
 from dataclasses import replace
 from math import inf
 from typing import Any
@@ -119,7 +118,7 @@ def collective_cost(
     exact = mode != "asymptotic"
     calibrated = mode == "calibrated" and model != "nccl"
     if calibrated:
-        topology = _at_measured_rates(topology)
+        topology = topology.at_measured_rates
     if members is not None:
         cost = group_cost(name, bytes, topology, members, concurrent, exact)
     else:
@@ -154,25 +153,6 @@ def _check_group(
             fix="axes=…, or model='links' without options",
         )
     check_members(topology, (members, *concurrent))
-
-
-_RATES = {
-    "link": ("link_bytes_per_s", "nvlink_bytes_per_s"),
-    "net": ("node_bytes_per_s", "unit_bytes_per_s", "dcn_bytes_per_s"),
-}
-
-
-def _at_measured_rates(topology: Topology) -> Topology:
-    """The machine with the shares of their bandwidth that links and networks reach with large messages."""
-    chip = topology.chip
-    shares = {network: chip.known(f"{network}_efficiency", 1.0) for network in _RATES}
-    rates = {rate: share for network, share in shares.items() for rate in _RATES[network] if share != 1.0}
-    slower = {rate: chip.facts[rate].value * share for rate, share in rates.items() if rate in chip.facts}
-    if not slower:
-        return topology
-    found = copy(topology)
-    found.chip = chip.replace(**slower)
-    return found
 
 
 def _launched(cost: CollectiveCost, chip: Chip) -> CollectiveCost:

@@ -21,9 +21,9 @@ def machine_for(hardware: object, mesh: Mapping[str, int], what: str) -> Topolog
     >>> machine_for("tpu v5e 4x4", {"x": 2, "y": 4}, "program")
     Topology('tpu v5e', 4x4, mesh x=2 y=4)
     """
-    check_machine(hardware, what)
     if isinstance(hardware, str):
         hardware = named_machine(hardware)
+    check_machine(hardware, what, "hardware")
     if isinstance(hardware, Chip):
         return for_mesh(hardware, mesh)
     assert isinstance(hardware, Topology)
@@ -56,13 +56,17 @@ def named_machine(text: str) -> Chip | Topology:
     return Topology(get(match[1]), match[2]) if match else get(text)
 
 
-def check_machine(hardware: object, what: str) -> None:
-    """Raise if it is neither a machine nor the name of one.
+def check_machine(hardware: object, what: str, argument: str) -> None:
+    """Raise if it is neither a machine nor the name of one; the fix is what to give as ``argument``.
 
-    >>> check_machine("tpu v5e", "program")
+    >>> check_machine("tpu v5e", "program", "hardware")
     """
     if isinstance(hardware, str):
-        named_machine(hardware)  # an error that lists the chips
+        try:
+            named_machine(hardware)  # an error that lists the chips
+        except HardwareError as error:
+            error.fix = re.sub(r"hardware\.get\(('[^']*')\)", rf"{argument}=\1", error.fix)
+            raise
     elif not isinstance(hardware, Chip | Topology):
         raise HardwareError(
             f"{hardware!r} is not a machine.",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from math import prod
+from math import lcm, prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -63,7 +63,8 @@ def occupancy(topology: Topology, spans: tuple[Span, ...]) -> Occupancy:
 def _occupancy(spans: tuple[Span, ...], node: int, unit: int, chips: int) -> Occupancy:
     if all(_even(spans, block, chips) for block in (node, unit) if block):
         return _evenly(spans, node, unit, chips)
-    first = np.arange(chips)
+    period = lcm(node, unit or 1, *(span.stride * span.size for span in spans))
+    first = np.arange(period if chips % period == 0 else chips)
     for span in spans:
         first = first[first // span.stride % span.size == 0]
     reach = sum((span.size - 1) * span.stride for span in spans)

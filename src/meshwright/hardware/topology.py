@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
+from functools import cached_property
 from math import prod
 from typing import Any, NamedTuple
 
@@ -169,7 +171,7 @@ class Topology:
         ]
         return min(cuts, default=0) * self.chip.link_bytes_per_s
 
-    @property
+    @cached_property
     def levels(self) -> tuple[NetworkLevel, ...]:
         """The levels of a switched network that this machine has, from the GPU up."""
         chip = self.chip
@@ -181,6 +183,21 @@ class Topology:
         if unit and self.size > unit:
             out.append(NetworkLevel("unit", unit, chip.unit_bytes_per_s, chip.net_hop_seconds))
         return tuple(out)
+
+    @cached_property
+    def at_measured_rates(self) -> Topology:
+        """The same machine with the shares of their bandwidth that links and networks reach with large messages.
+
+        >>> Topology("h100", 16).at_measured_rates.levels[1].bytes_per_s
+        360000000000.0
+        """
+        facts = self.chip.facts
+        shares = {rate: self.chip.known(f"{of}_efficiency", 1.0) for of, rates in _MEASURED.items() for rate in rates}
+        slower = {rate: facts[rate].value * share for rate, share in shares.items() if rate in facts}
+        found = copy(self)
+        found.chip = self.chip.replace(**slower)
+        found.__dict__.pop("levels", None)
+        return found
 
     # From chip to chip.
 
@@ -422,9 +439,14 @@ def mesh_sizes(mesh: object) -> dict[str, int]:
             why="a mesh names its axes and their sizes",
             fix='{"x": 2, "y": 4}',
         )
-    return {str(name): _count(size, f"mesh axis {name!r}") for name, size in shape.items()}
+    right = {str(name): size if _is_count(size) else 1 for name, size in shape.items()}
+    return {str(name): _count(size, f"mesh axis {name!r}", f"mesh={right}") for name, size in shape.items()}
 
 
+_MEASURED = {
+    "link": ("link_bytes_per_s", "nvlink_bytes_per_s"),
+    "net": ("node_bytes_per_s", "unit_bytes_per_s", "dcn_bytes_per_s"),
+}
 _JOINING = {"gpu": "nvlink_domain", "tpu": "torus_dims", "cpu": "torus_dims"}
 
 
@@ -505,11 +527,14 @@ def _shape(chip: Chip, shape: int | str | Sequence[int] | Mapping[str, int]) -> 
     return out
 
 
-def _count(value: object, what: str) -> int:
-    number = int(value) if hasattr(value, "__index__") else 0  # type: ignore[call-overload]
-    if number < 1:
-        raise HardwareError(f"{what} is {value!r}.", where=here(), why="it must be a positive integer", fix="1")
-    return int(number)
+def _is_count(value: object) -> bool:
+    return hasattr(value, "__index__") and int(value) >= 1  # type: ignore[call-overload]
+
+
+def _count(value: object, what: str, fix: str = "1") -> int:
+    if not _is_count(value):
+        raise HardwareError(f"{what} is {value!r}.", where=here(), why="it must be a positive integer", fix=fix)
+    return int(value)  # type: ignore[call-overload, no-any-return]
 
 
 def _overlap(a: Span, b: Span) -> bool:
