@@ -11,7 +11,7 @@ import numpy as np
 from meshwright.core.source import here
 from meshwright.errors import HardwareError
 from meshwright.hardware.links import CollectiveCost, links, over_levels
-from meshwright.hardware.occupancy import occupancy_of
+from meshwright.hardware.occupancy import Array, occupancy_of
 from meshwright.hardware.placement import DCN, Span
 from meshwright.hardware.topology import Topology
 
@@ -22,8 +22,8 @@ def group_cost(
     kind: str,
     bytes: float,
     topology: Topology,
-    members: Sequence[int],
-    concurrent: Sequence[Sequence[int]] = (),
+    members: Sequence[int] | Array,
+    concurrent: Sequence[Sequence[int] | Array] = (),
     exact: bool = True,
 ) -> CollectiveCost:
     """The terms of a collective of ``members``, chips by number, while the groups of ``concurrent`` do the same.
@@ -38,33 +38,37 @@ def group_cost(
     if spans is not None:
         near = [span for span in spans if span.axis != DCN]
         return links(kind, bytes, topology, spans, exact, sharing=_sharing(topology, members, concurrent, near))
-    ordered = [list(group) if kind == "permute" else sorted(group) for group in (members, *concurrent)]
-    return _ring(kind, bytes, topology, ordered)
+    groups = [np.asarray(group).tolist() for group in (members, *concurrent)]
+    return _ring(kind, bytes, topology, groups if kind == "permute" else [sorted(group) for group in groups])
 
 
-def check_members(topology: Topology, groups: Sequence[Sequence[int]]) -> None:
-    """Raise unless groups are of different chips of the machine.
+def chip_numbers(topology: Topology, groups: Sequence[Sequence[int]]) -> list[Array]:
+    """Groups as arrays of the numbers of their chips; raises unless these are different chips of the machine.
 
-    >>> check_members(Topology("h100", 16), [(0, 1), (2, 3)])
+    >>> chip_numbers(Topology("h100", 16), [(0, 1), range(2, 4)])
+    [array([0, 1]), array([2, 3])]
     """
-    seen: set[int] = set()
-    for group in groups:
-        for chip in group:
-            if not isinstance(chip, int | np.integer) or not 0 <= chip < topology.size:
-                raise HardwareError(
-                    f"{topology.text} has no chip {chip!r}.",
-                    where=here(),
-                    why=f"its {topology.size} chips are numbered from 0 to {topology.size - 1}",
-                    fix=f"members={tuple(range(min(topology.size, max(2, len(group)))))}",
-                )
-            if chip in seen:
-                raise HardwareError(
-                    f"Chip {chip} is in a group twice, or in two groups.",
-                    where=here(),
-                    why="groups that communicate at the same time have different members",
-                    fix="name each chip once",
-                )
-            seen.add(int(chip))
+    out = [np.arange(g.start, g.stop, g.step) if isinstance(g, range) else np.asarray(g) for g in groups]
+    for numbers in out:
+        wrong = numbers[:0] if numbers.dtype.kind in "iu" else numbers[:1]
+        if not len(wrong):
+            wrong = numbers[(numbers < 0) | (numbers >= topology.size)]
+        if len(wrong):
+            raise HardwareError(
+                f"{topology.text} has no chip {wrong.tolist()[0]!r}.",
+                where=here(),
+                why=f"its {topology.size} chips are numbered from 0 to {topology.size - 1}",
+                fix=f"members={tuple(range(min(topology.size, max(2, min(len(numbers), 8)))))}",
+            )
+    times = np.bincount(np.concatenate(out))
+    if (times > 1).any():
+        raise HardwareError(
+            f"Chip {times.argmax()} is in a group twice, or in two groups.",
+            where=here(),
+            why="groups that communicate at the same time have different members",
+            fix="name each chip once",
+        )
+    return out
 
 
 def coordinates(topology: Topology, chip: int) -> tuple[int, ...]:
@@ -76,7 +80,7 @@ def coordinates(topology: Topology, chip: int) -> tuple[int, ...]:
     return tuple(map(int, np.unravel_index(chip, (topology.slices, *topology.shape))))
 
 
-def box(topology: Topology, members: Sequence[int]) -> tuple[Span, ...] | None:
+def box(topology: Topology, members: Sequence[int] | Array) -> tuple[Span, ...] | None:
     """The axes of a group that is a box, evenly spaced along each axis; None where it is none.
 
     >>> box(Topology("tpu v5e", (4, 8)), (0, 2, 16, 18))
@@ -84,8 +88,7 @@ def box(topology: Topology, members: Sequence[int]) -> tuple[Span, ...] | None:
     >>> box(Topology("tpu v5e", (4, 8)), (0, 1, 8)) is None
     True
     """
-    at = np.array([coordinates(topology, chip) for chip in members])
-    along = [np.unique(places) for places in at.T]
+    along = [np.unique(places) for places in np.unravel_index(np.asarray(members), (topology.slices, *topology.shape))]
     if prod(map(len, along)) != len(members):
         return None
     spans = []
@@ -99,11 +102,16 @@ def box(topology: Topology, members: Sequence[int]) -> tuple[Span, ...] | None:
 
 
 def _sharing(
-    topology: Topology, members: Sequence[int], concurrent: Sequence[Sequence[int]], spans: Sequence[Span]
+    topology: Topology,
+    members: Sequence[int] | Array,
+    concurrent: Sequence[Sequence[int] | Array],
+    spans: Sequence[Span],
 ) -> tuple[int, ...]:
     """Along each axis, the most groups that have links of one line of chips in common with the group's own."""
+    if not concurrent:
+        return (1,) * len(spans)
 
-    def lines(group: Sequence[int], axis: int) -> dict[tuple[int, ...], tuple[int, int]]:
+    def lines(group: Sequence[int] | Array, axis: int) -> dict[tuple[int, ...], tuple[int, int]]:
         found: dict[tuple[int, ...], list[int]] = defaultdict(list)
         for chip in group:
             at = coordinates(topology, chip)

@@ -11,7 +11,7 @@ import numpy as np
 
 from meshwright.core.source import here
 from meshwright.errors import HardwareError
-from meshwright.hardware.chip_groups import check_members, group_cost
+from meshwright.hardware.chip_groups import chip_numbers, group_cost
 from meshwright.hardware.chips import Chip, get
 from meshwright.hardware.links import CollectiveCost
 from meshwright.hardware.models import MODELS, OPTIONS
@@ -107,34 +107,28 @@ def collective_cost(
             fix='hardware.Topology("tpu v5e", (4, 4))',
         )
     spans = topology.spans(axes)
+    groups = []
     if members is not None or concurrent:
-        _check_group(topology, axes, members, concurrent, model, options)
+        groups = chip_numbers(topology, (_one_group(axes, members, model, options), *concurrent))
     if not isinstance(bytes, int | float | np.integer | np.floating) or not 0 <= bytes < 1e300:
         raise HardwareError(
             f"A collective cannot move {bytes!r} bytes.", where=here(), why="sizes are positive", fix="0"
         )
-    if (group_size(spans) if members is None else len(members)) == 1:
+    if (len(groups[0]) if groups else group_size(spans)) == 1:
         return CollectiveCost(name, bytes, 1, 0.0, 0.0, model=model)
     exact = mode != "asymptotic"
     calibrated = mode == "calibrated" and model != "nccl"
     if calibrated:
         topology = topology.at_measured_rates
-    if members is not None:
-        cost = group_cost(name, bytes, topology, members, concurrent, exact)
+    if groups:
+        cost = group_cost(name, bytes, topology, groups[0], groups[1:], exact)
     else:
         cost = replace(MODELS[model](name, bytes, topology, spans, exact, **options), model=model)
     return _launched(cost, topology.chip) if calibrated else cost
 
 
-def _check_group(
-    topology: Topology,
-    axes: Axes,
-    members: Sequence[int] | None,
-    concurrent: Sequence[Sequence[int]],
-    model: str,
-    options: Mapping[str, object],
-) -> None:
-    """Raise unless a group was named by its chips alone."""
+def _one_group(axes: Axes, members: Sequence[int] | None, model: str, options: Mapping[str, object]) -> Sequence[int]:
+    """The members; raises unless a group was named by its chips alone."""
     if members is None or not len(members) or axes is not None:
         raise HardwareError(
             "A group is named by its members or by axes of the mesh.",
@@ -152,7 +146,7 @@ def _check_group(
             why="what a group of chips costs is known of the links that join them",
             fix="axes=…, or model='links' without options",
         )
-    check_members(topology, (members, *concurrent))
+    return members
 
 
 def _launched(cost: CollectiveCost, chip: Chip) -> CollectiveCost:

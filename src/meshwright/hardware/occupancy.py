@@ -76,7 +76,9 @@ def _occupancy(spans: tuple[Span, ...], node: int, unit: int, chips: int) -> Occ
     return _counted(list(members), len(members), node, unit)
 
 
-def occupancy_of(topology: Topology, members: Sequence[int], concurrent: Sequence[Sequence[int]] = ()) -> Occupancy:
+def occupancy_of(
+    topology: Topology, members: Sequence[int] | Array, concurrent: Sequence[Sequence[int] | Array] = ()
+) -> Occupancy:
     """How one group of chips, given by their numbers, stands on a switched machine while others communicate too.
 
     >>> occupancy_of(Topology("h100", 16), (0, 1, 2, 8)).groups
@@ -161,7 +163,13 @@ def _counted(groups: list[Array], own: int, node: int, unit: int) -> Occupancy:
 def _blocks(owner: Array, block: Array, groups: int) -> tuple[tuple[Array, Array], Array, Array]:
     """Each group with each block it has members in, how many of them, and how many blocks each group has."""
     high = int(block.max()) + 1
-    keys, counts = np.unique(owner * high + block, return_counts=True)
+    keys = owner * high + block
+    if groups * high <= 8 * len(keys):  # without sorting them
+        every = np.bincount(keys)
+        keys = np.flatnonzero(every)
+        counts = every[keys]
+    else:
+        keys, counts = np.unique(keys, return_counts=True)
     return (keys // high, keys % high), counts, np.bincount(keys // high, minlength=groups)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from meshwright.core.source import here
 from meshwright.errors import HardwareError
-from meshwright.hardware.chip_groups import Link, check_members, link_rate, way
+from meshwright.hardware.chip_groups import Link, chip_numbers, link_rate, way
 from meshwright.hardware.links import CollectiveCost, links
 from meshwright.hardware.occupancy import Array, GroupCounts, Occupancy, occupancy
 from meshwright.hardware.placement import group_size
@@ -106,7 +106,7 @@ def exchange_cost(sent: Any, topology: Topology, members: Sequence[int] | None =
             why="every chip sends a number of bytes, none or more, to every other",
             fix=f"numpy.zeros(({len(chips)}, {len(chips)}))",
         )
-    check_members(topology, [chips])
+    chip_numbers(topology, [chips])
     counts = np.where(np.eye(len(chips), dtype=bool), 0.0, counts)
     total = float(counts.sum())
     busiest = _switched_load(counts, chips, topology) if topology.switched else _torus_load(counts, chips, topology)
