@@ -16,6 +16,7 @@ from meshwright.core.program import Program
 from meshwright.engine.compile import compile_program
 from meshwright.hardware import roofline
 from meshwright.simulate.attention import fuse_attention
+from meshwright.simulate.forgotten import forget_scores
 from meshwright.simulate.fusion import fuse
 from meshwright.transform.stack import inline_calls
 from tests.simulate.models import example
@@ -403,3 +404,114 @@ def test_scores_that_are_computed_again_are_not_the_models_flops() -> None:
     shape = struct(1, 4096, 16, 128, dtype="bfloat16")
     found = mw.simulate(mw.make_program(gradient(nn.dot_product_attention))(shape, shape, shape), "h100")
     assert found.hfu / found.mfu == pytest.approx(7 / 6)
+
+
+def layer_of(attend: Any) -> Any:
+    def layer(x: Any, w: Any) -> Any:
+        q, k, v = (mnp.einsum("bld,dhk->blhk", x, w[n]) for n in range(3))
+        return x + mnp.einsum("blhk,dhk->bld", attend(q, k, v), w[3])
+
+    return layer
+
+
+def crossed(attend: Any) -> Any:
+    """A layer that attends to itself and to a memory, which all layers share."""
+
+    def layer(x: Any, w: Any, memory: Any) -> Any:
+        x = layer_of(attend)(x, w)
+        q = mnp.einsum("bld,dhk->blhk", x, w[0])
+        return x + mnp.einsum("blhk,dhk->bld", attend(q, memory, memory), w[1])
+
+    return layer
+
+
+LENGTH, WIDTH, LAYERS = 64, 32, 5
+STACK = struct(LAYERS, 4, WIDTH, HEADS, DIM)
+ROWS = struct(BATCH, LENGTH, WIDTH)
+
+
+def in_a_loop(layer: Any, *shared: Any) -> Any:
+    def loss(x: Any, ws: Any) -> Any:
+        return (lax.scan(lambda x, w: (layer(x, w, *shared), None), x, ws)[0] ** 2).sum()
+
+    return loss
+
+
+def wide_values(program: Program, pairs: int) -> list[str]:
+    """The types of values as large as scores, in whatever loop, that kernels write."""
+    found = mw.simulate(program, "h100")
+    types = [v.type for task, _ in found.leaves() for v in task.writes]
+    return [t.short() for t in types if t.size >= pairs and t.ndim > 3 and t.shape[-1] == LENGTH]
+
+
+@ALL_FORMS
+def test_no_loop_hands_scores_to_that_of_its_backward_pass(name: str) -> None:
+    program = traced(mw.grad(in_a_loop(layer_of(FORMS[name])), (0, 1)), ROWS, STACK)
+    found = forget_scores(program)
+    args = [0.3 * x for x in numbers(program)]
+    for a, b in zip(compile_program(found)(*args), compile_program(program)(*args), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+    pairs = BATCH * HEADS * LENGTH * LENGTH
+    kept = [v.type for eqn in found.eqns if eqn.op.name == "scan" for v in eqn.outputs]
+    assert all(t.size < LAYERS * pairs for t in kept)
+    assert wide_values(program, pairs) == []
+    on, off = (mw.simulate(program, "h100", flash=flash) for flash in (True, False))
+    assert on.seconds < off.seconds and on.memory.peak_bytes < off.memory.peak_bytes - LAYERS * pairs * 4
+    assert mw.simulate.memory(program).peak_bytes < mw.simulate.memory(program, flash=False).peak_bytes
+    ops = {task.op: times for task, times in on.leaves()}
+    assert (ops["attention"], ops["attention gradient"]) == (LAYERS, LAYERS)
+
+
+def test_a_loop_with_two_attentions_forgets_the_scores_of_both() -> None:
+    memory = struct(BATCH, LENGTH, HEADS, DIM)
+
+    def loss(x: Any, ws: Any, memory: Any) -> Any:
+        return in_a_loop(crossed(masked), memory)(x, ws)
+
+    program = traced(mw.grad(loss, (0, 1, 2)), ROWS, STACK, memory)
+    found = forget_scores(program)
+    args = [0.3 * x for x in numbers(program)]
+    for a, b in zip(compile_program(found)(*args), compile_program(program)(*args), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+    assert wide_values(program, BATCH * HEADS * LENGTH * LENGTH) == []
+
+
+@pytest.mark.parametrize("policy", ["nothing", "dots"])
+def test_layers_that_are_computed_again_keep_no_scores_either(policy: str) -> None:
+    policies = mw.checkpoint_policies
+    kept = policies.nothing_saveable if policy == "nothing" else policies.dots_saveable
+    program = traced(mw.grad(in_a_loop(mw.checkpoint(layer_of(masked), policy=kept)), (0, 1)), ROWS, STACK)
+    found = forget_scores(program)
+    args = [0.3 * x for x in numbers(program)]
+    for a, b in zip(compile_program(found)(*args), compile_program(program)(*args), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+    assert wide_values(program, BATCH * HEADS * LENGTH * LENGTH) == []
+
+
+def test_steps_that_are_accumulated_in_a_loop_keep_no_scores() -> None:
+    gradients = mw.grad(in_a_loop(layer_of(masked)), 1)
+
+    def accumulated(xs: Any, ws: Any) -> Any:
+        def add(total: Any, x: Any) -> Any:
+            return total + gradients(x, ws), None
+
+        return lax.scan(add, mnp.zeros(ws.shape, ws.dtype), xs)[0]
+
+    program = traced(accumulated, struct(3, BATCH, LENGTH, WIDTH), STACK)
+    assert wide_values(program, BATCH * HEADS * LENGTH * LENGTH) == []
+    found = mw.simulate(program, "h100")
+    assert {task.op: times for task, times in found.leaves()}["attention gradient"] == 3 * LAYERS
+
+
+def test_scores_that_a_loop_returns_stay() -> None:
+    def layers(x: Any, ws: Any) -> Any:
+        def layer(x: Any, w: Any) -> Any:
+            q, k, v = (mnp.einsum("bld,dhk->blhk", x, w[n]) for n in range(3))
+            p = nn.softmax(scores(q, k))
+            return x + mnp.einsum("blhk,dhk->bld", mixed(p, v), w[3]), p
+
+        return lax.scan(layer, x, ws)
+
+    program = traced(layers, ROWS, STACK)
+    assert forget_scores(program) is program
+    assert "attention" not in {task.op for task, _ in mw.simulate(program, "h100").leaves()}

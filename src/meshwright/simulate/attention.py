@@ -19,16 +19,19 @@ are less than what is made of them, and there is nothing to save.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache, cached_property, partial
 
 from meshwright.core.factors import Factors
 from meshwright.core.facts import Fusion
 from meshwright.core.op import No, fusion_of
 from meshwright.core.program import Atom, Eqn, Program, Var
 from meshwright.simulate.visible import MaskReader, is_exponential
+from meshwright.transform.simplify import with_inputs
 
 LARGEST_HEAD = 576  # elements of a query, key or value that a kernel keeps on the chip
+_SAME: Mapping[Atom, Atom] = {}
 KEY, QUERY, OTHER = "key", "query", "other"
 Labels = tuple[frozenset[str], ...]
 _POINTWISE = (Fusion.VIEW, Fusion.CHEAP, Fusion.ELEMENTWISE, Fusion.PERMUTATION)
@@ -38,15 +41,20 @@ _POINTWISE = (Fusion.VIEW, Fusion.CHEAP, Fusion.ELEMENTWISE, Fusion.PERMUTATION)
 class Attention:
     """The equations of one fused attention, forward or backward, in the program's order.
 
-    ``visible`` is the share of pairs of queries and keys that a mask known beforehand leaves, ``scores`` the number of
-    pairs. ``also`` are values that the kernel reads although no equation of it does: the result, backward.
+    ``scores`` is the number of pairs of queries and keys. ``also`` are values that the kernel reads although no
+    equation of it does: the result, backward.
     """
 
     eqns: list[Eqn]
     backward: bool
     scores: int
-    visible: float = 1.0
+    share: Callable[[], float]
     also: list[Var] = field(default_factory=list)
+
+    @cached_property
+    def visible(self) -> float:
+        """The share of pairs that a mask leaves which is known beforehand."""
+        return self.share()
 
 
 class _Escapes(Exception):
@@ -85,7 +93,7 @@ def _names(dims: Iterable[Sequence[str]]) -> set[str]:
     return {name for dim in dims for name in dim}
 
 
-class _Growing:
+class Growing:
     """All equations that have to do with the scores of one contraction.
 
     ``labels`` says of each dim of a value that was made of scores whether it counts keys, queries or something else.
@@ -304,7 +312,7 @@ def _convex(facts: Facts, numbers: set[int]) -> bool:
     return True
 
 
-def _forward(growing: _Growing, inside: set[int]) -> set[int]:
+def forward_of(growing: Growing, inside: set[int]) -> set[int]:
     """The forward pass: what leads to contractions, and reductions, over keys of what one contraction has scored."""
     facts, found = growing.facts, set()
     scored: set[int] = set()
@@ -319,11 +327,11 @@ def _forward(growing: _Growing, inside: set[int]) -> set[int]:
     return found
 
 
-def grow(facts: Facts, first: int, may_leave: frozenset[Var] = frozenset()) -> _Growing | None:
+def grow(facts: Facts, first: int, may_leave: frozenset[Var] = frozenset()) -> Growing | None:
     """The attention whose scores a contraction makes, if that is what it does."""
     for keys_on in (1, 0):
         try:
-            found = _Growing(facts, first, keys_on, may_leave)
+            found = Growing(facts, first, keys_on, may_leave)
         except _Escapes:
             continue
         if found.is_attention():
@@ -348,13 +356,13 @@ def fuse_attention(program: Program) -> tuple[Program, list[Attention]]:
         if growing is None:
             continue
         inside = growing.inside()
-        forward = _forward(growing, inside)
+        forward = forward_of(growing, inside)
         forward, backward = _turned(growing, forward), _turned(growing, inside - forward)
         inside = forward | backward
         if inside & taken or not all(_convex(facts, part) for part in (forward, backward) if part):
             continue
         taken |= inside
-        share = _visible(growing, inside)
+        share = cache(partial(_visible, growing, inside))
         if forward:
             found.append(Attention([facts.eqns[m] for m in sorted(forward)], False, growing.size, share))
         if backward:
@@ -363,8 +371,7 @@ def fuse_attention(program: Program) -> tuple[Program, list[Attention]]:
             for m in sorted(backward):
                 eqn = facts.eqns[m]
                 if any(atom in fresh for atom in eqn.inputs):
-                    eqn = Eqn(eqn.op, [fresh.get(a, a) for a in eqn.inputs], eqn.params, eqn.outputs, eqn.source)
-                    renamed[m] = eqn
+                    renamed[m] = eqn = with_inputs(eqn, fresh)
                 own.append(eqn)
             if again:
                 added[min(m for m in backward if m in renamed)] = again
@@ -395,7 +402,7 @@ def _in_order(eqns: Sequence[Eqn]) -> list[Eqn]:
     return found
 
 
-def recomputed(growing: _Growing, wanted: Iterable[Atom], among: set[int]) -> list[int]:
+def recomputed(growing: Growing, wanted: Iterable[Atom], among: set[int]) -> list[int]:
     """The equations among some that compute wide values out of queries, keys and what there is one of per query."""
     facts, found, waiting = growing.facts, set(), list(wanted)
     while waiting:
@@ -407,21 +414,21 @@ def recomputed(growing: _Growing, wanted: Iterable[Atom], among: set[int]) -> li
     return sorted(found)
 
 
-def is_wide(growing: _Growing, atom: Atom) -> bool:
+def is_wide(growing: Growing, atom: Atom) -> bool:
     """Whether a value has a dim of keys, or is repeated along one."""
     return growing.wide(atom) or atom.type.size >= growing.size
 
 
-def _again(growing: _Growing, forward: set[int], backward: set[int]) -> tuple[list[Eqn], dict[Atom, Atom]]:
+def _again(growing: Growing, forward: set[int], backward: set[int]) -> tuple[list[Eqn], dict[Atom, Atom]]:
     """The equations that compute the wide values of the forward pass once more, and what these are called there."""
     facts = growing.facts
     wanted = {a for n in backward for a in facts.eqns[n].inputs if facts.made.get(a) in forward and is_wide(growing, a)}
     return copies([facts.eqns[n] for n in recomputed(growing, wanted, forward)])
 
 
-def copies(eqns: Iterable[Eqn]) -> tuple[list[Eqn], dict[Atom, Atom]]:
-    """The same equations with results of their own, and what these are called."""
-    fresh: dict[Atom, Atom] = {}
+def copies(eqns: Iterable[Eqn], names: Mapping[Atom, Atom] = _SAME) -> tuple[list[Eqn], dict[Atom, Atom]]:
+    """The same equations with results of their own, of operands with other ``names``; and what all are called."""
+    fresh: dict[Atom, Atom] = dict(names)
     found = []
     for eqn in eqns:
         inputs, outputs = [fresh.get(a, a) for a in eqn.inputs], [Var(v.type) for v in eqn.outputs]
@@ -430,14 +437,14 @@ def copies(eqns: Iterable[Eqn]) -> tuple[list[Eqn], dict[Atom, Atom]]:
     return found, fresh
 
 
-def _results(growing: _Growing, forward: set[int]) -> list[Var]:
+def _results(growing: Growing, forward: set[int]) -> list[Var]:
     """What the forward pass mixes, which the backward pass reads to sum gradients times weights."""
     facts = growing.facts
     own = [facts.eqns[n].outputs[0] for n in growing.mixing if n in forward]
     return [next((facts.eqns[m].outputs[0] for m in facts.readers.get(v, ()) if m in forward), v) for v in own]
 
 
-def _turned(growing: _Growing, numbers: set[int]) -> set[int]:
+def _turned(growing: Growing, numbers: set[int]) -> set[int]:
     """With what puts the dims of a result into another order, which a kernel writes it in."""
     facts, found = growing.facts, set(numbers)
     for n in numbers & set(growing.mixing):
@@ -448,7 +455,7 @@ def _turned(growing: _Growing, numbers: set[int]) -> set[int]:
     return found
 
 
-def _visible(growing: _Growing, inside: set[int]) -> float:
+def _visible(growing: Growing, inside: set[int]) -> float:
     """The share of scores that a mask leaves which is known beforehand."""
     facts = growing.facts
     scores = frozenset(facts.eqns[n].outputs[0] for n in growing.scoring)

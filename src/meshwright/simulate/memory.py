@@ -19,6 +19,7 @@ from meshwright.core.program import Atom, Eqn, Program, Var
 from meshwright.core.source import Source, here
 from meshwright.errors import MeshwrightError
 from meshwright.simulate.attention import fuse_attention
+from meshwright.simulate.forgotten import forget_scores
 from meshwright.simulate.fusion import Fusions, Kernel, fuse
 from meshwright.transform.stack import inline_calls
 
@@ -112,6 +113,7 @@ def memory(
     3
     """
     if kernels is None:
+        program = forget_scores(program) if fused and flash else program
         program, kernels = _fused(program, fused, flash, frozenset(views_of))
     found = _Liveness(program, kernels, donated, order, fused, frozenset(kept), frozenset(fresh), positions, flash)
     return found.run()

@@ -22,7 +22,7 @@ from meshwright.core.op import No
 from meshwright.core.program import Atom, Eqn, Literal, Var
 
 MASKED = -1e4  # what is lower has no weight
-PAIRS = 128  # of queries, and of ends of blocks of keys, that are looked at
+PAIRS = 64  # of queries, and of ends of blocks of keys, that are looked at
 
 Points = list[Any]  # per dim, the index of every point
 
@@ -105,9 +105,9 @@ def _factor_points(rule: Factors, points: Points) -> dict[str, Any]:
     """The index along each factor, from those along the dims of the result."""
     found: dict[str, Any] = {}
     for dim, index in zip(rule.results[0], points):
-        for name in reversed(dim):
-            found[name] = index % rule.sizes[name]
-            index = index // rule.sizes[name]
+        for name in reversed(dim[1:]):
+            index, found[name] = np.divmod(index, rule.sizes[name])
+        found.update(dict.fromkeys(dim[:1], index))
     return found
 
 
@@ -115,8 +115,8 @@ def _dim_points(rule: Factors, dims: Any, places: Mapping[str, Any]) -> Points:
     """The index along each dim of an operand; of a dim of one element, 0."""
     found = []
     for dim in dims:
-        index: Any = 0
-        for name in dim:
+        index: Any = places.get(dim[0], 0) if dim else 0
+        for name in dim[1:]:
             index = index * rule.sizes[name] + places.get(name, 0)
         found.append(np.asarray(index))
     return found
