@@ -252,7 +252,7 @@ def test_against_what_xla_reserves_on_an_h200() -> None:
         rows = mw.eval_shape(lambda m=module, c=config, b=case["batch"]: m.make_batch(mw.random.key(1), c, **b))
         program = mw.make_program(lambda p, b, m=module, c=config: m.train_step(p, b, c))(params, rows)
         theirs = case["argument_bytes"] + case["output_bytes"] + case["temp_bytes"] - case["alias_bytes"]
-        errors.append(abs(memory(cse(dce(program))).reserved_bytes / theirs - 1))
+        errors.append(abs(memory(cse(dce(program)), flash=False).reserved_bytes / theirs - 1))
     assert len(errors) == 16
     assert np.median(errors) < 0.2 and max(errors) < 0.35
     assert sum(error <= 0.25 for error in errors) >= 12

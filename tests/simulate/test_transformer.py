@@ -10,6 +10,7 @@ import pytest
 
 import meshwright as mw
 from meshwright import hardware
+from meshwright.engine.compile import compile_program
 from meshwright.hardware import Topology
 from meshwright.simulate import transformer
 from meshwright.simulate.transformer import Strategy, TransformerShape
@@ -166,3 +167,37 @@ def test_decoding_with_narrow_weights_takes_as_long_as_their_bytes(cache: str) -
     assert seconds["int4"] < seconds["int8"] < seconds["bfloat16"]
     if cache == "both":
         assert arguments["int4"] * 4 == pytest.approx(arguments["bfloat16"], rel=1e-3)
+
+
+def test_a_step_of_decoding_attends_to_the_cache_and_to_itself() -> None:
+    shape = TransformerShape(layers=2, width=12, hidden=20, heads=4, kv_heads=2, head_dim=6, vocab=16)
+    program = transformer.decode_program(shape, 1, 3, 5, "float32")
+    rng = np.random.default_rng(0)
+    inputs = [rng.normal(size=t.shape).astype(t.dtype) if t.dtype != np.int32 else rng.integers(0, 16, t.shape)
+              for t in program.in_types]  # fmt: skip
+    logits, new_keys, new_values = compile_program(program)(*[np.asarray(x, t.dtype) for x, t in
+                                                              zip(inputs, program.in_types, strict=True)])  # fmt: skip
+    structs = parameters(shape, "float32")
+    params = mw.tree.unflatten(mw.tree.structure(structs), inputs[:-3])
+    keys, values, tokens = inputs[-3:]
+
+    def norm(x: Any, scale: Any) -> Any:
+        return x / np.sqrt(np.mean(x * x, -1, keepdims=True) + 1e-6) * scale
+
+    x = params["embed"][tokens]
+    for n in range(shape.layers):
+        w = {name: one[n] for name, one in params["layers"].items()}
+        y = norm(x, w["attention_norm"])
+        q, k, v = (np.einsum("bd,dhk->bhk", y, w[name]) for name in ("wq", "wk", "wv"))
+        np.testing.assert_allclose(new_keys[n], k, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(new_values[n], v, rtol=1e-4, atol=1e-5)
+        every_k, every_v = (np.repeat(np.concatenate([c[n], one[:, None]], 1), 2, axis=2)
+                            for c, one in ((keys, k), (values, v)))  # fmt: skip
+        p = np.exp(np.einsum("bhk,bshk->bhs", q, every_k) * 6**-0.5)
+        mixed = np.einsum("bhs,bshk->bhk", p / p.sum(-1, keepdims=True), every_v)
+        x = x + np.einsum("bhk,hkd->bd", mixed, w["wo"])
+        y = norm(x, w["mlp_norm"])
+        up, gate = y @ w["up"], y @ w["gate"]
+        x = x + (gate / (1 + np.exp(-gate)) * up) @ w["down"]
+    head = params["head"] if "head" in params else params["embed"]
+    np.testing.assert_allclose(logits, norm(x, params["norm"]) @ head.T, rtol=1e-3, atol=1e-4)

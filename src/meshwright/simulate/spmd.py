@@ -12,7 +12,6 @@ from meshwright.core.program import Eqn, Literal, Program
 from meshwright.core.source import here
 from meshwright.errors import MeshwrightError
 from meshwright.hardware.machines import machine_for
-from meshwright.simulate.forgotten import forget_scores
 from meshwright.simulate.machine import Machine, whole_axes
 from meshwright.simulate.memory import memory
 from meshwright.simulate.schedule import OVERLAPS, Scheduler
@@ -105,7 +104,6 @@ def _scheduled(
     local: Program, machine: Machine, overlap: str, while_steps: int | None, donated: Sequence[bool], flash: bool
 ) -> Simulation:
     """The tasks of a local program in time."""
-    local = forget_scores(local) if flash else local
     block = TaskReader(machine, while_steps, flash=flash).block(local)
     schedule = Scheduler(overlap).schedule(block)
     order = sorted(range(len(block.tasks)), key=lambda n: (schedule.starts[n], n))

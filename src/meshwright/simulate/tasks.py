@@ -17,6 +17,7 @@ from meshwright.core.program import Atom, Eqn, Program, Var
 from meshwright.core.source import Source, here
 from meshwright.errors import MeshwrightError
 from meshwright.simulate.attention import fuse_attention
+from meshwright.simulate.forgotten import forget_scores
 from meshwright.simulate.fusion import Fusions, fuse
 from meshwright.simulate.machine import COMPUTE, Machine, TaskCost
 from meshwright.transform.stack import inline_calls
@@ -73,12 +74,12 @@ class TaskReader:
         self.machine, self.while_steps, self.fused, self.flash = machine, while_steps, fused, flash and fused
         self.known: dict[int, tuple[Program, TaskBlock]] = {}
 
-    def block(self, program: Program) -> TaskBlock:
-        """The tasks of a program."""
+    def block(self, program: Program, inside: bool = False) -> TaskBlock:
+        """The tasks of a program; one that stands inside of another was rewritten with it."""
         found = self.known.get(id(program))
         if found is not None:
             return found[1]
-        whole = inline_calls(program, shard_maps=False)
+        whole = forget_scores(program) if self.flash and not inside else inline_calls(program, shard_maps=False)
         whole, attentions = fuse_attention(whole) if self.flash else (whole, [])
         kernels = fuse(whole, self.fused, attentions=attentions)
         block = TaskBlock(whole, kernels, [])
@@ -113,7 +114,7 @@ class TaskReader:
         return block
 
     def loop(self, task: Task, eqn: Eqn, length: int, consts: int, carry: int) -> None:
-        body = self.block(eqn.params["body"])
+        body = self.block(eqn.params["body"], inside=True)
         task.body, task.times = body, length
         task.name = f"scan of {length} steps"
         task.cost = _of_block(body, length)
@@ -122,7 +123,7 @@ class TaskReader:
     def while_loop(self, task: Task, eqn: Eqn) -> None:
         """A loop that counts, as often as it runs; any other as often as is assumed."""
         steps = eqn.op.runs(eqn, "body").times
-        body, carry = self.block(eqn.params["body"]), len(eqn.outputs)
+        body, carry = self.block(eqn.params["body"], inside=True), len(eqn.outputs)
         task.name = f"while of {steps} steps"
         if steps is None:
             steps = self.assumed_steps(eqn)
@@ -147,7 +148,7 @@ class TaskReader:
 
     def branches(self, task: Task, eqn: Eqn) -> None:
         """The branch that takes longest."""
-        blocks = [self.block(branch) for branch in eqn.params["branches"]]
+        blocks = [self.block(branch, inside=True) for branch in eqn.params["branches"]]
         body = max(blocks, key=lambda block: sum(t.cost.seconds for t in block.tasks))
         where = f" at {eqn.source}" if eqn.source else ""
         self.machine.notes[f"of the {len(blocks)} branches of the cond{where} the longest is taken"] = None

@@ -423,11 +423,14 @@ def decode_program(
         k = mnp.einsum("bd,dhk->bhk", y, layer["wk"])
         v = mnp.einsum("bd,dhk->bhk", y, layer["wv"])
         grouped = q.reshape(q.shape[0], k.shape[1], -1, q.shape[2])
-        scores = mnp.einsum("bhgk,bshk->bhgs", grouped, keys.astype(q.dtype)).astype(mnp.float32)
-        own = mnp.einsum("bhgk,bhk->bhg", grouped, k).astype(mnp.float32)[..., None]
-        weights = nn.softmax(mnp.concatenate([scores, own], axis=-1) * q.shape[2] ** -0.5, axis=-1).astype(q.dtype)
-        mixed = mnp.einsum("bhgs,bshk->bhgk", weights[..., :-1], values.astype(q.dtype))
-        mixed = mixed + weights[..., -1:] * v[:, :, None, :]
+        scale = q.shape[2] ** -0.5
+        scores = mnp.einsum("bhgk,bshk->bhgs", grouped, keys.astype(q.dtype)).astype(mnp.float32) * scale
+        own = mnp.einsum("bhgk,bhk->bhg", grouped, k).astype(mnp.float32) * scale
+        top = mnp.maximum(scores.max(-1), own)
+        weights, mine = mnp.exp(scores - top[..., None]), mnp.exp(own - top)
+        mixed = mnp.einsum("bhgs,bshk->bhgk", weights.astype(q.dtype), values.astype(q.dtype))
+        mixed = mixed + mine[..., None].astype(q.dtype) * v[:, :, None, :]
+        mixed = mixed / (weights.sum(-1) + mine)[..., None].astype(q.dtype)
         out = mnp.einsum("bhk,hkd->bd", mixed.reshape(q.shape), layer["wo"])
         x = x + _sum(out, strategy)
         y = norm(x, layer["mlp_norm"])
