@@ -374,7 +374,7 @@ def inline(fn: Function, given: Sequence[Any], device_map: Any = None) -> Any:
         # Devices and sizes are those of the values given here.
         outputs = tuple(DeviceValue(builder.fresh(v.name)) for v in eqn.outputs)
         inputs = tuple(x if isinstance(x, Number) else names[x] for x in eqn.inputs)
-        made = _with_types(DeviceEqn(eqn.op, inputs, outputs, eqn.attributes, eqn.body))
+        made = _with_types(eqn.with_(inputs=inputs, outputs=outputs))
         builder.eqns.append(made)
         names.update(zip(eqn.outputs, made.outputs, strict=True))
     outs = [Handle(found, builder) for v in fn.outputs if isinstance(found := names[v], DeviceValue)]

@@ -94,6 +94,11 @@ class DeviceEqn(Eqn):
         params = self.attributes if body is None else {**self.attributes, "body": body}
         super().__init__(known_op(op) if isinstance(op, str) else op, inputs, params, outputs)
 
+    def with_(self, **changes: Any) -> DeviceEqn:
+        """This equation with some of its inputs, outputs, attributes and body replaced."""
+        given = {"inputs": self.inputs, "outputs": self.outputs, "attributes": self.attributes, "body": self.body}
+        return DeviceEqn(self.op, **{**given, **changes})
+
     @property
     def values(self) -> tuple[DeviceValue, ...]:
         """The operands that are values."""
@@ -169,6 +174,13 @@ class Function(Program):
             if eqn.body is not None and id(eqn.body) not in seen:
                 seen.add(id(eqn.body))
                 yield eqn.body
+
+    def with_bodies(self, change: Callable[[Function], Function]) -> Function:
+        """This function with other bodies of its pmaps and calls; equations that share one share what it becomes."""
+        new = {id(body): change(body) for body in self.bodies()}
+        if all(new[id(body)] is body for body in self.bodies()):
+            return self
+        return self.with_(eqns=tuple(e if e.body is None else e.with_(body=new[id(e.body)]) for e in self.eqns))
 
     def key_rule(self, outer: KeyRule) -> KeyRule:
         variables = dict(outer.variables) if isinstance(outer, DeviceKeyRule) else {}

@@ -31,15 +31,7 @@ def keep_in_place(fn: Function) -> Function:
     >>> [len(dist.resolve(f, {1: [1, 3], 2: [2, 4]}).eqns) for f in (fn, dist.keep_in_place(fn))]
     [28, 25]
     """
-    done: dict[int, Function] = {}
-    eqns = []
-    for eqn in fn.eqns:
-        if eqn.body is not None:
-            if id(eqn.body) not in done:
-                done[id(eqn.body)] = keep_in_place(eqn.body)
-            eqn = DeviceEqn(eqn.op, eqn.inputs, eqn.outputs, eqn.attributes, done[id(eqn.body)])
-        eqns.append(eqn)
-    found = fn.with_(eqns=tuple(eqns))
+    found = fn.with_bodies(keep_in_place)
     for eqn in found.eqns:
         for index, value in enumerate(eqn.outputs):
             chain = _Chain(found)
@@ -126,7 +118,7 @@ class _Chain:
                 assert body is not None
                 body = self.ended(body, self.ends[eqn])
             inputs = tuple(new.get(x, x) if isinstance(x, DeviceValue) else x for x in eqn.inputs)
-            eqns.append(DeviceEqn(eqn.op, inputs, tuple(new.get(v, v) for v in eqn.outputs), eqn.attributes, body))
+            eqns.append(eqn.with_(inputs=inputs, outputs=tuple(new.get(v, v) for v in eqn.outputs), body=body))
         return self.fn.with_(eqns=tuple(eqns))
 
     def nested(self, type: Type | None) -> Type | None:
@@ -153,7 +145,7 @@ class _Chain:
             if e in gone:
                 continue
             inputs = tuple(renamed.get(x, x) if isinstance(x, DeviceValue) else x for x in e.inputs)
-            eqns.append(DeviceEqn(e.op, inputs, e.outputs, e.attributes, e.body))
+            eqns.append(e.with_(inputs=inputs))
         inputs_ = tuple(new.get(v, v) for v in body.inputs)
         return body.with_(inputs=inputs_, eqns=tuple(eqns), outputs=tuple(renamed.get(v, v) for v in body.outputs))
 

@@ -71,7 +71,7 @@ def _recompute(body: Function, segments: int | None) -> Function:
 
     for eqn in backward:
         inputs = tuple(use(x) for x in eqn.inputs)
-        eqns.append(DeviceEqn(eqn.op, inputs, eqn.outputs, eqn.attributes, eqn.body))
+        eqns.append(eqn.with_(inputs=inputs))
     whole = body.with_(eqns=tuple(eqns))
     used = ancestors(whole, whole.outputs)  # what only the backward pass needed is no longer computed before it
     return whole.with_(eqns=tuple(eqn for eqn in eqns if eqn in used))
@@ -98,5 +98,5 @@ def _copy(
         for v in eqn.outputs:
             copies[v] = DeviceValue(f"{v.name}_again", v.type)
             outputs.append(copies[v])
-        eqns.append(DeviceEqn(eqn.op, inputs, tuple(outputs), eqn.attributes, eqn.body))
+        eqns.append(eqn.with_(inputs=inputs, outputs=tuple(outputs)))
     return copies

@@ -13,7 +13,7 @@ from meshwright.device.choose import choose_classes
 from meshwright.device.classes import Classes, Place, divides
 from meshwright.device.dims import Dim, Size
 from meshwright.device.from_program import takes_program
-from meshwright.device.function import DeviceEqn, DeviceValue, Function
+from meshwright.device.function import DeviceValue, Function
 from meshwright.device.spread import Planner, SpreadLevel
 from meshwright.device.tensor_ops import is_tensor_eqn, tensor_of
 from meshwright.device.types import Device
@@ -175,23 +175,22 @@ def at_level(fn: Function, keys: Sequence[int | str], change: Callable[[Function
         if not left:
             check_plain(body, keys)
             return change(body, depth)
-        found = [eqn for eqn in body.eqns if eqn.body is not None and eqn.body.variable == left[0]]
-        if not found:
-            known = sorted({eqn.body.variable or "" for eqn in body.eqns if eqn.body is not None})
+        known = sorted({inner.variable or "" for inner in body.bodies()})
+        if left[0] not in known:
             raise DeviceError(
                 f"No pmap here binds the device variable {left[0]}.",
                 why=f"the variables on this level are: {', '.join(known) or 'none'}",
                 fix=f"device_keys={[*variables[:depth], *known[:1]]}",
             )
-        eqns = []
-        for eqn in body.eqns:
-            if eqn in found:
-                assert eqn.body is not None
-                if id(eqn.body) not in done:
-                    done[id(eqn.body)] = descend(eqn.body, left[1:], depth + 1)
-                eqn = DeviceEqn(eqn.op, eqn.inputs, eqn.outputs, eqn.attributes, done[id(eqn.body)])
-            eqns.append(eqn)
-        return body.with_(eqns=tuple(eqns))
+
+        def deeper(inner: Function) -> Function:
+            if inner.variable != left[0]:
+                return inner
+            if id(inner) not in done:
+                done[id(inner)] = descend(inner, left[1:], depth + 1)
+            return done[id(inner)]
+
+        return body.with_bodies(deeper)
 
     return descend(fn, variables, 0)
 

@@ -15,7 +15,7 @@ def typed(fn: Function) -> Function:
     """The same function with a type on every value, as far as it follows without a device map."""
     if _is_typed(fn):
         return fn
-    return _Typing(fn).function
+    return _Typing(fn.with_bodies(typed)).function
 
 
 def in_steps(fn: Function) -> Function:
@@ -25,21 +25,12 @@ def in_steps(fn: Function) -> Function:
                                         b_rows = broadcast_in_dim(b, shape=(B, H), dims=(1,))
                                         y = add(y_product, b_rows)
     """
-    fn = typed(fn)
-    if not _has_steps(fn):
-        return fn
+    fn = typed(fn).with_bodies(in_steps)
     eqns: list[DeviceEqn] = []
     for eqn in fn.eqns:
-        if eqn.body is not None:
-            eqn = DeviceEqn(eqn.op, eqn.inputs, eqn.outputs, eqn.attributes, in_steps(eqn.body))
         steps = eqn.op.steps if isinstance(eqn.op, DeviceOp) else None
         eqns += steps(eqn) if steps is not None else (eqn,)
-    return fn.with_(eqns=tuple(eqns))
-
-
-def _has_steps(fn: Function) -> bool:
-    here = any(isinstance(eqn.op, DeviceOp) and eqn.op.steps is not None for eqn in fn.eqns)
-    return here or any(map(_has_steps, fn.bodies()))
+    return fn if len(eqns) == len(fn.eqns) else fn.with_(eqns=tuple(eqns))
 
 
 def _is_typed(fn: Function) -> bool:
@@ -63,19 +54,18 @@ class _Typing:
 
     def eqn(self, eqn: DeviceEqn) -> DeviceEqn:
         inputs: list[Operand] = [x if isinstance(x, Number) else self.env[x] for x in eqn.inputs]
-        body = typed(eqn.body) if eqn.body is not None else None
         types = [v.type for v in eqn.outputs]
         if any(t is None for t in types):
-            found = self.types(eqn, inputs, body)
+            found = self.types(eqn, inputs)
             check_results(eqn, len(found))
             types = [t if t is not None else f for t, f in zip(types, found, strict=True)]
         outputs = []
         for v, t in zip(eqn.outputs, types, strict=True):
             self.env[v] = v if v.type is not None else DeviceValue(v.name, t)
             outputs.append(self.env[v])
-        return DeviceEqn(eqn.op, tuple(inputs), tuple(outputs), eqn.attributes, body)
+        return eqn.with_(inputs=tuple(inputs), outputs=tuple(outputs))
 
-    def types(self, eqn: DeviceEqn, inputs: list[Operand], body: Function | None) -> list[Type]:
+    def types(self, eqn: DeviceEqn, inputs: list[Operand]) -> list[Type]:
         values = [x for x in inputs if isinstance(x, DeviceValue)]
         if is_tensor_eqn(eqn):
             device = tensor_of(values[0]).device if values else eqn.attributes.get("device", UNKNOWN)
@@ -87,8 +77,7 @@ class _Typing:
                 why="how many devices there are is known once a device map is given",
                 fix=f"{eqn.outputs[0].name}: Tuple[{tensor_of(values[0])}, ...] = {eqn.op}(…)",
             )
-        region = {} if body is None else {"body": body}
-        found: Any = eqn.op.type(*(v.type for v in values), **eqn.attributes, **region)  # type: ignore[arg-type]
+        found: Any = eqn.op.type(*(v.type for v in values), **eqn.params)  # type: ignore[arg-type]
         return list(found) if isinstance(found, tuple) else [found]
 
 

@@ -417,10 +417,5 @@ def _maps_of(fn: Function) -> list[DeviceMap]:
 
 
 def _without_maps(fn: Function) -> Function:
-    eqns = []
-    for eqn in fn.eqns:
-        if eqn.body is not None:
-            attributes = {key: value for key, value in eqn.attributes.items() if key != "device_map"}
-            eqn = DeviceEqn(eqn.op, eqn.inputs, eqn.outputs, attributes, _without_maps(eqn.body))
-        eqns.append(eqn)
-    return fn.with_(eqns=tuple(eqns))
+    fn = fn.with_bodies(_without_maps)
+    return fn.with_(eqns=tuple(e if e.body is None else e.with_(attributes={}) for e in fn.eqns))
