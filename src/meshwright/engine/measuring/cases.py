@@ -138,8 +138,26 @@ STEPS = [
 ]
 
 
+FAMILIES = ("matmul", "matmul", "matmul", "elementwise", "rows", "lookup", "attention", "conv")
+# Random ops that the numbers are fitted to: how many, which, of what families.
+DRAWN = ((120, 1, FAMILIES), (30, 2, ("attention", "conv", "conv")))
+
+
 def cases(scale: Scale) -> list[Case]:
     """Every case, in the order of measuring: what the fit needs most first, train steps before the long tail."""
+    out = _listed(scale)
+    for count, seed, families in DRAWN:
+        out += _drawn(scale, count, seed, "calibration", {case.name for case in out}, families)
+    order = {"calibration": 0, "step": 1, "held out": 1}
+    out.sort(key=lambda case: (order[case.part], case.part != "step", case.op != "matmul"))
+    d, e = scale.dim, scale.element
+    checks = [("matmul", "f32", (1, d(4096), d(4096), d(4096))), ("matmul", "bf16", (1, d(8192), d(8192), d(8192)))]
+    out += [Case("check", op, dtype, dict(zip(("batch", "m", "k", "n"), shape))) for op, dtype, shape in checks]
+    return [*out, Case("check", "add", "f32", {"elements": e(2**28)})]
+
+
+def _listed(scale: Scale) -> list[Case]:
+    """The cases that are listed above."""
     out = []
     d, r, e = scale.dim, scale.row, scale.element
     for (part, dtype), shapes in MATMULS.items():
@@ -172,69 +190,67 @@ def cases(scale: Scale) -> list[Case]:
         if scale.dims > 8 and "side" in sizes:
             sizes["side"] = 8
         out.append(Case("step", op, "bf16", sizes))
-    order = {"calibration": 0, "step": 1, "held out": 1}
-    out.sort(key=lambda case: (order[case.part], case.part != "step", case.op != "matmul"))
-    checks = [("matmul", "f32", (1, d(4096), d(4096), d(4096))), ("matmul", "bf16", (1, d(8192), d(8192), d(8192)))]
-    out += [Case("check", op, dtype, dict(zip(("batch", "m", "k", "n"), shape))) for op, dtype, shape in checks]
-    return [*out, Case("check", "add", "f32", {"elements": e(2**28)})]
-
-
-# What an op is called with.
+    return out
 
 
 def random_cases(scale: Scale, count: int, seed: int) -> list[Case]:
     """Ops of random kinds and sizes, none of which is among the cases: to test a model that is finished."""
+    return _drawn(scale, count, seed, "held out", {case.name for case in cases(scale)}, FAMILIES)
+
+
+def _drawn(
+    scale: Scale, count: int, seed: int, part: str, known: set[str], families: tuple[str, ...]
+) -> list[Case]:
     chance = random.Random(seed)
-    known = {case.name for case in cases(scale)}
-    d, r, e = scale.dim, scale.row, scale.element
     out: dict[str, Case] = {}
+    while len(out) < count:
+        case = _one(scale, chance, part, chance.choice(families))
+        if case.name not in known:
+            out[case.name] = case
+    return list(out.values())
+
+
+def _one(scale: Scale, chance: random.Random, part: str, family: str) -> Case:
+    """An op of a family, of random sizes, their logarithms evenly spread."""
+    d, r, e = scale.dim, scale.row, scale.element
 
     def size(low: int, high: int, step: int) -> int:
         return max(step, round(exp(chance.uniform(log(low), log(high))) / step) * step)
 
-    while len(out) < count:
-        family = chance.choice(("matmul", "matmul", "matmul", "elementwise", "rows", "lookup", "attention", "conv"))
-        dtype = chance.choice(("bf16", "bf16", "f32"))
-        if family == "matmul":
-            batch = chance.choice((1, 1, 1, size(8, 128, 8)))
-            low, high = (512, 10240) if batch == 1 else (128, 2048)
-            m, k, n = (size(low, high, 64) for _ in range(3))
-            case = Case("held out", "matmul", dtype, {"batch": r(batch), "m": d(m), "k": d(k), "n": d(n)})
-        elif family == "elementwise":
-            op = chance.choice(("add", "exp", "axpy", "relu", "tanh", "gelu", "swiglu", "mask", "bias_relu"))
-            case = Case("held out", op, dtype, {"elements": e(size(2**24, 2**28, 8192))})
-        elif family == "rows":
-            ops = (
-                "sum_rows",
-                "mean_rows",
-                "max_rows",
-                "sum_columns",
-                "softmax",
-                "log_softmax",
-                "layer_norm",
-                "rms_norm",
-            )
-            columns = size(512, 16384, 128)
-            rows = size(2**24, 2**28, 8 * columns) // columns
-            case = Case("held out", chance.choice((*ops, "transpose")), dtype, {"rows": r(rows), "columns": columns})
-        elif family == "lookup":
-            columns, indices = size(512, 8192, 128), size(8192, 65536, 1024)
-            sizes = {"table": r(size(8192, 131072, 1024)), "columns": columns, "indices": r(indices)}
-            op = chance.choice(("gather", "gather", "scatter"))
-            case = Case("held out", op, "f32" if op == "scatter" else dtype, sizes)
-        elif family == "attention":
-            sizes = {"batch": chance.randint(1, 8), "heads": 8 * chance.randint(1, 4)}
-            sizes |= {"tokens": d(size(512, 4096, 256)), "head": chance.choice((64, 128))}
-            case = Case("held out", chance.choice(("attention", "fused_attention")), "bf16", sizes)
-        else:
-            op = chance.choice(("conv", "conv_input_grad", "conv_filter_grad"))
-            sizes = {"images": r(32 * chance.randint(1, 8)), "side": chance.choice((14, 28, 56))}
-            sizes |= {"in": 64 * chance.randint(1, 6), "out": 64 * chance.randint(1, 6)}
-            sizes["kernel"] = chance.choice((1, 3, 3))
-            case = Case("held out", op, "bf16", sizes)
-        if case.name not in known:
-            out[case.name] = case
-    return list(out.values())
+    dtype = chance.choice(("bf16", "bf16", "f32"))
+    if family == "matmul":
+        batch = chance.choice((1, 1, 1, size(4, 128, 4)))
+        low, high = (256, 10240) if batch == 1 else (64, 2048)
+        step = chance.choice((64, 64, 8))
+        m, k, n = (size(low, high, step) for _ in range(3))
+        return Case(part, "matmul", dtype, {"batch": r(batch), "m": d(m), "k": d(k), "n": d(n)})
+    if family == "elementwise":
+        op = chance.choice(
+            ("add", "exp", "axpy", "relu", "tanh", "gelu", "swiglu", "mask", "bias_relu", "cast", "adam")
+        )
+        kind = "f32" if op in ("cast", "adam") else dtype
+        return Case(part, op, kind, {"elements": e(size(2**19, 2**28, 8192))})
+    if family == "rows":
+        ops = ("sum_rows", "mean_rows", "max_rows", "sum_columns", "softmax", "log_softmax", "layer_norm", "rms_norm")
+        columns = size(256, 16384, 128)
+        rows = max(8, size(2**20, 2**28, 8 * columns) // columns)
+        return Case(part, chance.choice((*ops, "transpose")), dtype, {"rows": r(rows), "columns": columns})
+    if family == "lookup":
+        columns, indices = size(256, 8192, 128), size(1024, 65536, 1024)
+        sizes = {"table": r(size(8192, 131072, 1024)), "columns": columns, "indices": r(indices)}
+        op = chance.choice(("gather", "gather", "scatter"))
+        return Case(part, op, "f32" if op == "scatter" else dtype, sizes)
+    if family == "attention":
+        sizes = {"batch": chance.randint(1, 8), "heads": 8 * chance.randint(1, 4)}
+        sizes |= {"tokens": d(size(256, 4096, 128)), "head": chance.choice((64, 128))}
+        return Case(part, chance.choice(("attention", "fused_attention")), "bf16", sizes)
+    op = chance.choice(("conv", "conv_input_grad", "conv_filter_grad"))
+    sizes = {"images": r(8 * chance.randint(1, 32)), "side": chance.choice((14, 28, 56))}
+    sizes |= {"in": 64 * chance.randint(1, 6), "out": 64 * chance.randint(1, 6), "kernel": chance.choice((1, 3, 3))}
+    return Case(part, op, "bf16", sizes)
+
+
+# What an op is called with.
 
 
 def operands(case: Case) -> list[tuple[tuple[int, ...], str]]:

@@ -9,7 +9,7 @@ import os
 import platform
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import asdict
 from math import ceil, prod
@@ -66,6 +66,18 @@ def timed(
     return [seconds(number) for _ in range(repeats)], number
 
 
+def roughly(kernels: Iterable[dict[str, Any]]) -> float:
+    """About how many seconds kernels take on an accelerator: to know how many of them to time together."""
+    total = 0.0
+    for one in kernels:
+        flops = one.get("flops", 0) + 2 * prod(one.get(name, 0) for name in ("m", "k", "n")) * one.get("batch", 1)
+        sides = ("images", "side", "side", "kernel", "kernel", "in", "out")
+        flops += 2 * prod(one.get(name, 0) for name in sides)
+        moved = one.get("read", 0) + one.get("written", 0)
+        total += one["count"] * (2e-6 + flops / 4e14 + moved / 4e12)
+    return total
+
+
 def measure_case(backend: Any, case: Case, repeats: int, length: float) -> dict[str, Any]:
     """The record of one case."""
     facts: dict[str, Any] = {}
@@ -90,21 +102,23 @@ def measure_case(backend: Any, case: Case, repeats: int, length: float) -> dict[
         function, shapes = backend.function(case), operands(case)
         size = sum(prod(shape) * (4 if dtype.startswith("below") else ITEM[dtype]) for shape, dtype in shapes)
         # Inputs rotate, so that they come from memory and not from a cache that still holds them.
-        sets = max(1, min(24, ceil(2.5e8 / size))) if backend.on_accelerator else max(1, min(8, ceil(1e8 / size)))
+        sets = max(4, min(24, ceil(2.5e8 / size))) if backend.on_accelerator else max(1, min(8, ceil(1e8 / size)))
+        if case.op == "scatter":
+            sets = 1  # several in one program would share the zeros they add to
         inputs = [
             [backend.array(shape, dtype, 31 * i + j) for j, (shape, dtype) in enumerate(shapes)] for i in range(sets)
         ]
         if case.op.startswith("all_"):
             inputs = [[backend.spread(array, case.sizes["devices"]) for array in one] for one in inputs]
         together = 1
-        if case.op == "matmul" and backend.name == "jax" and 6 * prod(case.sizes.values()) < 1e11:
-            # Small products: several in one program, so that calls do not count.
-            together = min(16 if prod(case.sizes.values()) < 4e9 else 8, sets)
-        if together > 1:
-            inner = function
-            function = backend.jax.jit(lambda groups: [inner(*group) for group in groups])
-            groups = [[inputs[(i + j) % sets] for j in range(together)] for i in range(0, sets, together)]
-            call = lambda index: function(groups[index % len(groups)])
+        if backend.name == "jax" and backend.on_accelerator and case.op != "nothing" and not case.op.startswith("all_"):
+            # Many in one program, so that the host's calls do not count.
+            rounds = max(2, min(64, ceil(4e-3 / (sets * roughly(work(case, "jax"))))))
+            looped, together = backend.repeated(case, rounds), sets * rounds
+            call: Callable[[int], Any] = lambda index: looped(inputs)
+            backend.wait(call(0))
+            with suppress(Exception):
+                facts["kernels"] = backend.kernels(lambda: call(0))
         else:
             results: list[Any] = [None] * min(sets, 4)
 

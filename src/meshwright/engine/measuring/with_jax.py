@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.engine.measuring.cases import Case, Scale, Unsupported, operands
+from meshwright.engine.measuring.cases import Case, Scale, Unsupported
+from meshwright.engine.measuring.ops import TYPES, function
 
 SEEDS = 2**16  # how far apart arrays of random numbers start in one block of them
 
@@ -26,7 +27,6 @@ class Jax:
 
         self.jax: Any = jax
         self.np: Any = jnp
-        self.types = {"bf16": jnp.bfloat16, "f32": jnp.float32}
         device = jax.devices()[0]
         self.on_accelerator = device.platform != "cpu"
         self.facts = {
@@ -49,7 +49,7 @@ class Jax:
         taken = self.jax.lax.dynamic_slice(numbers, (start,), (count,)).reshape(shape)
         if dtype.startswith("below"):
             return (self.np.abs(taken) * 1e6).astype(self.np.int32) % int(dtype.split()[1])
-        return taken.astype(self.types[dtype])
+        return taken.astype(TYPES[dtype])
 
     def array(self, shape: tuple[int, ...], dtype: str, seed: int) -> Any:
         return self._take(self.numbers, 7919 * seed % SEEDS, shape, dtype)
@@ -63,78 +63,28 @@ class Jax:
         self.jax.block_until_ready(value)
 
     def function(self, case: Case) -> Any:
-        return self.jax.jit(self._plain(case))
-
-    def _plain(self, case: Case) -> Any:
-        jnp, jax, s = self.np, self.jax, case.sizes
-        f32 = jnp.float32
-
-        def adam(p: Any, m: Any, v: Any, g: Any) -> Any:
-            m, v = 0.9 * m + 0.1 * g, 0.99 * v + 0.01 * g * g
-            return p - 1e-3 * m / (jnp.sqrt(jnp.abs(v)) + 1e-8), m, v
-
-        def chain(x: Any, w: Any) -> Any:
-            for _ in range(s["links"]):
-                x = x @ w
-            return x
-
-        def scatter(rows: Any, index: Any) -> Any:
-            return jnp.zeros((s["table"], s["columns"]), rows.dtype).at[index].add(rows)
-
-        def layer_norm(x: Any) -> Any:
-            y = x.astype(f32)
-            mean = y.mean(-1, keepdims=True)
-            variance = (y * y).mean(-1, keepdims=True) - mean * mean
-            return ((y - mean) * jax.lax.rsqrt(variance + 1e-5)).astype(x.dtype)
-
-        def rms_norm(x: Any) -> Any:
-            y = x.astype(f32)
-            return (y * jax.lax.rsqrt((y * y).mean(-1, keepdims=True) + 1e-5)).astype(x.dtype)
-
-        def attention(q: Any, k: Any, v: Any) -> Any:
-            scores = jnp.einsum("bhqd,bhkd->bhqk", q, k) * (s["head"] ** -0.5)
-            weights = jax.nn.softmax(scores.astype(f32), -1).astype(q.dtype)
-            return jnp.einsum("bhqk,bhkd->bhqd", weights, v)
-
-        def fused_attention(q: Any, k: Any, v: Any) -> Any:
-            q, k, v = (x.reshape(s["batch"], s["tokens"], s["heads"], s["head"]) for x in (q, k, v))
-            return jax.nn.dot_product_attention(q, k, v, implementation="cudnn")
-
-        def conv(x: Any, w: Any) -> Any:
-            return jax.lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
-
-        def gradient_of(argument: int) -> Callable[..., Any]:
-            shapes = operands(Case(case.part, "conv", case.dtype, s))
-            x, w = (jax.ShapeDtypeStruct(shape, self.types[dtype]) for shape, dtype in shapes)
-
-            def gradient(first: Any, second: Any) -> Any:
-                if argument == 0:
-                    return jax.linear_transpose(lambda x: conv(x, second), x)(first)[0]
-                return jax.linear_transpose(lambda w: conv(first, w), w)(second)[0]
-
-            return gradient
-
         if case.op == "fused_attention" and not self.on_accelerator:
             raise Unsupported("fused attention needs a GPU")
-        if case.op.startswith("all_"):
-            return self._collective(case)
-        functions: dict[str, Callable[..., Any]] = {
-            "matmul": jnp.matmul, "chain": chain, "nothing": lambda x: x + 1, "add": jnp.add, "exp": jnp.exp,
-            "axpy": lambda x, y: 2.5 * x + y, "relu": jax.nn.relu, "tanh": jnp.tanh, "gelu": jax.nn.gelu,
-            "swiglu": lambda x, y: jax.nn.silu(x) * y, "adam": adam, "mask": lambda x: jnp.where(x > 0.5, x, -1e9),
-            "cast": lambda x: x.astype(jnp.bfloat16), "bias_relu": lambda x, b: jax.nn.relu(x + b),
-            "sum_rows": lambda x: x.sum(1), "mean_rows": lambda x: x.mean(1), "sum_columns": lambda x: x.sum(0),
-            "max_rows": lambda x: x.max(1), "sum_all": jnp.sum, "norm_all": lambda x: jnp.sqrt((x * x).sum()),
-            "softmax": jax.nn.softmax, "log_softmax": jax.nn.log_softmax, "layer_norm": layer_norm,
-            "rms_norm": rms_norm, "transpose": lambda x: x.T + 0, "gather": lambda x, i: x[i], "scatter": scatter,
-            "attention": attention, "fused_attention": fused_attention, "conv": conv,
-            "conv_input_grad": gradient_of(0) if "kernel" in s else conv,
-            "conv_filter_grad": gradient_of(1) if "kernel" in s else conv,
-        }  # fmt: skip
-        function = functions[case.op]
-        if case.op == "transpose":
-            return lambda x: jnp.swapaxes(x, 0, 1).copy()
-        return function
+        return self.jax.jit(self._collective(case) if case.op.startswith("all_") else function(case, self.jax))
+
+    def repeated(self, case: Case, times: int) -> Any:
+        """A jitted function of groups of inputs: the op on each group, in a loop that runs ``times`` times.
+
+        The inputs of an iteration hang on the one before, by a barrier, so that nothing is taken out of the loop.
+        """
+        once, lax, jax = self.function(case), self.jax.lax, self.jax
+
+        def every(groups: list[list[Any]]) -> list[Any]:
+            return jax.tree.leaves([once(*group) for group in groups])  # type: ignore[no-any-return]
+
+        def run(groups: list[list[Any]]) -> Any:
+            def body(_: Any, carried: Any) -> Any:
+                inputs, token = lax.optimization_barrier((groups, carried[0]))
+                return token, every(inputs)
+
+            return lax.fori_loop(0, times - 1, body, (self.np.zeros((), self.np.int32), every(groups)))
+
+        return jax.jit(run)
 
     def _collective(self, case: Case) -> Any:
         jax, spec = self.jax, self.jax.sharding.PartitionSpec
