@@ -36,10 +36,19 @@ MADE_UP = Kernels(
     fill_seconds=2e-6,
     flops_per_s={"bf16": 4e14, "f32": 1.5e14},
     edge={"bf16": 20.0, "f32": 8.0},
-    share={"operands": 0.85, "reduce": 0.9, "normalize": 0.8, "transpose": 0.7, "gather": 0.6, "scatter": 0.5,
-           "conv": 0.8, "conv_input_grad": 0.7, "conv_filter_grad": 0.6},
+    share={"operands": 0.85, "reduce": 0.9, "column_reduce": 0.75, "normalize": 0.8, "transpose": 0.7, "gather": 0.6,
+           "scatter": 0.5, "conv": 0.8, "conv_input_grad": 0.7, "conv_filter_grad": 0.6, "attention": 0.7},
     row_bytes=2e5,
     exponentials_per_s=2e12,
+    store_bytes_per_s={"bf16": 8e10, "f32": 6e10},
+    row_elements_per_s=5e11,
+    row_bytes_per_s=1e10,
+    attention_seconds=4e-6,
+    attention_fill_seconds=1e-6,
+    ramp_seconds={"bf16": 1e-6, "f32": 2e-6},
+    reduce_seconds={"bf16": 3e-6, "f32": 4e-6},
+    sustained_flops_per_s={"bf16": 3.6e14, "f32": 1.3e14},
+    library_seconds={"conv": 2e-5, "conv_input_grad": 2e-5, "conv_filter_grad": 3e-5},
 )  # fmt: skip
 
 
@@ -126,9 +135,13 @@ def test_a_chip_that_is_known_gets_efficiencies() -> None:
     chip = calibrate(raw).chip
     assert (chip.name, chip.hbm_bytes_per_s) == ("a100", hardware.get("a100").hbm_bytes_per_s)
     assert chip.known("hbm_efficiency", 0) == pytest.approx(2e12 / chip.hbm_bytes_per_s, rel=0.02)
-    assert chip.known("matmul_efficiency", 0) == pytest.approx(4e14 / chip.flops_per_s("bf16"), rel=0.05)
+    assert chip.known("matmul_efficiency", 0) == pytest.approx(3.6e14 / chip.flops_per_s("bf16"), rel=0.05)
     calm, real = (hardware.elementwise_seconds(2**28, chip, mode=mode) for mode in ("exact", "calibrated"))
-    assert real == pytest.approx(calm / chip.known("hbm_efficiency", 0))
+    launch = Kernels.of(chip).launch_seconds
+    assert launch > 0
+    assert real == pytest.approx(calm / chip.known("hbm_efficiency", 0) + launch)
+    assert hardware.elementwise_seconds(8, chip, mode="calibrated") == pytest.approx(launch, rel=1e-3)
+    assert hardware.reduction((8, 8), 1, chip, mode="calibrated").seconds == pytest.approx(launch, rel=1e-3)
 
 
 def test_whole_waves_of_tiles() -> None:

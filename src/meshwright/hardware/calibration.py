@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from math import copysign, log
+from math import copysign, inf, log
 from statistics import median
 from typing import Any
 
@@ -88,7 +88,7 @@ class Calibration:
         else:
             name, kind, facts = base.name, base.kind, dict(base.facts)
             dtype = "bf16" if "bf16" in k.flops_per_s else next(iter(k.flops_per_s))
-            share = k.flops_per_s[dtype] / base.flops_per_s(dtype)
+            share = min(k.flops_per_s[dtype], k.sustained_flops_per_s.get(dtype, inf)) / base.flops_per_s(dtype)
             facts["matmul_efficiency"] = Fact(round(share, 4), label, f"{dtype}, {note}")
             facts["hbm_efficiency"] = Fact(round(k.bytes_per_s / base.hbm_bytes_per_s, 4), label, note)
         facts["kernels"] = Fact(asdict(k), label, note)
@@ -217,37 +217,64 @@ def fit(rows: Sequence[Row], units: int, tiled: bool) -> Kernels:
 
     def numbers(x: Sequence[float]) -> Kernels:
         start, launch, memory, elements, fill, operands, *rest = x
-        rate, edge = dict(zip(types, rest)), dict(zip(types, rest[len(types) :]))
-        return Kernels(units, tiled, call, start, launch, memory, elements, fill, rate, edge, {"operands": operands})
+        n = len(types)
+        rate, edge, sustained, ramp, reduce, store = (dict(zip(types, rest[i : i + n])) for i in range(0, 6 * n, n))
+        found = Kernels(units, tiled, call, start, launch, memory, elements, fill, rate, edge, {"operands": operands})
+        if not tiled:
+            return found
+        return replace(found, store_bytes_per_s=store, sustained_flops_per_s=sustained, ramp_seconds=ramp,
+                       reduce_seconds=reduce)  # fmt: skip
 
-    first = [3e-6, 1e-6, fastest, busiest or 1e30, 1e-6, 0.9, *(1.1 * rates[dtype] for dtype in types)]
-    first += [10.0 for _ in types]
+    first = [3e-6, 1.5e-6, fastest, busiest or 1e30, 5e-7, 0.9]
+    for share, number in ((1.3, 0.0), (0.0, 10.0), (1.1, 0.0), (0.0, 5e-7), (0.0, 2e-6), (0.0, 5e10)):
+        first += [share * rates[dtype] + number for dtype in types]
     found = numbers(search(lambda x: _errors(numbers(x), [*streams, *products]), first))
-    for kind in (*MOVING[1:], *CONVOLUTIONS):
-        found = _with_share(found, kind, [row for row in rows if _shows(row, kind)])
-    attention = [row for row in rows if _shows(row, "attention")]
-    if attention:
-        exponentials = search(
-            lambda x: _errors(replace(found, exponentials_per_s=x[0]), attention), [found.exponentials_per_s]
-        )
-        found = replace(found, exponentials_per_s=exponentials[0])
-    return found
+    for kind in MOVING[1:]:
+        also = "matmul" if kind == "normalize" else ""  # attention of separate kernels
+        found = _with_share(found, kind, [row for row in rows if _shows(row, kind, also)])
+    for kind in CONVOLUTIONS:
+        found = _with_convolution(found, kind, [row for row in rows if _shows(row, kind)])
+    return _with_attention(found, [row for row in rows if _shows(row, "attention")])
 
 
 def _with_share(kernels: Kernels, kind: str, rows: Sequence[Row]) -> Kernels:
-    """The numbers with the share of bandwidth or rate that kernels of a kind reach, if any row shows it."""
+    """The numbers with the share of the bandwidth that kernels of a kind reach, if any row shows it."""
 
     def shared(x: Sequence[float]) -> Kernels:
-        room = x[1] if kind == "normalize" else kernels.row_bytes
-        return replace(kernels, share={**kernels.share, kind: x[0]}, row_bytes=room)
+        found = replace(kernels, share={**kernels.share, kind: x[0]})
+        if kind != "normalize":
+            return found
+        return replace(found, row_bytes=x[1], row_elements_per_s=x[2], row_bytes_per_s=x[3])
 
-    first = [1.0, kernels.row_bytes] if kind == "normalize" else [1.0]
+    first = [1.0, kernels.row_bytes, 2 * kernels.elements_per_s, 2e10] if kind == "normalize" else [1.0]
     return shared(search(lambda x: _errors(shared(x), rows), first)) if rows else kernels
 
 
-def _shows(row: Row, kind: str) -> bool:
-    """Whether a case shows a kind of kernel: it has no other but streams."""
-    return kind in (kinds := {one["kind"] for one in row["work"]}) and kinds <= {kind, "stream"}
+def _with_convolution(kernels: Kernels, kind: str, rows: Sequence[Row]) -> Kernels:
+    """The numbers with the share of the rate that convolutions of a kind reach, and how long the host calls one."""
+
+    def shared(x: Sequence[float]) -> Kernels:
+        called = {**kernels.library_seconds, kind: x[1]} if kernels.tiled else {}
+        return replace(kernels, share={**kernels.share, kind: x[0]}, library_seconds=called)
+
+    first = [1.0, 0.8 * min((row["time"] for row in rows), default=0.0)]
+    return shared(search(lambda x: _errors(shared(x), rows), first)) if rows else kernels
+
+
+def _with_attention(kernels: Kernels, rows: Sequence[Row]) -> Kernels:
+    """The numbers with those of fused attention."""
+
+    def shared(x: Sequence[float]) -> Kernels:
+        found = replace(kernels, exponentials_per_s=x[0], share={**kernels.share, "attention": x[1]})
+        return replace(found, attention_seconds=x[2], attention_fill_seconds=x[3]) if kernels.tiled else found
+
+    first = [kernels.exponentials_per_s, 0.9, 3e-6, 2e-6]
+    return shared(search(lambda x: _errors(shared(x), rows), first)) if rows else kernels
+
+
+def _shows(row: Row, kind: str, also: str = "") -> bool:
+    """Whether a case shows a kind of kernel: it has no other but streams, and those that are fitted before."""
+    return kind in (kinds := {one["kind"] for one in row["work"]}) and kinds <= {kind, "stream", also}
 
 
 def _types(row: Row) -> set[str]:
@@ -261,11 +288,11 @@ def _flops(row: Row) -> float:
 
 
 def _errors(kernels: Kernels, rows: Iterable[Row]) -> list[float]:
-    """The error of each row's logarithm; beyond 30 % it grows as its root, so that no outlier rules."""
+    """The error of each row's logarithm; beyond 10 % it grows as its root, so that no outlier rules."""
     out = []
     for row in rows:
         off = log(_predicted(kernels, row) / float(row["time"]))
-        out.append(off if abs(off) < 0.3 else copysign((0.6 * abs(off) - 0.09) ** 0.5, off))
+        out.append(off if abs(off) < 0.1 else copysign((0.2 * abs(off) - 0.01) ** 0.5, off))
     return out
 
 

@@ -9,6 +9,7 @@ from math import inf, prod
 from meshwright.core.source import here
 from meshwright.errors import HardwareError
 from meshwright.hardware.chips import Chip, get, item_bytes
+from meshwright.hardware.kernels import Kernels
 from meshwright.hardware.topology import Topology
 
 Machine = str | Chip | Topology
@@ -24,16 +25,17 @@ class Roofline:
     compute_seconds: float
     memory_seconds: float
     communication_seconds: float = 0.0
+    launch_seconds: float = 0.0
 
     @property
     def seconds(self) -> float:
-        """The lower bound: everything overlaps."""
-        return max(self.compute_seconds, self.memory_seconds, self.communication_seconds)
+        """The lower bound: everything but the launch overlaps."""
+        return self.launch_seconds + max(self.compute_seconds, self.memory_seconds, self.communication_seconds)
 
     @property
     def serial_seconds(self) -> float:
         """The upper bound: communication waits for compute."""
-        return max(self.compute_seconds, self.memory_seconds) + self.communication_seconds
+        return self.launch_seconds + max(self.compute_seconds, self.memory_seconds) + self.communication_seconds
 
     @property
     def bound(self) -> str:
@@ -145,11 +147,28 @@ def elementwise(
 ) -> Roofline:
     """An elementwise op: each input read and each output written once; ``flops`` per element, if they should count.
 
+    ``mode="calibrated"`` on a chip whose kernels were measured counts the launch, and the rate of elements.
+
     >>> round(elementwise(2**30, "h100").seconds * 1e3, 2)
     3.85
+    >>> round(elementwise(1, "h200", mode="calibrated").seconds * 1e6, 1)
+    1.6
     """
     elements = shape if isinstance(shape, int) else prod(shape)
-    return work(flops * elements, (inputs + outputs) * elements * item_bytes(dtype), machine, "bf16", mode)
+    cost = work(flops * elements, (inputs + outputs) * elements * item_bytes(dtype), machine, "bf16", mode)
+    return _launched(cost, "stream", elements, machine, mode)
+
+
+def _launched(cost: Roofline, kind: str, elements: float, machine: Machine, mode: str) -> Roofline:
+    """The cost of a kernel that reads and writes as it was measured, if it was: its launch, and its own bandwidth."""
+    chip, count = _chips(machine)
+    if mode != "calibrated" or "kernels" not in chip.facts:
+        return cost
+    kernels = Kernels.of(chip)
+    memory = cost.memory_seconds / kernels.share.get(kind, 1.0)
+    if kind == "stream":
+        memory = max(memory, elements / (count * kernels.elements_per_s))
+    return replace(cost, memory_seconds=memory, launch_seconds=kernels.launch_seconds)
 
 
 def elementwise_seconds(
@@ -173,7 +192,9 @@ def reduction(
     """
     dims = {axes} if isinstance(axes, int) else set(axes)
     kept = prod(size for dim, size in enumerate(shape) if dim not in dims and dim - len(shape) not in dims)
-    return work(prod(shape), float((prod(shape) + kept) * item_bytes(dtype)), machine, "bf16", mode)
+    cost = work(prod(shape), float((prod(shape) + kept) * item_bytes(dtype)), machine, "bf16", mode)
+    trailing = all((dim + len(shape)) % len(shape) >= len(shape) - len(dims) for dim in dims)
+    return _launched(cost, "reduce" if trailing else "column_reduce", prod(shape), machine, mode)
 
 
 def attention(

@@ -8,15 +8,17 @@ efficiencies. FLOPs of fused elementwise kernels do not count: memory bounds the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from meshwright.core.axis_names import axis_part
 from meshwright.core.dtypes import real_part
 from meshwright.core.facts import Across, Fusion, Structure
 from meshwright.core.op import No, fusion_of
-from meshwright.core.program import Eqn
+from meshwright.core.program import Eqn, Literal, Program, Var
 from meshwright.core.source import here
 from meshwright.errors import HardwareError
 from meshwright.hardware.chips import dtype_name
@@ -77,6 +79,7 @@ class Machine:
         measured = mode == "calibrated" and "kernels" in self.chip.facts
         self.measured = Measured.of(self.chip) if measured else None
         self.notes: dict[str, None] = {}
+        self.half_zero: set[Var] = set()
         self._collectives: dict[object, TaskCost] = {}
         self._kernels: dict[object, TaskCost] = {}
 
@@ -106,13 +109,15 @@ class Machine:
         if kernel.alone:
             types = tuple(a.type for a in eqn.inputs), tuple(v.type for v in eqn.outputs)
             nbytes = kernel.nbytes if len(kernel.eqns) > 1 else None
-            key: object = (eqn.op, *types, tuple(eqn.params.items()), nbytes)
+            dense = self.half_zero.isdisjoint(eqn.inputs)  # type: ignore[arg-type]
+            key: object = (eqn.op, *types, tuple(eqn.params.items()), nbytes, dense)
             found = self._kernels.get(key)
             if found is None:
                 if eqn.op.structure is Structure.KERNEL:
                     found = self.written(eqn)[0]
                 else:
-                    found = self._matmul(eqn, nbytes) if fusion_of(eqn) is Fusion.CONTRACTION else self._other(eqn)
+                    product = fusion_of(eqn) is Fusion.CONTRACTION
+                    found = self._matmul(eqn, nbytes, dense) if product else self._other(eqn)
                 self._kernels[key] = found
             return found
         return self._fused(kernel)
@@ -134,15 +139,16 @@ class Machine:
             return stand_in
         return name
 
-    def _matmul(self, eqn: Eqn, nbytes: float | None = None) -> TaskCost:
+    def _matmul(self, eqn: Eqn, nbytes: float | None, dense: bool) -> TaskCost:
         """A contraction, which reads and writes ``nbytes`` if it computes operands as it reads them."""
         cost = eqn.op.cost([a.type for a in eqn.inputs], [v.type for v in eqn.outputs], eqn.params)
         dtype, nbytes = self._dtype(eqn), cost.nbytes if nbytes is None else float(nbytes)
         found = self._work(cost.flops, nbytes, dtype, cost.flops)
         if self.measured is None or dtype not in self.measured.flops_per_s:
             return found
-        batch, m, k, n, kind = _matmul_sizes(eqn, cost.flops)
-        return found._replace(seconds=self.measured.product(m, k, n, dtype, batch, nbytes, kind))
+        batch, m, k, n, kind, window = _matmul_sizes(eqn, cost.flops)
+        options: dict[str, Any] = {"window": window, "dense": dense}
+        return found._replace(seconds=self.measured.product(m, k, n, dtype, batch, nbytes, kind, **options))
 
     def _attention(self, kernel: Kernel, attention: Attention) -> TaskCost:
         """Fused attention: the FLOPs of its products, as far as masks leave them, and bytes of what is not wide."""
@@ -194,7 +200,7 @@ class Machine:
         if self.measured is None:
             seconds = work(0, nbytes, self.chip, mode=self.mode).seconds
         else:
-            seconds = self.measured.kernel_seconds(_moving(kernel))
+            seconds = sum(map(self.measured.kernel_seconds, _moving(kernel)))
         return TaskCost(seconds, (COMPUTE,), "memory", flops, nbytes)
 
     # Collectives
@@ -261,8 +267,25 @@ class Machine:
         return tuple(name for name in self.axes if self.axes[name] > 1 and unit in self.links((name,)))
 
 
-def _matmul_sizes(eqn: Eqn, flops: float) -> tuple[int, int, int, int, str]:
-    """The batch and the three sizes of the product that an equation amounts to, and what kind it is."""
+def half_zero(program: Program) -> set[Var]:
+    """The values about half of whose elements are zero: results of relus and masks, and the same in other words.
+
+    p: bool[8] = le o 0.0
+    q: bf16[8] = select p 0.0 o        q, and what is a cast, a view or a transpose of it
+    """
+    found: set[Var] = set()
+    for eqn in program.eqns:
+        same = fusion_of(eqn) in (Fusion.VIEW, Fusion.PERMUTATION) or eqn.op.name == "convert"
+        chosen = {"select": eqn.inputs[1:], "max": eqn.inputs}.get(eqn.op.name, ())
+        if any(isinstance(atom, Literal) and not np.any(atom.value) for atom in chosen):
+            found.update(eqn.outputs)
+        elif same and eqn.inputs and eqn.inputs[0] in found:
+            found.update(eqn.outputs)
+    return found
+
+
+def _matmul_sizes(eqn: Eqn, flops: float) -> tuple[int, int, int, int, str, int]:
+    """The batch and the three sizes of the product that an equation amounts to, what kind it is, and its window."""
     operands, results = [a.type for a in eqn.inputs], [v.type for v in eqn.outputs]
     if "dims" not in eqn.params:
         assert not isinstance(eqn.op.factors, No)
@@ -270,7 +293,7 @@ def _matmul_sizes(eqn: Eqn, flops: float) -> tuple[int, int, int, int, str]:
         left, right, out = ({name for dim in dims for name in dim} for dims in (*rule.operands[:2], rule.results[0]))
         found = (left & right & out, left - right, (left & right) - out, right - left)
         b, m, k, n = (max(1, prod(rule.sizes[name] for name in names)) for names in found)
-        return b, m, k, n, "matmul"
+        return b, m, k, n, "matmul", 1
     # A convolution: positions by what each is computed from by features. The gradient of a filter has few positions,
     # each computed from a whole array.
     _, kernel, result = eqn.params["dims"]
@@ -278,23 +301,63 @@ def _matmul_sizes(eqn: Eqn, flops: float) -> tuple[int, int, int, int, str]:
     k = max(1, round(flops / 2 / max(1, results[0].size)))
     places = ((operands[1], kernel), (results[0], result))
     window, positions = (prod(t.shape[d] for d in dims[2:]) for t, dims in places)
-    kind = "conv_filter_grad" if positions < window else "conv"
-    return 1, max(1, results[0].size // features), k, features, kind
+    m = max(1, results[0].size // features)
+    if positions < window:
+        return positions, max(1, m // positions), k, features, "conv_filter_grad", positions
+    return 1, m, k, features, "conv", window
 
 
-def _moving(kernel: Kernel) -> dict[str, object]:
-    """A fused kernel in the words of the measured model."""
+def _moving(kernel: Kernel) -> list[dict[str, object]]:
+    """A fused kernel in the words of the measured model: one kernel, or two if rows are reduced twice side by side."""
     reductions = [eqn for eqn in kernel.eqns if fusion_of(eqn) is Fusion.REDUCTION]
     written = sum(v.type.nbytes for v in kernel.writes)
     read = sum(kernel.reads.values())
-    elements = max([v.type.size for v in kernel.writes] + [v.type.size for v in kernel.reads], default=0)
-    rows = [eqn for eqn in reductions if is_row_reduction(eqn) and eqn.outputs[0] not in kernel.writes]
+    touched = [kernel.reads[v] // v.type.dtype.itemsize for v in kernel.reads]
+    elements = max([v.type.size for v in kernel.writes] + touched, default=0)
+    widest = max((v.type.size for v in kernel.writes), default=0)
+    rows = [eqn for eqn in reductions if is_row_reduction(eqn) and eqn.outputs[0] not in kernel.writes
+            and eqn.outputs[0].type.size < widest]  # fmt: skip
+    sizes: dict[str, object] = {"read": read, "written": written, "elements": elements}
+    if _side_by_side(kernel, rows):
+        sums = sum(eqn.outputs[0].type.nbytes for eqn in rows)
+        return [{"kind": "reduce", "read": read, "written": sums, "elements": elements}, {"kind": "stream", **sizes}]
     if rows:
         row = max(4 * eqn.inputs[0].type.size / max(1, eqn.outputs[0].type.size) for eqn in rows)
-        return {"kind": "normalize", "read": read, "written": written, "row": row}
-    kind = "reduce" if reductions else "stream"
-    if kind == "stream" and any(fusion_of(eqn) is Fusion.PERMUTATION for eqn in kernel.eqns):
+        return [{"kind": "normalize", **sizes, "row": row, "passes": len(rows)}]
+    kind = "stream"
+    if reductions:
+        kind = "reduce" if all(map(_keeps_leading, reductions)) else "column_reduce"
+        last = kernel.eqns.index(reductions[-1])
+        if any(eqn.op.name != "convert" for eqn in kernel.eqns[last + 1 :]):  # arithmetic on sums: a pass of its own
+            return [{"kind": kind, **sizes}, {"kind": "stream", "read": written, "written": written}]
+    elif any(fusion_of(eqn) is Fusion.PERMUTATION for eqn in kernel.eqns):
         kind = "transpose"
-    elif kind == "stream" and any(eqn.op.split.across is Across.READ for eqn in kernel.eqns):
+    elif any(eqn.op.split.across is Across.READ for eqn in kernel.eqns):
         kind = "gather"
-    return {"kind": kind, "read": read, "written": written, "elements": elements}
+        sizes["read"] = max(read, written)  # rows that are read again are not in a cache any more
+    return [{"kind": kind, **sizes}]
+
+
+def _keeps_leading(eqn: Eqn) -> bool:
+    """Whether a reduction is over trailing dims, or over all."""
+    axes, rank = eqn.params.get("axes", ()), eqn.inputs[0].type.ndim
+    return sorted(axes) == list(range(rank - len(axes), rank))
+
+
+def _side_by_side(kernel: Kernel, reductions: Sequence[Eqn]) -> bool:
+    """Whether two of a kernel's reductions do not wait for each other: compilers do not keep rows on the chip then."""
+    if len(reductions) < 2:
+        return False
+    after: dict[object, int] = dict.fromkeys(kernel.reads, 0)  # reductions one after another before a value
+    depths: set[int] = set()
+    ours = {id(eqn) for eqn in reductions}
+    for eqn in kernel.eqns:
+        views = [atom.__class__ is Var and atom not in after for atom in eqn.inputs]  # of what was reduced last
+        depth = max((len(depths) if view else after.get(atom, 0) for atom, view in zip(eqn.inputs, views)), default=0)
+        if id(eqn) in ours:
+            if depth in depths:
+                return True
+            depths.add(depth)
+            depth += 1
+        after.update((v, depth) for v in eqn.outputs)
+    return False

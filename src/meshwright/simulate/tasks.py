@@ -19,7 +19,7 @@ from meshwright.errors import MeshwrightError
 from meshwright.simulate.attention import fuse_attention
 from meshwright.simulate.forgotten import forget_scores
 from meshwright.simulate.fusion import Fusions, fuse
-from meshwright.simulate.machine import COMPUTE, Machine, TaskCost
+from meshwright.simulate.machine import COMPUTE, Machine, TaskCost, half_zero
 from meshwright.transform.stack import inline_calls
 
 
@@ -82,6 +82,7 @@ class TaskReader:
         whole = forget_scores(program) if self.flash and not inside else inline_calls(program, shard_maps=False)
         whole, attentions = fuse_attention(whole) if self.flash else (whole, [])
         kernels = fuse(whole, self.fused, attentions=attentions)
+        self.machine.half_zero |= half_zero(whole)
         block = TaskBlock(whole, kernels, [])
         for number, kernel in enumerate(kernels.kernels):
             eqn = kernel.eqns[-1]

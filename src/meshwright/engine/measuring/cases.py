@@ -178,7 +178,6 @@ def _listed(scale: Scale) -> list[Case]:
                      "in": channels, "out": features, "kernel": kernel}  # fmt: skip
             out.append(Case(part, op, "bf16", sizes))
     out.append(Case("calibration", "nothing", "f32", {"elements": 256}))
-    out += [Case("calibration", "chain", "bf16", {"links": 64, "m": d(n)}) for n in (256, 512, 1024)]
     for op, full in STEPS:
         sizes = dict(full)
         for key in ("batch", "images", "width", "channels", "vocabulary", "tokens"):
@@ -198,9 +197,7 @@ def random_cases(scale: Scale, count: int, seed: int) -> list[Case]:
     return _drawn(scale, count, seed, "held out", {case.name for case in cases(scale)}, FAMILIES)
 
 
-def _drawn(
-    scale: Scale, count: int, seed: int, part: str, known: set[str], families: tuple[str, ...]
-) -> list[Case]:
+def _drawn(scale: Scale, count: int, seed: int, part: str, known: set[str], families: tuple[str, ...]) -> list[Case]:
     chance = random.Random(seed)
     out: dict[str, Case] = {}
     while len(out) < count:

@@ -15,8 +15,13 @@ from meshwright.engine.measuring.cases import ITEM, Case
 Work = dict[str, Any]
 
 
-def _matmul(m: int, k: int, n: int, dtype: str, batch: int = 1, count: int = 1, what: str = "") -> Work:
-    return {"kind": "matmul", "dtype": dtype, "batch": batch, "m": m, "k": k, "n": n, "count": count, "what": what}
+def _matmul(
+    m: int, k: int, n: int, dtype: str, batch: int = 1, count: int = 1, what: str = "", dense: bool = True
+) -> Work:
+    sizes = {"batch": batch, "m": m, "k": k, "n": n}
+    return {"kind": "matmul", "dtype": dtype, **sizes, "count": count, "what": what} | (
+        {} if dense else {"dense": False}
+    )
 
 
 def _moving(kind: str, elements: int, read: float, written: float, count: int = 1, what: str = "") -> Work:
@@ -29,10 +34,12 @@ def _pass(elements: int, read: float, written: float, count: int = 1, what: str 
     return _moving("stream", elements, read * elements, written * elements, count, what)
 
 
-def _norm(rows: int, columns: int, read: float, written: float, count: int = 1, what: str = "") -> Work:
-    """A kernel that keeps rows on the chip, in f32, between reading and writing them."""
+def _norm(
+    rows: int, columns: int, read: float, written: float, count: int = 1, what: str = "", passes: int = 1
+) -> Work:
+    """A kernel that keeps rows on the chip, in f32, between reading and writing them, and reduces them some times."""
     n = rows * columns
-    return {**_moving("normalize", n, read * n, written * n, count, what), "row": 4 * columns}
+    return {**_moving("normalize", n, read * n, written * n, count, what), "row": 4 * columns, "passes": passes}
 
 
 def _conv(op: str, images: int, side: int, channels: int, features: int, kernel: int, dtype: str) -> Work:
@@ -68,10 +75,10 @@ def work(case: Case, framework: str) -> list[Work]:
         b, t, h = s["batch"] * s["heads"], s["tokens"], s["head"]
         if op == "fused_attention":
             return [{"kind": "attention", "dtype": case.dtype, "flops": 4 * b * t * t * h, "exponentials": b * t * t,
-                     "bytes": 4 * b * t * h * item, "count": 1, "what": op}]  # fmt: skip
+                     "bytes": 4 * b * t * h * item, "batch": b, "queries": t, "count": 1, "what": op}]  # fmt: skip
         return [
             _matmul(t, h, t, case.dtype, b, what="scores"),
-            _norm(b * t, t, item, item, what="softmax"),
+            _norm(b * t, t, item, item, what="softmax", passes=2),
             _matmul(t, t, h, case.dtype, b, what="weighted sum"),
         ]
     if op.startswith("conv"):
@@ -103,12 +110,13 @@ def _rowwise(op: str, rows: int, columns: int, item: int, fuses: bool) -> list[W
         "norm_all": 1,
     }
     if op in results:
-        return [_moving("reduce", n, n * item, results[op] * item)]
+        found = _moving("column_reduce" if op == "sum_columns" else "reduce", n, n * item, results[op] * item)
+        return [found, _pass(results[op], item, item, what="division")] if op == "mean_rows" and fuses else [found]
     if op == "transpose":
         return [_moving("transpose", n, n * item, n * item)]
     if op == "layer_norm" and fuses:
         return [_moving("reduce", n, n * item, 8 * rows, what="moments"), _pass(n, item, item, what="normalize")]
-    return [_norm(rows, columns, item, item)]
+    return [_norm(rows, columns, item, item, passes=2 if "softmax" in op else 1)]
 
 
 def _mlp(s: dict[str, int], fuses: bool) -> list[Work]:
@@ -117,9 +125,9 @@ def _mlp(s: dict[str, int], fuses: bool) -> list[Work]:
     x, p = b * w, w * w
     out = [
         _pass(p, 4, 2, layers, "weights to bf16"),
-        _matmul(b, w, w, "bf16", count=layers, what="forward"),
-        _matmul(b, w, w, "bf16", count=layers - 1, what="gradient of x"),
-        _matmul(w, b, w, "bf16", count=layers, what="gradient of w"),
+        _matmul(b, w, w, "bf16", count=layers, what="forward", dense=False),
+        _matmul(b, w, w, "bf16", count=layers - 1, what="gradient of x", dense=False),
+        _matmul(w, b, w, "bf16", count=layers, what="gradient of w", dense=False),
     ]
     if fuses:
         return [
