@@ -1,8 +1,9 @@
 """How long kernels take on a machine that was measured: a roofline with launches, tiles, waves and power.
 
-A program takes ``start + Σ kernels``, or the host's call if that takes longer. A kernel takes ``launch + work``. The work
-of one that reads and writes is bytes over the bandwidth that kernels of its kind reach, or elements over the rate at
-which threads get through them. A product is cut into tiles, one at a time per compute unit, so that it takes whole waves:
+A program takes ``start + Σ kernels``, or the host's call if that takes longer. A kernel takes ``launch + work``. The
+work of one that reads and writes is bytes over the bandwidth that kernels of its kind reach, or elements over the rate
+at which threads get through them. A product is cut into tiles, one at a time per compute unit, so that it takes whole
+waves:
 
     compute = ramp + waves · (fill + bytes of a tile / store + 2·rows·columns·k / (rate per unit) · slower)
     slower = (1 + edge·(1/rows + 1/columns)) / (1 + edge·(1/256 + 1/128))
@@ -10,7 +11,7 @@ which threads get through them. A product is cut into tiles, one at a time per c
 for the tile, and the number of parts k is split into, that make it shortest, as libraries choose them. ``rate`` is
 that of the largest tile, ``ramp`` the first loads of the kernel, ``fill`` a tile's start and end, ``store`` the rate at
 which a unit writes results, and ``edge`` what small tiles load beyond what they multiply. Parts of k are added up by
-another kernel. ``sustained`` is the rate that the chip's power allows when products run for long. A product takes about
+another kernel; a deep product of few tiles is always split, and copied first if 64 does not divide k. ``sustained`` is the rate that the chip's power allows when products run for long. A product takes about
 the longest of compute, memory and power: their norm of order 6, since they hide behind each other but not wholly.
 
 On a CPU the whole product is one tile, and its rate that of a large one. A kernel that keeps a row on the chip reads
@@ -43,6 +44,7 @@ _EITHER_WAY = {(rows, columns) for rows in (64, 128, 192, 256) for columns in _C
 TILES = tuple(sorted(_EITHER_WAY | {(columns, rows) for rows, columns in _EITHER_WAY}))
 FEW_TILES = ((64, 64), (64, 128), (128, 64), (128, 128), (256, 64), (256, 128))  # of f32, and of convolutions
 SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 32)
+SPLIT_DEPTH, SPLIT_BELOW = 1024, 0.45  # k from which a product is split whose tiles are for fewer of the units
 RAMP_DEPTH = 256  # of k, whose loads are under way before a unit multiplies: products that are shallower start sooner
 HALF_ZERO = 1.2  # how much faster power lets products of half zeros run: those of the measured MLP step
 ATTENTION_ROWS = 128  # queries that a unit attends from at a time
@@ -208,7 +210,7 @@ class Kernels:
         name = str(dtype)
         few = name == "f32" or (kind in CONVOLUTIONS and window > 1)
         ramp = self.ramp_seconds.get(name, 0.0) * (1 if few else k / (k + RAMP_DEPTH))
-        compute = (ramp + self._compute(m, k, n, name, batch, few)) / self._share(kind)
+        compute = (ramp + self._compute(m, k, n, name, batch, few, kind == "matmul")) / self._share(kind)
         memory = moved / (self.bytes_per_s * self._share("operands"))
         if not self.tiled:
             return self.launch_seconds + max(compute, memory)
@@ -217,16 +219,21 @@ class Kernels:
         work = _together((compute, ramp + memory, power))
         return max(self.launch_seconds + work, self.library_seconds.get(kind, 0.0))
 
-    def _compute(self, m: int, k: int, n: int, dtype: str, batch: int, few: bool) -> float:
+    def _compute(self, m: int, k: int, n: int, dtype: str, batch: int, few: bool, plain: bool) -> float:
         rate, edge = self._rate(dtype), self.edge[dtype]
         if not self.tiled:
             return batch * (self.fill_seconds + 2 * m * k * n / rate * (1 + edge * (1 / m + 1 / n)))
-        found = _tilings(m, k, n, batch, self.units, few)
+        split = plain and k >= SPLIT_DEPTH and batch * ceil(m / 128) * ceil(n / 128) < SPLIT_BELOW * self.units
+        found = _tilings(m, k, n, batch, self.units, few, split)
         slower = (1 + edge * found.edges) / (1 + edge * (1 / 256 + 1 / 128))
         tile = self.fill_seconds + found.area * (item_bytes(dtype) / self.store_bytes_per_s.get(dtype, 1e30))
         tile = tile + found.multiplied * slower * (self.units / rate)
         partial = found.split * self.reduce_seconds.get(dtype, 0.0) + found.partial * (8 / self.bytes_per_s)
-        return float((found.waves * tile + partial).min())
+        shortest = float((found.waves * tile + partial).min())
+        if not split or k % 64 == 0:
+            return shortest
+        moved = [2 * batch * size * item_bytes(dtype) for size in (m * k, k * n)]
+        return shortest + sum(self.moving("stream", bytes, bytes / (2 * item_bytes(dtype))) for bytes in moved)
 
     def _share(self, kind: str) -> float:
         return self.share.get(kind, 1.0)
@@ -254,11 +261,12 @@ class _Tilings(NamedTuple):
 
 
 @lru_cache(maxsize=4096)
-def _tilings(m: int, k: int, n: int, batch: int, units: int, few: bool) -> _Tilings:
+def _tilings(m: int, k: int, n: int, batch: int, units: int, few: bool, split: bool) -> _Tilings:
     rows, columns = np.array(FEW_TILES if few else TILES, np.float64).T[:, :, None]
     parts = np.array(SPLITS, np.float64)
     tiles = batch * np.ceil(m / rows) * np.ceil(n / columns)
-    fine = (parts == 1) | ((tiles * parts <= 4 * units) & (k / parts >= 128))
+    some = (tiles * parts <= 4 * units) & (k / parts >= 128) & (parts > 1)
+    fine = some if split and some.any() else some | (parts == 1) if k % 64 == 0 else (parts == 1) & (tiles > 0)
     every = np.broadcast_arrays(
         np.ceil(tiles * parts / units),
         2 * rows * columns * np.ceil(k / parts / 32) * 32,

@@ -275,11 +275,10 @@ def half_zero(program: Program) -> set[Var]:
     """
     found: set[Var] = set()
     for eqn in program.eqns:
-        same = fusion_of(eqn) in (Fusion.VIEW, Fusion.PERMUTATION) or eqn.op.name == "convert"
         chosen = {"select": eqn.inputs[1:], "max": eqn.inputs}.get(eqn.op.name, ())
-        if any(isinstance(atom, Literal) and not np.any(atom.value) for atom in chosen):
-            found.update(eqn.outputs)
-        elif same and eqn.inputs and eqn.inputs[0] in found:
+        made = any(isinstance(atom, Literal) and not np.any(atom.value) for atom in chosen)
+        same = fusion_of(eqn) in (Fusion.VIEW, Fusion.PERMUTATION) or eqn.op.name == "convert"
+        if made or (same and eqn.inputs[0] in found):
             found.update(eqn.outputs)
     return found
 

@@ -113,22 +113,21 @@ def measure_case(backend: Any, case: Case, repeats: int, length: float) -> dict[
         together = 1
         if backend.name == "jax" and backend.on_accelerator and case.op != "nothing" and not case.op.startswith("all_"):
             # Many in one program, so that the host's calls do not count.
-            rounds = max(2, min(64, ceil(4e-3 / (sets * roughly(work(case, "jax"))))))
+            rounds = max(3, min(64, ceil(4e-3 / (sets * roughly(work(case, "jax"))))))
             looped, together = backend.repeated(case, rounds), sets * rounds
-            call: Callable[[int], Any] = lambda index: looped(inputs)
-            backend.wait(call(0))
+            backend.wait(looped(inputs))
             with suppress(Exception):
-                facts["kernels"] = backend.kernels(lambda: call(0))
-        else:
-            results: list[Any] = [None] * min(sets, 4)
+                facts["kernels"] = backend.kernels(lambda: looped(inputs))
+            function, inputs, sets = looped, [[inputs]], 1
+        results: list[Any] = [None] * min(sets, 4)
 
-            def call(index: int) -> Any:
-                out = results[index % len(results)] = function(*inputs[index % sets])
-                return out
+        def call(index: int) -> Any:
+            out = results[index % len(results)] = function(*inputs[index % len(inputs)])
+            return out
 
         times, number = timed(call, backend.wait, repeats, length)
         times = [seconds / together for seconds in times]
-        facts |= {"input_sets": sets, "together": together}
+        facts |= {"together": together}
     return {
         **asdict(case), "name": case.name, "seconds": times, "calls": number, **facts, "work": work(case, backend.name),
     }  # fmt: skip
