@@ -11,8 +11,9 @@ waves:
 for the tile, and the number of parts k is split into, that make it shortest, as libraries choose them. ``rate`` is
 that of the largest tile, ``ramp`` the first loads of the kernel, ``fill`` a tile's start and end, ``store`` the rate at
 which a unit writes results, and ``edge`` what small tiles load beyond what they multiply. Parts of k are added up by
-another kernel; a deep product of few tiles is always split, and copied first if 64 does not divide k. ``sustained`` is the rate that the chip's power allows when products run for long. A product takes about
-the longest of compute, memory and power: their norm of order 6, since they hide behind each other but not wholly.
+another kernel; a deep product of few tiles is always split, and copied first if 64 does not divide k. ``sustained`` is
+the rate that the chip's power allows when products run for long. A product takes about the longest of compute, memory
+and power: their norm of order 6, since they hide behind each other but not wholly.
 
 On a CPU the whole product is one tile, and its rate that of a large one. A kernel that keeps a row on the chip reads
 and writes less at once the longer the row, ``bytes / bandwidth · (1 + (row / room)²)``, and its threads go through rows
