@@ -167,7 +167,10 @@ class Machine:
         found = found._replace(flops=products + others, again_flops=again)
         if self.measured is None or dtype not in self.measured.flops_per_s:
             return found
-        work = {"kind": "attention", "flops": products, "exponentials": powers, "bytes": kernel.nbytes, "dtype": dtype}
+        scores = next(eqn for eqn in kernel.eqns if fusion_of(eqn) is Fusion.CONTRACTION)
+        batch, queries, *_ = _matmul_sizes(scores, 0.0)
+        work = {"kind": "attention", "flops": products, "exponentials": powers, "bytes": kernel.nbytes, "dtype": dtype,
+                "batch": batch, "queries": queries}  # fmt: skip
         return found._replace(seconds=self.measured.kernel_seconds(work))
 
     def _other(self, eqn: Eqn) -> TaskCost:
