@@ -168,9 +168,10 @@ class Machine:
         if self.measured is None or dtype not in self.measured.flops_per_s:
             return found
         scores = next(eqn for eqn in kernel.eqns if fusion_of(eqn) is Fusion.CONTRACTION)
-        batch, queries, *_ = _matmul_sizes(scores, 0.0)
+        rows = max((eqn.outputs[0].type.size for eqn in kernel.eqns if fusion_of(eqn) is Fusion.REDUCTION), default=0)
+        batch = _matmul_sizes(scores, 0.0)[0]
         work = {"kind": "attention", "flops": products, "exponentials": powers, "bytes": kernel.nbytes, "dtype": dtype,
-                "batch": batch, "queries": queries}  # fmt: skip
+                "batch": batch, "queries": max(1, rows // batch)}  # fmt: skip
         return found._replace(seconds=self.measured.kernel_seconds(work))
 
     def _other(self, eqn: Eqn) -> TaskCost:
