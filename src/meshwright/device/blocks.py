@@ -267,7 +267,7 @@ class OneForAll(DeviceMachine):
         super().__init__(domain, device_map, sizes)
         self.homes = homes
 
-    def targets(self, eqn: DeviceEqn, scope: Scope) -> tuple[list[int], bool]:
+    def targets(self, eqn: DeviceEqn, scope: Scope) -> tuple[Sequence[int], bool]:
         return super().targets(eqn, scope)[0], True
 
     def _eqn(self, eqn: DeviceEqn, scope: Scope) -> list[Item]:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain, repeat
 from math import prod
 from typing import Any
 
@@ -53,11 +54,17 @@ class DeviceMap:
                 fix="DeviceMap.grid(2, 4)",
             )
         _check_count(prod(fan_outs))
-        return DeviceMap(_grid(fan_outs, first))
+        if not isinstance(first, int) or isinstance(first, bool) or first < 0:
+            raise _not_devices(first)
+        return _grid(fan_outs, first)
 
     def keys(self) -> tuple[int, ...]:
         """The devices of the top level."""
-        return tuple(self._below)
+        return self._keys
+
+    @cached_property
+    def _keys(self) -> tuple[int, ...]:
+        return tuple([device for device, _ in self.nodes])
 
     @cached_property
     def _below(self) -> dict[int, DeviceMap | None]:
@@ -124,6 +131,13 @@ class DeviceMap:
             found = found._below[key] if key in found else found._descend(key)
         return found
 
+    @cached_property
+    def trees(self) -> list[tuple[int, ...]]:
+        """Each device of the top level with those below it, in the order of paths."""
+        return [
+            (device,) if below is None else (device, *chain.from_iterable(below.trees)) for device, below in self.nodes
+        ]
+
     @property
     def depth(self) -> int:
         """The number of levels."""
@@ -132,6 +146,8 @@ class DeviceMap:
     @property
     def fan_outs(self) -> tuple[int, ...] | None:
         """The number of devices at each level of a regular tree, None where groups differ."""
+        if all(below is None for _, below in self.nodes):
+            return (len(self.nodes),)
         inner = {below.fan_outs if below is not None else () for _, below in self.nodes}
         if len(inner) != 1 or None in inner:
             return None
@@ -278,10 +294,10 @@ def _not_devices(given: object) -> DeviceError:
     )
 
 
-def _grid(fan_outs: Sequence[int], first: int) -> Any:
-    if len(fan_outs) == 1:
-        return list(range(first, first + fan_outs[0]))
-    step = 1
-    for n in fan_outs[1:]:
-        step *= n
-    return {first + i * step: _grid(fan_outs[1:], first + i * step) for i in range(fan_outs[0])}
+def _grid(fan_outs: Sequence[int], first: int) -> DeviceMap:
+    made = object.__new__(DeviceMap)
+    step = prod(fan_outs[1:])
+    devices = range(first, first + fan_outs[0] * step, step)
+    below = (_grid(fan_outs[1:], device) for device in devices) if len(fan_outs) > 1 else repeat(None)
+    object.__setattr__(made, "nodes", tuple(zip(devices, below)))
+    return made

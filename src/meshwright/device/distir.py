@@ -62,6 +62,11 @@ class DistIR:
     def links(self, eqn: DeviceEqn) -> tuple[Hashable, ...]:
         return ()
 
+    @property
+    def period(self) -> int:
+        """Every device is as far from the others as any."""
+        return 1
+
     def signature(self, devices: Sequence[int], groups: Sequence[tuple[int, ...]]) -> Hashable:
         """All devices are equally far from each other."""
         return ()

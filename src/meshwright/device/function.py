@@ -345,9 +345,16 @@ class _Name(str):
 
 
 class Keys(tuple[Any, ...]):
-    """A list of devices or keys among the attributes, printed with brackets."""
+    """A list of devices or keys among the attributes, printed with brackets. It may be long, and is hashed once."""
 
-    __slots__ = ()
+    _hash: int | None = None
 
     def __new__(cls, items: Sequence[Any] = ()) -> Keys:
-        return super().__new__(cls, (_Name(item) if isinstance(item, str) else item for item in items))
+        if isinstance(items, Keys):
+            return items
+        return super().__new__(cls, [_Name(item) if item.__class__ is str else item for item in items])
+
+    def __hash__(self) -> int:
+        if self._hash is None:
+            self._hash = super().__hash__()
+        return self._hash

@@ -94,6 +94,7 @@ class DeviceMachine:
         self.touched: list[set[int]] = [set()]
         self.replicas: list[Members] = []  # of the pmaps around, those whose first replica stands for all
         self.uses: dict[int, list[frozenset[int]]] = {}
+        self.groups: dict[int, tuple[Keys, object]] = {}  # groups of the map that values are spread over, each once
 
     def run(self, fn: Function, inputs: Sequence[Item]) -> list[Item]:
         """The outputs of a function on inputs that stand on their devices."""
@@ -193,11 +194,11 @@ class DeviceMachine:
             )
         return self.device_map
 
-    def targets(self, eqn: DeviceEqn, scope: Scope) -> tuple[list[int], bool]:
+    def targets(self, eqn: DeviceEqn, scope: Scope) -> tuple[Sequence[int], bool]:
         """The devices a scatter or broadcast spreads over, and whether the first of them stands for all."""
         folded = False
         if "devices" in eqn.attributes:
-            found = [self.device(d, scope) for d in eqn.attributes["devices"]]
+            found: Sequence[int] = [self.device(d, scope) for d in eqn.attributes["devices"]]
             if len(set(found)) < len(found):
                 raise DeviceError(
                     f"A {eqn.op} has the same device twice.",
@@ -214,7 +215,8 @@ class DeviceMachine:
                     path.append(scope.variables[key])
                 else:
                     path.append(key if isinstance(key, int) else self.device(key, scope))
-            found = list(self._map(f"device_keys={list(keys)}").lookup(path))
+            group = self._map(f"device_keys={list(keys)}").lookup(path)
+            found = self.groups.setdefault(id(group), (Keys(group), group))[0]
             folded = self.fold is not None and self.fold(tuple(path))
         parts = eqn.attributes.get("parts")
         if isinstance(parts, Dim):
@@ -378,7 +380,7 @@ class DeviceMachine:
         return Group(items, True, group.members)
 
     def _fold(self, items: Sequence[Leaf], same: bool, devices: Sequence[int], folded: bool) -> Group:
-        return Group((items[0],), same, tuple(devices)) if folded else Group(tuple(items), same)
+        return Group((items[0],), same, Keys(devices)) if folded else Group(tuple(items), same)
 
     def _pmap(self, eqn: DeviceEqn, scope: Scope) -> list[Item]:
         """A pmap; one with a device map of its own has it for its body."""

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from functools import lru_cache, partial
-from itertools import pairwise
 from typing import Any
+
+import numpy as np
 
 from meshwright.core.facts import Memory
 from meshwright.device.function import DeviceEqn, DeviceValue, Number
@@ -72,6 +73,11 @@ class OnTopology:
         """Whether messages of different devices may share a link."""
         return not self.topology.switched
 
+    @property
+    def period(self) -> int | None:
+        """Devices that are moved by a multiple of it are as far from each other as before; a torus may have edges."""
+        return self.topology.levels[-1].size if self.topology.switched else None
+
     def signature(self, devices: Sequence[int], groups: Sequence[tuple[int, ...]]) -> Hashable:
         """Equal for lists of devices between which messages and collectives of groups cost the same, place by place."""
         topology = self.topology
@@ -81,7 +87,7 @@ class OnTopology:
             node = topology.node_size
             if (min(devices) - 1) // node == (max(devices) - 1) // node:
                 return len(devices)  # behind one switch, all are equally far
-            places: list[Hashable] = [_relative([(d - 1) // level.size for d in devices]) for level in topology.levels]
+            places: list[Hashable] = [_relative((np.asarray(devices) - 1) // level.size) for level in topology.levels]
         else:
             chips = [chip_of(d, topology) for d in devices]
             first = chips[0][1]
@@ -262,21 +268,24 @@ class OnTopology:
         )
 
 
-def _relative(blocks: Sequence[int]) -> tuple[int, ...]:
+def _relative(blocks: Sequence[int] | np.ndarray[Any, Any]) -> bytes:
     """Blocks by the order in which they come: who shares one with whom."""
+    steps = np.diff(blocks)
+    if (steps >= 0).all():  # those of a block stand together
+        return np.cumsum(steps > 0, dtype=np.int64).tobytes()
     numbers: dict[int, int] = {}
-    return tuple(numbers.setdefault(block, len(numbers)) for block in blocks)
+    return np.array([numbers.setdefault(int(n), len(numbers)) for n in blocks], np.int64)[1:].tobytes()
 
 
 def _pattern(members: Sequence[int]) -> tuple[int, int, int, tuple[int, ...]]:
     """First device, count and stride of a group; where it has no stride, 0 and the members."""
-    found = tuple(sorted(members))
+    found = np.sort(members)
     if len(found) < 2:
-        return found[0], len(found), 1, ()
-    stride = found[1] - found[0]
-    if stride and all(b - a == stride for a, b in pairwise(found)):
-        return found[0], len(found), stride, ()
-    return found[0], len(found), 0, found
+        return int(found[0]), len(found), 1, ()
+    steps = np.diff(found)
+    if steps[0] and (steps == steps[0]).all():
+        return int(found[0]), len(found), int(steps[0]), ()
+    return int(found[0]), len(found), 0, tuple(map(int, found))
 
 
 def _type(value: DeviceValue) -> Tensor:

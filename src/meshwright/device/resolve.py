@@ -82,7 +82,7 @@ class Flat:
         self, eqn: DeviceEqn, x: Leaf, part: Tensor, devices: Sequence[int], folded: bool, attributes: dict[str, Any]
     ) -> list[Leaf]:
         types = [part.on(Device(d)) for d in (devices[:1] if folded else devices)]
-        group = tuple(devices) if folded else ()
+        group: Members = Keys(devices) if folded else ()
         return self.emit(eqn, eqn.op, [x], types, (), group, **attributes, devices=Keys(devices))
 
     def gather(self, eqn: DeviceEqn, xs: Sequence[Leaf], dim: int, device: int, members: Members) -> Leaf:
@@ -315,7 +315,9 @@ def input_items(fn: Function, domain: Flat, sizes: Mapping[str, int]) -> list[It
 
 def as_device_map(given: Any, fn: Function) -> DeviceMap | None:
     """The map to use: the one given, or the function's own."""
-    return DeviceMap(given) if given is not None else fn.device_map
+    if given is None:
+        return fn.device_map
+    return given if isinstance(given, DeviceMap) else DeviceMap(given)
 
 
 @takes_program

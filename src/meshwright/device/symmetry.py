@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
 
 from meshwright.device.device_map import DeviceMap, Path
 from meshwright.device.function import DeviceEqn, DeviceValue, Function
@@ -21,6 +22,11 @@ Stack = tuple[Members, ...]  # groups whose first device stands for all, the out
 @runtime_checkable
 class Distances(Protocol):
     """What of a machine decides whether devices are as far from each other as others are."""
+
+    @property
+    def period(self) -> int | None:
+        """Devices that are moved by a multiple of it are as far from each other as before; None if there is none."""
+        ...
 
     def signature(self, devices: Sequence[int], groups: Sequence[Members]) -> Hashable:
         """Equal for lists of devices between which messages and collectives of groups cost the same, place by place."""
@@ -49,23 +55,34 @@ class Folding:
     def _do_the_same(self, group: DeviceMap) -> bool:
         if group.fan_outs is None:
             return False
-        trees = _trees(group)
-        first = _numbered(trees[0])
-        if len(trees[0]) > 1 and any(_numbered(tree) != first for tree in trees[1:]):
-            return False
-        machine = self.machine
-        if machine is None or len(trees) == 1:
+        trees, machine = group.trees, self.machine
+        if len(trees) == 1 or len(trees[0]) == 1:
             return True
-        inside = (machine.signature(tree, _groups(below)) for tree, (_, below) in zip(trees, group.nodes, strict=True))
-        if len(trees[0]) > 1 and len(set(inside)) > 1:
+        rows = np.array(trees)
+        moved = bool((rows - rows[:, :1] == rows[0] - rows[0, 0]).all())  # the first tree, moved
+        if not moved and len({_numbered(tree) for tree in trees}) > 1:
             return False
-        across = (machine.signature(column, [column]) for column in zip(*trees, strict=True))
-        return len(trees[0]) == 1 or len(set(across)) == 1
+        if machine is None:
+            return True
+        below = [inner for _, inner in group.nodes]
+        tested = _tested(rows, _groups(below[0]), machine) if moved else range(len(trees))
+        if len({machine.signature(trees[n], _groups(below[n])) for n in tested}) > 1:
+            return False
+        columns = rows.T
+        tested = _tested(columns, [tuple(columns[0].tolist())], machine) if moved else range(len(columns))
+        across = (tuple(columns[n].tolist()) for n in tested)
+        return len({machine.signature(column, [column]) for column in across}) == 1
 
 
-def _trees(group: DeviceMap) -> list[tuple[int, ...]]:
-    """Each device of a group with those below it, in the order of paths."""
-    return [(device, *(path[-1] for path in below.paths())) if below else (device,) for device, below in group.nodes]
+def _tested(rows: np.ndarray[Any, Any], groups: Sequence[Members], machine: Distances) -> Sequence[int]:
+    """Of rows of devices, which are the first row moved, those that stand for all: others are a whole period away."""
+    if machine.period is None:
+        return range(len(rows))
+    spans = {machine.period, *(len(g) * (g[1] - g[0]) for g in groups if len(g) > 1 and g[1] > g[0])}
+    key = np.zeros(len(rows), np.int64)
+    for span in sorted(spans):
+        key = key * span + (rows[:, 0] - 1) % span
+    return np.unique(key, return_index=True)[1].tolist()  # type: ignore[no-any-return]
 
 
 def _numbered(devices: Sequence[int]) -> tuple[int, ...]:
@@ -77,7 +94,7 @@ def _numbered(devices: Sequence[int]) -> tuple[int, ...]:
 def _groups(below: DeviceMap | None) -> list[Members]:
     if below is None:
         return []
-    return [below.keys(), *(group for _, inner in below.nodes for group in _groups(inner))]
+    return [below.keys(), *(group for _, inner in below.nodes if inner is not None for group in _groups(inner))]
 
 
 class Spot(NamedTuple):
@@ -103,30 +120,32 @@ class Covers:
     taken: dict[DeviceValue, Stack] = field(default_factory=dict)
     returned: dict[DeviceValue, Stack] = field(default_factory=dict)
     _known: dict[tuple[int, Stack], frozenset[int]] = field(default_factory=dict)
+    _spots: dict[Members, Spot] = field(default_factory=dict)
 
-    @cached_property
-    def spots(self) -> dict[Members, Spot]:
-        """The groups of the map with more than one device."""
-        found: dict[Members, Spot] = {}
+    def spot(self, group: Members) -> Spot:
+        """Where a group of the map stands; what is folded is mostly below the first device of each level."""
+        if not self._spots and self.device_map is not None:
+            self._find(self.device_map, 0, everywhere=False)
+        if group not in self._spots and self.device_map is not None:
+            self._find(self.device_map, 0, everywhere=True)
+        return self._spots[group]
 
-        def walk(below: DeviceMap, level: int) -> None:
-            if len(below.nodes) > 1:
-                trees = _trees(below)
-                found[below.keys()] = Spot(level, trees, {device: n for n, device in reversed([*enumerate(trees[0])])})
-            for _, inner in below.nodes:
-                if inner is not None:
-                    walk(inner, level + 1)
-
-        if self.device_map is not None:
-            walk(self.device_map, 0)
-        return found
+    def _find(self, below: DeviceMap, level: int, *, everywhere: bool) -> None:
+        keys = below.keys()
+        if len(below.nodes) > 1 and keys not in self._spots:
+            trees = below.trees
+            places = {device: n for n, device in reversed([*enumerate(trees[0])])}
+            self._spots[keys] = Spot(level, trees, places)
+        for _, inner in below.nodes if everywhere else below.nodes[:1]:
+            if inner is not None:
+                self._find(inner, level + 1, everywhere=everywhere)
 
     def devices(self, device: int, stack: Stack) -> frozenset[int]:
         """The devices that do what one does under a stack; none where it is outside of a group of the stack."""
         found = self._known.get((device, stack))
         if found is None:
             reached = {device}
-            spots = [self.spots[group] for group in stack if len(group) > 1]
+            spots = [self.spot(group) for group in stack if len(group) > 1]
             for spot in sorted(spots, key=lambda spot: -spot.level):
                 if not reached <= spot.places.keys():
                     reached = set()
@@ -177,12 +196,12 @@ class Covers:
         for device, under in stacks.items():
             covers = [self.devices(device, stack) for stack in under]
             every = frozenset().union(*covers)
-            if device not in every or any(other in stacks for other in every if other != device):
+            if every & stacks.keys() != {device}:
                 return None
-            parts: dict[tuple[bool, ...], list[int]] = {}
-            for other in every:
-                parts.setdefault(tuple(other in cover for cover in covers), []).append(other)
-            found[device] = sorted(map(frozenset, parts.values()), key=lambda part: (device not in part, min(part)))
+            parts = [every]
+            for cover in covers:
+                parts = [part for whole in parts for part in (whole & cover, whole - cover) if part]
+            found[device] = sorted(parts, key=lambda part: (device not in part, min(part)))
         return found
 
 
