@@ -64,6 +64,16 @@ def test_on_a_switch_every_chip_is_one_hop_away():
     assert found.seconds == pytest.approx(expected)
 
 
+def test_between_nodes_a_copy_takes_an_adapter():
+    found = on_line(lambda x: ops.right_permute(x, "x"), 16, (1024, 1024), Topology("h100", 16))
+    chip = found.topology.chip
+    times = {span.device: span.end - span.start for span in found.spans if span.lane.startswith("to ")}
+    near = 2 * 1024 * 1024 / chip.nvlink_bytes_per_s + chip.nvlink_hop_seconds
+    far = 2 * 1024 * 1024 / (chip.node_bytes_per_s / 8) + chip.net_hop_seconds
+    assert times == pytest.approx({device: far if device in (7, 15) else near for device in range(16)})
+    assert found.seconds == pytest.approx(far + chip.net_hop_seconds)
+
+
 def test_signals_take_the_latency_of_their_way():
     """A token goes round a ring, and then a device signals itself."""
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import Any
 
 from meshwright.core.op import is_contraction
-from meshwright.hardware.topology import Topology
+from meshwright.hardware.topology import NetworkLevel, Topology
 from meshwright.kernel.run.tasks import KernelTask, state
 from meshwright.kernel.run.transfers import Transfer
 from meshwright.kernel.timing.clock import Clock, counts_nothing
@@ -61,7 +61,8 @@ class HardwareClock(Clock):
             lane, latency = MEMORY, 0.0
         else:
             links, latency = self.way(task.device, copy.device), self.latency(task.device, copy.device)
-            rate = min([self.link, *(self._rate(buffer.addressable) for _, buffer in ends)])
+            between = self.link_rate(task.device, copy.device)
+            rate = min([between, *(self._rate(buffer.addressable) for _, buffer in ends)])
             start = max([now, *(self.free.get(link, 0.0) for link in links)])
             end = start + copy.nbytes / rate
             for link in links:
@@ -105,7 +106,19 @@ class HardwareClock(Clock):
 
     def latency(self, source: int, target: int) -> float:
         """How long the first byte is on its way between two devices."""
-        return self.hop if self.topology.switched else len(self.way(source, target)) * self.hop
+        if self.topology.switched:
+            return sum(level.hop_seconds for level in self.crossed(source, target)) or self.hop
+        return len(self.way(source, target)) * self.hop
+
+    def crossed(self, source: int, target: int) -> list[NetworkLevel]:
+        """The levels of a switched network above NVLink on the way between two devices: of nodes, of units."""
+        chips = [self.chip_at(device)[0] for device in (source, target)]
+        return [level for level in self.topology.levels[1:] if len({chip // level.size for chip in chips}) > 1]
+
+    def link_rate(self, source: int, target: int) -> float:
+        """Bytes per second between two devices: over a link, or beyond a node through a device's own adapter."""
+        above = self.crossed(source, target) if self.topology.switched else []
+        return above[0].bytes_per_s / above[0].size if above else self.link
 
     def chip_at(self, device: int) -> list[int]:
         """Where a device of the mesh is on the torus."""
@@ -121,7 +134,8 @@ class HardwareClock(Clock):
     def way(self, source: int, target: int) -> list[Link]:
         """The links between two devices: one dim after the other, the shorter way round."""
         if self.topology.switched:
-            return [("out of", source), ("into", target)]
+            by = "adapter " if self.crossed(source, target) else ""
+            return [(f"{by}out of", source), (f"{by}into", target)]
         at, end = self.chip_at(source), self.chip_at(target)
         links: list[Link] = []
         for dim, (size, wraps) in enumerate(zip(self.topology.shape, self.topology.wrap, strict=True)):
