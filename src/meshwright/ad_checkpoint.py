@@ -66,6 +66,8 @@ def _maker(program: Program, var: Atom) -> str:
         output = inner.outputs[list(eqn.outputs).index(var)]  # type: ignore[arg-type]
         if any(output in e.outputs for e in inner.eqns):
             return _maker(inner, output)
+    if eqn.op.structure is Structure.OFFLOAD:
+        return f"offloaded, {_maker(program, eqn.inputs[0])}"
     named = f"named {eqn.params['name']!r}" if eqn.op.structure is Structure.NAMED else f"of {eqn.op.name}"
     return f"{named}, {eqn.source}" if eqn.source else named
 

@@ -391,7 +391,7 @@ def test_a_policy_of_checkpoint():
     expect(
         lambda: mw.grad(mw.checkpoint(mw.numpy.sin, policy=lambda op, *types, **params: "save"))(3.0),
         "The policy test_a_policy_of_checkpoint.<locals>.<lambda>.<locals>.<lambda> answered 'save'.",
-        "a policy of checkpoint says by True or False whether the results of an equation are kept",
+        "a policy says by True or False whether results are kept, or where: Offloadable(src, dst)",
         "policy=lambda op, *types, **params: False",
     )
     expect(
@@ -399,6 +399,23 @@ def test_a_policy_of_checkpoint():
         "save_only_these_names cannot take ['hidden'].",
         "it takes the names that were given by mw.checkpoint_name(x, name), each a string",
         "mw.checkpoint_policies.save_only_these_names('hidden', 'scores')",
+    )
+    expect(
+        lambda: mw.checkpoint_policies.offload_dot_with_no_batch_dims("device", "disk"),
+        "offload_dot_with_no_batch_dims cannot move values from 'device' to 'disk'.",
+        "values are computed on the device, and the host has the memories pinned_host and unpinned_host",
+        'offload_src="device", offload_dst="pinned_host"',
+    )
+    expect(
+        lambda: mw.checkpoint_policies.save_and_offload_only_these_names(
+            names_which_can_be_saved=["a"],
+            names_which_can_be_offloaded=["a", "b"],
+            offload_src="device",
+            offload_dst="pinned_host",
+        ),
+        "save_and_offload_only_these_names is to save 'a' and to offload it.",
+        "a value is kept in the memory of the device or in that of the host",
+        "names_which_can_be_offloaded=['b']",
     )
     expect(
         lambda: mw.checkpoint_name(X, 3),

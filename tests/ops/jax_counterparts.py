@@ -56,6 +56,8 @@ POINTWISE: dict[str, Twin] = {
     "reduce_precision": lambda x, exponent_bits, mantissa_bits: lax.reduce_precision(x, exponent_bits, mantissa_bits),
     "sharding_constraint": lambda x, spec: x,
     "checkpoint_name": checkpoint_name,
+    "offload": lambda x: x,
+    "reload": lambda x: x,
     "stop_gradient": lax.stop_gradient,
     **{f"reproducible_{name}": getattr(lax, name) for name in ("log", "log1p", "erf", "erf_inv", "tan")},
     "fma": jax.jit(_pointwise(lambda x, y, z: x * y + z)),  # compiled into one instruction

@@ -97,3 +97,66 @@ def test_what_is_computed_again_is_known_after_partitioning_and_in_text() -> Non
     program = mw.make_program(function)(weights, x)
     read = mw.simulate(mw.parse_program(str(program)), "h100", flash=False)
     assert (read.mfu, read.hfu) == (whole.mfu, whole.hfu) and read.mfu < read.hfu
+
+
+# Offloading, of layers so wide that a value is on its way for less time than it took to compute
+
+WIDE = {"up": (LAYERS, 16384, 65536), "down": (LAYERS, 65536, 16384)}
+TOKENS = 8192
+
+
+def wide(policy: Any, **options: Any) -> Simulation:
+    one = mw.checkpoint(lambda x, w: x + mw.nn.gelu(x @ w["up"]) @ w["down"], policy=policy)
+
+    def loss(w: Any, x: Any) -> Any:
+        return (mw.lax.scan(lambda x, w: (one(x, w), None), x, w)[0].astype("float32") ** 2).sum()
+
+    weights = {n: bf16(*shape) for n, shape in WIDE.items()}
+    return mw.simulate(mw.make_program(mw.value_and_grad(loss))(weights, bf16(TOKENS, 16384)), "h100", **options)
+
+
+def test_what_is_offloaded_is_on_the_host_and_travels_beside_the_matmuls() -> None:
+    dots = POLICIES.dots_with_no_batch_dims_saveable
+    away = POLICIES.offload_dot_with_no_batch_dims("device", "pinned_host")
+    kept, full, offloaded, serial = wide(dots), wide(None), wide(away), wide(away, overlap="none")
+    stacked = LAYERS * TOKENS * 65536 * 2  # the results of the first matmuls; no derivative needs those of the second
+    assert offloaded.memory.host_bytes == stacked and kept.memory.host_bytes == full.memory.host_bytes == 0
+    assert offloaded.peak_bytes_per_device == full.peak_bytes_per_device < kept.peak_bytes_per_device
+    assert offloaded.product_flops == kept.product_flops < full.product_flops
+    rate = offloaded.topology.chip.memory_bytes_per_s("pcie")
+    assert offloaded.host_seconds == pytest.approx(2 * stacked / rate)
+    assert offloaded.unit_seconds()["to host"] == offloaded.unit_seconds()["from host"] == pytest.approx(stacked / rate)
+    assert serial.seconds == pytest.approx(serial.compute_seconds + serial.host_seconds)
+    # All is hidden but the first value on its way out, or the last on its way in.
+    assert offloaded.seconds < offloaded.compute_seconds + 2 * stacked / rate / LAYERS
+    assert kept.seconds <= offloaded.seconds * 1.01 < full.seconds
+    assert "GB on the host" in str(offloaded) and "to and from the host" in str(offloaded)
+    assert f"{stacked / 1e9:.3g} GB offloaded to the host" in str(offloaded.memory)
+
+
+def test_reloads_wait_until_they_are_nearly_needed() -> None:
+    """Layers one after another: what they keep is away until shortly before it is read."""
+
+    def run(policy: Any) -> Simulation:
+        one = mw.checkpoint(lambda x, w: x + mw.nn.gelu(x @ w) @ w.T, policy=policy)
+
+        def loss(x: Any, w: Any) -> Any:
+            for _ in range(12):
+                x = one(x, w)
+            return (x.astype("float32") ** 2).sum()
+
+        return mw.simulate(mw.make_program(mw.value_and_grad(loss))(bf16(TOKENS, 16384), bf16(16384, 65536)), "h100")
+
+    offloaded = run(POLICIES.offload_dot_with_no_batch_dims("device", "pinned_host"))
+    kept, each = run(POLICIES.dots_saveable), TOKENS * 65536 * 2
+    assert offloaded.memory.host_bytes == 12 * each
+    assert kept.peak_bytes_per_device - offloaded.peak_bytes_per_device >= 9 * each
+    assert offloaded.seconds <= 1.05 * kept.seconds
+
+
+def test_a_slow_link_decides() -> None:
+    away = POLICIES.offload_dot_with_no_batch_dims("device", "pinned_host")
+    function, args = step(True, mw.checkpoint(layer, policy=away))
+    result = mw.simulate(mw.make_program(function)(*args), "h100")
+    assert result.bound == "bound by the link to the host, by 2.2x over compute"
+    assert result.seconds >= result.unit_seconds()["to host"] + result.unit_seconds()["from host"]

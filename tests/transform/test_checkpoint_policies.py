@@ -53,6 +53,13 @@ def policies(p: Any) -> dict[str, Any]:
         "dots and names": known.save_from_both_policies(
             known.dots_with_no_batch_dims_saveable, known.save_only_these_names("scores")
         ),
+        "offloaded dots": known.offload_dot_with_no_batch_dims("device", "pinned_host"),
+        "offloaded names": known.save_and_offload_only_these_names(
+            names_which_can_be_saved=["q"],
+            names_which_can_be_offloaded=["hidden", "scores"],
+            offload_src="device",
+            offload_dst="pinned_host",
+        ),
     }
 
 
@@ -60,6 +67,7 @@ OURS = {
     **policies(mw),
     "anything but": mw.checkpoint_policies.save_anything_except_these_names("q", "hidden"),
     "half": by_lot(1),
+    "all offloaded": lambda op, *types, **params: mw.checkpoint_policies.Offloadable("device", "pinned_host"),
     "the other half": by_lot(2),
     "no matmul": no_matmul,
 }
@@ -166,7 +174,7 @@ def test_gradients_and_matmuls_are_those_of_jax(how: str, policy: str) -> None:
     # With the value, nothing of the forward run is left out.
     mine = mw.value_and_grad(lambda x, w: f(x, w).sum(), argnums=(0, 1))
     other = jax.value_and_grad(lambda x, w: theirs(x, w).sum(), argnums=(0, 1))
-    close(mine(X, w), other(X, w), 1e-5)
+    close(mine(X, w), jax.jit(other)(X, w), 1e-5)
     expected = jax_matmuls(jax.make_jaxpr(other)(X, w).jaxpr)
     assert matmuls(mw.make_program(mine)(X, w)) == expected
     assert matmuls(mw.jit(mine).lower(X, w).compile().program) == expected
@@ -214,10 +222,23 @@ def test_values_of_a_name_are_computed_again_whatever_they_are_made_by() -> None
     assert kept("a") == kept("b") == ["argument 0", "of cos"]
 
 
-def test_a_gradient_with_a_policy_survives_its_text() -> None:
-    policy = mw.checkpoint_policies.save_from_both_policies(
-        mw.checkpoint_policies.dots_saveable, mw.checkpoint_policies.save_only_these_names("hidden", "q'")
-    )
+@pytest.mark.parametrize(
+    "policy",
+    [
+        mw.checkpoint_policies.save_from_both_policies(
+            mw.checkpoint_policies.dots_saveable, mw.checkpoint_policies.save_only_these_names("hidden", "q'")
+        ),
+        mw.checkpoint_policies.offload_dot_with_no_batch_dims("device", "pinned_host"),
+        mw.checkpoint_policies.save_and_offload_only_these_names(
+            names_which_can_be_saved=(),
+            names_which_can_be_offloaded=["hidden"],
+            offload_src="device",
+            offload_dst="unpinned_host",
+        ),
+    ],
+    ids=lambda policy: policy.text.split("(")[0],
+)
+def test_a_gradient_with_a_policy_survives_its_text(policy: Any) -> None:
     program = mw.make_program(lambda x, w: mw.checkpoint(lambda x, w: mlp(mw, x, w), policy=policy)(x, w))(X, weights())
     again = mw.parse_program(str(program))
     assert again == program
@@ -226,7 +247,7 @@ def test_a_gradient_with_a_policy_survives_its_text() -> None:
         mw.make_program(mw.grad(lambda *xs, p=p: sum(out.sum() for out in run(p, xs)), argnums=0))(*flat)
         for p in (program, again)
     )
-    assert own == other and matmuls(own) == 4
+    assert own == other and matmuls(own) == 4 + 2 * ("names" in policy.text and "both" not in policy.text)
 
 
 def test_a_policy_that_text_does_not_keep() -> None:
@@ -247,6 +268,23 @@ def test_second_derivatives_by_every_policy() -> None:
     expected = mw.hessian(f)(x)
     for policy in OURS.values():
         close(mw.hessian(mw.checkpoint(f, policy=policy))(x), expected, 1e-5)
+
+
+def test_offloaded_values_go_and_come_once() -> None:
+    policy = mw.checkpoint_policies.save_and_offload_only_these_names(
+        names_which_can_be_saved=["q"],
+        names_which_can_be_offloaded=["hidden"],
+        offload_src="device",
+        offload_dst="pinned_host",
+    )
+    f = mw.checkpoint(lambda x, w: layer(mw, x, w), policy=policy)
+    found = [what for _, what in mw.ad_checkpoint.saved_residuals(f, X, weights())]
+    assert [what.split(", test")[0] for what in found[-2:]] == ["named 'q'", "offloaded, named 'hidden'"]
+    program = stack(mw.make_program(mw.grad(lambda w: f(X, w).sum()))(weights()))
+    assert [eqn.op.name for eqn in program.eqns if "load" in eqn.op.name] == ["offload", "reload"]
+    either = mw.checkpoint_policies.save_from_both_policies(policy, mw.checkpoint_policies.dots_saveable)
+    kept = mw.ad_checkpoint.saved_residuals(mw.checkpoint(lambda x, w: layer(mw, x, w), policy=either), X, weights())
+    assert sum("offloaded" in what for _, what in kept) == 1 and sum("dot_general" in what for _, what in kept) == 7
 
 
 # On devices

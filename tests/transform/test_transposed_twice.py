@@ -259,6 +259,8 @@ OTHERWISE = {
     "concatenate 3 in 0": "of one operand it does nothing",
     "reduce_sum 3 in 0": "over no dims it does nothing",
     "checkpoint_name 0 in 0": "it does nothing",
+    "offload 0 in 0": "cotangents stay on the device",
+    "reload 0 in 0": "cotangents stay on the device",
     "stop_gradient 0 in 0": "it does nothing",
     "conv_general_dilated 1 in 0": "padding that no window reaches is left out",
     "conv_general_dilated 1 in 1": "padding that no window reaches is left out",

@@ -117,6 +117,8 @@ class Structure(Enum):
     SUMMED = "its operand, whose partial sums are summed over axes"
     KERNEL = "a kernel written by hand"
     CONSTRAINT = "its operand, in a sharding that somebody asked for"
+    OFFLOAD = "its operand, moved to the memory of the host"
+    RELOAD = "its operand, moved back from the memory of the host"
     NAMED = "its operand, by a ``name`` that says whether it is kept for a derivative"
     PMAP = "a program for each device of its operands, in a program that names devices"
     MOVE = "its operands on other devices, in a program that names devices"

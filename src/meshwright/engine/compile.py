@@ -40,7 +40,7 @@ from meshwright.transform.stack import inline_calls
 
 Function = Callable[..., tuple[Any, ...]]
 
-_IDENTITIES = frozenset({"checkpoint_name", "stop_gradient"})
+_IDENTITIES = frozenset({"checkpoint_name", "offload", "reload", "stop_gradient"})
 
 
 def compile_program(program: Program, namespace: Any = NUMPY, donated: Sequence[bool] = ()) -> Function:

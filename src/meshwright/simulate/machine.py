@@ -36,6 +36,7 @@ from meshwright.simulate.fusion import Kernel, is_row_reduction
 from meshwright.simulate.visible import is_exponential
 
 COMPUTE = "compute"
+TO_HOST, FROM_HOST = "to host", "from host"  # the two directions of a chip's link to its host
 
 
 class TaskCost(NamedTuple):
@@ -115,6 +116,8 @@ class Machine:
             if found is None:
                 if eqn.op.structure is Structure.KERNEL:
                     found = self.written(eqn)[0]
+                elif eqn.op.structure in (Structure.OFFLOAD, Structure.RELOAD):
+                    found = self._transfer(eqn)
                 else:
                     product = fusion_of(eqn) is Fusion.CONTRACTION
                     found = self._matmul(eqn, nbytes, dense) if product else self._other(eqn)
@@ -173,6 +176,12 @@ class Machine:
         work = {"kind": "attention", "flops": products, "exponentials": powers, "bytes": kernel.nbytes, "dtype": dtype,
                 "batch": batch, "queries": max(1, rows // batch)}  # fmt: skip
         return found._replace(seconds=self.measured.kernel_seconds(work))
+
+    def _transfer(self, eqn: Eqn) -> TaskCost:
+        """A value on its way to the memory of the host, or back: the link is busy that way, the chip is not."""
+        unit = TO_HOST if eqn.op.structure is Structure.OFFLOAD else FROM_HOST
+        nbytes = float(eqn.outputs[0].type.nbytes)
+        return TaskCost(nbytes / self.chip.memory_bytes_per_s("pcie"), (unit,), "host link", nbytes=nbytes)
 
     def _other(self, eqn: Eqn) -> TaskCost:
         """Scatters, sorts, windows: their own count of work."""

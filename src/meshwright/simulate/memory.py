@@ -13,8 +13,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from meshwright.core.facts import Across, Memory, Structure
-from meshwright.core.op import is_elementwise, memory_of
+from meshwright.core.facts import Across, Fusion, Memory, Structure
+from meshwright.core.op import fusion_of, is_elementwise, memory_of
 from meshwright.core.program import Atom, Eqn, Program, Var
 from meshwright.core.source import Source, here
 from meshwright.errors import MeshwrightError
@@ -37,7 +37,8 @@ class MemoryUse:
     """Bytes on one device: at the peak, of arguments, constants and results, of everything else at its own peak.
 
     ``alias_bytes`` are those of results that lie in the memory of donated arguments, and count among both. ``curve``
-    has the bytes during each kernel, in the order in which they run.
+    has the bytes during each kernel, in the order in which they run. ``host_bytes`` are the most that were offloaded to
+    the memory of the host at a time.
     """
 
     peak_bytes: int
@@ -49,6 +50,7 @@ class MemoryUse:
     peak_source: Source | None
     curve: tuple[int, ...]
     alias_bytes: int = 0
+    host_bytes: int = 0
 
     @property
     def reserved_bytes(self) -> int:
@@ -61,6 +63,8 @@ class MemoryUse:
         lines = [f"peak {size_text(self.peak_bytes)} a device: arguments {size_text(self.argument_bytes)}, "
                  f"constants {size_text(self.constant_bytes)}, results {size_text(self.output_bytes)}{donated}, "
                  f"other values up to {size_text(self.temporary_bytes)}"]  # fmt: skip
+        if self.host_bytes:
+            lines[0] += f"; {size_text(self.host_bytes)} offloaded to the host"
         if self.peak_source is not None:
             lines[0] += f"; reached at {self.peak_source}"
         shown = self.at_peak[:8]
@@ -155,12 +159,13 @@ class _Liveness:
         for time, number in enumerate(self.order):
             self.last.update(dict.fromkeys(kernels.kernels[number].reads, time))
         self.last.update(dict.fromkeys(self.returned, len(self.order)))  # type: ignore[arg-type]
+        self.host = on_host(program)
         self.place: dict[Var, Var] = {}  # of a value written over another: the one that the memory was first for
 
     def run(self) -> MemoryUse:
         program, returned = self.program, self.returned
-        arguments = sum(v.type.nbytes for v in program.inputs)
-        constants = sum(v.type.nbytes for v, _ in program.constants)
+        arguments = sum(self.size(v) for v in program.inputs)
+        constants = sum(self.size(v) for v, _ in program.constants)
         made: dict[Var, Eqn | None] = dict.fromkeys((*program.inputs, *(v for v, _ in program.constants)))
         live, temporary, most = arguments + constants, 0, 0
         alive: set[Var] = set(made)
@@ -168,17 +173,20 @@ class _Liveness:
         # When the memory of a donated argument is free again.
         freed = {v: -1 for v in program.inputs if v in self.donated and v not in self.last}
         alive.difference_update(freed)
-        live -= sum(v.type.nbytes for v in freed)
+        live -= sum(self.size(v) for v in freed)
         curve = []
+        there = most_there = 0  # bytes in the memory of the host
         for time, number in enumerate(self.order):
             kernel = self.kernels.kernels[number]
             dying = [v for v in kernel.reads if self.last.get(v) == time and v not in self.fixed]
             reused, inside = self.reused(kernel, dying, kernel.writes), self.inside(kernel)
-            live += sum(v.type.nbytes for v in kernel.writes if v not in reused)
-            temporary += sum(v.type.nbytes for v in kernel.writes if v not in reused and v not in returned)
+            live += sum(self.size(v) for v in kernel.writes if v not in reused)
+            temporary += sum(self.size(v) for v in kernel.writes if v not in reused and v not in returned)
+            there += sum(v.type.nbytes for v in kernel.writes if v in self.host)
+            most_there = max(most_there, there)
             curve.append(live + inside)
             handed = [old for new, old in self.carried(kernel, dying).items() if new in returned]
-            most = max(most, temporary + inside - sum(v.type.nbytes for v in handed if not self.in_donated(v)))
+            most = max(most, temporary + inside - sum(self.size(v) for v in handed if not self.in_donated(v)))
             made.update((v, eqn) for eqn in kernel.eqns for v in eqn.outputs if v in kernel.writes)
             alive.update(kernel.writes)
             kept = set(reused.values())
@@ -187,21 +195,26 @@ class _Liveness:
             moved = {old for new, old in reused.items() if new not in returned}
             for var in [*dying, *(v for v in kernel.writes if v not in self.last)]:
                 alive.discard(var)
-                live -= 0 if var in kept else var.type.nbytes
+                there -= var.type.nbytes if var in self.host else 0
+                live -= 0 if var in kept else self.size(var)
                 if not self.in_donated(var):
-                    temporary -= 0 if var in moved else var.type.nbytes
+                    temporary -= 0 if var in moved else self.size(var)
                 elif var not in kept:
                     freed[self.place.get(var, var)] = time
-        shown = [_alive(v, made[v], program) for v in made if v in peak_alive and v.type.nbytes]
+        shown = [_alive(v, made[v], program) for v in made if v in peak_alive and self.size(v)]
         if inside_peak > 0:
             shown.append(Alive("inside of the loop", inside_peak, None))
         shown.sort(key=lambda one: (-one.nbytes, one.what))
         source = self.kernels.kernels[self.order[at]].eqns[-1].source if at >= 0 else None
         results = [v for v in returned if v not in self.fixed]
         return MemoryUse(
-            peak, arguments, sum(v.type.nbytes for v in results), constants, most, tuple(shown), source, tuple(curve),
-            self.aliased(results, freed),
+            peak, arguments, sum(self.size(v) for v in results), constants, most, tuple(shown), source, tuple(curve),
+            self.aliased(results, freed), most_there,
         )  # fmt: skip
+
+    def size(self, var: Var) -> int:
+        """The bytes of a value in the memory of the device."""
+        return 0 if var in self.host else var.type.nbytes
 
     def in_donated(self, var: Var) -> bool:
         """Whether a value is in memory that came with a donated argument."""
@@ -234,7 +247,8 @@ class _Liveness:
     def in_place(self, kernel: Kernel) -> bool:
         """Whether a kernel may write its results over what it reads."""
         eqn = kernel.eqns[-1]
-        free = eqn.op.name not in self.fresh and kernel.attention is None
+        special = kernel.attention is not None or eqn.op.structure in _TRANSFERS
+        free = eqn.op.name not in self.fresh and not special
         return not kernel.alone or (free and (memory_of(eqn) is Memory.IN_PLACE or is_elementwise(eqn)))
 
     def over(self, dying: Sequence[Var], new: Sequence[Var]) -> dict[Var, Var]:
@@ -309,6 +323,29 @@ class _Liveness:
         if kernel.alone and eqn.op.structure is Structure.BRANCH:
             return max(_inner(branch, 0, 0, self.flash) for branch in eqn.params["branches"])
         return _inner(eqn.params["body"], *_carry(eqn), self.flash) if kernel.alone and _is_loop(eqn) else 0
+
+
+_TRANSFERS = (Structure.OFFLOAD, Structure.RELOAD)
+
+
+def on_host(program: Program, entering: Collection[Var] = ()) -> set[Var]:
+    """The values of a program that are in the memory of the host: what was offloaded, and what a loop stacked of it."""
+    found = set(entering)
+    for eqn in program.eqns:
+        if eqn.op.structure is Structure.OFFLOAD:
+            found.update(eqn.outputs)
+        elif eqn.op.structure is Structure.ROWS:
+            body = eqn.params["body"]
+            inside = on_host(body, {v for v, a in zip(body.inputs, eqn.inputs, strict=True) if a in found})
+            found.update(v for v, a in zip(eqn.outputs, body.outputs, strict=True) if a in inside)
+        elif eqn.op.structure is Structure.BRANCH:
+            branches = eqn.params["branches"]
+            given = [{v for v, a in zip(b.inputs, eqn.inputs[1:], strict=True) if a in found} for b in branches]
+            inside = set().union(*(on_host(b, g) for b, g in zip(branches, given, strict=True)))
+            found.update(v for n, v in enumerate(eqn.outputs) if any(b.outputs[n] in inside for b in branches))
+        elif fusion_of(eqn) is Fusion.VIEW and eqn.inputs[0] in found:
+            found.update(eqn.outputs)
+    return found
 
 
 def _is_loop(eqn: Eqn) -> bool:

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from meshwright.simulate.clock import start_times
+from meshwright.simulate.machine import COMPUTE
 from meshwright.simulate.tasks import Task, TaskBlock
 
 WINDOW = 64  # tasks beyond the first unfinished one that may start
@@ -84,8 +85,7 @@ class Scheduler:
 
     def _loop(self, task: Task, body: TaskBlock) -> BlockSchedule:
         count = min(task.times, ITERATIONS)
-        talks = any(len(t.cost.units) > 1 or t.cost.axes for t in body.tasks)
-        if count < 2 or self.overlap != "loops" or not talks:
+        if count < 2 or self.overlap != "loops" or not _talks(body.tasks):
             once = self.schedule(body)
             rest = task.times - 1
             events = list(once.events) if task.times else []
@@ -137,12 +137,17 @@ class Scheduler:
         follows = _followers(seconds, after)
         units = [dict.fromkeys(task.cost.units, length) for task, length in zip(tasks, seconds)]
         by_program = start_times(seconds, follows, units, range(len(tasks)), WINDOW)
-        if not any(task.cost.axes or len(task.cost.units) > 1 for task in tasks):
+        if not _talks(tasks):
             return by_program
         paths = _longest_paths(seconds, after)
         by_path = start_times(seconds, follows, units, [-path for path in paths], WINDOW)
         ends = [max(start + length for start, length in zip(s, seconds)) for s in (by_program, by_path)]
         return by_path if ends[1] < ends[0] * (1 - 1e-9) else by_program
+
+
+def _talks(tasks: Sequence[Task]) -> bool:
+    """Whether a task keeps something busy beside the part of the device that computes."""
+    return any(task.cost.axes or any(unit != COMPUTE for unit in task.cost.units) for task in tasks)
 
 
 def _followers(seconds: Sequence[float], after: Sequence[Sequence[int]]) -> list[list[tuple[int, float]]]:

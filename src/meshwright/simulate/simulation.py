@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from meshwright.core.files import write_whole
 from meshwright.hardware.topology import Topology
-from meshwright.simulate.machine import COMPUTE, Machine
+from meshwright.simulate.machine import COMPUTE, FROM_HOST, TO_HOST, Machine
 from meshwright.simulate.memory import MemoryUse, size_text
 from meshwright.simulate.schedule import Event
 from meshwright.simulate.tasks import Task, TaskBlock
@@ -78,8 +78,13 @@ class Simulation:
         return sum(times * task.cost.seconds for task, times in self.leaves() if task.cost.axes)
 
     @property
+    def host_seconds(self) -> float:
+        """How long values are on their way to the memory of the host and back, one after another."""
+        return sum(times * task.cost.seconds for task, times in self.leaves() if task.cost.bound == "host link")
+
+    @property
     def exposed_seconds(self) -> float:
-        """Time in which a device waits for communication."""
+        """Time in which a device waits for communication, or for the host."""
         return max(0.0, self.seconds - self.compute_seconds)
 
     @property
@@ -150,6 +155,10 @@ class Simulation:
         axes = self.axis_seconds()
         compute = self.compute_seconds
         worst = max(axes, key=lambda axis: axes[axis], default="")
+        units = self.unit_seconds()
+        host = max(units.get(unit, 0.0) for unit in (TO_HOST, FROM_HOST))
+        if host > max(compute, axes.get(worst, 0.0)):
+            return "bound by the link to the host" + (f", by {host / compute:.1f}x over compute" if compute else "")
         if worst and axes[worst] > compute:
             by = f" by {axes[worst] / compute:.1f}x" if compute else ""
             return f"communication-bound on {'axes' if ',' in worst else 'axis'} {worst}{by}"
@@ -193,6 +202,7 @@ class Simulation:
         chip = self.topology.chip
         devices = f"{self.topology.size:,} chips" if self.topology.size > 1 else "1 chip"
         mesh = ", mesh " + " ".join(f"{name}={size}" for name, size in self.mesh.items()) if self.mesh else ""
+        there = f", {size_text(self.memory.host_bytes)} on the host" if self.memory.host_bytes else ""
         room = f"of {size_text(chip.hbm_bytes)}" if "hbm_bytes" in chip.facts else ""
         spill = "" if not room or self.fits else "  DOES NOT FIT"
         hidden = self.communication_seconds - min(self.communication_seconds, self.exposed_seconds)
@@ -200,10 +210,11 @@ class Simulation:
             f"{time_text(self.seconds)} on {self.topology.text} ({devices}{mesh}), {self.machine.mode}",
             f"  {self.bound}",
             f"  compute {time_text(self.compute_seconds)}, communication {time_text(self.communication_seconds)}"
-            + (f", {hidden / self.communication_seconds:.0%} of it hidden" if self.communication_seconds else ""),
+            + (f", {hidden / self.communication_seconds:.0%} of it hidden" if self.communication_seconds else "")
+            + (f", to and from the host {time_text(self.host_seconds)}" if self.host_seconds else ""),
             f"  {self.flops:.3g} FLOPs a device, MFU {self.mfu:.1%}"
             + (f", HFU {self.hfu:.1%} with what is computed again" if self.hfu != self.mfu else ""),
-            f"  memory {size_text(self.peak_bytes_per_device)} {room}{spill}".rstrip(),
+            f"  memory {size_text(self.peak_bytes_per_device)} {room}{spill}".rstrip() + there,
         ]
         lines += [f"  note: {note}" for note in self.notes]
         return "\n".join(lines)

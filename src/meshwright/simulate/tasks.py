@@ -84,9 +84,11 @@ class TaskReader:
         kernels = fuse(whole, self.fused, attentions=attentions)
         self.machine.half_zero |= half_zero(whole)
         block = TaskBlock(whole, kernels, [])
+        reloads = _Reloads()
         for number, kernel in enumerate(kernels.kernels):
             eqn = kernel.eqns[-1]
             after = tuple(sorted({block.makers[v] for v in kernel.reads if v in block.makers}))
+            after = reloads.after(number, eqn.op.structure is Structure.RELOAD, after)
             reads, writes = tuple(kernel.reads), tuple(kernel.writes)
             task = Task("", eqn.op.name, eqn.source, _NOTHING, after, reads, writes)
             name = eqn.op.name
@@ -155,6 +157,24 @@ class TaskReader:
         self.machine.notes[f"of the {len(blocks)} branches of the cond{where} the longest is taken"] = None
         task.body, task.name = body, "cond, its longest branch"
         task.cost = _of_block(body, 1)
+
+
+class _Reloads:
+    """When values may come back from the host: with those before them, and no earlier, so that few are there at once.
+
+    Reloads that stand next to each other are a group. One waits for what stands before the group ahead of its own.
+    """
+
+    def __init__(self) -> None:
+        self.before_group = self.before_last = -1  # the task in front of this group of reloads, and of the last
+        self.in_group = False
+
+    def after(self, number: int, reload: bool, after: tuple[int, ...]) -> tuple[int, ...]:
+        if reload and not self.in_group:
+            first = self.before_group < 0
+            self.before_last, self.before_group = (number - 1 if first else self.before_group), number - 1
+        self.in_group = reload
+        return tuple(sorted({*after, self.before_last})) if reload and self.before_last >= 0 else after
 
 
 _NOTHING = TaskCost(0.0, (COMPUTE,), "memory")

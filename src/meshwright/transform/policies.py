@@ -1,16 +1,16 @@
 """Policies of ``checkpoint``: which values of a forward run are kept for the backward one.
 
-A policy is asked of every equation of the forward run, ``policy(op, *operand_types, **params)``, and answers True if
-its results are to be kept where the derivative needs them; what is not kept is computed again. Those here go by what
-is known of ops, never by what they are called.
+A policy is asked of every equation of the forward run, ``policy(op, *operand_types, **params)``. It answers True if the
+results are to be kept where the derivative needs them, ``Offloadable(src, dst)`` if in the memory of the host; what is
+not kept is computed again. Those here go by what is known of ops, never by what they are called.
 """
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from meshwright.core.factors import pointwise
 from meshwright.core.facts import Across, Structure
@@ -21,19 +21,33 @@ from meshwright.errors import MeshwrightError
 from meshwright.transform.recompute import KeepRule, Kept
 
 __all__ = [
+    "Offloadable",
     "checkpoint_dots",
     "checkpoint_dots_with_no_batch_dims",
     "dots_saveable",
     "dots_with_no_batch_dims_saveable",
     "everything_saveable",
     "nothing_saveable",
+    "offload_dot_with_no_batch_dims",
+    "save_and_offload_only_these_names",
     "save_any_names_but_these",
     "save_anything_except_these_names",
     "save_from_both_policies",
     "save_only_these_names",
 ]
 
-Decision = Callable[[Op, Types, Params], bool]
+
+HOST = ("pinned_host", "unpinned_host")
+
+
+class Offloadable(NamedTuple):
+    """The answer of a policy that keeps the results of an equation in the memory of the host, ``dst``."""
+
+    src: str = "device"
+    dst: str = "pinned_host"
+
+
+Decision = Callable[[Op, Types, Params], bool | Offloadable]
 
 
 @dataclass(frozen=True)
@@ -44,7 +58,7 @@ class Policy:
     decide: Decision = field(compare=False, repr=False)
     never: frozenset[str] = frozenset()
 
-    def __call__(self, op: Op, *types: Any, **params: Any) -> bool:
+    def __call__(self, op: Op, *types: Any, **params: Any) -> bool | Offloadable:
         return self.decide(op, types, params)
 
     def __repr__(self) -> str:
@@ -106,8 +120,66 @@ def save_anything_except_these_names(*names: str) -> Policy:
     return Policy(text, lambda op, types, params: _name(op, params) not in refused, refused)
 
 
+def save_and_offload_only_these_names(
+    *,
+    names_which_can_be_saved: Sequence[str],
+    names_which_can_be_offloaded: Sequence[str],
+    offload_src: str,
+    offload_dst: str,
+) -> Policy:
+    """Keep values with one of some names, and those with one of some others in the memory of the host."""
+    function = "save_and_offload_only_these_names"
+    saved, offloaded = (_names(function, names) for names in (names_which_can_be_saved, names_which_can_be_offloaded))
+    both = sorted(saved & offloaded)
+    if both:
+        raise MeshwrightError(
+            f"{function} is to save {both[0]!r} and to offload it.",
+            where=here(),
+            why="a value is kept in the memory of the device or in that of the host",
+            fix=f"names_which_can_be_offloaded={sorted(offloaded - saved)}",
+        )
+    there = _there(function, offload_src, offload_dst)
+
+    def decide(op: Op, types: Types, params: Params) -> bool | Offloadable:
+        name = _name(op, params)
+        return there if name in offloaded else name in saved
+
+    text = f"names_which_can_be_saved={sorted(saved)}, names_which_can_be_offloaded={sorted(offloaded)}"
+    return Policy(f"{function}({text}, {_places(there)})", decide)
+
+
+def offload_dot_with_no_batch_dims(offload_src: str, offload_dst: str) -> Policy:
+    """Keep the results of matmuls without batch dims in the memory of the host.
+
+    >>> import meshwright as mw
+    >>> mw.checkpoint_policies.offload_dot_with_no_batch_dims("device", "pinned_host").text
+    "offload_dot_with_no_batch_dims(offload_src='device', offload_dst='pinned_host')"
+    """
+    function = "offload_dot_with_no_batch_dims"
+    there = _there(function, offload_src, offload_dst)
+    return Policy(
+        f"{function}({_places(there)})",
+        lambda op, types, params: there if _is_plain_product(op, types, params) else False,
+    )
+
+
+def _places(there: Offloadable) -> str:
+    return f"offload_src={there.src!r}, offload_dst={there.dst!r}"
+
+
+def _there(function: str, src: Any, dst: Any) -> Offloadable:
+    if src != "device" or dst not in HOST:
+        raise MeshwrightError(
+            f"{function} cannot move values from {src!r} to {dst!r}.",
+            where=here(),
+            why="values are computed on the device, and the host has the memories " + " and ".join(HOST),
+            fix='offload_src="device", offload_dst="pinned_host"',
+        )
+    return Offloadable(src, dst)
+
+
 def save_from_both_policies(policy_1: Any, policy_2: Any) -> Any:
-    """Keep what either of two policies keeps.
+    """Keep what either of two policies keeps, in the memory of the device if one of them says so.
 
     >>> import meshwright as mw
     >>> policies = mw.checkpoint_policies
@@ -116,8 +188,9 @@ def save_from_both_policies(policy_1: Any, policy_2: Any) -> Any:
     """
     rules = [keep_rule(policy_rule(policy)) for policy in (policy_1, policy_2)]
 
-    def either(op: Op, *types: Any, **params: Any) -> bool:
-        return any(rule.decide(op, types, params).kept for rule in rules)
+    def either(op: Op, *types: Any, **params: Any) -> bool | Offloadable:
+        kept = [found for rule in rules if (found := rule.decide(op, types, params)).kept]
+        return Offloadable() if kept and all(found.offloaded for found in kept) else bool(kept)
 
     if not isinstance(policy_1, Policy) or not isinstance(policy_2, Policy):
         return either
@@ -129,7 +202,7 @@ def _call(function: str, names: tuple[str, ...]) -> str:
     return f"{function}({', '.join(map(repr, names))})"
 
 
-def _names(function: str, names: tuple[Any, ...]) -> frozenset[str]:
+def _names(function: str, names: Sequence[Any]) -> frozenset[str]:
     for name in names:
         if not isinstance(name, str):
             raise MeshwrightError(
@@ -173,10 +246,12 @@ def keep_rule(rule: Rule | None) -> KeepRule:
 def _kept(answer: Any, name: str) -> Kept:
     if isinstance(answer, bool):
         return Kept(answer)
+    if isinstance(answer, Offloadable):
+        return Kept(True, offloaded=True)
     raise MeshwrightError(
         f"The policy {name} answered {answer!r}.",
         where=here(),
-        why="a policy of checkpoint says by True or False whether the results of an equation are kept",
+        why="a policy says by True or False whether results are kept, or where: Offloadable(src, dst)",
         fix="policy=lambda op, *types, **params: False",
     )
 

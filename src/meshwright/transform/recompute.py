@@ -12,13 +12,15 @@ from typing import Any, NamedTuple
 from meshwright.core.facts import Structure
 from meshwright.core.op import Types
 from meshwright.core.program import Atom, Eqn, Literal, Params, Program, Var
+from meshwright.ops.residual import offload, reload
 from meshwright.transform.simplify import dce
 
 
 class Kept(NamedTuple):
-    """Whether and where the results of an equation are kept."""
+    """Whether the results of an equation are kept, and if so, whether in the memory of the host."""
 
     kept: bool = False
+    offloaded: bool = False
 
 
 class KeepRule(NamedTuple):
@@ -44,16 +46,24 @@ def split_program(program: Program, wanted: Sequence[bool], rule: KeepRule) -> R
     c: f32[3,3] = sin b             ==>    c = sin b                    c = sin b
     return c                               return c, b                  return c
     """
-    unnamed = _never_kept(program, rule.never)
+    never = _never_kept(program, rule.never)
     needed: set[Atom] = {a for a, flag in zip(program.outputs, wanted, strict=True) if flag}
     first: list[Eqn] = []
     again: list[Eqn] = []
+    reloads: list[Eqn] = []
     kept: list[Var] = []
     for eqn in reversed(program.eqns):
         live = [v in needed for v in eqn.outputs]
+        choice = _choice(eqn, rule) if any(live) and never.isdisjoint(eqn.outputs) else Kept()
         if not any(live):
             first.append(eqn)
-        elif _is_kept(eqn, rule) and unnamed.isdisjoint(eqn.outputs):
+        elif choice.offloaded:
+            for var in [v for v in eqn.outputs if v in needed]:
+                kept.append(there := Var(var.type))
+                first.append(Eqn(offload, (var,), {}, (there,), eqn.source))
+                reloads.append(Eqn(reload, (there,), {}, (var,), eqn.source))
+            first.append(eqn)
+        elif choice.kept:
             first.append(eqn)
             kept += [v for v in eqn.outputs if v in needed]
         else:
@@ -69,16 +79,20 @@ def split_program(program: Program, wanted: Sequence[bool], rule: KeepRule) -> R
     outputs = tuple(a for a, flag in zip(program.outputs, wanted, strict=True) if flag)
     return Recomputation(
         Program(program.inputs, tuple(reversed(first)), (*program.outputs, *kept), program.constants),
-        dce(Program((*kept, *program.inputs), tuple(reversed(again)), outputs, program.constants), effects=False),
+        # What is reloaded comes first: it can be on its way while other things are computed.
+        dce(
+            Program((*kept, *program.inputs), (*reversed(reloads), *reversed(again)), outputs, program.constants),
+            effects=False,
+        ),
         len(kept),
     )
 
 
-def _is_kept(eqn: Eqn, rule: KeepRule) -> bool:
+def _choice(eqn: Eqn, rule: KeepRule) -> Kept:
     """Whether the results of an equation are kept; what is made of numbers alone never is."""
     if all(a.__class__ is Literal for a in eqn.inputs):
-        return False
-    return rule.decide(eqn.op, tuple(a.type for a in eqn.inputs), eqn.params).kept
+        return Kept()
+    return rule.decide(eqn.op, tuple(a.type for a in eqn.inputs), eqn.params)
 
 
 def _never_kept(program: Program, names: frozenset[str]) -> set[Atom]:

@@ -345,6 +345,8 @@ OPS: dict[str, Write] = {
     "sort": _sort,
     "stop_gradient": _same,
     "checkpoint_name": _same,
+    "offload": _same,
+    "reload": _same,
     "top_k": _top_k,
     "transpose": _transpose,
     "triangular_solve": _with("triangular-solve", _solve),

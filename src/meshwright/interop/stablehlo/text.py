@@ -540,6 +540,8 @@ OPS: dict[str, Write] = {
     "sort": _sort,
     "stop_gradient": _same,
     "checkpoint_name": _same,
+    "offload": _same,
+    "reload": _same,
     "top_k": _with("chlo.top_k", lambda p, types: f"k = {p['k']} : i64"),
     "transpose": _with("transpose", lambda p, types: f"permutation = {_array(p['permutation'])}"),
     "triangular_solve": _with("triangular_solve", _solve),
