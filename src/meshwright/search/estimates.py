@@ -126,14 +126,15 @@ def _csv_line(values: list[Any]) -> str:
 
 
 def _estimate(row: Mapping[str, Any]) -> Estimate:
-    def flag(name: str) -> bool:
-        return str(row[name]) == "True"
+    def flag(said: Any) -> bool:
+        return str(said) == "True"
 
     read: dict[str, Callable[[Any], Any]] = {
         "schedule": str,
         "recompute": str,
-        "sequence_parallel": lambda text: str(text) == "True",
+        "sequence_parallel": flag,
+        "flash": flag,
     }
     strategy = Strategy(**{name: read.get(name, int)(row[name]) for name in _STRATEGY})
     seconds, samples, bubble = (float(row[name]) for name in ("seconds", "samples_per_s", "bubble_fraction"))
-    return Estimate(strategy, seconds, int(row["peak_bytes"]), samples, bubble, flag("fits"))
+    return Estimate(strategy, seconds, int(row["peak_bytes"]), samples, bubble, flag(row["fits"]))

@@ -8,8 +8,7 @@
     pipeline  layers; microbatches go from stage to stage
 
 Where there are more devices of ``tensor`` than key and value heads, neighbours have copies of a head. The vocabulary is
-padded to a multiple of ``tensor``. Attention runs over blocks of queries, so that the scores of one block alone are in
-memory.
+padded to a multiple of ``tensor``.
 """
 
 from __future__ import annotations
@@ -34,7 +33,6 @@ from meshwright.sharding.mesh import AbstractMesh
 from meshwright.sharding.spec import P, PartitionSpec
 from meshwright.simulate.transformer.strategy import RECOMPUTE, Strategy
 
-QUERY_BLOCK = 512  # queries whose scores are in memory at a time
 REPLICAS = ("data", "expert", "context")  # the axes along which devices have the same of most parameters
 EXPERTS = ("gate", "up", "down")  # the parameters that experts have of their own
 
@@ -194,16 +192,8 @@ def _attention(layer: Arrays, x: Any, strategy: Strategy) -> Any:
         first = _place(strategy, "context") * q.shape[1]
     batch, length, heads, dim = q.shape
     grouped = q.reshape(batch, length, k.shape[2], heads // k.shape[2], dim)
-    blocks_of = length > QUERY_BLOCK and length % QUERY_BLOCK == 0
-    step = checkpoint(_attend) if blocks_of or strategy.recompute == "attention" else _attend
-    if blocks_of:
-        count = length // QUERY_BLOCK
-        blocks = mnp.moveaxis(grouped.reshape(batch, count, QUERY_BLOCK, *grouped.shape[2:]), 1, 0)
-        starts = first + mnp.arange(count) * QUERY_BLOCK
-        _, out = lax.scan(lambda c, xs: (c, step(xs[0], k, v, xs[1])), 0, (blocks, starts))
-        mixed = mnp.moveaxis(out, 0, 1)
-    else:
-        mixed = step(grouped, k, v, first)
+    step = checkpoint(_attend) if strategy.recompute == "attention" else _attend
+    mixed = step(grouped, k, v, first)
     return mnp.einsum("blhk,hkd->bld", mixed.reshape(batch, length, heads, dim), layer["wo"])
 
 

@@ -16,7 +16,6 @@ from math import prod
 from typing import Any, NamedTuple
 
 from meshwright import lax
-from meshwright.api.custom import checkpoint
 from meshwright.api.grad import vjp
 from meshwright.core import dtypes
 from meshwright.core.facts import Fusion
@@ -26,6 +25,7 @@ from meshwright.core.trace import Manual, close, run, state, trace
 from meshwright.core.types import TensorType, union
 from meshwright.hardware.transformer import TransformerShape
 from meshwright.sharding.mesh import AbstractMesh
+from meshwright.simulate.attention import fuse_attention
 from meshwright.simulate.transformer import program as model
 from meshwright.simulate.transformer.strategy import Strategy
 from meshwright.transform.simplify import dce
@@ -170,6 +170,22 @@ def split(found: Program, weights: int, every_elementwise: bool) -> ForwardBackw
     return ForwardBackward(forward, backward, tuple(v in operands for v in kept))
 
 
+def _run_again(found: ForwardBackward, weights: int, strategy: Strategy, kv: int) -> ForwardBackward:
+    """Forward and backward of a layer that keeps its operand: backward begins with the whole forward.
+
+    Its last product, which backward does not read, is run again, too, as checkpoints of most frameworks do.
+    """
+    operand = found.forward.inputs[weights]
+    forward = dce(replace(found.forward, outputs=(found.forward.outputs[0], operand)))
+
+    def body(*args: Any) -> list[Any]:
+        w, x, cotangent = args[:weights], args[weights], args[-1]
+        return run(found.backward, [*w, *run(found.forward, [*w, x])[1:], cotangent])
+
+    types = [*(v.type for v in found.forward.inputs), found.backward.inputs[-1].type]
+    return ForwardBackward(forward, local(body, types, strategy, kv), (True,))
+
+
 def _differentiated(function: Callable[..., Any], weights: int, others: int, axes: Sequence[Sequence[str]]) -> Any:
     """(parameters, operands, cotangent) -> (result, cotangents of the first ``others`` operands, of parameters).
 
@@ -202,6 +218,7 @@ def traced_as(shape: TransformerShape, strategy: Strategy) -> tuple[TransformerS
         expert=strategy.expert,
         sequence_parallel=strategy.sequence_parallel and strategy.tensor > 1,
         recompute="full" if again == "offload" else again,
+        flash=strategy.flash,
     )
 
 
@@ -230,12 +247,14 @@ def layer_split(shape: TransformerShape, strategy: Strategy, rows: int, sequence
     def function(w: Sequence[Any], moving: Sequence[Any]) -> Any:
         return step(moving[0], dict(zip(names, w, strict=True)))
 
-    whole = checkpoint(function) if strategy.recompute == "full" else function
     types = [block(dims[n], model.split_of(n, dims[n], strategy, kv), strategy, kv, dtype) for n in names]
     x = stream(shape, strategy, rows, sequence, dtype)
     axes = [model.replicas(n, len(dims[n]), strategy) for n in names]
-    both = _differentiated(whole, len(names), 1, axes)
-    return split(local(both, [*types, x, x], strategy, kv), len(names), strategy.recompute == "matmuls")
+    both = _differentiated(function, len(names), 1, axes)
+    traced = local(both, [*types, x, x], strategy, kv)
+    whole = fuse_attention(traced)[0] if strategy.flash else traced
+    found = split(whole, len(names), strategy.recompute == "matmuls")
+    return _run_again(found, len(names), strategy, kv) if strategy.recompute == "full" else found
 
 
 @lru_cache(maxsize=512)

@@ -78,9 +78,9 @@ class StepSimulation(Simulation):
 class Player:
     """A machine with the tasks and times of the programs that were played on it."""
 
-    def __init__(self, topology: Topology, axes: Mapping[str, int], mode: str, overlap: str) -> None:
+    def __init__(self, topology: Topology, axes: Mapping[str, int], mode: str, overlap: str, flash: bool) -> None:
         self.machine = Machine(topology, axes, mode)
-        self.reader, self.scheduler = TaskReader(self.machine), Scheduler(overlap)
+        self.reader, self.scheduler = TaskReader(self.machine, flash=flash), Scheduler(overlap)
         self.loops: dict[tuple[int, int], Program] = {}
 
     def block(self, program: Program) -> TaskBlock:
@@ -120,12 +120,12 @@ def player(hardware: Hardware, shape: TransformerShape, strategy: Strategy, mode
     axes = {name: size for name, size in strategy.mesh.items() if name == "pipeline"} | regions.mesh_of(strategy, kv)[0]
     axes = axes or dict(topology.mesh or {})
     key = (topology.chip, topology.shape, topology.wrap, topology.slices, repr(topology.mapping), tuple(axes.items()),
-           mode, overlap)  # fmt: skip
+           mode, overlap, strategy.flash)  # fmt: skip
     found = _PLAYERS.get(key)
     if found is None:
         if len(_PLAYERS) > 256:
             _PLAYERS.clear()
-        found = _PLAYERS[key] = Player(topology, axes, mode, overlap)
+        found = _PLAYERS[key] = Player(topology, axes, mode, overlap, strategy.flash)
     return found
 
 

@@ -26,6 +26,7 @@ class Strategy:
     ``sequence_parallel``  between tensor-parallel layers a device of ``tensor`` has a part of the positions
     ``context``         devices that share the positions of a sequence; each gathers keys and values
     ``expert``          devices that share experts and send each other tokens; they have parts of the batch, too
+    ``flash``           whether attention is one kernel, which never stores its scores
     ==================  ============================================================================================
 
     >>> Strategy(data=8, tensor=4, fsdp=True).devices
@@ -45,6 +46,7 @@ class Strategy:
     sequence_parallel: bool = False
     context: int = 1
     expert: int = 1
+    flash: bool = True
 
     def __init__(
         self,
@@ -59,6 +61,7 @@ class Strategy:
         sequence_parallel: bool = False,
         context: int = 1,
         expert: int = 1,
+        flash: bool = True,
         *,
         horizontal: int | None = None,
         fsdp: bool = False,
@@ -77,6 +80,7 @@ class Strategy:
             "sequence_parallel": bool(sequence_parallel),
             "context": context,
             "expert": expert,
+            "flash": bool(flash),
         }
         for name, value in given.items():
             object.__setattr__(self, name, value)
