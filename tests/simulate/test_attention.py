@@ -515,3 +515,26 @@ def test_scores_that_a_loop_returns_stay() -> None:
     program = traced(layers, ROWS, STACK)
     assert forget_scores(program) is program
     assert "attention" not in {task.op for task, _ in mw.simulate(program, "h100").leaves()}
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_products_are_as_many_as_xla_counts(backward: bool) -> None:
+    import jax
+
+    def attend(nn: Any, numpy: Any, q: Any, k: Any, v: Any) -> Any:
+        p = nn.softmax(numpy.einsum("bqhd,bkhd->bhqk", q, k) * 0.125, axis=-1)
+        return numpy.einsum("bhqk,bkhd->bqhd", p, v)
+
+    ours, theirs = partial(attend, nn, mnp), partial(attend, jax.nn, jax.numpy)
+    if backward:
+        ours = gradient(ours)
+        theirs = jax.grad(lambda *args, f=theirs: (f(*args) ** 2).sum(), (0, 1, 2))
+    shape = (2, 256, 4, 64)
+    cost = jax.jit(theirs).lower(*[jax.ShapeDtypeStruct(shape, "float32")] * 3).compile().cost_analysis()
+    program = mw.make_program(ours)(*[struct(*shape)] * 3)
+    on, off = (mw.simulate(program, "h100", flash=flash) for flash in (True, False))
+    assert off.product_flops == pytest.approx(cost["flops"], rel=0.03)  # which has exponentials and sums, too
+    products = 6 if backward else 2
+    assert on.product_flops == off.product_flops * (products + backward) / products
+    moved, whole = (sum(times * task.cost.nbytes for task, times in run.leaves()) for run in (on, off))
+    assert moved < whole < cost["bytes accessed"]

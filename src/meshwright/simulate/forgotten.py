@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 from meshwright.core.facts import Fusion, Structure
 from meshwright.core.program import Atom, Eqn, Program, Var
@@ -73,7 +74,7 @@ class _Pair:
         self.body = inline_calls(first.params["body"])
         carry = first.params["carry"]
         self.facts = Facts(self.body)
-        self.rows = dict(zip(first.outputs[carry:], self.body.outputs[carry:], strict=True))
+        self.rows: dict[Atom, Atom] = dict(zip(first.outputs[carry:], self.body.outputs[carry:], strict=True))
         fixed = {*self.body.outputs[:carry], *(a for v, a in self.rows.items() if v not in handed)}
         self.leaving = frozenset(a for v, a in self.rows.items() if v in handed and a not in fixed)
         self.stacked = {a: v for v, a in self.rows.items()}
@@ -138,52 +139,46 @@ class _Pair:
 
     def rewritten(self, dropped: Mapping[Atom, list[int]], leaves: Sequence[Atom]) -> tuple[Eqn, Eqn]:
         """The loops with leaves stacked instead of what is dropped."""
-        first, second, length = self.first, self.second, self.first.params["length"]
+        first, length = self.first, self.first.params["length"]
         carry, consts = first.params["carry"], first.params["consts"]
         given: dict[Atom, Atom] = dict(zip(self.body.inputs, first.inputs, strict=True))
         carried = set(self.body.inputs[consts : consts + carry])
-        gone = {v for v, a in self.rows.items() if a in dropped and v in self.handed}
+        gone: set[Atom] = {v for v, a in self.rows.items() if a in dropped and v in self.handed}
         kept = [v for v in first.outputs[carry:] if v not in gone]
-        there = {a: v for v, a in self.rows.items() if v not in gone}
+        there: dict[Atom, Atom] = {a: v for v, a in self.rows.items() if v not in gone}
         new = [a for a in leaves if a not in there and (a not in given or a in carried)]
-        there.update((a, Var(a.type.stack(length))) for a in new)
+        added = [Var(a.type.stack(length)) for a in new]
+        there.update(zip(new, added, strict=True))
+        body = dce(replace(self.body, outputs=(*self.body.outputs[:carry], *(self.rows[v] for v in kept), *new)))
+        held = [*first.outputs[:carry], *kept, *added]
+        one = Eqn(first.op, first.inputs, {**first.params, "body": body}, held, first.source)
+        numbers = sorted({n for some in dropped.values() for n in some})
+        shared: set[Atom] = {v for v in self.body.inputs[:consts] if v not in there}
+        arrays = {atom: there.get(atom, given.get(atom, atom)) for atom in leaves}
+        return one, self.computing(numbers, arrays, shared, gone)
 
-        outputs = (*self.body.outputs[:carry], *(self.rows[v] for v in kept), *new)
-        body = dce(replace(self.body, outputs=outputs))
-        held = [*first.outputs[:carry], *kept, *(there[a] for a in new)]
-        one = Eqn(first.op, first.inputs, {**first.params, "body": body}, held, first.source)  # type: ignore[arg-type]
-
-        # The second loop reads the leaves: constants of the first as its own, the rest by rows.
-        other = inline_calls(second.params["body"])
-        n_consts, n_carry = second.params["consts"], second.params["carry"]
-        operands, inner = list(second.inputs), list(other.inputs)
-        parts = [list(zip(operands, inner, strict=True))[a:b]
-                 for a, b in ((0, n_consts), (n_consts, n_consts + n_carry), (n_consts + n_carry, None))]  # fmt: skip
+    def computing(self, numbers: Sequence[int], arrays: Mapping[Atom, Atom], shared: set[Atom], gone: set[Atom]) -> Eqn:
+        """The second loop with equations of the first in front: on constants that are ``shared``, and rows of the other
+        ``arrays``. It does not read what is ``gone``."""
+        second = self.second
+        body = inline_calls(second.params["body"])
+        ends = (0, second.params["consts"], second.params["consts"] + second.params["carry"], len(body.inputs))
+        both: list[tuple[Atom, Var]] = list(zip(second.inputs, body.inputs, strict=True))
+        constants, carried, rows = (both[low:high] for low, high in pairwise(ends))
         names: dict[Atom, Atom] = {}
-        for atom in leaves:
-            constant = atom in self.body.inputs[:consts]
-            outer = there.get(atom, given.get(atom))
-            part = parts[0] if constant and atom not in there else parts[2]
-            found = next((var for operand, var in part if operand is outer), None)
+        for atom, array in arrays.items():
+            part = constants if atom in shared else rows
+            found = next((var for operand, var in part if operand is array), None)
             if found is None:
                 found = Var(atom.type)
-                part.append((outer, found))  # type: ignore[arg-type]
+                part.append((array, found))
             names[atom] = found
-        numbers = sorted({n for one_ in dropped.values() for n in one_})
         again, fresh = copies([self.facts.eqns[n] for n in numbers], names)
-        for operand, var in parts[2]:
-            if operand in gone and self.rows[operand] in fresh:
-                fresh[var] = fresh[self.rows[operand]]
-        parts[2] = [(operand, var) for operand, var in parts[2] if operand not in gone]
-        eqns = [*again, *(with_inputs(eqn, fresh) for eqn in other.eqns)]
-        pairs = [pair for part in parts for pair in part]
-        constants = (*other.constants, *(pair for pair in self.body.constants if self.reads(again, pair[0])))
-        results = tuple(fresh.get(a, a) for a in other.outputs)
-        inside = dce(Program(tuple(v for _, v in pairs), tuple(eqns), results, constants))
-        params = {**second.params, "body": inside, "consts": len(parts[0])}
-        two = Eqn(second.op, [operand for operand, _ in pairs], params, second.outputs, second.source)
-        return one, two
-
-    @staticmethod
-    def reads(eqns: Iterable[Eqn], var: Var) -> bool:
-        return any(var in eqn.inputs for eqn in eqns)
+        fresh.update({var: fresh[self.rows[a]] for a, var in rows if a in gone and self.rows[a] in fresh})
+        pairs = [*constants, *carried, *(pair for pair in rows if pair[0] not in gone)]
+        eqns = (*again, *(with_inputs(eqn, fresh) for eqn in body.eqns))
+        outputs = tuple(fresh.get(a, a) for a in body.outputs)
+        given = (*body.constants, *self.body.constants)
+        params = {**second.params, "consts": len(constants)}
+        params["body"] = dce(Program(tuple(v for _, v in pairs), eqns, outputs, given))
+        return Eqn(second.op, [operand for operand, _ in pairs], params, second.outputs, second.source)
