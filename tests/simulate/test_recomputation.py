@@ -160,3 +160,36 @@ def test_a_slow_link_decides() -> None:
     result = mw.simulate(mw.make_program(function)(*args), "h100")
     assert result.bound == "bound by the link to the host, by 2.2x over compute"
     assert result.seconds >= result.unit_seconds()["to host"] + result.unit_seconds()["from host"]
+
+
+# Gradient accumulation, as users write it: a scan over microbatches
+
+
+@pytest.mark.parametrize("microbatches", [1, 4, 16])
+def test_accumulated_gradients_need_one_sum_and_the_values_of_one_microbatch(microbatches: int) -> None:
+    layers, d, ff, tokens = 4, 2048, 8192, 1024
+    one = mw.checkpoint(lambda x, w: x + mw.nn.gelu(x @ w["up"]) @ w["down"], policy=POLICIES.dots_saveable)
+
+    def loss(w: Any, x: Any) -> Any:
+        return (mw.lax.scan(lambda x, w: (one(x, w), None), x, w)[0] ** 2).sum()
+
+    def train(w: Any, momentum: Any, xs: Any) -> Any:
+        def add(total: Any, x: Any) -> Any:
+            return mw.tree.map(mnp.add, total, mw.grad(loss)(w, x)), None
+
+        total, _ = mw.lax.scan(add, mw.tree.map(mnp.zeros_like, w), xs)
+        momentum = mw.tree.map(lambda m, g: 0.9 * m + g, momentum, total)
+        return mw.tree.map(lambda w, m: w - 0.01 * m, w, momentum), momentum
+
+    def f32(*shape: int) -> Any:
+        return mw.ShapeDtypeStruct(shape, "float32")
+
+    w = {"up": f32(layers, d, ff), "down": f32(layers, ff, d)}
+    parameters, batch = 2 * 4 * layers * d * ff, 4 * microbatches * tokens * d
+    compiled = mw.jit(train, donate_argnums=(0, 1)).lower(w, w, f32(microbatches, tokens, d)).compile()
+    found = mw.simulate(compiled, "h100").memory
+    # Parameters, momentum, the sum, and the gradient of one microbatch beside what its derivative keeps of each layer:
+    # its argument and the result of its first matmul; with these, some values of the layer that is worked on.
+    kept = 4 * layers * tokens * (d + ff)
+    assert 4 * parameters + kept <= found.peak_bytes - batch <= 4 * parameters + 1.5 * kept
+    assert found.alias_bytes == 2 * parameters  # new parameters and momentum lie where the old ones did
