@@ -27,7 +27,7 @@ at a time, which takes a while, however small they are.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import lru_cache
 from math import ceil, log2
 from typing import Any, NamedTuple
@@ -37,7 +37,7 @@ from numpy.typing import NDArray
 
 from meshwright.core.source import here
 from meshwright.errors import HardwareError
-from meshwright.hardware.chips import Chip, brief, get, is_number, item_bytes
+from meshwright.hardware.chips import Chip, brief, get, is_number, item_bytes, names
 
 # Rows and columns of the tiles that matrix units of GPUs are given; their sums must fit into registers.
 _COLUMNS = (32, 64, 96, 128, 160, 192, 224, 256)
@@ -88,9 +88,18 @@ class Kernels:
 
     @classmethod
     def of(cls, chip: str | Chip) -> Kernels:
-        """The numbers of a chip that was measured, or of the file that ``meshwright calibrate`` wrote."""
+        """The numbers of a chip that was measured, or of the file that ``meshwright calibrate`` wrote.
+
+        Of a chip whose kernels are ``like`` another's, they are those of the other one, moved by the data sheets.
+
+        >>> Kernels.of("h100").flops_per_s["bf16"] == Kernels.of("h200").flops_per_s["bf16"]
+        True
+        """
         found = get(chip)
         numbers: Any = found.kernels
+        if "like" in numbers and numbers["like"] in names():
+            other = get(numbers["like"])
+            return cls.of(other).moved(other, found, numbers.get("share"))
         why = _wrong(numbers)
         if why:
             raise HardwareError(
@@ -100,6 +109,34 @@ class Kernels:
                 fix="meshwright calibrate --out chip.json",
             )
         return cls(**{one.name: numbers[one.name] for one in fields(cls) if one.name in numbers})
+
+    def moved(self, chip: Chip, other: Chip, share: float | None = None) -> Kernels:
+        """The same kernels on another chip, as far as data sheets tell: its units, clock, bandwidth and peak rates.
+
+        ``share`` of the peak rate is what large products reach there; as much as here, if it is not given.
+        """
+        memory = other.hbm_bytes_per_s / chip.hbm_bytes_per_s
+        lanes = other.sms * other.clock_hz / (chip.sms * chip.clock_hz)
+        rate = other.flops_per_s("bf16") / chip.flops_per_s("bf16")
+        if share is not None:
+            rate *= share * chip.flops_per_s("bf16") / self.flops_per_s["bf16"]
+
+        def times(factor: float, numbers: Mapping[str, float]) -> dict[str, float]:
+            return {dtype: factor * number for dtype, number in numbers.items()}
+
+        flops = times(rate, self.flops_per_s)
+        return replace(
+            self,
+            units=other.sms,
+            bytes_per_s=memory * self.bytes_per_s,
+            row_bytes_per_s=memory * self.row_bytes_per_s,
+            store_bytes_per_s=times(memory, self.store_bytes_per_s),
+            elements_per_s=lanes * self.elements_per_s,
+            row_elements_per_s=lanes * self.row_elements_per_s,
+            exponentials_per_s=lanes * self.exponentials_per_s,
+            flops_per_s=flops,
+            sustained_flops_per_s=times(rate, self.sustained_flops_per_s) if share is None else flops,
+        )
 
     def seconds(self, work: Iterable[Work], calls: float = 1.0) -> float:
         """The time of a program: its kernels one after another, or the call if that takes longer.
