@@ -49,8 +49,8 @@ def test_an_unknown_source():
     expect(
         lambda: hw.get("h100", prefer="book"),
         "No source is called 'book'.",
-        "there are assumed, calculon, cloud docs, derived, fitted, jax, klockwood, mlcommons, nccl, notes, nvidia, "
-        "pytorch, scaling book, seed 001",
+        "there are assumed, calculon, cloud docs, derived, fitted, jax, klockwood, measured, mlcommons, nccl, notes, "
+        "nvidia, pytorch, scaling book, seed 001",
         "prefer='scaling book'",
     )
 
