@@ -127,7 +127,7 @@ class Kernels:
         flops = times(rate, self.flops_per_s)
         return replace(
             self,
-            units=other.sms,
+            units=int(other.sms),
             bytes_per_s=memory * self.bytes_per_s,
             row_bytes_per_s=memory * self.row_bytes_per_s,
             store_bytes_per_s=times(memory, self.store_bytes_per_s),
