@@ -93,6 +93,7 @@ LATE = {
     },
     "arrays.static": {"meshwright.arrays.explicit", "meshwright.arrays.device_put"},
     "arrays.tracing": {"meshwright.arrays.device_put"},
+    "hardware.train_step": {"meshwright.simulate.transformer"},
     "ops.collective": {"meshwright.sharding.spec"},
     "ops.layout": {"meshwright.sharding.explicit"},
     "report.views": {"rich.console", "rich.text"},

@@ -321,7 +321,7 @@ def test_a_train_step_that_does_not_fit():
         lambda: hw.train_step(shape, Topology("a100", 8), batch=4, sequence=64, tensor=4),
         "A step with tensor=4, pipeline=1, data=1, batch=4, microbatch=1, recompute='none' does not fit a100 8.",
         "tensor·pipeline·data is the number of chips, data·microbatch divides the batch, "
-        "and recompute is one of none, selective, full",
+        "and recompute is one of none, selective, attention, matmuls, full, offload",
         "tensor=8, pipeline=1, data=1",
     )
 

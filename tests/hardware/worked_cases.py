@@ -415,6 +415,8 @@ def iteration(i: Inputs) -> float:
         recompute="selective" if selective else "full",
         sequence_parallel=selective,
         dtype="f16",
+        mode="calibrated",
+        flash=False,
     ).seconds
 
 

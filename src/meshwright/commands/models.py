@@ -16,6 +16,7 @@ from meshwright.arrays.tracing import eval_shape
 from meshwright.commands.user_code import kind_of, load, running
 from meshwright.core.program import Program
 from meshwright.errors import MeshwrightError, TextError
+from meshwright.hardware.transformer import TransformerShape
 from meshwright.random import key
 from meshwright.search.layered import GPT, LayeredMLP
 from meshwright.search.strategies import Model
@@ -131,7 +132,9 @@ def _check_plain(function: Callable[..., Any], shown: str) -> None:
 
 def _is_layered(value: Any) -> bool:
     layers = ("layers", "layer", "head", "boundary", "divides", "kind")
-    return isinstance(value, MLP | Traced | LayeredMLP) or all(hasattr(value, name) for name in layers)
+    return isinstance(value, MLP | GPT | TransformerShape | Traced | LayeredMLP) or all(
+        hasattr(value, name) for name in layers
+    )
 
 
 def _step(module: ModuleType) -> Callable[..., Any] | None:

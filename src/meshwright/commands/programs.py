@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Callable
-from dataclasses import MISSING
+from dataclasses import MISSING, replace
 from typing import Any
 
 from meshwright.commands.files import read_text
@@ -103,6 +103,7 @@ def _transformer(args: argparse.Namespace, hardware: Any, options: dict[str, Any
     """The train step of the transformer asked for."""
     shape = _fields(TransformerShape, args.transformer, "--transformer", _SIZES)
     strategy = _fields(Strategy, args.strategy if args.strategy is not None else "data=1", "--strategy", "data=8")
+    strategy = replace(strategy, flash=strategy.flash and not args.no_flash)
     numbers = {"batch": 8, "sequence": 2048}
     for name, default in numbers.items():
         check_number(args, name, default)

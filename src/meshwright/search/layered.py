@@ -7,6 +7,7 @@ from functools import partial
 from typing import NamedTuple, Protocol
 
 from meshwright.errors import ShapeError
+from meshwright.hardware.transformer import TransformerShape
 from meshwright.search.unrolled import MLP, check_sizes
 
 
@@ -103,7 +104,7 @@ class LayeredMLP:
 class GPT:
     """A decoder-only transformer: attention over ``heads``, a hidden layer of ``hidden``, tied embeddings.
 
-    ``rows`` are sequences of ``length`` tokens.
+    A batch has sequences of ``length`` tokens.
 
     >>> GPT(layers=12, dim=768, heads=12).parameters
     123532032
@@ -129,51 +130,16 @@ class GPT:
 
     @property
     def parameters(self) -> int:
-        """The number of weights in products."""
+        """The number of weights in matmuls."""
         return self.layers * (4 * self.dim**2 + 2 * self.dim * self.hidden) + self.vocab * self.dim
 
-    def kind(self, number: int) -> int:
-        return 0
-
-    def divides(self, horizontal: int) -> bool:
-        return self.heads % horizontal == 0 and self.hidden % horizontal == 0
-
-    def layer(self, number: int, rows: int, horizontal: int) -> Layer:
-        tokens, heads, width = rows * self.length, self.heads // horizontal, self.dim // self.heads
-        part, hidden, dim = heads * width, self.hidden // horizontal, self.dim
-        scores = rows * heads * self.length**2
-        norm = Pointwise(tokens * dim, 2)
-        reduce = (Reduce(tokens * dim),) if horizontal > 1 else ()
-        attention = (
-            LayerMatmul(self.length, width, self.length, rows * heads),
-            Pointwise(scores, 3),
-            LayerMatmul(self.length, self.length, width, rows * heads),
+    @property
+    def shape(self) -> TransformerShape:
+        """The sizes as `simulate.transformer` has them."""
+        head_dim = self.dim // self.heads
+        return TransformerShape(
+            self.layers, self.dim, self.hidden, self.heads, head_dim, self.vocab, gated=False, tied=True
         )
-        shapes = ((dim, 3 * part), (part, dim), (dim, hidden), (hidden, dim))
-        products = tuple(LayerMatmul(tokens, k, n) for k, n in shapes)
-        first, out, up, down = products
-        forward = (norm, first, *attention, out, *reduce, norm, up, Pointwise(tokens * hidden, 1), down, *reduce, norm)
-        back = tuple(LayerMatmul(p.m, p.n, p.k) for p in reversed(products))
-        # Each product of activations has two gradients, both of which the layer before waits for.
-        backward = (*back, *attention, *attention, Pointwise(tokens * hidden, 2), *reduce, *reduce, norm, norm, norm)
-        weights = tuple(LayerMatmul(p.k, p.m, p.n) for p in reversed(products))
-        kept = tokens * (4 * dim + 3 * part + part + 2 * hidden) + scores
-        return Layer(forward, backward, weights, tuple(k * n for k, n in shapes), kept)
-
-    def head(self, rows: int, horizontal: int) -> Layer:
-        tokens = rows * self.length
-        vocab = -(-self.vocab // horizontal)
-        product = LayerMatmul(tokens, self.dim, vocab)
-        return Layer(
-            (product, Pointwise(tokens * vocab, 2)),
-            (Pointwise(tokens * vocab, 2), LayerMatmul(tokens, vocab, self.dim)),
-            (LayerMatmul(self.dim, tokens, vocab),),
-            (self.dim * vocab,),
-            tokens * (self.dim + vocab),
-        )
-
-    def boundary(self, rows: int) -> int:
-        return rows * self.length * self.dim
 
 
 def layered(model: MLP | Layered) -> Layered:

@@ -6,24 +6,28 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import cache, partial
 from hashlib import sha256
+from itertools import product
 from math import gcd, isqrt
+from typing import Any
 
 from meshwright.device.on_topology import OnTopology
 from meshwright.errors import ShapeError
 from meshwright.hardware.topology import Topology
+from meshwright.hardware.transformer import TransformerShape
 from meshwright.search.estimates import EstimateFile
-from meshwright.search.layered import Layered, layered
+from meshwright.search.layered import GPT, Layered, layered
 from meshwright.search.layered_plan import MOST_LAYERS, LayeredPlan
 from meshwright.search.strategy import Costs, Estimate, check_count
 from meshwright.search.traced import Traced
 from meshwright.search.traced_plan import TracedPlan
+from meshwright.search.transformer_plan import TransformerPlan, dtypes_of, fits_on, transformer_of
 from meshwright.search.unrolled import MLP
 from meshwright.simulate.transformer.strategy import Strategy
 
-Model = MLP | Layered | Traced
+Model = MLP | GPT | TransformerShape | Layered | Traced
 MANY = 20_000  # strategies, from which on starting processes pays
 CHUNK = 16  # strategies that a process is given at once
 MOST_WORKERS = 1024
@@ -36,43 +40,59 @@ def estimate(
     batch: int,
     costs: Costs,
     *,
-    itemsize: int = 4,
-    state_bytes: int = 0,
+    itemsize: int | None = None,
+    state_bytes: int | None = None,
     memory_bytes: float | None = None,
+    sequence: int | None = None,
 ) -> Estimate:
     """The time and memory of one training step.
+
+    Of a transformer (`GPT`, `hardware.TransformerShape` with sequences of ``sequence`` tokens) it is what
+    `simulate.transformer.train` says; parameters have 2 bytes and the optimizer 12 for each. Of others, 4 and none.
 
     >>> from meshwright import dist
     >>> found = dist.estimate(dist.MLP(8, 512, 256), dist.Strategy(), 256, dist.DistIR())
     >>> f"{found.seconds:.9g}"
     '0.000715033748'
     """
-    plan = _plan(model, strategy, batch, costs, itemsize, state_bytes)
+    plan = _plan(model, strategy, batch, costs, itemsize, state_bytes, sequence)
     peak = plan.peak_bytes()
     seconds, bubble = plan.seconds()
+    if memory_bytes is None and isinstance(plan, TransformerPlan):
+        memory_bytes = plan.topology.chip.hbm_bytes
     fits = memory_bytes is None or peak <= memory_bytes
     return Estimate(strategy, seconds, peak, batch / seconds, bubble, fits)
 
 
 def _plan(
-    model: Model, strategy: Strategy, batch: int, costs: Costs, itemsize: int, state_bytes: int
-) -> LayeredPlan | TracedPlan:
+    model: Model,
+    strategy: Strategy,
+    batch: int,
+    costs: Costs,
+    itemsize: int | None,
+    state_bytes: int | None,
+    sequence: int | None,
+) -> LayeredPlan | TracedPlan | TransformerPlan:
+    found = transformer_of(model, sequence)
+    if found is not None:
+        return TransformerPlan(found, strategy, batch, costs, dtypes_of(itemsize, state_bytes))
     if isinstance(model, Traced):
-        return TracedPlan(model, strategy, batch, costs, state_bytes)
-    return LayeredPlan(layered(model), strategy, batch, costs, itemsize, state_bytes)
+        return TracedPlan(model, strategy, batch, costs, state_bytes or 0)
+    return LayeredPlan(layered(model), strategy, batch, costs, itemsize or 4, state_bytes or 0)  # type: ignore[arg-type]
 
 
 class _Pruned:
     """Estimates of what can still be best: it fits, and nothing found so far beats it in time and memory both."""
 
-    def __init__(self, model: Model, batch: int, costs: Costs, itemsize: int, state_bytes: int, most: float | None):
-        self.given = model, batch, costs, itemsize, state_bytes
+    def __init__(self, model: Model, batch: int, costs: Costs, most: float | None, **options: int | None) -> None:
+        self.given = model, batch, costs
+        self.options = options
         self.most = most
         self.front: list[Estimate] = []
 
     def __call__(self, strategy: Strategy) -> Estimate | None:
-        model, batch, costs, itemsize, state_bytes = self.given
-        plan = _plan(model, strategy, batch, costs, itemsize, state_bytes)
+        model, batch, costs = self.given
+        plan = _plan(model, strategy, batch, costs, **self.options)
         peak = plan.peak_bytes()
         if self.most is not None and peak > self.most:
             return None
@@ -96,41 +116,89 @@ def strategies(
     chunks: Sequence[int] = (2,),
     zero: Sequence[int] = (0,),
     recompute: Sequence[str | bool] = (False,),
+    sequence: int | None = None,
+    context: Sequence[int] = (1,),
+    expert: Sequence[int] = (1,),
+    sequence_parallel: Sequence[bool] = (False,),
 ) -> Iterator[Strategy]:
     """Every strategy on exactly so many devices whose degrees divide the model and the batch.
+
+    ``context``, ``expert`` and ``sequence_parallel`` are of transformers.
 
     >>> from meshwright import dist
     >>> [(s.data, s.horizontal, s.pipeline) for s in dist.strategies(dist.MLP(8, 512, 256), 2, 256, microbatches=[1])]
     [(1, 1, 2), (1, 2, 1), (2, 1, 1)]
     """
-    found = model if isinstance(model, Traced) else layered(model)
     check_count("The number of devices", devices, "devices=64")
     check_count("The batch", batch, "batch=512")
     counts = microbatches or [2**n for n in range(8)]
-    for what, given in (("microbatches", counts), ("chunks", chunks)):
+    for what, given in (("microbatches", counts), ("chunks", chunks), ("context", context), ("expert", expert)):
         for count in given:
             check_count(f"One of the {what}", count, f"{what}=[2, 4]")
-    most = min(MOST_LAYERS, found.most_stages if isinstance(found, Traced) else found.layers)
+    sizes = transformer_of(model, sequence)
+    if sizes is None:
+        possible = _possible(model)
+        for part in _grid(_stages_of(model), devices, batch, counts, schedules, chunks, zero, recompute):
+            if possible(part):
+                yield part
+        return
+    for c, e in product(context, expert):
+        if devices % (c * e):
+            continue
+        left = devices // (c * e)
+        for part in _grid(sizes[0].layers, left, batch, counts, schedules, chunks, zero, recompute, c * e > 1):
+            for parallel in sequence_parallel if part.tensor > 1 else (False,):
+                found = replace(part, context=c, expert=e, sequence_parallel=parallel)
+                even = sizes[0].layers % (found.pipeline * found.chunks) == 0
+                if even and fits_on(sizes[0], found, batch, sizes[1]):
+                    yield found
+
+
+def _grid(
+    most: int,
+    devices: int,
+    batch: int,
+    counts: Sequence[int],
+    schedules: Sequence[str],
+    chunks: Sequence[int],
+    zero: Sequence[int],
+    recompute: Sequence[str | bool],
+    replicas: bool = False,
+) -> Iterator[Strategy]:
+    """Every strategy on so many devices with at most so many stages, whatever the model."""
     for data in _divisors(gcd(devices, batch)):
         left = devices // data
-        for horizontal in [left // n for n in range(min(most, left), 0, -1) if left % n == 0]:
-            pipeline = left // horizontal
-            if data > 1 and isinstance(found, Traced) and found.whole:
-                continue
-            if not _has_stages(found, pipeline) or not found.divides(horizontal):
-                continue
-            if horizontal > 1 and isinstance(model, MLP) and (model.layers // pipeline) % 2:
-                continue
+        for tensor in [left // n for n in range(min(most, MOST_LAYERS, left), 0, -1) if left % n == 0]:
+            pipeline = left // tensor
             for k in counts if pipeline > 1 else [k for k in counts if k == min(counts)]:
                 if batch // data % k:
                     continue
                 for schedule in schedules if pipeline > 1 else schedules[:1]:
                     for v in chunks if schedule == "interleaved" else (1,):
-                        if not _has_stages(found, pipeline * v) or (v > 1 and k % pipeline):
+                        if v > 1 and k % pipeline:
                             continue
-                        for z in zero if data > 1 else (0,):
+                        for z in zero if data > 1 or replicas else (0,):
                             for again in recompute:
-                                yield Strategy(data, horizontal, pipeline, k, schedule, v, z, again)
+                                yield Strategy(data, tensor, pipeline, k, schedule, v, z, again)
+
+
+def _stages_of(model: Any) -> int:
+    return model.most_stages if isinstance(model, Traced) else layered(model).layers
+
+
+def _possible(model: Any) -> Callable[[Strategy], bool]:
+    """Whether a strategy's degrees divide a model that is not a transformer."""
+    found = model if isinstance(model, Traced) else layered(model)
+
+    @cache
+    def divides(data: int, tensor: int, pipeline: int, stages: int) -> bool:
+        if data > 1 and isinstance(found, Traced) and found.whole:
+            return False
+        if not _has_stages(found, pipeline) or not _has_stages(found, stages) or not found.divides(tensor):
+            return False
+        return not (tensor > 1 and isinstance(model, MLP) and (model.layers // pipeline) % 2)
+
+    return lambda s: divides(s.data, s.tensor, s.pipeline, s.pipeline * s.chunks)
 
 
 def _has_stages(model: Traced | Layered, stages: int) -> bool:
@@ -180,6 +248,8 @@ def grid_search(
     devices: int | None = None,
     costs: Costs | None = None,
     itemsize: int = 2,
+    mode: str = "exact",
+    sequence: int | None = None,
     state_bytes: int | None = None,
     memory_bytes: float | None = None,
     executor: Executor | None = None,
@@ -192,6 +262,9 @@ def grid_search(
     chunks: Sequence[int] = (2,),
     zero: Sequence[int] = (0, 1, 2, 3),
     recompute: Sequence[str | bool] = (False, True),
+    context: Sequence[int] = (1,),
+    expert: Sequence[int] = (1,),
+    sequence_parallel: Sequence[bool] = (False,),
 ) -> SearchResult:
     """Cost every strategy on a machine, and sort them: those that fit into memory first, the fastest first.
 
@@ -199,15 +272,16 @@ def grid_search(
     processes of this machine, one per core. With ``path``, estimates are kept in a file (CSV, or JSON by line if its
     name ends in .json) as they are made, and those it has already, of the same model and machine, are not computed
     again. ``progress`` is called with how many are done, and of how many. ``state_bytes`` is what the optimizer keeps
-    for each parameter, 12 by default; a traced step has what it keeps among its inputs. ``prune`` leaves out what does
-    not fit into memory and, by a bound on its time, much of what cannot be best or on the front; the rest is the same.
+    for each parameter, 12 by default; a traced step has what it keeps among its inputs. ``mode`` is that of `simulate`.
+    ``prune`` leaves out what does not fit into memory and, by a bound on its time, much of what cannot be best or on
+    the front; the rest is the same.
 
     >>> from meshwright import dist, hardware
     >>> found = dist.grid_search(dist.GPT(layers=12, dim=768, heads=12), hardware.Topology("h100", 8), batch=64)
     >>> found.best.strategy.devices, found.best.fits, len(found.pareto) > 1
     (8, True, True)
     """
-    costs = _costs_on(topology) if costs is None else costs
+    costs = _costs_on(topology, mode) if costs is None else costs
     if batch is None:
         batch = model.batch if isinstance(model, MLP) else 0
     count = devices or (topology.size if topology is not None else 0)
@@ -225,18 +299,24 @@ def grid_search(
         "chunks": chunks,
         "zero": zero,
         "recompute": recompute,
+        "sequence": sequence,
+        "context": context,
+        "expert": expert,
+        "sequence_parallel": sequence_parallel,
     }
     if state_bytes is None:
         state_bytes = 0 if isinstance(model, Traced) else 12
     wanted = list(strategies(model, count, batch, **options))  # type: ignore[arg-type]
+    sizes: dict[str, Any] = {"itemsize": itemsize, "state_bytes": state_bytes, "sequence": sequence}
     one: Callable[[Strategy], Estimate | None] = partial(
-        estimate, model, batch=batch, costs=costs, itemsize=itemsize, state_bytes=state_bytes, memory_bytes=memory_bytes
+        estimate, model, batch=batch, costs=costs, memory_bytes=memory_bytes, **sizes
     )
     if prune:
-        one = _Pruned(model, batch, costs, itemsize, state_bytes, memory_bytes)
+        one = _Pruned(model, batch, costs, memory_bytes, **sizes)
     kept = None
     if path is not None:
-        kept = EstimateFile(path, _case(costs, count, itemsize, model, batch, topology, state_bytes, memory_bytes))
+        given = (model, batch, topology, state_bytes, memory_bytes, sequence)
+        kept = EstimateFile(path, _case(costs, count, itemsize, *given))
     known = kept.known if kept is not None else {}
     todo = [s for s in wanted if s not in known]
     with _executor(executor, workers, len(todo)) as pool:
@@ -244,14 +324,14 @@ def grid_search(
     return SearchResult(tuple(sorted(every, key=lambda e: (not e.fits, e.seconds, e.peak_bytes))))
 
 
-def _costs_on(topology: Topology | None) -> Costs:
+def _costs_on(topology: Topology | None, mode: str) -> Costs:
     if topology is None:
         raise ShapeError(
             "There is no machine to search on.",
             why="neither a topology nor costs are given",
             fix='dist.grid_search(model, mw.hardware.Topology("h100", 64), batch=512)',
         )
-    return OnTopology(topology)
+    return OnTopology(topology, mode=mode)
 
 
 def _check_workers(workers: int) -> None:

@@ -27,6 +27,7 @@ from meshwright.core.factors import Factors
 from meshwright.core.facts import Fusion
 from meshwright.core.op import No, fusion_of
 from meshwright.core.program import Atom, Eqn, Program, Var
+from meshwright.simulate.remembered import remembered
 from meshwright.simulate.visible import MaskReader, is_exponential
 from meshwright.transform.simplify import with_inputs
 
@@ -339,6 +340,7 @@ def grow(facts: Facts, first: int, may_leave: frozenset[Var] = frozenset()) -> G
     return None
 
 
+@remembered
 def fuse_attention(program: Program) -> tuple[Program, list[Attention]]:
     """The program with weights computed again where the backward pass needs them, and its fused attentions.
 

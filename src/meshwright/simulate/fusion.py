@@ -27,6 +27,7 @@ from meshwright.core.facts import Fusion
 from meshwright.core.op import fusion_of
 from meshwright.core.program import Atom, Eqn, Program, Var
 from meshwright.simulate.attention import Attention
+from meshwright.simulate.remembered import remembered
 from meshwright.simulate.units import Unit, stored, units
 
 _ELEMENTWISE = (Fusion.CHEAP, Fusion.ELEMENTWISE, Fusion.PERMUTATION)
@@ -64,6 +65,7 @@ class Fusions:
         return stored(atom, self.views)
 
 
+@remembered
 def fuse(
     program: Program,
     fused: bool = True,

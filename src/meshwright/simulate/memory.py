@@ -303,7 +303,7 @@ class _Liveness:
         ]
         if not same:
             return {}
-        kernels = fuse(body)
+        body, kernels = _fused(body, True, self.flash)
         last = {v: time for time, one in enumerate(kernels.kernels) for v in one.reads}
         made = {v: time for time, one in enumerate(kernels.kernels) for v in one.writes}
         found: dict[Var, Var] = {}

@@ -248,7 +248,7 @@ def local_program(program: Program, mesh_axes: Mapping[str, int] | None) -> tupl
 def with_parts(program: Program, axes: Mapping[str, int]) -> dict[str, int]:
     """The mesh with an axis as the parts that a program talks along, ``x:(1)2`` and ``x:(2)4``, if it does so."""
     cuts: dict[str, set[int]] = {}
-    for name in _spoken(program):
+    for name in spoken(program):
         part = axis_part(name)
         if part is not None and name not in axes and part[0] in axes:
             cuts.setdefault(part[0], {1, axes[part[0]]}).update((part[1], part[1] * part[2]))
@@ -260,13 +260,13 @@ def with_parts(program: Program, axes: Mapping[str, int]) -> dict[str, int]:
     return found
 
 
-def _spoken(program: Program) -> set[str]:
+def spoken(program: Program) -> set[str]:
     """The axes that collectives of a program work along."""
     found: set[str] = set()
     for eqn in program.eqns:
         found.update(eqn.params["axes"] if eqn.op.collective is not None else ())
         for _, region in eqn.regions():
-            found |= _spoken(region)
+            found |= spoken(region)
     return found
 
 

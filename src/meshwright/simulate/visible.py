@@ -39,6 +39,11 @@ def grid(size: int, ends: bool) -> Any:
     return np.array([at for low, high in blocks for at in ((low, high - 1) if ends else ((low + high - 1) // 2,))])
 
 
+def few(size: int) -> Any:
+    """Indices that stand for the heads that share keys, of which there may be many and masks rarely speak."""
+    return np.unique(np.linspace(0, size - 1, min(size, 4)).astype(int))
+
+
 class MaskReader:
     """The values of a program at some points, with scores of zero."""
 
@@ -47,8 +52,12 @@ class MaskReader:
 
     def visible(self, var: Atom, queries: Sequence[bool], keys: Sequence[bool], scores: frozenset[Var]) -> float:
         """The share of the elements of a value that are not masked, over its dims of queries and keys."""
-        dims = zip(var.type.shape, queries, keys, strict=True)
-        axes = [grid(size, key) if query or key else np.zeros(1, int) for size, query, key in dims]
+        shape = var.type.shape
+        longest = max((n for n, query in enumerate(queries) if query), key=lambda n: shape[n], default=-1)
+        axes = [
+            grid(size, key) if key or n == longest else few(size) if query else np.zeros(1, int)
+            for n, (size, query, key) in enumerate(zip(shape, queries, keys, strict=True))
+        ]
         points = [part.reshape(-1) for part in np.meshgrid(*axes, indexing="ij")]
         try:
             with np.errstate(all="ignore"):

@@ -9,35 +9,33 @@ backward, and updates its parameters.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache, partial
 from typing import Any, NamedTuple
 
 from meshwright.core import tree
-from meshwright.core.program import Eqn, Program, Var
+from meshwright.core.program import Program
 from meshwright.core.trace import run
 from meshwright.core.types import TensorType
 from meshwright.device.schedule import PipelineTask, peak_activations
 from meshwright.hardware.chips import dtype_name
 from meshwright.hardware.collectives import collective_cost, shift_of
-from meshwright.hardware.machines import machine_for
-from meshwright.hardware.topology import Topology
 from meshwright.hardware.transformer import TransformerShape
-from meshwright.simulate.machine import COMPUTE, Machine, TaskCost
+from meshwright.simulate.machine import COMPUTE, TaskCost
 from meshwright.simulate.memory import Alive, MemoryUse, memory
-from meshwright.simulate.schedule import Event, Scheduler
+from meshwright.simulate.schedule import Event
 from meshwright.simulate.simulation import Simulation
-from meshwright.simulate.tasks import Task, TaskBlock, TaskReader
+from meshwright.simulate.tasks import Task, TaskBlock
 from meshwright.simulate.transformer import program as model
 from meshwright.simulate.transformer import regions
-from meshwright.simulate.transformer.pipeline import Starts, TaskTime, play, schedule_of
+from meshwright.simulate.transformer.pipeline import Starts, TaskTime, play
+from meshwright.simulate.transformer.player import Hardware, Player, player
 from meshwright.simulate.transformer.step_program import StepDtypes, StepRegions, step_program
 from meshwright.simulate.transformer.strategy import Strategy
-from meshwright.transform.regions.scan import scan as scan_op
 from meshwright.transform.simplify import dce
 
-Hardware = Any
 KINDS = ("parameters", "optimizer", "gradients", "activations", "other")
 
 
@@ -72,63 +70,6 @@ class StepSimulation(Simulation):
         return self.product_flops / peak / self.seconds if self.seconds else 0.0
 
 
-# Machines, each with what programs take on it
-
-
-class Player:
-    """A machine with the tasks and times of the programs that were played on it."""
-
-    def __init__(self, topology: Topology, axes: Mapping[str, int], mode: str, overlap: str, flash: bool) -> None:
-        self.machine = Machine(topology, axes, mode)
-        self.reader, self.scheduler = TaskReader(self.machine, flash=flash), Scheduler(overlap)
-        self.loops: dict[tuple[int, int], Program] = {}
-
-    def block(self, program: Program) -> TaskBlock:
-        return self.reader.block(program)
-
-    def seconds(self, program: Program) -> float:
-        """How long a program takes."""
-        return self.scheduler.schedule(self.block(program)).seconds
-
-    def loop(self, body: Program, length: int, reverse: bool = False) -> Program:
-        """The loop over layers."""
-        found = self.loops.get((id(body), length))
-        if found is None:
-            found = self.loops[id(body), length] = loop_program(body, length, reverse)
-        return found
-
-
-def loop_program(body: Program, length: int, reverse: bool) -> Program:
-    """The program that is a loop with one value that is carried."""
-
-    def stacked(t: TensorType) -> Var:
-        return Var(t.with_(shape=(length, *t.shape)))
-
-    inputs = (Var(body.inputs[0].type), *(stacked(v.type) for v in body.inputs[1:]))
-    outputs = (Var(body.out_types[0]), *(stacked(t) for t in body.out_types[1:]))
-    params = {"body": body, "consts": 0, "carry": 1, "length": length, "reverse": reverse}
-    return Program(inputs, (Eqn(scan_op, inputs, params, outputs),), outputs)
-
-
-_PLAYERS: dict[Any, Player] = {}
-
-
-def player(hardware: Hardware, shape: TransformerShape, strategy: Strategy, mode: str, overlap: str) -> Player:
-    """The machine for a strategy's mesh."""
-    topology = machine_for(hardware, strategy.mesh, "strategy")
-    kv = regions.kv_heads(shape)
-    axes = {name: size for name, size in strategy.mesh.items() if name == "pipeline"} | regions.mesh_of(strategy, kv)[0]
-    axes = axes or dict(topology.mesh or {})
-    key = (topology.chip, topology.shape, topology.wrap, topology.slices, repr(topology.mapping), tuple(axes.items()),
-           mode, overlap, strategy.flash)  # fmt: skip
-    found = _PLAYERS.get(key)
-    if found is None:
-        if len(_PLAYERS) > 256:
-            _PLAYERS.clear()
-        found = _PLAYERS[key] = Player(topology, axes, mode, overlap, strategy.flash)
-    return found
-
-
 def train_step(
     shape: TransformerShape,
     hardware: Hardware,
@@ -148,13 +89,61 @@ def train_step(
     return _PipelinedStep(StepRegions(shape, strategy, batch, sequence, dtypes), batch, on).result()
 
 
+class StepTotals:
+    """The numbers of a train step that a search compares; each is found when it is asked for."""
+
+    def __init__(self, whole: Callable[[], StepSimulation], stages: _PipelinedStep | None) -> None:
+        self._whole, self._stages = whole, stages
+
+    @cached_property
+    def simulation(self) -> StepSimulation:
+        return self._whole()
+
+    @property
+    def peak_bytes(self) -> int:
+        use = self.simulation.memory if self._stages is None else self._stages.memory()[0]
+        return use.peak_bytes
+
+    @property
+    def least_seconds(self) -> float:
+        """The work of the device that has most, without a wait."""
+        return self.simulation.seconds if self._stages is None else max(self._stages.busy)
+
+    @property
+    def seconds(self) -> tuple[float, float]:
+        """Seconds of a step, and the part of them in which devices wait for microbatches."""
+        if self._stages is None:
+            return self.simulation.seconds, 0.0
+        return self._stages.total[0], self._stages.bubble_fraction
+
+
+def step_totals(
+    shape: TransformerShape,
+    hardware: Hardware,
+    strategy: Strategy,
+    batch: int,
+    sequence: int,
+    *,
+    dtypes: StepDtypes = StepDtypes(),  # noqa: B008 - it is frozen
+    mode: str = "exact",
+    overlap: str = "loops",
+) -> StepTotals:
+    """The numbers of `train_step`, without its timeline."""
+    model.check(shape, strategy, batch, sequence)
+    on = player(hardware, shape, strategy, mode, overlap)
+    whole = partial(_whole, shape, strategy, batch, sequence, dtypes, on)
+    if strategy.pipeline == 1:
+        return StepTotals(whole, None)
+    return StepTotals(whole, _PipelinedStep(StepRegions(shape, strategy, batch, sequence, dtypes), batch, on))
+
+
 def step_memory(
     shape: TransformerShape, strategy: Strategy, batch: int, sequence: int, dtypes: StepDtypes
 ) -> MemoryUse:
     """What a device holds in a train step, whatever the machine."""
     if strategy.pipeline == 1:
         program, _ = step_program(shape, strategy, batch, sequence, dtypes)
-        return memory(program, donated=[True] * (len(program.inputs) - 1) + [False])
+        return memory(program, donated=[True] * (len(program.inputs) - 1) + [False], flash=strategy.flash)
     model.check(shape, strategy, batch, sequence)
     return _Stages(StepRegions(shape, strategy, batch, sequence, dtypes)).memory()[0]
 
@@ -172,10 +161,9 @@ def _whole(
     on.scheduler.blocks.pop(id(block))
     order = sorted(range(len(block.tasks)), key=lambda n: (schedule.starts[n], n))
     donated = [True] * (len(program.inputs) - 1) + [False]
-    use = memory(block.program, donated=donated, kernels=block.kernels, order=order)
+    use = memory(block.program, donated=donated, kernels=block.kernels, order=order, flash=on.flash)
     step = StepRegions(shape, strategy, batch, sequence, dtypes)
-    update = on.block(update_program(step.key, shape.layers, True, True))
-    optimizer = sum(task.cost.seconds for task in update.tasks if COMPUTE in task.cost.units)
+    optimizer = sum(times * _compute(on.block(one)) for one, times in updates(step, shape.layers, True, True))
     kinds = _state_bytes(step, shape.layers, True, True)
     kinds["activations"] = _residual_bytes(step, shape.layers, True, True)
     kinds = _up_to(kinds, use.peak_bytes)
@@ -250,9 +238,17 @@ def _residual_bytes(step: StepRegions, layers: int, first: bool, last: bool) -> 
     return found + (nbytes(step.head.residuals) if last else 0)
 
 
-def _transient(program: Program, counted: Sequence[TensorType], donated: Sequence[bool]) -> int:
+_TRANSIENTS: OrderedDict[Any, tuple[Program, int]] = OrderedDict()
+
+
+def _transient(program: Program, counted: Sequence[TensorType], donated: Sequence[bool], flash: bool) -> int:
     """The peak of a program beyond what is counted elsewhere."""
-    return max(0, memory(program, donated=donated).peak_bytes - nbytes(list(counted)))
+    key = (id(program), nbytes(list(counted)), flash)
+    if key not in _TRANSIENTS:
+        _TRANSIENTS[key] = program, max(0, memory(program, donated=donated, flash=flash).peak_bytes - key[1])
+        if len(_TRANSIENTS) > 1 << 12:
+            _TRANSIENTS.popitem(last=False)
+    return _TRANSIENTS[key][1]
 
 
 # The programs at the ends of a pipeline
@@ -303,20 +299,30 @@ def edge_program(key: tuple[Any, ...], which: str, adds: bool = False, last: boo
 
 
 @lru_cache(maxsize=1024)
-def update_program(key: tuple[Any, ...], layers: int, first: bool, last: bool) -> Program:
-    """The optimizer on the parameters of a stage."""
+def update_program(key: tuple[Any, ...], which: str) -> Program:
+    """The optimizer on the parameters of one layer, or on a table."""
     step = StepRegions(*key)
-    tied = step.shape.tied
-    held = [_tables(one, first, last, tied) for one in step.state(layers)]
-    done = step.strategy.zero > 0  # gradients come as the sums over replicas left them
-    gradients = _tables(step.tree(layers, step.gradients, done), first, last, tied)
-    leaves, structure = tree.flatten((held, gradients))
+    held = [one["layers"] if which == "layer" else {"embed": one["embed"]} for one in step.state(0)]
+    done = step.tree(0, step.gradients, step.strategy.zero > 0)  # gradients come as the sums over replicas left them
+    leaves, structure = tree.flatten((held, done["layers"] if which == "layer" else {"embed": done["embed"]}))
 
     def update(*flat: Any) -> list[Any]:
         state, found = tree.unflatten(structure, flat)
-        return tree.leaves(step.update(state[0], state[1:], found))  # type: ignore[no-any-return]
+        return [
+            new for n in sorted(found) for new in step.adam(n, state[0][n], found[n], [one[n] for one in state[1:]])
+        ]
 
     return regions.local(update, leaves, step.strategy, step.kv)
+
+
+def updates(step: StepRegions, layers: int, first: bool, last: bool) -> list[tuple[Program, int]]:
+    """The optimizer on the parameters of a stage, as programs and how often each runs."""
+    s = step.strategy
+    count = min(s.microbatches, 2)
+    part = Strategy(s.data, s.tensor, 1, count, zero=s.zero, context=s.context, expert=s.expert)
+    key = (replace(step.shape, layers=1), part, s.data * s.expert * count, s.context, step.dtypes)
+    tables = 1 if step.shape.tied and (first or last) else first + last
+    return [(update_program(key, "layer"), layers), *([(update_program(key, "table"), tables)] if tables else [])]
 
 
 # With a pipeline: stages on a clock
@@ -346,13 +352,18 @@ class _Stages:
         """Whether a stage is the first, and whether it is the last."""
         return stage == 0, stage == self.stages - 1
 
+    def edge(self, which: str, adds: bool = False, last: bool = False) -> Program:
+        """The program of the embedding or the head."""
+        forward = which.endswith("F")
+        return edge_program(self.step.key(3 if forward else 2, last and not forward), which, adds, last)
+
     def mine(self, device: int) -> list[int]:
         """The stages of a device."""
         return list(range(device, self.stages, self.strategy.pipeline))
 
     def transients(self) -> dict[str, int]:
         """The peak of each program of a stage beyond state, gradients and residuals."""
-        step, key = self.step, self.step.key
+        step, flash = self.step, self.step.flash
         adds, w = self.adds, len(step.names)
         forward, backward = step.forward, step.backward(adds, True)
         made = [t for t, kept in zip(step.layer.residuals, step.layer.kept, strict=True) if not kept]
@@ -360,16 +371,16 @@ class _Stages:
         sums = [t.with_(shape=t.shape[1:]) for t in tree.leaves(step.sums(1)["layers"])]
         loose = [True, *[False] * w, *[True] * (len(backward.inputs) - w - 1)]
         found = {
-            "F": _transient(forward, [*held, *made], [False] * len(forward.inputs)),
-            "B": _transient(backward, [*held, *kept, *sums], loose),
+            "F": _transient(forward, [*held, *made], [False] * len(forward.inputs), flash),
+            "B": _transient(backward, [*held, *kept, *sums], loose, flash),
         }
         table = [step.sums(1)["embed"]]
         for name, residuals, weights in (("head", step.head.residuals, 2), ("embed", step.embed.residuals, 1)):
-            ahead, back = edge_program(key, f"{name} F"), edge_program(key, f"{name} B", adds, True)
+            ahead, back = self.edge(f"{name} F"), self.edge(f"{name} B", adds, True)
             counted = ahead.in_types[:weights]
-            found[f"{name} F"] = _transient(ahead, [*counted, *residuals], [False] * len(ahead.inputs))
+            found[f"{name} F"] = _transient(ahead, [*counted, *residuals], [False] * len(ahead.inputs), flash)
             loose = [False] * weights + [True] * (len(back.inputs) - weights)
-            found[f"{name} B"] = _transient(back, [*counted, *residuals, *table], loose)
+            found[f"{name} B"] = _transient(back, [*counted, *residuals, *table], loose, flash)
         return found
 
     def memory(self) -> tuple[MemoryUse, dict[str, int]]:
@@ -394,6 +405,9 @@ class _Stages:
         return use, {name: best[name] for name in KINDS}
 
 
+_Part = tuple[Program, int | None]
+
+
 class _PipelinedStep(_Stages):
     """The stages of a step on a machine."""
 
@@ -401,40 +415,48 @@ class _PipelinedStep(_Stages):
         super().__init__(step)
         self.batch, self.on = batch, on
 
-    def forward(self, stage: int) -> list[Program]:
-        """The programs of a stage for a microbatch, forward."""
+    def forward(self, stage: int) -> list[_Part]:
+        """The programs of a stage for a microbatch, forward, and how many layers each is for."""
         first, last = self.ends(stage)
-        found = [edge_program(self.step.key, "embed F")] if first else []
-        found.append(self.on.loop(self.step.forward, self.layers[stage]))
-        return [*found, edge_program(self.step.key, "head F")] if last else found
+        found: list[_Part] = [(self.edge("embed F"), None)] if first else []
+        found.append((self.step.forward, self.layers[stage]))
+        return [*found, (self.edge("head F"), None)] if last else found
 
-    def backward(self, stage: int, adds: bool, finishes: bool) -> list[Program]:
+    def backward(self, stage: int, adds: bool, finishes: bool) -> list[_Part]:
         """The programs of a stage for a microbatch, backward."""
         first, last = self.ends(stage)
-        found = [edge_program(self.step.key, "head B", adds, finishes)] if last else []
-        found.append(self.on.loop(self.step.backward(adds, finishes), self.layers[stage], True))
-        return [*found, edge_program(self.step.key, "embed B", adds, finishes)] if first else found
+        found: list[_Part] = [(self.edge("head B", adds, finishes), None)] if last else []
+        found.append((self.step.backward(adds, finishes), self.layers[stage]))
+        return [*found, (self.edge("embed B", adds, finishes), None)] if first else found
+
+    def seconds(self, parts: Sequence[_Part]) -> float:
+        return sum(self.on.seconds(program, length) for program, length in parts)
 
     def stage_time(self, stage: int) -> _StageTime:
-        forward = sum(map(self.on.seconds, self.forward(stage)))
-        last = sum(map(self.on.seconds, self.backward(stage, self.adds, True)))
-        usual = sum(map(self.on.seconds, self.backward(stage, True, False))) if self.adds else last
+        forward = self.seconds(self.forward(stage))
+        last = self.seconds(self.backward(stage, self.adds, True))
+        usual = self.seconds(self.backward(stage, True, False)) if self.adds else last
         waited = usual
         if self.strategy.schedule == "zb-h1":
-            head = edge_program(self.step.key, "head B", self.adds, not self.adds)
-            loop = self.on.loop(inputs_alone(self.step.layer.backward), self.layers[stage], True)
-            waited = min(usual, sum(map(self.on.seconds, [loop, head] if self.ends(stage)[1] else [loop])))
+            parts: list[_Part] = [(inputs_alone(self.step.traced), self.layers[stage])]
+            parts += [(self.edge("head B", self.adds, not self.adds), None)] if self.ends(stage)[1] else []
+            waited = min(usual, self.seconds(parts))
         return _StageTime(forward, waited, usual - waited, max(0.0, last - waited))
 
-    def played(self) -> tuple[tuple[float, ...], Starts]:
-        s = self.strategy
+    @cached_property
+    def times(self) -> list[_StageTime]:
+        """What a microbatch takes in each stage."""
         kinds: dict[tuple[bool, bool, int], _StageTime] = {}
-        times = []
+        found = []
         for stage in range(self.stages):
             kind = (*self.ends(stage), self.layers[stage])
             if kind not in kinds:
                 kinds[kind] = self.stage_time(stage)
-            times.append(kinds[kind])
+            found.append(kinds[kind])
+        return found
+
+    def played(self) -> tuple[tuple[float, ...], Starts]:
+        s, times = self.strategy, self.times
         hop, final, split = self.hop_seconds(), s.microbatches - 1, s.schedule == "zb-h1"
 
         def time(phase: str, k: int, stage: int) -> TaskTime:
@@ -460,33 +482,55 @@ class _PipelinedStep(_Stages):
         volume = s.pipeline * sent
         return collective_cost("permute", volume, machine.topology, ("pipeline",), machine.mode, shift=shift).seconds
 
-    def update(self, device: int) -> Program:
+    def update(self, device: int) -> list[tuple[Program, int]]:
+        """The optimizer on a device."""
         stages = self.mine(device)
         layers = sum(self.layers[stage] for stage in stages)
-        return update_program(self.step.key, layers, 0 in stages, self.stages - 1 in stages)
+        return updates(self.step, layers, 0 in stages, self.stages - 1 in stages)
+
+    @cached_property
+    def updates(self) -> list[float]:
+        """Seconds of the optimizer on each device."""
+        found = [self.update(device) for device in range(self.strategy.pipeline)]
+        return [sum(times * self.on.seconds(one) for one, times in programs) for programs in found]
+
+    @cached_property
+    def busy(self) -> list[float]:
+        """Seconds that each device has something to do."""
+        s = self.strategy
+        final, found = s.microbatches - 1, []
+        for device in range(s.pipeline):
+            stages = [self.times[stage] for stage in self.mine(device)]
+            each = sum(t.forward + t.backward + t.weights for t in stages)
+            last = sum(t.forward + t.backward + t.last_weights for t in stages)
+            found.append(final * each + last + self.updates[device])
+        return found
+
+    @cached_property
+    def total(self) -> tuple[float, tuple[float, ...], Starts]:
+        """Seconds of the step, when each device is done with its microbatches, and when each task starts."""
+        s = self.strategy
+        clock, starts = self.played()
+        tied = self.hop_of_tables() if self.step.shape.tied else 0.0  # two stages have the table, and sum its gradient
+        ends = [end + more for end, more in zip(clock, self.updates, strict=True)]
+        return max(*ends, ends[0] + tied, ends[s.pipeline - 1] + tied), clock, starts
+
+    @property
+    def bubble_fraction(self) -> float:
+        return max(0.0, 1 - sum(self.busy) / len(self.busy) / self.total[0])
 
     def result(self) -> StepSimulation:
         s, step, on = self.strategy, self.step, self.on
-        clock, starts = self.played()
-        devices = range(s.pipeline)
-        updates = [on.seconds(self.update(device)) for device in devices]
-        tied = self.hop_of_tables() if step.shape.tied else 0.0  # the two stages with the table sum its gradient
-        ends = [clock[d] + updates[d] + (tied if d in (0, s.pipeline - 1) else 0.0) for d in devices]
-        total = max(ends)
-        schedule = schedule_of(s.schedule, s.pipeline, s.microbatches, s.chunks)
-        busy = [
-            sum(self.time_of(task.phase, task.microbatch, task.chunk * s.pipeline + d).seconds for task in order)
-            + updates[d]
-            for d, order in enumerate(schedule.orders)
-        ]
-        busiest = max(devices, key=lambda d: busy[d])
-        block, events = self.tasks(busiest, starts, clock[busiest], updates[busiest])
-        optimizer = sum(t.cost.seconds for t in on.block(self.update(busiest)).tasks if COMPUTE in t.cost.units)
+        total, clock, starts = self.total
+        busiest = max(range(s.pipeline), key=lambda d: self.busy[d])
+        block, events = self.tasks(busiest, starts, clock[busiest], self.updates[busiest])
+        optimizer = sum(times * _compute(on.block(one)) for one, times in self.update(busiest))
         use, kinds = self.memory()
+        parts = _parts(block, total, optimizer, total - self.busy[busiest])
         return StepSimulation(
             total, events, use, on.machine.topology, on.machine.axes, tuple(on.machine.notes), block, on.machine,
             step.shape, s, self.batch * step.sequence, step.sequence, dtype_name(step.dtypes.parameters),
-            max(0.0, 1 - sum(busy) / len(busy) / total), _parts(block, total, optimizer, total - busy[busiest]), kinds,
+            self.bubble_fraction, parts, kinds,
         )  # fmt: skip
 
     def hop_of_tables(self) -> float:
@@ -501,9 +545,14 @@ class _PipelinedStep(_Stages):
         for stage in self.mine(device):
             groups = [(self.forward(stage), count), (self.backward(stage, self.adds, True), 1)]
             groups += [(self.backward(stage, True, False), count - 1)] if self.adds else []
-            found += [_as_task(on.block(p), times, f"stage {stage}") for group, times in groups for p in group]
-        end = _as_task(on.block(self.update(device)), 1, "optimizer")
-        block = TaskBlock(end.body.program, end.body.kernels, [*found, end])  # type: ignore[union-attr]
+            found += [
+                _as_task(on.block(program), times * (length or 1), f"stage {stage}")
+                for group, times in groups
+                for program, length in group
+            ]
+        ends = [_as_task(on.block(one), times, "optimizer") for one, times in self.update(device)]
+        end = ends[0]
+        block = TaskBlock(end.body.program, end.body.kernels, [*found, *ends])  # type: ignore[union-attr]
         events = [self.event(device, task, start) for (where, task), start in starts.items() if where == device]
         return block, (*events, Event(end, clock, update))
 
@@ -514,10 +563,16 @@ class _PipelinedStep(_Stages):
         )
 
 
-def inputs_alone(backward: Program) -> Program:
-    """Of a backward, what the stage before waits for: parameters and residuals in, the cotangent of the input out."""
+@lru_cache(maxsize=512)
+def inputs_alone(traced: tuple[Any, ...]) -> Program:
+    """Of a layer's backward, what the stage before waits for: the cotangent of its input, on whole parameters."""
+    backward = regions.layer_split(*traced).backward
     *given, cotangent = backward.inputs
     return dce(Program((cotangent, *given), backward.eqns, backward.outputs[:1], backward.constants))
+
+
+def _compute(block: TaskBlock) -> float:
+    return sum(task.cost.seconds for task in block.tasks if COMPUTE in task.cost.units)
 
 
 def _as_task(block: TaskBlock, times: int, name: str) -> Task:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property
 from math import prod
 from typing import Any
 
@@ -64,23 +64,57 @@ class StepRegions:
         self, shape: TransformerShape, strategy: Strategy, batch: int, sequence: int, dtypes: StepDtypes
     ) -> None:
         self.shape, self.strategy, self.dtypes, self.sequence = shape, strategy, dtypes, sequence
-        pipeless = replace(strategy, pipeline=1, schedule="1f1b", chunks=1)
-        self.key = (shape, pipeless, batch, sequence, dtypes)
-        self.kv = regions.kv_heads(shape)
+        self.kv, self.flash = regions.kv_heads(shape), strategy.flash
         self.rows = batch // (strategy.data * strategy.expert * strategy.microbatches)
         self.gradients = dtypes.summed(strategy.microbatches)
-        traced = (*regions.traced_as(shape, strategy), self.rows, sequence, dtypes.parameters)
-        self.layer = regions.layer_split(*traced)
-        self.embed = regions.embed_split(*traced)
-        self.head = regions.head_split(*traced)
-        held = (strategy.zero, strategy.data)
-        self.forward = regions.forward_body(*traced, *held)
-        self._backward = partial(regions.backward_body, *traced, *held, self.gradients)
+        self.traced = (*regions.traced_as(shape, strategy), self.rows, sequence, dtypes.parameters)
         self.names = sorted(model.layer_dims(shape))
+
+    @cached_property
+    def layer(self) -> regions.ForwardBackward:
+        """A layer."""
+        return regions.layer_split(*self.traced)
+
+    @cached_property
+    def embed(self) -> regions.ForwardBackward:
+        """The embedding of tokens."""
+        return regions.embed_split(*self.edges)
+
+    @cached_property
+    def head(self) -> regions.ForwardBackward:
+        """The last norm, the head and the loss."""
+        return regions.head_split(*self.edges)
+
+    @property
+    def edges(self) -> tuple[Any, ...]:
+        """What embeddings and the head are traced as: recomputation is of layers."""
+        shape, strategy, *rest = self.traced
+        return shape, replace(strategy, recompute="none"), *rest
+
+    @cached_property
+    def forward(self) -> Program:
+        """A layer's forward."""
+        zero, data = self.shares(3, False)
+        return regions.forward_body(*self.traced, zero, data)
+
+    def shares(self, least: int, last: bool) -> tuple[int, int]:
+        """The zero and data that a program depends on in which replicas share something out from ``least`` on."""
+        s = self.strategy
+        if s.zero >= least or (last and s.zero):
+            return s.zero, s.data
+        return 0, min(s.data, 2)
+
+    def key(self, least: int, last: bool = False) -> tuple[Any, ...]:
+        """What the programs of embeddings and the head depend on."""
+        zero, data = self.shares(least, last)
+        s, count = self.strategy, min(self.strategy.microbatches, 2)
+        part = replace(self.edges[1], data=data, zero=zero, microbatches=count)
+        return self.edges[0], part, self.rows * data * s.expert * count, self.sequence, self.dtypes
 
     def backward(self, adds: bool, last: bool) -> Program:
         """A layer's backward: ``adds`` to gradients there are, and is or is not the ``last`` microbatch."""
-        return self._backward(adds, last)
+        zero, data = self.shares(2, last)
+        return regions.backward_body(*self.traced, zero, data, self.gradients, adds, last)
 
     @property
     def replicas(self) -> tuple[str, ...]:
