@@ -27,6 +27,7 @@ LAYERS = (
     "transform",
     "propagate",
     "partition",
+    "chart",
     "simulate",
     "engine",
     "interop.decompositions interop.groups interop.hlo interop.stablehlo",
@@ -96,7 +97,7 @@ LATE = {
     "hardware.train_step": {"meshwright.simulate.transformer"},
     "ops.collective": {"meshwright.sharding.spec"},
     "ops.layout": {"meshwright.sharding.explicit"},
-    "report.views": {"rich.console", "rich.text"},
+    "chart.views": {"rich.console", "rich.text"},
     "report.visualize": {"rich.console", "rich.text"},
 }
 

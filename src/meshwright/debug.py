@@ -21,9 +21,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from meshwright.chart.colors import ColorMap
 from meshwright.core.source import here
 from meshwright.errors import MeshError
-from meshwright.report.colors import ColorMap
 from meshwright.report.kernels import kernel_picture
 from meshwright.report.visualize import Picture, Sharding, as_html, as_text, picture
 from meshwright.sharding.mesh import BaseMesh

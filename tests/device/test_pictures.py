@@ -7,8 +7,8 @@ from xml.etree import ElementTree
 import pytest
 
 from meshwright import dist, hardware
+from meshwright.chart.colors import color
 from meshwright.errors import DeviceError, MeshwrightError
-from meshwright.report.colors import color
 
 STEP = dist.parse("""def f(w: Tensor[(1024, 1024), 0], x: Tensor[(4096, 1024), 0]):
     y = MatMul(x, w)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 
+from meshwright.chart.page import page
 from meshwright.commands.machines import check_number
 from meshwright.commands.programs import not_a_program, read_program
 from meshwright.core.files import write_whole
 from meshwright.core.program import Program
-from meshwright.report.html import page
 from meshwright.report.kernels import facts, kernel_picture, kernels_of, summary
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 
+from meshwright.chart.page import page
 from meshwright.core.files import write_whole
 from meshwright.errors import MeshwrightError
-from meshwright.report.html import page
 from meshwright.report.visualize import facts, mesh_facts, picture
 from meshwright.sharding.text_command import read_mesh, read_shape, read_spec
 

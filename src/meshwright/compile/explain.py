@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from meshwright.chart.amounts import time_text
 from meshwright.compile.partitioning import Collective, PartitionedProgram, with_argument
 from meshwright.core.types import TensorType
 from meshwright.partition.combine import dearest, received
@@ -13,7 +14,6 @@ from meshwright.partition.cost import DEFAULT_CHIP
 from meshwright.partition.layouts import axes_used
 from meshwright.partition.reshard.plan import show_bytes
 from meshwright.sharding.spec import PartitionSpec, pasted
-from meshwright.simulate.simulation import time_text
 
 MOST_TRIED = 4  # arguments for which another layout is tried
 SHOWN = 5

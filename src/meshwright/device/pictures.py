@@ -6,17 +6,17 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from meshwright.chart.colors import color
+from meshwright.chart.gantt import Chart, GanttBar, Lane, fragment
+from meshwright.chart.views import TextPiece, View
 from meshwright.device.device_map import DeviceMap
 from meshwright.device.function import Function
 from meshwright.device.schedule import Schedule
 from meshwright.device.simulation import DeviceSimulation
 from meshwright.device.timeline import numbers_text
 from meshwright.errors import DeviceError
-from meshwright.report.colors import color
-from meshwright.report.gantt import Chart, GanttBar, Lane, fragment
 from meshwright.report.listing import Marked, listing_view
 from meshwright.report.trees import MOST_NODES, TreeNode, tree_view
-from meshwright.report.views import TextPiece, View
 
 _TENSOR = re.compile(r"Tensor\[(?:\w+, )?\([^()]*\), ([^\]\s]+)\]")
 _MOST_COLORS = 12  # more devices than that are told apart by their groups

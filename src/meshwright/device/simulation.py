@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
+from meshwright.chart.gantt import Chart, trace
 from meshwright.core.files import write_whole
 from meshwright.device.function import DeviceEqn
 from meshwright.device.symmetry import SameDevices
 from meshwright.device.timeline import DeviceEvent, chart_of
-from meshwright.report.gantt import Chart, trace
 
 
 class Assumptions(Protocol):

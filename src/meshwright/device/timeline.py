@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from meshwright.chart.amounts import time_text
+from meshwright.chart.gantt import Chart, GanttBar, Lane
 from meshwright.device.symmetry import SameDevices
-from meshwright.report.gantt import Chart, GanttBar, Lane
-from meshwright.simulate.simulation import time_text
 
 
 class DeviceEvent(NamedTuple):

@@ -11,9 +11,6 @@ MOST_CELLS, MOST_ROWS, MOST_GRIDS = 256, 31, 16
 Segment = tuple[str, int | None]
 Line = list[Segment]
 
-# What stands in for the signs of a picture where they cannot be written.
-ASCII = str.maketrans("┌┬┐├┼┤└┴┘─│…×∨∧", "+++++++++-|.xv^")
-
 
 def text_lines(drawing: Drawing, max_width: int, whatever: bool = False) -> list[Line] | None:
     """The lines of a picture; None if it has no room, unless it is wanted ``whatever`` its size."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from html import escape
 
-from meshwright.report.colors import ColorMap, color, ink
+from meshwright.chart.colors import ColorMap, color, ink
 from meshwright.report.drawing import Drawing, Grid, LabelledBox, Table
 
 _TABLE = "border-collapse:collapse;font:13px/1.4 ui-monospace,monospace;margin:2px 12px 8px 0"
@@ -20,15 +20,6 @@ def fragment(drawing: Drawing, color_map: ColorMap | None = None) -> str:
     )
     captions = "".join(f"<figcaption>{escape(caption)}</figcaption>" for caption in drawing.captions)
     return f'<figure class="meshwright-picture" style="margin:0">{rows}{captions}</figure>'
-
-
-def page(title: str, body: str) -> str:
-    """A whole page around a fragment."""
-    return (
-        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
-        f'<title>{escape(title)}</title></head>\n<body style="margin:24px;font-family:system-ui,sans-serif">'
-        f'\n<h1 style="font-size:16px">{escape(title)}</h1>\n{body}\n</body></html>\n'
-    )
 
 
 def _item(item: Grid | Table, drawing: Drawing, color_map: ColorMap | None) -> str:

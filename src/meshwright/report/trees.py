@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from html import escape
 from typing import NamedTuple
 
-from meshwright.report.colors import color, ink
-from meshwright.report.views import Line, TextPiece, View
+from meshwright.chart.colors import color, ink
+from meshwright.chart.views import Line, TextPiece, View
 
 MOST_NODES = 40
 

@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from meshwright.chart.colors import ColorMap, color, ink
+from meshwright.chart.showing import Shown
 from meshwright.core.source import here
 from meshwright.core.trace import Tracer
 from meshwright.errors import MeshError, ShapeError, ShardingError, TracerError
 from meshwright.report.blocks import blocks_of, device_numbers, kind_of
 from meshwright.report.boxes import Line, plain, text_lines
-from meshwright.report.colors import ColorMap, color, ink
 from meshwright.report.drawing import (
     MOST_CELLS,
     Drawing,
@@ -25,7 +26,6 @@ from meshwright.report.drawing import (
     drawings_of_mesh,
 )
 from meshwright.report.html import fragment
-from meshwright.report.showing import Shown
 from meshwright.sharding.mesh import BaseMesh, get_mesh
 from meshwright.sharding.named import NamedSharding, TensorSharding
 from meshwright.sharding.single_device import SingleDeviceSharding

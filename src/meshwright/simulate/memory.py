@@ -13,6 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from meshwright.chart.amounts import size_text
 from meshwright.core.facts import Across, Fusion, Memory, Structure
 from meshwright.core.op import fusion_of, is_elementwise, memory_of
 from meshwright.core.program import Atom, Eqn, Program, Var
@@ -76,18 +77,6 @@ class MemoryUse:
             rest = sum(one.nbytes for one in self.at_peak[len(shown) :])
             lines.append(f"  {size_text(rest):>{width}}  in {len(self.at_peak) - len(shown)} more values")
         return "\n".join(lines)
-
-
-def size_text(nbytes: float) -> str:
-    """Three digits and a unit.
-
-    >>> size_text(1536), size_text(16_000_000_000)
-    ('1.54 kB', '16 GB')
-    """
-    for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if nbytes >= scale:
-            return f"{nbytes / scale:.3g} {unit}" if nbytes < 999.5 * scale else f"{nbytes / scale:.0f} {unit}"
-    return f"{nbytes:.0f} B"
 
 
 def memory(

@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Any, NamedTuple
 
+from meshwright.chart.amounts import size_text, time_text
 from meshwright.core.files import write_whole
 from meshwright.hardware.topology import Topology
 from meshwright.simulate.machine import COMPUTE, FROM_HOST, TO_HOST, Machine
-from meshwright.simulate.memory import MemoryUse, size_text
+from meshwright.simulate.memory import MemoryUse
 from meshwright.simulate.schedule import Event
 from meshwright.simulate.tasks import Task, TaskBlock
 
@@ -335,18 +336,6 @@ def _unit_time(task: Task, unit: str) -> float:
     """How long one iteration of a loop keeps a part of the machine busy."""
     assert task.body is not None
     return sum(times * one.cost.seconds for one, times in _leaves(task.body, 1) if unit in one.cost.units)
-
-
-def time_text(seconds: float) -> str:
-    """Three digits and a unit.
-
-    >>> time_text(0.00123), time_text(4.5e-6), time_text(90), time_text(4.94e-12)
-    ('1.23 ms', '4.5 µs', '90 s', '4.94 ps')
-    """
-    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
-        if seconds >= 0.9995 * scale:
-            return f"{seconds / scale:.3g} {unit}" if seconds < 999.5 * scale else f"{seconds / scale:.0f} {unit}"
-    return f"{seconds * 1e12:.3g} ps" if 0 < seconds < 0.0995e-9 else f"{seconds * 1e9:.3g} ns"
 
 
 def _fill(cells: list[float], start: float, end: float, total: float) -> None:

@@ -8,10 +8,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from meshwright.chart.amounts import time_text
 from meshwright.core.files import write_whole
 from meshwright.core.source import Source
 from meshwright.hardware.topology import Topology
-from meshwright.simulate.simulation import time_text
 
 COMPUTE, MEMORY, WAITING = "compute", "memory", "waiting"
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from meshwright.chart.amounts import size_text, time_text
 from meshwright.core import tree
 from meshwright.core.dtypes import as_dtype
 from meshwright.core.facts import Fusion
@@ -20,8 +21,8 @@ from meshwright.errors import HardwareError
 from meshwright.hardware.chips import Chip
 from meshwright.hardware.topology import Topology
 from meshwright.hardware.transformer import TransformerShape
-from meshwright.simulate.memory import MemoryUse, size_text
-from meshwright.simulate.simulation import Simulation, time_text
+from meshwright.simulate.memory import MemoryUse
+from meshwright.simulate.simulation import Simulation
 from meshwright.simulate.spmd import simulate
 from meshwright.simulate.transformer.program import (
     decode_program,

@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
+from meshwright.chart.colors import ink
+from meshwright.chart.page import page
+from meshwright.chart.showing import Shown
 from meshwright.core.files import write_whole
-from meshwright.report.colors import ink
-from meshwright.report.html import page
-from meshwright.report.showing import Shown
 
 
 class TextPiece(NamedTuple):

@@ -9,10 +9,9 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any, NamedTuple
 
-from meshwright.report.colors import color, ink
-from meshwright.report.views import Line, TextPiece, View, terminal_width
-from meshwright.simulate.memory import size_text
-from meshwright.simulate.simulation import time_text
+from meshwright.chart.amounts import size_text, time_text
+from meshwright.chart.colors import color, ink
+from meshwright.chart.views import Line, TextPiece, View, terminal_width
 
 IDLE = "·"
 MOST_SPANS = 20_000  # of a page; beyond, neighbours that are shorter than can be seen are drawn as one

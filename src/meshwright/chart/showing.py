@@ -6,7 +6,8 @@ import sys
 from abc import ABC, abstractmethod
 from typing import Any
 
-from meshwright.report.boxes import ASCII
+# What stands in for the signs of a picture where they cannot be written.
+ASCII = str.maketrans("┌┬┐├┼┤└┴┘─│…×∨∧", "+++++++++-|.xv^")
 
 
 class Shown(ABC):
