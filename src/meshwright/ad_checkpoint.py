@@ -1,5 +1,12 @@
 """Recomputation under the names of ``jax.ad_checkpoint``: ``checkpoint``, its policies, names for values, and what is
-kept for a derivative."""
+kept for a derivative.
+
+>>> import meshwright as mw, meshwright.numpy as mnp
+>>> from meshwright import ad_checkpoint
+>>> f = ad_checkpoint.checkpoint(lambda x: mnp.sin(mnp.sin(x)), policy=mw.checkpoint_policies.nothing_saveable)
+>>> float(mw.grad(f)(0.0))
+1.0
+"""
 
 from __future__ import annotations
 

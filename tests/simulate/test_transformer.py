@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -200,3 +201,21 @@ def test_a_step_of_decoding_attends_to_the_cache_and_to_itself() -> None:
         x = x + (gate / (1 + np.exp(-gate)) * up) @ w["down"]
     head = params["head"] if "head" in params else params["embed"]
     np.testing.assert_allclose(logits, norm(x, params["norm"]) @ head.T, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("sizes", [{"data": 2}, {"pipeline": 2}])
+def test_inputs_of_layers_on_the_host(sizes: dict[str, int]) -> None:
+    strategy = Strategy(tensor=2, microbatches=4, **sizes)
+    shape = TransformerShape(layers=8, width=2048, hidden=8192, heads=16, head_dim=128, vocab=8192)
+    full, away = (
+        transformer.train(shape, "h100", replace(strategy, recompute=again), 16, 2048) for again in ("full", "offload")
+    )
+    rows = 16 // strategy.data // strategy.microbatches
+    layers, alive = shape.layers // strategy.pipeline, strategy.pipeline
+    inputs = layers * alive * rows * 2048 * shape.width * 2
+    assert away.memory.host_bytes == inputs
+    assert full.memory.host_bytes == 0
+    # One input is here at a time, on its way back.
+    assert 0 < full.peak_bytes_per_device - away.peak_bytes_per_device <= inputs
+    assert away.seconds >= full.seconds
+    assert away.host_seconds == pytest.approx(2 * strategy.microbatches * inputs / alive / 64e9)

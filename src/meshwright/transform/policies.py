@@ -3,6 +3,12 @@
 A policy is asked of every equation of the forward run, ``policy(op, *operand_types, **params)``. It answers True if the
 results are to be kept where the derivative needs them, ``Offloadable(src, dst)`` if in the memory of the host; what is
 not kept is computed again. Those here go by what is known of ops, never by what they are called.
+
+>>> import meshwright as mw, meshwright.numpy as mnp
+>>> f = mw.checkpoint(lambda w, x: mnp.sin(x @ w).sum(), policy=mw.checkpoint_policies.dots_saveable)
+>>> mw.grad(f)(mnp.zeros((2, 2)), mnp.ones((1, 2)))
+Array([[1., 1.],
+       [1., 1.]], dtype=float32)
 """
 
 from __future__ import annotations

@@ -274,7 +274,7 @@ def _stage(x: Any, layers: Arrays, strategy: Strategy, active: int) -> Any:
     def step(x: Any, one: Arrays) -> Any:
         return layer(x, {name: whole(name, w, strategy) for name, w in one.items()}, strategy, active)
 
-    run = checkpoint(step) if strategy.recompute in ("full", "offload") else step
+    run = checkpoint(step) if strategy.keeps_inputs else step
     x, _ = lax.scan(lambda x, one: (run(x, one), None), x, layers)
     return x
 

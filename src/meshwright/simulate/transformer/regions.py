@@ -24,6 +24,7 @@ from meshwright.core.program import Atom, Eqn, Literal, Program, Var
 from meshwright.core.trace import Manual, close, run, state, trace
 from meshwright.core.types import TensorType, union
 from meshwright.hardware.transformer import TransformerShape
+from meshwright.ops.residual import offload, reload
 from meshwright.sharding.mesh import AbstractMesh
 from meshwright.simulate.attention import fuse_attention
 from meshwright.simulate.transformer import program as model
@@ -32,7 +33,6 @@ from meshwright.transform.simplify import dce
 from meshwright.transform.stack import inline_calls
 
 _ELEMENTWISE = (Fusion.CHEAP, Fusion.ELEMENTWISE, Fusion.PERMUTATION)
-_GATHERS = ("all_gather", "all_gather_invariant")
 
 
 class ForwardBackward(NamedTuple):
@@ -150,7 +150,8 @@ def split(found: Program, weights: int, every_elementwise: bool) -> ForwardBackw
     def again(eqn: Eqn) -> bool:
         """Whether backward makes a value itself that forward has made."""
         v = eqn.outputs[0]
-        if v in plain or v not in needed_ahead or fusion_of(eqn) is Fusion.VIEW or eqn.op.name in _GATHERS:
+        gathers = eqn.op.collective is not None and v.type.nbytes > eqn.inputs[0].type.nbytes
+        if v in plain or v not in needed_ahead or fusion_of(eqn) is Fusion.VIEW or gathers:
             return True
         if not elementwise(eqn) or len(eqn.outputs) > 1:
             return False
@@ -171,19 +172,23 @@ def split(found: Program, weights: int, every_elementwise: bool) -> ForwardBackw
 
 
 def _run_again(found: ForwardBackward, weights: int, strategy: Strategy, kv: int) -> ForwardBackward:
-    """Forward and backward of a layer that keeps its operand: backward begins with the whole forward.
+    """Forward and backward of a layer that keeps its operand, or whose host does: backward begins with all of forward.
 
     Its last product, which backward does not read, is run again, too, as checkpoints of most frameworks do.
     """
-    operand = found.forward.inputs[weights]
-    forward = dce(replace(found.forward, outputs=(found.forward.outputs[0], operand)))
+    host = strategy.on_host
+
+    def ahead(*args: Any) -> list[Any]:
+        return [run(found.forward, args)[0], offload(args[-1]) if host else args[-1]]
 
     def body(*args: Any) -> list[Any]:
         w, x, cotangent = args[:weights], args[weights], args[-1]
+        x = reload(x) if host else x
         return run(found.backward, [*w, *run(found.forward, [*w, x])[1:], cotangent])
 
-    types = [*(v.type for v in found.forward.inputs), found.backward.inputs[-1].type]
-    return ForwardBackward(forward, local(body, types, strategy, kv), (True,))
+    types = [v.type for v in found.forward.inputs]
+    forward = dce(local(ahead, types, strategy, kv))
+    return ForwardBackward(forward, local(body, [*types, found.backward.inputs[-1].type], strategy, kv), (not host,))
 
 
 def _differentiated(function: Callable[..., Any], weights: int, others: int, axes: Sequence[Sequence[str]]) -> Any:
@@ -210,14 +215,13 @@ def spread(x: Any, axes: Sequence[str]) -> Any:
 
 def traced_as(shape: TransformerShape, strategy: Strategy) -> tuple[TransformerShape, Strategy]:
     """What the programs of layers, embeddings and the head depend on: not on how many layers or replicas there are."""
-    again = strategy.recompute
     return replace(shape, layers=1), Strategy(
         data=min(strategy.data, 2),
         tensor=strategy.tensor,
         context=strategy.context,
         expert=strategy.expert,
         sequence_parallel=strategy.sequence_parallel and strategy.tensor > 1,
-        recompute="full" if again == "offload" else again,
+        recompute=strategy.recompute,
         flash=strategy.flash,
     )
 
@@ -254,7 +258,7 @@ def layer_split(shape: TransformerShape, strategy: Strategy, rows: int, sequence
     traced = local(both, [*types, x, x], strategy, kv)
     whole = fuse_attention(traced)[0] if strategy.flash else traced
     found = split(whole, len(names), strategy.recompute == "matmuls")
-    return _run_again(found, len(names), strategy, kv) if strategy.recompute == "full" else found
+    return _run_again(found, len(names), strategy, kv) if strategy.keeps_inputs else found
 
 
 @lru_cache(maxsize=512)

@@ -233,7 +233,7 @@ def _state_bytes(step: StepRegions, layers: int, first: bool, last: bool) -> dic
 
 def _residual_bytes(step: StepRegions, layers: int, first: bool, last: bool) -> int:
     """What a microbatch leaves behind on a stage until its backward."""
-    found = layers * nbytes(step.layer.residuals)
+    found = 0 if step.strategy.on_host else layers * nbytes(step.layer.residuals)
     found += nbytes(step.embed.residuals) if first else 0
     return found + (nbytes(step.head.residuals) if last else 0)
 
@@ -367,7 +367,8 @@ class _Stages:
         adds, w = self.adds, len(step.names)
         forward, backward = step.forward, step.backward(adds, True)
         made = [t for t, kept in zip(step.layer.residuals, step.layer.kept, strict=True) if not kept]
-        held, kept = forward.in_types[1:], step.layer.residuals
+        # Of those on the host, the one that is on its way is here.
+        held, kept = forward.in_types[1:], () if step.strategy.on_host else step.layer.residuals
         sums = [t.with_(shape=t.shape[1:]) for t in tree.leaves(step.sums(1)["layers"])]
         loose = [True, *[False] * w, *[True] * (len(backward.inputs) - w - 1)]
         found = {
@@ -389,12 +390,15 @@ class _Stages:
         alive = peak_activations(s.schedule, s.pipeline, s.microbatches, s.chunks)
         transients = self.transients()
         best: dict[str, int] = {}
+        there = 0
         for device in range(s.pipeline):
             stages = self.mine(device)
             first, last = 0 in stages, self.stages - 1 in stages
             kinds = _state_bytes(step, sum(self.layers[n] for n in stages), first, last)
             kept = sum(_residual_bytes(step, self.layers[n], *self.ends(n)) for n in stages)
             kinds["activations"] = alive[device] * kept // s.chunks
+            inputs = sum(self.layers[n] for n in stages) * nbytes(step.layer.residuals)
+            there = max(there, alive[device] * inputs // s.chunks if s.on_host else 0)
             names = ["F", "B", *(["embed F", "embed B"] if first else []), *(["head F", "head B"] if last else [])]
             kinds["other"] = max(transients[name] for name in names)
             best = max(best, kinds, key=lambda one: sum(one.values()))
@@ -402,6 +406,7 @@ class _Stages:
         shown = sorted((Alive(name, size, None) for name, size in best.items()), key=lambda one: -one.nbytes)
         peak = sum(best.values())
         use = MemoryUse(peak, arguments, arguments, 0, peak - arguments, tuple(shown), None, (peak,), arguments)
+        use = replace(use, host_bytes=there)
         return use, {name: best[name] for name in KINDS}
 
 

@@ -95,6 +95,16 @@ class Strategy:
         return self.tensor
 
     @property
+    def keeps_inputs(self) -> bool:
+        """Whether a layer keeps its input alone, and its forward runs again."""
+        return self.recompute in RECOMPUTE[3:]
+
+    @property
+    def on_host(self) -> bool:
+        """Whether the host keeps the inputs of layers."""
+        return self.recompute == RECOMPUTE[-1]
+
+    @property
     def fsdp(self) -> bool:
         """Whether replicas share out parameters."""
         return self.zero == 3
