@@ -86,7 +86,7 @@ def test_every_form_of_a_call_is_laid_out_as_its_arguments_are(name: str, capsys
 def test_a_kernel_alone_has_a_timeline_and_a_cost(capsys: Printed) -> None:
     assert main(["simulate", "model.py:kernel", "--perfetto", "trace.json"]) == 0
     shown = capsys.readouterr().out
-    assert " for double on tpu v5e 1\n" in shown and "device 0 memory  |" in shown
+    assert " for double on tpu v5e 1\n" in shown and "device 0 compute |" in shown and "         memory  |" in shown
     assert json.loads(Path("trace.json").read_text())["traceEvents"]
     assert main(["simulate", "model.py:kernel", "--json"]) == 0
     timeline = json.loads(capsys.readouterr().out)

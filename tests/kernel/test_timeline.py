@@ -178,14 +178,22 @@ def test_a_timeline_shows_what_overlaps(tmp_path):
         found.seconds - found.busy(0, "compute")
     )
     assert str(found).startswith(f"{found.seconds * 1e6:.0f} µs for kernel on tpu v5e 4")
-    rows = found.gantt(width=40).splitlines()
-    assert [row.split("|")[0].strip() for row in rows[:3]] == [
-        "device 0 compute", "device 0 memory", "device 0 to device 1"
-    ]  # fmt: skip
-    assert all(len(row.split("|")[1]) == 40 for row in rows[:-1])
+    rows = found.gantt(width=68).splitlines()
+    assert [row.split("|")[0].strip() for row in rows[:4]] == ["device 0 compute", "memory", "to device 1", "waiting"]
+    assert all(len(row.split("|")[1]) == 40 for row in rows[:16])
+    assert rows[-1] == "c copy, p products, w waiting, · idle"
+    assert found.gantt(68, devices=1).splitlines()[:4] == rows[:4]
+    assert found.gantt(68, devices=1).endswith("\nand 3 more devices")
+    for lane in found.chart().lanes:
+        if lane.unit != "waiting":
+            assert lane.busy() == pytest.approx(found.busy(int(lane.owner.split()[1]), lane.unit))
+    found.to_html(tmp_path / "kernel.html")
+    assert "products\ndevice 3, compute\n" in (tmp_path / "kernel.html").read_text()
     found.to_perfetto(tmp_path / "kernel.json")
     events = json.loads((tmp_path / "kernel.json").read_text())["traceEvents"]
-    assert {event["pid"] for event in events} == {0, 1, 2, 3}
+    processes = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
+    assert sorted(processes.values()) == ["device 0", "device 1", "device 2", "device 3"]
+    assert {event["pid"] for event in events} == processes.keys()
     assert max(e["ts"] + e["dur"] for e in events if e["ph"] == "X") == pytest.approx(found.seconds * 1e6)
 
 

@@ -82,12 +82,57 @@ def test_shares_add_up_by_op_and_by_line() -> None:
 
 
 def test_the_gantt_chart() -> None:
-    chart = simulate(megatron(), "tpu v5e").gantt(width=40).splitlines()
+    chart = simulate(megatron(), "tpu v5e").gantt(width=63).splitlines()
     assert [line.split("|")[0].rstrip() for line in chart[:2]] == ["compute", "links 1 (model)"]
     assert all(len(line.split("|")[1]) == 40 for line in chart[:2])
     compute, links = (line.split("|")[1] for line in chart[:2])
     # The sum is the last thing that happens, and nothing runs beside it.
-    assert compute.startswith("█") and compute.endswith("  ") and links.startswith("  ") and links.endswith("█")
+    assert compute.startswith("d") and compute.endswith("··") and links.startswith("··") and links.endswith("p")
+    assert set(compute) == set("df·") and set(links) == set("p·")
+    assert [line.split("|")[2] for line in chart[:2]] == ["  28%", "  72%"]
+    assert chart[-1] == "p psum, d dot_general, f fused, · idle"
+
+
+def looped(steps: int) -> mw.Program:
+    def f(x: Any, w: Any) -> Any:
+        return mw.lax.scan(lambda c, _: (mw.numpy.tanh(mw.lax.psum(c @ w, "i")), None), x, None, length=steps)[0]
+
+    mesh = mw.make_mesh((8,), ("i",))
+    g = mw.shard_map(f, mesh=mesh, in_specs=(mw.P(), mw.P("i")), out_specs=mw.P())
+    return mw.make_program(g)(struct(2048, 256), struct(2048, 256))
+
+
+@pytest.mark.parametrize("program", [megatron, fsdp, lambda: looped(4), lambda: looped(500)])
+@pytest.mark.parametrize("machine", ["tpu v5e", "h100"])
+def test_rows_of_a_chart_are_busy_as_long_as_the_parts_of_the_machine(program: Any, machine: str) -> None:
+    result = simulate(program(), machine)
+    chart = result.chart()
+    for lane, seconds in zip(chart.lanes, result.unit_seconds().values(), strict=True):
+        assert lane.busy() == pytest.approx(seconds)
+        assert sum(span.seconds * span.share for span in lane.spans) == pytest.approx(seconds)
+        assert all(0 < span.share <= 1 and span.end <= 1.000001 * result.seconds for span in lane.spans)
+    assert sum(chart.kinds().values()) == pytest.approx(sum(result.unit_seconds().values()))
+
+
+def test_iterations_that_are_not_scheduled_one_by_one_are_one_box_that_is_busy_for_a_share() -> None:
+    result = simulate(looped(500), "tpu v5e")
+    rows = result.gantt(width=221).splitlines()
+    for row, seconds in zip(rows, result.unit_seconds().values(), strict=False):
+        letters = row.split("|")[1]
+        assert 1 - letters.count("·") / len(letters) == pytest.approx(seconds / result.seconds, abs=0.01)
+    more = [e for e in result.perfetto()["traceEvents"] if " more steps of " in e["name"]]
+    assert {e["tid"] for e in more} == {1, 2} and all(0 < e["args"]["share busy"] < 1 for e in more)
+
+
+def test_a_page_says_what_is_known_of_each_task(tmp_path: pathlib.Path) -> None:
+    result = simulate(fsdp(), "h100")
+    result.to_html(tmp_path / "chart.html")
+    page = (tmp_path / "chart.html").read_text()
+    assert "<title>one device of h100 8</title>" in page and "nvlink (data) 89%" in page
+    spans = [e for e in result.perfetto()["traceEvents"] if e["ph"] == "X"]
+    assert page.count("<title>") == 1 + len(spans)
+    for text in ("\nline: models.py:", "\nflops: ", "\nmemory bytes: ", "\nbytes received: ", "\nbound: memory"):
+        assert text in page
 
 
 def test_perfetto(tmp_path: pathlib.Path) -> None:
@@ -98,6 +143,8 @@ def test_perfetto(tmp_path: pathlib.Path) -> None:
     assert names == {"one device of h100 8", "compute", "nvlink (data)"}
     spans = [e for e in events if e["ph"] == "X"]
     assert max(e["ts"] + e["dur"] for e in spans) == pytest.approx(result.seconds * 1e6)
+    facts = {"op", "line", "flops", "memory bytes", "bytes received", "bound"}
+    assert all(e["args"].keys() == facts and e["cat"] == e["args"]["op"] for e in spans)
     with pytest.raises(mw.MeshwrightError, match=r"cannot be written"):
         result.to_perfetto(tmp_path / "no" / "trace.json")
 

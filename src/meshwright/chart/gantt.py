@@ -1,17 +1,22 @@
 """Gantt charts: who is busy when, as text, as a page, as a trace for Perfetto.
 
-A chart has rows of spans. It knows nothing of what the rows are: devices of a machine, or stages of a schedule.
+A chart has rows of spans. It knows nothing of what the rows are: parts of a chip, devices of a machine, or stages of a
+schedule. What has a chart is `Charted`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from typing import Any, NamedTuple
 
 from meshwright.chart.amounts import size_text, time_text
 from meshwright.chart.colors import color, ink
 from meshwright.chart.views import Line, TextPiece, View, terminal_width
+from meshwright.core.files import write_whole
 
 IDLE = "·"
 MOST_SPANS = 20_000  # of a page; beyond, neighbours that are shorter than can be seen are drawn as one
@@ -21,13 +26,19 @@ _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
 
 
 class GanttBar(NamedTuple):
-    """Something that takes time: ``kind`` decides its colour, ``nbytes`` is what it makes or moves."""
+    """Something that takes time: ``kind`` decides its colour, ``nbytes`` is what it makes or moves.
+
+    ``share`` is the part of the time in which its row is busy with it, for many short things drawn as one. Where there
+    are ``facts``, pages and traces say these in place of its bytes.
+    """
 
     start: float
     seconds: float
     name: str
     kind: str
     nbytes: int = 0
+    share: float = 1.0
+    facts: Mapping[str, Any] = {}
 
     @property
     def end(self) -> float:
@@ -35,11 +46,32 @@ class GanttBar(NamedTuple):
 
 
 class Lane(NamedTuple):
-    """A row: spans of one unit of one owner (or of several that do the same), in order."""
+    """A row: spans of one unit of one owner (or of several that do the same), in order.
+
+    Without an ``owner`` it is a row of what the chart's title says.
+    """
 
     owner: str
     unit: str
     spans: tuple[GanttBar, ...]
+
+    @property
+    def label(self) -> str:
+        return f"{self.owner} {self.unit}".strip()
+
+    def busy(self) -> float:
+        """How long the row is busy; what overlaps counts once."""
+        return sum((end - start) * span.share for span, start, end in self.one_at_a_time())
+
+    def one_at_a_time(self) -> Iterator[tuple[GanttBar, float, float]]:
+        """The spans, each from where those before it have ended; what is busy for a share leaves room for others."""
+        at = 0.0
+        for span in self.spans:
+            if span.share < 1:
+                yield span, span.start, span.end
+            elif span.end > at:
+                yield span, max(at, span.start), span.end
+                at = span.end
 
 
 class Chart(NamedTuple):
@@ -58,12 +90,36 @@ class Chart(NamedTuple):
         found: dict[str, float] = {}
         for lane in self.lanes:
             for span in lane.spans:
-                found[span.kind] = found.get(span.kind, 0.0) + span.seconds
+                found[span.kind] = found.get(span.kind, 0.0) + span.seconds * span.share
         return dict(sorted(found.items(), key=lambda item: (-item[1], item[0])))
 
     def view(self, width: int | None = None) -> View:
         """The chart to look at; as text ``width`` characters wide, or as wide as the terminal."""
         return View(self.title, lambda: text_lines(self, width), lambda: fragment(self))
+
+
+class Charted(ABC):
+    """What has a chart: it is drawn as text, as a page, and as a trace."""
+
+    @abstractmethod
+    def chart(self) -> Chart:
+        """What is busy when, as rows."""
+
+    def gantt(self, width: int | None = None) -> str:
+        """The chart as text, ``width`` characters wide, or as wide as the terminal."""
+        return str(self.chart().view(width))
+
+    def to_html(self, path: str | os.PathLike[str]) -> None:
+        """Write the chart as a page of its own: what a box is, when it runs and its facts show on hovering."""
+        self.chart().view().to_html(path)
+
+    def perfetto(self) -> dict[str, Any]:
+        """The chart as trace events, in microseconds: a process for each device, a track for each of its parts."""
+        return trace(self.chart())
+
+    def to_perfetto(self, path: str | os.PathLike[str]) -> None:
+        """Write the chart for https://ui.perfetto.dev or chrome://tracing."""
+        write_whole(path, json.dumps(self.perfetto()))
 
 
 # Text
@@ -84,7 +140,7 @@ def text_lines(chart: Chart, width: int | None = None) -> list[Line]:
     shown = chart.lanes[:MOST_LANES]
     owners, units = (max((len(getattr(lane, of)) for lane in shown), default=0) for of in ("owner", "unit"))
     wide = terminal_width() if width is None else width
-    label = owners + 1 + units if units else owners
+    label = owners + units + (1 if owners and units else 0)
     room = max(NARROWEST, wide - label - 8)
     lines: list[Line] = []
     before = ""
@@ -92,8 +148,9 @@ def text_lines(chart: Chart, width: int | None = None) -> list[Line]:
         owner = lane.owner if lane.owner != before else ""
         before = lane.owner
         cells = _cells(lane, chart.seconds, room)
-        busy = sum(span.seconds for span in lane.spans) / chart.seconds if chart.seconds else 0.0
-        line = [TextPiece(f"{owner:<{owners}} {lane.unit:<{units}}".rstrip().ljust(label) + " |")]
+        busy = lane.busy() / chart.seconds if chart.seconds else 0.0
+        columns = ([f"{owner:<{owners}}"] if owners else []) + ([lane.unit] if units else [])
+        line = [TextPiece(" ".join(columns).ljust(label) + " |")]
         for kind in cells:
             line.append(TextPiece(IDLE) if kind is None else TextPiece(letters[kind], colors[kind]))
         lines.append([*line, TextPiece(f"| {busy:>4.0%}")])
@@ -114,18 +171,32 @@ def _letters(kinds: Sequence[str]) -> dict[str, str]:
 
 
 def _cells(lane: Lane, seconds: float, count: int) -> list[str | None]:
-    """For each part of the time, the kind that takes most of it; None where more than half of it is idle."""
+    """For each part of the time, the kind that takes most of it; None where more than half of it is idle.
+
+    Of a span that is busy for a share of its time, as many are busy as that share says, evenly spread.
+
+    >>> "".join(kind or "." for kind in _cells(Lane("", "", (GanttBar(0, 9, "", "s", share=1 / 3),)), 12, 12))
+    '.s..s..s....'
+    """
     shares: list[dict[str, float]] = [{} for _ in range(count)]
+    spread = [False] * count
     if not seconds:
         return [None] * count
     scale = count / seconds
-    for span in lane.spans:
-        low, high = span.start * scale, min(span.end * scale, count)
+    for span, start, end in lane.one_at_a_time():
+        low, high = start * scale, min(end * scale, count)
         for n in range(int(low), min(count, int(high) + 1)):
-            share = min(high, n + 1) - max(low, n)
+            share = (min(high, n + 1) - max(low, n)) * span.share
             if share > 0:
                 shares[n][span.kind] = shares[n].get(span.kind, 0.0) + share
-    return [max(cell, key=lambda kind: cell[kind]) if sum(cell.values()) >= 0.5 else None for cell in shares]
+                spread[n] = spread[n] or span.share < 1
+    found: list[str | None] = []
+    left = 0.0  # busy time of a spread span that no cell has shown yet
+    for cell, is_spread in zip(shares, spread, strict=True):
+        busy = sum(cell.values()) + (left if is_spread else 0.0)
+        found.append(max(cell, key=lambda kind: cell[kind]) if cell and busy >= 0.5 else None)
+        left = busy - (found[-1] is not None) if is_spread else 0.0
+    return found
 
 
 def _legend(letters: dict[str, str], colors: dict[str, str], width: int) -> list[Line]:
@@ -159,8 +230,8 @@ def fragment(chart: Chart) -> str:
     labels, boxes = [], []
     for row, lane in enumerate(chart.lanes):
         top = _GAP + row * (_ROW + _GAP)
-        busy = sum(span.seconds for span in lane.spans) / chart.seconds if chart.seconds else 0.0
-        label = escape(f"{lane.owner} {lane.unit} {busy:.0%}")
+        busy = lane.busy() / chart.seconds if chart.seconds else 0.0
+        label = escape(f"{lane.label} {busy:.0%}")
         labels.append(f'<div style="height:{_ROW + _GAP}px;white-space:nowrap">{label}</div>')
         boxes.append(f'<rect x="0" y="{top}" width="{_WIDTH}" height="{_ROW}" fill="#f1f1f1"/>')
         boxes += [_box(span, lane, chart, top, colors) for span in _merged(lane.spans, shortest)]
@@ -186,14 +257,24 @@ def fragment(chart: Chart) -> str:
 
 def _box(span: GanttBar, lane: Lane, chart: Chart, top: int, colors: dict[str, str]) -> str:
     left, width = (_WIDTH * t / chart.seconds if chart.seconds else 0.0 for t in (span.start, span.seconds))
-    about = [f"{span.name}: {span.kind}", f"{lane.owner}, {lane.unit}" if lane.unit else lane.owner]
+    about = [f"{span.name}: {span.kind}" if span.name != span.kind else span.name]
+    about.append(", ".join(part for part in (lane.owner, lane.unit) if part))
     start, end, taken = map(chart.time_text, (span.start, span.end, span.seconds))
     about.append(f"{start} to {end} ({taken})")
-    about += [size_text(span.nbytes)] if span.nbytes else []
+    about += [f"busy for {span.share:.0%} of it"] if span.share < 1 else []
+    facts = [f"{name}: {_fact_text(name, fact)}" for name, fact in span.facts.items() if fact]
+    about += facts or ([size_text(span.nbytes)] if span.nbytes else [])
+    faint = f' fill-opacity="{span.share:.3g}"' if span.share < 1 else ""
     return (
-        f'<rect x="{left:.4f}" y="{top}" width="{width:.4f}" height="{_ROW}" fill="{colors[span.kind]}">'
+        f'<rect x="{left:.4f}" y="{top}" width="{width:.4f}" height="{_ROW}" fill="{colors[span.kind]}"{faint}>'
         f"<title>{escape(chr(10).join(about))}</title></rect>"
     )
+
+
+def _fact_text(name: str, fact: Any) -> str:
+    if isinstance(fact, str):
+        return fact
+    return size_text(fact) if "bytes" in name else f"{fact:.3g}"
 
 
 def _merged(spans: Sequence[GanttBar], shortest: float) -> list[GanttBar]:
@@ -222,12 +303,13 @@ def trace(chart: Chart) -> dict[str, Any]:
     for track, lane in enumerate(chart.lanes):
         if lane.owner not in processes:
             processes[lane.owner] = len(processes) + 1
-            name = {"ph": "M", "pid": processes[lane.owner], "name": "process_name", "args": {"name": lane.owner}}
-            events.append(name)
+            named = {"args": {"name": lane.owner or chart.title}}
+            events.append({"ph": "M", "pid": processes[lane.owner], "name": "process_name", **named})
         at = {"pid": processes[lane.owner], "tid": track + 1}
         events.append({"ph": "M", **at, "name": "thread_name", "args": {"name": lane.unit}})
         for span in lane.spans:
             times = {"ts": span.start * 1e6, "dur": span.seconds * 1e6}
-            args = {"op": span.kind, "bytes": span.nbytes}
+            args = {"op": span.kind, **(span.facts or {"bytes": span.nbytes})}
+            args |= {"share busy": span.share} if span.share < 1 else {}
             events.append({"ph": "X", **at, "name": span.name, "cat": span.kind, **times, "args": args})
     return {"traceEvents": events, "displayTimeUnit": "ns"}

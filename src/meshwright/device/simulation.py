@@ -5,15 +5,12 @@
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
-from meshwright.chart.gantt import Chart, trace
-from meshwright.core.files import write_whole
+from meshwright.chart.gantt import Chart, Charted
 from meshwright.device.function import DeviceEqn
 from meshwright.device.symmetry import SameDevices
 from meshwright.device.timeline import DeviceEvent, chart_of
@@ -114,7 +111,7 @@ class ByDevice(dict[int, Any]):
 
 
 @dataclass
-class DeviceSimulation:
+class DeviceSimulation(Charted):
     """The outcome: ``seconds`` in all, memory and busy time per device, and the events in order.
 
     Where devices that do the same are simulated once, ``alike`` are those that each one stands for; what any of them
@@ -188,19 +185,3 @@ class DeviceSimulation:
         others = [other for written in self.roles.sets for other, _ in self.roles.others(written)]
         events = self.events + [event for other in others for event in self.roles.of(other).events]
         return chart_of(events, self.seconds, self._shares())
-
-    def gantt(self, width: int | None = None) -> str:
-        """The events as text, a row for each device's compute and communication; as wide as the terminal."""
-        return str(self.chart().view(width))
-
-    def to_html(self, path: str | os.PathLike[str]) -> None:
-        """Write the Gantt chart as a page of its own: what an op is, when it runs and its bytes show on hovering."""
-        self.chart().view().to_html(path)
-
-    def perfetto(self) -> dict[str, Any]:
-        """The events as a trace: a process for each device, a track for compute and one for communication."""
-        return trace(self.chart())
-
-    def to_perfetto(self, path: str | os.PathLike[str]) -> None:
-        """Write the events for https://ui.perfetto.dev or chrome://tracing."""
-        write_whole(path, json.dumps(self.perfetto()))

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from math import inf
 from typing import Any, NamedTuple
 
 from meshwright.chart.amounts import size_text, time_text
-from meshwright.core.files import write_whole
+from meshwright.chart.gantt import Chart, Charted, GanttBar, Lane
 from meshwright.hardware.topology import Topology
 from meshwright.simulate.machine import COMPUTE, FROM_HOST, TO_HOST, Machine
 from meshwright.simulate.memory import MemoryUse
@@ -30,7 +28,7 @@ class Share(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Simulation:
+class Simulation(Charted):
     """One device of a machine that runs a program: they all do the same at the same time."""
 
     seconds: float
@@ -260,68 +258,37 @@ class Simulation:
             parts.append("\n".join(lines))
         return "\n\n".join(parts)
 
-    def gantt(self, width: int = 72) -> str:
-        """The timeline as text: a row for each part of the machine, busy where it is filled."""
-        units = list(self.unit_seconds())
-        names = {unit: self._unit_name(unit) for unit in units}
-        label = max(len(name) for name in names.values())
-        lines = []
-        for unit in units:
-            cells = [0.0] * width
-            for start, end in self._busy(unit):
-                _fill(cells, start, end, self.seconds)
-            lines.append(f"{names[unit]:<{label}} |{''.join(_cell(c) for c in cells)}|")
-        lines.append(f"{'':<{label}}  0{time_text(self.seconds):>{width - 1}}")
-        return "\n".join(lines)
+    def chart(self) -> Chart:
+        """The timeline as rows, one for each part of the machine; loop iterations that are not shown are one box."""
+        lanes = (Lane("", self._unit_name(unit), tuple(self._bars(unit))) for unit in self.unit_seconds())
+        return Chart(f"one device of {self.topology.text}", self.seconds, tuple(lanes))
 
     def _unit_name(self, unit: str) -> str:
         axes = self.machine.lying_on(unit) if unit != COMPUTE else ()
         return f"{unit} ({', '.join(axes)})" if axes else unit
 
-    def _busy(self, unit: str) -> Iterator[tuple[float, float]]:
-        """When a part of the machine is busy; what is not shown of a loop is spread evenly over its time."""
-        for event in self.timeline:
-            if event.rest:
-                # Iterations not scheduled one by one: the part's share of an iteration, as one stretch for each.
-                busy = min(event.seconds, event.rest * _unit_time(event.task, unit))
-                each, used = event.seconds / event.rest, busy / event.rest
-                count = min(event.rest, 4096)
-                for n in range(count):
-                    at = event.start + event.seconds * n / count
-                    yield at, at + used * event.rest / count if each else at
-            elif event.task.body is None and unit in event.task.cost.units:
-                yield event.start, event.end
-
-    def to_perfetto(self, path: str | os.PathLike[str]) -> None:
-        """Write the timeline for https://ui.perfetto.dev or chrome://tracing: a track for each part of the machine."""
-        write_whole(path, json.dumps(self.perfetto()))
-
-    def perfetto(self) -> dict[str, Any]:
-        """The timeline as trace events, in microseconds."""
-        tracks = {unit: n + 1 for n, unit in enumerate(self.unit_seconds())}
-        events: list[dict[str, Any]] = [
-            {"ph": "M", "pid": 1, "name": "process_name", "args": {"name": f"one device of {self.topology.text}"}},
-        ]
-        for unit, track in tracks.items():
-            events.append({"ph": "M", "pid": 1, "tid": track, "name": "thread_name",
-                           "args": {"name": self._unit_name(unit)}})  # fmt: skip
-        for event in self.timeline:
+    def _bars(self, unit: str) -> Iterator[GanttBar]:
+        """What keeps a part of the machine busy, in the order of time."""
+        for event in sorted(self.timeline, key=lambda event: event.start):
             task = event.task
-            if task.body is not None and not event.rest:
-                continue
-            name = f"{event.rest} more steps of {task.name}" if event.rest else task.name
-            args = {
-                "op": task.op,
-                "line": str(task.source) if task.source else "",
-                "flops": task.cost.flops,
-                "memory bytes": task.cost.nbytes,
-                "bytes received": task.cost.moved,
-                "bound": task.cost.bound,
-            }
-            for unit in task.cost.units:
-                events.append({"ph": "X", "pid": 1, "tid": tracks.get(unit, 0), "name": name, "cat": task.op,
-                               "ts": event.start * 1e6, "dur": event.seconds * 1e6, "args": args})  # fmt: skip
-        return {"traceEvents": events, "displayTimeUnit": "ns"}
+            if event.rest:
+                share = event.rest * _unit_time(task, unit) / event.seconds if event.seconds else 0.0
+                if share:
+                    name = f"{event.rest} more steps of {task.name}"
+                    yield GanttBar(event.start, event.seconds, name, task.op, 0, min(1.0, share), _facts(task))
+            elif task.body is None and unit in task.cost.units and event.seconds:
+                yield GanttBar(event.start, event.seconds, task.name, task.op, facts=_facts(task))
+
+
+def _facts(task: Task) -> dict[str, Any]:
+    """What a page and a trace say of a task."""
+    return {
+        "line": str(task.source) if task.source else "",
+        "flops": task.cost.flops,
+        "memory bytes": task.cost.nbytes,
+        "bytes received": task.cost.moved,
+        "bound": task.cost.bound,
+    }
 
 
 def _leaves(block: TaskBlock, times: int) -> Iterator[tuple[Task, int]]:
@@ -336,18 +303,3 @@ def _unit_time(task: Task, unit: str) -> float:
     """How long one iteration of a loop keeps a part of the machine busy."""
     assert task.body is not None
     return sum(times * one.cost.seconds for one, times in _leaves(task.body, 1) if unit in one.cost.units)
-
-
-def _fill(cells: list[float], start: float, end: float, total: float) -> None:
-    """Add a stretch of time to the cells it covers, each by the share of it that is covered."""
-    if not total:
-        return
-    scale = len(cells) / total
-    low, high = start * scale, min(end * scale, len(cells))
-    first = int(low)
-    for n in range(first, min(len(cells), int(high) + 1)):
-        cells[n] += max(0.0, min(high, n + 1) - max(low, n))
-
-
-def _cell(share: float) -> str:
-    return " ░▒▓█"[min(4, int(share * 4 + 0.5))]

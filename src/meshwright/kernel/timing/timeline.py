@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from meshwright.chart.amounts import time_text
-from meshwright.core.files import write_whole
+from meshwright.chart.gantt import Chart, Charted, GanttBar, Lane
 from meshwright.core.source import Source
 from meshwright.hardware.topology import Topology
 
@@ -30,7 +28,7 @@ class TimedSpan(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Timeline:
+class Timeline(Charted):
     """One run of a kernel on all devices of a machine."""
 
     seconds: float
@@ -97,41 +95,24 @@ class Timeline:
             lines.append(f"  {min(sends):.0%} of what is sent is hidden behind computing")
         return "\n".join(lines)
 
-    def gantt(self, width: int = 72, devices: int = 4) -> str:
-        """The timeline as text: a row for each lane of the first devices, filled where it is busy."""
-        shown = sorted({span.device for span in self.spans})
-        rows = [(device, lane) for device in shown[:devices] for lane in self.lanes(device)]
-        label = max([len(f"device {device} {lane}") for device, lane in rows], default=0)
-        lines = []
-        for device, lane in rows:
-            cells = [0.0] * width
-            for start, end in self._joined(device, (lane,)):
-                first, last = (at / self.seconds * width for at in (start, end))
-                for n in range(int(first), min(width, int(last) + 1)):
-                    cells[n] += max(0.0, min(last, n + 1) - max(first, n))
-            text = "".join(" ░▒▓█"[min(4, round(4 * cell))] for cell in cells)
-            lines.append(f"{f'device {device} {lane}':<{label}} |{text}|")
-        lines.append(f"{'':<{label}}  0{time_text(self.seconds):>{width - 1}}")
-        if len(shown) > devices:
-            lines.append(f"and {len(shown) - devices} more devices")
-        return "\n".join(lines)
+    def chart(self, devices: int | None = None) -> Chart:
+        """The timeline as rows, one for each lane of the first ``devices`` devices, or of all."""
+        rows: dict[tuple[int, str], list[GanttBar]] = {
+            (device, lane): [] for device in self._devices()[:devices] for lane in [*self.lanes(device), WAITING]
+        }
+        for span in sorted(self.spans, key=lambda span: (span.start, span.end)):
+            row = rows.get((span.device, span.lane))
+            if row is not None and span.end > span.start:
+                facts = {"line": str(span.source) if span.source else "", "bytes": span.nbytes}
+                kind = WAITING if span.lane == WAITING else span.name
+                row.append(GanttBar(span.start, span.end - span.start, span.name, kind, span.nbytes, facts=facts))
+        lanes = (Lane(f"device {device}", lane, tuple(bars)) for (device, lane), bars in rows.items() if bars)
+        return Chart(f"{self.name} on {self.topology.text}", self.seconds, tuple(lanes))
 
-    def perfetto(self) -> dict[str, Any]:
-        """The timeline as trace events, in microseconds: a process for each device, a track for each lane."""
-        events: list[dict[str, Any]] = []
-        for device in sorted({span.device for span in self.spans}):
-            events.append({"ph": "M", "pid": device, "name": "process_name", "args": {"name": f"device {device}"}})
-            for track, lane in enumerate([*self.lanes(device), WAITING]):
-                named = {"ph": "M", "pid": device, "tid": track, "name": "thread_name", "args": {"name": lane}}
-                events.append(named)
-                for span in self.spans:
-                    if span.device == device and span.lane == lane:
-                        args = {"line": str(span.source) if span.source else "", "bytes": span.nbytes}
-                        times = {"ts": span.start * 1e6, "dur": (span.end - span.start) * 1e6}
-                        event = {"ph": "X", "pid": device, "tid": track, "name": span.name, "cat": lane}
-                        events.append({**event, **times, "args": args})
-        return {"traceEvents": events, "displayTimeUnit": "ns"}
+    def gantt(self, width: int | None = None, devices: int = 4) -> str:
+        """The chart of the first devices as text, ``width`` characters wide, or as wide as the terminal."""
+        more = len(self._devices()) - devices
+        return str(self.chart(devices).view(width)) + (f"\nand {more} more devices" if more > 0 else "")
 
-    def to_perfetto(self, path: str | os.PathLike[str]) -> None:
-        """Write the timeline for https://ui.perfetto.dev."""
-        write_whole(path, json.dumps(self.perfetto()))
+    def _devices(self) -> list[int]:
+        return sorted({span.device for span in self.spans})
