@@ -390,11 +390,13 @@ class _Stages:
         alive = peak_activations(s.schedule, s.pipeline, s.microbatches, s.chunks)
         transients = self.transients()
         best: dict[str, int] = {}
+        held: dict[tuple[int, bool, bool], dict[str, int]] = {}
         there = 0
         for device in range(s.pipeline):
             stages = self.mine(device)
             first, last = 0 in stages, self.stages - 1 in stages
-            kinds = _state_bytes(step, sum(self.layers[n] for n in stages), first, last)
+            which = sum(self.layers[n] for n in stages), first, last
+            kinds = dict(held.get(which) or held.setdefault(which, _state_bytes(step, *which)))
             kept = sum(_residual_bytes(step, self.layers[n], *self.ends(n)) for n in stages)
             kinds["activations"] = alive[device] * kept // s.chunks
             inputs = sum(self.layers[n] for n in stages) * nbytes(step.layer.residuals)
