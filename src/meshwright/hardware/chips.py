@@ -282,6 +282,7 @@ _CALIBRATED = (
     "net_efficiency",
     "launch_seconds",
     "half_bandwidth_bytes",
+    "half_bandwidth_measured_bytes",
     "kernels",
 )
 

@@ -150,9 +150,13 @@ def _one_group(axes: Axes, members: Sequence[int] | None, model: str, options: M
 
 
 def _launched(cost: CollectiveCost, chip: Chip) -> CollectiveCost:
-    """With its launch; a bandwidth that saturates as ``V / (V + half)`` adds the time of ``half`` bytes."""
+    """With its launch; a bandwidth that saturates as ``V / (V + half)`` adds the time of ``half`` bytes.
+
+    Messages below the least that was measured are taken to reach the share of bandwidth that this one does.
+    """
     half = chip.known("half_bandwidth_bytes", 0.0) if cost.network == "link" else 0.0
-    saturating = cost.bandwidth_seconds * half / cost.bytes if cost.bytes else 0.0
+    measured = max(cost.bytes, chip.known("half_bandwidth_measured_bytes", 0.0))
+    saturating = cost.bandwidth_seconds * half / measured if measured else 0.0
     return replace(cost, launch_seconds=chip.known("launch_seconds", 0.0) + saturating)
 
 
