@@ -139,6 +139,17 @@ def test_recomputation_lowers_memory_and_takes_time(pipeline: int) -> None:
     assert found[0].mfu > found[2].mfu and found[2].hfu > found[2].mfu
 
 
+@pytest.mark.parametrize("flash", [True, False])
+@pytest.mark.parametrize("length", [512, 8192, 131072])
+def test_mfu_is_that_of_the_program_and_what_is_executed_is_no_less(length: int, flash: bool) -> None:
+    shape = TransformerShape(layers=4, width=1024, hidden=4096, heads=8, head_dim=128, vocab=8192)
+    strategy = Strategy(flash=flash)
+    found = transformer.train(shape, "h100", strategy, 1, length)
+    asked = mw.simulate(transformer.train_program(shape, strategy, 1, length), "h100", flash=flash)
+    assert found.mfu == pytest.approx(asked.mfu, rel=0.02) and found.hfu == pytest.approx(asked.hfu)
+    assert found.mfu <= found.hfu * 1.001 and found.hfu <= 1
+
+
 def test_1f1b_keeps_as_many_microbatches_as_there_are_stages_ahead() -> None:
     some, all_ = (step(data=2, pipeline=4, microbatches=16, schedule=name) for name in ("1f1b", "gpipe"))
     ratio = all_.memory_by_kind["activations"] / some.memory_by_kind["activations"]

@@ -58,8 +58,12 @@ class StepSimulation(Simulation):
 
     @property
     def mfu(self) -> float:
-        """The share of the chips' peak rate that the model's FLOPs reach: nothing counts that is computed twice."""
-        flops = self.shape.train_flops(self.tokens, self.sequence)
+        """The share of the chips' peak rate that the model's FLOPs reach: nothing counts that is computed twice.
+
+        Attention counts to the positions before where it is one kernel, which computes no others, else to all.
+        """
+        seen = (self.sequence + 1) // 2 if self.strategy.flash else self.sequence
+        flops = self.shape.train_flops(self.tokens, seen)
         peak = self.strategy.devices * self.topology.chip.flops_per_s(self.dtype)
         return flops / peak / self.seconds if self.seconds else 0.0
 
