@@ -228,7 +228,7 @@ def check_random(seed: int) -> None:
     donated = [rng.random() < 0.6 for _ in range(count)]
     program = cse(dce(mw.make_program(function)(*[struct(8, 8, dtype="float32")] * count)))
     for fused in (True, False):
-        found = memory(program, fused=fused, donated=donated)
+        found = memory(program, fused=fused, donated=donated, flash=False)
         brute = Interpreter(program, fused, donated)
         assert found.peak_bytes == brute.peak(), (seed, fused)
         returned = {id(owner(brute.value(a, {}))): a.type for a in program.outputs if a.__class__ is Var}
@@ -268,7 +268,8 @@ def test_a_train_step_on_donated_parameters_beside_xla(name: str, scan: bool) ->
         step = jit(lambda p, b, m=module, c=config: m.train_step(p, b, c), donate_argnums=0)
         found[library] = step.lower(params, batch).compile()
     theirs = found["jax"].memory_analysis()
-    ours = memory(found["meshwright"].program, donated=found["meshwright"].donated, positions=True)
+    compiled = found["meshwright"]  # XLA keeps the scores of attention
+    ours = memory(compiled.program, donated=compiled.donated, positions=True, flash=False)
     assert ours.alias_bytes == theirs.alias_size_in_bytes
     assert ours.alias_bytes == found["meshwright"].memory().alias_bytes
     used = theirs.argument_size_in_bytes + theirs.output_size_in_bytes + theirs.temp_size_in_bytes

@@ -219,3 +219,23 @@ def test_inputs_of_layers_on_the_host(sizes: dict[str, int]) -> None:
     assert 0 < full.peak_bytes_per_device - away.peak_bytes_per_device <= inputs
     assert away.seconds >= full.seconds
     assert away.host_seconds == pytest.approx(2 * strategy.microbatches * inputs / alive / 64e9)
+
+
+CAUSAL = [
+    Strategy(),
+    Strategy(data=4),
+    Strategy(tensor=4),
+    Strategy(pipeline=2, microbatches=4),
+    Strategy(data=2, zero=3),
+]
+
+
+@pytest.mark.parametrize("strategy", CAUSAL, ids=str)
+def test_a_causal_mask_leaves_half_of_the_pairs_on_every_layout(strategy: Strategy) -> None:
+    shape = TransformerShape(2, 512, 2048, 8, 64, 32000)
+    found = transformer.train(shape, "h100", strategy, 8, 4096)
+    work = {share.name: share.flops for share in found.by_op()}
+    all_pairs = 4 * 8 * 4096**2 * 512 * 2
+    stages = strategy.pipeline  # by_op is of one of them
+    assert 0.5 < work["attention"] * strategy.devices / stages * stages / all_pairs < 0.56
+    assert found.mfu < found.hfu < 1.15 * found.mfu  # scores are computed again

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import Any
 
 from meshwright.device.device_map import DeviceMap
 from meshwright.device.from_program import takes_program
 from meshwright.device.function import Function
 from meshwright.device.on_topology import OnTopology
-from meshwright.device.queues import run
+from meshwright.device.queues import MOST_UNFOLDED, run
 from meshwright.device.resolve import as_device_map, check_sizes, names_devices, resolved
 from meshwright.device.simulation import Assumptions, DeviceSimulation
 from meshwright.device.steady import steady_state
@@ -77,7 +78,9 @@ def _folded(
 ) -> tuple[Function, Covers, Roles] | None:
     """The flat program with devices that do the same written once, and who they are; None where that is not right."""
     crowded = isinstance(assumptions, OnTopology) and assumptions.crowded
-    if not isinstance(assumptions, Distances) or names_devices(fn) or (crowded and not is_regular(devices)):
+    few = devices is None or sum(1 for _ in islice(devices.paths(), MOST_UNFOLDED + 1)) <= MOST_UNFOLDED
+    apart = (crowded or few) and not is_regular(devices)
+    if not isinstance(assumptions, Distances) or names_devices(fn) or apart:
         return None
     try:
         flat, covers = resolved(fn, devices, sizes, Folding(devices, assumptions))

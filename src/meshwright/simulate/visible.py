@@ -17,7 +17,7 @@ import numpy as np
 
 from meshwright.core.dtypes import BOOL, is_float
 from meshwright.core.factors import Factors
-from meshwright.core.facts import Across, Fusion
+from meshwright.core.facts import Across, Fusion, Structure
 from meshwright.core.op import No
 from meshwright.core.program import Atom, Eqn, Literal, Var
 
@@ -61,10 +61,11 @@ class MaskReader:
         points = [part.reshape(-1) for part in np.meshgrid(*axes, indexing="ij")]
         try:
             with np.errstate(all="ignore"):
-                found = self.at(var, points, scores, {})
+                found = np.asarray(self.at(var, points, scores, {}), np.float64)
+                seen = np.broadcast_to(found > MASKED, prod(map(len, axes)))
         except (_Unknown, AttributeError, TypeError, ValueError):
             return 1.0
-        return float(np.mean(np.broadcast_to(np.asarray(found, np.float64) > MASKED, prod(map(len, axes)))))
+        return float(np.mean(seen))
 
     def at(self, atom: Atom, points: Points, scores: frozenset[Var], known: dict[Atom, Any]) -> Any:
         """The values at points; one number stands for equal ones."""
@@ -84,6 +85,8 @@ class MaskReader:
             array = np.asarray(self.constants[var])
             return array[tuple(points)] if array.ndim else array
         eqn = self.made.get(var)
+        if eqn is not None and eqn.op.structure is Structure.VARYING:  # the same value, of each device
+            return self.at(eqn.inputs[0], points, scores, known)
         if eqn is None or isinstance(eqn.op.factors, No) or len(eqn.outputs) != 1:
             return _unknown(var)
         if eqn.op.split.across is Across.COUNTED:

@@ -55,6 +55,7 @@ class StepSimulation(Simulation):
     bubble_fraction: float
     parts: dict[str, float]
     memory_by_kind: dict[str, int]
+    executed_flops: float
 
     @property
     def mfu(self) -> float:
@@ -69,9 +70,9 @@ class StepSimulation(Simulation):
 
     @property
     def hfu(self) -> float:
-        """The share of the chip's peak rate that what the busiest device executes reaches, computed twice or not."""
-        peak = self.topology.chip.flops_per_s(self.dtype)
-        return self.product_flops / peak / self.seconds if self.seconds else 0.0
+        """The share of the chips' peak rate that what all devices execute reaches, computed twice or not."""
+        peak = self.strategy.devices * self.topology.chip.flops_per_s(self.dtype)
+        return self.executed_flops / peak / self.seconds if self.seconds else 0.0
 
 
 def train_step(
@@ -174,7 +175,7 @@ def _whole(
     return StepSimulation(
         schedule.seconds, schedule.events, use, on.machine.topology, on.machine.axes, tuple(on.machine.notes), block,
         on.machine, shape, strategy, batch * sequence, sequence, dtype_name(dtypes.parameters), 0.0,
-        _parts(block, schedule.seconds, optimizer, 0.0), kinds,
+        _parts(block, schedule.seconds, optimizer, 0.0), kinds, strategy.devices * _product_flops(block),
     )  # fmt: skip
 
 
@@ -201,6 +202,11 @@ def _parts(block: TaskBlock, seconds: float, optimizer: float, bubble: float) ->
     waits = {name: exposed * one / total for name, one in axes.items()} if total else {}
     rest = seconds - sum(waits.values()) - bubble - optimizer
     return {"compute": rest, **waits, "bubble": bubble, "optimizer": optimizer}
+
+
+def _product_flops(block: TaskBlock) -> float:
+    """FLOPs of the matmuls of a device."""
+    return sum(times * task.cost.matmul_flops for task, times in _leaves(block, 1))
 
 
 def _leaves(block: TaskBlock, times: int) -> Iterator[tuple[Task, int]]:
@@ -537,11 +543,12 @@ class _PipelinedStep(_Stages):
         block, events = self.tasks(busiest, starts, clock[busiest], self.updates[busiest])
         optimizer = sum(times * _compute(on.block(one)) for one, times in self.update(busiest))
         use, kinds = self.memory()
+        executed = sum(_product_flops(self.tasks(device, {}, 0.0, 0.0)[0]) for device in range(s.pipeline))
         parts = _parts(block, total, optimizer, total - self.busy[busiest])
         return StepSimulation(
             total, events, use, on.machine.topology, on.machine.axes, tuple(on.machine.notes), block, on.machine,
             step.shape, s, self.batch * step.sequence, step.sequence, dtype_name(step.dtypes.parameters),
-            self.bubble_fraction, parts, kinds,
+            self.bubble_fraction, parts, kinds, s.devices // s.pipeline * executed,
         )  # fmt: skip
 
     def hop_of_tables(self) -> float:
