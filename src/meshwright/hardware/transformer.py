@@ -71,12 +71,12 @@ class TransformerShape:
         return self.attention_parameters + mlp + self.router_parameters + self.vocab * self.width
 
     def train_flops(self, tokens: float, sequence: int) -> float:
-        """FLOPs of a train step that computes nothing twice: 6·N·T, and attention to a token and those before it.
+        """FLOPs of a train step that computes nothing twice: 6·N·T, and attention over all positions.
 
         >>> TransformerShape(2, 64, 256, heads=4, head_dim=16, vocab=100).train_flops(1, 128)
-        923904
+        1021440
         """
-        attention = 2 * (sequence + 1) * self.heads * self.head_dim * self.layers
+        attention = 4 * sequence * self.heads * self.head_dim * self.layers
         return tokens * (6 * self.matmul_parameters + 3 * attention)
 
     def kv_bytes_per_token(self, dtype: object = "bf16") -> float:
