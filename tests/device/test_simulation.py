@@ -276,12 +276,12 @@ def test_pipelines_of_replicas_that_cross_on_a_torus_are_simulated_once_and_take
     assert every.seconds == pytest.approx(2 * products + 2 * send)
 
 
-def test_replicas_at_uneven_distances_are_simulated_each_on_a_torus():
+def test_replicas_at_uneven_distances_are_simulated_each():
     fn = dist.pipeline_parallel(dist.data_parallel(_two(), {"x": 0}, parts=2), 2, 1, "1f1b", {"x": 0}, ["d"])
     devices = {1: [1, 3], 2: [2, 5]}
     found = dist.simulate(fn, devices, hardware.Topology("tpu v5e", (1, 5)), steady=True)
     assert set(found.busy_seconds) == {1, 2, 3, 5}
-    assert set(dist.simulate(fn, devices, hardware.Topology("h100", 5), steady=True).busy_seconds) == {1, 3}
+    assert set(dist.simulate(fn, devices, hardware.Topology("h100", 5), steady=True).busy_seconds) == {1, 2, 3, 5}
 
 
 def _two() -> dist.Function:
