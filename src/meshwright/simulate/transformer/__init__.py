@@ -138,7 +138,7 @@ def train(
     >>> shape = TransformerShape(layers=32, width=4096, hidden=11008, heads=32, head_dim=128, vocab=32000)
     >>> step = train(shape, "h100", Strategy(data=8, fsdp=True), batch=16, sequence=2048)
     >>> step.bound, step.fits
-    ('compute-bound by 2.7x over axis data', True)
+    ('compute-bound by 2.6x over axis data', True)
     """
     dtypes = _step_dtypes(dtype, dtypes)
     return train_step(shape, hardware, strategy, batch, sequence, dtypes=dtypes, mode=mode, overlap=overlap)
