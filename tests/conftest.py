@@ -86,6 +86,8 @@ SAMPLED = {
     "shard_map/test_against_jax_transforms.py": 3,
     "shard_map/test_beyond_jax.py": 3,
     "simulate/test_memory.py": 2,
+    "simulate/test_published_runs.py": 2,
+    "transform/test_checkpoint_policies.py": 3,
     "transform/test_composition.py": 2,
     "transform/test_control_against_jax.py": 6,
 }
