@@ -87,11 +87,8 @@ def train_step(
     overlap: str = "loops",
 ) -> StepSimulation:
     """One train step on ``batch`` sequences."""
-    model.check(shape, strategy, batch, sequence)
-    on = player(hardware, shape, strategy, mode, overlap)
-    if strategy.pipeline == 1:
-        return _whole(shape, strategy, batch, sequence, dtypes, on)
-    return _PipelinedStep(StepRegions(shape, strategy, batch, sequence, dtypes), batch, on).result()
+    found = step_totals(shape, hardware, strategy, batch, sequence, dtypes=dtypes, mode=mode, overlap=overlap)
+    return found.simulation
 
 
 class StepTotals:
@@ -136,10 +133,10 @@ def step_totals(
     """The numbers of `train_step`, without its timeline."""
     model.check(shape, strategy, batch, sequence)
     on = player(hardware, shape, strategy, mode, overlap)
-    whole = partial(_whole, shape, strategy, batch, sequence, dtypes, on)
     if strategy.pipeline == 1:
-        return StepTotals(whole, None)
-    return StepTotals(whole, _PipelinedStep(StepRegions(shape, strategy, batch, sequence, dtypes), batch, on))
+        return StepTotals(partial(_whole, shape, strategy, batch, sequence, dtypes, on), None)
+    stages = _PipelinedStep(StepRegions(shape, strategy, batch, sequence, dtypes), batch, on)
+    return StepTotals(stages.result, stages)
 
 
 def step_memory(
