@@ -10,6 +10,7 @@ import pytest
 
 import meshwright as mw
 from meshwright import dist, hardware
+from meshwright.device.tensor_ops import is_elementwise
 from tests.device.models import transformed
 from tests.device.test_folding import BATCH, STEP
 
@@ -73,8 +74,15 @@ def random_case(seed: int) -> Case | None:
     return Case(label, fn, device_map, machine, choose.random() < 0.5)
 
 
-def brute_force(flat: dist.Function, machine: dist.OnTopology) -> tuple[float, dict[int, float], dict[int, float]]:
-    """Seconds, and how long each device computes and communicates: whenever an op starts or ends, all are looked at."""
+class Found(NamedTuple):
+    seconds: float
+    busy: dict[int, float]
+    linked: dict[int, float]
+    peaks: dict[int, int]
+
+
+def brute_force(flat: dist.Function, machine: dist.OnTopology) -> Found:
+    """What each device does and holds: whenever an op starts or ends, all ops and all values are looked at."""
     eqns = flat.eqns
     costs: list[dict[int, float]] = []
     for eqn in eqns:
@@ -93,6 +101,7 @@ def brute_force(flat: dist.Function, machine: dist.OnTopology) -> tuple[float, d
         [*cost, *machine.links(eqn)] if talk and max(cost.values(), default=0.0) else []
         for eqn, cost, talk in zip(eqns, costs, talks, strict=True)
     ]
+    start: dict[int, float] = {}
     end: dict[int, float] = {}
     held: dict[object, float] = {}  # ports and links, and until when
     left = list(range(len(eqns)))
@@ -106,7 +115,7 @@ def brute_force(flat: dist.Function, machine: dist.OnTopology) -> tuple[float, d
         ]
         if able:
             _, n = min(able)
-            end[n] = now + length[n]
+            start[n], end[n] = now, now + length[n]
             held.update(dict.fromkeys(units[n], end[n]))
             left.remove(n)
         else:
@@ -117,7 +126,50 @@ def brute_force(flat: dist.Function, machine: dist.OnTopology) -> tuple[float, d
         for device, seconds in cost.items():
             table = linked if talks[n] else busy
             table[device] = table.get(device, 0.0) + seconds
-    return max(end.values(), default=0.0), busy, linked
+    spans = [(start[n], end[n]) if machine.overlap else (n, n + 1) for n in range(len(eqns))]
+    return Found(max(end.values(), default=0.0), busy, linked, brute_force_peaks(flat, machine, spans))
+
+
+def brute_force_peaks(
+    flat: dist.Function, machine: dist.OnTopology, spans: list[tuple[float, float]]
+) -> dict[int, int]:
+    """The most bytes on each device, where value after value is looked at whenever an op starts.
+
+    Values share an array if one is a part or an update of the other, or written over it: an elementwise op does so if
+    an operand has the type of its result, is not read by a later op, nor by one that is under way.
+    """
+    eqns = flat.eqns
+    array = {v: v for v in (*flat.inputs, *(v for eqn in eqns for v in eqn.outputs))}
+    readers = {v: [n for n, eqn in enumerate(eqns) if v in eqn.values] for v in array}
+    for n, eqn in enumerate(eqns):
+        if machine.in_place(eqn):
+            updated = eqn.values if eqn.op.name.endswith("Optimizer") else eqn.values * len(eqn.outputs)
+            array.update((v, array[old]) for v, old in zip(eqn.outputs, updated, strict=False))
+        elif is_elementwise(eqn):
+            for old in eqn.values:
+                sharing = [v for v in array if array[v] is array[old]]
+                reads = {m for v in sharing for m in readers[v]} - {n}
+                fits = old.type == array[old].type == eqn.outputs[0].type
+                free = not {*sharing} & {*flat.inputs, *flat.outputs}
+                if fits and free and all(m < n and spans[m][1] <= spans[n][0] for m in reads):
+                    array[eqn.outputs[0]] = array[old]
+                    break
+    born, gone = dict.fromkeys(flat.inputs, -1.0), {}
+    for n, eqn in enumerate(eqns):
+        for v in eqn.outputs:
+            born.setdefault(array[v], spans[n][0])
+        for v in (*eqn.values, *eqn.outputs):
+            gone[array[v]] = max(gone.get(array[v], 0.0), spans[n][1])
+    gone.update((array[v], float("inf")) for v in (*flat.inputs, *flat.outputs))
+    peaks: dict[int, int] = {}
+    for now in {-1.0, *(start for start, _ in spans)}:
+        live: dict[int, int] = {}
+        for v, start in born.items():
+            for one in v.type.items if isinstance(v.type, dist.Tuple) else (v.type,):
+                held = one.nbytes if start <= now < gone[v] else 0
+                live[one.device.base] = live.get(one.device.base, 0) + held
+        peaks = {device: max(nbytes, peaks.get(device, 0)) for device, nbytes in live.items()}
+    return peaks
 
 
 def check(seed: int, largest: int = 250) -> tuple[bool, bool]:
@@ -133,10 +185,11 @@ def check(seed: int, largest: int = 250) -> tuple[bool, bool]:
         for fold in (True, False)
     ]
     results.append(dist.simulate(dist.resolve(case.fn, case.device_map, fold=True), assumptions=case.machine))
-    seconds, busy, linked = brute_force(flat, case.machine)
+    expected_of = brute_force(flat, case.machine)
+    assert results[1].peak_bytes == expected_of.peaks, case.label
     for found in results:
-        assert found.seconds == pytest.approx(seconds, rel=1e-9), case.label
-        for table, expected in ((found.busy_seconds, busy), (found.link_seconds, linked)):
+        assert found.seconds == pytest.approx(expected_of.seconds, rel=1e-9), case.label
+        for table, expected in ((found.busy_seconds, expected_of.busy), (found.link_seconds, expected_of.linked)):
             for device, time in expected.items():
                 assert table[device] == pytest.approx(time, rel=1e-9), f"{device} {case.label}"
         peaks = results[1].peak_bytes

@@ -8,18 +8,21 @@ program order.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 from meshwright.device.function import DeviceEqn, DeviceValue, Function
-from meshwright.device.liveness import DeviceMemory, Places, TimedMemory, remember
+from meshwright.device.ops import is_structural
 from meshwright.device.simulation import Assumptions, DeviceSimulation, Role
 from meshwright.device.symmetry import Covers, Stack, device_of
-from meshwright.device.tensor_ops import is_elementwise
+from meshwright.device.tensor_ops import is_elementwise, shares_of
 from meshwright.device.timeline import DeviceEvent
 from meshwright.device.types import Tensor
 from meshwright.errors import DeviceError
 from meshwright.simulate.clock import start_times
+from meshwright.simulate.lifetimes import Step, last_reads, lifetimes
 
+Places = list[tuple[int, int]]  # devices, and the bytes there
 MOST_UNFOLDED = 512  # devices that are simulated one by one where they do parts of what others do
 
 
@@ -43,9 +46,8 @@ class _Fact(NamedTuple):
     talks: bool
     seconds: float
     units: dict[Any, float]
-    made: Places
-    allocated: Places
     elementwise: bool
+    stored: dict[int, Sequence[int]]  # the operands in whose memory results are, by number
 
 
 class _Facts:
@@ -79,15 +81,21 @@ class _Facts:
         assumptions = self.assumptions
         used = {device: 0.0 for v in (*eqn.values, *eqn.outputs) for device, _ in self.places(v)}
         used.update(assumptions.seconds(eqn))
-        places = [p for v in eqn.outputs for p in self.places(v)]
         talks = assumptions.is_communication(eqn)
-        allocated = [] if assumptions.in_place(eqn) else places
         elementwise = assumptions.reuses and is_elementwise(eqn)
         seconds = max(used.values(), default=0.0)
         units: dict[Any, float] = {}
         if talks and assumptions.overlap and seconds:
             units = {**used, **dict.fromkeys(assumptions.links(eqn), seconds)}
-        return _Fact(used, talks, seconds, units, places, allocated, elementwise)
+        stored = _stored(eqn) if assumptions.in_place(eqn) else {}
+        return _Fact(used, talks, seconds, units, elementwise, stored)
+
+
+def _stored(eqn: DeviceEqn) -> dict[int, Sequence[int]]:
+    """The operands in whose memory the results are of an equation that takes none: parts of a tuple, and updates."""
+    if is_structural(eqn.op):
+        return dict.fromkeys(range(len(eqn.outputs)), range(len(eqn.inputs)))
+    return {n: (k,) for share in shares_of(eqn) for n, k in zip(share.results, share.operands)}
 
 
 def _starts(fn: Function, facts: Sequence[_Fact], overlap: bool) -> list[float]:
@@ -128,11 +136,10 @@ def _measured(
     timed: _Timed, assumptions: Assumptions, places: Callable[[DeviceValue], Places], *, events: bool
 ) -> Role:
     """Memory and busy time of each device, and the events in order."""
-    memory = TimedMemory() if assumptions.overlap else DeviceMemory()
+    base: dict[int, int] = {}
     for v in timed.fn.inputs:
         for device, nbytes in places(v):
-            memory.live[device] = memory.live.get(device, 0) + nbytes
-    base = memory.base()
+            base[device] = base.get(device, 0) + nbytes
     busy, linked = dict.fromkeys(base, 0.0), dict.fromkeys(base, 0.0)
     timeline: list[DeviceEvent] = []
     for eqn, fact, start in zip(timed.fn.eqns, timed.facts, timed.starts, strict=True):
@@ -144,13 +151,58 @@ def _measured(
             for device, seconds in fact.costs.items():
                 busy[device] = busy.get(device, 0.0) + seconds
         if events:
-            made = dict(fact.made)
+            made = dict(p for v in eqn.outputs for p in places(v))
             timeline += [
                 DeviceEvent(device, eqn.outputs[0].name, eqn.op.name, start, seconds, fact.talks, made.get(device, 0))
                 for device, seconds in fact.costs.items()
             ]
-    remember(timed.fn, timed.facts, timed.starts, places, memory, assumptions.reuses)
-    return Role(memory.peak(), base, busy, linked, timeline)
+    return Role(_peaks(timed, assumptions, places, base), base, busy, linked, timeline)
+
+
+def _peaks(
+    timed: _Timed, assumptions: Assumptions, places: Callable[[DeviceValue], Places], base: Mapping[int, int]
+) -> dict[int, int]:
+    """The most that each device holds: inputs all the time, a value from when its op starts until all readers end.
+
+    What is freed at a time can be taken again at that time; where nothing overlaps, ops are one after the other.
+    """
+    fn, facts = timed.fn, timed.facts
+    roots: dict[DeviceValue, tuple[DeviceValue, ...]] = {}  # the values in whose memory one is that has none
+    steps: list[Step[DeviceValue]] = []
+    for eqn, fact in zip(fn.eqns, facts, strict=True):
+        reads = [root for v in eqn.values for root in roots.get(v, (v,))]
+        for n, operands in fact.stored.items():
+            held = [x for k in operands if (x := eqn.inputs[k]).__class__ is DeviceValue]
+            roots[eqn.outputs[n]] = tuple(root for x in held for root in roots.get(x, (x,)))  # type: ignore[call-overload, misc]
+        steps.append((dict.fromkeys(reads), [v for v in eqn.outputs if v not in roots]))
+    last = last_reads(steps, [root for v in fn.outputs for root in roots.get(v, (v,))])
+    if not assumptions.reuses:  # what nobody reads stays
+        last = {**{v: len(steps) for _, writes in steps for v in writes}, **last}
+    clocked = assumptions.overlap
+    starts: Sequence[float] = timed.starts if clocked else range(len(steps))
+    read: dict[DeviceValue, float] = {}  # when the last op that reads a value so far ends
+
+    def over(n: int, dying: list[DeviceValue], new: list[DeviceValue]) -> dict[DeviceValue, DeviceValue]:
+        """An elementwise op writes over an operand like its result, unless a message that carries it is under way."""
+        if not facts[n].elementwise:
+            return {}
+        once = [v for v in dying if v.type == new[0].type and fn.eqns[n].inputs.count(v) == 1]
+        return dict(zip(new, [v for v in once[:1] if read.get(v, 0.0) <= starts[n]]))
+
+    changes: dict[int, list[tuple[float, int]]] = {device: [] for device in base}
+    for n, change in enumerate(lifetimes(steps, last, frozenset(fn.inputs), over)):
+        end = starts[n] + (facts[n].seconds if clocked else 1)
+        read.update((v, max(end, read.get(v, 0.0))) for v in (*steps[n][0], *steps[n][1]))
+        for sign, values in ((1, change.taken), (-1, change.freed)):
+            for v in values:
+                for device, nbytes in places(v):
+                    at = starts[n] if sign > 0 else read[v]
+                    changes.setdefault(device, []).append((at, sign * nbytes))
+    return {device: _peak(base.get(device, 0), of_device) for device, of_device in changes.items()}
+
+
+def _peak(base: int, changes: list[tuple[float, int]]) -> int:
+    return max(accumulate((change for _, change in sorted(changes)), initial=base))
 
 
 def _seen_by(device: int, written: int, timed: _Timed, covers: Covers) -> _Timed:
@@ -166,13 +218,10 @@ def _seen_by(device: int, written: int, timed: _Timed, covers: Covers) -> _Timed
             continue
         taken = covers.taken[eqn.outputs[0]]
         inputs = tuple(x for x in eqn.inputs if not isinstance(x, DeviceValue) or here(x, taken))
-        outputs = tuple(v for v in eqn.outputs if here(v, covers.values[v]))
-        places = [p for p in fact.made if p[0] == written] if outputs else []
         costs = {d: seconds for d, seconds in fact.costs.items() if d == written}
-        longest = max(costs.values(), default=0.0)
-        allocated = places if fact.allocated else []
-        facts.append(fact._replace(costs=costs, seconds=longest, made=places, allocated=allocated))
-        eqns.append(DeviceEqn(eqn.op, inputs, outputs or eqn.outputs, eqn.attributes))
+        stored = fact.stored if len(inputs) == len(eqn.inputs) else {}
+        facts.append(fact._replace(costs=costs, seconds=max(costs.values(), default=0.0), stored=stored))
+        eqns.append(DeviceEqn(eqn.op, inputs, eqn.outputs, eqn.attributes))
         starts.append(start)
     held = tuple(v for v in timed.fn.inputs if here(v, covers.values.get(v, ())))
     returned = tuple(v for v in timed.fn.outputs if here(v, covers.output(v)))
@@ -248,7 +297,8 @@ def run(
         seen = _seen_by(device, written, timed, covers)
 
         def places(v: DeviceValue) -> Places:
-            return [p for p in known.places(v) if p[0] == written]
+            there = device in covers.devices(written, covers.values.get(v, ()))
+            return [p for p in known.places(v) if p[0] == written] if there else []
 
         return _measured(seen, assumptions, places, events=events).moved(written, device)
 

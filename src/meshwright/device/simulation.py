@@ -1,6 +1,6 @@
 """Simulation of resolved programs: when each op runs, on which device, and what memory it takes.
 
-`device.queues` finds out when each op runs, `device.liveness` the memory; this is what they found, and its pictures.
+`device.queues` finds out when each op runs and what memory holds then; this is what it found, and its pictures.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ place of what it starts from if that dies there; rows that an iteration makes of
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -22,6 +22,7 @@ from meshwright.errors import MeshwrightError
 from meshwright.simulate.attention import fuse_attention
 from meshwright.simulate.forgotten import forget_scores
 from meshwright.simulate.fusion import Fusions, Kernel, fuse
+from meshwright.simulate.lifetimes import Change, Step, last_reads, lifetimes
 from meshwright.transform.stack import inline_calls
 
 
@@ -144,10 +145,8 @@ class _Liveness:
         self.fixed = {v for v in program.inputs if v not in self.donated} | {v for v, _ in program.constants}
         # The values in whose memory results are, with these.
         self.returned = {root: a for a in program.outputs if (root := kernels.stored(a)).__class__ is Var}
-        self.last: dict[Var, int] = {}  # the kernel that is the last to read a value
-        for time, number in enumerate(self.order):
-            self.last.update(dict.fromkeys(kernels.kernels[number].reads, time))
-        self.last.update(dict.fromkeys(self.returned, len(self.order)))  # type: ignore[arg-type]
+        self.steps: list[Step[Var]] = [(k.reads, k.writes) for k in (kernels.kernels[n] for n in self.order)]
+        self.last = last_reads(self.steps, self.returned)  # type: ignore[arg-type]
         self.host = on_host(program)
         self.place: dict[Var, Var] = {}  # of a value written over another: the one that the memory was first for
 
@@ -165,12 +164,11 @@ class _Liveness:
         live -= sum(self.size(v) for v in freed)
         curve = []
         there = most_there = 0  # bytes in the memory of the host
-        for time, number in enumerate(self.order):
-            kernel = self.kernels.kernels[number]
-            dying = [v for v in kernel.reads if self.last.get(v) == time and v not in self.fixed]
-            reused, inside = self.reused(kernel, dying, kernel.writes), self.inside(kernel)
-            live += sum(self.size(v) for v in kernel.writes if v not in reused)
-            temporary += sum(self.size(v) for v in kernel.writes if v not in reused and v not in returned)
+        for time, change in enumerate(self.changes(self.fixed)):
+            kernel = self.kernels.kernels[self.order[time]]
+            dying, reused, inside = change.dying, change.over, self.inside(kernel)
+            live += sum(self.size(v) for v in change.taken)
+            temporary += sum(self.size(v) for v in change.taken if v not in returned)
             there += sum(v.type.nbytes for v in kernel.writes if v in self.host)
             most_there = max(most_there, there)
             curve.append(live + inside)
@@ -200,6 +198,11 @@ class _Liveness:
             peak, arguments, sum(self.size(v) for v in results), constants, most, tuple(shown), source, tuple(curve),
             self.aliased(results, freed), most_there,
         )  # fmt: skip
+
+    def changes(self, fixed: Collection[Atom]) -> Iterator[Change[Var]]:
+        """What each kernel does to memory, in the order in which they run."""
+        kernels = [self.kernels.kernels[number] for number in self.order]
+        return lifetimes(self.steps, self.last, fixed, lambda time, dying, new: self.reused(kernels[time], dying, new))
 
     def size(self, var: Var) -> int:
         """The bytes of a value in the memory of the device."""
@@ -356,12 +359,9 @@ def _inner(body: Program, consts: int, carry: int, flash: bool) -> int:
     """
     program, kernels = _fused(body, True, flash)
     stored = kernels.stored
-    last: dict[Atom, int] = {}
-    for time, kernel in enumerate(kernels.kernels):
-        for var in kernel.reads:
-            last[var] = time
     made = {v: time for time, kernel in enumerate(kernels.kernels) for v in kernel.writes}
     liveness = _Liveness(program, kernels, (), flash=flash)
+    last = last_reads(liveness.steps, ())
     outside = {*program.inputs, *(v for v, _ in program.constants), *(stored(a) for a in program.outputs[carry:])}
     for var, atom in zip(program.inputs[consts : consts + carry], program.outputs[:carry]):
         root = stored(atom)
@@ -371,18 +371,13 @@ def _inner(body: Program, consts: int, carry: int, flash: bool) -> int:
         writer = kernels.kernels[time]
         if read < time or (read == time and (liveness.in_place(writer) or liveness.rows_over(writer).get(root) is var)):
             outside.add(root)
-    for atom in program.outputs:
-        last[stored(atom)] = len(kernels.kernels)
     live = peak = 0
-    for time, kernel in enumerate(kernels.kernels):
-        dying = [v for v in kernel.reads if last.get(v) == time and v not in outside]
-        new = [v for v in kernel.writes if v not in outside]
-        reused = liveness.reused(kernel, dying, new)
-        live += sum(v.type.nbytes for v in new if v not in reused)
-        handed = sum(old.type.nbytes for v, old in liveness.carried(kernel, dying).items() if v not in new)
+    for kernel, change in zip(kernels.kernels, liveness.changes(outside), strict=True):
+        live += sum(v.type.nbytes for v in change.taken)
+        new = {*change.taken, *change.over}
+        handed = sum(old.type.nbytes for v, old in liveness.carried(kernel, change.dying).items() if v not in new)
         peak = max(peak, live + liveness.inside(kernel) - handed)
-        live -= sum(v.type.nbytes for v in dying if v not in reused.values())
-        live -= sum(v.type.nbytes for v in new if v not in last)
+        live -= sum(v.type.nbytes for v in change.freed)
     return peak
 
 
