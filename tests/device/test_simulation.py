@@ -318,3 +318,30 @@ def test_an_update_of_several_weights_takes_as_long_as_one_of_each():
     both = dist.resolve(dist.parse(f"def f({inputs}): a, b = SGDOptimizer(v, w, g, h) return a, b"))
     costs = dist.OnTopology(TWO)
     assert costs.seconds(both.eqns[0])[1] == pytest.approx(costs.work(2 * 513 * 256, 3 * 4 * 513 * 256, "f32"))
+
+
+def test_an_update_lies_in_the_memory_of_the_weights_and_moments_it_replaces():
+    """Weights and moments that are brought to the device: each is there once, and the gradient goes after its use."""
+    types = ", ".join(f"{name}: Tensor[(256,), 2]" for name in "wgmv")
+    sent = " ".join(f"{name}s = send({name}, to_device=1)" for name in "wgmv")
+    text = f"""def f({types}):
+        {sent}
+        a, b, c = AdamOptimizer(ws, gs, ms, vs, 1.0)
+        d = tanh(a) e = add(b, c) f = add(d, e)
+        return f"""
+    found = dist.simulate(dist.resolve(dist.parse(text)), assumptions=dist.OnTopology(TWO, overlap=False))
+    assert found.peak_bytes == {1: 4 * 1024, 2: 4 * 1024}
+    kept = dist.resolve(dist.parse(text.replace("return f", "return f, a, b, c")))
+    found = dist.simulate(kept, assumptions=dist.OnTopology(TWO, overlap=False))
+    assert found.peak_bytes == {1: 5 * 1024, 2: 4 * 1024}
+
+
+def test_slices_of_gpus_are_joined_by_their_network():
+    """GPUs have no data-center network beside that of their nodes: slices are more nodes."""
+    sliced, whole = hardware.Topology("h100", 16, slices=4), hardware.Topology("h100", 64)
+    for source, target in ((1, 2), (1, 9), (1, 17), (5, 60)):
+        sends = [dist.OnTopology(t).send(1e9, source, target) for t in (sliced, whole)]
+        assert sends[0] == sends[1] > 0
+    fn = dist.data_parallel(dist.parse("def f(x: Tensor[(64, 8), 0]): y = tanh(x) return y"), {"x": 0})
+    found = [dist.simulate(fn, list(range(1, 65)), t) for t in (sliced, whole)]
+    assert found[0].seconds == found[1].seconds

@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
-from meshwright.device.function import DeviceEqn, DeviceValue
+from meshwright.core.facts import Across, Fusion, Memory
+from meshwright.core.op import REGISTRY, Op
+from meshwright.device.function import DeviceEqn
+from meshwright.device.named_ops import IDENTITY
+from meshwright.device.ops import CONSTANT, GATHER, SEND, DeviceOp, is_structural
+from meshwright.device.symmetry import device_of
+from meshwright.device.tensor_ops import tensor_of
 from meshwright.device.types import Tensor
-
-_FREE = frozenset({"scatter", "broadcast", "split", "item", "tuple", "Identity", "constant"})
-_LAUNCH_ONLY = frozenset({"concatenate", "reshape", "slice", "broadcast_in_dim", "take_windows"})
-_ONE_OPERAND = frozenset({"Loss", "LossGrad", "Relu", "transpose", "convert"})
 
 
 @dataclass(frozen=True)
@@ -54,10 +56,10 @@ class DistIR:
         return False
 
     def is_communication(self, eqn: DeviceEqn) -> bool:
-        return eqn.op in ("send", "allreduce", "allgather", "reduce_scatter", "gather")
+        return eqn.op in (SEND, GATHER) or eqn.op.collective is not None
 
     def in_place(self, eqn: DeviceEqn) -> bool:
-        return eqn.op == "SGDOptimizer"
+        return isinstance(eqn.op, DeviceOp) and eqn.op.memory is Memory.IN_PLACE
 
     def links(self, eqn: DeviceEqn) -> tuple[Hashable, ...]:
         return ()
@@ -72,51 +74,42 @@ class DistIR:
         return ()
 
     def seconds(self, eqn: DeviceEqn) -> dict[int, float]:
-        if eqn.op in _FREE:
+        if eqn.op in (CONSTANT, IDENTITY) or (is_structural(eqn.op) and not self.is_communication(eqn)):
             return {}
-        types = [_type(v) for v in eqn.values or eqn.outputs]
+        types = [tensor_of(v) for v in eqn.values or eqn.outputs]
         key = (eqn.op, len(eqn.attributes.get("members", ())), types[0].dtype.itemsize, *[t.shape for t in types])
         cost = self._known.get(key)
         if cost is None:
             cost = self._collective(eqn) if self.is_communication(eqn) else self._compute(eqn)
             self._known[key] = cost
-        found = {t.device.base: cost for t in types}
-        found.update((_type(v).device.base, cost) for v in eqn.outputs)
-        return found  # type: ignore[return-value]
+        return {device_of(v): cost for v in (*eqn.values, *eqn.outputs)}
 
     def _collective(self, eqn: DeviceEqn) -> float:
-        n = len(eqn.attributes.get("members", eqn.values))
-        nbytes = _type(eqn.values[0]).nbytes
-        if eqn.op == "send":
-            return nbytes / self.link_bytes_per_s
-        if eqn.op == "allreduce":
-            return 2 * (n - 1) / n * nbytes / self.link_bytes_per_s
-        if eqn.op == "allgather":
-            return (2 * (n - 1) / n if self.allgather_doubled else n - 1) * nbytes / self.link_bytes_per_s
-        if eqn.op == "gather":
-            again = _type(eqn.values[0]).dtype.itemsize if self.gather_by_item_size else 1
-            return nbytes * again / self.link_bytes_per_s
-        return (n - 1) / n * nbytes / self.link_bytes_per_s
+        n, x = len(eqn.attributes.get("members", eqn.values)), tensor_of(eqn.values[0])
+        if eqn.op is GATHER:
+            times: float = x.dtype.itemsize if self.gather_by_item_size else 1
+        else:
+            whole = n - 1 if not self.allgather_doubled else 2 * (n - 1) / n
+            of_kind = {None: 1, "all_reduce": 2 * (n - 1) / n, "all_gather": whole, "reduce_scatter": (n - 1) / n}
+            times = of_kind[eqn.op.collective]
+        return times * x.nbytes / self.link_bytes_per_s
 
     def _compute(self, eqn: DeviceEqn) -> float:
-        types = [_type(v) for v in eqn.values]
-        if eqn.op in _LAUNCH_ONLY:
+        types, op = [tensor_of(v) for v in eqn.values], eqn.op
+        if _copies(op):
             return self.launch_seconds
-        if eqn.op == "MatMul":
-            return self._product(types[0], types[1])
-        if eqn.op == "MatMulGrad":
+        if isinstance(op, DeviceOp) and op.fusion is Fusion.CONTRACTION:
+            if len(eqn.outputs) == 1:
+                return self._product(*types)
             x, w, dy = types
-            turned = Tensor((w.shape[1], w.shape[0]), w.device, w.dtype)
-            flat = Tensor((x.shape[1], x.shape[0]), x.device, x.dtype)
+            turned, flat = (Tensor(t.shape[::-1], t.device, t.dtype) for t in (w, x))
             return self._product(dy, turned) + self._product(flat, dy)
-        if eqn.op == "SGDOptimizer":
-            half = len(types) // 2
-            charged = types[half - 1 : half] if self.last_update_only else types[:half]
-            return sum(self._elementwise(t, 2) for t in charged)
-        operands = sum(1 for t in types if t.shape)
-        if eqn.op in _ONE_OPERAND and (self.loss_reads_one_operand or not eqn.op.name.startswith("Loss")):
-            operands = 1
-        largest = max(types, key=lambda t: t.nbytes, default=_type(eqn.outputs[0]))
+        if isinstance(op, DeviceOp) and op.shares is not None:
+            weights = types[: len(op.shares(len(types)))]
+            return sum(self._elementwise(t, 2) for t in (weights[-1:] if self.last_update_only else weights))
+        losses = op.name in ("Loss", "LossGrad") and self.loss_reads_one_operand
+        operands = 1 if losses else sum(1 for t in types if t.shape)
+        largest = max(types, key=lambda t: t.nbytes, default=tensor_of(eqn.outputs[0]))
         return self._elementwise(largest, max(1, operands))
 
     def _product(self, x: Tensor, y: Tensor) -> float:
@@ -151,6 +144,7 @@ class DistIR:
         return self.launch_seconds
 
 
-def _type(value: DeviceValue) -> Tensor:
-    assert isinstance(value.type, Tensor), f"{value.name} is no tensor of a resolved program"
-    return value.type
+def _copies(op: Op) -> bool:
+    """Whether an op copies elements without arithmetic, for whose traffic DistIR does not ask."""
+    moved = op.split.across in (Across.JOINED, Across.CUT, Across.READ)
+    return moved or op.fusion is Fusion.VIEW or op is REGISTRY["broadcast_in_dim"]

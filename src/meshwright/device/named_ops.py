@@ -21,12 +21,11 @@ from meshwright.core.op import Cost
 from meshwright.core.types import TensorType
 from meshwright.device.dims import sized
 from meshwright.device.function import DeviceEqn, DeviceValue
-from meshwright.device.ops import DeviceOp, IndependentOperands, Params, define_device_op
+from meshwright.device.ops import DeviceOp, IndependentOperands, Like, Params, define_device_op, first_operand
 from meshwright.device.types import Tensor
 from meshwright.errors import ShapeError
 
 Rule = Callable[[Sequence[TensorType], Params], str]
-Like = Callable[[int, int], int]
 
 
 def _named(
@@ -35,7 +34,7 @@ def _named(
     value: Callable[..., Any],
     flops: float = 1.0,
     *,
-    like: Like = lambda operands, result: 0,
+    like: Like = first_operand,
     floats: bool = False,
     **facts: Any,
 ) -> DeviceOp:
@@ -72,7 +71,7 @@ def _named(
     keywords = [p for p in python_signature(value).parameters.values() if p.kind is p.KEYWORD_ONLY]
     operands = Parameter("types", Parameter.VAR_POSITIONAL, annotation=TensorType)
     type.__signature__ = PythonSignature([operands, *(p.replace(annotation=Any) for p in keywords)])  # type: ignore[attr-defined]
-    return define_device_op(name, type=type, factors=factors, evaluate=evaluate, cost=cost, **facts)
+    return define_device_op(name, type=type, factors=factors, evaluate=evaluate, cost=cost, like=like, **facts)
 
 
 def _factors(name: str, written: str, types: Sequence[TensorType]) -> Factors:
@@ -290,4 +289,4 @@ _named(
     memory=Memory.IN_PLACE,
     floats=True,
 )
-_named("Identity", _same(1), lambda xp, x: x, 0.0, linear=Linearity.MOVES)
+IDENTITY = _named("Identity", _same(1), lambda xp, x: x, 0.0, linear=Linearity.MOVES)

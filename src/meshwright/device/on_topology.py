@@ -6,27 +6,29 @@ the same time, one op and one transfer each.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections import Counter
+from collections.abc import Hashable, Iterable, Sequence
 from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
 
-from meshwright.core.facts import Memory
-from meshwright.device.function import DeviceEqn, DeviceValue, Number
-from meshwright.device.links import chip_of, load, route
-from meshwright.device.ops import DeviceOp
-from meshwright.device.tensor_ops import Arg, cost, is_tensor_eqn, signature
-from meshwright.device.types import Tensor
+from meshwright.core.facts import Memory, Structure
+from meshwright.core.op import Op
+from meshwright.device.function import DeviceEqn, Number
+from meshwright.device.ops import BROADCAST, CONSTANT, GATHER, SCATTER, SEND, DeviceOp
+from meshwright.device.symmetry import device_of
+from meshwright.device.tensor_ops import cost, is_tensor_eqn, params_of, signature, tensor_of
 from meshwright.errors import HardwareError
+from meshwright.hardware.chip_groups import coordinates, group_cost
 from meshwright.hardware.chips import dtype_name
 from meshwright.hardware.collectives import collective_seconds, point_to_point
 from meshwright.hardware.roofline import work
 from meshwright.hardware.topology import Topology
 
-_LOCAL = frozenset({"split", "item", "tuple"})
 _DTYPES = {1: "int8", 2: "bf16", 4: "f32", 8: "f64"}
 _KINDS = {"allreduce": "all_reduce", "allgather": "all_gather", "reduce_scatter": "reduce_scatter"}
+Link = tuple[int, int, int]  # chip, axis, direction
 
 
 class OnTopology:
@@ -63,10 +65,11 @@ class OnTopology:
         return type(self), repr(self.topology), self.overlap, self.mode
 
     def is_communication(self, eqn: DeviceEqn) -> bool:
-        return not is_tensor_eqn(eqn) and eqn.op not in _LOCAL
+        return eqn.op.structure is Structure.MOVE
 
     def in_place(self, eqn: DeviceEqn) -> bool:
-        return eqn.op in _LOCAL or (isinstance(eqn.op, DeviceOp) and eqn.op.memory is Memory.IN_PLACE)
+        updates = isinstance(eqn.op, DeviceOp) and eqn.op.memory is Memory.IN_PLACE
+        return updates or eqn.op.structure is Structure.TUPLE
 
     @property
     def crowded(self) -> bool:
@@ -89,14 +92,10 @@ class OnTopology:
                 return len(devices)  # behind one switch, all are equally far
             places: list[Hashable] = [_relative((np.asarray(devices) - 1) // level.size) for level in topology.levels]
         else:
-            chips = [chip_of(d, topology) for d in devices]
-            first = chips[0][1]
-            moved = [
-                tuple((a - b) % size if wrap else a - b for a, b, size, wrap in zip(*axes, strict=True))
-                for _, at in chips
-                for axes in [(at, first, topology.shape, topology.wrap)]
-            ]
-            places = [_relative([number for number, _ in chips]), tuple(moved)]
+            chips = np.array([coordinates(topology, d - 1) for d in devices])
+            moved = chips[:, 1:] - chips[0, 1:]
+            around = np.where(topology.wrap, moved % topology.shape, moved)
+            places = [_relative(chips[:, 0]), around.tobytes()]
         costs = [self.collective("allreduce", nbytes, group) for group in groups for nbytes in (1.0, 1e9)]
         return (*places, *costs)
 
@@ -105,32 +104,30 @@ class OnTopology:
 
         What a collective along a mesh axis costs has it that the other groups of the axis do the same.
         """
-        if self.topology.switched or eqn.op != "send":
+        if self.topology.switched or eqn.op is not SEND:
             return ()
-        source, target = _device(eqn.values[0]), _device(eqn.outputs[0])
+        source, target = device_of(eqn.values[0]), device_of(eqn.outputs[0])
         return tuple(self._route(source, target)) if source and target else ()
 
     def seconds(self, eqn: DeviceEqn) -> dict[int, float]:
-        devices = {_device(v) for v in (*eqn.values, *eqn.outputs) if isinstance(v.type, Tensor)}
-        if eqn.op in _LOCAL or eqn.op == "constant":
+        if eqn.op.structure is Structure.TUPLE or eqn.op is CONSTANT:
             return {}
+        devices = {device_of(v) for v in (*eqn.values, *eqn.outputs)}
         if is_tensor_eqn(eqn):
             if max(devices, default=0) > self.topology.size:
                 raise self.outside(max(devices))
             return dict.fromkeys(devices, self.compute(eqn))
-        first = _type(eqn.values[0])
-        members: Sequence[int] = eqn.attributes.get("members") or [_device(v) for v in eqn.values]
-        if eqn.op == "send":
-            source, target = _device(eqn.values[0]), _device(eqn.outputs[0])
-            cost = self.send(first.nbytes, source, target) * self.together(eqn, source, target)
-        elif eqn.op in ("scatter", "broadcast"):
-            cost = self.spread(eqn.op.name, first.nbytes, _device(eqn.values[0]), eqn.attributes["devices"])
-        elif eqn.op == "gather":
-            whole = _type(eqn.outputs[0])
-            cost = self.spread("scatter", whole.nbytes, _device(eqn.outputs[0]), members)
+        nbytes, source, target = tensor_of(eqn.values[0]).nbytes, device_of(eqn.values[0]), device_of(eqn.outputs[0])
+        members: Sequence[int] = eqn.attributes.get("members") or [device_of(v) for v in eqn.values]
+        if eqn.op is SEND:
+            cost = self.send(nbytes, source, target) * self.together(eqn, source, target)
+        elif eqn.op in (SCATTER, BROADCAST):
+            cost = self.spread(eqn.op, nbytes, source, eqn.attributes["devices"])
+        elif eqn.op is GATHER:
+            cost = self.spread(SCATTER, tensor_of(eqn.outputs[0]).nbytes, target, members)
         else:
-            nbytes = first.nbytes * (len(members) if eqn.op == "allgather" else 1)
-            cost = self.collective(eqn.op.name, nbytes, tuple(members))
+            whole = nbytes * (len(members) if eqn.op.collective == "all_gather" else 1)
+            cost = self.collective(eqn.op.name, whole, tuple(members))
         return dict.fromkeys(devices, cost)
 
     def together(self, eqn: DeviceEqn, source: int, target: int) -> int:
@@ -142,23 +139,19 @@ class OnTopology:
 
     def compute(self, eqn: DeviceEqn) -> float:
         """The roofline time of a tensor op on one chip."""
-        args = tuple(signature(x if isinstance(x, Number) else _type(x)) for x in eqn.inputs)
-        results = tuple(signature(_type(v)) for v in eqn.outputs)
-        params = {k: v for k, v in eqn.attributes.items() if k != "device"}
-        key = (eqn.op, args, results, tuple(params.items()))
+        args = tuple(signature(x if isinstance(x, Number) else tensor_of(x)) for x in eqn.inputs)
+        results = tuple(signature(tensor_of(v)) for v in eqn.outputs)
+        params = params_of(eqn)
+        key = (eqn.op, args, results, *params.items())
         try:
-            found = self._compute.get(key)
-        except TypeError:  # an array among the attributes
-            return self._work_seconds(eqn, args, results, params)
-        if found is None:
-            found = self._compute[key] = self._work_seconds(eqn, args, results, params)
-        return found
-
-    def _work_seconds(
-        self, eqn: DeviceEqn, args: Sequence[Arg], results: Sequence[Arg], params: dict[str, Any]
-    ) -> float:
-        found = cost(eqn.op, args, results, params)
-        return self.work(found.flops, found.nbytes, _type(eqn.outputs[0]).dtype)
+            known = self._compute.get(key)
+        except TypeError:  # an array among the params
+            key, known = (), None
+        if known is None:
+            found = cost(eqn.op, args, results, params)
+            known = self.work(found.flops, found.nbytes, tensor_of(eqn.outputs[0]).dtype)
+            self._compute.update({key: known} if key else {})
+        return known
 
     def work(self, flops: float, nbytes: float, dtype: object) -> float:
         """Time of some work on one chip; numbers the chip does not compute with take the rate of f32 or bf16."""
@@ -239,26 +232,27 @@ class OnTopology:
         if source == target:
             return 0.0
         topology, chip = self.topology, self.topology.chip
-        for device in (source, target):
-            if device > topology.size:
-                raise self.outside(device)
+        if max(source, target) > topology.size:
+            raise self.outside(max(source, target))
         if not source or not target:
             return nbytes / chip.memory_bytes_per_s("pcie")
-        (number, start), (other, stop) = chip_of(source, topology), chip_of(target, topology)
+        if topology.switched:
+            return group_cost("permute", 2 * nbytes, topology, (source - 1, target - 1)).seconds
+        (number, *start), (other, *stop) = coordinates(topology, source - 1), coordinates(topology, target - 1)
         if number != other:
             return nbytes / chip.dcn_bytes_per_s + chip.dcn_hop_seconds
-        return point_to_point(nbytes, topology, start, stop).seconds
+        return point_to_point(nbytes, topology, tuple(start), tuple(stop)).seconds
 
-    def spread(self, op: str, nbytes: float, root: int, devices: Sequence[int]) -> float:
+    def spread(self, op: Op, nbytes: float, root: int, devices: Sequence[int]) -> float:
         """Scatter or broadcast from one device: its port carries what the others get; the host has a port per chip."""
         others = [d for d in devices if d != root]
         if not others:
             return 0.0
-        share = nbytes / len(devices) if op == "scatter" else nbytes
+        share = nbytes / len(devices) if op is SCATTER else nbytes
         # Behind switches, one of the first and the last is as far as any; on a torus it may be another.
         ends = (min(others), max(others)) if self.topology.switched or not root else others
         single = max(self.send(share, root, d) for d in ends)
-        return single if not root or op == "broadcast" else len(others) * single
+        return single if not root or op is BROADCAST else len(others) * single
 
     def outside(self, device: int) -> HardwareError:
         return HardwareError(
@@ -288,12 +282,40 @@ def _pattern(members: Sequence[int]) -> tuple[int, int, int, tuple[int, ...]]:
     return int(found[0]), len(found), 0, tuple(map(int, found))
 
 
-def _type(value: DeviceValue) -> Tensor:
-    assert isinstance(value.type, Tensor), f"{value.name} is no tensor of a resolved program"
-    return value.type
+def route(source: int, target: int, topology: Topology) -> frozenset[Link]:
+    """The links of the shortest ways of a message: one way begins with each axis, and both ways around half a ring.
+
+    >>> sorted(route(1, 3, Topology("tpu v5e", (1, 4))))
+    [(0, 1, 1), (1, 1, 1)]
+    """
+    (number, *start), (other, *stop) = coordinates(topology, source - 1), coordinates(topology, target - 1)
+    if topology.switched or number != other:
+        return frozenset()
+    moves = []  # along each axis, the ways to go that are the shortest
+    for axis, (a, b, size, wraps) in enumerate(zip(start, stop, topology.shape, topology.wrap, strict=True)):
+        around = [b - a - size, b - a, b - a + size] if wraps else [b - a]
+        least = min(map(abs, around))
+        moves += [[(axis, steps) for steps in around if abs(steps) == least]] if least else []
+    found: set[Link] = set()
+    for first in range(len(moves)):
+        choices, *rest = moves[first:] + moves[:first]
+        for choice in choices:
+            at = [number, *start]
+            for axis, steps in (choice, *(others[0] for others in rest)):
+                for _ in range(abs(steps)):
+                    step = 1 if steps > 0 else -1
+                    found.add((int(np.ravel_multi_index(at, (topology.slices, *topology.shape))), axis, step))
+                    at[axis + 1] = (at[axis + 1] + step) % topology.shape[axis]
+    return frozenset(found)
 
 
-def _device(value: DeviceValue) -> int:
-    base = _type(value).device.base
-    assert isinstance(base, int)
-    return base
+def load(messages: Iterable[tuple[int, int]], topology: Topology) -> int:
+    """The most messages that go over one link, if all go at once.
+
+    >>> load([(1, 3), (2, 4), (4, 3)], Topology("tpu v5e", (1, 4)))
+    2
+    """
+    count: Counter[Link] = Counter()
+    for source, target in messages:
+        count.update(route(source, target, topology))
+    return max(count.values(), default=1)

@@ -23,6 +23,13 @@ Params = Mapping[str, Any]
 OPS: dict[str, Op] = {}
 
 
+Like = Callable[[int, int], int]
+
+
+def first_operand(operands: int, result: int) -> int:
+    return 0
+
+
 class IndependentOperands(NamedTuple):
     """Operands and results of an op, by number, that have nothing to do with its other operands and results."""
 
@@ -35,12 +42,14 @@ class DeviceOp(Op):
     """An op of device programs alone.
 
     ``shares`` are the independent parts of a call with so many operands, such as the updates of several weights;
-    ``result_count`` is how many results a call has that is one part. ``steps`` are equations that do the same as one
-    of this op and can be split more.
+    ``result_count`` is how many results a call has that is one part. ``like`` is the operand whose dtype a result has,
+    and whose memory if it takes none, given how many operands there are and which result it is. ``steps`` are equations
+    that do the same as one of this op and can be split more.
     """
 
     shares: Callable[[int], tuple[IndependentOperands, ...]] | None = None
     result_count: int = 1
+    like: Like = first_operand
     steps: Callable[[Any], Sequence[Any]] | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -12,8 +12,7 @@ from meshwright.chart.views import TextPiece, View
 from meshwright.device.device_map import DeviceMap
 from meshwright.device.function import Function
 from meshwright.device.schedule import Schedule
-from meshwright.device.simulation import DeviceSimulation
-from meshwright.device.timeline import numbers_text
+from meshwright.device.simulation import DeviceSimulation, numbers_text
 from meshwright.errors import DeviceError
 from meshwright.report.listing import Marked, listing_view
 from meshwright.report.trees import MOST_NODES, TreeNode, tree_view

@@ -12,18 +12,16 @@ from itertools import accumulate
 from typing import Any, NamedTuple
 
 from meshwright.device.function import DeviceEqn, DeviceValue, Function
-from meshwright.device.ops import is_structural
-from meshwright.device.simulation import Assumptions, DeviceSimulation, Role
+from meshwright.device.ops import DeviceOp, first_operand
+from meshwright.device.simulation import Assumptions, DeviceEvent, DeviceSimulation, Role
 from meshwright.device.symmetry import Covers, Stack, device_of
-from meshwright.device.tensor_ops import is_elementwise, shares_of
-from meshwright.device.timeline import DeviceEvent
+from meshwright.device.tensor_ops import is_elementwise
 from meshwright.device.types import Tensor
 from meshwright.errors import DeviceError
 from meshwright.simulate.clock import start_times
 from meshwright.simulate.lifetimes import Step, last_reads, lifetimes
 
 Places = list[tuple[int, int]]  # devices, and the bytes there
-MOST_UNFOLDED = 512  # devices that are simulated one by one where they do parts of what others do
 
 
 def _places(value: DeviceValue) -> Places:
@@ -47,7 +45,7 @@ class _Fact(NamedTuple):
     seconds: float
     units: dict[Any, float]
     elementwise: bool
-    stored: dict[int, Sequence[int]]  # the operands in whose memory results are, by number
+    stored: Sequence[int]  # the operands in whose memory results are that take none, by number
 
 
 class _Facts:
@@ -87,15 +85,9 @@ class _Facts:
         units: dict[Any, float] = {}
         if talks and assumptions.overlap and seconds:
             units = {**used, **dict.fromkeys(assumptions.links(eqn), seconds)}
-        stored = _stored(eqn) if assumptions.in_place(eqn) else {}
+        like = eqn.op.like if isinstance(eqn.op, DeviceOp) else first_operand
+        stored = [like(len(eqn.inputs), n) for n in range(len(eqn.outputs))] if assumptions.in_place(eqn) else []
         return _Fact(used, talks, seconds, units, elementwise, stored)
-
-
-def _stored(eqn: DeviceEqn) -> dict[int, Sequence[int]]:
-    """The operands in whose memory the results are of an equation that takes none: parts of a tuple, and updates."""
-    if is_structural(eqn.op):
-        return dict.fromkeys(range(len(eqn.outputs)), range(len(eqn.inputs)))
-    return {n: (k,) for share in shares_of(eqn) for n, k in zip(share.results, share.operands)}
 
 
 def _starts(fn: Function, facts: Sequence[_Fact], overlap: bool) -> list[float]:
@@ -167,15 +159,13 @@ def _peaks(
     What is freed at a time can be taken again at that time; where nothing overlaps, ops are one after the other.
     """
     fn, facts = timed.fn, timed.facts
-    roots: dict[DeviceValue, tuple[DeviceValue, ...]] = {}  # the values in whose memory one is that has none
+    roots: dict[Any, Any] = {}  # for a value that has no memory of its own, the one in whose memory it is
     steps: list[Step[DeviceValue]] = []
     for eqn, fact in zip(fn.eqns, facts, strict=True):
-        reads = [root for v in eqn.values for root in roots.get(v, (v,))]
-        for n, operands in fact.stored.items():
-            held = [x for k in operands if (x := eqn.inputs[k]).__class__ is DeviceValue]
-            roots[eqn.outputs[n]] = tuple(root for x in held for root in roots.get(x, (x,)))  # type: ignore[call-overload, misc]
+        reads = [roots.get(v, v) for v in eqn.values]
+        roots.update((v, roots.get(eqn.inputs[k], eqn.inputs[k])) for v, k in zip(eqn.outputs, fact.stored))
         steps.append((dict.fromkeys(reads), [v for v in eqn.outputs if v not in roots]))
-    last = last_reads(steps, [root for v in fn.outputs for root in roots.get(v, (v,))])
+    last = last_reads(steps, [roots.get(v, v) for v in fn.outputs])
     if not assumptions.reuses:  # what nobody reads stays
         last = {**{v: len(steps) for _, writes in steps for v in writes}, **last}
     clocked = assumptions.overlap
@@ -219,55 +209,13 @@ def _seen_by(device: int, written: int, timed: _Timed, covers: Covers) -> _Timed
         taken = covers.taken[eqn.outputs[0]]
         inputs = tuple(x for x in eqn.inputs if not isinstance(x, DeviceValue) or here(x, taken))
         costs = {d: seconds for d, seconds in fact.costs.items() if d == written}
-        stored = fact.stored if len(inputs) == len(eqn.inputs) else {}
+        stored = fact.stored if len(inputs) == len(eqn.inputs) else ()
         facts.append(fact._replace(costs=costs, seconds=max(costs.values(), default=0.0), stored=stored))
         eqns.append(DeviceEqn(eqn.op, inputs, eqn.outputs, eqn.attributes))
         starts.append(start)
     held = tuple(v for v in timed.fn.inputs if here(v, covers.values.get(v, ())))
     returned = tuple(v for v in timed.fn.outputs if here(v, covers.output(v)))
     return _Timed(timed.fn.with_(inputs=held, eqns=tuple(eqns), outputs=returned), facts, starts)
-
-
-def _at_the_same_times(timed: _Timed, covers: Covers, roles: Mapping[int, Sequence[frozenset[int]]]) -> bool:
-    """Whether devices that do a part of what another does, which stands for them, would do it at its times.
-
-    Each start must have a reason that such a device has, too: a value that it waits for, or its last op. Of very many
-    devices it is taken for granted.
-    """
-    uneven = [(min(part), written) for written, parts in roles.items() for part in parts[1:]]
-    if not uneven or sum(len(part) for parts in roles.values() for part in parts) > MOST_UNFOLDED:
-        return True
-    return all(_has_reasons(device, written, timed, covers) for device, written in uneven)
-
-
-def _has_reasons(device: int, written: int, timed: _Timed, covers: Covers) -> bool:
-    """Whether a device, as long as it does not start what it does, waits itself: for a value, its last op or a port."""
-    done: dict[DeviceValue, float] = {}
-    own: list[tuple[float, int]] = []
-    busy: dict[object, list[tuple[float, float]]] = {}  # when ports and links of others are, and the device's own
-    for n, (eqn, fact, start) in enumerate(zip(timed.fn.eqns, timed.facts, timed.starts, strict=True)):
-        done.update(dict.fromkeys(eqn.outputs, start + fact.seconds))
-        stack = covers.done(eqn).get(written)
-        takes_part = stack is not None and device in covers.devices(written, stack)
-        own += [(start, n)] if takes_part else []
-        for unit, seconds in fact.units.items():
-            if takes_part or unit != written:
-                busy.setdefault(unit, []).append((start, start + seconds))
-    computed = 0.0
-    for start, n in sorted(own):
-        eqn, fact = timed.fn.eqns[n], timed.facts[n]
-        has = device in covers.devices(written, covers.taken[eqn.outputs[0]])
-        ready = max((done.get(x, 0.0) for x in eqn.values if has or device_of(x) != written), default=0.0)
-        if not fact.talks:
-            ready = max(ready, computed)
-            computed = start + fact.costs[written]
-        elif start > ready:
-            for began, ended in sorted(span for unit in fact.units for span in busy[unit]):
-                ready = max(ready, ended) if began <= ready and began < start else ready
-        group = eqn.attributes.get("members") or eqn.attributes.get("devices") or ()
-        if start > ready and not (device in group and written in group):
-            return False
-    return True
 
 
 def run(
@@ -277,17 +225,12 @@ def run(
     roles: Mapping[int, Sequence[frozenset[int]]] | None = None,
     *,
     events: bool = True,
-) -> DeviceSimulation | None:
-    """Simulate a resolved program; where devices stand for others, ``roles`` are those that do the same as them.
-
-    None where a device would do a part of what one does that stands for it, and do it at other times.
-    """
+) -> DeviceSimulation:
+    """Simulate a resolved program; where devices stand for others, ``roles`` are those that do the same as them."""
     known = _Facts(assumptions)
     facts = [known.of(eqn) for eqn in fn.eqns]
     starts = _starts(fn, facts, assumptions.overlap)
     timed = _Timed(fn, facts, starts)
-    if covers is not None and assumptions.overlap and not _at_the_same_times(timed, covers, roles or {}):
-        return None
     ends = [start + fact.seconds for fact, start in zip(facts, starts, strict=True)]
     found = _measured(timed, assumptions, known.places, events=events)
     if covers is None:

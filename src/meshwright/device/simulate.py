@@ -9,7 +9,7 @@ from meshwright.device.device_map import DeviceMap
 from meshwright.device.from_program import takes_program
 from meshwright.device.function import Function
 from meshwright.device.on_topology import OnTopology
-from meshwright.device.queues import MOST_UNFOLDED, run
+from meshwright.device.queues import run
 from meshwright.device.resolve import as_device_map, check_sizes, names_devices, resolved
 from meshwright.device.simulation import Assumptions, DeviceSimulation
 from meshwright.device.steady import steady_state
@@ -17,6 +17,8 @@ from meshwright.device.symmetry import Covers, Distances, Folding, Roles, by_dis
 from meshwright.device.types import Tensor
 from meshwright.errors import MeshwrightError
 from meshwright.hardware.topology import Topology
+
+MOST_UNFOLDED = 512  # devices that are simulated one by one where they do parts of what others do
 
 
 @takes_program
@@ -58,19 +60,24 @@ def simulate(
     if not sizes and _is_flat(fn):
         if isinstance(assumptions, Distances):
             check_distances(fn, assumptions)
-        flat_found = run(steady_state(fn) if steady else fn, assumptions, events=events)
-        assert flat_found is not None
-        flat_found.same_devices = by_distance(fn)
-        return flat_found
+        alone = run(steady_state(fn) if steady else fn, assumptions, events=events)
+        alone.same_devices = by_distance(fn)
+        return alone
     devices = as_device_map(device_map, fn)
     folded = _folded(fn, devices, sizes, assumptions, steady) if fold else None
     found = run(folded[0], assumptions, *folded[1:], events=events) if folded is not None else None
-    if found is not None:
+    # A device that does a part of what the one does that stands for it may do so at other times: where there are few
+    # devices each is simulated, of many it is taken for granted.
+    uneven = found is not None and any(len(parts) > 1 for parts in found.roles.sets.values())
+    if found is not None and not (uneven and assumptions.overlap and _are_few(devices)):
         return found
     flat = resolved(fn, devices, sizes, None)[0]
-    found = run(steady_state(flat) if steady else flat, assumptions, events=events)
-    assert found is not None
-    return found
+    each = run(steady_state(flat) if steady else flat, assumptions, events=events)
+    return found if found is not None and found.agrees(each) else each
+
+
+def _are_few(devices: DeviceMap | None) -> bool:
+    return devices is None or sum(1 for _ in islice(devices.paths(), MOST_UNFOLDED + 1)) <= MOST_UNFOLDED
 
 
 def _folded(
@@ -78,8 +85,7 @@ def _folded(
 ) -> tuple[Function, Covers, Roles] | None:
     """The flat program with devices that do the same written once, and who they are; None where that is not right."""
     crowded = isinstance(assumptions, OnTopology) and assumptions.crowded
-    few = devices is None or sum(1 for _ in islice(devices.paths(), MOST_UNFOLDED + 1)) <= MOST_UNFOLDED
-    apart = (crowded or few) and not is_regular(devices)
+    apart = not is_regular(devices) and (crowded or _are_few(devices))
     if not isinstance(assumptions, Distances) or names_devices(fn) or apart:
         return None
     try:
@@ -87,16 +93,14 @@ def _folded(
     except MeshwrightError:  # a program that takes the elements of a tuple one by one, or one that is wrong
         return None
     roles = covers.roles(flat)
-    if roles is None:  # a device is named that another one stands for
-        return None
-    program = flat
-    if steady:
+    if roles is not None and steady:
         program = steady_state(flat)
         covers.without_moves(flat, program)
-        roles = covers.roles(program)
+        flat, roles = program, covers.roles(program)
     # On a torus, the messages of a device that does more than those it stands for would be in the way of theirs.
-    uneven = roles is None or any(len(parts) > 1 for parts in roles.values())
-    return None if roles is None or (crowded and uneven) else (program, covers, roles)
+    if roles is None or (crowded and any(len(parts) > 1 for parts in roles.values())):
+        return None  # roles are unknown where a device is named that another one stands for
+    return flat, covers, roles
 
 
 def _is_flat(fn: Function) -> bool:

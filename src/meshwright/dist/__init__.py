@@ -45,7 +45,7 @@ from meshwright.device.steady import steady_state
 from meshwright.search.strategy import Estimate
 from meshwright.simulate.transformer.strategy import Strategy
 from meshwright.device.text.reader import SlipWarning, parse
-from meshwright.device.timeline import DeviceEvent as Event
+from meshwright.device.simulation import DeviceEvent as Event
 from meshwright.device.to_mesh import MeshPipeline, MeshProgram, to_mesh
 from meshwright.search.traced import Traced, traced
 from meshwright.device.transforms import data_parallel, horizontal_parallel, zero
