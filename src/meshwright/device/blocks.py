@@ -1,84 +1,52 @@
-"""A device program as the code of one device of a mesh: what scatters, pmaps and collectives are along mesh axes.
+"""Flat programs as the code of one device of a mesh: what scatters and collectives are along mesh axes.
 
-On a regular map, the replicas of a pmap do the same, so that one of them is walked for all: a value inside k pmaps is a
-value that varies over the first k mesh axes and is the same along the others. A scatter of an input is put off until it
-is known how every use wants it, a gather until something needs the whole: what is left of them are the specs of inputs
-and outputs.
+On a regular map, the devices of a group do the same, so that the first of them is walked for all: a value inside k
+pmaps is a value that varies over the first k mesh axes and is the same along the others. A scatter of an input is put
+off until it is known how every use wants it, a gather until something needs the whole: what is left of them are the
+specs of inputs and outputs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
-from types import SimpleNamespace
+from itertools import takewhile
 from typing import Any
 
-from meshwright.device.device_map import DeviceMap
+from meshwright.api.shard_map import shard_map
+from meshwright.device import ops
+from meshwright.device.execute import TRACED
 from meshwright.device.function import DeviceEqn, DeviceValue, Function, Number
-from meshwright.device.machine import DeviceMachine, Group, Item, Leaf, Members, Scope, leaf
-from meshwright.device.ops import RETURN, DeviceOp, registered
-from meshwright.device.types import Tensor
-from meshwright.errors import DeviceError
+from meshwright.device.tensor_ops import is_elementwise, tensor_of
 from meshwright.lax import collectives
-from meshwright.lax.elementwise import erf
-from meshwright.lax.shapes import concatenate
-from meshwright.lax.shapes import split as split_dim
-from meshwright.numpy.arithmetic import maximum, square
-from meshwright.numpy.creation import asarray
-from meshwright.numpy.mathematics import exp, sqrt
-from meshwright.numpy.order import where
-from meshwright.numpy.products import matmul
 from meshwright.numpy.reductions import all as every
 from meshwright.numpy.reductions import any as some
-from meshwright.numpy.reductions import max as most
-from meshwright.numpy.reductions import mean, prod
-from meshwright.numpy.reductions import sum as total
+from meshwright.numpy.reductions import prod
+from meshwright.sharding.mesh import Mesh
 from meshwright.sharding.spec import PartitionSpec
 
-Steps = tuple[tuple[str, int], ...]  # a mesh axis and the dim that is cut or joined along it, in order
-_FUNCTIONS = SimpleNamespace(
-    asarray=asarray,
-    matmul=matmul,
-    maximum=maximum,
-    square=square,
-    where=where,
-    sqrt=sqrt,
-    exp=exp,
-    erf=erf,
-    max=most,
-    sum=total,
-    mean=mean,
-)
+Step = tuple[str, int]  # a mesh axis, and the dim that is cut or joined along it
+Steps = tuple[Step, ...]
+Lead = tuple[str | None, ...]  # axes along which devices hold different values, one leading dim each
+Varying = frozenset[str]  # the mesh axes along which devices hold different values
+
+
+def _all(function: Callable[..., Any]) -> Callable[[Any, str], Any]:
+    return lambda x, axis: function(collectives.all_gather_invariant(x[None], axis), axis=0)
+
+
 _REDUCE: dict[str, Callable[[Any, str], Any]] = {
     "sum": collectives.psum,
     "mean": collectives.pmean,
     "max": collectives.pmax,
     "min": collectives.pmin,
-    "prod": lambda x, axis: prod(collectives.all_gather_invariant(x[None], axis), axis=0),
-    "or": lambda x, axis: some(collectives.all_gather_invariant(x[None], axis), axis=0),
-    "and": lambda x, axis: every(collectives.all_gather_invariant(x[None], axis), axis=0),
+    "prod": _all(prod),
+    "or": _all(some),
+    "and": _all(every),
 }
 
 
-@dataclass(frozen=True)
-class ScatteredValue:
-    """What comes in from outside, or the part of it that scatters have left on each device."""
-
-    source: Any
-    steps: Steps = ()
-
-
-class JoinedValue:
-    """A value whose parts are still on their devices: ``steps`` join them, the first first."""
-
-    def __init__(self, data: Any, steps: Steps) -> None:
-        self.data, self.steps = data, steps
-        self.whole: Any = None
-
-
-def spec_of(steps: Iterable[tuple[str, int]]) -> PartitionSpec:
-    """The spec of what is cut in these steps, the first the outermost.
+def spec_of(steps: Iterable[Step], lead: Lead = ()) -> PartitionSpec:
+    """The spec of what is cut in these steps, the first the outermost, below its leading dims.
 
     >>> spec_of([("d", 0), ("dd", 1), ("ddd", 0)])
     P(('d', 'ddd'), 'dd')
@@ -87,236 +55,153 @@ def spec_of(steps: Iterable[tuple[str, int]]) -> PartitionSpec:
     for axis, dim in steps:
         axes.setdefault(dim, []).append(axis)
     entries = [axes.get(dim, []) for dim in range(max(axes, default=-1) + 1)]
-    return PartitionSpec(*(None if not e else e[0] if len(e) == 1 else tuple(e) for e in entries))
+    return PartitionSpec(*lead, *(None if not e else e[0] if len(e) == 1 else tuple(e) for e in entries))
 
 
-@dataclass(frozen=True)
-class Output:
-    """An output: its spec; where it is a tuple of different tensors, its first ``levels`` dims are tuples."""
+class BlockProgram:
+    """A flat program on a mesh: a function of whole arrays, and how these are cut.
 
-    spec: PartitionSpec
-    levels: int = 0
-
-
-Varying = frozenset[str]  # the mesh axes along which devices hold different values
-
-
-def compute(eqn: DeviceEqn, data: Sequence[Any], params: Mapping[str, Any]) -> Sequence[Any]:
-    """The results of a tensor op on traced values and numbers."""
-    values = [asarray(x.value, x.dtype) if isinstance(x, Number) else x for x in data]
-    op = registered(eqn.op)
-    found = op.evaluate(_FUNCTIONS, *values, **params) if isinstance(op, DeviceOp) else op(*values, **params)
-    return found if isinstance(found, tuple | list) else (found,)
-
-
-class BlockDomain:
-    """The domain of one device's blocks.
-
-    Without ``inputs`` nothing is computed: specs are found, and in place of a block stands what it varies along. Inputs
-    vary along the axes they are cut along, and those that ``varying`` says.
+    ``along`` says along which axis an equation puts or joins values, by its first result. ``leads`` are the leading
+    dims of inputs, ``cuts`` how the programs that made them leave them: elementwise ops and sums are done on such
+    parts. ``returned`` are the leading dims of outputs; without it they are the axes that an output varies along, and
+    outputs that are only parts of inputs are left out.
     """
 
     def __init__(
         self,
-        axes: Mapping[Members, str],
-        entry: Sequence[Steps],
-        inputs: Sequence[Any] | None,
-        varying: Sequence[Varying] = (),
+        fn: Function,
+        along: Mapping[DeviceValue, Step],
+        axes: Sequence[str],
+        leads: Sequence[Lead] | None = None,
+        cuts: Sequence[Steps] = (),
+        returned: Sequence[Lead] | None = None,
     ) -> None:
-        self.axes, self.entry, self.inputs, self.varying = axes, entry, inputs, varying
-        self.wanted: dict[int, set[Steps]] = {}
-        self.cut: dict[ScatteredValue, Any] = {}
+        self.fn, self.along = fn, along
+        self.leads = tuple(leads or ((),) * len(fn.inputs))
+        self.same: dict[DeviceValue, DeviceValue] = {}  # for what is elsewhere only: what it is
+        self.parts: dict[DeviceValue, tuple[DeviceValue, Steps]] = {v: (v, ()) for v in fn.inputs}
+        self.joins: dict[DeviceValue, tuple[DeviceValue, Steps]] = {}
+        self.varying = {v: frozenset(a for a in lead if a) for v, lead in zip(fn.inputs, self.leads, strict=True)}
+        self.wanted: dict[DeviceValue, set[Steps]] = {v: set() for v in fn.inputs}
+        self.eqns: list[DeviceEqn] = []
+        for eqn in fn.eqns:
+            self._add(eqn)
+        values = fn.outputs if returned is not None else [v for v in dict.fromkeys(fn.outputs) if not self.is_part(v)]
+        self.outputs = tuple(values)
+        own = [tuple(a for a in axes if a in self.varying[v]) for v in values]
+        self.out_leads: list[Lead] = [*(returned if returned is not None else own)]
+        found = [self._joined(v, whole=bool(returned and lead)) for v, lead in zip(values, self.out_leads, strict=True)]
+        self.left = [v for v, _ in found]
+        entry = [common(sorted(self.wanted[v] or {()})) for v in fn.inputs]
+        self.out_cuts = [tuple(reversed(steps)) for _, steps in found]
+        if len(set(cuts)) == 1 and self._is_pointwise():
+            entry, self.out_cuts = [*cuts], [cuts[0]] * len(values)
+        self.entry = dict(zip(fn.inputs, entry, strict=True))
+        self.in_specs = tuple(spec_of(steps, lead) for lead, steps in zip(self.leads, entry, strict=True))
+        self.out_specs = tuple(spec_of(steps, lead) for lead, steps in zip(self.out_leads, self.out_cuts, strict=True))
 
-    def axis(self, eqn: DeviceEqn, members: Members) -> str | None:
-        """The mesh axis that devices lie along, None for a single one."""
-        if len(members) == 1:
-            return None
-        found = self.axes.get(tuple(members))
-        if found is None:
-            raise _not_a_group(eqn, members)
+    @property
+    def key(self) -> Any:
+        """Equal for programs that do the same, such as those of microbatches."""
+        steps = tuple(self.along.get(eqn.outputs[0]) for eqn in self.fn.eqns)
+        return self.fn.with_(outputs=self.outputs), steps, self.leads, self.in_specs, self.out_specs
+
+    def at(self, value: DeviceValue) -> DeviceValue:
+        return self.same.get(value, value)
+
+    def is_part(self, value: DeviceValue) -> bool:
+        """Whether a value is an input, or a part of one."""
+        return self.at(value) in self.parts
+
+    def want(self, value: DeviceValue) -> None:
+        """Note how a value is used that is a part of an input."""
+        source, steps = self.parts.get(self.at(value), (value, ()))
+        if source in self.wanted:
+            self.wanted[source].add(steps)
+
+    def _add(self, eqn: DeviceEqn) -> None:
+        op, out, step = eqn.op, eqn.outputs[0], self.along.get(eqn.outputs[0])
+        first = self.at(eqn.values[0]) if eqn.values else out
+        varying: Varying = frozenset().union(*(self.varying[x] for x in eqn.values))
+        moves = ops.is_structural(op) and len(eqn.inputs) == len(eqn.outputs) == 1
+        if moves and (step is None or op in (ops.BROADCAST, ops.SPLIT)):
+            self.same[out] = first
+        elif step is not None and op in (ops.SCATTER, ops.ITEM) and first in self.parts:
+            self.parts[out] = self.parts[first][0], (*self.parts[first][1], step)
+            varying |= {step[0]}
+        elif step is not None and op is ops.GATHER:
+            parts, steps = self._joined(first)
+            self.joins[out] = parts, (*steps, step)
+            varying -= {step[0]}
+        else:
+            self.eqns.append(eqn)
+            for x in eqn.values:
+                self.want(x)
+            if step is not None:
+                varying = varying - {step[0]} if op in (ops.ALLREDUCE, ops.ALLGATHER) else varying | {step[0]}
+        self.varying.update(dict.fromkeys(eqn.outputs, varying))
+
+    def _joined(self, value: DeviceValue, *, whole: bool = False) -> tuple[DeviceValue, Steps]:
+        """What a value is joined of, and how."""
+        found = (value, ()) if whole else self.joins.get(self.at(value), (value, ()))
+        self.want(found[0])
         return found
 
-    def read(self, x: Leaf) -> Any:
-        """What a device holds of a value."""
-        data = x.data
-        if isinstance(data, ScatteredValue):
-            self.wanted.setdefault(data.source, set()).add(data.steps)
-            if self.inputs is None:
-                outside = self.varying[data.source] if self.varying else frozenset()
-                return outside.union(axis for axis, _ in data.steps)
-            if data not in self.cut:
-                block = self.inputs[data.source]
-                for axis, dim in data.steps[len(self.entry[data.source]) :]:
-                    block = collectives.pscatter(block, axis, axis=dim)
-                self.cut[data] = block
-            return self.cut[data]
-        if isinstance(data, JoinedValue):
-            if data.whole is None:
-                data.whole = data.data
-                for axis, dim in data.steps:
-                    if self.inputs is None:
-                        data.whole = data.whole - {axis}
-                    else:
-                        data.whole = collectives.all_gather_invariant(data.whole, axis, axis=dim)
-            return data.whole
-        return data
+    def _is_pointwise(self) -> bool:
+        """Whether all that is computed can be on any equal parts of whole inputs."""
+        plain = all(wanted == {()} for wanted in self.wanted.values()) and not self.joins
+        shapes = {tensor_of(x).shape for eqn in self.eqns for x in eqn.values}
+        ready = all(eqn.op is ops.ALLREDUCE or is_elementwise(eqn) for eqn in self.eqns)
+        return plain and ready and len(shapes) == 1
 
-    def along(
-        self, eqn: DeviceEqn, xs: Sequence[Leaf], members: Members, function: Callable[[Any, str], Any], *, differ: bool
-    ) -> list[Leaf]:
-        """A collective of one value, along the axis that its members lie along; do its results ``differ`` there?"""
-        if len(xs) > 1:
-            raise _not_a_group(eqn, tuple(x.device for x in xs))
-        axis, data = self.axis(eqn, members), self.read(xs[0])
-        if axis is not None and self.inputs is None:
-            data = data | {axis} if differ else data - {axis}
-        elif axis is not None:
-            data = function(data, axis)
-        return [Leaf(data, xs[0].device)]
+    def on(self, mesh: Mesh) -> Any:
+        """The program as a function of whole arrays."""
+        return shard_map(self._block, mesh=mesh, in_specs=self.in_specs, out_specs=list(self.out_specs))
 
-    def compute(
-        self, eqn: DeviceEqn, args: Sequence[Leaf | Number], params: Mapping[str, Any], device: int
-    ) -> list[Leaf]:
-        if self.inputs is None:
-            varying: Varying = frozenset().union(*(self.read(x) for x in args if isinstance(x, Leaf)))
-            return [Leaf(varying, device) for _ in eqn.outputs]
-        data = [x if isinstance(x, Number) else self.read(x) for x in args]
-        return [Leaf(y, device) for y in compute(eqn, data, params)]
+    def _block(self, *blocks: Any) -> list[Any]:
+        """What one device does."""
+        own = [x.reshape(x.shape[len(lead) :]) for x, lead in zip(blocks, self.leads, strict=True)]
+        given = dict(zip(self.fn.inputs, own, strict=True))
+        values: dict[Any, Any] = {}
 
-    def scatter(self, eqn: DeviceEqn, x: Leaf, dim: int, devices: Sequence[int], *, folded: bool) -> list[Leaf]:
-        axis, data = self.axis(eqn, tuple(devices)), x.data
-        if axis is not None and isinstance(data, ScatteredValue):
-            data = ScatteredValue(data.source, (*data.steps, (axis, dim)))
-        elif axis is not None:
-            data = self.read(x)
-            data = data | {axis} if self.inputs is None else collectives.pscatter(data, axis, axis=dim)
-        return [Leaf(data, devices[0])]
+        def read(value: DeviceValue) -> Any:
+            value = self.at(value)
+            key = self.parts.get(value, value)
+            if key in values:
+                return values[key]
+            if value in self.parts:
+                source, steps = self.parts[value]
+                found = given[source]
+                for axis, dim in steps[len(self.entry[source]) :]:
+                    found = collectives.pscatter(found, axis, axis=dim)
+            else:
+                source, steps = self.joins[value]
+                found = read(source)
+                for axis, dim in steps:
+                    found = collectives.all_gather_invariant(found, axis, axis=dim)
+            values[key] = found
+            return found
 
-    def broadcast(self, eqn: DeviceEqn, x: Leaf, devices: Sequence[int], *, folded: bool) -> list[Leaf]:
-        self.axis(eqn, tuple(devices))
-        return [Leaf(x.data, devices[0])]
-
-    def gather(self, eqn: DeviceEqn, xs: Sequence[Leaf], dim: int, device: int, members: Members) -> Leaf:
-        if len(xs) > 1:
-            if len({x.device for x in xs}) > 1:
-                raise _not_a_group(eqn, tuple(x.device for x in xs))
-            data = [self.read(x) for x in xs]
-            return Leaf(frozenset().union(*data) if self.inputs is None else concatenate(data, dim), device)
-        axis, first = self.axis(eqn, members), xs[0].data
-        if axis is None:
-            return Leaf(first, device)
-        if isinstance(first, JoinedValue):
-            return Leaf(JoinedValue(first.data, (*first.steps, (axis, dim))), device)
-        return Leaf(JoinedValue(self.read(xs[0]), ((axis, dim),)), device)
-
-    def allreduce(self, eqn: DeviceEqn, xs: Sequence[Leaf], how: str, members: Members) -> list[Leaf]:
-        return self.along(eqn, xs, members, _REDUCE[how], differ=False)
-
-    def allgather(self, eqn: DeviceEqn, xs: Sequence[Leaf], dim: int, members: Members) -> list[Leaf]:
-        whole = partial(collectives.all_gather_invariant, axis=dim)
-        return self.along(eqn, xs, members, whole, differ=False)
-
-    def reduce_scatter(self, eqn: DeviceEqn, xs: Sequence[Leaf], dim: int, members: Members) -> list[Leaf]:
-        part = partial(collectives.psum_scatter, scatter_dimension=dim, tiled=True)
-        return self.along(eqn, xs, members, part, differ=True)
-
-    def own_part(self, eqn: DeviceEqn, xs: Sequence[Leaf], dim: int, members: Members) -> list[Leaf]:
-        if isinstance(xs[0].data, ScatteredValue) and len(xs) == 1:
-            return self.scatter(eqn, xs[0], dim, members, folded=True)
-        return self.along(eqn, xs, members, partial(collectives.pscatter, axis=dim), differ=True)
-
-    def send(self, eqn: DeviceEqn, x: Leaf, device: int) -> Leaf:
-        return Leaf(x.data, device)
-
-    def split(self, eqn: DeviceEqn, x: Leaf, dim: int, parts: int) -> list[Leaf]:
-        data = self.read(x)
-        if self.inputs is None:
-            return [Leaf(data, x.device)] * parts
-        return [Leaf(part, x.device) for part in split_dim(data, [data.shape[dim] // parts] * parts, dim)]
-
-    def annotate(self, value: DeviceValue, item: Item, scope: Scope) -> None:
-        pass
-
-    def output(self, eqn: DeviceEqn, item: Item) -> tuple[Any, Output]:
-        """An output as it leaves a device, and how the devices' are put together."""
-        axes = []
-        while isinstance(item, Group) and not item.same:
-            if not item.members:
-                raise _not_a_group(eqn, tuple(leaf(x, eqn).device for x in item.items))
-            axes.append(self.axis(eqn, item.members))
-            item = item.items[0]
-        x = leaf(item, eqn)
-        if not axes:
-            if isinstance(x.data, JoinedValue):
-                return x.data.data, Output(spec_of(reversed(x.data.steps)))
-            return self.read(x), Output(PartitionSpec())
-        data = self.read(x)
-        if self.inputs is not None:
-            data = data.reshape((1,) * len(axes) + data.shape)
-        return data, Output(PartitionSpec(*axes), len(axes))
+        for eqn in self.eqns:
+            args = [x if isinstance(x, Number) else read(x) for x in eqn.inputs]
+            step = self.along.get(eqn.outputs[0])
+            found = TRACED.results(eqn, args) if step is None else [_collective(eqn, args[0], *step)]
+            values.update(zip(eqn.outputs, found, strict=True))
+        outs = [read(v) for v in self.left]
+        return [y.reshape((1,) * len(lead) + y.shape) for y, lead in zip(outs, self.out_leads, strict=True)]
 
 
-class OneForAll(DeviceMachine):
-    """Walks the first replica of each pmap, which stands for all of them."""
-
-    domain: BlockDomain
-
-    def __init__(
-        self, domain: BlockDomain, device_map: DeviceMap, sizes: Mapping[str, int], homes: frozenset[int]
-    ) -> None:
-        super().__init__(domain, device_map, sizes)
-        self.homes = homes
-
-    def targets(self, eqn: DeviceEqn, scope: Scope) -> tuple[Sequence[int], bool]:
-        return super().targets(eqn, scope)[0], True
-
-    def _eqn(self, eqn: DeviceEqn, scope: Scope) -> list[Item]:
-        if eqn.op == "send":
-            to = self.device(eqn.attributes["to_device"], scope) if "to_device" in eqn.attributes else None
-            homes = {list(scope.variables.values())[-1]} if scope.variables else self.homes
-            if to is not None and to not in homes:
-                raise DeviceError(
-                    f"A send to device {to} is no mesh program.",
-                    why="one device of a mesh would do what the others do not",
-                    fix="scatter or broadcast over the devices of a group, or dist.execute(fn, inputs, device_map)",
-                )
-        if eqn.op in ("item", "scatter", "broadcast", "own_part", "allreduce", "allgather", "reduce_scatter"):
-            group = scope.values.get(eqn.values[0]) if eqn.values else None
-            taken = eqn.op == "item" and isinstance(group, Group) and bool(group.members)
-            if taken or len(eqn.outputs) > 1:
-                raise DeviceError(
-                    f"One element of what {eqn.op} takes or gives is no mesh program.",
-                    why="it is on one device, and the devices of a mesh all run the same",
-                    fix="use the tuple as a whole: a pmap over it, or a gather",
-                )
-        return super()._eqn(eqn, scope)
+def _collective(eqn: DeviceEqn, x: Any, axis: str, dim: int) -> Any:
+    if eqn.op is ops.ALLREDUCE:
+        return _REDUCE[eqn.attributes.get("reduce", "sum")](x, axis)
+    if eqn.op is ops.ALLGATHER:
+        return collectives.all_gather_invariant(x, axis, axis=dim)
+    if eqn.op is ops.REDUCE_SCATTER:
+        return collectives.psum_scatter(x, axis, scatter_dimension=dim, tiled=True)
+    return collectives.pscatter(x, axis, axis=dim)
 
 
-def outputs(
-    fn: Function,
-    device_map: DeviceMap,
-    axes: Mapping[Members, str],
-    entry: Sequence[Steps],
-    sizes: Mapping[str, int],
-    inputs: Sequence[Any] | None,
-) -> tuple[list[Any], list[Output], BlockDomain]:
-    """Walk a program as one device: its outputs there, how they are put together, and the walk."""
-    domain = BlockDomain(axes, entry, inputs)
-    items = []
-    for n, v in enumerate(fn.inputs):
-        assert isinstance(v.type, Tensor)
-        assert isinstance(v.type.device.base, int)
-        items.append(Leaf(ScatteredValue(n), v.type.device.base))
-    homes = frozenset(x.device for x in items)
-    found = OneForAll(domain, device_map, sizes, homes).run(fn, items)
-    eqn = DeviceEqn(RETURN, fn.outputs, ())
-    pairs = [domain.output(eqn, item) for item in found]
-    return [data for data, _ in pairs], [out for _, out in pairs], domain
-
-
-def _not_a_group(eqn: DeviceEqn, devices: Members) -> DeviceError:
-    return DeviceError(
-        f"The devices of a {eqn.op} are no group of the device map.",
-        why=f"they are {', '.join(map(str, devices))}; along a mesh axis are the devices of one group, in order",
-        fix="a device map that has them as a group, and device_keys=[] or [d] instead of devices",
-    )
+def common(wanted: Sequence[Steps]) -> Steps:
+    """The cuts that all uses of an input begin with."""
+    same = takewhile(lambda steps: len(set(steps)) == 1, zip(*wanted, strict=False))
+    return tuple(steps[0] for steps in same)

@@ -7,38 +7,36 @@ turn, each on the tensors of its devices.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
 
+import meshwright.numpy as mnp
 from meshwright.arrays.tracing import leaf_value
 from meshwright.core.limits import out_of_memory
+from meshwright.core.op import Op
 from meshwright.core.trace import Value as Traced
 from meshwright.device import ops
-from meshwright.device.blocks import compute
 from meshwright.device.build import Handle, inline
 from meshwright.device.device_map import DeviceMap
 from meshwright.device.dims import bind, solve
 from meshwright.device.from_program import takes_program
 from meshwright.device.function import CALLS, DeviceEqn, DeviceValue, Function, Number
-from meshwright.device.machine import Item, Leaf
-from meshwright.device.resolve import as_device_map, symbols_of, walked
+from meshwright.device.resolve import as_device_map
 from meshwright.device.tensor_ops import evaluate, params_of
 from meshwright.device.types import Tensor, Tuple, Type
+from meshwright.device.walk import Item, Walk, symbols_of
 from meshwright.errors import DeviceError, ShapeError
-from meshwright.lax.shapes import concatenate
-from meshwright.lax.shapes import split as split_dim
-from meshwright.numpy.arithmetic import maximum, minimum
-from meshwright.numpy.logic import logical_and, logical_or
+from meshwright.lax.elementwise import erf
 
 
 class Arrays(NamedTuple):
-    """What arrays are computed with: NumPy's functions, or those that are traced."""
+    """What arrays are computed with: functions by NumPy's names, and what gives the results of an op."""
 
-    compute: Callable[[DeviceEqn, Sequence[Any], Mapping[str, Any]], Sequence[Any]]
-    split: Callable[[Any, int, int], Sequence[Any]]
-    join: Callable[[Sequence[Any], int], Any]
-    pairs: Mapping[str, Callable[[Any, Any], Any]]
+    xp: Any
+    compute: Callable[[Op, Sequence[Any], Mapping[str, Any]], Sequence[Any]]
 
     def run(self, flat: Function, values: dict[DeviceValue, Any]) -> None:
         """Compute the values of a flat program; those that nobody reads again are dropped."""
@@ -46,57 +44,53 @@ class Arrays(NamedTuple):
         last = {v: n for n, eqn in enumerate(flat.eqns) for v in (*eqn.outputs, *eqn.values)}
         for n, eqn in enumerate(flat.eqns):
             args = [x if isinstance(x, Number) else values[x] for x in eqn.inputs]
-            structural = ops.is_structural(eqn.op)
-            found = self.place(eqn, args) if structural else self.compute(eqn, args, params_of(eqn))
-            values.update(zip(eqn.outputs, found, strict=True))
+            values.update(zip(eqn.outputs, self.results(eqn, args), strict=True))
             for v in {*eqn.values, *eqn.outputs}:
                 if last[v] == n and v not in kept:
                     del values[v]
 
-    def place(self, eqn: DeviceEqn, args: list[Any]) -> Sequence[Any]:
-        """The results of an op on the tensors of several devices."""
+    def results(self, eqn: DeviceEqn, args: list[Any]) -> Any:
+        """The results of an equation, on tensors of one device or of several."""
         op, count, dim = eqn.op, len(eqn.outputs), eqn.attributes.get("dim", 0)
+        if not ops.is_structural(op):
+            arrays = [self.xp.asarray(x.value, x.dtype) if isinstance(x, Number) else x for x in args]
+            return self.compute(op, arrays, params_of(eqn))
         if op is ops.ITEM:
             return [args[0][eqn.attributes["index"]]]
         if op is ops.SPLIT:
-            parts = self.split(args[0], eqn.attributes["parts"], dim)
+            parts = self.xp.split(args[0], eqn.attributes["parts"], dim)
             return [parts] if isinstance(eqn.outputs[0].type, Tuple) else parts
         if op is ops.SCATTER:
-            return self.split(args[0], count, dim)
+            return self.xp.split(args[0], count, dim)
         if op is ops.REDUCE_SCATTER:
-            return self.split(self.total(args, "sum"), count, dim)
+            return self.xp.split(self.total(args, "sum"), count, dim)
         if op is ops.ALLREDUCE:
             return [self.total(args, eqn.attributes.get("reduce", "sum"))] * count
         if op in (ops.GATHER, ops.ALLGATHER):
-            return [self.join(args, dim)] * count
+            return [self.xp.concatenate(args, dim)] * count
         return args * count  # a broadcast, or a send
 
     def total(self, xs: Sequence[Any], how: str) -> Any:
-        found = xs[0]
-        for x in xs[1:]:
-            found = self.pairs[how](found, x)
+        found = reduce(getattr(self.xp, _PAIRS[how]), xs)
         return (found / len(xs)).astype(found.dtype) if how == "mean" else found
 
 
-def _compute(eqn: DeviceEqn, args: Sequence[Any], params: Mapping[str, Any]) -> Sequence[Any]:
-    arrays = [np.asarray(x.value, x.dtype) if isinstance(x, Number) else x for x in args]
-    return [np.asarray(y) for y in evaluate(eqn.op, arrays, params)]
+_PAIRS = {"sum": "add", "mean": "add", "max": "maximum", "min": "minimum", "prod": "multiply"}
+_PAIRS |= {"or": "logical_or", "and": "logical_and"}
 
 
-NUMPY = Arrays(
-    _compute,
-    np.split,
-    np.concatenate,
-    {"sum": np.add, "mean": np.add, "max": np.maximum, "min": np.minimum, "prod": np.multiply}
-    | {"or": np.logical_or, "and": np.logical_and},
-)
-TRACED = Arrays(
-    compute,
-    lambda x, count, dim: split_dim(x, [x.shape[dim] // count] * count, dim),
-    concatenate,
-    {"sum": lambda x, y: x + y, "mean": lambda x, y: x + y, "max": maximum, "min": minimum}
-    | {"prod": lambda x, y: x * y, "or": logical_or, "and": logical_and},
-)
+def _on_numpy(op: Op, arrays: Sequence[Any], params: Mapping[str, Any]) -> Sequence[Any]:
+    return [np.asarray(y) for y in evaluate(op, arrays, params)]
+
+
+def _traced(op: Op, arrays: Sequence[Any], params: Mapping[str, Any]) -> Sequence[Any]:
+    op = ops.registered(op)
+    found = op.evaluate(TRACED.xp, *arrays, **params) if isinstance(op, ops.DeviceOp) else op(*arrays, **params)
+    return found if isinstance(found, tuple | list) else (found,)
+
+
+NUMPY = Arrays(np, _on_numpy)
+TRACED = Arrays(SimpleNamespace(**vars(mnp), erf=erf), _traced)
 
 
 @takes_program
@@ -120,17 +114,18 @@ def execute(fn: Function, inputs: Mapping[str, Any] | Sequence[Any], device_map:
 
 
 def _results(fn: Function, given: Sequence[Any], device_map: DeviceMap | None, on: Arrays) -> Any:
-    flat, _, outs = walked(fn, device_map, array_sizes(fn, given))
+    walk = Walk(fn, device_map, array_sizes(fn, given))
     arrays = [x for part in given for x in (part if isinstance(part, tuple) else (part,))]
-    values = dict(zip(flat.inputs, arrays, strict=True))
-    on.run(flat, values)
+    values = dict(zip(walk.flat.inputs, arrays, strict=True))
+    on.run(walk.flat, values)
 
     def result(item: Item) -> Any:
-        if isinstance(item, Leaf):
-            return values[item.data]
+        if isinstance(item, DeviceValue):
+            return values[item]
         return result(item.items[0]) if item.same else tuple(result(inner) for inner in item.items)
 
-    return result(outs[0]) if len(outs) == 1 else tuple(map(result, outs))
+    found = tuple(map(result, walk.outputs))
+    return found[0] if len(found) == 1 else found
 
 
 def call(fn: Function, inputs: Sequence[Any], by_name: Mapping[str, Any], device_map: Any) -> Any:

@@ -9,21 +9,22 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.api.shard_map import shard_map
 from meshwright.arrays.tracing import ShapeDtypeStruct, leaf_value, make_program
 from meshwright.compile.compiled import Compiled
 from meshwright.compile.jit import jit
 from meshwright.core.program import Program
-from meshwright.device.blocks import Steps, outputs, spec_of
+from meshwright.device.blocks import BlockProgram
 from meshwright.device.device_map import DeviceMap
-from meshwright.device.dims import Dim, bind
+from meshwright.device.dims import bind
 from meshwright.device.execute import array_sizes, in_order
 from meshwright.device.from_program import takes_program
 from meshwright.device.function import Function
-from meshwright.device.machine import Members
-from meshwright.device.resolve import as_device_map, resolve, symbols_of
-from meshwright.device.staged import Put, Staged, StageResult, StageRun, StageSend, common, has_stages
-from meshwright.device.types import Tensor, Tuple
+from meshwright.device.resolve import as_device_map, resolve
+from meshwright.device.staged import MeshWalk, StageMove, StagePlan, StageRun, StageSend, has_stages, output_of
+from meshwright.device.symmetry import Members
+from meshwright.device.tensor_ops import tensor_of
+from meshwright.device.types import Tuple
+from meshwright.device.walk import symbols_of
 from meshwright.errors import DeviceError, ShapeError
 from meshwright.sharding.mesh import Mesh
 from meshwright.sharding.named import NamedSharding
@@ -36,6 +37,7 @@ class OnMesh:
         self.source, self.device_map, self.sizes = source, device_map, dict(sizes)
         self.mesh = _mesh(device_map)
         self._axes = _groups(device_map, self.mesh.axis_names)
+        self._walks: dict[Any, Any] = {}
         for v in source.inputs:
             if isinstance(v.type, Tuple):
                 raise DeviceError(
@@ -43,13 +45,30 @@ class OnMesh:
                     why="an input of a mesh program is one array, and its sharding says how it is cut",
                     fix=f"{v.name}: Tensor[…, 0], and scatter({v.name}, dim=0, device_keys=[]) in the program",
                 )
-        self._check(sizes)
 
-    def _ordered(self, inputs: Sequence[Any], by_name: Mapping[str, Any]) -> list[Any]:
-        return in_order(self.source.name, [v.name for v in self.source.inputs], inputs, by_name)
+    def _made(self, walk: MeshWalk) -> Any:
+        """What is run, once it is known which device does what."""
+        raise NotImplementedError
 
-    def _fitted(self, inputs: Sequence[Any]) -> tuple[list[Any], dict[str, int]]:
-        """Inputs as values, and the sizes they give to symbols, which must be those of the program."""
+    def _planned(self, sizes: Mapping[str, int]) -> Any:
+        """What is run for inputs of these sizes; devices named one by one must be groups in every replica."""
+        key = tuple(sorted(sizes.items()))
+        if key not in self._walks:
+            for eqn in resolve(self.source, self.device_map, fold=True, **sizes).eqns:
+                devices = tuple(getattr(d, "base", d) for d in eqn.attributes.get("devices", ()))
+                if len(devices) > 1 and devices not in self._axes:
+                    raise DeviceError(
+                        f"The devices {', '.join(map(str, devices))} are no group of the device map.",
+                        where=repr(eqn),
+                        why=f"the map is {self.device_map}, and along a mesh axis are the devices of one group, in"
+                        " order",
+                        fix="a device map that has them as a group, or device_keys=[] or [d] instead of devices",
+                    )
+            self._walks[key] = self._made(MeshWalk(self.source, self.device_map, sizes, self._axes))
+        return self._walks[key]
+
+    def _fitted(self, inputs: Sequence[Any]) -> tuple[list[Any], Any]:
+        """Inputs as values, and what is run for the sizes they give to symbols, which must be those of the program."""
         values = [leaf_value(x, f"the input {v.name}") for v, x in zip(self.source.inputs, inputs, strict=True)]
         sizes = array_sizes(self.source, values)
         for name, n in self.sizes.items():
@@ -59,20 +78,10 @@ class OnMesh:
                     why=f"it was made by dist.to_mesh(…, {name}={n})",
                     fix=f"dist.to_mesh(…, {name}={sizes[name]})",
                 )
-        self._check(sizes)
-        return values, sizes
+        return values, self._planned(sizes)
 
-    def _check(self, sizes: Mapping[str, int]) -> None:
-        """Types and devices; devices named one by one must be groups of the map, in every replica."""
-        for eqn in resolve(self.source, self.device_map, fold=True, **sizes).eqns:
-            devices = tuple(getattr(d, "base", d) for d in eqn.attributes.get("devices", ()))
-            if len(devices) > 1 and devices not in self._axes:
-                raise DeviceError(
-                    f"The devices {', '.join(map(str, devices))} are no group of the device map.",
-                    where=repr(eqn),
-                    why=f"the map is {self.device_map}, and along a mesh axis are the devices of one group, in order",
-                    fix="a device map that has them as a group, or device_keys=[] or [d] instead of devices",
-                )
+    def _ordered(self, inputs: Sequence[Any], by_name: Mapping[str, Any]) -> list[Any]:
+        return in_order(self.source.name, [v.name for v in self.source.inputs], inputs, by_name)
 
     def _structs(self) -> list[ShapeDtypeStruct]:
         """The inputs' types, whose sizes must be known."""
@@ -83,7 +92,8 @@ class OnMesh:
                 why="a traced program has numbers as sizes",
                 fix=f"dist.to_mesh(fn, device_map, {', '.join(f'{name}=8' for name in unknown)})",
             )
-        return [_struct(v.type, self.sizes) for v in self.source.inputs]
+        types = map(tensor_of, self.source.inputs)
+        return [ShapeDtypeStruct(tuple(bind(n, self.sizes) for n in t.shape), t.dtype) for t in types]  # type: ignore[misc]
 
 
 class MeshProgram(OnMesh):
@@ -95,11 +105,9 @@ class MeshProgram(OnMesh):
 
     def __init__(self, source: Function, device_map: DeviceMap, sizes: Mapping[str, int]) -> None:
         super().__init__(source, device_map, sizes)
-        nothing: list[Steps] = [() for _ in source.inputs]
-        _, self._outputs, walk = outputs(source, device_map, self._axes, nothing, sizes, None)
-        self._entry = [common(sorted(walk.wanted.get(n, {()}))) for n in range(len(source.inputs))]
-        self.in_shardings = tuple(NamedSharding(self.mesh, spec_of(steps)) for steps in self._entry)
-        self.out_shardings = tuple(NamedSharding(self.mesh, out.spec) for out in self._outputs)
+        block: BlockProgram = self._planned(sizes)
+        self.in_shardings = tuple(NamedSharding(self.mesh, spec) for spec in block.in_specs)
+        self.out_shardings = tuple(NamedSharding(self.mesh, spec) for spec in block.out_specs)
         self._jitted = jit(self.function)
 
     def __repr__(self) -> str:
@@ -107,20 +115,16 @@ class MeshProgram(OnMesh):
         outs = ", ".join(str(s.spec) for s in self.out_shardings)
         return f"MeshProgram({self.mesh}, {', '.join(specs)} -> {outs})"
 
+    def _made(self, walk: MeshWalk) -> BlockProgram:
+        outs = [output_of(item, self._axes) for item in walk.outputs]
+        flat = walk.flat.with_(outputs=tuple(v for v, _ in outs))
+        return BlockProgram(flat, walk.along, self.mesh.axis_names, returned=[lead for _, lead in outs])
+
     def function(self, *inputs: Any) -> Any:
         """The program as a function to trace: ``mw.jit``, ``mw.grad`` and ``mw.make_program`` take it."""
-        values, sizes = self._fitted(inputs)
-
-        def block(*blocks: Any) -> list[Any]:
-            return outputs(self.source, self.device_map, self._axes, self._entry, sizes, blocks)[0]
-
-        run = shard_map(
-            block,
-            mesh=self.mesh,
-            in_specs=tuple(s.spec for s in self.in_shardings),
-            out_specs=[s.spec for s in self.out_shardings],
-        )
-        return _unpacked([_tuples(y, out.levels) for y, out in zip(run(*values), self._outputs, strict=True)])
+        values, block = self._fitted(inputs)
+        found = zip(block.on(self.mesh)(*values), block.out_leads, strict=True)
+        return _unpacked([_tuples(y, len(lead)) for y, lead in found])
 
     def __call__(self, *inputs: Any, **by_name: Any) -> Any:
         return self._jitted(*self._ordered(inputs, by_name))
@@ -141,11 +145,10 @@ class MeshPipeline(OnMesh):
 
     def __init__(self, source: Function, device_map: DeviceMap, sizes: Mapping[str, int]) -> None:
         super().__init__(source, device_map, sizes)
-        self._plans: dict[Any, tuple[Staged, tuple[StageResult, ...]]] = {}
-        self._plan, self._results = self._planned(sizes)
-        self.meshes = {str(place): self._plan.stages[place] for place in sorted(self._plan.stages)}
-        self.actions = tuple(self._plan.actions)
-        self.out_shardings = tuple(result.sharding for result in self._results)
+        plan: StagePlan = self._planned(sizes)
+        self.meshes = {str(place): plan.meshes[place] for place in sorted(plan.meshes)}
+        self.actions = tuple(plan.actions)
+        self.out_shardings = tuple(result.sharding for result in plan.results)
 
     def __repr__(self) -> str:
         stages = "; ".join(f"{stage}: {mesh}" for stage, mesh in self.meshes.items())
@@ -155,25 +158,20 @@ class MeshPipeline(OnMesh):
     def __str__(self) -> str:
         return "\n".join(map(str, self.actions))
 
-    def _planned(self, sizes: Mapping[str, int]) -> tuple[Staged, tuple[StageResult, ...]]:
-        key = tuple(sorted(sizes.items()))
-        if key not in self._plans:
-            plan = Staged(self.mesh, self._axes, self.device_map, sizes)
-            self._plans[key] = plan, plan.plan(self.source)
-        return self._plans[key]
+    def _made(self, walk: MeshWalk) -> StagePlan:
+        return StagePlan(self.source, walk, self.mesh)
 
     def __call__(self, *inputs: Any, **by_name: Any) -> Any:
-        given, sizes = self._fitted(self._ordered(inputs, by_name))
-        plan, results = self._planned(sizes)
-        values: dict[int, Any] = {}
-        left = Counter([n for action in plan.actions for n in action.reads] + [result.slot for result in results])
+        given, plan = self._fitted(self._ordered(inputs, by_name))
+        values: dict[int, Any] = dict(enumerate(given))
+        left = Counter([n for action in plan.actions for n in action.reads] + [x.slot for x in plan.results])
         for action in plan.actions:
-            action.run(given, values)
+            action.run(values)
             for n in action.reads:
                 left[n] -= 1
                 if not left[n]:
                     del values[n]  # what nobody reads again is let go
-        return _unpacked([_tuples(values[result.slot], result.levels) for result in results])
+        return _unpacked([_tuples(values[result.slot], result.levels) for result in plan.results])
 
     @cached_property
     def compiled(self) -> tuple[tuple[StageRun, Compiled], ...]:
@@ -181,16 +179,14 @@ class MeshPipeline(OnMesh):
 
         Runs that do the same share it: it says which collectives there are, and ``mw.simulate`` takes it.
         """
-        given = self._structs()
-        values: dict[int, ShapeDtypeStruct] = {}
+        values = dict(enumerate(self._structs()))
         known: dict[Any, Compiled] = {}
         found = []
         for action in self.actions:
-            if not isinstance(action, StageRun):
-                x = given[action.input] if isinstance(action, Put) else values[action.input]
-                values[action.output] = ShapeDtypeStruct(x.shape, x.dtype, sharding=action.sharding)
+            args = [values[n] for n in action.reads]
+            if isinstance(action, StageMove):
+                values[action.output] = ShapeDtypeStruct(args[0].shape, args[0].dtype, sharding=action.sharding)
                 continue
-            args = [values[n] for n in action.inputs]
             key = (id(action.jitted), *((x.type, x.sharding) for x in args))
             if key not in known:
                 known[key] = action.jitted.lower(*args).compile()
@@ -246,19 +242,12 @@ def _mesh(device_map: DeviceMap) -> Mesh:
 
 def _groups(device_map: DeviceMap, names: Sequence[str]) -> dict[Members, str]:
     """The mesh axis that each group of devices lies along."""
-    found = {device_map.keys(): names[0]}
-    for path in device_map.paths():
+    found: dict[Members, str] = {}
+    for path in ((), *device_map.paths()):
         below = device_map.below(path)
-        if below is not None:
+        if below is not None and len(below.keys()) > 1:
             found.setdefault(below.keys(), names[len(path)])
     return found
-
-
-def _struct(type: Any, sizes: Mapping[str, int]) -> ShapeDtypeStruct:
-    assert isinstance(type, Tensor)
-    shape = [bind(n, sizes) for n in type.shape]
-    assert not any(isinstance(n, Dim) for n in shape)
-    return ShapeDtypeStruct(tuple(shape), type.dtype)  # type: ignore[arg-type]
 
 
 def _unpacked(found: Sequence[Any]) -> Any:
