@@ -212,3 +212,24 @@ def test_a_program_of_text_is_checked(tmp_path: pathlib.Path, capsys: pytest.Cap
     file.write_text("program(a: f32[2]) { b: f32[3] = add a a  return b }")
     assert main(["cost", str(file), "--hardware", "h100"]) == 2
     assert "its result is f32[3], but the op gives f32[2]" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("chip", ["h100", "gb200", "tpu v5e"])
+@pytest.mark.parametrize("sizes", [(2, 4), (4, 2), (1, 8), (8, 4)])
+def test_the_bound_is_the_busiest_part_of_the_machine(chip: str, sizes: tuple[int, int]) -> None:
+    """Axes that share a network take turns on it: its time is the sum over them."""
+    mesh = mw.make_mesh(sizes, ("data", "model"))
+
+    def f(x: Any, w: Any) -> Any:
+        return mw.lax.psum(mw.lax.psum(x @ w, "model"), "data")
+
+    specs = (mw.P("data", "model"), mw.P("model", None))
+    step = mw.shard_map(f, mesh=mesh, in_specs=specs, out_specs=mw.P())
+    for width in (64, 1024, 16384):
+        found = simulate(mw.make_program(step)(struct(512, width), struct(width, width)), chip)
+        units, along = found.unit_seconds(), found.axis_seconds()
+        longest = max(units, key=lambda unit: units[unit])
+        assert ("communication-bound" in found.bound) == (longest != "compute"), (found.bound, units)
+        if sum(seconds > 0 for seconds in along.values()) > 1 and "network" not in units and chip != "tpu v5e":
+            assert "axes model, data (nvlink)" in found.bound
+            assert units["nvlink"] == pytest.approx(sum(along.values()))

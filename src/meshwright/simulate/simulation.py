@@ -149,18 +149,19 @@ class Simulation(Charted):
     def bound(self) -> str:
         """The part of the machine that decides the time, and how far it is from what comes next.
 
-        ``communication-bound on axis model by 2.1x``: collectives along it take 2.1 times as long as all kernels.
+        ``communication-bound on axis model by 2.1x``: collectives along it take 2.1 times as long as all kernels. Axes
+        that lie on one network take turns on it, and are named together: ``axes data, model (nvlink)``.
         """
-        axes = self.axis_seconds()
-        compute = self.compute_seconds
-        worst = max(axes, key=lambda axis: axes[axis], default="")
-        units = self.unit_seconds()
+        units, compute = self.unit_seconds(), self.compute_seconds
         host = max(units.get(unit, 0.0) for unit in (TO_HOST, FROM_HOST))
-        if host > max(compute, axes.get(worst, 0.0)):
+        networks = {unit: seconds for unit, seconds in units.items() if unit not in (COMPUTE, TO_HOST, FROM_HOST)}
+        worst = max(networks, key=lambda unit: networks[unit], default="")
+        busiest = networks.get(worst, 0.0)
+        if host > max(compute, busiest):
             return "bound by the link to the host" + (f", by {host / compute:.1f}x over compute" if compute else "")
-        if worst and axes[worst] > compute:
-            by = f" by {axes[worst] / compute:.1f}x" if compute else ""
-            return f"communication-bound on {'axes' if ',' in worst else 'axis'} {worst}{by}"
+        if busiest > compute:
+            by = f" by {busiest / compute:.1f}x" if compute else ""
+            return f"communication-bound on {self._axes_on(worst)}{by}"
         busy = {"compute": 0.0, "memory": 0.0}
         for task, times in self.leaves():
             if task.cost.bound in busy:
@@ -168,9 +169,17 @@ class Simulation(Charted):
         kind = max(busy, key=lambda name: busy[name])
         if not compute:
             return "nothing to do"
-        if not worst or not axes[worst]:
+        if not busiest:
             return f"{kind}-bound, without communication"
-        return f"{kind}-bound by {compute / axes[worst]:.1f}x over {'axes' if ',' in worst else 'axis'} {worst}"
+        return f"{kind}-bound by {compute / busiest:.1f}x over {self._axes_on(worst)}"
+
+    def _axes_on(self, unit: str) -> str:
+        """The mesh axes whose collectives keep a network busy; of several collectives, with its name."""
+        found = dict.fromkeys(task.cost.axes for task, _ in self.leaves() if task.cost.axes and unit in task.cost.units)
+        groups = list(found) or [self.machine.lying_on(unit)]
+        names = list(dict.fromkeys(axis for axes in groups for axis in axes))
+        text = (", " if len(groups) > 1 else ",").join(names)
+        return f"{'axes' if len(names) > 1 else 'axis'} {text}{f' ({unit})' if len(groups) > 1 else ''}"
 
     def by_op(self) -> list[Share]:
         """The work by op, from the longest on; "fused" are chains of elementwise ops and reductions."""
