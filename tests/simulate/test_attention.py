@@ -369,6 +369,43 @@ def test_the_share_of_pairs_that_a_mask_leaves(queries: int, keys: int) -> None:
             assert found.visible == pytest.approx(np.mean(mask(i, j)), abs=0.01), name
 
 
+# Ways to build a mask inside of the function: of scores, with queries and keys, to masked scores.
+BUILT: dict[str, Any] = {
+    "tril of ones": lambda s, q, k: mnp.where(mnp.tril(mnp.ones((q, k))), s, -1e30),
+    "tril of trues": lambda s, q, k: mnp.where(mnp.tril(mnp.ones((q, k), bool)), s, -mnp.inf),
+    "tril of ints": lambda s, q, k: mnp.where(mnp.tril(mnp.ones((q, k), "int32")) == 1, s, -1e30),
+    "tril is zero": lambda s, q, k: mnp.where(mnp.tril(mnp.ones((q, k))) == 0, -1e30, s),
+    "a diagonal below": lambda s, q, k: mnp.where(mnp.tril(mnp.ones((q, k)), -3), s, -1e30),
+    "triu of trues": lambda s, q, k: mnp.where(mnp.triu(mnp.ones((q, k), bool), 1), -1e30, s),
+    "triu that is added": lambda s, q, k: s + mnp.triu(mnp.full((q, k), -1e30), 1),
+    "one less tril": lambda s, q, k: s + (1 - mnp.tril(mnp.ones((q, k)))) * -1e9,
+    "band": lambda s, q, k: mnp.where(mnp.tril(mnp.ones((q, k))) * mnp.triu(mnp.ones((q, k)), -9) > 0, s, -1e30),
+    "tri": lambda s, q, k: mnp.where(mnp.tri(q, k, dtype=bool), s, -1e30),
+    "a corner of a buffer": lambda s, q, k: mnp.where(mnp.tril(mnp.ones((2 * q, 2 * k)))[:q, :k] == 0, -1e30, s),
+    "every other row": lambda s, q, k: mnp.where(mnp.tril(mnp.ones((2 * q, k)))[::2], s, -1e30),
+    "heads of a buffer": lambda s, q, k: mnp.where(mnp.tril(mnp.ones((1, 1, q, k))), s, -1e30),
+    "counted": lambda s, q, k: mnp.where(mw.lax.iota("int32", q)[:, None] >= mw.lax.iota("int32", k)[None], s, -1e30),
+}
+
+
+@pytest.mark.parametrize("queries, keys", [(64, 64), (48, 200), (512, 512)])
+@pytest.mark.parametrize("name", BUILT)
+def test_a_mask_that_the_function_builds_hides_what_it_masks(name: str, queries: int, keys: int) -> None:
+    """The share that is found without running is that of the mask's values, forward and backward."""
+    built = BUILT[name]
+
+    def attend(q: Any, k: Any, v: Any) -> Any:
+        return mixed(nn.softmax(built(scores(q, k), queries, keys)), v)
+
+    args = struct(1, queries, 2, DIM), struct(1, keys, 2, DIM), struct(1, keys, 2, DIM)
+    seen = np.mean(np.asarray(built(mnp.zeros((1, 2, queries, keys)), queries, keys)) > -1e4)
+    assert seen < 0.95
+    gradient = mw.grad(lambda *args: mnp.sum(attend(*args).astype("float32")), argnums=(0, 1, 2))
+    for function in (attend, gradient):
+        for found in fuse_attention(traced(function, *args))[1]:
+            assert found.visible == pytest.approx(seen, abs=0.01)
+
+
 def test_a_mask_that_is_not_known_hides_nothing() -> None:
     def from_a_position(q: Any, k: Any, v: Any, start: Any) -> Any:
         seen = start + mnp.arange(q.shape[1])[:, None] >= mnp.arange(k.shape[1])[None, :]

@@ -91,13 +91,18 @@ class MaskReader:
             return _unknown(var)
         if eqn.op.split.across is Across.COUNTED:
             return points[eqn.params["dim"]].astype(eqn.params["dtype"])
+        if eqn.op.split.across is Across.CUT:
+            cuts = zip(eqn.params["starts"], eqn.params["strides"], points, strict=True)
+            return self.at(eqn.inputs[0], [low + step * index for low, step, index in cuts], scores, {})
         rule = eqn.op.factors([a.type for a in eqn.inputs], [var.type], eqn.params)
         if any(rule.sizes[name] > 1 for name in rule.reduced | rule.guarded | rule.replicated) or eqn.effects:
             return _unknown(var)
-        places = _factor_points(rule, points)
-        inputs = [self.at(atom, _dim_points(rule, dims, places), scores, {} if not rule.elementwise else known)
+        # A scalar that fills an array is of all elements, too, and is not computed with.
+        computes = rule.elementwise and any(a.type.shape == var.type.shape for a in eqn.inputs)
+        at = _factor_points(rule, points)
+        inputs = [self.at(atom, _dim_points(rule, dims, at), scores, known if computes else {})
                   for atom, dims in zip(eqn.inputs, rule.operands)]  # fmt: skip
-        if rule.elementwise:
+        if computes:
             return eqn.op.evaluate(np, *inputs, **eqn.params)
         if len(inputs) != 1:
             return _unknown(var)
