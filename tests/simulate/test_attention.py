@@ -15,9 +15,12 @@ from meshwright import lax, nn
 from meshwright.core.program import Program
 from meshwright.engine.compile import compile_program
 from meshwright.hardware import roofline
+from meshwright.simulate import simulate
 from meshwright.simulate.attention import fuse_attention
 from meshwright.simulate.forgotten import forget_scores
 from meshwright.simulate.fusion import fuse
+from meshwright.simulate.transformer import Strategy
+from meshwright.simulate.transformer.program import positions_of
 from meshwright.transform.stack import inline_calls
 from tests.simulate.models import example
 from tests.simulate.test_fusion import run_by_kernels
@@ -587,3 +590,29 @@ def test_a_mask_that_hides_nothing() -> None:
         mw.simulate(mw.make_program(f)(x, x, x), "h100") for f in (attend, lambda q, k, v: mw.nn.softmax(q @ k.T) @ v)
     )
     assert masked.seconds == pytest.approx(plain.seconds, rel=0.05)
+
+
+@pytest.mark.parametrize("devices", [2, 3, 8])
+@pytest.mark.parametrize("balanced", [True, False])
+def test_a_mask_that_depends_on_the_device_leaves_what_the_busiest_one_computes(devices: int, balanced: bool) -> None:
+    """Queries in parts along an axis, in blocks or with a block from either end: against every device's own mask."""
+    length, mesh = 96, mw.make_mesh((devices,), ("context",))
+    whole = devices * length
+    strategy = Strategy(context=devices)
+
+    def places(place: Any) -> Any:
+        return positions_of(place, length, strategy) if balanced else place * length + mnp.arange(length)
+
+    def attend(q: Any, k: Any, v: Any) -> Any:
+        seen = places(mw.lax.axis_index("context"))[:, None] >= mnp.arange(whole)[None, :]
+        return mixed(nn.softmax(mnp.where(seen, scores(q, k), -1e9)), v)
+
+    specs = mw.P(None, "context"), mw.P(), mw.P()
+    sharded = mw.shard_map(attend, mesh=mesh, in_specs=specs, out_specs=mw.P(None, "context"))
+    args = struct(1, whole, 2, DIM), struct(1, whole, 2, DIM), struct(1, whole, 2, DIM)
+    found = simulate(mw.make_program(sharded)(*args), "h100")
+    own = [np.mean(np.asarray(places(n))[:, None] >= np.arange(whole)) for n in range(devices)]
+    pairs = 2 * length * whole
+    assert found.product_flops == pytest.approx(max(own) * 4 * pairs * DIM, rel=0.02)
+    if balanced:
+        assert own == pytest.approx([np.mean(np.tri(whole))] * devices, rel=1e-9)

@@ -239,3 +239,19 @@ def test_a_causal_mask_leaves_half_of_the_pairs_on_every_layout(strategy: Strate
     stages = strategy.pipeline  # by_op is of one of them
     assert 0.5 < work["attention"] * strategy.devices / stages * stages / all_pairs < 0.56
     assert found.mfu < found.hfu < 1.15 * found.mfu  # scores are computed again
+
+
+@pytest.mark.parametrize("recompute", ["none", "attention", "full"])
+@pytest.mark.parametrize(
+    "layout", [{"data": 2}, {"pipeline": 2, "microbatches": 2}, {"tensor": 2, "sequence_parallel": True}]
+)
+def test_devices_that_share_positions_compute_no_more_than_one_that_has_all(layout: Any, recompute: str) -> None:
+    """With a causal mask each pair of positions is computed once, however many devices share a sequence."""
+    shape = TransformerShape(layers=4, width=512, hidden=1024, heads=8, head_dim=64, vocab=512)
+    found = [
+        transformer.train(shape, "h100", Strategy(context=n, recompute=recompute, **layout), 8, 4096)
+        for n in (1, 2, 4, 8)
+    ]
+    for step in found[1:]:
+        assert step.executed_flops == pytest.approx(found[0].executed_flops, rel=0.01)
+        assert step.hfu >= step.mfu * 0.99

@@ -4,6 +4,8 @@ Kernels skip blocks of scores that are masked whatever the numbers are: those ab
 outside of a window. Here scores of zero are followed through the program up to their exponential, at a grid of pairs;
 where they have become as low as `MASKED`, there is nothing to compute. Indices (``iota``) and constants are known; of
 arguments, floats count as zero and truth values as true, and what depends on integers that are not known hides nothing.
+Where it depends on the place of a device along mesh axes, it is that of the device that has most to compute, for which
+the others wait.
 """
 
 from __future__ import annotations
@@ -23,12 +25,17 @@ from meshwright.core.program import Atom, Eqn, Literal, Var
 
 MASKED = -1e4  # what is lower has no weight
 PAIRS = 64  # of queries, and of ends of blocks of keys, that are looked at
+PLACES = (0.0, 0.5, 1.0)  # of devices along mesh axes that are looked at
 
 Points = list[Any]  # per dim, the index of every point
 
 
 class _Unknown(Exception):
     """A value depends on integers that the program is given."""
+
+
+class _OfPlace(Exception):
+    """A value depends on the place of the device."""
 
 
 def grid(size: int, ends: bool) -> Any:
@@ -49,6 +56,7 @@ class MaskReader:
 
     def __init__(self, made: Mapping[Atom, Eqn], constants: Mapping[Any, Any]) -> None:
         self.made, self.constants = made, constants
+        self.place: float | None = None  # of the device along mesh axes, from 0 for the first to 1 for the last
 
     def visible(self, var: Atom, queries: Sequence[bool], keys: Sequence[bool], scores: frozenset[Var]) -> float:
         """The share of the elements of a value that are not masked, over its dims of queries and keys."""
@@ -59,13 +67,19 @@ class MaskReader:
             for n, (size, query, key) in enumerate(zip(shape, queries, keys, strict=True))
         ]
         points = [part.reshape(-1) for part in np.meshgrid(*axes, indexing="ij")]
-        try:
-            with np.errstate(all="ignore"):
-                found = np.asarray(self.at(var, points, scores, {}), np.float64)
-                seen = np.broadcast_to(found > MASKED, prod(map(len, axes)))
-        except (_Unknown, AttributeError, TypeError, ValueError):
-            return 1.0
-        return float(np.mean(seen))
+        shares: list[float] = []
+        for self.place in (None, *PLACES):
+            try:
+                with np.errstate(all="ignore"):
+                    found = np.asarray(self.at(var, points, scores, {}), np.float64)
+                    shares.append(float(np.mean(np.broadcast_to(found > MASKED, prod(map(len, axes))))))
+            except _OfPlace:
+                continue
+            except (_Unknown, AttributeError, TypeError, ValueError):
+                return 1.0
+            if self.place is None:
+                break
+        return max(shares)
 
     def at(self, atom: Atom, points: Points, scores: frozenset[Var], known: dict[Atom, Any]) -> Any:
         """The values at points; one number stands for equal ones."""
@@ -87,6 +101,10 @@ class MaskReader:
         eqn = self.made.get(var)
         if eqn is not None and eqn.op.structure is Structure.VARYING:  # the same value, of each device
             return self.at(eqn.inputs[0], points, scores, known)
+        if eqn is not None and eqn.op.structure is Structure.COLLECTIVE and not eqn.inputs:
+            if self.place is None:
+                raise _OfPlace
+            return np.asarray(round(self.place * (prod(eqn.params["sizes"]) - 1)), var.type.dtype)
         if eqn is None or isinstance(eqn.op.factors, No) or len(eqn.outputs) != 1:
             return _unknown(var)
         if eqn.op.split.across is Across.COUNTED:

@@ -3,7 +3,7 @@
     axis      what is split over it
     data      the batch
     expert    the batch, and the experts: tokens are sent to them by all-to-all
-    context   positions; keys and values are gathered
+    context   positions, a block from either end of the sequence; keys and values are gathered
     tensor    heads, the hidden dim of the MLP, the vocabulary; with ``sequence_parallel`` positions between them
     pipeline  layers; microbatches go from stage to stage
 
@@ -173,11 +173,23 @@ def norm(x: Any, scale: Any) -> Any:
     return (wide * lax.rsqrt(mnp.mean(wide * wide, axis=-1, keepdims=True) + 1e-6)).astype(x.dtype) * scale
 
 
-def _attend(q: Any, k: Any, v: Any, start: Any) -> Any:
-    """Queries [batch, block, kv heads, groups, dim] from position ``start`` on, over keys [batch, length, kv, dim]."""
+def positions_of(place: Any, length: int, strategy: Strategy) -> Any:
+    """The positions of a sequence that a device along "context" has, of which there are ``length``.
+
+    A block from either end of the sequence, so that a causal mask leaves every device the same work; of an odd number
+    of positions, one block.
+    """
+    own = mnp.arange(length)
+    if length % 2:
+        return place * length + own
+    half = length // 2
+    return own + mnp.where(own < half, place * half, (2 * strategy.context - 2 - place) * half)
+
+
+def _attend(q: Any, k: Any, v: Any, queries: Any, keys: Any) -> Any:
+    """Queries [batch, block, kv heads, groups, dim] over keys [batch, length, kv, dim], at their positions."""
     scores = mnp.einsum("bqhgk,bshk->bhgqs", q, k).astype(mnp.float32) * q.shape[-1] ** -0.5
-    positions = start + mnp.arange(q.shape[1])
-    causal = positions[:, None] >= mnp.arange(k.shape[1])[None, :]
+    causal = queries[:, None] >= keys[None, :]
     weights = nn.softmax(mnp.where(causal, scores, -1e9), axis=-1).astype(q.dtype)
     return mnp.einsum("bhgqs,bshk->bqhgk", weights, v)
 
@@ -186,14 +198,15 @@ def _attention(layer: Arrays, x: Any, strategy: Strategy) -> Any:
     q = mnp.einsum("bld,dhk->blhk", x, layer["wq"])
     k = mnp.einsum("bld,dhk->blhk", x, layer["wk"])
     v = mnp.einsum("bld,dhk->blhk", x, layer["wv"])
-    first = 0
+    batch, length, heads, dim = q.shape
+    queries = keys = mnp.arange(length)
     if strategy.context > 1:
         k, v = (lax.all_gather(one, "context", axis=1, tiled=True) for one in (k, v))
-        first = _place(strategy, "context") * q.shape[1]
-    batch, length, heads, dim = q.shape
+        queries = positions_of(_place(strategy, "context"), length, strategy)
+        keys = positions_of(mnp.arange(strategy.context)[:, None], length, strategy).reshape(-1)
     grouped = q.reshape(batch, length, k.shape[2], heads // k.shape[2], dim)
     step = checkpoint(_attend) if strategy.recompute == "attention" else _attend
-    mixed = step(grouped, k, v, first)
+    mixed = step(grouped, k, v, queries, keys)
     return mnp.einsum("blhk,hkd->bld", mixed.reshape(batch, length, heads, dim), layer["wo"])
 
 
@@ -262,12 +275,13 @@ def head_loss(x: Any, scale: Any, table: Any, targets: Any, strategy: Strategy) 
     return mnp.mean(mnp.log(total) + top - _sum(mnp.where(here_, picked, 0.0), strategy))
 
 
-def targets_of(tokens: Any, strategy: Strategy) -> Any:
-    """The token after each."""
+def tokens_and_targets(tokens: Any, strategy: Strategy) -> tuple[Any, Any]:
+    """The tokens at the positions that a device has, given those of its block of the sequence; and the ones after."""
     if strategy.context == 1:
-        return mnp.roll(tokens, -1, axis=1)
-    all_ = mnp.roll(lax.all_gather(tokens, "context", axis=1, tiled=True), -1, axis=1)
-    return lax.dynamic_slice_in_dim(all_, _place(strategy, "context") * tokens.shape[1], tokens.shape[1], axis=1)
+        return tokens, mnp.roll(tokens, -1, axis=1)
+    all_ = lax.all_gather(tokens, "context", axis=1, tiled=True)
+    own = positions_of(_place(strategy, "context"), tokens.shape[1], strategy)
+    return mnp.take(all_, own, axis=1), mnp.take(mnp.roll(all_, -1, axis=1), own, axis=1)
 
 
 def _stage(x: Any, layers: Arrays, strategy: Strategy, active: int) -> Any:
@@ -300,11 +314,12 @@ def _pipeline(x: Any, layers: Arrays, strategy: Strategy, active: int) -> Any:
 
 def loss(params: Arrays, tokens: Any, strategy: Strategy, active: int = 1) -> Any:
     """The loss on one device's part of a batch; equal on all devices. A pipeline's stages run in lock step."""
+    tokens, targets = tokens_and_targets(tokens, strategy)
     x = embed(whole("embed", params["embed"], strategy), tokens, strategy)
     run = _pipeline if strategy.pipeline > 1 else _stage
     x = run(x, params["layers"], strategy, active)
     table = "embed" if "head" not in params else "head"
-    found = head_loss(x, params["norm"], whole(table, params[table], strategy), targets_of(tokens, strategy), strategy)
+    found = head_loss(x, params["norm"], whole(table, params[table], strategy), targets, strategy)
     axes = tuple(axis for axis in REPLICAS if axis in strategy.mesh)
     return lax.pmean(found, axes) if axes else found
 

@@ -162,10 +162,11 @@ class StepRegions:
         weights = [params["layers"][n] for n in self.names]
         tables = {n: model.whole(n, params[n], s) for n in ("embed", "head") if n in params}
         head = "head" if "head" in params else "embed"
+        tokens, targets = model.tokens_and_targets(tokens, s)
         x, *kept = run(self.embed.forward, [tables["embed"], tokens])
         x, residuals = _loop(self.forward, [x], weights)
         given = [params["norm"], tables[head]]
-        loss, *inner = run(self.head.forward, [*given, x, model.targets_of(tokens, s)])
+        loss, *inner = run(self.head.forward, [*given, x, targets])
         count = s.microbatches * prod(s.mesh[axis] for axis in self.replicas)
         cotangent = regions.spread(mnp.full((), 1 / count, mnp.float32), self.replicas)
         dx, scale, table = run(self.head.backward, [*given, *inner, cotangent])

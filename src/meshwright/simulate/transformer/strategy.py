@@ -24,7 +24,8 @@ class Strategy:
                         "matmuls" (all but the results of matmuls), "full" (a layer keeps its input alone) or "offload"
                         (the host keeps that input); True is "full", and ``remat`` another name
     ``sequence_parallel``  between tensor-parallel layers a device of ``tensor`` has a part of the positions
-    ``context``         devices that share the positions of a sequence; each gathers keys and values
+    ``context``         devices that share the positions of a sequence, each with a block from either end of it, so that
+                        a causal mask leaves them equal work; each gathers keys and values
     ``expert``          devices that share experts and send each other tokens; they have parts of the batch, too
     ``flash``           whether attention is one kernel, which never stores its scores
     ==================  ============================================================================================
