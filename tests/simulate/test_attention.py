@@ -243,6 +243,21 @@ def test_fused_attention_is_never_slower_and_never_holds_more(mode: str) -> None
                 assert mw.simulate.memory(program, flash=flash).peak_bytes <= off.memory.peak_bytes
 
 
+@pytest.mark.parametrize("chip", ["a100", "h100", "h200"])
+@pytest.mark.parametrize("rows", [(128, 128), (512, 512), (1, 4096), (64, 2048)])
+def test_where_fused_attention_would_be_slower_each_product_is_a_kernel(rows: tuple[int, int], chip: str) -> None:
+    """Few rows keep few parts of a chip busy: what is predicted is the faster of the two, in time and in memory."""
+    for form, (heads, dim), batch in product((plain, masked), ((8, 64), (16, 128), (4, 256)), (1, 8)):
+        shapes = [struct(batch, n, heads, dim, dtype="bfloat16") for n in (rows[0], rows[1], rows[1])]
+        for function in (form, gradient(form)):
+            program = mw.make_program(function)(*shapes)
+            on, off = (mw.simulate(program, chip, mode="calibrated", flash=flash) for flash in (True, False))
+            assert on.seconds <= off.seconds * (1 + 1e-9), (heads, dim, batch)
+            assert on.memory.peak_bytes <= off.memory.peak_bytes
+            if not any(task.op.startswith("attention") for task, _ in on.leaves()):
+                assert (on.seconds, on.memory) == (off.seconds, off.memory)
+
+
 @pytest.mark.parametrize("name", ["mlp", "convnet", "moe"])
 def test_a_program_without_attention_stays_as_it_is(name: str) -> None:
     program = inline_calls(example(name, scan=False)[0])

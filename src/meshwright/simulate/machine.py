@@ -177,6 +177,11 @@ class Machine:
                 "batch": batch, "queries": max(1, rows // batch)}  # fmt: skip
         return found._replace(seconds=self.measured.kernel_seconds(work))
 
+    def products_seconds(self, kernel: Kernel) -> float:
+        """How long the contractions of a fused attention take, each as a kernel that reads and writes its operands."""
+        products = [eqn for eqn in kernel.eqns if fusion_of(eqn) is Fusion.CONTRACTION]
+        return sum(self._matmul(eqn, None, False).seconds for eqn in products)
+
     def _transfer(self, eqn: Eqn) -> TaskCost:
         """A value on its way to the memory of the host, or back: the link is busy that way, the chip is not."""
         unit = TO_HOST if eqn.op.structure is Structure.OFFLOAD else FROM_HOST

@@ -107,7 +107,7 @@ def _scheduled(
     block = TaskReader(machine, while_steps, flash=flash).block(local)
     schedule = Scheduler(overlap).schedule(block)
     order = sorted(range(len(block.tasks)), key=lambda n: (schedule.starts[n], n))
-    use = memory(block.program, donated=donated, kernels=block.kernels, order=order, flash=flash)
+    use = memory(block.program, donated=donated, kernels=block.kernels, order=order, flash=block.flash)
     notes = tuple(machine.notes)
     return Simulation(schedule.seconds, schedule.events, use, machine.topology, machine.axes, notes, block, machine)
 

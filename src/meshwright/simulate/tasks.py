@@ -57,12 +57,16 @@ class Task:
 
 @dataclass
 class TaskBlock:
-    """The tasks of a program, in an order in which they can run, and the program they are of."""
+    """The tasks of a program, in an order in which they can run, and the program they are of.
+
+    ``flash`` says whether attentions in it are one kernel each.
+    """
 
     program: Program
     kernels: Fusions
     tasks: list[Task]
     makers: dict[Var, int] = field(default_factory=dict)
+    flash: bool = True
 
 
 class TaskReader:
@@ -79,11 +83,27 @@ class TaskReader:
         found = self.known.get(id(program))
         if found is not None:
             return found[1]
+        block = self._read(program, inside)
+        if not inside and self.flash and self._doubtful(block):
+            unfused = TaskReader(self.machine, self.while_steps, self.fused, flash=False).block(program)
+            block = min(block, unfused, key=lambda one: _of_block(one, 1).seconds)
+        self.known[id(program)] = (program, block)
+        return block
+
+    def _doubtful(self, block: TaskBlock) -> bool:
+        """Whether a fused attention takes longer than its products would, each as a kernel: of short rows it may."""
+        return self.machine.measured is not None and any(
+            (kernel.attention is not None and task.cost.seconds > self.machine.products_seconds(kernel))
+            or (task.body is not None and self._doubtful(task.body))
+            for task, kernel in zip(block.tasks, block.kernels.kernels, strict=True)
+        )
+
+    def _read(self, program: Program, inside: bool) -> TaskBlock:
         whole = forget_scores(program) if self.flash and not inside else inline_calls(program, shard_maps=False)
         whole, attentions = fuse_attention(whole) if self.flash else (whole, [])
         kernels = fuse(whole, self.fused, attentions=attentions)
         self.machine.half_zero |= half_zero(whole)
-        block = TaskBlock(whole, kernels, [])
+        block = TaskBlock(whole, kernels, [], flash=self.flash)
         reloads = _Reloads()
         for number, kernel in enumerate(kernels.kernels):
             eqn = kernel.eqns[-1]
@@ -113,7 +133,6 @@ class TaskReader:
                 task.name = _name(kernel.eqns, eqn)
             block.tasks.append(task)
             block.makers.update((v, number) for v in kernel.writes)
-        self.known[id(program)] = (program, block)
         return block
 
     def loop(self, task: Task, eqn: Eqn, length: int, consts: int, carry: int) -> None:

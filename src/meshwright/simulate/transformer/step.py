@@ -163,7 +163,7 @@ def _whole(
     on.scheduler.blocks.pop(id(block))
     order = sorted(range(len(block.tasks)), key=lambda n: (schedule.starts[n], n))
     donated = [True] * (len(program.inputs) - 1) + [False]
-    use = memory(block.program, donated=donated, kernels=block.kernels, order=order, flash=on.flash)
+    use = memory(block.program, donated=donated, kernels=block.kernels, order=order, flash=block.flash)
     step = StepRegions(shape, strategy, batch, sequence, dtypes)
     optimizer = sum(times * _compute(on.block(one)) for one, times in updates(step, shape.layers, True, True))
     kinds = _state_bytes(step, shape.layers, True, True)
