@@ -150,14 +150,19 @@ def _one_group(axes: Axes, members: Sequence[int] | None, model: str, options: M
 
 
 def _launched(cost: CollectiveCost, chip: Chip) -> CollectiveCost:
-    """With its launch; a bandwidth that saturates as ``V / (V + half)`` adds the time of ``half`` bytes.
+    """With its launch; a bandwidth of links that saturates as ``V / (V + half)`` adds the time of ``half`` bytes.
 
-    Messages below the least that was measured are taken to reach the share of bandwidth that this one does.
+    Messages below the least that was measured are taken to reach the share of bandwidth that this one does. A network
+    beyond the node, which works at the same time, hides what it takes longer.
     """
-    half = chip.known("half_bandwidth_bytes", 0.0) if cost.network == "link" else 0.0
+    half = chip.known("half_bandwidth_bytes", 0.0)
     measured = max(cost.bytes, chip.known("half_bandwidth_measured_bytes", 0.0))
-    saturating = cost.bandwidth_seconds * half / measured if measured else 0.0
-    return replace(cost, launch_seconds=chip.known("launch_seconds", 0.0) + saturating)
+    inside = cost.link_seconds
+    if inside is None:
+        inside = cost.bandwidth_seconds if cost.network == "link" else 0.0
+    saturating = inside * half / measured if measured else 0.0
+    hidden = max(cost.bandwidth_seconds, cost.latency_seconds) - max(inside, cost.latency_seconds)
+    return replace(cost, launch_seconds=chip.known("launch_seconds", 0.0) + max(0.0, saturating - hidden))
 
 
 def _known(what: str, name: str, names: tuple[str, ...]) -> None:

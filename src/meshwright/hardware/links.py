@@ -22,7 +22,8 @@ class CollectiveCost:
     """The terms of one collective.
 
     ``network`` is the one that decides: "link", or "net" beyond a node or a slice. ``seconds`` is the launch plus the
-    larger of the other two terms, or plus both if the model is additive.
+    larger of the other two terms, or plus both if the model is additive. ``link_seconds`` is the bandwidth term of the
+    links inside of nodes or slices, where others decide.
     """
 
     kind: str
@@ -35,6 +36,7 @@ class CollectiveCost:
     network: str = "link"
     model: str = "links"
     additive: bool = False
+    link_seconds: float | None = None
 
     @property
     def seconds(self) -> float:
@@ -76,6 +78,7 @@ def links(
         latency + within.latency_seconds,
         bytes_per_link=within.bytes_per_link,
         network="net" if over > within.bandwidth_seconds else "link",
+        link_seconds=within.bandwidth_seconds,
     )
 
 
@@ -220,6 +223,7 @@ def over_levels(
         (2 if shares == "all_reduce" else 1) * crossed,
         bytes_per_link=bytes * share * adapters,
         network=network,
+        link_seconds=bytes * terms[0][0] / gpu.bytes_per_s,
     )
 
 
