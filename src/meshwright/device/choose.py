@@ -13,6 +13,8 @@ from meshwright.device.spread import COPY, Planner, SpreadSharding, Version
 from meshwright.device.tensor_ops import contracts, flops_of, nbytes_of, tensor_of
 from meshwright.errors import ShapeError
 
+MOST_BEYOND = 64  # equations that a sum is put off for, beyond which it counts as taken
+
 
 class _SplitCandidate(NamedTuple):
     root: Place
@@ -25,47 +27,37 @@ def choose_classes(
     bodies: Sequence[Function], classes: Classes, parts: Size, taken: frozenset[Place], known: bool
 ) -> frozenset[Place]:
     """The classes to split in all bodies of a level; ``taken`` are not among them, and hold the batch if ``known``."""
-    inputs = dict.fromkeys(classes.root(p) for body in bodies for p in _places(body.inputs))
-    returned = {classes.root(p) for body in bodies for p in _places(body.outputs)}
-    members: dict[Place, list[Place]] = {}
-    for place, root in classes.members():
-        members.setdefault(root, []).append(place)
-    roots = [
-        root
-        for root in inputs
-        if root not in taken
-        and all(_divisible(place, parts) for place in members[root])
-        and (known or root not in returned)
-    ]
+    inputs = dict.fromkeys(classes.root(p) for body in bodies for p in places(body.inputs))
+    returned = {classes.root(p) for body in bodies for p in places(body.outputs)}
+    uneven = {root for (v, d), root in classes.members() if not _divisible(tensor_of(v).shape[d], parts)}
+    roots = [root for root in inputs if root not in taken | uneven and (known or root not in returned)]
     # Dims whose parts are never put together again come first; where there are none, any that parallelizes will do.
     touched = [_Touched(body, classes) for body in bodies]
     found = [c for root in roots if (c := _evaluate(touched, root, parts, gathers=False)) is not None]
     if not found:
         found = [c for root in roots if (c := _evaluate(touched, root, parts, gathers=True)) is not None]
-    if not found and not known and any(_contractions(body) for body in bodies):
+    if not found and not known and any(contracts(eqn) for body in bodies for eqn in body.eqns):
         raise ShapeError(
             "Horizontal parallelism cannot tell the batch from the weights.",
             why="every dim that could be split is also a dim of a result",
             fix=f"horizontal_parallel(fn, batch={{{bodies[0].inputs[-1].name!r}: 0}}, …)",
         )
     chosen: list[_SplitCandidate] = []
+    taken_eqns: set[DeviceEqn] = set()
     for candidate in sorted(found, key=lambda c: (c.moved / c.work, -c.work)):
-        if not any(candidate.eqns & other.eqns for other in chosen):
+        if not candidate.eqns & taken_eqns:
             chosen.append(candidate)
+            taken_eqns |= candidate.eqns
     return frozenset(c.root for c in chosen)
 
 
-def _places(values: Sequence[DeviceValue]) -> list[Place]:
+def places(values: Sequence[DeviceValue]) -> list[Place]:
+    """All dims of some values."""
     return [(v, d) for v in values for d in range(len(tensor_of(v).shape))]
 
 
-def _divisible(place: Place, parts: Size) -> bool:
-    size = tensor_of(place[0]).shape[place[1]]
-    return (isinstance(size, int) and size == 1) or divides(size, parts)
-
-
-def _contractions(body: Function) -> list[DeviceEqn]:
-    return [eqn for eqn in body.eqns if contracts(eqn)]
+def _divisible(size: Size, parts: Size) -> bool:
+    return size == 1 or divides(size, parts)
 
 
 class _Touched:
@@ -73,39 +65,40 @@ class _Touched:
 
     def __init__(self, body: Function, classes: Classes) -> None:
         self.body, self.classes = body, classes
-        self.seeds: dict[Place, list[int]] = {}
+        self.eqns: dict[Place, dict[int, None]] = {}
         self.split: dict[Place, dict[DeviceEqn, float]] = {}
         self.readers: dict[DeviceValue, list[int]] = {}
         for number, eqn in enumerate(body.eqns):
             for v in eqn.values:
                 self.readers.setdefault(v, []).append(number)
-            for place in _places((*eqn.values, *eqn.outputs)):
-                self.seeds.setdefault(classes.root(place), []).append(number)
-            rule = classes.rules.get(eqn)
+            for place in places((*eqn.values, *eqn.outputs)):
+                self.eqns.setdefault(classes.root(place), {})[number] = None
+            rule = classes.rules[eqn]
             if rule is None or not rule.reduced:
                 continue
             for x, dims in zip((*eqn.inputs, *eqn.outputs), (*rule.operands, *rule.results), strict=True):
                 for d in range(len(dims) if isinstance(x, DeviceValue) else 0):
-                    if leading(dims, d, rule) in classes.splittable(eqn):
+                    if leading(dims, d, rule) in rule.separable:
                         saved = self.split.setdefault(classes.root((x, d)), {})  # type: ignore[arg-type]
                         saved[eqn] = saved.get(eqn) or flops_of(eqn)
 
 
 class _Reached(Planner):
-    """A plan of the equations alone that a split of one class reaches; all others are left with copies."""
+    """A plan of the equations alone that have a dim of one class, and of `MOST_BEYOND` that are handed summands of
+    theirs; what they read of others is there as copies."""
 
     def __init__(self, touched: _Touched, root: Place, parts: Size) -> None:
-        self.touched, self.root = touched, root
+        self.touched, self.own = touched, touched.eqns.get(root, {})
+        self.reached: set[int] = set()
         super().__init__(touched.body, touched.classes, frozenset({root}), parts)
 
     def equations(self) -> Iterator[DeviceEqn]:
-        heap = sorted(set(self.touched.seeds.get(self.root, ())))
-        done = -1
-        while heap:
+        heap, last = list(self.own), len(self.own) + MOST_BEYOND
+        while heap and len(self.reached) < last:
             number = heappop(heap)
-            if number == done:
+            if number in self.reached:
                 continue
-            done = number
+            self.reached.add(number)
             eqn = self.body.eqns[number]
             yield eqn
             for v in eqn.outputs:
@@ -116,24 +109,25 @@ class _Reached(Planner):
     def version(self, value: DeviceValue, layout: SpreadSharding) -> Version:
         if value not in self.inputs and value not in self.original:
             self.original[value] = COPY
-            self.plan.depth[value, COPY] = 0
+            self.depth[value, COPY] = 0
         return super().version(value, layout)
+
+    def moved(self) -> float:
+        """The bytes that conversions move, and those of what is returned or is a summand in the end."""
+        found = sum(2.0 * nbytes_of(c.source[0]) for c in self.conversions)
+        returned = set(self.body.outputs)
+        for v, layout in self.original.items():
+            left = layout.kind == "summand" and not self.reached.issuperset(self.touched.readers.get(v, ()))
+            if layout != COPY and (left or v in returned):
+                found += {"part": 1.0, "summand": 2.0}[layout.kind] * nbytes_of(v)
+        return found
 
 
 def _evaluate(bodies: Sequence[_Touched], root: Place, parts: Size, *, gathers: bool) -> _SplitCandidate | None:
     """The work a class parallelizes and the bytes it moves; None for one that must be put together, unless allowed."""
     eqns = {eqn: flops for touched in bodies for eqn, flops in touched.split.get(root, {}).items()}
     work = sum(eqns.values())
-    if not work:
+    plans = [_Reached(touched, root, parts) for touched in bodies] if work else []
+    if not plans or (not gathers and any(c.op in ("allgather", "own_part") for p in plans for c in p.conversions)):
         return None
-    moved = 0.0
-    for touched in bodies:
-        planner = _Reached(touched, root, parts)
-        if not gathers and any(c.op in ("allgather", "own_part") for c in planner.plan.conversions):
-            return None
-        moved += sum(2.0 * nbytes_of(c.source[0]) for c in planner.plan.conversions)
-        for v in touched.body.outputs:
-            layout = planner.original.get(v, COPY)
-            if layout != COPY:
-                moved += {"part": 1.0, "summand": 2.0}[layout.kind] * nbytes_of(v)
-    return _SplitCandidate(root, work, moved, frozenset(eqns))
+    return _SplitCandidate(root, work, sum(plan.moved() for plan in plans), frozenset(eqns))

@@ -7,28 +7,27 @@ dim and the same dim after a scatter, a send or a pmap's boundary.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from meshwright.core.factors import Dims, Factors
-from meshwright.core.linearity import Does, Magnitude, magnitude_of_moved, stays_finite
+from meshwright.core.linearity import UNBOUNDED, Does, LinearGroup, Magnitude, magnitude_of_moved, stays_finite
 from meshwright.device.dims import Size
 from meshwright.device.function import DeviceEqn, DeviceValue, Function, Number, Operand
-from meshwright.device.ops import CONSTANT
+from meshwright.device.ops import CONSTANT, DeviceOp
 from meshwright.device.tensor_ops import is_tensor_eqn, linear_groups, plain, rule_of, signatures, tensor_of
 
 Place = tuple[DeviceValue, int]  # a dim of a value; of a tuple, that dim of its elements
 
 
 class Classes:
-    """A union of places, over a function and the bodies of its pmaps."""
+    """A union of places, over a function and the bodies of its pmaps; ``rules`` are the factor rules of equations."""
 
     def __init__(self, fn: Function) -> None:
         self._parent: dict[Place, Place] = {}
         self._seen: set[int] = set()
         self.rules: dict[DeviceEqn, Factors | None] = {}
-        self._free: dict[DeviceEqn, frozenset[str]] = {}
-        self._zeros: set[DeviceValue] = set()
         self.magnitudes: dict[DeviceValue, Magnitude] = {}
-        self._linear: dict[tuple[DeviceEqn, tuple[int, ...]], bool] = {}
+        self.answers: dict[tuple[object, ...], Any] = {}  # what is known of how equations are split
         self.walk(fn)
 
     def root(self, place: Place) -> Place:
@@ -41,72 +40,77 @@ class Classes:
     def join(self, a: Place, b: Place) -> None:
         self._parent[self.root(a)] = self.root(b)
 
+    def members(self) -> Iterator[tuple[Place, Place]]:
+        """Every place met so far, with what stands for its class."""
+        for place in list(self._parent):
+            yield place, self.root(place)
+
     def walk(self, fn: Function) -> None:
         if id(fn) in self._seen:
             return
         self._seen.add(id(fn))
         users: dict[int, list[DeviceEqn]] = {}
         for eqn in fn.eqns:
-            if eqn.body is not None:
-                users.setdefault(id(eqn.body), []).append(eqn)
+            users.setdefault(id(eqn.body), []).append(eqn)
         for eqn in fn.eqns:
             if eqn.body is not None:
                 for outer, inner in zip(eqn.values, eqn.body.inputs, strict=True):
-                    self.same(outer, inner)
                     # A body that several equations share is given the same value by all of them, or not known.
-                    if outer in self._zeros and all(outer in other.values for other in users[id(eqn.body)]):
-                        self._zeros.add(inner)
+                    self.same(outer, inner, all(outer in other.values for other in users[id(eqn.body)]))
                 self.walk(eqn.body)
                 for inner, outer in zip(eqn.body.outputs, eqn.outputs, strict=True):
-                    self.same(outer, inner)
-                    self._zeros |= {outer} if inner in self._zeros else set()
+                    self.same(inner, outer)
             elif is_tensor_eqn(eqn):
                 self.tensor(eqn)
             else:
                 for x in eqn.values:
                     for out in eqn.outputs:
-                        self.same(x, out)
-                        self._zeros |= {out} if x in self._zeros and len(eqn.values) == 1 else set()
+                        self.same(x, out, len(eqn.values) == 1)
 
-    def same(self, a: DeviceValue, b: DeviceValue) -> None:
+    def same(self, a: DeviceValue, b: DeviceValue, everywhere: bool = True) -> None:
+        """Join the dims of a value and of the same elsewhere; zeros are zeros there, if it is all there is."""
         for dim in range(len(tensor_of(a).shape)):
             self.join((a, dim), (b, dim))
+        if everywhere and self.is_zero(a):
+            self.magnitudes[b] = self.magnitudes[a]
 
     def tensor(self, eqn: DeviceEqn) -> None:
-        rule = self.rules[eqn] = rule_of(eqn)
         self.note_magnitude(eqn)
-        if _is_zero(eqn):
-            self._zeros.update(eqn.outputs)
+        found = rule_of(eqn)
+        rule = self.rules[eqn] = None if found is None else self._guarded(eqn, found)
         if rule is None:
             return
-        free = self._free[eqn] = self._splittable(eqn, rule)
         first: dict[str, Place] = {}
         for operand, dims in zip((*eqn.inputs, *eqn.outputs), (*rule.operands, *rule.results), strict=True):
-            if isinstance(operand, Number):
-                continue
-            for dim in range(len(dims)):
+            for dim in range(len(dims) if isinstance(operand, DeviceValue) else 0):
                 factor = leading(dims, dim, rule)
-                if factor is not None and factor in free and factor not in rule.blocked:
-                    self.join((operand, dim), first.setdefault(factor, (operand, dim)))
+                if factor is not None and factor in rule.separable - rule.blocked:
+                    self.join((operand, dim), first.setdefault(factor, (operand, dim)))  # type: ignore[arg-type]
 
-    def _splittable(self, eqn: DeviceEqn, rule: Factors) -> frozenset[str]:
-        free = frozenset(rule.sizes) - rule.replicated - rule.permuted - rule.guarded
-        if rule.combine != "sum" or all(group.does is not Does.ADDS for group in linear_groups(eqn)):
-            return free
-        # A sum onto something, such as scatter_add, may be split where that something is zero: each part adds it.
-        unreduced = set(rule.reduced & rule.guarded)
-        for x, dims in zip(eqn.inputs, rule.operands, strict=True):
-            if not (isinstance(x, DeviceValue) and x in self._zeros):
-                unreduced &= {name for dim in dims for name in dim}
-        return free | unreduced
+    def _guarded(self, eqn: DeviceEqn, rule: Factors) -> Factors:
+        """A rule whose separable factors are those along which this equation on parts gives parts or summands."""
+        guarded = rule.guarded | rule.permuted
+        if not isinstance(eqn.op, DeviceOp):
+            # The ops of device programs sum over a factor wherever a result lacks it, also one that another has.
+            named = [{factor for dim in dims for factor in dim} for dims in rule.results]
+            guarded |= frozenset().union(*named) - frozenset(rule.sizes).intersection(*named)
+        if rule.combine == "sum" and any(group.does is Does.ADDS for group in linear_groups(eqn)):
+            # A sum onto something, such as scatter_add, may be split where that something is zero: each part adds it.
+            unreduced = set(rule.reduced & rule.guarded)
+            for x, dims in zip(eqn.inputs, rule.operands, strict=True):
+                if not (isinstance(x, DeviceValue) and self.is_zero(x)):
+                    unreduced &= {name for dim in dims for name in dim}
+            guarded -= unreduced
+        return rule._replace(guarded=guarded)
 
-    def splittable(self, eqn: DeviceEqn) -> frozenset[str]:
-        """The factors along which the op on parts gives parts, or summands, of the results."""
-        return self._free.get(eqn, frozenset())
+    # Numbers that are written in the program
 
     def magnitude_of(self, x: Operand) -> Magnitude | None:
         """Bounds on the numbers in an operand that is written in the program, None for any other."""
         return Magnitude.of(x.value) if isinstance(x, Number) else self.magnitudes.get(x)
+
+    def is_zero(self, value: DeviceValue) -> bool:
+        return self.magnitudes.get(value, UNBOUNDED).most == 0
 
     def note_magnitude(self, eqn: DeviceEqn) -> None:
         """Remember the bounds of a constant, and of what it is moved into."""
@@ -117,30 +121,15 @@ class Classes:
             moved = magnitude_of_moved(linear_groups(eqn), types, result[0], found)
             self.magnitudes.update({} if moved is None else {eqn.outputs[0]: moved})
 
-    def is_linear_in(self, eqn: DeviceEqn, operands: tuple[int, ...]) -> bool:
-        """Whether the op on summands of some operands, and copies of the others, gives summands of its results."""
-        found = self._linear.get((eqn, operands))
-        if found is None:
-            types = [plain(arg) for arg in signatures(eqn.inputs)]
-            magnitudes = [self.magnitude_of(x) for x in eqn.inputs]
-            found = self._linear[eqn, operands] = any(
-                group.operands == operands and stays_finite(group, types, magnitudes.__getitem__)
-                for group in linear_groups(eqn)
-            )
-        return found
-
-    def members(self) -> Iterator[tuple[Place, Place]]:
-        """Every place met so far, with what stands for its class."""
-        for place in list(self._parent):
-            yield place, self.root(place)
-
-
-def _is_zero(eqn: DeviceEqn) -> bool:
-    if eqn.op is CONSTANT:
-        return not eqn.attributes["value"].any()
-    if len(eqn.inputs) != 1 or not isinstance(eqn.inputs[0], Number) or eqn.inputs[0].value != 0:
-        return False
-    return bool(linear_groups(eqn))
+    def linear_in(self, eqn: DeviceEqn, operands: tuple[int, ...]) -> list[LinearGroup]:
+        """The group of these operands, if the op on summands of them, and copies of the others, gives summands."""
+        types = [plain(arg) for arg in signatures(eqn.inputs)]
+        magnitudes = [self.magnitude_of(x) for x in eqn.inputs]
+        return [
+            group
+            for group in linear_groups(eqn)
+            if group.operands == operands and stays_finite(group, types, magnitudes.__getitem__)
+        ]
 
 
 def leading(dims: Dims, dim: int, rule: Factors) -> str | None:

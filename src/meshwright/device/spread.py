@@ -1,8 +1,8 @@
 """Spreading a sequence of equations over the devices of one level.
 
-Every value gets a layout: a copy on each device, a part of a dim on each, or a summand on each. Factor rules say which
-parts an op needs and what it gives; where a layout does not fit, a collective converts it. Equations between
-collectives become one pmap:
+Every value gets a layout: a copy on each device, a part of a dim on each, or a summand on each. The partitioner says
+which layouts of operands an equation runs on, and which its results come out in, on a mesh of one axis; where a value
+has another, a collective converts it. Equations between collectives become one pmap:
 
     a = MatMul(x, wA)                  ys = pmap(lambda d: lambda (x, wA, wB): {
     y = MatMul(a, wB)            ==>       a = MatMul(x, wA); y = MatMul(a, wB); return y
@@ -13,16 +13,22 @@ collectives become one pmap:
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from meshwright.core.dtypes import BOOL
 from meshwright.core.factors import Dims, Factors
+from meshwright.core.types import TensorType
 from meshwright.device.classes import Classes, Place, divides, leading
 from meshwright.device.dims import Size, is_cut, sized
 from meshwright.device.function import DeviceEqn, DeviceValue, Function, Number, Operand
-from meshwright.device.ops import DeviceOp, IndependentOperands
-from meshwright.device.tensor_ops import is_elementwise, shares_of, tensor_of
+from meshwright.device.tensor_ops import SYMBOL_SIZE, is_elementwise, shares_of, signatures, tensor_of
 from meshwright.device.types import Device
+from meshwright.partition.choose import choose, numbered, question
+from meshwright.partition.cost import Planning
+from meshwright.partition.layouts import layout as sharding_of
+from meshwright.sharding.mesh import AbstractMesh
+from meshwright.sharding.named import TensorSharding
 
 
 class SpreadSharding(NamedTuple):
@@ -34,6 +40,17 @@ class SpreadSharding(NamedTuple):
 
 
 COPY = SpreadSharding("copy")
+SUMMAND = SpreadSharding("summand")
+# What makes a part or a copy of a value; from part to part, it is put together first.
+CONVERSIONS = {
+    ("part", "copy"): "allgather",
+    ("copy", "part"): "own_part",
+    ("summand", "copy"): "allreduce",
+    ("summand", "part"): "reduce_scatter",
+}
+FOLLOWED = Planning(typed=True)  # an equation runs on its operands as they are, wherever it can
+Version = tuple[DeviceValue, SpreadSharding]
+Layouts = tuple[Sequence[SpreadSharding], Sequence[SpreadSharding]]
 
 
 @dataclass(frozen=True)
@@ -48,20 +65,6 @@ class SpreadLevel:
     devices: tuple[int, ...] = ()
 
 
-@dataclass
-class SpreadPlan:
-    """What each equation does on parts, and the conversions between."""
-
-    steps: list[SpreadStep] = field(default_factory=list)
-    conversions: list[Conversion] = field(default_factory=list)
-    depth: dict[Version, int] = field(default_factory=dict)
-    made: set[Version] = field(default_factory=set)
-    inputs: dict[Version, None] = field(default_factory=dict)
-
-
-Version = tuple[DeviceValue, SpreadSharding]
-
-
 class SpreadStep(NamedTuple):
     """An equation on parts."""
 
@@ -72,6 +75,16 @@ class SpreadStep(NamedTuple):
 
     def __hash__(self) -> int:
         return hash(self.eqn)
+
+    @property
+    def read(self) -> list[Version]:
+        """The versions of values that it takes."""
+        return [v for v in self.operands if not isinstance(v, Number)]
+
+    @property
+    def whole(self) -> bool:
+        """Whether every device does the same."""
+        return all(layout == COPY for _, layout in (*self.read, *self.results))
 
 
 class Conversion(NamedTuple):
@@ -84,14 +97,22 @@ class Conversion(NamedTuple):
 
 
 class Planner:
-    """Walks a body forward and decides layouts."""
+    """Walks a body forward and asks for layouts: the steps, the conversions between, and the versions of inputs.
+
+    ``split`` are the classes of dims that are held in parts; ``sharded`` is how much of an update is split as well:
+    1 states, 2 gradients, 3 parameters. ``original`` is the layout in which a value is made.
+    """
 
     def __init__(
         self, body: Function, classes: Classes, split: frozenset[Place], parts: Size, *, sharded: int = 0
     ) -> None:
-        self.body, self.classes, self.split, self.parts = body, classes, split, parts
-        self.sharded = sharded  # how much of an update is split: 1 states, 2 gradients, 3 parameters
-        self.plan = SpreadPlan()
+        self.body, self.classes, self.split, self.parts, self.sharded = body, classes, split, parts, sharded
+        self.mesh = AbstractMesh([parts if isinstance(parts, int) and parts > 1 else 2], ["devices"])
+        self.steps: list[SpreadStep] = []
+        self.conversions: list[Conversion] = []
+        self.depth: dict[Version, int] = {}
+        self.made: set[Version] = set()
+        self.entries: dict[Version, None] = {}
         self.original: dict[DeviceValue, SpreadSharding] = {}
         self.inputs = set(body.inputs)
         self.updates = self.update_equations() if sharded else frozenset()
@@ -116,135 +137,137 @@ class Planner:
                 return SpreadSharding("part", dim)
         return COPY
 
-    def current(self, value: DeviceValue) -> SpreadSharding:
-        return self.original.get(value) or self.wanted(value)
+    def current(self, x: Operand) -> SpreadSharding:
+        """The layout an operand has; a parameter that is held in parts is gathered to be used."""
+        if isinstance(x, Number) or (self.sharded and x in self.inputs):
+            return COPY if isinstance(x, Number) else self.wanted(x)
+        return self.original.get(x) or self.wanted(x)
 
     def version(self, value: DeviceValue, layout: SpreadSharding) -> Version:
         """A value in a layout, converted if it has another."""
         found = (value, layout)
-        if found in self.plan.depth:
+        if found in self.depth:
             return found
         if value in self.inputs and value not in self.original:
             held = self.sharded >= 3 or value in self.updated
-            first = (self.shard_of(value) if held and layout == COPY else None) or layout
+            first = self.shard_of(value) if held and layout == COPY else layout
             self.original[value] = first
-            self.plan.inputs[value, first] = None
-            self.plan.depth[value, first] = 0
+            self.entries[value, first] = None
+            self.depth[value, first] = 0
             return self.version(value, layout)
         have = self.original[value]
-        if have.kind == "part" and layout.kind == "part":
-            return self.convert("own_part", self.version(value, COPY), found)
-        if have.kind == "summand":
-            if layout.kind == "part" and have.how == "sum" and self.sharded != 1:
-                return self.convert("reduce_scatter", (value, have), found)
-            if layout.kind == "part":
-                return self.convert("own_part", self.version(value, COPY), found)
-            return self.convert("allreduce", (value, have), found)
-        return self.convert("allgather" if have.kind == "part" else "own_part", (value, have), found)
-
-    def convert(self, op: str, source: Version, target: Version) -> Version:
+        op = CONVERSIONS.get((have.kind, layout.kind))
+        if op is None or (op == "reduce_scatter" and (have.how != "sum" or self.sharded == 1)):
+            have, op = self.version(value, COPY)[1], "own_part"
         # What a segment makes leaves it as a tuple, so that a collective on it belongs to the next one.
-        depth = self.plan.depth[source] + (source in self.plan.made)
-        self.plan.depth[target] = depth
-        self.plan.conversions.append(Conversion(op, source, target, depth))
-        return target
+        depth = self.depth[value, have] + ((value, have) in self.made)
+        self.depth[found] = depth
+        self.conversions.append(Conversion(op, (value, have), found, depth))
+        return found
 
-    def shard_of(self, value: DeviceValue) -> SpreadSharding | None:
+    def shard_of(self, value: DeviceValue, rule: Factors | None = None, dims: Dims = ()) -> SpreadSharding:
+        """The part of a parameter, its gradient or its state that a device holds, where the batch does not split it; of
+        a result with these dims by a rule, one that the equation may be split along."""
         shape = tensor_of(value).shape
         batched = any(self.classes.root((value, d)) in self.split for d in range(len(shape)))
-        dims = [d for d, n in enumerate(shape) if divides(n, self.parts)]
-        if batched or not dims:
-            return None
+        found = [SpreadSharding("part", d) for d, n in enumerate(shape) if divides(n, self.parts)]
+        if rule is not None:
+            found = [part for part in found if self.factors(rule, [dims], [part])]
+        if batched or not found:
+            return COPY
         # A dim that no other level has cut is likelier to divide again.
-        return SpreadSharding("part", next((d for d in dims if not is_cut(shape[d])), dims[0]))
+        return next((part for part in found if not is_cut(shape[part.dim])), found[0])
 
     # Equations
 
     def step(self, eqn: DeviceEqn) -> None:
-        rule = self.classes.rules[eqn]
-        layouts, results = [COPY] * len(eqn.inputs), [COPY] * len(eqn.outputs)
-        shares = shares_of(eqn) if rule is not None else ()
-        found = {share: self.factor(eqn, rule, share) for share in shares if rule is not None}
-        if not any(found.values()) and eqn not in self.updates and self.passes_sum(eqn, eqn.values):
-            layouts = [self.current(x) if isinstance(x, DeviceValue) else COPY for x in eqn.inputs]
-            self.emit(eqn, layouts, [SpreadSharding("summand")] * len(eqn.outputs))
-            return
-        for share, factor in found.items():
-            assert rule is not None
-            if factor is None and eqn in self.updates:
-                factor = self.shard_factor(eqn, rule, share)
-            if factor is None:
-                continue
-            for n in share.operands:
-                layouts[n] = _place(rule.operands[n], factor) if isinstance(eqn.inputs[n], DeviceValue) else COPY
-            for n in share.results:
-                placed = _place(rule.results[n], factor)
-                results[n] = placed if placed is not COPY else SpreadSharding("summand", how=rule.combine)
-        self.emit(eqn, layouts, results)
-
-    def emit(self, eqn: DeviceEqn, layouts: Sequence[SpreadSharding], results: Sequence[SpreadSharding]) -> None:
+        layouts, results = self.layouts(eqn)
         operands: list[Version | Number] = []
         for x, layout in zip(eqn.inputs, layouts, strict=True):
-            operands.append(self.version(x, layout) if isinstance(x, DeviceValue) else x)
-        depth = max((self.plan.depth[v] for v in operands if not isinstance(v, Number)), default=0)
-        made = []
-        for value, layout in zip(eqn.outputs, results, strict=True):
-            self.original[value] = layout
-            self.plan.depth[value, layout] = depth
-            self.plan.made.add((value, layout))
-            made.append((value, layout))
-        self.plan.steps.append(SpreadStep(eqn, tuple(operands), tuple(made), depth))
+            operands.append(x if isinstance(x, Number) else self.version(x, layout))
+        depth = max((self.depth[v] for v in operands if not isinstance(v, Number)), default=0)
+        made = tuple(zip(eqn.outputs, results, strict=True))
+        self.original.update(made)
+        self.depth.update(dict.fromkeys(made, depth))
+        self.made.update(made)
+        self.steps.append(SpreadStep(eqn, tuple(operands), made, depth))
 
-    def factor(self, eqn: DeviceEqn, rule: Factors, share: IndependentOperands) -> str | None:
-        """The factor to split a share along: that of its result's class, or of an operand that is split already."""
-        for n in share.results:
-            layout = self.wanted(eqn.outputs[n])
-            if layout.kind == "part":
-                found = leading(rule.results[n], layout.dim, rule)
-                if found is not None and self.allowed(found, eqn, rule, share):
-                    return found
-        for n in share.operands:
-            x = eqn.inputs[n]
-            layout = self.current(x) if isinstance(x, DeviceValue) else COPY
-            if layout.kind == "part" and not (self.sharded and self.is_shard(x)):
-                found = leading(rule.operands[n], layout.dim, rule)
-                if found is not None and self.allowed(found, eqn, rule, share):
-                    return found
-        return None
+    def layouts(self, eqn: DeviceEqn) -> Layouts:
+        """The layouts of an equation's operands and results; a question that was asked before is not asked again."""
+        key = (eqn, *map(self.current, eqn.inputs), *map(self.wanted, eqn.outputs), self.parts, eqn in self.updates)
+        found: Layouts | None = self.classes.answers.get(key)
+        if found is None:
+            found = self.classes.answers[key] = self.asked(eqn)
+        return found
 
-    def is_shard(self, x: Operand) -> bool:
-        return isinstance(x, DeviceValue) and x in self.inputs and self.wanted(x) == COPY
+    def asked(self, eqn: DeviceEqn) -> Layouts:
+        """What the partitioner says of an equation that may be split as the classes of its dims are."""
+        rule, is_update = self.classes.rules[eqn], eqn in self.updates
+        have, want = [self.current(x) for x in eqn.inputs], [self.wanted(v) for v in eqn.outputs]
+        whole = [COPY] * len(have), [COPY] * len(want)
+        if rule is None:
+            return whole
+        factors = self.factors(rule, rule.results, want) or self.factors(rule, rule.operands, have)
+        if is_update and not factors:
+            want = [self.shard_of(v, rule, dims) for v, dims in zip(eqn.outputs, rule.results, strict=True)]
+            factors = self.factors(rule, rule.results, want)
+        summands = tuple(n for n, layout in enumerate(have) if layout == SUMMAND)
+        groups = self.classes.linear_in(eqn, summands) if summands and not factors and not is_update else []
+        if not factors and not groups:
+            return whole
+        want = [SUMMAND] * len(want) if groups else want
+        operands, results = ([self.type_of(*arg) for arg in signatures(xs)] for xs in (eqn.inputs, eqn.outputs))
+        sizes = {name: self.number(sized(n)) for name, n in rule.sizes.items()}
+        rule = rule._replace(sizes=sizes, guarded=frozenset(sizes) - factors)
+        found = choose(
+            question(
+                self.mesh,
+                numbered(rule, operands[0].dtype if operands else BOOL),
+                groups,
+                operands,
+                results,
+                [self.sharding(t, layout) for t, layout in zip(operands, have, strict=True)],
+                [None if s == COPY else self.sharding(t, s) for t, s in zip(results, want, strict=True)],
+                [1] * len(results),
+                FOLLOWED,
+            )
+        )
+        how = "sum" if groups else rule.combine
+        layouts, made = ([_layout(s, how) for s in given] for given in (found.operands, found.results))
+        for share in shares_of(eqn):
+            for n in share.results:
+                if made[n] == COPY and any(layouts[m].kind == "part" for m in share.operands):
+                    made[n] = SUMMAND  # of a result that lacks a factor which another result has
+        return layouts, made
 
-    def allowed(self, factor: str, eqn: DeviceEqn, rule: Factors, share: IndependentOperands) -> bool:
-        if factor not in self.classes.splittable(eqn) or not divides(sized(rule.sizes[factor]), self.parts):
-            return False
-        for dims in (*rule.operands, *rule.results):
-            for dim, names in enumerate(dims):
-                if factor in names and leading(dims, dim, rule) != factor:
-                    return False
-        reduced = factor in rule.reduced
-        everywhere = all(any(factor in names for names in rule.results[n]) for n in share.results)
-        # The ops named here sum over a factor wherever a result lacks it, also one that another result has.
-        return reduced or everywhere or isinstance(eqn.op, DeviceOp)
+    def factors(self, rule: Factors, tensors: Sequence[Dims], layouts: Sequence[SpreadSharding]) -> frozenset[str]:
+        """The factors that some layouts split, of those that may be."""
+        split = {leading(dims, s.dim, rule) for dims, s in zip(tensors, layouts, strict=True) if s.kind == "part"}
+        return frozenset(f for f in rule.separable & split if divides(sized(rule.sizes[f]), self.parts))
 
-    def passes_sum(self, eqn: DeviceEqn, values: Sequence[DeviceValue]) -> bool:
-        """Whether summands in give summands out: the op is linear in the operands that are summands."""
-        summands = tuple(n for n, x in enumerate(eqn.inputs) if isinstance(x, DeviceValue) and self.is_summand(x))
-        if not summands or any(self.current(x).kind == "part" for x in values):
-            return False
-        return self.classes.is_linear_in(eqn, summands)
+    # Questions to the partitioner
 
-    def is_summand(self, value: DeviceValue) -> bool:
-        found = self.original.get(value)
-        return found is not None and found.kind == "summand" and found.how == "sum"
+    def number(self, size: Size) -> int:
+        """The number that stands for a size; where a symbol decides, one that the devices divide."""
+        if isinstance(size, int) and (size == 1 or self.parts == self.mesh.size):
+            return size
+        return self.mesh.size * (size if isinstance(size, int) else SYMBOL_SIZE)
+
+    def type_of(self, shape: Sequence[Size], dtype: object) -> TensorType:
+        return TensorType(tuple(map(self.number, shape)), dtype)  # type: ignore[arg-type]
+
+    def sharding(self, t: TensorType, layout: SpreadSharding) -> TensorSharding:
+        axes = self.mesh.axes
+        dims = tuple(axes if layout.kind == "part" and layout.dim == d else () for d in range(t.ndim))
+        return sharding_of(self.mesh, dims, axes if layout.kind == "summand" else (), layout.how)
 
     def update_equations(self) -> frozenset[DeviceEqn]:
         """The equations of updates: those after a reduction, and what only they use.
 
         That is a decayed moment, or a gradient times a learning rate, which could be reduced after as well as before.
         """
-        steps = Planner(self.body, self.classes, self.split, self.parts).plan.steps
-        if all(layout == COPY for step in steps for _, layout in (*_versions(step), *step.results)):
+        steps = Planner(self.body, self.classes, self.split, self.parts).steps
+        if all(step.whole for step in steps):
             return frozenset(self.body.eqns)  # the batch does not enter: the body is an update as a whole
         found = {step.eqn for step in steps if step.depth > 0}
         uses: dict[DeviceValue, list[DeviceEqn]] = {}
@@ -252,31 +275,14 @@ class Planner:
             for v in eqn.values:
                 uses.setdefault(v, []).append(eqn)
         for step in reversed(steps):
-            layouts = [layout for _, layout in _versions(step)]
-            whole = all(layout == COPY for layout in (*layouts, *(v[1] for v in step.results)))
-            summands = [layout.kind for layout in layouts].count("summand") == 1 and is_elementwise(step.eqn)
+            kinds = [layout.kind for _, layout in step.read]
+            summands = kinds.count("summand") == 1 and is_elementwise(step.eqn)
             after = [eqn for v in step.eqn.outputs for eqn in uses.get(v, ())]
-            if (whole or summands) and after and all(eqn in found for eqn in after):
+            if (step.whole or summands) and after and all(eqn in found for eqn in after):
                 found.add(step.eqn)
         return frozenset(found)
 
-    def shard_factor(self, eqn: DeviceEqn, rule: Factors, share: IndependentOperands) -> str | None:
-        found = []
-        for dims in (rule.results[n] for n in share.results):
-            for dim in range(len(dims)):
-                factor = leading(dims, dim, rule)
-                if factor is not None and self.allowed(factor, eqn, rule, share) and factor not in rule.reduced:
-                    found.append(factor)
-        uncut = [factor for factor in found if not is_cut(sized(rule.sizes[factor]))]
-        return next(iter(uncut or found), None)
 
-
-def _versions(step: SpreadStep) -> list[Version]:
-    return [v for v in step.operands if not isinstance(v, Number)]
-
-
-def _place(dims: Dims, factor: str) -> SpreadSharding:
-    for dim, names in enumerate(dims):
-        if factor in names:
-            return SpreadSharding("part", dim)
-    return COPY
+def _layout(sharding: TensorSharding, how: str) -> SpreadSharding:
+    part = next((SpreadSharding("part", n) for n, dim in enumerate(sharding.dims) if dim.axes), None)
+    return part or (SpreadSharding("summand", how=how) if sharding.unreduced else COPY)

@@ -37,7 +37,7 @@ class Stages:
     ) -> None:
         self.body, self.count = body, microbatches
         self.planner = Planner(body, classes, split, microbatches)
-        self.plan = self.planner.plan
+        self.plan = self.planner
         devices = stages if isinstance(stages, int) else len(stages) + 1
         if isinstance(schedule, Schedule):
             if schedule.devices != devices:

@@ -144,7 +144,7 @@ def _spread(fn: Function, keys: Keys, parts: int | None, tag: str, choose: Choos
     def spread(body: Function, depth: int) -> Function:
         level = level_of(fn, body, depth, keys, parts, tag)
         planner = Planner(body, classes, split, level.parts, sharded=sharded)
-        return SpreadWriter(body, planner.plan, planner.original, level, sharded=sharded).write()
+        return SpreadWriter(body, planner, planner.original, level, sharded=sharded).write()
 
     return at_level(fn, keys, spread)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from meshwright.device.dims import divide
 from meshwright.device.function import DeviceEqn, DeviceValue, Function, Keys, Number, Operand
-from meshwright.device.spread import COPY, Conversion, SpreadLevel, SpreadPlan, SpreadSharding, SpreadStep, Version
+from meshwright.device.spread import COPY, Conversion, Planner, SpreadLevel, SpreadSharding, SpreadStep, Version
 from meshwright.device.tensor_ops import localize, nbytes_of, params_of, signatures, tensor_of
 from meshwright.device.types import UNKNOWN, Device, Tensor, Tuple
 
@@ -23,7 +23,7 @@ class SpreadWriter:
     def __init__(
         self,
         body: Function,
-        plan: SpreadPlan,
+        plan: Planner,
         original: Mapping[DeviceValue, SpreadSharding],
         level: SpreadLevel,
         *,
@@ -39,7 +39,7 @@ class SpreadWriter:
         if sharded > 1:
             self.reduced = {c.source for c in plan.conversions if c.op == "reduce_scatter"}
         if sharded > 2:
-            gathers = [c for c in plan.conversions if c.op == "allgather" and c.source in plan.inputs]
+            gathers = [c for c in plan.conversions if c.op == "allgather" and c.source in plan.entries]
             self.late = {c.target: c for c in gathers if c.target not in used_on}
         self.waiting = [c for c in plan.conversions if c.target not in self.late]
         self.segments = self._segments()
@@ -78,7 +78,7 @@ class SpreadWriter:
         early: dict[Version, bool] = {}
         for step in steps:
             operands = [v for v in step.operands if not isinstance(v, Number)]
-            alone = all(early.get(v, v in self.plan.inputs) for v in operands)
+            alone = all(early.get(v, v in self.plan.entries) for v in operands)
             early.update(dict.fromkeys(step.results, alone and not kept.intersection(step.results)))
         found: dict[SpreadStep, int] = {}
         first: dict[Version, int] = {}
@@ -101,7 +101,7 @@ class SpreadWriter:
         return found | {(v, self.original[v]) for v in self.body.outputs if v in self.original}
 
     def write(self) -> Function:
-        for version in self.plan.inputs:
+        for version in self.plan.entries:
             self.spread_input(version)
         self.convert()
         for n, steps in enumerate(self.segments):
@@ -193,11 +193,11 @@ class SpreadWriter:
         self.eqns.append(DeviceEqn("pmap", operands, outs, {}, body))
 
     def carrier(self) -> Version:
-        if not self.plan.inputs:
+        if not self.plan.entries:
             version = (self.body.inputs[0], COPY)
-            self.plan.inputs[version] = None
+            self.plan.entries[version] = None
             self.spread_input(version)
-        return next(iter(self.plan.inputs))
+        return next(iter(self.plan.entries))
 
     def output(self, value: DeviceValue) -> DeviceValue:
         layout = self.original.get(value)

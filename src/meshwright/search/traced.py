@@ -23,7 +23,7 @@ from meshwright.device.classes import Classes, Place, divides
 from meshwright.device.from_program import from_program
 from meshwright.device.function import DeviceEqn, DeviceValue, Function, Number, Operand, print_attribute
 from meshwright.device.phases import cut_by_cost, forward_equations, loss_of, place_backward
-from meshwright.device.spread import COPY, Planner, SpreadPlan, SpreadSharding, Version
+from meshwright.device.spread import COPY, Planner, SpreadSharding, Version
 from meshwright.device.tensor_ops import Arg, contracts, cost, localize, tensor_of
 from meshwright.device.transforms import named_classes
 from meshwright.device.typing import typed
@@ -44,7 +44,7 @@ class StageOfEqns(NamedTuple):
 class Spread(NamedTuple):
     """The horizontal plan for a number of devices: layouts of values, and who talks after which equation."""
 
-    plan: SpreadPlan | None
+    plan: Planner | None
     layouts: dict[DeviceValue, SpreadSharding]
     talks: tuple[tuple[int, str, DeviceValue], ...]
 
@@ -131,12 +131,12 @@ class Traced:
     @cached_property
     def whole(self) -> bool:
         """Whether an equation needs the whole batch on one device."""
-        return any(c.op != "allreduce" for c in self.planner.plan.conversions)
+        return any(c.op != "allreduce" for c in self.planner.conversions)
 
     @cached_property
     def separable(self) -> bool:
         """Whether microbatches can run one after the other: nothing in their midst needs all of them."""
-        late = (s for s in self.planner.plan.steps if s.depth > 0)
+        late = (s for s in self.planner.steps if s.depth > 0)
         return not self.whole and all(
             v[1] == COPY for s in late for v in (*s.operands, *s.results) if not isinstance(v, Number)
         )
@@ -147,7 +147,7 @@ class Traced:
         if not self.separable:  # there is one microbatch, and all of the step is for it
             return ["micro"] * len(self.function.eqns)
         found = []
-        for step in self.planner.plan.steps:
+        for step in self.planner.steps:
             plain = all(v[1] == COPY for v in (*step.operands, *step.results) if not isinstance(v, Number))
             found.append("tail" if step.depth > 0 and plain else "shared" if plain else "micro")
         return found
@@ -160,7 +160,7 @@ class Traced:
     @cached_property
     def sums(self) -> tuple[DeviceValue, ...]:
         """What is summed over the batch: gradients, the loss, and what else is there of all samples."""
-        return tuple(c.source[0] for c in self.planner.plan.conversions if c.op == "allreduce")
+        return tuple(c.source[0] for c in self.planner.conversions if c.op == "allreduce")
 
     @cached_property
     def forward(self) -> list[DeviceEqn]:
@@ -240,10 +240,10 @@ class Traced:
         planner = Planner(self.function, self.classes, split, horizontal)
         talks = [
             (self.number[c.source[0]], c.op, c.source[0])
-            for c in planner.plan.conversions
+            for c in planner.conversions
             if c.op != "own_part" and c.source[0] in self.number
         ]
-        return Spread(planner.plan, planner.original, tuple(talks))
+        return Spread(planner, planner.original, tuple(talks))
 
     def _split(self, horizontal: int) -> frozenset[Place]:
         """The classes that are split: the same for all numbers of devices by which the same dims divide."""
@@ -332,7 +332,7 @@ class Traced:
     def _versions(self, n: int, horizontal: int) -> tuple[Version | Number, ...]:
         spread = self.spread(horizontal)
         assert spread is not None
-        step = (spread.plan or self.planner.plan).steps[n]
+        step = (spread.plan or self.planner).steps[n]
         return (*step.operands, *step.results)
 
     def work(self, n: int, rows: int, horizontal: int) -> tuple[float, float, DType]:
