@@ -7,11 +7,13 @@ backward is split into what other stages wait for (B) and what they do not (W).
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import NamedTuple
 
 from meshwright.errors import DeviceError, ShapeError
+from meshwright.simulate.clock import start_times
 
 MOST_TASKS = 1 << 18  # of a schedule that is written out and played in a second
 
@@ -25,6 +27,9 @@ class PipelineTask(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.phase}{self.microbatch}" + (f".{self.chunk}" if self.chunk else "")
+
+
+Placed = tuple[int, PipelineTask]  # a task on a device
 
 
 @dataclass(frozen=True)
@@ -55,13 +60,91 @@ class Schedule:
     def __str__(self) -> str:
         return "\n".join(f"{n}: {' '.join(map(str, order))}" for n, order in enumerate(self.orders))
 
+    def needs(self, device: int, task: PipelineTask) -> list[Placed]:
+        """What a task waits for on other devices or earlier on its own."""
+        stage, phase = self.stage(device, task), task.phase
+        waits = {"F": [(stage - 1, "F")], "W": [(stage, "B")]}.get(phase, [(stage, "F"), (stage + 1, "B")])
+        last = self.devices * self.chunks
+        return [
+            (n % self.devices, PipelineTask(before, task.microbatch, n // self.devices))
+            for n, before in waits
+            if 0 <= n < last
+        ]
+
+    def in_order(self) -> list[Placed]:
+        """All tasks with their devices, each after those it waits for; a schedule that waits for itself is refused."""
+        done: dict[Placed, None] = {}
+        at = [0] * self.devices
+        turns = deque(range(self.devices))
+        while turns:
+            device = turns.popleft()
+            order, before = self.orders[device], at[device]
+            while at[device] < len(order) and all(x in done for x in self.needs(device, order[at[device]])):
+                done[device, order[at[device]]] = None
+                at[device] += 1
+            if at[device] > before:  # those next to it may wait for what it has done
+                turns += ((device + 1) % self.devices, (device - 1) % self.devices)
+        waiting = {d: order[at[d]] for d, order in enumerate(self.orders) if at[d] < len(order)}
+        if waiting:
+            raise self._waits_for_itself(waiting, done)
+        return list(done)
+
+    def _waits_for_itself(self, waiting: Mapping[int, PipelineTask], done: Mapping[Placed, None]) -> DeviceError:
+        """The error for a schedule in which nothing can go on: it prints who waits for whom."""
+        blocked = {d: next(x for x in self.needs(d, task) if x not in done) for d, task in waiting.items()}
+        path: list[int] = []
+        device = next(iter(waiting))
+        while device in blocked and device not in path:
+            path.append(device)
+            device = blocked[device][0]
+        cycle = path[path.index(device) :] if device in path else path
+        lines = [f"device {d}: {waiting[d]} waits for {blocked[d][1]} of device {blocked[d][0]}" for d in cycle]
+        if device not in path:
+            lines.append(f"device {device}: never runs it")
+        return DeviceError(
+            f"The schedule {self.name} waits for itself.",
+            why="\n".join(lines),
+            fix="run each task after what it waits for; dist.SCHEDULES['1f1b'](stages, microbatches) is in order",
+        )
+
     def run(self, seconds: Mapping[str, float] | None = None) -> Timing:
         """When each task runs if every stage takes the same time and nothing else costs any.
 
         >>> gpipe(4, 8).run().bubble_fraction == 3 / (8 + 3)
         True
         """
-        return _run(self, {"F": 1.0, "B": 1.0, "W": 1.0, **(seconds or {})})
+        _check_tasks(self)
+        each = {"F": 1.0, "B": 1.0, "W": 1.0, **(seconds or {})}
+        number: dict[Placed, int] = {}
+        last: dict[int, int] = {}
+        lengths: list[float] = []
+        follows: list[list[tuple[int, float]]] = []
+        for n, (device, task) in enumerate(self.in_order()):
+            waits = [number[x] for x in self.needs(device, task)]
+            for before in (*waits, last.get(device, -1)):
+                if before >= 0:
+                    follows[before].append((n, lengths[before]))
+            number[device, task] = last[device] = n
+            lengths.append(each[task.phase])
+            follows.append([])
+        starts = start_times(lengths, follows, [{}] * len(lengths))
+        total = max(start + length for start, length in zip(starts, lengths, strict=True))
+        busy = max(sum(each[task.phase] for task in order) for order in self.orders)
+        return Timing(total, 1 - busy / total, self._peaks(), dict(zip(number, starts, strict=True)))
+
+    def _peaks(self) -> tuple[int, ...]:
+        """The most activations that each device holds: from a forward pass to the last phase that reads them."""
+        phases = {task.phase for order in self.orders for task in order}
+        freed = next(phase for phase in "WBF" if phase in phases)
+        found = []
+        for order in self.orders:
+            held = most = 0
+            for task in order:
+                held += task.phase == "F"
+                most = max(most, held)
+                held -= task.phase == freed
+            found.append(most)
+        return tuple(found)
 
     def gantt(self) -> str:
         """A picture: a row per device, a column per unit of time, of which every task takes one; a dot is idle.
@@ -87,22 +170,7 @@ class Timing(NamedTuple):
     seconds: float
     bubble_fraction: float
     peak_activations: tuple[int, ...]
-    starts: dict[tuple[int, PipelineTask], float]
-
-
-def _needs(schedule: Schedule, device: int, task: PipelineTask, split: bool) -> list[tuple[int, PipelineTask]]:
-    """What a task waits for on other devices or earlier on its own."""
-    last = schedule.devices * schedule.chunks - 1
-    stage = schedule.stage(device, task)
-
-    def at(stage: int, phase: str) -> tuple[int, PipelineTask]:
-        return stage % schedule.devices, PipelineTask(phase, task.microbatch, stage // schedule.devices)
-
-    if task.phase == "F":
-        return [at(stage - 1, "F")] if stage else []
-    if task.phase == "W":
-        return [at(stage, "B")]
-    return [at(stage, "F"), *([at(stage + 1, "B")] if stage < last else [])]
+    starts: dict[Placed, float]
 
 
 def _check_tasks(schedule: Schedule) -> None:
@@ -154,120 +222,51 @@ def check_chunks(schedule: str, chunks: int) -> None:
         )
 
 
-class Turns:
-    """The devices of a pipeline to look at in turn: all of them, then those next to one that went on."""
-
-    def __init__(self, devices: int) -> None:
-        self.devices = devices
-        self.queue = deque(range(devices))
-        self.queued = [True] * devices
-
-    def __iter__(self) -> Iterator[int]:
-        while self.queue:
-            device = self.queue.popleft()
-            self.queued[device] = False
-            yield device
-
-    def went_on(self, device: int) -> None:
-        """Look at the neighbours of a device: they may wait for what it has done."""
-        for near in ((device + 1) % self.devices, (device - 1) % self.devices):
-            if not self.queued[near]:
-                self.queued[near] = True
-                self.queue.append(near)
+def _interleaving(phase: str, devices: int, microbatches: int, chunks: int) -> list[PipelineTask]:
+    """Microbatches in groups as large as the pipeline, each group through one chunk after the other."""
+    return [
+        PipelineTask(phase, k, chunk if phase == "F" else chunks - 1 - chunk)
+        for first in range(0, microbatches, devices)
+        for chunk in range(chunks)
+        for k in range(first, min(first + devices, microbatches))
+    ]
 
 
-def _run(schedule: Schedule, seconds: Mapping[str, float]) -> Timing:
-    _check_tasks(schedule)
-    split = any(task.phase == "W" for order in schedule.orders for task in order)
-    ends: dict[tuple[int, PipelineTask], float] = {}
-    starts: dict[tuple[int, PipelineTask], float] = {}
-    clock = [0.0] * schedule.devices
-    at = [0] * schedule.devices
-    held = [0] * schedule.devices
-    peak = [0] * schedule.devices
-    trains = any(task.phase != "F" for order in schedule.orders for task in order)
-    turns = Turns(schedule.devices)
-    for device in turns:
-        order, before = schedule.orders[device], at[device]
-        while at[device] < len(order):
-            task = order[at[device]]
-            needs = _needs(schedule, device, task, split)
-            if any(need not in ends for need in needs):
-                break
-            starts[device, task] = max([clock[device], *(ends[need] for need in needs)])
-            clock[device] = ends[device, task] = starts[device, task] + seconds[task.phase]
-            if task.phase == "F":
-                held[device] += 1
-                peak[device] = max(peak[device], held[device])
-            if task.phase == ("W" if split else "B" if trains else "F"):
-                held[device] -= 1
-            at[device] += 1
-        if at[device] > before:
-            turns.went_on(device)
-    if any(place < len(order) for place, order in zip(at, schedule.orders, strict=True)):
-        raise cyclic_wait(schedule, at, ends)
-    total = max(clock)
-    busy = max(sum(seconds[task.phase] for task in order) for order in schedule.orders)
-    return Timing(total, 1 - busy / total, tuple(peak), starts)
+def _ahead(name: str, device: int, devices: int, microbatches: int, chunks: int) -> int:
+    """The forward passes of a device before it alternates: gpipe runs all, the others as few as keep it busy."""
+    if name == "gpipe" or (name == "interleaved" and microbatches == devices):
+        return microbatches * chunks
+    if name == "interleaved":
+        return min(2 * (devices - device - 1) + (chunks - 1) * devices, microbatches * chunks)
+    return min(devices - 1 - device, microbatches)
 
 
-def cyclic_wait(schedule: Schedule, at: Sequence[int], done: Mapping[tuple[int, PipelineTask], object]) -> DeviceError:
-    """The error for a schedule in which nothing can go on: it prints who waits for whom."""
-    waiting = {d: order[at[d]] for d, order in enumerate(schedule.orders) if at[d] < len(order)}
-    blocked: dict[int, tuple[int, PipelineTask]] = {}
-    for device, task in waiting.items():
-        need = next(n for n in _needs(schedule, device, task, False) if n not in done)
-        blocked[device] = need
-    path: list[int] = []
-    device = next(iter(waiting))
-    while device in blocked and device not in path:
-        path.append(device)
-        device = blocked[device][0]
-    cycle = path[path.index(device) :] if device in path else path
-    lines = [f"device {d}: {waiting[d]} waits for {blocked[d][1]} of device {blocked[d][0]}" for d in cycle]
-    if device not in path:
-        lines.append(f"device {device}: never runs it")
-    return DeviceError(
-        f"The schedule {schedule.name} waits for itself.",
-        why="\n".join(lines),
-        fix="run each task after what it waits for; dist.SCHEDULES['1f1b'](stages, microbatches) is in order",
-    )
+def _alternating(name: str, devices: int, microbatches: int, chunks: int = 1) -> Schedule:
+    """Some forward passes ahead, then one forward, one backward, then the backward passes that are left."""
+    forward, backward = (_interleaving(phase, devices, microbatches, chunks) for phase in "FB")
+    orders = []
+    for device in range(devices):
+        ahead = _ahead(name, device, devices, microbatches, chunks)
+        pairs = chain.from_iterable(zip(forward[ahead:], backward, strict=False))
+        orders.append((*forward[:ahead], *pairs, *backward[len(forward) - ahead :]))
+    return Schedule(name, tuple(orders), chunks)
 
 
 def forward_only(devices: int, microbatches: int, chunks: int = 1) -> Schedule:
     """Forward passes alone."""
-    order = tuple(PipelineTask("F", k, c) for k, c in _interleaving(devices, microbatches, chunks))
-    return Schedule("forward", (order,) * devices, chunks)
+    return Schedule("forward", (tuple(_interleaving("F", devices, microbatches, chunks)),) * devices, chunks)
 
 
 def gpipe(devices: int, microbatches: int) -> Schedule:
     """All forward passes, then all backward passes."""
     check_counts("gpipe", devices, microbatches)
-    order = (*(PipelineTask("F", k) for k in range(microbatches)), *(PipelineTask("B", k) for k in range(microbatches)))
-    return Schedule("gpipe", (order,) * devices)
+    return _alternating("gpipe", devices, microbatches)
 
 
 def one_f_one_b(devices: int, microbatches: int) -> Schedule:
     """As few forward passes ahead as keep every stage busy, then one forward, one backward."""
     check_counts("1f1b", devices, microbatches)
-    orders = []
-    for device in range(devices):
-        ahead = min(devices - 1 - device, microbatches)
-        tasks = [PipelineTask("F", k) for k in range(ahead)]
-        for k in range(ahead, microbatches):
-            tasks += [PipelineTask("F", k), PipelineTask("B", k - ahead)]
-        tasks += [PipelineTask("B", k) for k in range(microbatches - ahead, microbatches)]
-        orders.append(tuple(tasks))
-    return Schedule("1f1b", tuple(orders))
-
-
-def _interleaving(devices: int, microbatches: int, chunks: int) -> list[tuple[int, int]]:
-    """Microbatches in groups as large as the pipeline, each group through one chunk after the other."""
-    found = []
-    for first in range(0, microbatches, devices):
-        group = range(first, min(first + devices, microbatches))
-        found += [(k, chunk) for chunk in range(chunks) for k in group]
-    return found
+    return _alternating("1f1b", devices, microbatches)
 
 
 def interleaved(devices: int, microbatches: int, chunks: int = 2) -> Schedule:
@@ -279,19 +278,7 @@ def interleaved(devices: int, microbatches: int, chunks: int = 2) -> Schedule:
             why="interleaved 1F1B runs microbatches in groups as large as the pipeline",
             fix=f"microbatches={-(-microbatches // devices) * devices}, or schedule='1f1b'",
         )
-    forward = _interleaving(devices, microbatches, chunks)
-    backward = [(k, chunks - 1 - c) for k, c in forward]
-    orders = []
-    for device in range(devices):
-        ahead = min(2 * (devices - device - 1) + (chunks - 1) * devices, len(forward))
-        if microbatches == devices:
-            ahead = len(forward)
-        tasks = [PipelineTask("F", k, c) for k, c in forward[:ahead]]
-        for n in range(ahead, len(forward)):
-            tasks += [PipelineTask("F", *forward[n]), PipelineTask("B", *backward[n - ahead])]
-        tasks += [PipelineTask("B", *backward[n]) for n in range(len(forward) - ahead, len(forward))]
-        orders.append(tuple(tasks))
-    return Schedule("interleaved", tuple(orders), chunks)
+    return _alternating("interleaved", devices, microbatches, chunks)
 
 
 def zb_h1(devices: int, microbatches: int) -> Schedule:
@@ -306,15 +293,11 @@ def zb_h1(devices: int, microbatches: int) -> Schedule:
     """
     check_counts("zb-h1", devices, microbatches)
     orders = []
-    for device in range(devices):
-        ahead = min(devices - device, microbatches)
-        tasks = [PipelineTask("F", k) for k in range(ahead)]
-        for k in range(microbatches):
-            tasks.append(PipelineTask("B", k))
-            if k >= device:
-                tasks.append(PipelineTask("W", k - device))
-            if ahead + k < microbatches:
-                tasks.append(PipelineTask("F", ahead + k))
+    for device, order in enumerate(_alternating("1f1b", devices, microbatches).orders):
+        tasks: list[PipelineTask] = []
+        for task in order:
+            late = task.phase == "B" and task.microbatch >= device
+            tasks += [task, PipelineTask("W", task.microbatch - device)] if late else [task]
         tasks += [PipelineTask("W", k) for k in range(max(0, microbatches - device), microbatches)]
         orders.append(tuple(tasks))
     return Schedule("zb-h1", tuple(orders))
@@ -326,16 +309,10 @@ def peak_activations(name: str, devices: int, microbatches: int, chunks: int = 1
     >>> peak_activations("1f1b", 3, 8) == one_f_one_b(3, 8).run().peak_activations
     True
     """
-    places = range(devices)
-    if name == "gpipe":
-        return (microbatches,) * devices
     if name == "zb-h1":
         return (min(devices, microbatches),) * devices
-    if name == "1f1b":
-        return tuple(min(devices - p, microbatches) for p in places)
-    if microbatches == devices:
-        return (chunks * microbatches,) * devices
-    return tuple(min(2 * (devices - p - 1) + (chunks - 1) * devices + 1, chunks * microbatches) for p in places)
+    ahead = [_ahead(name, device, devices, microbatches, chunks) for device in range(devices)]
+    return tuple(min(n + 1, microbatches * chunks) for n in ahead)
 
 
 SCHEDULES: dict[str, Callable[..., Schedule]] = {

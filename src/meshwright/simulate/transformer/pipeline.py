@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import NamedTuple
 
-from meshwright.device.schedule import SCHEDULES, PipelineTask, Schedule, Turns
+from meshwright.device.schedule import SCHEDULES, PipelineTask, Schedule
 from meshwright.simulate.clock import start_times
 
 Starts = dict[tuple[int, PipelineTask], float]
@@ -35,36 +35,19 @@ class _TaskOrder(NamedTuple):
 @lru_cache(maxsize=64)
 def _order(name: str, devices: int, microbatches: int, chunks: int) -> _TaskOrder:
     schedule = schedule_of(name, devices, microbatches, chunks)
-    final = devices * chunks - 1
-    tasks: list[tuple[int, int, PipelineTask]] = []
-    number: dict[tuple[str, int, int], int] = {}
-    before, last = [-1] * devices, [0] * devices
-    following, told = [], []
-    turns = Turns(devices)
-    for device in turns:
-        order, at = schedule.orders[device], last[device]
-        while last[device] < len(order):
-            task = order[last[device]]
-            stage = task.chunk * devices + device
-            sender = -1
-            if (task.phase == "F" and stage) or (task.phase == "B" and stage < final):
-                sender = number.get((task.phase, task.microbatch, stage + (-1 if task.phase == "F" else 1)), -2)
-            if sender == -2:
-                break
-            here = number[task.phase, task.microbatch, stage] = len(tasks)
-            tasks.append((device, stage, task))
-            following.append(-1)
-            told.append(-1)
-            if before[device] >= 0:
-                following[before[device]] = here
-            if sender >= 0:
-                told[sender] = here
-            before[device] = here
-            last[device] += 1
-        if last[device] > at:
-            turns.went_on(device)
-    assert last == [*map(len, schedule.orders)], "schedules come to an end"
-    return _TaskOrder(tuple(tasks), tuple(following), tuple(told))
+    tasks = tuple((device, schedule.stage(device, task), task) for device, task in schedule.in_order())
+    number = {(task.phase, task.microbatch, stage): n for n, (_, stage, task) in enumerate(tasks)}
+    following, last = [-1] * len(tasks), [-1] * devices
+    for n, (device, _, _) in enumerate(tasks):
+        if last[device] >= 0:
+            following[last[device]] = n
+        last[device] = n
+    toward = {"F": 1, "B": -1}
+    told = tuple(
+        number.get((task.phase, task.microbatch, stage + toward[task.phase]), -1) if task.phase in toward else -1
+        for _, stage, task in tasks
+    )
+    return _TaskOrder(tasks, tuple(following), told)
 
 
 class TaskTime(NamedTuple):
