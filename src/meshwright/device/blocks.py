@@ -8,15 +8,21 @@ specs of inputs and outputs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import takewhile
 from typing import Any
 
 from meshwright.api.shard_map import shard_map
+from meshwright.core.facts import Structure
 from meshwright.device import ops
+from meshwright.device.device_map import DeviceMap
 from meshwright.device.execute import TRACED
 from meshwright.device.function import DeviceEqn, DeviceValue, Function, Number
+from meshwright.device.symmetry import Members, device_of
 from meshwright.device.tensor_ops import is_elementwise, tensor_of
+from meshwright.device.walk import Group, Item, Scope, Walk, flat_values
+from meshwright.errors import DeviceError
 from meshwright.lax import collectives
 from meshwright.numpy.reductions import all as every
 from meshwright.numpy.reductions import any as some
@@ -27,35 +33,87 @@ from meshwright.sharding.spec import PartitionSpec
 Step = tuple[str, int]  # a mesh axis, and the dim that is cut or joined along it
 Steps = tuple[Step, ...]
 Lead = tuple[str | None, ...]  # axes along which devices hold different values, one leading dim each
-Varying = frozenset[str]  # the mesh axes along which devices hold different values
 
 
-def _all(function: Callable[..., Any]) -> Callable[[Any, str], Any]:
-    return lambda x, axis: function(collectives.all_gather_invariant(x[None], axis), axis=0)
+class MeshWalk(Walk):
+    """Walks the first replica of each pmap, which stands for all of them.
+
+    ``axes`` are the mesh axes that groups of devices lie along; ``along`` says which equations put or join values along
+    one, by their first result.
+    """
+
+    def __init__(
+        self, fn: Function, device_map: DeviceMap, sizes: Mapping[str, int], axes: Mapping[Members, str]
+    ) -> None:
+        super().__init__(fn, device_map, sizes)
+        self.axes = axes
+        self.along: dict[DeviceValue, Step] = {}
+
+    def targets(self, eqn: DeviceEqn, scope: Scope) -> tuple[Sequence[int], bool]:
+        return super().targets(eqn, scope)[0], True
+
+    def append(self, eqn: DeviceEqn, taken: Members, made: Members) -> None:
+        super().append(eqn, taken, made)
+        group = made or taken
+        if not group and len(set(map(device_of, eqn.values))) > 1:
+            raise no_group(tuple(map(device_of, eqn.values)), self.device_map)
+        if len(group) > 1:
+            _, dim = self.along.get(eqn.values[0], ("", 0))  # of an element of a split: the dim of the split
+            self.along[eqn.outputs[0]] = self.axes[group], eqn.attributes.get("dim", dim)
+
+    def eqn(self, eqn: DeviceEqn, scope: Scope) -> list[Item]:
+        """The results of an equation that does not make one device of a group do what the others do not."""
+        first = scope.values.get(eqn.values[0]) if eqn.values else None
+        if eqn.op is ops.SEND and "to_device" in eqn.attributes:
+            to = self.device(eqn.attributes["to_device"], scope)
+            if not self.may_send(to, scope):
+                raise DeviceError(
+                    f"A send to device {to} is no mesh program.",
+                    why="one device of a mesh would do what the others do not",
+                    fix="scatter or broadcast over the devices of a group, or dist.execute(fn, inputs, device_map)",
+                )
+        taken = eqn.op is ops.ITEM and isinstance(first, Group) and first.members
+        if taken or (eqn.op.structure is Structure.MOVE and len(eqn.outputs) > 1):
+            raise DeviceError(
+                f"One element of what {eqn.op} takes or gives is no mesh program.",
+                why="it is on one device, and the devices of a mesh all run the same",
+                fix="use the tuple as a whole: a pmap over it, or a gather",
+            )
+        return super().eqn(eqn, scope)
+
+    def may_send(self, device: int, scope: Scope) -> bool:
+        """Whether a device is that of the body, or of an input."""
+        return device == scope.home or (scope.home is None and device in map(device_of, flat_values(self.inputs)))
+
+    def output(self, item: Item) -> tuple[DeviceValue, Lead]:
+        """The value that an output is on one device, and the axes of the tuples around it."""
+        lead: list[str | None] = []
+        while isinstance(item, Group):
+            if not item.same and not item.members:
+                raise no_group(tuple(map(device_of, flat_values([item]))), self.device_map)
+            lead += [] if item.same else [self.axes.get(item.members)]
+            item = item.items[0]
+        return item, tuple(lead)
 
 
-_REDUCE: dict[str, Callable[[Any, str], Any]] = {
-    "sum": collectives.psum,
-    "mean": collectives.pmean,
-    "max": collectives.pmax,
-    "min": collectives.pmin,
-    "prod": _all(prod),
-    "or": _all(some),
-    "and": _all(every),
-}
+def no_group(devices: Members, device_map: DeviceMap | None, where: str = "") -> DeviceError:
+    """What is said of devices that do not lie along a mesh axis."""
+    return DeviceError(
+        f"The devices {', '.join(map(str, devices))} are no group of the device map.",
+        where=where,
+        why=f"the map is {device_map}, and along a mesh axis are the devices of one group, in order",
+        fix="a device map that has them as a group, or device_keys=[] or [d] instead of devices",
+    )
 
 
-def spec_of(steps: Iterable[Step], lead: Lead = ()) -> PartitionSpec:
+def spec_of(steps: Steps, lead: Lead = ()) -> PartitionSpec:
     """The spec of what is cut in these steps, the first the outermost, below its leading dims.
 
-    >>> spec_of([("d", 0), ("dd", 1), ("ddd", 0)])
+    >>> spec_of((("d", 0), ("dd", 1), ("ddd", 0)))
     P(('d', 'ddd'), 'dd')
     """
-    axes: dict[int, list[str]] = {}
-    for axis, dim in steps:
-        axes.setdefault(dim, []).append(axis)
-    entries = [axes.get(dim, []) for dim in range(max(axes, default=-1) + 1)]
-    return PartitionSpec(*lead, *(None if not e else e[0] if len(e) == 1 else tuple(e) for e in entries))
+    dims = range(max((dim for _, dim in steps), default=-1) + 1)
+    return PartitionSpec(*lead, *(tuple(axis for axis, d in steps if d == dim) for dim in dims))
 
 
 class BlockProgram:
@@ -71,7 +129,6 @@ class BlockProgram:
         self,
         fn: Function,
         along: Mapping[DeviceValue, Step],
-        axes: Sequence[str],
         leads: Sequence[Lead] | None = None,
         cuts: Sequence[Steps] = (),
         returned: Sequence[Lead] | None = None,
@@ -88,7 +145,7 @@ class BlockProgram:
             self._add(eqn)
         values = fn.outputs if returned is not None else [v for v in dict.fromkeys(fn.outputs) if not self.is_part(v)]
         self.outputs = tuple(values)
-        own = [tuple(a for a in axes if a in self.varying[v]) for v in values]
+        own = [tuple(sorted(self.varying[v])) for v in values]
         self.out_leads: list[Lead] = [*(returned if returned is not None else own)]
         found = [self._joined(v, whole=bool(returned and lead)) for v, lead in zip(values, self.out_leads, strict=True)]
         self.left = [v for v, _ in found]
@@ -122,7 +179,7 @@ class BlockProgram:
     def _add(self, eqn: DeviceEqn) -> None:
         op, out, step = eqn.op, eqn.outputs[0], self.along.get(eqn.outputs[0])
         first = self.at(eqn.values[0]) if eqn.values else out
-        varying: Varying = frozenset().union(*(self.varying[x] for x in eqn.values))
+        varying: frozenset[str] = frozenset().union(*(self.varying[x] for x in eqn.values))
         moves = ops.is_structural(op) and len(eqn.inputs) == len(eqn.outputs) == 1
         if moves and (step is None or op in (ops.BROADCAST, ops.SPLIT)):
             self.same[out] = first
@@ -169,16 +226,11 @@ class BlockProgram:
             key = self.parts.get(value, value)
             if key in values:
                 return values[key]
-            if value in self.parts:
-                source, steps = self.parts[value]
-                found = given[source]
-                for axis, dim in steps[len(self.entry[source]) :]:
-                    found = collectives.pscatter(found, axis, axis=dim)
-            else:
-                source, steps = self.joins[value]
-                found = read(source)
-                for axis, dim in steps:
-                    found = collectives.all_gather_invariant(found, axis, axis=dim)
+            part = value in self.parts
+            source, steps = self.parts[value] if part else self.joins[value]
+            found = given[source] if part else read(source)
+            for axis, dim in steps[len(self.entry[source]) :] if part else steps:
+                found = (_CUT if part else _JOIN)(found, axis, axis=dim)
             values[key] = found
             return found
 
@@ -194,11 +246,25 @@ class BlockProgram:
 def _collective(eqn: DeviceEqn, x: Any, axis: str, dim: int) -> Any:
     if eqn.op is ops.ALLREDUCE:
         return _REDUCE[eqn.attributes.get("reduce", "sum")](x, axis)
-    if eqn.op is ops.ALLGATHER:
-        return collectives.all_gather_invariant(x, axis, axis=dim)
     if eqn.op is ops.REDUCE_SCATTER:
         return collectives.psum_scatter(x, axis, scatter_dimension=dim, tiled=True)
-    return collectives.pscatter(x, axis, axis=dim)
+    return _JOIN(x, axis, axis=dim) if eqn.op is ops.ALLGATHER else _CUT(x, axis, axis=dim)
+
+
+def _all(function: Callable[..., Any], x: Any, axis: str) -> Any:
+    return function(_JOIN(x[None], axis), axis=0)
+
+
+_CUT, _JOIN = collectives.pscatter, collectives.all_gather_invariant
+_REDUCE: dict[str, Callable[[Any, str], Any]] = {
+    "sum": collectives.psum,
+    "mean": collectives.pmean,
+    "max": collectives.pmax,
+    "min": collectives.pmin,
+    "prod": partial(_all, prod),
+    "or": partial(_all, some),
+    "and": partial(_all, every),
+}
 
 
 def common(wanted: Sequence[Steps]) -> Steps:

@@ -114,7 +114,7 @@ def execute(fn: Function, inputs: Mapping[str, Any] | Sequence[Any], device_map:
 
 
 def _results(fn: Function, given: Sequence[Any], device_map: DeviceMap | None, on: Arrays) -> Any:
-    walk = Walk(fn, device_map, array_sizes(fn, given))
+    walk = Walk(fn, device_map, array_sizes(fn, given)).run()
     arrays = [x for part in given for x in (part if isinstance(part, tuple) else (part,))]
     values = dict(zip(walk.flat.inputs, arrays, strict=True))
     on.run(walk.flat, values)

@@ -50,7 +50,7 @@ def resolved(
     fn: Function, device_map: DeviceMap | None, sizes: Mapping[str, int], fold: Folding | None
 ) -> tuple[Function, Covers]:
     """The flat program, and whom its values stand for where it is folded."""
-    walk = Walk(fn, device_map, sizes, fold)
+    walk = Walk(fn, device_map, sizes, fold).run()
     return walk.flat, walk.covers
 
 

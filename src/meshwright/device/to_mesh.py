@@ -13,14 +13,14 @@ from meshwright.arrays.tracing import ShapeDtypeStruct, leaf_value, make_program
 from meshwright.compile.compiled import Compiled
 from meshwright.compile.jit import jit
 from meshwright.core.program import Program
-from meshwright.device.blocks import BlockProgram
+from meshwright.device.blocks import BlockProgram, MeshWalk, no_group
 from meshwright.device.device_map import DeviceMap
 from meshwright.device.dims import bind
 from meshwright.device.execute import array_sizes, in_order
 from meshwright.device.from_program import takes_program
 from meshwright.device.function import Function
 from meshwright.device.resolve import as_device_map, resolve
-from meshwright.device.staged import MeshWalk, StageMove, StagePlan, StageRun, StageSend, has_stages, output_of
+from meshwright.device.staged import Slot, StageMove, StagePlan, StageRun, StageSend, has_stages
 from meshwright.device.symmetry import Members
 from meshwright.device.tensor_ops import tensor_of
 from meshwright.device.types import Tuple
@@ -46,8 +46,8 @@ class OnMesh:
                     fix=f"{v.name}: Tensor[…, 0], and scatter({v.name}, dim=0, device_keys=[]) in the program",
                 )
 
-    def _made(self, walk: MeshWalk) -> Any:
-        """What is run, once it is known which device does what."""
+    def _made(self, sizes: Mapping[str, int]) -> Any:
+        """What is run, for inputs of these sizes."""
         raise NotImplementedError
 
     def _planned(self, sizes: Mapping[str, int]) -> Any:
@@ -55,16 +55,10 @@ class OnMesh:
         key = tuple(sorted(sizes.items()))
         if key not in self._walks:
             for eqn in resolve(self.source, self.device_map, fold=True, **sizes).eqns:
-                devices = tuple(getattr(d, "base", d) for d in eqn.attributes.get("devices", ()))
+                devices = tuple(eqn.attributes.get("devices", ()))
                 if len(devices) > 1 and devices not in self._axes:
-                    raise DeviceError(
-                        f"The devices {', '.join(map(str, devices))} are no group of the device map.",
-                        where=repr(eqn),
-                        why=f"the map is {self.device_map}, and along a mesh axis are the devices of one group, in"
-                        " order",
-                        fix="a device map that has them as a group, or device_keys=[] or [d] instead of devices",
-                    )
-            self._walks[key] = self._made(MeshWalk(self.source, self.device_map, sizes, self._axes))
+                    raise no_group(devices, self.device_map, repr(eqn))
+            self._walks[key] = self._made(sizes)
         return self._walks[key]
 
     def _fitted(self, inputs: Sequence[Any]) -> tuple[list[Any], Any]:
@@ -115,10 +109,10 @@ class MeshProgram(OnMesh):
         outs = ", ".join(str(s.spec) for s in self.out_shardings)
         return f"MeshProgram({self.mesh}, {', '.join(specs)} -> {outs})"
 
-    def _made(self, walk: MeshWalk) -> BlockProgram:
-        outs = [output_of(item, self._axes) for item in walk.outputs]
-        flat = walk.flat.with_(outputs=tuple(v for v, _ in outs))
-        return BlockProgram(flat, walk.along, self.mesh.axis_names, returned=[lead for _, lead in outs])
+    def _made(self, sizes: Mapping[str, int]) -> BlockProgram:
+        walk = MeshWalk(self.source, self.device_map, sizes, self._axes).run()
+        outs, leads = zip(*map(walk.output, walk.outputs), strict=True)
+        return BlockProgram(walk.flat.with_(outputs=outs), walk.along, returned=leads)
 
     def function(self, *inputs: Any) -> Any:
         """The program as a function to trace: ``mw.jit``, ``mw.grad`` and ``mw.make_program`` take it."""
@@ -148,7 +142,7 @@ class MeshPipeline(OnMesh):
         plan: StagePlan = self._planned(sizes)
         self.meshes = {str(place): plan.meshes[place] for place in sorted(plan.meshes)}
         self.actions = tuple(plan.actions)
-        self.out_shardings = tuple(result.sharding for result in plan.results)
+        self.out_shardings = tuple(sharding for _, _, sharding in plan.results)
 
     def __repr__(self) -> str:
         stages = "; ".join(f"{stage}: {mesh}" for stage, mesh in self.meshes.items())
@@ -158,20 +152,22 @@ class MeshPipeline(OnMesh):
     def __str__(self) -> str:
         return "\n".join(map(str, self.actions))
 
-    def _made(self, walk: MeshWalk) -> StagePlan:
-        return StagePlan(self.source, walk, self.mesh)
+    def _made(self, sizes: Mapping[str, int]) -> StagePlan:
+        return StagePlan(self.source, self.device_map, sizes, self._axes, self.mesh)
 
     def __call__(self, *inputs: Any, **by_name: Any) -> Any:
         given, plan = self._fitted(self._ordered(inputs, by_name))
-        values: dict[int, Any] = dict(enumerate(given))
-        left = Counter([n for action in plan.actions for n in action.reads] + [x.slot for x in plan.results])
+        values = {(v, None): x for v, x in zip(plan.flat.inputs, given, strict=True)}
+        left = Counter(
+            [slot for action in plan.actions for slot in action.reads] + [slot for slot, _, _ in plan.results]
+        )
         for action in plan.actions:
             action.run(values)
-            for n in action.reads:
-                left[n] -= 1
-                if not left[n]:
-                    del values[n]  # what nobody reads again is let go
-        return _unpacked([_tuples(values[result.slot], result.levels) for result in plan.results])
+            for slot in action.reads:
+                left[slot] -= 1
+                if not left[slot]:
+                    del values[slot]  # what nobody reads again is let go
+        return _unpacked([_tuples(values[slot], len(lead)) for slot, lead, _ in plan.results])
 
     @cached_property
     def compiled(self) -> tuple[tuple[StageRun, Compiled], ...]:
@@ -179,11 +175,12 @@ class MeshPipeline(OnMesh):
 
         Runs that do the same share it: it says which collectives there are, and ``mw.simulate`` takes it.
         """
-        values = dict(enumerate(self._structs()))
+        inputs = self._planned(self.sizes).flat.inputs
+        values: dict[Slot, ShapeDtypeStruct] = {(v, None): x for v, x in zip(inputs, self._structs(), strict=True)}
         known: dict[Any, Compiled] = {}
         found = []
         for action in self.actions:
-            args = [values[n] for n in action.reads]
+            args = [values[slot] for slot in action.reads]
             if isinstance(action, StageMove):
                 values[action.output] = ShapeDtypeStruct(args[0].shape, args[0].dtype, sharding=action.sharding)
                 continue
@@ -191,8 +188,8 @@ class MeshPipeline(OnMesh):
             if key not in known:
                 known[key] = action.jitted.lower(*args).compile()
             types = known[key].global_program.out_types
-            for n, type, sharding in zip(action.outputs, types, action.out_shardings, strict=True):
-                values[n] = ShapeDtypeStruct(type.shape, type.dtype, sharding=sharding)
+            for slot, type, sharding in zip(action.outputs, types, action.out_shardings, strict=True):
+                values[slot] = ShapeDtypeStruct(type.shape, type.dtype, sharding=sharding)
             found.append((action, known[key]))
         return tuple(found)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Self
 
 from meshwright.core.dtypes import is_inexact
 from meshwright.core.op import Op
@@ -76,19 +76,22 @@ class Walk:
         self.covers = Covers(device_map)
         self.eqns: list[DeviceEqn] = []
         self.count: dict[tuple[str, int], int] = {}
-        self.touched: list[set[int]] = [set()]
         self.replicas: list[Members] = []  # of the pmaps around, those whose first replica stands for all
         self.uses: dict[int, list[frozenset[int]]] = {}
         self.groups: dict[int, tuple[Keys, object]] = {}  # groups of the map that values are spread over, each once
         self.senders: dict[tuple[int, ...], Keys] = {}
-        scope = Scope(sizes=dict(sizes))
-        self.inputs = [self.input(v.name, v.type, scope) for v in fn.inputs]
-        self.outputs = self.body(fn, self.inputs, scope)
+        self.fn, self.scope = fn, Scope(sizes=dict(sizes))
+        self.inputs = [self.input(v.name, v.type, self.scope) for v in fn.inputs]
+
+    def run(self) -> Self:
+        """Walk the function: its outputs, as tuples of the values of the flat program, and that program."""
+        self.outputs = self.body(self.fn, self.inputs, self.scope)
         for item in self.outputs:  # one tensor is that of one device, also where it stands for copies on others
             for v in flat_values([item]):
                 stack = self.covers.values.get(v, ()) if isinstance(item, Group) else ()
                 self.covers.returned[v] = max(self.covers.returned.get(v, ()), stack, key=len)
-        self.flat = Function(fn.name, flat_values(self.inputs), tuple(self.eqns), flat_values(self.outputs))
+        self.flat = Function(self.fn.name, flat_values(self.inputs), tuple(self.eqns), flat_values(self.outputs))
+        return self
 
     def input(self, name: str, type: Type | None, scope: Scope) -> Item:
         """An input, on the devices that its type names."""
@@ -150,44 +153,34 @@ class Walk:
         if isinstance(device, int):
             return device
         base = device.base
+        path: Path | None
         if base is None:
             raise DeviceError("A device is not known.", why="it is written `?`", fix="name a device: 0, d, or d.1")
-        number, path = self.named(device, scope)
+        if isinstance(base, int):
+            number, path = base, (base,) if self.device_map is not None and base in self.device_map else None
+        elif base == "device_map":
+            if device.sub is None:
+                raise _no_device(device, "it is the device map itself", "device_map.0, its first key")
+            number, path = self.map("device_map").keys()[0], ()
+        else:
+            number, path = scope.variable(base)
         for step in device.steps:
             if path is None:
-                raise DeviceError(
-                    f"{device} is not a device.",
-                    why=f"{base} is device {number}, which is not on this level of the device map",
-                    fix=f"a device map with {number} on this level, such as {{{number}: [{number}, …]}}",
+                raise _no_device(
+                    device,
+                    f"{base} is device {number}, which is not on this level of the device map",
+                    f"a device map with {number} on this level, such as {{{number}: [{number}, …]}}",
                 )
             below = self.map(str(device)).lookup(path)
             if not 0 <= step < len(below):
-                raise DeviceError(
-                    f"{device} is not a device.",
-                    why=f"there are {len(below)} devices below {base}: {', '.join(map(str, below))}",
-                    fix=f"{base}.{len(below) - 1}",
-                )
+                shown = ", ".join(map(str, below))
+                why = f"there are {len(below)} devices below {base}: {shown}"
+                raise _no_device(device, why, f"{base}.{len(below) - 1}")
             number = below[step]
             path = (*path, number)
         if number + device.offset < 0:
-            raise DeviceError(
-                f"{device} is not a device.", why=f"{base} is device {number}", fix="devices are numbers: 0, 1, 2, …"
-            )
+            raise _no_device(device, f"{base} is device {number}", "devices are numbers: 0, 1, 2, …")
         return number + device.offset
-
-    def named(self, device: Device, scope: Scope) -> tuple[int, Path | None]:
-        """The device that a name begins with, and where it stands in the map."""
-        base = device.base
-        if base == "device_map":
-            if device.sub is None:
-                raise DeviceError(
-                    f"{device} is not a device.", why="it is the device map itself", fix="device_map.0, its first key"
-                )
-            return self.map("device_map").keys()[0], ()
-        if isinstance(base, str):
-            return scope.variable(base)
-        assert isinstance(base, int)
-        return base, (base,) if self.device_map is not None and base in self.device_map else None
 
     def map(self, wanted: str) -> DeviceMap:
         if self.device_map is None:
@@ -255,23 +248,18 @@ class Walk:
     def eqn(self, eqn: DeviceEqn, scope: Scope) -> list[Item]:
         """The results of an equation."""
         args = [x if isinstance(x, Number) else self.known(x, scope) for x in eqn.inputs]
+        if not ops.is_structural(eqn.op):
+            return self.tensor(eqn, args, scope)
         items = [x for x in args if not isinstance(x, Number)]
-        if eqn.op is ops.PMAP:
-            return self.pmap(eqn, items, scope)
-        if eqn.op is ops.CALL:
-            outs, used = self.replica(eqn, items, scope)
-        elif not ops.is_structural(eqn.op):
-            outs = self.tensor(eqn, args, scope)
-        elif items and len(items) == len(args):
-            outs = self.structural(eqn, items, scope)
-        else:
+        if eqn.body is not None:
+            return self.pmap(eqn, items, scope) if eqn.op is ops.PMAP else self.replica(eqn, items, scope)
+        if not items or len(items) < len(args):
             raise ShapeError(
                 f"{eqn.op} takes values.",
                 why="a number has no device" if args else "it is given none",
                 fix=f"{eqn.op}(x, …) of a value x",
             )
-        self.touched[-1].update(used if eqn.op is ops.CALL else map(device_of, flat_values(outs)))
-        return outs
+        return self.structural(eqn, items, scope)
 
     def tensor(self, eqn: DeviceEqn, args: Sequence[Item | Number], scope: Scope) -> list[Item]:
         """An op on tensors of one device; without operands, on the device that is written or that of the body."""
@@ -310,7 +298,7 @@ class Walk:
             x = tensor_in(items[0], eqn)
             part, cut = tensor_of(x), {} if op is ops.BROADCAST else {"dim": _dim_of(eqn)}
             if cut:
-                part = _part(eqn, part, cut["dim"], len(devices))
+                part = _resized(eqn, part, cut["dim"], len(devices))
             every = Keys(devices)
             types = [part.on(Device(d)) for d in (every[:1] if folded else every)]
             made = every if folded else ()
@@ -322,7 +310,7 @@ class Walk:
         if op is ops.SPLIT:
             count = _bound(_attribute(eqn, "parts"), scope.sizes)
             x, dim = tensor_in(items[0], eqn), _dim_of(eqn)
-            part = _part(eqn, tensor_of(x), dim, count)
+            part = _resized(eqn, tensor_of(x), dim, count)
             return _packed(eqn, Group(tuple(self.emit(eqn, op, [x], [part] * count, dim=dim, parts=count))))
         return self.collective(eqn, items, scope)
 
@@ -393,7 +381,7 @@ class Walk:
         else:
             dim = _dim_of(eqn)
             attributes = {"dim": dim, **attributes}
-            type = _whole(eqn, type, dim, count) if op in (ops.GATHER, ops.ALLGATHER) else _part(eqn, type, dim, count)
+            type = _resized(eqn, type, dim, count)
             _check_equal(eqn, xs)
         if members:
             attributes["members"] = Keys(members)
@@ -429,20 +417,8 @@ class Walk:
     # Bodies
 
     def pmap(self, eqn: DeviceEqn, items: Sequence[Item], scope: Scope) -> list[Item]:
-        """A pmap; one with a device map of its own has it for its body."""
-        own = eqn.attributes.get("device_map")
-        if own is None:
-            return self.each(eqn, items, scope)
-        outer, self.device_map = self.device_map, own
-        try:
-            lost: Variables = {name: (device, None) for name, (device, _) in scope.variables.items()}
-            return self.each(eqn, items, replace(scope, variables=lost, path=()))
-        finally:
-            self.device_map = outer
-
-    def each(self, eqn: DeviceEqn, items: Sequence[Item], scope: Scope) -> list[Item]:
-        """The replicas of a pmap, one per element of its tuples."""
-        body = eqn.body
+        """The replicas of a pmap, one per element of its tuples; a device map of its own is for its body."""
+        body, outer = eqn.body, self.device_map
         assert body is not None
         groups = [_tuple(item, eqn, v.name) for v, item in zip(eqn.values, items, strict=True)]
         lengths = [len(g.members or g.items) for g in groups]
@@ -453,26 +429,29 @@ class Walk:
                 why=shown or "a pmap runs once per element of its tuples",
                 fix="scatter or broadcast them over the same devices",
             )
+        if "device_map" in eqn.attributes:
+            self.device_map = eqn.attributes["device_map"]
+            lost: Variables = {name: (device, None) for name, (device, _) in scope.variables.items()}
+            scope = replace(scope, variables=lost, path=())
         owner: dict[int, int] = {}
         members = next((g.members for g in groups if g.members), ())
         self.replicas += [members] if members else []
         rows = []
-        for n in range(len(groups[0].items)):
-            outs, used = self.replica(eqn, [g.items[n] for g in groups], scope)
-            for device in used:
+        for n, row in enumerate(zip(*(g.items for g in groups), strict=True)):
+            start = len(self.eqns)
+            rows.append(self.replica(eqn, row, scope))
+            for device in (home_of(row), *(device_of(v) for e in self.eqns[start:] for v in e.outputs)):
                 if owner.setdefault(device, n) != n:
                     raise DeviceError(
                         f"Two replicas of a pmap use device {device}.",
                         why=f"replicas {owner[device]} and {n} of {eqn.outputs[0].name} both place values on it",
                         fix="give each replica devices of its own: a device map such as {1: [1, 3], 2: [2, 4]}",
                     )
-            rows.append(outs)
-        self.touched[-1].update(owner)
         if members:
             self.replicas.pop()
+        self.device_map = outer
         same = [all(groups[n].same for n in used) for used in self.used(body)]
-        columns = zip(*rows, strict=True)
-        return [Group(column, copies, members) for column, copies in zip(columns, same, strict=True)]
+        return [Group(column, copies, members) for column, copies in zip(zip(*rows), same, strict=True)]
 
     def used(self, body: Function) -> list[frozenset[int]]:
         """The inputs each output of a body depends on: from copies come copies."""
@@ -489,8 +468,8 @@ class Walk:
             found = self.uses[id(body)] = [uses[v] for v in body.outputs]
         return found
 
-    def replica(self, eqn: DeviceEqn, items: Sequence[Item], scope: Scope) -> tuple[list[Item], set[int]]:
-        """The outputs of a body on its device, and the devices that it uses."""
+    def replica(self, eqn: DeviceEqn, items: Sequence[Item], scope: Scope) -> list[Item]:
+        """The outputs of a body on its device."""
         body, home = eqn.body, home_of(items)
         assert body is not None
         inputs = [
@@ -504,24 +483,22 @@ class Walk:
                     why=f"{eqn.values[0].name} is on {home}, {value.name} on {device_of(x)}",
                     fix="scatter or broadcast them over the same devices, in the same order",
                 )
-        self.touched.append({home})
         below = self.device_map.below(scope.path) if self.device_map is not None and scope.path is not None else None
         path = (*(scope.path or ()), home) if below is not None and home in below else None
         named = {} if body.variable is None else {body.variable: (home, path)}
         outs = self.body(body, inputs, Scope({**scope.variables, **named}, path, dict(scope.sizes)))
         # A replica answers on its own device: of copies, the one there counts. Where a tuple is written, it stays one.
-        outs = [
+        return [
             self.near(x, eqn, home) if isinstance(x, Group) and x.same and not _tupled(eqn, v) else x
             for v, x in zip(eqn.outputs, outs, strict=True)
         ]
-        return outs, self.touched.pop()
 
     # Annotations
 
     def match(self, name: str, written: Type, item: Item, scope: Scope) -> None:
         """Check what is written of a value."""
         if isinstance(written, Tensor) and isinstance(item, Group) and item.same:
-            item = first_of(item)
+            (item, *_) = flat_values([item])
             written = written.on(Device())
         if isinstance(written, Tuple) != isinstance(item, Group):
             raise _mismatch(name, written, show(item))
@@ -576,16 +553,9 @@ def flat_values(items: Iterable[Item]) -> tuple[DeviceValue, ...]:
     return tuple(found)
 
 
-def first_of(item: Item) -> DeviceValue:
-    """The first tensor of a (nested) tuple."""
-    while isinstance(item, Group):
-        item = item.items[0]
-    return item
-
-
 def home_of(items: Sequence[Item]) -> int:
     """Where a body or an op on these runs: a tensor says so, or else the first of a tuple."""
-    return device_of(first_of(next((x for x in items if isinstance(x, DeviceValue)), items[0])))
+    return device_of(next((x for x in items if isinstance(x, DeviceValue)), None) or flat_values(items[:1])[0])
 
 
 def tensor_in(item: Item, eqn: DeviceEqn, near: int | None = None) -> DeviceValue:
@@ -620,6 +590,10 @@ def _packed(eqn: DeviceEqn, group: Group) -> list[Item]:
 
 
 # Types and attributes
+
+
+def _no_device(device: Device, why: str, fix: str) -> DeviceError:
+    return DeviceError(f"{device} is not a device.", why=why, fix=fix)
 
 
 def symbols_of(fn: Function) -> frozenset[str]:
@@ -675,12 +649,14 @@ def _tupled(eqn: DeviceEqn, value: DeviceValue) -> bool:
     return _nested(value.type) if eqn.op is ops.PMAP else isinstance(value.type, Tuple)
 
 
-def _part(eqn: DeviceEqn, type: Tensor, dim: int, parts: int) -> Tensor:
+def _resized(eqn: DeviceEqn, type: Tensor, dim: int, parts: int) -> Tensor:
+    """A tensor of which there are so many parts, or which is one of so many."""
+    joins = eqn.op in (ops.GATHER, ops.ALLGATHER)
     if not 0 <= dim < len(type.shape):
-        raise ShapeError(
-            f"{eqn.op} cannot cut dim {dim}.", why=f"the tensor is {type}", fix=f"dim={max(len(type.shape) - 1, 0)}"
-        )
-    size = divide(type.shape[dim], parts)
+        what, of = (f"join along dim {dim}", "the parts are") if joins else (f"cut dim {dim}", "the tensor is")
+        last = 0 if joins else max(len(type.shape) - 1, 0)
+        raise ShapeError(f"{eqn.op} cannot {what}.", why=f"{of} {type}", fix=f"dim={last}")
+    size = type.shape[dim] * parts if joins else divide(type.shape[dim], parts)
     if not is_whole(size):
         into = "parts" if eqn.op is ops.SPLIT else "devices"
         raise ShapeError(
@@ -689,12 +665,6 @@ def _part(eqn: DeviceEqn, type: Tensor, dim: int, parts: int) -> Tensor:
             fix=f"a size that is a multiple of {parts}, or another number of {into}",
         )
     return type.resized(dim, size)
-
-
-def _whole(eqn: DeviceEqn, type: Tensor, dim: int, parts: int) -> Tensor:
-    if not 0 <= dim < len(type.shape):
-        raise ShapeError(f"{eqn.op} cannot join along dim {dim}.", why=f"the parts are {type}", fix="dim=0")
-    return type.resized(dim, type.shape[dim] * parts)
 
 
 def _check_equal(eqn: DeviceEqn, xs: Sequence[DeviceValue]) -> None:
