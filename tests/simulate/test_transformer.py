@@ -255,3 +255,25 @@ def test_devices_that_share_positions_compute_no_more_than_one_that_has_all(layo
     for step in found[1:]:
         assert step.executed_flops == pytest.approx(found[0].executed_flops, rel=0.01)
         assert step.hfu >= step.mfu * 0.99
+
+
+@pytest.mark.parametrize("layout", [{}, {"tensor": 4}, {"data": 4, "zero": 1}, {"tensor": 2, "data": 2}], ids=str)
+@pytest.mark.parametrize("schedule", [("1f1b", 1), ("gpipe", 1), ("interleaved", 2)])
+def test_the_timeline_of_a_pipeline_has_what_each_part_of_the_machine_does(schedule: Any, layout: Any) -> None:
+    """Rows add up to the work of each part; hidden is what is neither waited for nor in the bubble."""
+    shape = TransformerShape(layers=8, width=1024, hidden=4096, heads=8, head_dim=128, vocab=1024)
+    strategy = Strategy(pipeline=2, microbatches=4, schedule=schedule[0], chunks=schedule[1], **layout)
+    for chip, mode in (("h100", "exact"), ("tpu v5e", "exact"), ("h100", "calibrated")):
+        step = transformer.train(shape, chip, strategy, 16, 2048, mode=mode)
+        lanes = {lane.unit.split(" (")[0]: lane.spans for lane in step.chart().lanes}
+        for unit, seconds in step.unit_seconds().items():
+            assert sum(bar.seconds * bar.share for bar in lanes[unit]) == pytest.approx(seconds, rel=0.02), unit
+            assert all(0 <= bar.start <= bar.start + bar.seconds <= step.seconds * (1 + 1e-9) for bar in lanes[unit])
+        waits = sum(seconds for name, seconds in step.parts.items() if name not in ("compute", "bubble", "optimizer"))
+        assert step.exposed_seconds == pytest.approx(waits, abs=1e-12)
+        assert step.seconds == pytest.approx(step.compute_seconds + step.idle_seconds + step.exposed_seconds)
+        assert step.exposed_seconds <= step.communication_seconds
+        sends = step.axis_seconds()["pipeline"]
+        assert sends == pytest.approx(sum(bar.seconds for bars in lanes.values() for bar in bars if bar.kind == "send"))
+        if not layout:
+            assert step.exposed_seconds == pytest.approx(0.0, abs=1e-9)

@@ -26,7 +26,10 @@ OVERLAPS = ("loops", "steps", "none")
 
 
 class Event(NamedTuple):
-    """A task on the clock: when, how long, on which parts of the device. ``rest`` stands for iterations not shown."""
+    """A task on the clock: when, how long, on which parts of the device. ``rest`` stands for iterations not shown.
+
+    What is inside of those is not in the timeline: they keep each part of the machine busy for a share of the time.
+    """
 
     task: Task
     start: float

@@ -82,9 +82,14 @@ class Simulation(Charted):
         return sum(times * task.cost.seconds for task, times in self.leaves() if task.cost.bound == "host link")
 
     @property
+    def idle_seconds(self) -> float:
+        """Time in which a device waits for the work of others: the bubble of a pipeline."""
+        return 0.0
+
+    @property
     def exposed_seconds(self) -> float:
         """Time in which a device waits for communication, or for the host."""
-        return max(0.0, self.seconds - self.compute_seconds)
+        return max(0.0, self.seconds - self.compute_seconds - self.idle_seconds)
 
     @property
     def mfu(self) -> float:
@@ -219,7 +224,8 @@ class Simulation(Charted):
             f"  {self.bound}",
             f"  compute {time_text(self.compute_seconds)}, communication {time_text(self.communication_seconds)}"
             + (f", {hidden / self.communication_seconds:.0%} of it hidden" if self.communication_seconds else "")
-            + (f", to and from the host {time_text(self.host_seconds)}" if self.host_seconds else ""),
+            + (f", to and from the host {time_text(self.host_seconds)}" if self.host_seconds else "")
+            + (f", waiting for other stages {time_text(self.idle_seconds)}" if self.idle_seconds else ""),
             f"  {self.flops:.3g} FLOPs a device, MFU {self.mfu:.1%}"
             + (f", HFU {self.hfu:.1%} with what is computed again" if self.hfu != self.mfu else ""),
             f"  memory {size_text(self.peak_bytes_per_device)} {room}{spill}".rstrip() + there,
@@ -283,7 +289,7 @@ class Simulation(Charted):
             if event.rest:
                 share = event.rest * _unit_time(task, unit) / event.seconds if event.seconds else 0.0
                 if share:
-                    name = f"{event.rest} more steps of {task.name}"
+                    name = f"{event.rest} more steps of {task.name}" if event.rest < task.times else task.name
                     yield GanttBar(event.start, event.seconds, name, task.op, 0, min(1.0, share), _facts(task))
             elif task.body is None and unit in task.cost.units and event.seconds:
                 yield GanttBar(event.start, event.seconds, task.name, task.op, facts=_facts(task))

@@ -69,6 +69,11 @@ class StepSimulation(Simulation):
         return flops / peak / self.seconds if self.seconds else 0.0
 
     @property
+    def idle_seconds(self) -> float:
+        """Time in which the device has nothing to do: it waits for microbatches of other stages."""
+        return self.parts["bubble"]
+
+    @property
     def hfu(self) -> float:
         """The share of the chips' peak rate that what all devices execute reaches, computed twice or not."""
         peak = self.strategy.devices * self.topology.chip.flops_per_s(self.dtype)
@@ -537,11 +542,13 @@ class _PipelinedStep(_Stages):
         s, step, on = self.strategy, self.step, self.on
         total, clock, starts = self.total
         busiest = max(range(s.pipeline), key=lambda d: self.busy[d])
-        block, events = self.tasks(busiest, starts, clock[busiest], self.updates[busiest])
+        block = self.tasks(busiest)
+        events = self.events(busiest, starts, clock[busiest], block.tasks[-1])
         optimizer = sum(times * _compute(on.block(one)) for one, times in self.update(busiest))
         use, kinds = self.memory()
-        executed = sum(_product_flops(self.tasks(device, {}, 0.0, 0.0)[0]) for device in range(s.pipeline))
+        executed = sum(_product_flops(self.tasks(device)) for device in range(s.pipeline))
         parts = _parts(block, total, optimizer, total - self.busy[busiest])
+        block.tasks[:0] = self.sends(busiest)  # which the bubble has: a stage does not wait for what it sends
         return StepSimulation(
             total, events, use, on.machine.topology, on.machine.axes, tuple(on.machine.notes), block, on.machine,
             step.shape, s, self.batch * step.sequence, step.sequence, dtype_name(step.dtypes.parameters),
@@ -553,8 +560,8 @@ class _PipelinedStep(_Stages):
         sent = s.pipeline * self.step.sums(1)["embed"].nbytes
         return collective_cost("permute", sent, machine.topology, ("pipeline",), machine.mode, shift=1).seconds
 
-    def tasks(self, device: int, starts: Starts, clock: float, update: float) -> tuple[TaskBlock, tuple[Event, ...]]:
-        """What a device does, as loops over microbatches; and its tasks on the clock."""
+    def tasks(self, device: int) -> TaskBlock:
+        """What a device does, as loops over microbatches, and the optimizer at the end."""
         on, count = self.on, self.strategy.microbatches
         found: list[Task] = []
         for stage in self.mine(device):
@@ -566,16 +573,53 @@ class _PipelinedStep(_Stages):
                 for program, length in group
             ]
         ends = [_as_task(on.block(one), times, "optimizer") for one, times in self.update(device)]
-        end = ends[0]
-        block = TaskBlock(end.body.program, end.body.kernels, [*found, *ends])  # type: ignore[union-attr]
-        events = [self.event(device, task, start) for (where, task), start in starts.items() if where == device]
-        return block, (*events, Event(end, clock, update))
+        return self.block([*found, _as_task(self.block(ends), 1, "optimizer")])
 
-    def event(self, device: int, task: PipelineTask, start: float) -> Event:
-        seconds = self.time_of(task.phase, task.microbatch, task.chunk * self.strategy.pipeline + device).seconds
-        return Event(
-            Task(str(task), f"stage {task.phase}", None, TaskCost(seconds, (COMPUTE,), "compute")), start, seconds
-        )
+    def block(self, tasks: list[Task]) -> TaskBlock:
+        one = self.on.block(self.step.forward)
+        return TaskBlock(one.program, one.kernels, tasks)
+
+    @cached_property
+    def send(self) -> Task:
+        """A microbatch's activations, or their gradient, on the way to another stage."""
+        links, sent = self.on.machine.links(("pipeline",)), float(self.step.layer.forward.out_types[0].nbytes)
+        cost = TaskCost(self.hop_seconds(), links, "bandwidth", axes=("pipeline",), moved=sent)
+        return Task("permute pipeline", "send", None, cost)
+
+    def sends(self, device: int) -> list[Task]:
+        """All that a device sends to the stages after its own and before."""
+        ends = [self.ends(stage) for stage in self.mine(device)]
+        count = self.strategy.microbatches * sum(2 - first - last for first, last in ends)
+        return [_as_task(self.block([self.send]), count, "messages")]
+
+    def events(self, device: int, starts: Starts, clock: float, optimizer: Task) -> tuple[Event, ...]:
+        """The tasks of a device on the clock, the messages they send, and the optimizer."""
+        found = [
+            event for (where, task), at in starts.items() if where == device for event in self.event(device, task, at)
+        ]
+        return (*found, Event(replace(optimizer, op="optimizer"), clock, self.updates[device], rest=optimizer.times))
+
+    def event(self, device: int, task: PipelineTask, start: float) -> list[Event]:
+        """A stage's task, and the message it sends: as soon as its last value is there, beside sums over replicas."""
+        stage = task.chunk * self.strategy.pipeline + device
+        time = self.time_of(task.phase, task.microbatch, stage)
+        done = _as_task(self.work(task.phase, stage, task.microbatch == self.strategy.microbatches - 1), 1, str(task))
+        found = [Event(replace(done, op=f"stage {task.phase}"), start, time.seconds, rest=1)]
+        if not self.ends(stage)[task.phase == "F"] and task.phase != "W":
+            sent = replace(self.send, name=f"send {task}")
+            found.append(Event(sent, start + time.arrives - sent.cost.seconds, sent.cost.seconds))
+        return found
+
+    def work(self, phase: str, stage: int, final: bool) -> TaskBlock:
+        """What a stage does for a microbatch; of a backward in two parts, the second is taken to compute alone."""
+        if phase == "W":
+            t = self.times[stage]
+            cost = TaskCost(t.last_weights if final else t.weights, (COMPUTE,), "compute")
+            return self.block([Task("weights", "stage", None, cost)])
+        parts = self.forward(stage) if phase == "F" else self.backward(stage, self.adds, final or not self.adds)
+        if self.strategy.schedule == "zb-h1" and phase == "B":
+            parts = [(inputs_alone(self.step.traced), self.layers[stage])]
+        return self.block([_as_task(self.on.block(program), length or 1, "layers") for program, length in parts])
 
 
 @lru_cache(maxsize=512)
