@@ -2,6 +2,7 @@
 
 import pickle
 import random
+import sys
 from math import prod
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 import meshwright as mw
 from meshwright import dist, hardware
+from meshwright.device.device_map import Devices
 from tests.device.models import transformed
 
 BATCH = {"x": 0, "z": 0}
@@ -112,3 +114,46 @@ def test_a_simulation_travels_between_processes():
         found.peak_bytes,
         found.same_devices,
     )
+
+
+def calls_of_a_simulation(devices: int) -> int:
+    """How many Python functions a simulation calls, two levels deep."""
+    fn = dist.parse(STEP.replace("HOME", "0").replace("48", str(1 << 20)))
+    fn = dist.horizontal_parallel(dist.data_parallel(fn, BATCH), BATCH, ["d"])
+    count = 0
+
+    def profile(frame: Any, event: str, argument: Any) -> None:
+        nonlocal count
+        count += event == "call"
+
+    sys.setprofile(profile)
+    try:
+        topology = hardware.Topology("h100", devices)
+        found = dist.simulate(fn, dist.DeviceMap.grid(devices // 8, 8), topology, steady=True)
+    finally:
+        sys.setprofile(None)
+    assert sum(map(len, found.same_devices.values())) == devices
+    return count
+
+
+def test_a_simulation_does_not_grow_with_devices():
+    calls_of_a_simulation(1 << 12)
+    assert calls_of_a_simulation(1 << 20) <= 1.1 * calls_of_a_simulation(1 << 12)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_sets_of_devices_are_those_of_a_python_set(seed: int):
+    choose = random.Random(seed)
+    groups: list[Any] = []
+    for _ in range(choose.randint(0, 3)):
+        start, step = choose.randint(0, 5), choose.choice([1, 2, 3, 4, 6, 8])
+        even = range(start, start + step * choose.randint(1, 4), step)
+        groups.append(even if choose.random() < 0.6 else tuple(choose.sample(range(30), choose.randint(1, 4))))
+    expected = {40}
+    for group in groups:
+        expected = {device + member - group[0] for device in expected for member in group}
+    few = Devices(40, groups[:1])
+    found, rest = Devices(40, groups), Devices(40, groups, few)
+    assert list(found) == sorted(expected) and len(found) == len(expected)
+    assert list(rest) == sorted(expected - set(few)) and len(rest) == len(expected - set(few))
+    assert [n for n in range(-60, 140) if n in rest] == list(rest)

@@ -69,7 +69,7 @@ class DistIR:
         """Every device is as far from the others as any."""
         return 1
 
-    def signature(self, devices: Sequence[int], groups: Sequence[tuple[int, ...]]) -> Hashable:
+    def signature(self, devices: Sequence[int], groups: Sequence[Sequence[int]]) -> Hashable:
         """All devices are equally far from each other."""
         return ()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 from weakref import WeakValueDictionary
@@ -15,7 +15,7 @@ from meshwright.core.op import Op
 from meshwright.core.program import Eqn, KeyRule, Literal, Program, Var, digest
 from meshwright.core.text.printing import LARGEST_INLINE, print_number, print_program, print_value
 from meshwright.core.types import TensorType
-from meshwright.device.device_map import DeviceMap
+from meshwright.device.device_map import DeviceMap, Devices
 from meshwright.device.dims import Dim
 from meshwright.device.ops import known_op
 from meshwright.device.types import Device, Tensor, Tuple, Type
@@ -210,6 +210,8 @@ class DeviceKeyRule(KeyRule):
     def value(self, value: Any) -> Any:
         if isinstance(value, Device):
             return self.device(value)
+        if isinstance(value, range | Devices):
+            value = tuple(value)
         if isinstance(value, np.generic):
             value = value.item()
         return self.variables.get(value, value) if isinstance(value, str) else super().value(value)
@@ -322,7 +324,7 @@ def print_attribute(value: Any) -> str:
 
 def _own_text(value: Any) -> str | None:
     """What device programs write in another way than programs do."""
-    if isinstance(value, Keys):  # scatter(x, dim=0, devices=[1, 2]); params of ops are tuples
+    if isinstance(value, Keys | range | Devices):  # scatter(x, dim=0, devices=[1, 2]); params of ops are tuples
         return f"[{', '.join(map(print_attribute, value))}]"
     if isinstance(value, Device | Dim | DeviceMap | _Name):
         return str(value)
@@ -345,13 +347,16 @@ class _Name(str):
 
 
 class Keys(tuple[Any, ...]):
-    """A list of devices or keys among the attributes, printed with brackets. It may be long, and is hashed once."""
+    """A list of devices or keys among the attributes, printed with brackets. It may be long, and is hashed once.
+
+    Devices at equal distances stay a range.
+    """
 
     _hash: int | None = None
 
-    def __new__(cls, items: Sequence[Any] = ()) -> Keys:
-        if isinstance(items, Keys):
-            return items
+    def __new__(cls, items: Collection[Any] = ()) -> Keys:
+        if isinstance(items, Keys | range | Devices):
+            return items  # type: ignore[return-value]
         return super().__new__(cls, [_Name(item) if item.__class__ is str else item for item in items])
 
     def __hash__(self) -> int:

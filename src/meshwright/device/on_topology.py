@@ -81,7 +81,7 @@ class OnTopology:
         """Devices that are moved by a multiple of it are as far from each other as before; a torus may have edges."""
         return self.topology.levels[-1].size if self.topology.switched else None
 
-    def signature(self, devices: Sequence[int], groups: Sequence[tuple[int, ...]]) -> Hashable:
+    def signature(self, devices: Sequence[int], groups: Sequence[Sequence[int]]) -> Hashable:
         """Equal for lists of devices between which messages and collectives of groups cost the same, place by place."""
         topology = self.topology
         if max(devices) > topology.size:
@@ -127,7 +127,7 @@ class OnTopology:
             cost = self.spread(SCATTER, tensor_of(eqn.outputs[0]).nbytes, target, members)
         else:
             whole = nbytes * (len(members) if eqn.op.collective == "all_gather" else 1)
-            cost = self.collective(eqn.op.name, whole, tuple(members))
+            cost = self.collective(eqn.op.name, whole, members)
         return dict.fromkeys(devices, cost)
 
     def together(self, eqn: DeviceEqn, source: int, target: int) -> int:
@@ -187,7 +187,7 @@ class OnTopology:
 
     # Communication
 
-    def collective(self, op: str, nbytes: float, members: tuple[int, ...]) -> float:
+    def collective(self, op: str, nbytes: float, members: Sequence[int]) -> float:
         """A collective on ``nbytes``: the whole for an allgather, what each device holds for the others."""
         return self._collective(op, float(nbytes), *_pattern(members))
 
@@ -245,14 +245,15 @@ class OnTopology:
 
     def spread(self, op: Op, nbytes: float, root: int, devices: Sequence[int]) -> float:
         """Scatter or broadcast from one device: its port carries what the others get; the host has a port per chip."""
-        others = [d for d in devices if d != root]
+        others = len(devices) - devices.count(root)
         if not others:
             return 0.0
         share = nbytes / len(devices) if op is SCATTER else nbytes
         # Behind switches, one of the first and the last is as far as any; on a torus it may be another.
-        ends = (min(others), max(others)) if self.topology.switched or not root else others
-        single = max(self.send(share, root, d) for d in ends)
-        return single if not root or op is BROADCAST else len(others) * single
+        few = isinstance(devices, range) and (self.topology.switched or not root)
+        ends = {*devices[:2], *devices[-2:]} if few else devices
+        single = max(self.send(share, root, d) for d in ends if d != root)
+        return single if not root or op is BROADCAST else others * single
 
     def outside(self, device: int) -> HardwareError:
         return HardwareError(
@@ -273,6 +274,8 @@ def _relative(blocks: Sequence[int] | np.ndarray[Any, Any]) -> bytes:
 
 def _pattern(members: Sequence[int]) -> tuple[int, int, int, tuple[int, ...]]:
     """First device, count and stride of a group; where it has no stride, 0 and the members."""
+    if isinstance(members, range):
+        return members[0], len(members), members.step, ()
     found = np.sort(members)
     if len(found) < 2:
         return int(found[0]), len(found), 1, ()

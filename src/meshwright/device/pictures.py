@@ -58,7 +58,7 @@ def draw(what: Any, device_map: Any = None, *, by: str | None = None, width: int
 def _draw_map(devices: DeviceMap) -> View:
     count, depth = len(devices.all_devices()), devices.depth
     title = f"{count:,} device{'s' * (count != 1)}, {depth} level{'s' * (depth != 1)}"
-    numbers = len(devices.nodes)
+    numbers = len(devices)
     most = numbers
     nodes = _nodes(devices, most, None)
     while sum(node.size for node in nodes) > MOST_NODES and most > 2:
@@ -70,12 +70,15 @@ def _draw_map(devices: DeviceMap) -> View:
 def _nodes(devices: DeviceMap, most: int, number: int | None) -> tuple[TreeNode, ...]:
     """The nodes of a level; of more than ``most`` the first ones, how many are left out, and the last one."""
 
+    keys = devices.keys()
+
     def node(n: int) -> TreeNode:
-        device, below = devices.nodes[n]
+        device = keys[n]
+        below = devices.below([device])
         mine = n if number is None else number
         return TreeNode(str(device), _nodes(below, most, mine) if below is not None else (), mine)
 
-    count = len(devices.nodes)
+    count = len(keys)
     if count <= most + 1:
         return tuple(map(node, range(count)))
     return (*map(node, range(most - 1)), TreeNode(f"… {count - most:,} more"), node(count - 1))

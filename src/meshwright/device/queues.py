@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
 
+from meshwright.device.device_map import Devices
 from meshwright.device.function import DeviceEqn, DeviceValue, Function
 from meshwright.device.ops import DeviceOp, first_operand
 from meshwright.device.simulation import Assumptions, DeviceEvent, DeviceSimulation, Role
@@ -222,7 +223,7 @@ def run(
     fn: Function,
     assumptions: Assumptions,
     covers: Covers | None = None,
-    roles: Mapping[int, Sequence[frozenset[int]]] | None = None,
+    roles: Mapping[int, Sequence[Devices]] | None = None,
     *,
     events: bool = True,
 ) -> DeviceSimulation:

@@ -13,7 +13,7 @@ from meshwright.device.queues import run
 from meshwright.device.resolve import as_device_map, check_sizes, names_devices, resolved
 from meshwright.device.simulation import Assumptions, DeviceSimulation
 from meshwright.device.steady import steady_state
-from meshwright.device.symmetry import Covers, Distances, Folding, Roles, by_distance, check_distances, is_regular
+from meshwright.device.symmetry import Covers, Distances, Folding, Roles, by_distance, check_distances
 from meshwright.device.types import Tensor
 from meshwright.errors import MeshwrightError
 from meshwright.hardware.topology import Topology
@@ -85,7 +85,7 @@ def _folded(
 ) -> tuple[Function, Covers, Roles] | None:
     """The flat program with devices that do the same written once, and who they are; None where that is not right."""
     crowded = isinstance(assumptions, OnTopology) and assumptions.crowded
-    apart = not is_regular(devices) and (crowded or _are_few(devices))
+    apart = devices is not None and devices.moves is None
     if not isinstance(assumptions, Distances) or names_devices(fn) or apart:
         return None
     try:

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from math import isclose
 from typing import Any, NamedTuple, Protocol
 
 from meshwright.chart.amounts import time_text
 from meshwright.chart.gantt import Chart, Charted, GanttBar, Lane
+from meshwright.device.device_map import Devices
 from meshwright.device.function import DeviceEqn
-from meshwright.device.symmetry import SameDevices
+from meshwright.device.symmetry import SameDevices, whole_of
 
 
 class DeviceEvent(NamedTuple):
@@ -75,32 +75,30 @@ class Role(NamedTuple):
 class RoleTable:
     """The devices that one stands for, in sets that did the same; what one set did is found when it is asked for."""
 
-    sets: Mapping[int, Sequence[frozenset[int]]] = field(default_factory=dict)
+    sets: Mapping[int, Sequence[Devices]] = field(default_factory=dict)
     measure: Callable[[int, int], Role] | None = None
     known: dict[int, Role] = field(default_factory=dict)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return RoleTable, ()  # what is asked for later is found from the program, which does not travel
 
-    def others(self, written: int) -> list[tuple[int, frozenset[int]]]:
+    def others(self, written: int) -> list[tuple[int, Devices]]:
         """The sets that did not do the same as the device that stands for them, each with one of them."""
-        return [(min(part), part) for part in self.sets.get(written, ())[1:]]
+        return [(part.least, part) for part in self.sets.get(written, ())[1:]]
 
-    @cached_property
-    def leads(self) -> dict[int, tuple[int, int]]:
-        """For each device that another stands for, the one that did the same as it, and the one that is written."""
-        found = {}
+    def lead(self, device: int) -> tuple[int, int]:
+        """The device that did the same as one, and the one that is written; itself where none stands for it."""
         for written, parts in self.sets.items():
             for n, part in enumerate(parts):
-                lead = min(part) if n else written
-                found.update(dict.fromkeys(part - {written}, (lead, written)))
-        return found
+                if device in part:
+                    return (part.least if n else written), written
+        return device, device
 
     def of(self, device: int) -> Role:
         """What a device did that another stands for."""
         if device not in self.known:
             assert self.measure is not None
-            self.known[device] = self.measure(device, self.leads[device][1])
+            self.known[device] = self.measure(device, self.lead(device)[1])
         return self.known[device]
 
 
@@ -112,7 +110,7 @@ class ByDevice(dict[int, Any]):
         self.roles, self.name = roles, name
 
     def __missing__(self, device: int) -> Any:
-        lead, written = self.roles.leads.get(device, (device, device))
+        lead, written = self.roles.lead(device)
         if lead == written:
             if lead == device:
                 raise KeyError(device)
@@ -153,12 +151,12 @@ class DeviceSimulation(Charted):
         cls,
         seconds: float,
         found: Role,
-        sets: Mapping[int, Sequence[frozenset[int]]] | None = None,
+        sets: Mapping[int, Sequence[Devices]] | None = None,
         measure: Callable[[int, int], Role] | None = None,
     ) -> DeviceSimulation:
         """The outcome of devices that are simulated; ``measure`` finds what another did that one stands for."""
         roles = RoleTable(sets or {}, measure)
-        same_devices = {written: tuple(sorted(frozenset().union(*parts))) for written, parts in roles.sets.items()}
+        same_devices: SameDevices = {written: whole_of(parts) for written, parts in roles.sets.items()}
         return cls(
             seconds,
             ByDevice(found.peak_bytes, roles, "peak_bytes"),
@@ -183,8 +181,8 @@ class DeviceSimulation(Charted):
         """Devices, one for each set that did the same, and the set."""
         found = dict(self.same_devices)
         for written, parts in self.roles.sets.items():
-            found[written] = tuple(sorted(parts[0]))
-            found.update((other, tuple(sorted(part))) for other, part in self.roles.others(written))
+            found[written] = parts[0]
+            found.update(self.roles.others(written))
         return found
 
     def agrees(self, each: DeviceSimulation) -> bool:

@@ -18,9 +18,8 @@ from meshwright.arrays.device_put import device_put
 from meshwright.compile.jit import jit
 from meshwright.device import ops
 from meshwright.device.blocks import BlockProgram, Lead, MeshWalk, Steps, spec_of
-from meshwright.device.device_map import DeviceMap
+from meshwright.device.device_map import DeviceMap, Members
 from meshwright.device.function import DeviceEqn, DeviceValue, Function
-from meshwright.device.symmetry import Members
 from meshwright.device.walk import Group, Item, Scope, flat_values, home_of
 from meshwright.sharding.mesh import Mesh
 from meshwright.sharding.named import NamedSharding

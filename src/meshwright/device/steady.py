@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from meshwright.device.function import DeviceEqn, DeviceValue, Function, Operand, print_attribute
+from meshwright.device.function import DeviceEqn, DeviceValue, Function, Operand
 from meshwright.device.ops import GATHER, is_structural
 
 
@@ -33,7 +33,7 @@ def steady_state(fn: Function) -> Function:
         eqns.append(eqn)
         if _moves(eqn) and eqn.op is not GATHER and all(v in placed for v in eqn.values):
             first.add(eqn)
-            key = (eqn.op, eqn.inputs, *(f"{k}={print_attribute(v)}" for k, v in eqn.attributes.items()))
+            key = (eqn.op, eqn.inputs, *eqn.attributes.items())
             earlier = moved.setdefault(key, eqn)
             same.update(zip(eqn.outputs, earlier.outputs, strict=True))
             placed.update(dict.fromkeys(earlier.outputs))

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from itertools import accumulate, pairwise
+from math import gcd, lcm
+from typing import Protocol, runtime_checkable
 
-import numpy as np
-
-from meshwright.device.device_map import DeviceMap, Path
+from meshwright.device.device_map import DeviceMap, Devices, Members, Path, shifted
 from meshwright.device.function import DeviceEqn, DeviceValue, Function
 from meshwright.device.types import elements
 from meshwright.errors import DeviceError
 
-SameDevices = dict[int, tuple[int, ...]]
-Members = tuple[int, ...]
-Roles = dict[int, list[frozenset[int]]]  # for each device that is written, sets of devices that do the same
+SameDevices = dict[int, Devices | tuple[int, ...]]
+Roles = dict[int, list[Devices]]  # for each device that is written, sets of devices that do the same
 Stack = tuple[Members, ...]  # groups whose first device stands for all, the outermost first
 
 
@@ -37,7 +36,7 @@ class Folding:
     """The groups of a device map whose devices do the same on a machine, so that the first of them stands for all.
 
     The trees below them are alike, down to which devices lead their groups; so are the distances in each tree, and
-    those between the devices that stand in the same place of each.
+    those between the devices that stand in the same place of each, which a regular map alone is asked for.
     """
 
     def __init__(self, device_map: DeviceMap | None, machine: Distances | None = None) -> None:
@@ -53,56 +52,58 @@ class Folding:
         return found
 
     def _do_the_same(self, group: DeviceMap) -> bool:
-        if group.fan_outs is None:
-            return False
-        trees, machine = group.trees, self.machine
-        if len(trees) == 1 or len(trees[0]) == 1:
+        if group.moves is None:
+            trees = {_numbered(device, below) for device, below in group.listed}
+            return self.machine is None and group.fan_outs is not None and len(trees) == 1
+        top, *inner = group.moves
+        if self.machine is None or not inner or len(top) == 1:
             return True
-        rows = np.array(trees)
-        moved = bool((rows - rows[:, :1] == rows[0] - rows[0, 0]).all())  # the first tree, moved
-        if not moved and len({_numbered(tree) for tree in trees}) > 1:
+        machine, period = self.machine, self.machine.period
+        rows = {_row(device, inner, machine) for device in _within(top, period, *inner)}
+        if len(rows) > 1:
             return False
-        if machine is None:
-            return True
-        below = [inner for _, inner in group.nodes]
-        tested = _tested(rows, _groups(below[0]), machine) if moved else range(len(trees))
-        if len({machine.signature(trees[n], _groups(below[n])) for n in tested}) > 1:
-            return False
-        columns = rows.T
-        tested = _tested(columns, [tuple(columns[0].tolist())], machine) if moved else range(len(columns))
-        across = (tuple(columns[n].tolist()) for n in tested)
-        return len({machine.signature(column, [column]) for column in across}) == 1
+        # The devices in the same place of each tree: an axis of a mesh each, if the first tree stands between two.
+        reach = sum(move[-1] for move in inner)
+        between = isinstance(top, range) and (top[0] - 1) % (len(top) * top.step) + reach < top.step
+        places = _places(top[0], [_within(move, period if between else None) for move in inner])
+        columns = {
+            machine.signature(_within(shifted(top, place - top[0]), period), [shifted(top, place - top[0])])
+            for place in places
+        }
+        return len(columns) == 1
 
 
-def _tested(rows: np.ndarray[Any, Any], groups: Sequence[Members], machine: Distances) -> Sequence[int]:
-    """Of rows of devices, which are the first row moved, those that stand for all: others are a whole period away."""
-    if machine.period is None:
-        return range(len(rows))
-    spans = {machine.period, *(len(g) * (g[1] - g[0]) for g in groups if len(g) > 1 and g[1] > g[0])}
-    key = np.zeros(len(rows), np.int64)
-    for span in sorted(spans):
-        key = key * span + (rows[:, 0] - 1) % span
-    return np.unique(key, return_index=True)[1].tolist()  # type: ignore[no-any-return]
+def _row(device: int, inner: Sequence[Members], machine: Distances) -> Hashable:
+    """How far the devices below one are from each other, and what collectives of their groups cost."""
+    groups = [
+        shifted(group, place)
+        for n, group in enumerate(inner)
+        for place in _places(device, [_within(move, machine.period, group) for move in inner[:n]], leaves=True)
+    ]
+    return machine.signature(_places(device, [_within(move, machine.period) for move in inner]), groups)
 
 
-def _numbered(devices: Sequence[int]) -> tuple[int, ...]:
-    """Devices by the order in which they come, so that the same one gets the same number."""
-    numbers: dict[int, int] = {}
-    return tuple(numbers.setdefault(device, len(numbers)) for device in devices)
+def _within(group: Members, period: int | None, *others: Members) -> Members:
+    """Of devices at equal distances, those that stand for all: others are a period of the machine and groups away."""
+    if period is None or not isinstance(group, range):
+        return group
+    spans = [len(other) * other.step for other in others if isinstance(other, range)]
+    whole = lcm(period, *spans)
+    return group[: whole // gcd(whole, group.step) + 1]
 
 
-def _groups(below: DeviceMap | None) -> list[Members]:
-    if below is None:
-        return []
-    return [below.keys(), *(group for _, inner in below.nodes if inner is not None for group in _groups(inner))]
+def _places(device: int, moves: Sequence[Members], *, leaves: bool = False) -> list[int]:
+    """A device and those below it, level by level; ``leaves`` are those of the last level."""
+    levels = [[device]]
+    for group in moves:
+        levels.append([place + move for place in levels[-1] for move in group])
+    return levels[-1] if leaves else [place for level in levels for place in level]
 
 
-class Spot(NamedTuple):
-    """A group of the map: its level, the tree below each of its devices, and the places in the first of them."""
-
-    level: int
-    trees: list[tuple[int, ...]]
-    places: dict[int, int]
+def _numbered(device: int, below: DeviceMap | None) -> tuple[int, ...]:
+    """The devices of a tree by the order in which they come, so that the same one gets the same number."""
+    numbers: dict[int, int] = {device: 0}
+    return tuple(numbers.setdefault(path[-1], len(numbers)) for path in (below.paths() if below is not None else ()))
 
 
 @dataclass
@@ -119,39 +120,25 @@ class Covers:
     eqns: dict[DeviceValue, dict[int, Stack]] = field(default_factory=dict)
     taken: dict[DeviceValue, Stack] = field(default_factory=dict)
     returned: dict[DeviceValue, Stack] = field(default_factory=dict)
-    _known: dict[tuple[int, Stack], frozenset[int]] = field(default_factory=dict)
-    _spots: dict[Members, Spot] = field(default_factory=dict)
+    _known: dict[tuple[int, Stack], Collection[int]] = field(default_factory=dict)
 
-    def spot(self, group: Members) -> Spot:
-        """Where a group of the map stands; what is folded is mostly below the first device of each level."""
-        if not self._spots and self.device_map is not None:
-            self._find(self.device_map, 0, everywhere=False)
-        if group not in self._spots and self.device_map is not None:
-            self._find(self.device_map, 0, everywhere=True)
-        return self._spots[group]
-
-    def _find(self, below: DeviceMap, level: int, *, everywhere: bool) -> None:
-        keys = below.keys()
-        if len(below.nodes) > 1 and keys not in self._spots:
-            trees = below.trees
-            places = {device: n for n, device in reversed([*enumerate(trees[0])])}
-            self._spots[keys] = Spot(level, trees, places)
-        for _, inner in below.nodes if everywhere else below.nodes[:1]:
-            if inner is not None:
-                self._find(inner, level + 1, everywhere=everywhere)
-
-    def devices(self, device: int, stack: Stack) -> frozenset[int]:
+    def devices(self, device: int, stack: Stack) -> Collection[int]:
         """The devices that do what one does under a stack; none where it is outside of a group of the stack."""
-        found = self._known.get((device, stack))
-        if found is None:
-            reached = {device}
-            spots = [self.spot(group) for group in stack if len(group) > 1]
-            for spot in sorted(spots, key=lambda spot: -spot.level):
-                if not reached <= spot.places.keys():
-                    reached = set()
-                reached = {tree[spot.places[x]] for x in reached for tree in spot.trees}
-            found = self._known[device, stack] = frozenset(reached)
-        return found
+        if (device, stack) not in self._known:
+            groups = [group for group in stack if len(group) > 1]
+            inside = all(self._leads(group, device) for group in groups)
+            self._known[device, stack] = Devices(device, groups) if inside else ()
+        return self._known[device, stack]
+
+    def _leads(self, group: Members, device: int) -> bool:
+        """Whether a device is the first of a group, or below it in the map."""
+        assert self.device_map is not None
+        moves = self.device_map.moves
+        assert moves is not None, "devices of a regular map stand for others"
+        flat = shifted(group, -group[0])
+        level = next(n for n, move in enumerate(moves) if len(move) > 1 and shifted(move, -move[0]) == flat)
+        bases = accumulate([move[0] for move in moves[level + 1 :]], initial=group[0])
+        return any(device in Devices(base, moves[level + 1 : level + 1 + n]) for n, base in enumerate(bases))
 
     def note(self, eqn: DeviceEqn, taken: Stack, made: Stack) -> None:
         """Remember the stacks under which an equation takes its operands and makes its results."""
@@ -182,7 +169,7 @@ class Covers:
     def roles(self, fn: Function) -> Roles | None:
         """For each device that is written, sets of devices that do the same; the device itself is in the first.
 
-        None where a device that is written does something else than the one that stands for it.
+        None where a device that is written does something else than the one that stands for it, or where sets overlap.
         """
         stacks: dict[int, dict[Stack, None]] = {}
         for v in fn.inputs:
@@ -194,15 +181,21 @@ class Covers:
                 stacks.setdefault(device, {})[stack] = None
         found: Roles = {}
         for device, under in stacks.items():
-            covers = [self.devices(device, stack) for stack in under]
-            every = frozenset().union(*covers)
-            if every & stacks.keys() != {device}:
+            inside = [stack for stack in under if self.devices(device, stack)]
+            nested = sorted({frozenset(g for g in stack if len(g) > 1) for stack in inside}, key=len)
+            others = (other in self.devices(device, stack) for stack in inside for other in stacks if other != device)
+            if any(others) or any(not small <= large for small, large in pairwise(nested)):
                 return None
-            parts = [every]
-            for cover in covers:
-                parts = [part for whole in parts for part in (whole & cover, whole - cover) if part]
-            found[device] = sorted(parts, key=lambda part: (device not in part, min(part)))
+            parts: list[Devices] = []
+            for groups in nested:
+                parts.append(Devices(device, groups, Devices(device, nested[len(parts) - 1]) if parts else None))
+            found[device] = parts
         return found
+
+
+def whole_of(parts: Sequence[Devices]) -> Devices:
+    """The devices that one stands for: all of the last part, and those that it is without."""
+    return Devices(parts[-1].first, parts[-1].loops)
 
 
 def device_of(value: DeviceValue) -> int:
@@ -213,7 +206,7 @@ def device_of(value: DeviceValue) -> int:
     return base
 
 
-def _folded_groups(fn: Function) -> set[Members]:
+def _folded_groups(fn: Function) -> set[tuple[int, ...]]:
     """The groups of a flat program of which one device stands for all."""
     return {
         tuple(eqn.attributes[name])
@@ -251,11 +244,3 @@ def check_distances(fn: Function, machine: Distances) -> None:
                     why="the program is resolved with fold=True, and it is not known for which map",
                     fix="dist.simulate(fn, device_map, topology) of the program before it is resolved",
                 )
-
-
-def is_regular(device_map: DeviceMap | None) -> bool:
-    """Whether what stands below each device of a level is what stands below the first, moved by one distance."""
-    if device_map is None:
-        return True
-    shapes = {tuple(path[-1] - device for path in below.paths()) if below else () for device, below in device_map.nodes}
-    return len(shapes) == 1 and all(is_regular(below) for _, below in device_map.nodes[:1])

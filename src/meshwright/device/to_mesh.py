@@ -14,14 +14,13 @@ from meshwright.compile.compiled import Compiled
 from meshwright.compile.jit import jit
 from meshwright.core.program import Program
 from meshwright.device.blocks import BlockProgram, MeshWalk, no_group
-from meshwright.device.device_map import DeviceMap
+from meshwright.device.device_map import DeviceMap, Members, as_members
 from meshwright.device.dims import bind
 from meshwright.device.execute import array_sizes, in_order
 from meshwright.device.from_program import takes_program
 from meshwright.device.function import Function
 from meshwright.device.resolve import as_device_map, resolve
 from meshwright.device.staged import Slot, StageMove, StagePlan, StageRun, StageSend, has_stages
-from meshwright.device.symmetry import Members
 from meshwright.device.tensor_ops import tensor_of
 from meshwright.device.types import Tuple
 from meshwright.device.walk import symbols_of
@@ -55,7 +54,7 @@ class OnMesh:
         key = tuple(sorted(sizes.items()))
         if key not in self._walks:
             for eqn in resolve(self.source, self.device_map, fold=True, **sizes).eqns:
-                devices = tuple(eqn.attributes.get("devices", ()))
+                devices = as_members([*eqn.attributes.get("devices", ())])
                 if len(devices) > 1 and devices not in self._axes:
                     raise no_group(devices, self.device_map, repr(eqn))
             self._walks[key] = self._made(sizes)

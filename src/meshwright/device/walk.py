@@ -13,10 +13,10 @@ from typing import Any, Self
 from meshwright.core.dtypes import is_inexact
 from meshwright.core.op import Op
 from meshwright.device import ops
-from meshwright.device.device_map import DeviceMap, Path
+from meshwright.device.device_map import DeviceMap, Devices, Members, Path, as_members
 from meshwright.device.dims import Dim, Size, bind, divide, is_whole, solve
 from meshwright.device.function import DeviceEqn, DeviceValue, Function, Keys, Number, Operand
-from meshwright.device.symmetry import Covers, Members, device_of
+from meshwright.device.symmetry import Covers, device_of
 from meshwright.device.tensor_ops import infer, operands_of, params_of, signatures, tensor_of
 from meshwright.device.types import Device, Tensor, Tuple, Type
 from meshwright.device.typing import check_results
@@ -78,8 +78,7 @@ class Walk:
         self.count: dict[tuple[str, int], int] = {}
         self.replicas: list[Members] = []  # of the pmaps around, those whose first replica stands for all
         self.uses: dict[int, list[frozenset[int]]] = {}
-        self.groups: dict[int, tuple[Keys, object]] = {}  # groups of the map that values are spread over, each once
-        self.senders: dict[tuple[int, ...], Keys] = {}
+        self.senders: dict[tuple[object, ...], Keys] = {}
         self.fn, self.scope = fn, Scope(sizes=dict(sizes))
         self.inputs = [self.input(v.name, v.type, self.scope) for v in fn.inputs]
 
@@ -191,11 +190,11 @@ class Walk:
             )
         return self.device_map
 
-    def targets(self, eqn: DeviceEqn, scope: Scope) -> tuple[Sequence[int], bool]:
+    def targets(self, eqn: DeviceEqn, scope: Scope) -> tuple[Members, bool]:
         """The devices a scatter or broadcast spreads over, and whether the first of them stands for all."""
         folded = False
         if "devices" in eqn.attributes:
-            found: Sequence[int] = [self.device(d, scope) for d in eqn.attributes["devices"]]
+            found = as_members([self.device(d, scope) for d in eqn.attributes["devices"]])
             if len(set(found)) < len(found):
                 raise DeviceError(
                     f"A {eqn.op} has the same device twice.",
@@ -205,8 +204,7 @@ class Walk:
         else:
             keys = eqn.attributes.get("device_keys", Keys())
             path = tuple(scope.variable(k)[0] if isinstance(k, str) else self.device(k, scope) for k in keys)
-            group = self.map(f"device_keys={list(keys)}").lookup(path)
-            found = self.groups.setdefault(id(group), (Keys(group), group))[0]
+            found = self.map(f"device_keys={list(keys)}").group(path)
             folded = self.fold is not None and self.fold(path)
         parts = eqn.attributes.get("parts")
         if isinstance(parts, Dim):
@@ -299,10 +297,9 @@ class Walk:
             part, cut = tensor_of(x), {} if op is ops.BROADCAST else {"dim": _dim_of(eqn)}
             if cut:
                 part = _resized(eqn, part, cut["dim"], len(devices))
-            every = Keys(devices)
-            types = [part.on(Device(d)) for d in (every[:1] if folded else every)]
-            made = every if folded else ()
-            parts = self.emit(eqn, op, [x], types, (), made, **cut, devices=every)
+            types = [part.on(Device(d)) for d in (devices[:1] if folded else devices)]
+            made = devices if folded else ()
+            parts = self.emit(eqn, op, [x], types, (), made, **cut, devices=Keys(made or [*devices]))
             return _packed(eqn, Group(tuple(parts), not cut, made))
         if op is ops.SEND:
             to = self.device(_attribute(eqn, "to_device"), scope)
@@ -325,13 +322,10 @@ class Walk:
 
     def sending(self, device: int) -> Keys:
         """The devices that send at once, in the replicas that a folded one stands for: each as far as the first."""
-        key = (device, *map(id, self.replicas))
+        key = (device, *self.replicas)
         found = self.senders.get(key)
         if found is None:
-            places = [device]
-            for group in self.replicas:
-                places = [at + member - group[0] for at in places for member in group]
-            found = self.senders[key] = Keys(places)
+            found = self.senders[key] = Keys(Devices(device, self.replicas))
         return found
 
     def collective(self, eqn: DeviceEqn, items: Sequence[Item], scope: Scope) -> list[Item]:
