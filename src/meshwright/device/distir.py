@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from meshwright.core.facts import Across, Fusion, Memory
 from meshwright.core.op import REGISTRY, Op
 from meshwright.device.function import DeviceEqn
-from meshwright.device.named_ops import IDENTITY
 from meshwright.device.ops import CONSTANT, GATHER, SEND, DeviceOp, is_structural
 from meshwright.device.symmetry import device_of
 from meshwright.device.tensor_ops import tensor_of
 from meshwright.device.types import Tensor
+from meshwright.ops.named import IDENTITY
 
 
 @dataclass(frozen=True)

@@ -1,63 +1,25 @@
 """The ops of device programs, by the names their text has: what puts values on devices, and the ops of the registry.
 
 A scatter, a pmap or an allreduce is an op as any other, of types that say where values are; its type rule names its
-attributes. Ops that have names in other systems are in `named_ops`.
+attributes. Tensor ops that have names in other systems are in `ops.named`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
-from meshwright.core.facts import Fusion, Structure
-from meshwright.core.linearity import Linearity
-from meshwright.core.op import REGISTRY, Cost, No, Op, define_op
-from meshwright.core.types import TensorType, Variance
+from meshwright.core.facts import Structure
+from meshwright.core.op import REGISTRY, Op
+from meshwright.core.types import TensorType
 from meshwright.device.dims import divide
 from meshwright.device.types import Device, Tensor, Tuple, Type, elements
 from meshwright.errors import DeviceError
+from meshwright.ops.named import OPS as OPS
+from meshwright.ops.named import DeviceOp as DeviceOp
+from meshwright.ops.named import Params, define_device_op, find_op
 from meshwright.transform import every_op as _every  # noqa: F401  (fills the registry)
-
-Params = Mapping[str, Any]
-OPS: dict[str, Op] = {}
-
-
-Like = Callable[[int, int], int]
-
-
-def first_operand(operands: int, result: int) -> int:
-    return 0
-
-
-class IndependentOperands(NamedTuple):
-    """Operands and results of an op, by number, that have nothing to do with its other operands and results."""
-
-    operands: tuple[int, ...]
-    results: tuple[int, ...]
-
-
-@dataclass(frozen=True, eq=False)
-class DeviceOp(Op):
-    """An op of device programs alone.
-
-    ``shares`` are the independent parts of a call with so many operands, such as the updates of several weights;
-    ``result_count`` is how many results a call has that is one part. ``like`` is the operand whose dtype a result has,
-    and whose memory if it takes none, given how many operands there are and which result it is. ``steps`` are equations
-    that do the same as one of this op and can be split more.
-    """
-
-    shares: Callable[[int], tuple[IndependentOperands, ...]] | None = None
-    result_count: int = 1
-    like: Like = first_operand
-    steps: Callable[[Any], Sequence[Any]] | None = None
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return known_op, (self.name,)
-
-    def results_of(self, operands: int) -> int:
-        """How many results a call has."""
-        return self.result_count if self.shares is None else sum(len(x.results) for x in self.shares(operands)) or 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,17 +28,6 @@ class RenamedOp(Op):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return known_op, (self.name,)
-
-
-def define_device_op(name: str, **rules: Any) -> DeviceOp:
-    """Make an op of device programs; most rules that a traced program needs are for the ops of the registry alone."""
-    none = No(f"{name} is an op of device programs")
-    given: dict[str, Any] = {"linear": Linearity.NONE, "jvp": none, "transpose": none, "batch": none}
-    given |= {"factors": none, "evaluate": none, "cost": lambda operands, results, params: Cost(0.0, 0.0)}
-    given |= {"samples": tuple, "variance": Variance.OWN, "fusion": Fusion.ALONE}
-    made = define_op(name, **{**given, **rules}, registry=OPS, kind=DeviceOp)
-    assert isinstance(made, DeviceOp)
-    return made
 
 
 # What puts values on devices. Operands are types of device programs: tensors, and tuples of them.
@@ -206,11 +157,6 @@ def spelled(name: str, params: Params) -> tuple[str, dict[str, Any]]:
     """An op and its params under the names that programs print."""
     op, renamed = _SPELLINGS.get(name, (name, {}))
     return op, {renamed.get(key, key): value for key, value in params.items()}
-
-
-def find_op(name: str) -> Op | None:
-    """The op of exactly this name, if there is one."""
-    return OPS.get(name) or REGISTRY.find(name)
 
 
 def tensor_op(name: str) -> Op | None:

@@ -22,14 +22,14 @@ from meshwright.core.op import Cost, No, Op, is_contraction
 from meshwright.core.program import Program
 from meshwright.core.signature import signature_of
 from meshwright.core.types import TensorType
-from meshwright.device import named_ops as _named  # noqa: F401  (defines them)
 from meshwright.device.dims import Dim, Size, Sizes, readable, unwitness, witness
 from meshwright.device.function import DeviceEqn, DeviceValue, Number, Operand
-from meshwright.device.ops import DeviceOp, IndependentOperands, Params, is_structural
+from meshwright.device.ops import DeviceOp, is_structural
 from meshwright.device.types import Tensor, elements
 from meshwright.engine import compile as _compile  # noqa: F401  (runs the regions of scan and cond)
 from meshwright.engine.namespace import NUMPY
 from meshwright.errors import MeshwrightError, ShapeError
+from meshwright.ops.named import IndependentOperands, Params
 
 Arg = tuple[Sizes, DType]
 
@@ -121,6 +121,11 @@ def tensor_of(x: Operand) -> Tensor:
 
 def signatures(operands: Sequence[Operand]) -> list[Arg]:
     return [signature(tensor_of(x)) for x in operands]
+
+
+def plain_types(operands: Sequence[Operand]) -> list[TensorType]:
+    """The types of operands, with numbers for symbols."""
+    return _plain(signatures(operands))
 
 
 def _asked(eqn: DeviceEqn) -> tuple[list[TensorType], list[TensorType], dict[str, Any]]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from meshwright.device.dims import unwitness
 from meshwright.device.function import DeviceEqn, DeviceValue, Function, Number, Operand
 from meshwright.device.ops import BROADCAST, SCATTER, DeviceOp
-from meshwright.device.tensor_ops import infer, is_tensor_eqn, params_of, signature, tensor_of
+from meshwright.device.tensor_ops import infer, is_tensor_eqn, params_of, plain_types, signature, tensor_of
 from meshwright.device.types import UNKNOWN, Tensor, Type
 from meshwright.errors import DeviceError, ShapeError
 
@@ -29,7 +30,18 @@ def in_steps(fn: Function) -> Function:
     eqns: list[DeviceEqn] = []
     for eqn in fn.eqns:
         steps = eqn.op.steps if isinstance(eqn.op, DeviceOp) else None
-        eqns += steps(eqn) if steps is not None else (eqn,)
+        found = steps(plain_types(eqn.inputs), eqn.attributes) if steps is not None else ()
+        operands, (out, *_) = [*eqn.inputs], eqn.outputs
+        for n, step in enumerate(found):
+            taken = tuple(operands[at] for at in step.operands)
+            owner, params = (taken[0] if len(taken) == 1 else out), {k: unwitness(v) for k, v in step.params.items()}
+            if isinstance(owner, DeviceValue):  # a number is as large as what it meets
+                made = out if n == len(found) - 1 else DeviceValue(f"{owner.name}_{step.name}", out.type)
+                eqns.append(DeviceEqn(step.op, taken, (made,), params))
+                operands.append(made)
+            else:
+                operands.append(owner)
+        eqns += [] if found else [eqn]
     return fn if len(eqns) == len(fn.eqns) else fn.with_(eqns=tuple(eqns))
 
 

@@ -6,26 +6,85 @@ and simulations must know of it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from inspect import Parameter
 from inspect import Signature as PythonSignature
 from inspect import signature as python_signature
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 from meshwright.core.dtypes import is_inexact, short_name
 from meshwright.core.factors import Factors, names
 from meshwright.core.facts import Fusion, Memory
 from meshwright.core.linearity import Linearity, Types
-from meshwright.core.op import Cost
-from meshwright.core.types import TensorType
-from meshwright.device.dims import sized
-from meshwright.device.function import DeviceEqn, DeviceValue
-from meshwright.device.ops import DeviceOp, IndependentOperands, Like, Params, define_device_op, first_operand
-from meshwright.device.types import Tensor
+from meshwright.core.op import REGISTRY, Cost, No, Op, define_op
+from meshwright.core.types import TensorType, Variance
 from meshwright.errors import ShapeError
 
+Params = Mapping[str, Any]
+Like = Callable[[int, int], int]
+OPS: dict[str, Op] = {}
 Rule = Callable[[Sequence[TensorType], Params], str]
+
+
+class IndependentOperands(NamedTuple):
+    """Operands and results of an op, by number, that have nothing to do with its other operands and results."""
+
+    operands: tuple[int, ...]
+    results: tuple[int, ...]
+
+
+class OpStep(NamedTuple):
+    """A part of what an op does; its operands are those of the op, then the results of earlier steps."""
+
+    op: str
+    operands: tuple[int, ...]
+    params: Params
+    name: str
+
+
+def first_operand(operands: int, result: int) -> int:
+    return 0
+
+
+@dataclass(frozen=True, eq=False)
+class DeviceOp(Op):
+    """An op of device programs alone.
+
+    ``shares`` are the independent parts of a call with so many operands, such as the updates of several weights;
+    ``result_count`` is how many results a call has that is one part. ``like`` is the operand whose dtype a result has,
+    and whose memory if it takes none, given how many operands there are and which result it is. ``steps`` do
+    the same as this op and can be split more; the last gives the result.
+    """
+
+    shares: Callable[[int], tuple[IndependentOperands, ...]] | None = None
+    result_count: int = 1
+    like: Like = first_operand
+    steps: Callable[[Sequence[TensorType], Params], tuple[OpStep, ...]] | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return find_op, (self.name,)
+
+    def results_of(self, operands: int) -> int:
+        """How many results a call has."""
+        return self.result_count if self.shares is None else sum(len(x.results) for x in self.shares(operands)) or 1
+
+
+def define_device_op(name: str, **rules: Any) -> DeviceOp:
+    """Make an op of device programs; most rules that a traced program needs are for the ops of the registry alone."""
+    none = No(f"{name} is an op of device programs")
+    given: dict[str, Any] = {"linear": Linearity.NONE, "jvp": none, "transpose": none, "batch": none}
+    given |= {"factors": none, "evaluate": none, "cost": lambda operands, results, params: Cost(0.0, 0.0)}
+    given |= {"samples": tuple, "variance": Variance.OWN, "fusion": Fusion.ALONE}
+    made = define_op(name, **{**given, **rules}, registry=OPS, kind=DeviceOp)
+    assert isinstance(made, DeviceOp)
+    return made
+
+
+def find_op(name: str) -> Op | None:
+    """The op of exactly this name, if there is one."""
+    return OPS.get(name) or REGISTRY.find(name)
 
 
 def _named(
@@ -98,7 +157,7 @@ def _factors(name: str, written: str, types: Sequence[TensorType]) -> Factors:
 
 
 def _show(t: TensorType) -> str:
-    return f"({', '.join(str(sized(n)) for n in t.shape)})"
+    return f"({', '.join(map(str, t.shape))})"
 
 
 def _points(rule: Factors) -> int:
@@ -212,21 +271,14 @@ def _gemm(
     return alpha * xp.matmul(a.T if transA else a, b.T if transB else b) + beta * c
 
 
-def _gemm_steps(eqn: DeviceEqn) -> Sequence[DeviceEqn]:
+def _gemm_steps(types: Sequence[TensorType], params: Params) -> tuple[OpStep, ...]:
     """A matmul, and a sum with the third operand after it."""
-    (out,) = eqn.outputs
-    if len(eqn.inputs) < 3 or any(eqn.attributes.get(name, plain) != plain for name, plain in _PLAIN_GEMM.items()):
-        return (eqn,)
-    assert isinstance(out.type, Tensor)
-    added = eqn.inputs[2]
-    first = DeviceValue(f"{out.name}_product", out.type)
-    found = [DeviceEqn("MatMul", eqn.inputs[:2], (first,))]
-    if isinstance(added, DeviceValue) and isinstance(added.type, Tensor) and len(added.type.shape) < 2:
-        dims = tuple(range(2 - len(added.type.shape), 2))
-        whole = DeviceValue(f"{added.name}_rows", out.type)
-        found.append(DeviceEqn("broadcast_in_dim", (added,), (whole,), {"shape": out.type.shape, "dims": dims}))
-        added = whole
-    return (*found, DeviceEqn("add", (first, added), (out,)))
+    if len(types) < 3 or any(params.get(name, plain) != plain for name, plain in _PLAIN_GEMM.items()):
+        return ()
+    product, shape = OpStep("MatMul", (0, 1), {}, "product"), (types[0].shape[0], types[1].shape[1])
+    dims = tuple(range(2 - types[2].ndim, 2))
+    rows = OpStep("broadcast_in_dim", (2,), {"shape": shape, "dims": dims}, "rows")
+    return (product, rows, OpStep("add", (3, 4), {}, "")) if len(dims) < 2 else (product, OpStep("add", (3, 2), {}, ""))
 
 
 def _adam(
