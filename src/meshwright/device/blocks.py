@@ -16,10 +16,10 @@ from typing import Any
 from meshwright.api.shard_map import shard_map
 from meshwright.core.facts import Structure
 from meshwright.device import ops
-from meshwright.device.device_map import DeviceMap
+from meshwright.device.device_map import DeviceMap, Members
 from meshwright.device.execute import TRACED
 from meshwright.device.function import DeviceEqn, DeviceValue, Function, Number
-from meshwright.device.symmetry import Members, device_of
+from meshwright.device.symmetry import device_of
 from meshwright.device.tensor_ops import is_elementwise, tensor_of
 from meshwright.device.walk import Group, Item, Scope, Walk, flat_values
 from meshwright.errors import DeviceError
@@ -49,7 +49,7 @@ class MeshWalk(Walk):
         self.axes = axes
         self.along: dict[DeviceValue, Step] = {}
 
-    def targets(self, eqn: DeviceEqn, scope: Scope) -> tuple[Sequence[int], bool]:
+    def targets(self, eqn: DeviceEqn, scope: Scope) -> tuple[Members, bool]:
         return super().targets(eqn, scope)[0], True
 
     def append(self, eqn: DeviceEqn, taken: Members, made: Members) -> None:

@@ -45,10 +45,6 @@ def plain(arg: Arg) -> TensorType:
     return TensorType(witness(arg[0]), arg[1])
 
 
-def _plain(args: Sequence[Arg]) -> list[TensorType]:
-    return [plain(arg) for arg in args]
-
-
 def _witnessed(params: Params) -> dict[str, Any]:
     return {key: witness(value) for key, value in params.items()}
 
@@ -62,7 +58,7 @@ def params_of(eqn: DeviceEqn) -> dict[str, Any]:
 def _infer(op: Op, args: tuple[Arg, ...], params: tuple[tuple[str, Any], ...]) -> tuple[Arg, ...]:
     if isinstance(op, DeviceOp):
         _check_params(op, dict(params))
-    found = op.type(*_plain(args), **_witnessed(dict(params)))
+    found = op.type(*map(plain, args), **_witnessed(dict(params)))
     results = found if isinstance(found, tuple) else (found,)
     wrong = next((t.dtype for t in results if not isinstance(t.dtype, np.dtype)), None)
     if wrong is not None:
@@ -125,12 +121,12 @@ def signatures(operands: Sequence[Operand]) -> list[Arg]:
 
 def plain_types(operands: Sequence[Operand]) -> list[TensorType]:
     """The types of operands, with numbers for symbols."""
-    return _plain(signatures(operands))
+    return [plain(arg) for arg in signatures(operands)]
 
 
 def _asked(eqn: DeviceEqn) -> tuple[list[TensorType], list[TensorType], dict[str, Any]]:
     """What the rules of an op are asked with."""
-    return _plain(signatures(eqn.inputs)), _plain(signatures(eqn.outputs)), _witnessed(params_of(eqn))
+    return plain_types(eqn.inputs), plain_types(eqn.outputs), _witnessed(params_of(eqn))
 
 
 def rule_of(eqn: DeviceEqn) -> Factors | None:
@@ -155,7 +151,7 @@ def contracts(eqn: DeviceEqn) -> bool:
 
 def localize(op: Op, params: Params, args: Sequence[Arg], results: Sequence[Arg]) -> Params:
     """The params of the same op on shards of those types."""
-    found = op.localize(_witnessed(params), _plain(args), _plain(results))
+    found = op.localize(_witnessed(params), [*map(plain, args)], [*map(plain, results)])
     return {key: unwitness(value) if not isinstance(value, Program) else value for key, value in found.items()}
 
 
@@ -176,8 +172,7 @@ def shares_of(eqn: DeviceEqn) -> tuple[IndependentOperands, ...]:
 
 def operands_of(eqn: DeviceEqn) -> list[list[Operand]]:
     """The operands that each result of an equation is computed from."""
-    shares = shares_of(eqn)
-    own = {result: share for share in shares for result in share.results}
+    own = {result: share for share in shares_of(eqn) for result in share.results}
     return [[eqn.inputs[n] for n in own[result].operands] for result in range(len(eqn.outputs))]
 
 
@@ -195,7 +190,7 @@ def evaluate(op: Op, arrays: Sequence[Any], params: Params) -> tuple[Any, ...]:
 
 def cost(op: Op, args: Sequence[Arg], results: Sequence[Arg], params: Params) -> Cost:
     """Work of one call; dims must be numbers."""
-    return op.cost(_plain(args), _plain(results), params)
+    return op.cost([*map(plain, args)], [*map(plain, results)], params)
 
 
 SYMBOL_SIZE = 1024  # what a symbol counts as where work and bytes are compared

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from meshwright.device.dims import unwitness
-from meshwright.device.function import DeviceEqn, DeviceValue, Function, Number, Operand
+from meshwright.device.function import DeviceEqn, DeviceValue, Function, Operand
 from meshwright.device.ops import BROADCAST, SCATTER, DeviceOp
-from meshwright.device.tensor_ops import infer, is_tensor_eqn, params_of, plain_types, signature, tensor_of
+from meshwright.device.tensor_ops import infer, is_tensor_eqn, params_of, plain_types, signatures, tensor_of
 from meshwright.device.types import UNKNOWN, Tensor, Type
 from meshwright.errors import DeviceError, ShapeError
 
@@ -16,7 +16,24 @@ def typed(fn: Function) -> Function:
     """The same function with a type on every value, as far as it follows without a device map."""
     if _is_typed(fn):
         return fn
-    return _Typing(fn.with_bodies(typed)).function
+    fn = fn.with_bodies(typed)
+    unknown = next((v.name for v in fn.inputs if v.type is None), None)
+    if unknown is not None:
+        raise DeviceError(
+            f"The input {unknown} has no type.",
+            why="its shape and device are not known",
+            fix=f"{unknown}: Tensor[(B, F), 0]",
+        )
+    env: dict[Operand, DeviceValue] = {}
+    eqns = []
+    for eqn in fn.eqns:
+        made = eqn.with_(inputs=tuple(env.get(x, x) for x in eqn.inputs))
+        if any(v.type is None for v in eqn.outputs):
+            found = _types(made)
+            check_results(eqn, len(found))
+            env |= {v: DeviceValue(v.name, t) for v, t in zip(eqn.outputs, found, strict=True) if v.type is None}
+        eqns.append(made.with_(outputs=tuple(env.get(v, v) for v in eqn.outputs)))
+    return fn.with_(eqns=tuple(eqns), outputs=tuple(env.get(v, v) for v in fn.outputs))
 
 
 def in_steps(fn: Function) -> Function:
@@ -50,47 +67,20 @@ def _is_typed(fn: Function) -> bool:
     return all(v.type is not None for v in values) and all(_is_typed(body) for body in fn.bodies())
 
 
-class _Typing:
-    def __init__(self, fn: Function) -> None:
-        self.env: dict[DeviceValue, DeviceValue] = {}
-        for v in fn.inputs:
-            if v.type is None:
-                raise DeviceError(
-                    f"The input {v.name} has no type.",
-                    why="its shape and device are not known",
-                    fix=f"{v.name}: Tensor[(B, F), 0]",
-                )
-            self.env[v] = v
-        eqns = [self.eqn(eqn) for eqn in fn.eqns]
-        self.function = fn.with_(eqns=tuple(eqns), outputs=tuple(self.env[v] for v in fn.outputs))
-
-    def eqn(self, eqn: DeviceEqn) -> DeviceEqn:
-        inputs: list[Operand] = [x if isinstance(x, Number) else self.env[x] for x in eqn.inputs]
-        types = [v.type for v in eqn.outputs]
-        if any(t is None for t in types):
-            found = self.types(eqn, inputs)
-            check_results(eqn, len(found))
-            types = [t if t is not None else f for t, f in zip(types, found, strict=True)]
-        outputs = []
-        for v, t in zip(eqn.outputs, types, strict=True):
-            self.env[v] = v if v.type is not None else DeviceValue(v.name, t)
-            outputs.append(self.env[v])
-        return eqn.with_(inputs=tuple(inputs), outputs=tuple(outputs))
-
-    def types(self, eqn: DeviceEqn, inputs: list[Operand]) -> list[Type]:
-        values = [x for x in inputs if isinstance(x, DeviceValue)]
-        if is_tensor_eqn(eqn):
-            device = tensor_of(values[0]).device if values else eqn.attributes.get("device", UNKNOWN)
-            signatures = [signature(x if isinstance(x, Number) else tensor_of(x)) for x in inputs]
-            return [Tensor(shape, device, dtype) for shape, dtype in infer(eqn.op, signatures, params_of(eqn))]
-        if eqn.op in (SCATTER, BROADCAST) and eqn.attributes.get("devices") is None:
-            raise DeviceError(
-                f"{eqn.outputs[0].name} has no type.",
-                why="how many devices there are is known once a device map is given",
-                fix=f"{eqn.outputs[0].name}: Tuple[{tensor_of(values[0])}, ...] = {eqn.op}(…)",
-            )
-        found: Any = eqn.op.type(*(v.type for v in values), **eqn.params)  # type: ignore[arg-type]
-        return list(found) if isinstance(found, tuple) else [found]
+def _types(eqn: DeviceEqn) -> list[Type]:
+    """The types of an equation's results, of which some are not written."""
+    if is_tensor_eqn(eqn):
+        device = tensor_of(eqn.values[0]).device if eqn.values else eqn.attributes.get("device", UNKNOWN)
+        found = infer(eqn.op, signatures(eqn.inputs), params_of(eqn))
+        return [Tensor(shape, device, dtype) for shape, dtype in found]
+    if eqn.op in (SCATTER, BROADCAST) and eqn.attributes.get("devices") is None:
+        raise DeviceError(
+            f"{eqn.outputs[0].name} has no type.",
+            why="how many devices there are is known once a device map is given",
+            fix=f"{eqn.outputs[0].name}: Tuple[{tensor_of(eqn.values[0])}, ...] = {eqn.op}(…)",
+        )
+    made: Any = eqn.op.type(*(v.type for v in eqn.values), **eqn.params)  # type: ignore[arg-type]
+    return list(made) if isinstance(made, tuple) else [made]
 
 
 def check_results(eqn: DeviceEqn, count: int) -> None:

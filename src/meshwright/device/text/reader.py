@@ -21,8 +21,8 @@ from meshwright.core.op import Op
 from meshwright.core.signature import signature_of
 from meshwright.core.text.tokens import read_list
 from meshwright.device.device_map import DeviceMap
-from meshwright.device.dims import Size, divide, solve
-from meshwright.device.function import DeviceEqn, DeviceValue, Function, Keys, Number, Operand
+from meshwright.device.dims import Sizes, divide, solve
+from meshwright.device.function import DeviceEqn, DeviceValue, Function, Keys, Operand
 from meshwright.device.ops import (
     BROADCAST,
     NO_SUCH_OP,
@@ -34,9 +34,9 @@ from meshwright.device.ops import (
     spelled,
     tensor_op,
 )
-from meshwright.device.tensor_ops import infer, signature
+from meshwright.device.tensor_ops import infer, signatures
 from meshwright.device.text.types import TypeReader
-from meshwright.device.types import Device, Tensor, Tuple, Type, elements
+from meshwright.device.types import Device, Tuple, Type, elements
 from meshwright.errors import MeshwrightError, TextError
 
 
@@ -368,25 +368,20 @@ class _FunctionReader(TypeReader):
 
 def _fits(op: Op, operands: Sequence[Operand | None], attributes: dict[str, Any], annotated: Type) -> bool:
     """Whether annotations allow this op on these operands; what cannot be told from them is allowed."""
-    types = []
     for x in operands:
-        if x is None:
-            return False
-        if isinstance(x, DeviceValue) and x.type is None:
-            return True
-        types.append(x if isinstance(x, Number) else x.type)
+        if x is None or (isinstance(x, DeviceValue) and x.type is None):
+            return x is not None
     try:
         want = elements(annotated)
         if is_structural(op) and op not in (SCATTER, BROADCAST):
             return True
-        if any(isinstance(t, Tuple) for t in types):
+        if any(isinstance(x.type, Tuple) for x in operands if isinstance(x, DeviceValue)):
             return False
+        args = signatures([x for x in operands if x is not None])
         if op is SCATTER:
-            shape = _scattered(types[0], attributes, annotated)
-        elif op is BROADCAST:
-            shape = types[0].shape  # type: ignore[union-attr]
+            shape = _scattered(args[0][0], attributes.get("dim", 0), annotated)
         else:
-            shape = infer(op, [signature(t) for t in types], attributes)[0][0]  # type: ignore[arg-type]
+            shape = args[0][0] if op is BROADCAST else infer(op, args, attributes)[0][0]
     except MeshwrightError:
         return False
     return len(shape) == len(want.shape) and all(
@@ -394,13 +389,12 @@ def _fits(op: Op, operands: Sequence[Operand | None], attributes: dict[str, Any]
     )
 
 
-def _scattered(type: Any, attributes: dict[str, Any], annotated: Type) -> tuple[Size, ...]:
-    if not isinstance(annotated, Tuple) or annotated.more or not isinstance(type, Tensor):
+def _scattered(shape: Sizes, dim: Any, annotated: Type) -> Sizes:
+    if not isinstance(annotated, Tuple) or annotated.more:
         return elements(annotated).shape
-    dim = attributes.get("dim", 0)
-    if not isinstance(dim, int) or not 0 <= dim < len(type.shape):
+    if not isinstance(dim, int) or not 0 <= dim < len(shape):
         return ()
-    return type.resized(dim, divide(type.shape[dim], len(annotated.items))).shape
+    return (*shape[:dim], divide(shape[dim], len(annotated.items)), *shape[dim + 1 :])
 
 
 def _with_one_map(fn: Function) -> Function:
