@@ -8,6 +8,7 @@ import pytest
 import meshwright as mw
 import meshwright.numpy as mnp
 from meshwright import dist
+from meshwright.device.spread import Planner
 from meshwright.device.steady import steady_state
 from meshwright.errors import ShapeError
 from tests.device.models import MODELS, Model, check, mlp_training, transformer_training
@@ -240,6 +241,26 @@ def test_horizontal_parallelism_of_the_transformer_is_two_sums_per_layer_forward
     split = {eqn.inputs[0].name: eqn.attributes["dim"] for eqn in fn.eqns if eqn.op == "scatter"}
     # Leaves in the order of the tree: attention norm, down, gate, mlp norm, up, wk, wo, wq, wv after the embedding.
     assert len(split) == 7
+
+
+def test_horizontal_parallelism_looks_at_equations_in_proportion_to_layers(monkeypatch):
+    def loss(ws, x):
+        for w in ws:
+            x = mnp.maximum(x @ w, 0)
+        return mnp.mean(x * x)
+
+    def looked_at(layers: int) -> int:
+        """The equations that plans were made of, for all dims that could be split."""
+        seen = []
+        monkeypatch.setattr(Planner, "step", lambda self, eqn: (seen.append(eqn), step(self, eqn)))
+        sizes = [mw.ShapeDtypeStruct((64, 64), "float32")] * layers, mw.ShapeDtypeStruct((32, 64), "float32")
+        program = mw.make_program(mw.value_and_grad(loss))(*sizes)
+        dist.horizontal_parallel(dist.from_program(program, [*(f"w{n}" for n in range(layers)), "x"]), {"x": 0})
+        return len(seen)
+
+    step = Planner.step
+    counts = [looked_at(layers) for layers in (16, 32, 64)]
+    assert counts[2] - counts[1] == pytest.approx(2 * (counts[1] - counts[0]), rel=0.1)
 
 
 def test_parts_kept_in_place_are_neither_gathered_nor_scattered_again():

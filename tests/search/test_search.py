@@ -14,8 +14,8 @@ from examples import gpt, moe
 import meshwright as mw
 import meshwright.numpy as mnp
 from meshwright import dist, hardware
-from meshwright.device.schedule import peak_activations
 from meshwright.errors import MeshwrightError, ShapeError
+from meshwright.simulate.pipelines import peak_activations
 
 ROWS = json.loads((pathlib.Path(__file__).parents[1] / "device" / "distir_mlp_table.json").read_text())
 

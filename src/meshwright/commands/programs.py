@@ -16,10 +16,10 @@ from meshwright.core.check import check
 from meshwright.core.program import Program
 from meshwright.core.text.parse import parse_program
 from meshwright.core.text.types import parse_types
-from meshwright.device.schedule import SCHEDULES
 from meshwright.errors import HardwareError, MeshwrightError, TextError
 from meshwright.hardware.transformer import TransformerShape
 from meshwright.sharding.text_command import read_mesh
+from meshwright.simulate.pipelines import SCHEDULES
 from meshwright.simulate.simulation import Simulation
 from meshwright.simulate.transformer import train
 from meshwright.simulate.transformer.strategy import RECOMPUTE, Strategy

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from heapq import heappop, heappush
 from typing import NamedTuple
 
-from meshwright.device.classes import Classes, Place, divides, leading
+from meshwright.device.classes import Classes, Place, divides, leading, places
 from meshwright.device.dims import Size
 from meshwright.device.function import DeviceEqn, DeviceValue, Function
 from meshwright.device.spread import COPY, Planner, SpreadSharding, Version
@@ -49,11 +49,6 @@ def choose_classes(
             chosen.append(candidate)
             taken_eqns |= candidate.eqns
     return frozenset(c.root for c in chosen)
-
-
-def places(values: Sequence[DeviceValue]) -> list[Place]:
-    """All dims of some values."""
-    return [(v, d) for v in values for d in range(len(tensor_of(v).shape))]
 
 
 def _divisible(size: Size, parts: Size) -> bool:

@@ -6,7 +6,7 @@ dim and the same dim after a scatter, a send or a pmap's boundary.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from meshwright.core.factors import Dims, Factors
@@ -17,6 +17,11 @@ from meshwright.device.ops import CONSTANT, DeviceOp
 from meshwright.device.tensor_ops import is_tensor_eqn, linear_groups, plain, rule_of, signatures, tensor_of
 
 Place = tuple[DeviceValue, int]  # a dim of a value; of a tuple, that dim of its elements
+
+
+def places(values: Sequence[DeviceValue]) -> list[Place]:
+    """All dims of some values."""
+    return [(v, d) for v in values for d in range(len(tensor_of(v).shape))]
 
 
 class Classes:

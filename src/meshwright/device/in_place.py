@@ -9,11 +9,11 @@ An allreduce of tuples reduces them element by element.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 from meshwright.device.from_program import takes_program
 from meshwright.device.function import DeviceEqn, DeviceValue, Function
-from meshwright.device.types import Tensor, Tuple, Type
+from meshwright.device.types import Tensor, Tuple
 
 
 @takes_program
@@ -33,121 +33,97 @@ def keep_in_place(fn: Function) -> Function:
     """
     found = fn.with_bodies(keep_in_place)
     for eqn in found.eqns:
-        for index, value in enumerate(eqn.outputs):
-            chain = _Chain(found)
-            if chain.starts(eqn, index) and chain.follows(value):
-                return keep_in_place(chain.rewritten())
+        for value in eqn.outputs:
+            kept = _kept(found, eqn, value)
+            if kept is not None:
+                return keep_in_place(kept)
     return found
 
 
-class _Chain:
-    """One value that leaves a body in parts, and all that becomes of it."""
-
-    def __init__(self, fn: Function) -> None:
-        self.fn = fn
-        self.start: tuple[DeviceEqn, int] | None = None
-        self.parts: DeviceValue | None = None
-        self.dim = 0
-        self.keys: Any = None
-        self.values: list[DeviceValue] = []
-        self.sums: set[DeviceEqn] = set()
-        self.ends: dict[DeviceEqn, set[int]] = {}
-
-    def starts(self, eqn: DeviceEqn, index: int) -> bool:
-        body = eqn.body
-        if eqn.op != "pmap" or body is None or sum(e.body is body for e in self.fn.eqns) > 1:
-            return False
-        out = body.outputs[index]
-        made = next((e for e in body.eqns if out in e.outputs), None)
-        if made is None or made.op != "gather" or len(made.values) != 1 or body.outputs.count(out) > 1:
-            return False
-        keys = {e.attributes.get("device_keys") for e in body.eqns if e.op in ("scatter", "broadcast")}
-        at_home = str(made.attributes["to_device"]) == body.variable
-        if len(keys) != 1 or None in keys or not at_home or any(out in e.values for e in body.eqns):
-            return False
-        self.start, self.parts = (eqn, index), made.values[0]
-        self.dim, self.keys = made.attributes["dim"], keys.pop()
-        return isinstance(self.parts.type, Tuple) and not self.parts.type.more
-
-    def follows(self, value: DeviceValue) -> bool:
-        """Whether all that use the value scatter it again in the same way, or sum it first."""
-        self.values.append(value)
-        if value in self.fn.outputs:
-            return False
-        users = [eqn for eqn in self.fn.eqns if value in eqn.values]
+def _kept(fn: Function, start: DeviceEqn, value: DeviceValue) -> Function | None:
+    """The program in which a result of a pmap stays in the parts that it is gathered from; None if it cannot."""
+    gather = _gathered(fn, start, value)
+    if gather is None:
+        return None
+    parts = gather.values[0]
+    new: dict[DeviceValue, DeviceValue] = {}  # the tuples of parts, in place of those of what was gathered
+    bodies = {start: _without(_body(start), [gather], parts)}
+    left = [value]
+    while left:
+        value = left.pop()
+        users = [eqn for eqn in fn.eqns if value in eqn.values]
+        if value in fn.outputs or not users or not isinstance(value.type, Tuple) or parts.type is None:
+            return None
+        new[value] = DeviceValue(value.name, Tuple((parts.type,) * len(value.type.items), value.type.more))
         for eqn in users:
             if eqn.op == "allreduce" and not eqn.attributes:
-                self.sums.add(eqn)
-                if not self.follows(eqn.outputs[0]):
-                    return False
-            elif eqn.op != "pmap" or eqn.body is None or not self.ends_in(eqn, value):
-                return False
-        return bool(users)
-
-    def ends_in(self, eqn: DeviceEqn, value: DeviceValue) -> bool:
-        body = eqn.body
-        assert body is not None
-        if sum(e.body is body for e in self.fn.eqns) > 1:
-            return False
-        for index, operand in enumerate(eqn.values):
-            if operand is not value:
+                left.append(eqn.outputs[0])
                 continue
-            inner = body.inputs[index]
-            users = [e for e in body.eqns if inner in e.values]
-            same = all(
-                e.op == "scatter" and e.attributes["dim"] == self.dim and e.attributes.get("device_keys") == self.keys
-                for e in users
-            )
-            if not users or not same or inner in body.outputs:
-                return False
-            self.ends.setdefault(eqn, set()).add(index)
-        # The device of a replica is that of its tensors, of which one has to be left.
-        left = [v for n, v in enumerate(eqn.values) if n not in self.ends[eqn] and _is_flat(v)]
-        return bool(left)
+            body = bodies.get(eqn) or (_body(eqn) if _is_own(fn, eqn) else None)
+            for index in (n for n, operand in enumerate(eqn.values) if operand is value):
+                body = None if body is None else _taking_parts(body, index, gather, start)
+            if body is None:
+                return None
+            bodies[eqn] = body
+    # The device of a replica is that of its tensors, of which one has to be left.
+    if not all(any(_is_flat(v) and v not in new for v in eqn.values) for eqn in bodies if eqn is not start):
+        return None
+    eqns = tuple(_renamed(eqn, new, bodies.get(eqn, eqn.body)) for eqn in fn.eqns)
+    return fn.with_(eqns=eqns)
 
-    # Writing
 
-    def rewritten(self) -> Function:
-        new = {v: DeviceValue(v.name, self.nested(v.type)) for v in self.values}
-        eqns = []
-        for eqn in self.fn.eqns:
-            body = eqn.body
-            if self.start is not None and eqn is self.start[0]:
-                body = self.started(eqn, self.start[1])
-            if eqn in self.ends:
-                assert body is not None
-                body = self.ended(body, self.ends[eqn])
-            inputs = tuple(new.get(x, x) if isinstance(x, DeviceValue) else x for x in eqn.inputs)
-            eqns.append(eqn.with_(inputs=inputs, outputs=tuple(new.get(v, v) for v in eqn.outputs), body=body))
-        return self.fn.with_(eqns=tuple(eqns))
+def _is_own(fn: Function, eqn: DeviceEqn) -> bool:
+    """Whether an equation is a pmap with a body that no other has."""
+    return eqn.op == "pmap" and sum(other.body is eqn.body for other in fn.eqns) == 1
 
-    def nested(self, type: Type | None) -> Type | None:
-        if not isinstance(type, Tuple) or self.parts is None or self.parts.type is None:
-            return None
-        return Tuple((self.parts.type,) * len(type.items), type.more)
 
-    def started(self, eqn: DeviceEqn, index: int) -> Function:
-        body = eqn.body
-        assert body is not None
-        assert self.parts is not None
-        out = body.outputs[index]
-        kept = tuple(e for e in body.eqns if out not in e.outputs)
-        outputs = tuple(self.parts if n == index else v for n, v in enumerate(body.outputs))
-        return body.with_(eqns=kept, outputs=outputs)
+def _body(eqn: DeviceEqn) -> Function:
+    assert eqn.body is not None
+    return eqn.body
 
-    def ended(self, body: Function, indices: set[int]) -> Function:
-        assert self.parts is not None
-        new = {body.inputs[n]: DeviceValue(body.inputs[n].name, self.parts.type) for n in indices}
-        gone = {e for e in body.eqns if e.op == "scatter" and e.values[0] in new}
-        renamed = {e.outputs[0]: new[e.values[0]] for e in gone}
-        eqns = []
-        for e in body.eqns:
-            if e in gone:
-                continue
-            inputs = tuple(renamed.get(x, x) if isinstance(x, DeviceValue) else x for x in e.inputs)
-            eqns.append(e.with_(inputs=inputs))
-        inputs_ = tuple(new.get(v, v) for v in body.inputs)
-        return body.with_(inputs=inputs_, eqns=tuple(eqns), outputs=tuple(renamed.get(v, v) for v in body.outputs))
+
+def _keys(body: Function) -> set[object]:
+    """The devices that a body spreads values over."""
+    return {e.attributes.get("device_keys") for e in body.eqns if e.op in ("scatter", "broadcast")}
+
+
+def _gathered(fn: Function, eqn: DeviceEqn, value: DeviceValue) -> DeviceEqn | None:
+    """The gather at the end of a pmap's body that a result comes from, if nothing else reads it."""
+    if not _is_own(fn, eqn):
+        return None
+    body = _body(eqn)
+    out = body.outputs[eqn.outputs.index(value)]
+    made = next((e for e in body.eqns if out in e.outputs), None)
+    if made is None or made.op != "gather" or len(made.values) != 1 or body.outputs.count(out) > 1:
+        return None
+    keys, type = _keys(body), made.values[0].type
+    at_home = str(made.attributes["to_device"]) == body.variable and len(keys) == 1 and None not in keys
+    read = any(out in e.values for e in body.eqns)
+    return made if at_home and not read and isinstance(type, Tuple) and not type.more else None
+
+
+def _taking_parts(body: Function, index: int, gather: DeviceEqn, start: DeviceEqn) -> Function | None:
+    """A body that is given the parts that it scattered an input into; None if it does anything else with the input."""
+    whole, (keys,) = body.inputs[index], _keys(_body(start))
+    users = [e for e in body.eqns if whole in e.values]
+    again = {"dim": gather.attributes["dim"], "device_keys": keys}
+    same = all(e.op == "scatter" and again.items() <= e.attributes.items() for e in users)
+    if not users or not same or whole in body.outputs:
+        return None
+    given = DeviceValue(whole.name, gather.values[0].type)
+    return _without(body.with_(inputs=tuple(given if v is whole else v for v in body.inputs)), users, given)
+
+
+def _without(body: Function, gone: Sequence[DeviceEqn], parts: DeviceValue) -> Function:
+    """A body without some equations, and with parts for their results."""
+    new = {v: parts for e in gone for v in e.outputs}
+    eqns = tuple(_renamed(e, new, e.body) for e in body.eqns if e not in gone)
+    return body.with_(eqns=eqns, outputs=tuple(new.get(v, v) for v in body.outputs))
+
+
+def _renamed(eqn: DeviceEqn, new: Mapping[DeviceValue, DeviceValue], body: Function | None) -> DeviceEqn:
+    inputs = tuple(new.get(x, x) if isinstance(x, DeviceValue) else x for x in eqn.inputs)
+    return eqn.with_(inputs=inputs, outputs=tuple(new.get(v, v) for v in eqn.outputs), body=body)
 
 
 def _is_flat(value: DeviceValue) -> bool:

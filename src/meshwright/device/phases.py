@@ -99,9 +99,7 @@ def cut_by_names(body: Function, eqns: Sequence[DeviceEqn], names: Sequence[str]
     return found
 
 
-def place_backward(
-    forward: dict[DeviceEqn, int], backward: Sequence[DeviceEqn], inputs: Sequence[DeviceValue], stages: int
-) -> dict[DeviceEqn, int]:
+def place_backward(forward: dict[DeviceEqn, int], backward: Sequence[DeviceEqn], stages: int) -> dict[DeviceEqn, int]:
     """Stages of the backward equations: gradients go down the pipeline, to where the activations they need are kept."""
     home: dict[DeviceValue, int] = {}
     for eqn, stage in forward.items():

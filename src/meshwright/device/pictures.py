@@ -11,11 +11,11 @@ from meshwright.chart.gantt import Chart, GanttBar, Lane, fragment
 from meshwright.chart.views import TextPiece, View
 from meshwright.device.device_map import DeviceMap
 from meshwright.device.function import Function
-from meshwright.device.schedule import Schedule
 from meshwright.device.simulation import DeviceSimulation, numbers_text
 from meshwright.errors import DeviceError
 from meshwright.report.listing import Marked, listing_view
 from meshwright.report.trees import MOST_NODES, TreeNode, tree_view
+from meshwright.simulate.pipelines import Schedule
 
 _TENSOR = re.compile(r"Tensor\[(?:\w+, )?\([^()]*\), ([^\]\s]+)\]")
 _MOST_COLORS = 12  # more devices than that are told apart by their groups

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass
-from itertools import product
+from collections.abc import Sequence
+from typing import NamedTuple
 
-from meshwright.device.classes import Classes, Place
-from meshwright.device.dims import divide
+from meshwright.device.classes import Classes, Place, places
 from meshwright.device.from_program import takes_program
-from meshwright.device.function import DeviceEqn, DeviceValue, Function, Number
-from meshwright.device.schedule import PipelineTask, Schedule
-from meshwright.device.spread import COPY, SpreadSharding, SpreadStep, Version
+from meshwright.device.function import DeviceEqn, DeviceValue, Function
+from meshwright.device.spread import COPY, SpreadStep, Version
 from meshwright.device.stages import Stages
 from meshwright.device.tensor_ops import tensor_of
 from meshwright.device.transforms import (
@@ -19,15 +16,15 @@ from meshwright.device.transforms import (
     Keys,
     at_level,
     fresh_variable,
-    home_of,
     named_classes,
     plain_keys,
     scattered_classes,
 )
-from meshwright.device.types import Device, Tensor, Tuple
+from meshwright.device.types import Device, Tuple
 from meshwright.device.typing import in_steps
-from meshwright.device.writer import DeviceBody
+from meshwright.device.writer import DeviceBody, home_of
 from meshwright.errors import DeviceError, ShapeError
+from meshwright.simulate.pipelines import Schedule
 
 _ADD = {"sum": "add", "max": "maximum", "min": "minimum", "prod": "mul", "or": "or", "and": "and"}
 
@@ -70,7 +67,7 @@ def pipeline_parallel(
         if microbatches == 1:
             split: frozenset[Place] = frozenset()
         elif batch is not None:
-            split = named_classes(fn, [body], classes, batch, microbatches, "microbatches")
+            split = named_classes(fn, batch, [body], classes, microbatches, "microbatches")
         else:
             split = _found_batch(fn, body, classes)
         found = Stages(body, classes, split, stages, microbatches, schedule, chunks, homes)
@@ -83,18 +80,10 @@ def pipeline_parallel(
 
 def _found_batch(fn: Function, body: Function, classes: Classes) -> frozenset[Place]:
     """The batch where it is plain: what an enclosing level scatters, or the one dim that every result carries."""
-    taken = scattered_classes(fn, classes)
-    inputs = [(v, d) for v in body.inputs for d in range(len(tensor_of(v).shape))]
-    here = {classes.root(p) for p in inputs} & taken
-    found = []
-    for root in {classes.root(p): None for p in inputs}:
-        carried = all(
-            any(classes.root((v, d)) == root for d in range(len(tensor_of(v).shape)))
-            for eqn in body.eqns
-            for v in eqn.outputs
-        )
-        if carried:
-            found.append(root)
+    roots = dict.fromkeys(classes.root(place) for place in places(body.inputs))
+    here = scattered_classes(fn, classes).intersection(roots)
+    carried = [{classes.root(place) for place in places([v])} for eqn in body.eqns for v in eqn.outputs]
+    found = [root for root in roots if all(root in one for one in carried)]
     if len(found) == 1:
         return frozenset(found)
     if len(here) == 1:
@@ -116,213 +105,131 @@ def _check_fan_out(fn: Function, devices: int, level: int) -> None:
         )
 
 
-@dataclass(frozen=True, eq=False)
-class _Job:
-    """The equations of one task: a phase of a stage."""
+class _Job(NamedTuple):
+    """The steps of one task as a function, what it takes and gives, and the device that it runs on."""
 
-    phase: str
-    stage: int
-    steps: tuple[SpreadStep, ...]
+    function: Function
+    inputs: tuple[Version, ...]
+    outputs: tuple[Version, ...]
+    device: Device
 
 
 class _Pipeline:
-    """Writes the equations of a pipeline in the order of its schedule."""
+    """Writes a pipeline: values by version and microbatch, and where they are.
+
+    The microbatch of what is done once is None.
+    """
 
     def __init__(self, stages: Stages, keys: Sequence[int | str], depth: int) -> None:
-        self.stages, self.body, self.plan, self.planner = stages, stages.body, stages.plan, stages.planner
-        self.count, self.schedule, self.keys = stages.count, stages.schedule, keys
-        self.variable = fresh_variable(keys, depth)
-        self.home = Device(self.body.variable) if self.body.variable is not None else home_of(self.body)
+        self.stages, self.planner, self.body = stages, stages.planner, stages.body
+        self.count, self.keys, self.variable = stages.count, keys, fresh_variable(keys, depth)
+        self.home = home_of(self.body)
         self.eqns: list[DeviceEqn] = []
         self.where: dict[tuple[Version, int | None, Device], DeviceValue] = {}
         self.made: dict[tuple[Version, int | None], tuple[DeviceValue, Device]] = {}
+        self.parts: dict[Version, tuple[DeviceValue, Device]] = {}
         self.sums: dict[Version, DeviceValue] = {}
-        self.bodies: dict[_Job, tuple[Function, list[Version], list[Version]]] = {}
-        self.returned = frozenset(self.body.outputs)
-        self.converted = frozenset(conversion.source for conversion in self.plan.conversions)
+        self.kept = {(v, self.planner.original.get(v, COPY)) for v in self.body.outputs}
+        self.kept.update(conversion.source for conversion in self.planner.conversions)
         self.readers: dict[Version, list[SpreadStep]] = {}
-        for step in self.plan.steps:
-            for v in step.operands:
-                if not isinstance(v, Number):
-                    self.readers.setdefault(v, []).append(step)
-        self.maker = {v[0]: step for step in reversed(stages.micro) for v in step.results}
+        for step in self.planner.steps:
+            for v in step.read:
+                self.readers.setdefault(v, []).append(step)
 
     def device(self, stage: int) -> Device:
-        place = stage % self.stages.devices
-        return Device(self.keys[-1] if self.keys else "device_map", sub=place)
+        return Device(self.keys[-1] if self.keys else "device_map", sub=stage % self.stages.devices)
 
     def write(self) -> Function:
-        steps: dict[tuple[str, int], list[SpreadStep]] = {}
+        jobs: dict[tuple[str, int], list[SpreadStep]] = {}
         for step in self.stages.micro:
-            steps.setdefault((self.stages.phase_of[step], self.stages.stage_of[step]), []).append(step)
-        places = product("FBW", range(self.stages.stages))
-        jobs = {place: _Job(*place, tuple(steps.get(place, ()))) for place in places}
+            jobs.setdefault((self.stages.phase_of[step], self.stages.stage_of[step]), []).append(step)
+        bodies = {(phase, stage): self.job(steps, stage) for (phase, stage), steps in jobs.items()}
         for stage, shared in self.stages.before:
-            self.call(_Job("S", stage, tuple(shared)), None)
-        self.run(jobs)
+            self.call(self.job(shared, stage), None)
+        for device, task in self.stages.schedule.in_order("schedule='1f1b'"):
+            job = bodies.get((task.phase, self.stages.schedule.stage(device, task)))
+            if job is not None:
+                self.call(job, task.microbatch)
         for stage, tail in self.stages.after:
-            self.call(_Job("T", stage, tuple(tail)), None)
+            self.call(self.job(tail, stage), None)
         outputs = tuple(self.output(v) for v in self.body.outputs)
         return self.body.with_(eqns=tuple(self.eqns), outputs=outputs)
 
-    def run(self, jobs: Mapping[tuple[str, int], _Job]) -> None:
-        orders = self.schedule.orders
-        at = [0] * len(orders)
-        left = sum(map(len, orders))
-        while left:
-            moved = False
-            for device, order in enumerate(orders):
-                if at[device] == len(order):
-                    continue
-                task = order[at[device]]
-                job = jobs[task.phase, self.schedule.stage(device, task)]
-                if self.missing(job, task.microbatch) is not None:
-                    continue
-                if job.steps:
-                    self.call(job, task.microbatch)
-                at[device] += 1
-                left -= 1
-                moved = True
-            if not moved:
-                raise self.stuck(jobs, at)
+    def job(self, steps: Sequence[SpreadStep], stage: int) -> _Job:
+        """Some steps as a function, which is called for every microbatch."""
+        made = DeviceBody(self.planner, steps, self.variable)
+        if not made.inputs:
+            made.take((self.body.inputs[0], COPY))
+        inside = set(map(id, steps))
+        outputs = [
+            v
+            for step in steps
+            for v in step.results
+            if v in self.kept or any(id(reader) not in inside for reader in self.readers.get(v, ()))
+        ]
+        return _Job(made.function(outputs), tuple(made.inputs), tuple(outputs), self.device(stage))
 
-    def missing(self, job: _Job, k: int) -> Version | None:
-        """What a job waits for, None if it can run."""
-        inside = {v for s in job.steps for v in s.results}
-        for step in job.steps:
-            for v in step.operands:
-                if not isinstance(v, Number) and v not in inside and v in self.plan.made and not self.exists(v, k):
-                    return v
-        return None
+    def call(self, job: _Job, k: int | None) -> None:
+        operands = tuple(self.fetch(v, k, job.device) for v in job.inputs)
+        suffix = "" if k is None else f"_{k}"
+        made = tuple(DeviceValue(f"{v[0].name}{suffix}", self.planner.local(v, job.device)) for v in job.outputs)
+        self.eqns.append(DeviceEqn("call", operands, made, {}, job.function))
+        for version, value in zip(job.outputs, made, strict=True):
+            self.made[version, k] = (value, job.device)
+            if version[1].kind == "summand" and k is not None:
+                self.accumulate(version, value, job.device)
 
-    def exists(self, version: Version, k: int) -> bool:
-        return (version, k) in self.made or (version, None) in self.made
-
-    def stuck(self, jobs: Mapping[tuple[str, int], _Job], at: Sequence[int]) -> DeviceError:
-        lines = []
-        for device, order in enumerate(self.schedule.orders):
-            if at[device] < len(order):
-                task = order[at[device]]
-                missing = self.missing(jobs[task.phase, self.schedule.stage(device, task)], task.microbatch)
-                maker = next(s for s in self.stages.micro if missing in s.results)
-                stage = self.stages.stage_of[maker]
-                wanted = PipelineTask(self.stages.phase_of[maker], task.microbatch, stage // self.stages.devices)
-                lines.append(f"device {device}: {task} waits for {wanted} of device {stage % self.stages.devices}")
-        return DeviceError(
-            f"The schedule {self.schedule.name} waits for itself.",
-            why="\n".join(lines),
-            fix="run each task after what it waits for; schedule='1f1b' is in order",
-        )
-
-    def local(self, version: Version, device: Device) -> Tensor:
-        value, layout = version
-        found = tensor_of(value).on(device)
-        if layout.kind == "part":
-            return found.resized(layout.dim, divide(found.shape[layout.dim], self.count))
-        return found
+    def accumulate(self, version: Version, value: DeviceValue, device: Device) -> None:
+        """Add the summand of a microbatch to those before; the sum is where they are made."""
+        (summed, layout), before = version, self.sums.get(version)
+        if before is not None:
+            value, added = DeviceValue(f"{summed.name}_sum", self.planner.local(version, device)), value
+            self.eqns.append(DeviceEqn(_ADD[layout.how], (before, added), (value,)))
+        self.sums[version] = value
+        self.made[(summed, COPY), None] = (value, device)
 
     def fetch(self, version: Version, k: int | None, device: Device) -> DeviceValue:
         """A version on a device: sent there once."""
-        if (version, k) not in self.made:
-            k = None if (version, None) in self.made else k
-        if (version, k) not in self.made:
-            k = self.source(version, k)
+        if (version, k) not in self.made and (version, None) not in self.made:
+            self.begin(version, k)
+        k = k if (version, k) in self.made else None
         found = self.where.get((version, k, device))
-        if found is not None:
-            return found
-        value, at = self.made[version, k]
-        if at != device:
-            sent = DeviceValue(
-                f"{value.name}_to_{device.sub if device.sub is not None else device}", self.local(version, device)
-            )
-            self.eqns.append(DeviceEqn("send", (value,), (sent,), {"to_device": device}))
-            value = sent
-        self.where[version, k, device] = value
-        return value
+        if found is None:
+            found, at = self.made[version, k]
+            if at != device:
+                place = device.sub if device.sub is not None else device
+                sent = DeviceValue(f"{found.name}_to_{place}", self.planner.local(version, device))
+                self.eqns.append(DeviceEqn("send", (found,), (sent,), {"to_device": device}))
+                found = sent
+            self.where[version, k, device] = found
+        return found
 
-    def source(self, version: Version, k: int | None) -> int | None:
+    def begin(self, version: Version, k: int | None) -> None:
         """Bring into being a version of an input, or a part of what is computed once."""
         value, layout = version
-        if layout.kind == "copy" and value in self.planner.inputs:
-            self.made[version, None] = (value, self.home)
-            return None
-        if layout.kind == "copy":  # the sum over all microbatches
-            found = self.sums[value, self.planner.original[value]]
-            self.made[version, None] = (found, self.device_of(value))
-            return None
-        assert layout.kind == "part" and k is not None
-        if (version, -1) not in self.made:
-            if value in self.planner.inputs:
-                whole, at = value, self.home
-            else:
-                whole, at = self.made[(value, COPY), None]
-            parts = DeviceValue(f"{value.name}_parts", Tuple((self.local(version, at),) * self.count))
-            self.eqns.append(DeviceEqn("split", (whole,), (parts,), {"dim": layout.dim, "parts": self.count}))
-            self.made[version, -1] = (parts, at)
-        parts, at = self.made[version, -1]
-        item = DeviceValue(f"{value.name}_{k}", self.local(version, at))
+        whole = (value, self.home) if value in self.planner.inputs else self.made[(value, COPY), None]
+        if layout.kind == "copy":
+            self.made[version, None] = whole
+            return
+        assert k is not None
+        if version not in self.parts:
+            parts = DeviceValue(f"{value.name}_parts", Tuple((self.planner.local(version, whole[1]),) * self.count))
+            self.eqns.append(DeviceEqn("split", (whole[0],), (parts,), {"dim": layout.dim, "parts": self.count}))
+            self.parts[version] = (parts, whole[1])
+        parts, at = self.parts[version]
+        item = DeviceValue(f"{value.name}_{k}", self.planner.local(version, at))
         self.eqns.append(DeviceEqn("item", (parts,), (item,), {"index": k}))
         self.made[version, k] = (item, at)
-        return k
-
-    def device_of(self, value: DeviceValue) -> Device:
-        return self.device(self.stages.stage_of[self.maker[value]])
-
-    def call(self, job: _Job, k: int | None) -> None:
-        function, inputs, outputs = self.function(job)
-        device = self.device(job.stage)
-        operands = tuple(self.fetch(v, k, device) for v in inputs)
-        suffix = "" if k is None else f"_{k}"
-        made = tuple(DeviceValue(f"{v[0].name}{suffix}", self.local(v, device)) for v in outputs)
-        self.eqns.append(DeviceEqn("call", operands, made, {}, function))
-        for version, value in zip(outputs, made, strict=True):
-            self.made[version, k] = (value, device)
-            if version[1].kind == "summand" and k is not None:
-                self.accumulate(version, value, device)
-
-    def accumulate(self, version: Version, value: DeviceValue, device: Device) -> None:
-        before = self.sums.get(version)
-        if before is None:
-            self.sums[version] = value
-            return
-        total = DeviceValue(f"{version[0].name}_sum", self.local(version, device))
-        self.eqns.append(DeviceEqn(_ADD[version[1].how], (before, value), (total,)))
-        self.sums[version] = total
-
-    def function(self, job: _Job) -> tuple[Function, list[Version], list[Version]]:
-        if job in self.bodies:
-            return self.bodies[job]
-        made = DeviceBody(job.steps, self.local, Device(self.variable))
-        if not made.inputs:
-            made.take((self.body.inputs[0], COPY))
-        inside = set(map(id, job.steps))
-        outputs = [v for step in job.steps for v in step.results if self.leaves(v, inside)]
-        results = tuple(made.values[v] for v in outputs)
-        function = Function("", tuple(made.inputs.values()), made.eqns, results, None, self.variable)
-        self.bodies[job] = function, list(made.inputs), outputs
-        return self.bodies[job]
-
-    def leaves(self, version: Version, inside: Set[int]) -> bool:
-        """Whether a version is read outside of some steps, which are given by their ids."""
-        if version[0] in self.returned or version in self.converted:
-            return True
-        return any(id(step) not in inside for step in self.readers.get(version, ()))
 
     def output(self, value: DeviceValue) -> DeviceValue:
-        layout: SpreadSharding | None = self.planner.original.get(value)
         if value in self.planner.inputs:
             return value
-        assert layout is not None
+        layout = self.planner.original[value]
         whole = DeviceValue(f"{value.name}_out", tensor_of(value).on(self.home))
         if layout.kind == "part":
             items = tuple(self.made[(value, layout), k][0] for k in range(self.count))
             self.eqns.append(DeviceEqn("gather", items, (whole,), {"dim": layout.dim, "to_device": self.home}))
             return whole
-        if layout.kind == "summand":
-            found = self.sums[value, layout]
-        elif ((value, layout), None) in self.made:
-            found = self.made[(value, layout), None][0]
-        else:
-            found = self.made[(value, layout), 0][0]
-        self.eqns.append(DeviceEqn("send", (found,), (whole,), {"to_device": self.home}))
+        found = self.made.get(((value, COPY), None)) or self.made[(value, layout), 0]
+        self.eqns.append(DeviceEqn("send", found[:1], (whole,), {"to_device": self.home}))
         return whole

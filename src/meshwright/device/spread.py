@@ -13,17 +13,16 @@ has another, a collective converts it. Equations between collectives become one 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from meshwright.core.dtypes import BOOL
 from meshwright.core.factors import Dims, Factors
 from meshwright.core.types import TensorType
 from meshwright.device.classes import Classes, Place, divides, leading
-from meshwright.device.dims import Size, is_cut, sized
+from meshwright.device.dims import Size, divide, is_cut, sized
 from meshwright.device.function import DeviceEqn, DeviceValue, Function, Number, Operand
 from meshwright.device.tensor_ops import SYMBOL_SIZE, is_elementwise, shares_of, signatures, tensor_of
-from meshwright.device.types import Device
+from meshwright.device.types import Device, Tensor
 from meshwright.partition.choose import choose, numbered, question
 from meshwright.partition.cost import Planning
 from meshwright.partition.layouts import layout as sharding_of
@@ -53,15 +52,13 @@ Version = tuple[DeviceValue, SpreadSharding]
 Layouts = tuple[Sequence[SpreadSharding], Sequence[SpreadSharding]]
 
 
-@dataclass(frozen=True)
-class SpreadLevel:
-    """The devices a body is spread over: how many, how they are looked up, and what to call things."""
+class SpreadLevel(NamedTuple):
+    """The devices that bodies are spread over: how many, how they are looked up, and what to call things."""
 
     parts: Size
-    keys: tuple[Any, ...]
+    keys: tuple[int | str, ...]
     variable: str
     tag: str
-    home: Device
     devices: tuple[int, ...] = ()
 
 
@@ -93,7 +90,6 @@ class Conversion(NamedTuple):
     op: str
     source: Version
     target: Version
-    depth: int
 
 
 class Planner:
@@ -111,7 +107,6 @@ class Planner:
         self.steps: list[SpreadStep] = []
         self.conversions: list[Conversion] = []
         self.depth: dict[Version, int] = {}
-        self.made: set[Version] = set()
         self.entries: dict[Version, None] = {}
         self.original: dict[DeviceValue, SpreadSharding] = {}
         self.inputs = set(body.inputs)
@@ -139,9 +134,9 @@ class Planner:
 
     def current(self, x: Operand) -> SpreadSharding:
         """The layout an operand has; a parameter that is held in parts is gathered to be used."""
-        if isinstance(x, Number) or (self.sharded and x in self.inputs):
-            return COPY if isinstance(x, Number) else self.wanted(x)
-        return self.original.get(x) or self.wanted(x)
+        if isinstance(x, Number):
+            return COPY
+        return (not (self.sharded and x in self.inputs) and self.original.get(x)) or self.wanted(x)
 
     def version(self, value: DeviceValue, layout: SpreadSharding) -> Version:
         """A value in a layout, converted if it has another."""
@@ -160,9 +155,16 @@ class Planner:
         if op is None or (op == "reduce_scatter" and (have.how != "sum" or self.sharded == 1)):
             have, op = self.version(value, COPY)[1], "own_part"
         # What a segment makes leaves it as a tuple, so that a collective on it belongs to the next one.
-        depth = self.depth[value, have] + ((value, have) in self.made)
-        self.depth[found] = depth
-        self.conversions.append(Conversion(op, (value, have), found, depth))
+        self.depth[found] = self.depth[value, have] + (value not in self.inputs and have == self.original[value])
+        self.conversions.append(Conversion(op, (value, have), found))
+        return found
+
+    def local(self, version: Version, device: Device) -> Tensor:
+        """What a version is on a device."""
+        value, layout = version
+        found = tensor_of(value).on(device)
+        if layout.kind == "part":
+            return found.resized(layout.dim, divide(found.shape[layout.dim], self.parts))
         return found
 
     def shard_of(self, value: DeviceValue, rule: Factors | None = None, dims: Dims = ()) -> SpreadSharding:
@@ -189,7 +191,6 @@ class Planner:
         made = tuple(zip(eqn.outputs, results, strict=True))
         self.original.update(made)
         self.depth.update(dict.fromkeys(made, depth))
-        self.made.update(made)
         self.steps.append(SpreadStep(eqn, tuple(operands), made, depth))
 
     def layouts(self, eqn: DeviceEqn) -> Layouts:

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
 
 from meshwright.device.classes import Classes, Place
-from meshwright.device.function import DeviceEqn, DeviceValue, Function, Number
-from meshwright.device.phases import cut_by_cost, cut_by_names, forward_equations, place_backward
-from meshwright.device.schedule import SCHEDULES, PipelineTask, Schedule, check_chunks, forward_only
+from meshwright.device.function import DeviceEqn, DeviceValue, Function
+from meshwright.device.phases import ancestors, cut_by_cost, cut_by_names, forward_equations, place_backward
 from meshwright.device.spread import Planner, SpreadStep
 from meshwright.errors import ShapeError
+from meshwright.simulate.pipelines import (
+    SCHEDULES,
+    PipelineTask,
+    Schedule,
+    check_chunks,
+    forward_only,
+    not_once,
+    schedule_of,
+)
 
 MOST_WRITTEN = 1 << 14  # tasks of a pipeline
 Groups = list[tuple[int, list[SpreadStep]]]  # steps done in one call, with their stage
@@ -37,7 +46,6 @@ class Stages:
     ) -> None:
         self.body, self.count = body, microbatches
         self.planner = Planner(body, classes, split, microbatches)
-        self.plan = self.planner
         devices = stages if isinstance(stages, int) else len(stages) + 1
         if isinstance(schedule, Schedule):
             if schedule.devices != devices:
@@ -62,69 +70,51 @@ class Stages:
         self.stage_of: dict[SpreadStep, int] = {}
         forward: list[DeviceEqn] = []
         if not self.micro and homes and microbatches > 1:
-            self.shared, self.tail = [], list(self.plan.steps)
+            self.shared, self.tail = [], list(self.planner.steps)
             self.schedule = forward_only(devices, 0)
         else:
             self.stage_of, forward = self.placed(stages)
             self.schedule = self.made_schedule(schedule, devices, chunks, len(forward) < len(self.micro), microbatches)
         self.phase_of = self.phases(forward)
         self.after = self.groups(self.tail, self.tail_stages(homes))
-        self.before = self.groups(self.shared, self.shared_stages())
+        self.before = self.groups(self.shared, _by_use(self.shared, self.stage_of))
         homes.update({v.name: stage for v, stage in self.at.items()})
 
     def sorted_steps(self) -> tuple[list[SpreadStep], list[SpreadStep], list[SpreadStep]]:
         """Steps of each microbatch, steps done once before, and steps done once after all microbatches."""
-        micro, shared, tail = [], [], []
-        for c in self.plan.conversions:
-            if c.op in ("allgather", "reduce_scatter"):
-                raise self.not_separable(c.source[0])
-        for step in self.plan.steps:
-            layouts = [v[1] for v in (*step.operands, *step.results) if not isinstance(v, Number)]
-            if step.depth > 0:
-                if any(layout.kind != "copy" for layout in layouts):
-                    raise self.not_separable(step.eqn.outputs[0])
-                tail.append(step)
-            elif all(layout.kind == "copy" for layout in layouts):
-                shared.append(step)
-            else:
-                micro.append(step)
-        if not micro:
-            return micro, shared, tail
-        # What no microbatch needs waits for the end.
-        needed = {v for step in micro for v in step.eqn.values}
-        for step in reversed(shared):
-            if any(v in needed for v in step.eqn.outputs):
-                needed.update(step.eqn.values)
-        late = {step for step in shared if not any(v in needed for v in step.eqn.outputs)}
-        after = late.union(tail)
-        return micro, [s for s in shared if s not in late], [s for s in self.plan.steps if s in after]
-
-    def not_separable(self, value: DeviceValue) -> ShapeError:
-        return ShapeError(
-            f"{value.name} needs the whole batch.",
-            why="microbatches run one after the other; an equation in their midst depends on all of them",
-            fix="microbatches=1",
-        )
+        steps = self.planner.steps
+        mixed = [c.source[0] for c in self.planner.conversions if c.op in ("allgather", "reduce_scatter")]
+        mixed += [step.eqn.outputs[0] for step in steps if step.depth > 0 and not step.whole]
+        if mixed:
+            raise ShapeError(
+                f"{mixed[0].name} needs the whole batch.",
+                why="microbatches run one after the other; an equation in their midst depends on all of them",
+                fix="microbatches=1",
+            )
+        micro = [step for step in steps if not step.whole]
+        shared = [step for step in steps if step.whole and step.depth == 0]
+        if micro:  # what no microbatch needs waits for the end
+            needed = ancestors(self.body, [v for step in micro for v in step.eqn.values])
+            shared = [step for step in shared if step.eqn in needed]
+        known = {*micro, *shared}
+        return micro, shared, [step for step in steps if step not in known]
 
     def placed(self, stages: int | Sequence[str]) -> tuple[dict[SpreadStep, int], list[DeviceEqn]]:
+        """The stages of the steps of each microbatch, and the equations of the forward pass."""
         if not self.micro:  # nothing depends on the batch: everything is done once, in order
             self.micro, self.shared, self.count = self.shared, [], 1
-        by_eqn = {step.eqn: step for step in self.micro}
-        eqns = list(by_eqn)
+        eqns = [step.eqn for step in self.micro]
         forward = forward_equations(self.body, eqns)
         if not forward:
             raise ShapeError(
                 "The program has no equations to put on stages.", why="it returns its inputs", fix="stages=1"
             )
-        cut = (
-            cut_by_names(self.body, forward, stages)
-            if not isinstance(stages, int)
-            else cut_by_cost(forward, self.stages if self.body.variable is None else min(self.stages, len(forward)))
-        )
-        known = set(forward)
-        backward = [eqn for eqn in eqns if eqn not in known]
-        found = {**cut, **place_backward(cut, backward, self.body.inputs, self.stages)}
-        return {by_eqn[eqn]: stage for eqn, stage in found.items()}, forward
+        if isinstance(stages, int):
+            found = cut_by_cost(forward, self.stages if self.body.variable is None else min(self.stages, len(forward)))
+        else:
+            found = cut_by_names(self.body, forward, stages)
+        found |= place_backward(found, [eqn for eqn in eqns if eqn not in found], self.stages)
+        return {step: found[step.eqn] for step in self.micro}, forward
 
     def made_schedule(self, schedule: str | Schedule, devices: int, chunks: int, trains: bool, given: int) -> Schedule:
         if self.count != given:
@@ -149,24 +139,19 @@ class Stages:
         if not trains:
             return forward_only(devices, self.count, chunks)
         check_chunks(schedule, chunks)
-        return SCHEDULES[schedule](devices, self.count, *([chunks] if schedule == "interleaved" else []))
+        return schedule_of(schedule, devices, self.count, chunks)
 
     def phases(self, forward: Sequence[DeviceEqn]) -> dict[SpreadStep, str]:
         """F, B and (where the schedule tells them apart) W, for what no other stage waits for."""
         known = set(forward)
         found: dict[SpreadStep, str] = {}
         splits = any(task.phase == "W" for order in self.schedule.orders for task in order)
-        feeds: dict[DeviceValue, list[SpreadStep]] = {}
-        for step in self.micro:
-            for v in step.eqn.values:
-                feeds.setdefault(v, []).append(step)
+        waited: dict[DeviceValue, set[int]] = {}  # the stages that read a value, and -1 for a backward step
         for step in reversed(self.micro):
-            if step.eqn in known:
-                found[step] = "F"
-                continue
-            after = [s for v in step.eqn.outputs for s in feeds.get(v, ())]
-            waited = any(self.stage_of[s] != self.stage_of[step] or found[s] == "B" for s in after)
-            found[step] = "B" if waited or not splits else "W"
+            stages = set().union(*(waited.get(v, ()) for v in step.eqn.outputs)) - {self.stage_of[step]}
+            found[step] = "F" if step.eqn in known else "B" if stages or not splits else "W"
+            for v in step.eqn.values:
+                waited.setdefault(v, set()).update([self.stage_of[step]], [-1] if found[step] == "B" else [])
         return found
 
     # What is done once
@@ -176,9 +161,8 @@ class Stages:
         at = self.at = {v: homes[v.name] for v in self.body.inputs if v.name in homes}
         for step in self.micro:
             stage = self.stage_of[step]
-            for v in step.eqn.values:
-                if v in self.planner.inputs:
-                    at.setdefault(v, stage)
+            for v in self.planner.inputs.intersection(step.eqn.values):
+                at.setdefault(v, stage)
             at.update(dict.fromkeys(step.eqn.outputs, stage))
         found: dict[SpreadStep, int] = {}
         for step in self.tail:
@@ -186,21 +170,7 @@ class Stages:
             if known:
                 found[step] = min(known)
                 at.update(dict.fromkeys(step.eqn.outputs, found[step]))
-        wanted = _first_uses(found)
-        for step in reversed(self.tail):
-            if step not in found:
-                found[step] = min((wanted[v] for v in step.eqn.outputs if v in wanted), default=0)
-                wanted.update({v: min(wanted.get(v, found[step]), found[step]) for v in step.eqn.values})
-        return found
-
-    def shared_stages(self) -> dict[SpreadStep, int]:
-        """Steps before the microbatches run on the stage that needs them first."""
-        wanted = _first_uses(self.stage_of)
-        found: dict[SpreadStep, int] = {}
-        for step in reversed(self.shared):
-            stage = found[step] = min((wanted[v] for v in step.eqn.outputs if v in wanted), default=0)
-            wanted.update({v: min(wanted.get(v, stage), stage) for v in step.eqn.values})
-        return found
+        return _by_use(self.tail, found)
 
     def groups(self, steps: Iterable[SpreadStep], stages: dict[SpreadStep, int]) -> Groups:
         """Steps of one stage in one call, as far as they do not wait for others in between."""
@@ -223,20 +193,21 @@ def _check_complete(schedule: Schedule, trains: bool) -> None:
     splits = any(task.phase == "W" for order in schedule.orders for task in order)
     phases = "F" if not trains else "FBW" if splits else "FB"
     for device, order in enumerate(schedule.orders):
-        for phase, k, chunk in product(phases, range(schedule.microbatches), range(schedule.chunks)):
-            task = PipelineTask(phase, k, chunk)
-            if order.count(task) != 1:
-                raise ShapeError(
-                    f"The schedule {schedule.name} runs {task} {order.count(task)} times on device {device}.",
-                    why="every stage computes each phase of each microbatch once",
-                    fix=f"{task} once among the tasks of device {device}",
-                )
+        counts = Counter(order)
+        for place in product(phases, range(schedule.microbatches), range(schedule.chunks)):
+            task = PipelineTask(*place)
+            if counts[task] != 1:
+                raise not_once(ShapeError, schedule, task, counts[task], device)
 
 
-def _first_uses(stages: dict[SpreadStep, int]) -> dict[DeviceValue, int]:
-    """The first stage that reads each value."""
-    found: dict[DeviceValue, int] = {}
-    for step, stage in stages.items():
-        for v in step.eqn.values:
-            found[v] = min(found.get(v, stage), stage)
+def _by_use(steps: Sequence[SpreadStep], known: Mapping[SpreadStep, int]) -> dict[SpreadStep, int]:
+    """The stages that are known, and for other steps the first that reads what they make."""
+    found = dict(known)
+    first: dict[DeviceValue, int] = {}
+    for step, stage in known.items():
+        first.update({v: min(first.get(v, stage), stage) for v in step.eqn.values})
+    for step in reversed(steps):
+        if step not in found:
+            stage = found[step] = min((first[v] for v in step.eqn.outputs if v in first), default=0)
+            first.update({v: min(first.get(v, stage), stage) for v in step.eqn.values})
     return found

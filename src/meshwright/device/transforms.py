@@ -7,13 +7,14 @@ the pmaps whose variable is d over ``device_map[d]``, ``["d", "dd"]`` those insi
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import count
 
 from meshwright.device.choose import choose_classes
-from meshwright.device.classes import Classes, Place, divides
+from meshwright.device.classes import Classes, Place, divides, places
 from meshwright.device.dims import Dim, Size
 from meshwright.device.from_program import takes_program
-from meshwright.device.function import DeviceValue, Function
+from meshwright.device.function import Function
 from meshwright.device.spread import Planner, SpreadLevel
 from meshwright.device.tensor_ops import is_tensor_eqn, tensor_of
 from meshwright.device.types import Device
@@ -51,11 +52,7 @@ def data_parallel(fn: Function, batch: Batch, device_keys: Keys = (), *, parts: 
         return y_dp
     """
     fn = in_steps(fn)
-
-    def choose(bodies: Sequence[Function], classes: Classes, size: Size) -> frozenset[Place]:
-        return named_classes(fn, bodies, classes, batch, size)
-
-    return _spread(fn, device_keys, parts, "dp", choose)
+    return _spread(fn, device_keys, parts, "dp", partial(named_classes, fn, batch))
 
 
 @takes_program
@@ -77,11 +74,7 @@ def zero(fn: Function, batch: Batch, stage: int = 2, device_keys: Keys = (), *, 
     if stage not in (1, 2, 3):
         raise ShapeError("The stage of zero is 1, 2 or 3.", why=f"it is {stage!r}", fix="stage=2")
     fn = in_steps(fn)
-
-    def choose(bodies: Sequence[Function], classes: Classes, size: Size) -> frozenset[Place]:
-        return named_classes(fn, bodies, classes, batch, size)
-
-    return _spread(fn, device_keys, parts, "zero", choose, sharded=stage)
+    return _spread(fn, device_keys, parts, "zero", partial(named_classes, fn, batch), sharded=stage)
 
 
 @takes_program
@@ -109,8 +102,8 @@ def horizontal_parallel(
 
     def choose(bodies: Sequence[Function], classes: Classes, size: Size) -> frozenset[Place]:
         if split is not None:
-            return named_classes(fn, bodies, classes, split, size)
-        kept = named_classes(fn, bodies, classes, batch, None) if batch is not None else frozenset()
+            return named_classes(fn, split, bodies, classes, size)
+        kept = named_classes(fn, batch, bodies, classes, None) if batch is not None else frozenset()
         taken = kept | scattered_classes(fn, classes)
         return choose_classes(bodies, classes, size, taken, known=bool(taken))
 
@@ -124,16 +117,16 @@ Choose = Callable[[Sequence[Function], Classes, Size], frozenset[Place]]
 def _spread(fn: Function, keys: Keys, parts: int | None, tag: str, choose: Choose, *, sharded: int = 0) -> Function:
     keys = plain_keys(keys)
     classes = Classes(fn)
-    bodies: list[tuple[Function, int]] = []
+    bodies: list[Function] = []
 
     def look(body: Function, depth: int) -> Function:
-        bodies.append((body, depth))
+        bodies.append(body)
         return body
 
     # The bodies of one level share their classes: what one of them splits, all of them hold in parts.
     at_level(fn, keys, look)
-    size = level_of(fn, *bodies[0], keys, parts, tag).parts
-    split = choose([body for body, _ in bodies], classes, size)
+    level = level_of(fn, keys, parts, tag)
+    split = choose(bodies, classes, level.parts)
     if not split:
         raise ShapeError(
             "There is no dim to split on this level.",
@@ -142,9 +135,7 @@ def _spread(fn: Function, keys: Keys, parts: int | None, tag: str, choose: Choos
         )
 
     def spread(body: Function, depth: int) -> Function:
-        level = level_of(fn, body, depth, keys, parts, tag)
-        planner = Planner(body, classes, split, level.parts, sharded=sharded)
-        return SpreadWriter(body, planner, planner.original, level, sharded=sharded).write()
+        return SpreadWriter(Planner(body, classes, split, level.parts, sharded=sharded), level).write()
 
     return at_level(fn, keys, spread)
 
@@ -208,10 +199,8 @@ def check_plain(body: Function, keys: Sequence[int | str]) -> None:
             )
 
 
-def level_of(
-    fn: Function, body: Function, depth: int, keys: Sequence[int | str], parts: int | None, tag: str
-) -> SpreadLevel:
-    """What is known of the devices below a body."""
+def level_of(fn: Function, keys: tuple[int | str, ...], parts: int | None, tag: str) -> SpreadLevel:
+    """What is known of the devices that the bodies of a level are spread over."""
     size: Size | None = parts
     devices: tuple[int, ...] = ()
     if parts is not None and (not isinstance(parts, int) or not 1 <= parts <= MOST_PARTS):
@@ -232,11 +221,8 @@ def level_of(
                 why=f"the device map {fn.device_map} has {size} on this level",
                 fix=f"parts={size}",
             )
-    home = Device(body.variable) if body.variable is not None else home_of(body)
-    variable = fresh_variable(keys, depth)
-    return SpreadLevel(
-        size if size is not None else Dim.symbol("N" * (depth + 1)), tuple(keys), variable, tag, home, devices
-    )
+    depth = sum(isinstance(key, str) for key in keys)
+    return SpreadLevel(size or Dim.symbol("N" * (depth + 1)), keys, fresh_variable(keys, depth), tag, devices)
 
 
 def fresh_variable(keys: Sequence[int | str], depth: int) -> str:
@@ -244,16 +230,11 @@ def fresh_variable(keys: Sequence[int | str], depth: int) -> str:
     return next(name for n in count(depth + 1) if (name := "d" * n) not in keys)
 
 
-def home_of(body: Function) -> Device:
-    found = tensor_of(body.inputs[0]).device if body.inputs else Device(0)
-    return found if found.is_concrete else Device(0)
-
-
 def named_classes(
     fn: Function,
+    batch: Batch | None,
     bodies: Sequence[Function],
     classes: Classes,
-    batch: Batch | None,
     parts: Size | None,
     into: str = "devices",
 ) -> frozenset[Place]:
@@ -277,10 +258,12 @@ def named_classes(
         type = tensor_of(value)
         if not isinstance(dim, int) or not 0 <= dim < len(type.shape):
             raise ShapeError(f"The input {name} has no dim {dim}.", why=f"it is {type}", fix=f"batch={{{name!r}: 0}}")
-        found.add(classes.root((value, dim)))
-        here = [p for body in bodies for p in _in_body(body, classes, (value, dim))]
-        for place in here:
-            size = tensor_of(place[0]).shape[place[1]]
+        root = classes.root((value, dim))
+        found.add(root)
+        here = [
+            tensor_of(v).shape[d] for body in bodies for v, d in places(body.inputs) if classes.root((v, d)) == root
+        ]
+        for size in here:
             if parts is not None and not divides(size, parts):
                 raise ShapeError(
                     f"A dim of size {size} does not divide into {parts} equal parts.",
@@ -292,12 +275,6 @@ def named_classes(
             "There is nothing to split.", why="no batch dim is named", fix=f"batch={{{fn.inputs[-1].name!r}: 0}}"
         )
     return frozenset(found)
-
-
-def _in_body(body: Function, classes: Classes, place: Place) -> list[Place]:
-    root = classes.root(place)
-    places: list[tuple[DeviceValue, int]] = [(v, d) for v in body.inputs for d in range(len(tensor_of(v).shape))]
-    return [p for p in places if classes.root(p) == root]
 
 
 def scattered_classes(fn: Function, classes: Classes) -> frozenset[Place]:

@@ -36,8 +36,8 @@ from meshwright.device.pictures import draw
 from meshwright.device.pipeline import pipeline_parallel
 from meshwright.device.recompute import recompute
 from meshwright.device.resolve import check, resolve
-from meshwright.device.schedule import SCHEDULES, Schedule
-from meshwright.device.schedule import PipelineTask as Task
+from meshwright.simulate.pipelines import SCHEDULES, Schedule
+from meshwright.simulate.pipelines import PipelineTask as Task
 from meshwright.search.strategies import SearchResult, estimate, grid_search, strategies
 from meshwright.device.simulate import simulate
 from meshwright.device.simulation import DeviceSimulation as Simulation

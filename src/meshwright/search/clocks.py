@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from meshwright.device.schedule import PipelineTask
 from meshwright.search.unrolled import alternating
-from meshwright.simulate.transformer.pipeline import TaskTime, play
+from meshwright.simulate.pipelines import PipelineTask, TaskTime, schedule_of
 
 
 @lru_cache(maxsize=4096)
@@ -34,7 +33,7 @@ def overlapped(
         length = cost[first + 1] + (cost[first + 2] if whole else 0.0)
         return TaskTime(length, length + (hops[1][stage - 1] if stage else 0.0))
 
-    return play(name, devices, microbatches, chunks, time)[0]
+    return schedule_of(name, devices, microbatches, chunks).play(time)[0]
 
 
 @lru_cache(maxsize=1024)

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from functools import partial
 
-from meshwright.device.schedule import peak_activations
 from meshwright.errors import ShapeError
 from meshwright.search.clocks import overlapped, steps_of
 from meshwright.search.layered import Layer, Layered, LayerMatmul, Pointwise, Work
 from meshwright.search.strategy import Costs, check_batch, check_parts
+from meshwright.simulate.pipelines import peak_activations
 from meshwright.simulate.transformer.strategy import Strategy
 
 MOST_LAYERS = 1 << 12

@@ -7,10 +7,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from meshwright.device.schedule import SCHEDULES, check_chunks
 from meshwright.errors import ShapeError
 from meshwright.sharding.mesh_check import short
 from meshwright.sharding.text_sdy import LARGEST
+from meshwright.simulate.pipelines import SCHEDULES, check_chunks
 from meshwright.simulate.transformer.strategy import RECOMPUTE, Strategy
 
 

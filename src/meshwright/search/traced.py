@@ -121,7 +121,7 @@ class Traced:
 
     @cached_property
     def batch_classes(self) -> frozenset[Place]:
-        return named_classes(self.function, [self.function], self.classes, self.batch, None)
+        return named_classes(self.function, self.batch, [self.function], self.classes, None)
 
     @cached_property
     def planner(self) -> Planner:
@@ -187,7 +187,7 @@ class Traced:
         if segments == 1:
             coarse = cut_by_cost(self.forward, stages)
         backward = [eqn for eqn, kind in zip(eqns, kinds, strict=True) if kind == "micro" and eqn not in coarse]
-        placed = {**coarse, **place_backward(coarse, backward, self.function.inputs, stages)}
+        placed = {**coarse, **place_backward(coarse, backward, stages)}
         stage, phase = np.zeros(len(eqns), int), np.zeros(len(eqns), int)
         segment = np.array([fine.get(eqn, 0) for eqn in eqns])
         first: dict[DeviceValue, int] = {}

@@ -8,13 +8,13 @@ from typing import NamedTuple
 import numpy as np
 
 from meshwright.device.function import DeviceValue
-from meshwright.device.schedule import peak_activations
 from meshwright.device.spread import COPY
 from meshwright.device.tensor_ops import tensor_of
 from meshwright.errors import MeshwrightError, ShapeError
 from meshwright.search.clocks import overlapped
 from meshwright.search.strategy import Costs, check_batch
 from meshwright.search.traced import BACKWARD, FORWARD, SEGMENTS, SHARED, TAIL, WEIGHTS, StageOfEqns, Traced
+from meshwright.simulate.pipelines import peak_activations
 from meshwright.simulate.transformer.strategy import Strategy
 
 

@@ -15,9 +15,9 @@ from typing import Any
 
 from meshwright.core.dtypes import FLOAT32, INT32
 from meshwright.device.function import DeviceEqn, DeviceValue, Function, Keys
-from meshwright.device.schedule import PipelineTask, check_counts
 from meshwright.device.types import Device, Tensor
 from meshwright.errors import ShapeError
+from meshwright.simulate.pipelines import PipelineTask, check_counts
 
 
 def alternating(stages: int, microbatches: int) -> list[list[tuple[int, PipelineTask]]]:

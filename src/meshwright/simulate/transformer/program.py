@@ -26,11 +26,11 @@ from meshwright.core import tree
 from meshwright.core.dtypes import as_dtype, holds_integers
 from meshwright.core.program import Program
 from meshwright.core.source import here
-from meshwright.device.schedule import SCHEDULES, check_chunks
 from meshwright.errors import HardwareError
 from meshwright.hardware.transformer import TransformerShape
 from meshwright.sharding.mesh import AbstractMesh
 from meshwright.sharding.spec import P, PartitionSpec
+from meshwright.simulate.pipelines import SCHEDULES, check_chunks
 from meshwright.simulate.transformer.strategy import RECOMPUTE, Strategy
 
 REPLICAS = ("data", "expert", "context")  # the axes along which devices have the same of most parameters

@@ -19,18 +19,17 @@ from meshwright.core import tree
 from meshwright.core.program import Program
 from meshwright.core.trace import run
 from meshwright.core.types import TensorType
-from meshwright.device.schedule import PipelineTask, peak_activations
 from meshwright.hardware.chips import dtype_name
 from meshwright.hardware.collectives import collective_cost, shift_of
 from meshwright.hardware.transformer import TransformerShape
 from meshwright.simulate.machine import COMPUTE, TaskCost
 from meshwright.simulate.memory import Alive, MemoryUse, memory
+from meshwright.simulate.pipelines import PipelineTask, Starts, TaskTime, peak_activations, schedule_of
 from meshwright.simulate.schedule import Event
 from meshwright.simulate.simulation import Simulation
 from meshwright.simulate.tasks import Task, TaskBlock
 from meshwright.simulate.transformer import program as model
 from meshwright.simulate.transformer import regions
-from meshwright.simulate.transformer.pipeline import Starts, TaskTime, play
 from meshwright.simulate.transformer.player import Hardware, Player, player
 from meshwright.simulate.transformer.step_program import StepDtypes, StepRegions, step_program
 from meshwright.simulate.transformer.strategy import Strategy
@@ -490,7 +489,7 @@ class _PipelinedStep(_Stages):
             return TaskTime(t.backward + weights, t.backward + t.weights + hop)
 
         self.time_of = time
-        return play(s.schedule, s.pipeline, s.microbatches, s.chunks, time)
+        return schedule_of(s.schedule, s.pipeline, s.microbatches, s.chunks).play(time)
 
     def hop_seconds(self) -> float:
         """A microbatch's activations from one stage to the next."""

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from itertools import chain
 from typing import NamedTuple
 
-from meshwright.errors import DeviceError, ShapeError
+from meshwright.errors import DeviceError, MeshwrightError, ShapeError
 from meshwright.simulate.clock import start_times
 
 MOST_TASKS = 1 << 18  # of a schedule that is written out and played in a second
@@ -30,6 +31,14 @@ class PipelineTask(NamedTuple):
 
 
 Placed = tuple[int, PipelineTask]  # a task on a device
+Starts = dict[Placed, float]
+
+
+class TaskTime(NamedTuple):
+    """How long a task keeps its device busy, and when, from its start, what it sends has arrived."""
+
+    seconds: float
+    arrives: float
 
 
 @dataclass(frozen=True)
@@ -71,25 +80,35 @@ class Schedule:
             if 0 <= n < last
         ]
 
-    def in_order(self) -> list[Placed]:
-        """All tasks with their devices, each after those it waits for; a schedule that waits for itself is refused."""
-        done: dict[Placed, None] = {}
+    def in_order(self, example: str = "dist.SCHEDULES['1f1b'](stages, microbatches)") -> list[Placed]:
+        """All tasks with their devices, each after those it waits for, in rounds of one task per device at most.
+
+        A schedule that waits for itself is refused, with the example of one that does not.
+        """
+        rounds: dict[Placed, int] = {}
         at = [0] * self.devices
         turns = deque(range(self.devices))
         while turns:
             device = turns.popleft()
             order, before = self.orders[device], at[device]
-            while at[device] < len(order) and all(x in done for x in self.needs(device, order[at[device]])):
-                done[device, order[at[device]]] = None
+            while at[device] < len(order):
+                task = order[at[device]]
+                needs = self.needs(device, task)
+                if any(x not in rounds for x in needs):
+                    break
+                last = rounds[device, order[at[device] - 1]] if at[device] else -1
+                rounds[device, task] = max([last + 1, *(rounds[x] + (x[0] > device) for x in needs)])
                 at[device] += 1
             if at[device] > before:  # those next to it may wait for what it has done
                 turns += ((device + 1) % self.devices, (device - 1) % self.devices)
         waiting = {d: order[at[d]] for d, order in enumerate(self.orders) if at[d] < len(order)}
         if waiting:
-            raise self._waits_for_itself(waiting, done)
-        return list(done)
+            raise self._waits_for_itself(waiting, rounds, example)
+        return sorted(rounds, key=lambda placed: (rounds[placed], placed[0]))
 
-    def _waits_for_itself(self, waiting: Mapping[int, PipelineTask], done: Mapping[Placed, None]) -> DeviceError:
+    def _waits_for_itself(
+        self, waiting: Mapping[int, PipelineTask], done: Mapping[Placed, int], example: str
+    ) -> DeviceError:
         """The error for a schedule in which nothing can go on: it prints who waits for whom."""
         blocked = {d: next(x for x in self.needs(d, task) if x not in done) for d, task in waiting.items()}
         path: list[int] = []
@@ -104,8 +123,44 @@ class Schedule:
         return DeviceError(
             f"The schedule {self.name} waits for itself.",
             why="\n".join(lines),
-            fix="run each task after what it waits for; dist.SCHEDULES['1f1b'](stages, microbatches) is in order",
+            fix=f"run each task after what it waits for; {example} is in order",
         )
+
+    @cached_property
+    def _links(self) -> tuple[tuple[Placed, int, int], ...]:
+        """All tasks in order, each with the number of the one after it on its device, and of the one that its result is
+        sent to; -1 is none."""
+        tasks = self.in_order()
+        number = {(task.phase, task.microbatch, self.stage(device, task)): n for n, (device, task) in enumerate(tasks)}
+        following, last = [-1] * len(tasks), [-1] * self.devices
+        told = []
+        for n, (device, task) in enumerate(tasks):
+            if last[device] >= 0:
+                following[last[device]] = n
+            last[device] = n
+            to = self.stage(device, task) + {"F": 1, "B": -1}.get(task.phase, 0)
+            told.append(number.get((task.phase, task.microbatch, to), -1) if task.phase in "FB" else -1)
+        return tuple(zip(tasks, following, told, strict=True))
+
+    def play(self, time: Callable[[str, int, int], TaskTime]) -> tuple[tuple[float, ...], Starts]:
+        """When each device is done with its tasks, and when each task starts, if nobody waits to send messages.
+
+        ``time`` is that of a phase, a microbatch and a stage.
+
+        >>> one_f_one_b(2, 2).play(lambda phase, k, stage: TaskTime(1.0, 1.5))[0]
+        (7.0, 5.5)
+        """
+        follows: list[list[tuple[int, float]]] = []
+        seconds = []
+        for (device, task), after, told in self._links:
+            one = time(task.phase, task.microbatch, self.stage(device, task))
+            seconds.append(one.seconds)
+            follows.append([(n, delay) for n, delay in ((after, one.seconds), (told, one.arrives)) if n >= 0])
+        starts = start_times(seconds, follows, [{}] * len(seconds))
+        clock = [0.0] * self.devices
+        for ((device, _), _, _), start, length in zip(self._links, starts, seconds, strict=True):
+            clock[device] = max(clock[device], start + length)
+        return tuple(clock), {placed: start for (placed, _, _), start in zip(self._links, starts, strict=True)}
 
     def run(self, seconds: Mapping[str, float] | None = None) -> Timing:
         """When each task runs if every stage takes the same time and nothing else costs any.
@@ -115,22 +170,9 @@ class Schedule:
         """
         _check_tasks(self)
         each = {"F": 1.0, "B": 1.0, "W": 1.0, **(seconds or {})}
-        number: dict[Placed, int] = {}
-        last: dict[int, int] = {}
-        lengths: list[float] = []
-        follows: list[list[tuple[int, float]]] = []
-        for n, (device, task) in enumerate(self.in_order()):
-            waits = [number[x] for x in self.needs(device, task)]
-            for before in (*waits, last.get(device, -1)):
-                if before >= 0:
-                    follows[before].append((n, lengths[before]))
-            number[device, task] = last[device] = n
-            lengths.append(each[task.phase])
-            follows.append([])
-        starts = start_times(lengths, follows, [{}] * len(lengths))
-        total = max(start + length for start, length in zip(starts, lengths, strict=True))
+        ends, starts = self.play(lambda phase, k, stage: TaskTime(each[phase], each[phase]))
         busy = max(sum(each[task.phase] for task in order) for order in self.orders)
-        return Timing(total, 1 - busy / total, self._peaks(), dict(zip(number, starts, strict=True)))
+        return Timing(max(ends), 1 - busy / max(ends), self._peaks(), starts)
 
     def _peaks(self) -> tuple[int, ...]:
         """The most activations that each device holds: from a forward pass to the last phase that reads them."""
@@ -170,7 +212,7 @@ class Timing(NamedTuple):
     seconds: float
     bubble_fraction: float
     peak_activations: tuple[int, ...]
-    starts: dict[Placed, float]
+    starts: Starts
 
 
 def _check_tasks(schedule: Schedule) -> None:
@@ -184,17 +226,24 @@ def _check_tasks(schedule: Schedule) -> None:
                     fix="Task('F', 0)",
                 )
             if count > 1:
-                raise DeviceError(
-                    f"The schedule {schedule.name} runs {task} {count} times on device {device}.",
-                    why="every stage computes each phase of each microbatch once",
-                    fix=f"{task} once among the tasks of device {device}",
-                )
+                raise not_once(DeviceError, schedule, task, count, device)
     if not any(schedule.orders):
         raise DeviceError(
             f"The schedule {schedule.name} has no tasks.",
             why=f"it has {schedule.devices} devices and no microbatches",
             fix="dist.SCHEDULES['1f1b'](2, 4)",
         )
+
+
+def not_once(
+    kind: type[MeshwrightError], schedule: Schedule, task: PipelineTask, count: int, device: int
+) -> MeshwrightError:
+    """The error for a task that a schedule leaves out or runs again."""
+    return kind(
+        f"The schedule {schedule.name} runs {task} {count} times on device {device}.",
+        why="every stage computes each phase of each microbatch once",
+        fix=f"{task} once among the tasks of device {device}",
+    )
 
 
 def check_counts(name: str, devices: int, microbatches: int, chunks: int = 1) -> None:
@@ -321,3 +370,9 @@ SCHEDULES: dict[str, Callable[..., Schedule]] = {
     "interleaved": interleaved,
     "zb-h1": zb_h1,
 }
+
+
+@lru_cache(maxsize=256)
+def schedule_of(name: str, devices: int, microbatches: int, chunks: int) -> Schedule:
+    """A schedule by its name."""
+    return SCHEDULES[name](devices, microbatches, *([chunks] if name == "interleaved" else []))
