@@ -394,10 +394,6 @@ CASES = {
         "  why:  StableHLO has no values on several devices, and no sizes that are symbols\n"
         "  fix:  mlir.dump(dist.to_mesh(fn, device_map, B=8).program), the code of one device of a mesh",
     ),
-    "no_layers": (
-        lambda: dist.GPT(layers=0, dim=8, heads=2),
-        "layers of a model is 0.\n  why:  it is a whole number from 1\n  fix:  layers=8",
-    ),
     "degree": (
         lambda: dist.MLP(4, 8, 8).unrolled(data=-1, microbatches=-2),
         "data is -1.\n  why:  it is a whole number from 1\n  fix:  data=2",

@@ -319,10 +319,9 @@ def test_a_train_step_that_does_not_fit():
     shape = hw.TransformerShape(layers=2, width=64, hidden=256, heads=4, head_dim=16, vocab=128)
     expect(
         lambda: hw.train_step(shape, Topology("a100", 8), batch=4, sequence=64, tensor=4),
-        "A step with tensor=4, pipeline=1, data=1, batch=4, microbatch=1, recompute='none' does not fit a100 8.",
-        "tensor·pipeline·data is the number of chips, data·microbatch divides the batch, "
-        "and recompute is one of none, selective, attention, matmuls, full, offload",
-        "tensor=8, pipeline=1, data=1",
+        "A step on 4 chips is not one on a100 8.",
+        "data·tensor·pipeline·context·expert is the number of chips",
+        "data=2",
     )
 
 

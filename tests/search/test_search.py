@@ -70,7 +70,7 @@ def test_a_search_covers_the_grid_and_sorts_it():
     topology = hardware.Topology("h100", 16)
     some = {"microbatches": [4], "zero": (0, 1)}
     found = dist.grid_search(dist.GPT(layers=8, dim=1024, heads=16), topology, batch=64, **some)
-    degrees = {(e.strategy.data, e.strategy.horizontal, e.strategy.pipeline) for e in found.estimates}
+    degrees = {(e.strategy.data, e.strategy.tensor, e.strategy.pipeline) for e in found.estimates}
     assert degrees == {
         (d, h, 16 // d // h)
         for d in (1, 2, 4, 8, 16)
@@ -82,17 +82,19 @@ def test_a_search_covers_the_grid_and_sorts_it():
     assert found.best is not None
     assert found.best.seconds == min(fitting)
     for one in found.pareto:
-        assert not any(e.seconds < one.seconds and e.peak_bytes < one.peak_bytes for e in found.estimates)
+        assert not any(
+            e.seconds < one.seconds and e.peak_bytes_per_device < one.peak_bytes_per_device for e in found.estimates
+        )
 
 
 def test_memory_falls_with_zero_and_recomputation_and_time_rises():
     gpt, costs = dist.GPT(layers=8, dim=1024, heads=16), dist.OnTopology(hardware.Topology("h100", 8))
     stages = [dist.estimate(gpt, dist.Strategy(8, zero=z), 64, costs, state_bytes=12) for z in range(4)]
-    assert [e.peak_bytes for e in stages] == sorted((e.peak_bytes for e in stages), reverse=True)
+    assert [e.peak_bytes_per_device for e in stages] == sorted((e.peak_bytes_per_device for e in stages), reverse=True)
     again = [dist.estimate(gpt, dist.Strategy(8, microbatches=8, zero=z), 64, costs) for z in (2, 3)]
     assert again[1].seconds > again[0].seconds  # parameters are gathered for every microbatch
     kept, again = (dist.estimate(gpt, dist.Strategy(8, recompute=r), 64, costs) for r in (False, True))
-    assert again.peak_bytes < kept.peak_bytes
+    assert again.peak_bytes_per_device < kept.peak_bytes_per_device
     assert again.seconds > kept.seconds
 
 
@@ -197,7 +199,7 @@ def test_estimates_of_a_traced_step_are_those_of_the_transformed_program_simulat
     exact = name in ("one device", "horizontal")
     assert found.seconds == pytest.approx(real.seconds, rel=1e-9 if exact else 0.12)
     most = max(real.peak_bytes.values())  # a search has it that all gradients and activations are there at once
-    assert 0.95 * most <= found.peak_bytes <= 1.2 * most
+    assert 0.95 * most <= found.peak_bytes_per_device <= 1.2 * most
 
 
 def test_a_traced_step_is_costed_for_the_batch_asked_for_not_the_one_it_was_traced_with():
@@ -213,7 +215,7 @@ def test_a_traced_step_is_costed_for_the_batch_asked_for_not_the_one_it_was_trac
     few, many = (dist.grid_search(model(rows), machine, 128).estimates for rows in (8, 128))
     assert len(few) > 10
     assert [e.seconds for e in few] == pytest.approx([e.seconds for e in many])
-    assert [e.peak_bytes for e in few] == pytest.approx([e.peak_bytes for e in many])
+    assert [e.peak_bytes_per_device for e in few] == pytest.approx([e.peak_bytes_per_device for e in many])
 
 
 def test_a_traced_step_goes_to_processes_and_is_read_there_once():
@@ -232,7 +234,7 @@ def test_a_traced_step_goes_to_processes_and_is_read_there_once():
 def test_recomputing_a_traced_step_takes_less_memory_and_more_time():
     costs = dist.OnTopology(hardware.Topology("h100", 4))
     kept, again = (dist.estimate(traced_gpt(), dist.Strategy(recompute=r), 64, costs) for r in (False, True))
-    assert again.peak_bytes < 0.8 * kept.peak_bytes
+    assert again.peak_bytes_per_device < 0.8 * kept.peak_bytes_per_device
     assert 1.1 * kept.seconds < again.seconds < 1.6 * kept.seconds
 
 
@@ -243,7 +245,7 @@ def test_recomputing_a_traced_step_takes_less_memory_and_more_time():
             dist.Strategy(1, 3),
             "The model does not divide among 3 devices.\n"
             "  why:  no product has a dim that is a multiple of 3 and not the batch\n"
-            "  fix:  horizontal=1, or a degree that divides its width",
+            "  fix:  tensor=1, or a degree that divides its width",
         ),
         (
             dist.Strategy(1, 1, 64),
@@ -281,7 +283,7 @@ def test_a_step_that_needs_its_whole_batch_has_the_memory_of_the_program_simulat
     real = dist.simulate(model.function, assumptions=machine)
     assert found.seconds == pytest.approx(real.seconds)
     # Slices of stacked parameters count as long as the stack does, which matters in a model this small.
-    assert 0.95 * real.peak_bytes[0] <= found.peak_bytes <= 1.8 * real.peak_bytes[0]
+    assert 0.95 * real.peak_bytes[0] <= found.peak_bytes_per_device <= 1.8 * real.peak_bytes[0]
     with pytest.raises(ShapeError, match=r"The model needs its whole batch on one device\."):
         dist.estimate(model, dist.Strategy(2), model.rows, machine)
 

@@ -20,8 +20,8 @@ def test_it_prints_the_fastest_first(capsys):
     found = dist.grid_search(dist.MLP(8, 1024, 64), mw.hardware.Topology("h100", 4), 64)
     lines = out.splitlines()
     best = found.best.strategy
-    assert lines[0].split()[:3] == ["data", "horizontal", "pipeline"]
-    assert lines[1].split()[:4] == [str(n) for n in (best.data, best.horizontal, best.pipeline, best.microbatches)]
+    assert lines[0].split()[:3] == ["data", "tensor", "pipeline"]
+    assert lines[1].split()[:4] == [str(n) for n in (best.data, best.tensor, best.pipeline, best.microbatches)]
     fitting = sum(e.fits for e in found.estimates)
     assert lines[4:] == ["", f"{len(found)} strategies, {fitting} fit, {len(found.pareto)} on the front"]
 
@@ -32,7 +32,7 @@ def test_json_has_the_best_and_the_front(capsys):
     wanted = dist.grid_search(dist.GPT(12, 768, 12), mw.hardware.Topology("tpu v5e", "2x2"), 32)
     assert (found["model"], found["hardware"], found["devices"]) == ("gpt2", "tpu v5e 2x2", 4)
     assert found["best"]["seconds"] == wanted.best.seconds
-    assert [e["peak_bytes"] for e in found["pareto"]] == [e.peak_bytes for e in wanted.pareto]
+    assert [e["peak_bytes_per_device"] for e in found["pareto"]] == [e.peak_bytes_per_device for e in wanted.pareto]
 
 
 def test_a_model_that_fits_nowhere_is_a_no(capsys):
@@ -47,7 +47,7 @@ def test_estimates_are_kept_in_a_file(tmp_path, capsys):
         assert main([*ON, "--file", str(path)]) == 0
         outs.append(capsys.readouterr().out)
     assert outs[0] == outs[1]
-    assert path.read_text().startswith("data,horizontal,pipeline,")
+    assert path.read_text().startswith("data,tensor,pipeline,")
 
 
 @pytest.mark.parametrize(
@@ -113,8 +113,8 @@ def test_an_example_is_searched_from_its_train_step(name, capsys):
     settings = {"mlp": "dim=64,layers=2", "transformer": "dim=64", "gpt": "vocab=64,length=16,dim=32,layers=2,heads=4"}
     found = searched(capsys, f"{EXAMPLES}/{name}.py", *SMALL, "--config", settings[name])
     assert found["strategies"] > 20
-    assert found["best"]["strategy"]["data"] * found["best"]["strategy"]["horizontal"] <= 4
-    degrees = [(e["strategy"]["horizontal"], e["strategy"]["pipeline"]) for e in found["pareto"]]
+    assert found["best"]["strategy"]["data"] * found["best"]["strategy"]["tensor"] <= 4
+    degrees = [(e["strategy"]["tensor"], e["strategy"]["pipeline"]) for e in found["pareto"]]
     assert len(set(degrees)) > 1
 
 

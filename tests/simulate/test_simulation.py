@@ -198,7 +198,7 @@ def test_cost_of_program_text_and_of_a_transformer(capsys: Any, tmp_path: pathli
             ],
             "heads=4 is not split into 3 equal parts.\n"
             "  why:  tensor is 3, and every device does the same\n"
-            "  fix:  heads=6 in --transformer\n",
+            "  fix:  --strategy tensor=2\n",
         ),
     ],
 )

@@ -49,9 +49,9 @@ STRATEGIES = [
     Strategy(data=4),
     Strategy(tensor=4),
     Strategy(data=2, tensor=2, fsdp=True),
-    Strategy(data=2, tensor=2, sequence_parallel=True, remat=False),
+    Strategy(data=2, tensor=2, sequence_parallel=True, recompute=False),
     Strategy(pipeline=2, data=2, microbatches=2),
-    Strategy(pipeline=4, microbatches=4, remat=False),
+    Strategy(pipeline=4, microbatches=4, recompute=False),
 ]
 
 
@@ -61,7 +61,7 @@ def test_every_strategy_computes_the_same_loss(strategy: Strategy) -> None:
     shapes = parameters(SMALL, "float32")
     params = mw.tree.map(lambda p: rng.normal(size=p.shape).astype(np.float32) * 0.3, shapes)
     tokens = rng.integers(0, SMALL.vocab, size=(8, 16)).astype(np.int32)
-    expected = mw.value_and_grad(partial(loss, strategy=Strategy(remat=False)))(params, tokens)
+    expected = mw.value_and_grad(partial(loss, strategy=Strategy(recompute=False)))(params, tokens)
     layout = specs(shapes, strategy)
     rows = mw.P("data") if strategy.data > 1 else mw.P()
     mesh = mw.make_mesh(tuple(strategy.mesh.values()), tuple(strategy.mesh))
@@ -151,7 +151,7 @@ def test_what_cannot_be_split_is_refused() -> None:
         "layers=4 is not split into 5 equal parts.",
         "pipeline is 5, and every device does the same",
     )
-    assert error.fix == "layers=5"
+    assert error.fix == "pipeline=4"
 
 
 @pytest.mark.parametrize("cache", ["weights alone", "both"])

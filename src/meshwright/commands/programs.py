@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, replace
 from typing import Any
 
@@ -17,12 +18,13 @@ from meshwright.core.program import Program
 from meshwright.core.text.parse import parse_program
 from meshwright.core.text.types import parse_types
 from meshwright.errors import HardwareError, MeshwrightError, TextError
+from meshwright.hardware.arguments import called_here, one_of
 from meshwright.hardware.transformer import TransformerShape
 from meshwright.sharding.text_command import read_mesh
 from meshwright.simulate.pipelines import SCHEDULES
 from meshwright.simulate.simulation import Simulation
 from meshwright.simulate.transformer import train
-from meshwright.simulate.transformer.strategy import RECOMPUTE, Strategy
+from meshwright.simulate.transformer.strategy import ELSEWHERE, RECOMPUTE, Strategy
 
 
 def describe_program(parser: argparse.ArgumentParser) -> None:
@@ -113,12 +115,33 @@ def _transformer(args: argparse.Namespace, hardware: Any, options: dict[str, Any
         with as_typed():
             return train(shape, hardware, strategy, numbers["batch"], numbers["sequence"], **options)
     except HardwareError as error:
-        name, equals, size = error.fix.partition("=")
-        if equals and name in numbers:
-            error.fix = f"--{name} {size}"
-        elif equals and name in TransformerShape.__dataclass_fields__:
-            error.fix = f"{name}={size} in --transformer"
+        error.fix = _typed_fix(error.fix, args.strategy or "")
         raise
+
+
+def _typed_fix(fix: str, strategy: str) -> str:
+    """A fix of a step as it is typed: sizes of the batch are options, degrees go into what --strategy says already."""
+    found = re.findall(r"(\w+)=('[^']*'|\w+)", fix)
+    if not found or ", ".join(f"{name}={value}" for name, value in found) != fix:
+        return fix
+    given = {name: value.strip("'") for name, value in found}
+    if given.keys() <= {"batch", "sequence", "context"}:
+        return " ".join(f"--{name} {value}" for name, value in given.items())
+    if given.keys() <= TransformerShape.__dataclass_fields__.keys():
+        return f"{fix} in --transformer"
+    if given.keys() <= Strategy.__dataclass_fields__.keys():
+        return f"--strategy {_changed(strategy, given)}"
+    return fix
+
+
+def _changed(text: str, given: Mapping[str, str]) -> str:
+    """``data=2,tensor=3`` with other values for some of its names.
+
+    >>> _changed("data=2, tensor=3", {"tensor": "2", "zero": "1"})
+    'data=2,tensor=2,zero=1'
+    """
+    parts = dict(part.replace(" ", "").partition("=")[::2] for part in text.split(",") if part.strip())
+    return ",".join(f"{name}={value}" for name, value in {**parts, **given}.items())
 
 
 def _fields(kind: Any, text: str, option: str, example: str) -> Any:
@@ -129,13 +152,17 @@ def _fields(kind: Any, text: str, option: str, example: str) -> Any:
     for part in text.split(","):
         name, _, word = (piece.strip() for piece in part.partition("="))
         if kinds.get(name) == "str" and not word.isdigit():
-            words[name] = _word(name, word, option)
+            words[name] = _word(name, word, text, option)
         else:
             numbers.append(part)
     sizes = read_sizes(",".join(numbers), f"a part of {option}", example) if numbers else {}
     for name, size in sizes.items():
         if name not in kinds:
-            raise TextError(f"{option} has no {name!r}.", why=f"it has {', '.join(known)}", fix=f"{option} {example}")
+            meant = called_here(name, list(kinds))
+            why = f"{name} is called {meant} here" if meant else f"it has {', '.join(known)}"
+            rest = ",".join(part for part in text.split(",") if part.partition("=")[0].strip() != name)
+            fix = _changed(rest, {meant: str(size)}) if meant else rest or example
+            raise TextError(f"{option} has no {name!r}.", why=why, fix=f"{option} {fix}")
         flag, least = kinds[name] == "bool" or name in words or name == "recompute", int(name != "zero")
         if (flag and size > 1) or (not flag and size < least):
             why = "it is 0 or 1" if flag else f"it is a number from {least}"
@@ -150,19 +177,17 @@ def _fields(kind: Any, text: str, option: str, example: str) -> Any:
     return kind(**words)
 
 
-_ALSO = {"horizontal": "int", "fsdp": "bool", "remat": "bool"}  # other names of what a strategy has
+_ALSO = {"fsdp": "bool"}  # the other name of zero=3
 _WORDS = {"recompute": RECOMPUTE, "schedule": tuple(SCHEDULES)}
 
 
-def _word(name: str, word: str, option: str) -> str:
+def _word(name: str, word: str, text: str, option: str) -> str:
     """The word that a field is given, one of those it may be."""
-    if word not in _WORDS[name]:
-        raise TextError(
-            f"{name} of {option} is {word!r}.",
-            why=f"it is one of {', '.join(_WORDS[name])}",
-            fix=f"{name}={_WORDS[name][-2]}",
-        )
-    return word
+    try:
+        return str(one_of(_WORDS[name], name, word, option, ELSEWHERE))
+    except HardwareError as error:
+        meant = error.fix.partition("=")[2].strip("'")
+        raise TextError(error.what, why=error.why, fix=f"{option} {_changed(text, {name: meant})}") from error
 
 
 def read_program(text: str, types: str | None = None) -> Any:

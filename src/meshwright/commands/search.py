@@ -19,14 +19,14 @@ from meshwright.hardware.topology import Topology
 from meshwright.search.strategies import MOST_WORKERS, Model, SearchResult, grid_search
 from meshwright.search.strategy import facts_of
 
-_HEADINGS = ("data", "horizontal", "pipeline", "microbatches", "schedule", "zero", "recompute")
+_HEADINGS = ("data", "tensor", "pipeline", "microbatches", "schedule", "zero", "recompute")
 STOPPED = 130  # the exit code of what Ctrl-C ends
 
 
 def describe(parser: argparse.ArgumentParser) -> None:
     """The arguments of the command."""
     parser.description = (
-        "Cost every way to spread a training step over a machine (data, horizontal and pipeline parallelism,"
+        "Cost every way to spread a training step over a machine (data, tensor and pipeline parallelism,"
         " microbatches, schedules, ZeRO, recomputation), and show the fastest that fit into memory."
     )
     parser.epilog = assumptions(modes=False)
@@ -164,13 +164,13 @@ def table(found: SearchResult, top: int) -> str:
         schedule = "" if s.pipeline == 1 else f"{s.schedule} {s.chunks}" if s.chunks > 1 else s.schedule
         rows.append(
             (
-                *(str(n) for n in (s.data, s.horizontal, s.pipeline, s.microbatches)),
+                *(str(n) for n in (s.data, s.tensor, s.pipeline, s.microbatches)),
                 schedule,
                 str(s.zero),
                 s.recompute,
                 f"{e.seconds * 1e3:.4g}",
                 f"{e.samples_per_s:.4g}",
-                f"{e.peak_bytes / 1e9:.3g}" + ("" if e.fits else " does not fit"),
+                f"{e.peak_bytes_per_device / 1e9:.3g}" + ("" if e.fits else " does not fit"),
                 f"{e.bubble_fraction:.0%}",
             )
         )

@@ -20,6 +20,7 @@ from meshwright.device.ops import BROADCAST, CONSTANT, GATHER, SCATTER, SEND, De
 from meshwright.device.symmetry import device_of
 from meshwright.device.tensor_ops import cost, is_tensor_eqn, params_of, signature, tensor_of
 from meshwright.errors import HardwareError
+from meshwright.hardware.arguments import checked_fields, given
 from meshwright.hardware.chip_groups import coordinates, group_cost
 from meshwright.hardware.chips import dtype_name
 from meshwright.hardware.collectives import collective_seconds, point_to_point
@@ -31,6 +32,7 @@ _KINDS = {"allreduce": "all_reduce", "allgather": "all_gather", "reduce_scatter"
 Link = tuple[int, int, int]  # chip, axis, direction
 
 
+@checked_fields("costs", topology=given)
 class OnTopology:
     """Costs on a topology. A group that is a mesh axis runs beside the others of the axis, any other group alone.
 

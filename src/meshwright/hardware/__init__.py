@@ -8,7 +8,26 @@
 'memory'
 """
 
+from collections.abc import Callable
+from functools import partial
+from inspect import isfunction
+from typing import Any
+
 from meshwright.errors import HardwareError
+from meshwright.hardware.arguments import (
+    Check,
+    amount,
+    checked,
+    checked_fields,
+    dims,
+    given,
+    matrix,
+    measured,
+    named,
+    one_of,
+    physical,
+    rings,
+)
 from meshwright.hardware.calibration import Calibration, Compared, calibrate
 from meshwright.hardware.chips import Chip, Fact, dtype_name, get, item_bytes, names
 from meshwright.hardware.collectives import (
@@ -180,3 +199,28 @@ __all__ = [
     "weight_stationary_seconds",
     "work",
 ]
+
+# What users call is behind a check of its arguments; modules of the package call each other's functions as they are.
+_OPTIONS: dict[str, Callable[..., Any]] = {
+    "collective_bytes_per_s": collective_cost,
+    "decode_tokens_per_s": decode_seconds,
+    "elementwise_seconds": elementwise,
+    "latency_bound_bytes": collective_cost,
+    "matmul_seconds": matmul,
+}
+_KINDS: dict[str, dict[str, Check]] = {
+    "calibrate": {"raw": measured},
+    "collective_cost": dict.fromkeys(("kind", "bytes", "topology"), given),
+    "collective_seconds": dict.fromkeys(("kind", "bytes", "topology"), given),
+    "einsum_flops": {"sizes": partial(named, amount)},
+    "hidden_fraction": {"communication": partial(amount, least=1e-12)},
+    "exchange_cost": {"sent": matrix},
+    "mixed_forward_seconds": dict.fromkeys(("data", "tensor"), partial(amount, least=1e-12)),
+    "reduction": {"axes": dims},
+    "smallest_slice": {"bytes": partial(amount, least=1)},
+    "train_flops": {"remat": partial(one_of, ("none", "block"))},
+}
+for _name in __all__:
+    if isfunction(globals()[_name]) and not hasattr(globals()[_name], "__wrapped__"):
+        globals()[_name] = checked("", _OPTIONS.get(_name), **_KINDS.get(_name, {}))(globals()[_name])
+checked_fields("a topology", chip=given, slices=given, wrap=rings, mapping=partial(named, physical))(Topology)

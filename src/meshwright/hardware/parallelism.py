@@ -7,7 +7,7 @@ FLOPs take as long as moving the items they are multiplied by: C/W in bf16, and 
 
 from __future__ import annotations
 
-from math import sqrt
+from math import inf, sqrt
 
 from meshwright.core.source import here
 from meshwright.errors import HardwareError
@@ -90,12 +90,13 @@ def data_parallel_batch(
 def data_parallel_chips(
     batch: float, machine: Machine, axes: Axes = None, dtype: object = "bf16", mode: str = "asymptotic"
 ) -> float:
-    """Chips that a batch keeps compute-bound under data parallelism.
+    """Chips that a batch keeps compute-bound under data parallelism; as many as one likes where none communicate.
 
     >>> round(data_parallel_chips(16e6, "tpu v5p", 3))
     18824
     """
-    return batch / data_parallel_tokens(machine, axes, dtype, mode=mode)
+    tokens = data_parallel_tokens(machine, axes, dtype, mode=mode)
+    return batch / tokens if tokens else inf
 
 
 def slice_tokens(chip: str | Chip, dtype: object = "bf16", slices: int | None = None) -> float:
@@ -130,7 +131,8 @@ def tensor_parallel_limit(
     >>> [round(tensor_parallel_limit(30000, "tpu v5p", dtype=dtype), 1) for dtype in ("bf16", "int8")]
     [11.8, 11.8]
     """
-    return hidden / _balance(machine, axes, dtype, mode)
+    balance = _balance(machine, axes, dtype, mode)
+    return hidden / balance if balance else inf
 
 
 def best_data_parallelism(batch: float, hidden: int, chips: int, data_axes: int = 2, tensor_axes: int = 1) -> float:
@@ -212,6 +214,13 @@ def pipeline_send_seconds(
     """
     if stages < 2:
         return 0.0
+    if stride >= machine.size:
+        raise HardwareError(
+            f"{machine.text} has no chip {stride} further.",
+            where=here(),
+            why=f"it has {machine.size} chips",
+            fix=f"stride={max(1, machine.size // stages)}",
+        )
     ends = [coordinates(machine, chip)[1:] for chip in (0, stride)]
     one = point_to_point(item_bytes(dtype) * batch * width / microbatches, machine, *ends)
     return one.seconds * (microbatches + stages - 2)

@@ -191,6 +191,13 @@ def reduction(
     2099200.0
     """
     dims = {axes} if isinstance(axes, int) else set(axes)
+    if any(not -len(shape) <= dim < len(shape) for dim in dims):
+        raise HardwareError(
+            f"An array of {len(shape)} dims is not reduced over {', '.join(map(str, sorted(dims)))}.",
+            where=here(),
+            why="dims are counted from 0, or back from -1",
+            fix="axes=-1" if shape else "a shape with dims",
+        )
     kept = prod(size for dim, size in enumerate(shape) if dim not in dims and dim - len(shape) not in dims)
     cost = work(prod(shape), float((prod(shape) + kept) * item_bytes(dtype)), machine, "bf16", mode)
     trailing = all((dim + len(shape)) % len(shape) >= len(shape) - len(dims) for dim in dims)

@@ -1,4 +1,4 @@
-"""A transformer's train step under tensor, pipeline and data parallelism, as Megatron-LM names its options.
+"""A transformer's train step under tensor, pipeline and data parallelism, in one call.
 
 The answer is that of `simulate.transformer.train`, which stands above: it is asked when a step is.
 """
@@ -7,15 +7,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from meshwright.core.source import here
 from meshwright.errors import HardwareError
+from meshwright.hardware.arguments import checked
 from meshwright.hardware.chips import dtype_name
 from meshwright.hardware.topology import Topology
 from meshwright.hardware.transformer import TransformerShape
 
-RECOMPUTE = ("none", "selective", "attention", "matmuls", "full", "offload")
 _DTYPES = {"bf16": "bfloat16", "f16": "float16", "f32": "float32"}
 
 
@@ -32,67 +30,54 @@ class TrainStep:
     bubble_fraction: float
 
 
+@checked("a step")
 def train_step(
     shape: TransformerShape,
     machine: Topology,
     *,
     batch: int,
     sequence: int,
+    data: int = 1,
     tensor: int = 1,
     pipeline: int = 1,
-    data: int = 1,
-    microbatch: int = 1,
-    interleave: int = 1,
-    recompute: str = "none",
-    sequence_parallel: bool = False,
+    microbatches: int = 1,
+    schedule: str = "1f1b",
+    chunks: int = 1,
     zero: int = 0,
+    recompute: str | bool = "none",
+    sequence_parallel: bool = False,
     context: int = 1,
     expert: int = 1,
+    flash: bool = True,
     dtype: object = "bf16",
     mode: str = "exact",
-    flash: bool = True,
 ) -> TrainStep:
-    """One iteration on ``batch`` sequences, ``microbatch`` of them at a time on each replica.
+    """One iteration on ``batch`` sequences, on all chips of a machine.
 
-    With ``sequence_parallel`` tensor parallelism gathers and scatters activations instead of summing them, and norms
-    work on their share. ``recompute="selective"`` repeats the attention itself backward, ``"full"`` the layer.
-    ``interleave`` is how many stages each device has. Without ``flash``, scores of attention are written.
+    How it is laid out is said by the fields of a `simulate.transformer.Strategy`, and the answer is that of
+    `simulate.transformer.train`, for which this is shorter to write.
 
     >>> shape = TransformerShape(layers=48, width=6144, hidden=24576, heads=64, head_dim=96, vocab=51200, gated=False)
-    >>> step = train_step(shape, Topology("a100", 8), batch=4, sequence=2048, tensor=8, microbatch=4, recompute="full")
+    >>> step = train_step(shape, "a100 8", batch=4, sequence=2048, tensor=8, recompute="full")
     >>> step.seconds == sum(step.parts.values()), step.fits
     (True, True)
     """
-    for name, count in (("batch", batch), ("sequence", sequence), ("tensor", tensor), ("pipeline", pipeline),
-                        ("data", data), ("microbatch", microbatch), ("interleave", interleave)):  # fmt: skip
-        if not isinstance(count, int | np.integer) or isinstance(count, bool) or count < 1:
-            raise HardwareError(
-                f"{name} of a step is {count!r}.", where=here(), why="it is a whole number from 1", fix=f"{name}=1"
-            )
-    replicas = data * expert
-    if (
-        tensor * pipeline * replicas * context != machine.size
-        or batch % (replicas * microbatch)
-        or recompute not in RECOMPUTE
-    ):
-        raise HardwareError(
-            f"A step with tensor={tensor}, pipeline={pipeline}, data={data}, batch={batch}, microbatch={microbatch}, "
-            f"recompute={recompute!r} does not fit {machine.text}.",
-            where=here(),
-            why="tensor·pipeline·data is the number of chips, data·microbatch divides the batch, "
-            f"and recompute is one of {', '.join(RECOMPUTE)}",
-            fix=f"tensor={machine.size}, pipeline=1, data=1",
-        )
     from meshwright.simulate.transformer import StepDtypes, Strategy, train  # the simulation is above
 
-    chunks = interleave if pipeline > 1 else 1
-    strategy = Strategy(
-        data, tensor, pipeline, batch // (replicas * microbatch), "interleaved" if chunks > 1 else "1f1b", chunks,
-        zero, recompute, sequence_parallel, context, expert, flash=flash,
-    )  # fmt: skip
+    strategy = Strategy(data, tensor, pipeline, microbatches, schedule, chunks, zero, recompute, sequence_parallel,
+                        context, expert, flash)  # fmt: skip
+    if strategy.devices != machine.size:
+        others = strategy.devices // data
+        raise HardwareError(
+            f"A step on {strategy.devices} chips is not one on {machine.text}.",
+            where=here(),
+            why="data·tensor·pipeline·context·expert is the number of chips",
+            fix=f"data={machine.size // others}"
+            if machine.size % others == 0
+            else f"machine=Topology({machine.chip.name!r}, {strategy.devices})",
+        )
     name = dtype_name(dtype)
-    dtypes = StepDtypes(_DTYPES.get(name, name))
-    found = train(shape, machine, strategy, batch, sequence, dtypes=dtypes, mode=mode)
+    found = train(shape, machine, strategy, batch, sequence, dtypes=StepDtypes(_DTYPES.get(name, name)), mode=mode)
     return TrainStep(
         found.seconds,
         found.parts,

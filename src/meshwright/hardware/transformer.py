@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from math import ceil, log2
 
+from meshwright.hardware.arguments import checked_fields, whole
 from meshwright.hardware.chips import Chip, get, item_bytes
 from meshwright.hardware.roofline import Machine, compute_seconds, memory_seconds
 from meshwright.hardware.topology import Topology
 
+_SIZES = ("layers", "width", "hidden", "heads", "head_dim", "vocab", "kv_heads", "experts", "experts_per_token")
 
+
+@checked_fields("a transformer", **dict.fromkeys(_SIZES, partial(whole, most=1 << 24)))
 @dataclass(frozen=True)
 class TransformerShape:
     """The sizes of a decoder-only transformer.

@@ -13,17 +13,17 @@ import os
 import re
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import fields
+from dataclasses import asdict, fields
 from typing import Any, TextIO
 from zlib import crc32
 
 from meshwright.core.files import check_size, write_whole
 from meshwright.core.source import here, user_source
 from meshwright.errors import MeshwrightError, ShapeError
-from meshwright.search.strategy import Estimate, written
+from meshwright.search.strategy import Estimate
 from meshwright.simulate.transformer.strategy import Strategy
 
-_STRATEGY = list(written(Strategy()))
+_STRATEGY = [f.name for f in fields(Strategy)]
 _NUMBERS = [f.name for f in fields(Estimate) if f.name != "strategy"]
 _COLUMNS = [*_STRATEGY, *_NUMBERS, "case"]
 _HEADER = ",".join([*_COLUMNS, "crc32"])
@@ -103,7 +103,7 @@ class EstimateFile:
 
     def add(self, estimate: Estimate) -> None:
         """Write one more."""
-        row = {**written(estimate.strategy), **{name: getattr(estimate, name) for name in _NUMBERS}, "case": self.case}
+        row = {**asdict(estimate.strategy), **{name: getattr(estimate, name) for name in _NUMBERS}, "case": self.case}
         if self.is_json:
             body = json.dumps(row).removesuffix("}")
             self.file.write(f'{body}, "crc32": "{_checksum(body)}"}}\n')
@@ -137,4 +137,4 @@ def _estimate(row: Mapping[str, Any]) -> Estimate:
     }
     strategy = Strategy(**{name: read.get(name, int)(row[name]) for name in _STRATEGY})
     seconds, samples, bubble = (float(row[name]) for name in ("seconds", "samples_per_s", "bubble_fraction"))
-    return Estimate(strategy, seconds, int(row["peak_bytes"]), samples, bubble, flag(row["fits"]))
+    return Estimate(strategy, seconds, int(row["peak_bytes_per_device"]), samples, bubble, flag(row["fits"]))

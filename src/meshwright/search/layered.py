@@ -7,8 +7,9 @@ from functools import partial
 from typing import NamedTuple, Protocol
 
 from meshwright.errors import ShapeError
+from meshwright.hardware.arguments import checked_fields, whole
 from meshwright.hardware.transformer import TransformerShape
-from meshwright.search.unrolled import MLP, check_sizes
+from meshwright.search.unrolled import MLP
 
 
 class LayerMatmul(NamedTuple):
@@ -100,6 +101,7 @@ class LayeredMLP:
         return rows * self.mlp.dim
 
 
+@checked_fields("a model", hidden=partial(whole, least=0))
 @dataclass(frozen=True)
 class GPT:
     """A decoder-only transformer: attention over ``heads``, a hidden layer of ``hidden``, tied embeddings.
@@ -120,7 +122,6 @@ class GPT:
     def __post_init__(self) -> None:
         if not self.hidden:
             object.__setattr__(self, "hidden", 4 * self.dim)
-        check_sizes(self)
         if self.dim % self.heads:
             raise ShapeError(
                 f"{self.dim} does not divide among {self.heads} heads.",

@@ -50,7 +50,7 @@ class LayeredPlan:
             raise ShapeError(
                 f"The model does not divide among {s.tensor} devices.",
                 why=f"the strategy is {s}",
-                fix="horizontal=1, or a degree that divides its width and heads",
+                fix="tensor=1, or a degree that divides its width and heads",
             )
 
     # Times

@@ -15,25 +15,44 @@ from typing import Any
 
 from meshwright.device.on_topology import OnTopology
 from meshwright.errors import ShapeError
+from meshwright.hardware.arguments import Check, checked, flag, function, having, one_of, path, sequence, whole
 from meshwright.hardware.topology import Topology
 from meshwright.hardware.transformer import TransformerShape
 from meshwright.search.estimates import EstimateFile
 from meshwright.search.layered import GPT, Layered, layered
 from meshwright.search.layered_plan import MOST_LAYERS, LayeredPlan
-from meshwright.search.strategy import Costs, Estimate, check_count
+from meshwright.search.strategy import Costs, Estimate
 from meshwright.search.traced import Traced
 from meshwright.search.traced_plan import TracedPlan
 from meshwright.search.transformer_plan import TransformerPlan, dtypes_of, fits_on, transformer_of
 from meshwright.search.unrolled import MLP
-from meshwright.simulate.transformer.strategy import Strategy
+from meshwright.simulate.pipelines import SCHEDULES
+from meshwright.simulate.transformer.arguments import STEP
+from meshwright.simulate.transformer.strategy import ZERO, Strategy, recomputed
 
 Model = MLP | GPT | TransformerShape | Layered | Traced
 MANY = 20_000  # strategies, from which on starting processes pays
 CHUNK = 16  # strategies that a process is given at once
 MOST_WORKERS = 1024
 MOST_DEVICES = 10**12
+_count = partial(sequence, whole, least=1)
+_STEP: dict[str, Check] = {
+    **STEP,
+    "costs": partial(having, "product_seconds", "costs", 'dist.OnTopology(mw.hardware.Topology("h100", 8))'),
+    "itemsize": whole,
+    "state_bytes": partial(whole, least=0),
+}
+_SPACE: dict[str, Check] = {
+    **STEP,
+    **dict.fromkeys(("microbatches", "chunks", "context", "expert"), _count),
+    "schedules": partial(sequence, partial(one_of, tuple(SCHEDULES)), least=1),
+    "zero": partial(sequence, partial(one_of, ZERO), least=1),
+    "recompute": partial(sequence, recomputed, least=1),
+    "sequence_parallel": partial(sequence, flag, least=1),
+}
 
 
+@checked("a step", **_STEP)
 def estimate(
     model: Model,
     strategy: Strategy,
@@ -96,16 +115,17 @@ class _Pruned:
         peak = plan.peak_bytes()
         if self.most is not None and peak > self.most:
             return None
-        near = [e for e in self.front if e.peak_bytes <= peak]
+        near = [e for e in self.front if e.peak_bytes_per_device <= peak]
         if near and plan.least_seconds() > min(e.seconds for e in near):
             return None
         seconds, bubble = plan.seconds()
         found = Estimate(strategy, seconds, peak, batch / seconds, bubble, True)
         if not any(e.seconds <= seconds for e in near):
-            self.front = [e for e in self.front if e.seconds < seconds or e.peak_bytes < peak] + [found]
+            self.front = [e for e in self.front if e.seconds < seconds or e.peak_bytes_per_device < peak] + [found]
         return found
 
 
+@checked("a search", **_SPACE)
 def strategies(
     model: Model,
     devices: int,
@@ -126,15 +146,10 @@ def strategies(
     ``context``, ``expert`` and ``sequence_parallel`` are of transformers.
 
     >>> from meshwright import dist
-    >>> [(s.data, s.horizontal, s.pipeline) for s in dist.strategies(dist.MLP(8, 512, 256), 2, 256, microbatches=[1])]
+    >>> [(s.data, s.tensor, s.pipeline) for s in dist.strategies(dist.MLP(8, 512, 256), 2, 256, microbatches=[1])]
     [(1, 1, 2), (1, 2, 1), (2, 1, 1)]
     """
-    check_count("The number of devices", devices, "devices=64")
-    check_count("The batch", batch, "batch=512")
     counts = microbatches or [2**n for n in range(8)]
-    for what, given in (("microbatches", counts), ("chunks", chunks), ("context", context), ("expert", expert)):
-        for count in given:
-            check_count(f"One of the {what}", count, f"{what}=[2, 4]")
     sizes = transformer_of(model, sequence)
     if sizes is None:
         possible = _possible(model)
@@ -231,8 +246,8 @@ class SearchResult:
     def pareto(self) -> tuple[Estimate, ...]:
         """Those no other beats both in samples per second and in memory."""
         found: list[Estimate] = []
-        for e in sorted(self.estimates, key=lambda e: (-e.samples_per_s, e.peak_bytes)):
-            if not found or e.peak_bytes < found[-1].peak_bytes:
+        for e in sorted(self.estimates, key=lambda e: (-e.samples_per_s, e.peak_bytes_per_device)):
+            if not found or e.peak_bytes_per_device < found[-1].peak_bytes_per_device:
                 found.append(e)
         return tuple(found)
 
@@ -240,6 +255,13 @@ class SearchResult:
         return len(self.estimates)
 
 
+@checked(
+    "a search",
+    executor=partial(having, "map", "an executor", "concurrent.futures.ThreadPoolExecutor()"),
+    path=path,
+    progress=function,
+    **(_STEP | _SPACE),
+)
 def grid_search(
     model: Model,
     topology: Topology | None = None,
@@ -289,8 +311,12 @@ def grid_search(
         raise ShapeError(
             "A search needs a batch and devices.", why=f"batch={batch}, devices={count}", fix="batch=512, devices=64"
         )
-    if workers is not None:
-        _check_workers(workers)
+    if workers is not None and workers > MOST_WORKERS:
+        raise ShapeError(
+            f"workers is {workers}.",
+            why=f"each is a process, and up to {MOST_WORKERS} are started",
+            fix="workers=8",
+        )
     if memory_bytes is None and topology is not None:
         memory_bytes = topology.chip.hbm_bytes
     options = {
@@ -321,7 +347,7 @@ def grid_search(
     todo = [s for s in wanted if s not in known]
     with _executor(executor, workers, len(todo)) as pool:
         every = _estimated(one, todo, pool, kept, progress) + [known[s] for s in wanted if s in known]
-    return SearchResult(tuple(sorted(every, key=lambda e: (not e.fits, e.seconds, e.peak_bytes))))
+    return SearchResult(tuple(sorted(every, key=lambda e: (not e.fits, e.seconds, e.peak_bytes_per_device))))
 
 
 def _costs_on(topology: Topology | None, mode: str) -> Costs:
@@ -332,17 +358,6 @@ def _costs_on(topology: Topology | None, mode: str) -> Costs:
             fix='dist.grid_search(model, mw.hardware.Topology("h100", 64), batch=512)',
         )
     return OnTopology(topology, mode=mode)
-
-
-def _check_workers(workers: int) -> None:
-    """Refuse a number of processes that cannot be started."""
-    check_count("workers", workers, "workers=8")
-    if workers > MOST_WORKERS:
-        raise ShapeError(
-            f"workers is {workers}.",
-            why=f"each is a process, and up to {MOST_WORKERS} are started",
-            fix="workers=8",
-        )
 
 
 def _estimated(

@@ -63,7 +63,7 @@ class TracedPlan:
             raise ShapeError(
                 f"The model does not divide among {s.tensor} devices.",
                 why=f"no product has a dim that is a multiple of {s.tensor} and not the batch",
-                fix="horizontal=1, or a degree that divides its width",
+                fix="tensor=1, or a degree that divides its width",
             )
         if s.data > 1 and model.whole:
             raise ShapeError(

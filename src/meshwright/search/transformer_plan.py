@@ -76,7 +76,7 @@ class TransformerPlan:
             raise ShapeError(
                 "A transformer is costed on a topology.",
                 why=f"{type(costs).__name__} does not say what the kernels of a program cost",
-                fix='dist.OnTopology(mw.hardware.Topology("h100", 64))',
+                fix='costs=dist.OnTopology(mw.hardware.Topology("h100", 64))',
             )
         self.shape, self.sequence = model
         self.strategy, self.batch, self.dtypes = strategy, batch, dtypes

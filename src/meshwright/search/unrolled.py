@@ -9,14 +9,14 @@ microbatches, summed over the data-parallel group, and one update per layer.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from heapq import heappop, heappush
-from typing import Any
 
 from meshwright.core.dtypes import FLOAT32, INT32
 from meshwright.device.function import DeviceEqn, DeviceValue, Function, Keys
 from meshwright.device.types import Device, Tensor
 from meshwright.errors import ShapeError
+from meshwright.hardware.arguments import checked_fields
 from meshwright.simulate.pipelines import PipelineTask, check_counts
 
 
@@ -48,16 +48,7 @@ def alternating(stages: int, microbatches: int) -> list[list[tuple[int, Pipeline
     return steps
 
 
-def check_sizes(model: Any) -> None:
-    """Refuse a model of which a size is no whole number from 1."""
-    for field in fields(model):
-        size = getattr(model, field.name)
-        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-            raise ShapeError(
-                f"{field.name} of a model is {size!r}.", why="it is a whole number from 1", fix=f"{field.name}=8"
-            )
-
-
+@checked_fields("a model")
 @dataclass(frozen=True)
 class MLP:
     """A chain of equally wide layers with relu, trained on squared error.
@@ -71,9 +62,6 @@ class MLP:
     layers: int
     dim: int
     batch: int
-
-    def __post_init__(self) -> None:
-        check_sizes(self)
 
     def check(self, data: int, horizontal: int, pipeline: int, microbatches: int) -> None:
         """Refuse degrees that do not divide what they split."""

@@ -11,6 +11,7 @@ import sys
 from types import ModuleType
 from typing import Any
 
+from meshwright.hardware.arguments import checked
 from meshwright.simulate.machine import Machine
 from meshwright.simulate.memory import Alive, MemoryUse, memory
 from meshwright.simulate.schedule import Event
@@ -28,4 +29,5 @@ class _Callable(ModuleType):
         return simulate(*args, **options)
 
 
+memory = checked("a simulation")(memory)
 sys.modules[__name__].__class__ = _Callable

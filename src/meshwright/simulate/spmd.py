@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from meshwright.core import tree
@@ -11,6 +12,7 @@ from meshwright.core.op import fusion_of
 from meshwright.core.program import Eqn, Literal, Program
 from meshwright.core.source import here
 from meshwright.errors import MeshwrightError
+from meshwright.hardware.arguments import checked, whole
 from meshwright.hardware.machines import machine_for
 from meshwright.simulate.machine import Machine, whole_axes
 from meshwright.simulate.memory import memory
@@ -19,6 +21,7 @@ from meshwright.simulate.simulation import Simulation
 from meshwright.simulate.tasks import TaskReader, local_program, with_parts
 
 
+@checked("a simulation", while_steps=partial(whole, least=0))
 def simulate(
     program: Any,
     topology: Any,
@@ -67,6 +70,7 @@ def simulate(
     return _scheduled(local, machine, overlap, while_steps, given, flash)
 
 
+@checked("a simulation", while_steps=partial(whole, least=0))
 def work(
     program: Any,
     topology: Any,

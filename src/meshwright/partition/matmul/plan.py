@@ -13,6 +13,7 @@ import numpy as np
 
 from meshwright.core.source import here
 from meshwright.errors import HardwareError
+from meshwright.hardware import arguments
 from meshwright.hardware.chips import Chip, dtype_name, item_bytes
 from meshwright.hardware.collectives import collective_cost, crossover
 from meshwright.hardware.layouts import Layout
@@ -371,6 +372,7 @@ def _check_crossover(problem: MatmulProblem, index: object, measure: object) -> 
             raise HardwareError(f"{what} {given!r}.", where=here(), why=why, fix=repr(known[0]))
 
 
+@arguments.checked("a product", **dict.fromkeys(("text", "sizes", "dtype"), arguments.given))
 def plan_matmul(
     text: str,
     mesh: object,

@@ -6,8 +6,9 @@ Every number is read off a program (`transformer_program`) or off its simulation
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from meshwright.chart.amounts import size_text, time_text
@@ -18,12 +19,14 @@ from meshwright.core.op import fusion_of
 from meshwright.core.program import Program
 from meshwright.core.source import here
 from meshwright.errors import HardwareError
+from meshwright.hardware.arguments import KINDS, checked, instance, sequence
 from meshwright.hardware.chips import Chip
 from meshwright.hardware.topology import Topology
 from meshwright.hardware.transformer import TransformerShape
 from meshwright.simulate.memory import MemoryUse
 from meshwright.simulate.simulation import Simulation
 from meshwright.simulate.spmd import simulate
+from meshwright.simulate.transformer.arguments import STEP, computed, stored
 from meshwright.simulate.transformer.program import (
     decode_program,
     forward_program,
@@ -55,8 +58,10 @@ __all__ = [
 ]
 
 Hardware = str | Chip | Topology
+_DTYPES = partial(instance, "StepDtypes", "StepDtypes()")
 
 
+@checked()
 def product_flops(program: Program) -> float:
     """FLOPs of the matrix products of a program, regions included: of one device, inside of a shard_map.
 
@@ -66,12 +71,16 @@ def product_flops(program: Program) -> float:
     >>> product_flops(mw.make_program(lambda x: mnp.tanh(x @ x))(mnp.ones((8, 8))))
     1024.0
     """
+    return _product_flops(program)
+
+
+def _product_flops(program: Program) -> float:
     total = 0.0
     for eqn in program.eqns:
         if fusion_of(eqn) is Fusion.CONTRACTION:
             total += eqn.op.cost([a.type for a in eqn.inputs], [v.type for v in eqn.outputs], eqn.params).flops
             continue
-        runs = [(eqn.op.runs(eqn, name), product_flops(region)) for name, region in eqn.regions()]
+        runs = [(eqn.op.runs(eqn, name), _product_flops(region)) for name, region in eqn.regions()]
         inner = [(1 if one.times is None else one.times) * flops for one, flops in runs]
         if inner:
             total += max(inner) if runs[0][0].or_another else sum(inner)
@@ -81,6 +90,7 @@ def product_flops(program: Program) -> float:
 # Counts.
 
 
+@checked()
 def parameter_count(shape: TransformerShape) -> int:
     """The number of all parameters.
 
@@ -90,6 +100,7 @@ def parameter_count(shape: TransformerShape) -> int:
     return sum(leaf.type.size for leaf in tree.leaves(parameters(shape)))
 
 
+@checked("a step", **STEP)
 def flops_per_token(shape: TransformerShape, sequence: int, *, train: bool = True, remat: bool = False) -> float:
     """FLOPs of matmuls per token, forward or in a train step; attention looks at all positions, masked or not.
 
@@ -105,6 +116,7 @@ def flops_per_token(shape: TransformerShape, sequence: int, *, train: bool = Tru
     return product_flops(train_program(shape, strategy, 1, sequence, optimizer=False)) / sequence
 
 
+@checked("a cache", dtype=stored, **STEP)
 def kv_cache_bytes(shape: TransformerShape, context: int, batch: int = 1, dtype: Any = "bfloat16") -> int:
     """Bytes of the keys and values that decoding keeps, of all devices.
 
@@ -119,6 +131,7 @@ def kv_cache_bytes(shape: TransformerShape, context: int, batch: int = 1, dtype:
 # Training.
 
 
+@checked("a step", dtype=computed, dtypes=_DTYPES, **STEP)
 def train(
     shape: TransformerShape,
     hardware: Hardware,
@@ -148,6 +161,7 @@ def _step_dtypes(dtype: Any, given: StepDtypes | None) -> StepDtypes:
     return StepDtypes(parameters=str(as_dtype(dtype))) if given is None else given
 
 
+@checked("a step", dtype=computed, dtypes=_DTYPES, **STEP)
 def train_memory(
     shape: TransformerShape,
     strategy: Strategy,
@@ -197,10 +211,11 @@ class Ranking:
         return "\n".join(lines)
 
 
+@checked("a step", options=train, strategies=partial(sequence, KINDS["Strategy"]), **STEP)
 def compare(
     shape: TransformerShape,
     hardware: Hardware,
-    strategies: Iterable[Strategy],
+    strategies: Sequence[Strategy],
     batch: int,
     sequence: int,
     **options: Any,
@@ -219,6 +234,7 @@ def compare(
 # Where a strategy stops paying.
 
 
+@checked("a step", options=simulate, **STEP)
 def data_parallel_tokens(
     shape: TransformerShape,
     hardware: Hardware,
@@ -266,6 +282,7 @@ def _first(holds: Callable[[int], bool], most: int) -> int:
     return high
 
 
+@checked("a step", options=simulate, **STEP)
 def tensor_parallel_ways(
     shape: TransformerShape, hardware: Hardware, batch: int, sequence: int, most: int = 64, **options: Any
 ) -> int:
@@ -285,10 +302,11 @@ def tensor_parallel_ways(
     return ways
 
 
+@checked("a step", options=simulate, **STEP)
 def microbatches_for(
     shape: TransformerShape,
     hardware: Hardware,
-    stages: int,
+    pipeline: int,
     sequence: int,
     *,
     idle: float = 0.1,
@@ -296,7 +314,7 @@ def microbatches_for(
 ) -> int:
     """The fewest microbatches with which stages of a pipeline are idle for no more than a share of the forward pass.
 
-    Idle is what a tick costs beyond the microbatches: by (stages - 1) ticks of (microbatches + stages - 1).
+    Idle is what a tick costs beyond the microbatches: by (pipeline - 1) ticks of (microbatches + pipeline - 1).
 
     >>> shape = TransformerShape(layers=8, width=1024, hidden=4096, heads=16, head_dim=64, vocab=1024)
     >>> microbatches_for(shape, "tpu v5e", 4, 512)
@@ -304,7 +322,7 @@ def microbatches_for(
     """
 
     def ticks(count: int) -> float:
-        strategy = Strategy(pipeline=stages, microbatches=count)
+        strategy = Strategy(pipeline=pipeline, microbatches=count)
         result = simulate(forward_program(shape, strategy, count, sequence), hardware, **options)
         loop = next(
             event for event in result.timeline if event.task.body is not None and not event.rest and not event.depth
@@ -323,6 +341,7 @@ def microbatches_for(
 # Inference.
 
 
+@checked("a step", options=simulate, dtype=stored, cache_dtype=stored, **STEP)
 def decode(
     shape: TransformerShape,
     hardware: Hardware,

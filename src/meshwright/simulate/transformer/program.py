@@ -14,8 +14,9 @@ padded to a multiple of ``tensor``.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from meshwright import lax, nn
 from meshwright import numpy as mnp
@@ -27,14 +28,16 @@ from meshwright.core.dtypes import as_dtype, holds_integers
 from meshwright.core.program import Program
 from meshwright.core.source import here
 from meshwright.errors import HardwareError
+from meshwright.hardware.arguments import checked
 from meshwright.hardware.transformer import TransformerShape
 from meshwright.sharding.mesh import AbstractMesh
 from meshwright.sharding.spec import P, PartitionSpec
-from meshwright.simulate.pipelines import SCHEDULES, check_chunks
-from meshwright.simulate.transformer.strategy import RECOMPUTE, Strategy
+from meshwright.simulate.transformer.arguments import STEP, computed, stored
+from meshwright.simulate.transformer.strategy import Strategy
 
 REPLICAS = ("data", "expert", "context")  # the axes along which devices have the same of most parameters
 EXPERTS = ("gate", "up", "down")  # the parameters that experts have of their own
+_MOST_TRIED = 1 << 12  # degrees that are tried for a fix
 
 Arrays = Mapping[str, Any]
 
@@ -332,48 +335,58 @@ def stage_layers(layers: int, stages: int) -> list[int] | None:
     return [most - 1, *[most] * (stages - 2), most - 1] if not rest and stages > 2 and most > 1 else None
 
 
-def check(shape: TransformerShape, strategy: Strategy, batch: int, sequence: int) -> None:
-    """That everything which is split is a multiple of the number of its parts."""
-    counts = ("data", "tensor", "pipeline", "microbatches", "chunks", "context", "expert")
-    given = {name: getattr(strategy, name) for name in counts}
-    for name, count in {**given, "batch": batch, "sequence": sequence}.items():
-        if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-            raise HardwareError(
-                f"{name} of a step is {count!r}.", where=here(), why="it is a whole number from 1", fix=f"{name}=1"
-            )
-    words = (("zero", range(4), "1"), ("recompute", RECOMPUTE, "'full'"), ("schedule", SCHEDULES, "'1f1b'"))
-    for name, known, fix in words:
-        if getattr(strategy, name) not in known:
-            raise HardwareError(
-                f"There is no {name}={getattr(strategy, name)!r}.",
-                where=here(),
-                why=f"it is one of {', '.join(map(str, known))}",
-                fix=f"{name}={fix}",
-            )
-    check_chunks(strategy.schedule, strategy.chunks)
+class _EqualParts(NamedTuple):
+    """A size that is split into equal parts, what the number of parts is, and which degree of a strategy lowers it."""
+
+    name: str
+    size: int
+    parts: int
+    why: str
+    degree: str = ""
+
+
+def _splits(shape: TransformerShape, strategy: Strategy, batch: int, sequence: int) -> list[_EqualParts]:
     kv = shape.heads if shape.kv_heads is None else shape.kv_heads
     positions = strategy.context * (strategy.tensor if strategy.sequence_parallel else 1)
     shared = strategy.data * strategy.expert * strategy.context if strategy.zero else 1
     stages = strategy.pipeline * strategy.chunks
-    rules = [
-        ("heads", shape.heads, kv, "kv_heads"),
-        ("heads", shape.heads, strategy.tensor, "tensor"),
-        ("kv_heads", max(kv, strategy.tensor), min(kv, strategy.tensor), "tensor"),
-        ("hidden", shape.hidden, strategy.tensor, "tensor"),
-        ("width", shape.width, shared, "what zero shares out"),
-        ("experts", shape.experts, strategy.expert, "expert"),
-        ("layers", shape.layers, 1 if stage_layers(shape.layers, stages) else stages, "pipeline"),
-        ("batch", batch, strategy.data * strategy.expert * strategy.microbatches, "data times microbatches"),
-        ("sequence", sequence, positions, "what positions are shared by"),
+    uneven = 1 if stage_layers(shape.layers, stages) else stages
+    rows = strategy.data * strategy.expert * strategy.microbatches
+    return [
+        _EqualParts("heads", shape.heads, kv, "kv_heads"),
+        _EqualParts("heads", shape.heads, strategy.tensor, "tensor", "tensor"),
+        _EqualParts("kv_heads", max(kv, strategy.tensor), min(kv, strategy.tensor), "tensor", "tensor"),
+        _EqualParts("hidden", shape.hidden, strategy.tensor, "tensor", "tensor"),
+        _EqualParts("width", shape.width, shared, "what zero shares out", "data"),
+        _EqualParts("experts", shape.experts, strategy.expert, "expert", "expert"),
+        _EqualParts("layers", shape.layers, uneven, "pipeline", "pipeline"),
+        _EqualParts("batch", batch, rows, "data times microbatches"),
+        _EqualParts("sequence", sequence, positions, "what positions are shared by"),
     ]
-    for name, size, parts, axis in rules:
-        if size % parts:
+
+
+def check(shape: TransformerShape, strategy: Strategy, batch: int, sequence: int) -> None:
+    """That everything which is split is a multiple of the number of its parts."""
+    for one in _splits(shape, strategy, batch, sequence):
+        if one.size % one.parts:
             raise HardwareError(
-                f"{name}={size} is not split into {parts} equal parts.",
+                f"{one.name}={one.size} is not split into {one.parts} equal parts.",
                 where=here(),
-                why=f"{axis} is {parts}, and every device does the same",
-                fix=f"{name}={-(-size // parts) * parts}",
+                why=f"{one.why} is {one.parts}, and every device does the same",
+                fix=_fix(one, shape, strategy),
             )
+
+
+def _fix(bad: _EqualParts, shape: TransformerShape, strategy: Strategy) -> str:
+    """What to change: a batch or a sequence to the next multiple, else the degree that splits a size of the model."""
+    if not bad.degree:
+        return f"{bad.name}={-(-bad.size // bad.parts) * bad.parts}"
+    most = min(getattr(strategy, bad.degree) - 1, bad.size, _MOST_TRIED)
+    for degree in range(most, 0, -1):
+        other = replace(strategy, **{bad.degree: degree})  # type: ignore[arg-type]
+        if not any(one.size % one.parts for one in _splits(shape, other, 0, 0) if one.degree == bad.degree):
+            return f"{bad.degree}={degree}"
+    return "zero=0" if bad.name == "width" else "schedule='1f1b', chunks=1"
 
 
 def batch_spec(strategy: Strategy) -> PartitionSpec:
@@ -391,6 +404,7 @@ def mapped(function: Any, strategy: Strategy, in_specs: Any, out_specs: Any) -> 
     return shard_map(function, mesh=made, in_specs=in_specs, out_specs=out_specs)
 
 
+@checked("a step", dtype=computed, **STEP)
 def forward_program(
     shape: TransformerShape, strategy: Strategy, batch: int, sequence: int, dtype: Any = "bfloat16"
 ) -> Program:
@@ -402,6 +416,7 @@ def forward_program(
     return make_program(run)(params, ShapeDtypeStruct((batch, sequence), "int32"))
 
 
+@checked("a step", dtype=stored, cache_dtype=stored, **STEP)
 def decode_program(
     shape: TransformerShape, tensor: int, batch: int, context: int, dtype: Any = "bfloat16", cache_dtype: Any = None
 ) -> Program:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from math import prod
 from typing import Any
 
@@ -22,14 +22,17 @@ from meshwright.core.source import here
 from meshwright.core.trace import run
 from meshwright.core.types import TensorType, union
 from meshwright.errors import HardwareError
+from meshwright.hardware.arguments import checked, checked_fields, instance
 from meshwright.hardware.transformer import TransformerShape
 from meshwright.sharding.spec import P
 from meshwright.simulate.transformer import program as model
 from meshwright.simulate.transformer import regions
+from meshwright.simulate.transformer.arguments import STEP, computed
 from meshwright.simulate.transformer.strategy import Strategy
 from meshwright.transform.regions.scan import scan as scan_op
 
 
+@checked_fields("a step's dtypes", **dict.fromkeys(("parameters", "master", "moments", "gradients"), computed))
 @dataclass(frozen=True)
 class StepDtypes:
     """The dtypes of a train step. The default is everywhere the same: 14 bytes of state for each parameter.
@@ -271,6 +274,7 @@ def step_program(
     return found, regions.mesh_of(strategy, step.kv)[0]
 
 
+@checked("a step", dtype=computed, dtypes=partial(instance, "StepDtypes", "StepDtypes()"), **STEP)
 def train_program(
     shape: TransformerShape,
     strategy: Strategy,

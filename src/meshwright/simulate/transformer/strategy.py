@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any
 
+from meshwright.core.source import here
+from meshwright.errors import HardwareError
+from meshwright.hardware.arguments import checked, one_of, whole
+from meshwright.simulate.pipelines import SCHEDULES
+
 RECOMPUTE = ("none", "attention", "matmuls", "full", "offload")
-_SAME = {"selective": "attention", True: "full", False: "none"}
+ELSEWHERE = {"selective": "attention", "block": "full", "dots": "matmuls"}  # what others call these
+ZERO = (0, 1, 2, 3)
+_DEGREES = ("data", "tensor", "pipeline", "microbatches", "chunks", "context", "expert")
+recomputed = partial(one_of, (*RECOMPUTE, True, False), others=ELSEWHERE)
 
 
 @dataclass(frozen=True, init=False, repr=False)
@@ -15,14 +24,14 @@ class Strategy:
 
     ==================  ============================================================================================
     ``data``            replicas, each with a part of the batch
-    ``tensor``          devices that share heads, hidden dims and words; ``horizontal`` is another name for it
+    ``tensor``          devices that share heads, hidden dims and words
     ``pipeline``        stages of layers, which ``microbatches`` go through as ``schedule`` says, ``chunks`` per device
     ``microbatches``    without a pipeline: parts of the batch whose gradients are added up
     ``zero``            what the replicas share out: 1 the optimizer's state, 2 also gradients, 3 also parameters;
                         ``fsdp=True`` is 3
     ``recompute``       what is computed again backward instead of kept: "none", "attention" (scores and their softmax),
                         "matmuls" (all but the results of matmuls), "full" (a layer keeps its input alone) or "offload"
-                        (the host keeps that input); True is "full", and ``remat`` another name
+                        (the host keeps that input); True is "full", False "none"
     ``sequence_parallel``  between tensor-parallel layers a device of ``tensor`` has a part of the positions
     ``context``         devices that share the positions of a sequence, each with a block from either end of it, so that
                         a causal mask leaves them equal work; each gathers keys and values
@@ -32,7 +41,7 @@ class Strategy:
 
     >>> Strategy(data=8, tensor=4, fsdp=True).devices
     32
-    >>> Strategy(2, horizontal=4, remat=True)
+    >>> Strategy(2, 4, recompute=True)
     Strategy(data=2, tensor=4, recompute='full')
     """
 
@@ -49,6 +58,13 @@ class Strategy:
     expert: int = 1
     flash: bool = True
 
+    @checked(
+        "a strategy",
+        schedule=partial(one_of, tuple(SCHEDULES)),
+        zero=partial(one_of, ZERO),
+        recompute=recomputed,
+        **dict.fromkeys(_DEGREES, partial(whole, most=1 << 24)),
+    )
     def __init__(
         self,
         data: int = 1,
@@ -64,36 +80,35 @@ class Strategy:
         expert: int = 1,
         flash: bool = True,
         *,
-        horizontal: int | None = None,
         fsdp: bool = False,
-        remat: str | bool | None = None,
     ) -> None:
-        again = recompute if remat is None else remat
         given: dict[str, Any] = {
             "data": data,
-            "tensor": tensor if horizontal is None else horizontal,
+            "tensor": tensor,
             "pipeline": pipeline,
             "microbatches": microbatches,
             "schedule": schedule,
             "chunks": chunks,
             "zero": 3 if fsdp else zero,
-            "recompute": _SAME.get(again, again) if isinstance(again, bool | str) else again,
-            "sequence_parallel": bool(sequence_parallel),
+            "recompute": RECOMPUTE[3 * recompute] if isinstance(recompute, bool) else recompute,
+            "sequence_parallel": sequence_parallel,
             "context": context,
             "expert": expert,
-            "flash": bool(flash),
+            "flash": flash,
         }
+        if (schedule != "interleaved") == (chunks > 1) and (chunks > 1 or pipeline > 1):
+            raise HardwareError(
+                f"The schedule {schedule} of a strategy has chunks={chunks}.",
+                where=here(),
+                why="an interleaved schedule has several chunks per device, every other one",
+                fix="schedule='interleaved', chunks=2" if schedule == "interleaved" else "schedule='interleaved'",
+            )
         for name, value in given.items():
             object.__setattr__(self, name, value)
 
     def __repr__(self) -> str:
         shown = [f"{f.name}={getattr(self, f.name)!r}" for f in fields(self) if getattr(self, f.name) != f.default]
         return f"Strategy({', '.join(shown)})"
-
-    @property
-    def horizontal(self) -> int:
-        """The devices of tensor parallelism."""
-        return self.tensor
 
     @property
     def keeps_inputs(self) -> bool:
