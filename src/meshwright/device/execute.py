@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
+from itertools import chain, repeat
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -26,7 +27,7 @@ from meshwright.device.from_program import takes_program
 from meshwright.device.function import CALLS, DeviceEqn, DeviceValue, Function, Number
 from meshwright.device.resolve import as_device_map
 from meshwright.device.tensor_ops import evaluate, params_of
-from meshwright.device.types import Tensor, Tuple, Type
+from meshwright.device.types import Tensor, Tuple
 from meshwright.device.walk import Item, Walk, symbols_of
 from meshwright.errors import DeviceError, ShapeError
 from meshwright.lax.elementwise import erf
@@ -106,9 +107,21 @@ def execute(fn: Function, inputs: Mapping[str, Any] | Sequence[Any], device_map:
     >>> dist.execute(fn, {"x": np.arange(4.0, dtype=np.float32)}, [1, 2])
     array([2., 4.], dtype=float32)
     """
-    inputs, device_map = with_map(fn, inputs, device_map)
+    by_name = inputs if isinstance(inputs, Mapping) else {}
+    names = [v.name for v in fn.inputs]
+    if isinstance(inputs, Mapping) and {*names} != by_name.keys() - {fn.map_input[0] if fn.map_input else None}:
+        raise ShapeError(
+            f"{fn.name} has the inputs {', '.join(names)}.",
+            why=f"given are {', '.join(map(str, inputs))}",
+            fix=f"{{{', '.join(f'{n!r}: …' for n in names)}}}",
+        )
+    given, device_map = arranged(fn, () if isinstance(inputs, Mapping) else inputs, by_name, device_map)
+    arrays = [
+        tuple(map(np.asarray, x)) if isinstance(x, tuple | list) and isinstance(v.type, Tuple) else np.asarray(x)
+        for x, v in zip(given, fn.inputs, strict=True)
+    ]
     try:
-        return _results(fn, _arrays(fn, inputs), as_device_map(device_map, fn), NUMPY)
+        return _results(fn, arrays, as_device_map(device_map, fn), NUMPY)
     except MemoryError as error:
         out_of_memory(error)
 
@@ -130,114 +143,70 @@ def _results(fn: Function, given: Sequence[Any], device_map: DeviceMap | None, o
 
 def call(fn: Function, inputs: Sequence[Any], by_name: Mapping[str, Any], device_map: Any) -> Any:
     """A device program as a function of its inputs; a device map among them may be given as one, or not at all."""
-    names = [v.name for v in fn.inputs]
-    if fn.map_input is not None and (len(inputs) + len(by_name) > len(names)):
-        names.insert(fn.map_input[1], fn.map_input[0])
-    given = in_order(fn.name, names, inputs, by_name)
+    given, found = arranged(fn, inputs, by_name, device_map)
     if any(isinstance(x, Handle) for x in given):
-        return inline(fn, *with_map(fn, given, device_map))
+        return inline(fn, given, found)
     if not any(isinstance(x, Traced) for part in given for x in (part if isinstance(part, tuple | list) else [part])):
-        return execute(fn, given, device_map)
-    given, found = with_map(fn, given, device_map)
+        return execute(fn, given, found)
     values = [
         tuple(leaf_value(y, f"the input {v.name}") for y in x)
         if isinstance(x, tuple | list)
         else leaf_value(x, f"the input {v.name}")
         for v, x in zip(fn.inputs, given, strict=True)
     ]
-    return _results(fn, values, DeviceMap(found) if found is not None else fn.device_map, TRACED)
+    return _results(fn, values, as_device_map(found, fn), TRACED)
 
 
 CALLS.append(call)
 
 
-def with_map(fn: Function, inputs: Any, device_map: Any) -> tuple[Any, Any]:
-    """The arrays among inputs, and the device map: that among the inputs, or the one given beside them."""
-    if fn.map_input is None:
-        return inputs, device_map
-    name, at = fn.map_input
-    if isinstance(inputs, Mapping):
-        found = inputs.get(name)
-        arrays: Any = {key: value for key, value in inputs.items() if key != name}
-    else:
-        arrays = list(inputs)
-        found = arrays.pop(at) if len(arrays) > len(fn.inputs) else None
+def arranged(fn: Function, inputs: Sequence[Any], by_name: Mapping[str, Any], device_map: Any) -> tuple[list[Any], Any]:
+    """The inputs of a call in order, and the device map: that among the inputs, or the one given beside them."""
+    names = [v.name for v in fn.inputs]
+    name, at = fn.map_input or ("", 0)
+    if fn.map_input is not None and len(inputs) + len(by_name) > len(names):
+        names.insert(at, name)
+    left = names[len(inputs) :]
+    if len(inputs) > len(names) or sorted(left) != sorted(by_name):
+        raise ShapeError(
+            f"{fn.name} takes {len(names)} inputs: {', '.join(names)}.",
+            why=f"given are {len(inputs)} by position" + (f" and {', '.join(by_name)}" if by_name else ""),
+            fix="one array per input, by position or by name",
+        )
+    given = [*inputs, *(by_name[key] for key in left)]
+    found = given.pop(at) if len(given) > len(fn.inputs) else None
     if found is not None and device_map is not None and DeviceMap(found) != DeviceMap(device_map):
         raise DeviceError(
             "There are two device maps.",
             why=f"{DeviceMap(found)} is the input {name}, and {DeviceMap(device_map)} is given beside the inputs",
             fix=f"{{{name!r}: dist.DeviceMap({DeviceMap(found)}), …}} alone",
         )
-    return arrays, found if found is not None else device_map
-
-
-def in_order(name: str, names: Sequence[str], inputs: Sequence[Any], by_name: Mapping[str, Any]) -> list[Any]:
-    """The inputs of a call in the order of their names; those given by name come last."""
-    left = names[len(inputs) :]
-    if len(inputs) > len(names) or sorted(left) != sorted(by_name):
-        raise ShapeError(
-            f"{name} takes {len(names)} inputs: {', '.join(names)}.",
-            why=f"given are {len(inputs)} by position" + (f" and {', '.join(by_name)}" if by_name else ""),
-            fix="one array per input, by position or by name",
-        )
-    return [*inputs, *(by_name[key] for key in left)]
-
-
-def _arrays(fn: Function, inputs: Mapping[str, Any] | Sequence[Any]) -> list[Any]:
-    names = [v.name for v in fn.inputs]
-    if isinstance(inputs, Mapping):
-        wrong = [n for n in names if n not in inputs] + [n for n in inputs if n not in names]
-        if wrong:
-            raise ShapeError(
-                f"{fn.name} has the inputs {', '.join(names)}.",
-                why=f"given are {', '.join(map(str, inputs))}",
-                fix=f"{{{', '.join(f'{n!r}: …' for n in names)}}}",
-            )
-        given = [inputs[n] for n in names]
-    else:
-        given = list(inputs)
-        if len(given) != len(names):
-            raise ShapeError(
-                f"{fn.name} takes {len(names)} inputs, not {len(given)}.",
-                why=", ".join(names),
-                fix="one array per input",
-            )
-    return [
-        tuple(map(np.asarray, x)) if isinstance(x, tuple | list) and isinstance(v.type, Tuple) else np.asarray(x)
-        for x, v in zip(given, fn.inputs, strict=True)
-    ]
+    return given, found if found is not None else device_map
 
 
 def array_sizes(fn: Function, arrays: Sequence[Any]) -> dict[str, int]:
     """The numbers that symbols must be for the inputs to have the shapes of the arrays."""
     sizes: dict[str, int] = {}
-    pairs: list[tuple[str, Tensor, Any]] = []
-
-    def collect(name: str, type: Type | None, x: Any) -> None:
-        if isinstance(type, Tuple):
-            for inner, part in zip(type.items, x, strict=True):
-                collect(name, inner, part)
-        elif type is not None:
-            pairs.append((name, type, x))
-
-    for v, x in zip(fn.inputs, arrays, strict=True):
-        collect(v.name, v.type, x)
-    for name, type, x in pairs:
+    parts = [x if isinstance(x, tuple) else (x,) for x in arrays]
+    types = [v.type.items if isinstance(v.type, Tuple) else (v.type,) for v in fn.inputs]
+    pairs = (zip(repeat(v.name), ts, xs) for v, ts, xs in zip(fn.inputs, types, parts, strict=True))
+    for name, type, x in chain.from_iterable(pairs):
+        if not isinstance(type, Tensor):
+            continue  # it has no type, which the walk says
         if len(type.shape) != x.ndim or x.dtype != type.dtype:
-            raise _wrong_input(name, type, x)
+            raise _wrong_input(name, type, x, {})
         for size, n in zip(type.shape, x.shape, strict=True):
             left = bind(size, sizes)
-            if left != n:
-                solved = solve(left, n)
-                if solved is None:
-                    raise _wrong_input(name, type, x, sizes)
-                sizes[solved[0]] = solved[1]
+            solved = solve(left, n) if left != n else None
+            if left != n and solved is None:
+                raise _wrong_input(name, type, x, sizes)
+            sizes |= [solved] if solved is not None else []
     known = symbols_of(fn)
     return {name: n for name, n in sizes.items() if name in known}
 
 
-def _wrong_input(name: str, type: Tensor, x: Any, sizes: Mapping[str, int] | None = None) -> ShapeError:
-    bound = "".join(f", {k} = {v}" for k, v in (sizes or {}).items())
+def _wrong_input(name: str, type: Tensor, x: Any, sizes: Mapping[str, int]) -> ShapeError:
+    bound = "".join(f", {k} = {v}" for k, v in sizes.items())
     return ShapeError(
         f"The input {name} does not fit.",
         why=f"it is {x.dtype}{list(x.shape)}, and {name} is {type}{bound}",

@@ -16,7 +16,7 @@ from meshwright.core.program import Program
 from meshwright.device.blocks import BlockProgram, MeshWalk, no_group
 from meshwright.device.device_map import DeviceMap, Members, as_members
 from meshwright.device.dims import bind
-from meshwright.device.execute import array_sizes, in_order
+from meshwright.device.execute import arranged, array_sizes
 from meshwright.device.from_program import takes_program
 from meshwright.device.function import Function
 from meshwright.device.resolve import as_device_map, resolve
@@ -45,10 +45,6 @@ class OnMesh:
                     fix=f"{v.name}: Tensor[…, 0], and scatter({v.name}, dim=0, device_keys=[]) in the program",
                 )
 
-    def _made(self, sizes: Mapping[str, int]) -> Any:
-        """What is run, for inputs of these sizes."""
-        raise NotImplementedError
-
     def _planned(self, sizes: Mapping[str, int]) -> Any:
         """What is run for inputs of these sizes; devices named one by one must be groups in every replica."""
         key = tuple(sorted(sizes.items()))
@@ -57,7 +53,8 @@ class OnMesh:
                 devices = as_members([*eqn.attributes.get("devices", ())])
                 if len(devices) > 1 and devices not in self._axes:
                     raise no_group(devices, self.device_map, repr(eqn))
-            self._walks[key] = self._made(sizes)
+            given = (self.source, self.device_map, sizes, self._axes)
+            self._walks[key] = StagePlan(*given, self.mesh) if has_stages(self.source) else _block(MeshWalk(*given))
         return self._walks[key]
 
     def _fitted(self, inputs: Sequence[Any]) -> tuple[list[Any], Any]:
@@ -74,7 +71,7 @@ class OnMesh:
         return values, self._planned(sizes)
 
     def _ordered(self, inputs: Sequence[Any], by_name: Mapping[str, Any]) -> list[Any]:
-        return in_order(self.source.name, [v.name for v in self.source.inputs], inputs, by_name)
+        return arranged(self.source, inputs, by_name, self.device_map)[0]
 
     def _structs(self) -> list[ShapeDtypeStruct]:
         """The inputs' types, whose sizes must be known."""
@@ -107,11 +104,6 @@ class MeshProgram(OnMesh):
         specs = [f"{v.name}: {s.spec}" for v, s in zip(self.source.inputs, self.in_shardings, strict=True)]
         outs = ", ".join(str(s.spec) for s in self.out_shardings)
         return f"MeshProgram({self.mesh}, {', '.join(specs)} -> {outs})"
-
-    def _made(self, sizes: Mapping[str, int]) -> BlockProgram:
-        walk = MeshWalk(self.source, self.device_map, sizes, self._axes).run()
-        outs, leads = zip(*map(walk.output, walk.outputs), strict=True)
-        return BlockProgram(walk.flat.with_(outputs=outs), walk.along, returned=leads)
 
     def function(self, *inputs: Any) -> Any:
         """The program as a function to trace: ``mw.jit``, ``mw.grad`` and ``mw.make_program`` take it."""
@@ -150,9 +142,6 @@ class MeshPipeline(OnMesh):
 
     def __str__(self) -> str:
         return "\n".join(map(str, self.actions))
-
-    def _made(self, sizes: Mapping[str, int]) -> StagePlan:
-        return StagePlan(self.source, self.device_map, sizes, self._axes, self.mesh)
 
     def __call__(self, *inputs: Any, **by_name: Any) -> Any:
         given, plan = self._fitted(self._ordered(inputs, by_name))
@@ -220,6 +209,11 @@ def to_mesh(fn: Function, device_map: Any = None, **sizes: int) -> MeshProgram |
             fix="dist.to_mesh(fn, {1: [1, 3], 2: [2, 4]})",
         )
     return (MeshPipeline if has_stages(fn) else MeshProgram)(fn, found, sizes)
+
+
+def _block(walk: MeshWalk) -> BlockProgram:
+    outs, leads = zip(*map(walk.output, walk.run().outputs), strict=True)
+    return BlockProgram(walk.flat.with_(outputs=outs), walk.along, returned=leads)
 
 
 def _mesh(device_map: DeviceMap) -> Mesh:

@@ -78,7 +78,6 @@ class Walk:
         self.count: dict[tuple[str, int], int] = {}
         self.replicas: list[Members] = []  # of the pmaps around, those whose first replica stands for all
         self.uses: dict[int, list[frozenset[int]]] = {}
-        self.senders: dict[tuple[object, ...], Keys] = {}
         self.fn, self.scope = fn, Scope(sizes=dict(sizes))
         self.inputs = [self.input(v.name, v.type, self.scope) for v in fn.inputs]
 
@@ -316,17 +315,10 @@ class Walk:
         x = tensor_in(item, eqn, device)
         if device_of(x) == device:
             return x
-        together = {"members": self.sending(device_of(x))} if self.replicas else {}
+        # In the replicas that a folded one stands for, devices that are as far apart send at once.
+        together = {"members": Keys(Devices(device_of(x), self.replicas))} if self.replicas else {}
         to = Device(device)
         return self.emit(eqn, ops.SEND, [x], [tensor_of(x).on(to)], to_device=to, **together)[0]
-
-    def sending(self, device: int) -> Keys:
-        """The devices that send at once, in the replicas that a folded one stands for: each as far as the first."""
-        key = (device, *self.replicas)
-        found = self.senders.get(key)
-        if found is None:
-            found = self.senders[key] = Keys(Devices(device, self.replicas))
-        return found
 
     def collective(self, eqn: DeviceEqn, items: Sequence[Item], scope: Scope) -> list[Item]:
         """An op on the tensors of a tuple, one on each of several devices."""
@@ -398,15 +390,12 @@ class Walk:
                 why=f"the elements of {eqn.values[0].name} have {', '.join(map(str, sorted(lengths)))} elements",
                 fix="gather the parts first",
             )
-        columns = []
-        self.replicas += [inner[0].members] if inner[0].members else []  # one column stands for all
-        for parts in zip(*(item.items for item in inner), strict=True):
-            columns.append(self.together(eqn, [tensor_in(part, eqn) for part in parts], group))
-        if inner[0].members:
-            self.replicas.pop()
-        rows = zip(*columns, strict=True)
-        items = tuple(Group(tuple(row), item.same, item.members) for row, item in zip(rows, inner, strict=True))
-        return Group(items, True, group.members)
+        outer, self.replicas = self.replicas, [*self.replicas, *filter(None, [inner[0].members])]
+        columns = zip(*(item.items for item in inner), strict=True)  # where one stands for all, it is in each replica
+        totals = [self.together(eqn, [tensor_in(part, eqn) for part in parts], group) for parts in columns]
+        self.replicas = outer
+        rows = zip(zip(*totals, strict=True), inner, strict=True)
+        return Group(tuple(Group(row, item.same, item.members) for row, item in rows), True, group.members)
 
     # Bodies
 
@@ -429,7 +418,7 @@ class Walk:
             scope = replace(scope, variables=lost, path=())
         owner: dict[int, int] = {}
         members = next((g.members for g in groups if g.members), ())
-        self.replicas += [members] if members else []
+        outside, self.replicas = self.replicas, [*self.replicas, *filter(None, [members])]
         rows = []
         for n, row in enumerate(zip(*(g.items for g in groups), strict=True)):
             start = len(self.eqns)
@@ -441,9 +430,7 @@ class Walk:
                         why=f"replicas {owner[device]} and {n} of {eqn.outputs[0].name} both place values on it",
                         fix="give each replica devices of its own: a device map such as {1: [1, 3], 2: [2, 4]}",
                     )
-        if members:
-            self.replicas.pop()
-        self.device_map = outer
+        self.device_map, self.replicas = outer, outside
         same = [all(groups[n].same for n in used) for used in self.used(body)]
         return [Group(column, copies, members) for column, copies in zip(zip(*rows), same, strict=True)]
 
