@@ -250,3 +250,22 @@ def test_inputs_and_sizes_that_do_not_fit():
     error = refused(lambda: dist.to_mesh(dist.data_parallel(CHAIN, {"x": 0}), [1, 2])(x[:5], w))
     assert isinstance(error.value, ShapeError)
     assert error.value.what == "Dim 0 of size 5 does not divide into 2 equal parts."
+
+
+def test_what_is_spread_over_the_stages_of_a_pipeline_is_refused():
+    text = (
+        "def f(x: Tensor[(B,), 0]): xs = scatter(x, dim=0, device_keys=[])"
+        " y = call(lambda d: lambda (x): { y = tanh(x) return y }, (x,)) return xs, y"
+    )
+    assert str(refused(lambda: dist.to_mesh(dist.parse(text), [0, 1])).value) == (
+        "xs is spread over the stages of a pipeline.\n"
+        "  why:  they lie along d, and each has a mesh of its own\n"
+        "  fix:  a level of the device map for the stages alone, such as dist.DeviceMap.grid(2, 4) of two stages"
+    )
+
+
+@pytest.mark.parametrize("inner", ["scatter(x, dim=0, device_keys=[d])", "broadcast(x, device_keys=[d])"])
+@pytest.mark.parametrize("outer", ["scatter(x, dim=0, device_keys=[])", "broadcast(x, device_keys=[])"])
+def test_tuples_of_tuples_and_of_copies_come_out_as_they_are(outer, inner):
+    body = f"xs = {outer} ys = pmap(lambda d: lambda (x): {{ y = {inner} return y }}, (xs,)) return ys, xs"
+    agree(dist.parse(f"def f(x: Tensor[(B,), 0]): {body}"), [np.arange(8, dtype=np.float32)], MAP)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import takewhile
-from typing import Any
+from typing import Any, NamedTuple
 
 from meshwright.api.shard_map import shard_map
 from meshwright.core.facts import Structure
@@ -116,6 +116,14 @@ def spec_of(steps: Steps, lead: Lead = ()) -> PartitionSpec:
     return PartitionSpec(*lead, *(tuple(axis for axis, d in steps if d == dim) for dim in dims))
 
 
+class BlockView(NamedTuple):
+    """What is left of a value: a source that is cut in steps, or joined in them."""
+
+    source: DeviceValue
+    steps: Steps = ()
+    joined: bool = False
+
+
 class BlockProgram:
     """A flat program on a mesh: a function of whole arrays, and how these are cut.
 
@@ -135,24 +143,25 @@ class BlockProgram:
     ) -> None:
         self.fn, self.along = fn, along
         self.leads = tuple(leads or ((),) * len(fn.inputs))
-        self.same: dict[DeviceValue, DeviceValue] = {}  # for what is elsewhere only: what it is
-        self.parts: dict[DeviceValue, tuple[DeviceValue, Steps]] = {v: (v, ()) for v in fn.inputs}
-        self.joins: dict[DeviceValue, tuple[DeviceValue, Steps]] = {}
+        self.views = {v: BlockView(v) for v in fn.inputs}
         self.varying = {v: frozenset(a for a in lead if a) for v, lead in zip(fn.inputs, self.leads, strict=True)}
         self.wanted: dict[DeviceValue, set[Steps]] = {v: set() for v in fn.inputs}
         self.eqns: list[DeviceEqn] = []
         for eqn in fn.eqns:
             self._add(eqn)
-        values = fn.outputs if returned is not None else [v for v in dict.fromkeys(fn.outputs) if not self.is_part(v)]
-        self.outputs = tuple(values)
-        own = [tuple(sorted(self.varying[v])) for v in values]
-        self.out_leads: list[Lead] = [*(returned if returned is not None else own)]
-        found = [self._joined(v, whole=bool(returned and lead)) for v, lead in zip(values, self.out_leads, strict=True)]
-        self.left = [v for v, _ in found]
+        self.outputs = fn.outputs if returned is not None else tuple(v for v in fn.outputs if not self.is_part(v))
+        own: list[Lead] = [tuple(sorted(self.varying[v])) for v in self.outputs]
+        self.out_leads = own if returned is None else [*returned]
+        self.left, self.out_cuts = [], list[Steps]()
+        for v, lead in zip(self.outputs, self.out_leads, strict=True):
+            view = self.views[v]
+            apart = view.joined and not (returned and lead)
+            self._want(view.source if apart else v)
+            self.left.append(self.views[view.source] if apart else view)
+            self.out_cuts.append(view.steps[::-1] if apart else ())
         entry = [common(sorted(self.wanted[v] or {()})) for v in fn.inputs]
-        self.out_cuts = [tuple(reversed(steps)) for _, steps in found]
         if len(set(cuts)) == 1 and self._is_pointwise():
-            entry, self.out_cuts = [*cuts], [cuts[0]] * len(values)
+            entry, self.out_cuts = [*cuts], [cuts[0]] * len(self.outputs)
         self.entry = dict(zip(fn.inputs, entry, strict=True))
         self.in_specs = tuple(spec_of(steps, lead) for lead, steps in zip(self.leads, entry, strict=True))
         self.out_specs = tuple(spec_of(steps, lead) for lead, steps in zip(self.out_leads, self.out_cuts, strict=True))
@@ -163,53 +172,44 @@ class BlockProgram:
         steps = tuple(self.along.get(eqn.outputs[0]) for eqn in self.fn.eqns)
         return self.fn.with_(outputs=self.outputs), steps, self.leads, self.in_specs, self.out_specs
 
-    def at(self, value: DeviceValue) -> DeviceValue:
-        return self.same.get(value, value)
-
     def is_part(self, value: DeviceValue) -> bool:
         """Whether a value is an input, or a part of one."""
-        return self.at(value) in self.parts
+        view = self.views[value]
+        return view.source in self.wanted and not view.joined
 
-    def want(self, value: DeviceValue) -> None:
+    def _want(self, value: DeviceValue) -> None:
         """Note how a value is used that is a part of an input."""
-        source, steps = self.parts.get(self.at(value), (value, ()))
-        if source in self.wanted:
-            self.wanted[source].add(steps)
+        if self.is_part(value):
+            self.wanted[self.views[value].source].add(self.views[value].steps)
 
     def _add(self, eqn: DeviceEqn) -> None:
         op, out, step = eqn.op, eqn.outputs[0], self.along.get(eqn.outputs[0])
-        first = self.at(eqn.values[0]) if eqn.values else out
         varying: frozenset[str] = frozenset().union(*(self.varying[x] for x in eqn.values))
-        moves = ops.is_structural(op) and len(eqn.inputs) == len(eqn.outputs) == 1
-        if moves and (step is None or op in (ops.BROADCAST, ops.SPLIT)):
-            self.same[out] = first
-        elif step is not None and op in (ops.SCATTER, ops.ITEM) and first in self.parts:
-            self.parts[out] = self.parts[first][0], (*self.parts[first][1], step)
-            varying |= {step[0]}
-        elif step is not None and op is ops.GATHER:
-            parts, steps = self._joined(first)
-            self.joins[out] = parts, (*steps, step)
-            varying -= {step[0]}
-        else:
+        self.views.update({v: BlockView(v) for v in eqn.outputs})
+        alone = ops.is_structural(op) and len(eqn.inputs) == len(eqn.outputs) == 1
+        if alone and (step is None or op in (ops.BROADCAST, ops.SPLIT)):  # what it takes is what it gives
+            self.views[out] = self.views[eqn.values[0]]
+        elif step is not None:
+            first, view = eqn.values[0], self.views[eqn.values[0]]
+            joins = op in (ops.GATHER, ops.ALLREDUCE, ops.ALLGATHER)
+            varying = varying - {step[0]} if joins else varying | {step[0]}
+            if op is ops.GATHER:
+                self._want(first)
+                view = view if view.joined else BlockView(first, (), True)
+            if op is ops.GATHER or (op in (ops.SCATTER, ops.ITEM) and self.is_part(first)):
+                self.views[out] = view._replace(steps=(*view.steps, step))
+        if self.views[out].source is out:
             self.eqns.append(eqn)
             for x in eqn.values:
-                self.want(x)
-            if step is not None:
-                varying = varying - {step[0]} if op in (ops.ALLREDUCE, ops.ALLGATHER) else varying | {step[0]}
+                self._want(x)
         self.varying.update(dict.fromkeys(eqn.outputs, varying))
-
-    def _joined(self, value: DeviceValue, *, whole: bool = False) -> tuple[DeviceValue, Steps]:
-        """What a value is joined of, and how."""
-        found = (value, ()) if whole else self.joins.get(self.at(value), (value, ()))
-        self.want(found[0])
-        return found
 
     def _is_pointwise(self) -> bool:
         """Whether all that is computed can be on any equal parts of whole inputs."""
-        plain = all(wanted == {()} for wanted in self.wanted.values()) and not self.joins
+        plain = all(wanted == {()} for wanted in self.wanted.values())
         shapes = {tensor_of(x).shape for eqn in self.eqns for x in eqn.values}
         ready = all(eqn.op is ops.ALLREDUCE or is_elementwise(eqn) for eqn in self.eqns)
-        return plain and ready and len(shapes) == 1
+        return plain and ready and len(shapes) == 1 and not any(view.joined for view in self.views.values())
 
     def on(self, mesh: Mesh) -> Any:
         """The program as a function of whole arrays."""
@@ -217,30 +217,26 @@ class BlockProgram:
 
     def _block(self, *blocks: Any) -> list[Any]:
         """What one device does."""
-        own = [x.reshape(x.shape[len(lead) :]) for x, lead in zip(blocks, self.leads, strict=True)]
-        given = dict(zip(self.fn.inputs, own, strict=True))
-        values: dict[Any, Any] = {}
+        inputs = zip(self.fn.inputs, blocks, self.leads, strict=True)
+        values = {BlockView(v): x.reshape(x.shape[len(lead) :]) for v, x, lead in inputs}
 
-        def read(value: DeviceValue) -> Any:
-            value = self.at(value)
-            key = self.parts.get(value, value)
-            if key in values:
-                return values[key]
-            part = value in self.parts
-            source, steps = self.parts[value] if part else self.joins[value]
-            found = given[source] if part else read(source)
-            for axis, dim in steps[len(self.entry[source]) :] if part else steps:
-                found = (_CUT if part else _JOIN)(found, axis, axis=dim)
-            values[key] = found
-            return found
+        def read(view: BlockView) -> Any:
+            if view not in values:
+                base = self.views[view.source] if view.joined else BlockView(view.source)
+                done = 0 if view.joined else len(self.entry[view.source])
+                found = read(base)
+                for axis, dim in view.steps[done:]:
+                    found = (_JOIN if view.joined else _CUT)(found, axis, axis=dim)
+                values[view] = found
+            return values[view]
 
         for eqn in self.eqns:
-            args = [x if isinstance(x, Number) else read(x) for x in eqn.inputs]
+            args = [x if isinstance(x, Number) else read(self.views[x]) for x in eqn.inputs]
             step = self.along.get(eqn.outputs[0])
             found = TRACED.results(eqn, args) if step is None else [_collective(eqn, args[0], *step)]
-            values.update(zip(eqn.outputs, found, strict=True))
-        outs = [read(v) for v in self.left]
-        return [y.reshape((1,) * len(lead) + y.shape) for y, lead in zip(outs, self.out_leads, strict=True)]
+            values.update(zip(map(BlockView, eqn.outputs), found, strict=True))
+        outs = zip(map(read, self.left), self.out_leads, strict=True)
+        return [y.reshape((1,) * len(lead) + y.shape) for y, lead in outs]
 
 
 def _collective(eqn: DeviceEqn, x: Any, axis: str, dim: int) -> Any:

@@ -21,6 +21,7 @@ from meshwright.device.blocks import BlockProgram, Lead, MeshWalk, Steps, spec_o
 from meshwright.device.device_map import DeviceMap, Members
 from meshwright.device.function import DeviceEqn, DeviceValue, Function
 from meshwright.device.walk import Group, Item, Scope, flat_values, home_of
+from meshwright.errors import DeviceError
 from meshwright.sharding.mesh import Mesh
 from meshwright.sharding.named import NamedSharding
 
@@ -174,7 +175,7 @@ class StagePlan(MeshWalk):
         place: StageIndex | None,
     ) -> None:
         """Write a task on its stage: that of its device, or for a device above stages, that of its operands."""
-        block = self._block(items, flat, flat_values(outs))
+        block = self._block(items, flat, tuple(dict.fromkeys(flat_values(outs))))
         made = [x.place for x in map(self.arrays.__getitem__, block.fn.inputs) if x.place is not None]
         inside = [p for p in made if place is None or p[: len(place)] == place]
         named = {x: v.name for v, item in zip(eqn.outputs, outs, strict=True) for x in flat_values([item])}
@@ -213,6 +214,14 @@ class StagePlan(MeshWalk):
 
     def _emit(self, block: BlockProgram, names: tuple[str, ...], place: StageIndex) -> None:
         """Write a program at a stage, after what it needs there."""
+        steps = [self.along[eqn.outputs[0]] for eqn in block.fn.eqns if eqn.outputs[0] in self.along]
+        across = {axis for axis, _ in steps} & {self.mesh.axis_names[level] for level, _ in place}
+        if across:
+            raise DeviceError(
+                f"{names[0]} is spread over the stages of a pipeline.",
+                why=f"they lie along {min(across)}, and each has a mesh of its own",
+                fix="a level of the device map for the stages alone, such as dist.DeviceMap.grid(2, 4) of two stages",
+            )
         reads = tuple(self._fetch(v, place, block.entry[v]) for v in block.fn.inputs)
         mesh, key = self._mesh(place), (block.key, place)
         if key not in self.programs:
@@ -246,7 +255,7 @@ class StagePlan(MeshWalk):
     def _returned(self, name: str, item: Item) -> tuple[Slot, Lead, NamedSharding]:
         v, lead = self.output(item)
         block = self._block([v], (), (v,), [lead])
-        source, steps = block.parts[block.at(v)]
+        source, steps, _ = block.views[v]
         if not steps and self.arrays[source].lead == lead:
             v = source
         else:
