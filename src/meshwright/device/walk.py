@@ -390,7 +390,8 @@ class Walk:
                 why=f"the elements of {eqn.values[0].name} have {', '.join(map(str, sorted(lengths)))} elements",
                 fix="gather the parts first",
             )
-        outer, self.replicas = self.replicas, [*self.replicas, *filter(None, [inner[0].members])]
+        outer, members = self.replicas, inner[0].members
+        self.replicas = [*outer, members] if members else outer
         columns = zip(*(item.items for item in inner), strict=True)  # where one stands for all, it is in each replica
         totals = [self.together(eqn, [tensor_in(part, eqn) for part in parts], group) for parts in columns]
         self.replicas = outer
@@ -418,7 +419,7 @@ class Walk:
             scope = replace(scope, variables=lost, path=())
         owner: dict[int, int] = {}
         members = next((g.members for g in groups if g.members), ())
-        outside, self.replicas = self.replicas, [*self.replicas, *filter(None, [members])]
+        outside, self.replicas = self.replicas, [*self.replicas, members] if members else self.replicas
         rows = []
         for n, row in enumerate(zip(*(g.items for g in groups), strict=True)):
             start = len(self.eqns)
