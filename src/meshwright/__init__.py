@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from meshwright.partition.matmul.plan import plan_matmul
     from meshwright.partition.overlap.matmuls import Overlap
     from meshwright.partition.reshard.plan import plan_reshard
+    from meshwright.search.layout.find import find_layout
     from meshwright.sharding.mesh import AbstractMesh, AxisType, Mesh, devices, get_mesh, make_mesh, set_mesh
     from meshwright.sharding.named import NamedSharding
     from meshwright.sharding.single_device import default_device
@@ -74,6 +75,7 @@ __getattr__ = on_first_use(
         "meshwright.sharding.named": ["NamedSharding"],
         "meshwright.sharding.single_device": ["default_device"],
         "meshwright.sharding.spec": ["P", "PartitionSpec"],
+        "meshwright.search.layout.find": ["find_layout"],
     },
     instead={  # names that JAX has
         "device_count": "len(mw.devices())",
@@ -116,6 +118,7 @@ __all__ = [
     "devices",
     "dist",
     "eval_shape",
+    "find_layout",
     "get_mesh",
     "grad",
     "hardware",

@@ -64,6 +64,38 @@ def model_of_file(text: str, settings: str | None) -> Model:
     file's ``init``, ``make_batch`` and ``train_step`` (or ``loss``), or a function that returns one of these or
     ``(step, params, batch)``. ``settings`` replace fields of a configuration.
     """
+    path, name, module, value = _value_of_file(text, settings)
+    with running(path, path):
+        if _is_layered(value):
+            return value  # type: ignore[no-any-return]
+        step = _step_of(module, value, _TRACED_BATCH)
+        if step is not None:
+            return traced(*step)
+    raise MeshwrightError(
+        f"{path} has no model.",
+        why=f"{name or 'model'} is {kind_of(value)}, and a model is a dist.GPT, a dist.MLP, a configuration of init, "
+        "make_batch and train_step, or (step, params, batch)",
+        fix="model = dist.GPT(layers=12, dim=768, heads=12)",
+    )
+
+
+def step_of_file(text: str, settings: str | None, batch: int) -> tuple[Any, Any, Any]:
+    """The step of a Python file, as in `model_of_file`, its parameters and a batch of that many samples, as shapes."""
+    path, name, module, value = _value_of_file(text, settings)
+    with running(path, path):
+        found = _step_of(module, value, batch) if not _is_layered(value) else None
+    if found is None:
+        raise MeshwrightError(
+            f"{path} has no step.",
+            why=f"{name or 'model'} is {kind_of(value)}, and a step is a configuration of init, make_batch and "
+            "train_step, or (step, params, batch)",
+            fix="def model(): return train_step, params, batch",
+        )
+    return found
+
+
+def _value_of_file(text: str, settings: str | None) -> tuple[str, str, ModuleType, Any]:
+    """The path of a file, the name in it, the module, and the value of that name."""
     path, name = text, ""
     if not os.path.isfile(text) and ".py:" in text:
         path, _, name = text.rpartition(":")
@@ -77,20 +109,23 @@ def model_of_file(text: str, settings: str | None) -> Model:
         value = _changed(value, settings, path)
     if isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], tuple):
         value = (value[0], *value[1])
-    with running(path, path):
-        if isinstance(value, tuple) and len(value) == 3 and (callable(value[0]) or isinstance(value[0], Program)):
-            return traced(*value)
-        if _is_layered(value):
-            return value  # type: ignore[no-any-return]
-        step = _step(module)
-        if step is not None and all(hasattr(module, part) for part in _PARTS) and not isinstance(value, tuple):
-            return _traced(module, step, value)
-    raise MeshwrightError(
-        f"{path} has no model.",
-        why=f"{name or 'model'} is {kind_of(value)}, and a model is a dist.GPT, a dist.MLP, a configuration of init, "
-        "make_batch and train_step, or (step, params, batch)",
-        fix="model = dist.GPT(layers=12, dim=768, heads=12)",
-    )
+    return path, name, module, value
+
+
+def _step_of(module: ModuleType, value: Any, batch: int) -> tuple[Any, Any, Any] | None:
+    """A step, its parameters and a batch: as given, or of a file for a configuration, on shapes alone."""
+    if isinstance(value, tuple):
+        given = len(value) == 3 and (callable(value[0]) or isinstance(value[0], Program))
+        return (value[0], value[1], value[2]) if given else None
+    step = _step(module)
+    if step is None or not all(hasattr(module, part) for part in _PARTS):
+        return None
+    rows: dict[str, Any] = {}
+    if "batch" in inspect.signature(module.make_batch).parameters:
+        rows["batch"] = batch
+    params = eval_shape(lambda k: module.init(k, value), key(0))
+    data = eval_shape(lambda k: module.make_batch(k, value, **rows), key(1))
+    return partial(step, config=value), params, data
 
 
 def _named(path: str, module: ModuleType, name: str) -> Any:
@@ -142,16 +177,6 @@ def _step(module: ModuleType) -> Callable[..., Any] | None:
     if step is None and hasattr(module, "loss"):
         step = value_and_grad(module.loss)
     return step if callable(step) else None
-
-
-def _traced(module: ModuleType, step: Callable[..., Any], config: Any) -> Traced:
-    """The train step of a file for a configuration, on shapes alone."""
-    batch: dict[str, Any] = {}
-    if "batch" in inspect.signature(module.make_batch).parameters:
-        batch["batch"] = _TRACED_BATCH
-    params = eval_shape(lambda k: module.init(k, config), key(0))
-    data = eval_shape(lambda k: module.make_batch(k, config, **batch), key(1))
-    return traced(partial(step, config=config), params, data)
 
 
 def _changed(value: Any, settings: str, path: str) -> Any:

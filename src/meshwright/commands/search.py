@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
             why=f"each is a process, and up to {MOST_WORKERS} are started",
             fix="--workers 8",
         )
-    machine, model = _topology(args.chip, args.chips), _model(args)
+    machine, model = read_chips(args.chip, args.chips), _model(args)
     bar = _Bar()
     try:
         with as_typed("--chip"), _warnings_said():
@@ -136,7 +136,8 @@ class _Bar:
             print("\r\033[K", end="", file=sys.stderr, flush=True)
 
 
-def _topology(text: str, devices: int | None) -> Topology:
+def read_chips(text: str, devices: int | None) -> Topology:
+    """The machine that ``--chip`` and ``--chips`` name."""
     found = read_machine(text, "--chip")
     if isinstance(found, Topology):
         if devices is not None and devices > found.size:

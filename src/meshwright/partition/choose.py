@@ -424,7 +424,7 @@ def _choice(asked: Question, assignment: Assignment, handed: Handed, below: floa
     types = (*asked.operand_types, *asked.result_types)
     dims: list[tuple[Axes, ...]] = []
     for shape, t in zip(shapes, types, strict=True):
-        found = _dims(shape.dims, shape.sizes, assignment, t)
+        found = split_dims(shape.dims, shape.sizes, assignment, t)
         if found is None:
             return None
         dims.append(found)
@@ -474,7 +474,7 @@ def _padded(asked: Question, assignment: Assignment) -> tuple[tuple[int, int], .
     )
 
 
-def _dims(
+def split_dims(
     dims: tuple[tuple[int, ...], ...], sizes: tuple[int, ...], assignment: Assignment, t: TensorType
 ) -> tuple[Axes, ...] | None:
     """The axes of each dim of a tensor; None if they would not be the major part of a dim, or not divide a factor that

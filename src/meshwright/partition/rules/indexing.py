@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from meshwright.core import dtypes
-from meshwright.core.factors import FactorBuilder
+from meshwright.core.factors import FactorBuilder, Factors
 from meshwright.core.facts import Across
 from meshwright.core.op import Value
 from meshwright.core.program import Eqn
@@ -91,12 +91,23 @@ def _block_starts(
 # gather
 
 
+def gather_factors(eqn: Eqn) -> tuple[Factors, list[int]] | None:
+    """The factor rule of a gather each of whose devices reads what it holds, and the dims that it reads at indices."""
+    x = eqn.inputs[0].type
+    windows, sizes = Windows.of_gather(eqn.params), eqn.params["slice_sizes"]
+    factors = eqn.op.factors([a.type for a in eqn.inputs], [eqn.outputs[0].type], eqn.params)  # type: ignore[operator]
+    read = [d for d in windows.index_map if sizes[d] == 1 < x.shape[d]]
+    named = {name for d in read for name in factors.operands[0][d]} & factors.reduced
+    return (factors._replace(guarded=factors.guarded - named, combine=READ), read) if named else None
+
+
 def _gather(local: Localizer, eqn: Eqn) -> list[Version]:
     x, result = eqn.inputs[0].type, eqn.outputs[0].type
     windows, sizes = Windows.of_gather(eqn.params), eqn.params["slice_sizes"]
-    factors = eqn.op.factors([a.type for a in eqn.inputs], [result], eqn.params)  # type: ignore[operator]
-    read = [d for d in windows.index_map if sizes[d] == 1 < x.shape[d]]
-    named = {name for d in read for name in factors.operands[0][d]} & factors.reduced
+    found = gather_factors(eqn)
+    if found is None:
+        return cheapest(local, eqn, [])
+    factors, read = found
 
     def run(choice: Choice) -> list[Version]:
         split = [d for d in read if choice.operands[0].dims[d].axes]
@@ -129,8 +140,7 @@ def _gather(local: Localizer, eqn: Eqn) -> list[Version]:
             out = select(everywhere(whole), out, broadcast_scalar(number, out.shape))
         return [Version(choice.results[0], out)]
 
-    strategy = BlockStrategy(factors._replace(guarded=factors.guarded - named, combine=READ), nothing, run)
-    return cheapest(local, eqn, [strategy] if named else [])
+    return cheapest(local, eqn, [BlockStrategy(factors, nothing, run)])
 
 
 def _is_first(local: Localizer, axes: list[Any]) -> Value:
@@ -141,13 +151,24 @@ def _is_first(local: Localizer, axes: list[Any]) -> Value:
 # Scatters
 
 
-def _scatter(local: Localizer, eqn: Eqn) -> list[Version]:
+def scatter_factors(eqn: Eqn) -> tuple[Factors, list[int]]:
+    """The factor rule of a scatter each of whose devices writes into what it holds, or combines the updates it holds;
+    and the dims that it writes at indices."""
     x, indices, updates = (a.type for a in eqn.inputs)
     windows = Windows.of_scatter(eqn.params)
     factors = eqn.op.factors([x, indices, updates], [x], eqn.params)  # type: ignore[operator]
     sizes = windows.sizes(x.ndim, updates.shape)
     written = [d for d in windows.index_map if sizes[d] == 1 < x.shape[d]]
     free = {name for d in written for name in factors.operands[0][d]} | factors.reduced
+    return factors._replace(guarded=factors.guarded - free, replicated=factors.replicated - free), written
+
+
+def _scatter(local: Localizer, eqn: Eqn) -> list[Version]:
+    x, indices, updates = (a.type for a in eqn.inputs)
+    windows = Windows.of_scatter(eqn.params)
+    factors = eqn.op.factors([x, indices, updates], [x], eqn.params)  # type: ignore[operator]
+    sizes = windows.sizes(x.ndim, updates.shape)
+    freed, written = scatter_factors(eqn)
     combined = factors.combine
     apart = [
         (n, windows_dim)
@@ -175,7 +196,6 @@ def _scatter(local: Localizer, eqn: Eqn) -> list[Version]:
         out = eqn.op(into, vectors, put, **params)
         return [Version(choice.results[0], out)]
 
-    freed = factors._replace(guarded=factors.guarded - free, replicated=factors.replicated - free)
     strategies = [BlockStrategy(factors, nothing, run), BlockStrategy(freed, nothing, run)]
     return cheapest(local, eqn, strategies, plain=False)
 

@@ -1,0 +1,95 @@
+"""``meshwright layout``: the mesh and the shardings in which a step is fastest on a machine."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import Any
+
+from meshwright.commands.assumptions import assumptions
+from meshwright.commands.fixes import as_typed
+from meshwright.commands.machines import check_number
+from meshwright.commands.models import step_of_file
+from meshwright.commands.search import read_chips
+from meshwright.core import tree
+from meshwright.errors import TextError
+from meshwright.hardware.roofline import MODES
+from meshwright.search.layout.find import find_layout
+from meshwright.search.layout.step import FoundLayout, FoundLayouts
+
+
+def describe(parser: argparse.ArgumentParser) -> None:
+    """The arguments of the command."""
+    parser.description = (
+        "Find the mesh and the sharding of every argument in which a step, written for one device, is fastest on a"
+        " machine and fits into its memory; and print it as code to paste."
+    )
+    parser.epilog = assumptions(modes=False)
+    parser.add_argument("program", metavar="FILE.py[:NAME]",
+                        help="a Python file with a step: NAME, else `model`, else Config(): a configuration of init, "
+                        "make_batch and train_step, or a function that returns (step, params, batch)")  # fmt: skip
+    parser.add_argument("--config", metavar="FIELDS", help="fields of the file's configuration: layers=24,dim=1024")
+    parser.add_argument("--batch", type=int, default=512, help="samples or sequences of a step (default: 512)")
+    parser.add_argument("--chips", "--devices", dest="chips", type=int, metavar="N",
+                        help="how many (default: all of a machine with a shape)")  # fmt: skip
+    parser.add_argument("--chip", "--topology", dest="chip", default="h100", metavar="MACHINE",
+                        help="a chip ('h100'), or chips in a shape ('tpu v5p 4x4x4') (default: h100)")  # fmt: skip
+    parser.add_argument("--memory", type=float, metavar="GB", help="of a device (default: what the chip has)")
+    parser.add_argument("--mode", default="exact", choices=MODES, help="how times are reckoned (default: exact)")
+    parser.add_argument("--jax", action="store_true", help="print the code for JAX")
+    parser.add_argument("--top", type=int, default=10, metavar="N", help="how many to show (default: 10)")
+    parser.add_argument("--json", action="store_true", help="print the answer as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Search and print."""
+    for name in ("batch", "chips", "top"):
+        check_number(args, name)
+    if args.memory is not None and not args.memory > 0:
+        raise TextError(f"--memory is {args.memory:g}.", why="it is a number of GB above 0", fix="--memory 80")
+    machine = read_chips(args.chip, args.chips)
+    step, params, batch = step_of_file(args.program, args.config, args.batch)
+    memory = None if args.memory is None else args.memory * 1e9
+    with as_typed("--chip"):
+        found = find_layout(
+            step, params, batch, topology=machine, batch_args=1, memory=memory, mode=args.mode, progress=_say
+        )
+    _say("")
+    if args.json:
+        print(json.dumps(facts(found, args.top, machine.text), indent=2))
+    else:
+        print(FoundLayouts(found.found[: args.top], found.bound_seconds).table())
+        print(f"\n{found.best.code('jax' if args.jax else 'meshwright')}")
+    return 0
+
+
+def _say(mesh: str) -> None:
+    """Say on a terminal which mesh is looked at."""
+    if sys.stderr.isatty():
+        print(f"\r\033[K{f'mesh {mesh} …' if mesh else ''}", end="", file=sys.stderr, flush=True)
+
+
+def facts(found: FoundLayouts, top: int, hardware: str) -> dict[str, Any]:
+    """FoundLayouts as JSON has them."""
+    return {
+        "hardware": hardware,
+        "bound_seconds": found.bound_seconds,
+        "layouts": [_facts(one) for one in found.found[:top]],
+        "code": found.best.code(),
+        "jax": found.best.code("jax"),
+    }
+
+
+def _facts(one: FoundLayout) -> dict[str, Any]:
+    return {
+        "mesh": dict(one.mesh.shape),
+        "name": one.name,
+        "in_shardings": [str(s.spec) for s in tree.leaves(one.in_shardings)],
+        "constraints": [str(constraint) for constraint in one.constraints],
+        "seconds": one.seconds,
+        "compute_seconds": one.simulation.compute_seconds,
+        "exposed_seconds": one.simulation.exposed_seconds,
+        "peak_bytes_per_device": one.peak_bytes_per_device,
+        "fits": one.fits,
+    }

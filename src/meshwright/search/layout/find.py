@@ -1,0 +1,317 @@
+"""`find_layout`: the mesh and the sharding of every argument in which a step is fastest, and fits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from math import inf, prod
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from meshwright.chart.amounts import size_text
+from meshwright.core import tree
+from meshwright.core.program import Var
+from meshwright.core.source import here
+from meshwright.errors import MeshError, MeshwrightError
+from meshwright.hardware.chips import Chip
+from meshwright.hardware.machines import machine_for, named_machine
+from meshwright.hardware.topology import Topology
+from meshwright.partition.cost import MachineCost
+from meshwright.search.layout.graph import LaidValue, alive_at_peak, read_graph
+from meshwright.search.layout.model import LayoutModel, build
+from meshwright.search.layout.roles import assign_roles
+from meshwright.search.layout.solve import IMPOSSIBLE, Chosen, Pairs, best_choice
+from meshwright.search.layout.step import FoundLayout, FoundLayouts, Step
+from meshwright.search.layout.ways import layouts_of
+from meshwright.sharding.mesh import Mesh
+from meshwright.sharding.named import NamedSharding, TensorSharding
+from meshwright.sharding.spec import P, PartitionSpec
+from meshwright.simulate.machine import Machine
+from meshwright.simulate.tasks import TaskReader
+
+HIDDEN = (1.0, 0.4, 0.1)  # the share of its seconds that a transfer counts for which work can hide
+LARGE = 2500  # equations, from which on few layouts are simulated
+TRIED = 2_000  # equations of layouts that are simulated to improve on the best,
+MOST_TRIED = 48  # and layouts
+MESHES = 3  # on which that is done
+
+
+class Candidate(NamedTuple):
+    """A choice of ways on a mesh, and its estimated seconds."""
+
+    model: LayoutModel
+    ways: np.ndarray
+    seconds: float
+
+    def layout(self, value: LaidValue) -> TensorSharding:
+        """The layout of a group's first value."""
+        assert value.step is not None and value.step.group is not None
+        role = value.step.group.role
+        found: TensorSharding = self.model.groups[role].ways[self.ways[role]].results[0]
+        return found
+
+
+class LayoutSearch:
+    """A step on a machine, read once, and what is found of it on each mesh."""
+
+    def __init__(self, step: Step, topology: Topology, memory: float, mode: str) -> None:
+        self.step, self.topology, self.memory, self.mode = step, topology, memory, mode
+        one = Machine(machine_for(topology.chip, {}, "program"), {}, mode)
+        self.graph = read_graph(TaskReader(one).block(step.program))
+        self.roles = assign_roles(self.graph)
+        self.alive = alive_at_peak(self.graph)
+        self.bound = inf
+        self.made: dict[tuple[Any, ...], FoundLayout] = {}
+
+    def machine(self, sizes: Mapping[str, int]) -> Topology:
+        found = self.topology
+        return Topology(found.chip, found.shape, mesh=dict(sizes), wrap=found.wrap, slices=found.slices)
+
+    def model(self, sizes: Mapping[str, int]) -> LayoutModel:
+        """The costs of the step's ways on a mesh."""
+        machine, mesh = self.machine(sizes), _mesh(sizes)
+        return build(self.alive, self.roles, mesh, MachineCost(self.topology.chip, machine, mesh))
+
+    def on(self, sizes: Mapping[str, int]) -> list[Candidate]:
+        """The best layouts on a mesh by their costs."""
+        model = self.model(sizes)
+        self.bound = min(self.bound, sum(float(s.min()) for s in model.compute))
+        found = []
+        for hidden in HIDDEN:
+            chosen = within(model, hidden, self.memory)
+            if chosen is not None:
+                found.append(Candidate(model, chosen.ways, chosen.cost))
+        return found
+
+    def inputs(self, one: Candidate) -> tuple[TensorSharding, ...]:
+        """The shardings of arguments."""
+        return tuple(one.layout(value) for value in self.graph.inputs)
+
+    def specs(self, one: Candidate) -> dict[Var, PartitionSpec]:
+        """The specs of the values that decide."""
+        found = {}
+        for group in self.graph.groups:
+            value = group.first.outputs[0]
+            layout = one.layout(value)
+            if value.var is not None and group.first.kind == "eqn" and not layout.unreduced and value.type.ndim:
+                found[value.var] = layout.to_named().spec
+        return found
+
+    def simulated(
+        self, given: Sequence[TensorSharding], machine: Topology, name: str, specs: Mapping[Var, PartitionSpec]
+    ) -> FoundLayout:
+        """A layout of arguments, with constraints or without, simulated once."""
+        key = (*given, len(specs) > 0)
+        if key not in self.made:
+            self.made[key] = self.step.laid_out(given, machine, name, specs, self.memory, self.mode)
+        return self.made[key]
+
+
+def within(model: LayoutModel, hidden: float, memory: float) -> Chosen | None:
+    """The best choice that fits into memory, None if there is none: bytes have the lowest price at which it does."""
+    pairs: Pairs = {}
+    for e in model.edges:
+        table = np.minimum(e.seconds, IMPOSSIBLE) * (hidden if e.hidden else 1.0)
+        key = min(e.maker, e.reader), max(e.maker, e.reader)
+        table = table if key[0] == e.maker else table.T
+        pairs[key] = pairs[key] + table if key in pairs else table
+    if sum(float(b.min()) for b in model.nbytes) > memory:
+        return None
+
+    def at(price: float) -> tuple[Chosen, float]:
+        found = best_choice([s + price * b for s, b in zip(model.seconds, model.nbytes, strict=True)], pairs)
+        return found, sum(float(b[w]) for b, w in zip(model.nbytes, found.ways, strict=True))
+
+    chosen, held = at(0.0)
+    if held <= memory:
+        return chosen
+    low, price, best = 0.0, 0.02 * chosen.cost / memory, None
+    for _ in range(7):
+        chosen, held = at(price)
+        if held <= memory:
+            best = chosen._replace(cost=chosen.cost - price * held)
+            if not low or price / low < 2:
+                break
+            price = (low * price) ** 0.5
+        else:
+            low, price = price, price * (16 if best is None else 1.5)
+    return best
+
+
+def _mesh(sizes: Mapping[str, int]) -> Mesh:
+    """A mesh of so many devices."""
+    return Mesh(np.arange(prod(sizes.values())).reshape(tuple(sizes.values())), tuple(sizes))
+
+
+def mesh_sizes(chips: int) -> list[dict[str, int]]:
+    """The meshes to try: all chips along one axis, or along two of which the second lies among neighbours.
+
+    >>> mesh_sizes(8)
+    [{'data': 8}, {'data': 4, 'model': 2}, {'data': 2, 'model': 4}]
+    """
+    two = [{"data": chips // n, "model": n} for n in range(2, chips // 2 + 1) if chips % n == 0]
+    return [{"data": chips}, *two]
+
+
+def find_layout(
+    f: Callable[..., Any],
+    *args: Any,
+    topology: Any,
+    batch_args: int | Sequence[int] | None = None,
+    memory: float | None = None,
+    fixed: Mapping[str, int] | Mesh | None = None,
+    microbatches: int | None = None,
+    mode: str = "exact",
+    progress: Callable[[str], None] | None = None,
+) -> FoundLayouts:
+    """The layouts of a step, written for one device, in which it is fastest on a machine and fits into its memory.
+
+    ``args`` are arrays, or shapes alone (`mw.ShapeDtypeStruct`). ``batch_args`` are the positions of those whose first
+    dim is the batch, by default all that the step does not return anew. ``memory`` is what a device has, in bytes;
+    ``fixed`` a mesh to stay on, or its sizes; ``progress`` is called with the sizes of each mesh. The layouts that
+    are returned were partitioned and simulated, so their seconds are those of the program that runs; each has its mesh,
+    shardings and memory, can be compiled, and printed as code.
+
+    >>> import meshwright as mw
+    >>> def step(w, x):
+    ...     loss, gradient = mw.value_and_grad(lambda w: ((x @ w) ** 2).mean())(w)
+    ...     return loss, w - 0.1 * gradient
+    >>> shape = lambda *dims: mw.ShapeDtypeStruct(dims, "float32")
+    >>> found = mw.find_layout(step, shape(1024, 1024), shape(1 << 16, 1024), topology="h100 8")
+    >>> found.best.mesh.size, found.best.fits, found.best.seconds <= found[1].seconds
+    (8, True, True)
+    """
+    machine = _machine(topology)
+    if microbatches is not None and microbatches != 1:
+        raise MeshwrightError(
+            f"find_layout does not cut a step into {microbatches!r} microbatches.",
+            where=here(),
+            why="what of a step is done for each of them is not known from its program alone",
+            fix="a step that accumulates its gradients in a lax.scan over microbatches, and microbatches=None",
+        )
+    step = Step(f, args, batch_args)
+    if memory is None:
+        memory = machine.chip.known("hbm_bytes", inf)
+    if isinstance(memory, bool) or not isinstance(memory, int | float) or not memory > 0:
+        raise MeshwrightError(
+            f"The memory of a device is {memory!r}.", where=here(), why="it is a number of bytes", fix="memory=80e9"
+        )
+    search = LayoutSearch(step, machine, memory, mode)
+    wanted = mesh_sizes(machine.size) if fixed is None else [_fixed(fixed, machine)]
+    candidates: list[Candidate] = []
+    for sizes in wanted:
+        if progress is not None:
+            progress(" x ".join(map(str, sizes.values())))
+        candidates += search.on(sizes)
+    candidates.sort(key=lambda one: one.seconds)
+    small = len(step.program.eqns) < LARGE
+    for one in candidates[: 6 if small else 1]:
+        _simulate(search, one)
+    if small or not candidates:
+        _simulate_usual(search, wanted[0])
+    _climb(search)
+    found = sorted(search.made.values(), key=lambda one: (not one.fits, one.seconds, len(one.mesh.shape)))
+    if not found[0].fits:
+        least = min(found, key=lambda one: one.peak_bytes_per_device)
+        raise MeshwrightError(
+            f"No layout of {step.name} that was found fits into {size_text(memory)} a device.",
+            where=here(),
+            why=f"the smallest takes {size_text(least.peak_bytes_per_device)} on {machine}",
+            fix="more chips, a smaller batch, or mw.checkpoint(layer) in the step",
+        )
+    return FoundLayouts(tuple(found), min(search.bound, found[0].seconds))
+
+
+def _simulate(search: LayoutSearch, one: Candidate) -> None:
+    """Simulate a candidate: by its arguments alone, and with its constraints."""
+    given, machine = search.inputs(one), search.machine(one.model.mesh.shape)
+    plain = search.simulated(given, machine, _name(search.step, given), {})
+    if plain.seconds > one.seconds or not plain.fits:
+        search.simulated(given, machine, f"{_name(search.step, given)}, constraints", search.specs(one))
+
+
+def _climb(search: LayoutSearch) -> None:
+    """Change the sharding of one argument at a time (of equal ones, in equal layers, together) while that is better: of
+    the best layouts on a few meshes, as far as a step is small enough to be simulated often."""
+    most = min(MOST_TRIED, TRIED // max(1, len(search.step.program.eqns)))
+    first: dict[Mesh, FoundLayout] = {}
+    for one in sorted(search.made.values(), key=lambda one: (not one.fits, one.seconds)):
+        if not one.constraints:
+            first.setdefault(one.mesh, one)
+    roles: dict[int, list[int]] = {}
+    for n, value in enumerate(search.graph.inputs):
+        assert value.step is not None and value.step.group is not None
+        roles.setdefault(value.step.group.role, []).append(n)
+    for best in list(first.values())[:MESHES]:
+        machine = search.machine(best.mesh.shape)
+        improved = True
+        while improved:
+            improved = False
+            for numbers in roles.values():
+                given = [
+                    s.to_tensor_sharding(t.ndim)
+                    for s, t in zip(tree.leaves(best.in_shardings), search.step.types, strict=True)
+                ]
+                for other in layouts_of(search.step.types[numbers[0]], best.mesh):
+                    if most <= len(search.made):
+                        return
+                    tried = [other if n in numbers else s for n, s in enumerate(given)]
+                    found = search.simulated(tried, machine, _name(search.step, tried), {})
+                    if (not found.fits, found.seconds) < (not best.fits, best.seconds * (1 - 1e-9)):
+                        best, improved = found, True
+
+
+def _simulate_usual(search: LayoutSearch, sizes: Mapping[str, int]) -> None:
+    """Simulate what is usually written: a batch in parts, with parameters whole or in parts."""
+    mesh, machine = _mesh(sizes), search.machine(sizes)
+    axes = tuple(sizes)
+    for name, split in (("batch", False), ("batch, parameters", True)):
+        given = []
+        for n, t in enumerate(search.step.types):
+            dims = [d for d, size in enumerate(t.shape) if size % mesh.size == 0 and size]
+            first = dims[:1] if n in search.step.batch else dims[:1] if split and t.ndim > 1 else []
+            spec = P(*(axes if d in first else None for d in range(t.ndim)))
+            given.append(NamedSharding(mesh, spec).to_tensor_sharding(t.ndim))
+        search.simulated(given, machine, name, {})
+
+
+def _name(step: Step, given: Sequence[TensorSharding]) -> str:
+    """What is split over which axes, in a few words."""
+    found: dict[str, set[str]] = {"batch": set(), "parameters": set()}
+    for n, s in enumerate(given):
+        found["batch" if n in step.batch else "parameters"].update(a.name for d in s.dims for a in d.axes)
+    parts = [f"{what} over {', '.join(sorted(axes))}" for what, axes in found.items() if axes]
+    return "; ".join(parts) or "all replicated"
+
+
+def _fixed(fixed: Any, machine: Topology) -> dict[str, int]:
+    """The sizes of the mesh to stay on."""
+    sizes = dict(fixed.shape) if isinstance(fixed, Mesh) else fixed
+    if not isinstance(sizes, Mapping) or not all(isinstance(n, int) and n > 0 for n in sizes.values()):
+        raise MeshError(
+            f"fixed is {fixed!r}.",
+            where=here(),
+            why="it is a mesh, or the sizes of its axes",
+            fix=f'fixed={{"data": {machine.size}}}',
+        )
+    if prod(sizes.values()) != machine.size:
+        raise MeshError(
+            f"A mesh of {prod(sizes.values())} devices does not lie on {machine.size} chips.",
+            where=here(),
+            why=f"fixed is {dict(sizes)}, and the machine {machine.text}",
+            fix=f'fixed={{"data": {machine.size}}}',
+        )
+    return dict(sizes)
+
+
+def _machine(topology: Any) -> Topology:
+    found = named_machine(topology) if isinstance(topology, str) else topology
+    if isinstance(found, Chip) or not isinstance(found, Topology):
+        name = found.name if isinstance(found, Chip) else "h100"
+        raise MeshwrightError(
+            f"The topology is {topology!r}.",
+            where=here(),
+            why="a layout is for chips of a number: a machine, or a chip's name and how many",
+            fix=f'topology="{name} 64"',
+        )
+    return found

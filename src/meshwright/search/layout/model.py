@@ -1,0 +1,119 @@
+"""What a step costs on a mesh: seconds and bytes of each way of each role, and of what passes between two of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from meshwright.core.types import TensorType
+from meshwright.partition.cost import MachineCost
+from meshwright.search.layout.graph import LaidValue, LayoutGroup
+from meshwright.search.layout.moves import move_seconds
+from meshwright.search.layout.ways import GroupWays, Need, asked_of, blocks, types_of
+from meshwright.sharding.mesh import BaseMesh
+from meshwright.sharding.named import TensorSharding
+
+CHANGED = 1e-6  # seconds of a change of layout that moves nothing between devices
+
+
+@dataclass
+class Edge:
+    """What goes from one role to another: its seconds for each way of the maker and of the reader, and whether work can
+    hide it: it brings a parameter, or a gradient for its update."""
+
+    maker: int
+    reader: int
+    seconds: np.ndarray
+    hidden: bool
+
+
+@dataclass
+class LayoutModel:
+    """All groups on a mesh: for each role its ways' seconds, and tables of what passes between."""
+
+    mesh: BaseMesh
+    groups: list[GroupWays]
+    compute: list[np.ndarray]  # seconds of each role's ways
+    seconds: list[np.ndarray]  # with what moves inside of a group
+    edges: list[Edge]
+    nbytes: list[np.ndarray]  # of each role's ways, at the peak of one device
+
+
+def source_of(value: LaidValue, needs: list[TensorSharding]) -> tuple[LaidValue, list[TensorSharding]] | None:
+    """The value of a group that a reader's layouts ask for, back through what its readers lay out; None if free."""
+    while not value.free and value.step is not None:
+        step = value.step
+        if step.group is not None:
+            return value, needs
+        if step.eqn is None or len(step.inputs) > 1:
+            return None
+        needs = [asked_of(step.eqn.op, *types_of(step), 0, s) for s in needs]
+        value = step.inputs[0]
+    return None
+
+
+def build(alive: Sequence[LaidValue], roles: Sequence[LayoutGroup], mesh: BaseMesh, cost: MachineCost) -> LayoutModel:
+    """The costs of a program on a mesh, with one group for each role; ``alive`` is what memory holds at its peak."""
+    groups = [GroupWays(group, mesh) for group in roles]
+    compute = [g.seconds * g.group.count for g in groups]
+    seconds = list(compute)
+    tables: dict[tuple[int, int, bool], np.ndarray] = {}
+    for number, g in enumerate(groups):
+        for value, needs, step in _asked(g):
+            found = source_of(value, needs)
+            if found is None:
+                continue
+            source, needs = found
+            assert source.step is not None and source.step.group is not None
+            role = source.step.group.role
+            maker = groups[role]
+            times = g.group.count * max(step.times, source.step.times)
+            have = maker.layouts[_alike(source, source.step.group, maker.group)]
+            if role == number:
+                moved = [move_seconds(source.type.nbytes, h, n, cost) for h, n in zip(have, needs, strict=True)]
+                seconds[number] = seconds[number] + times * np.array(moved)
+                continue
+            table = times * _table(source.type, have, needs, cost)
+            if table.any():
+                hidden = "input" in (maker.group.first.kind, g.group.first.kind)
+                known = tables.get((role, number, hidden))
+                tables[role, number, hidden] = table if known is None else known + table
+    edges = [Edge(maker, reader, table, hidden) for (maker, reader, hidden), table in tables.items()]
+    return LayoutModel(mesh, groups, compute, seconds, edges, _bytes(alive, groups))
+
+
+def _asked(g: GroupWays) -> list[Need]:
+    """What a group asks of values; a carry asks it of what it becomes, too."""
+    again = g.group.first.again
+    return [*g.needs, *([(again, [w.results[0] for w in g.ways], g.group.first)] if again is not None else [])]
+
+
+def _bytes(alive: Sequence[LaidValue], groups: Sequence[GroupWays]) -> list[np.ndarray]:
+    found = [np.zeros(len(g.ways)) for g in groups]
+    for value in alive:
+        group = value.step.group if value.step is not None else None
+        if group is not None:
+            g = groups[group.role]
+            layouts = g.layouts[_alike(value, group, g.group)]
+            found[group.role] += value.type.nbytes / np.array([blocks(s) for s in layouts], float)
+    return found
+
+
+def _alike(value: LaidValue, group: LayoutGroup, other: LayoutGroup) -> LaidValue:
+    """The value of another group of the same role that a value of this one corresponds to."""
+    if group is other:
+        return value
+    assert value.step is not None
+    return other.steps[group.steps.index(value.step)].outputs[value.place]
+
+
+def _table(
+    t: TensorType, have: Sequence[TensorSharding], needs: Sequence[TensorSharding], cost: MachineCost
+) -> np.ndarray:
+    """The seconds of a value from each layout into each."""
+    rows, columns = list(dict.fromkeys(have)), list(dict.fromkeys(needs))
+    small = np.array([[move_seconds(t.nbytes, h, n, cost) + (h is not n) * CHANGED for n in columns] for h in rows])
+    at = {s: n for n, s in enumerate(rows)}, {s: n for n, s in enumerate(columns)}
+    return small[np.ix_([at[0][h] for h in have], [at[1][n] for n in needs])]

@@ -1,0 +1,61 @@
+"""What it takes to bring a value from one layout into another, axis by axis.
+
+Sums are taken first, then what is cut further, then axes that go to another dim, and last what is gathered. The plan
+that the partitioner makes may be shorter; it is made for the layouts that are simulated.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from math import inf, prod
+
+from meshwright.partition.cost import MachineCost
+from meshwright.sharding.axes import Axes
+from meshwright.sharding.named import TensorSharding
+
+
+@lru_cache(maxsize=1 << 18)
+def move_seconds(nbytes: int, have: TensorSharding, need: TensorSharding, cost: MachineCost) -> float:
+    """The seconds to bring a value of so many bytes from one layout into another; infinite for none into summands."""
+    if have == need:
+        return 0.0
+    if need.unreduced:
+        return inf if need.unreduced != have.unreduced else _moved(nbytes, have, need, cost, False)
+    return _moved(nbytes, have, need, cost, True)
+
+
+def _moved(nbytes: int, have: TensorSharding, need: TensorSharding, cost: MachineCost, sums: bool) -> float:
+    before = {axis: d for d, dim in enumerate(have.dims) for axis in dim.axes}
+    after = {axis: d for d, dim in enumerate(need.dims) for axis in dim.axes}
+    local = nbytes / prod(axis.size for axis in before)
+    seconds = 0.0
+    if sums and have.unreduced:
+        scattered = [axis for axis in have.unreduced if axis in after]
+        whole = [axis for axis in have.unreduced if axis not in after]
+        for axis in scattered:
+            seconds += _along("reduce_scatter", local, (axis.name,), cost)
+            local /= axis.size
+        if whole:
+            seconds += _along("all_reduce", local, tuple(axis.name for axis in whole), cost)
+    if any(_turned(one.axes, other.axes) for one, other in zip(have.dims, need.dims, strict=True)):
+        axes = tuple(axis for axis in before if axis in after) or tuple(before)
+        seconds += _along("permute", local * prod(a.size for a in axes), tuple(a.name for a in axes), cost)
+    local /= prod(axis.size for axis in after if axis not in before and axis not in have.unreduced)
+    for axis in [axis for axis, d in before.items() if axis in after and after[axis] != d]:
+        seconds += _along("all_to_all", local * axis.size, (axis.name,), cost)
+    gathered = [axis for axis in before if axis not in after]
+    if gathered:
+        volume = local * prod(axis.size for axis in gathered)
+        seconds += _along("all_gather", volume, tuple(axis.name for axis in gathered), cost)
+    return seconds
+
+
+def _turned(have: Axes, need: Axes) -> bool:
+    """Whether axes that stay on a dim do not come first on both sides, in one order: then blocks go elsewhere."""
+    kept = [axis for axis in have if axis in need]
+    return bool(kept) and (list(have[: len(kept)]) != kept or list(need[: len(kept)]) != kept)
+
+
+@lru_cache(maxsize=1 << 16)
+def _along(kind: str, volume: float, axes: tuple[str, ...], cost: MachineCost) -> float:
+    return cost.along(kind, volume, axes)

@@ -1,0 +1,272 @@
+"""The ways to split a group of steps over a mesh, and the layouts of its values in each of them.
+
+A way of a group is a way of its first step: axes of the mesh for factors of its op. What follows from that for the
+other steps, factor rules say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import product
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from meshwright.core.facts import Across
+from meshwright.core.op import No, Op
+from meshwright.core.program import Eqn
+from meshwright.core.types import TensorType
+from meshwright.partition.choose import Assignment, Numbered, groups_of, numbered, rule_of, split_dims
+from meshwright.partition.layouts import finished, layout, replicated
+from meshwright.partition.rules.indexing import gather_factors, scatter_factors
+from meshwright.propagate.problem import FactorRule
+from meshwright.propagate.project import project, shapes_of
+from meshwright.search.layout.graph import LaidValue, LayoutGroup, LayoutStep
+from meshwright.sharding.axes import Axes, AxisRef
+from meshwright.sharding.mesh import BaseMesh
+from meshwright.sharding.named import TensorSharding
+
+Params = tuple[tuple[str, Any], ...]
+Types = tuple[TensorType, ...]
+
+
+class Way(NamedTuple):
+    """One way to split a group: the layouts of the operands and results of its first step, and by how much."""
+
+    operands: tuple[TensorSharding, ...]
+    results: tuple[TensorSharding, ...]
+    degree: int
+
+
+class Followed(NamedTuple):
+    """What follows for a step from the layout of its main operand."""
+
+    operands: tuple[TensorSharding, ...]
+    results: tuple[TensorSharding, ...]
+
+
+Need = tuple[LaidValue, list[TensorSharding], LayoutStep]  # what a step asks of a value, in each way
+
+
+@lru_cache(maxsize=65536)
+def _assignments(rule: FactorRule, separable: frozenset[int], mesh: BaseMesh) -> tuple[Assignment, ...]:
+    """Every assignment of axes to factors that divide, in the order of the mesh."""
+    factors = [f for f in sorted(separable) if rule.sizes[f] > 1]
+    axes = [axis for axis in mesh.axes if axis.size > 1]
+    found = []
+    for spots in product([None, *factors], repeat=len(axes)):
+        given: dict[int, tuple[AxisRef, ...]] = {}
+        for axis, factor in zip(axes, spots, strict=True):
+            if factor is not None:
+                given[factor] = (*given.get(factor, ()), axis)
+        if all(rule.sizes[f] % prod(a.size for a in of) == 0 for f, of in given.items()):
+            found.append(given)
+    return tuple(found)
+
+
+def ways_of(eqn: Eqn, operands: Types, results: Types, mesh: BaseMesh) -> tuple[Way, ...]:
+    """The ways to split an op; at indices, each device may read and write what it holds."""
+    rule = rule_of(eqn.op, operands, results, tuple(eqn.params.items()))
+    if eqn.op.split.across is Across.READ:
+        read = gather_factors(eqn)
+        rule = numbered(read[0], operands[0].dtype) if read is not None else rule
+    elif eqn.op.split.across is Across.WRITTEN:
+        rule = numbered(scatter_factors(eqn)[0], operands[0].dtype)
+    return _ways(rule, operands, results, mesh)
+
+
+@lru_cache(maxsize=65536)
+def _ways(rule: Numbered, operands: Types, results: Types, mesh: BaseMesh) -> tuple[Way, ...]:
+    found = []
+    for given in _assignments(rule.rule, rule.separable, mesh):
+        way = _way(rule, (*operands, *results), len(operands), given, mesh)
+        if way is not None:
+            found.append(way)
+    return tuple(dict.fromkeys(found))
+
+
+def _way(rule: Numbered, types: Types, count: int, given: Assignment, mesh: BaseMesh) -> Way | None:
+    shapes, _ = shapes_of(rule.rule)
+    dims = []
+    for shape, t in zip(shapes, types, strict=True):
+        found = split_dims(shape.dims, shape.sizes, given, t)
+        if found is None:
+            return None
+        dims.append(found)
+    reduced = tuple(axis for factor in sorted(rule.reduced) for axis in given.get(factor, ()))
+    operands = tuple(layout(mesh, d) for d in dims[:count])
+    results = tuple(layout(mesh, d, reduced, rule.combine if reduced else "sum") for d in dims[count:])
+    return Way(operands, results, prod(axis.size for axes in given.values() for axis in axes))
+
+
+@lru_cache(maxsize=65536)
+def layouts_of(t: TensorType, mesh: BaseMesh) -> tuple[TensorSharding, ...]:
+    """Every layout of a value in which devices hold equal blocks."""
+    rule = FactorRule.identity(t.shape)
+    found = [
+        tuple(given.get(d, ()) for d in range(t.ndim)) for given in _assignments(rule, frozenset(range(t.ndim)), mesh)
+    ]
+    return tuple(layout(mesh, dims) for dims in found)
+
+
+@lru_cache(maxsize=262144)
+def followed(op: Op, operands: Types, results: Types, params: Params, main: int, have: TensorSharding) -> Followed:
+    """The layouts of a step's operands and results that follow from that of one operand."""
+    rule = rule_of(op, operands, results, params)
+    shapes, count = shapes_of(rule.rule)
+    given = {}
+    for factor, (axes, overflow, _, _) in project(shapes[main], have).items():
+        if not overflow and factor in rule.separable and _divides(rule.rule.sizes[factor], axes):
+            given[factor] = axes
+    mesh = have.mesh
+    way = _way(rule, (*operands, *results), count, given, mesh)
+    if way is None:
+        way = _way(rule, (*operands, *results), count, {}, mesh)
+        assert way is not None
+    if have.unreduced and any(group.operands == (main,) for group in groups_of(op, operands, results, params)):
+        used = {a.name for r in way.results for d in r.dims for a in d.axes}
+        if not used & {a.name for a in have.unreduced} and not any(r.unreduced for r in way.results):
+            kept = [layout(mesh, tuple(d.axes for d in r.dims), have.unreduced) for r in way.results]
+            need = list(way.operands)
+            need[main] = layout(mesh, tuple(d.axes for d in need[main].dims), have.unreduced)
+            return Followed(tuple(need), tuple(kept))
+    return Followed(way.operands, way.results)
+
+
+@lru_cache(maxsize=262144)
+def asked_of(
+    op: Op, operands: Types, results: Types, params: Params, number: int, need: TensorSharding
+) -> TensorSharding:
+    """The layout that an operand must have for the result to be in this one."""
+    rule = rule_of(op, operands, results, params).rule
+    shapes, count = shapes_of(rule)
+    given = {
+        factor: axes
+        for factor, (axes, overflow, _, _) in project(shapes[count], need).items()
+        if not overflow and factor in shapes[number].factors and _divides(rule.sizes[factor], axes)
+    }
+    dims = split_dims(shapes[number].dims, shapes[number].sizes, given, operands[number])
+    return layout(need.mesh, dims) if dims is not None else replicated(need.mesh, operands[number].ndim)
+
+
+def _divides(size: int, axes: Axes) -> bool:
+    """Whether whole axes cut a factor into equal blocks."""
+    return bool(axes) and all(axis.is_full for axis in axes) and size % prod(axis.size for axis in axes) == 0
+
+
+@lru_cache(maxsize=65536)
+def blocks(s: TensorSharding) -> int:
+    """How many different blocks, or summands of blocks, devices hold."""
+    return prod(s.shards) * prod(axis.size for axis in s.unreduced)
+
+
+def types_of(step: LayoutStep) -> tuple[Types, Types, Params]:
+    """The types of a step's operands and results, and its params: what rules of its op are asked with."""
+    assert step.eqn is not None
+    return (
+        tuple(x.type for x in step.inputs),
+        tuple(x.type for x in step.outputs),
+        tuple(step.eqn.params.items()),
+    )
+
+
+class GroupWays:
+    """A group on a mesh: its ways, the layouts of its values in each, and the costs that depend on it alone."""
+
+    def __init__(self, group: LayoutGroup, mesh: BaseMesh) -> None:
+        self.group, self.mesh = group, mesh
+        self.ways = _ways_of_first(group.first, mesh)
+        self.layouts: dict[LaidValue, list[TensorSharding]] = {}
+        self.needs: list[Need] = []  # from outside, or from within
+        self.seconds = np.zeros(len(self.ways))
+        for step in group.steps:
+            self.add(step)
+
+    def add(self, step: LayoutStep) -> None:
+        """Lay a step out in each way."""
+        if step is self.group.first:
+            for n, value in enumerate(step.outputs):
+                self.layouts[value] = [way.results[n] for way in self.ways]
+            for n, value in enumerate(step.inputs):
+                self.needs.append((value, [way.operands[n] for way in self.ways], step))
+            degrees = np.array([way.degree for way in self.ways], float)
+        elif step.kind in ("input", "carry"):  # another argument of the same layout
+            self.layouts[step.outputs[0]] = [way.results[0] for way in self.ways]
+            for value in step.inputs:
+                self.needs.append((value, [way.results[0] for way in self.ways], step))
+            degrees = np.ones(len(self.ways))
+        elif step.kind in ("row", "stack"):
+            have = self.layouts[step.inputs[0]]
+            if step.kind == "row":
+                whole = [_with_rows(_row(s)) for s in have]
+                self.layouts[step.outputs[0]] = [_row(s) for s in have]
+            else:
+                whole = [finished(s) for s in have]
+                self.layouts[step.outputs[0]] = [_with_rows(finished(s)) for s in have]
+            self.needs.append((step.inputs[0], whole, step))
+            degrees = np.ones(len(self.ways))
+        elif step.main is None:
+            assert step.eqn is not None and step.like is not None
+            operands, results, params = types_of(step)
+            have = [finished(s) for s in self.layouts[step.like]]
+            self.layouts[step.outputs[0]] = have
+            for n, value in enumerate(step.inputs):
+                self.needs.append((value, [asked_of(step.eqn.op, operands, results, params, n, s) for s in have], step))
+            degrees = np.array([blocks(s) for s in have], float)
+        else:
+            assert step.eqn is not None
+            operands, results, params = types_of(step)
+            have = self.layouts[step.inputs[step.main]]
+            found = [followed(step.eqn.op, operands, results, params, step.main, s) for s in have]
+            for n, value in enumerate(step.outputs):
+                self.layouts[value] = [one.results[n] for one in found]
+            for n, value in enumerate(step.inputs):
+                self.needs.append((value, [one.operands[n] for one in found], step))
+            degrees = np.array([blocks(one.results[0]) for one in found], float)
+        self.seconds += step.times * step.seconds / degrees
+
+
+def _ways_of_first(first: LayoutStep, mesh: BaseMesh) -> list[Way]:
+    """The ways of a group, which are those of its first step."""
+    if first.eqn is None:
+        found = layouts_of(first.outputs[0].type, mesh)
+        if first.kind == "stack":
+            return [Way((_row(s),), (s,), blocks(s)) for s in found if not s.dims[0].axes]
+        return [Way((_with_rows(s) if first.kind == "row" else s,), (s,), blocks(s)) for s in found]
+    operands, results, _ = types_of(first)
+    if isinstance(first.eqn.op.factors, No):
+        whole = [tuple(replicated(mesh, t.ndim) for t in types) for types in (operands, results)]
+        return [Way(whole[0], whole[1], 1)]
+    ways = list(ways_of(first.eqn, operands, results, mesh))
+    return [*ways, *_summed_ways(ways, mesh)] if _adds(first) else ways
+
+
+def _adds(step: LayoutStep) -> bool:
+    """Whether a step adds two values, which may both be summands."""
+    assert step.eqn is not None
+    groups = groups_of(step.eqn.op, *types_of(step))
+    return len(step.inputs) == 2 and any(len(g.operands) == 2 for g in groups)
+
+
+def _summed_ways(ways: Sequence[Way], mesh: BaseMesh) -> list[Way]:
+    """The ways of a sum of summands over an axis."""
+    found = []
+    for axis in mesh.axes:
+        for way in ways:
+            used = [a.name for d in way.results[0].dims for a in d.axes]
+            if axis.size > 1 and axis.name not in used:
+                s = layout(mesh, tuple(d.axes for d in way.results[0].dims), (axis,))
+                found.append(Way((s, s), (s,), way.degree * axis.size))
+    return found
+
+
+def _row(s: TensorSharding) -> TensorSharding:
+    """The layout of a row of an array."""
+    return layout(s.mesh, tuple(d.axes for d in s.dims[1:]))
+
+
+def _with_rows(s: TensorSharding) -> TensorSharding:
+    """The layout of an array of such rows, each of which is on all devices."""
+    return layout(s.mesh, ((), *(d.axes for d in s.dims)))

@@ -1,0 +1,307 @@
+"""`find_layout` against layouts written by hand, every layout of small steps, and what the step computes."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import meshwright as mw
+import meshwright.numpy as mnp
+from meshwright import NamedSharding, P
+from meshwright.core.types import TensorType
+from meshwright.partition.cost import MachineCost, reshard_plan
+from meshwright.search.layout.find import mesh_sizes
+from meshwright.search.layout.moves import move_seconds
+from meshwright.search.layout.solve import best_choice
+
+
+def shape(*dims: int, dtype: str = "float32") -> Any:
+    return mw.ShapeDtypeStruct(dims, dtype)
+
+
+def train_step(params: Any, batch: Any) -> Any:
+    x, y = batch
+
+    def loss(params: Any) -> Any:
+        h = mw.nn.relu(x @ params["up"])
+        return mnp.mean((h @ params["down"] - y) ** 2)
+
+    value, gradient = mw.value_and_grad(loss)(params)
+    return value, mw.tree.map(lambda p, g: p - 0.1 * g, params, gradient)
+
+
+def mlp(rows: int, width: int, hidden: int) -> tuple[Any, Any]:
+    return {"up": shape(width, hidden), "down": shape(hidden, width)}, (shape(rows, width), shape(rows, width))
+
+
+def simulated(sizes: dict[str, int], specs: Any, batch: Any, args: Any, machine: str) -> float:
+    """The seconds of a layout that somebody wrote."""
+    mesh = mw.make_mesh(tuple(sizes.values()), tuple(sizes))
+    params = {name: NamedSharding(mesh, spec) for name, spec in specs.items()}
+    given = (params, (NamedSharding(mesh, batch), NamedSharding(mesh, batch)))
+    step = mw.jit(train_step, in_shardings=given, out_shardings=(None, params), donate_argnums=(0,))
+    topology = mw.hardware.Topology(*_machine(machine), mesh=sizes)
+    return mw.simulate(step.lower(*args).compile(), topology).seconds
+
+
+def _machine(text: str) -> tuple[str, int]:
+    name, _, count = text.rpartition(" ")
+    return name, int(count)
+
+
+HAND = {
+    "data": (lambda n, m: {"data": n}, {"up": P(), "down": P()}, P("data")),
+    "fsdp": (lambda n, m: {"data": n}, {"up": P("data"), "down": P("data")}, P("data")),
+    "tensor": (lambda n, m: {"model": n}, {"up": P(None, "model"), "down": P("model")}, P()),
+    "fsdp and tensor": (
+        lambda n, m: {"data": n // m, "model": m},
+        {"up": P("data", "model"), "down": P("model", "data")},
+        P("data"),
+    ),
+    "data and tensor": (
+        lambda n, m: {"data": n // m, "model": m},
+        {"up": P(None, "model"), "down": P("model")},
+        P("data"),
+    ),
+}
+SIZES = [(16384, 1024, 4096), (512, 8192, 32768), (2048, 2048, 2048)]
+
+
+@pytest.mark.parametrize(
+    ("machine", "sizes"),
+    [
+        ("h100 8", SIZES[0]),
+        *(pytest.param(m, s, marks=pytest.mark.slow) for m in ("h100 16", "tpu v5e 16") for s in SIZES),
+    ],
+)
+def test_no_layout_written_by_hand_is_faster(machine: str, sizes: tuple[int, int, int]) -> None:
+    args = mlp(*sizes)
+    found = mw.find_layout(train_step, *args, topology=machine)
+    chips = _machine(machine)[1]
+    for name, (mesh, specs, batch) in HAND.items():
+        for model in (2, 4):
+            by_hand = simulated(mesh(chips, model), specs, batch, args, machine)
+            assert found.best.seconds <= by_hand * (1 + 1e-9), f"{name} {model}: {by_hand}"
+    assert found.bound_seconds <= found.best.seconds
+
+
+def every_spec(dims: int, axes: tuple[str, ...]) -> list[P]:
+    """Every way to give axes to the dims of an array."""
+    found = []
+    for spots in product(range(-1, dims), repeat=len(axes)):
+        entries = [tuple(a for a, d in zip(axes, spots, strict=True) if d == dim) or None for dim in range(dims)]
+        found.append(P(*entries))
+    return found
+
+
+def check_against_every_layout(sizes: tuple[int, int, int], machine: str, every: int = 1) -> None:
+    """`find_layout` is within 2 % of all layouts of arguments, or of a part of them."""
+    args = mlp(*sizes)
+    found = mw.find_layout(train_step, *args, topology=machine)
+    layouts = [
+        (mesh, {"up": up, "down": down}, batch)
+        for mesh in mesh_sizes(_machine(machine)[1])
+        for up, down, batch in product(*[every_spec(2, tuple(mesh))] * 3)
+    ]
+    best = min(simulated(*layout, args, machine) for layout in layouts[::every])
+    assert found.best.seconds <= best * 1.02
+    assert found.bound_seconds <= best * 1.001
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sizes", SIZES)
+def test_within_two_percent_of_many_layouts_of_a_small_step(sizes: tuple[int, int, int]) -> None:
+    check_against_every_layout(sizes, "h100 4", every=23)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("machine", ["h100 4", "tpu v5e 4", "h100 16"])
+@pytest.mark.parametrize("sizes", [*SIZES, (256, 1024, 1024), (65536, 256, 256), (8192, 4096, 1024)])
+def test_within_two_percent_of_every_layout_of_a_small_step(machine: str, sizes: tuple[int, int, int]) -> None:
+    check_against_every_layout(sizes, machine, every=4 if machine == "h100 16" else 1)
+
+
+def test_what_is_found_is_what_is_compiled_and_computes_the_step() -> None:
+    args = mlp(64, 32, 128)
+    found = mw.find_layout(train_step, *args, topology="h100 8")
+    rng = np.random.default_rng(0)
+    values = mw.tree.map(lambda s: mnp.asarray(rng.normal(size=s.shape).astype("float32")), args)
+    expected = train_step(*values)
+    for layout in found:
+        compiled = layout.compile()
+        topology = mw.hardware.Topology("h100", 8, mesh=layout.mesh.shape)
+        assert mw.simulate(compiled, topology).seconds == layout.seconds
+        fresh = mw.tree.map(lambda x: mnp.asarray(np.asarray(x)), values)
+        for one, other in zip(mw.tree.leaves(compiled(*fresh)), mw.tree.leaves(expected), strict=True):
+            np.testing.assert_allclose(np.asarray(one), np.asarray(other), rtol=2e-4, atol=1e-5)
+
+
+def test_code_gives_the_layout() -> None:
+    args = mlp(16384, 1024, 4096)
+    found = mw.find_layout(train_step, *args, topology="h100 8")
+    names: dict[str, Any] = {"step": train_step, "train_step": train_step}
+    exec(found.best.code(), names)
+    for one, other in zip(mw.tree.leaves(names["in_shardings"]), mw.tree.leaves(found.best.in_shardings), strict=True):
+        assert one.to_tensor_sharding(2) == other.to_tensor_sharding(2)
+    seconds = mw.simulate(names["train_step"].lower(*args).compile(), mw.hardware.Topology("h100", 8)).seconds
+    assert seconds == found.best.seconds
+
+
+def scanned_step(w: Any, x: Any) -> Any:
+    def loss(w: Any) -> Any:
+        y, _ = mw.lax.scan(lambda h, layer: (mnp.tanh(h @ layer), None), x, w)
+        return mnp.mean(y**2)
+
+    value, gradient = mw.value_and_grad(loss)(w)
+    return value, w - 0.1 * gradient
+
+
+@pytest.mark.slow
+def test_a_scan_is_laid_out_by_its_body() -> None:
+    found = mw.find_layout(scanned_step, shape(8, 1024, 1024), shape(1 << 15, 1024), topology="h100 16")
+    assert found.best.seconds <= found[-1].seconds
+    assert found.best.in_shardings[1].spec[0] is not None
+    assert found.best.simulation.exposed_seconds < 0.2 * found.best.seconds
+
+
+def test_a_prime_number_of_chips_has_an_answer() -> None:
+    found = mw.find_layout(train_step, *mlp(7 * 512, 512, 2048), topology="h100 7")
+    assert found.best.mesh.shape == {"data": 7}
+    assert found.best.in_shardings[1][0].spec[0] == "data"
+
+
+@pytest.mark.slow
+def test_less_memory_is_a_layout_that_holds_less() -> None:
+    args = mlp(4096, 4096, 16384)
+    plenty = mw.find_layout(train_step, *args, topology="h100 8")
+    held = plenty.best.peak_bytes_per_device
+    least = min(one.peak_bytes_per_device for one in plenty)
+    found = mw.find_layout(train_step, *args, topology="h100 8", memory=(held + least) / 2)
+    assert all(one.peak_bytes_per_device <= (held + least) / 2 for one in found if one.fits)
+    assert found.best.fits
+    assert found.best.seconds >= plenty.best.seconds * (1 - 1e-9)
+
+
+ERRORS = {
+    "memory": (
+        lambda: mw.find_layout(train_step, *mlp(4096, 4096, 16384), topology="h100 2", memory=1e6),
+        """No layout of train_step that was found fits into 1 MB a device.
+  why:  the smallest takes 872 MB on Topology('h100', 2)
+  fix:  more chips, a smaller batch, or mw.checkpoint(layer) in the step""",
+    ),
+    "topology": (
+        lambda: mw.find_layout(train_step, *mlp(8, 8, 8), topology="h100"),
+        """The topology is 'h100'.
+  why:  a layout is for chips of a number: a machine, or a chip's name and how many
+  fix:  topology="h100 64\"""",
+    ),
+    "microbatches": (
+        lambda: mw.find_layout(train_step, *mlp(8, 8, 8), topology="h100 2", microbatches=4),
+        """find_layout does not cut a step into 4 microbatches.
+  why:  what of a step is done for each of them is not known from its program alone
+  fix:  a step that accumulates its gradients in a lax.scan over microbatches, and microbatches=None""",
+    ),
+    "fixed": (
+        lambda: mw.find_layout(train_step, *mlp(8, 8, 8), topology="h100 8", fixed={"x": 3}),
+        """A mesh of 3 devices does not lie on 8 chips.
+  why:  fixed is {'x': 3}, and the machine h100 8
+  fix:  fixed={"data": 8}""",
+    ),
+    "fixed number": (
+        lambda: mw.find_layout(train_step, *mlp(8, 8, 8), topology="h100 8", fixed=8),
+        """fixed is 8.
+  why:  it is a mesh, or the sizes of its axes
+  fix:  fixed={"data": 8}""",
+    ),
+    "batch": (
+        lambda: mw.find_layout(train_step, *mlp(8, 8, 8), topology="h100 8", batch_args=2),
+        """There is no argument 2.
+  why:  batch_args are positions of the 2 arguments of train_step
+  fix:  batch_args=1""",
+    ),
+    "bytes": (
+        lambda: mw.find_layout(train_step, *mlp(8, 8, 8), topology="h100 8", memory="80GB"),
+        """The memory of a device is '80GB'.
+  why:  it is a number of bytes
+  fix:  memory=80e9""",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_errors(name: str) -> None:
+    call, text = ERRORS[name]
+    with pytest.raises(mw.MeshwrightError) as error:
+        call()
+    lines = [line for line in str(error.value).splitlines() if not line.startswith("  at:")]
+    assert "\n".join(lines) == text
+
+
+def test_a_step_with_a_shard_map_is_refused() -> None:
+    mesh = mw.make_mesh((8,), ("x",))
+
+    def step(x: Any) -> Any:
+        return mw.shard_map(lambda x: mw.lax.psum(x, "x"), mesh=mesh, in_specs=P("x"), out_specs=P())(x)
+
+    with pytest.raises(mw.MeshwrightError, match=r"The step has a shard_map\.") as error:
+        mw.find_layout(step, shape(64), topology="h100 8")
+    assert "the same computation without shard_map" in str(error.value)
+
+
+@given(st.data())
+@settings(max_examples=40, deadline=None)
+def test_a_move_axis_by_axis_is_near_the_plan(data: Any) -> None:
+    sizes = data.draw(st.sampled_from([{"x": 4, "y": 2}, {"x": 8}, {"x": 2, "y": 8}]))
+    mesh = mw.make_mesh(tuple(sizes.values()), tuple(sizes))
+    topology = mw.hardware.Topology("h100", mesh.size, mesh=sizes)
+    cost = MachineCost(topology.chip, topology, mesh)
+    specs = every_spec(2, tuple(sizes))
+    have, need = (NamedSharding(mesh, data.draw(st.sampled_from(specs))).to_tensor_sharding(2) for _ in range(2))
+    t = TensorType((64, 1 << data.draw(st.integers(6, 20))), np.dtype("float32"))
+    plan = reshard_plan(t.shape, t.dtype, have, need, cost).seconds(topology) if have != need else 0.0
+    found = move_seconds(t.nbytes, have, need, cost)
+    assert 0.5 * plan <= found <= 4 * plan
+
+
+@pytest.mark.slow
+def test_experts_are_split_where_each_token_goes_to_one() -> None:
+    def step(w: Any, x: Any) -> Any:  # x: [expert, token, width]
+        def loss(w: Any) -> Any:
+            h = mw.nn.relu(mnp.einsum("etd,edh->eth", x, w["up"]))
+            return mnp.mean(mnp.einsum("eth,ehd->etd", h, w["down"]) ** 2)
+
+        value, gradient = mw.value_and_grad(loss)(w)
+        return value, mw.tree.map(lambda p, g: p - g, w, gradient)
+
+    w = {"up": shape(64, 1024, 4096), "down": shape(64, 4096, 1024)}
+    found = mw.find_layout(step, w, shape(64, 2048, 1024), topology="h100 64")
+    assert {spec.spec[0] for spec in mw.tree.leaves(found.best.in_shardings)} == {"data"}
+
+
+@given(st.data())
+@settings(max_examples=60, deadline=None)
+def test_the_solver_against_all_choices(data: Any) -> None:
+    count = data.draw(st.integers(1, 6))
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
+    ways = [int(rng.integers(1, 5)) for _ in range(count)]
+    alone = [rng.integers(0, 20, n).astype(float) for n in ways]
+    pairs = {
+        (a, b): rng.integers(0, 20, (ways[a], ways[b])).astype(float)
+        for a in range(count)
+        for b in range(a + 1, count)
+        if rng.random() < 0.6
+    }
+
+    def cost(choice: Any) -> float:
+        total = sum(u[w] for u, w in zip(alone, choice, strict=True))
+        return float(total + sum(t[choice[a], choice[b]] for (a, b), t in pairs.items()))
+
+    found = best_choice(alone, pairs)
+    least = min(cost(choice) for choice in product(*map(range, ways)))
+    assert cost(found.ways) == pytest.approx(found.cost) == pytest.approx(least)
+    assert found.bound <= least + 1e-6

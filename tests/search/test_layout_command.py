@@ -1,0 +1,58 @@
+"""``meshwright layout``: its table, its code, its JSON, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from meshwright.cli import main
+
+STEP = """
+import meshwright as mw
+import meshwright.numpy as mnp
+
+def step(w, x):
+    loss, gradient = mw.value_and_grad(lambda w: mnp.mean((x @ w) ** 2))(w)
+    return loss, w - 0.1 * gradient
+
+def model():
+    return step, mw.ShapeDtypeStruct((1024, 1024), "float32"), mw.ShapeDtypeStruct((65536, 1024), "float32")
+"""
+
+
+@pytest.fixture
+def step(tmp_path: Path) -> str:
+    path = tmp_path / "step.py"
+    path.write_text(STEP)
+    return str(path)
+
+
+def test_a_table_and_code(step: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["layout", step, "--chips", "8"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("mesh ")
+    assert "mesh = mw.make_mesh((" in out
+    assert "in_shardings = mw.tree.map(" in out
+
+
+def test_json_and_jax(step: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["layout", step, "--chips", "4", "--json", "--top", "2"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    first = found["layouts"][0]
+    assert len(found["layouts"]) == 2
+    assert found["bound_seconds"] <= first["seconds"]
+    assert first["fits"]
+    assert "jax.make_mesh" in found["jax"]
+
+
+def test_what_is_refused(step: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["layout", step]) == 2
+    assert "How many chips h100 is to have is not said." in capsys.readouterr().err
+    assert main(["layout", step, "--chips", "8", "--memory", "0.000001"]) == 2
+    assert "No layout of step that was found fits into 1 kB a device." in capsys.readouterr().err
+    other = tmp_path / "other.py"
+    other.write_text("from meshwright import dist\nmodel = dist.GPT(layers=2, dim=64, heads=2)\n")
+    assert main(["layout", str(other), "--chips", "8"]) == 2
+    assert "has no step." in capsys.readouterr().err
