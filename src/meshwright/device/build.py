@@ -229,12 +229,6 @@ def _only(handles: Sequence[Handle]) -> Handle:
     return handles[0]
 
 
-def _keys(given: Sequence[Any]) -> Keys:
-    """Devices or keys; a variable is known by its name."""
-    plain = [d.base if isinstance(d, Device) and d.sub is None and not d.offset else d for d in given]
-    return Keys(plain)
-
-
 def _targets(devices: Any, device_keys: Any) -> dict[str, Any]:
     if (devices is None) == (device_keys is None):
         raise ShapeError(
@@ -243,13 +237,11 @@ def _targets(devices: Any, device_keys: Any) -> dict[str, Any]:
     if isinstance(devices, Lookup):
         if devices.device_map is not None:
             _use_map(devices.device_map)
-        return {"device_keys": _keys(devices.keys_)}
-    if devices is not None:
-        found = [Device(d) if isinstance(d, str) else d for d in devices]
-        return {
-            "devices": Keys([d.base if isinstance(d, Device) and d.is_concrete and not d.offset else d for d in found])
-        }
-    return {"device_keys": _keys(device_keys)}
+        device_keys = devices.keys_
+    elif devices is not None:
+        found = [_device(d) for d in devices]
+        return {"devices": Keys([d.plain if d.is_concrete else d for d in found])}
+    return {"device_keys": Keys([_device(d).plain for d in device_keys])}
 
 
 def scatter(x: Handle, dim: int, devices: Any = None, device_keys: Any = None) -> Handle:

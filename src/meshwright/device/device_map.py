@@ -106,28 +106,12 @@ class DeviceMap:
         """What stands below a key: a map, or the list of devices at the end; below a variable, what will be found."""
         if isinstance(key, Device | str) and not isinstance(getattr(key, "base", key), int):
             return Lookup(self, (key,))
-        self._descend(key)
-        return self._child(int(key.base if isinstance(key, Device) else key))  # type: ignore[arg-type]
+        self.group([key])
+        return self._child(_number(key))
 
     def _child(self, key: int) -> DeviceMap | list[Device] | None:
         below = self._under(key)
         return below if below is None or below.depth > 1 else DeviceList(below)
-
-    def _descend(self, key: int | Device) -> DeviceMap:
-        if key not in self:
-            raise DeviceError(
-                f"The device map has no key {key}.",
-                why=f"its keys are {_some(self.keys())}",
-                fix=f"device_keys=[{self.keys()[0]}]",
-            )
-        below = self._under(int(key.base if isinstance(key, Device) else key))  # type: ignore[arg-type]
-        if below is None:
-            raise DeviceError(
-                f"Device {key} has no devices below it in the device map.",
-                why=f"{f'the map is {self}: ' if len(self) <= SHOWN else ''}{key} is a leaf",
-                fix=f"DeviceMap({{…, {key}: [{key}, …]}})",
-            )
-        return below
 
     def lookup(self, keys: Sequence[int | Device]) -> tuple[int, ...]:
         """The devices below a path of keys; no keys: the top level."""
@@ -135,17 +119,29 @@ class DeviceMap:
 
     def group(self, keys: Sequence[int | Device]) -> Members:
         """The devices below a path of keys, at equal distances a range."""
-        below = self
-        for key in keys:
-            below = below._descend(key)
-        return below.keys()
+        found, above = self.below(keys), self.below(keys[:-1])
+        if found is None:
+            raise DeviceError(
+                f"Device {keys[-1]} has no devices below it in the device map.",
+                why=f"{f'the map is {above}: ' if len(above or ()) <= SHOWN else ''}{keys[-1]} is a leaf",
+                fix=f"DeviceMap({{…, {keys[-1]}: [{keys[-1]}, …]}})",
+            )
+        return found.keys()
 
-    def below(self, keys: Sequence[int]) -> DeviceMap | None:
+    def below(self, keys: Sequence[int | Device]) -> DeviceMap | None:
         """What stands below a path of keys, None for a leaf."""
         found: DeviceMap | None = self
-        for key in keys:
+        for n, key in enumerate(keys):
+            if found is None:
+                self.group(keys[:n])
             assert found is not None
-            found = found._under(key) if key in found else found._descend(key)
+            if key not in found:
+                raise DeviceError(
+                    f"The device map has no key {key}.",
+                    why=f"its keys are {_some(found.keys())}",
+                    fix=f"device_keys=[{found.keys()[0]}]",
+                )
+            found = found._under(_number(key))
         return found
 
     @property
@@ -158,16 +154,13 @@ class DeviceMap:
     @property
     def fan_outs(self) -> tuple[int, ...] | None:
         """The number of devices at each level of a regular tree, None where groups differ."""
-        if self.moves is not None:
-            return tuple(map(len, self.moves))
-        inner = {below.fan_outs if below is not None else () for _, below in self.listed}
-        (rest,) = inner if len(inner) == 1 else (None,)
-        return (len(self), *rest) if rest is not None else None
+        found = [self.fan_out(level) for level in range(self.depth)]
+        return None if None in found else tuple(found)  # type: ignore[arg-type]
 
     def fan_out(self, level: int) -> int | None:
         """The number of children every node of a level has, None where they differ or there is no such level."""
-        if self.moves is not None or level == 0:
-            return len(self) if level == 0 else dict(enumerate(self.fan_outs or ())).get(level)
+        if level == 0 or self.moves is not None:
+            return len((self.moves or [self.keys()])[level]) if level < self.depth else None
         found = {below.fan_out(level - 1) if below is not None else None for _, below in self.listed}
         return found.pop() if len(found) == 1 else None
 

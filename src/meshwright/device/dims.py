@@ -49,21 +49,15 @@ class Dim:
 
     def bind(self, sizes: Mapping[str, int]) -> Size:
         """This dim with some symbols replaced by numbers; a part of an element is an error."""
-        value = self.coefficient
-        powers: dict[str, int] = {}
-        for name, power in self.powers:
-            if name in sizes:
-                value *= Fraction(sizes[name]) ** power
-            else:
-                powers[name] = power
-        if not powers and value.denominator != 1:
+        found = substitute(self, sizes)
+        if not is_whole(found):
             given = ", ".join(f"{name} = {sizes[name]}" for name, _ in self.powers)
             raise ShapeError(
                 f"A dim of size {self} is not a whole number.",
-                why=f"{given or 'the size'} makes it {value}",
+                why=f"{given or 'the size'} makes it {found}",
                 fix="choose sizes that the number of devices divides",
             )
-        return _plain(value, powers)
+        return found
 
     def __str__(self) -> str:
         above = [name for name, power in self.powers for _ in range(power)]

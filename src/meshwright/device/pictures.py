@@ -14,7 +14,7 @@ from meshwright.device.function import Function
 from meshwright.device.simulation import DeviceSimulation, numbers_text
 from meshwright.errors import DeviceError
 from meshwright.report.listing import Marked, listing_view
-from meshwright.report.trees import MOST_NODES, TreeNode, tree_view
+from meshwright.report.trees import shortened, tree_view
 from meshwright.simulate.pipelines import Schedule
 
 _TENSOR = re.compile(r"Tensor\[(?:\w+, )?\([^()]*\), ([^\]\s]+)\]")
@@ -58,30 +58,7 @@ def draw(what: Any, device_map: Any = None, *, by: str | None = None, width: int
 def _draw_map(devices: DeviceMap) -> View:
     count, depth = len(devices.all_devices()), devices.depth
     title = f"{count:,} device{'s' * (count != 1)}, {depth} level{'s' * (depth != 1)}"
-    numbers = len(devices)
-    most = numbers
-    nodes = _nodes(devices, most, None)
-    while sum(node.size for node in nodes) > MOST_NODES and most > 2:
-        most = min(most - 1, 8) if most > 8 else most - 1
-        nodes = _nodes(devices, most, None)
-    return tree_view(title, nodes, numbers)
-
-
-def _nodes(devices: DeviceMap, most: int, number: int | None) -> tuple[TreeNode, ...]:
-    """The nodes of a level; of more than ``most`` the first ones, how many are left out, and the last one."""
-
-    keys = devices.keys()
-
-    def node(n: int) -> TreeNode:
-        device = keys[n]
-        below = devices.below([device])
-        mine = n if number is None else number
-        return TreeNode(str(device), _nodes(below, most, mine) if below is not None else (), mine)
-
-    count = len(keys)
-    if count <= most + 1:
-        return tuple(map(node, range(count)))
-    return (*map(node, range(most - 1)), TreeNode(f"… {count - most:,} more"), node(count - 1))
+    return tree_view(title, shortened(devices), len(devices))
 
 
 # Programs

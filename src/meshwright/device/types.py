@@ -52,6 +52,11 @@ class Device:
             return ()
         return self.sub if isinstance(self.sub, tuple) else (self.sub,)
 
+    @property
+    def plain(self) -> Device | int | str | None:
+        """The number or the name alone, where it is nothing else."""
+        return self.base if self.sub is None and not self.offset else self
+
     def child(self, index: int) -> Device:
         """The device that stands at ``index`` below this one in the device map."""
         return Device(self.base, (*self.steps, index))

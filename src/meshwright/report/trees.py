@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from meshwright.chart.colors import color, ink
 from meshwright.chart.views import Line, TextPiece, View
@@ -23,6 +23,36 @@ class TreeNode(NamedTuple):
     def size(self) -> int:
         """How many nodes there are, this one among them."""
         return 1 + sum(node.size for node in self.below)
+
+
+class Branches(Protocol):
+    """A tree that may be too large to draw: the keys of a level, and what stands below a path of them."""
+
+    def keys(self) -> Sequence[int]: ...
+    def below(self, keys: Sequence[int]) -> Branches | None: ...
+
+
+def shortened(tree: Branches) -> tuple[TreeNode, ...]:
+    """The nodes of a tree, of each level the first ones and the last, so that they are not too many to look at."""
+    most = min(len(tree.keys()), MOST_NODES)
+    nodes = _nodes(tree, most, None)
+    while sum(node.size for node in nodes) > MOST_NODES and most > 2:
+        most = min(most - 1, 8)
+        nodes = _nodes(tree, most, None)
+    return nodes
+
+
+def _nodes(tree: Branches, most: int, number: int | None) -> tuple[TreeNode, ...]:
+    """The nodes of a level; of more than ``most`` the first ones, how many are left out, and the last one."""
+    keys = tree.keys()
+
+    def node(n: int) -> TreeNode:
+        below, mine = tree.below([keys[n]]), n if number is None else number
+        return TreeNode(str(keys[n]), _nodes(below, most, mine) if below is not None else (), mine)
+
+    if len(keys) <= most + 1:
+        return tuple(map(node, range(len(keys))))
+    return (*map(node, range(most - 1)), TreeNode(f"… {len(keys) - most:,} more"), node(len(keys) - 1))
 
 
 def tree_view(title: str, nodes: Sequence[TreeNode], numbers: int) -> View:

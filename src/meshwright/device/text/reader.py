@@ -351,8 +351,7 @@ class _FunctionReader(TypeReader):
         elif key in ("devices", "device_keys"):
             self.take("[")
             items = read_list(self, "]", self.key if key == "device_keys" else self.device)
-            plain = [d.base if isinstance(d, Device) and d.is_concrete and not d.offset else d for d in items]
-            attributes[key] = Keys(plain)
+            attributes[key] = Keys([d.plain if isinstance(d, Device) and d.is_concrete else d for d in items])
         elif key in ("to_device", "device"):
             attributes[key] = self.device()
         else:
@@ -363,7 +362,7 @@ class _FunctionReader(TypeReader):
         found = self.device()
         if found.base is None:
             raise self.fail("A device or a device variable is expected here, not '?'.", fix="device_keys=[d]")
-        return found.base if found.sub is None and not found.offset else found
+        return found.plain
 
 
 def _fits(op: Op, operands: Sequence[Operand | None], attributes: dict[str, Any], annotated: Type) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from meshwright.core.check import check
-from meshwright.core.dtypes import SHORT_NAMES
+from meshwright.core.dtypes import BOOL, FLOAT32, INT32, SHORT_NAMES, DType
 from meshwright.core.text.parse import parse_program
 from meshwright.core.text.tokens import TextReader, following, read_list
 from meshwright.device.dims import Dim, Size, divide
@@ -21,6 +21,8 @@ _TOKENS = re.compile(
     r"(?P<space>\s+)|(?P<comment>\#[^\n]*)|(?P<number>\d+\.\d*(?:[eE][-+]?\d+)?|\d+[eE][-+]?\d+|\d+)"
     r"|(?P<string>'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\")|(?P<word>[A-Za-z_]\w*)|(?P<digest>@\w*)|(?P<sign>\.\.\.|[-()\[\]{}:,=./*+?])"
 )
+_WORDS: dict[str, Any] = {"True": True, "False": False, "None": None, "inf": float("inf"), "nan": float("nan")}
+_WORDS |= SHORT_NAMES
 DEEPEST = 100  # brackets within brackets; a nested pmap has two
 LONGEST = 400  # digits of a number, characters of a name
 
@@ -132,12 +134,14 @@ class TypeReader(TextReader):
         if isinstance(value, Dim | tuple | str) or value is None:
             raise self.fail("An operand is the name of a value, or a number.", fix="mul(x, 2.0)")
         if self.accept(":"):
-            at = self.position
-            name = self.word("a dtype")
-            if name not in SHORT_NAMES:
-                raise self.fail(f"There is no dtype {name}.", f"the dtypes are {', '.join(SHORT_NAMES)}", "2.0:f32", at)
-            return Number(value, SHORT_NAMES[name])
-        return Number(value, {bool: np.dtype(bool), int: np.dtype("int32")}.get(type(value), np.dtype("float32")))
+            return Number(value, self.dtype("2.0:f32", self.position))
+        return Number(value, {bool: BOOL, int: INT32}.get(type(value), FLOAT32))
+
+    def dtype(self, fix: str, at: int) -> DType:
+        name = self.word("a dtype")
+        if name not in SHORT_NAMES:
+            raise self.fail(f"There is no dtype {name}.", f"the dtypes are {', '.join(SHORT_NAMES)}", fix, at)
+        return SHORT_NAMES[name]
 
     def literal(self) -> Any:
         if self.accept("("):
@@ -157,34 +161,33 @@ class TypeReader(TextReader):
                 raise self.fail("A string is not written as Python writes it.", str(error), "'text'", at) from error
         if kind == "digest":
             return self.printed()
-        if kind == "word":
-            if word in ("True", "False", "None", "inf", "nan"):
-                self.take()
-                return {"True": True, "False": False, "None": None, "inf": float("inf"), "nan": float("nan")}[word]
-            if word in SHORT_NAMES:
-                self.take()
-                return SHORT_NAMES[word]
-            if word == "complex" and self.second() == "(":
-                self.take()
-                return self.complex_number()
-            if word in ("program", "array") and self.second() == "(":
-                self.take()
-                self.take()
-                inside = self.literal()
-                dtype = self.literal() if word == "array" and self.accept(",") else np.dtype("float32")
-                self.take(")")
-                return check(parse_program(inside), "reading") if word == "program" else self.array(inside, dtype)
+        if word in _WORDS and kind == "word":
+            self.take()
+            return _WORDS[word]
+        if word in ("complex", "program", "array") and self.second() == "(":
+            self.take()
+            self.take()
+            return self.made(word, at, read_list(self, ")", self.literal))
         if kind == "number" and not word.isdigit():
             self.take()
             return float(word)
         return self.size()
 
-    def complex_number(self) -> complex:
-        at = self.position
-        found = self.literal()
-        if not isinstance(found, tuple) or len(found) != 2 or not all(isinstance(x, int | float) for x in found):
-            raise self.fail("A complex number has two parts.", f"it is {found}", "complex(1.0, 2.0)", at)
-        return complex(*found)
+    def made(self, kind: str, at: int, given: list[Any]) -> Any:
+        """``complex(1.0, 2.0)``, ``array([1.0, 2.0], f32)`` or ``program('…')``."""
+        if kind == "complex":
+            if len(given) != 2 or not all(isinstance(x, int | float) for x in given):
+                raise self.fail("A complex number has two parts.", f"it is {tuple(given)}", "complex(1.0, 2.0)", at)
+            return complex(*given)
+        if kind == "program":
+            return check(parse_program(given[0] if len(given) == 1 else tuple(given)), "reading")  # type: ignore[arg-type]
+        try:
+            inside, dtype = (*given, FLOAT32) if len(given) == 1 else given
+            return np.asarray(inside, dtype)
+        except (TypeError, ValueError) as error:
+            raise self.fail(
+                "An array is a list of numbers and a dtype.", str(error), "array([1.0, 2.0], f32)"
+            ) from error
 
     def printed(self) -> Any:
         """A large array, which the text names by its digest: one that a program of this process has."""
@@ -198,14 +201,6 @@ class TypeReader(TextReader):
                 at,
             )
         return found
-
-    def array(self, inside: Any, dtype: Any) -> Any:
-        try:
-            return np.asarray(inside, dtype)
-        except (TypeError, ValueError) as error:
-            raise self.fail(
-                "An array is a list of numbers and a dtype.", str(error), "array([1.0, 2.0], f32)"
-            ) from error
 
     # Types
 
@@ -232,17 +227,9 @@ class TypeReader(TextReader):
                 f"There is no type {name}.", "a type is Tensor[(B, F), 0] or Tuple[…]", "Tensor[(B, F), 0]", at
             )
         self.take("[")
-        dtype = np.dtype("float32")
+        dtype = FLOAT32
         if self.kind == "word":
-            word = self.take()[1]
-            if word not in SHORT_NAMES:
-                raise self.fail(
-                    f"There is no dtype {word}.",
-                    f"the dtypes are {', '.join(SHORT_NAMES)}",
-                    "Tensor[f32, (B, F), 0]",
-                    at,
-                )
-            dtype = SHORT_NAMES[word]
+            dtype = self.dtype("Tensor[f32, (B, F), 0]", at)
             self.take(",")
         self.take("(")
         shape = read_list(self, ")", self.size)
