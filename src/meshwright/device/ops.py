@@ -123,7 +123,6 @@ ITEM = _move("item", _item_type, Structure.TUPLE)
 TUPLE = _move("tuple", _tuple_type, Structure.TUPLE)
 PMAP = _move("pmap", _pmap_type, Structure.PMAP)
 CALL = _move("call", _call_type, Structure.PMAP, calls="body")
-RETURN = replace(TUPLE, name="return")  # what a function ends in, where a walk asks for an equation
 
 
 def is_structural(op: Op) -> bool:
