@@ -7,7 +7,7 @@ attributes. Tensor ops that have names in other systems are in `ops.named`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from meshwright.core.facts import Structure
@@ -75,7 +75,7 @@ def _split_type(x: TensorType, *, dim: int = 0, parts: Any = None) -> Tuple:
 
 
 def _item_type(x: TensorType, *, index: int) -> Type:
-    items: tuple[Type, ...] = x.items  # type: ignore[attr-defined]
+    items: Sequence[Type] = x.items  # type: ignore[attr-defined]
     return items[min(index, len(items) - 1)]
 
 

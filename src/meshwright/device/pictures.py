@@ -6,14 +6,13 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from meshwright.chart.colors import color
-from meshwright.chart.gantt import Chart, GanttBar, Lane, fragment
-from meshwright.chart.views import TextPiece, View
+from meshwright.chart.views import View
 from meshwright.device.device_map import DeviceMap
 from meshwright.device.function import Function
 from meshwright.device.simulation import DeviceSimulation, numbers_text
 from meshwright.errors import DeviceError
 from meshwright.report.listing import Marked, listing_view
+from meshwright.report.schedules import schedule_view
 from meshwright.report.trees import shortened, tree_view
 from meshwright.simulate.pipelines import Schedule
 
@@ -40,7 +39,7 @@ def draw(what: Any, device_map: Any = None, *, by: str | None = None, width: int
     if isinstance(what, DeviceSimulation):
         return what.chart().view(width)
     if isinstance(what, Schedule):
-        return _draw_schedule(what)
+        return schedule_view(what)
     if isinstance(what, Function):
         return _draw_function(what, what.device_map if device_map is None else DeviceMap(device_map), by)
     if isinstance(what, DeviceMap | Mapping | Sequence) and not isinstance(what, str):
@@ -108,29 +107,3 @@ def _key_name(key: str, members: Sequence[int], grouped: bool) -> str:
     devices = sorted(members) or [int(key)]
     named = f"device{'s' * (len(devices) > 1)} {numbers_text(devices)}"
     return f"group {key}: {named}" if grouped else named
-
-
-# Schedules
-
-
-_PHASES = {"F": "forward", "B": "backward", "W": "weights"}
-
-
-def _draw_schedule(schedule: Schedule) -> View:
-    """A column per unit of time in text, boxes on a page."""
-    timing = schedule.run()
-    lanes = []
-    for device, order in enumerate(schedule.orders):
-        spans = [GanttBar(timing.starts[device, t], 1.0, str(t), _PHASES.get(t.phase, t.phase)) for t in order]
-        lanes.append(Lane(f"device {device}", "", tuple(spans)))
-    title = f"{schedule.name} on {schedule.devices} devices, {timing.bubble_fraction:.0%} idle"
-    chart = Chart(title, timing.seconds, tuple(lanes), in_seconds=False)
-    return View(title, lambda: [_tasks(line) for line in schedule.gantt().splitlines()], lambda: fragment(chart))
-
-
-def _tasks(line: str) -> list[TextPiece]:
-    """A line of a schedule, each phase in a colour."""
-    return [
-        TextPiece(part, color("FBW".index(part[0]), 3) if re.fullmatch(r"[FBW][0-9.]+", part) else None)
-        for part in re.split(r"(\b[FBW][0-9.]+)", line)
-    ]

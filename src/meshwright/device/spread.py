@@ -19,6 +19,7 @@ from meshwright.core.dtypes import BOOL
 from meshwright.core.factors import Dims, Factors
 from meshwright.core.types import TensorType
 from meshwright.device.classes import Classes, Place, divides, leading
+from meshwright.device.device_map import Members
 from meshwright.device.dims import Size, divide, is_cut, sized
 from meshwright.device.function import DeviceEqn, DeviceValue, Function, Number, Operand
 from meshwright.device.tensor_ops import SYMBOL_SIZE, is_elementwise, shares_of, signatures, tensor_of
@@ -59,7 +60,7 @@ class SpreadLevel(NamedTuple):
     keys: tuple[int | str, ...]
     variable: str
     tag: str
-    devices: tuple[int, ...] = ()
+    devices: Members = ()
 
 
 class SpreadStep(NamedTuple):

@@ -12,6 +12,7 @@ from itertools import count
 
 from meshwright.device.choose import choose_classes
 from meshwright.device.classes import Classes, Place, divides, places
+from meshwright.device.device_map import Members
 from meshwright.device.dims import Dim, Size
 from meshwright.device.from_program import takes_program
 from meshwright.device.function import Function
@@ -202,7 +203,7 @@ def check_plain(body: Function, keys: Sequence[int | str]) -> None:
 def level_of(fn: Function, keys: tuple[int | str, ...], parts: int | None, tag: str) -> SpreadLevel:
     """What is known of the devices that the bodies of a level are spread over."""
     size: Size | None = parts
-    devices: tuple[int, ...] = ()
+    devices: Members = ()
     if parts is not None and (not isinstance(parts, int) or not 1 <= parts <= MOST_PARTS):
         raise DeviceError(
             f"A program is not written for {parts!r} devices.",
@@ -211,7 +212,7 @@ def level_of(fn: Function, keys: tuple[int | str, ...], parts: int | None, tag: 
         )
     if fn.device_map is not None:
         if all(isinstance(key, int) for key in keys):
-            devices = fn.device_map.lookup([key for key in keys if isinstance(key, int)])
+            devices = fn.device_map.group([key for key in keys if isinstance(key, int)])
             size = len(devices)
         else:
             size = fn.device_map.fan_out(len(keys)) or size

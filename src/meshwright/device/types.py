@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
 from numbers import Integral
@@ -154,11 +154,32 @@ class Tensor(TensorType):
     __repr__ = __str__
 
 
+class OnEach(Sequence["Tensor"]):
+    """A tensor on each of some devices, of which only those are made that are asked for."""
+
+    def __init__(self, part: Tensor, devices: Sequence[int]) -> None:
+        self.part, self.devices = part, devices
+
+    def __len__(self) -> int:
+        return len(self.devices)
+
+    def __getitem__(self, at: Any) -> Any:
+        return tuple(self)[at] if isinstance(at, slice) else self.part.on(Device(self.devices[at]))
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, OnEach):
+            return self.part.on(UNKNOWN) is other.part.on(UNKNOWN) and self.devices == other.devices
+        return isinstance(other, tuple) and tuple(self) == other
+
+    def __hash__(self) -> int:
+        return hash(tuple(self))
+
+
 @dataclass(frozen=True)
 class Tuple:
     """Values side by side, one per device. ``more``: there are as many as there are devices (printed ``...``)."""
 
-    items: tuple[Type, ...]
+    items: Sequence[Type]
     more: bool = False
 
     def __str__(self) -> str:

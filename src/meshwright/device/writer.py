@@ -14,7 +14,7 @@ from typing import Any
 from meshwright.device.function import DeviceEqn, DeviceValue, Function, Keys, Number
 from meshwright.device.spread import COPY, Conversion, Planner, SpreadLevel, SpreadStep, Version
 from meshwright.device.tensor_ops import localize, nbytes_of, params_of, signatures, tensor_of
-from meshwright.device.types import UNKNOWN, Device, Tuple
+from meshwright.device.types import UNKNOWN, Device, OnEach, Tuple
 
 
 class SpreadWriter:
@@ -120,7 +120,7 @@ class SpreadWriter:
         """A version on all devices of the level."""
         local, parts = self.planner.local, self.level.parts
         if self.level.devices:
-            found = Tuple(tuple(local(version, Device(d)) for d in self.level.devices))
+            found = Tuple(OnEach(local(version, UNKNOWN), self.level.devices))
         elif isinstance(parts, int):
             found = Tuple((local(version, UNKNOWN),) * parts)
         else:
