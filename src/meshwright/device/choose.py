@@ -20,6 +20,7 @@ class _SplitCandidate(NamedTuple):
     root: Place
     work: float
     moved: float
+    gathers: bool  # whether parts are put together again
     eqns: frozenset[DeviceEqn]
 
 
@@ -28,31 +29,31 @@ def choose_classes(
 ) -> frozenset[Place]:
     """The classes to split in all bodies of a level; ``taken`` are not among them, and hold the batch if ``known``."""
     inputs = dict.fromkeys(classes.root(p) for body in bodies for p in places(body.inputs))
-    returned = {classes.root(p) for body in bodies for p in places(body.outputs)}
-    uneven = {root for (v, d), root in classes.members() if not _divisible(tensor_of(v).shape[d], parts)}
-    roots = [root for root in inputs if root not in taken | uneven and (known or root not in returned)]
-    # Dims whose parts are never put together again come first; where there are none, any that parallelizes will do.
+    left_out = {root for (v, d), root in classes.members() if _is_uneven(tensor_of(v).shape[d], parts)} | taken
+    if not known:
+        left_out |= {classes.root(p) for body in bodies for p in places(body.outputs)}
     touched = [_Touched(body, classes) for body in bodies]
-    found = [c for root in roots if (c := _evaluate(touched, root, parts, gathers=False)) is not None]
-    if not found:
-        found = [c for root in roots if (c := _evaluate(touched, root, parts, gathers=True)) is not None]
+    every = [_evaluate(touched, root, parts) for root in inputs if root not in left_out]
+    candidates = [c for c in every if c.work]
+    # Dims whose parts are never put together again come first; where there are none, any that parallelizes will do.
+    found = [c for c in candidates if not c.gathers] or candidates
     if not found and not known and any(contracts(eqn) for body in bodies for eqn in body.eqns):
         raise ShapeError(
             "Horizontal parallelism cannot tell the batch from the weights.",
             why="every dim that could be split is also a dim of a result",
             fix=f"horizontal_parallel(fn, batch={{{bodies[0].inputs[-1].name!r}: 0}}, …)",
         )
-    chosen: list[_SplitCandidate] = []
-    taken_eqns: set[DeviceEqn] = set()
+    chosen: set[Place] = set()
+    split: set[DeviceEqn] = set()
     for candidate in sorted(found, key=lambda c: (c.moved / c.work, -c.work)):
-        if not candidate.eqns & taken_eqns:
-            chosen.append(candidate)
-            taken_eqns |= candidate.eqns
-    return frozenset(c.root for c in chosen)
+        if split.isdisjoint(candidate.eqns):
+            chosen.add(candidate.root)
+            split |= candidate.eqns
+    return frozenset(chosen)
 
 
-def _divisible(size: Size, parts: Size) -> bool:
-    return size == 1 or divides(size, parts)
+def _is_uneven(size: Size, parts: Size) -> bool:
+    return size != 1 and not divides(size, parts)
 
 
 class _Touched:
@@ -118,11 +119,9 @@ class _Reached(Planner):
         return found
 
 
-def _evaluate(bodies: Sequence[_Touched], root: Place, parts: Size, *, gathers: bool) -> _SplitCandidate | None:
-    """The work a class parallelizes and the bytes it moves; None for one that must be put together, unless allowed."""
+def _evaluate(bodies: Sequence[_Touched], root: Place, parts: Size) -> _SplitCandidate:
+    """The work that a split of a class divides, and the bytes that it moves."""
     eqns = {eqn: flops for touched in bodies for eqn, flops in touched.split.get(root, {}).items()}
-    work = sum(eqns.values())
-    plans = [_Reached(touched, root, parts) for touched in bodies] if work else []
-    if not plans or (not gathers and any(c.op in ("allgather", "own_part") for p in plans for c in p.conversions)):
-        return None
-    return _SplitCandidate(root, work, sum(plan.moved() for plan in plans), frozenset(eqns))
+    plans = [_Reached(touched, root, parts) for touched in bodies] if any(eqns.values()) else []
+    gathers = any(c.op in ("allgather", "own_part") for plan in plans for c in plan.conversions)
+    return _SplitCandidate(root, sum(eqns.values()), sum(plan.moved() for plan in plans), gathers, frozenset(eqns))

@@ -140,14 +140,11 @@ class _Pipeline:
         return Device(self.keys[-1] if self.keys else "device_map", sub=stage % self.stages.devices)
 
     def write(self) -> Function:
-        jobs: dict[tuple[str, int], list[SpreadStep]] = {}
-        for step in self.stages.micro:
-            jobs.setdefault((self.stages.phase_of[step], self.stages.stage_of[step]), []).append(step)
-        bodies = {(phase, stage): self.job(steps, stage) for (phase, stage), steps in jobs.items()}
+        jobs = {(phase, stage): self.job(steps, stage) for (phase, stage), steps in self.stages.jobs.items()}
         for stage, shared in self.stages.before:
             self.call(self.job(shared, stage), None)
         for device, task in self.stages.schedule.in_order("schedule='1f1b'"):
-            job = bodies.get((task.phase, self.stages.schedule.stage(device, task)))
+            job = jobs.get((task.phase, self.stages.schedule.stage(device, task)))
             if job is not None:
                 self.call(job, task.microbatch)
         for stage, tail in self.stages.after:

@@ -28,8 +28,8 @@ Groups = list[tuple[int, list[SpreadStep]]]  # steps done in one call, with thei
 class Stages:
     """The steps of a body on the stages of a pipeline.
 
-    ``micro`` are the steps of each microbatch, ``stage_of`` and ``phase_of`` say where and when they run; ``before``
-    and ``after`` are done once. ``homes`` are the stages of values by name, as other bodies of the level have them: a
+    ``micro`` are the steps of each microbatch, ``jobs`` the same by phase and stage; ``before`` and ``after`` are done
+    once, on a stage each. ``homes`` are the stages of values by name, as other bodies of the level have them: a
     body that the batch does not enter, such as an update, runs where its parameters are.
     """
 
@@ -75,7 +75,7 @@ class Stages:
         else:
             self.stage_of, forward = self.placed(stages)
             self.schedule = self.made_schedule(schedule, devices, chunks, len(forward) < len(self.micro), microbatches)
-        self.phase_of = self.phases(forward)
+        self.jobs = self.sorted_jobs(forward)
         self.after = self.groups(self.tail, self.tail_stages(homes))
         self.before = self.groups(self.shared, _by_use(self.shared, self.stage_of))
         homes.update({v.name: stage for v, stage in self.at.items()})
@@ -141,18 +141,20 @@ class Stages:
         check_chunks(schedule, chunks)
         return schedule_of(schedule, devices, self.count, chunks)
 
-    def phases(self, forward: Sequence[DeviceEqn]) -> dict[SpreadStep, str]:
-        """F, B and (where the schedule tells them apart) W, for what no other stage waits for."""
+    def sorted_jobs(self, forward: Sequence[DeviceEqn]) -> dict[tuple[str, int], list[SpreadStep]]:
+        """The steps of each phase and stage: F, B and (where the schedule has it) W, what no other stage waits for."""
         known = set(forward)
-        found: dict[SpreadStep, str] = {}
+        found: dict[tuple[str, int], list[SpreadStep]] = {}
         splits = any(task.phase == "W" for order in self.schedule.orders for task in order)
         waited: dict[DeviceValue, set[int]] = {}  # the stages that read a value, and -1 for a backward step
         for step in reversed(self.micro):
-            stages = set().union(*(waited.get(v, ()) for v in step.eqn.outputs)) - {self.stage_of[step]}
-            found[step] = "F" if step.eqn in known else "B" if stages or not splits else "W"
+            stage = self.stage_of[step]
+            others = set().union(*(waited.get(v, ()) for v in step.eqn.outputs)) - {stage}
+            phase = "F" if step.eqn in known else "B" if others or not splits else "W"
+            found.setdefault((phase, stage), []).append(step)
             for v in step.eqn.values:
-                waited.setdefault(v, set()).update([self.stage_of[step]], [-1] if found[step] == "B" else [])
-        return found
+                waited.setdefault(v, set()).update([stage, -1] if phase == "B" else [stage])
+        return {place: steps[::-1] for place, steps in found.items()}
 
     # What is done once
 

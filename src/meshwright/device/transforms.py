@@ -164,10 +164,17 @@ def at_level(fn: Function, keys: Sequence[int | str], change: Callable[[Function
     done: dict[int, Function] = {}
 
     def descend(body: Function, left: Sequence[str], depth: int) -> Function:
-        if not left:
-            check_plain(body, keys)
-            return change(body, depth)
         known = sorted({inner.variable or "" for inner in body.bodies()})
+        spread = next((eqn for eqn in body.eqns if not is_tensor_eqn(eqn)), None)
+        if not left and spread is not None:
+            raise DeviceError(
+                "The program is already spread on this level.",
+                where=repr(spread),
+                why=f"device_keys={list(keys)} names a level that has {spread.op}",
+                fix=f"device_keys={[*keys, *known[:1]]}" if known else "transform the program before it is resolved",
+            )
+        if not left:
+            return change(body, depth)
         if left[0] not in known:
             raise DeviceError(
                 f"No pmap here binds the device variable {left[0]}.",
@@ -185,19 +192,6 @@ def at_level(fn: Function, keys: Sequence[int | str], change: Callable[[Function
         return body.with_bodies(deeper)
 
     return descend(fn, variables, 0)
-
-
-def check_plain(body: Function, keys: Sequence[int | str]) -> None:
-    """Refuse to spread what is spread already."""
-    for eqn in body.eqns:
-        if not is_tensor_eqn(eqn):
-            inner = sorted({b.variable or "" for b in body.bodies()})
-            raise DeviceError(
-                "The program is already spread on this level.",
-                where=repr(eqn),
-                why=f"device_keys={list(keys)} names a level that has {eqn.op}",
-                fix=f"device_keys={[*keys, *inner[:1]]}" if inner else "transform the program before it is resolved",
-            )
 
 
 def level_of(fn: Function, keys: tuple[int | str, ...], parts: int | None, tag: str) -> SpreadLevel:

@@ -153,7 +153,10 @@ class SpreadWriter:
         made = DeviceBody(self.planner, steps, self.level.variable)
         if not made.inputs:
             # A pmap runs on the devices of its operands; equations without any follow those of an input.
-            made.take(self.carrier())
+            carrier = next(iter(self.planner.entries), (self.body.inputs[0], COPY))
+            if carrier not in self.tuples:
+                self.spread_input(carrier)
+            made.take(carrier)
         passed = [DeviceValue(f"{v[0].name}_next", self.planner.local(v, made.device)) for v in ahead]
         first = tuple(DeviceEqn("Identity", (made.take(v),), (out,)) for v, out in zip(ahead, passed, strict=True))
         body = made.function(leaving)
@@ -164,13 +167,6 @@ class SpreadWriter:
         self.ahead.update(zip(ahead, outs[len(leaving) :], strict=True))
         self.eqns.append(DeviceEqn("pmap", operands, tuple(outs), {}, body))
         return leaving
-
-    def carrier(self) -> Version:
-        if not self.planner.entries:
-            version = (self.body.inputs[0], COPY)
-            self.planner.entries[version] = None
-            self.spread_input(version)
-        return next(iter(self.planner.entries))
 
     def output(self, value: DeviceValue) -> DeviceValue:
         layout = self.planner.original.get(value)
