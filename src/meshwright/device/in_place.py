@@ -9,6 +9,7 @@ An allreduce of tuples reduces them element by element.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from meshwright.device.from_program import takes_program
@@ -32,54 +33,75 @@ def keep_in_place(fn: Function) -> Function:
     [28, 25]
     """
     found = fn.with_bodies(keep_in_place)
-    for eqn in found.eqns:
-        for value in eqn.outputs:
-            kept = _kept(found, eqn, value)
-            if kept is not None:
-                return keep_in_place(kept)
-    return found
+    parts = _InParts(found)
+    kept = [value for eqn in found.eqns for value in eqn.outputs if parts.keep(eqn, value)]
+    if not kept:
+        return found
+    eqns = tuple(_renamed(eqn, parts.new, parts.bodies.get(eqn, eqn.body)) for eqn in found.eqns)
+    return keep_in_place(found.with_(eqns=eqns))  # as long as that lets others stay
 
 
-def _kept(fn: Function, start: DeviceEqn, value: DeviceValue) -> Function | None:
-    """The program in which a result of a pmap stays in the parts that it is gathered from; None if it cannot."""
-    gather = _gathered(fn, start, value)
-    if gather is None:
-        return None
-    parts = gather.values[0]
-    new: dict[DeviceValue, DeviceValue] = {}  # the tuples of parts, in place of those of what was gathered
-    bodies = {start: _without(_body(start), [gather], parts)}
-    left = [value]
-    while left:
-        value = left.pop()
-        users = [eqn for eqn in fn.eqns if value in eqn.values]
-        if value in fn.outputs or not users or not isinstance(value.type, Tuple) or parts.type is None:
+class _InParts:
+    """What stays in parts: ``new`` are tuples of parts in place of values, ``bodies`` those of pmaps, one for each."""
+
+    def __init__(self, fn: Function) -> None:
+        self.returned, self.new = frozenset(fn.outputs), dict[DeviceValue, DeviceValue]()
+        owners = Counter(id(eqn.body) for eqn in fn.eqns)
+        own = [eqn for eqn in fn.eqns if eqn.op == "pmap" and owners[id(eqn.body)] == 1]
+        self.bodies = {eqn: eqn.body for eqn in own if eqn.body is not None}
+        self.users: dict[DeviceValue, dict[DeviceEqn, None]] = {}
+        for eqn in fn.eqns:
+            for v in eqn.values:
+                self.users.setdefault(v, {})[eqn] = None
+
+    def keep(self, start: DeviceEqn, value: DeviceValue) -> bool:
+        """Leave a result of a pmap in the parts that it is gathered from, if all that read it scatter it again in the
+        same way, or sum it first."""
+        gather = self.gathered(start, value)
+        if gather is None:
+            return False
+        parts, (keys,) = gather.values[0], _keys(self.bodies[start])
+        again = {"dim": gather.attributes["dim"], "device_keys": keys}
+        new: dict[DeviceValue, DeviceValue] = {}
+        bodies = {start: _without(self.bodies[start], [gather], parts)}
+        left = [value]
+        while left:
+            value = left.pop()
+            users = self.users.get(value, {})
+            if value in self.returned or not users or not isinstance(value.type, Tuple) or parts.type is None:
+                return False
+            new[value] = DeviceValue(value.name, Tuple((parts.type,) * len(value.type.items), value.type.more))
+            for eqn in users:
+                if eqn.op == "allreduce" and not eqn.attributes:
+                    left.append(eqn.outputs[0])
+                    continue
+                body = bodies.get(eqn) or self.bodies.get(eqn)
+                for index in (n for n, operand in enumerate(eqn.values) if operand is value):
+                    body = None if body is None else _taking_parts(body, index, parts, again)
+                if body is None:
+                    return False
+                bodies[eqn] = body
+        # The device of a replica is that of its tensors, of which one has to be left.
+        kept = self.new.keys() | new.keys()
+        if not all(any(_is_flat(v) and v not in kept for v in eqn.values) for eqn in bodies if eqn is not start):
+            return False
+        self.new |= new
+        self.bodies |= bodies
+        return True
+
+    def gathered(self, eqn: DeviceEqn, value: DeviceValue) -> DeviceEqn | None:
+        """The gather at the end of a pmap's body that a result comes from, if nothing else reads it."""
+        body = self.bodies.get(eqn)
+        if body is None:
             return None
-        new[value] = DeviceValue(value.name, Tuple((parts.type,) * len(value.type.items), value.type.more))
-        for eqn in users:
-            if eqn.op == "allreduce" and not eqn.attributes:
-                left.append(eqn.outputs[0])
-                continue
-            body = bodies.get(eqn) or (_body(eqn) if _is_own(fn, eqn) else None)
-            for index in (n for n, operand in enumerate(eqn.values) if operand is value):
-                body = None if body is None else _taking_parts(body, index, gather, start)
-            if body is None:
-                return None
-            bodies[eqn] = body
-    # The device of a replica is that of its tensors, of which one has to be left.
-    if not all(any(_is_flat(v) and v not in new for v in eqn.values) for eqn in bodies if eqn is not start):
-        return None
-    eqns = tuple(_renamed(eqn, new, bodies.get(eqn, eqn.body)) for eqn in fn.eqns)
-    return fn.with_(eqns=eqns)
-
-
-def _is_own(fn: Function, eqn: DeviceEqn) -> bool:
-    """Whether an equation is a pmap with a body that no other has."""
-    return eqn.op == "pmap" and sum(other.body is eqn.body for other in fn.eqns) == 1
-
-
-def _body(eqn: DeviceEqn) -> Function:
-    assert eqn.body is not None
-    return eqn.body
+        out = body.outputs[eqn.outputs.index(value)]
+        made = next((e for e in body.eqns if out in e.outputs), None)
+        if made is None or made.op != "gather" or len(made.values) != 1 or body.outputs.count(out) > 1:
+            return None
+        keys, type = _keys(body), made.values[0].type
+        at_home = str(made.attributes["to_device"]) == body.variable and len(keys) == 1 and None not in keys
+        read = any(out in e.values for e in body.eqns)
+        return made if at_home and not read and isinstance(type, Tuple) and not type.more else None
 
 
 def _keys(body: Function) -> set[object]:
@@ -87,30 +109,14 @@ def _keys(body: Function) -> set[object]:
     return {e.attributes.get("device_keys") for e in body.eqns if e.op in ("scatter", "broadcast")}
 
 
-def _gathered(fn: Function, eqn: DeviceEqn, value: DeviceValue) -> DeviceEqn | None:
-    """The gather at the end of a pmap's body that a result comes from, if nothing else reads it."""
-    if not _is_own(fn, eqn):
-        return None
-    body = _body(eqn)
-    out = body.outputs[eqn.outputs.index(value)]
-    made = next((e for e in body.eqns if out in e.outputs), None)
-    if made is None or made.op != "gather" or len(made.values) != 1 or body.outputs.count(out) > 1:
-        return None
-    keys, type = _keys(body), made.values[0].type
-    at_home = str(made.attributes["to_device"]) == body.variable and len(keys) == 1 and None not in keys
-    read = any(out in e.values for e in body.eqns)
-    return made if at_home and not read and isinstance(type, Tuple) and not type.more else None
-
-
-def _taking_parts(body: Function, index: int, gather: DeviceEqn, start: DeviceEqn) -> Function | None:
+def _taking_parts(body: Function, index: int, parts: DeviceValue, again: Mapping[str, object]) -> Function | None:
     """A body that is given the parts that it scattered an input into; None if it does anything else with the input."""
-    whole, (keys,) = body.inputs[index], _keys(_body(start))
+    whole = body.inputs[index]
     users = [e for e in body.eqns if whole in e.values]
-    again = {"dim": gather.attributes["dim"], "device_keys": keys}
     same = all(e.op == "scatter" and again.items() <= e.attributes.items() for e in users)
     if not users or not same or whole in body.outputs:
         return None
-    given = DeviceValue(whole.name, gather.values[0].type)
+    given = DeviceValue(whole.name, parts.type)
     return _without(body.with_(inputs=tuple(given if v is whole else v for v in body.inputs)), users, given)
 
 
