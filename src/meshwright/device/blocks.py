@@ -28,6 +28,7 @@ from meshwright.numpy.reductions import all as every
 from meshwright.numpy.reductions import any as some
 from meshwright.numpy.reductions import prod
 from meshwright.sharding.mesh import Mesh
+from meshwright.sharding.named import NamedSharding
 from meshwright.sharding.spec import PartitionSpec
 
 Step = tuple[str, int]  # a mesh axis, and the dim that is cut or joined along it
@@ -106,14 +107,23 @@ def no_group(devices: Members, device_map: DeviceMap | None, where: str = "") ->
     )
 
 
-def spec_of(steps: Steps, lead: Lead = ()) -> PartitionSpec:
-    """The spec of what is cut in these steps, the first the outermost, below its leading dims.
+class BlockLayout(NamedTuple):
+    """How an array lies on a mesh: its leading dims are devices that hold different values, the rest is cut in steps.
 
-    >>> spec_of((("d", 0), ("dd", 1), ("ddd", 0)))
-    P(('d', 'ddd'), 'dd')
+    >>> BlockLayout((), (("d", 0), ("dd", 1), ("ddd", 0))).spec, BlockLayout(("d",), (("dd", 0),)).spec
+    (P(('d', 'ddd'), 'dd'), P('d', 'dd'))
     """
-    dims = range(max((dim for _, dim in steps), default=-1) + 1)
-    return PartitionSpec(*lead, *(tuple(axis for axis, d in steps if d == dim) for dim in dims))
+
+    lead: Lead = ()
+    cut: Steps = ()
+
+    @property
+    def spec(self) -> PartitionSpec:
+        dims = range(max((dim for _, dim in self.cut), default=-1) + 1)
+        return PartitionSpec(*self.lead, *(tuple(axis for axis, d in self.cut if d == dim) for dim in dims))
+
+    def on(self, mesh: Mesh) -> NamedSharding:
+        return NamedSharding(mesh, self.spec)
 
 
 class BlockView(NamedTuple):
@@ -127,50 +137,48 @@ class BlockView(NamedTuple):
 class BlockProgram:
     """A flat program on a mesh: a function of whole arrays, and how these are cut.
 
-    ``along`` says along which axis an equation puts or joins values, by its first result. ``leads`` are the leading
-    dims of inputs, ``cuts`` how the programs that made them leave them: elementwise ops and sums are done on such
-    parts. ``returned`` are the leading dims of outputs; without it they are the axes that an output varies along, and
-    outputs that are only parts of inputs are left out.
+    ``along`` says along which axis an equation puts or joins values, by its first result. ``given`` is how the programs
+    that made the inputs leave them: elementwise ops and sums are done on such parts. ``returned`` are the leading dims
+    of outputs; without it they are the axes that an output varies along, and outputs that are only parts of inputs are
+    left out.
     """
 
     def __init__(
         self,
         fn: Function,
         along: Mapping[DeviceValue, Step],
-        leads: Sequence[Lead] | None = None,
-        cuts: Sequence[Steps] = (),
+        given: Sequence[BlockLayout] | None = None,
         returned: Sequence[Lead] | None = None,
     ) -> None:
         self.fn, self.along = fn, along
-        self.leads = tuple(leads or ((),) * len(fn.inputs))
+        given = [BlockLayout() for _ in fn.inputs] if given is None else given
         self.views = {v: BlockView(v) for v in fn.inputs}
-        self.varying = {v: frozenset(a for a in lead if a) for v, lead in zip(fn.inputs, self.leads, strict=True)}
+        self.varying = {v: frozenset(filter(None, x.lead)) for v, x in zip(fn.inputs, given, strict=True)}
         self.wanted: dict[DeviceValue, set[Steps]] = {v: set() for v in fn.inputs}
         self.eqns: list[DeviceEqn] = []
         for eqn in fn.eqns:
             self._add(eqn)
         self.outputs = fn.outputs if returned is not None else tuple(v for v in fn.outputs if not self.is_part(v))
         own: list[Lead] = [tuple(sorted(self.varying[v])) for v in self.outputs]
-        self.out_leads = own if returned is None else [*returned]
-        self.left, self.out_cuts = [], list[Steps]()
-        for v, lead in zip(self.outputs, self.out_leads, strict=True):
+        self.left: list[BlockView] = []
+        self.outs: list[BlockLayout] = []
+        for v, lead in zip(self.outputs, own if returned is None else returned, strict=True):
             view = self.views[v]
             apart = view.joined and not (returned and lead)
             self._want(view.source if apart else v)
             self.left.append(self.views[view.source] if apart else view)
-            self.out_cuts.append(view.steps[::-1] if apart else ())
+            self.outs.append(BlockLayout(lead, view.steps[::-1] if apart else ()))
         entry = [common(sorted(self.wanted[v] or {()})) for v in fn.inputs]
-        if len(set(cuts)) == 1 and self._is_pointwise():
-            entry, self.out_cuts = [*cuts], [cuts[0]] * len(self.outputs)
-        self.entry = dict(zip(fn.inputs, entry, strict=True))
-        self.in_specs = tuple(spec_of(steps, lead) for lead, steps in zip(self.leads, entry, strict=True))
-        self.out_specs = tuple(spec_of(steps, lead) for lead, steps in zip(self.out_leads, self.out_cuts, strict=True))
+        if len({x.cut for x in given}) == 1 and self._is_pointwise():
+            entry = [x.cut for x in given]
+            self.outs = [BlockLayout(x.lead, entry[0]) for x in self.outs]
+        self.ins = {v: BlockLayout(x.lead, cut) for v, x, cut in zip(fn.inputs, given, entry, strict=True)}
 
     @property
     def key(self) -> Any:
         """Equal for programs that do the same, such as those of microbatches."""
         steps = tuple(self.along.get(eqn.outputs[0]) for eqn in self.fn.eqns)
-        return self.fn.with_(outputs=self.outputs), steps, self.leads, self.in_specs, self.out_specs
+        return self.fn.with_(outputs=self.outputs), steps, *self.ins.values(), *self.outs
 
     def is_part(self, value: DeviceValue) -> bool:
         """Whether a value is an input, or a part of one."""
@@ -213,17 +221,18 @@ class BlockProgram:
 
     def on(self, mesh: Mesh) -> Any:
         """The program as a function of whole arrays."""
-        return shard_map(self._block, mesh=mesh, in_specs=self.in_specs, out_specs=list(self.out_specs))
+        specs = tuple(x.spec for x in self.ins.values())
+        return shard_map(self._block, mesh=mesh, in_specs=specs, out_specs=[x.spec for x in self.outs])
 
     def _block(self, *blocks: Any) -> list[Any]:
         """What one device does."""
-        inputs = zip(self.fn.inputs, blocks, self.leads, strict=True)
-        values = {BlockView(v): x.reshape(x.shape[len(lead) :]) for v, x, lead in inputs}
+        given = zip(self.ins.items(), blocks, strict=True)
+        values = {BlockView(v): x.reshape(x.shape[len(layout.lead) :]) for (v, layout), x in given}
 
         def read(view: BlockView) -> Any:
             if view not in values:
                 base = self.views[view.source] if view.joined else BlockView(view.source)
-                done = 0 if view.joined else len(self.entry[view.source])
+                done = 0 if view.joined else len(self.ins[view.source].cut)
                 found = read(base)
                 for axis, dim in view.steps[done:]:
                     found = (_JOIN if view.joined else _CUT)(found, axis, axis=dim)
@@ -235,8 +244,8 @@ class BlockProgram:
             step = self.along.get(eqn.outputs[0])
             found = TRACED.results(eqn, args) if step is None else [_collective(eqn, args[0], *step)]
             values.update(zip(map(BlockView, eqn.outputs), found, strict=True))
-        outs = zip(map(read, self.left), self.out_leads, strict=True)
-        return [y.reshape((1,) * len(lead) + y.shape) for y, lead in outs]
+        outs = zip(map(read, self.left), self.outs, strict=True)
+        return [y.reshape((1,) * len(layout.lead) + y.shape) for y, layout in outs]
 
 
 def _collective(eqn: DeviceEqn, x: Any, axis: str, dim: int) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 from meshwright.device.device_map import DeviceMap
 from meshwright.device.from_program import takes_program
 from meshwright.device.function import DeviceEqn, Function
-from meshwright.device.symmetry import Covers, Folding
+from meshwright.device.symmetry import Folding
 from meshwright.device.types import Device, Tensor
 from meshwright.device.walk import Walk, symbols_of
 from meshwright.errors import ShapeError
@@ -39,19 +39,11 @@ def resolve(fn: Function, device_map: Any = None, *, fold: bool = False, **sizes
     """
     check_sizes(fn, sizes)
     devices = as_device_map(device_map, fn)
-    if not fold or names_devices(fn):
-        return resolved(fn, devices, sizes, None)[0]
-    found = resolved(fn, devices, sizes, Folding(devices))[0]
-    found.__dict__["unfolded"] = (fn, devices, sizes)  # which devices do the same depends on the machine, too
+    folding = Folding(devices) if fold and not names_devices(fn) else None
+    found = Walk(fn, devices, sizes, folding).run().flat
+    if folding is not None:
+        found.__dict__["unfolded"] = (fn, devices, sizes)  # which devices do the same depends on the machine, too
     return found
-
-
-def resolved(
-    fn: Function, device_map: DeviceMap | None, sizes: Mapping[str, int], fold: Folding | None
-) -> tuple[Function, Covers]:
-    """The flat program, and whom its values stand for where it is folded."""
-    walk = Walk(fn, device_map, sizes, fold).run()
-    return walk.flat, walk.covers
 
 
 def check_sizes(fn: Function, sizes: Mapping[str, int]) -> None:

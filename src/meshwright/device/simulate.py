@@ -10,11 +10,12 @@ from meshwright.device.from_program import takes_program
 from meshwright.device.function import Function
 from meshwright.device.on_topology import OnTopology
 from meshwright.device.queues import run
-from meshwright.device.resolve import as_device_map, check_sizes, names_devices, resolved
+from meshwright.device.resolve import as_device_map, check_sizes, names_devices
 from meshwright.device.simulation import Assumptions, DeviceSimulation
 from meshwright.device.steady import steady_state
 from meshwright.device.symmetry import Covers, Distances, Folding, Roles, by_distance, check_distances
 from meshwright.device.types import Tensor
+from meshwright.device.walk import Walk
 from meshwright.errors import MeshwrightError
 from meshwright.hardware.topology import Topology
 
@@ -71,7 +72,7 @@ def simulate(
     uneven = found is not None and any(len(parts) > 1 for parts in found.roles.sets.values())
     if found is not None and not (uneven and assumptions.overlap and _are_few(devices)):
         return found
-    flat = resolved(fn, devices, sizes, None)[0]
+    flat = Walk(fn, devices, sizes).run().flat
     each = run(steady_state(flat) if steady else flat, assumptions, events=events)
     return found if found is not None and found.agrees(each) else each
 
@@ -89,9 +90,10 @@ def _folded(
     if not isinstance(assumptions, Distances) or names_devices(fn) or apart:
         return None
     try:
-        flat, covers = resolved(fn, devices, sizes, Folding(devices, assumptions))
+        walk = Walk(fn, devices, sizes, Folding(devices, assumptions)).run()
     except MeshwrightError:  # a program that takes the elements of a tuple one by one, or one that is wrong
         return None
+    flat, covers = walk.flat, walk.covers
     roles = covers.roles(flat)
     if roles is not None and steady:
         program = steady_state(flat)

@@ -17,7 +17,7 @@ import numpy as np
 from meshwright.arrays.device_put import device_put
 from meshwright.compile.jit import jit
 from meshwright.device import ops
-from meshwright.device.blocks import BlockProgram, Lead, MeshWalk, Steps, spec_of
+from meshwright.device.blocks import BlockLayout, BlockProgram, Lead, MeshWalk
 from meshwright.device.device_map import DeviceMap, Members
 from meshwright.device.function import DeviceEqn, DeviceValue, Function
 from meshwright.device.walk import Group, Item, Scope, flat_values, home_of
@@ -99,8 +99,7 @@ class StageArray(NamedTuple):
     """
 
     name: str
-    lead: Lead = ()
-    cut: Steps = ()
+    layout: BlockLayout = BlockLayout()
     place: StageIndex | None = None
     maker: tuple[BlockProgram, tuple[str, ...]] | None = None
 
@@ -200,15 +199,14 @@ class StagePlan(MeshWalk):
             sources[v] = self.arrays[v]
             moves |= {eqn.outputs[0]: eqn for eqn in reversed(chain)}
         fn = Function("task", tuple(sources), (*moves.values(), *eqns), outs)
-        leads, cuts = [x.lead for x in sources.values()], [x.cut for x in sources.values()]
-        return BlockProgram(fn, self.along, leads, cuts, returned)
+        return BlockProgram(fn, self.along, [x.layout for x in sources.values()], returned)
 
     def _make(
         self, block: BlockProgram, named: Mapping[DeviceValue, str], place: StageIndex | None, names: tuple[str, ...]
     ) -> None:
         maker = None if place is not None else (block, names)
-        for v, lead, cut in zip(block.outputs, block.out_leads, block.out_cuts, strict=True):
-            self.arrays[v] = StageArray(named[v], lead, cut, place, maker)
+        for v, layout in zip(block.outputs, block.outs, strict=True):
+            self.arrays[v] = StageArray(named[v], layout, place, maker)
         if block.outputs and place is not None:
             self._emit(block, names, place)
 
@@ -222,22 +220,22 @@ class StagePlan(MeshWalk):
                 why=f"they lie along {min(across)}, and each has a mesh of its own",
                 fix="a level of the device map for the stages alone, such as dist.DeviceMap.grid(2, 4) of two stages",
             )
-        reads = tuple(self._fetch(v, place, block.entry[v]) for v in block.fn.inputs)
+        reads = tuple(self._fetch(v, place, layout) for v, layout in block.ins.items())
         mesh, key = self._mesh(place), (block.key, place)
         if key not in self.programs:
             self.programs[key] = jit(block.on(mesh))
         outputs = tuple((v, place) for v in block.outputs)
         self.there.update(outputs)
-        ins, outs = (tuple(NamedSharding(mesh, spec) for spec in specs) for specs in (block.in_specs, block.out_specs))
+        ins, outs = (tuple(x.on(mesh) for x in layouts) for layouts in (block.ins.values(), block.outs))
         self.actions.append(StageRun(names, place, self.programs[key], ins, outs, reads, outputs))
 
-    def _fetch(self, value: DeviceValue, place: StageIndex, cut: Steps) -> Slot:
+    def _fetch(self, value: DeviceValue, place: StageIndex, layout: BlockLayout) -> Slot:
         """Where a value is found on a stage: it is put, made or sent there once."""
         array, slot = self.arrays[value], (value, place)
         if slot not in self.there and array.maker is not None:
             self._emit(*array.maker, place)
         elif slot not in self.there:
-            sharding = NamedSharding(self._mesh(place), spec_of(cut, array.lead))
+            sharding = layout.on(self._mesh(place))
             kind = Put if array.place is None else StageSend
             self.actions.append(kind(array.name, array.place or place, place, sharding, (value, array.place), slot))
             self.there.add(slot)
@@ -256,13 +254,13 @@ class StagePlan(MeshWalk):
         v, lead = self.output(item)
         block = self._block([v], (), (v,), [lead])
         source, steps, _ = block.views[v]
-        if not steps and self.arrays[source].lead == lead:
+        if not steps and self.arrays[source].layout.lead == lead:
             v = source
         else:
             self._make(block, {v: name}, self.arrays[source].place, (name,))
-        place = self.arrays[v].place or next(iter(self.meshes), StageIndex())
-        slot = self._fetch(v, place, self.arrays[v].cut)
-        return slot, lead, NamedSharding(self._mesh(place), spec_of(self.arrays[v].cut, lead))
+        array = self.arrays[v]
+        place = array.place or next(iter(self.meshes), StageIndex())
+        return self._fetch(v, place, array.layout), lead, array.layout.on(self._mesh(place))
 
 
 def has_stages(fn: Function) -> bool:

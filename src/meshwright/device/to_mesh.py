@@ -26,7 +26,6 @@ from meshwright.device.types import Tuple
 from meshwright.device.walk import symbols_of
 from meshwright.errors import DeviceError, ShapeError
 from meshwright.sharding.mesh import Mesh
-from meshwright.sharding.named import NamedSharding
 
 
 class OnMesh:
@@ -96,8 +95,8 @@ class MeshProgram(OnMesh):
     def __init__(self, source: Function, device_map: DeviceMap, sizes: Mapping[str, int]) -> None:
         super().__init__(source, device_map, sizes)
         block: BlockProgram = self._planned(sizes)
-        self.in_shardings = tuple(NamedSharding(self.mesh, spec) for spec in block.in_specs)
-        self.out_shardings = tuple(NamedSharding(self.mesh, spec) for spec in block.out_specs)
+        self.in_shardings = tuple(x.on(self.mesh) for x in block.ins.values())
+        self.out_shardings = tuple(x.on(self.mesh) for x in block.outs)
         self._jitted = jit(self.function)
 
     def __repr__(self) -> str:
@@ -108,8 +107,8 @@ class MeshProgram(OnMesh):
     def function(self, *inputs: Any) -> Any:
         """The program as a function to trace: ``mw.jit``, ``mw.grad`` and ``mw.make_program`` take it."""
         values, block = self._fitted(inputs)
-        found = zip(block.on(self.mesh)(*values), block.out_leads, strict=True)
-        return _unpacked([_tuples(y, len(lead)) for y, lead in found])
+        found = zip(block.on(self.mesh)(*values), block.outs, strict=True)
+        return _unpacked([_tuples(y, len(layout.lead)) for y, layout in found])
 
     def __call__(self, *inputs: Any, **by_name: Any) -> Any:
         return self._jitted(*self._ordered(inputs, by_name))
