@@ -32,6 +32,9 @@ COMMANDS = {
     "visualize": "which devices hold which part of a tensor",
 }
 
+# What options are called elsewhere.
+_OPTIONS = {"--topology": "--hardware", "--machine": "--hardware", "--devices": "--chips", "--gpus": "--chips"}
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code.
@@ -102,7 +105,8 @@ def _run(argv: Sequence[str]) -> int:
             reading = command
     args, unknown = parser.parse_known_args(argv)
     if unknown:
-        reading.error(f"unrecognized arguments: {' '.join(unknown)}")
+        meant = next((f"; {one} is called {_OPTIONS[one]} here" for one in unknown if one in _OPTIONS), "")
+        reading.error(f"unrecognized arguments: {' '.join(unknown)}{meant}")
     if args.version:
         print(f"meshwright {version('meshwright')}")
         return 0

@@ -11,7 +11,7 @@ from meshwright import dist
 from meshwright.cli import main
 from meshwright.search import strategies as search
 
-ON = ("search", "--model", "mlp:8x1024", "--batch", "64", "--devices", "4")
+ON = ("search", "--model", "mlp:8x1024", "--batch", "64", "--chips", "4")
 
 
 def test_it_prints_the_fastest_first(capsys):
@@ -27,7 +27,7 @@ def test_it_prints_the_fastest_first(capsys):
 
 
 def test_json_has_the_best_and_the_front(capsys):
-    assert main(["search", "--model", "gpt2", "--batch", "32", "--topology", "tpu v5e 2x2", "--json"]) == 0
+    assert main(["search", "--model", "gpt2", "--batch", "32", "--hardware", "tpu v5e 2x2", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     wanted = dist.grid_search(dist.GPT(12, 768, 12), mw.hardware.Topology("tpu v5e", "2x2"), 32)
     assert (found["model"], found["hardware"], found["devices"]) == ("gpt2", "tpu v5e 2x2", 4)
@@ -36,7 +36,7 @@ def test_json_has_the_best_and_the_front(capsys):
 
 
 def test_a_model_that_fits_nowhere_is_a_no(capsys):
-    assert main(["search", "--model", "mlp:2x262144", "--batch", "2", "--devices", "1", "--top", "1"]) == 1
+    assert main(["search", "--model", "mlp:2x262144", "--batch", "2", "--chips", "1", "--top", "1"]) == 1
     assert "does not fit" in capsys.readouterr().out
 
 
@@ -54,28 +54,28 @@ def test_estimates_are_kept_in_a_file(tmp_path, capsys):
     ("arguments", "message"),
     [
         (
-            ["--model", "mlp:16", "--devices", "4"],
+            ["--model", "mlp:16", "--chips", "4"],
             "'mlp:16' is not a model.\n"
             "  why:  a model is mlp:LAYERSxWIDTH, gpt:LAYERSxWIDTHxHEADS with sizes from 1, or one of gpt2,"
             " gpt2-medium, gpt2-large, gpt2-xl\n"
             "  fix:  --model mlp:16x8192\n",
         ),
         (
-            ["--model", "gpt2", "--devices", "0"],
+            ["--model", "gpt2", "--chips", "0"],
             "--chips is 0.\n  why:  it is a number from 1\n  fix:  --chips 8\n",
         ),
         (
             ["--model", "gpt2"],
             "How many chips h100 is to have is not said.\n"
-            "  why:  neither --chips nor a shape in --chip is given\n"
-            "  fix:  --chips 64, or --chip 'h100 64'\n",
+            "  why:  neither --chips nor a shape in --hardware is given\n"
+            "  fix:  --chips 64, or --hardware 'h100 64'\n",
         ),
         (
-            ["--model", "gpt2", "--topology", "tpu v5e 2x2", "--devices", "8"],
+            ["--model", "gpt2", "--hardware", "tpu v5e 2x2", "--chips", "8"],
             "tpu v5e 2x2 has 4 chips, not 8.\n  why:  each device is a chip\n  fix:  --chips 4\n",
         ),
         (
-            ["--model", "gpt2", "--devices", "7", "--batch", "3"],
+            ["--model", "gpt2", "--chips", "7", "--batch", "3"],
             "No strategy puts gpt2 on 7 devices.\n"
             "  why:  degrees must divide the batch of 3, the layers, and the width or heads of the model\n"
             "  fix:  another --chips or --batch, such as powers of two\n",
@@ -219,7 +219,7 @@ def test_a_file_with_a_loss_alone_is_searched_by_its_gradient(tmp_path, capsys):
             ["--model", "gpt2"],
             "One model is searched for.\n"
             "  why:  FILE.py and --model are both given\n"
-            "  fix:  meshwright search examples/gpt.py --chips 64 --chip h100\n",
+            "  fix:  meshwright search examples/gpt.py --chips 64 --hardware h100\n",
         ),
         (
             "from meshwright import dist\nmodel = dist.GPT(2, 8, 2)",
@@ -242,7 +242,7 @@ def test_a_bad_file_is_one_message(text, arguments, message, tmp_path, capsys):
 def test_an_unknown_chip_is_one_message_with_those_that_are_like_it(capsys):
     assert main(["search", "--model", "gpt2", "--chips", "4", "--chip", "h10"]) == 2
     what, why, fix = capsys.readouterr().err.splitlines()
-    assert (what, fix) == ("No chip is called 'h10'.", "  fix:  --chip 'h100'")
+    assert (what, fix) == ("No chip is called 'h10'.", "  fix:  --hardware 'h100'")
     assert why.startswith("  why:  there are tpu v2, ")
 
 

@@ -138,7 +138,9 @@ def test_strategies_are_compared() -> None:
     assert best is not None and best[0].fsdp
     assert not found.rows[-1][1].fits
     lines = str(found).splitlines()
-    assert lines[0].split() == ["data", "tensor", "stages", "fsdp", "time", "memory", "bound"]
+    assert lines[0].split() == [
+        *["data", "tensor", "pipeline", "microbatches", "zero", "recompute", "time", "memory", "bound"]
+    ]
     assert len(lines) == 4 and lines[-1].endswith("does not fit")
     assert transformer.compare(LLAMA_7B, "tpu v5e", [Strategy()], batch=1, sequence=512).best is None
 

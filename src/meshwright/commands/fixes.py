@@ -38,7 +38,13 @@ def typed(fix: str, hardware: str = "--hardware") -> str:
     fix = re.sub(
         r"(?:mw\.)?(?:hardware\.)?get\('[^']*', (\w+)=…\)", rf"another {hardware}, or one whose file has \1", fix
     )
-    fix = re.sub(rf"Topology\('([^']*)', {_SHAPE}(?:, [^)]*)?\)", lambda m: f"{hardware} '{m[1]} {_shape(m[2])}'", fix)
+    fix = re.sub(
+        rf"(?:mw\.)?(?:hardware\.)?Topology\(['\"]([^'\"]*)['\"], {_SHAPE}(?:, [^)]*)?\)",
+        lambda m: f"{hardware} '{m[1]} {_shape(m[2])}'",
+        fix,
+    )
+    fix = re.sub(r"(?:hardware|machine)=('[^']*')", rf"{hardware} \1", fix)
+    fix = re.sub(r"^('[^']* [0-9x]+')$", rf"{hardware} \1", fix)
     fix = fix.removesuffix(" joins pods by the data-center network")
     fix = re.sub(r"slices=\d+, or a larger shape", f"a {hardware} of a larger shape", fix)
     fix = re.sub(rf"mw\.simulate\(program, topology, mesh_axes={_SIZES}\)", lambda m: f"--mesh {_sizes(m[1])}", fix)

@@ -31,9 +31,9 @@ def describe(parser: argparse.ArgumentParser) -> None:
                         "make_batch and train_step, or a function that returns (step, params, batch)")  # fmt: skip
     parser.add_argument("--config", metavar="FIELDS", help="fields of the file's configuration: layers=24,dim=1024")
     parser.add_argument("--batch", type=int, default=512, help="samples or sequences of a step (default: 512)")
-    parser.add_argument("--chips", "--devices", dest="chips", type=int, metavar="N",
+    parser.add_argument("--chips", type=int, metavar="N",
                         help="how many (default: all of a machine with a shape)")  # fmt: skip
-    parser.add_argument("--chip", "--topology", dest="chip", default="h100", metavar="MACHINE",
+    parser.add_argument("--hardware", "--chip", dest="hardware", default="h100", metavar="MACHINE",
                         help="a chip ('h100'), or chips in a shape ('tpu v5p 4x4x4') (default: h100)")  # fmt: skip
     parser.add_argument("--memory", type=float, metavar="GB", help="of a device (default: what the chip has)")
     parser.add_argument("--mode", default="exact", choices=MODES, help="how times are reckoned (default: exact)")
@@ -48,10 +48,10 @@ def run(args: argparse.Namespace) -> int:
         check_number(args, name)
     if args.memory is not None and not args.memory > 0:
         raise TextError(f"--memory is {args.memory:g}.", why="it is a number of GB above 0", fix="--memory 80")
-    machine = read_chips(args.chip, args.chips)
+    machine = read_chips(args.hardware, args.chips)
     step, params, batch = step_of_file(args.program, args.config, args.batch)
     memory = None if args.memory is None else args.memory * 1e9
-    with as_typed("--chip"):
+    with as_typed():
         found = find_layout(
             step, params, batch, topology=machine, batch_args=1, memory=memory, mode=args.mode, progress=_say
         )

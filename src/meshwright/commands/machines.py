@@ -18,7 +18,14 @@ from meshwright.sharding.text_sdy import LARGEST, pointing, read_integer
 def describe_machine(parser: argparse.ArgumentParser) -> None:
     """The options that name a machine and how its times are reckoned."""
     kinds = "a chip ('tpu v5e', 'h100', a calibrated chip's file) or chips in a shape ('tpu v5p 4x4x4')"
-    parser.add_argument("--hardware", default="tpu v5e", metavar="MACHINE", help=f"{kinds} (default: tpu v5e)")
+    parser.add_argument(
+        "--hardware",
+        "--chip",
+        dest="hardware",
+        default="tpu v5e",
+        metavar="MACHINE",
+        help=f"{kinds} (default: tpu v5e)",
+    )
     parser.add_argument("--mode", default="exact", choices=MODES, help="how times are reckoned (default: exact)")
 
 

@@ -23,7 +23,7 @@ from meshwright.hardware.transformer import TransformerShape
 from meshwright.sharding.text_command import read_mesh
 from meshwright.simulate.pipelines import SCHEDULES
 from meshwright.simulate.simulation import Simulation
-from meshwright.simulate.transformer import train
+from meshwright.simulate.transformer import decode, train
 from meshwright.simulate.transformer.strategy import ELSEWHERE, RECOMPUTE, Strategy
 
 
@@ -38,10 +38,22 @@ def describe_program(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--args", metavar="TYPES", help="types of the function's arguments: 'bf16[64,128] f32[128]'")
     sizes = f"{_SIZES}; also kv_heads=8,gated=0,tied=1"
-    parser.add_argument("--transformer", metavar="SIZES", help=f"a train step instead of PROGRAM: {sizes}")
+    parser.add_argument("--transformer", metavar="SIZES", help=f"a step of a transformer instead of PROGRAM: {sizes}")
     parser.add_argument("--strategy", metavar="SIZES",
                         help="of the transformer: data=8,tensor=4,pipeline=2,fsdp=1,sequence_parallel=1,microbatches=8,"
                         "zero=2,recompute=full,schedule=interleaved,chunks=2 (default: data=1)")  # fmt: skip
+    parser.add_argument(
+        "--decode",
+        action="store_true",
+        help="of the transformer: a step of decoding, with --strategy tensor=8, instead of training",
+    )
+    parser.add_argument("--context", type=int, metavar="N", help="tokens in each cache of --decode (default: 2048)")
+    parser.add_argument(
+        "--dtype",
+        metavar="DTYPE",
+        help="of the transformer's parameters: bf16, f16, f32, fp8; of --decode int8 and int4, too",
+    )
+    parser.add_argument("--cache-dtype", metavar="DTYPE", help="of the caches of --decode (default: --dtype)")
     parser.add_argument("--batch", type=int, metavar="N", help="sequences in the transformer's batch (default: 8)")
     parser.add_argument("--sequence", type=int, metavar="N", help="tokens in each of them (default: 2048)")
     parser.add_argument("--mesh", help="x=2,y=4, for a program of one device that does not say")
@@ -69,7 +81,10 @@ def simulated(args: argparse.Namespace, hardware: Any, play: Callable[..., Simul
     of, others = ("--transformer", _FUNCTIONS) if args.program is None else ("PROGRAM", _TRANSFORMERS)
     for name in others:
         if getattr(args, name) is not None:
-            raise TextError(f"--{name} does not go with {of}.", why=others[name], fix=f"leave out --{name}")
+            option = f"--{name.replace('_', '-')}"
+            raise TextError(f"{option} does not go with {of}.", why=others[name], fix=f"leave out {option}")
+    if args.decode and args.transformer is None:
+        raise TextError("--decode does not go with PROGRAM.", why="it is of a --transformer", fix="leave out --decode")
     if args.transformer is not None:
         return _transformer(args, hardware, {"overlap": options.get("overlap", "none"), "mode": args.mode})
     mesh = dict(read_mesh(args.mesh).shape) if args.mesh is not None else None
@@ -97,23 +112,48 @@ def not_a_program(command: str, text: str, found: object) -> MeshwrightError:
 
 
 _FUNCTIONS = {"args": "they are of a function", "mesh": "--strategy says how it is laid out"}
-_TRANSFORMERS = dict.fromkeys(("strategy", "batch", "sequence"), "it is of a --transformer")
+_TRANSFORMERS = dict.fromkeys(
+    ("strategy", "batch", "sequence", "context", "dtype", "cache_dtype"), "it is of a --transformer"
+)
 _SIZES = "layers=32,width=4096,hidden=11008,heads=32,head_dim=128,vocab=32000"
 
 
 def _transformer(args: argparse.Namespace, hardware: Any, options: dict[str, Any]) -> Simulation:
-    """The train step of the transformer asked for."""
+    """The step of the transformer asked for: of training, or of decoding."""
     shape = _fields(TransformerShape, args.transformer, "--transformer", _SIZES)
-    strategy = _fields(Strategy, args.strategy if args.strategy is not None else "data=1", "--strategy", "data=8")
+    try:
+        strategy = _fields(Strategy, args.strategy if args.strategy is not None else "data=1", "--strategy", "data=8")
+    except HardwareError as error:
+        error.fix = _typed_fix(error.fix, args.strategy)
+        raise
     strategy = replace(strategy, flash=strategy.flash and not args.no_flash)
-    numbers = {"batch": 8, "sequence": 2048}
+    absent = {"sequence": "--context"} if args.decode else {"context": "--sequence", "cache_dtype": "--dtype"}
+    for name, other in absent.items():
+        if getattr(args, name) is not None:
+            step = "a step of decoding" if args.decode else "a train step"
+            option = f"--{name.replace('_', '-')}"
+            raise TextError(f"{option} does not go with {step}.", why=f"it has {other}", fix=f"leave out {option}")
+    numbers: dict[str, Any] = {"batch": 8, "context" if args.decode else "sequence": 2048}
     for name, default in numbers.items():
         check_number(args, name, default)
         value = getattr(args, name)
         numbers[name] = default if value is None else value
+    dtypes: dict[str, Any] = {
+        "dtype": args.dtype or "bf16",
+        **({"cache_dtype": args.cache_dtype} if args.decode else {}),
+    }
     try:
         with as_typed():
-            return train(shape, hardware, strategy, numbers["batch"], numbers["sequence"], **options)
+            if not args.decode:
+                return train(shape, hardware, strategy, **numbers, **dtypes, **options)
+            if strategy != Strategy(tensor=strategy.tensor, flash=strategy.flash):
+                raise TextError(
+                    f"{strategy} is for a train step.",
+                    why="a step of decoding is laid out by tensor alone",
+                    fix=f"--strategy tensor={strategy.devices}",
+                )
+            options["flash"] = strategy.flash
+            return decode(shape, hardware, **numbers, tensor=strategy.tensor, **dtypes, **options)
     except HardwareError as error:
         error.fix = _typed_fix(error.fix, args.strategy or "")
         raise

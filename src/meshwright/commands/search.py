@@ -29,7 +29,7 @@ def describe(parser: argparse.ArgumentParser) -> None:
         "Cost every way to spread a training step over a machine (data, tensor and pipeline parallelism,"
         " microbatches, schedules, ZeRO, recomputation), and show the fastest that fit into memory."
     )
-    parser.epilog = assumptions(modes=False)
+    parser.epilog = "Exit code 1: nothing fits into the memory of a chip. " + assumptions(modes=False)
     parser.add_argument("program", nargs="?", metavar="FILE.py[:NAME]",
                         help="a Python file with a model: NAME, else `model`, else Config(). A model is a dist.GPT or "
                         "dist.MLP, a configuration of init, make_batch and train_step, or a function that returns "
@@ -37,9 +37,9 @@ def describe(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", help=f"instead: mlp:LAYERSxWIDTH, gpt:LAYERSxWIDTHxHEADS, or one of {NAMED}")
     parser.add_argument("--config", metavar="FIELDS", help="fields of the file's configuration: layers=24,dim=1024")
     parser.add_argument("--batch", type=int, default=512, help="samples or sequences of a step (default: 512)")
-    parser.add_argument("--chips", "--devices", dest="chips", type=int, metavar="N",
+    parser.add_argument("--chips", type=int, metavar="N",
                         help="how many (default: all of a machine with a shape)")  # fmt: skip
-    parser.add_argument("--chip", "--topology", dest="chip", default="h100", metavar="MACHINE",
+    parser.add_argument("--hardware", "--chip", dest="hardware", default="h100", metavar="MACHINE",
                         help="a chip ('h100'), or chips in a shape ('tpu v5p 4x4x4') (default: h100)")  # fmt: skip
     parser.add_argument("--top", type=int, default=10, metavar="N", help="how many to show (default: 10)")
     parser.add_argument("--file", metavar="FILE.csv",
@@ -59,10 +59,10 @@ def run(args: argparse.Namespace) -> int:
             why=f"each is a process, and up to {MOST_WORKERS} are started",
             fix="--workers 8",
         )
-    machine, model = read_chips(args.chip, args.chips), _model(args)
+    machine, model = read_chips(args.hardware, args.chips), _model(args)
     bar = _Bar()
     try:
-        with as_typed("--chip"), _warnings_said():
+        with as_typed(), _warnings_said():
             found = grid_search(
                 model,
                 machine,
@@ -93,6 +93,8 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(facts(found, machine, args), indent=2))
     else:
         print(table(found, args.top))
+        if args.chips is not None and args.chips < machine.size:
+            print(f"{machine.size - args.chips:,} of {machine.size:,} chips do nothing: --chips is {args.chips:,}")
     return 0 if found.best is not None else 1
 
 
@@ -109,7 +111,7 @@ def _model(args: argparse.Namespace) -> Model:
         raise TextError(
             "One model is searched for.",
             why="FILE.py and --model are both given" if args.program else "neither FILE.py nor --model is given",
-            fix="meshwright search examples/gpt.py --chips 64 --chip h100",
+            fix="meshwright search examples/gpt.py --chips 64 --hardware h100",
         )
     if args.model is not None:
         if args.config is not None:
@@ -137,8 +139,8 @@ class _Bar:
 
 
 def read_chips(text: str, devices: int | None) -> Topology:
-    """The machine that ``--chip`` and ``--chips`` name."""
-    found = read_machine(text, "--chip")
+    """The machine that ``--hardware`` and ``--chips`` name."""
+    found = read_machine(text)
     if isinstance(found, Topology):
         if devices is not None and devices > found.size:
             raise HardwareError(
@@ -150,10 +152,10 @@ def read_chips(text: str, devices: int | None) -> Topology:
     if devices is None:
         raise TextError(
             f"How many chips {found.name} is to have is not said.",
-            why="neither --chips nor a shape in --chip is given",
-            fix=f"--chips 64, or --chip '{found.name} 64'",
+            why="neither --chips nor a shape in --hardware is given",
+            fix=f"--chips 64, or --hardware '{found.name} 64'",
         )
-    with as_typed("--chip"):
+    with as_typed():
         return Topology(found, devices)
 
 
@@ -188,6 +190,7 @@ def facts(found: SearchResult, machine: Topology, args: argparse.Namespace) -> d
         "batch": args.batch,
         "hardware": machine.text,
         "devices": args.chips or machine.size,
+        "idle_chips": machine.size - (args.chips or machine.size),
         "strategies": len(found),
         "best": facts_of(found.best) if found.best is not None else None,
         "fastest": [facts_of(e) for e in found.estimates[: args.top]],

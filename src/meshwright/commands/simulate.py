@@ -14,11 +14,13 @@ from meshwright.simulate.schedule import OVERLAPS
 from meshwright.simulate.simulation import Share, Simulation
 from meshwright.simulate.spmd import simulate
 
+UNFIT = "Exit code 1: the program does not fit into the memory of a chip."
+
 
 def describe(parser: argparse.ArgumentParser) -> None:
     """The arguments of the command."""
     parser.description = "Play a program on a machine: its time, what bounds it, a Gantt chart, where the time goes."
-    parser.epilog = assumptions()
+    parser.epilog = f"{UNFIT} {assumptions()}"
     describe_program(parser)
     parser.add_argument("--overlap", default="loops", choices=OVERLAPS, help="what may run at once (default: loops)")
     parser.add_argument("--perfetto", metavar="FILE", help="write the timeline for https://ui.perfetto.dev")
@@ -45,6 +47,7 @@ def facts(result: Simulation) -> dict[str, Any]:
     return {
         "hardware": result.topology.text,
         "devices": result.topology.size,
+        "idle_chips": result.idle_chips,
         "mesh": dict(result.mesh),
         "mode": result.machine.mode,
         "seconds": result.seconds,

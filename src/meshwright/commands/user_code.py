@@ -28,20 +28,25 @@ _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_O
 
 
 @contextmanager
-def running(path: str, what: str) -> Iterator[None]:
+def running(path: str, what: str, fix: str = "") -> Iterator[None]:
     """Around the code of a user's file: its folder is on the path, and what it prints goes to standard error.
 
-    What it raises becomes an error that says that ``what`` raised it.
+    What it raises becomes an error that says that ``what`` raised it; ``fix`` is for an argument of the wrong kind.
     """
     sys.path.insert(0, os.path.dirname(os.path.abspath(path)))
     before = list(sys.path)
     try:
         with redirect_stdout(sys.stderr):
             yield
-    except MeshwrightError:
+    except MeshwrightError as error:
+        if fix and error.what.startswith("A value str "):  # a dict is meant where an array is
+            error.fix = fix
         raise
     except (Exception, SystemExit) as error:
-        raise MeshwrightError(f"{what} raised {_brief(error)}", where=_where(error)) from error
+        wrong = isinstance(error, TypeError | KeyError | IndexError | AttributeError)
+        raise MeshwrightError(
+            f"{what} raised {_brief(error)}", where=_where(error), fix=fix if wrong else ""
+        ) from error
     finally:
         if sys.path == before:
             sys.path.pop(0)
@@ -98,7 +103,8 @@ def called(text: str, types: Sequence[TensorType] | None = None, fix: str = "") 
             raise typed_already(text, kind_of(value))
         return value
     _check_call(name, value, types or (), fix)
-    with running(path, text):
+    arguments = f"for arguments that are no arrays: def example(): return {name}, (params, batch), and {path}:example"
+    with running(path, text, arguments if types else ""):
         if types is None:
             return value()
         args = [ShapeDtypeStruct(one.shape, one.dtype) for one in types]

@@ -8,9 +8,11 @@ from math import lcm, prod
 
 from meshwright.core.source import here
 from meshwright.errors import HardwareError
-from meshwright.hardware.chips import Chip, get
+from meshwright.hardware.chips import Chip, get, names
 from meshwright.hardware.placement import place
 from meshwright.hardware.topology import Topology, joining, mesh_sizes
+
+_COUNTED_IN_CHIPS = ("v5e", "v6e")
 
 
 def machine_for(hardware: object, mesh: Mapping[str, int], what: str) -> Topology:
@@ -53,7 +55,23 @@ def named_machine(text: str) -> Chip | Topology:
     (Chip('tpu v5e'), Topology('tpu v5e', 4x8), Topology('h100', 16))
     """
     match = re.fullmatch(r"(.*\S)\s+([0-9]+(?:x[0-9]+)*)", text.strip(), re.ASCII)
+    if match is None:
+        _check_cloud_name(text.strip())
     return Topology(get(match[1]), match[2]) if match else get(text)
+
+
+def _check_cloud_name(text: str) -> None:
+    """Refuse the name that a cloud has for a slice: of some chips it counts chips, of others their cores, two each."""
+    match = re.fullmatch(r"(?:tpu\s*)?(v[0-9]+[a-z]*)-([0-9]+)", text.lower(), re.ASCII)
+    if match is None or f"tpu {match[1]}" not in names():
+        return
+    chips = int(match[2]) if match[1] in _COUNTED_IN_CHIPS else max(1, int(match[2]) // 2)
+    raise HardwareError(
+        f"{text!r} is not how a machine is named here.",
+        where=here(),
+        why=f"a chip and a number or a shape are: {match[1]}-{match[2]} has {chips} chips",
+        fix=f"'tpu {match[1]} {chips}'",
+    )
 
 
 def check_machine(hardware: object, what: str, argument: str) -> None:

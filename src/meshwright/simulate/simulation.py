@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from math import inf
+from math import inf, prod
 from typing import Any, NamedTuple
 
 from meshwright.chart.amounts import size_text, time_text
 from meshwright.chart.gantt import Chart, Charted, GanttBar, Lane
 from meshwright.hardware.topology import Topology
-from meshwright.simulate.machine import COMPUTE, FROM_HOST, TO_HOST, Machine
+from meshwright.simulate.machine import COMPUTE, FROM_HOST, TO_HOST, Machine, whole_axes
 from meshwright.simulate.memory import MemoryUse
 from meshwright.simulate.schedule import Event
 from meshwright.simulate.tasks import Task, TaskBlock
@@ -230,8 +230,18 @@ class Simulation(Charted):
             + (f", HFU {self.hfu:.1%} with what is computed again" if self.hfu != self.mfu else ""),
             f"  memory {size_text(self.peak_bytes_per_device)} {room}{spill}".rstrip() + there,
         ]
-        lines += [f"  note: {note}" for note in self.notes]
+        lines += [*self._idle(), *(f"  note: {note}" for note in self.notes)]
         return "\n".join(lines)
+
+    @property
+    def idle_chips(self) -> int:
+        """Chips of the machine that the program does not run on."""
+        return self.topology.size - prod(whole_axes(self.mesh).values())
+
+    def _idle(self) -> list[str]:
+        """A line about chips that do nothing, if there are any."""
+        size, idle = self.topology.size, self.idle_chips
+        return [f"  {idle:,} of {size:,} chips do nothing: the program is for {size - idle:,}"] if idle else []
 
     def cost(self) -> str:
         """The work of a device as a table, whatever overlaps: FLOPs, memory traffic, communication, memory."""
@@ -250,7 +260,10 @@ class Simulation(Charted):
                 moved[name] = moved.get(name, 0.0) + times * task.cost.moved
         seconds = self.axis_seconds()
         lines += [f"  along {axis}: {size_text(moved[axis])} received, {time_text(seconds[axis])}" for axis in moved]
-        lines += [f"  {self.bound}", *(f"  note: {note}" for note in self.notes)]
+        lines += [f"  {self.bound}", *self._idle(), *(f"  note: {note}" for note in self.notes)]
+        if not self.fits:
+            room = size_text(self.topology.chip.hbm_bytes)
+            lines.append(f"  memory {size_text(self.peak_bytes_per_device)} of {room}  DOES NOT FIT")
         return "\n".join([*lines, "", self.breakdown(), "", str(self.memory)])
 
     def breakdown(self, rows: int = 12) -> str:

@@ -188,6 +188,9 @@ def train_memory(
     return step_memory(shape, strategy, batch, sequence, given)
 
 
+_COLUMNS = ("data", "tensor", "pipeline", "microbatches", "zero", "recompute")
+
+
 @dataclass(frozen=True)
 class Ranking:
     """Strategies for one model on one kind of machine, from the fastest that fits on."""
@@ -200,14 +203,16 @@ class Ranking:
         return next(((s, r) for s, r in self.rows if r.fits), None)
 
     def __str__(self) -> str:
-        lines = [f"{'data':>6}  {'tensor':>6}  {'stages':>6}  {'fsdp':>4}  {'time':>9}  {'memory':>9}  bound"]
+        rows: list[tuple[str, ...]] = [(*_COLUMNS, "time", "memory", "bound")]
         for strategy, result in self.rows:
-            fsdp = "yes" if strategy.fsdp else "no"
-            lines.append(
-                f"{strategy.data:>6}  {strategy.tensor:>6}  {strategy.pipeline:>6}  {fsdp:>4}"
-                f"  {time_text(result.seconds):>9}  {size_text(result.peak_bytes_per_device):>9}  "
-                f"{result.bound}{'' if result.fits else '; does not fit'}"
-            )
+            shown = (str(getattr(strategy, name)) for name in _COLUMNS)
+            bound = result.bound + ("" if result.fits else "; does not fit")
+            rows.append((*shown, time_text(result.seconds), size_text(result.peak_bytes_per_device), bound))
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = [
+            "  ".join([*(cell.rjust(n) for cell, n in zip(row[:-1], widths[:-1], strict=True)), row[-1]])
+            for row in rows
+        ]
         return "\n".join(lines)
 
 
