@@ -1,6 +1,8 @@
-"""Times and sizes for people to read."""
+"""Times, sizes and lists of numbers for people to read."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 
 def time_text(seconds: float) -> str:
@@ -25,3 +27,19 @@ def size_text(nbytes: float) -> str:
         if nbytes >= scale:
             return f"{nbytes / scale:.3g} {unit}" if nbytes < 999.5 * scale else f"{nbytes / scale:.0f} {unit}"
     return f"{nbytes:.0f} B"
+
+
+def numbers_text(numbers: Sequence[int], most: int = 3) -> str:
+    """Numbers in order, runs of them as ranges; of many runs the first, and how many numbers there are.
+
+    >>> numbers_text([1, 2, 3, 7]), numbers_text(range(1, 40, 2))
+    ('1-3, 7', '1, … (20)')
+    """
+    runs: list[list[int]] = []
+    for n in numbers:
+        if runs and n == runs[-1][1] + 1:
+            runs[-1][1] = n
+        else:
+            runs.append([n, n])
+    texts = [str(a) if a == b else f"{a}-{b}" for a, b in runs]
+    return ", ".join(texts) if len(texts) <= most else f"{texts[0]}, … ({len(numbers):,})"

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from meshwright.chart.views import View
 from meshwright.device.device_map import DeviceMap
 from meshwright.device.function import Function
-from meshwright.device.simulation import DeviceSimulation, numbers_text
+from meshwright.device.simulation import DeviceSimulation
 from meshwright.errors import DeviceError
-from meshwright.report.listing import Marked, listing_view
+from meshwright.report.devices import device_listing
 from meshwright.report.schedules import schedule_view
 from meshwright.report.trees import shortened, tree_view
 from meshwright.simulate.pipelines import Schedule
-
-_TENSOR = re.compile(r"Tensor\[(?:\w+, )?\([^()]*\), ([^\]\s]+)\]")
-_MOST_COLORS = 12  # more devices than that are told apart by their groups
 
 
 def draw(what: Any, device_map: Any = None, *, by: str | None = None, width: int | None = None) -> View:
@@ -70,40 +66,7 @@ def _draw_function(fn: Function, device_map: DeviceMap | None, by: str | None) -
             why=f"by={by!r}" + ("" if device_map is not None else " and there is no device map"),
             fix='dist.draw(fn, device_map, by="group")',
         )
-    text = str(fn).splitlines()
-    found = dict.fromkeys(m[1] for line in text for m in _TENSOR.finditer(line))
-    grouped = by == "group" or (by is None and device_map is not None and len(found) > _MOST_COLORS)
-    group = _groups(device_map) if grouped and device_map is not None else {}
-    keys = dict.fromkeys(group.get(device, device) for device in found)
-    lines = []
-    for line in text:
-        parts = [(m.start(1), m.end(1), group.get(m[1], m[1])) for m in _TENSOR.finditer(line)]
-        head = line.split(" = ")[0] if " = " in line else ""
-        results = {key for start, _, key in parts if start < len(head)}
-        lines.append(Marked(line, results.pop() if len(results) == 1 else None, tuple(parts)))
-    members: dict[str, list[int]] = {}
-    for device in found:
-        if device.isdigit():
-            members.setdefault(group.get(device, device), []).append(int(device))
-    names = [_key_name(key, members.get(key, []), grouped) for key in keys]
-    return listing_view(f"{fn.name} on its devices", lines, list(keys), names)
-
-
-def _groups(device_map: DeviceMap) -> dict[str, str]:
-    """For each device, the key of the map that it stands at or below."""
-    found: dict[str, str] = {}
-    for path in device_map.paths():
-        found.setdefault(str(path[-1]), str(path[0]))
-    return found
-
-
-def _key_name(key: str, members: Sequence[int], grouped: bool) -> str:
-    if key == "?":
-        return "? a device that resolution finds"
-    if not key.isdigit():
-        return f"device {key}"
-    if key == "0":
-        return "device 0 (the host)"
-    devices = sorted(members) or [int(key)]
-    named = f"device{'s' * (len(devices) > 1)} {numbers_text(devices)}"
-    return f"group {key}: {named}" if grouped else named
+    groups: dict[str, str] = {}  # for each device, the key of the map that it stands at or below
+    for path in device_map.paths() if device_map is not None and by != "device" else ():
+        groups.setdefault(str(path[-1]), str(path[0]))
+    return device_listing(f"{fn.name} on its devices", str(fn).splitlines(), groups, many=by is None)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from math import isclose
 from typing import Any, NamedTuple, Protocol
 
-from meshwright.chart.amounts import time_text
+from meshwright.chart.amounts import numbers_text, time_text
 from meshwright.chart.gantt import Chart, Charted, GanttBar, Lane
 from meshwright.device.device_map import Devices
 from meshwright.device.function import DeviceEqn
@@ -237,19 +237,3 @@ def _count(groups: Iterable[Sequence[int]], same_devices: SameDevices) -> str:
         {other for group in groups for device in group if device for other in same_devices.get(device, (device,))}
     )
     return f"{number:,} device{'s' * (number != 1)}"
-
-
-def numbers_text(numbers: Sequence[int], most: int = 3) -> str:
-    """Numbers in order, runs of them as ranges; of many runs the first, and how many numbers there are.
-
-    >>> numbers_text([1, 2, 3, 7]), numbers_text(range(1, 40, 2))
-    ('1-3, 7', '1, … (20)')
-    """
-    runs: list[list[int]] = []
-    for n in numbers:
-        if runs and n == runs[-1][1] + 1:
-            runs[-1][1] = n
-        else:
-            runs.append([n, n])
-    texts = [str(a) if a == b else f"{a}-{b}" for a, b in runs]
-    return ", ".join(texts) if len(texts) <= most else f"{texts[0]}, … ({len(numbers):,})"
