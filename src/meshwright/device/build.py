@@ -346,7 +346,6 @@ def inline(fn: Function, given: Sequence[Any], device_map: Any = None) -> Any:
     own = fn.device_map if device_map is None or isinstance(device_map, Lookup) else DeviceMap(device_map)
     if own is not None:
         _use_map(own)
-    names: dict[DeviceValue, Operand] = {}
     if len(given) != len(fn.inputs):
         raise ShapeError(
             f"{fn.name} takes {len(fn.inputs)} inputs, not {len(given)}.",
@@ -357,47 +356,44 @@ def inline(fn: Function, given: Sequence[Any], device_map: Any = None) -> Any:
     sizes: dict[str, Size] = {}
     for v, x in zip(fn.inputs, given, strict=True):
         _check(x, builder, f"the input {v.name}")
-        names[v] = x.value
         if v.type is not None and x.type is not None:
             for size, real in zip(elements(v.type).shape, elements(x.type).shape, strict=False):
                 if isinstance(size, Dim) and size == Dim.symbol(size.powers[0][0]):
                     sizes.setdefault(size.powers[0][0], real)
-    for eqn in _resized(fn, sizes).eqns:
+    fn = _resized(fn, sizes)
+    names: dict[Operand, DeviceValue] = dict(zip(fn.inputs, (x.value for x in given), strict=True))
+    for eqn in fn.eqns:
         # Devices and sizes are those of the values given here.
         outputs = tuple(DeviceValue(builder.fresh(v.name)) for v in eqn.outputs)
-        inputs = tuple(x if isinstance(x, Number) else names[x] for x in eqn.inputs)
-        made = _with_types(eqn.with_(inputs=inputs, outputs=outputs))
+        made = _with_types(eqn.with_(inputs=tuple(names.get(x, x) for x in eqn.inputs), outputs=outputs))
         builder.eqns.append(made)
         names.update(zip(eqn.outputs, made.outputs, strict=True))
-    outs = [Handle(found, builder) for v in fn.outputs if isinstance(found := names[v], DeviceValue)]
+    outs = [Handle(names[v], builder) for v in fn.outputs]
     return outs[0] if len(outs) == 1 else tuple(outs)
 
 
 def _resized(fn: Function, sizes: Mapping[str, Size]) -> Function:
     """A function with other sizes for its symbols, in types and attributes."""
-    names: dict[DeviceValue, DeviceValue] = {}
 
-    def typed_as(type: Type | None) -> Type | None:
-        if isinstance(type, Tuple):
-            return Tuple(tuple(t for item in type.items if (t := typed_as(item)) is not None), type.more)
-        if type is None:
-            return None
-        return Tensor(tuple(substitute(n, sizes) for n in type.shape), type.device, type.dtype)
+    def sized(x: Any) -> Any:
+        if isinstance(x, Tuple):
+            return Tuple(tuple(map(sized, x.items)), x.more)
+        if isinstance(x, Tensor):
+            return x.shaped(sized(x.shape))
+        if isinstance(x, Function):
+            return _resized(x, sizes)
+        return tuple(map(sized, x)) if type(x) is tuple else substitute(x, sizes)
 
-    def attribute(value: Any) -> Any:
-        if type(value) is tuple:
-            return tuple(attribute(item) for item in value)
-        return substitute(value, sizes) if isinstance(value, Dim) else value
-
-    def made(v: DeviceValue) -> DeviceValue:
-        names[v] = DeviceValue(v.name, typed_as(v.type)) if fn.variable is not None else v
-        return names[v]
-
-    inputs = tuple(made(v) for v in fn.inputs)
-    eqns = []
-    for eqn in fn.eqns:
-        operands = tuple(x if isinstance(x, Number) else names[x] for x in eqn.inputs)
-        body = _resized(eqn.body, sizes) if eqn.body is not None else None
-        attributes = {key: attribute(value) for key, value in eqn.attributes.items()}
-        eqns.append(DeviceEqn(eqn.op, operands, tuple(made(v) for v in eqn.outputs), attributes, body))
-    return fn.with_(inputs=inputs, eqns=tuple(eqns), outputs=tuple(names[v] for v in fn.outputs))
+    values = (*fn.inputs, *(v for eqn in fn.eqns for v in eqn.outputs))
+    new: dict[Operand, Any] = {v: DeviceValue(v.name, sized(v.type)) for v in values}
+    inputs, outputs = (tuple(new[v] for v in found) for found in (fn.inputs, fn.outputs))
+    eqns = [
+        eqn.with_(
+            inputs=tuple(new.get(x, x) for x in eqn.inputs),
+            outputs=tuple(new[v] for v in eqn.outputs),
+            attributes={key: sized(value) for key, value in eqn.attributes.items()},
+            body=sized(eqn.body),
+        )
+        for eqn in fn.eqns
+    ]
+    return fn.with_(inputs=inputs, eqns=tuple(eqns), outputs=outputs)
