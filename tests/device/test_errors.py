@@ -407,3 +407,14 @@ def test_bad_input_is_one_clear_error(name):
     with pytest.raises(mw.MeshwrightError) as error:
         act()
     assert str(error.value) == message
+
+
+@pytest.mark.parametrize("parts", ["N", "0", "-1", "1.5"])
+def test_a_split_has_a_whole_number_of_parts(parts):
+    text = f"def f(x: Tensor[(8,), 0]): y = split(x, dim=0, parts={parts}) return y"
+    with pytest.raises(mw.MeshwrightError) as error:
+        dist.check(dist.parse(text))
+    assert str(error.value) == (
+        f"The parts of split is a whole number.\n  at:   y = split(x, dim=0, parts={parts})\n"
+        f"  why:  it is {parts}\n  fix:  parts=1"
+    )

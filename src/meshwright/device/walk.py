@@ -221,20 +221,12 @@ class Walk:
         return DeviceValue(named, type, (origin, count) if origin is not None else None)
 
     def emit(
-        self,
-        eqn: DeviceEqn,
-        op: Op,
-        inputs: Sequence[Operand],
-        types: Sequence[Tensor],
-        taken: Members = (),
-        made: Members = (),
-        /,
-        **attributes: Any,
+        self, eqn: DeviceEqn, op: Op, xs: Sequence[Operand], types: Sequence[Tensor], *groups: Members, **params: Any
     ) -> list[DeviceValue]:
-        """Write an equation that is ``taken`` from, and ``made`` on, all devices of a group that one stands for."""
+        """Write an equation that is taken from all devices of a first group, and made on all of a second."""
         origins = eqn.outputs if len(eqn.outputs) == len(types) else eqn.outputs[:1] * len(types)
         outs = [self.value(v.name, t, v) for v, t in zip(origins, types, strict=True)]
-        self.append(DeviceEqn(op, tuple(inputs), tuple(outs), attributes), taken, made)
+        self.append(DeviceEqn(op, tuple(xs), tuple(outs), params), *(groups or ((), ())))
         return outs
 
     def append(self, eqn: DeviceEqn, taken: Members, made: Members) -> None:
@@ -293,7 +285,7 @@ class Walk:
         if op in (ops.SCATTER, ops.BROADCAST):
             devices, folded = self.targets(eqn, scope)
             x = tensor_in(items[0], eqn)
-            part, cut = tensor_of(x), {} if op is ops.BROADCAST else {"dim": _dim_of(eqn)}
+            part, cut = tensor_of(x), {} if op is ops.BROADCAST else {"dim": _number(eqn, "dim", 0, scope.sizes)}
             if cut:
                 part = _resized(eqn, part, cut["dim"], len(devices))
             types = [part.on(Device(d)) for d in (devices[:1] if folded else devices)]
@@ -304,8 +296,8 @@ class Walk:
             to = self.device(_attribute(eqn, "to_device"), scope)
             return [self.near(items[0], eqn, to)]
         if op is ops.SPLIT:
-            count = _bound(_attribute(eqn, "parts"), scope.sizes)
-            x, dim = tensor_in(items[0], eqn), _dim_of(eqn)
+            count, dim = _number(eqn, "parts", 1, scope.sizes), _number(eqn, "dim", 0, scope.sizes)
+            x = tensor_in(items[0], eqn)
             part = _resized(eqn, tensor_of(x), dim, count)
             return _packed(eqn, Group(tuple(self.emit(eqn, op, [x], [part] * count, dim=dim, parts=count))))
         return self.collective(eqn, items, scope)
@@ -365,7 +357,7 @@ class Walk:
             _check_reduce(eqn, how, type)
             attributes = {} if how == "sum" else {"reduce": how}
         else:
-            dim = _dim_of(eqn)
+            dim = _number(eqn, "dim", 0, {})
             attributes = {"dim": dim, **attributes}
             type = _resized(eqn, type, dim, count)
             _check_equal(eqn, xs)
@@ -613,11 +605,11 @@ def _bound(value: Any, sizes: Mapping[str, int]) -> Any:
     return type(value)(_bound(item, sizes) for item in value) if type(value) is tuple else value
 
 
-def _dim_of(eqn: DeviceEqn) -> int:
-    """The dim that an op cuts or joins."""
-    found = _attribute(eqn, "dim")
-    if not isinstance(found, int) or isinstance(found, bool):
-        raise ShapeError(f"The dim of {eqn.op} is a whole number.", why=f"it is {found!r}", fix="dim=0")
+def _number(eqn: DeviceEqn, name: str, least: int, sizes: Mapping[str, int]) -> int:
+    """An attribute that is a number: the dim that an op cuts or joins, or how many parts there are."""
+    found = _bound(_attribute(eqn, name), sizes)
+    if not isinstance(found, int) or isinstance(found, bool) or (least and found < least):
+        raise ShapeError(f"The {name} of {eqn.op} is a whole number.", why=f"it is {found!r}", fix=f"{name}={least}")
     return found
 
 
