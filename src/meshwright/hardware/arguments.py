@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from functools import cache, partial, wraps
 from inspect import Parameter, Signature, signature
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 
@@ -59,7 +59,9 @@ def whole(name: str, value: Any, of: str, least: int = 1, most: int = LARGEST) -
     >>> whole("batch", np.int32(8), "a step")
     8
     """
-    if isinstance(value, int | np.integer) and not isinstance(value, bool) and least <= value <= most:
+    if value.__class__ is int and least <= value <= most:
+        return value
+    if isinstance(value, np.integer) and least <= value <= most:
         return int(value)
     whole_float = isinstance(value, float) and value.is_integer() and least <= value <= most
     why = f"it is a whole number from {least}" + _up_to(value, most)
@@ -237,7 +239,9 @@ def path(name: str, value: Any, of: str) -> Any:
 
 def flag(name: str, value: Any, of: str) -> bool:
     """Yes or no."""
-    if isinstance(value, bool | np.bool_) or (isinstance(value, int) and value in (0, 1)):
+    if value is True or value is False:
+        return value
+    if isinstance(value, np.bool_) or (isinstance(value, int) and value in (0, 1)):
         return bool(value)
     raise refused(name, value, of, "it is True or False", "True")
 
@@ -248,9 +252,9 @@ def one_of(words: Sequence[Any], name: str, value: Any, of: str, others: Mapping
     >>> one_of(("none", "full"), "recompute", "full", "a strategy")
     'full'
     """
-    plain = isinstance(value, str | int) and not (isinstance(value, bool) and value not in words)
+    plain = isinstance(value, str | int)
     if plain and value in words:
-        return value
+        return words[words.index(value)]
     elsewhere = others or {}
     known = f"it is one of {', '.join(map(str, words))}"
     near = get_close_matches(value, [*map(str, words), *elsewhere], 1) if isinstance(value, str) else []
@@ -362,21 +366,25 @@ def checked(of: str = "", options: Callable[..., Any] | None = None, **kinds: Ch
     """
 
     def wrap(function: F) -> F:
-        bind = cache(partial(_signature, function, options))
+        read = cache(partial(_read, function, options, kinds))
         owner = of or function.__name__
 
         @wraps(function)
         def call(*args: Any, **given: Any) -> Any:
-            wanted, checks, optional = bind()
-            try:
-                bound = wanted.bind(*args, **given)
-            except TypeError as error:
-                raise _wrong_names(owner, wanted, args, given, error) from error
-            found = bound.arguments
-            for name, check in {**checks, **kinds}.items():
-                if name in found and not (found[name] is None and name in optional):
-                    found[name] = check(name, found[name], owner)
-            return function(*bound.args, **bound.kwargs)
+            names, checks, needed, known, wanted = read()
+            count = len(args)
+            if count > len(names) or not needed[count] <= given.keys() <= known[count]:
+                try:
+                    wanted.bind(*args, **given)
+                except TypeError as error:
+                    raise _wrong_names(owner, wanted, given, error) from error
+            found = dict(zip(names, args))
+            for place in (found, given):
+                for name, value in place.items():
+                    check = checks.get(name)
+                    if check is not None:
+                        place[name] = check(name, value, owner)
+            return function(*found.values(), *args[len(found) :], **given)
 
         return cast(F, call)
 
@@ -393,10 +401,19 @@ def checked_fields(of: str, **kinds: Check) -> Callable[[type[T]], type[T]]:
     return wrap
 
 
-def _signature(
-    function: Callable[..., Any], options: Callable[..., Any] | None
-) -> tuple[Signature, dict[str, Check], set[str]]:
-    """The parameters of a function, with those of what it hands options on to; the check of each; which may be None."""
+class _Wanted(NamedTuple):
+    """What a function takes: names in their order, and the check of each; after so many by place, those that must and
+    may follow by name; its signature."""
+
+    names: tuple[str, ...]
+    checks: Mapping[str, Check]
+    needed: tuple[frozenset[str], ...]
+    known: tuple[frozenset[str], ...]
+    signature: Signature
+
+
+def _read(function: Callable[..., Any], options: Callable[..., Any] | None, kinds: Mapping[str, Check]) -> _Wanted:
+    """The parameters of a function, with those of what it hands options on to."""
     wanted = signature(function)
     parameters = list(wanted.parameters.values())
     if options is not None:
@@ -407,17 +424,32 @@ def _signature(
     checks = {p.name: KINDS[str(p.annotation).removesuffix(" | None")] for p in parameters if _has_kind(p)}
     checks |= {p.name: element for p in parameters if p.name.endswith("dtype")}
     checks |= {p.name: NAMED_KINDS[p.name] for p in parameters if p.name in NAMED_KINDS}
-    optional = {p.name for p in parameters if p.default is None or str(p.annotation).endswith("| None")}
-    return wanted.replace(parameters=parameters), checks, optional
+    checks |= kinds
+    for p in parameters:
+        if p.name in checks and (p.default is None or str(p.annotation).endswith("| None")):
+            checks[p.name] = partial(_or_none, checks[p.name])
+    single = [p for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
+    names = tuple(p.name for p in single if p.kind is not p.KEYWORD_ONLY)
+    left = [[p for p in single if p.name not in names[:count]] for count in range(len(names) + 1)]
+    return _Wanted(
+        names,
+        checks,
+        tuple(frozenset(p.name for p in some if p.default is p.empty) for some in left),
+        tuple(frozenset(p.name for p in some) for some in left),
+        wanted.replace(parameters=parameters),
+    )
+
+
+def _or_none(check: Check, name: str, value: Any, of: str) -> Any:
+    """Nothing, or what a check accepts."""
+    return None if value is None else check(name, value, of)
 
 
 def _has_kind(parameter: Parameter) -> bool:
     return str(parameter.annotation).removesuffix(" | None") in KINDS
 
 
-def _wrong_names(
-    owner: str, wanted: Signature, args: Sequence[Any], given: Mapping[str, Any], error: TypeError
-) -> HardwareError:
+def _wrong_names(owner: str, wanted: Signature, given: Mapping[str, Any], error: TypeError) -> HardwareError:
     """The error for arguments that a function does not have, or lacks."""
     known = [name for name in wanted.parameters if name != "self"]
     unknown = [name for name in given if name not in known]

@@ -6,12 +6,12 @@ from functools import cached_property
 from typing import Any
 
 from meshwright.device.on_topology import OnTopology
-from meshwright.errors import HardwareError, ShapeError
+from meshwright.errors import ShapeError
 from meshwright.hardware.machines import for_mesh
 from meshwright.hardware.topology import Topology
 from meshwright.hardware.transformer import TransformerShape
 from meshwright.search.layered import GPT
-from meshwright.simulate.transformer.program import check
+from meshwright.simulate.transformer.program import splits
 from meshwright.simulate.transformer.step import StepTotals, step_totals
 from meshwright.simulate.transformer.step_program import StepDtypes
 from meshwright.simulate.transformer.strategy import Strategy
@@ -54,11 +54,7 @@ def machine_of(topology: Topology, strategy: Strategy) -> Topology:
 
 def fits_on(shape: TransformerShape, strategy: Strategy, batch: int, sequence: int) -> bool:
     """Whether a strategy's degrees divide a model and a batch."""
-    try:
-        check(shape, strategy, batch, sequence)
-    except (HardwareError, ShapeError):
-        return False
-    return True
+    return not any(one.size % one.parts for one in splits(shape, strategy, batch, sequence))
 
 
 class TransformerPlan:

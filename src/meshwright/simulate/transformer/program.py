@@ -345,7 +345,8 @@ class _EqualParts(NamedTuple):
     degree: str = ""
 
 
-def _splits(shape: TransformerShape, strategy: Strategy, batch: int, sequence: int) -> list[_EqualParts]:
+def splits(shape: TransformerShape, strategy: Strategy, batch: int, sequence: int) -> list[_EqualParts]:
+    """The sizes that a strategy splits, each a multiple of its parts if the strategy is one for the model."""
     kv = shape.heads if shape.kv_heads is None else shape.kv_heads
     positions = strategy.context * (strategy.tensor if strategy.sequence_parallel else 1)
     shared = strategy.data * strategy.expert * strategy.context if strategy.zero else 1
@@ -367,7 +368,7 @@ def _splits(shape: TransformerShape, strategy: Strategy, batch: int, sequence: i
 
 def check(shape: TransformerShape, strategy: Strategy, batch: int, sequence: int) -> None:
     """That everything which is split is a multiple of the number of its parts."""
-    for one in _splits(shape, strategy, batch, sequence):
+    for one in splits(shape, strategy, batch, sequence):
         if one.size % one.parts:
             raise HardwareError(
                 f"{one.name}={one.size} is not split into {one.parts} equal parts.",
@@ -384,7 +385,7 @@ def _fix(bad: _EqualParts, shape: TransformerShape, strategy: Strategy) -> str:
     most = min(getattr(strategy, bad.degree) - 1, bad.size, _MOST_TRIED)
     for degree in range(most, 0, -1):
         other = replace(strategy, **{bad.degree: degree})  # type: ignore[arg-type]
-        if not any(one.size % one.parts for one in _splits(shape, other, 0, 0) if one.degree == bad.degree):
+        if not any(one.size % one.parts for one in splits(shape, other, 0, 0) if one.degree == bad.degree):
             return f"{bad.degree}={degree}"
     return "zero=0" if bad.name == "width" else "schedule='1f1b', chunks=1"
 
