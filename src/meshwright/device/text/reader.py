@@ -327,7 +327,7 @@ class _FunctionReader(TypeReader):
 
     # Attributes
 
-    def attribute(self, key: str, attributes: dict[str, Any], keys_given: Keys | None = None) -> None:
+    def attribute(self, key: str, attributes: dict[str, Any]) -> None:
         at = self.position
         if key in attributes or {key, *attributes} >= {"devices", "device_keys"}:
             raise self.fail(
@@ -345,9 +345,7 @@ class _FunctionReader(TypeReader):
             if self.accept("."):
                 for mark in ("keys", "(", ")"):
                     self.take(mark)
-            self.attribute("device_keys", attributes, Keys(keys))
-        elif keys_given is not None:
-            attributes[key] = keys_given
+            attributes["device_keys"] = Keys(keys)
         elif key in ("devices", "device_keys"):
             self.take("[")
             items = read_list(self, "]", self.key if key == "device_keys" else self.device)
