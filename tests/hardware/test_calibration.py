@@ -20,6 +20,7 @@ from meshwright.errors import HardwareError
 from meshwright.hardware.calibration import calibrate, compare, search
 from meshwright.hardware.kernels import CONVOLUTIONS, MOVING, Kernels
 from meshwright.hardware.measurements import check_measurements, read_measurements
+from meshwright.hardware.products import Tiled
 from tests.hardware.measured_machines import BEGIN, END, PAGE, compared, measurements, table
 
 Printed = pytest.CaptureFixture[str]
@@ -33,22 +34,24 @@ MADE_UP = Kernels(
     launch_seconds=3e-6,
     bytes_per_s=2e12,
     elements_per_s=4e11,
-    fill_seconds=2e-6,
-    flops_per_s={"bf16": 4e14, "f32": 1.5e14},
-    edge={"bf16": 20.0, "f32": 8.0},
-    share={"operands": 0.85, "reduce": 0.9, "column_reduce": 0.75, "normalize": 0.8, "transpose": 0.7, "gather": 0.6,
-           "scatter": 0.5, "conv": 0.8, "conv_input_grad": 0.7, "conv_filter_grad": 0.6, "attention": 0.7},
+    products={
+        "bf16": Tiled(4e14, 20.0, 3.6e14, 1e-6, 2e-7, 8e10, reduce_seconds=3e-6, operands=0.85, unaligned=1.1),
+        "f32": Tiled(1.5e14, 8.0, 1.3e14, 2e-6, 3e-7, 6e10, reduce_seconds=4e-6, operands=0.8, unaligned=1.2),
+        "bf16 compiled": Tiled(5e14, 0.0, 1e29, 5e-7, 2e-7, 5e10, 8e-9, 1.2e-8, 2e-6, 0.8, 1.1),
+        "f32 compiled": Tiled(1e14, 0.0, 1e29, 6e-7, 3e-7, 5e10, 1e-8, 2e-8, 2e-6, 0.8, 1.1),
+        "conv": Tiled(3.5e14, 30.0, 3e14, 4e-6, 0.0, 4e10, operands=0.5),
+        "conv_filter_grad": Tiled(3e14, 20.0, 2.5e14, 5e-6, 0.0, 4e10, reduce_seconds=8e-6, operands=0.4),
+    },
+    share={"reduce": 0.9, "column_reduce": 0.75, "normalize": 0.8, "transpose": 0.7, "gather": 0.6, "scatter": 0.5,
+           "attention": 0.7},
+    column_seconds=5e-9,
     row_bytes=2e5,
     exponentials_per_s=2e12,
-    store_bytes_per_s={"bf16": 8e10, "f32": 6e10},
     row_elements_per_s=5e11,
     row_bytes_per_s=1e10,
     attention_seconds=4e-6,
     attention_fill_seconds=1e-6,
-    ramp_seconds={"bf16": 1e-6, "f32": 2e-6},
-    reduce_seconds={"bf16": 3e-6, "f32": 4e-6},
-    sustained_flops_per_s={"bf16": 3.6e14, "f32": 1.3e14},
-    library_seconds={"conv": 2e-5, "conv_input_grad": 2e-5, "conv_filter_grad": 3e-5},
+    library_seconds={"conv": 2e-5, "conv_filter_grad": 3e-5},
 )  # fmt: skip
 
 
@@ -146,7 +149,7 @@ def test_a_chip_that_is_known_gets_efficiencies() -> None:
 
 def test_whole_waves_of_tiles() -> None:
     """A tile more than fills the units takes another wave."""
-    coarse = Kernels(4, True, 0, 0, 0, 1e18, 1e18, 1.0, {"bf16": 1e30}, {"bf16": 0.0})
+    coarse = Kernels(4, True, 0, 0, 0, 1e18, 1e18, {"bf16": Tiled(1e30, fill_seconds=1.0)})
     assert coarse.matmul(256, 64, 4 * 128) == pytest.approx(1.0)
     assert coarse.matmul(257, 64, 4 * 128) == pytest.approx(2.0)
     assert coarse.matmul(256, 64, 128, batch=4) == pytest.approx(1.0)

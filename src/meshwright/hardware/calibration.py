@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 
 from meshwright.core.source import here
 from meshwright.errors import HardwareError
-from meshwright.hardware.chips import Chip, Fact, get
-from meshwright.hardware.kernels import CONVOLUTIONS, MOVING, Kernels
+from meshwright.hardware.chips import Chip, Fact, get, item_bytes
+from meshwright.hardware.kernels import CONVOLUTIONS, FAMILY, MOVING, Kernels
 from meshwright.hardware.measurements import MEASURE
+from meshwright.hardware.products import Sizes, Tiled, cut
 
 Row = Mapping[str, Any]
 
@@ -196,8 +197,8 @@ def _rated(row: Row, kernels: Kernels) -> bool:
 def fit(rows: Sequence[Row], units: int, tiled: bool) -> Kernels:
     """The numbers under which the rows' times are closest, by least squares of their logarithms.
 
-    Memory and products are fitted together, then the share of their rates that each other kind of kernel reaches, to
-    the cases that show it.
+    Memory is fitted first, then each family of products, then the share of the bandwidth that each other kind of kernel
+    reaches, to the cases that show it.
     """
     calls = [row["time"] for row in rows if row["op"] == "nothing"]
     products = [row for row in rows if {one["kind"] for one in row["work"]} == {"matmul"}]
@@ -212,29 +213,46 @@ def fit(rows: Sequence[Row], units: int, tiled: bool) -> Kernels:
         )
     fastest = max(sum(one["read"] + one["written"] for one in row["work"]) / row["time"] for row in streams)
     busiest = max(sum(one.get("elements", 0) for one in row["work"]) / row["time"] for row in streams)
-    rates = {dtype: max(_flops(row) / row["time"] for row in products if _types(row) == {dtype}) for dtype in types}
     call = min(calls, default=0.0)
 
     def numbers(x: Sequence[float]) -> Kernels:
-        start, launch, memory, elements, fill, operands, *rest = x
-        n = len(types)
-        rate, edge, sustained, ramp, reduce, store = (dict(zip(types, rest[i : i + n])) for i in range(0, 6 * n, n))
-        found = Kernels(units, tiled, call, start, launch, memory, elements, fill, rate, edge, {"operands": operands})
-        if not tiled:
-            return found
-        return replace(found, store_bytes_per_s=store, sustained_flops_per_s=sustained, ramp_seconds=ramp,
-                       reduce_seconds=reduce)  # fmt: skip
+        start, launch, memory, elements = x
+        return Kernels(units, tiled, call, start, launch, memory, elements, {})
 
-    first = [3e-6, 1.5e-6, fastest, busiest or 1e30, 5e-7, 0.9]
-    for share, number in ((1.3, 0.0), (0.0, 10.0), (1.1, 0.0), (0.0, 5e-7), (0.0, 2e-6), (0.0, 5e10)):
-        first += [share * rates[dtype] + number for dtype in types]
-    found = numbers(search(lambda x: _errors(numbers(x), [*streams, *products]), first))
+    found = numbers(search(lambda x: _errors(numbers(x), streams), [3e-6, 1.5e-6, fastest, busiest or 1e30]))
+    for dtype in types:
+        shown = [row for row in products if _types(row) == {dtype}]
+        rate = max(_flops(row) / row["time"] for row in shown)
+        compiled = [row for row in shown if tiled and _is_compiled(row, units)]
+        found = _with_family(found, dtype, [row for row in shown if row not in compiled] or shown, LIBRARY, rate)
+        found = _with_family(found, f"{dtype} compiled", compiled, COMPILED, rate)
     for kind in MOVING[1:]:
         also = "matmul" if kind == "normalize" else ""  # attention of separate kernels
         found = _with_share(found, kind, [row for row in rows if _shows(row, kind, also)])
-    for kind in CONVOLUTIONS:
-        found = _with_convolution(found, kind, [row for row in rows if _shows(row, kind)])
-    return _with_attention(found, [row for row in rows if _shows(row, "attention")])
+    return _with_attention(_with_convolutions(found, rows), [row for row in rows if _shows(row, "attention")])
+
+
+# What is fitted of a family of products, and where the search starts; rates are shares of the fastest product's.
+LIBRARY = {"flops_per_s": 1.3, "edge": 20.0, "sustained_flops_per_s": 1.1, "ramp_seconds": 2e-6, "fill_seconds": 2e-7,
+           "store_bytes_per_s": 4e10, "reduce_seconds": 1e-6, "operands": 0.9, "unaligned": 1.05}  # fmt: skip
+COMPILED = {"flops_per_s": 1.5, "ramp_seconds": 5e-7, "fill_seconds": 2e-7, "store_bytes_per_s": 2e10,
+            "step_seconds": 6e-9, "uneven_seconds": 9e-9, "reduce_seconds": 5e-7, "operands": 0.9,
+            "unaligned": 1.1}  # fmt: skip
+WINDOWED = {"flops_per_s": 1.2, "edge": 30.0, "sustained_flops_per_s": 1.0, "ramp_seconds": 3e-6,
+            "store_bytes_per_s": 1e11, "reduce_seconds": 5e-6, "operands": 0.5}  # fmt: skip
+NOT_TILED = ("flops_per_s", "edge", "fill_seconds", "operands")
+
+
+def _with_family(kernels: Kernels, name: str, rows: Sequence[Row], first: Mapping[str, float], rate: float) -> Kernels:
+    """The numbers with those of a family of products, if any row shows it."""
+    start = {key: value * rate if "flops" in key else value for key, value in first.items()}
+    start = start if kernels.tiled else {key: start[key] for key in start if key in NOT_TILED}
+
+    def shared(x: Sequence[float]) -> Kernels:
+        family = Tiled(**dict(zip(start, x, strict=True)))
+        return replace(kernels, products={**kernels.products, name: family})
+
+    return shared(search(lambda x: _errors(shared(x), rows), list(start.values()))) if rows else kernels
 
 
 def _with_share(kernels: Kernels, kind: str, rows: Sequence[Row]) -> Kernels:
@@ -242,23 +260,35 @@ def _with_share(kernels: Kernels, kind: str, rows: Sequence[Row]) -> Kernels:
 
     def shared(x: Sequence[float]) -> Kernels:
         found = replace(kernels, share={**kernels.share, kind: x[0]})
+        if kind == "column_reduce" and kernels.tiled:
+            return replace(found, column_seconds=x[1])
         if kind != "normalize":
             return found
         return replace(found, row_bytes=x[1], row_elements_per_s=x[2], row_bytes_per_s=x[3])
 
-    first = [1.0, kernels.row_bytes, 2 * kernels.elements_per_s, 2e10] if kind == "normalize" else [1.0]
-    return shared(search(lambda x: _errors(shared(x), rows), first)) if rows else kernels
+    more = {"normalize": [kernels.row_bytes, 2 * kernels.elements_per_s, 2e10], "column_reduce": [4e-9]}
+    return shared(search(lambda x: _errors(shared(x), rows), [1.0, *more.get(kind, [])])) if rows else kernels
 
 
-def _with_convolution(kernels: Kernels, kind: str, rows: Sequence[Row]) -> Kernels:
-    """The numbers with the share of the rate that convolutions of a kind reach, and how long the host calls one."""
+def _with_convolutions(kernels: Kernels, rows: Sequence[Row]) -> Kernels:
+    """The numbers with those of windows wider than an element, and how long the host calls a convolution."""
+    for family in dict.fromkeys(FAMILY.values()) if kernels.tiled else ():
+        kinds = {kind for kind in CONVOLUTIONS if FAMILY[kind] == family}
+        shown = [row for row in rows if {one["kind"] for one in row["work"]} <= kinds]
+        rate = max(kernels.flops_per_s.values()) / 1.3
+        kernels = _with_family(kernels, family, [row for row in shown if _is_wide(row)], WINDOWED, rate)
+        kernels = _with_call(kernels, family, [row for row in shown if not _is_wide(row)])
+    return kernels
 
-    def shared(x: Sequence[float]) -> Kernels:
-        called = {**kernels.library_seconds, kind: x[1]} if kernels.tiled else {}
-        return replace(kernels, share={**kernels.share, kind: x[0]}, library_seconds=called)
 
-    first = [1.0, 0.8 * min((row["time"] for row in rows), default=0.0)]
-    return shared(search(lambda x: _errors(shared(x), rows), first)) if rows else kernels
+def _with_call(kernels: Kernels, family: str, rows: Sequence[Row]) -> Kernels:
+    """The numbers with how long the host calls a convolution of a family; that varies, and so no case is an outlier."""
+
+    def called(x: Sequence[float]) -> Kernels:
+        return replace(kernels, library_seconds={**kernels.library_seconds, family: x[0]})
+
+    least = 0.8 * min((row["time"] for row in rows), default=0.0)
+    return called(search(lambda x: _errors(called(x), rows, bend=1.0), [least])) if rows else kernels
 
 
 def _with_attention(kernels: Kernels, rows: Sequence[Row]) -> Kernels:
@@ -277,6 +307,16 @@ def _shows(row: Row, kind: str, also: str = "") -> bool:
     return kind in (kinds := {one["kind"] for one in row["work"]}) and kinds <= {kind, "stream", also}
 
 
+def _is_compiled(row: Row, units: int) -> bool:
+    """Whether XLA runs a case's products by kernels of its own."""
+    sizes = ((one.get("batch", 1), one["m"], one["k"], one["n"], int(item_bytes(one["dtype"]))) for one in row["work"])
+    return all(cut(Sizes(*one), units)[2] for one in sizes)
+
+
+def _is_wide(row: Row) -> bool:
+    return all(one.get("kernel", 1) > 1 for one in row["work"])
+
+
 def _types(row: Row) -> set[str]:
     return {one["dtype"] for one in row["work"]}
 
@@ -287,12 +327,12 @@ def _flops(row: Row) -> float:
     )
 
 
-def _errors(kernels: Kernels, rows: Iterable[Row]) -> list[float]:
+def _errors(kernels: Kernels, rows: Iterable[Row], bend: float = 0.1) -> list[float]:
     """The error of each row's logarithm; beyond 10 % it grows as its root, so that no outlier rules."""
     out = []
     for row in rows:
         off = log(_predicted(kernels, row) / float(row["time"]))
-        out.append(off if abs(off) < 0.1 else copysign((0.2 * abs(off) - 0.01) ** 0.5, off))
+        out.append(off if abs(off) < bend else copysign((2 * bend * abs(off) - bend**2) ** 0.5, off))
     return out
 
 

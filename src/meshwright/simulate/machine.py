@@ -344,11 +344,14 @@ def _moving(kernel: Kernel) -> list[dict[str, object]]:
     kind = "stream"
     if reductions:
         kind = "reduce" if all(map(_keeps_leading, reductions)) else "column_reduce"
+        if kind == "column_reduce":
+            sizes["row"] = max(eqn.inputs[0].type.size // max(1, eqn.outputs[0].type.size) for eqn in reductions)
         last = kernel.eqns.index(reductions[-1])
         if any(eqn.op.name != "convert" for eqn in kernel.eqns[last + 1 :]):  # arithmetic on sums: a pass of its own
             return [{"kind": kind, **sizes}, {"kind": "stream", "read": written, "written": written}]
-    elif any(fusion_of(eqn) is Fusion.PERMUTATION for eqn in kernel.eqns):
+    elif permuted := [eqn.outputs[0].type for eqn in kernel.eqns if fusion_of(eqn) is Fusion.PERMUTATION]:
         kind = "transpose"
+        sizes["row"] = permuted[-1].shape[-1] * permuted[-1].dtype.itemsize
     elif any(eqn.op.split.across is Across.READ for eqn in kernel.eqns):
         kind = "gather"
         sizes["read"] = max(read, written)  # rows that are read again are not in a cache any more

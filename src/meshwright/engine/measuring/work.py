@@ -105,15 +105,16 @@ def _rowwise(op: str, rows: int, columns: int, item: int, fuses: bool) -> list[W
         "sum_rows": rows,
         "mean_rows": rows,
         "max_rows": rows,
-        "sum_columns": columns,
         "sum_all": 1,
         "norm_all": 1,
     }
+    if op == "sum_columns":
+        return [{**_moving("column_reduce", n, n * item, columns * item), "row": rows}]
     if op in results:
-        found = _moving("column_reduce" if op == "sum_columns" else "reduce", n, n * item, results[op] * item)
+        found = _moving("reduce", n, n * item, results[op] * item)
         return [found, _pass(results[op], item, item, what="division")] if op == "mean_rows" and fuses else [found]
     if op == "transpose":
-        return [_moving("transpose", n, n * item, n * item)]
+        return [{**_moving("transpose", n, n * item, n * item), "row": rows * item}]
     if op == "layer_norm" and fuses:
         return [_moving("reduce", n, n * item, 8 * rows, what="moments"), _pass(n, item, item, what="normalize")]
     return [_norm(rows, columns, item, item, passes=2 if "softmax" in op else 1)]
