@@ -17,7 +17,7 @@ from meshwright.errors import HardwareError
 from meshwright.hardware.chips import Chip, Fact, get, item_bytes
 from meshwright.hardware.kernels import CONVOLUTIONS, FAMILY, MOVING, Kernels
 from meshwright.hardware.measurements import MEASURE
-from meshwright.hardware.products import Sizes, Tiled, cut
+from meshwright.hardware.products import ProductSizes, Tiled, cut
 
 Row = Mapping[str, Any]
 
@@ -310,7 +310,7 @@ def _shows(row: Row, kind: str, also: str = "") -> bool:
 def _is_compiled(row: Row, units: int) -> bool:
     """Whether XLA runs a case's products by kernels of its own."""
     sizes = ((one.get("batch", 1), one["m"], one["k"], one["n"], int(item_bytes(one["dtype"]))) for one in row["work"])
-    return all(cut(Sizes(*one), units)[2] for one in sizes)
+    return all(cut(ProductSizes(*one), units)[2] for one in sizes)
 
 
 def _is_wide(row: Row) -> bool:

@@ -31,7 +31,7 @@ from meshwright.hardware.products import (
     FEW_TILES,
     PARTS,
     TILES,
-    Sizes,
+    ProductSizes,
     Tiled,
     cut,
     product_seconds,
@@ -245,7 +245,7 @@ class Kernels:
         ``window`` is the size of a convolution's. A product of operands that are not ``dense`` takes less power.
         """
         numbers, item = self._numbers(str(dtype)), int(item_bytes(dtype))
-        sizes = Sizes(batch, m, k, n, item)
+        sizes = ProductSizes(batch, m, k, n, item)
         if not self.tiled:
             slower = 1 + numbers.edge * (1 / m + 1 / n)
             compute = batch * numbers.fill_seconds + sizes.flops / numbers.flops_per_s * slower
@@ -260,7 +260,7 @@ class Kernels:
         work = self.launch_seconds + product_seconds(numbers, sizes, moved, **options)
         return work if window > 1 else together((work, self.library_seconds.get(FAMILY[kind], 0.0)), CALL_ORDER)
 
-    def _matmul(self, sizes: Sizes, dtype: str, moved: float, options: dict[str, Any]) -> float:
+    def _matmul(self, sizes: ProductSizes, dtype: str, moved: float, options: dict[str, Any]) -> float:
         """Products by the family of kernels that XLA chooses, in the parts of k that it cuts them into."""
         parts, depth, compiled = cut(sizes, self.units)
         numbers = self.products[dtype]
@@ -270,7 +270,7 @@ class Kernels:
             return self.launch_seconds + product_seconds(numbers, sizes, moved, **options)
         batch, m, k, n, item = sizes
         result, sides = batch * m * n, (batch * m * depth, batch * n * depth)
-        cut_up = Sizes(parts * batch, m, depth // parts, n, item)
+        cut_up = ProductSizes(parts * batch, m, depth // parts, n, item)
         moved += 4 * parts * result
         total = self.launch_seconds + product_seconds(numbers, cut_up, moved, written=4, **options)
         total += numbers.reduce_seconds + (4 * parts + item) * result / self.bytes_per_s

@@ -74,7 +74,7 @@ class Tiled:
         )
 
 
-class Sizes(NamedTuple):
+class ProductSizes(NamedTuple):
     """The sizes of products, and the bytes of an item."""
 
     batch: int
@@ -89,10 +89,10 @@ class Sizes(NamedTuple):
 
 
 @lru_cache(maxsize=4096)
-def cut(sizes: Sizes, units: int) -> tuple[int, int, bool]:
+def cut(sizes: ProductSizes, units: int) -> tuple[int, int, bool]:
     """Into how many parts XLA cuts k, its depth once it is padded for them, and whether XLA's own kernel runs it.
 
-    >>> cut(Sizes(1, 4096, 4096, 4096, 2), 132), cut(Sizes(1, 640, 4552, 544, 2), 132)
+    >>> cut(ProductSizes(1, 4096, 4096, 4096, 2), 132), cut(ProductSizes(1, 640, 4552, 544, 2), 132)
     ((1, 4096, False), (4, 4576, False))
     """
     k, item = sizes.k, sizes.item
@@ -113,7 +113,7 @@ def cut(sizes: Sizes, units: int) -> tuple[int, int, bool]:
 
 def product_seconds(
     numbers: Tiled,
-    sizes: Sizes,
+    sizes: ProductSizes,
     moved: float,
     *,
     units: int,
