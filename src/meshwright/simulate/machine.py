@@ -175,7 +175,15 @@ class Machine:
         batch = _matmul_sizes(scores, 0.0)[0]
         work = {"kind": "attention", "flops": products, "exponentials": powers, "bytes": kernel.nbytes, "dtype": dtype,
                 "batch": batch, "queries": max(1, rows // batch)}  # fmt: skip
-        return found._replace(seconds=self.measured.kernel_seconds(work))
+        return found._replace(seconds=min(self.measured.kernel_seconds(work), self._apart(kernel, self.measured)))
+
+    def _apart(self, kernel: Kernel, measured: Measured) -> float:
+        """The least time of attention as separate kernels, as which it runs where that is shorter: its products, and
+        scores read and written between them by a kernel that another one may be part of."""
+        products = [eqn for eqn in kernel.eqns if fusion_of(eqn) is Fusion.CONTRACTION]
+        scores = max((eqn.outputs[0].type for eqn in products), key=lambda found: found.size)
+        softmax = measured.moving("normalize", 2 * scores.nbytes, scores.size) - measured.launch_seconds
+        return softmax + sum(self._matmul(eqn, None, True).seconds for eqn in products)
 
     def products_seconds(self, kernel: Kernel) -> float:
         """How long the contractions of a fused attention take, each as a kernel that reads and writes its operands."""
