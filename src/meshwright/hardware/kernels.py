@@ -210,7 +210,7 @@ class Kernels:
 
         >>> chip = Kernels(132, True, 0.0, 0.0, 2e-6, 4e12, 8e11, {"bf16": Tiled(8e14, edge=20.0)})
         >>> round(chip.matmul(4096, 4096, 4096) * 1e6)
-        183
+        179
         """
         moved = batch * (m * k + k * n + m * n) * item_bytes(dtype)
         return self.product(m, k, n, dtype, batch, moved, kind, dense=dense)
