@@ -10,7 +10,9 @@ kept for a derivative.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from difflib import get_close_matches
 from typing import Any
 
 from meshwright.api.custom import checkpoint, checkpoint_name
@@ -55,7 +57,7 @@ def saved_residuals(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> list[
 
 
 def print_saved_residuals(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
-    """Print what a derivative of ``fun`` keeps of its forward run, a value a line.
+    """Print what a derivative of ``fun`` keeps of its forward run, a value a line, and names of policies that none has.
 
     >>> import meshwright.numpy as mnp
     >>> print_saved_residuals(lambda x: mnp.sin(x) * 2.0, mnp.ones(3))  # doctest: +ELLIPSIS
@@ -63,6 +65,27 @@ def print_saved_residuals(fun: Callable[..., Any], *args: Any, **kwargs: Any) ->
     """
     for kind, origin in saved_residuals(fun, *args, **kwargs):
         print(kind.short(), origin)
+    leaves, in_tree = tree.flatten((args, kwargs))
+    program = trace_flat(fun, in_tree, [leaf_value(x, "an argument").type for x in leaves]).program
+    there, wanted = _names(program)
+    for name in sorted(wanted - there):
+        near = get_close_matches(name, there, 1)
+        print(f"nothing is named {name!r}, which a policy names" + (f"; {near[0]!r} is" if near else ""))
+
+
+def _names(program: Program) -> tuple[set[str], set[str]]:
+    """The names that values of a program have, and those that its policies speak of."""
+    there, wanted = set[str](), set[str]()
+    for eqn in program.eqns:
+        if eqn.op.structure is Structure.NAMED:
+            there.add(eqn.params["name"])
+        policy = str(eqn.params.get("policy", ""))
+        if "_names" in policy:
+            wanted |= set(re.findall(r"'([^']*)'", re.sub(r"offload_(?:src|dst)='[^']*'", "", policy)))
+        for _, inside in eqn.regions():
+            inner = _names(inside)
+            there, wanted = there | inner[0], wanted | inner[1]
+    return there, wanted
 
 
 def _maker(program: Program, var: Atom) -> str:
