@@ -14,7 +14,7 @@ from meshwright.core.dtypes import is_inexact
 from meshwright.core.op import Op
 from meshwright.device import ops
 from meshwright.device.device_map import DeviceMap, Devices, Members, Path, as_members
-from meshwright.device.dims import Dim, Size, bind, divide, is_whole, solve
+from meshwright.device.dims import Dim, bind, divide, is_whole, solve
 from meshwright.device.function import DeviceEqn, DeviceValue, Function, Keys, Number, Operand
 from meshwright.device.symmetry import Covers, device_of
 from meshwright.device.tensor_ops import infer, operands_of, params_of, signatures, tensor_of
@@ -351,8 +351,13 @@ class Walk:
         op, type, attributes = eqn.op, tensor_of(xs[0]), dict[str, Any](to)
         count = len(group.members or xs)
         members = group.members if count > len(xs) else ()  # where one stands for all
+        if len(set(signatures(xs))) > 1:
+            raise ShapeError(
+                f"{op} takes tensors of one shape.",
+                why=", ".join(str(x.type) for x in xs),
+                fix="make the parts equal first",
+            )
         if op is ops.ALLREDUCE:
-            _check_equal(eqn, xs)
             how = eqn.attributes.get("reduce", "sum")
             _check_reduce(eqn, how, type)
             attributes = {} if how == "sum" else {"reduce": how}
@@ -360,7 +365,6 @@ class Walk:
             dim = _number(eqn, "dim", 0, {})
             attributes = {"dim": dim, **attributes}
             type = _resized(eqn, type, dim, count)
-            _check_equal(eqn, xs)
         if members:
             attributes["members"] = Keys(members)
         types = [type.on(d) for d in to.values()] or [type.on(tensor_of(x).device) for x in xs]
@@ -493,7 +497,11 @@ class Walk:
         if len(shape) != len(found.shape) or written.dtype != found.dtype:
             raise _mismatch(name, written, str(found))
         for n, (size, real) in enumerate(zip(shape, found.shape, strict=True)):
-            if size != real and not self.bind(size, real, scope):
+            # A symbol that is none of the inputs' is given a number: ``B/N`` is ``B/2`` where N = 2.
+            solved = solve(size, real) if size != real else None
+            if solved is not None and solved[0] not in self.symbols | scope.sizes.keys():
+                scope.sizes[solved[0]] = solved[1]
+            elif size != real:
                 raise _mismatch(name, written, str(found), f": dim {n} is {real}, not {written.shape[n]}")
         device = written.device
         if device.base is None or (device.base == "device_map" and device.sub is None):
@@ -506,14 +514,6 @@ class Walk:
                 + (f" ({device} stands for {expected})" if str(expected) != str(device) else ""),
                 fix=f"{name}: {found}",
             )
-
-    def bind(self, written: Size, found: Size, scope: Scope) -> bool:
-        """Agree by giving a number to a symbol that is none of the inputs': ``B/N`` is ``B/2`` where N = 2."""
-        solved = solve(written, found)
-        if solved is None or solved[0] in self.symbols or solved[0] in scope.sizes:
-            return False
-        scope.sizes[solved[0]] = solved[1]
-        return True
 
 
 # Values
@@ -639,15 +639,6 @@ def _resized(eqn: DeviceEqn, type: Tensor, dim: int, parts: int) -> Tensor:
             fix=f"a size that is a multiple of {parts}, or another number of {into}",
         )
     return type.resized(dim, size)
-
-
-def _check_equal(eqn: DeviceEqn, xs: Sequence[DeviceValue]) -> None:
-    if len(set(signatures(xs))) > 1:
-        raise ShapeError(
-            f"{eqn.op} takes tensors of one shape.",
-            why=", ".join(str(x.type) for x in xs),
-            fix="make the parts equal first",
-        )
 
 
 # How allreduce combines tensors, and the kinds of dtypes it combines so.
