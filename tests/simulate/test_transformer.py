@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -279,3 +280,24 @@ def test_the_timeline_of_a_pipeline_has_what_each_part_of_the_machine_does(sched
         assert sends == pytest.approx(sum(bar.seconds for bars in lanes.values() for bar in bars if bar.kind == "send"))
         if not layout:
             assert step.exposed_seconds == pytest.approx(0.0, abs=1e-9)
+
+
+@pytest.mark.parametrize("vocab", [64, 1000, 32000])
+@pytest.mark.parametrize("layers, width", [(2, 64), (4, 256), (2, 1024)])
+def test_the_more_replicas_share_the_less_each_holds(layers: int, width: int, vocab: int) -> None:
+    """One after another nothing is held longer; where gathers run ahead, two tables more."""
+    shape = TransformerShape(layers=layers, width=width, hidden=4 * width, heads=4, head_dim=width // 4, vocab=vocab)
+    for microbatches, recompute, sequence in ((1, "none", 64), (2, "full", 64), (4, "none", 512)):
+        for overlap, ahead in (("none", 0), ("loops", 2 * 2 * vocab * width)):
+            held = [
+                transformer.train(
+                    shape,
+                    "h100",
+                    Strategy(data=4, microbatches=microbatches, zero=zero, recompute=recompute),
+                    16,
+                    sequence,
+                    overlap=overlap,
+                ).peak_bytes_per_device
+                for zero in range(4)
+            ]
+            assert all(more <= less + ahead * (n == 2) for n, (less, more) in enumerate(pairwise(held))), held

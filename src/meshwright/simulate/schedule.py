@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from meshwright.core.program import Var
 from meshwright.simulate.clock import start_times
 from meshwright.simulate.machine import COMPUTE
 from meshwright.simulate.tasks import Task, TaskBlock
@@ -146,6 +147,30 @@ class Scheduler:
         by_path = start_times(seconds, follows, units, [-path for path in paths], WINDOW)
         ends = [max(start + length for start, length in zip(s, seconds)) for s in (by_program, by_path)]
         return by_path if ends[1] < ends[0] * (1 - 1e-9) else by_program
+
+
+def order_of(block: TaskBlock, starts: Sequence[float]) -> list[int]:
+    """The tasks by their start; a kernel that makes more than it reads comes when its result is first needed.
+
+    A kernel that waits for nothing, as one that fills an array, could start long before anybody needs what it makes,
+    while the device waits for something else; memory would be taken for all that time. Arguments are there anyhow.
+    """
+    moments = list(starts)
+    needed: dict[object, float] = {}  # when the first task starts that reads a value
+    for n in reversed(range(len(moments))):
+        task = block.tasks[n]
+        wanted = [needed[v] for v in task.writes if v in needed]
+        held = sum(v.type.nbytes for v in task.reads if _waits(block, v))
+        if wanted and task.body is None and task.cost.units == (COMPUTE,):
+            made = sum(v.type.nbytes for v in task.writes)
+            moments[n] = max(moments[n], min(wanted)) if held < made else moments[n]
+        needed.update((v, min(moments[n], needed.get(v, moments[n]))) for v in task.reads)
+    return sorted(range(len(moments)), key=lambda n: (moments[n], n))
+
+
+def _waits(block: TaskBlock, var: Var) -> bool:
+    """Whether a value is made by a task that reads something, and is not there before."""
+    return var in block.makers and bool(block.tasks[block.makers[var]].reads)
 
 
 def _talks(tasks: Sequence[Task]) -> bool:

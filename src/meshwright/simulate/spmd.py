@@ -16,7 +16,7 @@ from meshwright.hardware.arguments import checked, whole
 from meshwright.hardware.machines import machine_for
 from meshwright.simulate.machine import Machine, whole_axes
 from meshwright.simulate.memory import memory
-from meshwright.simulate.schedule import OVERLAPS, Scheduler
+from meshwright.simulate.schedule import OVERLAPS, Scheduler, order_of
 from meshwright.simulate.simulation import Simulation
 from meshwright.simulate.tasks import TaskReader, local_program, with_parts
 
@@ -110,7 +110,7 @@ def _scheduled(
     """The tasks of a local program in time."""
     block = TaskReader(machine, while_steps, flash=flash).block(local)
     schedule = Scheduler(overlap).schedule(block)
-    order = sorted(range(len(block.tasks)), key=lambda n: (schedule.starts[n], n))
+    order = order_of(block, schedule.starts)
     use = memory(block.program, donated=donated, kernels=block.kernels, order=order, flash=block.flash)
     notes = tuple(machine.notes)
     return Simulation(schedule.seconds, schedule.events, use, machine.topology, machine.axes, notes, block, machine)

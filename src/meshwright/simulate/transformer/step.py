@@ -25,7 +25,7 @@ from meshwright.hardware.transformer import TransformerShape
 from meshwright.simulate.machine import COMPUTE, TaskCost
 from meshwright.simulate.memory import Alive, MemoryUse, memory
 from meshwright.simulate.pipelines import PipelineTask, Starts, TaskTime, peak_activations, schedule_of
-from meshwright.simulate.schedule import Event
+from meshwright.simulate.schedule import Event, order_of
 from meshwright.simulate.simulation import Simulation
 from meshwright.simulate.tasks import Task, TaskBlock
 from meshwright.simulate.transformer import program as model
@@ -165,7 +165,7 @@ def _whole(
     on.reader.known.pop(id(program))  # it does not come again, unlike the layers in it
     schedule = on.scheduler.schedule(block)
     on.scheduler.blocks.pop(id(block))
-    order = sorted(range(len(block.tasks)), key=lambda n: (schedule.starts[n], n))
+    order = order_of(block, schedule.starts)
     donated = [True] * (len(program.inputs) - 1) + [False]
     use = memory(block.program, donated=donated, kernels=block.kernels, order=order, flash=block.flash)
     step = StepRegions(shape, strategy, batch, sequence, dtypes)
