@@ -2,8 +2,8 @@
 
     python benchmarks/bench_device_growth.py [--json]
 
-The peer of each row is the same work with fewer layers or devices, measured in the same run. Work that is linear in layers has a
-ratio of 2. With devices it does not grow: from 1,024 to a million the ratio is 1.
+The peer of each row is the same work with fewer layers or devices, measured in the same run. Work that is linear in
+layers has a ratio of 2. With devices it does not grow: from 1,024 to a million the ratio is 1.
 """
 
 from __future__ import annotations

@@ -42,6 +42,7 @@ LAYERS = (
     "kernel",
     "report",
     "device",
+    "simulate.devices",
     "simulate.transformer",
     "search",
     "interop",

@@ -9,8 +9,8 @@ import meshwright as mw
 import meshwright.numpy as mnp
 from meshwright import dist
 from meshwright.device.spread import Planner
-from meshwright.device.steady import steady_state
 from meshwright.errors import ShapeError
+from meshwright.simulate.devices.steady import steady_state
 from tests.device.models import MODELS, Model, check, mlp_training, transformer_training
 
 TWO = {1: [1, 3], 2: [2, 4]}

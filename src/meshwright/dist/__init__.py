@@ -23,7 +23,7 @@ from meshwright.device.build import (
 )
 from meshwright.device.device_map import DeviceMap
 from meshwright.device.dims import Dim
-from meshwright.device.distir import DistIR
+from meshwright.simulate.devices.distir import DistIR
 from meshwright.device.execute import execute
 from meshwright.device.from_program import from_program
 from meshwright.device.function import DeviceEqn as Eqn
@@ -31,21 +31,21 @@ from meshwright.device.function import DeviceValue as Value
 from meshwright.device.function import Function, Number
 from meshwright.device.in_place import keep_in_place
 from meshwright.search.layered import GPT
-from meshwright.device.on_topology import OnTopology
-from meshwright.device.pictures import draw
+from meshwright.simulate.devices.on_topology import OnTopology
+from meshwright.simulate.devices.pictures import draw
 from meshwright.device.pipeline import pipeline_parallel
 from meshwright.device.recompute import recompute
 from meshwright.device.resolve import check, resolve
 from meshwright.simulate.pipelines import SCHEDULES, Schedule
 from meshwright.simulate.pipelines import PipelineTask as Task
 from meshwright.search.strategies import SearchResult, estimate, grid_search, strategies
-from meshwright.device.simulate import simulate
-from meshwright.device.simulation import DeviceSimulation as Simulation
-from meshwright.device.steady import steady_state
+from meshwright.simulate.devices.simulate import simulate
+from meshwright.simulate.devices.simulation import DeviceSimulation as Simulation
+from meshwright.simulate.devices.steady import steady_state
 from meshwright.search.strategy import Estimate
 from meshwright.simulate.transformer.strategy import Strategy
 from meshwright.device.text.reader import SlipWarning, parse
-from meshwright.device.simulation import DeviceEvent as Event
+from meshwright.simulate.devices.simulation import DeviceEvent as Event
 from meshwright.device.to_mesh import MeshPipeline, MeshProgram, to_mesh
 from meshwright.search.traced import Traced, traced
 from meshwright.device.transforms import data_parallel, horizontal_parallel, zero

@@ -13,7 +13,6 @@ from itertools import product
 from math import gcd, isqrt
 from typing import Any
 
-from meshwright.device.on_topology import OnTopology
 from meshwright.errors import ShapeError
 from meshwright.hardware.arguments import Check, checked, flag, function, having, one_of, path, sequence, whole
 from meshwright.hardware.topology import Topology
@@ -26,6 +25,7 @@ from meshwright.search.traced import Traced
 from meshwright.search.traced_plan import TracedPlan
 from meshwright.search.transformer_plan import TransformerPlan, dtypes_of, fits_on, transformer_of
 from meshwright.search.unrolled import MLP
+from meshwright.simulate.devices.on_topology import OnTopology
 from meshwright.simulate.pipelines import SCHEDULES
 from meshwright.simulate.transformer.arguments import STEP
 from meshwright.simulate.transformer.strategy import ZERO, Strategy, recomputed

@@ -5,12 +5,12 @@ from __future__ import annotations
 from functools import cached_property
 from typing import Any
 
-from meshwright.device.on_topology import OnTopology
 from meshwright.errors import ShapeError
 from meshwright.hardware.machines import for_mesh
 from meshwright.hardware.topology import Topology
 from meshwright.hardware.transformer import TransformerShape
 from meshwright.search.layered import GPT
+from meshwright.simulate.devices.on_topology import OnTopology
 from meshwright.simulate.transformer.program import splits
 from meshwright.simulate.transformer.step import StepTotals, step_totals
 from meshwright.simulate.transformer.step_program import StepDtypes

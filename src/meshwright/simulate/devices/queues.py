@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 from meshwright.device.device_map import Devices
 from meshwright.device.function import DeviceEqn, DeviceValue, Function
 from meshwright.device.ops import DeviceOp
-from meshwright.device.simulation import Assumptions, DeviceEvent, DeviceSimulation, Role
 from meshwright.device.symmetry import Covers, Stack, device_of
 from meshwright.device.tensor_ops import is_elementwise
 from meshwright.device.types import Tensor
 from meshwright.errors import DeviceError
 from meshwright.ops.named import first_operand
 from meshwright.simulate.clock import start_times
+from meshwright.simulate.devices.simulation import Assumptions, DeviceEvent, DeviceSimulation, Role
 from meshwright.simulate.lifetimes import Step, last_reads, lifetimes
 
 Places = list[tuple[int, int]]  # devices, and the bytes there

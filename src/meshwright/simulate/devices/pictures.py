@@ -8,11 +8,11 @@ from typing import Any
 from meshwright.chart.views import View
 from meshwright.device.device_map import DeviceMap
 from meshwright.device.function import Function
-from meshwright.device.simulation import DeviceSimulation
 from meshwright.errors import DeviceError
 from meshwright.report.devices import device_listing
 from meshwright.report.schedules import schedule_view
 from meshwright.report.trees import shortened, tree_view
+from meshwright.simulate.devices.simulation import DeviceSimulation
 from meshwright.simulate.pipelines import Schedule
 
 

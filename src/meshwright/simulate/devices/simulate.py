@@ -8,16 +8,16 @@ from typing import Any
 from meshwright.device.device_map import DeviceMap
 from meshwright.device.from_program import takes_program
 from meshwright.device.function import Function
-from meshwright.device.on_topology import OnTopology
-from meshwright.device.queues import run
 from meshwright.device.resolve import as_device_map, check_sizes, names_devices
-from meshwright.device.simulation import Assumptions, DeviceSimulation
-from meshwright.device.steady import steady_state
 from meshwright.device.symmetry import Covers, Distances, Folding, Roles, by_distance, check_distances
 from meshwright.device.types import Tensor
 from meshwright.device.walk import Walk
 from meshwright.errors import MeshwrightError
 from meshwright.hardware.topology import Topology
+from meshwright.simulate.devices.on_topology import OnTopology
+from meshwright.simulate.devices.queues import run
+from meshwright.simulate.devices.simulation import Assumptions, DeviceSimulation
+from meshwright.simulate.devices.steady import steady_state
 
 MOST_UNFOLDED = 512  # devices that are simulated one by one where they do parts of what others do
 
