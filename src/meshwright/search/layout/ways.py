@@ -32,7 +32,7 @@ Params = tuple[tuple[str, Any], ...]
 Types = tuple[TensorType, ...]
 
 
-class Way(NamedTuple):
+class GroupSplit(NamedTuple):
     """One way to split a group: the layouts of the operands and results of its first step, and by how much."""
 
     operands: tuple[TensorSharding, ...]
@@ -66,7 +66,7 @@ def _assignments(rule: FactorRule, separable: frozenset[int], mesh: BaseMesh) ->
     return tuple(found)
 
 
-def ways_of(eqn: Eqn, operands: Types, results: Types, mesh: BaseMesh) -> tuple[Way, ...]:
+def ways_of(eqn: Eqn, operands: Types, results: Types, mesh: BaseMesh) -> tuple[GroupSplit, ...]:
     """The ways to split an op; at indices, each device may read and write what it holds."""
     rule = rule_of(eqn.op, operands, results, tuple(eqn.params.items()))
     if eqn.op.split.across is Across.READ:
@@ -78,7 +78,7 @@ def ways_of(eqn: Eqn, operands: Types, results: Types, mesh: BaseMesh) -> tuple[
 
 
 @lru_cache(maxsize=65536)
-def _ways(rule: Numbered, operands: Types, results: Types, mesh: BaseMesh) -> tuple[Way, ...]:
+def _ways(rule: Numbered, operands: Types, results: Types, mesh: BaseMesh) -> tuple[GroupSplit, ...]:
     found = []
     for given in _assignments(rule.rule, rule.separable, mesh):
         way = _way(rule, (*operands, *results), len(operands), given, mesh)
@@ -87,7 +87,7 @@ def _ways(rule: Numbered, operands: Types, results: Types, mesh: BaseMesh) -> tu
     return tuple(dict.fromkeys(found))
 
 
-def _way(rule: Numbered, types: Types, count: int, given: Assignment, mesh: BaseMesh) -> Way | None:
+def _way(rule: Numbered, types: Types, count: int, given: Assignment, mesh: BaseMesh) -> GroupSplit | None:
     shapes, _ = shapes_of(rule.rule)
     dims = []
     for shape, t in zip(shapes, types, strict=True):
@@ -98,7 +98,7 @@ def _way(rule: Numbered, types: Types, count: int, given: Assignment, mesh: Base
     reduced = tuple(axis for factor in sorted(rule.reduced) for axis in given.get(factor, ()))
     operands = tuple(layout(mesh, d) for d in dims[:count])
     results = tuple(layout(mesh, d, reduced, rule.combine if reduced else "sum") for d in dims[count:])
-    return Way(operands, results, prod(axis.size for axes in given.values() for axis in axes))
+    return GroupSplit(operands, results, prod(axis.size for axes in given.values() for axis in axes))
 
 
 @lru_cache(maxsize=65536)
@@ -228,17 +228,17 @@ class GroupWays:
         self.seconds += step.times * step.seconds / degrees
 
 
-def _ways_of_first(first: LayoutStep, mesh: BaseMesh) -> list[Way]:
+def _ways_of_first(first: LayoutStep, mesh: BaseMesh) -> list[GroupSplit]:
     """The ways of a group, which are those of its first step."""
     if first.eqn is None:
         found = layouts_of(first.outputs[0].type, mesh)
         if first.kind == "stack":
-            return [Way((_row(s),), (s,), blocks(s)) for s in found if not s.dims[0].axes]
-        return [Way((_with_rows(s) if first.kind == "row" else s,), (s,), blocks(s)) for s in found]
+            return [GroupSplit((_row(s),), (s,), blocks(s)) for s in found if not s.dims[0].axes]
+        return [GroupSplit((_with_rows(s) if first.kind == "row" else s,), (s,), blocks(s)) for s in found]
     operands, results, _ = types_of(first)
     if isinstance(first.eqn.op.factors, No):
         whole = [tuple(replicated(mesh, t.ndim) for t in types) for types in (operands, results)]
-        return [Way(whole[0], whole[1], 1)]
+        return [GroupSplit(whole[0], whole[1], 1)]
     ways = list(ways_of(first.eqn, operands, results, mesh))
     return [*ways, *_summed_ways(ways, mesh)] if _adds(first) else ways
 
@@ -250,7 +250,7 @@ def _adds(step: LayoutStep) -> bool:
     return len(step.inputs) == 2 and any(len(g.operands) == 2 for g in groups)
 
 
-def _summed_ways(ways: Sequence[Way], mesh: BaseMesh) -> list[Way]:
+def _summed_ways(ways: Sequence[GroupSplit], mesh: BaseMesh) -> list[GroupSplit]:
     """The ways of a sum of summands over an axis."""
     found = []
     for axis in mesh.axes:
@@ -258,7 +258,7 @@ def _summed_ways(ways: Sequence[Way], mesh: BaseMesh) -> list[Way]:
             used = [a.name for d in way.results[0].dims for a in d.axes]
             if axis.size > 1 and axis.name not in used:
                 s = layout(mesh, tuple(d.axes for d in way.results[0].dims), (axis,))
-                found.append(Way((s, s), (s,), way.degree * axis.size))
+                found.append(GroupSplit((s, s), (s,), way.degree * axis.size))
     return found
 
 
