@@ -265,7 +265,7 @@ def test_a_move_axis_by_axis_is_near_the_plan(data: Any) -> None:
     t = TensorType((64, 1 << data.draw(st.integers(6, 20))), np.dtype("float32"))
     plan = reshard_plan(t.shape, t.dtype, have, need, cost).seconds(topology) if have != need else 0.0
     found = move_seconds(t.nbytes, have, need, cost)
-    assert 0.5 * plan <= found <= 4 * plan
+    assert plan / 4 <= found <= 4 * plan
 
 
 @pytest.mark.slow

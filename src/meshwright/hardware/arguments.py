@@ -468,7 +468,7 @@ def _wrong_names(owner: str, wanted: Signature, given: Mapping[str, Any], error:
     return HardwareError(
         f"The arguments do not fit {owner}.",
         where=here(),
-        why=str(error),
+        why=str(error).replace("keyword-only ", ""),  # of which some Pythons tell
         fix=", ".join(f"{p.name}={EXAMPLES.get(p.name, EXAMPLES.get(str(p.annotation), 8))}" for p in needed),
     )
 

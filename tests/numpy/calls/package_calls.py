@@ -70,6 +70,7 @@ PACKAGE: dict[str, list[tuple[str, str]] | NotDrawn] = {
             "Overlap",
             "check_partitioned",
             "checkpoint_name",
+            "find_layout",
             "make_program",
             "no_implicit_comms",
             "parse_program",
