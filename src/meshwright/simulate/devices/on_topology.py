@@ -132,6 +132,10 @@ class OnTopology:
             cost = self.collective(eqn.op.name, whole, members)
         return dict.fromkeys(devices, cost)
 
+    def takes_turns(self, eqn: DeviceEqn) -> bool:
+        """Whether a message stands for several of which one waits for the other."""
+        return eqn.op is SEND and self.together(eqn, device_of(eqn.values[0]), device_of(eqn.outputs[0])) > 1
+
     def together(self, eqn: DeviceEqn, source: int, target: int) -> int:
         """How many messages take turns on a link, where one stands for those of all ``members``."""
         members = eqn.attributes.get("members", ())

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from meshwright.device.device_map import Devices
 from meshwright.device.function import DeviceEqn, DeviceValue, Function
-from meshwright.device.ops import DeviceOp
+from meshwright.device.ops import SEND, DeviceOp
 from meshwright.device.symmetry import Covers, Stack, device_of
 from meshwright.device.tensor_ops import is_elementwise
 from meshwright.device.types import Tensor
@@ -48,6 +48,7 @@ class _Fact(NamedTuple):
     units: dict[Any, float]
     elementwise: bool
     stored: Sequence[int]  # the operands in whose memory results are that take none, by number
+    own: dict[int, float]
 
 
 class _Facts:
@@ -89,7 +90,14 @@ class _Facts:
             units = {**used, **dict.fromkeys(assumptions.links(eqn), seconds)}
         like = eqn.op.like if isinstance(eqn.op, DeviceOp) else first_operand
         stored = [like(len(eqn.inputs), n) for n in range(len(eqn.outputs))] if assumptions.in_place(eqn) else []
-        return _Fact(used, talks, seconds, units, elementwise, stored)
+        return _Fact(used, talks, seconds, units, elementwise, stored, self.own(eqn, used))
+
+    def own(self, eqn: DeviceEqn, used: dict[int, float]) -> dict[int, float]:
+        """What each device sends itself: a message that stands for others waits for its turn among them."""
+        if eqn.op is not SEND or "members" not in eqn.attributes:
+            return used
+        alone = {name: value for name, value in eqn.attributes.items() if name != "members"}
+        return {**used, **self.assumptions.seconds(eqn.with_(attributes=alone))}
 
 
 def _starts(fn: Function, facts: Sequence[_Fact], overlap: bool) -> list[float]:
@@ -138,7 +146,7 @@ def _measured(
     timeline: list[DeviceEvent] = []
     for eqn, fact, start in zip(timed.fn.eqns, timed.facts, timed.starts, strict=True):
         if fact.talks and assumptions.overlap:
-            for device, seconds in fact.costs.items():
+            for device, seconds in fact.own.items():
                 linked[device] = linked.get(device, 0.0) + seconds
                 busy.setdefault(device, 0.0)
         else:

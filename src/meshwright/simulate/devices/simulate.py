@@ -67,9 +67,11 @@ def simulate(
     devices = as_device_map(device_map, fn)
     folded = _folded(fn, devices, sizes, assumptions, steady) if fold else None
     found = run(folded[0], assumptions, *folded[1:], events=events) if folded is not None else None
-    # A device that does a part of what the one does that stands for it may do so at other times: where there are few
-    # devices each is simulated, of many it is taken for granted.
+    # A device that does a part of what the one does that stands for it may do so at other times, and so may those whose
+    # messages take turns on a link: where there are few devices each is simulated, of many it is taken for granted.
     uneven = found is not None and any(len(parts) > 1 for parts in found.roles.sets.values())
+    if folded is not None and isinstance(assumptions, OnTopology):
+        uneven = uneven or any(map(assumptions.takes_turns, folded[0].eqns))
     if found is not None and not (uneven and assumptions.overlap and _are_few(devices)):
         return found
     flat = Walk(fn, devices, sizes).run().flat
