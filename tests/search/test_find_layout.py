@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import namedtuple
 from itertools import product
 from typing import Any
 
@@ -224,6 +225,18 @@ ERRORS = {
   why:  batch_args are positions of the 2 arguments of train_step
   fix:  batch_args=1""",
     ),
+    "no arguments": (
+        lambda: mw.find_layout(lambda: mnp.ones(8), topology="h100 8"),
+        """find_layout is given no arguments of the step.
+  why:  their shardings are what it looks for
+  fix:  mw.find_layout(f, params, batch, topology="h100 64")""",
+    ),
+    "batch of half": (
+        lambda: mw.find_layout(train_step, *mlp(8, 8, 8), topology="h100 8", batch_args=0.5),  # type: ignore[arg-type]
+        """There is no argument 0.5.
+  why:  batch_args are positions of the 2 arguments of train_step
+  fix:  batch_args=1""",
+    ),
     "bytes": (
         lambda: mw.find_layout(train_step, *mlp(8, 8, 8), topology="h100 8", memory="80GB"),
         """The memory of a device is '80GB'.
@@ -266,6 +279,42 @@ def test_a_move_axis_by_axis_is_near_the_plan(data: Any) -> None:
     plan = reshard_plan(t.shape, t.dtype, have, need, cost).seconds(topology) if have != need else 0.0
     found = move_seconds(t.nbytes, have, need, cost)
     assert plan / 4 <= found <= 4 * plan
+
+
+def test_operands_of_one_shape_are_laid_out_apart() -> None:
+    t = shape(4096, 4096, dtype="bfloat16")
+    found = mw.find_layout(lambda x, w: x @ w, t, t, topology="h100 8")
+    mesh = mw.make_mesh((8,), ("data",))
+    rows = (NamedSharding(mesh, P("data")), NamedSharding(mesh, P()))
+    by_hand = mw.simulate(mw.jit(lambda x, w: x @ w, in_shardings=rows).lower(t, t).compile(), "h100 8")
+    assert found.best.seconds <= by_hand.seconds
+
+
+def test_what_a_step_returns_anew_follows_from_it() -> None:
+    table, tokens = shape(512, 64, dtype="bfloat16"), shape(256, dtype="int32")
+    lookup = mw.find_layout(lambda e, t: (e[t] @ e.T).sum(-1), table, tokens, topology="h100 4").best
+    assert lookup.step is not None and lookup.step.state == set() and lookup.step.donate == ()
+    product = mw.find_layout(lambda x, w: x @ w, shape(64, 64), shape(64, 64), topology="h100 2").best
+    assert product.step is not None and product.step.state == set()
+
+
+Pair = namedtuple("Pair", "w b")
+TREES = {
+    "a tuple alone": (lambda p, x: tuple(q * 2.0 for q in p), (shape(16, 8), shape(8))),
+    "a list": (lambda p, x: [x.sum(), (p[0] * 2.0, p[1] + 1.0)], (shape(16, 8), shape(8))),
+    "a named tuple": (lambda p, x: (x.sum(), Pair(p.w * 2.0, p.b + 1.0)), Pair(shape(16, 8), shape(8))),
+    "a dict of others": (lambda p, x: {"loss": x.sum(), "p": {"w": p["w"] - 1.0}}, {"w": shape(16, 8)}),
+}
+
+
+@pytest.mark.parametrize("name", TREES)
+def test_code_of_every_tree_runs(name: str) -> None:
+    step, params = TREES[name]
+    found = mw.find_layout(step, params, shape(32, 16), topology="h100 2", fixed={"data": 2}).best
+    names: dict[str, Any] = {"step": step, "Pair": Pair}
+    exec(found.code(), names)
+    seconds = mw.simulate(names["step"].lower(params, shape(32, 16)).compile(), mw.hardware.Topology("h100", 2)).seconds
+    assert seconds == found.seconds
 
 
 @pytest.mark.slow

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from math import gcd, lcm
@@ -166,6 +166,13 @@ class Covers:
         """The stack under which an output is kept."""
         return self.returned.get(value, self.values.get(value, ()))
 
+    def _stands_for_one(self, device: int, stack: Stack, written: Mapping[int, object]) -> bool:
+        """Whether a device stands for another one that is written, too."""
+        found = self.devices(device, stack)
+        if len(found) < len(written):
+            return any(other in written for other in found if other != device)
+        return any(other in found for other in written if other != device)
+
     def roles(self, fn: Function) -> Roles | None:
         """For each device that is written, sets of devices that do the same; the device itself is in the first.
 
@@ -183,8 +190,8 @@ class Covers:
         for device, under in stacks.items():
             inside = [stack for stack in under if self.devices(device, stack)]
             nested = sorted({frozenset(g for g in stack if len(g) > 1) for stack in inside}, key=len)
-            others = (other in self.devices(device, stack) for stack in inside for other in stacks if other != device)
-            if any(others) or any(not small <= large for small, large in pairwise(nested)):
+            stands = any(self._stands_for_one(device, stack, stacks) for stack in inside)
+            if stands or any(not small <= large for small, large in pairwise(nested)):
                 return None
             parts: list[Devices] = []
             for groups in nested:

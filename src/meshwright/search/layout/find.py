@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from math import inf, prod
+from numbers import Real
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,7 +24,7 @@ from meshwright.search.layout.roles import assign_roles
 from meshwright.search.layout.solve import IMPOSSIBLE, Chosen, Pairs, best_choice
 from meshwright.search.layout.step import FoundLayout, FoundLayouts, Step
 from meshwright.search.layout.ways import layouts_of
-from meshwright.sharding.mesh import Mesh
+from meshwright.sharding.mesh import BaseMesh, Mesh
 from meshwright.sharding.named import NamedSharding, TensorSharding
 from meshwright.sharding.spec import P, PartitionSpec
 from meshwright.simulate.machine import Machine
@@ -101,7 +102,7 @@ class LayoutSearch:
         self, given: Sequence[TensorSharding], machine: Topology, name: str, specs: Mapping[Var, PartitionSpec]
     ) -> FoundLayout:
         """A layout of arguments, with constraints or without, simulated once."""
-        key = (*given, len(specs) > 0)
+        key = (*given, frozenset(specs.items()))
         if key not in self.made:
             self.made[key] = self.step.laid_out(given, machine, name, specs, self.memory, self.mode)
         return self.made[key]
@@ -159,7 +160,7 @@ def find_layout(
     topology: Any,
     batch_args: int | Sequence[int] | None = None,
     memory: float | None = None,
-    fixed: Mapping[str, int] | Mesh | None = None,
+    fixed: Mapping[str, int] | BaseMesh | None = None,
     microbatches: int | None = None,
     mode: str = "exact",
     progress: Callable[[str], None] | None = None,
@@ -192,7 +193,7 @@ def find_layout(
     step = Step(f, args, batch_args)
     if memory is None:
         memory = machine.chip.known("hbm_bytes", inf)
-    if isinstance(memory, bool) or not isinstance(memory, int | float) or not memory > 0:
+    if isinstance(memory, bool) or not isinstance(memory, Real) or not memory > 0:
         raise MeshwrightError(
             f"The memory of a device is {memory!r}.", where=here(), why="it is a number of bytes", fix="memory=80e9"
         )
@@ -286,7 +287,7 @@ def _name(step: Step, given: Sequence[TensorSharding]) -> str:
 
 def _fixed(fixed: Any, machine: Topology) -> dict[str, int]:
     """The sizes of the mesh to stay on."""
-    sizes = dict(fixed.shape) if isinstance(fixed, Mesh) else fixed
+    sizes = dict(fixed.shape) if isinstance(fixed, BaseMesh) else fixed
     if not isinstance(sizes, Mapping) or not all(isinstance(n, int) and n > 0 for n in sizes.values()):
         raise MeshError(
             f"fixed is {fixed!r}.",

@@ -14,19 +14,26 @@ def assign_roles(graph: LayoutGraph) -> list[LayoutGroup]:
     known: dict[Hashable, int] = {}
     roles = [known.setdefault(_signature(group), len(known)) for group in graph.groups]
     before: list[list[int]] = [[] for _ in graph.groups]
-    after: list[list[int]] = [[] for _ in graph.groups]
+    after: list[list[tuple[int, int, int]]] = [
+        [] for _ in graph.groups
+    ]  # who reads it, in which step, as which operand
     for group in graph.groups:
-        for step in group.steps:
-            for value in step.inputs:
+        for place, step in enumerate(group.steps):
+            for number, value in enumerate(step.inputs):
                 maker = _maker(value)
                 if maker is not None and maker is not group:
                     before[group.number].append(maker.number)
-                    after[maker.number].append(group.number)
+                    after[maker.number].append((group.number, place, number))
     for _ in range(ROUNDS):
         known = {}
         roles = [
             known.setdefault(
-                (role, tuple(roles[n] for n in before[number]), frozenset(roles[n] for n in after[number])), len(known)
+                (
+                    role,
+                    tuple(roles[n] for n in before[number]),
+                    frozenset((roles[n], *place) for n, *place in after[number]),
+                ),
+                len(known),
             )
             for number, role in enumerate(roles)
         ]

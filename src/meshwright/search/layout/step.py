@@ -13,7 +13,8 @@ from meshwright.compile.compiled import Compiled
 from meshwright.compile.jit import jit
 from meshwright.core import tree
 from meshwright.core.facts import Structure
-from meshwright.core.program import Program, Var
+from meshwright.core.op import is_elementwise
+from meshwright.core.program import Atom, Program, Var
 from meshwright.core.source import Source, here
 from meshwright.core.trace import run
 from meshwright.core.types import TensorType
@@ -130,7 +131,14 @@ class Step:
     """A traced step: its program, the trees of its arguments and results, and which results are arguments anew."""
 
     def __init__(self, function: Callable[..., Any], args: Sequence[Any], batch_args: Any) -> None:
-        check_function(function, "find_layout")
+        check_function(function, "find_layout", 'mw.find_layout(f, *args, topology="h100 64")')
+        if not args:
+            raise ShapeError(
+                "find_layout is given no arguments of the step.",
+                where=here(),
+                why="their shardings are what it looks for",
+                fix='mw.find_layout(f, params, batch, topology="h100 64")',
+            )
         self.function, self.args = function, tuple(args)
         self.name = getattr(function, "__name__", "step")
         leaves, self.in_tree = tree.flatten((self.args, {}))
@@ -140,17 +148,21 @@ class Step:
         self.program = simplified(traced.closed, self.out_tree)
         _check_structure(self.program)
         self.argument = [n for n, arg in enumerate(self.args) for _ in tree.leaves(arg)]
+        self.batch = self._batch(batch_args)
         self.returned = self._returned()
         self.state = {n for n in range(len(self.args)) if self._is_state(n)}
-        self.batch = self._batch(batch_args)
+        if batch_args is None:
+            self.batch -= {n for n, arg in enumerate(self.argument) if arg in self.state}
 
     def _is_state(self, number: int) -> bool:
         mine = [n for n, arg in enumerate(self.argument) if arg == number]
         return bool(mine) and all(n in self.returned.values() for n in mine)
 
     def _returned(self) -> dict[int, int]:
-        """By the number of a result, the argument that it is anew: trees of results that arguments have, too."""
+        """By the number of a result, the argument that it is anew: trees of results that arguments have, too, each of
+        which follows from that argument by elementwise ops, as an update does."""
         results = tree.unflatten(self.out_tree, range(self.out_tree.num_leaves))
+        made_of = self._made_of()
         found: dict[int, int] = {}
         parts = [results, *(results if isinstance(results, tuple | list) else [])]
         first = 0
@@ -161,31 +173,50 @@ class Step:
             for part in parts:
                 numbers = tree.leaves(part)
                 same = tree.flatten(arg)[1] == tree.flatten(part)[1] and not any(n in found for n in numbers)
-                types = [self.program.outputs[n].type for n in numbers]
-                if same and count and all(t.shape == self.types[n].shape for t, n in zip(types, mine, strict=True)):
+                if same and count and all(n in made_of[m] for n, m in zip(mine, numbers, strict=True)):
                     found.update(zip(numbers, mine, strict=True))
                     break
         return found
 
+    def _made_of(self) -> list[frozenset[int]]:
+        """For each result the arguments of its type from which it follows by elementwise ops."""
+        known: dict[Atom, frozenset[int]] = {v: frozenset((n,)) for n, v in enumerate(self.program.inputs)}
+        for eqn in self.program.eqns:
+            sets = [known[a] for a in eqn.inputs if a in known]
+            if sets and is_elementwise(eqn):
+                known.update(dict.fromkeys(eqn.outputs, frozenset().union(*sets)))
+        return [
+            frozenset(
+                n
+                for n in known.get(atom, ())
+                if (self.types[n].shape, self.types[n].dtype) == (atom.type.shape, atom.type.dtype)
+            )
+            for atom in self.program.outputs
+        ]
+
     def _batch(self, given: Any) -> set[int]:
         """The leaves that have the batch as their first dim."""
-        if given is None:
-            numbers = set(range(len(self.args))) - self.state
-        else:
-            numbers = {given} if isinstance(given, int) else set(given)
-            wrong = [n for n in numbers if not isinstance(n, int) or not 0 <= n < len(self.args)]
-            if wrong:
-                raise ShapeError(
-                    f"There is no argument {wrong[0]!r}.",
-                    where=here(),
-                    why=f"batch_args are positions of the {len(self.args)} arguments of {self.name}",
-                    fix=f"batch_args={len(self.args) - 1}",
-                )
+        numbers = (
+            range(len(self.args)) if given is None else given if isinstance(given, tuple | list | set) else (given,)
+        )
+        wrong = [n for n in numbers if isinstance(n, bool) or not isinstance(n, int) or not 0 <= n < len(self.args)]
+        if wrong:
+            raise ShapeError(
+                f"There is no argument {wrong[0]!r}.",
+                where=here(),
+                why=f"batch_args are positions of the {len(self.args)} arguments of {self.name}",
+                fix=f"batch_args={len(self.args) - 1}",
+            )
         return {n for n, arg in enumerate(self.argument) if arg in numbers and self.types[n].ndim}
 
     @property
     def donated(self) -> tuple[bool, ...]:
-        return tuple(arg in self.state for arg in self.argument)
+        return tuple(arg in self.state and n not in self.batch for n, arg in enumerate(self.argument))
+
+    @property
+    def donate(self) -> tuple[int, ...]:
+        """The arguments whose memory results may take: those that the step returns anew."""
+        return tuple(sorted({arg for arg, given in zip(self.argument, self.donated, strict=True) if given}))
 
     def results(self, given: Sequence[NamedSharding]) -> list[NamedSharding | None]:
         """The shardings of results: those that are arguments anew have theirs."""
@@ -224,7 +255,7 @@ class Step:
                 return tree.unflatten(out_tree, run(program, tree.leaves(args)))
 
         options: dict[str, Any] = {"in_shardings": layout.in_shardings, "out_shardings": layout.out_shardings}
-        made = jit(function, donate_argnums=tuple(sorted(self.state)), **options)
+        made = jit(function, donate_argnums=self.donate, **options)
         found: Compiled = made.lower(*self.args).compile()
         return found
 
@@ -245,9 +276,9 @@ class Step:
         placed = ("jax.tree.map(lambda spec: NamedSharding(mesh, spec), ({0},), is_leaf=lambda x: isinstance(x, P))"
                   if jax else "mw.tree.map(lambda spec: NamedSharding(mesh, spec), ({0},))")  # fmt: skip
         lines.append(f"in_shardings = {placed.format(', '.join(names))}")
-        outs = self._out_text(names)
+        outs = self._out_text(tree.unflatten(self.out_tree, range(self.out_tree.num_leaves)))
         lines.append(f"out_shardings = {outs}")
-        donate = tuple(sorted(self.state))
+        donate = self.donate
         jit_name = "jax.jit" if jax else "mw.jit"
         extra = f", donate_argnums={donate}" if donate else ""
         lines.append(
@@ -264,21 +295,28 @@ class Step:
             lines += shown
         return "\n".join(lines)
 
-    def _out_text(self, names: Sequence[str]) -> str:
-        results = tree.unflatten(self.out_tree, range(self.out_tree.num_leaves))
-        parts = results if isinstance(results, tuple) else (results,)
-        found = []
-        for part in parts:
-            numbers = tree.leaves(part)
-            of = {self.argument[self.returned[n]] for n in numbers if n in self.returned}
-            found.append(f"in_shardings[{of.pop()}]" if len(of) == 1 else "None")
-        return f"({', '.join(found)}{',' if len(found) == 1 else ''})" if isinstance(results, tuple) else found[0]
+    def _out_text(self, part: Any) -> str:
+        """The shardings of results as code: those of the arguments that they are anew, None for others."""
+        numbers = tree.leaves(part)
+        if not any(n in self.returned for n in numbers):
+            return "None"
+        for k, arg in enumerate(self.args):
+            mine = [n for n, one in enumerate(self.argument) if one == k]
+            if tree.flatten(arg)[1] == tree.flatten(part)[1] and mine == [self.returned.get(n) for n in numbers]:
+                return f"in_shardings[{k}]"
+        if isinstance(part, dict):
+            return "{" + ", ".join(f"{key!r}: {self._out_text(one)}" for key, one in part.items()) + "}"
+        inner = ", ".join(map(self._out_text, part))
+        return f"[{inner}]" if isinstance(part, list) else f"({inner}{',' if len(part) == 1 else ''})"
 
 
 class _Code(str):
     """A piece of code among the leaves of a tree."""
 
     __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
 
 
 def _text(spec: PartitionSpec) -> str:
