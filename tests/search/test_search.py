@@ -101,13 +101,14 @@ def test_memory_falls_with_zero_and_recomputation_and_time_rises():
 def test_a_search_is_resumed_from_its_file_and_runs_on_any_executor(tmp_path):
     topology, gpt = hardware.Topology("h100", 8), dist.GPT(layers=4, dim=256, heads=8)
     path = tmp_path / "found.csv"
+    some = {"microbatches": [1, 4], "zero": (0, 2)}
     seen: list[tuple[int, int]] = []
-    first = dist.grid_search(gpt, topology, 32, path=path, progress=lambda n, of: seen.append((n, of)))
+    first = dist.grid_search(gpt, topology, 32, path=path, progress=lambda n, of: seen.append((n, of)), **some)
     assert seen[-1] == (len(first), len(first))
-    again = dist.grid_search(gpt, topology, 32, path=path, progress=lambda n, of: pytest.fail("computed again"))
+    again = dist.grid_search(gpt, topology, 32, path=path, progress=lambda n, of: pytest.fail("computed again"), **some)
     assert set(again.estimates) == set(first.estimates)
     with ThreadPoolExecutor(2) as executor:
-        spread = dist.grid_search(gpt, topology, 32, executor=executor)
+        spread = dist.grid_search(gpt, topology, 32, executor=executor, **some)
     assert set(spread.estimates) == set(first.estimates)
 
 

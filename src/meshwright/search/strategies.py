@@ -299,7 +299,8 @@ def grid_search(
     the front; the rest is the same.
 
     >>> from meshwright import dist, hardware
-    >>> found = dist.grid_search(dist.GPT(layers=12, dim=768, heads=12), hardware.Topology("h100", 8), batch=64)
+    >>> model, machine = dist.GPT(layers=12, dim=768, heads=12), hardware.Topology("h100", 8)
+    >>> found = dist.grid_search(model, machine, batch=64, microbatches=[4], zero=[0, 1])
     >>> found.best.strategy.devices, found.best.fits, len(found.pareto) > 1
     (8, True, True)
     """
