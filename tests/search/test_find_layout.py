@@ -298,6 +298,16 @@ def test_what_a_step_returns_anew_follows_from_it() -> None:
     assert product.step is not None and product.step.state == set()
 
 
+def test_code_for_jax_runs_there() -> None:
+    jax = pytest.importorskip("jax")
+    found = mw.find_layout(lambda w, x: (x.sum(), w - x), shape(4, 4), shape(4, 4), topology="h100 1").best
+    names: dict[str, Any] = {"step": lambda w, x: (x.sum(), w - x)}
+    exec(found.code("jax"), names)
+    assert all(kind == jax.sharding.AxisType.Auto for kind in names["mesh"].axis_types)
+    total, w = names["step"](jax.numpy.ones((4, 4)), jax.numpy.ones((4, 4)))
+    assert (float(total), float(w.sum())) == (16.0, 0.0)
+
+
 Pair = namedtuple("Pair", "w b")
 TREES = {
     "a tuple alone": (lambda p, x: tuple(q * 2.0 for q in p), (shape(16, 8), shape(8))),

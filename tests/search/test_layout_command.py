@@ -50,8 +50,14 @@ def test_json_and_jax(step: str, capsys: pytest.CaptureFixture[str]) -> None:
 def test_what_is_refused(step: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["layout", step]) == 2
     assert "How many chips h100 is to have is not said." in capsys.readouterr().err
-    assert main(["layout", step, "--chips", "8", "--memory", "0.000001"]) == 2
+    assert main(["layout", step, "--chips", "8", "--memory", "0.000001"]) == 1
     assert "No layout of step that was found fits into 1 kB a device." in capsys.readouterr().err
+    assert main(["layout", step, "--chips", "8", "--batch", "4"]) == 2
+    assert capsys.readouterr().err == (
+        "--batch is for a configuration.\n"
+        f"  why:  {step} gives the step with a batch of its own\n"
+        "  fix:  leave out --batch\n"
+    )
     other = tmp_path / "other.py"
     other.write_text("from meshwright import dist\nmodel = dist.GPT(layers=2, dim=64, heads=2)\n")
     assert main(["layout", str(other), "--chips", "8"]) == 2

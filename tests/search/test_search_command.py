@@ -290,3 +290,9 @@ def test_a_damaged_line_of_a_file_is_one_line_on_the_terminal(tmp_path, capsys):
     again = capsys.readouterr()
     assert again.out == whole.out
     assert again.err == f"line 2 of {path} is damaged, and estimated again.\n"
+
+
+def test_what_does_not_fit_is_a_no_with_prune_too(capsys):
+    command = ["search", "--model", "gpt:8x65536x64", "--chips", "1", "--batch", "1", "--prune"]
+    assert main(command) == 1
+    assert capsys.readouterr().err == "No strategy fits into the memory of a chip; without --prune they are listed.\n"

@@ -15,7 +15,7 @@ from meshwright.commands.search import read_chips
 from meshwright.core import tree
 from meshwright.errors import TextError
 from meshwright.hardware.roofline import MODES
-from meshwright.search.layout.find import find_layout
+from meshwright.search.layout.find import NoLayoutFits, find_layout
 from meshwright.search.layout.step import FoundLayout, FoundLayouts
 
 
@@ -30,7 +30,7 @@ def describe(parser: argparse.ArgumentParser) -> None:
                         help="a Python file with a step: NAME, else `model`, else Config(): a configuration of init, "
                         "make_batch and train_step, or a function that returns (step, params, batch)")  # fmt: skip
     parser.add_argument("--config", metavar="FIELDS", help="fields of the file's configuration: layers=24,dim=1024")
-    parser.add_argument("--batch", type=int, default=512, help="samples or sequences of a step (default: 512)")
+    parser.add_argument("--batch", type=int, help="samples or sequences of a configuration's step (default: 512)")
     parser.add_argument("--chips", type=int, metavar="N",
                         help="how many (default: all of a machine with a shape)")  # fmt: skip
     parser.add_argument("--hardware", "--chip", dest="hardware", default="h100", metavar="MACHINE",
@@ -43,7 +43,7 @@ def describe(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Search and print."""
+    """Search and print; 1 if nothing fits into memory."""
     for name in ("batch", "chips", "top"):
         check_number(args, name)
     if args.memory is not None and not args.memory > 0:
@@ -51,11 +51,17 @@ def run(args: argparse.Namespace) -> int:
     machine = read_chips(args.hardware, args.chips)
     step, params, batch = step_of_file(args.program, args.config, args.batch)
     memory = None if args.memory is None else args.memory * 1e9
-    with as_typed():
-        found = find_layout(
-            step, params, batch, topology=machine, batch_args=1, memory=memory, mode=args.mode, progress=_say
-        )
-    _say("")
+    try:
+        with as_typed():
+            found = find_layout(
+                step, params, batch, topology=machine, batch_args=1, memory=memory, mode=args.mode, progress=_say
+            )
+    except NoLayoutFits as error:
+        error.where = ""  # the line of this command
+        print(error, file=sys.stderr)
+        return 1
+    finally:
+        _say("")
     if args.json:
         print(json.dumps(facts(found, args.top, machine.text), indent=2))
     else:

@@ -79,11 +79,20 @@ def model_of_file(text: str, settings: str | None) -> Model:
     )
 
 
-def step_of_file(text: str, settings: str | None, batch: int) -> tuple[Any, Any, Any]:
-    """The step of a Python file, as in `model_of_file`, its parameters and a batch of that many samples, as shapes."""
+def step_of_file(text: str, settings: str | None, batch: int | None) -> tuple[Any, Any, Any]:
+    """The step of a Python file, as in `model_of_file`, its parameters and a batch, as shapes.
+
+    A configuration is asked for a batch of that many samples, 512 if nothing is said.
+    """
     path, name, module, value = _value_of_file(text, settings)
     with running(path, path):
-        found = _step_of(module, value, batch) if not _is_layered(value) else None
+        found = _step_of(module, value, batch or 512) if not _is_layered(value) else None
+    if found is not None and isinstance(value, tuple) and batch is not None:
+        raise MeshwrightError(
+            "--batch is for a configuration.",
+            why=f"{path} gives the step with a batch of its own",
+            fix="leave out --batch",
+        )
     if found is None:
         raise MeshwrightError(
             f"{path} has no step.",

@@ -16,7 +16,7 @@ from meshwright.commands.machines import check_number, read_machine
 from meshwright.commands.models import NAMED, model_of_file, read_model
 from meshwright.errors import HardwareError, TextError
 from meshwright.hardware.topology import Topology
-from meshwright.search.strategies import MOST_WORKERS, Model, SearchResult, grid_search
+from meshwright.search.strategies import MOST_WORKERS, Model, SearchResult, grid_search, strategies
 from meshwright.search.strategy import facts_of
 
 _HEADINGS = ("data", "tensor", "pipeline", "microbatches", "schedule", "zero", "recompute")
@@ -83,6 +83,9 @@ def run(args: argparse.Namespace) -> int:
         return STOPPED
     finally:
         bar.clear()
+    if args.prune and not len(found) and next(strategies(model, args.chips or machine.size, args.batch), None):
+        print("No strategy fits into the memory of a chip; without --prune they are listed.", file=sys.stderr)
+        return 1
     if not len(found):
         raise TextError(
             f"No strategy puts {args.program or args.model} on {args.chips or machine.size} devices.",

@@ -37,6 +37,10 @@ MOST_TRIED = 48  # and layouts
 MESHES = 3  # on which that is done
 
 
+class NoLayoutFits(MeshwrightError):
+    """Every layout of a step takes more memory than there is."""
+
+
 class Candidate(NamedTuple):
     """A choice of ways on a mesh, and its estimated seconds."""
 
@@ -214,7 +218,7 @@ def find_layout(
     found = sorted(search.made.values(), key=lambda one: (not one.fits, one.seconds, len(one.mesh.shape)))
     if not found[0].fits:
         least = min(found, key=lambda one: one.peak_bytes_per_device)
-        raise MeshwrightError(
+        raise NoLayoutFits(
             f"No layout of {step.name} that was found fits into {size_text(memory)} a device.",
             where=here(),
             why=f"the smallest takes {size_text(least.peak_bytes_per_device)} on {machine}",

@@ -267,7 +267,8 @@ class Step:
         call = "jax.make_mesh" if jax else "mw.make_mesh"
         head = ["import jax", "from jax.sharding import NamedSharding, PartitionSpec as P"] if jax else [
             "import meshwright as mw", "from meshwright import NamedSharding, P"]  # fmt: skip
-        lines = [*head, "", f"mesh = {call}({mesh.axis_sizes}, {mesh.axis_names})"]
+        auto = f", axis_types=(jax.sharding.AxisType.Auto,) * {len(mesh.axis_names)}" if jax else ""
+        lines = [*head, "", f"mesh = {call}({mesh.axis_sizes}, {mesh.axis_names}{auto})"]
         trees = tree.unflatten(self.in_tree, [_Code(s) for s in specs])[0]
         names = []
         for n, part in enumerate(trees):
