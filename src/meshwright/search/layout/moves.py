@@ -38,9 +38,11 @@ def _moved(nbytes: int, have: TensorSharding, need: TensorSharding, cost: Machin
         if whole:
             seconds += _along("all_reduce", local, tuple(axis.name for axis in whole), cost)
     if any(_turned(one.axes, other.axes) for one, other in zip(have.dims, need.dims, strict=True)):
-        axes = tuple(axis for axis in before if axis in after) or tuple(before)
+        axes = tuple(dict.fromkeys((*before, *after)))
         seconds += _along("permute", local * prod(a.size for a in axes), tuple(a.name for a in axes), cost)
-    local /= prod(axis.size for axis in after if axis not in before and axis not in have.unreduced)
+    cut = [axis for axis, d in after.items() if axis not in before and axis not in have.unreduced]
+    stays = [all(after.get(axis) == d for axis in dim.axes) for d, dim in enumerate(have.dims)]
+    local /= prod(axis.size for axis in cut if stays[after[axis]])  # where axes leave a dim, it is cut after that
     for axis in [axis for axis, d in before.items() if axis in after and after[axis] != d]:
         seconds += _along("all_to_all", local * axis.size, (axis.name,), cost)
     gathered = [axis for axis in before if axis not in after]
