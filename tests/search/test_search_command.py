@@ -27,10 +27,10 @@ def test_it_prints_the_fastest_first(capsys):
 
 
 def test_json_has_the_best_and_the_front(capsys):
-    assert main(["search", "--model", "gpt2", "--batch", "32", "--hardware", "tpu v5e 2x2", "--json"]) == 0
+    assert main(["search", "--model", "gpt:2x256x4", "--batch", "32", "--hardware", "tpu v5e 2x2", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    wanted = dist.grid_search(dist.GPT(12, 768, 12), mw.hardware.Topology("tpu v5e", "2x2"), 32)
-    assert (found["model"], found["hardware"], found["devices"]) == ("gpt2", "tpu v5e 2x2", 4)
+    wanted = dist.grid_search(dist.GPT(2, 256, 4), mw.hardware.Topology("tpu v5e", "2x2"), 32)
+    assert (found["model"], found["hardware"], found["devices"]) == ("gpt:2x256x4", "tpu v5e 2x2", 4)
     assert found["best"]["seconds"] == wanted.best.seconds
     assert [e["peak_bytes_per_device"] for e in found["pareto"]] == [e.peak_bytes_per_device for e in wanted.pareto]
 

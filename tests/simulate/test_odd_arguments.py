@@ -315,7 +315,7 @@ def pasted(given: dict[str, Any], argument: str, fix: str) -> dict[str, Any]:
 @pytest.mark.parametrize("name", OF_STEPS)
 def test_the_fix_is_pasted_until_there_is_a_result(name: str) -> None:
     function, given = CALLS[name]
-    for argument, odd in odd_calls(name, 6 if name == "tokens" else 20):
+    for argument, odd in odd_calls(name, 3 if name == "tokens" else 8):
         now = {**given, argument: odd}
         for _ in range(8):
             error = answer(function, now)
