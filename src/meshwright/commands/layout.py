@@ -16,7 +16,7 @@ from meshwright.core import tree
 from meshwright.errors import TextError
 from meshwright.hardware.roofline import MODES
 from meshwright.search.layout.find import NoLayoutFits, find_layout
-from meshwright.search.layout.step import FoundLayout, FoundLayouts
+from meshwright.search.layout.found import FoundLayout, FoundLayouts
 
 
 def describe(parser: argparse.ArgumentParser) -> None:
@@ -77,7 +77,7 @@ def _say(mesh: str) -> None:
 
 
 def facts(found: FoundLayouts, top: int, hardware: str) -> dict[str, Any]:
-    """FoundLayouts as JSON has them."""
+    """Layouts as JSON has them."""
     return {
         "hardware": hardware,
         "bound_seconds": found.bound_seconds,

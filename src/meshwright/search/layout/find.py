@@ -18,11 +18,12 @@ from meshwright.hardware.chips import Chip
 from meshwright.hardware.machines import machine_for, named_machine
 from meshwright.hardware.topology import Topology
 from meshwright.partition.cost import MachineCost
+from meshwright.search.layout.found import FoundLayout, FoundLayouts
 from meshwright.search.layout.graph import LaidValue, alive_at_peak, read_graph
 from meshwright.search.layout.model import LayoutModel, build
 from meshwright.search.layout.roles import assign_roles
 from meshwright.search.layout.solve import IMPOSSIBLE, Chosen, Pairs, best_choice
-from meshwright.search.layout.step import FoundLayout, FoundLayouts, Step
+from meshwright.search.layout.step import Step
 from meshwright.search.layout.ways import layouts_of
 from meshwright.sharding.mesh import BaseMesh, Mesh
 from meshwright.sharding.named import NamedSharding, TensorSharding

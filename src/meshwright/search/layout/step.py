@@ -1,130 +1,26 @@
-"""A step and its layouts: what was simulated of each, compiled, and as code to paste."""
+"""A step as it was traced: its program, what its arguments and results are, and one layout of it simulated."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from math import inf
-from typing import Any, NamedTuple
+from typing import Any
 
 from meshwright.arrays.tracing import check_function, leaf_type, trace_flat
-from meshwright.chart.amounts import size_text, time_text
 from meshwright.compile.compiled import Compiled
 from meshwright.compile.jit import jit
 from meshwright.core import tree
 from meshwright.core.facts import Structure
 from meshwright.core.op import is_elementwise
 from meshwright.core.program import Atom, Program, Var
-from meshwright.core.source import Source, here
+from meshwright.core.source import here
 from meshwright.core.trace import run
-from meshwright.core.types import TensorType
 from meshwright.errors import MeshwrightError, ShapeError
 from meshwright.hardware.topology import Topology
 from meshwright.search.layout.evaluate import constrained, evaluated, simplified
+from meshwright.search.layout.found import Constraint, FoundLayout
 from meshwright.sharding.mesh import Mesh
 from meshwright.sharding.named import NamedSharding, TensorSharding
 from meshwright.sharding.spec import PartitionSpec
-from meshwright.simulate.simulation import Simulation
-
-
-class Constraint(NamedTuple):
-    """A value of the step that is to be laid out so, and the line that makes it."""
-
-    source: Source | None
-    type: TensorType
-    spec: PartitionSpec
-
-    def __str__(self) -> str:
-        return f"{self.source or '?'}  {self.type.short()}  {self.spec}"
-
-
-@dataclass(frozen=True, eq=False)
-class FoundLayout:
-    """One layout of a step: its mesh, the shardings of arguments and results, and what it takes."""
-
-    mesh: Mesh
-    in_shardings: Any
-    out_shardings: Any
-    simulation: Simulation = field(repr=False)
-    memory: float
-    name: str
-    constraints: tuple[Constraint, ...] = ()
-    step: Step | None = field(default=None, repr=False)
-    program: Program | None = field(default=None, repr=False)
-
-    @property
-    def seconds(self) -> float:
-        """The simulated seconds of the step."""
-        return self.simulation.seconds
-
-    @property
-    def peak_bytes_per_device(self) -> int:
-        """The most that a device holds at a time."""
-        return self.simulation.peak_bytes_per_device
-
-    @property
-    def fits(self) -> bool:
-        """Whether that is no more than there is."""
-        return self.peak_bytes_per_device <= self.memory
-
-    def compile(self) -> Compiled:
-        """The step compiled in this layout: what was simulated."""
-        assert self.step is not None and self.program is not None
-        return self.step.compiled(self)
-
-    def code(self, to: str = "meshwright") -> str:
-        """The layout as Python to paste, for Meshwright or (``to="jax"``) for JAX."""
-        if to not in ("meshwright", "jax"):
-            raise MeshwrightError(
-                f"There is no code for {to!r}.", where=here(), why="there is meshwright and jax", fix='to="jax"'
-            )
-        assert self.step is not None
-        return self.step.code(self, to)
-
-
-@dataclass(frozen=True, eq=False)
-class FoundLayouts:
-    """What a search found, the fastest that fits first, and the seconds that nothing in its space is below."""
-
-    found: tuple[FoundLayout, ...]
-    bound_seconds: float
-
-    @property
-    def best(self) -> FoundLayout:
-        """The fastest that fits."""
-        return self.found[0]
-
-    def __iter__(self) -> Iterator[FoundLayout]:
-        return iter(self.found)
-
-    def __len__(self) -> int:
-        return len(self.found)
-
-    def __getitem__(self, n: int) -> FoundLayout:
-        return self.found[n]
-
-    def table(self) -> str:
-        """A line for each layout: its mesh, what is split, seconds by kind, and memory."""
-        heads = ("mesh", "layout", "seconds", "compute", "exposed", "memory", "")
-        rows = [
-            (
-                " ".join(f"{name}={size}" for name, size in one.mesh.shape.items()),
-                one.name,
-                time_text(one.seconds),
-                time_text(one.simulation.compute_seconds),
-                time_text(one.simulation.exposed_seconds),
-                size_text(one.peak_bytes_per_device),
-                "" if one.fits else "does not fit",
-            )
-            for one in self.found
-        ]
-        widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
-        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-                 for row in (heads, *rows)]  # fmt: skip
-        gap = self.best.seconds / self.bound_seconds - 1 if self.bound_seconds else inf
-        return "\n".join([*lines, f"no layout takes less than {time_text(self.bound_seconds)} (the first: {gap:+.0%})"])
-
-    __str__ = table
 
 
 class Step:
@@ -258,95 +154,6 @@ class Step:
         made = jit(function, donate_argnums=self.donate, **options)
         found: Compiled = made.lower(*self.args).compile()
         return found
-
-    def code(self, layout: FoundLayout, to: str) -> str:
-        """The layout as Python."""
-        jax = to == "jax"
-        specs = [_text(s.spec) for s in tree.leaves(layout.in_shardings)]
-        mesh = layout.mesh
-        call = "jax.make_mesh" if jax else "mw.make_mesh"
-        head = ["import jax", "from jax.sharding import NamedSharding, PartitionSpec as P"] if jax else [
-            "import meshwright as mw", "from meshwright import NamedSharding, P"]  # fmt: skip
-        auto = f", axis_types=(jax.sharding.AxisType.Auto,) * {len(mesh.axis_names)}" if jax else ""
-        lines = [*head, "", f"mesh = {call}({mesh.axis_sizes}, {mesh.axis_names}{auto})"]
-        trees = tree.unflatten(self.in_tree, [_Code(s) for s in specs])[0]
-        names = []
-        for n, part in enumerate(trees):
-            names.append(f"argument_{n}")
-            lines.append(f"argument_{n} = {_tree_text(part)}")
-        placed = ("jax.tree.map(lambda spec: NamedSharding(mesh, spec), ({0},), is_leaf=lambda x: isinstance(x, P))"
-                  if jax else "mw.tree.map(lambda spec: NamedSharding(mesh, spec), ({0},))")  # fmt: skip
-        lines.append(f"in_shardings = {placed.format(', '.join(names))}")
-        outs = self._out_text(tree.unflatten(self.out_tree, range(self.out_tree.num_leaves)))
-        lines.append(f"out_shardings = {outs}")
-        donate = self.donate
-        jit_name = "jax.jit" if jax else "mw.jit"
-        extra = f", donate_argnums={donate}" if donate else ""
-        lines.append(
-            f"{_identifier(self.name)} = {jit_name}({_identifier(self.name)}, in_shardings=in_shardings, "
-            f"out_shardings=out_shardings{extra})"
-        )
-        if layout.constraints:
-            constraint = "jax.lax.with_sharding_constraint" if jax else "mw.lax.with_sharding_constraint"
-            lines += ["", "# In the step, values to be laid out so:"]
-            shown = dict.fromkeys(
-                f"#   {c.source or '?'}: {constraint}(…, NamedSharding(mesh, {_text(c.spec)}))  of {c.type.short()}"
-                for c in layout.constraints
-            )
-            lines += shown
-        return "\n".join(lines)
-
-    def _out_text(self, part: Any) -> str:
-        """The shardings of results as code: those of the arguments that they are anew, None for others."""
-        numbers = tree.leaves(part)
-        if not any(n in self.returned for n in numbers):
-            return "None"
-        for k, arg in enumerate(self.args):
-            mine = [n for n, one in enumerate(self.argument) if one == k]
-            if tree.flatten(arg)[1] == tree.flatten(part)[1] and mine == [self.returned.get(n) for n in numbers]:
-                return f"in_shardings[{k}]"
-        if isinstance(part, dict):
-            return "{" + ", ".join(f"{key!r}: {self._out_text(one)}" for key, one in part.items()) + "}"
-        inner = ", ".join(map(self._out_text, part))
-        return f"[{inner}]" if isinstance(part, list) else f"({inner}{',' if len(part) == 1 else ''})"
-
-
-class _Code(str):
-    """A piece of code among the leaves of a tree."""
-
-    __slots__ = ()
-
-    def __repr__(self) -> str:
-        return str(self)
-
-
-def _text(spec: PartitionSpec) -> str:
-    """A spec as code."""
-    entries = [tuple(e) if isinstance(e, tuple | list) else e for e in spec.partitions]
-    while entries and entries[-1] is None:
-        entries.pop()
-    return f"P({', '.join(repr(e) for e in entries)})"
-
-
-def _tree_text(part: Any) -> str:
-    """A tree of pieces of code as code."""
-    if isinstance(part, _Code):
-        return str(part)
-    if isinstance(part, dict):
-        return "{" + ", ".join(f"{key!r}: {_tree_text(value)}" for key, value in part.items()) + "}"
-    if isinstance(part, tuple) and hasattr(part, "_fields"):
-        fields = zip(part._fields, part, strict=True)
-        return f"{type(part).__name__}({', '.join(f'{name}={_tree_text(value)}' for name, value in fields)})"
-    if isinstance(part, tuple):
-        return f"({', '.join(map(_tree_text, part))}{',' if len(part) == 1 else ''})"
-    if isinstance(part, list):
-        return f"[{', '.join(map(_tree_text, part))}]"
-    return "None" if part is None else repr(part)
-
-
-def _identifier(name: str) -> str:
-    """The name of a function, or one for what has none."""
-    return name if name.isidentifier() else "step"
 
 
 def _listed(program: Program, specs: Mapping[Var, PartitionSpec]) -> Iterator[Constraint]:
