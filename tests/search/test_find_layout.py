@@ -294,6 +294,20 @@ def test_what_a_step_returns_anew_follows_from_it() -> None:
     table, tokens = shape(512, 64, dtype="bfloat16"), shape(256, dtype="int32")
     lookup = mw.find_layout(lambda e, t: (e[t] @ e.T).sum(-1), table, tokens, topology="h100 4").best
     assert lookup.step is not None and lookup.step.state == set() and lookup.step.donate == ()
+    half, full, rows = shape(64, 64, dtype="bfloat16"), shape(64, 64), shape(256, 64, dtype="bfloat16")
+
+    def update(full: Any, half: Any, x: Any) -> Any:
+        gradient = mw.grad(lambda w: mnp.mean((x @ w).astype("float32")))(half)
+        full = full - gradient.astype("float32")
+        return full, full.astype("bfloat16")
+
+    apart = mw.find_layout(lambda h, f, x: update(f, h, x)[::-1], half, full, rows, topology="h100 2").best
+    assert apart.step is not None and apart.step.state == {0, 1} and apart.step.batch == {2}
+    one = {"full": full, "half": half}
+    together = mw.find_layout(
+        lambda w, x: dict(zip(w, update(*w.values(), x), strict=True)), one, rows, topology="h100 2"
+    )
+    assert together.best.step is not None and together.best.step.donate == (0,)
     product = mw.find_layout(lambda x, w: x @ w, shape(64, 64), shape(64, 64), topology="h100 2").best
     assert product.step is not None and product.step.state == set()
 

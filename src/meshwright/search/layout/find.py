@@ -225,7 +225,7 @@ def find_layout(
             why=f"the smallest takes {size_text(least.peak_bytes_per_device)} on {machine}",
             fix="more chips, a smaller batch, or mw.checkpoint(layer) in the step",
         )
-    return FoundLayouts(tuple(found), min(search.bound, found[0].seconds))
+    return FoundLayouts(tuple(found), search.bound)
 
 
 def _simulate(search: LayoutSearch, one: Candidate) -> None:

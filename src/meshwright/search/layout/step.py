@@ -14,6 +14,7 @@ from meshwright.core.op import is_elementwise
 from meshwright.core.program import Atom, Program, Var
 from meshwright.core.source import here
 from meshwright.core.trace import run
+from meshwright.core.types import TensorType
 from meshwright.errors import MeshwrightError, ShapeError
 from meshwright.hardware.topology import Topology
 from meshwright.search.layout.evaluate import constrained, evaluated, simplified
@@ -55,38 +56,41 @@ class Step:
         return bool(mine) and all(n in self.returned.values() for n in mine)
 
     def _returned(self) -> dict[int, int]:
-        """By the number of a result, the argument that it is anew: trees of results that arguments have, too, each of
-        which follows from that argument by elementwise ops, as an update does."""
+        """By the number of a result, the argument that it is anew: trees of results that arguments have, too, of the
+        same types, whose leaves follow by elementwise ops from that argument, as in an update (parameters may follow
+        from a copy in higher precision beside them), or from another that the step returns anew."""
         results = tree.unflatten(self.out_tree, range(self.out_tree.num_leaves))
         made_of = self._made_of()
+        types = [_kind(atom.type) for atom in self.program.outputs]
         found: dict[int, int] = {}
         parts = [results, *(results if isinstance(results, tuple | list) else [])]
-        first = 0
-        for arg in self.args:
-            count = len(tree.leaves(arg))
-            mine = range(first, first + count)
-            first += count
-            for part in parts:
-                numbers = tree.leaves(part)
-                same = tree.flatten(arg)[1] == tree.flatten(part)[1] and not any(n in found for n in numbers)
-                if same and count and all(n in made_of[m] for n, m in zip(mine, numbers, strict=True)):
-                    found.update(zip(numbers, mine, strict=True))
-                    break
+        arguments = [[n for n, arg in enumerate(self.argument) if arg == number] for number in range(len(self.args))]
+        for others in (False, True):
+            known = set(found.values())
+            for arg, mine in zip(self.args, arguments, strict=True):
+                if not mine or mine[0] in found.values():
+                    continue
+                sources = known if others else set(mine)
+                for part in parts:
+                    numbers = tree.leaves(part)
+                    same = tree.flatten(arg)[1] == tree.flatten(part)[1] and not any(n in found for n in numbers)
+                    if same and all(
+                        types[m] == _kind(self.types[n]) and made_of[m] & sources
+                        for n, m in zip(mine, numbers, strict=True)
+                    ):
+                        found.update(zip(numbers, mine, strict=True))
+                        break
         return found
 
     def _made_of(self) -> list[frozenset[int]]:
-        """For each result the arguments of its type from which it follows by elementwise ops."""
+        """For each result the arguments of its shape from which it follows by elementwise ops."""
         known: dict[Atom, frozenset[int]] = {v: frozenset((n,)) for n, v in enumerate(self.program.inputs)}
         for eqn in self.program.eqns:
             sets = [known[a] for a in eqn.inputs if a in known]
             if sets and is_elementwise(eqn):
                 known.update(dict.fromkeys(eqn.outputs, frozenset().union(*sets)))
         return [
-            frozenset(
-                n
-                for n in known.get(atom, ())
-                if (self.types[n].shape, self.types[n].dtype) == (atom.type.shape, atom.type.dtype)
-            )
+            frozenset(n for n in known.get(atom, ()) if self.types[n].shape == atom.type.shape)
             for atom in self.program.outputs
         ]
 
@@ -154,6 +158,11 @@ class Step:
         made = jit(function, donate_argnums=self.donate, **options)
         found: Compiled = made.lower(*self.args).compile()
         return found
+
+
+def _kind(t: TensorType) -> tuple[Any, Any]:
+    """The shape and dtype of a value."""
+    return t.shape, t.dtype
 
 
 def _listed(program: Program, specs: Mapping[Var, PartitionSpec]) -> Iterator[Constraint]:
