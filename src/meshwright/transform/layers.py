@@ -61,7 +61,7 @@ class LaidRun(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class EqualLayers:
-    """A program with few of its equal layers.
+    """A program with few of its equal layers; those at its ends that differ stay.
 
     ``inputs`` and ``outputs`` are the numbers of its inputs and outputs in the whole program, and ``repeated`` the
     values of the layer that stands for ``count - kept + 1`` of them. ``alike`` gives, for values of the whole program
@@ -76,7 +76,7 @@ class EqualLayers:
     >>> whole = mw.make_program(model)([f32(4, 4)] * 12, f32(2, 4))
     >>> short = equal_layers(whole, kept=4)
     >>> len(whole.eqns), len(short.program.eqns), short.removed
-    (24, 8, 8)
+    (24, 10, 7)
     """
 
     program: Program
@@ -368,7 +368,7 @@ def _runs(numbers: np.ndarray) -> Iterator[Run]:
         start, end = stretches.pop()
         found = _longest(numbers[start:end])
         if found is not None:
-            run = Run(start + found.start, found.period, found.count)
+            run = Run(start + found.start, found.period, found.times)
             yield run
             stretches += [(start, run.start), (run.end, end)]
 
