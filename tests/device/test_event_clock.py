@@ -198,14 +198,14 @@ def check(seed: int, largest: int = 250) -> tuple[bool, bool]:
 
 
 def test_folded_and_unfolded_programs_take_the_time_that_brute_force_finds():
-    found = [check(seed) for seed in range(220)]
-    assert sum(ran for ran, _ in found) >= 100
-    assert sum(folded for _, folded in found) >= 25
+    found = [check(seed) for seed in range(110)]
+    assert sum(ran for ran, _ in found) >= 50
+    assert sum(folded for _, folded in found) >= 12
 
 
 @pytest.mark.slow
 def test_folded_and_unfolded_programs_take_the_time_that_brute_force_finds_at_length():
-    found = [check(seed, 1000) for seed in range(220, 3000)]
+    found = [check(seed, 1000) for seed in range(110, 3000)]
     assert sum(folded for _, folded in found) >= 300
 
 

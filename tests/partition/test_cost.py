@@ -19,7 +19,9 @@ MESH = mw.make_mesh((2, 1, 4), ("x", "one", "y"))
 LAYOUTS = [closed(s.to_tensor_sharding(2)) for s in enumerate_shardings(MESH, 2, compound=True)]
 
 
-@pytest.mark.parametrize("shape", [(16, 32), (9, 5), (8, 1), (0, 8)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(16, 32), (9, 5), *(pytest.param(s, marks=pytest.mark.slow) for s in ((8, 1), (0, 8)))], ids=str
+)
 def test_the_bound_is_one(shape: tuple[int, int]) -> None:
     """What is left out because of it would not have been chosen."""
     t = tensor(shape, "float32")

@@ -207,7 +207,7 @@ def test_exactly_what_the_engine_holds_of_all_devices(sizes: tuple[int, int]) ->
 MODELS = [
     ("mlp", {}, {}),
     ("transformer", {}, {}),
-    ("convnet", {}, {}),
+    pytest.param("convnet", {}, {}, marks=pytest.mark.slow),
     ("moe", {}, {}),
     pytest.param("mlp", {"dim": 256, "layers": 6}, {"batch": 512}, marks=pytest.mark.slow),
     pytest.param("transformer", {"dim": 64, "hidden": 128, "layers": 3}, {"batch": 8}, marks=pytest.mark.slow),

@@ -99,7 +99,11 @@ def line(run: Run) -> str:
     )
 
 
-@pytest.mark.parametrize("run", RUNS, ids=lambda run: run.name)
+@pytest.mark.parametrize(
+    "run",
+    [pytest.param(run, marks=[pytest.mark.slow] if n % 4 else []) for n, run in enumerate(RUNS)],
+    ids=lambda run: run.name,
+)
 def test_a_run_that_took_place_fits_and_the_page_says_what_is_predicted(run):
     assert run.predicted().fits
     assert line(run) in PAGE.read_text()

@@ -166,8 +166,12 @@ def jax_matmuls(jaxpr: Any, times: int = 1) -> int:
     return found
 
 
-@pytest.mark.parametrize("policy", list(policies(mw)))
-@pytest.mark.parametrize("how", MODELS)
+PAIRS = [(how, policy) for how in MODELS for policy in policies(mw)]
+
+
+@pytest.mark.parametrize(
+    ("how", "policy"), [*PAIRS[::2], *(pytest.param(*pair, marks=pytest.mark.slow) for pair in PAIRS[1::2])]
+)
 def test_gradients_and_matmuls_are_those_of_jax(how: str, policy: str) -> None:
     f, w = model(mw, how, policies(mw)[policy])
     theirs, _ = model(jax, how, policies(jax)[policy])
